@@ -1,0 +1,87 @@
+//! What the caller decides once per process.
+
+use crate::time::{MICROSECOND, MILLISECOND, SECOND};
+use crate::wire::Trailers;
+
+/// The smallest packet that every process can take.
+pub const MIN_PACKET_BYTES: usize = 256;
+/// The longest packet (UDP payload) of a jumbo frame.
+pub const MAX_PACKET_BYTES: usize = 8972;
+/// The longest message.
+pub const MAX_MESSAGE_BYTES: u64 = 1 << 30;
+/// What a message costs beside its payload when credit and pool are charged.
+pub const MESSAGE_OVERHEAD_BYTES: u64 = 64;
+
+/// Capacities and times of one process's machine. All are bounds, none a goal.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// This node's id, told to peers.
+    pub node: u32,
+    /// Longest packet taken and sent, trailer included.
+    pub packet_bytes: usize,
+    /// Frames for units in flight to all peers together (the thesis's n, send side).
+    pub frames: u32,
+    /// Packets that may be arriving from all peers together without overflowing the link.
+    pub window_packets: u32,
+    /// Peers at most; a hello beyond is refused.
+    pub max_peers: u32,
+    /// Bytes of received messages held for the application, all peers together.
+    pub pool_bytes: u64,
+    /// When an arrival would leave less than this free, only the next unit in
+    /// sequence is accepted (thesis §5.3, second rule). Zero switches the rule off.
+    pub pool_reserve_bytes: u64,
+    /// Bytes that a new edge may send before its first grant.
+    pub initial_credit_bytes: u32,
+    /// Bytes of unread messages that one edge may have; longer messages are
+    /// admitted one at a time per endpoint.
+    pub edge_window_bytes: u64,
+    /// Packets that must overtake a missing one before it is asked for.
+    pub reorder_packets: u32,
+    /// How long an acknowledgement waits for a packet to ride on.
+    pub ack_delay_ns: u64,
+    /// Shortest time-out before a lost tail is suspected.
+    pub min_timeout_ns: u64,
+    /// Longest back-off of prods, tails, hellos and credit wishes.
+    pub max_timeout_ns: u64,
+    /// Silence after which a peer that owes an answer is gone.
+    pub peer_timeout_ns: u64,
+    /// Trailers offered.
+    pub trailers: Trailers,
+}
+
+impl Default for Config {
+    /// Suits a handful of peers on a 1-100 Gbit/s segment.
+    fn default() -> Config {
+        Config {
+            node: 1,
+            packet_bytes: 1472,
+            frames: 1024,
+            window_packets: 1024,
+            max_peers: 4096,
+            pool_bytes: 64 << 20,
+            pool_reserve_bytes: 8 << 20,
+            initial_credit_bytes: 32 << 10,
+            edge_window_bytes: 4 << 20,
+            reorder_packets: 3,
+            ack_delay_ns: 25 * MICROSECOND,
+            min_timeout_ns: MILLISECOND,
+            max_timeout_ns: 250 * MILLISECOND,
+            peer_timeout_ns: 10 * SECOND,
+            trailers: Trailers::CRC32C,
+        }
+    }
+}
+
+impl Config {
+    /// Payload bytes that fit one packet as a whole message.
+    #[must_use]
+    pub fn whole_message_bytes(&self, trailer_bytes: usize) -> usize {
+        self.packet_bytes - crate::wire::HEADER_BYTES - trailer_bytes - crate::wire::MESSAGE_BYTES
+    }
+}
+
+/// What a message of `length` payload bytes costs in credit and pool.
+#[must_use]
+pub fn charge(length: u64) -> u64 {
+    length.saturating_add(MESSAGE_OVERHEAD_BYTES)
+}

@@ -1,0 +1,476 @@
+//! Edges: messages in order, pieces put together, credit per edge. Spec §5.5, §5.6.
+//!
+//! [`EdgeOut`] numbers messages and charges them to the credit it was granted;
+//! [`EdgeIn`] puts pieces in their place (it knows numbers and lengths, no
+//! bytes), says what is complete and next in order, and grants.
+
+use alloc::collections::VecDeque;
+
+use crate::config::{Config, charge};
+use crate::wire::RefusedReason;
+
+/// Messages of one edge that may be waiting for an earlier one.
+const MAX_AHEAD: u64 = 1 << 17;
+
+/// The sending half of an edge.
+#[derive(Clone, Debug, Hash)]
+pub(crate) struct EdgeOut {
+    pub(crate) source: u32,
+    pub(crate) target: u32,
+    next: u64,
+    next_loose: u32,
+    charged: u64,
+    limit: u64,
+    /// Cumulative bytes that the waiting message needs.
+    need: Option<u64>,
+    /// The peer took no messages from some point on.
+    pub(crate) refused: Option<RefusedReason>,
+}
+
+impl EdgeOut {
+    pub(crate) fn new(source: u32, target: u32, initial_credit: u64) -> EdgeOut {
+        EdgeOut {
+            source,
+            target,
+            next: 0,
+            next_loose: 0,
+            charged: 0,
+            limit: initial_credit,
+            need: None,
+            refused: None,
+        }
+    }
+
+    /// Begins a message of `total` bytes if credit allows; its number.
+    pub(crate) fn begin(&mut self, total: u64) -> Option<u64> {
+        let need = self.charged + charge(total);
+        if need > self.limit {
+            self.need = Some(need);
+            return None;
+        }
+        self.need = None;
+        self.charged = need;
+        self.next += 1;
+        Some(self.next - 1)
+    }
+
+    /// Numbers an unreliable message.
+    pub(crate) fn begin_loose(&mut self) -> u32 {
+        self.next_loose = self.next_loose.wrapping_add(1);
+        self.next_loose
+    }
+
+    /// The number the next message will get.
+    pub(crate) fn next(&self) -> u64 {
+        self.next
+    }
+
+    /// Cumulative bytes wanted beyond the limit.
+    pub(crate) fn need(&self) -> Option<u64> {
+        self.need.filter(|need| *need > self.limit)
+    }
+
+    /// Nobody waits on this edge any more.
+    pub(crate) fn give_up(&mut self) {
+        self.need = None;
+    }
+
+    /// Takes a grant; true if a waiting message may go now.
+    pub(crate) fn grant(&mut self, limit: u64) -> bool {
+        let waited = self.need().is_some();
+        self.limit = self.limit.max(limit);
+        waited && self.need().is_none()
+    }
+
+    /// Bytes still allowed.
+    pub(crate) fn left(&self) -> u64 {
+        self.limit - self.charged
+    }
+}
+
+/// Where a piece of a message goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// Whole and next in order: straight to the endpoint.
+    Deliver,
+    /// Keep it in the message's buffer.
+    Hold,
+    /// Nobody wants it.
+    Discard,
+}
+
+/// What a peer did against the rules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Violation {
+    /// More than it was granted.
+    OverCredit,
+    /// A piece that contradicts the message's other pieces, or was delivered before.
+    Contradiction,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+struct Partial {
+    begun: bool,
+    discard: bool,
+    total: u64,
+    got: u64,
+}
+
+/// A message that is complete and next in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Completed {
+    pub(crate) sequence: u64,
+    pub(crate) total: u64,
+    pub(crate) discard: bool,
+}
+
+/// The receiving half of an edge.
+#[derive(Clone, Debug, Hash)]
+pub(crate) struct EdgeIn {
+    pub(crate) source: u32,
+    pub(crate) target: u32,
+    /// The next message to hand over.
+    next: u64,
+    /// Messages from `next` on of which something has arrived.
+    pending: VecDeque<Partial>,
+    /// Cumulative bytes: seen, consumed by the application, granted.
+    charged: u64,
+    consumed: u64,
+    granted: u64,
+    /// Bytes of the pool held by this edge.
+    held: u64,
+    /// How far ahead of `consumed` grants go; grows when the peer has to wait.
+    window: u64,
+    /// What the peer said it waits for.
+    wanted: u64,
+    /// The sequence from which messages were refused, if the peer must be told.
+    pub(crate) refusal: Option<(u64, RefusedReason)>,
+    end: Option<u64>,
+    /// Whether the endpoint is open, and the generation of the endpoint table
+    /// for which that was looked up.
+    pub(crate) open: (u64, bool),
+}
+
+impl EdgeIn {
+    pub(crate) fn new(source: u32, target: u32, config: &Config) -> EdgeIn {
+        EdgeIn {
+            source,
+            target,
+            next: 0,
+            pending: VecDeque::new(),
+            charged: 0,
+            consumed: 0,
+            granted: u64::from(config.initial_credit_bytes),
+            held: 0,
+            window: u64::from(config.initial_credit_bytes),
+            wanted: 0,
+            refusal: None,
+            end: None,
+            open: (0, false),
+        }
+    }
+
+    /// The next message to hand over.
+    pub(crate) fn next(&self) -> u64 {
+        self.next
+    }
+
+    /// Bytes of the pool that this piece would take: those of its whole message
+    /// when it is the first of it.
+    pub(crate) fn pool_cost(&self, sequence: u64, total: u64, config: &Config) -> u64 {
+        let Some(index) = sequence.checked_sub(self.next) else {
+            return 0;
+        };
+        let begun = usize::try_from(index)
+            .ok()
+            .and_then(|index| self.pending.get(index))
+            .is_some_and(|partial| partial.begun);
+        if begun { 0 } else { pooled(total, config) }
+    }
+
+    /// Puts a piece in its place. `discard` when no endpoint takes it.
+    #[inline]
+    pub(crate) fn place(
+        &mut self,
+        sequence: u64,
+        (offset, length, total): (u64, u64, u64),
+        discard: bool,
+        config: &Config,
+    ) -> Result<Place, Violation> {
+        let whole = offset == 0 && length == total;
+        if sequence == self.next && whole && self.pending.is_empty() {
+            self.charge(total, discard, config)?;
+            self.next += 1;
+            if discard {
+                self.consumed += charge(total);
+                return Ok(Place::Discard);
+            }
+            return Ok(Place::Deliver);
+        }
+        self.place_ahead(sequence, (length, total), discard, config)
+    }
+
+    fn place_ahead(
+        &mut self,
+        sequence: u64,
+        (length, total): (u64, u64),
+        discard: bool,
+        config: &Config,
+    ) -> Result<Place, Violation> {
+        let ahead = sequence
+            .checked_sub(self.next)
+            .filter(|ahead| *ahead < MAX_AHEAD)
+            .ok_or(Violation::Contradiction)?;
+        let index = usize::try_from(ahead).map_err(|_| Violation::Contradiction)?;
+        if !self.pending.get(index).is_some_and(|partial| partial.begun) {
+            self.charge(total, discard, config)?;
+            if self.pending.len() <= index {
+                self.pending.resize(index + 1, Partial::default());
+            }
+            self.pending[index] = Partial {
+                begun: true,
+                discard,
+                total,
+                got: 0,
+            };
+        }
+        let partial = &mut self.pending[index];
+        if partial.total != total || partial.got + length > total {
+            return Err(Violation::Contradiction);
+        }
+        partial.got += length;
+        partial.discard |= discard;
+        Ok(if partial.discard {
+            Place::Discard
+        } else {
+            Place::Hold
+        })
+    }
+
+    /// The next message if it is complete; call until `None` after each placing.
+    pub(crate) fn pop_complete(&mut self, config: &Config) -> Option<Completed> {
+        let front = self.pending.front()?;
+        if !front.begun || front.got < front.total {
+            return None;
+        }
+        let completed = Completed {
+            sequence: self.next,
+            total: front.total,
+            discard: front.discard,
+        };
+        self.pending.pop_front();
+        self.next += 1;
+        if completed.discard {
+            self.consumed(completed.total, config);
+        }
+        Some(completed)
+    }
+
+    fn charge(&mut self, total: u64, discard: bool, config: &Config) -> Result<(), Violation> {
+        let charged = self.charged + charge(total);
+        if charged > self.granted {
+            return Err(Violation::OverCredit);
+        }
+        self.charged = charged;
+        if !discard {
+            self.held += pooled(total, config);
+        }
+        Ok(())
+    }
+
+    /// The application has given a message back; bytes returned to the pool.
+    pub(crate) fn consumed(&mut self, total: u64, config: &Config) -> u64 {
+        self.consumed += charge(total);
+        let freed = pooled(total, config).min(self.held);
+        self.held -= freed;
+        freed
+    }
+
+    /// The endpoint was closed: nothing held is wanted; bytes returned to the pool.
+    pub(crate) fn close(&mut self) -> u64 {
+        let mut waiting = 0;
+        for partial in &mut self.pending {
+            partial.discard = true;
+            if partial.begun {
+                waiting += charge(partial.total);
+            }
+        }
+        self.consumed = self.charged - waiting;
+        core::mem::take(&mut self.held)
+    }
+
+    /// Notes what the peer waits for.
+    pub(crate) fn want(&mut self, need: u64) {
+        self.wanted = self.wanted.max(need);
+    }
+
+    /// True if the peer waits for more than it was granted.
+    pub(crate) fn is_wanting(&self) -> bool {
+        self.wanted > self.granted
+    }
+
+    /// Bytes granted and not yet consumed: what the peer may still make us hold.
+    pub(crate) fn outstanding(&self) -> u64 {
+        self.granted - self.consumed
+    }
+
+    /// Raises the grant as far as the window allows, the window growing by at
+    /// most `budget` bytes if the peer waits; true if it should be told now.
+    pub(crate) fn regrant(&mut self, budget: u64, config: &Config) -> bool {
+        if self.is_wanting() && self.window < config.edge_window_bytes {
+            let useful = self.wanted.saturating_sub(self.consumed).max(2 * self.window);
+            let grown = useful.min(config.edge_window_bytes);
+            self.window = self.window.max(grown.min(self.window.saturating_add(budget)));
+        }
+        let limit = self.consumed + self.window;
+        let wanting = self.is_wanting();
+        if limit <= self.granted {
+            return false;
+        }
+        if (wanting && limit >= self.wanted) || limit - self.granted >= self.window / 2 {
+            self.granted = limit;
+            return true;
+        }
+        false
+    }
+
+    /// True if the peer waits for a message longer than the window can grow, and
+    /// everything before it has been consumed: nothing else will let it in.
+    pub(crate) fn wants_oversize(&self) -> bool {
+        self.is_wanting()
+            && self.consumed == self.charged
+            && self.wanted - self.consumed > self.window
+    }
+
+    /// Grants exactly what is wanted; the cumulative point at which that ends.
+    pub(crate) fn grant_oversize(&mut self) -> u64 {
+        self.granted = self.wanted;
+        self.granted
+    }
+
+    /// Bytes of the pool held.
+    pub(crate) fn held(&self) -> u64 {
+        self.held
+    }
+
+    /// True once everything up to `point` has been consumed.
+    pub(crate) fn has_consumed(&self, point: u64) -> bool {
+        self.consumed >= point
+    }
+
+    /// Cumulative bytes granted.
+    pub(crate) fn granted(&self) -> u64 {
+        self.granted
+    }
+
+    /// The source announced its last message.
+    pub(crate) fn end_at(&mut self, sequence: u64) {
+        self.end = Some(sequence);
+    }
+
+    /// True once, when everything before the announced end has been handed over.
+    pub(crate) fn take_end(&mut self) -> bool {
+        if self.end.is_some_and(|end| self.next >= end) {
+            self.end = None;
+            return true;
+        }
+        false
+    }
+}
+
+/// Bytes of the pool that a message takes: none for those longer than any
+/// window, which are admitted one at a time per endpoint.
+fn pooled(total: u64, config: &Config) -> u64 {
+    let cost = charge(total);
+    if cost > config.edge_window_bytes {
+        0
+    } else {
+        cost
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn edge() -> (EdgeIn, Config) {
+        let config = Config {
+            initial_credit_bytes: 1000,
+            edge_window_bytes: 4000,
+            ..Config::default()
+        };
+        (EdgeIn::new(1, 2, &config), config)
+    }
+
+    fn whole(edge: &mut EdgeIn, config: &Config, sequence: u64, length: u64) -> Place {
+        edge.place(sequence, (0, length, length), false, config)
+            .expect("within credit")
+    }
+
+    #[test]
+    fn messages_that_overtake_wait_for_the_one_before() {
+        let (mut edge, config) = edge();
+        assert_eq!(whole(&mut edge, &config, 1, 10), Place::Hold);
+        assert_eq!(edge.pop_complete(&config), None);
+        assert_eq!(whole(&mut edge, &config, 0, 10), Place::Hold);
+        let order: alloc::vec::Vec<u64> =
+            core::iter::from_fn(|| edge.pop_complete(&config).map(|message| message.sequence))
+                .collect();
+        assert_eq!(order, [0, 1]);
+        assert_eq!(whole(&mut edge, &config, 2, 10), Place::Deliver);
+    }
+
+    #[test]
+    fn pieces_in_any_order_make_one_message() {
+        let (mut edge, config) = edge();
+        for offset in [20, 0, 10] {
+            assert_eq!(
+                edge.place(0, (offset, 10, 30), false, &config),
+                Ok(Place::Hold)
+            );
+        }
+        assert!(edge.pop_complete(&config).is_some());
+        assert_eq!(
+            edge.place(0, (0, 10, 30), false, &config),
+            Err(Violation::Contradiction)
+        );
+    }
+
+    #[test]
+    fn credit_is_what_was_granted_and_consuming_renews_it() {
+        let (mut edge, config) = edge();
+        let mut out = EdgeOut::new(1, 2, 1000);
+        assert_eq!(out.begin(936), Some(0));
+        assert_eq!(out.begin(0), None);
+        assert_eq!(whole(&mut edge, &config, 0, 936), Place::Deliver);
+        assert_eq!(
+            edge.place(1, (0, 1, 1), false, &config),
+            Err(Violation::OverCredit)
+        );
+        assert_eq!(edge.consumed(936, &config), 1000);
+        assert!(edge.regrant(0, &config));
+        assert!(out.grant(edge.granted()));
+        assert_eq!(out.begin(0), Some(1));
+    }
+
+    #[test]
+    fn a_peer_that_waits_gets_a_wider_window_up_to_the_bound() {
+        let (mut edge, config) = edge();
+        edge.want(3000);
+        assert!(edge.regrant(u64::MAX, &config));
+        assert_eq!(edge.granted(), 3000);
+        edge.want(1_000_000);
+        assert!(!edge.regrant(u64::MAX, &config), "too little to be worth telling");
+        assert!(edge.wants_oversize());
+        assert_eq!(edge.grant_oversize(), 1_000_000);
+    }
+
+    #[test]
+    fn closing_gives_back_what_was_held() {
+        let (mut edge, config) = edge();
+        whole(&mut edge, &config, 0, 36);
+        whole(&mut edge, &config, 2, 36);
+        assert_eq!(edge.close(), 200);
+        assert_eq!(edge.outstanding(), 900, "message 2 waits for 1, then is discarded");
+    }
+}

@@ -1,0 +1,195 @@
+//! What the machine tells its caller, and names for what it speaks of.
+
+use core::fmt;
+use core::ops::Range;
+
+use crate::send::Slot;
+use crate::wire::{RefusedReason, ResetReason};
+
+/// A remote process that a session leads to, or led to. It is the connection id
+/// that the peer's packets carry; ids of ended sessions are not used again soon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PeerId(pub(crate) u32);
+
+/// Bits of a connection id that are an index into the machine's table.
+pub(crate) const INDEX_BITS: u32 = 14;
+
+impl PeerId {
+    /// Position in the machine's table of sessions; reused after the peer is gone.
+    #[must_use]
+    pub fn index(self) -> usize {
+        (self.0 & ((1 << INDEX_BITS) - 1)) as usize
+    }
+
+    /// The connection id on the wire.
+    #[must_use]
+    pub fn connection(self) -> u32 {
+        self.0
+    }
+}
+
+impl fmt::Display for PeerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#010x}", self.0)
+    }
+}
+
+/// One edge of a session, in one direction; valid as long as its peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct EdgeId {
+    /// The session.
+    pub peer: PeerId,
+    /// Position among the session's edges of that direction.
+    pub index: u32,
+}
+
+/// Why a session ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum GoneReason {
+    /// It owed an answer for the configured time and gave none.
+    Silent,
+    /// It said goodbye.
+    Closed,
+    /// Another process answers at its address now.
+    Restarted,
+    /// It no longer knows the session.
+    Reset(ResetReason),
+}
+
+impl fmt::Display for GoneReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            GoneReason::Silent => "it did not answer in time",
+            GoneReason::Closed => "it closed the session",
+            GoneReason::Restarted => "another process has taken its place",
+            GoneReason::Reset(ResetReason::UnknownConnection) => "it no longer knows the session",
+            GoneReason::Reset(ResetReason::Version) => "it speaks another protocol version",
+            GoneReason::Reset(ResetReason::TooManyPeers) => "it takes no further peers",
+        })
+    }
+}
+
+/// One thing that happened. `bytes` are positions in the packet just given.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The session is open in both directions.
+    Connected {
+        /// With whom.
+        peer: PeerId,
+        /// The peer's node id, as it says.
+        node: u32,
+        /// The peer's incarnation.
+        incarnation: u64,
+    },
+    /// The session has ended; what had not arrived never will by this session.
+    Gone {
+        /// With whom.
+        peer: PeerId,
+        /// Why.
+        reason: GoneReason,
+    },
+    /// The slot's unit has arrived, or never will: the frame is the caller's again.
+    Released {
+        /// Which frame.
+        slot: Slot,
+    },
+    /// A peer uses an edge for the first time.
+    EdgeOpened {
+        /// The new edge.
+        edge: EdgeId,
+        /// Sending endpoint.
+        source: u32,
+        /// Receiving endpoint.
+        target: u32,
+    },
+    /// A whole message is next in order: take it from the packet.
+    Deliver {
+        /// On which edge.
+        edge: EdgeId,
+        /// Its bytes.
+        bytes: Range<usize>,
+    },
+    /// A piece of a message that is not complete or not next: keep it.
+    Hold {
+        /// On which edge.
+        edge: EdgeId,
+        /// Which message.
+        sequence: u64,
+        /// Where the piece belongs.
+        offset: u64,
+        /// Length of the whole message.
+        total: u64,
+        /// The piece.
+        bytes: Range<usize>,
+    },
+    /// A message kept by `Hold` is complete and next in order.
+    Complete {
+        /// On which edge.
+        edge: EdgeId,
+        /// Which message.
+        sequence: u64,
+    },
+    /// A piece of an unreliable message.
+    Loose {
+        /// On which edge.
+        edge: EdgeId,
+        /// Which unreliable message; a new number discards an unfinished one.
+        sequence: u32,
+        /// Where the piece belongs.
+        offset: u64,
+        /// Length of the whole message.
+        total: u64,
+        /// The piece.
+        bytes: Range<usize>,
+    },
+    /// Data for an open region.
+    Placed {
+        /// From whom.
+        peer: PeerId,
+        /// Which region.
+        region: u32,
+        /// Notification number, zero for none.
+        notify: u32,
+        /// Where the data belong.
+        offset: u64,
+        /// The data.
+        bytes: Range<usize>,
+    },
+    /// A peer opened a region of its memory to us.
+    RegionOpened {
+        /// Whose.
+        peer: PeerId,
+        /// Which.
+        region: u32,
+        /// Key for placements.
+        key: u64,
+        /// Bytes.
+        length: u64,
+    },
+    /// A peer closed a region.
+    RegionClosed {
+        /// Whose.
+        peer: PeerId,
+        /// Which.
+        region: u32,
+    },
+    /// The source of an incoming edge sends nothing more.
+    EdgeEnded {
+        /// Which edge.
+        edge: EdgeId,
+    },
+    /// An outgoing edge that waited for credit got some.
+    Credit {
+        /// Which edge.
+        edge: EdgeId,
+    },
+    /// Messages of an outgoing edge were not taken, from this one on.
+    Refused {
+        /// Which edge.
+        edge: EdgeId,
+        /// The first message concerned.
+        sequence: u64,
+        /// Why.
+        reason: RefusedReason,
+    },
+}

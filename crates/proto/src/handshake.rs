@@ -1,0 +1,216 @@
+//! Cookies, and the packets outside sessions. Spec §3.
+//!
+//! A hello is answered with a challenge that keeps no state; only who can repeat
+//! its cookie, and so receives at its address, costs memory here.
+
+use alloc::collections::VecDeque;
+use core::hash::Hasher;
+
+use siphasher::sip::SipHasher24;
+
+use crate::time::{Instant, MILLISECOND};
+use crate::wire::{Address, Bye, Challenge, HEADER_BYTES, Header, Hello, Kind, Reset};
+
+/// A cookie is good for one to two of these.
+const COOKIE_PERIOD_NS: u64 = 1 << 34;
+/// Stateless answers per second, and in one burst.
+const ANSWERS_PER_SECOND: u64 = 2000;
+const ANSWER_BURST: u64 = 200;
+const MAX_OUTBOX: usize = 256;
+
+/// Makes and checks cookies.
+#[derive(Clone, Debug)]
+pub(crate) struct Cookies {
+    secret: [u64; 2],
+}
+
+impl Cookies {
+    pub(crate) fn new(secret: [u64; 2]) -> Cookies {
+        Cookies { secret }
+    }
+
+    pub(crate) fn make(&self, now: Instant, from: Address, hello: &Hello) -> u64 {
+        self.for_period(now.0 / COOKIE_PERIOD_NS, from, hello)
+    }
+
+    pub(crate) fn check(&self, now: Instant, from: Address, hello: &Hello) -> bool {
+        let period = now.0 / COOKIE_PERIOD_NS;
+        [period, period.wrapping_sub(1)]
+            .into_iter()
+            .any(|period| self.for_period(period, from, hello) == hello.cookie)
+    }
+
+    fn for_period(&self, period: u64, from: Address, hello: &Hello) -> u64 {
+        let mut hasher = SipHasher24::new_with_keys(self.secret[0], self.secret[1]);
+        hasher.write_u64(period);
+        hasher.write(&from.ip);
+        hasher.write_u16(from.port);
+        hasher.write_u64(hello.incarnation);
+        hasher.write_u32(hello.connection);
+        // Zero means "no cookie".
+        hasher.finish().max(1)
+    }
+}
+
+/// A packet outside any session.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Letter {
+    Hello(HelloLetter),
+    Challenge(u32, ChallengeLetter),
+    Reset(ResetLetter),
+    Bye(u32, u32, u64),
+}
+
+/// A hello or welcome, ready to be written.
+pub(crate) type HelloLetter = alloc::boxed::Box<(Kind, u32, HelloBody)>;
+
+/// A hello's body that can be compared and hashed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct HelloBody(pub(crate) Hello);
+
+impl core::hash::Hash for HelloBody {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u32(self.0.connection);
+        state.write_u64(self.0.cookie);
+        state.write_u64(self.0.echo);
+    }
+}
+
+/// Cookie and echo of a challenge.
+pub(crate) type ChallengeLetter = (u64, u64);
+/// Connection and reason of a reset.
+pub(crate) type ResetLetter = (u32, crate::wire::ResetReason);
+
+impl Letter {
+    /// Writes the packet without its trailer; returns its bytes.
+    pub(crate) fn emit(&self, bytes: &mut [u8], trailer_bytes: usize) -> usize {
+        let (body, rest) = bytes.split_at_mut(HEADER_BYTES);
+        let (mut header, length) = match self {
+            Letter::Hello(hello) => (
+                Header::handshake(hello.0, hello.1),
+                hello.2.0.emit(rest),
+            ),
+            Letter::Challenge(to, (cookie, echo)) => (
+                Header::handshake(Kind::Challenge, *to),
+                Challenge {
+                    cookie: *cookie,
+                    echo: *echo,
+                }
+                .emit(rest),
+            ),
+            Letter::Reset((connection, reason)) => (
+                Header::handshake(Kind::Reset, 0),
+                Reset {
+                    connection: *connection,
+                    reason: *reason,
+                }
+                .emit(rest),
+            ),
+            Letter::Bye(connection, number, incarnation) => {
+                let mut header = Header::handshake(Kind::Bye, *connection);
+                header.number = *number;
+                (
+                    header,
+                    Bye {
+                        incarnation: *incarnation,
+                    }
+                    .emit(rest),
+                )
+            }
+        };
+        let end = HEADER_BYTES + length;
+        header.length = u16::try_from(end + trailer_bytes).unwrap_or(u16::MAX);
+        header.emit(body);
+        end
+    }
+}
+
+/// Letters waiting to be sent; bounded in number, and stateless answers in rate.
+#[derive(Clone, Debug)]
+pub(crate) struct Outbox {
+    letters: VecDeque<(Address, Letter)>,
+    tokens: u64,
+    refilled_at: Instant,
+}
+
+impl Outbox {
+    pub(crate) fn new() -> Outbox {
+        Outbox {
+            letters: VecDeque::new(),
+            tokens: ANSWER_BURST,
+            refilled_at: Instant(0),
+        }
+    }
+
+    /// Queues a letter of ours; the oldest falls out of a full box (hellos are
+    /// repeated anyway).
+    pub(crate) fn push(&mut self, to: Address, letter: Letter) {
+        if self.letters.len() >= MAX_OUTBOX {
+            self.letters.pop_front();
+        }
+        self.letters.push_back((to, letter));
+    }
+
+    /// Queues an answer to somebody without a session; false if there were too many.
+    pub(crate) fn answer(&mut self, now: Instant, to: Address, letter: Letter) -> bool {
+        let earned = now.since(self.refilled_at) / (1000 * MILLISECOND / ANSWERS_PER_SECOND);
+        if earned > 0 {
+            self.tokens = (self.tokens + earned).min(ANSWER_BURST);
+            self.refilled_at = now;
+        }
+        if self.tokens == 0 || self.letters.len() >= MAX_OUTBOX {
+            return false;
+        }
+        self.tokens -= 1;
+        self.letters.push_back((to, letter));
+        true
+    }
+
+    pub(crate) fn front(&self) -> Option<&(Address, Letter)> {
+        self.letters.front()
+    }
+
+    pub(crate) fn pop(&mut self) {
+        self.letters.pop_front();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cookie_is_bound_to_address_incarnation_and_time() {
+        let cookies = Cookies::new([1, 2]);
+        let from = Address {
+            ip: [7; 16],
+            port: 9,
+        };
+        let mut hello = Hello::new(&[]);
+        hello.connection = 5;
+        hello.incarnation = 6;
+        let now = Instant(3 * COOKIE_PERIOD_NS);
+        hello.cookie = cookies.make(now, from, &hello);
+        assert!(cookies.check(now, from, &hello));
+        assert!(cookies.check(now.after(COOKIE_PERIOD_NS), from, &hello));
+        assert!(!cookies.check(now.after(2 * COOKIE_PERIOD_NS), from, &hello));
+        assert!(!cookies.check(now, Address { port: 8, ..from }, &hello));
+        hello.incarnation = 7;
+        assert!(!cookies.check(now, from, &hello));
+    }
+
+    #[test]
+    fn answers_to_strangers_are_bounded_per_second() {
+        let mut outbox = Outbox::new();
+        let letter = Letter::Challenge(1, (2, 3));
+        let now = Instant(1_000_000_000);
+        let answered = (0..10_000)
+            .filter(|_| {
+                let taken = outbox.answer(now, Address::default(), letter.clone());
+                outbox.pop();
+                taken
+            })
+            .count();
+        assert_eq!(answered as u64, ANSWER_BURST);
+    }
+}

@@ -1,0 +1,261 @@
+//! One path and class inside a session: its packet numbers, both ways. Spec §5.1, §5.3.
+//!
+//! [`LaneOut`] remembers which unit each number in flight carried; numbers are
+//! never used twice. [`LaneIn`] knows which numbers of the peer are missing and
+//! which of those have been overtaken by enough others to be asked for.
+
+use alloc::collections::VecDeque;
+
+use crate::holes::{Arrival, Hole, Holes};
+use crate::send::{Flight, SendWindow};
+use crate::time::Instant;
+use crate::wire::Address;
+
+/// Most numbers of a lane that may be in question at once (`settled` is 16 bits).
+pub(crate) const MAX_OPEN_NUMBERS: usize = 32_768;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Sent {
+    unit: u64,
+    at: Instant,
+    asked: bool,
+}
+
+/// The sending half.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct LaneOut {
+    /// Lowest number that may still be asked for.
+    floor: u64,
+    sent: VecDeque<Sent>,
+}
+
+impl LaneOut {
+    /// The number that the next packet will carry.
+    pub(crate) fn next(&self) -> u64 {
+        self.floor + self.sent.len() as u64
+    }
+
+    /// How far `number` is above the floor, as the header tells it.
+    pub(crate) fn settled(&self, number: u64) -> u16 {
+        u16::try_from(number - self.floor).unwrap_or(u16::MAX)
+    }
+
+    /// True while another number may be used.
+    pub(crate) fn is_open(&self) -> bool {
+        self.sent.len() < MAX_OPEN_NUMBERS
+    }
+
+    /// Uses the next number for a unit.
+    pub(crate) fn record(&mut self, unit: u64, at: Instant, asked: bool) -> u64 {
+        let number = self.next();
+        self.sent.push_back(Sent { unit, at, asked });
+        number
+    }
+
+    /// The unit that a number carried, unless the number is settled or unused.
+    pub(crate) fn unit_of(&self, number: u64) -> Option<u64> {
+        let index = usize::try_from(number.checked_sub(self.floor)?).ok()?;
+        self.sent.get(index).map(|sent| sent.unit)
+    }
+
+    /// The round trip that an acknowledgement of all below `next` shows.
+    pub(crate) fn round_trip(&self, next: u64, now: Instant) -> Option<u64> {
+        let newest = next.checked_sub(1)?.checked_sub(self.floor)?;
+        let sent = self.sent.get(usize::try_from(newest).ok()?)?;
+        sent.asked.then(|| now.since(sent.at))
+    }
+
+    /// Raises the floor over numbers that no longer matter: their unit has
+    /// arrived, or flies under a later number.
+    pub(crate) fn settle(&mut self, lane: u8, window: &SendWindow) {
+        while let Some(front) = self.sent.front() {
+            let flight = Flight {
+                lane,
+                number: self.floor,
+            };
+            if window.is_current(front.unit, flight) {
+                break;
+            }
+            self.sent.pop_front();
+            self.floor += 1;
+        }
+    }
+
+    /// Lowest number that may still be asked for.
+    pub(crate) fn floor(&self) -> u64 {
+        self.floor
+    }
+}
+
+/// The receiving half.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct LaneIn {
+    holes: Holes,
+    /// Holes that end at or below this have been asked for at least once.
+    asked_below: u64,
+    /// Something arrived since this lane was last acknowledged.
+    pub(crate) dirty: bool,
+}
+
+impl LaneIn {
+    /// Lowest number that is missing.
+    pub(crate) fn next(&self) -> u64 {
+        self.holes.next()
+    }
+
+    /// True if nothing is missing.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.holes.is_whole()
+    }
+
+    /// What recording this number would mean.
+    pub(crate) fn classify(&self, number: u64) -> Arrival {
+        self.holes.classify(number)
+    }
+
+    /// Records an arrival and the sender's floor.
+    pub(crate) fn record(&mut self, number: u64, floor: u64) -> Arrival {
+        self.holes.settle(floor);
+        self.dirty = true;
+        if number < self.holes.next() {
+            return Arrival::Duplicate;
+        }
+        self.holes.record(number)
+    }
+
+    /// Takes the floor of a packet whose content was not accepted.
+    pub(crate) fn settle(&mut self, floor: u64) {
+        self.holes.settle(floor);
+    }
+
+    /// True if a hole has become ripe that was never asked for.
+    pub(crate) fn has_new_hole(&self, reorder_packets: u32) -> bool {
+        self.holes
+            .missing()
+            .rev()
+            .take_while(|hole| hole.end > self.asked_below)
+            .any(|hole| self.is_ripe(hole, reorder_packets))
+    }
+
+    /// Holes overtaken by at least `reorder_packets` numbers, lowest first, and
+    /// the end of what may be told: everything from `next` to there, holes
+    /// excepted, has arrived.
+    pub(crate) fn ripe(&self, reorder_packets: u32) -> (impl Iterator<Item = Hole> + '_, u64) {
+        let top = self
+            .holes
+            .missing()
+            .find(|hole| !self.is_ripe(*hole, reorder_packets))
+            .map_or(self.holes.top(), |hole| hole.start);
+        let holes = self.holes.missing().take_while(move |hole| hole.end < top);
+        (holes, top)
+    }
+
+    /// Notes that all ripe holes are being asked for.
+    pub(crate) fn asked(&mut self, reorder_packets: u32) {
+        let (_, top) = self.ripe(reorder_packets);
+        self.asked_below = self.asked_below.max(top);
+        self.dirty = false;
+    }
+
+    fn is_ripe(&self, hole: Hole, reorder_packets: u32) -> bool {
+        self.holes.top() - hole.end >= u64::from(reorder_packets)
+    }
+
+    /// The arrivals shifted down by `base`, for comparing states.
+    pub(crate) fn relative_to(&self, base: u64) -> (Holes, u64, bool) {
+        (
+            self.holes.relative_to(base),
+            self.asked_below.saturating_sub(self.holes.next()),
+            self.dirty,
+        )
+    }
+}
+
+/// A lane: both halves, where it leads, and whether it works.
+#[derive(Clone, Debug)]
+pub(crate) struct Lane {
+    pub(crate) id: u8,
+    pub(crate) bulk: bool,
+    pub(crate) to: Address,
+    pub(crate) out: LaneOut,
+    pub(crate) incoming: LaneIn,
+    /// Tail time-outs in a row without any news of this lane.
+    pub(crate) strikes: u8,
+    /// Not used before this moment; in the past for a lane that works.
+    pub(crate) down_until: Instant,
+}
+
+impl Lane {
+    pub(crate) fn new(id: u8, bulk: bool, to: Address) -> Lane {
+        Lane {
+            id,
+            bulk,
+            to,
+            out: LaneOut::default(),
+            incoming: LaneIn::default(),
+            strikes: 0,
+            down_until: Instant(0),
+        }
+    }
+
+    pub(crate) fn is_up(&self, now: Instant) -> bool {
+        now >= self.down_until
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lane_after(arrivals: &[u64]) -> LaneIn {
+        let mut lane = LaneIn::default();
+        for number in arrivals {
+            lane.record(*number, 0);
+        }
+        lane
+    }
+
+    #[test]
+    fn a_hole_is_asked_for_only_after_enough_packets_overtook_it() {
+        let mut lane = lane_after(&[0, 2, 3]);
+        assert!(!lane.has_new_hole(3));
+        assert_eq!(lane.ripe(3).1, 1, "nothing may be told beyond an unripe hole");
+        lane.record(4, 0);
+        assert!(lane.has_new_hole(3));
+        let holes: alloc::vec::Vec<Hole> = lane.ripe(3).0.collect();
+        assert_eq!(holes, [Hole { start: 1, end: 2 }]);
+        lane.asked(3);
+        assert!(!lane.has_new_hole(3));
+    }
+
+    #[test]
+    fn the_senders_floor_closes_holes_that_were_repeated_elsewhere() {
+        let mut lane = lane_after(&[0, 3, 4, 5]);
+        lane.record(6, 3);
+        assert!(lane.is_whole());
+        assert_eq!(lane.record(1, 3), Arrival::Duplicate);
+    }
+
+    #[test]
+    fn numbers_settle_when_their_unit_arrived_or_flies_anew() {
+        let mut window = SendWindow::default();
+        let mut lane = LaneOut::default();
+        for slot in 0..3 {
+            window.queue(slot, false);
+            let next = window.next(9).expect("queued");
+            let number = lane.record(next.unit, Instant(1), true);
+            window.sent(next.unit, Flight { lane: 0, number }, Instant(1));
+        }
+        window.arrived(1);
+        lane.settle(0, &window);
+        assert_eq!(lane.floor(), 0);
+        window.lost(0, Flight { lane: 0, number: 0 });
+        let next = window.next(9).expect("lost");
+        let number = lane.record(next.unit, Instant(2), true);
+        window.sent(next.unit, Flight { lane: 0, number }, Instant(2));
+        lane.settle(0, &window);
+        assert_eq!(lane.floor(), 2);
+        assert_eq!(lane.settled(3), 1);
+        assert_eq!(lane.unit_of(3), Some(0));
+    }
+}

@@ -1,0 +1,56 @@
+//! The Dipole protocol as a pure state machine.
+//!
+//! Sans-I/O: packets, time and randomness come in, packets and events go out.
+//! There is no socket, no clock, no thread and no payload here; a message is
+//! known by its length and by where its bytes lie in the packet. The same code
+//! runs in production, in the deterministic simulator and under the model checker.
+//!
+//! The order in which to call a [`Machine`], once per step:
+//!
+//! 1. for each packet that has come: [`Machine::address`], check the trailer,
+//!    [`Machine::on_packet`], then [`Machine::poll_event`] until `None` (events
+//!    point into the packet);
+//! 2. [`Machine::on_timers`] with the time, and [`Machine::poll_event`] again;
+//! 3. [`Machine::poll_transmit`] until `None`, handing each packet to a link;
+//! 4. wait for packets, but not beyond [`Machine::next_deadline`].
+//!
+//! What it promises (`docs/protocol.md` §8): every message accepted is delivered
+//! once per session or its sender is told; messages of one edge arrive in order
+//! and no edge waits for another's losses; memory is bounded; after any finite
+//! run of losses there is progress.
+
+#![no_std]
+#![forbid(unsafe_code)]
+
+extern crate alloc;
+#[cfg(test)]
+extern crate std;
+
+pub mod config;
+mod edge;
+mod error;
+mod event;
+mod handshake;
+mod holes;
+mod lane;
+mod machine;
+mod pace;
+mod pool;
+mod replay;
+mod rtt;
+mod send;
+mod session;
+mod shared;
+mod stats;
+pub mod time;
+pub mod wire;
+
+pub use config::Config;
+pub use error::{BeginError, ConnectError};
+pub use event::{EdgeId, Event, GoneReason, PeerId};
+pub use holes::{Arrival, Hole, Holes, MAX_HOLES};
+pub use machine::{Addressed, Machine};
+pub use send::Slot;
+pub use session::{Frame, Frames, Transmit};
+pub use stats::{Drop, Stats};
+pub use time::Instant;

@@ -1,0 +1,612 @@
+//! All sessions of one process: finds the one a packet belongs to, opens and
+//! ends them, lets each send in turn.
+
+mod packets;
+
+pub use packets::Addressed;
+
+use alloc::boxed::Box;
+use alloc::collections::{BTreeMap, VecDeque};
+use alloc::vec::Vec;
+
+use crate::config::{Config, MAX_MESSAGE_BYTES};
+use crate::error::{BeginError, ConnectError};
+use crate::event::{EdgeId, Event, GoneReason, INDEX_BITS, PeerId};
+use crate::handshake::{Cookies, Letter, Outbox};
+use crate::send::Slot;
+use crate::session::{Frame, Frames, Phase, Session, Transmit};
+use crate::shared::{Endpoint, Region, Shared};
+use crate::stats::{Drop, Stats};
+use crate::time::Instant;
+use crate::wire::{Address, CRC_BYTES, Hello, LaneAddress, Trailer};
+
+/// Packets that one session sends before the next has its turn.
+const TURN: u32 = 64;
+
+/// The protocol of one process, without sockets, clock or payload. See the crate.
+#[derive(Clone, Debug)]
+pub struct Machine {
+    shared: Shared,
+    sessions: Vec<Option<Box<Session>>>,
+    by_home: BTreeMap<Address, u32>,
+    incarnation: u64,
+    lanes: Vec<LaneAddress>,
+    cookies: Cookies,
+    outbox: Outbox,
+    /// Sessions that may have something to send.
+    ready: VecDeque<u32>,
+    turn_left: u32,
+    /// No timer is due before this moment.
+    earliest: Instant,
+    last_step: Instant,
+    random: u64,
+}
+
+impl Machine {
+    /// A machine for a process that listens on `lanes`. `incarnation` must be
+    /// random, and `secret` known to nobody else.
+    #[must_use]
+    pub fn new(
+        config: Config,
+        incarnation: u64,
+        secret: [u64; 2],
+        lanes: &[LaneAddress],
+    ) -> Machine {
+        Machine {
+            shared: Shared::new(config),
+            sessions: Vec::new(),
+            by_home: BTreeMap::new(),
+            incarnation: incarnation.max(1),
+            lanes: lanes.to_vec(),
+            cookies: Cookies::new(secret),
+            outbox: Outbox::new(),
+            ready: VecDeque::new(),
+            turn_left: TURN,
+            earliest: Instant::NEVER,
+            last_step: Instant(0),
+            random: secret[0] ^ secret[1].rotate_left(32) ^ incarnation,
+        }
+    }
+
+    /// The configuration given.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.shared.config
+    }
+
+    /// This process's incarnation.
+    #[must_use]
+    pub fn incarnation(&self) -> u64 {
+        self.incarnation
+    }
+
+    /// Counters.
+    #[must_use]
+    pub fn stats(&self) -> &Stats {
+        &self.shared.stats
+    }
+
+    /// Counts a drop that the caller found (a damaged packet).
+    pub fn count(&mut self, reason: Drop) {
+        self.shared.count(reason);
+    }
+
+    // ---- peers ------------------------------------------------------------
+
+    /// Opens a session to the process at `home`, its first small address, or
+    /// returns the one that exists. [`Event::Connected`] or [`Event::Gone`] follows.
+    /// `incarnation` is the process meant, zero for whoever is there.
+    ///
+    /// # Errors
+    /// [`ConnectError::TooManyPeers`].
+    pub fn connect(
+        &mut self,
+        now: Instant,
+        home: Address,
+        incarnation: u64,
+    ) -> Result<PeerId, ConnectError> {
+        if let Some(index) = self.by_home.get(&home)
+            && let Some(session) = &self.sessions[*index as usize]
+        {
+            return Ok(session.id);
+        }
+        let retry_ns = 4 * self.shared.config.min_timeout_ns;
+        let phase = Phase::Opening {
+            cookie: 0,
+            retry_at: now.after(retry_ns),
+            retry_ns,
+        };
+        let id = self.add_session(home, phase, now).ok_or(ConnectError::TooManyPeers {
+            limit: self.shared.config.max_peers,
+        })?;
+        if let Some(session) = self.session_mut(id) {
+            session.remote.incarnation = incarnation;
+        }
+        self.say_hello(id, 0);
+        self.earliest = self.earliest.min(now.after(retry_ns));
+        Ok(id)
+    }
+
+    /// Ends a session and says goodbye. Nothing more arrives or is delivered on it.
+    pub fn disconnect(&mut self, peer: PeerId) {
+        if let Some(session) = self.session_mut(peer)
+            && session.is_open()
+        {
+            let number = session.bye_header().number;
+            let letter = Letter::Bye(session.remote.connection, number, self.incarnation);
+            let home = self.sessions[peer.index()].as_ref().map(|session| session.home);
+            if let Some(home) = home {
+                self.outbox.push(home, letter);
+            }
+        }
+        self.remove(peer, GoneReason::Closed);
+    }
+
+    /// Sessions that exist, open or opening.
+    pub fn peers(&self) -> impl Iterator<Item = PeerId> + '_ {
+        self.sessions.iter().flatten().map(|session| session.id)
+    }
+
+    /// True once the handshake with this peer is complete.
+    #[must_use]
+    pub fn is_open(&self, peer: PeerId) -> bool {
+        self.session(peer).is_some_and(Session::is_open)
+    }
+
+    /// True if the peer has acknowledged everything sent to it.
+    #[must_use]
+    pub fn is_acknowledged(&self, peer: PeerId) -> bool {
+        self.session(peer).is_none_or(Session::is_acknowledged)
+    }
+
+    /// Frames queued to a peer that have not been sent at all.
+    #[must_use]
+    pub fn queued(&self, peer: PeerId) -> usize {
+        self.session(peer).map_or(0, |session| session.window.queued())
+    }
+
+    /// The smoothed round trip to a peer in ns.
+    #[must_use]
+    pub fn round_trip_ns(&self, peer: PeerId) -> Option<u64> {
+        self.session(peer)?.round_trip_ns()
+    }
+
+    /// Longest packet that this session carries, without its trailer.
+    #[must_use]
+    pub fn packet_space(&self, peer: PeerId) -> usize {
+        self.session(peer).map_or(0, |session| {
+            session.packet_bytes.saturating_sub(session.trailer.bytes())
+        })
+    }
+
+    /// Keeps asking an otherwise quiet peer whether it lives.
+    pub fn watch(&mut self, now: Instant, peer: PeerId, watched: bool) {
+        self.with(peer, |session, shared| session.watch(watched, now, shared));
+    }
+
+    /// The application knows that a message from this peer must come: prods are
+    /// sent until it does or `expecting` is withdrawn (thesis §5.2).
+    pub fn expect(&mut self, now: Instant, peer: PeerId, expecting: bool) {
+        self.with(peer, |session, shared| session.expect(expecting, now, shared));
+    }
+
+    /// A third party knows that the peer's process lives: its silence is forgiven.
+    pub fn vouch(&mut self, now: Instant, peer: PeerId) {
+        self.with(peer, |session, _| session.vouch(now));
+    }
+
+    /// The structure of the computation proves that every unit below `unit` has
+    /// arrived at the peer (thesis §5.2.1, coarse-grained acknowledgement).
+    pub fn ack_through(&mut self, now: Instant, peer: PeerId, unit: u64) {
+        self.with(peer, |session, shared| session.ack_through(unit, now, shared));
+    }
+
+    /// The number that the next new unit to this peer will get.
+    #[must_use]
+    pub fn next_unit(&self, peer: PeerId) -> u64 {
+        self.session(peer).map_or(0, |session| session.window.top())
+    }
+
+    // ---- endpoints, regions, edges -----------------------------------------
+
+    /// Messages for `target` are taken from now on; as active-port messages if `port`.
+    pub fn open_endpoint(&mut self, target: u32, port: bool) {
+        let endpoint = Endpoint {
+            port,
+            ..Endpoint::default()
+        };
+        self.shared.endpoints.insert(target, endpoint);
+        self.shared.endpoints_generation += 1;
+    }
+
+    /// Messages for `target` are refused from now on, those held are forgotten.
+    pub fn close_endpoint(&mut self, target: u32) {
+        self.shared.endpoints.remove(&target);
+        self.shared.endpoints_generation += 1;
+        for session in self.sessions.iter_mut().flatten() {
+            session.close_target(target, &mut self.shared);
+        }
+    }
+
+    /// Placements into `region` are taken from now on.
+    pub fn open_region(&mut self, region: u32, key: u64, length: u64) {
+        self.shared.regions.insert(region, Region { key, length });
+    }
+
+    /// Placements into `region` are violations from now on.
+    pub fn close_region(&mut self, region: u32) {
+        self.shared.regions.remove(&region);
+    }
+
+    /// The outgoing edge from `source` to `target` at a peer.
+    #[must_use]
+    pub fn edge(&mut self, peer: PeerId, source: u32, target: u32) -> Option<EdgeId> {
+        let credit = 0;
+        let initial = u64::from(self.shared.config.initial_credit_bytes);
+        let session = self.session_mut(peer)?;
+        let credit = if session.is_open() { initial } else { credit };
+        let index = session.edge_out(source, target, credit);
+        Some(EdgeId { peer, index })
+    }
+
+    /// Begins a message of `total` bytes: its number on the edge. The caller fills
+    /// frames with its records and queues them.
+    ///
+    /// # Errors
+    /// [`BeginError`]; after `NoCredit` the peer is asked for credit until
+    /// [`Event::Credit`] or [`cancel`](Self::cancel).
+    pub fn begin(&mut self, now: Instant, edge: EdgeId, total: u64) -> Result<u64, BeginError> {
+        if total > MAX_MESSAGE_BYTES {
+            return Err(BeginError::TooLong {
+                limit: MAX_MESSAGE_BYTES,
+            });
+        }
+        let session = Self::lookup_mut(&mut self.sessions, edge.peer).ok_or(BeginError::Gone)?;
+        let out = session.out_mut(edge.index).ok_or(BeginError::Gone)?;
+        if let Some(reason) = out.refused {
+            return Err(BeginError::Refused(reason));
+        }
+        if let Some(sequence) = out.begin(total) {
+            return Ok(sequence);
+        }
+        let left = out.left();
+        session.wants_credit(edge.index, now, &self.shared);
+        self.wake(edge.peer);
+        self.refresh_deadline(edge.peer);
+        Err(BeginError::NoCredit { left })
+    }
+
+    /// Begins an unreliable message: its number.
+    #[must_use]
+    pub fn begin_loose(&mut self, edge: EdgeId) -> Option<u32> {
+        Some(self.session_mut(edge.peer)?.out_mut(edge.index)?.begin_loose())
+    }
+
+    /// Nobody waits for credit on this edge any more.
+    pub fn cancel(&mut self, edge: EdgeId) {
+        if let Some(out) = self
+            .session_mut(edge.peer)
+            .and_then(|session| session.out_mut(edge.index))
+        {
+            out.give_up();
+        }
+    }
+
+    /// After a refusal: the edge may be used again.
+    pub fn reopen(&mut self, edge: EdgeId) {
+        if let Some(out) = self
+            .session_mut(edge.peer)
+            .and_then(|session| session.out_mut(edge.index))
+        {
+            out.refused = None;
+        }
+    }
+
+    /// Endpoints (source, target) of an outgoing edge.
+    #[must_use]
+    pub fn edge_ends(&self, edge: EdgeId) -> Option<(u32, u32)> {
+        let out = self.session(edge.peer)?.out(edge.index)?;
+        Some((out.source, out.target))
+    }
+
+    /// The number that the next message of an outgoing edge will get.
+    #[must_use]
+    pub fn next_sequence(&self, edge: EdgeId) -> Option<u64> {
+        Some(self.session(edge.peer)?.out(edge.index)?.next())
+    }
+
+    /// Hands a filled frame over: one unit. False if the peer is gone (the frame
+    /// stays the caller's).
+    pub fn queue(&mut self, peer: PeerId, slot: Slot, bulk: bool) -> bool {
+        let Some(session) = self.session_mut(peer) else {
+            return false;
+        };
+        session.queue(slot, bulk);
+        self.wake(peer);
+        true
+    }
+
+    /// Hands over a frame with unreliable records: sent once, then free.
+    pub fn queue_loose(&mut self, peer: PeerId, slot: Slot, bulk: bool) -> bool {
+        let Some(session) = self.session_mut(peer) else {
+            return false;
+        };
+        session.queue_loose(slot, bulk);
+        self.wake(peer);
+        true
+    }
+
+    /// The application has given back a message of `total` bytes of an incoming
+    /// edge: its room can be granted again.
+    pub fn consumed(&mut self, now: Instant, edge: EdgeId, total: u64) {
+        self.with(edge.peer, |session, shared| {
+            session.consumed(edge.index, total, now, shared);
+        });
+        self.retry_oversize(now, edge);
+    }
+
+    /// Bytes of received messages held for the application.
+    #[must_use]
+    pub fn pool_used(&self) -> u64 {
+        self.shared.pool.used()
+    }
+
+    /// Bytes granted to peers that they have not used or the application not consumed.
+    #[must_use]
+    pub fn credit_outstanding(&self) -> u64 {
+        self.shared.outstanding
+    }
+
+    // ---- time and output -----------------------------------------------------
+
+    /// Lets due timers act. Call after all packets at hand were given.
+    pub fn on_timers(&mut self, now: Instant) {
+        // Sleeping until a deadline is no absence; coming long after it is.
+        let absence = now.since(self.last_step.max(self.earliest));
+        self.last_step = now;
+        if absence > ABSENCE_NS {
+            for session in self.sessions.iter_mut().flatten() {
+                session.discount(absence);
+            }
+        }
+        if now < self.earliest {
+            return;
+        }
+        let mut gone = Vec::new();
+        let mut hello = Vec::new();
+        for session in self.sessions.iter_mut().flatten() {
+            if let Some(reason) = session.on_timers(now, &mut self.shared) {
+                gone.push((session.id, reason));
+            } else if let Phase::Opening {
+                cookie,
+                retry_at,
+                retry_ns,
+            } = session.phase
+                && now >= retry_at
+            {
+                let retry_ns = (2 * retry_ns).min(self.shared.config.max_timeout_ns);
+                session.phase = Phase::Opening {
+                    cookie,
+                    retry_at: now.after(retry_ns),
+                    retry_ns,
+                };
+                hello.push((session.id, cookie));
+            }
+            if session.has_transmit() && !session.is_ready {
+                session.is_ready = true;
+                self.ready.push_back(session_index(session.id));
+            }
+        }
+        for (peer, reason) in gone {
+            self.remove(peer, reason);
+        }
+        for (peer, cookie) in hello {
+            self.say_hello(peer, cookie);
+        }
+        self.earliest = self
+            .sessions
+            .iter()
+            .flatten()
+            .map(|session| session.deadline(&self.shared))
+            .min()
+            .unwrap_or(Instant::NEVER);
+    }
+
+    /// No timer is due before this moment.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Instant> {
+        (self.earliest < Instant::NEVER).then_some(self.earliest)
+    }
+
+    /// The next packet to send; call until `None`.
+    pub fn poll_transmit(&mut self, now: Instant, frames: &mut impl Frames) -> Option<Transmit> {
+        if let Some(transmit) = self.poll_letter(frames) {
+            return Some(transmit);
+        }
+        while let Some(index) = self.ready.front().copied() {
+            let Some(session) = self.sessions[index as usize].as_mut() else {
+                self.ready.pop_front();
+                continue;
+            };
+            let transmit = if self.turn_left > 0 {
+                session.poll_transmit(now, frames, &mut self.shared)
+            } else {
+                None
+            };
+            if transmit.is_some() {
+                self.turn_left -= 1;
+                let deadline = session.deadline(&self.shared);
+                self.earliest = self.earliest.min(deadline);
+                return transmit;
+            }
+            self.ready.pop_front();
+            let exhausted = self.turn_left == 0;
+            self.turn_left = TURN;
+            if exhausted {
+                self.ready.push_back(index);
+            } else {
+                session.is_ready = false;
+            }
+        }
+        None
+    }
+
+    /// True if [`poll_transmit`](Self::poll_transmit) may have something.
+    #[must_use]
+    pub fn has_transmit(&self) -> bool {
+        !self.ready.is_empty() || self.outbox.front().is_some()
+    }
+
+    /// What happened, oldest first. Events that point into a packet must be
+    /// handled before the next packet is given.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.shared.events.pop_front()
+    }
+
+    fn poll_letter(&mut self, frames: &mut impl Frames) -> Option<Transmit> {
+        let (to, letter) = self.outbox.front()?;
+        let (slot, bytes) = frames.scratch()?;
+        let length = letter.emit(bytes, CRC_BYTES);
+        let transmit = Transmit {
+            to: *to,
+            bulk: false,
+            frame: Frame::Scratch(slot),
+            length,
+            trailer: Trailer::Crc32c,
+        };
+        self.outbox.pop();
+        Some(transmit)
+    }
+
+    fn say_hello(&mut self, peer: PeerId, cookie: u64) {
+        let Some(session) = self.session(peer) else {
+            return;
+        };
+        let (home, echo) = (session.home, session.remote.incarnation);
+        let mut hello = self.own_hello(peer);
+        hello.cookie = cookie;
+        hello.echo = echo;
+        self.outbox.push(home, packets::hello_letter(hello));
+    }
+
+    fn own_hello(&self, peer: PeerId) -> Hello {
+        let config = &self.shared.config;
+        let mut hello = Hello::new(&self.lanes);
+        hello.max_packet_bytes = u16::try_from(config.packet_bytes).unwrap_or(u16::MAX);
+        hello.connection = peer.connection();
+        hello.incarnation = self.incarnation;
+        hello.node = config.node;
+        hello.window_packets = config.window_packets;
+        hello.initial_credit_bytes = config.initial_credit_bytes;
+        hello.trailers = config.trailers;
+        hello
+    }
+
+    fn add_session(&mut self, home: Address, phase: Phase, now: Instant) -> Option<PeerId> {
+        let limit = self.shared.config.max_peers.min((1 << INDEX_BITS) - 1) as usize;
+        let index = match self.sessions.iter().position(Option::is_none) {
+            Some(index) => index,
+            None if self.sessions.len() < limit => {
+                self.sessions.push(None);
+                self.sessions.len() - 1
+            }
+            None => return None,
+        };
+        let index = u32::try_from(index).ok()?;
+        let connection = (self.next_random() << INDEX_BITS | index).max(1 << INDEX_BITS | index);
+        let id = PeerId(connection);
+        self.sessions[index as usize] = Some(Box::new(Session::new(id, home, phase, now)));
+        self.by_home.insert(home, index);
+        Some(id)
+    }
+
+    fn remove(&mut self, peer: PeerId, reason: GoneReason) {
+        if self.session(peer).is_none() {
+            return;
+        }
+        let Some(session) = self.sessions[peer.index()].take() else {
+            return;
+        };
+        if session.is_open() {
+            self.shared.processes -= 1;
+        }
+        self.by_home.remove(&session.home);
+        session.end(reason, &mut self.shared);
+    }
+
+    fn retry_oversize(&mut self, now: Instant, edge: EdgeId) {
+        let waiting = self
+            .shared
+            .endpoints
+            .values_mut()
+            .find_map(|endpoint| match endpoint.oversize {
+                None => endpoint.waiting.pop_front(),
+                Some(_) => None,
+            });
+        if let Some(next) = waiting
+            && next != edge
+        {
+            self.with(next.peer, |session, shared| {
+                session.retry_grant(next.index, now, shared);
+            });
+        }
+    }
+
+    fn session(&self, peer: PeerId) -> Option<&Session> {
+        let session = self.sessions.get(peer.index())?.as_deref()?;
+        (session.id == peer).then_some(session)
+    }
+
+    fn session_mut(&mut self, peer: PeerId) -> Option<&mut Session> {
+        Self::lookup_mut(&mut self.sessions, peer)
+    }
+
+    fn lookup_mut(sessions: &mut [Option<Box<Session>>], peer: PeerId) -> Option<&mut Session> {
+        let session = sessions.get_mut(peer.index())?.as_deref_mut()?;
+        (session.id == peer).then_some(session)
+    }
+
+    /// Runs something on a session, then lets it send and keeps its deadline.
+    fn with(&mut self, peer: PeerId, action: impl FnOnce(&mut Session, &mut Shared)) {
+        let Some(session) = Self::lookup_mut(&mut self.sessions, peer) else {
+            return;
+        };
+        action(session, &mut self.shared);
+        self.earliest = self.earliest.min(session.deadline(&self.shared));
+        if session.has_transmit() && !session.is_ready {
+            session.is_ready = true;
+            self.ready.push_back(session_index(peer));
+        }
+    }
+
+    fn wake(&mut self, peer: PeerId) {
+        if let Some(session) = Self::lookup_mut(&mut self.sessions, peer)
+            && !session.is_ready
+        {
+            session.is_ready = true;
+            self.ready.push_back(session_index(peer));
+        }
+    }
+
+    fn refresh_deadline(&mut self, peer: PeerId) {
+        if let Some(session) = self.session(peer) {
+            self.earliest = self.earliest.min(session.deadline(&self.shared));
+        }
+    }
+
+    /// SplitMix64 over the secret: connection ids that nobody can foresee cheaply.
+    fn next_random(&mut self) -> u32 {
+        self.random = self.random.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut mixed = self.random;
+        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+        u32::try_from((mixed ^ mixed >> 31) >> 32).unwrap_or(1)
+    }
+}
+
+/// A step that comes later than this after its time: the silence is our own.
+const ABSENCE_NS: u64 = 10 * crate::time::MILLISECOND;
+
+fn session_index(peer: PeerId) -> u32 {
+    peer.connection() & ((1 << INDEX_BITS) - 1)
+}

@@ -1,0 +1,59 @@
+//! Round-trip estimate and the time-out drawn from it. Spec §6.1.
+//!
+//! Packet numbers are never reused, so a sample is never ambiguous; it may only
+//! be late, by an acknowledgement that waited for a packet to ride on.
+
+/// Smoothed round trip and its variation (Jacobson's estimator).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct RoundTrip {
+    smoothed_ns: u64,
+    variation_ns: u64,
+}
+
+impl RoundTrip {
+    /// Takes a sample.
+    pub(crate) fn sample(&mut self, ns: u64) {
+        let ns = ns.max(1);
+        if self.smoothed_ns == 0 {
+            self.smoothed_ns = ns;
+            self.variation_ns = ns / 2;
+            return;
+        }
+        let difference = self.smoothed_ns.abs_diff(ns);
+        self.variation_ns = (3 * self.variation_ns + difference) / 4;
+        self.smoothed_ns = (7 * self.smoothed_ns + ns) / 8;
+    }
+
+    /// The smoothed round trip in ns; `None` before the first sample.
+    #[must_use]
+    pub(crate) fn smoothed_ns(&self) -> Option<u64> {
+        (self.smoothed_ns > 0).then_some(self.smoothed_ns)
+    }
+
+    /// How long to wait for an answer before suspecting a loss.
+    #[must_use]
+    pub(crate) fn timeout_ns(&self, min_ns: u64, max_ns: u64) -> u64 {
+        if self.smoothed_ns == 0 {
+            return (4 * min_ns).min(max_ns);
+        }
+        (self.smoothed_ns + 4 * self.variation_ns).clamp(min_ns, max_ns)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_timeout_follows_the_samples_within_its_bounds() {
+        let mut trip = RoundTrip::default();
+        assert_eq!(trip.timeout_ns(10, 1000), 40);
+        for _ in 0..100 {
+            trip.sample(100);
+        }
+        assert_eq!(trip.smoothed_ns(), Some(100));
+        assert!(trip.timeout_ns(10, 1000) < 150);
+        trip.sample(5000);
+        assert_eq!(trip.timeout_ns(10, 1000), 1000);
+    }
+}

@@ -1,0 +1,437 @@
+//! One remote process: owns the parts and their order, little logic. Spec §5.
+//!
+//! Arrivals come in through `session/receive.rs`, packets go out through
+//! `session/transmit.rs`, time passes in `session/recover.rs`.
+
+mod receive;
+mod recover;
+mod transmit;
+
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+
+use crate::edge::{EdgeIn, EdgeOut};
+use crate::event::{EdgeId, Event, GoneReason, PeerId};
+use crate::holes::Holes;
+use crate::lane::Lane;
+use crate::pace::Pace;
+use crate::replay::Replay;
+use crate::rtt::RoundTrip;
+use crate::send::{SendWindow, Slot};
+use crate::shared::Shared;
+use crate::time::Instant;
+use crate::wire::{Address, Hello, Trailer};
+
+pub use transmit::{Frame, Frames, Transmit};
+
+/// How far the handshake has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Phase {
+    /// We say hello until a welcome comes; the cookie is what the peer wants to see.
+    Opening {
+        cookie: u64,
+        retry_at: Instant,
+        retry_ns: u64,
+    },
+    /// Both sides know each other's connection id.
+    Open,
+}
+
+/// What the peer told about itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Remote {
+    pub(crate) connection: u32,
+    pub(crate) incarnation: u64,
+    pub(crate) node: u32,
+}
+
+/// A question repeated with growing pauses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Backoff {
+    pub(crate) at: Instant,
+    pub(crate) pause_ns: u64,
+}
+
+impl Backoff {
+    pub(crate) const OFF: Backoff = Backoff {
+        at: Instant::NEVER,
+        pause_ns: 0,
+    };
+
+    pub(crate) fn is_off(&self) -> bool {
+        self.at == Instant::NEVER
+    }
+
+    /// Starts anew with the shortest pause.
+    pub(crate) fn start(&mut self, now: Instant, pause_ns: u64) {
+        *self = Backoff {
+            at: now.after(pause_ns),
+            pause_ns,
+        };
+    }
+
+    /// Doubles the pause.
+    pub(crate) fn again(&mut self, now: Instant, max_ns: u64) {
+        self.start(now, (self.pause_ns * 2).min(max_ns));
+    }
+}
+
+/// What the peer is owed in acknowledgements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct AckDebt {
+    /// Packets accepted since the last acknowledgement.
+    pub(crate) packets: u32,
+    /// When to send one even if nothing else goes out.
+    pub(crate) due: Instant,
+    /// Send one with the next packets.
+    pub(crate) now: bool,
+}
+
+impl AckDebt {
+    const NONE: AckDebt = AckDebt {
+        packets: 0,
+        due: Instant::NEVER,
+        now: false,
+    };
+}
+
+/// A session with one peer. See the module.
+#[derive(Clone, Debug)]
+pub(crate) struct Session {
+    pub(crate) id: PeerId,
+    pub(crate) phase: Phase,
+    pub(crate) remote: Remote,
+    /// Where hellos go and come from: the peer's first small address.
+    pub(crate) home: Address,
+    pub(crate) trailer: Trailer,
+    pub(crate) packet_bytes: usize,
+    pub(crate) lanes: Vec<Lane>,
+    next_bulk_lane: usize,
+    control_number: u64,
+    control_seen: Replay,
+    pub(crate) window: SendWindow,
+    pace: Pace,
+    trip: RoundTrip,
+    loose: alloc::collections::VecDeque<(Slot, bool)>,
+    /// Units of the peer that have arrived.
+    units: Holes,
+    debt: AckDebt,
+    edges_in: Vec<EdgeIn>,
+    edges_in_index: BTreeMap<(u32, u32), u32>,
+    last_edge_in: u32,
+    edges_out: Vec<EdgeOut>,
+    edges_out_index: BTreeMap<(u32, u32), u32>,
+    /// Incoming edges whose credit the peer should be told.
+    credit_due: Vec<u32>,
+    /// Incoming edges with refusals to be told.
+    refusal_due: Vec<u32>,
+    /// Outgoing edges that wait for credit.
+    wanting: Vec<u32>,
+    want_due: bool,
+    prod: Backoff,
+    prod_due: bool,
+    tail: Backoff,
+    want: Backoff,
+    /// Arrivals counted when the tail timer was last set.
+    tail_arrivals: u64,
+    /// Repeats that may go beyond the pace: first and last of a tail.
+    forced: u32,
+    /// Since when the peer owes us some sign of life.
+    pub(crate) asked_at: Option<Instant>,
+    pub(crate) last_heard: Instant,
+    keepalive_at: Instant,
+    /// Somebody waits for this peer: ask now and then whether it lives.
+    watched: bool,
+    expecting: bool,
+    sender_period: u64,
+    told_window: u32,
+    pub(crate) is_ready: bool,
+}
+
+impl Session {
+    pub(crate) fn new(id: PeerId, home: Address, phase: Phase, now: Instant) -> Session {
+        Session {
+            id,
+            phase,
+            remote: Remote::default(),
+            home,
+            trailer: Trailer::Crc32c,
+            packet_bytes: 0,
+            lanes: Vec::new(),
+            next_bulk_lane: 0,
+            control_number: 0,
+            control_seen: Replay::default(),
+            window: SendWindow::default(),
+            pace: Pace::new(1),
+            trip: RoundTrip::default(),
+            loose: alloc::collections::VecDeque::new(),
+            units: Holes::default(),
+            debt: AckDebt::NONE,
+            edges_in: Vec::new(),
+            edges_in_index: BTreeMap::new(),
+            last_edge_in: 0,
+            edges_out: Vec::new(),
+            edges_out_index: BTreeMap::new(),
+            credit_due: Vec::new(),
+            refusal_due: Vec::new(),
+            wanting: Vec::new(),
+            want_due: false,
+            prod: Backoff::OFF,
+            prod_due: false,
+            tail: Backoff::OFF,
+            tail_arrivals: 0,
+            want: Backoff::OFF,
+            forced: 0,
+            asked_at: Some(now),
+            last_heard: now,
+            keepalive_at: Instant::NEVER,
+            watched: false,
+            expecting: false,
+            sender_period: u64::MAX,
+            told_window: 0,
+            is_ready: false,
+        }
+    }
+
+    /// Takes what the peer said in its hello or welcome; the session is open.
+    pub(crate) fn open(&mut self, hello: &Hello, trailer: Trailer, now: Instant, shared: &Shared) {
+        self.remote = Remote {
+            connection: hello.connection,
+            incarnation: hello.incarnation,
+            node: hello.node,
+        };
+        self.trailer = trailer;
+        self.packet_bytes = shared
+            .config
+            .packet_bytes
+            .min(usize::from(hello.max_packet_bytes));
+        self.pace = Pace::new(hello.window_packets.min(shared.config.frames));
+        self.told_window = shared.config.window_packets;
+        self.lanes = hello
+            .lanes()
+            .iter()
+            .map(|lane| {
+                let mut to = lane.address;
+                if to.is_unspecified() {
+                    to.ip = self.home.ip;
+                }
+                Lane::new(lane.lane, lane.bulk, to)
+            })
+            .collect();
+        for edge in &mut self.edges_out {
+            edge.grant(u64::from(hello.initial_credit_bytes));
+        }
+        if let Phase::Opening { .. } = self.phase
+            && let Some(asked) = self.asked_at
+        {
+            self.trip.sample(now.since(asked).max(1));
+        }
+        self.phase = Phase::Open;
+        self.heard(now);
+        self.rest_keepalive(now, shared);
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        self.phase == Phase::Open
+    }
+
+    /// The outgoing edge between two endpoints, made on first use.
+    pub(crate) fn edge_out(&mut self, source: u32, target: u32, initial_credit: u64) -> u32 {
+        if let Some(index) = self.edges_out_index.get(&(source, target)) {
+            return *index;
+        }
+        let index = u32::try_from(self.edges_out.len()).unwrap_or(u32::MAX);
+        self.edges_out
+            .push(EdgeOut::new(source, target, initial_credit));
+        self.edges_out_index.insert((source, target), index);
+        index
+    }
+
+    pub(crate) fn out(&self, index: u32) -> Option<&EdgeOut> {
+        self.edges_out.get(index as usize)
+    }
+
+    pub(crate) fn out_mut(&mut self, index: u32) -> Option<&mut EdgeOut> {
+        self.edges_out.get_mut(index as usize)
+    }
+
+    /// An outgoing edge waits for credit: the peer is asked, again and again.
+    pub(crate) fn wants_credit(&mut self, index: u32, now: Instant, shared: &Shared) {
+        if !self.wanting.contains(&index) {
+            self.wanting.push(index);
+            self.want_due = true;
+        }
+        if self.want.is_off() {
+            self.want.start(now, shared.config.min_timeout_ns);
+        }
+        self.ask(now);
+    }
+
+    pub(crate) fn queue(&mut self, slot: Slot, bulk: bool) {
+        self.window.queue(slot, bulk);
+    }
+
+    pub(crate) fn queue_loose(&mut self, slot: Slot, bulk: bool) {
+        self.loose.push_back((slot, bulk));
+    }
+
+    /// The application gave back a message of `total` bytes.
+    pub(crate) fn consumed(&mut self, index: u32, total: u64, now: Instant, shared: &mut Shared) {
+        let Some(edge) = self.edges_in.get_mut(index as usize) else {
+            return;
+        };
+        let before = edge.outstanding();
+        let freed = edge.consumed(total, &shared.config);
+        shared.pool.give_back(freed);
+        shared.outstanding = shared.outstanding + edge.outstanding() - before;
+        self.regrant(index, now, shared);
+    }
+
+    /// Renews an edge's credit and plans to tell the peer if that matters.
+    fn regrant(&mut self, index: u32, now: Instant, shared: &mut Shared) {
+        let id = EdgeId {
+            peer: self.id,
+            index,
+        };
+        let edge = &mut self.edges_in[index as usize];
+        let before = edge.outstanding();
+        let wanting = edge.is_wanting();
+        let mut tell = edge.regrant(shared.credit_budget(), &shared.config);
+        if let Some(endpoint) = shared.endpoints.get_mut(&edge.target) {
+            if endpoint
+                .oversize
+                .is_some_and(|(owner, end)| owner == id && edge.has_consumed(end))
+            {
+                endpoint.oversize = None;
+            }
+            if edge.wants_oversize() {
+                if endpoint.oversize.is_none() {
+                    endpoint.oversize = Some((id, edge.grant_oversize()));
+                    endpoint.waiting.retain(|waiting| *waiting != id);
+                    tell = true;
+                } else if endpoint.oversize.is_some_and(|(owner, _)| owner != id)
+                    && !endpoint.waiting.contains(&id)
+                {
+                    endpoint.waiting.push_back(id);
+                }
+            }
+        } else if edge.wants_oversize() {
+            // Nobody takes it: let it come and be refused.
+            edge.grant_oversize();
+            tell = true;
+        }
+        shared.outstanding = shared.outstanding + edge.outstanding() - before;
+        if tell {
+            if !self.credit_due.contains(&index) {
+                self.credit_due.push(index);
+            }
+            if wanting {
+                self.debt.now = true;
+            } else {
+                self.debt.due = self.debt.due.min(now.after(shared.config.ack_delay_ns));
+            }
+        }
+    }
+
+    /// Looks again at an edge that waited for another's over-long message.
+    pub(crate) fn retry_grant(&mut self, index: u32, now: Instant, shared: &mut Shared) {
+        if (index as usize) < self.edges_in.len() {
+            self.regrant(index, now, shared);
+        }
+    }
+
+    /// An endpoint was closed: gives back what its edges held.
+    pub(crate) fn close_target(&mut self, target: u32, shared: &mut Shared) {
+        for edge in self.edges_in.iter_mut().filter(|edge| edge.target == target) {
+            let before = edge.outstanding();
+            let freed = edge.close();
+            shared.pool.give_back(freed);
+            shared.outstanding = shared.outstanding + edge.outstanding() - before;
+        }
+    }
+
+    /// The structure of the computation proves that all units below `unit` arrived.
+    pub(crate) fn ack_through(&mut self, unit: u64, now: Instant, shared: &mut Shared) {
+        let before = self.window.base();
+        self.units_arrived(unit, shared);
+        shared.stats.implicit_acks += self.window.base().saturating_sub(before);
+        self.settle_lanes();
+        self.progress(now, shared);
+    }
+
+    /// Ends the session: every slot goes back, all memory is forgotten.
+    pub(crate) fn end(mut self, reason: GoneReason, shared: &mut Shared) {
+        for slot in self.window.clear() {
+            shared.event(Event::Released { slot });
+        }
+        for (slot, _) in self.loose {
+            shared.event(Event::Released { slot });
+        }
+        for edge in &mut self.edges_in {
+            shared.outstanding -= edge.outstanding();
+            let freed = edge.held();
+            shared.pool.give_back(freed);
+        }
+        shared.forget_peer(self.id);
+        shared.event(Event::Gone {
+            peer: self.id,
+            reason,
+        });
+    }
+
+    /// The peer owes us an answer from now on.
+    fn ask(&mut self, now: Instant) {
+        self.asked_at.get_or_insert(now);
+    }
+
+    /// The peer lives.
+    fn heard(&mut self, now: Instant) {
+        self.last_heard = now;
+        self.asked_at = (!self.window.is_empty() || !self.wanting.is_empty()).then_some(now);
+    }
+
+    /// The peer's process is known to live, though it says nothing.
+    pub(crate) fn vouch(&mut self, now: Instant) {
+        if let Some(asked) = &mut self.asked_at {
+            *asked = now;
+        }
+    }
+
+    pub(crate) fn watch(&mut self, watched: bool, now: Instant, shared: &Shared) {
+        if self.watched != watched {
+            self.watched = watched;
+            self.rest_keepalive(now, shared);
+        }
+    }
+
+    /// The application knows that something must come from this peer.
+    pub(crate) fn expect(&mut self, expecting: bool, now: Instant, shared: &Shared) {
+        self.expecting = expecting;
+        self.arm_prod(now, shared);
+    }
+
+    fn rest_keepalive(&mut self, now: Instant, shared: &Shared) {
+        self.keepalive_at = if self.watched {
+            now.after(shared.config.peer_timeout_ns / 4)
+        } else {
+            Instant::NEVER
+        };
+    }
+
+    fn out_id(&self, index: u32) -> EdgeId {
+        EdgeId {
+            peer: self.id,
+            index,
+        }
+    }
+
+    /// True if the peer has everything that was sent.
+    pub(crate) fn is_acknowledged(&self) -> bool {
+        self.window.is_empty()
+    }
+
+    /// The smoothed round trip, if one was measured.
+    pub(crate) fn round_trip_ns(&self) -> Option<u64> {
+        self.trip.smoothed_ns()
+    }
+}

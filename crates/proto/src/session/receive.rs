@@ -1,0 +1,613 @@
+//! What an arriving packet does to a session.
+
+use crate::edge::{EdgeIn, Place, Violation};
+use crate::event::{EdgeId, Event};
+use crate::holes::{Arrival, widen};
+use crate::pool::Admission;
+use crate::send::Flight;
+use crate::session::{AckDebt, Session};
+use crate::shared::Shared;
+use crate::stats::Drop;
+use crate::time::Instant;
+use crate::wire::{
+    CONTROL_LANE, Flags, Header, Kind, LaneAck, Packet, Record, RefusedReason,
+};
+
+/// Edges that one peer may use.
+const MAX_EDGES: usize = 1 << 16;
+
+impl Session {
+    /// Takes a packet whose connection and trailer are right.
+    pub(crate) fn on_packet(
+        &mut self,
+        now: Instant,
+        packet: &Packet<'_>,
+        shared: &mut Shared,
+    ) -> Result<(), Drop> {
+        let header = packet.header;
+        let cost = self.check(packet, shared)?;
+        self.heard(now);
+        if header.flags.has(Flags::ACK) {
+            self.on_ack(&header, now, shared);
+        }
+        let verdict = self.admit(&header, cost, shared);
+        self.apply(packet, verdict.ok(), now, shared);
+        self.progress(now, shared);
+        match verdict {
+            Ok(true) if header.flags.has(Flags::UNIT) => self.owe(&header, now, shared),
+            Ok(_) => {}
+            Err(Drop::Duplicate) if header.flags.has(Flags::UNIT) => self.debt.now = true,
+            Err(_) => {}
+        }
+        if header.kind == Kind::Prod {
+            self.on_prod(now);
+        }
+        self.arm_prod(now, shared);
+        verdict.map(|_| ())
+    }
+
+    /// Everything parses and stands where it may; the pool bytes it would take.
+    fn check(&self, packet: &Packet<'_>, shared: &Shared) -> Result<u64, Drop> {
+        let in_unit = packet.header.flags.has(Flags::UNIT);
+        let mut cost = 0;
+        for record in packet.records() {
+            let record = record.map_err(|_| Drop::Malformed)?;
+            if let Record::Message {
+                source,
+                target,
+                sequence,
+                total,
+                unreliable,
+                ..
+            } = record
+            {
+                if unreliable == in_unit {
+                    return Err(Drop::Violation);
+                }
+                if in_unit {
+                    cost += self.message_cost((source, target), sequence, total, shared);
+                }
+            } else if record.is_sequenced() && !in_unit {
+                return Err(Drop::Violation);
+            }
+        }
+        Ok(cost)
+    }
+
+    fn message_cost(
+        &self,
+        edge: (u32, u32),
+        sequence: u32,
+        total: u64,
+        shared: &Shared,
+    ) -> u64 {
+        match self.find_in(edge) {
+            Some(index) => {
+                let edge = &self.edges_in[index as usize];
+                edge.pool_cost(widen(sequence, edge.next()), total, &shared.config)
+            }
+            None => crate::config::charge(total),
+        }
+    }
+
+    /// Records number and unit. `Ok(true)`: the unit is new and accepted;
+    /// `Ok(false)`: there is no unit, use what else the packet says.
+    fn admit(&mut self, header: &Header, cost: u64, shared: &mut Shared) -> Result<bool, Drop> {
+        if header.lane == CONTROL_LANE {
+            let number = widen(header.number, self.control_seen.top());
+            return if self.control_seen.record(number) {
+                Ok(false)
+            } else {
+                Err(Drop::Duplicate)
+            };
+        }
+        let Some(lane) = self.lanes.iter_mut().find(|lane| lane.id == header.lane) else {
+            return Err(Drop::Untracked);
+        };
+        let number = widen(header.number, lane.incoming.next());
+        let floor = number.saturating_sub(u64::from(header.settled));
+        if !header.flags.has(Flags::UNIT) {
+            lane.incoming.record(number, floor);
+            return Ok(false);
+        }
+        if lane.incoming.classify(number) == Arrival::Refused {
+            lane.incoming.settle(floor);
+            return Err(Drop::Untracked);
+        }
+        let unit = widen(header.unit, self.units.next());
+        match self.units.classify(unit) {
+            Arrival::Duplicate => {
+                lane.incoming.record(number, floor);
+                return Err(Drop::Duplicate);
+            }
+            Arrival::Refused => {
+                lane.incoming.settle(floor);
+                return Err(Drop::Untracked);
+            }
+            Arrival::New => {}
+        }
+        match shared.pool.admit(cost, unit == self.units.next()) {
+            Admission::Granted => {}
+            Admission::LowOnRoom => {
+                lane.incoming.settle(floor);
+                return Err(Drop::PoolLow);
+            }
+            Admission::Exhausted => {
+                lane.incoming.settle(floor);
+                return Err(Drop::PoolFull);
+            }
+        }
+        self.units.record(unit);
+        lane.incoming.record(number, floor);
+        if lane.incoming.has_new_hole(shared.config.reorder_packets) {
+            self.debt.now = true;
+        }
+        shared.stats.units_received += 1;
+        Ok(true)
+    }
+
+    /// Plans the acknowledgement of an accepted unit (thesis §5.2.1).
+    fn owe(&mut self, header: &Header, now: Instant, shared: &mut Shared) {
+        self.sender_period = shared.senders.note(self.sender_period, now);
+        // News: prods start again at their shortest pause (MaximiseProdPaceTo).
+        self.prod = super::Backoff::OFF;
+        self.debt.packets += 1;
+        if header.flags.has(Flags::REPEAT) {
+            self.debt.now = true;
+        }
+        if header.flags.has(Flags::ACK_WANTED) && self.debt.packets >= shared.packets_per_ack() {
+            self.debt.now = true;
+        }
+        if header.flags.has(Flags::LAST) {
+            let due = now.after(shared.config.ack_delay_ns);
+            self.debt.due = self.debt.due.min(due);
+        }
+    }
+
+    /// Hands the records on: sequenced ones only with an accepted unit, unreliable
+    /// messages only with a packet that has no unit and is no duplicate.
+    fn apply(
+        &mut self,
+        packet: &Packet<'_>,
+        verdict: Option<bool>,
+        now: Instant,
+        shared: &mut Shared,
+    ) {
+        let (accepted, loose) = (verdict == Some(true), verdict == Some(false));
+        for record in packet.records().flatten() {
+            match record {
+                Record::LaneAck(ack) => self.on_lane_ack(&ack, now, shared),
+                Record::Credit {
+                    source,
+                    target,
+                    limit,
+                } => self.on_credit((source, target), limit, shared),
+                Record::CreditWanted {
+                    source,
+                    target,
+                    need,
+                } => self.on_credit_wanted((source, target), need, now, shared),
+                Record::Window { packets } => {
+                    self.pace.cap(packets.min(shared.config.frames));
+                }
+                Record::Message { unreliable, .. } if unreliable => {
+                    if loose {
+                        self.on_loose(record, shared);
+                    }
+                }
+                sequenced if accepted => self.on_sequenced(sequenced, now, shared),
+                _ => {}
+            }
+        }
+    }
+
+    #[inline]
+    fn on_sequenced(&mut self, record: Record<'_>, now: Instant, shared: &mut Shared) {
+        match record {
+            Record::Message { .. } => self.on_message(record, now, shared),
+            Record::Placement {
+                region,
+                notify,
+                key,
+                offset,
+                payload,
+            } => {
+                let end = offset.checked_add(payload.len() as u64);
+                let fits = shared.regions.get(&region).is_some_and(|open| {
+                    open.key == key && end.is_some_and(|end| end <= open.length)
+                });
+                if fits {
+                    shared.event(Event::Placed {
+                        peer: self.id,
+                        region,
+                        notify,
+                        offset,
+                        bytes: payload,
+                    });
+                } else {
+                    shared.count(Drop::Violation);
+                }
+            }
+            Record::Region {
+                region,
+                key,
+                length,
+            } => shared.event(Event::RegionOpened {
+                peer: self.id,
+                region,
+                key,
+                length,
+            }),
+            Record::RegionEnd { region } => shared.event(Event::RegionClosed {
+                peer: self.id,
+                region,
+            }),
+            Record::EdgeEnd {
+                source,
+                target,
+                sequence,
+            } => {
+                if let Some(index) = self.find_in((source, target)) {
+                    let edge = &mut self.edges_in[index as usize];
+                    edge.end_at(widen(sequence, edge.next()));
+                    self.check_end(index, shared);
+                }
+            }
+            Record::Refused {
+                source,
+                target,
+                sequence,
+                reason,
+            } => {
+                if let Some(index) = self.edges_out_index.get(&(source, target)).copied() {
+                    let edge = &mut self.edges_out[index as usize];
+                    let sequence = widen(sequence, edge.next());
+                    edge.refused = Some(reason);
+                    edge.give_up();
+                    self.wanting.retain(|wanting| *wanting != index);
+                    let edge = self.out_id(index);
+                    shared.event(Event::Refused {
+                        edge,
+                        sequence,
+                        reason,
+                    });
+                }
+            }
+            Record::LaneAck(_)
+            | Record::Credit { .. }
+            | Record::CreditWanted { .. }
+            | Record::Window { .. } => {}
+        }
+    }
+
+    #[inline]
+    fn on_message(&mut self, record: Record<'_>, now: Instant, shared: &mut Shared) {
+        let Record::Message {
+            source,
+            target,
+            sequence,
+            offset,
+            total,
+            port,
+            payload,
+            ..
+        } = record
+        else {
+            return;
+        };
+        let Some(index) = self.find_or_open_in((source, target), shared) else {
+            shared.count(Drop::Violation);
+            return;
+        };
+        let id = EdgeId {
+            peer: self.id,
+            index,
+        };
+        let edge = &mut self.edges_in[index as usize];
+        let refusal = refusal_for(edge, port, total, shared);
+        let sequence = widen(sequence, edge.next());
+        let (held, outstanding) = (edge.held(), edge.outstanding());
+        let piece = (offset, payload.len() as u64, total);
+        let place = edge.place(sequence, piece, refusal.is_some(), &shared.config);
+        shared.pool.take(edge.held() - held);
+        match place {
+            Ok(Place::Deliver) => {
+                shared.stats.messages_delivered += 1;
+                shared.event(Event::Deliver {
+                    edge: id,
+                    bytes: payload,
+                });
+            }
+            Ok(Place::Hold) => {
+                shared.event(Event::Hold {
+                    edge: id,
+                    sequence,
+                    offset,
+                    total,
+                    bytes: payload,
+                });
+                self.hand_over_complete(index, shared);
+            }
+            Ok(Place::Discard) => {
+                shared.stats.messages_refused += 1;
+                if let Some(reason) = refusal
+                    && edge.refusal.is_none()
+                {
+                    edge.refusal = Some((sequence, reason));
+                    self.refusal_due.push(index);
+                }
+                self.hand_over_complete(index, shared);
+            }
+            Err(Violation::OverCredit | Violation::Contradiction) => {
+                shared.count(Drop::Violation);
+                return;
+            }
+        }
+        let edge = &self.edges_in[index as usize];
+        if edge.outstanding() != outstanding {
+            shared.outstanding = shared.outstanding + edge.outstanding() - outstanding;
+            self.regrant(index, now, shared);
+        }
+        self.check_end(index, shared);
+    }
+
+    fn hand_over_complete(&mut self, index: u32, shared: &mut Shared) {
+        let id = EdgeId {
+            peer: self.id,
+            index,
+        };
+        let edge = &mut self.edges_in[index as usize];
+        while let Some(message) = edge.pop_complete(&shared.config) {
+            if !message.discard {
+                shared.stats.messages_delivered += 1;
+                shared.event(Event::Complete {
+                    edge: id,
+                    sequence: message.sequence,
+                });
+            }
+        }
+    }
+
+    fn check_end(&mut self, index: u32, shared: &mut Shared) {
+        if self.edges_in[index as usize].take_end() {
+            shared.event(Event::EdgeEnded {
+                edge: EdgeId {
+                    peer: self.id,
+                    index,
+                },
+            });
+        }
+    }
+
+    fn on_loose(&mut self, record: Record<'_>, shared: &mut Shared) {
+        let Record::Message {
+            source,
+            target,
+            sequence,
+            offset,
+            total,
+            payload,
+            ..
+        } = record
+        else {
+            return;
+        };
+        if !shared.endpoints.contains_key(&target) {
+            shared.stats.messages_refused += 1;
+            return;
+        }
+        if let Some(index) = self.find_or_open_in((source, target), shared) {
+            shared.event(Event::Loose {
+                edge: EdgeId {
+                    peer: self.id,
+                    index,
+                },
+                sequence,
+                offset,
+                total,
+                bytes: payload,
+            });
+        }
+    }
+
+    #[inline]
+    fn find_in(&self, edge: (u32, u32)) -> Option<u32> {
+        if let Some(last) = self.edges_in.get(self.last_edge_in as usize)
+            && (last.source, last.target) == edge
+        {
+            return Some(self.last_edge_in);
+        }
+        self.edges_in_index.get(&edge).copied()
+    }
+
+    #[inline]
+    fn find_or_open_in(&mut self, edge: (u32, u32), shared: &mut Shared) -> Option<u32> {
+        if let Some(index) = self.find_in(edge) {
+            self.last_edge_in = index;
+            return Some(index);
+        }
+        if self.edges_in.len() >= MAX_EDGES {
+            return None;
+        }
+        let (source, target) = edge;
+        let index = u32::try_from(self.edges_in.len()).ok()?;
+        let opened = EdgeIn::new(source, target, &shared.config);
+        shared.outstanding += opened.outstanding();
+        self.edges_in.push(opened);
+        self.edges_in_index.insert(edge, index);
+        self.last_edge_in = index;
+        shared.event(Event::EdgeOpened {
+            edge: EdgeId {
+                peer: self.id,
+                index,
+            },
+            source,
+            target,
+        });
+        Some(index)
+    }
+
+    fn on_credit(&mut self, (source, target): (u32, u32), limit: u64, shared: &mut Shared) {
+        let Some(index) = self.edges_out_index.get(&(source, target)).copied() else {
+            return;
+        };
+        let edge = &mut self.edges_out[index as usize];
+        if edge.grant(limit) {
+            self.wanting.retain(|wanting| *wanting != index);
+            let edge = self.out_id(index);
+            shared.event(Event::Credit { edge });
+        }
+        if self.wanting.is_empty() {
+            self.want = super::Backoff::OFF;
+        }
+    }
+
+    fn on_credit_wanted(&mut self, edge: (u32, u32), need: u64, now: Instant, shared: &mut Shared) {
+        let Some(index) = self.find_or_open_in(edge, shared) else {
+            return;
+        };
+        self.edges_in[index as usize].want(need);
+        self.regrant(index, now, shared);
+        // Whatever was granted may have been lost on the way: say it again.
+        if !self.credit_due.contains(&index) {
+            self.credit_due.push(index);
+        }
+        self.debt.now = true;
+    }
+
+    /// The acknowledgement fields of the header.
+    fn on_ack(&mut self, header: &Header, now: Instant, shared: &mut Shared) {
+        let unit_next = widen(header.unit_next, self.window.base());
+        self.units_arrived(unit_next.min(self.window.top()), shared);
+        let Some(index) = self.lanes.iter().position(|lane| lane.id == header.ack_lane) else {
+            return;
+        };
+        let floor = self.lanes[index].out.floor();
+        let next = widen(header.lane_next, floor);
+        let end = widen(header.lane_end, floor);
+        if next > self.lanes[index].out.next() || end < next {
+            return;
+        }
+        self.lane_arrived(index, (floor, next), now, shared);
+        if end > next && end < self.lanes[index].out.next() {
+            self.lane_missing(index, (next, end));
+            self.lane_arrived(index, (end, end + 1), now, shared);
+        }
+        self.settle_lanes();
+    }
+
+    /// A record with all holes of a lane.
+    fn on_lane_ack(&mut self, ack: &LaneAck<'_>, now: Instant, shared: &mut Shared) {
+        let Some(index) = self.lanes.iter().position(|lane| lane.id == ack.lane) else {
+            return;
+        };
+        let floor = self.lanes[index].out.floor();
+        let top = widen(ack.top, floor);
+        if top > self.lanes[index].out.next() {
+            return;
+        }
+        let mut from = floor;
+        let mut next = widen(ack.next, floor);
+        for range in ack.ranges() {
+            let start = widen(range.start, floor);
+            if start < next || start > top {
+                break;
+            }
+            self.lane_arrived(index, (from, start), now, shared);
+            let end = (start + u64::from(range.count)).min(top);
+            self.lane_missing(index, (start, end));
+            from = end;
+            next = end;
+        }
+        self.lane_arrived(index, (from, top), now, shared);
+        self.settle_lanes();
+    }
+
+    fn lane_arrived(
+        &mut self,
+        index: usize,
+        (from, to): (u64, u64),
+        now: Instant,
+        shared: &mut Shared,
+    ) {
+        let lane = &mut self.lanes[index];
+        if from < to {
+            lane.strikes = 0;
+            if let Some(ns) = lane.out.round_trip(to, now) {
+                self.trip.sample(ns);
+            }
+        }
+        for number in from..to {
+            if let Some(unit) = lane.out.unit_of(number)
+                && let Some(slot) = self.window.arrived(unit)
+            {
+                shared.event(Event::Released { slot });
+            }
+        }
+    }
+
+    fn lane_missing(&mut self, index: usize, (from, to): (u64, u64)) {
+        let lane = &self.lanes[index];
+        for number in from..to {
+            let flight = Flight {
+                lane: lane.id,
+                number,
+            };
+            if let Some(unit) = lane.out.unit_of(number)
+                && self.window.lost(unit, flight)
+            {
+                self.pace.lost();
+            }
+        }
+    }
+
+    pub(super) fn units_arrived(&mut self, next: u64, shared: &mut Shared) {
+        for unit in self.window.base()..next {
+            if let Some(slot) = self.window.arrived(unit) {
+                shared.event(Event::Released { slot });
+            }
+        }
+    }
+
+    pub(super) fn settle_lanes(&mut self) {
+        for lane in &mut self.lanes {
+            lane.out.settle(lane.id, &self.window);
+        }
+    }
+
+    /// Somebody wants to know where we are (thesis §5.2, prods).
+    fn on_prod(&mut self, now: Instant) {
+        let news = self.window.has_next(u32::MAX);
+        if !news && self.window.flying() > 0 {
+            let fresh = self.trip.smoothed_ns().unwrap_or(0);
+            self.repeat_first_and_last(now, fresh);
+        }
+        self.debt.now = true;
+    }
+
+    /// Nothing is owed any more: everything that has arrived was just told.
+    pub(super) fn acknowledged(&mut self) {
+        self.debt = AckDebt::NONE;
+    }
+}
+
+/// Why this message would find nobody, if so. The endpoint table is asked again
+/// only after it changed.
+fn refusal_for(
+    edge: &mut EdgeIn,
+    port: bool,
+    total: u64,
+    shared: &Shared,
+) -> Option<RefusedReason> {
+    if edge.open.0 != shared.endpoints_generation {
+        let open = shared
+            .endpoints
+            .get(&edge.target)
+            .is_some_and(|endpoint| endpoint.port == port);
+        edge.open = (shared.endpoints_generation, open);
+    }
+    if !edge.open.1 {
+        return Some(RefusedReason::NoEndpoint);
+    }
+    (total > crate::config::MAX_MESSAGE_BYTES).then_some(RefusedReason::TooLong)
+}

@@ -1,0 +1,176 @@
+//! What a session does when time has passed: prods, lost tails, dead lanes, silence.
+
+use crate::event::GoneReason;
+use crate::session::{Backoff, Phase, Session};
+use crate::shared::Shared;
+use crate::time::Instant;
+
+/// Tail time-outs in a row after which a lane is thought dead, if the peer was
+/// heard meanwhile.
+const MAX_STRIKES: u8 = 3;
+/// A dead lane is tried again after this many longest time-outs.
+const LANE_REST: u64 = 4;
+
+impl Session {
+    /// The earliest moment at which [`on_timers`](Self::on_timers) has work.
+    pub(crate) fn deadline(&self, shared: &Shared) -> Instant {
+        let silence = self
+            .asked_at
+            .map_or(Instant::NEVER, |at| at.after(shared.config.peer_timeout_ns));
+        let opening = match self.phase {
+            Phase::Opening { retry_at, .. } => retry_at,
+            Phase::Open => Instant::NEVER,
+        };
+        [
+            self.debt.due,
+            self.prod.at,
+            self.tail.at,
+            self.want.at,
+            self.keepalive_at,
+            opening,
+            silence,
+        ]
+        .into_iter()
+        .min()
+        .unwrap_or(Instant::NEVER)
+    }
+
+    /// Lets due timers act; a reason if the peer must be given up.
+    pub(crate) fn on_timers(&mut self, now: Instant, shared: &mut Shared) -> Option<GoneReason> {
+        if let Some(asked) = self.asked_at
+            && now >= asked.after(shared.config.peer_timeout_ns)
+        {
+            return Some(GoneReason::Silent);
+        }
+        if !self.is_open() {
+            return None;
+        }
+        if now >= self.debt.due {
+            self.debt.due = Instant::NEVER;
+            self.debt.now = true;
+        }
+        if now >= self.prod.at {
+            self.prod_due = true;
+            self.ask(now);
+            self.prod.again(now, shared.config.max_timeout_ns);
+        }
+        if now >= self.tail.at {
+            self.on_tail(now, shared);
+        }
+        if now >= self.want.at {
+            self.want_due = !self.wanting.is_empty();
+            self.want.again(now, shared.config.max_timeout_ns);
+            if !self.want_due {
+                self.want = Backoff::OFF;
+            }
+        }
+        if now >= self.keepalive_at {
+            self.rest_keepalive(now, shared);
+            if now.since(self.last_heard) >= shared.config.peer_timeout_ns / 4 {
+                self.prod_due = true;
+                self.ask(now);
+            }
+        }
+        None
+    }
+
+    /// This process did not step for a while: that silence is not the peer's.
+    pub(crate) fn discount(&mut self, absence_ns: u64) {
+        if let Some(asked) = &mut self.asked_at {
+            *asked = asked.after(absence_ns);
+        }
+        if !self.tail.is_off() {
+            self.tail.at = self.tail.at.after(absence_ns);
+        }
+    }
+
+    /// Something is missing or expected: ask for it, not sooner than a round trip.
+    pub(super) fn arm_prod(&mut self, now: Instant, shared: &Shared) {
+        let missing = self.expecting
+            || !self.units.is_whole()
+            || self.lanes.iter().any(|lane| !lane.incoming.is_whole());
+        if !missing {
+            self.prod = Backoff::OFF;
+        } else if self.prod.is_off() {
+            let config = &shared.config;
+            let pause = self
+                .trip
+                .timeout_ns(config.min_timeout_ns / 4, config.max_timeout_ns);
+            self.prod.start(now, pause);
+        }
+    }
+
+    /// Keeps the tail timer in step with what flies.
+    pub(super) fn progress(&mut self, now: Instant, shared: &Shared) {
+        if self.window.flying() == 0 {
+            self.tail = Backoff::OFF;
+            self.forced = 0;
+        } else if self.tail.is_off() || self.tail_arrivals != self.window.arrivals() {
+            let config = &shared.config;
+            let pause = self
+                .trip
+                .timeout_ns(config.min_timeout_ns, config.max_timeout_ns);
+            self.tail.start(now, pause);
+        }
+        self.tail_arrivals = self.window.arrivals();
+    }
+
+    /// No news of what flies for too long: its tail may be lost (thesis §5.2).
+    fn on_tail(&mut self, now: Instant, shared: &mut Shared) {
+        self.strike(now, shared);
+        let repeated = self.repeat_first_and_last(now, 0);
+        shared.stats.tail_repeats += u64::from(repeated);
+        self.pace.timed_out();
+        self.tail.again(now, shared.config.max_timeout_ns);
+        self.ask(now);
+    }
+
+    /// Repeats the first and last unit in flight unless they left within
+    /// `fresh_ns`; how many.
+    pub(super) fn repeat_first_and_last(&mut self, now: Instant, fresh_ns: u64) -> u32 {
+        let Some((first, last)) = self.window.first_and_last_flying() else {
+            return 0;
+        };
+        let mut repeated = 0;
+        for unit in [first, last] {
+            let stale = self
+                .window
+                .sent_at(unit)
+                .is_some_and(|at| now.since(at) >= fresh_ns);
+            if stale && self.window.lane_of(unit).is_some() {
+                self.window.repeat(unit);
+                repeated += 1;
+            }
+        }
+        self.forced = self.forced.max(repeated);
+        repeated
+    }
+
+    /// Blames the lane of the oldest flight; a lane that stays silent while the
+    /// peer is heard elsewhere hands its units to the others.
+    fn strike(&mut self, now: Instant, shared: &mut Shared) {
+        let oldest = self
+            .window
+            .first_and_last_flying()
+            .and_then(|(first, _)| self.window.lane_of(first));
+        let Some(index) = self
+            .lanes
+            .iter()
+            .position(|lane| Some(lane.id) == oldest)
+        else {
+            return;
+        };
+        let others = self.lanes.iter().enumerate();
+        let spare = others.clone().any(|(other, lane)| other != index && lane.is_up(now));
+        let heard = now.since(self.last_heard) < self.tail.pause_ns;
+        let lane = &mut self.lanes[index];
+        lane.strikes = lane.strikes.saturating_add(1);
+        if lane.strikes >= MAX_STRIKES && spare && heard {
+            lane.strikes = MAX_STRIKES - 1;
+            lane.down_until = now.after(LANE_REST * shared.config.max_timeout_ns);
+            let id = lane.id;
+            shared.stats.lanes_lost += 1;
+            self.window.abandon_lane(id);
+        }
+    }
+}

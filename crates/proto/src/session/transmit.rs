@@ -1,0 +1,443 @@
+//! Which packet a session sends next, and what rides on it.
+
+use ranges::RangeList;
+
+use crate::lane::Lane;
+use crate::send::{Flight, Next, Slot};
+use crate::session::Session;
+use crate::shared::Shared;
+use crate::time::Instant;
+use crate::wire::{
+    Address, CONTROL_LANE, CREDIT_BYTES, Flags, HEADER_BYTES, Header, Kind, REFUSED_BYTES, Range,
+    Trailer, emit_credit, emit_credit_wanted, emit_lane_ack, emit_refused, emit_window,
+};
+
+/// The caller's frames, as far as the machine writes into them.
+pub trait Frames {
+    /// The frame of a queued slot: its whole space, and where its records end.
+    fn filled(&mut self, slot: Slot) -> (&mut [u8], usize);
+
+    /// A frame for one packet without a unit; `None` if there is none now. It is
+    /// free again once the packet has been handed to the link.
+    fn scratch(&mut self) -> Option<(Slot, &mut [u8])>;
+
+    /// A frame that stays in use until it is released; `None` if there is none now.
+    fn allocate(&mut self) -> Option<(Slot, &mut [u8])>;
+
+    /// Sets where the records of an allocated frame end.
+    fn fill(&mut self, slot: Slot, end: usize);
+}
+
+/// Whose frame a packet lies in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Frame {
+    /// A queued one; it stays with the machine until it is released.
+    Unit(Slot),
+    /// A queued one that is free as soon as it has been handed to the link.
+    Loose(Slot),
+    /// A scratch frame.
+    Scratch(Slot),
+}
+
+/// A packet to send now. The caller appends the trailer and sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Transmit {
+    /// Where to.
+    pub to: Address,
+    /// By the bulk port.
+    pub bulk: bool,
+    /// Where its bytes lie.
+    pub frame: Frame,
+    /// Bytes before the trailer.
+    pub length: usize,
+    /// What to append.
+    pub trailer: Trailer,
+}
+
+impl Session {
+    /// True if [`poll_transmit`](Self::poll_transmit) may have something.
+    pub(crate) fn has_transmit(&self) -> bool {
+        self.is_open()
+            && (self.debt.now
+                || self.prod_due
+                || self.want_due
+                || !self.refusal_due.is_empty()
+                || !self.loose.is_empty()
+                || self.window.has_next(self.allowed()))
+    }
+
+    fn allowed(&self) -> u32 {
+        self.pace.allowed().max(self.window.flying() + self.forced)
+    }
+
+    /// The next packet of this session.
+    pub(crate) fn poll_transmit(
+        &mut self,
+        now: Instant,
+        frames: &mut impl Frames,
+        shared: &mut Shared,
+    ) -> Option<Transmit> {
+        if !self.is_open() {
+            return None;
+        }
+        if !self.refusal_due.is_empty() {
+            self.queue_refusals(frames, shared);
+        }
+        let lane_open = self.lanes.iter().all(|lane| lane.out.is_open());
+        let has_unit = lane_open && self.window.has_next(self.allowed());
+        if self.prod_due || self.want_due || self.debt.now && self.needs_own_packet(has_unit) {
+            return self.control(now, frames, shared);
+        }
+        if has_unit && let Some(next) = self.window.next(self.allowed()) {
+            return Some(self.unit(next, now, frames, shared));
+        }
+        let (slot, bulk) = self.loose.pop_front()?;
+        Some(self.loose(slot, bulk, now, frames, shared))
+    }
+
+    /// An acknowledgement rides on a unit, unless it says more than the header can.
+    fn needs_own_packet(&self, has_unit: bool) -> bool {
+        !has_unit
+            || !self.credit_due.is_empty()
+            || self.lanes.iter().filter(|lane| lane.incoming.dirty).count() > 1
+            || self.lanes.iter().any(|lane| !lane.incoming.is_whole())
+    }
+
+    fn unit(
+        &mut self,
+        next: Next,
+        now: Instant,
+        frames: &mut impl Frames,
+        shared: &mut Shared,
+    ) -> Transmit {
+        let index = self.pick_lane(next.bulk, now);
+        let mut flags = Flags::UNIT;
+        self.forced = self.forced.saturating_sub(u32::from(next.repeat));
+        // `next` has left the queue and doesn't fly yet.
+        let flying = self.window.flying() + 1;
+        let last = self.window.is_drained() || flying >= self.allowed();
+        if last {
+            flags.set(Flags::LAST);
+        }
+        if flying * 2 >= self.pace.allowed() {
+            flags.set(Flags::ACK_WANTED);
+        }
+        if next.repeat {
+            flags.set(Flags::REPEAT);
+            shared.stats.repeats += 1;
+        } else {
+            shared.stats.units_sent += 1;
+        }
+        let asked = flags.has(Flags::LAST) || flags.has(Flags::ACK_WANTED);
+        let lane = &mut self.lanes[index];
+        let number = lane.out.record(next.unit, now, asked);
+        let flight = Flight {
+            lane: lane.id,
+            number,
+        };
+        let (to, bulk) = (lane.to, lane.bulk);
+        if bulk {
+            flags.set(Flags::BULK);
+        }
+        let mut header = Header {
+            flags,
+            number: low(number),
+            unit: low(next.unit),
+            settled: lane.out.settled(number),
+            lane: lane.id,
+            ..self.header(Kind::Data)
+        };
+        self.window.sent(next.unit, flight, now);
+        self.pace.sent();
+        if self.tail.is_off() {
+            self.progress(now, shared);
+        }
+        self.asked_at.get_or_insert(now);
+        let (bytes, records_end) = frames.filled(next.slot);
+        let end = self.ride(&mut header, bytes, records_end, shared);
+        self.finish(header, bytes, end);
+        Transmit {
+            to,
+            bulk,
+            frame: Frame::Unit(next.slot),
+            length: end,
+            trailer: self.trailer,
+        }
+    }
+
+    fn loose(
+        &mut self,
+        slot: Slot,
+        bulk: bool,
+        now: Instant,
+        frames: &mut impl Frames,
+        shared: &mut Shared,
+    ) -> Transmit {
+        shared.stats.loose_sent += 1;
+        let index = self.pick_lane(bulk, now);
+        let (to, bulk) = (self.lanes[index].to, self.lanes[index].bulk);
+        let mut header = self.control_header(Kind::Data);
+        if bulk {
+            header.flags.set(Flags::BULK);
+        }
+        let (bytes, records_end) = frames.filled(slot);
+        let end = self.ride(&mut header, bytes, records_end, shared);
+        self.finish(header, bytes, end);
+        Transmit {
+            to,
+            bulk,
+            frame: Frame::Loose(slot),
+            length: end,
+            trailer: self.trailer,
+        }
+    }
+
+    /// A packet of acknowledgement state: an Ack, or a Prod if an answer is wanted.
+    fn control(
+        &mut self,
+        now: Instant,
+        frames: &mut impl Frames,
+        shared: &mut Shared,
+    ) -> Option<Transmit> {
+        let (slot, bytes) = frames.scratch()?;
+        let kind = if self.prod_due { Kind::Prod } else { Kind::Ack };
+        match kind {
+            Kind::Prod => shared.stats.prods += 1,
+            _ => shared.stats.explicit_acks += 1,
+        }
+        self.prod_due = false;
+        let index = self.pick_lane(false, now);
+        let (to, bulk) = (self.lanes[index].to, self.lanes[index].bulk);
+        let mut header = self.control_header(kind);
+        self.acknowledge_in(&mut header, shared);
+        let limit = bytes.len().min(self.packet_bytes) - self.trailer.bytes();
+        let mut end = HEADER_BYTES;
+        end += self.put_window(&mut bytes[end..limit], shared);
+        end = self.put_lane_acks(bytes, end, limit, shared);
+        end = self.put_credits(bytes, end, limit);
+        end = self.put_wants(bytes, end, limit);
+        self.acknowledged();
+        self.debt.now = !self.credit_due.is_empty();
+        self.finish(header, bytes, end);
+        Some(Transmit {
+            to,
+            bulk,
+            frame: Frame::Scratch(slot),
+            length: end,
+            trailer: self.trailer,
+        })
+    }
+
+    /// Lets acknowledgement and credits ride on a data packet; where it ends now.
+    fn ride(
+        &mut self,
+        header: &mut Header,
+        bytes: &mut [u8],
+        records_end: usize,
+        shared: &Shared,
+    ) -> usize {
+        self.acknowledge_in(header, shared);
+        let limit = bytes.len().min(self.packet_bytes) - self.trailer.bytes();
+        let end = self.put_credits(bytes, records_end, limit);
+        let told_all = self.lanes.iter().all(|lane| lane.incoming.is_whole() && !lane.incoming.dirty);
+        if told_all && self.credit_due.is_empty() {
+            self.acknowledged();
+        }
+        end
+    }
+
+    /// Fills in the acknowledgement fields for the lane with the newest arrivals.
+    fn acknowledge_in(&mut self, header: &mut Header, shared: &Shared) {
+        let dirty = |lane: &Lane| lane.incoming.dirty;
+        let index = self.lanes.iter().position(dirty).unwrap_or(0);
+        let reorder = shared.config.reorder_packets;
+        let lane = &mut self.lanes[index];
+        let next = lane.incoming.next();
+        let first_hole_end = lane.incoming.ripe(reorder).0.next().map(|hole| hole.end);
+        header.flags.set(Flags::ACK);
+        header.unit_next = low(self.units.next());
+        header.ack_lane = lane.id;
+        header.lane_next = low(next);
+        header.lane_end = low(first_hole_end.unwrap_or(next));
+        if lane.incoming.is_whole() {
+            lane.incoming.dirty = false;
+        }
+    }
+
+    fn put_lane_acks(
+        &mut self,
+        bytes: &mut [u8],
+        mut end: usize,
+        limit: usize,
+        shared: &Shared,
+    ) -> usize {
+        let reorder = shared.config.reorder_packets;
+        for lane in &mut self.lanes {
+            if lane.incoming.is_whole() && !lane.incoming.dirty {
+                continue;
+            }
+            let (holes, top) = lane.incoming.ripe(reorder);
+            let ranges = RangeList::collect(holes);
+            let numbers = (low(lane.incoming.next()), low(top));
+            let written = emit_lane_ack(&mut bytes[end..limit], lane.id, numbers, ranges.as_slice());
+            if written == 0 {
+                break;
+            }
+            end += written;
+            lane.incoming.asked(reorder);
+        }
+        end
+    }
+
+    fn put_credits(&mut self, bytes: &mut [u8], mut end: usize, limit: usize) -> usize {
+        while end + CREDIT_BYTES <= limit {
+            let Some(index) = self.credit_due.pop() else {
+                break;
+            };
+            let edge = &self.edges_in[index as usize];
+            end += emit_credit(&mut bytes[end..], (edge.source, edge.target), edge.granted());
+        }
+        end
+    }
+
+    fn put_wants(&mut self, bytes: &mut [u8], mut end: usize, limit: usize) -> usize {
+        if !self.want_due {
+            return end;
+        }
+        self.want_due = false;
+        for index in &self.wanting {
+            let edge = &self.edges_out[*index as usize];
+            if let Some(need) = edge.need()
+                && end + CREDIT_BYTES <= limit
+            {
+                end += emit_credit_wanted(&mut bytes[end..], (edge.source, edge.target), need);
+            }
+        }
+        // Whoever did not fit now is first next time.
+        if !self.wanting.is_empty() {
+            let fitted = (limit - HEADER_BYTES) / CREDIT_BYTES;
+            let turn = fitted % self.wanting.len();
+            self.wanting.rotate_left(turn);
+        }
+        end
+    }
+
+    fn put_window(&mut self, bytes: &mut [u8], shared: &Shared) -> usize {
+        let window = shared.peer_window();
+        let told = self.told_window;
+        let small_change = u64::from(window.abs_diff(told)) * 4 <= u64::from(told);
+        if small_change || bytes.len() < 8 {
+            return 0;
+        }
+        self.told_window = window;
+        emit_window(bytes, window)
+    }
+
+    /// Packs refusals into units of their own: the sender must be told.
+    fn queue_refusals(&mut self, frames: &mut impl Frames, shared: &Shared) {
+        let Some((slot, bytes)) = frames.allocate() else {
+            return;
+        };
+        let limit = bytes.len().min(self.packet_bytes).min(shared.config.packet_bytes)
+            - self.trailer.bytes();
+        let mut end = HEADER_BYTES;
+        while end + REFUSED_BYTES <= limit {
+            let Some(index) = self.refusal_due.pop() else {
+                break;
+            };
+            let edge = &mut self.edges_in[index as usize];
+            if let Some((sequence, reason)) = edge.refusal.take() {
+                let ids = (edge.source, edge.target);
+                end += emit_refused(&mut bytes[end..], ids, low(sequence), reason);
+            }
+        }
+        frames.fill(slot, end);
+        self.window.queue(slot, false);
+    }
+
+    /// The lane for a class: one that is up, bulk in turn over the cards.
+    fn pick_lane(&mut self, bulk: bool, now: Instant) -> usize {
+        let count = self.lanes.len();
+        let first = if bulk { self.next_bulk_lane } else { 0 };
+        let order = (0..count).map(|step| (first + step) % count);
+        let fits = |index: &usize| {
+            let lane = &self.lanes[*index];
+            lane.bulk == bulk && lane.is_up(now)
+        };
+        let chosen = order
+            .clone()
+            .find(fits)
+            .or_else(|| order.clone().find(|index| self.lanes[*index].is_up(now)))
+            .unwrap_or(0);
+        if bulk && self.window.flying() % BULK_TURN == 0 {
+            self.next_bulk_lane = (chosen + 1) % count;
+        }
+        chosen
+    }
+
+    fn header(&self, kind: Kind) -> Header {
+        Header::handshake(kind, self.remote.connection)
+    }
+
+    fn control_header(&mut self, kind: Kind) -> Header {
+        let number = self.control_number;
+        self.control_number += 1;
+        Header {
+            number: low(number),
+            lane: CONTROL_LANE,
+            ..self.header(kind)
+        }
+    }
+
+    fn finish(&self, mut header: Header, bytes: &mut [u8], end: usize) {
+        header.length = u16::try_from(end + self.trailer.bytes()).unwrap_or(u16::MAX);
+        header.emit(bytes);
+    }
+
+    /// The header of a packet that ends the session.
+    pub(crate) fn bye_header(&mut self) -> Header {
+        self.control_header(Kind::Bye)
+    }
+}
+
+/// Packets sent over one card before bulk goes on over the next.
+const BULK_TURN: u32 = 32;
+
+#[allow(clippy::cast_possible_truncation, reason = "the wire carries the low 32 bits")]
+fn low(number: u64) -> u32 {
+    number as u32
+}
+
+mod ranges {
+    //! A few ranges without allocation.
+
+    use super::{Range, low};
+    use crate::holes::Hole;
+    use crate::wire::MAX_RANGES;
+
+    pub(super) struct RangeList {
+        ranges: [Range; MAX_RANGES + 1],
+        count: usize,
+    }
+
+    impl RangeList {
+        pub(super) fn collect(holes: impl Iterator<Item = Hole>) -> RangeList {
+            let mut list = RangeList {
+                ranges: [Range::default(); MAX_RANGES + 1],
+                count: 0,
+            };
+            for hole in holes.take(MAX_RANGES + 1) {
+                list.ranges[list.count] = Range {
+                    start: low(hole.start),
+                    count: u16::try_from(hole.end - hole.start).unwrap_or(u16::MAX),
+                };
+                list.count += 1;
+            }
+            list
+        }
+
+        pub(super) fn as_slice(&self) -> &[Range] {
+            &self.ranges[..self.count]
+        }
+    }
+}

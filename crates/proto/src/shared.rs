@@ -1,0 +1,129 @@
+//! What all sessions of a process share: pool, endpoints, regions, events, counters.
+
+use alloc::collections::{BTreeMap, VecDeque};
+
+use crate::config::Config;
+use crate::event::{EdgeId, Event, PeerId};
+use crate::pool::Pool;
+use crate::stats::{Drop, Stats};
+use crate::time::Instant;
+
+/// A region of memory opened to peers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Region {
+    pub(crate) key: u64,
+    pub(crate) length: u64,
+}
+
+/// One open endpoint, as far as admission needs it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Endpoint {
+    pub(crate) port: bool,
+    /// The edge whose over-long message is admitted now, and where it ends.
+    pub(crate) oversize: Option<(EdgeId, u64)>,
+    /// Edges waiting for that.
+    pub(crate) waiting: VecDeque<EdgeId>,
+}
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub(crate) struct Shared {
+    pub(crate) config: Config,
+    pub(crate) pool: Pool,
+    pub(crate) endpoints: BTreeMap<u32, Endpoint>,
+    /// Changes whenever an endpoint opens or closes; never zero.
+    pub(crate) endpoints_generation: u64,
+    pub(crate) regions: BTreeMap<u32, Region>,
+    pub(crate) events: VecDeque<Event>,
+    pub(crate) stats: Stats,
+    /// Sessions that are open, ours included: the thesis's p.
+    pub(crate) processes: u32,
+    /// Bytes granted to peers and not consumed, over all edges.
+    pub(crate) outstanding: u64,
+    pub(crate) senders: Senders,
+}
+
+/// How many peers are sending at the moment, counted per few milliseconds.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Senders {
+    period: u64,
+    this: u32,
+    last: u32,
+}
+
+impl Senders {
+    /// Notes a sender that was last heard in `heard` period; its new period.
+    pub(crate) fn note(&mut self, heard: u64, now: Instant) -> u64 {
+        let period = now.0 >> 22;
+        if period != self.period {
+            self.last = if period == self.period + 1 { self.this } else { 0 };
+            self.this = 0;
+            self.period = period;
+        }
+        if heard != period {
+            self.this += 1;
+        }
+        period
+    }
+
+    fn count(self) -> u32 {
+        self.this.max(self.last).max(1)
+    }
+}
+
+impl Shared {
+    pub(crate) fn new(config: Config) -> Shared {
+        Shared {
+            pool: Pool::new(config.pool_bytes, config.pool_reserve_bytes),
+            config,
+            endpoints: BTreeMap::new(),
+            endpoints_generation: 1,
+            regions: BTreeMap::new(),
+            events: VecDeque::new(),
+            stats: Stats::default(),
+            processes: 1,
+            outstanding: 0,
+            senders: Senders::default(),
+        }
+    }
+
+    pub(crate) fn event(&mut self, event: Event) {
+        self.events.push_back(event);
+    }
+
+    pub(crate) fn count(&mut self, reason: Drop) {
+        self.stats.count(reason);
+    }
+
+    /// Bytes that may still be granted beyond what is out.
+    pub(crate) fn credit_budget(&self) -> u64 {
+        self.pool.budget().saturating_sub(self.outstanding)
+    }
+
+    /// Packets that may come from a peer before it is acknowledged without
+    /// having asked: the thesis's n/2p, and never more than a quarter of what one
+    /// peer may have in flight.
+    pub(crate) fn packets_per_ack(&self) -> u32 {
+        let n = self.config.frames + self.config.window_packets;
+        let quarter = self.peer_window() / 4;
+        (n / (2 * self.processes.max(1))).min(quarter).max(1)
+    }
+
+    /// This process's window shared among the peers that are sending.
+    pub(crate) fn peer_window(&self) -> u32 {
+        (self.config.window_packets / self.senders.count()).max(4)
+    }
+
+    /// Forgets a peer's place in the queues for over-long messages.
+    pub(crate) fn forget_peer(&mut self, peer: PeerId) {
+        for endpoint in self.endpoints.values_mut() {
+            endpoint.waiting.retain(|edge| edge.peer != peer);
+            if endpoint
+                .oversize
+                .is_some_and(|(edge, _)| edge.peer == peer)
+            {
+                endpoint.oversize = None;
+            }
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! Counters, and the reasons for which packets are dropped.
+
+/// Why a packet, or a record in it, was not used. Each reason has a counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Drop {
+    /// Not a packet of this protocol, or cut short.
+    Malformed,
+    /// Another protocol version.
+    Version,
+    /// The trailer doesn't fit the bytes (told by the caller, who checks it).
+    Damaged,
+    /// No session has that connection id.
+    UnknownConnection,
+    /// A hello whose cookie is not ours or too old.
+    WrongCookie,
+    /// A packet number or unit seen before.
+    Duplicate,
+    /// A lane that this session doesn't have, or too many holes to keep.
+    Untracked,
+    /// The pool is low and this is not the next unit in sequence.
+    PoolLow,
+    /// The pool has no room at all.
+    PoolFull,
+    /// The peer broke a rule (credit, contradicting pieces, records out of place).
+    Violation,
+    /// Handshakes beyond what is answered per second.
+    Throttled,
+}
+
+impl Drop {
+    /// All reasons, in the order of [`Stats::drops`].
+    pub const ALL: [Drop; 11] = [
+        Drop::Malformed,
+        Drop::Version,
+        Drop::Damaged,
+        Drop::UnknownConnection,
+        Drop::WrongCookie,
+        Drop::Duplicate,
+        Drop::Untracked,
+        Drop::PoolLow,
+        Drop::PoolFull,
+        Drop::Violation,
+        Drop::Throttled,
+    ];
+
+    /// A name for tables.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Drop::Malformed => "malformed",
+            Drop::Version => "version",
+            Drop::Damaged => "damaged",
+            Drop::UnknownConnection => "unknown-connection",
+            Drop::WrongCookie => "wrong-cookie",
+            Drop::Duplicate => "duplicate",
+            Drop::Untracked => "untracked",
+            Drop::PoolLow => "pool-low",
+            Drop::PoolFull => "pool-full",
+            Drop::Violation => "violation",
+            Drop::Throttled => "throttled",
+        }
+    }
+}
+
+/// What the machine has done so far (thesis table 6.6, and the reasons for drops).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Units sent for the first time.
+    pub units_sent: u64,
+    /// Units sent again.
+    pub repeats: u64,
+    /// Of those, first and last of a tail that seemed lost.
+    pub tail_repeats: u64,
+    /// Units received for the first time.
+    pub units_received: u64,
+    /// Packets that carried nothing but acknowledgement state.
+    pub explicit_acks: u64,
+    /// Prods sent.
+    pub prods: u64,
+    /// Units acknowledged by the structure of the computation (`ack_through`).
+    pub implicit_acks: u64,
+    /// Messages handed over.
+    pub messages_delivered: u64,
+    /// Messages whose endpoint was missing.
+    pub messages_refused: u64,
+    /// Unreliable packets sent.
+    pub loose_sent: u64,
+    /// Lanes given up, their units handed to another.
+    pub lanes_lost: u64,
+    drops: [u64; Drop::ALL.len()],
+}
+
+impl Stats {
+    /// Counts a drop.
+    pub fn count(&mut self, reason: Drop) {
+        self.drops[reason as usize] += 1;
+    }
+
+    /// How often a reason applied.
+    #[must_use]
+    pub fn dropped(&self, reason: Drop) -> u64 {
+        self.drops[reason as usize]
+    }
+
+    /// Reasons and their counts.
+    pub fn drops(&self) -> impl Iterator<Item = (Drop, u64)> + '_ {
+        Drop::ALL.into_iter().zip(self.drops)
+    }
+}

@@ -1,0 +1,74 @@
+//! What has arrived on one lane, with its list of holes. Spec §4.5.
+
+use super::Malformed;
+use super::cursor::{put, u16_at, u32_at};
+
+/// Most holes that one acknowledgement lists; the rest is asked for later.
+pub const MAX_RANGES: usize = 64;
+
+/// A run of missing packet numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Range {
+    /// First missing number, low 32 bits.
+    pub start: u32,
+    /// How many are missing from there.
+    pub count: u16,
+}
+
+/// The arrivals of one lane, as a record tells them.
+#[derive(Clone, Copy, Debug)]
+pub struct LaneAck<'a> {
+    /// Which lane.
+    pub lane: u8,
+    /// Lowest number not received.
+    pub next: u32,
+    /// All from `next` up to here, holes excepted, has been received.
+    pub top: u32,
+    ranges: &'a [u8],
+}
+
+const FIXED_BYTES: usize = 8;
+const RANGE_BYTES: usize = 6;
+
+impl<'a> LaneAck<'a> {
+    /// Body bytes for `ranges` holes.
+    pub(super) fn body_bytes(ranges: usize) -> usize {
+        FIXED_BYTES + RANGE_BYTES * ranges
+    }
+
+    pub(super) fn parse(lane: u8, body: &'a [u8]) -> Result<LaneAck<'a>, Malformed> {
+        if usize::from(lane) >= super::MAX_LANES {
+            return Err(Malformed::BadLane(lane));
+        }
+        if body.len() < FIXED_BYTES || !(body.len() - FIXED_BYTES).is_multiple_of(RANGE_BYTES) {
+            return Err(Malformed::BadField("lane ack length"));
+        }
+        if body.len() > Self::body_bytes(MAX_RANGES) {
+            return Err(Malformed::BadField("lane ack ranges"));
+        }
+        Ok(LaneAck {
+            lane,
+            next: u32_at(body, 0),
+            top: u32_at(body, 4),
+            ranges: &body[FIXED_BYTES..],
+        })
+    }
+
+    pub(super) fn emit(body: &mut [u8], next: u32, top: u32, ranges: impl Iterator<Item = Range>) {
+        put(body, 0, &next.to_le_bytes());
+        put(body, 4, &top.to_le_bytes());
+        for (index, range) in ranges.enumerate() {
+            let at = FIXED_BYTES + RANGE_BYTES * index;
+            put(body, at, &range.start.to_le_bytes());
+            put(body, at + 4, &range.count.to_le_bytes());
+        }
+    }
+
+    /// The holes, lowest first.
+    pub fn ranges(&self) -> impl Iterator<Item = Range> + 'a {
+        self.ranges.chunks_exact(RANGE_BYTES).map(|range| Range {
+            start: u32_at(range, 0),
+            count: u16_at(range, 4),
+        })
+    }
+}

@@ -1,0 +1,355 @@
+//! Bodies of the packets that open and end sessions. Spec §3.
+
+use super::Malformed;
+use super::address::Address;
+use super::cursor::{put, u16_at, u32_at, u64_at};
+
+/// Most lanes of a session: four cards, small and bulk each.
+pub const MAX_LANES: usize = 8;
+
+/// Trailers a side can make and check, as a set of bits. Spec §2.5.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Trailers(pub u8);
+
+/// What closes each packet of a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Trailer {
+    /// CRC32C over header and records.
+    Crc32c,
+    /// An authentication tag of this many bytes (8, 12 or 16).
+    Tag(u8),
+}
+
+impl Trailer {
+    /// Bytes on the wire.
+    #[must_use]
+    pub fn bytes(self) -> usize {
+        match self {
+            Trailer::Crc32c => super::CRC_BYTES,
+            Trailer::Tag(bytes) => usize::from(bytes),
+        }
+    }
+
+    fn code(self) -> u8 {
+        match self {
+            Trailer::Crc32c => 0,
+            Trailer::Tag(8) => 1,
+            Trailer::Tag(12) => 2,
+            Trailer::Tag(_) => 3,
+        }
+    }
+
+    fn from_code(code: u8) -> Result<Trailer, Malformed> {
+        Ok(match code {
+            0 => Trailer::Crc32c,
+            1 => Trailer::Tag(8),
+            2 => Trailer::Tag(12),
+            3 => Trailer::Tag(16),
+            _ => return Err(Malformed::BadField("trailer")),
+        })
+    }
+}
+
+impl Trailers {
+    /// Only CRC32C.
+    pub const CRC32C: Trailers = Trailers(1);
+
+    /// The strongest trailer that both sets hold; CRC32C is in every set.
+    #[must_use]
+    pub fn agree(self, other: Trailers) -> Trailer {
+        match self.0 & other.0 {
+            both if both & 8 != 0 => Trailer::Tag(16),
+            both if both & 4 != 0 => Trailer::Tag(12),
+            both if both & 2 != 0 => Trailer::Tag(8),
+            _ => Trailer::Crc32c,
+        }
+    }
+}
+
+/// One lane that the sender of a hello listens on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LaneAddress {
+    /// Lane number, below [`MAX_LANES`].
+    pub lane: u8,
+    /// Bulk class.
+    pub bulk: bool,
+    /// Where to send.
+    pub address: Address,
+}
+
+const LANE_BYTES: usize = 2 + Address::BYTES;
+
+/// Body of hello and welcome. Spec §3.1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hello {
+    /// Lowest and highest protocol version spoken.
+    pub versions: (u8, u8),
+    /// Longest packet the sender can take, in bytes.
+    pub max_packet_bytes: u16,
+    /// The id that packets to the sender must carry.
+    pub connection: u32,
+    /// Random number of the sender's process; another one means another process.
+    pub incarnation: u64,
+    /// Proof that the sender can receive at its address; zero at first.
+    pub cookie: u64,
+    /// The sender's node id.
+    pub node: u32,
+    /// Packets that the sender can have arriving at once.
+    pub window_packets: u32,
+    /// Bytes that may be sent on a new edge before any grant.
+    pub initial_credit_bytes: u32,
+    /// Trailers offered.
+    pub trailers: Trailers,
+    /// Trailer chosen (welcome only).
+    pub trailer: Trailer,
+    /// Incarnation of the process addressed, zero if not known yet.
+    pub echo: u64,
+    lanes: [LaneAddress; MAX_LANES],
+    lane_count: u8,
+}
+
+/// Bytes of a hello's body before its lanes.
+pub const HELLO_FIXED_BYTES: usize = 48;
+
+impl Hello {
+    /// A hello with lanes; more than [`MAX_LANES`] are cut off.
+    #[must_use]
+    pub fn new(lanes: &[LaneAddress]) -> Hello {
+        let mut hello = Hello {
+            versions: (super::VERSION, super::VERSION),
+            max_packet_bytes: 0,
+            connection: 0,
+            incarnation: 0,
+            cookie: 0,
+            node: 0,
+            window_packets: 0,
+            initial_credit_bytes: 0,
+            trailers: Trailers::CRC32C,
+            trailer: Trailer::Crc32c,
+            echo: 0,
+            lanes: [LaneAddress::default(); MAX_LANES],
+            lane_count: 0,
+        };
+        for lane in lanes.iter().take(MAX_LANES) {
+            hello.lanes[usize::from(hello.lane_count)] = *lane;
+            hello.lane_count += 1;
+        }
+        hello
+    }
+
+    /// The lanes listed.
+    #[must_use]
+    pub fn lanes(&self) -> &[LaneAddress] {
+        &self.lanes[..usize::from(self.lane_count)]
+    }
+
+    /// Bytes of this body on the wire.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        HELLO_FIXED_BYTES + LANE_BYTES * usize::from(self.lane_count)
+    }
+
+    /// Parses a body.
+    ///
+    /// # Errors
+    /// [`Malformed`] for a short body or excluded values.
+    pub fn parse(body: &[u8]) -> Result<Hello, Malformed> {
+        need(body, HELLO_FIXED_BYTES)?;
+        let lane_count = body[46];
+        if usize::from(lane_count) > MAX_LANES || lane_count == 0 {
+            return Err(Malformed::BadField("lane count"));
+        }
+        need(body, HELLO_FIXED_BYTES + LANE_BYTES * usize::from(lane_count))?;
+        let mut hello = Hello::new(&[]);
+        hello.versions = (body[0], body[1]);
+        hello.max_packet_bytes = u16_at(body, 2);
+        hello.connection = u32_at(body, 4);
+        hello.incarnation = u64_at(body, 8);
+        hello.cookie = u64_at(body, 16);
+        hello.node = u32_at(body, 24);
+        hello.window_packets = u32_at(body, 28);
+        hello.initial_credit_bytes = u32_at(body, 32);
+        hello.echo = u64_at(body, 36);
+        hello.trailers = Trailers(body[44] | 1);
+        hello.trailer = Trailer::from_code(body[45])?;
+        if hello.connection == 0 {
+            return Err(Malformed::BadField("connection"));
+        }
+        if hello.window_packets == 0 {
+            return Err(Malformed::BadField("window"));
+        }
+        if usize::from(hello.max_packet_bytes) < super::super::config::MIN_PACKET_BYTES {
+            return Err(Malformed::BadField("packet size"));
+        }
+        hello.lane_count = lane_count;
+        for index in 0..usize::from(lane_count) {
+            let at = HELLO_FIXED_BYTES + LANE_BYTES * index;
+            let lane = body[at];
+            if usize::from(lane) >= MAX_LANES {
+                return Err(Malformed::BadLane(lane));
+            }
+            hello.lanes[index] = LaneAddress {
+                lane,
+                bulk: body[at + 1] & 1 != 0,
+                address: Address::parse(&body[at + 2..at + LANE_BYTES]),
+            };
+        }
+        Ok(hello)
+    }
+
+    /// Writes the body; returns its bytes.
+    ///
+    /// # Panics
+    /// When `body` is shorter than [`bytes`](Self::bytes).
+    pub fn emit(&self, body: &mut [u8]) -> usize {
+        body[0] = self.versions.0;
+        body[1] = self.versions.1;
+        put(body, 2, &self.max_packet_bytes.to_le_bytes());
+        put(body, 4, &self.connection.to_le_bytes());
+        put(body, 8, &self.incarnation.to_le_bytes());
+        put(body, 16, &self.cookie.to_le_bytes());
+        put(body, 24, &self.node.to_le_bytes());
+        put(body, 28, &self.window_packets.to_le_bytes());
+        put(body, 32, &self.initial_credit_bytes.to_le_bytes());
+        put(body, 36, &self.echo.to_le_bytes());
+        body[44] = self.trailers.0;
+        body[45] = self.trailer.code();
+        body[46] = self.lane_count;
+        body[47] = 0;
+        for (index, lane) in self.lanes().iter().enumerate() {
+            let at = HELLO_FIXED_BYTES + LANE_BYTES * index;
+            body[at] = lane.lane;
+            body[at + 1] = u8::from(lane.bulk);
+            lane.address.emit(&mut body[at + 2..at + LANE_BYTES]);
+        }
+        self.bytes()
+    }
+}
+
+/// Body of a challenge: the cookie to repeat. Spec §3.2.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Challenge {
+    /// To be sent back in the next hello.
+    pub cookie: u64,
+    /// The incarnation in the hello it answers.
+    pub echo: u64,
+}
+
+/// Bytes of a challenge's body.
+pub const CHALLENGE_BYTES: usize = 16;
+
+impl Challenge {
+    /// Parses a body.
+    ///
+    /// # Errors
+    /// [`Malformed::Truncated`].
+    pub fn parse(body: &[u8]) -> Result<Challenge, Malformed> {
+        need(body, CHALLENGE_BYTES)?;
+        Ok(Challenge {
+            cookie: u64_at(body, 0),
+            echo: u64_at(body, 8),
+        })
+    }
+
+    /// Writes the body; returns its bytes.
+    pub fn emit(&self, body: &mut [u8]) -> usize {
+        put(body, 0, &self.cookie.to_le_bytes());
+        put(body, 8, &self.echo.to_le_bytes());
+        CHALLENGE_BYTES
+    }
+}
+
+/// Why a process answers with a reset. Spec §3.5.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ResetReason {
+    /// No session here has that connection id.
+    UnknownConnection,
+    /// The hello offers no version spoken here.
+    Version,
+    /// The process takes no further peers.
+    TooManyPeers,
+}
+
+/// Body of a reset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reset {
+    /// The connection id that is refused: for a hello the sender's own, else the
+    /// one the packet carried.
+    pub connection: u32,
+    /// Why.
+    pub reason: ResetReason,
+}
+
+/// Bytes of a reset's body.
+pub const RESET_BYTES: usize = 8;
+
+impl Reset {
+    /// Parses a body.
+    ///
+    /// # Errors
+    /// [`Malformed`] for a short body or an unknown reason.
+    pub fn parse(body: &[u8]) -> Result<Reset, Malformed> {
+        need(body, RESET_BYTES)?;
+        let reason = match u32_at(body, 4) {
+            0 => ResetReason::UnknownConnection,
+            1 => ResetReason::Version,
+            2 => ResetReason::TooManyPeers,
+            _ => return Err(Malformed::BadField("reset reason")),
+        };
+        Ok(Reset {
+            connection: u32_at(body, 0),
+            reason,
+        })
+    }
+
+    /// Writes the body; returns its bytes.
+    pub fn emit(&self, body: &mut [u8]) -> usize {
+        put(body, 0, &self.connection.to_le_bytes());
+        let reason: u32 = match self.reason {
+            ResetReason::UnknownConnection => 0,
+            ResetReason::Version => 1,
+            ResetReason::TooManyPeers => 2,
+        };
+        put(body, 4, &reason.to_le_bytes());
+        RESET_BYTES
+    }
+}
+
+/// Body of a bye: the sender's incarnation, so that no stray packet ends a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bye {
+    /// Incarnation of the process that leaves.
+    pub incarnation: u64,
+}
+
+/// Bytes of a bye's body.
+pub const BYE_BYTES: usize = 8;
+
+impl Bye {
+    /// Parses a body.
+    ///
+    /// # Errors
+    /// [`Malformed::Truncated`].
+    pub fn parse(body: &[u8]) -> Result<Bye, Malformed> {
+        need(body, BYE_BYTES)?;
+        Ok(Bye {
+            incarnation: u64_at(body, 0),
+        })
+    }
+
+    /// Writes the body; returns its bytes.
+    pub fn emit(&self, body: &mut [u8]) -> usize {
+        put(body, 0, &self.incarnation.to_le_bytes());
+        BYE_BYTES
+    }
+}
+
+fn need(body: &[u8], needed: usize) -> Result<(), Malformed> {
+    if body.len() < needed {
+        return Err(Malformed::Truncated {
+            needed,
+            found: body.len(),
+        });
+    }
+    Ok(())
+}

@@ -1,0 +1,257 @@
+//! The 32-byte header that begins every packet. Spec §2.2.
+
+use core::fmt;
+
+use super::Malformed;
+use super::cursor::{put, u16_at, u32_at};
+
+/// Bytes of the header.
+pub const HEADER_BYTES: usize = 32;
+/// The protocol version spoken here.
+pub const VERSION: u8 = 1;
+/// The lane of packets that no hole is kept for: acknowledgements, prods, datagrams.
+pub const CONTROL_LANE: u8 = 15;
+
+/// What a packet is for. Spec §2.3.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// Asks for a session.
+    Hello,
+    /// Answers a hello without a valid cookie; keeps no state.
+    Challenge,
+    /// Opens the session.
+    Welcome,
+    /// Records: at most one unit, and unsequenced records.
+    Data,
+    /// Acknowledgement state only.
+    Ack,
+    /// Acknowledgement state, and the wish for an answer.
+    Prod,
+    /// The connection named in the body is unknown here.
+    Reset,
+    /// A node asks another where an endpoint lives.
+    Lookup,
+    /// The answer.
+    Found,
+    /// This side of the session ends.
+    Bye,
+}
+
+impl Kind {
+    fn from_bits(bits: u8) -> Option<Kind> {
+        Some(match bits {
+            0 => Kind::Hello,
+            1 => Kind::Challenge,
+            2 => Kind::Welcome,
+            3 => Kind::Data,
+            4 => Kind::Ack,
+            5 => Kind::Prod,
+            6 => Kind::Reset,
+            7 => Kind::Lookup,
+            8 => Kind::Found,
+            9 => Kind::Bye,
+            _ => return None,
+        })
+    }
+
+    fn bits(self) -> u8 {
+        self as u8
+    }
+}
+
+/// The flags byte. Spec §2.4.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct Flags(pub u8);
+
+impl Flags {
+    /// The packet carries a unit; `unit` is valid.
+    pub const UNIT: Flags = Flags(1);
+    /// `unit_next`, `lane_next`, `lane_end` and the acknowledged lane are valid.
+    pub const ACK: Flags = Flags(1 << 1);
+    /// The sender's buffers run low: acknowledge after n/2p packets.
+    pub const ACK_WANTED: Flags = Flags(1 << 2);
+    /// Last packet of a burst: acknowledge soon even if few have come.
+    pub const LAST: Flags = Flags(1 << 3);
+    /// Bulk class; the kernel's dispatcher passes it to the socket.
+    pub const BULK: Flags = Flags(1 << 4);
+    /// The unit has been sent before.
+    pub const REPEAT: Flags = Flags(1 << 5);
+
+    /// True if all flags of `other` are set.
+    #[must_use]
+    pub fn has(self, other: Flags) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// Sets the flags of `other`.
+    pub fn set(&mut self, other: Flags) {
+        self.0 |= other.0;
+    }
+}
+
+impl fmt::Debug for Flags {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = [
+            (Flags::UNIT, "unit"),
+            (Flags::ACK, "ack"),
+            (Flags::ACK_WANTED, "ack-wanted"),
+            (Flags::LAST, "last"),
+            (Flags::BULK, "bulk"),
+            (Flags::REPEAT, "repeat"),
+        ];
+        let mut first = true;
+        for (flag, name) in names {
+            if self.has(flag) {
+                if !first {
+                    f.write_str("+")?;
+                }
+                f.write_str(name)?;
+                first = false;
+            }
+        }
+        if first {
+            f.write_str("-")?;
+        }
+        Ok(())
+    }
+}
+
+/// The header, parsed. Numbers are the low 32 bits; lane and session widen them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// What the packet is for.
+    pub kind: Kind,
+    /// See [`Flags`].
+    pub flags: Flags,
+    /// Bytes from the header to the end of the trailer; padding may follow.
+    pub length: u16,
+    /// The receiver's connection id; zero in handshake packets that have none.
+    pub connection: u32,
+    /// Packet number on its lane.
+    pub number: u32,
+    /// Unit carried, if [`Flags::UNIT`].
+    pub unit: u32,
+    /// Lowest unit not yet received by the packet's sender.
+    pub unit_next: u32,
+    /// Lowest number of `ack_lane` not yet received: the thesis's acknowledgement field.
+    pub lane_next: u32,
+    /// First number received after the first hole, `lane_next` if there is none:
+    /// the thesis's end-of-hole field.
+    pub lane_end: u32,
+    /// Lane of this packet.
+    pub lane: u8,
+    /// Lane that the acknowledgement fields speak of.
+    pub ack_lane: u8,
+    /// How far below `number` the lowest number lies that may still be asked for.
+    pub settled: u16,
+}
+
+impl Header {
+    /// Parses the first 32 bytes.
+    ///
+    /// # Errors
+    /// [`Malformed`] for a short slice, a foreign version, an unknown kind or lane.
+    pub fn parse(bytes: &[u8]) -> Result<Header, Malformed> {
+        if bytes.len() < HEADER_BYTES {
+            return Err(Malformed::Truncated {
+                needed: HEADER_BYTES,
+                found: bytes.len(),
+            });
+        }
+        let bytes = &bytes[..HEADER_BYTES];
+        if bytes[0] >> 4 != VERSION {
+            return Err(Malformed::BadVersion(bytes[0] >> 4));
+        }
+        let kind = Kind::from_bits(bytes[0] & 15).ok_or(Malformed::BadKind(bytes[0] & 15))?;
+        let lane = bytes[28] & 15;
+        let ack_lane = bytes[28] >> 4;
+        for lane in [lane, ack_lane] {
+            if usize::from(lane) >= super::MAX_LANES && lane != CONTROL_LANE {
+                return Err(Malformed::BadLane(lane));
+            }
+        }
+        if bytes[29] != 0 {
+            return Err(Malformed::BadField("reserved"));
+        }
+        if bytes[1] & 0xC0 != 0 {
+            return Err(Malformed::BadField("flags"));
+        }
+        Ok(Header {
+            kind,
+            flags: Flags(bytes[1]),
+            length: u16_at(bytes, 2),
+            connection: u32_at(bytes, 4),
+            number: u32_at(bytes, 8),
+            unit: u32_at(bytes, 12),
+            unit_next: u32_at(bytes, 16),
+            lane_next: u32_at(bytes, 20),
+            lane_end: u32_at(bytes, 24),
+            lane,
+            ack_lane,
+            settled: u16_at(bytes, 30),
+        })
+    }
+
+    /// Writes the header into the first 32 bytes.
+    ///
+    /// # Panics
+    /// When `bytes` is shorter than a header.
+    pub fn emit(&self, bytes: &mut [u8]) {
+        let bytes = &mut bytes[..HEADER_BYTES];
+        bytes[0] = VERSION << 4 | self.kind.bits();
+        bytes[1] = self.flags.0;
+        put(bytes, 2, &self.length.to_le_bytes());
+        put(bytes, 4, &self.connection.to_le_bytes());
+        put(bytes, 8, &self.number.to_le_bytes());
+        put(bytes, 12, &self.unit.to_le_bytes());
+        put(bytes, 16, &self.unit_next.to_le_bytes());
+        put(bytes, 20, &self.lane_next.to_le_bytes());
+        put(bytes, 24, &self.lane_end.to_le_bytes());
+        bytes[28] = self.lane | self.ack_lane << 4;
+        bytes[29] = 0;
+        put(bytes, 30, &self.settled.to_le_bytes());
+    }
+
+    /// A header of a packet outside any session.
+    #[must_use]
+    pub fn handshake(kind: Kind, connection: u32) -> Header {
+        Header {
+            kind,
+            flags: Flags::default(),
+            length: 0,
+            connection,
+            number: 0,
+            unit: 0,
+            unit_next: 0,
+            lane_next: 0,
+            lane_end: 0,
+            lane: CONTROL_LANE,
+            ack_lane: CONTROL_LANE,
+            settled: 0,
+        }
+    }
+}
+
+impl fmt::Display for Header {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{:?} to {:#010x} lane {} number {} flags {:?} length {}",
+            self.kind, self.connection, self.lane, self.number, self.flags, self.length
+        )?;
+        if self.flags.has(Flags::UNIT) {
+            write!(f, " unit {}", self.unit)?;
+        }
+        if self.flags.has(Flags::ACK) {
+            write!(
+                f,
+                " ack unit<{} lane {}<{}",
+                self.unit_next, self.ack_lane, self.lane_next
+            )?;
+            if self.lane_end != self.lane_next {
+                write!(f, " hole {}..{}", self.lane_next, self.lane_end)?;
+            }
+        }
+        Ok(())
+    }
+}

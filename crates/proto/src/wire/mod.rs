@@ -1,0 +1,129 @@
+//! The only place that knows a packet's bytes. Spec §2 to §4.
+//!
+//! Everything is parsed once, here, into types that the rest trusts; the same
+//! types emit and print themselves, so capture, viewer and fuzzer use them too.
+
+mod ack;
+mod address;
+mod control;
+mod cursor;
+mod header;
+mod record;
+
+pub use ack::{LaneAck, MAX_RANGES, Range};
+pub use address::Address;
+pub use control::{
+    BYE_BYTES, Bye, CHALLENGE_BYTES, Challenge, HELLO_FIXED_BYTES, Hello, LaneAddress, MAX_LANES,
+    RESET_BYTES, Reset, ResetReason, Trailer, Trailers,
+};
+pub use header::{CONTROL_LANE, Flags, HEADER_BYTES, Header, Kind, VERSION};
+pub use record::{
+    CREDIT_BYTES, FRAGMENT_BYTES, MESSAGE_BYTES, PLACEMENT_BYTES, REFUSED_BYTES, Record, Records,
+    RefusedReason, emit_credit, emit_credit_wanted, emit_edge_end, emit_fragment, emit_lane_ack,
+    emit_message, emit_placement, emit_refused, emit_region, emit_region_end, emit_window,
+};
+
+/// Bytes of the CRC32C trailer.
+pub const CRC_BYTES: usize = 4;
+
+/// Why bytes are not a packet, or not one for this machine. Each is counted by reason.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Malformed {
+    /// Shorter than a header, or than the header says.
+    Truncated {
+        /// Bytes needed.
+        needed: usize,
+        /// Bytes there.
+        found: usize,
+    },
+    /// The header's length is smaller than header and trailer.
+    BadLength(u16),
+    /// The version nibble is not ours.
+    BadVersion(u8),
+    /// An unknown packet kind.
+    BadKind(u8),
+    /// A lane that cannot exist.
+    BadLane(u8),
+    /// A record that ends outside its packet.
+    BadRecord {
+        /// The record's kind byte.
+        kind: u8,
+        /// Where in the packet it begins.
+        at: usize,
+    },
+    /// A field holds a value that the specification excludes.
+    BadField(&'static str),
+}
+
+impl core::fmt::Display for Malformed {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Malformed::Truncated { needed, found } => {
+                write!(f, "truncated: {needed} bytes needed, {found} there")
+            }
+            Malformed::BadLength(length) => write!(f, "impossible length {length}"),
+            Malformed::BadVersion(version) => {
+                write!(f, "version {version}, this is version {VERSION}")
+            }
+            Malformed::BadKind(kind) => write!(f, "unknown packet kind {kind}"),
+            Malformed::BadLane(lane) => write!(f, "impossible lane {lane}"),
+            Malformed::BadRecord { kind, at } => {
+                write!(f, "record of kind {kind:#04x} at byte {at} leaves its packet")
+            }
+            Malformed::BadField(name) => write!(f, "field {name} holds an excluded value"),
+        }
+    }
+}
+
+impl core::error::Error for Malformed {}
+
+/// A packet whose header is sound: the header, and where its records lie.
+#[derive(Clone, Copy, Debug)]
+pub struct Packet<'a> {
+    /// The parsed header.
+    pub header: Header,
+    bytes: &'a [u8],
+}
+
+impl<'a> Packet<'a> {
+    /// Parses the header and checks the length; `trailer_bytes` is what the
+    /// session agreed on (handshake packets: [`CRC_BYTES`]).
+    ///
+    /// # Errors
+    /// [`Malformed`], with what is wrong. Spec §2.
+    pub fn parse(bytes: &'a [u8], trailer_bytes: usize) -> Result<Packet<'a>, Malformed> {
+        let header = Header::parse(bytes)?;
+        let length = usize::from(header.length);
+        if length < HEADER_BYTES + trailer_bytes {
+            return Err(Malformed::BadLength(header.length));
+        }
+        if bytes.len() < length {
+            return Err(Malformed::Truncated {
+                needed: length,
+                found: bytes.len(),
+            });
+        }
+        Ok(Packet {
+            header,
+            bytes: &bytes[..length - trailer_bytes],
+        })
+    }
+
+    /// Header and records without the trailer: what the trailer covers.
+    #[must_use]
+    pub fn covered(&self) -> &'a [u8] {
+        self.bytes
+    }
+
+    /// The bytes after the header, for handshake bodies.
+    #[must_use]
+    pub fn body(&self) -> &'a [u8] {
+        &self.bytes[HEADER_BYTES..]
+    }
+
+    /// The records, in order; each parsed as it is reached.
+    #[must_use]
+    pub fn records(&self) -> Records<'a> {
+        Records::new(self.bytes)
+    }
+}

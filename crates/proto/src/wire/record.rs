@@ -1,0 +1,536 @@
+//! What a packet carries: records, each with a four-byte prefix. Spec §4.
+
+use core::ops::Range as Bytes;
+
+use super::Malformed;
+use super::ack::{LaneAck, Range};
+use super::cursor::{put, u16_at, u32_at, u64_at};
+use super::header::HEADER_BYTES;
+
+const PREFIX_BYTES: usize = 4;
+/// Bytes before the payload of a whole message.
+pub const MESSAGE_BYTES: usize = 16;
+/// Bytes before the payload of a message fragment.
+pub const FRAGMENT_BYTES: usize = 32;
+/// Bytes before the data of a placement.
+pub const PLACEMENT_BYTES: usize = 28;
+/// Bytes of a credit or credit-wanted record.
+pub const CREDIT_BYTES: usize = 20;
+/// Bytes of a refusal.
+pub const REFUSED_BYTES: usize = 20;
+
+const MESSAGE: u8 = 0x01;
+const FRAGMENT: u8 = 0x02;
+const PLACEMENT: u8 = 0x03;
+const REGION: u8 = 0x04;
+const REGION_END: u8 = 0x05;
+const EDGE_END: u8 = 0x06;
+const REFUSED: u8 = 0x07;
+const LANE_ACK: u8 = 0x10;
+const CREDIT: u8 = 0x11;
+const CREDIT_WANTED: u8 = 0x12;
+const WINDOW: u8 = 0x13;
+/// Records of this range may be skipped by who doesn't know them.
+const IGNORABLE: u8 = 0x80;
+
+const FLAG_UNRELIABLE: u8 = 1;
+const FLAG_PORT: u8 = 2;
+
+/// Why a message was refused. Spec §5.5.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RefusedReason {
+    /// No such endpoint in that process.
+    NoEndpoint,
+    /// The endpoint was closed.
+    Closed,
+    /// Longer than the receiver takes.
+    TooLong,
+    /// A placement outside any open region, or with a wrong key.
+    NoRegion,
+}
+
+impl RefusedReason {
+    fn code(self) -> u32 {
+        self as u32
+    }
+
+    fn from_code(code: u32) -> Result<RefusedReason, Malformed> {
+        Ok(match code {
+            0 => RefusedReason::NoEndpoint,
+            1 => RefusedReason::Closed,
+            2 => RefusedReason::TooLong,
+            3 => RefusedReason::NoRegion,
+            _ => return Err(Malformed::BadField("refusal reason")),
+        })
+    }
+}
+
+/// One record, parsed. `payload` is a range of bytes of the packet.
+#[derive(Clone, Debug)]
+pub enum Record<'a> {
+    /// A piece of a message, or all of it.
+    Message {
+        /// Sending endpoint.
+        source: u32,
+        /// Receiving endpoint or active port.
+        target: u32,
+        /// Number of the message on its edge, low 32 bits.
+        sequence: u32,
+        /// Where the payload belongs in the message.
+        offset: u64,
+        /// Bytes of the whole message.
+        total: u64,
+        /// Sent without repeats.
+        unreliable: bool,
+        /// `target` names an active port.
+        port: bool,
+        /// Where the payload lies in the packet.
+        payload: Bytes<usize>,
+    },
+    /// Data for an open region.
+    Placement {
+        /// Region id.
+        region: u32,
+        /// Handed to the receiver with the last byte of a notification; zero for none.
+        notify: u32,
+        /// Key announced when the region was opened.
+        key: u64,
+        /// Where the data belong in the region.
+        offset: u64,
+        /// Where the data lie in the packet.
+        payload: Bytes<usize>,
+    },
+    /// A region of the sender is open.
+    Region {
+        /// Region id.
+        region: u32,
+        /// Key that placements must carry.
+        key: u64,
+        /// Bytes.
+        length: u64,
+    },
+    /// A region of the sender is closed.
+    RegionEnd {
+        /// Region id.
+        region: u32,
+    },
+    /// The source endpoint sends nothing more on this edge.
+    EdgeEnd {
+        /// Sending endpoint.
+        source: u32,
+        /// Receiving endpoint.
+        target: u32,
+        /// The number after the last message's.
+        sequence: u32,
+    },
+    /// A message of ours was not accepted.
+    Refused {
+        /// Sending endpoint (ours).
+        source: u32,
+        /// Receiving endpoint.
+        target: u32,
+        /// Which message.
+        sequence: u32,
+        /// Why.
+        reason: RefusedReason,
+    },
+    /// What has arrived on a lane.
+    LaneAck(LaneAck<'a>),
+    /// How far an edge may send.
+    Credit {
+        /// Sending endpoint.
+        source: u32,
+        /// Receiving endpoint.
+        target: u32,
+        /// Cumulative charged bytes allowed.
+        limit: u64,
+    },
+    /// An edge waits for credit.
+    CreditWanted {
+        /// Sending endpoint.
+        source: u32,
+        /// Receiving endpoint.
+        target: u32,
+        /// Cumulative charged bytes it needs.
+        need: u64,
+    },
+    /// Packets that the receiver of this record may have in flight.
+    Window {
+        /// Packets.
+        packets: u32,
+    },
+}
+
+impl Record<'_> {
+    /// True for records that only make sense inside a unit. Spec §4.1.
+    #[must_use]
+    pub fn is_sequenced(&self) -> bool {
+        match self {
+            Record::Message { unreliable, .. } => !unreliable,
+            Record::Placement { .. }
+            | Record::Region { .. }
+            | Record::RegionEnd { .. }
+            | Record::EdgeEnd { .. }
+            | Record::Refused { .. } => true,
+            Record::LaneAck(_)
+            | Record::Credit { .. }
+            | Record::CreditWanted { .. }
+            | Record::Window { .. } => false,
+        }
+    }
+}
+
+/// Walks the records of a packet; stops after the first malformed one.
+#[derive(Clone, Debug)]
+pub struct Records<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Records<'a> {
+    pub(super) fn new(bytes: &'a [u8]) -> Records<'a> {
+        Records {
+            bytes,
+            at: HEADER_BYTES,
+        }
+    }
+
+    #[inline]
+    fn parse_next(&mut self) -> Result<Option<Record<'a>>, Malformed> {
+        loop {
+            let rest = &self.bytes[self.at..];
+            if rest.is_empty() {
+                return Ok(None);
+            }
+            let bad = Malformed::BadRecord {
+                kind: rest[0],
+                at: self.at,
+            };
+            if rest.len() < PREFIX_BYTES {
+                return Err(bad);
+            }
+            let (kind, flags) = (rest[0], rest[1]);
+            let size = usize::from(u16_at(rest, 2));
+            if rest.len() < PREFIX_BYTES + size {
+                return Err(bad);
+            }
+            let body = &rest[PREFIX_BYTES..PREFIX_BYTES + size];
+            let begin = self.at + PREFIX_BYTES;
+            self.at = begin + size;
+            if kind & IGNORABLE != 0 {
+                continue;
+            }
+            return parse_body(kind, flags, body, begin, bad).map(Some);
+        }
+    }
+}
+
+#[inline]
+fn parse_body(
+    kind: u8,
+    flags: u8,
+    body: &[u8],
+    begin: usize,
+    bad: Malformed,
+) -> Result<Record<'_>, Malformed> {
+    let need = |bytes: usize| if body.len() < bytes { Err(bad) } else { Ok(()) };
+    Ok(match kind {
+        MESSAGE => {
+            need(12)?;
+            let payload = begin + 12..begin + body.len();
+            Record::Message {
+                source: u32_at(body, 0),
+                target: u32_at(body, 4),
+                sequence: u32_at(body, 8),
+                offset: 0,
+                total: payload.len() as u64,
+                unreliable: flags & FLAG_UNRELIABLE != 0,
+                port: flags & FLAG_PORT != 0,
+                payload,
+            }
+        }
+        FRAGMENT => {
+            need(28)?;
+            let payload = begin + 28..begin + body.len();
+            let offset = u64_at(body, 12);
+            let total = u64_at(body, 20);
+            match offset.checked_add(payload.len() as u64) {
+                Some(end) if end <= total && !payload.is_empty() => {}
+                _ => return Err(Malformed::BadField("fragment")),
+            }
+            Record::Message {
+                source: u32_at(body, 0),
+                target: u32_at(body, 4),
+                sequence: u32_at(body, 8),
+                offset,
+                total,
+                unreliable: flags & FLAG_UNRELIABLE != 0,
+                port: flags & FLAG_PORT != 0,
+                payload,
+            }
+        }
+        PLACEMENT => {
+            need(24)?;
+            Record::Placement {
+                region: u32_at(body, 0),
+                notify: u32_at(body, 4),
+                key: u64_at(body, 8),
+                offset: u64_at(body, 16),
+                payload: begin + 24..begin + body.len(),
+            }
+        }
+        REGION => {
+            need(20)?;
+            Record::Region {
+                region: u32_at(body, 0),
+                key: u64_at(body, 4),
+                length: u64_at(body, 12),
+            }
+        }
+        REGION_END => {
+            need(4)?;
+            Record::RegionEnd {
+                region: u32_at(body, 0),
+            }
+        }
+        EDGE_END => {
+            need(12)?;
+            Record::EdgeEnd {
+                source: u32_at(body, 0),
+                target: u32_at(body, 4),
+                sequence: u32_at(body, 8),
+            }
+        }
+        REFUSED => {
+            need(16)?;
+            Record::Refused {
+                source: u32_at(body, 0),
+                target: u32_at(body, 4),
+                sequence: u32_at(body, 8),
+                reason: RefusedReason::from_code(u32_at(body, 12))?,
+            }
+        }
+        LANE_ACK => Record::LaneAck(LaneAck::parse(flags, body)?),
+        CREDIT => {
+            need(16)?;
+            Record::Credit {
+                source: u32_at(body, 0),
+                target: u32_at(body, 4),
+                limit: u64_at(body, 8),
+            }
+        }
+        CREDIT_WANTED => {
+            need(16)?;
+            Record::CreditWanted {
+                source: u32_at(body, 0),
+                target: u32_at(body, 4),
+                need: u64_at(body, 8),
+            }
+        }
+        WINDOW => {
+            need(4)?;
+            Record::Window {
+                packets: u32_at(body, 0),
+            }
+        }
+        _ => return Err(bad),
+    })
+}
+
+impl<'a> Iterator for Records<'a> {
+    type Item = Result<Record<'a>, Malformed>;
+
+    #[inline]
+    fn next(&mut self) -> Option<Self::Item> {
+        match self.parse_next() {
+            Ok(record) => record.map(Ok),
+            Err(error) => {
+                self.at = self.bytes.len();
+                Some(Err(error))
+            }
+        }
+    }
+}
+
+fn prefix(bytes: &mut [u8], kind: u8, flags: u8, size: usize) {
+    bytes[0] = kind;
+    bytes[1] = flags;
+    let size = u16::try_from(size).expect("a record fits its packet");
+    put(bytes, 2, &size.to_le_bytes());
+}
+
+fn message_flags(unreliable: bool, port: bool) -> u8 {
+    u8::from(unreliable) * FLAG_UNRELIABLE | u8::from(port) * FLAG_PORT
+}
+
+/// Writes the head of a whole message of `length` bytes; the payload follows at
+/// [`MESSAGE_BYTES`].
+///
+/// # Panics
+/// When `bytes` is shorter, or `length` does not fit a packet.
+#[inline]
+pub fn emit_message(
+    bytes: &mut [u8],
+    (source, target): (u32, u32),
+    sequence: u32,
+    length: usize,
+    unreliable: bool,
+    port: bool,
+) {
+    let bytes = &mut bytes[..MESSAGE_BYTES];
+    prefix(
+        bytes,
+        MESSAGE,
+        message_flags(unreliable, port),
+        MESSAGE_BYTES - PREFIX_BYTES + length,
+    );
+    put(bytes, 4, &source.to_le_bytes());
+    put(bytes, 8, &target.to_le_bytes());
+    put(bytes, 12, &sequence.to_le_bytes());
+}
+
+/// Writes the head of `length` bytes at `offset` of a message of `total`; the
+/// payload follows at [`FRAGMENT_BYTES`].
+///
+/// # Panics
+/// When `bytes` is shorter, or `length` does not fit a packet.
+pub fn emit_fragment(
+    bytes: &mut [u8],
+    (source, target): (u32, u32),
+    sequence: u32,
+    (offset, total): (u64, u64),
+    length: usize,
+    unreliable: bool,
+    port: bool,
+) {
+    let bytes = &mut bytes[..FRAGMENT_BYTES];
+    prefix(
+        bytes,
+        FRAGMENT,
+        message_flags(unreliable, port),
+        FRAGMENT_BYTES - PREFIX_BYTES + length,
+    );
+    put(bytes, 4, &source.to_le_bytes());
+    put(bytes, 8, &target.to_le_bytes());
+    put(bytes, 12, &sequence.to_le_bytes());
+    put(bytes, 16, &offset.to_le_bytes());
+    put(bytes, 24, &total.to_le_bytes());
+}
+
+/// Writes the head of `length` bytes for `offset` of a region; the data follow at
+/// [`PLACEMENT_BYTES`].
+///
+/// # Panics
+/// When `bytes` is shorter, or `length` does not fit a packet.
+pub fn emit_placement(
+    bytes: &mut [u8],
+    (region, key): (u32, u64),
+    notify: u32,
+    offset: u64,
+    length: usize,
+) {
+    let bytes = &mut bytes[..PLACEMENT_BYTES];
+    prefix(bytes, PLACEMENT, 0, PLACEMENT_BYTES - PREFIX_BYTES + length);
+    put(bytes, 4, &region.to_le_bytes());
+    put(bytes, 8, &notify.to_le_bytes());
+    put(bytes, 12, &key.to_le_bytes());
+    put(bytes, 20, &offset.to_le_bytes());
+}
+
+/// Writes a region's opening; returns its bytes.
+pub fn emit_region(bytes: &mut [u8], region: u32, key: u64, length: u64) -> usize {
+    prefix(bytes, REGION, 0, 20);
+    put(bytes, 4, &region.to_le_bytes());
+    put(bytes, 8, &key.to_le_bytes());
+    put(bytes, 16, &length.to_le_bytes());
+    24
+}
+
+/// Writes a region's end; returns its bytes.
+pub fn emit_region_end(bytes: &mut [u8], region: u32) -> usize {
+    prefix(bytes, REGION_END, 0, 4);
+    put(bytes, 4, &region.to_le_bytes());
+    8
+}
+
+/// Writes an edge's end; returns its bytes.
+pub fn emit_edge_end(bytes: &mut [u8], (source, target): (u32, u32), sequence: u32) -> usize {
+    prefix(bytes, EDGE_END, 0, 12);
+    put(bytes, 4, &source.to_le_bytes());
+    put(bytes, 8, &target.to_le_bytes());
+    put(bytes, 12, &sequence.to_le_bytes());
+    16
+}
+
+/// Writes a refusal; returns its bytes, [`REFUSED_BYTES`].
+pub fn emit_refused(
+    bytes: &mut [u8],
+    (source, target): (u32, u32),
+    sequence: u32,
+    reason: RefusedReason,
+) -> usize {
+    prefix(bytes, REFUSED, 0, REFUSED_BYTES - PREFIX_BYTES);
+    put(bytes, 4, &source.to_le_bytes());
+    put(bytes, 8, &target.to_le_bytes());
+    put(bytes, 12, &sequence.to_le_bytes());
+    put(bytes, 16, &reason.code().to_le_bytes());
+    REFUSED_BYTES
+}
+
+/// Writes the arrivals of a lane with as many of `ranges` as fit; returns its
+/// bytes, or zero when not even the fixed part fits.
+pub fn emit_lane_ack(
+    bytes: &mut [u8],
+    lane: u8,
+    (next, top): (u32, u32),
+    ranges: &[Range],
+) -> usize {
+    let mut count = ranges.len().min(super::MAX_RANGES);
+    while PREFIX_BYTES + LaneAck::body_bytes(count) > bytes.len() {
+        if count == 0 {
+            return 0;
+        }
+        count -= 1;
+    }
+    // What is cut off is neither told missing nor told arrived: `top` ends there.
+    let top = ranges.get(count).map_or(top, |cut| cut.start);
+    let size = LaneAck::body_bytes(count);
+    prefix(bytes, LANE_ACK, lane, size);
+    LaneAck::emit(
+        &mut bytes[PREFIX_BYTES..],
+        next,
+        top,
+        ranges[..count].iter().copied(),
+    );
+    PREFIX_BYTES + size
+}
+
+/// Writes a credit; returns its bytes, [`CREDIT_BYTES`].
+pub fn emit_credit(bytes: &mut [u8], edge: (u32, u32), limit: u64) -> usize {
+    emit_credit_kind(bytes, CREDIT, edge, limit)
+}
+
+/// Writes a wish for credit; returns its bytes, [`CREDIT_BYTES`].
+pub fn emit_credit_wanted(bytes: &mut [u8], edge: (u32, u32), need: u64) -> usize {
+    emit_credit_kind(bytes, CREDIT_WANTED, edge, need)
+}
+
+fn emit_credit_kind(
+    bytes: &mut [u8],
+    kind: u8,
+    (source, target): (u32, u32),
+    amount: u64,
+) -> usize {
+    prefix(bytes, kind, 0, CREDIT_BYTES - PREFIX_BYTES);
+    put(bytes, 4, &source.to_le_bytes());
+    put(bytes, 8, &target.to_le_bytes());
+    put(bytes, 12, &amount.to_le_bytes());
+    CREDIT_BYTES
+}
+
+/// Writes a window; returns its bytes.
+pub fn emit_window(bytes: &mut [u8], packets: u32) -> usize {
+    prefix(bytes, WINDOW, 0, 4);
+    put(bytes, 4, &packets.to_le_bytes());
+    8
+}

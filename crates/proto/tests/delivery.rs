@@ -1,0 +1,264 @@
+//! Conversations between machines on a virtual wire: what is sent arrives once,
+//! in order, whatever the wire does.
+
+#![allow(missing_docs, unreachable_pub, clippy::cast_possible_truncation, reason = "tests")]
+
+mod pair;
+
+use dipole_proto::{BeginError, Config, Drop, EdgeId, GoneReason};
+use pair::{Random, Wire};
+
+const SECOND: u64 = 1_000_000_000;
+
+fn connected(seed: u64, config: &Config) -> (Wire, EdgeId) {
+    let mut wire = Wire::new(seed, 2, config);
+    wire.hosts[1].machine.open_endpoint(7, false);
+    let peer = wire.connect(0, 1);
+    assert!(wire.run(SECOND, |wire| wire.hosts[0].machine.is_open(peer)));
+    let edge = wire.hosts[0].machine.edge(peer, 1, 7).expect("open");
+    (wire, edge)
+}
+
+fn payload(index: u64, length: usize) -> Vec<u8> {
+    let mut random = Random(index);
+    (0..length).map(|_| random.next() as u8).collect()
+}
+
+/// Sends `count` messages of the given lengths and checks that they come in order.
+fn converse(wire: &mut Wire, edge: EdgeId, count: u64, length: impl Fn(u64) -> usize) {
+    let (mut sent, mut received) = (0, 0);
+    let finished = wire.run(120 * SECOND, |wire| {
+        let now = wire.now;
+        while sent < count {
+            let message = payload(sent, length(sent));
+            match wire.hosts[0].send(now, edge, &message) {
+                Ok(_) => sent += 1,
+                Err(BeginError::NoCredit { .. }) => break,
+                Err(other) => panic!("{other}"),
+            }
+        }
+        while let Some(message) = wire.hosts[1].read(now) {
+            assert_eq!(message, payload(received, length(received)), "message {received}");
+            received += 1;
+        }
+        received == count && wire.hosts[0].machine.is_acknowledged(edge.peer)
+    });
+    assert!(finished, "sent {sent}, received {received} of {count}; {:?} {:?}", wire.hosts[0].machine, wire.hosts[1].machine);
+    let drops: Vec<_> = wire.hosts[1].machine.stats().drops().collect();
+    assert_eq!(wire.hosts[1].machine.stats().dropped(Drop::Violation), 0, "{drops:?}");
+    assert_eq!(wire.hosts[1].machine.pool_used(), 0);
+}
+
+#[test]
+fn messages_of_all_sizes_arrive_in_order_on_a_perfect_wire() {
+    let (mut wire, edge) = connected(1, &Config::default());
+    converse(&mut wire, edge, 300, |index| (index as usize * 37) % 5000);
+    let stats = *wire.hosts[0].machine.stats();
+    assert_eq!(stats.repeats, 0, "{stats:?}");
+}
+
+#[test]
+fn loss_duplication_and_reordering_change_nothing() {
+    for seed in 0..30 {
+        let (mut wire, edge) = connected(seed, &Config::default());
+        wire.loss = 0.1;
+        wire.duplicate = 0.05;
+        wire.reorder = 0.1;
+        converse(&mut wire, edge, 200, |index| (index as usize * 91) % 9000);
+    }
+}
+
+#[test]
+fn one_loss_costs_about_one_repeat() {
+    let (mut wire, edge) = connected(5, &Config::default());
+    wire.loss = 0.01;
+    let before = wire.lost;
+    converse(&mut wire, edge, 500, |_| 64 * 1024);
+    let repeats = wire.hosts[0].machine.stats().repeats;
+    let lost = wire.lost - before;
+    assert!(lost > 100, "{lost} lost");
+    assert!(repeats as f64 <= 1.2 * lost as f64, "{repeats} repeats for {lost} losses");
+}
+
+#[test]
+fn a_message_longer_than_any_window_gets_through() {
+    let config = Config {
+        edge_window_bytes: 64 << 10,
+        pool_bytes: 256 << 10,
+        pool_reserve_bytes: 64 << 10,
+        frames: 8192,
+        ..Config::default()
+    };
+    let (mut wire, edge) = connected(6, &config);
+    wire.loss = 0.02;
+    converse(&mut wire, edge, 4, |_| 3 << 20);
+}
+
+#[test]
+fn the_smallest_pools_still_make_progress() {
+    for seed in 0..20 {
+        let config = Config {
+            frames: 2,
+            window_packets: 2,
+            pool_bytes: 400,
+            pool_reserve_bytes: 200,
+            initial_credit_bytes: 2000,
+            edge_window_bytes: 2000,
+            packet_bytes: 256,
+            ..Config::default()
+        };
+        let (mut wire, edge) = connected(seed, &config);
+        wire.loss = 0.2;
+        wire.reorder = 0.2;
+        converse(&mut wire, edge, 60, |index| (index as usize * 7) % 100);
+    }
+}
+
+#[test]
+fn an_application_that_never_reads_stops_its_own_senders_only() {
+    let config = Config {
+        initial_credit_bytes: 4000,
+        edge_window_bytes: 8000,
+        ..Config::default()
+    };
+    let (mut wire, quick) = connected(9, &config);
+    wire.hosts[1].machine.open_endpoint(8, false);
+    let stuck = wire.hosts[0].machine.edge(quick.peer, 1, 8).expect("open");
+    let now = wire.now;
+    let mut taken = 0;
+    while wire.hosts[0].send(now, stuck, &[8; 500]).is_ok() {
+        taken += 1;
+    }
+    assert!((1..=14).contains(&taken), "{taken}");
+    assert!(wire.run(SECOND, |wire| wire.hosts[1].received.len() == taken));
+    wire.hosts[1].received.clear();
+    converse_unread(&mut wire, quick, taken as u64 * 564);
+}
+
+fn converse_unread(wire: &mut Wire, edge: EdgeId, held: u64) {
+    let (mut sent, mut received) = (0, 0);
+    assert!(wire.run(20 * SECOND, |wire| {
+        let now = wire.now;
+        while sent < 200 && wire.hosts[0].send(now, edge, &payload(sent, 700)).is_ok() {
+            sent += 1;
+        }
+        while let Some(message) = wire.hosts[1].read(now) {
+            assert_eq!(message, payload(received, 700));
+            received += 1;
+        }
+        received == 200
+    }));
+    assert_eq!(wire.hosts[1].machine.pool_used(), held);
+}
+
+#[test]
+fn a_missing_endpoint_is_told_to_the_sender() {
+    let (mut wire, edge) = connected(11, &Config::default());
+    let nowhere = wire.hosts[0].machine.edge(edge.peer, 1, 99).expect("open");
+    let now = wire.now;
+    wire.hosts[0].send(now, nowhere, b"anyone?").expect("credit");
+    assert!(wire.run(SECOND, |wire| !wire.hosts[0].refused.is_empty()));
+    assert_eq!(wire.hosts[0].refused, [0]);
+    let now = wire.now;
+    assert!(matches!(
+        wire.hosts[0].send(now, nowhere, b"again"),
+        Err(BeginError::Refused(_))
+    ));
+    wire.hosts[1].machine.open_endpoint(99, false);
+    wire.hosts[0].machine.reopen(nowhere);
+    wire.hosts[0].send(now, nowhere, b"now").expect("open again");
+    assert!(wire.run(SECOND, |wire| !wire.hosts[1].received.is_empty()));
+}
+
+#[test]
+fn a_lane_that_dies_hands_its_units_to_another() {
+    let (mut wire, edge) = connected(13, &Config::default());
+    wire.dead_port = Some(2);
+    converse(&mut wire, edge, 20, |_| 100_000);
+    assert!(wire.hosts[0].machine.stats().lanes_lost > 0);
+}
+
+#[test]
+fn a_restarted_process_ends_the_old_session_and_opens_a_new_one() {
+    let (mut wire, edge) = connected(17, &Config::default());
+    wire.restart(1);
+    wire.hosts[1].machine.open_endpoint(7, false);
+    let now = wire.now;
+    wire.hosts[0].send(now, edge, b"to the dead").expect("credit");
+    assert!(wire.run(SECOND, |wire| !wire.hosts[0].gone.is_empty()));
+    let total = wire.hosts[0].machine.config().frames as usize;
+    assert_eq!(wire.hosts[0].pool.free(), total, "every frame came back");
+    let peer = wire.connect(0, 1);
+    assert!(wire.run(SECOND, |wire| wire.hosts[0].machine.is_open(peer)));
+    let edge = wire.hosts[0].machine.edge(peer, 1, 7).expect("open");
+    converse(&mut wire, edge, 10, |_| 10);
+}
+
+#[test]
+fn a_silent_peer_is_gone_after_its_time_and_no_sooner() {
+    let (mut wire, edge) = connected(19, &Config::default());
+    wire.loss = 1.0;
+    let now = wire.now;
+    wire.hosts[0].send(now, edge, b"hello?").expect("credit");
+    let timeout = wire.hosts[0].machine.config().peer_timeout_ns;
+    assert!(!wire.run(timeout - SECOND, |wire| !wire.hosts[0].gone.is_empty()));
+    assert!(wire.run(2 * SECOND, |wire| !wire.hosts[0].gone.is_empty()));
+    assert_eq!(wire.hosts[0].gone[0].1, GoneReason::Silent);
+}
+
+#[test]
+fn both_sides_may_say_hello_at_once() {
+    let mut wire = Wire::new(23, 2, &Config::default());
+    let there = wire.connect(0, 1);
+    let back = wire.connect(1, 0);
+    assert!(wire.run(SECOND, |wire| {
+        wire.hosts[0].machine.is_open(there) && wire.hosts[1].machine.is_open(back)
+    }));
+    assert_eq!(wire.hosts[0].machine.peers().count(), 1);
+    assert_eq!(wire.hosts[1].machine.peers().count(), 1);
+}
+
+#[test]
+fn goodbye_ends_both_sides() {
+    let (mut wire, edge) = connected(29, &Config::default());
+    wire.hosts[0].machine.disconnect(edge.peer);
+    assert!(wire.run(SECOND, |wire| !wire.hosts[1].gone.is_empty()));
+    assert_eq!(wire.hosts[1].gone[0].1, GoneReason::Closed);
+}
+
+#[test]
+fn unreliable_messages_are_never_doubled() {
+    let (mut wire, edge) = connected(31, &Config::default());
+    wire.duplicate = 0.5;
+    wire.loss = 0.2;
+    for index in 0..100_u32 {
+        let number = wire.hosts[0].machine.begin_loose(edge).expect("open");
+        assert!(wire.hosts[0].send_records(edge.peer, true, |bytes| {
+            dipole_proto::wire::emit_message(bytes, (1, 7), number, 4, true, false);
+            bytes[16..20].copy_from_slice(&index.to_le_bytes());
+            20
+        }));
+    }
+    wire.run(SECOND, |_| false);
+    let mut seen = wire.hosts[1].loose.clone();
+    assert!((50..100).contains(&seen.len()), "{}", seen.len());
+    seen.sort();
+    seen.dedup();
+    assert_eq!(seen.len(), wire.hosts[1].loose.len());
+}
+
+#[test]
+fn placements_reach_open_regions_only() {
+    let (mut wire, edge) = connected(37, &Config::default());
+    wire.hosts[1].machine.open_region(3, 0xFEED, 100);
+    for (key, offset) in [(0xFEED, 96), (0xFEED, 97), (0xBEEF, 0)] {
+        assert!(wire.hosts[0].send_records(edge.peer, false, |bytes| {
+            dipole_proto::wire::emit_placement(bytes, (3, key), 0, offset, 4);
+            bytes[28..32].copy_from_slice(b"data");
+            32
+        }));
+    }
+    wire.run(SECOND, |_| false);
+    assert_eq!(wire.hosts[1].placed, [(3, 96, b"data".to_vec())]);
+    assert_eq!(wire.hosts[1].machine.stats().dropped(Drop::Violation), 2);
+}

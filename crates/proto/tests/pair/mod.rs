@@ -1,0 +1,389 @@
+//! Machines on a virtual wire: a clock, a lossy in-memory network, and an
+//! application that checks what it gets. Shared by the conversations in `tests/`.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use dipole_proto::wire::{self, Address, LaneAddress};
+use dipole_proto::{
+    BeginError, Config, EdgeId, Event, Frame, Frames, GoneReason, Instant, Machine, PeerId, Slot,
+};
+
+/// A small deterministic generator (SplitMix64): the tests need no better.
+#[derive(Clone)]
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        mixed ^ (mixed >> 31)
+    }
+
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound.max(1)
+    }
+
+    pub fn chance(&mut self, share: f64) -> bool {
+        (self.next() >> 11) as f64 / (1u64 << 53) as f64 <= share && share > 0.0
+    }
+}
+
+pub struct Pool {
+    frames: Vec<Vec<u8>>,
+    ends: Vec<usize>,
+    free: Vec<Slot>,
+    scratch: Vec<u8>,
+}
+
+const SCRATCH: Slot = u32::MAX;
+
+impl Pool {
+    fn new(frames: usize, bytes: usize) -> Pool {
+        Pool {
+            frames: vec![vec![0; bytes]; frames],
+            ends: vec![0; frames],
+            free: (0..frames as Slot).rev().collect(),
+            scratch: vec![0; bytes],
+        }
+    }
+
+    pub fn free(&self) -> usize {
+        self.free.len()
+    }
+}
+
+impl Frames for Pool {
+    fn filled(&mut self, slot: Slot) -> (&mut [u8], usize) {
+        (&mut self.frames[slot as usize], self.ends[slot as usize])
+    }
+
+    fn scratch(&mut self) -> Option<(Slot, &mut [u8])> {
+        Some((SCRATCH, &mut self.scratch))
+    }
+
+    fn allocate(&mut self) -> Option<(Slot, &mut [u8])> {
+        let slot = self.free.pop()?;
+        Some((slot, &mut self.frames[slot as usize]))
+    }
+
+    fn fill(&mut self, slot: Slot, end: usize) {
+        self.ends[slot as usize] = end;
+    }
+}
+
+/// One process: a machine, its frames, and what its application got.
+pub struct Host {
+    pub machine: Machine,
+    pub pool: Pool,
+    pub home: Address,
+    pub connected: Vec<PeerId>,
+    pub gone: Vec<(PeerId, GoneReason)>,
+    pub refused: Vec<u64>,
+    pub credits: usize,
+    /// Complete messages in the order of arrival, with their incoming edge.
+    pub received: VecDeque<(EdgeId, Vec<u8>)>,
+    pub loose: Vec<Vec<u8>>,
+    pub placed: Vec<(u32, u64, Vec<u8>)>,
+    pub regions: Vec<(u32, u64, u64)>,
+    partial: BTreeMap<(EdgeId, u64), Vec<u8>>,
+}
+
+pub struct Wire {
+    pub now: Instant,
+    pub hosts: Vec<Host>,
+    flights: BTreeMap<(u64, u64), (Address, Address, Vec<u8>)>,
+    sequence: u64,
+    pub random: Random,
+    pub loss: f64,
+    pub duplicate: f64,
+    pub reorder: f64,
+    pub latency_ns: u64,
+    /// Packets to or from this port vanish.
+    pub dead_port: Option<u16>,
+    pub lost: u64,
+    pub sent: u64,
+}
+
+pub fn address(host: usize, port: u16) -> Address {
+    let mut ip = [0; 16];
+    ip[10] = 0xFF;
+    ip[11] = 0xFF;
+    ip[12] = 10;
+    ip[15] = host as u8 + 1;
+    Address { ip, port }
+}
+
+impl Wire {
+    pub fn new(seed: u64, hosts: usize, config: &Config) -> Wire {
+        let mut wire = Wire {
+            now: Instant(1_000_000_000),
+            hosts: Vec::new(),
+            flights: BTreeMap::new(),
+            sequence: 0,
+            random: Random(seed),
+            loss: 0.0,
+            duplicate: 0.0,
+            reorder: 0.0,
+            latency_ns: 5_000,
+            dead_port: None,
+            lost: 0,
+            sent: 0,
+        };
+        for index in 0..hosts {
+            let host = wire.host(index, config);
+            wire.hosts.push(host);
+        }
+        wire
+    }
+
+    fn host(&mut self, index: usize, config: &Config) -> Host {
+        let lanes = [(0, false, 1), (1, true, 2)].map(|(lane, bulk, port)| LaneAddress {
+            lane,
+            bulk,
+            address: address(index, port),
+        });
+        let config = Config {
+            node: index as u32 + 1,
+            ..config.clone()
+        };
+        let incarnation = self.random.next();
+        let secret = [self.random.next(), self.random.next()];
+        Host {
+            pool: Pool::new(config.frames as usize, config.packet_bytes),
+            machine: Machine::new(config, incarnation, secret, &lanes),
+            home: address(index, 1),
+            connected: Vec::new(),
+            gone: Vec::new(),
+            refused: Vec::new(),
+            credits: 0,
+            received: VecDeque::new(),
+            loose: Vec::new(),
+            placed: Vec::new(),
+            regions: Vec::new(),
+            partial: BTreeMap::new(),
+        }
+    }
+
+    /// The process at `index` dies and another begins at its address.
+    pub fn restart(&mut self, index: usize) {
+        let config = self.hosts[index].machine.config().clone();
+        self.hosts[index] = self.host(index, &config);
+    }
+
+    pub fn connect(&mut self, from: usize, to: usize) -> PeerId {
+        let home = self.hosts[to].home;
+        let now = self.now;
+        self.hosts[from]
+            .machine
+            .connect(now, home, 0)
+            .expect("room for a peer")
+    }
+
+    /// Runs until `done` or `limit_ns` of virtual time have passed; false then.
+    pub fn run(&mut self, limit_ns: u64, mut done: impl FnMut(&mut Wire) -> bool) -> bool {
+        let end = self.now.after(limit_ns);
+        loop {
+            for index in 0..self.hosts.len() {
+                self.step(index);
+            }
+            if done(self) {
+                return true;
+            }
+            let arrival = self.flights.keys().next().map(|(at, _)| Instant(*at));
+            let timer = self
+                .hosts
+                .iter()
+                .filter_map(|host| host.machine.next_deadline())
+                .min();
+            let next = arrival.into_iter().chain(timer).min();
+            match next {
+                Some(next) if next <= end => self.now = self.now.max(next),
+                _ => {
+                    self.now = end;
+                    return false;
+                }
+            }
+            self.deliver();
+        }
+    }
+
+    fn deliver(&mut self) {
+        while let Some(entry) = self.flights.first_entry() {
+            if entry.key().0 > self.now.0 {
+                break;
+            }
+            let (from, to, bytes) = entry.remove();
+            let now = self.now;
+            for host in &mut self.hosts {
+                if host.home.ip == to.ip {
+                    host.take(now, from, &bytes);
+                }
+            }
+        }
+    }
+
+    fn step(&mut self, index: usize) {
+        let now = self.now;
+        let host = &mut self.hosts[index];
+        host.machine.on_timers(now);
+        host.events(&[]);
+        while let Some(transmit) = host.machine.poll_transmit(now, &mut host.pool) {
+            let bytes = match transmit.frame {
+                Frame::Unit(slot) => host.pool.frames[slot as usize][..transmit.length].to_vec(),
+                Frame::Loose(slot) => {
+                    let bytes = host.pool.frames[slot as usize][..transmit.length].to_vec();
+                    host.pool.free.push(slot);
+                    bytes
+                }
+                Frame::Scratch(_) => host.pool.scratch[..transmit.length].to_vec(),
+            };
+            let mut bytes = bytes;
+            bytes.extend([0xEE; wire::CRC_BYTES]);
+            let from = address(index, if transmit.bulk { 2 } else { 1 });
+            self.sent += 1;
+            let copies = 1 + u64::from(self.random.chance(self.duplicate));
+            for _ in 0..copies {
+                let dead = self.dead_port == Some(transmit.to.port);
+                if dead || self.random.chance(self.loss) {
+                    self.lost += 1;
+                    continue;
+                }
+                let mut delay = self.latency_ns;
+                if self.random.chance(self.reorder) {
+                    delay += self.random.below(10 * self.latency_ns);
+                }
+                self.sequence += 1;
+                let key = (now.0 + delay, self.sequence);
+                self.flights.insert(key, (from, transmit.to, bytes.clone()));
+            }
+        }
+    }
+}
+
+impl Host {
+    fn take(&mut self, now: Instant, from: Address, bytes: &[u8]) {
+        if let Ok(addressed) = self.machine.address(now, from, bytes) {
+            let _counted = self.machine.on_packet(now, from, &addressed);
+        }
+        self.events(bytes);
+    }
+
+    fn events(&mut self, packet: &[u8]) {
+        while let Some(event) = self.machine.poll_event() {
+            match event {
+                Event::Connected { peer, .. } => self.connected.push(peer),
+                Event::Gone { peer, reason } => self.gone.push((peer, reason)),
+                Event::Released { slot } => {
+                    assert!(!self.pool.free.contains(&slot), "slot {slot} released twice");
+                    self.pool.free.push(slot);
+                }
+                Event::Deliver { edge, bytes } => {
+                    self.received.push_back((edge, packet[bytes].to_vec()));
+                }
+                Event::Hold {
+                    edge,
+                    sequence,
+                    offset,
+                    total,
+                    bytes,
+                } => {
+                    let message = self
+                        .partial
+                        .entry((edge, sequence))
+                        .or_insert_with(|| vec![0; total as usize]);
+                    message[offset as usize..offset as usize + bytes.len()]
+                        .copy_from_slice(&packet[bytes]);
+                }
+                Event::Complete { edge, sequence } => {
+                    let message = self.partial.remove(&(edge, sequence)).expect("was held");
+                    self.received.push_back((edge, message));
+                }
+                Event::Loose { bytes, .. } => self.loose.push(packet[bytes].to_vec()),
+                Event::Placed {
+                    region,
+                    offset,
+                    bytes,
+                    ..
+                } => self.placed.push((region, offset, packet[bytes].to_vec())),
+                Event::RegionOpened {
+                    region,
+                    key,
+                    length,
+                    ..
+                } => self.regions.push((region, key, length)),
+                Event::Refused { sequence, .. } => self.refused.push(sequence),
+                Event::Credit { .. } => self.credits += 1,
+                Event::EdgeOpened { .. }
+                | Event::EdgeEnded { .. }
+                | Event::RegionClosed { .. } => {}
+            }
+        }
+    }
+
+    /// Takes the oldest message and gives its room back.
+    pub fn read(&mut self, now: Instant) -> Option<Vec<u8>> {
+        let (edge, message) = self.received.pop_front()?;
+        self.machine.consumed(now, edge, message.len() as u64);
+        Some(message)
+    }
+
+    /// Sends one message whole, or says why not. Takes frames only if all fit.
+    pub fn send(&mut self, now: Instant, edge: EdgeId, payload: &[u8]) -> Result<u64, BeginError> {
+        let space = self.machine.packet_space(edge.peer);
+        let whole = payload.len() + wire::MESSAGE_BYTES + wire::HEADER_BYTES <= space;
+        let piece = space.saturating_sub(wire::HEADER_BYTES + wire::FRAGMENT_BYTES).max(1);
+        let needed = if whole { 1 } else { payload.len().div_ceil(piece) };
+        if self.pool.free.len() < needed || space == 0 {
+            return Err(BeginError::NoCredit { left: 0 });
+        }
+        let ends = self.machine.edge_ends(edge).expect("edge");
+        let total = payload.len() as u64;
+        let sequence = self.machine.begin(now, edge, total)?;
+        let low = sequence as u32;
+        if whole {
+            let slot = self.pool.free.pop().expect("counted");
+            let frame = &mut self.pool.frames[slot as usize];
+            let at = wire::HEADER_BYTES;
+            wire::emit_message(&mut frame[at..], ends, low, payload.len(), false, false);
+            let at = at + wire::MESSAGE_BYTES;
+            frame[at..at + payload.len()].copy_from_slice(payload);
+            self.pool.ends[slot as usize] = at + payload.len();
+            assert!(self.machine.queue(edge.peer, slot, false));
+            return Ok(sequence);
+        }
+        for (index, chunk) in payload.chunks(piece).enumerate() {
+            let slot = self.pool.free.pop().expect("counted");
+            let frame = &mut self.pool.frames[slot as usize];
+            let at = wire::HEADER_BYTES;
+            let place = ((index * piece) as u64, total);
+            wire::emit_fragment(&mut frame[at..], ends, low, place, chunk.len(), false, false);
+            let at = at + wire::FRAGMENT_BYTES;
+            frame[at..at + chunk.len()].copy_from_slice(chunk);
+            self.pool.ends[slot as usize] = at + chunk.len();
+            assert!(self.machine.queue(edge.peer, slot, true));
+        }
+        Ok(sequence)
+    }
+
+    /// Queues one frame with records that `emit` writes; `loose` for unreliable ones.
+    pub fn send_records(
+        &mut self,
+        peer: PeerId,
+        loose: bool,
+        emit: impl FnOnce(&mut [u8]) -> usize,
+    ) -> bool {
+        let Some(slot) = self.pool.free.pop() else {
+            return false;
+        };
+        let frame = &mut self.pool.frames[slot as usize];
+        let at = wire::HEADER_BYTES;
+        self.pool.ends[slot as usize] = at + emit(&mut frame[at..]);
+        if loose {
+            self.machine.queue_loose(peer, slot, false)
+        } else {
+            self.machine.queue(peer, slot, false)
+        }
+    }
+}
