@@ -1,0 +1,166 @@
+//! The two numbers that name an endpoint, and their text form `NID:DPID`.
+
+use std::fmt;
+use std::num::ParseIntError;
+use std::str::FromStr;
+
+/// A node: a host with its own runtime directory (NID). Never derived, always given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct NodeId(pub u32);
+
+/// An endpoint, unique on its node (DPID).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct EndpointId(pub u32);
+
+/// An endpoint on a node: where a message goes and where it came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Address {
+    /// The node.
+    pub node: NodeId,
+    /// The endpoint on it.
+    pub endpoint: EndpointId,
+}
+
+impl Address {
+    /// Puts the two numbers together.
+    #[must_use]
+    pub fn new(node: u32, endpoint: u32) -> Address {
+        Address {
+            node: NodeId(node),
+            endpoint: EndpointId(endpoint),
+        }
+    }
+}
+
+/// Why a text is no node, endpoint or address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AddressError {
+    /// There is no colon between node and endpoint.
+    NoColon {
+        /// What was read.
+        found: String,
+    },
+    /// A part is not a number from 0 to 4294967295.
+    BadNumber {
+        /// Which part: `node` or `endpoint`.
+        part: &'static str,
+        /// What was read.
+        found: String,
+        /// What the number parser says.
+        cause: ParseIntError,
+    },
+    /// Node 0 names nobody.
+    NodeZero,
+}
+
+impl fmt::Display for AddressError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            AddressError::NoColon { found } => write!(
+                f,
+                "`{found}` is no address: expected NID:DPID, two numbers, as in 1:7"
+            ),
+            AddressError::BadNumber { part, found, cause } => write!(
+                f,
+                "`{found}` is no {part}: {cause}; expected a number from 0 to 4294967295"
+            ),
+            AddressError::NodeZero => {
+                f.write_str("node 0 names nobody; nodes are numbered from 1 to 4294967295")
+            }
+        }
+    }
+}
+
+impl std::error::Error for AddressError {}
+
+fn number(part: &'static str, text: &str) -> Result<u32, AddressError> {
+    text.parse().map_err(|cause| AddressError::BadNumber {
+        part,
+        found: text.to_owned(),
+        cause,
+    })
+}
+
+impl FromStr for NodeId {
+    type Err = AddressError;
+
+    fn from_str(text: &str) -> Result<NodeId, AddressError> {
+        match number("node", text)? {
+            0 => Err(AddressError::NodeZero),
+            node => Ok(NodeId(node)),
+        }
+    }
+}
+
+impl FromStr for EndpointId {
+    type Err = AddressError;
+
+    fn from_str(text: &str) -> Result<EndpointId, AddressError> {
+        number("endpoint", text).map(EndpointId)
+    }
+}
+
+impl FromStr for Address {
+    type Err = AddressError;
+
+    fn from_str(text: &str) -> Result<Address, AddressError> {
+        let Some((node, endpoint)) = text.split_once(':') else {
+            return Err(AddressError::NoColon {
+                found: text.to_owned(),
+            });
+        };
+        Ok(Address {
+            node: node.parse()?,
+            endpoint: endpoint.parse()?,
+        })
+    }
+}
+
+impl fmt::Display for NodeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Display for EndpointId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.node, self.endpoint)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_reads_back_what_it_prints() {
+        for address in [
+            Address::new(1, 7),
+            Address::new(1, 0),
+            Address::new(u32::MAX, u32::MAX),
+        ] {
+            assert_eq!(address.to_string().parse(), Ok(address));
+        }
+    }
+
+    #[test]
+    fn a_broken_address_is_refused_with_what_was_expected() {
+        for (text, wanted) in [
+            ("17", "expected NID:DPID"),
+            ("0:7", "node 0 names nobody"),
+            ("x:7", "`x` is no node"),
+            ("1:-7", "`-7` is no endpoint"),
+            ("1:4294967296", "too large"),
+            ("1:", "no endpoint"),
+        ] {
+            let said = text.parse::<Address>().unwrap_err().to_string();
+            assert!(said.contains(wanted), "{text}: {said}");
+        }
+    }
+}

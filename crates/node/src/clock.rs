@@ -1,0 +1,35 @@
+//! The process's monotonic clock in nanoseconds, as protocol and links take it.
+
+use std::time::{Duration, Instant, SystemTime};
+
+/// Counts from when it was made, never zero.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Clock {
+    origin: Instant,
+}
+
+impl Clock {
+    pub(crate) fn new() -> Clock {
+        Clock {
+            origin: Instant::now(),
+        }
+    }
+
+    /// Now, in ns.
+    pub(crate) fn now(&self) -> dipole_proto::Instant {
+        dipole_proto::Instant(nanoseconds(self.origin.elapsed()) + 1)
+    }
+
+    /// What to add to this clock's readings to get ns since 1970.
+    pub(crate) fn since_1970_ns(&self) -> u64 {
+        let wall = SystemTime::now()
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .unwrap_or_default();
+        nanoseconds(wall).saturating_sub(self.now().0)
+    }
+}
+
+/// A duration in ns, at most some 584 years.
+pub(crate) fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,162 @@
+//! What a process decides when it opens its node; read from the environment by default.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use dipole_link::fault::Plan;
+
+use crate::address::NodeId;
+use crate::hosts::{Hosts, HostsError};
+
+/// Names of the environment variables that [`Config::from_env`] reads.
+pub mod variables {
+    /// This node's id.
+    pub const NODE: &str = "DIPOLE_NID";
+    /// Where the registry lives.
+    pub const RUNTIME_DIR: &str = "DIPOLE_RUNTIME_DIR";
+    /// The hosts file.
+    pub const HOSTS: &str = "DIPOLE_HOSTS";
+    /// The IP address to bind.
+    pub const BIND: &str = "DIPOLE_BIND";
+    /// How long a waiter spins, in microseconds.
+    pub const SPIN_MICROSECONDS: &str = "DIPOLE_SPIN_US";
+    /// Faults to inject on send, as `drop=0.01,seed=7`.
+    pub const FAULT: &str = "DIPOLE_FAULT";
+    /// A file to capture all packets to.
+    pub const CAPTURE: &str = "DIPOLE_CAPTURE";
+}
+
+/// How to open a [`Node`](crate::Node).
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// This node's id; nothing derives it.
+    pub node: NodeId,
+    /// Where the registry of this machine's nodes lives.
+    pub runtime_dir: PathBuf,
+    /// The other nodes.
+    pub hosts: Hosts,
+    /// The IP address whose UDP ports carry this process's packets.
+    pub bind: IpAddr,
+    /// How long a waiter spins before it sleeps. Spinning suits a process with a
+    /// core of its own; the default suits everything else.
+    pub spin: Duration,
+    /// How long [`target`](crate::Endpoint::target) waits.
+    pub connect_timeout: Duration,
+    /// How long a dropped node waits for acknowledgements.
+    pub linger: Duration,
+    /// Faults to inject on send.
+    pub fault: Option<Plan>,
+    /// A pcap file for everything sent and received.
+    pub capture: Option<PathBuf>,
+    /// Capacities and times of the protocol; node id and packet size are set by
+    /// the node.
+    pub protocol: dipole_proto::Config,
+}
+
+/// Why the environment does not make a configuration.
+#[derive(Debug)]
+pub enum ConfigError {
+    /// A variable's value cannot be used.
+    Variable {
+        /// Which.
+        name: &'static str,
+        /// Its value.
+        value: String,
+        /// What was expected.
+        expected: String,
+    },
+    /// The hosts file is wrong or cannot be read.
+    Hosts(HostsError),
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ConfigError::Variable {
+                name,
+                value,
+                expected,
+            } => write!(f, "{name}={value:?} cannot be used: expected {expected}"),
+            ConfigError::Hosts(error) => write!(f, "{error}"),
+        }
+    }
+}
+
+impl std::error::Error for ConfigError {}
+
+/// A default spin that catches an answer already under way.
+const SPIN: Duration = Duration::from_micros(50);
+
+impl Config {
+    /// A node on its own: loopback, no other nodes.
+    #[must_use]
+    pub fn local(node: NodeId, runtime_dir: PathBuf) -> Config {
+        Config {
+            node,
+            runtime_dir,
+            hosts: Hosts::local_only(node),
+            bind: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            spin: SPIN,
+            connect_timeout: Duration::from_secs(30),
+            linger: Duration::from_secs(5),
+            fault: None,
+            capture: None,
+            protocol: dipole_proto::Config::default(),
+        }
+    }
+
+    /// Reads the variables of [`variables`]; what is missing has its default.
+    ///
+    /// # Errors
+    /// [`ConfigError`], naming the variable or the line of the hosts file.
+    pub fn from_env() -> Result<Config, ConfigError> {
+        let node: u32 = parsed(variables::NODE, "a node id from 1 to 4294967295")?.unwrap_or(1);
+        if node == 0 {
+            return Err(ConfigError::Variable {
+                name: variables::NODE,
+                value: "0".into(),
+                expected: "a node id from 1 to 4294967295".into(),
+            });
+        }
+        let node = NodeId(node);
+        let mut config = Config::local(node, crate::registry::default_runtime_dir());
+        if let Some(file) = text(variables::HOSTS) {
+            config.hosts = Hosts::load(file.as_ref()).map_err(ConfigError::Hosts)?;
+            if let Some(host) = config.hosts.get(node) {
+                config.bind = host.address;
+                if let (Some(directory), None) = (&host.runtime_dir, text(variables::RUNTIME_DIR)) {
+                    config.runtime_dir.clone_from(directory);
+                }
+            }
+        }
+        if let Some(bind) = parsed(variables::BIND, "an IP address of this node")? {
+            config.bind = bind;
+        }
+        if let Some(spin) = parsed(variables::SPIN_MICROSECONDS, "microseconds")? {
+            config.spin = Duration::from_micros(spin);
+        }
+        config.fault = parsed(variables::FAULT, "a fault plan such as drop=0.01,seed=7")?;
+        config.capture = text(variables::CAPTURE).map(PathBuf::from);
+        Ok(config)
+    }
+}
+
+fn text(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+fn parsed<T: std::str::FromStr>(
+    name: &'static str,
+    expected: &str,
+) -> Result<Option<T>, ConfigError> {
+    let Some(value) = text(name) else {
+        return Ok(None);
+    };
+    value.parse().map(Some).map_err(|_| ConfigError::Variable {
+        name,
+        value,
+        expected: expected.into(),
+    })
+}

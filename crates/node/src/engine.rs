@@ -1,0 +1,352 @@
+//! The loop: the one place that calls both the protocol and a link.
+//!
+//! [`Engine::step`] takes what the link has, feeds the protocol, hands messages
+//! over and sends what may go. It never waits and starts no thread; whoever waits
+//! steps it. `engine/deliver.rs` is what happens with events, `engine/pack.rs`
+//! how messages get into frames.
+
+mod deliver;
+mod pack;
+mod peer;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use arrayvec::ArrayVec;
+use dipole_link::{AnyLink, Class, Link, Outgoing};
+use dipole_proto::wire::{CRC_BYTES, LaneAddress, Trailer};
+use dipole_proto::{Drop, GoneReason, Instant, Machine, PeerId, Transmit};
+use rustc_hash::FxHashMap;
+
+use crate::frames::{FramePool, slot_of};
+use crate::inbox::{Buffers, Inbox};
+use crate::net::{from_wire, to_wire};
+pub use pack::{Blocked, EdgeOut};
+use peer::Peer;
+
+/// Packets handed to the link in one call.
+const BATCH: usize = 64;
+/// Steps without bulk traffic after which the bulk port is looked at less often.
+const BULK_QUIET_STEPS: u32 = 256;
+/// How often then, in steps.
+const BULK_EVERY: u32 = 8;
+
+/// A peer that is gone, and what it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Departure {
+    /// The session that ended.
+    pub peer: PeerId,
+    /// The node it said it was on.
+    pub node: u32,
+    /// Its incarnation.
+    pub incarnation: u64,
+    /// Why it is gone.
+    pub reason: GoneReason,
+}
+
+/// Counters of the engine, beside those of the protocol and the link.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Packets handed to the link.
+    pub packets_sent: u64,
+    /// Packets taken from the link.
+    pub packets_received: u64,
+    /// Bytes of those packets, sent.
+    pub bytes_sent: u64,
+    /// Bytes of those packets, received.
+    pub bytes_received: u64,
+    /// Times that the link could not take all it was offered.
+    pub link_full: u64,
+    /// Unreliable messages dropped because their endpoint held too many.
+    pub loose_dropped: u64,
+}
+
+/// A process's protocol, link and endpoints, driven by its caller.
+///
+/// This is a seam for tests and for callers with a loop of their own; programs
+/// use [`Node`](crate::Node).
+#[derive(Debug)]
+pub struct Engine {
+    link: AnyLink,
+    machine: Machine,
+    frames: FramePool,
+    /// By [`PeerId::index`].
+    peers: Vec<Option<Peer>>,
+    inboxes: FxHashMap<u32, Inbox>,
+    buffers: Arc<Buffers>,
+    /// Peers with a frame being filled.
+    open_frames: usize,
+    /// Packets the link did not take yet.
+    batch: ArrayVec<Transmit, BATCH>,
+    bulk_quiet: u32,
+    traffic: Traffic,
+    departures: Vec<Departure>,
+    /// Changes whenever something happened that a waiter may wait for.
+    progress: u64,
+}
+
+impl Engine {
+    /// An engine on a link. `incarnation` must be random and `secret` known to
+    /// nobody else.
+    #[must_use]
+    pub fn new(
+        link: AnyLink,
+        mut config: dipole_proto::Config,
+        incarnation: u64,
+        secret: [u64; 2],
+    ) -> Engine {
+        let caps = link.caps();
+        config.packet_bytes = config.packet_bytes.min(caps.max_frame_bytes);
+        let arriving = u32::try_from(caps.receive_frames).unwrap_or(u32::MAX);
+        config.window_packets = config.window_packets.min(arriving).max(4);
+        let lane = |lane: u8, class: Class| LaneAddress {
+            lane,
+            bulk: class == Class::Bulk,
+            address: to_wire(link.local(class)),
+        };
+        let lanes = [lane(0, Class::Small), lane(1, Class::Bulk)];
+        Engine {
+            frames: FramePool::new(config.frames as usize, config.packet_bytes),
+            machine: Machine::new(config, incarnation, secret, &lanes),
+            link,
+            peers: Vec::new(),
+            inboxes: FxHashMap::default(),
+            buffers: Arc::default(),
+            open_frames: 0,
+            batch: ArrayVec::new(),
+            bulk_quiet: 0,
+            traffic: Traffic::default(),
+            departures: Vec::new(),
+            progress: 0,
+        }
+    }
+
+    /// One turn: receive, let time act, send. True if any packet came in.
+    /// `look_everywhere` also polls the bulk port when it has long been quiet.
+    ///
+    /// # Errors
+    /// Only when the link is broken.
+    pub fn step(&mut self, now: Instant, look_everywhere: bool) -> std::io::Result<bool> {
+        let mut received = self.receive(now, Class::Small)?;
+        self.bulk_quiet = self.bulk_quiet.wrapping_add(1);
+        let quiet = self.bulk_quiet > BULK_QUIET_STEPS;
+        if look_everywhere || !quiet || self.bulk_quiet.is_multiple_of(BULK_EVERY) {
+            received |= self.receive(now, Class::Bulk)?;
+        }
+        self.machine.on_timers(now);
+        self.handle_events(&[]);
+        self.transmit(now)?;
+        Ok(received)
+    }
+
+    /// Sends everything that may go now.
+    ///
+    /// # Errors
+    /// Only when the link is broken.
+    pub fn transmit(&mut self, now: Instant) -> std::io::Result<()> {
+        self.send_batch(now)?;
+        self.close_idle_frames();
+        while self.batch.is_empty() {
+            while !self.batch.is_full() {
+                let Some(transmit) = self.machine.poll_transmit(now, &mut self.frames) else {
+                    break;
+                };
+                self.seal(&transmit);
+                self.frames.pin(transmit.frame);
+                self.batch.push(transmit);
+            }
+            if self.batch.is_empty() {
+                break;
+            }
+            self.send_batch(now)?;
+            self.close_idle_frames();
+        }
+        Ok(())
+    }
+
+    /// [`transmit`](Self::transmit) if some session has something to say.
+    ///
+    /// # Errors
+    /// Only when the link is broken.
+    #[inline]
+    pub fn transmit_urgent(&mut self, now: Instant) -> std::io::Result<()> {
+        if self.machine.has_transmit() {
+            self.transmit(now)?;
+        }
+        Ok(())
+    }
+
+    /// When [`step`](Self::step) has something to do though nothing arrived.
+    #[must_use]
+    pub fn next_deadline(&self, now: Instant) -> Option<Instant> {
+        let retry = (!self.batch.is_empty()).then(|| now.after(LINK_RETRY_NS));
+        let link = self.link.next_deadline_ns().map(Instant);
+        [self.machine.next_deadline(), link, retry]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+
+    /// Changes whenever something happened that a waiter may wait for.
+    #[must_use]
+    pub fn progress(&self) -> u64 {
+        self.progress
+    }
+
+    /// The protocol, for its counters and configuration.
+    #[must_use]
+    pub fn machine(&self) -> &Machine {
+        &self.machine
+    }
+
+    /// The link.
+    #[must_use]
+    pub fn link(&self) -> &AnyLink {
+        &self.link
+    }
+
+    /// Counters.
+    #[must_use]
+    pub fn traffic(&self) -> &Traffic {
+        &self.traffic
+    }
+
+    /// Frames that can be filled now.
+    #[must_use]
+    pub fn free_frames(&self) -> usize {
+        self.frames.free()
+    }
+
+    /// Peers that are gone since the last call.
+    pub fn take_departures(&mut self) -> Vec<Departure> {
+        std::mem::take(&mut self.departures)
+    }
+
+    fn receive(&mut self, now: Instant, class: Class) -> std::io::Result<bool> {
+        let count = self.link.poll(now.0, class)?;
+        if count == 0 {
+            return Ok(false);
+        }
+        if class == Class::Bulk {
+            self.bulk_quiet = 0;
+        }
+        for index in 0..count {
+            let frame = self.link.frame(index);
+            self.traffic.packets_received += 1;
+            self.traffic.bytes_received += frame.bytes.len() as u64;
+            let from = to_wire(frame.from);
+            let Ok(addressed) = self.machine.address(now, from, frame.bytes) else {
+                continue;
+            };
+            if !trailer_is_right(addressed.packet.covered(), addressed.trailer, frame.bytes) {
+                self.machine.count(Drop::Damaged);
+                continue;
+            }
+            let _counted = self.machine.on_packet(now, from, &addressed);
+            deliver::handle(
+                &mut self.machine,
+                &mut deliver::Receivers {
+                    frames: &mut self.frames,
+                    peers: &mut self.peers,
+                    inboxes: &mut self.inboxes,
+                    buffers: &self.buffers,
+                    traffic: &mut self.traffic,
+                    departures: &mut self.departures,
+                    progress: &mut self.progress,
+                    open_frames: &mut self.open_frames,
+                },
+                frame.bytes,
+            );
+        }
+        Ok(true)
+    }
+
+    /// Handles events that refer to no packet.
+    fn handle_events(&mut self, packet: &[u8]) {
+        deliver::handle(
+            &mut self.machine,
+            &mut deliver::Receivers {
+                frames: &mut self.frames,
+                peers: &mut self.peers,
+                inboxes: &mut self.inboxes,
+                buffers: &self.buffers,
+                traffic: &mut self.traffic,
+                departures: &mut self.departures,
+                progress: &mut self.progress,
+                open_frames: &mut self.open_frames,
+            },
+            packet,
+        );
+    }
+
+    /// Appends the trailer to a packet that is about to leave.
+    #[inline]
+    fn seal(&mut self, transmit: &Transmit) {
+        debug_assert!(transmit.trailer == Trailer::Crc32c, "the only trailer offered");
+        let space = self.frames.space(slot_of(transmit.frame));
+        let crc = checksum(&space[..transmit.length]);
+        space[transmit.length..transmit.length + CRC_BYTES].copy_from_slice(&crc.to_le_bytes());
+    }
+
+    fn send_batch(&mut self, now: Instant) -> std::io::Result<()> {
+        if self.batch.is_empty() {
+            return Ok(());
+        }
+        let mut outgoing: ArrayVec<Outgoing<'_>, BATCH> = ArrayVec::new();
+        for transmit in &self.batch {
+            outgoing.push(Outgoing {
+                class: if transmit.bulk {
+                    Class::Bulk
+                } else {
+                    Class::Small
+                },
+                to: from_wire(transmit.to),
+                bytes: self
+                    .frames
+                    .bytes(slot_of(transmit.frame), transmit.length + CRC_BYTES),
+            });
+        }
+        let taken = self.link.send(now.0, &outgoing)?;
+        self.traffic.packets_sent += taken as u64;
+        for frame in &outgoing[..taken] {
+            self.traffic.bytes_sent += frame.bytes.len() as u64;
+        }
+        drop(outgoing);
+        if taken < self.batch.len() {
+            self.traffic.link_full += 1;
+        }
+        for transmit in self.batch.drain(..taken) {
+            self.frames.sent(transmit.frame);
+        }
+        Ok(())
+    }
+}
+
+/// Pause before a full link is offered the rest of a batch again.
+const LINK_RETRY_NS: u64 = 50_000;
+
+/// CRC32C, as the trailer carries it. Spec §2.5.
+#[must_use]
+pub(crate) fn checksum(bytes: &[u8]) -> u32 {
+    let crc = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, bytes);
+    u32::try_from(crc).expect("a 32-bit checksum")
+}
+
+fn trailer_is_right(covered: &[u8], trailer: Trailer, frame: &[u8]) -> bool {
+    let Trailer::Crc32c = trailer else {
+        return false;
+    };
+    let end = covered.len();
+    frame
+        .get(end..end + CRC_BYTES)
+        .is_some_and(|carried| carried == checksum(covered).to_le_bytes())
+}
+
+/// How to reach a process: its small port, and which process is meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Destination {
+    /// Where its small port is.
+    pub small: SocketAddr,
+    /// Its incarnation, zero for whoever is there.
+    pub incarnation: u64,
+}

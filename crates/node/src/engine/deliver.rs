@@ -1,0 +1,215 @@
+//! What the engine does with the protocol's events: messages into inboxes, frames
+//! back to the pool.
+
+use std::sync::Arc;
+
+use dipole_proto::{EdgeId, Event, Machine};
+use rustc_hash::FxHashMap;
+
+use super::peer::{Assembly, Incoming, LooseAssembly, Peer, find, peer_entry};
+use super::{Departure, Traffic};
+use crate::address::{Address, EndpointId, NodeId};
+use crate::frames::FramePool;
+use crate::inbox::{Buffers, Inbox};
+
+/// Unreliable messages that one endpoint holds at most.
+const LOOSE_LIMIT: usize = 4096;
+
+/// The parts of the engine that events change.
+pub(super) struct Receivers<'a> {
+    pub(super) frames: &'a mut FramePool,
+    pub(super) peers: &'a mut Vec<Option<Peer>>,
+    pub(super) inboxes: &'a mut FxHashMap<u32, Inbox>,
+    pub(super) buffers: &'a Arc<Buffers>,
+    pub(super) traffic: &'a mut Traffic,
+    pub(super) departures: &'a mut Vec<Departure>,
+    pub(super) progress: &'a mut u64,
+    pub(super) open_frames: &'a mut usize,
+}
+
+/// Handles all events at hand; those with bytes refer to `packet`.
+#[inline]
+pub(super) fn handle(machine: &mut Machine, receivers: &mut Receivers<'_>, packet: &[u8]) {
+    while let Some(event) = machine.poll_event() {
+        match event {
+            Event::Deliver { edge, bytes } => receivers.deliver(edge, &packet[bytes]),
+            Event::Released { slot } => {
+                if let Some(peer) = receivers.frames.release(slot)
+                    && let Some(peer) = find(receivers.peers, peer)
+                {
+                    peer.bulk_released += 1;
+                }
+                *receivers.progress += 1;
+            }
+            other => receivers.rare(other, packet),
+        }
+    }
+}
+
+impl Receivers<'_> {
+    #[inline]
+    fn deliver(&mut self, edge: EdgeId, bytes: &[u8]) {
+        if let Some(incoming) = incoming(self.peers, edge)
+            && let Some(inbox) = self.inboxes.get_mut(&incoming.target)
+        {
+            inbox.push_copy(Some(edge), incoming.source, bytes);
+            *self.progress += 1;
+        }
+    }
+
+    fn rare(&mut self, event: Event, packet: &[u8]) {
+        match event {
+            Event::Hold {
+                edge,
+                sequence,
+                offset,
+                total,
+                bytes,
+            } => self.hold(edge, sequence, (offset, total), &packet[bytes]),
+            Event::Complete { edge, sequence } => self.complete(edge, sequence),
+            Event::Loose {
+                edge,
+                sequence,
+                offset,
+                total,
+                bytes,
+            } => self.loose(edge, sequence, (offset, total), &packet[bytes]),
+            Event::EdgeOpened {
+                edge,
+                source,
+                target,
+            } => {
+                let peer = peer_entry(self.peers, edge.peer);
+                debug_assert_eq!(peer.incoming.len(), edge.index as usize);
+                peer.incoming.push(Incoming {
+                    source: Address {
+                        node: NodeId(peer.node),
+                        endpoint: EndpointId(source),
+                    },
+                    target,
+                    assemblies: Vec::new(),
+                    loose: None,
+                });
+            }
+            Event::Connected {
+                peer,
+                node,
+                incarnation,
+            } => {
+                let entry = peer_entry(self.peers, peer);
+                entry.node = node;
+                entry.incarnation = incarnation;
+                *self.progress += 1;
+                tracing::debug!(%peer, node, "session open");
+            }
+            Event::Gone { peer, reason } => {
+                let entry = peer_entry(self.peers, peer);
+                entry.gone = Some(reason);
+                entry.incoming = Vec::new();
+                entry.bulk_mark = Vec::new();
+                if let Some(open) = entry.open.take() {
+                    self.frames.put_back(open.slot);
+                    *self.open_frames -= 1;
+                }
+                self.departures.push(Departure {
+                    peer,
+                    node: entry.node,
+                    incarnation: entry.incarnation,
+                    reason,
+                });
+                *self.progress += 1;
+                tracing::info!(%peer, node = entry.node, "peer is gone: {reason}");
+            }
+            Event::Credit { .. } | Event::Refused { .. } | Event::EdgeEnded { .. } => {
+                *self.progress += 1;
+            }
+            Event::Deliver { .. }
+            | Event::Released { .. }
+            | Event::Placed { .. }
+            | Event::RegionOpened { .. }
+            | Event::RegionClosed { .. } => {}
+        }
+    }
+
+    fn hold(&mut self, edge: EdgeId, sequence: u64, (offset, total): (u64, u64), bytes: &[u8]) {
+        let Some(incoming) = incoming(self.peers, edge) else {
+            return;
+        };
+        let assemblies = &mut incoming.assemblies;
+        let known = assemblies
+            .iter()
+            .rposition(|assembly| assembly.sequence == sequence);
+        let index = known.unwrap_or_else(|| {
+            let buffer = self.buffers.take(length(total));
+            assemblies.push(Assembly { sequence, buffer });
+            assemblies.len() - 1
+        });
+        let at = length(offset);
+        assemblies[index].buffer.bytes_mut()[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+
+    fn complete(&mut self, edge: EdgeId, sequence: u64) {
+        let Some(incoming) = incoming(self.peers, edge) else {
+            return;
+        };
+        let found = incoming
+            .assemblies
+            .iter()
+            .position(|assembly| assembly.sequence == sequence);
+        let Some(index) = found else {
+            return;
+        };
+        let assembly = incoming.assemblies.swap_remove(index);
+        if let Some(inbox) = self.inboxes.get_mut(&incoming.target) {
+            inbox.push_buffer(Some(edge), incoming.source, assembly.buffer);
+            *self.progress += 1;
+        }
+    }
+
+    fn loose(&mut self, edge: EdgeId, sequence: u32, (offset, total): (u64, u64), bytes: &[u8]) {
+        let Some(incoming) = incoming(self.peers, edge) else {
+            return;
+        };
+        let Some(inbox) = self.inboxes.get_mut(&incoming.target) else {
+            return;
+        };
+        if inbox.len() >= LOOSE_LIMIT {
+            self.traffic.loose_dropped += 1;
+            return;
+        }
+        if bytes.len() as u64 == total {
+            inbox.push_copy(None, incoming.source, bytes);
+            *self.progress += 1;
+            return;
+        }
+        let current = incoming.loose.take().filter(|loose| loose.sequence == sequence);
+        let mut loose = current.unwrap_or_else(|| LooseAssembly {
+            sequence,
+            got: 0,
+            buffer: self.buffers.take(length(total)),
+        });
+        let at = length(offset);
+        if let Some(place) = loose.buffer.bytes_mut().get_mut(at..at + bytes.len()) {
+            place.copy_from_slice(bytes);
+            loose.got += bytes.len() as u64;
+        }
+        if loose.got == total {
+            inbox.push_buffer(None, incoming.source, loose.buffer);
+            *self.progress += 1;
+        } else {
+            incoming.loose = Some(loose);
+        }
+    }
+}
+
+#[inline]
+fn incoming(peers: &mut [Option<Peer>], edge: EdgeId) -> Option<&mut Incoming> {
+    find(peers, edge.peer)?
+        .incoming
+        .get_mut(edge.index as usize)
+}
+
+/// A length that the protocol has checked against the longest message.
+fn length(bytes: u64) -> usize {
+    usize::try_from(bytes).expect("no message is longer than memory")
+}

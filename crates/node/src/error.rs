@@ -1,0 +1,327 @@
+//! What can go wrong, per family of operations; each variant carries its numbers.
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use dipole_proto::GoneReason;
+use dipole_proto::wire::RefusedReason;
+
+use crate::address::Address;
+
+/// Why a node or an endpoint could not be opened.
+#[derive(Debug)]
+pub enum OpenError {
+    /// The endpoint belongs to another process of this node.
+    Taken {
+        /// Which endpoint.
+        address: Address,
+        /// The holder's process id.
+        pid: u32,
+        /// The holder's command.
+        command: String,
+    },
+    /// The registry directory cannot be used.
+    Registry {
+        /// The directory.
+        directory: PathBuf,
+        /// What the registry says.
+        cause: String,
+    },
+    /// The sockets cannot be opened.
+    Link {
+        /// The address to bind.
+        bind: std::net::IpAddr,
+        /// What the kernel said.
+        cause: String,
+    },
+    /// The capture file cannot be written.
+    Capture {
+        /// The file.
+        file: PathBuf,
+        /// What the kernel said.
+        cause: String,
+    },
+    /// No epoll or eventfd can be had.
+    Sleep(io::Error),
+    /// The handle was inherited by a forked child.
+    Forked,
+}
+
+impl fmt::Display for OpenError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            OpenError::Taken {
+                address,
+                pid,
+                command,
+            } => write!(
+                f,
+                "cannot open endpoint {address}: process {pid} ({command}) has it; \
+                 end that process or choose another DPID"
+            ),
+            OpenError::Registry { directory, cause } => write!(
+                f,
+                "cannot use the registry in {}: {cause}; \
+                 set DIPOLE_RUNTIME_DIR to a directory of your own",
+                directory.display()
+            ),
+            OpenError::Link { bind, cause } => write!(
+                f,
+                "cannot open UDP sockets on {bind}: {cause}; \
+                 check that the address is this node's (DIPOLE_BIND, hosts file)"
+            ),
+            OpenError::Capture { file, cause } => {
+                write!(f, "cannot write the capture {}: {cause}", file.display())
+            }
+            OpenError::Sleep(cause) => write!(
+                f,
+                "cannot make an epoll descriptor: {cause}; raise the limit of open files (ulimit -n)"
+            ),
+            OpenError::Forked => f.write_str(FORKED),
+        }
+    }
+}
+
+impl std::error::Error for OpenError {}
+
+const FORKED: &str =
+    "this handle belongs to the parent process; open a node of your own after fork";
+
+/// Why an endpoint could not be pointed at another.
+#[derive(Debug)]
+pub enum TargetError {
+    /// Nobody could say where the endpoint is.
+    Unresolved {
+        /// Which endpoint.
+        target: Address,
+        /// What was tried, and what to do.
+        cause: String,
+    },
+    /// Its process did not complete the handshake.
+    TimedOut {
+        /// Which endpoint.
+        target: Address,
+        /// How long was waited.
+        waited: Duration,
+    },
+    /// The session ended during the handshake.
+    PeerGone {
+        /// Which endpoint.
+        target: Address,
+        /// Why.
+        reason: Option<GoneReason>,
+    },
+    /// This process has as many peers as it may.
+    TooManyPeers {
+        /// The limit.
+        limit: u32,
+    },
+    /// The link is broken.
+    Broken(io::Error),
+    /// The handle was inherited by a forked child.
+    Forked,
+}
+
+impl fmt::Display for TargetError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            TargetError::Unresolved { target, cause } => {
+                write!(f, "cannot find endpoint {target}: {cause}")
+            }
+            TargetError::TimedOut { target, waited } => write!(
+                f,
+                "the process of endpoint {target} did not answer within {waited:?}; \
+                 is it waiting or receiving? Does a firewall drop UDP?"
+            ),
+            TargetError::PeerGone {
+                target,
+                reason: Some(reason),
+            } => write!(f, "the process of endpoint {target} is gone: {reason}"),
+            TargetError::PeerGone {
+                target,
+                reason: None,
+            } => write!(f, "the process of endpoint {target} is gone"),
+            TargetError::TooManyPeers { limit } => {
+                write!(f, "this process already has {limit} peers, its limit (max_peers)")
+            }
+            TargetError::Broken(cause) => write!(f, "the link is broken: {cause}"),
+            TargetError::Forked => f.write_str(FORKED),
+        }
+    }
+}
+
+impl std::error::Error for TargetError {}
+
+/// Why a message was not sent.
+#[derive(Debug)]
+pub enum SendError {
+    /// The endpoint points nowhere: use [`target`](crate::Endpoint::target) first.
+    NoTarget {
+        /// This endpoint.
+        from: Address,
+    },
+    /// Nothing was queued: frames or the receiver's credit are used up.
+    Full {
+        /// To whom.
+        target: Address,
+        /// True if the receiver has not read enough; false if our frames are in flight.
+        by_receiver: bool,
+    },
+    /// Nothing was queued, or not everything acknowledged, within the time given.
+    TimedOut {
+        /// To whom (the first of several).
+        target: Address,
+        /// How long was waited.
+        waited: Duration,
+    },
+    /// Longer than a message may be in this way of sending; nothing was queued.
+    TooLong {
+        /// Its length in bytes.
+        length: usize,
+        /// The limit in bytes.
+        limit: u64,
+    },
+    /// The receiving process has no such endpoint (any more).
+    Refused {
+        /// To whom.
+        target: Address,
+        /// Why.
+        reason: RefusedReason,
+    },
+    /// The peer is gone; point the endpoint anew if it comes back.
+    PeerGone {
+        /// To whom.
+        target: Address,
+        /// Why.
+        reason: Option<GoneReason>,
+    },
+    /// The link is broken.
+    Broken(io::Error),
+    /// The handle was inherited by a forked child.
+    Forked,
+}
+
+impl fmt::Display for SendError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SendError::NoTarget { from } => {
+                write!(f, "endpoint {from} has no target; point it somewhere first")
+            }
+            SendError::Full {
+                target,
+                by_receiver: true,
+            } => write!(
+                f,
+                "endpoint {target} has not read enough to take this message; send again later"
+            ),
+            SendError::Full {
+                target,
+                by_receiver: false,
+            } => write!(
+                f,
+                "all frames are in flight, none is free for {target}; send again later"
+            ),
+            SendError::TimedOut { target, waited } => {
+                write!(f, "endpoint {target} took nothing for {waited:?}")
+            }
+            SendError::TooLong { length, limit } => write!(
+                f,
+                "a message of {length} bytes is too long, the limit is {limit}; split it"
+            ),
+            SendError::Refused { target, reason } => {
+                let why = match reason {
+                    RefusedReason::NoEndpoint => "its process has no such endpoint open",
+                    RefusedReason::Closed => "it was closed",
+                    RefusedReason::TooLong => "the message is longer than it takes",
+                    RefusedReason::NoRegion => "no such region is open",
+                };
+                write!(f, "endpoint {target} refused messages: {why}")
+            }
+            SendError::PeerGone {
+                target,
+                reason: Some(reason),
+            } => write!(f, "the process of endpoint {target} is gone: {reason}"),
+            SendError::PeerGone {
+                target,
+                reason: None,
+            } => write!(f, "the process of endpoint {target} is gone"),
+            SendError::Broken(cause) => write!(f, "the link is broken: {cause}"),
+            SendError::Forked => f.write_str(FORKED),
+        }
+    }
+}
+
+impl std::error::Error for SendError {}
+
+/// Why no message was received.
+#[derive(Debug)]
+pub enum ReceiveError {
+    /// None came in time.
+    TimedOut {
+        /// At which endpoint.
+        endpoint: Address,
+        /// How long was waited.
+        waited: Duration,
+    },
+    /// The buffer is shorter than the message, which stays where it is.
+    TooShort {
+        /// Bytes of the message.
+        needed: usize,
+        /// Bytes of the buffer.
+        given: usize,
+    },
+    /// The link is broken.
+    Broken(io::Error),
+    /// The handle was inherited by a forked child.
+    Forked,
+}
+
+impl fmt::Display for ReceiveError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ReceiveError::TimedOut { endpoint, waited } => {
+                write!(f, "no message came to endpoint {endpoint} within {waited:?}")
+            }
+            ReceiveError::TooShort { needed, given } => write!(
+                f,
+                "the message has {needed} bytes, the buffer {given}; \
+                 it was left in place, receive it with a longer buffer"
+            ),
+            ReceiveError::Broken(cause) => write!(f, "the link is broken: {cause}"),
+            ReceiveError::Forked => f.write_str(FORKED),
+        }
+    }
+}
+
+impl std::error::Error for ReceiveError {}
+
+/// Why closing did not end cleanly.
+#[derive(Debug)]
+pub enum CloseError {
+    /// Some peer had not acknowledged everything in time.
+    Unacknowledged {
+        /// How long was waited.
+        waited: Duration,
+    },
+    /// The link is broken.
+    Broken(io::Error),
+    /// The handle was inherited by a forked child.
+    Forked,
+}
+
+impl fmt::Display for CloseError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            CloseError::Unacknowledged { waited } => write!(
+                f,
+                "after {waited:?} some messages were still unacknowledged; their receivers may not have them"
+            ),
+            CloseError::Broken(cause) => write!(f, "the link is broken: {cause}"),
+            CloseError::Forked => f.write_str(FORKED),
+        }
+    }
+}
+
+impl std::error::Error for CloseError {}

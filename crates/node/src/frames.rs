@@ -1,0 +1,179 @@
+//! Frames to send: one pool per process, for all peers. Spec §5.2.
+//!
+//! A frame is free, being filled, queued with the machine (until its unit has
+//! arrived), or pinned by a batch that the link has not taken yet. It returns to
+//! the free list only when both have let go.
+
+use dipole_proto::{Frame, Frames, PeerId, Slot};
+
+/// Packets without a unit that one batch may hold.
+pub(crate) const SCRATCH_FRAMES: usize = 64;
+
+/// The pool. See the module.
+#[derive(Debug)]
+pub(crate) struct FramePool {
+    bytes: Vec<u8>,
+    stride: usize,
+    capacity: usize,
+    units: usize,
+    ends: Vec<u32>,
+    free: Vec<Slot>,
+    scratch_free: Vec<Slot>,
+    state: Vec<State>,
+    /// For whom a frame was queued on the bulk lane.
+    bulk: Vec<Option<PeerId>>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct State {
+    /// Times that an unsent batch refers to the frame.
+    pins: u8,
+    /// The machine has let go while it was pinned.
+    released: bool,
+}
+
+impl FramePool {
+    /// `units` frames of `packet_bytes` each.
+    pub(crate) fn new(units: usize, packet_bytes: usize) -> FramePool {
+        let stride = packet_bytes.next_multiple_of(64);
+        let all = units + SCRATCH_FRAMES;
+        let slot = |index: usize| Slot::try_from(index).expect("frames are few");
+        FramePool {
+            bytes: vec![0; all * stride],
+            stride,
+            capacity: packet_bytes,
+            units,
+            ends: vec![0; all],
+            free: (0..units).rev().map(slot).collect(),
+            scratch_free: (units..all).rev().map(slot).collect(),
+            state: vec![State::default(); all],
+            bulk: vec![None; all],
+        }
+    }
+
+    /// Frames that can be filled now.
+    pub(crate) fn free(&self) -> usize {
+        self.free.len()
+    }
+
+    /// Frames for units in all.
+    pub(crate) fn units(&self) -> usize {
+        self.units
+    }
+
+    /// The whole space of a frame.
+    pub(crate) fn space(&mut self, slot: Slot) -> &mut [u8] {
+        let at = slot as usize * self.stride;
+        &mut self.bytes[at..at + self.capacity]
+    }
+
+    /// The first `length` bytes of a frame.
+    pub(crate) fn bytes(&self, slot: Slot, length: usize) -> &[u8] {
+        let at = slot as usize * self.stride;
+        &self.bytes[at..at + length]
+    }
+
+    /// Takes a free frame.
+    pub(crate) fn take(&mut self) -> Option<Slot> {
+        self.free.pop()
+    }
+
+    /// A frame nobody queued goes back.
+    pub(crate) fn put_back(&mut self, slot: Slot) {
+        self.free.push(slot);
+    }
+
+    /// Notes for whom a frame goes by the bulk lane, if it does.
+    pub(crate) fn set_bulk(&mut self, slot: Slot, peer: Option<PeerId>) {
+        self.bulk[slot as usize] = peer;
+    }
+
+    /// The machine has let go of a queued frame; for whom it was bulk, if it was.
+    #[inline]
+    pub(crate) fn release(&mut self, slot: Slot) -> Option<PeerId> {
+        let state = &mut self.state[slot as usize];
+        if state.pins > 0 {
+            state.released = true;
+        } else {
+            self.free.push(slot);
+        }
+        self.bulk[slot as usize].take()
+    }
+
+    /// A batch refers to the frame until [`sent`](Self::sent).
+    pub(crate) fn pin(&mut self, frame: Frame) {
+        self.state[slot_of(frame) as usize].pins += 1;
+    }
+
+    /// The link has taken the frame's bytes.
+    pub(crate) fn sent(&mut self, frame: Frame) {
+        let slot = slot_of(frame);
+        let state = &mut self.state[slot as usize];
+        state.pins -= 1;
+        match frame {
+            Frame::Scratch(_) => self.scratch_free.push(slot),
+            Frame::Loose(_) => self.free.push(slot),
+            Frame::Unit(_) if state.pins == 0 && state.released => {
+                state.released = false;
+                self.free.push(slot);
+            }
+            Frame::Unit(_) => {}
+        }
+    }
+}
+
+/// The slot of a frame, whatever its kind.
+pub(crate) fn slot_of(frame: Frame) -> Slot {
+    match frame {
+        Frame::Unit(slot) | Frame::Loose(slot) | Frame::Scratch(slot) => slot,
+    }
+}
+
+impl Frames for FramePool {
+    #[inline]
+    fn filled(&mut self, slot: Slot) -> (&mut [u8], usize) {
+        let end = self.ends[slot as usize] as usize;
+        (self.space(slot), end)
+    }
+
+    fn scratch(&mut self) -> Option<(Slot, &mut [u8])> {
+        let slot = self.scratch_free.pop()?;
+        Some((slot, self.space(slot)))
+    }
+
+    fn allocate(&mut self) -> Option<(Slot, &mut [u8])> {
+        let slot = self.take()?;
+        Some((slot, self.space(slot)))
+    }
+
+    fn fill(&mut self, slot: Slot, end: usize) {
+        self.ends[slot as usize] = u32::try_from(end).expect("a frame is short");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_frame_returns_only_when_link_and_machine_have_let_go() {
+        let mut pool = FramePool::new(1, 256);
+        let slot = pool.take().expect("one");
+        pool.pin(Frame::Unit(slot));
+        pool.release(slot);
+        assert_eq!(pool.free(), 0);
+        pool.sent(Frame::Unit(slot));
+        assert_eq!(pool.free(), 1);
+    }
+
+    #[test]
+    fn a_frame_sent_first_returns_when_it_is_released() {
+        let mut pool = FramePool::new(1, 256);
+        let slot = pool.take().expect("one");
+        pool.pin(Frame::Unit(slot));
+        pool.sent(Frame::Unit(slot));
+        assert_eq!(pool.free(), 0);
+        pool.release(slot);
+        assert_eq!(pool.free(), 1);
+    }
+}

@@ -1,0 +1,482 @@
+//! The hosts file: which nodes there are and how to reach them.
+//!
+//! One line per node, `#` begins a comment:
+//!
+//! ```text
+//! # NID ADDRESS [port=P] [slots=N] [ssh=DEST] [runtime=DIR] [name=TEXT]
+//! 1 10.0.0.1 slots=4
+//! 2 10.0.0.2 slots=4 ssh=user@second runtime=/run/user/1000/dipole
+//! 3 fd00::3  port=7500 name=third
+//! ```
+//!
+//! A file is either wholly right or refused, with its line and what was
+//! expected. It knows no sockets: the registry and the launcher use it.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+
+use crate::address::NodeId;
+
+/// The UDP port on which a node answers where its endpoints are, unless `port=` says otherwise.
+pub const DEFAULT_DIRECTORY_PORT: u16 = 7411;
+/// More ranks than this on one host are a mistake in the file.
+pub const MAX_SLOTS: u32 = 65_536;
+/// Longest hosts file accepted.
+pub const MAX_FILE_BYTES: u64 = 16 << 20;
+
+/// One node of the hosts file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Host {
+    /// Its number.
+    pub node: NodeId,
+    /// Its IP address, also the one its processes bind.
+    pub address: IpAddr,
+    /// The directory's UDP port.
+    pub port: u16,
+    /// How many ranks the launcher places here before it goes on to the next.
+    pub slots: u32,
+    /// Where `ssh` is pointed to; the address if absent, `local` for this machine.
+    pub ssh: Option<String>,
+    /// The runtime directory on that host, if not the default one.
+    pub runtime_dir: Option<PathBuf>,
+    /// A name for people.
+    pub name: Option<String>,
+}
+
+impl Host {
+    /// Where this node's directory answers.
+    #[must_use]
+    pub fn directory(&self) -> SocketAddr {
+        SocketAddr::new(self.address, self.port)
+    }
+}
+
+impl fmt::Display for Host {
+    /// The node as messages name it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.name {
+            Some(name) => write!(f, "node {} ({name}, {})", self.node, self.address),
+            None => write!(f, "node {} ({})", self.node, self.address),
+        }
+    }
+}
+
+/// All nodes, in the order of the file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hosts {
+    entries: Vec<Host>,
+    from_file: bool,
+}
+
+/// What is wrong with a hosts file.
+#[derive(Debug)]
+pub enum HostsError {
+    /// The file cannot be read.
+    Unreadable {
+        /// Which file.
+        file: PathBuf,
+        /// What the system says.
+        cause: std::io::Error,
+    },
+    /// A line is wrong.
+    Line {
+        /// Which file.
+        file: PathBuf,
+        /// Its number, from 1.
+        line: usize,
+        /// What is wrong with it.
+        fault: LineFault,
+    },
+    /// The file names no node at all.
+    Empty {
+        /// Which file.
+        file: PathBuf,
+    },
+}
+
+/// What is wrong with one line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LineFault {
+    /// A field is not what belongs there.
+    Field {
+        /// What was read.
+        found: String,
+        /// What belongs there.
+        expected: &'static str,
+    },
+    /// The line ends before the address.
+    NoAddress,
+    /// The same option stands twice.
+    OptionTwice {
+        /// Its key.
+        key: String,
+    },
+    /// The node was described before.
+    NodeTwice {
+        /// The node.
+        node: NodeId,
+        /// Where it was first.
+        first_line: usize,
+    },
+    /// Another node has the same address and port, so look-ups would meet the wrong one.
+    DirectoryTwice {
+        /// Address and port.
+        directory: SocketAddr,
+        /// Where it was first.
+        first_line: usize,
+    },
+}
+
+impl fmt::Display for LineFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LineFault::Field { found, expected } => {
+                write!(f, "found `{found}`, expected {expected}")
+            }
+            LineFault::NoAddress => f.write_str(
+                "found the end of the line, expected an IP address after the node number",
+            ),
+            LineFault::OptionTwice { key } => {
+                write!(f, "found `{key}=` a second time, expected it once")
+            }
+            LineFault::NodeTwice { node, first_line } => write!(
+                f,
+                "found node {node} again, expected each node once (first in line {first_line})"
+            ),
+            LineFault::DirectoryTwice {
+                directory,
+                first_line,
+            } => write!(
+                f,
+                "found directory {directory} again, expected one per node (first in line \
+                 {first_line}); give one of them another `port=`"
+            ),
+        }
+    }
+}
+
+impl fmt::Display for HostsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            HostsError::Unreadable { file, cause } => {
+                write!(f, "cannot read the hosts file {}: {cause}", file.display())
+            }
+            HostsError::Line { file, line, fault } => {
+                write!(f, "{}:{line}: {fault}", file.display())
+            }
+            HostsError::Empty { file } => write!(
+                f,
+                "{}: found no node, expected at least one line `NID ADDRESS`",
+                file.display()
+            ),
+        }
+    }
+}
+
+impl std::error::Error for HostsError {}
+
+impl Hosts {
+    /// What holds without a hosts file: this node alone, on the loopback address.
+    #[must_use]
+    pub fn local_only(node: NodeId) -> Hosts {
+        Hosts {
+            entries: vec![Host {
+                node,
+                address: IpAddr::V4(Ipv4Addr::LOCALHOST),
+                port: DEFAULT_DIRECTORY_PORT,
+                slots: 1,
+                ssh: None,
+                runtime_dir: None,
+                name: None,
+            }],
+            from_file: false,
+        }
+    }
+
+    /// Reads a hosts file.
+    ///
+    /// # Errors
+    /// The file cannot be read, is over-long, or a line is wrong.
+    pub fn load(path: &Path) -> Result<Hosts, HostsError> {
+        let unreadable = |cause| HostsError::Unreadable {
+            file: path.to_owned(),
+            cause,
+        };
+        let mut text = String::new();
+        let file = std::fs::File::open(path).map_err(unreadable)?;
+        std::io::Read::read_to_string(
+            &mut std::io::Read::take(file, MAX_FILE_BYTES + 1),
+            &mut text,
+        )
+        .map_err(unreadable)?;
+        if text.len() as u64 > MAX_FILE_BYTES {
+            return Err(unreadable(std::io::Error::other(format!(
+                "longer than {MAX_FILE_BYTES} bytes"
+            ))));
+        }
+        Hosts::parse_as(&text, path)
+    }
+
+    /// Reads the text of a hosts file.
+    ///
+    /// # Errors
+    /// A line is wrong.
+    pub fn parse(text: &str) -> Result<Hosts, HostsError> {
+        Hosts::parse_as(text, Path::new("hosts"))
+    }
+
+    /// Reads the text of a hosts file; errors call it `file`.
+    ///
+    /// # Errors
+    /// A line is wrong.
+    pub fn parse_as(text: &str, file: &Path) -> Result<Hosts, HostsError> {
+        let mut entries: Vec<Host> = Vec::new();
+        let mut lines: Vec<usize> = Vec::new();
+        let mut nodes = HashSet::new();
+        let mut directories = HashSet::new();
+        for (index, raw) in text.lines().enumerate() {
+            let line = index + 1;
+            let content = raw.split('#').next().unwrap_or_default().trim();
+            if content.is_empty() {
+                continue;
+            }
+            let fail = |fault| HostsError::Line {
+                file: file.to_owned(),
+                line,
+                fault,
+            };
+            let host = parse_line(content).map_err(fail)?;
+            let first = |same: &dyn Fn(&Host) -> bool| {
+                let at = entries.iter().position(same).unwrap_or_default();
+                lines[at]
+            };
+            if !nodes.insert(host.node) {
+                return Err(fail(LineFault::NodeTwice {
+                    node: host.node,
+                    first_line: first(&|other| other.node == host.node),
+                }));
+            }
+            if !directories.insert(host.directory()) {
+                return Err(fail(LineFault::DirectoryTwice {
+                    directory: host.directory(),
+                    first_line: first(&|other| other.directory() == host.directory()),
+                }));
+            }
+            entries.push(host);
+            lines.push(line);
+        }
+        if entries.is_empty() {
+            return Err(HostsError::Empty {
+                file: file.to_owned(),
+            });
+        }
+        Ok(Hosts {
+            entries,
+            from_file: true,
+        })
+    }
+
+    /// The entry of a node.
+    #[must_use]
+    pub fn get(&self, node: NodeId) -> Option<&Host> {
+        self.entries.iter().find(|host| host.node == node)
+    }
+
+    /// All nodes in the order of the file.
+    pub fn iter(&self) -> std::slice::Iter<'_, Host> {
+        self.entries.iter()
+    }
+
+    /// True without a hosts file: nobody outside this node can be reached or can ask.
+    #[must_use]
+    pub fn is_local_only(&self) -> bool {
+        !self.from_file
+    }
+
+    /// How many nodes there are; never 0.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.entries.len()
+    }
+}
+
+impl<'a> IntoIterator for &'a Hosts {
+    type Item = &'a Host;
+    type IntoIter = std::slice::Iter<'a, Host>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
+    }
+}
+
+fn field(found: &str, expected: &'static str) -> LineFault {
+    LineFault::Field {
+        found: found.to_owned(),
+        expected,
+    }
+}
+
+fn parse_line(content: &str) -> Result<Host, LineFault> {
+    const NODE: &str = "a node number from 1 to 4294967295";
+    const OPTION: &str = "port=P, slots=N, ssh=DEST, runtime=DIR or name=TEXT";
+    let mut words = content.split_whitespace();
+    let first = words.next().unwrap_or_default();
+    let node = first.parse().map_err(|_| field(first, NODE))?;
+    let address = words.next().ok_or(LineFault::NoAddress)?;
+    let address: IpAddr = address.parse().map_err(|_| {
+        field(
+            address,
+            "an IPv4 or IPv6 address such as 10.0.0.1 or fd00::1",
+        )
+    })?;
+    if address.is_unspecified() || address.is_multicast() {
+        return Err(field(
+            &address.to_string(),
+            "the address of one host, neither unspecified nor multicast",
+        ));
+    }
+    let mut host = Host {
+        node,
+        address,
+        port: DEFAULT_DIRECTORY_PORT,
+        slots: 1,
+        ssh: None,
+        runtime_dir: None,
+        name: None,
+    };
+    let mut seen = HashSet::new();
+    for word in words {
+        let (key, value) = word.split_once('=').ok_or_else(|| field(word, OPTION))?;
+        if !seen.insert(key) {
+            return Err(LineFault::OptionTwice {
+                key: key.to_owned(),
+            });
+        }
+        match key {
+            "port" => {
+                host.port =
+                    parse_within(word, value, 1..=u16::MAX, "port=P with P from 1 to 65535")?;
+            }
+            "slots" => {
+                host.slots =
+                    parse_within(word, value, 1..=MAX_SLOTS, "slots=N with N from 1 to 65536")?;
+            }
+            // A destination that begins with a dash would be an option to ssh.
+            "ssh" if !value.is_empty() && !value.starts_with('-') => {
+                host.ssh = Some(value.to_owned());
+            }
+            "ssh" => return Err(field(word, "ssh=DEST, a destination that ssh understands")),
+            "runtime" if value.starts_with('/') => host.runtime_dir = Some(PathBuf::from(value)),
+            "runtime" => return Err(field(word, "runtime=DIR with an absolute path")),
+            "name" if !value.is_empty() => host.name = Some(value.to_owned()),
+            "name" => return Err(field(word, "name=TEXT with a text")),
+            _ => return Err(field(word, OPTION)),
+        }
+    }
+    Ok(host)
+}
+
+fn parse_within<T: std::str::FromStr + PartialOrd>(
+    word: &str,
+    value: &str,
+    range: std::ops::RangeInclusive<T>,
+    expected: &'static str,
+) -> Result<T, LineFault> {
+    match value.parse() {
+        Ok(number) if range.contains(&number) => Ok(number),
+        _ => Err(field(word, expected)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_line_gives_every_field_and_a_short_one_the_defaults() {
+        let hosts = Hosts::parse(
+            "# cluster\n\n1 10.0.0.1 # first\n 2\tfd00::2 port=99 slots=4 ssh=me@b runtime=/r name=b\n",
+        )
+        .unwrap();
+        let short = hosts.get(NodeId(1)).unwrap();
+        assert_eq!(short.directory().to_string(), "10.0.0.1:7411");
+        assert_eq!((short.slots, &short.ssh), (1, &None));
+        let full = hosts.get(NodeId(2)).unwrap();
+        assert_eq!(full.directory().to_string(), "[fd00::2]:99");
+        assert_eq!(full.slots, 4);
+        assert_eq!(full.ssh.as_deref(), Some("me@b"));
+        assert_eq!(full.runtime_dir.as_deref(), Some(Path::new("/r")));
+        assert_eq!(full.name.as_deref(), Some("b"));
+        assert_eq!(hosts.count(), 2);
+        assert!(!hosts.is_local_only());
+        assert!(hosts.get(NodeId(3)).is_none());
+    }
+
+    #[test]
+    fn without_a_file_the_node_is_alone_on_loopback() {
+        let hosts = Hosts::local_only(NodeId(9));
+        assert!(hosts.is_local_only());
+        assert!(hosts.get(NodeId(9)).unwrap().address.is_loopback());
+    }
+
+    #[test]
+    fn a_broken_line_is_named_with_what_was_found_and_what_was_expected() {
+        for (text, wanted) in [
+            (
+                "1 10.0.0.1\n0 10.0.0.2",
+                "hosts:2: found `0`, expected a node number from 1",
+            ),
+            ("x 10.0.0.2", "hosts:1: found `x`, expected a node number"),
+            ("4294967296 10.0.0.2", "expected a node number"),
+            (
+                "\n\n7",
+                "hosts:3: found the end of the line, expected an IP address",
+            ),
+            ("7 # 10.0.0.1", "found the end of the line"),
+            (
+                "1 10.0.0",
+                "found `10.0.0`, expected an IPv4 or IPv6 address",
+            ),
+            ("1 0.0.0.0", "expected the address of one host"),
+            ("1 ff02::1", "expected the address of one host"),
+            (
+                "1 10.0.0.1 port=0",
+                "found `port=0`, expected port=P with P from 1 to 65535",
+            ),
+            ("1 10.0.0.1 port=65536", "expected port=P"),
+            ("1 10.0.0.1 slots=0", "expected slots=N"),
+            ("1 10.0.0.1 slots=-1", "expected slots=N"),
+            ("1 10.0.0.1 slots=65537", "expected slots=N"),
+            ("1 10.0.0.1 ssh=", "expected ssh=DEST"),
+            ("1 10.0.0.1 ssh=-oProxyCommand=x", "expected ssh=DEST"),
+            ("1 10.0.0.1 runtime=tmp", "absolute path"),
+            ("1 10.0.0.1 name=", "expected name=TEXT"),
+            (
+                "1 10.0.0.1 colour=red",
+                "found `colour=red`, expected port=P, slots=N",
+            ),
+            ("1 10.0.0.1 7411", "found `7411`, expected port=P"),
+            ("1 10.0.0.1 port=1 port=2", "found `port=` a second time"),
+            (
+                "1 10.0.0.1\n1 10.0.0.2",
+                "hosts:2: found node 1 again, expected each node once (first in line 1)",
+            ),
+            (
+                "1 10.0.0.1\n\n2 10.0.0.1",
+                "hosts:3: found directory 10.0.0.1:7411 again",
+            ),
+            ("# nothing\n", "hosts: found no node"),
+        ] {
+            let said = Hosts::parse(text).unwrap_err().to_string();
+            assert!(said.contains(wanted), "{text:?}: {said}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_is_named() {
+        let said = Hosts::load(Path::new("/nowhere/hosts")).unwrap_err();
+        assert!(said.to_string().contains("/nowhere/hosts"), "{said}");
+    }
+}

@@ -1,0 +1,256 @@
+//! The token buffer pool of an endpoint (DP §4.2): messages that wait to be read.
+//!
+//! Small messages are copied once, out of the link's buffer, into chunks that
+//! grow with the load; long ones are put together in a buffer of their own. What
+//! the reader gets refers to that memory: no further copy. Chunks and buffers
+//! are used again once their readers have let go, so a steady stream allocates
+//! nothing.
+
+use std::collections::VecDeque;
+use std::ops::Deref;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::{Bytes, BytesMut};
+use dipole_proto::EdgeId;
+
+use crate::address::Address;
+
+const FIRST_CHUNK_BYTES: usize = 4 << 10;
+const LARGEST_CHUNK_BYTES: usize = 256 << 10;
+/// Full chunks remembered until their readers let go.
+const RETIRED_CHUNKS: usize = 4;
+/// Bytes of free buffers kept for the next long messages.
+const SPARE_BYTES: usize = 32 << 20;
+
+/// A received message, read where it lies.
+#[derive(Debug)]
+pub struct Message {
+    payload: Payload,
+    source: Address,
+}
+
+#[derive(Debug)]
+enum Payload {
+    Small(Bytes),
+    Long(Buffer),
+}
+
+impl Message {
+    /// The endpoint that sent it.
+    #[must_use]
+    pub fn source(&self) -> Address {
+        self.source
+    }
+}
+
+impl Deref for Message {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match &self.payload {
+            Payload::Small(bytes) => bytes,
+            Payload::Long(buffer) => buffer.bytes(),
+        }
+    }
+}
+
+/// Buffers for long messages, used again.
+#[derive(Debug, Default)]
+pub(crate) struct Buffers {
+    spare: Mutex<Spare>,
+}
+
+#[derive(Debug, Default)]
+struct Spare {
+    buffers: Vec<Vec<u8>>,
+    bytes: usize,
+}
+
+impl Buffers {
+    /// A buffer of `length` bytes with any contents.
+    pub(crate) fn take(self: &Arc<Self>, length: usize) -> Buffer {
+        let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
+        let fits = |buffer: &Vec<u8>| buffer.len() >= length && buffer.len() / 4 <= length.max(4096);
+        let bytes = match spare.buffers.iter().rposition(fits) {
+            Some(index) => {
+                let buffer = spare.buffers.swap_remove(index);
+                spare.bytes -= buffer.len();
+                buffer
+            }
+            None => vec![0; length.max(512)],
+        };
+        Buffer {
+            bytes,
+            length,
+            home: Arc::clone(self),
+        }
+    }
+
+    fn give_back(&self, buffer: Vec<u8>) {
+        let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
+        if spare.bytes + buffer.len() <= SPARE_BYTES && spare.buffers.len() < 1024 {
+            spare.bytes += buffer.len();
+            spare.buffers.push(buffer);
+        }
+    }
+}
+
+/// A buffer that goes home when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Buffer {
+    bytes: Vec<u8>,
+    length: usize,
+    home: Arc<Buffers>,
+}
+
+impl Buffer {
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
+
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes[..self.length]
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        self.home.give_back(std::mem::take(&mut self.bytes));
+    }
+}
+
+/// A message in the queue: where it is charged, and the message.
+#[derive(Debug)]
+pub(crate) struct Token {
+    /// The edge whose credit it holds; none for unreliable messages.
+    pub(crate) charged_to: Option<EdgeId>,
+    pub(crate) message: Message,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct Inbox {
+    queue: VecDeque<Token>,
+    chunk: BytesMut,
+    chunk_bytes: usize,
+    retired: VecDeque<BytesMut>,
+}
+
+impl Inbox {
+    /// Copies a small message in.
+    #[inline]
+    pub(crate) fn push_copy(&mut self, charged_to: Option<EdgeId>, source: Address, bytes: &[u8]) {
+        if self.chunk.capacity() - self.chunk.len() < bytes.len() {
+            self.next_chunk(bytes.len());
+        }
+        self.chunk.extend_from_slice(bytes);
+        let message = Message {
+            payload: Payload::Small(self.chunk.split().freeze()),
+            source,
+        };
+        self.queue.push_back(Token {
+            charged_to,
+            message,
+        });
+    }
+
+    /// Takes over a long message.
+    pub(crate) fn push_buffer(
+        &mut self,
+        charged_to: Option<EdgeId>,
+        source: Address,
+        buffer: Buffer,
+    ) {
+        let message = Message {
+            payload: Payload::Long(buffer),
+            source,
+        };
+        self.queue.push_back(Token {
+            charged_to,
+            message,
+        });
+    }
+
+    /// The oldest message.
+    #[inline]
+    pub(crate) fn pop(&mut self) -> Option<Token> {
+        self.queue.pop_front()
+    }
+
+    /// Length of the oldest message.
+    pub(crate) fn next_length(&self) -> Option<usize> {
+        self.queue.front().map(|token| token.message.len())
+    }
+
+    /// True if nothing waits.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// Messages waiting.
+    pub(crate) fn len(&self) -> usize {
+        self.queue.len()
+    }
+
+    fn next_chunk(&mut self, needed: usize) {
+        let full = std::mem::take(&mut self.chunk);
+        if full.capacity() > 0 || self.chunk_bytes > 0 {
+            self.retired.push_back(full);
+        }
+        let wanted = self.chunk_bytes.max(needed);
+        let reusable = self
+            .retired
+            .iter_mut()
+            .position(|chunk| chunk.try_reclaim(wanted));
+        if let Some(index) = reusable
+            && let Some(chunk) = self.retired.remove(index)
+        {
+            self.chunk = chunk;
+            return;
+        }
+        self.chunk_bytes = (self.chunk_bytes * 2)
+            .clamp(FIRST_CHUNK_BYTES, LARGEST_CHUNK_BYTES)
+            .max(needed);
+        self.chunk = BytesMut::with_capacity(self.chunk_bytes);
+        while self.retired.len() > RETIRED_CHUNKS {
+            self.retired.pop_front();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::address::{EndpointId, NodeId};
+
+    fn source() -> Address {
+        Address {
+            node: NodeId(1),
+            endpoint: EndpointId(2),
+        }
+    }
+
+    #[test]
+    fn messages_come_out_as_they_went_in() {
+        let mut inbox = Inbox::default();
+        let sent: Vec<Vec<u8>> = (0..500_usize).map(|index| vec![7; index * 3]).collect();
+        for message in &sent {
+            inbox.push_copy(None, source(), message);
+        }
+        let kept: Vec<Message> =
+            std::iter::from_fn(|| inbox.pop().map(|token| token.message)).collect();
+        for (message, original) in kept.iter().zip(&sent) {
+            assert_eq!(&**message, original.as_slice());
+        }
+        assert_eq!(kept.len(), sent.len());
+    }
+
+    #[test]
+    fn buffers_are_used_again() {
+        let buffers = Arc::new(Buffers::default());
+        let first = buffers.take(100_000);
+        let place = first.bytes().as_ptr();
+        drop(first);
+        assert_eq!(buffers.take(99_000).bytes().as_ptr(), place);
+    }
+}

@@ -1,0 +1,53 @@
+//! Directed-point endpoints over any link: the crate a Rust program depends on.
+//!
+//! A [`Node`] attaches the process to Dipole. An [`Endpoint`] of it receives from
+//! anybody and sends along the edges that [`Endpoint::target`] makes. Messages of
+//! one edge arrive once and in order; a receiver that does not read slows its own
+//! senders and nobody else.
+//!
+//! ```
+//! use dipole_node::{Address, Config, EndpointId, Node, NodeId};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let directory = tempfile::tempdir()?;
+//! # let runtime_dir = directory.path().join("dipole");
+//! let node = Node::open(Config::local(NodeId(1), runtime_dir))?;
+//! let inbox = node.endpoint(EndpointId(7))?;
+//! let outbox = node.endpoint(EndpointId(8))?;
+//! outbox.target(Address::new(1, 7))?;
+//! outbox.send(b"first light")?;
+//! let message = inbox.receive()?;
+//! assert_eq!(&*message, b"first light");
+//! assert_eq!(message.source(), Address::new(1, 8));
+//! # Ok(())
+//! # }
+//! ```
+
+#![forbid(unsafe_code)]
+
+mod address;
+mod clock;
+mod config;
+mod drive;
+mod endpoint;
+pub mod engine;
+mod error;
+mod frames;
+pub mod hosts;
+mod inbox;
+pub mod job;
+mod net;
+mod node;
+pub mod registry;
+mod stats;
+
+pub use address::{Address, AddressError, EndpointId, NodeId};
+pub use config::{Config, ConfigError, variables};
+pub use dipole_link::fault::Plan as FaultPlan;
+pub use dipole_proto::{Config as ProtocolConfig, GoneReason, Stats as ProtocolStats};
+pub use endpoint::Endpoint;
+pub use engine::{Departure, Traffic};
+pub use error::{CloseError, OpenError, ReceiveError, SendError, TargetError};
+pub use inbox::Message;
+pub use node::Node;
+pub use stats::Stats;

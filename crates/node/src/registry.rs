@@ -1,0 +1,430 @@
+//! Who owns which endpoint on this node, and at which ports: a directory, no daemon.
+//!
+//! `<runtime>/node-<nid>/` holds one file per owner (a process, or one of the
+//! nodes opened in it) and one symbolic link per endpoint that names its owner:
+//!
+//! ```text
+//! registry.lock             held for microseconds by whoever changes the directory
+//! directory.lock            held by the process that answers other nodes
+//! owner-4711-9f3c...        pid, command, ports, incarnation; locked while its owner lives
+//! endpoint-7 -> owner-4711-9f3c...
+//! ```
+//!
+//! An owner holds an exclusive `flock` on its file from before the file is
+//! announced until it dies, so the kernel tells the living from the dead: what
+//! names an unlocked owner is stale. Changes are serialised by
+//! `registry.lock`, so a stale entry is taken over by exactly one; readers
+//! take no lock that anybody waits for. `kill -9` at any moment leaves only
+//! files that the next to open the registry sweeps.
+//!
+//! **Fork.** A child shares its parent's file descriptions and so its locks. The
+//! child owns nothing: every handle remembers the pid it was made in and does
+//! nothing in another. If the parent dies while a forked child that never
+//! called `exec` lives on, the file stays locked; therefore the owner's pid and
+//! start time are recorded and compared too (within one pid namespace).
+//!
+//! **Trust.** The directories belong to one user and are closed to others; one
+//! that belongs to somebody else is refused.
+
+mod directory;
+mod directory_wire;
+mod folder;
+mod owner;
+mod resolve;
+
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rand::TryRngCore;
+use rand::rngs::OsRng;
+use rustix::fs::FlockOperation;
+
+use crate::address::{Address, EndpointId, NodeId};
+
+pub use directory::{Directory, DirectoryCounters};
+pub use directory_wire::{
+    Found, FoundStatus, Lookup, PACKET_BYTES, WireError, decode_found, decode_lookup, encode_found,
+    encode_lookup,
+};
+pub use crate::job::default_runtime_dir;
+pub use resolve::{ResolveError, resolve};
+
+/// Where a process can be reached, and which of its lives this is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ports {
+    /// The address for small packets.
+    pub small: SocketAddr,
+    /// The address for bulk packets.
+    pub bulk: SocketAddr,
+    /// Random number of this life of the process.
+    pub incarnation: u64,
+}
+
+/// A living owner.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Owner {
+    /// Its process id.
+    pub pid: u32,
+    /// Its command line, shortened, as it was at the start.
+    pub command: String,
+    /// Where to reach it.
+    pub ports: Ports,
+}
+
+/// Why the registry cannot be used.
+#[derive(Debug)]
+pub enum RegistryError {
+    /// The directory belongs to another user.
+    ForeignOwner {
+        /// The directory.
+        path: PathBuf,
+        /// Who owns it.
+        uid: u32,
+        /// Who we are.
+        expected_uid: u32,
+    },
+    /// Others could change what is in the directory.
+    OpenToOthers {
+        /// The directory.
+        path: PathBuf,
+        /// Its permissions.
+        mode: u32,
+    },
+    /// The path is a symbolic link or no directory.
+    NoDirectory {
+        /// The path.
+        path: PathBuf,
+    },
+    /// A file operation failed.
+    Io {
+        /// What was being done.
+        doing: &'static str,
+        /// To what.
+        path: PathBuf,
+        /// What the system says.
+        cause: io::Error,
+    },
+    /// Somebody holds `registry.lock` for far too long: a stopped process, most likely.
+    Stuck {
+        /// The lock file.
+        path: PathBuf,
+        /// How long we waited.
+        waited_ms: u64,
+    },
+    /// A file of a living owner cannot be understood.
+    Corrupt {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+}
+
+impl fmt::Display for RegistryError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            RegistryError::ForeignOwner {
+                path,
+                uid,
+                expected_uid,
+            } => write!(
+                f,
+                "the runtime directory {} belongs to uid {uid}, not to uid {expected_uid}; set \
+                 DIPOLE_RUNTIME_DIR to a directory of your own",
+                path.display()
+            ),
+            RegistryError::OpenToOthers { path, mode } => write!(
+                f,
+                "the runtime directory {} can be changed by others (mode {mode:04o}); \
+                 `chmod go-w` it, or set DIPOLE_RUNTIME_DIR to another",
+                path.display()
+            ),
+            RegistryError::NoDirectory { path } => write!(
+                f,
+                "the runtime directory {} is a symbolic link or no directory; set \
+                 DIPOLE_RUNTIME_DIR to a directory of your own",
+                path.display()
+            ),
+            RegistryError::Io { doing, path, cause } => {
+                write!(f, "registry: {doing} {}: {cause}", path.display())
+            }
+            RegistryError::Stuck { path, waited_ms } => write!(
+                f,
+                "registry: {} was held by somebody for {waited_ms} ms; `fuser` names the process, \
+                 let it go on (SIGCONT) or end it",
+                path.display()
+            ),
+            RegistryError::Corrupt { path, reason } => write!(
+                f,
+                "registry: {} is damaged ({reason}); end its owner and remove it",
+                path.display()
+            ),
+        }
+    }
+}
+
+impl std::error::Error for RegistryError {}
+
+/// Why an endpoint could not be claimed.
+#[derive(Debug)]
+pub enum ClaimError {
+    /// Another process, or another node of this one, has it.
+    Taken {
+        /// Which endpoint.
+        address: Address,
+        /// The holder's process id.
+        pid: u32,
+        /// The holder's command line.
+        command: String,
+    },
+    /// The registration was made by the parent of this process.
+    Forked {
+        /// Which endpoint.
+        address: Address,
+        /// Who registered.
+        parent_pid: u32,
+    },
+    /// The registry cannot be used.
+    Registry(RegistryError),
+}
+
+impl fmt::Display for ClaimError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ClaimError::Taken {
+                address,
+                pid,
+                command,
+            } => write!(
+                f,
+                "endpoint {address} is taken by process {pid} (`{command}`); choose another \
+                 number or end that process"
+            ),
+            ClaimError::Forked {
+                address,
+                parent_pid,
+            } => write!(
+                f,
+                "endpoint {address} cannot be opened here: this node was opened by process \
+                 {parent_pid} before fork; open a node of your own in the child"
+            ),
+            ClaimError::Registry(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for ClaimError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            ClaimError::Registry(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+impl From<RegistryError> for ClaimError {
+    fn from(error: RegistryError) -> ClaimError {
+        ClaimError::Registry(error)
+    }
+}
+
+/// The registry of one node, open for look-ups. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Registry {
+    node: NodeId,
+    folder: Arc<Path>,
+}
+
+impl Registry {
+    /// Opens the registry of `node`, making its directories if need be, and
+    /// sweeps what the dead have left.
+    ///
+    /// # Errors
+    /// The directory cannot be made, is not ours, or is open to others.
+    pub fn open(runtime_dir: &Path, node: NodeId) -> Result<Registry, RegistryError> {
+        folder::make_private(runtime_dir)?;
+        let path = runtime_dir.join(format!("node-{node}"));
+        folder::make_private(&path)?;
+        let registry = Registry {
+            node,
+            folder: path.into(),
+        };
+        let _guard = folder::lock(&registry.folder)?;
+        folder::sweep(&registry.folder)?;
+        Ok(registry)
+    }
+
+    /// The node this is about.
+    #[must_use]
+    pub fn node(&self) -> NodeId {
+        self.node
+    }
+
+    /// The directory that holds it.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Announces this process, so that it may claim endpoints.
+    ///
+    /// # Errors
+    /// The owner file cannot be written.
+    pub fn register(&self, ports: Ports) -> Result<Registration, RegistryError> {
+        let _guard = folder::lock(&self.folder)?;
+        let (name, file) = owner::create(&self.folder, &ports)?;
+        Ok(Registration {
+            inner: Arc::new(Registered {
+                registry: self.clone(),
+                path: self.folder.join(&name),
+                name,
+                pid: std::process::id(),
+                _locked: file,
+            }),
+        })
+    }
+
+    /// Who owns `endpoint` now; `None` if nobody living does.
+    ///
+    /// # Errors
+    /// The directory cannot be read, or a living owner's file is damaged.
+    pub fn lookup(&self, endpoint: EndpointId) -> Result<Option<Owner>, RegistryError> {
+        let link = self.link(endpoint);
+        match std::fs::read_link(&link) {
+            Ok(name) => owner::read_living(&self.folder, &name),
+            Err(cause) if cause.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(cause) => Err(folder::failed("reading", &link)(cause)),
+        }
+    }
+
+    fn link(&self, endpoint: EndpointId) -> PathBuf {
+        self.folder.join(format!("endpoint-{endpoint}"))
+    }
+}
+
+/// A process that is announced in a registry; ends when it and its claims are dropped.
+#[derive(Clone, Debug)]
+pub struct Registration {
+    inner: Arc<Registered>,
+}
+
+#[derive(Debug)]
+struct Registered {
+    registry: Registry,
+    name: String,
+    path: PathBuf,
+    pid: u32,
+    /// Closing the last copy of this description frees the lock.
+    _locked: File,
+}
+
+impl Registration {
+    /// Takes an endpoint; of many who try at once exactly one gets it.
+    ///
+    /// # Errors
+    /// - [`ClaimError::Taken`]: names the living holder.
+    /// - [`ClaimError::Forked`]: this process is a child of the one that registered.
+    /// - [`ClaimError::Registry`]: the directory cannot be changed.
+    pub fn claim(&self, endpoint: EndpointId) -> Result<Claim, ClaimError> {
+        let registered = &self.inner;
+        let registry = &registered.registry;
+        let address = Address {
+            node: registry.node,
+            endpoint,
+        };
+        if registered.pid != std::process::id() {
+            return Err(ClaimError::Forked {
+                address,
+                parent_pid: registered.pid,
+            });
+        }
+        let link = registry.link(endpoint);
+        let _guard = folder::lock(&registry.folder)?;
+        if let Some(holder) = registry.lookup(endpoint)? {
+            return Err(ClaimError::Taken {
+                address,
+                pid: holder.pid,
+                command: holder.command,
+            });
+        }
+        folder::remove(&link)?;
+        symlink(&registered.name, &link).map_err(folder::failed("writing", &link))?;
+        Ok(Claim {
+            registered: Arc::clone(registered),
+            link,
+            endpoint,
+        })
+    }
+
+    /// The registry this is in.
+    #[must_use]
+    pub fn registry(&self) -> &Registry {
+        &self.inner.registry
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        // In a forked child the file still belongs to the parent.
+        if self.pid == std::process::id() {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// An endpoint that is ours until this is dropped.
+#[derive(Debug)]
+pub struct Claim {
+    registered: Arc<Registered>,
+    link: PathBuf,
+    endpoint: EndpointId,
+}
+
+impl Claim {
+    /// Which endpoint.
+    #[must_use]
+    pub fn endpoint(&self) -> EndpointId {
+        self.endpoint
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        if self.registered.pid != std::process::id() {
+            return;
+        }
+        // Only ours to remove while we live and it names us; both hold here, as
+        // nobody takes over from an owner whose lock is held.
+        let _ = std::fs::remove_file(&self.link);
+    }
+}
+
+/// Takes a shared lock for a moment; that it is refused shows an exclusive holder.
+///
+/// Shared, so that several who test at once do not take each other for the owner.
+fn is_locked(file: &File) -> io::Result<bool> {
+    loop {
+        match rustix::fs::flock(file, FlockOperation::NonBlockingLockShared) {
+            Ok(()) => {
+                rustix::fs::flock(file, FlockOperation::Unlock)?;
+                return Ok(false);
+            }
+            Err(rustix::io::Errno::WOULDBLOCK) => return Ok(true),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// A number that no other process draws.
+fn random_number() -> io::Result<u64> {
+    OsRng.try_next_u64().map_err(io::Error::other)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,200 @@
+//! The file of one owner: lines of `key value`, locked while the owner lives.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+use std::str::FromStr;
+
+use rustix::fs::FlockOperation;
+
+use super::folder::failed;
+use super::{Owner, Ports, RegistryError, is_locked, random_number};
+
+/// Longest command line kept, in characters.
+const MAX_COMMAND_CHARS: usize = 200;
+/// Longest owner file read.
+const MAX_FILE_BYTES: u64 = 4096;
+
+/// Makes and locks the file of this process; returns its name. Call it with the registry locked.
+pub(super) fn create(folder: &Path, ports: &Ports) -> Result<(String, File), RegistryError> {
+    let pid = std::process::id();
+    let random = random_number().map_err(failed("naming an owner in", folder))?;
+    let name = format!("owner-{pid}-{random:016x}");
+    let path = folder.join(&name);
+    let mut file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&path)
+        .map_err(failed("making", &path))?;
+    rustix::fs::flock(&file, FlockOperation::LockExclusive)
+        .map_err(|error| failed("locking", &path)(error.into()))?;
+    let text = format!(
+        "pid {pid}\nnamespace {}\nstarted {}\nsmall {}\nbulk {}\nincarnation {:016x}\ncommand {}\n",
+        pid_namespace(),
+        start_time(pid).unwrap_or(0),
+        ports.small,
+        ports.bulk,
+        ports.incarnation,
+        own_command(),
+    );
+    file.write_all(text.as_bytes())
+        .map_err(failed("writing", &path))?;
+    Ok((name, file))
+}
+
+/// Reads the owner file `name` if its owner lives.
+pub(super) fn read_living(folder: &Path, name: &Path) -> Result<Option<Owner>, RegistryError> {
+    let path = folder.join(name);
+    let Some(file) = open(&path)? else {
+        return Ok(None);
+    };
+    if !is_locked(&file).map_err(failed("testing", &path))? {
+        return Ok(None);
+    }
+    let record = read(file, &path)?;
+    Ok(record.runs().then_some(record.owner))
+}
+
+/// True if the owner of this file lives.
+pub(super) fn is_alive(path: &Path) -> Result<bool, RegistryError> {
+    let Some(file) = open(path)? else {
+        return Ok(false);
+    };
+    if !is_locked(&file).map_err(failed("testing", path))? {
+        return Ok(false);
+    }
+    match read(file, path) {
+        Ok(record) => Ok(record.runs()),
+        // Locked and unreadable: somebody lives, so it is not ours to remove.
+        Err(RegistryError::Corrupt { .. }) => Ok(true),
+        Err(error) => Err(error),
+    }
+}
+
+fn open(path: &Path) -> Result<Option<File>, RegistryError> {
+    match File::open(path) {
+        Ok(file) => Ok(Some(file)),
+        Err(cause) if cause.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(cause) => Err(failed("opening", path)(cause)),
+    }
+}
+
+struct Record {
+    owner: Owner,
+    namespace: u64,
+    started: u64,
+}
+
+impl Record {
+    /// False if the process is certainly gone and only a forked child keeps its lock.
+    fn runs(&self) -> bool {
+        // A pid means something only where it was given.
+        if self.namespace != pid_namespace() || self.started == 0 {
+            return true;
+        }
+        start_time(self.owner.pid) == Some(self.started)
+    }
+}
+
+fn read(file: File, path: &Path) -> Result<Record, RegistryError> {
+    let mut text = String::new();
+    file.take(MAX_FILE_BYTES)
+        .read_to_string(&mut text)
+        .map_err(failed("reading", path))?;
+    parse(&text).map_err(|reason| RegistryError::Corrupt {
+        path: path.to_owned(),
+        reason,
+    })
+}
+
+fn parse(text: &str) -> Result<Record, &'static str> {
+    fn value<'a>(text: &'a str, key: &str) -> Option<&'a str> {
+        text.lines()
+            .find_map(|line| line.strip_prefix(key)?.strip_prefix(' '))
+    }
+    fn parsed<T: FromStr>(text: &str, key: &str) -> Option<T> {
+        value(text, key)?.parse().ok()
+    }
+    Ok(Record {
+        owner: Owner {
+            pid: parsed(text, "pid").ok_or("no pid")?,
+            command: value(text, "command").ok_or("no command")?.to_owned(),
+            ports: Ports {
+                small: parsed(text, "small").ok_or("no small address")?,
+                bulk: parsed(text, "bulk").ok_or("no bulk address")?,
+                incarnation: value(text, "incarnation")
+                    .and_then(|hex| u64::from_str_radix(hex, 16).ok())
+                    .ok_or("no incarnation")?,
+            },
+        },
+        namespace: parsed(text, "namespace").ok_or("no namespace")?,
+        started: parsed(text, "started").ok_or("no start time")?,
+    })
+}
+
+/// Tells pid namespaces apart; 0 where /proc is not there.
+fn pid_namespace() -> u64 {
+    std::fs::metadata("/proc/self/ns/pid").map_or(0, |found| found.ino())
+}
+
+/// When a process started, in clock ticks since boot; `None` if it is gone or a zombie.
+fn start_time(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The second field is the program's name in brackets and may hold anything.
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+    let state = fields.next()?;
+    let threads: u32 = fields.nth(16)?.parse().ok()?;
+    // A process whose first thread alone has ended shows as a zombie too.
+    if matches!(state, "Z" | "X") && threads < 2 {
+        return None;
+    }
+    fields.nth(1)?.parse().ok()
+}
+
+fn own_command() -> String {
+    let raw = std::fs::read("/proc/self/cmdline").unwrap_or_default();
+    let text = String::from_utf8_lossy(&raw);
+    text.trim_end_matches('\0')
+        .chars()
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .take(MAX_COMMAND_CHARS)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_owner_file_that_lacks_a_line_is_refused_with_which() {
+        let whole = "pid 1\nnamespace 2\nstarted 3\nsmall 1.2.3.4:5\nbulk [::1]:6\nincarnation ff\ncommand a b\n";
+        let record = parse(whole).ok().unwrap();
+        assert_eq!(record.owner.command, "a b");
+        assert_eq!(record.owner.ports.incarnation, 255);
+        for key in [
+            "pid",
+            "namespace",
+            "started",
+            "small",
+            "bulk",
+            "incarnation",
+            "command",
+        ] {
+            let cut: String = whole
+                .lines()
+                .filter(|line| !line.starts_with(key))
+                .map(|line| format!("{line}\n"))
+                .collect();
+            assert!(parse(&cut).is_err(), "{key}");
+        }
+    }
+
+    #[test]
+    fn this_process_has_a_start_time_and_one_that_never_was_has_none() {
+        assert!(start_time(std::process::id()).is_some());
+        assert!(start_time(u32::MAX).is_none());
+    }
+}

@@ -1,0 +1,327 @@
+//! Finds the ports of an endpoint, here or on another node.
+
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::time::{Duration, Instant};
+
+use super::directory_wire::{
+    Found, FoundStatus, Lookup, PACKET_BYTES, decode_found, encode_lookup,
+};
+use super::{Ports, Registry, RegistryError, random_number};
+use crate::address::{Address, NodeId};
+use crate::hosts::{Host, Hosts};
+
+/// First pause between two attempts; it doubles up to the last.
+const FIRST_PAUSE: Duration = Duration::from_millis(2);
+const LAST_PAUSE: Duration = Duration::from_millis(200);
+/// When a look-up is first said to last, and how often after that.
+const FIRST_WORD: Duration = Duration::from_secs(1);
+const NEXT_WORD: Duration = Duration::from_secs(5);
+
+/// Why an endpoint could not be found.
+#[derive(Debug)]
+pub enum ResolveError {
+    /// The hosts file does not have the node.
+    UnknownNode {
+        /// Who was looked for.
+        address: Address,
+        /// True if there is no hosts file at all.
+        no_hosts_file: bool,
+    },
+    /// The node answers, but nobody opened the endpoint in time.
+    NoSuchEndpoint {
+        /// Who was looked for.
+        address: Address,
+        /// How long it was tried.
+        waited: Duration,
+    },
+    /// Nobody answered at the node's directory port.
+    NoAnswer {
+        /// Who was looked for.
+        address: Address,
+        /// Where we asked.
+        directory: SocketAddr,
+        /// How long it was tried.
+        waited: Duration,
+        /// What the network last said, if anything.
+        cause: Option<io::Error>,
+    },
+    /// Another node answers there.
+    WrongNode {
+        /// Who was looked for.
+        address: Address,
+        /// Where we asked.
+        directory: SocketAddr,
+        /// Who answered.
+        answered: NodeId,
+    },
+    /// The registry of this node cannot be read.
+    Registry(RegistryError),
+}
+
+impl fmt::Display for ResolveError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ResolveError::UnknownNode {
+                address,
+                no_hosts_file: true,
+            } => write!(
+                f,
+                "cannot find endpoint {address}: node {} is not this one and there is no hosts \
+                 file; name one (DIPOLE_HOSTS)",
+                address.node
+            ),
+            ResolveError::UnknownNode { address, .. } => write!(
+                f,
+                "cannot find endpoint {address}: the hosts file has no node {}; add a line \
+                 `{} ADDRESS`",
+                address.node, address.node
+            ),
+            ResolveError::NoSuchEndpoint { address, waited } => write!(
+                f,
+                "endpoint {address} was not opened by anybody within {waited:.1?}; is the program \
+                 that opens it running, with the same runtime directory?"
+            ),
+            ResolveError::NoAnswer {
+                address,
+                directory,
+                waited,
+                cause,
+            } => {
+                write!(
+                    f,
+                    "cannot find endpoint {address}: nobody answered at {directory} within \
+                     {waited:.1?}"
+                )?;
+                if let Some(cause) = cause {
+                    write!(f, " ({cause})")?;
+                }
+                f.write_str(
+                    "; is a program with the hosts file running there, and does UDP get through?",
+                )
+            }
+            ResolveError::WrongNode {
+                address,
+                directory,
+                answered,
+            } => write!(
+                f,
+                "cannot find endpoint {address}: at {directory} node {answered} answers, not node \
+                 {}; correct the hosts file or DIPOLE_NID there",
+                address.node
+            ),
+            ResolveError::Registry(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for ResolveError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            ResolveError::Registry(error) => Some(error),
+            ResolveError::NoAnswer {
+                cause: Some(cause), ..
+            } => Some(cause),
+            _ => None,
+        }
+    }
+}
+
+impl From<RegistryError> for ResolveError {
+    fn from(error: RegistryError) -> ResolveError {
+        ResolveError::Registry(error)
+    }
+}
+
+/// Finds where `address` is, waiting up to `timeout` for it to be opened.
+///
+/// On the node of `registry` the registry is read; another node's directory is
+/// asked over UDP, again and again with growing pauses. Warns when it lasts.
+///
+/// # Errors
+/// See [`ResolveError`]; only [`ResolveError::UnknownNode`], `WrongNode` and
+/// `Registry` come before the time is over.
+pub fn resolve(
+    registry: &Registry,
+    hosts: &Hosts,
+    address: Address,
+    timeout: Duration,
+) -> Result<Ports, ResolveError> {
+    let mut wait = Wait::new(timeout);
+    if address.node == registry.node() {
+        return resolve_here(registry, address, &mut wait);
+    }
+    let host = hosts.get(address.node).ok_or(ResolveError::UnknownNode {
+        address,
+        no_hosts_file: hosts.is_local_only(),
+    })?;
+    resolve_there(host, address, &mut wait)
+}
+
+fn resolve_here(
+    registry: &Registry,
+    address: Address,
+    wait: &mut Wait,
+) -> Result<Ports, ResolveError> {
+    loop {
+        if let Some(owner) = registry.lookup(address.endpoint)? {
+            return Ok(owner.ports);
+        }
+        if wait.is_over() {
+            return Err(ResolveError::NoSuchEndpoint {
+                address,
+                waited: wait.so_far(),
+            });
+        }
+        wait.warn(|seconds| {
+            tracing::warn!(%address, seconds, "waiting for the endpoint to be opened on this node");
+        });
+        std::thread::sleep(wait.next_pause());
+    }
+}
+
+fn resolve_there(host: &Host, address: Address, wait: &mut Wait) -> Result<Ports, ResolveError> {
+    let directory = host.directory();
+    let mut last_cause = None;
+    let mut answered = false;
+    loop {
+        let pause = wait.next_pause();
+        let attempt_ends = Instant::now() + pause;
+        match ask(directory, address, attempt_ends) {
+            Ok(Some(found)) => match found.status {
+                FoundStatus::Found(ports) => return Ok(reachable(ports, host.address)),
+                FoundStatus::WrongNode => {
+                    return Err(ResolveError::WrongNode {
+                        address,
+                        directory,
+                        answered: found.address.node,
+                    });
+                }
+                FoundStatus::NoSuchEndpoint => answered = true,
+            },
+            Ok(None) => {}
+            Err(cause) => last_cause = Some(cause),
+        }
+        if wait.is_over() {
+            let waited = wait.so_far();
+            return Err(if answered {
+                ResolveError::NoSuchEndpoint { address, waited }
+            } else {
+                ResolveError::NoAnswer {
+                    address,
+                    directory,
+                    waited,
+                    cause: last_cause,
+                }
+            });
+        }
+        wait.warn(|seconds| {
+            let state = if answered {
+                "not opened yet"
+            } else {
+                "no answer yet"
+            };
+            tracing::warn!(%address, %directory, seconds, state, "waiting for another node's endpoint");
+        });
+        // An early "no" is no reason to ask at once again.
+        std::thread::sleep(attempt_ends.saturating_duration_since(Instant::now()));
+    }
+}
+
+/// Asks once; `None` if nothing fitting came before `until`.
+///
+/// A new socket each time: a late answer to an earlier question cannot meet it.
+fn ask(directory: SocketAddr, address: Address, until: Instant) -> io::Result<Option<Found>> {
+    let any: IpAddr = match directory {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let socket = UdpSocket::bind((any, 0))?;
+    // Connected: only the directory's packets arrive, and "port unreachable" is reported.
+    socket.connect(directory)?;
+    let nonce = random_number()?;
+    socket.send(&encode_lookup(&Lookup { nonce, address }))?;
+    let mut buffer = [0; PACKET_BYTES + 1];
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(None);
+        }
+        socket.set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
+        match socket.recv(&mut buffer) {
+            Ok(length) => match decode_found(&buffer[..length]) {
+                Ok(found) if found.nonce == nonce && fits(&found, address) => {
+                    return Ok(Some(found));
+                }
+                Ok(_) => tracing::debug!(%directory, "an answer to somebody else's question"),
+                Err(error) => tracing::debug!(%directory, %error, "not an answer"),
+            },
+            Err(cause)
+                if matches!(
+                    cause.kind(),
+                    io::ErrorKind::WouldBlock
+                        | io::ErrorKind::TimedOut
+                        | io::ErrorKind::Interrupted
+                ) => {}
+            Err(cause) => return Err(cause),
+        }
+    }
+}
+
+fn fits(found: &Found, asked: Address) -> bool {
+    found.address.endpoint == asked.endpoint
+        && (found.address.node == asked.node) != (found.status == FoundStatus::WrongNode)
+}
+
+/// A process bound to "any address" is reached at its node's.
+fn reachable(mut ports: Ports, address: IpAddr) -> Ports {
+    for socket in [&mut ports.small, &mut ports.bulk] {
+        if socket.ip().is_unspecified() {
+            socket.set_ip(address);
+        }
+    }
+    ports
+}
+
+/// Deadline, pauses and words of one look-up.
+struct Wait {
+    started: Instant,
+    timeout: Duration,
+    pause: Duration,
+    next_word: Duration,
+}
+
+impl Wait {
+    fn new(timeout: Duration) -> Wait {
+        Wait {
+            started: Instant::now(),
+            timeout,
+            pause: FIRST_PAUSE,
+            next_word: FIRST_WORD,
+        }
+    }
+
+    fn so_far(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    fn is_over(&self) -> bool {
+        self.so_far() >= self.timeout
+    }
+
+    fn next_pause(&mut self) -> Duration {
+        let pause = self.pause;
+        self.pause = (self.pause * 2).min(LAST_PAUSE);
+        // At least something, so that even a timeout of zero lets an answer arrive.
+        pause.min(self.timeout.saturating_sub(self.so_far()).max(FIRST_PAUSE))
+    }
+
+    fn warn(&mut self, say: impl FnOnce(u64)) {
+        let so_far = self.so_far();
+        if so_far >= self.next_word {
+            say(so_far.as_secs());
+            self.next_word = so_far + NEXT_WORD;
+        }
+    }
+}

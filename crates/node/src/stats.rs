@@ -1,0 +1,20 @@
+//! A plain snapshot of what a node has done.
+
+use crate::engine::Traffic;
+
+/// Counters at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Packets and bytes.
+    pub traffic: Traffic,
+    /// What the protocol did, and why it dropped packets.
+    pub protocol: dipole_proto::Stats,
+    /// Peers, opening or open.
+    pub peers: usize,
+    /// Bytes of received messages that wait to be read.
+    pub pool_used_bytes: u64,
+    /// Frames that can be filled now.
+    pub free_frames: usize,
+    /// What the fault wrapper has done, if there is one.
+    pub faults: Option<dipole_link::fault::FaultStats>,
+}

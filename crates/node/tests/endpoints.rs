@@ -1,0 +1,324 @@
+//! Endpoints over real sockets on loopback, through the public API.
+
+#![allow(missing_docs, reason = "tests")]
+
+use std::time::Duration;
+
+use dipole_node::{
+    Address, Config, Endpoint, EndpointId, Node, NodeId, OpenError, ReceiveError, SendError,
+};
+use tempfile::TempDir;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn config(directory: &TempDir) -> Config {
+    Config::local(NodeId(1), directory.path().join("dipole"))
+}
+
+fn node(directory: &TempDir) -> Node {
+    Node::open(config(directory)).expect("a node on loopback")
+}
+
+fn endpoint(node: &Node, id: u32) -> Endpoint {
+    node.endpoint(EndpointId(id)).expect("a free endpoint")
+}
+
+/// Endpoints 1:1 and 1:2 in two nodes of this process; the first points at the second.
+fn pair(directory: &TempDir) -> (Endpoint, Endpoint) {
+    let (left, right) = (node(directory), node(directory));
+    let (from, to) = (endpoint(&left, 1), endpoint(&right, 2));
+    std::thread::scope(|scope| {
+        // A peer answers the handshake while it waits for something.
+        let answering = scope.spawn(|| to.receive_timeout(PATIENCE));
+        from.target(Address::new(1, 2)).expect("it exists");
+        from.send(b"hello").expect("it reads");
+        let first = answering.join().expect("no panic").expect("in time");
+        assert_eq!(&*first, b"hello");
+    });
+    (from, to)
+}
+
+/// An inbox 1:7 and an outbox 1:8 in one node, the latter pointing at the former.
+fn inner_edge(directory: &TempDir) -> (Endpoint, Endpoint) {
+    let node = node(directory);
+    let (inbox, outbox) = (endpoint(&node, 7), endpoint(&node, 8));
+    outbox.target(Address::new(1, 7)).expect("it exists");
+    (inbox, outbox)
+}
+
+fn pattern(index: usize, length: usize) -> Vec<u8> {
+    (0..length)
+        .map(|at| u8::try_from((at * 31 + index * 7) % 251).expect("small"))
+        .collect()
+}
+
+#[test]
+fn messages_of_all_sizes_arrive_whole_and_in_order() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (from, to) = pair(&directory);
+    let lengths = [0, 1, 64, 1400, 1500, 9000, 65_536, 1 << 20, 5 << 20, 3, 0];
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for (index, length) in lengths.iter().enumerate() {
+                from.send(&pattern(index, *length)).expect("sent");
+            }
+            from.drain(PATIENCE).expect("acknowledged");
+        });
+        for (index, length) in lengths.iter().enumerate() {
+            let message = to.receive_timeout(PATIENCE).expect("in time");
+            assert_eq!(&*message, pattern(index, *length).as_slice(), "{length}");
+            assert_eq!(message.source(), Address::new(1, 1));
+        }
+        // Stay for the sender's last acknowledgements.
+        let _nothing = to.receive_timeout(Duration::from_millis(300));
+    });
+}
+
+#[test]
+fn many_small_messages_are_packed_and_keep_their_order() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (from, to) = pair(&directory);
+    let count = 50_000_u32;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for index in 0..count {
+                from.send_more(&index.to_le_bytes()).expect("sent");
+            }
+            from.flush().expect("sent");
+            from.drain(PATIENCE).expect("acknowledged");
+        });
+        for index in 0..count {
+            let message = to.receive_timeout(PATIENCE).expect("in time");
+            assert_eq!(*message, index.to_le_bytes());
+        }
+        let _nothing = to.receive_timeout(Duration::from_millis(300));
+    });
+}
+
+#[test]
+fn a_taken_endpoint_names_its_holder() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (first, second) = (node(&directory), node(&directory));
+    let held = endpoint(&first, 5);
+    match second.endpoint(EndpointId(5)) {
+        Err(OpenError::Taken { pid, address, .. }) => {
+            assert_eq!(pid, std::process::id());
+            assert_eq!(address, Address::new(1, 5));
+        }
+        other => panic!("{other:?}"),
+    }
+    drop(held);
+    endpoint(&second, 5);
+}
+
+#[test]
+fn an_endpoint_of_the_same_process_can_be_a_target() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (inbox, outbox) = inner_edge(&directory);
+    for index in 0..100 {
+        let message = pattern(index, index * 100);
+        outbox.send(&message).expect("sent");
+        assert_eq!(&*inbox.receive_timeout(PATIENCE).expect("in time"), message);
+    }
+}
+
+#[test]
+fn several_targets_each_get_a_copy() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let node = node(&directory);
+    let root = endpoint(&node, 1);
+    let leaves: Vec<Endpoint> = (2..5).map(|id| endpoint(&node, id)).collect();
+    for leaf in &leaves {
+        root.target(leaf.address()).expect("it exists");
+    }
+    root.untarget(leaves[0].address());
+    root.send(b"copy").expect("sent");
+    for leaf in &leaves[1..] {
+        assert_eq!(&*leaf.receive_timeout(PATIENCE).expect("in time"), b"copy");
+    }
+    assert!(leaves[0].try_receive().expect("works").is_none());
+}
+
+#[test]
+fn a_receiver_that_does_not_read_makes_the_sender_full_and_loses_nothing() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (inbox, outbox) = inner_edge(&directory);
+    let mut sent = 0;
+    let full = loop {
+        match outbox.try_send(&pattern(sent, 10_000)) {
+            Ok(()) => sent += 1,
+            Err(full) => break full,
+        }
+        assert!(sent < 100_000, "never full");
+    };
+    assert!(matches!(full, SendError::Full { .. }), "{full}");
+    // Whatever else fits is taken in order, until the receiver's credit is used up.
+    let timed_out = loop {
+        match outbox.send_timeout(&pattern(sent, 10_000), Duration::from_millis(300)) {
+            Ok(()) => sent += 1,
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(timed_out, SendError::TimedOut { .. }), "{timed_out}");
+    for index in 0..sent {
+        let message = inbox.receive_timeout(PATIENCE).expect("in time");
+        assert_eq!(&*message, pattern(index, 10_000).as_slice());
+    }
+    outbox.send_timeout(b"again", PATIENCE).expect("there is room");
+    assert_eq!(&*inbox.receive_timeout(PATIENCE).expect("in time"), b"again");
+}
+
+#[test]
+fn receiving_into_a_short_buffer_leaves_the_message_in_place() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (inbox, outbox) = inner_edge(&directory);
+    outbox.send(b"four").expect("sent");
+    let mut short = [0; 3];
+    assert!(matches!(
+        inbox.receive_into(&mut short),
+        Err(ReceiveError::TooShort {
+            needed: 4,
+            given: 3
+        })
+    ));
+    let mut long = [0; 10];
+    let (length, source) = inbox.receive_into(&mut long).expect("fits");
+    assert_eq!((&long[..length], source), (&b"four"[..], Address::new(1, 8)));
+}
+
+#[test]
+fn a_closed_endpoint_refuses_and_the_sender_is_told() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (inbox, outbox) = inner_edge(&directory);
+    drop(inbox);
+    let begun = std::time::Instant::now();
+    let refused = loop {
+        if let Err(error) = outbox.send_timeout(b"anyone?", PATIENCE) {
+            break error;
+        }
+        outbox.drain(PATIENCE).expect("acknowledged");
+        assert!(outbox.try_receive().expect("works").is_none());
+        assert!(begun.elapsed() < PATIENCE);
+    };
+    assert!(matches!(refused, SendError::Refused { .. }), "{refused}");
+}
+
+#[test]
+fn an_endpoint_without_target_or_message_says_so() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let node = node(&directory);
+    let lonely = endpoint(&node, 9);
+    assert!(matches!(
+        lonely.send(b"x"),
+        Err(SendError::NoTarget { from }) if from == Address::new(1, 9)
+    ));
+    let timed_out = lonely.receive_timeout(Duration::from_millis(20));
+    assert!(matches!(timed_out, Err(ReceiveError::TimedOut { .. })));
+}
+
+#[test]
+fn unreliable_messages_arrive_at_most_once() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (from, to) = pair(&directory);
+    for index in 0..200_u32 {
+        let length = if index % 2 == 0 { 4 } else { 20_000 };
+        let mut message = vec![0; length];
+        message[..4].copy_from_slice(&index.to_le_bytes());
+        match from.send_unreliable(&message) {
+            Ok(()) | Err(SendError::Full { .. }) => {}
+            Err(other) => panic!("{other}"),
+        }
+    }
+    let mut seen = Vec::new();
+    while let Ok(message) = to.receive_timeout(Duration::from_millis(200)) {
+        seen.push(u32::from_le_bytes(message[..4].try_into().expect("four")));
+    }
+    let count = seen.len();
+    seen.sort_unstable();
+    seen.dedup();
+    assert!(count > 0, "nothing at all came over loopback");
+    assert_eq!(seen.len(), count, "some message came twice");
+}
+
+#[test]
+fn loss_of_packets_changes_nothing_but_the_time() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let plan = "drop=0.02,repeat=0.01,reorder=0.02,corrupt=0.01,seed=5";
+    let faulty = Config {
+        fault: Some(plan.parse().expect("a plan")),
+        ..config(&directory)
+    };
+    let (left, right) = (
+        Node::open(faulty.clone()).expect("opens"),
+        Node::open(faulty).expect("opens"),
+    );
+    let (from, to) = (endpoint(&left, 1), endpoint(&right, 2));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            from.target(Address::new(1, 2)).expect("it exists");
+            for index in 0..200 {
+                from.send(&pattern(index, 40_000)).expect("sent");
+            }
+            from.drain(PATIENCE).expect("acknowledged");
+        });
+        for index in 0..200 {
+            let message = to.receive_timeout(PATIENCE).expect("in time");
+            assert_eq!(&*message, pattern(index, 40_000).as_slice(), "{index}");
+        }
+        let _nothing = to.receive_timeout(Duration::from_millis(500));
+    });
+    let stats = left.stats();
+    assert!(stats.protocol.repeats > 0, "{stats:?}");
+}
+
+#[test]
+fn one_thread_sends_while_another_receives_on_the_same_endpoint() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (left, right) = (node(&directory), node(&directory));
+    let (one, other) = (endpoint(&left, 1), endpoint(&right, 2));
+    let talk = |own: &Endpoint, to: Address| {
+        own.target(to).expect("it exists");
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for index in 0..2000 {
+                    own.send(&pattern(index, index % 3000)).expect("sent");
+                }
+                own.drain(PATIENCE).expect("acknowledged");
+            });
+            for index in 0..2000 {
+                let message = own.receive_timeout(PATIENCE).expect("in time");
+                assert_eq!(&*message, pattern(index, index % 3000).as_slice());
+            }
+            let _nothing = own.receive_timeout(Duration::from_millis(300));
+        });
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| talk(&one, Address::new(1, 2)));
+        scope.spawn(|| talk(&other, Address::new(1, 1)));
+    });
+}
+
+#[test]
+fn a_peer_that_closes_is_reported() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (left, right) = (node(&directory), node(&directory));
+    let (from, to) = (endpoint(&left, 1), endpoint(&right, 2));
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            to.receive_timeout(PATIENCE).expect("in time");
+            drop(to);
+            right.close(PATIENCE).expect("nothing owed");
+        });
+        from.target(Address::new(1, 2)).expect("it exists");
+        from.send(b"bye").expect("sent");
+        let begun = std::time::Instant::now();
+        while left.departed().is_empty() {
+            assert!(from.try_receive().expect("works").is_none());
+            assert!(begun.elapsed() < PATIENCE);
+        }
+    });
+    assert!(matches!(
+        from.send_timeout(b"too late", PATIENCE),
+        Err(SendError::PeerGone { .. })
+    ));
+}
