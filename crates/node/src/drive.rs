@@ -8,7 +8,7 @@
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant as WallInstant};
+use std::time::Duration;
 
 use dipole_link::cpu::yield_core;
 use dipole_link::wait::{Sleeper, Waker};
@@ -18,12 +18,14 @@ use dipole_proto::Instant;
 use crate::clock::{Clock, nanoseconds};
 use crate::engine::Engine;
 
+/// Looks at the small port in one turn of a spinning waiter.
+const LOOKS: u32 = 8;
 /// Turns of a spinning waiter between two offers of its core.
-const TURNS_PER_YIELD: u32 = 64;
+const TURNS_PER_YIELD: u32 = 16;
 /// A yield that takes longer than this has let somebody else run.
-const CROWDED_YIELD: Duration = Duration::from_micros(5);
+const CROWDED_YIELD_NS: u64 = 5_000;
 /// When a wait is first worth mentioning.
-const FIRST_WARNING: Duration = Duration::from_secs(2);
+const FIRST_WARNING_NS: u64 = 2_000_000_000;
 
 /// Until when to wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,7 +95,7 @@ impl Driver {
         let before = state.engine.progress();
         let now = self.clock.now();
         let result = action(&mut state.engine, now);
-        self.rouse(&state, before, now);
+        self.rouse(&mut state, before, now);
         result
     }
 
@@ -105,63 +107,74 @@ impl Driver {
         what: &dyn Fn(&Engine) -> String,
         mut attempt: impl FnMut(&mut Engine, Instant) -> Option<R>,
     ) -> Result<R, WaitError> {
-        let begun = WallInstant::now();
-        let mut warning = FIRST_WARNING;
+        let mut state = self.lock();
+        let mut now = self.clock.now();
+        let begun = now;
+        let before = state.engine.progress();
+        if let Some(result) = attempt(&mut state.engine, now) {
+            self.rouse(&mut state, before, now);
+            return Ok(result);
+        }
+        let spin_ns = match until {
+            Until::Now => 0,
+            Until::Forever | Until::For(_) => nanoseconds(self.spin),
+        };
+        let mut warn_ns = FIRST_WARNING_NS;
         let mut turns = 0_u32;
-        let mut spinning = self.spin > Duration::ZERO && until != Until::Now;
         loop {
-            let mut state = self.lock();
-            let now = self.clock.now();
+            let spinning = now.since(begun) < spin_ns;
             let before = state.engine.progress();
-            let mut result = attempt(&mut state.engine, now);
-            if result.is_none() {
-                let everywhere = !spinning;
-                state.engine.step(now, everywhere).map_err(WaitError::Broken)?;
-                result = attempt(&mut state.engine, now);
+            if spinning {
+                state.engine.look(now, LOOKS).map_err(WaitError::Broken)?;
+                now = self.clock.now();
             }
-            self.rouse(&state, before, now);
+            state
+                .engine
+                .step(now, !spinning)
+                .map_err(WaitError::Broken)?;
+            let result = attempt(&mut state.engine, now);
+            self.rouse(&mut state, before, now);
             if let Some(result) = result {
                 return Ok(result);
             }
-            turns = turns.wrapping_add(1);
-            let waited = if turns.is_multiple_of(16) || !spinning {
-                begun.elapsed()
-            } else {
-                Duration::ZERO
+            let waited_ns = now.since(begun);
+            let left_ns = match until {
+                Until::Now => 0,
+                Until::Forever => u64::MAX,
+                Until::For(limit) => nanoseconds(limit).saturating_sub(waited_ns),
             };
-            let left = match until {
-                Until::Now => Some(Duration::ZERO),
-                Until::Forever => None,
-                Until::For(limit) => Some(limit.saturating_sub(waited)),
-            };
-            if left == Some(Duration::ZERO) {
+            if left_ns == 0 {
                 return Err(WaitError::TimedOut {
-                    waited: begun.elapsed(),
+                    waited: Duration::from_nanos(waited_ns),
                 });
             }
-            if waited >= warning {
-                tracing::warn!("waiting since {} s: {}", waited.as_secs(), what(&state.engine));
+            if waited_ns >= warn_ns {
+                let seconds = waited_ns / 1_000_000_000;
+                tracing::warn!("waiting since {seconds} s: {}", what(&state.engine));
                 state.engine.watch_peers(now, true);
-                warning *= 2;
+                warn_ns *= 2;
             }
             if spinning {
                 drop(state);
-                spinning = waited < self.spin;
+                turns = turns.wrapping_add(1);
                 self.pause(turns);
             } else {
-                let nap = (warning - waited.min(warning)).min(left.unwrap_or(Duration::MAX));
-                self.sleep(state, now, nap)?;
+                let nap_ns = warn_ns.saturating_sub(waited_ns).min(left_ns);
+                self.sleep(state, now, nap_ns)?;
             }
+            state = self.lock();
+            now = self.clock.now();
         }
     }
 
     /// Between two turns of a spinning waiter.
+    #[inline]
     fn pause(&self, turns: u32) {
         let crowded = self.crowded.load(Ordering::Relaxed);
         if crowded || turns.is_multiple_of(TURNS_PER_YIELD) {
-            let before = WallInstant::now();
+            let before = self.clock.now();
             yield_core();
-            let others_ran = before.elapsed() > CROWDED_YIELD;
+            let others_ran = self.clock.now().since(before) > CROWDED_YIELD_NS;
             if others_ran != crowded {
                 self.crowded.store(others_ran, Ordering::Relaxed);
             }
@@ -179,18 +192,18 @@ impl Driver {
         &self,
         mut state: MutexGuard<'_, State>,
         now: Instant,
-        nap: Duration,
+        nap_ns: u64,
     ) -> Result<(), WaitError> {
         if state.leader_until.is_some() {
             state.followers += 1;
             let (mut state, _timed_out) = self
                 .followed
-                .wait_timeout(state, nap)
+                .wait_timeout(state, Duration::from_nanos(nap_ns))
                 .unwrap_or_else(PoisonError::into_inner);
             state.followers -= 1;
             return Ok(());
         }
-        let wake_at = now.after(nanoseconds(nap));
+        let wake_at = now.after(nap_ns);
         let wake_at = state.engine.next_deadline(now).map_or(wake_at, |at| at.min(wake_at));
         state.leader_until = Some(wake_at);
         drop(state);
@@ -206,7 +219,7 @@ impl Driver {
 
     /// Wakes sleepers if there is news for them, or an earlier deadline.
     #[inline]
-    fn rouse(&self, state: &State, before: u64, now: Instant) {
+    fn rouse(&self, state: &mut State, before: u64, now: Instant) {
         let news = state.engine.progress() != before;
         if state.followers > 0 && news {
             self.followed.notify_all();

@@ -79,6 +79,8 @@ pub struct Engine {
     /// Packets the link did not take yet.
     batch: ArrayVec<Transmit, BATCH>,
     bulk_quiet: u32,
+    /// Small frames that [`look`](Self::look) has found.
+    looked: Option<usize>,
     traffic: Traffic,
     departures: Vec<Departure>,
     /// Changes whenever something happened that a waiter may wait for.
@@ -115,10 +117,28 @@ impl Engine {
             open_frames: 0,
             batch: ArrayVec::new(),
             bulk_quiet: 0,
+            looked: None,
             traffic: Traffic::default(),
             departures: Vec::new(),
             progress: 0,
         }
+    }
+
+    /// Looks at the small port up to `turns` times, until something is there: the
+    /// tightest way to wait while spinning. [`step`](Self::step) must follow.
+    ///
+    /// # Errors
+    /// Only when the link is broken.
+    #[inline]
+    pub fn look(&mut self, now: Instant, turns: u32) -> std::io::Result<()> {
+        for _ in 0..turns {
+            let count = self.link.poll(now.0, Class::Small)?;
+            if count > 0 {
+                self.looked = Some(count);
+                break;
+            }
+        }
+        Ok(())
     }
 
     /// One turn: receive, let time act, send. True if any packet came in.
@@ -178,7 +198,7 @@ impl Engine {
 
     /// When [`step`](Self::step) has something to do though nothing arrived.
     #[must_use]
-    pub fn next_deadline(&self, now: Instant) -> Option<Instant> {
+    pub fn next_deadline(&mut self, now: Instant) -> Option<Instant> {
         let retry = (!self.batch.is_empty()).then(|| now.after(LINK_RETRY_NS));
         let link = self.link.next_deadline_ns().map(Instant);
         [self.machine.next_deadline(), link, retry]
@@ -223,7 +243,14 @@ impl Engine {
     }
 
     fn receive(&mut self, now: Instant, class: Class) -> std::io::Result<bool> {
-        let count = self.link.poll(now.0, class)?;
+        let seen = match class {
+            Class::Small => self.looked.take(),
+            Class::Bulk => None,
+        };
+        let count = match seen {
+            Some(count) => count,
+            None => self.link.poll(now.0, class)?,
+        };
         if count == 0 {
             return Ok(false);
         }

@@ -109,7 +109,7 @@ impl Job {
                 })
                 .collect(),
         };
-        let own = node_from(&get)?;
+        let own = node_from(&get)?.unwrap_or(NodeId(1));
         if own != job.own_address().node {
             return Err(JobError::Bad {
                 variable: "DIPOLE_NID",
@@ -138,11 +138,11 @@ impl Job {
     }
 }
 
-/// The node of this process: `DIPOLE_NID`, else 1.
+/// The node of this process as `DIPOLE_NID` says; `None` (which stands for 1) if it is not set.
 ///
 /// # Errors
 /// The value is no node number.
-pub fn node_from_env() -> Result<NodeId, JobError> {
+pub fn node_from_env() -> Result<Option<NodeId>, JobError> {
     node_from(&variable)
 }
 
@@ -203,10 +203,10 @@ fn number<T: FromStr + PartialOrd + fmt::Display>(
     }
 }
 
-fn node_from(get: &impl Fn(&str) -> Option<String>) -> Result<NodeId, JobError> {
+fn node_from(get: &impl Fn(&str) -> Option<String>) -> Result<Option<NodeId>, JobError> {
     match get("DIPOLE_NID") {
-        None => Ok(NodeId(1)),
-        Some(found) => found.parse().map_err(|_| JobError::Bad {
+        None => Ok(None),
+        Some(found) => found.parse().map(Some).map_err(|_| JobError::Bad {
             variable: "DIPOLE_NID",
             found,
             expected: "a node number from 1 to 4294967295".to_owned(),

@@ -43,6 +43,7 @@ mod session;
 mod shared;
 mod stats;
 pub mod time;
+mod timer;
 pub mod wire;
 
 pub use config::Config;

@@ -18,6 +18,7 @@ use crate::session::{Frame, Frames, Phase, Session, Transmit};
 use crate::shared::{Endpoint, Region, Shared};
 use crate::stats::{Drop, Stats};
 use crate::time::Instant;
+use crate::timer::Timers;
 use crate::wire::{Address, CRC_BYTES, Hello, LaneAddress, Trailer};
 
 /// Packets that one session sends before the next has its turn.
@@ -36,8 +37,7 @@ pub struct Machine {
     /// Sessions that may have something to send.
     ready: VecDeque<u32>,
     turn_left: u32,
-    /// No timer is due before this moment.
-    earliest: Instant,
+    timers: Timers,
     last_step: Instant,
     random: u64,
 }
@@ -62,7 +62,7 @@ impl Machine {
             outbox: Outbox::new(),
             ready: VecDeque::new(),
             turn_left: TURN,
-            earliest: Instant::NEVER,
+            timers: Timers::default(),
             last_step: Instant(0),
             random: secret[0] ^ secret[1].rotate_left(32) ^ incarnation,
         }
@@ -123,7 +123,7 @@ impl Machine {
             session.remote.incarnation = incarnation;
         }
         self.say_hello(id, 0);
-        self.earliest = self.earliest.min(now.after(retry_ns));
+        self.refresh_deadline(id);
         Ok(id)
     }
 
@@ -362,60 +362,80 @@ impl Machine {
     /// Lets due timers act. Call after all packets at hand were given.
     pub fn on_timers(&mut self, now: Instant) {
         // Sleeping until a deadline is no absence; coming long after it is.
-        let absence = now.since(self.last_step.max(self.earliest));
+        let due = self.timers.earliest();
+        let absence = now.since(self.last_step.max(due));
         self.last_step = now;
+        if now < due {
+            return;
+        }
         if absence > ABSENCE_NS {
             for session in self.sessions.iter_mut().flatten() {
                 session.discount(absence);
             }
         }
-        if now < self.earliest {
-            return;
+        while let Some(index) = self.timers.pop(now) {
+            self.on_timer(now, index);
         }
-        let mut gone = Vec::new();
-        let mut hello = Vec::new();
-        for session in self.sessions.iter_mut().flatten() {
-            if let Some(reason) = session.on_timers(now, &mut self.shared) {
-                gone.push((session.id, reason));
-            } else if let Phase::Opening {
-                cookie,
-                retry_at,
-                retry_ns,
-            } = session.phase
-                && now >= retry_at
-            {
-                let retry_ns = (2 * retry_ns).min(self.shared.config.max_timeout_ns);
-                session.phase = Phase::Opening {
-                    cookie,
-                    retry_at: now.after(retry_ns),
-                    retry_ns,
-                };
-                hello.push((session.id, cookie));
-            }
-            if session.has_transmit() && !session.is_ready {
-                session.is_ready = true;
-                self.ready.push_back(session_index(session.id));
-            }
-        }
-        for (peer, reason) in gone {
-            self.remove(peer, reason);
-        }
-        for (peer, cookie) in hello {
-            self.say_hello(peer, cookie);
-        }
-        self.earliest = self
-            .sessions
-            .iter()
-            .flatten()
-            .map(|session| session.deadline(&self.shared))
-            .min()
-            .unwrap_or(Instant::NEVER);
     }
 
-    /// No timer is due before this moment.
+    fn on_timer(&mut self, now: Instant, index: u32) {
+        let Some(session) = self.sessions[index as usize].as_deref_mut() else {
+            return;
+        };
+        if session.deadline(&self.shared) > now {
+            self.timers.arm(index, session.deadline(&self.shared));
+            return;
+        }
+        let peer = session.id;
+        if let Some(reason) = session.on_timers(now, &mut self.shared) {
+            self.remove(peer, reason);
+            return;
+        }
+        let mut hello = None;
+        if let Phase::Opening {
+            cookie,
+            retry_at,
+            retry_ns,
+        } = session.phase
+            && now >= retry_at
+        {
+            let retry_ns = (2 * retry_ns).min(self.shared.config.max_timeout_ns);
+            session.phase = Phase::Opening {
+                cookie,
+                retry_at: now.after(retry_ns),
+                retry_ns,
+            };
+            hello = Some(cookie);
+        }
+        self.timers.arm(index, session.deadline(&self.shared));
+        if session.has_transmit() {
+            self.wake(peer);
+        }
+        if let Some(cookie) = hello {
+            self.say_hello(peer, cookie);
+        }
+    }
+
+    /// When [`on_timers`](Self::on_timers) has work next.
     #[must_use]
-    pub fn next_deadline(&self) -> Option<Instant> {
-        (self.earliest < Instant::NEVER).then_some(self.earliest)
+    pub fn next_deadline(&mut self) -> Option<Instant> {
+        // Entries whose deadline has moved are renewed until the first is true.
+        loop {
+            let earliest = self.timers.earliest();
+            if earliest == Instant::NEVER {
+                return None;
+            }
+            let Some(index) = self.timers.pop(earliest) else {
+                continue;
+            };
+            if let Some(session) = self.sessions[index as usize].as_deref() {
+                let deadline = session.deadline(&self.shared);
+                self.timers.arm(index, deadline);
+                if deadline <= earliest {
+                    return Some(deadline);
+                }
+            }
+        }
     }
 
     /// The next packet to send; call until `None`.
@@ -436,7 +456,7 @@ impl Machine {
             if transmit.is_some() {
                 self.turn_left -= 1;
                 let deadline = session.deadline(&self.shared);
-                self.earliest = self.earliest.min(deadline);
+                self.timers.arm(index, deadline);
                 return transmit;
             }
             self.ready.pop_front();
@@ -531,6 +551,7 @@ impl Machine {
             self.shared.processes -= 1;
         }
         self.by_home.remove(&session.home);
+        self.timers.disarm(session_index(peer));
         session.end(reason, &mut self.shared);
     }
 
@@ -572,7 +593,8 @@ impl Machine {
             return;
         };
         action(session, &mut self.shared);
-        self.earliest = self.earliest.min(session.deadline(&self.shared));
+        self.timers
+            .arm(session_index(peer), session.deadline(&self.shared));
         if session.has_transmit() && !session.is_ready {
             session.is_ready = true;
             self.ready.push_back(session_index(peer));
@@ -589,8 +611,9 @@ impl Machine {
     }
 
     fn refresh_deadline(&mut self, peer: PeerId) {
-        if let Some(session) = self.session(peer) {
-            self.earliest = self.earliest.min(session.deadline(&self.shared));
+        if let Some(session) = Self::lookup_mut(&mut self.sessions, peer) {
+            let deadline = session.deadline(&self.shared);
+            self.timers.arm(session_index(peer), deadline);
         }
     }
 

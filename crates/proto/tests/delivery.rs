@@ -43,7 +43,7 @@ fn converse(wire: &mut Wire, edge: EdgeId, count: u64, length: impl Fn(u64) -> u
         }
         received == count && wire.hosts[0].machine.is_acknowledged(edge.peer)
     });
-    assert!(finished, "sent {sent}, received {received} of {count}; {:?} {:?}", wire.hosts[0].machine, wire.hosts[1].machine);
+    assert!(finished, "sent {sent}, received {received} of {count}");
     let drops: Vec<_> = wire.hosts[1].machine.stats().drops().collect();
     assert_eq!(wire.hosts[1].machine.stats().dropped(Drop::Violation), 0, "{drops:?}");
     assert_eq!(wire.hosts[1].machine.pool_used(), 0);

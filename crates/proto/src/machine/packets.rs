@@ -104,7 +104,8 @@ impl Machine {
     ) -> Result<(), Drop> {
         let session = Self::lookup_mut(&mut self.sessions, peer).ok_or(Drop::UnknownConnection)?;
         let taken = session.on_packet(now, packet, &mut self.shared);
-        self.earliest = self.earliest.min(session.deadline(&self.shared));
+        self.timers
+            .arm(session_index(peer), session.deadline(&self.shared));
         if !session.is_ready && session.has_transmit() {
             session.is_ready = true;
             self.ready.push_back(session_index(peer));
@@ -228,6 +229,7 @@ impl Machine {
             node: hello.node,
             incarnation: hello.incarnation,
         });
+        self.refresh_deadline(peer);
         self.wake(peer);
     }
 

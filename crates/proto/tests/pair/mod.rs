@@ -191,10 +191,13 @@ impl Wire {
             if done(self) {
                 return true;
             }
+            if self.hosts.iter().any(|host| host.machine.has_transmit()) {
+                continue;
+            }
             let arrival = self.flights.keys().next().map(|(at, _)| Instant(*at));
             let timer = self
                 .hosts
-                .iter()
+                .iter_mut()
                 .filter_map(|host| host.machine.next_deadline())
                 .min();
             let next = arrival.into_iter().chain(timer).min();

@@ -1,0 +1,112 @@
+//! The few kinds of link behind one type, chosen at run time.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+
+use crate::{Caps, Capture, Class, Fault, Incoming, Link, Outgoing, sim, udp::Udp};
+
+/// Any link: a match at the hot boundary instead of a call through a pointer.
+#[derive(Debug)]
+pub enum AnyLink {
+    /// UDP sockets.
+    Udp(Box<Udp>),
+    /// A port of a simulated network.
+    Sim(sim::Port),
+    /// Faults injected into another link.
+    Fault(Box<Fault<AnyLink>>),
+    /// Another link, recorded.
+    Capture(Box<Capture<AnyLink>>),
+}
+
+impl AnyLink {
+    /// The UDP link inside, under whatever wraps it.
+    #[must_use]
+    pub fn udp(&self) -> Option<&Udp> {
+        match self {
+            AnyLink::Udp(link) => Some(link),
+            AnyLink::Sim(_) => None,
+            AnyLink::Fault(link) => link.inner().udp(),
+            AnyLink::Capture(link) => link.inner().udp(),
+        }
+    }
+
+    /// The outermost fault wrapper.
+    #[must_use]
+    pub fn fault(&self) -> Option<&Fault<AnyLink>> {
+        match self {
+            AnyLink::Udp(_) | AnyLink::Sim(_) => None,
+            AnyLink::Fault(link) => Some(link),
+            AnyLink::Capture(link) => link.inner().fault(),
+        }
+    }
+}
+
+impl From<Udp> for AnyLink {
+    fn from(link: Udp) -> Self {
+        AnyLink::Udp(Box::new(link))
+    }
+}
+
+impl From<sim::Port> for AnyLink {
+    fn from(link: sim::Port) -> Self {
+        AnyLink::Sim(link)
+    }
+}
+
+impl From<Fault<AnyLink>> for AnyLink {
+    fn from(link: Fault<AnyLink>) -> Self {
+        AnyLink::Fault(Box::new(link))
+    }
+}
+
+impl From<Capture<AnyLink>> for AnyLink {
+    fn from(link: Capture<AnyLink>) -> Self {
+        AnyLink::Capture(Box::new(link))
+    }
+}
+
+/// The same call on whichever link it is.
+macro_rules! on_link {
+    ($any:expr, $link:ident => $call:expr) => {
+        match $any {
+            AnyLink::Udp($link) => $call,
+            AnyLink::Sim($link) => $call,
+            AnyLink::Fault($link) => $call,
+            AnyLink::Capture($link) => $call,
+        }
+    };
+}
+
+impl Link for AnyLink {
+    fn caps(&self) -> Caps {
+        on_link!(self, link => link.caps())
+    }
+
+    fn local(&self, class: Class) -> SocketAddr {
+        on_link!(self, link => link.local(class))
+    }
+
+    #[inline]
+    fn send(&mut self, now_ns: u64, batch: &[Outgoing<'_>]) -> io::Result<usize> {
+        on_link!(self, link => link.send(now_ns, batch))
+    }
+
+    #[inline]
+    fn poll(&mut self, now_ns: u64, class: Class) -> io::Result<usize> {
+        on_link!(self, link => link.poll(now_ns, class))
+    }
+
+    #[inline]
+    fn frame(&self, index: usize) -> Incoming<'_> {
+        on_link!(self, link => link.frame(index))
+    }
+
+    fn next_deadline_ns(&self) -> Option<u64> {
+        on_link!(self, link => link.next_deadline_ns())
+    }
+
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        on_link!(self, link => link.descriptors())
+    }
+}

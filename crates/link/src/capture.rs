@@ -1,0 +1,307 @@
+//! Records the traffic of any link as a pcap file.
+//!
+//! Frames are written as raw IP packets with the headers they would have on a
+//! wire, so that tcpdump and Wireshark read them. What cannot be recorded stops
+//! the recording, never the traffic.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+use std::path::{Path, PathBuf};
+
+use etherparse::PacketBuilder;
+
+use crate::{Caps, Class, Incoming, Link, Outgoing};
+
+/// Marks a pcap file whose times have nanoseconds, in the writer's byte order.
+const MAGIC: u32 = 0xa1b2_3c4d;
+/// Packets begin with their IP header, of either version.
+const LINKTYPE_RAW: u32 = 101;
+/// Longest packet.
+const SNAP_BYTES: u32 = 65_535;
+/// Longest frame that fits one with the longer headers.
+const MOST_FRAME_BYTES: usize = 65_535 - 48;
+/// What IPv4 and IPv6 packets say about how far they may still go.
+const HOP_LIMIT: u8 = 64;
+
+/// Why a capture could not be made or went no further.
+#[derive(Debug)]
+pub enum CaptureError {
+    /// The file cannot be made.
+    Create {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Writing failed; the file is whole up to there, give or take one packet.
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// Packets written before.
+        packets: u64,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+impl fmt::Display for CaptureError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            CaptureError::Create { path, source } => write!(
+                f,
+                "cannot capture to {}: {source}; check the directory and its permissions",
+                path.display()
+            ),
+            CaptureError::Write {
+                path,
+                packets,
+                source,
+            } => write!(
+                f,
+                "capturing to {} stopped after {packets} packets: {source}; traffic goes on; \
+                 make room or choose another place",
+                path.display()
+            ),
+        }
+    }
+}
+
+impl std::error::Error for CaptureError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            CaptureError::Create { source, .. } | CaptureError::Write { source, .. } => {
+                Some(source)
+            }
+        }
+    }
+}
+
+/// Wraps a link and records what goes in and out.
+pub struct Capture<L> {
+    inner: L,
+    path: PathBuf,
+    /// Gone after an error.
+    output: Option<Box<dyn Write + Send>>,
+    failure: Option<CaptureError>,
+    epoch_offset_ns: u64,
+    packets: u64,
+    /// One record, put together before it is written.
+    record: Vec<u8>,
+}
+
+impl<L: Link> Capture<L> {
+    /// Makes the file, over one that is there, and records to it.
+    ///
+    /// `epoch_offset_ns` is added to the times that the link is given, to make
+    /// them nanoseconds since 1970; 0 leaves virtual times as they are.
+    ///
+    /// # Errors
+    /// [`CaptureError::Create`] when there is no file to write to.
+    pub fn create(inner: L, path: &Path, epoch_offset_ns: u64) -> Result<Capture<L>, CaptureError> {
+        let failed = |source| CaptureError::Create {
+            path: path.to_owned(),
+            source,
+        };
+        let file = File::create(path).map_err(failed)?;
+        let output = Box::new(BufWriter::with_capacity(1 << 18, file));
+        Ok(Self::to_writer(inner, output, path, epoch_offset_ns))
+    }
+
+    /// Records to any writer; `name` stands in messages.
+    pub fn to_writer(
+        inner: L,
+        output: Box<dyn Write + Send>,
+        name: &Path,
+        epoch_offset_ns: u64,
+    ) -> Capture<L> {
+        let mut capture = Capture {
+            inner,
+            path: name.to_owned(),
+            output: Some(output),
+            failure: None,
+            epoch_offset_ns,
+            packets: 0,
+            record: Vec::with_capacity(1 << 16),
+        };
+        for word in [
+            MAGIC,
+            u32::from_ne_bytes(version()),
+            0,
+            0,
+            SNAP_BYTES,
+            LINKTYPE_RAW,
+        ] {
+            capture.record.extend(word.to_ne_bytes());
+        }
+        capture.write_record();
+        capture
+    }
+
+    /// The link inside.
+    pub fn inner(&self) -> &L {
+        &self.inner
+    }
+
+    /// The link inside, for changing it.
+    pub fn inner_mut(&mut self) -> &mut L {
+        &mut self.inner
+    }
+
+    /// Packets recorded.
+    pub fn packets(&self) -> u64 {
+        self.packets
+    }
+
+    /// Why recording has stopped, if it has.
+    pub fn failure(&self) -> Option<&CaptureError> {
+        self.failure.as_ref()
+    }
+
+    /// Writes out what is still in memory; dropping does so too.
+    pub fn flush(&mut self) {
+        if let Some(output) = &mut self.output
+            && let Err(error) = output.flush()
+        {
+            self.stop(error);
+        }
+    }
+
+    /// Records one frame, unless no packet could carry it.
+    fn packet(&mut self, now_ns: u64, from: SocketAddr, to: SocketAddr, bytes: &[u8]) {
+        if self.output.is_none() || bytes.is_empty() || bytes.len() > MOST_FRAME_BYTES {
+            return;
+        }
+        let builder = match (from, to) {
+            (SocketAddr::V4(from), SocketAddr::V4(to)) => {
+                PacketBuilder::ipv4(from.ip().octets(), to.ip().octets(), HOP_LIMIT)
+            }
+            (SocketAddr::V6(from), SocketAddr::V6(to)) => {
+                PacketBuilder::ipv6(from.ip().octets(), to.ip().octets(), HOP_LIMIT)
+            }
+            _ => return,
+        };
+        let builder = builder.udp(from.port(), to.port());
+        let time_ns = now_ns.saturating_add(self.epoch_offset_ns);
+        // The format has 32 bits of seconds: until 2106, then the last of them.
+        let seconds = u32::try_from(time_ns / 1_000_000_000).unwrap_or(u32::MAX);
+        let rest_ns = u32::try_from(time_ns % 1_000_000_000).unwrap_or(0);
+        let len = u32::try_from(builder.size(bytes.len())).unwrap_or(SNAP_BYTES);
+        self.record.clear();
+        for word in [seconds, rest_ns, len, len] {
+            self.record.extend(word.to_ne_bytes());
+        }
+        // Fails only for a frame too long, which was refused above.
+        if builder.write(&mut self.record, bytes).is_ok() {
+            self.packets += u64::from(self.write_record());
+        }
+    }
+
+    fn write_record(&mut self) -> bool {
+        let Some(output) = &mut self.output else {
+            return false;
+        };
+        match output.write_all(&self.record) {
+            Ok(()) => true,
+            Err(error) => {
+                self.stop(error);
+                false
+            }
+        }
+    }
+
+    /// Ends the recording and says so, once.
+    fn stop(&mut self, source: io::Error) {
+        self.output = None;
+        let path = self.path.clone();
+        let failure = CaptureError::Write {
+            path,
+            packets: self.packets,
+            source,
+        };
+        tracing::error!("{failure}");
+        self.failure = Some(failure);
+    }
+}
+
+/// The two numbers of the format's version, 2.4, as one word of the file.
+fn version() -> [u8; 4] {
+    let [a, b] = 2_u16.to_ne_bytes();
+    let [c, d] = 4_u16.to_ne_bytes();
+    [a, b, c, d]
+}
+
+impl<L: Link> Link for Capture<L> {
+    fn caps(&self) -> Caps {
+        self.inner.caps()
+    }
+
+    fn local(&self, class: Class) -> SocketAddr {
+        self.inner.local(class)
+    }
+
+    fn send(&mut self, now_ns: u64, batch: &[Outgoing<'_>]) -> io::Result<usize> {
+        let taken = self.inner.send(now_ns, batch)?;
+        if self.output.is_some() {
+            for frame in &batch[..taken] {
+                self.packet(now_ns, self.inner.local(frame.class), frame.to, frame.bytes);
+            }
+        }
+        Ok(taken)
+    }
+
+    fn poll(&mut self, now_ns: u64, class: Class) -> io::Result<usize> {
+        let found = self.inner.poll(now_ns, class)?;
+        if found > 0 && self.output.is_some() {
+            let to = self.inner.local(class);
+            let mut bytes = Vec::new();
+            for index in 0..found {
+                let frame = self.inner.frame(index);
+                let from = frame.from;
+                bytes.clear();
+                bytes.extend_from_slice(frame.bytes);
+                self.packet(now_ns, from, to, &bytes);
+            }
+        }
+        Ok(found)
+    }
+
+    #[inline]
+    fn frame(&self, index: usize) -> Incoming<'_> {
+        self.inner.frame(index)
+    }
+
+    fn next_deadline_ns(&self) -> Option<u64> {
+        self.inner.next_deadline_ns()
+    }
+
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        self.inner.descriptors()
+    }
+}
+
+impl<L> Drop for Capture<L> {
+    fn drop(&mut self) {
+        if let Some(mut output) = self.output.take()
+            && let Err(error) = output.flush()
+        {
+            tracing::error!(
+                "the end of the capture {} is lost: {error}",
+                self.path.display()
+            );
+        }
+    }
+}
+
+impl<L: fmt::Debug> fmt::Debug for Capture<L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut out = f.debug_struct("Capture");
+        out.field("inner", &self.inner).field("path", &self.path);
+        out.field("packets", &self.packets).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;

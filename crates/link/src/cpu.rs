@@ -1,0 +1,99 @@
+//! Cores: how many this process may use, pinning, and time stolen from them.
+
+use std::io;
+use std::time::Duration;
+
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+/// The cores that the calling thread may run on, in rising order.
+///
+/// # Errors
+/// When the kernel refuses to tell.
+pub fn usable_cores() -> io::Result<Vec<usize>> {
+    let set = sched_getaffinity(None)?;
+    Ok((0..CpuSet::MAX_CPU)
+        .filter(|&core| set.is_set(core))
+        .collect())
+}
+
+/// Binds the calling thread to one core.
+///
+/// # Errors
+/// `InvalidInput` when there is no such core, or this process may not use it.
+pub fn pin_to_core(core: usize) -> io::Result<()> {
+    if core >= CpuSet::MAX_CPU {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!(
+                "core {core} is beyond the {} that can be named",
+                CpuSet::MAX_CPU
+            ),
+        ));
+    }
+    let mut set = CpuSet::new();
+    set.set(core);
+    Ok(sched_setaffinity(None, &set)?)
+}
+
+/// Lets another runnable thread have this core.
+pub fn yield_core() {
+    rustix::thread::sched_yield();
+}
+
+/// Time that the hypervisor gave to others while this machine wanted to run,
+/// summed over all cores since start. Take the difference of two readings.
+///
+/// # Errors
+/// When `/proc/stat` cannot be read or has no such column.
+pub fn stolen_time() -> io::Result<Duration> {
+    let text = std::fs::read_to_string("/proc/stat")?;
+    let ticks = parse_stolen_ticks(&text).ok_or_else(|| {
+        io::Error::new(
+            io::ErrorKind::InvalidData,
+            "/proc/stat has no steal column in its first line",
+        )
+    })?;
+    let ticks_per_second = rustix::param::clock_ticks_per_second().max(1);
+    let whole = Duration::from_secs(ticks / ticks_per_second);
+    let rest_ns = (ticks % ticks_per_second).saturating_mul(1_000_000_000) / ticks_per_second;
+    Ok(whole + Duration::from_nanos(rest_ns))
+}
+
+fn parse_stolen_ticks(stat: &str) -> Option<u64> {
+    let mut columns = stat.lines().next()?.split_ascii_whitespace();
+    if columns.next()? != "cpu" {
+        return None;
+    }
+    columns.nth(7)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pinned_thread_may_use_its_core_only() {
+        std::thread::spawn(|| {
+            let core = *usable_cores().unwrap().last().unwrap();
+            pin_to_core(core).unwrap();
+            assert_eq!(usable_cores().unwrap(), [core]);
+        })
+        .join()
+        .unwrap();
+    }
+
+    #[test]
+    fn pinning_to_a_core_that_cannot_be_is_refused() {
+        assert!(pin_to_core(CpuSet::MAX_CPU).is_err());
+        assert!(pin_to_core(CpuSet::MAX_CPU - 1).is_err());
+    }
+
+    #[test]
+    fn stolen_time_is_the_eighth_number_of_the_first_line() {
+        let text = "cpu  1 2 3 4 5 6 7 88 9 10\ncpu0 0 0 0 0 0 0 0 1 0 0\n";
+        assert_eq!(parse_stolen_ticks(text), Some(88));
+        assert_eq!(parse_stolen_ticks("cpu 1 2 3"), None);
+        assert_eq!(parse_stolen_ticks(""), None);
+        stolen_time().unwrap();
+    }
+}

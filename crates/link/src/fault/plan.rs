@@ -1,0 +1,251 @@
+//! What faults to inject, as text and as numbers.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// The faults a wrapper injects, each with its own probability per frame.
+///
+/// As text: `drop=0.01,delay=0.1:50us,repeat=0.001,reorder=0.01,corrupt=0.001,seed=7`,
+/// any part of it, in any order. The empty text injects nothing.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Plan {
+    /// Probability that a frame vanishes.
+    pub drop: f64,
+    /// Probability that a frame is held back for [`delay_time`](Self::delay_time).
+    pub delay: f64,
+    /// How long a delayed frame is held back.
+    pub delay_time: Duration,
+    /// Probability that a frame goes twice.
+    pub repeat: f64,
+    /// Probability that one to three later frames overtake a frame.
+    pub reorder: f64,
+    /// Probability that bits are flipped or the end is cut off.
+    pub corrupt: f64,
+    /// The same seed gives the same faults for the same frames.
+    pub seed: u64,
+}
+
+impl Plan {
+    /// True when nothing is ever injected.
+    #[must_use]
+    pub fn is_zero(&self) -> bool {
+        let all = [
+            self.drop,
+            self.delay,
+            self.repeat,
+            self.reorder,
+            self.corrupt,
+        ];
+        !all.iter().any(|&probability| probability > 0.0)
+    }
+}
+
+/// Why a text is not a [`Plan`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PlanError {
+    /// A part without `=`.
+    NoValue {
+        /// The part.
+        part: String,
+    },
+    /// A name that is none of the known ones.
+    UnknownName {
+        /// The name.
+        name: String,
+    },
+    /// A name that was there before.
+    Twice {
+        /// The name.
+        name: String,
+    },
+    /// A probability that is no number from 0 to 1.
+    Probability {
+        /// Of which fault.
+        name: String,
+        /// What was given.
+        value: String,
+    },
+    /// A delay without a time, or with one that cannot be read.
+    Time {
+        /// What was given.
+        value: String,
+    },
+    /// A seed that is no whole number.
+    Seed {
+        /// What was given.
+        value: String,
+    },
+}
+
+impl fmt::Display for PlanError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            PlanError::NoValue { part } => {
+                write!(
+                    f,
+                    "fault plan: `{part}` has no value; write it as name=value, as in drop=0.01"
+                )
+            }
+            PlanError::UnknownName { name } => write!(
+                f,
+                "fault plan: there is no fault `{name}`; known are drop, delay, repeat, reorder, corrupt, and seed"
+            ),
+            PlanError::Twice { name } => write!(f, "fault plan: `{name}` is given twice; keep one"),
+            PlanError::Probability { name, value } => write!(
+                f,
+                "fault plan: `{value}` is no probability for {name}; give a number from 0 to 1, as in {name}=0.01"
+            ),
+            PlanError::Time { value } => write!(
+                f,
+                "fault plan: the delay `{value}` has no readable time; \
+                 give probability and time in ns, us, ms or s, as in delay=0.1:50us"
+            ),
+            PlanError::Seed { value } => {
+                write!(
+                    f,
+                    "fault plan: the seed `{value}` is no whole number below 2^64; as in seed=7"
+                )
+            }
+        }
+    }
+}
+
+impl std::error::Error for PlanError {}
+
+impl FromStr for Plan {
+    type Err = PlanError;
+
+    fn from_str(text: &str) -> Result<Plan, PlanError> {
+        let mut plan = Plan::default();
+        let mut seen: Vec<&str> = Vec::new();
+        for part in text
+            .split(',')
+            .map(str::trim)
+            .filter(|part| !part.is_empty())
+        {
+            let Some((name, value)) = part.split_once('=') else {
+                return Err(PlanError::NoValue { part: part.into() });
+            };
+            let (name, value) = (name.trim(), value.trim());
+            if seen.contains(&name) {
+                return Err(PlanError::Twice { name: name.into() });
+            }
+            seen.push(name);
+            match name {
+                "drop" => plan.drop = probability(name, value)?,
+                "repeat" => plan.repeat = probability(name, value)?,
+                "reorder" => plan.reorder = probability(name, value)?,
+                "corrupt" => plan.corrupt = probability(name, value)?,
+                "delay" => {
+                    let failed = || PlanError::Time {
+                        value: value.into(),
+                    };
+                    let (chance, time) = value.split_once(':').ok_or_else(failed)?;
+                    plan.delay = probability(name, chance)?;
+                    plan.delay_time = duration(time).ok_or_else(failed)?;
+                }
+                "seed" => {
+                    plan.seed = value.parse().map_err(|_| PlanError::Seed {
+                        value: value.into(),
+                    })?;
+                }
+                _ => return Err(PlanError::UnknownName { name: name.into() }),
+            }
+        }
+        Ok(plan)
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "drop={},delay={}:{}ns,repeat={},reorder={},corrupt={},seed={}",
+            self.drop,
+            self.delay,
+            self.delay_time.as_nanos(),
+            self.repeat,
+            self.reorder,
+            self.corrupt,
+            self.seed
+        )
+    }
+}
+
+fn probability(name: &str, value: &str) -> Result<f64, PlanError> {
+    let parsed = value
+        .parse()
+        .ok()
+        .filter(|number| (0.0..=1.0).contains(number));
+    parsed.ok_or_else(|| PlanError::Probability {
+        name: name.into(),
+        value: value.into(),
+    })
+}
+
+fn duration(text: &str) -> Option<Duration> {
+    let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
+    let unit_ns = match &text[digits.len()..] {
+        "ns" => 1,
+        "us" => 1_000,
+        "ms" => 1_000_000,
+        "s" => 1_000_000_000,
+        _ => return None,
+    };
+    let number: u64 = digits.parse().ok()?;
+    number.checked_mul(unit_ns).map(Duration::from_nanos)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_is_read_and_printed() {
+        let text = "drop=0.01,delay=0.1:50us,repeat=0.001,reorder=0.02,corrupt=0.003,seed=7";
+        let plan: Plan = text.parse().unwrap();
+        let expected = Plan {
+            drop: 0.01,
+            delay: 0.1,
+            delay_time: Duration::from_micros(50),
+            repeat: 0.001,
+            reorder: 0.02,
+            corrupt: 0.003,
+            seed: 7,
+        };
+        assert_eq!(plan, expected);
+        assert_eq!(plan.to_string().parse(), Ok(plan));
+        assert!("".parse::<Plan>().unwrap().is_zero());
+        assert!(" seed=3 , drop=0 ".parse::<Plan>().unwrap().is_zero());
+    }
+
+    #[test]
+    fn a_broken_plan_says_what_is_wrong_and_shows_a_right_one() {
+        for (text, wrong, right) in [
+            ("drop", "`drop` has no value", "drop=0.01"),
+            ("dorp=1", "no fault `dorp`", "reorder"),
+            ("drop=0.1,drop=0.2", "`drop` is given twice", "keep one"),
+            ("drop=1.5", "`1.5` is no probability for drop", "drop=0.01"),
+            ("repeat=NaN", "`NaN` is no probability", "0 to 1"),
+            ("delay=0.1", "`0.1` has no readable time", "delay=0.1:50us"),
+            (
+                "delay=0.1:50",
+                "`0.1:50` has no readable time",
+                "delay=0.1:50us",
+            ),
+            (
+                "delay=0.1:99999999999999s",
+                "no readable time",
+                "delay=0.1:50us",
+            ),
+            ("seed=-1", "`-1` is no whole number", "seed=7"),
+        ] {
+            let message = text.parse::<Plan>().unwrap_err().to_string();
+            assert!(
+                message.contains(wrong) && message.contains(right),
+                "{text}: {message}"
+            );
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! Ways to move frames between processes.
+//!
+//! A [`Link`] moves datagrams and knows nothing of what they mean: no protocol
+//! header is read here, no peer is remembered. It does, it never decides.
+//! Time is nanoseconds of a clock the caller chooses, given as an argument.
+
+mod any;
+mod capture;
+mod chance;
+pub mod cpu;
+pub mod fault;
+pub mod fork;
+pub mod sim;
+mod sys;
+pub mod udp;
+pub mod wait;
+
+use std::io;
+use std::net::SocketAddr;
+
+pub use any::AnyLink;
+pub use capture::{Capture, CaptureError};
+pub use fault::Fault;
+pub use udp::Udp;
+
+/// Which of a process's two ports a frame uses (`docs/protocol.md` §2.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Class {
+    /// Latency matters: single packets.
+    Small,
+    /// Throughput matters: long runs of packets to one destination.
+    Bulk,
+}
+
+/// What a link is, reported once when it is opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Caps {
+    /// Longest frame in bytes (the UDP payload) that this link carries in one packet.
+    pub max_frame_bytes: usize,
+    /// Frames that one call can hand over as one unit without loss of speed.
+    pub max_burst_frames: usize,
+    /// How many full frames the receiving side can hold before it must drop.
+    pub receive_frames: usize,
+    /// True where no frame is ever lost, repeated or reordered.
+    pub lossless: bool,
+}
+
+/// One frame to send.
+#[derive(Clone, Copy, Debug)]
+pub struct Outgoing<'a> {
+    /// The port it leaves from.
+    pub class: Class,
+    /// Where it goes.
+    pub to: SocketAddr,
+    /// The UDP payload.
+    pub bytes: &'a [u8],
+}
+
+/// One frame that came in; borrowed from the link until the next `poll`.
+#[derive(Clone, Copy, Debug)]
+pub struct Incoming<'a> {
+    /// The port it arrived at.
+    pub class: Class,
+    /// Who sent it, as the network says.
+    pub from: SocketAddr,
+    /// The UDP payload.
+    pub bytes: &'a [u8],
+}
+
+/// A way to move frames: at most once, maybe late, maybe never, maybe damaged.
+pub trait Link {
+    /// What this link can do.
+    fn caps(&self) -> Caps;
+
+    /// The local address of a class, as peers should use it.
+    fn local(&self, class: Class) -> SocketAddr;
+
+    /// Hands frames over, in order; returns how many were taken.
+    ///
+    /// Fewer than given means that the link is full: offer the rest again
+    /// later. A frame that cannot reach its destination counts as taken and
+    /// lost. The bytes are copied before the call returns.
+    ///
+    /// # Errors
+    /// Only when the link itself is broken; then nothing more will work.
+    fn send(&mut self, now_ns: u64, batch: &[Outgoing<'_>]) -> io::Result<usize>;
+
+    /// Fetches what has arrived on one class without waiting; returns how many
+    /// frames [`frame`](Self::frame) now offers. The former ones are gone.
+    ///
+    /// # Errors
+    /// Only when the link itself is broken.
+    fn poll(&mut self, now_ns: u64, class: Class) -> io::Result<usize>;
+
+    /// The `index`-th frame of the last `poll`.
+    ///
+    /// # Panics
+    /// When `index` is not below what `poll` returned.
+    fn frame(&self, index: usize) -> Incoming<'_>;
+
+    /// When the link next has something to do by itself (a delayed frame).
+    fn next_deadline_ns(&self) -> Option<u64> {
+        None
+    }
+
+    /// Descriptors that become readable when `poll` would return frames.
+    fn descriptors(&self) -> Vec<std::os::fd::BorrowedFd<'_>> {
+        Vec::new()
+    }
+}

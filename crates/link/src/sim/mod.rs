@@ -1,0 +1,314 @@
+//! A whole network in memory, under virtual time, decided by a seed.
+//!
+//! Cards, paths, a switch and sockets are modelled; faults are probabilities of
+//! a path. The same seed, configuration and calls give the same run. Nothing
+//! happens by itself: time passes when a port sends or polls with a later time,
+//! and the latest time given counts for the whole network.
+
+mod config;
+mod state;
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+pub use config::{Bursts, NetworkConfig, PathConfig};
+use state::{Frame, State};
+
+use crate::{Caps, Class, Incoming, Link, Outgoing};
+
+/// Why the network lost a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DropReason {
+    /// It had no bytes.
+    Empty,
+    /// It was longer than the network carries.
+    TooLong,
+    /// Random loss.
+    Loss,
+    /// Loss in a burst.
+    Burst,
+    /// The switch's queue for the receiver was full.
+    SwitchQueue,
+    /// The receiver's socket was full.
+    ReceiveQueue,
+    /// A cut or partition.
+    Cut,
+    /// The sender's or the receiver's card is dead.
+    DeadCard,
+    /// Nobody has the address it went to.
+    NoSocket,
+    /// It waited in a socket whose process went away.
+    Detached,
+}
+
+impl DropReason {
+    /// All reasons.
+    pub const ALL: [DropReason; 10] = [
+        DropReason::Empty,
+        DropReason::TooLong,
+        DropReason::Loss,
+        DropReason::Burst,
+        DropReason::SwitchQueue,
+        DropReason::ReceiveQueue,
+        DropReason::Cut,
+        DropReason::DeadCard,
+        DropReason::NoSocket,
+        DropReason::Detached,
+    ];
+}
+
+/// One lost frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DropRecord {
+    /// When it was lost.
+    pub at_ns: u64,
+    /// Who sent it.
+    pub from: SocketAddr,
+    /// Where it was to go.
+    pub to: SocketAddr,
+    /// Its length.
+    pub bytes: usize,
+    /// Why.
+    pub reason: DropReason,
+}
+
+/// What the network has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NetworkStats {
+    /// Frames taken from senders.
+    pub sent: u64,
+    /// Frames handed to receivers.
+    pub delivered: u64,
+    /// Frames that were sent on twice.
+    pub duplicated: u64,
+    /// Frames delayed beyond their turn.
+    pub reordered: u64,
+    /// Frames damaged.
+    pub corrupted: u64,
+    dropped: [u64; DropReason::ALL.len()],
+}
+
+impl NetworkStats {
+    /// Frames lost for one reason.
+    #[must_use]
+    pub fn dropped(&self, reason: DropReason) -> u64 {
+        self.dropped[reason as usize]
+    }
+
+    /// Frames lost for any reason.
+    #[must_use]
+    pub fn dropped_total(&self) -> u64 {
+        self.dropped.iter().sum()
+    }
+}
+
+/// Why a process cannot join the network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AttachError {
+    /// Somebody has that address.
+    Taken {
+        /// The address.
+        address: SocketAddr,
+    },
+    /// Both classes were given the same address.
+    SameAddress {
+        /// The address.
+        address: SocketAddr,
+    },
+}
+
+impl fmt::Display for AttachError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            AttachError::Taken { address } => write!(
+                f,
+                "cannot attach to the simulated network at {address}: another port is there; \
+                 drop or detach it first"
+            ),
+            AttachError::SameAddress { address } => write!(
+                f,
+                "cannot attach to the simulated network: both classes were given {address}; \
+                 give each its own port number"
+            ),
+        }
+    }
+}
+
+impl std::error::Error for AttachError {}
+
+/// A handle to a simulated network; clones lead to the same one.
+#[derive(Clone)]
+pub struct Network {
+    state: Arc<Mutex<State>>,
+}
+
+impl Network {
+    /// Makes an empty network.
+    #[must_use]
+    pub fn new(seed: u64, config: NetworkConfig) -> Network {
+        Network {
+            state: Arc::new(Mutex::new(State::new(seed, config))),
+        }
+    }
+
+    /// Lets a process join at two addresses.
+    ///
+    /// # Errors
+    /// When one of them is in use.
+    pub fn attach(&self, small: SocketAddr, bulk: SocketAddr) -> Result<Port, AttachError> {
+        let id = self.lock().attach([small, bulk])?;
+        Ok(Port {
+            network: self.clone(),
+            id,
+            local: [small, bulk],
+            frames: Vec::new(),
+            full_until_ns: None,
+        })
+    }
+
+    /// Takes the process at this address (of either class) off the network, as a
+    /// crash does: what waits for it is lost, and its port only gives errors.
+    pub fn detach(&self, address: SocketAddr) {
+        let mut state = self.lock();
+        if let Some(port) = state.port_at(address) {
+            let addresses = state.addresses_of(port);
+            state.detach(&addresses, Some(port));
+        }
+    }
+
+    /// Changes the network while it runs. Frames under way keep the times they
+    /// have; cuts and dead cards stop them.
+    pub fn change(&self, change: impl FnOnce(&mut NetworkConfig)) {
+        change(&mut self.lock().config);
+    }
+
+    /// When something next happens inside; no later than any frame under way
+    /// becomes visible to `poll`. Frames that already wait do not count.
+    #[must_use]
+    pub fn next_event_ns(&self) -> Option<u64> {
+        self.lock().next_event_ns()
+    }
+
+    /// Lets time pass without a port: everything due by then happens.
+    pub fn advance(&self, now_ns: u64) {
+        self.lock().advance(now_ns);
+    }
+
+    /// Frames that wait at this address, to be polled.
+    #[must_use]
+    pub fn waiting(&self, address: SocketAddr) -> usize {
+        self.lock().waiting(address)
+    }
+
+    /// Counters since the start.
+    #[must_use]
+    pub fn stats(&self) -> NetworkStats {
+        self.lock().stats
+    }
+
+    /// The last losses, oldest first; takes them away.
+    #[must_use]
+    pub fn take_trace(&self) -> Vec<DropRecord> {
+        self.lock().trace.drain(..).collect()
+    }
+
+    /// A thread that panicked in a closure of `change` leaves a whole network.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Network {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Network")
+            .field("stats", &self.stats())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A process's place in a simulated network. Dropping it is leaving.
+#[derive(Debug)]
+pub struct Port {
+    network: Network,
+    id: u64,
+    local: [SocketAddr; 2],
+    frames: Vec<(Class, Frame)>,
+    /// When the card has room again, after it had none.
+    full_until_ns: Option<u64>,
+}
+
+impl Port {
+    /// Fails once the network has taken this port away.
+    fn check(&self, state: &State) -> io::Result<()> {
+        if state.port_at(self.local[0]) == Some(self.id) {
+            return Ok(());
+        }
+        Err(io::Error::new(
+            io::ErrorKind::NotConnected,
+            format!(
+                "the simulated port {} was detached; attach again",
+                self.local[0]
+            ),
+        ))
+    }
+}
+
+impl Link for Port {
+    fn caps(&self) -> Caps {
+        let state = self.network.lock();
+        Caps {
+            max_frame_bytes: state.config.max_frame_bytes,
+            max_burst_frames: 64,
+            receive_frames: state.config.receive_queue_frames,
+            lossless: false,
+        }
+    }
+
+    fn local(&self, class: Class) -> SocketAddr {
+        self.local[class as usize]
+    }
+
+    fn send(&mut self, now_ns: u64, batch: &[Outgoing<'_>]) -> io::Result<usize> {
+        let mut state = self.network.lock();
+        self.check(&state)?;
+        state.advance(now_ns);
+        let (taken, full_until_ns) = state.send(&self.local, batch);
+        self.full_until_ns = full_until_ns;
+        Ok(taken)
+    }
+
+    fn poll(&mut self, now_ns: u64, class: Class) -> io::Result<usize> {
+        let mut state = self.network.lock();
+        state.recycle(self.frames.drain(..).map(|(_, frame)| frame));
+        self.check(&state)?;
+        state.advance(now_ns);
+        self.full_until_ns = self.full_until_ns.filter(|&until_ns| until_ns > now_ns);
+        state.poll(self.local[class as usize], class, &mut self.frames);
+        Ok(self.frames.len())
+    }
+
+    fn frame(&self, index: usize) -> Incoming<'_> {
+        let (class, frame) = &self.frames[index];
+        Incoming {
+            class: *class,
+            from: frame.from,
+            bytes: &frame.bytes,
+        }
+    }
+
+    /// When a full card has room again.
+    fn next_deadline_ns(&self) -> Option<u64> {
+        self.full_until_ns
+    }
+}
+
+impl Drop for Port {
+    fn drop(&mut self) {
+        self.network.lock().detach(&self.local, Some(self.id));
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,392 @@
+//! The network itself: frames under way, queues, dice. One lock guards it all.
+
+use std::cmp::Ordering;
+use std::collections::{BinaryHeap, VecDeque};
+use std::net::{IpAddr, SocketAddr};
+
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use rustc_hash::FxHashMap;
+
+use super::{AttachError, DropReason, DropRecord, NetworkConfig, NetworkStats};
+use crate::chance::{corrupt, happens};
+use crate::{Class, Outgoing};
+
+/// Drops remembered at most.
+const TRACE_RECORDS: usize = 1024;
+/// Spare buffers kept at most.
+const SPARE_BUFFERS: usize = 4096;
+/// Frames that one poll hands out at most.
+const POLL_FRAMES: usize = 64;
+
+/// A frame under way or waiting to be polled.
+#[derive(Debug)]
+pub(super) struct Frame {
+    pub(super) from: SocketAddr,
+    pub(super) to: SocketAddr,
+    pub(super) bytes: Vec<u8>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// Reaches the switch's queue for the receiver's card.
+    Switch,
+    /// Reaches the receiver's socket.
+    Socket,
+}
+
+struct Event {
+    at_ns: u64,
+    /// Equal times in the order of sending.
+    number: u64,
+    stage: Stage,
+    /// Later than its turn on purpose.
+    late_ns: u64,
+    frame: Frame,
+}
+
+impl PartialEq for Event {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for Event {}
+
+impl PartialOrd for Event {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Event {
+    /// Reversed, so that the heap gives the earliest first.
+    fn cmp(&self, other: &Self) -> Ordering {
+        (other.at_ns, other.number).cmp(&(self.at_ns, self.number))
+    }
+}
+
+#[derive(Default)]
+struct PathState {
+    bad: bool,
+    /// Arrival of the last frame, which the next must not overtake.
+    last_arrival_ns: u64,
+}
+
+#[derive(Default)]
+struct Card {
+    transmit_free_ns: u64,
+    switch_free_ns: u64,
+}
+
+struct Socket {
+    port: u64,
+    queue: VecDeque<Frame>,
+}
+
+pub(super) struct State {
+    pub(super) config: NetworkConfig,
+    pub(super) stats: NetworkStats,
+    pub(super) trace: VecDeque<DropRecord>,
+    dice: ChaCha8Rng,
+    now_ns: u64,
+    next_number: u64,
+    next_port: u64,
+    events: BinaryHeap<Event>,
+    sockets: FxHashMap<SocketAddr, Socket>,
+    paths: FxHashMap<(IpAddr, IpAddr), PathState>,
+    cards: FxHashMap<IpAddr, Card>,
+    spare: Vec<Vec<u8>>,
+}
+
+impl State {
+    pub(super) fn new(seed: u64, config: NetworkConfig) -> State {
+        State {
+            config,
+            stats: NetworkStats::default(),
+            trace: VecDeque::new(),
+            dice: ChaCha8Rng::seed_from_u64(seed),
+            now_ns: 0,
+            next_number: 0,
+            next_port: 1,
+            events: BinaryHeap::new(),
+            sockets: FxHashMap::default(),
+            paths: FxHashMap::default(),
+            cards: FxHashMap::default(),
+            spare: Vec::new(),
+        }
+    }
+
+    pub(super) fn attach(&mut self, addresses: [SocketAddr; 2]) -> Result<u64, AttachError> {
+        let [small, bulk] = addresses;
+        if small == bulk {
+            return Err(AttachError::SameAddress { address: small });
+        }
+        for address in addresses {
+            if self.sockets.contains_key(&address) {
+                return Err(AttachError::Taken { address });
+            }
+        }
+        let port = self.next_port;
+        self.next_port += 1;
+        for address in addresses {
+            self.sockets.insert(
+                address,
+                Socket {
+                    port,
+                    queue: VecDeque::new(),
+                },
+            );
+        }
+        Ok(port)
+    }
+
+    /// Closes the sockets at these addresses if they still belong to `port`
+    /// (or to anyone, for `None`); what waits in them is dropped.
+    pub(super) fn detach(&mut self, addresses: &[SocketAddr], port: Option<u64>) {
+        for address in addresses {
+            let Some(socket) = self.sockets.get(address) else {
+                continue;
+            };
+            if port.is_some_and(|port| port != socket.port) {
+                continue;
+            }
+            let socket = self.sockets.remove(address);
+            for frame in socket.into_iter().flat_map(|socket| socket.queue) {
+                self.drop_frame(frame, DropReason::Detached);
+            }
+        }
+    }
+
+    /// The port that has all sockets of a process.
+    pub(super) fn port_at(&self, address: SocketAddr) -> Option<u64> {
+        self.sockets.get(&address).map(|socket| socket.port)
+    }
+
+    /// The addresses of a port.
+    pub(super) fn addresses_of(&self, port: u64) -> Vec<SocketAddr> {
+        let own = self
+            .sockets
+            .iter()
+            .filter(|(_, socket)| socket.port == port);
+        let mut addresses: Vec<_> = own.map(|(&address, _)| address).collect();
+        // The order decides in which order frames are dropped.
+        addresses.sort_unstable();
+        addresses
+    }
+
+    pub(super) fn next_event_ns(&self) -> Option<u64> {
+        self.events.peek().map(|event| event.at_ns)
+    }
+
+    /// Lets everything happen that is due by `now_ns`. Time never goes back: an
+    /// earlier `now_ns` counts as the latest seen.
+    pub(super) fn advance(&mut self, now_ns: u64) {
+        while self
+            .events
+            .peek()
+            .is_some_and(|event| event.at_ns <= now_ns)
+        {
+            let Some(event) = self.events.pop() else {
+                break;
+            };
+            self.now_ns = self.now_ns.max(event.at_ns);
+            match event.stage {
+                Stage::Switch => self.pass_switch(event),
+                Stage::Socket => self.arrive(event.frame),
+            }
+        }
+        self.now_ns = self.now_ns.max(now_ns);
+    }
+
+    /// Takes frames from a process; returns how many, and when its card has
+    /// room again if it took fewer.
+    pub(super) fn send(
+        &mut self,
+        local: &[SocketAddr; 2],
+        batch: &[Outgoing<'_>],
+    ) -> (usize, Option<u64>) {
+        for (index, outgoing) in batch.iter().enumerate() {
+            let from = local[outgoing.class as usize];
+            let free_ns = self.cards.entry(from.ip()).or_default().transmit_free_ns;
+            let backlog_ns = free_ns.saturating_sub(self.now_ns);
+            let backlog_bytes = self.config.wire_bytes(backlog_ns);
+            // An idle card takes any frame, or the smallest queue would stop it.
+            if backlog_ns > 0 && backlog_bytes >= self.config.transmit_queue_bytes {
+                return (index, Some(free_ns));
+            }
+            self.send_one(from, outgoing);
+        }
+        (batch.len(), None)
+    }
+
+    fn send_one(&mut self, from: SocketAddr, outgoing: &Outgoing<'_>) {
+        self.stats.sent += 1;
+        let mut bytes = self.spare.pop().unwrap_or_default();
+        bytes.clear();
+        bytes.extend_from_slice(outgoing.bytes);
+        let mut frame = Frame {
+            from,
+            to: outgoing.to,
+            bytes,
+        };
+        let (source, target) = (from.ip(), frame.to.ip());
+        if frame.bytes.is_empty() {
+            return self.drop_frame(frame, DropReason::Empty);
+        }
+        if frame.bytes.len() > self.config.max_frame_bytes {
+            return self.drop_frame(frame, DropReason::TooLong);
+        }
+        let wire_ns = self.config.wire_ns(frame.bytes.len());
+        let card = self.cards.entry(source).or_default();
+        card.transmit_free_ns = card.transmit_free_ns.max(self.now_ns) + wire_ns;
+        let left_ns = card.transmit_free_ns;
+        if self.config.is_dead(source) {
+            return self.drop_frame(frame, DropReason::DeadCard);
+        }
+        if self.config.is_cut(source, target) {
+            return self.drop_frame(frame, DropReason::Cut);
+        }
+        let config = *self.config.path_between(source, target);
+        let path = self.paths.entry((source, target)).or_default();
+        let turns = if path.bad {
+            config.bursts.end
+        } else {
+            config.bursts.begin
+        };
+        path.bad ^= happens(&mut self.dice, turns);
+        if path.bad && happens(&mut self.dice, config.bursts.loss) {
+            return self.drop_frame(frame, DropReason::Burst);
+        }
+        if happens(&mut self.dice, config.loss) {
+            return self.drop_frame(frame, DropReason::Loss);
+        }
+        let jitter_ns = match config.jitter_ns {
+            0 => 0,
+            most => self.dice.random_range(0..=most),
+        };
+        let arrival_ns = left_ns
+            .saturating_add(config.latency_ns)
+            .saturating_add(jitter_ns);
+        let arrival_ns = arrival_ns.max(path.last_arrival_ns);
+        path.last_arrival_ns = arrival_ns;
+        let mut late_ns = 0;
+        if config.reorder_ns > 0 && happens(&mut self.dice, config.reorder) {
+            late_ns = self.dice.random_range(1..=config.reorder_ns);
+            self.stats.reordered += 1;
+        }
+        if happens(&mut self.dice, config.corrupt) {
+            corrupt(&mut self.dice, &mut frame.bytes, config.corrupt_bits);
+            self.stats.corrupted += 1;
+        }
+        if happens(&mut self.dice, config.duplicate) {
+            let mut bytes = self.spare.pop().unwrap_or_default();
+            bytes.clone_from(&frame.bytes);
+            self.stats.duplicated += 1;
+            self.schedule(arrival_ns, 0, Frame { bytes, ..frame });
+        }
+        self.schedule(arrival_ns, late_ns, frame);
+    }
+
+    fn schedule(&mut self, at_ns: u64, late_ns: u64, frame: Frame) {
+        // Without a speed the switch has no queue.
+        let (stage, at_ns, late_ns) = match self.config.bytes_per_second {
+            0 => (Stage::Socket, at_ns.saturating_add(late_ns), 0),
+            _ => (Stage::Switch, at_ns, late_ns),
+        };
+        self.push(Event {
+            at_ns,
+            number: 0,
+            stage,
+            late_ns,
+            frame,
+        });
+    }
+
+    fn push(&mut self, mut event: Event) {
+        event.number = self.next_number;
+        self.next_number += 1;
+        self.events.push(event);
+    }
+
+    fn pass_switch(&mut self, event: Event) {
+        let bytes = event.frame.bytes.len();
+        let wire_ns = self.config.wire_ns(bytes);
+        let card = self.cards.entry(event.frame.to.ip()).or_default();
+        let start_ns = card.switch_free_ns.max(event.at_ns);
+        let waiting_bytes = self.config.wire_bytes(start_ns - event.at_ns);
+        // An idle switch passes any frame.
+        if start_ns > event.at_ns && waiting_bytes + bytes as u64 > self.config.switch_queue_bytes {
+            return self.drop_frame(event.frame, DropReason::SwitchQueue);
+        }
+        card.switch_free_ns = start_ns + wire_ns;
+        let at_ns = card.switch_free_ns.saturating_add(event.late_ns);
+        self.push(Event {
+            at_ns,
+            stage: Stage::Socket,
+            late_ns: 0,
+            ..event
+        });
+    }
+
+    fn arrive(&mut self, frame: Frame) {
+        // Who died or was cut off meanwhile receives nothing under way.
+        if self.config.is_dead(frame.to.ip()) {
+            return self.drop_frame(frame, DropReason::DeadCard);
+        }
+        if self.config.is_cut(frame.from.ip(), frame.to.ip()) {
+            return self.drop_frame(frame, DropReason::Cut);
+        }
+        let most = self.config.receive_queue_frames;
+        match self.sockets.get_mut(&frame.to) {
+            None => self.drop_frame(frame, DropReason::NoSocket),
+            Some(socket) if socket.queue.len() >= most => {
+                self.drop_frame(frame, DropReason::ReceiveQueue);
+            }
+            Some(socket) => socket.queue.push_back(frame),
+        }
+    }
+
+    /// Moves what waits in a socket to the list of a port.
+    pub(super) fn poll(
+        &mut self,
+        address: SocketAddr,
+        class: Class,
+        into: &mut Vec<(Class, Frame)>,
+    ) {
+        let Some(socket) = self.sockets.get_mut(&address) else {
+            return;
+        };
+        let count = socket.queue.len().min(POLL_FRAMES);
+        into.extend(socket.queue.drain(..count).map(|frame| (class, frame)));
+        self.stats.delivered += count as u64;
+    }
+
+    pub(super) fn waiting(&self, address: SocketAddr) -> usize {
+        self.sockets
+            .get(&address)
+            .map_or(0, |socket| socket.queue.len())
+    }
+
+    /// Takes back buffers that have been read.
+    pub(super) fn recycle(&mut self, frames: impl Iterator<Item = Frame>) {
+        let room = SPARE_BUFFERS.saturating_sub(self.spare.len());
+        self.spare
+            .extend(frames.take(room).map(|frame| frame.bytes));
+    }
+
+    fn drop_frame(&mut self, frame: Frame, reason: DropReason) {
+        self.stats.dropped[reason as usize] += 1;
+        if self.trace.len() == TRACE_RECORDS {
+            self.trace.pop_front();
+        }
+        self.trace.push_back(DropRecord {
+            at_ns: self.now_ns,
+            from: frame.from,
+            to: frame.to,
+            bytes: frame.bytes.len(),
+            reason,
+        });
+        self.recycle(std::iter::once(frame));
+    }
+}

@@ -1,0 +1,161 @@
+//! Safe wrappers over the few system calls that `rustix` does not offer.
+//!
+//! Knows no links: sockets are descriptors, interfaces are names. Batched
+//! sending and receiving live in `udp/send.rs` and `udp/receive.rs`, since
+//! their pointers belong to buffers kept there.
+
+use std::ffi::CStr;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr::{self, NonNull};
+
+/// The length of a C type as system calls want it.
+#[allow(
+    clippy::cast_possible_truncation,
+    reason = "C structures are far shorter than 4 GiB"
+)]
+pub(crate) const fn socklen_of<T>() -> libc::socklen_t {
+    size_of::<T>() as libc::socklen_t
+}
+
+/// One address of one network interface.
+#[derive(Clone, Debug)]
+pub(crate) struct InterfaceAddress {
+    pub(crate) name: Vec<u8>,
+    pub(crate) ip: IpAddr,
+    pub(crate) scope_id: u32,
+    pub(crate) up: bool,
+    pub(crate) loopback: bool,
+}
+
+/// Lists the addresses of all interfaces in the caller's network namespace.
+pub(crate) fn interface_addresses() -> io::Result<Vec<InterfaceAddress>> {
+    let mut head: *mut libc::ifaddrs = ptr::null_mut();
+    // SAFETY: `head` is a valid place for the one pointer that the call writes.
+    if unsafe { libc::getifaddrs(&raw mut head) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let mut found = Vec::new();
+    let mut next = head;
+    while !next.is_null() {
+        // SAFETY: `next` is a node of the list that getifaddrs built; it stays
+        // allocated and unchanged until freeifaddrs below.
+        let entry = unsafe { &*next };
+        next = entry.ifa_next;
+        // SAFETY: `ifa_addr` is null or points to a socket address that is as
+        // long as its family says, aligned by the C library.
+        let Some((ip, scope_id)) = (unsafe { parse_sockaddr(entry.ifa_addr) }) else {
+            continue;
+        };
+        // SAFETY: `ifa_name` is a NUL-terminated string owned by the list.
+        let name = unsafe { CStr::from_ptr(entry.ifa_name) };
+        let has = |flag: libc::c_int| entry.ifa_flags & flag.cast_unsigned() != 0;
+        found.push(InterfaceAddress {
+            name: name.to_bytes().to_vec(),
+            ip,
+            scope_id,
+            up: has(libc::IFF_UP),
+            loopback: has(libc::IFF_LOOPBACK),
+        });
+    }
+    // SAFETY: `head` came from getifaddrs, is freed once, and nothing borrowed
+    // from the list outlives the loop.
+    unsafe { libc::freeifaddrs(head) };
+    Ok(found)
+}
+
+/// The address that a C socket address holds, with the scope of an IPv6 one.
+///
+/// # Safety
+/// `address` is null or points to a readable socket address of the size that
+/// its family has, aligned for it.
+unsafe fn parse_sockaddr(address: *const libc::sockaddr) -> Option<(IpAddr, u32)> {
+    let address = NonNull::new(address.cast_mut())?;
+    // SAFETY: not null, hence readable by the caller's promise; every socket
+    // address starts with its family.
+    match libc::c_int::from(unsafe { address.as_ref().sa_family }) {
+        libc::AF_INET => {
+            // SAFETY: the family says that this is a whole `sockaddr_in`.
+            let v4 = unsafe { address.cast::<libc::sockaddr_in>().as_ref() };
+            let ip = Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr));
+            Some((IpAddr::V4(ip), 0))
+        }
+        libc::AF_INET6 => {
+            // SAFETY: the family says that this is a whole `sockaddr_in6`.
+            let v6 = unsafe { address.cast::<libc::sockaddr_in6>().as_ref() };
+            let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
+            Some((IpAddr::V6(ip), v6.sin6_scope_id))
+        }
+        _ => None,
+    }
+}
+
+/// The MTU in bytes of the named interface.
+pub(crate) fn interface_mtu(socket: BorrowedFd<'_>, name: &[u8]) -> io::Result<usize> {
+    // SAFETY: `ifreq` is plain C data for which all zeros is valid.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    if name.len() >= request.ifr_name.len() {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    for (place, byte) in request.ifr_name.iter_mut().zip(name) {
+        *place = libc::c_char::from_ne_bytes([*byte]);
+    }
+    // SAFETY: SIOCGIFMTU reads the name, which is NUL-terminated since it is
+    // shorter than its zeroed field, and writes inside `request`.
+    let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFMTU, &raw mut request) };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the call succeeded, so the kernel filled the `mtu` member; any
+    // bit pattern is a valid integer.
+    let mtu = unsafe { request.ifr_ifru.ifru_mtu };
+    usize::try_from(mtu).map_err(|_| io::ErrorKind::InvalidData.into())
+}
+
+/// Switches a UDP socket option that is an integer.
+pub(crate) fn set_udp_option(
+    socket: BorrowedFd<'_>,
+    option: libc::c_int,
+    value: libc::c_int,
+) -> io::Result<()> {
+    // SAFETY: the pointer and the length describe `value`, which lives during
+    // the call; the kernel only reads it.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_UDP,
+            option,
+            (&raw const value).cast(),
+            socklen_of::<libc::c_int>(),
+        )
+    };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn the_loopback_interface_is_found_with_its_mtu() {
+        let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let all = interface_addresses().unwrap();
+        let wanted = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        let loopback = all.iter().find(|address| address.ip == wanted).unwrap();
+        assert!(loopback.up && loopback.loopback);
+        assert!(interface_mtu(socket.as_fd(), &loopback.name).unwrap() >= 1280);
+    }
+
+    #[test]
+    fn an_unknown_or_overlong_interface_name_is_an_error() {
+        let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        assert!(interface_mtu(socket.as_fd(), b"nosuch0").is_err());
+        assert!(interface_mtu(socket.as_fd(), &[b'x'; 64]).is_err());
+    }
+}

@@ -1,0 +1,386 @@
+//! Frames over two UDP sockets: one for small packets, one for bulk.
+//!
+//! The small socket is tuned for the time one packet takes: an empty poll is
+//! one plain system call. The bulk socket is tuned for rate: runs of frames to
+//! one destination leave as one message that the kernel or the card cuts
+//! (`UDP_SEGMENT`), and arrive joined likewise (`UDP_GRO`). Packets are never
+//! fragmented. Nothing is allocated after opening.
+
+mod memory;
+mod open;
+mod receive;
+mod send;
+
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::sockopt;
+
+pub use open::{MAX_FRAME_BYTES, OpenError};
+
+use crate::{Caps, Class, Incoming, Link, Outgoing, sys};
+use receive::Receiver;
+use send::{Progress, Sender};
+
+/// Messages fetched by one call on the small socket once they queue up.
+const SMALL_SLOTS: usize = 32;
+/// Room for each, enough for a jumbo frame of any peer.
+const SMALL_SLOT_BYTES: usize = 9216;
+/// Messages fetched by one call on the bulk socket: what stays in the L2 cache.
+const BULK_SLOTS: usize = 4;
+/// Room for each: the longest that the kernel joins.
+const BULK_SLOT_BYTES: usize = 65_536;
+/// Fewest frames that the receiving side is said to hold.
+const LEAST_RECEIVE_FRAMES: usize = 16;
+
+/// How to open a UDP link.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UdpOptions {
+    /// Port of the small socket; 0 lets the kernel choose.
+    pub small_port: u16,
+    /// Port of the bulk socket; 0 lets the kernel choose.
+    pub bulk_port: u16,
+    /// Bytes asked for as queue of each socket and direction. The kernel grants
+    /// at most `net.core.rmem_max` to the unprivileged.
+    pub buffer_bytes: usize,
+    /// Whether runs may travel as one message through the kernel (GSO, GRO).
+    pub segmentation: bool,
+}
+
+impl Default for UdpOptions {
+    /// Any ports, 4 MiB, segmentation where the kernel has it.
+    fn default() -> Self {
+        UdpOptions {
+            small_port: 0,
+            bulk_port: 0,
+            buffer_bytes: 4 << 20,
+            segmentation: true,
+        }
+    }
+}
+
+/// What a UDP link has done and lost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UdpStats {
+    /// Frames that the kernel took.
+    pub sent_frames: u64,
+    /// Frames handed out by polls.
+    pub received_frames: u64,
+    /// Messages of several frames that left as one.
+    pub gso_batches: u64,
+    /// Messages of several frames that came as one.
+    pub gro_batches: u64,
+    /// Frames lost because they exceed what the link or the path carries.
+    pub too_long: u64,
+    /// Frames lost because the kernel knows no way to their destination.
+    pub unreachable: u64,
+    /// Frames without a byte, which are neither sent nor handed out.
+    pub empty: u64,
+    /// Messages that came longer than any frame may be, and were dropped.
+    pub truncated: u64,
+    /// Calls of `send` that ended early because a socket was full.
+    pub full: u64,
+    /// Times the kernel refused a run as one message and it went frame by frame.
+    pub gso_refused: u64,
+}
+
+/// A link over UDP sockets.
+pub struct Udp {
+    small: OwnedFd,
+    bulk: OwnedFd,
+    local: [SocketAddr; 2],
+    caps: Caps,
+    /// Cleared for good when the kernel or the card cannot cut messages.
+    gso: bool,
+    sender: Sender,
+    small_receiver: Receiver,
+    bulk_receiver: Receiver,
+    /// Whose frames the last poll offers.
+    polled: Class,
+    /// Polls of the small socket in a row that found something.
+    small_streak: u32,
+    stats: UdpStats,
+}
+
+impl Udp {
+    /// Opens both sockets on an address of this machine.
+    ///
+    /// # Errors
+    /// See [`OpenError`]; nothing stays open.
+    pub fn bind(ip: IpAddr, options: &UdpOptions) -> Result<Udp, OpenError> {
+        if ip.is_unspecified() || ip.is_multicast() {
+            return Err(OpenError::NotUnicast { ip });
+        }
+        let (mtu_bytes, scope_id) = open::interface(ip)?;
+        let small = open::open(ip, scope_id, Class::Small, options)?;
+        let bulk = open::open(ip, scope_id, Class::Bulk, options)?;
+        // Kernels without GRO for UDP hand out single datagrams: slower, no less right.
+        let gro = options.segmentation
+            && sys::set_udp_option(bulk.socket.as_fd(), libc::UDP_GRO, 1).is_ok();
+        let max_frame_bytes = open::frame_bytes(mtu_bytes, ip);
+        let max_burst_frames = if options.segmentation {
+            (send::SEGMENTED_BYTES / max_frame_bytes).clamp(1, send::SEGMENTS)
+        } else {
+            1
+        };
+        let caps = Caps {
+            max_frame_bytes,
+            max_burst_frames,
+            receive_frames: receive_frames(bulk.socket.as_fd(), max_frame_bytes),
+            lossless: false,
+        };
+        Ok(Udp {
+            small: small.socket,
+            bulk: bulk.socket,
+            local: [small.local, bulk.local],
+            caps,
+            gso: options.segmentation,
+            sender: Sender::new(),
+            small_receiver: Receiver::new(SMALL_SLOTS, SMALL_SLOT_BYTES, false),
+            bulk_receiver: Receiver::new(BULK_SLOTS, BULK_SLOT_BYTES, gro),
+            polled: Class::Small,
+            small_streak: 0,
+            stats: UdpStats::default(),
+        })
+    }
+
+    /// Counters since opening.
+    #[must_use]
+    pub fn stats(&self) -> UdpStats {
+        self.stats
+    }
+
+    /// True while runs leave as one message.
+    #[must_use]
+    pub fn uses_segmentation(&self) -> bool {
+        self.gso
+    }
+
+    /// Bytes of the longest IP packet on the path to a peer, as far as the
+    /// kernel knows. Takes a few system calls: not for every packet.
+    ///
+    /// # Errors
+    /// When there is no route, or `to` is of the other IP version.
+    pub fn path_mtu(&self, to: SocketAddr) -> io::Result<usize> {
+        open::path_mtu(self.local[0], to)
+    }
+
+    /// Bytes of the longest frame to a peer by [`path_mtu`](Self::path_mtu); at
+    /// most what [`Caps::max_frame_bytes`] says.
+    ///
+    /// # Errors
+    /// As `path_mtu`.
+    pub fn path_frame_bytes(&self, to: SocketAddr) -> io::Result<usize> {
+        let mtu_bytes = self.path_mtu(to)?;
+        Ok(open::frame_bytes(mtu_bytes, to.ip()).min(self.caps.max_frame_bytes))
+    }
+
+    /// Why a frame cannot go out at all: the counter that tells.
+    #[inline]
+    fn refusal(&mut self, frame: &Outgoing<'_>) -> Option<&mut u64> {
+        if frame.bytes.is_empty() {
+            Some(&mut self.stats.empty)
+        } else if frame.bytes.len() > self.caps.max_frame_bytes {
+            Some(&mut self.stats.too_long)
+        } else if frame.to.is_ipv4() != self.local[0].is_ipv4() {
+            Some(&mut self.stats.unreachable)
+        } else {
+            None
+        }
+    }
+
+    /// The leading frames of `batch` that may leave by the same call.
+    fn run_len(&mut self, batch: &[Outgoing<'_>]) -> usize {
+        let Some(first) = batch.first() else { return 0 };
+        let class = first.class;
+        let alike = batch
+            .iter()
+            .take_while(|frame| frame.class == class && self.refusal(frame).is_none());
+        alike.count()
+    }
+}
+
+impl Link for Udp {
+    fn caps(&self) -> Caps {
+        self.caps
+    }
+
+    fn local(&self, class: Class) -> SocketAddr {
+        self.local[class as usize]
+    }
+
+    fn send(&mut self, _now_ns: u64, batch: &[Outgoing<'_>]) -> io::Result<usize> {
+        let mut taken = 0;
+        // Frames before this index go one by one, since the kernel refused them joined.
+        let mut single_until = 0;
+        let mut losses_before = 0;
+        let mut suspect = false;
+        while taken < batch.len() {
+            if let Some(counter) = self.refusal(&batch[taken]) {
+                *counter += 1;
+                taken += 1;
+                continue;
+            }
+            let class = batch[taken].class;
+            let singly = taken < single_until;
+            let limit = if singly { single_until } else { batch.len() };
+            let run = &batch[taken..limit];
+            let run = &run[..self.run_len(run)];
+            let join = class == Class::Bulk && self.gso && !singly;
+            let socket = match class {
+                Class::Small => self.small.as_fd(),
+                Class::Bulk => self.bulk.as_fd(),
+            };
+            match self.sender.run(socket, run, join, &mut self.stats) {
+                Progress::Taken(count) => taken += count,
+                Progress::Full(count) => {
+                    self.stats.full += 1;
+                    return Ok(taken + count);
+                }
+                Progress::Refused {
+                    taken: count,
+                    frames,
+                    error,
+                } => {
+                    taken += count;
+                    if frames > 1 {
+                        self.stats.gso_refused += 1;
+                        match error {
+                            // No such option, or a card that cannot check sums.
+                            Errno::IO | Errno::NOPROTOOPT | Errno::OPNOTSUPP => self.gso = false,
+                            // Too long for the path, or unknown: each frame tells.
+                            Errno::INVAL | Errno::MSGSIZE => {
+                                suspect = error == Errno::INVAL;
+                                losses_before = self.stats.too_long + self.stats.unreachable;
+                            }
+                            error if is_lost(error) => {
+                                self.stats.unreachable += frames as u64;
+                                taken += frames;
+                                continue;
+                            }
+                            error => return broken(taken, error),
+                        }
+                        single_until = taken + frames;
+                        continue;
+                    }
+                    match error {
+                        Errno::MSGSIZE => self.stats.too_long += 1,
+                        error if is_lost(error) => self.stats.unreachable += 1,
+                        error => return broken(taken, error),
+                    }
+                    taken += 1;
+                }
+            }
+            if suspect && taken >= single_until {
+                // All went singly, so it was the joining that the kernel minds.
+                self.gso &= losses_before != self.stats.too_long + self.stats.unreachable;
+                suspect = false;
+            }
+        }
+        Ok(taken)
+    }
+
+    #[inline]
+    fn poll(&mut self, _now_ns: u64, class: Class) -> io::Result<usize> {
+        self.polled = class;
+        match class {
+            Class::Small => {
+                let socket = self.small.as_fd();
+                // A second find in a row shows a queue; a lone packet must not
+                // pay for the search of a second.
+                let found = if self.small_streak < 2 {
+                    self.small_receiver.one(socket, &mut self.stats)
+                } else {
+                    self.small_receiver
+                        .many(socket, &mut self.stats)
+                        .map(|(_, frames)| frames)
+                };
+                let found = found.inspect_err(|_| self.small_receiver.clear())?;
+                self.small_streak = match found {
+                    0 => 0,
+                    1 if self.small_streak >= 2 => 0,
+                    _ => self.small_streak.saturating_add(1),
+                };
+                Ok(found)
+            }
+            Class::Bulk => {
+                let socket = self.bulk.as_fd();
+                let (_, found) = self.bulk_receiver.many(socket, &mut self.stats)?;
+                Ok(found)
+            }
+        }
+    }
+
+    #[inline]
+    fn frame(&self, index: usize) -> Incoming<'_> {
+        let (from, bytes) = match self.polled {
+            Class::Small => self.small_receiver.frame(index),
+            Class::Bulk => self.bulk_receiver.frame(index),
+        };
+        Incoming {
+            class: self.polled,
+            from,
+            bytes,
+        }
+    }
+
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.small.as_fd(), self.bulk.as_fd()]
+    }
+}
+
+impl fmt::Debug for Udp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Udp")
+            .field("local", &self.local)
+            .field("caps", &self.caps)
+            .finish_non_exhaustive()
+    }
+}
+
+/// True where an error concerns one destination, not the socket.
+fn is_lost(error: Errno) -> bool {
+    matches!(
+        error,
+        Errno::CONNREFUSED
+            | Errno::HOSTUNREACH
+            | Errno::HOSTDOWN
+            | Errno::NETUNREACH
+            | Errno::NETDOWN
+            | Errno::NODEV
+            | Errno::NXIO
+            | Errno::PERM
+            | Errno::ACCESS
+            | Errno::INVAL
+            | Errno::ADDRNOTAVAIL
+            | Errno::AFNOSUPPORT
+            | Errno::DESTADDRREQ
+            | Errno::NOENT
+            | Errno::SRCH
+            | Errno::TIMEDOUT
+    )
+}
+
+/// The link is broken; what was taken before is told first, and the error when
+/// the rest is offered again.
+fn broken(taken: usize, error: Errno) -> io::Result<usize> {
+    if taken > 0 {
+        Ok(taken)
+    } else {
+        Err(error.into())
+    }
+}
+
+/// How many full frames a socket's queue holds: the kernel charges each for the
+/// memory it takes, a power of two and its own bookkeeping.
+fn receive_frames(socket: BorrowedFd<'_>, frame_bytes: usize) -> usize {
+    let queue_bytes = sockopt::socket_recv_buffer_size(socket).unwrap_or(0);
+    let charged_bytes = (frame_bytes + 400).next_power_of_two() + 256;
+    (queue_bytes / charged_bytes).max(LEAST_RECEIVE_FRAMES)
+}
+
+#[cfg(test)]
+mod tests;

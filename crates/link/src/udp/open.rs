@@ -1,0 +1,323 @@
+//! Opening sockets, and how long a frame may be.
+
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+
+use super::UdpOptions;
+use crate::{Class, sys};
+
+/// Longest frame ever used: a jumbo packet of 9000 bytes over IPv4. Longer
+/// ones gain nothing, and buffers are sized for it.
+pub const MAX_FRAME_BYTES: usize = 9000 - 28;
+
+/// MTU assumed where no interface owns the address (a route made it local).
+const ASSUMED_MTU_BYTES: usize = 1500;
+
+/// Why a UDP link could not be opened.
+#[derive(Debug)]
+pub enum OpenError {
+    /// The address is not one that peers can send to.
+    NotUnicast {
+        /// What was asked for.
+        ip: IpAddr,
+    },
+    /// No socket could be made.
+    Socket {
+        /// The address that it was for.
+        ip: IpAddr,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The address and port cannot be had.
+    Bind {
+        /// What was asked for; port 0 means any.
+        address: SocketAddr,
+        /// Which of the two sockets.
+        class: Class,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// A socket option that the link cannot do without was refused.
+    Option {
+        /// What the option is called.
+        option: &'static str,
+        /// The address that the socket is for.
+        ip: IpAddr,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The interfaces of this machine cannot be listed.
+    Interfaces {
+        /// The address that was looked for.
+        ip: IpAddr,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+impl fmt::Display for OpenError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            OpenError::NotUnicast { ip } => write!(
+                f,
+                "cannot open the udp link on {ip}: peers need one address to answer to; \
+                 give an address of this machine"
+            ),
+            OpenError::Socket { ip, source } => {
+                write!(
+                    f,
+                    "cannot open the udp link on {ip}: making a socket failed: {source}; "
+                )?;
+                match source.raw_os_error() {
+                    Some(libc::EMFILE | libc::ENFILE) => {
+                        f.write_str("raise the limit of open files")
+                    }
+                    Some(libc::EAFNOSUPPORT) => f.write_str("this kernel lacks that IP version"),
+                    _ => f.write_str("check the limits of this process"),
+                }
+            }
+            OpenError::Bind {
+                address,
+                class,
+                source,
+            } => {
+                write!(
+                    f,
+                    "cannot open the udp link: binding its {class:?} socket to {address} failed: {source}; "
+                )?;
+                match source.kind() {
+                    io::ErrorKind::AddrInUse => {
+                        f.write_str("another process has that port; choose another or port 0")
+                    }
+                    io::ErrorKind::AddrNotAvailable => {
+                        f.write_str("no interface of this machine has that address; see `ip addr`")
+                    }
+                    io::ErrorKind::PermissionDenied => f.write_str(
+                        "ports below 1024 need CAP_NET_BIND_SERVICE; choose a higher one",
+                    ),
+                    _ => f.write_str("check the address"),
+                }
+            }
+            OpenError::Option { option, ip, source } => write!(
+                f,
+                "cannot open the udp link on {ip}: the kernel refuses {option}: {source}; \
+                 Linux 5.4 or newer is needed"
+            ),
+            OpenError::Interfaces { ip, source } => write!(
+                f,
+                "cannot open the udp link on {ip}: listing the network interfaces failed: {source}; \
+                 check that netlink sockets are allowed"
+            ),
+        }
+    }
+}
+
+impl std::error::Error for OpenError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            OpenError::NotUnicast { .. } => None,
+            OpenError::Socket { source, .. }
+            | OpenError::Bind { source, .. }
+            | OpenError::Option { source, .. }
+            | OpenError::Interfaces { source, .. } => Some(source),
+        }
+    }
+}
+
+/// A socket ready for use, and where it is.
+pub(super) struct Opened {
+    pub(super) socket: OwnedFd,
+    pub(super) local: SocketAddr,
+}
+
+/// Opens and binds one of the two sockets.
+pub(super) fn open(
+    ip: IpAddr,
+    scope_id: u32,
+    class: Class,
+    options: &UdpOptions,
+) -> Result<Opened, OpenError> {
+    let socket = plain_socket(ip).map_err(|source| OpenError::Socket { ip, source })?;
+    forbid_fragments(socket.as_fd(), ip)?;
+    raise_buffers(socket.as_fd(), options.buffer_bytes);
+    let port = match class {
+        Class::Small => options.small_port,
+        Class::Bulk => options.bulk_port,
+    };
+    let address = with_port(ip, port, scope_id);
+    let failed = |source| OpenError::Bind {
+        address,
+        class,
+        source,
+    };
+    rustix::net::bind(&socket, &address).map_err(|error| failed(error.into()))?;
+    let local = rustix::net::getsockname(&socket)
+        .and_then(SocketAddr::try_from)
+        .map_err(|error| failed(error.into()))?;
+    Ok(Opened { socket, local })
+}
+
+/// Finds the interface that owns an address: its MTU and the scope that a
+/// link-local IPv6 address needs.
+pub(super) fn interface(ip: IpAddr) -> Result<(usize, u32), OpenError> {
+    let socket = plain_socket(ip).map_err(|source| OpenError::Socket { ip, source })?;
+    let all = sys::interface_addresses().map_err(|source| OpenError::Interfaces { ip, source })?;
+    // Any address of 127.0.0.0/8 works, though the interface lists one.
+    let owner = all.iter().find(|address| address.ip == ip).or_else(|| {
+        all.iter()
+            .find(|address| address.loopback && ip.is_loopback() && address.ip.is_loopback())
+    });
+    let mtu =
+        |address: &sys::InterfaceAddress| sys::interface_mtu(socket.as_fd(), &address.name).ok();
+    Ok(match owner {
+        Some(address) => (mtu(address).unwrap_or(ASSUMED_MTU_BYTES), address.scope_id),
+        None => {
+            let usable = all.iter().filter(|address| address.up && !address.loopback);
+            (usable.filter_map(mtu).min().unwrap_or(ASSUMED_MTU_BYTES), 0)
+        }
+    })
+}
+
+/// The longest frame that fits a packet of `mtu_bytes` without fragments.
+pub(super) fn frame_bytes(mtu_bytes: usize, ip: IpAddr) -> usize {
+    let headers = if ip.is_ipv4() { 20 + 8 } else { 40 + 8 };
+    mtu_bytes.saturating_sub(headers).clamp(1, MAX_FRAME_BYTES)
+}
+
+/// The MTU of the path between two addresses, as far as the kernel knows it.
+pub(super) fn path_mtu(from: SocketAddr, to: SocketAddr) -> io::Result<usize> {
+    let socket = plain_socket(from.ip())?;
+    let mut from = from;
+    from.set_port(0);
+    rustix::net::bind(&socket, &from)?;
+    rustix::net::connect(&socket, &to)?;
+    let mtu = match from {
+        SocketAddr::V4(_) => sockopt::ip_mtu(&socket)?,
+        SocketAddr::V6(_) => sockopt::ipv6_mtu(&socket)?,
+    };
+    usize::try_from(mtu).map_err(|_| io::ErrorKind::InvalidData.into())
+}
+
+fn plain_socket(ip: IpAddr) -> io::Result<OwnedFd> {
+    let family = if ip.is_ipv4() {
+        AddressFamily::INET
+    } else {
+        AddressFamily::INET6
+    };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(family, SocketType::DGRAM, flags, None)?;
+    if ip.is_ipv6() {
+        sockopt::set_ipv6_v6only(&socket, true)?;
+    }
+    Ok(socket)
+}
+
+/// Packets leave whole or not at all: a too long one is refused here
+/// (`EMSGSIZE`), where it can be counted, instead of vanishing on the way.
+fn forbid_fragments(socket: BorrowedFd<'_>, ip: IpAddr) -> Result<(), OpenError> {
+    let (option, result) = if ip.is_ipv4() {
+        let result = sockopt::set_ip_mtu_discover(socket, sockopt::Ipv4PathMtuDiscovery::DO);
+        ("IP_MTU_DISCOVER", result)
+    } else {
+        let result = sockopt::set_ipv6_mtu_discover(socket, sockopt::Ipv6PathMtuDiscovery::DO);
+        ("IPV6_MTU_DISCOVER", result)
+    };
+    result.map_err(|error| OpenError::Option {
+        option,
+        ip,
+        source: error.into(),
+    })
+}
+
+/// Asks for long queues: by privilege beyond the system's limit, else up to it.
+/// What was granted is read back, so a refusal is no error.
+fn raise_buffers(socket: BorrowedFd<'_>, bytes: usize) {
+    if sockopt::set_socket_recv_buffer_size_force(socket, bytes).is_err() {
+        let _ = sockopt::set_socket_recv_buffer_size(socket, bytes);
+    }
+    if sockopt::set_socket_send_buffer_size_force(socket, bytes).is_err() {
+        let _ = sockopt::set_socket_send_buffer_size(socket, bytes);
+    }
+}
+
+fn with_port(ip: IpAddr, port: u16, scope_id: u32) -> SocketAddr {
+    match ip {
+        IpAddr::V6(v6) if is_link_local(&v6) => SocketAddrV6::new(v6, port, 0, scope_id).into(),
+        ip => SocketAddr::new(ip, port),
+    }
+}
+
+fn is_link_local(ip: &Ipv6Addr) -> bool {
+    ip.segments()[0] & 0xffc0 == 0xfe80
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_fit_the_packet_of_their_ip_version_and_stop_at_jumbo() {
+        let v4 = IpAddr::from([127, 0, 0, 1]);
+        let v6 = IpAddr::V6(Ipv6Addr::LOCALHOST);
+        assert_eq!(frame_bytes(1500, v4), 1472);
+        assert_eq!(frame_bytes(1500, v6), 1452);
+        assert_eq!(frame_bytes(9000, v6), 8952);
+        assert_eq!(frame_bytes(65536, v4), MAX_FRAME_BYTES);
+        assert_eq!(frame_bytes(0, v4), 1);
+    }
+
+    #[test]
+    fn every_open_error_says_what_where_and_what_to_do() {
+        let ip = IpAddr::from([10, 0, 0, 1]);
+        let address = SocketAddr::new(ip, 9);
+        let os = io::Error::from_raw_os_error;
+        for (error, advice) in [
+            (OpenError::NotUnicast { ip }, "give an address"),
+            (
+                OpenError::Socket {
+                    ip,
+                    source: os(libc::EMFILE),
+                },
+                "open files",
+            ),
+            (
+                OpenError::Bind {
+                    address,
+                    class: Class::Small,
+                    source: os(libc::EADDRINUSE),
+                },
+                "choose another",
+            ),
+            (
+                OpenError::Bind {
+                    address,
+                    class: Class::Bulk,
+                    source: os(libc::EADDRNOTAVAIL),
+                },
+                "ip addr",
+            ),
+            (
+                OpenError::Option {
+                    option: "IP_MTU_DISCOVER",
+                    ip,
+                    source: os(libc::EINVAL),
+                },
+                "Linux",
+            ),
+            (
+                OpenError::Interfaces {
+                    ip,
+                    source: os(libc::EPERM),
+                },
+                "netlink",
+            ),
+        ] {
+            let text = error.to_string();
+            assert!(text.contains("10.0.0.1") && text.contains(advice), "{text}");
+        }
+    }
+}

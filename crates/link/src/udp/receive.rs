@@ -1,0 +1,267 @@
+//! Fetching datagrams: one by a plain call, or several by `recvmmsg`, split
+//! into frames where the kernel has joined them (`UDP_GRO`).
+//!
+//! All buffers are made once. Frames are places in them until the next call.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr;
+
+use rustix::io::Errno;
+use rustix::net::RecvFlags;
+
+use super::UdpStats;
+use super::memory::{Array, Control, Header, Name, Piece};
+
+/// Segments that the kernel joins at most into one message, for the first
+/// allocation of the list of frames.
+const JOINED_FRAMES: usize = 128;
+
+/// One frame within the buffers.
+#[derive(Clone, Copy)]
+struct Place {
+    offset: usize,
+    len: usize,
+    from: SocketAddr,
+}
+
+/// The receiving side of one socket.
+pub(super) struct Receiver {
+    slot_bytes: usize,
+    buffers: Array<u8>,
+    names: Array<Name>,
+    controls: Array<Control>,
+    /// Kept because the headers point to it.
+    _pieces: Array<Piece>,
+    headers: Array<Header>,
+    frames: Vec<Place>,
+}
+
+impl Receiver {
+    /// Makes room for `slots` messages of at most `slot_bytes` each; `joined`
+    /// says that a message may hold many frames.
+    pub(super) fn new(slots: usize, slot_bytes: usize, joined: bool) -> Receiver {
+        let buffers = Array::new(vec![0; slots * slot_bytes]);
+        let names = Array::new(vec![Name::zeroed(); slots]);
+        let controls = Array::new(vec![Control([0; 64]); slots]);
+        let pieces = (0..slots).map(|slot| {
+            Piece(libc::iovec {
+                iov_base: buffers.place(slot * slot_bytes).cast(),
+                iov_len: slot_bytes,
+            })
+        });
+        let pieces = Array::new(pieces.collect());
+        let headers = (0..slots).map(|slot| {
+            let mut header = Header::zeroed();
+            header.0.msg_hdr.msg_name = names.place(slot).cast();
+            header.0.msg_hdr.msg_iov = pieces.place(slot).cast();
+            header.0.msg_hdr.msg_iovlen = 1;
+            header.0.msg_hdr.msg_control = controls.place(slot).cast();
+            reset(&mut header);
+            header
+        });
+        let headers = Array::new(headers.collect());
+        let most_frames = slots * if joined { JOINED_FRAMES } else { 1 };
+        let frames = Vec::with_capacity(most_frames);
+        Receiver {
+            slot_bytes,
+            buffers,
+            names,
+            controls,
+            _pieces: pieces,
+            headers,
+            frames,
+        }
+    }
+
+    /// How many messages [`many`](Self::many) can take.
+    pub(super) fn slots(&self) -> usize {
+        self.headers.slice().len()
+    }
+
+    /// Forgets all frames.
+    pub(super) fn clear(&mut self) {
+        self.frames.clear();
+    }
+
+    pub(super) fn frame(&self, index: usize) -> (SocketAddr, &[u8]) {
+        let place = &self.frames[index];
+        (
+            place.from,
+            &self.buffers.slice()[place.offset..place.offset + place.len],
+        )
+    }
+
+    /// Fetches at most one datagram by the cheapest call there is; returns how
+    /// many frames there are now.
+    #[inline]
+    pub(super) fn one(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        stats: &mut UdpStats,
+    ) -> io::Result<usize> {
+        self.frames.clear();
+        let slot_bytes = self.slot_bytes;
+        let buffer = &mut self.buffers.slice_mut()[..slot_bytes];
+        match rustix::net::recvfrom(socket, buffer, RecvFlags::TRUNC) {
+            Ok((_, len, from)) => {
+                let from = from.and_then(|from| SocketAddr::try_from(from).ok());
+                self.keep(0, len, len, from, stats);
+                Ok(self.frames.len())
+            }
+            Err(error) => nothing_or(error),
+        }
+    }
+
+    /// Fetches as many datagrams as there are slots; returns how many messages
+    /// came and how many frames they held.
+    pub(super) fn many(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        stats: &mut UdpStats,
+    ) -> io::Result<(usize, usize)> {
+        self.frames.clear();
+        let count = libc::c_uint::try_from(self.slots()).unwrap_or(1);
+        // SAFETY: the headers describe buffers, names and control space of this
+        // receiver: alive, as long as said (restored after each use below) and
+        // borrowed by nobody, since `self` is borrowed mutably.
+        let result = unsafe {
+            libc::recvmmsg(
+                socket.as_raw_fd(),
+                self.headers.place(0).cast(),
+                count,
+                libc::MSG_DONTWAIT as _,
+                ptr::null_mut(),
+            )
+        };
+        let Ok(count) = usize::try_from(result) else {
+            let error = io::Error::last_os_error();
+            let error = Errno::from_io_error(&error).ok_or(error)?;
+            return Ok((0, nothing_or(error)?));
+        };
+        let count = count.min(self.slots());
+        for slot in 0..count {
+            let header = self.headers.slice()[slot].0;
+            reset(&mut self.headers.slice_mut()[slot]);
+            let len = header.msg_len as usize;
+            if header.msg_hdr.msg_flags & libc::MSG_TRUNC != 0 {
+                stats.truncated += 1;
+                continue;
+            }
+            let control_bytes = header.msg_hdr.msg_controllen;
+            let segment = segment_bytes(&self.controls.slice()[slot], control_bytes);
+            let from = self.names.slice()[slot].address();
+            self.keep(slot, len, segment.unwrap_or(len), from, stats);
+        }
+        Ok((count, self.frames.len()))
+    }
+
+    /// Lists the frames of one message.
+    #[inline]
+    fn keep(
+        &mut self,
+        slot: usize,
+        len: usize,
+        segment: usize,
+        from: Option<SocketAddr>,
+        stats: &mut UdpStats,
+    ) {
+        if len > self.slot_bytes {
+            stats.truncated += 1;
+            return;
+        }
+        let (Some(from), true) = (from, len > 0) else {
+            stats.empty += 1;
+            return;
+        };
+        let segment = if segment == 0 { len } else { segment };
+        let start = slot * self.slot_bytes;
+        let mut offset = 0;
+        while offset < len {
+            let bytes = segment.min(len - offset);
+            self.frames.push(Place {
+                offset: start + offset,
+                len: bytes,
+                from,
+            });
+            offset += bytes;
+            stats.received_frames += 1;
+        }
+        stats.gro_batches += u64::from(len > segment);
+    }
+}
+
+/// Makes a header ready for the next call, which overwrites these fields.
+fn reset(header: &mut Header) {
+    header.0.msg_hdr.msg_namelen = Name::BYTES;
+    header.0.msg_hdr.msg_controllen = size_of::<Control>() as _;
+    header.0.msg_hdr.msg_flags = 0;
+    header.0.msg_len = 0;
+}
+
+/// Nothing to fetch is no error, nor is an interruption or what an earlier
+/// send to somebody else has left at the socket: the next poll finds the rest.
+fn nothing_or(error: Errno) -> io::Result<usize> {
+    match error {
+        Errno::AGAIN
+        | Errno::INTR
+        | Errno::CONNREFUSED
+        | Errno::HOSTUNREACH
+        | Errno::NETUNREACH
+        | Errno::NETDOWN
+        | Errno::MSGSIZE
+        | Errno::NOMEM
+        | Errno::NOBUFS => Ok(0),
+        error => Err(error.into()),
+    }
+}
+
+/// The length of the segments that the kernel has joined, if it has.
+fn segment_bytes(control: &Control, control_bytes: usize) -> Option<usize> {
+    const HEADER: usize = size_of::<libc::cmsghdr>();
+    const VALUE: usize = size_of::<libc::c_int>();
+    let mut rest = control.0.get(..control_bytes)?;
+    loop {
+        let (header, after) = rest.split_at_checked(HEADER)?;
+        // SAFETY: the slice is as long as a `cmsghdr`, which is plain integers;
+        // the read makes no assumption on alignment.
+        let header = unsafe { header.as_ptr().cast::<libc::cmsghdr>().read_unaligned() };
+        #[allow(
+            clippy::unnecessary_cast,
+            reason = "some C libraries have another type"
+        )]
+        let len = header.cmsg_len as usize;
+        if header.cmsg_level == libc::SOL_UDP && header.cmsg_type == libc::UDP_GRO {
+            let value = after.get(..VALUE)?;
+            let value = libc::c_int::from_ne_bytes(value.try_into().ok()?);
+            return usize::try_from(value).ok();
+        }
+        rest = rest.get(
+            len.max(HEADER)
+                .next_multiple_of(align_of::<libc::cmsghdr>())..,
+        )?;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_segment_size_is_found_behind_another_control_message() {
+        let mut control = Control([0; 64]);
+        let mut put = |at: usize, level: i32, kind: i32, value: i32| {
+            control.0[at..at + 8].copy_from_slice(&20_u64.to_ne_bytes());
+            control.0[at + 8..at + 12].copy_from_slice(&level.to_ne_bytes());
+            control.0[at + 12..at + 16].copy_from_slice(&kind.to_ne_bytes());
+            control.0[at + 16..at + 20].copy_from_slice(&value.to_ne_bytes());
+        };
+        put(0, libc::SOL_SOCKET, libc::SO_RXQ_OVFL, 5);
+        put(24, libc::SOL_UDP, libc::UDP_GRO, 1472);
+        assert_eq!(segment_bytes(&control, 48), Some(1472));
+        assert_eq!(segment_bytes(&control, 24), None);
+        assert_eq!(segment_bytes(&control, 0), None);
+        assert_eq!(segment_bytes(&control, 1000), None);
+    }
+}

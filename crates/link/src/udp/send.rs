@@ -1,0 +1,222 @@
+//! Handing frames to a socket: one by `sendto`, several by one `sendmmsg`,
+//! runs to one destination joined into one message (`UDP_SEGMENT`).
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr;
+
+use rustix::io::Errno;
+use rustix::net::SendFlags;
+
+use super::UdpStats;
+use super::memory::{Array, Control, Header, Name, Piece};
+use crate::Outgoing;
+
+/// Messages that one call hands over.
+const MESSAGES: usize = 64;
+/// Frames that one call hands over.
+const PIECES: usize = 1024;
+/// Frames that every kernel with `UDP_SEGMENT` accepts in one message.
+pub(super) const SEGMENTS: usize = 64;
+/// Bytes that fit one message of segments with both IP versions.
+pub(super) const SEGMENTED_BYTES: usize = 65_535 - 20 - 8 - 20;
+
+/// How far a run of frames got.
+pub(super) enum Progress {
+    /// This many were taken; nothing stands against the next.
+    Taken(usize),
+    /// This many were taken, then the socket was full.
+    Full(usize),
+    /// This many were taken, then a message of `frames` frames was refused.
+    Refused {
+        taken: usize,
+        frames: usize,
+        error: Errno,
+    },
+}
+
+/// The sending side; serves both sockets, since its content lasts one call.
+pub(super) struct Sender {
+    names: Array<Name>,
+    controls: Array<Control>,
+    pieces: Array<Piece>,
+    headers: Array<Header>,
+    /// Frames in each message.
+    frames: [usize; MESSAGES],
+}
+
+impl Sender {
+    pub(super) fn new() -> Sender {
+        let names = Array::new(vec![Name::zeroed(); MESSAGES]);
+        let controls = Array::new(vec![segment_control(0); MESSAGES]);
+        let pieces = Array::new(vec![Piece::EMPTY; PIECES]);
+        let headers = (0..MESSAGES).map(|message| {
+            let mut header = Header::zeroed();
+            header.0.msg_hdr.msg_name = names.place(message).cast();
+            header
+        });
+        let headers = Array::new(headers.collect());
+        Sender {
+            names,
+            controls,
+            pieces,
+            headers,
+            frames: [0; MESSAGES],
+        }
+    }
+
+    /// Hands over the frames of `run`: all of one class and none empty. With
+    /// `join`, neighbours with one destination travel as one message.
+    pub(super) fn run(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        run: &[Outgoing<'_>],
+        join: bool,
+        stats: &mut UdpStats,
+    ) -> Progress {
+        if let [frame] = run {
+            return single(socket, frame, stats);
+        }
+        let count = self.build(run, join);
+        let mut done = 0;
+        let mut taken = 0;
+        while done < count {
+            let left = libc::c_uint::try_from(count - done).unwrap_or(1);
+            // SAFETY: `build` has just filled the headers below `count`: names,
+            // control space and pieces are this sender's own, the pieces lead
+            // to frames of `run`, which is borrowed until we return. `done` is
+            // below `count`. The kernel reads all of it and writes `msg_len` only.
+            let result = unsafe {
+                libc::sendmmsg(
+                    socket.as_raw_fd(),
+                    self.headers.place(done).cast(),
+                    left,
+                    (libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) as _,
+                )
+            };
+            let Ok(sent) = usize::try_from(result) else {
+                let error = Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO);
+                match error {
+                    Errno::INTR => continue,
+                    error if is_full(error) => return Progress::Full(taken),
+                    error => {
+                        return Progress::Refused {
+                            taken,
+                            frames: self.frames[done],
+                            error,
+                        };
+                    }
+                }
+            };
+            for &frames in &self.frames[done..(done + sent).min(count)] {
+                taken += frames;
+                stats.sent_frames += frames as u64;
+                stats.gso_batches += u64::from(frames > 1);
+            }
+            done += sent;
+        }
+        Progress::Taken(taken)
+    }
+
+    /// Fills messages from the start of `run` until something is used up;
+    /// returns how many.
+    fn build(&mut self, run: &[Outgoing<'_>], join: bool) -> usize {
+        let mut messages = 0;
+        let mut used = 0;
+        while used < run.len().min(PIECES) && messages < MESSAGES {
+            let first = &run[used];
+            let segment = first.bytes.len();
+            let most = if join { SEGMENTS.min(PIECES - used) } else { 1 };
+            let mut frames = 0;
+            let mut bytes = 0;
+            for frame in run[used..].iter().take(most) {
+                let len = frame.bytes.len();
+                if frames > 0
+                    && (frame.to != first.to || len > segment || bytes + len > SEGMENTED_BYTES)
+                {
+                    break;
+                }
+                let base = frame.bytes.as_ptr().cast_mut().cast();
+                self.pieces.slice_mut()[used + frames] = Piece(libc::iovec {
+                    iov_base: base,
+                    iov_len: len,
+                });
+                frames += 1;
+                bytes += len;
+                if len < segment {
+                    // Only the last segment may be shorter.
+                    break;
+                }
+            }
+            let name_bytes = self.names.slice_mut()[messages].set(&first.to);
+            let joined = frames > 1;
+            if joined {
+                self.controls.slice_mut()[messages] = segment_control(segment);
+            }
+            let control: *mut libc::c_void = if joined {
+                self.controls.place(messages).cast()
+            } else {
+                ptr::null_mut()
+            };
+            let pieces = self.pieces.place(used).cast();
+            let header = &mut self.headers.slice_mut()[messages].0.msg_hdr;
+            header.msg_namelen = name_bytes;
+            header.msg_iov = pieces;
+            header.msg_iovlen = frames as _;
+            header.msg_control = control;
+            header.msg_controllen = if joined { CONTROL_BYTES as _ } else { 0 };
+            self.frames[messages] = frames;
+            messages += 1;
+            used += frames;
+        }
+        messages
+    }
+}
+
+/// One frame by the plainest call.
+#[inline]
+fn single(socket: BorrowedFd<'_>, frame: &Outgoing<'_>, stats: &mut UdpStats) -> Progress {
+    loop {
+        match rustix::net::sendto(socket, frame.bytes, SendFlags::NOSIGNAL, &frame.to) {
+            Ok(_) => {
+                stats.sent_frames += 1;
+                return Progress::Taken(1);
+            }
+            Err(Errno::INTR) => {}
+            Err(error) if is_full(error) => return Progress::Full(0),
+            Err(error) => {
+                return Progress::Refused {
+                    taken: 0,
+                    frames: 1,
+                    error,
+                };
+            }
+        }
+    }
+}
+
+fn is_full(error: Errno) -> bool {
+    matches!(error, Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM)
+}
+
+/// The control message that carries a segment length: header and a `u16`.
+const CONTROL_BYTES: usize =
+    (size_of::<libc::cmsghdr>() + size_of::<u16>()).next_multiple_of(align_of::<libc::cmsghdr>());
+
+/// Asks the kernel to cut a message into segments of this many bytes.
+fn segment_control(segment: usize) -> Control {
+    const HEADER: usize = size_of::<libc::cmsghdr>();
+    let mut control = Control([0; 64]);
+    // SAFETY: plain integers (and padding on some platforms); zero is valid.
+    let mut header: libc::cmsghdr = unsafe { std::mem::zeroed() };
+    header.cmsg_len = (HEADER + size_of::<u16>()) as _;
+    header.cmsg_level = libc::SOL_UDP;
+    header.cmsg_type = libc::UDP_SEGMENT;
+    // SAFETY: the space is longer than a header and aligned for it.
+    unsafe { control.0.as_mut_ptr().cast::<libc::cmsghdr>().write(header) };
+    // A segment longer than a `u16` is never built: it exceeds a datagram, so
+    // such a frame was refused by the caller.
+    let segment = u16::try_from(segment).unwrap_or(u16::MAX);
+    control.0[HEADER..HEADER + size_of::<u16>()].copy_from_slice(&segment.to_ne_bytes());
+    control
+}

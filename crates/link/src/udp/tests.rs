@@ -1,0 +1,150 @@
+use super::*;
+use std::net::{Ipv4Addr, Ipv6Addr, UdpSocket};
+
+const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+fn open() -> Udp {
+    Udp::bind(LOOPBACK, &UdpOptions::default()).unwrap()
+}
+
+fn bulk(to: SocketAddr, bytes: &[u8]) -> Outgoing<'_> {
+    Outgoing {
+        class: Class::Bulk,
+        to,
+        bytes,
+    }
+}
+
+#[test]
+fn an_address_that_peers_cannot_answer_is_refused() {
+    for ip in ["0.0.0.0", "::", "224.0.0.1", "ff02::1"] {
+        let ip = ip.parse().unwrap();
+        let error = Udp::bind(ip, &UdpOptions::default()).unwrap_err();
+        assert!(matches!(error, OpenError::NotUnicast { ip: given } if given == ip));
+    }
+}
+
+#[test]
+fn a_foreign_address_and_a_taken_port_are_told_apart() {
+    let foreign = IpAddr::from([198, 51, 100, 7]);
+    let error = Udp::bind(foreign, &UdpOptions::default()).unwrap_err();
+    assert!(
+        error.to_string().contains("no interface of this machine"),
+        "{error}"
+    );
+    let first = open();
+    let bulk_port = first.local(Class::Bulk).port();
+    let options = UdpOptions {
+        bulk_port,
+        ..UdpOptions::default()
+    };
+    let error = Udp::bind(LOOPBACK, &options).unwrap_err();
+    assert!(matches!(
+        &error,
+        OpenError::Bind {
+            class: Class::Bulk,
+            ..
+        }
+    ));
+    assert!(
+        error.to_string().contains("another process has that port"),
+        "{error}"
+    );
+}
+
+#[test]
+fn any_address_of_the_loopback_network_has_its_long_frames() {
+    let link = Udp::bind(IpAddr::from([127, 9, 8, 7]), &UdpOptions::default()).unwrap();
+    assert_eq!(link.caps().max_frame_bytes, MAX_FRAME_BYTES);
+    assert!(link.caps().receive_frames >= LEAST_RECEIVE_FRAMES);
+    let to = link.local(Class::Small);
+    assert!(link.path_mtu(to).unwrap() >= 1280);
+    assert_eq!(link.path_frame_bytes(to).unwrap(), MAX_FRAME_BYTES);
+    let v6 = SocketAddr::new(IpAddr::V6(Ipv6Addr::LOCALHOST), 9);
+    assert!(link.path_mtu(v6).is_err());
+}
+
+#[test]
+fn a_run_leaves_and_arrives_as_one_message() {
+    let (mut a, mut b) = (open(), open());
+    let frames: Vec<Vec<u8>> = (0..6).map(|number| vec![number; 1000]).collect();
+    let to = b.local(Class::Bulk);
+    let batch: Vec<_> = frames.iter().map(|frame| bulk(to, frame)).collect();
+    assert_eq!(a.send(0, &batch).unwrap(), 6);
+    assert_eq!(b.poll(0, Class::Bulk).unwrap(), 6);
+    if a.uses_segmentation() {
+        assert_eq!(a.stats().gso_batches, 1);
+        assert_eq!(b.stats().gro_batches, 1);
+    }
+    assert_eq!((a.stats().sent_frames, b.stats().received_frames), (6, 6));
+}
+
+#[test]
+fn a_run_refused_for_its_destination_is_lost_alone_and_keeps_segmentation() {
+    let (mut a, mut b) = (open(), open());
+    let nowhere = SocketAddr::new(LOOPBACK, 0);
+    let to = b.local(Class::Bulk);
+    let batch = [
+        bulk(to, b"1"),
+        bulk(nowhere, b"2"),
+        bulk(nowhere, b"3"),
+        bulk(to, b"4"),
+    ];
+    assert_eq!(a.send(0, &batch).unwrap(), 4);
+    assert_eq!(a.stats().unreachable, 2);
+    assert!(a.uses_segmentation());
+    let mut got = Vec::new();
+    while got.len() < 2 {
+        let count = b.poll(0, Class::Bulk).unwrap();
+        got.extend((0..count).map(|index| b.frame(index).bytes.to_vec()));
+    }
+    assert_eq!(got, [b"1", b"4"]);
+}
+
+#[test]
+fn frames_without_bytes_too_long_or_of_the_other_ip_version_are_counted_and_lost() {
+    let (mut a, mut b) = (open(), open());
+    let to = b.local(Class::Bulk);
+    let v6 = SocketAddr::new(IpAddr::V6(Ipv6Addr::LOCALHOST), 9);
+    let long = vec![0; MAX_FRAME_BYTES + 1];
+    let batch = [
+        bulk(to, b""),
+        bulk(to, &long),
+        bulk(v6, b"x"),
+        bulk(to, b"good"),
+    ];
+    assert_eq!(a.send(0, &batch).unwrap(), 4);
+    let stats = a.stats();
+    assert_eq!(
+        (
+            stats.empty,
+            stats.too_long,
+            stats.unreachable,
+            stats.sent_frames
+        ),
+        (1, 1, 1, 1)
+    );
+    assert_eq!(b.poll(0, Class::Bulk).unwrap(), 1);
+    assert_eq!(b.frame(0).bytes, b"good");
+}
+
+#[test]
+fn strange_datagrams_are_counted_and_dropped() {
+    let mut link = open();
+    let stranger = UdpSocket::bind("127.0.0.1:0").unwrap();
+    stranger.send_to(&[], link.local(Class::Small)).unwrap();
+    stranger
+        .send_to(&[0; 20_000], link.local(Class::Small))
+        .unwrap();
+    stranger.send_to(b"good", link.local(Class::Small)).unwrap();
+    while link.poll(0, Class::Small).unwrap() == 0 {}
+    assert_eq!(link.frame(0).bytes, b"good");
+    assert_eq!((link.stats().empty, link.stats().truncated), (1, 1));
+}
+
+#[test]
+fn a_link_can_move_to_another_thread() {
+    let mut link = open();
+    let moved = std::thread::spawn(move || link.poll(0, Class::Bulk).unwrap());
+    assert_eq!(moved.join().unwrap(), 0);
+}

@@ -1,0 +1,91 @@
+//! One table of deadlines for all sessions; knows when the next is due.
+//!
+//! A binary heap with lazy deletion: a deadline that moves later costs nothing
+//! until its old entry comes up, one that moves earlier is entered again. So
+//! thousands of idle sessions cost nothing per packet.
+
+use alloc::collections::BinaryHeap;
+use core::cmp::Reverse;
+
+use crate::time::Instant;
+
+/// Deadlines by index of session.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Timers {
+    entries: BinaryHeap<Reverse<(Instant, u32)>>,
+    /// The valid entry of each session, `NEVER` if it has none.
+    armed: alloc::vec::Vec<Instant>,
+}
+
+impl Timers {
+    /// The session's deadline is not before `deadline`'s entry or an earlier one.
+    #[inline]
+    pub(crate) fn arm(&mut self, index: u32, deadline: Instant) {
+        let at = index as usize;
+        if self.armed.len() <= at {
+            self.armed.resize(at + 1, Instant::NEVER);
+        }
+        if deadline < self.armed[at] {
+            self.armed[at] = deadline;
+            self.entries.push(Reverse((deadline, index)));
+        }
+    }
+
+    /// Forgets a session.
+    pub(crate) fn disarm(&mut self, index: u32) {
+        if let Some(armed) = self.armed.get_mut(index as usize) {
+            *armed = Instant::NEVER;
+        }
+    }
+
+    /// The first entry at or before `until`, taken out; the session must be armed
+    /// again with its true deadline, which may be later.
+    pub(crate) fn pop(&mut self, until: Instant) -> Option<u32> {
+        while let Some(Reverse((at, index))) = self.entries.peek().copied() {
+            let valid = self.armed[index as usize] == at;
+            if valid && at > until {
+                return None;
+            }
+            self.entries.pop();
+            if valid {
+                self.armed[index as usize] = Instant::NEVER;
+                return Some(index);
+            }
+        }
+        None
+    }
+
+    /// No deadline is before this.
+    pub(crate) fn earliest(&self) -> Instant {
+        self.entries
+            .peek()
+            .map_or(Instant::NEVER, |Reverse((at, _))| *at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn deadlines_come_in_order_and_moved_ones_once() {
+        let mut timers = Timers::default();
+        timers.arm(1, Instant(10));
+        timers.arm(2, Instant(5));
+        timers.arm(1, Instant(3));
+        timers.arm(1, Instant(20));
+        assert_eq!(timers.earliest(), Instant(3));
+        assert_eq!(timers.pop(Instant(4)), Some(1));
+        assert_eq!(timers.pop(Instant(4)), None);
+        assert_eq!(timers.pop(Instant(100)), Some(2));
+        assert_eq!(timers.pop(Instant(100)), None);
+    }
+
+    #[test]
+    fn a_forgotten_session_is_never_due() {
+        let mut timers = Timers::default();
+        timers.arm(0, Instant(1));
+        timers.disarm(0);
+        assert_eq!(timers.pop(Instant(9)), None);
+    }
+}
