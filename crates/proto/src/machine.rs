@@ -408,9 +408,7 @@ impl Machine {
             hello = Some(cookie);
         }
         self.timers.arm(index, session.deadline(&self.shared));
-        if session.has_transmit() {
-            self.wake(peer);
-        }
+        self.wake(peer);
         if let Some(cookie) = hello {
             self.say_hello(peer, cookie);
         }
@@ -604,6 +602,7 @@ impl Machine {
     fn wake(&mut self, peer: PeerId) {
         if let Some(session) = Self::lookup_mut(&mut self.sessions, peer)
             && !session.is_ready
+            && session.has_transmit()
         {
             session.is_ready = true;
             self.ready.push_back(session_index(peer));

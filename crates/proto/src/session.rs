@@ -136,6 +136,8 @@ pub(crate) struct Session {
     tail_arrivals: u64,
     /// Repeats that may go beyond the pace: first and last of a tail.
     forced: u32,
+    /// The lane that those repeats keep away from.
+    detour: Option<u8>,
     /// Since when the peer owes us some sign of life.
     pub(crate) asked_at: Option<Instant>,
     pub(crate) last_heard: Instant,
@@ -182,6 +184,7 @@ impl Session {
             tail_arrivals: 0,
             want: Backoff::OFF,
             forced: 0,
+            detour: None,
             asked_at: Some(now),
             last_heard: now,
             keepalive_at: Instant::NEVER,

@@ -17,17 +17,15 @@ impl Session {
         let silence = self
             .asked_at
             .map_or(Instant::NEVER, |at| at.after(shared.config.peer_timeout_ns));
-        let opening = match self.phase {
-            Phase::Opening { retry_at, .. } => retry_at,
-            Phase::Open => Instant::NEVER,
-        };
+        if let Phase::Opening { retry_at, .. } = self.phase {
+            return retry_at.min(silence);
+        }
         [
             self.debt.due,
             self.prod.at,
             self.tail.at,
             self.want.at,
             self.keepalive_at,
-            opening,
             silence,
         ]
         .into_iter()
@@ -162,9 +160,12 @@ impl Session {
         };
         let others = self.lanes.iter().enumerate();
         let spare = others.clone().any(|(other, lane)| other != index && lane.is_up(now));
-        let heard = now.since(self.last_heard) < self.tail.pause_ns;
+        let heard = now.since(self.last_heard) <= 2 * self.tail.pause_ns;
         let lane = &mut self.lanes[index];
         lane.strikes = lane.strikes.saturating_add(1);
+        // The next repeats of first and last try another lane: if the peer answers
+        // those, it is this lane that is dead.
+        self.detour = (lane.strikes >= MAX_STRIKES - 1 && spare).then_some(lane.id);
         if lane.strikes >= MAX_STRIKES && spare && heard {
             lane.strikes = MAX_STRIKES - 1;
             lane.down_until = now.after(LANE_REST * shared.config.max_timeout_ns);

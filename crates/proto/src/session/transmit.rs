@@ -110,7 +110,8 @@ impl Session {
         frames: &mut impl Frames,
         shared: &mut Shared,
     ) -> Transmit {
-        let index = self.pick_lane(next.bulk, now);
+        let avoided = self.detour.filter(|_| next.repeat && self.forced > 0);
+        let index = self.pick_lane(next.bulk, avoided, now);
         let mut flags = Flags::UNIT;
         self.forced = self.forced.saturating_sub(u32::from(next.repeat));
         // `next` has left the queue and doesn't fly yet.
@@ -174,7 +175,7 @@ impl Session {
         shared: &mut Shared,
     ) -> Transmit {
         shared.stats.loose_sent += 1;
-        let index = self.pick_lane(bulk, now);
+        let index = self.pick_lane(bulk, None, now);
         let (to, bulk) = (self.lanes[index].to, self.lanes[index].bulk);
         let mut header = self.control_header(Kind::Data);
         if bulk {
@@ -206,7 +207,7 @@ impl Session {
             _ => shared.stats.explicit_acks += 1,
         }
         self.prod_due = false;
-        let index = self.pick_lane(false, now);
+        let index = self.pick_lane(false, None, now);
         let (to, bulk) = (self.lanes[index].to, self.lanes[index].bulk);
         let mut header = self.control_header(kind);
         self.acknowledge_in(&mut header, shared);
@@ -355,19 +356,20 @@ impl Session {
         self.window.queue(slot, false);
     }
 
-    /// The lane for a class: one that is up, bulk in turn over the cards.
-    fn pick_lane(&mut self, bulk: bool, now: Instant) -> usize {
+    /// The lane for a class: one that is up, bulk in turn over the cards; of the
+    /// other class if need be.
+    fn pick_lane(&mut self, bulk: bool, avoided: Option<u8>, now: Instant) -> usize {
         let count = self.lanes.len();
         let first = if bulk { self.next_bulk_lane } else { 0 };
         let order = (0..count).map(|step| (first + step) % count);
-        let fits = |index: &usize| {
+        let usable = |index: &usize| {
             let lane = &self.lanes[*index];
-            lane.bulk == bulk && lane.is_up(now)
+            lane.is_up(now) && Some(lane.id) != avoided
         };
         let chosen = order
             .clone()
-            .find(fits)
-            .or_else(|| order.clone().find(|index| self.lanes[*index].is_up(now)))
+            .find(|index| usable(index) && self.lanes[*index].bulk == bulk)
+            .or_else(|| order.clone().find(usable))
             .unwrap_or(0);
         if bulk && self.window.flying() % BULK_TURN == 0 {
             self.next_bulk_lane = (chosen + 1) % count;
