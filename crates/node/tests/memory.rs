@@ -1,0 +1,189 @@
+//! What a message and an idle peer cost in memory, counted by the allocator.
+
+#![allow(missing_docs, reason = "tests")]
+
+use std::net::SocketAddr;
+
+use allocation_counter::measure;
+use dipole_link::AnyLink;
+use dipole_link::sim::{Network, NetworkConfig};
+use dipole_node::ProtocolConfig;
+use dipole_node::engine::{Destination, Engine};
+use dipole_proto::{EdgeId, Instant, PeerId};
+
+struct Bed {
+    network: Network,
+    engines: Vec<Engine>,
+    now: Instant,
+}
+
+fn address(host: usize, port: u16) -> SocketAddr {
+    let [high, low] = u16::try_from(host + 1).expect("few").to_be_bytes();
+    SocketAddr::from(([10, 0, high, low], port))
+}
+
+impl Bed {
+    fn new(hosts: usize) -> Bed {
+        let network = Network::new(1, NetworkConfig::default());
+        let engines = (0..hosts)
+            .map(|host| {
+                let port = network
+                    .attach(address(host, 1), address(host, 2))
+                    .expect("a free address");
+                let incarnation = host as u64 + 1;
+                let config = ProtocolConfig::default();
+                Engine::new(AnyLink::Sim(port), config, incarnation, [incarnation, 7])
+            })
+            .collect();
+        Bed {
+            network,
+            engines,
+            now: Instant(1),
+        }
+    }
+
+    /// Steps everybody until nothing moves for a while of virtual time.
+    fn settle(&mut self) {
+        for _ in 0..200 {
+            for engine in &mut self.engines {
+                engine.step(self.now, true).expect("a working link");
+            }
+            self.now = self.now.after(20_000);
+            self.network.advance(self.now.0);
+        }
+    }
+
+    fn edge(&mut self, from: usize, to: usize) -> (PeerId, EdgeId) {
+        let destination = Destination {
+            small: address(to, 1),
+            incarnation: 0,
+        };
+        let peer = self.engines[from]
+            .connect(self.now, destination)
+            .expect("room");
+        self.settle();
+        let edge = self.engines[from].edge(peer, 1, 7).expect("open");
+        (peer, edge)
+    }
+}
+
+/// Sends `count` messages to the other engine and takes them there.
+fn exchange(bed: &mut Bed, edge: EdgeId, count: usize, payload: &[u8]) -> usize {
+    let mut taken = 0;
+    for _ in 0..count {
+        let now = bed.now;
+        bed.engines[0]
+            .send_whole(now, edge, payload, false)
+            .expect("frames and credit");
+        bed.engines[0].transmit(now).expect("a working link");
+        for _ in 0..3 {
+            bed.now = bed.now.after(10_000);
+            bed.network.advance(bed.now.0);
+            for engine in &mut bed.engines {
+                engine.step(bed.now, true).expect("a working link");
+            }
+        }
+        let now = bed.now;
+        while let Some(message) = bed.engines[1].take(now, 7) {
+            assert_eq!(&*message, payload);
+            taken += 1;
+        }
+    }
+    taken
+}
+
+/// The simulated network allocates for every frame on its way; the sockets' link
+/// does not. What is left after taking that away is the engine's and protocol's.
+#[test]
+fn a_message_costs_no_allocation_once_the_pools_are_warm() {
+    let mut bed = Bed::new(2);
+    bed.engines[1].open_endpoint(7);
+    let (_, edge) = bed.edge(0, 1);
+    let payload = [5; 64];
+    exchange(&mut bed, edge, 5000, &payload);
+    let (mut send, mut receive) = (0, 0);
+    let messages = 2000;
+    for _ in 0..messages {
+        let now = bed.now;
+        send += measure(|| {
+            bed.engines[0]
+                .send_whole(now, edge, &payload, true)
+                .expect("frames and credit");
+        })
+        .count_total;
+        bed.engines[0].flush(edge.peer);
+        bed.engines[0].transmit(now).expect("a working link");
+        for _ in 0..3 {
+            bed.now = bed.now.after(10_000);
+            bed.network.advance(bed.now.0);
+            for engine in &mut bed.engines {
+                engine.step(bed.now, true).expect("a working link");
+            }
+        }
+        let now = bed.now;
+        let mut taken = None;
+        receive += measure(|| taken = bed.engines[1].take(now, 7)).count_total;
+        assert_eq!(taken.as_deref(), Some(&payload[..]));
+    }
+    assert_eq!((send, receive), (0, 0), "allocations in {messages} messages");
+}
+
+#[test]
+fn real_sockets_carry_messages_without_allocating() {
+    use dipole_node::{Address, Config, EndpointId, Node, NodeId};
+    let directory = tempfile::tempdir().expect("a directory");
+    let config = Config::local(NodeId(1), directory.path().join("dipole"));
+    let node = Node::open(config).expect("opens");
+    let inbox = node.endpoint(EndpointId(7)).expect("free");
+    let outbox = node.endpoint(EndpointId(8)).expect("free");
+    outbox.target(Address::new(1, 7)).expect("exists");
+    let round = || {
+        for _ in 0..1000 {
+            outbox.send(&[3; 64]).expect("sent");
+            assert_eq!(inbox.receive().expect("comes").len(), 64);
+        }
+    };
+    for _ in 0..20 {
+        round();
+    }
+    let counted = measure(round);
+    assert!(
+        counted.count_total <= 4,
+        "{} allocations for 1000 messages",
+        counted.count_total
+    );
+}
+
+#[test]
+fn an_idle_peer_costs_at_most_four_kibibytes() {
+    let peers = 100;
+    let mut bed = Bed::new(peers + 1);
+    let before = bed.engines.remove(0);
+    let mut hub = before;
+    let grown = measure(|| {
+        for to in 1..=peers {
+            let destination = Destination {
+                small: address(to, 1),
+                incarnation: 0,
+            };
+            hub.connect(bed.now, destination).expect("room");
+        }
+    });
+    let mut now = bed.now;
+    let mut kept = grown.bytes_current;
+    for _ in 0..300 {
+        kept += measure(|| {
+            hub.step(now, true).expect("a working link");
+        })
+        .bytes_current;
+        for engine in &mut bed.engines {
+            engine.step(now, true).expect("a working link");
+        }
+        now = now.after(20_000);
+        bed.network.advance(now.0);
+    }
+    assert_eq!(hub.machine().peers().filter(|peer| hub.machine().is_open(*peer)).count(), peers);
+    let each = kept / i64::try_from(peers).expect("few");
+    assert!(each <= 4096, "{each} bytes per idle peer");
+    println!("{each} bytes per idle peer");
+}
