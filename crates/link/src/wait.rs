@@ -1,21 +1,29 @@
 //! Sleeping until a descriptor is readable or somebody wakes the sleeper.
 //!
-//! A [`Sleeper`] is a `ppoll` on a few descriptors and one eventfd. It keeps no
-//! memory of its own: after every return the caller looks at all its sources,
-//! whatever the reason given. A standing epoll was measured and refused: the
-//! kernel then visits it for every packet that arrives, whether anybody sleeps
-//! or not, which costs the sender of a packet some 0.2 us.
+//! A [`Sleeper`] is a `ppoll` on a few descriptors, an eventfd and a timerfd.
+//! After every return the caller looks at all its sources, whatever the reason
+//! given. Two other ways were measured and refused:
+//!
+//! - a standing epoll: the kernel visits it for every packet that arrives,
+//!   whether anybody sleeps or not, which costs the packet's sender some 0.2 us;
+//! - the time-out of the call itself: setting and cancelling a timer at each sleep
+//!   leaves the virtual machine each time, some 5 us per message. The timer here
+//!   stays set when a sleep ends early, and is set anew only to an earlier moment
+//!   or when it has fired.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, TryLockError};
+use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
+};
 
-/// Descriptors that one sleeper can have beside its bell.
-pub const MAX_DESCRIPTORS: usize = 15;
+/// Descriptors that one sleeper can have beside its bell and its timer.
+pub const MAX_DESCRIPTORS: usize = 14;
 
 /// Why a sleep ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +44,9 @@ pub struct Sleeper {
     /// Copies of the descriptors given: they stay open as long as this.
     descriptors: Vec<OwnedFd>,
     bell: Arc<OwnedFd>,
+    timer: OwnedFd,
+    /// When the timer fires; held by the sleeper that uses it.
+    set_for: Mutex<Option<Instant>>,
 }
 
 /// Ends sleeps of one [`Sleeper`], from any thread.
@@ -64,7 +75,16 @@ impl Sleeper {
             .iter()
             .map(BorrowedFd::try_clone_to_owned)
             .collect::<io::Result<_>>()?;
-        Ok(Sleeper { descriptors, bell })
+        let timer = timerfd_create(
+            TimerfdClockId::Monotonic,
+            TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK,
+        )?;
+        Ok(Sleeper {
+            descriptors,
+            bell,
+            timer,
+            set_for: Mutex::new(None),
+        })
     }
 
     /// Sleeps until a descriptor is readable, a wake comes, or `timeout` has
@@ -76,29 +96,89 @@ impl Sleeper {
     /// # Errors
     /// Only when the kernel object is broken.
     pub fn sleep(&self, timeout: Option<Duration>) -> io::Result<Woken> {
+        let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let mut set_for = match self.set_for.try_lock() {
+            Ok(set_for) => set_for,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            // Another thread sleeps by the timer: this one by the call's time-out.
+            Err(TryLockError::WouldBlock) => return self.poll_once(false, timeout),
+        };
+        if timeout == Some(Duration::ZERO) {
+            return self.poll_once(false, timeout);
+        }
+        loop {
+            if let Some(until) = until
+                && set_for.is_none_or(|at| at > until)
+            {
+                self.set_timer(until.saturating_duration_since(Instant::now()))?;
+                *set_for = Some(until);
+            }
+            match self.poll_once(true, None)? {
+                Woken::TimedOut => {
+                    // It has fired, perhaps for an earlier sleep.
+                    *set_for = None;
+                    rustix::io::read(&self.timer, &mut [0; 8]).or_else(nothing_there)?;
+                    if until.is_some_and(|until| Instant::now() >= until) {
+                        return Ok(Woken::TimedOut);
+                    }
+                }
+                woken => return Ok(woken),
+            }
+        }
+    }
+
+    /// One call of the kernel; `TimedOut` also when only the timer has fired.
+    fn poll_once(&self, with_timer: bool, timeout: Option<Duration>) -> io::Result<Woken> {
         let timeout = timeout.map(|timeout| Timespec {
             tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: timeout.subsec_nanos().into(),
         });
-        let count = self.descriptors.len() + 1;
-        let mut polled: [PollFd<'_>; MAX_DESCRIPTORS + 1] =
-            std::array::from_fn(|index| match self.descriptors.get(index) {
-                Some(descriptor) => PollFd::new(descriptor, PollFlags::IN),
-                None => PollFd::new(&self.bell, PollFlags::IN),
-            });
+        let bell = self.descriptors.len();
+        let count = bell + 1 + usize::from(with_timer);
+        let mut polled: [PollFd<'_>; MAX_DESCRIPTORS + 2] = std::array::from_fn(|index| {
+            let descriptor = match self.descriptors.get(index) {
+                Some(descriptor) => descriptor,
+                None if index == bell => &self.bell,
+                None => &self.timer,
+            };
+            PollFd::new(descriptor, PollFlags::IN)
+        });
         match poll(&mut polled[..count], timeout.as_ref()) {
             Ok(0) => return Ok(Woken::TimedOut),
             Ok(_) => {}
             Err(Errno::INTR) => return Ok(Woken::Interrupted),
             Err(error) => return Err(error.into()),
         }
-        if !polled[count - 1].revents().is_empty() {
+        let ready = |descriptor: &PollFd<'_>| !descriptor.revents().is_empty();
+        let rung = ready(&polled[bell]);
+        if rung {
             self.drain()?;
         }
-        let readable = polled[..count - 1]
-            .iter()
-            .any(|descriptor| !descriptor.revents().is_empty());
-        Ok(if readable { Woken::Readable } else { Woken::Waker })
+        Ok(if polled[..bell].iter().any(ready) {
+            Woken::Readable
+        } else if rung {
+            Woken::Waker
+        } else {
+            Woken::TimedOut
+        })
+    }
+
+    fn set_timer(&self, after: Duration) -> io::Result<()> {
+        let after = after.max(Duration::from_nanos(1));
+        let it_value = Timespec {
+            tv_sec: i64::try_from(after.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: after.subsec_nanos().into(),
+        };
+        let it_interval = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        let new = Itimerspec {
+            it_interval,
+            it_value,
+        };
+        timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &new)?;
+        Ok(())
     }
 
     /// A handle that ends sleeps of this sleeper.
@@ -112,11 +192,16 @@ impl Sleeper {
     /// Takes back what wakers rang. Whoever drains returns from its sleep
     /// afterwards, so the rings it takes have ended a sleep.
     fn drain(&self) -> io::Result<()> {
-        match rustix::io::read(&self.bell, &mut [0; 8]) {
-            // `AGAIN`: another sleeper has taken it meanwhile.
-            Ok(_) | Err(Errno::AGAIN | Errno::INTR) => Ok(()),
-            Err(error) => Err(error.into()),
-        }
+        rustix::io::read(&self.bell, &mut [0; 8]).or_else(nothing_there)?;
+        Ok(())
+    }
+}
+
+/// Another sleeper has taken it meanwhile.
+fn nothing_there(error: Errno) -> io::Result<usize> {
+    match error {
+        Errno::AGAIN | Errno::INTR => Ok(0),
+        error => Err(error.into()),
     }
 }
 

@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use dipole_link::Link;
 use dipole_link::cpu::yield_core;
 use dipole_link::wait::{Sleeper, Waker};
-use dipole_link::Link;
 use dipole_proto::Instant;
 
 use crate::clock::{Clock, nanoseconds};
@@ -204,7 +204,10 @@ impl Driver {
             return Ok(());
         }
         let wake_at = now.after(nap_ns);
-        let wake_at = state.engine.next_deadline(now).map_or(wake_at, |at| at.min(wake_at));
+        let wake_at = state
+            .engine
+            .next_deadline(now)
+            .map_or(wake_at, |at| at.min(wake_at));
         state.leader_until = Some(wake_at);
         drop(state);
         let nap = Duration::from_nanos(wake_at.since(now));

@@ -85,7 +85,10 @@ impl Endpoint {
                 reason: None,
             })?;
         let mut targets = self.targets.lock().unwrap_or_else(PoisonError::into_inner);
-        let others = targets.iter().filter(|target| target.address != to).copied();
+        let others = targets
+            .iter()
+            .filter(|target| target.address != to)
+            .copied();
         *targets = others
             .chain([Target { address: to, edge }])
             .collect::<Vec<_>>()
@@ -96,7 +99,10 @@ impl Endpoint {
     /// Takes a target back; the others stay.
     pub fn untarget(&self, to: Address) {
         let mut targets = self.targets.lock().unwrap_or_else(PoisonError::into_inner);
-        let others = targets.iter().filter(|target| target.address != to).copied();
+        let others = targets
+            .iter()
+            .filter(|target| target.address != to)
+            .copied();
         *targets = others.collect::<Vec<_>>().into();
     }
 
@@ -193,7 +199,9 @@ impl Endpoint {
                 .wait(Until::For(timeout), &what, |engine, _| {
                     match engine.is_open(target.edge.peer) {
                         Err(blocked) => Some(Err(send_error(blocked, *target, 0))),
-                        Ok(_) => engine.is_peer_acknowledged(target.edge.peer).then_some(Ok(())),
+                        Ok(_) => engine
+                            .is_peer_acknowledged(target.edge.peer)
+                            .then_some(Ok(())),
                     }
                 })
                 .map_err(|error| wait_error(error, target.address))??;
@@ -267,20 +275,24 @@ impl Endpoint {
         let what = |engine: &Engine| {
             let sources = engine.sources(self.id().0);
             if sources.is_empty() {
-                format!("a message to endpoint {}; nobody has sent to it yet", self.address())
+                format!(
+                    "a message to endpoint {}; nobody has sent to it yet",
+                    self.address()
+                )
             } else {
                 let names: Vec<String> = sources.iter().map(ToString::to_string).collect();
-                format!("a message to endpoint {} from {}", self.address(), names.join(", "))
+                format!(
+                    "a message to endpoint {} from {}",
+                    self.address(),
+                    names.join(", ")
+                )
             }
         };
-        let taken = self
-            .inner
-            .driver
-            .wait(until, &what, |engine, now| {
-                let taken = attempt(engine, now)?;
-                // Credit that the sender waits for leaves with it.
-                Some(engine.transmit_urgent(now).map(|()| taken))
-            });
+        let taken = self.inner.driver.wait(until, &what, |engine, now| {
+            let taken = attempt(engine, now)?;
+            // Credit that the sender waits for leaves with it.
+            Some(engine.transmit_urgent(now).map(|()| taken))
+        });
         match taken {
             Ok(Ok(taken)) => Ok(taken),
             Ok(Err(cause)) | Err(WaitError::Broken(cause)) => Err(ReceiveError::Broken(cause)),

@@ -144,7 +144,10 @@ impl fmt::Display for TargetError {
                 reason: None,
             } => write!(f, "the process of endpoint {target} is gone"),
             TargetError::TooManyPeers { limit } => {
-                write!(f, "this process already has {limit} peers, its limit (max_peers)")
+                write!(
+                    f,
+                    "this process already has {limit} peers, its limit (max_peers)"
+                )
             }
             TargetError::Broken(cause) => write!(f, "the link is broken: {cause}"),
             TargetError::Forked => f.write_str(FORKED),
@@ -282,7 +285,10 @@ impl fmt::Display for ReceiveError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             ReceiveError::TimedOut { endpoint, waited } => {
-                write!(f, "no message came to endpoint {endpoint} within {waited:?}")
+                write!(
+                    f,
+                    "no message came to endpoint {endpoint} within {waited:?}"
+                )
             }
             ReceiveError::TooShort { needed, given } => write!(
                 f,

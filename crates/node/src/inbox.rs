@@ -70,7 +70,8 @@ impl Buffers {
     /// A buffer of `length` bytes with any contents.
     pub(crate) fn take(self: &Arc<Self>, length: usize) -> Buffer {
         let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
-        let fits = |buffer: &Vec<u8>| buffer.len() >= length && buffer.len() / 4 <= length.max(4096);
+        let fits =
+            |buffer: &Vec<u8>| buffer.len() >= length && buffer.len() / 4 <= length.max(4096);
         let bytes = match spare.buffers.iter().rposition(fits) {
             Some(index) => {
                 let buffer = spare.buffers.swap_remove(index);

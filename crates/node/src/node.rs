@@ -3,14 +3,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dipole_link::{AnyLink, Capture, Class, Link};
 use dipole_link::fault::Fault;
 use dipole_link::fork::ForkMark;
 use dipole_link::udp::{Udp, UdpOptions};
+use dipole_link::{AnyLink, Capture, Class, Link};
 
-
-use crate::clock::Clock;
 use crate::address::{Address, EndpointId, NodeId};
+use crate::clock::Clock;
 use crate::config::Config;
 use crate::drive::{Driver, Until, WaitError};
 use crate::endpoint::Endpoint;
@@ -142,9 +141,7 @@ impl Node {
     /// Peers that have gone since the last call, and why.
     #[must_use]
     pub fn departed(&self) -> Vec<Departure> {
-        self.inner
-            .driver
-            .with(|engine, _| engine.take_departures())
+        self.inner.driver.with(|engine, _| engine.take_departures())
     }
 
     /// Waits until every peer has acknowledged everything sent, and leaves.
@@ -171,11 +168,9 @@ impl Inner {
     /// Waits until everything sent has been acknowledged.
     pub(crate) fn drain(&self, timeout: Duration) -> Result<(), CloseError> {
         let what = |_: &Engine| "acknowledgements before closing".to_string();
-        let waited = self
-            .driver
-            .wait(Until::For(timeout), &what, |engine, _| {
-                engine.is_acknowledged().then_some(())
-            });
+        let waited = self.driver.wait(Until::For(timeout), &what, |engine, _| {
+            engine.is_acknowledged().then_some(())
+        });
         match waited {
             Ok(()) => Ok(()),
             Err(WaitError::TimedOut { waited }) => Err(CloseError::Unacknowledged { waited }),
@@ -185,10 +180,7 @@ impl Inner {
 
     /// Finds the process that owns an endpoint, and waits until the session with
     /// it is open.
-    pub(crate) fn reach(
-        &self,
-        target: Address,
-    ) -> Result<dipole_proto::PeerId, TargetError> {
+    pub(crate) fn reach(&self, target: Address) -> Result<dipole_proto::PeerId, TargetError> {
         let timeout = self.config.connect_timeout;
         let begun = Instant::now();
         loop {
@@ -219,15 +211,13 @@ impl Inner {
                 .map_err(TargetError::Broken)?;
             let left = timeout.saturating_sub(begun.elapsed());
             let what = |_: &Engine| format!("the process of endpoint {target} to answer");
-            let opened = self
-                .driver
-                .wait(Until::For(left), &what, |engine, _| {
-                    match engine.is_open(peer) {
-                        Ok(true) => Some(Ok(())),
-                        Ok(false) => None,
-                        Err(blocked) => Some(Err(blocked)),
-                    }
-                });
+            let opened = self.driver.wait(Until::For(left), &what, |engine, _| {
+                match engine.is_open(peer) {
+                    Ok(true) => Some(Ok(())),
+                    Ok(false) => None,
+                    Err(blocked) => Some(Err(blocked)),
+                }
+            });
             match opened {
                 Ok(Ok(())) => return Ok(peer),
                 // Another process took its place since: ask the registry again.

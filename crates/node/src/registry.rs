@@ -46,12 +46,12 @@ use rustix::fs::FlockOperation;
 
 use crate::address::{Address, EndpointId, NodeId};
 
+pub use crate::job::default_runtime_dir;
 pub use directory::{Directory, DirectoryCounters};
 pub use directory_wire::{
     Found, FoundStatus, Lookup, PACKET_BYTES, WireError, decode_found, decode_lookup, encode_found,
     encode_lookup,
 };
-pub use crate::job::default_runtime_dir;
 pub use resolve::{ResolveError, resolve};
 
 /// Where a process can be reached, and which of its lives this is.

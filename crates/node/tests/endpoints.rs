@@ -159,13 +159,21 @@ fn a_receiver_that_does_not_read_makes_the_sender_full_and_loses_nothing() {
             Err(error) => break error,
         }
     };
-    assert!(matches!(timed_out, SendError::TimedOut { .. }), "{timed_out}");
+    assert!(
+        matches!(timed_out, SendError::TimedOut { .. }),
+        "{timed_out}"
+    );
     for index in 0..sent {
         let message = inbox.receive_timeout(PATIENCE).expect("in time");
         assert_eq!(&*message, pattern(index, 10_000).as_slice());
     }
-    outbox.send_timeout(b"again", PATIENCE).expect("there is room");
-    assert_eq!(&*inbox.receive_timeout(PATIENCE).expect("in time"), b"again");
+    outbox
+        .send_timeout(b"again", PATIENCE)
+        .expect("there is room");
+    assert_eq!(
+        &*inbox.receive_timeout(PATIENCE).expect("in time"),
+        b"again"
+    );
 }
 
 #[test]
@@ -183,7 +191,10 @@ fn receiving_into_a_short_buffer_leaves_the_message_in_place() {
     ));
     let mut long = [0; 10];
     let (length, source) = inbox.receive_into(&mut long).expect("fits");
-    assert_eq!((&long[..length], source), (&b"four"[..], Address::new(1, 8)));
+    assert_eq!(
+        (&long[..length], source),
+        (&b"four"[..], Address::new(1, 8))
+    );
 }
 
 #[test]

@@ -125,7 +125,11 @@ fn a_message_costs_no_allocation_once_the_pools_are_warm() {
         receive += measure(|| taken = bed.engines[1].take(now, 7)).count_total;
         assert_eq!(taken.as_deref(), Some(&payload[..]));
     }
-    assert_eq!((send, receive), (0, 0), "allocations in {messages} messages");
+    assert_eq!(
+        (send, receive),
+        (0, 0),
+        "allocations in {messages} messages"
+    );
 }
 
 #[test]
@@ -182,7 +186,13 @@ fn an_idle_peer_costs_at_most_four_kibibytes() {
         now = now.after(20_000);
         bed.network.advance(now.0);
     }
-    assert_eq!(hub.machine().peers().filter(|peer| hub.machine().is_open(*peer)).count(), peers);
+    assert_eq!(
+        hub.machine()
+            .peers()
+            .filter(|peer| hub.machine().is_open(*peer))
+            .count(),
+        peers
+    );
     let each = kept / i64::try_from(peers).expect("few");
     assert!(each <= 4096, "{each} bytes per idle peer");
     println!("{each} bytes per idle peer");

@@ -173,6 +173,11 @@ impl Outbox {
     pub(crate) fn pop(&mut self) {
         self.letters.pop_front();
     }
+
+    /// All letters, oldest first.
+    pub(crate) fn letters(&self) -> &VecDeque<(Address, Letter)> {
+        &self.letters
+    }
 }
 
 #[cfg(test)]

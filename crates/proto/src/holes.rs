@@ -172,24 +172,6 @@ impl Holes {
         let hole = self.missing.get(index)?;
         (hole.start <= number).then_some(index)
     }
-
-    /// Shifts all numbers down by `base`, for comparing states that differ only there.
-    #[must_use]
-    pub fn relative_to(&self, base: u64) -> Holes {
-        let shift = |number: u64| number.wrapping_sub(base);
-        Holes {
-            next: shift(self.next),
-            top: shift(self.top),
-            missing: self
-                .missing
-                .iter()
-                .map(|hole| Hole {
-                    start: shift(hole.start),
-                    end: shift(hole.end),
-                })
-                .collect(),
-        }
-    }
 }
 
 /// Widens the low 32 bits of a number that lies within 2^31 of `near`.

@@ -85,6 +85,11 @@ impl LaneOut {
     pub(crate) fn floor(&self) -> u64 {
         self.floor
     }
+
+    /// The units that the numbers from the floor on carried.
+    pub(crate) fn units(&self) -> impl Iterator<Item = u64> + '_ {
+        self.sent.iter().map(|sent| sent.unit)
+    }
 }
 
 /// The receiving half.
@@ -161,13 +166,9 @@ impl LaneIn {
         self.holes.top() - hole.end >= u64::from(reorder_packets)
     }
 
-    /// The arrivals shifted down by `base`, for comparing states.
-    pub(crate) fn relative_to(&self, base: u64) -> (Holes, u64, bool) {
-        (
-            self.holes.relative_to(base),
-            self.asked_below.saturating_sub(self.holes.next()),
-            self.dirty,
-        )
+    /// The arrivals, and the end of what was asked for, for [`View`](crate::View).
+    pub(crate) fn view(&self) -> (&Holes, u64) {
+        (&self.holes, self.asked_below)
     }
 }
 

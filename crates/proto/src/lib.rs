@@ -52,6 +52,6 @@ pub use event::{EdgeId, Event, GoneReason, PeerId};
 pub use holes::{Arrival, Hole, Holes, MAX_HOLES};
 pub use machine::{Addressed, Machine};
 pub use send::Slot;
-pub use session::{Frame, Frames, Transmit};
+pub use session::{Frame, Frames, LaneView, Transmit, UnitState, UnitView, View};
 pub use stats::{Drop, Stats};
 pub use time::Instant;

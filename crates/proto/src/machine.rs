@@ -2,6 +2,7 @@
 //! ends them, lets each send in turn.
 
 mod packets;
+mod view;
 
 pub use packets::Addressed;
 
@@ -21,8 +22,9 @@ use crate::time::Instant;
 use crate::timer::Timers;
 use crate::wire::{Address, CRC_BYTES, Hello, LaneAddress, Trailer};
 
-/// Packets that one session sends before the next has its turn.
-const TURN: u32 = 64;
+/// Packets that one session sends before the next has its turn: two full runs of
+/// segmentation offload.
+const TURN: u32 = 88;
 
 /// The protocol of one process, without sockets, clock or payload. See the crate.
 #[derive(Clone, Debug)]
@@ -241,10 +243,9 @@ impl Machine {
     /// The outgoing edge from `source` to `target` at a peer.
     #[must_use]
     pub fn edge(&mut self, peer: PeerId, source: u32, target: u32) -> Option<EdgeId> {
-        let credit = 0;
-        let initial = u64::from(self.shared.config.initial_credit_bytes);
         let session = self.session_mut(peer)?;
-        let credit = if session.is_open() { initial } else { credit };
+        // The peer's word counts, given in the handshake: zero until then.
+        let credit = u64::from(session.remote.initial_credit_bytes);
         let index = session.edge_out(source, target, credit);
         Some(EdgeId { peer, index })
     }

@@ -35,6 +35,15 @@ impl Pace {
         self.limit
     }
 
+    /// Limit and counters, the counters only where they can move the limit.
+    pub(crate) fn view(&self) -> (u32, u32, u32) {
+        if self.max <= FLOOR {
+            (self.limit, 0, 0)
+        } else {
+            (self.limit, self.sent, self.lost)
+        }
+    }
+
     /// The peer takes at most this many packets from us.
     pub(crate) fn cap(&mut self, max: u32) {
         self.max = max.max(1);

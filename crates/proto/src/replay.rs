@@ -32,6 +32,11 @@ impl Replay {
         true
     }
 
+    /// True if [`record`](Self::record) would answer false.
+    pub(crate) fn is_known(&self, number: u64) -> bool {
+        number < self.top && (self.top - number > BITS || self.bit(number))
+    }
+
     fn bit(&self, number: u64) -> bool {
         let (word, mask) = Self::position(number);
         self.seen[word] & mask != 0

@@ -7,6 +7,7 @@
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
+use crate::session::{UnitState, UnitView};
 use crate::time::Instant;
 
 /// Names a frame of the caller's pool.
@@ -273,29 +274,32 @@ impl SendWindow {
         self.units.get_mut(index)
     }
 
-    /// Feeds the state, numbers relative to their base, to a hasher.
-    pub(crate) fn canonical(
-        &self,
-        lane_base: impl Fn(u8) -> u64,
-        hasher: &mut impl core::hash::Hasher,
-    ) {
-        use core::hash::Hash;
-        for unit in &self.units {
-            unit.slot.hash(hasher);
-            unit.bulk.hash(hasher);
-            match unit.state {
-                State::Flying(flight) => {
-                    (flight.lane, flight.number.wrapping_sub(lane_base(flight.lane))).hash(hasher);
-                }
-                State::Lost => 1_u8.hash(hasher),
-                State::Arrived => 2_u8.hash(hasher),
-            }
-        }
-        self.small.hash(hasher);
-        self.bulk.hash(hasher);
-        for unit in &self.repeats {
-            unit.wrapping_sub(self.base).hash(hasher);
-        }
+    /// The units in the window, for [`View`](crate::View).
+    pub(crate) fn view(&self) -> impl Iterator<Item = UnitView> + '_ {
+        self.units.iter().map(|unit| UnitView {
+            slot: unit.slot,
+            bulk: unit.bulk,
+            state: match unit.state {
+                State::Flying(flight) => UnitState::Flying {
+                    lane: flight.lane,
+                    number: flight.number,
+                },
+                State::Lost => UnitState::Lost,
+                State::Arrived => UnitState::Arrived,
+            },
+            sent_at: unit.sent_at,
+        })
+    }
+
+    /// Slots that wait for their first sending, and whether they are bulk.
+    pub(crate) fn waiting(&self) -> impl Iterator<Item = (Slot, bool)> + '_ {
+        let small = self.small.iter().map(|slot| (*slot, false));
+        small.chain(self.bulk.iter().map(|slot| (*slot, true)))
+    }
+
+    /// Units that wait for their repetition, in that order.
+    pub(crate) fn repeats(&self) -> impl Iterator<Item = u64> + '_ {
+        self.repeats.iter().copied()
     }
 }
 

@@ -6,6 +6,7 @@
 mod receive;
 mod recover;
 mod transmit;
+mod view;
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -23,6 +24,7 @@ use crate::time::Instant;
 use crate::wire::{Address, Hello, Trailer};
 
 pub use transmit::{Frame, Frames, Transmit};
+pub use view::{LaneView, UnitState, UnitView, View};
 
 /// How far the handshake has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -43,6 +45,8 @@ pub(crate) struct Remote {
     pub(crate) connection: u32,
     pub(crate) incarnation: u64,
     pub(crate) node: u32,
+    /// What it takes on a new edge before any grant.
+    pub(crate) initial_credit_bytes: u32,
 }
 
 /// A question repeated with growing pauses.
@@ -202,6 +206,7 @@ impl Session {
             connection: hello.connection,
             incarnation: hello.incarnation,
             node: hello.node,
+            initial_credit_bytes: hello.initial_credit_bytes,
         };
         self.trailer = trailer;
         self.packet_bytes = shared

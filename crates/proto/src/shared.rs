@@ -16,7 +16,7 @@ pub(crate) struct Region {
 }
 
 /// One open endpoint, as far as admission needs it.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Endpoint {
     pub(crate) port: bool,
     /// The edge whose over-long message is admitted now, and where it ends.

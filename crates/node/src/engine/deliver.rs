@@ -182,7 +182,10 @@ impl Receivers<'_> {
             *self.progress += 1;
             return;
         }
-        let current = incoming.loose.take().filter(|loose| loose.sequence == sequence);
+        let current = incoming
+            .loose
+            .take()
+            .filter(|loose| loose.sequence == sequence);
         let mut loose = current.unwrap_or_else(|| LooseAssembly {
             sequence,
             got: 0,

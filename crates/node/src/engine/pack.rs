@@ -341,7 +341,11 @@ impl Engine {
         let whole = payload.len() <= self.whole_limit(edge.peer);
         let space = self.machine.packet_space(edge.peer);
         let piece = space - HEADER_BYTES - FRAGMENT_BYTES;
-        let needed = if whole { 1 } else { payload.len().div_ceil(piece) };
+        let needed = if whole {
+            1
+        } else {
+            payload.len().div_ceil(piece)
+        };
         let limit = self.frames.units() - self.frames.units() / SMALL_SHARE;
         if needed > limit {
             return Err(Blocked::TooLong {
@@ -351,10 +355,9 @@ impl Engine {
         if needed > self.frames.free() {
             return Err(Blocked::NoFrame);
         }
-        let (Some(ends), Some(sequence)) = (
-            self.machine.edge_ends(edge),
-            self.machine.begin_loose(edge),
-        ) else {
+        let (Some(ends), Some(sequence)) =
+            (self.machine.edge_ends(edge), self.machine.begin_loose(edge))
+        else {
             return Err(Blocked::Gone(None));
         };
         let chunk_bytes = if whole { payload.len().max(1) } else { piece };
@@ -476,7 +479,10 @@ fn blocked(error: BeginError) -> Blocked {
     }
 }
 
-#[allow(clippy::cast_possible_truncation, reason = "the wire carries the low 32 bits")]
+#[allow(
+    clippy::cast_possible_truncation,
+    reason = "the wire carries the low 32 bits"
+)]
 fn low(sequence: u64) -> u32 {
     sequence as u32
 }

@@ -190,11 +190,10 @@ impl Session {
                 Record::Window { packets } => {
                     self.pace.cap(packets.min(shared.config.frames));
                 }
-                Record::Message { unreliable, .. } if unreliable => {
-                    if loose {
-                        self.on_loose(record, shared);
-                    }
+                Record::Message { unreliable, .. } if unreliable && loose => {
+                    self.on_loose(record, shared);
                 }
+                Record::Message { unreliable, .. } if unreliable => {}
                 sequenced if accepted => self.on_sequenced(sequenced, now, shared),
                 _ => {}
             }

@@ -371,7 +371,7 @@ impl Session {
             .find(|index| usable(index) && self.lanes[*index].bulk == bulk)
             .or_else(|| order.clone().find(usable))
             .unwrap_or(0);
-        if bulk && self.window.flying() % BULK_TURN == 0 {
+        if bulk && self.window.flying().is_multiple_of(BULK_TURN) {
             self.next_bulk_lane = (chosen + 1) % count;
         }
         chosen

@@ -360,7 +360,7 @@ fn prefix(bytes: &mut [u8], kind: u8, flags: u8, size: usize) {
 }
 
 fn message_flags(unreliable: bool, port: bool) -> u8 {
-    u8::from(unreliable) * FLAG_UNRELIABLE | u8::from(port) * FLAG_PORT
+    (u8::from(unreliable) * FLAG_UNRELIABLE) | (u8::from(port) * FLAG_PORT)
 }
 
 /// Writes the head of a whole message of `length` bytes; the payload follows at

@@ -1,0 +1,29 @@
+//! The machine laid open, for model checkers and debuggers.
+
+use core::hash::{Hash, Hasher};
+
+use crate::event::PeerId;
+use crate::machine::Machine;
+use crate::session::View;
+use crate::time::Instant;
+
+impl Machine {
+    /// Numbers and times of a session; everything else of it goes into `hasher`.
+    /// Two machines behave alike if their views are alike but for a shift of the
+    /// numbers and times, and they feed the same to their hashers here and in
+    /// [`hash_shared`](Self::hash_shared). Counters are left out, and what only
+    /// estimates a round trip.
+    pub fn view(&self, now: Instant, peer: PeerId, hasher: &mut impl Hasher) -> Option<View> {
+        let session = self.session(peer)?;
+        Some(session.view(now, &self.shared, hasher))
+    }
+
+    /// Feeds what all sessions share to `hasher`: pool, endpoints, letters.
+    pub fn hash_shared(&self, hasher: &mut impl Hasher) {
+        let shared = &self.shared;
+        (&shared.pool, shared.processes, shared.outstanding).hash(hasher);
+        (&shared.endpoints, shared.peer_window()).hash(hasher);
+        (&self.ready, self.random, self.sessions.len()).hash(hasher);
+        self.outbox.letters().hash(hasher);
+    }
+}

@@ -1,0 +1,366 @@
+//! Where the two sides lie: two network namespaces of our own on a veth pair,
+//! or loopback. Everything made here is taken away again, however the program
+//! ends; what a killed one left is swept by the next.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::fs;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, UdpSocket};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+
+use clap::ValueEnum;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::{Handle, Signals};
+
+use super::control::Role;
+
+/// Where `ip netns` keeps its names.
+const NAMESPACES: &str = "/run/netns";
+/// What our names begin with; the process id and `a` or `b` follow.
+const PREFIX: &str = "dpb";
+/// What our folders in the temporary directory begin with; the process id follows.
+const FOLDER_PREFIX: &str = "dipole-bench-";
+const MTU_BYTES: u32 = 1500;
+const VETH: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 97, 0, 1), Ipv4Addr::new(10, 97, 0, 2)];
+const LOOPBACK: [Ipv4Addr; 2] = [Ipv4Addr::new(127, 0, 0, 1), Ipv4Addr::new(127, 0, 0, 2)];
+
+/// Which bed is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum On {
+    /// Namespaces and a veth pair if we may, else loopback
+    Auto,
+    /// Two network namespaces of our own on a veth pair (needs root)
+    Veth,
+    /// 127.0.0.1 and 127.0.0.2
+    Loopback,
+}
+
+/// Why there is no bed.
+#[derive(Debug)]
+pub(crate) enum BedError {
+    /// Namespaces are not for us.
+    NotRoot { user: u32 },
+    /// An `ip` command failed.
+    Ip { command: String, cause: String },
+    /// The folder for registries and the hosts file cannot be made.
+    Folder { path: PathBuf, cause: io::Error },
+    /// Signals cannot be watched, so nothing would be cleaned up.
+    Signals(io::Error),
+}
+
+impl fmt::Display for BedError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            BedError::NotRoot { user } => write!(
+                f,
+                "cannot make network namespaces as user {user}; run as root or use --on loopback"
+            ),
+            BedError::Ip { command, cause } => write!(
+                f,
+                "cannot make a veth bed: `{command}` failed: {cause}; install iproute2 and run \
+                 with CAP_NET_ADMIN and CAP_SYS_ADMIN, or use --on loopback"
+            ),
+            BedError::Folder { path, cause } => write!(
+                f,
+                "cannot use the folder {}: {cause}; set TMPDIR to one that can be written",
+                path.display()
+            ),
+            BedError::Signals(cause) => write!(f, "cannot watch for signals: {cause}"),
+        }
+    }
+}
+
+impl std::error::Error for BedError {}
+
+/// What has been made and must go again.
+#[derive(Debug, Default)]
+struct Belongings {
+    namespaces: Vec<String>,
+    folder: Option<PathBuf>,
+}
+
+impl Belongings {
+    fn remove(&mut self) {
+        for name in self.namespaces.drain(..) {
+            delete_namespace(&name);
+        }
+        if let Some(folder) = self.folder.take() {
+            let _may_be_gone = fs::remove_dir_all(folder);
+        }
+    }
+}
+
+/// A made bed; dropping it takes it away.
+pub(crate) struct Bed {
+    belongings: Arc<Mutex<Belongings>>,
+    signals: Handle,
+    folder: PathBuf,
+    veth: bool,
+    /// Why it is not the better one, where that was not asked for.
+    pub(crate) remark: Option<String>,
+}
+
+impl Bed {
+    pub(crate) fn make(on: On) -> Result<Self, BedError> {
+        sweep();
+        let belongings = Arc::new(Mutex::new(Belongings::default()));
+        let signals = clean_up_on_signals(Arc::clone(&belongings)).map_err(BedError::Signals)?;
+        let folder = std::env::temp_dir().join(format!("{FOLDER_PREFIX}{}", std::process::id()));
+        let mut bed = Self {
+            belongings,
+            signals,
+            folder,
+            veth: false,
+            remark: None,
+        };
+        match on {
+            On::Loopback => {}
+            On::Veth => {
+                bed.make_namespaces()?;
+                bed.veth = true;
+            }
+            On::Auto => match bed.make_namespaces() {
+                Ok(()) => bed.veth = true,
+                Err(error) => bed.remark = Some(error.to_string()),
+            },
+        }
+        bed.make_folder()?;
+        Ok(bed)
+    }
+
+    /// "veth" or "loopback".
+    pub(crate) fn name(&self) -> &'static str {
+        if self.veth { "veth" } else { "loopback" }
+    }
+
+    /// One line about it for the reader.
+    pub(crate) fn description(&self) -> String {
+        if self.veth {
+            let [a, b] = namespace_names(std::process::id());
+            format!("veth pair between the namespaces {a} and {b}, MTU {MTU_BYTES}")
+        } else {
+            "loopback".to_owned()
+        }
+    }
+
+    /// This side's address and the other's.
+    pub(crate) fn addresses(&self, role: Role) -> (IpAddr, IpAddr) {
+        let [lead, follow] = if self.veth { VETH } else { LOOPBACK };
+        match role {
+            Role::Lead => (lead.into(), follow.into()),
+            Role::Follow => (follow.into(), lead.into()),
+        }
+    }
+
+    pub(crate) fn namespace(&self, role: Role) -> Option<PathBuf> {
+        let [lead, follow] = namespace_names(std::process::id());
+        let name = match role {
+            Role::Lead => lead,
+            Role::Follow => follow,
+        };
+        self.veth.then(|| Path::new(NAMESPACES).join(name))
+    }
+
+    /// What a Dipole node on this bed finds in its environment.
+    pub(crate) fn environment(&self, role: Role) -> Vec<(&'static str, OsString)> {
+        let node = match role {
+            Role::Lead => "1",
+            Role::Follow => "2",
+        };
+        vec![
+            ("DIPOLE_NID", node.into()),
+            ("DIPOLE_HOSTS", self.hosts_file().into()),
+            ("DIPOLE_RUNTIME_DIR", self.folder.join("registry").into()),
+        ]
+    }
+
+    fn hosts_file(&self) -> PathBuf {
+        self.folder.join("hosts")
+    }
+
+    fn make_folder(&self) -> Result<(), BedError> {
+        let failed = |cause| BedError::Folder {
+            path: self.folder.clone(),
+            cause,
+        };
+        let mut belongings = lock(&self.belongings);
+        // One of our own process id can only be a dead program's.
+        let _may_not_exist = fs::remove_dir_all(&self.folder);
+        fs::create_dir(&self.folder).map_err(failed)?;
+        belongings.folder = Some(self.folder.clone());
+        let (one, two) = self.addresses(Role::Lead);
+        let mut text = String::new();
+        for (node, address) in [(1, one), (2, two)] {
+            // In a namespace of its own the usual port is free; on loopback others may be there.
+            let port = if self.veth {
+                String::new()
+            } else {
+                let port = UdpSocket::bind((address, 0)).and_then(|socket| socket.local_addr());
+                format!(" port={}", port.map_err(failed)?.port())
+            };
+            text += &format!("{node} {address}{port}\n");
+        }
+        fs::write(self.hosts_file(), text).map_err(failed)
+    }
+
+    fn make_namespaces(&self) -> Result<(), BedError> {
+        let user = rustix::process::geteuid();
+        if !user.is_root() {
+            return Err(BedError::NotRoot {
+                user: user.as_raw(),
+            });
+        }
+        // Held throughout: a signal waits until it can remove the whole.
+        let mut belongings = lock(&self.belongings);
+        let made = make_namespaces(&mut belongings);
+        if made.is_err() {
+            belongings.remove();
+        }
+        made
+    }
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        lock(&self.belongings).remove();
+        self.signals.close();
+    }
+}
+
+fn make_namespaces(belongings: &mut Belongings) -> Result<(), BedError> {
+    let [a, b] = namespace_names(std::process::id());
+    for name in [&a, &b] {
+        // One of our own process id can only be a dead program's.
+        delete_namespace(name);
+        ip(&["netns", "add", name])?;
+        belongings.namespaces.push(name.clone());
+    }
+    let mtu = MTU_BYTES.to_string();
+    ip(&[
+        "-n", &a, "link", "add", "veth0", "mtu", &mtu, "type", "veth", "peer", "name", "veth0",
+        "mtu", &mtu, "netns", &b,
+    ])?;
+    for (name, address) in [(&a, VETH[0]), (&b, VETH[1])] {
+        ip(&[
+            "-n",
+            name,
+            "address",
+            "add",
+            &format!("{address}/24"),
+            "dev",
+            "veth0",
+        ])?;
+        ip(&["-n", name, "link", "set", "lo", "up"])?;
+        ip(&["-n", name, "link", "set", "veth0", "up"])?;
+    }
+    Ok(())
+}
+
+fn namespace_names(process: u32) -> [String; 2] {
+    ["a", "b"].map(|side| format!("{PREFIX}{process}{side}"))
+}
+
+fn ip(arguments: &[&str]) -> Result<(), BedError> {
+    let failed = |cause: String| BedError::Ip {
+        command: format!("ip {}", arguments.join(" ")),
+        cause,
+    };
+    let output = Command::new("ip")
+        .args(arguments)
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|error| failed(error.to_string()))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(failed(
+        String::from_utf8_lossy(&output.stderr).trim().to_owned(),
+    ))
+}
+
+fn delete_namespace(name: &str) {
+    if Path::new(NAMESPACES).join(name).exists()
+        && let Err(error) = ip(&["netns", "delete", name])
+    {
+        eprintln!("dipole bench: the namespace {name} stays: {error}");
+    }
+}
+
+/// Removes on SIGINT, SIGTERM and SIGHUP, then ends the program; the sides end with it.
+fn clean_up_on_signals(belongings: Arc<Mutex<Belongings>>) -> io::Result<Handle> {
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
+    let handle = signals.handle();
+    thread::spawn(move || {
+        if let Some(signal) = signals.forever().next() {
+            // Kept locked to the end, so that nothing is made anew meanwhile.
+            let mut belongings = lock(&belongings);
+            belongings.remove();
+            std::process::exit(128 + signal);
+        }
+    });
+    Ok(handle)
+}
+
+fn lock(belongings: &Mutex<Belongings>) -> std::sync::MutexGuard<'_, Belongings> {
+    belongings.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Removes what killed programs of this kind have left.
+fn sweep() {
+    for name in names_in(Path::new(NAMESPACES)) {
+        if namespace_owner(&name).is_some_and(is_dead) {
+            delete_namespace(&name);
+        }
+    }
+    let folder = std::env::temp_dir();
+    for name in names_in(&folder) {
+        let owner = name
+            .strip_prefix(FOLDER_PREFIX)
+            .and_then(|rest| rest.parse().ok());
+        if owner.is_some_and(is_dead) {
+            // Another user's is not ours to remove, and not in our way.
+            let _may_not_be_ours = fs::remove_dir_all(folder.join(name));
+        }
+    }
+}
+
+fn names_in(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .collect()
+}
+
+fn namespace_owner(name: &str) -> Option<u32> {
+    let rest = name.strip_prefix(PREFIX)?;
+    rest.strip_suffix(['a', 'b'])?.parse().ok()
+}
+
+fn is_dead(process: u32) -> bool {
+    !Path::new("/proc").join(process.to_string()).exists()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_namespace_name_tells_its_owner_and_foreign_names_tell_none() {
+        for name in namespace_names(4_194_304) {
+            assert_eq!(namespace_owner(&name), Some(4_194_304));
+        }
+        for foreign in ["dpb", "dpba", "dpb12", "dpb12c", "dpbx1a", "mine", "dpb-1a"] {
+            assert_eq!(namespace_owner(foreign), None, "{foreign}");
+        }
+    }
+
+    #[test]
+    fn this_process_is_not_dead() {
+        assert!(!is_dead(std::process::id()));
+        assert!(is_dead(u32::MAX));
+    }
+}

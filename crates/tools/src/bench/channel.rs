@@ -1,0 +1,122 @@
+//! What a subject must be able to do to be measured.
+//!
+//! Every subject, ours and each peer, implements [`Channel`], and the
+//! workloads in [`super::pingpong`] and [`super::flow`] are written once over
+//! it: so all of them do the same work by construction.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+/// How a message is to leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Manner {
+    /// At once, by itself.
+    Now,
+    /// Together with those that follow, if the subject gains by it.
+    More,
+    /// At once and unconfirmed, where the subject knows the difference.
+    Unreliable,
+}
+
+/// One end of a connection between the two sides.
+///
+/// "Try" means: a subject that spins returns at once, one that blocks waits
+/// inside and reports [`io::ErrorKind::TimedOut`] when nothing ever happens.
+pub(crate) trait Channel {
+    /// Hands a message over. False: no room, offer the same one again; a part
+    /// of it may have left already.
+    fn try_send(&mut self, payload: &[u8], manner: Manner) -> io::Result<bool>;
+
+    /// Sends off what [`Manner::More`] held back. False: not all of it left.
+    fn try_flush(&mut self) -> io::Result<bool>;
+
+    /// Takes the next message, which must be `length` bytes, and shows it to
+    /// `consume` in place: after exactly one copy out of the transport.
+    fn try_receive<R>(
+        &mut self,
+        length: usize,
+        consume: impl FnOnce(&[u8]) -> R,
+    ) -> io::Result<Option<R>>;
+
+    /// Closes the connection; returns remarks for the reader of the table.
+    fn finish(self) -> io::Result<Vec<String>>
+    where
+        Self: Sized,
+    {
+        Ok(Vec::new())
+    }
+}
+
+/// How many vain attempts pass between two looks at the clock.
+const ATTEMPTS_PER_LOOK: u32 = 256;
+/// After so many vain attempts the core is offered to others: two spinners on
+/// one core would otherwise wait out each other's time slice.
+const ATTEMPTS_PER_YIELD: u32 = 8192;
+
+/// Repeats `attempt` until it yields a value, at most `limit` long.
+pub(crate) fn until<R>(
+    doing: &str,
+    limit: Duration,
+    mut attempt: impl FnMut() -> io::Result<Option<R>>,
+) -> io::Result<R> {
+    let mut since = None;
+    let mut attempts = 0_u32;
+    loop {
+        if let Some(value) = attempt()? {
+            return Ok(value);
+        }
+        attempts = attempts.wrapping_add(1);
+        if attempts.is_multiple_of(ATTEMPTS_PER_LOOK) {
+            let since = since.get_or_insert_with(Instant::now);
+            if since.elapsed() >= limit {
+                return Err(timed_out(doing, limit));
+            }
+            if attempts.is_multiple_of(ATTEMPTS_PER_YIELD) {
+                std::thread::yield_now();
+            }
+        }
+    }
+}
+
+/// [`until`] for attempts that answer yes or no.
+pub(crate) fn until_done(
+    doing: &str,
+    limit: Duration,
+    mut attempt: impl FnMut() -> io::Result<bool>,
+) -> io::Result<()> {
+    until(doing, limit, || Ok(attempt()?.then_some(())))
+}
+
+pub(crate) fn timed_out(doing: &str, limit: Duration) -> io::Error {
+    io::Error::new(
+        io::ErrorKind::TimedOut,
+        format!("{doing}: nothing happened for {limit:?}; is the other side alive?"),
+    )
+}
+
+/// The other side said something that does not belong there.
+pub(crate) fn broken(what: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn until_gives_up_after_its_limit_and_says_what_it_waited_for() {
+        let error = until::<()>("waiting for nobody", Duration::ZERO, || Ok(None)).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert!(error.to_string().contains("waiting for nobody"), "{error}");
+    }
+
+    #[test]
+    fn until_returns_the_first_value() {
+        let mut calls = 0;
+        let value = until("counting", Duration::from_secs(60), || {
+            calls += 1;
+            Ok((calls == 1000).then_some(calls))
+        });
+        assert_eq!(value.expect("no error"), 1000);
+    }
+}

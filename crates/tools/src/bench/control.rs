@@ -1,0 +1,130 @@
+//! What the parent and its two sides tell each other: one JSON object a line
+//! on the side's standard input and output.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+use super::machine;
+use super::statistics::OneWay;
+use super::subject::Subject;
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+pub(crate) enum Kind {
+    /// Round trips: the one-way latency
+    Pingpong,
+    /// One way, each message leaves at once: the transmission throughput
+    Stream,
+    /// Both ways at once
+    Bidir,
+    /// One way, small messages that may be packed: messages a second
+    Rate,
+}
+
+impl Kind {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Kind::Pingpong => "pingpong",
+            Kind::Stream => "stream",
+            Kind::Bidir => "bidir",
+            Kind::Rate => "rate",
+        }
+    }
+}
+
+/// Which of the two sides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Role {
+    /// Asks, sends, holds the clock.
+    Lead,
+    /// Answers, receives.
+    Follow,
+}
+
+/// One measurement, the same for every subject.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Workload {
+    pub(crate) kind: Kind,
+    pub(crate) size_bytes: usize,
+    pub(crate) duration: Duration,
+    pub(crate) unreliable: bool,
+    /// Waits sleep in the kernel instead of spinning.
+    pub(crate) block: bool,
+    /// The subject repeats nothing by itself: a ping may get lost.
+    pub(crate) may_lose: bool,
+    /// Both sides are threads of one process, which then share its CPU clock.
+    pub(crate) threads: bool,
+}
+
+impl Workload {
+    /// The CPU time this side has used, user and system, spinning included.
+    pub(crate) fn cpu_time_ns(&self) -> u64 {
+        if self.threads {
+            machine::thread_cpu_ns()
+        } else {
+            machine::process_cpu_ns()
+        }
+    }
+
+    /// The same work by reliable messages: for what goes on around it.
+    pub(crate) fn reliably(&self) -> Self {
+        Self {
+            unreliable: false,
+            may_lose: false,
+            ..self.clone()
+        }
+    }
+}
+
+/// What a side is told first.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Job {
+    pub(crate) subject: Subject,
+    pub(crate) work: Workload,
+    pub(crate) role: Role,
+    pub(crate) core: usize,
+    /// The other side's core: where a subject of two threads puts the second.
+    pub(crate) other_core: usize,
+    /// The network namespace to enter, by its file.
+    pub(crate) namespace: Option<PathBuf>,
+    pub(crate) own: IpAddr,
+    pub(crate) other: IpAddr,
+    /// A plan for the fault wrapper, for subjects that have one.
+    pub(crate) fault: Option<String>,
+}
+
+/// A side is ready to be connected; the ports at which it waits.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Ready {
+    pub(crate) ports: Vec<u16>,
+}
+
+/// Both are ready; the other side's ports. Begin.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Go {
+    pub(crate) ports: Vec<u16>,
+}
+
+/// What one side has measured.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Outcome {
+    pub(crate) one_way: Option<OneWay>,
+    pub(crate) messages_per_s: Option<f64>,
+    pub(crate) bytes_per_s: Option<f64>,
+    /// This side's part only.
+    pub(crate) cpu_ns_per_message: f64,
+    pub(crate) remarks: Vec<String>,
+}
+
+/// A side's last line.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) enum Verdict {
+    /// It went well.
+    Done(Outcome),
+    /// It did not; what happened.
+    Failed(String),
+}

@@ -1,0 +1,167 @@
+//! `dipole`: this project's own endpoints, by the public interface of
+//! `dipole-node` and nothing else.
+//!
+//! Work: `send` copies a message into frames, the kernel moves them, and the
+//! protocol adds headers, a checksum, acknowledgements and repeats; `receive`
+//! shows the message where it lies after one copy out of the kernel's packets.
+//! The node is configured as any program's would be, but for how long a waiter
+//! spins.
+
+use std::fmt::Display;
+use std::io;
+use std::time::Duration;
+
+use dipole_node::{Address, Config, Endpoint, EndpointId, Node, ReceiveError, SendError, Stats};
+
+use super::channel::{Channel, Manner, broken, timed_out};
+use super::control::{Job, Kind, Role};
+use super::pingpong::{GIVE_UP, LOST_AFTER};
+use super::statistics::as_float;
+
+/// The endpoint each node opens.
+const ENDPOINT: u32 = 7;
+/// Longer than any wait: who spins never sleeps.
+const SPIN: Duration = Duration::from_secs(3600);
+
+/// An endpoint that is open but points nowhere yet.
+pub(crate) struct Waiting {
+    node: Node,
+    endpoint: Endpoint,
+    other: Address,
+    patience: Option<Duration>,
+    role: Role,
+}
+
+/// Opens this side's node; its id, hosts file and registry are in the environment.
+pub(crate) fn open(job: &Job) -> io::Result<Waiting> {
+    let mut config = Config::from_env().map_err(failed)?;
+    config.bind = job.own;
+    config.spin = if job.work.block { Duration::ZERO } else { SPIN };
+    config.fault = match &job.fault {
+        None => None,
+        Some(plan) => Some(plan.parse().map_err(failed)?),
+    };
+    let node = Node::open(config).map_err(failed)?;
+    let endpoint = node.endpoint(EndpointId(ENDPOINT)).map_err(failed)?;
+    let other = match job.role {
+        Role::Lead => Address::new(2, ENDPOINT),
+        Role::Follow => Address::new(1, ENDPOINT),
+    };
+    let patience = match job.work.kind {
+        // One thread does both ways: it must not wait for either.
+        Kind::Bidir => None,
+        _ if job.work.may_lose => Some(LOST_AFTER),
+        _ => Some(GIVE_UP),
+    };
+    Ok(Waiting {
+        node,
+        endpoint,
+        other,
+        patience,
+        role: job.role,
+    })
+}
+
+impl Waiting {
+    /// Points this endpoint at the other side's.
+    pub(crate) fn connect(self) -> io::Result<Dipole> {
+        self.endpoint.target(self.other).map_err(failed)?;
+        let Self {
+            node,
+            endpoint,
+            patience,
+            role,
+            ..
+        } = self;
+        Ok(Dipole {
+            node,
+            endpoint,
+            patience,
+            role,
+        })
+    }
+}
+
+pub(crate) struct Dipole {
+    node: Node,
+    endpoint: Endpoint,
+    /// How long a call waits; `None`: it never does.
+    patience: Option<Duration>,
+    role: Role,
+}
+
+impl Channel for Dipole {
+    fn try_send(&mut self, payload: &[u8], manner: Manner) -> io::Result<bool> {
+        let sent = match (manner, self.patience) {
+            (Manner::Unreliable, _) => self.endpoint.send_unreliable(payload),
+            (Manner::More, _) => self.endpoint.send_more(payload),
+            (Manner::Now, Some(patience)) => self.endpoint.send_timeout(payload, patience),
+            (Manner::Now, None) => self.endpoint.try_send(payload),
+        };
+        match sent {
+            Ok(()) => Ok(true),
+            Err(SendError::Full { .. }) => Ok(false),
+            Err(error @ SendError::TimedOut { waited, .. }) => {
+                Err(timed_out(&error.to_string(), waited))
+            }
+            Err(error) => Err(failed(error)),
+        }
+    }
+
+    fn try_flush(&mut self) -> io::Result<bool> {
+        self.endpoint.flush().map(|()| true).map_err(failed)
+    }
+
+    fn try_receive<R>(
+        &mut self,
+        length: usize,
+        consume: impl FnOnce(&[u8]) -> R,
+    ) -> io::Result<Option<R>> {
+        let received = match self.patience {
+            None => self.endpoint.try_receive().map_err(failed)?,
+            Some(patience) => match self.endpoint.receive_timeout(patience) {
+                Ok(message) => Some(message),
+                Err(ReceiveError::TimedOut { waited, .. }) => {
+                    return Err(timed_out("receiving", waited));
+                }
+                Err(error) => return Err(failed(error)),
+            },
+        };
+        match received {
+            Some(message) if message.len() != length => Err(broken(format!(
+                "a message of {} bytes came, {length} were due",
+                message.len()
+            ))),
+            Some(message) => Ok(Some(consume(&message))),
+            None => Ok(None),
+        }
+    }
+
+    fn finish(self) -> io::Result<Vec<String>> {
+        let stats = self.node.stats();
+        drop(self.endpoint);
+        self.node.close(GIVE_UP).map_err(failed)?;
+        Ok(match self.role {
+            Role::Lead => remarks(&stats),
+            Role::Follow => Vec::new(),
+        })
+    }
+}
+
+/// What the fault wrapper cost: how many repeats each of its losses took.
+fn remarks(stats: &Stats) -> Vec<String> {
+    let Some(faults) = stats.faults.filter(|faults| faults.dropped > 0) else {
+        return Vec::new();
+    };
+    let repeats = stats.protocol.repeats;
+    vec![format!(
+        "{} packets of {} dropped on purpose, {repeats} repeats: {:.2} per loss",
+        faults.dropped,
+        stats.traffic.packets_sent + faults.dropped,
+        as_float(repeats) / as_float(faults.dropped)
+    )]
+}
+
+fn failed(error: impl Display) -> io::Error {
+    io::Error::other(error.to_string())
+}

@@ -1,0 +1,191 @@
+//! The machine under the figures: its cores, how far apart they are, and what
+//! its host took away meanwhile.
+
+use std::fs;
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use rustix::time::{ClockId, Timespec, clock_gettime};
+
+use super::pingpong::nanoseconds;
+use super::statistics::as_float;
+
+/// The two cores the sides are pinned to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Cores {
+    pub(crate) lead: usize,
+    pub(crate) follow: usize,
+}
+
+impl Cores {
+    /// The first two cores this process may use; twice the same if it has only one.
+    pub(crate) fn choose() -> io::Result<Self> {
+        let allowed = sched_getaffinity(None)?;
+        let mut usable = (0..CpuSet::MAX_CPU).filter(|&core| allowed.is_set(core));
+        let lead = usable.next().unwrap_or(0);
+        Ok(Self {
+            lead,
+            follow: usable.next().unwrap_or(lead),
+        })
+    }
+
+    pub(crate) fn are_one(self) -> bool {
+        self.lead == self.follow
+    }
+}
+
+/// Keeps the calling thread, and those it will start, on one core.
+pub(crate) fn pin(core: usize) -> io::Result<()> {
+    let mut set = CpuSet::new();
+    set.set(core);
+    sched_setaffinity(None, &set).map_err(|error| {
+        io::Error::new(
+            io::Error::from(error).kind(),
+            format!("cannot stay on core {core}: {error}; is it in this process's cpuset?"),
+        )
+    })
+}
+
+/// CPU time of this process, user and system, all threads.
+pub(crate) fn process_cpu_ns() -> u64 {
+    in_nanoseconds(clock_gettime(ClockId::ProcessCPUTime))
+}
+
+/// CPU time of the calling thread.
+pub(crate) fn thread_cpu_ns() -> u64 {
+    in_nanoseconds(clock_gettime(ClockId::ThreadCPUTime))
+}
+
+fn in_nanoseconds(time: Timespec) -> u64 {
+    let part = |number: i64| u64::try_from(number).unwrap_or(0);
+    part(time.tv_sec) * 1_000_000_000 + part(time.tv_nsec)
+}
+
+const CACHE_LINE_ROUND_TRIPS: u64 = 20_000;
+
+/// Nanoseconds for a cache line to get from one core to the other: two pinned
+/// threads hand a counter to and fro. `None` if there is only one core.
+pub(crate) fn cache_line_ns(cores: Cores) -> io::Result<Option<f64>> {
+    if cores.are_one() {
+        return Ok(None);
+    }
+    let counter = AtomicU64::new(0);
+    let play = |core: usize, first: u64| -> io::Result<Duration> {
+        // A side that cannot be pinned plays all the same, or the other would wait for ever.
+        let pinned = pin(core);
+        let start = Instant::now();
+        for turn in 0..CACHE_LINE_ROUND_TRIPS {
+            while counter.load(Ordering::Acquire) != 2 * turn + first {
+                std::hint::spin_loop();
+            }
+            counter.store(2 * turn + first + 1, Ordering::Release);
+        }
+        pinned.map(|()| start.elapsed())
+    };
+    let elapsed = thread::scope(|scope| {
+        let second = scope.spawn(|| play(cores.follow, 1));
+        let first = scope.spawn(|| play(cores.lead, 0));
+        let joined = first.join().and_then(|first| Ok((first, second.join()?)));
+        joined.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    });
+    elapsed.1?;
+    let elapsed_ns = as_float(nanoseconds(elapsed.0?));
+    Ok(Some(elapsed_ns / as_float(2 * CACHE_LINE_ROUND_TRIPS)))
+}
+
+/// Time the host gave to others while two cores wanted to run.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stolen {
+    cores: Cores,
+    ticks: u64,
+    since: Instant,
+}
+
+impl Stolen {
+    pub(crate) fn since_now(cores: Cores) -> Self {
+        Self {
+            cores,
+            ticks: stolen_ticks(cores),
+            since: Instant::now(),
+        }
+    }
+
+    /// Stolen time so far, and its share of what the cores could have run.
+    pub(crate) fn so_far(&self) -> (Duration, f64) {
+        let ticks = stolen_ticks(self.cores).saturating_sub(self.ticks);
+        let per_second = rustix::param::clock_ticks_per_second().max(1);
+        let stolen = Duration::from_millis(ticks * 1000 / per_second);
+        let cores = if self.cores.are_one() { 1.0 } else { 2.0 };
+        let share = stolen.as_secs_f64() / (self.since.elapsed().as_secs_f64().max(1e-3) * cores);
+        (stolen, share)
+    }
+}
+
+fn stolen_ticks(cores: Cores) -> u64 {
+    let text = fs::read_to_string("/proc/stat").unwrap_or_default();
+    let of = |core| stolen_of(&text, core);
+    if cores.are_one() {
+        of(cores.lead)
+    } else {
+        of(cores.lead) + of(cores.follow)
+    }
+}
+
+/// The eighth number of a `cpuN` line of `/proc/stat`.
+fn stolen_of(text: &str, core: usize) -> u64 {
+    let name = format!("cpu{core}");
+    text.lines()
+        .filter_map(|line| line.split_once(' '))
+        .find(|(first, _)| *first == name)
+        .and_then(|(_, numbers)| numbers.split_whitespace().nth(7)?.parse().ok())
+        .unwrap_or(0)
+}
+
+/// "Linux 6.18.0, 2 cores".
+pub(crate) fn description() -> String {
+    let system = rustix::system::uname();
+    let cores = thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    format!(
+        "{} {} on {}, {cores} cores",
+        system.sysname().to_string_lossy(),
+        system.release().to_string_lossy(),
+        system.machine().to_string_lossy(),
+    )
+}
+
+/// How many processes wanted to run lately: others in the way make figures worthless.
+pub(crate) fn load() -> Option<f64> {
+    fs::read_to_string("/proc/loadavg")
+        .ok()?
+        .split_whitespace()
+        .next()?
+        .parse()
+        .ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stolen_time_is_the_eighth_number_of_the_cores_own_line() {
+        let text =
+            "cpu  9 9 9 9 9 9 9 99 9 9\ncpu1 1 2 3 4 5 6 7 8 9 10\ncpu10 1 2 3 4 5 6 7 80 0 0\n";
+        assert_eq!(stolen_of(text, 1), 8);
+        assert_eq!(stolen_of(text, 10), 80);
+        assert_eq!(stolen_of(text, 2), 0);
+    }
+
+    #[test]
+    fn cpu_time_rises_while_we_work() {
+        let (process, thread) = (process_cpu_ns(), thread_cpu_ns());
+        let mut sum = 0_u64;
+        while thread_cpu_ns() == thread {
+            sum = std::hint::black_box(sum.wrapping_add(1));
+        }
+        assert!(process_cpu_ns() > process);
+    }
+}

@@ -1,0 +1,37 @@
+//! The peers: small programs on plain sockets or plain memory that do the same
+//! work as Dipole in the same run.
+//!
+//! Fair means: one copy in (from the sender's message) and one copy out (to
+//! where the receiver reads it), pinned alike, waiting alike, the contents
+//! checked alike by the same workload code, and each used as well as its
+//! interface allows (batches, segmentation, `TCP_NODELAY`, large buffers).
+
+pub(crate) mod datagrams;
+pub(crate) mod shm;
+pub(crate) mod tcp;
+pub(crate) mod udp;
+pub(crate) mod udp_gso;
+
+use std::io;
+use std::time::Duration;
+
+use super::channel::timed_out;
+
+/// How long a blocking call waits before it reports silence.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// "Not now" of a non-blocking socket becomes `None`; of a blocking one it is a time-out.
+fn not_now<T>(spins: bool, doing: &str, result: io::Result<T>) -> io::Result<Option<T>> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(None),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+            if spins {
+                Ok(None)
+            } else {
+                Err(timed_out(doing, PATIENCE))
+            }
+        }
+        Err(error) => Err(error),
+    }
+}

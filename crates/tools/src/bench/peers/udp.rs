@@ -1,0 +1,63 @@
+//! `bare-udp-spin` and `bare-udp-block`: connected UDP sockets, one `send` and
+//! one `recv` a message; they differ in one flag, whether `recv` waits.
+//!
+//! Work: the kernel copies each message in and out once, checksums are the
+//! kernel's business. Fair: this is what a careful program on sockets does
+//! for latency; it has no header, no acknowledgement and no repeat, so it
+//! is a limit for anything reliable built on UDP sockets. In streams the
+//! counting window of [`super::datagrams`] keeps it from losing anything.
+
+use std::io;
+use std::net::IpAddr;
+
+use super::super::channel::{Channel, Manner, broken};
+use super::super::control::{Kind, Workload};
+use super::datagrams::Datagrams;
+
+pub(crate) struct Udp {
+    datagrams: Datagrams,
+    buffer: Vec<u8>,
+}
+
+impl Udp {
+    pub(crate) fn bind(ip: IpAddr, work: &Workload, spins: bool) -> io::Result<Self> {
+        let windowed = (work.kind != Kind::Pingpong).then_some((work.size_bytes, work.size_bytes));
+        let datagrams = Datagrams::bind(ip, spins, windowed)?;
+        Ok(Self {
+            datagrams,
+            buffer: vec![0; work.size_bytes.max(64)],
+        })
+    }
+
+    pub(crate) fn ports(&self) -> io::Result<Vec<u16>> {
+        self.datagrams.ports()
+    }
+
+    pub(crate) fn connect(&self, other: IpAddr, ports: &[u16]) -> io::Result<()> {
+        self.datagrams.connect(other, ports)
+    }
+}
+
+impl Channel for Udp {
+    fn try_send(&mut self, payload: &[u8], _manner: Manner) -> io::Result<bool> {
+        self.datagrams.try_send(payload)
+    }
+
+    fn try_flush(&mut self) -> io::Result<bool> {
+        Ok(true)
+    }
+
+    fn try_receive<R>(
+        &mut self,
+        length: usize,
+        consume: impl FnOnce(&[u8]) -> R,
+    ) -> io::Result<Option<R>> {
+        match self.datagrams.try_receive(&mut self.buffer)? {
+            None => Ok(None),
+            Some(received) if received == length => Ok(Some(consume(&self.buffer[..length]))),
+            Some(received) => Err(broken(format!(
+                "a datagram of {received} bytes came, {length} were due"
+            ))),
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! Round trips: one message there, one of the same length back.
+//!
+//! The first and the last byte of each message carry its sequence number modulo 128; the
+//! top bit of the first says "this is the last one". One clock reading per round
+//! trip (some 25 ns) is part of every figure, the same for all subjects.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use super::channel::{Channel, Manner, broken, until, until_done};
+use super::control::{Outcome, Workload};
+use super::statistics::{RoundTrips, as_float};
+
+/// Marks the last message.
+pub(crate) const STOP: u8 = 0x80;
+/// The rest of that byte: the sequence number.
+const SEQUENCE: u8 = 0x7f;
+/// M7: at least so many round trips make a figure.
+pub(crate) const LEAST_ROUND_TRIPS: u64 = 200;
+const WARM_UP_ROUND_TRIPS: u64 = 200;
+/// How long anything may take before the run is given up.
+pub(crate) const GIVE_UP: Duration = Duration::from_secs(10);
+/// When a message of an unreliable subject counts as lost and is sent again.
+pub(crate) const LOST_AFTER: Duration = Duration::from_millis(200);
+const MOST_REPEATS: u32 = 25;
+
+/// Measures as the side that asks.
+pub(crate) fn lead<C: Channel>(channel: &mut C, work: &Workload) -> io::Result<Outcome> {
+    let mut pinger = Pinger::new(channel, work.size_bytes, work);
+    for _ in 0..WARM_UP_ROUND_TRIPS {
+        pinger.round_trip(false)?;
+    }
+    let mut trips = RoundTrips::new();
+    let cpu_before_ns = work.cpu_time_ns();
+    let start = Instant::now();
+    let mut before = start;
+    while trips.count() < LEAST_ROUND_TRIPS || before.duration_since(start) < work.duration {
+        pinger.round_trip(false)?;
+        let after = Instant::now();
+        trips.record(nanoseconds(after.duration_since(before)));
+        before = after;
+    }
+    let cpu_ns = work.cpu_time_ns() - cpu_before_ns;
+    pinger.round_trip(true)?;
+    let mut outcome = Outcome {
+        one_way: Some(trips.one_way()),
+        cpu_ns_per_message: as_float(cpu_ns) / as_float(2 * trips.count()),
+        ..Outcome::default()
+    };
+    if pinger.lost > 0 {
+        outcome
+            .remarks
+            .push(format!("{} messages lost and sent again", pinger.lost));
+    }
+    Ok(outcome)
+}
+
+/// Measures as the side that answers.
+pub(crate) fn follow<C: Channel>(channel: &mut C, work: &Workload) -> io::Result<Outcome> {
+    let cpu_before_ns = work.cpu_time_ns();
+    let echoed = echo(channel, work.size_bytes, work)?;
+    let cpu_ns = work.cpu_time_ns() - cpu_before_ns;
+    Ok(Outcome {
+        cpu_ns_per_message: as_float(cpu_ns) / as_float(2 * echoed),
+        ..Outcome::default()
+    })
+}
+
+/// The asking half of round trips over a channel.
+pub(crate) struct Pinger<'a, C> {
+    channel: &'a mut C,
+    payload: Vec<u8>,
+    sequence: u8,
+    manner: Manner,
+    may_lose: bool,
+    lost: u64,
+}
+
+impl<'a, C: Channel> Pinger<'a, C> {
+    pub(crate) fn new(channel: &'a mut C, size_bytes: usize, work: &Workload) -> Self {
+        Self {
+            channel,
+            payload: vec![0x5a; size_bytes],
+            sequence: 0,
+            manner: manner(work),
+            may_lose: work.may_lose,
+            lost: 0,
+        }
+    }
+
+    /// One round trip. The `last` one tells the other side to end its echo.
+    pub(crate) fn round_trip(&mut self, last: bool) -> io::Result<()> {
+        self.sequence = self.sequence.wrapping_add(1) & SEQUENCE;
+        let mark = self.sequence | if last { STOP } else { 0 };
+        stamp(&mut self.payload, mark);
+        if !self.may_lose {
+            return self.exchange(mark, GIVE_UP);
+        }
+        for _ in 0..MOST_REPEATS {
+            match self.exchange(mark, LOST_AFTER) {
+                Err(error) if error.kind() == io::ErrorKind::TimedOut => self.lost += 1,
+                // The other side has echoed the last one and gone; only its echo was lost.
+                Err(error) if last && error.kind() == io::ErrorKind::ConnectionRefused => {
+                    return Ok(());
+                }
+                done => return done,
+            }
+        }
+        if last {
+            Ok(())
+        } else {
+            self.exchange(mark, LOST_AFTER)
+        }
+    }
+
+    fn exchange(&mut self, mark: u8, limit: Duration) -> io::Result<()> {
+        let (channel, payload, manner) = (&mut *self.channel, &self.payload, self.manner);
+        until_done("sending a ping", limit, || {
+            channel.try_send(payload, manner)
+        })?;
+        loop {
+            let answer = until("waiting for the echo", limit, || {
+                channel.try_receive(payload.len(), read_stamp)
+            })?;
+            if answer == Some(mark) {
+                return Ok(());
+            }
+            // The late echo of a message that was sent again; without repeats it is damage.
+            if !self.may_lose || answer.is_none() {
+                return Err(broken(format!(
+                    "the echo carries mark {answer:02x?} where {mark:02x} was sent"
+                )));
+            }
+        }
+    }
+}
+
+/// Sends everything back until the last one; returns how many.
+pub(crate) fn echo<C: Channel>(
+    channel: &mut C,
+    size_bytes: usize,
+    work: &Workload,
+) -> io::Result<u64> {
+    let mut payload = vec![0xa5; size_bytes];
+    let manner = manner(work);
+    let mut echoed = 0;
+    loop {
+        let mark = until("waiting for a ping", GIVE_UP, || {
+            channel.try_receive(size_bytes, read_stamp)
+        })?;
+        let Some(mark) = mark else {
+            return Err(broken(
+                "the first and the last byte of a ping disagree".to_owned(),
+            ));
+        };
+        stamp(&mut payload, mark);
+        until_done("sending an echo", GIVE_UP, || {
+            channel.try_send(&payload, manner)
+        })?;
+        echoed += 1;
+        if mark & STOP != 0 {
+            return Ok(echoed);
+        }
+    }
+}
+
+/// Writes a mark on the first byte and its sequence number on the last.
+fn stamp(payload: &mut [u8], mark: u8) {
+    if let Some(last) = payload.last_mut() {
+        *last = mark & SEQUENCE;
+    }
+    payload[0] = mark;
+}
+
+/// The mark of a message, `None` where its two ends disagree.
+fn read_stamp(message: &[u8]) -> Option<u8> {
+    let (mark, last) = (*message.first()?, *message.last()?);
+    (message.len() == 1 || last == mark & SEQUENCE).then_some(mark)
+}
+
+fn manner(work: &Workload) -> Manner {
+    if work.unreliable {
+        Manner::Unreliable
+    } else {
+        Manner::Now
+    }
+}
+
+pub(crate) fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,209 @@
+//! What the reader gets: one JSON object a line, or tables.
+
+use comfy_table::presets::UTF8_FULL_CONDENSED;
+use comfy_table::{CellAlignment, Table};
+use serde::Serialize;
+
+use super::control::Outcome;
+use super::launch::{Entry, leading_figure};
+use super::plan::{Group, size};
+use super::statistics::Spread;
+use super::subject::Subject;
+
+/// The rounds of one entry; a failed one has no outcome.
+pub(crate) struct Measured {
+    pub(crate) entry: Entry,
+    pub(crate) rounds: Vec<Option<Outcome>>,
+}
+
+/// One line of `--json`.
+#[derive(Debug, Serialize)]
+pub(crate) struct Line {
+    bench: String,
+    subject: &'static str,
+    link: String,
+    size_bytes: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    p50_ns: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mean80_ns: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    p99_ns: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    p999_ns: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    messages_per_s: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bytes_per_s: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cpu_ns_per_message: Option<f64>,
+}
+
+impl Measured {
+    fn outcomes(&self) -> impl Iterator<Item = &Outcome> {
+        self.rounds.iter().flatten()
+    }
+
+    fn median(&self, figure: impl Fn(&Outcome) -> Option<f64>) -> Option<f64> {
+        Spread::of(self.outcomes().filter_map(figure)).map(|spread| spread.median)
+    }
+
+    /// Medians over the rounds; `None` if every round failed.
+    pub(crate) fn line(&self, bed: &str) -> Option<Line> {
+        self.outcomes().next()?;
+        let figure = |get: fn(&Outcome) -> Option<f64>| self.median(get).map(tenth);
+        Some(Line {
+            bench: self.entry.bench.clone(),
+            subject: self.entry.subject.name(),
+            link: self.entry.subject.link(bed),
+            size_bytes: self.entry.work.size_bytes,
+            p50_ns: figure(|outcome| outcome.one_way.map(|times| times.p50_ns)),
+            mean80_ns: figure(|outcome| outcome.one_way.map(|times| times.mean80_ns)),
+            p99_ns: figure(|outcome| outcome.one_way.map(|times| times.p99_ns)),
+            p999_ns: figure(|outcome| outcome.one_way.map(|times| times.p999_ns)),
+            messages_per_s: figure(|outcome| outcome.messages_per_s),
+            bytes_per_s: figure(|outcome| outcome.bytes_per_s),
+            cpu_ns_per_message: figure(|outcome| Some(outcome.cpu_ns_per_message)),
+        })
+    }
+
+    fn label(&self) -> String {
+        match &self.entry.fault {
+            None => self.entry.subject.name().to_owned(),
+            Some(_) => self.entry.bench.clone(),
+        }
+    }
+
+    /// Others are compared with this one.
+    fn is_reference(&self, first: bool) -> bool {
+        self.entry.subject != Subject::Dipole || (first && self.entry.fault.is_some())
+    }
+
+    /// This one's leading figure as a multiple of the other's, round by round.
+    fn ratio(&self, other: &Measured) -> Option<f64> {
+        let rounds = self.rounds.iter().zip(&other.rounds);
+        let ratios = rounds.filter_map(|(own, others)| {
+            let (own, others) = (
+                leading_figure(own.as_ref()?),
+                leading_figure(others.as_ref()?),
+            );
+            (others.0 > 0.0).then(|| own.0 / others.0)
+        });
+        Spread::of(ratios).map(|spread| spread.median)
+    }
+}
+
+/// The table of a group, with a column of ratios to each peer.
+pub(crate) fn table(group: &Group, measured: &[Measured], bed: &str) -> String {
+    let is_latency = measured
+        .iter()
+        .flat_map(Measured::outcomes)
+        .any(|outcome| outcome.one_way.is_some());
+    let mut header: Vec<String> = vec!["subject".into(), "link".into()];
+    let own: &[&str] = if is_latency {
+        &[
+            "p50 us",
+            "min..max",
+            "mean80 us",
+            "p99 us",
+            "p99.9 us",
+            "CPU ns/msg",
+        ]
+    } else {
+        &["GB/s", "min..max", "k msg/s", "CPU ns/msg"]
+    };
+    header.extend(own.iter().map(ToString::to_string));
+    let references: Vec<&Measured> = measured
+        .iter()
+        .enumerate()
+        .filter(|(index, one)| one.is_reference(*index == 0))
+        .map(|(_, one)| one)
+        .collect();
+    header.extend(references.iter().map(|one| format!("x {}", one.label())));
+    let columns = header.len();
+    let mut table = Table::new();
+    table.load_preset(UTF8_FULL_CONDENSED).set_header(header);
+    for one in measured {
+        let mut row = vec![one.label(), one.entry.subject.link(bed)];
+        row.extend(figures(one, is_latency));
+        row.extend(
+            references
+                .iter()
+                .map(|reference| number(one.ratio(reference), 2)),
+        );
+        table.add_row(row);
+    }
+    for column in 2..columns {
+        if let Some(column) = table.column_mut(column) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    let better = if is_latency {
+        "one way, less is better"
+    } else {
+        "more is better"
+    };
+    format!("{} ({better})\n{table}", group.title)
+}
+
+fn figures(one: &Measured, is_latency: bool) -> Vec<String> {
+    let cpu = number(one.median(|outcome| Some(outcome.cpu_ns_per_message)), 0);
+    let unit = if is_latency { 1e-3 } else { 1e-9 };
+    let leading = Spread::of(
+        one.outcomes()
+            .map(|outcome| leading_figure(outcome).0 * unit),
+    );
+    let spread = leading.map_or_else(dash, |leading| {
+        format!(
+            "{}..{}",
+            number(Some(leading.least), 2),
+            number(Some(leading.most), 2)
+        )
+    });
+    let median = number(leading.map(|leading| leading.median), 3);
+    if !is_latency {
+        let rate = one.median(|outcome| outcome.messages_per_s.map(|rate| rate * 1e-3));
+        return vec![median, spread, number(rate, 1), cpu];
+    }
+    let time = |get: fn(&Outcome) -> Option<f64>| {
+        number(one.median(get).map(|nanoseconds| nanoseconds * 1e-3), 2)
+    };
+    vec![
+        median,
+        spread,
+        time(|outcome| outcome.one_way.map(|times| times.mean80_ns)),
+        time(|outcome| outcome.one_way.map(|times| times.p99_ns)),
+        time(|outcome| outcome.one_way.map(|times| times.p999_ns)),
+        cpu,
+    ]
+}
+
+/// What subjects had to remark, each remark once.
+pub(crate) fn remarks(measured: &[Measured]) -> Vec<String> {
+    let mut remarks = Vec::new();
+    for one in measured {
+        // The last round speaks for all: figures differ in every one.
+        if let Some(outcome) = one.outcomes().last() {
+            remarks.extend(outcome.remarks.iter().map(|remark| {
+                format!(
+                    "{} {}: {remark}",
+                    one.label(),
+                    size(one.entry.work.size_bytes)
+                )
+            }));
+        }
+    }
+    remarks
+}
+
+fn number(value: Option<f64>, digits: usize) -> String {
+    value.map_or_else(dash, |value| format!("{value:.digits$}"))
+}
+
+fn dash() -> String {
+    "-".to_owned()
+}
+
+fn tenth(value: f64) -> f64 {
+    (value * 10.0).round() / 10.0
+}

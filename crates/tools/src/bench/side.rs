@@ -1,0 +1,144 @@
+//! One of the two processes of a measurement: the tool itself, started again.
+
+use std::fs::File;
+use std::io::{self, BufRead, Write};
+use std::os::fd::AsFd;
+use std::process::ExitCode;
+use std::thread;
+
+use rustix::process::{Signal, set_parent_process_death_signal};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::channel::{Channel, broken};
+use super::control::{Go, Job, Kind, Outcome, Ready, Role, Verdict, Workload};
+use super::dipole;
+use super::machine;
+use super::peers::shm::Shm;
+use super::peers::tcp::Waiting;
+use super::peers::udp::Udp;
+use super::peers::udp_gso::UdpGso;
+use super::subject::Subject;
+use super::{flow, pingpong};
+
+/// Reads a job from standard input, does it, and tells how it went.
+pub(crate) fn run() -> ExitCode {
+    let verdict = match measure() {
+        Ok(outcome) => Verdict::Done(outcome),
+        Err(error) => Verdict::Failed(error.to_string()),
+    };
+    match say(&verdict) {
+        Ok(()) => ExitCode::SUCCESS,
+        // The parent is gone; there is nobody left to tell.
+        Err(_) => ExitCode::FAILURE,
+    }
+}
+
+fn measure() -> io::Result<Outcome> {
+    // Whatever ends the parent ends this side too.
+    set_parent_process_death_signal(Some(Signal::KILL))?;
+    let job: Job = hear()?;
+    if let Some(path) = &job.namespace {
+        let name = path.display();
+        let enter = || -> io::Result<()> {
+            let file = File::open(path)?;
+            Ok(move_into_link_name_space(
+                file.as_fd(),
+                Some(LinkNameSpaceType::Network),
+            )?)
+        };
+        enter().map_err(|error| {
+            io::Error::new(
+                error.kind(),
+                format!("cannot enter the namespace {name}: {error}"),
+            )
+        })?;
+    }
+    machine::pin(job.core)?;
+    match job.subject {
+        Subject::Dipole => {
+            let ready = dipole::open(&job)?;
+            meet(Vec::new())?;
+            drive(ready.connect()?, &job)
+        }
+        Subject::BareUdpSpin | Subject::BareUdpBlock => {
+            let udp = Udp::bind(job.own, &job.work, job.subject == Subject::BareUdpSpin)?;
+            udp.connect(job.other, &meet(udp.ports()?)?)?;
+            drive(udp, &job)
+        }
+        Subject::BareUdpGso => {
+            let udp = UdpGso::bind(job.own, &job.work)?;
+            udp.connect(job.other, &meet(udp.ports()?)?)?;
+            drive(udp, &job)
+        }
+        Subject::BareTcpSpin | Subject::BareTcpBlock => {
+            let waiting = Waiting::bind(job.own, job.role)?;
+            let ports = meet(waiting.ports()?)?;
+            let spins = job.subject == Subject::BareTcpSpin;
+            drive(waiting.connect(job.other, &ports, spins)?, &job)
+        }
+        Subject::BareShm => {
+            meet(Vec::new())?;
+            drive_threads(&job)
+        }
+    }
+}
+
+fn drive(channel: impl Channel, job: &Job) -> io::Result<Outcome> {
+    play(channel, &job.work, job.role)
+}
+
+fn play(mut channel: impl Channel, work: &Workload, role: Role) -> io::Result<Outcome> {
+    let mut outcome = match (work.kind, role) {
+        (Kind::Pingpong, Role::Lead) => pingpong::lead(&mut channel, work)?,
+        (Kind::Pingpong, Role::Follow) => pingpong::follow(&mut channel, work)?,
+        (_, Role::Lead) => flow::lead(&mut channel, work)?,
+        (_, Role::Follow) => flow::follow(&mut channel, work)?,
+    };
+    outcome.remarks.extend(channel.finish()?);
+    Ok(outcome)
+}
+
+/// Both sides as threads of this process; their CPU times are added up.
+fn drive_threads(job: &Job) -> io::Result<Outcome> {
+    let (lead, follow) = Shm::pair(job.work.size_bytes);
+    let work = &job.work;
+    thread::scope(|scope| {
+        let second = scope.spawn(move || {
+            machine::pin(job.other_core)?;
+            play(follow, work, Role::Follow)
+        });
+        let first = play(lead, work, Role::Lead);
+        let second = second
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        let (mut first, second) = (first?, second?);
+        first.cpu_ns_per_message += second.cpu_ns_per_message;
+        Ok(first)
+    })
+}
+
+/// Tells the parent this side's ports and waits for those of the other.
+fn meet(ports: Vec<u16>) -> io::Result<Vec<u16>> {
+    say(&Ready { ports })?;
+    Ok(hear::<Go>()?.ports)
+}
+
+fn say(message: &impl Serialize) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    serde_json::to_writer(&mut out, message)?;
+    out.write_all(b"\n")?;
+    out.flush()
+}
+
+fn hear<T: DeserializeOwned>() -> io::Result<T> {
+    let mut line = String::new();
+    if io::stdin().lock().read_line(&mut line)? == 0 {
+        return Err(broken(
+            "the parent closed its end before it said what to do".to_owned(),
+        ));
+    }
+    serde_json::from_str(&line)
+        .map_err(|error| broken(format!("the parent said {:?}: {error}", line.trim_end())))
+}

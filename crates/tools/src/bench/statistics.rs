@@ -1,0 +1,166 @@
+//! What is made of the numbers: percentiles, the mean of the middle 80 %, and
+//! medians with their spread over rounds.
+
+use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
+
+/// Longest round trip told apart; a longer one counts as this long.
+const LONGEST_NS: u64 = 60_000_000_000;
+
+/// Round trips of one run, kept in bounded memory at three significant digits.
+pub(crate) struct RoundTrips {
+    histogram: Histogram<u64>,
+}
+
+/// One-way times of one run in nanoseconds: each is half a round trip.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct OneWay {
+    pub(crate) p50_ns: f64,
+    pub(crate) mean80_ns: f64,
+    pub(crate) p99_ns: f64,
+    pub(crate) p999_ns: f64,
+}
+
+/// The median of a number over the rounds, and how far it spread.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Spread {
+    pub(crate) median: f64,
+    pub(crate) least: f64,
+    pub(crate) most: f64,
+}
+
+impl RoundTrips {
+    pub(crate) fn new() -> Self {
+        let histogram = Histogram::new_with_bounds(1, LONGEST_NS, 3)
+            .expect("the bounds are constants that hdrhistogram accepts");
+        Self { histogram }
+    }
+
+    pub(crate) fn record(&mut self, round_trip_ns: u64) {
+        self.histogram.saturating_record(round_trip_ns);
+    }
+
+    pub(crate) fn count(&self) -> u64 {
+        self.histogram.len()
+    }
+
+    pub(crate) fn one_way(&self) -> OneWay {
+        let half = |quantile: f64| as_float(self.histogram.value_at_quantile(quantile)) / 2.0;
+        OneWay {
+            p50_ns: half(0.5),
+            mean80_ns: self.mean80_ns(),
+            p99_ns: half(0.99),
+            p999_ns: half(0.999),
+        }
+    }
+
+    /// Mean of the middle 80 % of the round trips, halved: the tenth part that
+    /// was fastest and the tenth part that was slowest are left out.
+    pub(crate) fn mean80_ns(&self) -> f64 {
+        let cut = self.count() / 10;
+        let (first, last) = (cut, self.count() - cut);
+        let (mut position, mut sum, mut kept) = (0_u64, 0.0, 0_u64);
+        for bucket in self.histogram.iter_recorded() {
+            let next = position + bucket.count_at_value();
+            let inside = next.min(last).saturating_sub(position.max(first));
+            let value = self.histogram.median_equivalent(bucket.value_iterated_to());
+            sum += as_float(value) * as_float(inside);
+            kept += inside;
+            position = next;
+        }
+        if kept == 0 {
+            0.0
+        } else {
+            sum / as_float(kept) / 2.0
+        }
+    }
+}
+
+impl Spread {
+    /// `None` when there is no value at all.
+    pub(crate) fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
+        let mut sorted: Vec<f64> = values.into_iter().collect();
+        sorted.sort_by(f64::total_cmp);
+        let (least, most) = (*sorted.first()?, *sorted.last()?);
+        let middle = sorted.len() / 2;
+        let median = if sorted.len() % 2 == 1 {
+            sorted[middle]
+        } else {
+            f64::midpoint(sorted[middle - 1], sorted[middle])
+        };
+        Some(Self {
+            median,
+            least,
+            most,
+        })
+    }
+}
+
+/// Counts and nanoseconds as a float: exact up to 2^53, which is 104 days of nanoseconds.
+#[allow(
+    clippy::cast_precision_loss,
+    reason = "measured numbers stay far below 2^53"
+)]
+pub(crate) fn as_float(number: u64) -> f64 {
+    number as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn recorded(values: impl IntoIterator<Item = u64>) -> RoundTrips {
+        let mut trips = RoundTrips::new();
+        for value in values {
+            trips.record(value);
+        }
+        trips
+    }
+
+    #[test]
+    fn mean80_leaves_out_the_fastest_and_the_slowest_tenth() {
+        // 10 values: 10 and 900 go, the mean of 20..=90 is 55, half of it 27.5.
+        let trips = recorded([900, 20, 30, 40, 50, 60, 70, 80, 90, 10]);
+        assert_eq!(trips.mean80_ns(), 27.5);
+    }
+
+    #[test]
+    fn mean80_cuts_through_a_bucket_of_equal_values() {
+        // 20 values, two cut on each side: 1 and one 100 below, 1000 and one 100 above.
+        let trips = recorded([1].into_iter().chain([100; 18]).chain([1000]));
+        assert_eq!(trips.mean80_ns(), 50.0);
+        // 10 values, one cut on each side: 4, 4, 4 and five 8 remain: 52 / 8 / 2 = 3.25.
+        let trips = recorded([4, 4, 4, 4, 8, 8, 8, 8, 8, 8]);
+        assert_eq!(trips.mean80_ns(), 3.25);
+    }
+
+    #[test]
+    fn mean80_of_fewer_than_ten_is_the_plain_mean_and_of_none_is_zero() {
+        assert_eq!(recorded([2, 4, 12]).mean80_ns(), 3.0);
+        assert_eq!(recorded([]).mean80_ns(), 0.0);
+    }
+
+    #[test]
+    fn percentiles_are_half_the_round_trip() {
+        let one_way = recorded(1..=1000).one_way();
+        assert_eq!(one_way.p50_ns, 250.0);
+        assert_eq!(one_way.p99_ns, 495.0);
+        assert_eq!(one_way.p999_ns, 499.5);
+    }
+
+    #[test]
+    fn a_round_trip_beyond_the_longest_counts_as_the_longest() {
+        let trips = recorded([u64::MAX]);
+        assert_eq!(trips.count(), 1);
+        assert!(trips.one_way().p50_ns >= as_float(LONGEST_NS) / 2.0);
+    }
+
+    #[test]
+    fn spread_is_median_least_and_most() {
+        let odd = Spread::of([3.0, 1.0, 2.0]).expect("three values");
+        assert_eq!((odd.median, odd.least, odd.most), (2.0, 1.0, 3.0));
+        let even = Spread::of([4.0, 1.0, 2.0, 3.0]).expect("four values");
+        assert_eq!(even.median, 2.5);
+        assert_eq!(Spread::of([]), None);
+    }
+}

@@ -1,0 +1,214 @@
+//! `dipole send` and `dipole recv`: a stream of bytes or lines from one terminal,
+//! process or machine to another, by the number of an endpoint.
+//!
+//! The receiver says whether everything arrived; only then do both return 0.
+
+mod frame;
+mod progress;
+mod recv;
+mod send;
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+
+use clap::Args;
+use dipole_node::hosts::{Hosts, HostsError};
+use dipole_node::{
+    Address, Config, ConfigError, EndpointId, FaultPlan, NodeId, OpenError, ReceiveError,
+    SendError, TargetError, variables,
+};
+
+use frame::FrameError;
+pub(crate) use recv::{RecvArgs, recv};
+pub(crate) use send::{SendArgs, send};
+
+/// Options of both directions.
+#[derive(Args, Debug)]
+struct PipeArgs {
+    /// One message a line instead of a stream of bytes
+    #[arg(long)]
+    lines: bool,
+    /// Hosts file [default: $DIPOLE_HOSTS, else this machine alone]
+    #[arg(long, value_name = "FILE")]
+    hosts: Option<PathBuf>,
+    /// Number of this node [default: $DIPOLE_NID, else 1]
+    #[arg(long, value_name = "NID")]
+    nid: Option<NodeId>,
+    /// Faults to inject into what leaves, as in drop=0.01,seed=7
+    #[arg(long, value_name = "PLAN")]
+    fault: Option<String>,
+    /// Write every packet to a pcap file
+    #[arg(long, value_name = "FILE")]
+    capture: Option<PathBuf>,
+    /// Show progress even if standard error is no terminal
+    #[arg(long)]
+    progress: bool,
+}
+
+/// Why a stream was not carried whole.
+#[derive(Debug)]
+enum PipeError {
+    Config(ConfigError),
+    Hosts(HostsError),
+    Fault {
+        plan: String,
+        reason: String,
+    },
+    /// `recv NID:DPID` with the number of another node.
+    NotOurNode {
+        asked: Address,
+        own: NodeId,
+    },
+    Open(OpenError),
+    Target(TargetError),
+    Send(SendError),
+    Receive(ReceiveError),
+    /// Reading the input or writing the output failed.
+    File {
+        doing: &'static str,
+        cause: io::Error,
+    },
+    /// A message of the stream does not fit.
+    Frame {
+        from: Address,
+        cause: FrameError,
+    },
+    /// A program that is no `dipole send`, or one that speaks otherwise.
+    Mode {
+        from: Address,
+        lines: bool,
+    },
+    /// Nothing came for too long.
+    Silent {
+        from: Address,
+        seconds: u64,
+        bytes: u64,
+    },
+    /// The stream is not what its sender says it sent.
+    Damaged {
+        from: Address,
+        expected_bytes: u64,
+        found_bytes: u64,
+    },
+    /// The receiver did not say that everything has come.
+    Unconfirmed {
+        to: Address,
+    },
+    /// The receiver says why it did not take everything.
+    Refused {
+        to: Address,
+        reason: String,
+    },
+}
+
+impl fmt::Display for PipeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            PipeError::Config(error) => error.fmt(f),
+            PipeError::Hosts(error) => error.fmt(f),
+            PipeError::Fault { plan, reason } => write!(f, "--fault {plan}: {reason}"),
+            PipeError::NotOurNode { asked, own } => write!(
+                f,
+                "cannot receive at {asked}: this is node {own}; give --nid {}, or another address",
+                asked.node
+            ),
+            PipeError::Open(error) => error.fmt(f),
+            PipeError::Target(error) => error.fmt(f),
+            PipeError::Send(error) => error.fmt(f),
+            PipeError::Receive(error) => error.fmt(f),
+            PipeError::File { doing, cause } => write!(f, "{doing}: {cause}"),
+            PipeError::Frame { from, cause } => write!(f, "endpoint {from} sent {cause}"),
+            PipeError::Mode { from, lines: true } => write!(
+                f,
+                "endpoint {from} sends a stream of bytes, not lines; leave out --lines here or \
+                 add it there"
+            ),
+            PipeError::Mode { from, lines: false } => write!(
+                f,
+                "endpoint {from} sends lines, not a stream of bytes; add --lines here or leave it \
+                 out there"
+            ),
+            PipeError::Silent {
+                from,
+                seconds,
+                bytes,
+            } => write!(
+                f,
+                "the stream of endpoint {from} was cut after {bytes} bytes: nothing came for \
+                 {seconds} s; what is there is not whole"
+            ),
+            PipeError::Damaged {
+                from,
+                expected_bytes,
+                found_bytes,
+            } => write!(
+                f,
+                "the stream of endpoint {from} is not what it sent: {found_bytes} bytes came of \
+                 {expected_bytes}, or their CRC32C differs; send it again"
+            ),
+            PipeError::Unconfirmed { to } => write!(
+                f,
+                "endpoint {to} did not confirm that everything has come; it may lack the end"
+            ),
+            PipeError::Refused { to, reason } => write!(f, "endpoint {to} says: {reason}"),
+        }
+    }
+}
+
+/// The configuration of environment and options; options win.
+fn configure(args: &PipeArgs) -> Result<Config, PipeError> {
+    let mut config = Config::from_env().map_err(PipeError::Config)?;
+    if let Some(node) = args.nid {
+        config.node = node;
+        if config.hosts.is_local_only() {
+            config.hosts = Hosts::local_only(node);
+        }
+    }
+    if let Some(file) = &args.hosts {
+        config.hosts = Hosts::load(file).map_err(PipeError::Hosts)?;
+    }
+    let is_set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    if (args.nid.is_some() || args.hosts.is_some())
+        && !config.hosts.is_local_only()
+        && let Some(host) = config.hosts.get(config.node)
+    {
+        if !is_set(variables::BIND) {
+            config.bind = host.address;
+        }
+        if let (Some(given), false) = (&host.runtime_dir, is_set(variables::RUNTIME_DIR)) {
+            config.runtime_dir.clone_from(given);
+        }
+    }
+    if let Some(plan) = &args.fault {
+        let parsed: Result<FaultPlan, _> = plan.parse();
+        config.fault = Some(parsed.map_err(|error| PipeError::Fault {
+            plan: plan.clone(),
+            reason: error.to_string(),
+        })?);
+    }
+    if let Some(file) = &args.capture {
+        config.capture = Some(file.clone());
+    }
+    Ok(config)
+}
+
+/// A number for an endpoint that nobody gave one: in the half above all jobs' numbers.
+fn spare_endpoint() -> Result<EndpointId, PipeError> {
+    random_number()
+        .map(|number| EndpointId(u32::from_le_bytes([number[0], number[1], number[2], 0xff])))
+        .map_err(|cause| PipeError::File {
+            doing: "drawing a random number",
+            cause,
+        })
+}
+
+fn random_number() -> io::Result<[u8; 8]> {
+    let mut bytes = [0; 8];
+    let length = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
+    if length == bytes.len() {
+        Ok(bytes)
+    } else {
+        Err(io::Error::other("too few random bytes"))
+    }
+}

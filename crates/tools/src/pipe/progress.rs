@@ -1,0 +1,129 @@
+//! How far a stream has come, on standard error; and its summary at the end.
+
+use std::io::IsTerminal;
+use std::time::{Duration, Instant};
+
+use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
+use serde::Serialize;
+
+/// How often progress is told where no bar can be drawn.
+const NEXT_WORD: Duration = Duration::from_secs(1);
+
+/// Progress of one stream.
+pub(super) struct Progress {
+    started: Instant,
+    bytes: u64,
+    messages: u64,
+    show: Show,
+}
+
+enum Show {
+    Nothing,
+    Bar(ProgressBar),
+    Words { next: Instant, who: &'static str },
+}
+
+/// What both commands say at the end with `--json`.
+#[derive(Serialize)]
+pub(super) struct Summary<'a> {
+    pub(super) event: &'a str,
+    pub(super) peer: String,
+    pub(super) bytes: u64,
+    pub(super) messages: u64,
+    pub(super) seconds: f64,
+    pub(super) bytes_per_s: f64,
+    pub(super) crc32c: String,
+}
+
+impl Progress {
+    /// `total_bytes` if it is known; `forced` also without a terminal.
+    pub(super) fn new(who: &'static str, total_bytes: Option<u64>, forced: bool) -> Progress {
+        let started = Instant::now();
+        let show = if std::io::stderr().is_terminal() {
+            let (bar, template) = match total_bytes {
+                Some(total) => (
+                    ProgressBar::new(total),
+                    "{msg} {bar:30} {bytes}/{total_bytes} {bytes_per_sec} {eta} left",
+                ),
+                None => (
+                    ProgressBar::new_spinner(),
+                    "{msg} {spinner} {bytes} {bytes_per_sec}",
+                ),
+            };
+            let style = ProgressStyle::with_template(template)
+                .unwrap_or_else(|_| ProgressStyle::default_bar());
+            Show::Bar(bar.with_style(style).with_message(who))
+        } else if forced {
+            Show::Words { next: started, who }
+        } else {
+            Show::Nothing
+        };
+        Progress {
+            started,
+            bytes: 0,
+            messages: 0,
+            show,
+        }
+    }
+
+    /// The clock begins with the stream, not with the wait for it.
+    pub(super) fn begin(&mut self) {
+        self.started = Instant::now();
+    }
+
+    /// One more message.
+    pub(super) fn add(&mut self, bytes: usize) {
+        self.bytes += bytes as u64;
+        self.messages += 1;
+        match &mut self.show {
+            Show::Nothing => {}
+            Show::Bar(bar) => bar.set_position(self.bytes),
+            Show::Words { next, who } => {
+                let now = Instant::now();
+                if now >= *next {
+                    *next = now + NEXT_WORD;
+                    let rate = per_second(self.bytes, now - self.started);
+                    eprintln!("{who} {}, {}/s", HumanBytes(self.bytes), whole_bytes(rate));
+                }
+            }
+        }
+    }
+
+    /// Takes the bar away and says the same in numbers.
+    pub(super) fn finish<'a>(&self, event: &'a str, peer: String, crc: u32) -> Summary<'a> {
+        let took = self.started.elapsed();
+        let rate = per_second(self.bytes, took);
+        match &self.show {
+            Show::Nothing => {}
+            Show::Bar(bar) => bar.finish_and_clear(),
+            Show::Words { who, .. } => eprintln!(
+                "{who} {} in {:.3} s, {}/s",
+                HumanBytes(self.bytes),
+                took.as_secs_f64(),
+                whole_bytes(rate)
+            ),
+        }
+        Summary {
+            event,
+            peer,
+            bytes: self.bytes,
+            messages: self.messages,
+            seconds: took.as_secs_f64(),
+            bytes_per_s: rate,
+            crc32c: format!("{crc:08x}"),
+        }
+    }
+}
+
+fn per_second(bytes: u64, took: Duration) -> f64 {
+    bytes as f64 / took.as_secs_f64().max(1e-9)
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a rate is not negative, and for people"
+)]
+fn whole_bytes(rate: f64) -> HumanBytes {
+    HumanBytes(rate as u64)
+}

@@ -1,0 +1,339 @@
+//! `dipole recv`.
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::str::FromStr;
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use dipole_node::{
+    Address, Endpoint, EndpointId, GoneReason, Message, Node, ReceiveError, SendError,
+};
+
+use super::frame::{Frame, FrameError, HEADER_BYTES, Kind, Sum};
+use super::progress::{Progress, Summary};
+use super::{PipeArgs, PipeError, configure, spare_endpoint};
+use crate::output::json;
+
+/// Receive one stream at an endpoint: to standard output or a file
+#[derive(Args, Debug)]
+pub(crate) struct RecvArgs {
+    /// The endpoint, with or without this node's number
+    #[arg(value_name = "[NID:]DPID")]
+    at: At,
+    /// Write to this file [default: standard output]
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// How long a stream that has begun may be silent, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    silence: u64,
+    #[command(flatten)]
+    pipe: PipeArgs,
+}
+
+/// An endpoint of this node.
+#[derive(Clone, Copy, Debug)]
+enum At {
+    Here(EndpointId),
+    Full(Address),
+}
+
+impl FromStr for At {
+    type Err = dipole_node::AddressError;
+
+    fn from_str(text: &str) -> Result<At, Self::Err> {
+        if text.contains(':') {
+            text.parse().map(At::Full)
+        } else {
+            text.parse().map(At::Here)
+        }
+    }
+}
+
+/// Messages that may wait for a slow output.
+const WAITING_MESSAGES: usize = 16;
+/// How long the node is stepped before a full output is tried again.
+const STEP: Duration = Duration::from_millis(5);
+/// How long the confirmation may take to reach the sender.
+const CONFIRM: Duration = Duration::from_secs(10);
+
+/// Receives; the status is 0 only if the stream is whole.
+pub(crate) fn recv(args: &RecvArgs, as_json: bool) -> ExitCode {
+    match try_recv(args) {
+        Ok(summary) => {
+            if as_json {
+                let line = json(&summary);
+                let line = String::from_utf8_lossy(&line);
+                // The stream itself may be on standard output.
+                if args.out.is_some() {
+                    println!("{line}");
+                } else {
+                    eprintln!("{line}");
+                }
+            }
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("dipole recv: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn try_recv(args: &RecvArgs) -> Result<Summary<'static>, PipeError> {
+    let mut config = configure(&args.pipe)?;
+    config.connect_timeout = CONFIRM;
+    let endpoint = match args.at {
+        At::Here(endpoint) => endpoint,
+        At::Full(address) if address.node == config.node => address.endpoint,
+        At::Full(asked) => {
+            return Err(PipeError::NotOurNode {
+                asked,
+                own: config.node,
+            });
+        }
+    };
+    let node = Node::open(config).map_err(PipeError::Open)?;
+    let endpoint = node.endpoint(endpoint).map_err(PipeError::Open)?;
+    let reply = node.endpoint(spare_endpoint()?).map_err(PipeError::Open)?;
+    let output: Box<dyn Write + Send> = match &args.out {
+        Some(path) => Box::new(File::create(path).map_err(|cause| PipeError::File {
+            doing: "opening the file",
+            cause: io::Error::new(cause.kind(), format!("{}: {cause}", path.display())),
+        })?),
+        None => Box::new(io::stdout()),
+    };
+    let (to_write, pieces) = sync_channel(WAITING_MESSAGES);
+    let writer = std::thread::spawn(move || write_output(output, &pieces));
+    let mut receiver = Receiving {
+        endpoint: &endpoint,
+        reply: &reply,
+        lines: args.pipe.lines,
+        silence: Duration::from_secs(args.silence),
+        source: None,
+        sum: Sum::new(),
+        progress: Progress::new("received", None, args.pipe.progress),
+        turned_away: HashSet::new(),
+    };
+    let outcome = receiver.carry(to_write, writer);
+    let Some((source, stream)) = receiver.source else {
+        return Err(outcome.err().unwrap_or(PipeError::Unconfirmed {
+            to: endpoint.address(),
+        }));
+    };
+    let crc = receiver.sum.crc();
+    let summary = receiver
+        .progress
+        .finish("received", source.to_string(), crc);
+    match outcome {
+        Ok(()) => match tell(&reply, source, stream, None) {
+            // Our stream is whole; the sender leaves when it has read that.
+            Ok(())
+            | Err(PipeError::Send(SendError::PeerGone {
+                reason: Some(GoneReason::Closed),
+                ..
+            })) => {}
+            Err(error) => {
+                eprintln!("dipole recv: the sender may not know that all is here: {error}")
+            }
+        },
+        Err(error) => {
+            // Whom we do not hear any more, or who gave up itself, need not be told.
+            if !matches!(error, PipeError::Silent { .. } | PipeError::Refused { .. }) {
+                let _ = tell(&reply, source, stream, Some(&error.to_string()));
+            }
+            return Err(error);
+        }
+    }
+    Ok(summary)
+}
+
+struct Receiving<'a> {
+    endpoint: &'a Endpoint,
+    /// Answers from here, and lets the node go on while the output is slow.
+    reply: &'a Endpoint,
+    lines: bool,
+    silence: Duration,
+    source: Option<(Address, u64)>,
+    sum: Sum,
+    progress: Progress,
+    turned_away: HashSet<(Address, u64)>,
+}
+
+impl Receiving<'_> {
+    /// Until the stream has ended and is written.
+    fn carry(
+        &mut self,
+        to_write: SyncSender<Message>,
+        writer: JoinHandle<io::Result<()>>,
+    ) -> Result<(), PipeError> {
+        let mut last = Instant::now();
+        loop {
+            let received = if self.source.is_some() {
+                self.endpoint.receive_timeout(self.silence)
+            } else {
+                self.endpoint.receive()
+            };
+            let message = match received {
+                Ok(message) => message,
+                Err(ReceiveError::TimedOut { .. }) => return Err(self.silent()),
+                Err(error) => return Err(PipeError::Receive(error)),
+            };
+            let from = message.source();
+            let frame = match Frame::parse(&message) {
+                Ok(frame) => frame,
+                // A stranger cannot end a stream that has begun.
+                Err(_) if self.source.is_some_and(|(source, _)| source != from) => continue,
+                Err(cause) => return Err(PipeError::Frame { from, cause }),
+            };
+            let own = *self.source.get_or_insert_with(|| {
+                self.progress.begin();
+                (from, frame.stream)
+            });
+            if own != (from, frame.stream) {
+                self.turn_away(from, frame.stream);
+                if last.elapsed() > self.silence {
+                    return Err(self.silent());
+                }
+                continue;
+            }
+            last = Instant::now();
+            if frame.offset_bytes != self.sum.length_bytes() {
+                return Err(PipeError::Frame {
+                    from,
+                    cause: FrameError::Offset {
+                        expected_bytes: self.sum.length_bytes(),
+                        found_bytes: frame.offset_bytes,
+                    },
+                });
+            }
+            match frame.kind {
+                Kind::Bytes(_) | Kind::Line(_)
+                    if matches!(frame.kind, Kind::Line(_)) != self.lines =>
+                {
+                    return Err(PipeError::Mode {
+                        from,
+                        lines: self.lines,
+                    });
+                }
+                Kind::Bytes(payload) | Kind::Line(payload) => {
+                    self.sum.add(payload);
+                    self.progress.add(payload.len());
+                    if !self.hand_over(&to_write, message) {
+                        return Err(written(writer).err().unwrap_or(PipeError::File {
+                            doing: "writing the output",
+                            cause: io::ErrorKind::BrokenPipe.into(),
+                        }));
+                    }
+                }
+                Kind::End { crc } => {
+                    if crc != self.sum.crc() {
+                        return Err(PipeError::Damaged {
+                            from,
+                            expected_bytes: frame.offset_bytes,
+                            found_bytes: self.sum.length_bytes(),
+                        });
+                    }
+                    drop(to_write);
+                    while !writer.is_finished() {
+                        self.step()?;
+                    }
+                    return written(writer);
+                }
+                Kind::Broken(reason) => {
+                    return Err(PipeError::Refused {
+                        to: from,
+                        reason: reason.to_owned(),
+                    });
+                }
+                Kind::Alive | Kind::Whole => {}
+            }
+        }
+    }
+
+    /// Gives a message to the writer; false if the writer has failed.
+    fn hand_over(&self, to_write: &SyncSender<Message>, message: Message) -> bool {
+        let mut message = message;
+        loop {
+            match to_write.try_send(message) {
+                Ok(()) => return true,
+                Err(TrySendError::Disconnected(_)) => return false,
+                Err(TrySendError::Full(back)) => message = back,
+            }
+            if self.step().is_err() {
+                return false;
+            }
+        }
+    }
+
+    /// Lets the node go on for a moment: the peer must see that we live.
+    fn step(&self) -> Result<(), PipeError> {
+        match self.reply.receive_timeout(STEP) {
+            Ok(_) | Err(ReceiveError::TimedOut { .. }) => Ok(()),
+            Err(error) => Err(PipeError::Receive(error)),
+        }
+    }
+
+    fn turn_away(&mut self, from: Address, stream: u64) {
+        if self.turned_away.insert((from, stream)) {
+            eprintln!("dipole recv: endpoint {from} sends too; only the first stream is received");
+            let _ = tell(self.reply, from, stream, Some("it receives another stream"));
+        }
+    }
+
+    fn silent(&self) -> PipeError {
+        let from = self
+            .source
+            .map_or(self.endpoint.address(), |(source, _)| source);
+        PipeError::Silent {
+            from,
+            seconds: self.silence.as_secs(),
+            bytes: self.sum.length_bytes(),
+        }
+    }
+}
+
+/// Tells the sender how it went.
+fn tell(reply: &Endpoint, to: Address, stream: u64, broken: Option<&str>) -> Result<(), PipeError> {
+    let mut message = Vec::new();
+    Frame {
+        kind: broken.map_or(Kind::Whole, Kind::Broken),
+        stream,
+        offset_bytes: 0,
+    }
+    .write(&mut message);
+    reply.target(to).map_err(PipeError::Target)?;
+    let sent = reply
+        .send_timeout(&message, CONFIRM)
+        .and_then(|()| reply.drain(CONFIRM));
+    reply.untarget(to);
+    sent.map_err(PipeError::Send)
+}
+
+fn written(writer: JoinHandle<io::Result<()>>) -> Result<(), PipeError> {
+    writer
+        .join()
+        .unwrap_or_else(|_| Err(io::Error::other("the writer panicked")))
+        .map_err(|cause| PipeError::File {
+            doing: "writing the output",
+            cause,
+        })
+}
+
+fn write_output(mut output: Box<dyn Write + Send>, pieces: &Receiver<Message>) -> io::Result<()> {
+    for message in pieces {
+        let payload = &message[HEADER_BYTES..];
+        output.write_all(payload)?;
+        // Frame::parse has seen the kind already: 2 is a line.
+        if message[0] == 2 {
+            output.write_all(b"\n")?;
+        }
+        output.flush()?;
+    }
+    output.flush()
+}

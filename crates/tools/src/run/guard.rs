@@ -1,0 +1,145 @@
+//! Two tiny programs that see to it that nothing is left behind.
+//!
+//! `guard` stands above a host's shim (or the remote shell that reaches it): when
+//! that ends in any way, or when the guard's own parent does, everything below is
+//! killed. The shim does the same when its guard dies, so one `kill -9`, wherever
+//! it hits, leaves nothing. `rank-exec` becomes a rank's program after it has
+//! asked the kernel to kill it with the shim.
+
+use std::ffi::OsString;
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode, Stdio};
+
+use clap::Args;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitOptions, getppid, pidfd_open, set_parent_process_death_signal,
+    waitpid,
+};
+
+use super::descendants;
+use super::shim::ending_of;
+
+/// Arguments of the hidden subcommand `guard`.
+#[derive(Args, Debug)]
+pub(crate) struct GuardArgs {
+    /// Who started this; absent where process ids are not shared.
+    #[arg(long)]
+    parent: Option<u32>,
+    /// What to run below; the shim if absent.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    command: Vec<OsString>,
+}
+
+/// Arguments of the hidden subcommand `rank-exec`.
+#[derive(Args, Debug)]
+pub(crate) struct RankExecArgs {
+    /// Who started this.
+    #[arg(long)]
+    parent: u32,
+    /// Which rank this becomes.
+    #[arg(long)]
+    rank: u32,
+    /// The program and its arguments.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
+    command: Vec<OsString>,
+}
+
+/// Runs something and ends whatever is left of it.
+pub(crate) fn guard(args: GuardArgs) -> ExitCode {
+    match try_guard(args) {
+        Ok(status) => ExitCode::from(status),
+        Err(cause) => {
+            eprintln!("dipole guard: {cause}");
+            descendants::end_all();
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn try_guard(args: GuardArgs) -> std::io::Result<u8> {
+    descendants::adopt_orphans()?;
+    let parent = watch_parent(args.parent)?;
+    let mut command = match args.command.split_first() {
+        Some((program, arguments)) => {
+            let mut command = Command::new(program);
+            command.args(arguments);
+            command
+        }
+        None => {
+            let mut command = Command::new(std::env::current_exe()?);
+            command
+                .arg("shim")
+                .arg("--parent")
+                .arg(std::process::id().to_string());
+            command
+        }
+    };
+    let child = command.spawn().map_err(|cause| {
+        let program = command.get_program().display();
+        std::io::Error::other(format!("cannot start `{program}`: {cause}"))
+    })?;
+    drop(command);
+    let pid = i32::try_from(child.id())
+        .ok()
+        .and_then(Pid::from_raw)
+        .ok_or_else(|| std::io::Error::other("a child without a process id"))?;
+    let ended = pidfd_open(pid, PidfdFlags::empty())?;
+    let mut watched = vec![PollFd::new(&ended, PollFlags::IN)];
+    watched.extend(parent.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
+    while let Err(error) = poll(&mut watched, None) {
+        if error != rustix::io::Errno::INTR {
+            return Err(error.into());
+        }
+    }
+    let status = match waitpid(Some(pid), WaitOptions::NOHANG)? {
+        Some((_, status)) => ending_of(status).status(),
+        // Our parent went first.
+        None => 128 + 9,
+    };
+    descendants::end_all();
+    Ok(status)
+}
+
+/// A descriptor that becomes readable when our parent dies; `None` where it cannot be seen.
+pub(super) fn watch_parent(expected: Option<u32>) -> std::io::Result<Option<OwnedFd>> {
+    let Some(parent) = getppid() else {
+        return Ok(None);
+    };
+    // The parent may have died before we came here: then we already have another.
+    if expected.is_some_and(|pid| parent.as_raw_nonzero().get().cast_unsigned() != pid) {
+        return Err(std::io::Error::other(
+            "the process that started this is gone",
+        ));
+    }
+    Ok(pidfd_open(parent, PidfdFlags::empty()).ok())
+}
+
+/// Becomes the program of a rank.
+pub(crate) fn rank_exec(args: &RankExecArgs) -> ExitCode {
+    let orphaned = set_parent_process_death_signal(Some(Signal::KILL)).is_err()
+        || watch_parent(Some(args.parent)).is_err();
+    if orphaned {
+        return ExitCode::FAILURE;
+    }
+    let (program, arguments) = args
+        .command
+        .split_first()
+        .expect("the argument parser asks for a program");
+    let cause = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::inherit())
+        .exec();
+    eprintln!(
+        "dipole run: cannot start `{}` as rank {}: {cause}; is it there, and executable?",
+        program.display(),
+        args.rank
+    );
+    // As shells have it.
+    ExitCode::from(if cause.kind() == std::io::ErrorKind::NotFound {
+        127
+    } else {
+        126
+    })
+}

@@ -1,0 +1,229 @@
+//! One host as the launcher sees it: a guard process that leads to the shim there.
+
+use std::ffi::{OsStr, OsString};
+use std::io::{self, BufRead, BufReader, Read};
+use std::net::UdpSocket;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{Sender, channel};
+use std::time::Instant;
+
+use dipole_node::NodeId;
+use dipole_node::hosts::Host;
+
+use super::budget::Budget;
+use super::message::{Down, Up, skip_to_banner};
+
+/// What a host's threads tell the launcher; the number is the host's index.
+pub(super) enum HostEvent {
+    Said(usize, Up),
+    /// A line on the error output of the remote shell, the guard or the shim.
+    Muttered(usize, String),
+    /// The stream ended; with the reason if that was not after `Done`.
+    Ended(usize, Option<String>),
+}
+
+/// How hosts are reached.
+pub(super) struct Reach<'a> {
+    /// The remote shell's words; `ssh` with options that never ask if empty.
+    pub(super) shell: &'a [String],
+    /// `dipole` on the other hosts.
+    pub(super) program: &'a Path,
+    /// The node of this machine, if the environment says so.
+    pub(super) own_node: Option<NodeId>,
+}
+
+/// A host that was tried.
+pub(super) struct Contact {
+    /// Index into the list of hosts.
+    pub(super) index: usize,
+    pub(super) host: Host,
+    pub(super) since: Instant,
+    pub(super) state: State,
+    /// Written by a thread: a network that hangs must not stop the launcher.
+    to_write: Option<Sender<Down>>,
+}
+
+/// How far we have come with a host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// No word from its shim yet.
+    Waiting,
+    /// Its shim is there.
+    Ready,
+    /// It left, orderly or not.
+    Gone,
+}
+
+impl Contact {
+    /// Starts the guard that leads to the host, and threads that listen to it.
+    pub(super) fn start(
+        index: usize,
+        host: &Host,
+        reach: &Reach<'_>,
+        events: &Sender<HostEvent>,
+        budget: &Budget,
+    ) -> io::Result<Contact> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command
+            .arg("guard")
+            .args(["--parent", &std::process::id().to_string()])
+            .args(words_to(host, reach))
+            // Ctrl-C at the terminal is for the launcher, which passes it on.
+            .process_group(0)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut child = command.spawn()?;
+        let (to_write, messages) = channel::<Down>();
+        if let Some(mut stdin) = child.stdin.take() {
+            std::thread::spawn(move || {
+                for message in messages {
+                    // One that is gone is noticed by whoever listens to it.
+                    if message.write(&mut stdin).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+        if let Some(stdout) = child.stdout.take() {
+            let (events, budget) = (events.clone(), budget.clone());
+            std::thread::spawn(move || listen(index, stdout, &events, &budget));
+        }
+        if let Some(stderr) = child.stderr.take() {
+            let events = events.clone();
+            std::thread::spawn(move || {
+                for line in BufReader::new(stderr).split(b'\n').map_while(Result::ok) {
+                    let line = String::from_utf8_lossy(&line).trim_end().to_owned();
+                    let _ = events.send(HostEvent::Muttered(index, line));
+                }
+            });
+        }
+        Ok(Contact {
+            index,
+            host: host.clone(),
+            since: Instant::now(),
+            state: State::Waiting,
+            to_write: Some(to_write),
+        })
+    }
+
+    /// Tells the shim something; a host that is gone is noticed by its reader.
+    pub(super) fn tell(&self, message: Down) {
+        if let Some(to_write) = &self.to_write {
+            let _ = to_write.send(message);
+        }
+    }
+
+    /// Hangs up: the guard and the shim end everything there.
+    pub(super) fn leave(&mut self) {
+        self.to_write = None;
+        self.state = State::Gone;
+    }
+}
+
+/// The words after `guard --parent PID`: none for this machine.
+fn words_to(host: &Host, reach: &Reach<'_>) -> Vec<OsString> {
+    if is_here(host, reach) {
+        return Vec::new();
+    }
+    let mut words: Vec<OsString> = vec!["--".into()];
+    if reach.shell.is_empty() {
+        words.extend(
+            [
+                "ssh",
+                "-oBatchMode=yes",
+                "-oConnectTimeout=5",
+                "-oServerAliveInterval=15",
+            ]
+            .map(OsString::from),
+        );
+    } else {
+        words.extend(reach.shell.iter().map(OsString::from));
+    }
+    words.push(match &host.ssh {
+        Some(destination) => destination.into(),
+        None => host.address.to_string().into(),
+    });
+    let mut line = quoted(reach.program.as_os_str());
+    line.push(" guard");
+    words.push(line);
+    words
+}
+
+fn is_here(host: &Host, reach: &Reach<'_>) -> bool {
+    match &host.ssh {
+        Some(destination) => destination == "local",
+        None if reach.own_node == Some(host.node) => true,
+        // An address that can be bound is one of this machine's.
+        None => reach.shell.is_empty() && UdpSocket::bind((host.address, 0)).is_ok(),
+    }
+}
+
+/// As a shell reads it back.
+fn quoted(word: &OsStr) -> OsString {
+    let text = word.to_string_lossy();
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+".contains(c);
+    if text.chars().all(plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", text.replace('\'', r"'\''")).into()
+}
+
+fn listen(index: usize, stdout: impl Read, events: &Sender<HostEvent>, budget: &Budget) {
+    let mut from = BufReader::with_capacity(1 << 16, stdout);
+    if let Err(cause) = skip_to_banner(&mut from) {
+        let _ = events.send(HostEvent::Ended(index, Some(cause.to_string())));
+        return;
+    }
+    let mut done = false;
+    let reason = loop {
+        match Up::read(&mut from) {
+            Ok(Some(message)) => {
+                done |= matches!(message, Up::Done);
+                if let Up::Output { bytes, .. } = &message {
+                    budget.take(bytes.len());
+                }
+                let _ = events.send(HostEvent::Said(index, message));
+            }
+            Ok(None) if done => break None,
+            Ok(None) => break Some("the connection ended".to_owned()),
+            Err(cause) => break Some(cause.to_string()),
+        }
+    };
+    let _ = events.send(HostEvent::Ended(index, reason));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dipole_node::hosts::Hosts;
+
+    fn words(line: &str, shell: &[&str], own_node: Option<u32>) -> Vec<String> {
+        let hosts = Hosts::parse(line).unwrap();
+        let shell: Vec<String> = shell.iter().map(|word| (*word).to_owned()).collect();
+        let reach = Reach {
+            shell: &shell,
+            program: Path::new("/opt/my tools/dipole"),
+            own_node: own_node.map(NodeId),
+        };
+        words_to(hosts.iter().next().unwrap(), &reach)
+            .into_iter()
+            .map(|word| word.into_string().unwrap())
+            .collect()
+    }
+
+    #[test]
+    fn this_machine_needs_no_shell_and_another_is_reached_by_ssh_or_what_was_given() {
+        assert!(words("1 127.0.0.1", &[], None).is_empty());
+        assert!(words("1 192.0.2.1", &[], Some(1)).is_empty());
+        assert!(words("1 192.0.2.1 ssh=local", &["sh"], None).is_empty());
+        let by_ssh = words("1 192.0.2.1 ssh=me@there", &[], None);
+        assert_eq!(by_ssh[1], "ssh");
+        assert_eq!(by_ssh[by_ssh.len() - 2], "me@there");
+        assert_eq!(by_ssh[by_ssh.len() - 1], "'/opt/my tools/dipole' guard");
+        let given = words("1 127.0.0.1", &["into", "-q"], None);
+        assert_eq!(given[..4], ["--", "into", "-q", "127.0.0.1"]);
+    }
+}

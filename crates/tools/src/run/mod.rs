@@ -1,0 +1,164 @@
+//! `dipole run`: starts a job's processes here and on other hosts, and ends them.
+//!
+//! ```text
+//! launcher -> guard -> shim -> rank-exec = PROGRAM      (this machine)
+//! launcher -> guard -> ssh ~~> guard -> shim -> ...     (another one)
+//! ```
+//!
+//! Every arrow is watched in both directions, so that nothing is left behind
+//! whoever dies: see [`guard`].
+
+mod budget;
+mod descendants;
+mod guard;
+mod host;
+mod launcher;
+mod message;
+mod placement;
+mod shim;
+
+use std::ffi::OsString;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args;
+use dipole_node::NodeId;
+use dipole_node::hosts::{Hosts, HostsError};
+use dipole_node::job::{self, JobError};
+
+pub(crate) use guard::{GuardArgs, RankExecArgs, guard, rank_exec};
+pub(crate) use message::Stream;
+pub(crate) use shim::{ShimArgs, shim};
+
+use crate::output::Style;
+
+/// Start a program as the ranks of a job, here or on several hosts
+#[derive(Args, Debug)]
+pub(crate) struct RunArgs {
+    /// How many ranks
+    #[arg(short = 'n', long = "ranks", value_name = "P",
+          value_parser = clap::value_parser!(u32).range(1..=i64::from(job::MAX_RANKS)))]
+    ranks: u32,
+    /// Hosts file; ranks fill its hosts in order by their slots [default: $DIPOLE_HOSTS, else this machine alone]
+    #[arg(long, value_name = "FILE")]
+    hosts: Option<PathBuf>,
+    /// Command that reaches a host, called as CMD DEST COMMAND-LINE [default: ssh]
+    #[arg(long, value_name = "CMD")]
+    rsh: Option<String>,
+    /// The dipole program on other hosts [default: the path of this one]
+    #[arg(long, value_name = "PATH")]
+    dipole: Option<PathBuf>,
+    /// Put the rank before every line: `[3] line`
+    #[arg(long)]
+    tag: bool,
+    /// Pass a variable on to the ranks; may be repeated
+    #[arg(long = "env", value_name = "NAME[=VALUE]")]
+    environment: Vec<String>,
+    /// How long a host may take to answer, in seconds
+    #[arg(long, value_name = "SECONDS", default_value = "15", value_parser = seconds)]
+    start_timeout: Duration,
+    /// How long ranks may take to end after SIGTERM before they are killed, in seconds
+    #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = seconds)]
+    grace: Duration,
+    /// The program and its arguments
+    #[arg(
+        value_name = "PROG",
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        required = true
+    )]
+    command: Vec<OsString>,
+}
+
+/// Why a job could not be run.
+#[derive(Debug)]
+pub(crate) enum RunError {
+    /// The hosts file is broken.
+    Hosts(HostsError),
+    /// An environment variable is broken.
+    Environment(JobError),
+    /// Not one host answered.
+    NoHost { tried: usize },
+    /// A system call failed.
+    System {
+        doing: &'static str,
+        cause: std::io::Error,
+    },
+}
+
+impl fmt::Display for RunError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            RunError::Hosts(error) => error.fmt(f),
+            RunError::Environment(error) => error.fmt(f),
+            RunError::NoHost { tried } => write!(
+                f,
+                "none of the {tried} hosts answered, so no rank was started; see above for each"
+            ),
+            RunError::System { doing, cause } => write!(f, "{doing} failed: {cause}"),
+        }
+    }
+}
+
+/// Runs the job; its status is that of the first rank that failed.
+pub(crate) fn execute(args: RunArgs, json: bool) -> ExitCode {
+    let style = match (json, args.tag, args.ranks) {
+        (true, ..) => Style::Json,
+        (false, true, _) => Style::Tagged,
+        (false, false, 1) => Style::Raw,
+        (false, false, _) => Style::Lines,
+    };
+    let hosts = match load_hosts(args.hosts.as_deref()) {
+        Ok(hosts) => hosts,
+        Err(error) => return fail(&error),
+    };
+    match launcher::launch(args, &hosts, style) {
+        Ok(status) => ExitCode::from(status),
+        Err(error) => fail(&error),
+    }
+}
+
+fn fail(error: &RunError) -> ExitCode {
+    eprintln!("dipole run: {error}");
+    ExitCode::FAILURE
+}
+
+/// The hosts, and the text they were read from if there is a file.
+struct HostsFile {
+    hosts: Hosts,
+    text: Option<String>,
+}
+
+fn load_hosts(given: Option<&Path>) -> Result<HostsFile, RunError> {
+    let file = given.map(Path::to_owned).or_else(job::hosts_file_from_env);
+    let Some(file) = file else {
+        let node = job::node_from_env()
+            .map_err(RunError::Environment)?
+            .unwrap_or(NodeId(1));
+        return Ok(HostsFile {
+            hosts: Hosts::local_only(node),
+            text: None,
+        });
+    };
+    let text = std::fs::read_to_string(&file).map_err(|cause| {
+        RunError::Hosts(HostsError::Unreadable {
+            file: file.clone(),
+            cause,
+        })
+    })?;
+    let hosts = Hosts::parse_as(&text, &file).map_err(RunError::Hosts)?;
+    Ok(HostsFile {
+        hosts,
+        text: Some(text),
+    })
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    text.parse()
+        .ok()
+        .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+        .filter(|duration| *duration <= Duration::from_secs(1_000_000))
+        .ok_or_else(|| format!("`{text}` is no number of seconds, such as 2 or 0.5"))
+}

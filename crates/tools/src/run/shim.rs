@@ -1,0 +1,365 @@
+//! The launcher's hand on one host: starts the ranks there, carries their input
+//! and output, and ends everything when told or when nobody is left to tell it.
+//!
+//! It talks over its standard input and output. Input that ends, a guard that
+//! dies and a launcher that asks for it all mean the same: no process below
+//! this one survives.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process_group, wait};
+
+use super::budget::Budget;
+use super::descendants;
+use super::guard::watch_parent;
+use super::message::{BANNER, Down, Ending, Hello, Start, Stream, Up};
+
+/// Arguments of the hidden subcommand `shim`.
+#[derive(Args, Debug)]
+pub(crate) struct ShimArgs {
+    /// The guard above.
+    #[arg(long)]
+    parent: Option<u32>,
+}
+
+/// Output that may wait here for a slow launcher.
+const OUTPUT_BUDGET_BYTES: usize = 1 << 20;
+/// Pause between two rounds of killing.
+const SWEEP_PAUSE: Duration = Duration::from_millis(3);
+
+enum Event {
+    Told(Down),
+    /// Nobody is left to talk to.
+    Alone,
+    Died(Pid, WaitStatus),
+    NoChildren,
+}
+
+/// What rank 0 reads, on its way.
+enum Input {
+    Bytes(Vec<u8>),
+    End,
+}
+
+/// Runs the shim.
+pub(crate) fn shim(args: &ShimArgs) -> ExitCode {
+    let Err(cause) = try_shim(args) else {
+        return ExitCode::SUCCESS;
+    };
+    eprintln!("dipole shim: {cause}");
+    descendants::end_all();
+    ExitCode::FAILURE
+}
+
+fn try_shim(args: &ShimArgs) -> io::Result<()> {
+    descendants::adopt_orphans()?;
+    let guard = watch_parent(args.parent)?;
+    let mut control = io::stdin().lock();
+    io::stdout().write_all(BANNER)?;
+    let hello = Hello {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        pid: std::process::id(),
+    };
+    Up::Hello(hello).write(&mut io::stdout())?;
+    let start = match Down::read(&mut control)? {
+        Some(Down::Start(start)) => start,
+        Some(_) => return Err(io::Error::other("something else than ranks to start")),
+        // The launcher had no use for this host.
+        None => return Ok(()),
+    };
+    drop(control);
+
+    let (events, inbox) = channel();
+    let (outbox, to_write) = channel();
+    let budget = Budget::new(OUTPUT_BUDGET_BYTES);
+    let writer = std::thread::spawn({
+        let (events, budget) = (events.clone(), budget.clone());
+        move || write_all(&to_write, &budget, &events)
+    });
+    std::thread::spawn({
+        let events = events.clone();
+        move || read_control(&events)
+    });
+    if let Some(guard) = guard {
+        std::thread::spawn({
+            let events = events.clone();
+            move || watch(&guard, &events)
+        });
+    }
+    let mut host = HostRanks {
+        ranks: Vec::new(),
+        input: None,
+        readers: Vec::new(),
+        outbox,
+        budget,
+        hosts: None,
+    };
+    host.start(&start)?;
+    std::thread::spawn(move || reap(&events));
+    host.tend(&inbox);
+    for reader in host.readers.drain(..) {
+        let _ = reader.join();
+    }
+    let _ = host.outbox.send(Up::Done);
+    drop(host);
+    let _ = writer.join();
+    Ok(())
+}
+
+struct Rank {
+    rank: u32,
+    pid: Pid,
+    running: bool,
+}
+
+/// The ranks of this host.
+struct HostRanks {
+    ranks: Vec<Rank>,
+    input: Option<Sender<Input>>,
+    readers: Vec<std::thread::JoinHandle<()>>,
+    outbox: Sender<Up>,
+    budget: Budget,
+    /// Open for the ranks to read for as long as there are any.
+    hosts: Option<OwnedFd>,
+}
+
+impl HostRanks {
+    /// Starts all ranks. From the first thread: a rank is killed when the thread
+    /// that started it ends.
+    fn start(&mut self, start: &Start) -> io::Result<()> {
+        let hosts = start.hosts.as_deref().map(hosts_in_memory).transpose()?;
+        let directory_is_there = start.directory.is_dir();
+        if !directory_is_there {
+            let _ = self.outbox.send(Up::Complaint(format!(
+                "there is no directory {}; the ranks start in the home directory",
+                start.directory.display()
+            )));
+        }
+        for &rank in &start.ranks {
+            let mut command = Command::new(std::env::current_exe()?);
+            command
+                .arg("rank-exec")
+                .args(["--parent", &std::process::id().to_string()])
+                .args(["--rank", &rank.to_string()])
+                .arg("--")
+                .args(&start.command)
+                .env_remove("DIPOLE_HOSTS")
+                .envs(&start.environment)
+                .env("DIPOLE_RANK", rank.to_string())
+                .stdin(if rank == 0 {
+                    Stdio::piped()
+                } else {
+                    Stdio::null()
+                })
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .process_group(0);
+            if let Some(hosts) = &hosts {
+                // By way of this process, which outlives all ranks; no file to leave behind.
+                let path = format!("/proc/{}/fd/{}", std::process::id(), hosts.as_raw_fd());
+                command.env("DIPOLE_HOSTS", path);
+            }
+            if directory_is_there {
+                command.current_dir(&start.directory);
+            }
+            let mut child = command.spawn()?;
+            let pid = i32::try_from(child.id())
+                .ok()
+                .and_then(Pid::from_raw)
+                .ok_or_else(|| io::Error::other("a child without a process id"))?;
+            self.ranks.push(Rank {
+                rank,
+                pid,
+                running: true,
+            });
+            let _ = self.outbox.send(Up::Started {
+                rank,
+                pid: child.id(),
+            });
+            if let Some(stdin) = child.stdin.take() {
+                let (input, to_feed) = channel();
+                self.input = Some(input);
+                let outbox = self.outbox.clone();
+                std::thread::spawn(move || feed(stdin, &to_feed, &outbox));
+            }
+            if let Some(stdout) = child.stdout.take() {
+                self.carry(rank, Stream::Stdout, stdout);
+            }
+            if let Some(stderr) = child.stderr.take() {
+                self.carry(rank, Stream::Stderr, stderr);
+            }
+        }
+        self.hosts = hosts;
+        Ok(())
+    }
+
+    fn carry(&mut self, rank: u32, stream: Stream, mut from: impl Read + Send + 'static) {
+        let (outbox, budget) = (self.outbox.clone(), self.budget.clone());
+        self.readers.push(std::thread::spawn(move || {
+            let mut buffer = vec![0; 1 << 16];
+            loop {
+                match from.read(&mut buffer) {
+                    Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {}
+                    Ok(0) | Err(_) => return,
+                    Ok(length) => {
+                        budget.take(length);
+                        let _ = outbox.send(Up::Output {
+                            rank,
+                            stream,
+                            bytes: buffer[..length].to_vec(),
+                        });
+                    }
+                }
+            }
+        }));
+    }
+
+    /// Until no process is left.
+    fn tend(&mut self, inbox: &Receiver<Event>) {
+        let mut kill_at: Option<Instant> = None;
+        let mut sweeping = false;
+        loop {
+            sweeping |= !self.ranks.iter().any(|rank| rank.running)
+                || kill_at.is_some_and(|at| at <= Instant::now());
+            let event = if sweeping {
+                descendants::kill_once();
+                inbox.recv_timeout(SWEEP_PAUSE)
+            } else if let Some(at) = kill_at {
+                inbox.recv_timeout(at.saturating_duration_since(Instant::now()))
+            } else {
+                inbox.recv().map_err(|_| RecvTimeoutError::Disconnected)
+            };
+            match event {
+                Ok(Event::Told(Down::Input(bytes))) => self.feed(Input::Bytes(bytes)),
+                Ok(Event::Told(Down::InputEnd)) => self.feed(Input::End),
+                Ok(Event::Told(Down::Signal(signal))) => {
+                    if let Some(signal) = Signal::from_named_raw(signal) {
+                        self.signal(signal);
+                    }
+                }
+                Ok(Event::Told(Down::End { grace_ms })) => {
+                    let at = Instant::now() + Duration::from_millis(grace_ms.into());
+                    kill_at = Some(kill_at.map_or(at, |former| former.min(at)));
+                    self.signal(Signal::TERM);
+                    // A stopped process would not see it.
+                    self.signal(Signal::CONT);
+                }
+                Ok(Event::Told(Down::Start(_))) | Err(RecvTimeoutError::Timeout) => {}
+                Ok(Event::Alone) => sweeping = true,
+                Ok(Event::Died(pid, status)) => self.died(pid, status),
+                Ok(Event::NoChildren) | Err(RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    }
+
+    fn feed(&mut self, input: Input) {
+        // Where there is no rank 0 the launcher sends none.
+        if let Some(to_feed) = &self.input {
+            let _ = to_feed.send(input);
+        }
+    }
+
+    /// To the process group of every rank that runs: only then is it surely its own.
+    fn signal(&self, signal: Signal) {
+        for rank in self.ranks.iter().filter(|rank| rank.running) {
+            let _ = kill_process_group(rank.pid, signal);
+        }
+    }
+
+    fn died(&mut self, pid: Pid, status: WaitStatus) {
+        if let Some(rank) = self
+            .ranks
+            .iter_mut()
+            .find(|rank| rank.pid == pid && rank.running)
+        {
+            rank.running = false;
+            let _ = self.outbox.send(Up::Exited {
+                rank: rank.rank,
+                ending: ending_of(status),
+            });
+        }
+    }
+}
+
+/// How a process that was waited for ended.
+pub(super) fn ending_of(status: WaitStatus) -> Ending {
+    let small = |number: i32| u8::try_from(number & 0xff).unwrap_or(u8::MAX);
+    match (status.exit_status(), status.terminating_signal()) {
+        (Some(code), _) => Ending::Code(small(code)),
+        (None, Some(signal)) => Ending::Signal(small(signal)),
+        (None, None) => Ending::Code(u8::MAX),
+    }
+}
+
+fn hosts_in_memory(text: &str) -> io::Result<OwnedFd> {
+    let memory = memfd_create("dipole-hosts", MemfdFlags::CLOEXEC)?;
+    let mut file = File::from(memory);
+    file.write_all(text.as_bytes())?;
+    Ok(file.into())
+}
+
+fn write_all(to_write: &Receiver<Up>, budget: &Budget, events: &Sender<Event>) {
+    let mut out = io::stdout().lock();
+    let mut broken = false;
+    for message in to_write {
+        if !broken && message.write(&mut out).is_err() {
+            broken = true;
+            let _ = events.send(Event::Alone);
+        }
+        if let Up::Output { bytes, .. } = &message {
+            budget.give(bytes.len());
+        }
+    }
+}
+
+fn read_control(events: &Sender<Event>) {
+    let mut control = io::stdin().lock();
+    while let Ok(Some(message)) = Down::read(&mut control) {
+        let _ = events.send(Event::Told(message));
+    }
+    let _ = events.send(Event::Alone);
+}
+
+fn watch(guard: &OwnedFd, events: &Sender<Event>) {
+    let mut watched = [PollFd::new(guard, PollFlags::IN)];
+    while let Err(rustix::io::Errno::INTR) = poll(&mut watched, None) {}
+    let _ = events.send(Event::Alone);
+}
+
+fn reap(events: &Sender<Event>) {
+    loop {
+        match wait(WaitOptions::empty()) {
+            Ok(Some((pid, status))) => {
+                let _ = events.send(Event::Died(pid, status));
+            }
+            Ok(None) | Err(rustix::io::Errno::INTR) => {}
+            Err(_) => {
+                let _ = events.send(Event::NoChildren);
+                return;
+            }
+        }
+    }
+}
+
+fn feed(mut stdin: impl Write, to_feed: &Receiver<Input>, outbox: &Sender<Up>) {
+    let mut closed = false;
+    for input in to_feed {
+        let Input::Bytes(bytes) = input else {
+            // Dropping it is the end of file.
+            return;
+        };
+        // A rank that does not read any more is none of the launcher's business.
+        closed = closed || stdin.write_all(&bytes).is_err();
+        let count = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+        let _ = outbox.send(Up::InputTaken(count));
+    }
+}

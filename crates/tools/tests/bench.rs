@@ -1,0 +1,376 @@
+//! `dipole bench` as people run it, in its tiny mode: what comes out, and that
+//! nothing stays behind.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+/// Two sides that spin want both cores: one bench at a time.
+static CORES: Mutex<()> = Mutex::new(());
+
+fn cores() -> MutexGuard<'static, ()> {
+    CORES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn bench(arguments: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_dipole"));
+    command
+        .arg("bench")
+        .args(arguments.split_whitespace())
+        .stdin(Stdio::null());
+    command
+}
+
+fn output(arguments: &str) -> Output {
+    let _alone = cores();
+    bench(arguments).output().expect("the program starts")
+}
+
+/// Runs in tiny mode with `--json`; the objects on standard output.
+fn objects(arguments: &str) -> Vec<Value> {
+    let output = output(&format!("{arguments} --seconds 0.05 --rounds 1 --json"));
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.success(),
+        "{arguments}: {}\n{errors}",
+        output.status
+    );
+    let text = String::from_utf8(output.stdout).expect("text");
+    text.lines()
+        .map(|line| serde_json::from_str(line).expect(line))
+        .collect()
+}
+
+fn text<'a>(object: &'a Value, field: &str) -> &'a str {
+    object[field]
+        .as_str()
+        .unwrap_or_else(|| panic!("no text {field} in {object}"))
+}
+
+fn number(object: &Value, field: &str) -> f64 {
+    object[field]
+        .as_f64()
+        .unwrap_or_else(|| panic!("no number {field} in {object}"))
+}
+
+fn fields(object: &Value) -> BTreeSet<&str> {
+    object
+        .as_object()
+        .expect("an object")
+        .keys()
+        .map(String::as_str)
+        .collect()
+}
+
+const IDENTITY: [&str; 4] = ["bench", "subject", "link", "size_bytes"];
+const LATENCY: [&str; 5] = [
+    "p50_ns",
+    "mean80_ns",
+    "p99_ns",
+    "p999_ns",
+    "cpu_ns_per_message",
+];
+const THROUGHPUT: [&str; 3] = ["messages_per_s", "bytes_per_s", "cpu_ns_per_message"];
+
+fn check_latency(object: &Value) {
+    let expected = IDENTITY.into_iter().chain(LATENCY).collect();
+    assert_eq!(fields(object), expected, "{object}");
+    let [p50, p99, p999] = ["p50_ns", "p99_ns", "p999_ns"].map(|field| number(object, field));
+    assert!(0.0 < p50 && p50 <= p99 && p99 <= p999, "{object}");
+    assert!(number(object, "mean80_ns") > 0.0, "{object}");
+    assert!(number(object, "cpu_ns_per_message") > 0.0, "{object}");
+}
+
+fn check_throughput(object: &Value) {
+    let expected = IDENTITY.into_iter().chain(THROUGHPUT).collect();
+    assert_eq!(fields(object), expected, "{object}");
+    let moved = number(object, "messages_per_s") * number(object, "size_bytes");
+    let bytes_per_s = number(object, "bytes_per_s");
+    assert!(
+        bytes_per_s > 0.0 && (moved / bytes_per_s - 1.0).abs() < 0.01,
+        "{object}"
+    );
+    assert!(number(object, "cpu_ns_per_message") > 0.0, "{object}");
+}
+
+fn subjects(objects: &[Value]) -> Vec<&str> {
+    objects
+        .iter()
+        .map(|object| text(object, "subject"))
+        .collect()
+}
+
+#[test]
+fn a_pingpong_prints_one_object_with_latencies_for_dipole_and_each_peer() {
+    let objects = objects("pingpong --on loopback");
+    objects.iter().for_each(check_latency);
+    assert_eq!(
+        subjects(&objects),
+        ["dipole", "bare-udp-spin", "bare-tcp-spin", "bare-shm"]
+    );
+    let links: Vec<&str> = objects.iter().map(|object| text(object, "link")).collect();
+    assert_eq!(
+        links,
+        ["udp/loopback", "udp/loopback", "tcp/loopback", "shm"]
+    );
+    for object in &objects {
+        assert_eq!(
+            (text(object, "bench"), number(object, "size_bytes")),
+            ("pingpong", 64.0)
+        );
+    }
+}
+
+#[test]
+fn a_blocking_pingpong_is_filed_under_its_own_name() {
+    let objects = objects("pingpong --block --on loopback");
+    objects.iter().for_each(check_latency);
+    assert_eq!(
+        subjects(&objects),
+        ["dipole", "bare-udp-block", "bare-tcp-block"]
+    );
+    assert!(
+        objects
+            .iter()
+            .all(|object| text(object, "bench") == "pingpong-block")
+    );
+}
+
+#[test]
+fn unreliable_messages_are_measured_too() {
+    let objects = objects("pingpong --unreliable --on loopback --subjects dipole,bare-udp-spin");
+    objects.iter().for_each(check_latency);
+    assert_eq!(subjects(&objects), ["dipole", "bare-udp-spin"]);
+    assert_eq!(text(&objects[0], "bench"), "pingpong-unreliable");
+}
+
+#[test]
+fn a_stream_prints_throughput_and_no_latency() {
+    let objects = objects("stream --on loopback");
+    objects.iter().for_each(check_throughput);
+    assert_eq!(
+        subjects(&objects),
+        ["dipole", "bare-tcp-spin", "bare-udp-gso", "bare-shm"]
+    );
+    assert!(
+        objects
+            .iter()
+            .all(|object| number(object, "size_bytes") == 1_048_576.0)
+    );
+}
+
+#[test]
+fn a_rate_is_measured_for_all_who_can() {
+    let objects = objects("rate --on loopback");
+    objects.iter().for_each(check_throughput);
+    let all = [
+        "dipole",
+        "bare-udp-gso",
+        "bare-tcp-spin",
+        "bare-udp-spin",
+        "bare-shm",
+    ];
+    assert_eq!(subjects(&objects), all);
+}
+
+#[test]
+fn blocking_peers_stream_as_well() {
+    let objects = objects("rate --block --on loopback --size 1000");
+    objects.iter().for_each(check_throughput);
+    assert_eq!(
+        subjects(&objects),
+        ["dipole", "bare-udp-block", "bare-tcp-block"]
+    );
+}
+
+#[test]
+fn both_ways_at_once_count_both_ways() {
+    let objects = objects("bidir --on loopback");
+    objects.iter().for_each(check_throughput);
+    assert_eq!(
+        subjects(&objects),
+        ["dipole", "bare-tcp-spin", "bare-udp-gso"]
+    );
+}
+
+#[test]
+fn odd_sizes_go_through_every_peer() {
+    for size in [5, 1473, 70_001] {
+        let all = "bare-tcp-spin,bare-tcp-block,bare-udp-gso,bare-shm";
+        let objects = objects(&format!(
+            "stream --on loopback --size {size} --subjects {all}"
+        ));
+        objects.iter().for_each(check_throughput);
+        assert_eq!(objects.len(), 4, "{size}");
+    }
+}
+
+#[test]
+fn loss_is_measured_beside_no_loss_through_the_same_wrapper() {
+    let objects = objects("stream --drop 0.01 --on loopback");
+    objects.iter().for_each(check_throughput);
+    let benches: Vec<&str> = objects.iter().map(|object| text(object, "bench")).collect();
+    assert_eq!(benches, ["stream-drop-0", "stream-drop-0.01"]);
+}
+
+#[test]
+fn the_table_says_where_it_was_measured_and_compares_with_each_peer() {
+    let peers = "bare-udp-spin,bare-shm";
+    let output = output(&format!(
+        "pingpong --on loopback --seconds 0.05 --rounds 2 --subjects {peers}"
+    ));
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let text = String::from_utf8(output.stdout).expect("text");
+    let expected = [
+        "on loopback",
+        "x bare-udp-spin",
+        "x bare-shm",
+        "cache line",
+        "stolen",
+        "Linux",
+        "cores",
+    ];
+    for words in expected {
+        assert!(text.contains(words), "{words:?} is missing in\n{text}");
+    }
+}
+
+#[test]
+fn what_cannot_be_measured_is_refused_with_status_2_and_a_reason() {
+    for (arguments, reason) in [
+        (
+            "pingpong --subjects bare-udp-gso --on loopback",
+            "bare-udp-gso is for trains",
+        ),
+        (
+            "stream --subjects bare-udp-spin --on loopback",
+            "at most 65507 bytes",
+        ),
+        ("--size 64", "--size needs a kind"),
+        ("nonsense", "nonsense"),
+    ] {
+        let output = output(arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments}");
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(errors.contains(reason), "{arguments}: {errors}");
+    }
+}
+
+/// True if namespaces are for us; says so if not.
+fn may_make_namespaces(test: &str) -> bool {
+    let may = rustix::process::geteuid().is_root()
+        && Command::new("ip").args(["netns", "list"]).output().is_ok();
+    if !may {
+        eprintln!("SKIPPED {test}: it needs root and the ip command");
+    }
+    may
+}
+
+fn namespaces_of(process: u32) -> Vec<String> {
+    let names = ["a", "b"].map(|side| format!("dpb{process}{side}"));
+    names
+        .into_iter()
+        .filter(|name| Path::new("/run/netns").join(name).exists())
+        .collect()
+}
+
+fn folder_of(process: u32) -> std::path::PathBuf {
+    std::env::temp_dir().join(format!("dipole-bench-{process}"))
+}
+
+/// Starts a long bench on a veth pair and waits until its bed is made.
+fn start_on_veth() -> (Child, BufReader<impl Read>) {
+    let mut child = bench("pingpong --on veth --seconds 60 --subjects bare-udp-block --json")
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the program starts");
+    let mut errors = BufReader::new(child.stderr.take().expect("piped"));
+    let mut line = String::new();
+    errors.read_line(&mut line).expect("readable");
+    assert!(line.contains("veth"), "{line}");
+    assert_eq!(namespaces_of(child.id()).len(), 2, "{line}");
+    (child, errors)
+}
+
+fn send_signal(child: &Child, signal: Signal) {
+    let pid = Pid::from_raw(i32::try_from(child.id()).expect("a process id")).expect("not zero");
+    kill_process(pid, signal).expect("the process is ours and lives");
+}
+
+#[test]
+fn a_veth_bed_is_made_measured_on_and_removed() {
+    if !may_make_namespaces("a_veth_bed_is_made_measured_on_and_removed") {
+        return;
+    }
+    let _alone = cores();
+    let child = bench("pingpong --on veth --seconds 0.05 --rounds 1 --json")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the program starts");
+    let process = child.id();
+    let output = child.wait_with_output().expect("it ends");
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let text = String::from_utf8(output.stdout).expect("text");
+    let first: Value = serde_json::from_str(text.lines().next().expect("a line")).expect("JSON");
+    assert_eq!(first["link"], "udp/veth");
+    assert_eq!(namespaces_of(process), [""; 0]);
+    assert!(!folder_of(process).exists());
+}
+
+#[test]
+fn a_signal_ends_the_bench_its_sides_and_its_namespaces() {
+    if !may_make_namespaces("a_signal_ends_the_bench_its_sides_and_its_namespaces") {
+        return;
+    }
+    let _alone = cores();
+    for (signal, status) in [(Signal::INT, 130), (Signal::TERM, 143)] {
+        let (mut child, mut errors) = start_on_veth();
+        let process = child.id();
+        send_signal(&child, signal);
+        assert_eq!(child.wait().expect("it ends").code(), Some(status));
+        assert_eq!(namespaces_of(process), [""; 0]);
+        assert!(!folder_of(process).exists());
+        // The sides share this pipe: it ends only when they have ended.
+        errors.read_to_end(&mut Vec::new()).expect("readable");
+    }
+}
+
+#[test]
+fn what_a_killed_bench_left_is_swept_by_the_next() {
+    if !may_make_namespaces("what_a_killed_bench_left_is_swept_by_the_next") {
+        return;
+    }
+    let _alone = cores();
+    let (mut child, mut errors) = start_on_veth();
+    let process = child.id();
+    send_signal(&child, Signal::KILL);
+    child.wait().expect("it ends");
+    errors.read_to_end(&mut Vec::new()).expect("readable");
+    assert_eq!(
+        namespaces_of(process).len(),
+        2,
+        "a killed program cannot clean up"
+    );
+    let next = bench("pingpong --on loopback --seconds 0.05 --rounds 1 --subjects bare-shm")
+        .output()
+        .expect("the program starts");
+    assert!(next.status.success());
+    assert_eq!(namespaces_of(process), [""; 0]);
+    assert!(fs::symlink_metadata(folder_of(process)).is_err());
+}

@@ -1,0 +1,549 @@
+//! `dipole run` with real processes: who starts, what they see, how all of it ends.
+
+use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn dipole() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_dipole"));
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("DIPOLE_") {
+            command.env_remove(name);
+        }
+    }
+    command.stdin(Stdio::null());
+    command
+}
+
+fn run(arguments: &[&str]) -> Output {
+    dipole().arg("run").args(arguments).output().unwrap()
+}
+
+fn out(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn err(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+fn status(output: &Output) -> i32 {
+    output
+        .status
+        .code()
+        .unwrap_or_else(|| panic!("killed: {}", err(output)))
+}
+
+fn lines(output: &Output) -> BTreeSet<String> {
+    out(output).lines().map(str::to_owned).collect()
+}
+
+fn pid(number: i32) -> Pid {
+    Pid::from_raw(number).unwrap()
+}
+
+/// Waits until a process has ended; fails if it does not.
+fn assert_gone(number: i32) {
+    let handle = match pidfd_open(pid(number), PidfdFlags::empty()) {
+        Err(rustix::io::Errno::SRCH) => return,
+        other => other.unwrap(),
+    };
+    let timeout = Timespec {
+        tv_sec: PATIENCE.as_secs().cast_signed(),
+        tv_nsec: 0,
+    };
+    let mut watched = [PollFd::new(&handle, PollFlags::IN)];
+    let ready = poll(&mut watched, Some(&timeout)).unwrap();
+    if ready == 0 {
+        let _ = kill_process(pid(number), Signal::KILL);
+        panic!("process {number} was left behind");
+    }
+}
+
+/// A job that runs; its launcher is killed if a test fails.
+struct Job {
+    launcher: Child,
+    lines: BufReader<ChildStdout>,
+}
+
+impl Job {
+    fn start(command: &mut Command) -> Job {
+        let mut launcher = command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(launcher.stdout.take().unwrap());
+        Job { launcher, lines }
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.lines.read_line(&mut line).unwrap();
+        assert!(!line.is_empty(), "the job ended without a word");
+        line.trim_end().to_owned()
+    }
+
+    fn numbers(&mut self, count: usize) -> Vec<i32> {
+        (0..count).map(|_| self.line().parse().unwrap()).collect()
+    }
+
+    fn id(&self) -> i32 {
+        self.launcher.id().cast_signed()
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(pid(self.id()), signal).unwrap();
+    }
+
+    fn ends(&mut self) -> (Option<i32>, String) {
+        let mut rest = String::new();
+        self.lines.read_to_string(&mut rest).unwrap();
+        (self.launcher.wait().unwrap().code(), rest)
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        let _ = self.launcher.kill();
+        let _ = self.launcher.wait();
+    }
+}
+
+/// Parent of a process.
+fn parent_of(number: i32) -> i32 {
+    let stat = std::fs::read_to_string(format!("/proc/{number}/stat")).unwrap();
+    let fields: Vec<&str> = stat
+        .rsplit_once(')')
+        .unwrap()
+        .1
+        .split_whitespace()
+        .collect();
+    fields[1].parse().unwrap()
+}
+
+/// Every rank says its pid and that of a daemon in a session of its own.
+const WITH_DAEMON: &str = "setsid sleep 1000 </dev/null >/dev/null 2>&1 & \
+                           echo $$; echo $!; trap '' TERM; while :; do sleep 1000; done";
+
+/// An executable script.
+fn script(folder: &Path, text: &str) -> PathBuf {
+    let path = folder.join("rsh");
+    std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    path
+}
+
+fn hosts_file(folder: &Path, text: &str) -> String {
+    let path = folder.join("hosts");
+    std::fs::write(&path, text).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn every_rank_sees_its_place_in_the_job() {
+    let output = run(&[
+        "-n",
+        "3",
+        "sh",
+        "-c",
+        "echo $DIPOLE_RANK/$DIPOLE_SIZE $DIPOLE_RANKS $DIPOLE_NID ${DIPOLE_HOSTS-none} \
+         $((DIPOLE_JOB_BASE >= 0x80000000)) ${DIPOLE_JOB:+job} ${DIPOLE_RUNTIME_DIR:+dir}",
+    ]);
+    assert_eq!(status(&output), 0, "{}", err(&output));
+    let expected = (0..3).map(|rank| format!("{rank}/3 1x3 1 none 1 job dir"));
+    assert_eq!(lines(&output), expected.collect());
+}
+
+#[test]
+fn what_follows_the_program_is_the_programs() {
+    let output = run(&["-n", "1", "echo", "--json", "-n", "2", "--", "--hosts"]);
+    assert_eq!(out(&output), "--json -n 2 -- --hosts\n");
+}
+
+#[test]
+fn lines_carry_their_rank_when_asked_and_are_never_mixed() {
+    let say = "for i in 1 2 3 4 5 6 7 8 9; do printf 'a%s' $DIPOLE_RANK; printf 'b%s\\n' $i; done; \
+               echo oops >&2; printf end";
+    let output = run(&["-n", "4", "--tag", "sh", "-c", say]);
+    let mut expected = BTreeSet::new();
+    for rank in 0..4 {
+        expected.extend((1..10).map(|i| format!("[{rank}] a{rank}b{i}")));
+        expected.insert(format!("[{rank}] end"));
+        assert!(err(&output).contains(&format!("[{rank}] oops\n")));
+    }
+    assert_eq!(lines(&output), expected);
+    assert_eq!(out(&output).lines().count(), 40);
+}
+
+#[test]
+fn json_tells_starts_output_ends_and_the_status() {
+    let output = dipole()
+        .args(["--json", "run", "-n", "2", "sh", "-c"])
+        .arg("echo r$DIPOLE_RANK; exit 0")
+        .output()
+        .unwrap();
+    let events: Vec<serde_json::Value> = out(&output)
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    for name in ["started", "output", "exited"] {
+        let ranks: BTreeSet<u64> = events
+            .iter()
+            .filter(|event| event["event"] == name)
+            .map(|event| event["rank"].as_u64().unwrap())
+            .collect();
+        assert_eq!(ranks, BTreeSet::from([0, 1]), "{name}");
+    }
+    let last = events.last().unwrap();
+    assert_eq!(
+        (&last["event"], &last["status"]),
+        (&"done".into(), &0.into())
+    );
+}
+
+#[test]
+fn standard_input_goes_to_rank_0_alone_however_much_it_is() {
+    let mut child = dipole()
+        .args(["run", "-n", "3", "--tag", "sh", "-c", "wc -c"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(&vec![b'x'; 3_000_000])
+        .unwrap();
+    let output = child.wait_with_output().unwrap();
+    let expected = ["[0] 3000000", "[1] 0", "[2] 0"];
+    assert_eq!(lines(&output), expected.map(str::to_owned).into());
+}
+
+#[test]
+fn a_rank_that_does_not_read_holds_nothing_up() {
+    let mut job = Job::start(
+        dipole()
+            .args(["run", "-n", "1", "sh", "-c", "echo r; exec sleep 1000"])
+            .stdin(Stdio::piped()),
+    );
+    let mut stdin = job.launcher.stdin.take().unwrap();
+    assert_eq!(job.line(), "r");
+    let feeder = std::thread::spawn(move || while stdin.write_all(&[0; 4096]).is_ok() {});
+    job.signal(Signal::INT);
+    assert_eq!(job.ends().0, Some(130));
+    feeder.join().unwrap();
+}
+
+#[test]
+fn the_status_is_that_of_the_first_rank_that_fails_and_the_others_are_ended() {
+    let output = run(&[
+        "-n",
+        "3",
+        "sh",
+        "-c",
+        "[ $DIPOLE_RANK = 1 ] && exit 42; exec sleep 1000",
+    ]);
+    assert_eq!(status(&output), 42);
+    assert!(err(&output).contains("rank 1 ended with status 42; ending the others"));
+    let output = run(&["-n", "2", "sh", "-c", "kill -SEGV $$; sleep 1000"]);
+    assert_eq!(status(&output), 128 + 11, "{}", err(&output));
+    let output = run(&["-n", "2", "/nowhere/program"]);
+    assert_eq!(status(&output), 127);
+    assert!(err(&output).contains("cannot start `/nowhere/program` as rank"));
+}
+
+#[test]
+fn a_rank_that_ignores_sigterm_is_killed_after_the_grace() {
+    let output = run(&[
+        "-n",
+        "2",
+        "--grace",
+        "0.2",
+        "sh",
+        "-c",
+        "[ $DIPOLE_RANK = 1 ] && exit 5; trap '' TERM; while :; do sleep 1000; done",
+    ]);
+    assert_eq!(status(&output), 5);
+}
+
+#[test]
+fn signals_to_the_launcher_reach_every_rank() {
+    for (signal, name) in [
+        (Signal::INT, "INT"),
+        (Signal::TERM, "TERM"),
+        (Signal::HUP, "HUP"),
+        (Signal::USR1, "USR1"),
+    ] {
+        let handle =
+            format!("trap 'echo got; exit 0' {name}; echo ready; sleep 1000 </dev/null & wait");
+        let mut job = Job::start(dipole().args(["run", "-n", "2", "sh", "-c", &handle]));
+        assert_eq!((job.line(), job.line()), ("ready".into(), "ready".into()));
+        job.signal(signal);
+        assert_eq!(job.ends(), (Some(0), "got\ngot\n".to_owned()), "{name}");
+    }
+}
+
+#[test]
+fn a_rank_ended_by_the_signal_gives_128_and_its_number() {
+    let mut job =
+        Job::start(dipole().args(["run", "-n", "2", "sh", "-c", "echo r; exec sleep 1000"]));
+    assert_eq!((job.line(), job.line()), ("r".into(), "r".into()));
+    job.signal(Signal::INT);
+    assert_eq!(job.ends().0, Some(130));
+}
+
+#[test]
+fn a_second_signal_ends_ranks_that_ignore_the_first() {
+    let stubborn = "trap '' INT TERM; echo r; while :; do sleep 1000; done";
+    let mut job =
+        Job::start(dipole().args(["run", "-n", "1", "--grace", "0.1", "sh", "-c", stubborn]));
+    assert_eq!(job.line(), "r");
+    job.signal(Signal::INT);
+    // Two pending signals of a kind are one, so the second is another.
+    job.signal(Signal::TERM);
+    assert!(matches!(job.ends().0, Some(130 | 143)));
+}
+
+#[test]
+fn output_that_nobody_reads_any_more_ends_the_job() {
+    let mut job = Job::start(dipole().args(["run", "-n", "2", "sh", "-c", "echo $$; exec yes"]));
+    let rank: i32 = job.line().parse().unwrap();
+    let Job { launcher, .. } = &mut job;
+    let mut launcher = std::mem::replace(launcher, Command::new("true").spawn().unwrap());
+    drop(job);
+    assert_eq!(launcher.wait().unwrap().code(), Some(128 + 13));
+    assert_gone(rank);
+}
+
+#[test]
+fn when_the_launcher_is_killed_nothing_is_left() {
+    let mut job = Job::start(dipole().args(["run", "-n", "2", "sh", "-c", WITH_DAEMON]));
+    let mut processes = job.numbers(4);
+    let shim = parent_of(parent_of_rank(&processes, job.id()));
+    processes.push(shim);
+    job.signal(Signal::KILL);
+    for process in processes {
+        assert_gone(process);
+    }
+}
+
+/// The shim above the ranks: the first process whose grandparent is the launcher.
+fn parent_of_rank(processes: &[i32], launcher: i32) -> i32 {
+    processes
+        .iter()
+        .map(|process| parent_of(*process))
+        .find(|shim| parent_of(parent_of(*shim)) == launcher)
+        .expect("one of them is a rank")
+}
+
+#[test]
+fn when_a_rank_is_killed_the_others_and_all_daemons_end() {
+    let mut job =
+        Job::start(dipole().args(["run", "-n", "2", "--grace", "0.1", "sh", "-c", WITH_DAEMON]));
+    let processes = job.numbers(4);
+    let shim = parent_of_rank(&processes, job.id());
+    let rank = *processes
+        .iter()
+        .find(|process| parent_of(**process) == shim)
+        .unwrap();
+    kill_process(pid(rank), Signal::KILL).unwrap();
+    assert_eq!(job.ends().0, Some(137));
+    for process in processes {
+        assert_gone(process);
+    }
+}
+
+#[test]
+fn when_the_shim_is_killed_nothing_is_left_and_the_job_fails() {
+    let mut job = Job::start(dipole().args(["run", "-n", "2", "sh", "-c", WITH_DAEMON]));
+    let processes = job.numbers(4);
+    let shim = parent_of_rank(&processes, job.id());
+    kill_process(pid(shim), Signal::KILL).unwrap();
+    assert_eq!(job.ends().0, Some(137));
+    for process in processes {
+        assert_gone(process);
+    }
+}
+
+#[test]
+fn when_the_guard_is_killed_nothing_is_left_and_the_job_fails() {
+    let mut job = Job::start(dipole().args(["run", "-n", "2", "sh", "-c", WITH_DAEMON]));
+    let processes = job.numbers(4);
+    let guard = parent_of(parent_of_rank(&processes, job.id()));
+    kill_process(pid(guard), Signal::KILL).unwrap();
+    assert_eq!(job.ends().0, Some(137));
+    for process in processes {
+        assert_gone(process);
+    }
+}
+
+#[test]
+fn daemons_do_not_outlive_a_job_that_ends_well() {
+    let mut job = Job::start(dipole().args([
+        "run",
+        "-n",
+        "1",
+        "sh",
+        "-c",
+        "setsid sleep 1000 </dev/null >/dev/null 2>&1 & echo $!",
+    ]));
+    let daemon = job.numbers(1)[0];
+    assert_eq!(job.ends().0, Some(0));
+    assert_gone(daemon);
+}
+
+#[test]
+fn two_hosts_by_a_remote_shell_share_the_ranks_and_the_hosts_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let rsh = script(folder.path(), "echo Welcome to $1; cd /; exec sh -c \"$2\"");
+    let text = "1 127.0.0.1 slots=2 ssh=first\n5 127.0.0.1 port=7500 slots=2 ssh=second\n";
+    let hosts = hosts_file(folder.path(), text);
+    let output = run(&[
+        "-n",
+        "3",
+        "--tag",
+        "--rsh",
+        rsh.to_str().unwrap(),
+        "--hosts",
+        &hosts,
+        "sh",
+        "-c",
+        "echo $DIPOLE_NID $DIPOLE_RANKS $(sort $DIPOLE_HOSTS | tail -n 1)",
+    ]);
+    assert_eq!(status(&output), 0, "{}", err(&output));
+    let last = "5 127.0.0.1 port=7500 slots=2 ssh=second";
+    let expected = [
+        format!("[0] 1 1x2,5 {last}"),
+        format!("[1] 1 1x2,5 {last}"),
+        format!("[2] 5 1x2,5 {last}"),
+    ];
+    assert_eq!(lines(&output), expected.into());
+}
+
+#[test]
+fn hosts_that_fail_or_hang_are_skipped_and_their_ranks_go_elsewhere() {
+    let folder = tempfile::tempdir().unwrap();
+    let pids = folder.path().join("hanging");
+    let rsh = script(
+        folder.path(),
+        &format!(
+            "case $1 in\nrefuses) echo no route >&2; exit 255;;\n\
+             hangs) sleep 1000 & echo $$ $! >{}; wait;;\nesac\nexec sh -c \"$2\"",
+            pids.display()
+        ),
+    );
+    let text = "1 127.0.0.1 ssh=refuses\n2 127.0.0.1 port=2 ssh=hangs slots=2\n\
+                3 127.0.0.1 port=3 ssh=works\n4 127.0.0.1 port=4 ssh=works\n";
+    let hosts = hosts_file(folder.path(), text);
+    let started = Instant::now();
+    let output = run(&[
+        "-n",
+        "3",
+        "--start-timeout",
+        "3",
+        "--rsh",
+        rsh.to_str().unwrap(),
+        "--hosts",
+        &hosts,
+        "sh",
+        "-c",
+        "echo $DIPOLE_RANK $DIPOLE_NID",
+    ]);
+    assert_eq!(status(&output), 0, "{}", err(&output));
+    let expected = ["0 3", "1 3", "2 4"].map(str::to_owned);
+    assert_eq!(lines(&output), expected.into());
+    let said = err(&output);
+    for wanted in [
+        "node 1 (127.0.0.1) skipped: its output ended",
+        "node 1 (127.0.0.1): no route",
+        "node 2 (127.0.0.1) skipped: no answer within 3 s",
+        "waiting for node 2 (127.0.0.1) (no answer for ",
+    ] {
+        assert!(said.contains(wanted), "{wanted}: {said}");
+    }
+    assert!(started.elapsed() < PATIENCE);
+    for process in std::fs::read_to_string(pids).unwrap().split_whitespace() {
+        assert_gone(process.parse().unwrap());
+    }
+}
+
+#[test]
+fn a_launcher_killed_while_a_remote_shell_hangs_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let pids = folder.path().join("pids");
+    // A pipe as the event: opening it waits for the script.
+    rustix::fs::mkfifoat(rustix::fs::CWD, &pids, rustix::fs::Mode::RWXU).unwrap();
+    let rsh = script(
+        folder.path(),
+        &format!("sleep 1000 & echo $$ $! >{}; wait", pids.display()),
+    );
+    let hosts = hosts_file(folder.path(), "1 127.0.0.1\n");
+    let job = Job::start(
+        dipole()
+            .args(["run", "-n", "1", "--hosts", &hosts, "--rsh"])
+            .arg(rsh)
+            .arg("true"),
+    );
+    let hanging = std::fs::read_to_string(pids).unwrap();
+    job.signal(Signal::KILL);
+    for process in hanging.split_whitespace() {
+        assert_gone(process.parse().unwrap());
+    }
+}
+
+#[test]
+fn no_host_that_answers_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let rsh = script(folder.path(), "exit 255");
+    let hosts = hosts_file(folder.path(), "1 127.0.0.1\n2 127.0.0.2\n");
+    let output = run(&[
+        "-n",
+        "2",
+        "--hosts",
+        &hosts,
+        "--rsh",
+        rsh.to_str().unwrap(),
+        "true",
+    ]);
+    assert_eq!(status(&output), 1);
+    assert!(
+        err(&output).contains("none of the 2 hosts answered"),
+        "{}",
+        err(&output)
+    );
+}
+
+#[test]
+fn a_broken_hosts_file_is_refused_with_its_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let hosts = hosts_file(folder.path(), "1 127.0.0.1\n2 127.0.0.300\n");
+    let output = run(&["-n", "2", "--hosts", &hosts, "true"]);
+    assert_eq!(status(&output), 1);
+    let wanted = format!("{hosts}:2: found `127.0.0.300`, expected an IPv4 or IPv6 address");
+    assert!(err(&output).contains(&wanted), "{}", err(&output));
+    let output = run(&["-n", "2", "--hosts", "/nowhere/hosts", "true"]);
+    assert_eq!(status(&output), 1);
+    assert!(err(&output).contains("cannot read the hosts file /nowhere/hosts"));
+}
+
+#[test]
+fn nonsense_is_refused_by_the_arguments() {
+    for arguments in [
+        &["-n", "0", "true"][..],
+        &["-n", "65537", "true"],
+        &["true"],
+        &["-n", "1"],
+    ] {
+        assert_eq!(status(&run(arguments)), 2, "{arguments:?}");
+    }
+}
