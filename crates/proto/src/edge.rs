@@ -238,8 +238,8 @@ impl EdgeIn {
         if partial.total != total || partial.got + length > total {
             return Err(Violation::Contradiction);
         }
+        // The first piece decided about the whole message; `close` changes that.
         partial.got += length;
-        partial.discard |= discard;
         Ok(if partial.discard {
             Place::Discard
         } else {
@@ -248,7 +248,7 @@ impl EdgeIn {
     }
 
     /// The next message if it is complete; call until `None` after each placing.
-    pub(crate) fn pop_complete(&mut self, config: &Config) -> Option<Completed> {
+    pub(crate) fn pop_complete(&mut self) -> Option<Completed> {
         let front = self.pending.front()?;
         if !front.begun || front.got < front.total {
             return None;
@@ -261,7 +261,8 @@ impl EdgeIn {
         self.pending.pop_front();
         self.next += 1;
         if completed.discard {
-            self.consumed(completed.total, config);
+            // It never held anything of the pool, or gave it back in `close`.
+            self.consumed += charge(completed.total);
         }
         Some(completed)
     }
@@ -289,11 +290,14 @@ impl EdgeIn {
     /// The endpoint was closed: nothing held is wanted; bytes returned to the pool.
     pub(crate) fn close(&mut self) -> u64 {
         let mut waiting = 0;
-        for partial in &mut self.pending {
-            partial.discard = true;
+        for (sequence, partial) in (self.next..).zip(&mut self.pending) {
             if partial.begun {
                 waiting += charge(partial.total);
+                if !partial.discard {
+                    self.refusal.get_or_insert((sequence, RefusedReason::Closed));
+                }
             }
+            partial.discard = true;
         }
         self.consumed = self.charged - waiting;
         core::mem::take(&mut self.held)
@@ -411,10 +415,10 @@ mod tests {
     fn messages_that_overtake_wait_for_the_one_before() {
         let (mut edge, config) = edge();
         assert_eq!(whole(&mut edge, &config, 1, 10), Place::Hold);
-        assert_eq!(edge.pop_complete(&config), None);
+        assert_eq!(edge.pop_complete(), None);
         assert_eq!(whole(&mut edge, &config, 0, 10), Place::Hold);
         let order: alloc::vec::Vec<u64> =
-            core::iter::from_fn(|| edge.pop_complete(&config).map(|message| message.sequence))
+            core::iter::from_fn(|| edge.pop_complete().map(|message| message.sequence))
                 .collect();
         assert_eq!(order, [0, 1]);
         assert_eq!(whole(&mut edge, &config, 2, 10), Place::Deliver);
@@ -429,7 +433,7 @@ mod tests {
                 Ok(Place::Hold)
             );
         }
-        assert!(edge.pop_complete(&config).is_some());
+        assert!(edge.pop_complete().is_some());
         assert_eq!(
             edge.place(0, (0, 10, 30), false, &config),
             Err(Violation::Contradiction)

@@ -225,8 +225,9 @@ impl Machine {
     pub fn close_endpoint(&mut self, target: u32) {
         self.shared.endpoints.remove(&target);
         self.shared.endpoints_generation += 1;
-        for session in self.sessions.iter_mut().flatten() {
-            session.close_target(target, &mut self.shared);
+        let peers: Vec<PeerId> = self.peers().collect();
+        for peer in peers {
+            self.with(peer, |session, shared| session.close_target(target, shared));
         }
     }
 
@@ -268,6 +269,10 @@ impl Machine {
             return Err(BeginError::Refused(reason));
         }
         if let Some(sequence) = out.begin(total) {
+            // A longer one may have waited and been given up.
+            if !session.wanting.is_empty() {
+                session.wants_no_credit(edge.index);
+            }
             return Ok(sequence);
         }
         let left = out.left();
@@ -285,11 +290,8 @@ impl Machine {
 
     /// Nobody waits for credit on this edge any more.
     pub fn cancel(&mut self, edge: EdgeId) {
-        if let Some(out) = self
-            .session_mut(edge.peer)
-            .and_then(|session| session.out_mut(edge.index))
-        {
-            out.give_up();
+        if let Some(session) = self.session_mut(edge.peer) {
+            session.wants_no_credit(edge.index);
         }
     }
 
@@ -515,7 +517,7 @@ impl Machine {
         hello.connection = peer.connection();
         hello.incarnation = self.incarnation;
         hello.node = config.node;
-        hello.window_packets = config.window_packets;
+        hello.window_packets = config.hello_window();
         hello.initial_credit_bytes = config.initial_credit_bytes;
         hello.trailers = config.trailers;
         hello

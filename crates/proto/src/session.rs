@@ -130,7 +130,7 @@ pub(crate) struct Session {
     /// Incoming edges with refusals to be told.
     refusal_due: Vec<u32>,
     /// Outgoing edges that wait for credit.
-    wanting: Vec<u32>,
+    pub(crate) wanting: Vec<u32>,
     want_due: bool,
     prod: Backoff,
     prod_due: bool,
@@ -213,8 +213,9 @@ impl Session {
             .config
             .packet_bytes
             .min(usize::from(hello.max_packet_bytes));
-        self.pace = Pace::new(hello.window_packets.min(shared.config.frames));
-        self.told_window = shared.config.window_packets;
+        let own = shared.config.frames.min(shared.config.session_packets);
+        self.pace = Pace::new(hello.window_packets.min(own));
+        self.told_window = shared.config.hello_window();
         self.lanes = hello
             .lanes()
             .iter()
@@ -273,6 +274,26 @@ impl Session {
             self.want.start(now, shared.config.min_timeout_ns);
         }
         self.ask(now);
+    }
+
+    /// Nobody waits for credit on this edge any more.
+    pub(crate) fn wants_no_credit(&mut self, index: u32) {
+        if let Some(edge) = self.edges_out.get_mut(index as usize) {
+            edge.give_up();
+        }
+        self.wanting.retain(|wanting| *wanting != index);
+        self.forgive();
+    }
+
+    /// No answer is owed any more if nothing that asks for one is left.
+    fn forgive(&mut self) {
+        let asks = !self.window.is_empty()
+            || !self.wanting.is_empty()
+            || !self.prod.is_off()
+            || self.watched;
+        if !asks && self.is_open() {
+            self.asked_at = None;
+        }
     }
 
     pub(crate) fn queue(&mut self, slot: Slot, bulk: bool) {
@@ -348,13 +369,21 @@ impl Session {
         }
     }
 
-    /// An endpoint was closed: gives back what its edges held.
+    /// An endpoint was closed: gives back what its edges held. Whose messages had
+    /// arrived in part is told that they are not taken.
     pub(crate) fn close_target(&mut self, target: u32, shared: &mut Shared) {
-        for edge in self.edges_in.iter_mut().filter(|edge| edge.target == target) {
+        for (index, edge) in (0_u32..).zip(&mut self.edges_in) {
+            if edge.target != target {
+                continue;
+            }
             let before = edge.outstanding();
+            let told = edge.refusal.is_some();
             let freed = edge.close();
             shared.pool.give_back(freed);
             shared.outstanding = shared.outstanding + edge.outstanding() - before;
+            if !told && edge.refusal.is_some() {
+                self.refusal_due.push(index);
+            }
         }
     }
 
@@ -364,6 +393,7 @@ impl Session {
         self.units_arrived(unit, shared);
         shared.stats.implicit_acks += self.window.base().saturating_sub(before);
         self.settle_lanes();
+        self.forgive();
         self.progress(now, shared);
     }
 

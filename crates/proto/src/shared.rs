@@ -111,7 +111,8 @@ impl Shared {
 
     /// This process's window shared among the peers that are sending.
     pub(crate) fn peer_window(&self) -> u32 {
-        (self.config.window_packets / self.senders.count()).max(4)
+        let share = self.config.window_packets / self.senders.count();
+        share.min(self.config.session_packets).max(4)
     }
 
     /// Forgets a peer's place in the queues for over-long messages.

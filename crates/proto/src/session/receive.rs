@@ -26,12 +26,13 @@ impl Session {
     ) -> Result<(), Drop> {
         let header = packet.header;
         let cost = self.check(packet, shared)?;
-        self.heard(now);
         if header.flags.has(Flags::ACK) {
             self.on_ack(&header, now, shared);
         }
         let verdict = self.admit(&header, cost, shared);
         self.apply(packet, verdict.ok(), now, shared);
+        // Only now is it known what the peer still owes.
+        self.heard(now);
         self.progress(now, shared);
         match verdict {
             Ok(true) if header.flags.has(Flags::UNIT) => self.owe(&header, now, shared),
@@ -188,7 +189,8 @@ impl Session {
                     need,
                 } => self.on_credit_wanted((source, target), need, now, shared),
                 Record::Window { packets } => {
-                    self.pace.cap(packets.min(shared.config.frames));
+                    let own = shared.config.frames.min(shared.config.session_packets);
+                    self.pace.cap(packets.min(own));
                 }
                 Record::Message { unreliable, .. } if unreliable && loose => {
                     self.on_loose(record, shared);
@@ -356,7 +358,7 @@ impl Session {
             index,
         };
         let edge = &mut self.edges_in[index as usize];
-        while let Some(message) = edge.pop_complete(&shared.config) {
+        while let Some(message) = edge.pop_complete() {
             if !message.discard {
                 shared.stats.messages_delivered += 1;
                 shared.event(Event::Complete {

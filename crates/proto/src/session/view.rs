@@ -190,7 +190,8 @@ impl Session {
         (self.forced, self.detour, self.told_window).hash(hasher);
         (self.watched, self.expecting, self.is_ready).hash(hasher);
         if self.watched || self.lanes.len() > 1 {
-            now.since(self.last_heard).hash(hasher);
+            let quarter = config.peer_timeout_ns / 4;
+            now.since(self.last_heard).min(quarter).hash(hasher);
         }
     }
 }
