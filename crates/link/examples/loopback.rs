@@ -33,6 +33,7 @@ fn ping(mut round: impl FnMut() -> io::Result<()>) -> io::Result<u128> {
 /// One frame out, one frame in.
 fn answer(link: &mut Udp, to: SocketAddr, first: bool) -> io::Result<()> {
     let frame = Outgoing {
+        any_port: false,
         class: Class::Small,
         to,
         bytes: &[7; 64],
@@ -115,6 +116,7 @@ fn stream(cores: [usize; 2], frame_bytes: usize) -> io::Result<(f64, f64)> {
         let frame = vec![7; frame_bytes];
         let batch = vec![
             Outgoing {
+                any_port: false,
                 class: Class::Bulk,
                 to,
                 bytes: &frame

@@ -54,6 +54,9 @@ pub struct Outgoing<'a> {
     pub to: SocketAddr,
     /// The UDP payload.
     pub bytes: &'a [u8],
+    /// The receiver does not need to see this class's own port as the source: the
+    /// link may use a faster way. Answers to such a frame arrive late, if at all.
+    pub any_port: bool,
 }
 
 /// One frame that came in; borrowed from the link until the next `poll`.

@@ -181,6 +181,7 @@ fn shortest_and_longest_frames_arrive_on_both_classes_from_the_right_address(mak
                 let bytes = content(len, len);
                 let to = world.links[1].local(class);
                 world.send(&[Outgoing {
+                    any_port: false,
                     class: from,
                     to,
                     bytes: &bytes,
@@ -204,7 +205,12 @@ fn frames_too_long_or_empty_are_taken_and_lost(make: Make) {
     for class in [Class::Small, Class::Bulk] {
         let to = world.links[1].local(class);
         let frames: [&[u8]; 6] = [b"first", &long, b"", b"middle", &vast, b"last"];
-        let batch = frames.map(|bytes| Outgoing { class, to, bytes });
+        let batch = frames.map(|bytes| Outgoing {
+            any_port: false,
+            class,
+            to,
+            bytes,
+        });
         world.send(&batch);
         let got = world.receive(1, class, 3);
         let bytes: Vec<_> = got.iter().map(|(_, bytes)| &bytes[..]).collect();
@@ -235,6 +241,7 @@ fn mixed_batches_arrive_whole_in_order_per_class_and_destination(make: Make) {
         let batch: Vec<_> = frames
             .iter()
             .map(|(class, target, bytes)| Outgoing {
+                any_port: false,
                 class: *class,
                 to: world.links[*target].local(*class),
                 bytes,
@@ -270,6 +277,7 @@ fn a_full_receiver_loses_frames_but_damages_none(make: Make) {
             let mut bytes = content(number, len);
             bytes[..8].copy_from_slice(&(number as u64).to_be_bytes());
             world.send(&[Outgoing {
+                any_port: false,
                 class,
                 to,
                 bytes: &bytes,
@@ -296,6 +304,7 @@ fn a_full_receiver_loses_frames_but_damages_none(make: Make) {
         assert!(numbers.len() < count, "nothing was lost of {count}");
         // It works as before.
         world.send(&[Outgoing {
+            any_port: false,
             class,
             to,
             bytes: b"after",
@@ -310,6 +319,7 @@ fn frames_stay_as_they_are_until_the_next_poll(make: Make) {
         let to = world.links[1].local(class);
         let first = content(1, 1000);
         world.send(&[Outgoing {
+            any_port: false,
             class,
             to,
             bytes: &first,
@@ -321,6 +331,7 @@ fn frames_stay_as_they_are_until_the_next_poll(make: Make) {
         }
         // More comes in, and the link itself sends.
         world.send(&[Outgoing {
+            any_port: false,
             class,
             to,
             bytes: &content(2, 1000),
@@ -331,6 +342,7 @@ fn frames_stay_as_they_are_until_the_next_poll(make: Make) {
             .send(
                 now_ns,
                 &[Outgoing {
+                    any_port: false,
                     class,
                     to: back,
                     bytes: b"back",
@@ -364,6 +376,7 @@ fn descriptors_become_readable_when_frames_have_come(make: Make) {
         let sleeper = Sleeper::new(&world.links[1].descriptors()).unwrap();
         assert_eq!(sleeper.sleep(none).unwrap(), Woken::TimedOut);
         world.send(&[Outgoing {
+            any_port: false,
             class,
             to,
             bytes: b"wake",
@@ -389,7 +402,12 @@ fn an_unreachable_destination_harms_nobody_else(make: Make) {
             SocketAddr::V6(_) => SocketAddr::from(([127, 0, 0, 1], 9)),
         };
         for _ in 0..3 {
-            let frame = |to, bytes| Outgoing { class, to, bytes };
+            let frame = |to, bytes| Outgoing {
+                any_port: false,
+                class,
+                to,
+                bytes,
+            };
             let batch = [
                 frame(gone, &b"lost"[..]),
                 frame(good, b"one"),

@@ -335,6 +335,9 @@ impl Engine {
                     Class::Small
                 },
                 to: from_wire(transmit.to),
+                // Letters are answered to where they come from, packets of a session
+                // to where the handshake said.
+                any_port: transmit.in_session,
                 bytes: self
                     .frames
                     .bytes(slot_of(transmit.frame), transmit.length + CRC_BYTES),

@@ -5,8 +5,9 @@
 //! bytes), says what is complete and next in order, and grants.
 
 use alloc::collections::VecDeque;
+use alloc::vec::Vec;
 
-use crate::config::{Config, charge};
+use crate::config::{Config, MAX_MESSAGE_BYTES, charge};
 use crate::wire::RefusedReason;
 
 /// Messages of one edge that may be waiting for an earlier one.
@@ -139,6 +140,8 @@ pub(crate) struct EdgeIn {
     granted: u64,
     /// Bytes of the pool held by this edge.
     held: u64,
+    /// Lengths of messages held outside the pool: those longer than the window.
+    unpooled: Vec<u64>,
     /// How far ahead of `consumed` grants go; grows when the peer has to wait.
     window: u64,
     /// What the peer said it waits for.
@@ -162,6 +165,7 @@ impl EdgeIn {
             consumed: 0,
             granted: u64::from(config.initial_credit_bytes),
             held: 0,
+            unpooled: Vec::new(),
             window: u64::from(config.initial_credit_bytes),
             wanted: 0,
             refusal: None,
@@ -177,7 +181,7 @@ impl EdgeIn {
 
     /// Bytes of the pool that this piece would take: those of its whole message
     /// when it is the first of it.
-    pub(crate) fn pool_cost(&self, sequence: u64, total: u64, config: &Config) -> u64 {
+    pub(crate) fn pool_cost(&self, sequence: u64, total: u64) -> u64 {
         let Some(index) = sequence.checked_sub(self.next) else {
             return 0;
         };
@@ -185,7 +189,11 @@ impl EdgeIn {
             .ok()
             .and_then(|index| self.pending.get(index))
             .is_some_and(|partial| partial.begun);
-        if begun { 0 } else { pooled(total, config) }
+        if begun || self.is_beyond_window(total) {
+            0
+        } else {
+            charge(total)
+        }
     }
 
     /// Puts a piece in its place. `discard` when no endpoint takes it.
@@ -195,11 +203,10 @@ impl EdgeIn {
         sequence: u64,
         (offset, length, total): (u64, u64, u64),
         discard: bool,
-        config: &Config,
     ) -> Result<Place, Violation> {
         let whole = offset == 0 && length == total;
         if sequence == self.next && whole && self.pending.is_empty() {
-            self.charge(total, discard, config)?;
+            self.charge(total, discard)?;
             self.next += 1;
             if discard {
                 self.consumed += charge(total);
@@ -207,7 +214,7 @@ impl EdgeIn {
             }
             return Ok(Place::Deliver);
         }
-        self.place_ahead(sequence, (length, total), discard, config)
+        self.place_ahead(sequence, (length, total), discard)
     }
 
     fn place_ahead(
@@ -215,7 +222,6 @@ impl EdgeIn {
         sequence: u64,
         (length, total): (u64, u64),
         discard: bool,
-        config: &Config,
     ) -> Result<Place, Violation> {
         let ahead = sequence
             .checked_sub(self.next)
@@ -223,7 +229,7 @@ impl EdgeIn {
             .ok_or(Violation::Contradiction)?;
         let index = usize::try_from(ahead).map_err(|_| Violation::Contradiction)?;
         if !self.pending.get(index).is_some_and(|partial| partial.begun) {
-            self.charge(total, discard, config)?;
+            self.charge(total, discard)?;
             if self.pending.len() <= index {
                 self.pending.resize(index + 1, Partial::default());
             }
@@ -267,22 +273,30 @@ impl EdgeIn {
         Some(completed)
     }
 
-    fn charge(&mut self, total: u64, discard: bool, config: &Config) -> Result<(), Violation> {
+    fn charge(&mut self, total: u64, discard: bool) -> Result<(), Violation> {
         let charged = self.charged + charge(total);
         if charged > self.granted {
             return Err(Violation::OverCredit);
         }
         self.charged = charged;
         if !discard {
-            self.held += pooled(total, config);
+            if self.is_beyond_window(total) {
+                self.unpooled.push(total);
+            } else {
+                self.held += charge(total);
+            }
         }
         Ok(())
     }
 
     /// The application has given a message back; bytes returned to the pool.
-    pub(crate) fn consumed(&mut self, total: u64, config: &Config) -> u64 {
+    pub(crate) fn consumed(&mut self, total: u64) -> u64 {
         self.consumed += charge(total);
-        let freed = pooled(total, config).min(self.held);
+        if let Some(index) = self.unpooled.iter().position(|unpooled| *unpooled == total) {
+            self.unpooled.swap_remove(index);
+            return 0;
+        }
+        let freed = charge(total).min(self.held);
         self.held -= freed;
         freed
     }
@@ -294,18 +308,24 @@ impl EdgeIn {
             if partial.begun {
                 waiting += charge(partial.total);
                 if !partial.discard {
-                    self.refusal.get_or_insert((sequence, RefusedReason::Closed));
+                    self.refusal
+                        .get_or_insert((sequence, RefusedReason::Closed));
                 }
             }
             partial.discard = true;
         }
         self.consumed = self.charged - waiting;
+        self.unpooled.clear();
         core::mem::take(&mut self.held)
     }
 
-    /// Notes what the peer waits for.
-    pub(crate) fn want(&mut self, need: u64) {
+    /// Notes what the peer waits for; false if no message can need that much.
+    pub(crate) fn want(&mut self, need: u64) -> bool {
+        if need > self.granted.saturating_add(charge(MAX_MESSAGE_BYTES)) {
+            return false;
+        }
         self.wanted = self.wanted.max(need);
+        true
     }
 
     /// True if the peer waits for more than it was granted.
@@ -322,9 +342,14 @@ impl EdgeIn {
     /// most `budget` bytes if the peer waits; true if it should be told now.
     pub(crate) fn regrant(&mut self, budget: u64, config: &Config) -> bool {
         if self.is_wanting() && self.window < config.edge_window_bytes {
-            let useful = self.wanted.saturating_sub(self.consumed).max(2 * self.window);
+            let useful = self
+                .wanted
+                .saturating_sub(self.consumed)
+                .max(2 * self.window);
             let grown = useful.min(config.edge_window_bytes);
-            self.window = self.window.max(grown.min(self.window.saturating_add(budget)));
+            self.window = self
+                .window
+                .max(grown.min(self.window.saturating_add(budget)));
         }
         let limit = self.consumed + self.window;
         let wanting = self.is_wanting();
@@ -341,15 +366,24 @@ impl EdgeIn {
     /// True if the peer waits for a message longer than the window can grow, and
     /// everything before it has been consumed: nothing else will let it in.
     pub(crate) fn wants_oversize(&self) -> bool {
-        self.is_wanting()
-            && self.consumed == self.charged
-            && self.wanted - self.consumed > self.window
+        self.is_wanting() && self.has_consumed_all() && self.wanted - self.consumed > self.window
+    }
+
+    /// True if a message of this length can only come by such a grant.
+    #[inline]
+    pub(crate) fn is_beyond_window(&self, total: u64) -> bool {
+        charge(total) > self.window
     }
 
     /// Grants exactly what is wanted; the cumulative point at which that ends.
     pub(crate) fn grant_oversize(&mut self) -> u64 {
         self.granted = self.wanted;
         self.granted
+    }
+
+    /// True if the rest of some message must come.
+    pub(crate) fn is_waiting(&self) -> bool {
+        !self.pending.is_empty()
     }
 
     /// Bytes of the pool held.
@@ -360,6 +394,11 @@ impl EdgeIn {
     /// True once everything up to `point` has been consumed.
     pub(crate) fn has_consumed(&self, point: u64) -> bool {
         self.consumed >= point
+    }
+
+    /// True once everything that has begun to arrive has been consumed.
+    pub(crate) fn has_consumed_all(&self) -> bool {
+        self.consumed == self.charged
     }
 
     /// Cumulative bytes granted.
@@ -382,17 +421,6 @@ impl EdgeIn {
     }
 }
 
-/// Bytes of the pool that a message takes: none for those longer than any
-/// window, which are admitted one at a time per endpoint.
-fn pooled(total: u64, config: &Config) -> u64 {
-    let cost = charge(total);
-    if cost > config.edge_window_bytes {
-        0
-    } else {
-        cost
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -406,36 +434,32 @@ mod tests {
         (EdgeIn::new(1, 2, &config), config)
     }
 
-    fn whole(edge: &mut EdgeIn, config: &Config, sequence: u64, length: u64) -> Place {
-        edge.place(sequence, (0, length, length), false, config)
+    fn whole(edge: &mut EdgeIn, sequence: u64, length: u64) -> Place {
+        edge.place(sequence, (0, length, length), false)
             .expect("within credit")
     }
 
     #[test]
     fn messages_that_overtake_wait_for_the_one_before() {
-        let (mut edge, config) = edge();
-        assert_eq!(whole(&mut edge, &config, 1, 10), Place::Hold);
+        let (mut edge, _config) = edge();
+        assert_eq!(whole(&mut edge, 1, 10), Place::Hold);
         assert_eq!(edge.pop_complete(), None);
-        assert_eq!(whole(&mut edge, &config, 0, 10), Place::Hold);
+        assert_eq!(whole(&mut edge, 0, 10), Place::Hold);
         let order: alloc::vec::Vec<u64> =
-            core::iter::from_fn(|| edge.pop_complete().map(|message| message.sequence))
-                .collect();
+            core::iter::from_fn(|| edge.pop_complete().map(|message| message.sequence)).collect();
         assert_eq!(order, [0, 1]);
-        assert_eq!(whole(&mut edge, &config, 2, 10), Place::Deliver);
+        assert_eq!(whole(&mut edge, 2, 10), Place::Deliver);
     }
 
     #[test]
     fn pieces_in_any_order_make_one_message() {
-        let (mut edge, config) = edge();
+        let (mut edge, _config) = edge();
         for offset in [20, 0, 10] {
-            assert_eq!(
-                edge.place(0, (offset, 10, 30), false, &config),
-                Ok(Place::Hold)
-            );
+            assert_eq!(edge.place(0, (offset, 10, 30), false), Ok(Place::Hold));
         }
         assert!(edge.pop_complete().is_some());
         assert_eq!(
-            edge.place(0, (0, 10, 30), false, &config),
+            edge.place(0, (0, 10, 30), false),
             Err(Violation::Contradiction)
         );
     }
@@ -446,12 +470,9 @@ mod tests {
         let mut out = EdgeOut::new(1, 2, 1000);
         assert_eq!(out.begin(936), Some(0));
         assert_eq!(out.begin(0), None);
-        assert_eq!(whole(&mut edge, &config, 0, 936), Place::Deliver);
-        assert_eq!(
-            edge.place(1, (0, 1, 1), false, &config),
-            Err(Violation::OverCredit)
-        );
-        assert_eq!(edge.consumed(936, &config), 1000);
+        assert_eq!(whole(&mut edge, 0, 936), Place::Deliver);
+        assert_eq!(edge.place(1, (0, 1, 1), false), Err(Violation::OverCredit));
+        assert_eq!(edge.consumed(936), 1000);
         assert!(edge.regrant(0, &config));
         assert!(out.grant(edge.granted()));
         assert_eq!(out.begin(0), Some(1));
@@ -464,17 +485,24 @@ mod tests {
         assert!(edge.regrant(u64::MAX, &config));
         assert_eq!(edge.granted(), 3000);
         edge.want(1_000_000);
-        assert!(!edge.regrant(u64::MAX, &config), "too little to be worth telling");
+        assert!(
+            !edge.regrant(u64::MAX, &config),
+            "too little to be worth telling"
+        );
         assert!(edge.wants_oversize());
         assert_eq!(edge.grant_oversize(), 1_000_000);
     }
 
     #[test]
     fn closing_gives_back_what_was_held() {
-        let (mut edge, config) = edge();
-        whole(&mut edge, &config, 0, 36);
-        whole(&mut edge, &config, 2, 36);
+        let (mut edge, _config) = edge();
+        whole(&mut edge, 0, 36);
+        whole(&mut edge, 2, 36);
         assert_eq!(edge.close(), 200);
-        assert_eq!(edge.outstanding(), 900, "message 2 waits for 1, then is discarded");
+        assert_eq!(
+            edge.outstanding(),
+            900,
+            "message 2 waits for 1, then is discarded"
+        );
     }
 }

@@ -86,10 +86,7 @@ impl Letter {
     pub(crate) fn emit(&self, bytes: &mut [u8], trailer_bytes: usize) -> usize {
         let (body, rest) = bytes.split_at_mut(HEADER_BYTES);
         let (mut header, length) = match self {
-            Letter::Hello(hello) => (
-                Header::handshake(hello.0, hello.1),
-                hello.2.0.emit(rest),
-            ),
+            Letter::Hello(hello) => (Header::handshake(hello.0, hello.1), hello.2.0.emit(rest)),
             Letter::Challenge(to, (cookie, echo)) => (
                 Header::handshake(Kind::Challenge, *to),
                 Challenge {

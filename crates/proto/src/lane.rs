@@ -40,6 +40,17 @@ impl LaneOut {
         u16::try_from(number - self.floor).unwrap_or(u16::MAX)
     }
 
+    /// True if no number is in question.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.sent.is_empty()
+    }
+
+    /// Uses the next number of an idle lane for a packet without a unit.
+    pub(crate) fn skip(&mut self) -> u64 {
+        self.floor += 1;
+        self.floor - 1
+    }
+
     /// True while another number may be used.
     pub(crate) fn is_open(&self) -> bool {
         self.sent.len() < MAX_OPEN_NUMBERS
@@ -184,6 +195,10 @@ pub(crate) struct Lane {
     pub(crate) strikes: u8,
     /// Not used before this moment; in the past for a lane that works.
     pub(crate) down_until: Instant,
+    /// The lowest number that the peer misses, as it says.
+    pub(crate) told: u64,
+    /// The peer asks for numbers that are settled: tell it so.
+    pub(crate) floor_due: bool,
 }
 
 impl Lane {
@@ -196,7 +211,15 @@ impl Lane {
             incoming: LaneIn::default(),
             strikes: 0,
             down_until: Instant(0),
+            told: 0,
+            floor_due: false,
         }
+    }
+
+    /// True if the peer should be told, by a packet without a unit, that nothing
+    /// below the next number will come.
+    pub(crate) fn must_tell_floor(&self) -> bool {
+        self.floor_due && self.out.is_idle()
     }
 
     pub(crate) fn is_up(&self, now: Instant) -> bool {
@@ -220,7 +243,11 @@ mod tests {
     fn a_hole_is_asked_for_only_after_enough_packets_overtook_it() {
         let mut lane = lane_after(&[0, 2, 3]);
         assert!(!lane.has_new_hole(3));
-        assert_eq!(lane.ripe(3).1, 1, "nothing may be told beyond an unripe hole");
+        assert_eq!(
+            lane.ripe(3).1,
+            1,
+            "nothing may be told beyond an unripe hole"
+        );
         lane.record(4, 0);
         assert!(lane.has_new_hole(3));
         let holes: alloc::vec::Vec<Hole> = lane.ripe(3).0.collect();

@@ -118,9 +118,11 @@ impl Machine {
             retry_at: now.after(retry_ns),
             retry_ns,
         };
-        let id = self.add_session(home, phase, now).ok_or(ConnectError::TooManyPeers {
-            limit: self.shared.config.max_peers,
-        })?;
+        let id = self
+            .add_session(home, phase, now)
+            .ok_or(ConnectError::TooManyPeers {
+                limit: self.shared.config.max_peers,
+            })?;
         if let Some(session) = self.session_mut(id) {
             session.remote.incarnation = incarnation;
         }
@@ -136,7 +138,9 @@ impl Machine {
         {
             let number = session.bye_header().number;
             let letter = Letter::Bye(session.remote.connection, number, self.incarnation);
-            let home = self.sessions[peer.index()].as_ref().map(|session| session.home);
+            let home = self.sessions[peer.index()]
+                .as_ref()
+                .map(|session| session.home);
             if let Some(home) = home {
                 self.outbox.push(home, letter);
             }
@@ -164,7 +168,8 @@ impl Machine {
     /// Frames queued to a peer that have not been sent at all.
     #[must_use]
     pub fn queued(&self, peer: PeerId) -> usize {
-        self.session(peer).map_or(0, |session| session.window.queued())
+        self.session(peer)
+            .map_or(0, |session| session.window.queued())
     }
 
     /// The smoothed round trip to a peer in ns.
@@ -189,7 +194,9 @@ impl Machine {
     /// The application knows that a message from this peer must come: prods are
     /// sent until it does or `expecting` is withdrawn (thesis §5.2).
     pub fn expect(&mut self, now: Instant, peer: PeerId, expecting: bool) {
-        self.with(peer, |session, shared| session.expect(expecting, now, shared));
+        self.with(peer, |session, shared| {
+            session.expect(expecting, now, shared)
+        });
     }
 
     /// A third party knows that the peer's process lives: its silence is forgiven.
@@ -200,7 +207,9 @@ impl Machine {
     /// The structure of the computation proves that every unit below `unit` has
     /// arrived at the peer (thesis §5.2.1, coarse-grained acknowledgement).
     pub fn ack_through(&mut self, now: Instant, peer: PeerId, unit: u64) {
-        self.with(peer, |session, shared| session.ack_through(unit, now, shared));
+        self.with(peer, |session, shared| {
+            session.ack_through(unit, now, shared)
+        });
     }
 
     /// The number that the next new unit to this peer will get.
@@ -285,7 +294,11 @@ impl Machine {
     /// Begins an unreliable message: its number.
     #[must_use]
     pub fn begin_loose(&mut self, edge: EdgeId) -> Option<u32> {
-        Some(self.session_mut(edge.peer)?.out_mut(edge.index)?.begin_loose())
+        Some(
+            self.session_mut(edge.peer)?
+                .out_mut(edge.index)?
+                .begin_loose(),
+        )
     }
 
     /// Nobody waits for credit on this edge any more.
@@ -494,6 +507,7 @@ impl Machine {
             frame: Frame::Scratch(slot),
             length,
             trailer: Trailer::Crc32c,
+            in_session: false,
         };
         self.outbox.pop();
         Some(transmit)
@@ -557,14 +571,14 @@ impl Machine {
     }
 
     fn retry_oversize(&mut self, now: Instant, edge: EdgeId) {
-        let waiting = self
-            .shared
-            .endpoints
-            .values_mut()
-            .find_map(|endpoint| match endpoint.oversize {
-                None => endpoint.waiting.pop_front(),
-                Some(_) => None,
-            });
+        let waiting =
+            self.shared
+                .endpoints
+                .values_mut()
+                .find_map(|endpoint| match endpoint.oversize {
+                    None => endpoint.waiting.pop_front(),
+                    Some(_) => None,
+                });
         if let Some(next) = waiting
             && next != edge
         {

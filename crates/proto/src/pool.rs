@@ -32,7 +32,7 @@ impl Pool {
     /// alone (thesis §5.3, second safety rule): what it completes can be consumed.
     pub(crate) fn admit(&self, bytes: u64, next_in_sequence: bool) -> Admission {
         let free = self.capacity.saturating_sub(self.used);
-        if bytes == 0 || bytes + self.reserve <= free {
+        if bytes == 0 || bytes.saturating_add(self.reserve) <= free {
             Admission::Granted
         } else if !next_in_sequence {
             Admission::LowOnRoom

@@ -19,7 +19,7 @@ use crate::pace::Pace;
 use crate::replay::Replay;
 use crate::rtt::RoundTrip;
 use crate::send::{SendWindow, Slot};
-use crate::shared::Shared;
+use crate::shared::{Oversize, Shared};
 use crate::time::Instant;
 use crate::wire::{Address, Hello, Trailer};
 
@@ -310,7 +310,7 @@ impl Session {
             return;
         };
         let before = edge.outstanding();
-        let freed = edge.consumed(total, &shared.config);
+        let freed = edge.consumed(total);
         shared.pool.give_back(freed);
         shared.outstanding = shared.outstanding + edge.outstanding() - before;
         self.regrant(index, now, shared);
@@ -327,20 +327,31 @@ impl Session {
         let wanting = edge.is_wanting();
         let mut tell = edge.regrant(shared.credit_budget(), &shared.config);
         if let Some(endpoint) = shared.endpoints.get_mut(&edge.target) {
+            // A sender that changed its mind may leave a part of its grant unused.
+            let is_over = |turn: Oversize| {
+                edge.has_consumed(turn.end) || turn.begun && edge.has_consumed_all()
+            };
             if endpoint
                 .oversize
-                .is_some_and(|(owner, end)| owner == id && edge.has_consumed(end))
+                .is_some_and(|turn| turn.edge == id && is_over(turn))
             {
                 endpoint.oversize = None;
             }
             if edge.wants_oversize() {
-                if endpoint.oversize.is_none() {
-                    endpoint.oversize = Some((id, edge.grant_oversize()));
+                // What our own turn brings may still be on its way.
+                let free = endpoint
+                    .oversize
+                    .is_none_or(|turn| turn.is_forfeit(now, &shared.config));
+                if free {
+                    endpoint.oversize = Some(Oversize {
+                        edge: id,
+                        end: edge.grant_oversize(),
+                        begun: false,
+                        granted_at: now,
+                    });
                     endpoint.waiting.retain(|waiting| *waiting != id);
                     tell = true;
-                } else if endpoint.oversize.is_some_and(|(owner, _)| owner != id)
-                    && !endpoint.waiting.contains(&id)
-                {
+                } else if !endpoint.waiting.contains(&id) {
                     endpoint.waiting.push_back(id);
                 }
             }
@@ -448,8 +459,13 @@ impl Session {
         self.arm_prod(now, shared);
     }
 
+    /// Somebody waits, or a message has arrived in part and holds memory.
+    fn needs_keepalive(&self) -> bool {
+        self.watched || self.edges_in.iter().any(EdgeIn::is_waiting)
+    }
+
     fn rest_keepalive(&mut self, now: Instant, shared: &Shared) {
-        self.keepalive_at = if self.watched {
+        self.keepalive_at = if self.needs_keepalive() {
             now.after(shared.config.peer_timeout_ns / 4)
         } else {
             Instant::NEVER

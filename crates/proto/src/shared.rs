@@ -15,12 +15,41 @@ pub(crate) struct Region {
     pub(crate) length: u64,
 }
 
+/// The turn of an edge whose message is longer than its window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Oversize {
+    pub(crate) edge: EdgeId,
+    /// Cumulative bytes of the edge at which the turn ends.
+    pub(crate) end: u64,
+    /// The message has begun to arrive.
+    pub(crate) begun: bool,
+    pub(crate) granted_at: Instant,
+}
+
+impl Oversize {
+    /// The sender was given its turn and lets it pass: it must have given up.
+    pub(crate) fn is_forfeit(&self, now: Instant, config: &Config) -> bool {
+        !self.begun && now.since(self.granted_at) > FORFEIT_TIMEOUTS * config.max_timeout_ns
+    }
+}
+
+/// The moment of the grant is left out: states that differ only in it are compared
+/// as equal, as all times are.
+impl core::hash::Hash for Oversize {
+    fn hash<H: core::hash::Hasher>(&self, state: &mut H) {
+        (self.edge, self.end, self.begun).hash(state);
+    }
+}
+
+/// A turn that is not used for this many longest time-outs passes to who waits.
+const FORFEIT_TIMEOUTS: u64 = 4;
+
 /// One open endpoint, as far as admission needs it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Endpoint {
     pub(crate) port: bool,
-    /// The edge whose over-long message is admitted now, and where it ends.
-    pub(crate) oversize: Option<(EdgeId, u64)>,
+    /// Whose over-long message is admitted now.
+    pub(crate) oversize: Option<Oversize>,
     /// Edges waiting for that.
     pub(crate) waiting: VecDeque<EdgeId>,
 }
@@ -56,7 +85,11 @@ impl Senders {
     pub(crate) fn note(&mut self, heard: u64, now: Instant) -> u64 {
         let period = now.0 >> 22;
         if period != self.period {
-            self.last = if period == self.period + 1 { self.this } else { 0 };
+            self.last = if period == self.period + 1 {
+                self.this
+            } else {
+                0
+            };
             self.this = 0;
             self.period = period;
         }
@@ -119,10 +152,7 @@ impl Shared {
     pub(crate) fn forget_peer(&mut self, peer: PeerId) {
         for endpoint in self.endpoints.values_mut() {
             endpoint.waiting.retain(|edge| edge.peer != peer);
-            if endpoint
-                .oversize
-                .is_some_and(|(edge, _)| edge.peer == peer)
-            {
+            if endpoint.oversize.is_some_and(|turn| turn.edge.peer == peer) {
                 endpoint.oversize = None;
             }
         }

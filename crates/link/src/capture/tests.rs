@@ -65,6 +65,7 @@ fn what_goes_in_and_out_is_read_back_with_right_headers_and_times() {
             link.send(
                 1_000_000_007,
                 &[Outgoing {
+                    any_port: false,
                     class: Class::Small,
                     to: there,
                     bytes,
@@ -73,6 +74,7 @@ fn what_goes_in_and_out_is_read_back_with_right_headers_and_times() {
             .unwrap();
         }
         let answer = Outgoing {
+            any_port: false,
             class: Class::Bulk,
             to: here,
             bytes: b"answer",
@@ -153,6 +155,7 @@ fn a_full_disk_ends_the_recording_but_not_the_traffic() {
             .send(
                 0,
                 &[Outgoing {
+                    any_port: false,
                     class: Class::Small,
                     to,
                     bytes: b"x",
@@ -176,6 +179,7 @@ fn only_frames_that_the_link_took_are_recorded() {
     let (inner, other) = pair("10.0.0.1", "10.0.0.2");
     let mut link = Capture::to_writer(inner, Box::new(io::sink()), Path::new("sink"), 0);
     let frame = Outgoing {
+        any_port: false,
         class: Class::Bulk,
         to: other.local(Class::Bulk),
         bytes: &[0; 1400],

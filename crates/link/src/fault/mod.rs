@@ -242,6 +242,7 @@ impl<L: Link> Fault<L> {
     fn send_ready(&mut self, now_ns: u64) -> io::Result<()> {
         while let Some(held) = self.ready.front() {
             let frame = Outgoing {
+                any_port: false,
                 class: held.class,
                 to: held.to,
                 bytes: &held.bytes,

@@ -62,6 +62,7 @@ fn batch(frames: &[Vec<u8>]) -> Vec<Outgoing<'_>> {
     frames
         .iter()
         .map(|bytes| Outgoing {
+            any_port: false,
             class: Class::Bulk,
             to: to(),
             bytes,

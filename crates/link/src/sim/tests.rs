@@ -19,6 +19,7 @@ fn attach(network: &Network, node: u8) -> Port {
 
 fn send(port: &mut Port, now_ns: u64, to: u8, bytes: &[u8]) -> usize {
     let frame = Outgoing {
+        any_port: false,
         class: Class::Small,
         to: addresses(to).0,
         bytes,
@@ -223,6 +224,7 @@ fn a_full_card_takes_no_more_until_the_time_it_tells() {
     let network = Network::new(1, config);
     let (mut a, mut b) = (attach(&network, 1), attach(&network, 2));
     let frame = Outgoing {
+        any_port: false,
         class: Class::Small,
         to: b.local(Class::Small),
         bytes: &[1; 934],

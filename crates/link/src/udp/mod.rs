@@ -9,6 +9,7 @@
 mod memory;
 mod open;
 mod receive;
+mod routes;
 mod send;
 
 use std::fmt;
@@ -23,6 +24,7 @@ pub use open::{MAX_FRAME_BYTES, OpenError};
 
 use crate::{Caps, Class, Incoming, Link, Outgoing, sys};
 use receive::Receiver;
+use routes::Routes;
 use send::{Progress, Sender};
 
 /// Messages fetched by one call on the small socket once they queue up.
@@ -102,8 +104,14 @@ pub struct Udp {
     polled: Class,
     /// Polls of the small socket in a row that found something.
     small_streak: u32,
+    /// Polls of the small socket in a row that found nothing.
+    small_quiet: u32,
+    routes: Routes,
     stats: UdpStats,
 }
+
+/// Empty polls of the small socket between two looks at a connected one.
+const ROUTE_LOOK_POLLS: u32 = 64;
 
 impl Udp {
     /// Opens both sockets on an address of this machine.
@@ -143,6 +151,8 @@ impl Udp {
             bulk_receiver: Receiver::new(BULK_SLOTS, BULK_SLOT_BYTES, gro),
             polled: Class::Small,
             small_streak: 0,
+            small_quiet: 0,
+            routes: Routes::default(),
             stats: UdpStats::default(),
         })
     }
@@ -225,6 +235,15 @@ impl Link for Udp {
                 continue;
             }
             let class = batch[taken].class;
+            if class == Class::Small
+                && batch[taken].any_port
+                && let Some(socket) = self.routes.to(self.local[0], batch[taken].to)
+                && routes::send(socket, batch[taken].bytes).is_ok()
+            {
+                self.stats.sent_frames += 1;
+                taken += 1;
+                continue;
+            }
             let singly = taken < single_until;
             let limit = if singly { single_until } else { batch.len() };
             let run = &batch[taken..limit];
@@ -298,7 +317,14 @@ impl Link for Udp {
                         .many(socket, &mut self.stats)
                         .map(|(_, frames)| frames)
                 };
-                let found = found.inspect_err(|_| self.small_receiver.clear())?;
+                let mut found = found.inspect_err(|_| self.small_receiver.clear())?;
+                self.small_quiet = if found == 0 { self.small_quiet + 1 } else { 0 };
+                if self.small_quiet == ROUTE_LOOK_POLLS {
+                    self.small_quiet = 0;
+                    if let Some(socket) = self.routes.next() {
+                        found = self.small_receiver.one(socket, &mut self.stats)?;
+                    }
+                }
                 self.small_streak = match found {
                     0 => 0,
                     1 if self.small_streak >= 2 => 0,

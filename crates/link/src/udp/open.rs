@@ -161,6 +161,17 @@ pub(super) fn open(
     Ok(Opened { socket, local })
 }
 
+/// A socket with a port of its own at the local address, connected to a peer.
+pub(super) fn connected(local: SocketAddr, to: SocketAddr) -> io::Result<OwnedFd> {
+    let socket = plain_socket(local.ip())?;
+    forbid_fragments(socket.as_fd(), local.ip()).map_err(io::Error::other)?;
+    let mut address = local;
+    address.set_port(0);
+    rustix::net::bind(&socket, &address)?;
+    rustix::net::connect(&socket, &to)?;
+    Ok(socket)
+}
+
 /// Finds the interface that owns an address: its MTU and the scope that a
 /// link-local IPv6 address needs.
 pub(super) fn interface(ip: IpAddr) -> Result<(usize, u32), OpenError> {

@@ -9,6 +9,7 @@ fn open() -> Udp {
 
 fn bulk(to: SocketAddr, bytes: &[u8]) -> Outgoing<'_> {
     Outgoing {
+        any_port: false,
         class: Class::Bulk,
         to,
         bytes,

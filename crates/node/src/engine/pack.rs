@@ -212,10 +212,16 @@ impl Engine {
         let Some(ends) = self.machine.edge_ends(edge) else {
             return Err(Blocked::Gone(None));
         };
-        let sequence = self
-            .machine
-            .begin(now, edge, payload.len() as u64)
-            .map_err(blocked)?;
+        let sequence = match self.machine.begin(now, edge, payload.len() as u64) {
+            Ok(sequence) => sequence,
+            Err(error) => {
+                // Who waits long must not keep a frame that others could use.
+                if open.end == HEADER_BYTES {
+                    self.close_frame(edge.peer, false);
+                }
+                return Err(blocked(error));
+            }
+        };
         let frame = self.frames.space(open.slot);
         wire::emit_message(
             &mut frame[open.end..],

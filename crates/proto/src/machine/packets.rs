@@ -37,10 +37,7 @@ impl Machine {
         bytes: &'a [u8],
     ) -> Result<Addressed<'a>, Drop> {
         let header = Header::parse(bytes).map_err(|error| self.malformed(error))?;
-        let in_session = matches!(
-            header.kind,
-            Kind::Data | Kind::Ack | Kind::Prod | Kind::Bye
-        );
+        let in_session = matches!(header.kind, Kind::Data | Kind::Ack | Kind::Prod | Kind::Bye);
         if !in_session {
             let packet = Packet::parse(bytes, CRC_BYTES).map_err(|error| self.malformed(error))?;
             return Ok(Addressed {
@@ -201,7 +198,12 @@ impl Machine {
             Some((peer, Phase::Opening { .. }, _)) => peer,
             None => self.new_peer(now, from, hello)?,
         };
-        self.open(peer, hello, self.shared.config.trailers.agree(hello.trailers), now);
+        self.open(
+            peer,
+            hello,
+            self.shared.config.trailers.agree(hello.trailers),
+            now,
+        );
         self.welcome(peer, from, hello);
         Ok(())
     }

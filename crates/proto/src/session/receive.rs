@@ -9,9 +9,7 @@ use crate::session::{AckDebt, Session};
 use crate::shared::Shared;
 use crate::stats::Drop;
 use crate::time::Instant;
-use crate::wire::{
-    CONTROL_LANE, Flags, Header, Kind, LaneAck, Packet, Record, RefusedReason,
-};
+use crate::wire::{CONTROL_LANE, Flags, Header, Kind, LaneAck, Packet, Record, RefusedReason};
 
 /// Edges that one peer may use.
 const MAX_EDGES: usize = 1 << 16;
@@ -25,7 +23,7 @@ impl Session {
         shared: &mut Shared,
     ) -> Result<(), Drop> {
         let header = packet.header;
-        let cost = self.check(packet, shared)?;
+        let cost = self.check(packet)?;
         if header.flags.has(Flags::ACK) {
             self.on_ack(&header, now, shared);
         }
@@ -38,6 +36,8 @@ impl Session {
             Ok(true) if header.flags.has(Flags::UNIT) => self.owe(&header, now, shared),
             Ok(_) => {}
             Err(Drop::Duplicate) if header.flags.has(Flags::UNIT) => self.debt.now = true,
+            // No room, but its sender must hear that we live.
+            Err(_) if header.flags.has(Flags::REPEAT) => self.debt.now = true,
             Err(_) => {}
         }
         if header.kind == Kind::Prod {
@@ -48,9 +48,9 @@ impl Session {
     }
 
     /// Everything parses and stands where it may; the pool bytes it would take.
-    fn check(&self, packet: &Packet<'_>, shared: &Shared) -> Result<u64, Drop> {
+    fn check(&self, packet: &Packet<'_>) -> Result<u64, Drop> {
         let in_unit = packet.header.flags.has(Flags::UNIT);
-        let mut cost = 0;
+        let mut cost = 0_u64;
         for record in packet.records() {
             let record = record.map_err(|_| Drop::Malformed)?;
             if let Record::Message {
@@ -66,7 +66,8 @@ impl Session {
                     return Err(Drop::Violation);
                 }
                 if in_unit {
-                    cost += self.message_cost((source, target), sequence, total, shared);
+                    let message = self.message_cost((source, target), sequence, total);
+                    cost = cost.saturating_add(message);
                 }
             } else if record.is_sequenced() && !in_unit {
                 return Err(Drop::Violation);
@@ -75,17 +76,11 @@ impl Session {
         Ok(cost)
     }
 
-    fn message_cost(
-        &self,
-        edge: (u32, u32),
-        sequence: u32,
-        total: u64,
-        shared: &Shared,
-    ) -> u64 {
+    fn message_cost(&self, edge: (u32, u32), sequence: u32, total: u64) -> u64 {
         match self.find_in(edge) {
             Some(index) => {
                 let edge = &self.edges_in[index as usize];
-                edge.pool_cost(widen(sequence, edge.next()), total, &shared.config)
+                edge.pool_cost(widen(sequence, edge.next()), total)
             }
             None => crate::config::charge(total),
         }
@@ -309,8 +304,15 @@ impl Session {
         let sequence = widen(sequence, edge.next());
         let (held, outstanding) = (edge.held(), edge.outstanding());
         let piece = (offset, payload.len() as u64, total);
-        let place = edge.place(sequence, piece, refusal.is_some(), &shared.config);
+        let place = edge.place(sequence, piece, refusal.is_some());
         shared.pool.take(edge.held() - held);
+        if edge.is_beyond_window(total)
+            && let Some(endpoint) = shared.endpoints.get_mut(&target)
+            && let Some(turn) = &mut endpoint.oversize
+            && turn.edge == id
+        {
+            turn.begun = true;
+        }
         match place {
             Ok(Place::Deliver) => {
                 shared.stats.messages_delivered += 1;
@@ -328,6 +330,9 @@ impl Session {
                     bytes: payload,
                 });
                 self.hand_over_complete(index, shared);
+                if self.keepalive_at == Instant::NEVER {
+                    self.rest_keepalive(now, shared);
+                }
             }
             Ok(Place::Discard) => {
                 shared.stats.messages_refused += 1;
@@ -467,7 +472,10 @@ impl Session {
         let Some(index) = self.find_or_open_in(edge, shared) else {
             return;
         };
-        self.edges_in[index as usize].want(need);
+        if !self.edges_in[index as usize].want(need) {
+            shared.count(Drop::Violation);
+            return;
+        }
         self.regrant(index, now, shared);
         // Whatever was granted may have been lost on the way: say it again.
         if !self.credit_due.contains(&index) {
@@ -480,7 +488,11 @@ impl Session {
     fn on_ack(&mut self, header: &Header, now: Instant, shared: &mut Shared) {
         let unit_next = widen(header.unit_next, self.window.base());
         self.units_arrived(unit_next.min(self.window.top()), shared);
-        let Some(index) = self.lanes.iter().position(|lane| lane.id == header.ack_lane) else {
+        let Some(index) = self
+            .lanes
+            .iter()
+            .position(|lane| lane.id == header.ack_lane)
+        else {
             return;
         };
         let floor = self.lanes[index].out.floor();
@@ -489,6 +501,7 @@ impl Session {
         if next > self.lanes[index].out.next() || end < next {
             return;
         }
+        self.lanes[index].told = self.lanes[index].told.max(next);
         self.lane_arrived(index, (floor, next), now, shared);
         if end > next && end < self.lanes[index].out.next() {
             self.lane_missing(index, (next, end));
@@ -509,6 +522,7 @@ impl Session {
         }
         let mut from = floor;
         let mut next = widen(ack.next, floor);
+        self.lanes[index].told = self.lanes[index].told.max(next);
         for range in ack.ranges() {
             let start = widen(range.start, floor);
             if start < next || start > top {
@@ -582,6 +596,11 @@ impl Session {
         if !news && self.window.flying() > 0 {
             let fresh = self.trip.smoothed_ns().unwrap_or(0);
             self.repeat_first_and_last(now, fresh);
+        }
+        // A hole below the floor is mended; without a unit to carry the floor the
+        // peer would ask for it for ever.
+        for lane in &mut self.lanes {
+            lane.floor_due = lane.out.is_idle() && lane.told < lane.out.floor();
         }
         self.debt.now = true;
     }

@@ -64,7 +64,8 @@ impl Session {
         }
         if now >= self.keepalive_at {
             self.rest_keepalive(now, shared);
-            if now.since(self.last_heard) >= shared.config.peer_timeout_ns / 4 {
+            let quiet = now.since(self.last_heard) >= shared.config.peer_timeout_ns / 4;
+            if quiet && self.keepalive_at != Instant::NEVER {
                 self.prod_due = true;
                 self.ask(now);
             }
@@ -151,15 +152,13 @@ impl Session {
             .window
             .first_and_last_flying()
             .and_then(|(first, _)| self.window.lane_of(first));
-        let Some(index) = self
-            .lanes
-            .iter()
-            .position(|lane| Some(lane.id) == oldest)
-        else {
+        let Some(index) = self.lanes.iter().position(|lane| Some(lane.id) == oldest) else {
             return;
         };
         let others = self.lanes.iter().enumerate();
-        let spare = others.clone().any(|(other, lane)| other != index && lane.is_up(now));
+        let spare = others
+            .clone()
+            .any(|(other, lane)| other != index && lane.is_up(now));
         let heard = now.since(self.last_heard) <= 2 * self.tail.pause_ns;
         let lane = &mut self.lanes[index];
         lane.strikes = lane.strikes.saturating_add(1);

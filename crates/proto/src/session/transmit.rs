@@ -52,6 +52,8 @@ pub struct Transmit {
     pub length: usize,
     /// What to append.
     pub trailer: Trailer,
+    /// It belongs to a session: its source port tells the receiver nothing.
+    pub in_session: bool,
 }
 
 impl Session {
@@ -91,6 +93,10 @@ impl Session {
         if has_unit && let Some(next) = self.window.next(self.allowed()) {
             return Some(self.unit(next, now, frames, shared));
         }
+        if self.debt.now {
+            // The unit to ride on had arrived after all.
+            return self.control(now, frames, shared);
+        }
         let (slot, bulk) = self.loose.pop_front()?;
         Some(self.loose(slot, bulk, now, frames, shared))
     }
@@ -126,6 +132,8 @@ impl Session {
         if next.repeat {
             flags.set(Flags::REPEAT);
             shared.stats.repeats += 1;
+            // The number it had is settled: let this very packet say so.
+            self.settle_lanes();
         } else {
             shared.stats.units_sent += 1;
         }
@@ -163,6 +171,7 @@ impl Session {
             frame: Frame::Unit(next.slot),
             length: end,
             trailer: self.trailer,
+            in_session: true,
         }
     }
 
@@ -190,6 +199,7 @@ impl Session {
             frame: Frame::Loose(slot),
             length: end,
             trailer: self.trailer,
+            in_session: true,
         }
     }
 
@@ -207,9 +217,16 @@ impl Session {
             _ => shared.stats.explicit_acks += 1,
         }
         self.prod_due = false;
-        let index = self.pick_lane(false, None, now);
+        let floor = match kind {
+            Kind::Ack => self.lanes.iter().position(Lane::must_tell_floor),
+            _ => None,
+        };
+        let index = floor.unwrap_or_else(|| self.pick_lane(false, None, now));
         let (to, bulk) = (self.lanes[index].to, self.lanes[index].bulk);
-        let mut header = self.control_header(kind);
+        let mut header = match floor {
+            Some(index) => self.floor_header(index),
+            None => self.control_header(kind),
+        };
         self.acknowledge_in(&mut header, shared);
         let limit = bytes.len().min(self.packet_bytes) - self.trailer.bytes();
         let mut end = HEADER_BYTES;
@@ -218,7 +235,7 @@ impl Session {
         end = self.put_credits(bytes, end, limit);
         end = self.put_wants(bytes, end, limit);
         self.acknowledged();
-        self.debt.now = !self.credit_due.is_empty();
+        self.debt.now = !self.credit_due.is_empty() || self.lanes.iter().any(Lane::must_tell_floor);
         self.finish(header, bytes, end);
         Some(Transmit {
             to,
@@ -226,6 +243,7 @@ impl Session {
             frame: Frame::Scratch(slot),
             length: end,
             trailer: self.trailer,
+            in_session: true,
         })
     }
 
@@ -240,7 +258,10 @@ impl Session {
         self.acknowledge_in(header, shared);
         let limit = bytes.len().min(self.packet_bytes) - self.trailer.bytes();
         let end = self.put_credits(bytes, records_end, limit);
-        let told_all = self.lanes.iter().all(|lane| lane.incoming.is_whole() && !lane.incoming.dirty);
+        let told_all = self
+            .lanes
+            .iter()
+            .all(|lane| lane.incoming.is_whole() && !lane.incoming.dirty);
         if told_all && self.credit_due.is_empty() {
             self.acknowledged();
         }
@@ -280,7 +301,8 @@ impl Session {
             let (holes, top) = lane.incoming.ripe(reorder);
             let ranges = RangeList::collect(holes);
             let numbers = (low(lane.incoming.next()), low(top));
-            let written = emit_lane_ack(&mut bytes[end..limit], lane.id, numbers, ranges.as_slice());
+            let written =
+                emit_lane_ack(&mut bytes[end..limit], lane.id, numbers, ranges.as_slice());
             if written == 0 {
                 break;
             }
@@ -296,7 +318,11 @@ impl Session {
                 break;
             };
             let edge = &self.edges_in[index as usize];
-            end += emit_credit(&mut bytes[end..], (edge.source, edge.target), edge.granted());
+            end += emit_credit(
+                &mut bytes[end..],
+                (edge.source, edge.target),
+                edge.granted(),
+            );
         }
         end
     }
@@ -339,7 +365,10 @@ impl Session {
         let Some((slot, bytes)) = frames.allocate() else {
             return;
         };
-        let limit = bytes.len().min(self.packet_bytes).min(shared.config.packet_bytes)
+        let limit = bytes
+            .len()
+            .min(self.packet_bytes)
+            .min(shared.config.packet_bytes)
             - self.trailer.bytes();
         let mut end = HEADER_BYTES;
         while end + REFUSED_BYTES <= limit {
@@ -391,6 +420,23 @@ impl Session {
         }
     }
 
+    /// The header of a packet without a unit whose number says that nothing below
+    /// it will come.
+    fn floor_header(&mut self, index: usize) -> Header {
+        let lane = &mut self.lanes[index];
+        lane.floor_due = false;
+        let (number, id, bulk) = (lane.out.skip(), lane.id, lane.bulk);
+        let mut header = Header {
+            number: low(number),
+            lane: id,
+            ..self.header(Kind::Data)
+        };
+        if bulk {
+            header.flags.set(Flags::BULK);
+        }
+        header
+    }
+
     fn finish(&self, mut header: Header, bytes: &mut [u8], end: usize) {
         header.length = u16::try_from(end + self.trailer.bytes()).unwrap_or(u16::MAX);
         header.emit(bytes);
@@ -405,7 +451,10 @@ impl Session {
 /// Packets sent over one card before bulk goes on over the next.
 const BULK_TURN: u32 = 32;
 
-#[allow(clippy::cast_possible_truncation, reason = "the wire carries the low 32 bits")]
+#[allow(
+    clippy::cast_possible_truncation,
+    reason = "the wire carries the low 32 bits"
+)]
 fn low(number: u64) -> u32 {
     number as u32
 }

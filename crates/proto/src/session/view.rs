@@ -166,8 +166,13 @@ impl Session {
         (self.packet_bytes, self.next_bulk_lane).hash(hasher);
         for lane in &self.lanes {
             // Strikes matter only where another lane could take over.
-            let strikes = if self.lanes.len() > 1 { lane.strikes } else { 0 };
+            let strikes = if self.lanes.len() > 1 {
+                lane.strikes
+            } else {
+                0
+            };
             (lane.id, lane.bulk, lane.to, lane.incoming.dirty, strikes).hash(hasher);
+            (lane.floor_due, lane.told < lane.out.floor()).hash(hasher);
         }
         self.pace.view().hash(hasher);
         // The estimate matters through the time-outs drawn from it.

@@ -159,7 +159,10 @@ impl Hello {
         if usize::from(lane_count) > MAX_LANES || lane_count == 0 {
             return Err(Malformed::BadField("lane count"));
         }
-        need(body, HELLO_FIXED_BYTES + LANE_BYTES * usize::from(lane_count))?;
+        need(
+            body,
+            HELLO_FIXED_BYTES + LANE_BYTES * usize::from(lane_count),
+        )?;
         let mut hello = Hello::new(&[]);
         hello.versions = (body[0], body[1]);
         hello.max_packet_bytes = u16_at(body, 2);

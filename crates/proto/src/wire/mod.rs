@@ -68,7 +68,10 @@ impl core::fmt::Display for Malformed {
             Malformed::BadKind(kind) => write!(f, "unknown packet kind {kind}"),
             Malformed::BadLane(lane) => write!(f, "impossible lane {lane}"),
             Malformed::BadRecord { kind, at } => {
-                write!(f, "record of kind {kind:#04x} at byte {at} leaves its packet")
+                write!(
+                    f,
+                    "record of kind {kind:#04x} at byte {at} leaves its packet"
+                )
             }
             Malformed::BadField(name) => write!(f, "field {name} holds an excluded value"),
         }
