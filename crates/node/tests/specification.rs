@@ -34,7 +34,10 @@ fn the_handshake_of_the_capture_reads_as_the_text_says() {
         assert_eq!(packet.header.kind, Kind::Hello);
         assert_eq!((hello.connection, hello.node), (0x082c_8000, 1));
         assert_eq!(hello.incarnation, 0x28e6_4500_c10d_5c86);
-        assert_eq!((hello.window_packets, hello.initial_credit_bytes), (256, 32768));
+        assert_eq!(
+            (hello.window_packets, hello.initial_credit_bytes),
+            (256, 32768)
+        );
         assert_eq!(hello.lanes()[1].address.to_string(), "127.0.0.1:51784");
     });
     with_packet("challenge", |packet| {
@@ -60,7 +63,10 @@ fn the_messages_of_the_capture_read_as_the_text_says() {
     for (name, number, length) in [("text", 0, 28), ("end", 1, 21)] {
         with_packet(name, |packet| {
             assert_eq!((packet.header.number, packet.header.unit), (number, number));
-            let records: Vec<_> = packet.records().map(|record| record.expect("sound")).collect();
+            let records: Vec<_> = packet
+                .records()
+                .map(|record| record.expect("sound"))
+                .collect();
             assert!(matches!(
                 &records[..],
                 [Record::Message { source: 8, target: 7, sequence, total, .. }]
@@ -71,7 +77,10 @@ fn the_messages_of_the_capture_read_as_the_text_says() {
     with_packet("ack", |packet| {
         let header = packet.header;
         assert_eq!(header.kind, Kind::Ack);
-        assert_eq!((header.unit_next, header.lane_next, header.lane_end), (2, 2, 2));
+        assert_eq!(
+            (header.unit_next, header.lane_next, header.lane_end),
+            (2, 2, 2)
+        );
         assert_eq!((header.lane, header.ack_lane), (15, 0));
     });
 }

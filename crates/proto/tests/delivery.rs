@@ -1,7 +1,12 @@
 //! Conversations between machines on a virtual wire: what is sent arrives once,
 //! in order, whatever the wire does.
 
-#![allow(missing_docs, unreachable_pub, clippy::cast_possible_truncation, reason = "tests")]
+#![allow(
+    missing_docs,
+    unreachable_pub,
+    clippy::cast_possible_truncation,
+    reason = "tests"
+)]
 
 mod pair;
 
@@ -38,14 +43,22 @@ fn converse(wire: &mut Wire, edge: EdgeId, count: u64, length: impl Fn(u64) -> u
             }
         }
         while let Some(message) = wire.hosts[1].read(now) {
-            assert_eq!(message, payload(received, length(received)), "message {received}");
+            assert_eq!(
+                message,
+                payload(received, length(received)),
+                "message {received}"
+            );
             received += 1;
         }
         received == count && wire.hosts[0].machine.is_acknowledged(edge.peer)
     });
     assert!(finished, "sent {sent}, received {received} of {count}");
     let drops: Vec<_> = wire.hosts[1].machine.stats().drops().collect();
-    assert_eq!(wire.hosts[1].machine.stats().dropped(Drop::Violation), 0, "{drops:?}");
+    assert_eq!(
+        wire.hosts[1].machine.stats().dropped(Drop::Violation),
+        0,
+        "{drops:?}"
+    );
     assert_eq!(wire.hosts[1].machine.pool_used(), 0);
 }
 
@@ -77,7 +90,10 @@ fn one_loss_costs_about_one_repeat() {
     let repeats = wire.hosts[0].machine.stats().repeats;
     let lost = wire.lost - before;
     assert!(lost > 100, "{lost} lost");
-    assert!(repeats as f64 <= 1.2 * lost as f64, "{repeats} repeats for {lost} losses");
+    assert!(
+        repeats as f64 <= 1.2 * lost as f64,
+        "{repeats} repeats for {lost} losses"
+    );
 }
 
 #[test]
@@ -156,7 +172,9 @@ fn a_missing_endpoint_is_told_to_the_sender() {
     let (mut wire, edge) = connected(11, &Config::default());
     let nowhere = wire.hosts[0].machine.edge(edge.peer, 1, 99).expect("open");
     let now = wire.now;
-    wire.hosts[0].send(now, nowhere, b"anyone?").expect("credit");
+    wire.hosts[0]
+        .send(now, nowhere, b"anyone?")
+        .expect("credit");
     assert!(wire.run(SECOND, |wire| !wire.hosts[0].refused.is_empty()));
     assert_eq!(wire.hosts[0].refused, [0]);
     let now = wire.now;
@@ -166,7 +184,9 @@ fn a_missing_endpoint_is_told_to_the_sender() {
     ));
     wire.hosts[1].machine.open_endpoint(99, false);
     wire.hosts[0].machine.reopen(nowhere);
-    wire.hosts[0].send(now, nowhere, b"now").expect("open again");
+    wire.hosts[0]
+        .send(now, nowhere, b"now")
+        .expect("open again");
     assert!(wire.run(SECOND, |wire| !wire.hosts[1].received.is_empty()));
 }
 
@@ -184,7 +204,9 @@ fn a_restarted_process_ends_the_old_session_and_opens_a_new_one() {
     wire.restart(1);
     wire.hosts[1].machine.open_endpoint(7, false);
     let now = wire.now;
-    wire.hosts[0].send(now, edge, b"to the dead").expect("credit");
+    wire.hosts[0]
+        .send(now, edge, b"to the dead")
+        .expect("credit");
     assert!(wire.run(SECOND, |wire| !wire.hosts[0].gone.is_empty()));
     let total = wire.hosts[0].machine.config().frames as usize;
     assert_eq!(wire.hosts[0].pool.free(), total, "every frame came back");

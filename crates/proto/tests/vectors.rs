@@ -11,8 +11,14 @@ use dipole_proto::wire::{
 fn documented(name: &str) -> Vec<u8> {
     let specification = include_str!("../../../docs/protocol.md");
     let begin = format!("```vector {name}\n");
-    let at = specification.find(&begin).expect("the vector is documented") + begin.len();
-    let block = specification[at..].split("```").next().expect("the block ends");
+    let at = specification
+        .find(&begin)
+        .expect("the vector is documented")
+        + begin.len();
+    let block = specification[at..]
+        .split("```")
+        .next()
+        .expect("the block ends");
     block
         .split_whitespace()
         .filter(|word| *word != "CRC")
@@ -55,7 +61,9 @@ fn the_handshake_is_as_documented() {
         lane,
         bulk: lane == 1,
         address: Address {
-            ip: std::net::Ipv4Addr::new(10, 0, 0, 1).to_ipv6_mapped().octets(),
+            ip: std::net::Ipv4Addr::new(10, 0, 0, 1)
+                .to_ipv6_mapped()
+                .octets(),
             port,
         },
     };

@@ -40,7 +40,9 @@ impl Bed {
         let [a, b] = &bed.names;
         let made = ip(&format!("netns add {a}"))
             && ip(&format!("netns add {b}"))
-            && ip(&format!("link add v{tag}a netns {a} type veth peer name v{tag}b netns {b}"))
+            && ip(&format!(
+                "link add v{tag}a netns {a} type veth peer name v{tag}b netns {b}"
+            ))
             && ip(&format!("-n {a} addr add 10.98.0.1/24 dev v{tag}a"))
             && ip(&format!("-n {b} addr add 10.98.0.2/24 dev v{tag}b"))
             && ip(&format!("-n {a} link set lo up"))
@@ -51,7 +53,10 @@ impl Bed {
             eprintln!("SKIPPED: `ip netns` makes no namespaces here (iproute2, veth?)");
             return None;
         }
-        bed.write("hosts", &format!("1 10.98.0.1 slots=2 ssh={a}\n2 10.98.0.2 slots=2 ssh={b}\n"));
+        bed.write(
+            "hosts",
+            &format!("1 10.98.0.1 slots=2 ssh={a}\n2 10.98.0.2 slots=2 ssh={b}\n"),
+        );
         // Called as `remote-shell DEST COMMAND-LINE`, like ssh.
         bed.write(
             "remote-shell",
@@ -104,7 +109,9 @@ fn example(name: &str) -> PathBuf {
         build.args(["build", "--package", "dipole-node", "--example", name]);
         let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../Cargo.toml");
         build.arg("--manifest-path").arg(manifest);
-        build.arg("--target-dir").arg(profile.parent().expect("a target directory"));
+        build
+            .arg("--target-dir")
+            .arg(profile.parent().expect("a target directory"));
         assert!(build.status().expect("cargo runs").success());
     }
     path
@@ -113,7 +120,11 @@ fn example(name: &str) -> PathBuf {
 fn check(output: &Output) -> String {
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{}\n{text}\n{errors}", output.status);
+    assert!(
+        output.status.success(),
+        "{}\n{text}\n{errors}",
+        output.status
+    );
     text
 }
 

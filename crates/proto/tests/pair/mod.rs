@@ -279,7 +279,10 @@ impl Host {
                 Event::Connected { peer, .. } => self.connected.push(peer),
                 Event::Gone { peer, reason } => self.gone.push((peer, reason)),
                 Event::Released { slot } => {
-                    assert!(!self.pool.free.contains(&slot), "slot {slot} released twice");
+                    assert!(
+                        !self.pool.free.contains(&slot),
+                        "slot {slot} released twice"
+                    );
                     self.pool.free.push(slot);
                 }
                 Event::Deliver { edge, bytes } => {
@@ -318,9 +321,8 @@ impl Host {
                 } => self.regions.push((region, key, length)),
                 Event::Refused { sequence, .. } => self.refused.push(sequence),
                 Event::Credit { .. } => self.credits += 1,
-                Event::EdgeOpened { .. }
-                | Event::EdgeEnded { .. }
-                | Event::RegionClosed { .. } => {}
+                Event::EdgeOpened { .. } | Event::EdgeEnded { .. } | Event::RegionClosed { .. } => {
+                }
             }
         }
     }
@@ -336,8 +338,14 @@ impl Host {
     pub fn send(&mut self, now: Instant, edge: EdgeId, payload: &[u8]) -> Result<u64, BeginError> {
         let space = self.machine.packet_space(edge.peer);
         let whole = payload.len() + wire::MESSAGE_BYTES + wire::HEADER_BYTES <= space;
-        let piece = space.saturating_sub(wire::HEADER_BYTES + wire::FRAGMENT_BYTES).max(1);
-        let needed = if whole { 1 } else { payload.len().div_ceil(piece) };
+        let piece = space
+            .saturating_sub(wire::HEADER_BYTES + wire::FRAGMENT_BYTES)
+            .max(1);
+        let needed = if whole {
+            1
+        } else {
+            payload.len().div_ceil(piece)
+        };
         if self.pool.free.len() < needed || space == 0 {
             return Err(BeginError::NoCredit { left: 0 });
         }
@@ -361,7 +369,15 @@ impl Host {
             let frame = &mut self.pool.frames[slot as usize];
             let at = wire::HEADER_BYTES;
             let place = ((index * piece) as u64, total);
-            wire::emit_fragment(&mut frame[at..], ends, low, place, chunk.len(), false, false);
+            wire::emit_fragment(
+                &mut frame[at..],
+                ends,
+                low,
+                place,
+                chunk.len(),
+                false,
+                false,
+            );
             let at = at + wire::FRAGMENT_BYTES;
             frame[at..at + chunk.len()].copy_from_slice(chunk);
             self.pool.ends[slot as usize] = at + chunk.len();

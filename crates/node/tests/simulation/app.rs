@@ -1,0 +1,602 @@
+//! The applications: flows that send, endpoints that read, each in its way.
+
+use dipole_link::Class;
+use dipole_node::Departure;
+use dipole_node::engine::{Blocked, Destination, EdgeOut};
+use dipole_proto::{EdgeId, Instant, PeerId};
+use rand::Rng;
+
+use crate::ledger::{Ends, Life};
+use crate::payload::{TAG_BYTES, Tag};
+use crate::scenario::{EndpointPlan, FlowPlan, MILLISECOND, Presence, Reader, SECOND, address};
+use crate::trace::What;
+use crate::world::{Process, Stage, World};
+
+/// Messages that one flow sends before others have their turn.
+const BURST: u32 = 64;
+/// Pause before a flow tries again what was refused or gone.
+const RETRY_NS: u64 = 5 * MILLISECOND;
+/// Pause between questions whether what is missing was refused.
+const PROBE_NS: u64 = 50 * MILLISECOND;
+
+/// A receiving endpoint of the running process.
+#[derive(Debug)]
+pub struct Inlet {
+    pub plan: EndpointPlan,
+    pub is_open: bool,
+    taken: u32,
+    next_ns: u64,
+}
+
+impl Inlet {
+    pub fn new(plan: EndpointPlan) -> Inlet {
+        Inlet {
+            plan,
+            is_open: false,
+            taken: 0,
+            next_ns: 0,
+        }
+    }
+}
+
+/// A message on its way into the engine.
+struct Pending {
+    tag: Tag,
+    bytes: Vec<u8>,
+    more: bool,
+}
+
+impl std::fmt::Debug for Pending {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?}, {} bytes", self.tag, self.bytes.len())
+    }
+}
+
+/// A flow as it runs.
+#[derive(Debug)]
+pub struct Flow {
+    pub plan: FlowPlan,
+    pub stream: Option<u32>,
+    peer: Option<PeerId>,
+    edge: Option<EdgeId>,
+    /// Messages dealt with: accepted, given up, or told.
+    done: u32,
+    pending: Option<Pending>,
+    long: Option<EdgeOut>,
+    /// Not before this moment.
+    at_ns: u64,
+    /// When the next message is due.
+    due_ns: u64,
+    /// Why it last could not go on.
+    blocked: Option<Blocked>,
+    refused: bool,
+}
+
+impl Flow {
+    pub fn new(plan: FlowPlan) -> Flow {
+        Flow {
+            plan,
+            stream: None,
+            peer: None,
+            edge: None,
+            done: 0,
+            pending: None,
+            long: None,
+            at_ns: 0,
+            due_ns: 0,
+            blocked: None,
+            refused: false,
+        }
+    }
+
+    /// All messages planned have been dealt with.
+    pub fn is_done(&self) -> bool {
+        self.done >= self.plan.messages && self.long.is_none()
+    }
+
+    /// The session is gone, or its process.
+    pub fn forget_session(&mut self, now_ns: u64) {
+        self.stream = None;
+        self.peer = None;
+        self.edge = None;
+        self.pending = None;
+        if self.long.take().is_some() {
+            self.done += 1;
+        }
+        self.refused = false;
+        self.at_ns = now_ns + RETRY_NS;
+    }
+}
+
+impl World {
+    /// Tells the flows of a node which of their peers are gone.
+    pub fn departures(&mut self, index: usize, process: &mut Process) -> Result<(), String> {
+        for Departure {
+            peer, node, reason, ..
+        } in process.engine.take_departures()
+        {
+            self.totals.add_gone(reason);
+            self.trace
+                .note(self.now_ns, index, What::Gone { peer: node, reason });
+            if self.scenario.keeps_peers {
+                return Err(format!(
+                    "gave up node {node} though nothing happened: {reason}"
+                ));
+            }
+            // Sessions hurt by the last faults may end a while after them.
+            let grace_ns = 25 * SECOND;
+            if self.now_ns > self.scenario.calm_at_ns + grace_ns {
+                return Err(format!(
+                    "gave up node {node} long after the last fault: {reason}"
+                ));
+            }
+            for flow in &mut self.flows {
+                if flow.plan.from == index && flow.peer == Some(peer) {
+                    if let Some(stream) = flow.stream {
+                        self.ledger.told_gone(stream);
+                        self.totals.told_gone += 1;
+                    }
+                    flow.forget_session(self.now_ns);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Opens, reads and closes endpoints.
+    pub fn read(&mut self, index: usize, process: &mut Process) -> Result<(), String> {
+        for position in 0..self.nodes[index].inlets.len() {
+            self.attend(index, position, process)?;
+            self.read_inlet(index, position, process)?;
+        }
+        Ok(())
+    }
+
+    fn wake_app(&mut self, index: usize, at_ns: u64) {
+        let node = &mut self.nodes[index];
+        node.app_at_ns = node.app_at_ns.min(at_ns);
+    }
+
+    /// Opens or closes an endpoint when its time has come.
+    fn attend(
+        &mut self,
+        index: usize,
+        position: usize,
+        process: &mut Process,
+    ) -> Result<(), String> {
+        let now_ns = self.now_ns;
+        let calm = self.stage > Stage::Storm;
+        let inlet = &self.nodes[index].inlets[position];
+        let id = inlet.plan.id;
+        let wanted = inlet.plan.presence.is_open(now_ns, calm);
+        if let Presence::Changing(times) = &inlet.plan.presence
+            && let Some(next) = times.iter().find(|at| **at > now_ns)
+        {
+            let next = *next;
+            self.wake_app(index, next);
+        }
+        if wanted == self.nodes[index].inlets[position].is_open {
+            return Ok(());
+        }
+        self.totals.endpoint_changes += 1;
+        self.nodes[index].inlets[position].is_open = wanted;
+        if wanted {
+            process.engine.open_endpoint(id);
+            self.trace
+                .note(now_ns, index, What::Opened { endpoint: id });
+        } else {
+            // Who closes has read what there was.
+            while self.take(index, id, process)? {}
+            process.engine.close_endpoint(id);
+            self.trace
+                .note(now_ns, index, What::Closed { endpoint: id });
+        }
+        Ok(())
+    }
+
+    fn read_inlet(
+        &mut self,
+        index: usize,
+        position: usize,
+        process: &mut Process,
+    ) -> Result<(), String> {
+        let inlet = &self.nodes[index].inlets[position];
+        if !inlet.is_open {
+            return Ok(());
+        }
+        let (id, next_ns) = (inlet.plan.id, inlet.next_ns);
+        let everybody = self.stage >= Stage::AllRead;
+        match inlet.plan.reader {
+            Reader::Slow { every_ns } if !everybody || every_ns < MILLISECOND => {
+                if process.engine.has_message(id) {
+                    if self.now_ns >= next_ns && self.take(index, id, process)? {
+                        self.nodes[index].inlets[position].next_ns = self.now_ns + every_ns;
+                    }
+                    let at_ns = self.nodes[index].inlets[position].next_ns;
+                    self.wake_app(index, at_ns);
+                }
+            }
+            Reader::Never if !everybody => {}
+            Reader::Stops { after } if !everybody => {
+                while self.nodes[index].inlets[position].taken < after
+                    && self.take(index, id, process)?
+                {
+                    self.nodes[index].inlets[position].taken += 1;
+                }
+            }
+            Reader::Eager | Reader::Slow { .. } | Reader::Never | Reader::Stops { .. } => {
+                while self.take(index, id, process)? {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads one message, if there is one.
+    fn take(&mut self, index: usize, endpoint: u32, process: &mut Process) -> Result<bool, String> {
+        let Some(message) = process.engine.take(Instant(self.now_ns), endpoint) else {
+            return Ok(false);
+        };
+        let source = message.source();
+        let from = (source.node.0 as usize)
+            .checked_sub(1)
+            .ok_or_else(|| format!("a message from {source}, which does not exist"))?;
+        let at = Life {
+            node: index,
+            life: process.life,
+        };
+        let tag = self
+            .ledger
+            .received(at, endpoint, from, source.endpoint.0, &message)?;
+        if tag.loose {
+            self.totals.loose_read += 1;
+        } else {
+            self.totals.read += 1;
+        }
+        self.totals.bytes_read += message.len() as u64;
+        if message.len() as u64 + 64 > process.engine.machine().config().edge_window_bytes {
+            self.totals.oversize += 1;
+        }
+        self.trace.note(
+            self.now_ns,
+            index,
+            What::Read {
+                stream: tag.stream,
+                index: tag.index,
+                bytes: message.len(),
+            },
+        );
+        Ok(true)
+    }
+
+    /// Lets the flows of a node send what they can.
+    pub fn send(&mut self, index: usize, process: &mut Process) -> Result<(), String> {
+        if self.stage >= Stage::Quiet {
+            return Ok(());
+        }
+        if self.scenario.nodes[index].watches {
+            process.engine.watch_peers(Instant(self.now_ns), true);
+        }
+        // Not always the same first.
+        let count = self.flows.len();
+        let first = self.dice.random_range(0..count);
+        for step in 0..count {
+            let flow = (first + step) % count;
+            if self.flows[flow].plan.from == index {
+                self.drive(index, flow, process)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn drive(&mut self, index: usize, flow: usize, process: &mut Process) -> Result<(), String> {
+        let now = Instant(self.now_ns);
+        for _ in 0..BURST {
+            if self.flows[flow].at_ns > self.now_ns {
+                let at_ns = self.flows[flow].at_ns;
+                self.wake_app(index, at_ns);
+                return Ok(());
+            }
+            if self.flows[flow].is_done() {
+                return self.probe(index, flow, process);
+            }
+            if !self.has_edge(index, flow, process)? {
+                return Ok(());
+            }
+            let storm = self.stage == Stage::Storm;
+            if storm && self.flows[flow].long.is_none() && self.flows[flow].due_ns > self.now_ns {
+                let due_ns = self.flows[flow].due_ns;
+                self.wake_app(index, due_ns);
+                return Ok(());
+            }
+            if !self.send_one(index, flow, process)? {
+                return Ok(());
+            }
+            if self.dice.random_range(0..4) == 0 {
+                process
+                    .engine
+                    .transmit(now)
+                    .map_err(|error| error.to_string())?;
+            }
+        }
+        self.wake_app(index, self.now_ns);
+        Ok(())
+    }
+
+    /// Makes a session and an edge; false while that takes time.
+    fn has_edge(
+        &mut self,
+        index: usize,
+        flow: usize,
+        process: &mut Process,
+    ) -> Result<bool, String> {
+        let now = Instant(self.now_ns);
+        let plan = self.flows[flow].plan.clone();
+        let peer = match self.flows[flow].peer {
+            Some(peer) => peer,
+            None => {
+                let two_cards = self.scenario.nodes[plan.to].two_cards;
+                let there = self.nodes[plan.to].process.as_ref();
+                let incarnation = match there {
+                    Some(there) if plan.particular => there.incarnation,
+                    _ if plan.particular && plan.to == index => process.incarnation,
+                    _ => 0,
+                };
+                let to = Destination {
+                    small: address(plan.to, Class::Small, two_cards),
+                    incarnation,
+                };
+                let peer = process
+                    .engine
+                    .connect(now, to)
+                    .map_err(|error| error.to_string())?;
+                self.flows[flow].peer = Some(peer);
+                let to = plan.to + 1;
+                self.trace
+                    .note(self.now_ns, index, What::Connecting { flow, to });
+                peer
+            }
+        };
+        let is_open = process
+            .engine
+            .is_open(peer)
+            .map_err(|blocked| format!("flow {flow} lost its peer untold: {blocked:?}"))?;
+        if !is_open && !plan.early {
+            return Ok(false);
+        }
+        if self.flows[flow].edge.is_none() {
+            let edge = process
+                .engine
+                .edge(peer, plan.source, plan.target)
+                .ok_or_else(|| format!("flow {flow}: no edge though the peer is there"))?;
+            let inlet = self.nodes[plan.to]
+                .inlets
+                .iter()
+                .find(|inlet| inlet.plan.id == plan.target);
+            let target = &inlet.expect("flows lead to planned endpoints").plan;
+            let stream = self.ledger.begin(Ends {
+                from: Life {
+                    node: index,
+                    life: process.life,
+                },
+                source: plan.source,
+                to: Life {
+                    node: plan.to,
+                    life: match &self.nodes[plan.to].process {
+                        Some(there) => there.life,
+                        None if plan.to == index => process.life,
+                        None => 0,
+                    },
+                },
+                target: plan.target,
+                may_refuse: target.presence != Presence::Always,
+                idle_reader: target.reader.is_idle(),
+            });
+            self.flows[flow].edge = Some(edge);
+            self.flows[flow].stream = Some(stream);
+            self.trace
+                .note(self.now_ns, index, What::Stream { flow, stream });
+        }
+        Ok(true)
+    }
+
+    /// Sends a message, or a part; false if it has to wait.
+    fn send_one(
+        &mut self,
+        index: usize,
+        flow: usize,
+        process: &mut Process,
+    ) -> Result<bool, String> {
+        let now = Instant(self.now_ns);
+        self.prepare(flow);
+        let state = &mut self.flows[flow];
+        let (Some(edge), Some(pending)) = (state.edge, &state.pending) else {
+            return Ok(false);
+        };
+        let (tag, length) = (pending.tag, pending.bytes.len());
+        let engine = &mut process.engine;
+        if let Some(out) = &mut state.long {
+            return match engine.continue_long(out, &pending.bytes) {
+                Ok(true) => {
+                    state.long = None;
+                    self.dealt_with(flow);
+                    Ok(true)
+                }
+                Ok(false) => {
+                    state.blocked = Some(Blocked::NoFrame);
+                    Ok(false)
+                }
+                Err(blocked) => Err(format!("flow {flow}, in a long message: {blocked:?}")),
+            };
+        }
+        if tag.loose {
+            match engine.send_loose(edge, &pending.bytes) {
+                Ok(()) => {
+                    self.ledger.accepted(tag, length);
+                    self.totals.loose_accepted += 1;
+                    let (stream, number) = (tag.stream, tag.index);
+                    self.trace.note(
+                        self.now_ns,
+                        index,
+                        What::SentLoose {
+                            stream,
+                            index: number,
+                            bytes: length,
+                        },
+                    );
+                }
+                Err(Blocked::NoFrame | Blocked::TooLong { .. }) => {}
+                Err(Blocked::Opening) => return Ok(false),
+                Err(blocked) => return Err(format!("flow {flow}, unreliably: {blocked:?}")),
+            }
+            self.dealt_with(flow);
+            return Ok(true);
+        }
+        let sent = if length <= engine.whole_limit(edge.peer) {
+            engine.send_whole(now, edge, &pending.bytes, pending.more)
+        } else {
+            engine
+                .begin_long(now, edge, length)
+                .map(|out| state.long = Some(out))
+        };
+        state.blocked = sent.err();
+        match sent {
+            Ok(()) => {
+                self.ledger.accepted(tag, length);
+                self.totals.accepted += 1;
+                let (stream, number) = (tag.stream, tag.index);
+                self.trace.note(
+                    self.now_ns,
+                    index,
+                    What::Sent {
+                        stream,
+                        index: number,
+                        bytes: length,
+                    },
+                );
+                if self.flows[flow].long.is_none() {
+                    self.dealt_with(flow);
+                }
+                Ok(true)
+            }
+            Err(Blocked::NoFrame | Blocked::Opening) => Ok(false),
+            Err(Blocked::NoCredit) => {
+                if self.permille(self.flows[flow].plan.impatient_permille) {
+                    process.engine.cancel(edge);
+                    self.totals.cancelled += 1;
+                    let stream = tag.stream;
+                    self.trace.note(
+                        self.now_ns,
+                        index,
+                        What::Cancelled {
+                            stream,
+                            bytes: length,
+                        },
+                    );
+                    self.dealt_with(flow);
+                    return Ok(true);
+                }
+                Ok(false)
+            }
+            Err(Blocked::Refused(_)) => {
+                self.refused(index, flow, process)?;
+                Ok(false)
+            }
+            Err(blocked) => Err(format!("flow {flow}: {blocked:?}")),
+        }
+    }
+
+    /// Draws the next message of a flow, unless there is one that waits.
+    fn prepare(&mut self, flow: usize) {
+        if self.flows[flow].pending.is_some() {
+            return;
+        }
+        let Some(stream) = self.flows[flow].stream else {
+            return;
+        };
+        let loose = self.permille(self.flows[flow].plan.loose_permille);
+        let more = self.permille(self.flows[flow].plan.more_permille);
+        let tag = self.ledger.next_tag(stream, loose);
+        let (shortest, longest) = self.flows[flow].plan.bytes;
+        let mut length = self.dice.random_range(shortest..=longest);
+        if loose || tag.index == 0 {
+            length = length.max(TAG_BYTES);
+        }
+        self.flows[flow].pending = Some(Pending {
+            tag,
+            bytes: tag.message(length),
+            more,
+        });
+    }
+
+    fn dealt_with(&mut self, flow: usize) {
+        let state = &mut self.flows[flow];
+        state.pending = None;
+        state.done += 1;
+        state.due_ns = self.now_ns + state.plan.gap_ns;
+    }
+
+    /// The receiver takes nothing: the message that waited is given up.
+    fn refused(&mut self, index: usize, flow: usize, process: &mut Process) -> Result<(), String> {
+        let Some(stream) = self.flows[flow].stream else {
+            return Ok(());
+        };
+        self.totals.told_refused += 1;
+        self.ledger.told_refused(stream)?;
+        self.trace
+            .note(self.now_ns, index, What::Refused { stream });
+        self.dealt_with(flow);
+        let (peer, plan) = (self.flows[flow].peer, self.flows[flow].plan.clone());
+        if let Some(peer) = peer {
+            let _same = process.engine.edge(peer, plan.source, plan.target);
+        }
+        self.flows[flow].at_ns = self.now_ns + RETRY_NS;
+        self.wake_app(index, self.now_ns + RETRY_NS);
+        Ok(())
+    }
+
+    /// A flow that has sent everything asks now and then whether what is missing
+    /// was refused, by sending once more.
+    fn probe(&mut self, index: usize, flow: usize, process: &mut Process) -> Result<(), String> {
+        let state = &self.flows[flow];
+        let (Some(stream), Some(edge)) = (state.stream, state.edge) else {
+            return Ok(());
+        };
+        let target = &self.nodes[state.plan.to].inlets;
+        let may_refuse = target.iter().any(|inlet| {
+            inlet.plan.id == state.plan.target && inlet.plan.presence != Presence::Always
+        });
+        if !may_refuse || self.stage < Stage::Calm || self.ledger.is_settled(stream) {
+            return Ok(());
+        }
+        self.wake_app(index, self.now_ns + PROBE_NS);
+        self.flows[flow].at_ns = self.now_ns + PROBE_NS;
+        let tag = self.ledger.next_tag(stream, false);
+        let bytes = tag.message(TAG_BYTES);
+        match process
+            .engine
+            .send_whole(Instant(self.now_ns), edge, &bytes, false)
+        {
+            Ok(()) => {
+                self.ledger.accepted(tag, bytes.len());
+                self.totals.accepted += 1;
+                self.trace.note(
+                    self.now_ns,
+                    index,
+                    What::Sent {
+                        stream,
+                        index: tag.index,
+                        bytes: bytes.len(),
+                    },
+                );
+                Ok(())
+            }
+            Err(Blocked::Refused(_)) => {
+                self.totals.told_refused += 1;
+                self.trace
+                    .note(self.now_ns, index, What::Refused { stream });
+                self.ledger.told_refused(stream)
+            }
+            Err(_) => Ok(()),
+        }
+    }
+}

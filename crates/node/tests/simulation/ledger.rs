@@ -1,0 +1,275 @@
+//! What was accepted, what arrived, and what the sender was told: the oracle of
+//! "exactly once, whole, in order, or told" (specification §8, invariants 1 and 2).
+//!
+//! A *stream* is what one edge carries during one session of its sender.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::payload::{TAG_BYTES, Tag};
+
+/// A process: its node, and which life of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Life {
+    pub node: usize,
+    pub life: u32,
+}
+
+/// One stream. See the module.
+#[derive(Debug)]
+struct Stream {
+    from: Life,
+    source: u32,
+    /// The receiving node, and the process there when the stream began.
+    to: Life,
+    target: u32,
+    /// The receiver may refuse.
+    may_refuse: bool,
+    /// Somebody reads only at the very end.
+    idle_reader: bool,
+    lengths: Vec<u32>,
+    /// Messages below this arrived or were passed over.
+    next: u32,
+    /// Messages below this may be missing: the sender was told "refused".
+    refused_below: u32,
+    /// Messages below this must be covered by `refused_below`.
+    owed_below: u32,
+    /// The sender was told that the session ended, or it ended itself.
+    over: bool,
+    receiver: Option<Life>,
+    loose_sent: u32,
+    loose_seen: BTreeSet<u32>,
+}
+
+/// Who speaks to whom when a stream begins.
+#[derive(Clone, Copy, Debug)]
+pub struct Ends {
+    pub from: Life,
+    pub source: u32,
+    pub to: Life,
+    pub target: u32,
+    pub may_refuse: bool,
+    pub idle_reader: bool,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Ledger {
+    streams: Vec<Stream>,
+    /// The newest stream seen by a receiver on an edge.
+    current: BTreeMap<(Life, usize, u32, u32), u32>,
+    lives: BTreeMap<usize, u32>,
+    /// First stream that may still be open.
+    settled: usize,
+}
+
+impl Ledger {
+    /// A process begins; what its forerunner sent is nobody's business any more.
+    pub fn born(&mut self, process: Life) {
+        self.lives.insert(process.node, process.life);
+        for stream in &mut self.streams {
+            stream.over |= stream.from.node == process.node;
+        }
+    }
+
+    /// A flow has got an edge in a session.
+    pub fn begin(&mut self, ends: Ends) -> u32 {
+        self.streams.push(Stream {
+            from: ends.from,
+            source: ends.source,
+            to: ends.to,
+            target: ends.target,
+            may_refuse: ends.may_refuse,
+            idle_reader: ends.idle_reader,
+            lengths: Vec::new(),
+            next: 0,
+            refused_below: 0,
+            owed_below: 0,
+            over: false,
+            receiver: None,
+            loose_sent: 0,
+            loose_seen: BTreeSet::new(),
+        });
+        u32::try_from(self.streams.len() - 1).expect("streams are few")
+    }
+
+    /// The tag that the next message of a stream must bear.
+    pub fn next_tag(&self, stream: u32, loose: bool) -> Tag {
+        let entry = &self.streams[stream as usize];
+        let index = if loose {
+            entry.loose_sent
+        } else {
+            u32::try_from(entry.lengths.len()).expect("messages are few")
+        };
+        Tag {
+            loose,
+            stream,
+            index,
+        }
+    }
+
+    /// The engine has accepted a message.
+    pub fn accepted(&mut self, tag: Tag, length: usize) {
+        let entry = &mut self.streams[tag.stream as usize];
+        if tag.loose {
+            entry.loose_sent += 1;
+        } else {
+            entry
+                .lengths
+                .push(u32::try_from(length).expect("messages are short"));
+        }
+    }
+
+    /// The sender was told that the session ended.
+    pub fn told_gone(&mut self, stream: u32) {
+        self.streams[stream as usize].over = true;
+    }
+
+    /// The sender was told that the receiver takes nothing.
+    pub fn told_refused(&mut self, stream: u32) -> Result<(), String> {
+        let entry = &mut self.streams[stream as usize];
+        entry.refused_below = u32::try_from(entry.lengths.len()).expect("messages are few");
+        if entry.may_refuse {
+            return Ok(());
+        }
+        Err(format!(
+            "stream {stream} was refused though endpoint {} of node {} is always open",
+            entry.target,
+            entry.to.node + 1
+        ))
+    }
+
+    /// An application has read a message; which one it was.
+    pub fn received(
+        &mut self,
+        at: Life,
+        endpoint: u32,
+        from_node: usize,
+        source: u32,
+        message: &[u8],
+    ) -> Result<Tag, String> {
+        let edge = (at, from_node, source, endpoint);
+        let here = format!(
+            "endpoint {endpoint} of node {} got {} bytes from {}:{source}",
+            at.node + 1,
+            message.len(),
+            from_node + 1
+        );
+        let tag = if message.len() >= TAG_BYTES {
+            Tag::of(message).ok_or_else(|| format!("{here}: nobody sent that"))?
+        } else {
+            let stream = *self
+                .current
+                .get(&edge)
+                .ok_or_else(|| format!("{here}: too short for a first message"))?;
+            Tag {
+                loose: false,
+                stream,
+                index: self.streams[stream as usize].next,
+            }
+        };
+        let entry = self
+            .streams
+            .get_mut(tag.stream as usize)
+            .ok_or_else(|| format!("{here}: no stream {}", tag.stream))?;
+        let here = format!("{here}, message {} of stream {}", tag.index, tag.stream);
+        let ends = (entry.from.node, entry.source, entry.to.node, entry.target);
+        if ends != (from_node, source, at.node, endpoint) {
+            return Err(format!("{here}: sent on another edge, {ends:?}"));
+        }
+        if !tag.made(message) {
+            return Err(format!("{here}: the contents are not what was sent"));
+        }
+        if *entry.receiver.get_or_insert(at) != at {
+            return Err(format!(
+                "{here}: an earlier process has read of this stream"
+            ));
+        }
+        if tag.loose {
+            if tag.index >= entry.loose_sent {
+                return Err(format!("{here}: unreliable, and never sent"));
+            }
+            if !entry.loose_seen.insert(tag.index) {
+                return Err(format!("{here}: unreliable, and delivered twice"));
+            }
+            return Ok(tag);
+        }
+        match entry.lengths.get(tag.index as usize) {
+            None => return Err(format!("{here}: never accepted")),
+            Some(length) if *length as usize != message.len() => {
+                return Err(format!("{here}: sent with {length} bytes"));
+            }
+            Some(_) => {}
+        }
+        if tag.index < entry.next {
+            return Err(format!("{here}: delivered twice or out of order"));
+        }
+        if tag.index > entry.next {
+            if !entry.may_refuse {
+                return Err(format!(
+                    "{here}: message {} is missing before it",
+                    entry.next
+                ));
+            }
+            entry.owed_below = tag.index;
+        }
+        entry.next = tag.index + 1;
+        let newest = self.current.entry(edge).or_insert(tag.stream);
+        if *newest > tag.stream {
+            return Err(format!(
+                "{here}: after a message of the later stream {newest}"
+            ));
+        }
+        *newest = tag.stream;
+        Ok(tag)
+    }
+
+    /// True if all of a stream has arrived or its sender was told.
+    pub fn is_settled(&self, stream: u32) -> bool {
+        self.unsettled(&self.streams[stream as usize]).is_none()
+    }
+
+    /// What is still open: of all streams, or of those whose reader reads.
+    pub fn open(&mut self, with_idle_readers: bool) -> Option<String> {
+        while let Some(stream) = self.streams.get(self.settled)
+            && stream.over
+        {
+            self.settled += 1;
+        }
+        let first = self.settled;
+        self.streams[first..]
+            .iter()
+            .enumerate()
+            .filter(|(_, stream)| with_idle_readers || !stream.idle_reader)
+            .find_map(|(index, stream)| {
+                let what = self.unsettled(stream)?;
+                Some(format!("stream {}: {what}", first + index))
+            })
+    }
+
+    fn unsettled(&self, stream: &Stream) -> Option<String> {
+        // A process that read of it and then crashed took what it had with it.
+        let receiver_lives = self.lives.get(&stream.to.node) == Some(&stream.to.life);
+        if stream.over || !receiver_lives {
+            return None;
+        }
+        let accepted = u32::try_from(stream.lengths.len()).expect("messages are few");
+        let owed = if stream.next < accepted {
+            accepted
+        } else {
+            stream.owed_below
+        };
+        (owed > stream.refused_below).then(|| {
+            format!(
+                "of {accepted} messages from {}:{} to {}:{} those from {} on did not arrive \
+                 (or some below {}), and the sender was told so only below {}",
+                stream.from.node + 1,
+                stream.source,
+                stream.to.node + 1,
+                stream.target,
+                stream.next,
+                stream.owed_below,
+                stream.refused_below
+            )
+        })
+    }
+}

@@ -1,0 +1,160 @@
+//! Clusters of real engines on a simulated network, in virtual time, by seed.
+//!
+//! A seed decides everything: network, processes, traffic and what goes wrong
+//! (`scenario.rs`). `world.rs` moves it, `app.rs` sends and reads, `ledger.rs`
+//! knows what must arrive. After the last fault everything must get through in a
+//! bounded virtual time, and all memory must come back.
+//!
+//! `DIPOLE_SEED=n` runs one seed and tells all; `DIPOLE_SEEDS` says how many to
+//! run (2000), `DIPOLE_SEED_FROM` from which on (0).
+
+#![allow(missing_docs, unreachable_pub, reason = "a test")]
+
+mod app;
+mod ledger;
+mod payload;
+mod scenario;
+mod totals;
+mod trace;
+mod world;
+
+use std::io::Write as _;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use scenario::Scenario;
+use totals::Totals;
+use world::Outcome;
+
+/// Seeds that may fail before the others are spared.
+const MOST_FAILURES: usize = 10;
+
+fn from_environment(name: &str) -> Option<u64> {
+    let value = std::env::var(name).ok()?;
+    Some(
+        value
+            .parse()
+            .unwrap_or_else(|_| panic!("{name}={value}: expected a number")),
+    )
+}
+
+/// Runs one seed; what went wrong, ready to be printed.
+fn run_seed(seed: u64, verbose: bool) -> Result<Outcome, String> {
+    let run = catch_unwind(AssertUnwindSafe(|| {
+        world::run(Scenario::draw(seed), verbose)
+    }));
+    let (what, trace) = match run {
+        Ok(Ok(outcome)) => return Ok(outcome),
+        Ok(Err(violation)) => (
+            format!(
+                "at {:.6} ms, {}",
+                violation.at_ns as f64 / 1e6,
+                violation.what
+            ),
+            violation.trace,
+        ),
+        Err(panic) => {
+            let text = panic
+                .downcast_ref::<String>()
+                .cloned()
+                .or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+            (
+                format!("a panic: {}", text.unwrap_or_default()),
+                String::new(),
+            )
+        }
+    };
+    Err(format!(
+        "violation at seed {seed}: {what}; replay with \
+         DIPOLE_SEED={seed} cargo test -p dipole-node --test simulation\n{trace}"
+    ))
+}
+
+/// Runs seeds on all cores; their sum, or the failures in the order of seeds.
+fn run_seeds(from: u64, count: u64, progress: bool) -> Result<Totals, Vec<String>> {
+    let (next, done) = (AtomicU64::new(0), AtomicU64::new(0));
+    let failures = Mutex::new(Vec::new());
+    let totals = Mutex::new(Totals::default());
+    let threads = std::thread::available_parallelism().map_or(2, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                let mut own = Totals::default();
+                loop {
+                    let seed = from + next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= from + count {
+                        break;
+                    }
+                    match run_seed(seed, false) {
+                        Ok(outcome) => own.add(&outcome.totals),
+                        Err(failure) => {
+                            let mut failures =
+                                failures.lock().unwrap_or_else(PoisonError::into_inner);
+                            failures.push((seed, failure));
+                            if failures.len() >= MOST_FAILURES {
+                                next.store(count, Ordering::Relaxed);
+                            }
+                        }
+                    }
+                    let done = done.fetch_add(1, Ordering::Relaxed) + 1;
+                    if progress && done.is_multiple_of(500) {
+                        say(&format!("{done}/{count}"));
+                    }
+                }
+                totals
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .add(&own);
+            });
+        }
+    });
+    let mut failures = failures
+        .into_inner()
+        .unwrap_or_else(PoisonError::into_inner);
+    if failures.is_empty() {
+        return Ok(totals.into_inner().unwrap_or_else(PoisonError::into_inner));
+    }
+    failures.sort();
+    Err(failures.into_iter().map(|(_, failure)| failure).collect())
+}
+
+/// Shown at once, also where tests are captured: this takes a while.
+fn say(text: &str) {
+    let _nobody_listens = writeln!(std::io::stderr(), "{text}");
+}
+
+#[test]
+fn two_thousand_seeds_break_no_rule() {
+    if let Some(seed) = from_environment("DIPOLE_SEED") {
+        match run_seed(seed, true) {
+            Ok(outcome) => say(&outcome.totals.report()),
+            Err(failure) => panic!("{failure}"),
+        }
+        return;
+    }
+    let from = from_environment("DIPOLE_SEED_FROM").unwrap_or(0);
+    let count = from_environment("DIPOLE_SEEDS").unwrap_or(2000);
+    let begun = std::time::Instant::now();
+    match run_seeds(from, count, true) {
+        Ok(totals) => say(&format!(
+            "{count} seeds from {from} in {:.1} s\n{}",
+            begun.elapsed().as_secs_f64(),
+            totals.report()
+        )),
+        Err(failures) => panic!("{} seeds failed\n{}", failures.len(), failures.join("\n")),
+    }
+}
+
+#[test]
+fn the_same_seed_gives_the_same_run() {
+    for seed in 0..20 {
+        let run = || run_seed(seed, false).expect("no violation");
+        let (first, second) = (run(), run());
+        assert_eq!(
+            (first.hash, first.totals),
+            (second.hash, second.totals),
+            "seed {seed}"
+        );
+    }
+}

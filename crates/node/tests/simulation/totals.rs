@@ -1,0 +1,156 @@
+//! Sums over all seeds: that every fault really happens is checked too.
+
+use dipole_link::sim::{DropReason, NetworkStats};
+use dipole_node::GoneReason;
+use dipole_proto::{Drop, Stats};
+
+/// What happened in one run or in many.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    pub runs: u64,
+    pub virtual_ms: u64,
+    pub accepted: u64,
+    pub read: u64,
+    pub bytes_read: u64,
+    pub oversize: u64,
+    pub loose_accepted: u64,
+    pub loose_read: u64,
+    pub cancelled: u64,
+    pub told_refused: u64,
+    pub told_gone: u64,
+    pub sessions_gone: [u64; 4],
+    pub crashes: u64,
+    pub goodbyes: u64,
+    pub pauses: u64,
+    pub jumps: u64,
+    pub partitions: u64,
+    pub cards: u64,
+    pub endpoint_changes: u64,
+    pub packets: u64,
+    pub duplicated: u64,
+    pub reordered: u64,
+    pub corrupted: u64,
+    pub lost: [u64; DropReason::ALL.len()],
+    pub units: u64,
+    pub repeats: u64,
+    pub tail_repeats: u64,
+    pub acks: u64,
+    pub prods: u64,
+    pub lanes_lost: u64,
+    pub dropped: [u64; Drop::ALL.len()],
+}
+
+impl Totals {
+    pub fn add_network(&mut self, stats: &NetworkStats) {
+        self.packets += stats.sent;
+        self.duplicated += stats.duplicated;
+        self.reordered += stats.reordered;
+        self.corrupted += stats.corrupted;
+        for (sum, reason) in self.lost.iter_mut().zip(DropReason::ALL) {
+            *sum += stats.dropped(reason);
+        }
+    }
+
+    pub fn add_machine(&mut self, stats: &Stats) {
+        self.units += stats.units_sent;
+        self.repeats += stats.repeats;
+        self.tail_repeats += stats.tail_repeats;
+        self.acks += stats.explicit_acks;
+        self.prods += stats.prods;
+        self.lanes_lost += stats.lanes_lost;
+        for (sum, (_, count)) in self.dropped.iter_mut().zip(stats.drops()) {
+            *sum += count;
+        }
+    }
+
+    pub fn add_gone(&mut self, reason: GoneReason) {
+        let index = match reason {
+            GoneReason::Silent => 0,
+            GoneReason::Closed => 1,
+            GoneReason::Restarted => 2,
+            GoneReason::Reset(_) => 3,
+        };
+        self.sessions_gone[index] += 1;
+    }
+
+    pub fn add(&mut self, other: &Totals) {
+        let mut mine = self.numbers();
+        for (sum, (_, value)) in mine.iter_mut().zip(other.clone().numbers()) {
+            *sum.1 += *value;
+        }
+    }
+
+    /// All of them, with names.
+    fn numbers(&mut self) -> Vec<(String, &mut u64)> {
+        let mut all: Vec<(String, &mut u64)> = Vec::new();
+        macro_rules! plain {
+            ($($field:ident),* $(,)?) => {
+                $( all.push((stringify!($field).replace('_', " "), &mut self.$field)); )*
+            };
+        }
+        plain!(
+            runs,
+            virtual_ms,
+            accepted,
+            read,
+            bytes_read,
+            oversize,
+            loose_accepted,
+            loose_read,
+            cancelled,
+            told_refused,
+            told_gone,
+            crashes,
+            goodbyes,
+            pauses,
+            jumps,
+            partitions,
+            cards,
+            endpoint_changes,
+            packets,
+            duplicated,
+            reordered,
+            corrupted,
+            units,
+            repeats,
+            tail_repeats,
+            acks,
+            prods,
+            lanes_lost,
+        );
+        let names = ["silent", "closed", "restarted", "reset"];
+        for (name, value) in names.iter().zip(&mut self.sessions_gone) {
+            all.push((format!("gone {name}"), value));
+        }
+        for (reason, value) in DropReason::ALL.iter().zip(&mut self.lost) {
+            all.push((format!("lost {reason:?}"), value));
+        }
+        for (reason, value) in Drop::ALL.iter().zip(&mut self.dropped) {
+            all.push((format!("dropped {}", reason.name()), value));
+        }
+        all
+    }
+
+    /// Those that are zero.
+    pub fn missing(&self) -> Vec<String> {
+        let mut copy = self.clone();
+        let numbers = copy.numbers();
+        numbers
+            .into_iter()
+            .filter(|(_, value)| **value == 0)
+            .map(|(name, _)| name)
+            .collect()
+    }
+
+    /// A few to a line.
+    pub fn report(&self) -> String {
+        let mut copy = self.clone();
+        let texts: Vec<String> = copy
+            .numbers()
+            .into_iter()
+            .map(|(name, value)| format!("{name} {value}"))
+            .collect();
+        let lines: Vec<String> = texts.chunks(6).map(|chunk| chunk.join(" · ")).collect();
+        lines.join("\n")
+    }
+}

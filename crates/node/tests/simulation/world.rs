@@ -1,0 +1,603 @@
+//! The cluster: engines on one simulated network, virtual time, faults, and the
+//! order in which all of it moves.
+
+use dipole_link::sim::Network;
+use dipole_link::{AnyLink, Class};
+use dipole_node::engine::Engine;
+use dipole_proto::{Drop, Instant};
+use rand::{Rng, RngCore, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use crate::app::{Flow, Inlet};
+use crate::ledger::{Ledger, Life};
+use crate::payload::LONGEST_BYTES;
+use crate::scenario::{Fault, Presence, SECOND, Scenario, address};
+use crate::totals::Totals;
+use crate::trace::{Trace, What};
+
+/// Virtual time within which everything must be done once faults have stopped.
+const PROGRESS_NS: u64 = 60 * SECOND;
+/// Activations of one node at one moment that mean it never comes to rest.
+const RESTLESS: u32 = 20_000;
+
+/// How far a run has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Stage {
+    /// Faults happen.
+    Storm,
+    /// No faults any more; idle readers still do not read.
+    Calm,
+    /// Everybody reads.
+    AllRead,
+    /// Nothing is sent any more; all memory must come back.
+    Quiet,
+    /// Everybody has said goodbye.
+    Over,
+}
+
+impl Stage {
+    fn name(self) -> &'static str {
+        match self {
+            Stage::Storm => "storm",
+            Stage::Calm => "calm",
+            Stage::AllRead => "all read",
+            Stage::Quiet => "quiet",
+            Stage::Over => "over",
+        }
+    }
+}
+
+/// A run that broke a rule.
+#[derive(Debug)]
+pub struct Violation {
+    pub at_ns: u64,
+    pub what: String,
+    pub trace: String,
+}
+
+/// A run that did not.
+#[derive(Debug)]
+pub struct Outcome {
+    pub totals: Totals,
+    pub hash: u64,
+}
+
+/// A running process.
+#[derive(Debug)]
+pub struct Process {
+    pub engine: Engine,
+    pub life: u32,
+    pub incarnation: u64,
+    /// When the engine wants to be stepped.
+    deadline_ns: u64,
+}
+
+/// A machine in the cluster.
+#[derive(Debug)]
+pub struct Node {
+    pub process: Option<Process>,
+    lives: u32,
+    paused_until_ns: u64,
+    /// Busy until then.
+    free_at_ns: u64,
+    /// When its application wants to do something.
+    pub app_at_ns: u64,
+    pub inlets: Vec<Inlet>,
+    /// Bytes of credit that it may have out at most.
+    credit_bound: u64,
+    activations: (u64, u32),
+}
+
+/// See the module.
+pub struct World {
+    pub scenario: Scenario,
+    pub network: Network,
+    pub now_ns: u64,
+    pub nodes: Vec<Node>,
+    pub flows: Vec<Flow>,
+    pub ledger: Ledger,
+    pub trace: Trace,
+    pub totals: Totals,
+    pub stage: Stage,
+    stage_since_ns: u64,
+    next_fault: usize,
+    pub dice: ChaCha8Rng,
+}
+
+/// Runs a scenario to its end.
+pub fn run(scenario: Scenario, verbose: bool) -> Result<Outcome, Violation> {
+    let mut world = World::new(scenario, verbose);
+    match world.run() {
+        Ok(()) => Ok(world.outcome()),
+        Err(what) => {
+            if verbose {
+                for process in world.nodes.iter().filter_map(|node| node.process.as_ref()) {
+                    eprintln!("MACHINE {:?}", process.engine.machine());
+                }
+            }
+            Err(Violation {
+                at_ns: world.now_ns,
+                what,
+                trace: world.trace.report(),
+            })
+        }
+    }
+}
+
+impl World {
+    pub fn new(scenario: Scenario, verbose: bool) -> World {
+        let network = Network::new(scenario.seed ^ 0x5EED, scenario.network.clone());
+        let mut trace = Trace::new(verbose);
+        if verbose {
+            eprintln!("{scenario:#?}");
+        }
+        trace.note(0, 0, What::Stage(Stage::Storm.name()));
+        let nodes = scenario
+            .nodes
+            .iter()
+            .enumerate()
+            .map(|(index, plan)| {
+                let flows = || scenario.flows.iter().filter(|flow| flow.to == index);
+                // A window, and a message beyond any window; one more of these from
+                // senders that leave a grant to others or to their next message.
+                let window =
+                    u64::from(plan.config.initial_credit_bytes).max(plan.config.edge_window_bytes);
+                let fickle = flows().any(|flow| flow.impatient_permille > 0);
+                let turns = if fickle { 2 } else { 1 };
+                let edge_bound = window + turns * (LONGEST_BYTES as u64 + 64);
+                Node {
+                    process: None,
+                    lives: 0,
+                    paused_until_ns: 0,
+                    free_at_ns: 0,
+                    app_at_ns: 0,
+                    inlets: plan.endpoints.iter().cloned().map(Inlet::new).collect(),
+                    credit_bound: flows().count() as u64 * edge_bound,
+                    activations: (0, 0),
+                }
+            })
+            .collect();
+        World {
+            network,
+            now_ns: 1,
+            nodes,
+            flows: scenario.flows.iter().cloned().map(Flow::new).collect(),
+            ledger: Ledger::default(),
+            trace,
+            totals: Totals::default(),
+            stage: Stage::Storm,
+            stage_since_ns: 0,
+            next_fault: 0,
+            dice: ChaCha8Rng::seed_from_u64(!scenario.seed),
+            scenario,
+        }
+    }
+
+    fn run(&mut self) -> Result<(), String> {
+        for node in 0..self.nodes.len() {
+            self.begin(node);
+        }
+        while self.stage != Stage::Over {
+            self.now_ns = self.now_ns.max(self.next_ns());
+            self.network.advance(self.now_ns);
+            self.faults();
+            for node in 0..self.nodes.len() {
+                if self.wake_ns(node) <= self.now_ns {
+                    self.activate(node)?;
+                }
+            }
+            self.stages()?;
+        }
+        self.farewell()
+    }
+
+    /// When something happens next.
+    fn next_ns(&self) -> u64 {
+        let fault = self.scenario.faults.get(self.next_fault).map(|(at, _)| *at);
+        let stage = match self.stage {
+            Stage::Storm => self.scenario.calm_at_ns,
+            _ => self.stage_since_ns + self.patience_ns(),
+        };
+        (0..self.nodes.len())
+            .map(|node| self.wake_ns(node))
+            .chain(fault)
+            .chain(self.network.next_event_ns())
+            .min()
+            .unwrap_or(stage)
+            .min(stage)
+    }
+
+    fn wake_ns(&self, index: usize) -> u64 {
+        let node = &self.nodes[index];
+        let Some(process) = &node.process else {
+            return u64::MAX;
+        };
+        let two_cards = self.scenario.nodes[index].two_cards;
+        let waiting = [Class::Small, Class::Bulk]
+            .iter()
+            .any(|class| self.network.waiting(address(index, *class, two_cards)) > 0);
+        let wanted = if waiting {
+            0
+        } else {
+            process.deadline_ns.min(node.app_at_ns)
+        };
+        wanted.max(node.free_at_ns).max(node.paused_until_ns)
+    }
+
+    /// One turn of a process: the engine, then its application.
+    fn activate(&mut self, index: usize) -> Result<(), String> {
+        let node = &mut self.nodes[index];
+        if node.activations.0 != self.now_ns {
+            node.activations = (self.now_ns, 0);
+        }
+        node.activations.1 += 1;
+        if node.activations.1 > RESTLESS {
+            return Err(format!(
+                "node {} never comes to rest at this moment",
+                index + 1
+            ));
+        }
+        node.free_at_ns = self.now_ns + self.scenario.nodes[index].busy_ns;
+        let Some(mut process) = node.process.take() else {
+            return Ok(());
+        };
+        let turn = self.turn(index, &mut process);
+        self.nodes[index].process = Some(process);
+        turn.map_err(|what| format!("node {}: {what}", index + 1))
+    }
+
+    fn turn(&mut self, index: usize, process: &mut Process) -> Result<(), String> {
+        let now = Instant(self.now_ns);
+        process
+            .engine
+            .step(now, true)
+            .map_err(|error| error.to_string())?;
+        self.departures(index, process)?;
+        self.nodes[index].app_at_ns = u64::MAX;
+        self.read(index, process)?;
+        self.send(index, process)?;
+        // Frames come back when the link takes them: somebody may wait for one.
+        let free = process.engine.free_frames();
+        process
+            .engine
+            .transmit(now)
+            .map_err(|error| error.to_string())?;
+        if process.engine.free_frames() > free {
+            self.nodes[index].app_at_ns = self.now_ns;
+        }
+        process.deadline_ns = process
+            .engine
+            .next_deadline(now)
+            .map_or(u64::MAX, |deadline| deadline.0);
+        self.check(index, process)
+    }
+
+    /// What must hold at every moment.
+    fn check(&self, index: usize, process: &Process) -> Result<(), String> {
+        let config = &self.scenario.nodes[index].config;
+        let machine = process.engine.machine();
+        let violations = machine.stats().dropped(Drop::Violation);
+        if violations > 0 {
+            return Err("it counts a violation, yet all peers are honest".into());
+        }
+        if machine.pool_used() > config.pool_bytes {
+            return Err(format!(
+                "its pool of {} bytes holds {}",
+                config.pool_bytes,
+                machine.pool_used()
+            ));
+        }
+        let bound = self.nodes[index].credit_bound;
+        // Whoever has nobody to read is let come, to be refused.
+        let reads = |inlet: &Inlet| inlet.plan.presence == Presence::Always;
+        if self.nodes[index].inlets.iter().all(reads) && machine.credit_outstanding() > bound {
+            return Err(format!(
+                "it has {} bytes of credit out, at most {bound} make sense",
+                machine.credit_outstanding()
+            ));
+        }
+        if process.engine.free_frames() > config.frames as usize {
+            return Err(format!(
+                "it has {} free frames of {}",
+                process.engine.free_frames(),
+                config.frames
+            ));
+        }
+        Ok(())
+    }
+
+    fn patience_ns(&self) -> u64 {
+        // A session that must be given up first takes its time-out.
+        PROGRESS_NS
+    }
+
+    fn stages(&mut self) -> Result<(), String> {
+        let next = match self.stage {
+            Stage::Storm => {
+                if self.now_ns < self.scenario.calm_at_ns {
+                    return Ok(());
+                }
+                self.end_storm();
+                Stage::Calm
+            }
+            Stage::Calm | Stage::AllRead => {
+                let idle_too = self.stage == Stage::AllRead;
+                let open = self.open_work(idle_too);
+                if self.is_late() && open.is_some() {
+                    return Err(format!(
+                        "no progress {} s after the last fault: {}",
+                        PROGRESS_NS / SECOND,
+                        open.unwrap_or_default()
+                    ));
+                }
+                match (open, idle_too) {
+                    (Some(_), _) => return Ok(()),
+                    (None, false) => Stage::AllRead,
+                    (None, true) => Stage::Quiet,
+                }
+            }
+            Stage::Quiet => match self.unquiet() {
+                None => Stage::Over,
+                Some(what) if self.is_late() => {
+                    return Err(format!("everything has arrived, yet {what}"));
+                }
+                Some(_) => return Ok(()),
+            },
+            Stage::Over => return Ok(()),
+        };
+        self.stage = next;
+        self.stage_since_ns = self.now_ns;
+        self.trace.note(self.now_ns, 0, What::Stage(next.name()));
+        for node in &mut self.nodes {
+            node.app_at_ns = self.now_ns;
+        }
+        Ok(())
+    }
+
+    fn is_late(&self) -> bool {
+        self.now_ns >= self.stage_since_ns + self.patience_ns()
+    }
+
+    fn open_work(&mut self, idle_too: bool) -> Option<String> {
+        let flow = self
+            .flows
+            .iter()
+            .position(|flow| !flow.is_done() && (idle_too || !self.is_idle_flow(flow)));
+        if let Some(index) = flow {
+            return Some(format!("flow {index} is not done: {:?}", self.flows[index]));
+        }
+        self.ledger.open(idle_too)
+    }
+
+    /// True if nobody reads what this flow sends before the end.
+    pub fn is_idle_flow(&self, flow: &Flow) -> bool {
+        self.nodes[flow.plan.to]
+            .inlets
+            .iter()
+            .any(|inlet| inlet.plan.id == flow.plan.target && inlet.plan.reader.is_idle())
+    }
+
+    fn unquiet(&self) -> Option<String> {
+        self.nodes.iter().enumerate().find_map(|(index, node)| {
+            let process = node.process.as_ref()?;
+            let frames = self.scenario.nodes[index].config.frames as usize;
+            let machine = process.engine.machine();
+            let what = if !process.engine.is_acknowledged() {
+                "not everything it sent is acknowledged".to_owned()
+            } else if process.engine.free_frames() != frames {
+                format!(
+                    "{} of {frames} frames are free",
+                    process.engine.free_frames()
+                )
+            } else if machine.pool_used() != 0 {
+                format!("its pool still holds {} bytes", machine.pool_used())
+            } else {
+                return None;
+            };
+            Some(format!("node {}: {what}", index + 1))
+        })
+    }
+
+    /// Everybody says goodbye; nothing may be left behind.
+    fn farewell(&mut self) -> Result<(), String> {
+        for index in 0..self.nodes.len() {
+            let Some(process) = &mut self.nodes[index].process else {
+                continue;
+            };
+            let now = Instant(self.now_ns);
+            process.engine.say_goodbye();
+            process
+                .engine
+                .step(now, true)
+                .map_err(|error| error.to_string())?;
+            let frames = self.scenario.nodes[index].config.frames as usize;
+            let machine = process.engine.machine();
+            let left = (
+                frames - process.engine.free_frames(),
+                machine.pool_used(),
+                machine.credit_outstanding(),
+                machine.peers().count(),
+            );
+            if left != (0, 0, 0, 0) {
+                return Err(format!(
+                    "node {} said goodbye and keeps (frames, pool, credit, peers) {left:?}",
+                    index + 1
+                ));
+            }
+            self.totals.add_machine(machine.stats());
+        }
+        Ok(())
+    }
+
+    fn outcome(mut self) -> Outcome {
+        self.totals.runs = 1;
+        self.totals.virtual_ms = self.now_ns / 1_000_000;
+        self.totals.add_network(&self.network.stats());
+        Outcome {
+            hash: self.trace.hash(),
+            totals: self.totals,
+        }
+    }
+
+    fn begin(&mut self, index: usize) {
+        let plan = &self.scenario.nodes[index];
+        let local = |class| address(index, class, plan.two_cards);
+        let port = self
+            .network
+            .attach(local(Class::Small), local(Class::Bulk))
+            .expect("the forerunner has left");
+        let node = &mut self.nodes[index];
+        node.lives += 1;
+        let salt = self.scenario.seed << 16 ^ (index as u64) << 8 ^ u64::from(node.lives);
+        let mut dice = ChaCha8Rng::seed_from_u64(salt);
+        let incarnation = dice.next_u64();
+        let secret = [dice.next_u64(), dice.next_u64()];
+        let engine = Engine::new(
+            AnyLink::from(port),
+            plan.config.clone(),
+            incarnation,
+            secret,
+        );
+        node.process = Some(Process {
+            engine,
+            life: node.lives,
+            incarnation,
+            deadline_ns: 0,
+        });
+        node.app_at_ns = self.now_ns;
+        for inlet in &mut node.inlets {
+            inlet.is_open = false;
+        }
+        self.trace
+            .note(self.now_ns, index, What::Began { life: node.lives });
+        self.ledger.born(Life {
+            node: index,
+            life: node.lives,
+        });
+    }
+
+    fn end(&mut self, index: usize, orderly: bool) {
+        let Some(mut process) = self.nodes[index].process.take() else {
+            return;
+        };
+        if orderly {
+            process.engine.say_goodbye();
+            let _lost_anyway = process.engine.step(Instant(self.now_ns), true);
+            self.totals.goodbyes += 1;
+            self.trace.note(self.now_ns, index, What::Left);
+        } else {
+            self.totals.crashes += 1;
+            self.trace.note(self.now_ns, index, What::Crashed);
+        }
+        self.totals.add_machine(process.engine.machine().stats());
+        for flow in &mut self.flows {
+            if flow.plan.from == index {
+                if let Some(stream) = flow.stream {
+                    self.ledger.told_gone(stream);
+                }
+                flow.forget_session(self.now_ns);
+            }
+        }
+    }
+
+    /// Does what is due.
+    fn faults(&mut self) {
+        while let Some((at_ns, fault)) = self.scenario.faults.get(self.next_fault)
+            && *at_ns <= self.now_ns
+        {
+            let fault = fault.clone();
+            self.next_fault += 1;
+            self.strike(fault);
+        }
+    }
+
+    fn strike(&mut self, fault: Fault) {
+        let now_ns = self.now_ns;
+        match fault {
+            Fault::Partition(group) => {
+                let (these, those): (Vec<_>, Vec<_>) = self
+                    .cards()
+                    .into_iter()
+                    .partition(|(node, _)| group.contains(node));
+                let ips = |cards: Vec<(usize, std::net::IpAddr)>| -> Vec<_> {
+                    cards.into_iter().map(|(_, ip)| ip).collect()
+                };
+                let (these, those) = (ips(these), ips(those));
+                self.network
+                    .change(|config| config.partition(&these, &those));
+                self.totals.partitions += 1;
+                self.trace.note(now_ns, 0, What::Network("partition"));
+            }
+            Fault::Cut(from, to) => {
+                for (_, from_ip) in self.cards().into_iter().filter(|card| card.0 == from) {
+                    for (_, to_ip) in self.cards().into_iter().filter(|card| card.0 == to) {
+                        self.network.change(|config| config.cut(from_ip, to_ip));
+                    }
+                }
+                self.totals.partitions += 1;
+                self.trace.note(now_ns, from, What::Network("cut"));
+            }
+            Fault::Heal => {
+                self.network.change(|config| config.heal());
+                self.trace.note(now_ns, 0, What::Network("healed"));
+            }
+            Fault::Card { node, class, alive } => {
+                let ip = address(node, class, self.scenario.nodes[node].two_cards).ip();
+                self.network.change(|config| config.set_card(ip, alive));
+                self.totals.cards += 1;
+                let what = if alive { "card back" } else { "card dead" };
+                self.trace.note(now_ns, node, What::Network(what));
+            }
+            Fault::Pause { node, for_ns } => {
+                let until_ns = now_ns + for_ns;
+                self.nodes[node].paused_until_ns = until_ns;
+                self.totals.pauses += 1;
+                self.trace.note(now_ns, node, What::Paused { until_ns });
+            }
+            Fault::End { node, orderly } => self.end(node, orderly),
+            Fault::Begin { node } => {
+                if self.nodes[node].process.is_none() {
+                    self.begin(node);
+                }
+            }
+            Fault::Jump { by_ns } => {
+                self.now_ns += by_ns;
+                self.network.advance(self.now_ns);
+                self.totals.jumps += 1;
+                self.trace.note(self.now_ns, 0, What::Jumped { by_ns });
+            }
+        }
+    }
+
+    fn cards(&self) -> Vec<(usize, std::net::IpAddr)> {
+        let mut cards = Vec::new();
+        for (index, plan) in self.scenario.nodes.iter().enumerate() {
+            for class in [Class::Small, Class::Bulk] {
+                cards.push((index, address(index, class, plan.two_cards).ip()));
+            }
+        }
+        cards.dedup();
+        cards
+    }
+
+    /// Everything is mended.
+    fn end_storm(&mut self) {
+        let calm_path = self.scenario.calm_path;
+        self.network.change(|config| {
+            config.path = calm_path;
+            config.heal();
+            config.dead_cards.clear();
+        });
+        for index in 0..self.nodes.len() {
+            self.nodes[index].paused_until_ns = 0;
+            if self.nodes[index].process.is_none() {
+                self.begin(index);
+            }
+        }
+    }
+
+    /// True once in a thousand, times this.
+    pub fn permille(&mut self, share: u32) -> bool {
+        share > 0 && self.dice.random_range(0..1000) < share
+    }
+}

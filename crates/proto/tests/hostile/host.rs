@@ -1,0 +1,355 @@
+//! One process of a hostile conversation: a machine, its frames, its application.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use dipole_proto::config::MAX_MESSAGE_BYTES;
+use dipole_proto::wire::{self, Address, LaneAddress};
+use dipole_proto::{Config, Drop, EdgeId, Event, Frame, Frames, Instant, Machine, PeerId, Slot};
+
+/// The endpoint that both applications have open.
+pub const TARGET: u32 = 7;
+/// The region that both applications have open.
+pub const REGION: (u32, u64, u64) = (3, 0xFEED, 1_000);
+/// Packets that one step may produce at most: far more than the frames allow.
+const MAX_BURST: usize = 5_000;
+const SCRATCH: Slot = u32::MAX;
+
+/// The small port of a host.
+pub fn home(index: usize) -> Address {
+    let ip = std::net::Ipv4Addr::new(10, 0, 0, if index == 0 { 1 } else { 2 });
+    Address {
+        ip: ip.to_ipv6_mapped().octets(),
+        port: 1,
+    }
+}
+
+/// Frames whose owner is known at every moment.
+struct Ledger {
+    frames: Vec<Vec<u8>>,
+    ends: Vec<usize>,
+    free: Vec<Slot>,
+    scratch: Vec<u8>,
+}
+
+impl Ledger {
+    fn give_back(&mut self, slot: Slot) {
+        assert!(
+            (slot as usize) < self.frames.len(),
+            "slot {slot} is not ours"
+        );
+        assert!(
+            !self.free.contains(&slot),
+            "slot {slot} was given back twice"
+        );
+        self.free.push(slot);
+    }
+
+    fn check_lent(&self, slot: Slot) {
+        assert!(!self.free.contains(&slot), "slot {slot} is used while free");
+    }
+}
+
+impl Frames for Ledger {
+    fn filled(&mut self, slot: Slot) -> (&mut [u8], usize) {
+        self.check_lent(slot);
+        (&mut self.frames[slot as usize], self.ends[slot as usize])
+    }
+
+    fn scratch(&mut self) -> Option<(Slot, &mut [u8])> {
+        Some((SCRATCH, &mut self.scratch))
+    }
+
+    fn allocate(&mut self) -> Option<(Slot, &mut [u8])> {
+        let slot = self.free.pop()?;
+        Some((slot, &mut self.frames[slot as usize]))
+    }
+
+    fn fill(&mut self, slot: Slot, end: usize) {
+        self.check_lent(slot);
+        self.ends[slot as usize] = end;
+    }
+}
+
+/// A message on its way to the application.
+enum Arrived {
+    Whole(Vec<u8>),
+    /// Kept in pieces; only its length is known if somebody forged it.
+    Pieces(u64, Vec<u8>),
+}
+
+/// See the module.
+pub struct Host {
+    pub machine: Machine,
+    pub home: Address,
+    /// The outgoing edge of the newest session.
+    pub edge: Option<EdgeId>,
+    /// What the application sent and read.
+    pub sent: Vec<Vec<u8>>,
+    pub received: Vec<Vec<u8>>,
+    index: usize,
+    ledger: Ledger,
+    unread: VecDeque<(EdgeId, Arrived)>,
+    partial: BTreeMap<(EdgeId, u64), (u64, Vec<u8>)>,
+}
+
+/// Messages that applications send are shorter than this; longer ones are forged
+/// and only counted.
+const MAX_KEPT_BYTES: u64 = 16_384;
+
+impl Host {
+    pub fn new(index: usize, config: &Config) -> Host {
+        let home = home(index);
+        let lanes = [(0, false), (1, true)].map(|(lane, bulk)| LaneAddress {
+            lane,
+            bulk,
+            address: Address {
+                port: 1 + u16::from(lane),
+                ..home
+            },
+        });
+        let seed = index as u64 + 1;
+        let mut machine = Machine::new(config.clone(), seed, [seed, !seed], &lanes);
+        machine.open_endpoint(TARGET, false);
+        machine.open_region(REGION.0, REGION.1, REGION.2);
+        let frames = config.frames as usize;
+        Host {
+            machine,
+            home,
+            edge: None,
+            sent: Vec::new(),
+            received: Vec::new(),
+            index,
+            ledger: Ledger {
+                frames: vec![vec![0; config.packet_bytes]; frames],
+                ends: vec![0; frames],
+                free: (0..config.frames).collect(),
+                scratch: vec![0; config.packet_bytes],
+            },
+            unread: VecDeque::new(),
+            partial: BTreeMap::new(),
+        }
+    }
+
+    /// Gives the machine a packet; every refusal must be counted under its reason.
+    pub fn take(&mut self, now: Instant, from: Address, bytes: &[u8], trailer_fits: bool) {
+        let before = *self.machine.stats();
+        let taken = match self.machine.address(now, from, bytes) {
+            Ok(addressed) if trailer_fits => self.machine.on_packet(now, from, &addressed),
+            Ok(_) => {
+                self.machine.count(Drop::Damaged);
+                Err(Drop::Damaged)
+            }
+            Err(reason) => Err(reason),
+        };
+        if let Err(reason) = taken {
+            let after = self.machine.stats().dropped(reason);
+            assert!(
+                after > before.dropped(reason),
+                "{} is not counted",
+                reason.name()
+            );
+        }
+        self.events(bytes);
+    }
+
+    /// Handles all events; `packet` is what they may point into.
+    pub fn events(&mut self, packet: &[u8]) {
+        while let Some(event) = self.machine.poll_event() {
+            match event {
+                Event::Released { slot } => self.ledger.give_back(slot),
+                Event::Connected { peer, .. } => self.edge = self.machine.edge(peer, 1, TARGET),
+                Event::Gone { peer, .. } => self.forget(peer),
+                Event::Deliver { edge, bytes } => {
+                    let message = Arrived::Whole(packet[bytes].to_vec());
+                    self.unread.push_back((edge, message));
+                }
+                Event::Hold {
+                    edge,
+                    sequence,
+                    offset,
+                    total,
+                    bytes,
+                } => {
+                    let end = offset + bytes.len() as u64;
+                    assert!(
+                        end <= total && total <= MAX_MESSAGE_BYTES,
+                        "{offset} of {total}"
+                    );
+                    self.hold((edge, sequence), offset, total, &packet[bytes]);
+                }
+                Event::Complete { edge, sequence } => {
+                    let (total, pieces) = (self.partial.remove(&(edge, sequence)))
+                        .expect("only what was held is completed");
+                    let message = Arrived::Pieces(total, pieces);
+                    self.unread.push_back((edge, message));
+                }
+                Event::Loose { total, bytes, .. } => {
+                    assert!(packet[bytes].len() as u64 <= total);
+                }
+                Event::Placed { offset, bytes, .. } => {
+                    assert!(offset + packet[bytes].len() as u64 <= REGION.2);
+                }
+                Event::RegionOpened { .. }
+                | Event::RegionClosed { .. }
+                | Event::EdgeOpened { .. }
+                | Event::EdgeEnded { .. }
+                | Event::Credit { .. }
+                | Event::Refused { .. } => {}
+            }
+        }
+        let (used, bound) = (self.machine.pool_used(), self.machine.config().pool_bytes);
+        assert!(used <= bound, "{used} bytes in a pool of {bound}");
+    }
+
+    fn hold(&mut self, message: (EdgeId, u64), offset: u64, total: u64, piece: &[u8]) {
+        let kept = if total <= MAX_KEPT_BYTES { total } else { 0 };
+        let size = usize::try_from(kept).expect("bounded");
+        let (_, bytes) = (self.partial.entry(message)).or_insert_with(|| (total, vec![0; size]));
+        if kept > 0 && bytes.len() == size {
+            let at = usize::try_from(offset).expect("below the total");
+            bytes[at..at + piece.len()].copy_from_slice(piece);
+        }
+    }
+
+    fn forget(&mut self, peer: PeerId) {
+        self.unread.retain(|(edge, _)| edge.peer != peer);
+        self.partial.retain(|(edge, _), _| edge.peer != peer);
+        if self.edge.is_some_and(|edge| edge.peer == peer) {
+            self.edge = None;
+        }
+    }
+
+    /// The application opens or closes its endpoint; closing forgets what is unread.
+    pub fn set_open(&mut self, open: bool) {
+        if open {
+            self.machine.open_endpoint(TARGET, false);
+        } else {
+            self.machine.close_endpoint(TARGET);
+            self.unread.clear();
+            self.partial.clear();
+        }
+    }
+
+    /// The application takes the oldest message; false if there is none.
+    pub fn read(&mut self, now: Instant) -> bool {
+        let Some((edge, message)) = self.unread.pop_front() else {
+            return false;
+        };
+        let (total, bytes) = match message {
+            Arrived::Whole(bytes) => (bytes.len() as u64, bytes),
+            Arrived::Pieces(total, bytes) => (total, bytes),
+        };
+        self.machine.consumed(now, edge, total);
+        self.received.push(bytes);
+        true
+    }
+
+    /// Everything the machine wants to send: where to, where from, the packet.
+    pub fn transmit(&mut self, now: Instant) -> Vec<(Address, Address, Vec<u8>)> {
+        let mut packets = Vec::new();
+        while let Some(transmit) = self.machine.poll_transmit(now, &mut self.ledger) {
+            let mut bytes = match transmit.frame {
+                Frame::Unit(slot) | Frame::Loose(slot) => {
+                    self.ledger.check_lent(slot);
+                    self.ledger.frames[slot as usize][..transmit.length].to_vec()
+                }
+                Frame::Scratch(_) => self.ledger.scratch[..transmit.length].to_vec(),
+            };
+            if let Frame::Loose(slot) = transmit.frame {
+                self.ledger.give_back(slot);
+            }
+            bytes.resize(transmit.length + transmit.trailer.bytes(), 0xEE);
+            let port = if transmit.bulk { 2 } else { 1 };
+            packets.push((transmit.to, Address { port, ..self.home }, bytes));
+            assert!(packets.len() < MAX_BURST, "a step sends without end");
+        }
+        packets
+    }
+
+    /// The application sends a message, if frames and credit allow.
+    pub fn send(&mut self, now: Instant, length: usize) {
+        let Some(edge) = self.edge else {
+            return;
+        };
+        let space = self.machine.packet_space(edge.peer);
+        let head = wire::HEADER_BYTES + wire::FRAGMENT_BYTES;
+        let piece = space.saturating_sub(head).max(1);
+        let whole = wire::HEADER_BYTES + wire::MESSAGE_BYTES + length <= space;
+        let frames = if whole { 1 } else { length.div_ceil(piece) };
+        if space <= head || self.ledger.free.len() < frames {
+            return;
+        }
+        let Ok(sequence) = self.machine.begin(now, edge, length as u64) else {
+            return;
+        };
+        let low = u32::try_from(sequence).expect("scripts are short");
+        let payload: Vec<u8> = (0..length)
+            .map(|at| (at * 7 + self.sent.len() * 31 + self.index).to_le_bytes()[0])
+            .collect();
+        let ends = (1, TARGET);
+        let at = wire::HEADER_BYTES;
+        if whole {
+            self.queue(edge.peer, false, |frame| {
+                wire::emit_message(&mut frame[at..], ends, low, length, false, false);
+                let begin = at + wire::MESSAGE_BYTES;
+                frame[begin..begin + length].copy_from_slice(&payload);
+                begin + length
+            });
+        } else {
+            for (index, chunk) in payload.chunks(piece).enumerate() {
+                let place = ((index * piece) as u64, length as u64);
+                self.queue(edge.peer, true, |frame| {
+                    let size = chunk.len();
+                    wire::emit_fragment(&mut frame[at..], ends, low, place, size, false, false);
+                    frame[head..head + size].copy_from_slice(chunk);
+                    head + size
+                });
+            }
+        }
+        self.sent.push(payload);
+    }
+
+    /// The application sends an unreliable message, if a frame is free.
+    pub fn send_loose(&mut self) {
+        let Some(edge) = self.edge else {
+            return;
+        };
+        let Some(number) = self.machine.begin_loose(edge) else {
+            return;
+        };
+        let Some(slot) = self.ledger.free.pop() else {
+            return;
+        };
+        let frame = &mut self.ledger.frames[slot as usize];
+        let at = wire::HEADER_BYTES;
+        wire::emit_message(&mut frame[at..], (1, TARGET), number, 4, true, false);
+        self.ledger.ends[slot as usize] = at + wire::MESSAGE_BYTES + 4;
+        assert!(
+            self.machine.queue_loose(edge.peer, slot, false),
+            "the session exists"
+        );
+    }
+
+    fn queue(&mut self, peer: PeerId, bulk: bool, emit: impl FnOnce(&mut [u8]) -> usize) {
+        let slot = self.ledger.free.pop().expect("counted before");
+        let end = emit(&mut self.ledger.frames[slot as usize]);
+        self.ledger.ends[slot as usize] = end;
+        assert!(self.machine.queue(peer, slot, bulk), "the session exists");
+    }
+
+    /// Ends all sessions; every slot must have come back.
+    pub fn end(&mut self) {
+        let peers: Vec<PeerId> = self.machine.peers().collect();
+        for peer in peers {
+            self.machine.disconnect(peer);
+        }
+        self.events(&[]);
+        assert_eq!(
+            self.ledger.free.len(),
+            self.ledger.frames.len(),
+            "slots are lost"
+        );
+        assert_eq!(self.machine.pool_used(), 0, "pool bytes are lost");
+        assert_eq!(self.machine.credit_outstanding(), 0, "credit is lost");
+    }
+}

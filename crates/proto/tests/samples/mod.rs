@@ -1,0 +1,152 @@
+//! Records that own what they say, to be emitted, parsed and compared. Shared by
+//! `tests/wire.rs` and the fuzzer.
+
+use dipole_proto::wire::{
+    self, FRAGMENT_BYTES, MESSAGE_BYTES, PLACEMENT_BYTES, Range, Record, RefusedReason,
+};
+
+/// A record to emit, and what parsing it must say; an own type, because
+/// `Record` borrows from its packet.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Sample {
+    Message((u32, u32), u32, Vec<u8>, bool, bool),
+    Fragment((u32, u32), u32, (u64, u64), Vec<u8>, bool, bool),
+    Placement((u32, u64), u32, u64, Vec<u8>),
+    Region(u32, u64, u64),
+    RegionEnd(u32),
+    EdgeEnd((u32, u32), u32),
+    Refused((u32, u32), u32, RefusedReason),
+    LaneAck(u8, (u32, u32), Vec<(u32, u16)>),
+    Credit((u32, u32), u64),
+    CreditWanted((u32, u32), u64),
+    Window(u32),
+}
+
+impl Sample {
+    pub fn emit(&self) -> Vec<u8> {
+        let mut bytes = vec![0; 512];
+        let length = match self {
+            Sample::Message(edge, sequence, data, unreliable, port) => {
+                let size = data.len();
+                wire::emit_message(&mut bytes, *edge, *sequence, size, *unreliable, *port);
+                fill(&mut bytes, MESSAGE_BYTES, data)
+            }
+            Sample::Fragment(edge, sequence, place, data, unreliable, port) => {
+                let size = data.len();
+                wire::emit_fragment(
+                    &mut bytes,
+                    *edge,
+                    *sequence,
+                    *place,
+                    size,
+                    *unreliable,
+                    *port,
+                );
+                fill(&mut bytes, FRAGMENT_BYTES, data)
+            }
+            Sample::Placement(region, notify, offset, data) => {
+                wire::emit_placement(&mut bytes, *region, *notify, *offset, data.len());
+                fill(&mut bytes, PLACEMENT_BYTES, data)
+            }
+            Sample::Region(region, key, length) => {
+                wire::emit_region(&mut bytes, *region, *key, *length)
+            }
+            Sample::RegionEnd(region) => wire::emit_region_end(&mut bytes, *region),
+            Sample::EdgeEnd(edge, sequence) => wire::emit_edge_end(&mut bytes, *edge, *sequence),
+            Sample::Refused(edge, sequence, reason) => {
+                wire::emit_refused(&mut bytes, *edge, *sequence, *reason)
+            }
+            Sample::LaneAck(lane, numbers, ranges) => {
+                let ranges: Vec<Range> = ranges
+                    .iter()
+                    .map(|&(start, count)| Range { start, count })
+                    .collect();
+                wire::emit_lane_ack(&mut bytes, *lane, *numbers, &ranges)
+            }
+            Sample::Credit(edge, limit) => wire::emit_credit(&mut bytes, *edge, *limit),
+            Sample::CreditWanted(edge, need) => wire::emit_credit_wanted(&mut bytes, *edge, *need),
+            Sample::Window(packets) => wire::emit_window(&mut bytes, *packets),
+        };
+        bytes.truncate(length);
+        bytes
+    }
+
+    /// What a parsed record says; `packet` is where its payload lies.
+    pub fn of(record: Record<'_>, packet: &[u8]) -> Sample {
+        match record {
+            Record::Message {
+                source,
+                target,
+                sequence,
+                offset,
+                total,
+                unreliable,
+                port,
+                payload,
+            } => {
+                let (edge, data) = ((source, target), packet[payload].to_vec());
+                if offset == 0 && total == data.len() as u64 {
+                    Sample::Message(edge, sequence, data, unreliable, port)
+                } else {
+                    Sample::Fragment(edge, sequence, (offset, total), data, unreliable, port)
+                }
+            }
+            Record::Placement {
+                region,
+                notify,
+                key,
+                offset,
+                payload,
+            } => Sample::Placement((region, key), notify, offset, packet[payload].to_vec()),
+            Record::Region {
+                region,
+                key,
+                length,
+            } => Sample::Region(region, key, length),
+            Record::RegionEnd { region } => Sample::RegionEnd(region),
+            Record::EdgeEnd {
+                source,
+                target,
+                sequence,
+            } => Sample::EdgeEnd((source, target), sequence),
+            Record::Refused {
+                source,
+                target,
+                sequence,
+                reason,
+            } => Sample::Refused((source, target), sequence, reason),
+            Record::LaneAck(ack) => {
+                let ranges = ack.ranges().map(|range| (range.start, range.count));
+                Sample::LaneAck(ack.lane, (ack.next, ack.top), ranges.collect())
+            }
+            Record::Credit {
+                source,
+                target,
+                limit,
+            } => Sample::Credit((source, target), limit),
+            Record::CreditWanted {
+                source,
+                target,
+                need,
+            } => Sample::CreditWanted((source, target), need),
+            Record::Window { packets } => Sample::Window(packets),
+        }
+    }
+
+    /// A fragment that holds all of its message parses as a whole message.
+    pub fn normal(self) -> Sample {
+        match self {
+            Sample::Fragment(edge, sequence, (0, total), data, unreliable, port)
+                if total == data.len() as u64 =>
+            {
+                Sample::Message(edge, sequence, data, unreliable, port)
+            }
+            other => other,
+        }
+    }
+}
+
+fn fill(bytes: &mut [u8], at: usize, data: &[u8]) -> usize {
+    bytes[at..at + data.len()].copy_from_slice(data);
+    at + data.len()
+}

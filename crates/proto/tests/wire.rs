@@ -1,0 +1,585 @@
+//! What reads bytes takes any bytes: every parser of `wire` on arbitrary, cut and
+//! damaged input, and whole machines on a hostile wire. Spec §2 to §4, §7.
+
+#![allow(
+    missing_docs,
+    unreachable_pub,
+    clippy::cast_possible_truncation,
+    reason = "tests"
+)]
+
+mod hostile;
+mod samples;
+
+use dipole_proto::wire::{
+    self, Address, Bye, CHALLENGE_BYTES, CONTROL_LANE, CRC_BYTES, Challenge, FRAGMENT_BYTES, Flags,
+    HEADER_BYTES, HELLO_FIXED_BYTES, Header, Hello, Kind, LaneAddress, MAX_LANES, MAX_RANGES,
+    Malformed, Packet, Range, Record, RefusedReason, Reset, ResetReason, Trailer, Trailers,
+};
+use dipole_proto::{Drop, Instant};
+use hostile::{Conversation, decode, play, play_honest};
+use proptest::collection::vec;
+use proptest::prelude::*;
+use samples::Sample;
+
+/// A failing case prints itself; nothing is written beside the sources.
+fn cases(cases: u32) -> ProptestConfig {
+    ProptestConfig {
+        failure_persistence: None,
+        ..ProptestConfig::with_cases(cases)
+    }
+}
+
+// ---- generators -----------------------------------------------------------
+
+fn kind() -> impl Strategy<Value = Kind> {
+    prop::sample::select(vec![
+        Kind::Hello,
+        Kind::Challenge,
+        Kind::Welcome,
+        Kind::Data,
+        Kind::Ack,
+        Kind::Prod,
+        Kind::Reset,
+        Kind::Lookup,
+        Kind::Found,
+        Kind::Bye,
+    ])
+}
+
+fn lane() -> impl Strategy<Value = u8> {
+    prop_oneof![0..MAX_LANES as u8, Just(CONTROL_LANE)]
+}
+
+prop_compose! {
+    fn header()(
+        kind in kind(),
+        flags in 0_u8..64,
+        (length, settled) in any::<(u16, u16)>(),
+        (connection, number, unit) in any::<(u32, u32, u32)>(),
+        (unit_next, lane_next, lane_end) in any::<(u32, u32, u32)>(),
+        (lane, ack_lane) in (lane(), lane()),
+    ) -> Header {
+        Header {
+            kind,
+            flags: Flags(flags),
+            length,
+            connection,
+            number,
+            unit,
+            unit_next,
+            lane_next,
+            lane_end,
+            lane,
+            ack_lane,
+            settled,
+        }
+    }
+}
+
+prop_compose! {
+    fn lane_address()(
+        lane in 0..MAX_LANES as u8,
+        bulk in any::<bool>(),
+        ip in any::<[u8; 16]>(),
+        port in any::<u16>(),
+    ) -> LaneAddress {
+        LaneAddress { lane, bulk, address: Address { ip, port } }
+    }
+}
+
+prop_compose! {
+    fn hello()(
+        lanes in vec(lane_address(), 1..=MAX_LANES),
+        versions in any::<(u8, u8)>(),
+        max_packet_bytes in 256_u16..,
+        (connection, window_packets) in (1_u32.., 1_u32..),
+        (incarnation, cookie, echo) in any::<(u64, u64, u64)>(),
+        (node, initial_credit_bytes, trailers) in any::<(u32, u32, u8)>(),
+        trailer in prop::sample::select(vec![
+            Trailer::Crc32c,
+            Trailer::Tag(8),
+            Trailer::Tag(12),
+            Trailer::Tag(16),
+        ]),
+    ) -> Hello {
+        let mut hello = Hello::new(&lanes);
+        hello.versions = versions;
+        hello.max_packet_bytes = max_packet_bytes;
+        hello.connection = connection;
+        hello.incarnation = incarnation;
+        hello.cookie = cookie;
+        hello.node = node;
+        hello.window_packets = window_packets;
+        hello.initial_credit_bytes = initial_credit_bytes;
+        hello.echo = echo;
+        hello.trailers = Trailers(trailers | 1);
+        hello.trailer = trailer;
+        hello
+    }
+}
+
+fn sample() -> impl Strategy<Value = Sample> {
+    let edge = any::<(u32, u32)>;
+    let data = || vec(any::<u8>(), 0..40);
+    let reason = prop::sample::select(vec![
+        RefusedReason::NoEndpoint,
+        RefusedReason::Closed,
+        RefusedReason::TooLong,
+        RefusedReason::NoRegion,
+    ]);
+    let piece = (vec(any::<u8>(), 1..40), any::<u32>(), any::<u32>()).prop_map(|(data, a, b)| {
+        let total = u64::from(a) + u64::from(b) + data.len() as u64;
+        ((u64::from(a), total), data)
+    });
+    prop_oneof![
+        (edge(), any::<u32>(), data(), any::<(bool, bool)>())
+            .prop_map(|(edge, sequence, data, (a, b))| Sample::Message(edge, sequence, data, a, b)),
+        (edge(), any::<u32>(), piece, any::<(bool, bool)>()).prop_map(
+            |(edge, sequence, (place, data), (a, b))| {
+                Sample::Fragment(edge, sequence, place, data, a, b)
+            }
+        ),
+        (any::<(u32, u64)>(), any::<u32>(), any::<u64>(), data())
+            .prop_map(|(region, notify, at, data)| Sample::Placement(region, notify, at, data)),
+        any::<(u32, u64, u64)>()
+            .prop_map(|(region, key, length)| Sample::Region(region, key, length)),
+        any::<u32>().prop_map(Sample::RegionEnd),
+        (edge(), any::<u32>()).prop_map(|(edge, sequence)| Sample::EdgeEnd(edge, sequence)),
+        (edge(), any::<u32>(), reason)
+            .prop_map(|(edge, sequence, reason)| Sample::Refused(edge, sequence, reason)),
+        (
+            0..MAX_LANES as u8,
+            edge(),
+            vec(any::<(u32, u16)>(), 0..=MAX_RANGES)
+        )
+            .prop_map(|(lane, numbers, ranges)| Sample::LaneAck(lane, numbers, ranges)),
+        (edge(), any::<u64>()).prop_map(|(edge, limit)| Sample::Credit(edge, limit)),
+        (edge(), any::<u64>()).prop_map(|(edge, need)| Sample::CreditWanted(edge, need)),
+        any::<u32>().prop_map(Sample::Window),
+    ]
+}
+
+/// A data packet around these records, its trailer zero.
+fn packet_of(records: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![0; HEADER_BYTES];
+    bytes.extend(records);
+    bytes.extend([0; CRC_BYTES]);
+    let mut header = Header::handshake(Kind::Data, 1);
+    header.length = u16::try_from(bytes.len()).expect("short");
+    header.emit(&mut bytes);
+    bytes
+}
+
+/// What a walk over the records finds, and how it ends.
+fn read(bytes: &[u8]) -> (Vec<Sample>, Option<Malformed>) {
+    let mut samples = Vec::new();
+    for record in Packet::parse(bytes, CRC_BYTES)
+        .expect("a sound packet")
+        .records()
+    {
+        match record {
+            Ok(record) => samples.push(Sample::of(record, bytes)),
+            Err(error) => return (samples, Some(error)),
+        }
+    }
+    (samples, None)
+}
+
+// ---- parsers ----------------------------------------------------------------
+
+proptest! {
+    #![proptest_config(cases(1_000))]
+
+    #[test]
+    fn any_bytes_are_parsed_or_refused(bytes in vec(any::<u8>(), 0..300)) {
+        let _ = Header::parse(&bytes).map(|header| header.to_string());
+        let _ = (Hello::parse(&bytes), Challenge::parse(&bytes));
+        let _ = (Reset::parse(&bytes), Bye::parse(&bytes));
+        for trailer_bytes in [CRC_BYTES, 16] {
+            if let Ok(packet) = Packet::parse(&bytes, trailer_bytes) {
+                prop_assert!(packet.covered().len() + trailer_bytes <= bytes.len());
+                for record in packet.records() {
+                    match record {
+                        Ok(record) => drop(Sample::of(record, packet.covered())),
+                        Err(error) => prop_assert!(!error.to_string().is_empty()),
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn any_records_in_a_sound_packet_end_within_it(records in vec(any::<u8>(), 0..300)) {
+        let bytes = packet_of(&records);
+        let covered = bytes.len() - CRC_BYTES;
+        let packet = Packet::parse(&bytes, CRC_BYTES).expect("sound");
+        for record in packet.records().flatten() {
+            if let Record::Message { payload, .. } | Record::Placement { payload, .. } = record {
+                prop_assert!(payload.start <= payload.end && payload.end <= covered);
+            }
+        }
+        prop_assert!(packet.records().filter(Result::is_err).count() <= 1);
+    }
+
+    #[test]
+    fn headers_come_back_as_they_were(header in header()) {
+        let mut bytes = [0xAA; HEADER_BYTES];
+        header.emit(&mut bytes);
+        prop_assert_eq!(Header::parse(&bytes), Ok(header));
+        for length in 0..HEADER_BYTES {
+            let refused = matches!(Header::parse(&bytes[..length]), Err(Malformed::Truncated { .. }));
+            prop_assert!(refused, "{length} bytes");
+        }
+    }
+
+    #[test]
+    fn a_changed_bit_of_a_header_is_refused_or_seen(header in header(), bit in 0..HEADER_BYTES * 8) {
+        let mut bytes = [0; HEADER_BYTES];
+        header.emit(&mut bytes);
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        if let Ok(other) = Header::parse(&bytes) {
+            prop_assert_ne!(other, header);
+            let mut again = [0; HEADER_BYTES];
+            other.emit(&mut again);
+            prop_assert_eq!(again, bytes);
+        }
+    }
+
+    #[test]
+    fn a_packet_is_exactly_as_long_as_its_header_says(
+        records in vec(any::<u8>(), 0..100),
+        padding in 0_usize..20,
+        length in 0_u16..200,
+    ) {
+        let sound = packet_of(&records);
+        let mut bytes = sound.clone();
+        bytes.extend(vec![0xFF; padding]);
+        let packet = Packet::parse(&bytes, CRC_BYTES).expect("padding is ignored");
+        prop_assert_eq!(packet.body(), &records[..]);
+        for keep in 0..sound.len() {
+            prop_assert!(Packet::parse(&sound[..keep], CRC_BYTES).is_err());
+        }
+        bytes[2..4].copy_from_slice(&length.to_le_bytes());
+        let fits = (HEADER_BYTES + CRC_BYTES..=bytes.len()).contains(&usize::from(length));
+        prop_assert_eq!(Packet::parse(&bytes, CRC_BYTES).is_ok(), fits);
+    }
+
+    #[test]
+    fn hellos_come_back_as_they_were(hello in hello()) {
+        let mut bytes = vec![0xAA; hello.bytes()];
+        prop_assert_eq!(hello.emit(&mut bytes), bytes.len());
+        prop_assert_eq!(Hello::parse(&bytes), Ok(hello));
+        for length in 0..bytes.len() {
+            prop_assert!(Hello::parse(&bytes[..length]).is_err(), "{length} bytes");
+        }
+    }
+
+    #[test]
+    fn a_changed_bit_of_a_hello_is_refused_or_seen(hello in hello(), bit in any::<prop::sample::Index>()) {
+        let mut bytes = vec![0; hello.bytes()];
+        hello.emit(&mut bytes);
+        let bit = bit.index(bytes.len() * 8);
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        // Bits that version 1 ignores: the reserved byte, unused class bits, CRC32C in
+        // the set of trailers (always taken as set).
+        let class = |at: usize| at >= HELLO_FIXED_BYTES && (at - HELLO_FIXED_BYTES) % 20 == 1;
+        let ignored = bit / 8 == 47 || class(bit / 8) && bit % 8 != 0 || bit == 44 * 8;
+        match Hello::parse(&bytes) {
+            Ok(other) => prop_assert_eq!(other == hello, ignored, "bit {}", bit),
+            Err(_) => prop_assert!(!ignored, "bit {}", bit),
+        }
+    }
+
+    #[test]
+    fn what_a_hello_may_not_say_is_refused(hello in hello()) {
+        let mut sound = vec![0; hello.bytes()];
+        hello.emit(&mut sound);
+        let excluded: [(usize, &[u8]); 6] = [
+            (2, &255_u16.to_le_bytes()),
+            (4, &[0; 4]),
+            (28, &[0; 4]),
+            (45, &[4]),
+            (46, &[0]),
+            (48, &[8]),
+        ];
+        for (at, value) in excluded {
+            let mut bytes = sound.clone();
+            bytes[at..at + value.len()].copy_from_slice(value);
+            prop_assert!(Hello::parse(&bytes).is_err(), "byte {at}");
+        }
+        let mut bytes = sound.clone();
+        bytes[46] = 9;
+        bytes.resize(HELLO_FIXED_BYTES + 9 * 20, 0);
+        prop_assert!(Hello::parse(&bytes).is_err());
+    }
+
+    #[test]
+    fn small_handshake_bodies_come_back_as_they_were(
+        (cookie, echo, incarnation) in any::<(u64, u64, u64)>(),
+        connection in any::<u32>(),
+        bit in any::<prop::sample::Index>(),
+    ) {
+        let challenge = Challenge { cookie, echo };
+        let bye = Bye { incarnation };
+        let mut bytes = [0; CHALLENGE_BYTES];
+        prop_assert_eq!(challenge.emit(&mut bytes), CHALLENGE_BYTES);
+        prop_assert_eq!(Challenge::parse(&bytes), Ok(challenge));
+        prop_assert!(all_cuts_refused(&bytes, |cut| Challenge::parse(cut).is_err()));
+        let flipped = flip(&bytes, bit.index(bytes.len() * 8));
+        prop_assert_ne!(Challenge::parse(&flipped), Ok(challenge));
+
+        let length = bye.emit(&mut bytes);
+        prop_assert_eq!(Bye::parse(&bytes[..length]), Ok(bye));
+        prop_assert!(all_cuts_refused(&bytes[..length], |cut| Bye::parse(cut).is_err()));
+
+        for reason in [
+            ResetReason::UnknownConnection,
+            ResetReason::Version,
+            ResetReason::TooManyPeers,
+        ] {
+            let reset = Reset { connection, reason };
+            let length = reset.emit(&mut bytes);
+            prop_assert_eq!(Reset::parse(&bytes[..length]), Ok(reset));
+            prop_assert!(all_cuts_refused(&bytes[..length], |cut| Reset::parse(cut).is_err()));
+            let flipped = flip(&bytes[..length], bit.index(length * 8));
+            prop_assert_ne!(Reset::parse(&flipped), Ok(reset));
+        }
+    }
+
+    #[test]
+    fn records_come_back_as_they_were_and_in_order(samples in vec(sample(), 0..12)) {
+        let records: Vec<u8> = samples.iter().flat_map(Sample::emit).collect();
+        let expected: Vec<Sample> = samples.into_iter().map(Sample::normal).collect();
+        prop_assert_eq!(read(&packet_of(&records)), (expected, None));
+    }
+
+    #[test]
+    fn a_record_that_ends_outside_its_packet_is_refused(
+        before in vec(sample(), 0..3),
+        last in sample(),
+    ) {
+        let sound: Vec<u8> = before.iter().flat_map(Sample::emit).collect();
+        let record = last.emit();
+        for keep in 1..record.len() {
+            let mut records = sound.clone();
+            records.extend(&record[..keep]);
+            let (samples, error) = read(&packet_of(&records));
+            prop_assert_eq!(samples.len(), before.len());
+            let refused = matches!(
+                error,
+                Some(Malformed::BadRecord { at, .. }) if at == HEADER_BYTES + sound.len()
+            );
+            prop_assert!(refused, "{keep} bytes: {error:?}");
+        }
+    }
+
+    #[test]
+    fn a_changed_bit_of_a_record_is_refused_or_stays_in_bounds(
+        samples in vec(sample(), 1..4),
+        bit in any::<prop::sample::Index>(),
+    ) {
+        let records: Vec<u8> = samples.iter().flat_map(Sample::emit).collect();
+        let flipped = flip(&records, bit.index(records.len() * 8));
+        let bytes = packet_of(&flipped);
+        let (found, _) = read(&bytes);
+        // Whatever parses now stands for at most the bytes that are there.
+        let emitted: usize = found.iter().map(|sample| sample.emit().len()).sum();
+        prop_assert!(emitted <= flipped.len());
+    }
+
+    #[test]
+    fn unknown_records_are_skipped_if_they_may_be(
+        before in sample(),
+        kind in 0x80_u8..,
+        body in vec(any::<u8>(), 0..50),
+        after in sample(),
+    ) {
+        let mut records = before.emit();
+        records.extend([kind, 0xFF]);
+        records.extend((body.len() as u16).to_le_bytes());
+        records.extend(&body);
+        records.extend(after.emit());
+        let expected = vec![before.normal(), after.normal()];
+        prop_assert_eq!(read(&packet_of(&records)), (expected, None));
+    }
+
+    #[test]
+    fn unknown_records_are_refused_if_they_must_be_known(kind in 0_u8..0x80, before in sample()) {
+        prop_assume!(!(0x01..=0x07).contains(&kind) && !(0x10..=0x13).contains(&kind));
+        let mut records = before.emit();
+        let at = HEADER_BYTES + records.len();
+        records.extend([kind, 0, 0, 0]);
+        let error = Some(Malformed::BadRecord { kind, at });
+        prop_assert_eq!(read(&packet_of(&records)), (vec![before.normal()], error));
+    }
+
+    #[test]
+    fn a_piece_outside_its_message_is_refused(
+        offset in any::<u64>(),
+        total in any::<u64>(),
+        length in 0_usize..40,
+    ) {
+        let mut record = vec![0; FRAGMENT_BYTES + length];
+        wire::emit_fragment(&mut record, (1, 7), 0, (offset, total), length, false, false);
+        let inside = length > 0
+            && offset.checked_add(length as u64).is_some_and(|end| end <= total);
+        let (samples, error) = read(&packet_of(&record));
+        prop_assert_eq!((samples.len() == 1, error.is_none()), (inside, inside));
+    }
+
+    #[test]
+    fn a_lane_acknowledgement_that_is_cut_off_tells_nothing_beyond_its_end(
+        ranges in vec(any::<(u32, u16)>(), 0..=MAX_RANGES + 10),
+        space in 0_usize..500,
+    ) {
+        let ranges: Vec<Range> =
+            ranges.into_iter().map(|(start, count)| Range { start, count }).collect();
+        let mut bytes = vec![0; space];
+        let length = wire::emit_lane_ack(&mut bytes, 1, (5, 9), &ranges);
+        prop_assert!(length <= space);
+        prop_assert_eq!(length == 0, space < 12);
+        if length > 0 {
+            let told = (length - 12) / 6;
+            let top = ranges.get(told).map_or(9, |cut| cut.start);
+            let kept = ranges[..told].iter().map(|range| (range.start, range.count)).collect();
+            let expected = vec![Sample::LaneAck(1, (5, top), kept)];
+            prop_assert_eq!(read(&packet_of(&bytes[..length])), (expected, None));
+        }
+    }
+}
+
+fn all_cuts_refused(bytes: &[u8], refused: impl Fn(&[u8]) -> bool) -> bool {
+    (0..bytes.len()).all(|keep| refused(&bytes[..keep]))
+}
+
+fn flip(bytes: &[u8], bit: usize) -> Vec<u8> {
+    let mut flipped = bytes.to_vec();
+    flipped[bit / 8] ^= 1 << (bit % 8);
+    flipped
+}
+
+// ---- machines ---------------------------------------------------------------
+
+proptest! {
+    #![proptest_config(cases(30_000))]
+
+    #[test]
+    fn forged_packets_neither_stop_a_machine_nor_cost_it_a_slot(
+        script in vec(any::<u8>(), 0..600).prop_map(|bytes| decode(&bytes))
+    ) {
+        play(&script);
+    }
+
+    #[test]
+    fn losses_repeats_damage_and_strays_change_nothing_that_is_delivered(
+        script in vec(any::<u8>(), 0..600).prop_map(|bytes| decode(&bytes))
+    ) {
+        play_honest(&script);
+    }
+}
+
+/// How often the second host counted this reason while `act` ran.
+fn counted(reason: Drop, act: impl FnOnce(&mut Conversation)) -> u64 {
+    let mut conversation = Conversation::open();
+    let now = conversation.now;
+    conversation.hosts[0].send(now, 100);
+    conversation.collect();
+    let before = conversation.hosts[1].machine.stats().dropped(reason);
+    act(&mut conversation);
+    let after = conversation.hosts[1].machine.stats().dropped(reason);
+    conversation.end();
+    after - before
+}
+
+#[test]
+fn every_bad_packet_is_counted_under_its_reason() {
+    let change = |act: fn(&mut Vec<u8>)| {
+        move |conversation: &mut Conversation| {
+            assert!(conversation.pass(|packet| act(&mut packet.bytes)));
+        }
+    };
+    assert_eq!(
+        counted(Drop::Malformed, change(|bytes| bytes.truncate(31))),
+        1
+    );
+    assert_eq!(
+        counted(Drop::Malformed, change(|bytes| bytes.truncate(60))),
+        1
+    );
+    assert_eq!(counted(Drop::Malformed, change(|bytes| bytes[0] |= 15)), 1);
+    assert_eq!(
+        counted(Drop::Malformed, change(|bytes| bytes[HEADER_BYTES] = 0x7F)),
+        1
+    );
+    assert_eq!(counted(Drop::Version, change(|bytes| bytes[0] ^= 0x30)), 1);
+    assert_eq!(
+        counted(Drop::UnknownConnection, change(|bytes| bytes[4] ^= 0x80)),
+        1
+    );
+    assert_eq!(counted(Drop::Untracked, change(|bytes| bytes[28] = 7)), 1);
+    // A reliable message in a packet without a unit.
+    assert_eq!(counted(Drop::Violation, change(|bytes| bytes[1] &= !1)), 1);
+}
+
+#[test]
+fn a_packet_that_comes_again_is_a_duplicate() {
+    let mut conversation = Conversation::open();
+    let now = conversation.now;
+    conversation.hosts[0].send(now, 100);
+    conversation.collect();
+    let mut packet = None;
+    assert!(conversation.pass(|passing| packet = Some(passing.clone())));
+    let packet = packet.expect("one was in flight");
+    for count in 1..5 {
+        conversation.arrive(&packet);
+        let stats = conversation.hosts[1].machine.stats();
+        assert_eq!(stats.dropped(Drop::Duplicate), count);
+        assert_eq!(stats.messages_delivered, 1);
+    }
+}
+
+#[test]
+fn a_hello_with_a_wrong_cookie_costs_no_peer() {
+    let mut conversation = Conversation::open();
+    let mut hello = Hello::new(&[LaneAddress::default()]);
+    hello.connection = 5;
+    hello.incarnation = 99;
+    hello.window_packets = 10;
+    hello.max_packet_bytes = 1472;
+    hello.cookie = 0xBAD;
+    let mut bytes = vec![0; HEADER_BYTES + hello.bytes() + CRC_BYTES];
+    let mut header = Header::handshake(Kind::Hello, 0);
+    header.length = bytes.len() as u16;
+    header.emit(&mut bytes);
+    hello.emit(&mut bytes[HEADER_BYTES..]);
+    let stranger = Address {
+        ip: [9; 16],
+        port: 9,
+    };
+    conversation.hosts[1].take(Instant(2_000_000_000), stranger, &bytes, true);
+    let machine = &conversation.hosts[1].machine;
+    assert_eq!(machine.stats().dropped(Drop::WrongCookie), 1);
+    assert_eq!(machine.peers().count(), 1);
+    conversation.end();
+}
+
+#[test]
+fn strangers_are_answered_only_so_often() {
+    let mut conversation = Conversation::open();
+    let stranger = Address {
+        ip: [9; 16],
+        port: 9,
+    };
+    let now = conversation.now;
+    for number in 0..2000_u32 {
+        let mut bytes = packet_of(&[]);
+        bytes[4..8].copy_from_slice(&(1 << 20 | number << 2).to_le_bytes());
+        conversation.hosts[1].take(now, stranger, &bytes, true);
+    }
+    let stats = conversation.hosts[1].machine.stats();
+    assert_eq!(stats.dropped(Drop::UnknownConnection), 2000);
+    assert!(stats.dropped(Drop::Throttled) >= 1000);
+    let answers = conversation.hosts[1].transmit(now).len();
+    assert!((1..=1000).contains(&answers), "{answers}");
+}
