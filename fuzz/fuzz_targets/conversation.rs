@@ -1,0 +1,20 @@
+//! Two machines on a wire that follows a hostile script; see `tests/hostile`.
+//!
+//! The first byte says whether the script may forge trailers. If not, everything
+//! sent must arrive, once and in order.
+
+#![no_main]
+
+use hostile::{decode, play, play_honest};
+use libfuzzer_sys::fuzz_target;
+
+#[path = "../../crates/proto/tests/hostile/mod.rs"]
+mod hostile;
+
+fuzz_target!(|bytes: &[u8]| {
+    match bytes.split_first() {
+        Some((first, script)) if first & 1 == 0 => play_honest(&decode(script)),
+        Some((_, script)) => play(&decode(script)),
+        None => {}
+    }
+});

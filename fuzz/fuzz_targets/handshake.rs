@@ -1,0 +1,27 @@
+//! Any handshake body is refused or comes back the same after it is emitted.
+
+#![no_main]
+
+use dipole_proto::wire::{BYE_BYTES, Bye, CHALLENGE_BYTES, Challenge, Hello, RESET_BYTES, Reset};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    let mut again = [0; 512];
+    if let Ok(hello) = Hello::parse(bytes) {
+        assert!(!hello.lanes().is_empty() && hello.bytes() <= bytes.len());
+        let length = hello.emit(&mut again);
+        assert_eq!(Hello::parse(&again[..length]), Ok(hello));
+    }
+    if let Ok(challenge) = Challenge::parse(bytes) {
+        assert_eq!(challenge.emit(&mut again), CHALLENGE_BYTES);
+        assert_eq!(again[..CHALLENGE_BYTES], bytes[..CHALLENGE_BYTES]);
+    }
+    if let Ok(reset) = Reset::parse(bytes) {
+        assert_eq!(reset.emit(&mut again), RESET_BYTES);
+        assert_eq!(again[..RESET_BYTES], bytes[..RESET_BYTES]);
+    }
+    if let Ok(bye) = Bye::parse(bytes) {
+        assert_eq!(bye.emit(&mut again), BYE_BYTES);
+        assert_eq!(again[..BYE_BYTES], bytes[..BYE_BYTES]);
+    }
+});

@@ -1,0 +1,23 @@
+//! Any bytes are refused or are a header that emits exactly them.
+
+#![no_main]
+
+use dipole_proto::wire::{HEADER_BYTES, Header, Packet};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    if let Ok(header) = Header::parse(bytes) {
+        let mut again = [0; HEADER_BYTES];
+        header.emit(&mut again);
+        assert_eq!(again, bytes[..HEADER_BYTES]);
+        assert!(!header.to_string().is_empty());
+    }
+    for trailer_bytes in [4, 8, 12, 16] {
+        if let Ok(packet) = Packet::parse(bytes, trailer_bytes) {
+            let length = usize::from(packet.header.length);
+            assert!(length <= bytes.len());
+            assert_eq!(packet.covered().len() + trailer_bytes, length);
+            assert_eq!(packet.body().len() + HEADER_BYTES, packet.covered().len());
+        }
+    }
+});

@@ -1,0 +1,86 @@
+//! Other programs, run from the root of the workspace, and what can go wrong.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
+
+/// Why a task failed.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// A program could not be started.
+    Start { program: String, cause: io::Error },
+    /// A program failed; it has said why.
+    Status { command: String, status: ExitStatus },
+    /// A file could not be read, written or removed.
+    File { path: PathBuf, cause: io::Error },
+    /// A task cannot be done; the text says why and what to do.
+    Told(String),
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Failure::Start { program, cause } => write!(f, "cannot start {program}: {cause}"),
+            Failure::Status { command, status } => write!(f, "{command}: {status}"),
+            Failure::File { path, cause } => write!(f, "{}: {cause}", path.display()),
+            Failure::Told(text) => f.write_str(text),
+        }
+    }
+}
+
+impl std::error::Error for Failure {}
+
+/// Makes a failure of what went wrong with a file.
+pub(crate) fn at(path: &Path) -> impl FnOnce(io::Error) -> Failure {
+    let path = path.to_path_buf();
+    move |cause| Failure::File { path, cause }
+}
+
+/// The root of the workspace.
+pub(crate) fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .unwrap_or(Path::new("."))
+}
+
+/// The cargo that runs this task, at the root.
+pub(crate) fn cargo() -> Command {
+    let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(program);
+    command.current_dir(root());
+    command
+}
+
+/// What a command looks like to a reader.
+pub(crate) fn describe(command: &Command) -> String {
+    let program = Path::new(command.get_program());
+    let name = program.file_name().unwrap_or(program.as_os_str());
+    let words = std::iter::once(name).chain(command.get_args());
+    words
+        .map(|word| word.to_string_lossy())
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+/// Runs a command to its end, its output going where ours goes.
+pub(crate) fn run(command: &mut Command) -> Result<(), Failure> {
+    let status = command.status().map_err(|cause| Failure::Start {
+        program: command.get_program().to_string_lossy().into_owned(),
+        cause,
+    })?;
+    if status.success() {
+        return Ok(());
+    }
+    Err(Failure::Status {
+        command: describe(command),
+        status,
+    })
+}
+
+/// Runs a command to its end; what it printed, or nothing if it failed.
+pub(crate) fn ask(command: &mut Command) -> Option<String> {
+    let output = command.output().ok()?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    output.status.success().then_some(text)
+}

@@ -1,0 +1,80 @@
+//! What cargo cannot do by itself: more seeds than a test run takes, bugs injected
+//! on purpose, fuzzing, the model checker with wider bounds.
+
+mod command;
+mod fuzz;
+mod mutants;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use command::{Failure, cargo, run};
+
+#[derive(Parser)]
+#[command(about, bin_name = "cargo xtask")]
+struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Run the cluster simulator over many seeds.
+    Simulate {
+        /// How many seeds.
+        #[arg(long, default_value_t = 20_000)]
+        seeds: u64,
+        /// The first of them.
+        #[arg(long, default_value_t = 0)]
+        from: u64,
+    },
+    /// Inject bugs into a copy of the protocol; the simulator must find each.
+    Mutants(mutants::Arguments),
+    /// Run every fuzzer.
+    Fuzz {
+        /// How long each of them runs.
+        #[arg(long, default_value_t = 60)]
+        seconds: u64,
+    },
+    /// Run the model checker.
+    Model {
+        /// Explore further than the test run does; see the head of the test for what it means.
+        #[arg(long)]
+        bound: Option<u64>,
+    },
+}
+
+fn main() -> ExitCode {
+    let done = match Arguments::parse().task {
+        Task::Simulate { seeds, from } => simulate(seeds, from),
+        Task::Mutants(arguments) => mutants::mutants(&arguments),
+        Task::Fuzz { seconds } => fuzz::fuzz(seconds),
+        Task::Model { bound } => model(bound),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("xtask: {failure}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn simulate(seeds: u64, from: u64) -> Result<(), Failure> {
+    run(cargo()
+        .args(["test", "--release", "-p", "dipole-node"])
+        .args(["--test", "simulation", "--", "--nocapture"])
+        .env("DIPOLE_SEEDS", seeds.to_string())
+        .env("DIPOLE_SEED_FROM", from.to_string()))
+}
+
+fn model(bound: Option<u64>) -> Result<(), Failure> {
+    let mut command = cargo();
+    command
+        .args(["test", "--release", "-p", "dipole-proto"])
+        .args(["--test", "model_check", "--", "--nocapture"]);
+    if let Some(bound) = bound {
+        command.env("DIPOLE_MODEL_BOUND", bound.to_string());
+    }
+    run(&mut command)
+}

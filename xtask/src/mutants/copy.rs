@@ -1,0 +1,93 @@
+//! A copy of the workspace that may be broken.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::list::Mutant;
+use crate::command::{Failure, ask, at, root};
+
+/// The copy below `target/mutants`; its build is kept from one mutant to the next.
+pub(crate) struct Copy {
+    sources: PathBuf,
+    target: PathBuf,
+}
+
+impl Copy {
+    /// Makes the copy equal to the workspace: what git tracks, and what it would
+    /// track. Only files that differ are written, so that little is built again.
+    pub(crate) fn fresh() -> Result<Copy, Failure> {
+        let home = root().join("target").join("mutants");
+        let copy = Copy {
+            sources: home.join("work"),
+            target: home.join("target"),
+        };
+        let mut git = Command::new("git");
+        git.current_dir(root()).args([
+            "ls-files",
+            "-z",
+            "--cached",
+            "--others",
+            "--exclude-standard",
+        ]);
+        let listed = ask(&mut git).ok_or_else(|| {
+            Failure::Told("mutants need the workspace to be a git checkout".to_owned())
+        })?;
+        let wanted: BTreeSet<PathBuf> = listed
+            .split('\0')
+            .filter(|name| !name.is_empty())
+            .map(PathBuf::from)
+            // Tracked, but removed since.
+            .filter(|name| root().join(name).is_file())
+            .collect();
+        for name in &wanted {
+            copy.write(name)?;
+        }
+        remove_others(&copy.sources, &copy.sources, &wanted)?;
+        Ok(copy)
+    }
+
+    fn write(&self, name: &Path) -> Result<(), Failure> {
+        let (from, to) = (root().join(name), self.sources.join(name));
+        let content = fs::read(&from).map_err(at(&from))?;
+        if fs::read(&to).is_ok_and(|there| there == content) {
+            return Ok(());
+        }
+        if let Some(folder) = to.parent() {
+            fs::create_dir_all(folder).map_err(at(folder))?;
+        }
+        fs::write(&to, content).map_err(at(&to))
+    }
+
+    /// Injects the bug.
+    pub(crate) fn apply(&self, mutant: &Mutant) -> Result<(), Failure> {
+        let path = self.sources.join(mutant.file);
+        let source = fs::read_to_string(&path).map_err(at(&path))?;
+        let mutated = mutant.mutate(&source).map_err(Failure::Told)?;
+        fs::write(&path, mutated).map_err(at(&path))
+    }
+
+    pub(crate) fn sources(&self) -> &Path {
+        &self.sources
+    }
+
+    pub(crate) fn target(&self) -> &Path {
+        &self.target
+    }
+}
+
+fn remove_others(top: &Path, folder: &Path, wanted: &BTreeSet<PathBuf>) -> Result<(), Failure> {
+    for entry in fs::read_dir(folder).map_err(at(folder))? {
+        let path = entry.map_err(at(folder))?.path();
+        if path.is_dir() {
+            remove_others(top, &path, wanted)?;
+        } else if path
+            .strip_prefix(top)
+            .is_ok_and(|name| !wanted.contains(name))
+        {
+            fs::remove_file(&path).map_err(at(&path))?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,237 @@
+//! The rules of ARCHITECTURE.md that a machine can check: who may depend on whom,
+//! where `unsafe` may stand, what no file may say, links that lead somewhere.
+
+#![allow(missing_docs, reason = "tests")]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Folder below `crates/`, and which of ours it may use. Every crate needs a row.
+const MAY_USE: [(&str, &[&str]); 7] = [
+    ("proto", &[]),
+    ("link", &[]),
+    ("node", &["proto", "link"]),
+    ("bsp", &["node"]),
+    ("capi", &["node", "bsp"]),
+    ("fabric", &["node"]),
+    ("tools", &["proto", "link", "node", "bsp"]),
+];
+
+/// Crates whose code may hold unsafe blocks.
+const MAY_BE_UNSAFE: [&str; 1] = ["crates/link"];
+
+fn root() -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.parent()
+        .expect("xtask lies in the workspace")
+        .to_owned()
+}
+
+/// Paths of all files of the workspace, relative to its root; no build output.
+fn files() -> Vec<PathBuf> {
+    const SKIPPED: [&str; 5] = ["target", "corpus", "artifacts", "coverage", ".git"];
+    let (root, mut found) = (root(), Vec::new());
+    let mut folders = vec![root.clone()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).expect("a readable folder") {
+            let path = entry.expect("a readable entry").path();
+            let name = path
+                .file_name()
+                .expect("an entry has a name")
+                .to_string_lossy();
+            if SKIPPED.contains(&&*name) {
+                continue;
+            }
+            if path.is_dir() {
+                folders.push(path);
+            } else {
+                found.push(path.strip_prefix(&root).expect("below the root").to_owned());
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+fn with_extension(extension: &str) -> Vec<PathBuf> {
+    let mut files = files();
+    files.retain(|path| path.extension().is_some_and(|found| found == extension));
+    files
+}
+
+fn read(path: &Path) -> String {
+    let bytes = fs::read(root().join(path)).expect("a readable file");
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Folder name of each of our packages, and its manifest.
+fn manifests() -> BTreeMap<String, toml::Table> {
+    let folders = fs::read_dir(root().join("crates")).expect("crates exist");
+    folders
+        .map(|entry| entry.expect("a readable entry").file_name())
+        .map(|name| name.to_string_lossy().into_owned())
+        .map(|name| {
+            let text = read(&Path::new("crates").join(&name).join("Cargo.toml"));
+            (name, text.parse().expect("a manifest is TOML"))
+        })
+        .collect()
+}
+
+/// Ours among the dependencies of a table, by folder name.
+fn ours(table: &toml::Table, kinds: &[&str]) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    for kind in kinds {
+        let Some(dependencies) = table.get(*kind).and_then(toml::Value::as_table) else {
+            continue;
+        };
+        for (key, value) in dependencies {
+            let renamed = value.get("package").and_then(toml::Value::as_str);
+            let package = renamed.unwrap_or(key);
+            found.extend(package.strip_prefix("dipole-").map(str::to_owned));
+        }
+    }
+    let targets = table.get("target").and_then(toml::Value::as_table);
+    for target in targets.into_iter().flat_map(toml::Table::values) {
+        found.extend(ours(target.as_table().expect("a target is a table"), kinds));
+    }
+    found
+}
+
+#[test]
+fn every_crate_depends_only_on_those_below_it() {
+    let manifests = manifests();
+    assert!(manifests.len() >= 4, "{:?}", manifests.keys());
+    for (name, manifest) in &manifests {
+        let (_, allowed) = (MAY_USE.iter().find(|(folder, _)| folder == name))
+            .unwrap_or_else(|| panic!("crates/{name} has no row in the table of layers"));
+        for used in ours(manifest, &["dependencies", "build-dependencies"]) {
+            assert!(
+                allowed.contains(&&*used),
+                "crates/{name} may not use {used}"
+            );
+        }
+        let everywhere = ["dependencies", "build-dependencies", "dev-dependencies"];
+        assert!(
+            !ours(manifest, &everywhere).contains("tools"),
+            "crates/{name} uses the tools"
+        );
+    }
+}
+
+#[test]
+fn the_protocol_has_no_std_no_unsafe_and_no_logging() {
+    let source = read(Path::new("crates/proto/src/lib.rs"));
+    assert!(source.contains("#![no_std]"));
+    assert!(source.contains("#![forbid(unsafe_code)]"));
+    let manifest = &manifests()["proto"];
+    let dependencies = manifest["dependencies"].as_table().expect("a table");
+    for refused in ["tracing", "log", "libc", "rustix", "tokio"] {
+        assert!(!dependencies.contains_key(refused), "proto uses {refused}");
+    }
+}
+
+#[test]
+fn unsafe_code_stands_only_where_it_may() {
+    let mut seen = false;
+    for path in with_extension("rs") {
+        let allowed = MAY_BE_UNSAFE.iter().any(|folder| path.starts_with(folder));
+        for (index, line) in read(&path).lines().enumerate() {
+            let code = line.split("//").next().unwrap_or_default();
+            if is_unsafe(code) {
+                seen = true;
+                assert!(allowed, "{}:{}: {line}", path.display(), index + 1);
+            }
+        }
+    }
+    assert!(seen, "the link calls the kernel");
+}
+
+/// The keyword where it opens something; not within a longer word or a string.
+fn is_unsafe(code: &str) -> bool {
+    let keyword = "unsafe";
+    code.match_indices(keyword).any(|(at, _)| {
+        let before = code[..at].chars().next_back();
+        let rest = code[at + keyword.len()..].trim_start();
+        let opens = ["{", "fn ", "impl", "extern", "trait ", "("];
+        before.is_none_or(|c| !c.is_alphanumeric() && c != '_' && c != '"')
+            && opens.iter().any(|opening| rest.starts_with(opening))
+    })
+}
+
+#[test]
+fn the_keyword_is_told_from_words_that_contain_it() {
+    // The keyword is filled in, so that this file does not contain such code.
+    let found = |code: &str| is_unsafe(&code.replace('%', "unsafe"));
+    assert!(found("    let x = % { y };"));
+    assert!(found("% impl Send for X {}"));
+    assert!(found("pub % fn f() {}"));
+    assert!(found("#[%(no_mangle)]"));
+    assert!(!found("#![forbid(%_code)]"));
+    assert!(!found("%_op_in_%_fn = \"deny\""));
+    assert!(!found("no % here"));
+}
+
+#[test]
+fn no_file_names_somebodys_machine_or_puts_work_off() {
+    // Put together here, so that this file does not contain them.
+    let folders = ["home", "Users", "root"].map(|folder| format!("/{folder}/"));
+    let marks = [["TO", "DO"], ["FIX", "ME"]].map(|[a, b]| format!("{a}{b}"));
+    let ignored = ["#[", "ignore"].concat();
+    for path in files() {
+        let text = read(&path);
+        for forbidden in folders.iter().chain(&marks).chain([&ignored]) {
+            let line = text
+                .lines()
+                .position(|line| line.contains(forbidden.as_str()));
+            assert!(
+                line.is_none(),
+                "{}:{}: {forbidden}",
+                path.display(),
+                line.map_or(0, |line| line + 1)
+            );
+        }
+    }
+}
+
+/// Targets of `[text](target)`, outside fenced blocks.
+fn links(markdown: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut fenced = false;
+    for line in markdown.lines() {
+        if line.trim_start().starts_with("```") {
+            fenced = !fenced;
+        }
+        if fenced {
+            continue;
+        }
+        for (at, _) in line.match_indices("](") {
+            let rest = &line[at + 2..];
+            found.extend(rest.split_once(')').map(|(target, _)| target.to_owned()));
+        }
+    }
+    found
+}
+
+#[test]
+fn relative_links_lead_to_files_that_exist() {
+    let documents = with_extension("md");
+    assert!(!documents.is_empty());
+    for path in documents {
+        for link in links(&read(&path)) {
+            let target = link.split('#').next().unwrap_or_default();
+            if target.is_empty() || target.contains("://") || target.starts_with("mailto:") {
+                continue;
+            }
+            let folder = path.parent().expect("a file lies in a folder");
+            let there = root().join(folder).join(target);
+            assert!(there.exists(), "{}: {link} leads nowhere", path.display());
+        }
+    }
+}
+
+#[test]
+fn links_are_found_outside_code_only() {
+    let text = "see [a](b.md#c) and [d](e)\n```\n[f](g)\n```\n";
+    assert_eq!(links(text), ["b.md#c", "e"]);
+}
