@@ -394,14 +394,21 @@ impl Endpoint {
             self.inner
                 .driver
                 .wait(Until::Forever, &what, |engine, now| {
-                    let done = engine.continue_long(&mut out, payload);
-                    let sent = engine.transmit(now);
-                    match (done, sent) {
-                        (_, Err(cause)) => Some(Err(SendError::Broken(cause))),
-                        (Ok(true), Ok(())) => Some(Ok(())),
-                        (Ok(false), Ok(())) => None,
-                        (Err(blocked), Ok(())) => {
-                            Some(Err(send_error(blocked, target, payload.len())))
+                    loop {
+                        let done = match engine.continue_long(&mut out, payload) {
+                            Ok(done) => done,
+                            Err(blocked) => {
+                                return Some(Err(send_error(blocked, target, payload.len())));
+                            }
+                        };
+                        if let Err(cause) = engine.transmit(now) {
+                            return Some(Err(SendError::Broken(cause)));
+                        }
+                        if done {
+                            return Some(Ok(()));
+                        }
+                        if engine.queued(peer) > 0 || engine.frames_for_long() == 0 {
+                            return None;
                         }
                     }
                 })

@@ -36,6 +36,9 @@ pub struct EdgeOut {
     offset: usize,
 }
 
+/// Frames filled ahead of what may leave: two full runs. More would have left the
+/// processor's cache when they are checksummed and copied by the kernel.
+const FRAMES_AHEAD: usize = super::BATCH;
 /// One part in this many of the frames is left to small messages.
 const SMALL_SHARE: usize = 8;
 
@@ -246,7 +249,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Begins a message longer than a packet.
+    /// Begins a message longer than a packet; it must be continued to its end. One
+    /// at a time per peer: the pieces of several would wait in each other's frames
+    /// while the receiver has room for one only.
     ///
     /// # Errors
     /// [`Blocked`]; nothing was queued.
@@ -256,12 +261,15 @@ impl Engine {
         edge: EdgeId,
         total: usize,
     ) -> Result<EdgeOut, Blocked> {
-        self.usable(edge.peer)?;
+        if self.usable(edge.peer)?.long_begun {
+            return Err(Blocked::NoFrame);
+        }
         let sequence = self
             .machine
             .begin(now, edge, total as u64)
             .map_err(blocked)?;
         self.close_frame(edge.peer, true);
+        self.usable(edge.peer)?.long_begun = true;
         Ok(EdgeOut {
             edge,
             sequence: low(sequence),
@@ -282,7 +290,8 @@ impl Engine {
         let reserve = self.frames.units() / SMALL_SHARE;
         let total = payload.len() as u64;
         while out.offset < payload.len() {
-            if self.frames.free() <= reserve {
+            let ahead = self.machine.queued(out.edge.peer);
+            if self.frames.free() <= reserve || ahead >= FRAMES_AHEAD {
                 return Ok(false);
             }
             let open = self.open_frame(out.edge.peer, FRAGMENT_BYTES + 1)?;
@@ -316,6 +325,8 @@ impl Engine {
                 self.close_frame(out.edge.peer, true);
             }
         }
+        self.usable(out.edge.peer)?.long_begun = false;
+        self.progress += 1;
         Ok(true)
     }
 

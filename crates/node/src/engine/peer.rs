@@ -48,6 +48,8 @@ pub(super) struct Peer {
     /// By [`EdgeId::index`].
     pub(super) incoming: Vec<Incoming>,
     pub(super) open: Option<OpenFrame>,
+    /// A long message is on its way into frames.
+    pub(super) long_begun: bool,
     /// Edges with records in the open frame.
     pub(super) open_edges: Vec<u32>,
     /// Bulk frames queued and released so far: an edge whose last one has not
@@ -66,6 +68,7 @@ impl Peer {
             incarnation: 0,
             incoming: Vec::new(),
             open: None,
+            long_begun: false,
             open_edges: Vec::new(),
             bulk_queued: 0,
             bulk_released: 0,
