@@ -51,6 +51,8 @@ struct State {
     /// The leader sleeps until then, if there is one.
     leader_until: Option<Instant>,
     followers: usize,
+    /// The last reading of the clock, for what needs no better one.
+    last: Instant,
 }
 
 /// See the module.
@@ -77,6 +79,7 @@ impl Driver {
                 engine,
                 leader_until: None,
                 followers: 0,
+                last: clock.now(),
             }),
             followed: Condvar::new(),
             sleeper,
@@ -94,13 +97,31 @@ impl Driver {
         let mut state = self.lock();
         let before = state.engine.progress();
         let now = self.clock.now();
+        state.last = now;
         let result = action(&mut state.engine, now);
         self.rouse(&mut state, before, now);
         result
     }
 
+    /// The same with the last reading of the clock, which costs nothing but may be
+    /// old: for what sends nothing.
+    #[inline]
+    pub(crate) fn with_last<R>(&self, action: impl FnOnce(&mut Engine, Instant) -> R) -> R {
+        let mut state = self.lock();
+        let before = state.engine.progress();
+        let last = state.last;
+        let result = action(&mut state.engine, last);
+        self.rouse(&mut state, before, last);
+        result
+    }
+
+    /// A fresh reading of the clock.
+    pub(crate) fn now(&self) -> Instant {
+        self.clock.now()
+    }
+
     /// Steps the engine until `attempt` gives something. `what` says for whom this
-    /// waits, should it last.
+    /// waits, should it last. The first attempt has the last reading of the clock.
     pub(crate) fn wait<R>(
         &self,
         until: Until,
@@ -108,13 +129,14 @@ impl Driver {
         mut attempt: impl FnMut(&mut Engine, Instant) -> Option<R>,
     ) -> Result<R, WaitError> {
         let mut state = self.lock();
-        let mut now = self.clock.now();
-        let begun = now;
+        let last = state.last;
         let before = state.engine.progress();
-        if let Some(result) = attempt(&mut state.engine, now) {
-            self.rouse(&mut state, before, now);
+        if let Some(result) = attempt(&mut state.engine, last) {
+            self.rouse(&mut state, before, last);
             return Ok(result);
         }
+        let mut now = self.clock.now();
+        let begun = now;
         let spin_ns = match until {
             Until::Now => 0,
             Until::Forever | Until::For(_) => nanoseconds(self.spin),
@@ -132,6 +154,7 @@ impl Driver {
                 .engine
                 .step(now, !spinning)
                 .map_err(WaitError::Broken)?;
+            state.last = now;
             let result = attempt(&mut state.engine, now);
             self.rouse(&mut state, before, now);
             if let Some(result) = result {

@@ -288,10 +288,15 @@ impl Endpoint {
                 )
             }
         };
-        let taken = self.inner.driver.wait(until, &what, |engine, now| {
+        let driver = &self.inner.driver;
+        let taken = driver.wait(until, &what, |engine, now| {
             let taken = attempt(engine, now)?;
             // Credit that the sender waits for leaves with it.
-            Some(engine.transmit_urgent(now).map(|()| taken))
+            let sent = match engine.has_transmit() {
+                true => engine.transmit(driver.now()),
+                false => Ok(()),
+            };
+            Some(sent.map(|()| taken))
         });
         match taken {
             Ok(Ok(taken)) => Ok(taken),
@@ -320,16 +325,27 @@ impl Endpoint {
         more: More,
     ) -> Result<(), SendError> {
         let peer = target.edge.peer;
-        let first = self.inner.driver.with(|engine, now| {
-            if payload.len() > engine.whole_limit(peer) {
-                return Ok(Err(Blocked::NoFrame));
-            }
-            let sent = engine.send_whole(now, target.edge, payload, more == More::Comes);
-            if more == More::No || engine.queued(peer) >= FULL_BURST_FRAMES || sent.is_err() {
+        let driver = &self.inner.driver;
+        let first = match more {
+            More::Comes => driver.with_last(|engine, last| {
+                if payload.len() > engine.whole_limit(peer) {
+                    return Ok(Err(Blocked::NoFrame));
+                }
+                let sent = engine.send_whole(last, target.edge, payload, true);
+                if sent.is_err() || engine.queued(peer) >= FULL_BURST_FRAMES {
+                    engine.transmit(driver.now())?;
+                }
+                Ok(sent)
+            }),
+            More::No => driver.with(|engine, now| {
+                if payload.len() > engine.whole_limit(peer) {
+                    return Ok(Err(Blocked::NoFrame));
+                }
+                let sent = engine.send_whole(now, target.edge, payload, false);
                 engine.transmit(now)?;
-            }
-            Ok(sent)
-        });
+                Ok(sent)
+            }),
+        };
         match first.map_err(SendError::Broken)? {
             Ok(()) => Ok(()),
             Err(Blocked::NoFrame | Blocked::NoCredit | Blocked::Opening) => {

@@ -188,16 +188,11 @@ impl Engine {
         Ok(())
     }
 
-    /// [`transmit`](Self::transmit) if some session has something to say.
-    ///
-    /// # Errors
-    /// Only when the link is broken.
+    /// True if some session may have something to send.
     #[inline]
-    pub fn transmit_urgent(&mut self, now: Instant) -> std::io::Result<()> {
-        if self.machine.has_transmit() {
-            self.transmit(now)?;
-        }
-        Ok(())
+    #[must_use]
+    pub fn has_transmit(&self) -> bool {
+        self.machine.has_transmit()
     }
 
     /// When [`step`](Self::step) has something to do though nothing arrived.
