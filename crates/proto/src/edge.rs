@@ -274,10 +274,11 @@ impl EdgeIn {
     }
 
     fn charge(&mut self, total: u64, discard: bool) -> Result<(), Violation> {
-        let charged = self.charged + charge(total);
-        if charged > self.granted {
-            return Err(Violation::OverCredit);
-        }
+        let charged = self
+            .charged
+            .checked_add(charge(total))
+            .filter(|charged| *charged <= self.granted)
+            .ok_or(Violation::OverCredit)?;
         self.charged = charged;
         if !discard {
             if self.is_beyond_window(total) {

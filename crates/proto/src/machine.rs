@@ -386,7 +386,7 @@ impl Machine {
         }
         if absence > ABSENCE_NS {
             for session in self.sessions.iter_mut().flatten() {
-                session.discount(absence);
+                session.discount(now, absence);
             }
         }
         while let Some(index) = self.timers.pop(now) {

@@ -17,7 +17,7 @@ use dipole_proto::wire::{
     Malformed, Packet, Range, Record, RefusedReason, Reset, ResetReason, Trailer, Trailers,
 };
 use dipole_proto::{Drop, Instant};
-use hostile::{Conversation, decode, play, play_honest};
+use hostile::{Action, Conversation, Forgery, decode, play, play_honest};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use samples::Sample;
@@ -537,6 +537,39 @@ fn a_packet_that_comes_again_is_a_duplicate() {
         assert_eq!(stats.dropped(Drop::Duplicate), count);
         assert_eq!(stats.messages_delivered, 1);
     }
+}
+
+#[test]
+fn a_message_longer_than_all_credit_is_a_violation() {
+    let mut conversation = Conversation::open();
+    let now = conversation.now;
+    conversation.hosts[0].send(now, 100);
+    conversation.collect();
+    assert!(conversation.pass(|_| {}));
+    let is_data = |packet: &hostile::Packet| packet.to == 1 && packet.bytes[0] == 0x13;
+    let which = (0..u8::MAX)
+        .find(|which| {
+            conversation
+                .remembered(*which)
+                .as_ref()
+                .is_some_and(is_data)
+        })
+        .expect("a message was sent");
+    for total in [u64::MAX, u64::MAX - 64, 1 << 63, 1 << 31] {
+        let mut records = vec![0; FRAGMENT_BYTES + 1];
+        wire::emit_fragment(&mut records, (1, 7), 1, (0, total), 1, false, false);
+        let continued = Action::Forge {
+            which,
+            forgery: Forgery::Continue { records },
+        };
+        let used = conversation.hosts[1].machine.pool_used();
+        continued.apply(&mut conversation);
+        assert_eq!(conversation.hosts[1].machine.pool_used(), used);
+        assert_eq!(conversation.hosts[1].machine.stats().messages_delivered, 1);
+    }
+    let stats = conversation.hosts[1].machine.stats();
+    assert_eq!(stats.dropped(Drop::Violation), 4, "{stats:?}");
+    conversation.end();
 }
 
 #[test]

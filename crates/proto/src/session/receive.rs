@@ -552,7 +552,7 @@ impl Session {
                 self.trip.sample(ns);
             }
         }
-        for number in from..to {
+        for number in from.max(lane.out.floor())..to.min(lane.out.next()) {
             if let Some(unit) = lane.out.unit_of(number)
                 && let Some(slot) = self.window.arrived(unit)
             {
@@ -563,7 +563,7 @@ impl Session {
 
     fn lane_missing(&mut self, index: usize, (from, to): (u64, u64)) {
         let lane = &self.lanes[index];
-        for number in from..to {
+        for number in from.max(lane.out.floor())..to.min(lane.out.next()) {
             let flight = Flight {
                 lane: lane.id,
                 number,

@@ -74,12 +74,14 @@ impl Session {
     }
 
     /// This process did not step for a while: that silence is not the peer's.
-    pub(crate) fn discount(&mut self, absence_ns: u64) {
+    /// What packets have renewed since we are back stays as it is.
+    pub(crate) fn discount(&mut self, now: Instant, absence_ns: u64) {
         if let Some(asked) = &mut self.asked_at {
-            *asked = asked.after(absence_ns);
+            *asked = asked.after(absence_ns).min(now);
         }
         if !self.tail.is_off() {
-            self.tail.at = self.tail.at.after(absence_ns);
+            let later = self.tail.at.after(absence_ns);
+            self.tail.at = later.min(now.after(self.tail.pause_ns));
         }
     }
 

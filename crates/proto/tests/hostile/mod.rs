@@ -14,7 +14,7 @@ use dipole_proto::wire::{Address, Flags, HEADER_BYTES, Header};
 use dipole_proto::{Config, Instant};
 
 pub use host::Host;
-pub use script::{Action, decode};
+pub use script::{Action, Forgery, decode};
 
 /// A packet between the two, its trailer included.
 #[derive(Clone, Debug)]
