@@ -158,3 +158,41 @@ fn the_same_seed_gives_the_same_run() {
         );
     }
 }
+
+#[test]
+fn every_kind_of_fault_strikes_and_every_reason_to_drop_applies() {
+    let totals = run_seeds(100_000, 300, false).unwrap_or_else(|failures| {
+        panic!("{}", failures.join("\n"));
+    });
+    let honest = [
+        // The engine sends nothing empty and nothing that is longer than the link takes.
+        "lost Empty",
+        "lost TooLong",
+        // No process has so many holes, and nobody cheats.
+        "dropped untracked",
+        "dropped violation",
+        // Takes thousands of hellos a second: seen in some crowds only.
+        "dropped throttled",
+    ];
+    let missing: Vec<String> = totals
+        .missing()
+        .into_iter()
+        .filter(|name| !honest.contains(&name.as_str()))
+        .collect();
+    assert!(missing.is_empty(), "never seen: {}", missing.join(", "));
+}
+
+#[test]
+fn a_loss_of_one_percent_costs_at_most_1_2_repeats_per_loss() {
+    let outcome = world::run(Scenario::lossy_stream(7), false)
+        .unwrap_or_else(|violation| panic!("{}\n{}", violation.what, violation.trace));
+    let totals = &outcome.totals;
+    let lost = totals.lost_by_chance();
+    assert!(lost > 150, "{lost} lost");
+    let per_loss = totals.repeats as f64 / lost as f64;
+    assert!(
+        per_loss <= 1.2,
+        "{} repeats for {lost} losses",
+        totals.repeats
+    );
+}

@@ -16,7 +16,7 @@ pub const MILLISECOND: u64 = 1_000_000;
 pub const SECOND: u64 = 1_000_000_000;
 
 /// Packets that one seed may take, about.
-const PACKETS: u64 = 1500;
+const PACKETS: u64 = 4000;
 /// One seed in this many has many nodes.
 const CROWD_EVERY: u64 = 50;
 
@@ -221,7 +221,7 @@ impl Scenario {
                 let incoming = ends.iter().filter(|ends| ends.2 == node).count() as u64;
                 let endpoints = std::mem::take(&mut endpoints[node]);
                 NodePlan {
-                    config: config(&mut draw, node, &network, incoming),
+                    config: config(&mut draw, node, &network, &endpoints, incoming),
                     busy_ns: if draw.chance(15) {
                         draw.scale(10 * MICROSECOND, 3 * MILLISECOND)
                     } else {
@@ -245,6 +245,55 @@ impl Scenario {
             faults,
             calm_at_ns,
             keeps_peers,
+        }
+    }
+
+    /// Long messages from one node to another, of whose packets one in a hundred
+    /// is lost on the way there, to the end.
+    pub fn lossy_stream(seed: u64) -> Scenario {
+        let ip = |node| address(node, Class::Small, false).ip();
+        let mut network = NetworkConfig::default();
+        let lossy = PathConfig {
+            loss: 0.01,
+            ..network.path
+        };
+        network.paths.insert((ip(0), ip(1)), lossy);
+        let node = |id| NodePlan {
+            config: Config {
+                node: id,
+                ..Config::default()
+            },
+            busy_ns: 0,
+            two_cards: false,
+            watches: false,
+            endpoints: vec![EndpointPlan {
+                id: 1,
+                reader: Reader::Eager,
+                presence: Presence::Always,
+            }],
+        };
+        Scenario {
+            seed,
+            calm_path: network.path,
+            network,
+            nodes: vec![node(1), node(2)],
+            flows: vec![FlowPlan {
+                from: 0,
+                source: 100,
+                to: 1,
+                target: 1,
+                messages: 400,
+                bytes: (64 << 10, 64 << 10),
+                loose_permille: 0,
+                impatient_permille: 0,
+                more_permille: 0,
+                gap_ns: 0,
+                early: false,
+                particular: false,
+            }],
+            faults: Vec::new(),
+            calm_at_ns: 1,
+            keeps_peers: true,
         }
     }
 }
@@ -272,15 +321,17 @@ fn network(draw: &mut Draw) -> NetworkConfig {
             };
         }
     }
+    let max_frame_bytes = [512, 1472, 1472, 1472, 1472, 8972][draw.node(6)];
     NetworkConfig {
-        max_frame_bytes: [512, 1472, 1472, 1472, 1472, 8972][draw.node(6)],
+        max_frame_bytes,
         bytes_per_second: if draw.chance(25) {
             0
         } else {
             draw.scale(4_000_000, 3_000_000_000)
         },
         transmit_queue_bytes: draw.scale(2 << 10, 1 << 20),
-        switch_queue_bytes: draw.scale(8 << 10, 1 << 20),
+        // A few packets at least: with fewer, every burst loses its tail for ever.
+        switch_queue_bytes: draw.scale(6 * max_frame_bytes as u64, 1 << 20),
         receive_queue_frames: usize::try_from(draw.scale(16, 1024)).expect("small"),
         path,
         ..NetworkConfig::default()
@@ -324,7 +375,7 @@ fn ends(draw: &mut Draw, endpoints: &[Vec<EndpointPlan>]) -> Vec<Ends> {
     let nodes = endpoints.len();
     let mut chosen = BTreeSet::new();
     let shape = draw.below(3);
-    let wanted = if nodes > 6 { nodes } else { 1 + draw.node(8) };
+    let wanted = if nodes > 6 { nodes } else { 1 + draw.node(12) };
     for index in 0..wanted {
         let (from, to) = match shape {
             // A ring, many to one, anybody to anybody (sometimes itself).
@@ -339,7 +390,13 @@ fn ends(draw: &mut Draw, endpoints: &[Vec<EndpointPlan>]) -> Vec<Ends> {
     chosen.into_iter().collect()
 }
 
-fn config(draw: &mut Draw, node: usize, network: &NetworkConfig, incoming: u64) -> Config {
+fn config(
+    draw: &mut Draw,
+    node: usize,
+    network: &NetworkConfig,
+    endpoints: &[EndpointPlan],
+    incoming: u64,
+) -> Config {
     let most = network.max_frame_bytes;
     let packet_bytes = if draw.chance(75) {
         most
@@ -353,11 +410,17 @@ fn config(draw: &mut Draw, node: usize, network: &NetworkConfig, incoming: u64) 
         draw.scale(2 << 10, 64 << 10)
     };
     let edge_window_bytes = draw.scale(initial, 1 << 20);
+    let idle = endpoints.iter().any(|endpoint| endpoint.reader.is_idle());
     // The reserve holds the longest pooled message and the packet it begins in.
     let longest = edge_window_bytes.min(LONGEST_BYTES as u64 + 64);
     let reserve = longest + costliest_packet(packet_bytes);
     // What idle readers may hold at first, and as much again for the others.
-    let spare = 2 * incoming * initial + draw.scale(1, 1 << 20);
+    let held = if idle || draw.chance(70) {
+        2 * incoming * initial
+    } else {
+        0
+    };
+    let spare = held + draw.scale(1, 1 << 20);
     let max_timeout_ns = draw.scale(20 * MILLISECOND, 250 * MILLISECOND);
     Config {
         node: u32::try_from(node + 1).expect("small"),
@@ -473,7 +536,8 @@ fn flows(
     });
     let packets = PACKETS.min(5 * SECOND / round_ns * at_once.min().unwrap_or(1));
     let shortest = nodes.iter().map(|node| node.config.packet_bytes).min();
-    let budget = (packets * shortest.unwrap_or(256) as u64).min(rate) / ends.len() as u64;
+    let each = shortest.unwrap_or(256).min(1472) as u64;
+    let budget = (packets * each).min(rate) / ends.len() as u64;
     ends.iter()
         .map(|&(from, source, to, target)| {
             let endpoint = nodes[to]

@@ -73,6 +73,11 @@ impl Totals {
         self.sessions_gone[index] += 1;
     }
 
+    /// Frames lost one by one, by chance.
+    pub fn lost_by_chance(&self) -> u64 {
+        self.lost[DropReason::Loss as usize]
+    }
+
     pub fn add(&mut self, other: &Totals) {
         let mut mine = self.numbers();
         for (sum, (_, value)) in mine.iter_mut().zip(other.clone().numbers()) {

@@ -111,9 +111,7 @@ pub fn run(scenario: Scenario, verbose: bool) -> Result<Outcome, Violation> {
         Ok(()) => Ok(world.outcome()),
         Err(what) => {
             if verbose {
-                for process in world.nodes.iter().filter_map(|node| node.process.as_ref()) {
-                    eprintln!("MACHINE {:?}", process.engine.machine());
-                }
+                world.tell_machines();
             }
             Err(Violation {
                 at_ns: world.now_ns,
@@ -125,7 +123,16 @@ pub fn run(scenario: Scenario, verbose: bool) -> Result<Outcome, Violation> {
 }
 
 impl World {
-    pub fn new(scenario: Scenario, verbose: bool) -> World {
+    /// The state of every protocol machine, for who replays a seed.
+    fn tell_machines(&self) {
+        for (index, node) in self.nodes.iter().enumerate() {
+            if let Some(process) = &node.process {
+                eprintln!("node {}: {:?}", index + 1, process.engine.machine());
+            }
+        }
+    }
+
+    fn new(scenario: Scenario, verbose: bool) -> World {
         let network = Network::new(scenario.seed ^ 0x5EED, scenario.network.clone());
         let mut trace = Trace::new(verbose);
         if verbose {

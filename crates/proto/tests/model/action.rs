@@ -1,0 +1,65 @@
+//! The steps that a world can take, and which of them must come some day.
+
+use std::fmt;
+
+/// One step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Action {
+    /// A packet in flight arrives.
+    Deliver(u8),
+    /// The network loses it.
+    Drop(u8),
+    /// It arrives, and a copy stays in flight.
+    Duplicate(u8),
+    /// A host waits for its next timer.
+    Tick(u8),
+    /// A thread of a host's application tries its next call.
+    Call(u8, u8),
+    /// A host's process dies and another begins in its place.
+    Restart(u8),
+    /// Before the first step.
+    #[default]
+    Begin,
+}
+
+impl Action {
+    /// A step that counts only if it changes something.
+    pub fn is_attempt(self) -> bool {
+        matches!(self, Action::Call(..))
+    }
+
+    /// True for steps that must come some day, if nothing else changes.
+    pub fn is_due(self) -> bool {
+        self.fair_class().is_some() || matches!(self, Action::Deliver(_))
+    }
+
+    /// The fairness class: a member that can be taken all the time is taken some
+    /// day. Deliveries are fair for each packet on its own; losses, copies and
+    /// restarts need not come.
+    pub fn fair_class(self) -> Option<usize> {
+        match self {
+            Action::Tick(host) => Some(usize::from(host)),
+            Action::Call(host, thread) => Some(2 + 4 * usize::from(host) + usize::from(thread)),
+            _ => None,
+        }
+    }
+}
+
+/// The first classes are the hosts' timers.
+pub const TIMER_CLASSES: usize = 2;
+/// Number of fairness classes.
+pub const FAIR_CLASSES: usize = 10;
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Action::Deliver(_) => f.write_str("arrives"),
+            Action::Drop(_) => f.write_str("is lost"),
+            Action::Duplicate(_) => f.write_str("arrives and stays in flight"),
+            Action::Tick(_) => f.write_str("timers"),
+            Action::Call(..) => f.write_str("application"),
+            Action::Restart(_) => f.write_str("restarts"),
+            Action::Begin => f.write_str("begins"),
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! Visits every state that a world can reach, breadth first, and keeps the graph.
+//!
+//! Whole states live only in the queue; what has been seen is known by a 128-bit
+//! hash of its canonical form, its edges by four-byte numbers.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use super::action::Action;
+use super::world::World;
+
+/// Where a packet in flight went: its position in the next state, or gone.
+pub const GONE: u8 = 15;
+/// Packets in flight at most, all directions together.
+pub const MAX_TOKENS: usize = 8;
+
+/// A step between two states.
+#[derive(Clone, Copy)]
+pub struct Edge {
+    pub target: u32,
+    pub action: Action,
+    /// Four bits for each packet in flight: its position after the step.
+    moved: u32,
+}
+
+impl Edge {
+    pub fn token_after(&self, token: usize) -> Option<usize> {
+        let position = (self.moved >> (4 * token)) as u8 & 15;
+        (position != GONE).then_some(usize::from(position))
+    }
+}
+
+/// What is kept of a state.
+#[derive(Clone, Copy, Default)]
+pub struct Node {
+    first_edge: u32,
+    edges: u32,
+    parent: u32,
+    by: Action,
+    depth: u32,
+    /// Packets in flight.
+    pub tokens: u8,
+    /// Of those, the ones that can be delivered now.
+    pub deliverable: u8,
+    /// Nothing remains to be done.
+    pub done: bool,
+    /// All its steps are known.
+    pub expanded: bool,
+}
+
+/// A step that broke a promise.
+pub struct Violation {
+    pub what: String,
+    pub state: u32,
+    pub action: Action,
+}
+
+pub struct Graph {
+    pub nodes: Vec<Node>,
+    edges: Vec<Edge>,
+    pub violation: Option<Violation>,
+    /// Every reachable state has been visited.
+    pub complete: bool,
+    pub elapsed: Duration,
+    initial: World,
+}
+
+impl Graph {
+    pub fn edges(&self, state: u32) -> &[Edge] {
+        let node = &self.nodes[state as usize];
+        &self.edges[node.first_edge as usize..(node.first_edge + node.edges) as usize]
+    }
+
+    pub fn transitions(&self) -> usize {
+        self.edges.len()
+    }
+
+    pub fn depth(&self) -> u32 {
+        self.nodes.iter().map(|node| node.depth).max().unwrap_or(0)
+    }
+
+    /// The steps that lead to a state.
+    pub fn path(&self, mut state: u32) -> Vec<Action> {
+        let mut actions = Vec::new();
+        while state != 0 {
+            let node = &self.nodes[state as usize];
+            actions.push(node.by);
+            state = node.parent;
+        }
+        actions.reverse();
+        actions
+    }
+
+    /// Tells a run, step by step.
+    pub fn tell(&self, actions: &[Action]) -> String {
+        let mut world = self.initial.clone();
+        let mut lines = String::new();
+        for (index, action) in actions.iter().enumerate() {
+            let what = world.describe(*action);
+            let outcome = match world.apply(*action) {
+                Ok(()) => String::new(),
+                Err(violation) => format!("  !! {violation}"),
+            };
+            world.normalize();
+            lines += &format!("  {:3}. {what}{outcome}\n", index + 1);
+        }
+        lines + &world.tell_state()
+    }
+}
+
+/// Visits all states, or `max_states` of them.
+pub fn explore(mut initial: World, max_states: usize) -> Graph {
+    let begun = Instant::now();
+    let key = initial.normalize();
+    let mut graph = Graph {
+        nodes: vec![node_of(&initial, 0, Action::default(), 0)],
+        edges: Vec::new(),
+        violation: None,
+        complete: true,
+        elapsed: Duration::ZERO,
+        initial: initial.clone(),
+    };
+    let mut seen = HashMap::from([(key, 0)]);
+    let mut queue = VecDeque::from([(0_u32, initial)]);
+    let mut actions = Vec::new();
+    'all: while let Some((state, world)) = queue.pop_front() {
+        if graph.nodes.len() >= max_states {
+            graph.complete = false;
+            break;
+        }
+        let here = graph.nodes[state as usize];
+        let first_edge = graph.edges.len() as u32;
+        world.actions(&mut actions);
+        for action in actions.drain(..) {
+            let mut next = world.clone();
+            next.mark_tokens();
+            if let Err(what) = next.apply(action) {
+                graph.violation = Some(Violation {
+                    what,
+                    state,
+                    action,
+                });
+                break 'all;
+            }
+            let key = next.normalize();
+            let moved = next.moved();
+            let found = graph.nodes.len() as u32;
+            let target = *seen.entry(key).or_insert(found);
+            if target == state && action.is_attempt() {
+                // It would change nothing: not enabled.
+                continue;
+            }
+            if target == found {
+                graph
+                    .nodes
+                    .push(node_of(&next, state, action, here.depth + 1));
+                queue.push_back((found, next));
+            }
+            graph.edges.push(Edge {
+                target,
+                action,
+                moved,
+            });
+        }
+        let node = &mut graph.nodes[state as usize];
+        node.first_edge = first_edge;
+        node.edges = graph.edges.len() as u32 - first_edge;
+        node.expanded = true;
+    }
+    graph.elapsed = begun.elapsed();
+    graph
+}
+
+fn node_of(world: &World, parent: u32, by: Action, depth: u32) -> Node {
+    Node {
+        parent,
+        by,
+        depth,
+        tokens: world.network.len() as u8,
+        deliverable: world.deliverable(),
+        done: world.is_done(),
+        ..Node::default()
+    }
+}

@@ -1,0 +1,247 @@
+//! Runs that never end and never finish: deadlocks and livelocks.
+//!
+//! A livelock is a strongly connected part of the graph, of states in which work
+//! remains, in which a *fair* run can stay for ever. Fair means: a thread's next call
+//! is taken some day if it is possible all the time; each single packet in flight is
+//! delivered some day if that is possible all the time; a host's timers go off some
+//! day if they could again and again. Losses and copies are counted out, so they are
+//! in no cycle.
+
+use petgraph::algo::kosaraju_scc;
+use petgraph::graph::{DiGraph, NodeIndex};
+
+use super::action::{Action, FAIR_CLASSES, TIMER_CLASSES};
+use super::explore::{Edge, Graph, MAX_TOKENS};
+
+/// What is wrong for ever.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stall {
+    /// Nothing arrives anywhere any more; timers at most go off in vain.
+    Deadlock,
+    /// Packets are exchanged for ever in vain.
+    Livelock,
+}
+
+pub struct Stuck {
+    pub kind: Stall,
+    /// The states between which a fair run can stay.
+    pub states: Vec<u32>,
+}
+
+pub struct Verdict {
+    /// Strongly connected parts with a cycle, among states in which work remains.
+    pub components: usize,
+    pub stuck: Vec<Stuck>,
+}
+
+impl Verdict {
+    pub fn has(&self, kind: Stall) -> bool {
+        self.stuck.iter().any(|stuck| stuck.kind == kind)
+    }
+}
+
+/// Finds all of them.
+pub fn judge(graph: &Graph) -> Verdict {
+    let unfinished: Vec<u32> = (0..graph.nodes.len() as u32)
+        .filter(|state| {
+            let node = &graph.nodes[*state as usize];
+            node.expanded && !node.done
+        })
+        .collect();
+    let mut component_of = vec![NONE; graph.nodes.len()];
+    let mut verdict = Verdict {
+        components: 0,
+        stuck: Vec::new(),
+    };
+    let mut work = components(graph, &unfinished, &mut component_of);
+    verdict.components = work.iter().filter(|part| has_cycle(graph, part)).count();
+    while let Some(part) = work.pop() {
+        if let Some(stuck) = as_deadlock(graph, &part) {
+            verdict.stuck.push(stuck);
+            continue;
+        }
+        if !has_cycle(graph, &part) {
+            continue;
+        }
+        let mut rest = without_waiting_hosts(graph, &part, &mut component_of);
+        if rest.len() == part.len() {
+            rest = without_waiting_packets(graph, &part, &mut component_of);
+        }
+        if rest.len() < part.len() {
+            work.extend(components(graph, &rest, &mut component_of));
+            continue;
+        }
+        let kind = kind_of(graph, &part, &mut component_of);
+        verdict.stuck.push(Stuck { kind, states: part });
+    }
+    // The nearest first: its trace is the shortest.
+    verdict
+        .stuck
+        .sort_by_key(|stuck| stuck.states.iter().min().copied());
+    verdict
+}
+
+const NONE: u32 = u32::MAX;
+
+fn components(graph: &Graph, states: &[u32], index_of: &mut [u32]) -> Vec<Vec<u32>> {
+    for (index, state) in states.iter().enumerate() {
+        index_of[*state as usize] = index as u32;
+    }
+    let mut part = DiGraph::<(), ()>::with_capacity(states.len(), states.len());
+    for _ in states {
+        part.add_node(());
+    }
+    for (index, state) in states.iter().enumerate() {
+        for edge in graph.edges(*state) {
+            let target = index_of[edge.target as usize];
+            if target != NONE {
+                part.add_edge(NodeIndex::new(index), NodeIndex::new(target as usize), ());
+            }
+        }
+    }
+    for state in states {
+        index_of[*state as usize] = NONE;
+    }
+    let found = kosaraju_scc(&part).into_iter();
+    found
+        .map(|nodes| nodes.into_iter().map(|node| states[node.index()]).collect())
+        .collect()
+}
+
+fn has_cycle(graph: &Graph, part: &[u32]) -> bool {
+    part.len() > 1
+        || graph
+            .edges(part[0])
+            .iter()
+            .any(|edge| edge.target == part[0])
+}
+
+/// A single state with work left, which nothing that must happen leads away from.
+fn as_deadlock(graph: &Graph, part: &[u32]) -> Option<Stuck> {
+    let [state] = *part else {
+        return None;
+    };
+    let leaves = |edge: &Edge| edge.target != state && edge.action.is_due();
+    (!graph.edges(state).iter().any(leaves)).then(|| Stuck {
+        kind: Stall::Deadlock,
+        states: vec![state],
+    })
+}
+
+/// A livelock if packets arrive in it; else only clocks go on.
+fn kind_of(graph: &Graph, part: &[u32], marks: &mut [u32]) -> Stall {
+    mark(part, marks, 0);
+    let arrives = part.iter().any(|state| {
+        let mut edges = graph.edges(*state).iter();
+        edges.any(|edge| {
+            matches!(edge.action, Action::Deliver(_)) && marks[edge.target as usize] != NONE
+        })
+    });
+    mark(part, marks, NONE);
+    if arrives {
+        Stall::Livelock
+    } else {
+        Stall::Deadlock
+    }
+}
+
+/// The states of a part in which a fair run can stay as far as timers and calls go.
+///
+/// A thread's call that is possible in all states must be taken inside the part, or
+/// no run is fair in it. A host's timers go off if they are possible again and
+/// again: without such a step inside, the states where they could are left out.
+fn without_waiting_hosts(graph: &Graph, part: &[u32], marks: &mut [u32]) -> Vec<u32> {
+    mark(part, marks, 0);
+    let mut always = [true; FAIR_CLASSES];
+    let mut inside = [false; FAIR_CLASSES];
+    let possible = |state: u32| {
+        let mut possible = [false; FAIR_CLASSES];
+        for class in graph
+            .edges(state)
+            .iter()
+            .filter_map(|edge| edge.action.fair_class())
+        {
+            possible[class] = true;
+        }
+        possible
+    };
+    for state in part {
+        let possible = possible(*state);
+        for class in 0..FAIR_CLASSES {
+            always[class] &= possible[class];
+        }
+        for edge in graph.edges(*state) {
+            if let Some(class) = edge.action.fair_class() {
+                inside[class] |= marks[edge.target as usize] != NONE;
+            }
+        }
+    }
+    mark(part, marks, NONE);
+    if (0..FAIR_CLASSES).any(|class| always[class] && !inside[class]) {
+        return Vec::new();
+    }
+    let waits = |state: u32| {
+        let possible = possible(state);
+        (0..TIMER_CLASSES).any(|class| possible[class] && !inside[class])
+    };
+    part.iter()
+        .copied()
+        .filter(|state| !waits(*state))
+        .collect()
+}
+
+fn mark(part: &[u32], marks: &mut [u32], value: u32) {
+    for state in part {
+        marks[*state as usize] = value;
+    }
+}
+
+/// The states of a part in which no packet waits for a delivery that the part does
+/// not contain: for each packet there is a way, inside the part, to its delivery or
+/// to a state in which it cannot be delivered.
+fn without_waiting_packets(graph: &Graph, part: &[u32], index_of: &mut [u32]) -> Vec<u32> {
+    for (index, state) in part.iter().enumerate() {
+        index_of[*state as usize] = index as u32;
+    }
+    // Backwards from the deliveries over pairs of state and packet.
+    let mut before: Vec<Vec<u32>> = vec![Vec::new(); part.len() * MAX_TOKENS];
+    let mut served = vec![false; part.len() * MAX_TOKENS];
+    let mut work = Vec::new();
+    for (index, state) in part.iter().enumerate() {
+        let node = &graph.nodes[*state as usize];
+        for token in 0..usize::from(node.tokens) {
+            let here = index * MAX_TOKENS + token;
+            let mut reached = node.deliverable & (1 << token) == 0;
+            for edge in graph.edges(*state) {
+                let target = index_of[edge.target as usize];
+                if target == NONE {
+                    continue;
+                }
+                reached |= edge.action == Action::Deliver(token as u8);
+                if let Some(after) = edge.token_after(token) {
+                    before[target as usize * MAX_TOKENS + after].push(here as u32);
+                }
+            }
+            if reached {
+                served[here] = true;
+                work.push(here);
+            }
+        }
+    }
+    while let Some(pair) = work.pop() {
+        for earlier in &before[pair] {
+            if !served[*earlier as usize] {
+                served[*earlier as usize] = true;
+                work.push(*earlier as usize);
+            }
+        }
+    }
+    mark(part, index_of, NONE);
+    let fine = |(index, state): (usize, &u32)| {
+        let tokens = usize::from(graph.nodes[*state as usize].tokens);
+        (0..tokens)
+            .all(|token| served[index * MAX_TOKENS + token])
+            .then_some(*state)
+    };
+    part.iter().enumerate().filter_map(fine).collect()
+}

@@ -1,0 +1,216 @@
+//! The machine, model-checked: every state that two processes with the smallest
+//! pools can reach is visited, and every run that never ends is looked at.
+//!
+//! Both of the thesis's safety rules (§5.3) on: no deadlock, no livelock. One off,
+//! or both: the checker finds what they prevent. Method, abstractions and results
+//! are in `docs/model-checking.md`; each run prints a line, and a trace for what it
+//! finds (`cargo test -p dipole-proto --test model_check -- --nocapture`).
+//!
+//! `DIPOLE_MODEL_BOUND=n` widens the runs that must be sound: n more losses, and
+//! from 2 on n - 1 more copies and time-outs that pass too early. 0 is the default;
+//! 1 takes minutes, 2 hours and tens of GiB.
+
+#![allow(
+    missing_docs,
+    unreachable_pub,
+    clippy::cast_possible_truncation,
+    reason = "tests"
+)]
+
+mod model;
+
+use model::fair::Stall;
+use model::run;
+use model::scenario::{Scenario, Thread};
+
+// ---- both rules ---------------------------------------------------------------
+
+#[test]
+fn with_both_rules_an_exchange_through_one_frame_and_room_for_one_message_ends() {
+    let mut scenario = Scenario::exchange(3, 1, 1);
+    scenario.drops = 1;
+    scenario.duplicates = 1;
+    run(
+        "both rules, 3+3 messages, 1 frame, pool of 1",
+        scenario.widened(),
+    )
+    .assert_sound();
+}
+
+#[test]
+fn with_both_rules_an_exchange_whose_units_overtake_each_other_ends() {
+    let mut scenario = Scenario::exchange(2, 2, 2);
+    scenario.drops = 1;
+    run(
+        "both rules, 2+2 messages, 2 frames, pool of 2",
+        scenario.widened(),
+    )
+    .assert_sound();
+    let scenario = Scenario::exchange(4, 2, 1);
+    run(
+        "both rules, 4+4 messages, 2 frames, pool of 1",
+        scenario.widened(),
+    )
+    .assert_sound();
+}
+
+#[test]
+fn with_both_rules_holes_in_a_stream_are_filled() {
+    let mut scenario = Scenario::stream(4, 3, 2);
+    scenario.capacity = 3;
+    scenario.drops = 1;
+    run(
+        "both rules, 4 messages one way, 3 frames, pool of 2",
+        scenario.widened(),
+    )
+    .assert_sound();
+}
+
+#[test]
+fn with_both_rules_time_outs_that_pass_too_early_do_no_harm() {
+    let mut scenario = Scenario::exchange(2, 1, 1);
+    scenario.drops = 1;
+    scenario.early = 1;
+    run(
+        "both rules, 2+2 messages, early time-outs",
+        scenario.widened(),
+    )
+    .assert_sound();
+    let mut scenario = Scenario::stream(3, 2, 2).with_phases(2);
+    scenario.drops = 1;
+    scenario.early = 1;
+    run(
+        "both rules, 3 messages one way, timers out of step",
+        scenario.widened(),
+    )
+    .assert_sound();
+}
+
+// ---- rules off ------------------------------------------------------------------
+
+#[test]
+fn without_the_first_rule_senders_that_do_not_read_livelock() {
+    let scenario = Scenario::exchange(4, 2, 1).without_first_rule();
+    let found = run("first rule off", scenario);
+    found.assert_found(Stall::Livelock);
+    found.assert_absent(Stall::Deadlock);
+}
+
+#[test]
+fn without_the_second_rule_messages_out_of_order_fill_the_pool_for_ever() {
+    let scenario = Scenario::exchange(3, 2, 1).without_second_rule();
+    let found = run("second rule off", scenario);
+    found.assert_found(Stall::Livelock);
+    found.assert_absent(Stall::Deadlock);
+}
+
+#[test]
+fn without_both_rules_our_separate_frames_and_pool_still_only_livelock() {
+    let scenario = Scenario::exchange(4, 2, 1)
+        .without_first_rule()
+        .without_second_rule();
+    let found = run("both rules off", scenario);
+    found.assert_found(Stall::Livelock);
+    found.assert_absent(Stall::Deadlock);
+}
+
+// ---- one pool for both directions, as in the thesis ---------------------------------
+
+#[test]
+fn with_both_rules_one_pool_for_sending_and_receiving_ends_too() {
+    let scenario = Scenario::exchange(3, 2, 1).with_one_pool(3);
+    run("one pool, both rules", scenario.widened()).assert_sound();
+}
+
+#[test]
+fn without_the_first_rule_one_pool_livelocks() {
+    let scenario = Scenario::exchange(4, 2, 1)
+        .with_one_pool(3)
+        .without_first_rule();
+    let found = run("one pool, first rule off", scenario);
+    found.assert_found(Stall::Livelock);
+    found.assert_absent(Stall::Deadlock);
+}
+
+#[test]
+fn without_the_second_rule_one_pool_livelocks() {
+    let scenario = Scenario::exchange(2, 2, 2)
+        .with_one_pool(2)
+        .without_second_rule();
+    run("one pool, second rule off", scenario).assert_found(Stall::Livelock);
+}
+
+#[test]
+fn without_both_rules_one_pool_deadlocks() {
+    let scenario = Scenario::exchange(3, 2, 3)
+        .with_one_pool(2)
+        .without_first_rule()
+        .without_second_rule();
+    run("one pool, both rules off", scenario).assert_found(Stall::Deadlock);
+}
+
+// ---- credit: what replaces the first rule when an application never reads ------------
+
+/// Three messages to endpoint 7, which nobody reads, and two to 8, which is read.
+fn never_read(pool_messages: u64) -> Scenario {
+    let mut scenario = Scenario::exchange(0, 2, pool_messages);
+    scenario.capacity = 1;
+    scenario.endpoints = vec![7, 8];
+    scenario.threads = [
+        vec![Thread::sending(3, 7).optional(), Thread::sending(2, 8)],
+        vec![Thread::reading(2, 8)],
+    ];
+    scenario
+}
+
+#[test]
+fn an_endpoint_that_is_never_read_holds_up_nobody_else_thanks_to_credit() {
+    let mut scenario = never_read(3).with_credit(1);
+    scenario.drops = 1;
+    run(
+        "credit of 1 message, one endpoint never read",
+        scenario.widened(),
+    )
+    .assert_sound();
+}
+
+#[test]
+fn without_credit_an_endpoint_that_is_never_read_holds_up_the_others() {
+    let found = run("no credit limit, one endpoint never read", never_read(2));
+    found.assert_found(Stall::Livelock);
+}
+
+#[test]
+fn credit_does_not_save_two_applications_that_both_only_send() {
+    let scenario = Scenario::exchange(2, 2, 1)
+        .with_credit(1)
+        .without_first_rule();
+    run("credit of 1 message, first rule off", scenario).assert_found(Stall::Livelock);
+}
+
+// ---- handshake -------------------------------------------------------------------
+
+#[test]
+fn crossing_hellos_make_one_session_whatever_is_lost_or_repeated() {
+    let mut scenario = Scenario::exchange(1, 1, 1).with_handshake();
+    scenario.drops = 2;
+    scenario.duplicates = 1;
+    run("handshake, both call", scenario.widened()).assert_sound();
+}
+
+#[test]
+fn a_restart_in_any_state_ends_in_one_new_session() {
+    let mut scenario = Scenario::exchange(1, 1, 1).with_handshake();
+    (scenario.restarts, scenario.capacity) = (1, 1);
+    scenario.drops = 1;
+    scenario.duplicates = 1;
+    run("handshake, restart, 1+1 messages", scenario.widened()).assert_sound();
+    let mut scenario = Scenario::exchange(0, 1, 1).with_handshake();
+    scenario.restarts = 1;
+    scenario.drops = 1;
+    run(
+        "handshake, restart, 2 packets in flight",
+        scenario.widened(),
+    )
+    .assert_sound();
+}
