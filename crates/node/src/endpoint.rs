@@ -10,7 +10,7 @@ use crate::address::{Address, EndpointId};
 use crate::drive::{Until, WaitError};
 use crate::engine::{Blocked, Engine};
 use crate::error::{ReceiveError, SendError, TargetError};
-use crate::node::Inner;
+use crate::inner::Inner;
 use crate::registry::Claim;
 
 /// Frames queued by [`Endpoint::send_more`] that leave without waiting for more.

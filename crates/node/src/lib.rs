@@ -35,6 +35,7 @@ mod error;
 mod frames;
 pub mod hosts;
 mod inbox;
+mod inner;
 pub mod job;
 mod net;
 mod node;

@@ -40,7 +40,6 @@ pub struct Machine {
     ready: VecDeque<u32>,
     turn_left: u32,
     timers: Timers,
-    last_step: Instant,
     random: u64,
 }
 
@@ -65,7 +64,6 @@ impl Machine {
             ready: VecDeque::new(),
             turn_left: TURN,
             timers: Timers::default(),
-            last_step: Instant(0),
             random: secret[0] ^ secret[1].rotate_left(32) ^ incarnation,
         }
     }
@@ -379,12 +377,13 @@ impl Machine {
     pub fn on_timers(&mut self, now: Instant) {
         // Sleeping until a deadline is no absence; coming long after it is.
         let due = self.timers.earliest();
-        let absence = now.since(self.last_step.max(due));
-        self.last_step = now;
+        let absence = now.since(self.shared.stepped_at.max(due));
+        self.shared.stepped_at = now;
         if now < due {
             return;
         }
         if absence > ABSENCE_NS {
+            self.shared.discount(absence);
             for session in self.sessions.iter_mut().flatten() {
                 session.discount(now, absence);
             }

@@ -341,7 +341,7 @@ impl Session {
                 // What our own turn brings may still be on its way.
                 let free = endpoint
                     .oversize
-                    .is_none_or(|turn| turn.is_forfeit(now, &shared.config));
+                    .is_none_or(|turn| turn.is_forfeit(shared.stepped_at, &shared.config));
                 if free {
                     endpoint.oversize = Some(Oversize {
                         edge: id,

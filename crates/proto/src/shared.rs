@@ -28,8 +28,10 @@ pub(crate) struct Oversize {
 
 impl Oversize {
     /// The sender was given its turn and lets it pass: it must have given up.
-    pub(crate) fn is_forfeit(&self, now: Instant, config: &Config) -> bool {
-        !self.begun && now.since(self.granted_at) > FORFEIT_TIMEOUTS * config.max_timeout_ns
+    /// Counts to the last step, as what has come since we last looked may be its answer.
+    pub(crate) fn is_forfeit(&self, stepped_at: Instant, config: &Config) -> bool {
+        let patience_ns = FORFEIT_TIMEOUTS * config.max_timeout_ns;
+        !self.begun && stepped_at.since(self.granted_at) > patience_ns
     }
 }
 
@@ -70,6 +72,8 @@ pub(crate) struct Shared {
     /// Bytes granted to peers and not consumed, over all edges.
     pub(crate) outstanding: u64,
     pub(crate) senders: Senders,
+    /// When timers last acted.
+    pub(crate) stepped_at: Instant,
 }
 
 /// How many peers are sending at the moment, counted per few milliseconds.
@@ -117,6 +121,7 @@ impl Shared {
             processes: 1,
             outstanding: 0,
             senders: Senders::default(),
+            stepped_at: Instant(0),
         }
     }
 
@@ -146,6 +151,15 @@ impl Shared {
     pub(crate) fn peer_window(&self) -> u32 {
         let share = self.config.window_packets / self.senders.count();
         share.min(self.config.session_packets).max(4)
+    }
+
+    /// This process did not step for a while: that time is nobody's delay.
+    pub(crate) fn discount(&mut self, absence_ns: u64) {
+        for endpoint in self.endpoints.values_mut() {
+            if let Some(turn) = &mut endpoint.oversize {
+                turn.granted_at = turn.granted_at.after(absence_ns);
+            }
+        }
     }
 
     /// Forgets a peer's place in the queues for over-long messages.
