@@ -173,8 +173,8 @@ impl Scenario {
                 .expect("DIPOLE_MODEL_BOUND is a small number")
         });
         self.drops += bound;
-        self.duplicates += bound.saturating_sub(1);
-        self.early += bound.saturating_sub(1);
+        self.duplicates += bound.saturating_sub(2);
+        self.early += bound.saturating_sub(2);
         self
     }
 
