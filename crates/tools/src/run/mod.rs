@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Every arrow is watched in both directions, so that nothing is left behind
-//! whoever dies: see [`guard`].
+//! whoever dies: see [`mod@guard`].
 
 mod budget;
 mod descendants;
