@@ -7,7 +7,7 @@
 use dipole_proto::{Frame, Frames, PeerId, Slot};
 
 /// Packets without a unit that one batch may hold.
-pub(crate) const SCRATCH_FRAMES: usize = 64;
+pub(crate) const SCRATCH_FRAMES: usize = 96;
 
 /// The pool. See the module.
 #[derive(Debug)]

@@ -189,6 +189,7 @@ fn a_loss_of_one_percent_costs_at_most_1_2_repeats_per_loss() {
     let totals = &outcome.totals;
     let lost = totals.lost_by_chance();
     assert!(lost > 150, "{lost} lost");
+    say(&format!("{} repeats for {lost} losses", totals.repeats));
     let per_loss = totals.repeats as f64 / lost as f64;
     assert!(
         per_loss <= 1.2,

@@ -203,7 +203,7 @@ impl World {
         let fault = self.scenario.faults.get(self.next_fault).map(|(at, _)| *at);
         let stage = match self.stage {
             Stage::Storm => self.scenario.calm_at_ns,
-            _ => self.stage_since_ns + self.patience_ns(),
+            _ => self.stage_since_ns + PROGRESS_NS,
         };
         (0..self.nodes.len())
             .map(|node| self.wake_ns(node))
@@ -313,11 +313,6 @@ impl World {
         Ok(())
     }
 
-    fn patience_ns(&self) -> u64 {
-        // A session that must be given up first takes its time-out.
-        PROGRESS_NS
-    }
-
     fn stages(&mut self) -> Result<(), String> {
         let next = match self.stage {
             Stage::Storm => {
@@ -362,7 +357,7 @@ impl World {
     }
 
     fn is_late(&self) -> bool {
-        self.now_ns >= self.stage_since_ns + self.patience_ns()
+        self.now_ns >= self.stage_since_ns + PROGRESS_NS
     }
 
     fn open_work(&mut self, idle_too: bool) -> Option<String> {
