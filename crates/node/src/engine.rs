@@ -158,7 +158,7 @@ impl Engine {
             received |= self.receive(now, Class::Bulk)?;
         }
         self.machine.on_timers(now);
-        self.handle_events(&[]);
+        self.handle_events();
         self.transmit(now)?;
         Ok(received)
     }
@@ -256,53 +256,44 @@ impl Engine {
         if class == Class::Bulk {
             self.bulk_quiet = 0;
         }
+        let (link, machine, mut receivers) = self.parts();
         for index in 0..count {
-            let frame = self.link.frame(index);
-            self.traffic.packets_received += 1;
-            self.traffic.bytes_received += frame.bytes.len() as u64;
+            let frame = link.frame(index);
+            receivers.traffic.packets_received += 1;
+            receivers.traffic.bytes_received += frame.bytes.len() as u64;
             let from = to_wire(frame.from);
-            let Ok(addressed) = self.machine.address(now, from, frame.bytes) else {
+            let Ok(addressed) = machine.address(now, from, frame.bytes) else {
                 continue;
             };
             if !trailer_is_right(addressed.packet.covered(), addressed.trailer, frame.bytes) {
-                self.machine.count(Drop::Damaged);
+                machine.count(Drop::Damaged);
                 continue;
             }
-            let _counted = self.machine.on_packet(now, from, &addressed);
-            deliver::handle(
-                &mut self.machine,
-                &mut deliver::Receivers {
-                    frames: &mut self.frames,
-                    peers: &mut self.peers,
-                    inboxes: &mut self.inboxes,
-                    buffers: &self.buffers,
-                    traffic: &mut self.traffic,
-                    departures: &mut self.departures,
-                    progress: &mut self.progress,
-                    open_frames: &mut self.open_frames,
-                },
-                frame.bytes,
-            );
+            let _counted = machine.on_packet(now, from, &addressed);
+            deliver::handle(machine, &mut receivers, frame.bytes);
         }
         Ok(true)
     }
 
     /// Handles events that refer to no packet.
-    fn handle_events(&mut self, packet: &[u8]) {
-        deliver::handle(
-            &mut self.machine,
-            &mut deliver::Receivers {
-                frames: &mut self.frames,
-                peers: &mut self.peers,
-                inboxes: &mut self.inboxes,
-                buffers: &self.buffers,
-                traffic: &mut self.traffic,
-                departures: &mut self.departures,
-                progress: &mut self.progress,
-                open_frames: &mut self.open_frames,
-            },
-            packet,
-        );
+    fn handle_events(&mut self) {
+        let (_, machine, mut receivers) = self.parts();
+        deliver::handle(machine, &mut receivers, &[]);
+    }
+
+    /// Link, protocol, and what events change.
+    fn parts(&mut self) -> (&AnyLink, &mut Machine, deliver::Receivers<'_>) {
+        let receivers = deliver::Receivers {
+            frames: &mut self.frames,
+            peers: &mut self.peers,
+            inboxes: &mut self.inboxes,
+            buffers: &self.buffers,
+            traffic: &mut self.traffic,
+            departures: &mut self.departures,
+            progress: &mut self.progress,
+            open_frames: &mut self.open_frames,
+        };
+        (&self.link, &mut self.machine, receivers)
     }
 
     /// Appends the trailer to a packet that is about to leave.
