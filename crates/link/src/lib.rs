@@ -10,10 +10,13 @@ mod chance;
 pub mod cpu;
 pub mod fault;
 pub mod fork;
+pub mod shm;
+pub mod signal;
 pub mod sim;
 mod sys;
 pub mod udp;
 pub mod wait;
+pub mod watch;
 
 use std::io;
 use std::net::SocketAddr;

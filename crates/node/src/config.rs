@@ -26,6 +26,36 @@ pub mod variables {
     pub const FAULT: &str = "DIPOLE_FAULT";
     /// A file to capture all packets to.
     pub const CAPTURE: &str = "DIPOLE_CAPTURE";
+    /// What may carry messages: `auto`, `shm` or `udp`.
+    pub const LINK: &str = "DIPOLE_LINK";
+}
+
+/// What may carry messages; chosen at start, never when compiling.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Links {
+    /// Shared memory between processes of a node where it can be had, packets else.
+    /// A node with a fault plan or a capture uses packets only, since both are about
+    /// packets.
+    #[default]
+    Auto,
+    /// Shared memory only: other nodes are out of reach, and where it cannot be had
+    /// that is an error.
+    Shm,
+    /// Packets only.
+    Udp,
+}
+
+impl std::str::FromStr for Links {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Links, ()> {
+        match text {
+            "auto" => Ok(Links::Auto),
+            "shm" => Ok(Links::Shm),
+            "udp" => Ok(Links::Udp),
+            _ => Err(()),
+        }
+    }
 }
 
 /// How to open a [`Node`](crate::Node).
@@ -39,6 +69,8 @@ pub struct Config {
     pub hosts: Hosts,
     /// The IP address whose UDP ports carry this process's packets.
     pub bind: IpAddr,
+    /// What may carry messages.
+    pub links: Links,
     /// How long a waiter spins before it sleeps. Spinning suits a process with a
     /// core of its own; the default suits everything else.
     pub spin: Duration,
@@ -98,12 +130,22 @@ impl Config {
             runtime_dir,
             hosts: Hosts::local_only(node),
             bind: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            links: Links::Auto,
             spin: SPIN,
             connect_timeout: Duration::from_secs(30),
             linger: Duration::from_secs(5),
             fault: None,
             capture: None,
             protocol: dipole_proto::Config::default(),
+        }
+    }
+
+    /// True if processes of this node may be reached by shared memory.
+    pub(crate) fn may_share_memory(&self) -> bool {
+        match self.links {
+            Links::Shm => true,
+            Links::Auto => self.fault.is_none() && self.capture.is_none(),
+            Links::Udp => false,
         }
     }
 
@@ -136,6 +178,9 @@ impl Config {
         }
         if let Some(spin) = parsed(variables::SPIN_MICROSECONDS, "microseconds")? {
             config.spin = Duration::from_micros(spin);
+        }
+        if let Some(links) = parsed(variables::LINK, "auto, shm or udp")? {
+            config.links = links;
         }
         config.fault = parsed(variables::FAULT, "a fault plan such as drop=0.01,seed=7")?;
         config.capture = text(variables::CAPTURE).map(PathBuf::from);

@@ -4,13 +4,17 @@
 //! Whoever waits steps it: first spinning for a bounded time, then one of the
 //! waiters leads and sleeps in the kernel on the link's descriptors, the others
 //! follow on a condition variable and take over when the leader returns.
+//!
+//! Where descriptors have been exported, somebody must step the engine while all
+//! threads of the program sit in `poll` or compute: a progress thread runs
+//! [`Driver::serve`]. It keeps out of the way of threads that wait here
+//! themselves: while one does, and for [`NAP`] after, it only naps.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use dipole_link::Link;
 use dipole_link::cpu::yield_core;
 use dipole_link::wait::{Sleeper, Waker};
 use dipole_proto::Instant;
@@ -20,6 +24,16 @@ use crate::engine::Engine;
 
 /// Looks at the small port in one turn of a spinning waiter.
 const LOOKS: u32 = 8;
+/// Looks at this node's processes in one turn of a waiter that expects them.
+const LOCAL_LOOKS: u32 = 64;
+/// Turns of such a waiter between two looks at everything else, some 0.3 us each.
+const LOCAL_TURNS: u32 = 8;
+/// How long the progress thread stays out of the way of waiting threads, and so
+/// how late a descriptor may become ready after the last of them has returned.
+const NAP: Duration = Duration::from_micros(500);
+/// A thread that has slept in a wait for this long leaves the progress thread
+/// nothing to do: it may sleep until it is called.
+const LONG_SLEEP_NS: u64 = 10_000_000;
 /// Turns of a spinning waiter between two offers of its core.
 const TURNS_PER_YIELD: u32 = 16;
 /// A yield that takes longer than this has let somebody else run.
@@ -53,6 +67,27 @@ struct State {
     followers: usize,
     /// The last reading of the clock, for what needs no better one.
     last: Instant,
+    /// Sleepers in the kernel, leader and progress thread.
+    armed: usize,
+    /// Threads inside a wait, and when the last of them left.
+    waiting: usize,
+    left: Instant,
+    server: Server,
+    /// The progress thread shall end.
+    stop: bool,
+}
+
+/// What the progress thread does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Server {
+    /// There is none, or it runs.
+    Awake,
+    /// Out of the way for a moment.
+    Napping,
+    /// Out of the way until a waiting thread wakes up.
+    Parked,
+    /// Sleeping in the kernel until then.
+    Sleeping(Instant),
 }
 
 /// See the module.
@@ -62,17 +97,22 @@ pub(crate) struct Driver {
     followed: Condvar,
     sleeper: Sleeper,
     waker: Waker,
+    /// The progress thread's own, made with it.
+    server: OnceLock<Sleeper>,
+    unparked: Condvar,
     clock: Clock,
     spin: Duration,
     /// Threads that want the lock while somebody spins on it.
     contenders: AtomicUsize,
     /// Somebody else wanted this core lately: spin less, yield more.
     crowded: AtomicBool,
+    /// A process of this node died, and its files have not been swept.
+    died: AtomicBool,
 }
 
 impl Driver {
     pub(crate) fn new(engine: Engine, clock: Clock, spin: Duration) -> io::Result<Driver> {
-        let sleeper = Sleeper::new(&engine.link().descriptors())?;
+        let sleeper = Sleeper::new(&engine.descriptors())?;
         let waker = sleeper.waker();
         Ok(Driver {
             state: Mutex::new(State {
@@ -80,14 +120,22 @@ impl Driver {
                 leader_until: None,
                 followers: 0,
                 last: clock.now(),
+                armed: 0,
+                waiting: 0,
+                left: clock.now(),
+                server: Server::Awake,
+                stop: false,
             }),
             followed: Condvar::new(),
             sleeper,
             waker,
+            server: OnceLock::new(),
+            unparked: Condvar::new(),
             clock,
             spin,
             contenders: AtomicUsize::new(0),
             crowded: AtomicBool::new(false),
+            died: AtomicBool::new(false),
         })
     }
 
@@ -115,6 +163,12 @@ impl Driver {
         result
     }
 
+    /// True once after a process of this node died without a word.
+    #[inline]
+    pub(crate) fn take_died(&self) -> bool {
+        self.died.load(Ordering::Relaxed) && self.died.swap(false, Ordering::Relaxed)
+    }
+
     /// A fresh reading of the clock.
     pub(crate) fn now(&self) -> Instant {
         self.clock.now()
@@ -131,11 +185,36 @@ impl Driver {
         let mut state = self.lock();
         let last = state.last;
         let before = state.engine.progress();
-        if let Some(result) = attempt(&mut state.engine, last) {
+        state.engine.ring_due();
+        let mut result = attempt(&mut state.engine, last);
+        if result.is_none() && state.engine.poll_local() {
+            result = attempt(&mut state.engine, last);
+        }
+        if let Some(result) = result {
             self.rouse(&mut state, before, last);
             return Ok(result);
         }
-        let mut now = self.clock.now();
+        let now = self.clock.now();
+        if until != Until::Now {
+            self.enter(&mut state);
+        }
+        let (mut state, now, result) = self.wait_on(state, now, until, what, attempt);
+        if until != Until::Now {
+            state.waiting -= 1;
+            state.left = now;
+        }
+        result
+    }
+
+    /// The wait itself; the state comes back locked.
+    fn wait_on<'a, R>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        mut now: Instant,
+        until: Until,
+        what: &dyn Fn(&Engine) -> String,
+        mut attempt: impl FnMut(&mut Engine, Instant) -> Option<R>,
+    ) -> (MutexGuard<'a, State>, Instant, Result<R, WaitError>) {
         let begun = now;
         let spin_ns = match until {
             Until::Now => 0,
@@ -146,19 +225,18 @@ impl Driver {
         loop {
             let spinning = now.since(begun) < spin_ns;
             let before = state.engine.progress();
-            if spinning {
-                state.engine.look(now, LOOKS).map_err(WaitError::Broken)?;
-                now = self.clock.now();
+            let looked = match spinning {
+                true => self.look(&mut state, &mut now, turns),
+                false => state.engine.step(now, until != Until::Now),
+            };
+            if let Err(cause) = looked {
+                return (state, now, Err(WaitError::Broken(cause)));
             }
-            state
-                .engine
-                .step(now, !spinning)
-                .map_err(WaitError::Broken)?;
             state.last = now;
             let result = attempt(&mut state.engine, now);
             self.rouse(&mut state, before, now);
             if let Some(result) = result {
-                return Ok(result);
+                return (state, now, Ok(result));
             }
             let waited_ns = now.since(begun);
             let left_ns = match until {
@@ -167,9 +245,8 @@ impl Driver {
                 Until::For(limit) => nanoseconds(limit).saturating_sub(waited_ns),
             };
             if left_ns == 0 {
-                return Err(WaitError::TimedOut {
-                    waited: Duration::from_nanos(waited_ns),
-                });
+                let waited = Duration::from_nanos(waited_ns);
+                return (state, now, Err(WaitError::TimedOut { waited }));
             }
             if waited_ns >= warn_ns {
                 let seconds = waited_ns / 1_000_000_000;
@@ -183,10 +260,137 @@ impl Driver {
                 self.pause(turns);
             } else {
                 let nap_ns = warn_ns.saturating_sub(waited_ns).min(left_ns);
-                self.sleep(state, now, nap_ns)?;
+                match self.sleep(state, now, nap_ns) {
+                    Ok(()) => {}
+                    Err(error) => return (self.lock(), self.clock.now(), Err(error)),
+                }
             }
             state = self.lock();
             now = self.clock.now();
+        }
+    }
+
+    /// One turn of a spinning waiter: where the last came from first.
+    #[inline]
+    fn look(&self, state: &mut State, now: &mut Instant, turns: u32) -> io::Result<bool> {
+        let engine = &mut state.engine;
+        if engine.prefers_local() {
+            for _ in 0..LOCAL_LOOKS {
+                if engine.poll_local() {
+                    return Ok(true);
+                }
+            }
+            if !turns.is_multiple_of(LOCAL_TURNS) {
+                return Ok(false);
+            }
+        } else {
+            engine.look(*now, LOOKS)?;
+        }
+        *now = self.clock.now();
+        engine.step(*now, false)
+    }
+
+    /// A thread begins to wait: the progress thread gets out of its way.
+    fn enter(&self, state: &mut State) {
+        state.waiting += 1;
+        if let Server::Sleeping(_) = state.server
+            && let Some(server) = self.server.get()
+        {
+            state.server = Server::Napping;
+            server.waker().wake();
+        }
+    }
+
+    /// Steps the engine for threads that sit elsewhere, until [`stop`](Self::stop);
+    /// `end` is told, with the engine released, which endpoints' descriptors were closed.
+    ///
+    /// # Errors
+    /// Only when the link is broken.
+    pub(crate) fn serve(&self, mut end: impl FnMut(&[u32])) -> Result<(), WaitError> {
+        let sleeper = match self.server.get() {
+            Some(sleeper) => sleeper,
+            None => {
+                let sleeper = Sleeper::new(&self.lock().engine.descriptors());
+                let sleeper = sleeper.map_err(WaitError::Broken)?;
+                self.server.get_or_init(|| sleeper)
+            }
+        };
+        let mut state = self.lock();
+        while !state.stop {
+            let closed = state.engine.take_closed();
+            if !closed.is_empty() {
+                drop(state);
+                end(&closed);
+                state = self.lock();
+                continue;
+            }
+            let mut now = self.clock.now();
+            if state.waiting > 0 || now.since(state.left) < nanoseconds(NAP) {
+                state = self.nap(state, now);
+                continue;
+            }
+            let before = state.engine.progress();
+            state.engine.step(now, true).map_err(WaitError::Broken)?;
+            state.last = now;
+            self.rouse(&mut state, before, now);
+            // Room in a ring is no news of the engine's, but of those who write.
+            state.engine.signal();
+            if state.engine.has_closed() || !state.engine.arm_local() {
+                continue;
+            }
+            state.armed += 1;
+            now = self.clock.now();
+            let until = state.engine.next_deadline(now);
+            state.server = Server::Sleeping(until.unwrap_or(Instant(u64::MAX)));
+            drop(state);
+            let nap = until.map(|until| Duration::from_nanos(until.since(now)));
+            let slept = sleeper.sleep(nap);
+            state = self.lock();
+            state.server = Server::Awake;
+            self.disarm(&mut state);
+            slept.map_err(WaitError::Broken)?;
+        }
+        Ok(())
+    }
+
+    /// The progress thread keeps out of the way.
+    fn nap<'a>(&'a self, mut state: MutexGuard<'a, State>, now: Instant) -> MutexGuard<'a, State> {
+        let asleep = state.waiting > 0
+            && state.leader_until.is_some()
+            && now.since(state.last) > LONG_SLEEP_NS;
+        state.server = if asleep {
+            Server::Parked
+        } else {
+            Server::Napping
+        };
+        let mut state = if asleep {
+            self.unparked
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner)
+        } else {
+            let napped = self.unparked.wait_timeout(state, NAP);
+            napped.unwrap_or_else(PoisonError::into_inner).0
+        };
+        state.server = Server::Awake;
+        state
+    }
+
+    /// Ends [`serve`](Self::serve).
+    pub(crate) fn stop(&self) {
+        self.lock().stop = true;
+        self.unparked.notify_all();
+        if let Some(server) = self.server.get() {
+            server.waker().wake();
+        }
+    }
+
+    /// A sleeper is back: the bells of this node are armed only for those who sleep.
+    fn disarm(&self, state: &mut State) {
+        state.armed -= 1;
+        state.engine.disarm_local();
+        // The other sleeper may have lost its wake-up to this one: it gets a new one.
+        while state.armed > 0 && !state.engine.arm_local() {
+            state.engine.poll_local();
         }
     }
 
@@ -226,6 +430,10 @@ impl Driver {
             state.followers -= 1;
             return Ok(());
         }
+        if !state.engine.arm_local() {
+            return Ok(());
+        }
+        state.armed += 1;
         let wake_at = now.after(nap_ns);
         let wake_at = state
             .engine
@@ -237,8 +445,13 @@ impl Driver {
         let slept = self.sleeper.sleep(Some(nap));
         let mut state = self.lock();
         state.leader_until = None;
+        self.disarm(&mut state);
+        state.engine.signal();
         if state.followers > 0 {
             self.followed.notify_one();
+        }
+        if state.server == Server::Parked {
+            self.unparked.notify_one();
         }
         slept.map(|_| ()).map_err(WaitError::Broken)
     }
@@ -247,6 +460,12 @@ impl Driver {
     #[inline]
     fn rouse(&self, state: &mut State, before: u64, now: Instant) {
         let news = state.engine.progress() != before;
+        if news {
+            state.engine.signal();
+            if state.engine.take_died() {
+                self.died.store(true, Ordering::Relaxed);
+            }
+        }
         if state.followers > 0 && news {
             self.followed.notify_all();
         }
@@ -254,6 +473,13 @@ impl Driver {
             && (news || state.engine.next_deadline(now).is_some_and(|at| at < until))
         {
             self.waker.wake();
+        }
+        if let Server::Sleeping(until) = state.server
+            && state.engine.next_deadline(now).is_some_and(|at| at < until)
+            && let Some(server) = self.server.get()
+        {
+            state.server = Server::Awake;
+            server.waker().wake();
         }
     }
 

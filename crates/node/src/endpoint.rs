@@ -1,20 +1,25 @@
 //! Directed-point endpoints: what a Rust program sends to and receives from.
+//!
+//! `endpoint/send.rs` is the way of a message into packets or into the memory of
+//! this node.
 
-use std::sync::{Arc, Mutex, PoisonError};
+mod send;
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
-use dipole_proto::{EdgeId, Instant};
+use dipole_proto::Instant;
 
 use crate::Message;
 use crate::address::{Address, EndpointId};
 use crate::drive::{Until, WaitError};
-use crate::engine::{Blocked, Engine};
-use crate::error::{ReceiveError, SendError, TargetError};
+use crate::engine::{Engine, Target, Way};
+use crate::error::{OpenError, ReceiveError, SendError, TargetError};
 use crate::inner::Inner;
+use crate::progress::Seat;
 use crate::registry::Claim;
-
-/// Frames queued by [`Endpoint::send_more`] that leave without waiting for more.
-const FULL_BURST_FRAMES: usize = 44;
+use send::{More, send_error, wait_error};
 
 /// An endpoint of this process: receives from anybody, sends along its edges.
 ///
@@ -23,30 +28,13 @@ const FULL_BURST_FRAMES: usize = 44;
 #[derive(Debug)]
 pub struct Endpoint {
     inner: Arc<Inner>,
-    claim: Claim,
-    targets: Mutex<Arc<[Target]>>,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Target {
-    address: Address,
-    edge: EdgeId,
-}
-
-/// How a message is to be sent.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum More {
-    Comes,
-    No,
+    seat: Arc<Seat>,
 }
 
 impl Endpoint {
     pub(crate) fn new(inner: Arc<Inner>, claim: Claim) -> Endpoint {
-        Endpoint {
-            inner,
-            claim,
-            targets: Mutex::new(Arc::new([])),
-        }
+        let seat = Arc::new(Seat::new(claim, &inner.driver));
+        Endpoint { inner, seat }
     }
 
     /// Its own address.
@@ -59,7 +47,7 @@ impl Endpoint {
     }
 
     fn id(&self) -> EndpointId {
-        self.claim.endpoint()
+        self.seat.id
     }
 
     /// Points this endpoint at another; every message goes to each target. Waits,
@@ -75,35 +63,70 @@ impl Endpoint {
         if self.inner.is_forked() {
             return Err(TargetError::Forked);
         }
-        let peer = self.inner.reach(to)?;
-        let edge = self
-            .inner
-            .driver
-            .with(|engine, _| engine.edge(peer, self.id().0, to.endpoint.0))
-            .ok_or(TargetError::PeerGone {
-                target: to,
-                reason: None,
-            })?;
-        let mut targets = self.targets.lock().unwrap_or_else(PoisonError::into_inner);
-        let others = targets
-            .iter()
-            .filter(|target| target.address != to)
-            .copied();
-        *targets = others
-            .chain([Target { address: to, edge }])
-            .collect::<Vec<_>>()
-            .into();
+        if self.is_ended() {
+            return Err(TargetError::Ended);
+        }
+        let way = self.inner.reach(self.id(), to)?;
+        self.change_targets(|targets| targets.push(Target { address: to, way }), to);
         Ok(())
     }
 
     /// Takes a target back; the others stay.
     pub fn untarget(&self, to: Address) {
-        let mut targets = self.targets.lock().unwrap_or_else(PoisonError::into_inner);
-        let others = targets
-            .iter()
-            .filter(|target| target.address != to)
-            .copied();
-        *targets = others.collect::<Vec<_>>().into();
+        self.change_targets(|_| {}, to);
+    }
+
+    /// Takes `except` out of the targets and lets `change` work on the rest.
+    fn change_targets(&self, change: impl FnOnce(&mut Vec<Target>), except: Address) {
+        let id = self.id().0;
+        self.inner.driver.with_last(|engine, _| {
+            let known = engine.targets(id).map_or(&[][..], |targets| targets);
+            let others = known.iter().filter(|target| target.address != except);
+            let mut targets = others.copied().collect();
+            change(&mut targets);
+            engine.set_targets(id, targets);
+        });
+    }
+
+    /// Ends the endpoint as dropping it does, though handles to it are left: their
+    /// calls fail from now on.
+    pub fn end(&self) {
+        if !self.inner.is_forked() {
+            self.seat.end();
+        }
+    }
+
+    /// True after [`end`](Self::end), or when the last copy of its descriptor was closed.
+    #[inline]
+    #[must_use]
+    pub fn is_ended(&self) -> bool {
+        self.seat.is_ended()
+    }
+
+    /// The endpoint's descriptor, for `poll`, `select`, `epoll` and their like: readable
+    /// while a message waits, writable while [`try_send`](Self::try_send) is worth a try.
+    /// Closing its last copy (`dup`, a forked child) ends the endpoint; nothing but
+    /// waiting and closing should be done with it. A thread of this node keeps it
+    /// up to date. Each call makes the endpoint's one descriptor anew; an earlier one
+    /// is not kept up any more.
+    ///
+    /// # Errors
+    /// [`OpenError::Sleep`]: no descriptors or threads are left.
+    ///
+    /// # Source
+    /// The file descriptor of DP §2.
+    pub fn export(&self) -> Result<OwnedFd, OpenError> {
+        if self.inner.is_forked() {
+            return Err(OpenError::Forked);
+        }
+        let id = self.id().0;
+        let user = self.inner.driver.with(|engine, _| engine.export(id));
+        let user = user.map_err(OpenError::Sleep)?;
+        self.inner
+            .progress
+            .tend(&self.seat)
+            .map_err(OpenError::Sleep)?;
+        Ok(user)
     }
 
     /// Sends a message. It is copied; it leaves before this returns unless earlier
@@ -151,13 +174,13 @@ impl Endpoint {
     /// # Errors
     /// [`SendError::Broken`] and [`SendError::Forked`].
     pub fn flush(&self) -> Result<(), SendError> {
-        self.check_fork()?;
+        self.check_usable()?;
         let targets = self.targets();
         self.inner
             .driver
             .with(|engine, now| {
-                for target in targets.iter() {
-                    engine.flush(target.edge.peer);
+                for target in targets.iter().flat_map(|targets| targets.iter()) {
+                    engine.flush_way(target.way);
                 }
                 engine.transmit(now)
             })
@@ -170,16 +193,9 @@ impl Endpoint {
     /// # Errors
     /// [`SendError::Full`] if no frame is free, and those of `send`.
     pub fn send_unreliable(&self, payload: &[u8]) -> Result<(), SendError> {
-        self.check_fork()?;
+        self.check_usable()?;
         for target in self.some_targets()?.iter() {
-            self.inner
-                .driver
-                .with(|engine, now| {
-                    let sent = engine.send_loose(target.edge, payload);
-                    engine.transmit(now).map(|()| sent)
-                })
-                .map_err(SendError::Broken)?
-                .map_err(|blocked| send_error(blocked, *target, payload.len()))?;
+            self.send_loose(*target, payload)?;
         }
         Ok(())
     }
@@ -190,18 +206,16 @@ impl Endpoint {
     /// # Errors
     /// [`SendError::TimedOut`], [`SendError::PeerGone`], [`SendError::Broken`].
     pub fn drain(&self, timeout: Duration) -> Result<(), SendError> {
-        self.check_fork()?;
+        self.check_usable()?;
         self.flush()?;
         for target in self.some_targets()?.iter() {
             let what = |_: &Engine| format!("acknowledgements of {}", target.address);
             self.inner
                 .driver
                 .wait(Until::For(timeout), &what, |engine, _| {
-                    match engine.is_open(target.edge.peer) {
+                    match engine.is_way_open(target.way) {
                         Err(blocked) => Some(Err(send_error(blocked, *target, 0))),
-                        Ok(_) => engine
-                            .is_peer_acknowledged(target.edge.peer)
-                            .then_some(Ok(())),
+                        Ok(_) => engine.is_way_acknowledged(target.way).then_some(Ok(())),
                     }
                 })
                 .map_err(|error| wait_error(error, target.address))??;
@@ -272,6 +286,9 @@ impl Endpoint {
         if self.inner.is_forked() {
             return Err(ReceiveError::Forked);
         }
+        if self.is_ended() {
+            return Err(ReceiveError::Ended);
+        }
         let what = |engine: &Engine| {
             let sources = engine.sources(self.id().0);
             if sources.is_empty() {
@@ -290,16 +307,22 @@ impl Endpoint {
         };
         let driver = &self.inner.driver;
         let taken = driver.wait(until, &what, |engine, now| {
+            if self.is_ended() {
+                return Some(Ok(None));
+            }
             let taken = attempt(engine, now)?;
             // Credit that the sender waits for leaves with it.
             let sent = match engine.has_transmit() {
                 true => engine.transmit(driver.now()),
                 false => Ok(()),
             };
-            Some(sent.map(|()| taken))
+            Some(sent.map(|()| Some(taken)))
         });
+        self.inner.tidy();
         match taken {
-            Ok(Ok(taken)) => Ok(taken),
+            Ok(Ok(Some(taken))) => Ok(taken),
+            // Closed by another thread while this one waited.
+            Ok(Ok(None)) => Err(ReceiveError::Ended),
             Ok(Err(cause)) | Err(WaitError::Broken(cause)) => Err(ReceiveError::Broken(cause)),
             Err(WaitError::TimedOut { waited }) => Err(ReceiveError::TimedOut {
                 endpoint: self.address(),
@@ -308,154 +331,26 @@ impl Endpoint {
         }
     }
 
-    fn send_until(&self, payload: &[u8], until: Until, more: More) -> Result<(), SendError> {
-        self.check_fork()?;
-        let targets = self.some_targets()?;
-        for target in targets.iter() {
-            self.send_one(*target, payload, until, more)?;
-        }
-        Ok(())
-    }
-
-    fn send_one(
-        &self,
-        target: Target,
-        payload: &[u8],
-        until: Until,
-        more: More,
-    ) -> Result<(), SendError> {
-        let peer = target.edge.peer;
-        let driver = &self.inner.driver;
-        let first = match more {
-            More::Comes => driver.with_last(|engine, last| {
-                if payload.len() > engine.whole_limit(peer) {
-                    return Ok(Err(Blocked::NoFrame));
-                }
-                let sent = engine.send_whole(last, target.edge, payload, true);
-                if sent.is_err() || engine.queued(peer) >= FULL_BURST_FRAMES {
-                    engine.transmit(driver.now())?;
-                }
-                Ok(sent)
-            }),
-            More::No => driver.with(|engine, now| {
-                if payload.len() > engine.whole_limit(peer) {
-                    return Ok(Err(Blocked::NoFrame));
-                }
-                let sent = engine.send_whole(now, target.edge, payload, false);
-                engine.transmit(now)?;
-                Ok(sent)
-            }),
-        };
-        match first.map_err(SendError::Broken)? {
-            Ok(()) => Ok(()),
-            Err(Blocked::NoFrame | Blocked::NoCredit | Blocked::Opening) => {
-                self.send_waiting(target, payload, until, more)
-            }
-            Err(blocked) => Err(send_error(blocked, target, payload.len())),
-        }
-    }
-
-    /// The slow way: a long message, or one that has to wait.
-    fn send_waiting(
-        &self,
-        target: Target,
-        payload: &[u8],
-        until: Until,
-        more: More,
-    ) -> Result<(), SendError> {
-        let peer = target.edge.peer;
-        let mut long = None;
-        let mut why = Blocked::NoFrame;
-        let what = |_: &Engine| format!("endpoint {} to take a message", target.address);
-        let begun = self.inner.driver.wait(until, &what, |engine, now| {
-            let sent = if payload.len() <= engine.whole_limit(peer) {
-                engine.send_whole(now, target.edge, payload, more == More::Comes)
-            } else if until == Until::Now
-                && engine.frames_for(peer, payload.len()) > engine.frames_for_long()
-            {
-                Err(Blocked::NoFrame)
-            } else {
-                engine
-                    .begin_long(now, target.edge, payload.len())
-                    .map(|out| long = Some(out))
-            };
-            match sent {
-                Ok(()) => Some(Ok(())),
-                Err(blocked @ (Blocked::NoFrame | Blocked::NoCredit | Blocked::Opening)) => {
-                    why = blocked;
-                    None
-                }
-                Err(blocked) => Some(Err(send_error(blocked, target, payload.len()))),
-            }
-        });
-        match begun {
-            Ok(result) => result?,
-            Err(WaitError::TimedOut { .. }) if until == Until::Now => {
-                self.inner
-                    .driver
-                    .with(|engine, _| engine.cancel(target.edge));
-                return Err(SendError::Full {
-                    target: target.address,
-                    by_receiver: why == Blocked::NoCredit,
-                });
-            }
-            Err(error) => {
-                self.inner
-                    .driver
-                    .with(|engine, _| engine.cancel(target.edge));
-                return Err(wait_error(error, target.address));
-            }
-        }
-        if let Some(mut out) = long {
-            self.inner
-                .driver
-                .wait(Until::Forever, &what, |engine, now| {
-                    loop {
-                        let done = match engine.continue_long(&mut out, payload) {
-                            Ok(done) => done,
-                            Err(blocked) => {
-                                return Some(Err(send_error(blocked, target, payload.len())));
-                            }
-                        };
-                        if let Err(cause) = engine.transmit(now) {
-                            return Some(Err(SendError::Broken(cause)));
-                        }
-                        if done {
-                            return Some(Ok(()));
-                        }
-                        if engine.queued(peer) > 0 || engine.frames_for_long() == 0 {
-                            return None;
-                        }
-                    }
-                })
-                .map_err(|error| wait_error(error, target.address))?
-        } else if more == More::No {
-            self.inner
-                .driver
-                .with(|engine, now| engine.transmit(now))
-                .map_err(SendError::Broken)
-        } else {
-            Ok(())
-        }
-    }
-
-    fn targets(&self) -> Arc<[Target]> {
-        Arc::clone(&self.targets.lock().unwrap_or_else(PoisonError::into_inner))
+    fn targets(&self) -> Option<Arc<[Target]>> {
+        let id = self.id().0;
+        self.inner
+            .driver
+            .with_last(|engine, _| engine.targets(id).cloned())
     }
 
     fn some_targets(&self) -> Result<Arc<[Target]>, SendError> {
-        let targets = self.targets();
-        if targets.is_empty() {
-            return Err(SendError::NoTarget {
-                from: self.address(),
-            });
-        }
-        Ok(targets)
+        self.targets().ok_or(SendError::NoTarget {
+            from: self.address(),
+        })
     }
 
-    fn check_fork(&self) -> Result<(), SendError> {
+    #[inline]
+    fn check_usable(&self) -> Result<(), SendError> {
         if self.inner.is_forked() {
             return Err(SendError::Forked);
+        }
+        if self.is_ended() {
+            return Err(SendError::Ended);
         }
         Ok(())
     }
@@ -463,42 +358,6 @@ impl Endpoint {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
-        if self.inner.is_forked() {
-            return;
-        }
-        let targets = self.targets();
-        self.inner.driver.with(|engine, now| {
-            for target in targets.iter() {
-                engine.flush(target.edge.peer);
-            }
-            engine.close_endpoint(self.id().0);
-            if let Err(cause) = engine.transmit(now) {
-                tracing::warn!("closing endpoint {}: {cause}", self.address());
-            }
-        });
-    }
-}
-
-fn send_error(blocked: Blocked, target: Target, length: usize) -> SendError {
-    let target = target.address;
-    match blocked {
-        Blocked::NoFrame | Blocked::Opening => SendError::Full {
-            target,
-            by_receiver: false,
-        },
-        Blocked::NoCredit => SendError::Full {
-            target,
-            by_receiver: true,
-        },
-        Blocked::TooLong { limit } => SendError::TooLong { length, limit },
-        Blocked::Refused(reason) => SendError::Refused { target, reason },
-        Blocked::Gone(reason) => SendError::PeerGone { target, reason },
-    }
-}
-
-fn wait_error(error: WaitError, target: Address) -> SendError {
-    match error {
-        WaitError::TimedOut { waited } => SendError::TimedOut { target, waited },
-        WaitError::Broken(cause) => SendError::Broken(cause),
+        self.end();
     }
 }

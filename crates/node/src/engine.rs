@@ -6,8 +6,11 @@
 //! how messages get into frames.
 
 mod deliver;
+mod exports;
+mod local;
 mod pack;
 mod peer;
+mod way;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,14 +18,19 @@ use std::sync::Arc;
 use arrayvec::ArrayVec;
 use dipole_link::{AnyLink, Class, Link, Outgoing};
 use dipole_proto::wire::{CRC_BYTES, LaneAddress, Trailer};
-use dipole_proto::{Drop, GoneReason, Instant, Machine, PeerId, Transmit};
+use dipole_proto::{Drop, Instant, Machine, PeerId, Transmit};
 use rustc_hash::FxHashMap;
 
+use crate::GoneReason;
 use crate::frames::{FramePool, slot_of};
 use crate::inbox::{Buffers, Inbox};
 use crate::net::{from_wire, to_wire};
+use exports::Exports;
+use local::Local;
+pub(crate) use local::{LocalCharge, LocalEdge};
 pub use pack::{Blocked, EdgeOut};
 use peer::Peer;
+pub(crate) use way::{Target, Way};
 
 /// Packets handed to the link in one call: two full runs of segmentation offload
 /// (44 packets of 1472 bytes fill 64 KiB).
@@ -31,12 +39,16 @@ const BATCH: usize = 88;
 const BULK_QUIET_STEPS: u32 = 256;
 /// How often then, in steps.
 const BULK_EVERY: u32 = 8;
+/// How often, in steps, a spinning waiter looks for connections of this node.
+const ATTEND_EVERY: u32 = 16;
+/// How often it looks at the network while it has no session there.
+const STRANGERS_EVERY: u32 = 16;
 
 /// A peer that is gone, and what it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Departure {
-    /// The session that ended.
-    pub peer: PeerId,
+    /// The session that ended; none with a process of this node.
+    pub peer: Option<PeerId>,
     /// The node it said it was on.
     pub node: u32,
     /// Its incarnation.
@@ -62,6 +74,14 @@ pub struct Traffic {
     pub loose_dropped: u64,
 }
 
+/// The engine's parts, borrowed apart.
+struct Parts<'a> {
+    link: &'a AnyLink,
+    machine: &'a mut Machine,
+    local: Option<&'a mut Local>,
+    receivers: deliver::Receivers<'a>,
+}
+
 /// A process's protocol, link and endpoints, driven by its caller.
 ///
 /// This is a seam for tests and for callers with a loop of their own; programs
@@ -70,6 +90,20 @@ pub struct Traffic {
 pub struct Engine {
     link: AnyLink,
     machine: Machine,
+    incarnation: u64,
+    /// Processes of this node.
+    local: Option<Local>,
+    /// Something came by it since the last look at the network.
+    came_locally: bool,
+    steps: u32,
+    /// There is no session by the network.
+    alone: bool,
+    /// Descriptors of endpoints.
+    exports: Option<Exports>,
+    /// Endpoints with a descriptor that got a message since the last turn.
+    fresh: Vec<u32>,
+    /// Where endpoints point.
+    outlets: FxHashMap<u32, Arc<[Target]>>,
     frames: FramePool,
     /// By [`PeerId::index`].
     peers: Vec<Option<Peer>>,
@@ -112,6 +146,14 @@ impl Engine {
             frames: FramePool::new(config.frames as usize, config.packet_bytes),
             machine: Machine::new(config, incarnation, secret, &lanes),
             link,
+            incarnation,
+            local: None,
+            came_locally: false,
+            steps: 0,
+            alone: false,
+            exports: None,
+            fresh: Vec::new(),
+            outlets: FxHashMap::default(),
             peers: Vec::new(),
             inboxes: FxHashMap::default(),
             buffers: Arc::default(),
@@ -142,12 +184,36 @@ impl Engine {
         Ok(())
     }
 
-    /// One turn: receive, let time act, send. True if any packet came in.
-    /// `look_everywhere` also polls the bulk port when it has long been quiet.
+    /// One turn: receive, let time act, send. True if anything came in.
+    /// `look_everywhere` also looks where it has long been quiet.
     ///
     /// # Errors
     /// Only when the link is broken.
     pub fn step(&mut self, now: Instant, look_everywhere: bool) -> std::io::Result<bool> {
+        let came_locally = self.poll_local();
+        self.steps = self.steps.wrapping_add(1);
+        if look_everywhere || self.steps.is_multiple_of(ATTEND_EVERY) {
+            self.attend_local()?;
+        }
+        if look_everywhere {
+            self.attend_exports()?;
+        }
+        // Without a session only strangers can come by the network.
+        self.alone = self.local.is_some() && self.machine.peers().next().is_none();
+        if self.alone && !look_everywhere && !self.steps.is_multiple_of(STRANGERS_EVERY) {
+            return Ok(came_locally);
+        }
+        Ok(self.step_network(now, look_everywhere)? | came_locally)
+    }
+
+    /// True if waiting for this node's processes comes first: the last that came,
+    /// came from them, or there is nobody else.
+    #[inline]
+    pub(crate) fn prefers_local(&self) -> bool {
+        self.came_locally || self.alone
+    }
+
+    fn step_network(&mut self, now: Instant, look_everywhere: bool) -> std::io::Result<bool> {
         let mut received = self.receive(now, Class::Small)?;
         self.bulk_quiet = self.bulk_quiet.wrapping_add(1);
         let quiet = self.bulk_quiet > BULK_QUIET_STEPS;
@@ -156,6 +222,9 @@ impl Engine {
         let due = !quiet || self.bulk_quiet.is_multiple_of(BULK_EVERY);
         if due || look_everywhere && !received {
             received |= self.receive(now, Class::Bulk)?;
+        }
+        if received {
+            self.came_locally = false;
         }
         self.machine.on_timers(now);
         self.handle_events();
@@ -256,7 +325,12 @@ impl Engine {
         if class == Class::Bulk {
             self.bulk_quiet = 0;
         }
-        let (link, machine, mut receivers) = self.parts();
+        let Parts {
+            link,
+            machine,
+            mut receivers,
+            ..
+        } = self.parts();
         for index in 0..count {
             let frame = link.frame(index);
             receivers.traffic.packets_received += 1;
@@ -277,12 +351,13 @@ impl Engine {
 
     /// Handles events that refer to no packet.
     fn handle_events(&mut self) {
-        let (_, machine, mut receivers) = self.parts();
-        deliver::handle(machine, &mut receivers, &[]);
+        let mut parts = self.parts();
+        deliver::handle(parts.machine, &mut parts.receivers, &[]);
     }
 
-    /// Link, protocol, and what events change.
-    fn parts(&mut self) -> (&AnyLink, &mut Machine, deliver::Receivers<'_>) {
+    /// Link, protocol, processes of this node, and what events change.
+    #[inline]
+    fn parts(&mut self) -> Parts<'_> {
         let receivers = deliver::Receivers {
             frames: &mut self.frames,
             peers: &mut self.peers,
@@ -292,8 +367,14 @@ impl Engine {
             departures: &mut self.departures,
             progress: &mut self.progress,
             open_frames: &mut self.open_frames,
+            fresh: &mut self.fresh,
         };
-        (&self.link, &mut self.machine, receivers)
+        Parts {
+            link: &self.link,
+            machine: &mut self.machine,
+            local: self.local.as_mut(),
+            receivers,
+        }
     }
 
     /// Appends the trailer to a packet that is about to leave.

@@ -5,10 +5,52 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use dipole_proto::GoneReason;
-use dipole_proto::wire::RefusedReason;
+use dipole_proto::wire::{RefusedReason, ResetReason};
 
 use crate::address::Address;
+
+/// Why a peer process is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum GoneReason {
+    /// It owed an answer for the configured time and gave none.
+    Silent,
+    /// It said goodbye.
+    Closed,
+    /// Another process answers at its address now.
+    Restarted,
+    /// It no longer knows the session.
+    Reset(ResetReason),
+    /// It ended without a word: killed or crashed (processes of this node only).
+    Died,
+    /// It broke the format of the memory shared with it and was cut off.
+    Misbehaved,
+}
+
+impl From<dipole_proto::GoneReason> for GoneReason {
+    fn from(reason: dipole_proto::GoneReason) -> GoneReason {
+        match reason {
+            dipole_proto::GoneReason::Silent => GoneReason::Silent,
+            dipole_proto::GoneReason::Closed => GoneReason::Closed,
+            dipole_proto::GoneReason::Restarted => GoneReason::Restarted,
+            dipole_proto::GoneReason::Reset(reason) => GoneReason::Reset(reason),
+        }
+    }
+}
+
+impl fmt::Display for GoneReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            GoneReason::Silent => dipole_proto::GoneReason::Silent.fmt(f),
+            GoneReason::Closed => dipole_proto::GoneReason::Closed.fmt(f),
+            GoneReason::Restarted => dipole_proto::GoneReason::Restarted.fmt(f),
+            GoneReason::Reset(reason) => dipole_proto::GoneReason::Reset(*reason).fmt(f),
+            GoneReason::Died => f.write_str("it ended without a goodbye (killed or crashed)"),
+            GoneReason::Misbehaved => {
+                f.write_str("it broke the format of shared memory and was cut off")
+            }
+        }
+    }
+}
 
 /// Why a node or an endpoint could not be opened.
 #[derive(Debug)]
@@ -34,6 +76,13 @@ pub enum OpenError {
         /// The address to bind.
         bind: std::net::IpAddr,
         /// What the kernel said.
+        cause: String,
+    },
+    /// Processes of this node cannot meet in shared memory.
+    SharedMemory {
+        /// The socket file at which they would.
+        socket: PathBuf,
+        /// What the link says.
         cause: String,
     },
     /// The capture file cannot be written.
@@ -72,6 +121,11 @@ impl fmt::Display for OpenError {
                 "cannot open UDP sockets on {bind}: {cause}; \
                  check that the address is this node's (DIPOLE_BIND, hosts file)"
             ),
+            OpenError::SharedMemory { socket, cause } => write!(
+                f,
+                "cannot offer shared memory at {}: {cause}; set DIPOLE_LINK=udp to go without",
+                socket.display()
+            ),
             OpenError::Capture { file, cause } => {
                 write!(f, "cannot write the capture {}: {cause}", file.display())
             }
@@ -88,6 +142,8 @@ impl std::error::Error for OpenError {}
 
 const FORKED: &str =
     "this handle belongs to the parent process; open a node of your own after fork";
+const ENDED: &str =
+    "this endpoint has ended (its descriptor was closed, or it was ended); open it anew";
 
 /// Why an endpoint could not be pointed at another.
 #[derive(Debug)]
@@ -113,6 +169,13 @@ pub enum TargetError {
         /// Why.
         reason: Option<GoneReason>,
     },
+    /// Only shared memory may be used (`DIPOLE_LINK=shm`), and it cannot.
+    NoSharedMemory {
+        /// Which endpoint.
+        target: Address,
+        /// Why.
+        cause: String,
+    },
     /// This process has as many peers as it may.
     TooManyPeers {
         /// The limit.
@@ -122,6 +185,8 @@ pub enum TargetError {
     Broken(io::Error),
     /// The handle was inherited by a forked child.
     Forked,
+    /// The endpoint has been ended.
+    Ended,
 }
 
 impl fmt::Display for TargetError {
@@ -143,6 +208,11 @@ impl fmt::Display for TargetError {
                 target,
                 reason: None,
             } => write!(f, "the process of endpoint {target} is gone"),
+            TargetError::NoSharedMemory { target, cause } => write!(
+                f,
+                "endpoint {target} cannot be reached by shared memory: {cause}; \
+                 DIPOLE_LINK=auto uses UDP then"
+            ),
             TargetError::TooManyPeers { limit } => {
                 write!(
                     f,
@@ -151,6 +221,7 @@ impl fmt::Display for TargetError {
             }
             TargetError::Broken(cause) => write!(f, "the link is broken: {cause}"),
             TargetError::Forked => f.write_str(FORKED),
+            TargetError::Ended => f.write_str(ENDED),
         }
     }
 }
@@ -204,6 +275,8 @@ pub enum SendError {
     Broken(io::Error),
     /// The handle was inherited by a forked child.
     Forked,
+    /// The endpoint has been ended.
+    Ended,
 }
 
 impl fmt::Display for SendError {
@@ -252,6 +325,7 @@ impl fmt::Display for SendError {
             } => write!(f, "the process of endpoint {target} is gone"),
             SendError::Broken(cause) => write!(f, "the link is broken: {cause}"),
             SendError::Forked => f.write_str(FORKED),
+            SendError::Ended => f.write_str(ENDED),
         }
     }
 }
@@ -279,6 +353,8 @@ pub enum ReceiveError {
     Broken(io::Error),
     /// The handle was inherited by a forked child.
     Forked,
+    /// The endpoint has been ended.
+    Ended,
 }
 
 impl fmt::Display for ReceiveError {
@@ -297,6 +373,7 @@ impl fmt::Display for ReceiveError {
             ),
             ReceiveError::Broken(cause) => write!(f, "the link is broken: {cause}"),
             ReceiveError::Forked => f.write_str(FORKED),
+            ReceiveError::Ended => f.write_str(ENDED),
         }
     }
 }

@@ -14,6 +14,7 @@ use bytes::{Bytes, BytesMut};
 use dipole_proto::EdgeId;
 
 use crate::address::Address;
+use crate::engine::LocalCharge;
 
 const FIRST_CHUNK_BYTES: usize = 4 << 10;
 const LARGEST_CHUNK_BYTES: usize = 256 << 10;
@@ -120,11 +121,24 @@ impl Drop for Buffer {
     }
 }
 
+/// Whose credit a message holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Charge {
+    /// Nobody's: it came unreliably.
+    None,
+    /// An edge of the protocol.
+    Net(EdgeId),
+    /// An edge from a process of this node.
+    Local(LocalCharge),
+    /// The pool for long messages of this node's processes.
+    LocalLong,
+}
+
 /// A message in the queue: where it is charged, and the message.
 #[derive(Debug)]
 pub(crate) struct Token {
-    /// The edge whose credit it holds; none for unreliable messages.
-    pub(crate) charged_to: Option<EdgeId>,
+    /// The edge whose credit it holds.
+    pub(crate) charged_to: Charge,
     pub(crate) message: Message,
 }
 
@@ -135,16 +149,28 @@ pub(crate) struct Inbox {
     chunk: BytesMut,
     chunk_bytes: usize,
     retired: VecDeque<BytesMut>,
+    /// Its endpoint has a descriptor to be made ready.
+    pub(crate) exported: bool,
+    /// In the list of those that got a message since the last turn.
+    pub(crate) fresh: bool,
 }
 
 impl Inbox {
-    /// Copies a small message in.
+    /// Makes room for a small message that `fill` writes.
     #[inline]
-    pub(crate) fn push_copy(&mut self, charged_to: Option<EdgeId>, source: Address, bytes: &[u8]) {
-        if self.chunk.capacity() - self.chunk.len() < bytes.len() {
-            self.next_chunk(bytes.len());
+    pub(crate) fn push_with(
+        &mut self,
+        charged_to: Charge,
+        source: Address,
+        length: usize,
+        fill: impl FnOnce(&mut [u8]),
+    ) {
+        if self.chunk.capacity() - self.chunk.len() < length {
+            self.next_chunk(length);
         }
-        self.chunk.extend_from_slice(bytes);
+        let begin = self.chunk.len();
+        self.chunk.resize(begin + length, 0);
+        fill(&mut self.chunk[begin..]);
         let message = Message {
             payload: Payload::Small(self.chunk.split().freeze()),
             source,
@@ -156,12 +182,7 @@ impl Inbox {
     }
 
     /// Takes over a long message.
-    pub(crate) fn push_buffer(
-        &mut self,
-        charged_to: Option<EdgeId>,
-        source: Address,
-        buffer: Buffer,
-    ) {
+    pub(crate) fn push_buffer(&mut self, charged_to: Charge, source: Address, buffer: Buffer) {
         let message = Message {
             payload: Payload::Long(buffer),
             source,
@@ -186,6 +207,11 @@ impl Inbox {
     /// True if nothing waits.
     pub(crate) fn is_empty(&self) -> bool {
         self.queue.is_empty()
+    }
+
+    /// Everything that waits.
+    pub(crate) fn into_tokens(self) -> impl Iterator<Item = Token> {
+        self.queue.into_iter()
     }
 
     /// Messages waiting.
@@ -236,7 +262,9 @@ mod tests {
         let mut inbox = Inbox::default();
         let sent: Vec<Vec<u8>> = (0..500_usize).map(|index| vec![7; index * 3]).collect();
         for message in &sent {
-            inbox.push_copy(None, source(), message);
+            inbox.push_with(Charge::None, source(), message.len(), |place| {
+                place.copy_from_slice(message);
+            });
         }
         let kept: Vec<Message> =
             std::iter::from_fn(|| inbox.pop().map(|token| token.message)).collect();

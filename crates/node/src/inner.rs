@@ -1,25 +1,30 @@
 //! What the handles of one node share: its engine, its place in the registry, and
 //! the way to other processes.
 
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dipole_link::fork::ForkMark;
 
-use crate::address::Address;
-use crate::config::Config;
+use crate::address::{Address, EndpointId};
+use crate::config::{Config, Links};
 use crate::drive::{Driver, Until, WaitError};
-use crate::engine::{Destination, Engine};
-use crate::error::{CloseError, TargetError};
-use crate::registry::{Directory, Registration, resolve};
+use crate::engine::{Blocked, Destination, Engine, Way};
+use crate::error::{CloseError, GoneReason, TargetError};
+use crate::progress::Progress;
+use crate::registry::{Directory, Ports, Registration, resolve};
 
 #[derive(Debug)]
 pub(crate) struct Inner {
-    pub(crate) driver: Driver,
+    /// Shared with the progress thread.
+    pub(crate) driver: Arc<Driver>,
     pub(crate) config: Config,
     pub(crate) registration: Registration,
     /// Answers other nodes where endpoints of this one are.
     pub(crate) _directory: Option<Directory>,
     pub(crate) fork: ForkMark,
+    pub(crate) progress: Progress,
 }
 
 impl Inner {
@@ -30,11 +35,21 @@ impl Inner {
         self.fork.is_child()
     }
 
+    /// Removes the files of a process that died, if one did.
+    #[inline]
+    pub(crate) fn tidy(&self) {
+        if self.driver.take_died()
+            && let Err(cause) = self.registration.registry().sweep()
+        {
+            tracing::warn!("the files of a process that died are left: {cause}");
+        }
+    }
+
     /// Waits until everything sent has been acknowledged.
     pub(crate) fn drain(&self, timeout: Duration) -> Result<(), CloseError> {
         let what = |_: &Engine| "acknowledgements before closing".to_string();
         let waited = self.driver.wait(Until::For(timeout), &what, |engine, _| {
-            engine.is_acknowledged().then_some(())
+            engine.is_all_acknowledged().then_some(())
         });
         match waited {
             Ok(()) => Ok(()),
@@ -43,66 +58,166 @@ impl Inner {
         }
     }
 
-    /// Finds the process that owns an endpoint, and waits until the session with
-    /// it is open.
-    pub(crate) fn reach(&self, target: Address) -> Result<dipole_proto::PeerId, TargetError> {
-        let timeout = self.config.connect_timeout;
-        let begun = Instant::now();
+    /// Finds the process that owns an endpoint, waits until the way to it is open, and
+    /// makes the edge from `source`.
+    pub(crate) fn reach(&self, source: EndpointId, target: Address) -> Result<Way, TargetError> {
+        let deadline = Deadline::new(self.config.connect_timeout);
         loop {
-            let left = timeout.saturating_sub(begun.elapsed());
             let ports = resolve(
                 self.registration.registry(),
                 &self.config.hosts,
                 target,
-                left,
+                deadline.left(),
             )
             .map_err(|cause| TargetError::Unresolved {
                 target,
                 cause: cause.to_string(),
             })?;
-            let to = Destination {
-                small: ports.small,
-                incarnation: ports.incarnation,
-            };
-            let peer = self
-                .driver
-                .with(|engine, now| {
-                    let peer = engine.connect(now, to);
-                    peer.map(|peer| engine.transmit(now).map(|()| peer))
-                })
-                .map_err(|dipole_proto::ConnectError::TooManyPeers { limit }| {
-                    TargetError::TooManyPeers { limit }
-                })?
-                .map_err(TargetError::Broken)?;
-            let left = timeout.saturating_sub(begun.elapsed());
-            let what = |_: &Engine| format!("the process of endpoint {target} to answer");
-            let opened = self.driver.wait(Until::For(left), &what, |engine, _| {
-                match engine.is_open(peer) {
-                    Ok(true) => Some(Ok(())),
-                    Ok(false) => None,
-                    Err(blocked) => Some(Err(blocked)),
-                }
-            });
-            match opened {
-                Ok(Ok(())) => return Ok(peer),
-                // Another process took its place since: ask the registry again.
-                Ok(Err(_)) if begun.elapsed() < timeout => {}
-                Ok(Err(blocked)) => {
-                    let reason = match blocked {
-                        crate::engine::Blocked::Gone(reason) => reason,
-                        _ => None,
-                    };
-                    return Err(TargetError::PeerGone { target, reason });
-                }
-                Err(WaitError::TimedOut { .. }) => {
-                    return Err(TargetError::TimedOut {
+            let reached = match self.socket_of(target, ports.incarnation) {
+                Some(socket) => self.reach_locally(source, target, &socket, ports, &deadline)?,
+                None if self.config.links == Links::Shm => {
+                    return Err(TargetError::NoSharedMemory {
                         target,
-                        waited: begun.elapsed(),
+                        cause: "its process is on another node, or offers none".into(),
                     });
                 }
-                Err(WaitError::Broken(cause)) => return Err(TargetError::Broken(cause)),
+                None => self.reach_by_packets(source, target, ports, &deadline)?,
+            };
+            if let Some(way) = reached {
+                return Ok(way);
             }
+            // Another process took its place since: ask the registry again.
         }
+    }
+
+    /// Where to meet the owner of an endpoint in shared memory, if it is of this node
+    /// and offers it.
+    fn socket_of(&self, target: Address, incarnation: u64) -> Option<PathBuf> {
+        if target.node != self.config.node || !self.config.may_share_memory() {
+            return None;
+        }
+        let socket = self.registration.registry().socket(incarnation);
+        socket.exists().then_some(socket)
+    }
+
+    /// None if the process has gone meanwhile.
+    fn reach_locally(
+        &self,
+        source: EndpointId,
+        target: Address,
+        socket: &Path,
+        ports: Ports,
+        deadline: &Deadline,
+    ) -> Result<Option<Way>, TargetError> {
+        let begun = self
+            .driver
+            .with(|engine, _| engine.connect_local(socket, ports.incarnation));
+        let conn = match begun {
+            Some(Ok(conn)) => conn,
+            Some(Err(_)) if !socket.exists() && !deadline.is_over() => return Ok(None),
+            Some(Err(cause)) if self.config.links == Links::Shm => {
+                return Err(TargetError::NoSharedMemory {
+                    target,
+                    cause: cause.to_string(),
+                });
+            }
+            Some(Err(cause)) => {
+                tracing::warn!("endpoint {target} is reached by packets: {cause}");
+                return self.reach_by_packets(source, target, ports, deadline);
+            }
+            None => return self.reach_by_packets(source, target, ports, deadline),
+        };
+        let open = |engine: &mut Engine| engine.is_local_open(conn);
+        match self.wait_open(target, deadline, open)? {
+            Ok(()) => {}
+            Err(_) if !deadline.is_over() => return Ok(None),
+            Err(reason) => return Err(TargetError::PeerGone { target, reason }),
+        }
+        let edge = self
+            .driver
+            .with(|engine, _| engine.local_edge(conn, source.0, target.endpoint.0));
+        Ok(edge.map(Way::Local))
+    }
+
+    /// None if the process has gone meanwhile.
+    fn reach_by_packets(
+        &self,
+        source: EndpointId,
+        target: Address,
+        ports: Ports,
+        deadline: &Deadline,
+    ) -> Result<Option<Way>, TargetError> {
+        let to = Destination {
+            small: ports.small,
+            incarnation: ports.incarnation,
+        };
+        let peer = self
+            .driver
+            .with(|engine, now| {
+                let peer = engine.connect(now, to);
+                peer.map(|peer| engine.transmit(now).map(|()| peer))
+            })
+            .map_err(|dipole_proto::ConnectError::TooManyPeers { limit }| {
+                TargetError::TooManyPeers { limit }
+            })?
+            .map_err(TargetError::Broken)?;
+        match self.wait_open(target, deadline, |engine| engine.is_open(peer))? {
+            Ok(()) => {}
+            Err(_) if !deadline.is_over() => return Ok(None),
+            Err(reason) => return Err(TargetError::PeerGone { target, reason }),
+        }
+        let edge = self
+            .driver
+            .with(|engine, _| engine.edge(peer, source.0, target.endpoint.0));
+        Ok(edge.map(Way::Net))
+    }
+
+    /// Waits until `is_open`; the inner error says why it never will be.
+    fn wait_open(
+        &self,
+        target: Address,
+        deadline: &Deadline,
+        mut is_open: impl FnMut(&mut Engine) -> Result<bool, Blocked>,
+    ) -> Result<Result<(), Option<GoneReason>>, TargetError> {
+        let what = |_: &Engine| format!("the process of endpoint {target} to answer");
+        let until = Until::For(deadline.left());
+        let opened = self
+            .driver
+            .wait(until, &what, |engine, _| match is_open(engine) {
+                Ok(open) => open.then_some(Ok(())),
+                Err(Blocked::Gone(reason)) => Some(Err(reason)),
+                Err(_) => Some(Err(None)),
+            });
+        opened.map_err(|error| match error {
+            WaitError::TimedOut { .. } => TargetError::TimedOut {
+                target,
+                waited: deadline.begun.elapsed(),
+            },
+            WaitError::Broken(cause) => TargetError::Broken(cause),
+        })
+    }
+}
+
+/// Until when a target is looked for.
+struct Deadline {
+    begun: Instant,
+    timeout: Duration,
+}
+
+impl Deadline {
+    fn new(timeout: Duration) -> Deadline {
+        Deadline {
+            begun: Instant::now(),
+            timeout,
+        }
+    }
+
+    fn left(&self) -> Duration {
+        self.timeout.saturating_sub(self.begun.elapsed())
+    }
+
+    fn is_over(&self) -> bool {
+        self.left().is_zero()
     }
 }
 
@@ -111,13 +226,14 @@ impl Drop for Inner {
         if self.is_forked() {
             return;
         }
+        self.progress.stop(&self.driver);
         if !std::thread::panicking()
             && let Err(error) = self.drain(self.config.linger)
         {
             tracing::warn!("{error}");
         }
         self.driver.with(|engine, now| {
-            engine.say_goodbye();
+            engine.say_goodbye_to_all();
             if let Err(cause) = engine.transmit(now) {
                 tracing::warn!("no goodbye was said: {cause}");
             }

@@ -10,12 +10,13 @@ use dipole_link::{AnyLink, Capture, Class, Link};
 
 use crate::address::{EndpointId, NodeId};
 use crate::clock::Clock;
-use crate::config::Config;
+use crate::config::{Config, Links};
 use crate::drive::Driver;
 use crate::endpoint::Endpoint;
 use crate::engine::{Departure, Engine};
 use crate::error::{CloseError, OpenError};
 use crate::inner::Inner;
+use crate::progress::Progress;
 use crate::registry::{ClaimError, Directory, Ports, Registry};
 use crate::stats::Stats;
 
@@ -52,11 +53,15 @@ impl Node {
         let mut protocol = config.protocol.clone();
         protocol.node = config.node.0;
         protocol.packet_bytes = caps.max_frame_bytes;
-        let engine = Engine::new(link, protocol, incarnation, rand::random());
-        let driver = Driver::new(engine, clock, config.spin).map_err(OpenError::Sleep)?;
+        let mut engine = Engine::new(link, protocol, incarnation, rand::random());
         let registration = registry
             .register(ports)
             .map_err(|cause| registry_error(&cause))?;
+        if config.may_share_memory() {
+            share_memory(&mut engine, &config, &registry, incarnation)?;
+        }
+        engine.allow_exports().map_err(OpenError::Sleep)?;
+        let driver = Driver::new(engine, clock, config.spin).map_err(OpenError::Sleep)?;
         let directory = match config.hosts.get(config.node) {
             Some(host) if !config.hosts.is_local_only() => Some(
                 Directory::start(&registry, host.directory())
@@ -67,11 +72,12 @@ impl Node {
         let fork = ForkMark::new().map_err(OpenError::Sleep)?;
         Ok(Node {
             inner: Arc::new(Inner {
-                driver,
+                driver: Arc::new(driver),
                 config,
                 registration,
                 _directory: directory,
                 fork,
+                progress: Progress::default(),
             }),
         })
     }
@@ -123,7 +129,9 @@ impl Node {
             traffic: *engine.traffic(),
             protocol: *engine.machine().stats(),
             peers: engine.machine().peers().count(),
-            pool_used_bytes: engine.machine().pool_used(),
+            pool_used_bytes: engine.pool_used(),
+            local: engine.local_stats(),
+            local_peers: engine.local_peers(),
             free_frames: engine.free_frames(),
             faults: fault_stats(engine.link()),
         })
@@ -145,6 +153,28 @@ impl Node {
             return Err(CloseError::Forked);
         }
         self.inner.drain(linger)
+    }
+}
+
+/// Meets processes of this node in shared memory; without it packets do, unless it
+/// was asked for.
+fn share_memory(
+    engine: &mut Engine,
+    config: &Config,
+    registry: &Registry,
+    incarnation: u64,
+) -> Result<(), OpenError> {
+    let socket = registry.socket(incarnation);
+    match engine.open_local(&socket) {
+        Ok(()) => Ok(()),
+        Err(cause) if config.links == Links::Shm => Err(OpenError::SharedMemory {
+            socket,
+            cause: cause.to_string(),
+        }),
+        Err(cause) => {
+            tracing::warn!("same-node traffic goes by packets: {cause}");
+            Ok(())
+        }
     }
 }
 

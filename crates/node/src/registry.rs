@@ -8,6 +8,8 @@
 //! directory.lock            held by the process that answers other nodes
 //! owner-4711-9f3c...        pid, command, ports, incarnation; locked while its owner lives
 //! endpoint-7 -> owner-4711-9f3c...
+//! shm-1f2e...               socket at which an owner meets others of this node, by incarnation
+//! board-1f2e...             its edges and their traffic, for who watches
 //! ```
 //!
 //! An owner holds an exclusive `flock` on its file from before the file is
@@ -254,8 +256,7 @@ impl Registry {
             node,
             folder: path.into(),
         };
-        let _guard = folder::lock(&registry.folder)?;
-        folder::sweep(&registry.folder)?;
+        registry.sweep()?;
         Ok(registry)
     }
 
@@ -302,10 +303,36 @@ impl Registry {
         }
     }
 
+    /// The socket file at which a process of this node meets others.
+    #[must_use]
+    pub fn socket(&self, incarnation: u64) -> PathBuf {
+        self.folder
+            .join(format!("{SOCKET_PREFIX}{incarnation:016x}"))
+    }
+
+    /// The file in which a process shows its edges and their traffic.
+    #[must_use]
+    pub fn board(&self, incarnation: u64) -> PathBuf {
+        self.folder
+            .join(format!("{BOARD_PREFIX}{incarnation:016x}"))
+    }
+
+    /// Removes what the dead have left.
+    ///
+    /// # Errors
+    /// The directory cannot be read or changed.
+    pub fn sweep(&self) -> Result<(), RegistryError> {
+        let _guard = folder::lock(&self.folder)?;
+        folder::sweep(&self.folder)
+    }
+
     fn link(&self, endpoint: EndpointId) -> PathBuf {
         self.folder.join(format!("endpoint-{endpoint}"))
     }
 }
+
+const SOCKET_PREFIX: &str = "shm-";
+const BOARD_PREFIX: &str = "board-";
 
 /// A process that is announced in a registry; ends when it and its claims are dropped.
 #[derive(Clone, Debug)]

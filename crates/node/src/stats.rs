@@ -9,8 +9,12 @@ pub struct Stats {
     pub traffic: Traffic,
     /// What the protocol did, and why it dropped packets.
     pub protocol: dipole_proto::Stats,
-    /// Peers, opening or open.
+    /// Peers by packets, opening or open.
     pub peers: usize,
+    /// What went through shared memory, if it is in use.
+    pub local: Option<dipole_link::shm::ShmStats>,
+    /// Processes of this node, opening or open.
+    pub local_peers: usize,
     /// Bytes of received messages that wait to be read.
     pub pool_used_bytes: u64,
     /// Frames that can be filled now.

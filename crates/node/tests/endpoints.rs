@@ -5,18 +5,21 @@
 use std::time::Duration;
 
 use dipole_node::{
-    Address, Config, Endpoint, EndpointId, Node, NodeId, OpenError, ReceiveError, SendError,
+    Address, Config, Endpoint, EndpointId, Links, Node, NodeId, OpenError, ReceiveError, SendError,
 };
 use tempfile::TempDir;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-fn config(directory: &TempDir) -> Config {
-    Config::local(NodeId(1), directory.path().join("dipole"))
+fn config(directory: &TempDir, links: Links) -> Config {
+    Config {
+        links,
+        ..Config::local(NodeId(1), directory.path().join("dipole"))
+    }
 }
 
-fn node(directory: &TempDir) -> Node {
-    Node::open(config(directory)).expect("a node on loopback")
+fn node(directory: &TempDir, links: Links) -> Node {
+    Node::open(config(directory, links)).expect("a node on loopback")
 }
 
 fn endpoint(node: &Node, id: u32) -> Endpoint {
@@ -24,8 +27,8 @@ fn endpoint(node: &Node, id: u32) -> Endpoint {
 }
 
 /// Endpoints 1:1 and 1:2 in two nodes of this process; the first points at the second.
-fn pair(directory: &TempDir) -> (Endpoint, Endpoint) {
-    let (left, right) = (node(directory), node(directory));
+fn pair(directory: &TempDir, links: Links) -> (Endpoint, Endpoint) {
+    let (left, right) = (node(directory, links), node(directory, links));
     let (from, to) = (endpoint(&left, 1), endpoint(&right, 2));
     std::thread::scope(|scope| {
         // A peer answers the handshake while it waits for something.
@@ -39,8 +42,8 @@ fn pair(directory: &TempDir) -> (Endpoint, Endpoint) {
 }
 
 /// An inbox 1:7 and an outbox 1:8 in one node, the latter pointing at the former.
-fn inner_edge(directory: &TempDir) -> (Endpoint, Endpoint) {
-    let node = node(directory);
+fn inner_edge(directory: &TempDir, links: Links) -> (Endpoint, Endpoint) {
+    let node = node(directory, links);
     let (inbox, outbox) = (endpoint(&node, 7), endpoint(&node, 8));
     outbox.target(Address::new(1, 7)).expect("it exists");
     (inbox, outbox)
@@ -52,10 +55,9 @@ fn pattern(index: usize, length: usize) -> Vec<u8> {
         .collect()
 }
 
-#[test]
-fn messages_of_all_sizes_arrive_whole_and_in_order() {
+fn messages_of_all_sizes_arrive_whole_and_in_order(links: Links) {
     let directory = tempfile::tempdir().expect("a directory");
-    let (from, to) = pair(&directory);
+    let (from, to) = pair(&directory, links);
     let lengths = [0, 1, 64, 1400, 1500, 9000, 65_536, 1 << 20, 5 << 20, 3, 0];
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -74,10 +76,9 @@ fn messages_of_all_sizes_arrive_whole_and_in_order() {
     });
 }
 
-#[test]
-fn many_small_messages_are_packed_and_keep_their_order() {
+fn many_small_messages_are_packed_and_keep_their_order(links: Links) {
     let directory = tempfile::tempdir().expect("a directory");
-    let (from, to) = pair(&directory);
+    let (from, to) = pair(&directory, links);
     let count = 50_000_u32;
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -95,10 +96,9 @@ fn many_small_messages_are_packed_and_keep_their_order() {
     });
 }
 
-#[test]
-fn a_taken_endpoint_names_its_holder() {
+fn a_taken_endpoint_names_its_holder(links: Links) {
     let directory = tempfile::tempdir().expect("a directory");
-    let (first, second) = (node(&directory), node(&directory));
+    let (first, second) = (node(&directory, links), node(&directory, links));
     let held = endpoint(&first, 5);
     match second.endpoint(EndpointId(5)) {
         Err(OpenError::Taken { pid, address, .. }) => {
@@ -111,10 +111,9 @@ fn a_taken_endpoint_names_its_holder() {
     endpoint(&second, 5);
 }
 
-#[test]
-fn an_endpoint_of_the_same_process_can_be_a_target() {
+fn an_endpoint_of_the_same_process_can_be_a_target(links: Links) {
     let directory = tempfile::tempdir().expect("a directory");
-    let (inbox, outbox) = inner_edge(&directory);
+    let (inbox, outbox) = inner_edge(&directory, links);
     for index in 0..100 {
         let message = pattern(index, index * 100);
         outbox.send(&message).expect("sent");
@@ -122,10 +121,9 @@ fn an_endpoint_of_the_same_process_can_be_a_target() {
     }
 }
 
-#[test]
-fn several_targets_each_get_a_copy() {
+fn several_targets_each_get_a_copy(links: Links) {
     let directory = tempfile::tempdir().expect("a directory");
-    let node = node(&directory);
+    let node = node(&directory, links);
     let root = endpoint(&node, 1);
     let leaves: Vec<Endpoint> = (2..5).map(|id| endpoint(&node, id)).collect();
     for leaf in &leaves {
@@ -139,10 +137,9 @@ fn several_targets_each_get_a_copy() {
     assert!(leaves[0].try_receive().expect("works").is_none());
 }
 
-#[test]
-fn a_receiver_that_does_not_read_makes_the_sender_full_and_loses_nothing() {
+fn a_receiver_that_does_not_read_makes_the_sender_full_and_loses_nothing(links: Links) {
     let directory = tempfile::tempdir().expect("a directory");
-    let (inbox, outbox) = inner_edge(&directory);
+    let (inbox, outbox) = inner_edge(&directory, links);
     let mut sent = 0;
     let full = loop {
         match outbox.try_send(&pattern(sent, 10_000)) {
@@ -176,10 +173,9 @@ fn a_receiver_that_does_not_read_makes_the_sender_full_and_loses_nothing() {
     );
 }
 
-#[test]
-fn receiving_into_a_short_buffer_leaves_the_message_in_place() {
+fn receiving_into_a_short_buffer_leaves_the_message_in_place(links: Links) {
     let directory = tempfile::tempdir().expect("a directory");
-    let (inbox, outbox) = inner_edge(&directory);
+    let (inbox, outbox) = inner_edge(&directory, links);
     outbox.send(b"four").expect("sent");
     let mut short = [0; 3];
     assert!(matches!(
@@ -197,10 +193,9 @@ fn receiving_into_a_short_buffer_leaves_the_message_in_place() {
     );
 }
 
-#[test]
-fn a_closed_endpoint_refuses_and_the_sender_is_told() {
+fn a_closed_endpoint_refuses_and_the_sender_is_told(links: Links) {
     let directory = tempfile::tempdir().expect("a directory");
-    let (inbox, outbox) = inner_edge(&directory);
+    let (inbox, outbox) = inner_edge(&directory, links);
     drop(inbox);
     let begun = std::time::Instant::now();
     let refused = loop {
@@ -214,10 +209,9 @@ fn a_closed_endpoint_refuses_and_the_sender_is_told() {
     assert!(matches!(refused, SendError::Refused { .. }), "{refused}");
 }
 
-#[test]
-fn an_endpoint_without_target_or_message_says_so() {
+fn an_endpoint_without_target_or_message_says_so(links: Links) {
     let directory = tempfile::tempdir().expect("a directory");
-    let node = node(&directory);
+    let node = node(&directory, links);
     let lonely = endpoint(&node, 9);
     assert!(matches!(
         lonely.send(b"x"),
@@ -227,10 +221,9 @@ fn an_endpoint_without_target_or_message_says_so() {
     assert!(matches!(timed_out, Err(ReceiveError::TimedOut { .. })));
 }
 
-#[test]
-fn unreliable_messages_arrive_at_most_once() {
+fn unreliable_messages_arrive_at_most_once(links: Links) {
     let directory = tempfile::tempdir().expect("a directory");
-    let (from, to) = pair(&directory);
+    let (from, to) = pair(&directory, links);
     for index in 0..200_u32 {
         let length = if index % 2 == 0 { 4 } else { 20_000 };
         let mut message = vec![0; length];
@@ -253,11 +246,12 @@ fn unreliable_messages_arrive_at_most_once() {
 
 #[test]
 fn loss_of_packets_changes_nothing_but_the_time() {
+    let links = Links::Udp;
     let directory = tempfile::tempdir().expect("a directory");
     let plan = "drop=0.02,repeat=0.01,reorder=0.02,corrupt=0.01,seed=5";
     let faulty = Config {
         fault: Some(plan.parse().expect("a plan")),
-        ..config(&directory)
+        ..config(&directory, links)
     };
     let (left, right) = (
         Node::open(faulty.clone()).expect("opens"),
@@ -282,10 +276,9 @@ fn loss_of_packets_changes_nothing_but_the_time() {
     assert!(stats.protocol.repeats > 0, "{stats:?}");
 }
 
-#[test]
-fn one_thread_sends_while_another_receives_on_the_same_endpoint() {
+fn one_thread_sends_while_another_receives_on_the_same_endpoint(links: Links) {
     let directory = tempfile::tempdir().expect("a directory");
-    let (left, right) = (node(&directory), node(&directory));
+    let (left, right) = (node(&directory, links), node(&directory, links));
     let (one, other) = (endpoint(&left, 1), endpoint(&right, 2));
     let talk = |own: &Endpoint, to: Address| {
         own.target(to).expect("it exists");
@@ -309,10 +302,9 @@ fn one_thread_sends_while_another_receives_on_the_same_endpoint() {
     });
 }
 
-#[test]
-fn a_peer_that_closes_is_reported() {
+fn a_peer_that_closes_is_reported(links: Links) {
     let directory = tempfile::tempdir().expect("a directory");
-    let (left, right) = (node(&directory), node(&directory));
+    let (left, right) = (node(&directory, links), node(&directory, links));
     let (from, to) = (endpoint(&left, 1), endpoint(&right, 2));
     std::thread::scope(|scope| {
         scope.spawn(move || {
@@ -332,4 +324,31 @@ fn a_peer_that_closes_is_reported() {
         from.send_timeout(b"too late", PATIENCE),
         Err(SendError::PeerGone { .. })
     ));
+}
+
+/// Each of these holds whatever carries the messages.
+macro_rules! over_each_link {
+    ($($test:ident,)*) => {
+        mod by_packets {
+            $(#[test] fn $test() { super::$test(super::Links::Udp); })*
+        }
+        mod by_shared_memory {
+            $(#[test] fn $test() { super::$test(super::Links::Shm); })*
+        }
+    };
+}
+
+over_each_link! {
+    messages_of_all_sizes_arrive_whole_and_in_order,
+    many_small_messages_are_packed_and_keep_their_order,
+    a_taken_endpoint_names_its_holder,
+    an_endpoint_of_the_same_process_can_be_a_target,
+    several_targets_each_get_a_copy,
+    a_receiver_that_does_not_read_makes_the_sender_full_and_loses_nothing,
+    receiving_into_a_short_buffer_leaves_the_message_in_place,
+    a_closed_endpoint_refuses_and_the_sender_is_told,
+    an_endpoint_without_target_or_message_says_so,
+    unreliable_messages_arrive_at_most_once,
+    one_thread_sends_while_another_receives_on_the_same_endpoint,
+    a_peer_that_closes_is_reported,
 }

@@ -46,7 +46,7 @@ pub mod time;
 mod timer;
 pub mod wire;
 
-pub use config::Config;
+pub use config::{Config, MAX_MESSAGE_BYTES, charge};
 pub use error::{BeginError, ConnectError};
 pub use event::{EdgeId, Event, GoneReason, PeerId};
 pub use holes::{Arrival, Hole, Holes, MAX_HOLES};

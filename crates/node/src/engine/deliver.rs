@@ -8,12 +8,13 @@ use rustc_hash::FxHashMap;
 
 use super::peer::{Assembly, Incoming, LooseAssembly, Peer, find, peer_entry};
 use super::{Departure, Traffic};
+use crate::GoneReason;
 use crate::address::{Address, EndpointId, NodeId};
 use crate::frames::FramePool;
-use crate::inbox::{Buffers, Inbox};
+use crate::inbox::{Buffer, Buffers, Charge, Inbox};
 
 /// Unreliable messages that one endpoint holds at most.
-const LOOSE_LIMIT: usize = 4096;
+pub(super) const LOOSE_LIMIT: usize = 4096;
 
 /// The parts of the engine that events change.
 pub(super) struct Receivers<'a> {
@@ -25,6 +26,15 @@ pub(super) struct Receivers<'a> {
     pub(super) departures: &'a mut Vec<Departure>,
     pub(super) progress: &'a mut u64,
     pub(super) open_frames: &'a mut usize,
+    /// Endpoints with a descriptor that got a message in this turn.
+    pub(super) fresh: &'a mut Vec<u32>,
+}
+
+/// A message on its way into an inbox.
+pub(super) struct Arrival {
+    pub(super) source: Address,
+    pub(super) target: u32,
+    pub(super) charged_to: Charge,
 }
 
 /// Handles all events at hand; those with bytes refer to `packet`.
@@ -49,12 +59,48 @@ pub(super) fn handle(machine: &mut Machine, receivers: &mut Receivers<'_>, packe
 impl Receivers<'_> {
     #[inline]
     fn deliver(&mut self, edge: EdgeId, bytes: &[u8]) {
-        if let Some(incoming) = incoming(self.peers, edge)
-            && let Some(inbox) = self.inboxes.get_mut(&incoming.target)
-        {
-            inbox.push_copy(Some(edge), incoming.source, bytes);
-            *self.progress += 1;
+        let arrival = incoming(self.peers, edge).map(|incoming| Arrival {
+            source: incoming.source,
+            target: incoming.target,
+            charged_to: Charge::Net(edge),
+        });
+        if let Some(arrival) = arrival {
+            self.push_with(&arrival, bytes.len(), |place| place.copy_from_slice(bytes));
         }
+    }
+
+    /// Puts a message that `fill` writes into its inbox; false if there is none.
+    #[inline]
+    pub(super) fn push_with(
+        &mut self,
+        arrival: &Arrival,
+        length: usize,
+        fill: impl FnOnce(&mut [u8]),
+    ) -> bool {
+        let Some(inbox) = self.inboxes.get_mut(&arrival.target) else {
+            return false;
+        };
+        inbox.push_with(arrival.charged_to, arrival.source, length, fill);
+        if inbox.exported && !inbox.fresh {
+            inbox.fresh = true;
+            self.fresh.push(arrival.target);
+        }
+        *self.progress += 1;
+        true
+    }
+
+    /// The same with a long message; gives it back if there is no inbox.
+    pub(super) fn push_buffer(&mut self, arrival: &Arrival, buffer: Buffer) -> Result<(), Buffer> {
+        let Some(inbox) = self.inboxes.get_mut(&arrival.target) else {
+            return Err(buffer);
+        };
+        inbox.push_buffer(arrival.charged_to, arrival.source, buffer);
+        if inbox.exported && !inbox.fresh {
+            inbox.fresh = true;
+            self.fresh.push(arrival.target);
+        }
+        *self.progress += 1;
+        Ok(())
     }
 
     fn rare(&mut self, event: Event, packet: &[u8]) {
@@ -104,6 +150,7 @@ impl Receivers<'_> {
             }
             Event::Gone { peer, reason } => {
                 let entry = peer_entry(self.peers, peer);
+                let reason = GoneReason::from(reason);
                 entry.gone = Some(reason);
                 entry.incoming = Vec::new();
                 entry.bulk_mark = Vec::new();
@@ -112,7 +159,7 @@ impl Receivers<'_> {
                     *self.open_frames -= 1;
                 }
                 self.departures.push(Departure {
-                    peer,
+                    peer: Some(peer),
                     node: entry.node,
                     incarnation: entry.incarnation,
                     reason,
@@ -160,17 +207,25 @@ impl Receivers<'_> {
             return;
         };
         let assembly = incoming.assemblies.swap_remove(index);
-        if let Some(inbox) = self.inboxes.get_mut(&incoming.target) {
-            inbox.push_buffer(Some(edge), incoming.source, assembly.buffer);
-            *self.progress += 1;
-        }
+        let arrival = Arrival {
+            source: incoming.source,
+            target: incoming.target,
+            charged_to: Charge::Net(edge),
+        };
+        // The machine gives back the credit of what nobody takes.
+        let _unwanted = self.push_buffer(&arrival, assembly.buffer);
     }
 
     fn loose(&mut self, edge: EdgeId, sequence: u32, (offset, total): (u64, u64), bytes: &[u8]) {
         let Some(incoming) = incoming(self.peers, edge) else {
             return;
         };
-        let Some(inbox) = self.inboxes.get_mut(&incoming.target) else {
+        let arrival = Arrival {
+            source: incoming.source,
+            target: incoming.target,
+            charged_to: Charge::None,
+        };
+        let Some(inbox) = self.inboxes.get(&incoming.target) else {
             return;
         };
         if inbox.len() >= LOOSE_LIMIT {
@@ -178,8 +233,7 @@ impl Receivers<'_> {
             return;
         }
         if bytes.len() as u64 == total {
-            inbox.push_copy(None, incoming.source, bytes);
-            *self.progress += 1;
+            self.push_with(&arrival, bytes.len(), |place| place.copy_from_slice(bytes));
             return;
         }
         let current = incoming
@@ -197,8 +251,7 @@ impl Receivers<'_> {
             loose.got += bytes.len() as u64;
         }
         if loose.got == total {
-            inbox.push_buffer(None, incoming.source, loose.buffer);
-            *self.progress += 1;
+            let _unwanted = self.push_buffer(&arrival, loose.buffer);
         } else {
             incoming.loose = Some(loose);
         }

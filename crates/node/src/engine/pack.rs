@@ -1,11 +1,12 @@
 //! How messages get into frames: one copy in, small ones packed together.
 
 use dipole_proto::wire::{self, FRAGMENT_BYTES, HEADER_BYTES, MESSAGE_BYTES, RefusedReason};
-use dipole_proto::{BeginError, EdgeId, Frames, GoneReason, Instant, PeerId};
+use dipole_proto::{BeginError, EdgeId, Frames, Instant, PeerId};
 
 use super::peer::{OpenFrame, find, peer_entry};
 use super::{Destination, Engine};
-use crate::inbox::{Inbox, Token};
+use crate::GoneReason;
+use crate::inbox::{Charge, Inbox, Token};
 use crate::net::to_wire;
 
 /// Why a message did not get into frames.
@@ -51,8 +52,23 @@ impl Engine {
 
     /// Closes an inbox; what it holds is dropped, what comes is refused.
     pub fn close_endpoint(&mut self, endpoint: u32) {
-        self.inboxes.remove(&endpoint);
+        self.forget_export(endpoint);
+        self.outlets.remove(&endpoint);
+        // Threads that wait for its messages learn of it.
+        self.progress += 1;
+        let unread = self.inboxes.remove(&endpoint);
         self.machine.close_endpoint(endpoint);
+        if let Some(local) = &mut self.local {
+            let tokens = unread.into_iter().flat_map(Inbox::into_tokens);
+            for token in tokens {
+                match token.charged_to {
+                    Charge::Local(charge) => local.consumed(charge, token.message.len() as u64),
+                    Charge::LocalLong => local.consumed_long(token.message.len() as u64),
+                    Charge::None | Charge::Net(_) => {}
+                }
+            }
+            local.close_endpoint(endpoint);
+        }
         for peer in self.peers.iter_mut().flatten() {
             for incoming in &mut peer.incoming {
                 if incoming.target == endpoint {
@@ -70,10 +86,20 @@ impl Engine {
             charged_to,
             message,
         } = self.inboxes.get_mut(&endpoint)?.pop()?;
-        if let Some(edge) = charged_to {
-            self.machine.consumed(now, edge, message.len() as u64);
-        }
+        self.give_back(now, charged_to, message.len() as u64);
+        self.unsignal(endpoint);
         Some(message)
+    }
+
+    /// The room of a message that has been taken, or dropped unread.
+    #[inline]
+    fn give_back(&mut self, now: Instant, charged_to: Charge, length: u64) {
+        match (charged_to, &mut self.local) {
+            (Charge::Net(edge), _) => self.machine.consumed(now, edge, length),
+            (Charge::Local(charge), Some(local)) => local.consumed(charge, length),
+            (Charge::LocalLong, Some(local)) => local.consumed_long(length),
+            (Charge::None | Charge::Local(_) | Charge::LocalLong, _) => {}
+        }
     }
 
     /// True if a message waits at this endpoint.
@@ -154,6 +180,7 @@ impl Engine {
             .flat_map(|peer| &peer.incoming)
             .filter(|incoming| incoming.target == endpoint)
             .map(|incoming| incoming.source)
+            .chain(self.local.iter().flat_map(|local| local.sources(endpoint)))
             .collect()
     }
 

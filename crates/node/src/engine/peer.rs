@@ -1,7 +1,8 @@
 //! What the engine keeps of one peer: its edges, and the frame being filled.
 
-use dipole_proto::{EdgeId, GoneReason, PeerId, Slot};
+use dipole_proto::{EdgeId, PeerId, Slot};
 
+use crate::GoneReason;
 use crate::address::Address;
 use crate::inbox::Buffer;
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::FlockOperation;
 
-use super::{RegistryError, owner};
+use super::{BOARD_PREFIX, RegistryError, SOCKET_PREFIX, owner};
 
 /// Nobody changes the directory for longer than this unless it was stopped.
 const STUCK: Duration = Duration::from_secs(10);
@@ -116,16 +116,28 @@ pub(super) fn remove(path: &Path) -> Result<(), RegistryError> {
 pub(super) fn sweep(folder: &Path) -> Result<(), RegistryError> {
     let mut owners: Vec<PathBuf> = Vec::new();
     let mut endpoints: Vec<PathBuf> = Vec::new();
+    // Files named after an incarnation, and which.
+    let mut incarnate: Vec<(PathBuf, String)> = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(failed("reading", folder))? {
         let entry = entry.map_err(failed("reading", folder))?;
-        match entry.file_name().to_str() {
-            Some(name) if name.starts_with("owner-") => owners.push(entry.path()),
-            Some(name) if name.starts_with("endpoint-") => endpoints.push(entry.path()),
-            _ => {}
+        let name = entry.file_name();
+        let Some(name) = name.to_str() else { continue };
+        if name.starts_with("owner-") {
+            owners.push(entry.path());
+        } else if name.starts_with("endpoint-") {
+            endpoints.push(entry.path());
+        } else if let Some(incarnation) = [SOCKET_PREFIX, BOARD_PREFIX]
+            .iter()
+            .find_map(|prefix| name.strip_prefix(prefix))
+        {
+            incarnate.push((entry.path(), incarnation.to_owned()));
         }
     }
+    let mut living = Vec::new();
     for path in owners {
-        if !owner::is_alive(&path)? {
+        if owner::is_alive(&path)? {
+            living.push(owner::incarnation(&path));
+        } else {
             remove(&path)?;
         }
     }
@@ -133,6 +145,15 @@ pub(super) fn sweep(folder: &Path) -> Result<(), RegistryError> {
         // Follows the link: an endpoint whose owner is gone leads nowhere.
         if matches!(link.try_exists(), Ok(false)) {
             remove(&link)?;
+        }
+    }
+    // An owner that cannot be read may be the one of any file.
+    if living.iter().all(Option::is_some) {
+        for (path, incarnation) in incarnate {
+            let lives = living.iter().flatten().any(|one| *one == incarnation);
+            if !lives {
+                remove(&path)?;
+            }
         }
     }
     Ok(())

@@ -74,6 +74,12 @@ pub(super) fn is_alive(path: &Path) -> Result<bool, RegistryError> {
     }
 }
 
+/// The incarnation that an owner file tells, as its other files have it in their names.
+pub(super) fn incarnation(path: &Path) -> Option<String> {
+    let record = read(open(path).ok()??, path).ok()?;
+    Some(format!("{:016x}", record.owner.ports.incarnation))
+}
+
 fn open(path: &Path) -> Result<Option<File>, RegistryError> {
     match File::open(path) {
         Ok(file) => Ok(Some(file)),

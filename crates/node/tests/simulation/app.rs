@@ -131,7 +131,7 @@ impl World {
                 ));
             }
             for flow in &mut self.flows {
-                if flow.plan.from == index && flow.peer == Some(peer) {
+                if flow.plan.from == index && flow.peer == peer {
                     if let Some(stream) = flow.stream {
                         self.ledger.told_gone(stream);
                         self.totals.told_gone += 1;

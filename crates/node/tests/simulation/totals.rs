@@ -69,6 +69,9 @@ impl Totals {
             GoneReason::Closed => 1,
             GoneReason::Restarted => 2,
             GoneReason::Reset(_) => 3,
+            GoneReason::Died | GoneReason::Misbehaved => {
+                unreachable!("these come of shared memory")
+            }
         };
         self.sessions_gone[index] += 1;
     }

@@ -1,0 +1,9 @@
+//! Names the shared library for the dynamic linker.
+
+fn main() {
+    println!("cargo:rerun-if-changed=build.rs");
+    // The number is the version of the binary interface: programs ask for this name.
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libdipole.so.0");
+    // A thread of the library may still run when a program calls dlclose.
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
+}

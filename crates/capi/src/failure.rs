@@ -1,0 +1,295 @@
+//! Why a call failed: an error number for the program, a text for people.
+//!
+//! The numbers are part of the interface: a kind of failure keeps its number. They
+//! are listed in [`MEANINGS`], in `dipole.h` and in `dp_error(3)`.
+
+use std::ffi::{CStr, c_int};
+use std::fmt;
+use std::io;
+
+use dipole_node::hosts::HostsError;
+use dipole_node::job::JobError;
+use dipole_node::{CloseError, ConfigError, OpenError, ReceiveError, SendError, TargetError};
+
+/// What went wrong in a call.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    Open(OpenError),
+    Target(TargetError),
+    Send(SendError),
+    Receive(ReceiveError),
+    Close(CloseError),
+    Config(ConfigError),
+    Hosts(HostsError),
+    Job(JobError),
+    /// The pool cannot be had.
+    Pool {
+        bytes: usize,
+        cause: String,
+    },
+    /// The number is no endpoint's descriptor, or not any more.
+    NotAnEndpoint {
+        fd: c_int,
+    },
+    /// The descriptor was inherited by `fork`.
+    Inherited {
+        fd: c_int,
+    },
+    /// A read would have waited.
+    NoMessage {
+        fd: c_int,
+    },
+    Null {
+        what: &'static str,
+    },
+    Misaligned {
+        what: &'static str,
+    },
+    BadNumber {
+        what: &'static str,
+        found: i64,
+        expected: &'static str,
+    },
+    BadText {
+        what: &'static str,
+        found: String,
+        expected: &'static str,
+    },
+    UnknownFlags {
+        flags: c_int,
+        known: c_int,
+    },
+    /// More messages were given back than are read.
+    TooManyGivenBack {
+        asked: c_int,
+        held: usize,
+    },
+    StructTooShort {
+        what: &'static str,
+        size: usize,
+    },
+    /// A member that this library does not know is set.
+    StructTooNew {
+        what: &'static str,
+        size: usize,
+        known: usize,
+    },
+    AlreadyOpen,
+    NotOpen,
+    /// The kernel refused something about a descriptor.
+    Descriptor {
+        doing: &'static str,
+        cause: io::Error,
+    },
+    /// A bug of this library.
+    Panic(String),
+}
+
+/// Every error number that this library sets, and what it means then.
+pub(crate) const MEANINGS: [(c_int, &CStr); 23] = [
+    (libc::E2BIG, c"an option is set that this version of the library does not know"),
+    (libc::EACCES, c"the runtime directory or the capture file cannot be used"),
+    (libc::EADDRINUSE, c"another process has the endpoint"),
+    (libc::EADDRNOTAVAIL, c"the node's network address cannot be bound"),
+    (libc::EAGAIN, c"the call would have to wait"),
+    (libc::EBADF, c"the descriptor is no endpoint, or its endpoint has ended"),
+    (libc::EBUSY, c"the node is already open"),
+    (libc::ECONNREFUSED, c"the receiving process has no such endpoint"),
+    (libc::ECONNRESET, c"the peer process is gone"),
+    (libc::EDESTADDRREQ, c"the endpoint has no target"),
+    (libc::EFAULT, c"a pointer is null or misaligned"),
+    (libc::EHOSTUNREACH, c"the endpoint cannot be found"),
+    (libc::EINVAL, c"an argument, an option or an environment variable is wrong"),
+    (libc::EIO, c"the link is broken, or the library has a bug"),
+    (libc::EMFILE, c"no descriptors or threads are left"),
+    (libc::EMSGSIZE, c"the message is too long, or the buffer too short"),
+    (libc::ENOENT, c"the process belongs to no job"),
+    (libc::ENOMEM, c"the pool cannot be had"),
+    (libc::ENXIO, c"the node is not open"),
+    (libc::EOPNOTSUPP, c"shared memory was asked for and cannot be used"),
+    (libc::ESTALE, c"the descriptor belongs to the parent process"),
+    (libc::ETIMEDOUT, c"it did not happen in the time given"),
+    (libc::EUSERS, c"the process has as many peers as it may"),
+];
+
+
+/// What an error number means when a `dp_` call sets it.
+pub(crate) fn meaning(errno: c_int) -> Option<&'static CStr> {
+    MEANINGS
+        .iter()
+        .find(|(number, _)| *number == errno)
+        .map(|(_, text)| *text)
+}
+
+impl Failure {
+    /// True if the endpoint behind the number has ended.
+    pub(crate) fn is_ended(&self) -> bool {
+        matches!(
+            self,
+            Failure::Send(SendError::Ended)
+                | Failure::Receive(ReceiveError::Ended)
+                | Failure::Target(TargetError::Ended)
+        )
+    }
+
+    /// The error number of this failure.
+    pub(crate) fn errno(&self) -> c_int {
+        match self {
+            Failure::Open(error) => match error {
+                OpenError::Taken { .. } => libc::EADDRINUSE,
+                OpenError::Registry { .. } | OpenError::Capture { .. } => libc::EACCES,
+                OpenError::Link { .. } => libc::EADDRNOTAVAIL,
+                OpenError::Sleep(_) => libc::EMFILE,
+                OpenError::SharedMemory { .. } => libc::EOPNOTSUPP,
+                OpenError::Forked => libc::ESTALE,
+            },
+            Failure::Target(error) => match error {
+                TargetError::Unresolved { .. } => libc::EHOSTUNREACH,
+                TargetError::TimedOut { .. } => libc::ETIMEDOUT,
+                TargetError::PeerGone { .. } => libc::ECONNRESET,
+                TargetError::TooManyPeers { .. } => libc::EUSERS,
+                TargetError::NoSharedMemory { .. } => libc::EOPNOTSUPP,
+                TargetError::Broken(_) => libc::EIO,
+                TargetError::Ended => libc::EBADF,
+                TargetError::Forked => libc::ESTALE,
+            },
+            Failure::Send(error) => match error {
+                SendError::NoTarget { .. } => libc::EDESTADDRREQ,
+                SendError::Full { .. } => libc::EAGAIN,
+                SendError::TimedOut { .. } => libc::ETIMEDOUT,
+                SendError::TooLong { .. } => libc::EMSGSIZE,
+                SendError::Refused { .. } => libc::ECONNREFUSED,
+                SendError::PeerGone { .. } => libc::ECONNRESET,
+                SendError::Broken(_) => libc::EIO,
+                SendError::Ended => libc::EBADF,
+                SendError::Forked => libc::ESTALE,
+            },
+            Failure::Receive(error) => match error {
+                ReceiveError::TimedOut { .. } => libc::ETIMEDOUT,
+                ReceiveError::TooShort { .. } => libc::EMSGSIZE,
+                ReceiveError::Broken(_) => libc::EIO,
+                ReceiveError::Ended => libc::EBADF,
+                ReceiveError::Forked => libc::ESTALE,
+            },
+            Failure::Close(error) => match error {
+                CloseError::Unacknowledged { .. } => libc::ETIMEDOUT,
+                CloseError::Broken(_) => libc::EIO,
+                CloseError::Forked => libc::ESTALE,
+            },
+            Failure::Job(JobError::Missing { .. }) => libc::ENOENT,
+            Failure::Pool { .. } => libc::ENOMEM,
+            Failure::NotAnEndpoint { .. } => libc::EBADF,
+            Failure::Inherited { .. } => libc::ESTALE,
+            Failure::NoMessage { .. } => libc::EAGAIN,
+            Failure::Null { .. } | Failure::Misaligned { .. } => libc::EFAULT,
+            Failure::Config(_)
+            | Failure::Hosts(_)
+            | Failure::Job(JobError::Bad { .. })
+            | Failure::BadNumber { .. }
+            | Failure::BadText { .. }
+            | Failure::UnknownFlags { .. }
+            | Failure::TooManyGivenBack { .. }
+            | Failure::StructTooShort { .. } => libc::EINVAL,
+            Failure::StructTooNew { .. } => libc::E2BIG,
+            Failure::AlreadyOpen => libc::EBUSY,
+            Failure::NotOpen => libc::ENXIO,
+            Failure::Descriptor { .. } | Failure::Panic(_) => libc::EIO,
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Failure::Open(error) => error.fmt(f),
+            Failure::Target(error) => error.fmt(f),
+            Failure::Send(error) => error.fmt(f),
+            Failure::Receive(error) => error.fmt(f),
+            Failure::Close(error) => error.fmt(f),
+            Failure::Config(error) => error.fmt(f),
+            Failure::Hosts(error) => error.fmt(f),
+            Failure::Job(error) => error.fmt(f),
+            Failure::Pool { bytes, cause } => write!(
+                f,
+                "the endpoint cannot have a token buffer pool of {bytes} bytes: {cause}"
+            ),
+            Failure::NotAnEndpoint { fd } => write!(
+                f,
+                "descriptor {fd} is no endpoint of this process, or its endpoint has ended; \
+                 use a number that dp_open returned and that is not closed"
+            ),
+            Failure::Inherited { fd } => write!(
+                f,
+                "descriptor {fd} was inherited by fork, its endpoint belongs to the parent \
+                 process; close it and open an endpoint of your own"
+            ),
+            Failure::NoMessage { fd } => write!(
+                f,
+                "no message waits at descriptor {fd}; wait until it is readable"
+            ),
+            Failure::Null { what } => write!(f, "{what} is a null pointer"),
+            Failure::Misaligned { what } => {
+                write!(f, "{what} points to no properly aligned place")
+            }
+            Failure::BadNumber {
+                what,
+                found,
+                expected,
+            } => write!(f, "{what} is {found}, expected {expected}"),
+            Failure::BadText {
+                what,
+                found,
+                expected,
+            } => write!(f, "{what} is {found:?}, expected {expected}"),
+            Failure::UnknownFlags { flags, known } => write!(
+                f,
+                "flags are {flags:#x}, but this call knows only {known:#x}"
+            ),
+            Failure::TooManyGivenBack { asked, held } => write!(
+                f,
+                "{asked} messages were to be given back, but {held} are read and not yet \
+                 given back; nothing was given back"
+            ),
+            Failure::StructTooShort { what, size } => write!(
+                f,
+                "size of {what} is {size}; set it to sizeof the struct before the call"
+            ),
+            Failure::StructTooNew { what, size, known } => write!(
+                f,
+                "{what} has {size} bytes, this version of the library knows {known}, and what \
+                 lies behind is not zero; update the library or leave those options out"
+            ),
+            Failure::AlreadyOpen => f.write_str(
+                "the node is already open; call dp_init before the first dp_open, or dp_finish first",
+            ),
+            Failure::NotOpen => {
+                f.write_str("the node is not open; call dp_init or dp_open first")
+            }
+            Failure::Descriptor { doing, cause } => write!(f, "{doing} failed: {cause}"),
+            Failure::Panic(text) => {
+                write!(f, "internal error of libdipole, please report it: {text}")
+            }
+        }
+    }
+}
+
+macro_rules! failure_from {
+    ($($variant:ident($error:ty)),*) => {$(
+        impl From<$error> for Failure {
+            fn from(error: $error) -> Failure {
+                Failure::$variant(error)
+            }
+        }
+    )*};
+}
+
+failure_from!(
+    Open(OpenError),
+    Target(TargetError),
+    Send(SendError),
+    Receive(ReceiveError),
+    Close(CloseError),
+    Config(ConfigError),
+    Hosts(HostsError),
+    Job(JobError)
+);

@@ -1,0 +1,383 @@
+//! The door: every call of the interface comes in here.
+//!
+//! [`call`] turns a failure into -1, `errno` and a text, and a panic into a failure.
+//! The rest checks what C hands over before anything is done with it; what cannot be
+//! checked (that memory is mapped and as long as said) is the caller's promise.
+
+use std::cell::RefCell;
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr;
+
+use crate::failure::Failure;
+
+/// What a call returns when it fails.
+pub(crate) trait Answer {
+    const FAILED: Self;
+}
+
+impl Answer for c_int {
+    const FAILED: c_int = -1;
+}
+
+impl Answer for isize {
+    const FAILED: isize = -1;
+}
+
+/// The last failure of a thread; its text is made when it is asked for.
+struct Last {
+    call: &'static str,
+    failure: Option<Failure>,
+    text: Option<CString>,
+}
+
+thread_local! {
+    static LAST: RefCell<Last> = const {
+        RefCell::new(Last { call: "", failure: None, text: None })
+    };
+}
+
+/// Runs the body of the function `name`.
+#[inline]
+pub(crate) fn call<A: Answer>(
+    name: &'static str,
+    body: impl FnOnce() -> Result<A, Failure>,
+) -> A {
+    // Nothing the body could have left half done is seen again: what it shares lies
+    // behind locks that forgive a panic.
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(answer)) => answer,
+        Ok(Err(failure)) => fail(name, failure),
+        Err(payload) => {
+            let text = payload
+                .downcast_ref::<&str>()
+                .map(|text| (*text).to_owned())
+                .or_else(|| payload.downcast_ref::<String>().cloned());
+            fail(name, Failure::Panic(text.unwrap_or_default()))
+        }
+    }
+}
+
+#[cold]
+fn fail<A: Answer>(call: &'static str, failure: Failure) -> A {
+    let errno = failure.errno();
+    // A thread that is ending has no place for the text any more.
+    let _gone = LAST.try_with(|last| {
+        let mut last = last.borrow_mut();
+        last.call = call;
+        last.failure = Some(failure);
+    });
+    // SAFETY: the C library's pointer to this thread's errno is valid and aligned.
+    unsafe { *libc::__errno_location() = errno };
+    A::FAILED
+}
+
+/// The text of this thread's last failure, valid until its next one; empty if there
+/// was none.
+pub(crate) fn last_text() -> *const c_char {
+    let text = LAST.try_with(|last| {
+        let mut last = last.borrow_mut();
+        if let Some(failure) = last.failure.take() {
+            let text = format!("{}: {failure}", last.call).replace('\0', "?");
+            last.text = CString::new(text).ok();
+        }
+        last.text.as_deref().unwrap_or(c"").as_ptr()
+    });
+    text.unwrap_or(c"".as_ptr())
+}
+
+/// A descriptor's number as the kernel's calls want it.
+pub(crate) fn borrow(fd: c_int) -> Result<BorrowedFd<'static>, Failure> {
+    if fd < 0 {
+        return Err(Failure::NotAnEndpoint { fd });
+    }
+    // SAFETY: the number is not -1. It is used for one call that reads facts about
+    // whatever it stands for; if it stands for nothing, that call says EBADF.
+    Ok(unsafe { BorrowedFd::borrow_raw(fd) })
+}
+
+/// Closes a descriptor that belongs to the caller of this library.
+///
+/// # Safety
+/// The caller of the library gave the number up: nobody else closes it.
+pub(crate) unsafe fn close(fd: c_int) {
+    // SAFETY: `find` has just seen an open descriptor there, and by the contract it is
+    // ours to close.
+    drop(unsafe { OwnedFd::from_raw_fd(fd) });
+}
+
+/// A message of the caller.
+///
+/// # Safety
+/// `bytes` is null or points to `length` bytes that nobody writes during the call.
+#[inline]
+pub(crate) unsafe fn message<'a>(
+    bytes: *const c_void,
+    length: usize,
+) -> Result<&'a [u8], Failure> {
+    if length == 0 {
+        return Ok(&[]);
+    }
+    if bytes.is_null() {
+        return Err(Failure::Null { what: "msg" });
+    }
+    if isize::try_from(length).is_err() {
+        return Err(Failure::BadNumber {
+            what: "len",
+            found: i64::MAX,
+            expected: "a length that memory can have",
+        });
+    }
+    // SAFETY: not null, at most isize::MAX bytes, readable and unchanged by contract;
+    // bytes need no alignment.
+    Ok(unsafe { std::slice::from_raw_parts(bytes.cast(), length) })
+}
+
+/// A place to write one answer to.
+#[derive(Clone, Copy)]
+pub(crate) struct Out<T>(*mut T);
+
+impl<T> Out<T> {
+    /// Checks the place before anything is done that could not be undone.
+    ///
+    /// # Safety
+    /// `place` is null, or as long as the value is used valid for writes of a `T`.
+    pub(crate) unsafe fn new(what: &'static str, place: *mut T) -> Result<Out<T>, Failure> {
+        if place.is_null() {
+            return Err(Failure::Null { what });
+        }
+        // SAFETY: the contract is this function's own.
+        unsafe { Out::maybe(what, place) }
+    }
+
+    /// The same for an answer that the caller need not want.
+    ///
+    /// # Safety
+    /// That of [`new`](Self::new).
+    #[inline]
+    pub(crate) unsafe fn maybe(what: &'static str, place: *mut T) -> Result<Out<T>, Failure> {
+        if !place.is_aligned() {
+            return Err(Failure::Misaligned { what });
+        }
+        Ok(Out(place))
+    }
+
+    #[inline]
+    pub(crate) fn write(self, value: T) {
+        if !self.0.is_null() {
+            // SAFETY: not null, aligned (checked above), valid for writes by the
+            // contract of `new`.
+            unsafe { self.0.write(value) };
+        }
+    }
+}
+
+/// A buffer to copy a message to.
+#[derive(Clone, Copy)]
+pub(crate) struct Buffer {
+    place: *mut u8,
+    pub(crate) length: usize,
+}
+
+impl Buffer {
+    /// # Safety
+    /// `place` is null, or as long as the value is used valid for writes of `length`
+    /// bytes that are no message of this library.
+    pub(crate) unsafe fn new(place: *mut c_void, length: usize) -> Result<Buffer, Failure> {
+        if place.is_null() && length > 0 {
+            return Err(Failure::Null { what: "buf" });
+        }
+        let place = place.cast();
+        Ok(Buffer { place, length })
+    }
+
+    /// Copies a message that fits; the caller has compared the lengths.
+    pub(crate) fn fill(self, message: &[u8]) {
+        assert!(message.len() <= self.length, "the caller compares lengths");
+        if !message.is_empty() {
+            // SAFETY: the message is not longer than the buffer (asserted), which is
+            // not null then, writable and apart from the message by contract.
+            unsafe { ptr::copy_nonoverlapping(message.as_ptr(), self.place, message.len()) };
+        }
+    }
+}
+
+/// A text option; none if the pointer is null.
+///
+/// # Safety
+/// `text` is null or points to a string that ends with a zero byte and is not changed
+/// as long as the result is used.
+pub(crate) unsafe fn text<'a>(
+    what: &'static str,
+    text: *const c_char,
+) -> Result<Option<&'a str>, Failure> {
+    if text.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: not null; terminated and unchanged by contract.
+    let text = unsafe { CStr::from_ptr(text) };
+    match text.to_str() {
+        Ok(text) => Ok(Some(text)),
+        Err(_) => Err(Failure::BadText {
+            what,
+            found: text.to_string_lossy().into_owned(),
+            expected: "UTF-8",
+        }),
+    }
+}
+
+/// A struct that begins with its size in bytes, which tells its version.
+///
+/// # Safety
+/// All bytes of it may have any value, none is padding, and its first member is a
+/// `usize`.
+pub(crate) unsafe trait Versioned: Copy {
+    const NAME: &'static str;
+    /// The struct with its size and zeros.
+    const EMPTY: Self;
+}
+
+/// Longer structs are certainly a mistake.
+const LONGEST_STRUCT_BYTES: usize = 4096;
+
+/// The size that the caller wrote into its struct.
+unsafe fn size_of_theirs<T: Versioned>(theirs: *const T) -> Result<usize, Failure> {
+    if theirs.is_null() {
+        return Err(Failure::Null { what: T::NAME });
+    }
+    if !theirs.is_aligned() {
+        return Err(Failure::Misaligned { what: T::NAME });
+    }
+    // SAFETY: not null, aligned for a struct that begins with a usize, which is
+    // readable by the contract of the callers.
+    let size = unsafe { theirs.cast::<usize>().read() };
+    if !(size_of::<usize>()..=LONGEST_STRUCT_BYTES).contains(&size) {
+        return Err(Failure::StructTooShort {
+            what: T::NAME,
+            size,
+        });
+    }
+    Ok(size)
+}
+
+/// Reads a struct of any version: what an older one has not is zero, what a newer one
+/// has besides must be zero.
+///
+/// # Safety
+/// `theirs` is null or points to a struct of as many bytes as its first member says.
+pub(crate) unsafe fn read_struct<T: Versioned>(theirs: *const T) -> Result<T, Failure> {
+    // SAFETY: the contract is the same.
+    let size = unsafe { size_of_theirs(theirs) }?;
+    let known = size_of::<T>();
+    let mut ours = T::EMPTY;
+    for offset in known..size {
+        // SAFETY: the byte lies within the struct by contract.
+        if unsafe { theirs.cast::<u8>().add(offset).read() } != 0 {
+            return Err(Failure::StructTooNew {
+                what: T::NAME,
+                size,
+                known,
+            });
+        }
+    }
+    // SAFETY: the length is at most both structs'; `ours` is a local, so they are
+    // apart; a `T` may consist of any bytes (contract of `Versioned`).
+    unsafe { ptr::copy_nonoverlapping(theirs.cast::<u8>(), (&raw mut ours).cast(), size.min(known)) };
+    Ok(ours)
+}
+
+/// Writes as much of a struct as the caller's version has and tells how much that is
+/// in its first member; what a newer one has besides becomes zero.
+///
+/// # Safety
+/// That of [`read_struct`], and the struct is valid for writes.
+pub(crate) unsafe fn write_struct<T: Versioned>(theirs: *mut T, ours: &T) -> Result<(), Failure> {
+    // SAFETY: the contract is the same.
+    let size = unsafe { size_of_theirs(theirs) }?;
+    let filled = size.min(size_of::<T>());
+    // SAFETY: both structs have `filled` bytes, the caller's `size`; `ours` is borrowed
+    // from Rust and so apart from what C writes to; the first member is a usize,
+    // aligned (checked above).
+    unsafe {
+        theirs.cast::<u8>().write_bytes(0, size);
+        ptr::copy_nonoverlapping(ptr::from_ref(ours).cast(), theirs.cast::<u8>(), filled);
+        theirs.cast::<usize>().write(filled);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Clone, Copy)]
+    #[repr(C)]
+    struct Sample {
+        size: usize,
+        first: u64,
+        second: u64,
+    }
+
+    // SAFETY: integers only, no padding, a usize first.
+    unsafe impl Versioned for Sample {
+        const NAME: &'static str = "sample";
+        const EMPTY: Sample = Sample {
+            size: size_of::<Sample>(),
+            first: 0,
+            second: 0,
+        };
+    }
+
+    fn read(words: &[u64]) -> Result<Sample, Failure> {
+        // SAFETY: the words are as many as the first says, in all cases below.
+        unsafe { read_struct(words.as_ptr().cast::<Sample>()) }
+    }
+
+    #[test]
+    fn structs_of_all_versions_are_read() {
+        let whole = read(&[24, 1, 2]).unwrap();
+        assert_eq!((whole.first, whole.second), (1, 2));
+        let older = read(&[16, 1]).unwrap();
+        assert_eq!((older.first, older.second), (1, 0));
+        let newer = read(&[40, 1, 2, 0, 0]).unwrap();
+        assert_eq!((newer.first, newer.second), (1, 2));
+        assert_eq!(read(&[40, 1, 2, 0, 7]).unwrap_err().errno(), libc::E2BIG);
+        assert_eq!(read(&[0, 1]).unwrap_err().errno(), libc::EINVAL);
+        assert_eq!(read(&[7, 1]).unwrap_err().errno(), libc::EINVAL);
+        assert_eq!(read(&[4097]).unwrap_err().errno(), libc::EINVAL);
+        // SAFETY: null is allowed.
+        let null = unsafe { read_struct(ptr::null::<Sample>()) };
+        assert_eq!(null.unwrap_err().errno(), libc::EFAULT);
+    }
+
+    #[test]
+    fn structs_of_all_versions_are_written() {
+        let ours = Sample {
+            size: 24,
+            first: 1,
+            second: 2,
+        };
+        for (size, expected) in [
+            (24, [24, 1, 2, 9]),
+            (16, [16, 1, 9, 9]),
+            (32, [24, 1, 2, 0]),
+        ] {
+            let mut theirs = [size, 9, 9, 9];
+            // SAFETY: the array has as many bytes as its first word says.
+            unsafe { write_struct(theirs.as_mut_ptr().cast(), &ours) }.unwrap();
+            assert_eq!(theirs, expected);
+        }
+    }
+
+    #[test]
+    fn a_panic_becomes_an_error_with_its_text() {
+        let answer: c_int = call("dp_test", || panic!("the {} is wrong", 7));
+        assert_eq!(answer, -1);
+        assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EIO));
+        // SAFETY: the pointer is to this thread's text, which the next failure changes.
+        let text = unsafe { CStr::from_ptr(last_text()) }.to_str().unwrap();
+        assert!(text.starts_with("dp_test: internal error"), "{text}");
+        assert!(text.ends_with("the 7 is wrong"), "{text}");
+    }
+}

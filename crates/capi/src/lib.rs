@@ -1,0 +1,33 @@
+//! The C interface of Dipole: `libdipole`.
+//!
+//! A thin door over [`dipole_node`]: it checks pointers, finds the endpoint of a
+//! descriptor, translates errors into `errno` and texts, and lets no panic out. The
+//! interface is described where its users read it, in `include/dipole.h` and the
+//! manual pages; a test compares the header with the functions here.
+//!
+//! `papers.rs` has the seven calls of DP §2, table 1, `message.rs` what sends and
+//! receives besides, `facts.rs` what tells. All go through [`guard`]; [`handle`]
+//! finds endpoints, [`process`] keeps the one node of the process.
+
+mod facts;
+mod failure;
+mod guard;
+mod handle;
+mod message;
+mod options;
+mod papers;
+mod process;
+
+pub use facts::{
+    dp_error, dp_own_address, dp_peer, dp_rank, dp_rank_of, dp_size, dp_stats, dp_strerror,
+    dp_version,
+};
+pub use message::{
+    DP_DONTWAIT, DP_MORE, DP_UNRELIABLE, dp_add_target, dp_drain, dp_flush, dp_recv, dp_recv_copy,
+    dp_remove_target, dp_send, dp_untarget,
+};
+pub use options::{
+    Address, DP_NONBLOCK, DP_NONE, NodeOptions, OpenOptions, Pool, Stats, dp_finish, dp_init,
+    dp_open_with,
+};
+pub use papers::{dp_close, dp_fsync, dp_mmap, dp_open, dp_read, dp_target, dp_write};

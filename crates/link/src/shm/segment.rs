@@ -1,0 +1,109 @@
+//! Memory shared with one other process: sealed, mapped, unmapped.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::ptr::{self, NonNull};
+
+use rustix::fs::{MemfdFlags, SealFlags};
+
+/// Seals without which memory from elsewhere could be cut off under our hands.
+const SHAPE: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
+
+/// A mapping of shared memory. Others may write to it at any moment: only atomics
+/// and raw copies reach it.
+#[derive(Debug)]
+pub(super) struct Segment {
+    start: NonNull<u8>,
+    length: usize,
+}
+
+// SAFETY: the mapping belongs to the value and is reached only by atomics and raw
+// copies, from whatever thread.
+unsafe impl Send for Segment {}
+// SAFETY: as above.
+unsafe impl Sync for Segment {}
+
+impl Segment {
+    /// New memory of `length` bytes, all zero, and the descriptor to hand it over.
+    pub(super) fn create(length: usize) -> io::Result<(Segment, OwnedFd)> {
+        let file =
+            rustix::fs::memfd_create("dipole", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        rustix::fs::ftruncate(&file, length as u64)?;
+        rustix::fs::fcntl_add_seals(&file, SHAPE | SealFlags::SEAL)?;
+        let segment = Segment::map(file.as_fd(), length, true)?;
+        Ok((segment, file))
+    }
+
+    /// Memory that its owner alone can write: others map it for reading.
+    pub(super) fn create_own(length: usize) -> io::Result<(Segment, OwnedFd)> {
+        let file = rustix::fs::memfd_create(
+            "dipole-bell",
+            MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
+        )?;
+        rustix::fs::ftruncate(&file, length as u64)?;
+        let segment = Segment::map(file.as_fd(), length, true)?;
+        rustix::fs::fcntl_add_seals(&file, SHAPE | SealFlags::FUTURE_WRITE | SealFlags::SEAL)?;
+        Ok((segment, file))
+    }
+
+    /// Memory from another process: refused if it could shrink, or has another length.
+    pub(super) fn open(file: BorrowedFd<'_>, length: usize, writable: bool) -> io::Result<Segment> {
+        let refused = |what| io::Error::new(io::ErrorKind::InvalidData, what);
+        let seals = rustix::fs::fcntl_get_seals(file).map_err(|_| refused("no sealed memory"))?;
+        if !seals.contains(SHAPE) {
+            return Err(refused("memory that may shrink"));
+        }
+        let found = rustix::fs::fstat(file)?.st_size;
+        if u64::try_from(found) != Ok(length as u64) {
+            return Err(refused("memory of another size"));
+        }
+        Segment::map(file, length, writable)
+    }
+
+    fn map(file: BorrowedFd<'_>, length: usize, writable: bool) -> io::Result<Segment> {
+        let write = if writable { libc::PROT_WRITE } else { 0 };
+        // SAFETY: a new mapping at an address the kernel chooses touches no memory
+        // of ours.
+        let address = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                length,
+                libc::PROT_READ | write,
+                libc::MAP_SHARED,
+                file.as_raw_fd(),
+                0,
+            )
+        };
+        if address == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let start = NonNull::new(address.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let segment = Segment { start, length };
+        // SAFETY: exactly the mapping made above. A child shall not find it.
+        if unsafe { libc::madvise(address, length, libc::MADV_DONTFORK) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(segment)
+    }
+
+    /// The address of `length` bytes at `offset`.
+    ///
+    /// # Panics
+    /// When they are not inside.
+    pub(super) fn at(&self, offset: usize, length: usize) -> NonNull<u8> {
+        assert!(
+            offset <= self.length && length <= self.length - offset,
+            "inside the segment"
+        );
+        // SAFETY: inside the mapping, as just checked.
+        unsafe { self.start.add(offset) }
+    }
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
+        // SAFETY: the mapping was made with this length, is unmapped once, and
+        // whoever holds an address into it also holds the segment.
+        unsafe { libc::munmap(self.start.as_ptr().cast(), self.length) };
+    }
+}

@@ -1,0 +1,176 @@
+//! Descriptors of endpoints: ready while a message waits, or a message can be sent.
+//!
+//! Only endpoints whose descriptor was asked for are here. Readiness is set at the
+//! end of a turn, so that a message that a waiting thread takes at once costs no
+//! system call. The last `close` of a descriptor ends its endpoint.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use dipole_link::signal::Signal;
+use dipole_link::watch::Watch;
+use rustc_hash::FxHashMap;
+
+use super::Engine;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Exports {
+    /// Tells which descriptors were closed.
+    watch: Watch,
+    signals: FxHashMap<u32, Signal>,
+    /// Endpoints that could not send.
+    blocked: Vec<u32>,
+    /// Endpoints whose last descriptor was closed.
+    closed: Vec<u32>,
+}
+
+impl Engine {
+    /// Makes endpoints' descriptors possible.
+    pub(crate) fn allow_exports(&mut self) -> io::Result<()> {
+        self.exports = Some(Exports {
+            watch: Watch::new()?,
+            signals: FxHashMap::default(),
+            blocked: Vec::new(),
+            closed: Vec::new(),
+        });
+        Ok(())
+    }
+
+    pub(super) fn exports_descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.exports.as_ref().map(|exports| exports.watch.as_fd())
+    }
+
+    /// The descriptor of an endpoint, which its user closes.
+    pub(crate) fn export(&mut self, endpoint: u32) -> io::Result<OwnedFd> {
+        let waits = self.has_message(endpoint);
+        let Some(exports) = &mut self.exports else {
+            return Err(io::ErrorKind::Unsupported.into());
+        };
+        let (mut signal, user) = Signal::pair()?;
+        exports.watch.add(signal.as_fd(), endpoint.into())?;
+        if waits {
+            signal.set_readable()?;
+        }
+        exports.signals.insert(endpoint, signal);
+        if let Some(inbox) = self.inboxes.get_mut(&endpoint) {
+            inbox.exported = true;
+        }
+        Ok(user)
+    }
+
+    /// The endpoint has ended.
+    pub(super) fn forget_export(&mut self, endpoint: u32) {
+        if let Some(exports) = &mut self.exports
+            && let Some(signal) = exports.signals.remove(&endpoint)
+            && let Err(cause) = exports.watch.remove(signal.as_fd())
+        {
+            tracing::warn!("endpoint {endpoint}: its descriptor is still watched: {cause}");
+        }
+    }
+
+    /// A message of the endpoint was taken; its descriptor tells when none is left.
+    #[inline]
+    pub(crate) fn unsignal(&mut self, endpoint: u32) {
+        let empty = self
+            .inboxes
+            .get(&endpoint)
+            .is_some_and(|inbox| inbox.exported && inbox.is_empty());
+        if empty
+            && let Some(exports) = &mut self.exports
+            && let Some(signal) = exports.signals.get_mut(&endpoint)
+            && let Err(cause) = signal.clear_readable(None)
+        {
+            tracing::warn!("endpoint {endpoint}: its descriptor stays readable: {cause}");
+        }
+    }
+
+    /// Sending would have waited: the descriptor tells when it is worth a new try.
+    pub(crate) fn note_blocked(&mut self, endpoint: u32) {
+        if let Some(exports) = &mut self.exports
+            && let Some(signal) = exports.signals.get_mut(&endpoint)
+            && !exports.blocked.contains(&endpoint)
+        {
+            exports.blocked.push(endpoint);
+            if let Err(cause) = signal.set_writable(false) {
+                tracing::warn!("endpoint {endpoint}: its descriptor stays writable: {cause}");
+            }
+        }
+    }
+
+    /// Brings descriptors up to date at the end of a turn in which something happened.
+    #[inline]
+    pub(crate) fn signal(&mut self) {
+        let blocked = self
+            .exports
+            .as_ref()
+            .is_some_and(|exports| !exports.blocked.is_empty());
+        if blocked || !self.fresh.is_empty() {
+            self.signal_now();
+        }
+    }
+
+    fn signal_now(&mut self) {
+        let Some(exports) = &mut self.exports else {
+            return;
+        };
+        for endpoint in self.fresh.drain(..) {
+            let inbox = self.inboxes.get_mut(&endpoint);
+            let waits = inbox.is_some_and(|inbox| {
+                inbox.fresh = false;
+                !inbox.is_empty()
+            });
+            if waits
+                && let Some(signal) = exports.signals.get_mut(&endpoint)
+                && let Err(cause) = signal.set_readable()
+            {
+                tracing::warn!("endpoint {endpoint}: its descriptor is not readable: {cause}");
+            }
+        }
+        for endpoint in exports.blocked.drain(..) {
+            if let Some(signal) = exports.signals.get_mut(&endpoint)
+                && let Err(cause) = signal.set_writable(true)
+            {
+                tracing::warn!("endpoint {endpoint}: its descriptor is not writable: {cause}");
+            }
+        }
+    }
+
+    /// Looks which descriptors were closed.
+    pub(super) fn attend_exports(&mut self) -> io::Result<()> {
+        let Some(exports) = &mut self.exports else {
+            return Ok(());
+        };
+        if exports.signals.is_empty() {
+            return Ok(());
+        }
+        let (watch, signals, closed) = (&exports.watch, &exports.signals, &mut exports.closed);
+        watch.poll(|token| {
+            if let Ok(endpoint) = u32::try_from(token)
+                && signals.get(&endpoint).is_some_and(Signal::hung_up)
+                && !closed.contains(&endpoint)
+            {
+                closed.push(endpoint);
+            }
+        })?;
+        for endpoint in exports.closed.clone() {
+            self.forget_export(endpoint);
+        }
+        Ok(())
+    }
+
+    /// True if [`take_closed`](Self::take_closed) has something to tell.
+    pub(crate) fn has_closed(&self) -> bool {
+        self.exports
+            .as_ref()
+            .is_some_and(|exports| !exports.closed.is_empty())
+    }
+
+    /// Endpoints whose last descriptor was closed since the last call.
+    pub(crate) fn take_closed(&mut self) -> Vec<u32> {
+        match &mut self.exports {
+            Some(exports) => std::mem::take(&mut exports.closed),
+            None => Vec::new(),
+        }
+    }
+}

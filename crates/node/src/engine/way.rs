@@ -1,0 +1,218 @@
+//! An edge by whatever carries it: packets, or the memory of this node.
+
+use std::os::fd::BorrowedFd;
+use std::path::Path;
+use std::sync::Arc;
+
+use dipole_link::Link;
+use dipole_link::shm::{ConnId, ShmError, ShmStats};
+use dipole_proto::EdgeId;
+
+use super::local::{Local, LocalEdge};
+use super::{Blocked, Engine};
+use crate::address::Address;
+
+/// What carries an edge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// Packets of a protocol session.
+    Net(EdgeId),
+    /// Shared memory.
+    Local(LocalEdge),
+}
+
+/// Where an endpoint points.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Target {
+    pub(crate) address: Address,
+    pub(crate) way: Way,
+}
+
+impl Engine {
+    /// Meets processes of this node at a socket file.
+    ///
+    /// # Errors
+    /// The socket or its memory cannot be had.
+    pub(crate) fn open_local(&mut self, socket: &Path) -> Result<(), ShmError> {
+        let config = self.machine.config();
+        self.local = Some(Local::open(socket, self.incarnation, config)?);
+        Ok(())
+    }
+
+    /// What went through shared memory.
+    pub(crate) fn local_stats(&self) -> Option<ShmStats> {
+        self.local.as_ref().map(Local::stats)
+    }
+
+    /// Processes of this node, opening or open.
+    pub(crate) fn local_peers(&self) -> usize {
+        self.local.as_ref().map_or(0, Local::peers)
+    }
+
+    /// Bytes of received messages that wait to be read.
+    pub(crate) fn pool_used(&self) -> u64 {
+        self.machine.pool_used() + self.local.as_ref().map_or(0, Local::pool_used)
+    }
+
+    /// What becomes readable when [`step`](Self::step) has something to do.
+    pub(crate) fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        let mut descriptors = self.link.descriptors();
+        descriptors.extend(self.local.iter().map(Local::descriptor));
+        descriptors.extend(self.exports_descriptor());
+        descriptors
+    }
+
+    /// Begins, or finds, the connection with a process of this node.
+    pub(crate) fn connect_local(
+        &mut self,
+        socket: &Path,
+        incarnation: u64,
+    ) -> Option<Result<ConnId, ShmError>> {
+        Some(self.local.as_mut()?.connect(socket, incarnation))
+    }
+
+    pub(crate) fn is_local_open(&self, conn: ConnId) -> Result<bool, Blocked> {
+        match &self.local {
+            Some(local) => local.is_open(conn),
+            None => Err(Blocked::Gone(None)),
+        }
+    }
+
+    pub(crate) fn local_edge(
+        &mut self,
+        conn: ConnId,
+        source: u32,
+        target: u32,
+    ) -> Option<LocalEdge> {
+        self.local.as_mut()?.edge(conn, source, target)
+    }
+
+    /// Takes what processes of this node have sent; true if anything came.
+    #[inline]
+    pub(crate) fn poll_local(&mut self) -> bool {
+        let mut parts = self.parts();
+        let Some(local) = parts.local else {
+            return false;
+        };
+        let came = local.poll(&mut parts.receivers);
+        self.came_locally |= came;
+        came
+    }
+
+    /// Connections that come and go.
+    pub(super) fn attend_local(&mut self) -> std::io::Result<()> {
+        let mut parts = self.parts();
+        match parts.local {
+            Some(local) => local.attend(&mut parts.receivers),
+            None => Ok(()),
+        }
+    }
+
+    /// Before sleeping: false if something came meanwhile.
+    pub(crate) fn arm_local(&mut self) -> bool {
+        self.local.as_mut().is_none_or(Local::arm)
+    }
+
+    /// After sleeping.
+    pub(crate) fn disarm_local(&mut self) {
+        if let Some(local) = &mut self.local {
+            local.disarm();
+        }
+    }
+
+    /// Wakes processes of this node for what was queued with more to come.
+    #[inline]
+    pub(crate) fn ring_due(&mut self) {
+        if let Some(local) = &mut self.local {
+            local.ring_due();
+        }
+    }
+
+    /// True once after a process of this node died without a word.
+    pub(crate) fn take_died(&mut self) -> bool {
+        self.local.as_mut().is_some_and(Local::take_died)
+    }
+
+    /// Where an endpoint points.
+    pub(crate) fn targets(&self, endpoint: u32) -> Option<&Arc<[Target]>> {
+        self.outlets.get(&endpoint)
+    }
+
+    pub(crate) fn set_targets(&mut self, endpoint: u32, targets: Vec<Target>) {
+        if targets.is_empty() {
+            self.outlets.remove(&endpoint);
+        } else {
+            self.outlets.insert(endpoint, targets.into());
+        }
+    }
+
+    /// Sends at once if the endpoint has one target, on this node, that takes the
+    /// message now; else false, and nothing has been done.
+    #[inline]
+    pub(crate) fn send_fast(&mut self, endpoint: u32, payload: &[u8], more: bool) -> bool {
+        let (Some(local), Some(targets)) = (&mut self.local, self.outlets.get(&endpoint)) else {
+            return false;
+        };
+        let [
+            Target {
+                way: Way::Local(edge),
+                ..
+            },
+        ] = **targets
+        else {
+            return false;
+        };
+        payload.len() <= local.whole_limit(edge) && local.send(edge, payload, more).is_ok()
+    }
+
+    /// Whether messages can be sent this way; an error if its peer is gone.
+    pub(crate) fn is_way_open(&mut self, way: Way) -> Result<bool, Blocked> {
+        match way {
+            Way::Net(edge) => self.is_open(edge.peer),
+            Way::Local(edge) => self.is_local_open(edge.conn),
+        }
+    }
+
+    /// Whether the process there has everything in its token buffer pools.
+    pub(crate) fn is_way_acknowledged(&mut self, way: Way) -> bool {
+        match way {
+            Way::Net(edge) => self.is_peer_acknowledged(edge.peer),
+            Way::Local(edge) => self
+                .local
+                .as_mut()
+                .is_none_or(|local| local.is_acknowledged(edge.conn)),
+        }
+    }
+
+    /// Whatever was queued with more to come leaves with the next transmit.
+    pub(crate) fn flush_way(&mut self, way: Way) {
+        match way {
+            Way::Net(edge) => self.flush(edge.peer),
+            Way::Local(_) => self.ring_due(),
+        }
+    }
+
+    /// Whether every process has everything.
+    pub(crate) fn is_all_acknowledged(&mut self) -> bool {
+        self.is_acknowledged() && self.local.as_mut().is_none_or(Local::is_all_acknowledged)
+    }
+
+    /// Leaves all peers.
+    pub(crate) fn say_goodbye_to_all(&mut self) {
+        self.say_goodbye();
+        if let Some(local) = &mut self.local {
+            local.say_goodbye();
+        }
+    }
+
+    /// The part that shares memory.
+    pub(crate) fn on_local<R>(
+        &mut self,
+        action: impl FnOnce(&mut Local) -> Result<R, Blocked>,
+    ) -> Result<R, Blocked> {
+        match &mut self.local {
+            Some(local) => action(local),
+            None => Err(Blocked::Gone(None)),
+        }
+    }
+}
