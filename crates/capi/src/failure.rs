@@ -87,31 +87,57 @@ pub(crate) enum Failure {
 
 /// Every error number that this library sets, and what it means then.
 pub(crate) const MEANINGS: [(c_int, &CStr); 23] = [
-    (libc::E2BIG, c"an option is set that this version of the library does not know"),
-    (libc::EACCES, c"the runtime directory or the capture file cannot be used"),
+    (
+        libc::E2BIG,
+        c"an option is set that this version of the library does not know",
+    ),
+    (
+        libc::EACCES,
+        c"the runtime directory or the capture file cannot be used",
+    ),
     (libc::EADDRINUSE, c"another process has the endpoint"),
-    (libc::EADDRNOTAVAIL, c"the node's network address cannot be bound"),
+    (
+        libc::EADDRNOTAVAIL,
+        c"the node's network address cannot be bound",
+    ),
     (libc::EAGAIN, c"the call would have to wait"),
-    (libc::EBADF, c"the descriptor is no endpoint, or its endpoint has ended"),
+    (
+        libc::EBADF,
+        c"the descriptor is no endpoint, or its endpoint has ended",
+    ),
     (libc::EBUSY, c"the node is already open"),
-    (libc::ECONNREFUSED, c"the receiving process has no such endpoint"),
+    (
+        libc::ECONNREFUSED,
+        c"the receiving process has no such endpoint",
+    ),
     (libc::ECONNRESET, c"the peer process is gone"),
     (libc::EDESTADDRREQ, c"the endpoint has no target"),
     (libc::EFAULT, c"a pointer is null or misaligned"),
     (libc::EHOSTUNREACH, c"the endpoint cannot be found"),
-    (libc::EINVAL, c"an argument, an option or an environment variable is wrong"),
+    (
+        libc::EINVAL,
+        c"an argument, an option or an environment variable is wrong",
+    ),
     (libc::EIO, c"the link is broken, or the library has a bug"),
     (libc::EMFILE, c"no descriptors or threads are left"),
-    (libc::EMSGSIZE, c"the message is too long, or the buffer too short"),
+    (
+        libc::EMSGSIZE,
+        c"the message is too long, or the buffer too short",
+    ),
     (libc::ENOENT, c"the process belongs to no job"),
     (libc::ENOMEM, c"the pool cannot be had"),
     (libc::ENXIO, c"the node is not open"),
-    (libc::EOPNOTSUPP, c"shared memory was asked for and cannot be used"),
-    (libc::ESTALE, c"the descriptor belongs to the parent process"),
+    (
+        libc::EOPNOTSUPP,
+        c"shared memory was asked for and cannot be used",
+    ),
+    (
+        libc::ESTALE,
+        c"the descriptor belongs to the parent process",
+    ),
     (libc::ETIMEDOUT, c"it did not happen in the time given"),
     (libc::EUSERS, c"the process has as many peers as it may"),
 ];
-
 
 /// What an error number means when a `dp_` call sets it.
 pub(crate) fn meaning(errno: c_int) -> Option<&'static CStr> {

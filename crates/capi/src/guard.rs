@@ -40,10 +40,7 @@ thread_local! {
 
 /// Runs the body of the function `name`.
 #[inline]
-pub(crate) fn call<A: Answer>(
-    name: &'static str,
-    body: impl FnOnce() -> Result<A, Failure>,
-) -> A {
+pub(crate) fn call<A: Answer>(name: &'static str, body: impl FnOnce() -> Result<A, Failure>) -> A {
     // Nothing the body could have left half done is seen again: what it shares lies
     // behind locks that forgive a panic.
     match catch_unwind(AssertUnwindSafe(body)) {
@@ -112,10 +109,7 @@ pub(crate) unsafe fn close(fd: c_int) {
 /// # Safety
 /// `bytes` is null or points to `length` bytes that nobody writes during the call.
 #[inline]
-pub(crate) unsafe fn message<'a>(
-    bytes: *const c_void,
-    length: usize,
-) -> Result<&'a [u8], Failure> {
+pub(crate) unsafe fn message<'a>(bytes: *const c_void, length: usize) -> Result<&'a [u8], Failure> {
     if length == 0 {
         return Ok(&[]);
     }
@@ -283,7 +277,9 @@ pub(crate) unsafe fn read_struct<T: Versioned>(theirs: *const T) -> Result<T, Fa
     }
     // SAFETY: the length is at most both structs'; `ours` is a local, so they are
     // apart; a `T` may consist of any bytes (contract of `Versioned`).
-    unsafe { ptr::copy_nonoverlapping(theirs.cast::<u8>(), (&raw mut ours).cast(), size.min(known)) };
+    unsafe {
+        ptr::copy_nonoverlapping(theirs.cast::<u8>(), (&raw mut ours).cast(), size.min(known))
+    };
     Ok(ours)
 }
 
@@ -311,7 +307,7 @@ pub(crate) unsafe fn write_struct<T: Versioned>(theirs: *mut T, ours: &T) -> Res
 mod tests {
     use super::*;
 
-    #[derive(Clone, Copy)]
+    #[derive(Clone, Copy, Debug)]
     #[repr(C)]
     struct Sample {
         size: usize,
@@ -363,7 +359,7 @@ mod tests {
             (16, [16, 1, 9, 9]),
             (32, [24, 1, 2, 0]),
         ] {
-            let mut theirs = [size, 9, 9, 9];
+            let mut theirs: [u64; 4] = [size, 9, 9, 9];
             // SAFETY: the array has as many bytes as its first word says.
             unsafe { write_struct(theirs.as_mut_ptr().cast(), &ours) }.unwrap();
             assert_eq!(theirs, expected);
@@ -374,7 +370,10 @@ mod tests {
     fn a_panic_becomes_an_error_with_its_text() {
         let answer: c_int = call("dp_test", || panic!("the {} is wrong", 7));
         assert_eq!(answer, -1);
-        assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EIO));
+        assert_eq!(
+            std::io::Error::last_os_error().raw_os_error(),
+            Some(libc::EIO)
+        );
         // SAFETY: the pointer is to this thread's text, which the next failure changes.
         let text = unsafe { CStr::from_ptr(last_text()) }.to_str().unwrap();
         assert!(text.starts_with("dp_test: internal error"), "{text}");

@@ -215,7 +215,9 @@ pub(crate) fn find(fd: c_int) -> Result<Arc<Handle>, Failure> {
             // A thread of the parent may have held the lock when this process was forked.
             let endpoints = match older.endpoints.try_lock() {
                 Ok(endpoints) => endpoints,
-                Err(std::sync::TryLockError::Poisoned(poisoned)) => PoisonError::into_inner(poisoned),
+                Err(std::sync::TryLockError::Poisoned(poisoned)) => {
+                    PoisonError::into_inner(poisoned)
+                }
                 Err(std::sync::TryLockError::WouldBlock) => return false,
             };
             endpoints.by_file.contains_key(&file)
@@ -275,8 +277,7 @@ pub(crate) fn end(fd: c_int) -> Result<(), Failure> {
 }
 
 fn identify(fd: c_int) -> Result<FileId, Failure> {
-    let facts =
-        rustix::fs::fstat(guard::borrow(fd)?).map_err(|_| Failure::NotAnEndpoint { fd })?;
+    let facts = rustix::fs::fstat(guard::borrow(fd)?).map_err(|_| Failure::NotAnEndpoint { fd })?;
     Ok(FileId(facts.st_dev, facts.st_ino))
 }
 

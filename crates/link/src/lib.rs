@@ -5,6 +5,7 @@
 //! Time is nanoseconds of a clock the caller chooses, given as an argument.
 
 mod any;
+pub mod arena;
 mod capture;
 mod chance;
 pub mod cpu;

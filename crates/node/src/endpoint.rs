@@ -306,23 +306,24 @@ impl Endpoint {
             }
         };
         let driver = &self.inner.driver;
-        let taken = driver.wait(until, &what, |engine, now| {
+        // Not by way of the wait's result: it would be moved there several times.
+        let mut taken = None;
+        let waited = driver.wait(until, &what, |engine, now| {
             if self.is_ended() {
-                return Some(Ok(None));
+                return Some(Ok(()));
             }
-            let taken = attempt(engine, now)?;
+            taken = attempt(engine, now);
+            taken.as_ref()?;
             // Credit that the sender waits for leaves with it.
-            let sent = match engine.has_transmit() {
+            Some(match engine.has_transmit() {
                 true => engine.transmit(driver.now()),
                 false => Ok(()),
-            };
-            Some(sent.map(|()| Some(taken)))
+            })
         });
         self.inner.tidy();
-        match taken {
-            Ok(Ok(Some(taken))) => Ok(taken),
+        match waited {
             // Closed by another thread while this one waited.
-            Ok(Ok(None)) => Err(ReceiveError::Ended),
+            Ok(Ok(())) => taken.ok_or(ReceiveError::Ended),
             Ok(Err(cause)) | Err(WaitError::Broken(cause)) => Err(ReceiveError::Broken(cause)),
             Err(WaitError::TimedOut { waited }) => Err(ReceiveError::TimedOut {
                 endpoint: self.address(),

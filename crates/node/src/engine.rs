@@ -10,6 +10,7 @@ mod exports;
 mod local;
 mod pack;
 mod peer;
+mod rooms;
 mod way;
 
 use std::net::SocketAddr;
@@ -19,17 +20,17 @@ use arrayvec::ArrayVec;
 use dipole_link::{AnyLink, Class, Link, Outgoing};
 use dipole_proto::wire::{CRC_BYTES, LaneAddress, Trailer};
 use dipole_proto::{Drop, Instant, Machine, PeerId, Transmit};
-use rustc_hash::FxHashMap;
 
 use crate::GoneReason;
 use crate::frames::{FramePool, slot_of};
-use crate::inbox::{Buffers, Inbox};
+use crate::inbox::Buffers;
 use crate::net::{from_wire, to_wire};
 use exports::Exports;
 use local::Local;
 pub(crate) use local::{LocalCharge, LocalEdge};
 pub use pack::{Blocked, EdgeOut};
 use peer::Peer;
+use rooms::Rooms;
 pub(crate) use way::{Target, Way};
 
 /// Packets handed to the link in one call: two full runs of segmentation offload
@@ -102,12 +103,10 @@ pub struct Engine {
     exports: Option<Exports>,
     /// Endpoints with a descriptor that got a message since the last turn.
     fresh: Vec<u32>,
-    /// Where endpoints point.
-    outlets: FxHashMap<u32, Arc<[Target]>>,
     frames: FramePool,
     /// By [`PeerId::index`].
     peers: Vec<Option<Peer>>,
-    inboxes: FxHashMap<u32, Inbox>,
+    rooms: Rooms,
     buffers: Arc<Buffers>,
     /// Peers with a frame being filled.
     open_frames: usize,
@@ -153,9 +152,8 @@ impl Engine {
             alone: false,
             exports: None,
             fresh: Vec::new(),
-            outlets: FxHashMap::default(),
             peers: Vec::new(),
-            inboxes: FxHashMap::default(),
+            rooms: Rooms::default(),
             buffers: Arc::default(),
             open_frames: 0,
             batch: ArrayVec::new(),
@@ -361,7 +359,7 @@ impl Engine {
         let receivers = deliver::Receivers {
             frames: &mut self.frames,
             peers: &mut self.peers,
-            inboxes: &mut self.inboxes,
+            rooms: &mut self.rooms,
             buffers: &self.buffers,
             traffic: &mut self.traffic,
             departures: &mut self.departures,

@@ -1,25 +1,26 @@
 //! The token buffer pool of an endpoint (DP §4.2): messages that wait to be read.
 //!
-//! Small messages are copied once, out of the link's buffer, into chunks that
-//! grow with the load; long ones are put together in a buffer of their own. What
-//! the reader gets refers to that memory: no further copy. Chunks and buffers
-//! are used again once their readers have let go, so a steady stream allocates
-//! nothing.
+//! Small messages are copied once, out of the link's buffer, into an arena that
+//! grows with the load; long ones are put together in a buffer of their own. What
+//! the reader gets refers to that memory: no further copy. Arenas and buffers are
+//! used again once their readers have let go, so a steady stream allocates nothing.
 
 use std::collections::VecDeque;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use bytes::{Bytes, BytesMut};
+use dipole_link::arena::{Arena, Token as Piece};
 use dipole_proto::EdgeId;
 
 use crate::address::Address;
 use crate::engine::LocalCharge;
 
-const FIRST_CHUNK_BYTES: usize = 4 << 10;
-const LARGEST_CHUNK_BYTES: usize = 256 << 10;
-/// Full chunks remembered until their readers let go.
-const RETIRED_CHUNKS: usize = 4;
+const FIRST_ARENA_BYTES: usize = 4 << 10;
+const LARGEST_ARENA_BYTES: usize = 256 << 10;
+/// Full arenas remembered until their readers let go.
+const RETIRED_ARENAS: usize = 4;
+/// What an arena needs beside a message's bytes.
+const ARENA_OVERHEAD_BYTES: usize = 64;
 /// Bytes of free buffers kept for the next long messages.
 const SPARE_BYTES: usize = 32 << 20;
 
@@ -32,8 +33,9 @@ pub struct Message {
 
 #[derive(Debug)]
 enum Payload {
-    Small(Bytes),
-    Long(Buffer),
+    Small(Piece),
+    /// Boxed: rare, and larger than what is moved for every message should be.
+    Long(Box<Buffer>),
 }
 
 impl Message {
@@ -49,7 +51,7 @@ impl Deref for Message {
 
     fn deref(&self) -> &[u8] {
         match &self.payload {
-            Payload::Small(bytes) => bytes,
+            Payload::Small(piece) => piece,
             Payload::Long(buffer) => buffer.bytes(),
         }
     }
@@ -146,13 +148,8 @@ pub(crate) struct Token {
 #[derive(Debug, Default)]
 pub(crate) struct Inbox {
     queue: VecDeque<Token>,
-    chunk: BytesMut,
-    chunk_bytes: usize,
-    retired: VecDeque<BytesMut>,
-    /// Its endpoint has a descriptor to be made ready.
-    pub(crate) exported: bool,
-    /// In the list of those that got a message since the last turn.
-    pub(crate) fresh: bool,
+    arena: Option<Arena>,
+    retired: VecDeque<Arena>,
 }
 
 impl Inbox {
@@ -165,26 +162,31 @@ impl Inbox {
         length: usize,
         fill: impl FnOnce(&mut [u8]),
     ) {
-        if self.chunk.capacity() - self.chunk.len() < length {
-            self.next_chunk(length);
-        }
-        let begin = self.chunk.len();
-        self.chunk.resize(begin + length, 0);
-        fill(&mut self.chunk[begin..]);
-        let message = Message {
-            payload: Payload::Small(self.chunk.split().freeze()),
-            source,
+        let room = self
+            .arena
+            .as_mut()
+            .is_some_and(|arena| arena.has_room(length));
+        let arena = match (&mut self.arena, room) {
+            (Some(arena), true) => arena,
+            _ => self.next_arena(length),
+        };
+        let piece = arena.allocate(length, fill);
+        let Some(piece) = piece else {
+            unreachable!("the arena was made or chosen for this length");
         };
         self.queue.push_back(Token {
             charged_to,
-            message,
+            message: Message {
+                payload: Payload::Small(piece),
+                source,
+            },
         });
     }
 
     /// Takes over a long message.
     pub(crate) fn push_buffer(&mut self, charged_to: Charge, source: Address, buffer: Buffer) {
         let message = Message {
-            payload: Payload::Long(buffer),
+            payload: Payload::Long(Box::new(buffer)),
             source,
         };
         self.queue.push_back(Token {
@@ -219,29 +221,29 @@ impl Inbox {
         self.queue.len()
     }
 
-    fn next_chunk(&mut self, needed: usize) {
-        let full = std::mem::take(&mut self.chunk);
-        if full.capacity() > 0 || self.chunk_bytes > 0 {
-            self.retired.push_back(full);
-        }
-        let wanted = self.chunk_bytes.max(needed);
-        let reusable = self
+    /// An arena with room, in place of the full one: an emptied one, or a larger one.
+    #[cold]
+    fn next_arena(&mut self, length: usize) -> &mut Arena {
+        let needed = length + ARENA_OVERHEAD_BYTES;
+        let full = self.arena.take();
+        let double = full.as_ref().map_or(0, |full| full.bytes() * 2);
+        self.retired.extend(full);
+        let emptied = self
             .retired
             .iter_mut()
-            .position(|chunk| chunk.try_reclaim(wanted));
-        if let Some(index) = reusable
-            && let Some(chunk) = self.retired.remove(index)
-        {
-            self.chunk = chunk;
-            return;
-        }
-        self.chunk_bytes = (self.chunk_bytes * 2)
-            .clamp(FIRST_CHUNK_BYTES, LARGEST_CHUNK_BYTES)
-            .max(needed);
-        self.chunk = BytesMut::with_capacity(self.chunk_bytes);
-        while self.retired.len() > RETIRED_CHUNKS {
+            .position(|arena| arena.bytes() >= needed && arena.is_empty());
+        let next = match emptied.and_then(|index| self.retired.remove(index)) {
+            Some(arena) => arena,
+            None => Arena::new(
+                double
+                    .clamp(FIRST_ARENA_BYTES, LARGEST_ARENA_BYTES)
+                    .max(needed),
+            ),
+        };
+        while self.retired.len() > RETIRED_ARENAS {
             self.retired.pop_front();
         }
+        self.arena.insert(next)
     }
 }
 

@@ -68,15 +68,25 @@ fn fields(object: &Value) -> BTreeSet<&str> {
         .collect()
 }
 
-const IDENTITY: [&str; 4] = ["bench", "subject", "link", "size_bytes"];
-const LATENCY: [&str; 5] = [
+const IDENTITY: [&str; 5] = ["bench", "subject", "link", "bed", "size_bytes"];
+const LATENCY: [&str; 9] = [
     "p50_ns",
+    "p50_least_ns",
+    "p50_most_ns",
+    "end_to_end_bytes_per_s",
+    "percentiles",
     "mean80_ns",
     "p99_ns",
     "p999_ns",
     "cpu_ns_per_message",
 ];
-const THROUGHPUT: [&str; 3] = ["messages_per_s", "bytes_per_s", "cpu_ns_per_message"];
+const THROUGHPUT: [&str; 5] = [
+    "messages_per_s",
+    "bytes_per_s",
+    "least_bytes_per_s",
+    "most_bytes_per_s",
+    "cpu_ns_per_message",
+];
 
 fn check_latency(object: &Value) {
     let expected = IDENTITY.into_iter().chain(LATENCY).collect();
@@ -84,12 +94,23 @@ fn check_latency(object: &Value) {
     let [p50, p99, p999] = ["p50_ns", "p99_ns", "p999_ns"].map(|field| number(object, field));
     assert!(0.0 < p50 && p50 <= p99 && p99 <= p999, "{object}");
     assert!(number(object, "mean80_ns") > 0.0, "{object}");
+    let [least, most] = ["p50_least_ns", "p50_most_ns"].map(|field| number(object, field));
+    assert!(least <= p50 && p50 <= most, "{object}");
+    let end_to_end = number(object, "size_bytes") * 1e9 / p50;
+    let told = number(object, "end_to_end_bytes_per_s");
+    assert!((told / end_to_end - 1.0).abs() < 0.01, "{object}");
     assert!(number(object, "cpu_ns_per_message") > 0.0, "{object}");
 }
 
 fn check_throughput(object: &Value) {
     let expected = IDENTITY.into_iter().chain(THROUGHPUT).collect();
     assert_eq!(fields(object), expected, "{object}");
+    let (least, most) = (
+        number(object, "least_bytes_per_s"),
+        number(object, "most_bytes_per_s"),
+    );
+    let median = number(object, "bytes_per_s");
+    assert!(least <= median && median <= most, "{object}");
     let moved = number(object, "messages_per_s") * number(object, "size_bytes");
     let bytes_per_s = number(object, "bytes_per_s");
     assert!(
@@ -200,14 +221,88 @@ fn both_ways_at_once_count_both_ways() {
 }
 
 #[test]
+fn two_threads_a_side_send_and_receive_at_once() {
+    let inside = objects("bidir --threads 2 --on node --size 4096");
+    inside.iter().for_each(check_throughput);
+    assert_eq!(
+        subjects(&inside),
+        ["dipole", "bare-unix-block", "bare-pipe-block"]
+    );
+    let apart = objects("bidir --threads 2 --on loopback --size 4096");
+    apart.iter().for_each(check_throughput);
+    assert_eq!(subjects(&apart), ["dipole", "bare-tcp-block"]);
+    assert!(
+        inside
+            .iter()
+            .chain(&apart)
+            .all(|object| text(object, "bench") == "bidir-threads")
+    );
+}
+
+#[test]
+fn within_one_node_dipole_goes_by_shared_memory_beside_sockets_and_pipes() {
+    for (arguments, expected) in [
+        (
+            "pingpong --link shm",
+            ["dipole", "bare-shm", "bare-unix-spin", "bare-pipe-spin"],
+        ),
+        (
+            "pingpong --on node --size 1400",
+            ["dipole", "bare-shm", "bare-unix-spin", "bare-pipe-spin"],
+        ),
+    ] {
+        let objects = objects(arguments);
+        objects.iter().for_each(check_latency);
+        assert_eq!(subjects(&objects), expected);
+        let links: Vec<&str> = objects.iter().map(|object| text(object, "link")).collect();
+        assert_eq!(links, ["shm", "shm", "unix", "pipe"]);
+        assert!(objects.iter().all(|object| text(object, "bed") == "node"));
+    }
+    let blocking = objects("pingpong --on node --block");
+    assert_eq!(
+        subjects(&blocking),
+        ["dipole", "bare-unix-block", "bare-pipe-block"]
+    );
+    let by_udp = objects("pingpong --on node --link udp --subjects dipole");
+    assert_eq!(text(&by_udp[0], "link"), "udp/node");
+}
+
+#[test]
+fn a_crowd_tells_throughput_shares_and_latencies() {
+    let objects = objects("crowd --processes 4");
+    let benches: Vec<(&str, f64)> = objects
+        .iter()
+        .map(|object| (text(object, "bench"), number(object, "processes")))
+        .collect();
+    let expected = [
+        ("crowd", 2.0),
+        ("crowd", 4.0),
+        ("crowd-pingpong-idle", 4.0),
+        ("crowd-pingpong-busy", 4.0),
+    ];
+    assert_eq!(benches, expected);
+    for flow in &objects[..2] {
+        assert!(number(flow, "messages_per_s") > 0.0, "{flow}");
+        let [least, most] =
+            ["least_pair_share", "most_pair_share"].map(|field| number(flow, field));
+        assert!((0.0..=1.0).contains(&least) && most >= 1.0, "{flow}");
+    }
+    for pingpong in &objects[2..] {
+        let [p50, p999] = ["p50_ns", "p999_ns"].map(|field| number(pingpong, field));
+        assert!(0.0 < p50 && p50 <= p999, "{pingpong}");
+    }
+}
+
+#[test]
 fn odd_sizes_go_through_every_peer() {
     for size in [5, 1473, 70_001] {
-        let all = "bare-tcp-spin,bare-tcp-block,bare-udp-gso,bare-shm";
+        let all = "bare-tcp-spin,bare-tcp-block,bare-udp-gso,bare-shm,bare-unix-spin,\
+                   bare-unix-block,bare-pipe-spin,bare-pipe-block";
         let objects = objects(&format!(
             "stream --on loopback --size {size} --subjects {all}"
         ));
         objects.iter().for_each(check_throughput);
-        assert_eq!(objects.len(), 4, "{size}");
+        assert_eq!(objects.len(), 8, "{size}");
     }
 }
 
@@ -257,6 +352,10 @@ fn what_cannot_be_measured_is_refused_with_status_2_and_a_reason() {
             "at most 65507 bytes",
         ),
         ("--size 64", "--size needs a kind"),
+        (
+            "pingpong --link shm --on veth",
+            "--on veth makes two; use --on node",
+        ),
         ("nonsense", "nonsense"),
     ] {
         let output = output(arguments);

@@ -40,6 +40,8 @@ const MOVED: u64 = u64::MAX;
 /// Connections looked at in every poll beside those that were active lately.
 const OTHERS_PER_POLL: usize = 8;
 const ACTIVE: usize = 8;
+/// Polls of those between two looks at some of the others.
+const POLLS_PER_OTHERS: u32 = 32;
 const LISTENER: u64 = u64::MAX;
 /// Events handled in one call.
 const EVENTS: usize = 64;
@@ -57,7 +59,7 @@ impl Default for ShmOptions {
     fn default() -> ShmOptions {
         ShmOptions {
             ring_slots: 1024,
-            ring_bytes: 256 << 10,
+            ring_bytes: 1 << 20,
         }
     }
 }
@@ -262,6 +264,7 @@ pub struct Hub {
     free: Vec<u32>,
     active: Vec<u32>,
     next_other: usize,
+    polls: u32,
     stats: ShmStats,
 }
 
@@ -323,6 +326,7 @@ impl Hub {
             free: Vec::new(),
             active: Vec::new(),
             next_other: 0,
+            polls: 0,
             stats: ShmStats::default(),
         })
     }
@@ -543,7 +547,8 @@ impl Hub {
             let index = self.active[at];
             taken += self.poll_one(index as usize, limit, take);
         }
-        if self.conns.len() > self.active.len() {
+        self.polls = self.polls.wrapping_add(1);
+        if self.polls.is_multiple_of(POLLS_PER_OTHERS) || self.active.is_empty() {
             taken += self.poll_others(limit, take);
         }
         taken

@@ -4,14 +4,14 @@
 use std::sync::Arc;
 
 use dipole_proto::{EdgeId, Event, Machine};
-use rustc_hash::FxHashMap;
 
 use super::peer::{Assembly, Incoming, LooseAssembly, Peer, find, peer_entry};
+use super::rooms::Rooms;
 use super::{Departure, Traffic};
 use crate::GoneReason;
 use crate::address::{Address, EndpointId, NodeId};
 use crate::frames::FramePool;
-use crate::inbox::{Buffer, Buffers, Charge, Inbox};
+use crate::inbox::{Buffer, Buffers, Charge};
 
 /// Unreliable messages that one endpoint holds at most.
 pub(super) const LOOSE_LIMIT: usize = 4096;
@@ -20,7 +20,7 @@ pub(super) const LOOSE_LIMIT: usize = 4096;
 pub(super) struct Receivers<'a> {
     pub(super) frames: &'a mut FramePool,
     pub(super) peers: &'a mut Vec<Option<Peer>>,
-    pub(super) inboxes: &'a mut FxHashMap<u32, Inbox>,
+    pub(super) rooms: &'a mut Rooms,
     pub(super) buffers: &'a Arc<Buffers>,
     pub(super) traffic: &'a mut Traffic,
     pub(super) departures: &'a mut Vec<Departure>,
@@ -77,12 +77,13 @@ impl Receivers<'_> {
         length: usize,
         fill: impl FnOnce(&mut [u8]),
     ) -> bool {
-        let Some(inbox) = self.inboxes.get_mut(&arrival.target) else {
+        let Some(room) = self.rooms.get_mut(arrival.target) else {
             return false;
         };
-        inbox.push_with(arrival.charged_to, arrival.source, length, fill);
-        if inbox.exported && !inbox.fresh {
-            inbox.fresh = true;
+        room.inbox
+            .push_with(arrival.charged_to, arrival.source, length, fill);
+        if room.exported && !room.fresh {
+            room.fresh = true;
             self.fresh.push(arrival.target);
         }
         *self.progress += 1;
@@ -91,12 +92,13 @@ impl Receivers<'_> {
 
     /// The same with a long message; gives it back if there is no inbox.
     pub(super) fn push_buffer(&mut self, arrival: &Arrival, buffer: Buffer) -> Result<(), Buffer> {
-        let Some(inbox) = self.inboxes.get_mut(&arrival.target) else {
+        let Some(room) = self.rooms.get_mut(arrival.target) else {
             return Err(buffer);
         };
-        inbox.push_buffer(arrival.charged_to, arrival.source, buffer);
-        if inbox.exported && !inbox.fresh {
-            inbox.fresh = true;
+        room.inbox
+            .push_buffer(arrival.charged_to, arrival.source, buffer);
+        if room.exported && !room.fresh {
+            room.fresh = true;
             self.fresh.push(arrival.target);
         }
         *self.progress += 1;
@@ -225,10 +227,10 @@ impl Receivers<'_> {
             target: incoming.target,
             charged_to: Charge::None,
         };
-        let Some(inbox) = self.inboxes.get(&incoming.target) else {
+        let Some(room) = self.rooms.get(incoming.target) else {
             return;
         };
-        if inbox.len() >= LOOSE_LIMIT {
+        if room.inbox.len() >= LOOSE_LIMIT {
             self.traffic.loose_dropped += 1;
             return;
         }

@@ -53,8 +53,8 @@ impl Engine {
             signal.set_readable()?;
         }
         exports.signals.insert(endpoint, signal);
-        if let Some(inbox) = self.inboxes.get_mut(&endpoint) {
-            inbox.exported = true;
+        if let Some(room) = self.rooms.get_mut(endpoint) {
+            room.exported = true;
         }
         Ok(user)
     }
@@ -73,9 +73,9 @@ impl Engine {
     #[inline]
     pub(crate) fn unsignal(&mut self, endpoint: u32) {
         let empty = self
-            .inboxes
-            .get(&endpoint)
-            .is_some_and(|inbox| inbox.exported && inbox.is_empty());
+            .rooms
+            .get(endpoint)
+            .is_some_and(|room| room.exported && room.inbox.is_empty());
         if empty
             && let Some(exports) = &mut self.exports
             && let Some(signal) = exports.signals.get_mut(&endpoint)
@@ -115,10 +115,9 @@ impl Engine {
             return;
         };
         for endpoint in self.fresh.drain(..) {
-            let inbox = self.inboxes.get_mut(&endpoint);
-            let waits = inbox.is_some_and(|inbox| {
-                inbox.fresh = false;
-                !inbox.is_empty()
+            let waits = self.rooms.get_mut(endpoint).is_some_and(|room| {
+                room.fresh = false;
+                !room.inbox.is_empty()
             });
             if waits
                 && let Some(signal) = exports.signals.get_mut(&endpoint)

@@ -31,7 +31,7 @@ const POLL_LIMIT: usize = 256;
 /// their receiver.
 const EAGER_BYTES: usize = 16 << 10;
 /// Unread bytes of one edge, once it has been used and the pool has room.
-const EDGE_WINDOW_BYTES: u64 = 512 << 10;
+const EDGE_WINDOW_BYTES: u64 = 16 << 20;
 /// An outgoing edge to a process of this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LocalEdge {
@@ -158,9 +158,10 @@ impl Local {
         Ok(conn)
     }
 
-    /// Whether the connection is open; an error if it is gone.
+    /// Whether the connection, or another with the same process, is open; an error if
+    /// it is gone.
     pub(super) fn is_open(&self, conn: ConnId) -> Result<bool, Blocked> {
-        match self.find(conn) {
+        match self.find(self.usable(conn)) {
             Some(peer) => match peer.gone {
                 None => Ok(peer.open),
                 gone => Err(Blocked::Gone(gone)),
@@ -169,9 +170,20 @@ impl Local {
         }
     }
 
+    /// The same connection, or the open one with the same process: two that connect to
+    /// each other at once have two, and need not wait for the second.
+    fn usable(&self, conn: ConnId) -> ConnId {
+        let other = match self.find(conn) {
+            Some(peer) if !peer.open => self.by_incarnation.get(&peer.incarnation),
+            _ => None,
+        };
+        other.copied().unwrap_or(conn)
+    }
+
     /// The outgoing edge from `source` to `target`; usable again if the peer once
     /// refused it.
     pub(super) fn edge(&mut self, conn: ConnId, source: u32, target: u32) -> Option<LocalEdge> {
+        let conn = self.usable(conn);
         let peer = find_mut(&mut self.peers, conn)?;
         let (index, life, begins) = peer.edge(source, target)?;
         if begins {
@@ -417,9 +429,6 @@ impl Local {
                 greeting.incarnation,
                 self.own.initial_credit,
             ));
-            self.by_incarnation
-                .entry(greeting.incarnation)
-                .or_insert(conn);
         }
         let restarted = match find_mut(&mut self.peers, conn) {
             Some(peer) if peer.incarnation == greeting.incarnation => {
@@ -428,6 +437,11 @@ impl Local {
             }
             _ => true,
         };
+        let known = self.by_incarnation.get(&greeting.incarnation);
+        if !restarted && known.is_none_or(|known| !self.find(*known).is_some_and(|peer| peer.open))
+        {
+            self.by_incarnation.insert(greeting.incarnation, conn);
+        }
         if restarted {
             self.hub.close(conn);
             self.gone(conn, GoneReason::Restarted, receivers);

@@ -6,7 +6,7 @@ use dipole_proto::{BeginError, EdgeId, Frames, Instant, PeerId};
 use super::peer::{OpenFrame, find, peer_entry};
 use super::{Destination, Engine};
 use crate::GoneReason;
-use crate::inbox::{Charge, Inbox, Token};
+use crate::inbox::{Charge, Token};
 use crate::net::to_wire;
 
 /// Why a message did not get into frames.
@@ -46,20 +46,19 @@ const SMALL_SHARE: usize = 8;
 impl Engine {
     /// Opens an inbox for messages to `endpoint`.
     pub fn open_endpoint(&mut self, endpoint: u32) {
-        self.inboxes.insert(endpoint, Inbox::default());
+        self.rooms.open(endpoint);
         self.machine.open_endpoint(endpoint, false);
     }
 
     /// Closes an inbox; what it holds is dropped, what comes is refused.
     pub fn close_endpoint(&mut self, endpoint: u32) {
         self.forget_export(endpoint);
-        self.outlets.remove(&endpoint);
         // Threads that wait for its messages learn of it.
         self.progress += 1;
-        let unread = self.inboxes.remove(&endpoint);
+        let unread = self.rooms.close(endpoint);
         self.machine.close_endpoint(endpoint);
         if let Some(local) = &mut self.local {
-            let tokens = unread.into_iter().flat_map(Inbox::into_tokens);
+            let tokens = unread.into_iter().flat_map(|room| room.inbox.into_tokens());
             for token in tokens {
                 match token.charged_to {
                     Charge::Local(charge) => local.consumed(charge, token.message.len() as u64),
@@ -85,7 +84,7 @@ impl Engine {
         let Token {
             charged_to,
             message,
-        } = self.inboxes.get_mut(&endpoint)?.pop()?;
+        } = self.rooms.get_mut(endpoint)?.inbox.pop()?;
         self.give_back(now, charged_to, message.len() as u64);
         self.unsignal(endpoint);
         Some(message)
@@ -105,9 +104,9 @@ impl Engine {
     /// True if a message waits at this endpoint.
     #[must_use]
     pub fn has_message(&self, endpoint: u32) -> bool {
-        self.inboxes
-            .get(&endpoint)
-            .is_some_and(|inbox| !inbox.is_empty())
+        self.rooms
+            .get(endpoint)
+            .is_some_and(|room| !room.inbox.is_empty())
     }
 
     /// Begins, or finds, the session with a process.
@@ -168,7 +167,7 @@ impl Engine {
     /// Length of the oldest message of an endpoint.
     #[must_use]
     pub fn next_length(&self, endpoint: u32) -> Option<usize> {
-        self.inboxes.get(&endpoint)?.next_length()
+        self.rooms.get(endpoint)?.inbox.next_length()
     }
 
     /// Endpoints that have sent to this one and are still there.

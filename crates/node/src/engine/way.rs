@@ -135,14 +135,12 @@ impl Engine {
 
     /// Where an endpoint points.
     pub(crate) fn targets(&self, endpoint: u32) -> Option<&Arc<[Target]>> {
-        self.outlets.get(&endpoint)
+        self.rooms.get(endpoint)?.targets.as_ref()
     }
 
     pub(crate) fn set_targets(&mut self, endpoint: u32, targets: Vec<Target>) {
-        if targets.is_empty() {
-            self.outlets.remove(&endpoint);
-        } else {
-            self.outlets.insert(endpoint, targets.into());
+        if let Some(room) = self.rooms.get_mut(endpoint) {
+            room.targets = (!targets.is_empty()).then(|| targets.into());
         }
     }
 
@@ -150,7 +148,11 @@ impl Engine {
     /// message now; else false, and nothing has been done.
     #[inline]
     pub(crate) fn send_fast(&mut self, endpoint: u32, payload: &[u8], more: bool) -> bool {
-        let (Some(local), Some(targets)) = (&mut self.local, self.outlets.get(&endpoint)) else {
+        let targets = self
+            .rooms
+            .get(endpoint)
+            .and_then(|room| room.targets.as_ref());
+        let (Some(local), Some(targets)) = (&mut self.local, targets) else {
             return false;
         };
         let [

@@ -1,5 +1,5 @@
 //! Where the two sides lie: two network namespaces of our own on a veth pair,
-//! or loopback. Everything made here is taken away again, however the program
+//! loopback, or one node without any network. Everything made here is taken away again, however the program
 //! ends; what a killed one left is swept by the next.
 
 use std::ffi::OsString;
@@ -16,7 +16,7 @@ use clap::ValueEnum;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
 
-use super::control::Role;
+use super::control::{Carrier, Place, Role};
 
 /// Where `ip netns` keeps its names.
 const NAMESPACES: &str = "/run/netns";
@@ -37,6 +37,8 @@ pub(crate) enum On {
     Veth,
     /// 127.0.0.1 and 127.0.0.2
     Loopback,
+    /// One node with both sides
+    Node,
 }
 
 /// Why there is no bed.
@@ -105,6 +107,7 @@ pub(crate) struct Bed {
 }
 
 impl Bed {
+    /// What lies apart lies `on` this; one node needs nothing to be made but a folder.
     pub(crate) fn make(on: On) -> Result<Self, BedError> {
         sweep();
         let belongings = Arc::new(Mutex::new(Belongings::default()));
@@ -118,7 +121,7 @@ impl Bed {
             remark: None,
         };
         match on {
-            On::Loopback => {}
+            On::Loopback | On::Node => {}
             On::Veth => {
                 bed.make_namespaces()?;
                 bed.veth = true;
@@ -132,12 +135,16 @@ impl Bed {
         Ok(bed)
     }
 
-    /// "veth" or "loopback".
-    pub(crate) fn name(&self) -> &'static str {
-        if self.veth { "veth" } else { "loopback" }
+    /// "veth", "loopback" or "node".
+    pub(crate) fn name(&self, place: Place) -> &'static str {
+        match place {
+            Place::OneNode => "node",
+            Place::Apart if self.veth => "veth",
+            Place::Apart => "loopback",
+        }
     }
 
-    /// One line about it for the reader.
+    /// One line about where things that lie apart lie.
     pub(crate) fn description(&self) -> String {
         if self.veth {
             let [a, b] = namespace_names(std::process::id());
@@ -148,33 +155,49 @@ impl Bed {
     }
 
     /// This side's address and the other's.
-    pub(crate) fn addresses(&self, role: Role) -> (IpAddr, IpAddr) {
-        let [lead, follow] = if self.veth { VETH } else { LOOPBACK };
+    pub(crate) fn addresses(&self, place: Place, role: Role) -> (IpAddr, IpAddr) {
+        let [lead, follow] = match place {
+            Place::OneNode => [LOOPBACK[0]; 2],
+            Place::Apart if self.veth => VETH,
+            Place::Apart => LOOPBACK,
+        };
         match role {
             Role::Lead => (lead.into(), follow.into()),
             Role::Follow => (follow.into(), lead.into()),
         }
     }
 
-    pub(crate) fn namespace(&self, role: Role) -> Option<PathBuf> {
+    pub(crate) fn namespace(&self, place: Place, role: Role) -> Option<PathBuf> {
         let [lead, follow] = namespace_names(std::process::id());
         let name = match role {
             Role::Lead => lead,
             Role::Follow => follow,
         };
-        self.veth.then(|| Path::new(NAMESPACES).join(name))
+        (self.veth && place == Place::Apart).then(|| Path::new(NAMESPACES).join(name))
+    }
+
+    /// What names of sockets and pipes begin with.
+    pub(crate) fn meeting(&self) -> PathBuf {
+        self.folder.join("meet")
     }
 
     /// What a Dipole node on this bed finds in its environment.
-    pub(crate) fn environment(&self, role: Role) -> Vec<(&'static str, OsString)> {
-        let node = match role {
-            Role::Lead => "1",
-            Role::Follow => "2",
+    pub(crate) fn environment(
+        &self,
+        place: Place,
+        role: Role,
+        carrier: Carrier,
+    ) -> Vec<(&'static str, OsString)> {
+        let (hosts, registry) = match place {
+            // Empty is as good as absent, and hides what the user may have set.
+            Place::OneNode => (OsString::new(), "one-node"),
+            Place::Apart => (self.hosts_file().into(), "registry"),
         };
         vec![
-            ("DIPOLE_NID", node.into()),
-            ("DIPOLE_HOSTS", self.hosts_file().into()),
-            ("DIPOLE_RUNTIME_DIR", self.folder.join("registry").into()),
+            ("DIPOLE_NID", node(place, role).to_string().into()),
+            ("DIPOLE_HOSTS", hosts),
+            ("DIPOLE_RUNTIME_DIR", self.folder.join(registry).into()),
+            ("DIPOLE_LINK", carrier.name().into()),
         ]
     }
 
@@ -192,7 +215,7 @@ impl Bed {
         let _may_not_exist = fs::remove_dir_all(&self.folder);
         fs::create_dir(&self.folder).map_err(failed)?;
         belongings.folder = Some(self.folder.clone());
-        let (one, two) = self.addresses(Role::Lead);
+        let (one, two) = self.addresses(Place::Apart, Role::Lead);
         let mut text = String::new();
         for (node, address) in [(1, one), (2, two)] {
             // In a namespace of its own the usual port is free; on loopback others may be there.
@@ -228,6 +251,14 @@ impl Drop for Bed {
     fn drop(&mut self) {
         lock(&self.belongings).remove();
         self.signals.close();
+    }
+}
+
+/// The id of a side's node.
+pub(crate) fn node(place: Place, role: Role) -> u32 {
+    match (place, role) {
+        (Place::Apart, Role::Follow) => 2,
+        _ => 1,
     }
 }
 

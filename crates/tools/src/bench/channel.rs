@@ -38,6 +38,18 @@ pub(crate) trait Channel {
         consume: impl FnOnce(&[u8]) -> R,
     ) -> io::Result<Option<R>>;
 
+    /// Another handle to the same connection: one thread sends by it while
+    /// another receives by this one.
+    fn second(&self) -> io::Result<Self>
+    where
+        Self: Sized,
+    {
+        Err(io::Error::new(
+            io::ErrorKind::Unsupported,
+            "this subject cannot be used by two threads at once; leave out --threads",
+        ))
+    }
+
     /// Closes the connection; returns remarks for the reader of the table.
     fn finish(self) -> io::Result<Vec<String>>
     where

@@ -45,6 +45,34 @@ pub(crate) enum Role {
     Follow,
 }
 
+/// Where the two sides of a measurement lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(crate) enum Place {
+    /// On two nodes: packets go through the kernel's network.
+    Apart,
+    /// Both on one node: memory, sockets and pipes of one machine.
+    OneNode,
+}
+
+/// What carries Dipole's messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(crate) enum Carrier {
+    /// UDP sockets.
+    Udp,
+    /// Shared memory.
+    Shm,
+}
+
+impl Carrier {
+    /// As the variable that chooses it takes it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Carrier::Udp => "udp",
+            Carrier::Shm => "shm",
+        }
+    }
+}
+
 /// One measurement, the same for every subject.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Workload {
@@ -58,6 +86,8 @@ pub(crate) struct Workload {
     pub(crate) may_lose: bool,
     /// Both sides are threads of one process, which then share its CPU clock.
     pub(crate) threads: bool,
+    /// Each side sends and receives by a thread of its own on one connection.
+    pub(crate) two_threads_a_side: bool,
 }
 
 impl Workload {
@@ -80,6 +110,54 @@ impl Workload {
     }
 }
 
+/// What a process started by the parent is told first.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) enum Task {
+    /// Be one of two sides.
+    Side(Job),
+    /// Be one of a crowd.
+    Crowd(CrowdJob),
+}
+
+/// What one process of a crowd does.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct CrowdJob {
+    /// Which one this is, from 0.
+    pub(crate) index: usize,
+    pub(crate) processes: usize,
+    pub(crate) part: CrowdPart,
+    pub(crate) core: usize,
+    pub(crate) size_bytes: usize,
+    pub(crate) duration: Duration,
+    /// Waits sleep at once instead of spinning a little first.
+    pub(crate) block: bool,
+}
+
+/// The parts played in a crowd.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum CrowdPart {
+    /// Sends to everybody else that flows and receives from them, until it is ended.
+    Flow {
+        /// The first of those that flow; they go up to the last process.
+        first: usize,
+    },
+    /// Process 0: asks process 1.
+    Ping,
+    /// Process 1: answers process 0.
+    Echo,
+    /// Waits for a message that never comes.
+    Wait,
+}
+
+/// What a process of a crowd has counted.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct CrowdCount {
+    /// Messages received from each process within the time.
+    pub(crate) received: Vec<u64>,
+    pub(crate) elapsed_ns: u64,
+    pub(crate) cpu_ns: u64,
+}
+
 /// What a side is told first.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Job {
@@ -93,6 +171,12 @@ pub(crate) struct Job {
     pub(crate) namespace: Option<PathBuf>,
     pub(crate) own: IpAddr,
     pub(crate) other: IpAddr,
+    /// What carries the messages, for subjects that can choose.
+    pub(crate) carrier: Carrier,
+    /// The other side's node.
+    pub(crate) other_node: u32,
+    /// Where sockets and pipes with a name are made.
+    pub(crate) meeting: PathBuf,
     /// A plan for the fault wrapper, for subjects that have one.
     pub(crate) fault: Option<String>,
 }
@@ -113,6 +197,9 @@ pub(crate) struct Go {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Outcome {
     pub(crate) one_way: Option<OneWay>,
+    /// Share of messages and the one-way time in nanoseconds that this share stays within.
+    #[serde(default)]
+    pub(crate) percentiles: Vec<(f64, f64)>,
     pub(crate) messages_per_s: Option<f64>,
     pub(crate) bytes_per_s: Option<f64>,
     /// This side's part only.

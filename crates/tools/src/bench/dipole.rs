@@ -9,17 +9,19 @@
 
 use std::fmt::Display;
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use dipole_node::{Address, Config, Endpoint, EndpointId, Node, ReceiveError, SendError, Stats};
 
 use super::channel::{Channel, Manner, broken, timed_out};
-use super::control::{Job, Kind, Role};
+use super::control::{Carrier, Job, Kind, Role};
 use super::pingpong::{GIVE_UP, LOST_AFTER};
 use super::statistics::as_float;
 
-/// The endpoint each node opens.
-const ENDPOINT: u32 = 7;
+/// The endpoints of the two sides: they may lie on one node.
+const LEAD: u32 = 7;
+const FOLLOW: u32 = 8;
 /// Longer than any wait: who spins never sleeps.
 const SPIN: Duration = Duration::from_secs(3600);
 
@@ -30,26 +32,32 @@ pub(crate) struct Waiting {
     other: Address,
     patience: Option<Duration>,
     role: Role,
+    carrier: Carrier,
 }
 
 /// Opens this side's node; its id, hosts file and registry are in the environment.
 pub(crate) fn open(job: &Job) -> io::Result<Waiting> {
     let mut config = Config::from_env().map_err(failed)?;
     config.bind = job.own;
-    config.spin = if job.work.block { Duration::ZERO } else { SPIN };
+    if job.work.block {
+        config.spin = Duration::ZERO;
+    } else if !job.work.two_threads_a_side {
+        config.spin = SPIN;
+    }
     config.fault = match &job.fault {
         None => None,
         Some(plan) => Some(plan.parse().map_err(failed)?),
     };
     let node = Node::open(config).map_err(failed)?;
-    let endpoint = node.endpoint(EndpointId(ENDPOINT)).map_err(failed)?;
-    let other = match job.role {
-        Role::Lead => Address::new(2, ENDPOINT),
-        Role::Follow => Address::new(1, ENDPOINT),
+    let (own, other) = match job.role {
+        Role::Lead => (LEAD, FOLLOW),
+        Role::Follow => (FOLLOW, LEAD),
     };
+    let endpoint = node.endpoint(EndpointId(own)).map_err(failed)?;
+    let other = Address::new(job.other_node, other);
     let patience = match job.work.kind {
         // One thread does both ways: it must not wait for either.
-        Kind::Bidir => None,
+        Kind::Bidir if !job.work.two_threads_a_side => None,
         _ if job.work.may_lose => Some(LOST_AFTER),
         _ => Some(GIVE_UP),
     };
@@ -59,6 +67,7 @@ pub(crate) fn open(job: &Job) -> io::Result<Waiting> {
         other,
         patience,
         role: job.role,
+        carrier: job.carrier,
     })
 }
 
@@ -71,23 +80,54 @@ impl Waiting {
             endpoint,
             patience,
             role,
+            carrier,
             ..
         } = self;
         Ok(Dipole {
             node,
-            endpoint,
+            endpoint: Arc::new(endpoint),
             patience,
             role,
+            carrier: Some(carrier),
         })
     }
 }
 
 pub(crate) struct Dipole {
     node: Node,
-    endpoint: Endpoint,
+    endpoint: Arc<Endpoint>,
     /// How long a call waits; `None`: it never does.
     patience: Option<Duration>,
     role: Role,
+    /// What must have carried the messages, if it is known.
+    carrier: Option<Carrier>,
+}
+
+impl Dipole {
+    /// An endpoint that points at the other side's, for calls that wait.
+    pub(super) fn waiting(node: Node, endpoint: Endpoint, role: Role) -> Self {
+        Self {
+            node,
+            endpoint: Arc::new(endpoint),
+            patience: Some(GIVE_UP),
+            role,
+            carrier: None,
+        }
+    }
+
+    /// A figure must not be filed under what did not carry it.
+    fn check_carrier(&self, stats: &Stats) -> io::Result<()> {
+        let by_shm = stats.local.is_some_and(|local| local.records_out > 0);
+        match self.carrier {
+            Some(carrier) if by_shm != (carrier == Carrier::Shm) => Err(broken(format!(
+                "the messages were to go by {}, but {} records went through shared memory; is \
+                 DIPOLE_LINK obeyed?",
+                carrier.name(),
+                stats.local.map_or(0, |local| local.records_out)
+            ))),
+            _ => Ok(()),
+        }
+    }
 }
 
 impl Channel for Dipole {
@@ -137,8 +177,17 @@ impl Channel for Dipole {
         }
     }
 
+    fn second(&self) -> io::Result<Self> {
+        Ok(Self {
+            node: self.node.clone(),
+            endpoint: Arc::clone(&self.endpoint),
+            ..*self
+        })
+    }
+
     fn finish(self) -> io::Result<Vec<String>> {
         let stats = self.node.stats();
+        self.check_carrier(&stats)?;
         drop(self.endpoint);
         self.node.close(GIVE_UP).map_err(failed)?;
         Ok(match self.role {
@@ -162,6 +211,6 @@ fn remarks(stats: &Stats) -> Vec<String> {
     )]
 }
 
-fn failed(error: impl Display) -> io::Error {
+pub(super) fn failed(error: impl Display) -> io::Error {
     io::Error::other(error.to_string())
 }

@@ -10,6 +10,7 @@
 //! loses or reorders does not count as speed.
 
 use std::io;
+use std::thread;
 use std::time::Instant;
 
 use super::channel::{Channel, Manner, broken, until, until_done};
@@ -21,13 +22,15 @@ use super::statistics::{RoundTrips, as_float};
 pub(crate) const ACKNOWLEDGEMENT_BYTES: usize = 4;
 /// M7: at least so much is moved for a bandwidth.
 const LEAST_BYTES: u64 = 10_000_000;
+/// Enough of them for any size: ten million bytes in messages of four take seconds.
+const ENOUGH_MESSAGES: u64 = 20_000;
 const SEQUENCE: u64 = 0x7f;
 /// Messages shorter than this look at the clock only now and then.
 const LOOK_AT_CLOCK_BYTES: usize = 4096;
 const MESSAGES_PER_LOOK: u64 = 64;
 
 /// Sends (and in `bidir` receives) as the side that holds the clock.
-pub(crate) fn lead<C: Channel>(channel: &mut C, work: &Workload) -> io::Result<Outcome> {
+pub(crate) fn lead<C: Channel + Send>(channel: &mut C, work: &Workload) -> io::Result<Outcome> {
     let single_trip_ns = single_trip_ns(channel, work)?;
     let cpu_before_ns = work.cpu_time_ns();
     let start = Instant::now();
@@ -35,7 +38,7 @@ pub(crate) fn lead<C: Channel>(channel: &mut C, work: &Workload) -> io::Result<O
     let mut messages = 0;
     if work.kind == Kind::Bidir {
         let mut receiver = Receiver::new(work);
-        both_ways(channel, &mut sender, &mut receiver)?;
+        both_ways(channel, work, &mut sender, &mut receiver)?;
         messages += receiver.count;
     } else {
         while !sender.ended {
@@ -76,14 +79,14 @@ pub(crate) fn lead<C: Channel>(channel: &mut C, work: &Workload) -> io::Result<O
 }
 
 /// Receives (and in `bidir` sends) as the other side.
-pub(crate) fn follow<C: Channel>(channel: &mut C, work: &Workload) -> io::Result<Outcome> {
+pub(crate) fn follow<C: Channel + Send>(channel: &mut C, work: &Workload) -> io::Result<Outcome> {
     echo(channel, ACKNOWLEDGEMENT_BYTES, &work.reliably())?;
     let cpu_before_ns = work.cpu_time_ns();
     let mut receiver = Receiver::new(work);
     let mut messages = 0;
     if work.kind == Kind::Bidir {
         let mut sender = Sender::new(work, Instant::now());
-        both_ways(channel, &mut sender, &mut receiver)?;
+        both_ways(channel, work, &mut sender, &mut receiver)?;
         messages += sender.count;
     } else {
         while !receiver.ended {
@@ -119,11 +122,15 @@ fn single_trip_ns<C: Channel>(channel: &mut C, work: &Workload) -> io::Result<f6
     Ok(trips.mean80_ns())
 }
 
-fn both_ways<C: Channel>(
+fn both_ways<C: Channel + Send>(
     channel: &mut C,
+    work: &Workload,
     sender: &mut Sender,
     receiver: &mut Receiver,
 ) -> io::Result<()> {
+    if work.two_threads_a_side {
+        return by_two_threads(channel, sender, receiver);
+    }
     until_done(
         "sending and receiving",
         sender.work.duration + GIVE_UP,
@@ -143,6 +150,35 @@ fn both_ways<C: Channel>(
             Ok(sender.ended && receiver.ended)
         },
     )
+}
+
+/// One thread sends and one receives on the same connection (M7, as in DP §5.3).
+fn by_two_threads<C: Channel + Send>(
+    channel: &mut C,
+    sender: &mut Sender,
+    receiver: &mut Receiver,
+) -> io::Result<()> {
+    let mut second = channel.second()?;
+    thread::scope(|scope| {
+        let sending = scope.spawn(move || -> io::Result<()> {
+            while !sender.ended {
+                until_done("sending", GIVE_UP, || sender.step(&mut second))?;
+            }
+            until_done("flushing", GIVE_UP, || second.try_flush())
+        });
+        let mut receive = || -> io::Result<()> {
+            while !receiver.ended {
+                until_done("receiving", GIVE_UP, || receiver.step(channel))?;
+            }
+            Ok(())
+        };
+        let received = receive();
+        let sent = sending
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        // Whoever could not send says more than who waited for it in vain.
+        sent.and(received)
+    })
 }
 
 /// Sends numbered messages until time is up and enough has been sent.
@@ -175,7 +211,7 @@ impl Sender {
             } else {
                 1
             },
-            least: least.div_ceil(work.size_bytes as u64),
+            least: least.div_ceil(work.size_bytes as u64).min(ENOUGH_MESSAGES),
             offered: None,
             ended: false,
         }

@@ -1,5 +1,6 @@
-//! Starts the two sides of one measurement and brings them together.
+//! Starts the processes of one measurement and brings them together.
 
+use std::ffi::OsString;
 use std::fmt;
 use std::io::{self, BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -11,13 +12,13 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::SIDE_ARGUMENTS;
-use super::bed::Bed;
-use super::control::{Go, Job, Outcome, Ready, Role, Verdict, Workload};
+use super::bed::{Bed, node};
+use super::control::{Carrier, Go, Job, Outcome, Place, Ready, Role, Task, Verdict, Workload};
 use super::machine::Cores;
 use super::subject::Subject;
 
-/// How long a side may take beyond its measurement.
-const SLACK: Duration = Duration::from_secs(45);
+/// How long a process may take beyond its measurement.
+pub(super) const SLACK: Duration = Duration::from_secs(45);
 
 /// One measurement of one subject, before anybody knows where.
 #[derive(Clone, Debug)]
@@ -26,21 +27,31 @@ pub(crate) struct Entry {
     pub(crate) bench: String,
     pub(crate) subject: Subject,
     pub(crate) work: Workload,
+    pub(crate) place: Place,
+    /// What carries the messages (Dipole only).
+    pub(crate) carrier: Carrier,
     /// A plan for the fault wrapper (Dipole only).
     pub(crate) fault: Option<String>,
+}
+
+impl Entry {
+    /// What carries its bytes.
+    pub(crate) fn link(&self, bed: &Bed) -> String {
+        self.subject.link(self.carrier, bed.name(self.place))
+    }
 }
 
 /// Why a measurement yields nothing.
 #[derive(Debug)]
 pub(crate) enum RunError {
-    /// A side could not be started.
+    /// A process could not be started.
     Start(io::Error),
-    /// A side ended without a verdict, or said something senseless.
-    Lost { role: Role, heard: String },
-    /// A side said nothing for too long.
-    Silent { role: Role, waited: Duration },
-    /// A side tells what went wrong.
-    Failed { role: Role, cause: String },
+    /// A process ended without a verdict, or said something senseless.
+    Lost { who: String, heard: String },
+    /// A process said nothing for too long.
+    Silent { who: String, waited: Duration },
+    /// A process tells what went wrong.
+    Failed { who: String, cause: String },
 }
 
 impl fmt::Display for RunError {
@@ -52,43 +63,43 @@ impl fmt::Display for RunError {
                     "cannot start this program again as a side: {cause}; was it moved?"
                 )
             }
-            RunError::Lost { role, heard } => {
-                write!(
-                    f,
-                    "the {} side {heard}; its messages are above",
-                    name(*role)
-                )
+            RunError::Lost { who, heard } => {
+                write!(f, "the {who} {heard}; its messages are above")
             }
-            RunError::Silent { role, waited } => write!(
+            RunError::Silent { who, waited } => write!(
                 f,
-                "the {} side said nothing for {:.0} s and was ended; is the machine overloaded?",
-                name(*role),
+                "the {who} said nothing for {:.0} s and was ended; is the machine overloaded?",
                 waited.as_secs_f64()
             ),
-            RunError::Failed { role, cause } => write!(f, "the {} side: {cause}", name(*role)),
+            RunError::Failed { who, cause } => write!(f, "the {who}: {cause}"),
         }
     }
 }
 
 impl std::error::Error for RunError {}
 
-fn name(role: Role) -> &'static str {
+fn name(role: Role) -> String {
     match role {
-        Role::Lead => "leading",
-        Role::Follow => "following",
+        Role::Lead => "leading side".to_owned(),
+        Role::Follow => "following side".to_owned(),
     }
 }
 
 /// Runs one measurement; the outcome holds the CPU time of both sides.
 pub(crate) fn measure(entry: &Entry, bed: &Bed, cores: Cores) -> Result<Outcome, RunError> {
-    let lead = Side::start(&job(entry, bed, cores, Role::Lead), bed)?;
+    let start = |role| {
+        let environment = bed.environment(entry.place, role, entry.carrier);
+        let task = Task::Side(job(entry, bed, cores, role));
+        Worker::start(name(role), &task, environment)
+    };
+    let lead = start(Role::Lead)?;
     if entry.subject.is_threads() {
         let mut lead = lead;
         lead.hear::<Ready>(SLACK)?;
         lead.say(&Go::default())?;
         return lead.verdict(entry.work.duration + SLACK);
     }
-    let follow = Side::start(&job(entry, bed, cores, Role::Follow), bed)?;
+    let follow = start(Role::Follow)?;
     let (mut lead, mut follow) = (lead, follow);
     let (of_lead, of_follow) = (lead.hear::<Ready>(SLACK)?, follow.hear::<Ready>(SLACK)?);
     follow.say(&Go {
@@ -117,10 +128,10 @@ pub(crate) fn measure(entry: &Entry, bed: &Bed, cores: Cores) -> Result<Outcome,
 }
 
 fn job(entry: &Entry, bed: &Bed, cores: Cores, role: Role) -> Job {
-    let (own, other) = bed.addresses(role);
-    let (core, other_core) = match role {
-        Role::Lead => (cores.lead, cores.follow),
-        Role::Follow => (cores.follow, cores.lead),
+    let (own, other) = bed.addresses(entry.place, role);
+    let (core, other_core, other_role) = match role {
+        Role::Lead => (cores.lead, cores.follow, Role::Follow),
+        Role::Follow => (cores.follow, cores.lead, Role::Lead),
     };
     Job {
         subject: entry.subject,
@@ -128,27 +139,34 @@ fn job(entry: &Entry, bed: &Bed, cores: Cores, role: Role) -> Job {
         role,
         core,
         other_core,
-        namespace: bed.namespace(role),
+        namespace: bed.namespace(entry.place, role),
         own,
         other,
+        carrier: entry.carrier,
+        other_node: node(entry.place, other_role),
+        meeting: bed.meeting(),
         fault: entry.fault.clone(),
     }
 }
 
-/// A started side; dropping it ends its process.
-struct Side {
-    role: Role,
+/// A started process; dropping it ends it.
+pub(super) struct Worker {
+    who: String,
     child: Child,
     input: ChildStdin,
     lines: Receiver<io::Result<String>>,
 }
 
-impl Side {
-    fn start(job: &Job, bed: &Bed) -> Result<Self, RunError> {
+impl Worker {
+    pub(super) fn start(
+        who: String,
+        task: &Task,
+        environment: Vec<(&'static str, OsString)>,
+    ) -> Result<Self, RunError> {
         let program = std::env::current_exe().map_err(RunError::Start)?;
         let mut child = Command::new(program)
             .args(SIDE_ARGUMENTS)
-            .envs(bed.environment(job.role))
+            .envs(environment)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -164,17 +182,17 @@ impl Side {
                 }
             }
         });
-        let mut side = Self {
-            role: job.role,
+        let mut worker = Self {
+            who,
             child,
             input,
             lines,
         };
-        side.say(job)?;
-        Ok(side)
+        worker.say(task)?;
+        Ok(worker)
     }
 
-    fn say(&mut self, message: &impl Serialize) -> Result<(), RunError> {
+    pub(super) fn say(&mut self, message: &impl Serialize) -> Result<(), RunError> {
         let mut line = serde_json::to_vec(message).expect("plain data can be written as JSON");
         line.push(b'\n');
         // A side that is gone is noticed, with its last words, by whoever hears it next.
@@ -185,53 +203,50 @@ impl Side {
     }
 
     fn line(&mut self, limit: Duration) -> Result<String, RunError> {
-        let role = self.role;
+        let who = self.who.clone();
         match self.lines.recv_timeout(limit) {
             Ok(Ok(line)) => Ok(line),
             Ok(Err(error)) => Err(RunError::Lost {
-                role,
+                who,
                 heard: format!("is unreadable: {error}"),
             }),
-            Err(RecvTimeoutError::Timeout) => Err(RunError::Silent {
-                role,
-                waited: limit,
-            }),
+            Err(RecvTimeoutError::Timeout) => Err(RunError::Silent { who, waited: limit }),
             Err(RecvTimeoutError::Disconnected) => {
                 let heard = match self.child.wait() {
                     Ok(status) => format!("ended with {status}"),
                     Err(error) => format!("ended: {error}"),
                 };
-                Err(RunError::Lost { role, heard })
+                Err(RunError::Lost { who, heard })
             }
         }
     }
 
-    fn hear<T: DeserializeOwned>(&mut self, limit: Duration) -> Result<T, RunError> {
+    pub(super) fn hear<T: DeserializeOwned>(&mut self, limit: Duration) -> Result<T, RunError> {
         let line = self.line(limit)?;
-        let role = self.role;
+        let who = self.who.clone();
         serde_json::from_str(&line).map_err(|_| match serde_json::from_str(&line) {
-            Ok(Verdict::Failed(cause)) => RunError::Failed { role, cause },
+            Ok(Verdict::Failed(cause)) => RunError::Failed { who, cause },
             _ => RunError::Lost {
-                role,
+                who,
                 heard: format!("said {line:?}"),
             },
         })
     }
 
-    fn verdict(&mut self, limit: Duration) -> Result<Outcome, RunError> {
+    pub(super) fn verdict(&mut self, limit: Duration) -> Result<Outcome, RunError> {
         match self.hear(limit)? {
             Verdict::Done(outcome) => Ok(outcome),
             Verdict::Failed(cause) => Err(RunError::Failed {
-                role: self.role,
+                who: self.who.clone(),
                 cause,
             }),
         }
     }
 }
 
-impl Drop for Side {
+impl Drop for Worker {
     fn drop(&mut self) {
-        // A side that has told its verdict is about to end by itself; give it no chance to hang.
+        // One that has told its verdict is about to end by itself; give it no chance to hang.
         let _already_gone = self.child.kill();
         let _reaped = self.child.wait();
     }

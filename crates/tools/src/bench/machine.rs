@@ -156,6 +156,13 @@ pub(crate) fn description() -> String {
     )
 }
 
+/// What the system says the processor is called.
+pub(crate) fn processor() -> Option<String> {
+    let text = fs::read_to_string("/proc/cpuinfo").ok()?;
+    let line = text.lines().find(|line| line.starts_with("model name"))?;
+    line.split_once(':').map(|(_, name)| name.trim().to_owned())
+}
+
 /// How many processes wanted to run lately: others in the way make figures worthless.
 pub(crate) fn load() -> Option<f64> {
     fs::read_to_string("/proc/loadavg")

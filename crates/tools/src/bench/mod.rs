@@ -6,15 +6,18 @@
 //! machine drifts, so only what stands in one table may be compared.
 //! [`plan`] says what is measured, [`bed`] where, [`launch`] brings two
 //! [`side`]s together, [`pingpong`] and [`flow`] are the work, [`dipole`] and
-//! [`peers`] those who do it, [`report`] what comes out.
+//! [`peers`] those who do it, [`report`] and [`page`] what comes out. [`crowd`] is for
+//! itself: many processes at once on few cores.
 
 mod bed;
 mod channel;
 mod control;
+mod crowd;
 mod dipole;
 mod flow;
 mod launch;
 mod machine;
+mod page;
 mod peers;
 mod pingpong;
 mod plan;
@@ -24,15 +27,18 @@ mod statistics;
 mod subject;
 
 use std::fmt::Display;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::{fs, io};
 
+use clap::builder::PossibleValue;
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use bed::{Bed, On};
-use control::Kind;
+use control::{Kind, Place};
 use machine::{Cores, Stolen};
-use plan::Group;
+use plan::{Group, Plan};
 use report::Measured;
 use statistics::Spread;
 use subject::Subject;
@@ -48,9 +54,9 @@ const STOLEN_SHARE: f64 = 0.01;
 #[derive(Args, Debug)]
 pub(crate) struct BenchArgs {
     /// What to measure; the standard table of all kinds if absent
-    kind: Option<Kind>,
-    /// What carries Dipole's packets
-    #[arg(long, value_enum, default_value_t = LinkName::Udp)]
+    kind: Option<Topic>,
+    /// What carries Dipole's messages
+    #[arg(long, value_enum, default_value_t = LinkName::Auto)]
     link: LinkName,
     /// Where the two sides lie
     #[arg(long, value_enum, default_value_t = On::Auto)]
@@ -58,33 +64,80 @@ pub(crate) struct BenchArgs {
     /// Message length in bytes [default: 64; stream 1 MiB, bidir 64 KiB]
     #[arg(long, value_name = "BYTES")]
     size: Option<usize>,
-    /// How long each measurement takes [default: 1; 0.4 in the standard table]
+    /// How long each measurement takes [default: 1; 0.3 in the standard table, 0.1 for a point of a figure]
     #[arg(long)]
     seconds: Option<f64>,
-    /// How often each subject takes its turn; medians and spreads are over these
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    rounds: u32,
+    /// How often each subject takes its turn; medians and spreads are over these [default: 5;
+    /// 3 for a point of a figure]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    rounds: Option<u32>,
+    /// One short round, and few sizes: to see that everything works
+    #[arg(long)]
+    quick: bool,
     /// Dipole's messages are sent unreliably
     #[arg(long)]
     unreliable: bool,
     /// Waits sleep in the kernel instead of spinning
     #[arg(long)]
     block: bool,
+    /// Threads of a side: with 2, one sends and one receives (bidir)
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
+    threads: u8,
+    /// How many processes crowd on two cores [default: 8]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(2..=64))]
+    processes: Option<u16>,
     /// Who is measured, separated by commas [default: dipole and its usual peers]
     #[arg(long, value_enum, value_delimiter = ',', value_name = "SUBJECT,..")]
     subjects: Vec<Subject>,
     /// Dipole through the fault wrapper, losing this share of all packets, beside losing none
     #[arg(long, value_name = "SHARE")]
     drop: Option<f64>,
-    /// This process is one of the two sides of a measurement
+    /// Write a page of figures and tables over all sizes, in one file that needs no network
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// This process is one of those of a measurement
     #[arg(long, hide = true, exclusive = true)]
     side: bool,
 }
 
-/// Ways to carry Dipole's packets.
+/// What the command line can ask for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Topic {
+    /// Work between two sides.
+    Work(Kind),
+    /// Many processes on two cores.
+    Crowd,
+}
+
+impl ValueEnum for Topic {
+    fn value_variants<'a>() -> &'a [Self] {
+        &[
+            Topic::Work(Kind::Pingpong),
+            Topic::Work(Kind::Stream),
+            Topic::Work(Kind::Bidir),
+            Topic::Work(Kind::Rate),
+            Topic::Crowd,
+        ]
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        match self {
+            Topic::Work(kind) => kind.to_possible_value(),
+            Topic::Crowd => Some(
+                PossibleValue::new("crowd").help("Many processes of one node on two cores at once"),
+            ),
+        }
+    }
+}
+
+/// Ways to carry Dipole's messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum LinkName {
-    /// UDP sockets
+    /// Shared memory within a node, UDP between nodes
+    Auto,
+    /// Shared memory, so both sides on one node
+    Shm,
+    /// UDP sockets, within a node too
     Udp,
 }
 
@@ -94,7 +147,6 @@ pub(crate) fn execute(arguments: BenchArgs, json: bool) -> ExitCode {
     if arguments.side {
         return side::run();
     }
-    let LinkName::Udp = arguments.link;
     match try_execute(&arguments, json) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
@@ -107,81 +159,141 @@ pub(crate) fn execute(arguments: BenchArgs, json: bool) -> ExitCode {
 
 /// False if some measurement failed; those that did not are printed.
 fn try_execute(arguments: &BenchArgs, json: bool) -> Result<bool, Box<dyn std::error::Error>> {
-    let groups = plan::plan(arguments)?;
+    let plan = plan::plan(arguments)?;
     let cores = Cores::choose()?;
-    let bed = Bed::make(arguments.on)?;
-    let say = |line: &dyn Display| {
-        if json {
-            eprintln!("{line}")
-        } else {
-            println!("{line}")
+    let groups = match plan {
+        Plan::Groups(groups) => groups,
+        Plan::Crowd(plan) => {
+            let bed = Bed::make(On::Node)?;
+            say(json, &format!("{} processes on one node", plan.processes));
+            say(json, &machine_line(cores));
+            return Ok(crowd::measure(&plan, &bed, cores, json)?);
         }
     };
-    say(&format!("on {}", bed.description()));
-    if let Some(remark) = &bed.remark {
-        say(&format!("not on a veth pair: {remark}"));
+    let page = arguments.html.as_deref().map(begin_page).transpose()?;
+    let mut entries = groups.iter().flat_map(|group| &group.entries);
+    let apart = entries.any(|entry| entry.place == Place::Apart);
+    let bed = Bed::make(if apart { arguments.on } else { On::Node })?;
+    if apart {
+        say(json, &format!("on {}", bed.description()));
+    } else {
+        say(json, &"on one node");
     }
-    say(&machine_line(cores));
-    let stolen = Stolen::since_now(cores);
-    let total: usize = groups.iter().map(|group| group.entries.len()).sum();
-    let progress = progress_bar(total as u64 * u64::from(arguments.rounds));
+    if let Some(remark) = &bed.remark {
+        say(json, &format!("not on a veth pair: {remark}"));
+    }
+    say(json, &machine_line(cores));
+    let run = Run {
+        bed: &bed,
+        cores,
+        stolen: Stolen::since_now(cores),
+        progress: progress_bar(
+            groups
+                .iter()
+                .map(|group| group.entries.len() as u64 * u64::from(group.rounds))
+                .sum(),
+        ),
+    };
     let mut cache_line_ns = Vec::new();
     let mut complete = true;
-    for group in &groups {
-        let mut run = GroupRun {
-            group,
-            bed: &bed,
-            cores,
-            progress: &progress,
-            complete: true,
-        };
-        let measured = run.measure(arguments.rounds, &mut cache_line_ns)?;
-        complete &= run.complete;
-        progress.suspend(|| {
-            if json {
-                for line in measured.iter().filter_map(|one| one.line(bed.name())) {
-                    println!(
-                        "{}",
-                        serde_json::to_string(&line).expect("plain data is JSON")
-                    );
-                }
-            } else {
-                println!("\n{}", report::table(group, &measured, bed.name()));
-            }
-            for remark in report::remarks(&measured) {
-                say(&format!("  {remark}"));
-            }
-        });
+    let mut finished = Vec::new();
+    for group in groups {
+        let measured = run.measure(&group, &mut cache_line_ns)?;
+        complete &= measured
+            .iter()
+            .all(|one| one.rounds.iter().all(Option::is_some));
+        run.progress
+            .suspend(|| print_group(&group, &measured, &bed, json));
+        finished.push((group, measured));
     }
-    progress.finish_and_clear();
-    say(&closing_line(&cache_line_ns, stolen, arguments.rounds));
+    run.progress.finish_and_clear();
+    let closing = closing_line(&cache_line_ns, run.stolen);
+    say(json, &format!("\n{closing}"));
+    if let Some((path, file)) = page {
+        let facts = page::facts(&bed, cores, apart, &closing);
+        write_page(path, file, &page::page(&facts, &finished, &bed))?;
+        say(
+            json,
+            &format!("figures and tables are in {}", path.display()),
+        );
+    }
     Ok(complete)
 }
 
-/// One group under measurement.
-struct GroupRun<'a> {
-    group: &'a Group,
-    bed: &'a Bed,
-    cores: Cores,
-    progress: &'a ProgressBar,
-    complete: bool,
+/// A line for people: beside the objects, not among them.
+fn say(json: bool, line: &dyn Display) {
+    if json {
+        eprintln!("{line}");
+    } else {
+        println!("{line}");
+    }
 }
 
-impl GroupRun<'_> {
-    /// Every subject in turn, and that as often as there are rounds.
-    fn measure(
-        &mut self,
-        rounds: u32,
-        cache_line_ns: &mut Vec<f64>,
-    ) -> std::io::Result<Vec<Measured>> {
-        let entries = self.group.entries.iter().cloned();
+fn print_group(group: &Group, measured: &[Measured], bed: &Bed, json: bool) {
+    if json {
+        for line in measured.iter().filter_map(|one| one.line(bed)) {
+            println!(
+                "{}",
+                serde_json::to_string(&line).expect("plain data is JSON")
+            );
+        }
+    } else if !group.is_point {
+        println!("\n{}", report::table(group, measured, bed));
+    }
+    if !group.is_point {
+        for remark in report::remarks(measured) {
+            say(json, &format!("  {remark}"));
+        }
+    }
+}
+
+/// Opens the page's file before minutes are spent on what goes into it.
+fn begin_page(path: &Path) -> io::Result<(&Path, fs::File)> {
+    let file = fs::OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(path);
+    file.map(|file| (path, file))
+        .map_err(|error| cannot_write(path, &error))
+}
+
+fn write_page(path: &Path, mut file: fs::File, text: &str) -> io::Result<()> {
+    let written = file
+        .set_len(0)
+        .and_then(|()| io::Write::write_all(&mut file, text.as_bytes()));
+    written.map_err(|error| cannot_write(path, &error))
+}
+
+fn cannot_write(path: &Path, error: &io::Error) -> io::Error {
+    io::Error::new(
+        error.kind(),
+        format!(
+            "cannot write the page to {}: {error}; name a file in a folder that can be written",
+            path.display()
+        ),
+    )
+}
+
+/// What all groups have in common.
+struct Run<'a> {
+    bed: &'a Bed,
+    cores: Cores,
+    stolen: Stolen,
+    progress: ProgressBar,
+}
+
+impl Run<'_> {
+    /// Every subject of the group in turn, and that as often as there are rounds.
+    fn measure(&self, group: &Group, cache_line_ns: &mut Vec<f64>) -> io::Result<Vec<Measured>> {
+        let entries = group.entries.iter().cloned();
         let mut measured: Vec<Measured> = entries
             .map(|entry| Measured {
                 entry,
                 rounds: Vec::new(),
             })
             .collect();
-        for _ in 0..rounds {
+        for _ in 0..group.rounds {
             cache_line_ns.extend(machine::cache_line_ns(self.cores)?);
             for one in &mut measured {
                 let subject = one.entry.subject.name();
@@ -189,9 +301,8 @@ impl GroupRun<'_> {
                     .set_message(format!("{} {subject}", one.entry.bench));
                 let outcome = launch::measure(&one.entry, self.bed, self.cores);
                 if let Err(error) = &outcome {
-                    self.complete = false;
                     self.progress.suspend(|| {
-                        eprintln!("dipole bench: {} of {subject}: {error}", self.group.title);
+                        eprintln!("dipole bench: {} of {subject}: {error}", group.title);
                     });
                 }
                 one.rounds.push(outcome.ok());
@@ -221,7 +332,7 @@ fn machine_line(cores: Cores) -> String {
     format!("{}; {place}{load}", machine::description())
 }
 
-fn closing_line(cache_line_ns: &[f64], stolen: Stolen, rounds: u32) -> String {
+fn closing_line(cache_line_ns: &[f64], stolen: Stolen) -> String {
     let cache_line = Spread::of(cache_line_ns.iter().copied()).map_or_else(
         || "cache line between the cores: not measured, there is one".to_owned(),
         |ns| {
@@ -238,7 +349,7 @@ fn closing_line(cache_line_ns: &[f64], stolen: Stolen, rounds: u32) -> String {
         ""
     };
     format!(
-        "\n{cache_line}; stolen by the host {} ms ({:.2} %){doubt}; medians of {rounds} rounds",
+        "{cache_line}; stolen by the host {} ms ({:.2} %){doubt}; figures are medians over rounds",
         time.as_millis(),
         share * 100.0
     )

@@ -44,6 +44,7 @@ pub(crate) fn lead<C: Channel>(channel: &mut C, work: &Workload) -> io::Result<O
     pinger.round_trip(true)?;
     let mut outcome = Outcome {
         one_way: Some(trips.one_way()),
+        percentiles: trips.percentiles(),
         cpu_ns_per_message: as_float(cpu_ns) / as_float(2 * trips.count()),
         ..Outcome::default()
     };

@@ -3,22 +3,60 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::BenchArgs;
-use super::control::{Kind, Workload};
+use super::bed::On;
+use super::control::{Carrier, Kind, Place, Workload};
+use super::crowd::CrowdPlan;
 use super::launch::Entry;
-use super::subject::Subject;
+use super::subject::{Subject, Waits};
+use super::{BenchArgs, LinkName, Topic};
 
 /// Seconds a measurement, when the whole table is wanted.
-const TABLE_SECONDS: f64 = 0.4;
+const TABLE_SECONDS: f64 = 0.3;
 /// Seconds a measurement, when one kind is.
 const KIND_SECONDS: f64 = 1.0;
+/// Seconds a point of a figure takes.
+const POINT_SECONDS: f64 = 0.1;
+/// Seconds a measurement, when it is only to be seen that all works.
+const QUICK_SECONDS: f64 = 0.02;
+/// Medians and spreads of a table are over so many rounds.
+const TABLE_ROUNDS: u32 = 5;
+/// Those of a point of a figure.
+const POINT_ROUNDS: u32 = 3;
+/// Sizes of messages in the figures.
+const SIZES_BYTES: [usize; 12] = [
+    1,
+    4,
+    16,
+    64,
+    256,
+    1 << 10,
+    4 << 10,
+    16 << 10,
+    64 << 10,
+    256 << 10,
+    1 << 20,
+    4 << 20,
+];
+const QUICK_SIZES_BYTES: [usize; 4] = [4, 64, 4 << 10, 1 << 20];
 const LOSS: f64 = 0.01;
 
 /// Entries measured in turns and shown beside each other.
 #[derive(Clone, Debug)]
 pub(crate) struct Group {
     pub(crate) title: String,
+    pub(crate) rounds: u32,
+    /// A point of the page's figures, not a table of its own.
+    pub(crate) is_point: bool,
     pub(crate) entries: Vec<Entry>,
+}
+
+/// All that is to be measured.
+#[derive(Clone, Debug)]
+pub(crate) enum Plan {
+    /// Two sides at a time.
+    Groups(Vec<Group>),
+    /// Many processes at once.
+    Crowd(CrowdPlan),
 }
 
 /// Why the command line makes no plan.
@@ -28,6 +66,13 @@ pub(crate) enum PlanError {
     Refused(String),
     /// An option needs a kind to act on.
     NeedsKind { option: &'static str },
+    /// An option means something for one kind only.
+    OnlyFor {
+        option: &'static str,
+        kind: &'static str,
+    },
+    /// Shared memory does not reach another node.
+    ShmApart { on: &'static str },
     /// Two options exclude each other.
     Excluded {
         option: &'static str,
@@ -48,8 +93,17 @@ impl fmt::Display for PlanError {
                 write!(f, "{why}; choose another --size, kind or --subjects")
             }
             PlanError::NeedsKind { option } => {
-                write!(f, "{option} needs a kind: pingpong, stream, bidir or rate")
+                write!(
+                    f,
+                    "{option} needs a kind: pingpong, stream, bidir, rate or crowd"
+                )
             }
+            PlanError::OnlyFor { option, kind } => write!(f, "{option} is for {kind}"),
+            PlanError::ShmApart { on } => write!(
+                f,
+                "--link shm needs both sides on one node, and --on {on} makes two; use --on node \
+                 or --link udp"
+            ),
             PlanError::Excluded { option, by } => write!(f, "{option} cannot go with {by}"),
             PlanError::OutOfRange {
                 option,
@@ -72,11 +126,19 @@ struct Variation {
     duration: Duration,
     block: bool,
     unreliable: bool,
+    two_threads_a_side: bool,
+    place: Place,
+    carrier: Carrier,
+    rounds: u32,
 }
 
 impl Variation {
     fn bench(self) -> String {
-        let block = if self.block { "-block" } else { "" };
+        let block = match (self.block, self.two_threads_a_side) {
+            (_, true) => "-threads",
+            (true, false) => "-block",
+            (false, false) => "",
+        };
         let unreliable = if self.unreliable { "-unreliable" } else { "" };
         format!("{}{block}{unreliable}", self.kind.name())
     }
@@ -91,11 +153,14 @@ impl Variation {
             block: self.block,
             may_lose: unreliable || subject.is_datagrams(),
             threads: subject.is_threads(),
+            two_threads_a_side: self.two_threads_a_side,
         };
         Entry {
             bench,
             subject,
             work,
+            place: self.place,
+            carrier: self.carrier,
             fault,
         }
     }
@@ -107,12 +172,32 @@ impl Variation {
             .collect();
         Group {
             title: self.title(),
+            rounds: self.rounds,
+            is_point: false,
             entries,
         }
     }
 
+    /// Those of the usual subjects that can do this work; ours is never left out in silence.
+    fn usual(self) -> Group {
+        let waits = match (self.block, self.two_threads_a_side) {
+            (_, true) => Waits::InThreads,
+            (true, false) => Waits::Blocking,
+            (false, false) => Waits::Spinning,
+        };
+        let mut group = self.group(Subject::usual(self.kind, waits, self.place));
+        group.entries.retain(|entry| {
+            entry.subject == Subject::Dipole || entry.subject.refuses(&entry.work).is_none()
+        });
+        group
+    }
+
     fn title(self) -> String {
-        format!("{} of {}", self.bench(), size(self.size_bytes))
+        let place = match self.place {
+            Place::Apart => "",
+            Place::OneNode => " inside one node",
+        };
+        format!("{} of {}{place}", self.bench(), size(self.size_bytes))
     }
 
     /// Dipole through the fault wrapper: nothing lost, then a share of all packets.
@@ -124,27 +209,116 @@ impl Variation {
         let title = format!("{} through the fault wrapper", self.title());
         Group {
             title,
+            rounds: self.rounds,
+            is_point: false,
             entries: vec![entry(0.0), entry(loss)],
         }
     }
 }
 
-/// Turns the command line into groups.
-pub(crate) fn plan(arguments: &BenchArgs) -> Result<Vec<Group>, PlanError> {
+/// Turns the command line into a plan.
+pub(crate) fn plan(arguments: &BenchArgs) -> Result<Plan, PlanError> {
     check_numbers(arguments)?;
-    let groups = match arguments.kind {
+    check_options(arguments)?;
+    let mut groups = match arguments.kind {
+        Some(Topic::Crowd) => return crowd(arguments).map(Plan::Crowd),
         None => table(arguments)?,
-        Some(kind) => vec![of_kind(kind, arguments)?],
+        Some(Topic::Work(kind)) => vec![of_kind(kind, arguments)?],
     };
+    if arguments.html.is_some() {
+        let kinds = [Kind::Pingpong, Kind::Stream].into_iter();
+        for kind in kinds.filter(|&kind| {
+            arguments
+                .kind
+                .is_none_or(|topic| topic == Topic::Work(kind))
+        }) {
+            groups.extend(points(kind, arguments)?);
+        }
+    }
     for entry in groups.iter().flat_map(|group| &group.entries) {
-        if let Some(why) = entry
-            .subject
-            .refuses(entry.work.kind, entry.work.size_bytes)
-        {
+        if let Some(why) = entry.subject.refuses(&entry.work) {
             return Err(PlanError::Refused(why));
         }
     }
-    Ok(groups)
+    Ok(Plan::Groups(groups))
+}
+
+/// The places that the command line wants measured, and what carries Dipole's
+/// messages there. `None`: it does not say.
+fn asked_place(arguments: &BenchArgs) -> Result<Option<Place>, PlanError> {
+    match (arguments.on, arguments.link) {
+        (On::Veth, LinkName::Shm) => Err(PlanError::ShmApart { on: "veth" }),
+        (On::Loopback, LinkName::Shm) => Err(PlanError::ShmApart { on: "loopback" }),
+        (On::Node, _) | (On::Auto, LinkName::Shm) => Ok(Some(Place::OneNode)),
+        (On::Veth | On::Loopback, _) => Ok(Some(Place::Apart)),
+        (On::Auto, LinkName::Auto | LinkName::Udp) => Ok(None),
+    }
+}
+
+/// What carries Dipole's messages at a place.
+fn carrier(arguments: &BenchArgs, place: Place) -> Carrier {
+    match (arguments.link, place) {
+        (LinkName::Udp, _) | (_, Place::Apart) => Carrier::Udp,
+        (LinkName::Auto | LinkName::Shm, Place::OneNode) => Carrier::Shm,
+    }
+}
+
+fn duration(arguments: &BenchArgs, usual_s: f64) -> Duration {
+    let usual_s = if arguments.quick {
+        QUICK_SECONDS
+    } else {
+        usual_s
+    };
+    Duration::from_secs_f64(arguments.seconds.unwrap_or(usual_s))
+}
+
+fn rounds(arguments: &BenchArgs, usual: u32) -> u32 {
+    let usual = if arguments.quick { 1 } else { usual };
+    arguments.rounds.unwrap_or(usual)
+}
+
+fn check_options(arguments: &BenchArgs) -> Result<(), PlanError> {
+    let is_crowd = arguments.kind == Some(Topic::Crowd);
+    if arguments.processes.is_some() && !is_crowd {
+        return Err(PlanError::OnlyFor {
+            option: "--processes",
+            kind: "crowd",
+        });
+    }
+    if arguments.threads == 2 && arguments.kind != Some(Topic::Work(Kind::Bidir)) {
+        return Err(PlanError::OnlyFor {
+            option: "--threads 2",
+            kind: "bidir",
+        });
+    }
+    if is_crowd {
+        let given = [
+            ("--unreliable", arguments.unreliable),
+            ("--drop", arguments.drop.is_some()),
+            ("--subjects", !arguments.subjects.is_empty()),
+            ("--html", arguments.html.is_some()),
+            ("--on veth", arguments.on == On::Veth),
+            ("--on loopback", arguments.on == On::Loopback),
+        ];
+        if let Some((option, _)) = given.into_iter().find(|(_, given)| *given) {
+            return Err(PlanError::Excluded {
+                option,
+                by: "crowd",
+            });
+        }
+    }
+    Ok(())
+}
+
+fn crowd(arguments: &BenchArgs) -> Result<CrowdPlan, PlanError> {
+    Ok(CrowdPlan {
+        processes: arguments.processes.unwrap_or(8),
+        size_bytes: arguments.size.unwrap_or(64).max(1),
+        duration: duration(arguments, KIND_SECONDS),
+        rounds: rounds(arguments, TABLE_ROUNDS),
+        block: arguments.block,
+        carrier: carrier(arguments, Place::OneNode),
+    })
 }
 
 fn check_numbers(arguments: &BenchArgs) -> Result<(), PlanError> {
@@ -187,42 +361,112 @@ fn table(arguments: &BenchArgs) -> Result<Vec<Group>, PlanError> {
     if let Some((option, _)) = given.into_iter().find(|(_, given)| *given) {
         return Err(PlanError::NeedsKind { option });
     }
-    let duration = Duration::from_secs_f64(arguments.seconds.unwrap_or(TABLE_SECONDS));
-    let base = |kind, size_bytes| Variation {
+    let duration = duration(arguments, TABLE_SECONDS);
+    let base = |place, kind, size_bytes| Variation {
         kind,
         size_bytes,
         duration,
         block: false,
         unreliable: false,
+        two_threads_a_side: false,
+        place,
+        carrier: carrier(arguments, place),
+        rounds: rounds(arguments, TABLE_ROUNDS),
     };
+    let place = asked_place(arguments)?;
+    let mut groups = Vec::new();
+    if place != Some(Place::OneNode) {
+        let base = |kind, size_bytes| base(Place::Apart, kind, size_bytes);
+        let pingpong = base(Kind::Pingpong, 64);
+        let stream = base(Kind::Stream, 1 << 20);
+        groups.extend([
+            pingpong.usual(),
+            Variation {
+                block: true,
+                ..pingpong
+            }
+            .usual(),
+            Variation {
+                unreliable: true,
+                ..pingpong
+            }
+            .group(&[Subject::Dipole, Subject::BareUdpSpin]),
+            stream.usual(),
+            base(Kind::Rate, 64).usual(),
+            base(Kind::Bidir, 64 << 10).usual(),
+            stream.loss_group(LOSS),
+        ]);
+    }
+    let base = |kind, size_bytes| base(Place::OneNode, kind, size_bytes);
     let pingpong = base(Kind::Pingpong, 64);
-    let stream = base(Kind::Stream, 1 << 20);
-    let usual =
-        |variation: Variation| variation.group(Subject::usual(variation.kind, variation.block));
-    let mut groups = vec![
-        usual(pingpong),
-        usual(Variation {
+    groups.extend([
+        pingpong.usual(),
+        base(Kind::Pingpong, 1400).usual(),
+        Variation {
             block: true,
             ..pingpong
-        }),
-        Variation {
-            unreliable: true,
-            ..pingpong
         }
-        .group(&[Subject::Dipole, Subject::BareUdpSpin]),
-        usual(stream),
-        usual(base(Kind::Rate, 64)),
-        usual(base(Kind::Bidir, 64 << 10)),
-        stream.loss_group(LOSS),
-    ];
+        .usual(),
+        base(Kind::Rate, 64).group(&[Subject::Dipole, Subject::BareShm]),
+        base(Kind::Stream, 4 << 10).usual(),
+        base(Kind::Stream, 64 << 10).usual(),
+        base(Kind::Stream, 1 << 20).usual(),
+    ]);
+    keep_asked(&mut groups, arguments);
+    Ok(groups)
+}
+
+/// Keeps the subjects that the command line names, if it names any.
+fn keep_asked(groups: &mut Vec<Group>, arguments: &BenchArgs) {
     if !arguments.subjects.is_empty() {
-        for group in &mut groups {
+        for group in &mut *groups {
             group
                 .entries
                 .retain(|entry| arguments.subjects.contains(&entry.subject));
         }
         groups.retain(|group| !group.entries.is_empty());
     }
+}
+
+/// The points of the page's figures: one kind of work over all sizes.
+fn points(kind: Kind, arguments: &BenchArgs) -> Result<Vec<Group>, PlanError> {
+    let sizes = if arguments.quick {
+        &QUICK_SIZES_BYTES[..]
+    } else {
+        &SIZES_BYTES
+    };
+    let asked = asked_place(arguments)?;
+    let mut groups = Vec::new();
+    for place in [Place::Apart, Place::OneNode] {
+        // Over a network and within a node stand side by side unless one was asked for.
+        if asked.is_some_and(|asked| asked != place)
+            && !(arguments.kind.is_none() && asked == Some(Place::Apart))
+        {
+            continue;
+        }
+        for &size_bytes in sizes {
+            let variation = Variation {
+                kind,
+                size_bytes,
+                duration: duration(arguments, POINT_SECONDS),
+                block: arguments.block,
+                unreliable: arguments.unreliable,
+                two_threads_a_side: false,
+                place,
+                carrier: carrier(arguments, place),
+                rounds: rounds(arguments, POINT_ROUNDS),
+            };
+            let mut group = variation.usual();
+            group.is_point = true;
+            // Sizes that a kind of work does not have are no points.
+            group
+                .entries
+                .retain(|entry| entry.subject.refuses(&entry.work).is_none());
+            groups.push(group);
+        }
+    }
+    groups.retain(|group| !group.entries.is_empty());
+    keep_asked(&mut groups, arguments);
     Ok(groups)
 }
 
@@ -232,12 +476,17 @@ fn of_kind(kind: Kind, arguments: &BenchArgs) -> Result<Group, PlanError> {
         Kind::Stream => 1 << 20,
         Kind::Bidir => 64 << 10,
     };
+    let place = asked_place(arguments)?.unwrap_or(Place::Apart);
     let variation = Variation {
         kind,
         size_bytes: arguments.size.unwrap_or(usual_size),
-        duration: Duration::from_secs_f64(arguments.seconds.unwrap_or(KIND_SECONDS)),
+        duration: duration(arguments, KIND_SECONDS),
         block: arguments.block,
         unreliable: arguments.unreliable,
+        two_threads_a_side: arguments.threads == 2,
+        place,
+        carrier: carrier(arguments, place),
+        rounds: rounds(arguments, TABLE_ROUNDS),
     };
     if kind == Kind::Bidir && variation.unreliable {
         return Err(PlanError::Excluded {
@@ -263,14 +512,7 @@ fn of_kind(kind: Kind, arguments: &BenchArgs) -> Result<Group, PlanError> {
     if !arguments.subjects.is_empty() {
         return Ok(variation.group(&arguments.subjects));
     }
-    // Of the usual ones, those that can do this size; ours is never left out in silence.
-    let usual = Subject::usual(kind, variation.block)
-        .iter()
-        .copied()
-        .filter(|subject| {
-            *subject == Subject::Dipole || subject.refuses(kind, variation.size_bytes).is_none()
-        });
-    Ok(variation.group(&usual.collect::<Vec<_>>()))
+    Ok(variation.usual())
 }
 
 /// A size as people write it.
@@ -294,28 +536,93 @@ mod tests {
         bench: BenchArgs,
     }
 
-    fn planned(line: &str) -> Result<Vec<Group>, PlanError> {
+    fn arguments(line: &str) -> BenchArgs {
         let words = std::iter::once("bench").chain(line.split_whitespace());
-        plan(
-            &Program::try_parse_from(words)
-                .expect("the line parses")
-                .bench,
-        )
+        Program::try_parse_from(words)
+            .expect("the line parses")
+            .bench
+    }
+
+    fn planned(line: &str) -> Result<Vec<Group>, PlanError> {
+        plan(&arguments(line)).map(|plan| match plan {
+            Plan::Groups(groups) => groups,
+            Plan::Crowd(crowd) => panic!("{crowd:?}"),
+        })
+    }
+
+    /// Seconds that measuring takes, without what starting processes adds.
+    fn seconds(groups: &[Group]) -> f64 {
+        groups
+            .iter()
+            .flat_map(|group| {
+                let rounds = f64::from(group.rounds);
+                let entries = group.entries.iter();
+                entries.map(move |entry| entry.work.duration.as_secs_f64() * rounds)
+            })
+            .sum()
     }
 
     #[test]
     fn the_standard_table_takes_well_under_two_minutes() {
-        let entries: usize = planned("")
-            .expect("a plan")
-            .iter()
-            .map(|g| g.entries.len())
-            .sum();
-        let arguments = Program::try_parse_from(["bench"]).expect("parses").bench;
-        let seconds = entries as f64 * TABLE_SECONDS * f64::from(arguments.rounds);
-        assert!(
-            entries > 15 && seconds < 60.0,
-            "{entries} entries, {seconds} s"
-        );
+        let groups = planned("").expect("a plan");
+        let seconds = seconds(&groups);
+        assert!((30.0..90.0).contains(&seconds), "{seconds} s");
+    }
+
+    #[test]
+    fn the_page_adds_points_of_latency_and_of_bandwidth_at_both_places() {
+        let groups = planned("--html page.html").expect("a plan");
+        let points = groups.iter().filter(|group| group.is_point);
+        let mut seen = std::collections::BTreeMap::new();
+        for entry in points.flat_map(|group| &group.entries) {
+            let key = (entry.work.kind.name(), entry.place == Place::Apart);
+            if entry.subject == Subject::Dipole {
+                *seen.entry(key).or_insert(0) += 1;
+            }
+        }
+        // A stream needs four bytes, a pingpong one.
+        let expected = [
+            (("pingpong", false), 12),
+            (("pingpong", true), 12),
+            (("stream", false), 11),
+            (("stream", true), 11),
+        ];
+        assert_eq!(seen.into_iter().collect::<Vec<_>>(), expected);
+        assert!(seconds(&groups) < 200.0);
+    }
+
+    #[test]
+    fn shared_memory_is_measured_within_one_node() {
+        for (line, place, carrier) in [
+            ("pingpong", Place::Apart, Carrier::Udp),
+            ("pingpong --link udp", Place::Apart, Carrier::Udp),
+            ("pingpong --link shm", Place::OneNode, Carrier::Shm),
+            ("pingpong --on node", Place::OneNode, Carrier::Shm),
+            (
+                "pingpong --on node --link udp",
+                Place::OneNode,
+                Carrier::Udp,
+            ),
+            (
+                "pingpong --on loopback --link auto",
+                Place::Apart,
+                Carrier::Udp,
+            ),
+        ] {
+            let groups = planned(line).expect("a plan");
+            let entry = &groups[0].entries[0];
+            assert_eq!((entry.place, entry.carrier), (place, carrier), "{line}");
+        }
+    }
+
+    #[test]
+    fn a_crowd_has_eight_processes_unless_told_otherwise() {
+        for (line, processes) in [("crowd", 8), ("crowd --processes 3", 3)] {
+            let Ok(Plan::Crowd(crowd)) = plan(&arguments(line)) else {
+                panic!("{line} is no crowd");
+            };
+            assert_eq!((crowd.processes, crowd.size_bytes), (processes, 64));
+        }
     }
 
     #[test]
@@ -340,7 +647,12 @@ mod tests {
             .iter()
             .flat_map(|group| &group.entries)
         {
-            let key = (entry.bench.clone(), entry.subject, entry.work.size_bytes);
+            let key = (
+                entry.bench.clone(),
+                entry.subject,
+                entry.work.size_bytes,
+                entry.place,
+            );
             assert!(seen.insert(key), "{entry:?}");
         }
     }
@@ -384,6 +696,17 @@ mod tests {
             ),
             ("rate --size 2 --subjects bare-shm", "at least 4 bytes"),
             ("rate --size 0", "--size 0"),
+            (
+                "pingpong --link shm --on veth",
+                "use --on node or --link udp",
+            ),
+            ("pingpong --threads 2", "--threads 2 is for bidir"),
+            ("pingpong --processes 4", "--processes is for crowd"),
+            ("crowd --html page.html", "--html cannot go with crowd"),
+            (
+                "bidir --threads 2 --subjects bare-shm",
+                "two threads of a side",
+            ),
         ];
         for (line, expected) in refusals {
             let message = planned(line).expect_err(line).to_string();

@@ -4,10 +4,11 @@ use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{CellAlignment, Table};
 use serde::Serialize;
 
+use super::bed::Bed;
 use super::control::Outcome;
 use super::launch::{Entry, leading_figure};
 use super::plan::{Group, size};
-use super::statistics::Spread;
+use super::statistics::{Spread, as_float};
 use super::subject::Subject;
 
 /// The rounds of one entry; a failed one has no outcome.
@@ -16,27 +17,45 @@ pub(crate) struct Measured {
     pub(crate) rounds: Vec<Option<Outcome>>,
 }
 
-/// One line of `--json`.
-#[derive(Debug, Serialize)]
+/// One line of `--json`: medians over the rounds.
+#[derive(Clone, Debug, Serialize)]
 pub(crate) struct Line {
-    bench: String,
-    subject: &'static str,
-    link: String,
-    size_bytes: usize,
+    pub(crate) bench: String,
+    pub(crate) subject: &'static str,
+    pub(crate) link: String,
+    /// Where the sides lay: "veth", "loopback" or "node".
+    pub(crate) bed: &'static str,
+    pub(crate) size_bytes: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
-    p50_ns: Option<f64>,
+    pub(crate) p50_ns: Option<f64>,
+    /// The fastest and the slowest round's median.
     #[serde(skip_serializing_if = "Option::is_none")]
-    mean80_ns: Option<f64>,
+    pub(crate) p50_least_ns: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    p99_ns: Option<f64>,
+    pub(crate) p50_most_ns: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    p999_ns: Option<f64>,
+    pub(crate) mean80_ns: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    messages_per_s: Option<f64>,
+    pub(crate) p99_ns: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    bytes_per_s: Option<f64>,
+    pub(crate) p999_ns: Option<f64>,
+    /// Size by the median one-way time: M11's end-to-end throughput.
     #[serde(skip_serializing_if = "Option::is_none")]
-    cpu_ns_per_message: Option<f64>,
+    pub(crate) end_to_end_bytes_per_s: Option<f64>,
+    /// Share of messages and the one-way time in nanoseconds they stay within.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) percentiles: Vec<(f64, f64)>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) messages_per_s: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) bytes_per_s: Option<f64>,
+    /// The slowest and the fastest round.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) least_bytes_per_s: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) most_bytes_per_s: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) cpu_ns_per_message: Option<f64>,
 }
 
 impl Measured {
@@ -48,26 +67,64 @@ impl Measured {
         Spread::of(self.outcomes().filter_map(figure)).map(|spread| spread.median)
     }
 
-    /// Medians over the rounds; `None` if every round failed.
-    pub(crate) fn line(&self, bed: &str) -> Option<Line> {
+    /// `None` if every round failed.
+    pub(crate) fn line(&self, bed: &Bed) -> Option<Line> {
         self.outcomes().next()?;
-        let figure = |get: fn(&Outcome) -> Option<f64>| self.median(get).map(tenth);
+        let spread = |get: fn(&Outcome) -> Option<f64>| {
+            Spread::of(self.outcomes().filter_map(get)).map(|spread| Spread {
+                median: tenth(spread.median),
+                least: tenth(spread.least),
+                most: tenth(spread.most),
+            })
+        };
+        let median = |get| spread(get).map(|spread| spread.median);
+        let size_bytes = self.entry.work.size_bytes;
+        let p50 = spread(|outcome| outcome.one_way.map(|times| times.p50_ns));
+        let bytes = spread(|outcome| outcome.bytes_per_s);
         Some(Line {
             bench: self.entry.bench.clone(),
             subject: self.entry.subject.name(),
-            link: self.entry.subject.link(bed),
-            size_bytes: self.entry.work.size_bytes,
-            p50_ns: figure(|outcome| outcome.one_way.map(|times| times.p50_ns)),
-            mean80_ns: figure(|outcome| outcome.one_way.map(|times| times.mean80_ns)),
-            p99_ns: figure(|outcome| outcome.one_way.map(|times| times.p99_ns)),
-            p999_ns: figure(|outcome| outcome.one_way.map(|times| times.p999_ns)),
-            messages_per_s: figure(|outcome| outcome.messages_per_s),
-            bytes_per_s: figure(|outcome| outcome.bytes_per_s),
-            cpu_ns_per_message: figure(|outcome| Some(outcome.cpu_ns_per_message)),
+            link: self.entry.link(bed),
+            bed: bed.name(self.entry.place),
+            size_bytes,
+            p50_ns: p50.map(|p50| p50.median),
+            p50_least_ns: p50.map(|p50| p50.least),
+            p50_most_ns: p50.map(|p50| p50.most),
+            mean80_ns: median(|outcome| outcome.one_way.map(|times| times.mean80_ns)),
+            p99_ns: median(|outcome| outcome.one_way.map(|times| times.p99_ns)),
+            p999_ns: median(|outcome| outcome.one_way.map(|times| times.p999_ns)),
+            end_to_end_bytes_per_s: p50
+                .map(|p50| tenth(as_float(size_bytes as u64) * 1e9 / p50.median.max(0.1))),
+            percentiles: self.percentiles(),
+            messages_per_s: median(|outcome| outcome.messages_per_s),
+            bytes_per_s: bytes.map(|bytes| bytes.median),
+            least_bytes_per_s: bytes.map(|bytes| bytes.least),
+            most_bytes_per_s: bytes.map(|bytes| bytes.most),
+            cpu_ns_per_message: median(|outcome| Some(outcome.cpu_ns_per_message)),
         })
     }
 
-    fn label(&self) -> String {
+    /// The distribution, share by share the median over the rounds that know it.
+    fn percentiles(&self) -> Vec<(f64, f64)> {
+        let longest = self
+            .outcomes()
+            .max_by_key(|outcome| outcome.percentiles.len());
+        let shares = longest.into_iter().flat_map(|outcome| &outcome.percentiles);
+        shares
+            .filter_map(|&(share, _)| {
+                let of = |outcome: &Outcome| {
+                    let known = outcome.percentiles.iter();
+                    known
+                        .copied()
+                        .find(|(own, _)| *own == share)
+                        .map(|(_, ns)| ns)
+                };
+                Some((share, tenth(self.median(of)?)))
+            })
+            .collect()
+    }
+
+    pub(crate) fn label(&self) -> String {
         match &self.entry.fault {
             None => self.entry.subject.name().to_owned(),
             Some(_) => self.entry.bench.clone(),
@@ -75,12 +132,12 @@ impl Measured {
     }
 
     /// Others are compared with this one.
-    fn is_reference(&self, first: bool) -> bool {
+    pub(crate) fn is_reference(&self, first: bool) -> bool {
         self.entry.subject != Subject::Dipole || (first && self.entry.fault.is_some())
     }
 
     /// This one's leading figure as a multiple of the other's, round by round.
-    fn ratio(&self, other: &Measured) -> Option<f64> {
+    pub(crate) fn ratio(&self, other: &Measured) -> Option<f64> {
         let rounds = self.rounds.iter().zip(&other.rounds);
         let ratios = rounds.filter_map(|(own, others)| {
             let (own, others) = (
@@ -94,7 +151,7 @@ impl Measured {
 }
 
 /// The table of a group, with a column of ratios to each peer.
-pub(crate) fn table(group: &Group, measured: &[Measured], bed: &str) -> String {
+pub(crate) fn table(group: &Group, measured: &[Measured], bed: &Bed) -> String {
     let is_latency = measured
         .iter()
         .flat_map(Measured::outcomes)
@@ -124,7 +181,7 @@ pub(crate) fn table(group: &Group, measured: &[Measured], bed: &str) -> String {
     let mut table = Table::new();
     table.load_preset(UTF8_FULL_CONDENSED).set_header(header);
     for one in measured {
-        let mut row = vec![one.label(), one.entry.subject.link(bed)];
+        let mut row = vec![one.label(), one.entry.link(bed)];
         row.extend(figures(one, is_latency));
         row.extend(
             references

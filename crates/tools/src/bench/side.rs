@@ -12,33 +12,45 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::channel::{Channel, broken};
-use super::control::{Go, Job, Kind, Outcome, Ready, Role, Verdict, Workload};
-use super::dipole;
-use super::machine;
+use super::control::{Go, Job, Kind, Outcome, Ready, Role, Task, Verdict, Workload};
 use super::peers::shm::Shm;
-use super::peers::tcp::Waiting;
 use super::peers::udp::Udp;
 use super::peers::udp_gso::UdpGso;
+use super::peers::{pipe, tcp, unix};
 use super::subject::Subject;
-use super::{flow, pingpong};
+use super::{crowd, dipole, flow, machine, pingpong};
 
 /// Reads a job from standard input, does it, and tells how it went.
 pub(crate) fn run() -> ExitCode {
-    let verdict = match measure() {
-        Ok(outcome) => Verdict::Done(outcome),
-        Err(error) => Verdict::Failed(error.to_string()),
+    let told = match measure() {
+        Ok(Done::Side(outcome)) => say(&Verdict::Done(outcome)),
+        // It has said what there was to say.
+        Ok(Done::Crowd) => Ok(()),
+        Err(error) => say(&Verdict::Failed(error.to_string())),
     };
-    match say(&verdict) {
+    match told {
         Ok(()) => ExitCode::SUCCESS,
         // The parent is gone; there is nobody left to tell.
         Err(_) => ExitCode::FAILURE,
     }
 }
 
-fn measure() -> io::Result<Outcome> {
+/// What has been done.
+enum Done {
+    Side(Outcome),
+    Crowd,
+}
+
+fn measure() -> io::Result<Done> {
     // Whatever ends the parent ends this side too.
     set_parent_process_death_signal(Some(Signal::KILL))?;
-    let job: Job = hear()?;
+    match hear()? {
+        Task::Side(job) => measure_side(&job).map(Done::Side),
+        Task::Crowd(job) => crowd::process::take_part(&job).map(|()| Done::Crowd),
+    }
+}
+
+fn measure_side(job: &Job) -> io::Result<Outcome> {
     if let Some(path) = &job.namespace {
         let name = path.display();
         let enter = || -> io::Result<()> {
@@ -58,38 +70,50 @@ fn measure() -> io::Result<Outcome> {
     machine::pin(job.core)?;
     match job.subject {
         Subject::Dipole => {
-            let ready = dipole::open(&job)?;
+            let ready = dipole::open(job)?;
             meet(Vec::new())?;
-            drive(ready.connect()?, &job)
+            drive(ready.connect()?, job)
         }
         Subject::BareUdpSpin | Subject::BareUdpBlock => {
             let udp = Udp::bind(job.own, &job.work, job.subject == Subject::BareUdpSpin)?;
             udp.connect(job.other, &meet(udp.ports()?)?)?;
-            drive(udp, &job)
+            drive(udp, job)
         }
         Subject::BareUdpGso => {
             let udp = UdpGso::bind(job.own, &job.work)?;
             udp.connect(job.other, &meet(udp.ports()?)?)?;
-            drive(udp, &job)
+            drive(udp, job)
         }
         Subject::BareTcpSpin | Subject::BareTcpBlock => {
-            let waiting = Waiting::bind(job.own, job.role)?;
+            let waiting = tcp::Waiting::bind(job.own, job.role)?;
             let ports = meet(waiting.ports()?)?;
             let spins = job.subject == Subject::BareTcpSpin;
-            drive(waiting.connect(job.other, &ports, spins)?, &job)
+            drive(waiting.connect(job.other, &ports, spins)?, job)
+        }
+        Subject::BareUnixSpin | Subject::BareUnixBlock => {
+            let waiting = unix::Waiting::bind(&job.meeting, job.role)?;
+            meet(Vec::new())?;
+            let spins = job.subject == Subject::BareUnixSpin;
+            drive(waiting.connect(spins)?, job)
+        }
+        Subject::BarePipeSpin | Subject::BarePipeBlock => {
+            let waiting = pipe::Waiting::bind(&job.meeting, job.role)?;
+            meet(Vec::new())?;
+            let spins = job.subject == Subject::BarePipeSpin;
+            drive(waiting.connect(spins)?, job)
         }
         Subject::BareShm => {
             meet(Vec::new())?;
-            drive_threads(&job)
+            drive_threads(job)
         }
     }
 }
 
-fn drive(channel: impl Channel, job: &Job) -> io::Result<Outcome> {
+fn drive(channel: impl Channel + Send, job: &Job) -> io::Result<Outcome> {
     play(channel, &job.work, job.role)
 }
 
-fn play(mut channel: impl Channel, work: &Workload, role: Role) -> io::Result<Outcome> {
+fn play(mut channel: impl Channel + Send, work: &Workload, role: Role) -> io::Result<Outcome> {
     let mut outcome = match (work.kind, role) {
         (Kind::Pingpong, Role::Lead) => pingpong::lead(&mut channel, work)?,
         (Kind::Pingpong, Role::Follow) => pingpong::follow(&mut channel, work)?,
@@ -102,7 +126,7 @@ fn play(mut channel: impl Channel, work: &Workload, role: Role) -> io::Result<Ou
 
 /// Both sides as threads of this process; their CPU times are added up.
 fn drive_threads(job: &Job) -> io::Result<Outcome> {
-    let (lead, follow) = Shm::pair(job.work.size_bytes);
+    let (lead, follow) = Shm::pair(&job.work);
     let work = &job.work;
     thread::scope(|scope| {
         let second = scope.spawn(move || {
@@ -125,14 +149,14 @@ fn meet(ports: Vec<u16>) -> io::Result<Vec<u16>> {
     Ok(hear::<Go>()?.ports)
 }
 
-fn say(message: &impl Serialize) -> io::Result<()> {
+pub(super) fn say(message: &impl Serialize) -> io::Result<()> {
     let mut out = io::stdout().lock();
     serde_json::to_writer(&mut out, message)?;
     out.write_all(b"\n")?;
     out.flush()
 }
 
-fn hear<T: DeserializeOwned>() -> io::Result<T> {
+pub(super) fn hear<T: DeserializeOwned>() -> io::Result<T> {
     let mut line = String::new();
     if io::stdin().lock().read_line(&mut line)? == 0 {
         return Err(broken(

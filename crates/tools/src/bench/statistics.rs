@@ -7,6 +7,14 @@ use serde::{Deserialize, Serialize};
 /// Longest round trip told apart; a longer one counts as this long.
 const LONGEST_NS: u64 = 60_000_000_000;
 
+/// The shares at which a distribution is told.
+const SHARES: [f64; 20] = [
+    0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999,
+    0.9995, 0.9999, 0.99999,
+];
+/// So many values must lie beyond a share for it to mean something.
+const LEAST_BEYOND: f64 = 5.0;
+
 /// Round trips of one run, kept in bounded memory at three significant digits.
 pub(crate) struct RoundTrips {
     histogram: Histogram<u64>,
@@ -52,6 +60,20 @@ impl RoundTrips {
             p99_ns: half(0.99),
             p999_ns: half(0.999),
         }
+    }
+
+    /// The distribution: shares of all messages and the one-way time each stays within.
+    /// A share that rests on fewer than [`LEAST_BEYOND`] values beyond it is left out.
+    pub(crate) fn percentiles(&self) -> Vec<(f64, f64)> {
+        let known = SHARES
+            .into_iter()
+            .filter(|share| as_float(self.count()) * (1.0 - share) >= LEAST_BEYOND);
+        known
+            .map(|share| {
+                let value = self.histogram.value_at_quantile(share);
+                (share, as_float(value) / 2.0)
+            })
+            .collect()
     }
 
     /// Mean of the middle 80 % of the round trips, halved: the tenth part that
@@ -146,6 +168,14 @@ mod tests {
         assert_eq!(one_way.p50_ns, 250.0);
         assert_eq!(one_way.p99_ns, 495.0);
         assert_eq!(one_way.p999_ns, 499.5);
+    }
+
+    #[test]
+    fn a_distribution_rises_and_leaves_out_what_too_few_values_support() {
+        let percentiles = recorded(1..=1000).percentiles();
+        assert_eq!(percentiles.first(), Some(&(0.0, 0.5)));
+        assert_eq!(percentiles.last(), Some(&(0.995, 497.5)));
+        assert!(percentiles.is_sorted_by(|a, b| a.0 < b.0 && a.1 <= b.1));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-use super::control::Kind;
+use super::control::{Carrier, Kind, Place, Workload};
 use super::flow::ACKNOWLEDGEMENT_BYTES;
 
 /// Longest UDP payload over IPv4.
@@ -24,7 +24,15 @@ pub(crate) enum Subject {
     BareTcpSpin,
     /// The same with blocking calls
     BareTcpBlock,
-    /// A ring in memory between two threads: the limit of the machine
+    /// A Unix stream socket, non-blocking calls in a loop
+    BareUnixSpin,
+    /// The same with blocking calls
+    BareUnixBlock,
+    /// A pipe each way, non-blocking calls in a loop
+    BarePipeSpin,
+    /// The same with blocking calls
+    BarePipeBlock,
+    /// Rings in memory between two threads: the limit of the machine
     BareShm,
 }
 
@@ -37,20 +45,27 @@ impl Subject {
             Subject::BareUdpGso => "bare-udp-gso",
             Subject::BareTcpSpin => "bare-tcp-spin",
             Subject::BareTcpBlock => "bare-tcp-block",
+            Subject::BareUnixSpin => "bare-unix-spin",
+            Subject::BareUnixBlock => "bare-unix-block",
+            Subject::BarePipeSpin => "bare-pipe-spin",
+            Subject::BarePipeBlock => "bare-pipe-block",
             Subject::BareShm => "bare-shm",
         }
     }
 
-    /// What carries its bytes, and the bed it lies on.
-    pub(crate) fn link(self, bed: &str) -> String {
+    /// What carries its bytes, and over a network the bed it lies on.
+    pub(crate) fn link(self, carrier: Carrier, bed: &str) -> String {
         match self {
-            Subject::Dipole
-            | Subject::BareUdpSpin
-            | Subject::BareUdpBlock
-            | Subject::BareUdpGso => {
+            Subject::Dipole => match carrier {
+                Carrier::Udp => format!("udp/{bed}"),
+                Carrier::Shm => "shm".to_owned(),
+            },
+            Subject::BareUdpSpin | Subject::BareUdpBlock | Subject::BareUdpGso => {
                 format!("udp/{bed}")
             }
             Subject::BareTcpSpin | Subject::BareTcpBlock => format!("tcp/{bed}"),
+            Subject::BareUnixSpin | Subject::BareUnixBlock => "unix".to_owned(),
+            Subject::BarePipeSpin | Subject::BarePipeBlock => "pipe".to_owned(),
             Subject::BareShm => "shm".to_owned(),
         }
     }
@@ -64,13 +79,34 @@ impl Subject {
         matches!(self, Subject::BareUdpSpin | Subject::BareUdpBlock)
     }
 
+    /// Its calls wait in the kernel.
+    fn blocks(self) -> bool {
+        matches!(
+            self,
+            Subject::BareUdpBlock
+                | Subject::BareTcpBlock
+                | Subject::BareUnixBlock
+                | Subject::BarePipeBlock
+        )
+    }
+
+    /// Two threads may use one of its connections at once.
+    fn takes_two_threads(self) -> bool {
+        !self.is_datagrams() && !matches!(self, Subject::BareUdpGso | Subject::BareShm)
+    }
+
     /// Why this subject cannot do that work; `None` if it can.
-    pub(crate) fn refuses(self, kind: Kind, size_bytes: usize) -> Option<String> {
-        let name = self.name();
-        let blocks = matches!(self, Subject::BareUdpBlock | Subject::BareTcpBlock);
-        if kind == Kind::Bidir && blocks {
+    pub(crate) fn refuses(self, work: &Workload) -> Option<String> {
+        let (name, kind, size_bytes) = (self.name(), work.kind, work.size_bytes);
+        if work.two_threads_a_side {
+            if !self.takes_two_threads() {
+                return Some(format!(
+                    "{name} cannot be used by two threads of a side at once"
+                ));
+            }
+        } else if kind == Kind::Bidir && self.blocks() {
             return Some(format!(
-                "{name} cannot send and receive at once from one thread"
+                "{name} cannot send and receive at once from one thread; --threads 2 gives it two"
             ));
         }
         if self.is_datagrams() && size_bytes > LONGEST_DATAGRAM_BYTES {
@@ -95,20 +131,43 @@ impl Subject {
     }
 
     /// The subjects beside each other when nobody names any.
-    pub(crate) fn usual(kind: Kind, block: bool) -> &'static [Subject] {
+    pub(crate) fn usual(kind: Kind, waits: Waits, place: Place) -> &'static [Subject] {
         use Subject::{
-            BareShm, BareTcpBlock, BareTcpSpin, BareUdpBlock, BareUdpGso, BareUdpSpin, Dipole,
+            BarePipeBlock, BarePipeSpin, BareShm, BareTcpBlock, BareTcpSpin, BareUdpBlock,
+            BareUdpGso, BareUdpSpin, BareUnixBlock, BareUnixSpin, Dipole,
         };
-        match (kind, block) {
-            (Kind::Bidir, _) => &[Dipole, BareTcpSpin, BareUdpGso],
-            (Kind::Pingpong, false) => &[Dipole, BareUdpSpin, BareTcpSpin, BareShm],
-            (Kind::Stream, false) => &[Dipole, BareTcpSpin, BareUdpGso, BareShm],
-            (Kind::Rate, false) => &[Dipole, BareUdpGso, BareTcpSpin, BareUdpSpin, BareShm],
-            (Kind::Pingpong | Kind::Rate | Kind::Stream, true) => {
-                &[Dipole, BareUdpBlock, BareTcpBlock]
+        match (place, kind, waits) {
+            (Place::Apart, Kind::Bidir, Waits::InThreads) => &[Dipole, BareTcpBlock],
+            (Place::Apart, Kind::Bidir, _) => &[Dipole, BareTcpSpin, BareUdpGso],
+            (Place::Apart, Kind::Pingpong, Waits::Spinning) => {
+                &[Dipole, BareUdpSpin, BareTcpSpin, BareShm]
             }
+            (Place::Apart, Kind::Stream, Waits::Spinning) => {
+                &[Dipole, BareTcpSpin, BareUdpGso, BareShm]
+            }
+            (Place::Apart, Kind::Rate, Waits::Spinning) => {
+                &[Dipole, BareUdpGso, BareTcpSpin, BareUdpSpin, BareShm]
+            }
+            (Place::Apart, _, _) => &[Dipole, BareUdpBlock, BareTcpBlock],
+            (Place::OneNode, Kind::Bidir, Waits::InThreads) => {
+                &[Dipole, BareUnixBlock, BarePipeBlock]
+            }
+            (Place::OneNode, Kind::Bidir, _) => &[Dipole, BareUnixSpin, BarePipeSpin],
+            (Place::OneNode, _, Waits::Spinning) => &[Dipole, BareShm, BareUnixSpin, BarePipeSpin],
+            (Place::OneNode, _, _) => &[Dipole, BareUnixBlock, BarePipeBlock],
         }
     }
+}
+
+/// How a side waits, as far as it decides who stands beside whom.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Waits {
+    /// Calls return at once and are made again.
+    Spinning,
+    /// Calls wait in the kernel.
+    Blocking,
+    /// One thread waits to send, another to receive.
+    InThreads,
 }
 
 #[cfg(test)]
@@ -123,20 +182,41 @@ mod tests {
         }
     }
 
+    fn work(kind: Kind, size_bytes: usize) -> Workload {
+        Workload {
+            kind,
+            size_bytes,
+            duration: std::time::Duration::ZERO,
+            unreliable: false,
+            block: false,
+            may_lose: false,
+            threads: false,
+            two_threads_a_side: false,
+        }
+    }
+
     #[test]
-    fn the_usual_subjects_accept_the_usual_sizes() {
-        let sizes = [
-            (Kind::Pingpong, 64),
-            (Kind::Stream, 1 << 20),
-            (Kind::Rate, 64),
+    fn the_usual_subjects_accept_the_usual_work() {
+        let works = [
+            work(Kind::Pingpong, 64),
+            work(Kind::Stream, 1 << 20),
+            work(Kind::Rate, 64),
+            work(Kind::Bidir, 64 << 10),
         ];
-        for (kind, size_bytes) in sizes {
-            for subject in Subject::usual(kind, false) {
-                assert_eq!(
-                    subject.refuses(kind, size_bytes),
-                    None,
-                    "{subject:?} {kind:?}"
-                );
+        for work in works {
+            for place in [Place::Apart, Place::OneNode] {
+                for subject in Subject::usual(work.kind, Waits::Spinning, place) {
+                    assert_eq!(subject.refuses(&work), None, "{subject:?} {work:?}");
+                }
+            }
+        }
+        let threads = Workload {
+            two_threads_a_side: true,
+            ..work(Kind::Bidir, 64 << 10)
+        };
+        for place in [Place::Apart, Place::OneNode] {
+            for subject in Subject::usual(Kind::Bidir, Waits::InThreads, place) {
+                assert_eq!(subject.refuses(&threads), None, "{subject:?}");
             }
         }
     }
@@ -144,13 +224,19 @@ mod tests {
     #[test]
     fn a_refusal_names_the_subject_and_the_number() {
         let refusal = Subject::BareUdpSpin
-            .refuses(Kind::Stream, 1 << 20)
+            .refuses(&work(Kind::Stream, 1 << 20))
             .expect("too long");
         assert!(
             refusal.contains("bare-udp-spin") && refusal.contains("1048576"),
             "{refusal}"
         );
-        let refusal = Subject::BareShm.refuses(Kind::Rate, 3).expect("too short");
+        let refusal = Subject::BareShm
+            .refuses(&work(Kind::Rate, 3))
+            .expect("too short");
         assert!(refusal.contains("at least 4"), "{refusal}");
+        let refusal = Subject::BarePipeBlock
+            .refuses(&work(Kind::Bidir, 64))
+            .expect("one thread");
+        assert!(refusal.contains("--threads 2"), "{refusal}");
     }
 }

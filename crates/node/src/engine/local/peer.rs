@@ -404,9 +404,9 @@ impl LocalPeer {
             target: incoming.target,
             charged_to: Charge::None,
         };
-        match receivers.inboxes.get(&arrival.target) {
+        match receivers.rooms.get(arrival.target) {
             None => self.refuse(edge),
-            Some(inbox) if inbox.len() >= LOOSE_LIMIT => receivers.traffic.loose_dropped += 1,
+            Some(room) if room.inbox.len() >= LOOSE_LIMIT => receivers.traffic.loose_dropped += 1,
             Some(_) => {
                 receivers.push_with(&arrival, payload.len(), |place| payload.copy_to(place));
             }
@@ -430,7 +430,7 @@ impl LocalPeer {
         if length > dipole_proto::MAX_MESSAGE_BYTES {
             return Err(Misbehaved("a message that is too long"));
         }
-        if !receivers.inboxes.contains_key(&incoming.target) {
+        if receivers.rooms.get(incoming.target).is_none() {
             self.refuse(edge);
             self.reply(Tag::new(Kind::Taken, edge), &[]);
             return Ok(());

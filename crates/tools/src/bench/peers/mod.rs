@@ -6,18 +6,20 @@
 //! checked alike by the same workload code, and each used as well as its
 //! interface allows (batches, segmentation, `TCP_NODELAY`, large buffers).
 
+pub(crate) mod bytes;
 pub(crate) mod datagrams;
+pub(crate) mod pipe;
 pub(crate) mod shm;
 pub(crate) mod tcp;
 pub(crate) mod udp;
 pub(crate) mod udp_gso;
+pub(crate) mod unix;
 
 use std::io;
 use std::time::Duration;
 
-use super::channel::timed_out;
-
-/// How long a blocking call waits before it reports silence.
+/// How long a blocking call waits for a datagram before it reports silence. A stream waits as
+/// long as anything may take: it repeats by itself.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// "Not now" of a non-blocking socket becomes `None`; of a blocking one it is a time-out.
@@ -29,7 +31,10 @@ fn not_now<T>(spins: bool, doing: &str, result: io::Result<T>) -> io::Result<Opt
             if spins {
                 Ok(None)
             } else {
-                Err(timed_out(doing, PATIENCE))
+                Err(io::Error::new(
+                    io::ErrorKind::TimedOut,
+                    format!("{doing}: nothing happened; is the other side alive?"),
+                ))
             }
         }
         Err(error) => Err(error),

@@ -1,0 +1,52 @@
+/* Every mistake gets an error number and a text; nothing is done by halves. */
+#define _POSIX_C_SOURCE 200809L
+#include "check.h"
+#include <unistd.h>
+
+int main(void)
+{
+    CHECK(strcmp(dp_error(), "") == 0);
+    CHECK(strcmp(dp_version(), DP_VERSION) == 0);
+    CHECK_FAILS(dp_open(-1), EINVAL, "dp_open: dpid is -1");
+    int fd = dp_open(1);
+    CHECK(fd >= 0);
+    CHECK_FAILS(dp_open(1), EADDRINUSE, "cannot open endpoint 1:1");
+    CHECK_FAILS(dp_target(fd, 0, 1), EINVAL, "nid is 0");
+    CHECK_FAILS(dp_target(fd, 1, -7), EINVAL, "dpid is -7");
+    CHECK_FAILS(dp_write(fd, "x", -1), EINVAL, "len is -1");
+    CHECK_FAILS(dp_write(fd, NULL, 1), EFAULT, "msg is a null pointer");
+    CHECK_FAILS(dp_read(fd, NULL), EFAULT, "address is a null pointer");
+    CHECK_FAILS(dp_recv_copy(fd, NULL, 1, NULL, 0, 0), EFAULT, "buf is a null pointer");
+    CHECK_FAILS(dp_own_address(fd, NULL), EFAULT, "address is a null pointer");
+    CHECK_FAILS(dp_mmap(fd, NULL), EFAULT, "dpmmap_t is a null pointer");
+    CHECK_FAILS(dp_recv_copy(fd, NULL, 0, NULL, DP_MORE, 0), EINVAL, "flags");
+
+    /* What is no endpoint. */
+    int file = dup(0);
+    const int numbers[] = { -1, file, 999999, INT32_MAX };
+    for (int index = 0; index < 4; index++) {
+        char *message;
+        int number = numbers[index];
+        CHECK_FAILS(dp_write(number, "x", 1), EBADF, "no endpoint");
+        CHECK_FAILS(dp_read(number, &message), EBADF, "no endpoint");
+        CHECK_FAILS(dp_target(number, 1, 1), EBADF, "no endpoint");
+        CHECK_FAILS(dp_fsync(number, 0), EBADF, "no endpoint");
+        CHECK_FAILS(dp_drain(number, 0), EBADF, "no endpoint");
+        CHECK_FAILS(dp_close(number), EBADF, "no endpoint");
+    }
+    CHECK(close(file) == 0); /* dp_close has left it alone */
+
+    CHECK(dp_target(fd, 1, 1) == 0);
+    size_t too_long = (size_t)1 << 31;
+    char *text = malloc(too_long);
+    CHECK(text != NULL);
+    CHECK_FAILS(dp_send(fd, text, too_long, 0, -1), EMSGSIZE, "split it");
+    free(text);
+    CHECK(dp_send(fd, "unread", 6, 0, 0) == 6);
+
+    CHECK_FAILS(dp_rank(), ENOENT, "belongs to no job");
+    CHECK(strcmp(dp_strerror(ESTALE), "the descriptor belongs to the parent process") == 0);
+    CHECK(strcmp(dp_strerror(12345), "no error of this library") == 0);
+    puts("no mistake unnoticed");
+    return 0;
+}

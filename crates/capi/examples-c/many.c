@@ -1,0 +1,71 @@
+/* A send costs the same with one endpoint open and with many: many ENDPOINTS */
+#define _POSIX_C_SOURCE 200809L
+#include "check.h"
+#include <sys/resource.h>
+#include <time.h>
+
+enum { ROUNDS = 20000 };
+
+static long long now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000000000LL + now.tv_nsec;
+}
+
+/* Sends from the endpoints in turn, and reads; ns for each pair. */
+static long long measure(const int *senders, int count, int receiver)
+{
+    long long least = INT64_MAX;
+    for (int attempt = 0; attempt < 5; attempt++) {
+        long long begun = now_ns();
+        for (int round = 0; round < ROUNDS; round++) {
+            char *message;
+            CHECK(dp_write(senders[round % count], "x", 1) == 1);
+            CHECK(dp_read(receiver, &message) == 1);
+            CHECK(dp_fsync(receiver, 1) == 0);
+        }
+        long long each = (now_ns() - begun) / ROUNDS;
+        least = each < least ? each : least;
+    }
+    return least;
+}
+
+int main(int count, char **arguments)
+{
+    int wanted = count > 1 ? atoi(arguments[1]) : 10000;
+    struct rlimit limit;
+    CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+    /* Each endpoint has its descriptor, and the library one for each. */
+    rlim_t needed = (rlim_t)wanted * 3 + 100;
+    if (limit.rlim_max < needed) {
+        wanted = (int)((limit.rlim_max - 100) / 3);
+        printf("only %d endpoints: the limit of open files is %llu\n", wanted,
+               (unsigned long long)limit.rlim_max);
+        needed = limit.rlim_max;
+    }
+    limit.rlim_cur = needed > limit.rlim_cur ? needed : limit.rlim_cur;
+    CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+
+    int receiver = dp_open(0);
+    CHECK(receiver >= 0);
+    int *senders = calloc((size_t)wanted, sizeof *senders);
+    CHECK(senders != NULL);
+    for (int index = 0; index < wanted; index++) {
+        senders[index] = dp_open(1 + index);
+        CHECK(senders[index] >= 0);
+        CHECK(dp_target(senders[index], 1, 0) == 0);
+        if (index == 0) {
+            printf("1 endpoint: %lld ns\n", measure(senders, 1, receiver));
+        }
+    }
+    printf("%d endpoints, the same one: %lld ns\n", wanted, measure(senders, 1, receiver));
+    printf("%d endpoints, the last one: %lld ns\n", wanted,
+           measure(&senders[wanted - 1], 1, receiver));
+    printf("%d endpoints in turn: %lld ns\n", wanted, measure(senders, wanted, receiver));
+    for (int index = 0; index < wanted; index++) {
+        CHECK(dp_close(senders[index]) == 0);
+    }
+    puts("done");
+    return 0;
+}

@@ -1,0 +1,50 @@
+/* Messages are read where they lie and stay there until they are given back. */
+#include "check.h"
+
+enum { HELD = 200, LONG = 100000 };
+
+int main(void)
+{
+    int from = dp_open(1);
+    int to = dp_open(2);
+    CHECK(from >= 0 && to >= 0);
+    CHECK(dp_target(from, 1, 2) == 0);
+
+    char *places[HELD];
+    for (int number = 0; number < HELD; number++) {
+        CHECK(dp_write(from, &number, sizeof number) == sizeof number);
+        CHECK(dp_read(to, &places[number]) == sizeof number);
+    }
+    /* More than are read cannot be given back, and nothing was. */
+    CHECK_FAILS(dp_fsync(to, HELD + 1), EINVAL, "201 messages were to be given back, but 200");
+    CHECK_FAILS(dp_fsync(to, -1), EINVAL, "n is -1");
+    CHECK(dp_fsync(to, HELD / 2) == 0);
+    for (int number = HELD / 2; number < HELD; number++) {
+        CHECK(memcmp(places[number], &number, sizeof number) == 0);
+    }
+
+    /* Long and empty ones, too. */
+    char *text = malloc(LONG);
+    CHECK(text != NULL);
+    memset(text, 'x', LONG);
+    CHECK(dp_send(from, text, LONG, DP_DONTWAIT, 0) == LONG);
+    CHECK(dp_write(from, NULL, 0) == 0);
+    char *place, *empty;
+    CHECK(dp_read(to, &place) == LONG && memcmp(place, text, LONG) == 0);
+    CHECK(dp_read(to, &empty) == 0);
+    CHECK(dp_fsync(to, HELD - HELD / 2) == 0);
+    CHECK(memcmp(place, text, LONG) == 0);
+    CHECK(dp_fsync(to, 0) == 0);
+    CHECK(dp_fsync(to, 2) == 0);
+    CHECK_FAILS(dp_fsync(to, 1), EINVAL, "but 0 are read");
+
+    /* A buffer that is too short costs nothing but a second call. */
+    CHECK(dp_write(from, "too long", 8) == 8);
+    char buffer[8];
+    CHECK_FAILS(dp_recv_copy(to, buffer, 7, NULL, 0, -1), EMSGSIZE, "8 bytes, the buffer 7");
+    CHECK(dp_recv_copy(to, buffer, 8, NULL, 0, -1) == 8);
+    CHECK(memcmp(buffer, "too long", 8) == 0);
+    puts("in place");
+    free(text);
+    return 0;
+}

@@ -1,0 +1,137 @@
+//! What tells: errors, addresses, the job, counters, the version.
+
+use std::ffi::{c_char, c_int};
+
+use crate::failure::{self, Failure};
+use crate::guard::{self, Out, Versioned, call};
+use crate::handle;
+use crate::options::{Address, Stats};
+use crate::process;
+
+/// What went wrong in this thread's last call that failed.
+#[unsafe(no_mangle)]
+pub extern "C" fn dp_error() -> *const c_char {
+    guard::last_text()
+}
+
+/// What an error number means when a call of this library sets it.
+#[unsafe(no_mangle)]
+pub extern "C" fn dp_strerror(errnum: c_int) -> *const c_char {
+    failure::meaning(errnum)
+        .unwrap_or(c"no error of this library")
+        .as_ptr()
+}
+
+/// The version of the library.
+#[unsafe(no_mangle)]
+pub extern "C" fn dp_version() -> *const c_char {
+    concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
+}
+
+/// The address of an endpoint.
+///
+/// # Safety
+/// `address` points to a place for one.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dp_own_address(fd: c_int, address: *mut Address) -> c_int {
+    call("dp_own_address", || {
+        // SAFETY: by contract.
+        let address = unsafe { Out::new("address", address) }?;
+        address.write(handle::find(fd)?.endpoint.address().into());
+        Ok(0)
+    })
+}
+
+/// This process's number within its job.
+#[unsafe(no_mangle)]
+pub extern "C" fn dp_rank() -> c_int {
+    call("dp_rank", || Ok(process::job()?.rank.cast_signed()))
+}
+
+/// How many processes the job has.
+#[unsafe(no_mangle)]
+pub extern "C" fn dp_size() -> c_int {
+    call("dp_size", || Ok(process::job()?.size.cast_signed()))
+}
+
+/// The main endpoint of a rank.
+///
+/// # Safety
+/// `address` points to a place for one.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dp_peer(rank: c_int, address: *mut Address) -> c_int {
+    call("dp_peer", || {
+        // SAFETY: by contract.
+        let address = unsafe { Out::new("address", address) }?;
+        let job = process::job()?;
+        let known = usize::try_from(rank)
+            .ok()
+            .and_then(|rank| job.addresses.get(rank));
+        address.write(
+            (*known.ok_or(Failure::BadNumber {
+                what: "rank",
+                found: rank.into(),
+                expected: "a number below dp_size()",
+            })?)
+            .into(),
+        );
+        Ok(0)
+    })
+}
+
+/// The rank whose main endpoint has an address.
+#[unsafe(no_mangle)]
+pub extern "C" fn dp_rank_of(address: Address) -> c_int {
+    call("dp_rank_of", || {
+        let rank = process::job()?.rank_of(address.checked()?);
+        let rank = rank.ok_or(Failure::BadNumber {
+            what: "dpid",
+            found: address.dpid.into(),
+            expected: "the main endpoint of a rank of this job",
+        })?;
+        Ok(rank.cast_signed())
+    })
+}
+
+/// Counters of this process's node.
+///
+/// # Safety
+/// `stats` points to a struct as long as it says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dp_stats(stats: *mut Stats) -> c_int {
+    call("dp_stats", || {
+        let facts = process::current().open_node()?.stats();
+        let (traffic, protocol) = (facts.traffic, facts.protocol);
+        let local = facts.local.unwrap_or_default();
+        let ours = Stats {
+            packets_sent: traffic.packets_sent,
+            packets_received: traffic.packets_received,
+            bytes_sent: traffic.bytes_sent,
+            bytes_received: traffic.bytes_received,
+            packets_dropped: protocol.drops().map(|(_, count)| count).sum(),
+            link_full: traffic.link_full,
+            units_sent: protocol.units_sent,
+            units_received: protocol.units_received,
+            repeats: protocol.repeats,
+            explicit_acks: protocol.explicit_acks,
+            messages_delivered: protocol.messages_delivered,
+            messages_refused: protocol.messages_refused,
+            unreliable_sent: protocol.loose_sent,
+            unreliable_dropped: traffic.loose_dropped,
+            peers: facts.peers as u64,
+            local_peers: facts.local_peers as u64,
+            local_records_sent: local.records_out,
+            local_records_received: local.records_in,
+            local_bytes_sent: local.bytes_out,
+            local_bytes_received: local.bytes_in,
+            local_bytes_fetched: local.pulled_bytes,
+            local_wakes: local.bells,
+            pool_used_bytes: facts.pool_used_bytes,
+            free_frames: facts.free_frames as u64,
+            ..Stats::EMPTY
+        };
+        // SAFETY: by contract.
+        unsafe { guard::write_struct(stats, &ours) }?;
+        Ok(0)
+    })
+}

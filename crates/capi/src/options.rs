@@ -1,0 +1,404 @@
+//! Structs that C hands over, and the calls that take options.
+//!
+//! Each begins with its size, which tells its version: members are only ever added at
+//! the end, and zero always means "as if it were not there".
+
+use std::ffi::{c_char, c_int, c_void};
+use std::ptr;
+use std::time::Duration;
+
+use dipole_node::hosts::Hosts;
+use dipole_node::{Config, EndpointId, NodeId};
+
+use crate::failure::Failure;
+use crate::guard::{self, Versioned, call};
+use crate::process;
+use crate::shim::SetPool as _;
+use crate::{handle, message};
+
+/// For a time in options: none at all, where zero means the default.
+pub const DP_NONE: i64 = -1;
+/// For `dp_open_with`: calls on the descriptor do not wait.
+pub const DP_NONBLOCK: u32 = 1;
+
+/// `struct dp_address`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Address {
+    /// The node.
+    pub nid: u32,
+    /// The endpoint on it.
+    pub dpid: u32,
+}
+
+impl From<dipole_node::Address> for Address {
+    fn from(address: dipole_node::Address) -> Address {
+        Address {
+            nid: address.node.0,
+            dpid: address.endpoint.0,
+        }
+    }
+}
+
+impl Address {
+    pub(crate) fn checked(self) -> Result<dipole_node::Address, Failure> {
+        if self.nid == 0 {
+            return Err(Failure::BadNumber {
+                what: "nid",
+                found: 0,
+                expected: "a node from 1 to 4294967295",
+            });
+        }
+        Ok(dipole_node::Address::new(self.nid, self.dpid))
+    }
+}
+
+/// `struct dp_node_options`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct NodeOptions {
+    /// Bytes of this struct.
+    pub size: usize,
+    /// This node, or 0.
+    pub nid: u32,
+    /// Must be 0.
+    pub reserved: u32,
+    /// The runtime directory, or null.
+    pub runtime_dir: *const c_char,
+    /// The hosts file, or null.
+    pub hosts: *const c_char,
+    /// The IP address to bind, or null.
+    pub bind: *const c_char,
+    /// `auto`, `shm` or `udp`, or null.
+    pub link: *const c_char,
+    /// How long a waiter spins before it sleeps.
+    pub spin_ns: i64,
+    /// How long `dp_target` waits.
+    pub connect_timeout_ns: i64,
+    /// How long exit waits for acknowledgements.
+    pub linger_ns: i64,
+}
+
+// SAFETY: integers and raw pointers in an order without padding, a usize first.
+unsafe impl Versioned for NodeOptions {
+    const NAME: &'static str = "struct dp_node_options";
+    const EMPTY: NodeOptions = NodeOptions {
+        size: size_of::<NodeOptions>(),
+        nid: 0,
+        reserved: 0,
+        runtime_dir: ptr::null(),
+        hosts: ptr::null(),
+        bind: ptr::null(),
+        link: ptr::null(),
+        spin_ns: 0,
+        connect_timeout_ns: 0,
+        linger_ns: 0,
+    };
+}
+
+/// `struct dp_open_options`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct OpenOptions {
+    /// Bytes of this struct.
+    pub size: usize,
+    /// [`DP_NONBLOCK`] or 0.
+    pub flags: u32,
+    /// Must be 0.
+    pub reserved: u32,
+    /// Bytes of the token buffer pool, or 0.
+    pub pool_bytes: usize,
+}
+
+// SAFETY: integers in an order without padding, a usize first.
+unsafe impl Versioned for OpenOptions {
+    const NAME: &'static str = "struct dp_open_options";
+    const EMPTY: OpenOptions = OpenOptions {
+        size: size_of::<OpenOptions>(),
+        flags: 0,
+        reserved: 0,
+        pool_bytes: 0,
+    };
+}
+
+/// `dpmmap_t`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Pool {
+    /// Bytes of this struct.
+    pub size: usize,
+    /// Wanted and had bytes.
+    pub bytes: usize,
+    /// Where the tokens lie.
+    pub base: *const c_void,
+}
+
+// SAFETY: an integer and a raw pointer in an order without padding, a usize first.
+unsafe impl Versioned for Pool {
+    const NAME: &'static str = "dpmmap_t";
+    const EMPTY: Pool = Pool {
+        size: size_of::<Pool>(),
+        bytes: 0,
+        base: ptr::null(),
+    };
+}
+
+/// `struct dp_stats`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Stats {
+    /// Bytes of this struct.
+    pub size: usize,
+    /// Packets handed to the network.
+    pub packets_sent: u64,
+    /// Packets taken from the network.
+    pub packets_received: u64,
+    /// Bytes of the packets sent.
+    pub bytes_sent: u64,
+    /// Bytes of the packets received.
+    pub bytes_received: u64,
+    /// Packets dropped on arrival, for whatever reason.
+    pub packets_dropped: u64,
+    /// Times that the network could not take all it was offered.
+    pub link_full: u64,
+    /// Units sent for the first time.
+    pub units_sent: u64,
+    /// Units received for the first time.
+    pub units_received: u64,
+    /// Units sent again.
+    pub repeats: u64,
+    /// Packets that carried acknowledgements only.
+    pub explicit_acks: u64,
+    /// Messages that came in packets.
+    pub messages_delivered: u64,
+    /// Messages refused, their endpoint not being open.
+    pub messages_refused: u64,
+    /// Unreliable packets sent.
+    pub unreliable_sent: u64,
+    /// Unreliable messages dropped, too many waiting.
+    pub unreliable_dropped: u64,
+    /// Peers by packets.
+    pub peers: u64,
+    /// Peers of this node by shared memory.
+    pub local_peers: u64,
+    /// Records sent through shared memory.
+    pub local_records_sent: u64,
+    /// Records received through shared memory.
+    pub local_records_received: u64,
+    /// Bytes of the records sent.
+    pub local_bytes_sent: u64,
+    /// Bytes of the records received.
+    pub local_bytes_received: u64,
+    /// Bytes of long messages fetched from other processes.
+    pub local_bytes_fetched: u64,
+    /// Sleeping processes woken.
+    pub local_wakes: u64,
+    /// Bytes of messages waiting to be read.
+    pub pool_used_bytes: u64,
+    /// Frames free for sending.
+    pub free_frames: u64,
+}
+
+// SAFETY: integers of one size, a usize first (this library is for 64-bit machines).
+unsafe impl Versioned for Stats {
+    const NAME: &'static str = "struct dp_stats";
+    const EMPTY: Stats = Stats {
+        size: size_of::<Stats>(),
+        packets_sent: 0,
+        packets_received: 0,
+        bytes_sent: 0,
+        bytes_received: 0,
+        packets_dropped: 0,
+        link_full: 0,
+        units_sent: 0,
+        units_received: 0,
+        repeats: 0,
+        explicit_acks: 0,
+        messages_delivered: 0,
+        messages_refused: 0,
+        unreliable_sent: 0,
+        unreliable_dropped: 0,
+        peers: 0,
+        local_peers: 0,
+        local_records_sent: 0,
+        local_records_received: 0,
+        local_bytes_sent: 0,
+        local_bytes_received: 0,
+        local_bytes_fetched: 0,
+        local_wakes: 0,
+        pool_used_bytes: 0,
+        free_frames: 0,
+    };
+}
+
+const _: () = assert!(
+    size_of::<usize>() == 8 && size_of::<c_int>() == 4,
+    "the structs of the interface are laid out for 64-bit Linux"
+);
+
+/// Opens this process's node: what is not said comes from the environment.
+///
+/// # Safety
+/// `options` is null or points to a struct as long as it says, its texts to strings.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dp_init(options: *const NodeOptions) -> c_int {
+    call("dp_init", || {
+        let mut config = Config::from_env()?;
+        if !options.is_null() {
+            // SAFETY: not null; as long as it says by contract.
+            let options = unsafe { guard::read_struct(options) }?;
+            // SAFETY: texts are strings by contract.
+            unsafe { options.apply(&mut config) }?;
+        }
+        process::current().init(config)?;
+        Ok(0)
+    })
+}
+
+/// Closes the node after all that was sent has been acknowledged, or the time is over.
+#[unsafe(no_mangle)]
+pub extern "C" fn dp_finish(timeout_ns: i64) -> c_int {
+    call("dp_finish", || {
+        process::current().finish(Some(message::duration(timeout_ns)))?;
+        Ok(0)
+    })
+}
+
+/// Opens an endpoint with options.
+///
+/// # Safety
+/// `options` is null or points to a struct as long as it says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dp_open_with(dpid: u32, options: *const OpenOptions) -> c_int {
+    call("dp_open_with", || {
+        let options = match options.is_null() {
+            true => OpenOptions::EMPTY,
+            // SAFETY: not null; as long as it says by contract.
+            false => unsafe { guard::read_struct(options) }?,
+        };
+        open(dpid, options)
+    })
+}
+
+pub(crate) fn open(dpid: u32, options: OpenOptions) -> Result<c_int, Failure> {
+    let OpenOptions {
+        flags,
+        reserved,
+        pool_bytes,
+        ..
+    } = options;
+    if flags & !DP_NONBLOCK != 0 || reserved != 0 {
+        return Err(Failure::BadNumber {
+            what: "flags or reserved of struct dp_open_options",
+            found: i64::from(flags).max(i64::from(reserved)),
+            expected: "DP_NONBLOCK or 0, and 0",
+        });
+    }
+    let node = process::current().node()?;
+    let endpoint = node.endpoint(EndpointId(dpid))?;
+    if pool_bytes > 0 {
+        set_pool(&endpoint, pool_bytes)?;
+    }
+    let descriptor = endpoint.export()?;
+    let mut status = rustix::fs::fcntl_getfl(&descriptor).map_err(descriptor_failure)?;
+    status.set(rustix::fs::OFlags::NONBLOCK, flags & DP_NONBLOCK != 0);
+    rustix::fs::fcntl_setfl(&descriptor, status).map_err(descriptor_failure)?;
+    handle::enter(endpoint, descriptor)
+}
+
+pub(crate) fn set_pool(endpoint: &dipole_node::Endpoint, bytes: usize) -> Result<Pool, Failure> {
+    let facts = endpoint.set_pool(bytes).map_err(|cause| Failure::Pool {
+        bytes,
+        cause: cause.to_string(),
+    })?;
+    Ok(Pool {
+        size: size_of::<Pool>(),
+        bytes: facts.bytes,
+        base: ptr::without_provenance(facts.base),
+    })
+}
+
+fn descriptor_failure(cause: rustix::io::Errno) -> Failure {
+    Failure::Descriptor {
+        doing: "fcntl on the endpoint's descriptor",
+        cause: cause.into(),
+    }
+}
+
+impl NodeOptions {
+    /// Puts what is said over what the environment says.
+    ///
+    /// # Safety
+    /// The texts are null or strings.
+    unsafe fn apply(&self, config: &mut Config) -> Result<(), Failure> {
+        if self.reserved != 0 {
+            return Err(Failure::BadNumber {
+                what: "reserved of struct dp_node_options",
+                found: self.reserved.into(),
+                expected: "0",
+            });
+        }
+        // SAFETY: null or strings by contract, here and below.
+        let hosts = unsafe { guard::text("hosts", self.hosts) }?;
+        if let Some(file) = hosts {
+            config.hosts = Hosts::load(file.as_ref())?;
+        }
+        if self.nid != 0 {
+            config.node = NodeId(self.nid);
+            if config.hosts.is_local_only() {
+                config.hosts = Hosts::local_only(config.node);
+            }
+        }
+        if (self.nid != 0 || hosts.is_some())
+            && let Some(host) = config.hosts.get(config.node)
+        {
+            config.bind = host.address;
+            if let Some(directory) = &host.runtime_dir {
+                config.runtime_dir.clone_from(directory);
+            }
+        }
+        // SAFETY: as above.
+        if let Some(directory) = unsafe { guard::text("runtime_dir", self.runtime_dir) }? {
+            config.runtime_dir = directory.into();
+        }
+        // SAFETY: as above.
+        if let Some(address) = unsafe { guard::text("bind", self.bind) }? {
+            config.bind = parsed("bind", address, "an IP address of this node")?;
+        }
+        // SAFETY: as above.
+        if let Some(link) = unsafe { guard::text("link", self.link) }? {
+            config.links = parsed("link", link, "auto, shm or udp")?;
+        }
+        for (time_ns, place) in [
+            (self.spin_ns, &mut config.spin),
+            (self.connect_timeout_ns, &mut config.connect_timeout),
+            (self.linger_ns, &mut config.linger),
+        ] {
+            match time_ns {
+                0 => {}
+                1.. => *place = Duration::from_nanos(time_ns.unsigned_abs()),
+                DP_NONE => *place = Duration::ZERO,
+                _ => {
+                    return Err(Failure::BadNumber {
+                        what: "a time in struct dp_node_options",
+                        found: time_ns,
+                        expected: "nanoseconds, 0 for the default or DP_NONE",
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn parsed<T: std::str::FromStr>(
+    what: &'static str,
+    text: &str,
+    expected: &'static str,
+) -> Result<T, Failure> {
+    text.parse().map_err(|_| Failure::BadText {
+        what,
+        found: text.to_owned(),
+        expected,
+    })
+}

@@ -1,0 +1,189 @@
+//! C programs, compiled against the header and run as processes of their own.
+
+mod harness;
+
+use harness::Bench;
+
+/// The last line of what a program printed.
+fn last(said: &str) -> &str {
+    said.lines().last().unwrap_or("")
+}
+
+#[test]
+fn the_first_program_says_hello() {
+    assert_eq!(Bench::new().example("hello", &[]), "first light\n");
+}
+
+#[test]
+fn two_processes_play_ping_pong_by_each_link() {
+    let bench = Bench::new();
+    let program = bench.compile("pingpong");
+    for link in ["auto", "udp", "shm"] {
+        let said = harness::run(
+            bench
+                .command(&program)
+                .env("DIPOLE_LINK", link)
+                .args(["2000", "64"]),
+        );
+        assert!(said.starts_with("2000 rounds of 64 bytes"), "{said}");
+        println!("{link}: {said}");
+    }
+}
+
+#[test]
+fn an_epoll_server_serves_many_clients_at_a_thousand_endpoints() {
+    let bench = Bench::new();
+    let server = bench.compile("epoll_server");
+    let client = bench.compile("epoll_client");
+    let mut server = bench.spawn(&server, &["1000", "1000", "8"]);
+    server.wait_for("ready");
+    let clients: Vec<_> = (1..=8)
+        .map(|own| bench.spawn(&client, &[&own.to_string(), "1000", "1000", "50"]))
+        .collect();
+    for client in clients {
+        assert_eq!(client.finish(), "50 rounds\n");
+    }
+    assert_eq!(server.finish(), "echoed 400 messages at 1000 endpoints\n");
+}
+
+#[test]
+fn a_descriptor_works_in_poll_select_and_epoll() {
+    assert_eq!(
+        Bench::new().example("waiting", &[]),
+        "poll\nselect\nepoll\n"
+    );
+}
+
+#[test]
+fn writes_that_do_not_wait_are_refused_while_there_is_no_room() {
+    let said = Bench::new().example("nonblocking", &[]);
+    assert_eq!(said, "20000 messages, refused now and then\n");
+}
+
+#[test]
+fn several_targets_get_a_copy_each() {
+    assert_eq!(Bench::new().example("targets", &[]), "copies\n");
+}
+
+#[test]
+fn a_thread_sends_while_another_receives_and_a_third_closes() {
+    let said = Bench::new().example("threads", &[]);
+    assert_eq!(said, "20000 messages to and fro\nclosed while waiting\n");
+}
+
+#[test]
+fn copies_of_a_descriptor_and_forked_children_are_defined() {
+    assert_eq!(Bench::new().example("fork_dup", &[]), "dup\nfork\nclose\n");
+}
+
+#[test]
+fn messages_stay_where_they_lie_until_given_back() {
+    assert_eq!(Bench::new().example("zero_copy", &[]), "in place\n");
+}
+
+#[test]
+fn messages_lie_within_the_pool_of_their_endpoint() {
+    assert_eq!(Bench::new().example("pool", &[]), "within the pool\n");
+}
+
+#[test]
+fn what_was_sent_before_exit_arrives_by_each_link() {
+    let bench = Bench::new();
+    let program = bench.compile("exit");
+    for link in ["udp", "shm"] {
+        let said = harness::run(bench.command(&program).env("DIPOLE_LINK", link));
+        assert_eq!(said, "all of it\n", "{link}");
+    }
+}
+
+#[test]
+fn a_program_can_be_linked_to_the_static_library() {
+    let bench = Bench::new();
+    let template = std::fs::read_to_string(harness::crate_dir().join("dipole.pc.in"))
+        .expect("the template is there");
+    let private = template
+        .lines()
+        .find_map(|line| line.strip_prefix("Libs.private: "))
+        .expect("it says what the static library needs");
+    let program = bench.path().join("static");
+    harness::run(
+        std::process::Command::new("cc")
+            .arg("-I")
+            .arg(harness::include_dir())
+            .arg(harness::crate_dir().join("examples-c/hello.c"))
+            .arg(harness::built("libdipole.a"))
+            .args(private.split_whitespace())
+            .arg("-o")
+            .arg(&program),
+    );
+    assert_eq!(harness::run(&mut bench.command(&program)), "first light\n");
+}
+
+#[test]
+fn the_shared_library_has_the_name_that_programs_ask_for() {
+    let facts = harness::run(
+        std::process::Command::new("readelf")
+            .arg("-d")
+            .arg(harness::built("libdipole.so")),
+    );
+    assert!(
+        facts.contains("Library soname: [libdipole.so.0]"),
+        "{facts}"
+    );
+    assert!(facts.contains("NODELETE"), "{facts}");
+}
+
+#[test]
+fn counters_serve_older_and_newer_programs() {
+    assert_eq!(Bench::new().example("statistics", &[]), "counted\n");
+}
+
+#[test]
+fn options_say_what_the_environment_does_not() {
+    let bench = Bench::new();
+    let registry = bench.path().join("other");
+    let hosts = bench.path().join("hosts");
+    std::fs::write(&hosts, "5 127.0.0.1 port=47500\n6 127.0.0.2 port=47600\n")
+        .expect("a hosts file");
+    let arguments = [registry.to_str().unwrap(), hosts.to_str().unwrap()];
+    assert_eq!(bench.example("options", &arguments), "as told\n");
+    assert!(registry.is_dir());
+}
+
+#[test]
+fn every_mistake_has_a_number_and_a_text() {
+    let said = Bench::new().example("errors", &[]);
+    assert_eq!(said, "no mistake unnoticed\n");
+}
+
+#[test]
+fn ranks_of_a_job_find_each_other() {
+    let bench = Bench::new();
+    let program = bench.compile("job");
+    let ranks: Vec<_> = (0..3)
+        .map(|rank| {
+            let mut command = bench.command(&program);
+            command
+                .env("DIPOLE_RANK", rank.to_string())
+                .env("DIPOLE_SIZE", "3")
+                .env("DIPOLE_JOB", "1")
+                .env("DIPOLE_JOB_BASE", "4294967200")
+                .env("DIPOLE_RANKS", "1x3");
+            std::thread::spawn(move || harness::run(&mut command))
+        })
+        .collect();
+    for (rank, said) in ranks.into_iter().enumerate() {
+        let before = (rank + 2) % 3;
+        assert_eq!(
+            said.join().expect("the rank succeeds"),
+            format!("rank {rank} of 3 heard from {before}\n")
+        );
+    }
+}
+
+#[test]
+fn ten_thousand_endpoints_fit_into_one_process() {
+    let said = Bench::new().example("many", &["10000"]);
+    println!("{said}");
+    assert_eq!(last(&said), "done");
+}

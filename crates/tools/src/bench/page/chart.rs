@@ -1,0 +1,260 @@
+//! Figures: curves with marks and spreads on two axes, as SVG within the page.
+//!
+//! Colours and line widths are the style sheet's business, so that a figure
+//! follows the reader's light or dark.
+
+use std::fmt::Write;
+
+use super::escape;
+use super::scale::{Axis, Scale, Tick};
+
+const WIDTH: f64 = 720.0;
+const HEIGHT: f64 = 400.0;
+const LEFT: f64 = 74.0;
+const RIGHT: f64 = 30.0;
+const TOP: f64 = 14.0;
+const BOTTOM: f64 = 58.0;
+/// A label nearer than this to the one before is left out.
+const LABEL_DISTANCE: f64 = 42.0;
+
+/// One figure.
+pub(super) struct Chart {
+    pub(super) id: String,
+    pub(super) title: String,
+    /// How to read it.
+    pub(super) text: &'static str,
+    pub(super) x: (Scale, &'static str),
+    pub(super) y: (Scale, &'static str),
+    pub(super) curves: Vec<Curve>,
+}
+
+/// One subject's curve.
+pub(super) struct Curve {
+    pub(super) name: String,
+    /// Colour and mark.
+    pub(super) family: &'static str,
+    pub(super) points: Vec<Point>,
+}
+
+/// One measurement.
+pub(super) struct Point {
+    pub(super) x: f64,
+    pub(super) y: f64,
+    /// How far the rounds spread.
+    pub(super) spread: Option<(f64, f64)>,
+    /// Told when the mark is pointed at.
+    pub(super) note: String,
+}
+
+impl Chart {
+    /// The figure with its legend, `behind` it what belongs to it; nothing without a point.
+    pub(super) fn html(&self, behind: &str) -> String {
+        let points = || self.curves.iter().flat_map(|curve| &curve.points);
+        let spreads = points().filter_map(|point| point.spread);
+        let x = Axis::over(self.x.0, points().map(|point| point.x));
+        let y = Axis::over(
+            self.y.0,
+            points()
+                .map(|point| point.y)
+                .chain(spreads.flat_map(|(least, most)| [least, most])),
+        );
+        let (Some(x), Some(y)) = (x, y) else {
+            return String::new();
+        };
+        let frame = Frame { x, y };
+        let mut out = String::new();
+        out += &format!(
+            "<figure id=\"{id}\" data-x=\"{x}\" data-y=\"{y}\">\n<figcaption><h3>{title}</h3>\
+             <p>{text}</p></figcaption>\n",
+            id = self.id,
+            x = self.x.1,
+            y = self.y.1,
+            title = escape(&self.title),
+            text = self.text
+        );
+        out += "<ul class=\"legend\">";
+        for curve in &self.curves {
+            out += &format!(
+                "<li class=\"{family}\"><svg viewBox=\"-14 -7 28 14\" width=\"28\" height=\"14\" \
+                 aria-hidden=\"true\"><path class=\"line\" d=\"M-14 0H14\"/>{mark}</svg>{name}</li>",
+                family = curve.family,
+                mark = mark(curve.family, 0.0, 0.0, ""),
+                name = escape(&curve.name)
+            );
+        }
+        out += "</ul>\n";
+        out += &format!(
+            "<svg class=\"chart\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" \
+             aria-label=\"{}: {} over {}\">\n",
+            escape(&self.title),
+            self.y.1,
+            self.x.1
+        );
+        out += &self.axes(&frame);
+        for curve in &self.curves {
+            out += &curve.svg(&frame);
+        }
+        out += "</svg>\n";
+        out += behind;
+        out += "</figure>\n";
+        out
+    }
+
+    fn axes(&self, frame: &Frame) -> String {
+        let (right, bottom) = (WIDTH - RIGHT, HEIGHT - BOTTOM);
+        let mut out = String::from("<g class=\"axes\">");
+        let mut last = f64::NEG_INFINITY;
+        for Tick { value, label } in frame.x.ticks() {
+            let at = frame.left(value);
+            out += &format!("<path class=\"major\" d=\"M{at:.1} {TOP}V{bottom}\"/>");
+            if at - last >= LABEL_DISTANCE {
+                last = at;
+                out += &format!(
+                    "<text class=\"x\" x=\"{at:.1}\" y=\"{:.1}\">{label}</text>",
+                    bottom + 20.0
+                );
+            }
+        }
+        for Tick { value, label } in frame.y.ticks() {
+            let at = frame.top(value);
+            let class = if label.is_empty() { "minor" } else { "major" };
+            out += &format!("<path class=\"{class}\" d=\"M{LEFT} {at:.1}H{right}\"/>");
+            if !label.is_empty() {
+                out += &format!(
+                    "<text class=\"y\" x=\"{:.1}\" y=\"{:.1}\">{label}</text>",
+                    LEFT - 8.0,
+                    at + 4.0
+                );
+            }
+        }
+        out += &format!(
+            "<text class=\"x label\" x=\"{:.1}\" y=\"{:.1}\">{}</text>",
+            f64::midpoint(LEFT, right),
+            HEIGHT - 10.0,
+            self.x.1
+        );
+        out += &format!(
+            "<text class=\"x label\" transform=\"translate(16 {:.1}) rotate(-90)\">{}</text></g>\n",
+            f64::midpoint(TOP, bottom),
+            self.y.1
+        );
+        out
+    }
+}
+
+impl Curve {
+    fn svg(&self, frame: &Frame) -> String {
+        let mut line = String::new();
+        let mut spreads = String::new();
+        let mut marks = String::new();
+        for (index, point) in self.points.iter().enumerate() {
+            let (left, top) = (frame.left(point.x), frame.top(point.y));
+            let command = if index == 0 { 'M' } else { 'L' };
+            write!(line, "{command}{left:.1} {top:.1}").expect("a string takes all");
+            if let Some((least, most)) = point.spread {
+                let (low, high) = (frame.top(least), frame.top(most));
+                spreads += &format!("M{left:.1} {low:.1}V{high:.1}");
+            }
+            marks += &mark(self.family, left, top, &escape(&point.note));
+        }
+        format!(
+            "<g class=\"curve {family}\" data-subject=\"{name}\" data-points=\"{count}\">\
+             <path class=\"spread\" d=\"{spreads}\"/><path class=\"line\" d=\"{line}\"/>{marks}</g>\n",
+            family = self.family,
+            name = escape(&self.name),
+            count = self.points.len(),
+        )
+    }
+}
+
+/// Where values lie in the picture.
+struct Frame {
+    x: Axis,
+    y: Axis,
+}
+
+impl Frame {
+    fn left(&self, value: f64) -> f64 {
+        LEFT + self.x.position(value) * (WIDTH - LEFT - RIGHT)
+    }
+
+    fn top(&self, value: f64) -> f64 {
+        TOP + (1.0 - self.y.position(value)) * (HEIGHT - TOP - BOTTOM)
+    }
+}
+
+/// Each family has a shape of its own, for eyes that tell few colours apart.
+fn mark(family: &str, left: f64, top: f64, note: &str) -> String {
+    let shape = match family {
+        "dipole" => "M0-4.5A4.5 4.5 0 1 1-.01-4.5Z",
+        "udp" => "M-4-4H4V4H-4Z",
+        "tcp" => "M0-5L5 4H-5Z",
+        "gso" => "M0 5L5-4H-5Z",
+        "shm" => "M0-5.5L5.5 0 0 5.5-5.5 0Z",
+        "unix" => "M-1.6-5H1.6V-1.6H5V1.6H1.6V5H-1.6V1.6H-5V-1.6H-1.6Z",
+        _ => "M-5-3H5V3H-5Z",
+    };
+    let title = if note.is_empty() {
+        String::new()
+    } else {
+        format!("<title>{note}</title>")
+    };
+    format!(
+        "<path class=\"mark\" transform=\"translate({left:.1} {top:.1})\" d=\"{shape}\">{title}</path>"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chart(points: &[(f64, f64)]) -> Chart {
+        let points = points.iter().map(|&(x, y)| Point {
+            x,
+            y,
+            spread: Some((y / 2.0, y * 2.0)),
+            note: format!("{y} < 1 & more"),
+        });
+        Chart {
+            id: "latency".into(),
+            title: "Latency".into(),
+            text: "Less is better.",
+            x: (Scale::Bytes, "message size, bytes"),
+            y: (Scale::Number, "one-way latency, µs"),
+            curves: vec![Curve {
+                name: "dipole".into(),
+                family: "dipole",
+                points: points.collect(),
+            }],
+        }
+    }
+
+    #[test]
+    fn a_figure_has_a_mark_for_each_point_and_labels_with_units() {
+        let html = chart(&[(1.0, 2.0), (64.0, 3.0), (4096.0, 8.0)]).html("");
+        // One more stands in the legend.
+        assert_eq!(html.matches("class=\"mark\"").count(), 4, "{html}");
+        assert!(html.contains("data-points=\"3\""));
+        assert!(html.contains(">message size, bytes</text>"));
+        assert!(html.contains(">one-way latency, µs</text>"));
+        assert!(html.contains("2 &lt; 1 &amp; more"), "{html}");
+    }
+
+    #[test]
+    fn a_figure_without_points_is_left_out() {
+        assert_eq!(chart(&[]).html("behind"), "");
+    }
+
+    #[test]
+    fn everything_drawn_lies_within_the_picture() {
+        let html = chart(&[(1.0, 1e-3), (1_048_576.0, 1e4)]).html("");
+        let curve = html.split("class=\"curve").nth(1).expect("a curve");
+        for place in curve.split("translate(").skip(1) {
+            let inside = place.split(')').next().expect("closed");
+            let (left, top) = inside.split_once(' ').expect("two numbers");
+            let (left, top): (f64, f64) = (left.parse().unwrap(), top.parse().unwrap());
+            assert!((LEFT..=WIDTH - RIGHT).contains(&left), "{inside}");
+            assert!((TOP..=HEIGHT - BOTTOM).contains(&top), "{inside}");
+        }
+    }
+}

@@ -1,0 +1,367 @@
+//! The page of `dipole bench --html`: figures over message size, the tables
+//! behind them, and the machine they come from, in one file that needs
+//! neither a network nor a script.
+//!
+//! Every number comes from the [`Line`]s that `--json` prints; the page carries
+//! them too, as `application/json`. End-to-end throughput (a message's size by its
+//! one-way time) and transmission throughput (a stream) are different figures
+//! on different axes, and never meet in one (GAMMA §3.1, §3.2).
+
+mod chart;
+mod scale;
+mod table;
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::Serialize;
+
+use super::bed::Bed;
+use super::control::{Kind, Place};
+use super::machine::{self, Cores};
+use super::plan::{Group, size};
+use super::report::{Line, Measured};
+use super::statistics::as_float;
+use super::subject::Subject;
+use chart::{Chart, Curve, Point};
+use scale::Scale;
+
+const STYLE: &str = include_str!("style.css");
+const SIZE: (Scale, &str) = (Scale::Bytes, "message size, bytes");
+/// The size whose distribution is drawn.
+const DISTRIBUTION_BYTES: usize = 64;
+
+/// What the reader must know about the machine and the run, as names and values.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Facts(Vec<(&'static str, String)>);
+
+/// All that was measured, as the page carries it.
+#[derive(Serialize)]
+struct Data<'a> {
+    facts: &'a Facts,
+    measurements: Vec<Line>,
+}
+
+/// Collects the facts; `closing` says what was found out during the run.
+pub(super) fn facts(bed: &Bed, cores: Cores, apart: bool, closing: &str) -> Facts {
+    let mut facts = vec![
+        ("Measured", now()),
+        ("Program", format!("dipole {}", env!("CARGO_PKG_VERSION"))),
+        ("Command", std::env::args().collect::<Vec<_>>().join(" ")),
+        ("System", machine::description()),
+    ];
+    facts.extend(machine::processor().map(|processor| ("Processor", processor)));
+    facts.push((
+        "Cores used",
+        format!("{} and {}, one process on each", cores.lead, cores.follow),
+    ));
+    if apart {
+        facts.push(("Between nodes", bed.description()));
+    }
+    facts.push(("During the run", closing.to_owned()));
+    if let Some(load) = machine::load() {
+        facts.push(("Load at the end", format!("{load:.2}")));
+    }
+    Facts(facts)
+}
+
+/// The whole page.
+pub(super) fn page(facts: &Facts, groups: &[(Group, Vec<Measured>)], bed: &Bed) -> String {
+    let mut body = String::new();
+    body += "<header><h1>Dipole beside its peers</h1>\
+             <p>Every subject did the same work, in turns, in one run: compare within this page only. \
+             Marks are medians over rounds; the bars through them reach from the best to the worst round. \
+             Point at a mark for its numbers.</p><dl>";
+    for (name, value) in &facts.0 {
+        body += &format!("<dt>{name}</dt><dd>{}</dd>", escape(value));
+    }
+    body += "</dl></header>\n";
+    for place in [Place::Apart, Place::OneNode] {
+        body += &section(place, groups, bed);
+    }
+    let lines = groups.iter().flat_map(|(_, measured)| measured);
+    let data = Data {
+        facts,
+        measurements: lines.filter_map(|one| one.line(bed)).collect(),
+    };
+    // No "</script>" can stand in it.
+    let data = serde_json::to_string(&data)
+        .expect("plain data is JSON")
+        .replace('<', "\\u003c");
+    format!(
+        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+         <title>Dipole bench</title>\n<link rel=\"icon\" href=\"data:,\">\n\
+         <style>\n{STYLE}</style>\n</head>\n<body>\n{body}\
+         <script type=\"application/json\" id=\"data\">{data}</script>\n</body>\n</html>\n"
+    )
+}
+
+/// What one place has: its figures, then its tables.
+fn section(place: Place, groups: &[(Group, Vec<Measured>)], bed: &Bed) -> String {
+    let here = || {
+        let with_entry = |group: &Group| group.entries.first().map(|entry| entry.place);
+        groups
+            .iter()
+            .filter(move |(group, _)| with_entry(group) == Some(place))
+    };
+    let points = |kind: Kind| -> Vec<Line> {
+        let groups = here().filter(|(group, _)| group.is_point);
+        groups
+            .flat_map(|(_, measured)| measured)
+            .filter(|one| one.entry.work.kind == kind)
+            .filter_map(|one| one.line(bed))
+            .collect()
+    };
+    let (latencies, streams) = (points(Kind::Pingpong), points(Kind::Stream));
+    // The table's pingpong has more rounds than a point of a figure.
+    let mut pingpongs = here()
+        .flat_map(|(group, measured)| measured.iter().map(move |one| (group.is_point, one)))
+        .filter(|(_, one)| {
+            let work = &one.entry.work;
+            work.kind == Kind::Pingpong && work.size_bytes == DISTRIBUTION_BYTES && !work.unreliable
+        })
+        .collect::<Vec<_>>();
+    pingpongs.sort_by_key(|(is_point, _)| *is_point);
+    let bench = pingpongs
+        .first()
+        .map(|(is_point, one)| (*is_point, &one.entry.bench));
+    let distribution: Vec<Line> = pingpongs
+        .iter()
+        .filter(|(is_point, one)| Some((*is_point, &one.entry.bench)) == bench)
+        .filter_map(|(_, one)| one.line(bed))
+        .collect();
+    let mut figures = figures(bed.name(place), &latencies, &streams, &distribution);
+    let tables: String = here()
+        .filter(|(group, _)| !group.is_point)
+        .map(|(group, measured)| table::of_group(group, measured, bed))
+        .collect();
+    if figures.is_empty() && tables.is_empty() {
+        return String::new();
+    }
+    if !tables.is_empty() {
+        figures += &format!("<h3>Tables</h3>\n{tables}");
+    }
+    let title = match place {
+        Place::Apart => format!("Between two nodes ({})", bed.name(place)),
+        Place::OneNode => "Inside one node".to_owned(),
+    };
+    format!("<section>\n<h2>{title}</h2>\n{figures}</section>\n")
+}
+
+fn figures(bed: &str, latencies: &[Line], streams: &[Line], distribution: &[Line]) -> String {
+    let us = |ns: f64| ns * 1e-3;
+    let latency = Chart {
+        id: format!("latency-{bed}"),
+        title: "Latency".into(),
+        text: "One way: half of a round trip. Less is better.",
+        x: SIZE,
+        y: (Scale::Number, "one-way latency, µs"),
+        curves: curves(latencies, |line| {
+            let (least, most) = (us(line.p50_least_ns?), us(line.p50_most_ns?));
+            Some((us(line.p50_ns?), least, most, "µs"))
+        }),
+    };
+    let end_to_end = Chart {
+        id: format!("end-to-end-{bed}"),
+        title: "End-to-end throughput".into(),
+        text: "Size by one-way time, from the same round trips: what one message at a time gets. \
+               More is better.",
+        x: SIZE,
+        y: (Scale::Number, "end-to-end throughput, GB/s"),
+        curves: curves(latencies, |line| {
+            let size_bytes = as_float(line.size_bytes as u64);
+            Some((
+                line.end_to_end_bytes_per_s? * 1e-9,
+                size_bytes / line.p50_most_ns?,
+                size_bytes / line.p50_least_ns?,
+                "GB/s",
+            ))
+        }),
+    };
+    let transmission = Chart {
+        id: format!("transmission-{bed}"),
+        title: "Transmission throughput".into(),
+        text: "One-way stream, each message leaves at once. Not to be compared with end-to-end \
+               throughput. More is better.",
+        x: SIZE,
+        y: (Scale::Number, "transmission throughput, GB/s"),
+        curves: curves(streams, |line| {
+            let giga = |bytes: f64| bytes * 1e-9;
+            Some((
+                giga(line.bytes_per_s?),
+                giga(line.least_bytes_per_s?),
+                giga(line.most_bytes_per_s?),
+                "GB/s",
+            ))
+        }),
+    };
+    let spread = Chart {
+        id: format!("distribution-{bed}"),
+        title: format!("Distribution of latencies of {}", size(DISTRIBUTION_BYTES)),
+        text: "How long the given share of messages took at most, one way. Less is better.",
+        x: (Scale::Nines, "share of messages, %"),
+        y: (Scale::Number, "one-way latency, µs"),
+        curves: distribution.iter().map(distribution_curve).collect(),
+    };
+    let behind = |lines: &[Line]| {
+        format!(
+            "<details><summary>Numbers behind this figure</summary>{}</details>\n",
+            table::of_lines(lines)
+        )
+    };
+    [
+        latency.html(&behind(latencies)),
+        spread.html(&format!(
+            "<details><summary>Numbers behind this figure</summary>{}</details>\n",
+            table::of_distribution(distribution)
+        )),
+        end_to_end.html(&behind(latencies)),
+        transmission.html(&behind(streams)),
+    ]
+    .concat()
+}
+
+/// One curve for each subject, in the order in which they come: a value, the least, the most, its unit.
+fn curves(
+    lines: &[Line],
+    figure: impl Fn(&Line) -> Option<(f64, f64, f64, &'static str)>,
+) -> Vec<Curve> {
+    let mut curves: Vec<Curve> = Vec::new();
+    for line in lines {
+        let Some((y, least, most, unit)) = figure(line) else {
+            continue;
+        };
+        let point = Point {
+            x: as_float(line.size_bytes as u64),
+            y,
+            spread: Some((least, most)),
+            note: format!(
+                "{}, {}: {} {unit} ({}..{})",
+                line.subject,
+                size(line.size_bytes),
+                table::digits(y),
+                table::digits(least),
+                table::digits(most)
+            ),
+        };
+        match curves.iter_mut().find(|curve| curve.name == line.subject) {
+            Some(curve) => curve.points.push(point),
+            None => curves.push(Curve {
+                name: line.subject.to_owned(),
+                family: family(line.subject),
+                points: vec![point],
+            }),
+        }
+    }
+    curves
+}
+
+fn distribution_curve(line: &Line) -> Curve {
+    let points = line.percentiles.iter().map(|&(share, ns)| Point {
+        x: share,
+        y: ns * 1e-3,
+        spread: None,
+        note: format!(
+            "{}, {} within {} µs",
+            line.subject,
+            scale::share(share),
+            table::digits(ns * 1e-3)
+        ),
+    });
+    Curve {
+        name: line.subject.to_owned(),
+        family: family(line.subject),
+        points: points.collect(),
+    }
+}
+
+/// Which colour and mark a subject has: the same in every figure.
+fn family(subject: &str) -> &'static str {
+    const FAMILIES: [(&str, &str); 6] = [
+        ("gso", "gso"),
+        ("udp", "udp"),
+        ("tcp", "tcp"),
+        ("unix", "unix"),
+        ("pipe", "pipe"),
+        ("shm", "shm"),
+    ];
+    if subject == Subject::Dipole.name() {
+        return "dipole";
+    }
+    let known = FAMILIES
+        .into_iter()
+        .find(|(part, _)| subject.contains(part));
+    known.map_or("pipe", |(_, family)| family)
+}
+
+/// Text as it stands in HTML, within quotes too.
+fn escape(text: &str) -> String {
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
+        .replace('"', "&quot;")
+}
+
+/// "2026-11-21 07:30 UTC".
+fn now() -> String {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    let seconds = since.map_or(0, |since| since.as_secs());
+    let (year, month, day) = date(seconds / 86_400);
+    let (hour, minute) = (seconds / 3600 % 24, seconds / 60 % 60);
+    format!("{year}-{month:02}-{day:02} {hour:02}:{minute:02} UTC")
+}
+
+/// Year, month and day of a day counted from 1970-01-01, by eras of 400 years that begin in March.
+fn date(days: u64) -> (u64, u64, u64) {
+    let days = days + 719_468;
+    let (era, day_of_era) = (days / 146_097, days % 146_097);
+    let year_of_era =
+        (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = (month_from_march + 2) % 12 + 1;
+    let year = era * 400 + year_of_era + u64::from(month <= 2);
+    (year, month, day)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::ValueEnum;
+
+    use super::*;
+
+    #[test]
+    fn days_become_dates() {
+        assert_eq!(date(0), (1970, 1, 1));
+        assert_eq!(date(11_016), (2000, 2, 29));
+        assert_eq!(date(20_778), (2026, 11, 21));
+        assert_eq!(date(47_540), (2100, 2, 28));
+        assert_eq!(date(47_541), (2100, 3, 1));
+    }
+
+    #[test]
+    fn who_stands_in_one_figure_differs_in_colour() {
+        use super::super::subject::Waits;
+        for place in [Place::Apart, Place::OneNode] {
+            for waits in [Waits::Spinning, Waits::Blocking] {
+                for kind in [Kind::Pingpong, Kind::Stream] {
+                    let subjects = Subject::usual(kind, waits, place);
+                    let families: std::collections::HashSet<_> = subjects
+                        .iter()
+                        .map(|subject| family(subject.name()))
+                        .collect();
+                    assert_eq!(families.len(), subjects.len(), "{subjects:?}");
+                }
+            }
+        }
+        for subject in Subject::value_variants() {
+            assert!(STYLE.contains(&format!(".{}", family(subject.name()))));
+        }
+    }
+
+    #[test]
+    fn text_cannot_break_out_of_the_page() {
+        assert_eq!(escape("<a href=\"&\">"), "&lt;a href=&quot;&amp;&quot;&gt;");
+    }
+}

@@ -1,0 +1,180 @@
+//! Logarithmic axes: where a value lies, and which values get a mark and a label.
+
+/// What an axis shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Scale {
+    /// Powers of two, labelled as sizes.
+    Bytes,
+    /// Powers of ten, labelled as plain numbers.
+    Number,
+    /// Shares of 1: each step to the right leaves a tenth of the rest.
+    Nines,
+}
+
+/// One place on an axis.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Tick {
+    pub(super) value: f64,
+    /// Empty: a line without a label.
+    pub(super) label: String,
+}
+
+/// A scale over the values that occur.
+#[derive(Clone, Debug)]
+pub(super) struct Axis {
+    scale: Scale,
+    low: f64,
+    high: f64,
+}
+
+impl Axis {
+    /// Spans all values and ends on round ones; `None` if there are none.
+    pub(super) fn over(scale: Scale, values: impl Iterator<Item = f64>) -> Option<Self> {
+        let mut places = values.map(|value| place(scale, value));
+        let first = places.next()?;
+        let (low, high) = places.fold((first, first), |(low, high), place| {
+            (low.min(place), high.max(place))
+        });
+        let (low, high) = match scale {
+            Scale::Bytes => (low, high),
+            Scale::Nines => (0.0, high.max(1.0)),
+            // To thirds of a decade: about 1, 2, 5.
+            Scale::Number => (
+                (low * 3.0 - 0.2).floor() / 3.0,
+                (high * 3.0 + 0.2).ceil() / 3.0,
+            ),
+        };
+        let high = if high - low < 1e-9 { low + 1.0 } else { high };
+        Some(Self { scale, low, high })
+    }
+
+    /// From 0, the low end, to 1, the high end.
+    pub(super) fn position(&self, value: f64) -> f64 {
+        (place(self.scale, value) - self.low) / (self.high - self.low)
+    }
+
+    /// Ticks from low to high.
+    pub(super) fn ticks(&self) -> Vec<Tick> {
+        let ticks: Vec<Tick> = match self.scale {
+            Scale::Bytes => (0..=40)
+                .step_by(2)
+                .map(|power| Tick {
+                    value: f64::from(power).exp2(),
+                    label: bytes(power),
+                })
+                .collect(),
+            Scale::Nines => [0.0, 0.5, 0.9, 0.99, 0.999, 0.9999, 0.999_99]
+                .into_iter()
+                .map(|value| Tick {
+                    value,
+                    label: share(value),
+                })
+                .collect(),
+            Scale::Number => {
+                // Where there is little to see between powers of ten, 2 and 5 are told too.
+                let labels_between = self.high - self.low < 2.5;
+                (-6..=12)
+                    .flat_map(|power| (1..10).map(move |digit| (power, digit)))
+                    .map(|(power, digit)| {
+                        let value = f64::from(digit) * 10_f64.powi(power);
+                        let labelled = digit == 1 || (labels_between && matches!(digit, 2 | 5));
+                        Tick {
+                            value,
+                            label: if labelled {
+                                number(value)
+                            } else {
+                                String::new()
+                            },
+                        }
+                    })
+                    .collect()
+            }
+        };
+        let inside = |tick: &Tick| (-1e-9..=1.0 + 1e-9).contains(&self.position(tick.value));
+        ticks.into_iter().filter(inside).collect()
+    }
+}
+
+fn place(scale: Scale, value: f64) -> f64 {
+    match scale {
+        Scale::Bytes => value.max(1.0).log2(),
+        Scale::Number => value.max(1e-6).log10(),
+        Scale::Nines => -(1.0 - value).max(1e-9).log10(),
+    }
+}
+
+fn bytes(power: i32) -> String {
+    let (unit, rest) = match power {
+        0..10 => ("", power),
+        10..20 => (" Ki", power - 10),
+        20..30 => (" Mi", power - 20),
+        _ => (" Gi", power - 30),
+    };
+    format!("{}{unit}", 1_u32 << rest)
+}
+
+/// A share in percent, with as many digits as it needs.
+pub(super) fn share(share: f64) -> String {
+    let text = format!("{:.3}", share * 100.0);
+    format!("{} %", text.trim_end_matches('0').trim_end_matches('.'))
+}
+
+/// A round number without needless zeros.
+fn number(value: f64) -> String {
+    if value >= 1.0 {
+        return format!("{value:.0}");
+    }
+    let text = format!("{value:.6}");
+    text.trim_end_matches('0').to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn labels(axis: &Axis) -> Vec<String> {
+        let ticks = axis.ticks().into_iter().map(|tick| tick.label);
+        ticks.filter(|label| !label.is_empty()).collect()
+    }
+
+    #[test]
+    fn sizes_are_labelled_by_powers_of_four() {
+        let sizes = [1.0, 64.0, 1_048_576.0];
+        let axis = Axis::over(Scale::Bytes, sizes.into_iter()).expect("values");
+        assert_eq!(axis.position(1.0), 0.0);
+        assert_eq!(axis.position(1_048_576.0), 1.0);
+        let expected = [
+            "1", "4", "16", "64", "256", "1 Ki", "4 Ki", "16 Ki", "64 Ki", "256 Ki", "1 Mi",
+        ];
+        assert_eq!(labels(&axis), expected);
+    }
+
+    #[test]
+    fn a_wide_range_is_labelled_by_powers_of_ten_and_a_narrow_one_between_them() {
+        let wide = Axis::over(Scale::Number, [0.09, 3000.0].into_iter()).expect("values");
+        assert_eq!(labels(&wide), ["0.1", "1", "10", "100", "1000"]);
+        let narrow = Axis::over(Scale::Number, [1.2, 7.0].into_iter()).expect("values");
+        assert_eq!(labels(&narrow), ["1", "2", "5", "10"]);
+    }
+
+    #[test]
+    fn every_value_lies_within_its_axis() {
+        for values in [[0.037, 0.9], [5.0, 5.0], [1e-3, 1e6]] {
+            for scale in [Scale::Bytes, Scale::Number] {
+                let axis = Axis::over(scale, values.into_iter()).expect("values");
+                for value in values {
+                    let position = axis.position(value);
+                    assert!((0.0..=1.0).contains(&position), "{value} {scale:?}");
+                }
+            }
+        }
+        assert!(Axis::over(Scale::Bytes, std::iter::empty()).is_none());
+    }
+
+    #[test]
+    fn shares_are_spaced_by_nines() {
+        let axis = Axis::over(Scale::Nines, [0.0, 0.999].into_iter()).expect("values");
+        assert!((axis.position(0.9) - 1.0 / 3.0).abs() < 1e-9);
+        assert_eq!(labels(&axis), ["0 %", "50 %", "90 %", "99 %", "99.9 %"]);
+    }
+}

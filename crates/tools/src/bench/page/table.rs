@@ -1,0 +1,274 @@
+//! Tables of the page. Each cell with a measured number carries it unrounded as
+//! `data-value`, in the unit of `--json`, with the name it has there as `data-field`.
+
+use super::super::bed::Bed;
+use super::super::plan::{Group, size};
+use super::super::report::{Line, Measured};
+use super::{escape, scale};
+
+/// A measured number: its name in `--json`, its heading, and what it is multiplied by to be shown.
+struct Column {
+    field: &'static str,
+    heading: &'static str,
+    factor: f64,
+    value: fn(&Line) -> Option<f64>,
+}
+
+const LATENCY: [Column; 8] = [
+    Column {
+        field: "p50_ns",
+        heading: "median, µs",
+        factor: 1e-3,
+        value: |line| line.p50_ns,
+    },
+    Column {
+        field: "p50_least_ns",
+        heading: "best round",
+        factor: 1e-3,
+        value: |line| line.p50_least_ns,
+    },
+    Column {
+        field: "p50_most_ns",
+        heading: "worst round",
+        factor: 1e-3,
+        value: |line| line.p50_most_ns,
+    },
+    Column {
+        field: "mean80_ns",
+        heading: "mean of the middle 80 %, µs",
+        factor: 1e-3,
+        value: |line| line.mean80_ns,
+    },
+    Column {
+        field: "p99_ns",
+        heading: "99 %, µs",
+        factor: 1e-3,
+        value: |line| line.p99_ns,
+    },
+    Column {
+        field: "p999_ns",
+        heading: "99.9 %, µs",
+        factor: 1e-3,
+        value: |line| line.p999_ns,
+    },
+    Column {
+        field: "end_to_end_bytes_per_s",
+        heading: "end to end, GB/s",
+        factor: 1e-9,
+        value: |line| line.end_to_end_bytes_per_s,
+    },
+    CPU,
+];
+
+const THROUGHPUT: [Column; 5] = [
+    Column {
+        field: "bytes_per_s",
+        heading: "median, GB/s",
+        factor: 1e-9,
+        value: |line| line.bytes_per_s,
+    },
+    Column {
+        field: "least_bytes_per_s",
+        heading: "worst round",
+        factor: 1e-9,
+        value: |line| line.least_bytes_per_s,
+    },
+    Column {
+        field: "most_bytes_per_s",
+        heading: "best round",
+        factor: 1e-9,
+        value: |line| line.most_bytes_per_s,
+    },
+    Column {
+        field: "messages_per_s",
+        heading: "thousand messages/s",
+        factor: 1e-3,
+        value: |line| line.messages_per_s,
+    },
+    CPU,
+];
+
+const CPU: Column = Column {
+    field: "cpu_ns_per_message",
+    heading: "CPU of both sides, ns/message",
+    factor: 1.0,
+    value: |line| line.cpu_ns_per_message,
+};
+
+/// One of the standard tables, with its ratios to the peers.
+pub(super) fn of_group(group: &Group, measured: &[Measured], bed: &Bed) -> String {
+    let references: Vec<&Measured> = measured
+        .iter()
+        .enumerate()
+        .filter(|(index, one)| one.is_reference(*index == 0))
+        .map(|(_, one)| one)
+        .collect();
+    let lines: Vec<(&Measured, Line)> = measured
+        .iter()
+        .filter_map(|one| Some((one, one.line(bed)?)))
+        .collect();
+    let Some((_, first)) = lines.first() else {
+        return String::new();
+    };
+    let columns = columns(first);
+    let mut headings = headings(columns, &["subject", "link"]);
+    for reference in &references {
+        headings += &format!("<th>× {}</th>", escape(&reference.label()));
+    }
+    let mut rows = String::new();
+    for (one, line) in &lines {
+        rows += &row(
+            line,
+            columns,
+            &[one.label(), line.link.clone()],
+            &references
+                .iter()
+                .map(|reference| {
+                    let ratio = one.ratio(reference);
+                    format!("<td>{}</td>", ratio.map_or_else(String::new, digits))
+                })
+                .collect::<String>(),
+        );
+    }
+    format!(
+        "<h4>{}</h4>\n{}",
+        escape(&group.title),
+        table(&headings, &rows)
+    )
+}
+
+/// The numbers behind a figure over sizes.
+pub(super) fn of_lines(lines: &[Line]) -> String {
+    let Some(first) = lines.first() else {
+        return String::new();
+    };
+    let columns = columns(first);
+    let rows: String = lines
+        .iter()
+        .map(|line| {
+            let labels = [
+                size(line.size_bytes),
+                line.subject.to_owned(),
+                line.link.clone(),
+            ];
+            row(line, columns, &labels, "")
+        })
+        .collect();
+    table(&headings(columns, &["size", "subject", "link"]), &rows)
+}
+
+/// The numbers behind a distribution.
+pub(super) fn of_distribution(lines: &[Line]) -> String {
+    let mut headings = "<th>share of messages</th>".to_owned();
+    for line in lines {
+        headings += &format!("<th>{}, µs</th>", escape(line.subject));
+    }
+    let longest = lines.iter().max_by_key(|line| line.percentiles.len());
+    let shares = longest.into_iter().flat_map(|line| &line.percentiles);
+    let rows: String = shares
+        .map(|&(share, _)| {
+            let cells: String = lines
+                .iter()
+                .map(|line| {
+                    let mut known = line.percentiles.iter();
+                    known.find(|(own, _)| *own == share).map_or_else(
+                        || "<td></td>".to_owned(),
+                        |(_, ns)| format!("<td data-value=\"{ns}\">{}</td>", digits(ns * 1e-3)),
+                    )
+                })
+                .collect();
+            format!(
+                "<tr data-share=\"{share}\"><th>{}</th>{cells}</tr>\n",
+                scale::share(share)
+            )
+        })
+        .collect();
+    table(&headings, &rows)
+}
+
+fn columns(line: &Line) -> &'static [Column] {
+    if line.p50_ns.is_some() {
+        &LATENCY
+    } else {
+        &THROUGHPUT
+    }
+}
+
+fn headings(columns: &[Column], first: &[&str]) -> String {
+    let headings = columns.iter().map(|column| column.heading);
+    first
+        .iter()
+        .copied()
+        .chain(headings)
+        .map(|heading| format!("<th>{heading}</th>"))
+        .collect()
+}
+
+fn row(line: &Line, columns: &[Column], labels: &[String], more: &str) -> String {
+    let class = if line.subject == "dipole" {
+        " class=\"own\""
+    } else {
+        ""
+    };
+    let mut row = format!(
+        "<tr{class} data-bench=\"{}\" data-subject=\"{}\" data-link=\"{}\" data-bed=\"{}\" \
+         data-size=\"{}\">",
+        escape(&line.bench),
+        line.subject,
+        escape(&line.link),
+        line.bed,
+        line.size_bytes
+    );
+    for label in labels {
+        row += &format!("<th>{}</th>", escape(label));
+    }
+    for column in columns {
+        row += &match (column.value)(line) {
+            None => "<td></td>".to_owned(),
+            Some(value) => format!(
+                "<td data-field=\"{}\" data-value=\"{value}\">{}</td>",
+                column.field,
+                digits(value * column.factor)
+            ),
+        };
+    }
+    format!("{row}{more}</tr>\n")
+}
+
+fn table(headings: &str, rows: &str) -> String {
+    format!(
+        "<div class=\"wide\"><table><thead><tr>{headings}</tr></thead>\n<tbody>\n{rows}</tbody>\
+         </table></div>\n"
+    )
+}
+
+/// Three digits that count, never an exponent.
+pub(super) fn digits(value: f64) -> String {
+    match value.abs() {
+        size if size >= 100.0 => format!("{value:.0}"),
+        size if size >= 10.0 => format!("{value:.1}"),
+        size if size >= 1.0 => format!("{value:.2}"),
+        size if size >= 0.1 => format!("{value:.3}"),
+        size if size >= 0.01 => format!("{value:.4}"),
+        _ => format!("{value:.6}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_keep_three_digits() {
+        for (value, text) in [
+            (1234.5, "1234"),
+            (12.34, "12.3"),
+            (3.456, "3.46"),
+            (0.1234, "0.123"),
+            (0.012_34, "0.0123"),
+            (0.000_123, "0.000123"),
+        ] {
+            assert_eq!(digits(value), text);
+        }
+    }
+}

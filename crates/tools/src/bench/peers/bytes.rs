@@ -1,0 +1,195 @@
+//! A stream of bytes between two processes, used with care: what the peers on TCP,
+//! Unix sockets and pipes share; they differ in how the stream is opened.
+//!
+//! Work: the kernel copies each byte in and out once. A long message is
+//! received straight into the buffer where it is read; short ones are read
+//! many at a time and shown where they lie, and 64 that may wait for each
+//! other leave by one call. Fair: this is what a careful program on such a
+//! stream does; both sides know the length, so not even a length prefix is
+//! spent. The kernel keeps the stream reliable and in order, like ours.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+
+use super::super::channel::{Channel, Manner};
+use super::not_now;
+
+/// Messages that leave by one call where they may.
+const MESSAGES_PER_CALL: usize = 64;
+/// From here on a message is received by itself, straight to its place.
+const LONG_BYTES: usize = 16 << 10;
+const GATHER_BYTES: usize = 64 << 10;
+
+/// Something a second thread can have a handle of.
+pub(crate) trait Duplicate: Sized {
+    /// Another descriptor of the same open end.
+    fn duplicate(&self) -> io::Result<Self>;
+}
+
+impl Duplicate for TcpStream {
+    fn duplicate(&self) -> io::Result<Self> {
+        self.try_clone()
+    }
+}
+
+impl Duplicate for UnixStream {
+    fn duplicate(&self) -> io::Result<Self> {
+        self.try_clone()
+    }
+}
+
+impl Duplicate for File {
+    fn duplicate(&self) -> io::Result<Self> {
+        self.try_clone()
+    }
+}
+
+/// One side's end: where it reads and where it writes.
+pub(crate) struct Bytes<S> {
+    reader: S,
+    writer: S,
+    spins: bool,
+    gathered: Vec<u8>,
+    gathered_messages: usize,
+    /// How much of what is on offer (gathered or one message) has left.
+    left_bytes: usize,
+    buffer: Vec<u8>,
+    /// Where unread bytes begin and end in `buffer`.
+    begin: usize,
+    end: usize,
+}
+
+impl<S: Read + Write> Bytes<S> {
+    /// Both ends are non-blocking if `spins`, else blocking.
+    pub(super) fn new(reader: S, writer: S, spins: bool) -> Self {
+        Self {
+            reader,
+            writer,
+            spins,
+            gathered: Vec::with_capacity(GATHER_BYTES),
+            gathered_messages: 0,
+            left_bytes: 0,
+            buffer: vec![0; GATHER_BYTES],
+            begin: 0,
+            end: 0,
+        }
+    }
+
+    /// Reads once; false when nothing was there.
+    fn read_more(&mut self) -> io::Result<bool> {
+        let read = self.reader.read(&mut self.buffer[self.end..]);
+        match not_now(self.spins, "waiting for bytes", read)? {
+            None => Ok(false),
+            Some(0) => Err(io::Error::new(
+                io::ErrorKind::UnexpectedEof,
+                "the other side closed the connection",
+            )),
+            Some(read) => {
+                self.end += read;
+                Ok(true)
+            }
+        }
+    }
+
+    /// Makes room for a whole message of `length` bytes behind `begin`, and for
+    /// no more than it if it is long: the next one begins at the front again.
+    fn make_room(&mut self, length: usize) {
+        if self.begin == self.end {
+            (self.begin, self.end) = (0, 0);
+        }
+        let wanted = if length >= LONG_BYTES {
+            length
+        } else {
+            GATHER_BYTES
+        };
+        if self.begin > 0 && self.begin + length > self.buffer.len() {
+            self.buffer.copy_within(self.begin..self.end, 0);
+            self.end -= self.begin;
+            self.begin = 0;
+        }
+        if self.begin == 0 && self.buffer.len() != wanted && self.end <= wanted {
+            self.buffer.resize(wanted, 0);
+        }
+    }
+}
+
+fn write_from<S: Write>(
+    stream: &mut S,
+    spins: bool,
+    bytes: &[u8],
+    left_bytes: &mut usize,
+) -> io::Result<bool> {
+    while *left_bytes < bytes.len() {
+        match not_now(spins, "sending bytes", stream.write(&bytes[*left_bytes..]))? {
+            Some(written) => *left_bytes += written,
+            None => return Ok(false),
+        }
+    }
+    *left_bytes = 0;
+    Ok(true)
+}
+
+impl<S: Read + Write + Duplicate> Channel for Bytes<S> {
+    fn try_send(&mut self, payload: &[u8], manner: Manner) -> io::Result<bool> {
+        if manner == Manner::More && payload.len() < LONG_BYTES {
+            let full = self.gathered_messages == MESSAGES_PER_CALL
+                || self.gathered.len() + payload.len() > GATHER_BYTES;
+            if full && !self.try_flush()? {
+                return Ok(false);
+            }
+            self.gathered.extend_from_slice(payload);
+            self.gathered_messages += 1;
+            return Ok(true);
+        }
+        if !self.try_flush()? {
+            return Ok(false);
+        }
+        write_from(&mut self.writer, self.spins, payload, &mut self.left_bytes)
+    }
+
+    fn try_flush(&mut self) -> io::Result<bool> {
+        if !self.gathered.is_empty() {
+            let Self {
+                writer,
+                spins,
+                gathered,
+                left_bytes,
+                ..
+            } = self;
+            if !write_from(writer, *spins, gathered, left_bytes)? {
+                return Ok(false);
+            }
+            self.gathered.clear();
+            self.gathered_messages = 0;
+        }
+        Ok(true)
+    }
+
+    fn try_receive<R>(
+        &mut self,
+        length: usize,
+        consume: impl FnOnce(&[u8]) -> R,
+    ) -> io::Result<Option<R>> {
+        if self.end - self.begin < length {
+            self.make_room(length);
+            while self.end - self.begin < length {
+                if !self.read_more()? {
+                    return Ok(None);
+                }
+            }
+        }
+        let message = &self.buffer[self.begin..self.begin + length];
+        self.begin += length;
+        Ok(Some(consume(message)))
+    }
+
+    fn second(&self) -> io::Result<Self> {
+        Ok(Self::new(
+            self.reader.duplicate()?,
+            self.writer.duplicate()?,
+            self.spins,
+        ))
+    }
+}

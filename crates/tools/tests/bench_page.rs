@@ -1,0 +1,264 @@
+//! The page of `dipole bench --html`, opened in a real headless browser: what
+//! a reader sees there is what was measured.
+//!
+//! Needs `chromium` or `google-chrome`; without one it says so and skips, unless
+//! `DIPOLE_REQUIRE_BROWSER=1`.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+const BROWSERS: [&str; 4] = [
+    "chromium",
+    "chromium-browser",
+    "google-chrome",
+    "google-chrome-stable",
+];
+const SUBJECTS: &str = "dipole,bare-tcp-spin,bare-unix-spin,bare-shm";
+
+fn browser(test: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = BROWSERS.iter().find_map(|name| {
+        std::env::split_paths(&path)
+            .map(|folder| folder.join(name))
+            .find(|file| file.is_file())
+    });
+    if found.is_none() {
+        assert!(
+            std::env::var_os("DIPOLE_REQUIRE_BROWSER").is_none_or(|value| value != "1"),
+            "{test} needs one of {BROWSERS:?} and DIPOLE_REQUIRE_BROWSER=1 forbids to skip it"
+        );
+        eprintln!("SKIPPED {test}: it needs one of {BROWSERS:?}");
+    }
+    found
+}
+
+/// What the browser has made of a page, and what it said meanwhile.
+struct Opened {
+    dom: String,
+    said: String,
+}
+
+fn open(browser: &Path, page: &Path, folder: &Path) -> Opened {
+    let mut command = Command::new(browser);
+    command.args([
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-quic",
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+        // Whatever the page would fetch must fail.
+        "--host-resolver-rules=MAP * ~NOTFOUND",
+        "--enable-logging=stderr",
+        "--dump-dom",
+    ]);
+    let mut profile = std::ffi::OsString::from("--user-data-dir=");
+    profile.push(folder.join("profile"));
+    let mut address = std::ffi::OsString::from("file://");
+    address.push(page);
+    let output = command
+        .arg(profile)
+        .arg(address)
+        .stdin(Stdio::null())
+        .output()
+        .expect("the browser starts");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{}\n{said}", output.status);
+    Opened {
+        dom: String::from_utf8(output.stdout).expect("text"),
+        said,
+    }
+}
+
+/// The parts of `text` that lie between `begin` and `end`.
+fn between<'a>(text: &'a str, begin: &str, end: &str) -> Vec<&'a str> {
+    let parts = text.split(begin).skip(1);
+    parts
+        .map(|part| part.split(end).next().expect("the first part"))
+        .collect()
+}
+
+fn one<'a>(text: &'a str, begin: &str, end: &str) -> &'a str {
+    let all = between(text, begin, end);
+    all.first()
+        .unwrap_or_else(|| panic!("no {begin:?} in {text}"))
+}
+
+fn attribute<'a>(tag: &'a str, name: &str) -> &'a str {
+    one(tag, &format!(" {name}=\""), "\"")
+}
+
+/// The points that a figure must have, by subject.
+fn expected(lines: &[Value], bench: &str, bed: &str) -> BTreeMap<String, usize> {
+    // Points of a figure stand beside tables of the same kind and size; each size is one point.
+    let mut sizes: BTreeMap<String, std::collections::BTreeSet<u64>> = BTreeMap::new();
+    for line in lines {
+        if line["bench"] == bench && line["bed"] == bed {
+            let subject = line["subject"].as_str().expect("a name").to_owned();
+            let size = line["size_bytes"].as_u64().expect("a size");
+            if [4, 64, 4096, 1 << 20].contains(&size) {
+                sizes.entry(subject).or_default().insert(size);
+            }
+        }
+    }
+    sizes
+        .into_iter()
+        .map(|(subject, sizes)| (subject, sizes.len()))
+        .collect()
+}
+
+fn drawn(figure: &str) -> BTreeMap<String, usize> {
+    let curves = between(figure, "<g class=\"curve ", "</g>");
+    curves
+        .into_iter()
+        .map(|curve| {
+            let marks = curve.matches("class=\"mark\"").count();
+            let told: usize = attribute(curve, "data-points").parse().expect("a number");
+            assert_eq!(marks, told, "{curve}");
+            assert!(!curve.contains("NaN") && !curve.contains("inf"), "{curve}");
+            (attribute(curve, "data-subject").to_owned(), marks)
+        })
+        .collect()
+}
+
+/// Every measured number in a table is one that `--json` printed, and is shown as it is.
+fn check_tables(dom: &str, lines: &[Value]) -> usize {
+    let mut checked = 0;
+    for row in between(dom, "<tr", "</tr>") {
+        if !row.contains("data-bench=") {
+            continue;
+        }
+        let size: u64 = attribute(row, "data-size").parse().expect("a number");
+        let same = |line: &&Value| {
+            ["bench", "subject", "link", "bed"]
+                .iter()
+                .all(|name| line[*name] == attribute(row, &format!("data-{name}")))
+                && line["size_bytes"] == size
+        };
+        let candidates: Vec<&Value> = lines.iter().filter(same).collect();
+        assert!(!candidates.is_empty(), "{row}");
+        for cell in between(row, "<td data-field", "</td>") {
+            let cell = format!(" data-field{cell}");
+            let field = attribute(&cell, "data-field");
+            let value: f64 = attribute(&cell, "data-value").parse().expect("a number");
+            let known = candidates
+                .iter()
+                .any(|line| line[field].as_f64() == Some(value));
+            assert!(known, "{field} {value} of {row} was not measured");
+            let factor = match field {
+                "messages_per_s" => 1e-3,
+                "cpu_ns_per_message" => 1.0,
+                _ if field.ends_with("_bytes_per_s") || field == "bytes_per_s" => 1e-9,
+                _ => 1e-3,
+            };
+            let shown = cell.rsplit('>').next().expect("the last part");
+            let shown: f64 = shown.parse().expect("a number");
+            // At least three digits, and six decimals at most.
+            let error = (shown - value * factor).abs();
+            assert!(
+                error <= value * factor * 6e-3 + 1e-6,
+                "{field}: {value} is shown as {shown}"
+            );
+            checked += 1;
+        }
+    }
+    checked
+}
+
+#[test]
+fn the_page_shows_in_a_browser_what_was_measured() {
+    let Some(browser) = browser("the_page_shows_in_a_browser_what_was_measured") else {
+        return;
+    };
+    let folder = tempfile::tempdir().expect("a folder");
+    let page = folder.path().join("page.html");
+    let output = Command::new(env!("CARGO_BIN_EXE_dipole"))
+        .args(["bench", "--quick", "--json", "--on", "loopback"])
+        .args(["--subjects", SUBJECTS, "--html"])
+        .arg(&page)
+        .stdin(Stdio::null())
+        .output()
+        .expect("the program starts");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}\n{errors}", output.status);
+    let lines: Vec<Value> = String::from_utf8(output.stdout)
+        .expect("text")
+        .lines()
+        .map(|line| serde_json::from_str(line).expect(line))
+        .collect();
+
+    let Opened { dom, said } = open(&browser, &page, folder.path());
+    for trouble in ["CONSOLE", "Uncaught", "ERR_"] {
+        assert!(!said.contains(trouble), "{trouble}: {said}");
+    }
+    for outside in ["http://", "https://", " src=", "@import", "url("] {
+        assert!(!dom.contains(outside), "the page refers to {outside}");
+    }
+
+    let figures: BTreeMap<&str, &str> = between(&dom, "<figure", "</figure>")
+        .into_iter()
+        .map(|figure| (attribute(figure, "id"), figure))
+        .collect();
+    for bed in ["loopback", "node"] {
+        for (name, bench, y) in [
+            ("latency", "pingpong", "one-way latency, µs"),
+            ("end-to-end", "pingpong", "end-to-end throughput, GB/s"),
+            ("transmission", "stream", "transmission throughput, GB/s"),
+        ] {
+            let figure = figures
+                .get(format!("{name}-{bed}").as_str())
+                .unwrap_or_else(|| panic!("no {name} of {bed}"));
+            let expected = expected(&lines, bench, bed);
+            assert!(expected.len() >= 3, "{expected:?}");
+            assert_eq!(drawn(figure), expected, "{name} of {bed}");
+            for label in ["message size, bytes", y] {
+                assert!(figure.contains(&format!(">{label}</text>")), "{label}");
+            }
+            // End-to-end and transmission throughput never share an axis.
+            assert_eq!(
+                figure.matches("throughput, GB/s</text>").count(),
+                usize::from(y.contains("GB/s"))
+            );
+        }
+        let distribution = figures[format!("distribution-{bed}").as_str()];
+        for label in ["share of messages, %", "one-way latency, µs"] {
+            assert!(
+                distribution.contains(&format!(">{label}</text>")),
+                "{label}"
+            );
+        }
+        for (subject, points) in drawn(distribution) {
+            assert!(points >= 5, "{subject} has {points} points");
+        }
+    }
+    assert_eq!(figures.len(), 8);
+    assert!(check_tables(&dom, &lines) > 300);
+
+    // What the page carries for programs is what was printed.
+    let data = one(&dom, "id=\"data\">", "</script>");
+    let data: Value = serde_json::from_str(data).expect("JSON");
+    let carried = data["measurements"].as_array().expect("a list");
+    assert_eq!(carried, &lines);
+
+    // Nothing on the page needs a script: the only one is data.
+    assert_eq!(dom.matches("<script").count(), 1);
+    assert!(dom.contains("<script type=\"application/json\" id=\"data\">"));
+}
+
+#[test]
+fn a_page_that_cannot_be_written_is_refused_before_anything_is_measured() {
+    let output = Command::new(env!("CARGO_BIN_EXE_dipole"))
+        .args(["bench", "pingpong", "--html", "/nowhere/page.html"])
+        .stdin(Stdio::null())
+        .output()
+        .expect("the program starts");
+    assert_eq!(output.status.code(), Some(2));
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(errors.contains("/nowhere/page.html"), "{errors}");
+    assert!(output.stdout.is_empty(), "{errors}");
+}

@@ -1,0 +1,260 @@
+/*
+ * dipole.h - directed-point messaging (libdipole)
+ *
+ * An endpoint (DPID) belongs to a process on a node (NID). It receives from anybody and
+ * sends along the edges that dp_target() makes. Messages of one edge arrive once, whole
+ * and in order; a receiver that does not read slows its own senders and nobody else.
+ *
+ *     int fd = dp_open(7);
+ *     dp_target(fd, 1, 8);
+ *     dp_write(fd, "hello", 5);
+ *     char *message;
+ *     int length = dp_read(fd, &message);
+ *     dp_fsync(fd, 1);
+ *     dp_close(fd);
+ *
+ * Calls return -1 on failure and set errno; dp_error() has the whole story. The
+ * manual pages say more: dipole(7), and one in section 3 for each group below.
+ *
+ * All functions may be called by many threads at once, also on one descriptor. None may
+ * be called by a signal handler.
+ *
+ * SPDX-License-Identifier: Apache-2.0 OR MIT
+ */
+#ifndef DIPOLE_H
+#define DIPOLE_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The version of this header; dp_version() tells the library's. */
+#define DP_VERSION_MAJOR 0
+#define DP_VERSION_MINOR 1
+#define DP_VERSION_PATCH 0
+#define DP_VERSION "0.1.0"
+
+/*
+ * Errors
+ *
+ *   E2BIG          an option is set that this version of the library does not know
+ *   EACCES         the runtime directory or the capture file cannot be used
+ *   EADDRINUSE     another process has the endpoint
+ *   EADDRNOTAVAIL  the node's network address cannot be bound
+ *   EAGAIN         the call would have to wait
+ *   EBADF          the descriptor is no endpoint, or its endpoint has ended
+ *   EBUSY          the node is already open
+ *   ECONNREFUSED   the receiving process has no such endpoint
+ *   ECONNRESET     the peer process is gone
+ *   EDESTADDRREQ   the endpoint has no target
+ *   EFAULT         a pointer is null or misaligned
+ *   EHOSTUNREACH   the endpoint cannot be found
+ *   EINVAL         an argument, an option or an environment variable is wrong
+ *   EIO            the link is broken, or the library has a bug
+ *   EMFILE         no descriptors or threads are left
+ *   EMSGSIZE       the message is too long, or the buffer too short
+ *   ENOENT         the process belongs to no job
+ *   ENOMEM         the pool cannot be had
+ *   ENXIO          the node is not open
+ *   EOPNOTSUPP     shared memory was asked for and cannot be used
+ *   ESTALE         the descriptor belongs to the parent process
+ *   ETIMEDOUT      it did not happen in the time given
+ *   EUSERS         the process has as many peers as it may
+ *
+ * A kind of failure keeps its number in all versions.
+ */
+
+/* What went wrong in this thread's last call that failed: what, where, why and what to
+ * do. Valid until the thread's next call that fails; empty if none did. */
+const char *dp_error(void);
+
+/* The line of the table above, or a text that says there is none. */
+const char *dp_strerror(int errnum);
+
+/* The version of the library, as in "0.1.0". */
+const char *dp_version(void);
+
+/*
+ * The seven calls of the papers
+ */
+
+/* A token buffer pool. Set size to sizeof (dpmmap_t). */
+typedef struct dpmmap {
+    size_t size;
+    size_t bytes;     /* in: wanted, 0 leaves it as it is; out: had */
+    const void *base; /* out: where its tokens lie */
+} dpmmap_t;
+
+/* Opens an endpoint. The descriptor is readable while a message waits, writable while a
+ * message can be sent, in poll, select, epoll and their like. It is closed on exec. */
+int dp_open(int dpid);
+
+/* Points the endpoint at another. Waits until that exists. Further calls add targets:
+ * each gets a copy of every message. */
+int dp_target(int fd, int nid, int dpid);
+
+/* Sends a message; returns len. Waits while the receiver has no room, unless O_NONBLOCK
+ * is set (EAGAIN). The message is copied: msg is free afterwards. */
+int dp_write(int fd, const void *msg, int len);
+
+/* Waits for the next message; returns its length, which may be 0, and where it lies. It
+ * stays there until dp_fsync() gives it back. EAGAIN with O_NONBLOCK. */
+int dp_read(int fd, char **address);
+
+/* Gives the n oldest messages that were read back. EINVAL if fewer are. */
+int dp_fsync(int fd, int n);
+
+/* Gives the endpoint a token buffer pool of a size and tells where it lies. */
+int dp_mmap(int fd, dpmmap_t *tbp);
+
+/* Ends the endpoint, also if its descriptor was copied, and closes fd. */
+int dp_close(int fd);
+
+/*
+ * Addresses, several targets
+ */
+
+struct dp_address {
+    uint32_t nid;
+    uint32_t dpid;
+};
+
+/* dp_target() for any number. */
+int dp_add_target(int fd, struct dp_address to);
+
+/* Takes a target back; the others stay. EDESTADDRREQ if it is none. */
+int dp_untarget(int fd, int nid, int dpid);
+int dp_remove_target(int fd, struct dp_address to);
+
+/* The endpoint's own address. */
+int dp_own_address(int fd, struct dp_address *address);
+
+/*
+ * Sending and receiving with sizes, flags and times
+ *
+ * timeout_ns: negative waits as long as it takes, 0 does not wait (EAGAIN), else the
+ * call fails with ETIMEDOUT after so many nanoseconds. With O_NONBLOCK nothing waits.
+ */
+
+#define DP_DONTWAIT 1   /* do not wait, whatever timeout_ns says */
+#define DP_MORE 2       /* more follows: the message may wait and share its packet */
+#define DP_UNRELIABLE 4 /* at most once, maybe never; does not wait */
+
+/* Sends a message; returns len. */
+ssize_t dp_send(int fd, const void *msg, size_t len, int flags, int64_t timeout_ns);
+
+/* The next message where it lies, like dp_read(); source may be NULL. */
+ssize_t dp_recv(int fd, const void **address, struct dp_address *source, int flags,
+                int64_t timeout_ns);
+
+/* Copies the next message; nothing is to be given back. If it is longer than len, the
+ * call fails with EMSGSIZE and the message is there for the next one. */
+ssize_t dp_recv_copy(int fd, void *buf, size_t len, struct dp_address *source, int flags,
+                     int64_t timeout_ns);
+
+/* Sends what waits because of DP_MORE. The next message without it does so, too. */
+int dp_flush(int fd);
+
+/* Waits until everything sent to the targets' processes has been acknowledged: it lies in
+ * their token buffer pools. A negative time waits as long as it takes. */
+int dp_drain(int fd, int64_t timeout_ns);
+
+/*
+ * Options: 0 and NULL always stand for the default. Set size to the struct's size, as
+ * in struct dp_open_options options = { sizeof options };
+ */
+
+#define DP_NONE (-1) /* for a time: none at all */
+
+struct dp_node_options {
+    size_t size;
+    uint32_t nid;               /* this node; default DIPOLE_NID, else 1 */
+    uint32_t reserved;          /* 0 */
+    const char *runtime_dir;    /* default DIPOLE_RUNTIME_DIR */
+    const char *hosts;          /* file of the nodes; default DIPOLE_HOSTS */
+    const char *bind;           /* IP address; default DIPOLE_BIND, else the hosts file's */
+    const char *link;           /* "auto", "shm" or "udp"; default DIPOLE_LINK */
+    int64_t spin_ns;            /* a waiter spins before it sleeps; default DIPOLE_SPIN_US */
+    int64_t connect_timeout_ns; /* how long dp_target() waits; default 30 s */
+    int64_t linger_ns;          /* how long exit waits for acknowledgements; default 5 s */
+};
+
+/* Opens this process's node. Without it the first dp_open() does so from the
+ * environment, as does dp_init(NULL). EBUSY if it is open. */
+int dp_init(const struct dp_node_options *options);
+
+/* Waits until everything sent is acknowledged, at most so long, ends all endpoints and
+ * closes the node. Exit does so by itself. Descriptors are left to be closed. */
+int dp_finish(int64_t timeout_ns);
+
+#define DP_NONBLOCK 1 /* for dp_open_with: as if O_NONBLOCK were set by fcntl */
+
+struct dp_open_options {
+    size_t size;
+    uint32_t flags;    /* DP_NONBLOCK or 0 */
+    uint32_t reserved; /* 0 */
+    size_t pool_bytes; /* as dp_mmap() */
+};
+
+/* dp_open() for any number, with options or NULL. */
+int dp_open_with(uint32_t dpid, const struct dp_open_options *options);
+
+/*
+ * The job, when `dipole run` has started this process; ENOENT if not
+ */
+
+/* This process's number, from 0, and how many there are. */
+int dp_rank(void);
+int dp_size(void);
+
+/* The main endpoint of a rank: what rank dp_rank() should open, and others point at. */
+int dp_peer(int rank, struct dp_address *address);
+
+/* The rank whose main endpoint has this address. EINVAL if none has. */
+int dp_rank_of(struct dp_address address);
+
+/*
+ * Counters of this process, all its endpoints together
+ */
+
+struct dp_stats {
+    size_t size;
+    uint64_t packets_sent;
+    uint64_t packets_received;
+    uint64_t bytes_sent;         /* of packets */
+    uint64_t bytes_received;
+    uint64_t packets_dropped;    /* damaged, unknown, twice, out of place */
+    uint64_t link_full;          /* times that the network took less than offered */
+    uint64_t units_sent;         /* for the first time */
+    uint64_t units_received;
+    uint64_t repeats;            /* units sent again */
+    uint64_t explicit_acks;      /* packets that carried acknowledgements only */
+    uint64_t messages_delivered; /* that came in packets */
+    uint64_t messages_refused;   /* no such endpoint here */
+    uint64_t unreliable_sent;
+    uint64_t unreliable_dropped; /* on arrival, too many waiting */
+    uint64_t peers;              /* processes reached by packets, now */
+    uint64_t local_peers;        /* processes reached by shared memory, now */
+    uint64_t local_records_sent; /* through shared memory: short messages are one each */
+    uint64_t local_records_received;
+    uint64_t local_bytes_sent;
+    uint64_t local_bytes_received;
+    uint64_t local_bytes_fetched; /* of long messages, from their senders' memory */
+    uint64_t local_wakes;         /* sleeping processes woken */
+    uint64_t pool_used_bytes;    /* of messages waiting to be read, now */
+    uint64_t free_frames;        /* for sending, now */
+};
+
+/* Fills as much of the struct as its size allows; size says afterwards how much that is.
+ * ENXIO if the node is not open. */
+int dp_stats(struct dp_stats *stats);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
