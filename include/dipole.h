@@ -85,7 +85,7 @@ const char *dp_version(void);
 /* A token buffer pool. Set size to sizeof (dpmmap_t). */
 typedef struct dpmmap {
     size_t size;
-    size_t bytes;     /* in: wanted, 0 leaves it as it is; out: had */
+    size_t bytes;     /* in: wanted; out: had */
     const void *base; /* out: where its tokens lie */
 } dpmmap_t;
 
@@ -108,7 +108,8 @@ int dp_read(int fd, char **address);
 /* Gives the n oldest messages that were read back. EINVAL if fewer are. */
 int dp_fsync(int fd, int n);
 
-/* Gives the endpoint a token buffer pool of a size and tells where it lies. */
+/* Gives the endpoint a token buffer pool of a size and tells where it lies. Messages of
+ * up to 16 KiB are put there from now on, while there is room. */
 int dp_mmap(int fd, dpmmap_t *tbp);
 
 /* Ends the endpoint, also if its descriptor was copied, and closes fd. */
@@ -197,7 +198,7 @@ struct dp_open_options {
     size_t size;
     uint32_t flags;    /* DP_NONBLOCK or 0 */
     uint32_t reserved; /* 0 */
-    size_t pool_bytes; /* as dp_mmap() */
+    size_t pool_bytes; /* as dp_mmap(), 0 for none */
 };
 
 /* dp_open() for any number, with options or NULL. */

@@ -36,16 +36,16 @@ int main(int count, char **arguments)
     int wanted = count > 1 ? atoi(arguments[1]) : 10000;
     struct rlimit limit;
     CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
-    /* Each endpoint has its descriptor, and the library one for each. */
-    rlim_t needed = (rlim_t)wanted * 3 + 100;
-    if (limit.rlim_max < needed) {
-        wanted = (int)((limit.rlim_max - 100) / 3);
+    /* Each endpoint has its descriptor, and the library another for it. */
+    rlim_t needed = (rlim_t)wanted * 2 + 100;
+    struct rlimit raised = { needed, needed > limit.rlim_max ? needed : limit.rlim_max };
+    if (setrlimit(RLIMIT_NOFILE, &raised) != 0) {
+        limit.rlim_cur = limit.rlim_max;
+        CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+        wanted = (int)((limit.rlim_max - 100) / 2);
         printf("only %d endpoints: the limit of open files is %llu\n", wanted,
                (unsigned long long)limit.rlim_max);
-        needed = limit.rlim_max;
     }
-    limit.rlim_cur = needed > limit.rlim_cur ? needed : limit.rlim_cur;
-    CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
 
     int receiver = dp_open(0);
     CHECK(receiver >= 0);

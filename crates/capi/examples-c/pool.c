@@ -6,7 +6,11 @@ int main(void)
     int from = dp_open(1);
     int to = dp_open(2);
     CHECK(from >= 0 && to >= 0);
-    dpmmap_t pool = { sizeof pool, 1 << 20, NULL };
+    dpmmap_t pool = { sizeof pool, 0, NULL };
+    CHECK_FAILS(dp_mmap(to, &pool), EINVAL, "bytes of the pool is 0");
+    pool.bytes = SIZE_MAX / 4;
+    CHECK_FAILS(dp_mmap(to, &pool), ENOMEM, "not so much memory");
+    pool.bytes = 1 << 20;
     CHECK(dp_mmap(to, &pool) == 0);
     CHECK(pool.bytes >= 1 << 20 && pool.base != NULL);
     CHECK(dp_target(from, 1, 2) == 0);

@@ -22,11 +22,6 @@ pub(crate) enum Failure {
     Config(ConfigError),
     Hosts(HostsError),
     Job(JobError),
-    /// The pool cannot be had.
-    Pool {
-        bytes: usize,
-        cause: String,
-    },
     /// The number is no endpoint's descriptor, or not any more.
     NotAnEndpoint {
         fd: c_int,
@@ -166,6 +161,7 @@ impl Failure {
                 OpenError::Registry { .. } | OpenError::Capture { .. } => libc::EACCES,
                 OpenError::Link { .. } => libc::EADDRNOTAVAIL,
                 OpenError::Sleep(_) => libc::EMFILE,
+                OpenError::Pool { .. } => libc::ENOMEM,
                 OpenError::SharedMemory { .. } => libc::EOPNOTSUPP,
                 OpenError::Forked => libc::ESTALE,
             },
@@ -203,7 +199,6 @@ impl Failure {
                 CloseError::Forked => libc::ESTALE,
             },
             Failure::Job(JobError::Missing { .. }) => libc::ENOENT,
-            Failure::Pool { .. } => libc::ENOMEM,
             Failure::NotAnEndpoint { .. } => libc::EBADF,
             Failure::Inherited { .. } => libc::ESTALE,
             Failure::NoMessage { .. } => libc::EAGAIN,
@@ -235,10 +230,6 @@ impl fmt::Display for Failure {
             Failure::Config(error) => error.fmt(f),
             Failure::Hosts(error) => error.fmt(f),
             Failure::Job(error) => error.fmt(f),
-            Failure::Pool { bytes, cause } => write!(
-                f,
-                "the endpoint cannot have a token buffer pool of {bytes} bytes: {cause}"
-            ),
             Failure::NotAnEndpoint { fd } => write!(
                 f,
                 "descriptor {fd} is no endpoint of this process, or its endpoint has ended; \

@@ -17,6 +17,7 @@ use std::ffi::c_int;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
 use dipole_node::{Address, Endpoint, Message};
@@ -39,6 +40,10 @@ pub(crate) struct Handle {
     pub(crate) targets: Targets,
     /// Another number was seen to stand for it: its own number may go while it lives.
     copied: AtomicBool,
+    /// Calls were not to wait when that was last looked at.
+    nonblocking: AtomicBool,
+    /// How long a call waits before it looks.
+    pub(crate) probe: Duration,
 }
 
 /// What a descriptor stands for: device and inode.
@@ -107,6 +112,21 @@ impl Handle {
     pub(crate) fn end(self: &Arc<Self>) {
         self.endpoint.end();
         self.forget();
+    }
+
+    /// What [`look_nonblocking`](Self::look_nonblocking) has said last.
+    #[inline]
+    pub(crate) fn is_nonblocking(&self) -> bool {
+        self.nonblocking.load(Ordering::Relaxed)
+    }
+
+    /// True if calls on the descriptor shall not wait.
+    pub(crate) fn look_nonblocking(&self, fd: c_int) -> Result<bool, Failure> {
+        let flags = rustix::fs::fcntl_getfl(guard::borrow(fd)?)
+            .map_err(|_| Failure::NotAnEndpoint { fd })?;
+        let nonblocking = flags.contains(rustix::fs::OFlags::NONBLOCK);
+        self.nonblocking.store(nonblocking, Ordering::Relaxed);
+        Ok(nonblocking)
     }
 
     /// Takes it out of the table.
@@ -229,7 +249,12 @@ pub(crate) fn find(fd: c_int) -> Result<Arc<Handle>, Failure> {
 }
 
 /// Enters a new endpoint under the number of its descriptor, which becomes the caller's.
-pub(crate) fn enter(endpoint: Endpoint, descriptor: OwnedFd) -> Result<c_int, Failure> {
+pub(crate) fn enter(
+    endpoint: Endpoint,
+    descriptor: OwnedFd,
+    nonblocking: bool,
+    probe: Duration,
+) -> Result<c_int, Failure> {
     let fd = descriptor.as_raw_fd();
     let handle = Arc::new(Handle {
         generation: process::generation(),
@@ -240,6 +265,8 @@ pub(crate) fn enter(endpoint: Endpoint, descriptor: OwnedFd) -> Result<c_int, Fa
         returned: Returned::default(),
         targets: Targets::default(),
         copied: AtomicBool::new(false),
+        nonblocking: AtomicBool::new(nonblocking),
+        probe,
     });
     let Some(slot) = TABLE.make_slot(fd) else {
         return Err(Failure::NotAnEndpoint { fd });
@@ -279,13 +306,6 @@ pub(crate) fn end(fd: c_int) -> Result<(), Failure> {
 fn identify(fd: c_int) -> Result<FileId, Failure> {
     let facts = rustix::fs::fstat(guard::borrow(fd)?).map_err(|_| Failure::NotAnEndpoint { fd })?;
     Ok(FileId(facts.st_dev, facts.st_ino))
-}
-
-/// True if calls on the descriptor shall not wait.
-pub(crate) fn is_nonblocking(fd: c_int) -> Result<bool, Failure> {
-    let flags =
-        rustix::fs::fcntl_getfl(guard::borrow(fd)?).map_err(|_| Failure::NotAnEndpoint { fd })?;
-    Ok(flags.contains(rustix::fs::OFlags::NONBLOCK))
 }
 
 #[cfg(test)]

@@ -17,7 +17,6 @@ mod message;
 mod options;
 mod papers;
 mod process;
-mod shim;
 
 pub use facts::{
     dp_error, dp_own_address, dp_peer, dp_rank, dp_rank_of, dp_size, dp_stats, dp_strerror,

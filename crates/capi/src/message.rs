@@ -19,9 +19,10 @@ pub const DP_MORE: c_int = 2;
 /// Without repeats: the message arrives at most once, maybe never.
 pub const DP_UNRELIABLE: c_int = 4;
 
-/// Messages up to this length are tried without asking whether the call may wait: that
-/// costs a system call, and they mostly go at once.
-const SHORT_BYTES: usize = 1400;
+/// How long a call waits before it asks whether its descriptor is set not to wait.
+/// Asking is a system call, which may cost more than a message; so only calls that wait
+/// for long do, and one on a descriptor that has just been set so is late by this.
+pub(crate) const PROBE: Duration = Duration::from_micros(20);
 
 /// How long a call may wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,13 +42,41 @@ impl Patience {
         }
     }
 
-    /// The same on a descriptor that may be set not to wait.
-    fn on(self, fd: c_int) -> Result<Patience, Failure> {
+    /// What is left of it after some time.
+    fn after(self, spent: Duration) -> Patience {
         match self {
-            Patience::None => Ok(self),
-            _ if handle::is_nonblocking(fd)? => Ok(Patience::None),
-            _ => Ok(self),
+            Patience::For(timeout) => Patience::For(timeout.saturating_sub(spent)),
+            other => other,
         }
+    }
+}
+
+/// Runs `attempt` with the patience that a call has on a descriptor; `gave_up` tells
+/// the failures that mean it was not enough, which must have changed nothing.
+#[inline]
+fn patiently<A>(
+    handle: &Handle,
+    fd: c_int,
+    patience: Patience,
+    gave_up: impl Fn(&Failure) -> bool,
+    attempt: impl Fn(Patience) -> Result<A, Failure>,
+) -> Result<A, Failure> {
+    if patience == Patience::None {
+        return attempt(patience);
+    }
+    // What was seen the last time is mostly still so.
+    let first = match (handle.is_nonblocking(), patience) {
+        (true, _) => Patience::None,
+        (false, Patience::For(timeout)) if timeout <= handle.probe => return attempt(patience),
+        (false, _) => Patience::For(handle.probe),
+    };
+    match attempt(first) {
+        Err(failure) if gave_up(&failure) => match handle.look_nonblocking(fd)? {
+            true if first == Patience::None => Err(failure),
+            true => attempt(Patience::None),
+            false => attempt(patience.after(handle.probe)),
+        },
+        answer => answer,
     }
 }
 
@@ -79,21 +108,30 @@ pub(crate) fn send(
         return Ok(endpoint.send_unreliable(message)?);
     }
     let more = flags & DP_MORE != 0;
-    // Several targets are not tried first: some could have taken the message already
-    // when the call comes to wait for another.
-    if !more && message.len() <= SHORT_BYTES && !handle.targets.are_several() {
-        match endpoint.try_send(message) {
-            Err(SendError::Full { .. }) if patience != Patience::None => {}
-            sent => return Ok(sent?),
+    let attempt = |patience| {
+        match patience {
+            Patience::None => endpoint.try_send(message)?,
+            Patience::For(timeout) => endpoint.send_timeout(message, timeout)?,
+            Patience::Forever if more => endpoint.send_more(message)?,
+            Patience::Forever => endpoint.send(message)?,
         }
+        Ok(())
+    };
+    // With several targets some have taken the message when the call gives up on
+    // another, and what more follows may wait with cannot be given up.
+    if (more && patience == Patience::Forever) || handle.targets.are_several() {
+        return match patience != Patience::None && handle.look_nonblocking(fd)? {
+            true => attempt(Patience::None),
+            false => attempt(patience),
+        };
     }
-    match patience.on(fd)? {
-        Patience::None => endpoint.try_send(message)?,
-        Patience::For(timeout) => endpoint.send_timeout(message, timeout)?,
-        Patience::Forever if more => endpoint.send_more(message)?,
-        Patience::Forever => endpoint.send(message)?,
-    }
-    Ok(())
+    let gave_up = |failure: &Failure| {
+        matches!(
+            failure,
+            Failure::Send(SendError::TimedOut { .. } | SendError::Full { .. })
+        )
+    };
+    patiently(handle, fd, patience, gave_up, attempt)
 }
 
 #[inline]
@@ -102,11 +140,17 @@ pub(crate) fn receive(handle: &Handle, fd: c_int, patience: Patience) -> Result<
         return Ok(message);
     }
     let endpoint = &handle.endpoint;
-    match patience.on(fd)? {
+    let gave_up = |failure: &Failure| {
+        matches!(
+            failure,
+            Failure::Receive(ReceiveError::TimedOut { .. }) | Failure::NoMessage { .. }
+        )
+    };
+    patiently(handle, fd, patience, gave_up, |patience| match patience {
         Patience::None => endpoint.try_receive()?.ok_or(Failure::NoMessage { fd }),
         Patience::For(timeout) => Ok(endpoint.receive_timeout(timeout)?),
         Patience::Forever => Ok(endpoint.receive()?),
-    }
+    })
 }
 
 pub(crate) fn add_target(fd: c_int, to: dipole_node::Address) -> Result<c_int, Failure> {

@@ -13,7 +13,6 @@ use dipole_node::{Config, EndpointId, NodeId};
 use crate::failure::Failure;
 use crate::guard::{self, Versioned, call};
 use crate::process;
-use crate::shim::SetPool as _;
 use crate::{handle, message};
 
 /// For a time in options: none at all, where zero means the default.
@@ -294,27 +293,35 @@ pub(crate) fn open(dpid: u32, options: OpenOptions) -> Result<c_int, Failure> {
             expected: "DP_NONBLOCK or 0, and 0",
         });
     }
-    let node = process::current().node()?;
+    let process = process::current();
+    let node = process.node()?;
     let endpoint = node.endpoint(EndpointId(dpid))?;
     if pool_bytes > 0 {
         set_pool(&endpoint, pool_bytes)?;
     }
     let descriptor = endpoint.export()?;
     let mut status = rustix::fs::fcntl_getfl(&descriptor).map_err(descriptor_failure)?;
-    status.set(rustix::fs::OFlags::NONBLOCK, flags & DP_NONBLOCK != 0);
+    let nonblocking = flags & DP_NONBLOCK != 0;
+    status.set(rustix::fs::OFlags::NONBLOCK, nonblocking);
     rustix::fs::fcntl_setfl(&descriptor, status).map_err(descriptor_failure)?;
-    handle::enter(endpoint, descriptor)
+    // Who does not spin sleeps sooner: asking first costs less than sleeping twice.
+    let probe = message::PROBE.min(process.spin());
+    handle::enter(endpoint, descriptor, nonblocking, probe)
 }
 
 pub(crate) fn set_pool(endpoint: &dipole_node::Endpoint, bytes: usize) -> Result<Pool, Failure> {
-    let facts = endpoint.set_pool(bytes).map_err(|cause| Failure::Pool {
-        bytes,
-        cause: cause.to_string(),
-    })?;
+    if bytes == 0 {
+        return Err(Failure::BadNumber {
+            what: "bytes of the pool",
+            found: 0,
+            expected: "its size",
+        });
+    }
+    let pool = endpoint.set_pool(bytes)?;
     Ok(Pool {
         size: size_of::<Pool>(),
-        bytes: facts.bytes,
-        base: ptr::without_provenance(facts.base),
+        bytes: pool.bytes,
+        base: ptr::without_provenance(pool.base),
     })
 }
 

@@ -44,6 +44,7 @@ pub(crate) struct Endpoints {
 struct Open {
     node: Node,
     linger: Duration,
+    spin: Duration,
 }
 
 /// The generation that things made now belong to.
@@ -94,6 +95,12 @@ impl Process {
         }
     }
 
+    /// How long waiters of the open node spin.
+    pub(crate) fn spin(&self) -> Duration {
+        let open = lock(&self.node);
+        open.as_ref().map_or(Duration::ZERO, |open| open.spin)
+    }
+
     /// Opens the node as the program says.
     pub(crate) fn init(&self, config: Config) -> Result<(), Failure> {
         let mut open = lock(&self.node);
@@ -121,9 +128,9 @@ impl Process {
 
 impl Open {
     fn new(config: Config) -> Result<Open, Failure> {
-        let linger = config.linger;
+        let (linger, spin) = (config.linger, config.spin);
         let node = Node::open(config)?;
-        Ok(Open { node, linger })
+        Ok(Open { node, linger, spin })
     }
 }
 

@@ -5,7 +5,7 @@
 //! order; the allocator takes back what lies at the tail. When nothing is out it starts
 //! again at the beginning, so that light traffic stays in few cache lines.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ops::Deref;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -57,23 +57,18 @@ pub struct Arena {
 
 impl Arena {
     /// An arena of `bytes`, rounded up to cache lines; untouched pages cost nothing.
-    ///
-    /// # Panics
-    /// When so many bytes cannot be addressed.
+    /// `None` if there is not so much memory.
     #[must_use]
-    pub fn new(bytes: usize) -> Arena {
-        let layout = Layout::from_size_align(bytes.max(ALIGNMENT), ALIGNMENT)
-            .expect("addressable")
-            .pad_to_align();
+    pub fn new(bytes: usize) -> Option<Arena> {
+        let layout = Layout::from_size_align(bytes.max(ALIGNMENT), ALIGNMENT).ok()?;
+        let layout = layout.pad_to_align();
         // SAFETY: the layout has a size above zero.
-        let Some(start) = NonNull::new(unsafe { alloc_zeroed(layout) }) else {
-            handle_alloc_error(layout)
-        };
-        Arena {
+        let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        Some(Arena {
             block: Arc::new(Block { start, layout }),
             head: 0,
             tail: 0,
-        }
+        })
     }
 
     /// Its length in bytes.
@@ -220,7 +215,7 @@ mod tests {
         let rounds = if cfg!(miri) { 300 } else { 20_000 };
         for seed in 0..10 {
             let mut random = StdRng::seed_from_u64(seed);
-            let mut arena = Arena::new(4096);
+            let mut arena = Arena::new(4096).unwrap();
             let mut out: Vec<(Token, usize, u8)> = Vec::new();
             for round in 0..rounds {
                 let byte = u8::try_from(round % 251).unwrap();
@@ -241,8 +236,14 @@ mod tests {
     }
 
     #[test]
+    fn more_memory_than_there_can_be_is_refused() {
+        assert!(Arena::new(usize::MAX).is_none());
+        assert!(Arena::new(1 << 60).is_none());
+    }
+
+    #[test]
     fn all_of_an_empty_arena_can_be_used_again_from_the_start() {
-        let mut arena = Arena::new(1024);
+        let mut arena = Arena::new(1024).unwrap();
         let whole = 1024 - HEADER_BYTES;
         for _ in 0..3 {
             let all = token(&mut arena, whole, 1).expect("empty");
@@ -254,7 +255,7 @@ mod tests {
 
     #[test]
     fn tokens_outlive_the_arena_and_may_be_dropped_elsewhere() {
-        let mut arena = Arena::new(4096);
+        let mut arena = Arena::new(4096).unwrap();
         let tokens: Vec<Token> = (0..10)
             .map(|byte| token(&mut arena, 100, byte).unwrap())
             .collect();
@@ -270,7 +271,7 @@ mod tests {
 
     #[test]
     fn a_thread_that_drops_makes_room_for_one_that_allocates() {
-        let mut arena = Arena::new(2048);
+        let mut arena = Arena::new(2048).unwrap();
         let (give, take) = std::sync::mpsc::sync_channel::<Token>(4);
         let reader = std::thread::spawn(move || {
             let mut count = 0_u32;

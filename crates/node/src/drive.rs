@@ -21,6 +21,7 @@ use dipole_proto::Instant;
 
 use crate::clock::{Clock, nanoseconds};
 use crate::engine::Engine;
+use crate::registry::Board;
 
 /// Looks at the small port in one turn of a spinning waiter.
 const LOOKS: u32 = 8;
@@ -36,8 +37,12 @@ const NAP: Duration = Duration::from_micros(500);
 const LONG_SLEEP_NS: u64 = 10_000_000;
 /// Turns of a spinning waiter between two offers of its core.
 const TURNS_PER_YIELD: u32 = 16;
+/// How long a waiter spins while others want its core: they may be whom it waits for.
+const CROWDED_SPIN_NS: u64 = 20_000;
 /// A yield that takes longer than this has let somebody else run.
 const CROWDED_YIELD_NS: u64 = 5_000;
+/// How often a process looks whether somebody watches it.
+const SHOW_EVERY_NS: u64 = 200_000_000;
 /// When a wait is first worth mentioning.
 const FIRST_WARNING_NS: u64 = 2_000_000_000;
 
@@ -75,6 +80,9 @@ struct State {
     server: Server,
     /// The progress thread shall end.
     stop: bool,
+    /// Shows the edges of this process to who watches; when it last looked for one.
+    board: Option<Board>,
+    shown: Instant,
 }
 
 /// What the progress thread does.
@@ -125,6 +133,8 @@ impl Driver {
                 left: clock.now(),
                 server: Server::Awake,
                 stop: false,
+                board: None,
+                shown: clock.now(),
             }),
             followed: Condvar::new(),
             sleeper,
@@ -137,6 +147,25 @@ impl Driver {
             crowded: AtomicBool::new(false),
             died: AtomicBool::new(false),
         })
+    }
+
+    /// Shows edges on this board while somebody watches.
+    pub(crate) fn show_on(&self, board: Board) {
+        self.lock().board = Some(board);
+    }
+
+    /// Shows the edges of this process if it is time and somebody watches.
+    #[cold]
+    fn show(state: &mut State, now: Instant) {
+        state.shown = now;
+        let State { engine, board, .. } = state;
+        if let Some(shown) = board
+            && shown.is_watched()
+            && let Err(cause) = shown.show(engine.edges())
+        {
+            tracing::warn!("edges are not shown to who watches: {cause}");
+            *board = None;
+        }
     }
 
     /// Runs something on the engine; waiters learn what it changed.
@@ -223,6 +252,10 @@ impl Driver {
         let mut warn_ns = FIRST_WARNING_NS;
         let mut turns = 0_u32;
         loop {
+            let spin_ns = match self.crowded.load(Ordering::Relaxed) {
+                true => spin_ns.min(CROWDED_SPIN_NS),
+                false => spin_ns,
+            };
             let spinning = now.since(begun) < spin_ns;
             let before = state.engine.progress();
             let looked = match spinning {
@@ -233,6 +266,9 @@ impl Driver {
                 return (state, now, Err(WaitError::Broken(cause)));
             }
             state.last = now;
+            if now.since(state.shown) > SHOW_EVERY_NS {
+                Driver::show(&mut state, now);
+            }
             let result = attempt(&mut state.engine, now);
             self.rouse(&mut state, before, now);
             if let Some(result) = result {
@@ -332,6 +368,9 @@ impl Driver {
             let before = state.engine.progress();
             state.engine.step(now, true).map_err(WaitError::Broken)?;
             state.last = now;
+            if now.since(state.shown) > SHOW_EVERY_NS {
+                Driver::show(&mut state, now);
+            }
             self.rouse(&mut state, before, now);
             // Room in a ring is no news of the engine's, but of those who write.
             state.engine.signal();

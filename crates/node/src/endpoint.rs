@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use dipole_proto::Instant;
 
-use crate::Message;
 use crate::address::{Address, EndpointId};
 use crate::drive::{Until, WaitError};
 use crate::engine::{Engine, Target, Way};
@@ -19,6 +18,7 @@ use crate::error::{OpenError, ReceiveError, SendError, TargetError};
 use crate::inner::Inner;
 use crate::progress::Seat;
 use crate::registry::Claim;
+use crate::{Message, Pool};
 use send::{More, send_error, wait_error};
 
 /// An endpoint of this process: receives from anybody, sends along its edges.
@@ -67,7 +67,12 @@ impl Endpoint {
             return Err(TargetError::Ended);
         }
         let way = self.inner.reach(self.id(), to)?;
-        self.change_targets(|targets| targets.push(Target { address: to, way }), to);
+        let target = Target {
+            address: to,
+            way,
+            sent: Arc::default(),
+        };
+        self.change_targets(|targets| targets.push(target), to);
         Ok(())
     }
 
@@ -82,7 +87,7 @@ impl Endpoint {
         self.inner.driver.with_last(|engine, _| {
             let known = engine.targets(id).map_or(&[][..], |targets| targets);
             let others = known.iter().filter(|target| target.address != except);
-            let mut targets = others.copied().collect();
+            let mut targets = others.cloned().collect();
             change(&mut targets);
             engine.set_targets(id, targets);
         });
@@ -101,6 +106,31 @@ impl Endpoint {
     #[must_use]
     pub fn is_ended(&self) -> bool {
         self.seat.is_ended()
+    }
+
+    /// Gives the endpoint a token buffer pool of `bytes`, in one piece, and tells where
+    /// it lies: messages are put there from now on. When they fill it, further ones
+    /// lie elsewhere until it is empty again; so do those longer than 16 KiB, which are
+    /// put together in buffers of their own.
+    ///
+    /// # Errors
+    /// [`OpenError::Pool`]: there is not so much memory, or the endpoint has ended.
+    ///
+    /// # Source
+    /// `dp_mmap` of DP §2, table 1, and §4.2.
+    pub fn set_pool(&self, bytes: usize) -> Result<Pool, OpenError> {
+        if self.inner.is_forked() {
+            return Err(OpenError::Forked);
+        }
+        let id = self.id().0;
+        let pool = self
+            .inner
+            .driver
+            .with(|engine, _| engine.set_pool(id, bytes));
+        pool.ok_or(OpenError::Pool {
+            endpoint: self.address(),
+            bytes,
+        })
     }
 
     /// The endpoint's descriptor, for `poll`, `select`, `epoll` and their like: readable
@@ -195,7 +225,7 @@ impl Endpoint {
     pub fn send_unreliable(&self, payload: &[u8]) -> Result<(), SendError> {
         self.check_usable()?;
         for target in self.some_targets()?.iter() {
-            self.send_loose(*target, payload)?;
+            self.send_loose(target, payload)?;
         }
         Ok(())
     }
@@ -214,7 +244,7 @@ impl Endpoint {
                 .driver
                 .wait(Until::For(timeout), &what, |engine, _| {
                     match engine.is_way_open(target.way) {
-                        Err(blocked) => Some(Err(send_error(blocked, *target, 0))),
+                        Err(blocked) => Some(Err(send_error(blocked, target, 0))),
                         Ok(_) => engine.is_way_acknowledged(target.way).then_some(Ok(())),
                     }
                 })

@@ -85,6 +85,13 @@ pub enum OpenError {
         /// What the link says.
         cause: String,
     },
+    /// No token buffer pool of that size can be had.
+    Pool {
+        /// For which endpoint.
+        endpoint: Address,
+        /// How long it was to be.
+        bytes: usize,
+    },
     /// The capture file cannot be written.
     Capture {
         /// The file.
@@ -125,6 +132,11 @@ impl fmt::Display for OpenError {
                 f,
                 "cannot offer shared memory at {}: {cause}; set DIPOLE_LINK=udp to go without",
                 socket.display()
+            ),
+            OpenError::Pool { endpoint, bytes } => write!(
+                f,
+                "no token buffer pool of {bytes} bytes for endpoint {endpoint}: there is not so \
+                 much memory, or the endpoint has ended"
             ),
             OpenError::Capture { file, cause } => {
                 write!(f, "cannot write the capture {}: {cause}", file.display())

@@ -136,6 +136,15 @@ pub(crate) enum Charge {
     LocalLong,
 }
 
+/// Where the messages of an endpoint lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pool {
+    /// Address of its first byte.
+    pub base: usize,
+    /// Its length.
+    pub bytes: usize,
+}
+
 /// A message in the queue: where it is charged, and the message.
 #[derive(Debug)]
 pub(crate) struct Token {
@@ -181,6 +190,17 @@ impl Inbox {
                 source,
             },
         });
+    }
+
+    /// Makes an arena of `bytes` the one that messages are put in; where it lies.
+    pub(crate) fn set_arena(&mut self, bytes: usize) -> Option<Pool> {
+        let arena = Arena::new(bytes)?;
+        let pool = Pool {
+            base: arena.base().addr(),
+            bytes: arena.bytes(),
+        };
+        self.retired.extend(self.arena.replace(arena));
+        Some(pool)
     }
 
     /// Takes over a long message.
@@ -234,11 +254,10 @@ impl Inbox {
             .position(|arena| arena.bytes() >= needed && arena.is_empty());
         let next = match emptied.and_then(|index| self.retired.remove(index)) {
             Some(arena) => arena,
-            None => Arena::new(
-                double
-                    .clamp(FIRST_ARENA_BYTES, LARGEST_ARENA_BYTES)
-                    .max(needed),
-            ),
+            None => {
+                let bytes = double.clamp(FIRST_ARENA_BYTES, LARGEST_ARENA_BYTES);
+                Arena::new(bytes.max(needed)).expect("memory for a message")
+            }
         };
         while self.retired.len() > RETIRED_ARENAS {
             self.retired.pop_front();

@@ -51,6 +51,6 @@ pub use dipole_proto::{Config as ProtocolConfig, Stats as ProtocolStats};
 pub use endpoint::Endpoint;
 pub use engine::{Departure, Traffic};
 pub use error::{CloseError, GoneReason, OpenError, ReceiveError, SendError, TargetError};
-pub use inbox::Message;
+pub use inbox::{Message, Pool};
 pub use node::Node;
 pub use stats::Stats;

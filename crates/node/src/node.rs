@@ -17,7 +17,7 @@ use crate::engine::{Departure, Engine};
 use crate::error::{CloseError, OpenError};
 use crate::inner::Inner;
 use crate::progress::Progress;
-use crate::registry::{ClaimError, Directory, Ports, Registry};
+use crate::registry::{Board, ClaimError, Directory, Ports, Registry};
 use crate::stats::Stats;
 
 /// A process attached to Dipole. Clones are handles to the same node; when the
@@ -69,6 +69,7 @@ impl Node {
             ),
             _ => None,
         };
+        driver.show_on(Board::new(&registry, incarnation));
         let fork = ForkMark::new().map_err(OpenError::Sleep)?;
         Ok(Node {
             inner: Arc::new(Inner {

@@ -28,6 +28,7 @@
 //! **Trust.** The directories belong to one user and are closed to others; one
 //! that belongs to somebody else is refused.
 
+mod board;
 mod directory;
 mod directory_wire;
 mod folder;
@@ -49,6 +50,8 @@ use rustix::fs::FlockOperation;
 use crate::address::{Address, EndpointId, NodeId};
 
 pub use crate::job::default_runtime_dir;
+pub(crate) use board::Board;
+pub use board::{EdgeTraffic, OwnerSurvey};
 pub use directory::{Directory, DirectoryCounters};
 pub use directory_wire::{
     Found, FoundStatus, Lookup, PACKET_BYTES, WireError, decode_found, decode_lookup, encode_found,

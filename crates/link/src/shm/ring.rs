@@ -10,7 +10,7 @@
 
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use super::segment::Segment;
 
@@ -147,6 +147,8 @@ pub(super) struct Producer {
     area_given_back: u64,
     /// Where the area was after each slot.
     area_ends: Box<[u64]>,
+    /// The consumer has been asked to ring.
+    wanted: bool,
 }
 
 impl Producer {
@@ -158,6 +160,7 @@ impl Producer {
             given_back: 0,
             area_given_back: 0,
             area_ends: vec![0; place.slot_count].into(),
+            wanted: false,
         }
     }
 
@@ -227,8 +230,9 @@ impl Producer {
         end - self.area_given_back <= self.memory.area_bytes
     }
 
-    /// Reads how far the consumer has come; nonsense counts as nothing new.
-    fn refresh(&mut self) {
+    /// Reads how far the consumer has come; nonsense counts as nothing new. True if there
+    /// was news.
+    fn refresh(&mut self) -> bool {
         // Acquire: the consumer has read what it gives back.
         let consumed = self.memory.told().consumed.load(Ordering::Acquire);
         if consumed > self.given_back && consumed <= self.position {
@@ -238,7 +242,9 @@ impl Producer {
                 .ok()
                 .and_then(|at| self.area_ends.get(at));
             self.area_given_back = end.copied().unwrap_or(self.area_given_back);
+            return true;
         }
+        false
     }
 
     /// True if the consumer has taken everything.
@@ -247,12 +253,22 @@ impl Producer {
         self.given_back == self.position
     }
 
-    /// The consumer shall ring when it gives something back.
-    pub(super) fn want_room(&self, wanted: bool) {
-        let flag = &self.memory.told().wants_room;
-        if flag.load(Ordering::Relaxed) != u32::from(wanted) {
-            flag.store(wanted.into(), Ordering::Relaxed);
+    /// The consumer shall ring when it gives something back, or not any more.
+    #[inline]
+    pub(super) fn want_room(&mut self, wanted: bool) {
+        if self.wanted != wanted {
+            self.wanted = wanted;
+            self.memory
+                .told()
+                .wants_room
+                .store(wanted.into(), Ordering::Relaxed);
         }
+    }
+
+    /// True if room that was wanted has come. Before sleeping this must be asked behind
+    /// a full fence: the consumer looks for the wish behind another.
+    pub(super) fn has_wanted_room(&mut self) -> bool {
+        self.wanted && self.refresh()
     }
 }
 
@@ -318,6 +334,9 @@ pub(super) struct Consumer {
     position: u64,
     area_position: u64,
     told: u64,
+    area_told: u64,
+    /// Something was told since the wish for it was looked for.
+    news: bool,
 }
 
 impl Consumer {
@@ -327,6 +346,8 @@ impl Consumer {
             position: 0,
             area_position: 0,
             told: 0,
+            area_told: 0,
+            news: false,
         }
     }
 
@@ -370,30 +391,35 @@ impl Consumer {
         };
         let shown = show(tag, payload);
         self.position += 1;
-        if self.position - self.told > self.memory.mask / 4 {
+        if self.position - self.told > self.memory.mask / 4
+            || self.area_position - self.area_told > self.memory.area_bytes / 4
+        {
             self.tell();
         }
         Ok(Some(shown))
     }
 
-    /// Tells the producer how far this side has come; true if there was news.
+    /// Tells the producer how far this side has come.
     #[inline]
-    pub(super) fn tell(&mut self) -> bool {
-        if self.told == self.position {
-            return false;
+    pub(super) fn tell(&mut self) {
+        if self.told != self.position {
+            self.told = self.position;
+            self.area_told = self.area_position;
+            self.news = true;
+            // Release: everything before has been read.
+            let consumed = &self.memory.told().consumed;
+            consumed.store(self.position, Ordering::Release);
         }
-        self.told = self.position;
-        // Release: everything before has been read.
-        self.memory
-            .told()
-            .consumed
-            .store(self.position, Ordering::Release);
-        true
     }
 
-    /// True if the producer waits for room.
+    /// True if the producer waits for what was told since the last call.
     #[inline]
-    pub(super) fn is_wanted(&self) -> bool {
+    pub(super) fn is_awaited(&mut self) -> bool {
+        if !std::mem::take(&mut self.news) {
+            return false;
+        }
+        // Either we see its wish, or it sees what was told before it sleeps.
+        fence(Ordering::SeqCst);
         self.memory.told().wants_room.load(Ordering::Relaxed) != 0
     }
 }

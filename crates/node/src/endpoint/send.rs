@@ -47,14 +47,18 @@ impl Endpoint {
     fn send_to_each(&self, payload: &[u8], until: Until, more: More) -> Result<(), SendError> {
         for target in self.some_targets()?.iter() {
             match target.way {
-                Way::Net(edge) => self.send_packets(*target, edge, payload, until, more)?,
-                Way::Local(edge) => self.send_locally(*target, edge, payload, until, more)?,
+                Way::Net(edge) => self.send_packets(target, edge, payload, until, more)?,
+                Way::Local(edge) => self.send_locally(target, edge, payload, until, more)?,
             }
+            let length = payload.len();
+            self.inner
+                .driver
+                .with_last(|_, _| target.sent.count(length));
         }
         Ok(())
     }
 
-    pub(super) fn send_loose(&self, target: Target, payload: &[u8]) -> Result<(), SendError> {
+    pub(super) fn send_loose(&self, target: &Target, payload: &[u8]) -> Result<(), SendError> {
         let driver = &self.inner.driver;
         let sent = match target.way {
             Way::Net(edge) => driver.with(|engine, now| {
@@ -73,7 +77,7 @@ impl Endpoint {
     /// fetches it; a caller that cannot wait for that gives it a copy.
     fn send_locally(
         &self,
-        target: Target,
+        target: &Target,
         edge: LocalEdge,
         payload: &[u8],
         until: Until,
@@ -120,7 +124,7 @@ impl Endpoint {
 
     fn send_packets(
         &self,
-        target: Target,
+        target: &Target,
         edge: EdgeId,
         payload: &[u8],
         until: Until,
@@ -160,7 +164,7 @@ impl Endpoint {
     /// The slow way: a long message, or one that has to wait.
     fn send_packets_waiting(
         &self,
-        target: Target,
+        target: &Target,
         edge: EdgeId,
         payload: &[u8],
         until: Until,
@@ -243,7 +247,7 @@ fn not_begun(error: WaitError, until: Until, why: Blocked, target: Address) -> S
     }
 }
 
-pub(super) fn send_error(blocked: Blocked, target: Target, length: usize) -> SendError {
+pub(super) fn send_error(blocked: Blocked, target: &Target, length: usize) -> SendError {
     let target = target.address;
     match blocked {
         Blocked::NoFrame | Blocked::Opening => SendError::Full {

@@ -164,6 +164,11 @@ impl Engine {
         self.machine.queued(peer)
     }
 
+    /// Gives an endpoint an arena of its own size.
+    pub(crate) fn set_pool(&mut self, endpoint: u32, bytes: usize) -> Option<crate::Pool> {
+        self.rooms.get_mut(endpoint)?.inbox.set_arena(bytes)
+    }
+
     /// Length of the oldest message of an endpoint.
     #[must_use]
     pub fn next_length(&self, endpoint: u32) -> Option<usize> {

@@ -54,6 +54,13 @@ impl Rooms {
         Some(room)
     }
 
+    /// Endpoints that point somewhere, and where.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &[Target])> {
+        self.rooms
+            .iter()
+            .filter_map(|room| Some((room.endpoint, room.targets.as_deref()?)))
+    }
+
     #[inline]
     pub(super) fn get(&self, endpoint: u32) -> Option<&Room> {
         match self.rooms.get(self.last) {

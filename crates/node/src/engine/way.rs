@@ -3,6 +3,7 @@
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use dipole_link::Link;
 use dipole_link::shm::{ConnId, ShmError, ShmStats};
@@ -10,7 +11,8 @@ use dipole_proto::EdgeId;
 
 use super::local::{Local, LocalEdge};
 use super::{Blocked, Engine};
-use crate::address::Address;
+use crate::address::{Address, EndpointId};
+use crate::registry::EdgeTraffic;
 
 /// What carries an edge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,10 +24,29 @@ pub(crate) enum Way {
 }
 
 /// Where an endpoint points.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Target {
     pub(crate) address: Address,
     pub(crate) way: Way,
+    pub(crate) sent: Arc<Sent>,
+}
+
+/// What has gone along an edge; counted under the engine's lock.
+#[derive(Debug, Default)]
+pub(crate) struct Sent {
+    messages: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl Sent {
+    #[inline]
+    pub(crate) fn count(&self, bytes: usize) {
+        let add = |counter: &AtomicU64, more| {
+            counter.store(counter.load(Ordering::Relaxed) + more, Ordering::Relaxed);
+        };
+        add(&self.messages, 1);
+        add(&self.bytes, bytes as u64);
+    }
 }
 
 impl Engine {
@@ -144,6 +165,19 @@ impl Engine {
         }
     }
 
+    /// All edges of this process, and what has gone along them.
+    pub(crate) fn edges(&self) -> impl Iterator<Item = EdgeTraffic> {
+        self.rooms.iter().flat_map(|(endpoint, targets)| {
+            targets.iter().map(move |target| EdgeTraffic {
+                source: EndpointId(endpoint),
+                target: target.address,
+                local: matches!(target.way, Way::Local(_)),
+                messages: target.sent.messages.load(Ordering::Relaxed),
+                bytes: target.sent.bytes.load(Ordering::Relaxed),
+            })
+        })
+    }
+
     /// Sends at once if the endpoint has one target, on this node, that takes the
     /// message now; else false, and nothing has been done.
     #[inline]
@@ -158,13 +192,18 @@ impl Engine {
         let [
             Target {
                 way: Way::Local(edge),
+                sent,
                 ..
             },
-        ] = **targets
+        ] = &**targets
         else {
             return false;
         };
-        payload.len() <= local.whole_limit(edge) && local.send(edge, payload, more).is_ok()
+        if payload.len() > local.whole_limit(*edge) || local.send(*edge, payload, more).is_err() {
+            return false;
+        }
+        sent.count(payload.len());
+        true
     }
 
     /// Whether messages can be sent this way; an error if its peer is gone.

@@ -128,7 +128,7 @@ pub(super) fn sweep(folder: &Path) -> Result<(), RegistryError> {
             endpoints.push(entry.path());
         } else if let Some(incarnation) = [SOCKET_PREFIX, BOARD_PREFIX]
             .iter()
-            .find_map(|prefix| name.strip_prefix(prefix))
+            .find_map(|prefix| name.strip_prefix(prefix)?.get(..16))
         {
             incarnate.push((entry.path(), incarnation.to_owned()));
         }

@@ -74,8 +74,17 @@ pub(crate) fn until<R>(
     let mut since = None;
     let mut attempts = 0_u32;
     loop {
-        if let Some(value) = attempt()? {
-            return Ok(value);
+        match attempt() {
+            Ok(Some(value)) => return Ok(value),
+            Ok(None) => {}
+            // One that blocks has a patience of its own, shorter than ours: a busy machine
+            // may well keep the other side from its core for so long.
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+                if since.get_or_insert_with(Instant::now).elapsed() >= limit {
+                    return Err(error);
+                }
+            }
+            Err(error) => return Err(error),
         }
         attempts = attempts.wrapping_add(1);
         if attempts.is_multiple_of(ATTEMPTS_PER_LOOK) {
@@ -120,6 +129,24 @@ mod tests {
         let error = until::<()>("waiting for nobody", Duration::ZERO, || Ok(None)).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         assert!(error.to_string().contains("waiting for nobody"), "{error}");
+    }
+
+    #[test]
+    fn until_outlasts_attempts_that_give_up_sooner() {
+        let mut calls = 0;
+        let value = until("waiting long", Duration::from_secs(60), || {
+            calls += 1;
+            if calls < 3 {
+                return Err(io::Error::from(io::ErrorKind::TimedOut));
+            }
+            Ok(Some(calls))
+        });
+        assert_eq!(value.expect("no error"), 3);
+        let error = until::<()>("waiting", Duration::ZERO, || {
+            Err(io::Error::from(io::ErrorKind::TimedOut))
+        });
+        let kind = error.expect_err("its time is up").kind();
+        assert_eq!(kind, io::ErrorKind::TimedOut);
     }
 
     #[test]

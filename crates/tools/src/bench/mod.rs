@@ -195,13 +195,15 @@ fn try_execute(arguments: &BenchArgs, json: bool) -> Result<bool, Box<dyn std::e
         ),
     };
     let mut cache_line_ns = Vec::new();
-    let mut complete = true;
+    let mut failures = 0;
     let mut finished = Vec::new();
     for group in groups {
         let measured = run.measure(&group, &mut cache_line_ns)?;
-        complete &= measured
+        failures += measured
             .iter()
-            .all(|one| one.rounds.iter().all(Option::is_some));
+            .flat_map(|one| &one.rounds)
+            .filter(|round| round.is_none())
+            .count();
         run.progress
             .suspend(|| print_group(&group, &measured, &bed, json));
         finished.push((group, measured));
@@ -210,14 +212,14 @@ fn try_execute(arguments: &BenchArgs, json: bool) -> Result<bool, Box<dyn std::e
     let closing = closing_line(&cache_line_ns, run.stolen);
     say(json, &format!("\n{closing}"));
     if let Some((path, file)) = page {
-        let facts = page::facts(&bed, cores, apart, &closing);
+        let facts = page::facts(&bed, cores, apart, &closing, failures);
         write_page(path, file, &page::page(&facts, &finished, &bed))?;
         say(
             json,
             &format!("figures and tables are in {}", path.display()),
         );
     }
-    Ok(complete)
+    Ok(failures == 0)
 }
 
 /// A line for people: beside the objects, not among them.

@@ -10,8 +10,8 @@ use super::scale::{Axis, Scale, Tick};
 
 const WIDTH: f64 = 720.0;
 const HEIGHT: f64 = 400.0;
-const LEFT: f64 = 74.0;
-const RIGHT: f64 = 30.0;
+const LEFT: f64 = 80.0;
+const RIGHT: f64 = 38.0;
 const TOP: f64 = 14.0;
 const BOTTOM: f64 = 58.0;
 /// A label nearer than this to the one before is left out.

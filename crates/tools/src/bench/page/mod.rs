@@ -42,7 +42,7 @@ struct Data<'a> {
 }
 
 /// Collects the facts; `closing` says what was found out during the run.
-pub(super) fn facts(bed: &Bed, cores: Cores, apart: bool, closing: &str) -> Facts {
+pub(super) fn facts(bed: &Bed, cores: Cores, apart: bool, closing: &str, failures: usize) -> Facts {
     let mut facts = vec![
         ("Measured", now()),
         ("Program", format!("dipole {}", env!("CARGO_PKG_VERSION"))),
@@ -60,6 +60,10 @@ pub(super) fn facts(bed: &Bed, cores: Cores, apart: bool, closing: &str) -> Fact
     facts.push(("During the run", closing.to_owned()));
     if let Some(load) = machine::load() {
         facts.push(("Load at the end", format!("{load:.2}")));
+    }
+    if failures > 0 {
+        let told = format!("{failures} measurements; figures rest on the rounds that did not");
+        facts.push(("Failed", told));
     }
     Facts(facts)
 }

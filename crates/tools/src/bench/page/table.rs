@@ -3,7 +3,7 @@
 
 use super::super::bed::Bed;
 use super::super::plan::{Group, size};
-use super::super::report::{Line, Measured};
+use super::super::report::{self, Line, Measured};
 use super::{escape, scale};
 
 /// A measured number: its name in `--json`, its heading, and what it is multiplied by to be shown.
@@ -130,8 +130,12 @@ pub(super) fn of_group(group: &Group, measured: &[Measured], bed: &Bed) -> Strin
                 .collect::<String>(),
         );
     }
+    let remarks: String = report::remarks(measured)
+        .iter()
+        .map(|remark| format!("<p class=\"remark\">{}</p>\n", escape(remark)))
+        .collect();
     format!(
-        "<h4>{}</h4>\n{}",
+        "<h4>{}</h4>\n{}{remarks}",
         escape(&group.title),
         table(&headings, &rows)
     )

@@ -1,0 +1,250 @@
+//! What processes show of their edges while somebody watches.
+//!
+//! A watcher keeps the file `watched` fresh; a process that steps its engine looks at
+//! it a few times a second and, while it is fresh, writes its edges and their traffic
+//! to `board-<incarnation>`: lines of `source target link messages bytes`. Nobody who
+//! is not watched writes anything.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use super::folder::failed;
+use super::{Owner, Registry, RegistryError};
+use crate::address::{Address, EndpointId};
+
+/// A watcher that has not come back for so long is gone.
+const STALE: Duration = Duration::from_secs(5);
+const WATCHED: &str = "watched";
+
+/// An edge of a process and what has gone along it since it was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EdgeTraffic {
+    /// The endpoint it begins at.
+    pub source: EndpointId,
+    /// Where it ends.
+    pub target: Address,
+    /// True if it goes by shared memory.
+    pub local: bool,
+    /// Messages sent.
+    pub messages: u64,
+    /// Their payload bytes.
+    pub bytes: u64,
+}
+
+/// What the registry knows of one process.
+#[derive(Clone, Debug)]
+pub struct OwnerSurvey {
+    /// Who it is.
+    pub owner: Owner,
+    /// Endpoints it has open, in order.
+    pub endpoints: Vec<EndpointId>,
+    /// Its edges, as it last showed them.
+    pub edges: Vec<EdgeTraffic>,
+}
+
+impl Registry {
+    /// Asks the processes of this node to show their edges for the next seconds.
+    ///
+    /// # Errors
+    /// The directory cannot be written.
+    pub fn watch(&self) -> Result<(), RegistryError> {
+        let path = self.folder.join(WATCHED);
+        let file = OpenOptions::new()
+            .create(true)
+            .write(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(&path)
+            .map_err(failed("making", &path))?;
+        file.set_modified(SystemTime::now())
+            .map_err(failed("touching", &path))
+    }
+
+    /// Nobody watches any more.
+    pub fn unwatch(&self) {
+        let _ = std::fs::remove_file(self.folder.join(WATCHED));
+    }
+
+    /// All living processes of this node, what they have open and where it leads.
+    ///
+    /// # Errors
+    /// The directory cannot be read, or a living owner's file is damaged.
+    pub fn survey(&self) -> Result<Vec<OwnerSurvey>, RegistryError> {
+        let mut found: Vec<(String, OwnerSurvey)> = Vec::new();
+        let mut links = Vec::new();
+        let folder = &self.folder;
+        for entry in std::fs::read_dir(folder).map_err(failed("reading", folder))? {
+            let name = entry.map_err(failed("reading", folder))?.file_name();
+            let Some(name) = name.to_str() else { continue };
+            if let Some(number) = name.strip_prefix("endpoint-")
+                && let Ok(endpoint) = number.parse()
+                && let Ok(owner) = std::fs::read_link(folder.join(name))
+            {
+                links.push((owner, EndpointId(endpoint)));
+            } else if name.starts_with("owner-")
+                && let Some(owner) = super::owner::read_living(folder, Path::new(name))?
+            {
+                let edges = read(&self.board(owner.ports.incarnation));
+                let survey = OwnerSurvey {
+                    owner,
+                    endpoints: Vec::new(),
+                    edges,
+                };
+                found.push((name.to_owned(), survey));
+            }
+        }
+        for (owner, endpoint) in links {
+            if let Some((_, survey)) = found
+                .iter_mut()
+                .find(|(name, _)| owner.as_os_str() == &**name)
+            {
+                survey.endpoints.push(endpoint);
+            }
+        }
+        let mut surveys: Vec<OwnerSurvey> = found.into_iter().map(|(_, survey)| survey).collect();
+        for survey in &mut surveys {
+            survey.endpoints.sort_unstable();
+        }
+        surveys.sort_by_key(|survey| (survey.endpoints.first().copied(), survey.owner.pid));
+        Ok(surveys)
+    }
+}
+
+/// A process's side: where it shows its edges.
+#[derive(Debug)]
+pub(crate) struct Board {
+    path: PathBuf,
+    watched: PathBuf,
+    pid: u32,
+    written: bool,
+}
+
+impl Board {
+    pub(crate) fn new(registry: &Registry, incarnation: u64) -> Board {
+        Board {
+            path: registry.board(incarnation),
+            watched: registry.folder.join(WATCHED),
+            pid: std::process::id(),
+            written: false,
+        }
+    }
+
+    /// True if somebody wants to see.
+    pub(crate) fn is_watched(&self) -> bool {
+        let touched = std::fs::metadata(&self.watched).and_then(|found| found.modified());
+        touched.is_ok_and(|at| at.elapsed().is_ok_and(|age| age < STALE))
+    }
+
+    pub(crate) fn show(&mut self, edges: impl Iterator<Item = EdgeTraffic>) -> io::Result<()> {
+        let mut text = String::new();
+        for edge in edges {
+            let link = if edge.local { "shm" } else { "udp" };
+            let (messages, bytes) = (edge.messages, edge.bytes);
+            text += &format!(
+                "{} {} {link} {messages} {bytes}\n",
+                edge.source, edge.target
+            );
+        }
+        // Put in place whole: a reader never sees half of it.
+        let fresh = self.path.with_extension("new");
+        let mut file: File = OpenOptions::new()
+            .create(true)
+            .write(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&fresh)?;
+        file.write_all(text.as_bytes())?;
+        std::fs::rename(&fresh, &self.path)?;
+        self.written = true;
+        Ok(())
+    }
+}
+
+impl Drop for Board {
+    fn drop(&mut self) {
+        if self.written && self.pid == std::process::id() {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// What a board says; lines that make no sense are left out.
+fn read(path: &Path) -> Vec<EdgeTraffic> {
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    text.lines().filter_map(parse).collect()
+}
+
+fn parse(line: &str) -> Option<EdgeTraffic> {
+    let mut words = line.split(' ');
+    let mut next = || words.next();
+    let edge = EdgeTraffic {
+        source: next()?.parse().ok()?,
+        target: next()?.parse().ok()?,
+        local: match next()? {
+            "shm" => true,
+            "udp" => false,
+            _ => return None,
+        },
+        messages: next()?.parse().ok()?,
+        bytes: next()?.parse().ok()?,
+    };
+    words.next().is_none().then_some(edge)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::address::NodeId;
+    use crate::registry::Ports;
+
+    #[test]
+    fn a_survey_shows_living_processes_their_endpoints_and_edges() {
+        let directory = tempfile::tempdir().unwrap();
+        let registry = Registry::open(&directory.path().join("dipole"), NodeId(3)).unwrap();
+        let address = "127.0.0.1:9".parse().unwrap();
+        let ports = Ports {
+            small: address,
+            bulk: address,
+            incarnation: 77,
+        };
+        let registration = registry.register(ports).unwrap();
+        let claims = [5, 4].map(|id| registration.claim(EndpointId(id)).unwrap());
+        let mut board = Board::new(&registry, 77);
+        assert!(!board.is_watched());
+        registry.watch().unwrap();
+        assert!(board.is_watched());
+        let edge = EdgeTraffic {
+            source: EndpointId(4),
+            target: Address::new(3, 9),
+            local: true,
+            messages: 12,
+            bytes: 3400,
+        };
+        board.show([edge].into_iter()).unwrap();
+        let survey = registry.survey().unwrap();
+        assert_eq!(survey.len(), 1);
+        assert_eq!(survey[0].owner.pid, std::process::id());
+        assert_eq!(survey[0].endpoints, [EndpointId(4), EndpointId(5)]);
+        assert_eq!(survey[0].edges, [edge]);
+        drop((board, claims, registration));
+        assert!(registry.survey().unwrap().is_empty());
+        registry.unwatch();
+    }
+
+    #[test]
+    fn lines_that_make_no_sense_are_left_out() {
+        assert!(parse("1 2:3 shm 4 5").is_some());
+        for wrong in [
+            "",
+            "1 2:3 shm 4",
+            "1 2:3 shm 4 5 6",
+            "1 2 udp 4 5",
+            "1 2:3 tcp 4 5",
+        ] {
+            assert_eq!(parse(wrong), None, "{wrong}");
+        }
+    }
+}
