@@ -442,6 +442,7 @@ impl Hub {
         if !open.out.push(tag, payload) {
             return self.push_slowly(conn, tag, payload);
         }
+        open.out.want_room(false);
         self.stats.records_out += 1;
         self.stats.bytes_out += payload.len() as u64;
         Ok(())
@@ -609,9 +610,7 @@ impl Hub {
                     break;
                 }
                 Ok(None) => {
-                    if taken > 0 {
-                        open.into.tell();
-                    }
+                    open.into.tell();
                     break;
                 }
                 Err(Broken(what)) => {
@@ -620,9 +619,9 @@ impl Hub {
                 }
             }
         }
-        if taken > 0
-            && let Some(Some(conn)) = self.conns.get_mut(index)
-            && conn.open.as_ref().is_some_and(|open| open.into.is_wanted())
+        if let Some(Some(conn)) = self.conns.get_mut(index)
+            && let Some(open) = &mut conn.open
+            && open.into.is_awaited()
             && Self::ring_at(conn)
         {
             self.stats.bells += 1;
@@ -821,11 +820,12 @@ impl Hub {
         self.bell.word().store(self.epoch, Ordering::Relaxed);
         // Whoever does not see that we sleep has pushed before; we look after.
         fence(Ordering::SeqCst);
-        let waits = self.conns.iter().flatten().any(|conn| {
-            conn.open
-                .as_ref()
-                .is_some_and(|open| open.into.has_record())
-        });
+        let waits = self
+            .conns
+            .iter_mut()
+            .flatten()
+            .filter_map(|conn| conn.open.as_mut())
+            .any(|open| open.into.has_record() || open.out.has_wanted_room());
         if waits {
             self.disarm();
         }
