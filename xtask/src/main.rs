@@ -3,6 +3,7 @@
 
 mod command;
 mod fuzz;
+mod install;
 mod mutants;
 
 use std::process::ExitCode;
@@ -42,6 +43,10 @@ enum Task {
         #[arg(long)]
         bound: Option<u64>,
     },
+    /// Build and install program, libraries, header, manual pages and completions.
+    Install(install::Arguments),
+    /// Remove what `install` put there.
+    Uninstall(install::Place),
 }
 
 fn main() -> ExitCode {
@@ -50,6 +55,8 @@ fn main() -> ExitCode {
         Task::Mutants(arguments) => mutants::mutants(&arguments),
         Task::Fuzz { seconds } => fuzz::fuzz(seconds),
         Task::Model { bound } => model(bound),
+        Task::Install(arguments) => install::install(&arguments),
+        Task::Uninstall(place) => install::uninstall(&place),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod manual;
 mod output;
 mod pipe;
 mod run;
@@ -10,7 +11,7 @@ mod run;
 use std::io::IsTerminal;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
 /// Low-latency messages over ordinary networks.
@@ -30,6 +31,15 @@ enum Command {
     Send(pipe::SendArgs),
     Recv(pipe::RecvArgs),
     Bench(bench::BenchArgs),
+    /// Print the completions of a shell
+    Completions {
+        /// For which shell
+        shell: clap_complete::Shell,
+    },
+    /// Prints all manual pages, each behind a line that begins with 0x01 and its name (for
+    /// `xtask install`).
+    #[command(hide = true)]
+    Manual,
     /// Keeps watch above a host's processes (started by `run`).
     #[command(hide = true)]
     Guard(run::GuardArgs),
@@ -57,6 +67,8 @@ fn main() -> ExitCode {
         Command::Send(args) => pipe::send(&args, json),
         Command::Recv(args) => pipe::recv(&args, json),
         Command::Bench(args) => bench::execute(args, json),
+        Command::Completions { shell } => manual::completions(shell, Arguments::command()),
+        Command::Manual => manual::pages(Arguments::command()),
         Command::Guard(args) => run::guard(args),
         Command::Shim(args) => run::shim(&args),
         Command::RankExec(args) => run::rank_exec(&args),

@@ -1,0 +1,269 @@
+//! Installs what has been built, and takes it away again by the list it left.
+//!
+//! Everything lies below `DESTDIR` + `PREFIX`; what is written into files (the
+//! pkg-config file) names `PREFIX` alone, as packagers expect.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use clap::Args;
+
+use crate::command::{Failure, ask, at, cargo, root, run};
+
+/// Where the list of installed files lies, below the prefix.
+const LIST: &str = "share/dipole/installed";
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+/// Version of the binary interface: the number in the library's soname.
+const INTERFACE: &str = "0";
+const PROGRAM: u32 = 0o755;
+const DATA: u32 = 0o644;
+const SHELLS: [(&str, &str); 3] = [
+    ("bash", "share/bash-completion/completions/dipole"),
+    ("zsh", "share/zsh/site-functions/_dipole"),
+    ("fish", "share/fish/vendor_completions.d/dipole.fish"),
+];
+
+/// Where to.
+#[derive(Args)]
+pub(crate) struct Place {
+    /// Where programs will find it; absolute
+    #[arg(long, value_name = "DIR", default_value = "/usr/local")]
+    prefix: PathBuf,
+    /// Where the files go for now, in front of the prefix
+    #[arg(long, value_name = "DIR", env = "DESTDIR")]
+    destdir: Option<PathBuf>,
+}
+
+impl Place {
+    /// The prefix as it is on disk now.
+    fn root(&self) -> Result<PathBuf, Failure> {
+        let Ok(inner) = self.prefix.strip_prefix("/") else {
+            let prefix = self.prefix.display();
+            return Err(Failure::Told(format!(
+                "--prefix {prefix} is not absolute; give a path that begins with /"
+            )));
+        };
+        Ok(match &self.destdir {
+            Some(destdir) if !destdir.as_os_str().is_empty() => destdir.join(inner),
+            _ => self.prefix.clone(),
+        })
+    }
+}
+
+/// What and where to.
+#[derive(Args)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    place: Place,
+    /// What to build it as
+    #[arg(long, default_value = "release")]
+    profile: String,
+}
+
+enum Content {
+    Copy(PathBuf),
+    Text(Vec<u8>),
+    Link(String),
+}
+
+struct Item {
+    /// Below the prefix.
+    to: PathBuf,
+    content: Content,
+    mode: u32,
+}
+
+impl Item {
+    fn new(to: impl Into<PathBuf>, content: Content, mode: u32) -> Item {
+        Item {
+            to: to.into(),
+            content,
+            mode,
+        }
+    }
+}
+
+/// Builds and installs.
+pub(crate) fn install(arguments: &Arguments) -> Result<(), Failure> {
+    let prefix = arguments.place.root()?;
+    run(cargo()
+        .args(["build", "--locked", "--profile", &arguments.profile])
+        .args(["-p", "dipole-tools", "-p", "dipole-capi"]))?;
+    let built = target_directory()?.join(match arguments.profile.as_str() {
+        "dev" => "debug",
+        other => other,
+    });
+    let items = items(&built, &arguments.place.prefix)?;
+    let mut listed = String::new();
+    for item in &items {
+        put(&prefix, item)?;
+        listed += &format!("{}\n", item.to.display());
+        println!("{}", prefix.join(&item.to).display());
+    }
+    let list = Item::new(LIST, Content::Text(listed.into_bytes()), DATA);
+    put(&prefix, &list)
+}
+
+/// Removes what an installation left there.
+pub(crate) fn uninstall(place: &Place) -> Result<(), Failure> {
+    let prefix = place.root()?;
+    let list = prefix.join(LIST);
+    let listed = fs::read_to_string(&list).map_err(|cause| {
+        Failure::Told(format!(
+            "nothing to uninstall: {}: {cause}; give the --prefix and DESTDIR of the installation",
+            list.display()
+        ))
+    })?;
+    let mut folders = BTreeSet::new();
+    let lines = listed.lines().chain([LIST]);
+    for line in lines.filter(|line| !line.is_empty()) {
+        let path = prefix.join(line);
+        match fs::remove_file(&path) {
+            Err(cause) if cause.kind() != std::io::ErrorKind::NotFound => {
+                return Err(at(&path)(cause));
+            }
+            _ => println!("removed {}", path.display()),
+        }
+        let above = Path::new(line).ancestors().skip(1);
+        folders.extend(
+            above
+                .filter(|folder| !folder.as_os_str().is_empty())
+                .map(Path::to_owned),
+        );
+    }
+    // Deepest first; those that others use are not empty and stay.
+    for folder in folders.iter().rev() {
+        let _ = fs::remove_dir(prefix.join(folder));
+    }
+    Ok(())
+}
+
+fn items(built: &Path, prefix: &Path) -> Result<Vec<Item>, Failure> {
+    let copy = |from: &Path| Content::Copy(from.to_owned());
+    let program = built.join("dipole");
+    let versioned = format!("libdipole.so.{VERSION}");
+    let interface = format!("libdipole.so.{INTERFACE}");
+    let mut items = vec![
+        Item::new("bin/dipole", copy(&program), PROGRAM),
+        Item::new(
+            format!("lib/{versioned}"),
+            copy(&built.join("libdipole.so")),
+            PROGRAM,
+        ),
+        Item::new(
+            format!("lib/{interface}"),
+            Content::Link(versioned),
+            PROGRAM,
+        ),
+        Item::new("lib/libdipole.so", Content::Link(interface), PROGRAM),
+        Item::new("lib/libdipole.a", copy(&built.join("libdipole.a")), DATA),
+        Item::new(
+            "include/dipole.h",
+            copy(&root().join("include/dipole.h")),
+            DATA,
+        ),
+        Item::new(
+            "lib/pkgconfig/dipole.pc",
+            Content::Text(pkgconfig(prefix)?),
+            DATA,
+        ),
+    ];
+    items.extend(manual(&program)?);
+    for (shell, to) in SHELLS {
+        let text = ask(Command::new(&program).args(["completions", shell]))
+            .ok_or_else(|| Failure::Told(format!("dipole completions {shell} failed")))?;
+        items.push(Item::new(to, Content::Text(text.into_bytes()), DATA));
+    }
+    Ok(items)
+}
+
+fn pkgconfig(prefix: &Path) -> Result<Vec<u8>, Failure> {
+    let template = root().join("crates/capi/dipole.pc.in");
+    let text = fs::read_to_string(&template).map_err(at(&template))?;
+    let prefix = prefix.display().to_string();
+    let text = text
+        .replace("@PREFIX@", &prefix)
+        .replace("@LIBDIR@", "${prefix}/lib")
+        .replace("@INCLUDEDIR@", "${prefix}/include")
+        .replace("@VERSION@", VERSION);
+    Ok(text.into_bytes())
+}
+
+/// Pages for C from the tree, pages for the program from the program.
+fn manual(program: &Path) -> Result<Vec<Item>, Failure> {
+    let page = |name: &str, content| {
+        let section = name.rsplit('.').next().unwrap_or("7");
+        Item::new(format!("share/man/man{section}/{name}"), content, DATA)
+    };
+    let mut items = Vec::new();
+    let folder = root().join("docs/man");
+    for entry in fs::read_dir(&folder).map_err(at(&folder))? {
+        let path = entry.map_err(at(&folder))?.path();
+        if let Some(name) = path.file_name().and_then(|name| name.to_str()) {
+            items.push(page(name, Content::Copy(path.clone())));
+        }
+    }
+    items.sort_by(|one, other| one.to.cmp(&other.to));
+    let pages = ask(Command::new(program).arg("manual"))
+        .ok_or_else(|| Failure::Told("dipole manual failed".to_owned()))?;
+    // Each page is announced by a line of its own.
+    for part in pages.split("\u{1}").filter(|part| !part.is_empty()) {
+        let (name, text) = part.split_once('\n').unwrap_or((part, ""));
+        items.push(page(name, Content::Text(text.as_bytes().to_vec())));
+    }
+    Ok(items)
+}
+
+fn put(prefix: &Path, item: &Item) -> Result<(), Failure> {
+    let to = prefix.join(&item.to);
+    let told = |cause: std::io::Error| {
+        Failure::Told(format!(
+            "cannot write {}: {cause}; choose another --prefix, or do it as the owner of that folder",
+            to.display()
+        ))
+    };
+    if let Some(folder) = to.parent() {
+        fs::create_dir_all(folder).map_err(told)?;
+    }
+    // A running program keeps the old file; a new one takes its name.
+    match fs::remove_file(&to) {
+        Err(cause) if cause.kind() != std::io::ErrorKind::NotFound => return Err(told(cause)),
+        _ => {}
+    }
+    match &item.content {
+        Content::Link(target) => return symlink(target, &to).map_err(told),
+        Content::Copy(from) => {
+            fs::copy(from, &to).map_err(|cause| {
+                Failure::Told(format!(
+                    "cannot copy {} to {}: {cause}",
+                    from.display(),
+                    to.display()
+                ))
+            })?;
+        }
+        Content::Text(text) => fs::write(&to, text).map_err(told)?,
+    }
+    fs::set_permissions(&to, fs::Permissions::from_mode(item.mode)).map_err(told)
+}
+
+fn target_directory() -> Result<PathBuf, Failure> {
+    let text = ask(cargo().args([
+        "metadata",
+        "--format-version",
+        "1",
+        "--no-deps",
+        "--offline",
+    ]))
+    .ok_or_else(|| Failure::Told("cargo metadata failed".to_owned()))?;
+    let facts: serde_json::Value =
+        serde_json::from_str(&text).map_err(|cause| Failure::Told(cause.to_string()))?;
+    match facts["target_directory"].as_str() {
+        Some(path) => Ok(path.into()),
+        None => Err(Failure::Told(
+            "cargo metadata names no target directory".to_owned(),
+        )),
+    }
+}
