@@ -43,6 +43,8 @@ const CROWDED_SPIN_NS: u64 = 20_000;
 const CROWDED_YIELD_NS: u64 = 5_000;
 /// How often a process looks whether somebody watches it.
 const SHOW_EVERY_NS: u64 = 200_000_000;
+/// Local sends between two looks at the clock.
+const MOST_SENDS_PER_LOOK: u32 = 4096;
 /// When a wait is first worth mentioning.
 const FIRST_WARNING_NS: u64 = 2_000_000_000;
 
@@ -83,6 +85,8 @@ struct State {
     /// Shows the edges of this process to who watches; when it last looked for one.
     board: Option<Board>,
     shown: Instant,
+    sends_unseen: u32,
+    sends_per_look: u32,
 }
 
 /// What the progress thread does.
@@ -135,6 +139,8 @@ impl Driver {
                 stop: false,
                 board: None,
                 shown: clock.now(),
+                sends_unseen: 0,
+                sends_per_look: 1,
             }),
             followed: Condvar::new(),
             sleeper,
@@ -196,6 +202,35 @@ impl Driver {
     #[inline]
     pub(crate) fn take_died(&self) -> bool {
         self.died.load(Ordering::Relaxed) && self.died.swap(false, Ordering::Relaxed)
+    }
+
+    /// Like [`with_last`](Self::with_last), for sends: a process that does nothing else
+    /// shows its edges too.
+    #[inline]
+    pub(crate) fn sending<R>(&self, action: impl FnOnce(&mut Engine) -> R) -> R {
+        let mut state = self.lock();
+        let before = state.engine.progress();
+        let last = state.last;
+        let result = action(&mut state.engine);
+        self.rouse(&mut state, before, last);
+        state.sends_unseen += 1;
+        if state.sends_unseen >= state.sends_per_look {
+            self.look_at_clock(&mut state);
+        }
+        result
+    }
+
+    /// Every some sends, as many as keep this rare but not too rare.
+    #[cold]
+    fn look_at_clock(&self, state: &mut State) {
+        state.sends_unseen = 0;
+        let now = self.clock.now();
+        if now.since(state.shown) > SHOW_EVERY_NS {
+            state.sends_per_look = (state.sends_per_look / 4).max(1);
+            Driver::show(state, now);
+        } else {
+            state.sends_per_look = (state.sends_per_look * 2).min(MOST_SENDS_PER_LOOK);
+        }
     }
 
     /// A fresh reading of the clock.

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod graph;
 mod manual;
 mod output;
 mod pipe;
@@ -31,6 +32,7 @@ enum Command {
     Send(pipe::SendArgs),
     Recv(pipe::RecvArgs),
     Bench(bench::BenchArgs),
+    Graph(graph::GraphArgs),
     /// Print the completions of a shell
     Completions {
         /// For which shell
@@ -67,6 +69,7 @@ fn main() -> ExitCode {
         Command::Send(args) => pipe::send(&args, json),
         Command::Recv(args) => pipe::recv(&args, json),
         Command::Bench(args) => bench::execute(args, json),
+        Command::Graph(args) => graph::execute(&args, json),
         Command::Completions { shell } => manual::completions(shell, Arguments::command()),
         Command::Manual => manual::pages(Arguments::command()),
         Command::Guard(args) => run::guard(args),

@@ -31,7 +31,7 @@ impl Endpoint {
         let sent = self
             .inner
             .driver
-            .with_last(|engine, _| engine.send_fast(id, payload, more == More::Comes));
+            .sending(|engine| engine.send_fast(id, payload, more == More::Comes));
         if sent {
             return Ok(());
         }

@@ -1,0 +1,132 @@
+//! `dipole graph`: a directed point graph (DP §2) as a file: checked, printed, drawn,
+//! played by processes of this machine, and compared with what runs.
+//!
+//! [`model`] is the graph and its rules, [`print`] and [`svg`] show it, [`play`] runs
+//! it, [`watch`] shows what the registry of this machine's nodes knows.
+
+mod model;
+mod play;
+mod print;
+mod svg;
+mod watch;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args;
+
+use model::Graph;
+
+/// Check, draw, run or watch a directed point graph
+#[derive(Args, Debug)]
+pub(crate) struct GraphArgs {
+    /// The graph, in TOML; with --watch it may be left out
+    #[arg(required_unless_present = "watch")]
+    file: Option<PathBuf>,
+    /// Draw it into this file
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    /// Start its processes here, send along every edge, and check what arrives
+    #[arg(long, conflicts_with = "watch")]
+    run: bool,
+    /// How long --run sends
+    #[arg(long, default_value_t = 2.0, value_name = "S", value_parser = seconds)]
+    seconds: f64,
+    /// Messages a second that --run sends from each endpoint
+    #[arg(long, default_value_t = 1000.0, value_name = "N", value_parser = rate)]
+    rate: f64,
+    /// Show the endpoints and edges that exist now on this machine, again and again
+    #[arg(long)]
+    watch: bool,
+    /// How often --watch looks, in seconds
+    #[arg(long, default_value_t = 1.0, value_name = "S", value_parser = seconds)]
+    every: f64,
+    /// How many times --watch looks; without end if absent
+    #[arg(long, value_name = "N")]
+    times: Option<u64>,
+    /// Plays one process of the graph (started by --run).
+    #[arg(long, hide = true, value_name = "INDEX")]
+    play: Option<usize>,
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(value) if value.is_finite() && (0.01..=1e6).contains(&value) => Ok(value),
+        _ => Err("expected seconds from 0.01 to 1000000".into()),
+    }
+}
+
+fn rate(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(value) if value.is_finite() && (0.1..=1e7).contains(&value) => Ok(value),
+        _ => Err("expected messages a second from 0.1 to 10000000".into()),
+    }
+}
+
+/// Does what the command line asks; with `json` one object a line.
+pub(crate) fn execute(arguments: &GraphArgs, json: bool) -> ExitCode {
+    let graph = match &arguments.file {
+        None => None,
+        Some(file) => match Graph::load(file) {
+            Ok(graph) => Some(graph),
+            Err(errors) => {
+                for error in &errors {
+                    eprintln!("{error}");
+                }
+                let faults = if errors.len() == 1 { "fault" } else { "faults" };
+                eprintln!(
+                    "dipole graph: {} {faults} in {}",
+                    errors.len(),
+                    file.display()
+                );
+                return ExitCode::from(2);
+            }
+        },
+    };
+    let done = match (&graph, arguments) {
+        (graph, GraphArgs { watch: true, .. }) => watch::watch(
+            graph.as_ref(),
+            Duration::from_secs_f64(arguments.every),
+            arguments.times,
+            json,
+        ),
+        (
+            Some(graph),
+            GraphArgs {
+                play: Some(index), ..
+            },
+        ) => play::play(graph, *index, arguments.seconds, arguments.rate),
+        (Some(graph), _) => show(graph, arguments, json),
+        (None, _) => Err("name a graph file".into()),
+    };
+    match done {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(cause) => {
+            eprintln!("dipole graph: {cause}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+type Done = Result<bool, Box<dyn std::error::Error>>;
+
+fn show(graph: &Graph, arguments: &GraphArgs, json: bool) -> Done {
+    for warning in &graph.warnings {
+        eprintln!("{warning}");
+    }
+    if let Some(file) = &arguments.svg {
+        std::fs::write(file, svg::draw(graph))
+            .map_err(|cause| format!("cannot write {}: {cause}", file.display()))?;
+    }
+    if arguments.run {
+        return play::run(graph, arguments.seconds, arguments.rate, json);
+    }
+    if json {
+        println!("{}", serde_json::to_string(&print::facts(graph))?);
+    } else {
+        println!("{}", print::table(graph));
+    }
+    Ok(true)
+}

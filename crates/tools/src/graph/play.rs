@@ -1,0 +1,293 @@
+//! Plays a graph: a process for each of its processes, all on this machine, each on
+//! a node of the right NID; every edge carries numbered messages that are checked.
+//!
+//! Each NID gets a loopback address of its own. Processes of one node talk by shared
+//! memory, those of different nodes by UDP, as they would on a cluster.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::Ipv4Addr;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use comfy_table::Table;
+use comfy_table::presets::UTF8_FULL_CONDENSED;
+use dipole_node::{Address, Config, Endpoint, EndpointId, Node, SendError};
+use serde::{Deserialize, Serialize};
+
+use super::Done;
+use super::model::Graph;
+
+/// How long a process waits for what must come.
+const PATIENCE: Duration = Duration::from_secs(30);
+const MESSAGE_BYTES: usize = 16;
+/// In a message's first word: the last one of its sender.
+const LAST: u64 = 1 << 63;
+
+/// What a player tells of one edge that ends at it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Heard {
+    from: String,
+    to: String,
+    sent: u64,
+    received: u64,
+    in_order: bool,
+    seconds: f64,
+}
+
+/// Starts all processes and checks what they tell.
+pub(super) fn run(graph: &Graph, seconds: f64, rate: f64, json: bool) -> Done {
+    let mut hosts = tempfile()?;
+    // A number of our own, so that several graphs can be played at once.
+    let port = 20_000 + std::process::id() % 20_000;
+    for (index, node) in graph.nodes.iter().enumerate() {
+        writeln!(hosts.file, "{node} {} port={port}", loopback(index)?)?;
+    }
+    let own = std::env::current_exe()?;
+    let mut players = Vec::new();
+    for (index, process) in graph.processes.iter().enumerate() {
+        let child = Command::new(&own)
+            .arg("graph")
+            .arg(&graph.file)
+            .args(["--play", &index.to_string()])
+            .args([
+                "--seconds",
+                &seconds.to_string(),
+                "--rate",
+                &rate.to_string(),
+            ])
+            .env("DIPOLE_NID", process.node.to_string())
+            .env("DIPOLE_HOSTS", &hosts.path)
+            .env_remove("DIPOLE_BIND")
+            // Its end tells the players that we are gone.
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        players.push(Player {
+            name: process.name.clone(),
+            child,
+        });
+    }
+    let mut heard = BTreeMap::new();
+    let mut complete = true;
+    for player in &mut players {
+        let out = player
+            .child
+            .stdout
+            .take()
+            .ok_or("a player without output")?;
+        for line in BufReader::new(out).lines() {
+            let one: Heard = serde_json::from_str(&line?)?;
+            heard.insert((one.from.clone(), one.to.clone()), one);
+        }
+        let status = player.child.wait()?;
+        if !status.success() {
+            eprintln!("dipole graph: process {} failed: {status}", player.name);
+            complete = false;
+        }
+    }
+    let mut table = Table::new();
+    table
+        .load_preset(UTF8_FULL_CONDENSED)
+        .set_header(["edge", "sent", "received", "msg/s", ""]);
+    for edge in &graph.edges {
+        let key = (edge.from.to_string(), edge.to.to_string());
+        let name = format!("{} -> {}", edge.from, edge.to);
+        let Some(one) = heard.get(&key) else {
+            complete = false;
+            table.add_row([name, "-".into(), "-".into(), "-".into(), "not told".into()]);
+            continue;
+        };
+        let whole = one.in_order && one.sent == one.received;
+        complete &= whole;
+        if json {
+            println!("{}", serde_json::to_string(one)?);
+        }
+        #[allow(clippy::cast_precision_loss, reason = "a rate for a reader")]
+        let rate = one.received as f64 / one.seconds.max(1e-9);
+        table.add_row([
+            name,
+            one.sent.to_string(),
+            one.received.to_string(),
+            format!("{rate:.0}"),
+            if whole { "all, in order" } else { "NOT ALL" }.into(),
+        ]);
+    }
+    if !json {
+        println!("{table}");
+    }
+    Ok(complete)
+}
+
+/// A process that does not outlive us.
+struct Player {
+    name: String,
+    child: Child,
+}
+
+impl Drop for Player {
+    fn drop(&mut self) {
+        if matches!(self.child.try_wait(), Ok(None)) {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+struct Temporary {
+    path: std::path::PathBuf,
+    file: std::fs::File,
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+fn tempfile() -> std::io::Result<Temporary> {
+    let path = std::env::temp_dir().join(format!("dipole-graph-{}.hosts", std::process::id()));
+    let file = std::fs::OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .open(&path)?;
+    Ok(Temporary { path, file })
+}
+
+/// 127.0.0.1, 127.0.0.2, and so on.
+fn loopback(index: usize) -> Result<Ipv4Addr, Box<dyn std::error::Error>> {
+    let number = u16::try_from(index + 1).map_err(|_| "more nodes than loopback addresses")?;
+    let [high, low] = number.to_be_bytes();
+    Ok(Ipv4Addr::new(127, 0, high, low))
+}
+
+/// Is one process of the graph.
+pub(super) fn play(graph: &Graph, index: usize, seconds: f64, rate: f64) -> Done {
+    let process = graph.processes.get(index).ok_or("no such process")?;
+    std::thread::spawn(|| {
+        // Whoever started us is gone when this ends.
+        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+        std::process::exit(3);
+    });
+    let node = Node::open(Config::from_env()?)?;
+    let mut endpoints = Vec::new();
+    for endpoint in &process.endpoints {
+        let address = Address::new(process.node, *endpoint);
+        endpoints.push((address, node.endpoint(EndpointId(*endpoint))?));
+    }
+    for (address, endpoint) in &endpoints {
+        for target in graph.targets(*address) {
+            endpoint.target(target)?;
+        }
+    }
+    let pace = Pace {
+        until: Instant::now() + Duration::from_secs_f64(seconds),
+        between: Duration::from_secs_f64(1.0 / rate),
+    };
+    let results: Vec<Result<Vec<Heard>, String>> = std::thread::scope(|scope| {
+        let mut running = Vec::new();
+        for (address, endpoint) in &endpoints {
+            let sources: Vec<Address> = graph.sources(*address).collect();
+            if !sources.is_empty() {
+                running.push(scope.spawn(move || hear(endpoint, &sources)));
+            }
+            if graph.targets(*address).next().is_some() {
+                running.push(scope.spawn(move || speak(endpoint, pace).map(|()| Vec::new())));
+            }
+        }
+        let joined = running.into_iter().map(|thread| {
+            thread
+                .join()
+                .unwrap_or_else(|_| Err("a thread panicked".into()))
+        });
+        joined.collect()
+    });
+    for result in results {
+        for heard in result? {
+            println!("{}", serde_json::to_string(&heard)?);
+        }
+    }
+    drop(endpoints);
+    node.close(PATIENCE)?;
+    Ok(true)
+}
+
+#[derive(Clone, Copy)]
+struct Pace {
+    until: Instant,
+    between: Duration,
+}
+
+/// Sends numbered messages until the time is over, and says which is the last.
+fn speak(endpoint: &Endpoint, pace: Pace) -> Result<(), String> {
+    let mut next = Instant::now();
+    let mut number = 0_u64;
+    loop {
+        let now = Instant::now();
+        let last = now >= pace.until;
+        let mut message = [0; MESSAGE_BYTES];
+        let word = if last { number | LAST } else { number };
+        message[..8].copy_from_slice(&word.to_le_bytes());
+        endpoint
+            .send_timeout(&message, PATIENCE)
+            .map_err(|error| error.to_string())?;
+        number += 1;
+        if last {
+            return match endpoint.drain(PATIENCE) {
+                // A receiver that has its last message may leave; what it heard decides.
+                Ok(()) | Err(SendError::PeerGone { .. }) => Ok(()),
+                Err(error) => Err(error.to_string()),
+            };
+        }
+        next += pace.between;
+        if let Some(pause) = next.min(pace.until).checked_duration_since(Instant::now()) {
+            std::thread::sleep(pause);
+        }
+    }
+}
+
+/// Receives until every source has sent its last.
+fn hear(endpoint: &Endpoint, sources: &[Address]) -> Result<Vec<Heard>, String> {
+    let begun = Instant::now();
+    let mut heard: BTreeMap<Address, Heard> = sources
+        .iter()
+        .map(|source| {
+            let none = Heard {
+                from: source.to_string(),
+                to: endpoint.address().to_string(),
+                sent: 0,
+                received: 0,
+                in_order: true,
+                seconds: 0.0,
+            };
+            (*source, none)
+        })
+        .collect();
+    let mut open = sources.len();
+    while open > 0 {
+        let message = endpoint
+            .receive_timeout(PATIENCE)
+            .map_err(|error| error.to_string())?;
+        let known = heard.get_mut(&message.source());
+        let one = known.ok_or_else(|| {
+            format!(
+                "{} sends to {} though no edge leads there",
+                message.source(),
+                endpoint.address()
+            )
+        })?;
+        let word = message
+            .get(..8)
+            .and_then(|bytes| bytes.try_into().ok())
+            .map(u64::from_le_bytes);
+        let word = word.ok_or("a message too short to have a number")?;
+        one.in_order &= word & !LAST == one.received;
+        one.received += 1;
+        if word & LAST != 0 {
+            one.sent = (word & !LAST) + 1;
+            one.seconds = begun.elapsed().as_secs_f64();
+            open -= 1;
+        }
+    }
+    Ok(heard.into_values().collect())
+}

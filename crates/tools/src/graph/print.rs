@@ -1,0 +1,101 @@
+//! A graph as a table, and as facts for scripts.
+
+use comfy_table::Table;
+use comfy_table::presets::UTF8_FULL_CONDENSED;
+use dipole_node::Address;
+use serde::Serialize;
+
+use super::model::Graph;
+
+/// What a graph is, for `--json`.
+#[derive(Debug, Serialize)]
+pub(super) struct Facts {
+    nodes: Vec<u32>,
+    processes: Vec<ProcessFacts>,
+    edges: Vec<[String; 2]>,
+    broadcast_roots: Vec<String>,
+    reduction_targets: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct ProcessFacts {
+    name: String,
+    node: u32,
+    endpoints: Vec<u32>,
+}
+
+/// Endpoints with several edges: those that send to many, and those that many send to.
+fn groups(graph: &Graph) -> (Vec<Address>, Vec<Address>) {
+    let all = || graph.endpoints().map(|(_, address)| address);
+    let roots = all().filter(|address| graph.targets(*address).count() > 1);
+    let targets = all().filter(|address| graph.sources(*address).count() > 1);
+    (roots.collect(), targets.collect())
+}
+
+pub(super) fn facts(graph: &Graph) -> Facts {
+    let (roots, targets) = groups(graph);
+    let names = |all: Vec<Address>| all.iter().map(ToString::to_string).collect();
+    let processes = graph.processes.iter().map(|process| ProcessFacts {
+        name: process.name.clone(),
+        node: process.node,
+        endpoints: process.endpoints.clone(),
+    });
+    let edges = graph.edges.iter();
+    Facts {
+        nodes: graph.nodes.clone(),
+        processes: processes.collect(),
+        edges: edges
+            .map(|edge| [edge.from.to_string(), edge.to.to_string()])
+            .collect(),
+        broadcast_roots: names(roots),
+        reduction_targets: names(targets),
+    }
+}
+
+/// One row for each endpoint.
+pub(super) fn table(graph: &Graph) -> String {
+    let mut table = Table::new();
+    table.load_preset(UTF8_FULL_CONDENSED).set_header([
+        "process",
+        "node",
+        "endpoint",
+        "sends to",
+        "receives from",
+    ]);
+    let mut last = None;
+    for (index, address) in graph.endpoints() {
+        let process = &graph.processes[index];
+        let first = last.replace(index) != Some(index);
+        let (name, node) = match first {
+            true => (process.name.clone(), process.node.to_string()),
+            false => (String::new(), String::new()),
+        };
+        table.add_row([
+            name,
+            node,
+            address.endpoint.to_string(),
+            list(graph.targets(address)),
+            list(graph.sources(address)),
+        ]);
+    }
+    let (roots, targets) = groups(graph);
+    let mut text = format!(
+        "{table}\n{} nodes, {} processes, {} endpoints, {} edges",
+        graph.nodes.len(),
+        graph.processes.len(),
+        graph.endpoints().count(),
+        graph.edges.len()
+    );
+    if !roots.is_empty() {
+        text += &format!("; broadcast from {}", list(roots.into_iter()));
+    }
+    if !targets.is_empty() {
+        text += &format!("; reduction to {}", list(targets.into_iter()));
+    }
+    text
+}
+
+fn list(addresses: impl Iterator<Item = Address>) -> String {
+    let names: Vec<String> = addresses.map(|address| address.to_string()).collect();
+    names.join(", ")
+}

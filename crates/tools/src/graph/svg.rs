@@ -1,0 +1,350 @@
+//! A graph as a picture, like figure 1 of the paper: nodes are boxes, processes circles
+//! in them, endpoints vertices on the circles, edges arrows.
+//!
+//! Nodes stand in a grid, their processes in a grid of their own. Each endpoint sits
+//! where its circle faces the circles it is joined to, kept apart from its neighbours.
+
+use std::f64::consts::{PI, TAU};
+use std::fmt::Write;
+
+use dipole_node::Address;
+
+use super::model::Graph;
+
+const LEAST_RADIUS: f64 = 46.0;
+/// Length of rim that an endpoint needs.
+const RIM: f64 = 30.0;
+const GAP: f64 = 70.0;
+const MARGIN: f64 = 30.0;
+const TITLE: f64 = 26.0;
+const VERTEX: f64 = 11.0;
+
+#[derive(Clone, Copy)]
+struct Point {
+    x: f64,
+    y: f64,
+}
+
+struct Circle {
+    centre: Point,
+    radius: f64,
+}
+
+struct Box {
+    node: u32,
+    corner: Point,
+    width: f64,
+    height: f64,
+}
+
+#[allow(clippy::cast_precision_loss, reason = "few things are drawn")]
+fn float(count: usize) -> f64 {
+    count as f64
+}
+
+fn columns(count: usize) -> usize {
+    (1..)
+        .find(|columns| columns * columns >= count)
+        .unwrap_or(1)
+}
+
+/// The picture.
+pub(super) fn draw(graph: &Graph) -> String {
+    let (boxes, circles, width, height) = lay_out(graph);
+    let vertices = place_endpoints(graph, &circles);
+    let mut out = String::new();
+    let _ = write!(
+        out,
+        r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0} {height:.0}" width="{width:.0}" height="{height:.0}" role="img" aria-label="directed point graph">
+<style>
+svg {{ color: #1d2733; background: #ffffff; font: 13px system-ui, sans-serif; }}
+.node {{ fill: #7f8c9a22; stroke: #7f8c9a; }} .process {{ fill: #ffffff; stroke: currentColor; stroke-width: 1.5; }}
+.vertex {{ fill: #2f6fb2; }} .edge {{ fill: none; stroke: #c4622d; stroke-width: 2; }} .head {{ fill: #c4622d; }}
+text {{ fill: currentColor; }} .id {{ fill: #ffffff; font-size: 11px; }}
+@media (prefers-color-scheme: dark) {{ svg {{ color: #e6e9ee; background: #14181d; }} .process {{ fill: #1d232b; }} .vertex {{ fill: #3d84cf; }} .edge {{ stroke: #e98a55; }} .head {{ fill: #e98a55; }} }}
+</style>
+<defs><marker id="arrow" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="9" markerHeight="9" markerUnits="userSpaceOnUse" orient="auto-start-reverse"><path class="head" d="M0 0 10 5 0 10z"/></marker></defs>
+"##
+    );
+    for place in &boxes {
+        let Point { x, y } = place.corner;
+        let _ = writeln!(
+            out,
+            r#"<rect class="node" x="{x:.1}" y="{y:.1}" width="{:.1}" height="{:.1}" rx="8"/><text x="{:.1}" y="{:.1}">node {}</text>"#,
+            place.width,
+            place.height,
+            x + 10.0,
+            y + 18.0,
+            place.node
+        );
+    }
+    for (circle, process) in circles.iter().zip(&graph.processes) {
+        let Point { x, y } = circle.centre;
+        let _ = writeln!(
+            out,
+            r#"<circle class="process" cx="{x:.1}" cy="{y:.1}" r="{:.1}"/><text x="{x:.1}" y="{:.1}" text-anchor="middle">{}</text>"#,
+            circle.radius,
+            y + 4.0,
+            escaped(&process.name)
+        );
+    }
+    let at = |address: Address| {
+        vertices
+            .iter()
+            .find(|(found, _)| *found == address)
+            .map(|(_, point)| *point)
+    };
+    for edge in &graph.edges {
+        if let (Some(from), Some(to)) = (at(edge.from), at(edge.to)) {
+            let _ = writeln!(
+                out,
+                r#"<path class="edge" marker-end="url(#arrow)" d="{}"><title>{} to {}</title></path>"#,
+                curve(from, to, &in_the_way(graph, &circles, edge.from, edge.to)),
+                edge.from,
+                edge.to
+            );
+        }
+    }
+    for (address, Point { x, y }) in &vertices {
+        let _ = writeln!(
+            out,
+            r#"<circle class="vertex" cx="{x:.1}" cy="{y:.1}" r="{VERTEX}"><title>{address}</title></circle><text class="id" x="{x:.1}" y="{:.1}" text-anchor="middle">{}</text>"#,
+            y + 4.0,
+            address.endpoint
+        );
+    }
+    out += "</svg>\n";
+    out
+}
+
+/// Nodes in a grid, processes in a grid inside each.
+fn lay_out(graph: &Graph) -> (Vec<Box>, Vec<Circle>, f64, f64) {
+    let radius = |index: usize| {
+        let rim = float(graph.processes[index].endpoints.len()) * RIM / TAU;
+        rim.max(LEAST_RADIUS)
+    };
+    let mut boxes: Vec<Box> = Vec::new();
+    let mut circles: Vec<Option<Circle>> = graph.processes.iter().map(|_| None).collect();
+    let across = columns(graph.nodes.len());
+    let (mut y, mut width) = (MARGIN, 0.0_f64);
+    for row in graph.nodes.chunks(across) {
+        let (mut x, mut deepest) = (MARGIN, 0.0_f64);
+        for node in row {
+            let inside: Vec<usize> = (0..graph.processes.len())
+                .filter(|index| graph.processes[*index].node == *node)
+                .collect();
+            let largest = inside
+                .iter()
+                .map(|index| radius(*index))
+                .fold(LEAST_RADIUS / 2.0, f64::max);
+            let cell = 2.0 * largest + GAP;
+            let inner = columns(inside.len().max(1));
+            let rows = inside.len().div_ceil(inner).max(1);
+            let place = Box {
+                node: *node,
+                corner: Point { x, y },
+                width: float(inner) * cell,
+                height: float(rows) * cell + TITLE,
+            };
+            for (slot, index) in inside.into_iter().enumerate() {
+                let centre = Point {
+                    x: x + (float(slot % inner) + 0.5) * cell,
+                    y: y + TITLE + (float(slot / inner) + 0.5) * cell,
+                };
+                circles[index] = Some(Circle {
+                    centre,
+                    radius: radius(index),
+                });
+            }
+            x += place.width + GAP;
+            deepest = deepest.max(place.height);
+            boxes.push(place);
+        }
+        width = width.max(x - GAP + MARGIN);
+        y += deepest + GAP;
+    }
+    let circles = circles.into_iter().flatten().collect();
+    (boxes, circles, width, y - GAP + MARGIN)
+}
+
+/// Each endpoint on the rim of its process.
+fn place_endpoints(graph: &Graph, circles: &[Circle]) -> Vec<(Address, Point)> {
+    let mut placed = Vec::new();
+    for (index, circle) in circles.iter().enumerate() {
+        let process = &graph.processes[index];
+        let mut wanted: Vec<(f64, Address)> = process
+            .endpoints
+            .iter()
+            .enumerate()
+            .map(|(nth, endpoint)| {
+                let address = Address::new(process.node, *endpoint);
+                let fallback = TAU * float(nth) / float(process.endpoints.len()) + PI / 2.0;
+                (
+                    facing(graph, circles, circle, address).unwrap_or(fallback),
+                    address,
+                )
+            })
+            .collect();
+        wanted.sort_by(|one, other| one.0.total_cmp(&other.0));
+        let angles = spread(
+            &wanted.iter().map(|one| one.0).collect::<Vec<_>>(),
+            RIM / circle.radius,
+        );
+        for (angle, (_, address)) in angles.into_iter().zip(wanted) {
+            let point = Point {
+                x: circle.centre.x + circle.radius * angle.cos(),
+                y: circle.centre.y + circle.radius * angle.sin(),
+            };
+            placed.push((address, point));
+        }
+    }
+    placed
+}
+
+/// The direction of the circles an endpoint is joined to.
+fn facing(graph: &Graph, circles: &[Circle], own: &Circle, address: Address) -> Option<f64> {
+    let others = graph.targets(address).chain(graph.sources(address));
+    let (mut x, mut y) = (0.0, 0.0);
+    let mut any = false;
+    for circle in others.filter_map(|other| circles.get(graph.owner(other)?)) {
+        let (dx, dy) = (
+            circle.centre.x - own.centre.x,
+            circle.centre.y - own.centre.y,
+        );
+        let length = dx.hypot(dy).max(1.0);
+        x += dx / length;
+        y += dy / length;
+        any = true;
+    }
+    (any && x.hypot(y) > 1e-6).then(|| y.atan2(x).rem_euclid(TAU))
+}
+
+/// Moves sorted angles apart until neighbours are `least` from each other, or evenly if
+/// there is no room for that.
+fn spread(wanted: &[f64], least: f64) -> Vec<f64> {
+    let count = wanted.len();
+    if count < 2 {
+        return wanted.to_vec();
+    }
+    let least = least.min(TAU / float(count));
+    let mut angles = wanted.to_vec();
+    for _ in 0..200 {
+        let mut moved = false;
+        for index in 0..count {
+            let next = (index + 1) % count;
+            let around = if next == 0 { TAU } else { 0.0 };
+            let short = least - (angles[next] + around - angles[index]);
+            if short > 1e-3 {
+                angles[index] -= short / 2.0;
+                angles[next] += short / 2.0;
+                moved = true;
+            }
+        }
+        if !moved {
+            break;
+        }
+    }
+    angles
+}
+
+/// Circles that an edge neither begins nor ends at.
+fn in_the_way<'a>(
+    graph: &Graph,
+    circles: &'a [Circle],
+    from: Address,
+    to: Address,
+) -> Vec<&'a Circle> {
+    let ends = [graph.owner(from), graph.owner(to)];
+    let others = circles.iter().enumerate();
+    others
+        .filter(|(index, _)| !ends.contains(&Some(*index)))
+        .map(|(_, circle)| circle)
+        .collect()
+}
+
+/// An arrow that bends a little, so that two in opposite directions do not coincide, and
+/// more where that leads it around what is in its way.
+fn curve(from: Point, to: Point, obstacles: &[&Circle]) -> String {
+    let (dx, dy) = (to.x - from.x, to.y - from.y);
+    let length = dx.hypot(dy).max(1.0);
+    let (ux, uy) = (dx / length, dy / length);
+    let middle = |bend: f64| Point {
+        x: f64::midpoint(from.x, to.x) - uy * bend,
+        y: f64::midpoint(from.y, to.y) + ux * bend,
+    };
+    let slight = (length * 0.12).min(40.0);
+    let wider = (2..10).flat_map(|times| {
+        let bend = length * 0.12 * f64::from(times);
+        [bend, -bend]
+    });
+    let is_free = |bend: &f64| {
+        let through = middle(*bend);
+        let points = (0..=24).map(|step| {
+            let part = f64::from(step) / 24.0;
+            let rest = 1.0 - part;
+            Point {
+                x: rest * rest * from.x + 2.0 * rest * part * through.x + part * part * to.x,
+                y: rest * rest * from.y + 2.0 * rest * part * through.y + part * part * to.y,
+            }
+        });
+        points.into_iter().all(|point| {
+            obstacles.iter().all(|circle| {
+                let (x, y) = (point.x - circle.centre.x, point.y - circle.centre.y);
+                x.hypot(y) > circle.radius + VERTEX
+            })
+        })
+    };
+    let bend = [slight, -slight]
+        .into_iter()
+        .chain(wider)
+        .find(is_free)
+        .unwrap_or(slight);
+    let middle = middle(bend);
+    // It begins and ends at the rims of the vertices.
+    let shorten = |end: Point| {
+        let (ex, ey) = (middle.x - end.x, middle.y - end.y);
+        let distance = ex.hypot(ey).max(1.0);
+        let part = (VERTEX + 1.0) / distance;
+        Point {
+            x: end.x + ex * part,
+            y: end.y + ey * part,
+        }
+    };
+    let (start, end) = (shorten(from), shorten(to));
+    format!(
+        "M{:.1} {:.1} Q{:.1} {:.1} {:.1} {:.1}",
+        start.x, start.y, middle.x, middle.y, end.x, end.y
+    )
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    #[test]
+    fn every_process_endpoint_and_edge_is_in_the_picture() {
+        let text = include_str!("../../../../examples/graphs/paper.toml");
+        let graph = Graph::parse(Path::new("paper.toml"), text).expect("it is right");
+        let picture = draw(&graph);
+        assert_eq!(picture.matches("class=\"node\"").count(), 4);
+        assert_eq!(picture.matches("class=\"process\"").count(), 3);
+        assert_eq!(picture.matches("class=\"vertex\"").count(), 9);
+        assert_eq!(picture.matches("class=\"edge\"").count(), 4);
+    }
+
+    #[test]
+    fn endpoints_of_a_process_are_kept_apart() {
+        let angles = spread(&[1.0, 1.0, 1.01, 6.2], 0.5);
+        for pair in angles.windows(2) {
+            assert!(pair[1] - pair[0] > 0.49, "{angles:?}");
+        }
+        assert!(angles[0] + TAU - angles[3] > 0.49, "{angles:?}");
+    }
+}

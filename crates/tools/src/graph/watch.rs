@@ -1,0 +1,242 @@
+//! What exists now on this machine's nodes: endpoints and edges as they come and go, with
+//! the traffic of each edge since the last look.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{IsTerminal, Write};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use comfy_table::Table;
+use comfy_table::presets::UTF8_FULL_CONDENSED;
+use dipole_node::registry::{EdgeTraffic, Registry, default_runtime_dir};
+use dipole_node::{Address, NodeId};
+use serde::Serialize;
+
+use super::Done;
+use super::model::Graph;
+
+/// One look.
+#[derive(Debug, Serialize)]
+struct Look {
+    endpoints: Vec<SeenEndpoint>,
+    edges: Vec<SeenEdge>,
+    /// Of the graph given, what does not exist now.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    missing: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct SeenEndpoint {
+    endpoint: String,
+    pid: u32,
+    command: String,
+    /// Whether the graph given has it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    expected: Option<bool>,
+}
+
+#[derive(Debug, Serialize)]
+struct SeenEdge {
+    from: String,
+    to: String,
+    link: &'static str,
+    messages: u64,
+    bytes: u64,
+    messages_per_s: f64,
+    bytes_per_s: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    expected: Option<bool>,
+}
+
+/// Looks every so often, until interrupted or `times` times.
+pub(super) fn watch(
+    graph: Option<&Graph>,
+    every: Duration,
+    times: Option<u64>,
+    json: bool,
+) -> Done {
+    let runtime = default_runtime_dir();
+    let redraw = std::io::stdout().is_terminal() && !json;
+    let mut before: BTreeMap<(Address, Address), EdgeTraffic> = BTreeMap::new();
+    let mut last = Instant::now();
+    let mut looks = 0_u64;
+    loop {
+        let registries = registries(&runtime, graph)?;
+        for registry in &registries {
+            registry.watch()?;
+        }
+        if looks == 0 {
+            // The first look asks; what it asked for is there a little later.
+            std::thread::sleep(every.min(Duration::from_millis(500)));
+        }
+        let seconds = last.elapsed().as_secs_f64();
+        last = Instant::now();
+        let (look, now) = look(
+            &registries,
+            graph,
+            &before,
+            if looks == 0 { None } else { Some(seconds) },
+        )?;
+        before = now;
+        let mut out = std::io::stdout().lock();
+        if json {
+            writeln!(out, "{}", serde_json::to_string(&look)?)?;
+        } else {
+            if redraw {
+                // Home, and everything below away.
+                write!(out, "\x1b[H\x1b[J")?;
+            }
+            writeln!(out, "{}", text(&look))?;
+        }
+        out.flush()?;
+        drop(out);
+        looks += 1;
+        if times.is_some_and(|times| looks >= times) {
+            for registry in &registries {
+                registry.unwatch();
+            }
+            return Ok(true);
+        }
+        std::thread::sleep(every);
+    }
+}
+
+/// Those of the graph's nodes, or of all that the runtime directory has.
+fn registries(
+    runtime: &Path,
+    graph: Option<&Graph>,
+) -> Result<Vec<Registry>, Box<dyn std::error::Error>> {
+    let mut nodes: BTreeSet<u32> = graph
+        .into_iter()
+        .flat_map(|graph| graph.nodes.clone())
+        .collect();
+    if graph.is_none() {
+        for entry in std::fs::read_dir(runtime).into_iter().flatten() {
+            let name = entry?.file_name();
+            nodes.extend(
+                name.to_str()
+                    .and_then(|name| name.strip_prefix("node-")?.parse::<u32>().ok()),
+            );
+        }
+    }
+    let open = nodes
+        .into_iter()
+        .map(|node| Registry::open(runtime, NodeId(node)));
+    Ok(open.collect::<Result<Vec<_>, _>>()?)
+}
+
+type Traffic = BTreeMap<(Address, Address), EdgeTraffic>;
+
+fn look(
+    registries: &[Registry],
+    graph: Option<&Graph>,
+    before: &Traffic,
+    seconds: Option<f64>,
+) -> Result<(Look, Traffic), Box<dyn std::error::Error>> {
+    let mut look = Look {
+        endpoints: Vec::new(),
+        edges: Vec::new(),
+        missing: Vec::new(),
+    };
+    let mut now = Traffic::new();
+    for registry in registries {
+        for survey in registry.survey()? {
+            let address = |endpoint| Address {
+                node: registry.node(),
+                endpoint,
+            };
+            look.endpoints
+                .extend(survey.endpoints.iter().map(|endpoint| SeenEndpoint {
+                    endpoint: address(*endpoint).to_string(),
+                    pid: survey.owner.pid,
+                    command: survey.owner.command.clone(),
+                    expected: graph.map(|graph| graph.owner(address(*endpoint)).is_some()),
+                }));
+            now.extend(
+                survey
+                    .edges
+                    .iter()
+                    .map(|edge| ((address(edge.source), edge.target), *edge)),
+            );
+        }
+    }
+    for ((from, to), edge) in &now {
+        let old = before.get(&(*from, *to));
+        let rate = |count: fn(&EdgeTraffic) -> u64| match (old, seconds) {
+            // Made anew since: it counts from zero.
+            (Some(old), Some(seconds)) if seconds > 0.0 => {
+                let more = count(edge).checked_sub(count(old)).unwrap_or(count(edge));
+                #[allow(clippy::cast_precision_loss, reason = "a rate for a reader")]
+                let rate = more as f64 / seconds;
+                rate
+            }
+            _ => 0.0,
+        };
+        look.edges.push(SeenEdge {
+            from: from.to_string(),
+            to: to.to_string(),
+            link: if edge.local { "shm" } else { "udp" },
+            messages: edge.messages,
+            bytes: edge.bytes,
+            messages_per_s: rate(|edge| edge.messages),
+            bytes_per_s: rate(|edge| edge.bytes),
+            expected: graph.map(|graph| graph.targets(*from).any(|target| target == *to)),
+        });
+    }
+    if let Some(graph) = graph {
+        let there: BTreeSet<&str> = look
+            .endpoints
+            .iter()
+            .map(|seen| seen.endpoint.as_str())
+            .collect();
+        let endpoints = graph.endpoints().map(|(_, address)| address.to_string());
+        let absent = endpoints.filter(|name| !there.contains(name.as_str()));
+        let mut missing: Vec<String> = absent.map(|name| format!("endpoint {name}")).collect();
+        let edges = graph
+            .edges
+            .iter()
+            .filter(|edge| !now.contains_key(&(edge.from, edge.to)));
+        missing.extend(edges.map(|edge| format!("edge {} -> {}", edge.from, edge.to)));
+        look.missing = missing;
+    }
+    Ok((look, now))
+}
+
+fn text(look: &Look) -> String {
+    let mark = |expected: Option<bool>| match expected {
+        Some(false) => "not in the graph",
+        _ => "",
+    };
+    let mut endpoints = Table::new();
+    endpoints
+        .load_preset(UTF8_FULL_CONDENSED)
+        .set_header(["endpoint", "pid", "command", ""]);
+    for seen in &look.endpoints {
+        let command: String = seen.command.chars().take(48).collect();
+        endpoints.add_row([
+            &seen.endpoint,
+            &seen.pid.to_string(),
+            &command,
+            mark(seen.expected),
+        ]);
+    }
+    let mut edges = Table::new();
+    edges
+        .load_preset(UTF8_FULL_CONDENSED)
+        .set_header(["edge", "link", "messages", "msg/s", "MB/s", ""]);
+    for seen in &look.edges {
+        edges.add_row([
+            format!("{} -> {}", seen.from, seen.to),
+            seen.link.to_owned(),
+            seen.messages.to_string(),
+            format!("{:.0}", seen.messages_per_s),
+            format!("{:.3}", seen.bytes_per_s / 1e6),
+            mark(seen.expected).to_owned(),
+        ]);
+    }
+    let mut text = format!("{endpoints}\n{edges}");
+    if !look.missing.is_empty() {
+        text += &format!("\nof the graph, not there now: {}", look.missing.join(", "));
+    }
+    text
+}

@@ -1,0 +1,158 @@
+//! `dipole graph` as a user runs it: checked, printed, drawn, played, watched.
+
+#![allow(missing_docs, reason = "tests")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use tempfile::TempDir;
+
+fn paper() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/graphs/paper.toml")
+}
+
+fn dipole(bed: &TempDir, arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_dipole"));
+    command
+        .args(arguments)
+        .env("DIPOLE_RUNTIME_DIR", bed.path().join("runtime"))
+        .env_remove("DIPOLE_HOSTS")
+        .stdin(Stdio::null());
+    command
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn run(command: &mut Command) -> Output {
+    let output = command.output().expect("it starts");
+    assert!(
+        output.status.success(),
+        "{command:?}: {}",
+        text(&output.stderr)
+    );
+    output
+}
+
+#[test]
+fn the_graph_of_the_paper_is_printed_and_drawn() {
+    let bed = tempfile::tempdir().expect("a directory");
+    let picture = bed.path().join("paper.svg");
+    let paper = paper();
+    let file = paper.to_str().expect("a path");
+    let shown = run(&mut dipole(
+        &bed,
+        &["graph", file, "--svg", picture.to_str().expect("a path")],
+    ));
+    let shown = text(&shown.stdout);
+    for wanted in [
+        "P1",
+        "2:2, 1:6",
+        "4 nodes, 3 processes, 9 endpoints, 4 edges",
+        "broadcast from 1:2",
+    ] {
+        assert!(shown.contains(wanted), "{wanted}: {shown}");
+    }
+    let picture = std::fs::read_to_string(picture).expect("it was drawn");
+    assert!(picture.starts_with("<svg") && picture.trim_end().ends_with("</svg>"));
+    let json = run(&mut dipole(&bed, &["--json", "graph", file]));
+    let facts: serde_json::Value = serde_json::from_slice(&json.stdout).expect("JSON");
+    assert_eq!(facts["edges"].as_array().map(Vec::len), Some(4));
+    assert_eq!(facts["reduction_targets"][0], "1:6");
+}
+
+#[test]
+fn a_graph_that_breaks_the_rules_is_refused_with_file_and_line() {
+    let bed = tempfile::tempdir().expect("a directory");
+    let file = bed.path().join("wrong.toml");
+    std::fs::write(
+        &file,
+        "edges = [\"1:1 -> 1:2\"]\n[[process]]\nnode = 1\nendpoints = [1, 2]\n",
+    )
+    .expect("a file");
+    let output = dipole(&bed, &["graph", file.to_str().expect("a path")])
+        .output()
+        .expect("it starts");
+    assert_eq!(output.status.code(), Some(2));
+    let said = text(&output.stderr);
+    assert!(
+        said.contains("wrong.toml:1: edge 1:1 -> 1:2 stays inside one process"),
+        "{said}"
+    );
+}
+
+#[test]
+fn the_graph_of_the_paper_runs_and_its_edges_are_seen_while_it_does() {
+    let bed = tempfile::tempdir().expect("a directory");
+    let paper = paper();
+    let file = paper.to_str().expect("a path");
+    let mut play = dipole(
+        &bed,
+        &[
+            "--json",
+            "graph",
+            file,
+            "--run",
+            "--seconds",
+            "4",
+            "--rate",
+            "500",
+        ],
+    );
+    let playing = play
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    // Looks until it has seen all edges carry messages, or the play is over.
+    let watched = run(&mut dipole(
+        &bed,
+        &[
+            "--json", "graph", file, "--watch", "--every", "0.3", "--times", "9",
+        ],
+    ));
+    let played = playing.wait_with_output().expect("it ends");
+    assert!(played.status.success(), "{}", text(&played.stderr));
+    let heard: Vec<serde_json::Value> = text(&played.stdout)
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("JSON"))
+        .collect();
+    assert_eq!(heard.len(), 4);
+    for edge in &heard {
+        assert_eq!(edge["sent"], edge["received"], "{edge}");
+        assert_eq!(edge["in_order"], true, "{edge}");
+    }
+    let looks: Vec<serde_json::Value> = text(&watched.stdout)
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("JSON"))
+        .collect();
+    let seen = looks.iter().any(|look| {
+        let edges = look["edges"].as_array().expect("edges");
+        let moving = edges
+            .iter()
+            .filter(|edge| edge["messages_per_s"].as_f64() > Some(0.0));
+        moving.count() == 4 && look["missing"].is_null()
+    });
+    assert!(seen, "no look saw all four edges move: {looks:#?}");
+    let links = |from: &str, to: &str| {
+        let edges = looks
+            .iter()
+            .flat_map(|look| look["edges"].as_array().expect("edges"));
+        let mut matching = edges.filter(|edge| edge["from"] == from && edge["to"] == to);
+        matching.next().map(|edge| edge["link"].clone())
+    };
+    assert_eq!(links("1:1", "1:5"), Some("shm".into()));
+    assert_eq!(links("1:2", "2:2"), Some("udp".into()));
+    // All gone: nothing is left to be seen.
+    let after = run(&mut dipole(
+        &bed,
+        &["--json", "graph", "--watch", "--times", "1"],
+    ));
+    let look: serde_json::Value = serde_json::from_slice(&after.stdout).expect("JSON");
+    assert_eq!(
+        look["endpoints"].as_array().map(Vec::len),
+        Some(0),
+        "{look}"
+    );
+}

@@ -1,0 +1,177 @@
+//! An installation is used by a C program outside the tree, then taken away.
+
+#![allow(missing_docs, reason = "tests")]
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+const PREFIX: &str = "/opt/dipole-test";
+
+const PROGRAM: &str = r#"
+#include <dipole.h>
+#include <stdio.h>
+#include <string.h>
+
+int main(void)
+{
+    char *address;
+    int out = dp_open(8), in = dp_open(7);
+    if (out < 0 || in < 0 || dp_target(out, 1, 7) < 0) {
+        fprintf(stderr, "%s\n", dp_error());
+        return 1;
+    }
+    if (dp_write(out, "outside", 8) != 8 || dp_read(in, &address) != 8) {
+        fprintf(stderr, "%s\n", dp_error());
+        return 1;
+    }
+    printf("%s\n", address);
+    return dp_fsync(in, 1) < 0 || dp_close(in) < 0 || dp_close(out) < 0;
+}
+"#;
+
+fn said(output: &Output) -> String {
+    let both = [&output.stdout[..], &output.stderr[..]].concat();
+    String::from_utf8_lossy(&both).into_owned()
+}
+
+fn run(command: &mut Command) -> String {
+    let output = command.output().expect("it starts");
+    assert!(output.status.success(), "{command:?}: {}", said(&output));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn xtask(task: &str, destdir: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
+    command
+        .args([task, "--prefix", PREFIX])
+        .env("DESTDIR", destdir);
+    command
+}
+
+/// Every file below a folder.
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).into_iter().flatten() {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() && !path.is_symlink() {
+            found.extend(files(&path));
+        } else {
+            found.push(path);
+        }
+    }
+    found
+}
+
+#[test]
+fn a_c_program_needs_only_what_is_installed_and_nothing_stays_when_it_is_removed() {
+    let bed = tempfile::tempdir().expect("a directory");
+    let destdir = bed.path().join("image");
+    // Twice: an installation replaces an older one.
+    for _ in 0..2 {
+        run(xtask("install", &destdir).args(["--profile", "dev"]));
+    }
+    let installed = destdir.join(PREFIX.trim_start_matches('/'));
+    for (file, mode) in [
+        ("bin/dipole", 0o755),
+        ("include/dipole.h", 0o644),
+        ("lib/libdipole.a", 0o644),
+        ("lib/libdipole.so", 0o755),
+        ("lib/libdipole.so.0", 0o755),
+        ("lib/pkgconfig/dipole.pc", 0o644),
+        ("share/man/man1/dipole-bench.1", 0o644),
+        ("share/man/man3/dp_open.3", 0o644),
+        ("share/man/man7/dipole.7", 0o644),
+        ("share/bash-completion/completions/dipole", 0o644),
+        ("share/zsh/site-functions/_dipole", 0o644),
+        ("share/fish/vendor_completions.d/dipole.fish", 0o644),
+    ] {
+        let found =
+            fs::metadata(installed.join(file)).unwrap_or_else(|cause| panic!("{file}: {cause}"));
+        assert_eq!(found.permissions().mode() & 0o777, mode, "{file}");
+    }
+    let version = run(Command::new(installed.join("bin/dipole")).arg("--version"));
+    assert!(version.starts_with("dipole "), "{version}");
+
+    // Away from the tree, as a user would: pkg-config says how.
+    fs::write(bed.path().join("outside.c"), PROGRAM).expect("a file");
+    let pkg_config = |what: &[&str]| -> Option<Vec<String>> {
+        let mut command = Command::new("pkg-config");
+        command
+            .args(what)
+            .arg("dipole")
+            .env("PKG_CONFIG_PATH", installed.join("lib/pkgconfig"))
+            .env("PKG_CONFIG_SYSROOT_DIR", &destdir);
+        let output = command.output().ok()?;
+        assert!(output.status.success(), "{command:?}: {}", said(&output));
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        Some(text.split_whitespace().map(str::to_owned).collect())
+    };
+    let (dynamic, fixed) = match (
+        pkg_config(&["--cflags", "--libs"]),
+        pkg_config(&["--cflags", "--libs", "--static"]),
+    ) {
+        (Some(dynamic), Some(fixed)) => (dynamic, fixed),
+        _ => {
+            eprintln!("pkg-config is missing (package pkg-config): SKIPPED, paths given by hand");
+            let include = format!("-I{}", installed.join("include").display());
+            let library = format!("-L{}", installed.join("lib").display());
+            let words = |more: &[&str]| -> Vec<String> {
+                let first = [include.as_str(), library.as_str(), "-ldipole"];
+                first.iter().chain(more).map(ToString::to_string).collect()
+            };
+            (words(&[]), words(&["-lpthread", "-lm", "-ldl"]))
+        }
+    };
+    let compile = |name: &str, words: &[String]| {
+        run(Command::new("cc")
+            .current_dir(bed.path())
+            .args(["-Wall", "-Wextra", "-Werror", "-o", name, "outside.c"])
+            .args(words));
+    };
+    compile("dynamic", &dynamic);
+    // The archive by name, since -ldipole would take the shared library.
+    let archive = installed.join("lib/libdipole.a").display().to_string();
+    let fixed: Vec<String> = fixed
+        .into_iter()
+        .map(|word| {
+            if word == "-ldipole" {
+                archive.clone()
+            } else {
+                word
+            }
+        })
+        .collect();
+    compile("fixed", &fixed);
+    for (name, library_path) in [("dynamic", Some(installed.join("lib"))), ("fixed", None)] {
+        let mut program = Command::new(bed.path().join(name));
+        program
+            .env_clear()
+            .env("DIPOLE_RUNTIME_DIR", bed.path().join("runtime"))
+            .envs(library_path.map(|path| ("LD_LIBRARY_PATH", path)));
+        assert_eq!(run(&mut program), "outside\n", "{name}");
+    }
+
+    run(&mut xtask("uninstall", &destdir));
+    assert_eq!(files(&destdir), Vec::<PathBuf>::new());
+    let again = xtask("uninstall", &destdir).output().expect("it starts");
+    assert!(
+        !again.status.success() && said(&again).contains("nothing to uninstall"),
+        "{}",
+        said(&again)
+    );
+}
+
+#[test]
+fn a_relative_prefix_is_refused() {
+    let bed = tempfile::tempdir().expect("a directory");
+    let output = Command::new(env!("CARGO_BIN_EXE_xtask"))
+        .args(["install", "--prefix", "somewhere"])
+        .env("DESTDIR", bed.path())
+        .output()
+        .expect("it starts");
+    assert!(!output.status.success());
+    assert!(said(&output).contains("not absolute"), "{}", said(&output));
+    assert_eq!(files(bed.path()), Vec::<PathBuf>::new());
+}
