@@ -295,6 +295,8 @@ impl Driver {
             let before = state.engine.progress();
             let looked = match spinning {
                 true => self.look(&mut state, &mut now, turns),
+                // What woke us comes first; the rest is looked at before the next sleep.
+                false if state.engine.poll_local() => Ok(true),
                 false => state.engine.step(now, until != Until::Now),
             };
             if let Err(cause) = looked {

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use allocation_counter::measure;
 use dipole_link::AnyLink;
 use dipole_link::sim::{Network, NetworkConfig};
-use dipole_node::ProtocolConfig;
+use dipole_node::{Config, EndpointId, Links, Node, NodeId, ProtocolConfig};
 use dipole_node::engine::{Destination, Engine};
 use dipole_proto::{EdgeId, Instant, PeerId};
 
@@ -196,4 +196,24 @@ fn an_idle_peer_costs_at_most_four_kibibytes() {
     let each = kept / i64::try_from(peers).expect("few");
     assert!(each <= 4096, "{each} bytes per idle peer");
     println!("{each} bytes per idle peer");
+}
+
+#[test]
+fn an_idle_endpoint_costs_at_most_512_bytes() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let config = Config {
+        links: Links::Shm,
+        ..Config::local(NodeId(1), directory.path().join("dipole"))
+    };
+    let node = Node::open(config).expect("a node");
+    let count = 1000;
+    let mut endpoints = Vec::with_capacity(count);
+    let all = 0..u32::try_from(count).expect("few");
+    let bytes = measure(|| {
+        endpoints.extend(all.map(|id| node.endpoint(EndpointId(id)).expect("free")));
+    })
+    .bytes_current;
+    let each = usize::try_from(bytes).expect("it takes memory") / count;
+    println!("{each} bytes for an idle endpoint");
+    assert!(each <= 512, "{each} bytes for an idle endpoint");
 }

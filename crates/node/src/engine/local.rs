@@ -31,7 +31,7 @@ const POLL_LIMIT: usize = 256;
 /// their receiver.
 const EAGER_BYTES: usize = 16 << 10;
 /// Unread bytes of one edge, once it has been used and the pool has room.
-const EDGE_WINDOW_BYTES: u64 = 16 << 20;
+const EDGE_WINDOW_BYTES: u64 = 1 << 20;
 /// An outgoing edge to a process of this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LocalEdge {
