@@ -137,6 +137,44 @@ pub(crate) fn set_udp_option(
     }
 }
 
+/// Who is at the other end of a unix socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Credentials {
+    /// The process; 0 if it cannot be seen from here (another namespace).
+    pub(crate) pid: i32,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+}
+
+/// The process at the other end of a connected unix socket, as the kernel knows it.
+/// (`rustix` has no way to tell of one that cannot be seen.)
+pub(crate) fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
+    let mut found = libc::ucred {
+        pid: 0,
+        uid: 0,
+        gid: 0,
+    };
+    let mut length = socklen_of::<libc::ucred>();
+    // SAFETY: pointer and length describe `found`, plain integers, which the kernel fills.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut found).cast(),
+            &raw mut length,
+        )
+    };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(Credentials {
+        pid: found.pid,
+        uid: found.uid,
+        gid: found.gid,
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -150,6 +188,13 @@ mod tests {
         let loopback = all.iter().find(|address| address.ip == wanted).unwrap();
         assert!(loopback.up && loopback.loopback);
         assert!(interface_mtu(socket.as_fd(), &loopback.name).unwrap() >= 1280);
+    }
+
+    #[test]
+    fn the_other_end_of_a_socket_pair_is_this_process() {
+        let (one, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        let found = peer_credentials(one.as_fd()).unwrap();
+        assert_eq!(u32::try_from(found.pid), Ok(std::process::id()));
     }
 
     #[test]

@@ -7,8 +7,8 @@ use std::net::SocketAddr;
 use allocation_counter::measure;
 use dipole_link::AnyLink;
 use dipole_link::sim::{Network, NetworkConfig};
-use dipole_node::{Config, EndpointId, Links, Node, NodeId, ProtocolConfig};
 use dipole_node::engine::{Destination, Engine};
+use dipole_node::{Config, EndpointId, Links, Node, NodeId, ProtocolConfig};
 use dipole_proto::{EdgeId, Instant, PeerId};
 
 struct Bed {

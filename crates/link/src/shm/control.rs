@@ -13,6 +13,7 @@ use rustix::net::{
 };
 
 use super::MAX_GREETING_BYTES;
+use super::pull::Probe;
 
 const BACKLOG: i32 = 1024;
 const MAX_FILES: usize = 2;
@@ -25,15 +26,32 @@ const LONGEST: usize = 17 + MAX_GREETING_BYTES;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Said {
     /// Who I am, my bell, and from whoever connects the memory for both.
-    Hello {
-        probe_at: u64,
-        probe: u64,
-        greeting: Vec<u8>,
-    },
+    Hello { probe: Probe, greeting: Vec<u8> },
     /// A large ring.
     Ring,
     /// Something waits.
     Wake,
+}
+
+/// What came over a socket.
+#[derive(Debug)]
+pub(super) enum Heard {
+    Nothing,
+    /// With the descriptors that came with it.
+    Message(Said, Vec<OwnedFd>),
+    /// Not one of ours.
+    Nonsense,
+}
+
+/// The greeting of a hub with that probe.
+pub(super) fn hello(probe: &u64, greeting: &[u8]) -> Said {
+    Said::Hello {
+        probe: Probe {
+            at: std::ptr::from_ref(probe).expose_provenance() as u64,
+            number: *probe,
+        },
+        greeting: greeting.to_vec(),
+    }
 }
 
 /// An address for a path, however long: by way of its directory's descriptor.
@@ -90,51 +108,48 @@ pub(super) fn accept(listener: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
     }
 }
 
-/// The process and user at the other end.
-pub(super) fn peer(socket: BorrowedFd<'_>) -> io::Result<(i32, u32)> {
-    let found = rustix::net::sockopt::socket_peercred(socket)?;
-    Ok((found.pid.as_raw_nonzero().get(), found.uid.as_raw()))
-}
-
 /// Sends one message; it never waits.
 pub(super) fn say(socket: BorrowedFd<'_>, said: &Said, files: &[BorrowedFd<'_>]) -> io::Result<()> {
-    let mut bytes = Vec::with_capacity(LONGEST);
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    let mut bytes = Vec::new();
     match said {
-        Said::Hello {
-            probe_at,
-            probe,
-            greeting,
-        } => {
-            bytes.push(HELLO);
-            bytes.extend(probe_at.to_le_bytes());
-            bytes.extend(probe.to_le_bytes());
-            bytes.extend(greeting);
+        Said::Wake => {
+            rustix::net::send(socket, &[WAKE], flags)?;
+            return Ok(());
         }
         Said::Ring => bytes.push(RING),
-        Said::Wake => bytes.push(WAKE),
+        Said::Hello { probe, greeting } => {
+            bytes.push(HELLO);
+            bytes.extend(probe.at.to_le_bytes());
+            bytes.extend(probe.number.to_le_bytes());
+            bytes.extend(greeting);
+        }
     }
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     if !files.is_empty() {
         ancillary.push(SendAncillaryMessage::ScmRights(files));
     }
-    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
     rustix::net::sendmsg(socket, &[IoSlice::new(&bytes)], &mut ancillary, flags)?;
     Ok(())
 }
 
-/// Takes one message; `None`: there is none. An error: the connection is over.
-pub(super) fn hear(socket: BorrowedFd<'_>) -> io::Result<Option<(Said, Vec<OwnedFd>)>> {
-    let mut bytes = [0; LONGEST];
+/// Takes one message. An error: the connection is over.
+pub(super) fn hear(socket: BorrowedFd<'_>) -> io::Result<Heard> {
+    // One more than the longest, so that a longer one is not taken for it.
+    let mut bytes = [0; LONGEST + 1];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let mut was_reset = false;
     let received = loop {
         let slices = &mut [IoSliceMut::new(&mut bytes)];
         match rustix::net::recvmsg(socket, slices, &mut ancillary, flags) {
             Ok(received) => break received,
             Err(Errno::INTR) => {}
-            Err(Errno::AGAIN) => return Ok(None),
+            // Told once, before what the peer said until it closed.
+            Err(Errno::CONNRESET) if !was_reset => was_reset = true,
+            Err(Errno::AGAIN) => return Ok(Heard::Nothing),
             Err(error) => return Err(error.into()),
         }
     };
@@ -146,24 +161,27 @@ pub(super) fn hear(socket: BorrowedFd<'_>) -> io::Result<Option<(Said, Vec<Owned
         })
         .flatten()
         .collect();
-    let said = match &bytes[..received.bytes] {
-        [] => return Err(io::ErrorKind::UnexpectedEof.into()),
+    match &bytes[..received.bytes] {
+        [] => Err(io::ErrorKind::UnexpectedEof.into()),
+        bytes => Ok(parse(bytes).map_or(Heard::Nonsense, |said| Heard::Message(said, files))),
+    }
+}
+
+fn parse(bytes: &[u8]) -> Option<Said> {
+    match bytes {
         [HELLO, rest @ ..] => {
-            let (Some((probe_at, rest)), ..) = (rest.split_first_chunk(), ()) else {
-                return Err(io::ErrorKind::InvalidData.into());
-            };
-            let Some((probe, greeting)) = rest.split_first_chunk() else {
-                return Err(io::ErrorKind::InvalidData.into());
-            };
-            Said::Hello {
-                probe_at: u64::from_le_bytes(*probe_at),
-                probe: u64::from_le_bytes(*probe),
+            let (at, rest) = rest.split_first_chunk()?;
+            let (number, greeting) = rest.split_first_chunk()?;
+            (greeting.len() <= MAX_GREETING_BYTES).then(|| Said::Hello {
+                probe: Probe {
+                    at: u64::from_le_bytes(*at),
+                    number: u64::from_le_bytes(*number),
+                },
                 greeting: greeting.to_vec(),
-            }
+            })
         }
-        [RING] => Said::Ring,
-        [WAKE] => Said::Wake,
-        _ => return Err(io::ErrorKind::InvalidData.into()),
-    };
-    Ok(Some((said, files)))
+        [RING] => Some(Said::Ring),
+        [WAKE] => Some(Said::Wake),
+        _ => None,
+    }
 }

@@ -6,12 +6,15 @@
 //! and, by its end, the news that the other process is gone. It moves records and
 //! knows nothing of what they mean.
 
+mod attend;
 mod control;
+mod error;
+mod event;
 mod pull;
 mod ring;
 mod segment;
 
-use std::fmt;
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -20,9 +23,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use rustix::event::epoll;
-use rustix::io::Errno;
+use rustix::net::Shutdown;
 
 use control::Said;
+pub use error::{PushError, ShmError};
+pub use event::{Closing, PeerFacts, ShmEvent, ShmStats};
+use pull::Probe;
 use ring::{Broken, CONTROL_BYTES, Consumer, INLINE_BYTES, Place, Producer, SLOT_BYTES};
 pub use ring::{MAX_RECORD_BYTES, Payload};
 use segment::Segment;
@@ -39,19 +45,18 @@ const BELL_BYTES: usize = 4096;
 const MOVED: u64 = u64::MAX;
 /// Connections looked at in every poll beside those that were active lately.
 const OTHERS_PER_POLL: usize = 8;
-const ACTIVE: usize = 8;
+const ACTIVE: usize = 64;
 /// Polls of those between two looks at some of the others.
 const POLLS_PER_OTHERS: u32 = 32;
 const LISTENER: u64 = u64::MAX;
-/// Events handled in one call.
-const EVENTS: usize = 64;
 
 /// Sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShmOptions {
-    /// Slots of a large ring, a power of two.
+    /// Slots of a large ring, rounded up to a power of two. Peers must have the same.
     pub ring_slots: usize,
-    /// Bytes of its area for longer payloads, a power of two.
+    /// Bytes of its area for longer payloads, rounded up to a power of two that holds
+    /// two of the longest. Peers must have the same.
     pub ring_bytes: usize,
 }
 
@@ -62,54 +67,6 @@ impl Default for ShmOptions {
             ring_bytes: 1 << 20,
         }
     }
-}
-
-/// Why memory cannot be shared.
-#[derive(Debug)]
-pub enum ShmError {
-    /// The socket file cannot be made or reached.
-    Socket {
-        /// Which.
-        path: PathBuf,
-        /// What the system says.
-        cause: io::Error,
-    },
-    /// No memory or descriptors.
-    Memory(io::Error),
-    /// The greeting is longer than [`MAX_GREETING_BYTES`].
-    GreetingTooLong {
-        /// Its length.
-        length: usize,
-    },
-}
-
-impl fmt::Display for ShmError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            ShmError::Socket { path, cause } => write!(f, "socket {}: {cause}", path.display()),
-            ShmError::Memory(cause) => write!(f, "no memory to share: {cause}"),
-            ShmError::GreetingTooLong { length } => write!(
-                f,
-                "a greeting of {length} bytes is too long, the limit is {MAX_GREETING_BYTES}"
-            ),
-        }
-    }
-}
-
-impl std::error::Error for ShmError {}
-
-/// Why a record was not taken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PushError {
-    /// No room now.
-    Full,
-    /// Longer than [`MAX_RECORD_BYTES`].
-    TooLong {
-        /// Its length.
-        length: usize,
-    },
-    /// There is no such connection (any more), or it is not open yet.
-    Gone,
 }
 
 /// A connection of a hub.
@@ -129,67 +86,6 @@ impl ConnId {
     fn token(self) -> u64 {
         u64::from(self.life) << 32 | u64::from(self.index)
     }
-}
-
-/// Who is at the other end.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PeerFacts {
-    /// Its process, as the kernel says.
-    pub pid: i32,
-    /// Its user.
-    pub uid: u32,
-    /// What it told with its connection.
-    pub greeting: Vec<u8>,
-}
-
-/// Why a connection ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Closing {
-    /// Its process closed it or ended.
-    HungUp,
-    /// It broke the format.
-    Broke {
-        /// How.
-        what: &'static str,
-    },
-}
-
-/// News of connections.
-#[derive(Debug)]
-pub enum ShmEvent {
-    /// Records can be pushed.
-    Opened {
-        /// Which.
-        conn: ConnId,
-        /// Who.
-        facts: PeerFacts,
-    },
-    /// It is over; everything that came has been shown.
-    Closed {
-        /// Which.
-        conn: ConnId,
-        /// Why.
-        why: Closing,
-    },
-}
-
-/// Counters.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ShmStats {
-    /// Records pushed.
-    pub records_out: u64,
-    /// Their bytes.
-    pub bytes_out: u64,
-    /// Records taken.
-    pub records_in: u64,
-    /// Their bytes.
-    pub bytes_in: u64,
-    /// Sleeping peers woken.
-    pub bells: u64,
-    /// Large rings made.
-    pub rings: u64,
-    /// Bytes fetched from peers' memory.
-    pub pulled_bytes: u64,
 }
 
 /// The word that tells whether its owner sleeps: odd while it does.
@@ -227,8 +123,11 @@ struct Open {
     out: Producer,
     /// `out` is the large ring.
     large: bool,
+    /// The small ring was found full: the next record takes a large one.
+    was_full: bool,
     into: Consumer,
     pid: i32,
+    probe: Probe,
     can_pull: bool,
     /// A large ring that has come and is not used yet.
     next: Option<Segment>,
@@ -240,6 +139,8 @@ struct Conn {
     socket: OwnedFd,
     /// The page that we made, until the peer has said hello.
     page: Option<Segment>,
+    /// We connected, not the peer.
+    begun_here: bool,
     open: Option<Box<Open>>,
     hung_up: bool,
     broken: Option<&'static str>,
@@ -263,6 +164,12 @@ pub struct Hub {
     lives: Vec<u32>,
     free: Vec<u32>,
     active: Vec<u32>,
+    /// Connections that hung up or broke the format, until that is told.
+    ending: Vec<ConnId>,
+    /// Connections from elsewhere that had not greeted when they came, oldest first.
+    silent: VecDeque<ConnId>,
+    /// Given up to turn away whoever comes when there are no descriptors left.
+    spare: Option<OwnedFd>,
     next_other: usize,
     polls: u32,
     stats: ShmStats,
@@ -310,8 +217,13 @@ impl Hub {
             epoll::EventFlags::IN,
         )
         .map_err(|error| ShmError::Memory(error.into()))?;
+        let spare = Some(bell_file.try_clone().map_err(ShmError::Memory)?);
+        let ring_bytes = options.ring_bytes.max(2 * MAX_RECORD_BYTES);
         Ok(Hub {
-            options: *options,
+            options: ShmOptions {
+                ring_slots: options.ring_slots.max(SMALL_SLOTS).next_power_of_two(),
+                ring_bytes: ring_bytes.next_power_of_two(),
+            },
             greeting: greeting.to_vec(),
             path: socket.to_owned(),
             pid: std::process::id(),
@@ -325,6 +237,9 @@ impl Hub {
             lives: Vec::new(),
             free: Vec::new(),
             active: Vec::new(),
+            ending: Vec::new(),
+            silent: VecDeque::new(),
+            spare,
             next_other: 0,
             polls: 0,
             stats: ShmStats::default(),
@@ -348,7 +263,7 @@ impl Hub {
         };
         let stream = control::connect(socket).map_err(failed)?;
         let (segment, file) = Segment::create(PAGE_BYTES).map_err(ShmError::Memory)?;
-        let hello = self.hello();
+        let hello = control::hello(&self.probe, &self.greeting);
         control::say(
             stream.as_fd(),
             &hello,
@@ -356,14 +271,6 @@ impl Hub {
         )
         .map_err(failed)?;
         self.enter(stream, Some(segment)).map_err(ShmError::Memory)
-    }
-
-    fn hello(&self) -> Said {
-        Said::Hello {
-            probe_at: std::ptr::from_ref::<u64>(&self.probe).expose_provenance() as u64,
-            probe: *self.probe,
-            greeting: self.greeting.clone(),
-        }
     }
 
     fn enter(&mut self, socket: OwnedFd, page: Option<Segment>) -> io::Result<ConnId> {
@@ -382,15 +289,20 @@ impl Hub {
             index,
             life: self.lives[at],
         };
-        epoll::add(
+        let added = epoll::add(
             &self.epoll,
             &socket,
             epoll::EventData::new_u64(id.token()),
             epoll::EventFlags::IN | epoll::EventFlags::RDHUP,
-        )?;
+        );
+        if let Err(error) = added {
+            self.free.push(index);
+            return Err(error.into());
+        }
         self.conns[at] = Some(Conn {
             id,
             socket,
+            begun_here: page.is_some(),
             page,
             open: None,
             hung_up: false,
@@ -401,12 +313,19 @@ impl Hub {
 
     /// Ends a connection; its peer sees that when it has read everything.
     pub fn close(&mut self, conn: ConnId) {
-        if self.find(conn).is_none() {
+        let own = self.pid == std::process::id();
+        let Some(place) = self.conns.get_mut(conn.index()) else {
             return;
+        };
+        let Some(found) = place.take_if(|found| found.id == conn) else {
+            return;
+        };
+        // Closing alone ends it only if no child of this process has it too.
+        if own {
+            let _ = epoll::delete(&self.epoll, &found.socket);
+            let _ = rustix::net::shutdown(&found.socket, Shutdown::Both);
         }
         self.active.retain(|index| *index != conn.index);
-        // Closing the socket takes it out of the epoll.
-        self.conns[conn.index()] = None;
         self.free.push(conn.index);
     }
 
@@ -425,21 +344,14 @@ impl Hub {
     /// [`PushError`]; nothing was pushed.
     #[inline]
     pub fn push(&mut self, conn: ConnId, tag: u64, payload: &[u8]) -> Result<(), PushError> {
-        let found = self
-            .conns
-            .get_mut(conn.index())
-            .and_then(Option::as_mut)
-            .filter(|found| found.id == conn);
         let Some(Conn {
             open: Some(open), ..
-        }) = found
+        }) = self.find(conn)
         else {
             return Err(PushError::Gone);
         };
-        if !(open.large || payload.len() <= INLINE_BYTES) || !open.out.takes(payload.len()) {
-            return self.push_slowly(conn, tag, payload);
-        }
-        if !open.out.push(tag, payload) {
+        let usable = open.large || (payload.len() <= INLINE_BYTES && !open.was_full);
+        if !usable || payload.len() > MAX_RECORD_BYTES || !open.out.push(tag, payload) {
             return self.push_slowly(conn, tag, payload);
         }
         open.out.want_room(false);
@@ -469,6 +381,7 @@ impl Hub {
         }
         // The last record of the small ring needs a slot: wait for it if need be.
         if !open.out.has_slot() {
+            open.was_full = true;
             return Err(PushError::Full);
         }
         let made = Segment::create(place.end()).and_then(|(segment, file)| {
@@ -587,11 +500,30 @@ impl Hub {
         limit: usize,
         take: &mut impl FnMut(ConnId, u64, Payload<'_>),
     ) -> usize {
+        let (mut taken, moved) = self.poll_ring(index, limit, take);
+        if moved {
+            self.move_over(index);
+            // Once in a call: a hostile peer could have more rings.
+            taken += self.poll_ring(index, limit - taken, take).0;
+        }
+        taken
+    }
+
+    /// Shows records of the ring in use, and whether that was its last.
+    #[inline]
+    fn poll_ring(
+        &mut self,
+        index: usize,
+        limit: usize,
+        take: &mut impl FnMut(ConnId, u64, Payload<'_>),
+    ) -> (usize, bool) {
         let Some(Some(conn)) = self.conns.get_mut(index) else {
-            return 0;
+            return (0, false);
         };
         let id = conn.id;
-        let Some(open) = &mut conn.open else { return 0 };
+        let Some(open) = &mut conn.open else {
+            return (0, false);
+        };
         let mut taken = 0;
         while taken < limit {
             let shown = open.into.take(|tag, payload| {
@@ -605,209 +537,21 @@ impl Hub {
             });
             match shown {
                 Ok(Some(false)) => taken += 1,
-                Ok(Some(true)) => {
-                    self.move_over(index);
-                    break;
-                }
+                Ok(Some(true)) => return (taken, true),
                 Ok(None) => {
                     open.into.tell();
                     break;
                 }
                 Err(Broken(what)) => {
-                    conn.broken = Some(what);
-                    break;
+                    conn.break_off(what, &mut self.ending);
+                    return (taken, false);
                 }
             }
         }
-        if let Some(Some(conn)) = self.conns.get_mut(index)
-            && let Some(open) = &mut conn.open
-            && open.into.is_awaited()
-            && Self::ring_at(conn)
-        {
+        if open.into.is_awaited() && Self::ring_at(conn) {
             self.stats.bells += 1;
         }
-        taken
-    }
-
-    /// The small ring has shown its last record.
-    #[cold]
-    fn move_over(&mut self, index: usize) {
-        self.hear(index);
-        let place = Place::alone(self.options.ring_slots, self.options.ring_bytes);
-        let Some(Some(conn)) = self.conns.get_mut(index) else {
-            return;
-        };
-        let Some(open) = &mut conn.open else { return };
-        match open.next.take() {
-            Some(segment) => open.into = Consumer::new(&Arc::new(segment), place),
-            None => conn.broken = Some("no ring where one was promised"),
-        }
-    }
-
-    /// Connections that come, greet and go, and wake-ups. Bounded work.
-    ///
-    /// # Errors
-    /// Only when the epoll is broken.
-    pub fn attend(&mut self, events: &mut Vec<ShmEvent>) -> io::Result<()> {
-        let mut ready = Vec::with_capacity(EVENTS);
-        let timeout = rustix::event::Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
-        match epoll::wait(
-            &self.epoll,
-            rustix::buffer::spare_capacity(&mut ready),
-            Some(&timeout),
-        ) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
-        for event in ready {
-            let token = event.data.u64();
-            if token == LISTENER {
-                self.accept();
-                continue;
-            }
-            let index = usize::try_from(token & 0xffff_ffff).unwrap_or(usize::MAX);
-            let known = self.conns.get(index).and_then(Option::as_ref);
-            if known.is_none_or(|conn| conn.id.token() != token) {
-                continue;
-            }
-            if let Some(event) = self.hear(index) {
-                events.push(event);
-            }
-        }
-        for index in 0..self.conns.len() {
-            let Some(Some(conn)) = self.conns.get_mut(index) else {
-                continue;
-            };
-            let drained = conn
-                .open
-                .as_ref()
-                .is_none_or(|open| !open.into.has_record());
-            let why = match conn.broken {
-                Some(what) => Closing::Broke { what },
-                None if conn.hung_up && drained => Closing::HungUp,
-                None => continue,
-            };
-            let conn = conn.id;
-            events.push(ShmEvent::Closed { conn, why });
-            self.close(conn);
-        }
-        Ok(())
-    }
-
-    fn accept(&mut self) {
-        for _ in 0..EVENTS {
-            match control::accept(self.listener.as_fd()) {
-                Ok(Some(socket)) => {
-                    if let Err(cause) = self.enter(socket, None) {
-                        tracing::warn!("a process of this node is turned away: {cause}");
-                    }
-                }
-                Ok(None) => return,
-                Err(cause) => {
-                    tracing::warn!("a process of this node cannot connect: {cause}");
-                    return;
-                }
-            }
-        }
-    }
-
-    /// Reads what a connection's socket has.
-    fn hear(&mut self, index: usize) -> Option<ShmEvent> {
-        let mut opened = None;
-        for _ in 0..EVENTS {
-            let hello = self.hello();
-            let conn = self.conns.get_mut(index)?.as_mut()?;
-            match control::hear(conn.socket.as_fd()) {
-                Ok(Some((Said::Wake, _))) => {}
-                Ok(Some((Said::Ring, mut files))) => {
-                    let place = Place::alone(self.options.ring_slots, self.options.ring_bytes);
-                    let ring = files
-                        .pop()
-                        .map(|file| Segment::open(file.as_fd(), place.end(), true));
-                    match (&mut conn.open, ring) {
-                        (Some(open), Some(Ok(ring))) => open.next = Some(ring),
-                        _ => conn.broken = Some("a ring that cannot be used"),
-                    }
-                }
-                Ok(Some((
-                    Said::Hello {
-                        probe_at,
-                        probe,
-                        greeting,
-                    },
-                    files,
-                ))) => match Self::greeted(
-                    conn,
-                    &hello,
-                    &self.bell_file,
-                    (probe_at, probe),
-                    greeting,
-                    files,
-                ) {
-                    Ok(event) => opened = Some(event),
-                    Err(what) => conn.broken = Some(what),
-                },
-                Ok(None) => break,
-                Err(_) => {
-                    conn.hung_up = true;
-                    // Level-triggered: it would be told again and again.
-                    let _ = epoll::delete(&self.epoll, &conn.socket);
-                    break;
-                }
-            }
-        }
-        opened
-    }
-
-    fn greeted(
-        conn: &mut Conn,
-        hello: &Said,
-        bell: &OwnedFd,
-        (probe_at, probe): (u64, u64),
-        greeting: Vec<u8>,
-        files: Vec<OwnedFd>,
-    ) -> Result<ShmEvent, &'static str> {
-        if conn.open.is_some() {
-            return Err("a second greeting");
-        }
-        let mut files = files.into_iter();
-        let own = files.next().ok_or("a greeting without a bell")?;
-        let theirs = Segment::open(own.as_fd(), BELL_BYTES, false)
-            .map_err(|_| "a bell that cannot be used")?;
-        let (page, ours) = match conn.page.take() {
-            Some(page) => (page, 0),
-            None => {
-                let file = files.next().ok_or("a greeting without memory")?;
-                let page = Segment::open(file.as_fd(), PAGE_BYTES, true)
-                    .map_err(|_| "memory that cannot be used")?;
-                control::say(conn.socket.as_fd(), hello, &[bell.as_fd()])
-                    .map_err(|_| "no answer could be sent")?;
-                (page, 1)
-            }
-        };
-        let page = Arc::new(page);
-        let places = small_places();
-        let (pid, uid) = control::peer(conn.socket.as_fd()).map_err(|_| "nobody known")?;
-        let mut read = [0; 8];
-        let can_pull =
-            pull::pull(pid, probe_at, &mut read).is_ok() && u64::from_ne_bytes(read) == probe;
-        conn.open = Some(Box::new(Open {
-            bell: Bell::new(theirs),
-            rung: 0,
-            out: Producer::new(&page, places[ours]),
-            large: false,
-            into: Consumer::new(&page, places[1 - ours]),
-            pid,
-            can_pull,
-            next: None,
-        }));
-        Ok(ShmEvent::Opened {
-            conn: conn.id,
-            facts: PeerFacts { pid, uid, greeting },
-        })
+        (taken, false)
     }
 
     /// Before sleeping: tells peers to ring. False, and awake, if something is there.
@@ -825,7 +569,8 @@ impl Hub {
             .iter_mut()
             .flatten()
             .filter_map(|conn| conn.open.as_mut())
-            .any(|open| open.into.has_record() || open.out.has_wanted_room());
+            .any(|open| open.into.has_record() || open.out.has_wanted_room())
+            || !self.ending.is_empty();
         if waits {
             self.disarm();
         }
@@ -860,7 +605,7 @@ impl Hub {
         else {
             return Err(io::ErrorKind::NotConnected.into());
         };
-        pull::pull(open.pid, address, into)?;
+        pull::pull(open.pid, open.probe, address, into)?;
         self.stats.pulled_bytes += into.len() as u64;
         Ok(())
     }
@@ -874,9 +619,14 @@ impl Hub {
 
 impl Drop for Hub {
     fn drop(&mut self) {
-        // In a forked child the file still belongs to the parent.
-        if self.pid == std::process::id() {
-            let _ = std::fs::remove_file(&self.path);
+        // In a forked child everything still belongs to the parent.
+        if self.pid != std::process::id() {
+            return;
+        }
+        let _ = std::fs::remove_file(&self.path);
+        // Peers learn of it even if a child of this process has the sockets too.
+        for conn in self.conns.iter().flatten() {
+            let _ = rustix::net::shutdown(&conn.socket, Shutdown::Both);
         }
     }
 }

@@ -2,27 +2,61 @@
 
 use std::io;
 
-/// Fills `into` from `address` of process `pid`.
-pub(super) fn pull(pid: i32, address: u64, into: &mut [u8]) -> io::Result<()> {
-    let mut done = 0;
-    while done < into.len() {
-        let rest = &mut into[done..];
-        let local = libc::iovec {
-            iov_base: rest.as_mut_ptr().cast(),
-            iov_len: rest.len(),
-        };
-        let from = usize::try_from(address.wrapping_add(done as u64)).map_err(io::Error::other)?;
-        let remote = libc::iovec {
-            iov_base: std::ptr::without_provenance_mut(from),
-            iov_len: rest.len(),
-        };
-        // SAFETY: the kernel writes at most `rest.len()` bytes into `rest`, which is
-        // ours, and checks the other process's addresses itself.
-        let got =
-            unsafe { libc::process_vm_readv(pid, &raw const local, 1, &raw const remote, 1, 0) };
+/// Bytes fetched by one call; below what the kernel copies in one.
+const CALL_BYTES: usize = 1 << 30;
+const PROBE_BYTES: usize = size_of::<u64>();
+
+/// A random number in a process's memory, and where it lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Probe {
+    pub(super) at: u64,
+    pub(super) number: u64,
+}
+
+/// Fills `into` from `address` of process `pid`, if that has the probe: process
+/// numbers are used again, and another process's bytes must not be taken for the
+/// peer's. Each call of the kernel reads both, from one process. Without room only the
+/// probe is looked for.
+pub(super) fn pull(pid: i32, probe: Probe, address: u64, into: &mut [u8]) -> io::Result<()> {
+    let mut from = address;
+    let mut rest = into;
+    loop {
+        let (part, behind) = rest.split_at_mut(rest.len().min(CALL_BYTES));
+        pull_part(pid, probe, from, part)?;
+        if behind.is_empty() {
+            return Ok(());
+        }
+        from = from.wrapping_add(CALL_BYTES as u64);
+        rest = behind;
+    }
+}
+
+fn pull_part(pid: i32, probe: Probe, address: u64, into: &mut [u8]) -> io::Result<()> {
+    let mut found = [0; PROBE_BYTES];
+    let slice = |base: *mut u8, length| libc::iovec {
+        iov_base: base.cast(),
+        iov_len: length,
+    };
+    let there = |address: u64| {
+        usize::try_from(address)
+            .map(std::ptr::without_provenance_mut)
+            .map_err(io::Error::other)
+    };
+    let local = [
+        slice(into.as_mut_ptr(), into.len()),
+        slice(found.as_mut_ptr(), PROBE_BYTES),
+    ];
+    let remote = [
+        slice(there(address)?, into.len()),
+        slice(there(probe.at)?, PROBE_BYTES),
+    ];
+    let wanted = into.len() + PROBE_BYTES;
+    let got = loop {
+        // SAFETY: the kernel writes into the two local places, which are ours, live and
+        // as long as told; it checks the other process's addresses itself.
+        let got = unsafe { libc::process_vm_readv(pid, local.as_ptr(), 2, remote.as_ptr(), 2, 0) };
         match usize::try_from(got) {
-            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(got) => done += got,
+            Ok(got) => break got,
             Err(_) => {
                 let error = io::Error::last_os_error();
                 if error.kind() != io::ErrorKind::Interrupted {
@@ -30,6 +64,56 @@ pub(super) fn pull(pid: i32, address: u64, into: &mut [u8]) -> io::Result<()> {
                 }
             }
         }
+    };
+    // It stops before memory that is not there.
+    if got != wanted {
+        return Err(io::Error::from_raw_os_error(libc::EFAULT));
+    }
+    if u64::from_ne_bytes(found) != probe.number {
+        return Err(io::ErrorKind::NotConnected.into());
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn own() -> i32 {
+        i32::try_from(std::process::id()).expect("a process number")
+    }
+
+    fn address<T: ?Sized>(of: &T) -> u64 {
+        std::ptr::from_ref(of).cast::<u8>().expose_provenance() as u64
+    }
+
+    #[test]
+    fn memory_of_a_process_with_the_probe_is_copied() {
+        let (bytes, number) = (vec![7_u8; 300_000], Box::new(11_u64));
+        let probe = Probe {
+            at: address(&*number),
+            number: 11,
+        };
+        let mut into = vec![0; bytes.len()];
+        pull(own(), probe, address(&bytes[..]), &mut into).expect("own memory");
+        assert_eq!(into, bytes);
+        pull(own(), probe, 0, &mut []).expect("only the probe");
+    }
+
+    #[test]
+    fn another_probe_another_process_or_no_memory_is_an_error() {
+        let (byte, number) = (Box::new(7_u8), Box::new(11_u64));
+        let at = address(&*number);
+        let probe = Probe { at, number: 11 };
+        let mut into = [0; 1];
+        let mut try_it = |pid, probe, address| pull(pid, probe, address, &mut into);
+        let wrong = Probe { at, number: 12 };
+        assert!(try_it(own(), wrong, address(&*byte)).is_err());
+        assert!(try_it(own(), Probe { at: 0, number: 0 }, address(&*byte)).is_err());
+        assert!(try_it(0, probe, address(&*byte)).is_err());
+        assert!(try_it(i32::MAX, probe, address(&*byte)).is_err());
+        for nowhere in [0, 8, u64::MAX, u64::MAX - 7, 1 << 63] {
+            assert!(try_it(own(), probe, nowhere).is_err(), "{nowhere}");
+        }
+    }
 }

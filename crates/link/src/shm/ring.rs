@@ -169,13 +169,7 @@ impl Producer {
         self.position - self.given_back <= self.memory.mask || self.refresh_slots()
     }
 
-    /// True if a payload of that length fits the ring at all.
-    #[inline]
-    pub(super) fn takes(&self, length: usize) -> bool {
-        length <= INLINE_BYTES || length as u64 * 2 <= self.memory.area_bytes
-    }
-
-    /// Copies a record in; false: no room.
+    /// Copies a record in; false: no room now, or none for such a length at all.
     #[inline]
     pub(super) fn push(&mut self, tag: u64, payload: &[u8]) -> bool {
         if self.position - self.given_back > self.memory.mask && !self.refresh_slots() {
@@ -188,6 +182,9 @@ impl Producer {
             // given it back. 16 + INLINE_BYTES is its length.
             unsafe { slot.add(16) }
         } else {
+            if length > self.memory.area_bytes {
+                return false;
+            }
             let begin = self.memory.place(self.area_position, length);
             if begin + length - self.area_given_back > self.memory.area_bytes
                 && !self.refresh_area(begin + length)

@@ -5,9 +5,21 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
 
 use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::io::Errno;
 
 /// Seals without which memory from elsewhere could be cut off under our hands.
 const SHAPE: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
+
+/// An empty file in memory.
+fn memory(name: &str) -> io::Result<OwnedFd> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    // Some systems insist on memory that nobody can execute; kernels before 6.3 do not
+    // know the word.
+    match rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
+        Err(Errno::INVAL) => Ok(rustix::fs::memfd_create(name, flags)?),
+        made => Ok(made?),
+    }
+}
 
 /// A mapping of shared memory. Others may write to it at any moment: only atomics
 /// and raw copies reach it.
@@ -15,6 +27,8 @@ const SHAPE: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 pub(super) struct Segment {
     start: NonNull<u8>,
     length: usize,
+    /// The process that has it: children do not inherit mappings.
+    pid: u32,
 }
 
 // SAFETY: the mapping belongs to the value and is reached only by atomics and raw
@@ -26,8 +40,7 @@ unsafe impl Sync for Segment {}
 impl Segment {
     /// New memory of `length` bytes, all zero, and the descriptor to hand it over.
     pub(super) fn create(length: usize) -> io::Result<(Segment, OwnedFd)> {
-        let file =
-            rustix::fs::memfd_create("dipole", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        let file = memory("dipole")?;
         rustix::fs::ftruncate(&file, length as u64)?;
         rustix::fs::fcntl_add_seals(&file, SHAPE | SealFlags::SEAL)?;
         let segment = Segment::map(file.as_fd(), length, true)?;
@@ -36,10 +49,7 @@ impl Segment {
 
     /// Memory that its owner alone can write: others map it for reading.
     pub(super) fn create_own(length: usize) -> io::Result<(Segment, OwnedFd)> {
-        let file = rustix::fs::memfd_create(
-            "dipole-bell",
-            MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
-        )?;
+        let file = memory("dipole-bell")?;
         rustix::fs::ftruncate(&file, length as u64)?;
         let segment = Segment::map(file.as_fd(), length, true)?;
         rustix::fs::fcntl_add_seals(&file, SHAPE | SealFlags::FUTURE_WRITE | SealFlags::SEAL)?;
@@ -78,7 +88,11 @@ impl Segment {
             return Err(io::Error::last_os_error());
         }
         let start = NonNull::new(address.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        let segment = Segment { start, length };
+        let segment = Segment {
+            start,
+            length,
+            pid: std::process::id(),
+        };
         // SAFETY: exactly the mapping made above. A child shall not find it.
         if unsafe { libc::madvise(address, length, libc::MADV_DONTFORK) } != 0 {
             return Err(io::Error::last_os_error());
@@ -102,6 +116,10 @@ impl Segment {
 
 impl Drop for Segment {
     fn drop(&mut self) {
+        // In a forked child there is nothing, or something else by now.
+        if self.pid != std::process::id() {
+            return;
+        }
         // SAFETY: the mapping was made with this length, is unmapped once, and
         // whoever holds an address into it also holds the segment.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.length) };

@@ -1,0 +1,299 @@
+//! Shared memory between real processes. A test that needs another process runs
+//! this program again, itself only, with a role.
+
+mod common;
+
+use common::{Side, other, pattern, role, seed};
+use dipole_link::shm::{Closing, MAX_RECORD_BYTES, PushError, ShmError, ShmEvent};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+/// Every length up to what spans some pages, then some.
+fn lengths() -> impl Iterator<Item = usize> {
+    (0..3000)
+        .chain((3000..MAX_RECORD_BYTES).step_by(509))
+        .chain([MAX_RECORD_BYTES, 0, MAX_RECORD_BYTES, 1])
+}
+
+#[test]
+fn records_of_every_length_arrive_whole_and_in_order_in_another_process() {
+    let mut side = Side::new();
+    if let Some(path) = role() {
+        let conn = side.connect(&path);
+        for (number, length) in lengths().enumerate() {
+            side.push(conn, number as u64, &pattern(number as u64, length));
+        }
+        side.flush(conn);
+        return;
+    }
+    let mut child = other(
+        "records_of_every_length_arrive_whole_and_in_order_in_another_process",
+        &side,
+    )
+    .spawn()
+    .expect("another process");
+    side.opened();
+    for (number, length) in lengths().enumerate() {
+        let (_, tag, bytes) = side.receive();
+        assert_eq!((tag, bytes.len()), (number as u64, length));
+        assert!(bytes == pattern(tag, length), "record {number}");
+    }
+    assert!(child.wait().expect("a status").success());
+    assert_eq!(side.closed(), Closing::HungUp);
+}
+
+#[test]
+fn none_of_many_wakes_is_lost() {
+    const ROUNDS: u64 = 20_000;
+    let mut side = Side::new();
+    let mut random = StdRng::seed_from_u64(seed() ^ u64::from(role().is_some()));
+    // Now and then a side that is about to sleep takes its time.
+    let mut pause = move || {
+        for _ in 0..random.random_range(0..600) {
+            std::hint::spin_loop();
+        }
+    };
+    if let Some(path) = role() {
+        let conn = side.connect(&path);
+        for round in 0..ROUNDS {
+            assert_eq!(side.receive_sleeping(&mut pause), round);
+            pause();
+            side.push(conn, round, &[]);
+        }
+        side.flush(conn);
+        return;
+    }
+    let mut child = other("none_of_many_wakes_is_lost", &side)
+        .spawn()
+        .expect("another process");
+    let conn = side.opened();
+    for round in 0..ROUNDS {
+        pause();
+        side.push(conn, round, &[]);
+        assert_eq!(side.receive_sleeping(&mut pause), round);
+    }
+    side.flush(conn);
+    assert!(child.wait().expect("a status").success());
+    assert!(side.hub.stats().bells > 0, "nobody ever slept");
+}
+
+#[test]
+fn a_producer_that_sleeps_for_room_is_woken_each_time() {
+    const RECORDS: u64 = 30_000;
+    let mut side = Side::new();
+    if let Some(path) = role() {
+        let conn = side.connect(&path);
+        let payload = pattern(1, 5000);
+        for number in 0..RECORDS {
+            side.push(conn, number, &payload[..(number % 5000) as usize]);
+        }
+        side.flush(conn);
+        return;
+    }
+    let mut child = other("a_producer_that_sleeps_for_room_is_woken_each_time", &side)
+        .spawn()
+        .expect("another process");
+    side.opened();
+    let payload = pattern(1, 5000);
+    for number in 0..RECORDS {
+        let (_, tag, bytes) = side.receive();
+        assert_eq!(tag, number);
+        assert!(bytes == payload[..(number % 5000) as usize]);
+    }
+    assert!(child.wait().expect("a status").success());
+}
+
+#[test]
+fn a_hub_can_connect_to_itself() {
+    let mut side = Side::new();
+    let out = side.hub.connect(&side.path()).expect("itself");
+    let (one, other) = (side.opened(), side.opened());
+    assert!(one == out || other == out);
+    side.push(out, 3, b"to myself");
+    let (from, tag, bytes) = side.receive();
+    assert!(from != out && tag == 3 && bytes == b"to myself");
+    // The kernel may refuse to read a process's own memory; then it says so.
+    let lent = pattern(5, 1000);
+    let address = lent.as_ptr().expose_provenance() as u64;
+    let mut into = vec![0; lent.len()];
+    if side.hub.can_pull(out) {
+        side.hub.pull(out, address, &mut into).expect("own memory");
+        assert!(into == lent);
+    }
+}
+
+#[test]
+fn memory_is_pulled_from_a_living_peer_only() {
+    let mut side = Side::new();
+    if let Some(path) = role() {
+        let lent = pattern(9, 3 << 20);
+        let conn = side.connect(&path);
+        side.push(conn, lent.as_ptr().expose_provenance() as u64, &[]);
+        side.receive();
+        drop(lent);
+        return;
+    }
+    let mut child = other("memory_is_pulled_from_a_living_peer_only", &side)
+        .spawn()
+        .expect("another process");
+    let conn = side.opened();
+    let (_, address, _) = side.receive();
+    let mut into = vec![0; 3 << 20];
+    match side.hub.can_pull(conn) {
+        true => {
+            side.hub.pull(conn, address, &mut into).expect("lent");
+            assert!(into == pattern(9, 3 << 20));
+            assert!(side.hub.pull(conn, 16, &mut into).is_err());
+            assert!(side.hub.pull(conn, u64::MAX - 3, &mut into).is_err());
+        }
+        false => println!("SKIPPED: this system lets no process read another"),
+    }
+    child.kill().expect("it lives");
+    child.wait().expect("a status");
+    assert!(side.hub.pull(conn, address, &mut into).is_err());
+    assert_eq!(side.closed(), Closing::HungUp);
+    assert!(side.hub.pull(conn, address, &mut into).is_err());
+}
+
+#[test]
+fn a_ring_takes_what_it_has_room_for_and_more_when_some_was_read() {
+    let (mut one, mut two) = (Side::new(), Side::new());
+    let conn = one.hub.connect(&two.path()).expect("a listener");
+    two.opened();
+    one.opened();
+    let mut pushed = 0_u64;
+    let mut taken = 0_u64;
+    for length in [8, 100, 8, 3000, MAX_RECORD_BYTES, 8] {
+        while one.hub.push(conn, pushed, &pattern(pushed, length)).is_ok() {
+            pushed += 1;
+        }
+        assert!(!one.hub.is_read(conn));
+        assert!(pushed > taken);
+        two.hub.poll(1 << 20, &mut |_, tag, payload| {
+            let mut bytes = vec![0; payload.len()];
+            payload.copy_to(&mut bytes);
+            assert_eq!(tag, taken);
+            assert!(bytes == pattern(tag, bytes.len()), "record {tag}");
+            taken += 1;
+        });
+        // What lies in the large ring is not shown together with the small one's last.
+        while taken < pushed {
+            taken += two.try_receive_up_to(1 << 20, taken);
+        }
+        two.hub.poll(1, &mut |_, _, _| panic!("nothing is left"));
+        assert!(one.hub.is_read(conn));
+    }
+    assert_eq!(one.hub.stats().rings, 1);
+    let too_long = vec![0; MAX_RECORD_BYTES + 1];
+    assert_eq!(
+        one.hub.push(conn, 0, &too_long),
+        Err(PushError::TooLong {
+            length: MAX_RECORD_BYTES + 1
+        })
+    );
+}
+
+#[test]
+fn what_was_pushed_before_closing_is_read() {
+    let (mut one, mut two) = (Side::new(), Side::new());
+    for count in [1, 8, 200] {
+        let conn = one.hub.connect(&two.path()).expect("a listener");
+        two.opened();
+        one.opened();
+        // A wake-up that is never read: closing then resets the socket.
+        assert!(two.hub.arm());
+        two.hub.disarm();
+        let mut taken = 0;
+        for number in 0..count {
+            while one.hub.push(conn, number, &pattern(number, 300)).is_err() {
+                taken += two.try_receive_up_to(1, taken);
+            }
+        }
+        assert!(one.hub.arm());
+        two.ring_all();
+        one.hub.close(conn);
+        while taken < count {
+            let more = two.try_receive_up_to(16, taken);
+            assert!(more > 0, "{taken} of {count}");
+            taken += more;
+        }
+        assert_eq!(two.closed(), Closing::HungUp);
+    }
+}
+
+#[test]
+fn before_sleeping_an_end_that_was_not_told_is_told() {
+    let (mut one, mut two) = (Side::new(), Side::new());
+    let conn = one.hub.connect(&two.path()).expect("a listener");
+    two.opened();
+    one.opened();
+    one.push(conn, 0, &[]);
+    one.hub.close(conn);
+    // Something is left to read, so it is not told yet, and never again by the epoll.
+    let mut events = Vec::new();
+    two.hub.attend(&mut events).expect("an epoll");
+    assert!(events.is_empty());
+    assert_eq!(two.try_receive_up_to(1, 0), 1);
+    assert!(!two.hub.arm(), "asleep with an end untold");
+    two.hub.attend(&mut events).expect("an epoll");
+    assert!(matches!(events[..], [ShmEvent::Closed { .. }]));
+    assert!(two.hub.arm());
+}
+
+#[test]
+fn greetings_and_credentials_are_told_to_both() {
+    let (mut one, mut two) = (Side::greeting(b"one"), Side::greeting(&[7; 64]));
+    let conn = one.hub.connect(&two.path()).expect("a listener");
+    let theirs = two.opened_facts();
+    let ours = one.opened_facts();
+    assert_eq!(ours.0, conn);
+    assert_eq!(theirs.1.greeting, b"one");
+    assert_eq!(ours.1.greeting, [7; 64]);
+    assert_eq!(u32::try_from(ours.1.pid), Ok(std::process::id()));
+    assert_eq!(
+        (ours.1.uid, ours.1.gid),
+        (
+            rustix::process::geteuid().as_raw(),
+            rustix::process::getegid().as_raw()
+        )
+    );
+}
+
+#[test]
+fn a_socket_path_longer_than_an_address_is_reached_by_its_folder() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let deep = folder.path().join("d".repeat(90)).join("e".repeat(90));
+    std::fs::create_dir_all(&deep).expect("folders");
+    let mut one = Side::at(&deep.join("one"), b"");
+    let mut two = Side::at(&deep.join("two"), b"");
+    let conn = one.hub.connect(&two.path()).expect("a listener");
+    two.opened();
+    one.opened();
+    one.push(conn, 1, b"far");
+    assert_eq!(two.receive().2, b"far");
+    let path = two.path();
+    assert!(path.exists());
+    drop(two);
+    assert!(!path.exists(), "the socket file is left");
+}
+
+#[test]
+fn what_cannot_be_reached_or_said_is_an_error_that_names_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut side = Side::new();
+    let nowhere = folder.path().join("nowhere");
+    for error in [
+        side.hub.connect(&nowhere).expect_err("nobody is there"),
+        Side::try_at(&nowhere.join("x"), b"").expect_err("no such folder"),
+        Side::try_at(&side.path(), b"").expect_err("taken"),
+    ] {
+        assert!(matches!(error, ShmError::Socket { .. }));
+        let text = error.to_string();
+        assert!(
+            text.contains("socket /") && text.contains("error"),
+            "{text}"
+        );
+    }
+    let error = Side::try_at(&nowhere, &[0; 65]).expect_err("a long greeting");
+    assert!(error.to_string().contains("65 bytes"));
+}
