@@ -45,6 +45,8 @@ const CROWDED_YIELD_NS: u64 = 5_000;
 const SHOW_EVERY_NS: u64 = 200_000_000;
 /// Local sends between two looks at the clock.
 const MOST_SENDS_PER_LOOK: u32 = 4096;
+/// Waits that found at once what they were for between two looks at everything else.
+const MOST_UNSTEPPED: u32 = 256;
 /// When a wait is first worth mentioning.
 const FIRST_WARNING_NS: u64 = 2_000_000_000;
 
@@ -87,6 +89,8 @@ struct State {
     shown: Instant,
     sends_unseen: u32,
     sends_per_look: u32,
+    /// Waits since everything was last looked at.
+    unstepped: u32,
 }
 
 /// What the progress thread does.
@@ -141,6 +145,7 @@ impl Driver {
                 shown: clock.now(),
                 sends_unseen: 0,
                 sends_per_look: 1,
+                unstepped: 0,
             }),
             followed: Condvar::new(),
             sleeper,
@@ -247,6 +252,10 @@ impl Driver {
         mut attempt: impl FnMut(&mut Engine, Instant) -> Option<R>,
     ) -> Result<R, WaitError> {
         let mut state = self.lock();
+        state.unstepped += 1;
+        if state.unstepped >= MOST_UNSTEPPED {
+            self.step_aside(&mut state).map_err(WaitError::Broken)?;
+        }
         let last = state.last;
         let before = state.engine.progress();
         state.engine.ring_due();
@@ -268,6 +277,19 @@ impl Driver {
             state.left = now;
         }
         result
+    }
+
+    /// Those who come, go or send packets are not kept waiting by one who always has
+    /// a message ready.
+    #[cold]
+    fn step_aside(&self, state: &mut State) -> io::Result<()> {
+        state.unstepped = 0;
+        let before = state.engine.progress();
+        let now = self.clock.now();
+        state.engine.step(now, false)?;
+        state.last = now;
+        self.rouse(state, before, now);
+        Ok(())
     }
 
     /// The wait itself; the state comes back locked.

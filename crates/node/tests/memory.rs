@@ -8,7 +8,7 @@ use allocation_counter::measure;
 use dipole_link::AnyLink;
 use dipole_link::sim::{Network, NetworkConfig};
 use dipole_node::engine::{Destination, Engine};
-use dipole_node::{Config, EndpointId, Links, Node, NodeId, ProtocolConfig};
+use dipole_node::{Address, Config, EndpointId, Links, Node, NodeId, ProtocolConfig};
 use dipole_proto::{EdgeId, Instant, PeerId};
 
 struct Bed {
@@ -216,4 +216,60 @@ fn an_idle_endpoint_costs_at_most_512_bytes() {
     let each = usize::try_from(bytes).expect("it takes memory") / count;
     println!("{each} bytes for an idle endpoint");
     assert!(each <= 512, "{each} bytes for an idle endpoint");
+}
+
+/// Processes of this node, played by as many nodes of one child.
+const IDLE_PROCESSES: u32 = 100;
+
+#[test]
+fn an_idle_process_of_this_node_costs_at_most_four_kib() {
+    let at = |runtime: &std::path::Path| Config {
+        links: Links::Shm,
+        ..Config::local(NodeId(1), runtime.to_owned())
+    };
+    if let Ok(runtime) = std::env::var("DIPOLE_IDLE_RUNTIME") {
+        let open = |id| {
+            let node = Node::open(at(runtime.as_ref())).expect("a node");
+            let endpoint = node.endpoint(EndpointId(id)).expect("free");
+            endpoint.target(Address::new(1, 1)).expect("it steps");
+            endpoint.send(b"one message").expect("it has room");
+            endpoint
+        };
+        let _open: Vec<_> = (2..2 + IDLE_PROCESSES).map(open).collect();
+        std::io::copy(&mut std::io::stdin(), &mut std::io::sink()).expect("until it ends");
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let runtime = directory.path().join("dipole");
+    let node = Node::open(at(&runtime)).expect("a node");
+    let endpoint = node.endpoint(EndpointId(1)).expect("free");
+    let mut child = std::process::Command::new(std::env::current_exe().expect("this test"))
+        .args([
+            "--exact",
+            "an_idle_process_of_this_node_costs_at_most_four_kib",
+        ])
+        .env("DIPOLE_IDLE_RUNTIME", &runtime)
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .expect("it starts");
+    let mut messages = 0;
+    let heap = measure(|| {
+        while messages < IDLE_PROCESSES {
+            let patience = std::time::Duration::from_secs(60);
+            endpoint.receive_timeout(patience).expect("each sends one");
+            messages += 1;
+        }
+    })
+    .bytes_current;
+    // Not asked to leave: a hundred nodes would each wait for their last words to be read.
+    child.kill().expect("ours to kill");
+    child.wait().expect("it ends");
+    // Beside the heap, a page of shared memory, which belongs to both sides.
+    let each = heap / i64::from(IDLE_PROCESSES) + 4096 / 2;
+    println!("{each} bytes for an idle process of this node");
+    assert!(
+        each <= 4096,
+        "{each} bytes for an idle process of this node"
+    );
 }

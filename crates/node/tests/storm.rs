@@ -73,10 +73,6 @@ fn send_for_ever(runtime: &Path, own: u32, longest: usize) {
             .expect("the survivor reads");
         sequence += 1;
         while endpoint.try_receive().expect("works").is_some() {}
-        if own == STEADY {
-            // Always at it, but the survivor has others to hear.
-            std::thread::sleep(Duration::from_micros(500));
-        }
     }
     endpoint.drain(PATIENCE).expect("the survivor reads");
     println!("{sequence}");
@@ -279,12 +275,19 @@ fn killed_processes_leave_nothing_and_survivors_are_told() {
     assert_eq!(died, heard, "seed {seed}");
 
     // Nothing of them is left.
-    let settled = || descriptors() <= descriptors_before && shared_mappings() <= mappings_before;
+    let pool_bytes = || node.stats().pool_used_bytes;
+    let settled = || {
+        descriptors() <= descriptors_before
+            && shared_mappings() <= mappings_before
+            && pool_bytes() == 0
+    };
     while !settled() && Instant::now() < deadline {
         let _nothing = survivor.receive_timeout(Duration::from_millis(5));
     }
     assert_eq!(shared_mappings(), mappings_before, "seed {seed}");
     assert_eq!(descriptors(), descriptors_before, "seed {seed}");
+    assert_eq!(pool_bytes(), 0, "seed {seed}");
+    assert_eq!(node.stats().local_peers, 0, "seed {seed}");
     assert_eq!(entries(Path::new("/dev/shm")), shared_memory_files);
     let left = entries(&runtime.join("node-1"));
     let own = |name: &String| {

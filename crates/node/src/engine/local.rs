@@ -59,6 +59,12 @@ struct Pool {
 }
 
 impl Pool {
+    /// True if a long message has begun, or there is room for it.
+    fn lets_begin(&self, fetch: &Fetch) -> bool {
+        let charge = dipole_proto::charge(fetch.length);
+        fetch.begun.is_some() || self.used == 0 || self.used + charge <= self.limit
+    }
+
     /// A message of `length` bytes has been read, or dropped.
     #[inline]
     fn release(&mut self, length: u64) {
@@ -331,7 +337,13 @@ impl Local {
     /// Before sleeping: false if something is there.
     pub(super) fn arm(&mut self) -> bool {
         self.ring_due();
-        self.crammed.is_empty() && self.fetches.is_empty() && self.hub.arm()
+        // What found no room has asked for it; a message that waits for the pool goes on
+        // when one is read.
+        let fetching = self
+            .fetches
+            .front()
+            .is_some_and(|fetch| self.pool.lets_begin(fetch));
+        !fetching && self.hub.arm()
     }
 
     /// After sleeping.
@@ -451,7 +463,13 @@ impl Local {
 
     /// The connection has ended; what it held is given back.
     fn gone(&mut self, conn: ConnId, reason: GoneReason, receivers: &mut Receivers<'_>) {
-        self.fetches.retain(|fetch| fetch.conn != conn);
+        let pool = &mut self.pool;
+        self.fetches.retain(|fetch| {
+            if fetch.conn == conn && fetch.begun.is_some() {
+                pool.release(fetch.length);
+            }
+            fetch.conn != conn
+        });
         let Some(peer) = find_mut(&mut self.peers, conn) else {
             return;
         };
@@ -459,9 +477,7 @@ impl Local {
             return;
         }
         let was_open = peer.open;
-        let (promised, copied) = peer.end(reason);
-        self.pool.promised = self.pool.promised.saturating_sub(promised);
-        self.copied_bytes -= copied;
+        self.copied_bytes -= peer.end(reason, pool);
         if self.by_incarnation.get(&peer.incarnation) == Some(&conn) {
             self.by_incarnation.remove(&peer.incarnation);
         }

@@ -1,7 +1,7 @@
 //! `dipole graph`: a directed point graph (DP §2) as a file: checked, printed, drawn,
 //! played by processes of this machine, and compared with what runs.
 //!
-//! [`model`] is the graph and its rules, [`print`] and [`svg`] show it, [`play`] runs
+//! [`model`] is the graph and its rules, [`mod@print`] and [`svg`] show it, [`play`] runs
 //! it, [`watch`] shows what the registry of this machine's nodes knows.
 
 mod model;

@@ -117,8 +117,7 @@ impl Local {
         };
         let (conn, edge) = (fetch.conn, fetch.edge);
         let charge = dipole_proto::charge(fetch.length);
-        let room = self.pool.used == 0 || self.pool.used + charge <= self.pool.limit;
-        if fetch.begun.is_none() && !room {
+        if !self.pool.lets_begin(fetch) {
             return;
         }
         let length = usize::try_from(fetch.length).expect("no message is longer than memory");
@@ -158,7 +157,7 @@ impl Local {
                 self.control(conn, Tag::new(Kind::Taken, edge), &[]);
             }
             Err(_) if peer.gone.is_none() => {
-                peer.assemble(edge, done.life, buffer);
+                peer.assemble(edge, done.life, buffer, &mut self.pool);
                 self.control(conn, Tag::new(Kind::Stream, edge), &[]);
             }
             Err(_) => self.pool.release(done.length),

@@ -21,6 +21,9 @@ use crate::inbox::{Buffer, Charge};
 /// Edges that one process may have to another.
 const MAX_EDGES: usize = 1 << 16;
 
+/// Answers that wait for room in its ring; an honest peer asks a few times per edge.
+const MAX_PENDING: usize = 4 * MAX_EDGES;
+
 /// What a peer did that no honest one does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Misbehaved(pub(super) &'static str);
@@ -283,6 +286,10 @@ impl LocalPeer {
         receivers: &mut Receivers<'_>,
     ) -> Result<(), Misbehaved> {
         const SHORT: Misbehaved = Misbehaved("a record of the wrong length");
+        // It asks and asks and reads no answer.
+        if self.pending.len() > MAX_PENDING {
+            return Err(Misbehaved("more questions than it takes answers"));
+        }
         match tag.kind {
             Kind::Open => {
                 let [source, target] = words(payload).ok_or(SHORT)?;
@@ -489,11 +496,14 @@ impl LocalPeer {
     }
 
     /// A long message will come in pieces.
-    pub(super) fn assemble(&mut self, edge: u32, life: u32, buffer: Buffer) {
+    pub(super) fn assemble(&mut self, edge: u32, life: u32, buffer: Buffer, pool: &mut Pool) {
         let incoming = self.incoming.get_mut(edge as usize);
-        if let Some(incoming) = incoming.filter(|incoming| incoming.life == life) {
-            incoming.offered = false;
-            incoming.assembly = Some((buffer, 0));
+        match incoming.filter(|incoming| incoming.life == life) {
+            Some(incoming) => {
+                incoming.offered = false;
+                incoming.assembly = Some((buffer, 0));
+            }
+            None => pool.release(buffer.bytes().len() as u64),
         }
     }
 
@@ -567,16 +577,17 @@ impl LocalPeer {
         }
     }
 
-    /// The session has ended: promised bytes and copies given back.
-    pub(super) fn end(&mut self, reason: GoneReason) -> (u64, usize) {
+    /// The session has ended: its part of the pool is given back; bytes of its copies.
+    pub(super) fn end(&mut self, reason: GoneReason, pool: &mut Pool) -> usize {
         self.gone = Some(reason);
         let own_credit = self.own_credit;
-        let promised = self
-            .incoming
-            .drain(..)
-            .filter(|incoming| incoming.open)
-            .map(|incoming| incoming.window.saturating_sub(own_credit))
-            .sum();
+        for incoming in self.incoming.drain(..).filter(|incoming| incoming.open) {
+            let extra = incoming.window.saturating_sub(own_credit);
+            pool.promised = pool.promised.saturating_sub(extra);
+            if let Some((buffer, _)) = incoming.assembly {
+                pool.release(buffer.bytes().len() as u64);
+            }
+        }
         let copied = self
             .edges
             .drain(..)
@@ -585,7 +596,7 @@ impl LocalPeer {
             .sum();
         self.pending = VecDeque::new();
         self.by_ends = FxHashMap::default();
-        (promised, copied)
+        copied
     }
 
     #[inline]
