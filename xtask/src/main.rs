@@ -1,10 +1,11 @@
 //! What cargo cannot do by itself: more seeds than a test run takes, bugs injected
-//! on purpose, fuzzing, the model checker with wider bounds.
+//! on purpose, fuzzing, Miri, the model checker with wider bounds.
 
 mod command;
 mod fuzz;
 mod install;
 mod mutants;
+mod nightly;
 
 use std::process::ExitCode;
 
@@ -37,6 +38,8 @@ enum Task {
         #[arg(long, default_value_t = 60)]
         seconds: u64,
     },
+    /// Run the tests of shared memory under Miri.
+    Miri,
     /// Run the model checker.
     Model {
         /// Explore further than the test run does; see the head of the test for what it means.
@@ -54,6 +57,7 @@ fn main() -> ExitCode {
         Task::Simulate { seeds, from } => simulate(seeds, from),
         Task::Mutants(arguments) => mutants::mutants(&arguments),
         Task::Fuzz { seconds } => fuzz::fuzz(seconds),
+        Task::Miri => nightly::miri(),
         Task::Model { bound } => model(bound),
         Task::Install(arguments) => install::install(&arguments),
         Task::Uninstall(place) => install::uninstall(&place),

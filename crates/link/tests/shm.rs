@@ -241,6 +241,31 @@ fn before_sleeping_an_end_that_was_not_told_is_told() {
 }
 
 #[test]
+fn who_goes_to_sleep_has_told_of_everything_it_took() {
+    let (mut one, mut two) = (Side::new(), Side::new());
+    let conn = one.hub.connect(&two.path()).expect("a listener");
+    two.opened();
+    one.opened();
+    for count in 1..=5 {
+        for number in 0..count {
+            one.push(conn, number, &pattern(number, 8));
+        }
+        assert!(!one.hub.is_read(conn));
+        one.hub.want_room(conn);
+        assert!(one.hub.arm());
+        // As many as there are: the ring is not found empty.
+        while two.try_receive_up_to(usize::try_from(count).expect("few"), 0) == 0 {}
+        assert!(two.hub.arm());
+        one.wait("everything to be read", &mut || (), |one| {
+            one.hub.is_read(conn).then_some(())
+        });
+        two.hub.disarm();
+        one.hub.disarm();
+    }
+    assert!(two.hub.stats().bells > 0);
+}
+
+#[test]
 fn greetings_and_credentials_are_told_to_both() {
     let (mut one, mut two) = (Side::greeting(b"one"), Side::greeting(&[7; 64]));
     let conn = one.hub.connect(&two.path()).expect("a listener");

@@ -7,12 +7,14 @@ use std::sync::Arc;
 use rustix::event::epoll;
 use rustix::io::Errno;
 
+use super::bell::{Bell, Waking};
 use super::control::{self, Heard, Said};
+use super::memory::{Mapped, Place};
 use super::pull::{self, Probe};
-use super::ring::{Consumer, Place, Producer};
+use super::ring::{Consumer, Producer};
 use super::segment::Segment;
 use super::{
-    BELL_BYTES, Bell, Closing, Conn, ConnId, Hub, LISTENER, Open, PAGE_BYTES, PeerFacts, ShmEvent,
+    BELL_BYTES, Closing, Conn, ConnId, Hub, LISTENER, Open, PAGE_BYTES, PeerFacts, ShmEvent,
     small_places,
 };
 
@@ -223,7 +225,7 @@ impl Hub {
             let Some(open) = &mut conn.open else { return };
             if let Some(segment) = open.next.take() {
                 let place = Place::alone(self.options.ring_slots, self.options.ring_bytes);
-                open.into = Consumer::new(&Arc::new(segment), place);
+                open.into = Consumer::new(Mapped::new(&Arc::new(segment), place));
                 return;
             }
             // The ring was sent before the record that promises it.
@@ -238,7 +240,7 @@ impl Hub {
         match open.next.take() {
             Some(segment) => {
                 let place = Place::alone(self.options.ring_slots, self.options.ring_bytes);
-                open.into = Consumer::new(&Arc::new(segment), place);
+                open.into = Consumer::new(Mapped::new(&Arc::new(segment), place));
             }
             None => conn.break_off("no ring where one was promised", &mut self.ending),
         }
@@ -280,11 +282,11 @@ impl Conn {
         let can_pull = pull::pull(who.pid, probe, 0, &mut []).is_ok();
         self.open = Some(Box::new(Open {
             bell: Bell::new(theirs),
-            rung: 0,
-            out: Producer::new(&page, places[ours]),
+            waking: Waking::default(),
+            out: Producer::new(Mapped::new(&page, places[ours])),
             large: false,
             was_full: false,
-            into: Consumer::new(&page, places[1 - ours]),
+            into: Consumer::new(Mapped::new(&page, places[1 - ours])),
             pid: who.pid,
             probe,
             can_pull,

@@ -7,9 +7,13 @@
 //! knows nothing of what they mean.
 
 mod attend;
+mod bell;
 mod control;
 mod error;
 mod event;
+mod memory;
+#[cfg(all(test, not(miri)))]
+mod model;
 mod pull;
 mod ring;
 mod segment;
@@ -18,18 +22,18 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use rustix::event::epoll;
 use rustix::net::Shutdown;
 
+use bell::{Bell, Sleep, Waking};
 use control::Said;
 pub use error::{PushError, ShmError};
 pub use event::{Closing, PeerFacts, ShmEvent, ShmStats};
+use memory::{CONTROL_BYTES, INLINE_BYTES, Mapped, Place, SLOT_BYTES};
 use pull::Probe;
-use ring::{Broken, CONTROL_BYTES, Consumer, INLINE_BYTES, Place, Producer, SLOT_BYTES};
+use ring::{Broken, Consumer, Producer};
 pub use ring::{MAX_RECORD_BYTES, Payload};
 use segment::Segment;
 
@@ -37,7 +41,6 @@ use segment::Segment;
 pub const MAX_GREETING_BYTES: usize = 64;
 /// Slots of the rings that every connection has from the start.
 const SMALL_SLOTS: usize = 8;
-const SMALL_AREA_BYTES: usize = 0;
 /// Bytes of a connection's first memory.
 const PAGE_BYTES: usize = 4096;
 const BELL_BYTES: usize = 4096;
@@ -88,38 +91,11 @@ impl ConnId {
     }
 }
 
-/// The word that tells whether its owner sleeps: odd while it does.
-#[derive(Debug)]
-struct Bell {
-    word: NonNull<AtomicU64>,
-    _segment: Segment,
-}
-
-// SAFETY: one atomic in a mapping that the value keeps.
-unsafe impl Send for Bell {}
-
-impl Bell {
-    fn new(segment: Segment) -> Bell {
-        Bell {
-            word: segment.at(0, 8).cast(),
-            _segment: segment,
-        }
-    }
-
-    #[inline]
-    fn word(&self) -> &AtomicU64 {
-        // SAFETY: aligned, in the mapping, an atomic; a peer's bell is mapped for
-        // reading and only loaded.
-        unsafe { self.word.as_ref() }
-    }
-}
-
 /// A connection whose peer has said who it is.
 #[derive(Debug)]
 struct Open {
     bell: Bell,
-    /// The last of its sleeps that was ended by us.
-    rung: u64,
+    waking: Waking,
     out: Producer,
     /// `out` is the large ring.
     large: bool,
@@ -157,7 +133,7 @@ pub struct Hub {
     epoll: OwnedFd,
     bell: Bell,
     bell_file: OwnedFd,
-    epoch: u64,
+    sleep: Sleep,
     /// A number that peers read to see whether they may read from us.
     probe: Box<u64>,
     conns: Vec<Option<Conn>>,
@@ -184,7 +160,8 @@ fn small_places() -> [Place; 2] {
             slots,
             slot_count: SMALL_SLOTS,
             area: slots,
-            area_bytes: SMALL_AREA_BYTES,
+            near_bytes: 0,
+            wide_bytes: 0,
         }
     };
     [place(0), place(1)]
@@ -231,7 +208,7 @@ impl Hub {
             epoll,
             bell: Bell::new(segment),
             bell_file,
-            epoch: 0,
+            sleep: Sleep::default(),
             probe: Box::new(rand::random()),
             conns: Vec::new(),
             lives: Vec::new(),
@@ -394,7 +371,7 @@ impl Hub {
         let segment = Arc::new(segment);
         open.out
             .push(MOVED, &(options.ring_slots as u64).to_le_bytes());
-        open.out = Producer::new(&segment, place);
+        open.out = Producer::new(Mapped::new(&segment, place));
         open.large = true;
         self.stats.rings += 1;
         self.push(conn, tag, payload)
@@ -425,13 +402,9 @@ impl Hub {
         let Some(open) = &mut conn.open else {
             return false;
         };
-        // What was pushed must be visible to a peer whose sleep we do not see.
-        fence(Ordering::SeqCst);
-        let epoch = open.bell.word().load(Ordering::Relaxed);
-        if epoch.is_multiple_of(2) || epoch == open.rung {
+        if !open.waking.is_due(open.bell.word()) {
             return false;
         }
-        open.rung = epoch;
         // A full socket holds wake-ups enough; a broken one is seen by `attend`.
         let _ = control::say(conn.socket.as_fd(), &Said::Wake, &[]);
         true
@@ -556,14 +529,16 @@ impl Hub {
 
     /// Before sleeping: tells peers to ring. False, and awake, if something is there.
     pub fn arm(&mut self) -> bool {
-        if self.epoch.is_multiple_of(2) {
-            self.epoch += 1;
-        } else {
-            self.epoch += 2;
+        // Producers that wait for what was read are told all of it.
+        for conn in self.conns.iter_mut().flatten() {
+            if let Some(open) = &mut conn.open {
+                open.into.tell();
+                if open.into.is_awaited() && Self::ring_at(conn) {
+                    self.stats.bells += 1;
+                }
+            }
         }
-        self.bell.word().store(self.epoch, Ordering::Relaxed);
-        // Whoever does not see that we sleep has pushed before; we look after.
-        fence(Ordering::SeqCst);
+        self.sleep.begin(self.bell.word());
         let waits = self
             .conns
             .iter_mut()
@@ -579,10 +554,7 @@ impl Hub {
 
     /// Awake: peers need not ring.
     pub fn disarm(&mut self) {
-        if !self.epoch.is_multiple_of(2) {
-            self.epoch += 1;
-            self.bell.word().store(self.epoch, Ordering::Relaxed);
-        }
+        self.sleep.end(self.bell.word());
     }
 
     /// True if the peer's memory can be read.

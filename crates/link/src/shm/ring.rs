@@ -5,132 +5,91 @@
 //! it. Longer payloads lie in a byte area, in one piece; both sides know where
 //! by counting. The consumer's position is told now and then, on a line of its own.
 //!
+//! There are two areas. The near one fits the first-level caches, between which lines
+//! go up to twice as fast as from anywhere else: it is used while the consumer keeps up.
+//! The wide one takes what a consumer that is busy elsewhere leaves lying.
+//!
 //! The other side may be hostile: what it wrote is read once and checked, positions
 //! are counted on this side, and payload is copied, never looked at in place.
 
 use std::ptr::{self, NonNull};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::Ordering;
 
-use super::segment::Segment;
+use super::memory::{INLINE_BYTES, Mapped, Memory, Spot, Word};
 
-/// Bytes of a slot, and what of them is payload.
-pub(super) const SLOT_BYTES: usize = 128;
-pub(super) const INLINE_BYTES: usize = SLOT_BYTES - 16;
-/// Bytes of the two sides' words.
-pub(super) const CONTROL_BYTES: usize = 128;
+#[cfg(test)]
+mod tests;
+
 /// Longest record.
 pub const MAX_RECORD_BYTES: usize = 64 << 10;
 const LINE: u64 = 64;
+/// In a header: the payload lies in the wide area.
+const WIDE: u64 = 1 << 31;
+/// How often a producer looks for a consumer that is about to make room in the near area,
+/// if there is progress.
+const LOOKS: u32 = 5;
 
-/// What the consumer tells, and below it what the producer tells; a line each.
-#[repr(C, align(64))]
-struct Told {
-    consumed: AtomicU64,
-    _line: [u64; 7],
-    wants_room: AtomicU32,
+/// The slot of a position.
+#[inline]
+#[allow(
+    clippy::cast_possible_truncation,
+    reason = "below the slot count, which is a `usize`"
+)]
+fn slot_of(memory: &impl Memory, position: u64) -> usize {
+    (position & (memory.slot_count() - 1)) as usize
 }
 
-/// Where a ring lies in a segment.
+/// An area and how far its owner, one of the two sides, has come in it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
-    pub(super) told: usize,
-    pub(super) slots: usize,
-    pub(super) slot_count: usize,
-    pub(super) area: usize,
-    pub(super) area_bytes: usize,
+struct Area {
+    /// Where it begins, and its length: a power of two, or nothing.
+    start: u64,
+    bytes: u64,
+    position: u64,
 }
 
-impl Place {
-    /// A ring in a segment of its own.
-    pub(super) fn alone(slot_count: usize, area_bytes: usize) -> Place {
-        let slots = CONTROL_BYTES;
-        Place {
-            told: 0,
-            slots,
-            slot_count,
-            area: slots + slot_count * SLOT_BYTES,
-            area_bytes,
-        }
+impl Area {
+    /// The near one and the wide one.
+    fn both(memory: &impl Memory) -> (Area, Area) {
+        let area = |start, bytes| Area {
+            start,
+            bytes,
+            position: 0,
+        };
+        let near = area(0, memory.near_bytes());
+        (near, area(near.bytes, memory.wide_bytes()))
     }
 
-    pub(super) fn end(&self) -> usize {
-        self.area + self.area_bytes
-    }
-}
-
-/// The memory of a ring, as one side sees it.
-#[derive(Debug)]
-struct Memory {
-    told: NonNull<Told>,
-    slots: NonNull<u8>,
-    mask: u64,
-    area: NonNull<u8>,
-    area_bytes: u64,
-    area_mask: u64,
-    _segment: Arc<Segment>,
-}
-
-// SAFETY: the addresses lie in the segment, which is kept, and are reached by atomics
-// and raw copies only.
-unsafe impl Send for Memory {}
-
-impl Memory {
-    fn new(segment: &Arc<Segment>, place: Place) -> Memory {
-        assert!(place.slot_count.is_power_of_two());
-        Memory {
-            told: segment.at(place.told, size_of::<Told>()).cast(),
-            slots: segment.at(place.slots, place.slot_count * SLOT_BYTES),
-            mask: place.slot_count as u64 - 1,
-            area: segment.at(place.area, place.area_bytes),
-            area_bytes: place.area_bytes as u64,
-            area_mask: (place.area_bytes as u64).wrapping_sub(1),
-            _segment: Arc::clone(segment),
-        }
-    }
-
+    /// Where `length` bytes begin that come next, in one piece. They are no more than the
+    /// area has.
     #[inline]
-    fn told(&self) -> &Told {
-        // SAFETY: in the mapping, aligned (offsets are multiples of a line), all
-        // atomics, for which every bit pattern is valid.
-        unsafe { self.told.as_ref() }
+    fn begin(&self, length: u64) -> u64 {
+        let at = self.position & (self.bytes - 1);
+        if at + length > self.bytes {
+            self.position + (self.bytes - at)
+        } else {
+            self.position
+        }
     }
 
+    /// Moves past `length` bytes from `begin` on; where they lie.
     #[inline]
     #[allow(
         clippy::cast_possible_truncation,
-        reason = "masked, so below the slot count"
+        reason = "no more than the area has, which is a `usize`"
     )]
-    fn slot(&self, position: u64) -> NonNull<u8> {
-        // SAFETY: masked, so inside the slots.
-        unsafe { self.slots.add((position & self.mask) as usize * SLOT_BYTES) }
-    }
-
-    #[inline]
-    fn header(&self, position: u64) -> &AtomicU64 {
-        // SAFETY: the first word of a slot, aligned, in the mapping; an atomic.
-        unsafe { self.slot(position).cast().as_ref() }
-    }
-
-    #[inline]
-    #[allow(clippy::cast_possible_truncation, reason = "below the area's length")]
-    fn area(&self, position: u64) -> NonNull<u8> {
-        // SAFETY: reduced, so inside the area.
-        unsafe { self.area.add((position & self.area_mask) as usize) }
-    }
-
-    /// Where `length` bytes begin that come after `position`, in one piece.
-    #[inline]
-    fn place(&self, position: u64, length: u64) -> u64 {
-        let at = position & self.area_mask;
-        if at + length > self.area_bytes {
-            position + (self.area_bytes - at)
-        } else {
-            position
+    fn advance(&mut self, begin: u64, length: u64) -> Spot {
+        self.position = (begin + length).next_multiple_of(LINE);
+        Spot::Area {
+            at: (self.start + (begin & (self.bytes - 1))) as usize,
+            length: length as usize,
         }
     }
 }
 
+/// What the header of a slot has in its upper half; the lower one has the length, and which
+/// area.
+#[inline]
 #[allow(clippy::cast_possible_truncation, reason = "the low half is meant")]
 fn stamp(position: u64) -> u64 {
     u64::from((position as u32).wrapping_add(1)) << 32
@@ -138,107 +97,153 @@ fn stamp(position: u64) -> u64 {
 
 /// The writing side.
 #[derive(Debug)]
-pub(super) struct Producer {
-    memory: Memory,
+pub(super) struct Producer<M = Mapped> {
+    memory: M,
     position: u64,
-    area_position: u64,
-    /// Slots that the consumer is known to have given back, and area bytes.
+    near: Area,
+    wide: Area,
+    /// Slots that the consumer is known to have given back, and bytes of the areas.
     given_back: u64,
-    area_given_back: u64,
-    /// Where the area was after each slot.
-    area_ends: Box<[u64]>,
+    near_given_back: u64,
+    wide_given_back: u64,
+    /// Where the areas were after each slot.
+    ends: Box<[(u64, u64)]>,
     /// The consumer has been asked to ring.
     wanted: bool,
+    /// Where the consumer stood when it was last waited for in vain.
+    idle_at: u64,
 }
 
-impl Producer {
-    pub(super) fn new(segment: &Arc<Segment>, place: Place) -> Producer {
+impl<M: Memory> Producer<M> {
+    /// The side that writes to new memory.
+    pub(super) fn new(memory: M) -> Producer<M> {
+        let (near, wide) = Area::both(&memory);
         Producer {
-            memory: Memory::new(segment, place),
+            ends: (0..memory.slot_count()).map(|_| (0, 0)).collect(),
+            memory,
             position: 0,
-            area_position: 0,
+            near,
+            wide,
             given_back: 0,
-            area_given_back: 0,
-            area_ends: vec![0; place.slot_count].into(),
+            near_given_back: 0,
+            wide_given_back: 0,
             wanted: false,
+            idle_at: u64::MAX,
         }
     }
 
     /// True if one more short record fits now.
+    #[inline]
     pub(super) fn has_slot(&mut self) -> bool {
-        self.position - self.given_back <= self.memory.mask || self.refresh_slots()
+        self.position - self.given_back < self.memory.slot_count() || self.refresh_slots()
     }
 
     /// Copies a record in; false: no room now, or none for such a length at all.
     #[inline]
     pub(super) fn push(&mut self, tag: u64, payload: &[u8]) -> bool {
-        if self.position - self.given_back > self.memory.mask && !self.refresh_slots() {
+        if !self.has_slot() {
             return false;
         }
-        let slot = self.memory.slot(self.position);
+        let slot = slot_of(&self.memory, self.position);
         let length = payload.len() as u64;
+        let mut news = stamp(self.position) | length;
+        self.memory.touch(Spot::Slot(slot), true);
+        let behind = self.memory.bytes(Spot::Slot(slot));
         let place = if payload.len() <= INLINE_BYTES {
-            // SAFETY: the slot is ours until the header is written: the consumer has
-            // given it back. 16 + INLINE_BYTES is its length.
-            unsafe { slot.add(16) }
+            // SAFETY: behind the tag; `INLINE_BYTES` remain of the slot.
+            unsafe { behind.add(8) }
         } else {
-            if length > self.memory.area_bytes {
+            let spot = if self.has_near_room(length) {
+                self.near.advance(self.near.begin(length), length)
+            } else if self.has_wide_room(length) {
+                news |= WIDE;
+                self.wide.advance(self.wide.begin(length), length)
+            } else {
                 return false;
-            }
-            let begin = self.memory.place(self.area_position, length);
-            if begin + length - self.area_given_back > self.memory.area_bytes
-                && !self.refresh_area(begin + length)
-            {
-                return false;
-            }
-            self.area_position = (begin + length).next_multiple_of(LINE);
-            self.memory.area(begin)
+            };
+            self.memory.touch(spot, true);
+            self.memory.bytes(spot)
         };
-        // SAFETY: `place` has room for the payload and is ours, as argued above; the
-        // payload is memory of this process alone, so they do not overlap.
+        // SAFETY: `place` has room for the payload, `behind` is aligned and has room for
+        // the tag. Both are ours until the header is written: the consumer has given
+        // them back. The payload is memory of this process alone, so they do not overlap.
         unsafe {
             ptr::copy_nonoverlapping(payload.as_ptr(), place.as_ptr(), payload.len());
-            slot.add(8).cast::<u64>().write(tag);
+            behind.cast::<u64>().write(tag);
         }
-        let index = self.position & self.memory.mask;
-        if let Some(end) = usize::try_from(index)
-            .ok()
-            .and_then(|at| self.area_ends.get_mut(at))
-        {
-            *end = self.area_position;
+        if let Some(ends) = self.ends.get_mut(slot) {
+            *ends = (self.near.position, self.wide.position);
         }
         // Release: whoever sees the stamp sees the record.
-        self.memory
-            .header(self.position)
-            .store(stamp(self.position) | length, Ordering::Release);
+        self.memory.header(slot).store(news, Ordering::Release);
         self.position += 1;
         true
+    }
+
+    /// True if so many bytes go through the near area.
+    #[inline]
+    fn has_near_room(&mut self, length: u64) -> bool {
+        // At least two are under way.
+        if length > self.near.bytes / 2 {
+            return false;
+        }
+        let end = self.near.begin(length) + length;
+        let is_free = |ring: &Self| end - ring.near_given_back <= ring.near.bytes;
+        is_free(self) || (self.refresh() && is_free(self)) || self.waits_until(is_free)
+    }
+
+    /// Waits a moment for a consumer that takes records just now.
+    #[cold]
+    fn waits_until(&mut self, is_free: impl Fn(&Self) -> bool) -> bool {
+        for _ in 0..LOOKS {
+            if self.given_back == self.idle_at {
+                return false;
+            }
+            let mut looks = 0;
+            while !self.refresh() {
+                looks += 1;
+                if looks == M::PATIENCE {
+                    self.idle_at = self.given_back;
+                    return false;
+                }
+                std::hint::spin_loop();
+            }
+            if is_free(self) {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// True if the wide area has room for so many bytes.
+    #[inline]
+    fn has_wide_room(&mut self, length: u64) -> bool {
+        if length > self.wide.bytes {
+            return false;
+        }
+        let end = self.wide.begin(length) + length;
+        let is_free = |ring: &Self| end - ring.wide_given_back <= ring.wide.bytes;
+        is_free(self) || (self.refresh() && is_free(self))
     }
 
     #[cold]
     fn refresh_slots(&mut self) -> bool {
         self.refresh();
-        self.position - self.given_back <= self.memory.mask
-    }
-
-    #[cold]
-    fn refresh_area(&mut self, end: u64) -> bool {
-        self.refresh();
-        end - self.area_given_back <= self.memory.area_bytes
+        self.position - self.given_back < self.memory.slot_count()
     }
 
     /// Reads how far the consumer has come; nonsense counts as nothing new. True if there
     /// was news.
+    #[cold]
     fn refresh(&mut self) -> bool {
         // Acquire: the consumer has read what it gives back.
-        let consumed = self.memory.told().consumed.load(Ordering::Acquire);
+        let consumed = self.memory.consumed().load(Ordering::Acquire);
         if consumed > self.given_back && consumed <= self.position {
             self.given_back = consumed;
-            let last = (consumed - 1) & self.memory.mask;
-            let end = usize::try_from(last)
-                .ok()
-                .and_then(|at| self.area_ends.get(at));
-            self.area_given_back = end.copied().unwrap_or(self.area_given_back);
+            let last = slot_of(&self.memory, consumed - 1);
+            if let Some(ends) = self.ends.get(last) {
+                (self.near_given_back, self.wide_given_back) = *ends;
+            }
             return true;
         }
         false
@@ -255,10 +260,7 @@ impl Producer {
     pub(super) fn want_room(&mut self, wanted: bool) {
         if self.wanted != wanted {
             self.wanted = wanted;
-            self.memory
-                .told()
-                .wants_room
-                .store(wanted.into(), Ordering::Relaxed);
+            self.memory.wish().store(wanted.into(), Ordering::Relaxed);
         }
     }
 
@@ -326,70 +328,95 @@ pub(super) struct Broken(pub(super) &'static str);
 
 /// The reading side.
 #[derive(Debug)]
-pub(super) struct Consumer {
-    memory: Memory,
+pub(super) struct Consumer<M = Mapped> {
+    memory: M,
     position: u64,
-    area_position: u64,
+    near: Area,
+    wide: Area,
     told: u64,
-    area_told: u64,
+    near_told: u64,
+    wide_told: u64,
     /// Something was told since the wish for it was looked for.
     news: bool,
 }
 
-impl Consumer {
-    pub(super) fn new(segment: &Arc<Segment>, place: Place) -> Consumer {
+impl<M: Memory> Consumer<M> {
+    /// The side that reads from new memory.
+    pub(super) fn new(memory: M) -> Consumer<M> {
+        let (near, wide) = Area::both(&memory);
         Consumer {
-            memory: Memory::new(segment, place),
+            memory,
             position: 0,
-            area_position: 0,
+            near,
+            wide,
             told: 0,
-            area_told: 0,
+            near_told: 0,
+            wide_told: 0,
             news: false,
         }
+    }
+
+    /// The header of the next slot, if it is filled.
+    #[inline]
+    fn filled(&self) -> Option<u64> {
+        let slot = slot_of(&self.memory, self.position);
+        // Acquire: the record was written before its stamp. Read once.
+        let header = self.memory.header(slot).load(Ordering::Acquire);
+        (header >> 32 == stamp(self.position) >> 32).then_some(header)
     }
 
     /// True if a record waits.
     #[inline]
     pub(super) fn has_record(&self) -> bool {
-        let header = self.memory.header(self.position).load(Ordering::Acquire);
-        header >> 32 == stamp(self.position) >> 32
+        self.filled().is_some()
     }
 
     /// Shows the next record, if there is one, and moves past it.
     #[inline]
+    #[allow(
+        clippy::cast_possible_truncation,
+        reason = "a length that was checked, or below 113"
+    )]
     pub(super) fn take<R>(
         &mut self,
         show: impl FnOnce(u64, Payload<'_>) -> R,
     ) -> Result<Option<R>, Broken> {
-        // Acquire: the record was written before its stamp. Read once.
-        let header = self.memory.header(self.position).load(Ordering::Acquire);
-        if header >> 32 != stamp(self.position) >> 32 {
+        let Some(header) = self.filled() else {
             return Ok(None);
-        }
-        let length = header & 0xffff_ffff;
-        let slot = self.memory.slot(self.position);
+        };
+        let length = header & (WIDE - 1);
+        let spot = Spot::Slot(slot_of(&self.memory, self.position));
+        self.memory.touch(spot, false);
+        let behind = self.memory.bytes(spot);
         let place = if length <= INLINE_BYTES as u64 {
-            // SAFETY: inside the slot.
-            unsafe { slot.add(16) }
+            // SAFETY: behind the tag, inside the slot.
+            unsafe { behind.add(8) }
         } else {
-            if length > MAX_RECORD_BYTES as u64 || length > self.memory.area_bytes {
+            let area = if header & WIDE == 0 {
+                &mut self.near
+            } else {
+                &mut self.wide
+            };
+            if length > MAX_RECORD_BYTES as u64 || length > area.bytes {
                 return Err(Broken("a record that is too long"));
             }
-            let begin = self.memory.place(self.area_position, length);
-            self.area_position = (begin + length).next_multiple_of(LINE);
-            self.memory.area(begin)
+            let spot = area.advance(area.begin(length), length);
+            self.memory.touch(spot, false);
+            self.memory.bytes(spot)
         };
-        // SAFETY: the second word of the slot, aligned, in the mapping.
-        let tag = unsafe { slot.add(8).cast::<u64>().read_volatile() };
+        // SAFETY: the second word of the slot, aligned, in the memory; whatever it holds is
+        // a number.
+        let tag = unsafe { behind.cast::<u64>().read_volatile() };
         let payload = Payload {
             place,
-            length: usize::try_from(length).unwrap_or(0),
+            length: length as usize,
             _ring: std::marker::PhantomData,
         };
         let shown = show(tag, payload);
         self.position += 1;
-        if self.position - self.told > self.memory.mask / 4
-            || self.area_position - self.area_told > self.memory.area_bytes / 4
+        if self.position - self.told > (self.memory.slot_count() - 1) / 4
+            || self.near.position - self.near_told > self.near.bytes / 8
+            || self.wide.position - self.wide_told > self.wide.bytes / 4
         {
             self.tell();
         }
@@ -401,11 +428,13 @@ impl Consumer {
     pub(super) fn tell(&mut self) {
         if self.told != self.position {
             self.told = self.position;
-            self.area_told = self.area_position;
+            self.near_told = self.near.position;
+            self.wide_told = self.wide.position;
             self.news = true;
             // Release: everything before has been read.
-            let consumed = &self.memory.told().consumed;
-            consumed.store(self.position, Ordering::Release);
+            self.memory
+                .consumed()
+                .store(self.position, Ordering::Release);
         }
     }
 
@@ -416,7 +445,7 @@ impl Consumer {
             return false;
         }
         // Either we see its wish, or it sees what was told before it sleeps.
-        fence(Ordering::SeqCst);
-        self.memory.told().wants_room.load(Ordering::Relaxed) != 0
+        M::Word::full_fence();
+        self.memory.wish().load(Ordering::Relaxed) != 0
     }
 }

@@ -29,6 +29,8 @@ pub(super) struct Segment {
     length: usize,
     /// The process that has it: children do not inherit mappings.
     pid: u32,
+    #[cfg(test)]
+    on_heap: bool,
 }
 
 // SAFETY: the mapping belongs to the value and is reached only by atomics and raw
@@ -70,6 +72,25 @@ impl Segment {
         Segment::map(file, length, writable)
     }
 
+    /// Memory of this process alone, for tests where nothing can be mapped.
+    #[cfg(test)]
+    pub(super) fn on_heap(length: usize) -> Segment {
+        let layout = Segment::heap_layout(length);
+        // SAFETY: the layout has a size above zero.
+        let start = NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) }).expect("memory");
+        Segment {
+            start,
+            length,
+            pid: std::process::id(),
+            on_heap: true,
+        }
+    }
+
+    #[cfg(test)]
+    fn heap_layout(length: usize) -> std::alloc::Layout {
+        std::alloc::Layout::from_size_align(length.max(1), 4096).expect("a small size")
+    }
+
     fn map(file: BorrowedFd<'_>, length: usize, writable: bool) -> io::Result<Segment> {
         let write = if writable { libc::PROT_WRITE } else { 0 };
         // SAFETY: a new mapping at an address the kernel chooses touches no memory
@@ -92,6 +113,8 @@ impl Segment {
             start,
             length,
             pid: std::process::id(),
+            #[cfg(test)]
+            on_heap: false,
         };
         // SAFETY: exactly the mapping made above. A child shall not find it.
         if unsafe { libc::madvise(address, length, libc::MADV_DONTFORK) } != 0 {
@@ -116,6 +139,13 @@ impl Segment {
 
 impl Drop for Segment {
     fn drop(&mut self) {
+        #[cfg(test)]
+        if self.on_heap {
+            // SAFETY: allocated by `on_heap` with this layout, freed once, and whoever
+            // holds an address into it also holds the segment.
+            unsafe { std::alloc::dealloc(self.start.as_ptr(), Segment::heap_layout(self.length)) };
+            return;
+        }
         // In a forked child there is nothing, or something else by now.
         if self.pid != std::process::id() {
             return;
@@ -123,5 +153,34 @@ impl Drop for Segment {
         // SAFETY: the mapping was made with this length, is unmapped once, and
         // whoever holds an address into it also holds the segment.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.length) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_forked_child_neither_has_the_memory_nor_takes_away_what_lies_there() {
+        let (segment, _file) = Segment::create(4096).expect("memory");
+        let at = segment.start.as_ptr();
+        // SAFETY: the child makes system calls only, in `drop` too, and ends by `_exit`.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+            let access = libc::PROT_READ | libc::PROT_WRITE;
+            // SAFETY: fails where there is a mapping, else makes one of the child's own.
+            let other = unsafe { libc::mmap(at.cast(), 4096, access, flags, -1, 0) };
+            let was_free = other == at.cast();
+            drop(segment);
+            // SAFETY: asks whether the page is mapped, and writes one byte about it.
+            let is_left = unsafe { libc::mincore(other, 4096, [0].as_mut_ptr()) } == 0;
+            // SAFETY: ends the child at once without running any destructor.
+            unsafe { libc::_exit(i32::from(!(was_free && is_left))) };
+        }
+        let mut status = -1;
+        // SAFETY: waits for the child made above and writes its status.
+        let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+        assert_eq!((waited, status), (child, 0));
     }
 }

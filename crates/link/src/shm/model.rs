@@ -1,0 +1,339 @@
+//! What can happen between two processes, all of it within bounds: the ring and the bell
+//! under loom, which tries every order of their accesses that the memory model allows and
+//! reports a race, a wrong record, or a sleep that nobody ends.
+
+use std::ptr::NonNull;
+use std::sync::atomic::Ordering;
+
+use loom::cell::UnsafeCell;
+use loom::sync::atomic::AtomicU64;
+use loom::sync::{Arc, Condvar, Mutex};
+
+use super::bell::{Sleep, Waking};
+use super::memory::{INLINE_BYTES, Memory, SLOT_BYTES, Spot, Word};
+use super::ring::{Consumer, Producer};
+
+/// Switches of thread against its will that are tried in one run.
+const PREEMPTIONS: usize = 3;
+const LINE: usize = 64;
+
+impl Word for AtomicU64 {
+    fn load(&self, order: Ordering) -> u64 {
+        AtomicU64::load(self, order)
+    }
+
+    fn store(&self, value: u64, order: Ordering) {
+        AtomicU64::store(self, value, order);
+    }
+
+    fn full_fence() {
+        loom::sync::atomic::fence(Ordering::SeqCst);
+    }
+}
+
+/// A ring whose words are watched by loom, and whose bytes are watched by cells: one for a
+/// slot, one for each line of the area.
+struct Shared {
+    consumed: AtomicU64,
+    wish: AtomicU64,
+    headers: Vec<AtomicU64>,
+    slots: Vec<UnsafeCell<[u64; SLOT_BYTES / 8 - 1]>>,
+    area: Vec<UnsafeCell<()>>,
+    /// The area's bytes; who may touch which of them is what `area` tells.
+    bytes: std::cell::UnsafeCell<Box<[u64]>>,
+    near_bytes: u64,
+}
+
+// SAFETY: `slots` and `area` are watched by loom, which fails the test when two threads
+// reach one of them with no order between; `bytes` is reached where `area` was asked.
+unsafe impl Sync for Shared {}
+// SAFETY: as above; nothing belongs to a thread.
+unsafe impl Send for Shared {}
+
+#[derive(Clone)]
+struct Model(Arc<Shared>);
+
+impl Model {
+    fn new(slots: usize, near_lines: usize, wide_lines: usize) -> Model {
+        let area_lines = near_lines + wide_lines;
+        let word = || AtomicU64::new(0);
+        Model(Arc::new(Shared {
+            consumed: word(),
+            wish: word(),
+            headers: (0..slots).map(|_| word()).collect(),
+            slots: (0..slots)
+                .map(|_| UnsafeCell::new([0; SLOT_BYTES / 8 - 1]))
+                .collect(),
+            area: (0..area_lines).map(|_| UnsafeCell::new(())).collect(),
+            bytes: std::cell::UnsafeCell::new(vec![0; area_lines * LINE / 8].into()),
+            near_bytes: (near_lines * LINE) as u64,
+        }))
+    }
+
+    fn ring(
+        slots: usize,
+        near_lines: usize,
+        wide_lines: usize,
+    ) -> (Producer<Model>, Consumer<Model>) {
+        let model = Model::new(slots, near_lines, wide_lines);
+        (Producer::new(model.clone()), Consumer::new(model))
+    }
+}
+
+impl Memory for Model {
+    type Word = AtomicU64;
+
+    const PATIENCE: u32 = 1;
+
+    fn slot_count(&self) -> u64 {
+        self.0.headers.len() as u64
+    }
+
+    fn near_bytes(&self) -> u64 {
+        self.0.near_bytes
+    }
+
+    fn wide_bytes(&self) -> u64 {
+        (self.0.area.len() * LINE) as u64 - self.0.near_bytes
+    }
+
+    fn consumed(&self) -> &AtomicU64 {
+        &self.0.consumed
+    }
+
+    fn wish(&self) -> &AtomicU64 {
+        &self.0.wish
+    }
+
+    fn header(&self, slot: usize) -> &AtomicU64 {
+        &self.0.headers[slot]
+    }
+
+    fn bytes(&self, spot: Spot) -> NonNull<u8> {
+        let found = match spot {
+            Spot::Slot(slot) => self.0.slots[slot].with(|words| words.cast::<u8>().cast_mut()),
+            Spot::Area { at, length } => {
+                assert!(at + length <= self.0.area.len() * LINE);
+                // SAFETY: the box itself is never written; the offset is inside.
+                unsafe {
+                    (*self.0.bytes.get())
+                        .as_ptr()
+                        .cast::<u8>()
+                        .add(at)
+                        .cast_mut()
+                }
+            }
+        };
+        NonNull::new(found).expect("an address")
+    }
+
+    fn touch(&self, spot: Spot, writes: bool) {
+        match spot {
+            Spot::Slot(slot) if writes => self.0.slots[slot].with_mut(|_| ()),
+            Spot::Slot(slot) => self.0.slots[slot].with(|_| ()),
+            Spot::Area { at, length } => {
+                for cell in &self.0.area[at / LINE..(at + length).div_ceil(LINE)] {
+                    match writes {
+                        true => cell.with_mut(|_| ()),
+                        false => cell.with(|_| ()),
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn check(model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(PREEMPTIONS);
+    builder.check(model);
+}
+
+fn payload(number: u64, length: usize) -> Vec<u8> {
+    vec![number.to_le_bytes()[0] + 1; length]
+}
+
+/// The next record, if there is one, which must be `number`.
+fn take(consumer: &mut Consumer<Model>, number: u64, length: usize) -> bool {
+    consumer
+        .take(|tag, shown| {
+            let mut copy = vec![0; shown.len()];
+            shown.copy_to(&mut copy);
+            assert_eq!((tag, &copy), (number, &payload(number, length)));
+        })
+        .expect("an honest producer")
+        .is_some()
+}
+
+/// Records of these lengths go through, in order and whole, whatever happens when.
+fn goes_through(slots: usize, near_lines: usize, wide_lines: usize, lengths: &'static [usize]) {
+    check(move || {
+        let (mut producer, mut consumer) = Model::ring(slots, near_lines, wide_lines);
+        let thread = loom::thread::spawn(move || {
+            for (number, length) in (0..).zip(lengths) {
+                while !producer.push(number, &payload(number, *length)) {
+                    loom::thread::yield_now();
+                }
+            }
+        });
+        for (number, length) in (0..).zip(lengths) {
+            while !take(&mut consumer, number, *length) {
+                consumer.tell();
+                loom::thread::yield_now();
+            }
+        }
+        thread.join().expect("no panic");
+    });
+}
+
+#[test]
+fn slots_are_used_again_only_when_they_were_read() {
+    goes_through(2, 0, 0, &[8, 0, INLINE_BYTES, 8]);
+}
+
+#[test]
+fn the_area_is_used_again_only_when_it_was_read() {
+    goes_through(4, 0, 4, &[120, 120, 8, 250]);
+}
+
+#[test]
+fn the_near_area_is_used_again_only_when_it_was_read_and_the_wide_one_takes_the_rest() {
+    goes_through(4, 4, 2, &[120, 120, 128, 120]);
+}
+
+#[test]
+fn a_wide_ring_tells_late_and_loses_nothing() {
+    goes_through(8, 0, 8, &[8, 130, 8, 200]);
+}
+
+/// Where a hub sleeps: its epoch, and its socket with the wake-ups in it.
+struct Bed {
+    epoch: AtomicU64,
+    wakes: Mutex<usize>,
+    came: Condvar,
+}
+
+impl Bed {
+    fn new() -> Arc<Bed> {
+        Arc::new(Bed {
+            epoch: AtomicU64::new(0),
+            wakes: Mutex::new(0),
+            came: Condvar::new(),
+        })
+    }
+
+    /// What `Hub::ring` does.
+    fn ring(&self, waking: &mut Waking) {
+        if waking.is_due(&self.epoch) {
+            *self.wakes.lock().expect("no panic") += 1;
+            self.came.notify_one();
+        }
+    }
+
+    /// Sleeps until a wake-up comes, unless `there` finds something at the last moment. A
+    /// wake-up that never comes is a deadlock, which loom reports.
+    fn sleep(&self, sleep: &mut Sleep, there: impl FnOnce() -> bool) {
+        sleep.begin(&self.epoch);
+        if !there() {
+            let mut wakes = self.wakes.lock().expect("no panic");
+            while *wakes == 0 {
+                wakes = self.came.wait(wakes).expect("no panic");
+            }
+            *wakes -= 1;
+        }
+        sleep.end(&self.epoch);
+    }
+}
+
+#[test]
+fn who_sleeps_for_records_is_woken() {
+    check(|| {
+        let (mut producer, mut consumer) = Model::ring(4, 0, 0);
+        let bed = Bed::new();
+        let sender = {
+            let bed = Arc::clone(&bed);
+            loom::thread::spawn(move || {
+                let mut waking = Waking::default();
+                for number in 0..2 {
+                    assert!(producer.push(number, &payload(number, 8)));
+                    bed.ring(&mut waking);
+                }
+            })
+        };
+        let mut sleep = Sleep::default();
+        for number in 0..2 {
+            while !take(&mut consumer, number, 8) {
+                bed.sleep(&mut sleep, || consumer.has_record());
+            }
+        }
+        sender.join().expect("no panic");
+    });
+}
+
+/// What a consumer does before it looks whether it can sleep, as `Hub` does.
+fn tell(consumer: &mut Consumer<Model>, bed: &Bed, waking: &mut Waking) {
+    consumer.tell();
+    if consumer.is_awaited() {
+        bed.ring(waking);
+    }
+}
+
+#[test]
+fn who_sleeps_for_room_is_woken() {
+    check(|| {
+        let (mut producer, mut consumer) = Model::ring(1, 0, 0);
+        let bed = Bed::new();
+        let reader = {
+            let bed = Arc::clone(&bed);
+            loom::thread::spawn(move || {
+                let mut waking = Waking::default();
+                for number in 0..2 {
+                    while !take(&mut consumer, number, 8) {
+                        loom::thread::yield_now();
+                    }
+                    tell(&mut consumer, &bed, &mut waking);
+                }
+            })
+        };
+        let mut sleep = Sleep::default();
+        for number in 0..2 {
+            while !producer.push(number, &payload(number, 8)) {
+                producer.want_room(true);
+                bed.sleep(&mut sleep, || producer.has_wanted_room());
+            }
+            producer.want_room(false);
+        }
+        reader.join().expect("no panic");
+    });
+}
+
+#[test]
+fn who_sleeps_until_everything_was_read_is_woken() {
+    check(|| {
+        let (mut producer, mut consumer) = Model::ring(8, 0, 0);
+        let bed = Bed::new();
+        let reader = {
+            let bed = Arc::clone(&bed);
+            loom::thread::spawn(move || {
+                let mut waking = Waking::default();
+                let mut next = 0;
+                while next < 2 {
+                    while take(&mut consumer, next, 8) {
+                        next += 1;
+                    }
+                    tell(&mut consumer, &bed, &mut waking);
+                    loom::thread::yield_now();
+                }
+            })
+        };
+        let mut sleep = Sleep::default();
+        for number in 0..2 {
+            assert!(producer.push(number, &payload(number, 8)));
+        }
+        while !producer.is_read() {
+            producer.want_room(true);
+            bed.sleep(&mut sleep, || producer.has_wanted_room());
+        }
+        reader.join().expect("no panic");
+    });
+}
