@@ -1,13 +1,13 @@
 //! The C interface of Dipole: `libdipole`.
 //!
-//! A thin door over [`dipole_node`]: it checks pointers, finds the endpoint of a
+//! A thin door over `dipole_node`: it checks pointers, finds the endpoint of a
 //! descriptor, translates errors into `errno` and texts, and lets no panic out. The
 //! interface is described where its users read it, in `include/dipole.h` and the
 //! manual pages; a test compares the header with the functions here.
 //!
 //! `papers.rs` has the seven calls of DP §2, table 1, `message.rs` what sends and
-//! receives besides, `facts.rs` what tells. All go through [`guard`]; [`handle`]
-//! finds endpoints, [`process`] keeps the one node of the process.
+//! receives besides, `facts.rs` what tells. All go through `guard`; `handle`
+//! finds endpoints, `process` keeps the one node of the process.
 
 mod facts;
 mod failure;
