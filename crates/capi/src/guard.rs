@@ -38,9 +38,37 @@ thread_local! {
     };
 }
 
+unsafe extern "C" {
+    fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
+}
+/// As `pthread.h` has it, with every C library on Linux.
+const PTHREAD_CANCEL_DISABLE: c_int = 1;
+
+/// While it lives, the thread is not cancelled: that would unwind through a lock.
+struct Uncancelled(c_int);
+
+impl Uncancelled {
+    #[inline]
+    fn begin() -> Uncancelled {
+        let mut before = 0;
+        // SAFETY: changes this thread's own state and writes the one before.
+        unsafe { pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &raw mut before) };
+        Uncancelled(before)
+    }
+}
+
+impl Drop for Uncancelled {
+    #[inline]
+    fn drop(&mut self) {
+        // SAFETY: as above; nobody asks for what was before.
+        unsafe { pthread_setcancelstate(self.0, ptr::null_mut()) };
+    }
+}
+
 /// Runs the body of the function `name`.
 #[inline]
 pub(crate) fn call<A: Answer>(name: &'static str, body: impl FnOnce() -> Result<A, Failure>) -> A {
+    let _uncancelled = Uncancelled::begin();
     // Nothing the body could have left half done is seen again: what it shares lies
     // behind locks that forgive a panic.
     match catch_unwind(AssertUnwindSafe(body)) {

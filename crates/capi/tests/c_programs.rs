@@ -55,6 +55,24 @@ fn a_descriptor_works_in_poll_select_and_epoll() {
 }
 
 #[test]
+fn a_descriptor_works_in_io_uring() {
+    let said = Bench::new().example("uring", &[]);
+    if said == "no io_uring\n" {
+        println!("SKIPPED: the kernel has no io_uring for this user");
+        return;
+    }
+    assert_eq!(said, "once\noften\n");
+}
+
+#[test]
+fn threads_may_end_with_a_message_or_be_cancelled_within_a_call() {
+    assert_eq!(
+        Bench::new().example("dying", &[]),
+        "200 threads went with a message\n200 threads were cancelled\n"
+    );
+}
+
+#[test]
 fn writes_that_do_not_wait_are_refused_while_there_is_no_room() {
     let said = Bench::new().example("nonblocking", &[]);
     assert_eq!(said, "20000 messages, refused now and then\n");
