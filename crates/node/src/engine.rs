@@ -12,6 +12,7 @@ mod pack;
 mod peer;
 mod rooms;
 mod way;
+mod witness;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -25,6 +26,7 @@ use crate::GoneReason;
 use crate::frames::{FramePool, slot_of};
 use crate::inbox::Buffers;
 use crate::net::{from_wire, to_wire};
+use crate::witness::Witness;
 use exports::Exports;
 use local::Local;
 pub(crate) use local::{LocalCharge, LocalEdge};
@@ -117,6 +119,9 @@ pub struct Engine {
     looked: Option<usize>,
     traffic: Traffic,
     departures: Vec<Departure>,
+    /// Peers that are silent though they owe an answer, and who asks about them.
+    quiet: Vec<PeerId>,
+    witness: Option<Witness>,
     /// Changes whenever something happened that a waiter may wait for.
     progress: u64,
 }
@@ -161,6 +166,8 @@ impl Engine {
             looked: None,
             traffic: Traffic::default(),
             departures: Vec::new(),
+            quiet: Vec::new(),
+            witness: None,
             progress: 0,
         }
     }
@@ -226,6 +233,7 @@ impl Engine {
         }
         self.machine.on_timers(now);
         self.handle_events();
+        self.attend_witness(now);
         self.transmit(now)?;
         Ok(received)
     }
@@ -267,7 +275,8 @@ impl Engine {
     pub fn next_deadline(&mut self, now: Instant) -> Option<Instant> {
         let retry = (!self.batch.is_empty()).then(|| now.after(LINK_RETRY_NS));
         let link = self.link.next_deadline_ns().map(Instant);
-        [self.machine.next_deadline(), link, retry]
+        let witness = self.witness.as_ref().and_then(Witness::next_deadline);
+        [self.machine.next_deadline(), link, retry, witness]
             .into_iter()
             .flatten()
             .min()
@@ -363,6 +372,7 @@ impl Engine {
             buffers: &self.buffers,
             traffic: &mut self.traffic,
             departures: &mut self.departures,
+            quiet: &mut self.quiet,
             progress: &mut self.progress,
             open_frames: &mut self.open_frames,
             fresh: &mut self.fresh,

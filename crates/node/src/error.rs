@@ -20,7 +20,8 @@ pub enum GoneReason {
     Restarted,
     /// It no longer knows the session.
     Reset(ResetReason),
-    /// It ended without a word: killed or crashed (processes of this node only).
+    /// It ended without a word: killed or crashed. Between nodes, the directory of its node
+    /// says so.
     Died,
     /// It broke the format of the memory shared with it and was cut off.
     Misbehaved,
@@ -30,6 +31,7 @@ impl From<dipole_proto::GoneReason> for GoneReason {
     fn from(reason: dipole_proto::GoneReason) -> GoneReason {
         match reason {
             dipole_proto::GoneReason::Silent => GoneReason::Silent,
+            dipole_proto::GoneReason::Died => GoneReason::Died,
             dipole_proto::GoneReason::Closed => GoneReason::Closed,
             dipole_proto::GoneReason::Restarted => GoneReason::Restarted,
             dipole_proto::GoneReason::Reset(reason) => GoneReason::Reset(reason),
@@ -44,7 +46,7 @@ impl fmt::Display for GoneReason {
             GoneReason::Closed => dipole_proto::GoneReason::Closed.fmt(f),
             GoneReason::Restarted => dipole_proto::GoneReason::Restarted.fmt(f),
             GoneReason::Reset(reason) => dipole_proto::GoneReason::Reset(*reason).fmt(f),
-            GoneReason::Died => f.write_str("it ended without a goodbye (killed or crashed)"),
+            GoneReason::Died => dipole_proto::GoneReason::Died.fmt(f),
             GoneReason::Misbehaved => {
                 f.write_str("it broke the format of shared memory and was cut off")
             }

@@ -42,6 +42,7 @@ mod node;
 mod progress;
 pub mod registry;
 mod stats;
+mod witness;
 
 pub use address::{Address, AddressError, EndpointId, NodeId};
 pub use config::{Config, ConfigError, Links, variables};

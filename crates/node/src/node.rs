@@ -19,6 +19,7 @@ use crate::inner::Inner;
 use crate::progress::Progress;
 use crate::registry::{Board, ClaimError, Directory, Ports, Registry};
 use crate::stats::Stats;
+use crate::witness::Witness;
 
 /// A process attached to Dipole. Clones are handles to the same node; when the
 /// last handle and endpoint is dropped, it waits up to
@@ -61,6 +62,7 @@ impl Node {
             share_memory(&mut engine, &config, &registry, incarnation)?;
         }
         engine.allow_exports().map_err(OpenError::Sleep)?;
+        engine.set_witness(Witness::new(registry.clone(), config.hosts.clone()));
         let driver = Driver::new(engine, clock, config.spin).map_err(OpenError::Sleep)?;
         let directory = match config.hosts.get(config.node) {
             Some(host) if !config.hosts.is_local_only() => Some(

@@ -54,8 +54,9 @@ pub(crate) use board::Board;
 pub use board::{EdgeTraffic, OwnerSurvey};
 pub use directory::{Directory, DirectoryCounters};
 pub use directory_wire::{
-    Found, FoundStatus, Lookup, PACKET_BYTES, WireError, decode_found, decode_lookup, encode_found,
-    encode_lookup,
+    Found, FoundStatus, Lookup, PACKET_BYTES, Testimony, Vouch, Vouched, WireError, decode_found,
+    decode_lookup, decode_vouch, decode_vouched, encode_found, encode_lookup, encode_vouch,
+    encode_vouched,
 };
 pub use resolve::{ResolveError, resolve};
 
@@ -304,6 +305,14 @@ impl Registry {
             Err(cause) if cause.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(cause) => Err(folder::failed("reading", &link)(cause)),
         }
+    }
+
+    /// True if a living process of this node has this incarnation, whether it steps or not.
+    ///
+    /// # Errors
+    /// The directory cannot be read.
+    pub fn lives(&self, incarnation: u64) -> Result<bool, RegistryError> {
+        folder::lives(&self.folder, incarnation)
     }
 
     /// The socket file at which a process of this node meets others.

@@ -46,7 +46,10 @@ pub struct Config {
     pub min_timeout_ns: u64,
     /// Longest back-off of prods, tails, hellos and credit wishes.
     pub max_timeout_ns: u64,
-    /// Silence after which a peer that owes an answer is gone.
+    /// Silence of a peer that owes an answer after which [`Event::Quiet`](crate::Event::Quiet)
+    /// asks whether anybody vouches for it; again after so much further silence.
+    pub quiet_ns: u64,
+    /// Silence after which a peer that owes an answer, and for which nobody vouches, is gone.
     pub peer_timeout_ns: u64,
     /// Trailers offered.
     pub trailers: Trailers,
@@ -70,7 +73,8 @@ impl Default for Config {
             ack_delay_ns: 25 * MICROSECOND,
             min_timeout_ns: MILLISECOND,
             max_timeout_ns: 250 * MILLISECOND,
-            peer_timeout_ns: 10 * SECOND,
+            quiet_ns: SECOND,
+            peer_timeout_ns: 3 * SECOND,
             trailers: Trailers::CRC32C,
         }
     }

@@ -48,6 +48,8 @@ pub struct EdgeId {
 pub enum GoneReason {
     /// It owed an answer for the configured time and gave none.
     Silent,
+    /// It was silent, and its node says that it has ended.
+    Died,
     /// It said goodbye.
     Closed,
     /// Another process answers at its address now.
@@ -60,6 +62,7 @@ impl fmt::Display for GoneReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             GoneReason::Silent => "it did not answer in time",
+            GoneReason::Died => "it ended without a goodbye (killed or crashed)",
             GoneReason::Closed => "it closed the session",
             GoneReason::Restarted => "another process has taken its place",
             GoneReason::Reset(ResetReason::UnknownConnection) => "it no longer knows the session",
@@ -80,6 +83,13 @@ pub enum Event {
         node: u32,
         /// The peer's incarnation.
         incarnation: u64,
+    },
+    /// The peer owes an answer and has been silent: whoever knows its process may say
+    /// that it lives ([`Machine::vouch`](crate::Machine::vouch)) or that it has ended
+    /// ([`Machine::give_up`](crate::Machine::give_up)).
+    Quiet {
+        /// Who.
+        peer: PeerId,
     },
     /// The session has ended; what had not arrived never will by this session.
     Gone {

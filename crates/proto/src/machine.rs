@@ -202,6 +202,11 @@ impl Machine {
         self.with(peer, |session, _| session.vouch(now));
     }
 
+    /// A third party knows that the peer's process has ended.
+    pub fn give_up(&mut self, peer: PeerId) {
+        self.remove(peer, GoneReason::Died);
+    }
+
     /// The structure of the computation proves that every unit below `unit` has
     /// arrived at the peer (thesis §5.2.1, coarse-grained acknowledgement).
     pub fn ack_through(&mut self, now: Instant, peer: PeerId, unit: u64) {

@@ -144,6 +144,8 @@ pub(crate) struct Session {
     detour: Option<u8>,
     /// Since when the peer owes us some sign of life.
     pub(crate) asked_at: Option<Instant>,
+    /// It has been silent for long enough to ask others about it.
+    doubted: bool,
     pub(crate) last_heard: Instant,
     keepalive_at: Instant,
     /// Somebody waits for this peer: ask now and then whether it lives.
@@ -190,6 +192,7 @@ impl Session {
             forced: 0,
             detour: None,
             asked_at: Some(now),
+            doubted: false,
             last_heard: now,
             keepalive_at: Instant::NEVER,
             watched: false,
@@ -293,6 +296,7 @@ impl Session {
             || self.watched;
         if !asks && self.is_open() {
             self.asked_at = None;
+            self.doubted = false;
         }
     }
 
@@ -436,6 +440,7 @@ impl Session {
     /// The peer lives.
     fn heard(&mut self, now: Instant) {
         self.last_heard = now;
+        self.doubted = false;
         self.asked_at = (!self.window.is_empty() || !self.wanting.is_empty()).then_some(now);
     }
 
@@ -443,6 +448,7 @@ impl Session {
     pub(crate) fn vouch(&mut self, now: Instant) {
         if let Some(asked) = &mut self.asked_at {
             *asked = now;
+            self.doubted = false;
         }
     }
 

@@ -229,6 +229,25 @@ fn a_silent_peer_is_gone_after_its_time_and_no_sooner() {
 }
 
 #[test]
+fn a_silent_peer_that_somebody_vouches_for_stays_until_it_is_said_to_have_ended() {
+    let (mut wire, edge) = connected(19, &Config::default());
+    wire.loss = 1.0;
+    let now = wire.now;
+    wire.hosts[0].send(now, edge, b"hello?").expect("credit");
+    for count in 1..=10 {
+        assert!(wire.run(2 * SECOND, |wire| wire.hosts[0].quiet.len() == count));
+        let now = wire.now;
+        wire.hosts[0].machine.vouch(now, edge.peer);
+    }
+    assert!(wire.hosts[0].gone.is_empty());
+    wire.hosts[0].machine.give_up(edge.peer);
+    assert!(wire.run(SECOND, |wire| !wire.hosts[0].gone.is_empty()));
+    assert_eq!(wire.hosts[0].gone[0].1, GoneReason::Died);
+    let total = wire.hosts[0].machine.config().frames as usize;
+    assert_eq!(wire.hosts[0].pool.free(), total, "every frame came back");
+}
+
+#[test]
 fn both_sides_may_say_hello_at_once() {
     let mut wire = Wire::new(23, 2, &Config::default());
     let there = wire.connect(0, 1);

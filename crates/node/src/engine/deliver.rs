@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use dipole_proto::{EdgeId, Event, Machine};
+use dipole_proto::{EdgeId, Event, Machine, PeerId};
 
 use super::peer::{Assembly, Incoming, LooseAssembly, Peer, find, peer_entry};
 use super::rooms::Rooms;
@@ -24,6 +24,8 @@ pub(super) struct Receivers<'a> {
     pub(super) buffers: &'a Arc<Buffers>,
     pub(super) traffic: &'a mut Traffic,
     pub(super) departures: &'a mut Vec<Departure>,
+    /// Peers that are silent though they owe an answer.
+    pub(super) quiet: &'a mut Vec<PeerId>,
     pub(super) progress: &'a mut u64,
     pub(super) open_frames: &'a mut usize,
     /// Endpoints with a descriptor that got a message in this turn.
@@ -150,6 +152,7 @@ impl Receivers<'_> {
                 *self.progress += 1;
                 tracing::debug!(%peer, node, "session open");
             }
+            Event::Quiet { peer } => self.quiet.push(peer),
             Event::Gone { peer, reason } => {
                 let entry = peer_entry(self.peers, peer);
                 let reason = GoneReason::from(reason);

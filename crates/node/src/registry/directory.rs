@@ -26,7 +26,8 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::FlockOperation;
 
 use super::directory_wire::{
-    Found, FoundStatus, Lookup, PACKET_BYTES, decode_lookup, encode_found,
+    Found, FoundStatus, Lookup, PACKET_BYTES, Testimony, Vouch, Vouched, decode_lookup,
+    decode_vouch, encode_found, encode_vouched,
 };
 use super::folder::{failed, open_lock};
 use super::{Registry, RegistryError};
@@ -249,12 +250,16 @@ fn answer_all(service: &Service, socket: &UdpSocket) {
             // Nothing left, or a report about an answer that nobody awaited.
             Err(_) => return,
         };
-        let Ok(lookup) = decode_lookup(&buffer[..length]) else {
+        let packet = &buffer[..length];
+        let reply = if let Ok(lookup) = decode_lookup(packet) {
+            answer(&service.registry, &lookup).map(|found| encode_found(&found))
+        } else if let Ok(vouch) = decode_vouch(packet) {
+            testify(&service.registry, &vouch).map(|vouched| encode_vouched(&vouched))
+        } else {
             service.malformed.fetch_add(1, Ordering::Relaxed);
             continue;
         };
-        let answered = answer(&service.registry, &lookup)
-            .is_some_and(|found| socket.send_to(&encode_found(&found), from).is_ok());
+        let answered = reply.is_some_and(|reply| socket.send_to(&reply, from).is_ok());
         let counter = if answered {
             &service.answered
         } else {
@@ -262,6 +267,27 @@ fn answer_all(service: &Service, socket: &UdpSocket) {
         };
         counter.fetch_add(1, Ordering::Relaxed);
     }
+}
+
+fn testify(registry: &Registry, vouch: &Vouch) -> Option<Vouched> {
+    let testimony = if vouch.node != registry.node() {
+        Testimony::WrongNode
+    } else {
+        match registry.lives(vouch.incarnation) {
+            Ok(true) => Testimony::Lives,
+            Ok(false) => Testimony::Ended,
+            Err(error) => {
+                tracing::warn!(%error, "a question about a process stays unanswered");
+                return None;
+            }
+        }
+    };
+    Some(Vouched {
+        nonce: vouch.nonce,
+        node: registry.node(),
+        incarnation: vouch.incarnation,
+        testimony,
+    })
 }
 
 fn answer(registry: &Registry, lookup: &Lookup) -> Option<Found> {

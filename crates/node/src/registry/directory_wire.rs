@@ -1,12 +1,16 @@
-//! The two packets by which nodes ask each other where an endpoint lives.
+//! The packets by which nodes ask each other where an endpoint lives, and whether a
+//! process does.
 //!
-//! Both are [`PACKET_BYTES`] long, so an answer is never longer than what asked
+//! All are [`PACKET_BYTES`] long, so an answer is never longer than what asked
 //! for it. The last four bytes are the CRC32C of all before them.
 //!
 //! ```text
 //! LOOKUP  0 header(32)  32 nonce(8)  40 node(4)  44 endpoint(4)  48 zero          96 crc
 //! FOUND   0 header(32)  32 nonce(8)  40 node(4)  44 endpoint(4)  48 status(1)
 //!         49 zero(3)  52 small(18)  70 bulk(18)  88 incarnation(8)  96 crc
+//! VOUCH   0 header(32)  32 nonce(8)  40 node(4)  44 zero            88 incarnation(8)  96 crc
+//! VOUCHED 0 header(32)  32 nonce(8)  40 node(4)  44 zero(4)  48 testimony(1)
+//!         49 zero       88 incarnation(8)  96 crc
 //! ```
 
 use std::fmt;
@@ -22,9 +26,11 @@ pub const PACKET_BYTES: usize = 100;
 const HEADER_BYTES: usize = 32;
 const LENGTH: u16 = 100;
 const CRC_AT: usize = PACKET_BYTES - 4;
-/// Version 1 in the high half, kind 7 or 8 in the low one.
+/// Version 1 in the high half, kind 7 to 10 in the low one.
 const LOOKUP: u8 = 0x17;
 const FOUND: u8 = 0x18;
+const VOUCH: u8 = 0x19;
+const VOUCHED: u8 = 0x1a;
 
 /// A question: where is this endpoint?
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,7 +63,42 @@ pub struct Found {
     pub status: FoundStatus,
 }
 
-/// Why a packet is neither of the two.
+/// A question: does the process with this incarnation live?
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Vouch {
+    /// Random; the answer repeats it.
+    pub nonce: u64,
+    /// The node that is asked.
+    pub node: NodeId,
+    /// Which life of which process.
+    pub incarnation: u64,
+}
+
+/// What a node knows of one of its processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Testimony {
+    /// It lives, whether it steps or not.
+    Lives,
+    /// No living process has that incarnation.
+    Ended,
+    /// Another node answers at this address: the hosts file is wrong.
+    WrongNode,
+}
+
+/// An answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Vouched {
+    /// That of the question.
+    pub nonce: u64,
+    /// Who answers.
+    pub node: NodeId,
+    /// The process in question.
+    pub incarnation: u64,
+    /// What is known of it.
+    pub testimony: Testimony,
+}
+
+/// Why a packet is none of these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WireError {
     /// It has another length.
@@ -157,6 +198,62 @@ pub fn decode_found(bytes: &[u8]) -> Result<Found, WireError> {
         nonce: u64_at(bytes, 32),
         address: address_at(bytes),
         status,
+    })
+}
+
+/// Writes the question whether a process lives.
+#[must_use]
+pub fn encode_vouch(nonce: u64, node: NodeId, incarnation: u64) -> [u8; PACKET_BYTES] {
+    let mut bytes = begin(VOUCH, nonce, Address::new(node.0, 0));
+    bytes[88..96].copy_from_slice(&incarnation.to_le_bytes());
+    sealed(bytes)
+}
+
+/// Writes what is known of a process.
+#[must_use]
+pub fn encode_vouched(answer: &Vouched) -> [u8; PACKET_BYTES] {
+    let mut bytes = begin(VOUCHED, answer.nonce, Address::new(answer.node.0, 0));
+    bytes[48] = match answer.testimony {
+        Testimony::Lives => 0,
+        Testimony::Ended => 1,
+        Testimony::WrongNode => 2,
+    };
+    bytes[88..96].copy_from_slice(&answer.incarnation.to_le_bytes());
+    sealed(bytes)
+}
+
+/// Reads the question whether a process lives.
+///
+/// # Errors
+/// The packet is no well-formed VOUCH.
+pub fn decode_vouch(bytes: &[u8]) -> Result<Vouch, WireError> {
+    let bytes = opened(bytes, VOUCH)?;
+    zero(bytes, 44, 88)?;
+    Ok(Vouch {
+        nonce: u64_at(bytes, 32),
+        node: NodeId(u32_at(bytes, 40)),
+        incarnation: u64_at(bytes, 88),
+    })
+}
+
+/// Reads what is known of a process.
+///
+/// # Errors
+/// The packet is no well-formed VOUCHED.
+pub fn decode_vouched(bytes: &[u8]) -> Result<Vouched, WireError> {
+    let bytes = opened(bytes, VOUCHED)?;
+    zero(bytes, 44, 48)?;
+    zero(bytes, 49, 88)?;
+    Ok(Vouched {
+        nonce: u64_at(bytes, 32),
+        node: NodeId(u32_at(bytes, 40)),
+        incarnation: u64_at(bytes, 88),
+        testimony: match bytes[48] {
+            0 => Testimony::Lives,
+            1 => Testimony::Ended,
+            2 => Testimony::WrongNode,
+            _ => return Err(WireError::Field { offset_bytes: 48 }),
+        },
     })
 }
 
@@ -285,6 +382,44 @@ mod tests {
             },
         ] {
             assert_eq!(decode_found(&encode_found(&answer)), Ok(answer));
+        }
+    }
+
+    #[test]
+    fn what_is_known_of_a_process_reads_back_and_nothing_else_does() {
+        let question = encode_vouch(5, NodeId(3), u64::MAX - 1);
+        let vouch = Vouch {
+            nonce: 5,
+            node: NodeId(3),
+            incarnation: u64::MAX - 1,
+        };
+        assert_eq!(decode_vouch(&question), Ok(vouch));
+        assert!(decode_lookup(&question).is_err());
+        for testimony in [Testimony::Lives, Testimony::Ended, Testimony::WrongNode] {
+            let answer = Vouched {
+                nonce: 5,
+                node: NodeId(3),
+                incarnation: 9,
+                testimony,
+            };
+            let bytes = encode_vouched(&answer);
+            assert_eq!(decode_vouched(&bytes), Ok(answer));
+            assert!(decode_found(&bytes).is_err());
+            for bit in 0..PACKET_BYTES * 8 {
+                let mut bad = bytes;
+                bad[bit / 8] ^= 1 << (bit % 8);
+                assert!(decode_vouched(&bad).is_err(), "bit {bit}");
+            }
+        }
+        for (at, value) in [(44, 1), (48, 3), (60, 1)] {
+            let mut bytes = encode_vouched(&Vouched {
+                nonce: 5,
+                node: NodeId(3),
+                incarnation: 9,
+                testimony: Testimony::Lives,
+            });
+            bytes[at] = value;
+            assert!(decode_vouched(&sealed(bytes)).is_err(), "byte {at}");
         }
     }
 

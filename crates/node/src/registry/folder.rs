@@ -112,6 +112,25 @@ pub(super) fn remove(path: &Path) -> Result<(), RegistryError> {
     }
 }
 
+/// True if a living owner has this incarnation, or cannot be read.
+pub(super) fn lives(folder: &Path, incarnation: u64) -> Result<bool, RegistryError> {
+    let wanted = format!("{incarnation:016x}");
+    for entry in std::fs::read_dir(folder).map_err(failed("reading", folder))? {
+        let entry = entry.map_err(failed("reading", folder))?;
+        let is_owner = entry
+            .file_name()
+            .to_str()
+            .is_some_and(|name| name.starts_with("owner-"));
+        if is_owner
+            && owner::incarnation(&entry.path()).is_none_or(|found| found == wanted)
+            && owner::is_alive(&entry.path())?
+        {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 /// Removes the files of dead owners and the endpoints that name them. Call it locked.
 pub(super) fn sweep(folder: &Path) -> Result<(), RegistryError> {
     let mut owners: Vec<PathBuf> = Vec::new();

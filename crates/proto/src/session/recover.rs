@@ -1,6 +1,6 @@
 //! What a session does when time has passed: prods, lost tails, dead lanes, silence.
 
-use crate::event::GoneReason;
+use crate::event::{Event, GoneReason};
 use crate::session::{Backoff, Phase, Session};
 use crate::shared::Shared;
 use crate::time::Instant;
@@ -14,9 +14,13 @@ const LANE_REST: u64 = 4;
 impl Session {
     /// The earliest moment at which [`on_timers`](Self::on_timers) has work.
     pub(crate) fn deadline(&self, shared: &Shared) -> Instant {
+        let patience_ns = match self.doubted {
+            true => shared.config.peer_timeout_ns,
+            false => shared.config.peer_timeout_ns.min(shared.config.quiet_ns),
+        };
         let silence = self
             .asked_at
-            .map_or(Instant::NEVER, |at| at.after(shared.config.peer_timeout_ns));
+            .map_or(Instant::NEVER, |at| at.after(patience_ns));
         if let Phase::Opening { retry_at, .. } = self.phase {
             return retry_at.min(silence);
         }
@@ -39,6 +43,15 @@ impl Session {
             && now >= asked.after(shared.config.peer_timeout_ns)
         {
             return Some(GoneReason::Silent);
+        }
+        if let Some(asked) = self.asked_at
+            && !self.doubted
+            && now >= asked.after(shared.config.quiet_ns)
+        {
+            self.doubted = true;
+            if self.is_open() {
+                shared.event(Event::Quiet { peer: self.id });
+            }
         }
         if !self.is_open() {
             return None;

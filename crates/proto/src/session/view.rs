@@ -193,7 +193,7 @@ impl Session {
         }
         (self.tail_arrivals == self.window.arrivals()).hash(hasher);
         (self.forced, self.detour, self.told_window).hash(hasher);
-        (self.watched, self.expecting, self.is_ready).hash(hasher);
+        (self.watched, self.expecting, self.is_ready, self.doubted).hash(hasher);
         if self.watched || self.lanes.len() > 1 {
             let quarter = config.peer_timeout_ns / 4;
             now.since(self.last_heard).min(quarter).hash(hasher);

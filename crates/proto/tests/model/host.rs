@@ -238,6 +238,7 @@ impl Host {
                     self.peer = Some(peer);
                 }
                 Event::Gone { peer, reason } => self.on_gone(peer, reason)?,
+                Event::Quiet { .. } => return Err("silence is not modelled".into()),
                 Event::Released { slot } => {
                     let used = &mut self.frames.used[slot as usize];
                     if !std::mem::take(used) {

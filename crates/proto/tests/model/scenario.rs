@@ -100,6 +100,7 @@ impl Scenario {
                 ack_delay_ns: 0,
                 min_timeout_ns: TIMEOUT_NS,
                 max_timeout_ns: TIMEOUT_NS,
+                quiet_ns: u64::MAX,
                 peer_timeout_ns: u64::MAX,
                 ..Config::default()
             },

@@ -80,6 +80,7 @@ pub struct Host {
     pub home: Address,
     pub connected: Vec<PeerId>,
     pub gone: Vec<(PeerId, GoneReason)>,
+    pub quiet: Vec<PeerId>,
     pub refused: Vec<u64>,
     pub credits: usize,
     /// Complete messages in the order of arrival, with their incoming edge.
@@ -156,6 +157,7 @@ impl Wire {
             home: address(index, 1),
             connected: Vec::new(),
             gone: Vec::new(),
+            quiet: Vec::new(),
             refused: Vec::new(),
             credits: 0,
             received: VecDeque::new(),
@@ -278,6 +280,7 @@ impl Host {
             match event {
                 Event::Connected { peer, .. } => self.connected.push(peer),
                 Event::Gone { peer, reason } => self.gone.push((peer, reason)),
+                Event::Quiet { peer } => self.quiet.push(peer),
                 Event::Released { slot } => {
                     assert!(
                         !self.pool.free.contains(&slot),

@@ -1,0 +1,41 @@
+//! Silent peers, and what their nodes say of them.
+
+use dipole_proto::Instant;
+
+use super::Engine;
+use super::peer::find;
+use crate::witness::{Verdict, Witness};
+
+impl Engine {
+    /// From now on somebody is asked about peers that fall silent.
+    pub(crate) fn set_witness(&mut self, witness: Witness) {
+        self.witness = Some(witness);
+    }
+
+    #[inline]
+    pub(super) fn attend_witness(&mut self, now: Instant) {
+        let busy = self.witness.as_ref().is_some_and(Witness::is_busy);
+        if busy || !self.quiet.is_empty() {
+            self.ask_and_hear(now);
+        }
+    }
+
+    #[cold]
+    fn ask_and_hear(&mut self, now: Instant) {
+        let Some(witness) = &mut self.witness else {
+            self.quiet.clear();
+            return;
+        };
+        for id in self.quiet.drain(..) {
+            if let Some(peer) = find(&mut self.peers, id) {
+                witness.doubt(id, peer.node, peer.incarnation, now);
+            }
+        }
+        let machine = &mut self.machine;
+        witness.attend(now, |id, verdict| match verdict {
+            Verdict::Lives => machine.vouch(now, id),
+            Verdict::Ended => machine.give_up(id),
+        });
+        self.handle_events();
+    }
+}

@@ -1,0 +1,191 @@
+//! Asks a silent peer's node whether its process lives: one that computes for minutes,
+//! or sits in a debugger, is not gone.
+//!
+//! On this node the registry knows. Of another node its directory is asked, by UDP,
+//! again and again until it answers; nothing here waits.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+
+use dipole_proto::{Instant, PeerId};
+
+use crate::address::NodeId;
+use crate::hosts::Hosts;
+use crate::registry::{PACKET_BYTES, Registry, Testimony, Vouched, decode_vouched, encode_vouch};
+
+/// First pause between two attempts; it doubles.
+const FIRST_PAUSE_NS: u64 = 20_000_000;
+/// How often answers are looked for.
+const LOOK_NS: u64 = 5_000_000;
+/// Packets taken in one look.
+const MOST_ANSWERS: u32 = 64;
+/// A question that nobody answered for so long is dropped: the protocol asks again, or
+/// has given the peer up.
+const GIVE_UP_NS: u64 = 5_000_000_000;
+
+/// What is known of a silent peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    Lives,
+    Ended,
+}
+
+#[derive(Debug)]
+struct Question {
+    peer: PeerId,
+    node: NodeId,
+    incarnation: u64,
+    nonce: u64,
+    directory: SocketAddr,
+    asked: Instant,
+    next: Instant,
+    pause_ns: u64,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Witness {
+    registry: Registry,
+    hosts: Hosts,
+    /// Made with the first question for each family of addresses.
+    sockets: [Option<UdpSocket>; 2],
+    questions: Vec<Question>,
+    /// What the registry has said.
+    known: Vec<(PeerId, Verdict)>,
+    looked: Instant,
+}
+
+impl Witness {
+    pub(crate) fn new(registry: Registry, hosts: Hosts) -> Witness {
+        Witness {
+            registry,
+            hosts,
+            sockets: [None, None],
+            questions: Vec::new(),
+            known: Vec::new(),
+            looked: Instant(0),
+        }
+    }
+
+    /// True if an answer is due.
+    #[inline]
+    pub(crate) fn is_busy(&self) -> bool {
+        !self.questions.is_empty()
+    }
+
+    /// When [`attend`](Self::attend) has something to do.
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
+        self.is_busy().then(|| self.looked.after(LOOK_NS))
+    }
+
+    /// A peer has fallen silent.
+    pub(crate) fn doubt(&mut self, peer: PeerId, node: u32, incarnation: u64, now: Instant) {
+        let node = NodeId(node);
+        if node == self.registry.node() {
+            match self.registry.lives(incarnation) {
+                Ok(true) => self.known.push((peer, Verdict::Lives)),
+                Ok(false) => self.known.push((peer, Verdict::Ended)),
+                Err(error) => tracing::warn!(%error, "nobody can vouch for a silent process"),
+            }
+            return;
+        }
+        let Some(host) = self.hosts.get(node) else {
+            return;
+        };
+        self.questions.retain(|question| question.peer != peer);
+        self.questions.push(Question {
+            peer,
+            node,
+            incarnation,
+            nonce: rand::random(),
+            directory: host.directory(),
+            asked: now,
+            next: now,
+            pause_ns: FIRST_PAUSE_NS,
+        });
+        // Looked for at once.
+        self.looked = Instant(0);
+    }
+
+    /// Asks and hears, without waiting; tells what became known.
+    pub(crate) fn attend(&mut self, now: Instant, mut tell: impl FnMut(PeerId, Verdict)) {
+        for (peer, verdict) in self.known.drain(..) {
+            tell(peer, verdict);
+        }
+        if self.questions.is_empty() || now < self.looked.after(LOOK_NS) {
+            return;
+        }
+        self.looked = now;
+        self.hear(&mut tell);
+        self.questions
+            .retain(|question| now.since(question.asked) < GIVE_UP_NS);
+        for question in &mut self.questions {
+            if now < question.next {
+                continue;
+            }
+            question.next = now.after(question.pause_ns);
+            question.pause_ns *= 2;
+            let packet = encode_vouch(question.nonce, question.node, question.incarnation);
+            let socket = &mut self.sockets[usize::from(question.directory.is_ipv6())];
+            let sent = bound(socket, question.directory)
+                .and_then(|socket| socket.send_to(&packet, question.directory));
+            if let Err(cause) = sent {
+                tracing::debug!(node = %question.node, %cause, "asking about a silent process");
+            }
+        }
+    }
+
+    fn hear(&mut self, tell: &mut impl FnMut(PeerId, Verdict)) {
+        let mut buffer = [0; PACKET_BYTES + 1];
+        for socket in self.sockets.iter().flatten() {
+            for _ in 0..MOST_ANSWERS {
+                let (length, from) = match socket.recv_from(&mut buffer) {
+                    Ok(received) => received,
+                    Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => break,
+                    // A report about a question that reached nobody.
+                    Err(_) => continue,
+                };
+                let Ok(answer) = decode_vouched(&buffer[..length]) else {
+                    continue;
+                };
+                let position = self
+                    .questions
+                    .iter()
+                    .position(|question| is_answer(question, &answer, from));
+                let Some(position) = position else { continue };
+                let question = self.questions.swap_remove(position);
+                match answer.testimony {
+                    Testimony::Lives => tell(question.peer, Verdict::Lives),
+                    Testimony::Ended => tell(question.peer, Verdict::Ended),
+                    Testimony::WrongNode => tracing::warn!(
+                        directory = %question.directory,
+                        "node {} answers where the hosts file has node {}; correct one of them",
+                        answer.node,
+                        question.node
+                    ),
+                }
+            }
+        }
+    }
+}
+
+/// The nonce is random, so only who saw the question can answer it.
+fn is_answer(question: &Question, answer: &Vouched, from: SocketAddr) -> bool {
+    question.nonce == answer.nonce
+        && question.incarnation == answer.incarnation
+        && question.directory == from
+        && (question.node == answer.node) != (answer.testimony == Testimony::WrongNode)
+}
+
+fn bound(socket: &mut Option<UdpSocket>, directory: SocketAddr) -> io::Result<&UdpSocket> {
+    if socket.is_none() {
+        let any: IpAddr = match directory {
+            SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+            SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+        };
+        let made = UdpSocket::bind((any, 0))?;
+        made.set_nonblocking(true)?;
+        *socket = Some(made);
+    }
+    socket.as_ref().ok_or(io::ErrorKind::NotConnected.into())
+}

@@ -1,0 +1,172 @@
+//! Processes that say nothing: stopped ones whose node vouches for them, stopped ones with
+//! nobody beside them, killed ones.
+
+#![allow(missing_docs, reason = "tests")]
+
+use std::io::{BufRead, BufReader};
+use std::net::UdpSocket;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use dipole_node::hosts::Hosts;
+use dipole_node::{Address, Config, EndpointId, GoneReason, Links, Node, NodeId};
+use rustix::process::{Pid, Signal, kill_process};
+
+const QUIET: Duration = Duration::from_millis(200);
+const TIMEOUT: Duration = Duration::from_millis(1200);
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Two nodes with registries of their own on this machine.
+struct Bed {
+    folder: tempfile::TempDir,
+}
+
+impl Bed {
+    fn new() -> Bed {
+        let folder = tempfile::tempdir().expect("a directory");
+        let port = |address: &str| {
+            let socket = UdpSocket::bind((address, 0)).expect("loopback");
+            socket.local_addr().expect("bound").port()
+        };
+        let text = format!(
+            "1 127.0.0.1 port={}\n2 127.0.0.2 port={}\n",
+            port("127.0.0.1"),
+            port("127.0.0.2")
+        );
+        std::fs::write(folder.path().join("hosts"), text).expect("a file");
+        Bed { folder }
+    }
+
+    fn child(&self, part: &str) -> Process {
+        let mut child = Command::new(std::env::current_exe().expect("this test"))
+            .args(["--exact", "child", "--nocapture"])
+            .env("DIPOLE_SILENCE_PART", part)
+            .env("DIPOLE_SILENCE_BED", self.folder.path())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("it starts");
+        let out = child.stdout.take().expect("a pipe");
+        let up = BufReader::new(out)
+            .lines()
+            .any(|line| line.expect("a line") == "up");
+        assert!(up, "the {part} ended");
+        Process(child)
+    }
+}
+
+struct Process(Child);
+
+impl Process {
+    fn signal(&self, signal: Signal) {
+        let pid = Pid::from_child(&self.0);
+        kill_process(pid, signal).expect("our child");
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn node(bed: &Path, id: u32) -> Node {
+    let hosts = Hosts::load(&bed.join("hosts")).expect("a hosts file");
+    let mut config = Config::local(NodeId(id), bed.join(format!("runtime-{id}")));
+    config.bind = hosts.get(NodeId(id)).expect("in it").address;
+    config.hosts = hosts;
+    config.links = Links::Udp;
+    let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).expect("short");
+    config.protocol.quiet_ns = nanoseconds(QUIET);
+    config.protocol.peer_timeout_ns = nanoseconds(TIMEOUT);
+    Node::open(config).expect("a node")
+}
+
+/// What the children do; nothing where it runs as a test.
+#[test]
+fn child() {
+    let Ok(part) = std::env::var("DIPOLE_SILENCE_PART") else {
+        return;
+    };
+    let bed = PathBuf::from(std::env::var("DIPOLE_SILENCE_BED").expect("set with it"));
+    let node = node(&bed, 2);
+    let endpoint = node.endpoint(EndpointId(if part == "echo" { 7 } else { 8 }));
+    let endpoint = endpoint.expect("free");
+    println!("\nup");
+    if part == "neighbour" {
+        // It answers for its node, and nothing else.
+        std::thread::sleep(PATIENCE);
+        return;
+    }
+    while let Ok(message) = endpoint.receive_timeout(PATIENCE) {
+        endpoint.target(message.source()).expect("the parent");
+        endpoint.send(&message).expect("the parent listens");
+    }
+}
+
+/// An endpoint of this process, on this node, after the echo's first answer.
+fn meet(bed: &Bed, id: u32) -> (Node, dipole_node::Endpoint) {
+    let node = node(bed.folder.path(), id);
+    let endpoint = node.endpoint(EndpointId(1)).expect("free");
+    endpoint.target(Address::new(2, 7)).expect("the echo");
+    endpoint.send(b"hello").expect("sent");
+    let answer = endpoint.receive_timeout(PATIENCE).expect("an answer");
+    assert_eq!(&*answer, b"hello");
+    (node, endpoint)
+}
+
+/// Waits for the news that the echo is gone.
+fn departure(node: &Node, endpoint: &dipole_node::Endpoint) -> GoneReason {
+    let begun = Instant::now();
+    while begun.elapsed() < PATIENCE {
+        assert!(endpoint.receive_timeout(QUIET / 4).is_err());
+        if let Some(departure) = node.departed().pop() {
+            assert_eq!(departure.node, 2);
+            return departure.reason;
+        }
+    }
+    panic!("nobody told that the echo is gone");
+}
+
+#[test]
+fn a_stopped_process_is_not_gone_while_its_node_vouches_for_it() {
+    let bed = Bed::new();
+    // First come, first to answer for the node.
+    let _neighbour = bed.child("neighbour");
+    let echo = bed.child("echo");
+    let (node, endpoint) = meet(&bed, 1);
+    echo.signal(Signal::STOP);
+    endpoint.send(b"are you there?").expect("sent");
+    let nothing = endpoint.receive_timeout(4 * TIMEOUT);
+    assert!(nothing.is_err(), "a stopped process answers");
+    assert_eq!(node.departed(), [], "its node vouches for it");
+    echo.signal(Signal::CONT);
+    let answer = endpoint.receive_timeout(PATIENCE).expect("an answer");
+    assert_eq!(&*answer, b"are you there?");
+
+    echo.signal(Signal::KILL);
+    endpoint.send(b"and now?").expect("sent");
+    assert_eq!(departure(&node, &endpoint), GoneReason::Died);
+}
+
+#[test]
+fn a_process_with_nobody_beside_it_is_gone_after_the_time_out() {
+    let bed = Bed::new();
+    let echo = bed.child("echo");
+    let (node, endpoint) = meet(&bed, 1);
+    echo.signal(Signal::STOP);
+    endpoint.send(b"are you there?").expect("sent");
+    assert_eq!(departure(&node, &endpoint), GoneReason::Silent);
+}
+
+#[test]
+fn a_killed_process_of_this_node_is_gone_though_only_packets_lead_there() {
+    let bed = Bed::new();
+    let echo = bed.child("echo");
+    // The registry of its own node is asked.
+    let (node, endpoint) = meet(&bed, 2);
+    echo.signal(Signal::KILL);
+    endpoint.send(b"and now?").expect("sent");
+    assert_eq!(departure(&node, &endpoint), GoneReason::Died);
+}
