@@ -6,6 +6,7 @@
 //! ```text
 //! registry.lock             held for microseconds by whoever changes the directory
 //! directory.lock            held by the process that answers other nodes
+//! agent.lock                held by the node's agent, if there is one; its pid
 //! owner-4711-9f3c...        pid, command, ports, incarnation; locked while its owner lives
 //! endpoint-7 -> owner-4711-9f3c...
 //! shm-1f2e...               socket at which an owner meets others of this node, by incarnation
@@ -28,6 +29,7 @@
 //! **Trust.** The directories belong to one user and are closed to others; one
 //! that belongs to somebody else is refused.
 
+mod agent;
 mod board;
 mod directory;
 mod directory_wire;
@@ -50,6 +52,7 @@ use rustix::fs::FlockOperation;
 use crate::address::{Address, EndpointId, NodeId};
 
 pub use crate::job::default_runtime_dir;
+pub use agent::{AgentSeat, SeatError};
 pub(crate) use board::Board;
 pub use board::{EdgeTraffic, OwnerSurvey};
 pub use directory::{Directory, DirectoryCounters};

@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+mod agent;
 mod bench;
 mod graph;
 mod manual;
@@ -33,6 +34,7 @@ enum Command {
     Recv(pipe::RecvArgs),
     Bench(bench::BenchArgs),
     Graph(graph::GraphArgs),
+    Agent(agent::AgentArgs),
     /// Print the completions of a shell
     Completions {
         /// For which shell
@@ -70,6 +72,7 @@ fn main() -> ExitCode {
         Command::Recv(args) => pipe::recv(&args, json),
         Command::Bench(args) => bench::execute(args, json),
         Command::Graph(args) => graph::execute(&args, json),
+        Command::Agent(args) => agent::execute(&args, json),
         Command::Completions { shell } => manual::completions(shell, Arguments::command()),
         Command::Manual => manual::pages(Arguments::command()),
         Command::Guard(args) => run::guard(args),

@@ -6,6 +6,9 @@
 //! that process dies the kernel passes the lock on. Nothing is remembered
 //! between two questions, so nothing is lost in between.
 //!
+//! An agent of the node goes before its processes ([`AgentSeat`](super::AgentSeat)): while it
+//! lives they wait for its end, whoever of them answers when it comes makes way.
+//!
 //! A thread that waits for the lock cannot be called back, so it stays when
 //! the last [`Directory`] of the process is dropped, and is used again by the
 //! next one for the same registry: at most one thread per registry and process.
@@ -27,10 +30,10 @@ use rustix::fs::FlockOperation;
 
 use super::directory_wire::{
     Found, FoundStatus, Lookup, PACKET_BYTES, Testimony, Vouch, Vouched, decode_lookup,
-    decode_vouch, encode_found, encode_vouched,
+    decode_vouch, encode_found, encode_vouched, is_yield,
 };
 use super::folder::{failed, open_lock};
-use super::{Registry, RegistryError};
+use super::{Registry, RegistryError, agent};
 
 /// How long to wait before a port that somebody else holds is tried again.
 const REBIND: Duration = Duration::from_secs(2);
@@ -158,9 +161,21 @@ impl Drop for Directory {
 
 fn run(service: &Service, lock: &File, path: &Path) {
     loop {
-        match rustix::fs::flock(lock, FlockOperation::LockExclusive) {
-            Ok(()) => break,
-            Err(rustix::io::Errno::INTR) => {}
+        let waited = flock(lock, FlockOperation::LockExclusive).and_then(|()| {
+            // Until nobody in this process wants it; then the lock goes to the next process.
+            let mut next = Next::Again;
+            while next == Next::Again && !agent::lives(&service.registry)? {
+                next = serve(service);
+            }
+            flock(lock, FlockOperation::Unlock)?;
+            if next != Next::End {
+                agent::wait_for_its_end(&service.registry)?;
+            }
+            Ok(next)
+        });
+        match waited {
+            Ok(Next::End) => return,
+            Ok(Next::Again | Next::Yield) => {}
             Err(error) => {
                 tracing::warn!(
                     path = %path.display(),
@@ -172,13 +187,31 @@ fn run(service: &Service, lock: &File, path: &Path) {
             }
         }
     }
-    // Until nobody in this process wants it; then the lock goes to the next process.
-    while serve(service) {}
-    let _ = rustix::fs::flock(lock, FlockOperation::Unlock);
 }
 
-/// Answers until woken; false when the last user has gone.
-fn serve(service: &Service) -> bool {
+/// Waits for a lock.
+pub(super) fn flock(file: &File, operation: FlockOperation) -> io::Result<()> {
+    loop {
+        match rustix::fs::flock(file, operation) {
+            Err(rustix::io::Errno::INTR) => {}
+            done => return done.map_err(io::Error::from),
+        }
+    }
+}
+
+/// What comes after answering for a while.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Next {
+    /// More of it, maybe at another address.
+    Again,
+    /// The agent wants to answer.
+    Yield,
+    /// The last user has gone.
+    End,
+}
+
+/// Answers until something else is to be done.
+fn serve(service: &Service) -> Next {
     let bind = *service.bind.lock().unwrap_or_else(PoisonError::into_inner);
     let socket = match bound(bind) {
         Ok(socket) => Some(socket),
@@ -205,11 +238,11 @@ fn serve(service: &Service) -> bool {
         // Without a socket there is only the next attempt to wait for.
         let timeout = socket.is_none().then_some(&retry);
         match poll(&mut watched, timeout) {
-            Ok(0) => return true,
+            Ok(0) => return Next::Again,
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => {
                 tracing::warn!(%error, "the directory cannot wait for questions");
-                return true;
+                return Next::Again;
             }
         }
         let woken = !watched[0].revents().is_empty();
@@ -223,13 +256,15 @@ fn serve(service: &Service) -> bool {
                 .is_none_or(|entry| entry.users == 0)
             {
                 services.remove(&service.key);
-                return false;
+                return Next::End;
             }
             // Someone came back meanwhile, maybe with another address.
-            return true;
+            return Next::Again;
         }
-        if let Some(socket) = &socket {
-            answer_all(service, socket);
+        if let Some(socket) = &socket
+            && answer_all(service, socket)
+        {
+            return Next::Yield;
         }
     }
 }
@@ -240,7 +275,8 @@ fn bound(address: SocketAddr) -> io::Result<UdpSocket> {
     Ok(socket)
 }
 
-fn answer_all(service: &Service, socket: &UdpSocket) {
+/// True if the agent wants to answer from now on.
+fn answer_all(service: &Service, socket: &UdpSocket) -> bool {
     // One byte more than a question, so that an over-long one shows.
     let mut buffer = [0; PACKET_BYTES + 1];
     loop {
@@ -248,14 +284,17 @@ fn answer_all(service: &Service, socket: &UdpSocket) {
             Ok(received) => received,
             Err(cause) if cause.kind() == io::ErrorKind::Interrupted => continue,
             // Nothing left, or a report about an answer that nobody awaited.
-            Err(_) => return,
+            Err(_) => return false,
         };
         let packet = &buffer[..length];
-        let reply = if let Ok(lookup) = decode_lookup(packet) {
-            answer(&service.registry, &lookup).map(|found| encode_found(&found))
-        } else if let Ok(vouch) = decode_vouch(packet) {
-            testify(&service.registry, &vouch).map(|vouched| encode_vouched(&vouched))
-        } else {
+        // Anybody can say so; whether it is so is seen by its lock.
+        if is_yield(packet, service.registry.node()) {
+            if agent::lives(&service.registry).unwrap_or(false) {
+                return true;
+            }
+            continue;
+        }
+        let Some(reply) = reply(&service.registry, packet) else {
             service.malformed.fetch_add(1, Ordering::Relaxed);
             continue;
         };
@@ -266,6 +305,17 @@ fn answer_all(service: &Service, socket: &UdpSocket) {
             &service.failed
         };
         counter.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// The answer to a question, if it can be given; `None` if it is none.
+pub(super) fn reply(registry: &Registry, packet: &[u8]) -> Option<Option<[u8; PACKET_BYTES]>> {
+    if let Ok(lookup) = decode_lookup(packet) {
+        Some(answer(registry, &lookup).map(|found| encode_found(&found)))
+    } else if let Ok(vouch) = decode_vouch(packet) {
+        Some(testify(registry, &vouch).map(|vouched| encode_vouched(&vouched)))
+    } else {
+        None
     }
 }
 

@@ -11,6 +11,7 @@
 //! VOUCH   0 header(32)  32 nonce(8)  40 node(4)  44 zero            88 incarnation(8)  96 crc
 //! VOUCHED 0 header(32)  32 nonce(8)  40 node(4)  44 zero(4)  48 testimony(1)
 //!         49 zero       88 incarnation(8)  96 crc
+//! YIELD   0 header(32)  32 zero(8)   40 node(4)  44 zero                               96 crc
 //! ```
 
 use std::fmt;
@@ -26,11 +27,12 @@ pub const PACKET_BYTES: usize = 100;
 const HEADER_BYTES: usize = 32;
 const LENGTH: u16 = 100;
 const CRC_AT: usize = PACKET_BYTES - 4;
-/// Version 1 in the high half, kind 7 to 10 in the low one.
+/// Version 1 in the high half, kind 7 to 11 in the low one.
 const LOOKUP: u8 = 0x17;
 const FOUND: u8 = 0x18;
 const VOUCH: u8 = 0x19;
 const VOUCHED: u8 = 0x1a;
+const YIELD: u8 = 0x1b;
 
 /// A question: where is this endpoint?
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -220,6 +222,21 @@ pub fn encode_vouched(answer: &Vouched) -> [u8; PACKET_BYTES] {
     };
     bytes[88..96].copy_from_slice(&answer.incarnation.to_le_bytes());
     sealed(bytes)
+}
+
+/// Writes a node's agent's wish to answer from now on.
+#[must_use]
+pub(super) fn encode_yield(node: NodeId) -> [u8; PACKET_BYTES] {
+    sealed(begin(YIELD, 0, Address::new(node.0, 0)))
+}
+
+/// True for that wish.
+pub(super) fn is_yield(bytes: &[u8], node: NodeId) -> bool {
+    opened(bytes, YIELD).is_ok_and(|bytes| {
+        u32_at(bytes, 40) == node.0
+            && zero(bytes, 32, 40).is_ok()
+            && zero(bytes, 44, CRC_AT).is_ok()
+    })
 }
 
 /// Reads the question whether a process lives.

@@ -1,0 +1,182 @@
+//! The seat of a node's agent: one process that answers for the node whatever the others do.
+//!
+//! It holds `agent.lock`; then it asks whoever answers to make way. When it ends, however
+//! it ends, the kernel frees the lock, and the processes of the node answer again.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::time::{Duration, Instant};
+
+use rustix::fs::FlockOperation;
+
+use super::directory::{flock, reply};
+use super::directory_wire::{PACKET_BYTES, encode_yield};
+use super::folder::{failed, open_lock};
+use super::{Registry, RegistryError, is_locked};
+
+/// Readers of the lock hold it for a moment.
+const MOMENT: Duration = Duration::from_millis(500);
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
+const LAST_PAUSE: Duration = Duration::from_secs(1);
+const FIRST_WORD: Duration = Duration::from_secs(2);
+
+/// Why a process cannot be the node's agent.
+#[derive(Debug)]
+pub enum SeatError {
+    /// There is one.
+    Taken {
+        /// Its process id, if it could be read.
+        pid: Option<u32>,
+    },
+    /// The port at which the node is asked cannot be had.
+    Port {
+        /// Which.
+        address: SocketAddr,
+        /// What the system says.
+        cause: io::Error,
+    },
+    /// The registry cannot be used.
+    Registry(RegistryError),
+}
+
+impl fmt::Display for SeatError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SeatError::Taken { pid: Some(pid) } => {
+                write!(
+                    f,
+                    "process {pid} is this node's agent already; end it first"
+                )
+            }
+            SeatError::Taken { pid: None } => {
+                f.write_str("this node has an agent already; end it first")
+            }
+            SeatError::Port { address, cause } => write!(
+                f,
+                "cannot bind {address}: {cause}; end who has it (`ss -ulpn`), or choose another \
+                 port by `port=` in the hosts file"
+            ),
+            SeatError::Registry(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for SeatError {}
+
+impl From<RegistryError> for SeatError {
+    fn from(error: RegistryError) -> SeatError {
+        SeatError::Registry(error)
+    }
+}
+
+/// Being the node's agent, until it is dropped or the process ends.
+#[derive(Debug)]
+pub struct AgentSeat {
+    registry: Registry,
+    socket: UdpSocket,
+    _agent: File,
+    _directory: File,
+}
+
+impl AgentSeat {
+    /// Takes the seat and the port at which the node is asked, from whichever of its
+    /// processes has it. Waits for one that is stopped, and says so.
+    ///
+    /// # Errors
+    /// [`SeatError::Taken`] names the agent there is.
+    pub fn take(registry: &Registry, address: SocketAddr) -> Result<AgentSeat, SeatError> {
+        let path = registry.path().join("agent.lock");
+        let mut agent = open_lock(&path)?;
+        let begun = Instant::now();
+        while let Err(error) = rustix::fs::flock(&agent, FlockOperation::NonBlockingLockExclusive) {
+            if error != rustix::io::Errno::WOULDBLOCK {
+                return Err(failed("locking", &path)(error.into()).into());
+            }
+            if begun.elapsed() > MOMENT {
+                let mut text = String::new();
+                let _unknown = agent.read_to_string(&mut text);
+                return Err(SeatError::Taken {
+                    pid: text.trim().parse().ok(),
+                });
+            }
+            std::thread::sleep(FIRST_PAUSE);
+        }
+        agent
+            .set_len(0)
+            .and_then(|()| writeln!(agent, "{}", std::process::id()))
+            .map_err(failed("writing", &path))?;
+        let directory = make_way(registry, address)?;
+        let socket =
+            UdpSocket::bind(address).map_err(|cause| SeatError::Port { address, cause })?;
+        Ok(AgentSeat {
+            registry: registry.clone(),
+            socket,
+            _agent: agent,
+            _directory: directory,
+        })
+    }
+
+    /// The port at which the node is asked.
+    #[must_use]
+    pub fn socket(&self) -> &UdpSocket {
+        &self.socket
+    }
+
+    /// The answer to another node's question; `None` if it is none, or cannot be answered.
+    #[must_use]
+    pub fn reply(&self, packet: &[u8]) -> Option<[u8; PACKET_BYTES]> {
+        reply(&self.registry, packet).flatten()
+    }
+}
+
+/// Takes the lock of the directory from whoever answers now.
+fn make_way(registry: &Registry, address: SocketAddr) -> Result<File, SeatError> {
+    let path = registry.path().join("directory.lock");
+    let lock = open_lock(&path)?;
+    let begun = Instant::now();
+    let (mut pause, mut word) = (FIRST_PAUSE, FIRST_WORD);
+    loop {
+        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(lock),
+            Err(rustix::io::Errno::WOULDBLOCK) => {}
+            Err(error) => return Err(failed("locking", &path)(error.into()).into()),
+        }
+        let from: (IpAddr, u16) = (address.ip(), 0);
+        let asked = UdpSocket::bind(from)
+            .and_then(|socket| socket.send_to(&encode_yield(registry.node()), address));
+        if let Err(cause) = asked {
+            return Err(SeatError::Port { address, cause });
+        }
+        if begun.elapsed() > word {
+            tracing::warn!(
+                path = %path.display(),
+                seconds = begun.elapsed().as_secs(),
+                "waiting for the process that answers for this node to make way; is it stopped? \
+                 `fuser` names it"
+            );
+            word *= 2;
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(LAST_PAUSE);
+    }
+}
+
+/// True if the node has an agent.
+pub(super) fn lives(registry: &Registry) -> io::Result<bool> {
+    match File::open(registry.path().join("agent.lock")) {
+        Ok(file) => is_locked(&file),
+        Err(cause) if cause.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(cause) => Err(cause),
+    }
+}
+
+/// Returns when the node has no agent.
+pub(super) fn wait_for_its_end(registry: &Registry) -> io::Result<()> {
+    match File::open(registry.path().join("agent.lock")) {
+        Ok(file) => flock(&file, FlockOperation::LockShared),
+        Err(cause) if cause.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(cause) => Err(cause),
+    }
+}

@@ -1,0 +1,209 @@
+//! Many nodes in one process, under virtual time.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr};
+
+use super::*;
+
+const DELAY: Duration = Duration::from_millis(1);
+
+/// A network that delivers everything a millisecond later, except to who is dead.
+struct Cluster {
+    nodes: Vec<Option<Membership>>,
+    /// By arrival, then in the order of sending.
+    flying: BTreeMap<(Duration, u64), (usize, Vec<u8>)>,
+    sent: Vec<u64>,
+    count: u64,
+    now: Duration,
+}
+
+fn address(node: usize) -> SocketAddr {
+    let number = u16::try_from(node + 1).expect("few nodes");
+    SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), number)
+}
+
+fn number(node: usize) -> u32 {
+    u32::try_from(node + 1).expect("few nodes")
+}
+
+fn member(node: usize, life: u64) -> Member {
+    Member {
+        node: number(node),
+        address: address(node),
+        life,
+        version: "0.1.0".to_owned(),
+    }
+}
+
+impl Cluster {
+    fn new(nodes: usize) -> Cluster {
+        let mut cluster = Cluster {
+            nodes: (0..nodes).map(|_| None).collect(),
+            flying: BTreeMap::new(),
+            sent: vec![0; nodes],
+            count: 0,
+            now: Duration::from_secs(1),
+        };
+        for node in 0..nodes {
+            cluster.start(node, 1);
+        }
+        cluster
+    }
+
+    /// Starts an agent that knows three others' addresses.
+    fn start(&mut self, node: usize, life: u64) {
+        let nodes = self.nodes.len();
+        let mut started = Membership::new(member(node, life), node as u64 + 1000 * life);
+        for step in [1, 7, nodes / 2 + 1] {
+            let other = (node + step) % nodes;
+            if other != node {
+                started.announce(self.now, number(other), address(other));
+            }
+        }
+        self.nodes[node] = Some(started);
+        self.collect(node);
+    }
+
+    fn collect(&mut self, node: usize) {
+        let Some(membership) = &mut self.nodes[node] else {
+            return;
+        };
+        for (to, packet) in membership.take_outgoing() {
+            assert!(packet.len() <= MAX_PACKET_BYTES);
+            self.sent[node] += packet.len() as u64;
+            self.count += 1;
+            let to = usize::from(to.port()) - 1;
+            self.flying
+                .insert((self.now + DELAY, self.count), (to, packet));
+        }
+    }
+
+    fn run(&mut self, time: Duration) {
+        let end = self.now + time;
+        loop {
+            let timer = self.nodes.iter().enumerate();
+            let timer =
+                timer.filter_map(|(node, one)| Some((one.as_ref()?.next_deadline()?, node)));
+            let timer = timer.min();
+            let packet = self.flying.first_key_value().map(|((at, _), _)| *at);
+            let next = timer.map(|(at, _)| at).into_iter().chain(packet).min();
+            let Some(next) = next.filter(|at| *at <= end) else {
+                self.now = end;
+                return;
+            };
+            self.now = self.now.max(next);
+            if packet == Some(next) {
+                let Some((_, (to, bytes))) = self.flying.pop_first() else {
+                    unreachable!("just seen")
+                };
+                if let Some(node) = &mut self.nodes[to] {
+                    node.on_packet(self.now, &bytes);
+                }
+                self.collect(to);
+            } else if let Some((_, node)) = timer {
+                if let Some(membership) = &mut self.nodes[node] {
+                    membership.on_timers(self.now);
+                }
+                self.collect(node);
+            }
+        }
+    }
+
+    /// Nodes that everybody alive knows to be there, or nothing if they do not agree.
+    fn agreed(&self) -> Option<BTreeSet<u32>> {
+        let mut views = self.nodes.iter().enumerate().filter_map(|(node, one)| {
+            let mut view: BTreeSet<u32> = one.as_ref()?.members().map(|one| one.node).collect();
+            view.insert(number(node));
+            Some(view)
+        });
+        let first = views.next()?;
+        views.all(|view| view == first).then_some(first)
+    }
+
+    /// Runs until all agree on so many nodes; how long it took.
+    fn until_agreed(&mut self, nodes: usize, limit: Duration) -> Duration {
+        let begun = self.now;
+        while self.now < begun + limit {
+            self.run(Duration::from_secs(1));
+            if self.agreed().is_some_and(|view| view.len() == nodes) {
+                return self.now - begun;
+            }
+        }
+        panic!("no agreement on {nodes} nodes within {limit:?}");
+    }
+
+    /// Bytes that a node sends in a second, in the mean of the next twenty.
+    fn traffic(&mut self) -> f64 {
+        let before: u64 = self.sent.iter().sum();
+        self.run(Duration::from_secs(20));
+        let sent = u32::try_from(self.sent.iter().sum::<u64>() - before).expect("little");
+        let alive = self.nodes.iter().flatten().count();
+        f64::from(sent) / 20.0 / f64::from(u32::try_from(alive).expect("few"))
+    }
+}
+
+#[test]
+fn a_node_that_dies_is_known_to_be_gone_and_one_that_comes_back_to_be_there() {
+    let mut cluster = Cluster::new(5);
+    cluster.until_agreed(5, Duration::from_secs(10));
+    cluster.nodes[3] = None;
+    let took = cluster.until_agreed(4, Duration::from_secs(30));
+    println!("a dead node was known to be gone after {took:?}");
+    assert!(!cluster.agreed().expect("agreed").contains(&4));
+    for membership in cluster.nodes.iter_mut().flatten() {
+        let went = |news: &News| matches!(news, News::Went(member) if member.node == 4);
+        assert!(membership.take_news().iter().any(went));
+    }
+    cluster.start(3, 2);
+    cluster.until_agreed(5, Duration::from_secs(30));
+}
+
+#[test]
+fn a_node_that_leaves_is_gone_at_once() {
+    let mut cluster = Cluster::new(4);
+    cluster.until_agreed(4, Duration::from_secs(10));
+    let now = cluster.now;
+    cluster.nodes[1].as_mut().expect("alive").leave(now);
+    cluster.collect(1);
+    cluster.nodes[1] = None;
+    let took = cluster.until_agreed(3, Duration::from_secs(10));
+    assert!(took <= Duration::from_secs(3), "{took:?}");
+}
+
+#[test]
+fn packets_of_strangers_are_ignored() {
+    let mut one = Membership::new(member(0, 1), 1);
+    let now = Duration::from_secs(1);
+    one.on_packet(now, &[]);
+    one.on_packet(now, &[FIRST_BYTE]);
+    let mut random = StdRng::seed_from_u64(3);
+    for length in 0..1000_usize {
+        let mut packet = vec![FIRST_BYTE; length];
+        rand::Rng::fill_bytes(&mut random, &mut packet);
+        if let Some(first) = packet.first_mut() {
+            *first = FIRST_BYTE;
+        }
+        one.on_packet(now, &packet);
+    }
+    assert_eq!(one.members().count(), 0);
+}
+
+#[test]
+fn hundreds_of_nodes_agree_within_seconds_and_send_as_little_as_a_few() {
+    let nodes = std::env::var("DIPOLE_MEMBERS").map_or(200, |text| text.parse().expect("a number"));
+    let mut few = Cluster::new(10);
+    few.until_agreed(10, Duration::from_secs(20));
+    let of_few = few.traffic();
+    let mut many = Cluster::new(nodes);
+    let joined = many.until_agreed(nodes, Duration::from_secs(120));
+    // What they still have to say about who joined.
+    many.run(Duration::from_secs(60));
+    let of_many = many.traffic();
+    many.nodes[nodes / 3] = None;
+    let gone = many.until_agreed(nodes - 1, Duration::from_secs(120));
+    println!(
+        "{nodes} nodes: joined in {joined:?}, a death known to all in {gone:?}; {of_many:.0} B/s of \
+         a node, {of_few:.0} with 10 nodes"
+    );
+    assert!(of_many < 2.0 * of_few, "{of_many:.0} B/s, not {of_few:.0}");
+}

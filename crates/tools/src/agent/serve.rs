@@ -1,0 +1,307 @@
+//! The agent's loop: one thread that sleeps until a packet, a time, or somebody who asks.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::net::SocketAddr;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::time::{Duration, Instant, SystemTime};
+
+use dipole_node::Config;
+use dipole_node::registry::{AgentSeat, Registry};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::low_level::pipe;
+
+use super::AgentError;
+use super::membership::{FIRST_BYTE, MAX_PACKET_BYTES, Member, Membership, News};
+use super::status::{MemberStatus, ProcessStatus, Status, socket};
+
+/// Nodes of the hosts file that a new agent says hello to at first.
+const FIRST_HELLOS: usize = 3;
+/// How often it says hello to one that is not there.
+const HELLO_EVERY: Duration = Duration::from_secs(10);
+/// Packets taken before anything else is looked at.
+const MOST_PACKETS: usize = 64;
+/// How long somebody who asks for the status may take to read it.
+const READER_PATIENCE: Duration = Duration::from_millis(200);
+
+struct Agent<'a> {
+    config: &'a Config,
+    registry: &'a Registry,
+    seat: AgentSeat,
+    address: SocketAddr,
+    membership: Membership,
+    /// Since when nodes are there, or gone; as they last described themselves.
+    seen: BTreeMap<u32, Seen>,
+    begun: Instant,
+    next_hello: Duration,
+    /// Nodes of the hosts file that hellos have gone to.
+    hellos: usize,
+    answered: u64,
+}
+
+struct Seen {
+    member: Member,
+    there: bool,
+    since: Instant,
+}
+
+/// Runs until told to end.
+pub(super) fn serve(config: &Config, registry: &Registry) -> Result<(), AgentError> {
+    let node = config.node;
+    let host = config
+        .hosts
+        .get(node)
+        .filter(|_| !config.hosts.is_local_only());
+    let address = host
+        .ok_or(AgentError::NotInHosts { node: node.0 })?
+        .directory();
+    let system = |doing| move |cause| AgentError::System { doing, cause };
+    let (ended, end) = UnixStream::pair().map_err(system("making a pipe for signals"))?;
+    for signal in [SIGTERM, SIGINT] {
+        let end = end
+            .try_clone()
+            .map_err(system("making a pipe for signals"))?;
+        pipe::register(signal, end).map_err(system("catching signals"))?;
+    }
+    let seat = AgentSeat::take(registry, address)?;
+    seat.socket()
+        .set_nonblocking(true)
+        .map_err(system("setting up the port"))?;
+    // The seat is ours, so what lies there is a dead agent's.
+    let path = socket(registry);
+    let _may_not_exist = std::fs::remove_file(&path);
+    let asked = UnixListener::bind(&path).map_err(system("making the socket for the status"))?;
+    asked
+        .set_nonblocking(true)
+        .map_err(system("setting up the socket for the status"))?;
+    let life = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .map_or(1, |since| {
+            u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+        });
+    let own = Member {
+        node: node.0,
+        address,
+        life,
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+    };
+    let mut agent = Agent {
+        config,
+        registry,
+        seat,
+        address,
+        membership: Membership::new(own, life ^ u64::from(std::process::id()) << 40),
+        seen: BTreeMap::new(),
+        begun: Instant::now(),
+        next_hello: Duration::ZERO,
+        hellos: 0,
+        answered: 0,
+    };
+    tracing::info!(node = node.0, %address, pid = std::process::id(), "agent");
+    eprintln!("agent of node {node} at {address}");
+    let done = agent.run(&asked, &ended);
+    let now = agent.now();
+    agent.membership.leave(now);
+    agent.send();
+    let _gone = std::fs::remove_file(&path);
+    done.map_err(system("waiting"))
+}
+
+impl Agent<'_> {
+    fn now(&self) -> Duration {
+        self.begun.elapsed()
+    }
+
+    fn run(&mut self, asked: &UnixListener, ended: &UnixStream) -> io::Result<()> {
+        loop {
+            let now = self.now();
+            if now >= self.next_hello {
+                self.say_hello(now);
+            }
+            self.membership.on_timers(now);
+            self.send();
+            self.tell_news();
+            let due = self.membership.next_deadline();
+            let due = due.map_or(self.next_hello, |due| due.min(self.next_hello));
+            let nap = due.saturating_sub(self.now());
+            let nap = Timespec {
+                tv_sec: nap.as_secs().cast_signed(),
+                tv_nsec: nap.subsec_nanos().into(),
+            };
+            let mut watched = [
+                PollFd::new(self.seat.socket(), PollFlags::IN),
+                PollFd::new(asked, PollFlags::IN),
+                PollFd::new(ended, PollFlags::IN),
+            ];
+            match poll(&mut watched, Some(&nap)) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+            let ready = watched.map(|one| !one.revents().is_empty());
+            if ready[2] {
+                return Ok(());
+            }
+            if ready[0] {
+                self.receive();
+            }
+            if ready[1]
+                && let Ok((reader, _)) = asked.accept()
+                && let Err(cause) = self.tell(reader)
+            {
+                tracing::debug!(%cause, "somebody asked for the status and did not read it");
+            }
+        }
+    }
+
+    /// To the next nodes of the hosts file that are not there.
+    fn say_hello(&mut self, now: Duration) {
+        let there: Vec<u32> = self
+            .membership
+            .members()
+            .map(|member| member.node)
+            .collect();
+        let mut missing: Vec<_> = self
+            .config
+            .hosts
+            .iter()
+            .filter(|host| host.node != self.config.node && !there.contains(&host.node.0))
+            .collect();
+        if missing.is_empty() {
+            self.next_hello = now + HELLO_EVERY;
+            return;
+        }
+        // Not all agents of a cluster begin with the same.
+        let start = (self.hellos + self.config.node.0 as usize) % missing.len();
+        missing.rotate_left(start);
+        let count = match there.is_empty() {
+            true => FIRST_HELLOS,
+            false => 1,
+        };
+        for host in missing.into_iter().take(count) {
+            self.membership.announce(now, host.node.0, host.directory());
+            self.hellos += 1;
+        }
+        // Alone, it is in more of a hurry.
+        self.next_hello = now
+            + match there.is_empty() {
+                true => Duration::from_secs(1),
+                false => HELLO_EVERY,
+            };
+    }
+
+    fn receive(&mut self) {
+        let mut buffer = [0; MAX_PACKET_BYTES + 1];
+        for _ in 0..MOST_PACKETS {
+            let (length, from) = match self.seat.socket().recv_from(&mut buffer) {
+                Ok(received) => received,
+                Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => return,
+                // A report about a packet that reached nobody.
+                Err(_) => continue,
+            };
+            let packet = &buffer[..length];
+            if packet.first() == Some(&FIRST_BYTE) {
+                let now = self.now();
+                self.membership.on_packet(now, packet);
+            } else if let Some(reply) = self.seat.reply(packet) {
+                self.answered += 1;
+                let _lost = self.seat.socket().send_to(&reply, from);
+            }
+        }
+    }
+
+    fn send(&mut self) {
+        for (to, packet) in self.membership.take_outgoing() {
+            if let Err(cause) = self.seat.socket().send_to(&packet, to) {
+                tracing::debug!(%to, %cause, "a packet to another agent");
+            }
+        }
+    }
+
+    fn tell_news(&mut self) {
+        for news in self.membership.take_news() {
+            let (member, there) = match news {
+                News::Came(member) => (member, true),
+                News::Went(member) => (member, false),
+                News::Returned(member) => {
+                    tracing::info!(node = member.node, "another life of the node");
+                    continue;
+                }
+                News::Mistaken => {
+                    tracing::warn!("others took this node for gone; told them otherwise");
+                    continue;
+                }
+            };
+            if there {
+                tracing::info!(node = member.node, address = %member.address, "node is there");
+            } else {
+                tracing::warn!(node = member.node, address = %member.address, "node is gone");
+            }
+            let since = Instant::now();
+            let node = member.node;
+            self.seen.insert(
+                node,
+                Seen {
+                    member,
+                    there,
+                    since,
+                },
+            );
+        }
+    }
+
+    fn tell(&self, mut reader: UnixStream) -> io::Result<()> {
+        reader.set_write_timeout(Some(READER_PATIENCE))?;
+        let status = self.status().map_err(io::Error::other)?;
+        serde_json::to_writer(&mut reader, &status)?;
+        writeln!(reader)
+    }
+
+    fn status(&self) -> Result<Status, dipole_node::registry::RegistryError> {
+        let mut members: BTreeMap<u32, MemberStatus> = BTreeMap::new();
+        for host in self
+            .config
+            .hosts
+            .iter()
+            .filter(|host| host.node != self.config.node)
+        {
+            let never = MemberStatus {
+                node: host.node.0,
+                address: host.directory().to_string(),
+                state: "never seen".to_owned(),
+                for_s: self.begun.elapsed().as_secs(),
+                version: String::new(),
+            };
+            members.insert(host.node.0, never);
+        }
+        for (node, seen) in &self.seen {
+            let known = MemberStatus {
+                node: *node,
+                address: seen.member.address.to_string(),
+                state: if seen.there { "there" } else { "gone" }.to_owned(),
+                for_s: seen.since.elapsed().as_secs(),
+                version: seen.member.version.clone(),
+            };
+            members.insert(*node, known);
+        }
+        let processes = self
+            .registry
+            .survey()?
+            .into_iter()
+            .map(|survey| ProcessStatus {
+                pid: survey.owner.pid,
+                command: survey.owner.command,
+                endpoints: survey.endpoints.iter().map(|endpoint| endpoint.0).collect(),
+            });
+        Ok(Status {
+            node: self.config.node.0,
+            address: self.address.to_string(),
+            pid: std::process::id(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            running_s: self.begun.elapsed().as_secs(),
+            answered: self.answered,
+            members: members.into_values().collect(),
+            processes: processes.collect(),
+        })
+    }
+}
