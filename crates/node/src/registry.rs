@@ -32,6 +32,7 @@ mod board;
 mod directory;
 mod directory_wire;
 mod folder;
+mod job_dir;
 mod owner;
 mod resolve;
 
@@ -57,6 +58,7 @@ pub use directory_wire::{
     Found, FoundStatus, Lookup, PACKET_BYTES, WireError, decode_found, decode_lookup, encode_found,
     encode_lookup,
 };
+pub(crate) use job_dir::job_dir;
 pub use resolve::{ResolveError, resolve};
 
 /// Where a process can be reached, and which of its lives this is.
