@@ -4,7 +4,7 @@
 //! there are, here and in all; they name no nodes. Those come from the hosts file, whose
 //! slots are filled in order, or all ranks are here.
 
-use std::path::Path;
+use rustix::process::{getpid, getsid};
 
 use super::peers::{hosts_file, is_own};
 use super::{
@@ -34,6 +34,8 @@ const HYDRA: Names = Names {
     local_rank: "MPI_LOCALRANKID",
     local_size: "MPI_LOCALNRANKS",
 };
+/// Only Hydra sets it.
+const HYDRA_CONTROL: &str = "HYDI_CONTROL_FD";
 /// PMIx keeps its numbers for those who ask its server, but for the rank.
 const PMIX: Names = Names {
     rank: "PMIX_RANK",
@@ -54,7 +56,7 @@ const JOB_NAMES: [&str; 3] = [
 pub(super) fn is_innermost(get: Lookup<'_>) -> bool {
     get(OPEN_MPI.rank).is_some()
         || (get(HYDRA.rank).is_some()
-            && ["MPI_LOCALRANKID", "HYDI_CONTROL_FD"]
+            && [HYDRA.local_rank, HYDRA_CONTROL]
                 .iter()
                 .any(|variable| get(variable).is_some()))
 }
@@ -89,7 +91,7 @@ pub(super) fn job(get: Lookup<'_>) -> Result<Launched, JobError> {
         None => JOB_NAMES
             .iter()
             .find_map(|variable| get(variable))
-            .or_else(|| is_here.then(parent))
+            .or_else(|| is_here.then(|| starter(get)))
             .map(|name| id_from_name(&name))
             .ok_or(JobError::Lacking {
                 launcher: mpi,
@@ -178,13 +180,23 @@ fn check_place(
 
 /// What the ranks of a job have in common where nothing else tells them: whoever started
 /// them, on a machine they are all on.
-fn parent() -> String {
-    let parent = rustix::process::Pid::as_raw(rustix::process::getppid());
-    let started = std::fs::read_to_string(Path::new("/proc").join(parent.to_string()).join("stat"))
-        .ok()
-        .and_then(|stat| {
-            let (_, after) = stat.rsplit_once(')')?;
-            after.split_whitespace().nth(19).map(str::to_owned)
-        });
-    format!("parent {parent} {}", started.unwrap_or_default())
+fn starter(get: Lookup<'_>) -> String {
+    let own = getpid().as_raw_nonzero().get();
+    // Hydra begins a session for each rank; what stands between, a shell say, is inside.
+    let first = match get(HYDRA_CONTROL) {
+        Some(_) => getsid(None).map_or(own, |leader| leader.as_raw_nonzero().get()),
+        None => own,
+    };
+    let parent = stat(first, 1).unwrap_or_default();
+    let started = parent.parse().ok().and_then(|parent| stat(parent, 19));
+    format!("started by {parent} of {}", started.unwrap_or_default())
+}
+
+/// A word of what the kernel says of a process, counted from its state: 1 is the parent,
+/// 19 the time it started.
+fn stat(process: i32, word: usize) -> Option<String> {
+    let text = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    // The command's name stands in brackets and may contain any.
+    let (_, after) = text.rsplit_once(')')?;
+    after.split_whitespace().nth(word).map(str::to_owned)
 }
