@@ -62,7 +62,7 @@ impl std::str::FromStr for Links {
 /// How to open a [`Node`](crate::Node).
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// This node's id; nothing derives it.
+    /// This node's id: given, or from its job's launcher.
     pub node: NodeId,
     /// Where the registry of this machine's nodes lives.
     pub runtime_dir: PathBuf,

@@ -66,6 +66,10 @@ fn has_all(programs: &[&str], package: &str) -> bool {
     match programs.iter().find(|program| !is_installed(program)) {
         None => true,
         Some(missing) => {
+            assert!(
+                std::env::var_os("DIPOLE_REQUIRE_LAUNCHERS").is_none_or(|value| value != "1"),
+                "DIPOLE_REQUIRE_LAUNCHERS is set but {missing} is not installed (Debian: {package})"
+            );
             eprintln!("SKIPPED: {missing} is not installed (Debian: {package})");
             false
         }

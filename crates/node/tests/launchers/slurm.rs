@@ -9,12 +9,20 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A new mount and process namespace for what follows; the processes end with `unshare`.
-const APART: [&str; 5] = ["--mount", "--pid", "--fork", "--kill-child", "--mount-proc"];
+/// A new mount and process namespace for what follows; its processes end with `unshare`.
+const APART: [&str; 6] = [
+    "unshare",
+    "--mount",
+    "--pid",
+    "--fork",
+    "--kill-child",
+    "--mount-proc",
+];
 
 pub(crate) struct Cluster {
     nodes: usize,
@@ -24,7 +32,7 @@ pub(crate) struct Cluster {
 
 /// Slurm's daemons need root, and names of nodes that are known to nobody else.
 pub(crate) fn may_start() -> bool {
-    let apart = Command::new("unshare").args(APART).arg("true").output();
+    let apart = ending_with_us().args(APART).arg("true").output();
     let may = rustix::process::geteuid().is_root() && apart.is_ok_and(|done| done.status.success());
     if !may {
         eprintln!("SKIPPED: Slurm's daemons need root and namespaces (unshare --mount --pid)");
@@ -46,6 +54,8 @@ impl Cluster {
         std::fs::write(at("cgroup.conf"), "CgroupPlugin=cgroup/v1\n").unwrap();
         std::fs::write(at("key"), [0x5a; 64]).unwrap();
         std::fs::set_permissions(at("key"), Permissions::from_mode(0o600)).unwrap();
+        std::fs::create_dir(at("user")).unwrap();
+        std::fs::set_permissions(at("user"), Permissions::from_mode(0o700)).unwrap();
         let mut cluster = Cluster {
             nodes,
             daemons: Vec::new(),
@@ -54,13 +64,16 @@ impl Cluster {
         cluster.daemon("munged", &mut munged(cluster.folder()));
         let socket = cluster.folder().join("munge.socket");
         cluster.wait_until("munged answers", || socket.exists());
-        let mut controller = Command::new("slurmctld");
-        cluster.daemon("slurmctld", controller.args(["-D", "-c"]));
+        let mut controller = ending_with_us();
+        controller.args(APART).args(["slurmctld", "-D", "-c"]);
+        cluster.daemon("slurmctld", &mut controller);
         for name in &names {
-            let mut node = Command::new("unshare");
+            let mut node = ending_with_us();
+            // The directory of root's jobs is another one, so that none is left behind.
             node.args(APART).args(["sh", "-c"]).arg(format!(
-                "mount --bind {} /etc/hosts && exec slurmd -D -N {name}",
-                cluster.folder().join("hosts").display()
+                "mkdir -p -m 0700 /tmp/dipole-0 && mount --bind {at}/user /tmp/dipole-0 && \
+                 mount --bind {at}/hosts /etc/hosts && exec slurmd -D -N {name}",
+                at = cluster.folder().display()
             ));
             cluster.daemon(&format!("slurmd-{name}"), &mut node);
         }
@@ -136,17 +149,34 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        // The nodes first: their processes end with the first one of their namespace.
+        // The nodes first: their processes end with the first one of their namespace,
+        // which `unshare` waits for.
         for (_, daemon) in self.daemons.iter_mut().rev() {
-            let _ = daemon.kill();
+            let child = only_child(daemon.id());
+            if child.is_none_or(|child| kill_process(child, Signal::KILL).is_err()) {
+                let _ = daemon.kill();
+            }
             let _ = daemon.wait();
         }
     }
 }
 
+fn only_child(process: u32) -> Option<Pid> {
+    let children = format!("/proc/{process}/task/{process}/children");
+    let children = std::fs::read_to_string(children).ok()?;
+    Pid::from_raw(children.trim().parse().ok()?)
+}
+
+/// What runs another program, which ends at the latest when this process does.
+fn ending_with_us() -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL", "--"]);
+    command
+}
+
 fn munged(folder: &Path) -> Command {
-    let mut command = Command::new("munged");
-    command.args(["--foreground", "--force"]);
+    let mut command = ending_with_us();
+    command.args(["munged", "--foreground", "--force"]);
     for (option, file) in [
         ("key-file", "key"),
         ("socket", "munge.socket"),
