@@ -199,13 +199,20 @@ impl Failure {
                 CloseError::Forked => libc::ESTALE,
             },
             Failure::Job(JobError::Missing { .. }) => libc::ENOENT,
+            Failure::Job(JobError::Unresolved { .. }) => libc::EHOSTUNREACH,
+            Failure::Job(JobError::Directory { .. }) => libc::EIO,
             Failure::NotAnEndpoint { .. } => libc::EBADF,
             Failure::Inherited { .. } => libc::ESTALE,
             Failure::NoMessage { .. } => libc::EAGAIN,
             Failure::Null { .. } | Failure::Misaligned { .. } => libc::EFAULT,
             Failure::Config(_)
             | Failure::Hosts(_)
-            | Failure::Job(JobError::Bad { .. })
+            | Failure::Job(
+                JobError::Bad { .. }
+                | JobError::Lacking { .. }
+                | JobError::Disagreement { .. }
+                | JobError::Hosts { .. },
+            )
             | Failure::BadNumber { .. }
             | Failure::BadText { .. }
             | Failure::UnknownFlags { .. }

@@ -9,6 +9,7 @@ use dipole_link::fault::Plan;
 
 use crate::address::NodeId;
 use crate::hosts::{Hosts, HostsError};
+use crate::job::{self, JobError};
 
 /// Names of the environment variables that [`Config::from_env`] reads.
 pub mod variables {
@@ -61,7 +62,7 @@ impl std::str::FromStr for Links {
 /// How to open a [`Node`](crate::Node).
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// This node's id; nothing derives it.
+    /// This node's id: given, or from its job's launcher.
     pub node: NodeId,
     /// Where the registry of this machine's nodes lives.
     pub runtime_dir: PathBuf,
@@ -101,6 +102,8 @@ pub enum ConfigError {
     },
     /// The hosts file is wrong or cannot be read.
     Hosts(HostsError),
+    /// What the launcher says does not tell where this process and its peers are.
+    Launcher(JobError),
 }
 
 impl fmt::Display for ConfigError {
@@ -112,6 +115,11 @@ impl fmt::Display for ConfigError {
                 expected,
             } => write!(f, "{name}={value:?} cannot be used: expected {expected}"),
             ConfigError::Hosts(error) => write!(f, "{error}"),
+            ConfigError::Launcher(error) => write!(
+                f,
+                "{error} (or set {} to use this process without its job)",
+                variables::NODE
+            ),
         }
     }
 }
@@ -149,7 +157,9 @@ impl Config {
         }
     }
 
-    /// Reads the variables of [`variables`]; what is missing has its default.
+    /// Reads the variables of [`variables`]; what is missing has its default. Without
+    /// `DIPOLE_NID` the node and its peers are those that Slurm, `mpirun` or Kubernetes
+    /// gives the process, if one of them started it; their names may have to be waited for.
     ///
     /// # Errors
     /// [`ConfigError`], naming the variable or the line of the hosts file.
@@ -162,15 +172,18 @@ impl Config {
                 expected: "a node id from 1 to 4294967295".into(),
             });
         }
-        let node = NodeId(node);
-        let mut config = Config::local(node, crate::registry::default_runtime_dir());
-        if let Some(file) = text(variables::HOSTS) {
+        let mut config = Config::local(NodeId(node), job::default_runtime_dir());
+        if let Some(place) = job::place_from_env().map_err(ConfigError::Launcher)? {
+            config.node = place.node;
+            config.hosts = place.hosts.unwrap_or_else(|| Hosts::local_only(place.node));
+            config.runtime_dir = place.runtime_dir.unwrap_or(config.runtime_dir);
+        } else if let Some(file) = text(variables::HOSTS) {
             config.hosts = Hosts::load(file.as_ref()).map_err(ConfigError::Hosts)?;
-            if let Some(host) = config.hosts.get(node) {
-                config.bind = host.address;
-                if let (Some(directory), None) = (&host.runtime_dir, text(variables::RUNTIME_DIR)) {
-                    config.runtime_dir.clone_from(directory);
-                }
+        }
+        if let Some(host) = config.hosts.get(config.node) {
+            config.bind = host.address;
+            if let (Some(directory), None) = (&host.runtime_dir, text(variables::RUNTIME_DIR)) {
+                config.runtime_dir.clone_from(directory);
             }
         }
         if let Some(bind) = parsed(variables::BIND, "an IP address of this node")? {
@@ -189,7 +202,7 @@ impl Config {
 }
 
 fn text(name: &str) -> Option<String> {
-    std::env::var(name).ok().filter(|value| !value.is_empty())
+    job::variable(name)
 }
 
 fn parsed<T: std::str::FromStr>(

@@ -67,7 +67,7 @@ impl fmt::Display for Host {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hosts {
     entries: Vec<Host>,
-    from_file: bool,
+    is_alone: bool,
 }
 
 /// What is wrong with a hosts file.
@@ -191,7 +191,7 @@ impl Hosts {
                 runtime_dir: None,
                 name: None,
             }],
-            from_file: false,
+            is_alone: true,
         }
     }
 
@@ -274,8 +274,16 @@ impl Hosts {
         }
         Ok(Hosts {
             entries,
-            from_file: true,
+            is_alone: false,
         })
+    }
+
+    /// The nodes that a launcher has named.
+    pub(crate) fn of(entries: Vec<Host>) -> Hosts {
+        Hosts {
+            entries,
+            is_alone: false,
+        }
     }
 
     /// The entry of a node.
@@ -289,10 +297,10 @@ impl Hosts {
         self.entries.iter()
     }
 
-    /// True without a hosts file: nobody outside this node can be reached or can ask.
+    /// True if there is neither a hosts file nor a launcher that names nodes: nobody outside this node can be reached or can ask.
     #[must_use]
     pub fn is_local_only(&self) -> bool {
-        !self.from_file
+        self.is_alone
     }
 
     /// How many nodes there are; never 0.

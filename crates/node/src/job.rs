@@ -1,4 +1,6 @@
-//! The job this process belongs to, as the launcher describes it in the environment.
+//! The job this process belongs to, as whoever launched it describes it in the environment.
+//!
+//! `dipole run` sets these, and they win over every other launcher's:
 //!
 //! | variable | meaning |
 //! |---|---|
@@ -11,7 +13,12 @@
 //! | `DIPOLE_RUNTIME_DIR` | where the registry lives |
 //! | `DIPOLE_HOSTS` | the hosts file, if there is one |
 //!
-//! Environment variables are read in this file and nowhere else.
+//! Without them the environments of `mpirun` and `mpiexec` (`mpi.rs`), of a Slurm step
+//! (`slurm.rs`) and of a pod of an indexed Kubernetes job (`kubernetes.rs`) are read, in
+//! this order: an `mpirun` inside a Slurm job leaves Slurm's variables of its own daemons.
+//!
+//! Environment variables are read in this file and nowhere else; the files below it are
+//! given a function to look them up.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -19,8 +26,24 @@ use std::str::FromStr;
 
 use crate::address::{Address, EndpointId, NodeId};
 
+mod dipole;
+mod error;
+mod hostlist;
+mod kubernetes;
+mod mpi;
+mod peers;
+mod place;
+mod slurm;
+
+pub use dipole::write_ranks;
+pub use error::{JobError, Launcher};
+pub(crate) use place::Place;
+
 /// Most ranks a job can have.
 pub const MAX_RANKS: u32 = 65_536;
+
+/// Looks a variable up; empty is unset.
+type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 /// One process's view of the job it belongs to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,43 +58,23 @@ pub struct Job {
     pub addresses: Vec<Address>,
 }
 
-/// Why the environment describes no job.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum JobError {
-    /// A variable is not set.
-    Missing {
-        /// Its name.
-        variable: &'static str,
-    },
-    /// A variable's value cannot be used.
-    Bad {
-        /// Its name.
-        variable: &'static str,
-        /// Its value.
-        found: String,
-        /// What it must be.
-        expected: String,
-    },
+/// A job that another launcher than `dipole run` started, and where its nodes are.
+#[derive(Debug)]
+struct Launched {
+    job: Job,
+    nodes: Nodes,
 }
 
-impl fmt::Display for JobError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            JobError::Missing { variable } => write!(
-                f,
-                "this process belongs to no job: {variable} is not set; start it with \
-                 `dipole run -n P PROGRAM`"
-            ),
-            JobError::Bad {
-                variable,
-                found,
-                expected,
-            } => write!(f, "{variable} is `{found}`, expected {expected}"),
-        }
-    }
+/// What is known of a launched job's nodes.
+#[derive(Debug, PartialEq, Eq)]
+enum Nodes {
+    /// All ranks are on this one.
+    Here,
+    /// The hosts file has them.
+    File(crate::hosts::Hosts),
+    /// Their names; node 1 is the first.
+    Names(peers::Names),
 }
-
-impl std::error::Error for JobError {}
 
 impl Job {
     /// Reads the job from the environment.
@@ -87,40 +90,22 @@ impl Job {
     /// # Errors
     /// A variable is missing or wrong.
     pub fn from_variables(get: impl Fn(&str) -> Option<String>) -> Result<Job, JobError> {
-        let id = number(&get, "DIPOLE_JOB", 0, u64::MAX)?;
-        let size = number(&get, "DIPOLE_SIZE", 1, MAX_RANKS)?;
-        let rank = number(&get, "DIPOLE_RANK", 0, size - 1)?;
-        let base = number(&get, "DIPOLE_JOB_BASE", 0, u32::MAX - (size - 1))?;
-        let ranks = required(&get, "DIPOLE_RANKS")?;
-        let nodes = parse_ranks(&ranks, size).ok_or_else(|| JobError::Bad {
-            variable: "DIPOLE_RANKS",
-            found: ranks.clone(),
-            expected: format!("the nodes of {size} ranks as in `1x4,2x4`"),
-        })?;
-        let job = Job {
-            id,
-            rank,
-            size,
-            addresses: (base..)
-                .zip(nodes)
-                .map(|(endpoint, node)| Address {
-                    node,
-                    endpoint: EndpointId(endpoint),
-                })
-                .collect(),
+        let Some(launched) = launched(&get)? else {
+            return dipole::job(&get);
         };
-        let own = node_from(&get)?.unwrap_or(NodeId(1));
-        if own != job.own_address().node {
-            return Err(JobError::Bad {
+        let job = launched.job;
+        match node_from(&get)? {
+            Some(own) if own != job.own_address().node => Err(JobError::Bad {
                 variable: "DIPOLE_NID",
                 found: own.to_string(),
                 expected: format!(
-                    "{}, where DIPOLE_RANKS places rank {rank}",
-                    job.own_address().node
+                    "{}, where the launcher placed rank {}, or no value at all",
+                    job.own_address().node,
+                    job.rank
                 ),
-            });
+            }),
+            _ => Ok(job),
         }
-        Ok(job)
     }
 
     /// The main endpoint of this process.
@@ -136,6 +121,53 @@ impl Job {
         let rank = address.endpoint.0.checked_sub(base)?;
         (self.addresses.get(rank as usize) == Some(&address)).then_some(rank)
     }
+
+    /// A job of another launcher: its endpoints follow from its number.
+    fn launched(id: u64, rank: u32, nodes: Vec<NodeId>) -> Job {
+        // The upper half is the launchers'; two jobs at once get different parts of it.
+        let part = u32::try_from(mixed(id) >> 49).unwrap_or_default();
+        let base = 0x8000_0000 | (part << 16);
+        Job {
+            id,
+            rank,
+            size: u32::try_from(nodes.len()).unwrap_or(u32::MAX),
+            addresses: (base..)
+                .zip(nodes)
+                .map(|(endpoint, node)| Address {
+                    node,
+                    endpoint: EndpointId(endpoint),
+                })
+                .collect(),
+        }
+    }
+}
+
+/// The job of another launcher than `dipole run`, if one started this process.
+fn launched(get: Lookup<'_>) -> Result<Option<Launched>, JobError> {
+    if dipole::is_here(get) {
+        Ok(None)
+    } else if mpi::is_innermost(get) {
+        mpi::job(get).map(Some)
+    } else if slurm::is_here(get) {
+        slurm::job(get).map(Some)
+    } else if mpi::is_here(get) {
+        mpi::job(get).map(Some)
+    } else if kubernetes::is_here(get) {
+        kubernetes::job(get).map(Some)
+    } else {
+        Ok(None)
+    }
+}
+
+/// Where another launcher placed this process; `None` without one, or if `DIPOLE_NID`
+/// says where it is.
+pub(crate) fn place_from_env() -> Result<Option<Place>, JobError> {
+    if variable("DIPOLE_NID").is_some() {
+        return Ok(None);
+    }
+    launched(&variable)?
+        .map(|launched| Place::of(launched, &variable))
+        .transpose()
 }
 
 /// The node of this process as `DIPOLE_NID` says; `None` (which stands for 1) if it is not set.
@@ -159,40 +191,19 @@ pub fn hosts_file_from_env() -> Option<PathBuf> {
     variable("DIPOLE_HOSTS").map(PathBuf::from)
 }
 
-/// Writes the nodes of all ranks the way `DIPOLE_RANKS` has them.
-#[must_use]
-pub fn write_ranks(nodes: &[NodeId]) -> String {
-    nodes
-        .chunk_by(|left, right| left == right)
-        .map(|same| match same.len() {
-            1 => same[0].to_string(),
-            count => format!("{}x{count}", same[0]),
-        })
-        .collect::<Vec<_>>()
-        .join(",")
-}
-
 /// A variable that is set to something.
-fn variable(name: &str) -> Option<String> {
+pub(crate) fn variable(name: &str) -> Option<String> {
     std::env::var_os(name)
         .filter(|value| !value.is_empty())
         .map(|value| value.to_string_lossy().into_owned())
 }
 
-fn required(
-    get: &impl Fn(&str) -> Option<String>,
-    variable: &'static str,
-) -> Result<String, JobError> {
-    get(variable).ok_or(JobError::Missing { variable })
-}
-
 fn number<T: FromStr + PartialOrd + fmt::Display>(
-    get: &impl Fn(&str) -> Option<String>,
     variable: &'static str,
+    found: String,
     least: T,
     most: T,
 ) -> Result<T, JobError> {
-    let found = required(get, variable)?;
     match found.parse() {
         Ok(number) if number >= least && number <= most => Ok(number),
         _ => Err(JobError::Bad {
@@ -203,7 +214,49 @@ fn number<T: FromStr + PartialOrd + fmt::Display>(
     }
 }
 
-fn node_from(get: &impl Fn(&str) -> Option<String>) -> Result<Option<NodeId>, JobError> {
+/// A number that a launcher must give; `advice` says what to do if it did not.
+fn told<T: FromStr + PartialOrd + fmt::Display>(
+    get: Lookup<'_>,
+    launcher: Launcher,
+    variable: &'static str,
+    (least, most): (T, T),
+    advice: &'static str,
+) -> Result<T, JobError> {
+    let found = get(variable).ok_or(JobError::Lacking {
+        launcher,
+        variable,
+        advice,
+    })?;
+    number(variable, found, least, most)
+}
+
+/// The number in `DIPOLE_JOB`, which overrides what a launcher says.
+fn given_id(get: Lookup<'_>) -> Result<Option<u64>, JobError> {
+    get("DIPOLE_JOB")
+        .map(|found| number("DIPOLE_JOB", found, 0, u64::MAX))
+        .transpose()
+}
+
+/// A job number from a name all its processes are told (FNV-1a: the same in every version).
+fn id_from_name(name: &str) -> u64 {
+    name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+/// Spreads numbers that follow each other (the last step of splitmix64).
+fn mixed(number: u64) -> u64 {
+    let number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let number = (number ^ (number >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    number ^ (number >> 31)
+}
+
+/// The node number of the entry at an index.
+fn node_at(index: usize) -> NodeId {
+    NodeId(u32::try_from(index).map_or(u32::MAX, |index| index.saturating_add(1)))
+}
+
+fn node_from(get: Lookup<'_>) -> Result<Option<NodeId>, JobError> {
     match get("DIPOLE_NID") {
         None => Ok(None),
         Some(found) => found.parse().map(Some).map_err(|_| JobError::Bad {
@@ -214,134 +267,23 @@ fn node_from(get: &impl Fn(&str) -> Option<String>) -> Result<Option<NodeId>, Jo
     }
 }
 
-fn runtime_dir_from(get: &impl Fn(&str) -> Option<String>) -> PathBuf {
+fn runtime_dir_from(get: Lookup<'_>) -> PathBuf {
     if let Some(given) = get("DIPOLE_RUNTIME_DIR") {
         return PathBuf::from(given);
     }
     match get("XDG_RUNTIME_DIR") {
         Some(session) => PathBuf::from(session).join("dipole"),
-        None => PathBuf::from(format!(
-            "/tmp/dipole-{}",
-            rustix::process::geteuid().as_raw()
-        )),
+        None => user_dir(),
     }
 }
 
-/// The inverse of [`write_ranks`]; `None` unless it describes exactly `size` ranks.
-fn parse_ranks(text: &str, size: u32) -> Option<Vec<NodeId>> {
-    let size = size as usize;
-    let mut nodes = Vec::with_capacity(size);
-    for part in text.split(',') {
-        let (node, count) = part.split_once('x').unwrap_or((part, "1"));
-        let node: NodeId = node.parse().ok()?;
-        let count: usize = count.parse().ok().filter(|count| *count > 0)?;
-        if count > size - nodes.len() {
-            return None;
-        }
-        nodes.extend(std::iter::repeat_n(node, count));
-    }
-    (nodes.len() == size).then_some(nodes)
+/// The directory of this user on this machine, with or without a session.
+fn user_dir() -> PathBuf {
+    PathBuf::from(format!(
+        "/tmp/dipole-{}",
+        rustix::process::geteuid().as_raw()
+    ))
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn job_with(changes: &[(&str, Option<&str>)]) -> Result<Job, JobError> {
-        let base = [
-            ("DIPOLE_RANK", "2"),
-            ("DIPOLE_SIZE", "3"),
-            ("DIPOLE_JOB", "18446744073709551615"),
-            ("DIPOLE_JOB_BASE", "1000"),
-            ("DIPOLE_RANKS", "1x2,7"),
-            ("DIPOLE_NID", "7"),
-        ];
-        Job::from_variables(
-            |name| match changes.iter().find(|(changed, _)| *changed == name) {
-                Some((_, value)) => value.map(str::to_owned),
-                None => base
-                    .iter()
-                    .find(|(given, _)| *given == name)
-                    .map(|(_, value)| (*value).to_owned()),
-            },
-        )
-    }
-
-    #[test]
-    fn a_whole_environment_gives_rank_size_and_every_address() {
-        let job = job_with(&[]).unwrap();
-        assert_eq!((job.id, job.rank, job.size), (u64::MAX, 2, 3));
-        assert_eq!(
-            job.addresses,
-            [
-                Address::new(1, 1000),
-                Address::new(1, 1001),
-                Address::new(7, 1002)
-            ]
-        );
-        assert_eq!(job.own_address(), Address::new(7, 1002));
-        assert_eq!(job.rank_of(Address::new(1, 1001)), Some(1));
-        assert_eq!(job.rank_of(Address::new(7, 1001)), None);
-        assert_eq!(job.rank_of(Address::new(1, 999)), None);
-        assert_eq!(job.rank_of(Address::new(1, 1003)), None);
-    }
-
-    #[test]
-    fn every_missing_or_broken_variable_is_named() {
-        for (variable, value) in [
-            ("DIPOLE_RANK", None),
-            ("DIPOLE_RANK", Some("3")),
-            ("DIPOLE_RANK", Some("-1")),
-            ("DIPOLE_SIZE", None),
-            ("DIPOLE_SIZE", Some("0")),
-            ("DIPOLE_SIZE", Some("65537")),
-            ("DIPOLE_JOB", None),
-            ("DIPOLE_JOB", Some("x")),
-            ("DIPOLE_JOB_BASE", None),
-            ("DIPOLE_JOB_BASE", Some("4294967294")),
-            ("DIPOLE_RANKS", None),
-            ("DIPOLE_RANKS", Some("1x2")),
-            ("DIPOLE_RANKS", Some("1x4")),
-            ("DIPOLE_RANKS", Some("1x0,7x3")),
-            ("DIPOLE_RANKS", Some("0x3")),
-            ("DIPOLE_RANKS", Some("1,,7")),
-            ("DIPOLE_RANKS", Some("1x18446744073709551615,7")),
-            ("DIPOLE_NID", Some("0")),
-            ("DIPOLE_NID", Some("1")),
-            ("DIPOLE_NID", None),
-        ] {
-            let error = job_with(&[(variable, value)]).unwrap_err();
-            assert!(error.to_string().contains(variable), "{value:?}: {error}");
-        }
-    }
-
-    #[test]
-    fn the_list_of_ranks_is_compact_and_reads_back() {
-        for (nodes, text) in [
-            (vec![1], "1"),
-            (vec![1, 1, 1], "1x3"),
-            (vec![1, 2, 2, 1], "1,2x2,1"),
-        ] {
-            let nodes: Vec<NodeId> = nodes.into_iter().map(NodeId).collect();
-            assert_eq!(write_ranks(&nodes), text);
-            let size = u32::try_from(nodes.len()).unwrap();
-            assert_eq!(parse_ranks(text, size), Some(nodes));
-        }
-    }
-
-    #[test]
-    fn the_runtime_directory_is_the_first_that_is_given() {
-        let with = |given: &[(&str, &str)]| {
-            runtime_dir_from(&|name: &str| {
-                given
-                    .iter()
-                    .find(|(key, _)| *key == name)
-                    .map(|(_, value)| (*value).to_owned())
-            })
-        };
-        let both = [("DIPOLE_RUNTIME_DIR", "/a"), ("XDG_RUNTIME_DIR", "/b")];
-        assert_eq!(with(&both), PathBuf::from("/a"));
-        assert_eq!(with(&both[1..]), PathBuf::from("/b/dipole"));
-        assert!(with(&[]).starts_with("/tmp"));
-    }
-}
+mod tests;

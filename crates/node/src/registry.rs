@@ -34,6 +34,7 @@ mod board;
 mod directory;
 mod directory_wire;
 mod folder;
+mod job_dir;
 mod owner;
 mod resolve;
 
@@ -61,6 +62,7 @@ pub use directory_wire::{
     decode_lookup, decode_vouch, decode_vouched, encode_found, encode_lookup, encode_vouch,
     encode_vouched,
 };
+pub(crate) use job_dir::job_dir;
 pub use resolve::{ResolveError, resolve};
 
 /// Where a process can be reached, and which of its lives this is.

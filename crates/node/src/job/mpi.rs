@@ -1,0 +1,202 @@
+//! A process that `mpirun` or `mpiexec` started, as a launcher only: no MPI is used.
+//!
+//! Open MPI, MPICH's Hydra and whatever speaks PMI tell a process its rank and how many
+//! there are, here and in all; they name no nodes. Those come from the hosts file, whose
+//! slots are filled in order, or all ranks are here.
+
+use rustix::process::{getpid, getsid};
+
+use super::peers::{hosts_file, is_own};
+use super::{
+    Job, JobError, Launched, Launcher, Lookup, MAX_RANKS, Nodes, given_id, id_from_name, number,
+    told,
+};
+use crate::address::NodeId;
+use crate::hosts::Hosts;
+
+/// What one family of launchers calls things.
+struct Names {
+    rank: &'static str,
+    size: &'static str,
+    local_rank: &'static str,
+    local_size: &'static str,
+}
+
+const OPEN_MPI: Names = Names {
+    rank: "OMPI_COMM_WORLD_RANK",
+    size: "OMPI_COMM_WORLD_SIZE",
+    local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
+    local_size: "OMPI_COMM_WORLD_LOCAL_SIZE",
+};
+const HYDRA: Names = Names {
+    rank: "PMI_RANK",
+    size: "PMI_SIZE",
+    local_rank: "MPI_LOCALRANKID",
+    local_size: "MPI_LOCALNRANKS",
+};
+/// Only Hydra sets it.
+const HYDRA_CONTROL: &str = "HYDI_CONTROL_FD";
+/// PMIx keeps its numbers for those who ask its server, but for the rank.
+const PMIX: Names = Names {
+    rank: "PMIX_RANK",
+    size: "DIPOLE_SIZE",
+    local_rank: "PMIX_LOCAL_RANK",
+    local_size: "PMIX_LOCAL_SIZE",
+};
+
+/// Every rank is told the same of these, and other jobs something else.
+const JOB_NAMES: [&str; 3] = [
+    "PMIX_NAMESPACE",
+    "OMPI_MCA_ess_base_jobid",
+    "OMPI_MCA_orte_hnp_uri",
+];
+
+/// True if the variables are surely those of the launcher that started this process:
+/// neither a resource manager below it nor one around it sets them.
+pub(super) fn is_innermost(get: Lookup<'_>) -> bool {
+    get(OPEN_MPI.rank).is_some()
+        || (get(HYDRA.rank).is_some()
+            && [HYDRA.local_rank, HYDRA_CONTROL]
+                .iter()
+                .any(|variable| get(variable).is_some()))
+}
+
+pub(super) fn is_here(get: Lookup<'_>) -> bool {
+    [OPEN_MPI.rank, HYDRA.rank, PMIX.rank]
+        .iter()
+        .any(|variable| get(variable).is_some())
+}
+
+pub(super) fn job(get: Lookup<'_>) -> Result<Launched, JobError> {
+    let mpi = Launcher::Mpi;
+    let names = [OPEN_MPI, HYDRA]
+        .into_iter()
+        .find(|names| get(names.rank).is_some())
+        .unwrap_or(PMIX);
+    let advice = "pass it on with the launcher's option for variables (-x NAME=VALUE, \
+                  -genv NAME VALUE), or use `dipole run`";
+    let size = told(get, mpi, names.size, (1, MAX_RANKS), advice)?;
+    let rank = told(get, mpi, names.rank, (0, size - 1), advice)?;
+    let optional = |variable: &'static str, least, most| {
+        get(variable)
+            .map(|found| number(variable, found, least, most))
+            .transpose()
+    };
+    let local_size: Option<u32> = optional(names.local_size, 1, size)?;
+    let local_rank: Option<u32> = optional(names.local_rank, 0, local_size.unwrap_or(size) - 1)?;
+    let hosts = hosts_file(get)?;
+    let is_here = local_size == Some(size);
+    let id = match given_id(get)? {
+        Some(id) => id,
+        None => JOB_NAMES
+            .iter()
+            .find_map(|variable| get(variable))
+            .or_else(|| is_here.then(|| starter(get)))
+            .map(|name| id_from_name(&name))
+            .ok_or(JobError::Lacking {
+                launcher: mpi,
+                variable: "DIPOLE_JOB",
+                advice: "this launcher does not tell its ranks which job they are; give all \
+                         the same number, as in `mpiexec -genv DIPOLE_JOB $$ ...`",
+            })?,
+    };
+    let Some(hosts) = hosts else {
+        if !is_here {
+            return Err(JobError::Lacking {
+                launcher: mpi,
+                variable: "DIPOLE_HOSTS",
+                advice: "ranks run on several nodes and mpirun does not say which; name a hosts \
+                         file whose slots are filled in order, as in \
+                         `mpirun --map-by slot -x DIPOLE_HOSTS=FILE ...`",
+            });
+        }
+        let here = vec![NodeId(1); size as usize];
+        return Ok(Launched {
+            job: Job::launched(id, rank, here),
+            nodes: Nodes::Here,
+        });
+    };
+    let placed = fill(&hosts, size).ok_or_else(|| JobError::Disagreement {
+        launcher: mpi,
+        between: format!("the slots of the hosts file do not suffice for {size} ranks"),
+        advice: "give its lines as many slots= as ranks run there",
+    })?;
+    check_place(&hosts, &placed, rank, local_rank, local_size)?;
+    Ok(Launched {
+        job: Job::launched(id, rank, placed),
+        nodes: Nodes::File(hosts),
+    })
+}
+
+/// The node of every rank: slots in the order of the file; `None` if there are too few.
+fn fill(hosts: &Hosts, size: u32) -> Option<Vec<NodeId>> {
+    let placed: Vec<NodeId> = hosts
+        .iter()
+        .flat_map(|host| std::iter::repeat_n(host.node, host.slots as usize))
+        .take(size as usize)
+        .collect();
+    (placed.len() == size as usize).then_some(placed)
+}
+
+/// The hosts file and the launcher must mean the same node for this rank.
+fn check_place(
+    hosts: &Hosts,
+    placed: &[NodeId],
+    rank: u32,
+    local_rank: Option<u32>,
+    local_size: Option<u32>,
+) -> Result<(), JobError> {
+    const ADVICE: &str = "give the hosts file the launcher's nodes in its order, slots= being \
+                          the ranks there, and let it fill one after the other \
+                          (`mpirun --map-by slot`)";
+    let disagreement = |between| JobError::Disagreement {
+        launcher: Launcher::Mpi,
+        between,
+        advice: ADVICE,
+    };
+    let own = placed[rank as usize];
+    let same = |ranks: &[NodeId]| ranks.iter().filter(|node| **node == own).count();
+    let (before, all) = (same(&placed[..rank as usize]), same(placed));
+    if local_size.is_some_and(|told| told as usize != all) {
+        return Err(disagreement(format!(
+            "it has {} ranks on the node of rank {rank} while the hosts file has {all} on node {own}",
+            local_size.unwrap_or_default()
+        )));
+    }
+    if local_rank.is_some_and(|told| told as usize != before) {
+        return Err(disagreement(format!(
+            "rank {rank} is number {} on its node while the hosts file makes it number {before} \
+             on node {own}",
+            local_rank.unwrap_or_default()
+        )));
+    }
+    match hosts.get(own) {
+        Some(host) if !is_own(host.address) => Err(disagreement(format!(
+            "the hosts file places rank {rank} on {host}, which is not an address of this machine"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// What the ranks of a job have in common where nothing else tells them: whoever started
+/// them, on a machine they are all on.
+fn starter(get: Lookup<'_>) -> String {
+    let own = getpid().as_raw_nonzero().get();
+    // Hydra begins a session for each rank; what stands between, a shell say, is inside.
+    let first = match get(HYDRA_CONTROL) {
+        Some(_) => getsid(None).map_or(own, |leader| leader.as_raw_nonzero().get()),
+        None => own,
+    };
+    let parent = stat(first, 1).unwrap_or_default();
+    let started = parent.parse().ok().and_then(|parent| stat(parent, 19));
+    format!("started by {parent} of {}", started.unwrap_or_default())
+}
+
+/// A word of what the kernel says of a process, counted from its state: 1 is the parent,
+/// 19 the time it started.
+fn stat(process: i32, word: usize) -> Option<String> {
+    let text = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    // The command's name stands in brackets and may contain any.
+    let (_, after) = text.rsplit_once(')')?;
+    after.split_whitespace().nth(word).map(str::to_owned)
+}

@@ -1,0 +1,254 @@
+//! A task of a Slurm step: `srun` says which it is and which nodes there are.
+//!
+//! The step's variables count, not the job's: a step may use a part of the job's nodes.
+//! A batch script and an interactive shell are steps too, but no tasks of a job.
+
+use super::hostlist::{self, MAX_NAMES};
+use super::peers::Names;
+use super::{
+    Job, JobError, Launched, Launcher, Lookup, MAX_RANKS, Nodes, given_id, node_at, number, told,
+};
+use crate::address::NodeId;
+use crate::hosts::{Host, Hosts};
+
+/// Steps from here on are Slurm's own: the batch script, an interactive shell.
+const FIRST_OWN_STEP: u32 = 0xffff_ff00;
+/// The directory's port is this one or one of the next [`PORTS`]: below those that the
+/// kernel gives to whoever asks for any.
+const FIRST_PORT: u16 = 10_000;
+const PORTS: u64 = 20_000;
+/// Jobs follow each other; so many ports lie between two for their steps.
+const PORTS_PER_JOB: u64 = 31;
+
+const ADVICE: &str = "start it by `srun` (with its environment: --export=ALL)";
+
+pub(super) fn is_here(get: Lookup<'_>) -> bool {
+    get("SLURM_PROCID").is_some()
+        && get("SLURM_STEP_ID")
+            .is_some_and(|step| step.parse().is_ok_and(|step: u32| step < FIRST_OWN_STEP))
+}
+
+pub(super) fn job(get: Lookup<'_>) -> Result<Launched, JobError> {
+    let slurm = Launcher::Slurm;
+    if let Some(parts) = get("SLURM_HET_SIZE").filter(|parts| parts != "1") {
+        return Err(JobError::Bad {
+            variable: "SLURM_HET_SIZE",
+            found: parts,
+            expected: "1: tasks of several job components are not one Dipole job; start one \
+                       `srun` for each component"
+                .to_owned(),
+        });
+    }
+    let job: u32 = told(get, slurm, "SLURM_JOB_ID", (0, u32::MAX), ADVICE)?;
+    let step: u32 = told(get, slurm, "SLURM_STEP_ID", (0, u32::MAX), ADVICE)?;
+    let size = match get("SLURM_STEP_NUM_TASKS") {
+        Some(found) => number("SLURM_STEP_NUM_TASKS", found, 1, MAX_RANKS)?,
+        None => told(get, slurm, "SLURM_NTASKS", (1, MAX_RANKS), ADVICE)?,
+    };
+    let rank = told(get, slurm, "SLURM_PROCID", (0, size - 1), ADVICE)?;
+    let names = node_names(get)?;
+    let tasks = tasks_per_node(get, names.len(), size)?;
+    let own = told(get, slurm, "SLURM_NODEID", (0, names.len() - 1), ADVICE)?;
+    let placed = place(get, &tasks)?;
+    if placed[rank as usize] != own {
+        return Err(JobError::Disagreement {
+            launcher: slurm,
+            between: format!(
+                "rank {rank} is on node {own} of the list (SLURM_NODEID), not on {}",
+                placed[rank as usize]
+            ),
+            advice: "say how tasks are dealt: srun --distribution=block or cyclic",
+        });
+    }
+    if let Some(name) = get("SLURMD_NODENAME").filter(|name| *name != names[own]) {
+        return Err(JobError::Disagreement {
+            launcher: slurm,
+            between: format!(
+                "this is node {name} (SLURMD_NODENAME), while node {own} of the list is {}",
+                names[own]
+            ),
+            advice: "tell SLURM_STEP_NODELIST as srun set it",
+        });
+    }
+    let id = given_id(get)?.unwrap_or((u64::from(job) << 32) | u64::from(step));
+    let (numbers, nodes) = match super::peers::hosts_file(get)? {
+        None => {
+            let numbers = (0..names.len()).map(node_at).collect();
+            (numbers, known_by_name(names, own, job, step))
+        }
+        Some(hosts) => (in_file(&names, &hosts)?, Nodes::File(hosts)),
+    };
+    let placed = placed.into_iter().map(|index| numbers[index]).collect();
+    Ok(Launched {
+        job: Job::launched(id, rank, placed),
+        nodes,
+    })
+}
+
+fn known_by_name(names: Vec<String>, own: usize, job: u32, step: u32) -> Nodes {
+    // Another job may have this node too, and its directory a port of its own.
+    let offset = (u64::from(job) * PORTS_PER_JOB + u64::from(step)) % PORTS;
+    Nodes::Names(Names {
+        names,
+        own,
+        port: FIRST_PORT + u16::try_from(offset).unwrap_or_default(),
+        patience: std::time::Duration::from_secs(10),
+    })
+}
+
+/// The numbers that the hosts file gives to Slurm's names.
+fn in_file(names: &[String], hosts: &Hosts) -> Result<Vec<NodeId>, JobError> {
+    names
+        .iter()
+        .map(|name| {
+            let known = |host: &&Host| host.name.as_ref() == Some(name);
+            hosts
+                .iter()
+                .find(known)
+                .map(|host| host.node)
+                .ok_or_else(|| JobError::Disagreement {
+                    launcher: Launcher::Slurm,
+                    between: format!("the hosts file does not have its node {name}"),
+                    advice: "give that node's line `name=` with Slurm's name, or leave \
+                             DIPOLE_HOSTS unset",
+                })
+        })
+        .collect()
+}
+
+/// The first of two variables that is set: the step's, else the job's.
+fn either(
+    get: Lookup<'_>,
+    of_step: &'static str,
+    of_job: &'static str,
+) -> Result<(&'static str, String), JobError> {
+    get(of_step)
+        .map(|value| (of_step, value))
+        .or_else(|| get(of_job).map(|value| (of_job, value)))
+        .ok_or(JobError::Lacking {
+            launcher: Launcher::Slurm,
+            variable: of_step,
+            advice: ADVICE,
+        })
+}
+
+fn node_names(get: Lookup<'_>) -> Result<Vec<String>, JobError> {
+    let (variable, list) = either(get, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")?;
+    hostlist::unfold(&list).map_err(|error| JobError::Bad {
+        variable,
+        found: shortened(list),
+        expected: format!("node names as in `n[1-3],m`: {error}"),
+    })
+}
+
+/// How many tasks each node has, from `2(x3),1`.
+fn tasks_per_node(get: Lookup<'_>, nodes: usize, size: u32) -> Result<Vec<usize>, JobError> {
+    let (variable, text) = either(get, "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")?;
+    let tasks = parse_tasks(&text)
+        .filter(|tasks| tasks.len() == nodes && tasks.iter().sum::<usize>() == size as usize);
+    tasks.ok_or_else(|| JobError::Bad {
+        variable,
+        found: shortened(text),
+        expected: format!("{size} tasks on {nodes} nodes as in `2(x3),1`"),
+    })
+}
+
+fn parse_tasks(text: &str) -> Option<Vec<usize>> {
+    let most = MAX_RANKS as usize;
+    let mut tasks = Vec::new();
+    for part in text.split(',') {
+        let (count, times) = match part.split_once("(x") {
+            None => (part, 1),
+            Some((count, times)) => (count, times.strip_suffix(')')?.parse().ok()?),
+        };
+        let count: usize = count.parse().ok().filter(|count| *count <= most)?;
+        if times == 0 || times > MAX_NAMES - tasks.len() {
+            return None;
+        }
+        tasks.extend(std::iter::repeat_n(count, times));
+    }
+    Some(tasks)
+}
+
+/// The index of every rank's node.
+fn place(get: Lookup<'_>, tasks: &[usize]) -> Result<Vec<usize>, JobError> {
+    let found = get("SLURM_DISTRIBUTION").unwrap_or_else(|| "block".to_owned());
+    // What follows is about sockets and cores inside a node.
+    let run = match found.split([':', ',']).next().unwrap_or_default() {
+        "block" | "unknown" => usize::MAX,
+        "cyclic" => 1,
+        "plane" => told(
+            get,
+            Launcher::Slurm,
+            "SLURM_DIST_PLANESIZE",
+            (1, MAX_RANKS as usize),
+            "use srun --distribution=block or cyclic",
+        )?,
+        _ if tasks.len() == 1 => usize::MAX,
+        _ => {
+            return Err(JobError::Bad {
+                variable: "SLURM_DISTRIBUTION",
+                found,
+                expected: "block, cyclic or plane; use srun --distribution=block".to_owned(),
+            });
+        }
+    };
+    Ok(deal(tasks, run))
+}
+
+/// Deals ranks to nodes in turn, up to `run` at a time, until each has its number.
+fn deal(tasks: &[usize], run: usize) -> Vec<usize> {
+    let mut left = tasks.to_vec();
+    let mut placed = Vec::new();
+    let mut open: Vec<usize> = (0..tasks.len()).collect();
+    while !open.is_empty() {
+        open.retain(|node| left[*node] > 0);
+        for &node in &open {
+            let count = left[node].min(run);
+            left[node] -= count;
+            placed.extend(std::iter::repeat_n(node, count));
+        }
+    }
+    placed
+}
+
+/// A value as an error shows it.
+fn shortened(mut value: String) -> String {
+    if let Some((cut, _)) = value.char_indices().nth(200) {
+        value.truncate(cut);
+        value.push_str("...");
+    }
+    value
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tasks_per_node_unfold_or_are_refused() {
+        assert_eq!(parse_tasks("2(x3),1"), Some(vec![2, 2, 2, 1]));
+        assert_eq!(parse_tasks("8"), Some(vec![8]));
+        for broken in [
+            "",
+            "2(x0)",
+            "2(x3",
+            "2x3",
+            "2(3)",
+            "-1",
+            "2,,1",
+            "1(x65537)",
+            "65537",
+            "2(x18446744073709551616)",
+        ] {
+            assert_eq!(parse_tasks(broken), None, "{broken}");
+        }
+    }
+
+    #[test]
+    fn ranks_are_dealt_in_blocks_in_turn_or_in_planes() {
+        assert_eq!(deal(&[2, 1, 2], usize::MAX), [0, 0, 1, 2, 2]);
+        assert_eq!(deal(&[3, 1, 2], 1), [0, 1, 2, 0, 2, 0]);
+        assert_eq!(deal(&[4, 3], 2), [0, 0, 1, 1, 0, 0, 1]);
+    }
+}

@@ -1,0 +1,90 @@
+//! A directory for each job whose node numbers are its own, and the end of old ones.
+//!
+//! A job's processes come and go without knowing which is the last, so the directory
+//! stays; the next job on this machine removes those in which nobody has lived for long.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::{Registry, RegistryError, folder};
+use crate::address::NodeId;
+
+/// An empty directory may belong to a job that is about to start; not after so long.
+const OLD: Duration = Duration::from_secs(3600);
+const PREFIX: &str = "job-";
+
+/// The runtime directory of job `id` below the user's own.
+///
+/// # Errors
+/// The user's directory cannot be made, or is open to others.
+pub(crate) fn job_dir(user_dir: &Path, id: u64) -> Result<PathBuf, RegistryError> {
+    folder::make_private(user_dir)?;
+    let own = user_dir.join(format!("{PREFIX}{id:016x}"));
+    for entry in std::fs::read_dir(user_dir).into_iter().flatten().flatten() {
+        let is_job = entry.file_name().to_string_lossy().starts_with(PREFIX);
+        if is_job && entry.path() != own {
+            // What cannot be removed now is tried again by the next job.
+            let _ = remove_if_left(&entry.path(), OLD);
+        }
+    }
+    Ok(own)
+}
+
+/// Removes a job's directory if nobody lives in it.
+fn remove_if_left(job: &Path, old: Duration) -> Result<(), RegistryError> {
+    for entry in std::fs::read_dir(job).map_err(folder::failed("reading", job))? {
+        let path = entry.map_err(folder::failed("reading", job))?.path();
+        let registry = Registry {
+            // Sweeping asks nobody for the number.
+            node: NodeId(1),
+            folder: path.clone().into(),
+        };
+        let age = std::fs::symlink_metadata(&path)
+            .and_then(|found| found.modified())
+            .ok()
+            .and_then(|changed| changed.elapsed().ok());
+        if age.is_none_or(|age| age < old) {
+            return Ok(());
+        }
+        registry.sweep()?;
+        let names = std::fs::read_dir(&path).map_err(folder::failed("reading", &path))?;
+        let is_left = names.flatten().all(|entry| {
+            ["registry.lock", "directory.lock"]
+                .iter()
+                .any(|lock| entry.file_name() == *lock)
+        });
+        if !is_left {
+            return Ok(());
+        }
+        std::fs::remove_dir_all(&path).map_err(folder::failed("removing", &path))?;
+    }
+    std::fs::remove_dir(job).map_err(folder::failed("removing", job))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::registry::Ports;
+
+    #[test]
+    fn a_job_directory_goes_when_it_is_old_and_nobody_lives_there() {
+        let base = tempfile::tempdir().unwrap();
+        let user_dir = base.path().join("user");
+        let job = job_dir(&user_dir, 7).unwrap();
+        assert_eq!(job, user_dir.join("job-0000000000000007"));
+        let registry = Registry::open(&job, NodeId(3)).unwrap();
+        let address = "127.0.0.1:1".parse().unwrap();
+        let living = registry.register(Ports {
+            small: address,
+            bulk: address,
+            incarnation: 5,
+        });
+        remove_if_left(&job, Duration::ZERO).unwrap();
+        assert!(job.exists(), "somebody lives there");
+        drop(living);
+        assert!(job_dir(&user_dir, 8).is_ok());
+        assert!(job.exists(), "it is not old");
+        remove_if_left(&job, Duration::ZERO).unwrap();
+        assert!(!job.exists());
+    }
+}

@@ -1,0 +1,255 @@
+//! Jobs that other launchers than `dipole run` start: real Slurm daemons, a real `mpirun`,
+//! and the environment of an indexed Kubernetes job. Every rank checks each byte it gets.
+//! What is not installed is said and skipped.
+
+mod slurm;
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use slurm::Cluster;
+
+/// The program all launchers start: `examples/all_to_all.rs`, beside this test.
+fn all_to_all() -> PathBuf {
+    let own = std::env::current_exe().unwrap();
+    let profile = own.parent().and_then(Path::parent).unwrap();
+    let program = profile.join("examples/all_to_all");
+    if !program.exists() {
+        // `cargo test` builds examples unless told to build this test alone.
+        let mut build = Command::new(env!("CARGO"));
+        build.args([
+            "build",
+            "-q",
+            "-p",
+            "dipole-node",
+            "--example",
+            "all_to_all",
+        ]);
+        if profile.ends_with("release") {
+            build.arg("--release");
+        }
+        assert!(build.status().unwrap().success());
+    }
+    program
+}
+
+/// A command without the variables of whatever launched this test.
+fn clean(program: impl AsRef<std::ffi::OsStr>) -> Command {
+    let mut command = Command::new(program);
+    let launchers = [
+        "DIPOLE_",
+        "SLURM",
+        "OMPI_",
+        "PMI",
+        "MPI_",
+        "HYD",
+        "JOB_COMPLETION",
+    ];
+    for (name, _) in std::env::vars_os() {
+        let name = name.to_string_lossy().into_owned();
+        if launchers.iter().any(|prefix| name.starts_with(prefix)) {
+            command.env_remove(name);
+        }
+    }
+    command.stdin(Stdio::null());
+    command
+}
+
+fn is_installed(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .chain([PathBuf::from("/usr/sbin")])
+        .any(|folder| folder.join(program).exists())
+}
+
+fn has_all(programs: &[&str], package: &str) -> bool {
+    match programs.iter().find(|program| !is_installed(program)) {
+        None => true,
+        Some(missing) => {
+            assert!(
+                std::env::var_os("DIPOLE_REQUIRE_LAUNCHERS").is_none_or(|value| value != "1"),
+                "DIPOLE_REQUIRE_LAUNCHERS is set but {missing} is not installed (Debian: {package})"
+            );
+            eprintln!("SKIPPED: {missing} is not installed (Debian: {package})");
+            false
+        }
+    }
+}
+
+/// Fails unless every rank has said that all it got was right.
+fn assert_all_right(output: &Output, ranks: usize) {
+    let said = String::from_utf8_lossy(&output.stdout);
+    let complained = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.success(),
+        "{}: {said}{complained}",
+        output.status
+    );
+    for rank in 0..ranks {
+        let wanted = format!("rank {rank}: ");
+        let line = said.lines().find(|line| line.starts_with(&wanted));
+        let line = line.unwrap_or_else(|| panic!("nothing from rank {rank}: {said}{complained}"));
+        let others = format!("from {} others, every byte right", ranks - 1);
+        assert!(line.ends_with(&others), "{line}");
+    }
+}
+
+#[test]
+fn a_slurm_step_is_a_job_on_nodes_known_by_their_names() {
+    let daemons = ["slurmctld", "slurmd", "srun", "munged"];
+    if !has_all(&daemons, "slurm-wlm munge") || !slurm::may_start() {
+        return;
+    }
+    let cluster = Cluster::start(4);
+    let program = all_to_all();
+    let step = |arguments: &[&str]| {
+        let output = cluster.srun().args(arguments).arg(&program).output();
+        (output.unwrap(), arguments.join(" "))
+    };
+    for arguments in [
+        &["-N4", "-n8"][..],
+        &["-N4", "-n7", "--distribution=cyclic"],
+        &["-N3", "-n8", "--distribution=plane=2"],
+        &["-N2", "-n4", "--mpi=pmi2"],
+    ] {
+        let (output, arguments) = step(arguments);
+        eprintln!("srun {arguments}");
+        let ranks = arguments
+            .split(" -n")
+            .nth(1)
+            .and_then(|rest| rest.split(' ').next());
+        assert_all_right(&output, ranks.unwrap().parse().unwrap());
+    }
+    // Two jobs of one user on the same nodes at once.
+    let both: Vec<Child> = (0..2)
+        .map(|_| {
+            let mut step = cluster.srun();
+            step.args(["-N4", "-n4", "--overlap"]).arg(&program);
+            step.stdout(Stdio::piped()).stderr(Stdio::piped());
+            step.spawn().unwrap()
+        })
+        .collect();
+    for step in both {
+        assert_all_right(&step.wait_with_output().unwrap(), 4);
+    }
+    // And by a hosts file that knows Slurm's names, in another order.
+    let hosts = cluster.folder().join("hosts-file");
+    std::fs::write(
+        &hosts,
+        "4 127.0.0.14 name=n1\n3 127.0.0.13 name=n2\n2 127.0.0.12 name=n3\n1 127.0.0.11 name=n4\n",
+    )
+    .unwrap();
+    let runtime = cluster.folder().join("runtime");
+    let mut step = cluster.srun();
+    step.env("DIPOLE_HOSTS", &hosts)
+        .env("DIPOLE_RUNTIME_DIR", &runtime);
+    let output = step.args(["-N4", "-n8"]).arg(&program).output().unwrap();
+    assert_all_right(&output, 8);
+    // A deal that cannot be told from outside is refused with what to do.
+    let output = cluster
+        .srun()
+        .args(["-N2", "-n3", "--distribution=arbitrary", "-w", "n1,n1,n2"])
+        .arg(&program)
+        .output()
+        .unwrap();
+    assert!(!output.status.success());
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("use srun --distribution=block"), "{said}");
+}
+
+fn mpirun(ranks: usize, program: &mut dyn FnMut(&mut Command)) -> Output {
+    let mut command = clean("mpirun");
+    let ranks = ranks.to_string();
+    // Root may be the only user there is where tests run.
+    command.args(["-n", &ranks, "--oversubscribe", "--allow-run-as-root"]);
+    program(&mut command);
+    command.output().unwrap()
+}
+
+fn has_open_mpi() -> bool {
+    if !has_all(&["mpirun"], "openmpi-bin") {
+        return false;
+    }
+    let version = Command::new("mpirun").arg("--version").output().unwrap();
+    let is_open_mpi = String::from_utf8_lossy(&version.stdout).contains("Open MPI");
+    if !is_open_mpi {
+        eprintln!("SKIPPED: mpirun is not Open MPI's");
+    }
+    is_open_mpi
+}
+
+#[test]
+fn mpirun_as_a_launcher_makes_a_job_on_one_node() {
+    if !has_open_mpi() {
+        return;
+    }
+    let program = all_to_all();
+    let output = mpirun(4, &mut |command| {
+        command.arg(&program);
+    });
+    assert_all_right(&output, 4);
+}
+
+#[test]
+fn mpirun_with_a_hosts_file_that_contradicts_it_is_refused_with_what_to_do() {
+    if !has_open_mpi() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let hosts = folder.path().join("hosts");
+    std::fs::write(&hosts, "1 127.0.0.1 slots=1\n2 127.0.0.2 slots=1\n").unwrap();
+    let program = all_to_all();
+    let output = mpirun(2, &mut |command| {
+        command.env("DIPOLE_HOSTS", &hosts).arg(&program);
+    });
+    assert!(!output.status.success());
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("it has 2 ranks on the node"), "{said}");
+    assert!(said.contains("--map-by slot"), "{said}");
+}
+
+#[test]
+fn mpiexec_of_hydra_makes_a_job_also_when_a_shell_stands_between() {
+    if !has_all(&["mpiexec.hydra"], "mpich") {
+        return;
+    }
+    let program = all_to_all();
+    let line = format!("{}; exit $?", program.display());
+    for command in [vec![program.to_str().unwrap()], vec!["sh", "-c", &line]] {
+        let mut launcher = clean("mpiexec.hydra");
+        let output = launcher.args(["-n", "3"]).args(command).output().unwrap();
+        assert_all_right(&output, 3);
+    }
+}
+
+#[test]
+fn pods_of_an_indexed_job_find_each_other_by_the_pattern_of_their_names() {
+    let program = all_to_all();
+    let folder = tempfile::tempdir().unwrap();
+    let pods: Vec<Child> = (0..3)
+        .map(|index: u32| {
+            // A pod sees no file of another.
+            let runtime = folder.path().join(format!("pod-{index}"));
+            clean(&program)
+                .env("JOB_COMPLETION_INDEX", index.to_string())
+                .env("DIPOLE_SIZE", "3")
+                .env("DIPOLE_PEERS_PATTERN", "127.0.0.{+21}")
+                .env("DIPOLE_RUNTIME_DIR", runtime)
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap()
+        })
+        .collect();
+    let outputs: Vec<Output> = pods
+        .into_iter()
+        .map(|pod| pod.wait_with_output().unwrap())
+        .collect();
+    let mut all = outputs[0].clone();
+    for output in &outputs[1..] {
+        assert!(output.status.success(), "{output:?}");
+        all.stdout.extend(&output.stdout);
+        all.stderr.extend(&output.stderr);
+    }
+    assert_all_right(&all, 3);
+}
