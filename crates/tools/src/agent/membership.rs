@@ -4,7 +4,7 @@
 //! Every few seconds a node probes one other, directly and then through others; news
 //! travels on those packets. So what a node sends does not grow with their number.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::net::SocketAddr;
 use std::num::{NonZeroU8, NonZeroUsize};
 use std::time::Duration;
@@ -25,9 +25,16 @@ const PROBE_EVERY: Duration = Duration::from_secs(2);
 const PROBE_PATIENCE: Duration = Duration::from_secs(1);
 const SUSPECT_FOR: Duration = Duration::from_secs(2);
 const GOSSIP_EVERY: Duration = Duration::from_secs(1);
+/// How often a node asks another whom it knows, so that lost news arrives after all.
+const COMPARE_EVERY: Duration = Duration::from_secs(5);
 const GOSSIP_MEMBERS: usize = 3;
 const INDIRECT_PROBES: usize = 3;
 const TRANSMISSIONS: u8 = 12;
+/// Nodes of the hosts file that one who knows nobody says hello to each second.
+const FIRST_HELLOS: usize = 3;
+const FIRST_HELLOS_EVERY: Duration = Duration::from_secs(1);
+/// How often one of those that are not there gets a hello: it may have come, or be cut off.
+const HELLO_EVERY: Duration = Duration::from_secs(5);
 /// How long a node that went is remembered as gone.
 const FORGET_AFTER: Duration = Duration::from_secs(600);
 
@@ -81,10 +88,15 @@ pub(super) struct Membership {
     set: u64,
     news: Vec<News>,
     outgoing: Vec<(SocketAddr, Vec<u8>)>,
+    /// Where other nodes may be.
+    known: Vec<(u32, SocketAddr)>,
+    next_hello: Duration,
+    hellos: usize,
 }
 
 impl Membership {
-    pub(super) fn new(own: Member, seed: u64) -> Membership {
+    /// A node that knows where others may be.
+    pub(super) fn new(own: Member, known: Vec<(u32, SocketAddr)>, seed: u64) -> Membership {
         let config = Config {
             probe_period: PROBE_EVERY,
             probe_rtt: PROBE_PATIENCE,
@@ -94,7 +106,10 @@ impl Membership {
             remove_down_after: Some(FORGET_AFTER),
             max_packet_size: nonzero(MAX_PACKET_BYTES - 1),
             notify_down_members: true,
-            periodic_announce: None,
+            periodic_announce: Some(PeriodicParams {
+                frequency: COMPARE_EVERY,
+                num_members: nonzero(1),
+            }),
             periodic_announce_to_down_members: None,
             periodic_gossip: Some(PeriodicParams {
                 frequency: GOSSIP_EVERY,
@@ -102,17 +117,36 @@ impl Membership {
             }),
         };
         Membership {
+            hellos: own.node as usize,
             foca: Foca::new(own, config, StdRng::seed_from_u64(seed), PostcardCodec),
             runtime: AccumulatingRuntime::new(),
             timers: BTreeMap::new(),
             set: 0,
             news: Vec::new(),
             outgoing: Vec::new(),
+            known,
+            next_hello: Duration::ZERO,
         }
     }
 
-    /// Says hello to a node that may be there.
-    pub(super) fn announce(&mut self, now: Duration, node: u32, address: SocketAddr) {
+    /// Says hello to the next nodes that are not there; not all agents begin with the same.
+    fn say_hello(&mut self, now: Duration) {
+        let there: HashSet<u32> = self.members().map(|member| member.node).collect();
+        let missing = |(node, _): &&(u32, SocketAddr)| !there.contains(node);
+        let missing: Vec<_> = self.known.iter().filter(missing).copied().collect();
+        let (count, every) = match there.is_empty() {
+            true => (FIRST_HELLOS.min(missing.len()), FIRST_HELLOS_EVERY),
+            false => (missing.len().min(1), HELLO_EVERY),
+        };
+        for _ in 0..count {
+            let (node, address) = missing[self.hellos % missing.len()];
+            self.announce(now, node, address);
+            self.hellos += 1;
+        }
+        self.next_hello = now + every;
+    }
+
+    fn announce(&mut self, now: Duration, node: u32, address: SocketAddr) {
         let unknown = Member {
             node,
             address,
@@ -134,6 +168,9 @@ impl Membership {
 
     /// Lets due timers act.
     pub(super) fn on_timers(&mut self, now: Duration) {
+        if now >= self.next_hello {
+            self.say_hello(now);
+        }
         while let Some(entry) = self.timers.first_entry()
             && entry.key().0 <= now
         {
@@ -144,8 +181,9 @@ impl Membership {
     }
 
     /// When [`on_timers`](Self::on_timers) has something to do.
-    pub(super) fn next_deadline(&self) -> Option<Duration> {
-        self.timers.first_key_value().map(|((due, _), _)| *due)
+    pub(super) fn next_deadline(&self) -> Duration {
+        let timer = self.timers.first_key_value();
+        timer.map_or(self.next_hello, |((due, _), _)| self.next_hello.min(*due))
     }
 
     /// Tells the others that this node goes.

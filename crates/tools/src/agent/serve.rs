@@ -16,10 +16,6 @@ use super::AgentError;
 use super::membership::{FIRST_BYTE, MAX_PACKET_BYTES, Member, Membership, News};
 use super::status::{MemberStatus, ProcessStatus, Status, socket};
 
-/// Nodes of the hosts file that a new agent says hello to at first.
-const FIRST_HELLOS: usize = 3;
-/// How often it says hello to one that is not there.
-const HELLO_EVERY: Duration = Duration::from_secs(10);
 /// Packets taken before anything else is looked at.
 const MOST_PACKETS: usize = 64;
 /// How long somebody who asks for the status may take to read it.
@@ -34,9 +30,6 @@ struct Agent<'a> {
     /// Since when nodes are there, or gone; as they last described themselves.
     seen: BTreeMap<u32, Seen>,
     begun: Instant,
-    next_hello: Duration,
-    /// Nodes of the hosts file that hellos have gone to.
-    hellos: usize,
     answered: u64,
 }
 
@@ -86,16 +79,16 @@ pub(super) fn serve(config: &Config, registry: &Registry) -> Result<(), AgentErr
         life,
         version: env!("CARGO_PKG_VERSION").to_owned(),
     };
+    let others = config.hosts.iter().filter(|host| host.node != node);
+    let known = others.map(|host| (host.node.0, host.directory())).collect();
     let mut agent = Agent {
         config,
         registry,
         seat,
         address,
-        membership: Membership::new(own, life ^ u64::from(std::process::id()) << 40),
+        membership: Membership::new(own, known, life ^ u64::from(std::process::id()) << 40),
         seen: BTreeMap::new(),
         begun: Instant::now(),
-        next_hello: Duration::ZERO,
-        hellos: 0,
         answered: 0,
     };
     tracing::info!(node = node.0, %address, pid = std::process::id(), "agent");
@@ -116,15 +109,10 @@ impl Agent<'_> {
     fn run(&mut self, asked: &UnixListener, ended: &UnixStream) -> io::Result<()> {
         loop {
             let now = self.now();
-            if now >= self.next_hello {
-                self.say_hello(now);
-            }
             self.membership.on_timers(now);
             self.send();
             self.tell_news();
-            let due = self.membership.next_deadline();
-            let due = due.map_or(self.next_hello, |due| due.min(self.next_hello));
-            let nap = due.saturating_sub(self.now());
+            let nap = self.membership.next_deadline().saturating_sub(self.now());
             let nap = Timespec {
                 tv_sec: nap.as_secs().cast_signed(),
                 tv_nsec: nap.subsec_nanos().into(),
@@ -152,42 +140,6 @@ impl Agent<'_> {
                 tracing::debug!(%cause, "somebody asked for the status and did not read it");
             }
         }
-    }
-
-    /// To the next nodes of the hosts file that are not there.
-    fn say_hello(&mut self, now: Duration) {
-        let there: Vec<u32> = self
-            .membership
-            .members()
-            .map(|member| member.node)
-            .collect();
-        let mut missing: Vec<_> = self
-            .config
-            .hosts
-            .iter()
-            .filter(|host| host.node != self.config.node && !there.contains(&host.node.0))
-            .collect();
-        if missing.is_empty() {
-            self.next_hello = now + HELLO_EVERY;
-            return;
-        }
-        // Not all agents of a cluster begin with the same.
-        let start = (self.hellos + self.config.node.0 as usize) % missing.len();
-        missing.rotate_left(start);
-        let count = match there.is_empty() {
-            true => FIRST_HELLOS,
-            false => 1,
-        };
-        for host in missing.into_iter().take(count) {
-            self.membership.announce(now, host.node.0, host.directory());
-            self.hellos += 1;
-        }
-        // Alone, it is in more of a hurry.
-        self.next_hello = now
-            + match there.is_empty() {
-                true => Duration::from_secs(1),
-                false => HELLO_EVERY,
-            };
     }
 
     fn receive(&mut self) {
