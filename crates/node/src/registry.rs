@@ -33,6 +33,8 @@ mod directory;
 mod directory_wire;
 mod folder;
 mod owner;
+mod probe;
+mod probe_wire;
 mod resolve;
 
 use std::fmt;
@@ -52,10 +54,15 @@ use crate::address::{Address, EndpointId, NodeId};
 pub use crate::job::default_runtime_dir;
 pub(crate) use board::Board;
 pub use board::{EdgeTraffic, OwnerSurvey};
-pub use directory::{Directory, DirectoryCounters};
+pub use directory::{Directory, DirectoryCounters, version};
 pub use directory_wire::{
     Found, FoundStatus, Lookup, PACKET_BYTES, WireError, decode_found, decode_lookup, encode_found,
     encode_lookup,
+};
+pub use probe::{Prober, Reply};
+pub use probe_wire::{
+    MAX_PROBE_BYTES, Presence, Probe, Question, decode_presence, decode_question, encode_presence,
+    encode_probe,
 };
 pub use resolve::{ResolveError, resolve};
 

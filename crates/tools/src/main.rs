@@ -1,8 +1,9 @@
-//! The `dipole` program: starts jobs, pipes streams, measures.
+//! The `dipole` program: starts jobs, pipes streams, measures, examines.
 
 #![forbid(unsafe_code)]
 
 mod bench;
+mod doctor;
 mod graph;
 mod manual;
 mod output;
@@ -33,6 +34,7 @@ enum Command {
     Recv(pipe::RecvArgs),
     Bench(bench::BenchArgs),
     Graph(graph::GraphArgs),
+    Doctor(doctor::DoctorArgs),
     /// Print the completions of a shell
     Completions {
         /// For which shell
@@ -70,6 +72,7 @@ fn main() -> ExitCode {
         Command::Recv(args) => pipe::recv(&args, json),
         Command::Bench(args) => bench::execute(args, json),
         Command::Graph(args) => graph::execute(&args, json),
+        Command::Doctor(args) => doctor::execute(args, json),
         Command::Completions { shell } => manual::completions(shell, Arguments::command()),
         Command::Manual => manual::pages(Arguments::command()),
         Command::Guard(args) => run::guard(args),

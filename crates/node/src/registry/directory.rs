@@ -25,10 +25,10 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::FlockOperation;
 
-use super::directory_wire::{
-    Found, FoundStatus, Lookup, PACKET_BYTES, decode_lookup, encode_found,
-};
+use super::directory_wire::{Found, FoundStatus, Lookup, encode_found};
 use super::folder::{failed, open_lock};
+use super::probe::forbid_fragments;
+use super::probe_wire::{MAX_PROBE_BYTES, Presence, Question, decode_question, encode_presence};
 use super::{Registry, RegistryError};
 
 /// How long to wait before a port that somebody else holds is tried again.
@@ -192,6 +192,11 @@ fn serve(service: &Service) -> bool {
             None
         }
     };
+    // As of now: processes that were opened under another MTU keep theirs.
+    let max_packet_bytes = dipole_link::udp::longest_frame_bytes(bind.ip())
+        .ok()
+        .and_then(|bytes| u16::try_from(bytes).ok())
+        .unwrap_or(0);
     let retry = Timespec {
         tv_sec: REBIND.as_secs().cast_signed(),
         tv_nsec: 0,
@@ -228,7 +233,7 @@ fn serve(service: &Service) -> bool {
             return true;
         }
         if let Some(socket) = &socket {
-            answer_all(service, socket);
+            answer_all(service, socket, max_packet_bytes);
         }
     }
 }
@@ -236,12 +241,14 @@ fn serve(service: &Service) -> bool {
 fn bound(address: SocketAddr) -> io::Result<UdpSocket> {
     let socket = UdpSocket::bind(address)?;
     socket.set_nonblocking(true)?;
+    // A long answer shows whether its length gets through.
+    forbid_fragments(&socket)?;
     Ok(socket)
 }
 
-fn answer_all(service: &Service, socket: &UdpSocket) {
+fn answer_all(service: &Service, socket: &UdpSocket, max_packet_bytes: u16) {
     // One byte more than a question, so that an over-long one shows.
-    let mut buffer = [0; PACKET_BYTES + 1];
+    let mut buffer = [0; MAX_PROBE_BYTES + 1];
     loop {
         let (length, from) = match socket.recv_from(&mut buffer) {
             Ok(received) => received,
@@ -249,12 +256,25 @@ fn answer_all(service: &Service, socket: &UdpSocket) {
             // Nothing left, or a report about an answer that nobody awaited.
             Err(_) => return,
         };
-        let Ok(lookup) = decode_lookup(&buffer[..length]) else {
+        let Ok(question) = decode_question(&buffer[..length]) else {
             service.malformed.fetch_add(1, Ordering::Relaxed);
             continue;
         };
-        let answered = answer(&service.registry, &lookup)
-            .is_some_and(|found| socket.send_to(&encode_found(&found), from).is_ok());
+        let answer = match question {
+            Question::Where(lookup) => {
+                answer(&service.registry, &lookup).map(|found| encode_found(&found).to_vec())
+            }
+            Question::Who(probe) => {
+                let presence = Presence {
+                    nonce: probe.nonce,
+                    node: service.registry.node(),
+                    max_packet_bytes,
+                    version: version(),
+                };
+                Some(encode_presence(&presence, probe.length_bytes))
+            }
+        };
+        let answered = answer.is_some_and(|bytes| socket.send_to(&bytes, from).is_ok());
         let counter = if answered {
             &service.answered
         } else {
@@ -262,6 +282,13 @@ fn answer_all(service: &Service, socket: &UdpSocket) {
         };
         counter.fetch_add(1, Ordering::Relaxed);
     }
+}
+
+/// Version of this crate: major, minor, patch.
+#[must_use]
+pub fn version() -> [u16; 3] {
+    let mut parts = env!("CARGO_PKG_VERSION").split(['.', '-', '+']);
+    std::array::from_fn(|_| parts.next().and_then(|part| part.parse().ok()).unwrap_or(0))
 }
 
 fn answer(registry: &Registry, lookup: &Lookup) -> Option<Found> {
