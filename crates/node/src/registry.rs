@@ -30,12 +30,15 @@
 //! that belongs to somebody else is refused.
 
 mod agent;
+mod answer;
 mod board;
 mod directory;
 mod directory_wire;
 mod folder;
 mod job_dir;
 mod owner;
+mod probe;
+mod probe_wire;
 mod resolve;
 
 use std::fmt;
@@ -54,6 +57,7 @@ use crate::address::{Address, EndpointId, NodeId};
 
 pub use crate::job::default_runtime_dir;
 pub use agent::{AgentSeat, SeatError};
+pub use answer::version;
 pub(crate) use board::Board;
 pub use board::{EdgeTraffic, OwnerSurvey};
 pub use directory::{Directory, DirectoryCounters};
@@ -63,6 +67,11 @@ pub use directory_wire::{
     encode_vouched,
 };
 pub(crate) use job_dir::job_dir;
+pub use probe::{Prober, Reply};
+pub use probe_wire::{
+    MAX_PROBE_BYTES, Presence, Probe, Question, decode_presence, decode_question, encode_presence,
+    encode_probe,
+};
 pub use resolve::{ResolveError, resolve};
 
 /// Where a process can be reached, and which of its lives this is.

@@ -1,9 +1,10 @@
-//! The `dipole` program: starts jobs, pipes streams, measures.
+//! The `dipole` program: starts jobs, pipes streams, measures, examines.
 
 #![forbid(unsafe_code)]
 
 mod agent;
 mod bench;
+mod doctor;
 mod graph;
 mod manual;
 mod output;
@@ -35,6 +36,7 @@ enum Command {
     Bench(bench::BenchArgs),
     Graph(graph::GraphArgs),
     Agent(agent::AgentArgs),
+    Doctor(doctor::DoctorArgs),
     /// Print the completions of a shell
     Completions {
         /// For which shell
@@ -73,6 +75,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::execute(args, json),
         Command::Graph(args) => graph::execute(&args, json),
         Command::Agent(args) => agent::execute(&args, json),
+        Command::Doctor(args) => doctor::execute(args, json),
         Command::Completions { shell } => manual::completions(shell, Arguments::command()),
         Command::Manual => manual::pages(Arguments::command()),
         Command::Guard(args) => run::guard(args),

@@ -20,7 +20,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::sockopt;
 
-pub use open::{MAX_FRAME_BYTES, OpenError};
+pub use open::{MAX_FRAME_BYTES, OpenError, longest_frame_bytes};
 
 use crate::{Caps, Class, Incoming, Link, Outgoing, sys};
 use receive::Receiver;

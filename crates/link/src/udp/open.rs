@@ -199,6 +199,14 @@ pub(super) fn frame_bytes(mtu_bytes: usize, ip: IpAddr) -> usize {
     mtu_bytes.saturating_sub(headers).clamp(1, MAX_FRAME_BYTES)
 }
 
+/// Bytes of the longest frame of a link opened on an address of this machine.
+///
+/// # Errors
+/// The interfaces cannot be listed.
+pub fn longest_frame_bytes(ip: IpAddr) -> Result<usize, OpenError> {
+    Ok(frame_bytes(interface(ip)?.0, ip))
+}
+
 /// The MTU of the path between two addresses, as far as the kernel knows it.
 pub(super) fn path_mtu(from: SocketAddr, to: SocketAddr) -> io::Result<usize> {
     let socket = plain_socket(from.ip())?;

@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::FlockOperation;
 
-use super::directory::{flock, reply};
-use super::directory_wire::{PACKET_BYTES, encode_yield};
+use super::answer::{Answers, bound};
+use super::directory::flock;
+use super::directory_wire::encode_yield;
 use super::folder::{failed, open_lock};
 use super::{Registry, RegistryError, is_locked};
 
@@ -74,7 +75,7 @@ impl From<RegistryError> for SeatError {
 /// Being the node's agent, until it is dropped or the process ends.
 #[derive(Debug)]
 pub struct AgentSeat {
-    registry: Registry,
+    answers: Answers,
     socket: UdpSocket,
     _agent: File,
     _directory: File,
@@ -108,17 +109,16 @@ impl AgentSeat {
             .and_then(|()| writeln!(agent, "{}", std::process::id()))
             .map_err(failed("writing", &path))?;
         let directory = make_way(registry, address)?;
-        let socket =
-            UdpSocket::bind(address).map_err(|cause| SeatError::Port { address, cause })?;
+        let socket = bound(address).map_err(|cause| SeatError::Port { address, cause })?;
         Ok(AgentSeat {
-            registry: registry.clone(),
+            answers: Answers::new(registry, address.ip()),
             socket,
             _agent: agent,
             _directory: directory,
         })
     }
 
-    /// The port at which the node is asked.
+    /// The port at which the node is asked; reading it does not block.
     #[must_use]
     pub fn socket(&self) -> &UdpSocket {
         &self.socket
@@ -126,8 +126,8 @@ impl AgentSeat {
 
     /// The answer to another node's question; `None` if it is none, or cannot be answered.
     #[must_use]
-    pub fn reply(&self, packet: &[u8]) -> Option<[u8; PACKET_BYTES]> {
-        reply(&self.registry, packet).flatten()
+    pub fn reply(&self, packet: &[u8]) -> Option<Vec<u8>> {
+        self.answers.reply(packet).ok().flatten()
     }
 }
 

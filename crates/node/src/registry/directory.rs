@@ -28,11 +28,10 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::FlockOperation;
 
-use super::directory_wire::{
-    Found, FoundStatus, Lookup, PACKET_BYTES, Testimony, Vouch, Vouched, decode_lookup,
-    decode_vouch, encode_found, encode_vouched, is_yield,
-};
+use super::answer::{Answers, bound};
+use super::directory_wire::is_yield;
 use super::folder::{failed, open_lock};
+use super::probe_wire::MAX_PROBE_BYTES;
 use super::{Registry, RegistryError, agent};
 
 /// How long to wait before a port that somebody else holds is tried again.
@@ -226,6 +225,7 @@ fn serve(service: &Service) -> Next {
             None
         }
     };
+    let answers = Answers::new(&service.registry, bind.ip());
     let retry = Timespec {
         tv_sec: REBIND.as_secs().cast_signed(),
         tv_nsec: 0,
@@ -262,23 +262,17 @@ fn serve(service: &Service) -> Next {
             return Next::Again;
         }
         if let Some(socket) = &socket
-            && answer_all(service, socket)
+            && answer_all(service, socket, &answers)
         {
             return Next::Yield;
         }
     }
 }
 
-fn bound(address: SocketAddr) -> io::Result<UdpSocket> {
-    let socket = UdpSocket::bind(address)?;
-    socket.set_nonblocking(true)?;
-    Ok(socket)
-}
-
 /// True if the agent wants to answer from now on.
-fn answer_all(service: &Service, socket: &UdpSocket) -> bool {
+fn answer_all(service: &Service, socket: &UdpSocket, answers: &Answers) -> bool {
     // One byte more than a question, so that an over-long one shows.
-    let mut buffer = [0; PACKET_BYTES + 1];
+    let mut buffer = [0; MAX_PROBE_BYTES + 1];
     loop {
         let (length, from) = match socket.recv_from(&mut buffer) {
             Ok(received) => received,
@@ -294,7 +288,7 @@ fn answer_all(service: &Service, socket: &UdpSocket) -> bool {
             }
             continue;
         }
-        let Some(reply) = reply(&service.registry, packet) else {
+        let Ok(reply) = answers.reply(packet) else {
             service.malformed.fetch_add(1, Ordering::Relaxed);
             continue;
         };
@@ -306,61 +300,4 @@ fn answer_all(service: &Service, socket: &UdpSocket) -> bool {
         };
         counter.fetch_add(1, Ordering::Relaxed);
     }
-}
-
-/// The answer to a question, if it can be given; `None` if it is none.
-pub(super) fn reply(registry: &Registry, packet: &[u8]) -> Option<Option<[u8; PACKET_BYTES]>> {
-    if let Ok(lookup) = decode_lookup(packet) {
-        Some(answer(registry, &lookup).map(|found| encode_found(&found)))
-    } else if let Ok(vouch) = decode_vouch(packet) {
-        Some(testify(registry, &vouch).map(|vouched| encode_vouched(&vouched)))
-    } else {
-        None
-    }
-}
-
-fn testify(registry: &Registry, vouch: &Vouch) -> Option<Vouched> {
-    let testimony = if vouch.node != registry.node() {
-        Testimony::WrongNode
-    } else {
-        match registry.lives(vouch.incarnation) {
-            Ok(true) => Testimony::Lives,
-            Ok(false) => Testimony::Ended,
-            Err(error) => {
-                tracing::warn!(%error, "a question about a process stays unanswered");
-                return None;
-            }
-        }
-    };
-    Some(Vouched {
-        nonce: vouch.nonce,
-        node: registry.node(),
-        incarnation: vouch.incarnation,
-        testimony,
-    })
-}
-
-fn answer(registry: &Registry, lookup: &Lookup) -> Option<Found> {
-    if lookup.address.node != registry.node() {
-        let mut address = lookup.address;
-        address.node = registry.node();
-        return Some(Found {
-            nonce: lookup.nonce,
-            address,
-            status: FoundStatus::WrongNode,
-        });
-    }
-    let status = match registry.lookup(lookup.address.endpoint) {
-        Ok(Some(owner)) => FoundStatus::Found(owner.ports),
-        Ok(None) => FoundStatus::NoSuchEndpoint,
-        Err(error) => {
-            tracing::warn!(%error, "a look-up of another node stays unanswered");
-            return None;
-        }
-    };
-    Some(Found {
-        nonce: lookup.nonce,
-        address: lookup.address,
-        status,
-    })
 }

@@ -1,8 +1,9 @@
 //! The packets by which nodes ask each other where an endpoint lives, and whether a
 //! process does.
 //!
-//! All are [`PACKET_BYTES`] long, so an answer is never longer than what asked
-//! for it. The last four bytes are the CRC32C of all before them.
+//! All are [`PACKET_BYTES`] long (those of `probe_wire` may be longer), so an answer is
+//! never longer than what asked for it. The last four bytes are the CRC32C of all before
+//! them.
 //!
 //! ```text
 //! LOOKUP  0 header(32)  32 nonce(8)  40 node(4)  44 endpoint(4)  48 zero          96 crc
@@ -28,8 +29,8 @@ const HEADER_BYTES: usize = 32;
 const LENGTH: u16 = 100;
 const CRC_AT: usize = PACKET_BYTES - 4;
 /// Version 1 in the high half, kind 7 to 11 in the low one.
-const LOOKUP: u8 = 0x17;
-const FOUND: u8 = 0x18;
+pub(super) const LOOKUP: u8 = 0x17;
+pub(super) const FOUND: u8 = 0x18;
 const VOUCH: u8 = 0x19;
 const VOUCHED: u8 = 0x1a;
 const YIELD: u8 = 0x1b;

@@ -337,6 +337,46 @@ fn another_node_is_asked_and_answers_what_its_registry_says() {
 }
 
 #[test]
+fn a_directory_says_who_it_is_in_packets_as_long_as_the_question() {
+    let folder = tempfile::tempdir().unwrap();
+    let there = Registry::open(folder.path(), NodeId(2)).unwrap();
+    let at = SocketAddr::from(([127, 0, 0, 1], free_port()));
+    let prober = Prober::open(None, at, NodeId(2)).unwrap();
+    assert!(matches!(
+        prober.probe(PACKET_BYTES, PATIENCE),
+        Reply::Refused
+    ));
+    let directory = Directory::start(&there, at).unwrap();
+    let started = Instant::now();
+    for length in [PACKET_BYTES, 1472, MAX_PROBE_BYTES] {
+        let presence = loop {
+            match prober.probe(length, PATIENCE) {
+                Reply::Answered(presence, _) => break presence,
+                // Its thread has not bound the port yet.
+                Reply::Refused => assert!(started.elapsed() < PATIENCE),
+                other => panic!("{length} bytes: {other:?}"),
+            }
+        };
+        assert_eq!((presence.node, presence.version), (NodeId(2), version()));
+        assert_eq!(usize::from(presence.max_packet_bytes), MAX_PROBE_BYTES);
+    }
+    let found = prober.look_up(Address::new(2, 1), PATIENCE);
+    assert!(matches!(
+        found,
+        Reply::Answered(FoundStatus::NoSuchEndpoint, _)
+    ));
+    let found = prober.look_up(Address::new(3, 1), PATIENCE);
+    assert!(matches!(found, Reply::Answered(FoundStatus::WrongNode, _)));
+    assert_eq!(directory.counters().malformed, 0);
+    // The last is counted after it has left.
+    assert!(directory.counters().answered >= 4);
+    let short = Duration::from_millis(20);
+    let silent = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let prober = Prober::open(None, silent.local_addr().unwrap(), NodeId(2)).unwrap();
+    assert!(matches!(prober.probe(PACKET_BYTES, short), Reply::Silent));
+}
+
+#[test]
 fn an_endpoint_is_waited_for_until_somebody_opens_it() {
     let folder = tempfile::tempdir().unwrap();
     let registry = registry(folder.path());

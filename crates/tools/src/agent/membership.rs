@@ -19,8 +19,8 @@ use serde::{Deserialize, Serialize};
 
 /// First byte of membership packets; the directory's begin with 0x17 to 0x1b.
 pub(super) const FIRST_BYTE: u8 = 0x1c;
-/// Longest packet, that first byte included.
-pub(super) const MAX_PACKET_BYTES: usize = 1400;
+/// Longest packet, that first byte included: any network carries it in one piece.
+const MAX_PACKET_BYTES: usize = 1200;
 const PROBE_EVERY: Duration = Duration::from_secs(2);
 const PROBE_PATIENCE: Duration = Duration::from_secs(1);
 const SUSPECT_FOR: Duration = Duration::from_secs(2);

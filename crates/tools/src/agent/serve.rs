@@ -7,13 +7,13 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant, SystemTime};
 
 use dipole_node::Config;
-use dipole_node::registry::{AgentSeat, Registry};
+use dipole_node::registry::{AgentSeat, MAX_PROBE_BYTES, Registry};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::low_level::pipe;
 
 use super::AgentError;
-use super::membership::{FIRST_BYTE, MAX_PACKET_BYTES, Member, Membership, News};
+use super::membership::{FIRST_BYTE, Member, Membership, News};
 use super::status::{MemberStatus, ProcessStatus, Status, socket};
 
 /// Packets taken before anything else is looked at.
@@ -58,9 +58,6 @@ pub(super) fn serve(config: &Config, registry: &Registry) -> Result<(), AgentErr
         pipe::register(signal, end).map_err(system("catching signals"))?;
     }
     let seat = AgentSeat::take(registry, address)?;
-    seat.socket()
-        .set_nonblocking(true)
-        .map_err(system("setting up the port"))?;
     // The seat is ours, so what lies there is a dead agent's.
     let path = socket(registry);
     let _may_not_exist = std::fs::remove_file(&path);
@@ -143,7 +140,7 @@ impl Agent<'_> {
     }
 
     fn receive(&mut self) {
-        let mut buffer = [0; MAX_PACKET_BYTES + 1];
+        let mut buffer = [0; MAX_PROBE_BYTES + 1];
         for _ in 0..MOST_PACKETS {
             let (length, from) = match self.seat.socket().recv_from(&mut buffer) {
                 Ok(received) => received,

@@ -1,0 +1,162 @@
+//! Asks a node's directory who it is, by packets of a given length: what `dipole doctor`
+//! finds out about a path.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::time::{Duration, Instant};
+
+use rustix::net::sockopt;
+
+use super::directory_wire::{Found, FoundStatus, Lookup, decode_found, encode_lookup};
+use super::probe_wire::{MAX_PROBE_BYTES, Presence, Probe, decode_presence, encode_probe};
+use super::random_number;
+use crate::address::{Address, NodeId};
+
+/// What became of a question.
+#[derive(Debug)]
+pub enum Reply<T> {
+    /// An answer, and how long it took.
+    Answered(T, Duration),
+    /// Nothing came in time.
+    Silent,
+    /// The host says that nobody has the port.
+    Refused,
+    /// This kernel knows that the path does not take packets of that length.
+    TooLong,
+    /// The packet could not be sent.
+    Failed(io::Error),
+}
+
+/// A socket towards one node's directory. Its packets are never fragmented.
+#[derive(Debug)]
+pub struct Prober {
+    socket: UdpSocket,
+    node: NodeId,
+}
+
+impl Prober {
+    /// Makes the socket, bound to `from` or, without it, to what the route says.
+    ///
+    /// # Errors
+    /// There is no route, or `from` is no address of this machine.
+    pub fn open(from: Option<IpAddr>, directory: SocketAddr, node: NodeId) -> io::Result<Prober> {
+        let any: IpAddr = match directory {
+            SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+            SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+        };
+        let socket = UdpSocket::bind((from.unwrap_or(any), 0))?;
+        forbid_fragments(&socket)?;
+        socket.connect(directory)?;
+        Ok(Prober { socket, node })
+    }
+
+    /// The address that packets leave from.
+    ///
+    /// # Errors
+    /// The kernel does not tell.
+    pub fn source(&self) -> io::Result<IpAddr> {
+        Ok(self.socket.local_addr()?.ip())
+    }
+
+    /// The MTU of the path in bytes, as far as this kernel knows.
+    ///
+    /// # Errors
+    /// The kernel does not tell.
+    pub fn path_mtu_bytes(&self) -> io::Result<usize> {
+        let mtu = match self.socket.local_addr()? {
+            SocketAddr::V4(_) => sockopt::ip_mtu(&self.socket)?,
+            SocketAddr::V6(_) => sockopt::ipv6_mtu(&self.socket)?,
+        };
+        usize::try_from(mtu).map_err(io::Error::other)
+    }
+
+    /// Asks where an endpoint is, once.
+    #[must_use]
+    pub fn look_up(&self, address: Address, timeout: Duration) -> Reply<FoundStatus> {
+        let question = |nonce| encode_lookup(&Lookup { nonce, address }).to_vec();
+        self.ask(question, timeout, |bytes, nonce| {
+            let found: Option<Found> = decode_found(bytes).ok();
+            found
+                .filter(|found| found.nonce == nonce)
+                .map(|found| found.status)
+        })
+    }
+
+    /// Asks who answers, once, by a packet of `length_bytes` (the UDP payload).
+    ///
+    /// # Panics
+    /// When the length is not from 100 to [`MAX_PROBE_BYTES`].
+    #[must_use]
+    pub fn probe(&self, length_bytes: usize, timeout: Duration) -> Reply<Presence> {
+        let node = self.node;
+        let question = |nonce| {
+            encode_probe(&Probe {
+                nonce,
+                node,
+                length_bytes,
+            })
+        };
+        self.ask(question, timeout, |bytes, nonce| {
+            let whole = decode_presence(bytes)
+                .ok()
+                .filter(|_| bytes.len() == length_bytes);
+            whole.filter(|presence| presence.nonce == nonce)
+        })
+    }
+
+    fn ask<T>(
+        &self,
+        question: impl FnOnce(u64) -> Vec<u8>,
+        timeout: Duration,
+        read: impl Fn(&[u8], u64) -> Option<T>,
+    ) -> Reply<T> {
+        let asked = random_number().and_then(|nonce| {
+            let started = Instant::now();
+            self.socket.send(&question(nonce))?;
+            Ok((nonce, started))
+        });
+        let answered = asked.and_then(|(nonce, started)| {
+            let mut buffer = vec![0; MAX_PROBE_BYTES + 1];
+            loop {
+                let left = timeout.saturating_sub(started.elapsed());
+                if left.is_zero() {
+                    return Ok(Reply::Silent);
+                }
+                self.socket
+                    .set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
+                match self.socket.recv(&mut buffer) {
+                    Ok(length) => {
+                        if let Some(answer) = read(&buffer[..length], nonce) {
+                            return Ok(Reply::Answered(answer, started.elapsed()));
+                        }
+                    }
+                    Err(cause) if is_pause(&cause) => {}
+                    Err(cause) => return Err(cause),
+                }
+            }
+        });
+        answered.unwrap_or_else(|cause| match cause.raw_os_error() {
+            Some(code) if code == rustix::io::Errno::MSGSIZE.raw_os_error() => Reply::TooLong,
+            _ if cause.kind() == io::ErrorKind::ConnectionRefused => Reply::Refused,
+            _ => Reply::Failed(cause),
+        })
+    }
+}
+
+fn is_pause(cause: &io::Error) -> bool {
+    use io::ErrorKind::{Interrupted, TimedOut, WouldBlock};
+    matches!(cause.kind(), WouldBlock | TimedOut | Interrupted)
+}
+
+/// Packets leave whole or not at all, so that a probe's length is that of its packet.
+pub(super) fn forbid_fragments(socket: &UdpSocket) -> io::Result<()> {
+    match socket.local_addr()? {
+        SocketAddr::V4(_) => {
+            sockopt::set_ip_mtu_discover(socket, sockopt::Ipv4PathMtuDiscovery::DO)?;
+        }
+        SocketAddr::V6(_) => {
+            sockopt::set_ipv6_mtu_discover(socket, sockopt::Ipv6PathMtuDiscovery::DO)?;
+        }
+    }
+    Ok(())
+}

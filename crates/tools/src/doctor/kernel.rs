@@ -1,0 +1,266 @@
+//! The kernel and the processor: version, clock, frequency, cores, capabilities.
+
+use std::fs;
+
+use super::finding::Finding;
+
+pub(super) fn examine() -> Vec<Finding> {
+    let release = rustix::system::uname()
+        .release()
+        .to_string_lossy()
+        .into_owned();
+    let usable = dipole_link::cpu::usable_cores().map_or(0, |cores| cores.len());
+    vec![
+        kernel(&release),
+        clock(read(CLOCK).as_deref()),
+        governor(&governors()),
+        cores(usable),
+        capabilities(effective_capabilities()),
+    ]
+}
+
+const CLOCK: &str = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
+const PROCESSORS: &str = "/sys/devices/system/cpu";
+
+/// A file of one line; `None` if there is none or it says nothing.
+pub(super) fn read(path: impl AsRef<std::path::Path>) -> Option<String> {
+    let text = fs::read_to_string(path).ok()?;
+    let line = text.trim();
+    (!line.is_empty()).then(|| line.to_owned())
+}
+
+fn kernel(release: &str) -> Finding {
+    const NAME: &str = "kernel";
+    let mut parts = release.split(|c: char| !c.is_ascii_digit());
+    let mut part = || parts.next().and_then(|part| part.parse::<u32>().ok());
+    let (Some(major), Some(minor)) = (part(), part()) else {
+        return Finding::unknown(NAME, format!("the kernel calls itself {release}"), "");
+    };
+    let fact = |what: &str| format!("Linux {release}: {what}");
+    match (major, minor) {
+        (..=3, _) | (4, ..=13) => Finding::broken(
+            NAME,
+            fact("older than 4.14, which is the oldest that works"),
+            "install a newer kernel",
+        ),
+        (4, _) => Finding::slow(
+            NAME,
+            fact("before 5.1 runs of packets are not joined, and shared memory cannot be sealed"),
+            "install a newer kernel",
+        ),
+        (5, 0) => Finding::slow(
+            NAME,
+            fact("before 5.1 shared memory cannot be sealed"),
+            "install a newer kernel",
+        ),
+        _ => Finding::good(NAME, fact("has all that is used")),
+    }
+}
+
+fn clock(source: Option<&str>) -> Finding {
+    const NAME: &str = "clock";
+    const FAST: [&str; 5] = [
+        "tsc",
+        "kvm-clock",
+        "hyperv_clocksource_tsc_page",
+        "arch_sys_counter",
+        "timebase",
+    ];
+    match source {
+        None => Finding::unknown(NAME, "the kernel does not tell its clock source", ""),
+        Some(source) if FAST.contains(&source) => {
+            Finding::good(NAME, format!("{source}: read without a system call"))
+        }
+        Some(source @ ("hpet" | "acpi_pm" | "xen" | "jiffies" | "refined-jiffies")) => {
+            Finding::slow(
+                NAME,
+                format!("{source}: every look at the time is a system call of a microsecond"),
+                format!(
+                    "`dmesg | grep -i clocksource` says why it is not tsc; try `echo tsc > {CLOCK}`"
+                ),
+            )
+        }
+        Some(source) => Finding::unknown(NAME, format!("{source}: not known to be fast"), ""),
+    }
+}
+
+/// What governs the frequency of each processor, where something does.
+fn governors() -> Vec<String> {
+    let Ok(entries) = fs::read_dir(PROCESSORS) else {
+        return Vec::new();
+    };
+    let files = entries
+        .flatten()
+        .map(|entry| entry.path().join("cpufreq/scaling_governor"));
+    let mut found: Vec<String> = files.filter_map(read).collect();
+    found.sort();
+    found.dedup();
+    found
+}
+
+fn governor(found: &[String]) -> Finding {
+    const NAME: &str = "frequency";
+    if found.is_empty() {
+        return Finding::good(NAME, "not governed by this kernel");
+    }
+    if found.iter().all(|one| one == "performance") {
+        return Finding::good(NAME, "governor performance: cores are always fast");
+    }
+    Finding::slow(
+        NAME,
+        format!(
+            "governor {}: a core that slept is slow at first",
+            found.join(", ")
+        ),
+        "`cpupower frequency-set -g performance`, where latency matters more than power",
+    )
+}
+
+fn cores(usable: usize) -> Finding {
+    const NAME: &str = "cores";
+    match usable {
+        0 => Finding::unknown(
+            NAME,
+            "the kernel does not tell how many cores may be used",
+            "",
+        ),
+        1 => Finding::slow(
+            NAME,
+            "1 core may be used: who waits and who works take turns",
+            "give the machine or the container more cores (`taskset -p $$` shows which may be \
+             used)",
+        ),
+        _ => Finding::good(NAME, format!("{usable} cores may be used")),
+    }
+}
+
+/// Number of a capability.
+pub(super) const NET_ADMIN: u32 = 12;
+const NET_RAW: u32 = 13;
+pub(super) const SYS_PTRACE: u32 = 19;
+const SYS_ADMIN: u32 = 21;
+const BPF: u32 = 39;
+
+/// The effective capabilities of this process as bits.
+fn effective_capabilities() -> Option<u64> {
+    capability_bits(&fs::read_to_string("/proc/self/status").ok()?)
+}
+
+fn capability_bits(status: &str) -> Option<u64> {
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("CapEff:"))?;
+    u64::from_str_radix(line.trim(), 16).ok()
+}
+
+/// True if this process has a capability.
+pub(super) fn may(capability: u32) -> bool {
+    effective_capabilities().is_some_and(|bits| bits >> capability & 1 == 1)
+}
+
+fn capabilities(bits: Option<u64>) -> Finding {
+    const NAME: &str = "capabilities";
+    const USES: [(u32, &str, &str); 5] = [
+        (
+            NET_ADMIN,
+            "CAP_NET_ADMIN",
+            "socket queues beyond the system's limit",
+        ),
+        (
+            SYS_PTRACE,
+            "CAP_SYS_PTRACE",
+            "one-copy reads whatever Yama says",
+        ),
+        (SYS_ADMIN, "CAP_SYS_ADMIN", "namespaces for `dipole bench`"),
+        (NET_RAW, "CAP_NET_RAW", "nothing in this version"),
+        (BPF, "CAP_BPF", "nothing in this version"),
+    ];
+    let Some(bits) = bits else {
+        return Finding::unknown(NAME, "/proc/self/status does not tell the capabilities", "");
+    };
+    let (has, lacks): (Vec<_>, Vec<_>) = USES
+        .iter()
+        .partition(|(number, ..)| bits >> number & 1 == 1);
+    let names: Vec<&str> = has.iter().map(|(_, name, _)| *name).collect();
+    let fact = match &names[..] {
+        [] => "none; none is needed".to_owned(),
+        _ => format!("{}; none is needed", names.join(", ")),
+    };
+    let missing: Vec<String> = (lacks.iter())
+        .map(|(_, name, adds)| format!("{name}: {adds}"))
+        .collect();
+    let finding = Finding::good(NAME, fact);
+    match missing.is_empty() {
+        true => finding,
+        false => finding.advise(format!(
+            "nothing needs doing; others would add {}",
+            missing.join("; ")
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::finding::Verdict::{self, Broken, Good, Slow, Unknown};
+    use super::*;
+
+    #[test]
+    fn kernels_are_judged_by_what_they_lack() {
+        let cases: [(&str, Verdict, &str); 6] = [
+            ("6.18.44-generic", Good, "all that is used"),
+            ("5.1", Good, "all"),
+            ("5.0.21", Slow, "sealed"),
+            ("4.19.0-5-amd64", Slow, "joined"),
+            ("3.10.0", Broken, "4.14"),
+            ("mine", Unknown, "mine"),
+        ];
+        for (release, verdict, words) in cases {
+            let found = kernel(release);
+            assert_eq!(found.verdict, verdict, "{release}");
+            assert!(found.fact.contains(words), "{}", found.fact);
+        }
+    }
+
+    #[test]
+    fn clocks_that_need_a_system_call_are_slow() {
+        for source in ["tsc", "kvm-clock"] {
+            assert_eq!(clock(Some(source)).verdict, Good);
+        }
+        for source in ["hpet", "acpi_pm"] {
+            assert_eq!(clock(Some(source)).verdict, Slow);
+            assert!(!clock(Some(source)).advice.is_empty());
+        }
+        assert_eq!(clock(Some("sundial")).verdict, Unknown);
+        assert_eq!(clock(None).verdict, Unknown);
+    }
+
+    #[test]
+    fn one_saving_core_is_enough_to_be_slow() {
+        let of = |names: &[&str]| {
+            let names: Vec<String> = names.iter().map(ToString::to_string).collect();
+            governor(&names)
+        };
+        assert_eq!(of(&[]).verdict, Good);
+        assert_eq!(of(&["performance"]).verdict, Good);
+        let mixed = of(&["performance", "powersave"]);
+        assert_eq!(mixed.verdict, Slow);
+        assert!(mixed.fact.contains("powersave"));
+        assert_eq!(cores(1).verdict, Slow);
+        assert_eq!(cores(2).verdict, Good);
+    }
+
+    #[test]
+    fn capabilities_are_read_and_what_others_would_add_is_said() {
+        assert_eq!(
+            capability_bits("Name:\tx\nCapEff:\t0000000000001000\n"),
+            Some(1 << NET_ADMIN)
+        );
+        assert_eq!(capability_bits("Name:\tx\n"), None);
+        let found = capabilities(Some(1 << NET_ADMIN));
+        assert_eq!(found.verdict, Good);
+        assert!(found.fact.starts_with("CAP_NET_ADMIN;"));
+        assert!(found.advice.contains("CAP_BPF") && !found.advice.contains("CAP_NET_ADMIN"));
+        assert!(capabilities(Some(0)).fact.starts_with("none;"));
+        assert_eq!(capabilities(Some(u64::MAX)).advice, "");
+    }
+}

@@ -1,0 +1,125 @@
+//! `dipole doctor`: looks at this machine and, from here, at every node of the hosts
+//! file, and says what will be used, why not better, and what to do.
+//!
+//! Each part reads the system in one function and judges in another, which is tested
+//! alone: [`kernel`], [`limits`], [`memory`], [`setup`], [`device`], [`pause`] for this machine,
+//! [`peer`] and [`verdict`] for the others. Nothing is changed but what every program
+//! makes: the runtime directory.
+
+mod device;
+mod finding;
+mod kernel;
+mod limits;
+mod memory;
+mod pause;
+mod peer;
+mod setup;
+mod verdict;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args;
+use dipole_node::hosts::Host;
+use dipole_node::{Config, NodeId};
+
+use finding::Finding;
+
+/// Nodes asked at the same time.
+const AT_ONCE: usize = 32;
+
+/// Check this machine and its peers: what will be used, why not better, what to do
+///
+/// Exits with 0 if nothing is broken, with 1 if messages will not get through or the
+/// configuration is wrong (with --strict also if something is slower than need be).
+#[derive(Args, Debug)]
+pub(crate) struct DoctorArgs {
+    /// Hosts file [default: $DIPOLE_HOSTS, else this machine alone]
+    #[arg(long, value_name = "FILE")]
+    hosts: Option<PathBuf>,
+    /// Number of this node [default: $DIPOLE_NID, else 1]
+    #[arg(long, value_name = "NID")]
+    nid: Option<NodeId>,
+    /// Fail also if something works, but slower than need be
+    #[arg(long)]
+    strict: bool,
+    /// How long each node may take to answer, in seconds
+    #[arg(long, default_value_t = 1.0, value_name = "S", value_parser = patience)]
+    timeout: f64,
+}
+
+fn patience(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(value) if (0.05..=60.0).contains(&value) => Ok(value),
+        _ => Err("expected seconds from 0.05 to 60".into()),
+    }
+}
+
+/// Examines and prints; with `json` one object a line.
+pub(crate) fn execute(arguments: DoctorArgs, json: bool) -> ExitCode {
+    let patience = Duration::from_secs_f64(arguments.timeout);
+    let (config, mut findings) = setup::configure(arguments.hosts, arguments.nid);
+    findings.extend(kernel::examine());
+    findings.extend(limits::examine());
+    findings.extend(memory::examine(&config));
+    findings.extend(network(&config, patience));
+    if json {
+        for finding in &findings {
+            println!("{}", String::from_utf8_lossy(&crate::output::json(finding)));
+        }
+    } else {
+        println!("{}", finding::text(&findings));
+    }
+    ExitCode::from(finding::status(&findings, arguments.strict))
+}
+
+/// This node's address and device, and the other nodes.
+fn network(config: &Config, patience: Duration) -> Vec<Finding> {
+    if config.hosts.is_local_only() {
+        return Vec::new();
+    }
+    let mut findings = Vec::new();
+    let devices = device::list().unwrap_or_else(|cause| {
+        findings.push(Finding::unknown(
+            "devices",
+            format!("the kernel does not list them: {cause}"),
+            "netlink sockets must be allowed",
+        ));
+        Vec::new()
+    });
+    let here = device::of(config.bind, &devices);
+    if let Some(host) = config.hosts.get(config.node) {
+        findings.push(setup::own_address(
+            host,
+            &config.hosts,
+            config.bind,
+            &devices,
+        ));
+        if let Some(device) = here {
+            findings.extend(device::examine(device));
+            findings.push(peer::examine_own(host, patience));
+        }
+    }
+    let own = peer::Own {
+        address: here.map(|_| config.bind),
+        patience,
+    };
+    let others: Vec<&Host> = config
+        .hosts
+        .iter()
+        .filter(|host| host.node != config.node)
+        .collect();
+    for group in others.chunks(AT_ONCE) {
+        std::thread::scope(|scope| {
+            let asked: Vec<_> = group
+                .iter()
+                .map(|host| scope.spawn(|| peer::examine(host, own)))
+                .collect();
+            for thread in asked {
+                findings.extend(thread.join().expect("an examination does not panic"));
+            }
+        });
+    }
+    findings
+}

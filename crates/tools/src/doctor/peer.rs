@@ -1,0 +1,182 @@
+//! Another node, seen from here: route, directory, loss, round trip, packet size.
+//!
+//! [`examine`] asks over the network, [`verdict`](super::verdict) says what the answers
+//! mean.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use dipole_node::Address;
+use dipole_node::hosts::Host;
+use dipole_node::registry::{FoundStatus, MAX_PROBE_BYTES, PACKET_BYTES, Presence, Prober, Reply};
+
+use super::finding::Finding;
+use super::verdict::{self, Size};
+
+/// Questions by which loss and round trip are measured.
+const ROUNDS: u32 = 20;
+/// Tries of each length; one is enough on a path without loss.
+const TRIES: u32 = 3;
+
+/// What this side knows of itself.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Own {
+    /// The address that programs bind; `None` if this machine does not have it.
+    pub(super) address: Option<IpAddr>,
+    /// How long an answer is waited for.
+    pub(super) patience: Duration,
+}
+
+/// Who answers at a directory.
+#[derive(Debug)]
+pub(super) enum Answer {
+    /// The node that was asked.
+    Right,
+    /// Another node.
+    Wrong,
+    /// Nobody.
+    Silent,
+    /// The host itself: nobody has the port.
+    Refused,
+    /// The question did not leave.
+    Failed(io::Error),
+}
+
+pub(super) fn examine(host: &Host, own: Own) -> Vec<Finding> {
+    let subject = |finding: Finding| finding.about(host.to_string());
+    let directory = host.directory();
+    let routed = Prober::open(None, directory, host.node);
+    let source = routed.as_ref().map_err(copied).and_then(Prober::source);
+    let route = verdict::route(&source, own.address, host);
+    let prober = match own.address {
+        Some(address) => Prober::open(Some(address), directory, host.node).or(routed),
+        None => routed,
+    };
+    let (Ok(prober), Ok(source)) = (prober, source) else {
+        return vec![subject(route)];
+    };
+    let mut findings = vec![route];
+    let answer = who(&prober, host, own.patience);
+    let right = matches!(answer, Answer::Right);
+    findings.push(verdict::directory(&answer, host));
+    if right {
+        findings.extend(converse(&prober, host, own, source));
+    }
+    findings.into_iter().map(subject).collect()
+}
+
+/// Asks for some endpoint, several times; whoever answers says whether it is the node.
+fn who(prober: &Prober, host: &Host, patience: Duration) -> Answer {
+    let mut last = Answer::Silent;
+    for _ in 0..TRIES {
+        let endpoint = Address::new(host.node.0, 1);
+        last = match prober.look_up(endpoint, patience / TRIES) {
+            Reply::Answered(FoundStatus::WrongNode, _) => return Answer::Wrong,
+            Reply::Answered(..) => return Answer::Right,
+            Reply::Silent => last,
+            Reply::Refused => Answer::Refused,
+            Reply::TooLong => Answer::Failed(rustix::io::Errno::MSGSIZE.into()),
+            Reply::Failed(cause) => Answer::Failed(cause),
+        };
+    }
+    last
+}
+
+/// What a node that answers can tell.
+fn converse(prober: &Prober, host: &Host, own: Own, source: IpAddr) -> Vec<Finding> {
+    let mut presence: Option<Presence> = None;
+    let mut times = Vec::new();
+    // The first answer sets how long the others are waited for.
+    let mut patience = own.patience;
+    for _ in 0..ROUNDS {
+        if let Reply::Answered(told, took) = prober.probe(PACKET_BYTES, patience) {
+            presence = Some(told);
+            patience = patience.min((took * 10).max(Duration::from_millis(50)));
+            times.push(took);
+        } else if presence.is_none() {
+            patience = patience.min(Duration::from_millis(100));
+        }
+    }
+    let Some(presence) = presence else {
+        return vec![verdict::old(host)];
+    };
+    times.sort();
+    let from = own.address.unwrap_or(source);
+    let ours = dipole_link::udp::longest_frame_bytes(from).unwrap_or(PACKET_BYTES);
+    let size = measure(
+        prober,
+        ours,
+        usize::from(presence.max_packet_bytes),
+        patience,
+    );
+    vec![
+        verdict::round_trip(&times, ROUNDS),
+        verdict::version(presence.version, dipole_node::registry::version(), host),
+        verdict::size(&size, headers(host.directory()), host),
+    ]
+}
+
+/// Bytes of IP and UDP headers.
+fn headers(to: SocketAddr) -> usize {
+    if to.is_ipv4() { 20 + 8 } else { 40 + 8 }
+}
+
+/// Finds the longest packet that gets through, there and back.
+fn measure(prober: &Prober, ours: usize, theirs: usize, patience: Duration) -> Size {
+    let full = ours.clamp(PACKET_BYTES, MAX_PROBE_BYTES);
+    let passes = |length: usize| -> Option<bool> {
+        for _ in 0..TRIES {
+            match prober.probe(length, patience) {
+                Reply::Answered(..) => return Some(true),
+                Reply::TooLong => return None,
+                _ => {}
+            }
+        }
+        Some(false)
+    };
+    let first = passes(full);
+    let mut size = Size {
+        ours: full,
+        theirs: (theirs != 0).then_some(theirs),
+        longest: full,
+        known: None,
+    };
+    if first == Some(true) {
+        return size;
+    }
+    let (mut good, mut bad) = (PACKET_BYTES, full);
+    while bad - good > 1 {
+        let middle = good + (bad - good) / 2;
+        match passes(middle) {
+            Some(true) => good = middle,
+            _ => bad = middle,
+        }
+    }
+    size.longest = good;
+    // What the kernel learnt from the route, or from a router's refusal.
+    let path = prober.path_mtu_bytes().ok();
+    size.known = path.filter(|mtu| first.is_none() || *mtu < full);
+    size
+}
+
+fn copied(cause: &io::Error) -> io::Error {
+    match cause.raw_os_error() {
+        Some(code) => io::Error::from_raw_os_error(code),
+        None => cause.kind().into(),
+    }
+}
+
+/// Whether somebody answers at this node's own directory port.
+pub(super) fn examine_own(host: &Host, patience: Duration) -> Finding {
+    let answer = match Prober::open(None, host.directory(), host.node) {
+        Ok(prober) => who(&prober, host, patience),
+        Err(cause) => Answer::Failed(cause),
+    };
+    // Only when nobody answers may the port be tried.
+    let free = match answer {
+        Answer::Right | Answer::Wrong => Ok(()),
+        _ => std::net::UdpSocket::bind(host.directory()).map(drop),
+    };
+    verdict::own_directory(&answer, free, host).about(host.to_string())
+}

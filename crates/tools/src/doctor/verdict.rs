@@ -1,0 +1,248 @@
+//! What the answers of another node mean. Nothing here asks anybody.
+
+use std::io;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use dipole_node::hosts::Host;
+
+use super::finding::Finding;
+use super::peer::Answer;
+
+/// Lengths of UDP payloads towards a node.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Size {
+    /// The longest that this side's device takes.
+    pub(super) ours: usize,
+    /// The longest that the other side's takes, if it says so.
+    pub(super) theirs: Option<usize>,
+    /// The longest that came back.
+    pub(super) longest: usize,
+    /// The MTU of the path, if this kernel knows one that forbids longer packets.
+    pub(super) known: Option<usize>,
+}
+
+pub(super) fn route(source: &io::Result<IpAddr>, own: Option<IpAddr>, host: &Host) -> Finding {
+    const NAME: &str = "route";
+    let shown = format!(
+        "`ip route get {}` shows what the kernel thinks",
+        host.address
+    );
+    match source {
+        Err(cause) => Finding::broken(
+            NAME,
+            format!("there is none: {cause}"),
+            format!("{shown}; correct the address in the hosts file, or add a route"),
+        ),
+        Ok(source) => match own {
+            // All loopback addresses are one device's.
+            Some(own) if own != *source && !(own.is_loopback() && source.is_loopback()) => {
+                Finding::slow(
+                    NAME,
+                    format!(
+                        "the kernel would send from {source}, not from {own} of the hosts file: \
+                         packets may take another device than meant"
+                    ),
+                    format!("{shown}; put the addresses of one network into the hosts file"),
+                )
+            }
+            _ => Finding::good(NAME, format!("packets leave from {source}")),
+        },
+    }
+}
+
+pub(super) fn directory(answer: &Answer, host: &Host) -> Finding {
+    const NAME: &str = "directory";
+    let (node, at) = (host.node, host.directory());
+    let start = format!(
+        "to test, start `dipole recv {node}:7 --nid {node} --hosts FILE` there and ask again"
+    );
+    match answer {
+        Answer::Right => Finding::good(
+            NAME,
+            format!("node {node} answers at {at}: both sides mean the same node"),
+        ),
+        Answer::Wrong => Finding::broken(
+            NAME,
+            format!("another node answers at {at}, not node {node}"),
+            format!("make the hosts file the same on both; set DIPOLE_NID={node} there"),
+        ),
+        Answer::Refused => Finding::unknown(
+            NAME,
+            format!(
+                "the host is up, but no process of Dipole runs there (port {} is closed)",
+                host.port
+            ),
+            start,
+        ),
+        Answer::Silent => Finding::broken(
+            NAME,
+            format!("no answer at all from {at}: a firewall drops UDP, or the machine is down"),
+            format!(
+                "`ping {}`; let UDP through on both machines, port {} and those that the kernel \
+                     chooses; {start}",
+                host.address, host.port
+            ),
+        ),
+        Answer::Failed(cause) => Finding::broken(
+            NAME,
+            format!("a packet to {at} cannot be sent: {cause}"),
+            format!(
+                "`ip route get {}`; a firewall of this machine may refuse it",
+                host.address
+            ),
+        ),
+    }
+}
+
+pub(super) fn own_directory(answer: &Answer, free: io::Result<()>, host: &Host) -> Finding {
+    const NAME: &str = "own directory";
+    let at = host.directory();
+    let other = |fact: String| {
+        Finding::broken(
+            NAME,
+            fact,
+            format!(
+                "end that program (`ss -ulpn 'sport = {}'`), or give this node another `port=` in \
+                     the hosts file",
+                at.port()
+            ),
+        )
+    };
+    match (answer, free) {
+        (Answer::Right, _) => {
+            Finding::good(NAME, format!("a process of this node answers at {at}"))
+        }
+        (Answer::Wrong, _) => other(format!("another node answers at {at}")),
+        (_, Ok(())) => Finding::good(
+            NAME,
+            format!("{at} is free for the first process to answer at"),
+        ),
+        (_, Err(cause)) if cause.kind() == io::ErrorKind::AddrInUse => other(format!(
+            "{at} is held by another program, which does not answer"
+        )),
+        (_, Err(cause)) => Finding::broken(
+            NAME,
+            format!("{at} cannot be bound: {cause}"),
+            "correct address and `port=` in the hosts file",
+        ),
+    }
+}
+
+/// Of some hundred microseconds most are the other side's waking up.
+const FAR: Duration = Duration::from_millis(2);
+
+/// `times` are sorted.
+pub(super) fn round_trip(times: &[Duration], asked: u32) -> Finding {
+    const NAME: &str = "round trip";
+    let lost = usize::try_from(asked)
+        .unwrap_or(usize::MAX)
+        .saturating_sub(times.len());
+    let (Some(least), Some(median)) = (times.first(), times.get(times.len() / 2)) else {
+        return Finding::unknown(NAME, "nothing was measured", "");
+    };
+    let fact = format!("{median:.0?}, at best {least:.0?}, of short questions");
+    if lost > 0 {
+        return Finding::slow(
+            NAME,
+            format!("{fact}; {lost} of {asked} got no answer: packets are lost"),
+            "`ip -s link` and `nstat -az UdpRcvbufErrors` on both machines show where",
+        );
+    }
+    if *median > FAR {
+        return Finding::slow(
+            NAME,
+            format!("{fact}: far for machines of a cluster"),
+            "look for a detour (`ip route get ADDRESS`), a loaded machine, or sleeping processors",
+        );
+    }
+    Finding::good(NAME, fact)
+}
+
+pub(super) fn version(theirs: [u16; 3], ours: [u16; 3], host: &Host) -> Finding {
+    const NAME: &str = "version";
+    let text = |[major, minor, patch]: [u16; 3]| format!("{major}.{minor}.{patch}");
+    if theirs == ours {
+        return Finding::good(NAME, format!("{} on both sides", text(ours)));
+    }
+    Finding::unknown(
+        NAME,
+        format!(
+            "{} here, {} on node {}",
+            text(ours),
+            text(theirs),
+            host.node
+        ),
+        "install the same version on all nodes",
+    )
+}
+
+/// A node that answers look-ups but no probes.
+pub(super) fn old(host: &Host) -> Finding {
+    Finding::unknown(
+        "packet size",
+        format!(
+            "node {} answers look-ups but no probes: an older Dipole",
+            host.node
+        ),
+        "install the same version there",
+    )
+}
+
+pub(super) fn size(size: &Size, headers: usize, host: &Host) -> Finding {
+    const NAME: &str = "packet size";
+    let node = host.node;
+    let whole = size.ours + headers;
+    let agreed = size.ours.min(size.theirs.unwrap_or(size.ours));
+    let (used, longest) = (agreed + headers, size.longest + headers);
+    if size.longest >= size.ours {
+        if agreed < size.ours {
+            return Finding::slow(
+                NAME,
+                format!(
+                    "packets of {used} bytes will be used: those are the longest of node {node}, \
+                     here it would be {whole}"
+                ),
+                "set the same MTU on both",
+            );
+        }
+        return Finding::good(
+            NAME,
+            format!("packets of {whole} bytes get through and will be used"),
+        );
+    }
+    let fact =
+        format!("packets of {whole} bytes do not get through, the longest that do have {longest}");
+    if size.longest >= agreed {
+        return Finding::slow(
+            NAME,
+            format!("{fact}: the device of node {node} takes {used}, which both sides will use"),
+            format!(
+                "set the same MTU on both: `ip link set DEVICE mtu {whole}` on node {node}, or \
+                 {used} here"
+            ),
+        );
+    }
+    let lower = format!("or lower both ends: `ip link set DEVICE mtu {longest}`");
+    match size.known {
+        Some(mtu) => Finding::broken(
+            NAME,
+            format!(
+                "{fact}: the path takes {mtu}, says this machine's route or a router, and \
+                 messages use {used}"
+            ),
+            format!(
+                "`ip route get {}` shows the route's mtu; raise it, {lower}",
+                host.address
+            ),
+        ),
+        None => Finding::broken(
+            NAME,
+            format!("{fact}, and messages use {used}: the MTU of a device in between is smaller"),
+            format!("raise it there (switch, bridge, tunnel), {lower}"),
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests;

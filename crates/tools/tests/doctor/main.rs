@@ -1,0 +1,7 @@
+//! `dipole doctor` with real processes: healthy and each fault that can be made here.
+
+#![allow(missing_docs, reason = "tests")]
+
+mod bed;
+mod here;
+mod peers;

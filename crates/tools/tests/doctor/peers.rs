@@ -1,0 +1,196 @@
+//! Two machines as namespaces. Needs root; skipped aloud without.
+
+use crate::bed::Bed;
+
+#[test]
+fn a_healthy_pair_is_well() {
+    let Some(bed) = Bed::make("h", false) else {
+        return;
+    };
+    let _receiver = bed.receiver();
+    let report = bed.report_once_answered();
+    report.expect_nothing_broken();
+    report.expect(
+        "own address",
+        "node 1",
+        "good",
+        &["10.98.0.1 is on a device"],
+    );
+    report.expect("link", "eth0", "good", &["up, with 10.98.0.1"]);
+    report.expect("mtu", "eth0", "good", &["1500", "9000"]);
+    report.expect("device", "eth0", "good", &["virtual"]);
+    report.expect("route", "node 2", "good", &["leave from 10.98.0.1"]);
+    report.expect(
+        "directory",
+        "node 2",
+        "good",
+        &["node 2 answers at 10.98.0.2:7411"],
+    );
+    report.expect(
+        "packet size",
+        "node 2",
+        "good",
+        &["packets of 1500 bytes get through"],
+    );
+    assert!(report.find("round trip", "node 2").is_some());
+}
+
+#[test]
+fn ends_of_different_mtu_are_seen_from_both() {
+    let Some(bed) = Bed::make("m", false) else {
+        return;
+    };
+    bed.ip(2, "link set eth0 mtu 1200");
+    let receiver = bed.receiver();
+    let report = bed.report_once_answered();
+    report.expect_nothing_broken();
+    let words = [
+        "packets of 1500 bytes do not get through, the longest that do have 1200",
+        "the device of node 2 takes 1200, which both sides will use",
+        "ip link set DEVICE mtu 1500",
+    ];
+    report.expect("packet size", "node 2", "slow", &words);
+    // The shorter end sees no packet vanish, but who is longer.
+    drop(receiver);
+    bed.ip(2, "link set eth0 mtu 1500");
+    bed.ip(1, "link set eth0 mtu 1200");
+    let _receiver = bed.receiver();
+    let report = bed.report_once_answered();
+    report.expect(
+        "mtu",
+        "eth0",
+        "slow",
+        &[
+            "1200: shorter than Ethernet's 1500",
+            "ip link set eth0 mtu 1500",
+        ],
+    );
+    report.expect(
+        "packet size",
+        "node 2",
+        "good",
+        &["packets of 1200 bytes get through"],
+    );
+}
+
+#[test]
+fn a_device_in_between_that_swallows_long_packets_is_found() {
+    let Some(bed) = Bed::make("b", true) else {
+        return;
+    };
+    let _receiver = bed.receiver();
+    let report = bed.report_once_answered();
+    report.expect(
+        "packet size",
+        "node 2",
+        "good",
+        &["packets of 1500 bytes get through"],
+    );
+    bed.ip(3, "link set portb mtu 1000");
+    let report = bed.report_once_answered();
+    assert_eq!(report.status, 1);
+    let words = [
+        "packets of 1500 bytes do not get through",
+        "the MTU of a device in between is smaller",
+        "or lower both ends: `ip link set DEVICE mtu 100",
+    ];
+    report.expect("packet size", "node 2", "broken", &words);
+}
+
+#[test]
+fn a_route_that_knows_of_a_shorter_path_is_found() {
+    let Some(bed) = Bed::make("r", false) else {
+        return;
+    };
+    let _receiver = bed.receiver();
+    bed.ip(1, "route add 10.98.0.2/32 dev eth0 mtu lock 1000");
+    let report = bed.report_once_answered();
+    assert_eq!(report.status, 1);
+    let words = [
+        "packets of 1500 bytes do not get through, the longest that do have 1000",
+        "the path takes 1000, says this machine's route or a router",
+        "ip route get 10.98.0.2",
+    ];
+    report.expect("packet size", "node 2", "broken", &words);
+}
+
+#[test]
+fn a_node_that_answers_nothing_is_told_from_one_where_nothing_runs() {
+    let Some(bed) = Bed::make("s", false) else {
+        return;
+    };
+    let report = bed.report();
+    let start = "dipole recv 2:7 --nid 2";
+    report.expect("directory", "node 2", "unknown", &["the host is up", start]);
+    assert_eq!(report.status, 0);
+    let _receiver = bed.receiver();
+    bed.report_once_answered();
+    // As a firewall would: what comes from node 1 gets no answer.
+    bed.ip(2, "route add blackhole 10.98.0.1/32");
+    let report = bed.report();
+    assert_eq!(report.status, 1);
+    let words = [
+        "no answer at all from 10.98.0.2:7411",
+        "firewall",
+        "ping 10.98.0.2",
+        start,
+    ];
+    report.expect("directory", "node 2", "broken", &words);
+}
+
+#[test]
+fn a_missing_route_and_a_detour_are_found() {
+    let Some(bed) = Bed::make("d", false) else {
+        return;
+    };
+    bed.ip(1, "route add prohibit 10.98.0.2/32");
+    let report = bed.report();
+    assert_eq!(report.status, 1);
+    let words = ["there is none", "ip route get"];
+    report.expect("route", "node 2", "broken", &words);
+    bed.ip(1, "route del prohibit 10.98.0.2/32");
+    bed.ip(1, "addr add 10.98.0.9/24 dev eth0");
+    bed.ip(1, "route add 10.98.0.2/32 dev eth0 src 10.98.0.9");
+    let report = bed.report();
+    let words = [
+        "would send from 10.98.0.9, not from 10.98.0.1",
+        "ip route get",
+    ];
+    report.expect("route", "node 2", "slow", &words);
+}
+
+#[test]
+fn a_wrong_own_address_a_dead_link_and_a_bridge_are_found() {
+    let Some(bed) = Bed::make("w", false) else {
+        return;
+    };
+    bed.write_hosts("1 10.98.0.7\n2 10.98.0.2\n");
+    let report = bed.report();
+    assert_eq!(report.status, 1);
+    let words = ["10.98.0.7 is on no device of this machine, which has 10.98.0.1 on eth0"];
+    report.expect("own address", "node 1", "broken", &words);
+    bed.write_hosts("1 10.98.0.1\n2 10.98.0.2\n");
+    bed.ip(2, "link set eth0 down");
+    let report = bed.report();
+    assert_eq!(report.status, 1);
+    report.expect("link", "eth0", "broken", &["no carrier", "check the cable"]);
+    bed.ip(1, "link set eth0 down");
+    report_down(&bed);
+    bed.ip(1, "link add br0 type bridge");
+    bed.ip(1, "addr add 10.97.0.1/24 dev br0");
+    bed.ip(1, "link set br0 up");
+    bed.write_hosts("1 10.97.0.1\n");
+    let report = bed.report();
+    report.expect("device", "br0", "slow", &["a bridge", "host networking"]);
+}
+
+fn report_down(bed: &Bed) {
+    let report = bed.report();
+    report.expect(
+        "link",
+        "eth0",
+        "broken",
+        &["is down", "ip link set eth0 up"],
+    );
+    report.expect("route", "node 2", "broken", &["there is none"]);
+}
