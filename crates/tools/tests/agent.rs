@@ -1,0 +1,268 @@
+//! `dipole agent` as a service manager and a user run it, with programs beside it.
+
+#![allow(missing_docs, reason = "tests")]
+
+use std::io::{BufRead, BufReader};
+use std::net::UdpSocket;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use dipole_node::hosts::Hosts;
+use dipole_node::{Address, Config, Endpoint, EndpointId, GoneReason, Links, Node, NodeId};
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+const MOST_MEMORY_KIB: u64 = 20 * 1024;
+
+/// Nodes 1 and 2, with registries of their own on this machine.
+struct Bed {
+    folder: TempDir,
+}
+
+impl Bed {
+    fn new() -> Bed {
+        let folder = tempfile::tempdir().expect("a directory");
+        let port = |address: &str| {
+            let socket = UdpSocket::bind((address, 0)).expect("loopback");
+            socket.local_addr().expect("bound").port()
+        };
+        let text = format!(
+            "1 127.0.0.1 port={}\n2 127.0.0.2 port={}\n",
+            port("127.0.0.1"),
+            port("127.0.0.2")
+        );
+        std::fs::write(folder.path().join("hosts"), text).expect("a file");
+        Bed { folder }
+    }
+
+    fn runtime(&self, node: u32) -> PathBuf {
+        self.folder.path().join(format!("runtime-{node}"))
+    }
+
+    fn dipole(&self, node: u32, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_dipole"));
+        command
+            .args(arguments)
+            .env("DIPOLE_NID", node.to_string())
+            .env("DIPOLE_HOSTS", self.folder.path().join("hosts"))
+            .env("DIPOLE_RUNTIME_DIR", self.runtime(node))
+            .env("DIPOLE_LINK", "udp")
+            .stdin(Stdio::null());
+        command
+    }
+
+    /// Returns when it answers.
+    fn agent(&self, node: u32) -> Process {
+        let mut child = self
+            .dipole(node, &["agent"])
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("it starts");
+        let said = child.stderr.take().expect("a pipe");
+        let mut lines = BufReader::new(said).lines();
+        let up = lines.any(|line| line.expect("a line").starts_with("agent of node"));
+        assert!(up, "the agent ended");
+        // What it says later must go somewhere.
+        std::thread::spawn(move || lines.for_each(drop));
+        Process(child)
+    }
+
+    fn status(&self, node: u32) -> serde_json::Value {
+        let output = self
+            .dipole(node, &["--json", "agent", "status"])
+            .output()
+            .expect("it runs");
+        assert!(output.status.success(), "{output:?}");
+        serde_json::from_slice(&output.stdout).expect("JSON")
+    }
+
+    fn wait_for_state(&self, node: u32, other: u32, wanted: &str) {
+        let begun = Instant::now();
+        while begun.elapsed() < PATIENCE {
+            let status = self.status(node);
+            let members = status["members"].as_array().expect("a list");
+            let found = members.iter().find(|member| member["node"] == other);
+            if found.is_some_and(|member| member["state"] == wanted) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        panic!("node {node} never said that node {other} is {wanted}");
+    }
+
+    /// A node of this process.
+    fn node(&self, id: u32) -> Node {
+        let hosts = Hosts::load(&self.folder.path().join("hosts")).expect("a hosts file");
+        let mut config = Config::local(NodeId(id), self.runtime(id));
+        config.bind = hosts.get(NodeId(id)).expect("in it").address;
+        config.hosts = hosts;
+        config.links = Links::Udp;
+        Node::open(config).expect("a node")
+    }
+}
+
+struct Process(Child);
+
+impl Process {
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.0), signal).expect("our child");
+    }
+
+    fn kill(mut self) {
+        self.0.kill().expect("our child");
+        self.0.wait().expect("our child");
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _gone = self.0.kill();
+        let _gone = self.0.wait();
+    }
+}
+
+/// `dipole recv` on node 2, and an endpoint of node 1 that may reach it.
+fn receiver(bed: &Bed) -> Process {
+    let mut child = bed
+        .dipole(2, &["recv", "2:7", "--out"])
+        .arg(bed.folder.path().join("out"))
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("it starts");
+    let begun = Instant::now();
+    let there = bed.runtime(2).join("node-2/endpoint-7");
+    while !there.is_symlink() {
+        assert!(child.try_wait().expect("our child").is_none(), "it ended");
+        assert!(begun.elapsed() < PATIENCE, "it never opened its endpoint");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Process(child)
+}
+
+fn reach(node: &Node, id: u32) -> Endpoint {
+    let endpoint = node.endpoint(EndpointId(id)).expect("free");
+    endpoint
+        .target(Address::new(2, 7))
+        .expect("somebody answers");
+    endpoint
+}
+
+#[test]
+fn agents_know_of_each_other_and_of_their_processes_and_are_small() {
+    let bed = Bed::new();
+    let first = bed.agent(1);
+    let second = bed.agent(2);
+    bed.wait_for_state(1, 2, "there");
+    bed.wait_for_state(2, 1, "there");
+    let _receiver = receiver(&bed);
+    let status = bed.status(2);
+    assert_eq!(status["processes"][0]["endpoints"][0], 7);
+    assert_eq!(status["pid"], second.0.id());
+    let text = bed
+        .dipole(2, &["agent", "status"])
+        .output()
+        .expect("it runs");
+    let text = String::from_utf8_lossy(&text.stdout).into_owned();
+    assert!(
+        text.contains("agent of node 2") && text.contains("there"),
+        "{text}"
+    );
+
+    let facts = std::fs::read_to_string(format!("/proc/{}/status", first.0.id()));
+    let facts = facts.expect("it runs");
+    let resident = facts.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let resident = resident.and_then(|rest| rest.trim().strip_suffix(" kB"));
+    let resident: u64 = resident.expect("a size").trim().parse().expect("a number");
+    println!("an agent has {resident} KiB");
+    assert!(resident < MOST_MEMORY_KIB, "{resident} KiB");
+
+    // One that is killed is missed, one that is told to end says so.
+    second.kill();
+    bed.wait_for_state(1, 2, "gone");
+    let second = bed.agent(2);
+    bed.wait_for_state(1, 2, "there");
+    second.signal(Signal::TERM);
+    bed.wait_for_state(1, 2, "gone");
+}
+
+#[test]
+fn an_agent_takes_over_from_a_running_program_and_gives_back_when_it_is_killed() {
+    let bed = Bed::new();
+    let node = bed.node(1);
+    let _receiver = receiver(&bed);
+    // The program itself answers for its node.
+    let _without = reach(&node, 1);
+    let agent = bed.agent(2);
+    let _with = reach(&node, 2);
+    let answered = bed.status(2)["answered"].as_u64().expect("a number");
+    assert!(answered > 0, "the agent was not asked");
+    let refused = bed.dipole(2, &["agent"]).output().expect("it runs");
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    let pid = agent.0.id();
+    assert!(!refused.status.success());
+    assert!(
+        said.contains(&format!("process {pid} is this node's agent already")),
+        "{said}"
+    );
+
+    agent.kill();
+    let none = bed
+        .dipole(2, &["agent", "status"])
+        .output()
+        .expect("it runs");
+    assert!(!none.status.success());
+    assert!(
+        String::from_utf8_lossy(&none.stderr).contains("no agent answers"),
+        "{none:?}"
+    );
+    let _again = reach(&node, 3);
+    assert_eq!(node.departed(), [], "nobody was hurt");
+}
+
+#[test]
+fn a_stopped_program_is_vouched_for_by_its_agent_and_a_killed_one_is_not() {
+    let bed = Bed::new();
+    let agent = bed.agent(2);
+    let node = bed.node(1);
+    let receiver = receiver(&bed);
+    let endpoint = reach(&node, 1);
+    endpoint.drain(PATIENCE).expect("open");
+    receiver.signal(Signal::STOP);
+    endpoint.send(b"is anybody there?").expect("there is room");
+    // Longer than the time-out of three seconds.
+    let waited = endpoint.receive_timeout(Duration::from_secs(5));
+    assert!(waited.is_err());
+    assert_eq!(node.departed(), [], "its agent vouches for it");
+
+    receiver.signal(Signal::KILL);
+    let begun = Instant::now();
+    let departure = loop {
+        let nothing = endpoint.receive_timeout(Duration::from_millis(20));
+        assert!(nothing.is_err());
+        if let Some(departure) = node.departed().pop() {
+            break departure;
+        }
+        assert!(begun.elapsed() < PATIENCE, "nobody told");
+    };
+    assert_eq!((departure.node, departure.reason), (2, GoneReason::Died));
+    drop(agent);
+}
+
+#[test]
+fn an_agent_without_a_hosts_file_says_what_is_missing() {
+    let bed = Bed::new();
+    let refused = bed
+        .dipole(3, &["agent"])
+        .env_remove("DIPOLE_HOSTS")
+        .output()
+        .expect("it runs");
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success());
+    assert!(
+        said.contains("no hosts file says where node 3 is asked"),
+        "{said}"
+    );
+}
