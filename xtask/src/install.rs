@@ -167,7 +167,12 @@ fn items(built: &Path, prefix: &Path) -> Result<Vec<Item>, Failure> {
         ),
         Item::new(
             "lib/pkgconfig/dipole.pc",
-            Content::Text(pkgconfig(prefix)?),
+            Content::Text(filled("crates/capi/dipole.pc.in", prefix)?),
+            DATA,
+        ),
+        Item::new(
+            "lib/systemd/user/dipole-agent.service",
+            Content::Text(filled("examples/systemd/dipole-agent.service.in", prefix)?),
             DATA,
         ),
     ];
@@ -180,8 +185,9 @@ fn items(built: &Path, prefix: &Path) -> Result<Vec<Item>, Failure> {
     Ok(items)
 }
 
-fn pkgconfig(prefix: &Path) -> Result<Vec<u8>, Failure> {
-    let template = root().join("crates/capi/dipole.pc.in");
+/// A file that tells where things are installed.
+fn filled(template: &str, prefix: &Path) -> Result<Vec<u8>, Failure> {
+    let template = root().join(template);
     let text = fs::read_to_string(&template).map_err(at(&template))?;
     let prefix = prefix.display().to_string();
     let text = text
