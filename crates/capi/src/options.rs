@@ -357,9 +357,9 @@ impl NodeOptions {
             }
         }
         if (self.nid != 0 || hosts.is_some())
-            && let Some(host) = config.hosts.get(config.node)
+            && let Some(host) = config.hosts.get(config.node).cloned()
         {
-            config.bind = host.address;
+            config.bind_as(&host);
             if let Some(directory) = &host.runtime_dir {
                 config.runtime_dir.clone_from(directory);
             }
@@ -371,6 +371,7 @@ impl NodeOptions {
         // SAFETY: as above.
         if let Some(address) = unsafe { guard::text("bind", self.bind) }? {
             config.bind = parsed("bind", address, "an IP address of this node")?;
+            config.cards.clear();
         }
         // SAFETY: as above.
         if let Some(link) = unsafe { guard::text("link", self.link) }? {

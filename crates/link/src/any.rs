@@ -4,13 +4,15 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 
-use crate::{Caps, Capture, Class, Fault, Incoming, Link, Outgoing, sim, udp::Udp};
+use crate::{Caps, Capture, Cards, Class, Fault, Incoming, Link, Outgoing, sim, udp::Udp};
 
 /// Any link: a match at the hot boundary instead of a call through a pointer.
 #[derive(Debug)]
 pub enum AnyLink {
     /// UDP sockets.
     Udp(Box<Udp>),
+    /// UDP sockets on several cards.
+    Cards(Box<Cards>),
     /// A port of a simulated network.
     Sim(sim::Port),
     /// Faults injected into another link.
@@ -25,6 +27,7 @@ impl AnyLink {
     pub fn udp(&self) -> Option<&Udp> {
         match self {
             AnyLink::Udp(link) => Some(link),
+            AnyLink::Cards(link) => link.links().first(),
             AnyLink::Sim(_) => None,
             AnyLink::Fault(link) => link.inner().udp(),
             AnyLink::Capture(link) => link.inner().udp(),
@@ -35,7 +38,7 @@ impl AnyLink {
     #[must_use]
     pub fn fault(&self) -> Option<&Fault<AnyLink>> {
         match self {
-            AnyLink::Udp(_) | AnyLink::Sim(_) => None,
+            AnyLink::Udp(_) | AnyLink::Cards(_) | AnyLink::Sim(_) => None,
             AnyLink::Fault(link) => Some(link),
             AnyLink::Capture(link) => link.inner().fault(),
         }
@@ -45,6 +48,12 @@ impl AnyLink {
 impl From<Udp> for AnyLink {
     fn from(link: Udp) -> Self {
         AnyLink::Udp(Box::new(link))
+    }
+}
+
+impl From<Cards> for AnyLink {
+    fn from(link: Cards) -> Self {
+        AnyLink::Cards(Box::new(link))
     }
 }
 
@@ -71,6 +80,7 @@ macro_rules! on_link {
     ($any:expr, $link:ident => $call:expr) => {
         match $any {
             AnyLink::Udp($link) => $call,
+            AnyLink::Cards($link) => $call,
             AnyLink::Sim($link) => $call,
             AnyLink::Fault($link) => $call,
             AnyLink::Capture($link) => $call,
@@ -85,6 +95,10 @@ impl Link for AnyLink {
 
     fn local(&self, class: Class) -> SocketAddr {
         on_link!(self, link => link.local(class))
+    }
+
+    fn locals(&self, class: Class) -> Vec<SocketAddr> {
+        on_link!(self, link => link.locals(class))
     }
 
     #[inline]

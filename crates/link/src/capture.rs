@@ -242,6 +242,10 @@ impl<L: Link> Link for Capture<L> {
         self.inner.local(class)
     }
 
+    fn locals(&self, class: Class) -> Vec<SocketAddr> {
+        self.inner.locals(class)
+    }
+
     fn send(&mut self, now_ns: u64, batch: &[Outgoing<'_>]) -> io::Result<usize> {
         let taken = self.inner.send(now_ns, batch)?;
         if self.output.is_some() {

@@ -7,6 +7,7 @@
 mod any;
 pub mod arena;
 mod capture;
+mod cards;
 mod chance;
 pub mod cpu;
 pub mod fault;
@@ -24,6 +25,7 @@ use std::net::SocketAddr;
 
 pub use any::AnyLink;
 pub use capture::{Capture, CaptureError};
+pub use cards::Cards;
 pub use fault::Fault;
 pub use udp::Udp;
 
@@ -81,6 +83,11 @@ pub trait Link {
 
     /// The local address of a class, as peers should use it.
     fn local(&self, class: Class) -> SocketAddr;
+
+    /// The local addresses of a class, one for each card; the first is [`local`](Self::local).
+    fn locals(&self, class: Class) -> Vec<SocketAddr> {
+        vec![self.local(class)]
+    }
 
     /// Hands frames over, in order; returns how many were taken.
     ///

@@ -8,7 +8,7 @@ use std::time::Duration;
 use dipole_link::fault::Plan;
 
 use crate::address::NodeId;
-use crate::hosts::{Hosts, HostsError};
+use crate::hosts::{Host, Hosts, HostsError};
 use crate::job::{self, JobError};
 
 /// Names of the environment variables that [`Config::from_env`] reads.
@@ -59,6 +59,9 @@ impl std::str::FromStr for Links {
     }
 }
 
+/// Most cards of a node: the protocol has lanes for so many.
+pub const MAX_CARDS: usize = dipole_proto::wire::MAX_LANES / 2;
+
 /// How to open a [`Node`](crate::Node).
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -70,6 +73,9 @@ pub struct Config {
     pub hosts: Hosts,
     /// The IP address whose UDP ports carry this process's packets.
     pub bind: IpAddr,
+    /// Addresses of further cards of this machine, at most [`MAX_CARDS`] with the first: traffic goes on
+    /// over the others when one fails, and bulk uses all.
+    pub cards: Vec<IpAddr>,
     /// What may carry messages.
     pub links: Links,
     /// How long a waiter spins before it sleeps. Spinning suits a process with a
@@ -138,6 +144,7 @@ impl Config {
             runtime_dir,
             hosts: Hosts::local_only(node),
             bind: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            cards: Vec::new(),
             links: Links::Auto,
             spin: SPIN,
             connect_timeout: Duration::from_secs(30),
@@ -146,6 +153,12 @@ impl Config {
             capture: None,
             protocol: dipole_proto::Config::default(),
         }
+    }
+
+    /// Takes the addresses that the hosts file has for this node.
+    pub fn bind_as(&mut self, host: &Host) {
+        self.bind = host.address;
+        self.cards.clone_from(&host.cards);
     }
 
     /// True if processes of this node may be reached by shared memory.
@@ -180,14 +193,15 @@ impl Config {
         } else if let Some(file) = text(variables::HOSTS) {
             config.hosts = Hosts::load(file.as_ref()).map_err(ConfigError::Hosts)?;
         }
-        if let Some(host) = config.hosts.get(config.node) {
-            config.bind = host.address;
+        if let Some(host) = config.hosts.get(config.node).cloned() {
+            config.bind_as(&host);
             if let (Some(directory), None) = (&host.runtime_dir, text(variables::RUNTIME_DIR)) {
                 config.runtime_dir.clone_from(directory);
             }
         }
         if let Some(bind) = parsed(variables::BIND, "an IP address of this node")? {
             config.bind = bind;
+            config.cards.clear();
         }
         if let Some(spin) = parsed(variables::SPIN_MICROSECONDS, "microseconds")? {
             config.spin = Duration::from_micros(spin);

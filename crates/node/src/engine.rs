@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use arrayvec::ArrayVec;
 use dipole_link::{AnyLink, Class, Link, Outgoing};
-use dipole_proto::wire::{CRC_BYTES, LaneAddress, Trailer};
+use dipole_proto::wire::{CRC_BYTES, LaneAddress, MAX_LANES, Trailer};
 use dipole_proto::{Drop, Instant, Machine, PeerId, Transmit};
 
 use crate::GoneReason;
@@ -140,12 +140,7 @@ impl Engine {
         config.packet_bytes = config.packet_bytes.min(caps.max_frame_bytes);
         let arriving = u32::try_from(caps.receive_frames).unwrap_or(u32::MAX);
         config.window_packets = config.window_packets.min(arriving).max(4);
-        let lane = |lane: u8, class: Class| LaneAddress {
-            lane,
-            bulk: class == Class::Bulk,
-            address: to_wire(link.local(class)),
-        };
-        let lanes = [lane(0, Class::Small), lane(1, Class::Bulk)];
+        let lanes = lanes(&link);
         Engine {
             frames: FramePool::new(config.frames as usize, config.packet_bytes),
             machine: Machine::new(config, incarnation, secret, &lanes),
@@ -432,6 +427,20 @@ impl Engine {
         }
         Ok(())
     }
+}
+
+/// For each card a lane for small packets and one for bulk.
+fn lanes(link: &AnyLink) -> ArrayVec<LaneAddress, MAX_LANES> {
+    let cards = link.locals(Class::Small).into_iter();
+    let cards = cards.zip(link.locals(Class::Bulk));
+    let addresses = cards.flat_map(|(small, bulk)| [(small, false), (bulk, true)]);
+    let lanes = (0..).zip(addresses).take(MAX_LANES);
+    let lanes = lanes.map(|(lane, (address, bulk))| LaneAddress {
+        lane,
+        bulk,
+        address: to_wire(address),
+    });
+    lanes.collect()
 }
 
 /// Pause before a full link is offered the rest of a batch again.

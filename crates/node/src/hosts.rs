@@ -3,7 +3,7 @@
 //! One line per node, `#` begins a comment:
 //!
 //! ```text
-//! # NID ADDRESS [port=P] [slots=N] [ssh=DEST] [runtime=DIR] [name=TEXT]
+//! # NID ADDRESS [port=P] [cards=ADDRESS,...] [slots=N] [ssh=DEST] [runtime=DIR] [name=TEXT]
 //! 1 10.0.0.1 slots=4
 //! 2 10.0.0.2 slots=4 ssh=user@second runtime=/run/user/1000/dipole
 //! 3 fd00::3  port=7500 name=third
@@ -18,6 +18,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use crate::address::NodeId;
+use crate::config::MAX_CARDS;
 
 /// The UDP port on which a node answers where its endpoints are, unless `port=` says otherwise.
 pub const DEFAULT_DIRECTORY_PORT: u16 = 7411;
@@ -33,6 +34,8 @@ pub struct Host {
     pub node: NodeId,
     /// Its IP address, also the one its processes bind.
     pub address: IpAddr,
+    /// Addresses of its further cards.
+    pub cards: Vec<IpAddr>,
     /// The directory's UDP port.
     pub port: u16,
     /// How many ranks the launcher places here before it goes on to the next.
@@ -185,6 +188,7 @@ impl Hosts {
             entries: vec![Host {
                 node,
                 address: IpAddr::V4(Ipv4Addr::LOCALHOST),
+                cards: Vec::new(),
                 port: DEFAULT_DIRECTORY_PORT,
                 slots: 1,
                 ssh: None,
@@ -328,26 +332,18 @@ fn field(found: &str, expected: &'static str) -> LineFault {
 
 fn parse_line(content: &str) -> Result<Host, LineFault> {
     const NODE: &str = "a node number from 1 to 4294967295";
-    const OPTION: &str = "port=P, slots=N, ssh=DEST, runtime=DIR or name=TEXT";
+    const OPTION: &str =
+        "port=P, cards=ADDRESS[,ADDRESS], slots=N, ssh=DEST, runtime=DIR or name=TEXT";
+    const CARDS: &str = "cards=ADDRESS[,ADDRESS[,ADDRESS]], each once, without the first one";
     let mut words = content.split_whitespace();
     let first = words.next().unwrap_or_default();
     let node = first.parse().map_err(|_| field(first, NODE))?;
     let address = words.next().ok_or(LineFault::NoAddress)?;
-    let address: IpAddr = address.parse().map_err(|_| {
-        field(
-            address,
-            "an IPv4 or IPv6 address such as 10.0.0.1 or fd00::1",
-        )
-    })?;
-    if address.is_unspecified() || address.is_multicast() {
-        return Err(field(
-            &address.to_string(),
-            "the address of one host, neither unspecified nor multicast",
-        ));
-    }
+    let address = parse_address(address)?;
     let mut host = Host {
         node,
         address,
+        cards: Vec::new(),
         port: DEFAULT_DIRECTORY_PORT,
         slots: 1,
         ssh: None,
@@ -367,6 +363,15 @@ fn parse_line(content: &str) -> Result<Host, LineFault> {
                 host.port =
                     parse_within(word, value, 1..=u16::MAX, "port=P with P from 1 to 65535")?;
             }
+            "cards" => {
+                let cards = value.split(',').map(parse_address);
+                host.cards = cards.collect::<Result<_, _>>()?;
+                let mut all: HashSet<IpAddr> = host.cards.iter().copied().collect();
+                all.insert(address);
+                if all.len() != host.cards.len() + 1 || all.len() > MAX_CARDS {
+                    return Err(field(word, CARDS));
+                }
+            }
             "slots" => {
                 host.slots =
                     parse_within(word, value, 1..=MAX_SLOTS, "slots=N with N from 1 to 65536")?;
@@ -384,6 +389,19 @@ fn parse_line(content: &str) -> Result<Host, LineFault> {
         }
     }
     Ok(host)
+}
+
+fn parse_address(text: &str) -> Result<IpAddr, LineFault> {
+    let address: IpAddr = text
+        .parse()
+        .map_err(|_| field(text, "an IPv4 or IPv6 address such as 10.0.0.1 or fd00::1"))?;
+    if address.is_unspecified() || address.is_multicast() {
+        return Err(field(
+            text,
+            "the address of one host, neither unspecified nor multicast",
+        ));
+    }
+    Ok(address)
 }
 
 fn parse_within<T: std::str::FromStr + PartialOrd>(

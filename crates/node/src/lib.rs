@@ -45,7 +45,7 @@ mod stats;
 mod witness;
 
 pub use address::{Address, AddressError, EndpointId, NodeId};
-pub use config::{Config, ConfigError, Links, variables};
+pub use config::{Config, ConfigError, Links, MAX_CARDS, variables};
 pub use dipole_link::fault::Plan as FaultPlan;
 pub use dipole_link::shm::ShmStats;
 pub use dipole_proto::{Config as ProtocolConfig, Stats as ProtocolStats};

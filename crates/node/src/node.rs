@@ -6,11 +6,11 @@ use std::time::Duration;
 use dipole_link::fault::Fault;
 use dipole_link::fork::ForkMark;
 use dipole_link::udp::{Udp, UdpOptions};
-use dipole_link::{AnyLink, Capture, Class, Link};
+use dipole_link::{AnyLink, Capture, Cards, Class, Link};
 
 use crate::address::{EndpointId, NodeId};
 use crate::clock::Clock;
-use crate::config::{Config, Links};
+use crate::config::{Config, Links, MAX_CARDS};
 use crate::drive::Driver;
 use crate::endpoint::Endpoint;
 use crate::engine::{Departure, Engine};
@@ -182,11 +182,19 @@ fn share_memory(
 }
 
 fn open_link(config: &Config, clock: Clock) -> Result<AnyLink, OpenError> {
-    let udp = Udp::bind(config.bind, &UdpOptions::default()).map_err(|cause| OpenError::Link {
+    let options = UdpOptions::default();
+    let failed = |cause: dipole_link::udp::OpenError| OpenError::Link {
         bind: config.bind,
         cause: cause.to_string(),
-    })?;
-    let mut link = AnyLink::Udp(Box::new(udp));
+    };
+    let mut link = if config.cards.is_empty() {
+        AnyLink::from(Udp::bind(config.bind, &options).map_err(failed)?)
+    } else {
+        let mut addresses = vec![config.bind];
+        addresses.extend(&config.cards);
+        addresses.truncate(MAX_CARDS);
+        AnyLink::from(Cards::bind(&addresses, &options).map_err(failed)?)
+    };
     if let Some(file) = &config.capture {
         let capture = Capture::create(link, file, clock.since_1970_ns()).map_err(|cause| {
             OpenError::Capture {

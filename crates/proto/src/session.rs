@@ -142,6 +142,10 @@ pub(crate) struct Session {
     forced: u32,
     /// The lane that those repeats keep away from.
     detour: Option<u8>,
+    /// The lane of the newest arrival: answers go back by its card.
+    heard_on: u8,
+    /// Prods since the peer was last heard: each tries the next card.
+    unanswered: usize,
     /// Since when the peer owes us some sign of life.
     pub(crate) asked_at: Option<Instant>,
     /// It has been silent for long enough to ask others about it.
@@ -191,6 +195,8 @@ impl Session {
             want: Backoff::OFF,
             forced: 0,
             detour: None,
+            heard_on: 0,
+            unanswered: 0,
             asked_at: Some(now),
             doubted: false,
             last_heard: now,
@@ -440,6 +446,7 @@ impl Session {
     /// The peer lives.
     fn heard(&mut self, now: Instant) {
         self.last_heard = now;
+        self.unanswered = 0;
         self.doubted = false;
         self.asked_at = (!self.window.is_empty() || !self.wanting.is_empty()).then_some(now);
     }

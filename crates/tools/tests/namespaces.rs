@@ -38,17 +38,20 @@ impl Bed {
             directory: tempfile::tempdir().expect("a directory"),
         };
         let [a, b] = &bed.names;
+        let card = |number: u32| {
+            let net = 98 + number;
+            ip(&format!(
+                "link add card{number} netns {a} type veth peer name card{number} netns {b}"
+            )) && ip(&format!("-n {a} addr add 10.{net}.0.1/24 dev card{number}"))
+                && ip(&format!("-n {b} addr add 10.{net}.0.2/24 dev card{number}"))
+                && bed.set_card(number, true)
+        };
         let made = ip(&format!("netns add {a}"))
             && ip(&format!("netns add {b}"))
-            && ip(&format!(
-                "link add v{tag}a netns {a} type veth peer name v{tag}b netns {b}"
-            ))
-            && ip(&format!("-n {a} addr add 10.98.0.1/24 dev v{tag}a"))
-            && ip(&format!("-n {b} addr add 10.98.0.2/24 dev v{tag}b"))
             && ip(&format!("-n {a} link set lo up"))
             && ip(&format!("-n {b} link set lo up"))
-            && ip(&format!("-n {a} link set v{tag}a up"))
-            && ip(&format!("-n {b} link set v{tag}b up"));
+            && card(0)
+            && card(1);
         if !made {
             eprintln!("SKIPPED: `ip netns` makes no namespaces here (iproute2, veth?)");
             return None;
@@ -56,6 +59,10 @@ impl Bed {
         bed.write(
             "hosts",
             &format!("1 10.98.0.1 slots=2 ssh={a}\n2 10.98.0.2 slots=2 ssh={b}\n"),
+        );
+        bed.write(
+            "two-cards",
+            "1 10.98.0.1 cards=10.99.0.1\n2 10.98.0.2 cards=10.99.0.2\n",
         );
         // Called as `remote-shell DEST COMMAND-LINE`, like ssh.
         bed.write(
@@ -65,6 +72,24 @@ impl Bed {
         let mode = std::fs::Permissions::from_mode(0o755);
         std::fs::set_permissions(bed.path("remote-shell"), mode).expect("our own file");
         Some(bed)
+    }
+
+    /// Plugs a card of both nodes in or out.
+    fn set_card(&self, number: u32, up: bool) -> bool {
+        let state = if up { "up" } else { "down" };
+        let set = |name| ip(&format!("-n {name} link set card{number} {state}"));
+        self.names.iter().all(set)
+    }
+
+    /// Bytes that the first node has sent by a card.
+    fn sent_by(&self, number: u32) -> u64 {
+        let file = format!("/sys/class/net/card{number}/statistics/tx_bytes");
+        let output = Command::new("ip")
+            .args(["netns", "exec", &self.names[0], "cat", &file])
+            .output()
+            .expect("ip runs");
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        text.trim().parse().expect("a number")
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -192,6 +217,74 @@ fn a_file_crosses_from_node_to_node_through_loss_unchanged() {
         .arg(bed.path("original"))
         .output()
         .expect("it starts");
+    check(&sent);
+    check(&receiver.wait_with_output().expect("it ends"));
+    let same = Command::new("cmp")
+        .args([bed.path("original"), bed.path("copy")])
+        .status()
+        .expect("cmp runs");
+    assert!(same.success(), "the copy differs");
+}
+
+#[test]
+fn a_stream_goes_on_while_either_of_two_cards_is_out() {
+    const BLOCK_BYTES: usize = 1 << 20;
+    const BLOCKS_PER_PHASE: usize = 24;
+    let Some(bed) = Bed::make("c") else { return };
+    let receiver = bed
+        .dipole(1)
+        .args(["recv", "2:7", "--nid", "2", "--hosts"])
+        .arg(bed.path("two-cards"))
+        .arg("--out")
+        .arg(bed.path("copy"))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    let mut sender = bed
+        .dipole(0)
+        .args(["send", "2:7", "--nid", "1", "--hosts"])
+        .arg(bed.path("two-cards"))
+        .stdin(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    let mut input = sender.stdin.take().expect("a pipe");
+    let mut original = std::fs::File::create(bed.path("original")).expect("our own directory");
+    let mut block = vec![0_u8; BLOCK_BYTES];
+    let mut blocks = 0_usize;
+    // Bytes that each card has sent of a phase.
+    let mut phase = || {
+        let before = [0, 1].map(|card| bed.sent_by(card));
+        for _ in 0..BLOCKS_PER_PHASE {
+            blocks += 1;
+            for (at, byte) in block.iter_mut().enumerate() {
+                *byte = (at * 131 + blocks * 17 + at / 977).to_le_bytes()[0];
+            }
+            original.write_all(&block).expect("there is room");
+            input.write_all(&block).expect("the sender goes on");
+        }
+        let sent = [0, 1].map(|card: u32| bed.sent_by(card) - before[card as usize]);
+        println!("{} and {} KiB by the cards", sent[0] >> 10, sent[1] >> 10);
+        // A quarter of a phase: a card did its share, or next to nothing.
+        sent.map(|bytes| bytes > (BLOCK_BYTES * BLOCKS_PER_PHASE / 4) as u64)
+    };
+    assert_eq!(phase(), [true, true], "bulk uses both cards");
+    assert!(bed.set_card(1, false));
+    assert_eq!(phase(), [true, false]);
+    assert!(bed.set_card(1, true) && bed.set_card(0, false));
+    assert_eq!(phase(), [false, true]);
+    assert!(bed.set_card(0, true));
+    // A card that was given up rests for a while.
+    let plugged_in = std::time::Instant::now();
+    while phase() != [true, true] {
+        assert!(
+            plugged_in.elapsed().as_secs() < 60,
+            "a card is not used again"
+        );
+    }
+    drop(input);
+    let sent = sender.wait_with_output().expect("it ends");
     check(&sent);
     check(&receiver.wait_with_output().expect("it ends"));
     let same = Command::new("cmp")

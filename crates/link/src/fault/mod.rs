@@ -328,6 +328,10 @@ impl<L: Link> Link for Fault<L> {
         self.inner.local(class)
     }
 
+    fn locals(&self, class: Class) -> Vec<SocketAddr> {
+        self.inner.locals(class)
+    }
+
     #[inline]
     fn send(&mut self, now_ns: u64, batch: &[Outgoing<'_>]) -> io::Result<usize> {
         if self.zero {

@@ -80,6 +80,7 @@ impl Names {
             entries.push(Host {
                 node: node_at(index),
                 address,
+                cards: Vec::new(),
                 port,
                 slots: 1,
                 ssh: None,

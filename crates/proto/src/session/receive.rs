@@ -100,6 +100,7 @@ impl Session {
         let Some(lane) = self.lanes.iter_mut().find(|lane| lane.id == header.lane) else {
             return Err(Drop::Untracked);
         };
+        self.heard_on = lane.id;
         let number = widen(header.number, lane.incoming.next());
         let floor = number.saturating_sub(u64::from(header.settled));
         if !header.flags.has(Flags::UNIT) {

@@ -221,7 +221,7 @@ impl Session {
             Kind::Ack => self.lanes.iter().position(Lane::must_tell_floor),
             _ => None,
         };
-        let index = floor.unwrap_or_else(|| self.pick_lane(false, None, now));
+        let index = floor.unwrap_or_else(|| self.pick_control_lane(kind, now));
         let (to, bulk) = (self.lanes[index].to, self.lanes[index].bulk);
         let mut header = match floor {
             Some(index) => self.floor_header(index),
@@ -404,6 +404,31 @@ impl Session {
             self.next_bulk_lane = (chosen + 1) % count;
         }
         chosen
+    }
+
+    /// The lane for a packet without a number of its own. Nobody acknowledges it, so a dead
+    /// card would swallow one after the other unseen: an answer goes back by the card that
+    /// was heard last, and prods that nobody answers try all of them.
+    fn pick_control_lane(&mut self, kind: Kind, now: Instant) -> usize {
+        let cards = self.lanes.iter().filter(|lane| !lane.bulk).count();
+        if cards < 2 {
+            return self.pick_lane(false, None, now);
+        }
+        let heard = self.lanes.iter().find(|lane| lane.id == self.heard_on);
+        let heard = heard.map(|lane| lane.to.ip);
+        let small = self.lanes.iter().enumerate();
+        let small = small.filter(|(_, lane)| !lane.bulk);
+        let first = small
+            .clone()
+            .position(|(_, lane)| Some(lane.to.ip) == heard)
+            .unwrap_or(0);
+        let step = match kind {
+            Kind::Prod => self.unanswered,
+            _ => 0,
+        };
+        self.unanswered += usize::from(kind == Kind::Prod);
+        let chosen = small.map(|(index, _)| index).nth((first + step) % cards);
+        chosen.unwrap_or(0)
     }
 
     fn header(&self, kind: Kind) -> Header {

@@ -193,6 +193,9 @@ impl Session {
         }
         (self.tail_arrivals == self.window.arrivals()).hash(hasher);
         (self.forced, self.detour, self.told_window).hash(hasher);
+        if self.lanes.len() > 2 {
+            (self.heard_on, self.unanswered).hash(hasher);
+        }
         (self.watched, self.expecting, self.is_ready, self.doubted).hash(hasher);
         if self.watched || self.lanes.len() > 1 {
             let quarter = config.peer_timeout_ns / 4;

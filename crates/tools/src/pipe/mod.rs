@@ -171,10 +171,10 @@ fn configure(args: &PipeArgs) -> Result<Config, PipeError> {
     let is_set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     if (args.nid.is_some() || args.hosts.is_some())
         && !config.hosts.is_local_only()
-        && let Some(host) = config.hosts.get(config.node)
+        && let Some(host) = config.hosts.get(config.node).cloned()
     {
         if !is_set(variables::BIND) {
-            config.bind = host.address;
+            config.bind_as(&host);
         }
         if let (Some(given), false) = (&host.runtime_dir, is_set(variables::RUNTIME_DIR)) {
             config.runtime_dir.clone_from(given);

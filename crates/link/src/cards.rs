@@ -1,0 +1,204 @@
+//! Several cards behind one link: a frame leaves by the card from which the kernel
+//! would reach its destination.
+//!
+//! A process binds the same kind of sockets on each; its peers learn all addresses in the
+//! handshake, and the protocol has a lane for each. What is sent by a card that is down is
+//! lost, as on any link: the protocol sees that and takes another lane.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::os::fd::BorrowedFd;
+
+use crate::udp::{OpenError, Udp, UdpOptions};
+use crate::{Caps, Class, Incoming, Link, Outgoing};
+
+/// A destination for which there was no way is asked about again after so long.
+const ASK_AGAIN_NS: u64 = 1_000_000_000;
+
+/// See the module.
+#[derive(Debug)]
+pub struct Cards {
+    cards: Vec<Udp>,
+    /// By destination: which card, and until when that is believed.
+    ways: HashMap<IpAddr, (usize, u64)>,
+    /// Whose frames the last poll offers.
+    polled: usize,
+    /// Who is polled first.
+    turn: usize,
+}
+
+impl Cards {
+    /// Opens a link on each of these addresses of this machine; the first is the one by
+    /// which the process is known.
+    ///
+    /// # Errors
+    /// See [`OpenError`]; nothing stays open.
+    ///
+    /// # Panics
+    /// When there are no addresses.
+    pub fn bind(addresses: &[IpAddr], options: &UdpOptions) -> Result<Cards, OpenError> {
+        assert!(!addresses.is_empty(), "at least one card");
+        let cards = addresses.iter().map(|ip| Udp::bind(*ip, options));
+        Ok(Cards {
+            cards: cards.collect::<Result<_, _>>()?,
+            ways: HashMap::new(),
+            polled: 0,
+            turn: 0,
+        })
+    }
+
+    /// The links, one for each card.
+    #[must_use]
+    pub fn links(&self) -> &[Udp] {
+        &self.cards
+    }
+
+    /// By which card to send there.
+    #[inline]
+    fn way(&mut self, to: IpAddr, now_ns: u64) -> usize {
+        match self.ways.get(&to) {
+            Some((card, until)) if *until > now_ns => *card,
+            _ => self.find_way(to, now_ns),
+        }
+    }
+
+    #[cold]
+    fn find_way(&mut self, to: IpAddr, now_ns: u64) -> usize {
+        let from = source(to).ok();
+        let found = self
+            .cards
+            .iter()
+            .position(|card| Some(card.local(Class::Small).ip()) == from);
+        let (card, until) = match (found, self.ways.get(&to)) {
+            (Some(card), _) => (card, u64::MAX),
+            // A card that is down has no routes.
+            (None, Some((before, _))) => (*before, now_ns.saturating_add(ASK_AGAIN_NS)),
+            (None, None) => (0, now_ns.saturating_add(ASK_AGAIN_NS)),
+        };
+        self.ways.insert(to, (card, until));
+        card
+    }
+}
+
+/// The address from which the kernel would send there.
+fn source(to: IpAddr) -> io::Result<IpAddr> {
+    let any: IpAddr = match to {
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let socket = UdpSocket::bind((any, 0))?;
+    // Sends nothing; the port does not matter.
+    socket.connect((to, 9))?;
+    Ok(socket.local_addr()?.ip())
+}
+
+impl Link for Cards {
+    fn caps(&self) -> Caps {
+        let caps = self.cards.iter().map(Udp::caps);
+        let least = caps.reduce(|one, other| Caps {
+            max_frame_bytes: one.max_frame_bytes.min(other.max_frame_bytes),
+            max_burst_frames: one.max_burst_frames.min(other.max_burst_frames),
+            receive_frames: one.receive_frames.min(other.receive_frames),
+            lossless: one.lossless && other.lossless,
+        });
+        least.unwrap_or_else(|| unreachable!("at least one card"))
+    }
+
+    fn local(&self, class: Class) -> SocketAddr {
+        self.cards[0].local(class)
+    }
+
+    fn locals(&self, class: Class) -> Vec<SocketAddr> {
+        self.cards.iter().map(|card| card.local(class)).collect()
+    }
+
+    fn send(&mut self, now_ns: u64, batch: &[Outgoing<'_>]) -> io::Result<usize> {
+        let mut taken = 0;
+        while let Some(first) = batch.get(taken) {
+            let card = self.way(first.to.ip(), now_ns);
+            let rest = &batch[taken..];
+            let alike = rest
+                .iter()
+                .take_while(|frame| self.way(frame.to.ip(), now_ns) == card)
+                .count();
+            let sent = self.cards[card].send(now_ns, &rest[..alike])?;
+            taken += sent;
+            if sent < alike {
+                break;
+            }
+        }
+        Ok(taken)
+    }
+
+    fn poll(&mut self, now_ns: u64, class: Class) -> io::Result<usize> {
+        for _ in 0..self.cards.len() {
+            let card = self.turn;
+            self.turn = (self.turn + 1) % self.cards.len();
+            let count = self.cards[card].poll(now_ns, class)?;
+            if count > 0 {
+                self.polled = card;
+                return Ok(count);
+            }
+        }
+        Ok(0)
+    }
+
+    fn frame(&self, index: usize) -> Incoming<'_> {
+        self.cards[self.polled].frame(index)
+    }
+
+    fn next_deadline_ns(&self) -> Option<u64> {
+        self.cards.iter().filter_map(Link::next_deadline_ns).min()
+    }
+
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        self.cards.iter().flat_map(Link::descriptors).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().expect("an address")
+    }
+
+    #[test]
+    fn frames_come_by_every_card_and_one_side_may_have_more_of_them() {
+        // From loopback the kernel takes 127.0.0.1 as the source of all of it.
+        let addresses = [ip("127.0.0.1"), ip("127.0.0.2")];
+        let mut two = Cards::bind(&addresses, &UdpOptions::default()).expect("loopback");
+        let mut one = Cards::bind(&addresses[..1], &UdpOptions::default()).expect("loopback");
+        for class in [Class::Small, Class::Bulk] {
+            let locals = two.locals(class);
+            assert_eq!(locals.len(), 2);
+            assert_eq!(locals[0], two.local(class));
+            for (number, to) in (0_u8..).zip(&locals) {
+                let frame = Outgoing {
+                    class,
+                    to: *to,
+                    bytes: &[number],
+                    any_port: false,
+                };
+                assert_eq!(one.send(0, &[frame]).expect("works"), 1);
+            }
+            let mut got = Vec::new();
+            while got.len() < 2 {
+                for index in 0..two.poll(0, class).expect("works") {
+                    got.push(two.frame(index).bytes.to_vec());
+                }
+            }
+            got.sort();
+            assert_eq!(got, [[0], [1]]);
+        }
+        assert_eq!(two.descriptors().len(), 2 * one.descriptors().len());
+    }
+
+    #[test]
+    fn an_address_that_is_not_ours_is_an_error() {
+        let addresses = [ip("127.0.0.1"), ip("192.0.2.1")];
+        assert!(Cards::bind(&addresses, &UdpOptions::default()).is_err());
+    }
+}
