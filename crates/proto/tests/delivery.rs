@@ -31,7 +31,19 @@ fn payload(index: u64, length: usize) -> Vec<u8> {
 
 /// Sends `count` messages of the given lengths and checks that they come in order.
 fn converse(wire: &mut Wire, edge: EdgeId, count: u64, length: impl Fn(u64) -> usize) {
-    let (mut sent, mut received) = (0, 0);
+    converse_from(wire, edge, 0, count, length);
+}
+
+/// The same with messages from number `first` on.
+fn converse_from(
+    wire: &mut Wire,
+    edge: EdgeId,
+    first: u64,
+    count: u64,
+    length: impl Fn(u64) -> usize,
+) {
+    let (mut sent, mut received) = (first, first);
+    let count = first + count;
     let finished = wire.run(120 * SECOND, |wire| {
         let now = wire.now;
         while sent < count {
@@ -193,9 +205,30 @@ fn a_missing_endpoint_is_told_to_the_sender() {
 #[test]
 fn a_lane_that_dies_hands_its_units_to_another() {
     let (mut wire, edge) = connected(13, &Config::default());
-    wire.dead_port = Some(2);
+    wire.dead_ports = vec![2];
     converse(&mut wire, edge, 20, |_| 100_000);
     assert!(wire.hosts[0].machine.stats().lanes_lost > 0);
+}
+
+#[test]
+fn either_of_two_cards_may_fail_and_come_back() {
+    for length in [50, 100_000] {
+        let mut wire = Wire::with_cards(31, 2, 2, &Config::default());
+        wire.hosts[1].machine.open_endpoint(7, false);
+        let peer = wire.connect(0, 1);
+        assert!(wire.run(SECOND, |wire| wire.hosts[0].machine.is_open(peer)));
+        let edge = wire.hosts[0].machine.edge(peer, 1, 7).expect("open");
+        let mut first = 0;
+        for dead_ports in [vec![], vec![1, 2], vec![], vec![3, 4], vec![]] {
+            println!("{length} bytes, dead: {dead_ports:?}");
+            wire.dead_ports = dead_ports;
+            let begun = wire.now;
+            converse_from(&mut wire, edge, first, 20, |_| length);
+            first += 20;
+            assert!(wire.now.since(begun) < 2 * SECOND, "within the time-out");
+        }
+        assert!(wire.hosts.iter().all(|host| host.gone.is_empty()));
+    }
 }
 
 #[test]

@@ -101,8 +101,10 @@ pub struct Wire {
     pub duplicate: f64,
     pub reorder: f64,
     pub latency_ns: u64,
-    /// Packets to or from this port vanish.
-    pub dead_port: Option<u16>,
+    /// Packets to these ports vanish.
+    pub dead_ports: Vec<u16>,
+    /// Lanes of each host: small and bulk for each of its cards. The ports are 1, 2, 3, ...
+    cards: u8,
     pub lost: u64,
     pub sent: u64,
 }
@@ -118,6 +120,10 @@ pub fn address(host: usize, port: u16) -> Address {
 
 impl Wire {
     pub fn new(seed: u64, hosts: usize, config: &Config) -> Wire {
+        Wire::with_cards(seed, hosts, 1, config)
+    }
+
+    pub fn with_cards(seed: u64, hosts: usize, cards: u8, config: &Config) -> Wire {
         let mut wire = Wire {
             now: Instant(1_000_000_000),
             hosts: Vec::new(),
@@ -128,7 +134,8 @@ impl Wire {
             duplicate: 0.0,
             reorder: 0.0,
             latency_ns: 5_000,
-            dead_port: None,
+            dead_ports: Vec::new(),
+            cards,
             lost: 0,
             sent: 0,
         };
@@ -140,11 +147,17 @@ impl Wire {
     }
 
     fn host(&mut self, index: usize, config: &Config) -> Host {
-        let lanes = [(0, false, 1), (1, true, 2)].map(|(lane, bulk, port)| LaneAddress {
-            lane,
-            bulk,
-            address: address(index, port),
-        });
+        let lanes: Vec<LaneAddress> = (0..2 * self.cards)
+            .map(|lane| {
+                let mut address = address(index, u16::from(lane) + 1);
+                address.ip[14] = lane / 2;
+                LaneAddress {
+                    lane,
+                    bulk: lane % 2 == 1,
+                    address,
+                }
+            })
+            .collect();
         let config = Config {
             node: index as u32 + 1,
             ..config.clone()
@@ -222,7 +235,7 @@ impl Wire {
             let (from, to, bytes) = entry.remove();
             let now = self.now;
             for host in &mut self.hosts {
-                if host.home.ip == to.ip {
+                if host.home.ip[15] == to.ip[15] {
                     host.take(now, from, &bytes);
                 }
             }
@@ -250,7 +263,7 @@ impl Wire {
             self.sent += 1;
             let copies = 1 + u64::from(self.random.chance(self.duplicate));
             for _ in 0..copies {
-                let dead = self.dead_port == Some(transmit.to.port);
+                let dead = self.dead_ports.contains(&transmit.to.port);
                 if dead || self.random.chance(self.loss) {
                     self.lost += 1;
                     continue;
