@@ -16,6 +16,9 @@ use crate::{Caps, Class, Incoming, Link, Outgoing};
 /// A destination for which there was no way is asked about again after so long.
 const ASK_AGAIN_NS: u64 = 1_000_000_000;
 
+/// How often other ports are tried when those of the first card are taken on another.
+const PORT_ATTEMPTS: u32 = 8;
+
 /// See the module.
 #[derive(Debug)]
 pub struct Cards {
@@ -39,9 +42,15 @@ impl Cards {
     /// When there are no addresses.
     pub fn bind(addresses: &[IpAddr], options: &UdpOptions) -> Result<Cards, OpenError> {
         assert!(!addresses.is_empty(), "at least one card");
-        let cards = addresses.iter().map(|ip| Udp::bind(*ip, options));
+        let mut cards = open(addresses, options);
+        for _ in 0..PORT_ATTEMPTS {
+            if !matches!(cards, Err(OpenError::Bind { .. })) {
+                break;
+            }
+            cards = open(addresses, options);
+        }
         Ok(Cards {
-            cards: cards.collect::<Result<_, _>>()?,
+            cards: cards?,
             ways: HashMap::new(),
             polled: 0,
             turn: 0,
@@ -79,6 +88,23 @@ impl Cards {
         self.ways.insert(to, (card, until));
         card
     }
+}
+
+/// Links on all of them, with the same ports: who knows one address knows all.
+fn open(addresses: &[IpAddr], options: &UdpOptions) -> Result<Vec<Udp>, OpenError> {
+    let mut cards: Vec<Udp> = Vec::new();
+    for address in addresses {
+        let ports = match cards.first() {
+            None => options.clone(),
+            Some(first) => UdpOptions {
+                small_port: first.local(Class::Small).port(),
+                bulk_port: first.local(Class::Bulk).port(),
+                ..options.clone()
+            },
+        };
+        cards.push(Udp::bind(*address, &ports)?);
+    }
+    Ok(cards)
 }
 
 /// The address from which the kernel would send there.

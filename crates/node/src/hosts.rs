@@ -54,6 +54,15 @@ impl Host {
     pub fn directory(&self) -> SocketAddr {
         SocketAddr::new(self.address, self.port)
     }
+
+    /// The same on each of its cards, the first one first.
+    #[must_use]
+    pub fn directories(&self) -> Vec<SocketAddr> {
+        let addresses = std::iter::once(&self.address).chain(&self.cards);
+        addresses
+            .map(|address| SocketAddr::new(*address, self.port))
+            .collect()
+    }
 }
 
 impl fmt::Display for Host {
@@ -481,7 +490,14 @@ mod tests {
             ("1 10.0.0.1 name=", "expected name=TEXT"),
             (
                 "1 10.0.0.1 colour=red",
-                "found `colour=red`, expected port=P, slots=N",
+                "found `colour=red`, expected port=P, cards=ADDRESS",
+            ),
+            ("1 10.0.0.1 cards=10.1.0.1,", "expected an IPv4 or IPv6"),
+            ("1 10.0.0.1 cards=10.0.0.1", "expected cards=ADDRESS"),
+            ("1 10.0.0.1 cards=10.1.0.1,10.1.0.1", "each once"),
+            (
+                "1 10.0.0.1 cards=10.1.0.1,10.2.0.1,10.3.0.1,10.4.0.1",
+                "expected cards=ADDRESS",
             ),
             ("1 10.0.0.1 7411", "found `7411`, expected port=P"),
             ("1 10.0.0.1 port=1 port=2", "found `port=` a second time"),
@@ -498,6 +514,14 @@ mod tests {
             let said = Hosts::parse(text).unwrap_err().to_string();
             assert!(said.contains(wanted), "{text:?}: {said}");
         }
+    }
+
+    #[test]
+    fn a_node_with_several_cards_is_asked_on_each() {
+        let hosts = Hosts::parse("1 10.0.0.1 port=9 cards=10.1.0.1,fd00::1").unwrap();
+        let asked = hosts.get(NodeId(1)).unwrap().directories();
+        let asked: Vec<String> = asked.iter().map(ToString::to_string).collect();
+        assert_eq!(asked, ["10.0.0.1:9", "10.1.0.1:9", "[fd00::1]:9"]);
     }
 
     #[test]

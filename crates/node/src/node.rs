@@ -66,7 +66,7 @@ impl Node {
         let driver = Driver::new(engine, clock, config.spin).map_err(OpenError::Sleep)?;
         let directory = match config.hosts.get(config.node) {
             Some(host) if !config.hosts.is_local_only() => Some(
-                Directory::start(&registry, host.directory())
+                Directory::start(&registry, host.directories())
                     .map_err(|cause| registry_error(&cause))?,
             ),
             _ => None,

@@ -36,7 +36,9 @@ struct Question {
     node: NodeId,
     incarnation: u64,
     nonce: u64,
-    directory: SocketAddr,
+    /// On each of the node's cards; they are asked in turn.
+    directories: Vec<SocketAddr>,
+    attempts: usize,
     asked: Instant,
     next: Instant,
     pause_ns: u64,
@@ -98,7 +100,8 @@ impl Witness {
             node,
             incarnation,
             nonce: rand::random(),
-            directory: host.directory(),
+            directories: host.directories(),
+            attempts: 0,
             asked: now,
             next: now,
             pause_ns: FIRST_PAUSE_NS,
@@ -126,9 +129,11 @@ impl Witness {
             question.next = now.after(question.pause_ns);
             question.pause_ns *= 2;
             let packet = encode_vouch(question.nonce, question.node, question.incarnation);
-            let socket = &mut self.sockets[usize::from(question.directory.is_ipv6())];
-            let sent = bound(socket, question.directory)
-                .and_then(|socket| socket.send_to(&packet, question.directory));
+            let directory = question.directories[question.attempts % question.directories.len()];
+            question.attempts += 1;
+            let socket = &mut self.sockets[usize::from(directory.is_ipv6())];
+            let sent =
+                bound(socket, directory).and_then(|socket| socket.send_to(&packet, directory));
             if let Err(cause) = sent {
                 tracing::debug!(node = %question.node, %cause, "asking about a silent process");
             }
@@ -158,7 +163,7 @@ impl Witness {
                     Testimony::Lives => tell(question.peer, Verdict::Lives),
                     Testimony::Ended => tell(question.peer, Verdict::Ended),
                     Testimony::WrongNode => tracing::warn!(
-                        directory = %question.directory,
+                        directory = %from,
                         "node {} answers where the hosts file has node {}; correct one of them",
                         answer.node,
                         question.node
@@ -173,7 +178,7 @@ impl Witness {
 fn is_answer(question: &Question, answer: &Vouched, from: SocketAddr) -> bool {
     question.nonce == answer.nonce
         && question.incarnation == answer.incarnation
-        && question.directory == from
+        && question.directories.contains(&from)
         && (question.node == answer.node) != (answer.testimony == Testimony::WrongNode)
 }
 

@@ -227,6 +227,31 @@ fn a_file_crosses_from_node_to_node_through_loss_unchanged() {
 }
 
 #[test]
+fn a_file_crosses_though_the_first_of_two_cards_is_out_from_the_start() {
+    let Some(bed) = Bed::make("o") else { return };
+    assert!(bed.set_card(0, false));
+    bed.write("original", "what is sent\n");
+    let receiver = bed
+        .dipole(1)
+        .args(["recv", "2:7", "--nid", "2", "--hosts"])
+        .arg(bed.path("two-cards"))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    let sent = bed
+        .dipole(0)
+        .args(["send", "2:7", "--nid", "1", "--hosts"])
+        .arg(bed.path("two-cards"))
+        .arg(bed.path("original"))
+        .output()
+        .expect("it starts");
+    check(&sent);
+    let received = check(&receiver.wait_with_output().expect("it ends"));
+    assert_eq!(received, "what is sent\n");
+}
+
+#[test]
 fn a_stream_goes_on_while_either_of_two_cards_is_out() {
     const BLOCK_BYTES: usize = 1 << 20;
     const BLOCKS_PER_PHASE: usize = 24;

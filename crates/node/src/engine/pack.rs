@@ -118,6 +118,13 @@ impl Engine {
         now: Instant,
         to: Destination,
     ) -> Result<PeerId, dipole_proto::ConnectError> {
+        // It may have been met by another of its cards.
+        let known = self.peers.iter().flatten().find(|peer| {
+            to.incarnation != 0 && peer.incarnation == to.incarnation && peer.gone.is_none()
+        });
+        if let Some(peer) = known {
+            return Ok(peer.id);
+        }
         let peer = self
             .machine
             .connect(now, to_wire(to.small), to.incarnation)?;

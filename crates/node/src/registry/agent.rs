@@ -75,19 +75,18 @@ impl From<RegistryError> for SeatError {
 /// Being the node's agent, until it is dropped or the process ends.
 #[derive(Debug)]
 pub struct AgentSeat {
-    answers: Answers,
-    socket: UdpSocket,
+    sockets: Vec<(UdpSocket, Answers)>,
     _agent: File,
     _directory: File,
 }
 
 impl AgentSeat {
-    /// Takes the seat and the port at which the node is asked, from whichever of its
-    /// processes has it. Waits for one that is stopped, and says so.
+    /// Takes the seat and the port at which the node is asked, on each of its cards, from
+    /// whichever of its processes has it. Waits for one that is stopped, and says so.
     ///
     /// # Errors
     /// [`SeatError::Taken`] names the agent there is.
-    pub fn take(registry: &Registry, address: SocketAddr) -> Result<AgentSeat, SeatError> {
+    pub fn take(registry: &Registry, addresses: &[SocketAddr]) -> Result<AgentSeat, SeatError> {
         let path = registry.path().join("agent.lock");
         let mut agent = open_lock(&path)?;
         let begun = Instant::now();
@@ -108,31 +107,37 @@ impl AgentSeat {
             .set_len(0)
             .and_then(|()| writeln!(agent, "{}", std::process::id()))
             .map_err(failed("writing", &path))?;
-        let directory = make_way(registry, address)?;
-        let socket = bound(address).map_err(|cause| SeatError::Port { address, cause })?;
+        let directory = make_way(registry, addresses)?;
+        let socket = |address: &SocketAddr| match bound(*address) {
+            Ok(socket) => Ok((socket, Answers::new(registry, address.ip()))),
+            Err(cause) => Err(SeatError::Port {
+                address: *address,
+                cause,
+            }),
+        };
         Ok(AgentSeat {
-            answers: Answers::new(registry, address.ip()),
-            socket,
+            sockets: addresses.iter().map(socket).collect::<Result<_, _>>()?,
             _agent: agent,
             _directory: directory,
         })
     }
 
-    /// The port at which the node is asked; reading it does not block.
-    #[must_use]
-    pub fn socket(&self) -> &UdpSocket {
-        &self.socket
+    /// The ports at which the node is asked, by card; reading them does not block.
+    pub fn sockets(&self) -> impl Iterator<Item = &UdpSocket> {
+        self.sockets.iter().map(|(socket, _)| socket)
     }
 
-    /// The answer to another node's question; `None` if it is none, or cannot be answered.
+    /// The answer to another node's question that came to a card; `None` if it is none, or
+    /// cannot be answered.
     #[must_use]
-    pub fn reply(&self, packet: &[u8]) -> Option<Vec<u8>> {
-        self.answers.reply(packet).ok().flatten()
+    pub fn reply(&self, card: usize, packet: &[u8]) -> Option<Vec<u8>> {
+        let (_, answers) = self.sockets.get(card)?;
+        answers.reply(packet).ok().flatten()
     }
 }
 
 /// Takes the lock of the directory from whoever answers now.
-fn make_way(registry: &Registry, address: SocketAddr) -> Result<File, SeatError> {
+fn make_way(registry: &Registry, addresses: &[SocketAddr]) -> Result<File, SeatError> {
     let path = registry.path().join("directory.lock");
     let lock = open_lock(&path)?;
     let begun = Instant::now();
@@ -143,11 +148,17 @@ fn make_way(registry: &Registry, address: SocketAddr) -> Result<File, SeatError>
             Err(rustix::io::Errno::WOULDBLOCK) => {}
             Err(error) => return Err(failed("locking", &path)(error.into()).into()),
         }
-        let from: (IpAddr, u16) = (address.ip(), 0);
-        let asked = UdpSocket::bind(from)
-            .and_then(|socket| socket.send_to(&encode_yield(registry.node()), address));
-        if let Err(cause) = asked {
-            return Err(SeatError::Port { address, cause });
+        // Whoever answers has one of them at least.
+        for address in addresses {
+            let from: (IpAddr, u16) = (address.ip(), 0);
+            let asked = UdpSocket::bind(from)
+                .and_then(|socket| socket.send_to(&encode_yield(registry.node()), address));
+            if let Err(cause) = asked {
+                return Err(SeatError::Port {
+                    address: *address,
+                    cause,
+                });
+            }
         }
         if begun.elapsed() > word {
             tracing::warn!(

@@ -59,7 +59,7 @@ struct Service {
     key: Key,
     registry: Registry,
     wake: OwnedFd,
-    bind: Mutex<SocketAddr>,
+    binds: Mutex<Vec<SocketAddr>>,
     answered: AtomicU64,
     malformed: AtomicU64,
     failed: AtomicU64,
@@ -81,22 +81,23 @@ fn services() -> MutexGuard<'static, BTreeMap<Key, Entry>> {
 }
 
 impl Directory {
-    /// Stands by to answer at `bind` for the node of `registry`; returns at once.
+    /// Stands by to answer at `binds`, one for each card, for the node of `registry`;
+    /// returns at once.
     ///
     /// A port held by somebody else is reported by a warning and tried again.
     ///
     /// # Errors
     /// The lock file cannot be opened or no thread can be started.
-    pub fn start(registry: &Registry, bind: SocketAddr) -> Result<Directory, RegistryError> {
+    pub fn start(registry: &Registry, binds: Vec<SocketAddr>) -> Result<Directory, RegistryError> {
         let key = (std::process::id(), registry.path().to_owned());
         let mut services = services();
         if let Some(entry) = services.get_mut(&key) {
             entry.users += 1;
             *entry
                 .service
-                .bind
+                .binds
                 .lock()
-                .unwrap_or_else(PoisonError::into_inner) = bind;
+                .unwrap_or_else(PoisonError::into_inner) = binds;
             return Ok(Directory {
                 service: Arc::clone(&entry.service),
             });
@@ -109,7 +110,7 @@ impl Directory {
             key: key.clone(),
             registry: registry.clone(),
             wake,
-            bind: Mutex::new(bind),
+            binds: Mutex::new(binds),
             answered: AtomicU64::new(0),
             malformed: AtomicU64::new(0),
             failed: AtomicU64::new(0),
@@ -211,32 +212,32 @@ enum Next {
 
 /// Answers until something else is to be done.
 fn serve(service: &Service) -> Next {
-    let bind = *service.bind.lock().unwrap_or_else(PoisonError::into_inner);
-    let socket = match bound(bind) {
-        Ok(socket) => Some(socket),
-        Err(cause) => {
-            tracing::warn!(
+    let binds = service.binds.lock().unwrap_or_else(PoisonError::into_inner);
+    let binds = binds.clone();
+    let mut sockets = Vec::new();
+    for bind in &binds {
+        match bound(*bind) {
+            Ok(socket) => sockets.push((socket, Answers::new(&service.registry, bind.ip()))),
+            Err(cause) => tracing::warn!(
                 node = %service.registry.node(),
                 address = %bind,
                 %cause,
                 "cannot bind the directory port; other nodes cannot find this one's endpoints \
-                 until it is free (`port=` in the hosts file chooses another)"
-            );
-            None
+                 by this address until it is free (`port=` in the hosts file chooses another)"
+            ),
         }
-    };
-    let answers = Answers::new(&service.registry, bind.ip());
+    }
+    let lacks_one = sockets.len() < binds.len();
     let retry = Timespec {
         tv_sec: REBIND.as_secs().cast_signed(),
         tv_nsec: 0,
     };
     loop {
         let mut watched = vec![PollFd::new(&service.wake, PollFlags::IN)];
-        if let Some(socket) = &socket {
+        for (socket, _) in &sockets {
             watched.push(PollFd::new(socket, PollFlags::IN));
         }
-        // Without a socket there is only the next attempt to wait for.
-        let timeout = socket.is_none().then_some(&retry);
+        let timeout = lacks_one.then_some(&retry);
         match poll(&mut watched, timeout) {
             Ok(0) => return Next::Again,
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -261,10 +262,10 @@ fn serve(service: &Service) -> Next {
             // Someone came back meanwhile, maybe with another address.
             return Next::Again;
         }
-        if let Some(socket) = &socket
-            && answer_all(service, socket, &answers)
-        {
-            return Next::Yield;
+        for (socket, answers) in &sockets {
+            if answer_all(service, socket, answers) {
+                return Next::Yield;
+            }
         }
     }
 }

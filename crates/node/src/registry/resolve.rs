@@ -182,15 +182,20 @@ fn resolve_here(
 }
 
 fn resolve_there(host: &Host, address: Address, wait: &mut Wait) -> Result<Ports, ResolveError> {
-    let directory = host.directory();
+    let mut directories = host.directories().into_iter().cycle();
+    let mut directory = host.directory();
     let mut last_cause = None;
     let mut answered = false;
     loop {
+        // Any card of the node will do.
+        directory = directories.next().unwrap_or(directory);
         let pause = wait.next_pause();
         let attempt_ends = Instant::now() + pause;
         match ask(directory, address, attempt_ends) {
             Ok(Some(found)) => match found.status {
-                FoundStatus::Found(ports) => return Ok(reachable(ports, host.address)),
+                FoundStatus::Found(ports) => {
+                    return Ok(reachable(ports, host.address, directory.ip()));
+                }
                 FoundStatus::WrongNode => {
                     return Err(ResolveError::WrongNode {
                         address,
@@ -274,11 +279,12 @@ fn fits(found: &Found, asked: Address) -> bool {
         && (found.address.node == asked.node) != (found.status == FoundStatus::WrongNode)
 }
 
-/// A process bound to "any address" is reached at its node's.
-fn reachable(mut ports: Ports, address: IpAddr) -> Ports {
+/// A process is reached by the card by which its node answered, one bound to "any address"
+/// as well; its ports are the same on all.
+fn reachable(mut ports: Ports, first: IpAddr, answered: IpAddr) -> Ports {
     for socket in [&mut ports.small, &mut ports.bulk] {
-        if socket.ip().is_unspecified() {
-            socket.set_ip(address);
+        if socket.ip().is_unspecified() || socket.ip() == first {
+            socket.set_ip(answered);
         }
     }
     ports

@@ -309,7 +309,7 @@ fn another_node_is_asked_and_answers_what_its_registry_says() {
     let port = free_port();
     let hosts = Hosts::parse(&format!("1 127.0.0.1\n2 127.0.0.1 port={port}\n")).unwrap();
     let ask = |endpoint, timeout| resolve(&here, &hosts, Address::new(2, endpoint), timeout);
-    let directory = Directory::start(&there, hosts.get(NodeId(2)).unwrap().directory()).unwrap();
+    let directory = Directory::start(&there, hosts.get(NodeId(2)).unwrap().directories()).unwrap();
     let mut announced = ports(77);
     announced.bulk = "0.0.0.0:1002".parse().unwrap();
     let registration = there.register(announced).unwrap();
@@ -346,7 +346,7 @@ fn a_directory_says_who_it_is_in_packets_as_long_as_the_question() {
         prober.probe(PACKET_BYTES, PATIENCE),
         Reply::Refused
     ));
-    let directory = Directory::start(&there, at).unwrap();
+    let directory = Directory::start(&there, vec![at]).unwrap();
     let started = Instant::now();
     for length in [PACKET_BYTES, 1472, MAX_PROBE_BYTES] {
         let presence = loop {
@@ -422,7 +422,7 @@ fn when_the_process_that_answers_is_killed_another_takes_over() {
             .claim(EndpointId(7))
             .or_else(|_| registration.claim(EndpointId(8)))
             .unwrap();
-        let _directory = Directory::start(&there, ([127, 0, 0, 1], port).into()).unwrap();
+        let _directory = Directory::start(&there, vec![([127, 0, 0, 1], port).into()]).unwrap();
         say("ready");
         stay();
     }
@@ -449,8 +449,8 @@ fn a_directory_ends_with_its_last_user_and_can_be_started_again() {
     let there = Registry::open(folder.path(), NodeId(2)).unwrap();
     let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
     for _ in 0..5 {
-        let first = Directory::start(&there, address).unwrap();
-        let second = Directory::start(&there, address).unwrap();
+        let first = Directory::start(&there, vec![address]).unwrap();
+        let second = Directory::start(&there, vec![address]).unwrap();
         drop(first);
         drop(second);
     }

@@ -46,9 +46,8 @@ pub(super) fn serve(config: &Config, registry: &Registry) -> Result<(), AgentErr
         .hosts
         .get(node)
         .filter(|_| !config.hosts.is_local_only());
-    let address = host
-        .ok_or(AgentError::NotInHosts { node: node.0 })?
-        .directory();
+    let host = host.ok_or(AgentError::NotInHosts { node: node.0 })?;
+    let address = host.directory();
     let system = |doing| move |cause| AgentError::System { doing, cause };
     let (ended, end) = UnixStream::pair().map_err(system("making a pipe for signals"))?;
     for signal in [SIGTERM, SIGINT] {
@@ -57,7 +56,7 @@ pub(super) fn serve(config: &Config, registry: &Registry) -> Result<(), AgentErr
             .map_err(system("making a pipe for signals"))?;
         pipe::register(signal, end).map_err(system("catching signals"))?;
     }
-    let seat = AgentSeat::take(registry, address)?;
+    let seat = AgentSeat::take(registry, &host.directories())?;
     // The seat is ours, so what lies there is a dead agent's.
     let path = socket(registry);
     let _may_not_exist = std::fs::remove_file(&path);
@@ -114,23 +113,27 @@ impl Agent<'_> {
                 tv_sec: nap.as_secs().cast_signed(),
                 tv_nsec: nap.subsec_nanos().into(),
             };
-            let mut watched = [
-                PollFd::new(self.seat.socket(), PollFlags::IN),
+            let mut watched = vec![
                 PollFd::new(asked, PollFlags::IN),
                 PollFd::new(ended, PollFlags::IN),
             ];
+            let sockets = self.seat.sockets();
+            watched.extend(sockets.map(|socket| PollFd::new(socket, PollFlags::IN)));
             match poll(&mut watched, Some(&nap)) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
-            let ready = watched.map(|one| !one.revents().is_empty());
-            if ready[2] {
+            let ready = watched.iter().map(|one| !one.revents().is_empty());
+            let ready: Vec<bool> = ready.collect();
+            if ready[1] {
                 return Ok(());
             }
-            if ready[0] {
-                self.receive();
+            for (card, ready) in ready[2..].iter().enumerate() {
+                if *ready {
+                    self.receive(card);
+                }
             }
-            if ready[1]
+            if ready[0]
                 && let Ok((reader, _)) = asked.accept()
                 && let Err(cause) = self.tell(reader)
             {
@@ -139,10 +142,13 @@ impl Agent<'_> {
         }
     }
 
-    fn receive(&mut self) {
+    fn receive(&mut self, card: usize) {
         let mut buffer = [0; MAX_PROBE_BYTES + 1];
         for _ in 0..MOST_PACKETS {
-            let (length, from) = match self.seat.socket().recv_from(&mut buffer) {
+            let Some(socket) = self.seat.sockets().nth(card) else {
+                return;
+            };
+            let (length, from) = match socket.recv_from(&mut buffer) {
                 Ok(received) => received,
                 Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => return,
                 // A report about a packet that reached nobody.
@@ -152,16 +158,19 @@ impl Agent<'_> {
             if packet.first() == Some(&FIRST_BYTE) {
                 let now = self.now();
                 self.membership.on_packet(now, packet);
-            } else if let Some(reply) = self.seat.reply(packet) {
+            } else if let Some(reply) = self.seat.reply(card, packet) {
                 self.answered += 1;
-                let _lost = self.seat.socket().send_to(&reply, from);
+                let _lost = socket.send_to(&reply, from);
             }
         }
     }
 
     fn send(&mut self) {
+        let Some(socket) = self.seat.sockets().next() else {
+            return;
+        };
         for (to, packet) in self.membership.take_outgoing() {
-            if let Err(cause) = self.seat.socket().send_to(&packet, to) {
+            if let Err(cause) = socket.send_to(&packet, to) {
                 tracing::debug!(%to, %cause, "a packet to another agent");
             }
         }
