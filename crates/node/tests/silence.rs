@@ -62,6 +62,29 @@ impl Process {
         let pid = Pid::from_child(&self.0);
         kill_process(pid, signal).expect("our child");
     }
+
+    /// Stops it, and returns when all its threads have stopped.
+    fn stop(&self) {
+        self.signal(Signal::STOP);
+        let tasks = format!("/proc/{}/task", self.0.id());
+        let is_stopped = |task: std::fs::DirEntry| {
+            let stat = std::fs::read_to_string(task.path().join("stat")).expect("it is there");
+            stat.rsplit(')')
+                .next()
+                .is_some_and(|rest| rest.trim_start().starts_with('T'))
+        };
+        while !std::fs::read_dir(&tasks)
+            .expect("our child")
+            .all(|task| is_stopped(task.expect("a thread")))
+        {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn kill(&mut self) {
+        self.0.kill().expect("our child");
+        self.0.wait().expect("our child");
+    }
 }
 
 impl Drop for Process {
@@ -134,9 +157,9 @@ fn a_stopped_process_is_not_gone_while_its_node_vouches_for_it() {
     let bed = Bed::new();
     // First come, first to answer for the node.
     let _neighbour = bed.child("neighbour");
-    let echo = bed.child("echo");
+    let mut echo = bed.child("echo");
     let (node, endpoint) = meet(&bed, 1);
-    echo.signal(Signal::STOP);
+    echo.stop();
     endpoint.send(b"are you there?").expect("sent");
     let nothing = endpoint.receive_timeout(4 * TIMEOUT);
     assert!(nothing.is_err(), "a stopped process answers");
@@ -145,7 +168,7 @@ fn a_stopped_process_is_not_gone_while_its_node_vouches_for_it() {
     let answer = endpoint.receive_timeout(PATIENCE).expect("an answer");
     assert_eq!(&*answer, b"are you there?");
 
-    echo.signal(Signal::KILL);
+    echo.kill();
     endpoint.send(b"and now?").expect("sent");
     assert_eq!(departure(&node, &endpoint), GoneReason::Died);
 }
@@ -155,7 +178,7 @@ fn a_process_with_nobody_beside_it_is_gone_after_the_time_out() {
     let bed = Bed::new();
     let echo = bed.child("echo");
     let (node, endpoint) = meet(&bed, 1);
-    echo.signal(Signal::STOP);
+    echo.stop();
     endpoint.send(b"are you there?").expect("sent");
     assert_eq!(departure(&node, &endpoint), GoneReason::Silent);
 }
@@ -163,10 +186,10 @@ fn a_process_with_nobody_beside_it_is_gone_after_the_time_out() {
 #[test]
 fn a_killed_process_of_this_node_is_gone_though_only_packets_lead_there() {
     let bed = Bed::new();
-    let echo = bed.child("echo");
+    let mut echo = bed.child("echo");
     // The registry of its own node is asked.
     let (node, endpoint) = meet(&bed, 2);
-    echo.signal(Signal::KILL);
+    echo.kill();
     endpoint.send(b"and now?").expect("sent");
     assert_eq!(departure(&node, &endpoint), GoneReason::Died);
 }

@@ -110,6 +110,24 @@ impl Process {
         kill_process(Pid::from_child(&self.0), signal).expect("our child");
     }
 
+    /// Stops it, and returns when all its threads have stopped.
+    fn stop(&self) {
+        self.signal(Signal::STOP);
+        let tasks = format!("/proc/{}/task", self.0.id());
+        let is_stopped = |task: std::fs::DirEntry| {
+            let stat = std::fs::read_to_string(task.path().join("stat")).expect("it is there");
+            stat.rsplit(')')
+                .next()
+                .is_some_and(|rest| rest.trim_start().starts_with('T'))
+        };
+        while !std::fs::read_dir(&tasks)
+            .expect("our child")
+            .all(|task| is_stopped(task.expect("a thread")))
+        {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     fn kill(mut self) {
         self.0.kill().expect("our child");
         self.0.wait().expect("our child");
@@ -230,14 +248,14 @@ fn a_stopped_program_is_vouched_for_by_its_agent_and_a_killed_one_is_not() {
     let receiver = receiver(&bed);
     let endpoint = reach(&node, 1);
     endpoint.drain(PATIENCE).expect("open");
-    receiver.signal(Signal::STOP);
+    receiver.stop();
     endpoint.send(b"is anybody there?").expect("there is room");
     // Longer than the time-out of three seconds.
     let waited = endpoint.receive_timeout(Duration::from_secs(5));
     assert!(waited.is_err());
     assert_eq!(node.departed(), [], "its agent vouches for it");
 
-    receiver.signal(Signal::KILL);
+    receiver.kill();
     let begun = Instant::now();
     let departure = loop {
         let nothing = endpoint.receive_timeout(Duration::from_millis(20));
