@@ -1,0 +1,31 @@
+//! What the tests share: skipping aloud, sockets inside nodes.
+
+use std::net::{SocketAddr, UdpSocket};
+use std::time::Duration;
+
+use dipole_bed::{Bed, Builder};
+
+/// The bed, or a word why there is none.
+pub(crate) fn make(builder: Builder) -> Option<Bed> {
+    if let Some(why) = Bed::why_not() {
+        eprintln!("SKIPPED: {why}");
+        return None;
+    }
+    let bed = builder.build().expect("a bed can be made here");
+    eprintln!("{}", bed.description());
+    Some(bed)
+}
+
+/// A socket inside a node, on its address of a network.
+pub(crate) fn socket(bed: &Bed, node: u32, network: usize) -> UdpSocket {
+    let address = bed.node(node).addresses[network];
+    let socket = bed.inside(node, || UdpSocket::bind((address, 0)));
+    let socket = socket.expect("a node").expect("a free port");
+    let patience = Some(Duration::from_secs(10));
+    socket.set_read_timeout(patience).expect("a time");
+    socket
+}
+
+pub(crate) fn address(socket: &UdpSocket) -> SocketAddr {
+    socket.local_addr().expect("it is bound")
+}
