@@ -60,7 +60,7 @@ impl Bed {
             let user = user.as_raw();
             return Some(format!("network namespaces need root, not user {user}"));
         }
-        for program in ["ip", "tc"] {
+        for program in ["ip", "tc", "bridge"] {
             let mut command = Command::new(program);
             command
                 .arg("-V")
@@ -178,14 +178,18 @@ impl Bed {
         &self.folder
     }
 
-    /// Takes a node's card off a network, or puts it back.
+    /// Takes a node's card off a network, or puts it back; returns when the bridge knows.
     ///
     /// # Errors
     /// - [`BedError::Command`]: `ip` failed; so it does for a network that there is not.
     pub fn set_card(&self, node: u32, network: u32, up: bool) -> Result<(), BedError> {
         let (namespace, device) = (&self.node(node).namespace, names::card(network));
         let state = if up { "up" } else { "down" };
-        ip(&format!("-n {namespace} link set {device} {state}"))
+        ip(&format!("-n {namespace} link set {device} {state}"))?;
+        if self.settings.faults.is_some() {
+            return Ok(());
+        }
+        network::wait_for_port(&names::hub(self.number), node, network, up)
     }
 
     /// Ends every process in a node with SIGKILL; says how many there were.

@@ -38,6 +38,11 @@ pub(crate) fn card(network: u32) -> String {
     format!("net{network}")
 }
 
+/// The bridge's end of a node's cable.
+pub(crate) fn port(node: u32, network: u32) -> String {
+    format!("n{node}k{network}")
+}
+
 /// The file that stands for a namespace.
 pub(crate) fn path(namespace: &str) -> PathBuf {
     Path::new(NAMESPACES).join(namespace)

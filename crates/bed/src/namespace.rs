@@ -21,15 +21,16 @@ const DEATH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Calls `ip` with these words.
 pub(crate) fn ip(words: &str) -> Result<(), BedError> {
-    call("ip", words)
+    call("ip", words).map(drop)
 }
 
 /// Calls `tc` with these words.
 pub(crate) fn tc(words: &str) -> Result<(), BedError> {
-    call("tc", words)
+    call("tc", words).map(drop)
 }
 
-fn call(program: &str, words: &str) -> Result<(), BedError> {
+/// Calls a program with these words; what it printed.
+pub(crate) fn call(program: &str, words: &str) -> Result<String, BedError> {
     let failed = |cause: String| BedError::Command {
         command: format!("{program} {words}"),
         cause,
@@ -40,7 +41,7 @@ fn call(program: &str, words: &str) -> Result<(), BedError> {
         .output()
         .map_err(|error| failed(error.to_string()))?;
     if output.status.success() {
-        return Ok(());
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
     let said = String::from_utf8_lossy(&output.stderr);
     Err(failed(said.trim().to_owned()))
@@ -64,18 +65,30 @@ pub(crate) fn inside<T: Send>(
     result.unwrap_or_else(|panic| panic::resume_unwind(panic))
 }
 
+/// How the processes of a namespace are known.
+struct Place {
+    identity: (u64, u64),
+    /// How the command line of `ip` begins that is about to enter it.
+    entering: Vec<u8>,
+}
+
 /// Ends every process in the namespace with SIGKILL and waits until they are gone.
 /// Says how many there were; the calling process is never one of them.
 pub(crate) fn kill_all(namespace: &str) -> io::Result<usize> {
-    let place = identity(&names::path(namespace).display().to_string())?;
-    if place == identity("/proc/self/ns/net")? {
+    let place = Place {
+        identity: identity(&names::path(namespace).display().to_string())?,
+        entering: ["ip", "netns", "exec", namespace, ""]
+            .join("\0")
+            .into_bytes(),
+    };
+    if place.identity == identity("/proc/self/ns/net")? {
         return Err(io::Error::other("it is the namespace of this process"));
     }
     let deadline = Instant::now() + DEATH_TIMEOUT;
     let mut killed = 0;
     // Again until there is none: those found may have made others meanwhile.
     loop {
-        let living = processes_in(place)?;
+        let living = processes_in(&place)?;
         if living.is_empty() {
             return Ok(killed);
         }
@@ -83,14 +96,14 @@ pub(crate) fn kill_all(namespace: &str) -> io::Result<usize> {
             return Err(io::Error::other(format!("{living:?} do not end")));
         }
         for process in living {
-            killed += usize::from(kill(process, place));
+            killed += usize::from(kill(process, &place));
         }
         thread::sleep(Duration::from_millis(1));
     }
 }
 
 /// Kills one process unless its number has gone to another meanwhile.
-fn kill(process: Pid, place: (u64, u64)) -> bool {
+fn kill(process: Pid, place: &Place) -> bool {
     let Ok(held) = pidfd_open(process, PidfdFlags::empty()) else {
         return false;
     };
@@ -98,7 +111,7 @@ fn kill(process: Pid, place: (u64, u64)) -> bool {
     is_in(process, place) && pidfd_send_signal(&held, Signal::KILL).is_ok()
 }
 
-fn processes_in(place: (u64, u64)) -> io::Result<Vec<Pid>> {
+fn processes_in(place: &Place) -> io::Result<Vec<Pid>> {
     let own = rustix::process::getpid();
     let mut found = Vec::new();
     for entry in fs::read_dir("/proc")? {
@@ -115,8 +128,13 @@ fn processes_in(place: (u64, u64)) -> io::Result<Vec<Pid>> {
 }
 
 /// A process that has ended, waited for or not, is nowhere.
-fn is_in(process: Pid, place: (u64, u64)) -> bool {
-    identity(&format!("/proc/{process}/ns/net")).is_ok_and(|found| found == place)
+fn is_in(process: Pid, place: &Place) -> bool {
+    let words = fs::read(format!("/proc/{process}/cmdline"));
+    let found = || identity(&format!("/proc/{process}/ns/net"));
+    // In this order: `ip` enters before it becomes the program, so who is no longer
+    // `ip` at the first look is inside at the second.
+    words.is_ok_and(|words| words.starts_with(&place.entering))
+        || found().is_ok_and(|found| found == place.identity)
 }
 
 fn identity(path: &str) -> io::Result<(u64, u64)> {

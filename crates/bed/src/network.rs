@@ -2,11 +2,13 @@
 //! our own; shaped or as fast as the machine.
 
 use std::net::Ipv4Addr;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use crate::builder::Builder;
 use crate::error::BedError;
 use crate::names;
-use crate::namespace::{ip, tc};
+use crate::namespace::{call, ip, tc};
 use crate::offload;
 use crate::switch::Switch;
 
@@ -17,6 +19,8 @@ const TAP_QUEUE_FRAMES: u32 = 20_000;
 /// A shaper may send this much at once: the finer, the more like a wire.
 const BURST_US: u64 = 200;
 const LEAST_BURST_FRAMES: u64 = 4;
+/// A cable whose bridge does not notice it within this time is broken.
+const CARRIER_TIMEOUT: Duration = Duration::from_secs(20);
 const ETHERNET_BYTES: u64 = 14;
 
 /// A node's place on a network.
@@ -42,7 +46,7 @@ pub(crate) fn bridge(
     ip(&format!("-n {hub} link set {bridge} up"))?;
     let mut how = "";
     for card in cards {
-        let (port, namespace) = (format!("n{}k{network}", card.node), card.namespace);
+        let (port, namespace) = (names::port(card.node, network), card.namespace);
         ip(&format!(
             "-n {hub} link add {port} mtu {mtu} type veth peer name {device} mtu {mtu} \
              netns {namespace}"
@@ -66,7 +70,36 @@ pub(crate) fn bridge(
         ip(&format!("-n {hub} link set {port} up"))?;
         bring_up(card, &device)?;
     }
+    for card in cards {
+        wait_for_port(hub, card.node, network, true)?;
+    }
     Ok(how)
+}
+
+/// Waits until the bridge has noticed that the card of a node is up, or down.
+pub(crate) fn wait_for_port(hub: &str, node: u32, network: u32, up: bool) -> Result<(), BedError> {
+    let port = names::port(node, network);
+    let words = format!("-n {hub} link show dev {port}");
+    let wanted = if up {
+        "state forwarding"
+    } else {
+        "state disabled"
+    };
+    let deadline = Instant::now() + CARRIER_TIMEOUT;
+    // The kernel tells a bridge of its carriers once a second when there are many.
+    loop {
+        let found = call("bridge", &words)?;
+        if found.contains(wanted) {
+            return Ok(());
+        }
+        if Instant::now() > deadline {
+            return Err(BedError::Command {
+                command: format!("bridge {words}"),
+                cause: format!("waited for `{wanted}`, found: {}", found.trim()),
+            });
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
 }
 
 /// A switch of our own, with a TAP device in each node.

@@ -3,6 +3,8 @@
 #![allow(missing_docs, reason = "tests")]
 
 mod common;
+#[path = "common/sockets.rs"]
+mod sockets;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -11,9 +13,10 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{address, make, socket};
+use common::make;
 use dipole_bed::{Bed, Offloads};
 use rustix::net::sockopt::{Ipv4PathMtuDiscovery, set_ip_mtu_discover};
+use sockets::{address, socket};
 
 #[test]
 fn four_nodes_reach_each_other_on_both_networks() {
@@ -62,7 +65,8 @@ fn a_card_down_stops_its_network_and_no_other() {
     };
     let reaches = |network| {
         let (from, to) = (socket(&bed, 1, network), socket(&bed, 2, network));
-        let patience = Duration::from_millis(300);
+        // Long enough for a busy machine; waited for only where nothing comes.
+        let patience = Duration::from_secs(2);
         to.set_read_timeout(Some(patience)).expect("a time");
         // Refused at once or lost on the way: both are not reached.
         let _may_be_refused = from.send_to(b"ping", address(&to));
@@ -72,10 +76,7 @@ fn a_card_down_stops_its_network_and_no_other() {
     bed.set_card(2, 0, false).expect("there is such a card");
     assert!(!reaches(0) && reaches(1));
     bed.set_card(2, 0, true).expect("there is such a card");
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while !reaches(0) {
-        assert!(Instant::now() < deadline, "the card never works again");
-    }
+    assert!(reaches(0) && reaches(1));
     assert!(bed.set_card(1, 2, false).is_err());
 }
 

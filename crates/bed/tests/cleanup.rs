@@ -57,16 +57,18 @@ fn a_bed_is_made_and_left() {
         return;
     }
     let bed = Bed::builder().build().expect("the parent has one too");
-    let sleeper = bed.command(1, "sleep").arg("1000").spawn();
-    let sleeper = sleeper.expect("sleep runs");
+    // Perhaps not yet inside when the bed goes; it must go all the same.
+    let mut sleeper = bed
+        .command(1, "sleep")
+        .arg("1000")
+        .spawn()
+        .expect("it runs");
     for path in traces(&bed) {
         println!("{MARK}{}", path.display());
     }
     println!("{MARK}/proc/{}", sleeper.id());
     println!("{MARK}");
-    loop {
-        thread::park();
-    }
+    let _outlives_us = sleeper.wait();
 }
 
 /// A process with a bed, and what will be left of it.

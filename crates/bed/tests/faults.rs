@@ -4,14 +4,17 @@
 #![allow(missing_docs, reason = "tests")]
 
 mod common;
+#[path = "common/sockets.rs"]
+mod sockets;
 
 use std::net::UdpSocket;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{address, make, socket};
+use common::make;
 use dipole_bed::{Bed, FaultCounters, Faults};
 use rustix::net::sockopt::set_socket_recv_buffer_size_force;
+use sockets::{address, socket};
 
 /// Counters once all `frames` have gone through and none lies in the switch.
 fn settled(bed: &Bed, frames: u64) -> FaultCounters {

@@ -1,7 +1,4 @@
-//! What the tests share: skipping aloud, sockets inside nodes.
-
-use std::net::{SocketAddr, UdpSocket};
-use std::time::Duration;
+//! What the tests share: skipping aloud.
 
 use dipole_bed::{Bed, Builder};
 
@@ -14,18 +11,4 @@ pub(crate) fn make(builder: Builder) -> Option<Bed> {
     let bed = builder.build().expect("a bed can be made here");
     eprintln!("{}", bed.description());
     Some(bed)
-}
-
-/// A socket inside a node, on its address of a network.
-pub(crate) fn socket(bed: &Bed, node: u32, network: usize) -> UdpSocket {
-    let address = bed.node(node).addresses[network];
-    let socket = bed.inside(node, || UdpSocket::bind((address, 0)));
-    let socket = socket.expect("a node").expect("a free port");
-    let patience = Some(Duration::from_secs(10));
-    socket.set_read_timeout(patience).expect("a time");
-    socket
-}
-
-pub(crate) fn address(socket: &UdpSocket) -> SocketAddr {
-    socket.local_addr().expect("it is bound")
 }
