@@ -1,6 +1,7 @@
 //! What cargo cannot do by itself: more seeds than a test run takes, bugs injected
-//! on purpose, fuzzing, Miri, the model checker with wider bounds.
+//! on purpose, fuzzing, Miri, the model checker with wider bounds, a cluster in namespaces.
 
+mod cluster;
 mod command;
 mod fuzz;
 mod install;
@@ -46,6 +47,8 @@ enum Task {
         #[arg(long)]
         bound: Option<u64>,
     },
+    /// Make a cluster in network namespaces of this machine (needs root) and run a command on it.
+    Cluster(cluster::Arguments),
     /// Build and install program, libraries, header, manual pages and completions.
     Install(install::Arguments),
     /// Remove what `install` put there.
@@ -59,6 +62,7 @@ fn main() -> ExitCode {
         Task::Fuzz { seconds } => fuzz::fuzz(seconds),
         Task::Miri => nightly::miri(),
         Task::Model { bound } => model(bound),
+        Task::Cluster(arguments) => cluster::cluster(&arguments),
         Task::Install(arguments) => install::install(&arguments),
         Task::Uninstall(place) => install::uninstall(&place),
     };

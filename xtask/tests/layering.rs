@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Folder below `crates/`, and which of ours it may use. Every crate needs a row.
-const MAY_USE: [(&str, &[&str]); 7] = [
+const MAY_USE: [(&str, &[&str]); 8] = [
     ("proto", &[]),
     ("link", &[]),
     ("node", &["proto", "link"]),
@@ -16,6 +16,7 @@ const MAY_USE: [(&str, &[&str]); 7] = [
     ("capi", &["node", "bsp"]),
     ("fabric", &["node"]),
     ("tools", &["proto", "link", "node", "bsp"]),
+    ("bed", &[]),
 ];
 
 /// Crates whose code may hold unsafe blocks.
@@ -111,6 +112,11 @@ fn every_crate_depends_only_on_those_below_it() {
                 "crates/{name} may not use {used}"
             );
         }
+        // Only tests lie in a bed; the programs must not need one.
+        assert!(
+            !ours(manifest, &["dependencies", "build-dependencies"]).contains("bed"),
+            "crates/{name} uses the bed outside its tests"
+        );
         let everywhere = ["dependencies", "build-dependencies", "dev-dependencies"];
         assert!(
             !ours(manifest, &everywhere).contains("tools"),

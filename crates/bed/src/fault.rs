@@ -1,0 +1,230 @@
+//! What happens to a frame: a pure function of the seed, the network and the
+//! frame's number, so that a run can be had again.
+
+use std::time::Duration;
+
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{RngCore, SeedableRng};
+
+use crate::error::BedError;
+
+/// A reordered frame lets from one to this many others pass.
+pub(crate) const MOST_OVERTAKERS: u32 = 8;
+
+/// Random words kept for each frame: one block of the generator.
+const WORDS_PER_FRAME: u128 = 16;
+
+/// How often a frame suffers what, each a probability.
+///
+/// They strike IP packets to one station. Broadcast, multicast and ARP pass, so
+/// that what is counted is what programs have sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Faults {
+    /// It vanishes; then nothing else happens to it.
+    pub drop: f64,
+    /// It arrives twice.
+    pub repeat: f64,
+    /// One to eight others to the same node pass it, or ten milliseconds if there are none.
+    pub reorder: f64,
+    /// It is held back for [`delay_time`](Self::delay_time); then it is not also reordered.
+    pub delay: f64,
+    /// How long a delayed frame is held back.
+    pub delay_time: Duration,
+    /// One bit of the payload is flipped. A UDP datagram over IPv4 loses its checksum
+    /// with it, so that the program gets the damage and not the kernel; what else there
+    /// is, the receiving kernel drops.
+    pub corrupt: f64,
+    /// The same seed does the same to the frames of the same numbers.
+    pub seed: u64,
+}
+
+/// What one network's switch has done.
+///
+/// All frames have arrived where they went once
+/// `delivered + undelivered + dropped == frames + repeated`; then `held` is 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FaultCounters {
+    /// IP frames to one station that came in: those that faults may strike.
+    pub frames: u64,
+    /// Other frames; they pass.
+    pub spared: u64,
+    /// Frames of `frames`, and their repetitions, handed to a card.
+    pub delivered: u64,
+    /// Frames, and repetitions, whose card was down or full.
+    pub undelivered: u64,
+    /// Frames that vanished.
+    pub dropped: u64,
+    /// Frames that went twice.
+    pub repeated: u64,
+    /// Frames that others may have overtaken.
+    pub reordered: u64,
+    /// Frames held back for a time.
+    pub delayed: u64,
+    /// Frames damaged.
+    pub corrupted: u64,
+    /// Frames that lie in the switch now.
+    pub held: u64,
+}
+
+impl FaultCounters {
+    pub(crate) fn plus(self, other: Self) -> Self {
+        Self {
+            frames: self.frames + other.frames,
+            spared: self.spared + other.spared,
+            delivered: self.delivered + other.delivered,
+            undelivered: self.undelivered + other.undelivered,
+            dropped: self.dropped + other.dropped,
+            repeated: self.repeated + other.repeated,
+            reordered: self.reordered + other.reordered,
+            delayed: self.delayed + other.delayed,
+            corrupted: self.corrupted + other.corrupted,
+            held: self.held + other.held,
+        }
+    }
+}
+
+/// What is to happen to one frame.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Fate {
+    pub(crate) drop: bool,
+    pub(crate) repeat: bool,
+    pub(crate) delay: bool,
+    /// Frames that overtake it; 0 for none.
+    pub(crate) overtakers: u32,
+    /// Which bit is flipped, modulo those there are.
+    pub(crate) corrupt: Option<u32>,
+}
+
+impl Faults {
+    pub(crate) fn check(&self) -> Result<(), BedError> {
+        for (name, probability) in [
+            ("drop", self.drop),
+            ("repeat", self.repeat),
+            ("reorder", self.reorder),
+            ("delay", self.delay),
+            ("corrupt", self.corrupt),
+        ] {
+            if !(0.0..=1.0).contains(&probability) {
+                return Err(BedError::Refused {
+                    why: format!(
+                        "{probability} is no probability for {name}; give a number from 0 to 1"
+                    ),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// What happens to the frame of this number on this network.
+    pub(crate) fn fate(&self, network: u32, frame: u64) -> Fate {
+        let mut dice = ChaCha8Rng::seed_from_u64(self.seed);
+        dice.set_stream(u64::from(network));
+        dice.set_word_pos(u128::from(frame) * WORDS_PER_FRAME);
+        // Always as many draws: one probability changed leaves the others' choices alone.
+        let mut happens =
+            |probability| f64::from(dice.next_u32()) < probability * (f64::from(u32::MAX) + 1.0);
+        let drop = happens(self.drop);
+        let repeat = happens(self.repeat);
+        let reorder = happens(self.reorder);
+        let delay = happens(self.delay);
+        let corrupt = happens(self.corrupt);
+        let overtakers = 1 + dice.next_u32() % MOST_OVERTAKERS;
+        let bit = dice.next_u32();
+        if drop {
+            return Fate {
+                drop,
+                ..Fate::default()
+            };
+        }
+        Fate {
+            drop,
+            repeat,
+            delay,
+            overtakers: if reorder && !delay { overtakers } else { 0 },
+            corrupt: corrupt.then_some(bit),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FAULTS: Faults = Faults {
+        drop: 0.05,
+        repeat: 0.02,
+        reorder: 0.03,
+        delay: 0.1,
+        delay_time: Duration::from_millis(1),
+        corrupt: 0.01,
+        seed: 7,
+    };
+
+    #[test]
+    fn each_fault_strikes_as_often_as_it_was_asked_to() {
+        const FRAMES: u64 = 100_000;
+        let fates: Vec<Fate> = (0..FRAMES).map(|frame| FAULTS.fate(0, frame)).collect();
+        let share = |strikes: fn(&Fate) -> bool| {
+            let count = fates.iter().filter(|fate| strikes(fate)).count();
+            f64::from(u32::try_from(count).unwrap()) / f64::from(u32::try_from(FRAMES).unwrap())
+        };
+        let left = 1.0 - FAULTS.drop;
+        for (name, found, expected) in [
+            ("drop", share(|fate| fate.drop), FAULTS.drop),
+            ("repeat", share(|fate| fate.repeat), FAULTS.repeat * left),
+            ("delay", share(|fate| fate.delay), FAULTS.delay * left),
+            (
+                "reorder",
+                share(|fate| fate.overtakers > 0),
+                FAULTS.reorder * left * (1.0 - FAULTS.delay),
+            ),
+            (
+                "corrupt",
+                share(|fate| fate.corrupt.is_some()),
+                FAULTS.corrupt * left,
+            ),
+        ] {
+            // Five standard deviations of the rarest are less than this.
+            let apart = (found - expected).abs();
+            assert!(apart < expected * 0.2, "{name}: {found}, not {expected}");
+        }
+        assert!(fates.iter().all(|fate| fate.overtakers <= MOST_OVERTAKERS));
+    }
+
+    #[test]
+    fn a_fate_depends_on_seed_network_and_number_alone() {
+        let fates = |faults: Faults, network| -> Vec<Fate> {
+            (0..2000).map(|frame| faults.fate(network, frame)).collect()
+        };
+        let first = fates(FAULTS, 0);
+        assert_eq!(first, fates(FAULTS, 0));
+        assert_eq!(first[1234], FAULTS.fate(0, 1234));
+        assert_ne!(first, fates(FAULTS, 1));
+        assert_ne!(first, fates(Faults { seed: 8, ..FAULTS }, 0));
+        assert!(FAULTS.fate(0, u64::MAX) == FAULTS.fate(0, u64::MAX));
+    }
+
+    #[test]
+    fn zero_is_never_and_one_is_always() {
+        let always = Faults {
+            drop: 1.0,
+            ..Faults::default()
+        };
+        for frame in 0..1000 {
+            assert_eq!(Faults::default().fate(0, frame), Fate::default());
+            assert!(always.fate(0, frame).drop);
+        }
+    }
+
+    #[test]
+    fn what_is_no_probability_is_refused() {
+        for drop in [-0.1, 1.1, f64::NAN] {
+            let faults = Faults {
+                drop,
+                ..Faults::default()
+            };
+            assert!(faults.check().is_err(), "{drop}");
+        }
+        assert!(FAULTS.check().is_ok());
+    }
+}

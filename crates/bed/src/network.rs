@@ -1,0 +1,160 @@
+//! One network between the nodes: a bridge with a cable to each, or a switch of
+//! our own; shaped or as fast as the machine.
+
+use std::net::Ipv4Addr;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::builder::Builder;
+use crate::error::BedError;
+use crate::names;
+use crate::namespace::{call, ip, tc};
+use crate::offload;
+use crate::switch::Switch;
+
+/// What a card queues for sending, in frames: the kernel's own figure for a card.
+const CARD_QUEUE_FRAMES: u64 = 1000;
+/// Frames that wait in a TAP for the switch; it has no way to slow a sender down.
+const TAP_QUEUE_FRAMES: u32 = 20_000;
+/// A shaper may send this much at once: the finer, the more like a wire.
+const BURST_US: u64 = 200;
+const LEAST_BURST_FRAMES: u64 = 4;
+/// A cable whose bridge does not notice it within this time is broken.
+const CARRIER_TIMEOUT: Duration = Duration::from_secs(20);
+const ETHERNET_BYTES: u64 = 14;
+
+/// A node's place on a network.
+pub(crate) struct Card<'a> {
+    pub(crate) node: u32,
+    pub(crate) namespace: &'a str,
+    pub(crate) address: Ipv4Addr,
+}
+
+/// A bridge in the namespace `hub`, with a veth to each node; says how offloads are set.
+pub(crate) fn bridge(
+    settings: &Builder,
+    network: u32,
+    hub: &str,
+    cards: &[Card<'_>],
+) -> Result<&'static str, BedError> {
+    let (mtu, device) = (settings.mtu, names::card(network));
+    let bridge = format!("br{network}");
+    // Snooping would ask for members now and then, and the asking takes part in what is measured.
+    ip(&format!(
+        "-n {hub} link add {bridge} mtu {mtu} type bridge mcast_snooping 0"
+    ))?;
+    ip(&format!("-n {hub} link set {bridge} up"))?;
+    let mut how = "";
+    for card in cards {
+        let (port, namespace) = (names::port(card.node, network), card.namespace);
+        ip(&format!(
+            "-n {hub} link add {port} mtu {mtu} type veth peer name {device} mtu {mtu} \
+             netns {namespace}"
+        ))?;
+        ip(&format!("-n {hub} link set {port} master {bridge}"))?;
+        for (place, device) in [(hub, &port), (namespace, &device)] {
+            // The bridge joins nothing: what leaves it would be long again.
+            let offloads = match settings.offloads_in_force() {
+                offload::Offloads::GroOnly if place == hub => offload::Offloads::Off,
+                as_asked => as_asked,
+            };
+            let done = offload::set(place, device, mtu, offloads)?;
+            if place == namespace {
+                how = done;
+            }
+        }
+        if let Some(rate_mbit) = settings.rate_mbit {
+            shape(hub, &port, rate_mbit, settings.queue_in_force(), mtu)?;
+            shape(namespace, &device, rate_mbit, card_queue(mtu), mtu)?;
+        }
+        ip(&format!("-n {hub} link set {port} up"))?;
+        bring_up(card, &device)?;
+    }
+    for card in cards {
+        wait_for_port(hub, card.node, network, true)?;
+    }
+    Ok(how)
+}
+
+/// Waits until the bridge has noticed that the card of a node is up, or down.
+pub(crate) fn wait_for_port(hub: &str, node: u32, network: u32, up: bool) -> Result<(), BedError> {
+    let port = names::port(node, network);
+    let words = format!("-n {hub} link show dev {port}");
+    let wanted = if up {
+        "state forwarding"
+    } else {
+        "state disabled"
+    };
+    let deadline = Instant::now() + CARRIER_TIMEOUT;
+    // The kernel tells a bridge of its carriers once a second when there are many.
+    loop {
+        let found = call("bridge", &words)?;
+        if found.contains(wanted) {
+            return Ok(());
+        }
+        if Instant::now() > deadline {
+            return Err(BedError::Command {
+                command: format!("bridge {words}"),
+                cause: format!("waited for `{wanted}`, found: {}", found.trim()),
+            });
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A switch of our own, with a TAP device in each node.
+pub(crate) fn switch(
+    settings: &Builder,
+    faults: crate::Faults,
+    network: u32,
+    cards: &[Card<'_>],
+) -> Result<Switch, BedError> {
+    let (mtu, device) = (settings.mtu, names::card(network));
+    let namespaces: Vec<&str> = cards.iter().map(|card| card.namespace).collect();
+    let switch = Switch::start(faults, network, &device, &namespaces)?;
+    for card in cards {
+        let namespace = card.namespace;
+        ip(&format!(
+            "-n {namespace} link set {device} mtu {mtu} txqueuelen {TAP_QUEUE_FRAMES}"
+        ))?;
+        if let Some(rate_mbit) = settings.rate_mbit {
+            shape(namespace, &device, rate_mbit, card_queue(mtu), mtu)?;
+        }
+        bring_up(card, &device)?;
+    }
+    Ok(switch)
+}
+
+fn bring_up(card: &Card<'_>, device: &str) -> Result<(), BedError> {
+    let (namespace, address) = (card.namespace, card.address);
+    ip(&format!(
+        "-n {namespace} address add {address}/24 dev {device}"
+    ))?;
+    ip(&format!("-n {namespace} link set {device} up"))
+}
+
+fn card_queue(mtu: u32) -> u64 {
+    CARD_QUEUE_FRAMES * (u64::from(mtu) + ETHERNET_BYTES)
+}
+
+fn shape(
+    namespace: &str,
+    device: &str,
+    rate_mbit: u64,
+    queue_bytes: u64,
+    mtu: u32,
+) -> Result<(), BedError> {
+    let burst = burst_bytes(rate_mbit, mtu);
+    // What waits includes what may go at once.
+    let limit = queue_bytes + burst;
+    tc(&format!(
+        "-n {namespace} qdisc add dev {device} root tbf rate {rate_mbit}mbit \
+         burst {burst}b limit {limit}b"
+    ))
+}
+
+/// Bytes that a shaped device may send at once.
+pub(crate) fn burst_bytes(rate_mbit: u64, mtu: u32) -> u64 {
+    let frames = LEAST_BURST_FRAMES * (u64::from(mtu) + ETHERNET_BYTES);
+    frames.max(rate_mbit * BURST_US / 8)
+}

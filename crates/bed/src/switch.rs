@@ -1,0 +1,169 @@
+//! A switch in user space: one thread that holds the other ends of the nodes'
+//! TAP devices and forwards frames between them.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Instant;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::Errno;
+use tappers::{Interface, Tap};
+
+use crate::error::BedError;
+use crate::fault::{FaultCounters, Faults};
+use crate::forward::Forwarder;
+use crate::namespace::inside;
+
+/// The longest frame: the largest MTU, its header and one tag.
+const FRAME_BYTES: usize = (64 << 10) + 18;
+/// Frames taken from one card before the others have their turn.
+const BATCH: usize = 64;
+
+/// A running switch; it ends when dropped.
+pub(crate) struct Switch {
+    counters: Arc<Mutex<FaultCounters>>,
+    stop: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Switch {
+    /// Makes the card `device` in each of the namespaces and joins them.
+    pub(crate) fn start(
+        faults: Faults,
+        network: u32,
+        device: &str,
+        namespaces: &[&str],
+    ) -> Result<Self, BedError> {
+        let mut taps = Vec::new();
+        for namespace in namespaces {
+            let opened = inside(namespace, || open(device)).flatten();
+            taps.push(opened.map_err(|cause| BedError::Namespace {
+                namespace: (*namespace).to_owned(),
+                doing: "making a TAP device (the kernel needs CONFIG_TUN)",
+                cause,
+            })?);
+        }
+        let failed = |cause| BedError::Namespace {
+            namespace: namespaces.join(", "),
+            doing: "starting the switch",
+            cause,
+        };
+        let stop = eventfd(0, EventfdFlags::CLOEXEC).map_err(|errno| failed(errno.into()))?;
+        let mut running = Running {
+            forwarder: Forwarder::new(faults, network, taps.len()),
+            taps: taps.into_iter().map(Some).collect(),
+            counters: Arc::default(),
+            stop: Arc::new(stop),
+        };
+        let (counters, stop) = (Arc::clone(&running.counters), Arc::clone(&running.stop));
+        let thread = thread::Builder::new()
+            .name(format!("switch {network}"))
+            .spawn(move || running.run())
+            .map_err(failed)?;
+        Ok(Self {
+            counters,
+            stop,
+            thread: Some(thread),
+        })
+    }
+
+    pub(crate) fn counters(&self) -> FaultCounters {
+        *self.counters.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Switch {
+    fn drop(&mut self) {
+        let _cannot_be_full = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
+        if let Some(thread) = self.thread.take() {
+            // If it has panicked, it has said so.
+            let _ended = thread.join();
+        }
+    }
+}
+
+fn open(device: &str) -> io::Result<Tap> {
+    let mut tap = Tap::new_named(Interface::new(device)?)?;
+    tap.set_nonblocking(true)?;
+    Ok(tap)
+}
+
+struct Running {
+    forwarder: Forwarder,
+    /// A card that is gone, as its namespace is, leaves nothing.
+    taps: Vec<Option<Tap>>,
+    counters: Arc<Mutex<FaultCounters>>,
+    stop: Arc<OwnedFd>,
+}
+
+impl Running {
+    fn run(&mut self) {
+        let mut buffer = vec![0; FRAME_BYTES];
+        while let Some(ready) = self.wait() {
+            let now = Instant::now();
+            for port in ready {
+                self.read(port, &mut buffer, now);
+            }
+            let taps = &self.taps;
+            self.forwarder
+                .release_due(now, &mut |port, frame| write(taps, port, frame));
+            let mut counters = self.counters.lock().unwrap_or_else(PoisonError::into_inner);
+            *counters = self.forwarder.counters();
+        }
+    }
+
+    /// The ports that have frames, perhaps none; nothing when it is time to end.
+    fn wait(&self) -> Option<Vec<usize>> {
+        let open = self.taps.iter().enumerate();
+        let open: Vec<(usize, &Tap)> = open
+            .filter_map(|(port, tap)| Some((port, tap.as_ref()?)))
+            .collect();
+        let mut wanted = vec![PollFd::new(&*self.stop, PollFlags::IN)];
+        wanted.extend(open.iter().map(|(_, tap)| PollFd::new(*tap, PollFlags::IN)));
+        let due = self.forwarder.next_due();
+        let timeout = due.map(|due| due.saturating_duration_since(Instant::now()));
+        let timeout = timeout.and_then(|wait| Timespec::try_from(wait).ok());
+        match poll(&mut wanted, timeout.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            // Only wrong arguments are left, and these are always the same.
+            Err(errno) => {
+                eprintln!("dipole-bed: the switch ends, it cannot wait: {errno}");
+                return None;
+            }
+        }
+        if !wanted[0].revents().is_empty() {
+            return None;
+        }
+        let ready = open.iter().zip(&wanted[1..]);
+        let ready = ready.filter(|(_, wanted)| !wanted.revents().is_empty());
+        Some(ready.map(|((port, _), _)| *port).collect())
+    }
+
+    fn read(&mut self, port: usize, buffer: &mut [u8], now: Instant) {
+        for _ in 0..BATCH {
+            let Some(tap) = &self.taps[port] else { return };
+            match rustix::io::read(tap.as_fd(), &mut *buffer) {
+                Ok(length) => {
+                    let taps = &self.taps;
+                    let mut send = |port: usize, frame: &[u8]| write(taps, port, frame);
+                    self.forwarder
+                        .accept(port, &mut buffer[..length], now, &mut send);
+                }
+                Err(Errno::AGAIN | Errno::INTR) => return,
+                // The device has gone with its namespace.
+                Err(_) => {
+                    self.taps[port] = None;
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// False when the card is down or gone.
+fn write(taps: &[Option<Tap>], port: usize, frame: &[u8]) -> bool {
+    let tap = taps.get(port).and_then(Option::as_ref);
+    tap.is_some_and(|tap| rustix::io::write(tap.as_fd(), frame).is_ok())
+}

@@ -1,0 +1,131 @@
+//! Nothing stays: after a drop, after a signal, after a death. Needs root and
+//! `ip`; skipped aloud without.
+
+#![allow(missing_docs, reason = "tests")]
+
+mod common;
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::make;
+use dipole_bed::{Bed, Faults};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// Set for the process that makes a bed and waits.
+const CHILD: &str = "DIPOLE_BED_TEST_CHILD";
+/// What its lines begin with; the test harness prints others.
+const MARK: &str = "left behind: ";
+
+/// What must be gone: namespaces, folder.
+fn traces(bed: &Bed) -> Vec<PathBuf> {
+    let namespaces = (1..=bed.nodes()).map(|node| &bed.node(node).namespace);
+    let mut paths: Vec<PathBuf> = namespaces
+        .map(|name| Path::new("/run/netns").join(name))
+        .collect();
+    let first = bed.node(1).namespace.strip_suffix('1').expect("its number");
+    paths.push(Path::new("/run/netns").join(format!("{first}hub")));
+    paths.push(bed.folder().to_owned());
+    paths
+}
+
+fn exist(paths: &[PathBuf]) -> Vec<&PathBuf> {
+    paths.iter().filter(|path| path.exists()).collect()
+}
+
+#[test]
+fn nothing_is_left_after_a_drop() {
+    for builder in [
+        Bed::builder().nodes(3).networks(2),
+        Bed::builder().nodes(3).faults(Faults::default()),
+    ] {
+        let Some(bed) = make(builder) else { return };
+        let paths = traces(&bed);
+        assert!(exist(&paths).len() >= 4, "{paths:?}");
+        drop(bed);
+        assert_eq!(exist(&paths), Vec::<&PathBuf>::new());
+    }
+}
+
+/// Not a test: the process that the tests below end. Elsewhere it does nothing.
+#[test]
+fn a_bed_is_made_and_left() {
+    if std::env::var_os(CHILD).is_none() {
+        return;
+    }
+    let bed = Bed::builder().build().expect("the parent has one too");
+    // Perhaps not yet inside when the bed goes; it must go all the same.
+    let mut sleeper = bed
+        .command(1, "sleep")
+        .arg("1000")
+        .spawn()
+        .expect("it runs");
+    for path in traces(&bed) {
+        println!("{MARK}{}", path.display());
+    }
+    println!("{MARK}/proc/{}", sleeper.id());
+    println!("{MARK}");
+    let _outlives_us = sleeper.wait();
+}
+
+/// A process with a bed, and what will be left of it.
+fn child() -> (Child, Vec<PathBuf>) {
+    let mut command = Command::new(std::env::current_exe().expect("this test has a path"));
+    command.args(["--exact", "a_bed_is_made_and_left", "--nocapture"]);
+    command.env(CHILD, "1").stdout(Stdio::piped());
+    let mut child = command.spawn().expect("this test runs");
+    let lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
+    let lines = lines.map(|line| line.expect("text"));
+    // The harness does not end its own line before a test's first.
+    let paths = lines.filter_map(|line| Some(line.split_once(MARK)?.1.to_owned()));
+    let paths = paths.take_while(|path| !path.is_empty()).map(PathBuf::from);
+    let paths = paths.collect();
+    (child, paths)
+}
+
+fn pid(child: &Child) -> Pid {
+    Pid::from_child(child)
+}
+
+#[test]
+fn a_signal_takes_the_bed_away() {
+    if let Some(why) = Bed::why_not() {
+        eprintln!("SKIPPED: {why}");
+        return;
+    }
+    for (signal, status) in [(Signal::TERM, 143), (Signal::INT, 130), (Signal::HUP, 129)] {
+        let (mut child, paths) = child();
+        assert!(exist(&paths).len() >= 5, "{paths:?}");
+        kill_process(pid(&child), signal).expect("it lives");
+        let ended = child.wait().expect("ours");
+        assert_eq!(ended.code(), Some(status));
+        gone(&paths);
+    }
+}
+
+#[test]
+fn what_a_killed_process_left_goes_with_the_next_bed() {
+    if let Some(why) = Bed::why_not() {
+        eprintln!("SKIPPED: {why}");
+        return;
+    }
+    let (mut child, paths) = child();
+    assert!(exist(&paths).len() >= 5, "{paths:?}");
+    kill_process(pid(&child), Signal::KILL).expect("it lives");
+    child.wait().expect("ours");
+    let bed = make(Bed::builder()).expect("there has been one");
+    gone(&paths);
+    drop(bed);
+}
+
+/// An orphan is waited for by the system, which may take its time.
+fn gone(paths: &[PathBuf]) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !exist(paths).is_empty() {
+        assert!(Instant::now() < deadline, "{:?} stay", exist(paths));
+        thread::yield_now();
+    }
+}

@@ -1,0 +1,20 @@
+//! Sockets inside nodes.
+
+use std::net::{SocketAddr, UdpSocket};
+use std::time::Duration;
+
+use dipole_bed::Bed;
+
+/// A socket inside a node, on its address of a network.
+pub(crate) fn socket(bed: &Bed, node: u32, network: usize) -> UdpSocket {
+    let address = bed.node(node).addresses[network];
+    let socket = bed.inside(node, || UdpSocket::bind((address, 0)));
+    let socket = socket.expect("a node").expect("a free port");
+    let patience = Some(Duration::from_secs(10));
+    socket.set_read_timeout(patience).expect("a time");
+    socket
+}
+
+pub(crate) fn address(socket: &UdpSocket) -> SocketAddr {
+    socket.local_addr().expect("it is bound")
+}
