@@ -1,6 +1,6 @@
 //! Another node, seen from here: route, directory, loss, round trip, packet size.
 //!
-//! [`examine`] asks over the network, [`verdict`](super::verdict) says what the answers
+//! [`examine`] asks over the network, [`verdict`] says what the answers
 //! mean.
 
 use std::io;
