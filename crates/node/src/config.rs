@@ -155,6 +155,20 @@ impl Config {
         }
     }
 
+    /// Takes what the hosts file has for this node, but for what the environment says
+    /// otherwise: addresses, runtime directory.
+    pub fn settle(&mut self) {
+        let Some(host) = self.hosts.get(self.node).cloned() else {
+            return;
+        };
+        if text(variables::BIND).is_none() {
+            self.bind_as(&host);
+        }
+        if let (Some(directory), None) = (host.runtime_dir, text(variables::RUNTIME_DIR)) {
+            self.runtime_dir = directory;
+        }
+    }
+
     /// Takes the addresses that the hosts file has for this node.
     pub fn bind_as(&mut self, host: &Host) {
         self.bind = host.address;
@@ -193,15 +207,9 @@ impl Config {
         } else if let Some(file) = text(variables::HOSTS) {
             config.hosts = Hosts::load(file.as_ref()).map_err(ConfigError::Hosts)?;
         }
-        if let Some(host) = config.hosts.get(config.node).cloned() {
-            config.bind_as(&host);
-            if let (Some(directory), None) = (&host.runtime_dir, text(variables::RUNTIME_DIR)) {
-                config.runtime_dir.clone_from(directory);
-            }
-        }
+        config.settle();
         if let Some(bind) = parsed(variables::BIND, "an IP address of this node")? {
             config.bind = bind;
-            config.cards.clear();
         }
         if let Some(spin) = parsed(variables::SPIN_MICROSECONDS, "microseconds")? {
             config.spin = Duration::from_micros(spin);

@@ -5,12 +5,13 @@
 //! again and again until it answers; nothing here waits.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::{SocketAddr, UdpSocket};
 
 use dipole_proto::{Instant, PeerId};
 
 use crate::address::NodeId;
 use crate::hosts::Hosts;
+use crate::net::any_like;
 use crate::registry::{PACKET_BYTES, Registry, Testimony, Vouched, decode_vouched, encode_vouch};
 
 /// First pause between two attempts; it doubles.
@@ -52,8 +53,6 @@ pub(crate) struct Witness {
     /// Made with the first question for each family of addresses.
     sockets: [Option<UdpSocket>; 2],
     questions: Vec<Question>,
-    /// What the registry has said.
-    known: Vec<(PeerId, Verdict)>,
     looked: Instant,
 }
 
@@ -64,7 +63,6 @@ impl Witness {
             hosts,
             sockets: [None, None],
             questions: Vec::new(),
-            known: Vec::new(),
             looked: Instant(0),
         }
     }
@@ -80,20 +78,26 @@ impl Witness {
         self.is_busy().then(|| self.looked.after(LOOK_NS))
     }
 
-    /// A peer has fallen silent.
-    pub(crate) fn doubt(&mut self, peer: PeerId, node: u32, incarnation: u64, now: Instant) {
+    /// A peer has fallen silent: what is known of it at once, else its node is asked.
+    pub(crate) fn doubt(
+        &mut self,
+        peer: PeerId,
+        node: u32,
+        incarnation: u64,
+        now: Instant,
+    ) -> Option<Verdict> {
         let node = NodeId(node);
         if node == self.registry.node() {
-            match self.registry.lives(incarnation) {
-                Ok(true) => self.known.push((peer, Verdict::Lives)),
-                Ok(false) => self.known.push((peer, Verdict::Ended)),
-                Err(error) => tracing::warn!(%error, "nobody can vouch for a silent process"),
-            }
-            return;
+            return match self.registry.lives(incarnation) {
+                Ok(true) => Some(Verdict::Lives),
+                Ok(false) => Some(Verdict::Ended),
+                Err(error) => {
+                    tracing::warn!(%error, "nobody can vouch for a silent process");
+                    None
+                }
+            };
         }
-        let Some(host) = self.hosts.get(node) else {
-            return;
-        };
+        let host = self.hosts.get(node)?;
         self.questions.retain(|question| question.peer != peer);
         self.questions.push(Question {
             peer,
@@ -108,13 +112,11 @@ impl Witness {
         });
         // Looked for at once.
         self.looked = Instant(0);
+        None
     }
 
     /// Asks and hears, without waiting; tells what became known.
     pub(crate) fn attend(&mut self, now: Instant, mut tell: impl FnMut(PeerId, Verdict)) {
-        for (peer, verdict) in self.known.drain(..) {
-            tell(peer, verdict);
-        }
         if self.questions.is_empty() || now < self.looked.after(LOOK_NS) {
             return;
         }
@@ -184,11 +186,7 @@ fn is_answer(question: &Question, answer: &Vouched, from: SocketAddr) -> bool {
 
 fn bound(socket: &mut Option<UdpSocket>, directory: SocketAddr) -> io::Result<&UdpSocket> {
     if socket.is_none() {
-        let any: IpAddr = match directory {
-            SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-            SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-        };
-        let made = UdpSocket::bind((any, 0))?;
+        let made = UdpSocket::bind((any_like(directory), 0))?;
         made.set_nonblocking(true)?;
         *socket = Some(made);
     }

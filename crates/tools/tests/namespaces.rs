@@ -6,7 +6,7 @@
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 
 use tempfile::TempDir;
 
@@ -96,6 +96,14 @@ impl Bed {
         self.directory.path().join(name)
     }
 
+    fn check_copy(&self) {
+        let same = Command::new("cmp")
+            .args([self.path("original"), self.path("copy")])
+            .status()
+            .expect("cmp runs");
+        assert!(same.success(), "the copy differs");
+    }
+
     fn write(&self, name: &str, text: &str) {
         std::fs::write(self.path(name), text).expect("our own directory");
     }
@@ -140,6 +148,14 @@ fn example(name: &str) -> PathBuf {
         assert!(build.status().expect("cargo runs").success());
     }
     path
+}
+
+/// Receives on node 2; the hosts file follows.
+const RECEIVE: [&str; 5] = ["recv", "2:7", "--nid", "2", "--hosts"];
+
+fn spawn(command: &mut Command) -> Child {
+    let command = command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.spawn().expect("it starts")
 }
 
 fn check(output: &Output) -> String {
@@ -199,16 +215,10 @@ fn a_file_crosses_from_node_to_node_through_loss_unchanged() {
         original.write_all(&block).expect("there is room");
     }
     drop(original);
-    let receiver = bed
-        .dipole(1)
-        .args(["recv", "2:7", "--nid", "2", "--hosts"])
-        .arg(bed.path("hosts"))
-        .args(["--fault", "drop=0.01,seed=3", "--out"])
-        .arg(bed.path("copy"))
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("it starts");
+    let mut receiver = bed.dipole(1);
+    receiver.args(RECEIVE).arg(bed.path("hosts"));
+    receiver.args(["--fault", "drop=0.01,seed=3", "--out"]);
+    let receiver = spawn(receiver.arg(bed.path("copy")));
     let sent = bed
         .dipole(0)
         .args(["send", "2:7", "--nid", "1", "--hosts"])
@@ -219,11 +229,7 @@ fn a_file_crosses_from_node_to_node_through_loss_unchanged() {
         .expect("it starts");
     check(&sent);
     check(&receiver.wait_with_output().expect("it ends"));
-    let same = Command::new("cmp")
-        .args([bed.path("original"), bed.path("copy")])
-        .status()
-        .expect("cmp runs");
-    assert!(same.success(), "the copy differs");
+    bed.check_copy();
 }
 
 #[test]
@@ -231,14 +237,7 @@ fn a_file_crosses_though_the_first_of_two_cards_is_out_from_the_start() {
     let Some(bed) = Bed::make("o") else { return };
     assert!(bed.set_card(0, false));
     bed.write("original", "what is sent\n");
-    let receiver = bed
-        .dipole(1)
-        .args(["recv", "2:7", "--nid", "2", "--hosts"])
-        .arg(bed.path("two-cards"))
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("it starts");
+    let receiver = spawn(bed.dipole(1).args(RECEIVE).arg(bed.path("two-cards")));
     let sent = bed
         .dipole(0)
         .args(["send", "2:7", "--nid", "1", "--hosts"])
@@ -256,16 +255,9 @@ fn a_stream_goes_on_while_either_of_two_cards_is_out() {
     const BLOCK_BYTES: usize = 1 << 20;
     const BLOCKS_PER_PHASE: usize = 24;
     let Some(bed) = Bed::make("c") else { return };
-    let receiver = bed
-        .dipole(1)
-        .args(["recv", "2:7", "--nid", "2", "--hosts"])
-        .arg(bed.path("two-cards"))
-        .arg("--out")
-        .arg(bed.path("copy"))
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("it starts");
+    let mut receiver = bed.dipole(1);
+    receiver.args(RECEIVE).arg(bed.path("two-cards"));
+    let receiver = spawn(receiver.arg("--out").arg(bed.path("copy")));
     let mut sender = bed
         .dipole(0)
         .args(["send", "2:7", "--nid", "1", "--hosts"])
@@ -312,9 +304,5 @@ fn a_stream_goes_on_while_either_of_two_cards_is_out() {
     let sent = sender.wait_with_output().expect("it ends");
     check(&sent);
     check(&receiver.wait_with_output().expect("it ends"));
-    let same = Command::new("cmp")
-        .args([bed.path("original"), bed.path("copy")])
-        .status()
-        .expect("cmp runs");
-    assert!(same.success(), "the copy differs");
+    bed.check_copy();
 }

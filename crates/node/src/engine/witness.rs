@@ -26,16 +26,19 @@ impl Engine {
             self.quiet.clear();
             return;
         };
-        for id in self.quiet.drain(..) {
-            if let Some(peer) = find(&mut self.peers, id) {
-                witness.doubt(id, peer.node, peer.incarnation, now);
-            }
-        }
         let machine = &mut self.machine;
-        witness.attend(now, |id, verdict| match verdict {
+        let mut tell = |id, verdict| match verdict {
             Verdict::Lives => machine.vouch(now, id),
             Verdict::Ended => machine.give_up(id),
-        });
+        };
+        for id in self.quiet.drain(..) {
+            if let Some(peer) = find(&mut self.peers, id)
+                && let Some(verdict) = witness.doubt(id, peer.node, peer.incarnation, now)
+            {
+                tell(id, verdict);
+            }
+        }
+        witness.attend(now, tell);
         self.handle_events();
     }
 }

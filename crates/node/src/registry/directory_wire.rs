@@ -27,7 +27,8 @@ use crate::address::{Address, EndpointId, NodeId};
 pub const PACKET_BYTES: usize = 100;
 const HEADER_BYTES: usize = 32;
 const LENGTH: u16 = 100;
-const CRC_AT: usize = PACKET_BYTES - 4;
+pub(super) const CRC_BYTES: usize = 4;
+const CRC_AT: usize = PACKET_BYTES - CRC_BYTES;
 /// Version 1 in the high half, kind 7 to 11 in the low one.
 pub(super) const LOOKUP: u8 = 0x17;
 pub(super) const FOUND: u8 = 0x18;
@@ -285,7 +286,7 @@ fn begin(kind: u8, nonce: u64, address: Address) -> [u8; PACKET_BYTES] {
     bytes
 }
 
-fn crc(bytes: &[u8]) -> [u8; 4] {
+pub(super) fn crc(bytes: &[u8]) -> [u8; 4] {
     let sum = checksum(CrcAlgorithm::Crc32Iscsi, bytes).to_le_bytes();
     [sum[0], sum[1], sum[2], sum[3]]
 }
@@ -300,21 +301,27 @@ fn opened(bytes: &[u8], kind: u8) -> Result<&[u8; PACKET_BYTES], WireError> {
     let whole: &[u8; PACKET_BYTES] = bytes.try_into().map_err(|_| WireError::Length {
         found_bytes: bytes.len(),
     })?;
-    if whole[0] != kind {
-        return Err(WireError::Kind { found: whole[0] });
-    }
-    if crc(&whole[..CRC_AT]) != whole[CRC_AT..] {
-        return Err(WireError::Checksum);
-    }
-    zero(whole, 1, 2)?;
-    if whole[2..4] != LENGTH.to_le_bytes() {
-        return Err(WireError::Field { offset_bytes: 2 });
-    }
-    zero(whole, 4, HEADER_BYTES)?;
+    check(whole, kind)?;
     Ok(whole)
 }
 
-fn zero(bytes: &[u8; PACKET_BYTES], from: usize, to: usize) -> Result<(), WireError> {
+/// Header and checksum of a packet of any length from [`PACKET_BYTES`] on.
+pub(super) fn check(bytes: &[u8], kind: u8) -> Result<(), WireError> {
+    if bytes[0] != kind {
+        return Err(WireError::Kind { found: bytes[0] });
+    }
+    let (covered, sum) = bytes.split_at(bytes.len() - CRC_BYTES);
+    if crc(covered) != sum {
+        return Err(WireError::Checksum);
+    }
+    zero(bytes, 1, 2)?;
+    if usize::from(u16::from_le_bytes([bytes[2], bytes[3]])) != bytes.len() {
+        return Err(WireError::Field { offset_bytes: 2 });
+    }
+    zero(bytes, 4, HEADER_BYTES)
+}
+
+pub(super) fn zero(bytes: &[u8], from: usize, to: usize) -> Result<(), WireError> {
     match bytes[from..to].iter().position(|byte| *byte != 0) {
         Some(index) => Err(WireError::Field {
             offset_bytes: from + index,

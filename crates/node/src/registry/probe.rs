@@ -2,7 +2,7 @@
 //! finds out about a path.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use rustix::net::sockopt;
@@ -11,6 +11,7 @@ use super::directory_wire::{Found, FoundStatus, Lookup, decode_found, encode_loo
 use super::probe_wire::{MAX_PROBE_BYTES, Presence, Probe, decode_presence, encode_probe};
 use super::random_number;
 use crate::address::{Address, NodeId};
+use crate::net::any_like;
 
 /// What became of a question.
 #[derive(Debug)]
@@ -40,11 +41,7 @@ impl Prober {
     /// # Errors
     /// There is no route, or `from` is no address of this machine.
     pub fn open(from: Option<IpAddr>, directory: SocketAddr, node: NodeId) -> io::Result<Prober> {
-        let any: IpAddr = match directory {
-            SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-            SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-        };
-        let socket = UdpSocket::bind((from.unwrap_or(any), 0))?;
+        let socket = UdpSocket::bind((from.unwrap_or(any_like(directory)), 0))?;
         forbid_fragments(&socket)?;
         socket.connect(directory)?;
         Ok(Prober { socket, node })

@@ -9,14 +9,13 @@
 //!         52 max packet(2)  54 version(6)
 //! ```
 
-use crc_fast::{CrcAlgorithm, checksum};
-
-use super::directory_wire::{FOUND, LOOKUP, Lookup, PACKET_BYTES, WireError, decode_lookup};
+use super::directory_wire::{
+    CRC_BYTES, FOUND, LOOKUP, Lookup, PACKET_BYTES, WireError, check, crc, decode_lookup, zero,
+};
 use crate::address::NodeId;
 
 /// The longest probe: what the longest frame of a link has.
 pub const MAX_PROBE_BYTES: usize = dipole_link::udp::MAX_FRAME_BYTES;
-const CRC_BYTES: usize = 4;
 const QUESTION_AT: usize = 48;
 /// In a look-up: who answers here?
 const WHO: u8 = 1;
@@ -138,13 +137,6 @@ fn begin(kind: u8, nonce: u64, node: NodeId, length_bytes: usize) -> Vec<u8> {
     bytes
 }
 
-fn crc(bytes: &[u8]) -> [u8; CRC_BYTES] {
-    array(
-        &checksum(CrcAlgorithm::Crc32Iscsi, bytes).to_le_bytes()[..CRC_BYTES],
-        0,
-    )
-}
-
 fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
     let end = bytes.len() - CRC_BYTES;
     let sum = crc(&bytes[..end]);
@@ -159,27 +151,7 @@ fn opened(bytes: &[u8], kind: u8) -> Result<(), WireError> {
             found_bytes: length,
         });
     }
-    if bytes[0] != kind {
-        return Err(WireError::Kind { found: bytes[0] });
-    }
-    let end = length - CRC_BYTES;
-    if crc(&bytes[..end]) != bytes[end..] {
-        return Err(WireError::Checksum);
-    }
-    zero(bytes, 1, 2)?;
-    if usize::from(u16::from_le_bytes(array(bytes, 2))) != length {
-        return Err(WireError::Field { offset_bytes: 2 });
-    }
-    zero(bytes, 4, 32)
-}
-
-fn zero(bytes: &[u8], from: usize, to: usize) -> Result<(), WireError> {
-    match bytes[from..to].iter().position(|byte| *byte != 0) {
-        Some(index) => Err(WireError::Field {
-            offset_bytes: from + index,
-        }),
-        None => Ok(()),
-    }
+    check(bytes, kind)
 }
 
 fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {

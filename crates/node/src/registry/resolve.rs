@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use super::directory_wire::{
@@ -11,6 +11,7 @@ use super::directory_wire::{
 use super::{Ports, Registry, RegistryError, random_number};
 use crate::address::{Address, NodeId};
 use crate::hosts::{Host, Hosts};
+use crate::net::any_like;
 
 /// First pause between two attempts; it doubles up to the last.
 const FIRST_PAUSE: Duration = Duration::from_millis(2);
@@ -238,11 +239,7 @@ fn resolve_there(host: &Host, address: Address, wait: &mut Wait) -> Result<Ports
 ///
 /// A new socket each time: a late answer to an earlier question cannot meet it.
 fn ask(directory: SocketAddr, address: Address, until: Instant) -> io::Result<Option<Found>> {
-    let any: IpAddr = match directory {
-        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-    };
-    let socket = UdpSocket::bind((any, 0))?;
+    let socket = UdpSocket::bind((any_like(directory), 0))?;
     // Connected: only the directory's packets arrive, and "port unreachable" is reported.
     socket.connect(directory)?;
     let nonce = random_number()?;

@@ -40,16 +40,8 @@ pub(super) fn configure(file: Option<PathBuf>, node: Option<NodeId>) -> (Config,
     if findings.is_empty() {
         findings.push(hosts(&config));
     }
-    let is_set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-    if !config.hosts.is_local_only()
-        && let Some(host) = config.hosts.get(config.node).cloned()
-    {
-        if !is_set(variables::BIND) {
-            config.bind_as(&host);
-        }
-        if let (Some(given), false) = (&host.runtime_dir, is_set(variables::RUNTIME_DIR)) {
-            config.runtime_dir.clone_from(given);
-        }
+    if !config.hosts.is_local_only() {
+        config.settle();
     }
     (config, findings)
 }

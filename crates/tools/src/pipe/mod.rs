@@ -16,7 +16,7 @@ use clap::Args;
 use dipole_node::hosts::{Hosts, HostsError};
 use dipole_node::{
     Address, Config, ConfigError, EndpointId, FaultPlan, NodeId, OpenError, ReceiveError,
-    SendError, TargetError, variables,
+    SendError, TargetError,
 };
 
 use frame::FrameError;
@@ -168,17 +168,8 @@ fn configure(args: &PipeArgs) -> Result<Config, PipeError> {
     if let Some(file) = &args.hosts {
         config.hosts = Hosts::load(file).map_err(PipeError::Hosts)?;
     }
-    let is_set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-    if (args.nid.is_some() || args.hosts.is_some())
-        && !config.hosts.is_local_only()
-        && let Some(host) = config.hosts.get(config.node).cloned()
-    {
-        if !is_set(variables::BIND) {
-            config.bind_as(&host);
-        }
-        if let (Some(given), false) = (&host.runtime_dir, is_set(variables::RUNTIME_DIR)) {
-            config.runtime_dir.clone_from(given);
-        }
+    if (args.nid.is_some() || args.hosts.is_some()) && !config.hosts.is_local_only() {
+        config.settle();
     }
     if let Some(plan) = &args.fault {
         let parsed: Result<FaultPlan, _> = plan.parse();
