@@ -10,6 +10,7 @@ use dipole_link::fault::Plan;
 use crate::address::NodeId;
 use crate::hosts::{Host, Hosts, HostsError};
 use crate::job::{self, JobError};
+use crate::key::{ClusterKey, KeyError};
 
 /// Names of the environment variables that [`Config::from_env`] reads.
 pub mod variables {
@@ -27,6 +28,8 @@ pub mod variables {
     pub const FAULT: &str = "DIPOLE_FAULT";
     /// A file to capture all packets to.
     pub const CAPTURE: &str = "DIPOLE_CAPTURE";
+    /// The file of the cluster key.
+    pub const KEY: &str = "DIPOLE_KEY";
     /// What may carry messages: `auto`, `shm` or `udp`.
     pub const LINK: &str = "DIPOLE_LINK";
 }
@@ -76,6 +79,8 @@ pub struct Config {
     /// Addresses of further cards of this machine, at most [`MAX_CARDS`] with the first: traffic goes on
     /// over the others when one fails, and bulk uses all.
     pub cards: Vec<IpAddr>,
+    /// The cluster key: with one, other nodes' processes must prove that they hold it too.
+    pub key: Option<ClusterKey>,
     /// What may carry messages.
     pub links: Links,
     /// How long a waiter spins before it sleeps. Spinning suits a process with a
@@ -108,6 +113,8 @@ pub enum ConfigError {
     },
     /// The hosts file is wrong or cannot be read.
     Hosts(HostsError),
+    /// The cluster key cannot be had.
+    Key(KeyError),
     /// What the launcher says does not tell where this process and its peers are.
     Launcher(JobError),
 }
@@ -121,6 +128,7 @@ impl fmt::Display for ConfigError {
                 expected,
             } => write!(f, "{name}={value:?} cannot be used: expected {expected}"),
             ConfigError::Hosts(error) => write!(f, "{error}"),
+            ConfigError::Key(error) => write!(f, "{}: {error}", variables::KEY),
             ConfigError::Launcher(error) => write!(
                 f,
                 "{error} (or set {} to use this process without its job)",
@@ -145,6 +153,7 @@ impl Config {
             hosts: Hosts::local_only(node),
             bind: IpAddr::V4(Ipv4Addr::LOCALHOST),
             cards: Vec::new(),
+            key: None,
             links: Links::Auto,
             spin: SPIN,
             connect_timeout: Duration::from_secs(30),
@@ -208,6 +217,9 @@ impl Config {
             config.hosts = Hosts::load(file.as_ref()).map_err(ConfigError::Hosts)?;
         }
         config.settle();
+        if let Some(file) = text(variables::KEY) {
+            config.key = Some(ClusterKey::load(file.as_ref()).map_err(ConfigError::Key)?);
+        }
         if let Some(bind) = parsed(variables::BIND, "an IP address of this node")? {
             config.bind = bind;
         }

@@ -6,6 +6,7 @@ mod agent;
 mod bench;
 mod doctor;
 mod graph;
+mod key;
 mod manual;
 mod output;
 mod pipe;
@@ -36,6 +37,7 @@ enum Command {
     Bench(bench::BenchArgs),
     Graph(graph::GraphArgs),
     Agent(agent::AgentArgs),
+    Key(key::KeyArgs),
     Doctor(doctor::DoctorArgs),
     /// Print the completions of a shell
     Completions {
@@ -75,6 +77,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::execute(args, json),
         Command::Graph(args) => graph::execute(&args, json),
         Command::Agent(args) => agent::execute(&args, json),
+        Command::Key(args) => key::execute(&args, json),
         Command::Doctor(args) => doctor::execute(args, json),
         Command::Completions { shell } => manual::completions(shell, Arguments::command()),
         Command::Manual => manual::pages(Arguments::command()),

@@ -1,0 +1,365 @@
+//! The cluster key: who holds it belongs to the cluster.
+//!
+//! A file of 64 hexadecimal digits that only its owner may read. It is never used
+//! itself: each purpose has a key of its own that [`ClusterKey::derive`] makes from it,
+//! so that what one purpose's messages give away helps with no other.
+
+use std::fmt;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::OFlags;
+
+/// Length of a cluster key.
+pub const KEY_BYTES: usize = 32;
+/// Length of a proof that the sender holds the key.
+pub const PROOF_BYTES: usize = 16;
+/// The key in digits, and some white space.
+const MAX_FILE_BYTES: u64 = 256;
+
+/// The secret that the members of a cluster share. Cheap to clone; never printed.
+#[derive(Clone, PartialEq, Eq)]
+pub struct ClusterKey {
+    secret: Arc<[u8; KEY_BYTES]>,
+}
+
+/// Why there is no key.
+#[derive(Debug)]
+pub enum KeyError {
+    /// The file cannot be read or written.
+    System {
+        /// Which file.
+        file: PathBuf,
+        /// What was tried.
+        doing: &'static str,
+        /// What the system says.
+        cause: io::Error,
+    },
+    /// Others could read or change the file.
+    Open {
+        /// Which file.
+        file: PathBuf,
+        /// Its permissions.
+        mode: u32,
+    },
+    /// Another user owns the file.
+    Owner {
+        /// Which file.
+        file: PathBuf,
+        /// Who owns it.
+        found_uid: u32,
+        /// Who reads it.
+        own_uid: u32,
+    },
+    /// The file does not hold a key.
+    Content {
+        /// Which file.
+        file: PathBuf,
+    },
+}
+
+impl fmt::Display for KeyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            KeyError::System { file, doing, cause } => {
+                write!(f, "{doing} the cluster key {}: {cause}", file.display())
+            }
+            KeyError::Open { file, mode } => write!(
+                f,
+                "the cluster key {} is open to other users (mode {mode:04o}): `chmod 600` it, and \
+                 if strangers had access make a new one with `dipole key new`",
+                file.display()
+            ),
+            KeyError::Owner {
+                file,
+                found_uid,
+                own_uid,
+            } => write!(
+                f,
+                "the cluster key {} belongs to user {found_uid}, who could change it; user \
+                 {own_uid} needs a copy of their own",
+                file.display()
+            ),
+            KeyError::Content { file } => write!(
+                f,
+                "{} is no cluster key: expected {} hexadecimal digits, as `dipole key new` writes",
+                file.display(),
+                KEY_BYTES * 2
+            ),
+        }
+    }
+}
+
+impl std::error::Error for KeyError {}
+
+impl ClusterKey {
+    /// A key from its bytes.
+    #[must_use]
+    pub fn new(secret: [u8; KEY_BYTES]) -> ClusterKey {
+        ClusterKey {
+            secret: Arc::new(secret),
+        }
+    }
+
+    /// Reads a key. Its file must belong to this user, or to root, and be closed to all others.
+    ///
+    /// # Errors
+    /// [`KeyError`], with what to do.
+    pub fn load(file: &Path) -> Result<ClusterKey, KeyError> {
+        let system = |cause| KeyError::System {
+            file: file.to_owned(),
+            doing: "reading",
+            cause,
+        };
+        // What is checked must be what is read, and a pipe must not be waited for.
+        let opened = OpenOptions::new()
+            .read(true)
+            .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
+            .open(file)
+            .map_err(system)?;
+        let facts = opened.metadata().map_err(system)?;
+        if !facts.is_file() {
+            return Err(KeyError::Content {
+                file: file.to_owned(),
+            });
+        }
+        let mode = facts.mode() & 0o7777;
+        if mode & 0o077 != 0 {
+            return Err(KeyError::Open {
+                file: file.to_owned(),
+                mode,
+            });
+        }
+        let own_uid = rustix::process::geteuid().as_raw();
+        if facts.uid() != own_uid && facts.uid() != 0 {
+            return Err(KeyError::Owner {
+                file: file.to_owned(),
+                found_uid: facts.uid(),
+                own_uid,
+            });
+        }
+        let mut text = String::new();
+        opened
+            .take(MAX_FILE_BYTES)
+            .read_to_string(&mut text)
+            .map_err(system)?;
+        ClusterKey::parse(&text).ok_or_else(|| KeyError::Content {
+            file: file.to_owned(),
+        })
+    }
+
+    /// Reads the digits.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<ClusterKey> {
+        let digits = text.trim().as_bytes();
+        if digits.len() != KEY_BYTES * 2 {
+            return None;
+        }
+        let mut secret = [0; KEY_BYTES];
+        for (byte, pair) in secret.iter_mut().zip(digits.chunks_exact(2)) {
+            let value = |digit: u8| char::from(digit).to_digit(16);
+            *byte = u8::try_from(value(pair[0])? << 4 | value(pair[1])?).ok()?;
+        }
+        Some(ClusterKey::new(secret))
+    }
+
+    /// Makes a key from the system's randomness.
+    ///
+    /// # Errors
+    /// The system has none.
+    pub fn random() -> io::Result<ClusterKey> {
+        let mut secret = [0; KEY_BYTES];
+        let length = rustix::rand::getrandom(&mut secret, rustix::rand::GetRandomFlags::empty())?;
+        if length != KEY_BYTES {
+            return Err(io::Error::other("too few random bytes"));
+        }
+        Ok(ClusterKey::new(secret))
+    }
+
+    /// Writes the key to a file that must not exist yet, with mode 0600.
+    ///
+    /// # Errors
+    /// [`KeyError::System`]
+    pub fn save(&self, file: &Path) -> Result<(), KeyError> {
+        let system = |cause| KeyError::System {
+            file: file.to_owned(),
+            doing: "writing",
+            cause,
+        };
+        let mut opened: File = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(file)
+            .map_err(system)?;
+        writeln!(opened, "{}", self.digits()).map_err(system)?;
+        opened.sync_all().map_err(system)
+    }
+
+    /// The key in digits, as its file holds it: a secret.
+    #[must_use]
+    pub fn digits(&self) -> String {
+        hex(&self.secret[..])
+    }
+
+    /// A name of the key by which people can compare it; it gives nothing of the key away.
+    #[must_use]
+    pub fn fingerprint(&self) -> String {
+        hex(&self.derive("dipole 2026 fingerprint")[..8])
+    }
+
+    /// The key of one purpose, named by a text that no other purpose uses.
+    #[must_use]
+    pub fn derive(&self, purpose: &str) -> [u8; KEY_BYTES] {
+        blake3::derive_key(purpose, &self.secret[..])
+    }
+
+    /// The prover of one purpose.
+    #[must_use]
+    pub fn prover(&self, purpose: &str) -> Prover {
+        Prover {
+            key: self.derive(purpose),
+        }
+    }
+}
+
+impl fmt::Debug for ClusterKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ClusterKey({})", self.fingerprint())
+    }
+}
+
+/// Makes and checks proofs (BLAKE3 with a key, cut to [`PROOF_BYTES`]) of one purpose.
+#[derive(Clone)]
+pub struct Prover {
+    key: [u8; KEY_BYTES],
+}
+
+impl Prover {
+    /// The proof that the sender of these bytes holds the key.
+    #[must_use]
+    pub fn prove(&self, bytes: &[u8]) -> [u8; PROOF_BYTES] {
+        let hash = blake3::keyed_hash(&self.key, bytes);
+        let mut proof = [0; PROOF_BYTES];
+        proof.copy_from_slice(&hash.as_bytes()[..PROOF_BYTES]);
+        proof
+    }
+
+    /// True if the proof is right; takes as long whatever is wrong with it.
+    #[must_use]
+    pub fn check(&self, bytes: &[u8], proof: &[u8]) -> bool {
+        let right = self.prove(bytes);
+        let differs = proof
+            .iter()
+            .zip(&right)
+            .fold(0, |all, (a, b)| all | (a ^ b));
+        proof.len() == PROOF_BYTES && std::hint::black_box(differs) == 0
+    }
+}
+
+impl fmt::Debug for Prover {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Prover")
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn a_saved_key_reads_back_and_is_not_overwritten() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("key");
+        let key = ClusterKey::random().unwrap();
+        key.save(&file).unwrap();
+        assert_eq!(ClusterKey::load(&file).unwrap(), key);
+        assert_ne!(ClusterKey::random().unwrap(), key);
+        assert!(matches!(
+            ClusterKey::random().unwrap().save(&file),
+            Err(KeyError::System { .. })
+        ));
+        assert_eq!(ClusterKey::load(&file).unwrap(), key);
+    }
+
+    #[test]
+    fn a_key_that_others_may_read_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("key");
+        ClusterKey::random().unwrap().save(&file).unwrap();
+        for mode in [0o640, 0o604, 0o620, 0o601] {
+            std::fs::set_permissions(&file, Permissions::from_mode(mode)).unwrap();
+            let error = ClusterKey::load(&file).unwrap_err();
+            assert!(matches!(error, KeyError::Open { mode: found, .. } if found == mode));
+            assert!(error.to_string().contains("chmod 600"), "{error}");
+        }
+        std::fs::set_permissions(&file, Permissions::from_mode(0o400)).unwrap();
+        assert!(ClusterKey::load(&file).is_ok());
+    }
+
+    #[test]
+    fn what_is_no_key_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("key");
+        let digits = "0123456789abcdefABCDEF0123456789".repeat(2);
+        assert!(ClusterKey::parse(&format!(" {digits}\n")).is_some());
+        for bad in [
+            String::new(),
+            digits[1..].to_owned(),
+            format!("{digits}00"),
+            digits.replace('a', "g"),
+            digits.replacen("01", "+1", 1),
+        ] {
+            std::fs::write(&file, &bad).unwrap();
+            std::fs::set_permissions(&file, Permissions::from_mode(0o600)).unwrap();
+            assert!(matches!(
+                ClusterKey::load(&file),
+                Err(KeyError::Content { .. })
+            ));
+        }
+        assert!(matches!(
+            ClusterKey::load(directory.path()),
+            Err(KeyError::Content { .. })
+        ));
+    }
+
+    #[test]
+    fn a_proof_is_bound_to_key_purpose_and_every_bit() {
+        let key = ClusterKey::new([7; KEY_BYTES]);
+        let prover = key.prover("one");
+        let proof = prover.prove(b"hello");
+        assert!(prover.check(b"hello", &proof));
+        assert!(!prover.check(b"hellp", &proof));
+        assert!(!prover.check(b"hello", &proof[..15]));
+        assert!(!prover.check(b"hello", &[]));
+        assert!(!key.prover("two").check(b"hello", &proof));
+        assert!(
+            !ClusterKey::new([8; KEY_BYTES])
+                .prover("one")
+                .check(b"hello", &proof)
+        );
+        for bit in 0..PROOF_BYTES * 8 {
+            let mut bad = proof;
+            bad[bit / 8] ^= 1 << (bit % 8);
+            assert!(!prover.check(b"hello", &bad), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn printing_a_key_does_not_give_it_away() {
+        let key = ClusterKey::random().unwrap();
+        let (printed, digits) = (format!("{key:?} {:?}", key.prover("x")), key.digits());
+        for part in 0..digits.len() - 8 {
+            assert!(!printed.contains(&digits[part..part + 8]), "{printed}");
+        }
+    }
+}
