@@ -170,6 +170,7 @@ impl Failure {
                 TargetError::TimedOut { .. } => libc::ETIMEDOUT,
                 TargetError::PeerGone { .. } => libc::ECONNRESET,
                 TargetError::TooManyPeers { .. } => libc::EUSERS,
+                TargetError::OtherCluster { .. } => libc::EKEYREJECTED,
                 TargetError::NoSharedMemory { .. } => libc::EOPNOTSUPP,
                 TargetError::Broken(_) => libc::EIO,
                 TargetError::Ended => libc::EBADF,

@@ -14,6 +14,7 @@ use alloc::vec::Vec;
 use crate::edge::{EdgeIn, EdgeOut};
 use crate::event::{EdgeId, Event, GoneReason, PeerId};
 use crate::holes::Holes;
+use crate::key::Seal;
 use crate::lane::Lane;
 use crate::pace::Pace;
 use crate::replay::Replay;
@@ -47,6 +48,20 @@ pub(crate) struct Remote {
     pub(crate) node: u32,
     /// What it takes on a new edge before any grant.
     pub(crate) initial_credit_bytes: u32,
+}
+
+/// What closes the packets of a session, by direction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Seals {
+    pub(crate) out: Seal,
+    pub(crate) incoming: Seal,
+}
+
+impl Seals {
+    const OPEN: Seals = Seals {
+        out: Seal::OPEN,
+        incoming: Seal::OPEN,
+    };
 }
 
 /// A question repeated with growing pauses.
@@ -107,7 +122,8 @@ pub(crate) struct Session {
     pub(crate) remote: Remote,
     /// Where hellos go and come from: the peer's first small address.
     pub(crate) home: Address,
-    pub(crate) trailer: Trailer,
+    /// What closes packets to the peer, and what must close packets from it.
+    pub(crate) seals: Seals,
     pub(crate) packet_bytes: usize,
     pub(crate) lanes: Vec<Lane>,
     next_bulk_lane: usize,
@@ -167,7 +183,7 @@ impl Session {
             phase,
             remote: Remote::default(),
             home,
-            trailer: Trailer::Crc32c,
+            seals: Seals::OPEN,
             packet_bytes: 0,
             lanes: Vec::new(),
             next_bulk_lane: 0,
@@ -210,14 +226,27 @@ impl Session {
     }
 
     /// Takes what the peer said in its hello or welcome; the session is open.
-    pub(crate) fn open(&mut self, hello: &Hello, trailer: Trailer, now: Instant, shared: &Shared) {
+    pub(crate) fn open(
+        &mut self,
+        hello: &Hello,
+        trailer: Trailer,
+        own_incarnation: u64,
+        now: Instant,
+        shared: &Shared,
+    ) {
         self.remote = Remote {
             connection: hello.connection,
             incarnation: hello.incarnation,
             node: hello.node,
             initial_credit_bytes: hello.initial_credit_bytes,
         };
-        self.trailer = trailer;
+        let own = (own_incarnation, self.id.connection());
+        let theirs = (hello.incarnation, hello.connection);
+        let mask = |from, to| shared.config.key.map_or(0, |key| key.mask(from, to));
+        self.seals = Seals {
+            out: Seal::of_session(trailer, mask(own, theirs)),
+            incoming: Seal::of_session(trailer, mask(theirs, own)),
+        };
         self.packet_bytes = shared
             .config
             .packet_bytes
@@ -247,6 +276,12 @@ impl Session {
         self.phase = Phase::Open;
         self.heard(now);
         self.rest_keepalive(now, shared);
+    }
+
+    /// True if the peer sends packets outside sessions from there.
+    pub(crate) fn is_small(&self, from: Address) -> bool {
+        let mut small = self.lanes.iter().filter(|lane| !lane.bulk);
+        self.home == from || small.any(|lane| lane.to == from)
     }
 
     pub(crate) fn is_open(&self) -> bool {

@@ -11,7 +11,7 @@ pub(crate) struct Mutant {
     replacement: &'static str,
 }
 
-pub(crate) const MUTANTS: [Mutant; 9] = [
+pub(crate) const MUTANTS: [Mutant; 10] = [
     Mutant {
         name: "tail-repeats-off",
         effect: "a tail that was lost is never sent again",
@@ -80,6 +80,13 @@ pub(crate) const MUTANTS: [Mutant; 9] = [
         file: "crates/proto/src/edge.rs",
         snippet: "if sequence == self.next && whole && self.pending.is_empty() {",
         replacement: "if sequence >= self.next && whole && self.pending.is_empty() {",
+    },
+    Mutant {
+        name: "proof-unchecked",
+        effect: "whoever carries a proof gets a session, right or wrong",
+        file: "crates/proto/src/machine/packets.rs",
+        snippet: "let refusal = if keyed != packet.header.flags.has(Flags::PROVEN) || keyed && !proven {",
+        replacement: "let refusal = if keyed != packet.header.flags.has(Flags::PROVEN) {",
     },
 ];
 

@@ -341,7 +341,7 @@ fn a_directory_says_who_it_is_in_packets_as_long_as_the_question() {
     let folder = tempfile::tempdir().unwrap();
     let there = Registry::open(folder.path(), NodeId(2)).unwrap();
     let at = SocketAddr::from(([127, 0, 0, 1], free_port()));
-    let prober = Prober::open(None, at, NodeId(2)).unwrap();
+    let prober = Prober::open(None, at, NodeId(2), None).unwrap();
     assert!(matches!(
         prober.probe(PACKET_BYTES, PATIENCE),
         Reply::Refused
@@ -372,7 +372,7 @@ fn a_directory_says_who_it_is_in_packets_as_long_as_the_question() {
     assert!(directory.counters().answered >= 4);
     let short = Duration::from_millis(20);
     let silent = UdpSocket::bind("127.0.0.1:0").unwrap();
-    let prober = Prober::open(None, silent.local_addr().unwrap(), NodeId(2)).unwrap();
+    let prober = Prober::open(None, silent.local_addr().unwrap(), NodeId(2), None).unwrap();
     assert!(matches!(prober.probe(PACKET_BYTES, short), Reply::Silent));
 }
 

@@ -14,6 +14,7 @@ mod app;
 mod ledger;
 mod payload;
 mod scenario;
+mod stranger;
 mod totals;
 mod trace;
 mod world;

@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use dipole_link::Class;
 use dipole_link::sim::{Bursts, NetworkConfig, PathConfig};
+use dipole_node::{ClusterKey, KEY_BYTES};
 use dipole_proto::Config;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -17,6 +18,8 @@ pub const SECOND: u64 = 1_000_000_000;
 
 /// Packets that one seed may take, about.
 const PACKETS: u64 = 4000;
+/// One seed in this many has a cluster key.
+const KEY_EVERY: u64 = 3;
 /// One seed in this many has many nodes.
 const CROWD_EVERY: u64 = 50;
 
@@ -36,6 +39,8 @@ pub struct Scenario {
     pub calm_at_ns: u64,
     /// Nothing happens that entitles anybody to give a peer up.
     pub keeps_peers: bool,
+    /// What all nodes share; then a stranger with another one tries to get in.
+    pub key: Option<ClusterKey>,
 }
 
 /// One node and the process on it.
@@ -245,6 +250,7 @@ impl Scenario {
             faults,
             calm_at_ns,
             keeps_peers,
+            key: seed.is_multiple_of(KEY_EVERY).then(|| key(seed)),
         }
     }
 
@@ -294,8 +300,16 @@ impl Scenario {
             faults: Vec::new(),
             calm_at_ns: 1,
             keeps_peers: true,
+            key: None,
         }
     }
+}
+
+/// A key that every number has for its own.
+pub fn key(number: u64) -> ClusterKey {
+    let mut bytes = [0; KEY_BYTES];
+    bytes[..8].copy_from_slice(&number.to_le_bytes());
+    ClusterKey::new(bytes)
 }
 
 fn network(draw: &mut Draw) -> NetworkConfig {

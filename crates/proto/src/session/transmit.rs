@@ -2,6 +2,7 @@
 
 use ranges::RangeList;
 
+use crate::key::Seal;
 use crate::lane::Lane;
 use crate::send::{Flight, Next, Slot};
 use crate::session::Session;
@@ -9,7 +10,7 @@ use crate::shared::Shared;
 use crate::time::Instant;
 use crate::wire::{
     Address, CONTROL_LANE, CREDIT_BYTES, Flags, HEADER_BYTES, Header, Kind, REFUSED_BYTES, Range,
-    Trailer, emit_credit, emit_credit_wanted, emit_lane_ack, emit_refused, emit_window,
+    emit_credit, emit_credit_wanted, emit_lane_ack, emit_refused, emit_window,
 };
 
 /// The caller's frames, as far as the machine writes into them.
@@ -39,7 +40,7 @@ pub enum Frame {
     Scratch(Slot),
 }
 
-/// A packet to send now. The caller appends the trailer and sends.
+/// A packet to send now. The caller appends what the seal says and sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transmit {
     /// Where to.
@@ -51,7 +52,7 @@ pub struct Transmit {
     /// Bytes before the trailer.
     pub length: usize,
     /// What to append.
-    pub trailer: Trailer,
+    pub seal: Seal,
     /// It belongs to a session: its source port tells the receiver nothing.
     pub in_session: bool,
 }
@@ -170,7 +171,7 @@ impl Session {
             bulk,
             frame: Frame::Unit(next.slot),
             length: end,
-            trailer: self.trailer,
+            seal: self.seals.out,
             in_session: true,
         }
     }
@@ -198,7 +199,7 @@ impl Session {
             bulk,
             frame: Frame::Loose(slot),
             length: end,
-            trailer: self.trailer,
+            seal: self.seals.out,
             in_session: true,
         }
     }
@@ -228,7 +229,7 @@ impl Session {
             None => self.control_header(kind),
         };
         self.acknowledge_in(&mut header, shared);
-        let limit = bytes.len().min(self.packet_bytes) - self.trailer.bytes();
+        let limit = bytes.len().min(self.packet_bytes) - self.seals.out.bytes();
         let mut end = HEADER_BYTES;
         end += self.put_window(&mut bytes[end..limit], shared);
         end = self.put_lane_acks(bytes, end, limit, shared);
@@ -242,7 +243,7 @@ impl Session {
             bulk,
             frame: Frame::Scratch(slot),
             length: end,
-            trailer: self.trailer,
+            seal: self.seals.out,
             in_session: true,
         })
     }
@@ -256,7 +257,7 @@ impl Session {
         shared: &Shared,
     ) -> usize {
         self.acknowledge_in(header, shared);
-        let limit = bytes.len().min(self.packet_bytes) - self.trailer.bytes();
+        let limit = bytes.len().min(self.packet_bytes) - self.seals.out.bytes();
         let end = self.put_credits(bytes, records_end, limit);
         let told_all = self
             .lanes
@@ -369,7 +370,7 @@ impl Session {
             .len()
             .min(self.packet_bytes)
             .min(shared.config.packet_bytes)
-            - self.trailer.bytes();
+            - self.seals.out.bytes();
         let mut end = HEADER_BYTES;
         while end + REFUSED_BYTES <= limit {
             let Some(index) = self.refusal_due.pop() else {
@@ -463,7 +464,7 @@ impl Session {
     }
 
     fn finish(&self, mut header: Header, bytes: &mut [u8], end: usize) {
-        header.length = u16::try_from(end + self.trailer.bytes()).unwrap_or(u16::MAX);
+        header.length = u16::try_from(end + self.seals.out.bytes()).unwrap_or(u16::MAX);
         header.emit(bytes);
     }
 
