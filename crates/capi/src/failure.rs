@@ -114,6 +114,10 @@ pub(crate) const MEANINGS: [(c_int, &CStr); 23] = [
         c"an argument, an option or an environment variable is wrong",
     ),
     (libc::EIO, c"the link is broken, or the library has a bug"),
+    (
+        libc::EKEYREJECTED,
+        c"the cluster keys of the two processes differ, or one has none",
+    ),
     (libc::EMFILE, c"no descriptors or threads are left"),
     (
         libc::EMSGSIZE,

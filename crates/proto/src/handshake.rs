@@ -166,9 +166,18 @@ impl Outbox {
         self.letters.push_back((to, letter));
     }
 
+    /// True if strangers have used up what is answered at this time.
+    pub(crate) fn is_exhausted(&self, now: Instant) -> bool {
+        self.tokens == 0 && self.earned(now) == 0
+    }
+
+    fn earned(&self, now: Instant) -> u64 {
+        now.since(self.refilled_at) / (1000 * MILLISECOND / ANSWERS_PER_SECOND)
+    }
+
     /// Queues an answer to somebody without a session; false if there were too many.
     pub(crate) fn answer(&mut self, now: Instant, to: Address, letter: Letter) -> bool {
-        let earned = now.since(self.refilled_at) / (1000 * MILLISECOND / ANSWERS_PER_SECOND);
+        let earned = self.earned(now);
         if earned > 0 {
             self.tokens = (self.tokens + earned).min(ANSWER_BURST);
             self.refilled_at = now;

@@ -403,3 +403,23 @@ fn a_hello_with_a_proof_fits_the_shortest_packet() {
             .all(|(.., bytes)| bytes.len() <= 256)
     );
 }
+
+#[test]
+fn a_member_gets_in_while_strangers_use_up_all_answers() {
+    let mut wire = wire(KEY, KEY);
+    let mut hello = Hello::new(&[wire::LaneAddress::default()]);
+    (hello.max_packet_bytes, hello.window_packets) = (1472, 64);
+    let peer = wire.connect(0, 1);
+    let opened = wire.run(SECOND, |wire| {
+        for stranger in 1..400 {
+            (hello.connection, hello.incarnation) = (stranger, 6);
+            let forged = letter(Kind::Hello, 0, Seal::Proof, |body| hello.emit(body));
+            wire.hosts[1].take(wire.now, address(9, 1), &forged);
+        }
+        wire.hosts[0].machine.is_open(peer)
+    });
+    assert!(opened);
+    assert!(wire.hosts[1].machine.stats().dropped(Drop::Throttled) > 0);
+    let hellos = seen(&wire, Kind::Hello).len();
+    assert_eq!(hellos, 2, "none had to be repeated");
+}

@@ -81,9 +81,9 @@ impl Machine {
             return false;
         }
         match packet.header.kind {
-            Kind::Hello => {
-                Hello::parse(packet.body()).is_ok_and(|hello| self.cookies.check(now, from, &hello))
-            }
+            Kind::Hello => Hello::parse(packet.body()).is_ok_and(|hello| {
+                self.cookies.check(now, from, &hello) || self.outbox.is_exhausted(now)
+            }),
             Kind::Welcome => (self.session(PeerId(packet.header.connection)))
                 .is_some_and(|session| !session.is_open()),
             Kind::Reset => Reset::parse(packet.body())
@@ -184,7 +184,12 @@ impl Machine {
         if !self.cookies.check(now, from, &hello) {
             let cookie = self.cookies.make(now, from, &hello);
             let letter = Letter::Challenge(hello.connection, (cookie, hello.incarnation));
-            self.answer(now, from, letter)?;
+            if proven {
+                // Members get theirs however many strangers ask.
+                self.outbox.push(from, letter);
+            } else {
+                self.answer(now, from, letter)?;
+            }
             return if hello.cookie == 0 {
                 Ok(())
             } else {

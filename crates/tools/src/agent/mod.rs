@@ -2,6 +2,7 @@
 //! and knows which nodes there are. No message of a program passes through it.
 
 mod membership;
+mod proofs;
 mod serve;
 mod status;
 
@@ -112,7 +113,7 @@ pub(crate) fn execute(args: &AgentArgs, json: bool) -> ExitCode {
 
 fn opened() -> Result<(Config, Registry), AgentError> {
     let config = Config::from_env().map_err(AgentError::Config)?;
-    let registry = Registry::open(&config.runtime_dir, config.node)?;
+    let registry = Registry::open(&config.runtime_dir, config.node)?.with_key(config.key.as_ref());
     Ok((config, registry))
 }
 

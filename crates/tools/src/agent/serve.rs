@@ -6,14 +6,15 @@ use std::net::SocketAddr;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant, SystemTime};
 
-use dipole_node::Config;
 use dipole_node::registry::{AgentSeat, MAX_PROBE_BYTES, Registry};
+use dipole_node::{ClusterKey, Config};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::low_level::pipe;
 
 use super::AgentError;
-use super::membership::{FIRST_BYTE, Member, Membership, News};
+use super::membership::{Member, Membership, News};
+use super::proofs::is_membership;
 use super::status::{MemberStatus, ProcessStatus, Status, socket};
 
 /// Packets taken before anything else is looked at.
@@ -30,7 +31,8 @@ struct Agent<'a> {
     /// Since when nodes are there, or gone; as they last described themselves.
     seen: BTreeMap<u32, Seen>,
     begun: Instant,
-    answered: u64,
+    /// Questions answered or refused.
+    replied: u64,
 }
 
 struct Seen {
@@ -82,10 +84,15 @@ pub(super) fn serve(config: &Config, registry: &Registry) -> Result<(), AgentErr
         registry,
         seat,
         address,
-        membership: Membership::new(own, known, life ^ u64::from(std::process::id()) << 40),
+        membership: Membership::new(
+            own,
+            known,
+            life ^ u64::from(std::process::id()) << 40,
+            config.key.as_ref(),
+        ),
         seen: BTreeMap::new(),
         begun: Instant::now(),
-        answered: 0,
+        replied: 0,
     };
     tracing::info!(node = node.0, %address, pid = std::process::id(), "agent");
     eprintln!("agent of node {node} at {address}");
@@ -155,11 +162,11 @@ impl Agent<'_> {
                 Err(_) => continue,
             };
             let packet = &buffer[..length];
-            if packet.first() == Some(&FIRST_BYTE) {
+            if is_membership(packet) {
                 let now = self.now();
                 self.membership.on_packet(now, packet);
             } else if let Some(reply) = self.seat.reply(card, packet) {
-                self.answered += 1;
+                self.replied += 1;
                 let _lost = socket.send_to(&reply, from);
             }
         }
@@ -251,13 +258,17 @@ impl Agent<'_> {
                 command: survey.owner.command,
                 endpoints: survey.endpoints.iter().map(|endpoint| endpoint.0).collect(),
             });
+        let dropped = self.membership.dropped();
         Ok(Status {
             node: self.config.node.0,
             address: self.address.to_string(),
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             running_s: self.begun.elapsed().as_secs(),
-            answered: self.answered,
+            answered: self.replied - self.seat.refused(),
+            strangers: self.seat.refused() + dropped.strangers,
+            repeated: dropped.repeated,
+            key: self.config.key.as_ref().map(ClusterKey::fingerprint),
             members: members.into_values().collect(),
             processes: processes.collect(),
         })

@@ -21,6 +21,16 @@ pub(super) struct Status {
     pub(super) running_s: u64,
     /// Questions of other nodes answered.
     pub(super) answered: u64,
+    /// Questions refused and membership packets dropped because their senders do not prove
+    /// to hold our cluster key.
+    #[serde(default)]
+    pub(super) strangers: u64,
+    /// Membership packets dropped because they had come before.
+    #[serde(default)]
+    pub(super) repeated: u64,
+    /// Fingerprint of the cluster key, if there is one.
+    #[serde(default)]
+    pub(super) key: Option<String>,
     pub(super) members: Vec<MemberStatus>,
     pub(super) processes: Vec<ProcessStatus>,
 }
@@ -64,6 +74,15 @@ pub(super) fn table(status: &Status) -> String {
     let mut text = format!(
         "agent of node {} at {}: process {}, version {}, for {} s, {} questions answered\n",
         status.node, status.address, status.pid, status.version, status.running_s, status.answered
+    );
+    let key = match &status.key {
+        Some(fingerprint) => format!("cluster key {fingerprint}"),
+        None => "no cluster key".to_owned(),
+    };
+    let _infallible = writeln!(
+        text,
+        "{key}: {} packets of strangers and {} repeated ones dropped",
+        status.strangers, status.repeated
     );
     let mut members = Table::new();
     members.load_preset(UTF8_FULL_CONDENSED);

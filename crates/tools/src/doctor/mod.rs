@@ -60,6 +60,7 @@ fn patience(text: &str) -> Result<f64, String> {
 pub(crate) fn execute(arguments: DoctorArgs, json: bool) -> ExitCode {
     let patience = Duration::from_secs_f64(arguments.timeout);
     let (config, mut findings) = setup::configure(arguments.hosts, arguments.nid);
+    findings.extend(setup::cluster_key(&config));
     findings.extend(kernel::examine());
     findings.extend(limits::examine());
     findings.extend(memory::examine(&config));
@@ -89,6 +90,11 @@ fn network(config: &Config, patience: Duration) -> Vec<Finding> {
         Vec::new()
     });
     let here = device::of(config.bind, &devices);
+    let own = peer::Own {
+        key: config.key.as_ref(),
+        address: here.map(|_| config.bind),
+        patience,
+    };
     if let Some(host) = config.hosts.get(config.node) {
         findings.push(setup::own_address(
             host,
@@ -98,13 +104,9 @@ fn network(config: &Config, patience: Duration) -> Vec<Finding> {
         ));
         if let Some(device) = here {
             findings.extend(device::examine(device));
-            findings.push(peer::examine_own(host, patience));
+            findings.push(peer::examine_own(host, own));
         }
     }
-    let own = peer::Own {
-        address: here.map(|_| config.bind),
-        patience,
-    };
     let others: Vec<&Host> = config
         .hosts
         .iter()

@@ -7,16 +7,16 @@ use std::io::Read;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-use dipole_node::NodeId;
 use dipole_node::hosts::Host;
 use dipole_node::job::{default_runtime_dir, node_from_env, write_ranks};
+use dipole_node::{ClusterKey, NodeId, variables};
 use serde_json::json;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 
 use super::budget::Budget;
 use super::host::{Contact, HostEvent, Reach, State};
-use super::message::{Down, Ending, Start, Stream, Up};
+use super::message::{Down, Ending, Secret, Start, Stream, Up};
 use super::placement::{candidates, deal};
 use super::{HostsFile, RunArgs, RunError, descendants};
 use crate::output::{Printer, Style};
@@ -317,7 +317,7 @@ impl Launch {
             let Ok(name) = name.into_string() else {
                 continue;
             };
-            let is_place = ["NID", "RUNTIME_DIR", "HOSTS", "BIND", "CAPTURE"]
+            let is_place = ["NID", "RUNTIME_DIR", "HOSTS", "BIND", "CAPTURE", "KEY"]
                 .iter()
                 .any(|place| name.strip_prefix("DIPOLE_") == Some(place));
             if name.starts_with("DIPOLE_") && !is_place {
@@ -332,6 +332,9 @@ impl Launch {
         ] {
             environment.insert(name.to_owned(), value.into());
         }
+        // Whoever passes the variable itself on means a file that each host has.
+        let key = hosts.key.as_ref().map(ClusterKey::digits);
+        let key = key.filter(|_| !environment.contains_key(variables::KEY));
         let directory = std::env::current_dir().map_err(system("finding the directory"))?;
         for (at, position) in ready.iter().enumerate() {
             let ranks: Vec<u32> = (0..args.ranks)
@@ -359,6 +362,7 @@ impl Launch {
                 environment,
                 directory: directory.clone(),
                 hosts: hosts.text.clone(),
+                key: key.clone().map(Secret),
             })));
         }
         self.forward_input();
