@@ -97,6 +97,17 @@ mod tests {
     }
 
     #[test]
+    fn a_mask_is_as_documented() {
+        let subkey: [u8; 16] = core::array::from_fn(|at| at.to_le_bytes()[0]);
+        let key = SessionKey(subkey);
+        let sender = (0x1122_3344_5566_7788, 0x00A1_C003);
+        let receiver = (0x99AA_BBCC_DDEE_FF00, 0x0123_4000);
+        let mask = std::format!("the mask is `{:#010x}`", key.mask(sender, receiver));
+        let specification = include_str!("../../../docs/protocol.md");
+        assert!(specification.contains(&mask), "{mask}");
+    }
+
+    #[test]
     fn printing_a_subkey_does_not_give_it_away() {
         assert_eq!(std::format!("{:?}", SessionKey([7; 16])), "SessionKey");
     }
