@@ -11,6 +11,9 @@ use crate::address::NodeId;
 use crate::hosts::{Host, Hosts, HostsError};
 use crate::job::{self, JobError};
 use crate::key::{ClusterKey, KeyError};
+#[cfg(doc)]
+use crate::limits::LIMITS_FILE;
+use crate::limits::{Bound, UserLimits};
 
 /// Names of the environment variables that [`Config::from_env`] reads.
 pub mod variables {
@@ -32,6 +35,18 @@ pub mod variables {
     pub const KEY: &str = "DIPOLE_KEY";
     /// What may carry messages: `auto`, `shm` or `udp`.
     pub const LINK: &str = "DIPOLE_LINK";
+    /// Endpoints that this process may have.
+    pub const MAX_ENDPOINTS: &str = "DIPOLE_MAX_ENDPOINTS";
+    /// Peers that this process may have, by packets and by shared memory each.
+    pub const MAX_PEERS: &str = "DIPOLE_MAX_PEERS";
+    /// Bytes of unread messages that this process holds, by packets and by shared memory each.
+    pub const POOL_BYTES: &str = "DIPOLE_POOL_BYTES";
+    /// Packets that this process may have in flight.
+    pub const FRAMES: &str = "DIPOLE_FRAMES";
+    /// Processes that this user may have on this node.
+    pub const USER_PROCESSES: &str = "DIPOLE_USER_PROCESSES";
+    /// Endpoints that this user may have on this node.
+    pub const USER_ENDPOINTS: &str = "DIPOLE_USER_ENDPOINTS";
 }
 
 /// What may carry messages; chosen at start, never when compiling.
@@ -94,6 +109,11 @@ pub struct Config {
     pub fault: Option<Plan>,
     /// A pcap file for everything sent and received.
     pub capture: Option<PathBuf>,
+    /// Endpoints that this process may have open at once.
+    pub max_endpoints: u32,
+    /// What this user may have on this node, beside what [`LIMITS_FILE`] says: the smaller of
+    /// both counts.
+    pub user_limits: UserLimits,
     /// Capacities and times of the protocol; node id and packet size are set by
     /// the node.
     pub protocol: dipole_proto::Config,
@@ -140,6 +160,15 @@ impl fmt::Display for ConfigError {
 
 impl std::error::Error for ConfigError {}
 
+/// Far more than a program opens on purpose; they cost some 32 MiB.
+const MAX_ENDPOINTS: u32 = 65_536;
+/// A pool must hold the longest packet and the initial credits of some edges.
+const LEAST_POOL_BYTES: u64 = 1 << 20;
+const LEAST_FRAMES: u32 = 16;
+const MOST_FRAMES: u32 = 65_536;
+/// What connection ids can tell apart.
+const MOST_PEERS: u32 = (1 << 14) - 1;
+
 /// A default spin that catches an answer already under way.
 const SPIN: Duration = Duration::from_micros(50);
 
@@ -160,6 +189,8 @@ impl Config {
             linger: Duration::from_secs(5),
             fault: None,
             capture: None,
+            max_endpoints: MAX_ENDPOINTS,
+            user_limits: UserLimits::default(),
             protocol: dipole_proto::Config::default(),
         }
     }
@@ -176,6 +207,43 @@ impl Config {
         if let (Some(directory), None) = (host.runtime_dir, text(variables::RUNTIME_DIR)) {
             self.runtime_dir = directory;
         }
+    }
+
+    /// Bounds the bytes of unread messages; what depends on it keeps its share.
+    pub fn bound_pool(&mut self, bytes: u64) {
+        let usual = dipole_proto::Config::default();
+        let share = |of: u64| of.min(bytes / (usual.pool_bytes / of).max(1));
+        self.protocol.pool_bytes = bytes;
+        self.protocol.pool_reserve_bytes = share(usual.pool_reserve_bytes);
+        self.protocol.edge_window_bytes = share(usual.edge_window_bytes);
+    }
+
+    /// Reads the limits of this process and its user.
+    fn bound_from_env(&mut self) -> Result<(), ConfigError> {
+        if let Some(count) = within(variables::MAX_ENDPOINTS, 1, u32::MAX)? {
+            self.max_endpoints = count;
+        }
+        if let Some(count) = within(variables::MAX_PEERS, 1, MOST_PEERS)? {
+            self.protocol.max_peers = count;
+        }
+        if let Some(bytes) = within(variables::POOL_BYTES, LEAST_POOL_BYTES, u64::MAX / 2)? {
+            self.bound_pool(bytes);
+        }
+        if let Some(count) = within(variables::FRAMES, LEAST_FRAMES, MOST_FRAMES)? {
+            self.protocol.frames = count;
+        }
+        let bound = |name: &'static str| {
+            let limit = within(name, 0, u32::MAX)?;
+            Ok(limit.map(|limit| Bound {
+                limit,
+                set_by: name.to_owned(),
+            }))
+        };
+        self.user_limits = UserLimits {
+            processes: bound(variables::USER_PROCESSES)?,
+            endpoints: bound(variables::USER_ENDPOINTS)?,
+        };
+        Ok(())
     }
 
     /// Takes the addresses that the hosts file has for this node.
@@ -227,6 +295,7 @@ impl Config {
         if let Some(links) = parsed(variables::LINK, "auto, shm or udp")? {
             config.links = links;
         }
+        config.bound_from_env()?;
         config.fault = parsed(variables::FAULT, "a fault plan such as drop=0.01,seed=7")?;
         config.capture = text(variables::CAPTURE).map(PathBuf::from);
         Ok(config)
@@ -249,4 +318,44 @@ fn parsed<T: std::str::FromStr>(
         value,
         expected: expected.into(),
     })
+}
+
+/// A number within bounds.
+fn within<T>(name: &'static str, least: T, most: T) -> Result<Option<T>, ConfigError>
+where
+    T: std::str::FromStr + PartialOrd + fmt::Display,
+{
+    let expected = format!("a number from {least} to {most}");
+    match parsed::<T>(name, &expected)? {
+        Some(number) if number < least || number > most => Err(ConfigError::Variable {
+            name,
+            value: number.to_string(),
+            expected,
+        }),
+        found => Ok(found),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_smaller_pool_keeps_its_shares_and_a_larger_one_the_usual_reserve() {
+        let usual = dipole_proto::Config::default();
+        let bounded = |bytes| {
+            let mut config = Config::local(NodeId(1), PathBuf::new());
+            config.bound_pool(bytes);
+            config.protocol
+        };
+        assert_eq!(bounded(usual.pool_bytes), usual);
+        let small = bounded(LEAST_POOL_BYTES);
+        assert_eq!(small.pool_reserve_bytes, LEAST_POOL_BYTES / 8);
+        assert_eq!(small.edge_window_bytes, LEAST_POOL_BYTES / 16);
+        assert!(small.edge_window_bytes <= small.pool_reserve_bytes);
+        assert!(u64::from(small.initial_credit_bytes) <= small.edge_window_bytes);
+        let large = bounded(1 << 40);
+        assert_eq!(large.pool_reserve_bytes, usual.pool_reserve_bytes);
+        assert_eq!(large.edge_window_bytes, usual.edge_window_bytes);
+    }
 }

@@ -98,7 +98,7 @@ impl fmt::Display for ResolveError {
             ResolveError::NoSuchEndpoint { address, waited } => write!(
                 f,
                 "endpoint {address} was not opened by anybody within {waited:.1?}; is the program \
-                 that opens it running, with the same runtime directory?"
+                 that opens it running, by the same user and with the same runtime directory?"
             ),
             ResolveError::NoAnswer {
                 address,
