@@ -572,7 +572,7 @@ impl Session {
             if let Some(unit) = lane.out.unit_of(number)
                 && self.window.lost(unit, flight)
             {
-                self.pace.lost();
+                self.pace.lost(self.trip.is_queueing());
             }
         }
     }

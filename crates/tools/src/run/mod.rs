@@ -62,6 +62,12 @@ pub(crate) struct RunArgs {
     /// How long ranks may take to end after SIGTERM before they are killed, in seconds
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = seconds)]
     grace: Duration,
+    /// What a rank that fails, or is lost with its host, means for the others
+    #[arg(long, value_enum, default_value_t = launcher::OnLoss::End)]
+    on_loss: launcher::OnLoss,
+    /// How often a rank is started again with `--on-loss restart`
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    restarts: u32,
     /// The program and its arguments
     #[arg(
         value_name = "PROG",
