@@ -114,7 +114,7 @@ mod tests {
     fn lost_ranks_come_back_after_a_pause_and_not_for_ever() {
         let begun = Instant::now();
         let mut losses = Losses::new(OnLoss::Restart, 2);
-        assert_eq!(losses.lost(begun, 3, vec![6, 7]), OnLoss::Restart);
+        assert_eq!(losses.lost(begun, NodeId(3), &[6, 7], 137), OnLoss::Restart);
         assert_eq!(losses.take_due(begun), None);
         let later = begun + PAUSE;
         assert_eq!(losses.next_at(), Some(later));
