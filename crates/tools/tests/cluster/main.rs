@@ -7,6 +7,7 @@
 #![allow(missing_docs, reason = "tests")]
 
 mod fairness;
+mod first;
 mod job;
 mod soak;
 mod story;
