@@ -7,9 +7,9 @@ use std::io::Read;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-use dipole_node::NodeId;
 use dipole_node::hosts::Host;
 use dipole_node::job::{default_runtime_dir, node_from_env, write_ranks};
+use dipole_node::{ClusterKey, NodeId, variables};
 use serde_json::json;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
@@ -17,7 +17,7 @@ use signal_hook::iterator::Signals;
 use super::budget::Budget;
 use super::host::{Contact, HostEvent, Reach, State};
 use super::message::{Down, Ending, Start, Stream, Up};
-use super::placement::{candidates, deal};
+use super::placement::{Room, candidates, deal};
 use super::{HostsFile, RunArgs, RunError, descendants};
 use crate::output::{Printer, Style};
 
@@ -30,6 +30,9 @@ const FIRST_WORD: Duration = Duration::from_secs(2);
 const NEXT_WORD: Duration = Duration::from_secs(5);
 /// How much longer than the grace a host may take to report that it is done.
 const LAST_REPORT: Duration = Duration::from_secs(5);
+
+/// Characters of the program and its arguments that agents are told.
+const MOST_DESCRIBED: usize = 500;
 
 enum Event {
     Host(HostEvent),
@@ -144,12 +147,19 @@ impl Launch {
             shell: &shell,
             program: args.dipole.as_deref().unwrap_or(&own),
             own_node: node_from_env().map_err(RunError::Environment)?,
+            has_key: has_key()?,
+            ranks: args.ranks,
+            job: describe(&args.command),
         };
-        let list: Vec<Host> = hosts.hosts.iter().cloned().collect();
+        let mut list: Vec<Host> = hosts.hosts.iter().cloned().collect();
         let mut failed: Vec<usize> = Vec::new();
         let started = Instant::now();
         let mut next_word = FIRST_WORD;
         loop {
+            for contact in &self.contacts {
+                let slots = &mut list[contact.index].slots;
+                *slots = contact.most_ranks.map_or(*slots, |most| most.min(*slots));
+            }
             let wanted = candidates(&list, &failed, args.ranks);
             if wanted.is_empty() {
                 return Err(RunError::NoHost { tried: list.len() });
@@ -258,6 +268,7 @@ impl Launch {
                 if hello.version == own {
                     let contact = &mut self.contacts[position];
                     contact.state = State::Ready;
+                    contact.most_ranks = hello.most_ranks;
                     let node = contact.host.node.0;
                     self.event(json!({"event": "host", "node": node, "shim_pid": hello.pid}));
                 } else {
@@ -274,6 +285,14 @@ impl Launch {
                     self.skip(position, &reason, failed);
                 }
             }
+            HostEvent::Said(index, Up::Refused(reason)) => {
+                if let Some(position) = self
+                    .position(index)
+                    .filter(|position| self.contacts[*position].state == State::Waiting)
+                {
+                    self.skip(position, &reason, failed);
+                }
+            }
             HostEvent::Muttered(index, line) => self.muttered(index, &line),
             HostEvent::Said(..) => {}
         }
@@ -286,11 +305,18 @@ impl Launch {
         let ready: Vec<usize> = (0..self.contacts.len())
             .filter(|position| self.contacts[*position].state == State::Ready)
             .collect();
-        let slots: Vec<u32> = ready
+        let rooms: Vec<Room> = ready
             .iter()
-            .map(|position| self.contacts[*position].host.slots)
+            .map(|position| &self.contacts[*position])
+            .map(|contact| Room {
+                slots: contact.host.slots,
+                most: contact.most_ranks,
+            })
             .collect();
-        let dealt = deal(&slots, args.ranks);
+        let dealt = deal(&rooms, args.ranks).map_err(|room| RunError::NoRoom {
+            ranks: args.ranks,
+            room,
+        })?;
         let nodes: Vec<NodeId> = dealt
             .iter()
             .map(|at| self.contacts[ready[*at]].host.node)
@@ -446,7 +472,7 @@ impl Launch {
             Up::Exited { rank, ending } => self.exited(rank, ending),
             Up::InputTaken(bytes) => self.input.give(bytes as usize),
             Up::Complaint(text) => self.muttered(index, &text),
-            Up::Hello(_) | Up::Done => {}
+            Up::Hello(_) | Up::Done | Up::Refused(_) => {}
         }
     }
 
@@ -603,6 +629,21 @@ impl Launch {
             }
         }
     }
+}
+
+/// True if there is a cluster key; one that cannot be used is an error.
+fn has_key() -> Result<bool, RunError> {
+    let Some(file) = std::env::var_os(variables::KEY) else {
+        return Ok(false);
+    };
+    ClusterKey::load(file.as_ref()).map_err(RunError::Key)?;
+    Ok(true)
+}
+
+/// The program and its arguments, for people to read.
+fn describe(command: &[OsString]) -> String {
+    let words: Vec<_> = command.iter().map(|word| word.to_string_lossy()).collect();
+    words.join(" ").chars().take(MOST_DESCRIBED).collect()
 }
 
 fn small(signal: i32) -> u8 {
