@@ -5,13 +5,13 @@ use std::mem::MaybeUninit;
 use std::net::UdpSocket;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixDatagram;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use dipole_node::NodeId;
 use dipole_node::registry::{Probe, decode_presence, encode_probe};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
-use crate::process::{Node, PATIENCE, Process};
+use crate::process::{Node, PATIENCE, Process, said, wait_for};
 
 /// The next thing the agent says to its service manager, with the descriptors it sends along.
 fn notified(manager: &UnixDatagram) -> (String, Vec<OwnedFd>) {
@@ -49,24 +49,71 @@ fn until_ready(manager: &UnixDatagram) -> Vec<(String, OwnedFd)> {
     }
 }
 
-#[test]
-fn questions_and_calls_that_come_while_an_agent_is_started_again_wait_for_it() {
-    let node = Node::new();
+/// A program of the node, which answers for it while no agent does.
+fn program(node: &Node) -> Process {
+    let mut command = node.dipole(&["recv", "1:7", "--out"]);
+    command.arg(node.path("out")).env("DIPOLE_LINK", "udp");
+    let process = Process::start(&mut command, "");
+    let there = node.path("runtime").join("node-1/endpoint-7");
+    wait_for("an endpoint", || there.is_symlink().then_some(()));
+    process
+}
+
+/// An agent that ends by SIGKILL and is started again with the sockets it left; `meanwhile` has
+/// happened when it answers.
+fn started_again<T>(node: &Node, key: bool, meanwhile: impl FnOnce() -> T) -> (T, Child) {
     let manager = UnixDatagram::bind(node.path("notify")).expect("our own directory");
     manager.set_read_timeout(Some(PATIENCE)).expect("a socket");
-    let mut command = node.dipole(&["agent"]);
-    command.env("NOTIFY_SOCKET", node.path("notify"));
-    let first = Process::start(&mut command, "agent of node 1");
-    let kept = until_ready(&manager);
-    let mut named = std::collections::BTreeMap::new();
-    for (name, descriptor) in kept {
-        assert!(named.insert(name, descriptor).is_none(), "one card");
+    let mut agent = node.dipole(&["agent"]);
+    agent.env("NOTIFY_SOCKET", node.path("notify"));
+    if !key {
+        agent.env_remove("DIPOLE_KEY");
     }
-    let directory = named.remove("directory").expect("it was given");
-    let listener = named.remove("listener").expect("it was given");
+    let first = Process::start(&mut agent, "agent of node 1");
+    let mut kept = until_ready(&manager);
     first.kill();
+    let done = meanwhile();
 
-    // Nobody answers now. What is asked waits.
+    let names = ["directory", "listener"];
+    let names = &names[..1 + usize::from(key)];
+    assert_eq!(kept.len(), names.len(), "one card");
+    let mut command = Command::new("sh");
+    let count = names.len();
+    let script = format!(
+        "exec 3<&0 4<&1 </dev/null >/dev/null; LISTEN_FDS={count} LISTEN_PID=$$ exec \"$0\" agent"
+    );
+    command.args(["-c", &script, env!("CARGO_BIN_EXE_dipole")]);
+    for (name, value) in agent.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    command.env("LISTEN_FDNAMES", names.join(":"));
+    let mut take = |wanted: &str| -> Stdio {
+        let index = kept.iter().position(|(name, _)| name == wanted);
+        index.map_or(Stdio::null(), |index| kept.remove(index).1.into())
+    };
+    command.stdin(take("directory")).stdout(take("listener"));
+    let second = command.stderr(Stdio::null()).spawn().expect("it starts");
+    assert_eq!(
+        until_ready(&manager).len(),
+        0,
+        "they are in keeping already"
+    );
+    (done, second)
+}
+
+fn end(mut agent: Child) {
+    agent.kill().expect("our child");
+    agent.wait().expect("our child");
+}
+
+#[test]
+fn questions_that_come_while_an_agent_is_started_again_wait_for_it() {
+    let node = Node::new();
+    // It wants to answer in between, and must make way again though it hears nobody ask.
+    let _program = program(&node);
     let client = UdpSocket::bind("127.0.0.1:0").expect("loopback");
     client.set_read_timeout(Some(PATIENCE)).expect("a socket");
     let question = encode_probe(&Probe {
@@ -74,41 +121,26 @@ fn questions_and_calls_that_come_while_an_agent_is_started_again_wait_for_it() {
         node: NodeId(1),
         length_bytes: 200,
     });
-    client.send_to(&question, node.address).expect("sent");
-    let mut call = node.caller("key");
-    let call = call.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
-    let call = call.expect("it starts");
-    let waits = node.connect();
-
-    let mut command = Command::new("sh");
-    let script =
-        "exec 3<&0 4<&1 </dev/null >/dev/null; LISTEN_FDS=2 LISTEN_PID=$$ exec \"$0\" agent";
-    command.args(["-c", script, env!("CARGO_BIN_EXE_dipole")]);
-    command.envs(
-        node.dipole(&[])
-            .get_envs()
-            .filter_map(|(name, value)| Some((name, value?))),
-    );
-    command.env("NOTIFY_SOCKET", node.path("notify"));
-    command.env("LISTEN_FDNAMES", "directory:listener");
-    command
-        .stdin(directory)
-        .stdout(listener)
-        .stderr(Stdio::piped());
-    let mut second = command.spawn().expect("it starts");
-    assert_eq!(
-        until_ready(&manager).len(),
-        0,
-        "they are in keeping already"
-    );
+    let ((), agent) = started_again(&node, false, || {
+        client.send_to(&question, node.address).expect("sent");
+    });
     let mut answer = [0; 2048];
     let (length, from) = client.recv_from(&mut answer).expect("an answer");
     assert_eq!(from, node.address);
     let presence = decode_presence(&answer[..length]).expect("an answer");
     assert_eq!((presence.nonce, presence.node), (7, NodeId(1)));
-    let said = crate::process::said(&call.wait_with_output().expect("it ends"));
+    end(agent);
+}
+
+#[test]
+fn callers_that_come_while_an_agent_is_started_again_wait_for_it() {
+    let node = Node::new();
+    let (call, agent) = started_again(&node, true, || {
+        let mut call = node.caller("key");
+        let call = call.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+        call.expect("it starts")
+    });
+    let said = said(&call.wait_with_output().expect("it ends"));
     assert!(said.contains("dipole-shim"), "{said}");
-    drop(waits);
-    second.kill().expect("our child");
-    second.wait().expect("our child");
+    end(agent);
 }
