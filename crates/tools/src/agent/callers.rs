@@ -73,6 +73,11 @@ impl Callers {
         })
     }
 
+    /// Where work is asked for.
+    pub(super) fn listeners(&self) -> &[TcpListener] {
+        &self.listeners
+    }
+
     /// What to watch: the listeners, then the callers, as [`attend`](Self::attend) wants it.
     pub(super) fn sockets(&self) -> (&[TcpListener], impl Iterator<Item = &TcpStream>) {
         let listeners = match self.rests_until {

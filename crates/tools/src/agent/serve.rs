@@ -72,6 +72,10 @@ pub(super) fn serve(
     let host = host.ok_or(AgentError::NotInHosts { node: node.0 })?;
     let address = host.directory();
     let system = |doing| move |cause| AgentError::System { doing, cause };
+    // Whoever asks for the status may be elsewhere.
+    let given_rules = given_rules.map(std::path::absolute).transpose();
+    let given_rules = given_rules.map_err(system("finding the owner's rules"))?;
+    let given_rules = given_rules.as_deref();
     // Better told of a mistake in them now than by whoever is refused.
     Rules::load(rules::place(given_rules).as_deref())?;
     let caught = |signals: &[i32]| {
@@ -93,7 +97,6 @@ pub(super) fn serve(
         None => Vec::new(),
     };
     let are_kept = kept.count() == addresses.len() + listeners.len();
-    store::keep(seat.sockets(), listeners.iter(), are_kept);
     // The seat is ours, so what lies there is a dead agent's.
     let path = socket(registry);
     let _may_not_exist = std::fs::remove_file(&path);
@@ -138,6 +141,8 @@ pub(super) fn serve(
         begun: Instant::now(),
         answered: 0,
     };
+    let listeners = agent.callers.iter().flat_map(Callers::listeners);
+    store::keep(agent.seat.sockets(), listeners, are_kept);
     let key = config.key.as_ref().map(ClusterKey::fingerprint);
     let work = match &key {
         Some(key) => format!("starts work for holders of the cluster key {key}"),

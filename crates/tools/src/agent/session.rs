@@ -21,11 +21,13 @@ use super::rules::{self, Facts, Rules};
 use super::{AgentError, opened};
 use crate::call::{
     Answer, Channel, Frame, GREETING_BYTES, Greeting, MOST_BYTES, PROOF_BYTES, Receiver, Request,
-    Sender, keep_alive,
+    SILENCE, Sender, say_alive,
 };
 
 /// How long a caller may take to say what it wants.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// Characters of a text of the caller's.
+const MOST_SHOWN: usize = 500;
 /// What a login has in its environment besides what its shell's files set.
 const OF_A_LOGIN: [&str; 10] = [
     "HOME",
@@ -112,7 +114,7 @@ fn tend(args: &SessionArgs) -> Result<(), Failure> {
     let descriptor = io::stdin().as_fd().try_clone_to_owned();
     let mut stream = TcpStream::from(descriptor.map_err(system("taking over the connection"))?);
     let set_up = || {
-        keep_alive(&stream)?;
+        stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(PATIENCE))
     };
     set_up().map_err(Failure::Caller)?;
@@ -123,7 +125,8 @@ fn tend(args: &SessionArgs) -> Result<(), Failure> {
     let (mut receiver, mut sender) = channel.split(from, stream);
     let request: Request = match receiver.receive().map_err(Failure::Caller)? {
         Some(Frame::Request(bytes)) => {
-            serde_json::from_slice(&bytes).map_err(|cause| Failure::Caller(cause.into()))?
+            let request = serde_json::from_slice(&bytes);
+            readable(request.map_err(|cause| Failure::Caller(cause.into()))?)
         }
         _ => return Err(Failure::Caller(io::Error::other("it asked for nothing"))),
     };
@@ -158,6 +161,21 @@ fn tend(args: &SessionArgs) -> Result<(), Failure> {
         event = "work-ended", node, %peer, who, command, pid, status, "work ended"
     );
     carried
+}
+
+/// Fit for logs and terminals.
+fn readable(request: Request) -> Request {
+    let plain = |text: &str| -> String {
+        let shown = text.chars().take(MOST_SHOWN);
+        shown
+            .map(|c| if c.is_control() { '?' } else { c })
+            .collect()
+    };
+    Request {
+        who: plain(&request.who),
+        command: plain(&request.command),
+        ranks: request.ranks,
+    }
 }
 
 fn answer(sender: &mut Sender<TcpStream>, answer: &Answer) -> Result<(), Failure> {
@@ -230,15 +248,17 @@ fn carry(
     mut receiver: Receiver<TcpStream>,
     sender: Sender<TcpStream>,
 ) -> io::Result<()> {
-    // A job may be silent for days; a machine that is gone is noticed by keep-alives.
-    sender.stream().set_read_timeout(None)?;
+    sender.stream().set_read_timeout(Some(SILENCE))?;
     let sender = Arc::new(Mutex::new(sender));
+    say_alive(Arc::clone(&sender));
     let stdin = guard.stdin.take();
     std::thread::spawn(move || {
         let Some(mut stdin) = stdin else { return };
-        while let Ok(Some(Frame::Data(bytes))) = receiver.receive() {
-            if stdin.write_all(&bytes).is_err() {
-                return;
+        loop {
+            match receiver.receive() {
+                Ok(Some(Frame::Alive)) => {}
+                Ok(Some(Frame::Data(bytes))) if stdin.write_all(&bytes).is_ok() => {}
+                _ => return,
             }
         }
         // Input that ends, however it does, ends the job: the guard's shim sees to it.

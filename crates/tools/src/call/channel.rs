@@ -35,6 +35,8 @@ pub(crate) enum Frame {
     Request(Vec<u8>),
     /// An [`Answer`](super::Answer).
     Answer(Vec<u8>),
+    /// This end is there.
+    Alive,
 }
 
 /// A call whose ends know that the other holds the key, as far as the caller's first frame tells.
@@ -125,6 +127,7 @@ impl<W: Write> Sender<W> {
             }
             Frame::Request(bytes) => (5, bytes),
             Frame::Answer(bytes) => (6, bytes),
+            Frame::Alive => (7, &[]),
         };
         if payload.len() > MOST_BYTES {
             return Err(io::Error::other("a frame of more than 32 KiB"));
@@ -187,6 +190,7 @@ impl<R: Read> Receiver<R> {
             (4, [status]) => Frame::Last(*status),
             (5, _) => Frame::Request(plain),
             (6, _) => Frame::Answer(plain),
+            (7, []) => Frame::Alive,
             _ => return Err(io::Error::other(format!("a frame of unknown kind {kind}"))),
         }))
     }
@@ -231,6 +235,7 @@ mod tests {
             Frame::Answer(b"[]".to_vec()),
             Frame::Data(vec![7; MOST_BYTES]),
             Frame::Errors(Vec::new()),
+            Frame::Alive,
             Frame::InputEnd,
             Frame::Last(137),
         ]

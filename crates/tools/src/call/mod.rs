@@ -6,8 +6,8 @@
 mod channel;
 mod greeting;
 
-use std::io;
-use std::net::TcpStream;
+use std::io::Write;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -35,14 +35,23 @@ pub(crate) enum Answer {
     Refused { reason: String },
 }
 
-/// Makes a connection notice, after half a minute, that the other machine is gone.
-pub(crate) fn keep_alive(stream: &TcpStream) -> io::Result<()> {
-    use rustix::net::sockopt;
-    stream.set_nodelay(true)?;
-    sockopt::set_socket_keepalive(stream, true)?;
-    sockopt::set_tcp_keepidle(stream, Duration::from_secs(15))?;
-    sockopt::set_tcp_keepintvl(stream, Duration::from_secs(5))?;
-    sockopt::set_tcp_keepcnt(stream, 3)?;
-    // Also while bytes are on their way.
-    Ok(sockopt::set_tcp_user_timeout(stream, 30_000)?)
+/// How often each end says that it is there, once the answer was a welcome.
+const WORD_EVERY: Duration = Duration::from_secs(10);
+/// How long an end may say nothing before its machine is taken for gone.
+///
+/// Not left to the kernel: what it offers cannot tell a machine that is gone from one whose
+/// program does not read for now.
+pub(crate) const SILENCE: Duration = Duration::from_secs(30);
+
+/// Says that this end is there until the other one cannot be told any more.
+pub(crate) fn say_alive<W: Write + Send + 'static>(sender: Arc<Mutex<Sender<W>>>) {
+    std::thread::spawn(move || {
+        loop {
+            std::thread::sleep(WORD_EVERY);
+            let mut sender = sender.lock().unwrap_or_else(PoisonError::into_inner);
+            if sender.send(&Frame::Alive).is_err() {
+                return;
+            }
+        }
+    });
 }

@@ -9,6 +9,7 @@ use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::process::{Command, ExitCode};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use clap::Args;
@@ -16,8 +17,8 @@ use dipole_node::{ClusterKey, variables};
 
 use super::message::{BANNER, Up};
 use crate::call::{
-    Answer, Channel, Frame, GREETING_BYTES, Greeting, MOST_BYTES, Receiver, Request, Sender,
-    keep_alive,
+    Answer, Channel, Frame, GREETING_BYTES, Greeting, MOST_BYTES, Receiver, Request, SILENCE,
+    Sender, say_alive,
 };
 
 /// How long an address may take to accept a call.
@@ -116,7 +117,9 @@ pub(crate) fn reach(args: &ReachArgs) -> ExitCode {
         }
     };
     let (receiver, sender) = call;
-    std::thread::spawn(move || carry_input(sender));
+    let sender = Arc::new(Mutex::new(sender));
+    say_alive(Arc::clone(&sender));
+    std::thread::spawn(move || carry_input(&sender));
     match carry_output(receiver) {
         Ok(status) => ExitCode::from(status),
         Err(cause) => {
@@ -156,7 +159,7 @@ fn call(args: &ReachArgs) -> Result<Call, NoCall> {
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => NoCall::Silent { agent },
         _ => NoCall::System { agent, cause },
     };
-    keep_alive(&stream).map_err(system)?;
+    stream.set_nodelay(true).map_err(system)?;
     stream
         .set_read_timeout(Some(ANSWER_PATIENCE))
         .map_err(system)?;
@@ -201,7 +204,8 @@ fn call(args: &ReachArgs) -> Result<Call, NoCall> {
         Answer::Welcome { .. } => {}
         Answer::Refused { reason } => return Err(NoCall::Refused { reason }),
     }
-    sender.stream().set_read_timeout(None).map_err(system)?;
+    let patience = sender.stream().set_read_timeout(Some(SILENCE));
+    patience.map_err(system)?;
     Ok((receiver, sender))
 }
 
@@ -227,7 +231,7 @@ fn who() -> String {
     format!("{user}@{}", machine.nodename().to_string_lossy())
 }
 
-fn carry_input(mut sender: Sender<TcpStream>) {
+fn carry_input(sender: &Mutex<Sender<TcpStream>>) {
     let mut stdin = io::stdin().lock();
     let mut buffer = vec![0; MOST_BYTES];
     loop {
@@ -237,6 +241,7 @@ fn carry_input(mut sender: Sender<TcpStream>) {
             Ok(length) => Frame::Data(buffer[..length].to_vec()),
         };
         // A connection that is gone is noticed by whoever reads from it.
+        let mut sender = sender.lock().unwrap_or_else(PoisonError::into_inner);
         if sender.send(&frame).is_err() || frame == Frame::InputEnd {
             return;
         }
@@ -245,16 +250,27 @@ fn carry_input(mut sender: Sender<TcpStream>) {
 
 fn carry_output(mut receiver: Receiver<TcpStream>) -> io::Result<u8> {
     loop {
-        match receiver.receive()? {
+        match receiver.receive().map_err(told)? {
             Some(Frame::Data(bytes)) => {
                 let mut out = io::stdout().lock();
                 out.write_all(&bytes)?;
                 out.flush()?;
             }
             Some(Frame::Errors(bytes)) => io::stderr().write_all(&bytes)?,
+            Some(Frame::Alive) => {}
             Some(Frame::Last(status)) => return Ok(status),
             Some(_) => return Err(io::Error::other("something that does not belong there")),
             None => return Err(io::ErrorKind::UnexpectedEof.into()),
         }
+    }
+}
+
+/// A silence by its name.
+fn told(cause: io::Error) -> io::Error {
+    match cause.kind() {
+        io::ErrorKind::WouldBlock => {
+            io::Error::other(format!("nothing was heard for {} s", SILENCE.as_secs()))
+        }
+        _ => cause,
     }
 }
