@@ -47,10 +47,10 @@ pub(crate) struct RunArgs {
     /// Hosts file; ranks fill its hosts in order by their slots [default: $DIPOLE_HOSTS, else this machine alone]
     #[arg(long, value_name = "FILE")]
     hosts: Option<PathBuf>,
-    /// Command that reaches a host, called as CMD DEST COMMAND-LINE [default: ssh]
+    /// Command that reaches a host, called as CMD DEST COMMAND-LINE [default: its agent, with a cluster key, else ssh]
     #[arg(long, value_name = "CMD")]
     rsh: Option<String>,
-    /// The dipole program on other hosts [default: the path of this one]
+    /// The dipole program on hosts that are reached by a command [default: the path of this one]
     #[arg(long, value_name = "PATH")]
     dipole: Option<PathBuf>,
     /// Put the rank before every line: `[3] line`

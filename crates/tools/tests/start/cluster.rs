@@ -284,6 +284,21 @@ fn nothing_is_left_when_the_launcher_is_killed() {
 }
 
 #[test]
+fn nothing_is_left_when_the_launchers_machine_is_cut_off() {
+    let Some(cluster) = Cluster::make() else {
+        return;
+    };
+    let _agents = cluster.agents();
+    let script = "echo $$; while :; do sleep 1000; done";
+    let mut job = Job::start(&mut cluster.run(&["-n", "8"], script));
+    let pids = job.pids(8);
+    cluster.bed.set_card(1, 0, false).expect("a card");
+    let (status, _) = job.ends();
+    assert_eq!(status, Some(137), "the other hosts are lost");
+    assert_gone(&pids);
+}
+
+#[test]
 fn a_job_goes_on_when_agents_are_killed_and_the_next_ones_know_of_it() {
     let Some(cluster) = Cluster::make() else {
         return;
