@@ -212,8 +212,12 @@ enum Next {
 
 /// Answers until something else is to be done.
 fn serve(service: &Service) -> Next {
-    let binds = service.binds.lock().unwrap_or_else(PoisonError::into_inner);
-    let binds = binds.clone();
+    // Cloned in one go: the lock must not be held while this answers.
+    let binds = service
+        .binds
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .clone();
     let mut sockets = Vec::new();
     for bind in &binds {
         match bound(*bind) {

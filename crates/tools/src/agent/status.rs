@@ -11,6 +11,8 @@ use dipole_node::registry::Registry;
 use serde::{Deserialize, Serialize};
 
 use super::AgentError;
+use super::jobs::{JobStatus, Jobs};
+use super::rules::{Facts, Rules};
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Status {
@@ -21,6 +23,19 @@ pub(super) struct Status {
     pub(super) running_s: u64,
     /// Questions of other nodes answered.
     pub(super) answered: u64,
+    /// The cluster key by which it starts work; without one it starts none.
+    pub(super) key: Option<String>,
+    /// The owner's rules, if there are any.
+    pub(super) rules_file: Option<PathBuf>,
+    /// What they say.
+    #[serde(default)]
+    pub(super) rules: String,
+    /// Why a rank would be refused now.
+    #[serde(default)]
+    pub(super) refuses: Option<String>,
+    /// What agents of this node have started and still runs.
+    #[serde(default)]
+    pub(super) jobs: Vec<JobStatus>,
     pub(super) members: Vec<MemberStatus>,
     pub(super) processes: Vec<ProcessStatus>,
 }
@@ -60,11 +75,45 @@ pub(super) fn ask(registry: &Registry) -> Result<String, AgentError> {
         .map_err(|cause| AgentError::NoAgent { socket, cause })
 }
 
+/// Adds what the agent does not look at for others: that could keep it waiting.
+pub(super) fn completed(status: Status, registry: &Registry) -> Result<Status, AgentError> {
+    let system = |doing| move |cause| AgentError::System { doing, cause };
+    let jobs = Jobs::of(registry).and_then(|jobs| jobs.living());
+    let jobs = jobs.map_err(system("listing the jobs of this node"))?;
+    let running = jobs.iter().map(|job| job.ranks).sum();
+    let (rules, refuses) = match Rules::load(status.rules_file.as_deref()) {
+        Ok(rules) => {
+            let facts = Facts::gather(&rules).map_err(system("looking at this machine"))?;
+            let refuses = rules.judge(&facts, running, 1).err();
+            (rules.to_string(), refuses)
+        }
+        Err(error) => (String::new(), Some(error.to_string())),
+    };
+    Ok(Status {
+        rules,
+        refuses: match status.key {
+            Some(_) => refuses,
+            None => Some(AgentError::NoKey.to_string()),
+        },
+        jobs,
+        ..status
+    })
+}
+
 pub(super) fn table(status: &Status) -> String {
     let mut text = format!(
         "agent of node {} at {}: process {}, version {}, for {} s, {} questions answered\n",
         status.node, status.address, status.pid, status.version, status.running_s, status.answered
     );
+    let rules = match (&status.rules_file, status.rules.as_str()) {
+        (None, _) => "no rules of the owner".to_owned(),
+        (Some(file), rules) => format!("rules of the owner ({}): {rules}", file.display()),
+    };
+    let now = match &status.refuses {
+        None => "work is welcome".to_owned(),
+        Some(reason) => format!("work would be refused now: {reason}"),
+    };
+    let _infallible = writeln!(text, "{rules}\n{now}");
     let mut members = Table::new();
     members.load_preset(UTF8_FULL_CONDENSED);
     members.set_header(["node", "address", "state", "for s", "version"]);
@@ -89,5 +138,21 @@ pub(super) fn table(status: &Status) -> String {
         ]);
     }
     let _infallible = writeln!(text, "{members}\n{processes}");
+    if !status.jobs.is_empty() {
+        let mut jobs = Table::new();
+        jobs.load_preset(UTF8_FULL_CONDENSED);
+        jobs.set_header(["started for", "from", "ranks", "for s", "pid", "command"]);
+        for job in &status.jobs {
+            jobs.add_row([
+                job.who.clone(),
+                job.peer.clone(),
+                job.ranks.to_string(),
+                job.running().as_secs().to_string(),
+                job.pid.to_string(),
+                job.command.clone(),
+            ]);
+        }
+        let _infallible = writeln!(text, "{jobs}");
+    }
     text
 }

@@ -8,12 +8,14 @@ mod reach;
 mod restart;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
 use std::io::Read;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use dipole_node::hosts::Host;
 use dipole_node::job::node_from_env;
+use dipole_node::{ClusterKey, variables};
 use serde_json::json;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
@@ -37,6 +39,9 @@ const FIRST_WORD: Duration = Duration::from_secs(2);
 const NEXT_WORD: Duration = Duration::from_secs(5);
 /// How much longer than the grace a host may take to report that it is done.
 const LAST_REPORT: Duration = Duration::from_secs(5);
+
+/// Characters of the program and its arguments that agents are told.
+const MOST_DESCRIBED: usize = 500;
 
 enum Event {
     Host(HostEvent),
@@ -142,6 +147,9 @@ impl Launch {
             shell: &shell,
             program: args.dipole.as_deref().unwrap_or(&own),
             own_node: node_from_env().map_err(RunError::Environment)?,
+            has_key: has_key()?,
+            ranks: args.ranks,
+            job: describe(&args.command),
         };
         let means = Means {
             args,
@@ -249,6 +257,9 @@ impl Launch {
             Up::InputTaken(bytes) => self.input.give(bytes as usize),
             Up::Complaint(text) => self.muttered(index, &text),
             Up::Hello(hello) => self.is_back(index, &hello, plan),
+            Up::Refused(reason) => {
+                self.has_not_returned(index, Some(&reason));
+            }
             Up::Done => {}
         }
     }
@@ -410,6 +421,21 @@ impl Launch {
             }
         }
     }
+}
+
+/// True if there is a cluster key; one that cannot be used is an error.
+fn has_key() -> Result<bool, RunError> {
+    let Some(file) = std::env::var_os(variables::KEY) else {
+        return Ok(false);
+    };
+    ClusterKey::load(file.as_ref()).map_err(RunError::Key)?;
+    Ok(true)
+}
+
+/// The program and its arguments, for people to read.
+fn describe(command: &[OsString]) -> String {
+    let words: Vec<_> = command.iter().map(|word| word.to_string_lossy()).collect();
+    words.join(" ").chars().take(MOST_DESCRIBED).collect()
 }
 
 fn small(signal: i32) -> u8 {

@@ -3,6 +3,7 @@
 //! ```text
 //! launcher -> guard -> shim -> rank-exec = PROGRAM      (this machine)
 //! launcher -> guard -> ssh ~~> guard -> shim -> ...     (another one)
+//! launcher -> guard -> reach ~~> agent-session -> guard -> shim -> ...  (through its agent)
 //! ```
 //!
 //! Every arrow is watched in both directions, so that nothing is left behind
@@ -15,6 +16,7 @@ mod host;
 mod launcher;
 mod message;
 mod placement;
+mod reach;
 mod shim;
 
 use std::ffi::OsString;
@@ -24,12 +26,13 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
-use dipole_node::NodeId;
 use dipole_node::hosts::{Hosts, HostsError};
 use dipole_node::job::{self, JobError};
+use dipole_node::{KeyError, NodeId, variables};
 
 pub(crate) use guard::{GuardArgs, RankExecArgs, guard, rank_exec};
 pub(crate) use message::Stream;
+pub(crate) use reach::{ReachArgs, reach};
 pub(crate) use shim::{ShimArgs, shim};
 
 use crate::output::Style;
@@ -44,10 +47,10 @@ pub(crate) struct RunArgs {
     /// Hosts file; ranks fill its hosts in order by their slots [default: $DIPOLE_HOSTS, else this machine alone]
     #[arg(long, value_name = "FILE")]
     hosts: Option<PathBuf>,
-    /// Command that reaches a host, called as CMD DEST COMMAND-LINE [default: ssh]
+    /// Command that reaches a host, called as CMD DEST COMMAND-LINE [default: its agent, with a cluster key, else ssh]
     #[arg(long, value_name = "CMD")]
     rsh: Option<String>,
-    /// The dipole program on other hosts [default: the path of this one]
+    /// The dipole program on hosts that are reached by a command [default: the path of this one]
     #[arg(long, value_name = "PATH")]
     dipole: Option<PathBuf>,
     /// Put the rank before every line: `[3] line`
@@ -85,8 +88,12 @@ pub(crate) enum RunError {
     Hosts(HostsError),
     /// An environment variable is broken.
     Environment(JobError),
+    /// The cluster key cannot be used.
+    Key(KeyError),
     /// Not one host answered.
     NoHost { tried: usize },
+    /// The owners of the hosts that answered take fewer ranks.
+    NoRoom { ranks: u32, room: u32 },
     /// A system call failed.
     System {
         doing: &'static str,
@@ -101,7 +108,14 @@ impl fmt::Display for RunError {
             RunError::Environment(error) => error.fmt(f),
             RunError::NoHost { tried } => write!(
                 f,
-                "none of the {tried} hosts answered, so no rank was started; see above for each"
+                "none of the {tried} hosts takes the job, so no rank was started; see above for \
+                 each"
+            ),
+            RunError::Key(error) => write!(f, "{}: {error}", variables::KEY),
+            RunError::NoRoom { ranks, room } => write!(
+                f,
+                "{ranks} ranks are too many: the owners of the hosts that answered take {room} in \
+                 all now, so none was started; ask for fewer, or add hosts"
             ),
             RunError::System { doing, cause } => write!(f, "{doing} failed: {cause}"),
         }

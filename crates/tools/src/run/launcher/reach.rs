@@ -12,17 +12,21 @@ use super::{Event, FIRST_WORD, Launch, Means, NEXT_WORD, small};
 use crate::run::RunError;
 use crate::run::host::{Contact, HostEvent, State};
 use crate::run::message::{Down, Ending, Up};
-use crate::run::placement::{candidates, deal};
+use crate::run::placement::{Room, candidates, deal};
 
 impl Launch {
     /// Tries hosts until those that answer suffice; a status if a signal came instead.
     pub(super) fn reach(&mut self, means: &Means<'_>) -> Result<Option<u8>, RunError> {
-        let (list, args) = (&means.list, means.args);
+        let (mut list, args) = (means.list.clone(), means.args);
         let mut failed: Vec<usize> = Vec::new();
         let started = Instant::now();
         let mut next_word = FIRST_WORD;
         loop {
-            let wanted = candidates(list, &failed, args.ranks);
+            for contact in &self.contacts {
+                let slots = &mut list[contact.index].slots;
+                *slots = contact.most_ranks.map_or(*slots, |most| most.min(*slots));
+            }
+            let wanted = candidates(&list, &failed, args.ranks);
             if wanted.is_empty() {
                 return Err(RunError::NoHost { tried: list.len() });
             }
@@ -129,6 +133,7 @@ impl Launch {
                 if hello.version == own {
                     let contact = &mut self.contacts[position];
                     contact.state = State::Ready;
+                    contact.most_ranks = hello.most_ranks;
                     let node = contact.host.node.0;
                     self.event(json!({"event": "host", "node": node, "shim_pid": hello.pid}));
                 } else {
@@ -145,6 +150,14 @@ impl Launch {
                     self.skip(position, &reason, failed);
                 }
             }
+            HostEvent::Said(index, Up::Refused(reason)) => {
+                if let Some(position) = self
+                    .position(index)
+                    .filter(|position| self.contacts[*position].state == State::Waiting)
+                {
+                    self.skip(position, &reason, failed);
+                }
+            }
             HostEvent::Muttered(index, line) => self.muttered(index, &line),
             HostEvent::Said(..) => {}
         }
@@ -157,11 +170,18 @@ impl Launch {
         let ready: Vec<usize> = (0..self.contacts.len())
             .filter(|position| self.contacts[*position].state == State::Ready)
             .collect();
-        let slots: Vec<u32> = ready
+        let rooms: Vec<Room> = ready
             .iter()
-            .map(|position| self.contacts[*position].host.slots)
+            .map(|position| &self.contacts[*position])
+            .map(|contact| Room {
+                slots: contact.host.slots,
+                most: contact.most_ranks,
+            })
             .collect();
-        let dealt = deal(&slots, args.ranks);
+        let dealt = deal(&rooms, args.ranks).map_err(|room| RunError::NoRoom {
+            ranks: args.ranks,
+            room,
+        })?;
         let nodes: Vec<NodeId> = dealt
             .iter()
             .map(|at| self.contacts[ready[*at]].host.node)
