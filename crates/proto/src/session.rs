@@ -1,8 +1,10 @@
 //! One remote process: owns the parts and their order, little logic. Spec §5.
 //!
 //! Arrivals come in through `session/receive.rs`, packets go out through
-//! `session/transmit.rs`, time passes in `session/recover.rs`.
+//! `session/transmit.rs`, time passes in `session/recover.rs`; `session/paths.rs` finds out
+//! which of the peer's addresses can be reached.
 
+mod paths;
 mod receive;
 mod recover;
 mod transmit;
@@ -21,8 +23,10 @@ use crate::rtt::RoundTrip;
 use crate::send::{SendWindow, Slot};
 use crate::shared::{Oversize, Shared};
 use crate::time::Instant;
-use crate::wire::{Address, Hello, Trailer};
+use crate::wire::{Address, Hello, LaneAddress, Trailer};
+use paths::Paths;
 
+pub use paths::LaneStatus;
 pub use transmit::{Frame, Frames, Transmit};
 pub use view::{LaneView, UnitState, UnitView, View};
 
@@ -111,6 +115,7 @@ pub(crate) struct Session {
     pub(crate) packet_bytes: usize,
     pub(crate) lanes: Vec<Lane>,
     next_bulk_lane: usize,
+    paths: Paths,
     control_number: u64,
     control_seen: Replay,
     pub(crate) window: SendWindow,
@@ -142,8 +147,9 @@ pub(crate) struct Session {
     forced: u32,
     /// The lane that those repeats keep away from.
     detour: Option<u8>,
-    /// The lane of the newest arrival: answers go back by its card.
-    heard_on: u8,
+    /// Which of our ways leads to where the newest arrival came from, as an index:
+    /// answers go back there.
+    heard_on: usize,
     /// Prods since the peer was last heard: each tries the next card.
     unanswered: usize,
     /// Since when the peer owes us some sign of life.
@@ -171,6 +177,7 @@ impl Session {
             packet_bytes: 0,
             lanes: Vec::new(),
             next_bulk_lane: 0,
+            paths: Paths::NONE,
             control_number: 0,
             control_seen: Replay::default(),
             window: SendWindow::default(),
@@ -209,8 +216,16 @@ impl Session {
         }
     }
 
-    /// Takes what the peer said in its hello or welcome; the session is open.
-    pub(crate) fn open(&mut self, hello: &Hello, trailer: Trailer, now: Instant, shared: &Shared) {
+    /// Takes what the peer said in its hello or welcome; the session is open. `own` are
+    /// the lanes that this process listens on.
+    pub(crate) fn open(
+        &mut self,
+        hello: &Hello,
+        own: &[LaneAddress],
+        trailer: Trailer,
+        now: Instant,
+        shared: &mut Shared,
+    ) {
         self.remote = Remote {
             connection: hello.connection,
             incarnation: hello.incarnation,
@@ -222,20 +237,9 @@ impl Session {
             .config
             .packet_bytes
             .min(usize::from(hello.max_packet_bytes));
-        let own = shared.config.frames.min(shared.config.session_packets);
-        self.pace = Pace::new(hello.window_packets.min(own));
+        let frames = shared.config.frames.min(shared.config.session_packets);
+        self.pace = Pace::new(hello.window_packets.min(frames));
         self.told_window = shared.config.hello_window();
-        self.lanes = hello
-            .lanes()
-            .iter()
-            .map(|lane| {
-                let mut to = lane.address;
-                if to.is_unspecified() {
-                    to.ip = self.home.ip;
-                }
-                Lane::new(lane.lane, lane.bulk, to)
-            })
-            .collect();
         for edge in &mut self.edges_out {
             edge.grant(u64::from(hello.initial_credit_bytes));
         }
@@ -245,6 +249,7 @@ impl Session {
             self.trip.sample(now.since(asked).max(1));
         }
         self.phase = Phase::Open;
+        self.open_lanes(hello, own, now, shared);
         self.heard(now);
         self.rest_keepalive(now, shared);
     }

@@ -157,7 +157,8 @@ pub fn resolve(
         address,
         no_hosts_file: hosts.is_local_only(),
     })?;
-    resolve_there(host, address, &mut wait)
+    let directories = hosts.directories_as_seen_from(registry.node(), host);
+    resolve_there(host, directories, address, &mut wait)
 }
 
 fn resolve_here(
@@ -182,8 +183,13 @@ fn resolve_here(
     }
 }
 
-fn resolve_there(host: &Host, address: Address, wait: &mut Wait) -> Result<Ports, ResolveError> {
-    let mut directories = host.directories().into_iter().cycle();
+fn resolve_there(
+    host: &Host,
+    directories: Vec<SocketAddr>,
+    address: Address,
+    wait: &mut Wait,
+) -> Result<Ports, ResolveError> {
+    let mut directories = directories.into_iter().cycle();
     let mut directory = host.directory();
     let mut last_cause = None;
     let mut answered = false;

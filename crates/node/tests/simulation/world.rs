@@ -1,6 +1,8 @@
 //! The cluster: engines on one simulated network, virtual time, faults, and the
 //! order in which all of it moves.
 
+use std::net::SocketAddr;
+
 use dipole_link::sim::Network;
 use dipole_link::{AnyLink, Class};
 use dipole_node::engine::Engine;
@@ -94,12 +96,14 @@ pub struct World {
     pub network: Network,
     pub now_ns: u64,
     pub nodes: Vec<Node>,
+    /// Small and bulk address of each card of each node.
+    addresses: Vec<Vec<[SocketAddr; 2]>>,
     pub flows: Vec<Flow>,
     pub ledger: Ledger,
     pub trace: Trace,
     pub totals: Totals,
     pub stage: Stage,
-    stage_since_ns: u64,
+    pub stage_since_ns: u64,
     next_fault: usize,
     pub dice: ChaCha8Rng,
 }
@@ -152,6 +156,10 @@ impl World {
                 let fickle = flows().any(|flow| flow.impatient_permille > 0);
                 let turns = if fickle { 2 } else { 1 };
                 let edge_bound = window + turns * (LONGEST_BYTES as u64 + 64);
+                // Who has given a peer up comes again by another card, as another session,
+                // while the peer has no reason to give up the old one.
+                let sessions = 1 + u64::from(scenario.lost_network.is_some());
+                let edge_bound = sessions * edge_bound;
                 Node {
                     process: None,
                     lives: 0,
@@ -164,8 +172,11 @@ impl World {
                 }
             })
             .collect();
+        let plans = scenario.nodes.iter().enumerate();
+        let addresses = plans.map(|(index, plan)| plan.addresses(index)).collect();
         World {
             network,
+            addresses,
             now_ns: 1,
             nodes,
             flows: scenario.flows.iter().cloned().map(Flow::new).collect(),
@@ -219,10 +230,8 @@ impl World {
         let Some(process) = &node.process else {
             return u64::MAX;
         };
-        let two_cards = self.scenario.nodes[index].two_cards;
-        let waiting = [Class::Small, Class::Bulk]
-            .iter()
-            .any(|class| self.network.waiting(address(index, *class, two_cards)) > 0);
+        let mut cards = self.addresses[index].iter().flatten();
+        let waiting = cards.any(|address| self.network.waiting(*address) > 0);
         let wanted = if waiting {
             0
         } else {
@@ -443,10 +452,9 @@ impl World {
 
     fn begin(&mut self, index: usize) {
         let plan = &self.scenario.nodes[index];
-        let local = |class| address(index, class, plan.two_cards);
         let port = self
             .network
-            .attach(local(Class::Small), local(Class::Bulk))
+            .attach_cards(&self.addresses[index])
             .expect("the forerunner has left");
         let node = &mut self.nodes[index];
         node.lives += 1;
@@ -543,12 +551,18 @@ impl World {
                 self.network.change(|config| config.heal());
                 self.trace.note(now_ns, 0, What::Network("healed"));
             }
-            Fault::Card { node, class, alive } => {
-                let ip = address(node, class, self.scenario.nodes[node].two_cards).ip();
+            Fault::Card { node, card, alive } => {
+                let network = self.scenario.nodes[node].cards[card];
+                let ip = address(node, Class::Small, network).ip();
                 self.network.change(|config| config.set_card(ip, alive));
                 self.totals.cards += 1;
                 let what = if alive { "card back" } else { "card dead" };
                 self.trace.note(now_ns, node, What::Network(what));
+            }
+            Fault::LoseNetwork(lost) => {
+                self.lose_network(lost);
+                self.totals.networks += 1;
+                self.trace.note(now_ns, 0, What::Network("lost"));
             }
             Fault::Pause { node, for_ns } => {
                 let until_ns = now_ns + for_ns;
@@ -574,12 +588,19 @@ impl World {
     fn cards(&self) -> Vec<(usize, std::net::IpAddr)> {
         let mut cards = Vec::new();
         for (index, plan) in self.scenario.nodes.iter().enumerate() {
-            for class in [Class::Small, Class::Bulk] {
-                cards.push((index, address(index, class, plan.two_cards).ip()));
+            for network in &plan.cards {
+                cards.push((index, address(index, Class::Small, *network).ip()));
             }
         }
-        cards.dedup();
         cards
+    }
+
+    /// All cards of a network die.
+    fn lose_network(&mut self, lost: u8) {
+        for node in 0..self.nodes.len() {
+            let ip = address(node, Class::Small, lost).ip();
+            self.network.change(|config| config.set_card(ip, false));
+        }
     }
 
     /// Everything is mended.
@@ -590,6 +611,9 @@ impl World {
             config.heal();
             config.dead_cards.clear();
         });
+        if let Some((_, lost)) = self.scenario.lost_network {
+            self.lose_network(lost);
+        }
         for index in 0..self.nodes.len() {
             self.nodes[index].paused_until_ns = 0;
             if self.nodes[index].process.is_none() {

@@ -77,7 +77,7 @@ impl Machine {
         let packet = &addressed.packet;
         let taken = match (packet.header.kind, addressed.peer) {
             (Kind::Data | Kind::Ack | Kind::Prod, Some(peer)) => {
-                self.on_session_packet(now, peer, packet)
+                self.on_session_packet(now, from, peer, packet)
             }
             (Kind::Bye, Some(peer)) => self.on_bye(peer, packet),
             (Kind::Hello, _) => self.on_hello(now, from, packet),
@@ -96,11 +96,12 @@ impl Machine {
     fn on_session_packet(
         &mut self,
         now: Instant,
+        from: Address,
         peer: PeerId,
         packet: &Packet<'_>,
     ) -> Result<(), Drop> {
         let session = Self::lookup_mut(&mut self.sessions, peer).ok_or(Drop::UnknownConnection)?;
-        let taken = session.on_packet(now, packet, &mut self.shared);
+        let taken = session.on_packet(now, from, packet, &mut self.shared);
         self.timers
             .arm(session_index(peer), session.deadline(&self.shared));
         if !session.is_ready && session.has_transmit() {
@@ -224,7 +225,7 @@ impl Machine {
         let Some(session) = Self::lookup_mut(&mut self.sessions, peer) else {
             return;
         };
-        session.open(hello, trailer, now, &self.shared);
+        session.open(hello, &self.lanes, trailer, now, &mut self.shared);
         self.shared.processes += 1;
         self.shared.event(Event::Connected {
             peer,
@@ -308,6 +309,11 @@ impl Machine {
     fn on_reset(&mut self, from: Address, packet: &Packet<'_>) -> Result<(), Drop> {
         let reset = Reset::parse(packet.body()).map_err(|_| Drop::Malformed)?;
         let own = PeerId(reset.connection);
+        let is_theirs = |session: &crate::session::Session| {
+            let mut lanes = session.lanes.iter();
+            session.home.ip == from.ip
+                || lanes.any(|lane| lane.reach.is_proven() && lane.to.ip == from.ip)
+        };
         let concerned = |session: &crate::session::Session| match session.phase {
             Phase::Opening { .. } => session.id == own,
             Phase::Open => {
@@ -319,7 +325,7 @@ impl Machine {
             .sessions
             .iter()
             .flatten()
-            .find(|session| session.home.ip == from.ip && concerned(session))
+            .find(|session| is_theirs(session) && concerned(session))
             .map(|session| session.id)
             .ok_or(Drop::UnknownConnection)?;
         self.remove(peer, GoneReason::Reset(reset.reason));
