@@ -81,7 +81,7 @@ pub(crate) enum Failure {
 }
 
 /// Every error number that this library sets, and what it means then.
-pub(crate) const MEANINGS: [(c_int, &CStr); 23] = [
+pub(crate) const MEANINGS: [(c_int, &CStr); 24] = [
     (
         libc::E2BIG,
         c"an option is set that this version of the library does not know",
