@@ -55,6 +55,7 @@ extern "C" {
  *   EHOSTUNREACH   the endpoint cannot be found
  *   EINVAL         an argument, an option or an environment variable is wrong
  *   EIO            the link is broken, or the library has a bug
+ *   EKEYREJECTED   the cluster keys of the two processes differ, or one has none
  *   EMFILE         no descriptors or threads are left
  *   EMSGSIZE       the message is too long, or the buffer too short
  *   ENOENT         the process belongs to no job

@@ -81,7 +81,7 @@ pub(crate) enum Failure {
 }
 
 /// Every error number that this library sets, and what it means then.
-pub(crate) const MEANINGS: [(c_int, &CStr); 23] = [
+pub(crate) const MEANINGS: [(c_int, &CStr); 24] = [
     (
         libc::E2BIG,
         c"an option is set that this version of the library does not know",
@@ -114,6 +114,10 @@ pub(crate) const MEANINGS: [(c_int, &CStr); 23] = [
         c"an argument, an option or an environment variable is wrong",
     ),
     (libc::EIO, c"the link is broken, or the library has a bug"),
+    (
+        libc::EKEYREJECTED,
+        c"the cluster keys of the two processes differ, or one has none",
+    ),
     (libc::EMFILE, c"no descriptors or threads are left"),
     (
         libc::EMSGSIZE,
@@ -170,6 +174,7 @@ impl Failure {
                 TargetError::TimedOut { .. } => libc::ETIMEDOUT,
                 TargetError::PeerGone { .. } => libc::ECONNRESET,
                 TargetError::TooManyPeers { .. } => libc::EUSERS,
+                TargetError::OtherCluster { .. } => libc::EKEYREJECTED,
                 TargetError::NoSharedMemory { .. } => libc::EOPNOTSUPP,
                 TargetError::Broken(_) => libc::EIO,
                 TargetError::Ended => libc::EBADF,

@@ -217,9 +217,7 @@ impl Config {
             config.hosts = Hosts::load(file.as_ref()).map_err(ConfigError::Hosts)?;
         }
         config.settle();
-        if let Some(file) = text(variables::KEY) {
-            config.key = Some(ClusterKey::load(file.as_ref()).map_err(ConfigError::Key)?);
-        }
+        config.key = ClusterKey::from_env().map_err(ConfigError::Key)?;
         if let Some(bind) = parsed(variables::BIND, "an IP address of this node")? {
             config.bind = bind;
         }

@@ -12,6 +12,7 @@ mod pack;
 mod paths;
 mod peer;
 mod rooms;
+mod trailer;
 mod way;
 mod witness;
 
@@ -20,12 +21,13 @@ use std::sync::Arc;
 
 use arrayvec::ArrayVec;
 use dipole_link::{AnyLink, Class, Link, Outgoing};
-use dipole_proto::wire::{CRC_BYTES, LaneAddress, MAX_LANES, Trailer};
+use dipole_proto::wire::{LaneAddress, MAX_LANES};
 use dipole_proto::{Drop, Instant, Machine, PathChange, PeerId, Transmit};
 
 use crate::GoneReason;
 use crate::frames::{FramePool, slot_of};
 use crate::inbox::Buffers;
+use crate::key::ClusterKey;
 use crate::net::{from_wire, to_wire};
 use crate::witness::Witness;
 use exports::Exports;
@@ -35,6 +37,7 @@ pub use pack::{Blocked, EdgeOut};
 pub use paths::{Path, PathState, Paths};
 use peer::Peer;
 use rooms::Rooms;
+use trailer::Trailers;
 pub(crate) use way::{Target, Way};
 
 /// Packets handed to the link in one call: two full runs of segmentation offload
@@ -83,6 +86,7 @@ pub struct Traffic {
 struct Parts<'a> {
     link: &'a AnyLink,
     machine: &'a mut Machine,
+    trailers: &'a Trailers,
     local: Option<&'a mut Local>,
     receivers: deliver::Receivers<'a>,
 }
@@ -95,6 +99,7 @@ struct Parts<'a> {
 pub struct Engine {
     link: AnyLink,
     machine: Machine,
+    trailers: Trailers,
     incarnation: u64,
     /// Processes of this node.
     local: Option<Local>,
@@ -132,20 +137,23 @@ pub struct Engine {
 
 impl Engine {
     /// An engine on a link. `incarnation` must be random and `secret` known to
-    /// nobody else.
+    /// nobody else; with a `key` only who holds it too gets a session.
     #[must_use]
     pub fn new(
         link: AnyLink,
         mut config: dipole_proto::Config,
         incarnation: u64,
         secret: [u64; 2],
+        key: Option<&ClusterKey>,
     ) -> Engine {
         let caps = link.caps();
         config.packet_bytes = config.packet_bytes.min(caps.max_frame_bytes);
         let arriving = u32::try_from(caps.receive_frames).unwrap_or(u32::MAX);
         config.window_packets = config.window_packets.min(arriving).max(4);
+        config.key = key.map(trailer::session_key);
         let lanes = lanes(&link);
         Engine {
+            trailers: Trailers::new(key),
             frames: FramePool::new(config.frames as usize, config.packet_bytes),
             machine: Machine::new(config, incarnation, secret, &lanes),
             link,
@@ -336,6 +344,7 @@ impl Engine {
         let Parts {
             link,
             machine,
+            trailers,
             mut receivers,
             ..
         } = self.parts();
@@ -344,10 +353,10 @@ impl Engine {
             receivers.traffic.packets_received += 1;
             receivers.traffic.bytes_received += frame.bytes.len() as u64;
             let from = to_wire(frame.from);
-            let Ok(addressed) = machine.address(now, from, frame.bytes) else {
+            let Ok(mut addressed) = machine.address(now, from, frame.bytes) else {
                 continue;
             };
-            if !trailer_is_right(addressed.packet.covered(), addressed.trailer, frame.bytes) {
+            if !trailers.check(&mut addressed, frame.bytes) {
                 machine.count(Drop::Damaged);
                 continue;
             }
@@ -382,6 +391,7 @@ impl Engine {
         Parts {
             link: &self.link,
             machine: &mut self.machine,
+            trailers: &self.trailers,
             local: self.local.as_mut(),
             receivers,
         }
@@ -390,13 +400,8 @@ impl Engine {
     /// Appends the trailer to a packet that is about to leave.
     #[inline]
     fn seal(&mut self, transmit: &Transmit) {
-        debug_assert!(
-            transmit.trailer == Trailer::Crc32c,
-            "the only trailer offered"
-        );
         let space = self.frames.space(slot_of(transmit.frame));
-        let crc = checksum(&space[..transmit.length]);
-        space[transmit.length..transmit.length + CRC_BYTES].copy_from_slice(&crc.to_le_bytes());
+        self.trailers.append(space, transmit.length, transmit.seal);
     }
 
     fn send_batch(&mut self, now: Instant) -> std::io::Result<()> {
@@ -415,9 +420,10 @@ impl Engine {
                 // Letters are answered to where they come from, packets of a session
                 // to where the handshake said.
                 any_port: transmit.in_session,
-                bytes: self
-                    .frames
-                    .bytes(slot_of(transmit.frame), transmit.length + CRC_BYTES),
+                bytes: self.frames.bytes(
+                    slot_of(transmit.frame),
+                    transmit.length + transmit.seal.bytes(),
+                ),
             });
         }
         let taken = self.link.send(now.0, &outgoing)?;
@@ -452,23 +458,6 @@ fn lanes(link: &AnyLink) -> ArrayVec<LaneAddress, MAX_LANES> {
 
 /// Pause before a full link is offered the rest of a batch again.
 const LINK_RETRY_NS: u64 = 50_000;
-
-/// CRC32C, as the trailer carries it. Spec §2.5.
-#[must_use]
-pub(crate) fn checksum(bytes: &[u8]) -> u32 {
-    let crc = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, bytes);
-    u32::try_from(crc).expect("a 32-bit checksum")
-}
-
-fn trailer_is_right(covered: &[u8], trailer: Trailer, frame: &[u8]) -> bool {
-    let Trailer::Crc32c = trailer else {
-        return false;
-    };
-    let end = covered.len();
-    frame
-        .get(end..end + CRC_BYTES)
-        .is_some_and(|carried| carried == checksum(covered).to_le_bytes())
-}
 
 /// How to reach a process: its small port, and which process is meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

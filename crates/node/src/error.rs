@@ -5,6 +5,7 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use dipole_proto::KeyMismatch;
 use dipole_proto::wire::{RefusedReason, ResetReason};
 
 use crate::address::Address;
@@ -25,6 +26,8 @@ pub enum GoneReason {
     Died,
     /// It broke the format of the memory shared with it and was cut off.
     Misbehaved,
+    /// It is not of our cluster: it has another cluster key, or only one side has one.
+    Key(KeyMismatch),
 }
 
 impl From<dipole_proto::GoneReason> for GoneReason {
@@ -35,6 +38,7 @@ impl From<dipole_proto::GoneReason> for GoneReason {
             dipole_proto::GoneReason::Closed => GoneReason::Closed,
             dipole_proto::GoneReason::Restarted => GoneReason::Restarted,
             dipole_proto::GoneReason::Reset(reason) => GoneReason::Reset(reason),
+            dipole_proto::GoneReason::Key(mismatch) => GoneReason::Key(mismatch),
         }
     }
 }
@@ -46,6 +50,7 @@ impl fmt::Display for GoneReason {
             GoneReason::Closed => dipole_proto::GoneReason::Closed.fmt(f),
             GoneReason::Restarted => dipole_proto::GoneReason::Restarted.fmt(f),
             GoneReason::Reset(reason) => dipole_proto::GoneReason::Reset(*reason).fmt(f),
+            GoneReason::Key(mismatch) => mismatch.fmt(f),
             GoneReason::Died => dipole_proto::GoneReason::Died.fmt(f),
             GoneReason::Misbehaved => {
                 f.write_str("it broke the format of shared memory and was cut off")
@@ -183,6 +188,15 @@ pub enum TargetError {
         /// Why.
         reason: Option<GoneReason>,
     },
+    /// Its process is not of our cluster.
+    OtherCluster {
+        /// Which endpoint.
+        target: Address,
+        /// How the keys differ.
+        mismatch: KeyMismatch,
+        /// Our key's fingerprint, if we have one.
+        fingerprint: Option<String>,
+    },
     /// Only shared memory may be used (`DIPOLE_LINK=shm`), and it cannot.
     NoSharedMemory {
         /// Which endpoint.
@@ -222,6 +236,16 @@ impl fmt::Display for TargetError {
                 target,
                 reason: None,
             } => write!(f, "the process of endpoint {target} is gone"),
+            TargetError::OtherCluster {
+                target,
+                mismatch,
+                fingerprint,
+            } => write!(
+                f,
+                "endpoint {target} takes nothing from this process; of node {}: {}",
+                target.node,
+                explain(*mismatch, fingerprint.as_deref())
+            ),
             TargetError::NoSharedMemory { target, cause } => write!(
                 f,
                 "endpoint {target} cannot be reached by shared memory: {cause}; \
@@ -241,6 +265,17 @@ impl fmt::Display for TargetError {
 }
 
 impl std::error::Error for TargetError {}
+
+/// How keys differ, which one ours is, and what to do.
+pub(crate) fn explain(mismatch: KeyMismatch, fingerprint: Option<&str>) -> String {
+    let ours = fingerprint.map(|name| format!(" (ours is {name}, see `dipole key show`)"));
+    let advice = match mismatch {
+        KeyMismatch::Different => "copy the key file of one node to the other",
+        KeyMismatch::OnlyOurs => "set DIPOLE_KEY to the key file there too, or unset it here",
+        KeyMismatch::OnlyTheirs => "set DIPOLE_KEY to a copy of its key file",
+    };
+    format!("{mismatch}{}; {advice}", ours.unwrap_or_default())
+}
 
 /// Why a message was not sent.
 #[derive(Debug)]

@@ -12,8 +12,9 @@ use crate::config::{Config, Links};
 use crate::drive::{Driver, Until, WaitError};
 use crate::engine::{Blocked, Destination, Engine, Way};
 use crate::error::{CloseError, GoneReason, TargetError};
+use crate::key::ClusterKey;
 use crate::progress::Progress;
-use crate::registry::{Directory, Ports, Registration, resolve};
+use crate::registry::{Directory, Ports, Registration, ResolveError, resolve};
 
 #[derive(Debug)]
 pub(crate) struct Inner {
@@ -69,9 +70,20 @@ impl Inner {
                 target,
                 deadline.left(),
             )
-            .map_err(|cause| TargetError::Unresolved {
-                target,
-                cause: cause.to_string(),
+            .map_err(|cause| match cause {
+                ResolveError::OtherCluster {
+                    mismatch,
+                    fingerprint,
+                    ..
+                } => TargetError::OtherCluster {
+                    target,
+                    mismatch,
+                    fingerprint,
+                },
+                other => TargetError::Unresolved {
+                    target,
+                    cause: other.to_string(),
+                },
             })?;
             let reached = match self.socket_of(target, ports.incarnation) {
                 Some(socket) => self.reach_locally(source, target, &socket, ports, &deadline)?,
@@ -163,6 +175,14 @@ impl Inner {
             .map_err(TargetError::Broken)?;
         match self.wait_open(target, deadline, |engine| engine.is_open(peer))? {
             Ok(()) => {}
+            // No other process will come that is of our cluster.
+            Err(Some(GoneReason::Key(mismatch))) => {
+                return Err(TargetError::OtherCluster {
+                    target,
+                    mismatch,
+                    fingerprint: self.config.key.as_ref().map(ClusterKey::fingerprint),
+                });
+            }
             Err(_) if !deadline.is_over() => return Ok(None),
             Err(reason) => return Err(TargetError::PeerGone { target, reason }),
         }

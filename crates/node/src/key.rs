@@ -151,6 +151,15 @@ impl ClusterKey {
         })
     }
 
+    /// Reads the key that `DIPOLE_KEY` names; `None` if it is not set.
+    ///
+    /// # Errors
+    /// [`KeyError`], with what to do.
+    pub fn from_env() -> Result<Option<ClusterKey>, KeyError> {
+        let file = crate::job::variable(crate::config::variables::KEY);
+        file.map(|file| ClusterKey::load(file.as_ref())).transpose()
+    }
+
     /// Reads the digits.
     #[must_use]
     pub fn parse(text: &str) -> Option<ClusterKey> {

@@ -49,7 +49,7 @@ pub use address::{Address, AddressError, EndpointId, NodeId};
 pub use config::{Config, ConfigError, Links, MAX_CARDS, variables};
 pub use dipole_link::fault::Plan as FaultPlan;
 pub use dipole_link::shm::ShmStats;
-pub use dipole_proto::{Config as ProtocolConfig, Stats as ProtocolStats};
+pub use dipole_proto::{Config as ProtocolConfig, KeyMismatch, Stats as ProtocolStats};
 pub use endpoint::Endpoint;
 pub use engine::{Departure, Path, PathState, Paths, Traffic};
 pub use error::{CloseError, GoneReason, OpenError, ReceiveError, SendError, TargetError};

@@ -40,7 +40,8 @@ impl Node {
             cause: cause.to_string(),
         };
         let registry = Registry::open(&config.runtime_dir, config.node)
-            .map_err(|cause| registry_error(&cause))?;
+            .map_err(|cause| registry_error(&cause))?
+            .with_key(config.key.as_ref());
         let clock = Clock::new();
         let link = open_link(&config, clock)?;
         let caps = link.caps();
@@ -54,7 +55,13 @@ impl Node {
         let mut protocol = config.protocol.clone();
         protocol.node = config.node.0;
         protocol.packet_bytes = caps.max_frame_bytes;
-        let mut engine = Engine::new(link, protocol, incarnation, rand::random());
+        let mut engine = Engine::new(
+            link,
+            protocol,
+            incarnation,
+            rand::random(),
+            config.key.as_ref(),
+        );
         let registration = registry
             .register(ports)
             .map_err(|cause| registry_error(&cause))?;

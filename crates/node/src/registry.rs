@@ -31,6 +31,7 @@
 
 mod agent;
 mod answer;
+mod badge;
 mod board;
 mod directory;
 mod directory_wire;
@@ -54,10 +55,12 @@ use rand::rngs::OsRng;
 use rustix::fs::FlockOperation;
 
 use crate::address::{Address, EndpointId, NodeId};
+use crate::key::ClusterKey;
 
 pub use crate::job::default_runtime_dir;
 pub use agent::{AgentSeat, SeatError};
 pub use answer::version;
+pub(crate) use badge::Badge;
 pub(crate) use board::Board;
 pub use board::{EdgeTraffic, OwnerSurvey};
 pub use directory::{Directory, DirectoryCounters};
@@ -258,6 +261,7 @@ impl From<RegistryError> for ClaimError {
 pub struct Registry {
     node: NodeId,
     folder: Arc<Path>,
+    badge: Badge,
 }
 
 impl Registry {
@@ -273,9 +277,25 @@ impl Registry {
         let registry = Registry {
             node,
             folder: path.into(),
+            badge: Badge::default(),
         };
         registry.sweep()?;
         Ok(registry)
+    }
+
+    /// The same, of a cluster with this key: what other nodes ask it and tell it must prove
+    /// that they hold the key.
+    #[must_use]
+    pub fn with_key(self, key: Option<&ClusterKey>) -> Registry {
+        Registry {
+            badge: Badge::new(key),
+            ..self
+        }
+    }
+
+    /// What is shown to directories of other nodes.
+    pub(crate) fn badge(&self) -> &Badge {
+        &self.badge
     }
 
     /// The node this is about.

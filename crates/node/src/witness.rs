@@ -11,6 +11,7 @@ use dipole_proto::{Instant, PeerId};
 
 use crate::address::NodeId;
 use crate::hosts::Hosts;
+use crate::key::PROOF_BYTES;
 use crate::net::any_like;
 use crate::registry::{PACKET_BYTES, Registry, Testimony, Vouched, decode_vouched, encode_vouch};
 
@@ -133,6 +134,7 @@ impl Witness {
             question.next = now.after(question.pause_ns);
             question.pause_ns *= 2;
             let packet = encode_vouch(question.nonce, question.node, question.incarnation);
+            let packet = self.registry.badge().seal(&packet);
             let directory = question.directories[question.attempts % question.directories.len()];
             question.attempts += 1;
             let socket = &mut self.sockets[usize::from(directory.is_ipv6())];
@@ -145,7 +147,8 @@ impl Witness {
     }
 
     fn hear(&mut self, tell: &mut impl FnMut(PeerId, Verdict)) {
-        let mut buffer = [0; PACKET_BYTES + 1];
+        let badge = self.registry.badge();
+        let mut buffer = [0; PACKET_BYTES + PROOF_BYTES + 1];
         for socket in self.sockets.iter().flatten() {
             for _ in 0..MOST_ANSWERS {
                 let (length, from) = match socket.recv_from(&mut buffer) {
@@ -154,7 +157,23 @@ impl Witness {
                     // A report about a question that reached nobody.
                     Err(_) => continue,
                 };
-                let Ok(answer) = decode_vouched(&buffer[..length]) else {
+                let packet = &buffer[..length];
+                let refused = self.questions.iter().position(|question| {
+                    question.directories.contains(&from)
+                        && badge.refused(packet, question.nonce).is_some()
+                });
+                if let Some(position) = refused {
+                    let question = self.questions.swap_remove(position);
+                    tracing::warn!(
+                        directory = %from,
+                        "node {} does not say whether a silent process lives: its cluster key is \
+                         not ours",
+                        question.node
+                    );
+                    continue;
+                }
+                let answer = badge.open(packet).ok();
+                let Some(Ok(answer)) = answer.map(|plain| decode_vouched(&plain)) else {
                     continue;
                 };
                 let position = self

@@ -32,7 +32,13 @@ impl Bed {
                     .expect("a free address");
                 let incarnation = host as u64 + 1;
                 let config = ProtocolConfig::default();
-                Engine::new(AnyLink::Sim(port), config, incarnation, [incarnation, 7])
+                Engine::new(
+                    AnyLink::Sim(port),
+                    config,
+                    incarnation,
+                    [incarnation, 7],
+                    None,
+                )
             })
             .collect();
         Bed {

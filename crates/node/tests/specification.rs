@@ -3,11 +3,18 @@
 
 #![allow(missing_docs, reason = "tests")]
 
-use dipole_proto::wire::{Bye, Challenge, Hello, Kind, Packet, Record};
+use dipole_node::{ClusterKey, KEY_BYTES};
+use dipole_proto::wire::{
+    Bye, CRC_BYTES, Challenge, Flags, Hello, Kind, PROOF_BYTES, Packet, Record, Reset, ResetReason,
+};
 
 fn documented(name: &str) -> Vec<u8> {
+    block(&format!("packet {name}"))
+}
+
+fn block(name: &str) -> Vec<u8> {
     let specification = include_str!("../../../docs/protocol.md");
-    let begin = format!("```packet {name}\n");
+    let begin = format!("```{name}\n");
     let at = specification.find(&begin).expect("it is documented") + begin.len();
     let block = specification[at..].split("```").next().expect("it ends");
     block
@@ -83,4 +90,31 @@ fn the_messages_of_the_capture_read_as_the_text_says() {
         );
         assert_eq!((header.lane, header.ack_lane), (15, 0));
     });
+}
+
+#[test]
+fn the_proven_reset_and_the_fingerprint_are_as_documented() {
+    let secret: [u8; KEY_BYTES] = std::array::from_fn(|at| u8::try_from(at).expect("few"));
+    let key = ClusterKey::new(secret);
+    let named = format!("the fingerprint is `{}`", key.fingerprint());
+    assert!(
+        include_str!("../../../docs/protocol.md").contains(&named),
+        "{named}"
+    );
+
+    let bytes = block("vector proven-reset");
+    let packet = Packet::parse(&bytes, PROOF_BYTES + CRC_BYTES).expect("sound");
+    assert!(packet.header.flags.has(Flags::PROVEN));
+    let reset = Reset {
+        connection: 0x00A1_C003,
+        reason: ResetReason::Key,
+        echo: Some(0x1122_3344_5566_7788),
+    };
+    assert_eq!(Reset::parse(packet.body()), Ok(reset));
+    let (covered, sum) = bytes.split_at(bytes.len() - CRC_BYTES);
+    let proof = &covered[packet.covered().len()..];
+    let prover = key.prover("dipole 2026 handshake");
+    assert!(prover.check(packet.covered(), proof));
+    let right = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, covered);
+    assert_eq!(right.to_le_bytes()[..CRC_BYTES], *sum);
 }

@@ -1,5 +1,6 @@
 //! What the caller decides once per process.
 
+use crate::key::SessionKey;
 use crate::time::{MICROSECOND, MILLISECOND, SECOND};
 use crate::wire::Trailers;
 
@@ -53,6 +54,8 @@ pub struct Config {
     pub peer_timeout_ns: u64,
     /// Trailers offered.
     pub trailers: Trailers,
+    /// With a subkey of the cluster key, only who proves to hold that key gets a session.
+    pub key: Option<SessionKey>,
 }
 
 impl Default for Config {
@@ -76,6 +79,7 @@ impl Default for Config {
             quiet_ns: SECOND,
             peer_timeout_ns: 3 * SECOND,
             trailers: Trailers::CRC32C,
+            key: None,
         }
     }
 }

@@ -56,6 +56,41 @@ pub enum GoneReason {
     Restarted,
     /// It no longer knows the session.
     Reset(ResetReason),
+    /// It is not of our cluster.
+    Key(KeyMismatch),
+}
+
+/// How the cluster keys of two processes differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum KeyMismatch {
+    /// Both have one, but not the same.
+    Different,
+    /// Only we have one.
+    OnlyOurs,
+    /// Only the other has one.
+    OnlyTheirs,
+}
+
+impl KeyMismatch {
+    /// What it is, seen from here.
+    #[must_use]
+    pub fn between(ours: bool, theirs: bool) -> KeyMismatch {
+        match (ours, theirs) {
+            (true, false) => KeyMismatch::OnlyOurs,
+            (false, true) => KeyMismatch::OnlyTheirs,
+            _ => KeyMismatch::Different,
+        }
+    }
+}
+
+impl fmt::Display for KeyMismatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            KeyMismatch::Different => "it has another cluster key than this process",
+            KeyMismatch::OnlyOurs => "it has no cluster key, this process has one",
+            KeyMismatch::OnlyTheirs => "it has a cluster key, this process has none",
+        })
+    }
 }
 
 impl fmt::Display for GoneReason {
@@ -68,6 +103,8 @@ impl fmt::Display for GoneReason {
             GoneReason::Reset(ResetReason::UnknownConnection) => "it no longer knows the session",
             GoneReason::Reset(ResetReason::Version) => "it speaks another protocol version",
             GoneReason::Reset(ResetReason::TooManyPeers) => "it takes no further peers",
+            GoneReason::Reset(ResetReason::Key) => "it is of another cluster",
+            GoneReason::Key(mismatch) => return mismatch.fmt(f),
         })
     }
 }

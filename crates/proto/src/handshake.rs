@@ -8,8 +8,9 @@ use core::hash::Hasher;
 
 use siphasher::sip::SipHasher24;
 
+use crate::key::Seal;
 use crate::time::{Instant, MILLISECOND};
-use crate::wire::{Address, Bye, Challenge, HEADER_BYTES, Header, Hello, Kind, Reset};
+use crate::wire::{Address, Bye, Challenge, Flags, HEADER_BYTES, Header, Hello, Kind, Reset};
 
 /// A cookie is good for one to two of these.
 const COOKIE_PERIOD_NS: u64 = 1 << 34;
@@ -17,16 +18,39 @@ const COOKIE_PERIOD_NS: u64 = 1 << 34;
 const ANSWERS_PER_SECOND: u64 = 2000;
 const ANSWER_BURST: u64 = 200;
 const MAX_OUTBOX: usize = 256;
+/// Cookies remembered at most: so many sessions can begin while one is good.
+const MAX_SPENT: usize = 16_384;
 
 /// Makes and checks cookies.
 #[derive(Clone, Debug)]
 pub(crate) struct Cookies {
     secret: [u64; 2],
+    /// Those that opened a session and are still good, by the period in which they did.
+    spent: VecDeque<(u64, u64)>,
 }
 
 impl Cookies {
     pub(crate) fn new(secret: [u64; 2]) -> Cookies {
-        Cookies { secret }
+        Cookies {
+            secret,
+            spent: VecDeque::new(),
+        }
+    }
+
+    /// True for the first session that a cookie opens: a hello seen on the wire opens none
+    /// when it is sent again.
+    pub(crate) fn spend(&mut self, now: Instant, cookie: u64) -> bool {
+        let period = now.0 / COOKIE_PERIOD_NS;
+        while self.spent.len() >= MAX_SPENT
+            || (self.spent.front()).is_some_and(|(spent, _)| spent + 2 < period)
+        {
+            self.spent.pop_front();
+        }
+        if self.spent.iter().any(|(_, spent)| *spent == cookie) {
+            return false;
+        }
+        self.spent.push_back((period, cookie));
+        true
     }
 
     pub(crate) fn make(&self, now: Instant, from: Address, hello: &Hello) -> u64 {
@@ -57,8 +81,8 @@ impl Cookies {
 pub(crate) enum Letter {
     Hello(HelloLetter),
     Challenge(u32, ChallengeLetter),
-    Reset(ResetLetter),
-    Bye(u32, u32, u64),
+    Reset(Reset),
+    Bye(u32, u32, u64, Seal),
 }
 
 /// A hello or welcome, ready to be written.
@@ -78,12 +102,10 @@ impl core::hash::Hash for HelloBody {
 
 /// Cookie and echo of a challenge.
 pub(crate) type ChallengeLetter = (u64, u64);
-/// Connection and reason of a reset.
-pub(crate) type ResetLetter = (u32, crate::wire::ResetReason);
 
 impl Letter {
     /// Writes the packet without its trailer; returns its bytes.
-    pub(crate) fn emit(&self, bytes: &mut [u8], trailer_bytes: usize) -> usize {
+    pub(crate) fn emit(&self, bytes: &mut [u8], seal: Seal) -> usize {
         let (body, rest) = bytes.split_at_mut(HEADER_BYTES);
         let (mut header, length) = match self {
             Letter::Hello(hello) => (Header::handshake(hello.0, hello.1), hello.2.0.emit(rest)),
@@ -95,15 +117,8 @@ impl Letter {
                 }
                 .emit(rest),
             ),
-            Letter::Reset((connection, reason)) => (
-                Header::handshake(Kind::Reset, 0),
-                Reset {
-                    connection: *connection,
-                    reason: *reason,
-                }
-                .emit(rest),
-            ),
-            Letter::Bye(connection, number, incarnation) => {
+            Letter::Reset(reset) => (Header::handshake(Kind::Reset, 0), reset.emit(rest)),
+            Letter::Bye(connection, number, incarnation, _) => {
                 let mut header = Header::handshake(Kind::Bye, *connection);
                 header.number = *number;
                 (
@@ -116,7 +131,10 @@ impl Letter {
             }
         };
         let end = HEADER_BYTES + length;
-        header.length = u16::try_from(end + trailer_bytes).unwrap_or(u16::MAX);
+        if seal == Seal::Proof {
+            header.flags.set(Flags::PROVEN);
+        }
+        header.length = u16::try_from(end + seal.bytes()).unwrap_or(u16::MAX);
         header.emit(body);
         end
     }
@@ -148,9 +166,18 @@ impl Outbox {
         self.letters.push_back((to, letter));
     }
 
+    /// True if strangers have used up what is answered at this time.
+    pub(crate) fn is_exhausted(&self, now: Instant) -> bool {
+        self.tokens == 0 && self.earned(now) == 0
+    }
+
+    fn earned(&self, now: Instant) -> u64 {
+        now.since(self.refilled_at) / (1000 * MILLISECOND / ANSWERS_PER_SECOND)
+    }
+
     /// Queues an answer to somebody without a session; false if there were too many.
     pub(crate) fn answer(&mut self, now: Instant, to: Address, letter: Letter) -> bool {
-        let earned = now.since(self.refilled_at) / (1000 * MILLISECOND / ANSWERS_PER_SECOND);
+        let earned = self.earned(now);
         if earned > 0 {
             self.tokens = (self.tokens + earned).min(ANSWER_BURST);
             self.refilled_at = now;
@@ -199,6 +226,22 @@ mod tests {
         assert!(!cookies.check(now, Address { port: 8, ..from }, &hello));
         hello.incarnation = 7;
         assert!(!cookies.check(now, from, &hello));
+    }
+
+    #[test]
+    fn a_cookie_can_be_spent_once_while_it_is_good() {
+        let mut cookies = Cookies::new([1, 2]);
+        let now = Instant(3 * COOKIE_PERIOD_NS);
+        assert!(cookies.spend(now, 7));
+        assert!(!cookies.spend(now, 7));
+        assert!(cookies.spend(now, 8));
+        assert!(!cookies.spend(now.after(2 * COOKIE_PERIOD_NS), 7));
+        for cookie in 100..100 + 2 * MAX_SPENT as u64 {
+            assert!(cookies.spend(now, cookie));
+        }
+        assert_eq!(cookies.spent.len(), MAX_SPENT);
+        assert!(cookies.spend(now.after(3 * COOKIE_PERIOD_NS), 1));
+        assert_eq!(cookies.spent.len(), 1);
     }
 
     #[test]

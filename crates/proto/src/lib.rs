@@ -7,7 +7,7 @@
 //!
 //! The order in which to call a [`Machine`], once per step:
 //!
-//! 1. for each packet that has come: [`Machine::address`], check the trailer,
+//! 1. for each packet that has come: [`Machine::address`], check its seal,
 //!    [`Machine::on_packet`], then [`Machine::poll_event`] until `None` (events
 //!    point into the packet);
 //! 2. [`Machine::on_timers`] with the time, and [`Machine::poll_event`] again;
@@ -32,6 +32,7 @@ mod error;
 mod event;
 mod handshake;
 mod holes;
+mod key;
 mod lane;
 mod machine;
 mod pace;
@@ -49,8 +50,9 @@ pub mod wire;
 
 pub use config::{Config, MAX_MESSAGE_BYTES, charge};
 pub use error::{BeginError, ConnectError};
-pub use event::{EdgeId, Event, GoneReason, PathChange, PeerId};
+pub use event::{EdgeId, Event, GoneReason, KeyMismatch, PathChange, PeerId};
 pub use holes::{Arrival, Hole, Holes, MAX_HOLES};
+pub use key::{Seal, SessionKey};
 pub use machine::{Addressed, Machine};
 pub use reach::LaneState;
 pub use send::Slot;

@@ -16,6 +16,7 @@ use alloc::vec::Vec;
 use crate::edge::{EdgeIn, EdgeOut};
 use crate::event::{EdgeId, Event, GoneReason, PeerId};
 use crate::holes::Holes;
+use crate::key::Seal;
 use crate::lane::Lane;
 use crate::pace::Pace;
 use crate::replay::Replay;
@@ -51,6 +52,20 @@ pub(crate) struct Remote {
     pub(crate) node: u32,
     /// What it takes on a new edge before any grant.
     pub(crate) initial_credit_bytes: u32,
+}
+
+/// What closes the packets of a session, by direction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Seals {
+    pub(crate) out: Seal,
+    pub(crate) incoming: Seal,
+}
+
+impl Seals {
+    const OPEN: Seals = Seals {
+        out: Seal::OPEN,
+        incoming: Seal::OPEN,
+    };
 }
 
 /// A question repeated with growing pauses.
@@ -111,7 +126,8 @@ pub(crate) struct Session {
     pub(crate) remote: Remote,
     /// Where hellos go and come from: the peer's first small address.
     pub(crate) home: Address,
-    pub(crate) trailer: Trailer,
+    /// What closes packets to the peer, and what must close packets from it.
+    pub(crate) seals: Seals,
     pub(crate) packet_bytes: usize,
     pub(crate) lanes: Vec<Lane>,
     next_bulk_lane: usize,
@@ -173,7 +189,7 @@ impl Session {
             phase,
             remote: Remote::default(),
             home,
-            trailer: Trailer::Crc32c,
+            seals: Seals::OPEN,
             packet_bytes: 0,
             lanes: Vec::new(),
             next_bulk_lane: 0,
@@ -223,6 +239,7 @@ impl Session {
         hello: &Hello,
         own: &[LaneAddress],
         trailer: Trailer,
+        own_incarnation: u64,
         now: Instant,
         shared: &mut Shared,
     ) {
@@ -232,7 +249,13 @@ impl Session {
             node: hello.node,
             initial_credit_bytes: hello.initial_credit_bytes,
         };
-        self.trailer = trailer;
+        let here = (own_incarnation, self.id.connection());
+        let there = (hello.incarnation, hello.connection);
+        let mask = |from, to| shared.config.key.map_or(0, |key| key.mask(from, to));
+        self.seals = Seals {
+            out: Seal::of_session(trailer, mask(here, there)),
+            incoming: Seal::of_session(trailer, mask(there, here)),
+        };
         self.packet_bytes = shared
             .config
             .packet_bytes
@@ -252,6 +275,18 @@ impl Session {
         self.open_lanes(hello, own, now, shared);
         self.heard(now);
         self.rest_keepalive(now, shared);
+    }
+
+    /// True if the peer sends packets outside sessions from there.
+    pub(crate) fn is_small(&self, from: Address) -> bool {
+        let mut small = self.lanes.iter().filter(|lane| !lane.bulk);
+        self.home == from || small.any(|lane| lane.to == from)
+    }
+
+    /// True if the peer has answered from this IP address.
+    pub(crate) fn has_answered_from(&self, ip: [u8; 16]) -> bool {
+        let mut lanes = self.lanes.iter();
+        self.home.ip == ip || lanes.any(|lane| lane.reach.is_proven() && lane.to.ip == ip)
     }
 
     pub(crate) fn is_open(&self) -> bool {

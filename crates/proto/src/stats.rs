@@ -25,11 +25,13 @@ pub enum Drop {
     Violation,
     /// Handshakes beyond what is answered per second.
     Throttled,
+    /// A handshake of somebody who does not prove to hold our cluster key.
+    WrongKey,
 }
 
 impl Drop {
     /// All reasons, in the order of [`Stats::drops`].
-    pub const ALL: [Drop; 11] = [
+    pub const ALL: [Drop; 12] = [
         Drop::Malformed,
         Drop::Version,
         Drop::Damaged,
@@ -41,6 +43,7 @@ impl Drop {
         Drop::PoolFull,
         Drop::Violation,
         Drop::Throttled,
+        Drop::WrongKey,
     ];
 
     /// A name for tables.
@@ -58,6 +61,7 @@ impl Drop {
             Drop::PoolFull => "pool-full",
             Drop::Violation => "violation",
             Drop::Throttled => "throttled",
+            Drop::WrongKey => "wrong-key",
         }
     }
 }

@@ -92,6 +92,7 @@ fn the_handshake_is_as_documented() {
     let reset = Reset {
         connection: hello.connection,
         reason: ResetReason::UnknownConnection,
+        echo: None,
     };
     let mut bytes = vec![0; HEADER_BYTES + 8];
     reset.emit(&mut bytes[HEADER_BYTES..]);

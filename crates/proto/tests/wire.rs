@@ -14,7 +14,8 @@ mod samples;
 use dipole_proto::wire::{
     self, Address, Bye, CHALLENGE_BYTES, CONTROL_LANE, CRC_BYTES, Challenge, FRAGMENT_BYTES, Flags,
     HEADER_BYTES, HELLO_FIXED_BYTES, Header, Hello, Kind, LaneAddress, MAX_LANES, MAX_RANGES,
-    Malformed, Packet, Range, Record, RefusedReason, Reset, ResetReason, Trailer, Trailers,
+    Malformed, Packet, RESET_BYTES, Range, Record, RefusedReason, Reset, ResetReason, Trailer,
+    Trailers,
 };
 use dipole_proto::{Drop, Instant};
 use hostile::{Action, Conversation, Forgery, decode, play, play_honest};
@@ -340,13 +341,16 @@ proptest! {
             ResetReason::UnknownConnection,
             ResetReason::Version,
             ResetReason::TooManyPeers,
+            ResetReason::Key,
         ] {
-            let reset = Reset { connection, reason };
-            let length = reset.emit(&mut bytes);
-            prop_assert_eq!(Reset::parse(&bytes[..length]), Ok(reset));
-            prop_assert!(all_cuts_refused(&bytes[..length], |cut| Reset::parse(cut).is_err()));
-            let flipped = flip(&bytes[..length], bit.index(length * 8));
-            prop_assert_ne!(Reset::parse(&flipped), Ok(reset));
+            for echo in [None, Some(echo)] {
+                let reset = Reset { connection, reason, echo };
+                let length = reset.emit(&mut bytes);
+                prop_assert_eq!(Reset::parse(&bytes[..length]), Ok(reset));
+                prop_assert!(all_cuts_refused(&bytes[..RESET_BYTES], |cut| Reset::parse(cut).is_err()));
+                let flipped = flip(&bytes[..length], bit.index(length * 8));
+                prop_assert_ne!(Reset::parse(&flipped), Ok(reset));
+            }
         }
     }
 

@@ -55,11 +55,15 @@ impl Bed {
 
     /// Returns when it answers.
     fn agent(&self, node: u32) -> Process {
-        let mut child = self
-            .dipole(node, &["agent"])
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("it starts");
+        self.agent_with(node, None)
+    }
+
+    fn agent_with(&self, node: u32, key: Option<&PathBuf>) -> Process {
+        let mut command = self.dipole(node, &["agent"]);
+        if let Some(key) = key {
+            command.env("DIPOLE_KEY", key);
+        }
+        let mut child = command.stderr(Stdio::piped()).spawn().expect("it starts");
         let said = child.stderr.take().expect("a pipe");
         let mut lines = BufReader::new(said).lines();
         let up = lines.any(|line| line.expect("a line").starts_with("agent of node"));
@@ -94,12 +98,16 @@ impl Bed {
 
     /// A node of this process.
     fn node(&self, id: u32) -> Node {
+        Node::open(self.config(id)).expect("a node")
+    }
+
+    fn config(&self, id: u32) -> Config {
         let hosts = Hosts::load(&self.folder.path().join("hosts")).expect("a hosts file");
         let mut config = Config::local(NodeId(id), self.runtime(id));
         config.bind = hosts.get(NodeId(id)).expect("in it").address;
         config.hosts = hosts;
         config.links = Links::Udp;
-        Node::open(config).expect("a node")
+        config
     }
 }
 
@@ -283,4 +291,54 @@ fn an_agent_without_a_hosts_file_says_what_is_missing() {
         said.contains("no hosts file says where node 3 is asked"),
         "{said}"
     );
+}
+
+#[test]
+fn agents_with_another_key_are_strangers_and_do_not_take_over() {
+    let bed = Bed::new();
+    let key = |name: &str| {
+        let file = bed.folder.path().join(name);
+        let made = dipole_node::ClusterKey::random().expect("random bytes");
+        made.save(&file).expect("a file of our own");
+        file
+    };
+    let (ours, theirs) = (key("ours"), key("theirs"));
+    let _first = bed.agent_with(1, Some(&ours));
+    let second = bed.agent_with(2, Some(&theirs));
+    let begun = Instant::now();
+    while bed.status(1)["strangers"] == 0 || bed.status(2)["strangers"] == 0 {
+        assert!(begun.elapsed() < PATIENCE, "{}", bed.status(1));
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert_eq!(bed.status(1)["members"][0]["state"], "never seen");
+    let text = bed
+        .dipole(1, &["agent", "status"])
+        .output()
+        .expect("it runs");
+    let text = String::from_utf8_lossy(&text.stdout).into_owned();
+    assert!(text.contains("packets of strangers"), "{text}");
+    drop(second);
+    let second = bed.agent_with(2, Some(&ours));
+    bed.wait_for_state(1, 2, "there");
+    drop(second);
+
+    // A program that answers for its node makes way for an agent of its cluster only.
+    let mut config = bed.config(2);
+    config.key = Some(dipole_node::ClusterKey::load(&theirs).expect("just made"));
+    let node = Node::open(config).expect("a node");
+    for key in [Some(&ours), None] {
+        let mut agent = bed.dipole(2, &["agent"]);
+        if let Some(key) = key {
+            agent.env("DIPOLE_KEY", key);
+        }
+        let output = agent.output().expect("it starts");
+        assert!(!output.status.success());
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(
+            said.contains("does not make way") && said.contains("DIPOLE_KEY"),
+            "{said}"
+        );
+    }
+    let _agent = bed.agent_with(2, Some(&theirs));
+    drop(node);
 }

@@ -547,3 +547,63 @@ fn nonsense_is_refused_by_the_arguments() {
         assert_eq!(status(&run(arguments)), 2, "{arguments:?}");
     }
 }
+
+#[test]
+fn the_cluster_key_reaches_the_ranks_of_all_hosts_and_nobody_else() {
+    let folder = tempfile::tempdir().unwrap();
+    let key = folder.path().join("key");
+    let made = dipole().args(["key", "new"]).arg(&key).output().unwrap();
+    assert_eq!(status(&made), 0, "{}", err(&made));
+    let fingerprint = out(&made).trim().to_owned();
+    let digits = std::fs::read_to_string(&key).unwrap();
+    let commands = folder.path().join("commands");
+    let rsh = script(
+        folder.path(),
+        &format!(
+            "echo \"$*\" >>{0}; env >>{0}; unset DIPOLE_KEY; exec sh -c \"$2\"",
+            commands.display()
+        ),
+    );
+    let text = "1 127.0.0.1 ssh=first\n5 127.0.0.1 port=7500 ssh=second\n";
+    let hosts = hosts_file(folder.path(), text);
+    let look = format!(
+        "echo $DIPOLE_NID $({} key show $DIPOLE_KEY) $(stat -L -c %a $DIPOLE_KEY) \
+         $(env | grep -c {})",
+        env!("CARGO_BIN_EXE_dipole"),
+        digits.trim()
+    );
+    // The shell's own command line has the digits because this test asks for them.
+    let rank = folder.path().join("look");
+    std::fs::write(&rank, look).unwrap();
+    let arguments = [
+        "run",
+        "-n",
+        "2",
+        "--rsh",
+        rsh.to_str().unwrap(),
+        "--hosts",
+        &hosts,
+    ];
+    let output = dipole()
+        .args(arguments)
+        .arg("sh")
+        .arg(&rank)
+        .env("DIPOLE_KEY", &key)
+        .output()
+        .unwrap();
+    assert_eq!(status(&output), 0, "{}", err(&output));
+    let expected = [1, 5].map(|node| format!("{node} {fingerprint} 600 0"));
+    assert_eq!(lines(&output), expected.into());
+    let seen = std::fs::read_to_string(&commands).unwrap();
+    assert!(seen.contains("guard") && !seen.contains(digits.trim()));
+
+    // Others could read it, so nothing starts.
+    std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o644)).unwrap();
+    let output = dipole()
+        .args(["run", "-n", "1", "true"])
+        .env("DIPOLE_KEY", &key)
+        .output()
+        .unwrap();
+    assert_eq!(status(&output), 1);
+    assert!(err(&output).contains("DIPOLE_KEY") && err(&output).contains("chmod 600"));
+}

@@ -11,7 +11,7 @@ pub(crate) struct Mutant {
     replacement: &'static str,
 }
 
-pub(crate) const MUTANTS: [Mutant; 11] = [
+pub(crate) const MUTANTS: [Mutant; 12] = [
     Mutant {
         name: "tail-repeats-off",
         effect: "a tail that was lost is never sent again",
@@ -94,6 +94,13 @@ pub(crate) const MUTANTS: [Mutant; 11] = [
         file: "crates/proto/src/session/receive.rs",
         snippet: "if from < to && lane.out.is_news(to) {",
         replacement: "if from < to {",
+    },
+    Mutant {
+        name: "proof-unchecked",
+        effect: "whoever carries a proof gets a session, right or wrong",
+        file: "crates/proto/src/machine/packets.rs",
+        snippet: "let refusal = if keyed != packet.header.flags.has(Flags::PROVEN) || keyed && !proven {",
+        replacement: "let refusal = if keyed != packet.header.flags.has(Flags::PROVEN) {",
     },
 ];
 

@@ -7,15 +7,18 @@ use std::fmt;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::fs::FlockOperation;
 
-use super::answer::{Answers, bound, settled};
+use dipole_proto::KeyMismatch;
+
+use super::answer::{Answers, Said, bound, settled};
 use super::directory::flock;
-use super::directory_wire::encode_yield;
+use super::directory_wire::{PACKET_BYTES, encode_yield};
 use super::folder::{failed, open_lock};
-use super::{Registry, RegistryError, is_locked};
+use super::{Registry, RegistryError, is_locked, random_number};
 
 /// Readers of the lock hold it for a moment.
 const MOMENT: Duration = Duration::from_millis(500);
@@ -38,6 +41,11 @@ pub enum SeatError {
         /// What the system says.
         cause: io::Error,
     },
+    /// The process that answers now is of another cluster, or only one of the two has a key.
+    OtherCluster {
+        /// How the keys differ.
+        mismatch: KeyMismatch,
+    },
     /// The registry cannot be used.
     Registry(RegistryError),
 }
@@ -59,6 +67,11 @@ impl fmt::Display for SeatError {
                 "cannot bind {address}: {cause}; end who has it (`ss -ulpn`), or choose another \
                  port by `port=` in the hosts file"
             ),
+            SeatError::OtherCluster { mismatch } => write!(
+                f,
+                "a process of this node that answers for it does not make way: {mismatch}; give \
+                 all of the node the same DIPOLE_KEY, and end the processes with another"
+            ),
             SeatError::Registry(error) => error.fmt(f),
         }
     }
@@ -76,6 +89,7 @@ impl From<RegistryError> for SeatError {
 #[derive(Debug)]
 pub struct AgentSeat {
     sockets: Vec<(UdpSocket, Answers)>,
+    refused: AtomicU64,
     _agent: File,
     _directory: File,
 }
@@ -132,6 +146,7 @@ impl AgentSeat {
         };
         Ok(AgentSeat {
             sockets: addresses.iter().map(socket).collect::<Result<_, _>>()?,
+            refused: AtomicU64::new(0),
             _agent: agent,
             _directory: directory,
         })
@@ -143,11 +158,24 @@ impl AgentSeat {
     }
 
     /// The answer to another node's question that came to a card; `None` if it is none, or
-    /// cannot be answered.
+    /// cannot be answered. A question of a stranger is refused, and counted.
     #[must_use]
     pub fn reply(&self, card: usize, packet: &[u8]) -> Option<Vec<u8>> {
         let (_, answers) = self.sockets.get(card)?;
-        answers.reply(packet).ok().flatten()
+        match answers.reply(packet) {
+            Ok(Said::Answer(answer)) => Some(answer),
+            Ok(Said::Refusal(refusal)) => {
+                self.refused.fetch_add(1, Ordering::Relaxed);
+                Some(refusal)
+            }
+            Ok(Said::Nothing) | Err(_) => None,
+        }
+    }
+
+    /// Questions of strangers refused so far.
+    #[must_use]
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
     }
 }
 
@@ -158,6 +186,20 @@ fn make_way(registry: &Registry, addresses: &[SocketAddr]) -> Result<File, SeatE
     let begun = Instant::now();
     let (mut pause, mut word) = (FIRST_PAUSE, FIRST_WORD);
     let mut asked_somebody = false;
+    let nonce = random_number().map_err(failed("drawing a number for", &path))?;
+    let wish = registry.badge().seal(&encode_yield(nonce, registry.node()));
+    let mut sockets = Vec::new();
+    for address in addresses {
+        let from: (IpAddr, u16) = (address.ip(), 0);
+        let socket = UdpSocket::bind(from).and_then(|socket| {
+            socket.set_nonblocking(true)?;
+            Ok(socket)
+        });
+        sockets.push(socket.map_err(|cause| SeatError::Port {
+            address: *address,
+            cause,
+        })?);
+    }
     loop {
         match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {
@@ -172,11 +214,8 @@ fn make_way(registry: &Registry, addresses: &[SocketAddr]) -> Result<File, SeatE
         }
         asked_somebody = true;
         // Whoever answers has one of them at least.
-        for address in addresses {
-            let from: (IpAddr, u16) = (address.ip(), 0);
-            let asked = UdpSocket::bind(from)
-                .and_then(|socket| socket.send_to(&encode_yield(registry.node()), address));
-            if let Err(cause) = asked {
+        for (socket, address) in sockets.iter().zip(addresses) {
+            if let Err(cause) = socket.send_to(&wish, address) {
                 return Err(SeatError::Port {
                     address: *address,
                     cause,
@@ -194,6 +233,16 @@ fn make_way(registry: &Registry, addresses: &[SocketAddr]) -> Result<File, SeatE
         }
         std::thread::sleep(pause);
         pause = (pause * 2).min(LAST_PAUSE);
+        for socket in &sockets {
+            let mut buffer = [0; PACKET_BYTES + 1];
+            // An error is no answer: whoever has the lock may not have the port yet.
+            while let Ok((length, _)) = socket.recv_from(&mut buffer) {
+                let refused = registry.badge().refused(&buffer[..length], nonce);
+                if let Some(mismatch) = refused {
+                    return Err(SeatError::OtherCluster { mismatch });
+                }
+            }
+        }
     }
 }
 

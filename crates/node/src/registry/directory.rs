@@ -28,8 +28,9 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::FlockOperation;
 
-use super::answer::{Answers, bound};
-use super::directory_wire::is_yield;
+use super::answer::{Answers, Said, bound};
+use super::badge::Badge;
+use super::directory_wire::YIELD;
 use super::folder::{failed, open_lock};
 use super::probe_wire::MAX_PROBE_BYTES;
 use super::{Registry, RegistryError, agent};
@@ -52,6 +53,8 @@ pub struct DirectoryCounters {
     pub malformed: u64,
     /// Questions that could not be answered: the registry or the socket failed.
     pub failed: u64,
+    /// Questions of strangers, told that the cluster keys differ.
+    pub refused: u64,
 }
 
 #[derive(Debug)]
@@ -59,10 +62,11 @@ struct Service {
     key: Key,
     registry: Registry,
     wake: OwnedFd,
-    binds: Mutex<Vec<SocketAddr>>,
+    binds: Mutex<(Vec<SocketAddr>, Badge)>,
     answered: AtomicU64,
     malformed: AtomicU64,
     failed: AtomicU64,
+    refused: AtomicU64,
 }
 
 /// A thread does not survive a fork, hence the pid.
@@ -97,7 +101,7 @@ impl Directory {
                 .service
                 .binds
                 .lock()
-                .unwrap_or_else(PoisonError::into_inner) = binds;
+                .unwrap_or_else(PoisonError::into_inner) = (binds, registry.badge().clone());
             return Ok(Directory {
                 service: Arc::clone(&entry.service),
             });
@@ -110,10 +114,11 @@ impl Directory {
             key: key.clone(),
             registry: registry.clone(),
             wake,
-            binds: Mutex::new(binds),
+            binds: Mutex::new((binds, registry.badge().clone())),
             answered: AtomicU64::new(0),
             malformed: AtomicU64::new(0),
             failed: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
         });
         let for_thread = Arc::clone(&service);
         std::thread::Builder::new()
@@ -137,6 +142,7 @@ impl Directory {
             answered: self.service.answered.load(Ordering::Relaxed),
             malformed: self.service.malformed.load(Ordering::Relaxed),
             failed: self.service.failed.load(Ordering::Relaxed),
+            refused: self.service.refused.load(Ordering::Relaxed),
         }
     }
 }
@@ -213,15 +219,19 @@ enum Next {
 /// Answers until something else is to be done.
 fn serve(service: &Service) -> Next {
     // Cloned in one go: the lock must not be held while this answers.
-    let binds = service
+    let (binds, badge) = service
         .binds
         .lock()
         .unwrap_or_else(PoisonError::into_inner)
         .clone();
+    let registry = Registry {
+        badge,
+        ..service.registry.clone()
+    };
     let mut sockets = Vec::new();
     for bind in &binds {
         match bound(*bind) {
-            Ok(socket) => sockets.push((socket, Answers::new(&service.registry, bind.ip()))),
+            Ok(socket) => sockets.push((socket, Answers::new(&registry, bind.ip()))),
             Err(cause) => tracing::warn!(
                 node = %service.registry.node(),
                 address = %bind,
@@ -286,23 +296,24 @@ fn answer_all(service: &Service, socket: &UdpSocket, answers: &Answers) -> bool 
             Err(_) => return false,
         };
         let packet = &buffer[..length];
-        // Anybody can say so; whether it is so is seen by its lock.
-        if is_yield(packet, service.registry.node()) {
+        // Whether it is so is seen by the agent's lock.
+        if packet.first() == Some(&YIELD) && answers.asks_to_yield(packet) {
             if agent::lives(&service.registry).unwrap_or(false) {
                 return true;
             }
             continue;
         }
-        let Ok(reply) = answers.reply(packet) else {
-            service.malformed.fetch_add(1, Ordering::Relaxed);
-            continue;
+        let (reply, done) = match answers.reply(packet) {
+            Ok(Said::Answer(reply)) => (reply, &service.answered),
+            Ok(Said::Refusal(reply)) => (reply, &service.refused),
+            Ok(Said::Nothing) => (Vec::new(), &service.failed),
+            Err(_) => {
+                service.malformed.fetch_add(1, Ordering::Relaxed);
+                continue;
+            }
         };
-        let answered = reply.is_some_and(|reply| socket.send_to(&reply, from).is_ok());
-        let counter = if answered {
-            &service.answered
-        } else {
-            &service.failed
-        };
+        let sent = !reply.is_empty() && socket.send_to(&reply, from).is_ok();
+        let counter = if sent { done } else { &service.failed };
         counter.fetch_add(1, Ordering::Relaxed);
     }
 }

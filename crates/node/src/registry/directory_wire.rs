@@ -3,7 +3,7 @@
 //!
 //! All are [`PACKET_BYTES`] long (those of `probe_wire` may be longer), so an answer is
 //! never longer than what asked for it. The last four bytes are the CRC32C of all before
-//! them.
+//! them. Where there is a cluster key a proof comes in between; see `badge`.
 //!
 //! ```text
 //! LOOKUP  0 header(32)  32 nonce(8)  40 node(4)  44 endpoint(4)  48 zero          96 crc
@@ -12,7 +12,7 @@
 //! VOUCH   0 header(32)  32 nonce(8)  40 node(4)  44 zero            88 incarnation(8)  96 crc
 //! VOUCHED 0 header(32)  32 nonce(8)  40 node(4)  44 zero(4)  48 testimony(1)
 //!         49 zero       88 incarnation(8)  96 crc
-//! YIELD   0 header(32)  32 zero(8)   40 node(4)  44 zero                               96 crc
+//! YIELD   0 header(32)  32 nonce(8)  40 node(4)  44 zero                               96 crc
 //! ```
 
 use std::fmt;
@@ -32,9 +32,9 @@ const CRC_AT: usize = PACKET_BYTES - CRC_BYTES;
 /// Version 1 in the high half, kind 7 to 11 in the low one.
 pub(super) const LOOKUP: u8 = 0x17;
 pub(super) const FOUND: u8 = 0x18;
-const VOUCH: u8 = 0x19;
+pub(super) const VOUCH: u8 = 0x19;
 const VOUCHED: u8 = 0x1a;
-const YIELD: u8 = 0x1b;
+pub(super) const YIELD: u8 = 0x1b;
 
 /// A question: where is this endpoint?
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -228,17 +228,14 @@ pub fn encode_vouched(answer: &Vouched) -> [u8; PACKET_BYTES] {
 
 /// Writes a node's agent's wish to answer from now on.
 #[must_use]
-pub(super) fn encode_yield(node: NodeId) -> [u8; PACKET_BYTES] {
-    sealed(begin(YIELD, 0, Address::new(node.0, 0)))
+pub(super) fn encode_yield(nonce: u64, node: NodeId) -> [u8; PACKET_BYTES] {
+    sealed(begin(YIELD, nonce, Address::new(node.0, 0)))
 }
 
 /// True for that wish.
 pub(super) fn is_yield(bytes: &[u8], node: NodeId) -> bool {
-    opened(bytes, YIELD).is_ok_and(|bytes| {
-        u32_at(bytes, 40) == node.0
-            && zero(bytes, 32, 40).is_ok()
-            && zero(bytes, 44, CRC_AT).is_ok()
-    })
+    opened(bytes, YIELD)
+        .is_ok_and(|bytes| u32_at(bytes, 40) == node.0 && zero(bytes, 44, CRC_AT).is_ok())
 }
 
 /// Reads the question whether a process lives.

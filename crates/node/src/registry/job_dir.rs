@@ -38,6 +38,7 @@ fn remove_if_left(job: &Path, old: Duration) -> Result<(), RegistryError> {
             // Sweeping asks nobody for the number.
             node: NodeId(1),
             folder: path.clone().into(),
+            badge: super::Badge::default(),
         };
         let age = std::fs::symlink_metadata(&path)
             .and_then(|found| found.modified())

@@ -7,10 +7,16 @@ use std::time::{Duration, Instant};
 
 use rustix::net::sockopt;
 
-use super::directory_wire::{Found, FoundStatus, Lookup, decode_found, encode_lookup};
+use dipole_proto::KeyMismatch;
+
+use super::badge::Badge;
+use super::directory_wire::{
+    Found, FoundStatus, Lookup, PACKET_BYTES, decode_found, encode_lookup,
+};
 use super::probe_wire::{MAX_PROBE_BYTES, Presence, Probe, decode_presence, encode_probe};
 use super::random_number;
 use crate::address::{Address, NodeId};
+use crate::key::ClusterKey;
 use crate::net::any_like;
 
 /// What became of a question.
@@ -18,6 +24,8 @@ use crate::net::any_like;
 pub enum Reply<T> {
     /// An answer, and how long it took.
     Answered(T, Duration),
+    /// Whoever answers is not of our cluster.
+    Stranger(KeyMismatch),
     /// Nothing came in time.
     Silent,
     /// The host says that nobody has the port.
@@ -33,18 +41,29 @@ pub enum Reply<T> {
 pub struct Prober {
     socket: UdpSocket,
     node: NodeId,
+    badge: Badge,
 }
 
 impl Prober {
-    /// Makes the socket, bound to `from` or, without it, to what the route says.
+    /// Makes the socket, bound to `from` or, without it, to what the route says. With a `key`
+    /// questions prove that they are of its cluster, and answers must.
     ///
     /// # Errors
     /// There is no route, or `from` is no address of this machine.
-    pub fn open(from: Option<IpAddr>, directory: SocketAddr, node: NodeId) -> io::Result<Prober> {
+    pub fn open(
+        from: Option<IpAddr>,
+        directory: SocketAddr,
+        node: NodeId,
+        key: Option<&ClusterKey>,
+    ) -> io::Result<Prober> {
         let socket = UdpSocket::bind((from.unwrap_or(any_like(directory)), 0))?;
         forbid_fragments(&socket)?;
         socket.connect(directory)?;
-        Ok(Prober { socket, node })
+        Ok(Prober {
+            socket,
+            node,
+            badge: Badge::new(key),
+        })
     }
 
     /// The address that packets leave from.
@@ -79,13 +98,21 @@ impl Prober {
         })
     }
 
+    /// Length of the shortest probe in bytes.
+    #[must_use]
+    pub fn shortest_bytes(&self) -> usize {
+        PACKET_BYTES + self.badge.extra_bytes()
+    }
+
     /// Asks who answers, once, by a packet of `length_bytes` (the UDP payload).
     ///
     /// # Panics
-    /// When the length is not from 100 to [`MAX_PROBE_BYTES`].
+    /// When the length is not from [`shortest_bytes`](Self::shortest_bytes) to
+    /// [`MAX_PROBE_BYTES`].
     #[must_use]
     pub fn probe(&self, length_bytes: usize, timeout: Duration) -> Reply<Presence> {
         let node = self.node;
+        let length_bytes = length_bytes - self.badge.extra_bytes();
         let question = |nonce| {
             encode_probe(&Probe {
                 nonce,
@@ -109,7 +136,7 @@ impl Prober {
     ) -> Reply<T> {
         let asked = random_number().and_then(|nonce| {
             let started = Instant::now();
-            self.socket.send(&question(nonce))?;
+            self.socket.send(&self.badge.seal(&question(nonce)))?;
             Ok((nonce, started))
         });
         let answered = asked.and_then(|(nonce, started)| {
@@ -123,7 +150,12 @@ impl Prober {
                     .set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
                 match self.socket.recv(&mut buffer) {
                     Ok(length) => {
-                        if let Some(answer) = read(&buffer[..length], nonce) {
+                        let packet = &buffer[..length];
+                        if let Some(mismatch) = self.badge.refused(packet, nonce) {
+                            return Ok(Reply::Stranger(mismatch));
+                        }
+                        let plain = self.badge.open(packet).ok();
+                        if let Some(answer) = plain.and_then(|plain| read(&plain, nonce)) {
                             return Ok(Reply::Answered(answer, started.elapsed()));
                         }
                     }

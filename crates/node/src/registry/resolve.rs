@@ -5,12 +5,17 @@ use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
+use dipole_proto::KeyMismatch;
+
+use super::badge::Badge;
 use super::directory_wire::{
     Found, FoundStatus, Lookup, PACKET_BYTES, decode_found, encode_lookup,
 };
 use super::{Ports, Registry, RegistryError, random_number};
 use crate::address::{Address, NodeId};
+use crate::error::explain;
 use crate::hosts::{Host, Hosts};
+use crate::key::PROOF_BYTES;
 use crate::net::any_like;
 
 /// First pause between two attempts; it doubles up to the last.
@@ -56,6 +61,17 @@ pub enum ResolveError {
         directory: SocketAddr,
         /// Who answered.
         answered: NodeId,
+    },
+    /// The node is not of our cluster.
+    OtherCluster {
+        /// Who was looked for.
+        address: Address,
+        /// Where we asked.
+        directory: SocketAddr,
+        /// How the keys differ.
+        mismatch: KeyMismatch,
+        /// Our key's fingerprint, if we have one.
+        fingerprint: Option<String>,
     },
     /// The registry of this node cannot be read.
     Registry(RegistryError),
@@ -112,6 +128,18 @@ impl fmt::Display for ResolveError {
                  {}; correct the hosts file or DIPOLE_NID there",
                 address.node
             ),
+            ResolveError::OtherCluster {
+                address,
+                directory,
+                mismatch,
+                fingerprint,
+            } => write!(
+                f,
+                "cannot find endpoint {address}: node {} at {directory} tells this process \
+                 nothing: {}",
+                address.node,
+                explain(*mismatch, fingerprint.as_deref())
+            ),
             ResolveError::Registry(error) => error.fmt(f),
         }
     }
@@ -141,7 +169,7 @@ impl From<RegistryError> for ResolveError {
 /// asked over UDP, again and again with growing pauses. Warns when it lasts.
 ///
 /// # Errors
-/// See [`ResolveError`]; only [`ResolveError::UnknownNode`], `WrongNode` and
+/// See [`ResolveError`]; only [`ResolveError::UnknownNode`], `WrongNode`, `OtherCluster` and
 /// `Registry` come before the time is over.
 pub fn resolve(
     registry: &Registry,
@@ -158,7 +186,7 @@ pub fn resolve(
         no_hosts_file: hosts.is_local_only(),
     })?;
     let directories = hosts.directories_as_seen_from(registry.node(), host);
-    resolve_there(host, directories, address, &mut wait)
+    resolve_there(host, directories, address, registry.badge(), &mut wait)
 }
 
 fn resolve_here(
@@ -187,6 +215,7 @@ fn resolve_there(
     host: &Host,
     directories: Vec<SocketAddr>,
     address: Address,
+    badge: &Badge,
     wait: &mut Wait,
 ) -> Result<Ports, ResolveError> {
     let mut directories = directories.into_iter().cycle();
@@ -198,8 +227,16 @@ fn resolve_there(
         directory = directories.next().unwrap_or(directory);
         let pause = wait.next_pause();
         let attempt_ends = Instant::now() + pause;
-        match ask(directory, address, attempt_ends) {
-            Ok(Some(found)) => match found.status {
+        match ask(directory, address, badge, attempt_ends) {
+            Ok(Some(Err(mismatch))) => {
+                return Err(ResolveError::OtherCluster {
+                    address,
+                    directory,
+                    mismatch,
+                    fingerprint: badge.fingerprint().map(str::to_owned),
+                });
+            }
+            Ok(Some(Ok(found))) => match found.status {
                 FoundStatus::Found(ports) => {
                     return Ok(reachable(ports, host.address, directory.ip()));
                 }
@@ -241,16 +278,21 @@ fn resolve_there(
     }
 }
 
-/// Asks once; `None` if nothing fitting came before `until`.
+/// Asks once; `None` if nothing fitting came before `until`, an error if we are strangers.
 ///
 /// A new socket each time: a late answer to an earlier question cannot meet it.
-fn ask(directory: SocketAddr, address: Address, until: Instant) -> io::Result<Option<Found>> {
+fn ask(
+    directory: SocketAddr,
+    address: Address,
+    badge: &Badge,
+    until: Instant,
+) -> io::Result<Option<Result<Found, KeyMismatch>>> {
     let socket = UdpSocket::bind((any_like(directory), 0))?;
     // Connected: only the directory's packets arrive, and "port unreachable" is reported.
     socket.connect(directory)?;
     let nonce = random_number()?;
-    socket.send(&encode_lookup(&Lookup { nonce, address }))?;
-    let mut buffer = [0; PACKET_BYTES + 1];
+    socket.send(&badge.seal(&encode_lookup(&Lookup { nonce, address })))?;
+    let mut buffer = [0; PACKET_BYTES + PROOF_BYTES + 1];
     loop {
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
@@ -258,13 +300,19 @@ fn ask(directory: SocketAddr, address: Address, until: Instant) -> io::Result<Op
         }
         socket.set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
         match socket.recv(&mut buffer) {
-            Ok(length) => match decode_found(&buffer[..length]) {
-                Ok(found) if found.nonce == nonce && fits(&found, address) => {
-                    return Ok(Some(found));
+            Ok(length) => {
+                let packet = &buffer[..length];
+                if let Some(mismatch) = badge.refused(packet, nonce) {
+                    return Ok(Some(Err(mismatch)));
                 }
-                Ok(_) => tracing::debug!(%directory, "an answer to somebody else's question"),
-                Err(error) => tracing::debug!(%directory, %error, "not an answer"),
-            },
+                let found = badge.open(packet).ok().map(|plain| decode_found(&plain));
+                match found {
+                    Some(Ok(found)) if found.nonce == nonce && fits(&found, address) => {
+                        return Ok(Some(Ok(found)));
+                    }
+                    _ => tracing::debug!(%directory, "not an answer to our question"),
+                }
+            }
             Err(cause)
                 if matches!(
                     cause.kind(),

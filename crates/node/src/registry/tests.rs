@@ -7,6 +7,8 @@ use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use super::*;
+use dipole_proto::KeyMismatch;
+
 use crate::hosts::Hosts;
 
 const CHILD: &str = "DIPOLE_TEST_CHILD_DIR";
@@ -341,7 +343,7 @@ fn a_directory_says_who_it_is_in_packets_as_long_as_the_question() {
     let folder = tempfile::tempdir().unwrap();
     let there = Registry::open(folder.path(), NodeId(2)).unwrap();
     let at = SocketAddr::from(([127, 0, 0, 1], free_port()));
-    let prober = Prober::open(None, at, NodeId(2)).unwrap();
+    let prober = Prober::open(None, at, NodeId(2), None).unwrap();
     assert!(matches!(
         prober.probe(PACKET_BYTES, PATIENCE),
         Reply::Refused
@@ -372,7 +374,7 @@ fn a_directory_says_who_it_is_in_packets_as_long_as_the_question() {
     assert!(directory.counters().answered >= 4);
     let short = Duration::from_millis(20);
     let silent = UdpSocket::bind("127.0.0.1:0").unwrap();
-    let prober = Prober::open(None, silent.local_addr().unwrap(), NodeId(2)).unwrap();
+    let prober = Prober::open(None, silent.local_addr().unwrap(), NodeId(2), None).unwrap();
     assert!(matches!(prober.probe(PACKET_BYTES, short), Reply::Silent));
 }
 
@@ -459,5 +461,56 @@ fn a_directory_ends_with_its_last_user_and_can_be_started_again() {
     while UdpSocket::bind(address).is_err() {
         assert!(started.elapsed() < PATIENCE, "the port is still held");
         std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_directory_with_a_key_tells_strangers_only_that_they_are() {
+    let key = |byte| ClusterKey::new([byte; crate::key::KEY_BYTES]);
+    let folder = tempfile::tempdir().unwrap();
+    let bare = Registry::open(folder.path(), NodeId(2)).unwrap();
+    let registration = bare.register(ports(77)).unwrap();
+    let _claim = registration.claim(EndpointId(7)).unwrap();
+    let here = registry(folder.path());
+    let keys = [None, Some(key(1)), Some(key(2))];
+    for theirs in &keys {
+        let there = bare.clone().with_key(theirs.as_ref());
+        let port = free_port();
+        let at = SocketAddr::from(([127, 0, 0, 1], port));
+        let hosts = Hosts::parse(&format!("2 127.0.0.1 port={port}\n")).unwrap();
+        let directory = Directory::start(&there, vec![at]).unwrap();
+        for ours in &keys {
+            let here = here.clone().with_key(ours.as_ref());
+            let found = resolve(&here, &hosts, Address::new(2, 7), PATIENCE);
+            let prober = Prober::open(None, at, NodeId(2), ours.as_ref()).unwrap();
+            let shown = prober.probe(prober.shortest_bytes(), PATIENCE);
+            if ours == theirs {
+                assert_eq!(found.unwrap(), ports(77));
+                assert!(
+                    matches!(shown, Reply::Answered(presence, _) if presence.node == NodeId(2))
+                );
+                assert!(matches!(prober.probe(1472, PATIENCE), Reply::Answered(..)));
+                continue;
+            }
+            let between = KeyMismatch::between(ours.is_some(), theirs.is_some());
+            let error = found.unwrap_err();
+            assert!(
+                matches!(&error, ResolveError::OtherCluster { mismatch, .. } if *mismatch == between),
+                "{error}"
+            );
+            assert!(error.to_string().contains("node 2"), "{error}");
+            if let Some(ours) = ours {
+                assert!(error.to_string().contains(&ours.fingerprint()), "{error}");
+            }
+            assert!(matches!(shown, Reply::Stranger(mismatch) if mismatch == between));
+        }
+        assert!(directory.counters().refused >= 4);
+        drop(directory);
+        // The thread frees the port on its own time.
+        let started = Instant::now();
+        while UdpSocket::bind(at).is_err() {
+            assert!(started.elapsed() < PATIENCE, "the port is still held");
+            std::thread::yield_now();
+        }
     }
 }

@@ -15,6 +15,7 @@ mod cards;
 mod ledger;
 mod payload;
 mod scenario;
+mod stranger;
 mod totals;
 mod trace;
 mod world;

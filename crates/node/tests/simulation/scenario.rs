@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use dipole_link::Class;
 use dipole_link::sim::{Bursts, NetworkConfig, PathConfig};
+use dipole_node::{ClusterKey, KEY_BYTES};
 use dipole_proto::Config;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -18,6 +19,8 @@ pub const SECOND: u64 = 1_000_000_000;
 
 /// Packets that one seed may take, about.
 const PACKETS: u64 = 4000;
+/// One seed in this many has a cluster key.
+const KEY_EVERY: u64 = 3;
 /// One seed in this many has many nodes.
 const CROWD_EVERY: u64 = 50;
 
@@ -39,6 +42,8 @@ pub struct Scenario {
     pub keeps_peers: bool,
     /// A network that nothing crosses from this time on, not even in the end.
     pub lost_network: Option<(u64, u8)>,
+    /// What all nodes share; then a stranger with another one tries to get in.
+    pub key: Option<ClusterKey>,
 }
 
 /// One node and the process on it.
@@ -279,6 +284,7 @@ impl Scenario {
             calm_at_ns,
             keeps_peers,
             lost_network,
+            key: seed.is_multiple_of(KEY_EVERY).then(|| key(seed)),
         }
     }
 
@@ -340,8 +346,16 @@ impl Scenario {
             calm_at_ns: 1,
             keeps_peers: true,
             lost_network: None,
+            key: None,
         }
     }
+}
+
+/// A key that every number has for its own.
+pub fn key(number: u64) -> ClusterKey {
+    let mut bytes = [0; KEY_BYTES];
+    bytes[..8].copy_from_slice(&number.to_le_bytes());
+    ClusterKey::new(bytes)
 }
 
 fn network(draw: &mut Draw) -> NetworkConfig {

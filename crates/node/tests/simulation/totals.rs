@@ -72,8 +72,8 @@ impl Totals {
             GoneReason::Closed => 1,
             GoneReason::Restarted => 2,
             GoneReason::Reset(_) => 3,
-            GoneReason::Died | GoneReason::Misbehaved => {
-                unreachable!("these come of shared memory")
+            GoneReason::Died | GoneReason::Misbehaved | GoneReason::Key(_) => {
+                unreachable!("these come of shared memory, or of strangers")
             }
         };
         self.sessions_gone[index] += 1;

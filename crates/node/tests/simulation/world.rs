@@ -14,6 +14,7 @@ use crate::app::{Flow, Inlet};
 use crate::ledger::{Ledger, Life};
 use crate::payload::LONGEST_BYTES;
 use crate::scenario::{Fault, Presence, SECOND, Scenario, address};
+use crate::stranger::Stranger;
 use crate::totals::Totals;
 use crate::trace::{Trace, What};
 
@@ -105,6 +106,8 @@ pub struct World {
     pub stage: Stage,
     pub stage_since_ns: u64,
     next_fault: usize,
+    /// Comes to a cluster with a key when the storm is over.
+    stranger: Option<Stranger>,
     pub dice: ChaCha8Rng,
 }
 
@@ -186,6 +189,7 @@ impl World {
             stage: Stage::Storm,
             stage_since_ns: 0,
             next_fault: 0,
+            stranger: None,
             dice: ChaCha8Rng::seed_from_u64(!scenario.seed),
             scenario,
         }
@@ -204,6 +208,9 @@ impl World {
                     self.activate(node)?;
                 }
             }
+            if let Some(stranger) = &mut self.stranger {
+                stranger.turn(self.now_ns)?;
+            }
             self.stages()?;
         }
         self.farewell()
@@ -219,6 +226,7 @@ impl World {
         (0..self.nodes.len())
             .map(|node| self.wake_ns(node))
             .chain(fault)
+            .chain(self.stranger.as_ref().map(|it| it.wake_ns(&self.network)))
             .chain(self.network.next_event_ns())
             .min()
             .unwrap_or(stage)
@@ -377,7 +385,8 @@ impl World {
         if let Some(index) = flow {
             return Some(format!("flow {index} is not done: {:?}", self.flows[index]));
         }
-        self.ledger.open(idle_too)
+        let stranger = self.stranger.as_ref().and_then(Stranger::open);
+        stranger.or_else(|| self.ledger.open(idle_too))
     }
 
     /// True if nobody reads what this flow sends before the end.
@@ -467,6 +476,7 @@ impl World {
             plan.config.clone(),
             incarnation,
             secret,
+            self.scenario.key.as_ref(),
         );
         node.process = Some(Process {
             engine,
@@ -619,6 +629,9 @@ impl World {
             if self.nodes[index].process.is_none() {
                 self.begin(index);
             }
+        }
+        if self.scenario.key.is_some() {
+            self.stranger = Some(Stranger::come(&self.scenario, &self.network, self.now_ns));
         }
     }
 

@@ -2,25 +2,30 @@
 
 use alloc::boxed::Box;
 
-use crate::event::{Event, GoneReason, INDEX_BITS, PeerId};
+use crate::event::{Event, GoneReason, INDEX_BITS, KeyMismatch, PeerId};
 use crate::handshake::{HelloBody, Letter};
+use crate::key::Seal;
 use crate::machine::{Machine, session_index};
-use crate::session::Phase;
+use crate::session::{Phase, Session};
 use crate::stats::Drop;
 use crate::time::Instant;
 use crate::wire::{
-    Address, Bye, CRC_BYTES, Challenge, Header, Hello, Kind, Malformed, Packet, Reset, ResetReason,
-    Trailer,
+    Address, Bye, CRC_BYTES, Challenge, Flags, Header, Hello, Kind, Malformed, Packet, Reset,
+    ResetReason, Trailer,
 };
 
-/// A packet that is for somebody here, with the trailer that must prove it.
+/// A packet that is for somebody here, and what the caller must check of it.
 #[derive(Clone, Copy, Debug)]
 pub struct Addressed<'a> {
     /// The packet.
     pub packet: Packet<'a>,
-    /// The trailer to check over [`Packet::covered`] before
-    /// [`Machine::on_packet`].
-    pub trailer: Trailer,
+    /// What must close it, over [`Packet::covered`]. Only a packet whose checksum or tag is
+    /// right goes to [`Machine::on_packet`].
+    pub seal: Seal,
+    /// True if it matters whether its proof is right.
+    pub wants_proof: bool,
+    /// For the caller to set: its proof was checked and is right.
+    pub proven: bool,
     peer: Option<PeerId>,
 }
 
@@ -39,31 +44,55 @@ impl Machine {
         let header = Header::parse(bytes).map_err(|error| self.malformed(error))?;
         let in_session = matches!(header.kind, Kind::Data | Kind::Ack | Kind::Prod | Kind::Bye);
         if !in_session {
-            let packet = Packet::parse(bytes, CRC_BYTES).map_err(|error| self.malformed(error))?;
+            let proven = header.flags.has(Flags::PROVEN);
+            let seal = if proven { Seal::Proof } else { Seal::OPEN };
+            let packet =
+                Packet::parse(bytes, seal.bytes()).map_err(|error| self.malformed(error))?;
             return Ok(Addressed {
                 packet,
-                trailer: Trailer::Crc32c,
+                seal,
+                wants_proof: proven && self.wants_proof(now, from, &packet),
+                proven: false,
                 peer: None,
             });
         }
         let peer = PeerId(header.connection);
-        let Some(trailer) = self
+        let Some(seal) = self
             .session(peer)
             .filter(|session| session.is_open())
-            .map(|session| session.trailer)
+            .map(|session| session.seals.incoming)
         else {
             return Err(self.unknown(now, from, bytes));
         };
-        let packet =
-            Packet::parse(bytes, trailer.bytes()).map_err(|error| self.malformed(error))?;
+        let packet = Packet::parse(bytes, seal.bytes()).map_err(|error| self.malformed(error))?;
         Ok(Addressed {
             packet,
-            trailer,
+            seal,
+            wants_proof: false,
+            proven: false,
             peer: Some(peer),
         })
     }
 
-    /// Takes a packet whose trailer is right; events tell what it brought.
+    /// True if a proven packet outside sessions is worth the check: what strangers can send
+    /// at will, they shall not make us compute for.
+    fn wants_proof(&self, now: Instant, from: Address, packet: &Packet<'_>) -> bool {
+        if self.shared.config.key.is_none() {
+            return false;
+        }
+        match packet.header.kind {
+            Kind::Hello => Hello::parse(packet.body()).is_ok_and(|hello| {
+                self.cookies.check(now, from, &hello) || self.outbox.is_exhausted(now)
+            }),
+            Kind::Welcome => (self.session(PeerId(packet.header.connection)))
+                .is_some_and(|session| !session.is_open()),
+            Kind::Reset => Reset::parse(packet.body())
+                .is_ok_and(|reset| self.find_reset(from, &reset).is_some()),
+            _ => false,
+        }
+    }
+
+    /// Takes a packet whose checksum is right; events tell what it brought.
     ///
     /// # Errors
     /// The reason for which the packet's unit was dropped; it has been counted.
@@ -80,10 +109,10 @@ impl Machine {
                 self.on_session_packet(now, from, peer, packet)
             }
             (Kind::Bye, Some(peer)) => self.on_bye(peer, packet),
-            (Kind::Hello, _) => self.on_hello(now, from, packet),
+            (Kind::Hello, _) => self.on_hello(now, from, packet, addressed.proven),
             (Kind::Challenge, _) => self.on_challenge(now, packet),
-            (Kind::Welcome, _) => self.on_welcome(now, packet),
-            (Kind::Reset, _) => self.on_reset(from, packet),
+            (Kind::Welcome, _) => self.on_welcome(now, packet, addressed.proven),
+            (Kind::Reset, _) => self.on_reset(from, packet, addressed.proven),
             _ => Err(Drop::Malformed),
         };
         if let Err(reason) = taken {
@@ -131,7 +160,11 @@ impl Machine {
             && whole
             && let Ok(header) = Header::parse(bytes)
         {
-            let letter = Letter::Reset((header.connection, ResetReason::UnknownConnection));
+            let letter = Letter::Reset(Reset {
+                connection: header.connection,
+                reason: ResetReason::UnknownConnection,
+                echo: None,
+            });
             if !self.outbox.answer(now, from, letter) {
                 self.shared.count(Drop::Throttled);
             }
@@ -140,39 +173,67 @@ impl Machine {
         Drop::UnknownConnection
     }
 
-    fn on_hello(&mut self, now: Instant, from: Address, packet: &Packet<'_>) -> Result<(), Drop> {
+    fn on_hello(
+        &mut self,
+        now: Instant,
+        from: Address,
+        packet: &Packet<'_>,
+        proven: bool,
+    ) -> Result<(), Drop> {
         let hello = Hello::parse(packet.body()).map_err(|_| Drop::Malformed)?;
-        if hello.versions.0 > crate::wire::VERSION || hello.versions.1 < crate::wire::VERSION {
-            self.answer(
-                now,
-                from,
-                Letter::Reset((hello.connection, ResetReason::Version)),
-            )?;
-            return Err(Drop::Version);
-        }
-        if hello.echo != 0 && hello.echo != self.incarnation {
-            self.answer(
-                now,
-                from,
-                Letter::Reset((hello.connection, ResetReason::UnknownConnection)),
-            )?;
-            return Err(Drop::UnknownConnection);
-        }
+        // First of all, so that nothing else goes to who did not ask.
         if !self.cookies.check(now, from, &hello) {
             let cookie = self.cookies.make(now, from, &hello);
             let letter = Letter::Challenge(hello.connection, (cookie, hello.incarnation));
-            self.answer(now, from, letter)?;
+            if proven {
+                // Members get theirs however many strangers ask.
+                self.outbox.push(from, letter);
+            } else {
+                self.answer(now, from, letter)?;
+            }
             return if hello.cookie == 0 {
                 Ok(())
             } else {
                 Err(Drop::WrongCookie)
             };
         }
+        let keyed = self.shared.config.key.is_some();
+        let refusal = if keyed != packet.header.flags.has(Flags::PROVEN) || keyed && !proven {
+            Some((ResetReason::Key, Drop::WrongKey))
+        } else if hello.versions.0 > crate::wire::VERSION || hello.versions.1 < crate::wire::VERSION
+        {
+            Some((ResetReason::Version, Drop::Version))
+        } else if hello.echo != 0 && hello.echo != self.incarnation {
+            Some((ResetReason::UnknownConnection, Drop::UnknownConnection))
+        } else {
+            None
+        };
+        if let Some((reason, drop)) = refusal {
+            self.refuse(now, from, &hello, reason)?;
+            return Err(drop);
+        }
         self.accept_hello(now, from, &hello)
+    }
+
+    fn refuse(
+        &mut self,
+        now: Instant,
+        to: Address,
+        hello: &Hello,
+        reason: ResetReason,
+    ) -> Result<(), Drop> {
+        let keys_matter = reason == ResetReason::Key || self.shared.config.key.is_some();
+        let letter = Letter::Reset(Reset {
+            connection: hello.connection,
+            reason,
+            echo: keys_matter.then_some(hello.incarnation),
+        });
+        self.answer(now, to, letter)
     }
 
     /// A hello from somebody who receives at `from`.
     fn accept_hello(&mut self, now: Instant, from: Address, hello: &Hello) -> Result<(), Drop> {
+        let keyed = self.shared.config.key.is_some();
         let known = self.by_home.get(&from).copied();
         let existing = known.and_then(|index| {
             let session = self.sessions[index as usize].as_deref()?;
@@ -184,8 +245,12 @@ impl Machine {
                     && remote.connection == hello.connection =>
             {
                 // Our welcome was lost.
-                self.welcome(peer, from, hello);
-                return Ok(());
+                let letter = self.welcome(peer, hello);
+                return self.answer(now, from, letter);
+            }
+            // Each handshake has a connection of its own, so this one was seen before.
+            _ if keyed && !self.cookies.spend(now, hello.cookie) => {
+                return Err(Drop::Duplicate);
             }
             Some((peer, Phase::Open, remote)) => {
                 let reason = if remote.incarnation == hello.incarnation {
@@ -205,7 +270,8 @@ impl Machine {
             self.shared.config.trailers.agree(hello.trailers),
             now,
         );
-        self.welcome(peer, from, hello);
+        let letter = self.welcome(peer, hello);
+        self.outbox.push(from, letter);
         Ok(())
     }
 
@@ -214,8 +280,7 @@ impl Machine {
         match self.add_session(from, phase, now) {
             Some(peer) => Ok(peer),
             None => {
-                let letter = Letter::Reset((hello.connection, ResetReason::TooManyPeers));
-                self.answer(now, from, letter)?;
+                self.refuse(now, from, hello, ResetReason::TooManyPeers)?;
                 Err(Drop::Throttled)
             }
         }
@@ -225,7 +290,14 @@ impl Machine {
         let Some(session) = Self::lookup_mut(&mut self.sessions, peer) else {
             return;
         };
-        session.open(hello, &self.lanes, trailer, now, &mut self.shared);
+        session.open(
+            hello,
+            &self.lanes,
+            trailer,
+            self.incarnation,
+            now,
+            &mut self.shared,
+        );
         self.shared.processes += 1;
         self.shared.event(Event::Connected {
             peer,
@@ -236,16 +308,19 @@ impl Machine {
         self.wake(peer);
     }
 
-    fn welcome(&mut self, peer: PeerId, to: Address, hello: &Hello) {
+    fn welcome(&self, peer: PeerId, hello: &Hello) -> Letter {
         let mut welcome = self.own_hello(peer);
         welcome.echo = hello.incarnation;
         welcome.trailer = self.shared.config.trailers.agree(hello.trailers);
-        let letter = Letter::Hello(Box::new((
+        if self.shared.config.key.is_some() {
+            // Of an earlier handshake it would be another.
+            welcome.cookie = hello.cookie;
+        }
+        Letter::Hello(Box::new((
             Kind::Welcome,
             hello.connection,
             HelloBody(welcome),
-        )));
-        self.outbox.push(to, letter);
+        )))
     }
 
     fn on_challenge(&mut self, now: Instant, packet: &Packet<'_>) -> Result<(), Drop> {
@@ -277,15 +352,22 @@ impl Machine {
         Ok(())
     }
 
-    fn on_welcome(&mut self, now: Instant, packet: &Packet<'_>) -> Result<(), Drop> {
+    fn on_welcome(&mut self, now: Instant, packet: &Packet<'_>, proven: bool) -> Result<(), Drop> {
         let welcome = Hello::parse(packet.body()).map_err(|_| Drop::Malformed)?;
         let peer = PeerId(packet.header.connection);
         let session = self.session(peer).ok_or(Drop::UnknownConnection)?;
         if welcome.echo != self.incarnation {
             return Err(Drop::WrongCookie);
         }
-        if session.is_open() {
+        let Phase::Opening { cookie, .. } = session.phase else {
             return Ok(());
+        };
+        let keyed = self.shared.config.key.is_some();
+        if keyed != packet.header.flags.has(Flags::PROVEN) || keyed && !proven {
+            return Err(Drop::WrongKey);
+        }
+        if keyed && welcome.cookie != cookie {
+            return Err(Drop::WrongCookie);
         }
         let offered = self.shared.config.trailers;
         if offered.agree(welcome.trailers) != welcome.trailer {
@@ -305,31 +387,49 @@ impl Machine {
         Ok(())
     }
 
-    /// A reset counts if it names a connection that only the peer could know.
-    fn on_reset(&mut self, from: Address, packet: &Packet<'_>) -> Result<(), Drop> {
+    /// A reset counts if it names what only the peer could know. With a cluster key it must
+    /// be proven too, unless it says that the keys differ.
+    fn on_reset(&mut self, from: Address, packet: &Packet<'_>, proven: bool) -> Result<(), Drop> {
         let reset = Reset::parse(packet.body()).map_err(|_| Drop::Malformed)?;
-        let own = PeerId(reset.connection);
-        let is_theirs = |session: &crate::session::Session| {
-            let mut lanes = session.lanes.iter();
-            session.home.ip == from.ip
-                || lanes.any(|lane| lane.reach.is_proven() && lane.to.ip == from.ip)
+        let peer = (self.find_reset(from, &reset)).ok_or(Drop::UnknownConnection)?;
+        let keyed = self.shared.config.key.is_some();
+        let reason = match reset.reason {
+            ResetReason::Key => {
+                let theirs = packet.header.flags.has(Flags::PROVEN);
+                GoneReason::Key(KeyMismatch::between(keyed, theirs))
+            }
+            _ if keyed && !proven => return Err(Drop::WrongKey),
+            other => GoneReason::Reset(other),
         };
-        let concerned = |session: &crate::session::Session| match session.phase {
-            Phase::Opening { .. } => session.id == own,
+        self.remove(peer, reason);
+        Ok(())
+    }
+
+    /// The session that a reset speaks of.
+    fn find_reset(&self, from: Address, reset: &Reset) -> Option<PeerId> {
+        let keyed = self.shared.config.key.is_some();
+        let echoed = reset.echo == Some(self.incarnation);
+        let concerned = |session: &Session| match session.phase {
+            Phase::Opening { .. } => {
+                let answers = echoed || !keyed && reset.reason != ResetReason::Key;
+                let named = session.id.connection() == reset.connection;
+                session.home.ip == from.ip && named && answers
+            }
             Phase::Open => {
-                reset.reason == ResetReason::UnknownConnection
-                    && session.remote.connection == reset.connection
+                // Another process of that host may be made to say that it knows no such
+                // connection, or the peer itself that it takes no such hello.
+                let speaks = match keyed {
+                    true => session.is_small(from) && reset.echo.is_none(),
+                    false => session.has_answered_from(from.ip),
+                };
+                let named = session.remote.connection == reset.connection;
+                reset.reason == ResetReason::UnknownConnection && named && speaks
             }
         };
-        let peer = self
-            .sessions
-            .iter()
-            .flatten()
-            .find(|session| is_theirs(session) && concerned(session))
+        let mut sessions = self.sessions.iter().flatten();
+        sessions
+            .find(|session| concerned(session))
             .map(|session| session.id)
-            .ok_or(Drop::UnknownConnection)?;
-        self.remove(peer, GoneReason::Reset(reset.reason));
-        Ok(())
     }
 
     fn answer(&mut self, now: Instant, to: Address, letter: Letter) -> Result<(), Drop> {

@@ -2,6 +2,7 @@
 
 use ranges::RangeList;
 
+use crate::key::Seal;
 use crate::lane::Lane;
 use crate::send::{Flight, Next, Slot};
 use crate::session::Session;
@@ -9,7 +10,7 @@ use crate::shared::Shared;
 use crate::time::Instant;
 use crate::wire::{
     Address, CONTROL_LANE, CREDIT_BYTES, Flags, HEADER_BYTES, Header, Kind, REFUSED_BYTES, Range,
-    Trailer, emit_credit, emit_credit_wanted, emit_echo, emit_lane_ack, emit_probe, emit_refused,
+    emit_credit, emit_credit_wanted, emit_echo, emit_lane_ack, emit_probe, emit_refused,
     emit_window,
 };
 
@@ -40,7 +41,7 @@ pub enum Frame {
     Scratch(Slot),
 }
 
-/// A packet to send now. The caller appends the trailer and sends.
+/// A packet to send now. The caller appends what the seal says and sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transmit {
     /// Where to.
@@ -52,7 +53,7 @@ pub struct Transmit {
     /// Bytes before the trailer.
     pub length: usize,
     /// What to append.
-    pub trailer: Trailer,
+    pub seal: Seal,
     /// It belongs to a session: its source port tells the receiver nothing.
     pub in_session: bool,
 }
@@ -176,7 +177,7 @@ impl Session {
             bulk,
             frame: Frame::Unit(next.slot),
             length: end,
-            trailer: self.trailer,
+            seal: self.seals.out,
             in_session: true,
         }
     }
@@ -203,7 +204,7 @@ impl Session {
             bulk,
             frame: Frame::Loose(slot),
             length: end,
-            trailer: self.trailer,
+            seal: self.seals.out,
             in_session: true,
         }
     }
@@ -230,7 +231,7 @@ impl Session {
             None => self.control_header(kind),
         };
         self.acknowledge_in(&mut header, shared);
-        let limit = bytes.len().min(self.packet_bytes) - self.trailer.bytes();
+        let limit = bytes.len().min(self.packet_bytes) - self.seals.out.bytes();
         let mut end = HEADER_BYTES;
         end += self.put_window(&mut bytes[end..limit], shared);
         end = self.put_lane_acks(bytes, end, limit, shared);
@@ -244,7 +245,7 @@ impl Session {
             bulk,
             frame: Frame::Scratch(slot),
             length: end,
-            trailer: self.trailer,
+            seal: self.seals.out,
             in_session: true,
         })
     }
@@ -253,7 +254,7 @@ impl Session {
     /// rides on it: it may well be lost.
     fn probe_or_echo(&mut self, frames: &mut impl Frames, shared: &mut Shared) -> Option<Transmit> {
         let (slot, bytes) = frames.scratch()?;
-        let limit = bytes.len().min(self.packet_bytes) - self.trailer.bytes();
+        let limit = bytes.len().min(self.packet_bytes) - self.seals.out.bytes();
         let records = &mut bytes[HEADER_BYTES..limit];
         let (index, length) = if let Some(echo) = self.paths.next_echo() {
             (echo.back, emit_echo(records, echo.lane, echo.round))
@@ -276,7 +277,7 @@ impl Session {
             bulk,
             frame: Frame::Scratch(slot),
             length: end,
-            trailer: self.trailer,
+            seal: self.seals.out,
             in_session: true,
         })
     }
@@ -290,7 +291,7 @@ impl Session {
         shared: &Shared,
     ) -> usize {
         self.acknowledge_in(header, shared);
-        let limit = bytes.len().min(self.packet_bytes) - self.trailer.bytes();
+        let limit = bytes.len().min(self.packet_bytes) - self.seals.out.bytes();
         let end = self.put_credits(bytes, records_end, limit);
         let told_all = self
             .lanes
@@ -403,7 +404,7 @@ impl Session {
             .len()
             .min(self.packet_bytes)
             .min(shared.config.packet_bytes)
-            - self.trailer.bytes();
+            - self.seals.out.bytes();
         let mut end = HEADER_BYTES;
         while end + REFUSED_BYTES <= limit {
             let Some(index) = self.refusal_due.pop() else {
@@ -499,7 +500,7 @@ impl Session {
     }
 
     fn finish(&self, mut header: Header, bytes: &mut [u8], end: usize) {
-        header.length = u16::try_from(end + self.trailer.bytes()).unwrap_or(u16::MAX);
+        header.length = u16::try_from(end + self.seals.out.bytes()).unwrap_or(u16::MAX);
         header.emit(bytes);
     }
 

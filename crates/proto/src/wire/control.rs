@@ -77,7 +77,8 @@ pub struct LaneAddress {
     pub address: Address,
 }
 
-const LANE_BYTES: usize = 2 + Address::BYTES;
+/// Bytes of a lane in hello and welcome.
+pub const LANE_BYTES: usize = 2 + Address::BYTES;
 
 /// Body of hello and welcome. Spec §3.1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,7 +91,8 @@ pub struct Hello {
     pub connection: u32,
     /// Random number of the sender's process; another one means another process.
     pub incarnation: u64,
-    /// Proof that the sender can receive at its address; zero at first.
+    /// Proof that the sender can receive at its address; zero at first. In a proven
+    /// welcome that of the hello.
     pub cookie: u64,
     /// The sender's node id.
     pub node: u32,
@@ -271,20 +273,27 @@ pub enum ResetReason {
     Version,
     /// The process takes no further peers.
     TooManyPeers,
+    /// The hello does not prove that its sender holds the key of this process.
+    Key,
 }
 
 /// Body of a reset.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Reset {
     /// The connection id that is refused: for a hello the sender's own, else the
     /// one the packet carried.
     pub connection: u32,
     /// Why.
     pub reason: ResetReason,
+    /// The incarnation in the hello it answers, if there is a cluster key on either side:
+    /// what asks is known from what belongs to a session.
+    pub echo: Option<u64>,
 }
 
 /// Bytes of a reset's body.
 pub const RESET_BYTES: usize = 8;
+/// The same with an echo.
+pub const RESET_ECHO_BYTES: usize = 16;
 
 impl Reset {
     /// Parses a body.
@@ -297,11 +306,13 @@ impl Reset {
             0 => ResetReason::UnknownConnection,
             1 => ResetReason::Version,
             2 => ResetReason::TooManyPeers,
+            3 => ResetReason::Key,
             _ => return Err(Malformed::BadField("reset reason")),
         };
         Ok(Reset {
             connection: u32_at(body, 0),
             reason,
+            echo: (body.len() >= RESET_ECHO_BYTES).then(|| u64_at(body, 8)),
         })
     }
 
@@ -312,9 +323,14 @@ impl Reset {
             ResetReason::UnknownConnection => 0,
             ResetReason::Version => 1,
             ResetReason::TooManyPeers => 2,
+            ResetReason::Key => 3,
         };
         put(body, 4, &reason.to_le_bytes());
-        RESET_BYTES
+        let Some(echo) = self.echo else {
+            return RESET_BYTES;
+        };
+        put(body, 8, &echo.to_le_bytes());
+        RESET_ECHO_BYTES
     }
 }
 

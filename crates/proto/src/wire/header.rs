@@ -57,6 +57,14 @@ impl Kind {
     fn bits(self) -> u8 {
         self as u8
     }
+
+    /// True for the packets by which strangers could do harm.
+    fn may_be_proven(self) -> bool {
+        matches!(
+            self,
+            Kind::Hello | Kind::Welcome | Kind::Reset | Kind::Lookup | Kind::Found
+        )
+    }
 }
 
 /// The flags byte. Spec §2.4.
@@ -76,6 +84,8 @@ impl Flags {
     pub const BULK: Flags = Flags(1 << 4);
     /// The unit has been sent before.
     pub const REPEAT: Flags = Flags(1 << 5);
+    /// Before the checksum stands a proof that the sender holds the cluster key.
+    pub const PROVEN: Flags = Flags(1 << 6);
 
     /// True if all flags of `other` are set.
     #[must_use]
@@ -98,6 +108,7 @@ impl fmt::Debug for Flags {
             (Flags::LAST, "last"),
             (Flags::BULK, "bulk"),
             (Flags::REPEAT, "repeat"),
+            (Flags::PROVEN, "proven"),
         ];
         let mut first = true;
         for (flag, name) in names {
@@ -173,7 +184,8 @@ impl Header {
         if bytes[29] != 0 {
             return Err(Malformed::BadField("reserved"));
         }
-        if bytes[1] & 0xC0 != 0 {
+        let allowed = if kind.may_be_proven() { 0x7F } else { 0x3F };
+        if bytes[1] & !allowed != 0 {
             return Err(Malformed::BadField("flags"));
         }
         Ok(Header {

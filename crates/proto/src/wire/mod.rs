@@ -13,8 +13,8 @@ mod record;
 pub use ack::{LaneAck, MAX_RANGES, Range};
 pub use address::Address;
 pub use control::{
-    BYE_BYTES, Bye, CHALLENGE_BYTES, Challenge, HELLO_FIXED_BYTES, Hello, LaneAddress, MAX_LANES,
-    RESET_BYTES, Reset, ResetReason, Trailer, Trailers,
+    BYE_BYTES, Bye, CHALLENGE_BYTES, Challenge, HELLO_FIXED_BYTES, Hello, LANE_BYTES, LaneAddress,
+    MAX_LANES, RESET_BYTES, RESET_ECHO_BYTES, Reset, ResetReason, Trailer, Trailers,
 };
 pub use header::{CONTROL_LANE, Flags, HEADER_BYTES, Header, Kind, VERSION};
 pub use record::{
@@ -26,6 +26,8 @@ pub use record::{
 
 /// Bytes of the CRC32C trailer.
 pub const CRC_BYTES: usize = 4;
+/// Bytes of the proof that stands before the CRC32C of a proven packet.
+pub const PROOF_BYTES: usize = 16;
 
 /// Why bytes are not a packet, or not one for this machine. Each is counted by reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -259,7 +259,7 @@ impl Host {
             if let Frame::Loose(slot) = transmit.frame {
                 self.ledger.give_back(slot);
             }
-            bytes.resize(transmit.length + transmit.trailer.bytes(), 0xEE);
+            bytes.resize(transmit.length + transmit.seal.bytes(), 0xEE);
             let port = if transmit.bulk { 2 } else { 1 };
             packets.push((transmit.to, Address { port, ..self.home }, bytes));
             assert!(packets.len() < MAX_BURST, "a step sends without end");

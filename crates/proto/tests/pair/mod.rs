@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, VecDeque};
 
 use dipole_proto::wire::{self, Address, LaneAddress};
 use dipole_proto::{
-    BeginError, Config, EdgeId, Event, Frame, Frames, GoneReason, Instant, Machine, PathChange,
-    PeerId, Slot,
+    BeginError, Config, Drop, EdgeId, Event, Frame, Frames, GoneReason, Instant, Machine,
+    PathChange, PeerId, Seal, Slot,
 };
 
 /// A small deterministic generator (SplitMix64): the tests need no better.
@@ -116,6 +116,8 @@ pub struct Wire {
     pub arrived: Vec<[u64; 4]>,
     /// A network that takes no packets longer than this.
     pub longest_on: Option<(u8, usize)>,
+    /// All packets sent: from where, where to, what.
+    pub seen: Option<Vec<(Address, Address, Vec<u8>)>>,
 }
 
 pub fn address(host: usize, port: u16) -> Address {
@@ -165,6 +167,7 @@ impl Wire {
             sent: 0,
             arrived: vec![[0; 4]; networks.len()],
             longest_on: None,
+            seen: None,
         };
         for index in 0..networks.len() {
             let host = wire.host(index, config);
@@ -173,7 +176,7 @@ impl Wire {
         wire
     }
 
-    fn host(&mut self, index: usize, config: &Config) -> Host {
+    pub fn host(&mut self, index: usize, config: &Config) -> Host {
         let networks = &self.networks[index];
         let lanes: Vec<LaneAddress> = (0..2 * networks.len() as u8)
             .map(|lane| {
@@ -294,7 +297,7 @@ impl Wire {
                 Frame::Scratch(_) => host.pool.scratch[..transmit.length].to_vec(),
             };
             let mut bytes = bytes;
-            bytes.extend([0xEE; wire::CRC_BYTES]);
+            close(&mut bytes, transmit.seal, host.secret());
             // As a kernel routes: by the card on the network of the destination.
             let ports = if transmit.bulk {
                 [2, 4, 6, 8]
@@ -306,6 +309,9 @@ impl Wire {
             let card = card.unwrap_or(0);
             let from = card_address(index, networks[card], ports[card]);
             self.sent += 1;
+            if let Some(seen) = &mut self.seen {
+                seen.push((from, transmit.to, bytes.clone()));
+            }
             let copies = 1 + u64::from(self.random.chance(self.duplicate));
             for _ in 0..copies {
                 let dead = self.dead_ports.contains(&transmit.to.port)
@@ -331,10 +337,57 @@ impl Wire {
     }
 }
 
+/// Closes a packet as production does, with hashes of no strength.
+pub fn close(bytes: &mut Vec<u8>, seal: Seal, secret: Option<[u8; 16]>) {
+    let mask = match seal {
+        Seal::Crc32c { mask } => mask,
+        Seal::Proof => {
+            bytes.extend(proof(bytes, secret));
+            0
+        }
+        Seal::Tag(_) => panic!("nobody offers tags"),
+    };
+    bytes.extend((sum(bytes) ^ mask).to_le_bytes());
+}
+
+fn sum(bytes: &[u8]) -> u32 {
+    let mut sum = 0x811C_9DC5_u32;
+    for byte in bytes {
+        sum = (sum ^ u32::from(*byte)).wrapping_mul(0x0100_0193);
+    }
+    sum
+}
+
+fn proof(bytes: &[u8], secret: Option<[u8; 16]>) -> [u8; wire::PROOF_BYTES] {
+    let salted = [secret.unwrap_or_default().as_slice(), bytes].concat();
+    [sum(&salted).to_le_bytes(); 4]
+        .concat()
+        .try_into()
+        .expect("16 bytes")
+}
+
 impl Host {
-    fn take(&mut self, now: Instant, from: Address, bytes: &[u8]) {
-        if let Ok(addressed) = self.machine.address(now, from, bytes) {
-            let _counted = self.machine.on_packet(now, from, &addressed);
+    /// What stands for the cluster key.
+    pub fn secret(&self) -> Option<[u8; 16]> {
+        self.machine.config().key.map(|key| key.0)
+    }
+
+    /// A packet comes; one whose checksum is wrong is counted as damaged.
+    pub fn take(&mut self, now: Instant, from: Address, bytes: &[u8]) {
+        if let Ok(mut addressed) = self.machine.address(now, from, bytes) {
+            let covered = addressed.packet.covered();
+            let (rest, mask) = match addressed.seal {
+                Seal::Crc32c { mask } => (covered.len(), mask),
+                Seal::Proof => (covered.len() + wire::PROOF_BYTES, 0),
+                Seal::Tag(_) => panic!("nobody offers tags"),
+            };
+            if bytes[rest..rest + wire::CRC_BYTES] == (sum(&bytes[..rest]) ^ mask).to_le_bytes() {
+                addressed.proven = addressed.wants_proof
+                    && bytes[covered.len()..rest] == proof(covered, self.secret());
+                let _counted = self.machine.on_packet(now, from, &addressed);
+            } else {
+                self.machine.count(Drop::Damaged);
+            }
         }
         self.events(bytes);
     }

@@ -9,6 +9,7 @@ use std::net::SocketAddr;
 use std::num::{NonZeroU8, NonZeroUsize};
 use std::time::Duration;
 
+use dipole_node::ClusterKey;
 use foca::{
     AccumulatingRuntime, Config, Foca, Identity, NoCustomBroadcast, OwnedNotification,
     PeriodicParams, PostcardCodec, Timer,
@@ -17,9 +18,9 @@ use rand::SeedableRng;
 use rand::rngs::StdRng;
 use serde::{Deserialize, Serialize};
 
-/// First byte of membership packets; the directory's begin with 0x17 to 0x1b.
-pub(super) const FIRST_BYTE: u8 = 0x1c;
-/// Longest packet, that first byte included: any network carries it in one piece.
+use super::proofs::{Dropped, EXTRA_BYTES, Proofs};
+
+/// Longest packet: any network carries it in one piece.
 const MAX_PACKET_BYTES: usize = 1200;
 const PROBE_EVERY: Duration = Duration::from_secs(2);
 const PROBE_PATIENCE: Duration = Duration::from_secs(1);
@@ -83,6 +84,7 @@ pub(super) enum News {
 pub(super) struct Membership {
     foca: Foca<Member, PostcardCodec, StdRng, NoCustomBroadcast>,
     runtime: AccumulatingRuntime<Member>,
+    proofs: Proofs,
     /// By when they are due, then in the order they were set.
     timers: BTreeMap<(Duration, u64), Timer<Member>>,
     set: u64,
@@ -96,7 +98,13 @@ pub(super) struct Membership {
 
 impl Membership {
     /// A node that knows where others may be.
-    pub(super) fn new(own: Member, known: Vec<(u32, SocketAddr)>, seed: u64) -> Membership {
+    /// With a key only those who hold it too count.
+    pub(super) fn new(
+        own: Member,
+        known: Vec<(u32, SocketAddr)>,
+        seed: u64,
+        key: Option<&ClusterKey>,
+    ) -> Membership {
         let config = Config {
             probe_period: PROBE_EVERY,
             probe_rtt: PROBE_PATIENCE,
@@ -104,7 +112,7 @@ impl Membership {
             max_transmissions: NonZeroU8::new(TRANSMISSIONS).unwrap_or(NonZeroU8::MIN),
             suspect_to_down_after: SUSPECT_FOR,
             remove_down_after: Some(FORGET_AFTER),
-            max_packet_size: nonzero(MAX_PACKET_BYTES - 1),
+            max_packet_size: nonzero(MAX_PACKET_BYTES - EXTRA_BYTES),
             notify_down_members: true,
             periodic_announce: Some(PeriodicParams {
                 frequency: COMPARE_EVERY,
@@ -118,6 +126,7 @@ impl Membership {
         };
         Membership {
             hellos: own.node as usize,
+            proofs: Proofs::new(key, own.node, own.life),
             foca: Foca::new(own, config, StdRng::seed_from_u64(seed), PostcardCodec),
             runtime: AccumulatingRuntime::new(),
             timers: BTreeMap::new(),
@@ -157,9 +166,9 @@ impl Membership {
         self.after(now, done);
     }
 
-    /// A packet has come; what is no membership packet is ignored.
+    /// A packet has come; one of a stranger is counted, other nonsense ignored.
     pub(super) fn on_packet(&mut self, now: Duration, packet: &[u8]) {
-        let Some((&FIRST_BYTE, body)) = packet.split_first() else {
+        let Some(body) = self.proofs.open(packet) else {
             return;
         };
         let done = self.foca.handle_data(body, &mut self.runtime);
@@ -197,6 +206,11 @@ impl Membership {
         self.foca.iter_members().map(foca::Member::id)
     }
 
+    /// Packets that were not taken.
+    pub(super) fn dropped(&self) -> Dropped {
+        self.proofs.dropped()
+    }
+
     pub(super) fn take_news(&mut self) -> Vec<News> {
         std::mem::take(&mut self.news)
     }
@@ -210,9 +224,7 @@ impl Membership {
             tracing::debug!(%error, "a membership packet or timer came to nothing");
         }
         while let Some((to, body)) = self.runtime.to_send() {
-            let mut packet = Vec::with_capacity(body.len() + 1);
-            packet.push(FIRST_BYTE);
-            packet.extend_from_slice(&body);
+            let packet = self.proofs.seal(to.node, &body);
             self.outgoing.push((to.address, packet));
         }
         while let Some((after, timer)) = self.runtime.to_schedule() {

@@ -4,6 +4,7 @@
 mod callers;
 mod jobs;
 mod membership;
+mod proofs;
 mod rules;
 mod serve;
 mod session;
@@ -162,7 +163,7 @@ pub(crate) fn execute(args: &AgentArgs, json: bool) -> ExitCode {
 
 fn opened() -> Result<(Config, Registry), AgentError> {
     let config = Config::from_env().map_err(AgentError::Config)?;
-    let registry = Registry::open(&config.runtime_dir, config.node)?;
+    let registry = Registry::open(&config.runtime_dir, config.node)?.with_key(config.key.as_ref());
     Ok((config, registry))
 }
 

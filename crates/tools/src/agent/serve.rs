@@ -16,7 +16,8 @@ use signal_hook::low_level::pipe;
 
 use super::AgentError;
 use super::callers::Callers;
-use super::membership::{FIRST_BYTE, Member, Membership, News};
+use super::membership::{Member, Membership, News};
+use super::proofs::is_membership;
 use super::rules::{self, Rules};
 use super::status::{MemberStatus, ProcessStatus, Status, socket};
 use super::store::{self, Kept};
@@ -38,7 +39,8 @@ struct Agent<'a> {
     /// Since when nodes are there, or gone; as they last described themselves.
     seen: BTreeMap<u32, Seen>,
     begun: Instant,
-    answered: u64,
+    /// Questions answered or refused.
+    replied: u64,
 }
 
 struct Seen {
@@ -136,10 +138,15 @@ pub(super) fn serve(
         address,
         given_rules: given_rules.map(Path::to_owned),
         callers,
-        membership: Membership::new(own, known, life ^ u64::from(std::process::id()) << 40),
+        membership: Membership::new(
+            own,
+            known,
+            life ^ u64::from(std::process::id()) << 40,
+            config.key.as_ref(),
+        ),
         seen: BTreeMap::new(),
         begun: Instant::now(),
-        answered: 0,
+        replied: 0,
     };
     let listeners = agent.callers.iter().flat_map(Callers::listeners);
     store::keep(agent.seat.sockets(), listeners, are_kept);
@@ -277,11 +284,11 @@ impl Agent<'_> {
                 Err(_) => continue,
             };
             let packet = &buffer[..length];
-            if packet.first() == Some(&FIRST_BYTE) {
+            if is_membership(packet) {
                 let now = self.now();
                 self.membership.on_packet(now, packet);
             } else if let Some(reply) = self.seat.reply(card, packet) {
-                self.answered += 1;
+                self.replied += 1;
                 let _lost = socket.send_to(&reply, from);
             }
         }
@@ -379,18 +386,21 @@ impl Agent<'_> {
                 command: survey.owner.command,
                 endpoints: survey.endpoints.iter().map(|endpoint| endpoint.0).collect(),
             });
+        let dropped = self.membership.dropped();
         Ok(Status {
             node: self.config.node.0,
             address: self.address.to_string(),
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             running_s: self.begun.elapsed().as_secs(),
-            answered: self.answered,
-            key: self.config.key.as_ref().map(ClusterKey::fingerprint),
             rules_file: rules::place(self.given_rules.as_deref()),
             rules: String::new(),
             refuses: None,
             jobs: Vec::new(),
+            answered: self.replied - self.seat.refused(),
+            strangers: self.seat.refused() + dropped.strangers,
+            repeated: dropped.repeated,
+            key: self.config.key.as_ref().map(ClusterKey::fingerprint),
             members: members.into_values().collect(),
             processes: processes.collect(),
         })

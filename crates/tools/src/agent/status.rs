@@ -23,8 +23,6 @@ pub(super) struct Status {
     pub(super) running_s: u64,
     /// Questions of other nodes answered.
     pub(super) answered: u64,
-    /// The cluster key by which it starts work; without one it starts none.
-    pub(super) key: Option<String>,
     /// The owner's rules, if there are any.
     pub(super) rules_file: Option<PathBuf>,
     /// What they say.
@@ -36,6 +34,16 @@ pub(super) struct Status {
     /// What agents of this node have started and still runs.
     #[serde(default)]
     pub(super) jobs: Vec<JobStatus>,
+    /// Questions refused and membership packets dropped because their senders do not prove
+    /// to hold our cluster key.
+    #[serde(default)]
+    pub(super) strangers: u64,
+    /// Membership packets dropped because they had come before.
+    #[serde(default)]
+    pub(super) repeated: u64,
+    /// Fingerprint of the cluster key by which it knows members; without one it starts no work.
+    #[serde(default)]
+    pub(super) key: Option<String>,
     pub(super) members: Vec<MemberStatus>,
     pub(super) processes: Vec<ProcessStatus>,
 }
@@ -104,6 +112,15 @@ pub(super) fn table(status: &Status) -> String {
     let mut text = format!(
         "agent of node {} at {}: process {}, version {}, for {} s, {} questions answered\n",
         status.node, status.address, status.pid, status.version, status.running_s, status.answered
+    );
+    let key = match &status.key {
+        Some(fingerprint) => format!("cluster key {fingerprint}"),
+        None => "no cluster key".to_owned(),
+    };
+    let _infallible = writeln!(
+        text,
+        "{key}: {} packets of strangers and {} repeated ones dropped",
+        status.strangers, status.repeated
     );
     let rules = match (&status.rules_file, status.rules.as_str()) {
         (None, _) => "no rules of the owner".to_owned(),

@@ -61,6 +61,7 @@ fn patience(text: &str) -> Result<f64, String> {
 pub(crate) fn execute(arguments: DoctorArgs, json: bool) -> ExitCode {
     let patience = Duration::from_secs_f64(arguments.timeout);
     let (config, mut findings) = setup::configure(arguments.hosts, arguments.nid);
+    findings.extend(setup::cluster_key(&config));
     findings.extend(kernel::examine());
     findings.extend(limits::examine());
     findings.extend(memory::examine(&config));
@@ -90,6 +91,11 @@ fn network(config: &Config, patience: Duration) -> Vec<Finding> {
         Vec::new()
     });
     let here = device::of(config.bind, &devices);
+    let own = peer::Own {
+        key: config.key.as_ref(),
+        address: here.map(|_| config.bind),
+        patience,
+    };
     if let Some(host) = config.hosts.get(config.node) {
         findings.push(setup::own_address(
             host,
@@ -99,7 +105,7 @@ fn network(config: &Config, patience: Duration) -> Vec<Finding> {
         ));
         if let Some(device) = here {
             findings.extend(device::examine(device));
-            findings.push(peer::examine_own(host, patience));
+            findings.push(peer::examine_own(host, own));
         }
         for card in &config.cards {
             match device::of(*card, &devices) {
@@ -110,10 +116,6 @@ fn network(config: &Config, patience: Duration) -> Vec<Finding> {
     }
     let mut own_addresses = vec![config.bind];
     own_addresses.extend(&config.cards);
-    let own = peer::Own {
-        address: here.map(|_| config.bind),
-        patience,
-    };
     let others: Vec<&Host> = config
         .hosts
         .iter()
@@ -126,7 +128,7 @@ fn network(config: &Config, patience: Duration) -> Vec<Finding> {
                 .map(|host| {
                     scope.spawn(|| {
                         let mut findings = peer::examine(host, own);
-                        findings.extend(paths::examine(host, &own_addresses, patience));
+                        findings.extend(paths::examine(host, own, &own_addresses));
                         findings
                     })
                 })

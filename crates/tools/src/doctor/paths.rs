@@ -5,11 +5,12 @@ use std::io;
 use std::net::IpAddr;
 use std::time::Duration;
 
+use dipole_node::KeyMismatch;
 use dipole_node::hosts::Host;
 use dipole_node::registry::{MAX_PROBE_BYTES, PACKET_BYTES, Prober, Reply};
 
 use super::finding::Finding;
-use super::peer::{Answer, who};
+use super::peer::{Answer, Own, who};
 
 /// Tries of the longest packet.
 const TRIES: u32 = 3;
@@ -31,17 +32,20 @@ enum Outcome {
     Refused,
     /// Another node does.
     Wrong,
+    /// Somebody with another cluster key does.
+    Stranger(KeyMismatch),
 }
 
-/// Asks a node at each of its addresses; `own` are those of this node.
-pub(super) fn examine(host: &Host, own: &[IpAddr], patience: Duration) -> Vec<Finding> {
-    if own.len() < 2 && host.cards.is_empty() {
+/// Asks a node at each of its addresses; `cards` are those of this node.
+pub(super) fn examine(host: &Host, own: Own<'_>, cards: &[IpAddr]) -> Vec<Finding> {
+    let patience = own.patience;
+    if cards.len() < 2 && host.cards.is_empty() {
         return Vec::new();
     }
     let addresses = host.directories().into_iter().map(|directory| {
         let theirs = directory.ip();
-        let leads_back = own.contains(&theirs) && theirs != host.address;
-        let prober = Prober::open(None, directory, host.node);
+        let leads_back = cards.contains(&theirs) && theirs != host.address;
+        let prober = Prober::open(None, directory, host.node, own.key);
         let ours = prober.as_ref().ok().and_then(|prober| prober.source().ok());
         let outcome = match prober {
             _ if leads_back => Outcome::Own,
@@ -59,6 +63,7 @@ fn ask(prober: &Prober, host: &Host, ours: IpAddr, patience: Duration) -> Outcom
         Answer::Wrong => return Outcome::Wrong,
         Answer::Silent => return Outcome::Silent,
         Answer::Refused => return Outcome::Refused,
+        Answer::Stranger(mismatch) => return Outcome::Stranger(mismatch),
         Answer::Failed(cause) => return Outcome::Failed(cause),
     }
     // What both devices take, as sessions agree on it.
@@ -109,6 +114,11 @@ fn judge(ours: Option<IpAddr>, theirs: IpAddr, outcome: &Outcome) -> Finding {
             NAME,
             format!("{pair}: another node answers, so it will not be used"),
             MEND,
+        ),
+        Outcome::Stranger(mismatch) => Finding::slow(
+            NAME,
+            format!("{pair}: {mismatch}, so it will not be used"),
+            "give all nodes of a cluster the same DIPOLE_KEY",
         ),
         Outcome::Failed(cause) => Finding::slow(
             NAME,

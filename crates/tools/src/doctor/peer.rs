@@ -7,9 +7,9 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use dipole_node::Address;
 use dipole_node::hosts::Host;
-use dipole_node::registry::{FoundStatus, MAX_PROBE_BYTES, PACKET_BYTES, Presence, Prober, Reply};
+use dipole_node::registry::{FoundStatus, MAX_PROBE_BYTES, Presence, Prober, Reply};
+use dipole_node::{Address, ClusterKey, KeyMismatch};
 
 use super::finding::Finding;
 use super::verdict::{self, Size};
@@ -21,7 +21,9 @@ const TRIES: u32 = 3;
 
 /// What this side knows of itself.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Own {
+pub(super) struct Own<'a> {
+    /// What questions and answers must prove, if anything.
+    pub(super) key: Option<&'a ClusterKey>,
     /// The address that programs bind; `None` if this machine does not have it.
     pub(super) address: Option<IpAddr>,
     /// How long an answer is waited for.
@@ -35,6 +37,8 @@ pub(super) enum Answer {
     Right,
     /// Another node.
     Wrong,
+    /// Somebody with another cluster key.
+    Stranger(KeyMismatch),
     /// Nobody.
     Silent,
     /// The host itself: nobody has the port.
@@ -43,14 +47,14 @@ pub(super) enum Answer {
     Failed(io::Error),
 }
 
-pub(super) fn examine(host: &Host, own: Own) -> Vec<Finding> {
+pub(super) fn examine(host: &Host, own: Own<'_>) -> Vec<Finding> {
     let subject = |finding: Finding| finding.about(host.to_string());
     let directory = host.directory();
-    let routed = Prober::open(None, directory, host.node);
+    let routed = Prober::open(None, directory, host.node, own.key);
     let source = routed.as_ref().map_err(copied).and_then(Prober::source);
     let route = verdict::route(&source, own.address, host);
     let prober = match own.address {
-        Some(address) => Prober::open(Some(address), directory, host.node).or(routed),
+        Some(address) => Prober::open(Some(address), directory, host.node, own.key).or(routed),
         None => routed,
     };
     let (Ok(prober), Ok(source)) = (prober, source) else {
@@ -59,7 +63,7 @@ pub(super) fn examine(host: &Host, own: Own) -> Vec<Finding> {
     let mut findings = vec![route];
     let answer = who(&prober, host, own.patience);
     let right = matches!(answer, Answer::Right);
-    findings.push(verdict::directory(&answer, host));
+    findings.push(verdict::directory(&answer, host, own.key));
     if right {
         findings.extend(converse(&prober, host, own, source));
     }
@@ -74,6 +78,7 @@ pub(super) fn who(prober: &Prober, host: &Host, patience: Duration) -> Answer {
         last = match prober.look_up(endpoint, patience / TRIES) {
             Reply::Answered(FoundStatus::WrongNode, _) => return Answer::Wrong,
             Reply::Answered(..) => return Answer::Right,
+            Reply::Stranger(mismatch) => return Answer::Stranger(mismatch),
             Reply::Silent => last,
             Reply::Refused => Answer::Refused,
             Reply::TooLong => Answer::Failed(rustix::io::Errno::MSGSIZE.into()),
@@ -84,13 +89,13 @@ pub(super) fn who(prober: &Prober, host: &Host, patience: Duration) -> Answer {
 }
 
 /// What a node that answers can tell.
-fn converse(prober: &Prober, host: &Host, own: Own, source: IpAddr) -> Vec<Finding> {
+fn converse(prober: &Prober, host: &Host, own: Own<'_>, source: IpAddr) -> Vec<Finding> {
     let mut presence: Option<Presence> = None;
     let mut times = Vec::new();
     // The first answer sets how long the others are waited for.
     let mut patience = own.patience;
     for _ in 0..ROUNDS {
-        if let Reply::Answered(told, took) = prober.probe(PACKET_BYTES, patience) {
+        if let Reply::Answered(told, took) = prober.probe(prober.shortest_bytes(), patience) {
             presence = Some(told);
             patience = patience.min((took * 10).max(Duration::from_millis(50)));
             times.push(took);
@@ -103,7 +108,8 @@ fn converse(prober: &Prober, host: &Host, own: Own, source: IpAddr) -> Vec<Findi
     };
     times.sort();
     let from = own.address.unwrap_or(source);
-    let ours = dipole_link::udp::longest_frame_bytes(from).unwrap_or(PACKET_BYTES);
+    let ours =
+        dipole_link::udp::longest_frame_bytes(from).unwrap_or_else(|_| prober.shortest_bytes());
     let size = measure(
         prober,
         ours,
@@ -124,7 +130,7 @@ fn headers(to: SocketAddr) -> usize {
 
 /// Finds the longest packet that gets through, there and back.
 fn measure(prober: &Prober, ours: usize, theirs: usize, patience: Duration) -> Size {
-    let full = ours.clamp(PACKET_BYTES, MAX_PROBE_BYTES);
+    let full = ours.clamp(prober.shortest_bytes(), MAX_PROBE_BYTES);
     let passes = |length: usize| -> Option<bool> {
         for _ in 0..TRIES {
             match prober.probe(length, patience) {
@@ -145,7 +151,7 @@ fn measure(prober: &Prober, ours: usize, theirs: usize, patience: Duration) -> S
     if first == Some(true) {
         return size;
     }
-    let (mut good, mut bad) = (PACKET_BYTES, full);
+    let (mut good, mut bad) = (prober.shortest_bytes(), full);
     while bad - good > 1 {
         let middle = good + (bad - good) / 2;
         match passes(middle) {
@@ -168,14 +174,14 @@ fn copied(cause: &io::Error) -> io::Error {
 }
 
 /// Whether somebody answers at this node's own directory port.
-pub(super) fn examine_own(host: &Host, patience: Duration) -> Finding {
-    let answer = match Prober::open(None, host.directory(), host.node) {
-        Ok(prober) => who(&prober, host, patience),
+pub(super) fn examine_own(host: &Host, own: Own<'_>) -> Finding {
+    let answer = match Prober::open(None, host.directory(), host.node, own.key) {
+        Ok(prober) => who(&prober, host, own.patience),
         Err(cause) => Answer::Failed(cause),
     };
     // Only when nobody answers may the port be tried.
     let free = match answer {
-        Answer::Right | Answer::Wrong => Ok(()),
+        Answer::Right | Answer::Wrong | Answer::Stranger(_) => Ok(()),
         _ => std::net::UdpSocket::bind(host.directory()).map(drop),
     };
     verdict::own_directory(&answer, free, host).about(host.to_string())

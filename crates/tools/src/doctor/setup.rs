@@ -1,10 +1,11 @@
 //! The configuration: environment, hosts file, and whether this node is what they say.
 
 use std::net::IpAddr;
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
 use dipole_node::hosts::{Host, Hosts};
-use dipole_node::{Config, Links, NodeId, variables};
+use dipole_node::{Config, ConfigError, Links, NodeId, variables};
 
 use super::device::Device;
 use super::finding::Finding;
@@ -15,7 +16,10 @@ pub(super) fn configure(file: Option<PathBuf>, node: Option<NodeId>) -> (Config,
     let mut findings = Vec::new();
     let mut config = Config::from_env().unwrap_or_else(|error| {
         findings.push(Finding::broken(
-            "configuration",
+            match error {
+                ConfigError::Key(_) => CLUSTER_KEY,
+                _ => "configuration",
+            },
             error.to_string(),
             "no program of Dipole starts so; correct it",
         ));
@@ -44,6 +48,37 @@ pub(super) fn configure(file: Option<PathBuf>, node: Option<NodeId>) -> (Config,
         config.settle();
     }
     (config, findings)
+}
+
+const CLUSTER_KEY: &str = "cluster key";
+
+/// Whether strangers are told from members; nothing to say of a node on its own.
+pub(super) fn cluster_key(config: &Config) -> Option<Finding> {
+    let file = std::env::var(variables::KEY).ok();
+    let file = file.filter(|name| !name.is_empty());
+    if let Some(key) = &config.key {
+        let mode = file.as_ref().and_then(|name| std::fs::metadata(name).ok());
+        let mode = mode.map(|found| format!(", mode {:04o}", found.permissions().mode() & 0o7777));
+        return Some(Finding::good(
+            CLUSTER_KEY,
+            format!(
+                "fingerprint {} from {}{}; other nodes must have the same",
+                key.fingerprint(),
+                file.unwrap_or_default(),
+                mode.unwrap_or_default()
+            ),
+        ));
+    }
+    // With a file that cannot be used that has been said.
+    let alone = config.hosts.is_local_only() || config.hosts.count() < 2;
+    (!alone && file.is_none()).then(|| {
+        Finding::unknown(
+            CLUSTER_KEY,
+            "none: anybody who can send UDP here may talk to the processes",
+            "on a network with strangers: `dipole key new FILE`, copy the file to all nodes, set \
+             DIPOLE_KEY=FILE",
+        )
+    })
 }
 
 fn hosts(config: &Config) -> Finding {

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use dipole_node::hosts::Host;
+use dipole_node::{ClusterKey, KeyMismatch};
 
 use super::finding::Finding;
 use super::peer::Answer;
@@ -51,7 +52,10 @@ pub(super) fn route(source: &io::Result<IpAddr>, own: Option<IpAddr>, host: &Hos
     }
 }
 
-pub(super) fn directory(answer: &Answer, host: &Host) -> Finding {
+/// The name of what is found when a node does not take us for one of its cluster.
+const WRONG_KEY: &str = "wrong key";
+
+pub(super) fn directory(answer: &Answer, host: &Host, key: Option<&ClusterKey>) -> Finding {
     const NAME: &str = "directory";
     let (node, at) = (host.node, host.directory());
     let start = format!(
@@ -67,6 +71,23 @@ pub(super) fn directory(answer: &Answer, host: &Host) -> Finding {
             format!("another node answers at {at}, not node {node}"),
             format!("make the hosts file the same on both; set DIPOLE_NID={node} there"),
         ),
+        Answer::Stranger(mismatch) => {
+            let ours = key.map(|key| format!("; ours is {}", key.fingerprint()));
+            Finding::broken(
+                WRONG_KEY,
+                format!(
+                    "node {node} at {at} refuses us: {mismatch}{}",
+                    ours.unwrap_or_default()
+                ),
+                match mismatch {
+                    KeyMismatch::OnlyOurs => "set DIPOLE_KEY there to a copy of our key file",
+                    KeyMismatch::OnlyTheirs => "set DIPOLE_KEY to a copy of its key file",
+                    KeyMismatch::Different => {
+                        "`dipole key show FILE` on both tells which is which; copy one to the other"
+                    }
+                },
+            )
+        }
         Answer::Refused => Finding::unknown(
             NAME,
             format!(
@@ -114,6 +135,11 @@ pub(super) fn own_directory(answer: &Answer, free: io::Result<()>, host: &Host) 
             Finding::good(NAME, format!("a process of this node answers at {at}"))
         }
         (Answer::Wrong, _) => other(format!("another node answers at {at}")),
+        (Answer::Stranger(mismatch), _) => Finding::broken(
+            WRONG_KEY,
+            format!("the process of this node that answers at {at} refuses us: {mismatch}"),
+            "give all of this node the same DIPOLE_KEY",
+        ),
         (_, Ok(())) => Finding::good(
             NAME,
             format!("{at} is free for the first process to answer at"),

@@ -15,7 +15,6 @@ use std::time::{Duration, Instant};
 
 use dipole_node::hosts::Host;
 use dipole_node::job::node_from_env;
-use dipole_node::{ClusterKey, variables};
 use serde_json::json;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
@@ -147,7 +146,7 @@ impl Launch {
             shell: &shell,
             program: args.dipole.as_deref().unwrap_or(&own),
             own_node: node_from_env().map_err(RunError::Environment)?,
-            has_key: has_key()?,
+            has_key: hosts.key.is_some(),
             ranks: args.ranks,
             job: describe(&args.command),
         };
@@ -421,15 +420,6 @@ impl Launch {
             }
         }
     }
-}
-
-/// True if there is a cluster key; one that cannot be used is an error.
-fn has_key() -> Result<bool, RunError> {
-    let Some(file) = std::env::var_os(variables::KEY) else {
-        return Ok(false);
-    };
-    ClusterKey::load(file.as_ref()).map_err(RunError::Key)?;
-    Ok(true)
 }
 
 /// The program and its arguments, for people to read.

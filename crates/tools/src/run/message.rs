@@ -36,6 +36,18 @@ pub(super) struct Start {
     pub(super) directory: PathBuf,
     /// The text of the hosts file, for hosts that do not share a file system.
     pub(super) hosts: Option<String>,
+    /// The cluster key.
+    pub(super) key: Option<Secret>,
+}
+
+/// The digits of a cluster key, on their way to another host: never printed.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Secret(pub(super) String);
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Secret")
+    }
 }
 
 /// How a process ended.

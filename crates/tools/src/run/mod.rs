@@ -28,7 +28,7 @@ use std::time::Duration;
 use clap::Args;
 use dipole_node::hosts::{Hosts, HostsError};
 use dipole_node::job::{self, JobError};
-use dipole_node::{KeyError, NodeId, variables};
+use dipole_node::{ClusterKey, KeyError, NodeId, variables};
 
 pub(crate) use guard::{GuardArgs, RankExecArgs, guard, rank_exec};
 pub(crate) use message::Stream;
@@ -86,10 +86,10 @@ pub(crate) struct RunArgs {
 pub(crate) enum RunError {
     /// The hosts file is broken.
     Hosts(HostsError),
+    /// The cluster key cannot be had.
+    Key(KeyError),
     /// An environment variable is broken.
     Environment(JobError),
-    /// The cluster key cannot be used.
-    Key(KeyError),
     /// Not one host answered.
     NoHost { tried: usize },
     /// The owners of the hosts that answered take fewer ranks.
@@ -105,13 +105,13 @@ impl fmt::Display for RunError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             RunError::Hosts(error) => error.fmt(f),
+            RunError::Key(error) => write!(f, "{}: {error}", variables::KEY),
             RunError::Environment(error) => error.fmt(f),
             RunError::NoHost { tried } => write!(
                 f,
                 "none of the {tried} hosts takes the job, so no rank was started; see above for \
                  each"
             ),
-            RunError::Key(error) => write!(f, "{}: {error}", variables::KEY),
             RunError::NoRoom { ranks, room } => write!(
                 f,
                 "{ranks} ranks are too many: the owners of the hosts that answered take {room} in \
@@ -145,13 +145,15 @@ fn fail(error: &RunError) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// The hosts, and the text they were read from if there is a file.
+/// The hosts, the text they were read from if there is a file, and the cluster key.
 struct HostsFile {
     hosts: Hosts,
     text: Option<String>,
+    key: Option<ClusterKey>,
 }
 
 fn load_hosts(given: Option<&Path>) -> Result<HostsFile, RunError> {
+    let key = ClusterKey::from_env().map_err(RunError::Key)?;
     let file = given.map(Path::to_owned).or_else(job::hosts_file_from_env);
     let Some(file) = file else {
         let node = job::node_from_env()
@@ -160,6 +162,7 @@ fn load_hosts(given: Option<&Path>) -> Result<HostsFile, RunError> {
         return Ok(HostsFile {
             hosts: Hosts::local_only(node),
             text: None,
+            key,
         });
     };
     let text = std::fs::read_to_string(&file).map_err(|cause| {
@@ -172,6 +175,7 @@ fn load_hosts(given: Option<&Path>) -> Result<HostsFile, RunError> {
     Ok(HostsFile {
         hosts,
         text: Some(text),
+        key,
     })
 }
 

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::fs::{MemfdFlags, Mode, fchmod, memfd_create};
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process_group, wait};
 
 use super::budget::Budget;
@@ -114,6 +114,7 @@ fn try_shim(args: &ShimArgs) -> io::Result<()> {
         outbox,
         budget,
         hosts: None,
+        key: None,
     };
     host.start(&start)?;
     std::thread::spawn(move || reap(&events));
@@ -142,13 +143,24 @@ struct HostRanks {
     budget: Budget,
     /// Open for the ranks to read for as long as there are any.
     hosts: Option<OwnedFd>,
+    /// The same with the cluster key.
+    key: Option<OwnedFd>,
 }
 
 impl HostRanks {
     /// Starts all ranks. From the first thread: a rank is killed when the thread
     /// that started it ends.
     fn start(&mut self, start: &Start) -> io::Result<()> {
-        let hosts = start.hosts.as_deref().map(hosts_in_memory).transpose()?;
+        let hosts = start
+            .hosts
+            .as_deref()
+            .map(|text| in_memory("dipole-hosts", text));
+        let hosts = hosts.transpose()?;
+        let key = start
+            .key
+            .as_ref()
+            .map(|key| in_memory("dipole-key", &key.0));
+        let key = key.transpose()?;
         let directory_is_there = start.directory.is_dir();
         if !directory_is_there {
             let _ = self.outbox.send(Up::Complaint(format!(
@@ -165,6 +177,7 @@ impl HostRanks {
                 .arg("--")
                 .args(&start.command)
                 .env_remove("DIPOLE_HOSTS")
+                .env_remove("DIPOLE_KEY")
                 .envs(&start.environment)
                 .env("DIPOLE_RANK", rank.to_string())
                 .stdin(if rank == 0 {
@@ -175,10 +188,12 @@ impl HostRanks {
                 .stdout(Stdio::piped())
                 .stderr(Stdio::piped())
                 .process_group(0);
-            if let Some(hosts) = &hosts {
-                // By way of this process, which outlives all ranks; no file to leave behind.
-                let path = format!("/proc/{}/fd/{}", std::process::id(), hosts.as_raw_fd());
-                command.env("DIPOLE_HOSTS", path);
+            for (name, file) in [("DIPOLE_HOSTS", &hosts), ("DIPOLE_KEY", &key)] {
+                if let Some(file) = file {
+                    // By way of this process, which outlives all ranks; no file to leave behind.
+                    let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
+                    command.env(name, path);
+                }
             }
             if directory_is_there {
                 command.current_dir(&start.directory);
@@ -211,6 +226,7 @@ impl HostRanks {
             }
         }
         self.hosts = hosts;
+        self.key = key;
         Ok(())
     }
 
@@ -312,8 +328,10 @@ pub(super) fn ending_of(status: WaitStatus) -> Ending {
     }
 }
 
-fn hosts_in_memory(text: &str) -> io::Result<OwnedFd> {
-    let memory = memfd_create("dipole-hosts", MemfdFlags::CLOEXEC)?;
+/// A file that only this user may read, and that ends with this process.
+fn in_memory(name: &str, text: &str) -> io::Result<OwnedFd> {
+    let memory = memfd_create(name, MemfdFlags::CLOEXEC)?;
+    fchmod(&memory, Mode::RUSR | Mode::WUSR)?;
     let mut file = File::from(memory);
     file.write_all(text.as_bytes())?;
     Ok(file.into())

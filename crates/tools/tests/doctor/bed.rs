@@ -217,7 +217,16 @@ impl Bed {
     }
 
     pub(crate) fn receiver(&self) -> Process {
-        Process::receiver(self.dipole(2), 2, &self.hosts())
+        self.receiver_with(None)
+    }
+
+    /// The same with a cluster key.
+    pub(crate) fn receiver_with(&self, key: Option<&PathBuf>) -> Process {
+        let mut dipole = self.dipole(2);
+        if let Some(key) = key {
+            dipole.env("DIPOLE_KEY", key);
+        }
+        Process::receiver(dipole, 2, &self.hosts())
     }
 
     /// What machine 1 finds.

@@ -1,6 +1,6 @@
 //! Two machines as namespaces. Needs root; skipped aloud without.
 
-use crate::bed::Bed;
+use crate::bed::{Bed, Report, once_answered};
 
 #[test]
 fn a_healthy_pair_is_well() {
@@ -122,7 +122,7 @@ fn a_node_that_answers_nothing_is_told_from_one_where_nothing_runs() {
     let report = bed.report();
     let start = "dipole recv 2:7 --nid 2";
     report.expect("directory", "node 2", "unknown", &["the host is up", start]);
-    assert_eq!(report.status, 0);
+    report.expect_nothing_broken();
     let _receiver = bed.receiver();
     bed.report_once_answered();
     // As a firewall would: what comes from node 1 gets no answer.
@@ -193,4 +193,84 @@ fn report_down(bed: &Bed) {
         &["is down", "ip link set eth0 up"],
     );
     report.expect("route", "node 2", "broken", &["there is none"]);
+}
+
+#[test]
+fn a_node_with_another_key_or_none_is_told_from_one_of_the_cluster() {
+    let Some(bed) = Bed::make("k", false) else {
+        return;
+    };
+    let [ours, theirs] = ["ours", "theirs"].map(|name| {
+        let file = bed.directory.path().join(name);
+        let made = dipole_node::ClusterKey::random().expect("random bytes");
+        made.save(&file).expect("a file of our own");
+        file
+    });
+    let fingerprint = dipole_node::ClusterKey::load(&ours)
+        .expect("just made")
+        .fingerprint();
+    let report = |key: Option<&std::path::PathBuf>| {
+        let mut command = bed.dipole(1);
+        command.args(["--json", "doctor", "--timeout", "0.5", "--hosts"]);
+        command.arg(bed.hosts());
+        if let Some(key) = key {
+            command.env("DIPOLE_KEY", key);
+        }
+        Report::of(&mut command)
+    };
+    let receiver = bed.receiver_with(Some(&ours));
+    let well = once_answered(|| report(Some(&ours)), "node 2");
+    well.expect_nothing_broken();
+    well.expect(
+        "cluster key",
+        "this machine",
+        "good",
+        &[&fingerprint, "mode 0600"],
+    );
+    well.expect(
+        "packet size",
+        "node 2",
+        "good",
+        &["packets of 1500 bytes get through"],
+    );
+    let other = report(Some(&theirs));
+    assert_eq!(other.status, 1);
+    other.expect(
+        "wrong key",
+        "node 2",
+        "broken",
+        &["another cluster key", "dipole key show"],
+    );
+    let none = report(None);
+    none.expect(
+        "wrong key",
+        "node 2",
+        "broken",
+        &["this process has none", "DIPOLE_KEY"],
+    );
+    none.expect(
+        "cluster key",
+        "this machine",
+        "unknown",
+        &["anybody who can send UDP"],
+    );
+    drop(receiver);
+    let _receiver = bed.receiver_with(None);
+    bed.report_once_answered();
+    let lonely = report(Some(&ours));
+    let words = [
+        "it has no cluster key, this process has one",
+        &fingerprint,
+        "set DIPOLE_KEY there",
+    ];
+    lonely.expect("wrong key", "node 2", "broken", &words);
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o644);
+    std::fs::set_permissions(&ours, mode).expect("our own file");
+    let open = report(Some(&ours));
+    open.expect(
+        "cluster key",
+        "this machine",
+        "broken",
+        &["mode 0644", "chmod 600"],
+    );
 }

@@ -10,6 +10,9 @@ const DELAY: Duration = Duration::from_millis(1);
 /// A network that delivers everything a millisecond later, except to who is dead.
 struct Cluster {
     nodes: Vec<Option<Membership>>,
+    key: Option<ClusterKey>,
+    /// Every packet arrives again, so much later, if at all.
+    again: Option<Duration>,
     /// By arrival, then in the order of sending.
     flying: BTreeMap<(Duration, u64), (usize, Vec<u8>)>,
     sent: Vec<u64>,
@@ -37,8 +40,14 @@ fn member(node: usize, life: u64) -> Member {
 
 impl Cluster {
     fn new(nodes: usize) -> Cluster {
+        Cluster::with_key(nodes, None)
+    }
+
+    fn with_key(nodes: usize, key: Option<ClusterKey>) -> Cluster {
         let mut cluster = Cluster {
             nodes: (0..nodes).map(|_| None).collect(),
+            key,
+            again: None,
             flying: BTreeMap::new(),
             sent: vec![0; nodes],
             count: 0,
@@ -55,7 +64,8 @@ impl Cluster {
         let others = (0..self.nodes.len()).filter(|other| *other != node);
         let known = others.map(|other| (number(other), address(other)));
         let seed = node as u64 + 1000 * life;
-        let mut started = Membership::new(member(node, life), known.collect(), seed);
+        let mut started =
+            Membership::new(member(node, life), known.collect(), seed, self.key.as_ref());
         started.on_timers(self.now);
         self.nodes[node] = Some(started);
         self.collect(node);
@@ -70,6 +80,11 @@ impl Cluster {
             self.sent[node] += packet.len() as u64;
             self.count += 1;
             let to = usize::from(to.port()) - 1;
+            if let Some(later) = self.again {
+                self.count += 1;
+                self.flying
+                    .insert((self.now + later, self.count), (to, packet.clone()));
+            }
             self.flying
                 .insert((self.now + DELAY, self.count), (to, packet));
         }
@@ -171,21 +186,63 @@ fn a_node_that_leaves_is_gone_at_once() {
 }
 
 #[test]
-fn packets_of_strangers_are_ignored() {
-    let mut one = Membership::new(member(0, 1), Vec::new(), 1);
+fn nonsense_is_ignored() {
+    let mut one = Membership::new(member(0, 1), Vec::new(), 1, None);
     let now = Duration::from_secs(1);
     one.on_packet(now, &[]);
-    one.on_packet(now, &[FIRST_BYTE]);
+    one.on_packet(now, &[0x1c]);
     let mut random = StdRng::seed_from_u64(3);
     for length in 0..1000_usize {
-        let mut packet = vec![FIRST_BYTE; length];
+        let mut packet = vec![0; length];
         rand::Rng::fill_bytes(&mut random, &mut packet);
         if let Some(first) = packet.first_mut() {
-            *first = FIRST_BYTE;
+            *first = 0x1c;
         }
         one.on_packet(now, &packet);
     }
     assert_eq!(one.members().count(), 0);
+}
+
+#[test]
+fn strangers_do_not_become_members_and_are_counted() {
+    let key = |byte| Some(ClusterKey::new([byte; dipole_node::KEY_BYTES]));
+    let mut cluster = Cluster::with_key(3, key(1));
+    cluster.until_agreed(3, Duration::from_secs(10));
+    // The second node comes back as somebody else.
+    cluster.key = key(2);
+    cluster.start(1, 2);
+    cluster.run(Duration::from_secs(60));
+    for (index, membership) in cluster.nodes.iter().flatten().enumerate() {
+        let others: Vec<u32> = membership.members().map(|member| member.node).collect();
+        let expected = [vec![3], vec![], vec![1]];
+        assert_eq!(others, expected[index]);
+        assert!(membership.dropped().strangers > 0, "node {}", index + 1);
+    }
+}
+
+#[test]
+fn packets_sent_again_change_nothing_in_a_cluster_with_a_key() {
+    let key = ClusterKey::new([1; dipole_node::KEY_BYTES]);
+    let mut cluster = Cluster::with_key(5, Some(key));
+    cluster.again = Some(Duration::from_secs(4));
+    cluster.until_agreed(5, Duration::from_secs(10));
+    cluster.nodes[3] = None;
+    cluster.until_agreed(4, Duration::from_secs(30));
+    cluster.start(3, 2);
+    cluster.until_agreed(5, Duration::from_secs(30));
+    // What was said of the node while it was away comes again and again.
+    for membership in cluster.nodes.iter_mut().flatten() {
+        membership.take_news();
+    }
+    cluster.run(Duration::from_secs(60));
+    for membership in cluster.nodes.iter_mut().flatten() {
+        assert_eq!(membership.take_news(), []);
+        let dropped = membership.dropped();
+        assert!(
+            dropped.repeated > 0 && dropped.strangers == 0,
+            "{dropped:?}"
+        );
+    }
 }
 
 #[test]

@@ -55,7 +55,7 @@ fn each_answer_of_a_directory_has_its_own_words() {
         (Answer::Silent, Broken, "no answer at all"),
         (refused(), Broken, "cannot be sent"),
     ] {
-        let found = directory(&answer, &host());
+        let found = directory(&answer, &host(), None);
         assert_eq!(found.verdict, verdict, "{}", found.fact);
         assert!(found.fact.contains(words), "{}", found.fact);
     }

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use dipole_node::NodeId;
 use dipole_node::hosts::Host;
 use dipole_node::job::{default_runtime_dir, write_ranks};
+use dipole_node::{ClusterKey, NodeId, variables};
 
-use crate::run::message::Start;
+use crate::run::message::{Secret, Start};
 use crate::run::{HostsFile, RunArgs, RunError};
 
 /// Tells a rank how often it was started before.
@@ -20,6 +20,8 @@ pub(super) struct Plan {
     directory: PathBuf,
     /// The text of the hosts file, if there is one.
     hosts: Option<String>,
+    /// The digits of the cluster key.
+    key: Option<String>,
 }
 
 impl Plan {
@@ -43,11 +45,15 @@ impl Plan {
         ] {
             environment.insert(name.to_owned(), value.into());
         }
+        // Whoever passes the variable itself on means a file that each host has.
+        let key = hosts.key.as_ref().map(ClusterKey::digits);
+        let key = key.filter(|_| !environment.contains_key(variables::KEY));
         Ok(Plan {
             command: args.command.clone(),
             environment,
             directory: std::env::current_dir().map_err(system("finding the directory"))?,
             hosts: hosts.text.clone(),
+            key,
         })
     }
 
@@ -70,6 +76,7 @@ impl Plan {
             environment,
             directory: self.directory.clone(),
             hosts: self.hosts.clone(),
+            key: self.key.clone().map(Secret),
         }
     }
 }
@@ -93,7 +100,7 @@ fn given_environment(names: &[String]) -> BTreeMap<String, OsString> {
         let Ok(name) = name.into_string() else {
             continue;
         };
-        let is_place = ["NID", "RUNTIME_DIR", "HOSTS", "BIND", "CAPTURE"]
+        let is_place = ["NID", "RUNTIME_DIR", "HOSTS", "BIND", "CAPTURE", "KEY"]
             .iter()
             .any(|place| name.strip_prefix("DIPOLE_") == Some(place));
         if name.starts_with("DIPOLE_") && !is_place {

@@ -1,0 +1,100 @@
+//! Somebody without the cluster's key, at an address of its own, who knocks at every node.
+
+use std::net::SocketAddr;
+
+use dipole_link::sim::Network;
+use dipole_link::{AnyLink, Class};
+use dipole_node::GoneReason;
+use dipole_node::engine::{Destination, Engine};
+use dipole_proto::{Config, Instant, KeyMismatch, PeerId};
+
+use crate::scenario::{Scenario, address, key};
+
+/// See the module.
+pub struct Stranger {
+    engine: Engine,
+    addresses: [SocketAddr; 2],
+    /// Who was asked for a session and has not refused it yet.
+    knocked: Vec<PeerId>,
+    mismatch: KeyMismatch,
+    deadline_ns: u64,
+}
+
+impl Stranger {
+    /// Attaches to the network and asks all nodes for a session: with another key, or with none.
+    pub fn come(scenario: &Scenario, network: &Network, now_ns: u64) -> Stranger {
+        let index = scenario.nodes.len();
+        // On a network that is there to the end.
+        let lost = scenario.lost_network.map(|(_, lost)| lost);
+        let home = u8::from(lost == Some(0));
+        let addresses = [Class::Small, Class::Bulk].map(|class| address(index, class, home));
+        let port = network
+            .attach(addresses[0], addresses[1])
+            .expect("an address of nobody");
+        let (own, mismatch) = match scenario.seed % 2 {
+            0 => (Some(key(!scenario.seed)), KeyMismatch::Different),
+            _ => (None, KeyMismatch::OnlyTheirs),
+        };
+        let seed = scenario.seed.wrapping_add(0x57A6);
+        let config = Config {
+            node: 0xFFFF,
+            ..Config::default()
+        };
+        let mut engine = Engine::new(
+            AnyLink::from(port),
+            config,
+            seed,
+            [seed, !seed],
+            own.as_ref(),
+        );
+        let now = Instant(now_ns);
+        let met =
+            (scenario.nodes.iter().enumerate()).filter(|(_, plan)| plan.cards.contains(&home));
+        let knocked = met.map(|(node, _)| {
+            let to = Destination {
+                small: address(node, Class::Small, home),
+                incarnation: 0,
+            };
+            engine.connect(now, to).expect("room for all")
+        });
+        let knocked = knocked.collect();
+        Stranger {
+            engine,
+            addresses,
+            knocked,
+            mismatch,
+            deadline_ns: now_ns,
+        }
+    }
+
+    pub fn wake_ns(&self, network: &Network) -> u64 {
+        let waiting = (self.addresses.iter()).any(|address| network.waiting(*address) > 0);
+        if waiting { 0 } else { self.deadline_ns }
+    }
+
+    /// One turn; an error if it got in, or is not told why it does not.
+    pub fn turn(&mut self, now_ns: u64) -> Result<(), String> {
+        let now = Instant(now_ns);
+        self.engine
+            .step(now, true)
+            .map_err(|error| error.to_string())?;
+        if (self.knocked.iter()).any(|peer| self.engine.machine().is_open(*peer)) {
+            return Err("a stranger has a session".into());
+        }
+        for departure in self.engine.take_departures() {
+            if departure.reason != GoneReason::Key(self.mismatch) {
+                return Err(format!("a stranger hears: {}", departure.reason));
+            }
+            self.knocked.retain(|peer| Some(*peer) != departure.peer);
+        }
+        let deadline = self.engine.next_deadline(now);
+        self.deadline_ns = deadline.map_or(u64::MAX, |deadline| deadline.0);
+        Ok(())
+    }
+
+    /// What is still to be done.
+    pub fn open(&self) -> Option<String> {
+        let count = self.knocked.len();
+        (count > 0).then(|| format!("{count} nodes have not refused a stranger"))
+    }
+}

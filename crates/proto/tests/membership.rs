@@ -1,0 +1,425 @@
+//! Who holds the cluster key and who does not: the handshake, and what strangers send.
+
+#![allow(
+    missing_docs,
+    unreachable_pub,
+    dead_code,
+    clippy::cast_possible_truncation,
+    reason = "tests"
+)]
+
+mod pair;
+
+use dipole_proto::wire::{self, Flags, HEADER_BYTES, Header, Hello, Kind, Reset, ResetReason};
+use dipole_proto::{Config, Drop, EdgeId, GoneReason, KeyMismatch, PeerId, Seal, SessionKey};
+use pair::{Wire, address, close};
+
+const SECOND: u64 = 1_000_000_000;
+const KEY: Option<SessionKey> = Some(SessionKey([7; 16]));
+const OTHER: Option<SessionKey> = Some(SessionKey([8; 16]));
+
+fn with(key: Option<SessionKey>) -> Config {
+    Config {
+        key,
+        ..Config::default()
+    }
+}
+
+/// Two hosts with these keys; all packets are remembered.
+fn wire(first: Option<SessionKey>, second: Option<SessionKey>) -> Wire {
+    let mut wire = Wire::new(1, 2, &with(first));
+    wire.hosts[1] = wire.host(1, &with(second));
+    wire.seen = Some(Vec::new());
+    for host in &mut wire.hosts {
+        host.machine.open_endpoint(7, false);
+    }
+    wire
+}
+
+/// The same after the first has connected.
+fn joined() -> (Wire, PeerId, EdgeId) {
+    let mut wire = wire(KEY, KEY);
+    let peer = wire.connect(0, 1);
+    assert!(wire.run(SECOND, |wire| {
+        wire.hosts.iter().all(|host| host.connected.len() == 1)
+    }));
+    let edge = wire.hosts[0].machine.edge(peer, 1, 7).expect("open");
+    (wire, peer, edge)
+}
+
+/// A message goes from the first to the second and is all that comes.
+fn converse(wire: &mut Wire, edge: EdgeId, text: &[u8]) {
+    let now = wire.now;
+    wire.hosts[0]
+        .send(now, edge, text)
+        .expect("credit and frames");
+    assert!(wire.run(SECOND, |wire| !wire.hosts[1].received.is_empty()));
+    let now = wire.now;
+    assert_eq!(wire.hosts[1].read(now).expect("it came"), text);
+    assert_eq!(wire.hosts[1].read(now), None);
+}
+
+fn kind(packet: &[u8]) -> Kind {
+    Header::parse(packet)
+        .expect("machines emit what parses")
+        .kind
+}
+
+/// The packets of a kind sent so far.
+fn seen(wire: &Wire, wanted: Kind) -> Vec<(wire::Address, wire::Address, Vec<u8>)> {
+    let all = wire.seen.as_ref().expect("remembered").iter();
+    all.filter(|(.., bytes)| kind(bytes) == wanted)
+        .cloned()
+        .collect()
+}
+
+/// A packet outside sessions by somebody without the key, its checksum right.
+fn letter(
+    kind: Kind,
+    connection: u32,
+    seal: Seal,
+    emit: impl FnOnce(&mut [u8]) -> usize,
+) -> Vec<u8> {
+    let mut bytes = vec![0; 512];
+    let end = HEADER_BYTES + emit(&mut bytes[HEADER_BYTES..]);
+    bytes.truncate(end);
+    let mut header = Header::handshake(kind, connection);
+    header.length = (end + seal.bytes()) as u16;
+    if seal == Seal::Proof {
+        header.flags.set(Flags::PROVEN);
+    }
+    header.emit(&mut bytes);
+    close(&mut bytes, seal, None);
+    bytes
+}
+
+fn reset(reason: ResetReason, connection: u32, echo: Option<u64>, seal: Seal) -> Vec<u8> {
+    let reset = Reset {
+        connection,
+        reason,
+        echo,
+    };
+    letter(Kind::Reset, 0, seal, |body| reset.emit(body))
+}
+
+#[test]
+fn members_meet_and_their_checksums_are_masked() {
+    let (mut wire, _, edge) = joined();
+    converse(&mut wire, edge, b"among us");
+    let data = seen(&wire, Kind::Data);
+    let (_, _, bytes) = &data[0];
+    let mut plain = bytes[..bytes.len() - wire::CRC_BYTES].to_vec();
+    close(&mut plain, Seal::OPEN, None);
+    assert_ne!(&plain, bytes);
+    // As somebody would send it who knows everything but the key.
+    let damaged = |wire: &Wire| wire.hosts[1].machine.stats().dropped(Drop::Damaged);
+    let before = damaged(&wire);
+    wire.hosts[1].take(wire.now, data[0].0, &plain);
+    assert_eq!(damaged(&wire), before + 1);
+}
+
+#[test]
+fn crossing_hellos_of_members_make_one_session() {
+    let mut wire = wire(KEY, KEY);
+    wire.connect(0, 1);
+    wire.connect(1, 0);
+    assert!(wire.run(SECOND, |wire| {
+        wire.hosts.iter().all(|host| host.connected.len() == 1)
+    }));
+    wire.run(SECOND, |_| false);
+    for host in &wire.hosts {
+        assert_eq!((host.machine.peers().count(), host.gone.len()), (1, 0));
+    }
+}
+
+#[test]
+fn sessions_of_members_open_on_a_wire_that_loses_repeats_and_reorders() {
+    for seed in 0..50 {
+        let mut wire = Wire::new(seed, 2, &with(KEY));
+        (wire.loss, wire.duplicate, wire.reorder) = (0.3, 0.3, 0.5);
+        wire.connect(0, 1);
+        if seed % 2 == 0 {
+            wire.connect(1, 0);
+        }
+        let open = |wire: &mut Wire| wire.hosts.iter().all(|host| !host.connected.is_empty());
+        assert!(wire.run(20 * SECOND, open), "seed {seed}");
+        wire.run(SECOND, |_| false);
+        let gone = wire.hosts.iter().map(|host| host.gone.len()).sum::<usize>();
+        assert_eq!(gone, 0, "seed {seed}");
+    }
+}
+
+#[test]
+fn who_has_another_key_or_none_learns_so_at_once_and_gets_no_session() {
+    for (first, second, mismatch) in [
+        (KEY, OTHER, KeyMismatch::Different),
+        (KEY, None, KeyMismatch::OnlyOurs),
+        (None, KEY, KeyMismatch::OnlyTheirs),
+    ] {
+        let mut wire = wire(first, second);
+        let peer = wire.connect(0, 1);
+        assert!(wire.run(SECOND / 100, |wire| !wire.hosts[0].gone.is_empty()));
+        assert_eq!(wire.hosts[0].gone, [(peer, GoneReason::Key(mismatch))]);
+        assert!(wire.hosts[1].connected.is_empty() && wire.hosts[1].gone.is_empty());
+        assert_eq!(wire.hosts[1].machine.peers().count(), 0);
+        let stats = wire.hosts[1].machine.stats();
+        assert_eq!(stats.dropped(Drop::WrongKey), 1, "{mismatch:?}");
+    }
+}
+
+#[test]
+fn a_damaged_hello_says_nothing_about_keys() {
+    let mut wire = wire(KEY, KEY);
+    wire.connect(0, 1);
+    wire.run(SECOND / 10, |_| false);
+    let hellos = seen(&wire, Kind::Hello);
+    let (from, _, hello) = hellos.last().expect("with its cookie");
+    for bit in 8..hello.len() * 8 {
+        let mut damaged = hello.clone();
+        damaged[bit / 8] ^= 1 << (bit % 8);
+        wire.hosts[1].take(wire.now, *from, &damaged);
+    }
+    assert_eq!(wire.hosts[1].machine.stats().dropped(Drop::WrongKey), 0);
+}
+
+#[test]
+fn a_stranger_who_completes_the_exchange_of_cookies_opens_no_session() {
+    for seal in [Seal::OPEN, Seal::Proof] {
+        let (mut wire, _, edge) = joined();
+        let from = address(9, 1);
+        let mut hello = Hello::new(&[wire::LaneAddress::default()]);
+        (hello.connection, hello.incarnation) = (5, 6);
+        (hello.max_packet_bytes, hello.window_packets) = (1472, 64);
+        let say = |hello: &Hello| letter(Kind::Hello, 0, seal, |body| hello.emit(body));
+        wire.hosts[1].take(wire.now, from, &say(&hello));
+        wire.run(SECOND / 100, |_| false);
+        let challenges = seen(&wire, Kind::Challenge);
+        let (_, to, challenge) = challenges.last().expect("cookies are for everybody");
+        assert_eq!(*to, from);
+        hello.cookie = wire::Challenge::parse(&challenge[HEADER_BYTES..])
+            .expect("sound")
+            .cookie;
+        wire.hosts[1].take(wire.now, from, &say(&hello));
+        wire.run(SECOND / 100, |_| false);
+        assert_eq!(wire.hosts[1].connected.len(), 1, "only the partner");
+        assert_eq!(wire.hosts[1].machine.peers().count(), 1);
+        let resets = seen(&wire, Kind::Reset);
+        assert_eq!(resets.len(), 1);
+        let said = Reset::parse(&resets[0].2[HEADER_BYTES..]).expect("sound");
+        assert_eq!((said.reason, said.echo), (ResetReason::Key, Some(6)));
+        converse(&mut wire, edge, b"undisturbed");
+    }
+}
+
+#[test]
+fn a_hello_seen_before_opens_nothing_and_ends_nothing() {
+    let (mut wire, peer, _) = joined();
+    let old = seen(&wire, Kind::Hello);
+    wire.hosts[0].machine.disconnect(peer);
+    assert!(wire.run(SECOND, |wire| !wire.hosts[1].gone.is_empty()));
+    // From where it came, but the session is over; from elsewhere.
+    for (from, _, bytes) in &old {
+        wire.hosts[1].take(wire.now, *from, bytes);
+        wire.hosts[1].take(wire.now, address(9, 1), bytes);
+    }
+    wire.run(SECOND, |_| false);
+    assert_eq!(wire.hosts[1].connected.len(), 1, "only the first time");
+    assert_eq!(wire.hosts[1].machine.peers().count(), 0);
+
+    wire.connect(0, 1);
+    assert!(wire.run(SECOND, |wire| wire.hosts[1].connected.len() == 2));
+    let gone = wire.hosts[1].gone.len();
+    for (from, _, bytes) in &old {
+        wire.hosts[1].take(wire.now, *from, bytes);
+    }
+    wire.run(SECOND, |_| false);
+    assert_eq!(wire.hosts[1].gone.len(), gone, "the new session goes on");
+    assert_eq!(wire.hosts[1].connected.len(), 2);
+    // Long after, its cookie is too old as well.
+    wire.run(60 * SECOND, |_| false);
+    for (from, _, bytes) in &old {
+        wire.hosts[1].take(wire.now, *from, bytes);
+    }
+    assert_eq!(wire.hosts[1].connected.len(), 2);
+}
+
+#[test]
+fn packets_of_an_earlier_session_do_nothing_to_a_later_one() {
+    let (mut wire, peer, edge) = joined();
+    converse(&mut wire, edge, b"earlier");
+    wire.hosts[0].machine.disconnect(peer);
+    assert!(wire.run(SECOND, |wire| !wire.hosts[1].gone.is_empty()));
+    let old = wire.seen.clone().expect("remembered");
+    let peer = wire.connect(0, 1);
+    assert!(wire.run(SECOND, |wire| wire.hosts[1].connected.len() == 2));
+    let edge = wire.hosts[0].machine.edge(peer, 1, 7).expect("open");
+    let gone = wire
+        .hosts
+        .iter()
+        .map(|host| host.gone.len())
+        .collect::<Vec<_>>();
+    for _ in 0..3 {
+        for (from, to, bytes) in &old {
+            let host = usize::from(to.ip[15]) - 1;
+            wire.hosts[host].take(wire.now, *from, bytes);
+        }
+        wire.run(SECOND / 10, |_| false);
+    }
+    let after = wire
+        .hosts
+        .iter()
+        .map(|host| host.gone.len())
+        .collect::<Vec<_>>();
+    assert_eq!(gone, after);
+    assert!(wire.hosts[1].received.is_empty());
+    converse(&mut wire, edge, b"later");
+}
+
+#[test]
+fn forged_resets_and_byes_end_no_session_of_members() {
+    let (mut wire, peer, edge) = joined();
+    converse(&mut wire, edge, b"before");
+    // What only the partners know, as a forger's luckiest guess.
+    let data = seen(&wire, Kind::Data);
+    let (from, to, bytes) = data[0].clone();
+    let theirs = Header::parse(&bytes).expect("sound").connection;
+    let incarnation = wire.hosts[1].machine.incarnation();
+    for reason in [
+        ResetReason::UnknownConnection,
+        ResetReason::Version,
+        ResetReason::TooManyPeers,
+        ResetReason::Key,
+    ] {
+        for echo in [None, Some(wire.hosts[0].machine.incarnation())] {
+            for connection in [theirs, peer.connection()] {
+                for seal in [Seal::OPEN, Seal::Proof] {
+                    let forged = reset(reason, connection, echo, seal);
+                    wire.hosts[0].take(wire.now, to, &forged);
+                }
+            }
+        }
+    }
+    let bye = wire::Bye { incarnation };
+    let bye = letter(Kind::Bye, peer.connection(), Seal::OPEN, |body| {
+        bye.emit(body)
+    });
+    wire.hosts[0].take(wire.now, to, &bye);
+    assert!(wire.hosts[0].gone.is_empty());
+    converse(&mut wire, edge, b"after");
+
+    // A member who does not know the session is believed, but not from another port.
+    let config = with(KEY);
+    wire.hosts[1] = wire.host(1, &config);
+    wire.hosts[1].take(wire.now, from, &bytes);
+    wire.run(SECOND / 1000, |wire| !seen(wire, Kind::Reset).is_empty());
+    let resets = seen(&wire, Kind::Reset);
+    let (_, _, genuine) = resets.last().expect("the connection is unknown");
+    wire.hosts[0].take(wire.now, wire::Address { port: 99, ..to }, genuine);
+    assert!(wire.hosts[0].gone.is_empty());
+    wire.hosts[0].take(wire.now, to, genuine);
+    let reason = GoneReason::Reset(ResetReason::UnknownConnection);
+    assert_eq!(wire.hosts[0].gone, [(peer, reason)]);
+}
+
+#[test]
+fn a_process_that_is_asked_for_resets_gives_none_that_ends_a_session_of_others() {
+    let (mut wire, peer, edge) = joined();
+    converse(&mut wire, edge, b"before");
+    let theirs = Header::parse(&seen(&wire, Kind::Data)[0].2)
+        .expect("sound")
+        .connection;
+    // A member's hello that names the connection in use, meant for a process that has gone.
+    let from = address(0, 1);
+    let mut hello = Hello::new(&[wire::LaneAddress::default()]);
+    (hello.connection, hello.incarnation, hello.echo) = (theirs, 6, 1);
+    (hello.max_packet_bytes, hello.window_packets) = (1472, 64);
+    let secret = wire.hosts[1].secret();
+    let say = |hello: &Hello| {
+        let mut bytes = letter(Kind::Hello, 0, Seal::Proof, |body| hello.emit(body));
+        bytes.truncate(bytes.len() - Seal::Proof.bytes());
+        close(&mut bytes, Seal::Proof, secret);
+        bytes
+    };
+    wire.hosts[1].take(wire.now, from, &say(&hello));
+    wire.run(SECOND / 100, |_| false);
+    let challenge = seen(&wire, Kind::Challenge).pop().expect("answered").2;
+    hello.cookie = wire::Challenge::parse(&challenge[HEADER_BYTES..])
+        .expect("sound")
+        .cookie;
+    wire.hosts[1].take(wire.now, from, &say(&hello));
+    wire.run(SECOND / 100, |_| false);
+    assert_eq!(seen(&wire, Kind::Reset).len(), 1);
+    assert!(
+        wire.hosts[0].machine.is_open(peer),
+        "{:?}",
+        wire.hosts[0].gone
+    );
+    converse(&mut wire, edge, b"after");
+}
+
+#[test]
+fn a_welcome_of_a_stranger_or_of_an_earlier_handshake_opens_nothing() {
+    let mut wire = wire(KEY, KEY);
+    let peer = wire.connect(0, 1);
+    // The hello leaves, and is lost.
+    wire.dead_ports = vec![1];
+    wire.run(SECOND / 1000, |_| false);
+    let mut welcome = Hello::new(&[wire::LaneAddress::default()]);
+    (welcome.connection, welcome.incarnation) = (5, 6);
+    (welcome.max_packet_bytes, welcome.window_packets) = (1472, 64);
+    welcome.echo = wire.hosts[0].machine.incarnation();
+    let from = address(1, 1);
+    let to = peer.connection();
+    for seal in [Seal::OPEN, Seal::Proof] {
+        let forged = letter(Kind::Welcome, to, seal, |body| welcome.emit(body));
+        wire.hosts[0].take(wire.now, from, &forged);
+    }
+    assert_eq!(wire.hosts[0].machine.stats().dropped(Drop::WrongKey), 2);
+    // Made by a member, but for another cookie.
+    welcome.cookie = 77;
+    let mut earlier = letter(Kind::Welcome, to, Seal::Proof, |body| welcome.emit(body));
+    earlier.truncate(earlier.len() - Seal::Proof.bytes());
+    close(&mut earlier, Seal::Proof, wire.hosts[0].secret());
+    wire.hosts[0].take(wire.now, from, &earlier);
+    assert_eq!(wire.hosts[0].machine.stats().dropped(Drop::WrongCookie), 1);
+    assert!(wire.hosts[0].connected.is_empty());
+    wire.dead_ports.clear();
+    assert!(wire.run(SECOND, |wire| wire.hosts[0].machine.is_open(peer)));
+}
+
+#[test]
+fn a_hello_with_a_proof_fits_the_shortest_packet() {
+    let config = Config {
+        packet_bytes: 256,
+        ..with(KEY)
+    };
+    let mut wire = Wire::with_cards(1, 2, 4, &config);
+    wire.seen = Some(Vec::new());
+    let peer = wire.connect(0, 1);
+    assert!(wire.run(SECOND, |wire| wire.hosts[0].machine.is_open(peer)));
+    assert!(
+        seen(&wire, Kind::Hello)
+            .iter()
+            .all(|(.., bytes)| bytes.len() <= 256)
+    );
+}
+
+#[test]
+fn a_member_gets_in_while_strangers_use_up_all_answers() {
+    let mut wire = wire(KEY, KEY);
+    let mut hello = Hello::new(&[wire::LaneAddress::default()]);
+    (hello.max_packet_bytes, hello.window_packets) = (1472, 64);
+    let peer = wire.connect(0, 1);
+    let opened = wire.run(SECOND, |wire| {
+        for stranger in 1..400 {
+            (hello.connection, hello.incarnation) = (stranger, 6);
+            let forged = letter(Kind::Hello, 0, Seal::Proof, |body| hello.emit(body));
+            wire.hosts[1].take(wire.now, address(9, 1), &forged);
+        }
+        wire.hosts[0].machine.is_open(peer)
+    });
+    assert!(opened);
+    assert!(wire.hosts[1].machine.stats().dropped(Drop::Throttled) > 0);
+    let hellos = seen(&wire, Kind::Hello).len();
+    assert_eq!(hellos, 2, "none had to be repeated");
+}

@@ -1,0 +1,230 @@
+//! The attacker: several threads in a node of its own, each with one trick, as fast as it goes.
+
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket};
+use std::os::fd::OwnedFd;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use dipole_bed::Bed;
+use rustix::net::{AddressFamily, SendFlags, SocketType, ipproto, sendto, socket};
+
+use crate::packets::{self, Random};
+
+/// What the attacker has found out; everything but the key.
+#[derive(Clone, Debug)]
+pub(crate) struct Victim {
+    pub(crate) node: u32,
+    pub(crate) small: SocketAddrV4,
+    pub(crate) bulk: SocketAddrV4,
+    pub(crate) directory: SocketAddrV4,
+    /// What packets of its session carry.
+    pub(crate) connection: u32,
+}
+
+/// Packets sent, by kind.
+#[derive(Debug, Default)]
+pub(crate) struct Sent {
+    counts: Mutex<Vec<(&'static str, u64)>>,
+    pub(crate) cookies: AtomicU64,
+}
+
+impl Sent {
+    fn note(&self, kind: &'static str, count: u64) {
+        let mut counts = self.counts.lock().expect("nobody panics");
+        match counts.iter_mut().find(|(name, _)| *name == kind) {
+            Some((_, sum)) => *sum += count,
+            None => counts.push((kind, count)),
+        }
+    }
+
+    pub(crate) fn counts(&self) -> Vec<(&'static str, u64)> {
+        self.counts.lock().expect("nobody panics").clone()
+    }
+}
+
+/// A socket by which whole IP packets leave, their source whatever they say.
+struct Raw(OwnedFd);
+
+impl Raw {
+    fn open() -> Raw {
+        let raw = socket(AddressFamily::INET, SocketType::RAW, Some(ipproto::RAW));
+        Raw(raw.expect("root may"))
+    }
+
+    /// True if it left; the device's queue may be full.
+    fn send(&self, to: Ipv4Addr, packet: &[u8]) -> bool {
+        let to = SocketAddr::from((to, 0));
+        sendto(&self.0, packet, SendFlags::DONTWAIT, &to).is_ok()
+    }
+
+    fn forge(&self, from: SocketAddrV4, to: SocketAddrV4, payload: &[u8]) -> u64 {
+        let packet = packets::in_ip(from, to, payload);
+        u64::from(self.send(*to.ip(), &packet))
+    }
+}
+
+/// Attacks two victims until told to end.
+pub(crate) fn attack(
+    bed: &Bed,
+    node: u32,
+    victims: &[Victim; 2],
+    recorded: &[(Ipv4Addr, Vec<u8>)],
+    over: &AtomicBool,
+    sent: &Sent,
+) {
+    let inside = |work: &(dyn Fn() + Sync)| bed.inside(node, work).expect("the attacker's node");
+    std::thread::scope(|scope| {
+        scope.spawn(|| inside(&|| say_hello(victims, over, sent)));
+        scope.spawn(|| inside(&|| replay(recorded, over, sent)));
+        scope.spawn(|| inside(&|| guess(victims, over, sent)));
+        scope.spawn(|| inside(&|| ask(victims, over, sent)));
+    });
+}
+
+/// Hellos to the processes' ports, completing the exchange of cookies.
+fn say_hello(victims: &[Victim; 2], over: &AtomicBool, sent: &Sent) {
+    let sockets: Vec<UdpSocket> = (0..4)
+        .map(|_| UdpSocket::bind("0.0.0.0:0").expect("a free port"))
+        .collect();
+    for socket in &sockets {
+        socket.set_nonblocking(true).expect("a flag");
+    }
+    let mut random = Random(1);
+    let mut connection = 0_u32;
+    while !over.load(Ordering::Relaxed) {
+        let (mut first, mut second) = (0, 0);
+        for (index, socket) in sockets.iter().enumerate() {
+            for victim in victims {
+                connection = connection.wrapping_add(1 << 14).max(1 << 14);
+                let proven = index % 2 == 1;
+                let bytes = packets::hello(&mut random, connection, 0, proven);
+                first += u64::from(socket.send_to(&bytes, victim.small).is_ok());
+            }
+            let mut buffer = [0; 2048];
+            while let Ok((length, from)) = socket.recv_from(&mut buffer) {
+                let Some((connection, cookie)) = packets::challenge(&buffer[..length]) else {
+                    continue;
+                };
+                sent.cookies.fetch_add(1, Ordering::Relaxed);
+                for proven in [true, false] {
+                    let bytes = packets::hello(&mut random, connection, cookie, proven);
+                    second += u64::from(socket.send_to(&bytes, from).is_ok());
+                }
+            }
+        }
+        sent.note("hellos", first);
+        sent.note("hellos with their cookie", second);
+    }
+}
+
+/// All packets of an earlier session, again and again.
+fn replay(recorded: &[(Ipv4Addr, Vec<u8>)], over: &AtomicBool, sent: &Sent) {
+    let raw = Raw::open();
+    while !over.load(Ordering::Relaxed) {
+        let count = (recorded.iter())
+            .map(|(to, packet)| u64::from(raw.send(*to, packet)))
+            .sum();
+        sent.note("packets of an earlier session", count);
+    }
+}
+
+/// Session packets with right and wrong connection ids, and nonsense, in the partner's name.
+fn guess(victims: &[Victim; 2], over: &AtomicBool, sent: &Sent) {
+    let raw = Raw::open();
+    let mut random = Random(2);
+    let [one, two] = victims;
+    let mut counts = [0_u64; 4];
+    for high in (0..1_u32 << 18).cycle() {
+        let (from, to) = match high % 2 {
+            0 => (one, two),
+            _ => (two, one),
+        };
+        let is_right = high % 16 < 4;
+        // The first session of a process has the first index.
+        let connection = if is_right { to.connection } else { high << 14 };
+        let back = if is_right {
+            from.connection
+        } else {
+            connection
+        };
+        let data = packets::data(&mut random, connection);
+        counts[0] += raw.forge(from.small, to.small, &data);
+        counts[0] += raw.forge(from.bulk, to.bulk, &data);
+        let data = packets::data(&mut random, back);
+        counts[0] += raw.forge(to.small, from.small, &data);
+        match high % 4 {
+            0 | 1 => {
+                let bye = packets::bye(&mut random, connection);
+                counts[1] += raw.forge(from.small, to.small, &bye);
+            }
+            2 => {
+                let proven = high % 8 == 2;
+                // Each is told that the other does not know the connection.
+                let reset = packets::reset(&mut random, back, proven);
+                counts[2] += raw.forge(from.small, to.small, &reset);
+                let reset = packets::reset(&mut random, connection, proven);
+                counts[2] += raw.forge(to.small, from.small, &reset);
+            }
+            _ => {
+                let length = usize::try_from(random.next() % 200).expect("small");
+                let nonsense = random.bytes(length);
+                counts[3] += raw.forge(from.small, to.small, &nonsense);
+            }
+        }
+        if high % 64 == 63 {
+            let names = ["forged data", "forged byes", "forged resets", "nonsense"];
+            for (name, count) in names.into_iter().zip(std::mem::take(&mut counts)) {
+                sent.note(name, count);
+            }
+            if over.load(Ordering::Relaxed) {
+                return;
+            }
+        }
+    }
+}
+
+/// Directory packets and membership packets, from here and in the other's name.
+fn ask(victims: &[Victim; 2], over: &AtomicBool, sent: &Sent) {
+    let raw = Raw::open();
+    let own = UdpSocket::bind("0.0.0.0:0").expect("a free port");
+    own.set_nonblocking(true).expect("a flag");
+    let mut random = Random(3);
+    let [one, two] = victims;
+    while !over.load(Ordering::Relaxed) {
+        let mut counts = [0_u64; 3];
+        for (from, to) in [(one, two), (two, one)] {
+            for proven in [false, true] {
+                for first in [packets::LOOKUP, packets::YIELD] {
+                    let bytes = packets::directory(&mut random, first, to.node, proven);
+                    counts[0] += u64::from(own.send_to(&bytes, to.directory).is_ok());
+                    counts[0] += raw.forge(from.directory, to.directory, &bytes);
+                }
+                for first in [packets::FOUND, packets::VOUCHED] {
+                    // Where a process that asks may wait for its answer.
+                    let port = u16::try_from(32_768 + random.next() % 28_000).expect("a port");
+                    let to = SocketAddrV4::new(*to.small.ip(), port);
+                    let bytes = packets::directory(&mut random, first, from.node, proven);
+                    counts[1] += raw.forge(from.directory, to, &bytes);
+                }
+                let mut member = random.bytes(80);
+                member[0] = if proven { 0x1e } else { 0x1c };
+                counts[2] += raw.forge(from.directory, to.directory, &member);
+            }
+        }
+        let names = [
+            "look-ups and yields",
+            "forged answers",
+            "membership packets",
+        ];
+        for (name, count) in names.into_iter().zip(counts) {
+            sent.note(name, count);
+        }
+    }
+}
+
+/// Lets the attack go on for a while.
+pub(crate) fn for_a_while(time: Duration, over: &AtomicBool) {
+    std::thread::sleep(time);
+    over.store(true, Ordering::Relaxed);
+}

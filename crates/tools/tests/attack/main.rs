@@ -1,0 +1,474 @@
+//! Two nodes with a cluster key exchange checked messages while a third on their network, who
+//! lacks the key, sends all it can think of. Needs root; skipped aloud without.
+//!
+//! `DIPOLE_ATTACK_S` says for how many seconds (3).
+
+#![allow(missing_docs, reason = "tests")]
+
+mod attacker;
+mod packets;
+
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use attacker::{Sent, Victim};
+use dipole_bed::Bed;
+use dipole_node::hosts::Hosts;
+use dipole_node::registry::Registry;
+use dipole_node::{
+    Address, ClusterKey, Config, Endpoint, EndpointId, GoneReason, Links, Node, NodeId, Stats,
+};
+use rustix::net::{AddressFamily, RecvFlags, SocketType, eth, recv, socket};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Messages under way.
+const WINDOW: u64 = 32;
+/// Messages of the shortest conversation.
+const LEAST: u64 = 50;
+/// The last message of a conversation.
+const END: &[u8] = b"end";
+
+fn seconds() -> Duration {
+    let given = std::env::var("DIPOLE_ATTACK_S").map_or(3, |text| text.parse().expect("seconds"));
+    Duration::from_secs(given)
+}
+
+/// Ends with this.
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+struct Scene {
+    bed: Bed,
+    key: PathBuf,
+}
+
+impl Scene {
+    fn make() -> Option<Scene> {
+        if let Some(why) = Bed::why_not() {
+            eprintln!("SKIPPED: {why}");
+            return None;
+        }
+        let bed = Bed::builder()
+            .nodes(3)
+            .build()
+            .expect("a bed can be made here");
+        let key = bed.folder().join("key");
+        let made = ClusterKey::random().expect("random bytes").save(&key);
+        made.expect("a file of our own");
+        Some(Scene { bed, key })
+    }
+
+    /// A process of a member node.
+    fn open(&self, node: u32) -> Node {
+        let place = self.bed.node(node);
+        let mut config = Config::local(NodeId(node), place.runtime_dir.clone());
+        config.hosts = Hosts::load(&self.bed.hosts_file()).expect("the hosts file");
+        config.bind = place.addresses[0].into();
+        config.links = Links::Udp;
+        config.key = Some(ClusterKey::load(&self.key).expect("our key"));
+        let opened = self.bed.inside(node, || Node::open(config));
+        opened.expect("a node").expect("it opens")
+    }
+
+    fn dipole(&self, node: u32, keyed: bool, arguments: &[&str]) -> Command {
+        let mut command = self.bed.command(node, env!("CARGO_BIN_EXE_dipole"));
+        command.args(arguments).stdin(Stdio::null());
+        if keyed {
+            command.env("DIPOLE_KEY", &self.key);
+        }
+        command
+    }
+
+    fn agent(&self, node: u32, keyed: bool) -> Process {
+        let mut command = self.dipole(node, keyed, &["agent"]);
+        let agent = Process(command.stderr(Stdio::null()).spawn().expect("it starts"));
+        self.wait(node, keyed, |_| true);
+        agent
+    }
+
+    /// What the agent of a node says.
+    fn status(&self, node: u32, keyed: bool) -> Option<serde_json::Value> {
+        let output = self
+            .dipole(node, keyed, &["--json", "agent", "status"])
+            .output();
+        let output = output.expect("it starts");
+        serde_json::from_slice(&output.stdout).ok()
+    }
+
+    /// Waits until it says that.
+    fn wait(&self, node: u32, keyed: bool, wanted: impl Fn(&serde_json::Value) -> bool) {
+        let begun = Instant::now();
+        loop {
+            let status = self.status(node, keyed);
+            if status.as_ref().is_some_and(&wanted) {
+                return;
+            }
+            assert!(
+                begun.elapsed() < PATIENCE,
+                "agent of node {node}: {status:?}"
+            );
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// What can be known of a process without its key.
+    fn victim(&self, node: u32, endpoint: u32) -> Victim {
+        let registry = Registry::open(&self.bed.node(node).runtime_dir, NodeId(node));
+        let owner = registry.expect("its registry").lookup(EndpointId(endpoint));
+        let ports = owner.expect("readable").expect("it is open").ports;
+        Victim {
+            node,
+            small: v4(ports.small),
+            bulk: v4(ports.bulk),
+            directory: SocketAddrV4::new(self.bed.node(node).addresses[0], 7411),
+            connection: 0,
+        }
+    }
+
+    /// Points two endpoints numbered 7 at each other; a process steps while it waits.
+    fn meet(&self, one: &Endpoint, two: &Endpoint) {
+        std::thread::scope(|scope| {
+            let first = scope.spawn(|| self.bed.inside(1, || one.target(at(2, 7))));
+            let second = scope.spawn(|| self.bed.inside(2, || two.target(at(1, 7))));
+            for pointed in [first, second] {
+                let pointed = pointed.join().expect("no panic");
+                pointed.expect("a node").expect("a member");
+            }
+        });
+    }
+
+    /// Both sides of a conversation, each in its node, until it is over; how many messages.
+    fn converse(&self, one: &Endpoint, two: &Endpoint, over: &AtomicBool) -> u64 {
+        std::thread::scope(|scope| {
+            let asking = scope.spawn(|| self.bed.inside(1, || ask(one, over)));
+            let answering = scope.spawn(|| self.bed.inside(2, || answer(two)));
+            answering.join().expect("no panic").expect("node 2");
+            asking.join().expect("no panic").expect("node 1")
+        })
+    }
+}
+
+fn v4(address: SocketAddr) -> SocketAddrV4 {
+    match address {
+        SocketAddr::V4(address) => address,
+        SocketAddr::V6(_) => panic!("the bed has IPv4"),
+    }
+}
+
+/// What message `number` of a side says.
+fn content(side: u8, number: u64) -> Vec<u8> {
+    let mut bytes = number.to_le_bytes().to_vec();
+    let length = usize::try_from(number % 199).expect("small");
+    let salt = side ^ bytes[0];
+    bytes.extend((0..length).map(|at| salt ^ u8::try_from(at).expect("small")));
+    bytes
+}
+
+/// Sends until it is over and checks that every answer comes, once and in order.
+fn ask(endpoint: &Endpoint, over: &AtomicBool) -> u64 {
+    let (mut sent, mut got) = (0, 0);
+    let more = |sent| sent < LEAST || !over.load(Ordering::Relaxed);
+    while more(sent) || got < sent {
+        while sent < got + WINDOW && more(sent) {
+            let message = content(1, sent);
+            endpoint
+                .send_timeout(&message, PATIENCE)
+                .expect("the partner takes it");
+            sent += 1;
+        }
+        if got < sent {
+            let message = endpoint
+                .receive_timeout(PATIENCE)
+                .expect("the partner answers");
+            assert_eq!(&*message, content(2, got), "message {got}");
+            got += 1;
+        }
+    }
+    endpoint
+        .send_timeout(END, PATIENCE)
+        .expect("the partner takes it");
+    sent + got
+}
+
+/// Checks that every message comes, once and in order, and answers it.
+fn answer(endpoint: &Endpoint) {
+    for number in 0.. {
+        let message = endpoint
+            .receive_timeout(PATIENCE)
+            .expect("the partner sends");
+        if &*message == END {
+            return;
+        }
+        assert_eq!(&*message, content(1, number), "message {number}");
+        endpoint
+            .send_timeout(&content(2, number), PATIENCE)
+            .expect("it takes it");
+    }
+}
+
+/// All IP packets that a node sees while something happens.
+fn record<T: Send>(bed: &Bed, node: u32, happens: impl FnOnce() -> T) -> (T, Vec<Vec<u8>>) {
+    let raw = bed.inside(node, || {
+        socket(AddressFamily::PACKET, SocketType::DGRAM, Some(eth::ALL))
+    });
+    let raw = raw.expect("a node").expect("root may");
+    let done = happens();
+    let mut seen = Vec::new();
+    let mut buffer = vec![0; 70_000];
+    while let Ok((length, _)) = recv(&raw, &mut buffer[..], RecvFlags::DONTWAIT) {
+        seen.push(buffer[..length].to_vec());
+    }
+    (done, seen)
+}
+
+/// Recorded packets, as they were and with the ports of today.
+fn adapted(seen: &[Vec<u8>], victims: &[Victim; 2]) -> Vec<(Ipv4Addr, Vec<u8>)> {
+    let mut packets = Vec::new();
+    for bytes in seen {
+        let udp = bytes.len() > 28 && bytes[0] == 0x45 && bytes[9] == 17;
+        if !udp || bytes.len() > 1500 {
+            continue;
+        }
+        let ip = |at: usize| Ipv4Addr::new(bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]);
+        let victim = |ip| victims.iter().find(|victim| *victim.small.ip() == ip);
+        let (Some(from), Some(to)) = (victim(ip(12)), victim(ip(16))) else {
+            continue;
+        };
+        let mut as_it_was = bytes.clone();
+        // Without a checksum, which the card was to fill in.
+        as_it_was[26..28].fill(0);
+        packets.push((*to.small.ip(), as_it_was));
+        packets.push((
+            *to.small.ip(),
+            packets::in_ip(from.small, to.small, &bytes[28..]),
+        ));
+    }
+    packets
+}
+
+fn dropped(stats: &Stats, name: &str) -> u64 {
+    let mut drops = stats.protocol.drops();
+    let found = drops.find(|(reason, _)| reason.name() == name);
+    found.expect("a reason").1
+}
+
+/// The connection that packets to a process carry.
+fn connection(seen: &[Vec<u8>], victim: &Victim) -> u32 {
+    let data = seen.iter().find(|bytes| {
+        let udp = bytes.len() > 60 && bytes[0] == 0x45 && bytes[9] == 17;
+        let to_it = |bytes: &[u8]| {
+            bytes[16..20] == victim.small.ip().octets()
+                && bytes[22..24] == victim.small.port().to_be_bytes()
+        };
+        udp && to_it(bytes) && bytes[28] == packets::DATA
+    });
+    let bytes = data.expect("somebody sends it messages");
+    u32::from_le_bytes([bytes[32], bytes[33], bytes[34], bytes[35]])
+}
+
+fn rate(count: u64, time: Duration) -> u64 {
+    count * 1000 / u64::try_from(time.as_millis()).expect("short").max(1)
+}
+
+fn at(node: u32, endpoint: u32) -> Address {
+    Address::new(node, endpoint)
+}
+
+#[test]
+fn whoever_lacks_the_key_does_no_harm_to_those_who_have_it() {
+    let Some(scene) = Scene::make() else {
+        return;
+    };
+    let time = seconds();
+    let _agents = [scene.agent(1, true), scene.agent(2, true)];
+    let one = scene.open(1);
+    let first = one.endpoint(EndpointId(7)).expect("free");
+
+    // An earlier session of the first process: the other side opens it, and leaves.
+    let (_, seen) = record(&scene.bed, 1, || {
+        let two = scene.open(2);
+        let second = two.endpoint(EndpointId(7)).expect("free");
+        let over = AtomicBool::new(true);
+        scene.meet(&first, &second);
+        scene.converse(&first, &second, &over);
+        drop(second);
+        // Nobody waits for the goodbye, so it lies there until the next conversation.
+        two.close(PATIENCE).expect("all is acknowledged");
+    });
+
+    let two = scene.open(2);
+    let second = two.endpoint(EndpointId(7)).expect("free");
+    scene.meet(&first, &second);
+    let earlier = one.departed();
+    assert_eq!(earlier.len(), 1, "{earlier:?}");
+    let mut victims = [scene.victim(1, 7), scene.victim(2, 7)];
+    // The attacker's luck: it has guessed which connections there are.
+    let (_, talk) = record(&scene.bed, 1, || {
+        scene.converse(&first, &second, &AtomicBool::new(true));
+    });
+    for victim in &mut victims {
+        victim.connection = connection(&talk, victim);
+    }
+    let recorded = adapted(&seen, &victims);
+    assert!(recorded.len() > 20, "an earlier session was recorded");
+
+    let over = AtomicBool::new(false);
+    let calm = std::thread::scope(|scope| {
+        scope.spawn(|| attacker::for_a_while(time, &over));
+        scene.converse(&first, &second, &over)
+    });
+
+    // Somebody whose hosts file has all three, and no key.
+    let _stranger = scene.agent(3, false);
+    let over = AtomicBool::new(false);
+    let sent = Sent::default();
+    let begun = Instant::now();
+    let attacked = std::thread::scope(|scope| {
+        scope.spawn(|| attacker::attack(&scene.bed, 3, &victims, &recorded, &over, &sent));
+        scope.spawn(|| {
+            attacker::for_a_while(time, &over);
+        });
+        // A member who comes now gets in.
+        scope.spawn(|| join(&scene));
+        scene.converse(&first, &second, &over)
+    });
+    let took = begun.elapsed();
+
+    let all: u64 = sent.counts().iter().map(|(_, count)| count).sum();
+    for (kind, count) in sent.counts() {
+        println!("{count:>10} {kind}");
+    }
+    println!(
+        "{all} packets of the attacker in {took:.1?}: {} a second; {} cookies",
+        rate(all, took),
+        sent.cookies.load(Ordering::Relaxed)
+    );
+    println!(
+        "{calm} messages in {time:?} of calm, {} a second; {attacked} under attack, {} a second",
+        rate(calm, time),
+        rate(attacked, took)
+    );
+
+    for (node, stats) in [(&one, one.stats()), (&two, two.stats())] {
+        let id = node.id();
+        for (reason, count) in stats.protocol.drops().filter(|(_, count)| *count > 0) {
+            println!("node {id} dropped {count} {}", reason.name());
+        }
+        assert_eq!(
+            stats.peers, 1,
+            "node {id} has its partner for a peer and nobody else"
+        );
+        assert!(
+            dropped(&stats, "wrong-key") > 0,
+            "hellos with cookies came to node {id}"
+        );
+        assert!(dropped(&stats, "unknown-connection") > 0);
+        // Members that left in order are all that has gone.
+        for departure in node.departed() {
+            assert_eq!(
+                departure.reason,
+                GoneReason::Closed,
+                "node {id}: {departure:?}"
+            );
+            assert_eq!(departure.node, 1, "node {id}: {departure:?}");
+        }
+        let empty = scene.bed.inside(id.0, || {
+            let endpoint = if id.0 == 1 { &first } else { &second };
+            endpoint.try_receive().expect("it is open").is_none()
+        });
+        assert!(
+            empty.expect("a node"),
+            "node {id} got more than its partner sent"
+        );
+    }
+    let damaged = dropped(&one.stats(), "damaged") + dropped(&two.stats(), "damaged");
+    assert!(damaged > 0, "right guesses are found out by the mask");
+    for node in [1, 2] {
+        let status = scene.status(node, true).expect("the agent lives");
+        let state = |wanted: u32| {
+            let members = status["members"].as_array().expect("a list");
+            let member = members.iter().find(|member| member["node"] == wanted);
+            member.expect("in the hosts file")["state"].clone()
+        };
+        println!(
+            "agent of node {node} dropped {} packets of strangers",
+            status["strangers"]
+        );
+        assert_eq!(state(3 - node), "there", "{status}");
+        assert_eq!(state(3), "never seen", "{status}");
+        assert!(status["strangers"].as_u64() > Some(0), "{status}");
+    }
+
+    // Service goes on.
+    join(&scene);
+    let over = AtomicBool::new(true);
+    scene.converse(&first, &second, &over);
+    refuse_strangers(&scene);
+}
+
+/// A new process of the first node talks to the second.
+fn join(scene: &Scene) {
+    let node = scene.open(1);
+    let endpoint = node.endpoint(EndpointId(100)).expect("free");
+    let host = scene.open(2);
+    let inbox = host.endpoint(EndpointId(100)).expect("free");
+    std::thread::scope(|scope| {
+        // A process steps while it waits.
+        let got = scope.spawn(|| {
+            scene.bed.inside(2, || {
+                let message = inbox.receive_timeout(PATIENCE);
+                // So that it is acknowledged.
+                let nothing_more = inbox.receive_timeout(Duration::from_millis(300));
+                assert!(nothing_more.is_err());
+                message
+            })
+        });
+        let sent = scene.bed.inside(1, || {
+            endpoint.target(at(2, 100)).expect("a member");
+            endpoint.send(b"new here")?;
+            endpoint.drain(PATIENCE)
+        });
+        sent.expect("node 1").expect("it is taken");
+        let got = got.join().expect("no panic").expect("node 2");
+        assert_eq!(&*got.expect("it comes"), b"new here");
+    });
+}
+
+/// Whoever has no key, or another, is told so: by the agent, and by `dipole send`.
+fn refuse_strangers(scene: &Scene) {
+    let other = scene.bed.folder().join("other");
+    let made = ClusterKey::random().expect("random bytes").save(&other);
+    made.expect("a file of our own");
+    let say = |key: Option<&Path>| {
+        let mut command = scene.dipole(1, false, &["send", "2:7", "--from", "9"]);
+        command.env("DIPOLE_LINK", "udp");
+        if let Some(key) = key {
+            command.env("DIPOLE_KEY", key);
+        }
+        let output = command.output().expect("it starts");
+        assert!(!output.status.success());
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let said = say(None);
+    for words in [
+        "node 2",
+        "has a cluster key, this process has none",
+        "DIPOLE_KEY",
+    ] {
+        assert!(said.contains(words), "{said}");
+    }
+    let said = say(Some(&other));
+    let ours = ClusterKey::load(&other).expect("just made").fingerprint();
+    for words in ["node 2", "another cluster key", &ours] {
+        assert!(said.contains(words), "{said}");
+    }
+}

@@ -1,0 +1,157 @@
+//! Packets as somebody makes them who has read the specification and lacks the key.
+
+use std::net::SocketAddrV4;
+
+use crc_fast::{CrcAlgorithm, checksum};
+
+pub(crate) const HELLO: u8 = 0x10;
+pub(crate) const CHALLENGE: u8 = 0x11;
+pub(crate) const DATA: u8 = 0x13;
+pub(crate) const RESET: u8 = 0x16;
+pub(crate) const LOOKUP: u8 = 0x17;
+pub(crate) const FOUND: u8 = 0x18;
+pub(crate) const VOUCHED: u8 = 0x1a;
+pub(crate) const YIELD: u8 = 0x1b;
+pub(crate) const BYE: u8 = 0x19;
+pub(crate) const PROVEN: u8 = 1 << 6;
+
+/// A generator that is good enough for nonsense.
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        mixed ^ (mixed >> 31)
+    }
+
+    pub(crate) fn bytes(&mut self, length: usize) -> Vec<u8> {
+        (0..length).map(|_| self.next().to_le_bytes()[0]).collect()
+    }
+}
+
+/// A packet with its header and a checksum that fits; `proof` goes in between if there is one.
+pub(crate) fn packet(
+    first: u8,
+    flags: u8,
+    connection: u32,
+    numbers: [u32; 2],
+    lanes: u8,
+    body: &[u8],
+    proof: Option<&[u8]>,
+) -> Vec<u8> {
+    let proof = proof.unwrap_or_default();
+    let length = u16::try_from(32 + body.len() + proof.len() + 4).expect("short");
+    let mut bytes = vec![0; 32];
+    bytes[0] = first;
+    bytes[1] = flags;
+    bytes[2..4].copy_from_slice(&length.to_le_bytes());
+    bytes[4..8].copy_from_slice(&connection.to_le_bytes());
+    bytes[8..12].copy_from_slice(&numbers[0].to_le_bytes());
+    bytes[12..16].copy_from_slice(&numbers[1].to_le_bytes());
+    bytes[28] = lanes;
+    bytes.extend(body);
+    bytes.extend(proof);
+    let sum = checksum(CrcAlgorithm::Crc32Iscsi, &bytes);
+    bytes.extend(&sum.to_le_bytes()[..4]);
+    bytes
+}
+
+/// A hello for a cookie, or with one.
+pub(crate) fn hello(random: &mut Random, connection: u32, cookie: u64, proven: bool) -> Vec<u8> {
+    let mut body = vec![1, 1];
+    body.extend(1472_u16.to_le_bytes());
+    body.extend(connection.to_le_bytes());
+    body.extend(STRANGER.to_le_bytes());
+    body.extend(cookie.to_le_bytes());
+    body.extend(3_u32.to_le_bytes());
+    body.extend(64_u32.to_le_bytes());
+    body.extend(65_536_u32.to_le_bytes());
+    body.extend(0_u64.to_le_bytes());
+    body.extend([1, 0, 1, 0]);
+    // One lane, at the address this comes from.
+    body.extend([0; 18]);
+    body.extend(7777_u16.to_le_bytes());
+    let proof = random.bytes(16);
+    let (flags, proof) = match proven {
+        true => (PROVEN, Some(&proof[..])),
+        false => (0, None),
+    };
+    packet(HELLO, flags, 0, [0, 0], 0xff, &body, proof)
+}
+
+/// The incarnation under which the attacker says hello.
+pub(crate) const STRANGER: u64 = 0x5747_4e41_5254_5321;
+
+/// The connection and cookie of a challenge.
+pub(crate) fn challenge(bytes: &[u8]) -> Option<(u32, u64)> {
+    let connection = u32::from_le_bytes(bytes.get(4..8)?.try_into().ok()?);
+    let cookie = u64::from_le_bytes(bytes.get(32..40)?.try_into().ok()?);
+    (bytes[0] == CHALLENGE).then_some((connection, cookie))
+}
+
+/// A message for endpoint 7, as the next of anything.
+pub(crate) fn data(random: &mut Random, connection: u32) -> Vec<u8> {
+    let number = u32::try_from(random.next() % 100_000).expect("small");
+    let mut body = vec![1, 0];
+    body.extend(28_u16.to_le_bytes());
+    for word in [7_u32, 7, number] {
+        body.extend(word.to_le_bytes());
+    }
+    body.extend([0xAA; 16]);
+    packet(DATA, 0x0b, connection, [number, number], 0, &body, None)
+}
+
+/// A goodbye in the name of somebody.
+pub(crate) fn bye(random: &mut Random, connection: u32) -> Vec<u8> {
+    let body = random.next().to_le_bytes();
+    packet(BYE, 0, connection, [0, 0], 0xff, &body, None)
+}
+
+/// "Your connection is unknown here."
+pub(crate) fn reset(random: &mut Random, connection: u32, proven: bool) -> Vec<u8> {
+    let mut body = connection.to_le_bytes().to_vec();
+    body.extend(0_u32.to_le_bytes());
+    let proof = random.bytes(16);
+    let (flags, proof) = match proven {
+        true => (PROVEN, Some(&proof[..])),
+        false => (0, None),
+    };
+    packet(RESET, flags, 0, [0, 0], 0xff, &body, proof)
+}
+
+/// A packet of directories: 64 bytes after the header, as far as they matter.
+pub(crate) fn directory(random: &mut Random, first: u8, node: u32, proven: bool) -> Vec<u8> {
+    let mut body = vec![0; 64];
+    body[..8].copy_from_slice(&random.next().to_le_bytes());
+    body[8..12].copy_from_slice(&node.to_le_bytes());
+    body[12] = if first == LOOKUP || first == FOUND {
+        7
+    } else {
+        0
+    };
+    let proof = random.bytes(16);
+    let (flags, proof) = match proven {
+        true => (PROVEN, Some(&proof[..])),
+        false => (0, None),
+    };
+    packet(first, flags, 0, [0, 0], 0, &body, proof)
+}
+
+/// Puts headers of IP and UDP before a payload; the kernel fills in what is zero.
+pub(crate) fn in_ip(from: SocketAddrV4, to: SocketAddrV4, payload: &[u8]) -> Vec<u8> {
+    let length = |bytes: usize| u16::try_from(bytes).expect("short").to_be_bytes();
+    let mut bytes = vec![0x45, 0];
+    bytes.extend(length(20 + 8 + payload.len()));
+    bytes.extend([0, 0, 0, 0, 64, 17, 0, 0]);
+    bytes.extend(from.ip().octets());
+    bytes.extend(to.ip().octets());
+    bytes.extend(from.port().to_be_bytes());
+    bytes.extend(to.port().to_be_bytes());
+    bytes.extend(length(8 + payload.len()));
+    bytes.extend([0, 0]);
+    bytes.extend(payload);
+    bytes
+}
