@@ -160,7 +160,7 @@ impl Bed {
         namespace::inside(&self.node(node).namespace, function)
     }
 
-    /// The hosts file: all nodes with their addresses on the first network.
+    /// The hosts file: all nodes with their addresses, those on further networks as `cards=`.
     #[must_use]
     pub fn hosts_file(&self) -> PathBuf {
         self.folder.join("hosts")
@@ -292,9 +292,17 @@ impl Bed {
     fn write_files(&self) -> Result<(), BedError> {
         let mut hosts = String::new();
         for (node, place) in (1..).zip(&self.nodes) {
+            let further: Vec<String> = place.addresses[1..]
+                .iter()
+                .map(ToString::to_string)
+                .collect();
+            let cards = match further.is_empty() {
+                true => String::new(),
+                false => format!(" cards={}", further.join(",")),
+            };
             let _infallible = writeln!(
                 hosts,
-                "{node} {} port={DIRECTORY_PORT} slots={} runtime={} ssh={}",
+                "{node} {}{cards} port={DIRECTORY_PORT} slots={} runtime={} ssh={}",
                 address(0, node),
                 self.settings.slots,
                 place.runtime_dir.display(),

@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 
 use common::make;
 use dipole_bed::{Bed, Offloads};
+use nix::sys::socket::setsockopt;
+use nix::sys::socket::sockopt::{RcvBuf, UdpGroSegment, UdpGsoSegment};
 use rustix::net::sockopt::{Ipv4PathMtuDiscovery, set_ip_mtu_discover};
 use sockets::{address, socket};
 
@@ -187,4 +189,69 @@ fn killing_a_node_ends_its_processes_and_no_others() {
     assert_eq!(bed.kill_node(1).expect("nothing to do"), 0);
     drop(bed);
     assert_eq!(second.wait().expect("ours").signal(), Some(9));
+}
+
+#[test]
+fn the_hosts_file_names_the_cards_on_all_networks() {
+    let Some(bed) = make(Bed::builder().networks(3)) else {
+        return;
+    };
+    let text = std::fs::read_to_string(bed.hosts_file()).expect("it is written");
+    assert!(
+        text.contains("2 10.0.0.2 cards=10.1.0.2,10.2.0.2 port="),
+        "{text}"
+    );
+}
+
+/// The longest that one `recv` of a socket with UDP_GRO gives, and the bytes per packet at
+/// the receiving card, while datagrams are sent in runs.
+fn joined_bytes(offloads: Offloads) -> Option<(usize, f64)> {
+    const DATAGRAM_BYTES: usize = 1000;
+    const RUNS: usize = 200;
+    const RUN_DATAGRAMS: usize = 40;
+    let bed = make(Bed::builder().offloads(offloads))?;
+    let (from, to) = (socket(&bed, 1, 0), socket(&bed, 2, 0));
+    setsockopt(&to, UdpGroSegment, &true).expect("a kernel from 5.0 on");
+    setsockopt(&to, RcvBuf, &(8 << 20)).expect("a size");
+    let goal = address(&to);
+    let sender = thread::spawn(move || {
+        setsockopt(&from, UdpGsoSegment, &1000).expect("a kernel from 4.18 on");
+        for _ in 0..RUNS {
+            let run = vec![7; RUN_DATAGRAMS * DATAGRAM_BYTES];
+            from.send_to(&run, goal).expect("it is sent");
+        }
+    });
+    to.set_read_timeout(Some(Duration::from_secs(2)))
+        .expect("a time");
+    let (mut longest, mut bytes) = (0, 0);
+    let mut buffer = vec![0; 1 << 16];
+    // Some may be lost where the queue is short; most must come.
+    while bytes < RUNS * RUN_DATAGRAMS * DATAGRAM_BYTES {
+        let Ok(length) = to.recv(&mut buffer) else {
+            break;
+        };
+        (longest, bytes) = (longest.max(length), bytes + length);
+    }
+    sender.join().expect("it sends");
+    assert!(bytes > 0, "something arrives");
+    let counter = |name: &str| -> f64 {
+        let path = format!("/sys/class/net/net0/statistics/rx_{name}");
+        let output = bed.command(2, "cat").arg(path).output().expect("cat runs");
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        text.trim().parse().expect("a number")
+    };
+    Some((longest, counter("bytes") / counter("packets")))
+}
+
+#[test]
+fn datagrams_that_cross_one_by_one_are_joined_by_the_receiving_card_where_it_shall() {
+    let Some((longest, on_the_wire)) = joined_bytes(Offloads::GroOnly) else {
+        return;
+    };
+    eprintln!("up to {longest} bytes joined, {on_the_wire:.0} per packet on the wire");
+    assert!(on_the_wire <= 1514.0, "{on_the_wire}");
+    assert!(longest > 1000, "{longest}: nothing was joined");
+    let (longest, on_the_wire) = joined_bytes(Offloads::Off).expect("it was made before");
+    assert!(on_the_wire <= 1514.0, "{on_the_wire}");
+    assert_eq!(longest, 1000, "something was joined");
 }

@@ -205,3 +205,28 @@ fn ten_thousand_endpoints_fit_into_one_process() {
     println!("{said}");
     assert_eq!(last(&said), "done");
 }
+
+#[test]
+fn the_cluster_key_is_taken_from_the_environment_and_a_bad_one_is_told() {
+    let bench = Bench::new();
+    let program = bench.compile("pingpong");
+    let key = bench.path().join("key");
+    let digits = "0123456789abcdef".repeat(4);
+    std::fs::write(&key, digits).expect("a file of our own");
+    let play = |mode: u32| {
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(mode);
+        std::fs::set_permissions(&key, mode).expect("our own file");
+        let mut command = bench.command(&program);
+        command.env("DIPOLE_KEY", &key).env("DIPOLE_LINK", "udp");
+        command.args(["200", "64"]);
+        command
+    };
+    assert!(harness::run(&mut play(0o600)).starts_with("200 rounds of 64 bytes"));
+    let output = play(0o644).output().expect("the program starts");
+    assert!(!output.status.success());
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        said.contains("DIPOLE_KEY") && said.contains("chmod 600"),
+        "{said}"
+    );
+}

@@ -101,6 +101,10 @@ impl Link for AnyLink {
         on_link!(self, link => link.locals(class))
     }
 
+    fn source(&self, class: Class, to: SocketAddr) -> SocketAddr {
+        on_link!(self, link => link.source(class, to))
+    }
+
     #[inline]
     fn send(&mut self, now_ns: u64, batch: &[Outgoing<'_>]) -> io::Result<usize> {
         on_link!(self, link => link.send(now_ns, batch))

@@ -246,6 +246,10 @@ impl<L: Link> Link for Capture<L> {
         self.inner.locals(class)
     }
 
+    fn source(&self, class: Class, to: SocketAddr) -> SocketAddr {
+        self.inner.source(class, to)
+    }
+
     fn send(&mut self, now_ns: u64, batch: &[Outgoing<'_>]) -> io::Result<usize> {
         let taken = self.inner.send(now_ns, batch)?;
         if self.output.is_some() {

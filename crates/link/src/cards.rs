@@ -3,7 +3,9 @@
 //!
 //! A process binds the same kind of sockets on each; its peers learn all addresses in the
 //! handshake, and the protocol has a lane for each. What is sent by a card that is down is
-//! lost, as on any link: the protocol sees that and takes another lane.
+//! lost, as on any link: the protocol sees that and takes another lane. It also finds out
+//! which addresses answer at all; which of our cards leads to one is the kernel's routing
+//! table's business alone.
 
 use std::collections::HashMap;
 use std::io;
@@ -72,13 +74,16 @@ impl Cards {
         }
     }
 
+    /// The card from which the kernel would send there now.
+    fn routed(&self, to: IpAddr) -> Option<usize> {
+        let from = source(to).ok();
+        let mut cards = self.cards.iter();
+        cards.position(|card| Some(card.local(Class::Small).ip()) == from)
+    }
+
     #[cold]
     fn find_way(&mut self, to: IpAddr, now_ns: u64) -> usize {
-        let from = source(to).ok();
-        let found = self
-            .cards
-            .iter()
-            .position(|card| Some(card.local(Class::Small).ip()) == from);
+        let found = self.routed(to);
         let (card, until) = match (found, self.ways.get(&to)) {
             (Some(card), _) => (card, u64::MAX),
             // A card that is down has no routes.
@@ -137,6 +142,12 @@ impl Link for Cards {
 
     fn locals(&self, class: Class) -> Vec<SocketAddr> {
         self.cards.iter().map(|card| card.local(class)).collect()
+    }
+
+    fn source(&self, class: Class, to: SocketAddr) -> SocketAddr {
+        let known = self.ways.get(&to.ip()).map(|(card, _)| *card);
+        let card = known.or_else(|| self.routed(to.ip())).unwrap_or(0);
+        self.cards[card].local(class)
     }
 
     fn send(&mut self, now_ns: u64, batch: &[Outgoing<'_>]) -> io::Result<usize> {
@@ -208,6 +219,7 @@ mod tests {
                     bytes: &[number],
                     any_port: false,
                 };
+                assert_eq!(two.source(class, *to), two.local(class));
                 assert_eq!(one.send(0, &[frame]).expect("works"), 1);
             }
             let mut got = Vec::new();

@@ -89,6 +89,13 @@ pub trait Link {
         vec![self.local(class)]
     }
 
+    /// The local address from which a frame of this class to `to` leaves, as far as is
+    /// known now. May ask the kernel: not for every frame.
+    fn source(&self, class: Class, to: SocketAddr) -> SocketAddr {
+        let _one_card = to;
+        self.local(class)
+    }
+
     /// Hands frames over, in order; returns how many were taken.
     ///
     /// Fewer than given means that the link is full: offer the rest again

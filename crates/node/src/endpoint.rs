@@ -180,10 +180,12 @@ impl Endpoint {
     }
 
     /// Like [`send`](Self::send), but never blocks: the message is queued whole or
-    /// not at all.
+    /// not at all. To another node that takes a frame for each of its packets: seven in
+    /// eight of all frames (896 of 1024, some 1.2 MB in packets of 1472 bytes) bound its length.
     ///
     /// # Errors
-    /// [`SendError::Full`] and those of `send`; nothing was queued.
+    /// [`SendError::Full`] and those of `send`, [`SendError::TooLong`] for what only `send` can
+    /// send; nothing was queued.
     pub fn try_send(&self, payload: &[u8]) -> Result<(), SendError> {
         self.send_until(payload, Until::Now, More::No)
     }

@@ -10,6 +10,7 @@ mod departures;
 mod exports;
 mod local;
 mod pack;
+mod paths;
 mod peer;
 mod rooms;
 mod trailer;
@@ -22,7 +23,7 @@ use std::sync::Arc;
 use arrayvec::ArrayVec;
 use dipole_link::{AnyLink, Class, Link, Outgoing};
 use dipole_proto::wire::{LaneAddress, MAX_LANES};
-use dipole_proto::{Drop, Instant, Machine, PeerId, Transmit};
+use dipole_proto::{Drop, Instant, Machine, PathChange, PeerId, Transmit};
 
 use crate::frames::{FramePool, slot_of};
 use crate::inbox::Buffers;
@@ -35,6 +36,7 @@ use exports::Exports;
 use local::Local;
 pub(crate) use local::{LocalCharge, LocalEdge};
 pub use pack::{Blocked, EdgeOut};
+pub use paths::{Path, PathState, Paths};
 use peer::Peer;
 use rooms::Rooms;
 use trailer::Trailers;
@@ -116,6 +118,8 @@ pub struct Engine {
     /// Peers that are silent though they owe an answer, and who asks about them.
     quiet: Vec<PeerId>,
     witness: Option<Witness>,
+    /// What has become known of the ways to peers and is to be told.
+    path_changes: Vec<(PeerId, PathChange)>,
     /// Changes whenever something happened that a waiter may wait for.
     progress: u64,
 }
@@ -160,6 +164,7 @@ impl Engine {
             departures: Departures::default(),
             quiet: Vec::new(),
             witness: None,
+            path_changes: Vec::new(),
             progress: 0,
         }
     }
@@ -227,6 +232,7 @@ impl Engine {
         self.handle_events();
         self.attend_witness(now);
         self.transmit(now)?;
+        self.tell_paths();
         Ok(received)
     }
 
@@ -367,6 +373,7 @@ impl Engine {
             traffic: &mut self.traffic,
             departures: &mut self.departures,
             quiet: &mut self.quiet,
+            path_changes: &mut self.path_changes,
             progress: &mut self.progress,
             open_frames: &mut self.open_frames,
             fresh: &mut self.fresh,

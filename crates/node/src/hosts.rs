@@ -299,6 +299,20 @@ impl Hosts {
         }
     }
 
+    /// Where `from` asks a node's directory: at each of its cards, without those whose
+    /// address `from` has too, as bridges and overlays of containers do. They lead back.
+    #[must_use]
+    pub fn directories_as_seen_from(&self, from: NodeId, host: &Host) -> Vec<SocketAddr> {
+        let own = self.get(from);
+        let is_own = |ip: IpAddr| {
+            own.is_some_and(|own| own.address == ip || own.cards.contains(&ip))
+                && ip != host.address
+        };
+        let mut all = host.directories();
+        all.retain(|directory| !is_own(directory.ip()));
+        all
+    }
+
     /// The entry of a node.
     #[must_use]
     pub fn get(&self, node: NodeId) -> Option<&Host> {
@@ -514,6 +528,23 @@ mod tests {
             let said = Hosts::parse(text).unwrap_err().to_string();
             assert!(said.contains(wanted), "{text:?}: {said}");
         }
+    }
+
+    #[test]
+    fn a_card_that_both_nodes_have_is_no_way_between_them() {
+        let text = "1 10.0.0.1 cards=172.17.0.1,10.1.0.1\n2 10.0.0.2 cards=172.17.0.1,10.1.0.2";
+        let hosts = Hosts::parse(text).unwrap();
+        let second = hosts.get(NodeId(2)).unwrap();
+        let asked = |from| -> Vec<String> {
+            let asked = hosts.directories_as_seen_from(NodeId(from), second);
+            asked.iter().map(|to| to.ip().to_string()).collect()
+        };
+        assert_eq!(asked(1), ["10.0.0.2", "10.1.0.2"]);
+        assert_eq!(asked(3), ["10.0.0.2", "172.17.0.1", "10.1.0.2"]);
+        // Nodes of one machine differ by their ports.
+        let hosts = Hosts::parse("1 127.0.0.1\n2 127.0.0.1 port=7412").unwrap();
+        let second = hosts.get(NodeId(2)).unwrap();
+        assert_eq!(hosts.directories_as_seen_from(NodeId(1), second).len(), 1);
     }
 
     #[test]

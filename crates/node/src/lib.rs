@@ -52,7 +52,7 @@ pub use dipole_link::fault::Plan as FaultPlan;
 pub use dipole_link::shm::ShmStats;
 pub use dipole_proto::{Config as ProtocolConfig, KeyMismatch, Stats as ProtocolStats};
 pub use endpoint::Endpoint;
-pub use engine::{Departure, Traffic};
+pub use engine::{Departure, Path, PathState, Paths, Traffic};
 pub use error::{CloseError, GoneReason, OpenError, ReceiveError, SendError, TargetError};
 pub use inbox::{Message, Pool};
 pub use key::{ClusterKey, KEY_BYTES, KeyError, PROOF_BYTES, Prover};

@@ -13,7 +13,7 @@ use crate::clock::Clock;
 use crate::config::{Config, Links, MAX_CARDS};
 use crate::drive::Driver;
 use crate::endpoint::Endpoint;
-use crate::engine::{Departure, Engine};
+use crate::engine::{Departure, Engine, Paths};
 use crate::error::{CloseError, OpenError};
 use crate::inner::Inner;
 use crate::limits::{LIMITS_FILE, UserLimits};
@@ -139,6 +139,13 @@ impl Node {
             free_frames: engine.free_frames(),
             faults: fault_stats(engine.link()),
         })
+    }
+
+    /// The ways to every process that is reached by packets: which pairs of addresses
+    /// carry small packets and bulk, and which are left out (`docs/protocol.md` §5.3).
+    #[must_use]
+    pub fn paths(&self) -> Vec<Paths> {
+        self.inner.driver.with(|engine, _| engine.paths())
     }
 
     /// Peers that have gone since the last call, and why, oldest first. The latest

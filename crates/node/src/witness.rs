@@ -105,7 +105,9 @@ impl Witness {
             node,
             incarnation,
             nonce: rand::random(),
-            directories: host.directories(),
+            directories: self
+                .hosts
+                .directories_as_seen_from(self.registry.node(), host),
             attempts: 0,
             asked: now,
             next: now,

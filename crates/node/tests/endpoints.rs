@@ -96,6 +96,31 @@ fn many_small_messages_are_packed_and_keep_their_order(links: Links) {
     });
 }
 
+fn whoever_only_tries_learns_that_the_peer_is_gone_and_what_is_too_long(links: Links) {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (from, to) = pair(&directory, links);
+    if links == Links::Udp {
+        let error = from.try_send(&vec![0; 64 << 20]).expect_err("too long");
+        assert!(matches!(error, SendError::TooLong { .. }), "{error}");
+    }
+    drop(to);
+    let until = std::time::Instant::now() + PATIENCE;
+    for length in [200_000, 20] {
+        let error = loop {
+            match from.try_send(&pattern(0, length)) {
+                Ok(()) | Err(SendError::Full { .. }) => {}
+                Err(error) => break error,
+            }
+            assert!(std::time::Instant::now() < until, "{length} bytes");
+        };
+        let is_gone = matches!(
+            error,
+            SendError::PeerGone { .. } | SendError::Refused { .. }
+        );
+        assert!(is_gone, "{length} bytes: {error}");
+    }
+}
+
 fn a_taken_endpoint_names_its_holder(links: Links) {
     let directory = tempfile::tempdir().expect("a directory");
     let (first, second) = (node(&directory, links), node(&directory, links));
@@ -341,6 +366,7 @@ macro_rules! over_each_link {
 over_each_link! {
     messages_of_all_sizes_arrive_whole_and_in_order,
     many_small_messages_are_packed_and_keep_their_order,
+    whoever_only_tries_learns_that_the_peer_is_gone_and_what_is_too_long,
     a_taken_endpoint_names_its_holder,
     an_endpoint_of_the_same_process_can_be_a_target,
     several_targets_each_get_a_copy,

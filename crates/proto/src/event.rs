@@ -109,6 +109,23 @@ impl fmt::Display for GoneReason {
     }
 }
 
+/// What has become known of the ways to a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PathChange {
+    /// All lanes that will answer soon have answered; told once per session.
+    Settled,
+    /// A lane has stopped answering; its units go on over others.
+    Lost {
+        /// Which.
+        lane: u8,
+    },
+    /// A lane answers that did not.
+    Back {
+        /// Which.
+        lane: u8,
+    },
+}
+
 /// One thing that happened. `bytes` are positions in the packet just given.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
@@ -127,6 +144,14 @@ pub enum Event {
     Quiet {
         /// Who.
         peer: PeerId,
+    },
+    /// What is known of the ways to a peer has changed; all of it is told by
+    /// [`Machine::lanes`](crate::Machine::lanes).
+    Paths {
+        /// Which peer.
+        peer: PeerId,
+        /// What has changed.
+        change: PathChange,
     },
     /// The session has ended; what had not arrived never will by this session.
     Gone {

@@ -7,6 +7,7 @@
 use alloc::collections::VecDeque;
 
 use crate::holes::{Arrival, Hole, Holes};
+use crate::reach::{LaneState, Reach};
 use crate::send::{Flight, SendWindow};
 use crate::time::Instant;
 use crate::wire::Address;
@@ -26,6 +27,8 @@ struct Sent {
 pub(crate) struct LaneOut {
     /// Lowest number that may still be asked for.
     floor: u64,
+    /// The end of what is known to have arrived.
+    arrived: u64,
     sent: VecDeque<Sent>,
 }
 
@@ -76,6 +79,15 @@ impl LaneOut {
         sent.asked.then(|| now.since(sent.at))
     }
 
+    /// Notes that what ends at `end` has arrived; true if that was not known. A peer that
+    /// still misses something says again and again what it has: that is no sign of life, and
+    /// shows no round trip.
+    pub(crate) fn is_news(&mut self, end: u64) -> bool {
+        let news = end > self.arrived;
+        self.arrived = self.arrived.max(end);
+        news
+    }
+
     /// Raises the floor over numbers that no longer matter: their unit has
     /// arrived, or flies under a later number.
     pub(crate) fn settle(&mut self, lane: u8, window: &SendWindow) {
@@ -95,6 +107,11 @@ impl LaneOut {
     /// Lowest number that may still be asked for.
     pub(crate) fn floor(&self) -> u64 {
         self.floor
+    }
+
+    /// The end of what is known to have arrived.
+    pub(crate) fn arrived(&self) -> u64 {
+        self.arrived
     }
 
     /// The units that the numbers from the floor on carried.
@@ -193,8 +210,8 @@ pub(crate) struct Lane {
     pub(crate) incoming: LaneIn,
     /// Tail time-outs in a row without any news of this lane.
     pub(crate) strikes: u8,
-    /// Not used before this moment; in the past for a lane that works.
-    pub(crate) down_until: Instant,
+    /// Whether what is sent there arrives.
+    pub(crate) reach: Reach,
     /// The lowest number that the peer misses, as it says.
     pub(crate) told: u64,
     /// The peer asks for numbers that are settled: tell it so.
@@ -202,7 +219,7 @@ pub(crate) struct Lane {
 }
 
 impl Lane {
-    pub(crate) fn new(id: u8, bulk: bool, to: Address) -> Lane {
+    pub(crate) fn new(id: u8, bulk: bool, to: Address, state: LaneState) -> Lane {
         Lane {
             id,
             bulk,
@@ -210,7 +227,7 @@ impl Lane {
             out: LaneOut::default(),
             incoming: LaneIn::default(),
             strikes: 0,
-            down_until: Instant(0),
+            reach: Reach::new(state),
             told: 0,
             floor_due: false,
         }
@@ -220,10 +237,6 @@ impl Lane {
     /// below the next number will come.
     pub(crate) fn must_tell_floor(&self) -> bool {
         self.floor_due && self.out.is_idle()
-    }
-
-    pub(crate) fn is_up(&self, now: Instant) -> bool {
-        now >= self.down_until
     }
 }
 
@@ -262,6 +275,14 @@ mod tests {
         lane.record(6, 3);
         assert!(lane.is_whole());
         assert_eq!(lane.record(1, 3), Arrival::Duplicate);
+    }
+
+    #[test]
+    fn what_is_said_again_is_no_news() {
+        let mut lane = LaneOut::default();
+        assert!(lane.is_news(3));
+        assert!(!lane.is_news(3) && !lane.is_news(2));
+        assert!(lane.is_news(4));
     }
 
     #[test]

@@ -16,7 +16,7 @@ use crate::event::{EdgeId, Event, GoneReason, INDEX_BITS, PeerId};
 use crate::handshake::{Cookies, Letter, Outbox};
 use crate::key::Seal;
 use crate::send::Slot;
-use crate::session::{Frame, Frames, Phase, Session, Transmit};
+use crate::session::{Frame, Frames, LaneStatus, Phase, Session, Transmit};
 use crate::shared::{Endpoint, Region, Shared};
 use crate::stats::{Drop, Stats};
 use crate::time::Instant;
@@ -111,6 +111,14 @@ impl Machine {
         {
             return Ok(session.id);
         }
+        // The same process, met by another of its cards.
+        let mut sessions = self.sessions.iter().flatten();
+        let met = sessions.find(|session| {
+            incarnation != 0 && session.is_open() && session.remote.incarnation == incarnation
+        });
+        if let Some(session) = met {
+            return Ok(session.id);
+        }
         let retry_ns = 4 * self.shared.config.min_timeout_ns;
         let phase = Phase::Opening {
             cookie: 0,
@@ -139,11 +147,9 @@ impl Machine {
             let remote = session.remote.connection;
             let seal = session.seals.out;
             let letter = Letter::Bye(remote, number, self.incarnation, seal);
-            let home = self.sessions[peer.index()]
-                .as_ref()
-                .map(|session| session.home);
-            if let Some(home) = home {
-                self.outbox.push(home, letter);
+            let to = self.session(peer).map(Session::bye_address);
+            if let Some(to) = to {
+                self.outbox.push(to, letter);
             }
         }
         self.remove(peer, GoneReason::Closed);
@@ -187,6 +193,13 @@ impl Machine {
                 .packet_bytes
                 .saturating_sub(session.seals.out.bytes())
         })
+    }
+
+    /// The ways to a peer: its addresses, and which of them answer. Spec §5.3.
+    pub fn lanes(&self, peer: PeerId) -> impl Iterator<Item = LaneStatus> + '_ {
+        self.session(peer)
+            .into_iter()
+            .flat_map(Session::lane_states)
     }
 
     /// Keeps asking an otherwise quiet peer whether it lives.

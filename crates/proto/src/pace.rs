@@ -1,13 +1,20 @@
 //! How many packets one session may have in flight. Spec §6.2.
 //!
 //! The peer's window protects its socket buffer. Below it the limit moves with
-//! the share of packets lost in a window's worth of sends: scattered losses
-//! change nothing (hole filling mends them at the price of the packet), a
-//! switch queue that overflows loses many and makes the limit shrink.
+//! the packets lost in a window's worth of sends:
+//!
+//! - scattered losses on a path where nothing waits change nothing: hole filling mends
+//!   them at the price of the packet;
+//! - losses on a path where packets wait mean that a queue overflows, which others may
+//!   share: the limit shrinks and grows slowly from there, as TCP's does;
+//! - many losses mean that too much is sent whatever the reason.
 
-/// A loss of more than one packet in this many shrinks the limit.
+/// A loss of more than one packet in this many shrinks the limit, and down to the floor.
 const TOLERATED_LOSS: u32 = 8;
 const FLOOR: u32 = 4;
+/// Fewer lost packets leave so many: less than any switch port holds, enough for a peer that
+/// takes its packets seldom because it has no core of its own.
+const SHARE: u32 = 32;
 const START: u32 = 64;
 
 /// The limit of packets in flight.
@@ -15,9 +22,18 @@ const START: u32 = 64;
 pub(crate) struct Pace {
     limit: u32,
     max: u32,
+    /// From here on it grows by one packet per window.
+    knee: u32,
     sent: u32,
     lost: u32,
+    /// Some were lost where packets wait.
+    overflowed: bool,
+    /// The limit has just shrunk: losses still tell of the time before.
+    settling: bool,
 }
+
+/// What can move the limit: limit, knee, sent, lost, overflowed, settling.
+pub(crate) type View = (u32, u32, u32, u32, bool, bool);
 
 impl Pace {
     pub(crate) fn new(max: u32) -> Pace {
@@ -25,8 +41,11 @@ impl Pace {
         Pace {
             limit: START.min(max),
             max,
+            knee: u32::MAX,
             sent: 0,
             lost: 0,
+            overflowed: false,
+            settling: false,
         }
     }
 
@@ -35,13 +54,21 @@ impl Pace {
         self.limit
     }
 
-    /// Limit and counters, the counters only where they can move the limit.
-    pub(crate) fn view(&self) -> (u32, u32, u32) {
+    /// The state, what cannot move the limit left out.
+    pub(crate) fn view(&self) -> View {
         if self.max <= FLOOR {
-            (self.limit, 0, 0)
-        } else {
-            (self.limit, self.sent, self.lost)
+            return (self.limit, 0, 0, 0, false, false);
         }
+        let Pace {
+            limit,
+            knee,
+            sent,
+            lost,
+            overflowed,
+            settling,
+            ..
+        } = *self;
+        (limit, knee, sent, lost, overflowed, settling)
     }
 
     /// The peer takes at most this many packets from us.
@@ -55,25 +82,44 @@ impl Pace {
         if self.sent < self.limit {
             return;
         }
-        self.limit = if self.lost * TOLERATED_LOSS > self.sent {
-            (self.limit - self.limit / 4).max(FLOOR)
+        if self.lost * TOLERATED_LOSS > self.sent {
+            self.shrink(self.limit / 4, FLOOR);
+        } else if self.overflowed && !self.settling {
+            // TCP CUBIC's factor (RFC 9438 §4.6): of two that share a queue neither starves.
+            self.shrink(self.limit * 3 / 10, SHARE.min(self.limit));
         } else {
-            self.limit + self.limit / 4 + 1
+            self.settling = false;
+            self.limit += match self.limit < self.knee {
+                true => self.limit / 4 + 1,
+                false => 1,
+            };
+            self.limit = self.limit.min(self.max);
         }
-        .min(self.max);
-        self.sent = 0;
-        self.lost = 0;
+        self.begin_window();
     }
 
-    pub(crate) fn lost(&mut self) {
+    /// A packet was lost, on a path where packets wait or not.
+    pub(crate) fn lost(&mut self, waiting: bool) {
         self.lost += 1;
+        self.overflowed |= waiting;
     }
 
     /// Nothing came back in time: start again carefully.
     pub(crate) fn timed_out(&mut self) {
         self.limit = (self.limit / 2).max(FLOOR).min(self.max);
+        self.begin_window();
+    }
+
+    fn shrink(&mut self, by: u32, floor: u32) {
+        self.limit = (self.limit - by).max(floor).min(self.max);
+        self.knee = self.limit;
+        self.settling = true;
+    }
+
+    fn begin_window(&mut self) {
         self.sent = 0;
         self.lost = 0;
+        self.overflowed = false;
     }
 }
 
@@ -82,10 +128,14 @@ mod tests {
     use super::*;
 
     fn run(pace: &mut Pace, packets: u32, lose_one_in: u32) {
+        run_queued(pace, packets, lose_one_in, false);
+    }
+
+    fn run_queued(pace: &mut Pace, packets: u32, lose_one_in: u32, waiting: bool) {
         for packet in 0..packets {
             pace.sent();
             if packet % lose_one_in == 0 {
-                pace.lost();
+                pace.lost(waiting);
             }
         }
     }
@@ -97,8 +147,29 @@ mod tests {
         assert_eq!(pace.allowed(), 1000);
         run(&mut pace, 20_000, 3);
         assert!(pace.allowed() <= 8, "{}", pace.allowed());
-        run(&mut pace, 20_000, 1000);
+        // Above the knee it grows a packet per window.
+        run(&mut pace, 1_000_000, 10_000);
         assert_eq!(pace.allowed(), 1000);
+    }
+
+    #[test]
+    fn a_queue_that_overflows_is_shared_and_what_others_leave_is_taken() {
+        let mut pace = Pace::new(256);
+        run(&mut pace, 20_000, 1_000);
+        assert_eq!(pace.allowed(), 256);
+        run_queued(&mut pace, 256 * 3, 100, true);
+        assert!(pace.allowed() < 256 * 8 / 10, "{}", pace.allowed());
+        run_queued(&mut pace, 20_000, 20, true);
+        assert!(
+            (SHARE..SHARE + 4).contains(&pace.allowed()),
+            "{}",
+            pace.allowed()
+        );
+        // A window's worth brings one packet.
+        run(&mut pace, SHARE * 4, 10_000);
+        assert!(pace.allowed() <= SHARE + 8);
+        run(&mut pace, 40_000, 10_000);
+        assert_eq!(pace.allowed(), 256);
     }
 
     #[test]

@@ -3,12 +3,21 @@
 //! Packet numbers are never reused, so a sample is never ambiguous; it may only
 //! be late, by an acknowledgement that waited for a packet to ride on.
 
+use crate::time::{MICROSECOND, MILLISECOND};
+
 /// Smoothed round trip and its variation (Jacobson's estimator).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct RoundTrip {
     smoothed_ns: u64,
     variation_ns: u64,
+    /// The shortest of all: what the path takes when nothing waits on it.
+    least_ns: u64,
 }
+
+/// No path between machines of a cluster takes longer unless packets wait.
+const LONG_NS: u64 = 2 * MILLISECOND;
+/// Scheduling and acknowledgements that wait make up so much of a round trip at times.
+const JITTER_NS: u64 = 100 * MICROSECOND;
 
 impl RoundTrip {
     /// Takes a sample.
@@ -17,8 +26,10 @@ impl RoundTrip {
         if self.smoothed_ns == 0 {
             self.smoothed_ns = ns;
             self.variation_ns = ns / 2;
+            self.least_ns = ns;
             return;
         }
+        self.least_ns = self.least_ns.min(ns);
         let difference = self.smoothed_ns.abs_diff(ns);
         self.variation_ns = (3 * self.variation_ns + difference) / 4;
         self.smoothed_ns = (7 * self.smoothed_ns + ns) / 8;
@@ -28,6 +39,12 @@ impl RoundTrip {
     #[must_use]
     pub(crate) fn smoothed_ns(&self) -> Option<u64> {
         (self.smoothed_ns > 0).then_some(self.smoothed_ns)
+    }
+
+    /// True while packets seem to wait in a queue of the path.
+    pub(crate) fn is_queueing(&self) -> bool {
+        let usual_ns = (2 * self.least_ns + JITTER_NS).min(LONG_NS);
+        self.smoothed_ns > usual_ns
     }
 
     /// How long to wait for an answer before suspecting a loss.
@@ -43,6 +60,27 @@ impl RoundTrip {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_queue_on_the_path_shows_in_the_round_trips() {
+        let mut trip = RoundTrip::default();
+        for _ in 0..20 {
+            trip.sample(50 * MICROSECOND);
+        }
+        assert!(!trip.is_queueing());
+        for _ in 0..20 {
+            trip.sample(190 * MICROSECOND);
+        }
+        assert!(!trip.is_queueing());
+        for _ in 0..20 {
+            trip.sample(500 * MICROSECOND);
+        }
+        assert!(trip.is_queueing());
+        for _ in 0..50 {
+            trip.sample(60 * MICROSECOND);
+        }
+        assert!(!trip.is_queueing());
+    }
 
     #[test]
     fn the_timeout_follows_the_samples_within_its_bounds() {

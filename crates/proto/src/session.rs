@@ -1,8 +1,10 @@
 //! One remote process: owns the parts and their order, little logic. Spec §5.
 //!
 //! Arrivals come in through `session/receive.rs`, packets go out through
-//! `session/transmit.rs`, time passes in `session/recover.rs`.
+//! `session/transmit.rs`, time passes in `session/recover.rs`; `session/paths.rs` finds out
+//! which of the peer's addresses can be reached.
 
+mod paths;
 mod receive;
 mod recover;
 mod transmit;
@@ -22,8 +24,10 @@ use crate::rtt::RoundTrip;
 use crate::send::{SendWindow, Slot};
 use crate::shared::{Oversize, Shared};
 use crate::time::Instant;
-use crate::wire::{Address, Hello, Trailer};
+use crate::wire::{Address, Hello, LaneAddress, Trailer};
+use paths::Paths;
 
+pub use paths::LaneStatus;
 pub use transmit::{Frame, Frames, Transmit};
 pub use view::{LaneView, UnitState, UnitView, View};
 
@@ -127,6 +131,7 @@ pub(crate) struct Session {
     pub(crate) packet_bytes: usize,
     pub(crate) lanes: Vec<Lane>,
     next_bulk_lane: usize,
+    paths: Paths,
     control_number: u64,
     control_seen: Replay,
     pub(crate) window: SendWindow,
@@ -158,8 +163,9 @@ pub(crate) struct Session {
     forced: u32,
     /// The lane that those repeats keep away from.
     detour: Option<u8>,
-    /// The lane of the newest arrival: answers go back by its card.
-    heard_on: u8,
+    /// Which of our ways leads to where the newest arrival came from, as an index:
+    /// answers go back there.
+    heard_on: usize,
     /// Prods since the peer was last heard: each tries the next card.
     unanswered: usize,
     /// Since when the peer owes us some sign of life.
@@ -187,6 +193,7 @@ impl Session {
             packet_bytes: 0,
             lanes: Vec::new(),
             next_bulk_lane: 0,
+            paths: Paths::NONE,
             control_number: 0,
             control_seen: Replay::default(),
             window: SendWindow::default(),
@@ -225,14 +232,16 @@ impl Session {
         }
     }
 
-    /// Takes what the peer said in its hello or welcome; the session is open.
+    /// Takes what the peer said in its hello or welcome; the session is open. `own` are
+    /// the lanes that this process listens on.
     pub(crate) fn open(
         &mut self,
         hello: &Hello,
+        own: &[LaneAddress],
         trailer: Trailer,
         own_incarnation: u64,
         now: Instant,
-        shared: &Shared,
+        shared: &mut Shared,
     ) {
         self.remote = Remote {
             connection: hello.connection,
@@ -240,31 +249,20 @@ impl Session {
             node: hello.node,
             initial_credit_bytes: hello.initial_credit_bytes,
         };
-        let own = (own_incarnation, self.id.connection());
-        let theirs = (hello.incarnation, hello.connection);
+        let here = (own_incarnation, self.id.connection());
+        let there = (hello.incarnation, hello.connection);
         let mask = |from, to| shared.config.key.map_or(0, |key| key.mask(from, to));
         self.seals = Seals {
-            out: Seal::of_session(trailer, mask(own, theirs)),
-            incoming: Seal::of_session(trailer, mask(theirs, own)),
+            out: Seal::of_session(trailer, mask(here, there)),
+            incoming: Seal::of_session(trailer, mask(there, here)),
         };
         self.packet_bytes = shared
             .config
             .packet_bytes
             .min(usize::from(hello.max_packet_bytes));
-        let own = shared.config.frames.min(shared.config.session_packets);
-        self.pace = Pace::new(hello.window_packets.min(own));
+        let frames = shared.config.frames.min(shared.config.session_packets);
+        self.pace = Pace::new(hello.window_packets.min(frames));
         self.told_window = shared.config.hello_window();
-        self.lanes = hello
-            .lanes()
-            .iter()
-            .map(|lane| {
-                let mut to = lane.address;
-                if to.is_unspecified() {
-                    to.ip = self.home.ip;
-                }
-                Lane::new(lane.lane, lane.bulk, to)
-            })
-            .collect();
         for edge in &mut self.edges_out {
             edge.grant(u64::from(hello.initial_credit_bytes));
         }
@@ -274,6 +272,7 @@ impl Session {
             self.trip.sample(now.since(asked).max(1));
         }
         self.phase = Phase::Open;
+        self.open_lanes(hello, own, now, shared);
         self.heard(now);
         self.rest_keepalive(now, shared);
     }
@@ -282,6 +281,12 @@ impl Session {
     pub(crate) fn is_small(&self, from: Address) -> bool {
         let mut small = self.lanes.iter().filter(|lane| !lane.bulk);
         self.home == from || small.any(|lane| lane.to == from)
+    }
+
+    /// True if the peer has answered from this IP address.
+    pub(crate) fn has_answered_from(&self, ip: [u8; 16]) -> bool {
+        let mut lanes = self.lanes.iter();
+        self.home.ip == ip || lanes.any(|lane| lane.reach.is_proven() && lane.to.ip == ip)
     }
 
     pub(crate) fn is_open(&self) -> bool {

@@ -91,6 +91,8 @@ pub struct Stats {
     pub loose_sent: u64,
     /// Lanes given up, their units handed to another.
     pub lanes_lost: u64,
+    /// Probes sent, which ask whether an address of a peer answers.
+    pub probes: u64,
     drops: [u64; Drop::ALL.len()],
 }
 

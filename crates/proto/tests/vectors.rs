@@ -4,7 +4,7 @@
 
 use dipole_proto::wire::{
     Address, Challenge, Flags, HEADER_BYTES, Header, Hello, Kind, LaneAddress, MESSAGE_BYTES,
-    Packet, Range, Record, Reset, ResetReason, emit_lane_ack, emit_message,
+    Packet, Range, Record, Reset, ResetReason, emit_echo, emit_lane_ack, emit_message, emit_probe,
 };
 
 /// The fenced block "vector NAME" of the specification; `CRC` stands for four bytes.
@@ -106,4 +106,13 @@ fn the_lane_acknowledgement_of_the_thesis_is_as_documented() {
     let mut bytes = [0; 64];
     let length = emit_lane_ack(&mut bytes, 1, (2, 10), &holes);
     assert_eq!(bytes[..length], documented("lane-ack"));
+}
+
+#[test]
+fn probe_and_echo_are_as_documented() {
+    let mut bytes = [0xFF; 64];
+    assert_eq!(emit_probe(&mut bytes[..8], 3, 2), 8);
+    assert_eq!(bytes[..8], documented("probe"));
+    let length = emit_echo(&mut bytes, 3, 2);
+    assert_eq!(bytes[..length], documented("echo"));
 }

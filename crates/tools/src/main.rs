@@ -4,6 +4,7 @@
 
 mod agent;
 mod bench;
+mod call;
 mod doctor;
 mod graph;
 mod key;
@@ -54,22 +55,45 @@ enum Command {
     /// Starts and tends a host's ranks (started by `guard`).
     #[command(hide = true)]
     Shim(run::ShimArgs),
+    /// Reaches a node through its agent (started by `run`).
+    #[command(hide = true)]
+    Reach(run::ReachArgs),
+    /// Tends one caller of the agent (started by `agent`).
+    #[command(hide = true)]
+    AgentSession(agent::SessionArgs),
     /// Becomes a rank (started by `shim`).
     #[command(hide = true)]
     RankExec(run::RankExecArgs),
 }
 
+impl Command {
+    /// True for the agent and its sessions, whose output is their log.
+    fn is_agent(&self) -> bool {
+        match self {
+            Command::Agent(args) => args.serves(),
+            Command::AgentSession(_) => true,
+            _ => false,
+        }
+    }
+}
+
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     // Warnings are wanted by default: they say for whom something waits.
-    let filter = EnvFilter::try_from_env("DIPOLE_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
-    tracing_subscriber::fmt()
+    // An agent whose log is read by a program says all that happens.
+    let json = arguments.json;
+    let logs_json = json && arguments.command.is_agent();
+    let usual = if logs_json { "info" } else { "warn" };
+    let filter = EnvFilter::try_from_env("DIPOLE_LOG").unwrap_or_else(|_| EnvFilter::new(usual));
+    let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
-        .with_target(false)
-        .with_ansi(std::io::stderr().is_terminal())
-        .init();
-    let json = arguments.json;
+        .with_target(false);
+    if logs_json {
+        log.json().flatten_event(true).init();
+    } else {
+        log.with_ansi(std::io::stderr().is_terminal()).init();
+    }
     match arguments.command {
         Command::Run(args) => run::execute(args, json),
         Command::Send(args) => pipe::send(&args, json),
@@ -83,6 +107,8 @@ fn main() -> ExitCode {
         Command::Manual => manual::pages(Arguments::command()),
         Command::Guard(args) => run::guard(args),
         Command::Shim(args) => run::shim(&args),
+        Command::Reach(args) => run::reach(&args),
+        Command::AgentSession(args) => agent::session(&args),
         Command::RankExec(args) => run::rank_exec(&args),
     }
 }

@@ -1,134 +1,82 @@
-//! Two nodes as two network namespaces joined by a veth pair: jobs and streams
+//! Two nodes as two network namespaces joined by networks of a bed: jobs and streams
 //! between machines, without a second machine. Needs root; skipped aloud without.
 
 #![allow(missing_docs, reason = "tests")]
 
+use std::fs::File;
 use std::io::Write;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
-use tempfile::TempDir;
+use dipole_bed::{Bed, Builder};
 
-/// Two namespaces that exist as long as this.
-struct Bed {
-    names: [String; 2],
-    directory: TempDir,
+/// Two nodes with a card on each of two networks, and room for two ranks each.
+fn two_networks() -> Builder {
+    Bed::builder().networks(2).slots(2)
 }
 
-fn ip(arguments: &str) -> bool {
-    Command::new("ip")
-        .args(arguments.split_whitespace())
-        .stderr(Stdio::null())
+/// The bed, or a word why there is none.
+fn make(builder: Builder) -> Option<Bed> {
+    if let Some(why) = Bed::why_not() {
+        eprintln!("SKIPPED: {why}");
+        return None;
+    }
+    Some(builder.build().expect("a bed can be made here"))
+}
+
+/// The program on a node, which finds itself in its environment.
+fn dipole(bed: &Bed, node: u32) -> Command {
+    let mut command = bed.command(node, env!("CARGO_BIN_EXE_dipole"));
+    command.stdin(Stdio::null());
+    command
+}
+
+/// Plugs the card of both nodes on a network in or out.
+fn set_network(bed: &Bed, network: u32, up: bool) {
+    for node in 1..=2 {
+        bed.set_card(node, network, up)
+            .expect("there is such a card");
+    }
+}
+
+/// Bytes that a device of the first node has sent.
+fn sent_by(bed: &Bed, device: &str) -> u64 {
+    let file = format!("/sys/class/net/{device}/statistics/tx_bytes");
+    let output = bed.command(1, "cat").arg(&file).output().expect("cat runs");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    text.trim().parse().expect("a number")
+}
+
+fn path(bed: &Bed, name: &str) -> PathBuf {
+    bed.folder().join(name)
+}
+
+fn check_copy(bed: &Bed) {
+    let same = Command::new("cmp")
+        .args([path(bed, "original"), path(bed, "copy")])
         .status()
-        .is_ok_and(|status| status.success())
+        .expect("cmp runs");
+    assert!(same.success(), "the copy differs");
 }
 
-impl Bed {
-    /// Makes the bed; `None`, and a word why, where that isn't possible.
-    fn make(tag: &str) -> Option<Bed> {
-        let process = std::process::id();
-        let names = ["a", "b"].map(|side| format!("dpt{process}{tag}{side}"));
-        if !rustix::process::geteuid().is_root() {
-            eprintln!("SKIPPED: network namespaces need root");
-            return None;
-        }
-        let bed = Bed {
-            names,
-            directory: tempfile::tempdir().expect("a directory"),
-        };
-        let [a, b] = &bed.names;
-        let card = |number: u32| {
-            let net = 98 + number;
-            ip(&format!(
-                "link add card{number} netns {a} type veth peer name card{number} netns {b}"
-            )) && ip(&format!("-n {a} addr add 10.{net}.0.1/24 dev card{number}"))
-                && ip(&format!("-n {b} addr add 10.{net}.0.2/24 dev card{number}"))
-                && bed.set_card(number, true)
-        };
-        let made = ip(&format!("netns add {a}"))
-            && ip(&format!("netns add {b}"))
-            && ip(&format!("-n {a} link set lo up"))
-            && ip(&format!("-n {b} link set lo up"))
-            && card(0)
-            && card(1);
-        if !made {
-            eprintln!("SKIPPED: `ip netns` makes no namespaces here (iproute2, veth?)");
-            return None;
-        }
-        bed.write(
-            "hosts",
-            &format!("1 10.98.0.1 slots=2 ssh={a}\n2 10.98.0.2 slots=2 ssh={b}\n"),
-        );
-        bed.write(
-            "two-cards",
-            "1 10.98.0.1 cards=10.99.0.1\n2 10.98.0.2 cards=10.99.0.2\n",
-        );
-        // Called as `remote-shell DEST COMMAND-LINE`, like ssh.
-        bed.write(
-            "remote-shell",
-            "#!/bin/sh\ndest=$1\nshift\nexec ip netns exec \"$dest\" sh -c \"$*\"\n",
-        );
-        let mode = std::fs::Permissions::from_mode(0o755);
-        std::fs::set_permissions(bed.path("remote-shell"), mode).expect("our own file");
-        Some(bed)
-    }
-
-    /// Plugs a card of both nodes in or out.
-    fn set_card(&self, number: u32, up: bool) -> bool {
-        let state = if up { "up" } else { "down" };
-        let set = |name| ip(&format!("-n {name} link set card{number} {state}"));
-        self.names.iter().all(set)
-    }
-
-    /// Bytes that the first node has sent by a card.
-    fn sent_by(&self, number: u32) -> u64 {
-        let file = format!("/sys/class/net/card{number}/statistics/tx_bytes");
-        let output = Command::new("ip")
-            .args(["netns", "exec", &self.names[0], "cat", &file])
-            .output()
-            .expect("ip runs");
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        text.trim().parse().expect("a number")
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.directory.path().join(name)
-    }
-
-    fn check_copy(&self) {
-        let same = Command::new("cmp")
-            .args([self.path("original"), self.path("copy")])
-            .status()
-            .expect("cmp runs");
-        assert!(same.success(), "the copy differs");
-    }
-
-    fn write(&self, name: &str, text: &str) {
-        std::fs::write(self.path(name), text).expect("our own directory");
-    }
-
-    /// The program `dipole` inside a namespace, its environment clean.
-    fn dipole(&self, side: usize) -> Command {
-        let mut command = Command::new("ip");
-        command.args(["netns", "exec", &self.names[side]]);
-        command.arg(env!("CARGO_BIN_EXE_dipole"));
-        for (name, _) in std::env::vars_os() {
-            if name.to_string_lossy().starts_with("DIPOLE_") {
-                command.env_remove(name);
-            }
-        }
-        command.env("DIPOLE_RUNTIME_DIR", self.path("runtime"));
-        command.stdin(Stdio::null());
-        command
-    }
+fn write(bed: &Bed, name: &str, text: &str) {
+    std::fs::write(path(bed, name), text).expect("our own directory");
 }
 
-impl Drop for Bed {
-    fn drop(&mut self) {
-        for name in &self.names {
-            ip(&format!("netns del {name}"));
-        }
+/// A bridge as containers have it, with the same address on every node, and a device that
+/// swallows what goes to the other node.
+fn add_nowhere(bed: &Bed) {
+    for node in 1..=2 {
+        let other = 3 - node;
+        let script = format!(
+            "ip link add docker0 type bridge && ip address add 172.17.0.1/16 dev docker0 && \
+             ip link set docker0 up && \
+             ip link add overlay0 type veth peer name underlay0 && ip link set underlay0 up && \
+             ip address add 10.9.0.{node}/24 dev overlay0 && ip link set overlay0 up && \
+             ip neighbour add 10.9.0.{other} lladdr 02:00:00:00:00:01 dev overlay0"
+        );
+        let made = bed.command(node, "sh").args(["-c", &script]).status();
+        assert!(made.expect("sh runs").success(), "{script}");
     }
 }
 
@@ -150,8 +98,8 @@ fn example(name: &str) -> PathBuf {
     path
 }
 
-/// Receives on node 2; the hosts file follows.
-const RECEIVE: [&str; 5] = ["recv", "2:7", "--nid", "2", "--hosts"];
+/// Receives on node 2.
+const RECEIVE: [&str; 2] = ["recv", "2:7"];
 
 fn spawn(command: &mut Command) -> Child {
     let command = command.stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -187,14 +135,15 @@ fn the_examples_run_on_four_ranks_of_one_machine() {
 
 #[test]
 fn the_examples_run_on_four_ranks_of_two_nodes() {
-    let Some(bed) = Bed::make("r") else { return };
+    let Some(bed) = make(two_networks()) else {
+        return;
+    };
     for name in ["ring", "all_to_all"] {
-        let output = bed
-            .dipole(0)
+        let output = dipole(&bed, 1)
             .args(["run", "-n", "4", "--tag", "--hosts"])
-            .arg(bed.path("hosts"))
+            .arg(bed.hosts_file())
             .arg("--rsh")
-            .arg(bed.path("remote-shell"))
+            .arg(bed.remote_shell())
             .arg(example(name))
             .output()
             .expect("it starts");
@@ -205,8 +154,10 @@ fn the_examples_run_on_four_ranks_of_two_nodes() {
 
 #[test]
 fn a_file_crosses_from_node_to_node_through_loss_unchanged() {
-    let Some(bed) = Bed::make("f") else { return };
-    let mut original = std::fs::File::create(bed.path("original")).expect("our own directory");
+    let Some(bed) = make(Bed::builder()) else {
+        return;
+    };
+    let mut original = File::create(path(&bed, "original")).expect("our own directory");
     let mut block = vec![0_u8; 1 << 20];
     for index in 0..48_usize {
         for (at, byte) in block.iter_mut().enumerate() {
@@ -215,34 +166,31 @@ fn a_file_crosses_from_node_to_node_through_loss_unchanged() {
         original.write_all(&block).expect("there is room");
     }
     drop(original);
-    let mut receiver = bed.dipole(1);
-    receiver.args(RECEIVE).arg(bed.path("hosts"));
+    let mut receiver = dipole(&bed, 2);
+    receiver.args(RECEIVE);
     receiver.args(["--fault", "drop=0.01,seed=3", "--out"]);
-    let receiver = spawn(receiver.arg(bed.path("copy")));
-    let sent = bed
-        .dipole(0)
-        .args(["send", "2:7", "--nid", "1", "--hosts"])
-        .arg(bed.path("hosts"))
-        .args(["--fault", "drop=0.01,seed=4"])
-        .arg(bed.path("original"))
+    let receiver = spawn(receiver.arg(path(&bed, "copy")));
+    let sent = dipole(&bed, 1)
+        .args(["send", "2:7", "--fault", "drop=0.01,seed=4"])
+        .arg(path(&bed, "original"))
         .output()
         .expect("it starts");
     check(&sent);
     check(&receiver.wait_with_output().expect("it ends"));
-    bed.check_copy();
+    check_copy(&bed);
 }
 
 #[test]
 fn a_file_crosses_though_the_first_of_two_cards_is_out_from_the_start() {
-    let Some(bed) = Bed::make("o") else { return };
-    assert!(bed.set_card(0, false));
-    bed.write("original", "what is sent\n");
-    let receiver = spawn(bed.dipole(1).args(RECEIVE).arg(bed.path("two-cards")));
-    let sent = bed
-        .dipole(0)
-        .args(["send", "2:7", "--nid", "1", "--hosts"])
-        .arg(bed.path("two-cards"))
-        .arg(bed.path("original"))
+    let Some(bed) = make(two_networks()) else {
+        return;
+    };
+    set_network(&bed, 0, false);
+    write(&bed, "original", "what is sent\n");
+    let receiver = spawn(dipole(&bed, 2).args(RECEIVE));
+    let sent = dipole(&bed, 1)
+        .args(["send", "2:7"])
+        .arg(path(&bed, "original"))
         .output()
         .expect("it starts");
     check(&sent);
@@ -254,25 +202,25 @@ fn a_file_crosses_though_the_first_of_two_cards_is_out_from_the_start() {
 fn a_stream_goes_on_while_either_of_two_cards_is_out() {
     const BLOCK_BYTES: usize = 1 << 20;
     const BLOCKS_PER_PHASE: usize = 24;
-    let Some(bed) = Bed::make("c") else { return };
-    let mut receiver = bed.dipole(1);
-    receiver.args(RECEIVE).arg(bed.path("two-cards"));
-    let receiver = spawn(receiver.arg("--out").arg(bed.path("copy")));
-    let mut sender = bed
-        .dipole(0)
-        .args(["send", "2:7", "--nid", "1", "--hosts"])
-        .arg(bed.path("two-cards"))
+    let Some(bed) = make(two_networks()) else {
+        return;
+    };
+    let mut receiver = dipole(&bed, 2);
+    receiver.args(RECEIVE);
+    let receiver = spawn(receiver.arg("--out").arg(path(&bed, "copy")));
+    let mut sender = dipole(&bed, 1)
+        .args(["send", "2:7"])
         .stdin(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .expect("it starts");
     let mut input = sender.stdin.take().expect("a pipe");
-    let mut original = std::fs::File::create(bed.path("original")).expect("our own directory");
+    let mut original = File::create(path(&bed, "original")).expect("our own directory");
     let mut block = vec![0_u8; BLOCK_BYTES];
     let mut blocks = 0_usize;
     // Bytes that each card has sent of a phase.
     let mut phase = || {
-        let before = [0, 1].map(|card| bed.sent_by(card));
+        let before = [0, 1].map(|card| sent_by(&bed, &format!("net{card}")));
         for _ in 0..BLOCKS_PER_PHASE {
             blocks += 1;
             for (at, byte) in block.iter_mut().enumerate() {
@@ -281,17 +229,18 @@ fn a_stream_goes_on_while_either_of_two_cards_is_out() {
             original.write_all(&block).expect("there is room");
             input.write_all(&block).expect("the sender goes on");
         }
-        let sent = [0, 1].map(|card: u32| bed.sent_by(card) - before[card as usize]);
+        let sent = [0, 1].map(|card: usize| sent_by(&bed, &format!("net{card}")) - before[card]);
         println!("{} and {} KiB by the cards", sent[0] >> 10, sent[1] >> 10);
         // A quarter of a phase: a card did its share, or next to nothing.
         sent.map(|bytes| bytes > (BLOCK_BYTES * BLOCKS_PER_PHASE / 4) as u64)
     };
     assert_eq!(phase(), [true, true], "bulk uses both cards");
-    assert!(bed.set_card(1, false));
+    set_network(&bed, 1, false);
     assert_eq!(phase(), [true, false]);
-    assert!(bed.set_card(1, true) && bed.set_card(0, false));
+    set_network(&bed, 1, true);
+    set_network(&bed, 0, false);
     assert_eq!(phase(), [false, true]);
-    assert!(bed.set_card(0, true));
+    set_network(&bed, 0, true);
     // A card that was given up rests for a while.
     let plugged_in = std::time::Instant::now();
     while phase() != [true, true] {
@@ -304,5 +253,120 @@ fn a_stream_goes_on_while_either_of_two_cards_is_out() {
     let sent = sender.wait_with_output().expect("it ends");
     check(&sent);
     check(&receiver.wait_with_output().expect("it ends"));
-    bed.check_copy();
+    check_copy(&bed);
+}
+
+#[test]
+fn bridges_and_overlays_that_lead_nowhere_carry_nothing_and_are_named() {
+    const BYTES: usize = 8 << 20;
+    let Some(bed) = make(two_networks()) else {
+        return;
+    };
+    add_nowhere(&bed);
+    // The second node names its cards in another order.
+    write(
+        &bed,
+        "cards",
+        "1 10.0.0.1 cards=172.17.0.1,10.9.0.1,10.1.0.1\n\
+         2 10.0.0.2 cards=10.1.0.2,10.9.0.2,172.17.0.1\n",
+    );
+    write(&bed, "original", &"sixteen bytes.\n\n".repeat(BYTES / 16));
+    let cards = path(&bed, "cards");
+    let mut receiver = dipole(&bed, 2);
+    receiver
+        .args(RECEIVE)
+        .arg("--hosts")
+        .arg(&cards)
+        .arg("--out");
+    let receiver = spawn(receiver.arg(path(&bed, "copy")));
+    let before = sent_by(&bed, "overlay0");
+    let sent = dipole(&bed, 1)
+        .args(["send", "2:7", "--hosts"])
+        .arg(&cards)
+        .arg(path(&bed, "original"))
+        .env("DIPOLE_LOG", "info")
+        .output()
+        .expect("it starts");
+    check(&sent);
+    check(&receiver.wait_with_output().expect("it ends"));
+    check_copy(&bed);
+    let by_overlay = sent_by(&bed, "overlay0") - before;
+    assert!(by_overlay < (BYTES / 50) as u64, "{by_overlay} bytes");
+    for network in ["net0", "net1"] {
+        let bytes = sent_by(&bed, network);
+        assert!(bytes > (BYTES / 4) as u64, "{bytes} by {network}");
+    }
+    let log = String::from_utf8_lossy(&sent.stderr);
+    for words in [
+        "10.0.0.1 <-> 10.0.0.2 small and bulk",
+        "10.1.0.1 <-> 10.1.0.2 small and bulk",
+        "10.9.0.1 <-> 10.9.0.2 no answer: not used",
+        "172.17.0.1 an address of this node too: not used",
+    ] {
+        assert!(log.contains(words), "{words} is not in\n{log}");
+    }
+}
+
+#[test]
+fn a_node_with_one_card_and_one_with_two_use_what_both_have() {
+    let Some(bed) = make(two_networks()) else {
+        return;
+    };
+    write(&bed, "cards", "1 10.0.0.1 cards=10.1.0.1\n2 10.1.0.2\n");
+    write(&bed, "original", &"sixteen bytes.\n\n".repeat(1 << 18));
+    let cards = path(&bed, "cards");
+    for (from, to) in [(1, 2), (2, 1)] {
+        let target = format!("{to}:7");
+        let mut receiver = dipole(&bed, to);
+        receiver.args(["recv", &target, "--hosts"]).arg(&cards);
+        let receiver = spawn(receiver.arg("--out").arg(path(&bed, "copy")));
+        let sent = dipole(&bed, from)
+            .args(["send", &target, "--hosts"])
+            .arg(&cards)
+            .arg(path(&bed, "original"))
+            .output()
+            .expect("it starts");
+        check(&sent);
+        check(&receiver.wait_with_output().expect("it ends"));
+        check_copy(&bed);
+    }
+}
+
+#[test]
+fn doctor_names_every_pair_of_addresses_and_every_card() {
+    let Some(bed) = make(two_networks()) else {
+        return;
+    };
+    add_nowhere(&bed);
+    write(
+        &bed,
+        "cards",
+        "1 10.0.0.1 cards=172.17.0.1,10.9.0.1,10.1.0.1\n\
+         2 10.0.0.2 cards=172.17.0.1,10.9.0.2,10.1.0.2\n",
+    );
+    let cards = path(&bed, "cards");
+    let mut receiver = spawn(dipole(&bed, 2).args(RECEIVE).arg("--hosts").arg(&cards));
+    let begun = std::time::Instant::now();
+    let report = loop {
+        let mut doctor = dipole(&bed, 1);
+        doctor.args(["doctor", "--timeout", "0.3", "--hosts"]);
+        let output = doctor.arg(&cards).output().expect("it starts");
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        if text.contains("10.0.0.1 <-> 10.0.0.2: answers") {
+            break text;
+        }
+        // A process that just started may not listen yet.
+        assert!(begun.elapsed().as_secs() < 30, "{text}");
+    };
+    receiver.kill().expect("ours");
+    receiver.wait().expect("ours");
+    let plain = report.split_whitespace().collect::<Vec<_>>().join(" ");
+    for words in [
+        "10.1.0.1 <-> 10.1.0.2: answers to packets of 1500 bytes, will be used",
+        "10.9.0.1 <-> 10.9.0.2: no answer, will not be used",
+        "172.17.0.1: an address of this node too, will not be used",
+        "a bridge (docker, libvirt or the like)",
+    ] {
+        assert!(plain.contains(words), "{words} is not in\n{report}");
+    }
 }

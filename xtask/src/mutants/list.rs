@@ -11,7 +11,7 @@ pub(crate) struct Mutant {
     replacement: &'static str,
 }
 
-pub(crate) const MUTANTS: [Mutant; 10] = [
+pub(crate) const MUTANTS: [Mutant; 12] = [
     Mutant {
         name: "tail-repeats-off",
         effect: "a tail that was lost is never sent again",
@@ -80,6 +80,20 @@ pub(crate) const MUTANTS: [Mutant; 10] = [
         file: "crates/proto/src/edge.rs",
         snippet: "if sequence == self.next && whole && self.pending.is_empty() {",
         replacement: "if sequence >= self.next && whole && self.pending.is_empty() {",
+    },
+    Mutant {
+        name: "unanswered-lanes-used",
+        effect: "data go to addresses that have never answered",
+        file: "crates/proto/src/session/transmit.rs",
+        snippet: "lane.reach.is_proven() && Some(lane.id) != avoided",
+        replacement: "lane.reach.may_lead_there() && Some(lane.id) != avoided",
+    },
+    Mutant {
+        name: "old-news-as-news",
+        effect: "an acknowledgement that says again what was known makes a dead lane look alive",
+        file: "crates/proto/src/session/receive.rs",
+        snippet: "if from < to && lane.out.is_news(to) {",
+        replacement: "if from < to {",
     },
     Mutant {
         name: "proof-unchecked",

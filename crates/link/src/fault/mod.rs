@@ -332,6 +332,10 @@ impl<L: Link> Link for Fault<L> {
         self.inner.locals(class)
     }
 
+    fn source(&self, class: Class, to: SocketAddr) -> SocketAddr {
+        self.inner.source(class, to)
+    }
+
     #[inline]
     fn send(&mut self, now_ns: u64, batch: &[Outgoing<'_>]) -> io::Result<usize> {
         if self.zero {

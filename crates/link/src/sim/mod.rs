@@ -158,11 +158,25 @@ impl Network {
     /// # Errors
     /// When one of them is in use.
     pub fn attach(&self, small: SocketAddr, bulk: SocketAddr) -> Result<Port, AttachError> {
-        let id = self.lock().attach([small, bulk])?;
+        self.attach_cards(&[[small, bulk]])
+    }
+
+    /// Lets a process join with several cards, each with an address for small packets and
+    /// one for bulk. A frame leaves by the card on the network of its destination (the
+    /// first 16 bits of an IPv4 address), by the first if there is none.
+    ///
+    /// # Errors
+    /// When one of the addresses is in use.
+    ///
+    /// # Panics
+    /// When there are no cards.
+    pub fn attach_cards(&self, cards: &[[SocketAddr; 2]]) -> Result<Port, AttachError> {
+        assert!(!cards.is_empty(), "at least one card");
+        let id = self.lock().attach(cards.as_flattened())?;
         Ok(Port {
             network: self.clone(),
             id,
-            local: [small, bulk],
+            cards: cards.to_vec(),
             frames: Vec::new(),
             full_until_ns: None,
         })
@@ -233,7 +247,8 @@ impl fmt::Debug for Network {
 pub struct Port {
     network: Network,
     id: u64,
-    local: [SocketAddr; 2],
+    /// Small and bulk of each card.
+    cards: Vec<[SocketAddr; 2]>,
     frames: Vec<(Class, Frame)>,
     /// When the card has room again, after it had none.
     full_until_ns: Option<u64>,
@@ -242,14 +257,14 @@ pub struct Port {
 impl Port {
     /// Fails once the network has taken this port away.
     fn check(&self, state: &State) -> io::Result<()> {
-        if state.port_at(self.local[0]) == Some(self.id) {
+        if state.port_at(self.cards[0][0]) == Some(self.id) {
             return Ok(());
         }
         Err(io::Error::new(
             io::ErrorKind::NotConnected,
             format!(
                 "the simulated port {} was detached; attach again",
-                self.local[0]
+                self.cards[0][0]
             ),
         ))
     }
@@ -267,14 +282,22 @@ impl Link for Port {
     }
 
     fn local(&self, class: Class) -> SocketAddr {
-        self.local[class as usize]
+        self.cards[0][class as usize]
+    }
+
+    fn locals(&self, class: Class) -> Vec<SocketAddr> {
+        self.cards.iter().map(|card| card[class as usize]).collect()
+    }
+
+    fn source(&self, class: Class, to: SocketAddr) -> SocketAddr {
+        state::source(&self.cards, class, to)
     }
 
     fn send(&mut self, now_ns: u64, batch: &[Outgoing<'_>]) -> io::Result<usize> {
         let mut state = self.network.lock();
         self.check(&state)?;
         state.advance(now_ns);
-        let (taken, full_until_ns) = state.send(&self.local, batch);
+        let (taken, full_until_ns) = state.send(&self.cards, batch);
         self.full_until_ns = full_until_ns;
         Ok(taken)
     }
@@ -285,7 +308,9 @@ impl Link for Port {
         self.check(&state)?;
         state.advance(now_ns);
         self.full_until_ns = self.full_until_ns.filter(|&until_ns| until_ns > now_ns);
-        state.poll(self.local[class as usize], class, &mut self.frames);
+        for card in &self.cards {
+            state.poll(card[class as usize], class, &mut self.frames);
+        }
         Ok(self.frames.len())
     }
 
@@ -306,7 +331,8 @@ impl Link for Port {
 
 impl Drop for Port {
     fn drop(&mut self) {
-        self.network.lock().detach(&self.local, Some(self.id));
+        let addresses = self.cards.as_flattened();
+        self.network.lock().detach(addresses, Some(self.id));
     }
 }
 

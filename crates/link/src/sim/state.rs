@@ -84,6 +84,17 @@ struct Socket {
     queue: VecDeque<Frame>,
 }
 
+/// By which card a frame leaves: the one on the network of its destination.
+pub(super) fn source(cards: &[[SocketAddr; 2]], class: Class, to: SocketAddr) -> SocketAddr {
+    let network = |address: SocketAddr| match address.ip() {
+        IpAddr::V4(ip) => (ip.octets()[0], ip.octets()[1]),
+        IpAddr::V6(ip) => (ip.octets()[0], ip.octets()[1]),
+    };
+    let class = class as usize;
+    let near = |card: &&[SocketAddr; 2]| network(card[class]) == network(to);
+    cards.iter().find(near).unwrap_or(&cards[0])[class]
+}
+
 pub(super) struct State {
     pub(super) config: NetworkConfig,
     pub(super) stats: NetworkStats,
@@ -117,19 +128,18 @@ impl State {
         }
     }
 
-    pub(super) fn attach(&mut self, addresses: [SocketAddr; 2]) -> Result<u64, AttachError> {
-        let [small, bulk] = addresses;
-        if small == bulk {
-            return Err(AttachError::SameAddress { address: small });
-        }
-        for address in addresses {
+    pub(super) fn attach(&mut self, addresses: &[SocketAddr]) -> Result<u64, AttachError> {
+        for (index, &address) in addresses.iter().enumerate() {
+            if addresses[..index].contains(&address) {
+                return Err(AttachError::SameAddress { address });
+            }
             if self.sockets.contains_key(&address) {
                 return Err(AttachError::Taken { address });
             }
         }
         let port = self.next_port;
         self.next_port += 1;
-        for address in addresses {
+        for &address in addresses {
             self.sockets.insert(
                 address,
                 Socket {
@@ -203,11 +213,11 @@ impl State {
     /// room again if it took fewer.
     pub(super) fn send(
         &mut self,
-        local: &[SocketAddr; 2],
+        cards: &[[SocketAddr; 2]],
         batch: &[Outgoing<'_>],
     ) -> (usize, Option<u64>) {
         for (index, outgoing) in batch.iter().enumerate() {
-            let from = local[outgoing.class as usize];
+            let from = source(cards, outgoing.class, outgoing.to);
             let free_ns = self.cards.entry(from.ip()).or_default().transmit_free_ns;
             let backlog_ns = free_ns.saturating_sub(self.now_ns);
             let backlog_bytes = self.config.wire_bytes(backlog_ns);

@@ -177,14 +177,12 @@ impl Endpoint {
         let begun = self.inner.driver.wait(until, &what, |engine, now| {
             let sent = if payload.len() <= engine.whole_limit(peer) {
                 engine.send_whole(now, edge, payload, more == More::Comes)
-            } else if until == Until::Now
-                && engine.frames_for(peer, payload.len()) > engine.frames_for_long()
-            {
-                Err(Blocked::NoFrame)
             } else {
-                engine
-                    .begin_long(now, edge, payload.len())
-                    .map(|out| long = Some(out))
+                let begun = match until {
+                    Until::Now => engine.begin_long_at_once(now, edge, payload.len()),
+                    _ => engine.begin_long(now, edge, payload.len()),
+                };
+                begun.map(|out| long = Some(out))
             };
             match sent {
                 Ok(()) => Some(Ok(())),

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use dipole_proto::{EdgeId, Event, Machine, PeerId};
+use dipole_proto::{EdgeId, Event, Machine, PathChange, PeerId};
 
 use super::Traffic;
 use super::departures::{Departure, Departures};
@@ -27,6 +27,8 @@ pub(super) struct Receivers<'a> {
     pub(super) departures: &'a mut Departures,
     /// Peers that are silent though they owe an answer.
     pub(super) quiet: &'a mut Vec<PeerId>,
+    /// What has become known of the ways to peers, to be told.
+    pub(super) path_changes: &'a mut Vec<(PeerId, PathChange)>,
     pub(super) progress: &'a mut u64,
     pub(super) open_frames: &'a mut usize,
     /// Endpoints with a descriptor that got a message in this turn.
@@ -154,6 +156,7 @@ impl Receivers<'_> {
                 tracing::debug!(%peer, node, "session open");
             }
             Event::Quiet { peer } => self.quiet.push(peer),
+            Event::Paths { peer, change } => self.path_changes.push((peer, change)),
             Event::Gone { peer, reason } => {
                 let entry = peer_entry(self.peers, peer);
                 let reason = GoneReason::from(reason);

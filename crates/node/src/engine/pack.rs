@@ -315,6 +315,35 @@ impl Engine {
         })
     }
 
+    /// Like [`begin_long`](Self::begin_long), for a caller who will not wait: only if there are
+    /// frames for all of it.
+    ///
+    /// # Errors
+    /// [`Blocked`]; nothing was queued.
+    pub fn begin_long_at_once(
+        &mut self,
+        now: Instant,
+        edge: EdgeId,
+        total: usize,
+    ) -> Result<EdgeOut, Blocked> {
+        // Before anything is said of frames: one that is gone takes none.
+        self.usable(edge.peer)?;
+        let space = self.machine.packet_space(edge.peer);
+        let Some(piece) = space.checked_sub(HEADER_BYTES + FRAGMENT_BYTES) else {
+            return Err(Blocked::Opening);
+        };
+        let frames = total.div_ceil(piece.max(1));
+        let reserve = self.frames.units() / SMALL_SHARE;
+        if frames > self.frames.units() - reserve {
+            let limit = ((self.frames.units() - reserve) * piece) as u64;
+            return Err(Blocked::TooLong { limit });
+        }
+        if frames > self.frames_for_long() {
+            return Err(Blocked::NoFrame);
+        }
+        self.begin_long(now, edge, total)
+    }
+
     /// Copies as much of a long message as there are frames; true when all of it
     /// has been queued.
     ///
@@ -366,13 +395,6 @@ impl Engine {
         self.usable(out.edge.peer)?.long_begun = false;
         self.progress += 1;
         Ok(true)
-    }
-
-    /// Frames that a message of this length to this peer takes.
-    #[must_use]
-    pub fn frames_for(&self, peer: PeerId, length: usize) -> usize {
-        let space = self.machine.packet_space(peer);
-        length.div_ceil(space.saturating_sub(HEADER_BYTES + FRAGMENT_BYTES).max(1))
     }
 
     /// Frames that long messages may use now.

@@ -14,7 +14,7 @@ use rustix::fs::FlockOperation;
 
 use dipole_proto::KeyMismatch;
 
-use super::answer::{Answers, Said, bound};
+use super::answer::{Answers, Said, bound, settled};
 use super::directory::flock;
 use super::directory_wire::{PACKET_BYTES, encode_yield};
 use super::folder::{failed, open_lock};
@@ -100,9 +100,16 @@ impl AgentSeat {
     /// Takes the seat and the port at which the node is asked, on each of its cards, from
     /// whichever of its processes has it. Waits for one that is stopped, and says so.
     ///
+    /// `kept` are sockets that an earlier agent left with a service manager; those that are bound
+    /// to one of the addresses are used, with what waits in them.
+    ///
     /// # Errors
     /// [`SeatError::Taken`] names the agent there is.
-    pub fn take(registry: &Registry, addresses: &[SocketAddr]) -> Result<AgentSeat, SeatError> {
+    pub fn take(
+        registry: &Registry,
+        addresses: &[SocketAddr],
+        kept: Vec<UdpSocket>,
+    ) -> Result<AgentSeat, SeatError> {
         let path = registry.path().join("agent.lock");
         let mut agent = open_lock(&path)?;
         let begun = Instant::now();
@@ -124,6 +131,14 @@ impl AgentSeat {
             .and_then(|()| writeln!(agent, "{}", std::process::id()))
             .map_err(failed("writing", &path))?;
         let directory = make_way(registry, addresses)?;
+        let mut kept = kept;
+        let mut bound = |address: SocketAddr| {
+            let at = |socket: &UdpSocket| socket.local_addr().is_ok_and(|at| at == address);
+            match kept.iter().position(at) {
+                Some(index) => settled(kept.swap_remove(index)),
+                None => bound(address),
+            }
+        };
         let socket = |address: &SocketAddr| match bound(*address) {
             Ok(socket) => Ok((socket, Answers::new(registry, address.ip()))),
             Err(cause) => Err(SeatError::Port {
@@ -172,6 +187,7 @@ fn make_way(registry: &Registry, addresses: &[SocketAddr]) -> Result<File, SeatE
     let lock = open_lock(&path)?;
     let begun = Instant::now();
     let (mut pause, mut word) = (FIRST_PAUSE, FIRST_WORD);
+    let mut asked_somebody = false;
     let nonce = random_number().map_err(failed("drawing a number for", &path))?;
     let wish = registry.badge().seal(&encode_yield(nonce, registry.node()));
     let mut sockets = Vec::new();
@@ -188,10 +204,17 @@ fn make_way(registry: &Registry, addresses: &[SocketAddr]) -> Result<File, SeatE
     }
     loop {
         match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(lock),
+            Ok(()) => {
+                if asked_somebody {
+                    let node = registry.node().0;
+                    tracing::info!(event = "yielded", node, "a program made way for the agent");
+                }
+                return Ok(lock);
+            }
             Err(rustix::io::Errno::WOULDBLOCK) => {}
             Err(error) => return Err(failed("locking", &path)(error.into()).into()),
         }
+        asked_somebody = true;
         // Whoever answers has one of them at least.
         for (socket, address) in sockets.iter().zip(addresses) {
             if let Err(cause) = socket.send_to(&wish, address) {

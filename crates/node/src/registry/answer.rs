@@ -127,7 +127,11 @@ impl Answers {
 
 /// The socket at which a node is asked.
 pub(super) fn bound(address: SocketAddr) -> io::Result<UdpSocket> {
-    let socket = UdpSocket::bind(address)?;
+    settled(UdpSocket::bind(address)?)
+}
+
+/// A bound socket, set up to be asked at.
+pub(super) fn settled(socket: UdpSocket) -> io::Result<UdpSocket> {
     socket.set_nonblocking(true)?;
     // A long answer shows whether its length gets through.
     forbid_fragments(&socket)?;

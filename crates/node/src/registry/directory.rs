@@ -244,8 +244,12 @@ impl Complaint {
 
 /// Answers until something else is to be done.
 fn serve(service: &Service, complaint: &mut Complaint) -> Next {
-    let binds = service.binds.lock().unwrap_or_else(PoisonError::into_inner);
-    let (binds, badge) = binds.clone();
+    // Cloned in one go: the lock must not be held while this answers.
+    let (binds, badge) = service
+        .binds
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .clone();
     let registry = Registry {
         badge,
         ..service.registry.clone()

@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use dipole_proto::KeyMismatch;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::badge::Badge;
 use super::directory_wire::{
@@ -185,7 +186,8 @@ pub fn resolve(
         address,
         no_hosts_file: hosts.is_local_only(),
     })?;
-    resolve_there(host, address, registry.badge(), &mut wait)
+    let directories = hosts.directories_as_seen_from(registry.node(), host);
+    resolve_there(host, directories, address, registry.badge(), &mut wait)
 }
 
 fn resolve_here(
@@ -212,21 +214,30 @@ fn resolve_here(
 
 fn resolve_there(
     host: &Host,
+    directories: Vec<SocketAddr>,
     address: Address,
     badge: &Badge,
     wait: &mut Wait,
 ) -> Result<Ports, ResolveError> {
-    let mut directories = host.directories().into_iter().cycle();
+    let mut question = Question::new(address, badge).map_err(|cause| ResolveError::NoAnswer {
+        address,
+        directory: host.directory(),
+        waited: wait.so_far(),
+        cause: Some(cause),
+    })?;
+    let mut directories = directories.into_iter().cycle();
     let mut directory = host.directory();
     let mut last_cause = None;
     let mut answered = false;
     loop {
         // Any card of the node will do.
         directory = directories.next().unwrap_or(directory);
-        let pause = wait.next_pause();
-        let attempt_ends = Instant::now() + pause;
-        match ask(directory, address, badge, attempt_ends) {
-            Ok(Some(Err(mismatch))) => {
+        let attempt_ends = Instant::now() + wait.next_pause();
+        let answer = question
+            .ask(directory)
+            .and_then(|()| question.answer(attempt_ends));
+        match answer {
+            Ok(Some((directory, Err(mismatch)))) => {
                 return Err(ResolveError::OtherCluster {
                     address,
                     directory,
@@ -234,7 +245,7 @@ fn resolve_there(
                     fingerprint: badge.fingerprint().map(str::to_owned),
                 });
             }
-            Ok(Some(Ok(found))) => match found.status {
+            Ok(Some((directory, Ok(found)))) => match found.status {
                 FoundStatus::Found(ports) => {
                     return Ok(reachable(ports, host.address, directory.ip()));
                 }
@@ -276,49 +287,106 @@ fn resolve_there(
     }
 }
 
-/// Asks once; `None` if nothing fitting came before `until`, an error if we are strangers.
-///
-/// A new socket each time: a late answer to an earlier question cannot meet it.
-fn ask(
-    directory: SocketAddr,
+/// A directory's answer, and where it came from; an error if we are strangers there.
+type Answer = (SocketAddr, Result<Found, KeyMismatch>);
+
+/// A look-up under way, on a socket for each directory: an answer may take longer than the pause
+/// before it is asked again.
+struct Question<'a> {
     address: Address,
-    badge: &Badge,
-    until: Instant,
-) -> io::Result<Option<Result<Found, KeyMismatch>>> {
-    let socket = UdpSocket::bind((any_like(directory), 0))?;
-    // Connected: only the directory's packets arrive, and "port unreachable" is reported.
-    socket.connect(directory)?;
-    let nonce = random_number()?;
-    socket.send(&badge.seal(&encode_lookup(&Lookup { nonce, address })))?;
-    let mut buffer = [0; PACKET_BYTES + PROOF_BYTES + 1];
-    loop {
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Ok(None);
-        }
-        socket.set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
-        match socket.recv(&mut buffer) {
-            Ok(length) => {
-                let packet = &buffer[..length];
-                if let Some(mismatch) = badge.refused(packet, nonce) {
-                    return Ok(Some(Err(mismatch)));
-                }
-                let found = badge.open(packet).ok().map(|plain| decode_found(&plain));
-                match found {
-                    Some(Ok(found)) if found.nonce == nonce && fits(&found, address) => {
-                        return Ok(Some(Ok(found)));
-                    }
-                    _ => tracing::debug!(%directory, "not an answer to our question"),
+    nonce: u64,
+    badge: &'a Badge,
+    sockets: Vec<(SocketAddr, UdpSocket)>,
+}
+
+impl Question<'_> {
+    fn new(address: Address, badge: &Badge) -> io::Result<Question<'_>> {
+        Ok(Question {
+            address,
+            nonce: random_number()?,
+            badge,
+            sockets: Vec::new(),
+        })
+    }
+
+    fn ask(&mut self, directory: SocketAddr) -> io::Result<()> {
+        let known = self.sockets.iter().position(|(at, _)| *at == directory);
+        let index = match known {
+            Some(index) => index,
+            None => {
+                let socket = UdpSocket::bind((any_like(directory), 0))?;
+                // Connected: only the directory's packets arrive, and "port unreachable" is
+                // reported.
+                socket.connect(directory)?;
+                socket.set_nonblocking(true)?;
+                self.sockets.push((directory, socket));
+                self.sockets.len() - 1
+            }
+        };
+        let lookup = encode_lookup(&Lookup {
+            nonce: self.nonce,
+            address: self.address,
+        });
+        self.sockets[index].1.send(&self.badge.seal(&lookup))?;
+        Ok(())
+    }
+
+    /// Waits for an answer to whichever time it was asked; `None` if there is none until then.
+    fn answer(&self, until: Instant) -> io::Result<Option<Answer>> {
+        let mut failed = None;
+        loop {
+            for (directory, socket) in &self.sockets {
+                match self.read(*directory, socket) {
+                    Ok(Some(answer)) => return Ok(Some((*directory, answer))),
+                    Ok(None) => {}
+                    // Another card may still answer.
+                    Err(cause) => failed = Some(cause),
                 }
             }
-            Err(cause)
-                if matches!(
-                    cause.kind(),
-                    io::ErrorKind::WouldBlock
-                        | io::ErrorKind::TimedOut
-                        | io::ErrorKind::Interrupted
-                ) => {}
-            Err(cause) => return Err(cause),
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return failed.map_or(Ok(None), Err);
+            }
+            let timeout = Timespec {
+                tv_sec: left.as_secs().cast_signed(),
+                tv_nsec: left.subsec_nanos().into(),
+            };
+            let sockets = self.sockets.iter();
+            let mut watched: Vec<PollFd<'_>> = sockets
+                .map(|(_, socket)| PollFd::new(socket, PollFlags::IN))
+                .collect();
+            match poll(&mut watched, Some(&timeout)) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    fn read(
+        &self,
+        directory: SocketAddr,
+        socket: &UdpSocket,
+    ) -> io::Result<Option<Result<Found, KeyMismatch>>> {
+        let mut buffer = [0; PACKET_BYTES + PROOF_BYTES + 1];
+        loop {
+            let length = match socket.recv(&mut buffer) {
+                Ok(length) => length,
+                Err(cause) if cause.kind() == io::ErrorKind::Interrupted => continue,
+                Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+                Err(cause) => return Err(cause),
+            };
+            let packet = &buffer[..length];
+            if let Some(mismatch) = self.badge.refused(packet, self.nonce) {
+                return Ok(Some(Err(mismatch)));
+            }
+            let found = self.badge.open(packet).ok();
+            let found = found.and_then(|plain| decode_found(&plain).ok());
+            let fitting =
+                found.filter(|found| found.nonce == self.nonce && fits(found, self.address));
+            match fitting {
+                Some(found) => return Ok(Some(Ok(found))),
+                None => tracing::debug!(%directory, "not an answer to our question"),
+            }
         }
     }
 }

@@ -251,6 +251,7 @@ impl World {
             self.totals.loose_read += 1;
         } else {
             self.totals.read += 1;
+            self.read_at_ns = self.now_ns;
         }
         self.totals.bytes_read += message.len() as u64;
         if message.len() as u64 + 64 > process.engine.machine().config().edge_window_bytes {
@@ -334,7 +335,7 @@ impl World {
         let peer = match self.flows[flow].peer {
             Some(peer) => peer,
             None => {
-                let two_cards = self.scenario.nodes[plan.to].two_cards;
+                let card = self.scenario.way_to(plan.to, self.now_ns);
                 let there = self.nodes[plan.to].process.as_ref();
                 let incarnation = match there {
                     Some(there) if plan.particular => there.incarnation,
@@ -342,7 +343,7 @@ impl World {
                     _ => 0,
                 };
                 let to = Destination {
-                    small: address(plan.to, Class::Small, two_cards),
+                    small: address(plan.to, Class::Small, card),
                     incarnation,
                 };
                 let peer = process
@@ -568,8 +569,11 @@ impl World {
         if !may_refuse || self.stage < Stage::Calm || self.ledger.is_settled(stream) {
             return Ok(());
         }
-        self.wake_app(index, self.now_ns + PROBE_NS);
-        self.flows[flow].at_ns = self.now_ns + PROBE_NS;
+        // At growing pauses: where the pool is low each waits for the repeat of the one
+        // before, and a steady beat would leave one under way for ever.
+        let pause_ns = PROBE_NS + (self.now_ns - self.stage_since_ns) / 8;
+        self.wake_app(index, self.now_ns + pause_ns);
+        self.flows[flow].at_ns = self.now_ns + pause_ns;
         let tag = self.ledger.next_tag(stream, false);
         let bytes = tag.message(TAG_BYTES);
         match process

@@ -11,6 +11,7 @@
 #![allow(missing_docs, unreachable_pub, reason = "a test")]
 
 mod app;
+mod cards;
 mod ledger;
 mod payload;
 mod scenario;

@@ -10,6 +10,7 @@ use dipole_proto::Config;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
+use crate::cards::{cards, hopeless_pairs};
 use crate::payload::{LONGEST_BYTES, TAG_BYTES};
 
 pub const MICROSECOND: u64 = 1_000;
@@ -39,6 +40,8 @@ pub struct Scenario {
     pub calm_at_ns: u64,
     /// Nothing happens that entitles anybody to give a peer up.
     pub keeps_peers: bool,
+    /// A network that nothing crosses from this time on, not even in the end.
+    pub lost_network: Option<(u64, u8)>,
     /// What all nodes share; then a stranger with another one tries to get in.
     pub key: Option<ClusterKey>,
 }
@@ -49,8 +52,8 @@ pub struct NodePlan {
     pub config: Config,
     /// The process computes this long between two steps; 0 for one that waits.
     pub busy_ns: u64,
-    /// Small and bulk ports lie on different cards.
-    pub two_cards: bool,
+    /// The network of each of its cards, the first one first.
+    pub cards: Vec<u8>,
     pub watches: bool,
     pub endpoints: Vec<EndpointPlan>,
 }
@@ -137,12 +140,14 @@ pub enum Fault {
     Cut(usize, usize),
     /// Ends partitions and cuts.
     Heal,
-    /// A card dies or comes back.
+    /// A card, by its place among the node's, dies or comes back.
     Card {
         node: usize,
-        class: Class,
+        card: usize,
         alive: bool,
     },
+    /// Nothing crosses a network any more.
+    LoseNetwork(u8),
     /// A process is not stepped for this long.
     Pause { node: usize, for_ns: u64 },
     /// A process ends, with a goodbye or without.
@@ -153,33 +158,55 @@ pub enum Fault {
     Jump { by_ns: u64 },
 }
 
-/// The address of a node's port.
-pub fn address(node: usize, class: Class, two_cards: bool) -> SocketAddr {
+/// The network of the bulk port of a node with one card, if it has a device of its own.
+pub const BULK_NETWORK: u8 = 9;
+
+/// The address of a node's port on a network.
+pub fn address(node: usize, class: Class, network: u8) -> SocketAddr {
     let node = u8::try_from(node + 1).expect("few nodes");
-    let (card, port) = match class {
-        Class::Small => (0, 7000),
-        Class::Bulk => (u8::from(two_cards), 7001),
+    let port = match class {
+        Class::Small => 7000,
+        Class::Bulk => 7001,
     };
-    SocketAddr::new(IpAddr::from([10, card, 0, node]), port)
+    SocketAddr::new(IpAddr::from([10, network, 0, node]), port)
 }
 
-struct Draw(ChaCha8Rng);
+impl NodePlan {
+    /// Small and bulk address of each card.
+    pub fn addresses(&self, node: usize) -> Vec<[SocketAddr; 2]> {
+        let classes = [Class::Small, Class::Bulk];
+        match self.cards[..] {
+            [small, BULK_NETWORK] => vec![[
+                address(node, Class::Small, small),
+                address(node, Class::Bulk, BULK_NETWORK),
+            ]],
+            _ => {
+                let cards = self.cards.iter();
+                cards
+                    .map(|network| classes.map(|class| address(node, class, *network)))
+                    .collect()
+            }
+        }
+    }
+}
+
+pub struct Draw(pub ChaCha8Rng);
 
 impl Draw {
-    fn chance(&mut self, percent: u32) -> bool {
+    pub fn chance(&mut self, percent: u32) -> bool {
         self.0.random_range(0..100) < percent
     }
 
-    fn below(&mut self, bound: u64) -> u64 {
+    pub fn below(&mut self, bound: u64) -> u64 {
         self.0.random_range(0..bound.max(1))
     }
 
-    fn node(&mut self, nodes: usize) -> usize {
+    pub fn node(&mut self, nodes: usize) -> usize {
         self.0.random_range(0..nodes)
     }
 
     /// Evenly over orders of magnitude.
-    fn scale(&mut self, low: u64, high: u64) -> u64 {
+    pub fn scale(&mut self, low: u64, high: u64) -> u64 {
         let (low_log, high_log) = ((low.max(1) as f64).ln(), (high.max(low).max(1) as f64).ln());
         let drawn = (low_log + (high_log - low_log) * self.0.random::<f64>()).exp();
         #[expect(
@@ -192,7 +219,7 @@ impl Draw {
     }
 
     /// A probability, or none.
-    fn share(&mut self, percent: u32, most: f64) -> f64 {
+    pub fn share(&mut self, percent: u32, most: f64) -> f64 {
         if self.chance(percent) {
             most * self.0.random::<f64>()
         } else {
@@ -220,7 +247,7 @@ impl Scenario {
             .map(|_| endpoints(&mut draw, calm_at_ns))
             .collect();
         let ends = ends(&mut draw, &endpoints);
-        let two_cards = draw.chance(40);
+        let (cards, lost_network) = cards(&mut draw, count, calm_at_ns);
         let nodes: Vec<NodePlan> = (0..count)
             .map(|node| {
                 let incoming = ends.iter().filter(|ends| ends.2 == node).count() as u64;
@@ -232,13 +259,19 @@ impl Scenario {
                     } else {
                         0
                     },
-                    two_cards,
+                    cards: cards[node].clone(),
                     watches: draw.chance(30),
                     endpoints,
                 }
             })
             .collect();
-        let faults = faults(&mut draw, &nodes, &mut calm_at_ns);
+        let mut network = network;
+        hopeless_pairs(&mut draw, &cards, lost_network.is_some(), &mut network);
+        let mut faults = faults(&mut draw, &nodes, &mut calm_at_ns);
+        if let Some((at_ns, lost)) = lost_network {
+            faults.push((at_ns, Fault::LoseNetwork(lost)));
+            faults.sort_by_key(|(at_ns, _)| *at_ns);
+        }
         let flows = flows(&mut draw, &ends, &nodes, &network, calm_at_ns);
         let keeps_peers = faults.is_empty() && network.path.bursts.begin == 0.0;
         Scenario {
@@ -250,14 +283,26 @@ impl Scenario {
             faults,
             calm_at_ns,
             keeps_peers,
+            lost_network,
             key: seed.is_multiple_of(KEY_EVERY).then(|| key(seed)),
         }
+    }
+
+    /// By which network a node's directory answers, as it is asked on all: its first card
+    /// on one that works.
+    pub fn way_to(&self, node: usize, now_ns: u64) -> u8 {
+        let works = |network: &&u8| match self.lost_network {
+            None => **network == 0,
+            Some((at_ns, lost)) => **network < 2 && (now_ns < at_ns || **network != lost),
+        };
+        let mut cards = self.nodes[node].cards.iter();
+        *cards.find(works).expect("all are on these networks")
     }
 
     /// Long messages from one node to another, of whose packets one in a hundred
     /// is lost on the way there, to the end.
     pub fn lossy_stream(seed: u64) -> Scenario {
-        let ip = |node| address(node, Class::Small, false).ip();
+        let ip = |node| address(node, Class::Small, 0).ip();
         let mut network = NetworkConfig::default();
         let lossy = PathConfig {
             loss: 0.01,
@@ -270,7 +315,7 @@ impl Scenario {
                 ..Config::default()
             },
             busy_ns: 0,
-            two_cards: false,
+            cards: vec![0],
             watches: false,
             endpoints: vec![EndpointPlan {
                 id: 1,
@@ -300,6 +345,7 @@ impl Scenario {
             faults: Vec::new(),
             calm_at_ns: 1,
             keeps_peers: true,
+            lost_network: None,
             key: None,
         }
     }
@@ -501,12 +547,8 @@ fn faults(draw: &mut Draw, nodes: &[NodePlan], calm_at_ns: &mut u64) -> Vec<(u64
                 }
             }
             9..11 => {
-                let class = if draw.chance(70) {
-                    Class::Bulk
-                } else {
-                    Class::Small
-                };
-                let card = |alive| Fault::Card { node, class, alive };
+                let card = draw.node(nodes[node].cards.len());
+                let card = |alive| Fault::Card { node, card, alive };
                 faults.push((at_ns, card(false)));
                 if draw.chance(80) {
                     faults.push((over_ns, card(true)));

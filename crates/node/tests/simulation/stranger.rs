@@ -24,7 +24,10 @@ impl Stranger {
     /// Attaches to the network and asks all nodes for a session: with another key, or with none.
     pub fn come(scenario: &Scenario, network: &Network, now_ns: u64) -> Stranger {
         let index = scenario.nodes.len();
-        let addresses = [Class::Small, Class::Bulk].map(|class| address(index, class, false));
+        // On a network that is there to the end.
+        let lost = scenario.lost_network.map(|(_, lost)| lost);
+        let home = u8::from(lost == Some(0));
+        let addresses = [Class::Small, Class::Bulk].map(|class| address(index, class, home));
         let port = network
             .attach(addresses[0], addresses[1])
             .expect("an address of nobody");
@@ -45,10 +48,11 @@ impl Stranger {
             own.as_ref(),
         );
         let now = Instant(now_ns);
-        let knocked = (scenario.nodes.iter().enumerate()).map(|(node, plan)| {
-            let small = address(node, Class::Small, plan.two_cards);
+        let met =
+            (scenario.nodes.iter().enumerate()).filter(|(_, plan)| plan.cards.contains(&home));
+        let knocked = met.map(|(node, _)| {
             let to = Destination {
-                small,
+                small: address(node, Class::Small, home),
                 incarnation: 0,
             };
             engine.connect(now, to).expect("room for all")

@@ -25,6 +25,8 @@ pub struct Totals {
     pub jumps: u64,
     pub partitions: u64,
     pub cards: u64,
+    pub networks: u64,
+    pub probes: u64,
     pub endpoint_changes: u64,
     pub packets: u64,
     pub duplicated: u64,
@@ -58,6 +60,7 @@ impl Totals {
         self.acks += stats.explicit_acks;
         self.prods += stats.prods;
         self.lanes_lost += stats.lanes_lost;
+        self.probes += stats.probes;
         for (sum, (_, count)) in self.dropped.iter_mut().zip(stats.drops()) {
             *sum += count;
         }
@@ -114,6 +117,8 @@ impl Totals {
             jumps,
             partitions,
             cards,
+            networks,
+            probes,
             endpoint_changes,
             packets,
             duplicated,

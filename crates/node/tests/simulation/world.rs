@@ -1,6 +1,8 @@
 //! The cluster: engines on one simulated network, virtual time, faults, and the
 //! order in which all of it moves.
 
+use std::net::SocketAddr;
+
 use dipole_link::sim::Network;
 use dipole_link::{AnyLink, Class};
 use dipole_node::engine::Engine;
@@ -16,7 +18,8 @@ use crate::stranger::Stranger;
 use crate::totals::Totals;
 use crate::trace::{Trace, What};
 
-/// Virtual time within which everything must be done once faults have stopped.
+/// Virtual time within which something must be read, once faults have stopped, or all be done. (A
+/// pool that holds one message and cards that overtake each other cost a time-out per message.)
 const PROGRESS_NS: u64 = 60 * SECOND;
 /// Activations of one node at one moment that mean it never comes to rest.
 const RESTLESS: u32 = 20_000;
@@ -95,12 +98,16 @@ pub struct World {
     pub network: Network,
     pub now_ns: u64,
     pub nodes: Vec<Node>,
+    /// Small and bulk address of each card of each node.
+    addresses: Vec<Vec<[SocketAddr; 2]>>,
     pub flows: Vec<Flow>,
     pub ledger: Ledger,
     pub trace: Trace,
     pub totals: Totals,
     pub stage: Stage,
-    stage_since_ns: u64,
+    pub stage_since_ns: u64,
+    /// When a message that was to arrive was last read.
+    pub read_at_ns: u64,
     next_fault: usize,
     /// Comes to a cluster with a key when the storm is over.
     stranger: Option<Stranger>,
@@ -155,6 +162,10 @@ impl World {
                 let fickle = flows().any(|flow| flow.impatient_permille > 0);
                 let turns = if fickle { 2 } else { 1 };
                 let edge_bound = window + turns * (LONGEST_BYTES as u64 + 64);
+                // Who has given a peer up comes again by another card, as another session,
+                // while the peer has no reason to give up the old one.
+                let sessions = 1 + u64::from(scenario.lost_network.is_some());
+                let edge_bound = sessions * edge_bound;
                 Node {
                     process: None,
                     lives: 0,
@@ -167,8 +178,11 @@ impl World {
                 }
             })
             .collect();
+        let plans = scenario.nodes.iter().enumerate();
+        let addresses = plans.map(|(index, plan)| plan.addresses(index)).collect();
         World {
             network,
+            addresses,
             now_ns: 1,
             nodes,
             flows: scenario.flows.iter().cloned().map(Flow::new).collect(),
@@ -177,6 +191,7 @@ impl World {
             totals: Totals::default(),
             stage: Stage::Storm,
             stage_since_ns: 0,
+            read_at_ns: 0,
             next_fault: 0,
             stranger: None,
             dice: ChaCha8Rng::seed_from_u64(!scenario.seed),
@@ -210,7 +225,7 @@ impl World {
         let fault = self.scenario.faults.get(self.next_fault).map(|(at, _)| *at);
         let stage = match self.stage {
             Stage::Storm => self.scenario.calm_at_ns,
-            _ => self.stage_since_ns + PROGRESS_NS,
+            _ => self.progress_due_ns(),
         };
         (0..self.nodes.len())
             .map(|node| self.wake_ns(node))
@@ -227,10 +242,8 @@ impl World {
         let Some(process) = &node.process else {
             return u64::MAX;
         };
-        let two_cards = self.scenario.nodes[index].two_cards;
-        let waiting = [Class::Small, Class::Bulk]
-            .iter()
-            .any(|class| self.network.waiting(address(index, *class, two_cards)) > 0);
+        let mut cards = self.addresses[index].iter().flatten();
+        let waiting = cards.any(|address| self.network.waiting(*address) > 0);
         let wanted = if waiting {
             0
         } else {
@@ -335,7 +348,7 @@ impl World {
                 let open = self.open_work(idle_too);
                 if self.is_late() && open.is_some() {
                     return Err(format!(
-                        "no progress {} s after the last fault: {}",
+                        "nothing was read for {} s, long after the last fault: {}",
                         PROGRESS_NS / SECOND,
                         open.unwrap_or_default()
                     ));
@@ -365,7 +378,11 @@ impl World {
     }
 
     fn is_late(&self) -> bool {
-        self.now_ns >= self.stage_since_ns + PROGRESS_NS
+        self.now_ns >= self.progress_due_ns()
+    }
+
+    fn progress_due_ns(&self) -> u64 {
+        self.stage_since_ns.max(self.read_at_ns) + PROGRESS_NS
     }
 
     fn open_work(&mut self, idle_too: bool) -> Option<String> {
@@ -452,10 +469,9 @@ impl World {
 
     fn begin(&mut self, index: usize) {
         let plan = &self.scenario.nodes[index];
-        let local = |class| address(index, class, plan.two_cards);
         let port = self
             .network
-            .attach(local(Class::Small), local(Class::Bulk))
+            .attach_cards(&self.addresses[index])
             .expect("the forerunner has left");
         let node = &mut self.nodes[index];
         node.lives += 1;
@@ -553,12 +569,18 @@ impl World {
                 self.network.change(|config| config.heal());
                 self.trace.note(now_ns, 0, What::Network("healed"));
             }
-            Fault::Card { node, class, alive } => {
-                let ip = address(node, class, self.scenario.nodes[node].two_cards).ip();
+            Fault::Card { node, card, alive } => {
+                let network = self.scenario.nodes[node].cards[card];
+                let ip = address(node, Class::Small, network).ip();
                 self.network.change(|config| config.set_card(ip, alive));
                 self.totals.cards += 1;
                 let what = if alive { "card back" } else { "card dead" };
                 self.trace.note(now_ns, node, What::Network(what));
+            }
+            Fault::LoseNetwork(lost) => {
+                self.lose_network(lost);
+                self.totals.networks += 1;
+                self.trace.note(now_ns, 0, What::Network("lost"));
             }
             Fault::Pause { node, for_ns } => {
                 let until_ns = now_ns + for_ns;
@@ -584,12 +606,19 @@ impl World {
     fn cards(&self) -> Vec<(usize, std::net::IpAddr)> {
         let mut cards = Vec::new();
         for (index, plan) in self.scenario.nodes.iter().enumerate() {
-            for class in [Class::Small, Class::Bulk] {
-                cards.push((index, address(index, class, plan.two_cards).ip()));
+            for network in &plan.cards {
+                cards.push((index, address(index, Class::Small, *network).ip()));
             }
         }
-        cards.dedup();
         cards
+    }
+
+    /// All cards of a network die.
+    fn lose_network(&mut self, lost: u8) {
+        for node in 0..self.nodes.len() {
+            let ip = address(node, Class::Small, lost).ip();
+            self.network.change(|config| config.set_card(ip, false));
+        }
     }
 
     /// Everything is mended.
@@ -600,6 +629,9 @@ impl World {
             config.heal();
             config.dead_cards.clear();
         });
+        if let Some((_, lost)) = self.scenario.lost_network {
+            self.lose_network(lost);
+        }
         for index in 0..self.nodes.len() {
             self.nodes[index].paused_until_ns = 0;
             if self.nodes[index].process.is_none() {

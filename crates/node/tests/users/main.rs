@@ -189,7 +189,7 @@ fn seat(runtime: &Path, hosts: &Path, key: &str) {
     let registry = Registry::open(runtime, NodeId(1)).expect("our own");
     let registry = registry.with_key(key.as_ref());
     let host = hosts.get(NodeId(1)).expect("in the file");
-    match AgentSeat::take(&registry, &host.directories()) {
+    match AgentSeat::take(&registry, &host.directories(), Vec::new()) {
         Ok(_seat) => {
             println!("SEATED");
             let _ends = std::io::stdin().read_to_end(&mut Vec::new());

@@ -106,7 +106,7 @@ impl Machine {
         let packet = &addressed.packet;
         let taken = match (packet.header.kind, addressed.peer) {
             (Kind::Data | Kind::Ack | Kind::Prod, Some(peer)) => {
-                self.on_session_packet(now, peer, packet)
+                self.on_session_packet(now, from, peer, packet)
             }
             (Kind::Bye, Some(peer)) => self.on_bye(peer, packet),
             (Kind::Hello, _) => self.on_hello(now, from, packet, addressed.proven),
@@ -125,11 +125,12 @@ impl Machine {
     fn on_session_packet(
         &mut self,
         now: Instant,
+        from: Address,
         peer: PeerId,
         packet: &Packet<'_>,
     ) -> Result<(), Drop> {
         let session = Self::lookup_mut(&mut self.sessions, peer).ok_or(Drop::UnknownConnection)?;
-        let taken = session.on_packet(now, packet, &mut self.shared);
+        let taken = session.on_packet(now, from, packet, &mut self.shared);
         self.timers
             .arm(session_index(peer), session.deadline(&self.shared));
         if !session.is_ready && session.has_transmit() {
@@ -289,7 +290,14 @@ impl Machine {
         let Some(session) = Self::lookup_mut(&mut self.sessions, peer) else {
             return;
         };
-        session.open(hello, trailer, self.incarnation, now, &self.shared);
+        session.open(
+            hello,
+            &self.lanes,
+            trailer,
+            self.incarnation,
+            now,
+            &mut self.shared,
+        );
         self.shared.processes += 1;
         self.shared.event(Event::Connected {
             peer,
@@ -412,7 +420,7 @@ impl Machine {
                 // connection, or the peer itself that it takes no such hello.
                 let speaks = match keyed {
                     true => session.is_small(from) && reset.echo.is_none(),
-                    false => session.home.ip == from.ip,
+                    false => session.has_answered_from(from.ip),
                 };
                 let named = session.remote.connection == reset.connection;
                 reset.reason == ResetReason::UnknownConnection && named && speaks

@@ -3,13 +3,16 @@
 use crate::edge::{EdgeIn, Place, Violation};
 use crate::event::{EdgeId, Event};
 use crate::holes::{Arrival, widen};
+use crate::lane::Lane;
 use crate::pool::Admission;
 use crate::send::Flight;
 use crate::session::{AckDebt, Session};
 use crate::shared::Shared;
 use crate::stats::Drop;
 use crate::time::Instant;
-use crate::wire::{CONTROL_LANE, Flags, Header, Kind, LaneAck, Packet, Record, RefusedReason};
+use crate::wire::{
+    Address, CONTROL_LANE, Flags, Header, Kind, LaneAck, Packet, Record, RefusedReason,
+};
 
 /// Edges that one peer may use.
 const MAX_EDGES: usize = 1 << 16;
@@ -19,16 +22,20 @@ impl Session {
     pub(crate) fn on_packet(
         &mut self,
         now: Instant,
+        from: Address,
         packet: &Packet<'_>,
         shared: &mut Shared,
     ) -> Result<(), Drop> {
         let header = packet.header;
         let cost = self.check(packet)?;
         if header.flags.has(Flags::ACK) {
+            self.heard_from(from);
+        }
+        if header.flags.has(Flags::ACK) {
             self.on_ack(&header, now, shared);
         }
         let verdict = self.admit(&header, cost, shared);
-        self.apply(packet, verdict.ok(), now, shared);
+        self.apply(packet, verdict.ok(), (now, from), shared);
         // Only now is it known what the peer still owes.
         self.heard(now);
         self.progress(now, shared);
@@ -45,6 +52,21 @@ impl Session {
         }
         self.arm_prod(now, shared);
         verdict.map(|_| ())
+    }
+
+    /// Remembers by which way packets come, where there are several. Probes and echoes,
+    /// which acknowledge nothing, do not count: their way may lead in one direction only.
+    #[inline]
+    fn heard_from(&mut self, from: Address) {
+        let known = self.lanes.get(self.heard_on);
+        if self.lanes.len() <= 2 || known.is_some_and(|lane| lane.to.ip == from.ip) {
+            return;
+        }
+        let leads_back =
+            |lane: &Lane| !lane.bulk && lane.to.ip == from.ip && lane.reach.may_lead_there();
+        if let Some(index) = self.lanes.iter().position(leads_back) {
+            self.heard_on = index;
+        }
     }
 
     /// Everything parses and stands where it may; the pool bytes it would take.
@@ -100,7 +122,6 @@ impl Session {
         let Some(lane) = self.lanes.iter_mut().find(|lane| lane.id == header.lane) else {
             return Err(Drop::Untracked);
         };
-        self.heard_on = lane.id;
         let number = widen(header.number, lane.incoming.next());
         let floor = number.saturating_sub(u64::from(header.settled));
         if !header.flags.has(Flags::UNIT) {
@@ -167,7 +188,7 @@ impl Session {
         &mut self,
         packet: &Packet<'_>,
         verdict: Option<bool>,
-        now: Instant,
+        (now, from): (Instant, Address),
         shared: &mut Shared,
     ) {
         let (accepted, loose) = (verdict == Some(true), verdict == Some(false));
@@ -188,6 +209,8 @@ impl Session {
                     let own = shared.config.frames.min(shared.config.session_packets);
                     self.pace.cap(packets.min(own));
                 }
+                Record::Probe { lane, round } => self.on_probe(lane, round, from),
+                Record::Echo { lane, round } => self.on_echo(lane, round, shared),
                 Record::Message { unreliable, .. } if unreliable && loose => {
                     self.on_loose(record, shared);
                 }
@@ -273,7 +296,9 @@ impl Session {
             Record::LaneAck(_)
             | Record::Credit { .. }
             | Record::CreditWanted { .. }
-            | Record::Window { .. } => {}
+            | Record::Window { .. }
+            | Record::Probe { .. }
+            | Record::Echo { .. } => {}
         }
     }
 
@@ -547,7 +572,7 @@ impl Session {
         shared: &mut Shared,
     ) {
         let lane = &mut self.lanes[index];
-        if from < to {
+        if from < to && lane.out.is_news(to) {
             lane.strikes = 0;
             if let Some(ns) = lane.out.round_trip(to, now) {
                 self.trip.sample(ns);
@@ -572,7 +597,7 @@ impl Session {
             if let Some(unit) = lane.out.unit_of(number)
                 && self.window.lost(unit, flight)
             {
-                self.pace.lost();
+                self.pace.lost(self.trip.is_queueing());
             }
         }
     }

@@ -8,8 +8,6 @@ use crate::time::Instant;
 /// Tail time-outs in a row after which a lane is thought dead, if the peer was
 /// heard meanwhile.
 const MAX_STRIKES: u8 = 3;
-/// A dead lane is tried again after this many longest time-outs.
-const LANE_REST: u64 = 4;
 
 impl Session {
     /// The earliest moment at which [`on_timers`](Self::on_timers) has work.
@@ -30,6 +28,7 @@ impl Session {
             self.tail.at,
             self.want.at,
             self.keepalive_at,
+            self.probe_at(),
             silence,
         ]
         .into_iter()
@@ -67,6 +66,9 @@ impl Session {
         }
         if now >= self.tail.at {
             self.on_tail(now, shared);
+        }
+        if now >= self.probe_at() {
+            self.probe_lanes(now, shared);
         }
         if now >= self.want.at {
             self.want_due = !self.wanting.is_empty();
@@ -173,7 +175,7 @@ impl Session {
         let others = self.lanes.iter().enumerate();
         let spare = others
             .clone()
-            .any(|(other, lane)| other != index && lane.is_up(now));
+            .any(|(other, lane)| other != index && lane.reach.is_proven());
         let heard = now.since(self.last_heard) <= 2 * self.tail.pause_ns;
         let lane = &mut self.lanes[index];
         lane.strikes = lane.strikes.saturating_add(1);
@@ -182,10 +184,7 @@ impl Session {
         self.detour = (lane.strikes >= MAX_STRIKES - 1 && spare).then_some(lane.id);
         if lane.strikes >= MAX_STRIKES && spare && heard {
             lane.strikes = MAX_STRIKES - 1;
-            lane.down_until = now.after(LANE_REST * shared.config.max_timeout_ns);
-            let id = lane.id;
-            shared.stats.lanes_lost += 1;
-            self.window.abandon_lane(id);
+            self.lane_lost(index, now, shared);
         }
     }
 }

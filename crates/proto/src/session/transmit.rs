@@ -10,7 +10,8 @@ use crate::shared::Shared;
 use crate::time::Instant;
 use crate::wire::{
     Address, CONTROL_LANE, CREDIT_BYTES, Flags, HEADER_BYTES, Header, Kind, REFUSED_BYTES, Range,
-    emit_credit, emit_credit_wanted, emit_lane_ack, emit_refused, emit_window,
+    emit_credit, emit_credit_wanted, emit_echo, emit_lane_ack, emit_probe, emit_refused,
+    emit_window,
 };
 
 /// The caller's frames, as far as the machine writes into them.
@@ -64,6 +65,7 @@ impl Session {
             && (self.debt.now
                 || self.prod_due
                 || self.want_due
+                || self.paths.has_transmit()
                 || !self.refusal_due.is_empty()
                 || !self.loose.is_empty()
                 || self.window.has_next(self.allowed()))
@@ -86,20 +88,23 @@ impl Session {
         if !self.refusal_due.is_empty() {
             self.queue_refusals(frames, shared);
         }
+        if self.paths.has_transmit() {
+            return self.probe_or_echo(frames, shared);
+        }
         let lane_open = self.lanes.iter().all(|lane| lane.out.is_open());
         let has_unit = lane_open && self.window.has_next(self.allowed());
         if self.prod_due || self.want_due || self.debt.now && self.needs_own_packet(has_unit) {
-            return self.control(now, frames, shared);
+            return self.control(frames, shared);
         }
         if has_unit && let Some(next) = self.window.next(self.allowed()) {
             return Some(self.unit(next, now, frames, shared));
         }
         if self.debt.now {
             // The unit to ride on had arrived after all.
-            return self.control(now, frames, shared);
+            return self.control(frames, shared);
         }
         let (slot, bulk) = self.loose.pop_front()?;
-        Some(self.loose(slot, bulk, now, frames, shared))
+        Some(self.loose(slot, bulk, frames, shared))
     }
 
     /// An acknowledgement rides on a unit, unless it says more than the header can.
@@ -118,7 +123,7 @@ impl Session {
         shared: &mut Shared,
     ) -> Transmit {
         let avoided = self.detour.filter(|_| next.repeat && self.forced > 0);
-        let index = self.pick_lane(next.bulk, avoided, now);
+        let index = self.pick_lane(next.bulk, avoided);
         let mut flags = Flags::UNIT;
         self.forced = self.forced.saturating_sub(u32::from(next.repeat));
         // `next` has left the queue and doesn't fly yet.
@@ -163,6 +168,7 @@ impl Session {
             self.progress(now, shared);
         }
         self.asked_at.get_or_insert(now);
+        self.probe_after_unit(now, shared);
         let (bytes, records_end) = frames.filled(next.slot);
         let end = self.ride(&mut header, bytes, records_end, shared);
         self.finish(header, bytes, end);
@@ -180,12 +186,11 @@ impl Session {
         &mut self,
         slot: Slot,
         bulk: bool,
-        now: Instant,
         frames: &mut impl Frames,
         shared: &mut Shared,
     ) -> Transmit {
         shared.stats.loose_sent += 1;
-        let index = self.pick_lane(bulk, None, now);
+        let index = self.pick_lane(bulk, None);
         let (to, bulk) = (self.lanes[index].to, self.lanes[index].bulk);
         let mut header = self.control_header(Kind::Data);
         if bulk {
@@ -205,12 +210,7 @@ impl Session {
     }
 
     /// A packet of acknowledgement state: an Ack, or a Prod if an answer is wanted.
-    fn control(
-        &mut self,
-        now: Instant,
-        frames: &mut impl Frames,
-        shared: &mut Shared,
-    ) -> Option<Transmit> {
+    fn control(&mut self, frames: &mut impl Frames, shared: &mut Shared) -> Option<Transmit> {
         let (slot, bytes) = frames.scratch()?;
         let kind = if self.prod_due { Kind::Prod } else { Kind::Ack };
         match kind {
@@ -222,7 +222,9 @@ impl Session {
             Kind::Ack => self.lanes.iter().position(Lane::must_tell_floor),
             _ => None,
         };
-        let index = floor.unwrap_or_else(|| self.pick_control_lane(kind, now));
+        // Any way will do to say that a lane which is dead leaves nothing to wait for.
+        let by_itself = floor.filter(|index| self.lanes[*index].reach.is_proven());
+        let index = by_itself.unwrap_or_else(|| self.pick_control_lane(kind));
         let (to, bulk) = (self.lanes[index].to, self.lanes[index].bulk);
         let mut header = match floor {
             Some(index) => self.floor_header(index),
@@ -237,6 +239,38 @@ impl Session {
         end = self.put_wants(bytes, end, limit);
         self.acknowledged();
         self.debt.now = !self.credit_due.is_empty() || self.lanes.iter().any(Lane::must_tell_floor);
+        self.finish(header, bytes, end);
+        Some(Transmit {
+            to,
+            bulk,
+            frame: Frame::Scratch(slot),
+            length: end,
+            seal: self.seals.out,
+            in_session: true,
+        })
+    }
+
+    /// Asks a lane whether it leads to the peer, or answers such a question. Nothing else
+    /// rides on it: it may well be lost.
+    fn probe_or_echo(&mut self, frames: &mut impl Frames, shared: &mut Shared) -> Option<Transmit> {
+        let (slot, bytes) = frames.scratch()?;
+        let limit = bytes.len().min(self.packet_bytes) - self.seals.out.bytes();
+        let records = &mut bytes[HEADER_BYTES..limit];
+        let (index, length) = if let Some(echo) = self.paths.next_echo() {
+            (echo.back, emit_echo(records, echo.lane, echo.round))
+        } else {
+            let index = self.paths.next_question()?;
+            shared.stats.probes += 1;
+            let lane = &self.lanes[index];
+            // As long as packets get, so that a way for shorter ones is not taken.
+            (index, emit_probe(records, lane.id, lane.reach.round()))
+        };
+        let mut header = self.control_header(Kind::Ack);
+        let (to, bulk) = (self.lanes[index].to, self.lanes[index].bulk);
+        if bulk {
+            header.flags.set(Flags::BULK);
+        }
+        let end = HEADER_BYTES + length;
         self.finish(header, bytes, end);
         Some(Transmit {
             to,
@@ -386,20 +420,25 @@ impl Session {
         self.window.queue(slot, false);
     }
 
-    /// The lane for a class: one that is up, bulk in turn over the cards; of the
+    /// The lane for a class: one that has answered, bulk in turn over the cards; of the
     /// other class if need be.
-    fn pick_lane(&mut self, bulk: bool, avoided: Option<u8>, now: Instant) -> usize {
+    fn pick_lane(&mut self, bulk: bool, avoided: Option<u8>) -> usize {
         let count = self.lanes.len();
         let first = if bulk { self.next_bulk_lane } else { 0 };
         let order = (0..count).map(|step| (first + step) % count);
         let usable = |index: &usize| {
             let lane = &self.lanes[*index];
-            lane.is_up(now) && Some(lane.id) != avoided
+            lane.reach.is_proven() && Some(lane.id) != avoided
         };
         let chosen = order
             .clone()
             .find(|index| usable(index) && self.lanes[*index].bulk == bulk)
             .or_else(|| order.clone().find(usable))
+            .or_else(|| {
+                order
+                    .clone()
+                    .find(|index| self.lanes[*index].reach.is_proven())
+            })
             .unwrap_or(0);
         if bulk && self.window.flying().is_multiple_of(BULK_TURN) {
             self.next_bulk_lane = (chosen + 1) % count;
@@ -409,27 +448,24 @@ impl Session {
 
     /// The lane for a packet without a number of its own. Nobody acknowledges it, so a dead
     /// card would swallow one after the other unseen: an answer goes back by the card that
-    /// was heard last, and prods that nobody answers try all of them.
-    fn pick_control_lane(&mut self, kind: Kind, now: Instant) -> usize {
-        let cards = self.lanes.iter().filter(|lane| !lane.bulk).count();
+    /// was heard last, and prods and wishes that nobody answers try all of them.
+    fn pick_control_lane(&mut self, kind: Kind) -> usize {
+        let leads_there = |lane: &Lane| !lane.bulk && lane.reach.may_lead_there();
+        let cards = self.lanes.iter().filter(|lane| leads_there(lane)).count();
         if cards < 2 {
-            return self.pick_lane(false, None, now);
+            return self.pick_lane(false, None);
         }
-        let heard = self.lanes.iter().find(|lane| lane.id == self.heard_on);
-        let heard = heard.map(|lane| lane.to.ip);
         let small = self.lanes.iter().enumerate();
-        let small = small.filter(|(_, lane)| !lane.bulk);
-        let first = small
-            .clone()
-            .position(|(_, lane)| Some(lane.to.ip) == heard)
-            .unwrap_or(0);
-        let step = match kind {
-            Kind::Prod => self.unanswered,
-            _ => 0,
-        };
-        self.unanswered += usize::from(kind == Kind::Prod);
-        let chosen = small.map(|(index, _)| index).nth((first + step) % cards);
-        chosen.unwrap_or(0)
+        let mut small = small.filter(|(_, lane)| leads_there(lane));
+        let heard = small.clone().position(|(index, _)| index == self.heard_on);
+        let first = heard.unwrap_or(0);
+        // Wishes for credit are questions too.
+        let asks = kind == Kind::Prod || self.want_due;
+        let step = if asks { self.unanswered } else { 0 };
+        let chosen = small.nth((first + step) % cards);
+        let chosen = chosen.map_or(0, |(index, _)| index);
+        self.unanswered += usize::from(asks);
+        chosen
     }
 
     fn header(&self, kind: Kind) -> Header {
@@ -466,6 +502,13 @@ impl Session {
     fn finish(&self, mut header: Header, bytes: &mut [u8], end: usize) {
         header.length = u16::try_from(end + self.seals.out.bytes()).unwrap_or(u16::MAX);
         header.emit(bytes);
+    }
+
+    /// Where the packet goes that ends the session: there are no answers to look for.
+    pub(crate) fn bye_address(&self) -> Address {
+        let proven = |lane: &&Lane| !lane.bulk && lane.reach.is_proven();
+        let lane = self.lanes.iter().find(proven);
+        lane.map_or(self.home, |lane| lane.to)
     }
 
     /// The header of a packet that ends the session.

@@ -9,6 +9,7 @@ use alloc::vec::Vec;
 use core::hash::{Hash, Hasher};
 
 use crate::holes::Hole;
+use crate::reach::LaneState;
 use crate::replay::Replay;
 use crate::send::Slot;
 use crate::session::{Phase, Session};
@@ -51,6 +52,8 @@ pub struct LaneView {
     pub lane: u8,
     /// Outgoing: the lowest number that may still be asked for.
     pub floor: u64,
+    /// Outgoing: the end of what is known to have arrived.
+    pub arrived: u64,
     /// Outgoing: the units that the numbers from `floor` on carried.
     pub units: Vec<u64>,
     /// Incoming: the lowest number missing.
@@ -61,8 +64,8 @@ pub struct LaneView {
     pub missing: Vec<Hole>,
     /// Incoming: holes that end at or below this have been asked for.
     pub asked_below: u64,
-    /// Until when the lane rests.
-    pub down_until: Instant,
+    /// Whether what is sent there arrives.
+    pub state: LaneState,
 }
 
 /// A session's numbers and times. See [`Machine::view`](crate::Machine::view).
@@ -89,8 +92,8 @@ pub struct View {
     /// The next number of the control lane.
     pub control_next: u64,
     /// Timers: acknowledgement, prod, tail, wish for credit, keepalive, hello,
-    /// silence; [`Instant::NEVER`] where none runs.
-    pub timers: [Instant; 7],
+    /// silence, probe; [`Instant::NEVER`] where none runs.
+    pub timers: [Instant; 8],
     /// The smoothed round trip, zero if none was measured.
     pub round_trip_ns: u64,
     control_seen: Replay,
@@ -113,12 +116,13 @@ impl Session {
             LaneView {
                 lane: lane.id,
                 floor: lane.out.floor(),
+                arrived: lane.out.arrived(),
                 units: lane.out.units().collect(),
                 next: holes.next(),
                 top: holes.top(),
                 missing: holes.missing().collect(),
                 asked_below,
-                down_until: lane.down_until,
+                state: lane.reach.state(),
             }
         });
         let hello = match self.phase {
@@ -147,6 +151,7 @@ impl Session {
                 self.keepalive_at,
                 hello,
                 silence,
+                self.paths.next_at(),
             ],
             round_trip_ns: self.trip.smoothed_ns().unwrap_or(0),
             control_seen: self.control_seen.clone(),
@@ -172,6 +177,7 @@ impl Session {
                 0
             };
             (lane.id, lane.bulk, lane.to, lane.incoming.dirty, strikes).hash(hasher);
+            lane.reach.hash(hasher);
             (lane.floor_due, lane.told < lane.out.floor()).hash(hasher);
         }
         self.pace.view().hash(hasher);
@@ -196,6 +202,7 @@ impl Session {
         if self.lanes.len() > 2 {
             (self.heard_on, self.unanswered).hash(hasher);
         }
+        self.paths.hash_rest(hasher);
         (self.watched, self.expecting, self.is_ready, self.doubted).hash(hasher);
         if self.watched || self.lanes.len() > 1 {
             let quarter = config.peer_timeout_ns / 4;

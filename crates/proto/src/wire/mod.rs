@@ -18,9 +18,10 @@ pub use control::{
 };
 pub use header::{CONTROL_LANE, Flags, HEADER_BYTES, Header, Kind, VERSION};
 pub use record::{
-    CREDIT_BYTES, FRAGMENT_BYTES, MESSAGE_BYTES, PLACEMENT_BYTES, REFUSED_BYTES, Record, Records,
-    RefusedReason, emit_credit, emit_credit_wanted, emit_edge_end, emit_fragment, emit_lane_ack,
-    emit_message, emit_placement, emit_refused, emit_region, emit_region_end, emit_window,
+    CREDIT_BYTES, ECHO_BYTES, FRAGMENT_BYTES, MESSAGE_BYTES, PLACEMENT_BYTES, REFUSED_BYTES,
+    Record, Records, RefusedReason, emit_credit, emit_credit_wanted, emit_echo, emit_edge_end,
+    emit_fragment, emit_lane_ack, emit_message, emit_placement, emit_probe, emit_refused,
+    emit_region, emit_region_end, emit_window,
 };
 
 /// Bytes of the CRC32C trailer.

@@ -18,6 +18,8 @@ pub const PLACEMENT_BYTES: usize = 28;
 pub const CREDIT_BYTES: usize = 20;
 /// Bytes of a refusal.
 pub const REFUSED_BYTES: usize = 20;
+/// Bytes of an echo, and of the shortest probe.
+pub const ECHO_BYTES: usize = 5;
 
 const MESSAGE: u8 = 0x01;
 const FRAGMENT: u8 = 0x02;
@@ -30,6 +32,8 @@ const LANE_ACK: u8 = 0x10;
 const CREDIT: u8 = 0x11;
 const CREDIT_WANTED: u8 = 0x12;
 const WINDOW: u8 = 0x13;
+const PROBE: u8 = 0x14;
+const ECHO: u8 = 0x15;
 /// Records of this range may be skipped by who doesn't know them.
 const IGNORABLE: u8 = 0x80;
 
@@ -159,6 +163,20 @@ pub enum Record<'a> {
         /// Packets.
         packets: u32,
     },
+    /// Does this arrive? Asked of one lane, to be answered the way it came.
+    Probe {
+        /// The lane it was sent on.
+        lane: u8,
+        /// How often its sender has given that lane up, low 8 bits.
+        round: u8,
+    },
+    /// The answer: a probe of that lane and round has arrived.
+    Echo {
+        /// The lane of the probe.
+        lane: u8,
+        /// The round of the probe.
+        round: u8,
+    },
 }
 
 impl Record<'_> {
@@ -175,7 +193,9 @@ impl Record<'_> {
             Record::LaneAck(_)
             | Record::Credit { .. }
             | Record::CreditWanted { .. }
-            | Record::Window { .. } => false,
+            | Record::Window { .. }
+            | Record::Probe { .. }
+            | Record::Echo { .. } => false,
         }
     }
 }
@@ -331,6 +351,21 @@ fn parse_body(
             need(4)?;
             Record::Window {
                 packets: u32_at(body, 0),
+            }
+        }
+        // What follows the round only makes the packet as long as it shall be.
+        PROBE => {
+            need(1)?;
+            Record::Probe {
+                lane: flags,
+                round: body[0],
+            }
+        }
+        ECHO => {
+            need(1)?;
+            Record::Echo {
+                lane: flags,
+                round: body[0],
             }
         }
         _ => return Err(bad),
@@ -533,4 +568,24 @@ pub fn emit_window(bytes: &mut [u8], packets: u32) -> usize {
     prefix(bytes, WINDOW, 0, 4);
     put(bytes, 4, &packets.to_le_bytes());
     8
+}
+
+/// Fills all of `bytes` with a probe of a lane; returns them, at most what a record's
+/// size can tell.
+///
+/// # Panics
+/// When there are fewer than [`ECHO_BYTES`].
+pub fn emit_probe(bytes: &mut [u8], lane: u8, round: u8) -> usize {
+    let length = bytes.len().min(PREFIX_BYTES + usize::from(u16::MAX));
+    bytes[..length].fill(0);
+    prefix(bytes, PROBE, lane, length - PREFIX_BYTES);
+    bytes[PREFIX_BYTES] = round;
+    length
+}
+
+/// Writes the answer to a probe; returns its bytes, [`ECHO_BYTES`].
+pub fn emit_echo(bytes: &mut [u8], lane: u8, round: u8) -> usize {
+    prefix(bytes, ECHO, lane, ECHO_BYTES - PREFIX_BYTES);
+    bytes[PREFIX_BYTES] = round;
+    ECHO_BYTES
 }

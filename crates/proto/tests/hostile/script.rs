@@ -204,7 +204,7 @@ impl Reader<'_> {
 
     /// A whole record, its size right; the fields lean to extremes.
     fn record(&mut self) -> Vec<u8> {
-        const KINDS: [(u8, usize); 13] = [
+        const KINDS: [(u8, usize); 15] = [
             (0x01, 12),
             (0x02, 28),
             (0x03, 24),
@@ -217,6 +217,8 @@ impl Reader<'_> {
             (0x11, 16),
             (0x12, 16),
             (0x13, 4),
+            (0x14, 1),
+            (0x15, 1),
             (0x80, 9),
         ];
         let (kind, fixed) = KINDS[usize::from(self.byte()) % KINDS.len()];

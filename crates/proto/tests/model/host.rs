@@ -239,6 +239,7 @@ impl Host {
                 }
                 Event::Gone { peer, reason } => self.on_gone(peer, reason)?,
                 Event::Quiet { .. } => return Err("silence is not modelled".into()),
+                Event::Paths { .. } => {}
                 Event::Released { slot } => {
                     let used = &mut self.frames.used[slot as usize];
                     if !std::mem::take(used) {

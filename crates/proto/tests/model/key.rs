@@ -165,6 +165,7 @@ impl Ranks {
         if let Some(lane) = outgoing(&views[from]) {
             floor = lane.floor;
             numbers.extend([lane.floor, lane.floor + lane.units.len() as u64]);
+            numbers.push(lane.arrived.max(lane.floor));
         }
         if let Some(view) = &views[from] {
             for unit in &view.units {
@@ -273,6 +274,7 @@ fn hash_host(
         let own = &ranks[index];
         let end = lane.floor + lane.units.len() as u64;
         (own.of(lane.floor), own.of(end)).hash(hasher);
+        own.of(lane.arrived.max(lane.floor)).hash(hasher);
         (own.of(other.next), own.of(other.top)).hash(hasher);
         own.of(other.asked_below.max(other.next)).hash(hasher);
         for hole in &other.missing {

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, VecDeque};
 
 use dipole_proto::wire::{self, Address, LaneAddress};
 use dipole_proto::{
-    BeginError, Config, Drop, EdgeId, Event, Frame, Frames, GoneReason, Instant, Machine, PeerId,
-    Seal, Slot,
+    BeginError, Config, Drop, EdgeId, Event, Frame, Frames, GoneReason, Instant, Machine,
+    PathChange, PeerId, Seal, Slot,
 };
 
 /// A small deterministic generator (SplitMix64): the tests need no better.
@@ -82,6 +82,7 @@ pub struct Host {
     pub connected: Vec<PeerId>,
     pub gone: Vec<(PeerId, GoneReason)>,
     pub quiet: Vec<PeerId>,
+    pub changes: Vec<PathChange>,
     pub refused: Vec<u64>,
     pub credits: usize,
     /// Complete messages in the order of arrival, with their incoming edge.
@@ -104,10 +105,17 @@ pub struct Wire {
     pub latency_ns: u64,
     /// Packets to these ports vanish.
     pub dead_ports: Vec<u16>,
-    /// Lanes of each host: small and bulk for each of its cards. The ports are 1, 2, 3, ...
-    cards: u8,
+    /// Nothing crosses these networks.
+    pub dead_networks: Vec<u8>,
+    /// The network of each card of each host. Each card has a small and a bulk lane; the
+    /// ports are 1, 2, 3, ... No packet gets from one network to another.
+    networks: Vec<Vec<u8>>,
     pub lost: u64,
     pub sent: u64,
+    /// Packets that arrived at each card of each host.
+    pub arrived: Vec<[u64; 4]>,
+    /// A network that takes no packets longer than this.
+    pub longest_on: Option<(u8, usize)>,
     /// All packets sent: from where, where to, what.
     pub seen: Option<Vec<(Address, Address, Vec<u8>)>>,
 }
@@ -121,12 +129,27 @@ pub fn address(host: usize, port: u16) -> Address {
     Address { ip, port }
 }
 
+/// Networks from this number on are bridges: a card there has the same address on all hosts.
+pub const BRIDGE: u8 = 200;
+
+fn card_address(host: usize, network: u8, port: u16) -> Address {
+    let mut address = address(if network >= BRIDGE { 0 } else { host }, port);
+    address.ip[14] = network;
+    address
+}
+
 impl Wire {
     pub fn new(seed: u64, hosts: usize, config: &Config) -> Wire {
         Wire::with_cards(seed, hosts, 1, config)
     }
 
     pub fn with_cards(seed: u64, hosts: usize, cards: u8, config: &Config) -> Wire {
+        let networks: Vec<u8> = (0..cards).collect();
+        Wire::with_networks(seed, &vec![&networks[..]; hosts], config)
+    }
+
+    /// Hosts with a card on each of the networks listed for them.
+    pub fn with_networks(seed: u64, networks: &[&[u8]], config: &Config) -> Wire {
         let mut wire = Wire {
             now: Instant(1_000_000_000),
             hosts: Vec::new(),
@@ -138,12 +161,15 @@ impl Wire {
             reorder: 0.0,
             latency_ns: 5_000,
             dead_ports: Vec::new(),
-            cards,
+            dead_networks: Vec::new(),
+            networks: networks.iter().map(|own| own.to_vec()).collect(),
             lost: 0,
             sent: 0,
+            arrived: vec![[0; 4]; networks.len()],
+            longest_on: None,
             seen: None,
         };
-        for index in 0..hosts {
+        for index in 0..networks.len() {
             let host = wire.host(index, config);
             wire.hosts.push(host);
         }
@@ -151,10 +177,11 @@ impl Wire {
     }
 
     pub fn host(&mut self, index: usize, config: &Config) -> Host {
-        let lanes: Vec<LaneAddress> = (0..2 * self.cards)
+        let networks = &self.networks[index];
+        let lanes: Vec<LaneAddress> = (0..2 * networks.len() as u8)
             .map(|lane| {
-                let mut address = address(index, u16::from(lane) + 1);
-                address.ip[14] = lane / 2;
+                let network = networks[usize::from(lane) / 2];
+                let address = card_address(index, network, u16::from(lane) + 1);
                 LaneAddress {
                     lane,
                     bulk: lane % 2 == 1,
@@ -171,10 +198,11 @@ impl Wire {
         Host {
             pool: Pool::new(config.frames as usize, config.packet_bytes),
             machine: Machine::new(config, incarnation, secret, &lanes),
-            home: address(index, 1),
+            home: lanes[0].address,
             connected: Vec::new(),
             gone: Vec::new(),
             quiet: Vec::new(),
+            changes: Vec::new(),
             refused: Vec::new(),
             credits: 0,
             received: VecDeque::new(),
@@ -192,7 +220,12 @@ impl Wire {
     }
 
     pub fn connect(&mut self, from: usize, to: usize) -> PeerId {
-        let home = self.hosts[to].home;
+        self.connect_by(from, to, 0)
+    }
+
+    /// Opens a session to a card of the other host.
+    pub fn connect_by(&mut self, from: usize, to: usize, card: usize) -> PeerId {
+        let home = card_address(to, self.networks[to][card], 1 + 2 * card as u16);
         let now = self.now;
         self.hosts[from]
             .machine
@@ -238,8 +271,10 @@ impl Wire {
             }
             let (from, to, bytes) = entry.remove();
             let now = self.now;
-            for host in &mut self.hosts {
+            for (index, host) in self.hosts.iter_mut().enumerate() {
                 if host.home.ip[15] == to.ip[15] {
+                    let card = usize::from(to.port.saturating_sub(1) / 2);
+                    self.arrived[index][card.min(3)] += 1;
                     host.take(now, from, &bytes);
                 }
             }
@@ -263,14 +298,29 @@ impl Wire {
             };
             let mut bytes = bytes;
             close(&mut bytes, transmit.seal, host.secret());
-            let from = address(index, if transmit.bulk { 2 } else { 1 });
+            // As a kernel routes: by the card on the network of the destination.
+            let ports = if transmit.bulk {
+                [2, 4, 6, 8]
+            } else {
+                [1, 3, 5, 7]
+            };
+            let networks = &self.networks[index];
+            let card = networks.iter().position(|one| *one == transmit.to.ip[14]);
+            let card = card.unwrap_or(0);
+            let from = card_address(index, networks[card], ports[card]);
             self.sent += 1;
             if let Some(seen) = &mut self.seen {
                 seen.push((from, transmit.to, bytes.clone()));
             }
             let copies = 1 + u64::from(self.random.chance(self.duplicate));
             for _ in 0..copies {
-                let dead = self.dead_ports.contains(&transmit.to.port);
+                let dead = self.dead_ports.contains(&transmit.to.port)
+                    || self.dead_networks.contains(&transmit.to.ip[14])
+                    || transmit.to.ip[14] >= BRIDGE
+                    || self
+                        .longest_on
+                        .is_some_and(|(on, most)| on == transmit.to.ip[14] && bytes.len() > most)
+                    || from.ip[14] != transmit.to.ip[14];
                 if dead || self.random.chance(self.loss) {
                     self.lost += 1;
                     continue;
@@ -348,6 +398,7 @@ impl Host {
                 Event::Connected { peer, .. } => self.connected.push(peer),
                 Event::Gone { peer, reason } => self.gone.push((peer, reason)),
                 Event::Quiet { peer } => self.quiet.push(peer),
+                Event::Paths { change, .. } => self.changes.push(change),
                 Event::Released { slot } => {
                     assert!(
                         !self.pool.free.contains(&slot),

@@ -20,6 +20,9 @@ pub enum Sample {
     Credit((u32, u32), u64),
     CreditWanted((u32, u32), u64),
     Window(u32),
+    /// Lane, round, bytes of the whole record.
+    Probe(u8, u8, usize),
+    Echo(u8, u8),
 }
 
 impl Sample {
@@ -66,6 +69,10 @@ impl Sample {
             Sample::Credit(edge, limit) => wire::emit_credit(&mut bytes, *edge, *limit),
             Sample::CreditWanted(edge, need) => wire::emit_credit_wanted(&mut bytes, *edge, *need),
             Sample::Window(packets) => wire::emit_window(&mut bytes, *packets),
+            Sample::Probe(lane, round, length) => {
+                wire::emit_probe(&mut bytes[..*length], *lane, *round)
+            }
+            Sample::Echo(lane, round) => wire::emit_echo(&mut bytes, *lane, *round),
         };
         bytes.truncate(length);
         bytes
@@ -130,10 +137,13 @@ impl Sample {
                 need,
             } => Sample::CreditWanted((source, target), need),
             Record::Window { packets } => Sample::Window(packets),
+            Record::Probe { lane, round } => Sample::Probe(lane, round, wire::ECHO_BYTES),
+            Record::Echo { lane, round } => Sample::Echo(lane, round),
         }
     }
 
-    /// A fragment that holds all of its message parses as a whole message.
+    /// A fragment that holds all of its message parses as a whole message, and the
+    /// length of a probe means nothing.
     pub fn normal(self) -> Sample {
         match self {
             Sample::Fragment(edge, sequence, (0, total), data, unreliable, port)
@@ -141,6 +151,7 @@ impl Sample {
             {
                 Sample::Message(edge, sequence, data, unreliable, port)
             }
+            Sample::Probe(lane, round, _) => Sample::Probe(lane, round, wire::ECHO_BYTES),
             other => other,
         }
     }

@@ -1,19 +1,28 @@
 //! `dipole agent`: one process of a node that answers for it whatever the others do,
 //! and knows which nodes there are. No message of a program passes through it.
 
+mod callers;
+mod jobs;
 mod membership;
 mod proofs;
+mod rules;
 mod serve;
+mod session;
 mod status;
+mod store;
 
 use std::fmt;
 use std::io;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use dipole_node::registry::{Registry, RegistryError, SeatError};
-use dipole_node::{Config, ConfigError};
+use dipole_node::{Config, ConfigError, variables};
+
+use rules::RulesError;
+pub(crate) use session::{SessionArgs, session};
 
 /// Answer for this node and watch the others.
 ///
@@ -22,10 +31,27 @@ use dipole_node::{Config, ConfigError};
 /// for dead, and `dipole agent status` tells which nodes there are. It can be ended and
 /// started again under running jobs. DIPOLE_NID and DIPOLE_HOSTS say which node this is and
 /// where the others are.
+///
+/// With a cluster key (DIPOLE_KEY) it starts ranks for those who prove that they hold the same,
+/// so that `dipole run --hosts` needs no ssh, as far as the rules of the machine's owner allow:
+/// a TOML file, by --rules, DIPOLE_AGENT_RULES, or $XDG_CONFIG_HOME/dipole/agent.toml if there
+/// is one. It may set max-load (of the last minute, per core), hours (such as
+/// ["Mon-Fri 19:00-07:00", "Sat-Sun"]), users-logged-in ("allow", "refuse-others", "refuse") and
+/// max-ranks. With --json its log is an object a line.
 #[derive(Args, Debug)]
 pub(crate) struct AgentArgs {
+    /// The owner's rules about work for others
+    #[arg(long, value_name = "FILE")]
+    rules: Option<PathBuf>,
     #[command(subcommand)]
     what: Option<What>,
+}
+
+impl AgentArgs {
+    /// True for the agent itself, false for whoever asks it.
+    pub(crate) fn serves(&self) -> bool {
+        self.what.is_none()
+    }
 }
 
 #[derive(Subcommand, Debug)]
@@ -44,6 +70,13 @@ enum AgentError {
     },
     Registry(RegistryError),
     Seat(SeatError),
+    Rules(RulesError),
+    /// A session without the agent's key.
+    NoKey,
+    Port {
+        address: SocketAddr,
+        cause: io::Error,
+    },
     System {
         doing: &'static str,
         cause: io::Error,
@@ -68,6 +101,17 @@ impl fmt::Display for AgentError {
             ),
             AgentError::Registry(error) => error.fmt(f),
             AgentError::Seat(error) => error.fmt(f),
+            AgentError::Rules(error) => error.fmt(f),
+            AgentError::NoKey => write!(
+                f,
+                "an agent starts no work without a cluster key: set {} to its file",
+                variables::KEY
+            ),
+            AgentError::Port { address, cause } => write!(
+                f,
+                "cannot listen at {address} (TCP) for work: {cause}; end who does (`ss -ltnp`), or \
+                 choose another port by `port=` in the hosts file"
+            ),
             AgentError::System { doing, cause } => write!(f, "{doing}: {cause}"),
             AgentError::NoAgent { socket, cause } => write!(
                 f,
@@ -97,9 +141,15 @@ impl From<SeatError> for AgentError {
     }
 }
 
+impl From<RulesError> for AgentError {
+    fn from(error: RulesError) -> AgentError {
+        AgentError::Rules(error)
+    }
+}
+
 pub(crate) fn execute(args: &AgentArgs, json: bool) -> ExitCode {
     let done = match args.what {
-        None => run(),
+        None => run(args, json),
         Some(What::Status) => show(json),
     };
     match done {
@@ -117,19 +167,21 @@ fn opened() -> Result<(Config, Registry), AgentError> {
     Ok((config, registry))
 }
 
-fn run() -> Result<(), AgentError> {
+fn run(args: &AgentArgs, json: bool) -> Result<(), AgentError> {
     let (config, registry) = opened()?;
-    serve::serve(&config, &registry)
+    serve::serve(&config, &registry, args.rules.as_deref(), json)
 }
 
 fn show(json: bool) -> Result<(), AgentError> {
     let (_, registry) = opened()?;
     let text = status::ask(&registry)?;
-    if json {
-        println!("{text}");
-        return Ok(());
-    }
     let status = serde_json::from_str(&text).map_err(|cause| AgentError::Status { cause })?;
-    print!("{}", status::table(&status));
+    let status = status::completed(status, &registry)?;
+    if json {
+        let text = serde_json::to_string(&status).map_err(|cause| AgentError::Status { cause })?;
+        println!("{text}");
+    } else {
+        print!("{}", status::table(&status));
+    }
     Ok(())
 }

@@ -1,21 +1,26 @@
 //! The agent's loop: one thread that sleeps until a packet, a time, or somebody who asks.
 
 use std::collections::BTreeMap;
-use std::io::{self, Write};
-use std::net::SocketAddr;
+use std::ffi::OsString;
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
 use dipole_node::registry::{AgentSeat, MAX_PROBE_BYTES, Registry};
 use dipole_node::{ClusterKey, Config};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGCHLD, SIGINT, SIGTERM};
 use signal_hook::low_level::pipe;
 
 use super::AgentError;
+use super::callers::Callers;
 use super::membership::{Member, Membership, News};
 use super::proofs::is_membership;
+use super::rules::{self, Rules};
 use super::status::{MemberStatus, ProcessStatus, Status, socket};
+use super::store::{self, Kept};
 
 /// Packets taken before anything else is looked at.
 const MOST_PACKETS: usize = 64;
@@ -27,6 +32,9 @@ struct Agent<'a> {
     registry: &'a Registry,
     seat: AgentSeat,
     address: SocketAddr,
+    given_rules: Option<PathBuf>,
+    /// None without a cluster key.
+    callers: Option<Callers>,
     membership: Membership,
     /// Since when nodes are there, or gone; as they last described themselves.
     seen: BTreeMap<u32, Seen>,
@@ -41,8 +49,23 @@ struct Seen {
     since: Instant,
 }
 
+/// What is watched besides the cards.
+struct Ends {
+    /// Those who ask for the status.
+    asked: UnixListener,
+    /// It is to end.
+    ended: UnixStream,
+    /// One of its children has ended.
+    child: UnixStream,
+}
+
 /// Runs until told to end.
-pub(super) fn serve(config: &Config, registry: &Registry) -> Result<(), AgentError> {
+pub(super) fn serve(
+    config: &Config,
+    registry: &Registry,
+    given_rules: Option<&Path>,
+    json: bool,
+) -> Result<(), AgentError> {
     let node = config.node;
     let host = config
         .hosts
@@ -51,14 +74,31 @@ pub(super) fn serve(config: &Config, registry: &Registry) -> Result<(), AgentErr
     let host = host.ok_or(AgentError::NotInHosts { node: node.0 })?;
     let address = host.directory();
     let system = |doing| move |cause| AgentError::System { doing, cause };
-    let (ended, end) = UnixStream::pair().map_err(system("making a pipe for signals"))?;
-    for signal in [SIGTERM, SIGINT] {
-        let end = end
-            .try_clone()
-            .map_err(system("making a pipe for signals"))?;
-        pipe::register(signal, end).map_err(system("catching signals"))?;
-    }
-    let seat = AgentSeat::take(registry, &host.directories())?;
+    // Whoever asks for the status may be elsewhere.
+    let given_rules = given_rules.map(std::path::absolute).transpose();
+    let given_rules = given_rules.map_err(system("finding the owner's rules"))?;
+    let given_rules = given_rules.as_deref();
+    // Better told of a mistake in them now than by whoever is refused.
+    Rules::load(rules::place(given_rules).as_deref())?;
+    let caught = |signals: &[i32]| {
+        let (caught, end) = UnixStream::pair()?;
+        caught.set_nonblocking(true)?;
+        for signal in signals {
+            pipe::register(*signal, end.try_clone()?)?;
+        }
+        Ok(caught)
+    };
+    let ended = caught(&[SIGTERM, SIGINT]).map_err(system("catching signals"))?;
+    let child = caught(&[SIGCHLD]).map_err(system("catching signals"))?;
+    let mut kept = Kept::take();
+    let directories = std::mem::take(&mut kept.directories);
+    let addresses = host.directories();
+    let seat = AgentSeat::take(registry, &addresses, directories)?;
+    let listeners = match config.key {
+        Some(_) => listen(&addresses, &mut kept)?,
+        None => Vec::new(),
+    };
+    let are_kept = kept.count() == addresses.len() + listeners.len();
     // The seat is ours, so what lies there is a dead agent's.
     let path = socket(registry);
     let _may_not_exist = std::fs::remove_file(&path);
@@ -79,11 +119,25 @@ pub(super) fn serve(config: &Config, registry: &Registry) -> Result<(), AgentErr
     };
     let others = config.hosts.iter().filter(|host| host.node != node);
     let known = others.map(|host| (host.node.0, host.directory())).collect();
+    let callers = match &config.key {
+        Some(key) => Some(
+            Callers::new(
+                node.0,
+                key.clone(),
+                listeners,
+                for_sessions(given_rules, json),
+            )
+            .map_err(system("finding this program"))?,
+        ),
+        None => None,
+    };
     let mut agent = Agent {
         config,
         registry,
         seat,
         address,
+        given_rules: given_rules.map(Path::to_owned),
+        callers,
         membership: Membership::new(
             own,
             known,
@@ -94,9 +148,24 @@ pub(super) fn serve(config: &Config, registry: &Registry) -> Result<(), AgentErr
         begun: Instant::now(),
         replied: 0,
     };
-    tracing::info!(node = node.0, %address, pid = std::process::id(), "agent");
-    eprintln!("agent of node {node} at {address}");
-    let done = agent.run(&asked, &ended);
+    let listeners = agent.callers.iter().flat_map(Callers::listeners);
+    store::keep(agent.seat.sockets(), listeners, are_kept);
+    let key = config.key.as_ref().map(ClusterKey::fingerprint);
+    let work = match &key {
+        Some(key) => format!("starts work for holders of the cluster key {key}"),
+        None => "starts no work: it has no cluster key (DIPOLE_KEY)".to_owned(),
+    };
+    let pid = std::process::id();
+    tracing::info!(event = "agent-up", node = node.0, %address, pid, key, "agent");
+    if !json {
+        eprintln!("agent of node {node} at {address}, {work}");
+    }
+    let done = agent.run(&Ends {
+        asked,
+        ended,
+        child,
+    });
+    tracing::info!(event = "agent-down", node = node.0, %address, pid, "agent ends");
     let now = agent.now();
     agent.membership.leave(now);
     agent.send();
@@ -104,49 +173,102 @@ pub(super) fn serve(config: &Config, registry: &Registry) -> Result<(), AgentErr
     done.map_err(system("waiting"))
 }
 
+/// The listeners at which work is asked for, on each card.
+fn listen(addresses: &[SocketAddr], kept: &mut Kept) -> Result<Vec<TcpListener>, AgentError> {
+    let listener = |address: &SocketAddr| {
+        let listener = match kept.listener(*address) {
+            Some(listener) => Ok(listener),
+            None => TcpListener::bind(address),
+        };
+        listener
+            .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
+            .map_err(|cause| AgentError::Port {
+                address: *address,
+                cause,
+            })
+    };
+    addresses.iter().map(listener).collect()
+}
+
+/// Words that make this program a session, which gets the environment of the agent.
+fn for_sessions(rules: Option<&Path>, json: bool) -> Vec<OsString> {
+    let mut words: Vec<OsString> = Vec::new();
+    if json {
+        words.push("--json".into());
+    }
+    words.push("agent-session".into());
+    if let Some(rules) = rules {
+        words.extend(["--rules".into(), rules.into()]);
+    }
+    words
+}
+
 impl Agent<'_> {
     fn now(&self) -> Duration {
         self.begun.elapsed()
     }
 
-    fn run(&mut self, asked: &UnixListener, ended: &UnixStream) -> io::Result<()> {
+    fn run(&mut self, ends: &Ends) -> io::Result<()> {
         loop {
             let now = self.now();
             self.membership.on_timers(now);
             self.send();
             self.tell_news();
-            let nap = self.membership.next_deadline().saturating_sub(self.now());
-            let nap = Timespec {
-                tv_sec: nap.as_secs().cast_signed(),
-                tv_nsec: nap.subsec_nanos().into(),
-            };
-            let mut watched = vec![
-                PollFd::new(asked, PollFlags::IN),
-                PollFd::new(ended, PollFlags::IN),
-            ];
-            let sockets = self.seat.sockets();
-            watched.extend(sockets.map(|socket| PollFd::new(socket, PollFlags::IN)));
-            match poll(&mut watched, Some(&nap)) {
-                Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
-            }
-            let ready = watched.iter().map(|one| !one.revents().is_empty());
-            let ready: Vec<bool> = ready.collect();
-            if ready[1] {
+            let ready = self.wait(ends)?;
+            let (fixed, others) = ready.split_at(3);
+            if fixed[1] {
                 return Ok(());
             }
-            for (card, ready) in ready[2..].iter().enumerate() {
+            if fixed[2] {
+                let _how_many = (&ends.child).read(&mut [0; 64]);
+            }
+            let (cards, callers) = others.split_at(self.seat.sockets().count());
+            for (card, ready) in cards.iter().enumerate() {
                 if *ready {
                     self.receive(card);
                 }
             }
-            if ready[0]
-                && let Ok((reader, _)) = asked.accept()
+            if let Some(attended) = &mut self.callers {
+                attended.attend(callers);
+            }
+            if fixed[0]
+                && let Ok((reader, _)) = ends.asked.accept()
                 && let Err(cause) = self.tell(reader)
             {
                 tracing::debug!(%cause, "somebody asked for the status and did not read it");
             }
         }
+    }
+
+    /// Sleeps until there is something to do; says what is ready: the ends, the cards, what
+    /// the callers want watched.
+    fn wait(&self, ends: &Ends) -> io::Result<Vec<bool>> {
+        let mut nap = self.membership.next_deadline().saturating_sub(self.now());
+        let mut watched = vec![
+            PollFd::new(&ends.asked, PollFlags::IN),
+            PollFd::new(&ends.ended, PollFlags::IN),
+            PollFd::new(&ends.child, PollFlags::IN),
+        ];
+        let sockets = self.seat.sockets();
+        watched.extend(sockets.map(|socket| PollFd::new(socket, PollFlags::IN)));
+        if let Some(callers) = &self.callers {
+            let (listeners, streams) = callers.sockets();
+            watched.extend(listeners.iter().map(|one| PollFd::new(one, PollFlags::IN)));
+            watched.extend(streams.map(|one| PollFd::new(one, PollFlags::IN)));
+            if let Some(deadline) = callers.next_deadline() {
+                nap = nap.min(deadline.saturating_duration_since(Instant::now()));
+            }
+        }
+        let nap = Timespec {
+            tv_sec: nap.as_secs().cast_signed(),
+            tv_nsec: nap.subsec_nanos().into(),
+        };
+        match poll(&mut watched, Some(&nap)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let ready = watched.iter().map(|one| !one.revents().is_empty());
+        Ok(ready.collect())
     }
 
     fn receive(&mut self, card: usize) {
@@ -184,28 +306,34 @@ impl Agent<'_> {
     }
 
     fn tell_news(&mut self) {
+        let node = self.config.node.0;
         for news in self.membership.take_news() {
             let (member, there) = match news {
                 News::Came(member) => (member, true),
                 News::Went(member) => (member, false),
                 News::Returned(member) => {
-                    tracing::info!(node = member.node, "another life of the node");
+                    let peer = member.node;
+                    tracing::info!(event = "returned", node, peer, "another life of the node");
                     continue;
                 }
                 News::Mistaken => {
-                    tracing::warn!("others took this node for gone; told them otherwise");
+                    tracing::warn!(
+                        event = "mistaken",
+                        node,
+                        "others took this node for gone; told them otherwise"
+                    );
                     continue;
                 }
             };
+            let (peer, address) = (member.node, member.address);
             if there {
-                tracing::info!(node = member.node, address = %member.address, "node is there");
+                tracing::info!(event = "came", node, peer, %address, "node is there");
             } else {
-                tracing::warn!(node = member.node, address = %member.address, "node is gone");
+                tracing::warn!(event = "gone", node, peer, %address, "node is gone");
             }
             let since = Instant::now();
-            let node = member.node;
             self.seen.insert(
-                node,
+                peer,
                 Seen {
                     member,
                     there,
@@ -265,6 +393,10 @@ impl Agent<'_> {
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             running_s: self.begun.elapsed().as_secs(),
+            rules_file: rules::place(self.given_rules.as_deref()),
+            rules: String::new(),
+            refuses: None,
+            jobs: Vec::new(),
             answered: self.replied - self.seat.refused(),
             strangers: self.seat.refused() + dropped.strangers,
             repeated: dropped.repeated,

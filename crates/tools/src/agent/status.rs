@@ -11,6 +11,8 @@ use dipole_node::registry::Registry;
 use serde::{Deserialize, Serialize};
 
 use super::AgentError;
+use super::jobs::{JobStatus, Jobs};
+use super::rules::{Facts, Rules};
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Status {
@@ -21,6 +23,17 @@ pub(super) struct Status {
     pub(super) running_s: u64,
     /// Questions of other nodes answered.
     pub(super) answered: u64,
+    /// The owner's rules, if there are any.
+    pub(super) rules_file: Option<PathBuf>,
+    /// What they say.
+    #[serde(default)]
+    pub(super) rules: String,
+    /// Why a rank would be refused now.
+    #[serde(default)]
+    pub(super) refuses: Option<String>,
+    /// What agents of this node have started and still runs.
+    #[serde(default)]
+    pub(super) jobs: Vec<JobStatus>,
     /// Questions refused and membership packets dropped because their senders do not prove
     /// to hold our cluster key.
     #[serde(default)]
@@ -28,7 +41,7 @@ pub(super) struct Status {
     /// Membership packets dropped because they had come before.
     #[serde(default)]
     pub(super) repeated: u64,
-    /// Fingerprint of the cluster key, if there is one.
+    /// Fingerprint of the cluster key by which it knows members; without one it starts no work.
     #[serde(default)]
     pub(super) key: Option<String>,
     pub(super) members: Vec<MemberStatus>,
@@ -70,6 +83,31 @@ pub(super) fn ask(registry: &Registry) -> Result<String, AgentError> {
         .map_err(|cause| AgentError::NoAgent { socket, cause })
 }
 
+/// Adds what the agent does not look at for others: that could keep it waiting.
+pub(super) fn completed(status: Status, registry: &Registry) -> Result<Status, AgentError> {
+    let system = |doing| move |cause| AgentError::System { doing, cause };
+    let jobs = Jobs::of(registry).and_then(|jobs| jobs.living());
+    let jobs = jobs.map_err(system("listing the jobs of this node"))?;
+    let running = jobs.iter().map(|job| job.ranks).sum();
+    let (rules, refuses) = match Rules::load(status.rules_file.as_deref()) {
+        Ok(rules) => {
+            let facts = Facts::gather(&rules).map_err(system("looking at this machine"))?;
+            let refuses = rules.judge(&facts, running, 1).err();
+            (rules.to_string(), refuses)
+        }
+        Err(error) => (String::new(), Some(error.to_string())),
+    };
+    Ok(Status {
+        rules,
+        refuses: match status.key {
+            Some(_) => refuses,
+            None => Some(AgentError::NoKey.to_string()),
+        },
+        jobs,
+        ..status
+    })
+}
+
 pub(super) fn table(status: &Status) -> String {
     let mut text = format!(
         "agent of node {} at {}: process {}, version {}, for {} s, {} questions answered\n",
@@ -84,6 +122,15 @@ pub(super) fn table(status: &Status) -> String {
         "{key}: {} packets of strangers and {} repeated ones dropped",
         status.strangers, status.repeated
     );
+    let rules = match (&status.rules_file, status.rules.as_str()) {
+        (None, _) => "no rules of the owner".to_owned(),
+        (Some(file), rules) => format!("rules of the owner ({}): {rules}", file.display()),
+    };
+    let now = match &status.refuses {
+        None => "work is welcome".to_owned(),
+        Some(reason) => format!("work would be refused now: {reason}"),
+    };
+    let _infallible = writeln!(text, "{rules}\n{now}");
     let mut members = Table::new();
     members.load_preset(UTF8_FULL_CONDENSED);
     members.set_header(["node", "address", "state", "for s", "version"]);
@@ -108,5 +155,21 @@ pub(super) fn table(status: &Status) -> String {
         ]);
     }
     let _infallible = writeln!(text, "{members}\n{processes}");
+    if !status.jobs.is_empty() {
+        let mut jobs = Table::new();
+        jobs.load_preset(UTF8_FULL_CONDENSED);
+        jobs.set_header(["started for", "from", "ranks", "for s", "pid", "command"]);
+        for job in &status.jobs {
+            jobs.add_row([
+                job.who.clone(),
+                job.peer.clone(),
+                job.ranks.to_string(),
+                job.running().as_secs().to_string(),
+                job.pid.to_string(),
+                job.command.clone(),
+            ]);
+        }
+        let _infallible = writeln!(text, "{jobs}");
+    }
     text
 }

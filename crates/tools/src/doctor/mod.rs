@@ -3,7 +3,7 @@
 //!
 //! Each part reads the system in one function and judges in another, which is tested
 //! alone: [`kernel`], [`limits`], [`memory`], [`setup`], [`device`], [`pause`] for this machine,
-//! [`peer`] and [`verdict`] for the others. Nothing is changed but what every program
+//! [`peer`], [`paths`] and [`verdict`] for the others. Nothing is changed but what every program
 //! makes: the runtime directory.
 
 mod device;
@@ -11,6 +11,7 @@ mod finding;
 mod kernel;
 mod limits;
 mod memory;
+mod paths;
 mod pause;
 mod peer;
 mod setup;
@@ -106,7 +107,15 @@ fn network(config: &Config, patience: Duration) -> Vec<Finding> {
             findings.extend(device::examine(device));
             findings.push(peer::examine_own(host, own));
         }
+        for card in &config.cards {
+            match device::of(*card, &devices) {
+                Some(device) => findings.extend(device::examine(device)),
+                None => findings.push(setup::no_card(*card).about(host.to_string())),
+            }
+        }
     }
+    let mut own_addresses = vec![config.bind];
+    own_addresses.extend(&config.cards);
     let others: Vec<&Host> = config
         .hosts
         .iter()
@@ -116,7 +125,13 @@ fn network(config: &Config, patience: Duration) -> Vec<Finding> {
         std::thread::scope(|scope| {
             let asked: Vec<_> = group
                 .iter()
-                .map(|host| scope.spawn(|| peer::examine(host, own)))
+                .map(|host| {
+                    scope.spawn(|| {
+                        let mut findings = peer::examine(host, own);
+                        findings.extend(paths::examine(host, own, &own_addresses));
+                        findings
+                    })
+                })
                 .collect();
             for thread in asked {
                 findings.extend(thread.join().expect("an examination does not panic"));

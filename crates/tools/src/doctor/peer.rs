@@ -71,7 +71,7 @@ pub(super) fn examine(host: &Host, own: Own<'_>) -> Vec<Finding> {
 }
 
 /// Asks for some endpoint, several times; whoever answers says whether it is the node.
-fn who(prober: &Prober, host: &Host, patience: Duration) -> Answer {
+pub(super) fn who(prober: &Prober, host: &Host, patience: Duration) -> Answer {
     let mut last = Answer::Silent;
     for _ in 0..TRIES {
         let endpoint = Address::new(host.node.0, 1);

@@ -27,6 +27,9 @@ pub(crate) struct GuardArgs {
     /// Who started this; absent where process ids are not shared.
     #[arg(long)]
     parent: Option<u32>,
+    /// How many ranks the shim may start.
+    #[arg(long)]
+    most_ranks: Option<u32>,
     /// What to run below; the shim if absent.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     command: Vec<OsString>,
@@ -73,6 +76,9 @@ fn try_guard(args: GuardArgs) -> std::io::Result<u8> {
                 .arg("shim")
                 .arg("--parent")
                 .arg(std::process::id().to_string());
+            if let Some(most) = args.most_ranks {
+                command.args(["--most-ranks", &most.to_string()]);
+            }
             command
         }
     };

@@ -32,6 +32,11 @@ pub(super) struct Reach<'a> {
     pub(super) program: &'a Path,
     /// The node of this machine, if the environment says so.
     pub(super) own_node: Option<NodeId>,
+    /// With a cluster key, agents are asked first.
+    pub(super) has_key: bool,
+    /// How many ranks the job has, and what they are, for agents to judge.
+    pub(super) ranks: u32,
+    pub(super) job: String,
 }
 
 /// A host that was tried.
@@ -41,6 +46,8 @@ pub(super) struct Contact {
     pub(super) host: Host,
     pub(super) since: Instant,
     pub(super) state: State,
+    /// How many ranks it takes, if its owner has set a limit.
+    pub(super) most_ranks: Option<u32>,
     /// Written by a thread: a network that hangs must not stop the launcher.
     to_write: Option<Sender<Down>>,
 }
@@ -65,11 +72,12 @@ impl Contact {
         events: &Sender<HostEvent>,
         budget: &Budget,
     ) -> io::Result<Contact> {
-        let mut command = Command::new(std::env::current_exe()?);
+        let own = std::env::current_exe()?;
+        let mut command = Command::new(&own);
         command
             .arg("guard")
             .args(["--parent", &std::process::id().to_string()])
-            .args(words_to(host, reach))
+            .args(words_to(host, reach, &own))
             // Ctrl-C at the terminal is for the launcher, which passes it on.
             .process_group(0)
             .stdin(Stdio::piped())
@@ -105,6 +113,7 @@ impl Contact {
             host: host.clone(),
             since: Instant::now(),
             state: State::Waiting,
+            most_ranks: None,
             to_write: Some(to_write),
         })
     }
@@ -124,11 +133,18 @@ impl Contact {
 }
 
 /// The words after `guard --parent PID`: none for this machine.
-fn words_to(host: &Host, reach: &Reach<'_>) -> Vec<OsString> {
+fn words_to(host: &Host, reach: &Reach<'_>, own: &Path) -> Vec<OsString> {
     if is_here(host, reach) {
         return Vec::new();
     }
     let mut words: Vec<OsString> = vec!["--".into()];
+    // Whoever says how a host is reached wants it reached so.
+    if reach.has_key && reach.shell.is_empty() && host.ssh.is_none() {
+        let asked: Vec<String> = host.directories().iter().map(ToString::to_string).collect();
+        words.extend([own.into(), "reach".into(), asked.join(",").into()]);
+        let ranks = reach.ranks.min(host.slots).to_string();
+        words.extend(["--ranks", &ranks, "--job", &reach.job, "--"].map(OsString::from));
+    }
     if reach.shell.is_empty() {
         words.extend(
             [
@@ -201,14 +217,21 @@ mod tests {
     use dipole_node::hosts::Hosts;
 
     fn words(line: &str, shell: &[&str], own_node: Option<u32>) -> Vec<String> {
+        words_with(line, shell, own_node, false)
+    }
+
+    fn words_with(line: &str, shell: &[&str], own_node: Option<u32>, has_key: bool) -> Vec<String> {
         let hosts = Hosts::parse(line).unwrap();
         let shell: Vec<String> = shell.iter().map(|word| (*word).to_owned()).collect();
         let reach = Reach {
             shell: &shell,
             program: Path::new("/opt/my tools/dipole"),
             own_node: own_node.map(NodeId),
+            has_key,
+            ranks: 3,
+            job: "sort big".to_owned(),
         };
-        words_to(hosts.iter().next().unwrap(), &reach)
+        words_to(hosts.iter().next().unwrap(), &reach, Path::new("/d"))
             .into_iter()
             .map(|word| word.into_string().unwrap())
             .collect()
@@ -225,5 +248,20 @@ mod tests {
         assert_eq!(by_ssh[by_ssh.len() - 1], "'/opt/my tools/dipole' guard");
         let given = words("1 127.0.0.1", &["into", "-q"], None);
         assert_eq!(given[..4], ["--", "into", "-q", "127.0.0.1"]);
+    }
+
+    #[test]
+    fn with_a_key_the_agent_is_asked_first_unless_somebody_says_how_the_host_is_reached() {
+        let line = "1 192.0.2.1 port=9 cards=192.0.3.1 slots=2";
+        let words = words_with(line, &[], None, true);
+        let agent = ["--", "/d", "reach", "192.0.2.1:9,192.0.3.1:9"];
+        assert_eq!(words[..4], agent);
+        assert_eq!(words[4..8], ["--ranks", "2", "--job", "sort big"]);
+        assert_eq!(words[8..10], ["--", "ssh"]);
+        for (line, shell) in [(line, &["sh"][..]), ("1 192.0.2.1 ssh=there", &[])] {
+            let given = words_with(line, shell, None, true);
+            assert!(!given.contains(&"reach".to_owned()), "{given:?}");
+        }
+        assert!(words_with(line, &[], Some(1), true).is_empty());
     }
 }

@@ -1,6 +1,12 @@
 //! The launcher's loop: reaches hosts, deals ranks, carries input and output,
 //! passes signals on, and ends the job when a rank fails.
 
+mod loss;
+mod plan;
+mod print;
+mod reach;
+mod restart;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::io::Read;
@@ -8,18 +14,20 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use dipole_node::hosts::Host;
-use dipole_node::job::{default_runtime_dir, node_from_env, write_ranks};
-use dipole_node::{ClusterKey, NodeId, variables};
+use dipole_node::job::node_from_env;
 use serde_json::json;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 
 use super::budget::Budget;
 use super::host::{Contact, HostEvent, Reach, State};
-use super::message::{Down, Ending, Secret, Start, Stream, Up};
-use super::placement::{candidates, deal};
+use super::message::{Down, Ending, Up};
 use super::{HostsFile, RunArgs, RunError, descendants};
-use crate::output::{Printer, Style};
+use crate::output::Style;
+pub(crate) use loss::OnLoss;
+use loss::{Due, Losses};
+use plan::Plan;
+use print::{Print, print_all};
 
 /// Input for rank 0 that may be under way.
 const INPUT_BUDGET_BYTES: usize = 256 << 10;
@@ -31,6 +39,9 @@ const NEXT_WORD: Duration = Duration::from_secs(5);
 /// How much longer than the grace a host may take to report that it is done.
 const LAST_REPORT: Duration = Duration::from_secs(5);
 
+/// Characters of the program and its arguments that agents are told.
+const MOST_DESCRIBED: usize = 500;
+
 enum Event {
     Host(HostEvent),
     Signal(i32),
@@ -39,20 +50,6 @@ enum Event {
     /// Whoever reads our output has gone.
     OutputBroken,
     Printed,
-}
-
-enum Print {
-    Output {
-        rank: u32,
-        stream: Stream,
-        bytes: Vec<u8>,
-    },
-    Message(String),
-    Event(serde_json::Value),
-    /// Nothing comes after this.
-    Done {
-        status: Option<u8>,
-    },
 }
 
 /// Runs a job to its end; returns the exit status.
@@ -84,6 +81,10 @@ pub(super) fn launch(args: RunArgs, hosts: &HostsFile, style: Style) -> Result<u
         status: None,
         interruptions: 0,
         give_up_at: None,
+        losses: Losses::new(args.on_loss, args.restarts),
+        returning: BTreeMap::new(),
+        some_ended_well: false,
+        said_at: None,
         input: Budget::new(INPUT_BUDGET_BYTES),
         print,
         inbox,
@@ -98,6 +99,15 @@ pub(super) fn launch(args: RunArgs, hosts: &HostsFile, style: Style) -> Result<u
     outcome
 }
 
+/// What hosts are reached with, and what was asked for.
+struct Means<'a> {
+    args: &'a RunArgs,
+    hosts: &'a HostsFile,
+    list: Vec<Host>,
+    reach: Reach<'a>,
+    budget: &'a Budget,
+}
+
 struct Launch {
     json: bool,
     grace: Duration,
@@ -108,6 +118,13 @@ struct Launch {
     status: Option<u8>,
     interruptions: u32,
     give_up_at: Option<Instant>,
+    losses: Losses,
+    /// Contacts whose host is tried again, and the ranks that shall run there.
+    returning: BTreeMap<usize, Due>,
+    /// A rank ended as it should: the job's work is done or nearly so.
+    some_ended_well: bool,
+    /// When it was last said who is not back.
+    said_at: Option<Instant>,
     input: Budget,
     print: Sender<Print>,
     inbox: Receiver<Event>,
@@ -116,21 +133,6 @@ struct Launch {
 
 impl Launch {
     fn run(&mut self, args: &RunArgs, hosts: &HostsFile, budget: &Budget) -> Result<u8, RunError> {
-        if let Some(status) = self.reach(args, hosts, budget)? {
-            return Ok(status);
-        }
-        self.start(args, hosts)?;
-        self.tend();
-        Ok(self.status.unwrap_or(0))
-    }
-
-    /// Tries hosts until those that answer suffice; a status if a signal came instead.
-    fn reach(
-        &mut self,
-        args: &RunArgs,
-        hosts: &HostsFile,
-        budget: &Budget,
-    ) -> Result<Option<u8>, RunError> {
         let own = std::env::current_exe().map_err(|cause| RunError::System {
             doing: "finding this program",
             cause,
@@ -144,229 +146,23 @@ impl Launch {
             shell: &shell,
             program: args.dipole.as_deref().unwrap_or(&own),
             own_node: node_from_env().map_err(RunError::Environment)?,
+            has_key: hosts.key.is_some(),
+            ranks: args.ranks,
+            job: describe(&args.command),
         };
-        let list: Vec<Host> = hosts.hosts.iter().cloned().collect();
-        let mut failed: Vec<usize> = Vec::new();
-        let started = Instant::now();
-        let mut next_word = FIRST_WORD;
-        loop {
-            let wanted = candidates(&list, &failed, args.ranks);
-            if wanted.is_empty() {
-                return Err(RunError::NoHost { tried: list.len() });
-            }
-            for index in &wanted {
-                if !self.contacts.iter().any(|contact| contact.index == *index) {
-                    self.connect(*index, &list[*index], &reach, budget, &mut failed);
-                }
-            }
-            let waiting: Vec<&Contact> = self
-                .contacts
-                .iter()
-                .filter(|contact| contact.state == State::Waiting)
-                .collect();
-            if waiting.is_empty() && wanted.iter().all(|index| !failed.contains(index)) {
-                return Ok(None);
-            }
-            if started.elapsed() >= next_word {
-                let names: Vec<String> = waiting
-                    .iter()
-                    .map(|contact| {
-                        let seconds = contact.since.elapsed().as_secs();
-                        format!("{} (no answer for {seconds} s)", contact.host)
-                    })
-                    .collect();
-                if !names.is_empty() {
-                    self.say(format!("waiting for {}", names.join(", ")));
-                }
-                next_word = started.elapsed() + NEXT_WORD;
-            }
-            let wake = waiting
-                .iter()
-                .map(|contact| contact.since + args.start_timeout)
-                .chain([started + next_word])
-                .min()
-                .unwrap_or(started + next_word);
-            match self.next(Some(wake)) {
-                Some(Event::Signal(signal)) => {
-                    let status = Ending::Signal(small(signal)).status();
-                    self.status = Some(status);
-                    return Ok(Some(status));
-                }
-                Some(Event::Host(event)) => self.reached(event, &mut failed),
-                _ => {}
-            }
-            for position in 0..self.contacts.len() {
-                let contact = &self.contacts[position];
-                if contact.state == State::Waiting && contact.since.elapsed() >= args.start_timeout
-                {
-                    let seconds = args.start_timeout.as_secs_f64();
-                    self.skip(
-                        position,
-                        &format!("no answer within {seconds} s"),
-                        &mut failed,
-                    );
-                }
-            }
+        let means = Means {
+            args,
+            hosts,
+            list: hosts.hosts.iter().cloned().collect(),
+            reach,
+            budget,
+        };
+        if let Some(status) = self.reach(&means)? {
+            return Ok(status);
         }
-    }
-
-    fn connect(
-        &mut self,
-        index: usize,
-        host: &Host,
-        reach: &Reach<'_>,
-        budget: &Budget,
-        failed: &mut Vec<usize>,
-    ) {
-        let (to_us, from_host) = channel();
-        let events = self.events.clone();
-        std::thread::spawn(move || {
-            for event in from_host {
-                let _ = events.send(Event::Host(event));
-            }
-        });
-        match Contact::start(index, host, reach, &to_us, budget) {
-            Ok(contact) => self.contacts.push(contact),
-            Err(cause) => {
-                self.say(format!("{host} skipped: {cause}"));
-                failed.push(index);
-            }
-        }
-    }
-
-    fn skip(&mut self, position: usize, reason: &str, failed: &mut Vec<usize>) {
-        let contact = &mut self.contacts[position];
-        contact.leave();
-        failed.push(contact.index);
-        let (host, node) = (contact.host.to_string(), contact.host.node.0);
-        self.say(format!("{host} skipped: {reason}"));
-        self.event(json!({"event": "skipped", "node": node, "reason": reason}));
-    }
-
-    /// What a host says before the ranks are dealt.
-    fn reached(&mut self, event: HostEvent, failed: &mut Vec<usize>) {
-        match event {
-            HostEvent::Said(index, Up::Hello(hello)) => {
-                let Some(position) = self.position(index) else {
-                    return;
-                };
-                // A late word of one that was skipped changes nothing.
-                if self.contacts[position].state != State::Waiting {
-                    return;
-                }
-                let own = env!("CARGO_PKG_VERSION");
-                if hello.version == own {
-                    let contact = &mut self.contacts[position];
-                    contact.state = State::Ready;
-                    let node = contact.host.node.0;
-                    self.event(json!({"event": "host", "node": node, "shim_pid": hello.pid}));
-                } else {
-                    let reason = format!("its dipole is version {}, not {own}", hello.version);
-                    self.skip(position, &reason, failed);
-                }
-            }
-            HostEvent::Ended(index, reason) => {
-                if let Some(position) = self
-                    .position(index)
-                    .filter(|position| self.contacts[*position].state != State::Gone)
-                {
-                    let reason = reason.unwrap_or_else(|| "it ended at once".to_owned());
-                    self.skip(position, &reason, failed);
-                }
-            }
-            HostEvent::Muttered(index, line) => self.muttered(index, &line),
-            HostEvent::Said(..) => {}
-        }
-    }
-
-    /// Deals the ranks to the hosts that answered and lets them start.
-    fn start(&mut self, args: &RunArgs, hosts: &HostsFile) -> Result<(), RunError> {
-        let system = |doing| move |cause| RunError::System { doing, cause };
-        self.contacts.sort_by_key(|contact| contact.index);
-        let ready: Vec<usize> = (0..self.contacts.len())
-            .filter(|position| self.contacts[*position].state == State::Ready)
-            .collect();
-        let slots: Vec<u32> = ready
-            .iter()
-            .map(|position| self.contacts[*position].host.slots)
-            .collect();
-        let dealt = deal(&slots, args.ranks);
-        let nodes: Vec<NodeId> = dealt
-            .iter()
-            .map(|at| self.contacts[ready[*at]].host.node)
-            .collect();
-        let random = random_bytes().map_err(system("drawing a job number"))?;
-        let id = u64::from_le_bytes(random);
-        // The upper half is the launcher's; two jobs at once get different parts of it.
-        let base = 0x8000_0000 | (u32::from(u16::from_le_bytes([random[0], random[1]]) >> 1) << 16);
-        let mut environment = BTreeMap::new();
-        for given in &args.environment {
-            match given.split_once('=') {
-                Some((name, value)) => {
-                    environment.insert(name.to_owned(), OsString::from(value));
-                }
-                None => {
-                    if let Some(value) = std::env::var_os(given) {
-                        environment.insert(given.clone(), value);
-                    }
-                }
-            }
-        }
-        // What tunes Dipole tunes it on all hosts; what names a place does not.
-        for (name, value) in std::env::vars_os() {
-            let Ok(name) = name.into_string() else {
-                continue;
-            };
-            let is_place = ["NID", "RUNTIME_DIR", "HOSTS", "BIND", "CAPTURE", "KEY"]
-                .iter()
-                .any(|place| name.strip_prefix("DIPOLE_") == Some(place));
-            if name.starts_with("DIPOLE_") && !is_place {
-                environment.entry(name).or_insert(value);
-            }
-        }
-        for (name, value) in [
-            ("DIPOLE_JOB", id.to_string()),
-            ("DIPOLE_JOB_BASE", base.to_string()),
-            ("DIPOLE_SIZE", args.ranks.to_string()),
-            ("DIPOLE_RANKS", write_ranks(&nodes)),
-        ] {
-            environment.insert(name.to_owned(), value.into());
-        }
-        // Whoever passes the variable itself on means a file that each host has.
-        let key = hosts.key.as_ref().map(ClusterKey::digits);
-        let key = key.filter(|_| !environment.contains_key(variables::KEY));
-        let directory = std::env::current_dir().map_err(system("finding the directory"))?;
-        for (at, position) in ready.iter().enumerate() {
-            let ranks: Vec<u32> = (0..args.ranks)
-                .zip(&dealt)
-                .filter(|(_, dealt_to)| **dealt_to == at)
-                .map(|(rank, _)| rank)
-                .collect();
-            let contact = &mut self.contacts[*position];
-            if ranks.is_empty() {
-                contact.leave();
-                continue;
-            }
-            self.running
-                .extend(ranks.iter().map(|rank| (*rank, contact.index)));
-            let mut environment = environment.clone();
-            environment.insert("DIPOLE_NID".into(), contact.host.node.to_string().into());
-            if let Some(given) = &contact.host.runtime_dir {
-                environment.insert("DIPOLE_RUNTIME_DIR".into(), given.into());
-            } else if hosts.text.is_none() {
-                environment.insert("DIPOLE_RUNTIME_DIR".into(), default_runtime_dir().into());
-            }
-            contact.tell(Down::Start(Box::new(Start {
-                ranks,
-                command: args.command.clone(),
-                environment,
-                directory: directory.clone(),
-                hosts: hosts.text.clone(),
-                key: key.clone().map(Secret),
-            })));
-        }
-        self.forward_input();
-        Ok(())
+        let plan = self.start(&means)?;
+        self.tend(&means, &plan);
+        Ok(self.status.unwrap_or(0))
     }
 
     /// Reads our standard input for rank 0, no faster than it does.
@@ -391,15 +187,19 @@ impl Launch {
         });
     }
 
-    /// Until every host has reported that nothing is left there.
-    fn tend(&mut self) {
-        while self
-            .contacts
-            .iter()
-            .any(|contact| contact.state != State::Gone)
-        {
-            match self.next(self.give_up_at) {
-                Some(Event::Host(HostEvent::Said(index, message))) => self.said(index, message),
+    /// Until every host has reported that nothing is left there, and nothing is to return.
+    fn tend(&mut self, means: &Means<'_>, plan: &Plan) {
+        loop {
+            self.restart(means);
+            let is_over = |contact: &Contact| contact.state == State::Gone;
+            if self.contacts.iter().all(is_over) && self.losses.next_at().is_none() {
+                return;
+            }
+            let wake = [self.give_up_at, self.next_restart(means)];
+            match self.next(wake.into_iter().flatten().min()) {
+                Some(Event::Host(HostEvent::Said(index, message))) => {
+                    self.said(index, message, plan);
+                }
                 Some(Event::Host(HostEvent::Muttered(index, line))) => self.muttered(index, &line),
                 Some(Event::Host(HostEvent::Ended(index, reason))) => self.ended(index, reason),
                 Some(Event::Signal(signal)) => self.pass_on(signal),
@@ -409,26 +209,31 @@ impl Launch {
                     self.fail(Ending::Signal(13).status());
                 }
                 Some(Event::Printed) => {}
-                None => {
-                    let left: Vec<String> = self
-                        .contacts
-                        .iter()
-                        .filter(|contact| contact.state != State::Gone)
-                        .map(|contact| contact.host.to_string())
-                        .collect();
-                    self.say(format!(
-                        "gave up waiting for {} to report that nothing is left there",
-                        left.join(", ")
-                    ));
-                    for contact in &mut self.contacts {
-                        contact.leave();
-                    }
+                None if self.give_up_at.is_some_and(|at| at <= Instant::now()) => {
+                    self.give_up();
+                    return;
                 }
+                None => {}
             }
         }
     }
 
-    fn said(&mut self, index: usize, message: Up) {
+    fn give_up(&mut self) {
+        let left = self.contacts.iter();
+        let left: Vec<String> = left
+            .filter(|contact| contact.state != State::Gone)
+            .map(|contact| contact.host.to_string())
+            .collect();
+        self.say(format!(
+            "gave up waiting for {} to report that nothing is left there",
+            left.join(", ")
+        ));
+        for contact in &mut self.contacts {
+            contact.leave();
+        }
+    }
+
+    fn said(&mut self, index: usize, message: Up, plan: &Plan) {
         match message {
             Up::Started { rank, pid } => {
                 let node = self
@@ -450,31 +255,35 @@ impl Launch {
             Up::Exited { rank, ending } => self.exited(rank, ending),
             Up::InputTaken(bytes) => self.input.give(bytes as usize),
             Up::Complaint(text) => self.muttered(index, &text),
-            Up::Hello(_) | Up::Done => {}
+            Up::Hello(hello) => self.is_back(index, &hello, plan),
+            Up::Refused(reason) => {
+                self.has_not_returned(index, Some(&reason));
+            }
+            Up::Done => {}
         }
     }
 
     fn exited(&mut self, rank: u32, ending: Ending) {
-        self.running.remove(&rank);
+        let index = self.running.remove(&rank);
         self.event(json!({"event": "exited", "rank": rank, "ending": ending}));
-        let status = ending.status();
-        if status == 0 {
+        if ending.status() == 0 {
+            self.some_ended_well = true;
             return;
         }
-        // Those that end because the job is ended are no news.
-        if self.status.is_none() {
-            let how = match ending {
-                Ending::Code(code) => format!("ended with status {code}"),
-                Ending::Signal(signal) => format!("was ended by signal {signal}"),
-            };
-            let others = if self.running.is_empty() {
-                ""
-            } else {
-                "; ending the others"
-            };
-            self.say(format!("rank {rank} {how}{others}"));
-        }
-        self.fail(status);
+        let how = match ending {
+            Ending::Code(code) => format!("ended with status {code}"),
+            Ending::Signal(signal) => format!("was ended by signal {signal}"),
+        };
+        let Some(position) = index.and_then(|index| self.position(index)) else {
+            return;
+        };
+        let node = self.contacts[position].host.node;
+        self.lose(
+            &[rank],
+            node,
+            ending.status(),
+            &format!("rank {rank} {how}"),
+        );
     }
 
     /// Notes the first failure and ends the job.
@@ -484,6 +293,7 @@ impl Launch {
             return;
         }
         self.give_up_at = Some(Instant::now() + self.grace + LAST_REPORT);
+        self.stop_restarts();
         let grace_ms = u32::try_from(self.grace.as_millis()).unwrap_or(u32::MAX);
         self.tell_all(|| Down::End { grace_ms });
     }
@@ -497,7 +307,10 @@ impl Launch {
             return;
         }
         contact.leave();
-        let host = contact.host.to_string();
+        let (host, node) = (contact.host.to_string(), contact.host.node);
+        if self.has_not_returned(index, reason.as_deref()) {
+            return;
+        }
         let lost: BTreeSet<u32> = self
             .running
             .iter()
@@ -509,11 +322,10 @@ impl Launch {
             let reason = reason.unwrap_or_else(|| "it ended early".to_owned());
             let names: Vec<String> = lost.iter().map(u32::to_string).collect();
             let names = names.join(", ");
-            self.say(format!(
-                "{host} is lost ({reason}), and with it rank {names}"
-            ));
             self.event(json!({"event": "lost", "ranks": lost, "reason": reason}));
-            self.fail(Ending::Signal(9).status());
+            let lost: Vec<u32> = lost.into_iter().collect();
+            let what = format!("{host} is lost ({reason}), and with it rank {names}");
+            self.lose(&lost, node, Ending::Signal(9).status(), &what);
         }
     }
 
@@ -521,6 +333,7 @@ impl Launch {
         self.tell_all(|| Down::Signal(signal));
         if matches!(signal, SIGINT | SIGTERM | SIGHUP | SIGQUIT) {
             self.interruptions += 1;
+            self.stop_restarts();
             if self.interruptions == 2 {
                 self.say("a second signal: ending the job".to_owned());
                 self.fail(Ending::Signal(small(signal)).status());
@@ -609,59 +422,12 @@ impl Launch {
     }
 }
 
+/// The program and its arguments, for people to read.
+fn describe(command: &[OsString]) -> String {
+    let words: Vec<_> = command.iter().map(|word| word.to_string_lossy()).collect();
+    words.join(" ").chars().take(MOST_DESCRIBED).collect()
+}
+
 fn small(signal: i32) -> u8 {
     u8::try_from(signal).unwrap_or(u8::MAX)
-}
-
-fn random_bytes() -> std::io::Result<[u8; 8]> {
-    let mut bytes = [0; 8];
-    let length = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
-    if length == bytes.len() {
-        Ok(bytes)
-    } else {
-        Err(std::io::Error::other("too few random bytes"))
-    }
-}
-
-fn print_all(style: Style, to_print: &Receiver<Print>, budget: &Budget, events: &Sender<Event>) {
-    let mut printer = Printer::new(style, std::io::stdout(), std::io::stderr());
-    let mut broken = false;
-    for print in to_print {
-        let result = match print {
-            Print::Output {
-                rank,
-                stream,
-                bytes,
-            } => {
-                let result = if broken {
-                    Ok(())
-                } else {
-                    printer.output(rank, stream, &bytes)
-                };
-                budget.give(bytes.len());
-                result
-            }
-            Print::Message(text) => {
-                // Where nobody reads our errors there is nobody to tell.
-                let _ = std::io::Write::write_fmt(
-                    &mut std::io::stderr(),
-                    format_args!("dipole run: {text}\n"),
-                );
-                Ok(())
-            }
-            Print::Event(event) => printer.event(&event.to_string()),
-            Print::Done { status } => printer.finish().and_then(|()| match (style, status) {
-                (Style::Json, status) => {
-                    let done = json!({"event": "done", "status": status.unwrap_or(0)});
-                    printer.event(&done.to_string())
-                }
-                _ => Ok(()),
-            }),
-        };
-        if result.is_err() && !broken {
-            broken = true;
-            let _ = events.send(Event::OutputBroken);
-        }
-    }
-    let _ = events.send(Event::Printed);
 }

@@ -21,6 +21,8 @@ const MAX_PAYLOAD_BYTES: usize = 64 << 20;
 pub(super) struct Hello {
     pub(super) version: String,
     pub(super) pid: u32,
+    /// How many ranks it starts, if its node's owner has set a limit.
+    pub(super) most_ranks: Option<u32>,
 }
 
 /// Everything a shim must know to start its ranks.
@@ -105,6 +107,8 @@ pub(super) enum Up {
     Complaint(String),
     /// No process is left on this host.
     Done,
+    /// Nobody starts a shim there; why.
+    Refused(String),
 }
 
 /// Which of a rank's two outputs.
@@ -157,6 +161,7 @@ impl Up {
             Up::InputTaken(count) => put(to, 21, *count, &[]),
             Up::Complaint(text) => put(to, 22, 0, text.as_bytes()),
             Up::Done => put(to, 23, 0, &[]),
+            Up::Refused(reason) => put(to, 24, 0, reason.as_bytes()),
         }
     }
 
@@ -184,6 +189,7 @@ impl Up {
             21 => Up::InputTaken(number),
             22 => Up::Complaint(String::from_utf8_lossy(&payload).into_owned()),
             23 => Up::Done,
+            24 => Up::Refused(String::from_utf8_lossy(&payload).into_owned()),
             _ => return Err(unknown(kind)),
         }))
     }

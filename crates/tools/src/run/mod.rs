@@ -3,6 +3,7 @@
 //! ```text
 //! launcher -> guard -> shim -> rank-exec = PROGRAM      (this machine)
 //! launcher -> guard -> ssh ~~> guard -> shim -> ...     (another one)
+//! launcher -> guard -> reach ~~> agent-session -> guard -> shim -> ...  (through its agent)
 //! ```
 //!
 //! Every arrow is watched in both directions, so that nothing is left behind
@@ -15,6 +16,7 @@ mod host;
 mod launcher;
 mod message;
 mod placement;
+mod reach;
 mod shim;
 
 use std::ffi::OsString;
@@ -30,6 +32,7 @@ use dipole_node::{ClusterKey, KeyError, NodeId, variables};
 
 pub(crate) use guard::{GuardArgs, RankExecArgs, guard, rank_exec};
 pub(crate) use message::Stream;
+pub(crate) use reach::{ReachArgs, reach};
 pub(crate) use shim::{ShimArgs, shim};
 
 use crate::output::Style;
@@ -44,10 +47,10 @@ pub(crate) struct RunArgs {
     /// Hosts file; ranks fill its hosts in order by their slots [default: $DIPOLE_HOSTS, else this machine alone]
     #[arg(long, value_name = "FILE")]
     hosts: Option<PathBuf>,
-    /// Command that reaches a host, called as CMD DEST COMMAND-LINE [default: ssh]
+    /// Command that reaches a host, called as CMD DEST COMMAND-LINE [default: its agent, with a cluster key, else ssh]
     #[arg(long, value_name = "CMD")]
     rsh: Option<String>,
-    /// The dipole program on other hosts [default: the path of this one]
+    /// The dipole program on hosts that are reached by a command [default: the path of this one]
     #[arg(long, value_name = "PATH")]
     dipole: Option<PathBuf>,
     /// Put the rank before every line: `[3] line`
@@ -62,6 +65,12 @@ pub(crate) struct RunArgs {
     /// How long ranks may take to end after SIGTERM before they are killed, in seconds
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = seconds)]
     grace: Duration,
+    /// What a rank that fails, or is lost with its host, means for the others
+    #[arg(long, value_enum, default_value_t = launcher::OnLoss::End)]
+    on_loss: launcher::OnLoss,
+    /// How often a rank is started again with `--on-loss restart`
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    restarts: u32,
     /// The program and its arguments
     #[arg(
         value_name = "PROG",
@@ -83,6 +92,8 @@ pub(crate) enum RunError {
     Environment(JobError),
     /// Not one host answered.
     NoHost { tried: usize },
+    /// The owners of the hosts that answered take fewer ranks.
+    NoRoom { ranks: u32, room: u32 },
     /// A system call failed.
     System {
         doing: &'static str,
@@ -98,7 +109,13 @@ impl fmt::Display for RunError {
             RunError::Environment(error) => error.fmt(f),
             RunError::NoHost { tried } => write!(
                 f,
-                "none of the {tried} hosts answered, so no rank was started; see above for each"
+                "none of the {tried} hosts takes the job, so no rank was started; see above for \
+                 each"
+            ),
+            RunError::NoRoom { ranks, room } => write!(
+                f,
+                "{ranks} ranks are too many: the owners of the hosts that answered take {room} in \
+                 all now, so none was started; ask for fewer, or add hosts"
             ),
             RunError::System { doing, cause } => write!(f, "{doing} failed: {cause}"),
         }

@@ -29,6 +29,9 @@ pub(crate) struct ShimArgs {
     /// The guard above.
     #[arg(long)]
     parent: Option<u32>,
+    /// How many ranks it may start.
+    #[arg(long)]
+    most_ranks: Option<u32>,
 }
 
 /// Output that may wait here for a slow launcher.
@@ -68,6 +71,7 @@ fn try_shim(args: &ShimArgs) -> io::Result<()> {
     let hello = Hello {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         pid: std::process::id(),
+        most_ranks: args.most_ranks,
     };
     Up::Hello(hello).write(&mut io::stdout())?;
     let start = match Down::read(&mut control)? {
@@ -77,6 +81,14 @@ fn try_shim(args: &ShimArgs) -> io::Result<()> {
         None => return Ok(()),
     };
     drop(control);
+    if let Some(most) = args.most_ranks
+        && start.ranks.len() > most as usize
+    {
+        let ranks = start.ranks.len();
+        return Err(io::Error::other(format!(
+            "{ranks} ranks to start, where {most} were allowed"
+        )));
+    }
 
     let (events, inbox) = channel();
     let (outbox, to_write) = channel();

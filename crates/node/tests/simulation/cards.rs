@@ -1,0 +1,63 @@
+//! Which cards nodes have, and between which of their addresses nothing ever passes.
+
+use dipole_link::Class;
+use dipole_link::sim::{NetworkConfig, PathConfig};
+
+use crate::scenario::{BULK_NETWORK, Draw, address};
+
+/// The networks of each node's cards, and one that is lost for good. All are on network 0,
+/// and on network 1 if one is lost; the order is anybody's.
+pub fn cards(draw: &mut Draw, nodes: usize, calm_at_ns: u64) -> (Vec<Vec<u8>>, Option<(u64, u8)>) {
+    match draw.below(10) {
+        0..3 => return (vec![vec![0, BULK_NETWORK]; nodes], None),
+        3..5 => return (vec![vec![0]; nodes], None),
+        _ => {}
+    }
+    let lost = draw
+        .chance(25)
+        .then(|| (draw.below(calm_at_ns), u8::from(draw.chance(50))));
+    let of_one = |draw: &mut Draw| {
+        let mut cards = vec![0];
+        for network in 1..3 {
+            if draw.chance(60) || lost.is_some() && network == 1 {
+                cards.push(network);
+            }
+        }
+        let turns = draw.node(cards.len());
+        cards.rotate_left(turns);
+        cards
+    };
+    ((0..nodes).map(|_| of_one(draw)).collect(), lost)
+}
+
+/// Pairs of addresses between which nothing ever passes, some one way only. On network 0,
+/// and on network 1 if one may be lost, all pairs work.
+pub fn hopeless_pairs(
+    draw: &mut Draw,
+    cards: &[Vec<u8>],
+    second_too: bool,
+    network: &mut NetworkConfig,
+) {
+    let sound = |one: u8| one == 0 || second_too && one == 1 || one == BULK_NETWORK;
+    let share = [0, 0, 30, 100][draw.node(4)];
+    let hopeless = PathConfig {
+        loss: 1.0,
+        ..network.path
+    };
+    for (from, own) in cards.iter().enumerate() {
+        for (to, theirs) in cards.iter().enumerate().filter(|(to, _)| *to != from) {
+            for (one, other) in own
+                .iter()
+                .flat_map(|one| theirs.iter().map(move |it| (*one, *it)))
+            {
+                // What is routed to a network that the sender is not on may get there or not.
+                if !(sound(one) && sound(other)) && draw.chance(share) {
+                    let ip = |node, network| address(node, Class::Small, network).ip();
+                    network
+                        .paths
+                        .insert((ip(from, one), ip(to, other)), hopeless);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! Several cards: data go only by addresses that answer, and by all of those.
+
+#![allow(
+    missing_docs,
+    unreachable_pub,
+    dead_code,
+    clippy::cast_possible_truncation,
+    reason = "tests"
+)]
+
+mod pair;
+
+use dipole_proto::wire::{Header, Record};
+use dipole_proto::{
+    BeginError, Config, Drop, EdgeId, Frame, LaneState, LaneStatus, PathChange, PeerId,
+};
+use pair::{BRIDGE, Wire};
+
+const SECOND: u64 = 1_000_000_000;
+const MEGABYTE: usize = 1 << 20;
+
+fn open_by(wire: &mut Wire, card: usize) -> EdgeId {
+    wire.hosts[1].machine.open_endpoint(7, false);
+    let peer = wire.connect_by(0, 1, card);
+    assert!(wire.run(SECOND, |wire| wire.hosts[0].machine.is_open(peer)));
+    wire.hosts[0].machine.edge(peer, 1, 7).expect("open")
+}
+
+/// Hosts with a card on each of these networks, and an edge from the first to the second.
+fn connected(networks: [&[u8]; 2]) -> (Wire, EdgeId) {
+    let config = Config {
+        frames: 4096,
+        ..Config::default()
+    };
+    let mut wire = Wire::with_networks(41, &networks, &config);
+    let edge = open_by(&mut wire, 0);
+    (wire, edge)
+}
+
+/// Sends messages of a megabyte; the virtual time until the last has arrived.
+fn send_megabytes(wire: &mut Wire, edge: EdgeId, count: usize) -> u64 {
+    send_megabytes_from(wire, 0, edge, count)
+}
+
+fn send_megabytes_from(wire: &mut Wire, from: usize, edge: EdgeId, count: usize) -> u64 {
+    let begun = wire.now;
+    let (mut sent, mut received) = (0, 0);
+    let finished = wire.run(60 * SECOND, |wire| {
+        let now = wire.now;
+        while sent < count {
+            match wire.hosts[from].send(now, edge, &vec![sent as u8; MEGABYTE]) {
+                Ok(_) => sent += 1,
+                Err(BeginError::NoCredit { .. }) => break,
+                Err(other) => panic!("{other}"),
+            }
+        }
+        while let Some(message) = wire.hosts[1 - from].read(now) {
+            assert_eq!(message, vec![received as u8; MEGABYTE]);
+            received += 1;
+        }
+        received == count && wire.hosts[from].machine.is_acknowledged(edge.peer)
+    });
+    assert!(finished, "{received} of {count} received");
+    wire.now.since(begun)
+}
+
+fn lanes(wire: &Wire, host: usize, peer: PeerId) -> Vec<LaneStatus> {
+    wire.hosts[host].machine.lanes(peer).collect()
+}
+
+fn states(wire: &Wire, host: usize, peer: PeerId) -> Vec<LaneState> {
+    let lanes = lanes(wire, host, peer);
+    lanes.iter().map(|lane| lane.state).collect()
+}
+
+fn nothing_was_repeated(wire: &Wire) {
+    for host in &wire.hosts {
+        let stats = host.machine.stats();
+        assert_eq!((stats.repeats, stats.lanes_lost), (0, 0), "{stats:?}");
+        assert_eq!(stats.dropped(Drop::Untracked), 0);
+    }
+}
+
+#[test]
+fn a_card_that_leads_nowhere_costs_the_first_long_message_nothing() {
+    let (mut alone, edge) = connected([&[0], &[0]]);
+    let alone_ns = send_megabytes(&mut alone, edge, 1);
+    for nowhere in [5, BRIDGE] {
+        let (mut wire, edge) = connected([&[0, nowhere], &[0, nowhere]]);
+        wire.dead_networks = vec![5];
+        let took_ns = send_megabytes(&mut wire, edge, 1);
+        nothing_was_repeated(&wire);
+        assert!(took_ns <= alone_ns + alone_ns / 20, "{took_ns}, {alone_ns}");
+    }
+}
+
+#[test]
+fn bulk_uses_every_address_that_answers_and_no_other() {
+    use LaneState::{Answers, OwnAddress, Waiting};
+    let (mut wire, edge) = connected([&[0, 1, BRIDGE, 5], &[0, 1, BRIDGE, 5]]);
+    wire.dead_networks = vec![5];
+    assert_eq!(
+        states(&wire, 0, edge.peer)[..4],
+        [Answers, Answers, Waiting, Waiting]
+    );
+    send_megabytes(&mut wire, edge, 4);
+    nothing_was_repeated(&wire);
+    let expected = [
+        Answers, Answers, Answers, Answers, OwnAddress, OwnAddress, Waiting, Waiting,
+    ];
+    assert_eq!(states(&wire, 0, edge.peer), expected);
+    wire.run(SECOND, |_| false);
+    assert!(lanes(&wire, 0, edge.peer).iter().all(|lane| lane.asked));
+    assert_eq!(wire.hosts[0].changes, [PathChange::Settled]);
+    // The receiver asks for itself.
+    let back = wire.hosts[1].connected[0];
+    assert_eq!(states(&wire, 1, back), expected);
+    let used: Vec<bool> = (0..4).map(|card| wire.arrived[1][card] > 100).collect();
+    assert_eq!(used, [true, true, false, false], "{:?}", wire.arrived);
+}
+
+#[test]
+fn one_side_may_have_more_cards_than_the_other_and_name_them_in_another_order() {
+    let cases: [[&[u8]; 2]; 5] = [
+        [&[0, 1], &[0]],
+        [&[0], &[0, 1]],
+        [&[0, 1], &[1]],
+        [&[0, 1], &[1, 0]],
+        [&[2, 0, 1], &[1, 2]],
+    ];
+    for networks in cases {
+        let (mut wire, edge) = connected(networks);
+        send_megabytes(&mut wire, edge, 2);
+        let back = wire.hosts[1].connected[0];
+        wire.hosts[0].machine.open_endpoint(8, false);
+        let back = wire.hosts[1].machine.edge(back, 7, 8).expect("open");
+        send_megabytes_from(&mut wire, 1, back, 2);
+        nothing_was_repeated(&wire);
+    }
+}
+
+#[test]
+fn answers_take_the_network_that_questions_came_by_whatever_its_number() {
+    let (mut wire, edge) = connected([&[0, 1], &[1, 0]]);
+    send_megabytes(&mut wire, edge, 1);
+    for dead in [vec![0], vec![], vec![1], vec![]] {
+        wire.dead_networks = dead;
+        let took_ns = send_megabytes(&mut wire, edge, 2);
+        assert!(took_ns < SECOND, "{took_ns} with {:?}", wire.dead_networks);
+        wire.run(2 * SECOND, |_| false);
+    }
+    assert!(wire.hosts.iter().all(|host| host.gone.is_empty()));
+}
+
+#[test]
+fn a_lost_card_is_told_asked_while_there_is_traffic_and_used_when_it_answers_again() {
+    let (mut wire, edge) = connected([&[0, 1], &[0, 1]]);
+    send_megabytes(&mut wire, edge, 1);
+    wire.dead_networks = vec![1];
+    while !states(&wire, 0, edge.peer).contains(&LaneState::Silent) {
+        send_megabytes(&mut wire, edge, 1);
+    }
+    let changes = wire.hosts[0].changes.clone();
+    assert!(
+        changes.contains(&PathChange::Lost { lane: 3 }),
+        "{changes:?}"
+    );
+    // At rest nobody asks.
+    wire.run(3 * SECOND, |_| false);
+    let (sent, probes) = (wire.sent, wire.hosts[0].machine.stats().probes);
+    wire.run(600 * SECOND, |_| false);
+    assert_eq!(wire.hosts[0].machine.stats().probes, probes);
+    assert_eq!(wire.sent, sent, "a session at rest sends nothing");
+    wire.dead_networks = vec![];
+    while states(&wire, 0, edge.peer).contains(&LaneState::Silent) {
+        send_megabytes(&mut wire, edge, 1);
+    }
+    let changes = wire.hosts[0].changes.clone();
+    assert!(
+        changes.contains(&PathChange::Back { lane: 3 }),
+        "{changes:?}"
+    );
+    let before = wire.arrived[1][1];
+    send_megabytes(&mut wire, edge, 1);
+    assert!(wire.arrived[1][1] > before + 100);
+}
+
+#[test]
+fn the_first_message_leaves_before_any_question() {
+    let (mut wire, edge) = connected([&[0, 1], &[0, 1]]);
+    let now = wire.now;
+    wire.hosts[0].send(now, edge, b"first").expect("credit");
+    let host = &mut wire.hosts[0];
+    let first = host.machine.poll_transmit(now, &mut host.pool);
+    assert!(matches!(first.expect("a packet").frame, Frame::Unit(_)));
+    let second = host.machine.poll_transmit(now, &mut host.pool);
+    assert!(matches!(second.expect("a packet").frame, Frame::Scratch(_)));
+    assert_eq!(host.machine.stats().probes, 1);
+}
+
+#[test]
+fn a_way_for_short_packets_only_is_not_taken() {
+    let (mut wire, edge) = connected([&[0, 1], &[0, 1]]);
+    wire.longest_on = Some((1, 1000));
+    send_megabytes(&mut wire, edge, 2);
+    nothing_was_repeated(&wire);
+    let states = states(&wire, 0, edge.peer);
+    assert_eq!(states[2..], [LaneState::Waiting; 2]);
+}
+
+#[test]
+fn a_process_says_goodbye_by_a_way_that_answers() {
+    let (mut wire, edge) = connected([&[0, 1], &[0, 1]]);
+    wire.dead_networks = vec![0];
+    while states(&wire, 0, edge.peer)[0] != LaneState::Silent {
+        let now = wire.now;
+        let sent = wire.hosts[0].send(now, edge, b"by which card?");
+        sent.expect("credit");
+        let peer = edge.peer;
+        wire.run(SECOND, |wire| wire.hosts[0].machine.is_acknowledged(peer));
+    }
+    wire.hosts[0].machine.disconnect(edge.peer);
+    assert!(wire.run(SECOND, |wire| !wire.hosts[1].gone.is_empty()));
+}
+
+#[test]
+fn an_answer_to_a_question_that_was_not_asked_proves_nothing() {
+    let (mut wire, edge) = connected([&[0, 5], &[0, 5]]);
+    wire.dead_networks = vec![5];
+    send_megabytes(&mut wire, edge, 1);
+    // What the second host's machine never says: another round, and a lane it has not.
+    let connection = edge.peer.connection();
+    let from = wire.hosts[1].home;
+    for (number, lane, round) in [(1000, 2, 1), (1001, 9, 0), (1002, 2, 255)] {
+        let mut bytes = vec![0; 64];
+        let mut header = Header::handshake(dipole_proto::wire::Kind::Ack, connection);
+        header.lane = dipole_proto::wire::CONTROL_LANE;
+        header.number = number;
+        let length = 32 + dipole_proto::wire::emit_echo(&mut bytes[32..], lane, round);
+        header.length = (length + 4) as u16;
+        header.emit(&mut bytes);
+        let machine = &mut wire.hosts[0].machine;
+        let addressed = machine.address(wire.now, from, &bytes[..length + 4]);
+        let addressed = addressed.expect("for us");
+        assert!(matches!(
+            addressed.packet.records().next(),
+            Some(Ok(Record::Echo { .. }))
+        ));
+        machine
+            .on_packet(wire.now, from, &addressed)
+            .expect("a new number");
+    }
+    let states = states(&wire, 0, edge.peer);
+    assert_eq!(states[2..], [LaneState::Waiting; 2]);
+}
+
+#[test]
+fn a_process_that_is_met_by_another_card_is_the_same() {
+    let (mut wire, edge) = connected([&[0, 1], &[0, 1]]);
+    let incarnation = wire.hosts[1].machine.incarnation();
+    let now = wire.now;
+    let mut second = wire.hosts[1].home;
+    (second.ip[14], second.port) = (1, 3);
+    let again = wire.hosts[0].machine.connect(now, second, incarnation);
+    assert_eq!(again, Ok(edge.peer));
+}

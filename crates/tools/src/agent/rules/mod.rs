@@ -1,0 +1,401 @@
+//! When a node's owner lets others start work on it.
+//!
+//! A TOML file of the owner's; without one all work is welcome. It is read again whenever work
+//! is to be started, so that a change holds from then on; one that has become wrong refuses all.
+
+mod hours;
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde::Deserialize;
+
+use hours::{Hours, Moment};
+
+/// Names the file if there is no `--rules`.
+const VARIABLE: &str = "DIPOLE_AGENT_RULES";
+const EXPECTED: &str = "max-load = 1.0, hours = [\"Mon-Fri 19:00-07:00\", \"Sat-Sun\"], users-logged-in = \
+                        \"allow\", \"refuse-others\" or \"refuse\", max-ranks = 8";
+
+/// What the owner wants.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Rules {
+    /// Load of the last minute, per core.
+    max_load: Option<f64>,
+    /// Empty: at any time.
+    hours: Vec<Hours>,
+    users: Users,
+    max_ranks: Option<u32>,
+}
+
+/// What it means that somebody is logged in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Users {
+    #[default]
+    Allow,
+    /// Nobody may be but the agent's own user.
+    RefuseOthers,
+    /// Nobody may be.
+    Refuse,
+}
+
+/// As the file has it.
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+struct Written {
+    max_load: Option<toml::Spanned<f64>>,
+    #[serde(default)]
+    hours: Vec<toml::Spanned<String>>,
+    #[serde(default)]
+    users_logged_in: Users,
+    max_ranks: Option<u32>,
+}
+
+/// Why there are no rules to go by.
+#[derive(Debug)]
+pub(crate) enum RulesError {
+    Unreadable {
+        file: PathBuf,
+        cause: io::Error,
+    },
+    Wrong {
+        file: PathBuf,
+        line: usize,
+        what: String,
+    },
+}
+
+impl fmt::Display for RulesError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            RulesError::Unreadable { file, cause } => {
+                write!(
+                    f,
+                    "cannot read the owner's rules {}: {cause}",
+                    file.display()
+                )
+            }
+            RulesError::Wrong { file, line, what } => write!(
+                f,
+                "the owner's rules {}, line {line}: {what}; there may be {EXPECTED}",
+                file.display()
+            ),
+        }
+    }
+}
+
+/// The state of the node that rules are about.
+#[derive(Clone, Debug)]
+pub(crate) struct Facts {
+    load_per_core: f64,
+    moment: Moment,
+    /// Who is logged in.
+    users: Vec<String>,
+    own_user: String,
+}
+
+/// Where the rules are: given, by the environment, or in the usual place if there are any.
+pub(crate) fn place(given: Option<&Path>) -> Option<PathBuf> {
+    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+    if let Some(file) = given
+        .map(Path::to_owned)
+        .or_else(|| set(VARIABLE).map(PathBuf::from))
+    {
+        return Some(file);
+    }
+    let folder = set("XDG_CONFIG_HOME")
+        .map(PathBuf::from)
+        .or_else(|| Some(PathBuf::from(set("HOME")?).join(".config")))?;
+    let file = folder.join("dipole/agent.toml");
+    file.exists().then_some(file)
+}
+
+impl Rules {
+    /// Those of a file; without one there are none.
+    pub(crate) fn load(file: Option<&Path>) -> Result<Rules, RulesError> {
+        let Some(file) = file else {
+            return Ok(Rules::default());
+        };
+        let text = std::fs::read_to_string(file).map_err(|cause| RulesError::Unreadable {
+            file: file.to_owned(),
+            cause,
+        })?;
+        Rules::parse(&text).map_err(|(line, what)| RulesError::Wrong {
+            file: file.to_owned(),
+            line,
+            what,
+        })
+    }
+
+    /// Errors have their line.
+    fn parse(text: &str) -> Result<Rules, (usize, String)> {
+        let line_at = |at: usize| {
+            let before = text.as_bytes().iter().take(at);
+            before.filter(|byte| **byte == b'\n').count() + 1
+        };
+        let written: Written = toml::from_str(text).map_err(|error| {
+            let at = error.span().map_or(0, |span| span.start);
+            (line_at(at), error.message().trim().replace('\n', ", "))
+        })?;
+        if let Some(load) = &written.max_load
+            && !(0.0..=1e6).contains(load.get_ref())
+        {
+            let what = format!("max-load {} is not from 0 to 1000000", load.get_ref());
+            return Err((line_at(load.span().start), what));
+        }
+        let hours = written.hours.iter().map(|entry| {
+            Hours::parse(entry.get_ref()).map_err(|what| (line_at(entry.span().start), what))
+        });
+        Ok(Rules {
+            max_load: written.max_load.map(toml::Spanned::into_inner),
+            hours: hours.collect::<Result<_, _>>()?,
+            users: written.users_logged_in,
+            max_ranks: written.max_ranks,
+        })
+    }
+
+    /// How many of the ranks asked for may be started beside those that run; `None` is any number.
+    ///
+    /// # Errors
+    /// All reasons why none may.
+    pub(crate) fn judge(
+        &self,
+        facts: &Facts,
+        running: u32,
+        asked: u32,
+    ) -> Result<Option<u32>, String> {
+        let mut reasons = Vec::new();
+        if let Some(most) = self.max_load
+            && facts.load_per_core > most
+        {
+            let load = facts.load_per_core;
+            reasons.push(format!(
+                "load {load:.2} per core is above the owner's {most}"
+            ));
+        }
+        if !self.hours.is_empty() && !self.hours.iter().any(|entry| entry.contains(facts.moment)) {
+            let hours: Vec<String> = self.hours.iter().map(Hours::to_string).collect();
+            reasons.push(format!(
+                "{} is outside the owner's hours ({})",
+                facts.moment,
+                hours.join(", ")
+            ));
+        }
+        let counts = |user: &&String| match self.users {
+            Users::Allow => false,
+            Users::RefuseOthers => **user != facts.own_user,
+            Users::Refuse => true,
+        };
+        let there: Vec<&str> = facts
+            .users
+            .iter()
+            .filter(counts)
+            .map(String::as_str)
+            .collect();
+        if !there.is_empty() {
+            let names = there.join(", ");
+            reasons.push(format!(
+                "{names} is logged in, which the owner does not want"
+            ));
+        }
+        let room = self.max_ranks.map(|most| most.saturating_sub(running));
+        if room == Some(0) {
+            reasons.push(format!(
+                "{running} ranks run there, and the owner wants at most {}",
+                self.max_ranks.unwrap_or(0)
+            ));
+        }
+        match reasons.is_empty() {
+            true => Ok(room.map(|room| room.min(asked))),
+            false => Err(reasons.join("; ")),
+        }
+    }
+
+    /// True if it has to be known who is logged in.
+    fn asks_for_users(&self) -> bool {
+        self.users != Users::Allow
+    }
+}
+
+impl fmt::Display for Rules {
+    /// For people; nothing if there are none.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut parts = Vec::new();
+        parts.extend(
+            self.max_load
+                .map(|load| format!("load per core up to {load}")),
+        );
+        if !self.hours.is_empty() {
+            let hours: Vec<String> = self.hours.iter().map(Hours::to_string).collect();
+            parts.push(hours.join(", "));
+        }
+        match self.users {
+            Users::Allow => {}
+            Users::RefuseOthers => parts.push("while no other user is logged in".to_owned()),
+            Users::Refuse => parts.push("while nobody is logged in".to_owned()),
+        }
+        parts.extend(self.max_ranks.map(|most| format!("up to {most} ranks")));
+        f.write_str(&parts.join("; "))
+    }
+}
+
+impl Facts {
+    /// Those of now.
+    pub(crate) fn gather(rules: &Rules) -> io::Result<Facts> {
+        let users = match rules.asks_for_users() {
+            true => logged_in()?,
+            false => Vec::new(),
+        };
+        Ok(Facts {
+            load_per_core: load_per_core()?,
+            moment: Moment::now(),
+            users,
+            own_user: std::env::var("USER").unwrap_or_default(),
+        })
+    }
+}
+
+fn load_per_core() -> io::Result<f64> {
+    let text = std::fs::read_to_string("/proc/loadavg")?;
+    let load = text
+        .split_whitespace()
+        .next()
+        .and_then(|word| word.parse().ok());
+    let load: f64 = load.ok_or_else(|| io::Error::other("/proc/loadavg holds no load"))?;
+    // All cores, not those that this process may use.
+    let stat = std::fs::read_to_string("/proc/stat")?;
+    let is_core = |line: &&str| {
+        line.strip_prefix("cpu")
+            .is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_digit()))
+    };
+    let cores = u32::try_from(stat.lines().filter(is_core).count()).unwrap_or(1);
+    Ok(load / f64::from(cores.max(1)))
+}
+
+/// By `who`, which every system has and which knows where that is written down there.
+fn logged_in() -> io::Result<Vec<String>> {
+    let failed =
+        |why: String| io::Error::other(format!("`who` does not tell who is logged in: {why}"));
+    let output = Command::new("who")
+        .env("LC_ALL", "C")
+        .output()
+        .map_err(|cause| failed(cause.to_string()))?;
+    if !output.status.success() {
+        return Err(failed(output.status.to_string()));
+    }
+    let text = String::from_utf8_lossy(&output.stdout);
+    let names = text
+        .lines()
+        .filter_map(|line| line.split_whitespace().next());
+    let mut names: Vec<String> = names.map(str::to_owned).collect();
+    names.sort();
+    names.dedup();
+    Ok(names)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn idle() -> Facts {
+        Facts {
+            load_per_core: 0.5,
+            moment: Moment::new(0, 12, 0),
+            users: Vec::new(),
+            own_user: "me".to_owned(),
+        }
+    }
+
+    fn rules(text: &str) -> Rules {
+        Rules::parse(text).unwrap()
+    }
+
+    #[test]
+    fn without_rules_all_is_welcome_and_each_rule_refuses_with_its_reason() {
+        assert_eq!(Rules::default().judge(&idle(), 0, 5), Ok(None));
+        let facts = Facts {
+            load_per_core: 3.1,
+            users: vec!["me".to_owned(), "you".to_owned()],
+            ..idle()
+        };
+        for (text, wanted) in [
+            (
+                "max-load = 1.0",
+                "load 3.10 per core is above the owner's 1",
+            ),
+            (
+                "hours = ['20:00-7:00']",
+                "Mon 12:00 is outside the owner's hours (20:00-7:00)",
+            ),
+            ("users-logged-in = 'refuse'", "me, you is logged in"),
+            ("users-logged-in = 'refuse-others'", "you is logged in"),
+            (
+                "max-ranks = 8",
+                "8 ranks run there, and the owner wants at most 8",
+            ),
+        ] {
+            let said = rules(text).judge(&facts, 8, 1).unwrap_err();
+            assert!(said.starts_with(wanted), "{said}");
+            assert!(!said.contains(';'), "{said}");
+        }
+        let all = rules("max-load = 1\nhours = ['Sun']\nmax-ranks = 1");
+        assert_eq!(all.judge(&facts, 8, 1).unwrap_err().split("; ").count(), 3);
+    }
+
+    #[test]
+    fn what_the_rules_allow_is_welcome_up_to_the_most_ranks() {
+        let all = rules(
+            "max-load = 0.5\nhours = ['Mon 12:00-12:01']\nusers-logged-in = 'refuse'\n\
+             max-ranks = 4",
+        );
+        assert_eq!(all.judge(&idle(), 0, 3), Ok(Some(3)));
+        assert_eq!(all.judge(&idle(), 2, 3), Ok(Some(2)));
+        let mine = Facts {
+            users: vec!["me".to_owned()],
+            ..idle()
+        };
+        assert_eq!(
+            rules("users-logged-in = 'refuse-others'").judge(&mine, 0, 1),
+            Ok(None)
+        );
+        assert_eq!(
+            rules("users-logged-in = 'allow'").judge(&mine, 0, 1),
+            Ok(None)
+        );
+    }
+
+    #[test]
+    fn a_wrong_file_is_refused_with_its_line() {
+        for (text, line, wanted) in [
+            ("\nmax-laod = 1", 2, "max-laod"),
+            ("max-load = 'x'", 1, "invalid type"),
+            ("# mine\n\nmax-load = -1.0", 3, "max-load -1"),
+            ("max-load = nan", 1, "NaN"),
+            (
+                "hours = [\n'Sat',\n'Sat-'\n]",
+                3,
+                "`Sat-` is no time of the week",
+            ),
+            ("max-ranks = -1", 1, "invalid value"),
+            ("users-logged-in = 'maybe'", 1, "maybe"),
+            ("max-load = 1\nmax-load = 2", 2, "duplicate"),
+            ("max-load", 1, ""),
+        ] {
+            let (found, said) = Rules::parse(text).unwrap_err();
+            assert_eq!(found, line, "{text}: {said}");
+            assert!(said.contains(wanted), "{text}: {said}");
+        }
+        let said = Rules::load(Some(Path::new("/nowhere/agent.toml"))).unwrap_err();
+        assert!(said.to_string().contains("/nowhere/agent.toml"), "{said}");
+    }
+
+    #[test]
+    fn the_facts_of_this_machine_can_be_had() {
+        let facts = Facts::gather(&Rules::default()).unwrap();
+        assert!(facts.load_per_core >= 0.0);
+        assert!(facts.users.is_empty(), "nobody asked");
+    }
+}

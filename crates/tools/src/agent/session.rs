@@ -1,0 +1,310 @@
+//! One caller that has proven itself: a process of its own, so that what it starts outlives the
+//! agent, and a caller that is slow holds nobody up.
+//!
+//! It asks the owner's rules, starts a `dipole guard` and carries its standard streams. When the
+//! caller hangs up, or this process dies, the guard ends everything below.
+
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use clap::Args;
+use dipole_node::registry::Registry;
+use dipole_node::{Config, variables};
+
+use super::jobs::{Entry, JobStatus, Jobs};
+use super::rules::{self, Facts, Rules};
+use super::{AgentError, opened};
+use crate::call::{
+    Answer, Channel, Frame, GREETING_BYTES, Greeting, MOST_BYTES, PROOF_BYTES, Receiver, Request,
+    SILENCE, Sender, say_alive,
+};
+
+/// How long a caller may take to say what it wants.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Characters of a text of the caller's.
+const MOST_SHOWN: usize = 500;
+/// What a login has in its environment besides what its shell's files set.
+const OF_A_LOGIN: [&str; 10] = [
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "SHELL",
+    "PATH",
+    "LANG",
+    "TZ",
+    "TMPDIR",
+    "XDG_RUNTIME_DIR",
+    "DBUS_SESSION_BUS_ADDRESS",
+];
+
+/// Arguments of the hidden subcommand `agent-session`; its standard input is the connection.
+#[derive(Args, Debug)]
+pub(crate) struct SessionArgs {
+    /// Who called.
+    #[arg(long)]
+    peer: SocketAddr,
+    /// The greeting that the agent sent, in hexadecimal digits.
+    #[arg(long, value_parser = digits::<GREETING_BYTES>)]
+    greeting: Digits<GREETING_BYTES>,
+    /// The caller's proof.
+    #[arg(long, value_parser = digits::<PROOF_BYTES>)]
+    proof: Digits<PROOF_BYTES>,
+    /// The owner's rules, if they were given by name.
+    #[arg(long)]
+    rules: Option<PathBuf>,
+}
+
+type Digits<const N: usize> = [u8; N];
+
+fn digits<const N: usize>(text: &str) -> Result<Digits<N>, String> {
+    let mut bytes = [0; N];
+    if text.len() != N * 2 || !text.is_ascii() {
+        return Err(format!("not {N} bytes"));
+    }
+    for (index, byte) in bytes.iter_mut().enumerate() {
+        let pair = &text[index * 2..index * 2 + 2];
+        *byte = u8::from_str_radix(pair, 16).map_err(|error| error.to_string())?;
+    }
+    Ok(bytes)
+}
+
+/// How a session is told what the agent has heard.
+pub(super) fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Tends the caller until it has gone.
+pub(crate) fn session(args: &SessionArgs) -> ExitCode {
+    // What is sent to the agent's terminal is not for the ranks.
+    let _leads_one_already = rustix::process::setsid();
+    let peer = args.peer;
+    match tend(args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Failure::Agent(error)) => {
+            tracing::error!(event = "failed", %peer, %error, "a caller could not be tended");
+            ExitCode::FAILURE
+        }
+        Err(Failure::Caller(cause)) => {
+            tracing::warn!(event = "caller-lost", %peer, %cause, "a caller hung up");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+enum Failure {
+    Agent(AgentError),
+    Caller(io::Error),
+}
+
+impl From<AgentError> for Failure {
+    fn from(error: AgentError) -> Failure {
+        Failure::Agent(error)
+    }
+}
+
+fn tend(args: &SessionArgs) -> Result<(), Failure> {
+    let system = |doing| move |cause| Failure::Agent(AgentError::System { doing, cause });
+    let (config, registry) = opened()?;
+    let key = config.key.clone().ok_or(AgentError::NoKey)?;
+    let descriptor = io::stdin().as_fd().try_clone_to_owned();
+    let mut stream = TcpStream::from(descriptor.map_err(system("taking over the connection"))?);
+    let set_up = || {
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(PATIENCE))
+    };
+    set_up().map_err(Failure::Caller)?;
+    let greeting = Greeting::from_bytes(args.greeting);
+    let channel = Channel::answer(&mut stream, &key, &greeting, &args.proof);
+    let channel = channel.map_err(Failure::Caller)?;
+    let from = stream.try_clone().map_err(Failure::Caller)?;
+    let (mut receiver, mut sender) = channel.split(from, stream);
+    let request: Request = match receiver.receive().map_err(Failure::Caller)? {
+        Some(Frame::Request(bytes)) => {
+            let request = serde_json::from_slice(&bytes);
+            readable(request.map_err(|cause| Failure::Caller(cause.into()))?)
+        }
+        _ => return Err(Failure::Caller(io::Error::other("it asked for nothing"))),
+    };
+    let (node, peer) = (config.node.0, args.peer);
+    let (who, command) = (&request.who, &request.command);
+    let (most_ranks, entry) = match admit(args, &registry, &request) {
+        Ok(admitted) => admitted,
+        Err(reason) => {
+            tracing::info!(
+                event = "work-refused", node, %peer, who, command, reason, "work refused"
+            );
+            answer(&mut sender, &Answer::Refused { reason })?;
+            return Ok(());
+        }
+    };
+    let mut guard = guard(&config, most_ranks)
+        .spawn()
+        .map_err(system("starting a guard"))?;
+    let pid = guard.id();
+    tracing::info!(
+        event = "work-started", node, %peer, who, command, ranks = request.ranks, pid,
+        "work started"
+    );
+    let carried = answer(&mut sender, &Answer::Welcome { most_ranks })
+        .and_then(|()| carry(&mut guard, receiver, sender).map_err(Failure::Caller));
+    // Nobody waits for it if the caller has gone; it ends all the same.
+    drop(guard.stdin.take());
+    let status = guard.wait().map_err(system("waiting for a guard"))?;
+    drop(entry);
+    let status = status_of(status);
+    tracing::info!(
+        event = "work-ended", node, %peer, who, command, pid, status, "work ended"
+    );
+    carried
+}
+
+/// Fit for logs and terminals.
+fn readable(request: Request) -> Request {
+    let plain = |text: &str| -> String {
+        let shown = text.chars().take(MOST_SHOWN);
+        shown
+            .map(|c| if c.is_control() { '?' } else { c })
+            .collect()
+    };
+    Request {
+        who: plain(&request.who),
+        command: plain(&request.command),
+        ranks: request.ranks,
+    }
+}
+
+fn answer(sender: &mut Sender<TcpStream>, answer: &Answer) -> Result<(), Failure> {
+    serde_json::to_vec(answer)
+        .map_err(io::Error::from)
+        .and_then(|bytes| sender.send(&Frame::Answer(bytes)))
+        .map_err(Failure::Caller)
+}
+
+/// Asks the owner's rules; errors are for the caller.
+fn admit(
+    args: &SessionArgs,
+    registry: &Registry,
+    request: &Request,
+) -> Result<(Option<u32>, Entry), String> {
+    let file = rules::place(args.rules.as_deref());
+    let rules = Rules::load(file.as_deref()).map_err(|error| error.to_string())?;
+    let unknown = |cause: io::Error| format!("its state cannot be told: {cause}");
+    let facts = Facts::gather(&rules).map_err(unknown)?;
+    let jobs = Jobs::of(registry).map_err(unknown)?;
+    let living = jobs.living().map_err(unknown)?;
+    let running = living.iter().map(|job| job.ranks).sum();
+    let granted = rules.judge(&facts, running, request.ranks)?;
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    let entry = jobs.add(&JobStatus {
+        pid: std::process::id(),
+        who: request.who.clone(),
+        peer: args.peer.to_string(),
+        command: request.command.clone(),
+        ranks: granted.unwrap_or(request.ranks),
+        since: since.map_or(0, |since| since.as_secs()),
+    });
+    Ok((granted, entry.map_err(unknown)?))
+}
+
+/// A guard in the environment that a login would have; nothing of the agent's is in it but
+/// where this node's registry lies.
+fn guard(config: &Config, most_ranks: Option<u32>) -> Command {
+    let own = std::env::current_exe().unwrap_or_else(|_| "/proc/self/exe".into());
+    let mut command = Command::new(own);
+    command
+        .arg("guard")
+        .args(["--parent", &std::process::id().to_string()]);
+    if let Some(most) = most_ranks {
+        command.args(["--most-ranks", &most.to_string()]);
+    }
+    command.env_clear();
+    for (name, value) in std::env::vars_os() {
+        let wanted = name
+            .to_str()
+            .is_some_and(|name| OF_A_LOGIN.contains(&name) || name.starts_with("LC_"));
+        if wanted {
+            command.env(name, value);
+        }
+    }
+    command.env(variables::RUNTIME_DIR, &config.runtime_dir);
+    let home = std::env::var_os("HOME").map(PathBuf::from);
+    let home = home.filter(|home| home.is_dir());
+    command
+        .current_dir(home.unwrap_or_else(|| "/".into()))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
+
+/// Carries until the guard's outputs end, or the caller is gone.
+fn carry(
+    guard: &mut Child,
+    mut receiver: Receiver<TcpStream>,
+    sender: Sender<TcpStream>,
+) -> io::Result<()> {
+    sender.stream().set_read_timeout(Some(SILENCE))?;
+    let sender = Arc::new(Mutex::new(sender));
+    say_alive(Arc::clone(&sender));
+    let stdin = guard.stdin.take();
+    std::thread::spawn(move || {
+        let Some(mut stdin) = stdin else { return };
+        loop {
+            match receiver.receive() {
+                Ok(Some(Frame::Alive)) => {}
+                Ok(Some(Frame::Data(bytes))) if stdin.write_all(&bytes).is_ok() => {}
+                _ => return,
+            }
+        }
+        // Input that ends, however it does, ends the job: the guard's shim sees to it.
+    });
+    let errors = guard.stderr.take().map(|stderr| {
+        let sender = Arc::clone(&sender);
+        std::thread::spawn(move || carry_stream(stderr, &sender, Frame::Errors))
+    });
+    let mut done = Ok(());
+    if let Some(stdout) = guard.stdout.take() {
+        done = carry_stream(stdout, &sender, Frame::Data);
+    }
+    if let Some(errors) = errors {
+        done = done.and(errors.join().unwrap_or(Ok(())));
+    }
+    done?;
+    let status = status_of(guard.wait()?);
+    let mut sender = sender.lock().unwrap_or_else(PoisonError::into_inner);
+    sender.send(&Frame::Last(status))?;
+    // What the caller still sends must not make the kernel forget what it has not read.
+    sender.stream().shutdown(std::net::Shutdown::Write)
+}
+
+fn carry_stream(
+    mut from: impl Read,
+    sender: &Mutex<Sender<TcpStream>>,
+    frame: impl Fn(Vec<u8>) -> Frame,
+) -> io::Result<()> {
+    let mut buffer = vec![0; MOST_BYTES];
+    loop {
+        match from.read(&mut buffer) {
+            Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {}
+            Ok(0) | Err(_) => return Ok(()),
+            Ok(length) => {
+                let mut sender = sender.lock().unwrap_or_else(PoisonError::into_inner);
+                sender.send(&frame(buffer[..length].to_vec()))?;
+            }
+        }
+    }
+}
+
+/// As shells have it.
+fn status_of(status: ExitStatus) -> u8 {
+    use std::os::unix::process::ExitStatusExt;
+    let number = status.code().or(status.signal().map(|signal| 128 + signal));
+    number
+        .and_then(|number| u8::try_from(number).ok())
+        .unwrap_or(u8::MAX)
+}

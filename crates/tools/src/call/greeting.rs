@@ -1,0 +1,148 @@
+//! How a call begins: the agent says who it is, the caller proves that it holds the key.
+//!
+//! The greeting holds a number drawn for this call and is part of what the proof, the first
+//! message of the Noise handshake, covers. So a proof cannot be used twice, and the agent can
+//! check it without the costly part of the handshake.
+
+use std::io;
+use std::sync::LazyLock;
+
+use dipole_node::ClusterKey;
+use snow::params::NoiseParams;
+use snow::{Builder, HandshakeState};
+
+/// Length of the agent's greeting.
+pub(crate) const GREETING_BYTES: usize = 26;
+/// Length of the caller's proof: a public key and the tag of nothing.
+pub(crate) const PROOF_BYTES: usize = 48;
+
+const MAGIC: [u8; 8] = *b"dipole\x1a\n";
+const VERSION: u8 = 1;
+const STATUS_AT: usize = 9;
+const NUMBER_AT: usize = 10;
+const PURPOSE: &str = "dipole 2026 reach";
+
+static PARAMETERS: LazyLock<NoiseParams> = LazyLock::new(|| {
+    "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s"
+        .parse()
+        .expect("a pattern of the Noise specification")
+});
+
+/// What an agent says first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Greeting([u8; GREETING_BYTES]);
+
+impl Greeting {
+    /// For a new call.
+    pub(crate) fn draw() -> io::Result<Greeting> {
+        let mut bytes = [0; GREETING_BYTES];
+        bytes[..8].copy_from_slice(&MAGIC);
+        bytes[8] = VERSION;
+        let number = &mut bytes[NUMBER_AT..];
+        let wanted = number.len();
+        let length = rustix::rand::getrandom(number, rustix::rand::GetRandomFlags::empty())?;
+        match length == wanted {
+            true => Ok(Greeting(bytes)),
+            false => Err(io::Error::other("too few random bytes")),
+        }
+    }
+
+    /// For one too many.
+    pub(crate) fn busy() -> Greeting {
+        let mut bytes = [0; GREETING_BYTES];
+        bytes[..8].copy_from_slice(&MAGIC);
+        bytes[8] = VERSION;
+        bytes[STATUS_AT] = 1;
+        Greeting(bytes)
+    }
+
+    /// One that was sent by [`draw`](Self::draw), handed from process to process.
+    pub(crate) fn from_bytes(bytes: [u8; GREETING_BYTES]) -> Greeting {
+        Greeting(bytes)
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8; GREETING_BYTES] {
+        &self.0
+    }
+
+    /// Errors say why no call comes of it.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        if self.0[..8] != MAGIC {
+            return Err("something else than an agent of Dipole listens there".to_owned());
+        }
+        if self.0[8] != VERSION {
+            let version = self.0[8];
+            return Err(format!(
+                "its agent speaks version {version} of calls, not {VERSION}; install the same \
+                 dipole there"
+            ));
+        }
+        match self.0[STATUS_AT] {
+            0 => Ok(()),
+            _ => Err("its agent tends too many jobs already; try again later".to_owned()),
+        }
+    }
+}
+
+/// Begins a handshake as the one who calls, or the one who is called.
+pub(super) fn handshake(
+    key: &ClusterKey,
+    greeting: &Greeting,
+    calls: bool,
+) -> Result<HandshakeState, snow::Error> {
+    let secret = key.derive(PURPOSE);
+    let builder = Builder::new(PARAMETERS.clone())
+        .prologue(&greeting.0)?
+        .psk(0, &secret)?;
+    match calls {
+        true => builder.build_initiator(),
+        false => builder.build_responder(),
+    }
+}
+
+/// True if whoever got this greeting and sent this proof holds the key.
+pub(crate) fn proves(key: &ClusterKey, greeting: &Greeting, proof: &[u8; PROOF_BYTES]) -> bool {
+    let mut nothing = [0; PROOF_BYTES];
+    handshake(key, greeting, false)
+        .and_then(|mut called| called.read_message(proof, &mut nothing))
+        .is_ok_and(|length| length == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_proof_holds_for_one_key_and_one_greeting_only() {
+        let (key, other) = (ClusterKey::new([1; 32]), ClusterKey::new([2; 32]));
+        let greeting = Greeting::draw().unwrap();
+        let mut proof = [0; PROOF_BYTES];
+        let length = handshake(&key, &greeting, true)
+            .unwrap()
+            .write_message(&[], &mut proof)
+            .unwrap();
+        assert_eq!(length, PROOF_BYTES);
+        assert!(proves(&key, &greeting, &proof));
+        assert!(!proves(&other, &greeting, &proof));
+        assert!(!proves(&key, &Greeting::draw().unwrap(), &proof));
+        for bit in 0..PROOF_BYTES * 8 {
+            let mut bad = proof;
+            bad[bit / 8] ^= 1 << (bit % 8);
+            assert!(!proves(&key, &greeting, &bad), "bit {bit}");
+        }
+        assert!(!proves(&key, &greeting, &[0; PROOF_BYTES]));
+    }
+
+    #[test]
+    fn what_is_no_greeting_is_told_from_one_that_is_busy() {
+        let greeting = Greeting::draw().unwrap();
+        assert_eq!(greeting.check(), Ok(()));
+        assert!(Greeting::busy().check().unwrap_err().contains("too many"));
+        let mut bytes = *greeting.bytes();
+        bytes[8] = 9;
+        let said = Greeting::from_bytes(bytes).check().unwrap_err();
+        assert!(said.contains("version 9"), "{said}");
+        let ssh = Greeting::from_bytes(*b"SSH-2.0-OpenSSH_9.2 Debian");
+        assert!(ssh.check().unwrap_err().contains("something else"));
+    }
+}

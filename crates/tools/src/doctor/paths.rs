@@ -1,0 +1,161 @@
+//! The pairs of addresses between this node and another where one of them has several
+//! cards: which of them sessions will use.
+
+use std::io;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use dipole_node::KeyMismatch;
+use dipole_node::hosts::Host;
+use dipole_node::registry::{MAX_PROBE_BYTES, PACKET_BYTES, Prober, Reply};
+
+use super::finding::Finding;
+use super::peer::{Answer, Own, who};
+
+/// Tries of the longest packet.
+const TRIES: u32 = 3;
+
+/// What became of asking one of a node's addresses.
+#[derive(Debug)]
+enum Outcome {
+    /// This node has it too.
+    Own,
+    /// Nothing can be sent there.
+    Failed(io::Error),
+    /// The node answers there, to packets of so many bytes (IP packets).
+    Answers(usize),
+    /// It answers, but not to packets of so many bytes.
+    Short(usize),
+    /// Nobody does.
+    Silent,
+    /// The host is up, but nothing of Dipole runs there.
+    Refused,
+    /// Another node does.
+    Wrong,
+    /// Somebody with another cluster key does.
+    Stranger(KeyMismatch),
+}
+
+/// Asks a node at each of its addresses; `cards` are those of this node.
+pub(super) fn examine(host: &Host, own: Own<'_>, cards: &[IpAddr]) -> Vec<Finding> {
+    let patience = own.patience;
+    if cards.len() < 2 && host.cards.is_empty() {
+        return Vec::new();
+    }
+    let addresses = host.directories().into_iter().map(|directory| {
+        let theirs = directory.ip();
+        let leads_back = cards.contains(&theirs) && theirs != host.address;
+        let prober = Prober::open(None, directory, host.node, own.key);
+        let ours = prober.as_ref().ok().and_then(|prober| prober.source().ok());
+        let outcome = match prober {
+            _ if leads_back => Outcome::Own,
+            Err(cause) => Outcome::Failed(cause),
+            Ok(prober) => ask(&prober, host, ours.unwrap_or(theirs), patience),
+        };
+        judge(ours, theirs, &outcome).about(host.to_string())
+    });
+    addresses.collect()
+}
+
+fn ask(prober: &Prober, host: &Host, ours: IpAddr, patience: Duration) -> Outcome {
+    match who(prober, host, patience) {
+        Answer::Right => {}
+        Answer::Wrong => return Outcome::Wrong,
+        Answer::Silent => return Outcome::Silent,
+        Answer::Refused => return Outcome::Refused,
+        Answer::Stranger(mismatch) => return Outcome::Stranger(mismatch),
+        Answer::Failed(cause) => return Outcome::Failed(cause),
+    }
+    // What both devices take, as sessions agree on it.
+    let longest = dipole_link::udp::longest_frame_bytes(ours).unwrap_or(PACKET_BYTES);
+    let theirs = match prober.probe(PACKET_BYTES, patience) {
+        Reply::Answered(presence, _) if presence.max_packet_bytes != 0 => {
+            usize::from(presence.max_packet_bytes)
+        }
+        _ => longest,
+    };
+    let bytes = longest.min(theirs).clamp(PACKET_BYTES, MAX_PROBE_BYTES);
+    let headers = if ours.is_ipv4() { 20 + 8 } else { 40 + 8 };
+    for _ in 0..TRIES {
+        if let Reply::Answered(..) = prober.probe(bytes, patience / TRIES) {
+            return Outcome::Answers(bytes + headers);
+        }
+    }
+    Outcome::Short(bytes + headers)
+}
+
+fn judge(ours: Option<IpAddr>, theirs: IpAddr, outcome: &Outcome) -> Finding {
+    const NAME: &str = "path";
+    const MEND: &str = "take the address out of `cards=` in the hosts file, or mend its network";
+    let pair = match ours {
+        Some(ours) => format!("{ours} <-> {theirs}"),
+        None => format!("to {theirs}"),
+    };
+    match outcome {
+        Outcome::Answers(bytes) => Finding::good(
+            NAME,
+            format!("{pair}: answers to packets of {bytes} bytes, will be used"),
+        ),
+        Outcome::Own => Finding::slow(
+            NAME,
+            format!("{pair}: an address of this node too, will not be used"),
+            "bridges and overlays of containers have the same address everywhere: take it out of \
+             `cards=` in the hosts file",
+        ),
+        Outcome::Short(bytes) => Finding::slow(
+            NAME,
+            format!("{pair}: no answer to packets of {bytes} bytes, will not be used"),
+            "set the same MTU on all that lies between",
+        ),
+        Outcome::Silent => {
+            Finding::slow(NAME, format!("{pair}: no answer, will not be used"), MEND)
+        }
+        Outcome::Wrong => Finding::slow(
+            NAME,
+            format!("{pair}: another node answers, so it will not be used"),
+            MEND,
+        ),
+        Outcome::Stranger(mismatch) => Finding::slow(
+            NAME,
+            format!("{pair}: {mismatch}, so it will not be used"),
+            "give all nodes of a cluster the same DIPOLE_KEY",
+        ),
+        Outcome::Failed(cause) => Finding::slow(
+            NAME,
+            format!("{pair}: nothing can be sent ({cause}), will not be used"),
+            MEND,
+        ),
+        Outcome::Refused => Finding::unknown(
+            NAME,
+            format!("{pair}: the host answers, but no process of Dipole runs there"),
+            "",
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::finding::Verdict::{Good, Slow, Unknown};
+    use super::*;
+
+    #[test]
+    fn pairs_that_do_not_answer_are_named_and_cost_no_more_than_speed() {
+        let (ours, theirs) = (IpAddr::from([10, 1, 0, 1]), IpAddr::from([10, 1, 0, 2]));
+        let judged = |outcome| judge(Some(ours), theirs, &outcome);
+        let good = judged(Outcome::Answers(1500));
+        assert_eq!(good.verdict, Good);
+        assert!(good.fact.contains("10.1.0.1 <-> 10.1.0.2"), "{}", good.fact);
+        for outcome in [
+            Outcome::Own,
+            Outcome::Silent,
+            Outcome::Short(9000),
+            Outcome::Wrong,
+            Outcome::Failed(io::ErrorKind::NetworkUnreachable.into()),
+        ] {
+            let found = judged(outcome);
+            assert_eq!(found.verdict, Slow);
+            assert!(found.fact.contains("not be used"), "{}", found.fact);
+        }
+        assert_eq!(judged(Outcome::Refused).verdict, Unknown);
+    }
+}

@@ -1,0 +1,121 @@
+//! What ranks are told: the same for all of a job, and for those of one host.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use dipole_node::hosts::Host;
+use dipole_node::job::{default_runtime_dir, write_ranks};
+use dipole_node::{ClusterKey, NodeId, variables};
+
+use crate::run::message::{Secret, Start};
+use crate::run::{HostsFile, RunArgs, RunError};
+
+/// Tells a rank how often it was started before.
+pub(super) const RESTARTS: &str = "DIPOLE_RESTARTS";
+
+pub(super) struct Plan {
+    command: Vec<OsString>,
+    environment: BTreeMap<String, OsString>,
+    directory: PathBuf,
+    /// The text of the hosts file, if there is one.
+    hosts: Option<String>,
+    /// The digits of the cluster key.
+    key: Option<String>,
+}
+
+impl Plan {
+    /// A new job whose rank r is on `nodes[r]`.
+    pub(super) fn new(
+        args: &RunArgs,
+        hosts: &HostsFile,
+        nodes: &[NodeId],
+    ) -> Result<Plan, RunError> {
+        let system = |doing| move |cause| RunError::System { doing, cause };
+        let random = random_bytes().map_err(system("drawing a job number"))?;
+        let id = u64::from_le_bytes(random);
+        // The upper half is the launcher's; two jobs at once get different parts of it.
+        let base = 0x8000_0000 | (u32::from(u16::from_le_bytes([random[0], random[1]]) >> 1) << 16);
+        let mut environment = given_environment(&args.environment);
+        for (name, value) in [
+            ("DIPOLE_JOB", id.to_string()),
+            ("DIPOLE_JOB_BASE", base.to_string()),
+            ("DIPOLE_SIZE", args.ranks.to_string()),
+            ("DIPOLE_RANKS", write_ranks(nodes)),
+        ] {
+            environment.insert(name.to_owned(), value.into());
+        }
+        // Whoever passes the variable itself on means a file that each host has.
+        let key = hosts.key.as_ref().map(ClusterKey::digits);
+        let key = key.filter(|_| !environment.contains_key(variables::KEY));
+        Ok(Plan {
+            command: args.command.clone(),
+            environment,
+            directory: std::env::current_dir().map_err(system("finding the directory"))?,
+            hosts: hosts.text.clone(),
+            key,
+        })
+    }
+
+    /// What the shim of a host must know to start these ranks for the n-th time, from 0.
+    pub(super) fn start(&self, host: &Host, ranks: Vec<u32>, restarts: u32) -> Start {
+        let mut environment = self.environment.clone();
+        let mut set = |name: &str, value: OsString| environment.insert(name.to_owned(), value);
+        set("DIPOLE_NID", host.node.to_string().into());
+        if restarts > 0 {
+            set(RESTARTS, restarts.to_string().into());
+        }
+        if let Some(given) = &host.runtime_dir {
+            set("DIPOLE_RUNTIME_DIR", given.into());
+        } else if self.hosts.is_none() {
+            set("DIPOLE_RUNTIME_DIR", default_runtime_dir().into());
+        }
+        Start {
+            ranks,
+            command: self.command.clone(),
+            environment,
+            directory: self.directory.clone(),
+            hosts: self.hosts.clone(),
+            key: self.key.clone().map(Secret),
+        }
+    }
+}
+
+fn given_environment(names: &[String]) -> BTreeMap<String, OsString> {
+    let mut environment = BTreeMap::new();
+    for given in names {
+        match given.split_once('=') {
+            Some((name, value)) => {
+                environment.insert(name.to_owned(), OsString::from(value));
+            }
+            None => {
+                if let Some(value) = std::env::var_os(given) {
+                    environment.insert(given.clone(), value);
+                }
+            }
+        }
+    }
+    // What tunes Dipole tunes it on all hosts; what names a place does not.
+    for (name, value) in std::env::vars_os() {
+        let Ok(name) = name.into_string() else {
+            continue;
+        };
+        let is_place = ["NID", "RUNTIME_DIR", "HOSTS", "BIND", "CAPTURE", "KEY"]
+            .iter()
+            .any(|place| name.strip_prefix("DIPOLE_") == Some(place));
+        if name.starts_with("DIPOLE_") && !is_place {
+            environment.entry(name).or_insert(value);
+        }
+    }
+    environment
+}
+
+fn random_bytes() -> std::io::Result<[u8; 8]> {
+    let mut bytes = [0; 8];
+    let length = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
+    if length == bytes.len() {
+        Ok(bytes)
+    } else {
+        Err(std::io::Error::other("too few random bytes"))
+    }
+}

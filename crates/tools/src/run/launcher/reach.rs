@@ -1,0 +1,209 @@
+//! The start of a job: reaches hosts and deals the ranks to them.
+
+use std::sync::mpsc::channel;
+use std::time::Instant;
+
+use dipole_node::NodeId;
+use dipole_node::hosts::Host;
+use serde_json::json;
+
+use super::plan::Plan;
+use super::{Event, FIRST_WORD, Launch, Means, NEXT_WORD, small};
+use crate::run::RunError;
+use crate::run::host::{Contact, HostEvent, State};
+use crate::run::message::{Down, Ending, Up};
+use crate::run::placement::{Room, candidates, deal};
+
+impl Launch {
+    /// Tries hosts until those that answer suffice; a status if a signal came instead.
+    pub(super) fn reach(&mut self, means: &Means<'_>) -> Result<Option<u8>, RunError> {
+        let (mut list, args) = (means.list.clone(), means.args);
+        let mut failed: Vec<usize> = Vec::new();
+        let started = Instant::now();
+        let mut next_word = FIRST_WORD;
+        loop {
+            for contact in &self.contacts {
+                let slots = &mut list[contact.index].slots;
+                *slots = contact.most_ranks.map_or(*slots, |most| most.min(*slots));
+            }
+            let wanted = candidates(&list, &failed, args.ranks);
+            if wanted.is_empty() {
+                return Err(RunError::NoHost { tried: list.len() });
+            }
+            for index in &wanted {
+                if self.position(*index).is_none()
+                    && let Err(cause) = self.connect(*index, &list[*index], means)
+                {
+                    self.say(format!("{} skipped: {cause}", list[*index]));
+                    failed.push(*index);
+                }
+            }
+            let waiting: Vec<&Contact> = self
+                .contacts
+                .iter()
+                .filter(|contact| contact.state == State::Waiting)
+                .collect();
+            if waiting.is_empty() && wanted.iter().all(|index| !failed.contains(index)) {
+                return Ok(None);
+            }
+            if started.elapsed() >= next_word {
+                let names: Vec<String> = waiting
+                    .iter()
+                    .map(|contact| {
+                        let seconds = contact.since.elapsed().as_secs();
+                        format!("{} (no answer for {seconds} s)", contact.host)
+                    })
+                    .collect();
+                if !names.is_empty() {
+                    self.say(format!("waiting for {}", names.join(", ")));
+                }
+                next_word = started.elapsed() + NEXT_WORD;
+            }
+            let wake = waiting
+                .iter()
+                .map(|contact| contact.since + args.start_timeout)
+                .chain([started + next_word])
+                .min()
+                .unwrap_or(started + next_word);
+            match self.next(Some(wake)) {
+                Some(Event::Signal(signal)) => {
+                    let status = Ending::Signal(small(signal)).status();
+                    self.status = Some(status);
+                    return Ok(Some(status));
+                }
+                Some(Event::Host(event)) => self.reached(event, &mut failed),
+                _ => {}
+            }
+            for position in 0..self.contacts.len() {
+                let contact = &self.contacts[position];
+                if contact.state == State::Waiting && contact.since.elapsed() >= args.start_timeout
+                {
+                    let seconds = args.start_timeout.as_secs_f64();
+                    self.skip(
+                        position,
+                        &format!("no answer within {seconds} s"),
+                        &mut failed,
+                    );
+                }
+            }
+        }
+    }
+
+    /// Begins to reach a host; the contact's number is not its place in the list when ranks
+    /// return there.
+    pub(super) fn connect(
+        &mut self,
+        number: usize,
+        host: &Host,
+        means: &Means<'_>,
+    ) -> std::io::Result<()> {
+        let (to_us, from_host) = channel();
+        let events = self.events.clone();
+        std::thread::spawn(move || {
+            for event in from_host {
+                let _ = events.send(Event::Host(event));
+            }
+        });
+        let contact = Contact::start(number, host, &means.reach, &to_us, means.budget)?;
+        self.contacts.push(contact);
+        Ok(())
+    }
+
+    fn skip(&mut self, position: usize, reason: &str, failed: &mut Vec<usize>) {
+        let contact = &mut self.contacts[position];
+        contact.leave();
+        failed.push(contact.index);
+        let (host, node) = (contact.host.to_string(), contact.host.node.0);
+        self.say(format!("{host} skipped: {reason}"));
+        self.event(json!({"event": "skipped", "node": node, "reason": reason}));
+    }
+
+    /// What a host says before the ranks are dealt.
+    fn reached(&mut self, event: HostEvent, failed: &mut Vec<usize>) {
+        match event {
+            HostEvent::Said(index, Up::Hello(hello)) => {
+                let Some(position) = self.position(index) else {
+                    return;
+                };
+                // A late word of one that was skipped changes nothing.
+                if self.contacts[position].state != State::Waiting {
+                    return;
+                }
+                let own = env!("CARGO_PKG_VERSION");
+                if hello.version == own {
+                    let contact = &mut self.contacts[position];
+                    contact.state = State::Ready;
+                    contact.most_ranks = hello.most_ranks;
+                    let node = contact.host.node.0;
+                    self.event(json!({"event": "host", "node": node, "shim_pid": hello.pid}));
+                } else {
+                    let reason = format!("its dipole is version {}, not {own}", hello.version);
+                    self.skip(position, &reason, failed);
+                }
+            }
+            HostEvent::Ended(index, reason) => {
+                if let Some(position) = self
+                    .position(index)
+                    .filter(|position| self.contacts[*position].state != State::Gone)
+                {
+                    let reason = reason.unwrap_or_else(|| "it ended at once".to_owned());
+                    self.skip(position, &reason, failed);
+                }
+            }
+            HostEvent::Said(index, Up::Refused(reason)) => {
+                if let Some(position) = self
+                    .position(index)
+                    .filter(|position| self.contacts[*position].state == State::Waiting)
+                {
+                    self.skip(position, &reason, failed);
+                }
+            }
+            HostEvent::Muttered(index, line) => self.muttered(index, &line),
+            HostEvent::Said(..) => {}
+        }
+    }
+
+    /// Deals the ranks to the hosts that answered and lets them start.
+    pub(super) fn start(&mut self, means: &Means<'_>) -> Result<Plan, RunError> {
+        let args = means.args;
+        self.contacts.sort_by_key(|contact| contact.index);
+        let ready: Vec<usize> = (0..self.contacts.len())
+            .filter(|position| self.contacts[*position].state == State::Ready)
+            .collect();
+        let rooms: Vec<Room> = ready
+            .iter()
+            .map(|position| &self.contacts[*position])
+            .map(|contact| Room {
+                slots: contact.host.slots,
+                most: contact.most_ranks,
+            })
+            .collect();
+        let dealt = deal(&rooms, args.ranks).map_err(|room| RunError::NoRoom {
+            ranks: args.ranks,
+            room,
+        })?;
+        let nodes: Vec<NodeId> = dealt
+            .iter()
+            .map(|at| self.contacts[ready[*at]].host.node)
+            .collect();
+        let plan = Plan::new(args, means.hosts, &nodes)?;
+        for (at, position) in ready.iter().enumerate() {
+            let ranks: Vec<u32> = (0..args.ranks)
+                .zip(&dealt)
+                .filter(|(_, dealt_to)| **dealt_to == at)
+                .map(|(rank, _)| rank)
+                .collect();
+            let contact = &mut self.contacts[*position];
+            if ranks.is_empty() {
+                contact.leave();
+                continue;
+            }
+            self.running
+                .extend(ranks.iter().map(|rank| (*rank, contact.index)));
+            let start = plan.start(&contact.host, ranks, 0);
+            contact.tell(Down::Start(Box::new(start)));
+        }
+        self.forward_input();
+        Ok(plan)
+    }
+}

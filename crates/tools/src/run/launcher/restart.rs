@@ -1,0 +1,153 @@
+//! Ranks that fail or are lost, and come back: what [`Losses`](super::Losses) decides is said and
+//! done here.
+
+use std::time::Instant;
+
+use dipole_node::NodeId;
+use serde_json::json;
+
+use super::loss::{Due, OnLoss};
+use super::plan::Plan;
+use super::{Launch, Means, NEXT_WORD};
+use crate::run::host::State;
+use crate::run::message::{Down, Hello};
+
+impl Launch {
+    /// Some ranks have failed, or were lost together.
+    pub(super) fn lose(&mut self, ranks: &[u32], node: NodeId, status: u8, what: &str) {
+        // Those that end because the job is ended are no news.
+        if self.give_up_at.is_some() {
+            return;
+        }
+        match self.losses.lost(Instant::now(), node, ranks, status) {
+            OnLoss::End => {
+                let others = match self.running.is_empty() {
+                    true => "",
+                    false => "; ending the others",
+                };
+                self.say(format!("{what}{others}"));
+                self.fail(status);
+            }
+            OnLoss::Continue => {
+                self.say(format!("{what}; the others go on"));
+                self.status.get_or_insert(status);
+            }
+            OnLoss::Restart => self.say(format!("{what}; to be started again there")),
+        }
+    }
+
+    /// Tries the hosts of ranks whose time has come.
+    pub(super) fn restart(&mut self, means: &Means<'_>) {
+        let now = Instant::now();
+        let waited = |since: Instant| now.duration_since(since) >= means.args.start_timeout;
+        let late = self
+            .contacts
+            .iter_mut()
+            .filter(|contact| contact.state == State::Waiting && waited(contact.since));
+        let mut silent = Vec::new();
+        for contact in late {
+            contact.leave();
+            silent.push(contact.index);
+        }
+        for number in silent {
+            self.has_not_returned(number, Some("no answer"));
+        }
+        while let Some(due) = self.losses.take_due(now) {
+            // The others have done the job without them, or nobody is left to wait for them.
+            if self.running.is_empty() && (self.some_ended_well || waited(due.since)) {
+                self.say(format!("rank {} did not come back", names(&due.ranks)));
+                self.status.get_or_insert(due.status);
+                continue;
+            }
+            let Some(host) = means.list.iter().find(|host| host.node == due.node) else {
+                continue;
+            };
+            let number = self.contacts.iter().map(|contact| contact.index).max();
+            let number = number.map_or(0, |most| most + 1).max(means.list.len());
+            match self.connect(number, host, means) {
+                Ok(()) => {
+                    self.returning.insert(number, due);
+                }
+                Err(cause) => self.not_yet(due, &cause.to_string()),
+            }
+        }
+    }
+
+    /// When [`restart`](Self::restart) has something to do again.
+    pub(super) fn next_restart(&self, means: &Means<'_>) -> Option<Instant> {
+        let waiting = self.contacts.iter();
+        let waiting = waiting.filter(|contact| contact.state == State::Waiting);
+        let late = waiting.map(|contact| contact.since + means.args.start_timeout);
+        late.chain(self.losses.next_at()).min()
+    }
+
+    /// The shim of a host that was lost, or of ranks that failed, is there.
+    pub(super) fn is_back(&mut self, number: usize, hello: &Hello, plan: &Plan) {
+        let (Some(due), Some(position)) = (self.returning.remove(&number), self.position(number))
+        else {
+            return;
+        };
+        let contact = &mut self.contacts[position];
+        let own = env!("CARGO_PKG_VERSION");
+        if hello.version != own {
+            contact.leave();
+            let reason = format!("its dipole is version {}, not {own}", hello.version);
+            self.not_yet(due, &reason);
+            return;
+        }
+        contact.state = State::Ready;
+        let start = plan.start(&contact.host, due.ranks.clone(), due.restarts);
+        contact.tell(Down::Start(Box::new(start)));
+        let host = contact.host.to_string();
+        self.running
+            .extend(due.ranks.iter().map(|rank| (*rank, number)));
+        let after = due.since.elapsed().as_secs_f64();
+        let ranks = names(&due.ranks);
+        self.say(format!(
+            "{host} answers: rank {ranks} started again {after:.1} s after the loss"
+        ));
+        self.event(
+            json!({"event": "restarted", "ranks": due.ranks, "node": due.node.0,
+            "restarts": due.restarts}),
+        );
+    }
+
+    /// True if the contact was one of a host that is tried again; it will be once more.
+    pub(super) fn has_not_returned(&mut self, number: usize, reason: Option<&str>) -> bool {
+        let Some(due) = self.returning.remove(&number) else {
+            return false;
+        };
+        self.not_yet(due, reason.unwrap_or("it ended at once"));
+        true
+    }
+
+    fn not_yet(&mut self, due: Due, reason: &str) {
+        if self.said_at.is_none_or(|at| at.elapsed() >= NEXT_WORD) {
+            self.said_at = Some(Instant::now());
+            let ranks = names(&due.ranks);
+            self.say(format!(
+                "node {} is not back yet ({reason}): rank {ranks} waits",
+                due.node
+            ));
+        }
+        self.losses.try_later(Instant::now(), due);
+    }
+
+    /// Nothing is started any more: the job is to end.
+    pub(super) fn stop_restarts(&mut self) {
+        for due in self.losses.stop() {
+            self.status.get_or_insert(due.status);
+        }
+        for (number, due) in std::mem::take(&mut self.returning) {
+            self.status.get_or_insert(due.status);
+            if let Some(position) = self.position(number) {
+                self.contacts[position].leave();
+            }
+        }
+    }
+}
+
+fn names(ranks: &[u32]) -> String {
+    let names: Vec<String> = ranks.iter().map(u32::to_string).collect();
+    names.join(", ")
+}

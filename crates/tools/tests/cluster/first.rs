@@ -1,0 +1,64 @@
+//! How long the first message to a new peer takes, in round trips of a network that is slow enough
+//! to tell.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use dipole_bed::{Bed, Faults};
+use dipole_node::hosts::Hosts;
+use dipole_node::{Address, Config, EndpointId, Node, NodeId};
+
+const ONE_WAY: Duration = Duration::from_millis(40);
+/// One to ask where the endpoint is, two for the handshake, half for the message, and some for
+/// the kernel's ARP, which goes first.
+const MOST_ROUND_TRIPS: f64 = 3.9;
+
+fn node(bed: &Bed, number: u32) -> Node {
+    let hosts = Hosts::load(&bed.hosts_file()).expect("the bed's hosts file");
+    let directory = bed.node(number).runtime_dir.join("first");
+    let mut config = Config::local(NodeId(number), directory.clone());
+    config.hosts = hosts;
+    config.settle();
+    config.runtime_dir = directory;
+    let opened = bed.inside(number, || Node::open(config));
+    opened.expect("a namespace").expect("a node")
+}
+
+#[test]
+fn the_first_message_comes_after_three_round_trips_and_a_half() {
+    let faults = Faults {
+        delay: 1.0,
+        delay_time: ONE_WAY,
+        ..Faults::default()
+    };
+    let Some(bed) = crate::bed(Bed::builder().faults(faults)) else {
+        return;
+    };
+    let (left, right) = (node(&bed, 1), node(&bed, 2));
+    let outbox = left.endpoint(EndpointId(1)).expect("a free endpoint");
+    let inboxes = [7, 8].map(|id| right.endpoint(EndpointId(id)).expect("a free endpoint"));
+    for (inbox, what) in inboxes
+        .iter()
+        .zip(["a new peer", "an endpoint of a known one"])
+    {
+        let to = Address::new(2, inbox.address().endpoint.0);
+        let begun = Instant::now();
+        let took = thread::scope(|scope| {
+            let receiver = scope.spawn(|| {
+                inbox
+                    .receive_timeout(Duration::from_secs(20))
+                    .expect("it comes");
+                begun.elapsed()
+            });
+            // Its question leaves from the namespace of the thread that asks.
+            let found = bed.inside(1, || outbox.target(to));
+            found.expect("a namespace").expect("it is there");
+            outbox.send(b"first").expect("it is there");
+            receiver.join().expect("no panic")
+        });
+        outbox.untarget(to);
+        let trips = took.as_secs_f64() / (2.0 * ONE_WAY.as_secs_f64());
+        println!("the first message to {what}: {trips:.2} round trips");
+        assert!(trips < MOST_ROUND_TRIPS, "{trips:.2} round trips");
+    }
+}

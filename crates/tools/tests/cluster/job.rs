@@ -1,0 +1,134 @@
+//! A job on a bed, whose output is printed and kept while it runs.
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use dipole_bed::Bed;
+
+/// More than any of these jobs takes.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+pub(crate) struct Job {
+    child: Child,
+    begun: Instant,
+    lines: Arc<Mutex<Vec<String>>>,
+    readers: Vec<JoinHandle<()>>,
+}
+
+impl Job {
+    /// Starts `dipole run` on the first node, with the soak example for so many seconds.
+    pub(crate) fn soak(bed: &Bed, ranks: u32, seconds: f64, options: &[&str]) -> Job {
+        let mut command = bed.command(1, env!("CARGO_BIN_EXE_dipole"));
+        command.args(["run", "--tag", "-n", &ranks.to_string(), "--hosts"]);
+        command.arg(bed.hosts_file()).arg("--rsh");
+        command.arg(bed.remote_shell()).args(options);
+        command.arg(example("soak")).arg(seconds.to_string());
+        command.stdin(Stdio::null());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("it starts");
+        let begun = Instant::now();
+        let lines = Arc::default();
+        let readers = vec![
+            listen(begun, &lines, child.stdout.take().expect("a pipe")),
+            listen(begun, &lines, child.stderr.take().expect("a pipe")),
+        ];
+        Job {
+            child,
+            begun,
+            lines,
+            readers,
+        }
+    }
+
+    /// Adds a line of the test's own to the story.
+    pub(crate) fn note(&self, what: &str) {
+        note(self.begun, &self.lines, &format!("--- {what}"));
+    }
+
+    /// Waits until `count` lines hold `text`.
+    pub(crate) fn wait_for(&self, count: usize, text: &str) {
+        let until = Instant::now() + PATIENCE;
+        while self.count(text) < count {
+            assert!(Instant::now() < until, "waited for `{text}`");
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    pub(crate) fn count(&self, text: &str) -> usize {
+        let lines = self.lines.lock().expect("nobody panicked");
+        lines.iter().filter(|line| line.contains(text)).count()
+    }
+
+    /// Waits for its end.
+    pub(crate) fn end(&mut self) -> ExitStatus {
+        let until = Instant::now() + PATIENCE * 3;
+        let status = loop {
+            if let Some(status) = self.child.try_wait().expect("a child of ours") {
+                break status;
+            }
+            assert!(Instant::now() < until, "the job does not end");
+            thread::sleep(Duration::from_millis(20));
+        };
+        for reader in self.readers.drain(..) {
+            reader.join().expect("it reads");
+        }
+        status
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        // What it started ends with it.
+        let _ended = self.child.kill();
+        let _waited = self.child.wait();
+    }
+}
+
+fn listen(
+    begun: Instant,
+    lines: &Arc<Mutex<Vec<String>>>,
+    from: impl Read + Send + 'static,
+) -> JoinHandle<()> {
+    let lines = Arc::clone(lines);
+    thread::spawn(move || {
+        for line in BufReader::new(from).lines().map_while(Result::ok) {
+            note(begun, &lines, &line);
+        }
+    })
+}
+
+fn note(begun: Instant, lines: &Mutex<Vec<String>>, line: &str) {
+    let line = format!("{:7.3}  {line}", begun.elapsed().as_secs_f64());
+    println!("{line}");
+    lines.lock().expect("nobody panicked").push(line);
+}
+
+/// An example of the node crate, built if it isn't there.
+fn example(name: &str) -> PathBuf {
+    let test = std::env::current_exe().expect("this test has a path");
+    let profile = test.ancestors().nth(2).expect("a target directory");
+    let path = profile.join("examples").join(name);
+    let mut build = Command::new(env!("CARGO"));
+    build.args([
+        "build",
+        "--quiet",
+        "--package",
+        "dipole-node",
+        "--example",
+        name,
+    ]);
+    if profile.ends_with("release") {
+        build.arg("--release");
+    }
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../Cargo.toml");
+    build.arg("--manifest-path").arg(manifest);
+    build
+        .arg("--target-dir")
+        .arg(profile.parent().expect("a target directory"));
+    assert!(build.status().expect("cargo runs").success());
+    path
+}

@@ -1,0 +1,31 @@
+//! Full rate on a network that loses, repeats and reorders real packets.
+
+use dipole_bed::{Bed, Faults};
+
+use crate::job::Job;
+
+#[test]
+fn every_byte_is_accounted_for_on_a_network_that_loses_repeats_and_reorders() {
+    let faults = Faults {
+        drop: 0.01,
+        repeat: 0.01,
+        reorder: 0.01,
+        seed: 20,
+        ..Faults::default()
+    };
+    let Some(bed) = crate::bed(Bed::builder().nodes(4).slots(2).faults(faults)) else {
+        return;
+    };
+    let mut job = Job::soak(&bed, 8, crate::phase().as_secs_f64(), &[]);
+    assert!(job.end().success());
+    assert_eq!(job.count("to 7 ranks"), 8);
+    assert_eq!(job.count("every byte accounted for"), 8);
+    assert_eq!(job.count("is lost"), 0);
+    let harm = bed.fault_counters();
+    println!("{harm:?}");
+    let struck = [harm.dropped, harm.repeated, harm.reordered];
+    assert!(
+        struck.iter().all(|count| *count > harm.frames / 200),
+        "the network did less harm than it should"
+    );
+}

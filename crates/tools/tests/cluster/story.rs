@@ -1,0 +1,43 @@
+//! Four nodes with two cards each: a card fails and comes back, a node is killed and comes back.
+
+use std::thread;
+
+use dipole_bed::Bed;
+
+use crate::job::Job;
+
+#[test]
+fn survivors_lose_nothing_while_a_card_and_then_a_node_fail_and_come_back() {
+    let builder = Bed::builder().nodes(4).networks(2).slots(2);
+    let Some(bed) = crate::bed(builder) else {
+        return;
+    };
+    let phase = crate::phase();
+    let seconds = phase.as_secs_f64() * 5.0;
+    let mut job = Job::soak(&bed, 8, seconds, &["--on-loss", "restart"]);
+    job.wait_for(8, "all ranks found");
+    thread::sleep(phase / 2);
+    job.note("node 2: the first card is taken out");
+    bed.set_card(2, 0, false).expect("a card");
+    thread::sleep(phase);
+    assert_eq!(job.count("is lost"), 0, "a card is no node");
+    job.note("node 2: the first card is put back");
+    bed.set_card(2, 0, true).expect("a card");
+    thread::sleep(phase / 2);
+    job.note("node 4 is killed");
+    assert!(bed.kill_node(4).expect("a node") >= 2);
+    job.wait_for(1, "node 4 (10.0.0.4) is lost");
+    for rank in [6, 7] {
+        job.wait_for(6, &format!("rank {rank} is lost"));
+    }
+    job.wait_for(1, "rank 6, 7 started again");
+    for rank in [6, 7] {
+        job.wait_for(6, &format!("rank {rank} sends again"));
+    }
+    job.note("node 4 is back");
+    assert!(job.end().success());
+    assert_eq!(job.count("to 7 ranks"), 8, "all eight end with all others");
+    assert_eq!(job.count("every byte accounted for"), 8);
+    assert_eq!(job.count("to and from ranks that died"), 6);
+    assert_eq!(job.count("is lost: "), 12, "only node 4 was ever lost");
+}

@@ -1,0 +1,437 @@
+//! Whole jobs through the agents of four nodes in network namespaces. Needs root; skipped aloud
+//! without.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use dipole_bed::Bed;
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+
+use crate::process::{Process, new_key, said, wait_for};
+
+const NODES: u32 = 4;
+
+struct Cluster {
+    bed: Bed,
+}
+
+impl Cluster {
+    fn make() -> Option<Cluster> {
+        if let Some(why) = Bed::why_not() {
+            eprintln!("SKIPPED: {why}");
+            return None;
+        }
+        let bed = Bed::builder().nodes(NODES).build().expect("a bed");
+        let mut hosts = String::new();
+        for node in 1..=NODES {
+            let place = bed.node(node);
+            let (address, folder) = (place.addresses[0], place.runtime_dir.display());
+            hosts += &format!("{node} {address} slots=2 runtime={folder}\n");
+        }
+        let cluster = Cluster { bed };
+        std::fs::write(cluster.path("through-agents"), hosts).expect("our own folder");
+        new_key(&cluster.path("key"));
+        // No test reaches a node but through its agent.
+        let ssh = cluster.path("ssh");
+        std::fs::write(&ssh, "#!/bin/sh\necho no ssh here >&2\nexit 255\n").expect("our folder");
+        std::fs::set_permissions(&ssh, PermissionsExt::from_mode(0o755)).expect("our own file");
+        Some(cluster)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.bed.folder().join(name)
+    }
+
+    fn dipole(&self, node: u32) -> Command {
+        let mut command = self.bed.command(node, env!("CARGO_BIN_EXE_dipole"));
+        let path = std::env::var("PATH").expect("a path");
+        command
+            .env("PATH", format!("{}:{path}", self.bed.folder().display()))
+            .env("DIPOLE_HOSTS", self.path("through-agents"))
+            .env("DIPOLE_KEY", self.path("key"))
+            .env("XDG_CONFIG_HOME", self.path("none"))
+            .current_dir(self.bed.folder())
+            .stdin(Stdio::null());
+        command
+    }
+
+    fn agent(&self, node: u32) -> Process {
+        self.agent_with(node, |_| {})
+    }
+
+    fn agent_with(&self, node: u32, change: impl FnOnce(&mut Command)) -> Process {
+        let mut command = self.dipole(node);
+        command.arg("agent").env("DIPOLE_LOG", "info");
+        command.env("OF_THE_AGENT", "a secret");
+        command.current_dir("/proc");
+        change(&mut command);
+        Process::start(&mut command, "agent of node")
+    }
+
+    /// The agents of all nodes but the first, where jobs are started.
+    fn agents(&self) -> Vec<Process> {
+        (2..=NODES).map(|node| self.agent(node)).collect()
+    }
+
+    /// A job of a script, started on node 1.
+    fn run(&self, arguments: &[&str], script: &str) -> Command {
+        let mut command = self.dipole(1);
+        command
+            .arg("run")
+            .args(arguments)
+            .args(["sh", "-c", script]);
+        command
+    }
+}
+
+/// A job that runs.
+struct Job {
+    launcher: Child,
+    lines: BufReader<ChildStdout>,
+}
+
+impl Job {
+    fn start(command: &mut Command) -> Job {
+        let command = command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut launcher = command.spawn().expect("it starts");
+        let lines = BufReader::new(launcher.stdout.take().expect("a pipe"));
+        Job { launcher, lines }
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.lines.read_line(&mut line).expect("a pipe");
+        if line.is_empty() {
+            let mut errors = String::new();
+            let stderr = self.launcher.stderr.as_mut().expect("a pipe");
+            let _no_more = stderr.read_to_string(&mut errors);
+            panic!("it ended without a word: {errors}");
+        }
+        line.trim_end().to_owned()
+    }
+
+    fn pids(&mut self, count: usize) -> Vec<Pid> {
+        let number = |line: String| line.parse().ok().and_then(Pid::from_raw);
+        (0..count)
+            .map(|_| number(self.line()).expect("a pid"))
+            .collect()
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.launcher), signal).expect("our child");
+    }
+
+    fn ends(mut self) -> (Option<i32>, String) {
+        let mut rest = String::new();
+        self.lines.read_to_string(&mut rest).expect("a pipe");
+        (self.launcher.wait().expect("our child").code(), rest)
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        let _gone = self.launcher.kill();
+        let _gone = self.launcher.wait();
+    }
+}
+
+fn assert_gone(pids: &[Pid]) {
+    for pid in pids {
+        wait_for("the end of a rank", || {
+            test_kill_process(*pid).is_err().then_some(())
+        });
+    }
+}
+
+/// An example of the node crate, built if it isn't there.
+fn example(name: &str) -> PathBuf {
+    let test = std::env::current_exe().expect("this test has a path");
+    let profile = test.ancestors().nth(2).expect("a target directory");
+    let path = profile.join("examples").join(name);
+    if !path.exists() {
+        let mut build = Command::new(env!("CARGO"));
+        build.args(["build", "--package", "dipole-node", "--example", name]);
+        let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../Cargo.toml");
+        build.arg("--manifest-path").arg(manifest);
+        build
+            .arg("--target-dir")
+            .arg(profile.parent().expect("a target directory"));
+        if profile.ends_with("release") {
+            build.arg("--release");
+        }
+        assert!(build.status().expect("cargo runs").success());
+    }
+    path
+}
+
+#[test]
+fn a_job_of_eight_ranks_starts_on_four_nodes_without_ssh() {
+    let Some(cluster) = Cluster::make() else {
+        return;
+    };
+    let agents = cluster.agents();
+    let mut command = cluster.dipole(1);
+    command
+        .args(["run", "-n", "8", "--tag"])
+        .arg(example("all_to_all"));
+    let output = command.output().expect("it starts");
+    assert!(output.status.success(), "{}", said(&output));
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(text.contains("[0]"), "{text}");
+    for agent in &agents {
+        agent.says("work started");
+        agent.says("work ended");
+        assert!(agent.said().contains("all_to_all"), "{}", agent.said());
+    }
+}
+
+#[test]
+fn ranks_see_what_they_would_by_ssh_and_nothing_of_the_agent() {
+    let Some(cluster) = Cluster::make() else {
+        return;
+    };
+    let _agents = cluster.agents();
+    let script = "echo $DIPOLE_RANK $DIPOLE_NID $GIVEN $DIPOLE_LOG ${OF_THE_AGENT-hidden} \
+                  ${NOTIFY_SOCKET-none} $(pwd) $DIPOLE_RUNTIME_DIR ${HOME:+home}";
+    let mut command = cluster.run(&["-n", "8", "--env", "GIVEN=x"], script);
+    command.env("DIPOLE_LOG", "error");
+    let output = command.output().expect("it starts");
+    assert!(output.status.success(), "{}", said(&output));
+    let folder = cluster.bed.folder().display();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    for rank in 2..8_u32 {
+        let node = rank / 2 + 1;
+        let runtime = cluster.bed.node(node).runtime_dir.display();
+        let wanted = format!("{rank} {node} x error hidden none {folder} {runtime} home");
+        assert!(text.lines().any(|line| line == wanted), "{wanted}\n{text}");
+    }
+    // Descriptors of the agent, such as its listener, are not theirs.
+    let output = cluster
+        .run(&["-n", "4"], "ls -l /proc/$$/fd | grep -c socket:; true")
+        .output()
+        .expect("it starts");
+    assert_eq!(
+        String::from_utf8_lossy(&output.stdout),
+        "0\n0\n0\n0\n",
+        "{}",
+        said(&output)
+    );
+}
+
+#[test]
+fn input_signals_tags_and_failures_go_through_agents() {
+    let Some(cluster) = Cluster::make() else {
+        return;
+    };
+    // Rank 0 is on node 2: its agent is the first of this file.
+    let hosts = std::fs::read_to_string(cluster.path("through-agents")).expect("our file");
+    let others: Vec<&str> = hosts.lines().skip(1).collect();
+    std::fs::write(cluster.path("others"), others.join("\n")).expect("our own folder");
+    let _agents = cluster.agents();
+    let others = cluster.path("others");
+    let others = others.to_str().expect("our own folder");
+
+    let length = 3_000_000;
+    let mut command = cluster.run(
+        &["-n", "1", "--hosts", others],
+        "wc -c; echo no more >&2; exit 7",
+    );
+    command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut launcher = command.spawn().expect("it starts");
+    let mut input = launcher.stdin.take().expect("a pipe");
+    input.write_all(&vec![b'x'; length]).expect("it reads");
+    drop(input);
+    let output = launcher.wait_with_output().expect("it ends");
+    assert_eq!(output.status.code(), Some(7), "{}", said(&output));
+    assert_eq!(
+        String::from_utf8_lossy(&output.stdout).trim(),
+        length.to_string()
+    );
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(errors.contains("no more"), "{errors}");
+
+    let script = "trap 'echo got it; exit 0' USR1; echo ready; while :; do sleep 0.05; done";
+    let mut job = Job::start(&mut cluster.run(&["-n", "6", "--tag", "--hosts", others], script));
+    for _ in 0..6 {
+        assert!(job.line().ends_with("ready"));
+    }
+    job.signal(Signal::USR1);
+    let (status, rest) = job.ends();
+    assert_eq!(status, Some(0));
+    for rank in 0..6 {
+        assert!(rest.contains(&format!("[{rank}] got it")), "{rest}");
+    }
+}
+
+#[test]
+fn nothing_is_left_when_the_launcher_is_killed() {
+    let Some(cluster) = Cluster::make() else {
+        return;
+    };
+    let _agents = cluster.agents();
+    let script = "setsid sleep 1000 </dev/null >/dev/null 2>&1 & echo $$; echo $!; trap '' TERM; \
+                  while :; do sleep 1000; done";
+    let mut job = Job::start(&mut cluster.run(&["-n", "8"], script));
+    let pids = job.pids(16);
+    job.signal(Signal::KILL);
+    assert_gone(&pids);
+}
+
+#[test]
+fn nothing_is_left_when_the_launchers_machine_is_cut_off() {
+    let Some(cluster) = Cluster::make() else {
+        return;
+    };
+    let _agents = cluster.agents();
+    let script = "echo $$; while :; do sleep 1000; done";
+    let mut job = Job::start(&mut cluster.run(&["-n", "8"], script));
+    let pids = job.pids(8);
+    cluster.bed.set_card(1, 0, false).expect("a card");
+    let (status, _) = job.ends();
+    assert_eq!(status, Some(137), "the other hosts are lost");
+    assert_gone(&pids);
+}
+
+#[test]
+fn a_job_goes_on_when_agents_are_killed_and_the_next_ones_know_of_it() {
+    let Some(cluster) = Cluster::make() else {
+        return;
+    };
+    let agents = cluster.agents();
+    let go = cluster.path("go");
+    let script = format!(
+        "echo $$; while [ ! -e {} ]; do sleep 0.05; done; echo done",
+        go.display()
+    );
+    let mut job = Job::start(&mut cluster.run(&["-n", "8"], &script));
+    job.pids(8);
+    for agent in agents {
+        agent.kill();
+    }
+    let next = cluster.agent(3);
+    let output = cluster
+        .dipole(3)
+        .args(["--json", "agent", "status"])
+        .output();
+    let output = output.expect("it runs");
+    let status: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(status["jobs"][0]["ranks"], 2, "{status}");
+    let output = cluster.dipole(3).args(["agent", "status"]).output();
+    let table = said(&output.expect("it runs"));
+    assert!(
+        table.contains("work is welcome") && table.contains("sh -c"),
+        "{table}"
+    );
+    // One that is told to end leaves the job alone as well.
+    kill_process(Pid::from_child(&next.child), Signal::TERM).expect("our child");
+    next.says("agent ends");
+    std::fs::write(&go, "").expect("our own folder");
+    let (status, rest) = job.ends();
+    assert_eq!(status, Some(0));
+    assert_eq!(rest, "done\n".repeat(8));
+}
+
+#[test]
+fn a_job_says_which_node_refuses_and_why_and_goes_where_it_is_welcome() {
+    let Some(cluster) = Cluster::make() else {
+        return;
+    };
+    let rules = cluster.path("rules.toml");
+    std::fs::write(&rules, "max-ranks = 0\n").expect("our own folder");
+    let other_key = cluster.path("other-key");
+    new_key(&other_key);
+    let _refuses = cluster.agent_with(2, |command| {
+        command.arg("--rules").arg(&rules);
+    });
+    let _other = cluster.agent_with(3, |command| {
+        command.env("DIPOLE_KEY", &other_key);
+    });
+    // Nodes 1 and 4 have two places each, and 4 has no agent.
+    let output = cluster.run(&["-n", "8"], "echo $DIPOLE_NID").output();
+    let output = output.expect("it starts");
+    assert!(output.status.success(), "{}", said(&output));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "1\n".repeat(8));
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    for wanted in [
+        "node 2 (10.0.0.2) skipped: refuses work: 0 ranks run there, and the owner wants at most 0",
+        "node 3 (10.0.0.3) skipped: the agent at 10.0.0.3:7411 does not hold the cluster key",
+        "node 4 (10.0.0.4): no agent answers at 10.0.0.4:7411",
+        "start `dipole agent` there with this cluster key, or make `ssh` work",
+    ] {
+        assert!(errors.contains(wanted), "{wanted}\n{errors}");
+    }
+
+    // Where only owners that set limits are left, nobody gets more than that.
+    std::fs::write(&rules, "max-ranks = 3\n").expect("our own folder");
+    let hosts = std::fs::read_to_string(cluster.path("through-agents")).expect("our file");
+    let second = hosts.lines().nth(1).expect("four lines");
+    std::fs::write(cluster.path("second"), second).expect("our own folder");
+    let file = cluster.path("second");
+    let file = file.to_str().expect("our own folder");
+    let output = cluster
+        .run(&["-n", "4", "--hosts", file], "echo started")
+        .output();
+    let output = output.expect("it starts");
+    assert!(!output.status.success());
+    let text = said(&output);
+    assert!(
+        text.contains("4 ranks are too many") && !text.contains("started\n"),
+        "{text}"
+    );
+    let output = cluster
+        .run(&["-n", "2", "--hosts", file], "echo started")
+        .output();
+    assert_eq!(said(&output.expect("it starts")), "started\n".repeat(2));
+}
+
+#[test]
+fn eight_ranks_start_soon_and_idle_agents_sleep() {
+    let runs: usize = std::env::var("DIPOLE_STARTS").map_or(2, |text| text.parse().expect("runs"));
+    let idle = Duration::from_secs(if runs > 2 { 30 } else { 1 });
+    let Some(cluster) = Cluster::make() else {
+        return;
+    };
+    let agents = cluster.agents();
+    let mut took = Vec::new();
+    for _ in 0..runs {
+        let mut command = cluster.dipole(1);
+        command.args(["--json", "run", "-n", "8", "true"]);
+        let begun = Instant::now();
+        let mut job = Job::start(&mut command);
+        let mut started = 0;
+        while started < 8 {
+            started += usize::from(job.line().contains("\"event\":\"started\""));
+        }
+        took.push(begun.elapsed());
+        assert_eq!(job.ends().0, Some(0));
+    }
+    took.sort();
+    let (median, least, most) = (took[runs / 2], took[0], took[runs - 1]);
+    println!(
+        "8 ranks on 4 nodes: {median:?} to the last start ({least:?} to {most:?}, {runs} runs)"
+    );
+    let fact = |process: &Process, name: &str| -> u64 {
+        let file = format!("/proc/{}/status", process.child.id());
+        let text = std::fs::read_to_string(file).expect("it runs");
+        let line = text.lines().find_map(|line| line.strip_prefix(name));
+        let word = line.and_then(|line| line.split_whitespace().next());
+        word.expect("a line").parse().expect("a number")
+    };
+    for agent in &agents {
+        let before = fact(agent, "voluntary_ctxt_switches:");
+        std::thread::sleep(idle / 3);
+        let woken = fact(agent, "voluntary_ctxt_switches:") - before;
+        let resident = fact(agent, "VmRSS:");
+        println!(
+            "an agent has {resident} KiB and woke {woken} times in {:?}",
+            idle / 3
+        );
+        assert!(resident < 20 * 1024, "{resident} KiB");
+    }
+}

@@ -1,0 +1,9 @@
+//! Work that agents start: who may ask, what the owner's rules say, whole jobs between nodes.
+
+#![allow(missing_docs, reason = "tests")]
+
+mod calls;
+mod cluster;
+mod process;
+mod rules;
+mod service;

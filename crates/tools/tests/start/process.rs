@@ -1,0 +1,193 @@
+//! Agents as processes, on loopback or in the nodes of a bed.
+
+use std::io::{BufRead, BufReader, Read};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use dipole_node::ClusterKey;
+use tempfile::TempDir;
+
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Waits until something is there.
+pub(crate) fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let begun = Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(begun.elapsed() < PATIENCE, "never: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+pub(crate) fn new_key(file: &Path) {
+    ClusterKey::random()
+        .expect("randomness")
+        .save(file)
+        .expect("a new file");
+}
+
+/// A process that ends with the test, and what it says to its standard error.
+pub(crate) struct Process {
+    pub(crate) child: Child,
+    said: Arc<Mutex<String>>,
+}
+
+impl Process {
+    /// Returns when it has said so much.
+    pub(crate) fn start(command: &mut Command, first: &str) -> Process {
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("it starts");
+        let stderr = child.stderr.take().expect("a pipe");
+        let said = Arc::new(Mutex::new(String::new()));
+        std::thread::spawn({
+            let said = Arc::clone(&said);
+            move || {
+                for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+                    let mut said = said.lock().expect("no panic");
+                    said.push_str(&line);
+                    said.push('\n');
+                }
+            }
+        });
+        let process = Process { child, said };
+        process.says(first);
+        process
+    }
+
+    pub(crate) fn said(&self) -> String {
+        self.said.lock().expect("no panic").clone()
+    }
+
+    /// Waits until it has said something.
+    pub(crate) fn says(&self, text: &str) {
+        let begun = Instant::now();
+        while !self.said().contains(text) {
+            assert!(
+                begun.elapsed() < PATIENCE,
+                "never `{text}`: {}",
+                self.said()
+            );
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    pub(crate) fn kill(mut self) {
+        self.child.kill().expect("our child");
+        self.child.wait().expect("our child");
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _gone = self.child.kill();
+        let _gone = self.child.wait();
+    }
+}
+
+/// Node 1 on loopback.
+pub(crate) struct Node {
+    pub(crate) folder: TempDir,
+    pub(crate) address: SocketAddr,
+}
+
+impl Node {
+    pub(crate) fn new() -> Node {
+        let folder = tempfile::tempdir().expect("a directory");
+        // A port that both protocols have free.
+        let address = wait_for("a free port", || {
+            let socket = UdpSocket::bind(("127.0.0.1", 0)).expect("loopback");
+            let address = socket.local_addr().expect("bound");
+            TcpListener::bind(address).ok().map(|_| address)
+        });
+        let text = format!("1 127.0.0.1 port={}\n", address.port());
+        std::fs::write(folder.path().join("hosts"), text).expect("a file");
+        new_key(&folder.path().join("key"));
+        Node { folder, address }
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub(crate) fn write(&self, name: &str, text: &str) -> PathBuf {
+        std::fs::write(self.path(name), text).expect("our own directory");
+        self.path(name)
+    }
+
+    pub(crate) fn dipole(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_dipole"));
+        for (name, _) in std::env::vars_os() {
+            if name.to_string_lossy().starts_with("DIPOLE_") {
+                command.env_remove(name);
+            }
+        }
+        command
+            .args(arguments)
+            .env("DIPOLE_NID", "1")
+            .env("DIPOLE_HOSTS", self.path("hosts"))
+            .env("DIPOLE_RUNTIME_DIR", self.path("runtime"))
+            .env("DIPOLE_KEY", self.path("key"))
+            // What the machine's own user has set up is not for tests.
+            .env("XDG_CONFIG_HOME", self.path("config"))
+            .stdin(Stdio::null());
+        command
+    }
+
+    pub(crate) fn agent(&self, arguments: &[&str]) -> Process {
+        let mut command = self.dipole(&["agent"]);
+        command.args(arguments).env("DIPOLE_LOG", "info");
+        Process::start(&mut command, "agent of node 1")
+    }
+
+    /// Asks for a place for one rank, with this key; what comes back.
+    pub(crate) fn call(&self, key: &str) -> String {
+        said(&self.caller(key).output().expect("it runs"))
+    }
+
+    pub(crate) fn caller(&self, key: &str) -> Command {
+        let mut command = self.dipole(&["reach", &self.address.to_string()]);
+        command.args(["--ranks", "3", "--job", "sort big", "--", "false"]);
+        command.env("DIPOLE_KEY", self.path(key));
+        command
+    }
+
+    pub(crate) fn status(&self) -> serde_json::Value {
+        let output = self
+            .dipole(&["--json", "agent", "status"])
+            .output()
+            .expect("it runs");
+        assert!(output.status.success(), "{output:?}");
+        serde_json::from_slice(&output.stdout).expect("JSON")
+    }
+
+    pub(crate) fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(self.address).expect("the agent listens");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a socket");
+        stream
+    }
+}
+
+/// Both outputs of a process.
+pub(crate) fn said(output: &Output) -> String {
+    let both = [&output.stdout[..], &output.stderr[..]].concat();
+    String::from_utf8_lossy(&both).into_owned()
+}
+
+/// Returns when the other side has hung up; what it said until then.
+pub(crate) fn rest_of(mut stream: &TcpStream) -> Vec<u8> {
+    let mut rest = Vec::new();
+    match stream.read_to_end(&mut rest) {
+        Ok(_) => {}
+        Err(cause) => assert_eq!(cause.kind(), std::io::ErrorKind::ConnectionReset),
+    }
+    rest
+}
