@@ -3,12 +3,16 @@
 
 #![allow(missing_docs, reason = "tests")]
 
+mod common;
+
 use std::fs::File;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 
 use dipole_bed::{Bed, Builder};
+
+use common::example;
 
 /// Two nodes with a card on each of two networks, and room for two ranks each.
 fn two_networks() -> Builder {
@@ -78,24 +82,6 @@ fn add_nowhere(bed: &Bed) {
         let made = bed.command(node, "sh").args(["-c", &script]).status();
         assert!(made.expect("sh runs").success(), "{script}");
     }
-}
-
-/// An example of the node crate, built if it isn't there.
-fn example(name: &str) -> PathBuf {
-    let test = std::env::current_exe().expect("this test has a path");
-    let profile = test.ancestors().nth(2).expect("a target directory");
-    let path = profile.join("examples").join(name);
-    if !path.exists() {
-        let mut build = Command::new(env!("CARGO"));
-        build.args(["build", "--package", "dipole-node", "--example", name]);
-        let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../Cargo.toml");
-        build.arg("--manifest-path").arg(manifest);
-        build
-            .arg("--target-dir")
-            .arg(profile.parent().expect("a target directory"));
-        assert!(build.status().expect("cargo runs").success());
-    }
-    path
 }
 
 /// Receives on node 2.

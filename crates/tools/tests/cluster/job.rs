@@ -1,13 +1,14 @@
 //! A job on a bed, whose output is printed and kept while it runs.
 
 use std::io::{BufRead, BufReader, Read};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use dipole_bed::Bed;
+
+use crate::common::example;
 
 /// More than any of these jobs takes.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -105,30 +106,4 @@ fn note(begun: Instant, lines: &Mutex<Vec<String>>, line: &str) {
     let line = format!("{:7.3}  {line}", begun.elapsed().as_secs_f64());
     println!("{line}");
     lines.lock().expect("nobody panicked").push(line);
-}
-
-/// An example of the node crate, built if it isn't there.
-fn example(name: &str) -> PathBuf {
-    let test = std::env::current_exe().expect("this test has a path");
-    let profile = test.ancestors().nth(2).expect("a target directory");
-    let path = profile.join("examples").join(name);
-    let mut build = Command::new(env!("CARGO"));
-    build.args([
-        "build",
-        "--quiet",
-        "--package",
-        "dipole-node",
-        "--example",
-        name,
-    ]);
-    if profile.ends_with("release") {
-        build.arg("--release");
-    }
-    let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../Cargo.toml");
-    build.arg("--manifest-path").arg(manifest);
-    build
-        .arg("--target-dir")
-        .arg(profile.parent().expect("a target directory"));
-    assert!(build.status().expect("cargo runs").success());
-    path
 }

@@ -6,6 +6,8 @@
 
 #![allow(missing_docs, reason = "tests")]
 
+#[path = "../common/mod.rs"]
+mod common;
 mod fairness;
 mod first;
 mod job;

@@ -3,13 +3,14 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use dipole_bed::Bed;
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
+use crate::common::example;
 use crate::process::{Process, new_key, said, wait_for};
 
 const NODES: u32 = 4;
@@ -144,27 +145,6 @@ fn assert_gone(pids: &[Pid]) {
             test_kill_process(*pid).is_err().then_some(())
         });
     }
-}
-
-/// An example of the node crate, built if it isn't there.
-fn example(name: &str) -> PathBuf {
-    let test = std::env::current_exe().expect("this test has a path");
-    let profile = test.ancestors().nth(2).expect("a target directory");
-    let path = profile.join("examples").join(name);
-    if !path.exists() {
-        let mut build = Command::new(env!("CARGO"));
-        build.args(["build", "--package", "dipole-node", "--example", name]);
-        let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../Cargo.toml");
-        build.arg("--manifest-path").arg(manifest);
-        build
-            .arg("--target-dir")
-            .arg(profile.parent().expect("a target directory"));
-        if profile.ends_with("release") {
-            build.arg("--release");
-        }
-        assert!(build.status().expect("cargo runs").success());
-    }
-    path
 }
 
 #[test]

@@ -4,6 +4,8 @@
 
 mod calls;
 mod cluster;
+#[path = "../common/mod.rs"]
+mod common;
 mod process;
 mod rules;
 mod service;
