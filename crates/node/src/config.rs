@@ -11,6 +11,7 @@ use crate::address::NodeId;
 use crate::hosts::{Host, Hosts, HostsError};
 use crate::job::{self, JobError};
 use crate::key::{ClusterKey, KeyError};
+use crate::registry::nodes_file;
 
 /// Names of the environment variables that [`Config::from_env`] reads.
 pub mod variables {
@@ -196,6 +197,7 @@ impl Config {
     /// Reads the variables of [`variables`]; what is missing has its default. Without
     /// `DIPOLE_NID` the node and its peers are those that Slurm, `mpirun` or Kubernetes
     /// gives the process, if one of them started it; their names may have to be waited for.
+    /// Without `DIPOLE_HOSTS` they are those that the node's agent knows, if it has one.
     ///
     /// # Errors
     /// [`ConfigError`], naming the variable or the line of the hosts file.
@@ -214,7 +216,12 @@ impl Config {
             config.hosts = place.hosts.unwrap_or_else(|| Hosts::local_only(place.node));
             config.runtime_dir = place.runtime_dir.unwrap_or(config.runtime_dir);
         } else if let Some(file) = text(variables::HOSTS) {
-            config.hosts = Hosts::load(file.as_ref()).map_err(ConfigError::Hosts)?;
+            config.hosts = Hosts::followed(file.as_ref()).map_err(ConfigError::Hosts)?;
+        } else {
+            let nodes = nodes_file(&config.runtime_dir, config.node);
+            if let Some(hosts) = Hosts::of_agent(&nodes).map_err(ConfigError::Hosts)? {
+                config.hosts = hosts;
+            }
         }
         config.settle();
         config.key = ClusterKey::from_env().map_err(ConfigError::Key)?;
