@@ -179,6 +179,22 @@ impl Config {
         }
     }
 
+    /// Makes this the configuration of another node: with the hosts file there is, else with
+    /// the nodes that the agent of that node knows.
+    ///
+    /// # Errors
+    /// [`ConfigError::Hosts`]: the agent's file cannot be read.
+    pub fn act_as(&mut self, node: NodeId) -> Result<(), ConfigError> {
+        self.node = node;
+        if self.hosts.is_local_only() || self.hosts.is_of_agent() {
+            let nodes = Hosts::of_agent(&nodes_file(&self.runtime_dir, node));
+            let nodes = nodes.map_err(ConfigError::Hosts)?;
+            self.hosts = nodes.unwrap_or_else(|| Hosts::local_only(node));
+        }
+        self.settle();
+        Ok(())
+    }
+
     /// Takes the addresses that the hosts file has for this node.
     pub fn bind_as(&mut self, host: &Host) {
         self.bind = host.address;

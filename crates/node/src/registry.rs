@@ -62,7 +62,8 @@ use crate::key::ClusterKey;
 pub use crate::job::default_runtime_dir;
 pub use agent::{AgentSeat, SeatError};
 pub use announce_wire::{
-    Announcement, MAX_NAME_BYTES, decode_announcement, encode_announcement, is_name,
+    Announcement, MAX_NAME_BYTES, decode_announcement, encode_announcement, is_announcement,
+    is_name,
 };
 pub use answer::version;
 pub(crate) use badge::Badge;
@@ -406,7 +407,7 @@ const NODES_FILE: &str = "nodes";
 
 /// Where the agent of a node, if it has one, keeps the nodes that it knows.
 #[must_use]
-pub(crate) fn nodes_file(runtime_dir: &Path, node: NodeId) -> PathBuf {
+pub fn nodes_file(runtime_dir: &Path, node: NodeId) -> PathBuf {
     runtime_dir.join(format!("node-{node}")).join(NODES_FILE)
 }
 

@@ -69,6 +69,12 @@ pub fn is_name(text: &str) -> bool {
     text.len() <= MAX_NAME_BYTES && text.bytes().all(fits)
 }
 
+/// True if a packet says that it is an announcement.
+#[must_use]
+pub fn is_announcement(packet: &[u8]) -> bool {
+    packet.first() == Some(&ANNOUNCE)
+}
+
 /// Writes an announcement; more addresses and longer texts than there is room for are cut.
 #[must_use]
 pub fn encode_announcement(said: &Announcement) -> Vec<u8> {
