@@ -263,8 +263,8 @@ impl Membership {
                 let done = self.foca.handle_data(body, &mut self.runtime);
                 self.after(now, done);
             }
-            Some((&bodies::ASK, body)) => self.on_question(now, &body.to_vec()),
-            Some((&bodies::TELL, body)) => self.on_answer(now, &body.to_vec()),
+            Some((&bodies::ASK, body)) => self.on_question(now, body),
+            Some((&bodies::TELL, body)) => self.on_answer(now, body),
             _ => {}
         }
     }
