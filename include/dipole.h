@@ -42,7 +42,7 @@ extern "C" {
  * Errors
  *
  *   E2BIG          an option is set that this version of the library does not know
- *   EACCES         the runtime directory or the capture file cannot be used
+ *   EACCES         the runtime directory or the capture file cannot be used, or the peer is another user's
  *   EADDRINUSE     another process has the endpoint
  *   EADDRNOTAVAIL  the node's network address cannot be bound
  *   EAGAIN         the call would have to wait
@@ -56,15 +56,16 @@ extern "C" {
  *   EINVAL         an argument, an option or an environment variable is wrong
  *   EIO            the link is broken, or the library has a bug
  *   EKEYREJECTED   the cluster keys of the two processes differ, or one has none
- *   EMFILE         no descriptors or threads are left
+ *   EMFILE         no descriptors or threads are left, or the process has as many endpoints as it may
  *   EMSGSIZE       the message is too long, or the buffer too short
+ *   ENFILE         the user has as many processes or endpoints on this node as they may
  *   ENOENT         the process belongs to no job
  *   ENOMEM         the pool cannot be had
  *   ENXIO          the node is not open
  *   EOPNOTSUPP     shared memory was asked for and cannot be used
  *   ESTALE         the descriptor belongs to the parent process
  *   ETIMEDOUT      it did not happen in the time given
- *   EUSERS         the process has as many peers as it may
+ *   EUSERS         the process, or the peer's, has as many peers as it may
  *
  * A kind of failure keeps its number in all versions.
  */

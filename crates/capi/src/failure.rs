@@ -9,7 +9,9 @@ use std::io;
 
 use dipole_node::hosts::HostsError;
 use dipole_node::job::JobError;
-use dipole_node::{CloseError, ConfigError, OpenError, ReceiveError, SendError, TargetError};
+use dipole_node::{
+    CloseError, ConfigError, LimitReached, OpenError, ReceiveError, SendError, TargetError,
+};
 
 /// What went wrong in a call.
 #[derive(Debug)]
@@ -81,14 +83,14 @@ pub(crate) enum Failure {
 }
 
 /// Every error number that this library sets, and what it means then.
-pub(crate) const MEANINGS: [(c_int, &CStr); 24] = [
+pub(crate) const MEANINGS: [(c_int, &CStr); 25] = [
     (
         libc::E2BIG,
         c"an option is set that this version of the library does not know",
     ),
     (
         libc::EACCES,
-        c"the runtime directory or the capture file cannot be used",
+        c"the runtime directory or the capture file cannot be used, or the peer is another user's",
     ),
     (libc::EADDRINUSE, c"another process has the endpoint"),
     (
@@ -118,10 +120,17 @@ pub(crate) const MEANINGS: [(c_int, &CStr); 24] = [
         libc::EKEYREJECTED,
         c"the cluster keys of the two processes differ, or one has none",
     ),
-    (libc::EMFILE, c"no descriptors or threads are left"),
+    (
+        libc::EMFILE,
+        c"no descriptors or threads are left, or the process has as many endpoints as it may",
+    ),
     (
         libc::EMSGSIZE,
         c"the message is too long, or the buffer too short",
+    ),
+    (
+        libc::ENFILE,
+        c"the user has as many processes or endpoints on this node as they may",
     ),
     (libc::ENOENT, c"the process belongs to no job"),
     (libc::ENOMEM, c"the pool cannot be had"),
@@ -135,7 +144,10 @@ pub(crate) const MEANINGS: [(c_int, &CStr); 24] = [
         c"the descriptor belongs to the parent process",
     ),
     (libc::ETIMEDOUT, c"it did not happen in the time given"),
-    (libc::EUSERS, c"the process has as many peers as it may"),
+    (
+        libc::EUSERS,
+        c"the process, or the peer's, has as many peers as it may",
+    ),
 ];
 
 /// What an error number means when a `dp_` call sets it.
@@ -163,6 +175,9 @@ impl Failure {
             Failure::Open(error) => match error {
                 OpenError::Taken { .. } => libc::EADDRINUSE,
                 OpenError::Registry { .. } | OpenError::Capture { .. } => libc::EACCES,
+                OpenError::Limit(LimitReached::Endpoints { .. }) => libc::EMFILE,
+                OpenError::Limit(_) => libc::ENFILE,
+                OpenError::UserLimits(_) => libc::EINVAL,
                 OpenError::Link { .. } => libc::EADDRNOTAVAIL,
                 OpenError::Sleep(_) => libc::EMFILE,
                 OpenError::Pool { .. } => libc::ENOMEM,
@@ -173,7 +188,8 @@ impl Failure {
                 TargetError::Unresolved { .. } => libc::EHOSTUNREACH,
                 TargetError::TimedOut { .. } => libc::ETIMEDOUT,
                 TargetError::PeerGone { .. } => libc::ECONNRESET,
-                TargetError::TooManyPeers { .. } => libc::EUSERS,
+                TargetError::OtherUser { .. } => libc::EACCES,
+                TargetError::TooManyPeers { .. } | TargetError::PeerFull { .. } => libc::EUSERS,
                 TargetError::OtherCluster { .. } => libc::EKEYREJECTED,
                 TargetError::NoSharedMemory { .. } => libc::EOPNOTSUPP,
                 TargetError::Broken(_) => libc::EIO,

@@ -175,6 +175,12 @@ fn every_mistake_has_a_number_and_a_text() {
 }
 
 #[test]
+fn every_limit_has_a_number_and_a_text() {
+    let said = Bench::new().example("limits", &[]);
+    assert_eq!(said, "all limits have numbers\n");
+}
+
+#[test]
 fn ranks_of_a_job_find_each_other() {
     let bench = Bench::new();
     let program = bench.compile("job");

@@ -13,7 +13,7 @@ use std::process::Child;
 use std::time::{Duration, Instant};
 
 use common::{Side, other, pattern, role, seed};
-use dipole_link::shm::{Closing, ConnId, PushError};
+use dipole_link::shm::{Closing, ConnId, Hub, PushError, ShmError, ShmOptions};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -483,26 +483,15 @@ fn without_descriptors_peers_are_turned_away_and_the_hub_stays_quiet() {
     still_serves(&mut side);
 }
 
-#[test]
-fn another_user_cannot_connect() {
+/// Runs a test of this program, in its other role, as another user.
+fn as_nobody(test: &str, side: &Side) {
     const NOBODY: u32 = 65_534;
-    if let Some(path) = role() {
-        let mut side = Side::new();
-        let error = side.hub.connect(&path).expect_err("not allowed");
-        assert!(error.to_string().contains("Permission denied"), "{error}");
-        return;
-    }
-    if !rustix::process::geteuid().is_root() {
-        println!("SKIPPED: only root can try as another user");
-        return;
-    }
+    // This program may lie where only root can reach it.
     let folder = tempfile::tempdir().expect("a folder");
     std::fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).expect("own");
-    let mut side = Side::at(&folder.path().join("socket"), b"");
-    // This program may lie where only root can reach it.
     let program = folder.path().join("program");
     std::fs::copy(std::env::current_exe().expect("this program"), &program).expect("a copy");
-    let asked = other("another_user_cannot_connect", &side);
+    let asked = other(test, side);
     let mut command = std::process::Command::new(&program);
     command.args(asked.get_args()).uid(NOBODY).gid(NOBODY);
     for (name, value) in asked.get_envs() {
@@ -510,7 +499,89 @@ fn another_user_cannot_connect() {
     }
     let status = command.current_dir("/").status().expect("another process");
     assert!(status.success());
+}
+
+/// A side at a socket that everybody can reach; `None` without the means to be another user.
+fn reachable() -> Option<(tempfile::TempDir, Side)> {
+    if !rustix::process::geteuid().is_root() {
+        println!("SKIPPED: only root can try as another user");
+        return None;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).expect("own");
+    let side = Side::at(&folder.path().join("socket"), b"");
+    Some((folder, side))
+}
+
+#[test]
+fn another_user_cannot_connect() {
+    if let Some(path) = role() {
+        let mut side = Side::new();
+        let error = side.hub.connect(&path).expect_err("not allowed");
+        assert!(error.to_string().contains("Permission denied"), "{error}");
+        return;
+    }
+    let Some((_folder, mut side)) = reachable() else {
+        return;
+    };
+    as_nobody("another_user_cannot_connect", &side);
     side.attend();
     assert!(side.take_opened().is_none());
     still_serves(&mut side);
+}
+
+#[test]
+fn where_modes_let_another_user_connect_both_sides_refuse() {
+    if let Some(path) = role() {
+        let mut side = Side::new();
+        let error = side.hub.connect(&path).expect_err("another user's");
+        assert!(
+            matches!(error, ShmError::Foreign { uid: 0, .. }),
+            "{error:?}"
+        );
+        // One that does not look who listens.
+        greeted(&path);
+        return;
+    }
+    let Some((_folder, mut side)) = reachable() else {
+        return;
+    };
+    std::fs::set_permissions(side.path(), Permissions::from_mode(0o666)).expect("own");
+    as_nobody(
+        "where_modes_let_another_user_connect_both_sides_refuse",
+        &side,
+    );
+    side.attend();
+    assert!(side.take_opened().is_none());
+    assert_eq!(side.hub.stats().strangers, 2);
+    still_serves(&mut side);
+}
+
+#[test]
+fn who_would_be_one_too_many_is_told_and_gets_in_when_another_leaves() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("socket");
+    let options = ShmOptions {
+        max_connections: 1,
+        ..ShmOptions::default()
+    };
+    let mut narrow = Side::at(&folder.path().join("unused"), b"");
+    narrow.hub = Hub::open(&path, b"narrow", &options).expect("a socket");
+    let (mut first, mut second) = (Side::new(), Side::new());
+    let held = first.hub.connect(&path).expect("a listener");
+    narrow.opened();
+    first.opened();
+    let refused = second.hub.connect(&path).expect("a listener");
+    narrow.attend();
+    assert_eq!(second.closed_one(), (refused, Closing::Full));
+    assert_eq!(narrow.hub.stats().turned_away, 1);
+    let error = narrow.hub.connect(&second.path()).expect_err("the limit");
+    assert!(matches!(error, ShmError::TooMany { limit: 1 }), "{error:?}");
+    first.push(held, 1, b"still there");
+    assert_eq!(narrow.receive().2, b"still there");
+    first.hub.close(held);
+    assert_eq!(narrow.closed(), Closing::HungUp);
+    second.hub.connect(&path).expect("a listener");
+    narrow.opened();
+    second.opened();
 }

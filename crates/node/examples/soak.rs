@@ -308,8 +308,18 @@ impl Soak<'_> {
 
     fn exchange(&mut self, duration: Duration) -> Result<(), Box<dyn Error>> {
         let shared = self.shared;
+        let mut all_found = false;
         while self.begun.elapsed() < duration && !shared.ending.load(Ordering::Relaxed) {
             let is_sending = self.send(false)?;
+            if !all_found
+                && shared
+                    .outboxes()
+                    .iter()
+                    .all(|outbox| outbox.way == Way::Open)
+            {
+                all_found = true;
+                self.say("all ranks found");
+            }
             let wait = match is_sending {
                 true => Duration::ZERO,
                 false => Duration::from_millis(1),

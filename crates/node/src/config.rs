@@ -11,6 +11,9 @@ use crate::address::NodeId;
 use crate::hosts::{Host, Hosts, HostsError};
 use crate::job::{self, JobError};
 use crate::key::{ClusterKey, KeyError};
+#[cfg(doc)]
+use crate::limits::LIMITS_FILE;
+use crate::limits::{Bound, UserLimits};
 use crate::registry::nodes_file;
 
 /// Names of the environment variables that [`Config::from_env`] reads.
@@ -25,6 +28,8 @@ pub mod variables {
     pub const BIND: &str = "DIPOLE_BIND";
     /// How long a waiter spins, in microseconds.
     pub const SPIN_MICROSECONDS: &str = "DIPOLE_SPIN_US";
+    /// Silence of a peer, for which nobody vouches, after which it is gone, in milliseconds.
+    pub const PEER_TIMEOUT_MS: &str = "DIPOLE_PEER_TIMEOUT_MS";
     /// Faults to inject on send, as `drop=0.01,seed=7`.
     pub const FAULT: &str = "DIPOLE_FAULT";
     /// A file to capture all packets to.
@@ -33,6 +38,18 @@ pub mod variables {
     pub const KEY: &str = "DIPOLE_KEY";
     /// What may carry messages: `auto`, `shm` or `udp`.
     pub const LINK: &str = "DIPOLE_LINK";
+    /// Endpoints that this process may have.
+    pub const MAX_ENDPOINTS: &str = "DIPOLE_MAX_ENDPOINTS";
+    /// Peers that this process may have, by packets and by shared memory each.
+    pub const MAX_PEERS: &str = "DIPOLE_MAX_PEERS";
+    /// Bytes of unread messages that this process holds, by packets and by shared memory each.
+    pub const POOL_BYTES: &str = "DIPOLE_POOL_BYTES";
+    /// Packets that this process may have in flight.
+    pub const FRAMES: &str = "DIPOLE_FRAMES";
+    /// Processes that this user may have on this node.
+    pub const USER_PROCESSES: &str = "DIPOLE_USER_PROCESSES";
+    /// Endpoints that this user may have on this node.
+    pub const USER_ENDPOINTS: &str = "DIPOLE_USER_ENDPOINTS";
 }
 
 /// What may carry messages; chosen at start, never when compiling.
@@ -95,6 +112,11 @@ pub struct Config {
     pub fault: Option<Plan>,
     /// A pcap file for everything sent and received.
     pub capture: Option<PathBuf>,
+    /// Endpoints that this process may have open at once.
+    pub max_endpoints: u32,
+    /// What this user may have on this node, beside what [`LIMITS_FILE`] says: the smaller of
+    /// both counts.
+    pub user_limits: UserLimits,
     /// Capacities and times of the protocol; node id and packet size are set by
     /// the node.
     pub protocol: dipole_proto::Config,
@@ -141,6 +163,31 @@ impl fmt::Display for ConfigError {
 
 impl std::error::Error for ConfigError {}
 
+/// Far more than a program opens on purpose; they cost some 32 MiB.
+const MAX_ENDPOINTS: u32 = 65_536;
+/// A pool must hold the longest packet and the initial credits of some edges.
+const LEAST_POOL_BYTES: u64 = 1 << 20;
+const LEAST_FRAMES: u32 = 16;
+const MOST_FRAMES: u32 = 65_536;
+/// What connection ids can tell apart.
+const MOST_PEERS: u32 = (1 << 14) - 1;
+
+const PEER_TIMEOUT_EXPECTED: &str = "milliseconds, 300 to 86400000";
+
+/// How long a peer may be silent before it is gone.
+struct PeerTimeout(Duration);
+
+impl std::str::FromStr for PeerTimeout {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<PeerTimeout, ()> {
+        match text.parse() {
+            Ok(ms @ 300..=86_400_000) => Ok(PeerTimeout(Duration::from_millis(ms))),
+            _ => Err(()),
+        }
+    }
+}
+
 /// A default spin that catches an answer already under way.
 const SPIN: Duration = Duration::from_micros(50);
 
@@ -161,6 +208,8 @@ impl Config {
             linger: Duration::from_secs(5),
             fault: None,
             capture: None,
+            max_endpoints: MAX_ENDPOINTS,
+            user_limits: UserLimits::default(),
             protocol: dipole_proto::Config::default(),
         }
     }
@@ -193,6 +242,51 @@ impl Config {
         }
         self.settle();
         Ok(())
+    }
+
+    /// Bounds the bytes of unread messages; what depends on it keeps its share.
+    pub fn bound_pool(&mut self, bytes: u64) {
+        let usual = dipole_proto::Config::default();
+        let share = |of: u64| of.min(bytes / (usual.pool_bytes / of).max(1));
+        self.protocol.pool_bytes = bytes;
+        self.protocol.pool_reserve_bytes = share(usual.pool_reserve_bytes);
+        self.protocol.edge_window_bytes = share(usual.edge_window_bytes);
+    }
+
+    /// Reads the limits of this process and its user.
+    fn bound_from_env(&mut self) -> Result<(), ConfigError> {
+        if let Some(count) = within(variables::MAX_ENDPOINTS, 1, u32::MAX)? {
+            self.max_endpoints = count;
+        }
+        if let Some(count) = within(variables::MAX_PEERS, 1, MOST_PEERS)? {
+            self.protocol.max_peers = count;
+        }
+        if let Some(bytes) = within(variables::POOL_BYTES, LEAST_POOL_BYTES, u64::MAX / 2)? {
+            self.bound_pool(bytes);
+        }
+        if let Some(count) = within(variables::FRAMES, LEAST_FRAMES, MOST_FRAMES)? {
+            self.protocol.frames = count;
+        }
+        let bound = |name: &'static str| {
+            let limit = within(name, 0, u32::MAX)?;
+            Ok(limit.map(|limit| Bound {
+                limit,
+                set_by: name.to_owned(),
+            }))
+        };
+        self.user_limits = UserLimits {
+            processes: bound(variables::USER_PROCESSES)?,
+            endpoints: bound(variables::USER_ENDPOINTS)?,
+        };
+        Ok(())
+    }
+
+    /// Bounds how long a peer that owes an answer may be silent before it is gone. Its node is
+    /// asked whether it lives after a third of that, at most a second.
+    fn set_peer_timeout(&mut self, PeerTimeout(timeout): PeerTimeout) {
+        let timeout_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
+        self.protocol.peer_timeout_ns = timeout_ns;
+        self.protocol.quiet_ns = self.protocol.quiet_ns.min(timeout_ns / 3);
     }
 
     /// Takes the addresses that the hosts file has for this node.
@@ -247,9 +341,13 @@ impl Config {
         if let Some(spin) = parsed(variables::SPIN_MICROSECONDS, "microseconds")? {
             config.spin = Duration::from_micros(spin);
         }
+        if let Some(timeout) = parsed(variables::PEER_TIMEOUT_MS, PEER_TIMEOUT_EXPECTED)? {
+            config.set_peer_timeout(timeout);
+        }
         if let Some(links) = parsed(variables::LINK, "auto, shm or udp")? {
             config.links = links;
         }
+        config.bound_from_env()?;
         config.fault = parsed(variables::FAULT, "a fault plan such as drop=0.01,seed=7")?;
         config.capture = text(variables::CAPTURE).map(PathBuf::from);
         Ok(config)
@@ -272,4 +370,58 @@ fn parsed<T: std::str::FromStr>(
         value,
         expected: expected.into(),
     })
+}
+
+/// A number within bounds.
+fn within<T>(name: &'static str, least: T, most: T) -> Result<Option<T>, ConfigError>
+where
+    T: std::str::FromStr + PartialOrd + fmt::Display,
+{
+    let expected = format!("a number from {least} to {most}");
+    match parsed::<T>(name, &expected)? {
+        Some(number) if number < least || number > most => Err(ConfigError::Variable {
+            name,
+            value: number.to_string(),
+            expected,
+        }),
+        found => Ok(found),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn silence_is_bounded_as_told_and_its_node_is_asked_before() {
+        let mut config = Config::local(NodeId(1), PathBuf::new());
+        config.set_peer_timeout("1500".parse().unwrap_or(PeerTimeout(Duration::ZERO)));
+        assert_eq!(config.protocol.peer_timeout_ns, 1_500_000_000);
+        assert_eq!(config.protocol.quiet_ns, 500_000_000);
+        config = Config::local(NodeId(1), PathBuf::new());
+        config.set_peer_timeout("60000".parse().unwrap_or(PeerTimeout(Duration::ZERO)));
+        assert_eq!(config.protocol.quiet_ns, 1_000_000_000);
+        for wrong in ["", "0", "299", "86400001", "-1", "3 s"] {
+            assert!(wrong.parse::<PeerTimeout>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_smaller_pool_keeps_its_shares_and_a_larger_one_the_usual_reserve() {
+        let usual = dipole_proto::Config::default();
+        let bounded = |bytes| {
+            let mut config = Config::local(NodeId(1), PathBuf::new());
+            config.bound_pool(bytes);
+            config.protocol
+        };
+        assert_eq!(bounded(usual.pool_bytes), usual);
+        let small = bounded(LEAST_POOL_BYTES);
+        assert_eq!(small.pool_reserve_bytes, LEAST_POOL_BYTES / 8);
+        assert_eq!(small.edge_window_bytes, LEAST_POOL_BYTES / 16);
+        assert!(small.edge_window_bytes <= small.pool_reserve_bytes);
+        assert!(u64::from(small.initial_credit_bytes) <= small.edge_window_bytes);
+        let large = bounded(1 << 40);
+        assert_eq!(large.pool_reserve_bytes, usual.pool_reserve_bytes);
+        assert_eq!(large.edge_window_bytes, usual.edge_window_bytes);
+    }
 }

@@ -6,6 +6,7 @@
 //! how messages get into frames.
 
 mod deliver;
+mod departures;
 mod exports;
 mod local;
 mod pack;
@@ -24,12 +25,13 @@ use dipole_link::{AnyLink, Class, Link, Outgoing};
 use dipole_proto::wire::{LaneAddress, MAX_LANES};
 use dipole_proto::{Drop, Instant, Machine, PathChange, PeerId, Transmit};
 
-use crate::GoneReason;
 use crate::frames::{FramePool, slot_of};
 use crate::inbox::Buffers;
 use crate::key::ClusterKey;
 use crate::net::{from_wire, to_wire};
 use crate::witness::Witness;
+use departures::Departures;
+pub use departures::{Departure, MAX_DEPARTURES};
 use exports::Exports;
 use local::Local;
 pub(crate) use local::{LocalCharge, LocalEdge};
@@ -51,19 +53,6 @@ const BULK_EVERY: u32 = 8;
 const ATTEND_EVERY: u32 = 16;
 /// How often it looks at the network while it has no session there.
 const STRANGERS_EVERY: u32 = 16;
-
-/// A peer that is gone, and what it was.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Departure {
-    /// The session that ended; none with a process of this node.
-    pub peer: Option<PeerId>,
-    /// The node it said it was on.
-    pub node: u32,
-    /// Its incarnation.
-    pub incarnation: u64,
-    /// Why it is gone.
-    pub reason: GoneReason,
-}
 
 /// Counters of the engine, beside those of the protocol and the link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -125,7 +114,7 @@ pub struct Engine {
     /// Small frames that [`look`](Self::look) has found.
     looked: Option<usize>,
     traffic: Traffic,
-    departures: Vec<Departure>,
+    departures: Departures,
     /// Peers that are silent though they owe an answer, and who asks about them.
     quiet: Vec<PeerId>,
     witness: Option<Witness>,
@@ -172,7 +161,7 @@ impl Engine {
             bulk_quiet: 0,
             looked: None,
             traffic: Traffic::default(),
-            departures: Vec::new(),
+            departures: Departures::default(),
             quiet: Vec::new(),
             witness: None,
             path_changes: Vec::new(),
@@ -321,9 +310,10 @@ impl Engine {
         self.frames.free()
     }
 
-    /// Peers that are gone since the last call.
+    /// Peers that are gone since the last call, in order; the latest [`MAX_DEPARTURES`] if
+    /// there were more.
     pub fn take_departures(&mut self) -> Vec<Departure> {
-        std::mem::take(&mut self.departures)
+        self.departures.take()
     }
 
     fn receive(&mut self, now: Instant, class: Class) -> std::io::Result<bool> {

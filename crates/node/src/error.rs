@@ -9,6 +9,7 @@ use dipole_proto::KeyMismatch;
 use dipole_proto::wire::{RefusedReason, ResetReason};
 
 use crate::address::Address;
+use crate::limits::{LimitReached, LimitsError};
 
 /// Why a peer process is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -78,6 +79,10 @@ pub enum OpenError {
         /// What the registry says.
         cause: String,
     },
+    /// This process, or this user on this node, has as much as it may.
+    Limit(LimitReached),
+    /// What this user may have cannot be known.
+    UserLimits(LimitsError),
     /// The sockets cannot be opened.
     Link {
         /// The address to bind.
@@ -130,6 +135,8 @@ impl fmt::Display for OpenError {
                  set DIPOLE_RUNTIME_DIR to a directory of your own",
                 directory.display()
             ),
+            OpenError::Limit(reached) => reached.fmt(f),
+            OpenError::UserLimits(error) => error.fmt(f),
             OpenError::Link { bind, cause } => write!(
                 f,
                 "cannot open UDP sockets on {bind}: {cause}; \
@@ -204,6 +211,18 @@ pub enum TargetError {
         /// Why.
         cause: String,
     },
+    /// Another user's process is at the socket of its process.
+    OtherUser {
+        /// Which endpoint.
+        target: Address,
+        /// What was found at which socket.
+        cause: String,
+    },
+    /// Its process has as many peers as it may.
+    PeerFull {
+        /// Which endpoint.
+        target: Address,
+    },
     /// This process has as many peers as it may.
     TooManyPeers {
         /// The limit.
@@ -251,12 +270,18 @@ impl fmt::Display for TargetError {
                 "endpoint {target} cannot be reached by shared memory: {cause}; \
                  DIPOLE_LINK=auto uses UDP then"
             ),
-            TargetError::TooManyPeers { limit } => {
-                write!(
-                    f,
-                    "this process already has {limit} peers, its limit (max_peers)"
-                )
+            TargetError::OtherUser { target, cause } => {
+                write!(f, "endpoint {target} is not talked to: {cause}")
             }
+            TargetError::PeerFull { target } => write!(
+                f,
+                "the process of endpoint {target} has as many peers as it may; raise \
+                 DIPOLE_MAX_PEERS there, or end some of them"
+            ),
+            TargetError::TooManyPeers { limit } => write!(
+                f,
+                "this process already has {limit} peers, its limit; raise DIPOLE_MAX_PEERS"
+            ),
             TargetError::Broken(cause) => write!(f, "the link is broken: {cause}"),
             TargetError::Forked => f.write_str(FORKED),
             TargetError::Ended => f.write_str(ENDED),
@@ -346,7 +371,8 @@ impl fmt::Display for SendError {
                 by_receiver: false,
             } => write!(
                 f,
-                "all frames are in flight, none is free for {target}; send again later"
+                "all frames are in flight, none is free for {target}; send again later, or raise \
+                 DIPOLE_FRAMES"
             ),
             SendError::TimedOut { target, waited } => {
                 write!(f, "endpoint {target} took nothing for {waited:?}")

@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dipole_link::fork::ForkMark;
+use dipole_link::shm::ShmError;
+use dipole_proto::wire::ResetReason;
 
 use crate::address::{Address, EndpointId};
 use crate::config::{Config, Links};
@@ -15,6 +17,13 @@ use crate::error::{CloseError, GoneReason, TargetError};
 use crate::key::ClusterKey;
 use crate::progress::Progress;
 use crate::registry::{Directory, Ports, Registration, ResolveError, resolve};
+
+/// What a process says that has as many peers as it may.
+const FULL: GoneReason = GoneReason::Reset(ResetReason::TooManyPeers);
+/// Without a hosts file packets prove the node's own key, with one the cluster's.
+const OTHER_VIEW: &str = "of its process and this one only one has a hosts file, so they do not \
+                          talk by packets; set DIPOLE_HOSTS in both or in none, or let them share \
+                          memory (DIPOLE_LINK=auto)";
 
 #[derive(Debug)]
 pub(crate) struct Inner {
@@ -126,6 +135,16 @@ impl Inner {
             .with(|engine, _| engine.connect_local(socket, ports.incarnation));
         let conn = match begun {
             Some(Ok(conn)) => conn,
+            Some(Err(cause @ ShmError::Foreign { .. })) => {
+                return Err(TargetError::OtherUser {
+                    target,
+                    cause: cause.to_string(),
+                });
+            }
+            Some(Err(ShmError::TooMany { limit })) => {
+                let limit = u32::try_from(limit).unwrap_or(u32::MAX);
+                return Err(TargetError::TooManyPeers { limit });
+            }
             Some(Err(_)) if !socket.exists() && !deadline.is_over() => return Ok(None),
             Some(Err(cause)) if self.config.links == Links::Shm => {
                 return Err(TargetError::NoSharedMemory {
@@ -142,6 +161,7 @@ impl Inner {
         let open = |engine: &mut Engine| engine.is_local_open(conn);
         match self.wait_open(target, deadline, open)? {
             Ok(()) => {}
+            Err(Some(FULL)) => return Err(TargetError::PeerFull { target }),
             Err(_) if !deadline.is_over() => return Ok(None),
             Err(reason) => return Err(TargetError::PeerGone { target, reason }),
         }
@@ -173,8 +193,17 @@ impl Inner {
                 TargetError::TooManyPeers { limit }
             })?
             .map_err(TargetError::Broken)?;
+        let own_key = self.config.key.is_none();
         match self.wait_open(target, deadline, |engine| engine.is_open(peer))? {
             Ok(()) => {}
+            Err(Some(FULL)) => return Err(TargetError::PeerFull { target }),
+            // One of our node has another view of where the others are.
+            Err(Some(GoneReason::Key(_))) if target.node == self.config.node && own_key => {
+                return Err(TargetError::Unresolved {
+                    target,
+                    cause: OTHER_VIEW.to_owned(),
+                });
+            }
             // No other process will come that is of our cluster.
             Err(Some(GoneReason::Key(mismatch))) => {
                 return Err(TargetError::OtherCluster {

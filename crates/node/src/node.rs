@@ -16,8 +16,9 @@ use crate::endpoint::Endpoint;
 use crate::engine::{Departure, Engine, Paths};
 use crate::error::{CloseError, OpenError};
 use crate::inner::Inner;
+use crate::limits::{LIMITS_FILE, UserLimits};
 use crate::progress::Progress;
-use crate::registry::{Board, ClaimError, Directory, Ports, Registry};
+use crate::registry::{Board, ClaimError, Directory, Ports, Registry, RegistryError};
 use crate::stats::Stats;
 use crate::witness::Witness;
 
@@ -33,15 +34,19 @@ impl Node {
     /// Opens the node: binds two UDP ports and enters the registry.
     ///
     /// # Errors
-    /// [`OpenError`]: the registry or the sockets cannot be had.
+    /// [`OpenError`]: the registry or the sockets cannot be had, or the user has as many
+    /// processes on this node as they may.
     pub fn open(config: Config) -> Result<Node, OpenError> {
-        let registry_error = |cause: &dyn std::fmt::Display| OpenError::Registry {
-            directory: config.runtime_dir.clone(),
-            cause: cause.to_string(),
-        };
+        let failed = |cause| registry_error(&config, cause);
         let registry = Registry::open(&config.runtime_dir, config.node)
-            .map_err(|cause| registry_error(&cause))?
-            .with_key(config.key.as_ref());
+            .map_err(failed)?
+            .with_key(config.key.as_ref())
+            .with_limits(config.max_endpoints, user_limits(&config)?);
+        let key = match &config.key {
+            // Nobody but this user's processes on this node is to be talked to.
+            None if config.hosts.is_local_only() => Some(registry.own_key().map_err(failed)?),
+            known => known.clone(),
+        };
         let clock = Clock::new();
         let link = open_link(&config, clock)?;
         let caps = link.caps();
@@ -55,16 +60,8 @@ impl Node {
         let mut protocol = config.protocol.clone();
         protocol.node = config.node.0;
         protocol.packet_bytes = caps.max_frame_bytes;
-        let mut engine = Engine::new(
-            link,
-            protocol,
-            incarnation,
-            rand::random(),
-            config.key.as_ref(),
-        );
-        let registration = registry
-            .register(ports)
-            .map_err(|cause| registry_error(&cause))?;
+        let mut engine = Engine::new(link, protocol, incarnation, rand::random(), key.as_ref());
+        let registration = registry.register(ports).map_err(failed)?;
         if config.may_share_memory() {
             share_memory(&mut engine, &config, &registry, incarnation)?;
         }
@@ -72,10 +69,9 @@ impl Node {
         engine.set_witness(Witness::new(registry.clone(), config.hosts.clone()));
         let driver = Driver::new(engine, clock, config.spin).map_err(OpenError::Sleep)?;
         let directory = match config.hosts.get(config.node) {
-            Some(host) if !config.hosts.is_local_only() => Some(
-                Directory::start(&registry, host.directories())
-                    .map_err(|cause| registry_error(&cause))?,
-            ),
+            Some(host) if !config.hosts.is_local_only() => {
+                Some(Directory::start(&registry, host.directories()).map_err(failed)?)
+            }
             _ => None,
         };
         driver.show_on(Board::new(&registry, incarnation));
@@ -101,7 +97,8 @@ impl Node {
     /// Opens an endpoint of this node.
     ///
     /// # Errors
-    /// [`OpenError::Taken`] names the process that has it.
+    /// [`OpenError::Taken`] names the process that has it; [`OpenError::Limit`]: this process
+    /// or its user has as many as they may.
     pub fn endpoint(&self, id: EndpointId) -> Result<Endpoint, OpenError> {
         if self.inner.is_forked() {
             return Err(OpenError::Forked);
@@ -121,10 +118,7 @@ impl Node {
                     command,
                 },
                 ClaimError::Forked { .. } => OpenError::Forked,
-                ClaimError::Registry(cause) => OpenError::Registry {
-                    directory: self.inner.config.runtime_dir.clone(),
-                    cause: cause.to_string(),
-                },
+                ClaimError::Registry(cause) => registry_error(&self.inner.config, cause),
             })?;
         self.inner
             .driver
@@ -154,7 +148,8 @@ impl Node {
         self.inner.driver.with(|engine, _| engine.paths())
     }
 
-    /// Peers that have gone since the last call, and why.
+    /// Peers that have gone since the last call, and why, oldest first. The latest
+    /// [`MAX_DEPARTURES`](crate::engine::MAX_DEPARTURES) are remembered.
     #[must_use]
     pub fn departed(&self) -> Vec<Departure> {
         self.inner.driver.with(|engine, _| engine.take_departures())
@@ -171,6 +166,23 @@ impl Node {
         }
         self.inner.drain(linger)
     }
+}
+
+fn registry_error(config: &Config, cause: RegistryError) -> OpenError {
+    match cause {
+        RegistryError::Limit(reached) => OpenError::Limit(reached),
+        cause => OpenError::Registry {
+            directory: config.runtime_dir.clone(),
+            cause: cause.to_string(),
+        },
+    }
+}
+
+/// What the administrator and the environment let this user have on this node.
+fn user_limits(config: &Config) -> Result<UserLimits, OpenError> {
+    let uid = rustix::process::geteuid().as_raw();
+    let file = UserLimits::load(LIMITS_FILE.as_ref(), uid).map_err(OpenError::UserLimits)?;
+    Ok(file.and(config.user_limits.clone()))
 }
 
 /// Meets processes of this node in shared memory; without it packets do, unless it

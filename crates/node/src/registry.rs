@@ -9,6 +9,7 @@
 //! agent.lock                held by the node's agent, if there is one; its pid
 //! owner-4711-9f3c...        pid, command, ports, incarnation; locked while its owner lives
 //! endpoint-7 -> owner-4711-9f3c...
+//! key                       what packets prove on a node without a hosts file
 //! shm-1f2e...               socket at which an owner meets others of this node, by incarnation
 //! board-1f2e...             its edges and their traffic, for who watches
 //! nodes                     the nodes that the agent knows, a hosts file that it keeps
@@ -27,18 +28,23 @@
 //! called `exec` lives on, the file stays locked; therefore the owner's pid and
 //! start time are recorded and compared too (within one pid namespace).
 //!
-//! **Trust.** The directories belong to one user and are closed to others; one
-//! that belongs to somebody else is refused.
+//! **Trust.** The directories belong to one user; the registry's own is closed to others.
+//! Refused is one that belongs to somebody else, that others can write to, or that somebody
+//! could replace because everybody can write to a directory it lies in. Who has the files
+//! can be no other user then, and is trusted.
 
 mod agent;
 mod announce_wire;
 mod answer;
 mod badge;
 mod board;
+mod count;
 mod directory;
 mod directory_wire;
 mod folder;
+mod holder;
 mod job_dir;
+mod own_key;
 mod owner;
 mod probe;
 mod probe_wire;
@@ -51,6 +57,7 @@ use std::net::SocketAddr;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use rand::TryRngCore;
 use rand::rngs::OsRng;
@@ -58,6 +65,7 @@ use rustix::fs::FlockOperation;
 
 use crate::address::{Address, EndpointId, NodeId};
 use crate::key::ClusterKey;
+use crate::limits::{LimitReached, UserLimits};
 
 pub use crate::job::default_runtime_dir;
 pub use agent::{AgentSeat, SeatError};
@@ -75,6 +83,7 @@ pub use directory_wire::{
     decode_lookup, decode_vouch, decode_vouched, encode_found, encode_lookup, encode_vouch,
     encode_vouched,
 };
+pub use holder::Holder;
 pub(crate) use job_dir::job_dir;
 pub use probe::{Prober, Reply};
 pub use probe_wire::{
@@ -124,6 +133,15 @@ pub enum RegistryError {
         /// Its permissions.
         mode: u32,
     },
+    /// Others could put another directory in its place.
+    LooseParent {
+        /// The directory.
+        path: PathBuf,
+        /// One that it lies in.
+        parent: PathBuf,
+        /// The permissions of that.
+        mode: u32,
+    },
     /// The path is a symbolic link or no directory.
     NoDirectory {
         /// The path.
@@ -145,6 +163,8 @@ pub enum RegistryError {
         /// How long we waited.
         waited_ms: u64,
     },
+    /// The user has as many processes or endpoints here as they may.
+    Limit(LimitReached),
     /// A file of a living owner cannot be understood.
     Corrupt {
         /// The file.
@@ -173,6 +193,14 @@ impl fmt::Display for RegistryError {
                  `chmod go-w` it, or set DIPOLE_RUNTIME_DIR to another",
                 path.display()
             ),
+            RegistryError::LooseParent { path, parent, mode } => write!(
+                f,
+                "the runtime directory {} could be replaced by others, who can write to {} (mode \
+                 {mode:04o}); `chmod +t` that, or set DIPOLE_RUNTIME_DIR to a directory elsewhere",
+                path.display(),
+                parent.display()
+            ),
+            RegistryError::Limit(reached) => reached.fmt(f),
             RegistryError::NoDirectory { path } => write!(
                 f,
                 "the runtime directory {} is a symbolic link or no directory; set \
@@ -268,6 +296,24 @@ pub struct Registry {
     node: NodeId,
     folder: Arc<Path>,
     badge: Badge,
+    limits: Arc<Limits>,
+}
+
+/// How many there may be.
+#[derive(Debug)]
+struct Limits {
+    user: UserLimits,
+    /// Endpoints of one registration.
+    endpoints: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits {
+            user: UserLimits::default(),
+            endpoints: u32::MAX,
+        }
+    }
 }
 
 impl Registry {
@@ -278,12 +324,14 @@ impl Registry {
     /// The directory cannot be made, is not ours, or is open to others.
     pub fn open(runtime_dir: &Path, node: NodeId) -> Result<Registry, RegistryError> {
         folder::make_private(runtime_dir)?;
+        folder::check_way(runtime_dir)?;
         let path = runtime_dir.join(format!("node-{node}"));
-        folder::make_private(&path)?;
+        folder::make_own(&path)?;
         let registry = Registry {
             node,
             folder: path.into(),
             badge: Badge::default(),
+            limits: Arc::default(),
         };
         registry.sweep()?;
         Ok(registry)
@@ -295,6 +343,16 @@ impl Registry {
     pub fn with_key(self, key: Option<&ClusterKey>) -> Registry {
         Registry {
             badge: Badge::new(key),
+            ..self
+        }
+    }
+
+    /// The same; who registers may have so many endpoints, and all processes and endpoints
+    /// together may be so many.
+    #[must_use]
+    pub fn with_limits(self, endpoints: u32, user: UserLimits) -> Registry {
+        Registry {
+            limits: Arc::new(Limits { user, endpoints }),
             ..self
         }
     }
@@ -319,9 +377,10 @@ impl Registry {
     /// Announces this process, so that it may claim endpoints.
     ///
     /// # Errors
-    /// The owner file cannot be written.
+    /// The owner file cannot be written, or the user has as many processes as they may.
     pub fn register(&self, ports: Ports) -> Result<Registration, RegistryError> {
         let _guard = folder::lock(&self.folder)?;
+        count::admit_process(&self.folder, &self.limits.user)?;
         let (name, file) = owner::create(&self.folder, &ports)?;
         Ok(Registration {
             inner: Arc::new(Registered {
@@ -329,6 +388,7 @@ impl Registry {
                 path: self.folder.join(&name),
                 name,
                 pid: std::process::id(),
+                claims: AtomicU32::new(0),
                 _locked: file,
             }),
         })
@@ -423,6 +483,8 @@ struct Registered {
     name: String,
     path: PathBuf,
     pid: u32,
+    /// Endpoints taken; grows only while the registry is locked.
+    claims: AtomicU32,
     /// Closing the last copy of this description frees the lock.
     _locked: File,
 }
@@ -433,7 +495,8 @@ impl Registration {
     /// # Errors
     /// - [`ClaimError::Taken`]: names the living holder.
     /// - [`ClaimError::Forked`]: this process is a child of the one that registered.
-    /// - [`ClaimError::Registry`]: the directory cannot be changed.
+    /// - [`ClaimError::Registry`]: the directory cannot be changed, or a limit is reached
+    ///   ([`RegistryError::Limit`]).
     pub fn claim(&self, endpoint: EndpointId) -> Result<Claim, ClaimError> {
         let registered = &self.inner;
         let registry = &registered.registry;
@@ -456,8 +519,14 @@ impl Registration {
                 command: holder.command,
             });
         }
+        let limit = registry.limits.endpoints;
+        if registered.claims.load(Ordering::Relaxed) >= limit {
+            return Err(RegistryError::Limit(LimitReached::Endpoints { limit }).into());
+        }
         folder::remove(&link)?;
+        count::admit_endpoint(&registry.folder, &registry.limits.user)?;
         symlink(&registered.name, &link).map_err(folder::failed("writing", &link))?;
+        registered.claims.fetch_add(1, Ordering::Relaxed);
         Ok(Claim {
             registered: Arc::clone(registered),
             link,
@@ -505,6 +574,7 @@ impl Drop for Claim {
         // Only ours to remove while we live and it names us; both hold here, as
         // nobody takes over from an owner whose lock is held.
         let _ = std::fs::remove_file(&self.link);
+        self.registered.claims.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

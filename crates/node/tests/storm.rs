@@ -291,12 +291,12 @@ fn killed_processes_leave_nothing_and_survivors_are_told() {
     assert_eq!(entries(Path::new("/dev/shm")), shared_memory_files);
     let left = entries(&runtime.join("node-1"));
     let own = |name: &String| {
-        ["registry.lock", "endpoint-1"].contains(&name.as_str())
+        ["registry.lock", "key", "endpoint-1"].contains(&name.as_str())
             || name.starts_with("owner-")
             || name.starts_with("shm-")
     };
     assert!(
-        left.iter().all(own) && left.len() == 4,
+        left.iter().all(own) && left.len() == 5,
         "{left:?}, seed {seed}"
     );
 }

@@ -98,6 +98,7 @@ impl Hub {
                 self.ending.push(id);
                 return;
             }
+            None if conn.was_full => Closing::Full,
             None => Closing::HungUp,
         };
         if let Closing::Broke { what } = why {
@@ -120,6 +121,9 @@ impl Hub {
                     return;
                 }
             };
+            if !self.may_enter(&socket) {
+                continue;
+            }
             match self.enter(socket, None) {
                 Ok(conn) => {
                     self.hear(conn.index(), events);
@@ -130,6 +134,40 @@ impl Hub {
                 }
             }
         }
+    }
+
+    /// Whether who has connected is of our user and there is room.
+    fn may_enter(&mut self, socket: &OwnedFd) -> bool {
+        let own_uid = rustix::process::geteuid().as_raw();
+        match crate::sys::peer_credentials(socket.as_fd()) {
+            Ok(who) if who.uid == own_uid => {}
+            Ok(who) => {
+                self.stats.strangers += 1;
+                tracing::warn!(
+                    "process {} of uid {} is turned away: memory is shared with processes of \
+                     uid {own_uid} only",
+                    who.pid,
+                    who.uid
+                );
+                return false;
+            }
+            Err(cause) => {
+                tracing::warn!("a process that the kernel cannot name is turned away: {cause}");
+                return false;
+            }
+        }
+        if self.is_full() {
+            self.stats.turned_away += 1;
+            tracing::warn!(
+                "a process of this node is turned away: this one has {} connections, its limit \
+                 (DIPOLE_MAX_PEERS)",
+                self.options.max_connections
+            );
+            // It is closed next, which tells it as well, without the reason.
+            let _ = control::say(socket.as_fd(), &Said::Full, &[]);
+            return false;
+        }
+        true
     }
 
     /// Nobody can be let in for want of descriptors. Whoever waits would keep the
@@ -197,7 +235,13 @@ impl Hub {
                     conn.greeted(&hello, &self.bell_file, probe, greeting, files)
                         .map(|opened| events.push(opened))
                 }
-                Ok(Heard::Nonsense) => Err("a message of no known form"),
+                Ok(Heard::Message(Said::Full, _)) if conn.begun_here && conn.open.is_none() => {
+                    conn.was_full = true;
+                    Ok(())
+                }
+                Ok(Heard::Nonsense | Heard::Message(Said::Full, _)) => {
+                    Err("a message of no known form")
+                }
                 Err(_) => {
                     conn.hang_up(&mut self.ending);
                     // Level-triggered: it would be told again and again.

@@ -20,6 +20,7 @@ const MAX_FILES: usize = 2;
 const HELLO: u8 = 1;
 const RING: u8 = 2;
 const WAKE: u8 = 3;
+const FULL: u8 = 4;
 const LONGEST: usize = 17 + MAX_GREETING_BYTES;
 
 /// One message.
@@ -31,6 +32,8 @@ pub(super) enum Said {
     Ring,
     /// Something waits.
     Wake,
+    /// No further connection is taken.
+    Full,
 }
 
 /// What came over a socket.
@@ -117,6 +120,7 @@ pub(super) fn say(socket: BorrowedFd<'_>, said: &Said, files: &[BorrowedFd<'_>])
             rustix::net::send(socket, &[WAKE], flags)?;
             return Ok(());
         }
+        Said::Full => bytes.push(FULL),
         Said::Ring => bytes.push(RING),
         Said::Hello { probe, greeting } => {
             bytes.push(HELLO);
@@ -182,6 +186,7 @@ fn parse(bytes: &[u8]) -> Option<Said> {
         }
         [RING] => Some(Said::Ring),
         [WAKE] => Some(Said::Wake),
+        [FULL] => Some(Said::Full),
         _ => None,
     }
 }

@@ -18,6 +18,22 @@ pub enum ShmError {
         /// What the system says.
         cause: io::Error,
     },
+    /// Another user's process listens there.
+    Foreign {
+        /// At which socket.
+        path: PathBuf,
+        /// Its process, 0 if it cannot be seen.
+        pid: i32,
+        /// Its user.
+        uid: u32,
+        /// Who we are.
+        own_uid: u32,
+    },
+    /// There are as many connections as there may be.
+    TooMany {
+        /// How many that is.
+        limit: usize,
+    },
     /// No memory or descriptors.
     Memory(io::Error),
     /// The greeting is longer than [`MAX_GREETING_BYTES`].
@@ -35,6 +51,23 @@ impl fmt::Display for ShmError {
                 "cannot meet other processes of this node at the socket {}: {cause}; \
                  its folder must exist and belong to the same user",
                 path.display()
+            ),
+            ShmError::Foreign {
+                path,
+                pid,
+                uid,
+                own_uid,
+            } => write!(
+                f,
+                "process {pid} of uid {uid} listens at the socket {}, not one of uid {own_uid}: \
+                 memory is shared with nobody else; end it, or set DIPOLE_RUNTIME_DIR to a \
+                 directory of your own",
+                path.display()
+            ),
+            ShmError::TooMany { limit } => write!(
+                f,
+                "this process shares memory with {limit} others already, its limit \
+                 (DIPOLE_MAX_PEERS)"
             ),
             ShmError::Memory(cause) => write!(
                 f,

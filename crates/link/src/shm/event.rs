@@ -20,6 +20,8 @@ pub struct PeerFacts {
 pub enum Closing {
     /// Its process closed it or ended.
     HungUp,
+    /// It has as many connections as it may.
+    Full,
     /// It broke the format.
     Broke {
         /// How.
@@ -65,4 +67,8 @@ pub struct ShmStats {
     pub pulled_bytes: u64,
     /// Connections cut off because the peer broke the format.
     pub broken: u64,
+    /// Connections of other users' processes, closed unheard.
+    pub strangers: u64,
+    /// Connections closed because there were as many as there may be.
+    pub turned_away: u64,
 }

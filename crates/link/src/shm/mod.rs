@@ -61,6 +61,9 @@ pub struct ShmOptions {
     /// Bytes of its area for longer payloads, rounded up to a power of two that holds
     /// two of the longest. Peers must have the same.
     pub ring_bytes: usize,
+    /// Connections at most; those that would be one more are told so. Each takes a
+    /// descriptor, a page, and up to two large rings.
+    pub max_connections: usize,
 }
 
 impl Default for ShmOptions {
@@ -68,6 +71,7 @@ impl Default for ShmOptions {
         ShmOptions {
             ring_slots: 1024,
             ring_bytes: 1 << 20,
+            max_connections: 4096,
         }
     }
 }
@@ -119,6 +123,8 @@ struct Conn {
     begun_here: bool,
     open: Option<Box<Open>>,
     hung_up: bool,
+    /// The peer has no room for us.
+    was_full: bool,
     broken: Option<&'static str>,
 }
 
@@ -200,6 +206,7 @@ impl Hub {
             options: ShmOptions {
                 ring_slots: options.ring_slots.max(SMALL_SLOTS).next_power_of_two(),
                 ring_bytes: ring_bytes.next_power_of_two(),
+                max_connections: options.max_connections,
             },
             greeting: greeting.to_vec(),
             path: socket.to_owned(),
@@ -232,13 +239,29 @@ impl Hub {
     /// Begins a connection; [`attend`](Self::attend) tells how it went.
     ///
     /// # Errors
-    /// Nobody listens there, or we may not connect.
+    /// Nobody listens there, we may not connect, it is another user's process
+    /// ([`ShmError::Foreign`]), or there are as many connections as there may be.
     pub fn connect(&mut self, socket: &Path) -> Result<ConnId, ShmError> {
         let failed = |cause| ShmError::Socket {
             path: socket.to_owned(),
             cause,
         };
+        if self.is_full() {
+            return Err(ShmError::TooMany {
+                limit: self.options.max_connections,
+            });
+        }
         let stream = control::connect(socket).map_err(failed)?;
+        let own_uid = rustix::process::geteuid().as_raw();
+        let who = crate::sys::peer_credentials(stream.as_fd()).map_err(failed)?;
+        if who.uid != own_uid {
+            return Err(ShmError::Foreign {
+                path: socket.to_owned(),
+                pid: who.pid,
+                uid: who.uid,
+                own_uid,
+            });
+        }
         let (segment, file) = Segment::create(PAGE_BYTES).map_err(ShmError::Memory)?;
         let hello = control::hello(&self.probe, &self.greeting);
         control::say(
@@ -248,6 +271,10 @@ impl Hub {
         )
         .map_err(failed)?;
         self.enter(stream, Some(segment)).map_err(ShmError::Memory)
+    }
+
+    fn is_full(&self) -> bool {
+        self.conns.len() - self.free.len() >= self.options.max_connections
     }
 
     fn enter(&mut self, socket: OwnedFd, page: Option<Segment>) -> io::Result<ConnId> {
@@ -283,6 +310,7 @@ impl Hub {
             page,
             open: None,
             hung_up: false,
+            was_full: false,
             broken: None,
         });
         Ok(id)

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
 
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::{MemfdFlags, Mode, SealFlags};
 use rustix::io::Errno;
 
 /// Seals without which memory from elsewhere could be cut off under our hands.
@@ -15,10 +15,13 @@ fn memory(name: &str) -> io::Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     // Some systems insist on memory that nobody can execute; kernels before 6.3 do not
     // know the word.
-    match rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
-        Err(Errno::INVAL) => Ok(rustix::fs::memfd_create(name, flags)?),
-        made => Ok(made?),
-    }
+    let file = match rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
+        Err(Errno::INVAL) => rustix::fs::memfd_create(name, flags)?,
+        made => made?,
+    };
+    // It begins open to everybody; only /proc stands before it then.
+    rustix::fs::fchmod(&file, Mode::RUSR | Mode::WUSR)?;
+    Ok(file)
 }
 
 /// A mapping of shared memory. Others may write to it at any moment: only atomics
@@ -159,6 +162,17 @@ impl Drop for Segment {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn memory_is_open_to_its_user_alone_and_keeps_its_size() {
+        for made in [Segment::create(4096), Segment::create_own(4096)] {
+            let (_segment, file) = made.expect("memory");
+            let facts = rustix::fs::fstat(&file).expect("our own");
+            assert_eq!(facts.st_mode & 0o777, 0o600);
+            let seals = rustix::fs::fcntl_get_seals(&file).expect("sealed");
+            assert!(seals.contains(SHAPE | SealFlags::SEAL), "{seals:?}");
+        }
+    }
 
     #[test]
     fn a_forked_child_neither_has_the_memory_nor_takes_away_what_lies_there() {

@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use dipole_proto::{EdgeId, Event, Machine, PathChange, PeerId};
 
+use super::Traffic;
+use super::departures::{Departure, Departures};
 use super::peer::{Assembly, Incoming, LooseAssembly, Peer, find, peer_entry};
 use super::rooms::Rooms;
-use super::{Departure, Traffic};
 use crate::GoneReason;
 use crate::address::{Address, EndpointId, NodeId};
 use crate::frames::FramePool;
@@ -23,7 +24,7 @@ pub(super) struct Receivers<'a> {
     pub(super) rooms: &'a mut Rooms,
     pub(super) buffers: &'a Arc<Buffers>,
     pub(super) traffic: &'a mut Traffic,
-    pub(super) departures: &'a mut Vec<Departure>,
+    pub(super) departures: &'a mut Departures,
     /// Peers that are silent though they owe an answer.
     pub(super) quiet: &'a mut Vec<PeerId>,
     /// What has become known of the ways to peers, to be told.

@@ -16,6 +16,7 @@ use std::os::fd::BorrowedFd;
 use std::path::Path;
 
 use dipole_link::shm::{Closing, ConnId, Hub, PushError, ShmError, ShmEvent, ShmOptions, ShmStats};
+use dipole_proto::wire::ResetReason;
 use rustc_hash::FxHashMap;
 
 use super::deliver::Receivers;
@@ -105,8 +106,12 @@ impl Local {
             incarnation,
             initial_credit: config.initial_credit_bytes,
         };
+        let options = ShmOptions {
+            max_connections: config.max_peers as usize,
+            ..ShmOptions::default()
+        };
         Ok(Local {
-            hub: Hub::open(socket, &own.to_bytes(), &ShmOptions::default())?,
+            hub: Hub::open(socket, &own.to_bytes(), &options)?,
             own,
             peers: Vec::new(),
             by_incarnation: FxHashMap::default(),
@@ -410,6 +415,7 @@ impl Local {
                     let was_open = self.find(conn).is_some_and(|peer| peer.open);
                     let reason = match why {
                         _ if said_bye => GoneReason::Closed,
+                        Closing::Full => GoneReason::Reset(ResetReason::TooManyPeers),
                         // It had no time to say hello.
                         Closing::HungUp if !was_open => GoneReason::Restarted,
                         Closing::HungUp => GoneReason::Died,

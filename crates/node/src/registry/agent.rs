@@ -18,6 +18,7 @@ use super::answer::{Answers, Said, bound, settled};
 use super::directory::flock;
 use super::directory_wire::{PACKET_BYTES, encode_yield};
 use super::folder::{failed, open_lock};
+use super::holder::Holder;
 use super::{Registry, RegistryError, is_locked, random_number};
 
 /// Readers of the lock hold it for a moment.
@@ -64,8 +65,9 @@ impl fmt::Display for SeatError {
             }
             SeatError::Port { address, cause } => write!(
                 f,
-                "cannot bind {address}: {cause}; end who has it (`ss -ulpn`), or choose another \
-                 port by `port=` in the hosts file"
+                "cannot bind {address}: {cause}{}; end who has it (`ss -ulpn`), or choose another \
+                 port by `port=` in the hosts file",
+                Holder::told(*address)
             ),
             SeatError::OtherCluster { mismatch } => write!(
                 f,

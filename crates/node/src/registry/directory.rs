@@ -23,7 +23,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::FlockOperation;
@@ -32,11 +32,15 @@ use super::answer::{Answers, Said, bound};
 use super::badge::Badge;
 use super::directory_wire::YIELD;
 use super::folder::{failed, open_lock};
+use super::holder::Holder;
 use super::probe_wire::MAX_PROBE_BYTES;
 use super::{Registry, RegistryError, agent};
 
 /// How long to wait before a port that somebody else holds is tried again.
 const REBIND: Duration = Duration::from_secs(2);
+
+/// The longest time between two complaints about that.
+const LONGEST_PAUSE: Duration = Duration::from_secs(600);
 
 /// Keeps this process ready to answer for its node, until it is dropped.
 #[derive(Debug)]
@@ -166,12 +170,13 @@ impl Drop for Directory {
 }
 
 fn run(service: &Service, lock: &File, path: &Path) {
+    let mut complaint = Complaint::default();
     loop {
         let waited = flock(lock, FlockOperation::LockExclusive).and_then(|()| {
             // Until nobody in this process wants it; then the lock goes to the next process.
             let mut next = Next::Again;
             while next == Next::Again && !agent::lives(&service.registry)? {
-                next = serve(service);
+                next = serve(service, &mut complaint);
             }
             flock(lock, FlockOperation::Unlock)?;
             if next != Next::End {
@@ -216,8 +221,29 @@ enum Next {
     End,
 }
 
+/// A port stays taken as long as another user's program runs: said seldom, then seldomer.
+#[derive(Debug, Default)]
+struct Complaint {
+    last: Option<Instant>,
+    pause: Duration,
+}
+
+impl Complaint {
+    fn is_due(&self) -> bool {
+        self.last.is_none_or(|last| last.elapsed() >= self.pause)
+    }
+
+    /// Everything that was due has been said.
+    fn said(&mut self) {
+        if self.is_due() {
+            self.last = Some(Instant::now());
+            self.pause = (self.pause * 2).clamp(REBIND, LONGEST_PAUSE);
+        }
+    }
+}
+
 /// Answers until something else is to be done.
-fn serve(service: &Service) -> Next {
+fn serve(service: &Service, complaint: &mut Complaint) -> Next {
     // Cloned in one go: the lock must not be held while this answers.
     let (binds, badge) = service
         .binds
@@ -232,15 +258,18 @@ fn serve(service: &Service) -> Next {
     for bind in &binds {
         match bound(*bind) {
             Ok(socket) => sockets.push((socket, Answers::new(&registry, bind.ip()))),
-            Err(cause) => tracing::warn!(
+            Err(cause) if complaint.is_due() => tracing::warn!(
                 node = %service.registry.node(),
                 address = %bind,
                 %cause,
-                "cannot bind the directory port; other nodes cannot find this one's endpoints \
-                 by this address until it is free (`port=` in the hosts file chooses another)"
+                "cannot bind the directory port{}; other nodes cannot find this one's endpoints \
+                 by this address until it is free (`port=` in the hosts file chooses another)",
+                Holder::told(*bind)
             ),
+            Err(_) => {}
         }
     }
+    complaint.said();
     let lacks_one = sockets.len() < binds.len();
     let retry = Timespec {
         tv_sec: REBIND.as_secs().cast_signed(),

@@ -2,7 +2,7 @@
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -50,6 +50,37 @@ pub(super) fn make_private(path: &Path) -> Result<(), RegistryError> {
             path: path.to_owned(),
             mode: found.mode() & 0o7777,
         });
+    }
+    Ok(())
+}
+
+/// Refuses a directory that somebody could put another in the place of: one of those it
+/// lies in can be changed by everybody.
+pub(super) fn check_way(path: &Path) -> Result<(), RegistryError> {
+    let whole = path.canonicalize().map_err(failed("checking", path))?;
+    for parent in whole.ancestors().skip(1) {
+        let mode = std::fs::metadata(parent)
+            .map_err(failed("checking", parent))?
+            .mode();
+        // In a sticky one, as /tmp, nobody moves what is another's.
+        if mode & 0o002 != 0 && mode & 0o1000 == 0 {
+            return Err(RegistryError::LooseParent {
+                path: path.to_owned(),
+                parent: parent.to_owned(),
+                mode: mode & 0o7777,
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Makes the registry's own directory below a checked one, closed to everybody else.
+pub(super) fn make_own(path: &Path) -> Result<(), RegistryError> {
+    make_private(path)?;
+    let found = std::fs::symlink_metadata(path).map_err(failed("checking", path))?;
+    if found.mode() & 0o077 != 0 {
+        let private = std::fs::Permissions::from_mode(0o700);
+        std::fs::set_permissions(path, private).map_err(failed("closing", path))?;
     }
     Ok(())
 }

@@ -4,9 +4,10 @@
 //! stays; the next job on this machine removes those in which nobody has lived for long.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Registry, RegistryError, folder};
+use super::{Registry, RegistryError, folder, own_key};
 use crate::address::NodeId;
 
 /// An empty directory may belong to a job that is about to start; not after so long.
@@ -39,6 +40,7 @@ fn remove_if_left(job: &Path, old: Duration) -> Result<(), RegistryError> {
             node: NodeId(1),
             folder: path.clone().into(),
             badge: super::Badge::default(),
+            limits: Arc::default(),
         };
         let age = std::fs::symlink_metadata(&path)
             .and_then(|found| found.modified())
@@ -50,7 +52,7 @@ fn remove_if_left(job: &Path, old: Duration) -> Result<(), RegistryError> {
         registry.sweep()?;
         let names = std::fs::read_dir(&path).map_err(folder::failed("reading", &path))?;
         let is_left = names.flatten().all(|entry| {
-            ["registry.lock", "directory.lock"]
+            ["registry.lock", "directory.lock", own_key::NAME]
                 .iter()
                 .any(|lock| entry.file_name() == *lock)
         });

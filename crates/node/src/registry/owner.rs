@@ -74,6 +74,28 @@ pub(super) fn is_alive(path: &Path) -> Result<bool, RegistryError> {
     }
 }
 
+/// Tells processes apart: pid namespace and pid.
+pub(super) type ProcessKey = (u64, u32);
+
+/// Us.
+pub(super) fn this_process() -> ProcessKey {
+    (pid_namespace(), std::process::id())
+}
+
+/// The process of an owner file, if it lives.
+pub(super) fn living_process(path: &Path) -> Result<Option<ProcessKey>, RegistryError> {
+    let Some(file) = open(path)? else {
+        return Ok(None);
+    };
+    if !is_locked(&file).map_err(failed("testing", path))? {
+        return Ok(None);
+    }
+    let record = read(file, path)?;
+    Ok(record
+        .runs()
+        .then_some((record.namespace, record.owner.pid)))
+}
+
 /// The incarnation that an owner file tells, as its other files have it in their names.
 pub(super) fn incarnation(path: &Path) -> Option<String> {
     let record = read(open(path).ok()??, path).ok()?;

@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use dipole_proto::KeyMismatch;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::badge::Badge;
 use super::directory_wire::{
@@ -24,8 +25,8 @@ const LAST_PAUSE: Duration = Duration::from_millis(200);
 /// When a look-up is first said to last, and how often after that.
 const FIRST_WORD: Duration = Duration::from_secs(1);
 const NEXT_WORD: Duration = Duration::from_secs(5);
-/// How long each card is waited for when one is looked for.
-const CARD_PAUSES: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(50)];
+/// How long cards are waited for when one is looked for.
+const CARD_PATIENCE: Duration = Duration::from_millis(100);
 
 /// Who says which nodes there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,7 +125,7 @@ impl fmt::Display for ResolveError {
             ResolveError::NoSuchEndpoint { address, waited } => write!(
                 f,
                 "endpoint {address} was not opened by anybody within {waited:.1?}; is the program \
-                 that opens it running, with the same runtime directory?"
+                 that opens it running, by the same user and with the same runtime directory?"
             ),
             ResolveError::NoAnswer {
                 address,
@@ -291,6 +292,12 @@ fn resolve_there(
     wait: &mut Wait,
 ) -> Result<Ports, ResolveError> {
     let badge = registry.badge();
+    let mut question = Question::new(address, badge).map_err(|cause| ResolveError::NoAnswer {
+        address,
+        directory: place.host.directory(),
+        waited: wait.so_far(),
+        cause: Some(cause),
+    })?;
     let mut last_cause = None;
     let mut answered = false;
     let mut attempts = 0;
@@ -298,10 +305,12 @@ fn resolve_there(
         // Any card of the node will do.
         let directory = place.directories[attempts % place.directories.len()];
         attempts += 1;
-        let pause = wait.next_pause();
-        let attempt_ends = Instant::now() + pause;
-        match ask(directory, address, badge, attempt_ends) {
-            Ok(Some(Err(mismatch))) => {
+        let attempt_ends = Instant::now() + wait.next_pause();
+        let answer = question
+            .ask(directory)
+            .and_then(|()| question.answer(attempt_ends));
+        match answer {
+            Ok(Some((directory, Err(mismatch)))) => {
                 return Err(ResolveError::OtherCluster {
                     address,
                     directory,
@@ -309,7 +318,7 @@ fn resolve_there(
                     fingerprint: badge.fingerprint().map(str::to_owned),
                 });
             }
-            Ok(Some(Ok(found))) => match found.status {
+            Ok(Some((directory, Ok(found)))) => match found.status {
                 FoundStatus::Found(ports) => {
                     let card = match place.host.control == Some(directory.ip()) {
                         true => card_that_answers(&place, address, badge),
@@ -358,73 +367,136 @@ fn resolve_there(
         {
             place = now;
             attempts = 0;
+            // What it was asked where it was is of no interest.
+            question.sockets.clear();
         }
         // An early "no" is no reason to ask at once again.
         std::thread::sleep(attempt_ends.saturating_duration_since(Instant::now()));
     }
 }
 
-/// The card of a node that answers, when its control network has told where the endpoint is:
-/// messages go by cards only. The first one if there is no other, or none answers.
+/// The card of a node that answers first, when its control network has told where the endpoint
+/// is: messages go by cards only. The first one if there is no other, or none answers.
 fn card_that_answers(place: &Place, address: Address, badge: &Badge) -> IpAddr {
     let first = place.host.address;
     if place.host.cards.is_empty() {
         return first;
     }
+    let Ok(mut question) = Question::new(address, badge) else {
+        return first;
+    };
     let is_card = |at: &&SocketAddr| place.host.control != Some(at.ip());
-    for pause in CARD_PAUSES {
-        for directory in place.directories.iter().filter(is_card) {
-            if let Ok(Some(Ok(_))) = ask(*directory, address, badge, Instant::now() + pause) {
-                return directory.ip();
+    for card in place.directories.iter().filter(is_card) {
+        if let Err(cause) = question.ask(*card) {
+            tracing::debug!(%card, %cause, "a card cannot be asked");
+        }
+    }
+    match question.answer(Instant::now() + CARD_PATIENCE) {
+        Ok(Some((card, _))) => card.ip(),
+        _ => first,
+    }
+}
+
+/// A directory's answer, and where it came from; an error if we are strangers there.
+type Answer = (SocketAddr, Result<Found, KeyMismatch>);
+
+/// A look-up under way, on a socket for each directory: an answer may take longer than the pause
+/// before it is asked again.
+struct Question<'a> {
+    address: Address,
+    nonce: u64,
+    badge: &'a Badge,
+    sockets: Vec<(SocketAddr, UdpSocket)>,
+}
+
+impl Question<'_> {
+    fn new(address: Address, badge: &Badge) -> io::Result<Question<'_>> {
+        Ok(Question {
+            address,
+            nonce: random_number()?,
+            badge,
+            sockets: Vec::new(),
+        })
+    }
+
+    fn ask(&mut self, directory: SocketAddr) -> io::Result<()> {
+        let known = self.sockets.iter().position(|(at, _)| *at == directory);
+        let index = match known {
+            Some(index) => index,
+            None => {
+                let socket = UdpSocket::bind((any_like(directory), 0))?;
+                // Connected: only the directory's packets arrive, and "port unreachable" is
+                // reported.
+                socket.connect(directory)?;
+                socket.set_nonblocking(true)?;
+                self.sockets.push((directory, socket));
+                self.sockets.len() - 1
+            }
+        };
+        let lookup = encode_lookup(&Lookup {
+            nonce: self.nonce,
+            address: self.address,
+        });
+        self.sockets[index].1.send(&self.badge.seal(&lookup))?;
+        Ok(())
+    }
+
+    /// Waits for an answer to whichever time it was asked; `None` if there is none until then.
+    fn answer(&self, until: Instant) -> io::Result<Option<Answer>> {
+        let mut failed = None;
+        loop {
+            for (directory, socket) in &self.sockets {
+                match self.read(*directory, socket) {
+                    Ok(Some(answer)) => return Ok(Some((*directory, answer))),
+                    Ok(None) => {}
+                    // Another card may still answer.
+                    Err(cause) => failed = Some(cause),
+                }
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return failed.map_or(Ok(None), Err);
+            }
+            let timeout = Timespec {
+                tv_sec: left.as_secs().cast_signed(),
+                tv_nsec: left.subsec_nanos().into(),
+            };
+            let sockets = self.sockets.iter();
+            let mut watched: Vec<PollFd<'_>> = sockets
+                .map(|(_, socket)| PollFd::new(socket, PollFlags::IN))
+                .collect();
+            match poll(&mut watched, Some(&timeout)) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
             }
         }
     }
-    first
-}
 
-/// Asks once; `None` if nothing fitting came before `until`, an error if we are strangers.
-///
-/// A new socket each time: a late answer to an earlier question cannot meet it.
-fn ask(
-    directory: SocketAddr,
-    address: Address,
-    badge: &Badge,
-    until: Instant,
-) -> io::Result<Option<Result<Found, KeyMismatch>>> {
-    let socket = UdpSocket::bind((any_like(directory), 0))?;
-    // Connected: only the directory's packets arrive, and "port unreachable" is reported.
-    socket.connect(directory)?;
-    let nonce = random_number()?;
-    socket.send(&badge.seal(&encode_lookup(&Lookup { nonce, address })))?;
-    let mut buffer = [0; PACKET_BYTES + PROOF_BYTES + 1];
-    loop {
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Ok(None);
-        }
-        socket.set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
-        match socket.recv(&mut buffer) {
-            Ok(length) => {
-                let packet = &buffer[..length];
-                if let Some(mismatch) = badge.refused(packet, nonce) {
-                    return Ok(Some(Err(mismatch)));
-                }
-                let found = badge.open(packet).ok().map(|plain| decode_found(&plain));
-                match found {
-                    Some(Ok(found)) if found.nonce == nonce && fits(&found, address) => {
-                        return Ok(Some(Ok(found)));
-                    }
-                    _ => tracing::debug!(%directory, "not an answer to our question"),
-                }
+    fn read(
+        &self,
+        directory: SocketAddr,
+        socket: &UdpSocket,
+    ) -> io::Result<Option<Result<Found, KeyMismatch>>> {
+        let mut buffer = [0; PACKET_BYTES + PROOF_BYTES + 1];
+        loop {
+            let length = match socket.recv(&mut buffer) {
+                Ok(length) => length,
+                Err(cause) if cause.kind() == io::ErrorKind::Interrupted => continue,
+                Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+                Err(cause) => return Err(cause),
+            };
+            let packet = &buffer[..length];
+            if let Some(mismatch) = self.badge.refused(packet, self.nonce) {
+                return Ok(Some(Err(mismatch)));
             }
-            Err(cause)
-                if matches!(
-                    cause.kind(),
-                    io::ErrorKind::WouldBlock
-                        | io::ErrorKind::TimedOut
-                        | io::ErrorKind::Interrupted
-                ) => {}
-            Err(cause) => return Err(cause),
+            let found = self.badge.open(packet).ok();
+            let found = found.and_then(|plain| decode_found(&plain).ok());
+            let fitting =
+                found.filter(|found| found.nonce == self.nonce && fits(found, self.address));
+            match fitting {
+                Some(found) => return Ok(Some(Ok(found))),
+                None => tracing::debug!(%directory, "not an answer to our question"),
+            }
         }
     }
 }

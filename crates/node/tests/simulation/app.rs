@@ -251,6 +251,7 @@ impl World {
             self.totals.loose_read += 1;
         } else {
             self.totals.read += 1;
+            self.read_at_ns = self.now_ns;
         }
         self.totals.bytes_read += message.len() as u64;
         if message.len() as u64 + 64 > process.engine.machine().config().edge_window_bytes {

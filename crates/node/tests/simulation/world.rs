@@ -18,7 +18,8 @@ use crate::stranger::Stranger;
 use crate::totals::Totals;
 use crate::trace::{Trace, What};
 
-/// Virtual time within which everything must be done once faults have stopped.
+/// Virtual time within which something must be read, once faults have stopped, or all be done. (A
+/// pool that holds one message and cards that overtake each other cost a time-out per message.)
 const PROGRESS_NS: u64 = 60 * SECOND;
 /// Activations of one node at one moment that mean it never comes to rest.
 const RESTLESS: u32 = 20_000;
@@ -105,6 +106,8 @@ pub struct World {
     pub totals: Totals,
     pub stage: Stage,
     pub stage_since_ns: u64,
+    /// When a message that was to arrive was last read.
+    pub read_at_ns: u64,
     next_fault: usize,
     /// Comes to a cluster with a key when the storm is over.
     stranger: Option<Stranger>,
@@ -188,6 +191,7 @@ impl World {
             totals: Totals::default(),
             stage: Stage::Storm,
             stage_since_ns: 0,
+            read_at_ns: 0,
             next_fault: 0,
             stranger: None,
             dice: ChaCha8Rng::seed_from_u64(!scenario.seed),
@@ -221,7 +225,7 @@ impl World {
         let fault = self.scenario.faults.get(self.next_fault).map(|(at, _)| *at);
         let stage = match self.stage {
             Stage::Storm => self.scenario.calm_at_ns,
-            _ => self.stage_since_ns + PROGRESS_NS,
+            _ => self.progress_due_ns(),
         };
         (0..self.nodes.len())
             .map(|node| self.wake_ns(node))
@@ -344,7 +348,7 @@ impl World {
                 let open = self.open_work(idle_too);
                 if self.is_late() && open.is_some() {
                     return Err(format!(
-                        "no progress {} s after the last fault: {}",
+                        "nothing was read for {} s, long after the last fault: {}",
                         PROGRESS_NS / SECOND,
                         open.unwrap_or_default()
                     ));
@@ -374,7 +378,11 @@ impl World {
     }
 
     fn is_late(&self) -> bool {
-        self.now_ns >= self.stage_since_ns + PROGRESS_NS
+        self.now_ns >= self.progress_due_ns()
+    }
+
+    fn progress_due_ns(&self) -> u64 {
+        self.stage_since_ns.max(self.read_at_ns) + PROGRESS_NS
     }
 
     fn open_work(&mut self, idle_too: bool) -> Option<String> {

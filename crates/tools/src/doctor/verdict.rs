@@ -191,10 +191,11 @@ pub(super) fn version(theirs: [u16; 3], ours: [u16; 3], host: &Host) -> Finding 
     if theirs == ours {
         return Finding::good(NAME, format!("{} on both sides", text(ours)));
     }
-    Finding::unknown(
+    Finding::slow(
         NAME,
         format!(
-            "{} here, {} on node {}",
+            "{} here, {} on node {}: `dipole run` passes over it, and what only one of the two \
+             can is not used",
             text(ours),
             text(theirs),
             host.node

@@ -15,6 +15,7 @@ fn survivors_lose_nothing_while_a_card_and_then_a_node_fail_and_come_back() {
     let phase = crate::phase();
     let seconds = phase.as_secs_f64() * 5.0;
     let mut job = Job::soak(&bed, 8, seconds, &["--on-loss", "restart"]);
+    job.wait_for(8, "all ranks found");
     thread::sleep(phase / 2);
     job.note("node 2: the first card is taken out");
     bed.set_card(2, 0, false).expect("a card");

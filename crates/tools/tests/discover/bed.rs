@@ -71,6 +71,22 @@ impl Cluster {
         there.map(number).collect()
     }
 
+    /// Waits until the file that the agent of a node keeps has so many nodes: it is written at
+    /// most ten times a second.
+    pub(crate) fn wait_for_file(&self, node: u32, nodes: usize) {
+        let place = &self.bed.node(node).runtime_dir;
+        let file = place.join(format!("node-{node}/nodes"));
+        let begun = Instant::now();
+        loop {
+            let text = std::fs::read_to_string(&file).expect("the agent keeps it");
+            if text.lines().filter(|line| !line.starts_with('#')).count() == nodes {
+                return;
+            }
+            assert!(begun.elapsed() < PATIENCE, "never {nodes} nodes: {text}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
     /// Waits until the nodes know just each other; how long that took.
     pub(crate) fn wait_for(&self, nodes: &[u32]) -> Duration {
         let begun = Instant::now();

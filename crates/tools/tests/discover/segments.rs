@@ -21,6 +21,7 @@ fn four_nodes_find_each_other_without_a_hosts_file_and_run_a_job() {
         })
         .collect();
     let took = cluster.wait_for(&[1, 2, 3, 4]);
+    cluster.wait_for_file(1, 4);
     println!("four nodes knew each other {took:?} after the last was started");
     let mut run = cluster.dipole(1, &["run", "-n", "8", "--hosts", "agent"]);
     run.args(["sh", "-c", "echo $DIPOLE_NID"]);
@@ -54,6 +55,7 @@ fn seeds_alone_suffice_and_the_table_shows_all_addresses() {
         table.contains("10.0.0.1:7411") && table.contains("cluster dipole"),
         "{table}"
     );
+    cluster.wait_for_file(4, 4);
     let file = cluster.bed.node(4).runtime_dir.join("node-4/nodes");
     let file = std::fs::read_to_string(file).expect("the agent keeps it");
     assert!(

@@ -5,3 +5,4 @@
 mod bed;
 mod here;
 mod peers;
+mod version;

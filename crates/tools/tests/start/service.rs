@@ -49,10 +49,11 @@ fn until_ready(manager: &UnixDatagram) -> Vec<(String, OwnedFd)> {
     }
 }
 
-/// A program of the node, which answers for it while no agent does.
+/// A program of the node without the cluster key, which answers for it while no agent does.
 fn program(node: &Node) -> Process {
     let mut command = node.dipole(&["recv", "1:7", "--out"]);
     command.arg(node.path("out")).env("DIPOLE_LINK", "udp");
+    command.env_remove("DIPOLE_KEY");
     let process = Process::start(&mut command, "");
     let there = node.path("runtime").join("node-1/endpoint-7");
     wait_for("an endpoint", || there.is_symlink().then_some(()));

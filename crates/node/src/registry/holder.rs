@@ -1,0 +1,116 @@
+//! Whose process has a UDP port of this machine, as the kernel tells everybody.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+/// The user whose process has a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// The user.
+    pub uid: u32,
+    /// Us.
+    pub own_uid: u32,
+}
+
+impl Holder {
+    /// The same as a text in brackets, to be put behind another; empty if nobody is seen.
+    pub(super) fn told(address: SocketAddr) -> String {
+        Holder::of(address).map_or_else(String::new, |holder| format!(" ({holder})"))
+    }
+
+    /// Who has this port, if that can be seen from here.
+    pub(super) fn of(address: SocketAddr) -> Option<Holder> {
+        let uid = ["/proc/net/udp", "/proc/net/udp6"]
+            .into_iter()
+            .filter_map(|table| std::fs::read_to_string(table).ok())
+            .find_map(|table| holder(&table, address))?;
+        Some(Holder {
+            uid,
+            own_uid: rustix::process::geteuid().as_raw(),
+        })
+    }
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.uid == self.own_uid {
+            f.write_str("another process of this user has it")
+        } else {
+            write!(f, "a process of user {} has it", self.uid)
+        }
+    }
+}
+
+/// The fields of a line: number, local address, remote address, state, queues, timer,
+/// retransmits, uid.
+fn holder(table: &str, address: SocketAddr) -> Option<u32> {
+    table.lines().find_map(|line| {
+        let mut fields = line.split_whitespace();
+        let (ip, port) = fields.nth(1)?.split_once(':')?;
+        let port = u16::from_str_radix(port, 16).ok()?;
+        let ip = local_ip(ip)?;
+        let meets = ip.is_unspecified() || ip == address.ip() || address.ip().is_unspecified();
+        (port == address.port() && meets).then(|| fields.nth(5)?.parse().ok())?
+    })
+}
+
+/// An address as words of this machine's byte order in hexadecimal digits.
+fn local_ip(digits: &str) -> Option<IpAddr> {
+    let word = |at: usize| {
+        let text = digits.get(8 * at..8 * at + 8)?;
+        Some(u32::from_str_radix(text, 16).ok()?.to_ne_bytes())
+    };
+    match digits.len() {
+        8 => Some(Ipv4Addr::from(word(0)?).into()),
+        32 => {
+            let words = [word(0)?, word(1)?, word(2)?, word(3)?];
+            let bytes: [u8; 16] = words.as_flattened().try_into().ok()?;
+            Some(Ipv6Addr::from(bytes).to_canonical())
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+
+    use super::*;
+
+    #[test]
+    fn the_user_of_a_port_is_found() {
+        let own_uid = rustix::process::geteuid().as_raw();
+        for address in ["127.0.0.1:0", "[::1]:0", "0.0.0.0:0"] {
+            let Ok(socket) = UdpSocket::bind(address) else {
+                println!("SKIPPED: no socket at {address}");
+                continue;
+            };
+            let bound = socket.local_addr().unwrap();
+            let found = Holder::of(bound).expect("it is there");
+            assert_eq!(found.uid, own_uid);
+            assert!(found.to_string().contains("another process of this user"));
+        }
+    }
+
+    #[test]
+    fn lines_are_read_and_what_makes_no_sense_is_passed_over() {
+        let word = |bytes: [u8; 4]| format!("{:08X}", u32::from_ne_bytes(bytes));
+        let line = |ip: String, port: u16, uid: u32| {
+            format!(" 7: {ip}:{port:04X} 00000000:0000 07 0:0 00:0 0 {uid} 0 123 2 0 0\n")
+        };
+        let table = [
+            "  sl  local_address rem_address   st\n".to_owned(),
+            line("zz".into(), 7411, 4),
+        ]
+        .concat()
+            + &line(word([127, 0, 0, 1]), 7411, 5)
+            + &line(word([0; 4]), 7412, 6);
+        let holder = |text: &str| holder(&table, text.parse().unwrap());
+        assert_eq!(holder("127.0.0.1:7411"), Some(5));
+        assert_eq!(holder("127.0.0.2:7411"), None);
+        assert_eq!(holder("127.0.0.2:7412"), Some(6));
+        assert_eq!(holder("127.0.0.2:7413"), None);
+        let other = Holder { uid: 6, own_uid: 5 };
+        assert_eq!(other.to_string(), "a process of user 6 has it");
+    }
+}

@@ -1,0 +1,73 @@
+//! The key of a node without a hosts file: what its user's processes prove to each other.
+//!
+//! It lies in the registry, where the kernel lets nobody else read it, and is made by
+//! the first process that asks. By it packets between processes of this user are told from
+//! those that other users' processes send to the same ports.
+
+use std::io;
+
+use super::{Registry, RegistryError, folder};
+use crate::key::{ClusterKey, KeyError};
+
+/// Its file.
+pub(super) const NAME: &str = "key";
+
+impl Registry {
+    /// The key of this node and user, made if there is none yet.
+    ///
+    /// # Errors
+    /// It cannot be read or written, or is damaged.
+    pub(crate) fn own_key(&self) -> Result<ClusterKey, RegistryError> {
+        let _guard = folder::lock(&self.folder)?;
+        let path = self.folder.join(NAME);
+        let failed = |error| match error {
+            KeyError::System { doing, cause, file } => RegistryError::Io {
+                doing,
+                path: file,
+                cause,
+            },
+            _ => RegistryError::Corrupt {
+                path: path.clone(),
+                reason: "no key that is this user's alone",
+            },
+        };
+        match ClusterKey::load(&path) {
+            Err(KeyError::System { cause, .. }) if cause.kind() == io::ErrorKind::NotFound => {}
+            known => return known.map_err(failed),
+        }
+        let key = ClusterKey::random().map_err(folder::failed("making", &path))?;
+        // Put in place whole: who is killed here leaves none that is cut.
+        let fresh = self.folder.join("key.new");
+        folder::remove(&fresh)?;
+        key.save(&fresh).map_err(failed)?;
+        std::fs::rename(&fresh, &path).map_err(folder::failed("writing", &path))?;
+        Ok(key)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+    use crate::address::NodeId;
+
+    #[test]
+    fn all_processes_of_a_node_get_one_key_that_nobody_else_can_read() {
+        let base = tempfile::tempdir().unwrap();
+        let open = |node| Registry::open(&base.path().join("dipole"), NodeId(node)).unwrap();
+        let first = open(1);
+        let key = first.own_key().unwrap();
+        assert!(open(1).own_key().unwrap() == key);
+        assert!(open(2).own_key().unwrap() != key);
+        let file = first.path().join(NAME);
+        assert_eq!(file.metadata().unwrap().mode() & 0o777, 0o600);
+        // What a killed process left is in nobody's way.
+        std::fs::remove_file(&file).unwrap();
+        std::fs::write(first.path().join("key.new"), "half").unwrap();
+        assert!(first.own_key().unwrap() != key);
+        std::fs::write(&file, "no key").unwrap();
+        let error = first.own_key().unwrap_err().to_string();
+        assert!(error.contains("damaged"), "{error}");
+    }
+}
