@@ -14,6 +14,7 @@ use crate::key::{ClusterKey, KeyError};
 #[cfg(doc)]
 use crate::limits::LIMITS_FILE;
 use crate::limits::{Bound, UserLimits};
+use crate::registry::nodes_file;
 
 /// Names of the environment variables that [`Config::from_env`] reads.
 pub mod variables {
@@ -227,6 +228,22 @@ impl Config {
         }
     }
 
+    /// Makes this the configuration of another node: with the hosts file there is, else with
+    /// the nodes that the agent of that node knows.
+    ///
+    /// # Errors
+    /// [`ConfigError::Hosts`]: the agent's file cannot be read.
+    pub fn act_as(&mut self, node: NodeId) -> Result<(), ConfigError> {
+        self.node = node;
+        if self.hosts.is_local_only() || self.hosts.is_of_agent() {
+            let nodes = Hosts::of_agent(&nodes_file(&self.runtime_dir, node));
+            let nodes = nodes.map_err(ConfigError::Hosts)?;
+            self.hosts = nodes.unwrap_or_else(|| Hosts::local_only(node));
+        }
+        self.settle();
+        Ok(())
+    }
+
     /// Bounds the bytes of unread messages; what depends on it keeps its share.
     pub fn bound_pool(&mut self, bytes: u64) {
         let usual = dipole_proto::Config::default();
@@ -290,6 +307,7 @@ impl Config {
     /// Reads the variables of [`variables`]; what is missing has its default. Without
     /// `DIPOLE_NID` the node and its peers are those that Slurm, `mpirun` or Kubernetes
     /// gives the process, if one of them started it; their names may have to be waited for.
+    /// Without `DIPOLE_HOSTS` they are those that the node's agent knows, if it has one.
     ///
     /// # Errors
     /// [`ConfigError`], naming the variable or the line of the hosts file.
@@ -308,7 +326,12 @@ impl Config {
             config.hosts = place.hosts.unwrap_or_else(|| Hosts::local_only(place.node));
             config.runtime_dir = place.runtime_dir.unwrap_or(config.runtime_dir);
         } else if let Some(file) = text(variables::HOSTS) {
-            config.hosts = Hosts::load(file.as_ref()).map_err(ConfigError::Hosts)?;
+            config.hosts = Hosts::followed(file.as_ref()).map_err(ConfigError::Hosts)?;
+        } else {
+            let nodes = nodes_file(&config.runtime_dir, config.node);
+            if let Some(hosts) = Hosts::of_agent(&nodes).map_err(ConfigError::Hosts)? {
+                config.hosts = hosts;
+            }
         }
         config.settle();
         config.key = ClusterKey::from_env().map_err(ConfigError::Key)?;

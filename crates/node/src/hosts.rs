@@ -3,7 +3,7 @@
 //! One line per node, `#` begins a comment:
 //!
 //! ```text
-//! # NID ADDRESS [port=P] [cards=ADDRESS,...] [slots=N] [ssh=DEST] [runtime=DIR] [name=TEXT]
+//! # NID ADDRESS [port=P] [cards=ADDRESS,...] [control=ADDRESS] [slots=N] [ssh=DEST] [runtime=DIR] [name=TEXT]
 //! 1 10.0.0.1 slots=4
 //! 2 10.0.0.2 slots=4 ssh=user@second runtime=/run/user/1000/dipole
 //! 3 fd00::3  port=7500 name=third
@@ -36,6 +36,8 @@ pub struct Host {
     pub address: IpAddr,
     /// Addresses of its further cards.
     pub cards: Vec<IpAddr>,
+    /// Its address on a network of its own for questions and membership, none of its cards.
+    pub control: Option<IpAddr>,
     /// The directory's UDP port.
     pub port: u16,
     /// How many ranks the launcher places here before it goes on to the next.
@@ -55,13 +57,46 @@ impl Host {
         SocketAddr::new(self.address, self.port)
     }
 
-    /// The same on each of its cards, the first one first.
+    /// Where it is asked: on the control network if it has one, then on each of its cards,
+    /// the first one first.
     #[must_use]
     pub fn directories(&self) -> Vec<SocketAddr> {
-        let addresses = std::iter::once(&self.address).chain(&self.cards);
+        let cards = std::iter::once(&self.address).chain(&self.cards);
+        let addresses = self.control.iter().chain(cards);
         addresses
             .map(|address| SocketAddr::new(*address, self.port))
             .collect()
+    }
+}
+
+impl Host {
+    /// The line of a hosts file that says the same.
+    #[must_use]
+    pub fn line(&self) -> String {
+        let mut line = format!("{} {}", self.node, self.address);
+        let mut add = |key: &str, value: String| {
+            if !value.is_empty() {
+                line += &format!(" {key}={value}");
+            }
+        };
+        let cards: Vec<String> = self.cards.iter().map(ToString::to_string).collect();
+        add("port", self.port.to_string());
+        add("cards", cards.join(","));
+        add(
+            "control",
+            self.control.map(|ip| ip.to_string()).unwrap_or_default(),
+        );
+        add("slots", self.slots.to_string());
+        add("ssh", self.ssh.clone().unwrap_or_default());
+        let runtime = self.runtime_dir.as_ref();
+        add(
+            "runtime",
+            runtime
+                .map(|path| path.display().to_string())
+                .unwrap_or_default(),
+        );
+        add("name", self.name.clone().unwrap_or_default());
+        line
     }
 }
 
@@ -80,6 +115,15 @@ impl fmt::Display for Host {
 pub struct Hosts {
     entries: Vec<Host>,
     is_alone: bool,
+    source: Option<Source>,
+}
+
+/// A file that may get further nodes while a program runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Source {
+    file: PathBuf,
+    /// An agent keeps it: a node that it lacks may be about to come.
+    is_agents: bool,
 }
 
 /// What is wrong with a hosts file.
@@ -198,6 +242,7 @@ impl Hosts {
                 node,
                 address: IpAddr::V4(Ipv4Addr::LOCALHOST),
                 cards: Vec::new(),
+                control: None,
                 port: DEFAULT_DIRECTORY_PORT,
                 slots: 1,
                 ssh: None,
@@ -205,6 +250,7 @@ impl Hosts {
                 name: None,
             }],
             is_alone: true,
+            source: None,
         }
     }
 
@@ -230,6 +276,60 @@ impl Hosts {
             ))));
         }
         Hosts::parse_as(&text, path)
+    }
+
+    /// Reads a hosts file that is read again when a node is looked for that it lacks.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn followed(path: &Path) -> Result<Hosts, HostsError> {
+        Ok(Hosts {
+            source: Some(Source {
+                file: path.to_owned(),
+                is_agents: false,
+            }),
+            ..Hosts::load(path)?
+        })
+    }
+
+    /// Reads the nodes that an agent knows, if one keeps or has kept a file of them there.
+    /// Nodes that it lacks are waited for.
+    ///
+    /// # Errors
+    /// The file is there and cannot be read, or a line is wrong.
+    pub fn of_agent(path: &Path) -> Result<Option<Hosts>, HostsError> {
+        if !path.exists() {
+            return Ok(None);
+        }
+        Ok(Some(Hosts {
+            source: Some(Source {
+                file: path.to_owned(),
+                is_agents: true,
+            }),
+            ..Hosts::load(path)?
+        }))
+    }
+
+    /// What the file says now, if it can be read and is one of those that are read again.
+    #[must_use]
+    pub fn again(&self) -> Option<Hosts> {
+        let source = self.source.clone()?;
+        match Hosts::load(&source.file) {
+            Ok(hosts) => Some(Hosts {
+                source: Some(source),
+                ..hosts
+            }),
+            Err(error) => {
+                tracing::debug!(%error, "a hosts file cannot be read again");
+                None
+            }
+        }
+    }
+
+    /// True if an agent keeps the file.
+    #[must_use]
+    pub fn is_of_agent(&self) -> bool {
+        self.source.as_ref().is_some_and(|source| source.is_agents)
     }
 
     /// Reads the text of a hosts file.
@@ -288,6 +388,7 @@ impl Hosts {
         Ok(Hosts {
             entries,
             is_alone: false,
+            source: None,
         })
     }
 
@@ -296,6 +397,7 @@ impl Hosts {
         Hosts {
             entries,
             is_alone: false,
+            source: None,
         }
     }
 
@@ -307,6 +409,7 @@ impl Hosts {
         let is_own = |ip: IpAddr| {
             own.is_some_and(|own| own.address == ip || own.cards.contains(&ip))
                 && ip != host.address
+                && host.control != Some(ip)
         };
         let mut all = host.directories();
         all.retain(|directory| !is_own(directory.ip()));
@@ -355,8 +458,7 @@ fn field(found: &str, expected: &'static str) -> LineFault {
 
 fn parse_line(content: &str) -> Result<Host, LineFault> {
     const NODE: &str = "a node number from 1 to 4294967295";
-    const OPTION: &str =
-        "port=P, cards=ADDRESS[,ADDRESS], slots=N, ssh=DEST, runtime=DIR or name=TEXT";
+    const OPTION: &str = "port=P, cards=ADDRESS[,ADDRESS], control=ADDRESS, slots=N, ssh=DEST, runtime=DIR or name=TEXT";
     const CARDS: &str = "cards=ADDRESS[,ADDRESS[,ADDRESS]], each once, without the first one";
     let mut words = content.split_whitespace();
     let first = words.next().unwrap_or_default();
@@ -367,6 +469,7 @@ fn parse_line(content: &str) -> Result<Host, LineFault> {
         node,
         address,
         cards: Vec::new(),
+        control: None,
         port: DEFAULT_DIRECTORY_PORT,
         slots: 1,
         ssh: None,
@@ -395,6 +498,7 @@ fn parse_line(content: &str) -> Result<Host, LineFault> {
                     return Err(field(word, CARDS));
                 }
             }
+            "control" => host.control = Some(parse_address(value)?),
             "slots" => {
                 host.slots =
                     parse_within(word, value, 1..=MAX_SLOTS, "slots=N with N from 1 to 65536")?;
@@ -410,6 +514,12 @@ fn parse_line(content: &str) -> Result<Host, LineFault> {
             "name" => return Err(field(word, "name=TEXT with a text")),
             _ => return Err(field(word, OPTION)),
         }
+    }
+    if let Some(control) = host.control
+        && (control == host.address || host.cards.contains(&control))
+    {
+        let found = format!("control={control}");
+        return Err(field(&found, "control=ADDRESS, none of the node's cards"));
     }
     Ok(host)
 }
@@ -553,6 +663,45 @@ mod tests {
         let asked = hosts.get(NodeId(1)).unwrap().directories();
         let asked: Vec<String> = asked.iter().map(ToString::to_string).collect();
         assert_eq!(asked, ["10.0.0.1:9", "10.1.0.1:9", "[fd00::1]:9"]);
+    }
+
+    #[test]
+    fn a_node_with_a_control_network_is_asked_there_first_and_its_line_reads_back() {
+        let text =
+            "1 10.0.0.1 port=9 cards=10.1.0.1 control=10.9.0.1 slots=2 ssh=a@b runtime=/r name=n";
+        let hosts = Hosts::parse(text).unwrap();
+        let host = hosts.get(NodeId(1)).unwrap();
+        assert_eq!(host.line(), text);
+        let asked = host.directories();
+        let asked: Vec<String> = asked.iter().map(ToString::to_string).collect();
+        assert_eq!(asked, ["10.9.0.1:9", "10.0.0.1:9", "10.1.0.1:9"]);
+        for same in [
+            "1 10.0.0.1 control=10.0.0.1",
+            "1 10.0.0.1 control=10.1.0.1 cards=10.1.0.1",
+        ] {
+            let said = Hosts::parse(same).unwrap_err().to_string();
+            assert!(said.contains("none of the node's cards"), "{said}");
+        }
+    }
+
+    #[test]
+    fn files_that_are_followed_tell_what_they_say_now() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("nodes");
+        assert!(Hosts::of_agent(&file).unwrap().is_none());
+        std::fs::write(&file, "1 10.0.0.1\n").unwrap();
+        let of_agent = Hosts::of_agent(&file).unwrap().unwrap();
+        let followed = Hosts::followed(&file).unwrap();
+        assert!(of_agent.is_of_agent() && !followed.is_of_agent());
+        assert!(Hosts::load(&file).unwrap().again().is_none());
+        std::fs::write(&file, "1 10.0.0.1\n2 10.0.0.2\n").unwrap();
+        for hosts in [of_agent, followed] {
+            let now = hosts.again().unwrap();
+            assert_eq!((now.count(), now.is_of_agent()), (2, hosts.is_of_agent()));
+            assert_eq!(now.again().unwrap(), now);
+        }
+        std::fs::write(&file, "nonsense").unwrap();
+        assert!(Hosts::followed(&file).is_err());
     }
 
     #[test]

@@ -12,6 +12,7 @@
 //! key                       what packets prove on a node without a hosts file
 //! shm-1f2e...               socket at which an owner meets others of this node, by incarnation
 //! board-1f2e...             its edges and their traffic, for who watches
+//! nodes                     the nodes that the agent knows, a hosts file that it keeps
 //! ```
 //!
 //! An owner holds an exclusive `flock` on its file from before the file is
@@ -33,6 +34,7 @@
 //! can be no other user then, and is trusted.
 
 mod agent;
+mod announce_wire;
 mod answer;
 mod badge;
 mod board;
@@ -67,6 +69,10 @@ use crate::limits::{LimitReached, UserLimits};
 
 pub use crate::job::default_runtime_dir;
 pub use agent::{AgentSeat, SeatError};
+pub use announce_wire::{
+    Announcement, MAX_NAME_BYTES, decode_announcement, encode_announcement, is_announcement,
+    is_name,
+};
 pub use answer::version;
 pub(crate) use badge::Badge;
 pub(crate) use board::Board;
@@ -84,7 +90,7 @@ pub use probe_wire::{
     MAX_PROBE_BYTES, Presence, Probe, Question, decode_presence, decode_question, encode_presence,
     encode_probe,
 };
-pub use resolve::{ResolveError, resolve};
+pub use resolve::{KnownBy, ResolveError, resolve};
 
 /// Where a process can be reached, and which of its lives this is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -423,6 +429,24 @@ impl Registry {
             .join(format!("{BOARD_PREFIX}{incarnation:016x}"))
     }
 
+    /// The hosts file that the node's agent keeps for its programs.
+    #[must_use]
+    pub fn nodes_file(&self) -> PathBuf {
+        self.folder.join(NODES_FILE)
+    }
+
+    /// The packet that announces this node.
+    #[must_use]
+    pub fn seal_announcement(&self, said: &Announcement) -> Vec<u8> {
+        self.badge().seal(&encode_announcement(said))
+    }
+
+    /// What an announcement says, if this is one of somebody who has our key, or none as we.
+    #[must_use]
+    pub fn open_announcement(&self, packet: &[u8]) -> Option<Announcement> {
+        decode_announcement(&self.badge().open(packet).ok()?).ok()
+    }
+
     /// Removes what the dead have left.
     ///
     /// # Errors
@@ -439,6 +463,13 @@ impl Registry {
 
 const SOCKET_PREFIX: &str = "shm-";
 const BOARD_PREFIX: &str = "board-";
+const NODES_FILE: &str = "nodes";
+
+/// Where the agent of a node, if it has one, keeps the nodes that it knows.
+#[must_use]
+pub fn nodes_file(runtime_dir: &Path, node: NodeId) -> PathBuf {
+    runtime_dir.join(format!("node-{node}")).join(NODES_FILE)
+}
 
 /// A process that is announced in a registry; ends when it and its claims are dropped.
 #[derive(Clone, Debug)]

@@ -98,6 +98,12 @@ impl Witness {
                 }
             };
         }
+        // It may have come after this process began.
+        if self.hosts.get(node).is_none()
+            && let Some(hosts) = self.hosts.again()
+        {
+            self.hosts = hosts;
+        }
         let host = self.hosts.get(node)?;
         self.questions.retain(|question| question.peer != peer);
         self.questions.push(Question {

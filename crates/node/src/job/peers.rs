@@ -81,6 +81,7 @@ impl Names {
                 node: node_at(index),
                 address,
                 cards: Vec::new(),
+                control: None,
                 port,
                 slots: 1,
                 ssh: None,

@@ -25,16 +25,32 @@ const LAST_PAUSE: Duration = Duration::from_millis(200);
 /// When a look-up is first said to last, and how often after that.
 const FIRST_WORD: Duration = Duration::from_secs(1);
 const NEXT_WORD: Duration = Duration::from_secs(5);
+/// How long cards are waited for when one is looked for.
+const CARD_PATIENCE: Duration = Duration::from_millis(100);
+
+/// Who says which nodes there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KnownBy {
+    /// Neither hosts file nor agent.
+    Nothing,
+    /// A hosts file.
+    File,
+    /// This node's agent.
+    Agent {
+        /// How long the node was waited for.
+        waited: Duration,
+    },
+}
 
 /// Why an endpoint could not be found.
 #[derive(Debug)]
 pub enum ResolveError {
-    /// The hosts file does not have the node.
+    /// Neither the hosts file nor this node's agent knows the node.
     UnknownNode {
         /// Who was looked for.
         address: Address,
-        /// True if there is no hosts file at all.
-        no_hosts_file: bool,
+        /// Where it was looked for.
+        hosts: KnownBy,
     },
     /// The node answers, but nobody opened the endpoint in time.
     NoSuchEndpoint {
@@ -83,11 +99,21 @@ impl fmt::Display for ResolveError {
         match self {
             ResolveError::UnknownNode {
                 address,
-                no_hosts_file: true,
+                hosts: KnownBy::Nothing,
             } => write!(
                 f,
                 "cannot find endpoint {address}: node {} is not this one and there is no hosts \
-                 file; name one (DIPOLE_HOSTS)",
+                 file; name one (DIPOLE_HOSTS), or let an agent of this node find the others \
+                 (`dipole agent --discover`)",
+                address.node
+            ),
+            ResolveError::UnknownNode {
+                address,
+                hosts: KnownBy::Agent { waited },
+            } => write!(
+                f,
+                "cannot find endpoint {address}: this node's agent did not hear of node {} within \
+                 {waited:.1?}; does an agent run there, and here (`dipole agent status`)?",
                 address.node
             ),
             ResolveError::UnknownNode { address, .. } => write!(
@@ -182,12 +208,58 @@ pub fn resolve(
     if address.node == registry.node() {
         return resolve_here(registry, address, &mut wait);
     }
-    let host = hosts.get(address.node).ok_or(ResolveError::UnknownNode {
-        address,
-        no_hosts_file: hosts.is_local_only(),
-    })?;
-    let directories = hosts.directories_as_seen_from(registry.node(), host);
-    resolve_there(host, directories, address, registry.badge(), &mut wait)
+    let host = place(registry, hosts, address, &mut wait)?;
+    resolve_there(registry, hosts, host, address, &mut wait)
+}
+
+/// Where a node is asked.
+#[derive(PartialEq, Eq)]
+struct Place {
+    host: Host,
+    directories: Vec<SocketAddr>,
+}
+
+impl Place {
+    fn of(registry: &Registry, hosts: &Hosts, node: NodeId) -> Option<Place> {
+        let host = hosts.get(node)?;
+        Some(Place {
+            host: host.clone(),
+            directories: hosts.directories_as_seen_from(registry.node(), host),
+        })
+    }
+}
+
+/// Where the node of an address is. A file of hosts is read again if it lacks the node;
+/// where an agent keeps it, until the node is there or the time is over.
+fn place(
+    registry: &Registry,
+    hosts: &Hosts,
+    address: Address,
+    wait: &mut Wait,
+) -> Result<Place, ResolveError> {
+    let mut found = Place::of(registry, hosts, address.node);
+    loop {
+        found = found.or_else(|| Place::of(registry, &hosts.again()?, address.node));
+        if let Some(place) = found {
+            return Ok(place);
+        }
+        if !hosts.is_of_agent() || wait.is_over() {
+            return Err(ResolveError::UnknownNode {
+                address,
+                hosts: match (hosts.is_local_only(), hosts.is_of_agent()) {
+                    (true, _) => KnownBy::Nothing,
+                    (_, true) => KnownBy::Agent {
+                        waited: wait.so_far(),
+                    },
+                    _ => KnownBy::File,
+                },
+            });
+        }
+        wait.warn(|seconds| {
+            tracing::warn!(%address, seconds, "waiting for the node to join the cluster");
+        });
+        std::thread::sleep(wait.next_pause());
+    }
 }
 
 fn resolve_here(
@@ -213,25 +285,26 @@ fn resolve_here(
 }
 
 fn resolve_there(
-    host: &Host,
-    directories: Vec<SocketAddr>,
+    registry: &Registry,
+    hosts: &Hosts,
+    mut place: Place,
     address: Address,
-    badge: &Badge,
     wait: &mut Wait,
 ) -> Result<Ports, ResolveError> {
+    let badge = registry.badge();
     let mut question = Question::new(address, badge).map_err(|cause| ResolveError::NoAnswer {
         address,
-        directory: host.directory(),
+        directory: place.host.directory(),
         waited: wait.so_far(),
         cause: Some(cause),
     })?;
-    let mut directories = directories.into_iter().cycle();
-    let mut directory = host.directory();
     let mut last_cause = None;
     let mut answered = false;
+    let mut attempts = 0;
     loop {
         // Any card of the node will do.
-        directory = directories.next().unwrap_or(directory);
+        let directory = place.directories[attempts % place.directories.len()];
+        attempts += 1;
         let attempt_ends = Instant::now() + wait.next_pause();
         let answer = question
             .ask(directory)
@@ -247,7 +320,11 @@ fn resolve_there(
             }
             Ok(Some((directory, Ok(found)))) => match found.status {
                 FoundStatus::Found(ports) => {
-                    return Ok(reachable(ports, host.address, directory.ip()));
+                    let card = match place.host.control == Some(directory.ip()) {
+                        true => card_that_answers(&place, address, badge),
+                        false => directory.ip(),
+                    };
+                    return Ok(reachable(ports, place.host.address, card));
                 }
                 FoundStatus::WrongNode => {
                     return Err(ResolveError::WrongNode {
@@ -274,6 +351,7 @@ fn resolve_there(
                 }
             });
         }
+        let mut moved = None;
         wait.warn(|seconds| {
             let state = if answered {
                 "not opened yet"
@@ -281,9 +359,41 @@ fn resolve_there(
                 "no answer yet"
             };
             tracing::warn!(%address, %directory, seconds, state, "waiting for another node's endpoint");
+            // It may be at another address by now.
+            moved = hosts.again();
         });
+        if let Some(now) = moved.and_then(|hosts| Place::of(registry, &hosts, address.node))
+            && now != place
+        {
+            place = now;
+            attempts = 0;
+            // What it was asked where it was is of no interest.
+            question.sockets.clear();
+        }
         // An early "no" is no reason to ask at once again.
         std::thread::sleep(attempt_ends.saturating_duration_since(Instant::now()));
+    }
+}
+
+/// The card of a node that answers first, when its control network has told where the endpoint
+/// is: messages go by cards only. The first one if there is no other, or none answers.
+fn card_that_answers(place: &Place, address: Address, badge: &Badge) -> IpAddr {
+    let first = place.host.address;
+    if place.host.cards.is_empty() {
+        return first;
+    }
+    let Ok(mut question) = Question::new(address, badge) else {
+        return first;
+    };
+    let is_card = |at: &&SocketAddr| place.host.control != Some(at.ip());
+    for card in place.directories.iter().filter(is_card) {
+        if let Err(cause) = question.ask(*card) {
+            tracing::debug!(%card, %cause, "a card cannot be asked");
+        }
+    }
+    match question.answer(Instant::now() + CARD_PATIENCE) {
+        Ok(Some((card, _))) => card.ip(),
+        _ => first,
     }
 }
 

@@ -2,25 +2,34 @@
 //! and knows which nodes there are. No message of a program passes through it.
 
 mod callers;
+mod discovery;
+mod finder;
 mod jobs;
+mod member;
 mod membership;
+mod nodes;
+mod place;
 mod proofs;
 mod rules;
+mod segment;
 mod serve;
 mod session;
 mod status;
 mod store;
+mod ways;
 
 use std::fmt;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
+use dipole_node::hosts::Hosts;
 use dipole_node::registry::{Registry, RegistryError, SeatError};
-use dipole_node::{Config, ConfigError, variables};
+use dipole_node::{Config, ConfigError, NodeId, variables};
 
+use place::PlaceArgs;
 use rules::RulesError;
 pub(crate) use session::{SessionArgs, session};
 
@@ -30,7 +39,9 @@ pub(crate) use session::{SessionArgs, session};
 /// other without it; with it a process that computes for long, or is stopped, is not taken
 /// for dead, and `dipole agent status` tells which nodes there are. It can be ended and
 /// started again under running jobs. DIPOLE_NID and DIPOLE_HOSTS say which node this is and
-/// where the others are.
+/// where the others are; with --discover or --seed they find each other without a hosts file.
+/// Programs of the node that have none reach all nodes that its agent knows, and so does
+/// `dipole run --hosts agent`.
 ///
 /// With a cluster key (DIPOLE_KEY) it starts ranks for those who prove that they hold the same,
 /// so that `dipole run --hosts` needs no ssh, as far as the rules of the machine's owner allow:
@@ -43,6 +54,11 @@ pub(crate) struct AgentArgs {
     /// The owner's rules about work for others
     #[arg(long, value_name = "FILE")]
     rules: Option<PathBuf>,
+    /// Number of this node [default: $DIPOLE_NID, else 1]
+    #[arg(long, value_name = "NID", global = true)]
+    nid: Option<NodeId>,
+    #[command(flatten)]
+    place: PlaceArgs,
     #[command(subcommand)]
     what: Option<What>,
 }
@@ -67,6 +83,20 @@ enum AgentError {
     /// The hosts file does not tell where this node is asked.
     NotInHosts {
         node: u32,
+    },
+    Variable {
+        variable: &'static str,
+        expected: String,
+    },
+    NoCard,
+    ControlIsCard {
+        control: IpAddr,
+    },
+    /// Another node has this node's number, and had it first.
+    Taken {
+        node: u32,
+        by: String,
+        age_s: u64,
     },
     Registry(RegistryError),
     Seat(SeatError),
@@ -97,7 +127,25 @@ impl fmt::Display for AgentError {
             AgentError::NotInHosts { node } => write!(
                 f,
                 "no hosts file says where node {node} is asked: set DIPOLE_HOSTS to one with a \
-                 line `{node} ADDRESS`, and DIPOLE_NID to this node's number"
+                 line `{node} ADDRESS`, and DIPOLE_NID to this node's number; or let the nodes find \
+                 each other (--discover, --seed)"
+            ),
+            AgentError::Variable { variable, expected } => {
+                write!(f, "{variable} cannot be used: {expected}")
+            }
+            AgentError::NoCard => f.write_str(
+                "no card of this machine is up with an address on a network; name the addresses \
+                 of this node by --bind",
+            ),
+            AgentError::ControlIsCard { control } => write!(
+                f,
+                "{control} is one of this node's cards: name the others by --bind, or leave \
+                 --control away"
+            ),
+            AgentError::Taken { node, by, age_s } => write!(
+                f,
+                "node number {node} is taken: an agent at {by} has had it for {age_s} s; give \
+                 this node another (--nid, DIPOLE_NID), or end that agent first"
             ),
             AgentError::Registry(error) => error.fmt(f),
             AgentError::Seat(error) => error.fmt(f),
@@ -150,7 +198,7 @@ impl From<RulesError> for AgentError {
 pub(crate) fn execute(args: &AgentArgs, json: bool) -> ExitCode {
     let done = match args.what {
         None => run(args, json),
-        Some(What::Status) => show(json),
+        Some(What::Status) => show(args.nid, json),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -161,19 +209,28 @@ pub(crate) fn execute(args: &AgentArgs, json: bool) -> ExitCode {
     }
 }
 
-fn opened() -> Result<(Config, Registry), AgentError> {
-    let config = Config::from_env().map_err(AgentError::Config)?;
+/// Configuration and registry of this node, or of the one given.
+fn opened(nid: Option<NodeId>) -> Result<(Config, Registry), AgentError> {
+    let mut config = Config::from_env().map_err(AgentError::Config)?;
+    if let Some(node) = nid {
+        config.act_as(node).map_err(AgentError::Config)?;
+    }
     let registry = Registry::open(&config.runtime_dir, config.node)?.with_key(config.key.as_ref());
     Ok((config, registry))
 }
 
 fn run(args: &AgentArgs, json: bool) -> Result<(), AgentError> {
-    let (config, registry) = opened()?;
-    serve::serve(&config, &registry, args.rules.as_deref(), json)
+    let (mut config, registry) = opened(args.nid)?;
+    // What an agent has found is no order to the next.
+    if config.hosts.is_of_agent() {
+        config.hosts = Hosts::local_only(config.node);
+        config.settle();
+    }
+    serve::serve(&config, &registry, args, json)
 }
 
-fn show(json: bool) -> Result<(), AgentError> {
-    let (_, registry) = opened()?;
+fn show(nid: Option<NodeId>, json: bool) -> Result<(), AgentError> {
+    let (_, registry) = opened(nid)?;
     let text = status::ask(&registry)?;
     let status = serde_json::from_str(&text).map_err(|cause| AgentError::Status { cause })?;
     let status = status::completed(status, &registry)?;

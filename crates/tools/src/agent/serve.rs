@@ -6,21 +6,27 @@ use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
-use dipole_node::registry::{AgentSeat, MAX_PROBE_BYTES, Registry};
-use dipole_node::{ClusterKey, Config};
+use dipole_node::hosts::Host;
+use dipole_node::registry::{AgentSeat, MAX_PROBE_BYTES, Registry, is_announcement};
+use dipole_node::{ClusterKey, Config, NodeId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use signal_hook::consts::{SIGCHLD, SIGINT, SIGTERM};
 use signal_hook::low_level::pipe;
 
-use super::AgentError;
 use super::callers::Callers;
-use super::membership::{Member, Membership, News};
+use super::discovery::Taken;
+use super::finder::Finder;
+use super::member::{Member, now_as_life};
+use super::membership::{Membership, News};
+use super::nodes::Nodes;
 use super::proofs::is_membership;
 use super::rules::{self, Rules};
 use super::status::{MemberStatus, ProcessStatus, Status, socket};
 use super::store::{self, Kept};
+use super::ways::{Ways, socket_to};
+use super::{AgentArgs, AgentError};
 
 /// Packets taken before anything else is looked at.
 const MOST_PACKETS: usize = 64;
@@ -36,6 +42,12 @@ struct Agent<'a> {
     /// None without a cluster key.
     callers: Option<Callers>,
     membership: Membership,
+    /// None if the hosts file alone says which nodes there are.
+    finder: Option<Finder>,
+    nodes: Nodes,
+    ways: Ways,
+    /// The hosts file.
+    written_down: Vec<Host>,
     /// Since when nodes are there, or gone; as they last described themselves.
     seen: BTreeMap<u32, Seen>,
     begun: Instant,
@@ -63,16 +75,13 @@ struct Ends {
 pub(super) fn serve(
     config: &Config,
     registry: &Registry,
-    given_rules: Option<&Path>,
+    args: &AgentArgs,
     json: bool,
 ) -> Result<(), AgentError> {
     let node = config.node;
-    let host = config
-        .hosts
-        .get(node)
-        .filter(|_| !config.hosts.is_local_only());
-    let host = host.ok_or(AgentError::NotInHosts { node: node.0 })?;
-    let address = host.directory();
+    let given_rules = args.rules.as_deref();
+    let finding = args.place.finding()?;
+    let host = args.place.host(config, finding.is_some())?;
     let system = |doing| move |cause| AgentError::System { doing, cause };
     // Whoever asks for the status may be elsewhere.
     let given_rules = given_rules.map(std::path::absolute).transpose();
@@ -93,6 +102,7 @@ pub(super) fn serve(
     let mut kept = Kept::take();
     let directories = std::mem::take(&mut kept.directories);
     let addresses = host.directories();
+    let address = addresses[0];
     let seat = AgentSeat::take(registry, &addresses, directories)?;
     let listeners = match config.key {
         Some(_) => listen(&addresses, &mut kept)?,
@@ -106,26 +116,30 @@ pub(super) fn serve(
     asked
         .set_nonblocking(true)
         .map_err(system("setting up the socket for the status"))?;
-    let life = SystemTime::now()
-        .duration_since(SystemTime::UNIX_EPOCH)
-        .map_or(1, |since| {
-            u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
-        });
+    let life = now_as_life();
     let own = Member {
-        node: node.0,
-        address,
         life,
         version: env!("CARGO_PKG_VERSION").to_owned(),
+        ..Member::of_host(&host)
     };
-    let others = config.hosts.iter().filter(|host| host.node != node);
-    let known = others.map(|host| (host.node.0, host.directory())).collect();
+    let written_down = match config.hosts.is_local_only() {
+        true => Vec::new(),
+        false => config.hosts.iter().cloned().collect(),
+    };
+    let begun = Instant::now();
+    let finder = finding.map(|finding| Finder::open(&finding, &host, &own, begun.elapsed()));
+    let finder = finder.transpose();
+    let finder = finder.map_err(system("listening for nodes that announce themselves"))?;
+    let nodes = Nodes::new(registry.nodes_file(), host.clone(), &written_down);
+    let others = written_down.iter().filter(|host| host.node != node);
+    let known = others.map(Member::of_host).collect();
     let callers = match &config.key {
         Some(key) => Some(
             Callers::new(
                 node.0,
                 key.clone(),
                 listeners,
-                for_sessions(given_rules, json),
+                for_sessions(node, given_rules, json),
             )
             .map_err(system("finding this program"))?,
         ),
@@ -144,8 +158,12 @@ pub(super) fn serve(
             life ^ u64::from(std::process::id()) << 40,
             config.key.as_ref(),
         ),
+        finder,
+        nodes,
+        ways: Ways::new(&host, begun.elapsed()),
+        written_down,
         seen: BTreeMap::new(),
-        begun: Instant::now(),
+        begun,
         replied: 0,
     };
     let listeners = agent.callers.iter().flat_map(Callers::listeners);
@@ -166,11 +184,33 @@ pub(super) fn serve(
         child,
     });
     tracing::info!(event = "agent-down", node = node.0, %address, pid, "agent ends");
-    let now = agent.now();
-    agent.membership.leave(now);
-    agent.send();
     let _gone = std::fs::remove_file(&path);
-    done.map_err(system("waiting"))
+    match done {
+        // That is about the other one's number: nothing more is said of it.
+        Err(Ended::Taken(taken)) => {
+            let by: Vec<String> = taken.by.iter().map(ToString::to_string).collect();
+            Err(AgentError::Taken {
+                node: node.0,
+                by: by.join(" "),
+                age_s: taken.age.as_secs(),
+            })
+        }
+        done => {
+            let now = agent.now();
+            agent.membership.leave(now);
+            agent.send();
+            match done {
+                Err(Ended::System(cause)) => Err(system("waiting")(cause)),
+                _ => Ok(()),
+            }
+        }
+    }
+}
+
+/// Why the agent ends without having been told to.
+enum Ended {
+    Taken(Taken),
+    System(io::Error),
 }
 
 /// The listeners at which work is asked for, on each card.
@@ -191,12 +231,13 @@ fn listen(addresses: &[SocketAddr], kept: &mut Kept) -> Result<Vec<TcpListener>,
 }
 
 /// Words that make this program a session, which gets the environment of the agent.
-fn for_sessions(rules: Option<&Path>, json: bool) -> Vec<OsString> {
+fn for_sessions(node: NodeId, rules: Option<&Path>, json: bool) -> Vec<OsString> {
     let mut words: Vec<OsString> = Vec::new();
     if json {
         words.push("--json".into());
     }
     words.push("agent-session".into());
+    words.extend(["--nid".into(), node.to_string().into()]);
     if let Some(rules) = rules {
         words.extend(["--rules".into(), rules.into()]);
     }
@@ -208,13 +249,17 @@ impl Agent<'_> {
         self.begun.elapsed()
     }
 
-    fn run(&mut self, ends: &Ends) -> io::Result<()> {
+    fn run(&mut self, ends: &Ends) -> Result<(), Ended> {
         loop {
             let now = self.now();
+            if let Some(finder) = &mut self.finder {
+                finder.announce(now, self.registry, &self.seat, &self.membership);
+            }
             self.membership.on_timers(now);
             self.send();
             self.tell_news();
-            let ready = self.wait(ends)?;
+            self.nodes.write(self.membership.members());
+            let ready = self.wait(ends).map_err(Ended::System)?;
             let (fixed, others) = ready.split_at(3);
             if fixed[1] {
                 return Ok(());
@@ -225,7 +270,14 @@ impl Agent<'_> {
             let (cards, callers) = others.split_at(self.seat.sockets().count());
             for (card, ready) in cards.iter().enumerate() {
                 if *ready {
-                    self.receive(card);
+                    self.receive(card).map_err(Ended::Taken)?;
+                }
+            }
+            let hearing = self.finder.as_ref().map_or(0, |one| one.hearing().len());
+            let (segments, callers) = callers.split_at(hearing);
+            for (segment, ready) in segments.iter().enumerate() {
+                if *ready {
+                    self.hear(segment).map_err(Ended::Taken)?;
                 }
             }
             if let Some(attended) = &mut self.callers {
@@ -243,7 +295,14 @@ impl Agent<'_> {
     /// Sleeps until there is something to do; says what is ready: the ends, the cards, what
     /// the callers want watched.
     fn wait(&self, ends: &Ends) -> io::Result<Vec<bool>> {
-        let mut nap = self.membership.next_deadline().saturating_sub(self.now());
+        let mut due = self.membership.next_deadline();
+        if let Some(finder) = &self.finder {
+            due = due.min(finder.next_deadline());
+        }
+        let mut nap = due.saturating_sub(self.now());
+        if let Some(due) = self.nodes.next_deadline() {
+            nap = nap.min(due.saturating_duration_since(Instant::now()));
+        }
         let mut watched = vec![
             PollFd::new(&ends.asked, PollFlags::IN),
             PollFd::new(&ends.ended, PollFlags::IN),
@@ -251,6 +310,8 @@ impl Agent<'_> {
         ];
         let sockets = self.seat.sockets();
         watched.extend(sockets.map(|socket| PollFd::new(socket, PollFlags::IN)));
+        let hearing = self.finder.iter().flat_map(Finder::hearing);
+        watched.extend(hearing.map(|socket| PollFd::new(socket, PollFlags::IN)));
         if let Some(callers) = &self.callers {
             let (listeners, streams) = callers.sockets();
             watched.extend(listeners.iter().map(|one| PollFd::new(one, PollFlags::IN)));
@@ -271,36 +332,65 @@ impl Agent<'_> {
         Ok(ready.collect())
     }
 
-    fn receive(&mut self, card: usize) {
+    fn receive(&mut self, card: usize) -> Result<(), Taken> {
         let mut buffer = [0; MAX_PROBE_BYTES + 1];
         for _ in 0..MOST_PACKETS {
             let Some(socket) = self.seat.sockets().nth(card) else {
-                return;
+                return Ok(());
             };
             let (length, from) = match socket.recv_from(&mut buffer) {
                 Ok(received) => received,
-                Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => return,
+                Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 // A report about a packet that reached nobody.
                 Err(_) => continue,
             };
             let packet = &buffer[..length];
+            let now = self.begun.elapsed();
             if is_membership(packet) {
-                let now = self.now();
-                self.membership.on_packet(now, packet);
+                let to = socket.local_addr().ok().map(|at| at.ip());
+                if self.ways.is_new(now, to, packet) {
+                    self.membership.on_packet(now, packet);
+                }
+            } else if is_announcement(packet) {
+                if let Some(finder) = &mut self.finder {
+                    let (registry, seat) = (self.registry, &self.seat);
+                    finder.hear(now, packet, false, registry, seat, &mut self.membership)?;
+                }
             } else if let Some(reply) = self.seat.reply(card, packet) {
                 self.replied += 1;
                 let _lost = socket.send_to(&reply, from);
             }
         }
+        Ok(())
+    }
+
+    /// Takes what was said to everybody.
+    fn hear(&mut self, segment: usize) -> Result<(), Taken> {
+        let mut buffer = [0; MAX_PROBE_BYTES + 1];
+        let Some(finder) = &mut self.finder else {
+            return Ok(());
+        };
+        for _ in 0..MOST_PACKETS {
+            let Ok((length, _)) = finder.hearing()[segment].recv_from(&mut buffer) else {
+                return Ok(());
+            };
+            let (now, packet) = (self.begun.elapsed(), &buffer[..length]);
+            let (registry, seat) = (self.registry, &self.seat);
+            finder.hear(now, packet, true, registry, seat, &mut self.membership)?;
+        }
+        Ok(())
     }
 
     fn send(&mut self) {
-        let Some(socket) = self.seat.sockets().next() else {
-            return;
-        };
-        for (to, packet) in self.membership.take_outgoing() {
-            if let Err(cause) = socket.send_to(&packet, to) {
-                tracing::debug!(%to, %cause, "a packet to another agent");
+        let now = self.now();
+        for packet in self.membership.take_outgoing() {
+            for to in self.ways.of(now, &packet) {
+                let Some(socket) = socket_to(self.seat.sockets(), to) else {
+                    continue;
+                };
+                if let Err(cause) = socket.send_to(&packet.packet, to) {
+                    tracing::debug!(%to, %cause, "a packet to another agent");
+                }
             }
         }
     }
@@ -314,6 +404,10 @@ impl Agent<'_> {
                 News::Returned(member) => {
                     let peer = member.node;
                     tracing::info!(event = "returned", node, peer, "another life of the node");
+                    self.nodes.change();
+                    if let Some(seen) = self.seen.get_mut(&peer) {
+                        seen.member = member;
+                    }
                     continue;
                 }
                 News::Mistaken => {
@@ -325,13 +419,14 @@ impl Agent<'_> {
                     continue;
                 }
             };
-            let (peer, address) = (member.node, member.address);
+            let (peer, address) = (member.node, member.shown());
             if there {
                 tracing::info!(event = "came", node, peer, %address, "node is there");
             } else {
                 tracing::warn!(event = "gone", node, peer, %address, "node is gone");
             }
             let since = Instant::now();
+            self.nodes.change();
             self.seen.insert(
                 peer,
                 Seen {
@@ -352,15 +447,11 @@ impl Agent<'_> {
 
     fn status(&self) -> Result<Status, dipole_node::registry::RegistryError> {
         let mut members: BTreeMap<u32, MemberStatus> = BTreeMap::new();
-        for host in self
-            .config
-            .hosts
-            .iter()
-            .filter(|host| host.node != self.config.node)
-        {
+        let others = self.written_down.iter();
+        for host in others.filter(|host| host.node != self.config.node) {
             let never = MemberStatus {
                 node: host.node.0,
-                address: host.directory().to_string(),
+                address: Member::of_host(host).shown(),
                 state: "never seen".to_owned(),
                 for_s: self.begun.elapsed().as_secs(),
                 version: String::new(),
@@ -370,7 +461,7 @@ impl Agent<'_> {
         for (node, seen) in &self.seen {
             let known = MemberStatus {
                 node: *node,
-                address: seen.member.address.to_string(),
+                address: seen.member.shown(),
                 state: if seen.there { "there" } else { "gone" }.to_owned(),
                 for_s: seen.since.elapsed().as_secs(),
                 version: seen.member.version.clone(),
@@ -390,6 +481,8 @@ impl Agent<'_> {
         Ok(Status {
             node: self.config.node.0,
             address: self.address.to_string(),
+            cluster: self.finder.as_ref().map(|one| one.cluster().to_owned()),
+            foreign: self.finder.as_ref().map_or(0, Finder::foreign),
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             running_s: self.begun.elapsed().as_secs(),

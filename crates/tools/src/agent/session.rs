@@ -14,7 +14,7 @@ use std::time::{Duration, SystemTime};
 
 use clap::Args;
 use dipole_node::registry::Registry;
-use dipole_node::{Config, variables};
+use dipole_node::{Config, NodeId, variables};
 
 use super::jobs::{Entry, JobStatus, Jobs};
 use super::rules::{self, Facts, Rules};
@@ -54,6 +54,9 @@ pub(crate) struct SessionArgs {
     /// The caller's proof.
     #[arg(long, value_parser = digits::<PROOF_BYTES>)]
     proof: Digits<PROOF_BYTES>,
+    /// The agent's node.
+    #[arg(long)]
+    nid: NodeId,
     /// The owner's rules, if they were given by name.
     #[arg(long)]
     rules: Option<PathBuf>,
@@ -109,7 +112,7 @@ impl From<AgentError> for Failure {
 
 fn tend(args: &SessionArgs) -> Result<(), Failure> {
     let system = |doing| move |cause| Failure::Agent(AgentError::System { doing, cause });
-    let (config, registry) = opened()?;
+    let (config, registry) = opened(Some(args.nid))?;
     let key = config.key.clone().ok_or(AgentError::NoKey)?;
     let descriptor = io::stdin().as_fd().try_clone_to_owned();
     let mut stream = TcpStream::from(descriptor.map_err(system("taking over the connection"))?);

@@ -18,6 +18,12 @@ use super::rules::{Facts, Rules};
 pub(super) struct Status {
     pub(super) node: u32,
     pub(super) address: String,
+    /// The cluster whose nodes it finds, if it does not have them from a hosts file alone.
+    #[serde(default)]
+    pub(super) cluster: Option<String>,
+    /// Announcements heard of other clusters.
+    #[serde(default)]
+    pub(super) foreign: u64,
     pub(super) pid: u32,
     pub(super) version: String,
     pub(super) running_s: u64,
@@ -122,6 +128,13 @@ pub(super) fn table(status: &Status) -> String {
         "{key}: {} packets of strangers and {} repeated ones dropped",
         status.strangers, status.repeated
     );
+    if let Some(cluster) = &status.cluster {
+        let foreign = status.foreign;
+        let _infallible = writeln!(
+            text,
+            "finds the nodes of cluster {cluster}; heard {foreign} announcements of others"
+        );
+    }
     let rules = match (&status.rules_file, status.rules.as_str()) {
         (None, _) => "no rules of the owner".to_owned(),
         (Some(file), rules) => format!("rules of the owner ({}): {rules}", file.display()),

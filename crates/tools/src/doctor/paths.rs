@@ -39,7 +39,7 @@ enum Outcome {
 /// Asks a node at each of its addresses; `cards` are those of this node.
 pub(super) fn examine(host: &Host, own: Own<'_>, cards: &[IpAddr]) -> Vec<Finding> {
     let patience = own.patience;
-    if cards.len() < 2 && host.cards.is_empty() {
+    if cards.len() < 2 && host.cards.is_empty() && host.control.is_none() {
         return Vec::new();
     }
     let addresses = host.directories().into_iter().map(|directory| {
@@ -52,7 +52,11 @@ pub(super) fn examine(host: &Host, own: Own<'_>, cards: &[IpAddr]) -> Vec<Findin
             Err(cause) => Outcome::Failed(cause),
             Ok(prober) => ask(&prober, host, ours.unwrap_or(theirs), patience),
         };
-        judge(ours, theirs, &outcome).about(host.to_string())
+        let judged = match host.control == Some(theirs) {
+            true => judge_control(ours, theirs, &outcome),
+            false => judge(ours, theirs, &outcome),
+        };
+        judged.about(host.to_string())
     });
     addresses.collect()
 }
@@ -82,6 +86,29 @@ fn ask(prober: &Prober, host: &Host, ours: IpAddr, patience: Duration) -> Outcom
         }
     }
     Outcome::Short(bytes + headers)
+}
+
+/// A network for questions: no message goes there, so its MTU does not matter.
+fn judge_control(ours: Option<IpAddr>, theirs: IpAddr, outcome: &Outcome) -> Finding {
+    const NAME: &str = "control network";
+    let from = ours.map_or_else(|| "somewhere".to_owned(), |ours| ours.to_string());
+    let pair = format!("{from} to {theirs}");
+    match outcome {
+        Outcome::Answers(_) | Outcome::Short(_) => Finding::good(
+            NAME,
+            format!("{pair}: answers, questions and membership go there"),
+        ),
+        Outcome::Refused => Finding::unknown(
+            NAME,
+            format!("{pair}: the host answers, but no process of Dipole runs there"),
+            "",
+        ),
+        _ => Finding::slow(
+            NAME,
+            format!("{pair}: the node does not answer there, questions go by its cards"),
+            "mend that network, or correct `control=` in the hosts file",
+        ),
+    }
 }
 
 fn judge(ours: Option<IpAddr>, theirs: IpAddr, outcome: &Outcome) -> Finding {
@@ -157,5 +184,10 @@ mod tests {
             assert!(found.fact.contains("not be used"), "{}", found.fact);
         }
         assert_eq!(judged(Outcome::Refused).verdict, Unknown);
+        let control = |outcome| judge_control(Some(ours), theirs, &outcome);
+        assert_eq!(control(Outcome::Short(1500)).verdict, Good);
+        let silent = control(Outcome::Silent);
+        assert_eq!(silent.verdict, Slow);
+        assert!(silent.advice.contains("control="), "{}", silent.advice);
     }
 }

@@ -25,11 +25,14 @@ pub(super) fn configure(file: Option<PathBuf>, node: Option<NodeId>) -> (Config,
         ));
         Config::local(NodeId(1), dipole_node::job::default_runtime_dir())
     });
-    if let Some(node) = node {
-        config.node = node;
-        if config.hosts.is_local_only() {
-            config.hosts = Hosts::local_only(node);
-        }
+    if let Some(node) = node
+        && let Err(error) = config.act_as(node)
+    {
+        findings.push(Finding::broken(
+            "hosts file",
+            error.to_string(),
+            "the agent of that node keeps it; end the agent, remove the file, start it again",
+        ));
     }
     if let Some(file) = file {
         match Hosts::load(&file) {

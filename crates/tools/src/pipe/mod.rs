@@ -160,10 +160,7 @@ impl fmt::Display for PipeError {
 fn configure(args: &PipeArgs) -> Result<Config, PipeError> {
     let mut config = Config::from_env().map_err(PipeError::Config)?;
     if let Some(node) = args.nid {
-        config.node = node;
-        if config.hosts.is_local_only() {
-            config.hosts = Hosts::local_only(node);
-        }
+        config.act_as(node).map_err(PipeError::Config)?;
     }
     if let Some(file) = &args.hosts {
         config.hosts = Hosts::load(file).map_err(PipeError::Hosts)?;

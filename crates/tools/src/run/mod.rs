@@ -44,8 +44,8 @@ pub(crate) struct RunArgs {
     #[arg(short = 'n', long = "ranks", value_name = "P",
           value_parser = clap::value_parser!(u32).range(1..=i64::from(job::MAX_RANKS)))]
     ranks: u32,
-    /// Hosts file; ranks fill its hosts in order by their slots [default: $DIPOLE_HOSTS, else this machine alone]
-    #[arg(long, value_name = "FILE")]
+    /// Hosts file, whose hosts ranks fill in order by their slots, or `agent` for the nodes that this node's agent knows [default: $DIPOLE_HOSTS, else this machine alone]
+    #[arg(long, value_name = "FILE|agent")]
     hosts: Option<PathBuf>,
     /// Command that reaches a host, called as CMD DEST COMMAND-LINE [default: its agent, with a cluster key, else ssh]
     #[arg(long, value_name = "CMD")]
@@ -90,6 +90,8 @@ pub(crate) enum RunError {
     Key(KeyError),
     /// An environment variable is broken.
     Environment(JobError),
+    /// No agent of this node has told of any.
+    NoAgent { file: PathBuf },
     /// Not one host answered.
     NoHost { tried: usize },
     /// The owners of the hosts that answered take fewer ranks.
@@ -107,6 +109,13 @@ impl fmt::Display for RunError {
             RunError::Hosts(error) => error.fmt(f),
             RunError::Key(error) => write!(f, "{}: {error}", variables::KEY),
             RunError::Environment(error) => error.fmt(f),
+            RunError::NoAgent { file } => write!(
+                f,
+                "no agent of this node has said which nodes there are ({} is missing): start one \
+                 with `dipole agent --discover`, with the same DIPOLE_NID and runtime directory, or \
+                 name a hosts file (`./agent` if yours has this name)",
+                file.display()
+            ),
             RunError::NoHost { tried } => write!(
                 f,
                 "none of the {tried} hosts takes the job, so no rank was started; see above for \
@@ -152,9 +161,16 @@ struct HostsFile {
     key: Option<ClusterKey>,
 }
 
+/// Stands for the hosts file that the agent of this node keeps.
+const AGENT: &str = "agent";
+
 fn load_hosts(given: Option<&Path>) -> Result<HostsFile, RunError> {
     let key = ClusterKey::from_env().map_err(RunError::Key)?;
-    let file = given.map(Path::to_owned).or_else(job::hosts_file_from_env);
+    let given = match given {
+        Some(name) if name == Path::new(AGENT) => Some(file_of_agent()?),
+        other => other.map(Path::to_owned),
+    };
+    let file = given.or_else(job::hosts_file_from_env);
     let Some(file) = file else {
         let node = job::node_from_env()
             .map_err(RunError::Environment)?
@@ -177,6 +193,16 @@ fn load_hosts(given: Option<&Path>) -> Result<HostsFile, RunError> {
         text: Some(text),
         key,
     })
+}
+
+fn file_of_agent() -> Result<PathBuf, RunError> {
+    let node = job::node_from_env().map_err(RunError::Environment)?;
+    let folder = job::default_runtime_dir();
+    let file = dipole_node::registry::nodes_file(&folder, node.unwrap_or(NodeId(1)));
+    match file.exists() {
+        true => Ok(file),
+        false => Err(RunError::NoAgent { file }),
+    }
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {

@@ -1,15 +1,24 @@
 //! Many nodes in one process, under virtual time.
 
 use std::collections::BTreeSet;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use dipole_node::registry::{Announcement, encode_announcement};
 
 use super::*;
+use crate::agent::discovery::{Discovery, Word};
 
 const DELAY: Duration = Duration::from_millis(1);
 
 /// A network that delivers everything a millisecond later, except to who is dead.
 struct Cluster {
     nodes: Vec<Option<Membership>>,
+    /// Of those that announce themselves.
+    finders: Vec<Option<Discovery>>,
+    /// Announcements on their way, to one node or to all, by arrival.
+    said: BTreeMap<(Duration, u64), (Announcement, Option<usize>)>,
+    /// How many there were to all.
+    announced: u32,
     key: Option<ClusterKey>,
     /// Every packet arrives again, so much later, if at all.
     again: Option<Duration>,
@@ -32,8 +41,12 @@ fn number(node: usize) -> u32 {
 fn member(node: usize, life: u64) -> Member {
     Member {
         node: number(node),
-        address: address(node),
         life,
+        addresses: vec![address(node).ip()],
+        control: None,
+        port: address(node).port(),
+        slots: 4,
+        name: String::new(),
         version: "0.1.0".to_owned(),
     }
 }
@@ -44,25 +57,86 @@ impl Cluster {
     }
 
     fn with_key(nodes: usize, key: Option<ClusterKey>) -> Cluster {
-        let mut cluster = Cluster {
-            nodes: (0..nodes).map(|_| None).collect(),
-            key,
-            again: None,
-            flying: BTreeMap::new(),
-            sent: vec![0; nodes],
-            count: 0,
-            now: Duration::from_secs(1),
-        };
+        let mut cluster = Cluster::empty(nodes, key);
         for node in 0..nodes {
             cluster.start(node, 1);
         }
         cluster
     }
 
+    fn empty(nodes: usize, key: Option<ClusterKey>) -> Cluster {
+        Cluster {
+            nodes: (0..nodes).map(|_| None).collect(),
+            finders: (0..nodes).map(|_| None).collect(),
+            said: BTreeMap::new(),
+            announced: 0,
+            key,
+            again: None,
+            flying: BTreeMap::new(),
+            sent: vec![0; nodes],
+            count: 0,
+            now: Duration::from_secs(1),
+        }
+    }
+
+    /// Nodes without a hosts file on one segment, all started within a second.
+    fn that_find_each_other(nodes: usize) -> Cluster {
+        let mut cluster = Cluster::empty(nodes, None);
+        for node in 0..nodes {
+            cluster.appear(node, 1);
+            let every = Duration::from_secs(1) / u32::try_from(nodes).expect("few");
+            cluster.run(every);
+        }
+        cluster
+    }
+
+    /// Starts an agent that announces itself.
+    fn appear(&mut self, node: usize, life: u64) {
+        let (own, seed) = (member(node, life), node as u64 + 1000 * life);
+        self.finders[node] = Some(Discovery::new("test", own.clone(), self.now, seed));
+        self.nodes[node] = Some(Membership::new(own, Vec::new(), seed, None));
+        self.announce(node);
+    }
+
+    fn announce(&mut self, node: usize) {
+        if let (Some(finder), Some(membership)) = (&mut self.finders[node], &self.nodes[node])
+            && let Some(said) = finder.due(self.now, membership)
+        {
+            self.sent[node] += encode_announcement(&said).len() as u64;
+            self.announced += 1;
+            self.count += 1;
+            self.said
+                .insert((self.now + DELAY, self.count), (said, None));
+        }
+    }
+
+    fn hear(&mut self, said: &Announcement, by: Option<usize>) {
+        let all = 0..self.nodes.len();
+        for node in all.filter(|node| by.is_none_or(|by| by == *node)) {
+            let (Some(finder), Some(membership)) = (&mut self.finders[node], &mut self.nodes[node])
+            else {
+                continue;
+            };
+            let word = finder.hear(self.now, said, by.is_none(), membership);
+            let next = match word.expect("no namesakes") {
+                Some(Word::Say(said, places)) => Some((said, places)),
+                Some(Word::Forward(places)) => Some((said.clone(), places)),
+                None => None,
+            };
+            if let Some((said, places)) = next {
+                self.count += 1;
+                let to = usize::from(places[0].port()) - 1;
+                let arrival = (self.now + DELAY, self.count);
+                self.said.insert(arrival, (said, Some(to)));
+            }
+            self.collect(node);
+        }
+    }
+
     /// Starts an agent that has a hosts file.
     fn start(&mut self, node: usize, life: u64) {
         let others = (0..self.nodes.len()).filter(|other| *other != node);
-        let known = others.map(|other| (number(other), address(other)));
+        let known = others.map(|other| member(other, 0));
         let seed = node as u64 + 1000 * life;
         let mut started =
             Membership::new(member(node, life), known.collect(), seed, self.key.as_ref());
@@ -75,11 +149,11 @@ impl Cluster {
         let Some(membership) = &mut self.nodes[node] else {
             return;
         };
-        for (to, packet) in membership.take_outgoing() {
+        for Outgoing { to, packet, .. } in membership.take_outgoing() {
             assert!(packet.len() <= MAX_PACKET_BYTES);
             self.sent[node] += packet.len() as u64;
             self.count += 1;
-            let to = usize::from(to.port()) - 1;
+            let to = usize::from(to.port) - 1;
             if let Some(later) = self.again {
                 self.count += 1;
                 self.flying
@@ -94,16 +168,31 @@ impl Cluster {
         let end = self.now + time;
         loop {
             let timer = self.nodes.iter().enumerate();
-            let timer = timer.filter_map(|(node, one)| Some((one.as_ref()?.next_deadline(), node)));
+            let finders = &self.finders;
+            let timer = timer.filter_map(|(node, one)| {
+                let finder = finders[node].as_ref();
+                let finder = finder.map_or(Duration::MAX, Discovery::next_deadline);
+                Some((one.as_ref()?.next_deadline().min(finder), node))
+            });
             let timer = timer.min();
+            let said = self.said.first_key_value().map(|((at, _), _)| *at);
             let packet = self.flying.first_key_value().map(|((at, _), _)| *at);
-            let next = timer.map(|(at, _)| at).into_iter().chain(packet).min();
+            let next = timer
+                .map(|(at, _)| at)
+                .into_iter()
+                .chain(packet)
+                .chain(said);
+            let next = next.min();
             let Some(next) = next.filter(|at| *at <= end) else {
                 self.now = end;
                 return;
             };
             self.now = self.now.max(next);
-            if packet == Some(next) {
+            if said == Some(next) {
+                if let Some((_, (said, to))) = self.said.pop_first() {
+                    self.hear(&said, to);
+                }
+            } else if packet == Some(next) {
                 let Some((_, (to, bytes))) = self.flying.pop_first() else {
                     unreachable!("just seen")
                 };
@@ -112,6 +201,7 @@ impl Cluster {
                 }
                 self.collect(to);
             } else if let Some((_, node)) = timer {
+                self.announce(node);
                 if let Some(membership) = &mut self.nodes[node] {
                     membership.on_timers(self.now);
                 }
@@ -242,6 +332,31 @@ fn packets_sent_again_change_nothing_in_a_cluster_with_a_key() {
             dropped.repeated > 0 && dropped.strangers == 0,
             "{dropped:?}"
         );
+    }
+}
+
+#[test]
+fn hundreds_of_nodes_find_each_other_and_announce_themselves_rarely() {
+    let nodes = std::env::var("DIPOLE_MEMBERS").map_or(200, |text| text.parse().expect("a number"));
+    let mut cluster = Cluster::that_find_each_other(nodes);
+    let joined = cluster.until_agreed(nodes, Duration::from_secs(60));
+    let at_start = cluster.sent.iter().sum::<u64>() / nodes as u64;
+    cluster.run(Duration::from_secs(100));
+    let announced = cluster.announced;
+    let traffic = cluster.traffic();
+    let more = cluster.announced - announced;
+    println!(
+        "{nodes} nodes found each other {joined:?} after the last was started, with {at_start} \
+         bytes each; then {traffic:.0} B/s of a node, and {more} announcements of all in 20 s"
+    );
+    // One a second, or a minute for each node if there are few, and at random a quarter sooner.
+    assert!(more <= 20 * 2, "{more} announcements");
+    // One that comes back, at once and later.
+    for pause in [0, 30] {
+        cluster.nodes[1] = None;
+        cluster.run(Duration::from_secs(pause));
+        cluster.appear(1, 2 + pause);
+        cluster.until_agreed(nodes, Duration::from_secs(60));
     }
 }
 

@@ -1,0 +1,176 @@
+//! What an agent is told of its node: by options, environment and hosts file.
+
+use std::net::{IpAddr, SocketAddr};
+
+use clap::Args;
+use dipole_node::hosts::{DEFAULT_DIRECTORY_PORT, Host, MAX_SLOTS};
+use dipole_node::registry::is_name;
+use dipole_node::{Config, MAX_CARDS};
+
+use super::AgentError;
+use super::segment::own_cards;
+
+/// Set to 1 they stand for `--discover`, `--seed`, `--cluster`.
+const DISCOVER: &str = "DIPOLE_DISCOVER";
+const SEEDS: &str = "DIPOLE_SEEDS";
+const CLUSTER: &str = "DIPOLE_CLUSTER";
+const DEFAULT_CLUSTER: &str = "dipole";
+
+/// How nodes find each other, and what they tell of themselves.
+#[derive(Args, Debug, Default)]
+pub(super) struct PlaceArgs {
+    /// Find the other nodes by a word to everybody on the cards' networks [or: DIPOLE_DISCOVER=1]
+    #[arg(long)]
+    discover: bool,
+    /// Nodes that are asked for the others, where no word to everybody gets through [or: DIPOLE_SEEDS]
+    #[arg(long = "seed", value_name = "ADDRESS[:PORT]", value_delimiter = ',', value_parser = seed)]
+    seeds: Vec<SocketAddr>,
+    /// Name of the cluster: nodes of another are ignored [default: $DIPOLE_CLUSTER, else dipole]
+    #[arg(long, value_name = "NAME", value_parser = name)]
+    cluster: Option<String>,
+    /// Addresses of this node's cards, best first [default: the hosts file's, else all cards]
+    #[arg(long, value_name = "ADDRESS", value_delimiter = ',', num_args = 1..=MAX_CARDS)]
+    bind: Vec<IpAddr>,
+    /// Address on a network for questions and membership, none of the cards
+    #[arg(long, value_name = "ADDRESS")]
+    control: Option<IpAddr>,
+    /// Port at which the node is asked, by UDP and TCP [default: the hosts file's, else 7411]
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    port: Option<u16>,
+    /// How many ranks are placed here before the next node [default: the hosts file's, else one per core]
+    #[arg(long, value_name = "N",
+          value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_SLOTS)))]
+    slots: Option<u32>,
+    /// Name of the node, for people
+    #[arg(long, value_name = "TEXT", value_parser = name)]
+    name: Option<String>,
+}
+
+/// How others are found.
+#[derive(Clone, Debug)]
+pub(super) struct Finding {
+    pub(super) on_segments: bool,
+    pub(super) seeds: Vec<SocketAddr>,
+    pub(super) cluster: String,
+}
+
+fn name(text: &str) -> Result<String, String> {
+    match is_name(text) && !text.is_empty() {
+        true => Ok(text.to_owned()),
+        false => Err("expected 1 to 63 letters, digits and signs, without spaces or #".to_owned()),
+    }
+}
+
+fn seed(text: &str) -> Result<SocketAddr, String> {
+    let whole: Result<SocketAddr, _> = text.parse();
+    whole
+        .or_else(|_| {
+            text.parse()
+                .map(|ip: IpAddr| (ip, DEFAULT_DIRECTORY_PORT).into())
+        })
+        .map_err(|_| "expected an address such as 10.0.0.1, 10.0.0.1:7411 or [fd00::1]:7411".into())
+}
+
+fn set(variable: &str) -> Option<String> {
+    std::env::var(variable).ok().filter(|text| !text.is_empty())
+}
+
+fn wrong(variable: &'static str) -> impl Fn(String) -> AgentError {
+    move |expected| AgentError::Variable { variable, expected }
+}
+
+impl PlaceArgs {
+    /// How others are found; `None` if the hosts file alone says which there are.
+    pub(super) fn finding(&self) -> Result<Option<Finding>, AgentError> {
+        let on_segments = match set(DISCOVER).as_deref() {
+            None | Some("0") => self.discover,
+            Some("1") => true,
+            Some(_) => return Err(wrong(DISCOVER)("expected 1 or 0".to_owned())),
+        };
+        let mut seeds = self.seeds.clone();
+        if let Some(text) = set(SEEDS).filter(|_| seeds.is_empty()) {
+            let all: Result<_, _> = text.split(',').map(seed).collect();
+            seeds = all.map_err(wrong(SEEDS))?;
+        }
+        let cluster = match (&self.cluster, set(CLUSTER)) {
+            (Some(cluster), _) => cluster.clone(),
+            (None, Some(text)) => name(&text).map_err(wrong(CLUSTER))?,
+            (None, None) => DEFAULT_CLUSTER.to_owned(),
+        };
+        let finds = on_segments || !seeds.is_empty();
+        Ok(finds.then_some(Finding {
+            on_segments,
+            seeds,
+            cluster,
+        }))
+    }
+
+    /// This node, as a line of a hosts file has it. `config` knows the hosts file.
+    pub(super) fn host(&self, config: &Config, finds: bool) -> Result<Host, AgentError> {
+        let written = config.hosts.get(config.node);
+        let written = written.filter(|_| !config.hosts.is_local_only());
+        let mut host = match written {
+            Some(host) => host.clone(),
+            None if !finds => {
+                return Err(AgentError::NotInHosts {
+                    node: config.node.0,
+                });
+            }
+            None => Host {
+                node: config.node,
+                address: config.bind,
+                cards: Vec::new(),
+                control: None,
+                port: DEFAULT_DIRECTORY_PORT,
+                slots: cores(),
+                ssh: None,
+                runtime_dir: None,
+                name: None,
+            },
+        };
+        let mut cards = self.bind.clone();
+        if cards.is_empty() && written.is_none() && set(dipole_node::variables::BIND).is_none() {
+            let system = |cause| AgentError::System {
+                doing: "listing the cards",
+                cause,
+            };
+            cards = own_cards().map_err(system)?;
+            cards.retain(|ip| Some(*ip) != self.control);
+            if cards.is_empty() {
+                return Err(AgentError::NoCard);
+            }
+        }
+        if let Some((first, others)) = cards.split_first() {
+            (host.address, host.cards) = (*first, others.to_vec());
+        }
+        host.control = self.control.or(host.control);
+        if let Some(control) = host.control
+            && (control == host.address || host.cards.contains(&control))
+        {
+            return Err(AgentError::ControlIsCard { control });
+        }
+        host.port = self.port.unwrap_or(host.port);
+        host.slots = self.slots.unwrap_or(host.slots);
+        host.name = self.name.clone().or(host.name);
+        Ok(host)
+    }
+}
+
+fn cores() -> u32 {
+    let cores = std::thread::available_parallelism();
+    cores.map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seeds_have_a_port_or_the_usual_one_and_names_fit_into_a_hosts_file() {
+        assert_eq!(seed("10.0.0.1"), Ok("10.0.0.1:7411".parse().unwrap()));
+        assert_eq!(seed("[fd00::1]:9"), Ok("[fd00::1]:9".parse().unwrap()));
+        assert_eq!(seed("fd00::1"), Ok("[fd00::1]:7411".parse().unwrap()));
+        assert!(seed("node1").is_err());
+        assert!(name("a b").is_err() && name("").is_err() && name("lab-2").is_ok());
+    }
+}

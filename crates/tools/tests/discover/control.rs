@@ -1,0 +1,117 @@
+//! Nodes on two networks, of which one is out; and one that is for questions only.
+
+use std::process::Command;
+use std::time::Duration;
+
+use dipole_bed::Bed;
+
+use crate::bed::{Agent, Cluster, said};
+
+/// Long enough for a node that does not answer to be declared gone.
+const LONG: Duration = Duration::from_secs(15);
+
+fn two_networks() -> Option<Cluster> {
+    Cluster::make(Bed::builder().nodes(4).networks(2))
+}
+
+fn set_network(cluster: &Cluster, network: u32, up: bool) {
+    for node in 1..=4 {
+        cluster.bed.set_card(node, network, up).expect("a card");
+    }
+}
+
+fn nobody_is_missed(cluster: &Cluster, agents: &[&Agent]) {
+    std::thread::sleep(LONG);
+    for agent in agents {
+        let said = agent.said();
+        assert!(!said.contains("node is gone"), "{said}");
+    }
+    cluster.wait_for(&[1, 2, 3, 4]);
+}
+
+#[test]
+fn nobody_is_declared_gone_while_one_of_two_networks_is_out() {
+    let Some(cluster) = two_networks() else {
+        return;
+    };
+    let agents = cluster.agents();
+    let agents: Vec<&Agent> = agents.values().collect();
+    cluster.wait_for(&[1, 2, 3, 4]);
+    let status = cluster.status(1);
+    assert_eq!(
+        status["members"][0]["address"],
+        "10.0.0.2:7411 10.1.0.2:7411"
+    );
+    for network in [0, 1] {
+        set_network(&cluster, network, false);
+        nobody_is_missed(&cluster, &agents);
+        set_network(&cluster, network, true);
+        nobody_is_missed(&cluster, &agents);
+    }
+    // A node that has lost its first card is still reached by those that have both.
+    cluster.bed.set_card(2, 0, false).expect("a card");
+    nobody_is_missed(&cluster, &agents);
+}
+
+/// Packets to the directory port that a node has sent by a card, as its firewall counts them.
+fn sent_by(cluster: &Cluster, node: u32, network: u32) -> u64 {
+    let device = format!("/sys/class/net/net{network}/statistics/tx_packets");
+    let mut command: Command = cluster.bed.command(node, "cat");
+    let output = command.arg(device).output().expect("it runs");
+    said(&output).trim().parse().expect("a number")
+}
+
+#[test]
+fn questions_and_membership_go_by_the_control_network_and_by_the_cards_when_it_is_out() {
+    let Some(cluster) = two_networks() else {
+        return;
+    };
+    let agents: Vec<Agent> = (1..=4)
+        .map(|node| {
+            let place = cluster.bed.node(node);
+            let (card, control) = (
+                place.addresses[0].to_string(),
+                place.addresses[1].to_string(),
+            );
+            let bound = ["--discover", "--bind", &card, "--control", &control];
+            cluster.agent(node, &bound)
+        })
+        .collect();
+    let agents: Vec<&Agent> = agents.iter().collect();
+    cluster.wait_for(&[1, 2, 3, 4]);
+    // What follows the start is said: announcements go by all.
+    std::thread::sleep(LONG);
+    let before = (sent_by(&cluster, 1, 0), sent_by(&cluster, 1, 1));
+    std::thread::sleep(LONG);
+    let by_card = sent_by(&cluster, 1, 0) - before.0;
+    let by_control = sent_by(&cluster, 1, 1) - before.1;
+    println!("in {LONG:?}: {by_card} packets by the card, {by_control} by the control network");
+    assert!(
+        by_control > 2 * by_card,
+        "{by_card} by the card, {by_control}"
+    );
+
+    let file = cluster.bed.node(1).runtime_dir.join("node-1/nodes");
+    let file = std::fs::read_to_string(file).expect("the agent keeps it");
+    assert!(
+        file.contains("2 10.0.0.2 port=7411 control=10.1.0.2"),
+        "{file}"
+    );
+    let carry = || {
+        let mut receiver = cluster.dipole(2, &["recv", "2:7"]);
+        let receiver = receiver.stdout(std::process::Stdio::piped()).spawn();
+        let receiver = receiver.expect("it starts");
+        let text = cluster.path("text");
+        std::fs::write(&text, "by the card").expect("our own folder");
+        let mut sender = cluster.dipole(1, &["send", "2:7"]);
+        sender.stdin(std::fs::File::open(&text).expect("just written"));
+        let sent = sender.output().expect("it runs");
+        assert!(sent.status.success(), "{}", said(&sent));
+        let output = receiver.wait_with_output().expect("our child");
+        assert_eq!(said(&output), "by the card");
+    };
+    carry();
+    set_network(&cluster, 1, false);
+    nobody_is_missed(&cluster, &agents);
+    carry();
+}

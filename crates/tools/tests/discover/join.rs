@@ -1,0 +1,67 @@
+//! Nodes that come and go while programs run.
+
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use crate::bed::{Agent, Cluster, said};
+
+#[test]
+fn a_program_reaches_a_node_that_joins_after_it_was_started() {
+    let Some(cluster) = Cluster::four() else {
+        return;
+    };
+    let _agents: Vec<Agent> = (1..=3)
+        .map(|node| cluster.agent(node, &["--discover"]))
+        .collect();
+    cluster.wait_for(&[1, 2, 3]);
+    let text = cluster.path("text");
+    std::fs::write(&text, "hello, fourth").expect("our own folder");
+    let mut send = cluster.dipole(1, &["send", "4:7"]);
+    let input = std::fs::File::open(&text).expect("just written");
+    let mut sender = send.stdin(input).stderr(Stdio::piped()).spawn();
+    let sender = sender.as_mut().expect("it starts");
+    // It looks for a node that is not there.
+    std::thread::sleep(Duration::from_secs(2));
+    assert!(sender.try_wait().expect("our child").is_none());
+    let _fourth = cluster.agent(4, &["--discover"]);
+    let output = cluster.dipole(4, &["recv", "4:7"]).output();
+    let output = output.expect("it runs");
+    assert_eq!(said(&output), "hello, fourth");
+    assert!(sender.wait().expect("our child").success());
+}
+
+#[test]
+fn leaving_is_known_at_once_dying_soon_and_coming_back_is_another_life() {
+    let Some(cluster) = Cluster::four() else {
+        return;
+    };
+    let mut agents = cluster.agents();
+    cluster.wait_for(&[1, 2, 3, 4]);
+
+    agents.remove(&3).expect("started").leave();
+    let took = cluster.wait_for(&[1, 2, 4]);
+    println!("a node that left was gone after {took:?}");
+    let file = cluster.bed.node(1).runtime_dir.join("node-1/nodes");
+    let lines = || std::fs::read_to_string(&file).expect("the agent keeps it");
+    let begun = Instant::now();
+    while lines().contains("\n3 ") {
+        assert!(begun.elapsed() < Duration::from_secs(10), "{}", lines());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+
+    agents.insert(3, cluster.agent(3, &["--discover"]));
+    let took = cluster.wait_for(&[1, 2, 3, 4]);
+    println!("one that came back was there after {took:?}");
+
+    agents.remove(&2).expect("started").kill();
+    let took = cluster.wait_for(&[1, 3, 4]);
+    println!("one that was killed was gone after {took:?}");
+
+    // One that is back before it was missed is another life of the same node.
+    agents.insert(2, cluster.agent(2, &["--discover"]));
+    cluster.wait_for(&[1, 2, 3, 4]);
+    agents.remove(&4).expect("started").kill();
+    agents.insert(4, cluster.agent(4, &["--discover"]));
+    agents[&1].says("returned");
+    cluster.wait_for(&[1, 2, 3, 4]);
+}
