@@ -350,11 +350,13 @@ impl NodeOptions {
         if let Some(file) = hosts {
             config.hosts = Hosts::load(file.as_ref())?;
         }
+        // SAFETY: as above.
+        let directory = unsafe { guard::text("runtime_dir", self.runtime_dir) }?;
+        if let Some(directory) = directory {
+            config.runtime_dir = directory.into();
+        }
         if self.nid != 0 {
-            config.node = NodeId(self.nid);
-            if config.hosts.is_local_only() {
-                config.hosts = Hosts::local_only(config.node);
-            }
+            config.act_as(NodeId(self.nid))?;
         }
         if (self.nid != 0 || hosts.is_some())
             && let Some(host) = config.hosts.get(config.node).cloned()
@@ -364,8 +366,7 @@ impl NodeOptions {
                 config.runtime_dir.clone_from(directory);
             }
         }
-        // SAFETY: as above.
-        if let Some(directory) = unsafe { guard::text("runtime_dir", self.runtime_dir) }? {
+        if let Some(directory) = directory {
             config.runtime_dir = directory.into();
         }
         // SAFETY: as above.
