@@ -20,7 +20,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use dipole_node::job::Job;
-use dipole_node::{Config, Endpoint, EndpointId, Node, ReceiveError, SendError};
+use dipole_node::{Config, Endpoint, EndpointId, GoneReason, Node, ReceiveError, SendError};
 
 /// How long one try to find a rank may take, and the pause between rounds of them.
 const RETRY: Duration = Duration::from_millis(300);
@@ -198,6 +198,15 @@ impl Shared {
     }
 }
 
+/// True if the rank has closed what it had: all that it sent lies here, or is on its way.
+fn is_farewell(error: &SendError) -> bool {
+    match error {
+        SendError::Refused { .. } => true,
+        SendError::PeerGone { reason, .. } => *reason == Some(GoneReason::Closed),
+        _ => false,
+    }
+}
+
 struct Soak<'a> {
     job: &'a Job,
     inbox: &'a Endpoint,
@@ -285,9 +294,9 @@ impl Soak<'_> {
                 }
                 Err(SendError::Full { .. }) => {}
                 Err(error @ (SendError::PeerGone { .. } | SendError::Refused { .. })) => {
-                    // Who said the last word and heard ours may leave.
+                    // Who said the last word and heard ours may leave, also before we have read it.
                     let inflow = self.inflows.get(&outbox.rank);
-                    let has_left = inflow.is_some_and(|inflow| inflow.ended);
+                    let has_left = inflow.is_some_and(|inflow| inflow.ended) || is_farewell(&error);
                     if outbox.way != Way::Ended || !has_left {
                         outbox.way = Way::Sought;
                         lost.push((outbox.rank, error, outbox.sent));
