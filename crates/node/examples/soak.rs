@@ -20,7 +20,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use dipole_node::job::Job;
-use dipole_node::{Config, Endpoint, EndpointId, GoneReason, Node, ReceiveError, SendError};
+use dipole_node::{
+    Config, Endpoint, EndpointId, GoneReason, Node, Path, PathState, ReceiveError, SendError,
+};
 
 /// How long one try to find a rank may take, and the pause between rounds of them.
 const RETRY: Duration = Duration::from_millis(300);
@@ -28,6 +30,8 @@ const RETRY: Duration = Duration::from_millis(300);
 const LAST_WORDS: Duration = Duration::from_secs(30);
 /// How often last words are repeated: who has died since refuses them.
 const REPEAT: Duration = Duration::from_millis(100);
+/// How often the paths are looked at.
+const LOOK: Duration = Duration::from_millis(200);
 const HEAD_BYTES: usize = 24;
 const LONGEST_BYTES: u64 = 200_000;
 
@@ -209,11 +213,15 @@ fn is_farewell(error: &SendError) -> bool {
 
 struct Soak<'a> {
     job: &'a Job,
+    node: &'a Node,
     inbox: &'a Endpoint,
     shared: &'a Shared,
     inflows: BTreeMap<u32, Inflow>,
     begun: Instant,
     first_port: u32,
+    /// The ways to each process, as last told.
+    paths: BTreeMap<u64, String>,
+    looked_at: Instant,
 }
 
 impl Soak<'_> {
@@ -315,6 +323,22 @@ impl Soak<'_> {
         Ok(taken)
     }
 
+    /// Tells which cards carry what, where there are several.
+    fn tell_paths(&mut self) {
+        self.looked_at = Instant::now();
+        for paths in self.node.paths() {
+            let is_asking = |pair: &Path| pair.small == Some(PathState::Asked);
+            if paths.pairs.len() < 2 || paths.pairs.iter().any(is_asking) {
+                continue;
+            }
+            let now = paths.to_string();
+            if self.paths.get(&paths.incarnation) != Some(&now) {
+                self.say(format_args!("paths to a process of {now}"));
+                self.paths.insert(paths.incarnation, now);
+            }
+        }
+    }
+
     fn exchange(&mut self, duration: Duration) -> Result<(), Box<dyn Error>> {
         let shared = self.shared;
         let mut all_found = false;
@@ -333,6 +357,9 @@ impl Soak<'_> {
                 true => Duration::ZERO,
                 false => Duration::from_millis(1),
             };
+            if self.looked_at.elapsed() > LOOK {
+                self.tell_paths();
+            }
             // As many as there are senders, so that neither side starves the other.
             for _ in 0..self.job.size {
                 if !self.receive(wait)? {
@@ -443,11 +470,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let mut soak = Soak {
         job: &job,
+        node: &node,
         inbox: &inbox,
         shared: &shared,
         inflows: BTreeMap::new(),
         begun: Instant::now(),
         first_port,
+        paths: BTreeMap::new(),
+        looked_at: Instant::now(),
     };
     thread::scope(|scope| {
         scope.spawn(|| shared.find(&job));
