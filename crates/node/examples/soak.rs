@@ -408,19 +408,14 @@ impl Soak<'_> {
         let (mut sent_cut, mut received_cut) = (Tally::default(), Tally::default());
         let mut partners = 0;
         for outbox in self.shared.outboxes().iter() {
-            let inflow = self.inflows.get(&outbox.rank);
             let is_whole = outbox.way == Way::Ended;
             partners += u32::from(is_whole);
-            let (there, cut_short) = match is_whole {
-                true => (&mut sent, Tally::default()),
-                false => (&mut sent_cut, outbox.sent),
-            };
-            if is_whole {
-                there.join(outbox.sent);
-            }
             sent_cut.join(outbox.cut);
-            sent_cut.join(cut_short);
-            if let Some(inflow) = inflow {
+            match is_whole {
+                true => sent.join(outbox.sent),
+                false => sent_cut.join(outbox.sent),
+            }
+            if let Some(inflow) = self.inflows.get(&outbox.rank) {
                 received_cut.join(inflow.cut);
                 match inflow.ended {
                     true => received.join(inflow.received),

@@ -360,6 +360,11 @@ fn limits_come_from_the_environment_and_wrong_ones_are_named() {
         ("DIPOLE_MAX_PEERS", "78", "max_peers: 78"),
         ("DIPOLE_POOL_BYTES", "2097152", "pool_bytes: 2097152"),
         ("DIPOLE_FRAMES", "79", "frames: 79"),
+        (
+            "DIPOLE_PEER_TIMEOUT_MS",
+            "1500",
+            "peer_timeout_ns: 1500000000",
+        ),
         ("DIPOLE_USER_PROCESSES", "80", "limit: 80"),
         ("DIPOLE_USER_ENDPOINTS", "81", "limit: 81"),
     ] {
@@ -375,6 +380,10 @@ fn limits_come_from_the_environment_and_wrong_ones_are_named() {
         ("DIPOLE_MAX_PEERS", "16384"),
         ("DIPOLE_POOL_BYTES", "1000"),
         ("DIPOLE_FRAMES", "15"),
+        ("DIPOLE_PEER_TIMEOUT_MS", "0"),
+        ("DIPOLE_PEER_TIMEOUT_MS", "299"),
+        ("DIPOLE_PEER_TIMEOUT_MS", "86400001"),
+        ("DIPOLE_PEER_TIMEOUT_MS", "3 s"),
     ] {
         let found = read(name, least);
         assert!(found.contains("a number from"), "{name}: {found}");

@@ -12,7 +12,7 @@
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-use super::directory_wire::{CRC_BYTES, PACKET_BYTES, WireError, check, crc, zero};
+use super::directory_wire::{CRC_BYTES, PACKET_BYTES, WireError, array, check, crc, zero};
 use crate::address::NodeId;
 use crate::config::MAX_CARDS;
 use crate::hosts::MAX_SLOTS;
@@ -173,12 +173,6 @@ pub fn decode_announcement(bytes: &[u8]) -> Result<Announcement, WireError> {
     demand(said.port != 0, 60)?;
     demand((1..=MAX_SLOTS).contains(&said.slots), 64)?;
     Ok(said)
-}
-
-fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
-    let mut part = [0; N];
-    part.copy_from_slice(&bytes[at..at + N]);
-    part
 }
 
 #[cfg(test)]

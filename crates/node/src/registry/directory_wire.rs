@@ -327,16 +327,19 @@ pub(super) fn zero(bytes: &[u8], from: usize, to: usize) -> Result<(), WireError
     }
 }
 
+/// `N` bytes of a packet that has them.
+pub(super) fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+    let mut part = [0; N];
+    part.copy_from_slice(&bytes[at..at + N]);
+    part
+}
+
 fn u64_at(bytes: &[u8; PACKET_BYTES], at: usize) -> u64 {
-    let mut word = [0; 8];
-    word.copy_from_slice(&bytes[at..at + 8]);
-    u64::from_le_bytes(word)
+    u64::from_le_bytes(array(bytes, at))
 }
 
 fn u32_at(bytes: &[u8; PACKET_BYTES], at: usize) -> u32 {
-    let mut word = [0; 4];
-    word.copy_from_slice(&bytes[at..at + 4]);
-    u32::from_le_bytes(word)
+    u32::from_le_bytes(array(bytes, at))
 }
 
 fn address_at(bytes: &[u8; PACKET_BYTES]) -> Address {

@@ -10,7 +10,8 @@
 //! ```
 
 use super::directory_wire::{
-    CRC_BYTES, FOUND, LOOKUP, Lookup, PACKET_BYTES, WireError, check, crc, decode_lookup, zero,
+    CRC_BYTES, FOUND, LOOKUP, Lookup, PACKET_BYTES, WireError, array, check, crc, decode_lookup,
+    zero,
 };
 use crate::address::NodeId;
 
@@ -152,12 +153,6 @@ fn opened(bytes: &[u8], kind: u8) -> Result<(), WireError> {
         });
     }
     check(bytes, kind)
-}
-
-fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
-    let mut part = [0; N];
-    part.copy_from_slice(&bytes[at..at + N]);
-    part
 }
 
 #[cfg(test)]

@@ -30,8 +30,6 @@ impl Session {
         let cost = self.check(packet)?;
         if header.flags.has(Flags::ACK) {
             self.heard_from(from);
-        }
-        if header.flags.has(Flags::ACK) {
             self.on_ack(&header, now, shared);
         }
         let verdict = self.admit(&header, cost, shared);

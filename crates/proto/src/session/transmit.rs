@@ -150,8 +150,7 @@ impl Session {
             lane: lane.id,
             number,
         };
-        let (to, bulk) = (lane.to, lane.bulk);
-        if bulk {
+        if lane.bulk {
             flags.set(Flags::BULK);
         }
         let mut header = Header {
@@ -172,14 +171,7 @@ impl Session {
         let (bytes, records_end) = frames.filled(next.slot);
         let end = self.ride(&mut header, bytes, records_end, shared);
         self.finish(header, bytes, end);
-        Transmit {
-            to,
-            bulk,
-            frame: Frame::Unit(next.slot),
-            length: end,
-            seal: self.seals.out,
-            in_session: true,
-        }
+        self.leaving(index, Frame::Unit(next.slot), end)
     }
 
     fn loose(
@@ -191,22 +183,14 @@ impl Session {
     ) -> Transmit {
         shared.stats.loose_sent += 1;
         let index = self.pick_lane(bulk, None);
-        let (to, bulk) = (self.lanes[index].to, self.lanes[index].bulk);
         let mut header = self.control_header(Kind::Data);
-        if bulk {
+        if self.lanes[index].bulk {
             header.flags.set(Flags::BULK);
         }
         let (bytes, records_end) = frames.filled(slot);
         let end = self.ride(&mut header, bytes, records_end, shared);
         self.finish(header, bytes, end);
-        Transmit {
-            to,
-            bulk,
-            frame: Frame::Loose(slot),
-            length: end,
-            seal: self.seals.out,
-            in_session: true,
-        }
+        self.leaving(index, Frame::Loose(slot), end)
     }
 
     /// A packet of acknowledgement state: an Ack, or a Prod if an answer is wanted.
@@ -225,7 +209,6 @@ impl Session {
         // Any way will do to say that a lane which is dead leaves nothing to wait for.
         let by_itself = floor.filter(|index| self.lanes[*index].reach.is_proven());
         let index = by_itself.unwrap_or_else(|| self.pick_control_lane(kind));
-        let (to, bulk) = (self.lanes[index].to, self.lanes[index].bulk);
         let mut header = match floor {
             Some(index) => self.floor_header(index),
             None => self.control_header(kind),
@@ -240,14 +223,7 @@ impl Session {
         self.acknowledged();
         self.debt.now = !self.credit_due.is_empty() || self.lanes.iter().any(Lane::must_tell_floor);
         self.finish(header, bytes, end);
-        Some(Transmit {
-            to,
-            bulk,
-            frame: Frame::Scratch(slot),
-            length: end,
-            seal: self.seals.out,
-            in_session: true,
-        })
+        Some(self.leaving(index, Frame::Scratch(slot), end))
     }
 
     /// Asks a lane whether it leads to the peer, or answers such a question. Nothing else
@@ -266,20 +242,26 @@ impl Session {
             (index, emit_probe(records, lane.id, lane.reach.round()))
         };
         let mut header = self.control_header(Kind::Ack);
-        let (to, bulk) = (self.lanes[index].to, self.lanes[index].bulk);
-        if bulk {
+        if self.lanes[index].bulk {
             header.flags.set(Flags::BULK);
         }
         let end = HEADER_BYTES + length;
         self.finish(header, bytes, end);
-        Some(Transmit {
-            to,
-            bulk,
-            frame: Frame::Scratch(slot),
-            length: end,
+        Some(self.leaving(index, Frame::Scratch(slot), end))
+    }
+
+    /// A finished packet of this session, by a lane.
+    #[inline]
+    fn leaving(&self, lane: usize, frame: Frame, length: usize) -> Transmit {
+        let lane = &self.lanes[lane];
+        Transmit {
+            to: lane.to,
+            bulk: lane.bulk,
+            frame,
+            length,
             seal: self.seals.out,
             in_session: true,
-        })
+        }
     }
 
     /// Lets acknowledgement and credits ride on a data packet; where it ends now.

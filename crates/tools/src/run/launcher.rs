@@ -7,7 +7,7 @@ mod print;
 mod reach;
 mod restart;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::Read;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -28,6 +28,7 @@ pub(crate) use loss::OnLoss;
 use loss::{Due, Losses};
 use plan::Plan;
 use print::{Print, print_all};
+use restart::names;
 
 /// Input for rank 0 that may be under way.
 const INPUT_BUDGET_BYTES: usize = 256 << 10;
@@ -311,7 +312,7 @@ impl Launch {
         if self.has_not_returned(index, reason.as_deref()) {
             return;
         }
-        let lost: BTreeSet<u32> = self
+        let lost: Vec<u32> = self
             .running
             .iter()
             .filter(|(_, on)| **on == index)
@@ -320,11 +321,9 @@ impl Launch {
         self.running.retain(|_, on| *on != index);
         if !lost.is_empty() {
             let reason = reason.unwrap_or_else(|| "it ended early".to_owned());
-            let names: Vec<String> = lost.iter().map(u32::to_string).collect();
-            let names = names.join(", ");
             self.event(json!({"event": "lost", "ranks": lost, "reason": reason}));
-            let lost: Vec<u32> = lost.into_iter().collect();
-            let what = format!("{host} is lost ({reason}), and with it rank {names}");
+            let ranks = names(&lost);
+            let what = format!("{host} is lost ({reason}), and with it rank {ranks}");
             self.lose(&lost, node, Ending::Signal(9).status(), &what);
         }
     }

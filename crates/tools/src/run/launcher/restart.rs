@@ -147,7 +147,7 @@ impl Launch {
     }
 }
 
-fn names(ranks: &[u32]) -> String {
+pub(super) fn names(ranks: &[u32]) -> String {
     let names: Vec<String> = ranks.iter().map(u32::to_string).collect();
     names.join(", ")
 }
