@@ -74,8 +74,13 @@ fn threads_may_end_with_a_message_or_be_cancelled_within_a_call() {
 
 #[test]
 fn writes_that_do_not_wait_are_refused_while_there_is_no_room() {
-    let said = Bench::new().example("nonblocking", &[]);
-    assert_eq!(said, "20000 messages, refused now and then\n");
+    let bench = Bench::new();
+    let program = bench.compile("nonblocking");
+    // Often: a wake-up that goes to the wrong thread is lost once in many runs.
+    for _ in 0..50 {
+        let said = harness::run(&mut bench.command(&program));
+        assert_eq!(said, "20000 messages, refused now and then\n");
+    }
 }
 
 #[test]

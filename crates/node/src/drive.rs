@@ -263,8 +263,9 @@ impl Driver {
         if result.is_none() && state.engine.poll_local() {
             result = attempt(&mut state.engine, last);
         }
+        // Also if what came was not for us: credit of a writer who sits in `poll`.
+        self.rouse(&mut state, before, last);
         if let Some(result) = result {
-            self.rouse(&mut state, before, last);
             return Ok(result);
         }
         let now = self.clock.now();
@@ -328,6 +329,7 @@ impl Driver {
             if now.since(state.shown) > SHOW_EVERY_NS {
                 Driver::show(&mut state, now);
             }
+            Driver::mind_sleepers(&mut state);
             let result = attempt(&mut state.engine, now);
             self.rouse(&mut state, before, now);
             if let Some(result) = result {
@@ -486,9 +488,24 @@ impl Driver {
     fn disarm(&self, state: &mut State) {
         state.armed -= 1;
         state.engine.disarm_local();
-        // The other sleeper may have lost its wake-up to this one: it gets a new one.
+        // The other sleeper may have lost its wake-up to this one.
+        Driver::arm_anew(state);
+    }
+
+    /// Who sleeps gets a new wake-up, and what came before it is taken.
+    fn arm_anew(state: &mut State) {
         while state.armed > 0 && !state.engine.arm_local() {
             state.engine.poll_local();
+        }
+    }
+
+    /// A thread that is awake may have read the wake-up of one that sleeps.
+    #[inline]
+    fn mind_sleepers(state: &mut State) {
+        if state.armed > 0 && state.engine.take_woken() {
+            Driver::arm_anew(state);
+            // There may be room for writers, which is no news of the engine's.
+            state.engine.signal();
         }
     }
 
@@ -557,6 +574,7 @@ impl Driver {
     /// Wakes sleepers if there is news for them, or an earlier deadline.
     #[inline]
     fn rouse(&self, state: &mut State, before: u64, now: Instant) {
+        Driver::mind_sleepers(state);
         let news = state.engine.progress() != before;
         if news {
             state.engine.signal();

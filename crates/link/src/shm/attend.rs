@@ -216,7 +216,10 @@ impl Hub {
             };
             let done = match control::hear(conn.socket.as_fd()) {
                 Ok(Heard::Nothing) => return false,
-                Ok(Heard::Message(Said::Wake, _)) => Ok(()),
+                Ok(Heard::Message(Said::Wake, _)) => {
+                    self.woken = true;
+                    Ok(())
+                }
                 Ok(Heard::Message(Said::Ring, mut files)) => {
                     let place = Place::alone(self.options.ring_slots, self.options.ring_bytes);
                     let ring = files

@@ -154,6 +154,8 @@ pub struct Hub {
     spare: Option<OwnedFd>,
     next_other: usize,
     polls: u32,
+    /// A wake-up was read from a socket.
+    woken: bool,
     stats: ShmStats,
 }
 
@@ -226,6 +228,7 @@ impl Hub {
             spare,
             next_other: 0,
             polls: 0,
+            woken: false,
             stats: ShmStats::default(),
         })
     }
@@ -583,6 +586,13 @@ impl Hub {
     /// Awake: peers need not ring.
     pub fn disarm(&mut self) {
         self.sleep.end(self.bell.word());
+    }
+
+    /// True once after a wake-up was read. Where one thread sleeps and another reads,
+    /// the sleeper does not hear it, nor another before it is armed anew.
+    #[inline]
+    pub fn take_woken(&mut self) -> bool {
+        std::mem::take(&mut self.woken)
     }
 
     /// True if the peer's memory can be read.

@@ -85,6 +85,7 @@ impl Endpoint {
     ) -> Result<(), SendError> {
         let mut lent = false;
         let mut why = Blocked::NoFrame;
+        let id = self.id().0;
         let what = |_: &Engine| format!("endpoint {} to take a message", target.address);
         let driver = &self.inner.driver;
         let begun = driver.wait(until, &what, |engine, _| {
@@ -100,6 +101,9 @@ impl Endpoint {
                 Ok(()) => Some(Ok(())),
                 Err(blocked @ (Blocked::NoFrame | Blocked::NoCredit | Blocked::Opening)) => {
                     why = blocked;
+                    if until == Until::Now {
+                        engine.refused(id);
+                    }
                     None
                 }
                 Err(blocked) => Some(Err(send_error(blocked, target, payload.len()))),
@@ -173,6 +177,7 @@ impl Endpoint {
         let peer = edge.peer;
         let mut long = None;
         let mut why = Blocked::NoFrame;
+        let id = self.id().0;
         let what = |_: &Engine| format!("endpoint {} to take a message", target.address);
         let begun = self.inner.driver.wait(until, &what, |engine, now| {
             let sent = if payload.len() <= engine.whole_limit(peer) {
@@ -188,6 +193,9 @@ impl Endpoint {
                 Ok(()) => Some(Ok(())),
                 Err(blocked @ (Blocked::NoFrame | Blocked::NoCredit | Blocked::Opening)) => {
                     why = blocked;
+                    if until == Until::Now {
+                        engine.refused(id);
+                    }
                     None
                 }
                 Err(blocked) => Some(Err(send_error(blocked, target, payload.len()))),

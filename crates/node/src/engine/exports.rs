@@ -85,16 +85,25 @@ impl Engine {
         }
     }
 
-    /// Sending would have waited: the descriptor tells when it is worth a new try.
-    pub(crate) fn note_blocked(&mut self, endpoint: u32) {
+    /// An attempt to send found no room: from now on news are for this endpoint too.
+    pub(crate) fn refused(&mut self, endpoint: u32) {
         if let Some(exports) = &mut self.exports
-            && let Some(signal) = exports.signals.get_mut(&endpoint)
+            && exports.signals.contains_key(&endpoint)
             && !exports.blocked.contains(&endpoint)
         {
             exports.blocked.push(endpoint);
-            if let Err(cause) = signal.set_writable(false) {
-                tracing::warn!("endpoint {endpoint}: its descriptor stays writable: {cause}");
-            }
+        }
+    }
+
+    /// Sending would have waited: the descriptor tells when it is worth a new try, which
+    /// it is already if news have come since the endpoint was [`refused`](Self::refused).
+    pub(crate) fn note_blocked(&mut self, endpoint: u32) {
+        if let Some(exports) = &mut self.exports
+            && exports.blocked.contains(&endpoint)
+            && let Some(signal) = exports.signals.get_mut(&endpoint)
+            && let Err(cause) = signal.set_writable(false)
+        {
+            tracing::warn!("endpoint {endpoint}: its descriptor stays writable: {cause}");
         }
     }
 

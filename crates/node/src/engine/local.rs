@@ -156,6 +156,11 @@ impl Local {
         std::mem::take(&mut self.died)
     }
 
+    /// True once after a wake-up was read, maybe a sleeper's.
+    pub(super) fn take_woken(&mut self) -> bool {
+        self.hub.take_woken()
+    }
+
     /// Begins, or finds, the connection with a process.
     pub(super) fn connect(&mut self, socket: &Path, incarnation: u64) -> Result<ConnId, ShmError> {
         if let Some(conn) = self.by_incarnation.get(&incarnation)

@@ -141,6 +141,11 @@ impl Engine {
         }
     }
 
+    /// True once after a wake-up was read, maybe a sleeper's.
+    pub(crate) fn take_woken(&mut self) -> bool {
+        self.local.as_mut().is_some_and(Local::take_woken)
+    }
+
     /// Wakes processes of this node for what was queued with more to come.
     #[inline]
     pub(crate) fn ring_due(&mut self) {
