@@ -6,6 +6,7 @@
 
 mod any;
 pub mod arena;
+pub mod bpf;
 mod capture;
 mod cards;
 mod chance;
