@@ -1,6 +1,10 @@
 //! Small packets around the socket: the kernel deposits them in a ring of the process.
 
+pub mod headers;
 pub mod layout;
+pub mod neighbours;
+mod netlink;
+pub mod raw;
 
 /// A network interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
