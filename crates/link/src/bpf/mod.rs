@@ -4,13 +4,17 @@
 //! On the wire nothing differs from the udp link, and a process that has the one talks
 //! to processes that have the other, packet by packet.
 
+pub mod headers;
 pub mod hook;
 mod inlet;
 pub mod layout;
 mod link;
 mod mapping;
+pub mod neighbours;
+mod netlink;
 mod open;
 mod outlet;
+pub mod raw;
 mod ring;
 
 pub use inlet::Inlet;

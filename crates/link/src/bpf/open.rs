@@ -134,7 +134,7 @@ impl Shortcuts {
             cause,
         };
         let neighbours = Neighbours::open(&card, ip).map_err(raw)?;
-        let sender = RawSender::open(&card).map_err(raw)?;
+        let sender = RawSender::open(&card, true).map_err(raw)?;
         let ring_failed = |cause| BpfError::Ring {
             card: card.name.clone(),
             bytes: options.ring_bytes,
