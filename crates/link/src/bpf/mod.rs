@@ -1,6 +1,9 @@
 //! Small packets around the socket: the kernel deposits them in a ring of the process.
 
+pub mod hook;
 pub mod layout;
+mod program;
+mod sys;
 
 /// A network interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
