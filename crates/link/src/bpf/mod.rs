@@ -14,8 +14,10 @@ pub mod neighbours;
 mod netlink;
 mod open;
 mod outlet;
+mod program;
 pub mod raw;
 mod ring;
+mod sys;
 
 pub use inlet::Inlet;
 pub use link::{Bpf, BpfStats};
