@@ -318,7 +318,7 @@ pub(crate) struct MapFacts {
 /// # Errors
 /// Also when the descriptor is none of a map.
 pub(crate) fn map_facts(map: BorrowedFd<'_>) -> io::Result<MapFacts> {
-    if !is_bpf(map, "map")? {
+    if !is_bpf(map, "bpf-map")? {
         return Err(io::ErrorKind::InvalidInput.into());
     }
     let mut facts = MapFacts::default();
@@ -331,12 +331,12 @@ pub(crate) fn map_facts(map: BorrowedFd<'_>) -> io::Result<MapFacts> {
 fn is_bpf(descriptor: BorrowedFd<'_>, kind: &str) -> io::Result<bool> {
     let place = format!("/proc/self/fd/{}", descriptor.as_raw_fd());
     let target = std::fs::read_link(place)?;
-    Ok(target.to_string_lossy() == format!("anon_inode:bpf-{kind}"))
+    Ok(target.to_string_lossy() == format!("anon_inode:{kind}"))
 }
 
-/// Checks that a descriptor is a BPF program or link.
-pub(crate) fn check_kind(descriptor: BorrowedFd<'_>, kind: &str) -> io::Result<()> {
-    match is_bpf(descriptor, kind)? {
+/// Checks that a descriptor is a BPF link.
+pub(crate) fn check_link(descriptor: BorrowedFd<'_>) -> io::Result<()> {
+    match is_bpf(descriptor, "bpf_link")? {
         true => Ok(()),
         false => Err(io::ErrorKind::InvalidData.into()),
     }
