@@ -12,6 +12,8 @@ pub(crate) mod drain;
 mod error;
 mod guard;
 #[cfg(test)]
+mod guard_tests;
+#[cfg(test)]
 mod tests;
 
 use std::io;
@@ -94,6 +96,18 @@ pub fn create_ring(bytes: u32) -> io::Result<OwnedFd> {
         entries: bytes,
     };
     sys::create_map(shape, None)
+}
+
+/// How many bytes a ring has; asks for no privileges.
+///
+/// # Errors
+/// `InvalidInput` if the descriptor is none of a ring, or the kernel does not say.
+pub fn ring_bytes(ring: BorrowedFd<'_>) -> io::Result<u32> {
+    let facts = sys::map_facts(ring)?;
+    match facts.kind == MapKind::Ring as u32 {
+        true => Ok(facts.entries),
+        false => Err(io::ErrorKind::InvalidInput.into()),
+    }
 }
 
 /// The program at one card's ingress, and which rings it fills.

@@ -12,12 +12,11 @@ use dipole_bed::Bed;
 use super::drain::{Deposit, Drain};
 use super::*;
 use crate::bpf::program::assembler::{Assembler, Reg};
-use crate::bpf::program::model;
 
 const RING_BYTES: u32 = 1 << 16;
 
 /// Two nodes on one network, or a word why there are none.
-fn bed() -> Option<Bed> {
+pub(super) fn bed() -> Option<Bed> {
     if let Some(why) = Bed::why_not() {
         eprintln!("SKIPPED: {why}");
         return None;
@@ -26,7 +25,7 @@ fn bed() -> Option<Bed> {
     Some(bed.expect("a bed can be made here"))
 }
 
-fn card(bed: &Bed, node: u32) -> CardId {
+pub(super) fn card(bed: &Bed, node: u32) -> CardId {
     let index = bed.inside(node, || {
         let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
         rustix::net::netdevice::name_to_index(&socket, "net0")
@@ -38,7 +37,7 @@ fn card(bed: &Bed, node: u32) -> CardId {
 }
 
 /// A socket on a node's card that waits some seconds at most.
-fn socket(bed: &Bed, node: u32) -> UdpSocket {
+pub(super) fn socket(bed: &Bed, node: u32) -> UdpSocket {
     let address = bed.node(node).addresses[0];
     let socket = bed.inside(node, || UdpSocket::bind((address, 0)));
     let socket = socket.unwrap().unwrap();
@@ -189,7 +188,7 @@ fn send_options(socket: &UdpSocket) {
 }
 
 /// A socket of the kernel's, on a node.
-fn raw_socket(bed: &Bed, node: u32, family: i32, kind: i32, protocol: i32) -> File {
+pub(super) fn raw_socket(bed: &Bed, node: u32, family: i32, kind: i32, protocol: i32) -> File {
     let descriptor = bed.inside(node, || {
         // SAFETY: takes numbers only.
         unsafe { libc::socket(family, kind | libc::SOCK_CLOEXEC, protocol) }
@@ -352,6 +351,9 @@ fn addresses_of_several_hosts_and_other_maps_are_refused() {
     let refused = hook.add(own, 1, rings).unwrap_err().to_string();
     assert!(refused.contains("net0: changing a BPF map"), "{refused}");
     assert!(create_ring(5000).is_err());
+    assert_eq!(ring_bytes(ring.as_fd()).unwrap(), RING_BYTES);
+    assert!(ring_bytes(rings).is_err());
+    assert!(ring_bytes(File::open("/dev/null").unwrap().as_fd()).is_err());
 }
 
 #[test]
@@ -378,110 +380,4 @@ fn an_error_says_card_step_and_what_is_missing() {
         error.contains("nosuch0: asking for its hardware address"),
         "{error}"
     );
-}
-
-/// A socket that sends raw frames on a node's card, and its cookie.
-fn frame_socket(bed: &Bed, node: u32, card: &CardId) -> (File, u64) {
-    let socket = raw_socket(bed, node, libc::AF_PACKET, libc::SOCK_RAW, 0);
-    // SAFETY: plain C data for which all zeros is valid.
-    let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
-    address.sll_family = u16::try_from(libc::AF_PACKET).unwrap();
-    address.sll_ifindex = i32::try_from(card.index).unwrap();
-    let length = crate::sys::socklen_of::<libc::sockaddr_ll>();
-    // SAFETY: the pointer and the length describe `address`, which the kernel only reads.
-    let result = unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), length) };
-    assert_eq!(result, 0);
-    let cookie = rustix::net::sockopt::socket_cookie(&socket).unwrap();
-    (socket, cookie)
-}
-
-#[test]
-fn a_guarded_socket_sends_only_what_it_may() {
-    let Some(bed) = bed() else { return };
-    let card = card(&bed, 1);
-    let guard = bed.inside(1, || Guard::attach(&card)).unwrap().unwrap();
-    let receiver = socket(&bed, 2);
-    receiver
-        .set_read_timeout(Some(Duration::from_secs(5)))
-        .unwrap();
-    let IpAddr::V4(own) = bed.node(1).addresses[0].into() else {
-        unreachable!()
-    };
-    let (_, mac) = bed.inside(1, || sys::hardware("net0")).unwrap().unwrap();
-    let (_, to_mac) = bed.inside(2, || sys::hardware("net0")).unwrap().unwrap();
-    let frame = |marker: u8| {
-        let mut frame = model::packet(4, 1, 0);
-        frame[..6].copy_from_slice(&to_mac);
-        frame[6..12].copy_from_slice(&mac);
-        frame[26..30].copy_from_slice(&own.octets());
-        frame[30..34].copy_from_slice(&bed.node(2).addresses[0].octets());
-        frame[36..38].copy_from_slice(&receiver.local_addr().unwrap().port().to_be_bytes());
-        let sum: u32 = (14..34)
-            .step_by(2)
-            .map(|at| u32::from(frame[at]) << 8 | u32::from(frame[at + 1]))
-            .sum();
-        let sum = !u16::try_from(sum % 0xffff).unwrap();
-        frame[24..26].copy_from_slice(&sum.to_be_bytes());
-        frame[42] = marker;
-        frame
-    };
-    let changed = |at: usize| {
-        let mut frame = frame(99);
-        frame[at] ^= 1;
-        frame
-    };
-    let (mut lent, cookie) = frame_socket(&bed, 1, &card);
-    let allowed = Allowed {
-        mac,
-        address: own.into(),
-        ports: [1, model::FROM_PORT],
-    };
-    guard.allow(cookie, &allowed).unwrap();
-    let received = || {
-        let mut buffer = [0; 100];
-        assert_eq!(receiver.recv(&mut buffer).unwrap(), 1);
-        buffer[0]
-    };
-    // Source MAC, version, fragment, protocol, source address, source port.
-    for (count, at) in (1..).zip([6, 11, 12, 14, 20, 21, 23, 26, 29, 34, 35]) {
-        // The kernel tells the sender, or not.
-        let _told = lent.write(&changed(at));
-        assert_eq!(guard.refused().unwrap(), count, "byte {at}");
-    }
-    lent.write_all(&frame(1)).unwrap();
-    assert_eq!(received(), 1);
-
-    let before = guard.refused().unwrap();
-    guard.forbid(cookie).unwrap();
-    let _told = lent.write(&frame(2));
-    assert_eq!(guard.refused().unwrap(), before + 1);
-    // All zero is not allowed to one who may send nothing.
-    let _told = lent.write(&[0; 100]);
-    assert_eq!(guard.refused().unwrap(), before + 2);
-
-    // Others are not concerned.
-    let (mut free, _) = frame_socket(&bed, 1, &card);
-    free.write_all(&frame(3)).unwrap();
-    assert_eq!(received(), 3);
-    guard.forget(cookie).unwrap();
-    lent.write_all(&frame(4)).unwrap();
-    assert_eq!(received(), 4);
-    assert_eq!(guard.refused().unwrap(), before + 2);
-
-    // What the guard does not see: documented, so it must be known when it changes.
-    guard.forbid(cookie).unwrap();
-    let on: libc::c_int = 1;
-    // SAFETY: the pointer and the length describe `on`, which the kernel only reads.
-    let result = unsafe {
-        libc::setsockopt(
-            lent.as_raw_fd(),
-            libc::SOL_PACKET,
-            libc::PACKET_QDISC_BYPASS,
-            (&raw const on).cast(),
-            crate::sys::socklen_of::<libc::c_int>(),
-        )
-    };
-    assert_eq!(result, 0);
-    lent.write_all(&frame(5)).unwrap();
-    assert_eq!(received(), 5);
 }
