@@ -5,6 +5,7 @@ pub mod layout;
 pub mod neighbours;
 mod netlink;
 pub mod raw;
+pub mod xsk;
 
 /// A network interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
