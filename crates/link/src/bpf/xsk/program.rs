@@ -15,7 +15,7 @@ use crate::bpf::headers::{PROTOCOL_UDP, TYPE_IPV4, TYPE_IPV6};
 /// The program of one socket; dropping it takes it off the card.
 #[derive(Debug)]
 pub struct XskHook {
-    _link: OwnedFd,
+    link: OwnedFd,
     _sockets: OwnedFd,
     counter: OwnedFd,
 }
@@ -44,7 +44,7 @@ impl XskHook {
         let link = attach(&program, card.index)
             .map_err(|error| tell("attach the program of an AF_XDP socket to", error))?;
         Ok(XskHook {
-            _link: link,
+            link,
             _sockets: sockets,
             counter,
         })
@@ -69,6 +69,15 @@ impl XskHook {
     }
 }
 
+impl Drop for XskHook {
+    /// Closing would do it, too, but a moment later: packets of that moment would still
+    /// go to the socket.
+    fn drop(&mut self) {
+        let link = self.link.as_raw_fd().cast_unsigned();
+        let _closing_will_do = call(DETACH_LINK, &link);
+    }
+}
+
 const MAP_ARRAY: u32 = 2;
 const MAP_OF_SOCKETS: u32 = 17;
 const CREATE_MAP: libc::c_long = 0;
@@ -76,6 +85,7 @@ const LOOK_UP: libc::c_long = 1;
 const UPDATE: libc::c_long = 2;
 const LOAD: libc::c_long = 5;
 const CREATE_LINK: libc::c_long = 28;
+const DETACH_LINK: libc::c_long = 34;
 const PROGRAM_XDP: u32 = 6;
 const ATTACH_XDP: u32 = 37;
 const GENERIC: u32 = 1 << 1;
