@@ -14,7 +14,7 @@ use std::error::Error;
 use std::io::IoSlice;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use dipole_bed::Bed;
 use dipole_link::bpf::CardId;
@@ -71,7 +71,8 @@ fn run() -> Result<(), Box<dyn Error>> {
                 if bytes > 4000 && name.starts_with("AF_XDP") {
                     continue;
                 }
-                let frame_ns = scene.time(&payload, way)?;
+                let timed = scene.time(&payload, way);
+                let frame_ns = timed.map_err(|error| format!("{name}, {bytes} B: {error}"))?;
                 figures.entry((bytes, name)).or_default().push(frame_ns);
             }
         }
@@ -122,7 +123,7 @@ fn scene(bed: &Bed) -> Result<Scene, Box<dyn Error>> {
         ..UdpOptions::default()
     };
     let [own, peer] = ADDRESSES.map(IpAddr::from);
-    let there = bed.inside(2, || Udp::bind(peer, &options))??;
+    let mut there = bed.inside(2, || Udp::bind(peer, &options))??;
     let to = there.local(Class::Small);
     let (link, connected, card) = bed.inside(1, || {
         let socket = UdpSocket::bind((own, 0))?;
@@ -136,7 +137,11 @@ fn scene(bed: &Bed) -> Result<Scene, Box<dyn Error>> {
     connected.send(b"?")?;
     let (route, bypass, queued, xsk) = bed.inside(1, || {
         let mut ways = Neighbours::open(&card, own)?;
-        let route = (0..2).find_map(|_| ways.route(0, peer).copied());
+        let route = (0..1000).find_map(|_| {
+            std::thread::sleep(Duration::from_millis(1));
+            ways.forget();
+            ways.route(0, peer).copied()
+        });
         let route = route.ok_or_else(|| std::io::Error::other("there is no way"))?;
         let send_only = XskOptions {
             receive: false,
@@ -150,6 +155,7 @@ fn scene(bed: &Bed) -> Result<Scene, Box<dyn Error>> {
         ))
     })??;
     let from = link.local(Class::Small);
+    while there.poll(0, Class::Small)? > 0 {}
     Ok(Scene {
         route,
         from,
@@ -278,7 +284,7 @@ impl Scene {
         let start = Instant::now();
         way(self, &frames)?;
         let all_ns = start.elapsed().as_nanos();
-        self.drain()?;
+        self.drain(FRAMES)?;
         Ok(u64::try_from(all_ns).unwrap_or(u64::MAX) / FRAMES as u64)
     }
 
@@ -291,14 +297,25 @@ impl Scene {
             way(self, &frames)?;
         }
         let all_ns = start.elapsed().as_nanos();
-        self.drain()?;
+        self.drain(runs * length)?;
         Ok(u64::try_from(all_ns).unwrap_or(u64::MAX) / runs as u64)
     }
 
-    fn drain(&mut self) -> std::io::Result<()> {
+    /// Takes what has arrived, which must be everything: a way that drops is fast.
+    fn drain(&mut self, wanted: usize) -> std::io::Result<()> {
+        let mut arrived = 0;
         for class in [Class::Small, Class::Bulk] {
-            while self.there.poll(0, class)? > 0 {}
+            loop {
+                match self.there.poll(0, class)? {
+                    0 => break,
+                    count => arrived += count,
+                }
+            }
         }
-        Ok(())
+        if arrived == wanted {
+            return Ok(());
+        }
+        let text = format!("{arrived} of {wanted} frames arrived");
+        Err(std::io::Error::other(text))
     }
 }
