@@ -6,6 +6,8 @@
 
 #[cfg(test)]
 mod agreement;
+#[cfg(test)]
+mod card_tests;
 mod counters;
 #[cfg(test)]
 pub(crate) mod drain;

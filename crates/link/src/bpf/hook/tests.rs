@@ -47,7 +47,7 @@ pub(super) fn socket(bed: &Bed, node: u32) -> UdpSocket {
 }
 
 /// What comes into the ring, at least this many packets.
-fn wait_for(drain: &mut Drain, count: usize) -> Vec<Deposit> {
+pub(super) fn wait_for(drain: &mut Drain, count: usize) -> Vec<Deposit> {
     let deadline = Instant::now() + Duration::from_secs(10);
     let mut found = Vec::new();
     while found.len() < count {
@@ -63,7 +63,7 @@ fn wait_for(drain: &mut Drain, count: usize) -> Vec<Deposit> {
 }
 
 /// The place, or a word why this card cannot have it.
-fn attach(bed: &Bed, node: u32, place: Place) -> Hook {
+pub(super) fn attach(bed: &Bed, node: u32, place: Place) -> Hook {
     let card = card(bed, node);
     let hook = bed.inside(node, || Hook::attach(&card, place)).unwrap();
     hook.unwrap_or_else(|error| panic!("{error}"))
