@@ -1,6 +1,7 @@
 //! Small packets around the socket: the kernel deposits them in a ring of the process.
 
 pub mod layout;
+pub mod loan;
 
 /// A network interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
