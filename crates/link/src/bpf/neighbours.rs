@@ -1,0 +1,452 @@
+//! Where a raw frame must go: next hop, its hardware address, the MTU on the way.
+//!
+//! The kernel decides, as it would for a packet of the process's socket; here its answers
+//! are kept while nothing has changed. Only what leaves by this card to one other host on
+//! Ethernet has a way here; all else is for the socket.
+//!
+//! Raw frames do not tell the kernel that a neighbour is in use, so it would never confirm
+//! it. Therefore an answer is believed for [`FRESH_NS`], and when the kernel then calls the
+//! neighbour stale, one packet is sent by the socket: that makes the kernel probe it.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use rustc_hash::FxBuildHasher;
+
+use super::CardId;
+use super::headers::{Ethernet, ip_udp_bytes};
+use super::netlink::{
+    DELETE_ADDRESS, DELETE_LINK, DELETE_NEIGHBOUR, Heard, LinkNews, Message, NEW_ADDRESS, NEW_LINK,
+    NEW_NEIGHBOUR, NeighbourNews, Socket, link, messages, neighbour, own_address,
+};
+
+/// How long a way is believed without news: the kernel itself believes a neighbour some
+/// 30 s. A path MTU that a router has told of makes no news, either.
+pub const FRESH_NS: u64 = 10_000_000_000;
+/// How long there is believed to be no way, if there is no news.
+pub const NO_WAY_NS: u64 = 100_000_000;
+/// News is looked for at most so often.
+pub const FOLLOW_NS: u64 = 1_000_000;
+/// Destinations remembered; when there are more, all are asked for anew.
+const MAX_KNOWN: usize = 4096;
+/// Datagrams of news read at once.
+const MAX_NEWS: usize = 64;
+/// No IP packet is longer.
+const MAX_MTU: usize = 65_535;
+/// What the kernel gives its own packets.
+const HOPS: u8 = 64;
+
+/// The way to a destination.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// The next hop's hardware address.
+    pub mac: [u8; 6],
+    /// This card's.
+    pub own_mac: [u8; 6],
+    /// Bytes of the longest IP packet on this way.
+    pub mtu: usize,
+    /// The address that frames are sent from.
+    pub source: IpAddr,
+    /// Time to live.
+    pub hops: u8,
+    /// Changes whenever anything of the above may have changed.
+    pub serial: u64,
+}
+
+impl Route {
+    /// Bytes of the longest payload of a UDP datagram that goes this way unfragmented.
+    #[must_use]
+    pub fn longest_payload(&self) -> usize {
+        self.mtu.saturating_sub(ip_udp_bytes(self.source))
+    }
+
+    /// The addresses of its Ethernet frames.
+    #[must_use]
+    pub fn ethernet(&self) -> Ethernet {
+        Ethernet {
+            destination: self.mac,
+            source: self.own_mac,
+            vlan: None,
+        }
+    }
+}
+
+/// What a card is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CardState {
+    /// Carries Ethernet frames.
+    pub ethernet: bool,
+    /// Switched on, with a carrier.
+    pub up: bool,
+    /// Its hardware address; zeros if it has none.
+    pub mac: [u8; 6],
+    /// Bytes of the longest IP packet.
+    pub mtu: usize,
+    /// The VLAN that this device is; it adds the tag itself.
+    pub vlan: Option<u16>,
+}
+
+impl CardState {
+    const GONE: CardState = CardState {
+        ethernet: false,
+        up: false,
+        mac: [0; 6],
+        mtu: 0,
+        vlan: None,
+    };
+
+    fn from_news(news: &LinkNews) -> CardState {
+        CardState {
+            ethernet: news.ethernet,
+            up: news.up,
+            mac: news.mac.unwrap_or_default(),
+            mtu: news
+                .mtu
+                .and_then(|mtu| usize::try_from(mtu).ok())
+                .unwrap_or(0),
+            vlan: news.vlan,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    route: Option<Route>,
+    next_hop: IpAddr,
+    until_ns: u64,
+}
+
+/// The way that was asked for last.
+#[derive(Clone, Copy, Debug)]
+struct Last {
+    to: IpAddr,
+    until_ns: u64,
+    route: Route,
+}
+
+/// The ways from one card. See the module.
+#[derive(Debug)]
+pub struct Neighbours {
+    card: CardId,
+    own: IpAddr,
+    /// Cleared while the address is gone.
+    has_own: bool,
+    state: CardState,
+    questions: Socket,
+    news: Socket,
+    known: HashMap<IpAddr, Known, FxBuildHasher>,
+    last: Option<Last>,
+    followed_ns: Option<u64>,
+    serial: u64,
+}
+
+impl Neighbours {
+    /// Opens a view on the ways from this card for packets from this address of it.
+    ///
+    /// # Errors
+    /// When there is no such card, or no socket to the kernel can be had.
+    pub fn open(card: &CardId, own: IpAddr) -> io::Result<Neighbours> {
+        let tell = |error: io::Error| {
+            let CardId { index, name } = card;
+            let text = format!("cannot ask the kernel about card {name} (number {index}): {error}");
+            io::Error::new(error.kind(), text)
+        };
+        // First the ear, then the questions: no change is missed between.
+        let news = Socket::for_news().map_err(tell)?;
+        let mut questions = Socket::for_questions().map_err(tell)?;
+        let found = questions.ask_link(card.index).map_err(tell)?;
+        Ok(Neighbours {
+            card: card.clone(),
+            own,
+            has_own: is_here(&mut questions, card.index, own),
+            state: CardState::from_news(&found),
+            questions,
+            news,
+            known: HashMap::default(),
+            last: None,
+            followed_ns: None,
+            serial: 0,
+        })
+    }
+
+    /// What the card is, as far as [`follow`](Self::follow) has seen.
+    #[must_use]
+    pub fn card_state(&self) -> CardState {
+        self.state
+    }
+
+    /// Becomes readable when there is news to [`follow`](Self::follow).
+    #[must_use]
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.news.as_fd()
+    }
+
+    /// The way to an address. `None`: there is none from this card now, or this packet is
+    /// to remind the kernel of a neighbour; send it by the socket. Never waits.
+    #[inline]
+    pub fn route(&mut self, now_ns: u64, to: IpAddr) -> Option<&Route> {
+        let fresh = |last: &Last| last.to == to && now_ns < last.until_ns;
+        if !self.last.as_ref().is_some_and(fresh) {
+            self.last = self.find(now_ns, to);
+        }
+        self.last.as_ref().map(|last| &last.route)
+    }
+
+    #[inline(never)]
+    fn find(&mut self, now_ns: u64, to: IpAddr) -> Option<Last> {
+        if let Some(known) = self.known.get(&to)
+            && now_ns < known.until_ns
+        {
+            let until_ns = known.until_ns;
+            return known.route.map(|route| Last {
+                to,
+                until_ns,
+                route,
+            });
+        }
+        if !self.state.ethernet || !self.state.up || !self.has_own || !may_have_way(self.own, to) {
+            return None;
+        }
+        let (route, next_hop, stale) = match self.ask(to) {
+            Answer::Way {
+                route,
+                next_hop,
+                stale,
+            } => (Some(route), next_hop, stale),
+            Answer::None { next_hop } => (None, next_hop, false),
+        };
+        let valid_ns = if route.is_some() { FRESH_NS } else { NO_WAY_NS };
+        let until_ns = now_ns.saturating_add(valid_ns);
+        if self.known.len() >= MAX_KNOWN {
+            self.known.clear();
+        }
+        let known = Known {
+            route,
+            next_hop,
+            until_ns,
+        };
+        self.known.insert(to, known);
+        // This once, a packet by the socket makes the kernel confirm a stale neighbour.
+        let route = route.filter(|_| !stale)?;
+        Some(Last {
+            to,
+            until_ns,
+            route,
+        })
+    }
+
+    fn ask(&mut self, to: IpAddr) -> Answer {
+        let none = |next_hop| Answer::None { next_hop };
+        let card = self.card.index;
+        let Ok(found) = self.questions.ask_route(card, self.own, to) else {
+            return none(to);
+        };
+        let next_hop = found.gateway.unwrap_or(to);
+        if !found.plain || found.card != Some(card) {
+            return none(next_hop);
+        }
+        let Ok(neighbour) = self.questions.ask_neighbour(card, next_hop) else {
+            return none(next_hop);
+        };
+        let Some(mac) = usable(&neighbour) else {
+            return none(next_hop);
+        };
+        let way_mtu = found.mtu.and_then(|mtu| usize::try_from(mtu).ok());
+        self.serial += 1;
+        let route = Route {
+            mac,
+            own_mac: self.state.mac,
+            mtu: way_mtu.unwrap_or(MAX_MTU).min(self.state.mtu).min(MAX_MTU),
+            source: self.own,
+            hops: found.hops.unwrap_or(HOPS),
+            serial: self.serial,
+        };
+        Answer::Way {
+            route,
+            next_hop,
+            stale: neighbour.state & STALE != 0,
+        }
+    }
+
+    /// Takes in what the kernel has told since, and forgets what that may concern. Never
+    /// waits; it looks at most once in [`FOLLOW_NS`], so it may be called at every step.
+    pub fn follow(&mut self, now_ns: u64) {
+        let next_ns = self.followed_ns.map(|then| then.saturating_add(FOLLOW_NS));
+        if next_ns.is_some_and(|next_ns| now_ns < next_ns) {
+            return;
+        }
+        self.followed_ns = Some(now_ns);
+        for _ in 0..MAX_NEWS {
+            match self.news.hear() {
+                Ok(Heard::Nothing) => return,
+                Ok(Heard::Datagram(datagram)) => {
+                    let mut change = Change {
+                        card: self.card.index,
+                        own: self.own,
+                        has_own: &mut self.has_own,
+                        state: &mut self.state,
+                        known: &mut self.known,
+                    };
+                    for message in messages(datagram) {
+                        change.take_in(message);
+                    }
+                    self.last = None;
+                }
+                Ok(Heard::Overrun) | Err(_) => self.start_over(),
+            }
+        }
+        // The rest comes next time; until then nothing old is believed.
+        self.forget();
+    }
+
+    /// Forgets all ways; each is asked for when it is next wanted.
+    pub fn forget(&mut self) {
+        self.known.clear();
+        self.last = None;
+    }
+
+    /// Some news was lost: what the card is must be asked for, too.
+    fn start_over(&mut self) {
+        self.forget();
+        let found = self.questions.ask_link(self.card.index);
+        self.state = found.map_or(CardState::GONE, |news| CardState::from_news(&news));
+        self.has_own = is_here(&mut self.questions, self.card.index, self.own);
+    }
+}
+
+enum Answer {
+    Way {
+        route: Route,
+        next_hop: IpAddr,
+        stale: bool,
+    },
+    None {
+        next_hop: IpAddr,
+    },
+}
+
+/// What news may change.
+struct Change<'a> {
+    card: u32,
+    own: IpAddr,
+    has_own: &'a mut bool,
+    state: &'a mut CardState,
+    known: &'a mut HashMap<IpAddr, Known, FxBuildHasher>,
+}
+
+impl Change<'_> {
+    fn take_in(&mut self, message: Message<'_>) {
+        match message.kind {
+            NEW_NEIGHBOUR | DELETE_NEIGHBOUR => {
+                let Some(news) = neighbour(message.content) else {
+                    return;
+                };
+                if news.card == self.card {
+                    self.known.retain(|_, known| known.next_hop != news.address);
+                }
+                return;
+            }
+            NEW_LINK | DELETE_LINK => {
+                let news = link(message.content).filter(|news| news.index == self.card);
+                if let Some(news) = news {
+                    *self.state = match message.kind {
+                        NEW_LINK => CardState::from_news(&news),
+                        _ => CardState::GONE,
+                    };
+                }
+            }
+            NEW_ADDRESS | DELETE_ADDRESS if own_address(message.content) == Some(self.own) => {
+                *self.has_own = message.kind == NEW_ADDRESS;
+            }
+            _ => {}
+        }
+        // Links, addresses, routes, rules, next hops: any way may be another now.
+        self.known.clear();
+    }
+}
+
+const REACHABLE: u16 = 0x02;
+const STALE: u16 = 0x04;
+const DELAY: u16 = 0x08;
+const PROBE: u16 = 0x10;
+const NO_ARP: u16 = 0x40;
+const PERMANENT: u16 = 0x80;
+
+/// The hardware address of a neighbour to whom the kernel would send now.
+fn usable(neighbour: &NeighbourNews) -> Option<[u8; 6]> {
+    let states = REACHABLE | STALE | DELAY | PROBE | NO_ARP | PERMANENT;
+    let mac = neighbour.mac.filter(|_| neighbour.state & states != 0)?;
+    // To one host: neither nobody nor a group.
+    (mac != [0; 6] && mac[0] & 1 == 0).then_some(mac)
+}
+
+/// True when an address is one of this machine's, in the namespace of the socket.
+fn is_here(questions: &mut Socket, card: u32, own: IpAddr) -> bool {
+    let found = questions.ask_route(card, own, own);
+    found.is_ok_and(|found| found.local)
+}
+
+/// False for what the kernel need not be asked about.
+fn may_have_way(own: IpAddr, to: IpAddr) -> bool {
+    own.is_ipv4() == to.is_ipv4()
+        && own != to
+        && !to.is_multicast()
+        && !to.is_loopback()
+        && !to.is_unspecified()
+        && !matches!(to, IpAddr::V4(to) if to.is_broadcast())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(state: u16, mac: Option<[u8; 6]>) -> NeighbourNews {
+        NeighbourNews {
+            card: 1,
+            state,
+            address: [10, 0, 0, 1].into(),
+            mac,
+        }
+    }
+
+    #[test]
+    fn only_neighbours_whose_address_is_believed_are_sent_to() {
+        let mac = [2, 0, 0, 0, 0, 1];
+        for state in [REACHABLE, STALE, DELAY, PROBE, NO_ARP, PERMANENT] {
+            assert_eq!(usable(&of(state, Some(mac))), Some(mac));
+            assert_eq!(usable(&of(state, None)), None);
+            assert_eq!(usable(&of(state, Some([0; 6]))), None);
+            assert_eq!(usable(&of(state, Some([0xff; 6]))), None);
+        }
+        let (none, incomplete, failed) = (0, 1, 0x20);
+        for state in [none, incomplete, failed] {
+            assert_eq!(usable(&of(state, Some(mac))), None);
+        }
+    }
+
+    #[test]
+    fn loopback_has_no_ways() {
+        let card = CardId {
+            index: 1,
+            name: "lo".to_owned(),
+        };
+        let own = [127, 0, 0, 1].into();
+        let mut ways = Neighbours::open(&card, own).expect("netlink");
+        assert!(!ways.card_state().ethernet);
+        for to in [own, [127, 0, 0, 2].into(), [10, 0, 0, 1].into()] {
+            assert_eq!(ways.route(0, to), None);
+        }
+    }
+
+    #[test]
+    fn a_card_that_does_not_exist_is_named() {
+        let card = CardId {
+            index: u32::MAX >> 1,
+            name: "nosuch0".to_owned(),
+        };
+        let error = Neighbours::open(&card, [10, 0, 0, 1].into()).expect_err("no such card");
+        assert!(error.to_string().contains("nosuch0"), "{error}");
+    }
+}
