@@ -1,0 +1,25 @@
+//! What became of the packets to the ports that a hook serves.
+
+/// Counters of one card, since its hook was attached. They count packets whose
+/// destination is one of the entered addresses and ports; foreign ones are not counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Put into a ring. All others went on to the socket.
+    pub deposited: u64,
+    /// The ring had no room.
+    pub full: u64,
+    /// First fragments; later ones have no port and are not counted.
+    pub fragments: u64,
+    /// IPv4 with options.
+    pub options: u64,
+    /// Several packets that the kernel had joined.
+    pub merged: u64,
+    /// Longer than the longest record.
+    pub too_long: u64,
+    /// Lengths that do not agree, or no payload.
+    pub lengths: u64,
+    /// To another host's MAC address, or to several.
+    pub other_hosts: u64,
+    /// The frame could not be read.
+    pub unreadable: u64,
+}

@@ -1,0 +1,189 @@
+//! Why a card cannot be served, in words that help.
+
+use std::fmt;
+use std::io;
+
+/// What was tried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Asking the card what it is.
+    Card,
+    /// Making a map.
+    Map,
+    /// Loading a program.
+    Load,
+    /// Attaching at TCX ingress.
+    Tcx,
+    /// Attaching at TCX egress.
+    TcxEgress,
+    /// Attaching at XDP.
+    Xdp,
+    /// Entering or removing what a map holds.
+    Entry,
+    /// Taking over descriptors that were kept.
+    Kept,
+}
+
+impl Step {
+    /// What the kernel asks for.
+    fn needs(self) -> &'static [(&'static str, u32)] {
+        const BPF: (&str, u32) = ("CAP_BPF", 39);
+        const NET_ADMIN: (&str, u32) = ("CAP_NET_ADMIN", 12);
+        match self {
+            Self::Card | Self::Kept => &[],
+            Self::Map | Self::Entry => &[BPF],
+            Self::Load => &[BPF, NET_ADMIN],
+            Self::Tcx | Self::TcxEgress | Self::Xdp => &[NET_ADMIN],
+        }
+    }
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Card => "asking for its hardware address",
+            Self::Map => "making a BPF map",
+            Self::Load => "loading the BPF program",
+            Self::Tcx => "attaching at TCX ingress",
+            Self::TcxEgress => "attaching at TCX egress",
+            Self::Xdp => "attaching at XDP",
+            Self::Entry => "changing a BPF map",
+            Self::Kept => "taking over kept descriptors",
+        })
+    }
+}
+
+/// Why the kernel's part cannot be set up or changed on a card.
+#[derive(Debug)]
+pub enum HookError {
+    /// The kernel refused a step.
+    Refused {
+        /// Which card.
+        card: String,
+        /// Which step.
+        step: Step,
+        /// What the kernel says.
+        cause: io::Error,
+        /// The last lines of the verifier, if it was a program that it refused.
+        log: String,
+        /// Capabilities that the step needs and this thread does not have.
+        missing: Vec<&'static str>,
+    },
+    /// The card's frames are not Ethernet.
+    NotEthernet {
+        /// Which card.
+        card: String,
+        /// What it is instead (`ARPHRD_...` of the kernel).
+        kind: u16,
+    },
+    /// Packets to this address are for several hosts or for none.
+    NotOneHost {
+        /// Which card.
+        card: String,
+        /// The address.
+        address: std::net::IpAddr,
+    },
+}
+
+impl HookError {
+    pub(super) fn refused(card: &str, step: Step, cause: io::Error) -> Self {
+        Self::rejected(card, step, cause, String::new())
+    }
+
+    pub(super) fn rejected(card: &str, step: Step, cause: io::Error, log: String) -> Self {
+        let denied = cause.kind() == io::ErrorKind::PermissionDenied;
+        let missing = match denied {
+            true => missing(step.needs()),
+            false => Vec::new(),
+        };
+        Self::Refused {
+            card: card.to_owned(),
+            step,
+            cause,
+            log,
+            missing,
+        }
+    }
+
+    /// True if the kernel is too old for this step: it does not know the command.
+    #[must_use]
+    pub fn is_unknown_to_kernel(&self) -> bool {
+        match self {
+            // The verifier's words come only with a program that the kernel has read.
+            Self::Refused { cause, log, .. } => {
+                log.is_empty() && cause.raw_os_error() == Some(libc::EINVAL)
+            }
+            _ => false,
+        }
+    }
+}
+
+/// Those that this thread does not have.
+fn missing(needed: &[(&'static str, u32)]) -> Vec<&'static str> {
+    let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let held = line.and_then(|text| u64::from_str_radix(text.trim(), 16).ok());
+    // CAP_SYS_ADMIN stands for CAP_BPF; nobody should be told to ask for it.
+    let held = held.unwrap_or(0);
+    let has = |bit: u32| held >> bit & 1 == 1;
+    let lacking = needed.iter().filter(|(_, bit)| !has(*bit));
+    lacking.map(|(name, _)| *name).collect()
+}
+
+impl fmt::Display for HookError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Refused {
+                card,
+                step,
+                cause,
+                log,
+                missing,
+            } => {
+                write!(f, "cannot open the bpf link on {card}: {step}")?;
+                if missing.is_empty() {
+                    write!(f, " failed: {cause}")?;
+                } else {
+                    write!(f, " needs {} ({cause})", missing.join(" and "))?;
+                }
+                if !log.is_empty() {
+                    write!(f, "; the verifier says: {log}")?;
+                }
+                match (missing.is_empty(), cause.raw_os_error()) {
+                    (false, _) | (true, Some(libc::EPERM)) => write!(
+                        f,
+                        "; ask the agent (dipole agent allow USER {card}), or use --link=udp"
+                    ),
+                    (true, Some(libc::EBUSY)) if *step == Step::Xdp => write!(
+                        f,
+                        "; another XDP program is there (ip link show {card}): use TCX, or --link=udp"
+                    ),
+                    (true, Some(libc::EINVAL)) if *step != Step::Card => write!(
+                        f,
+                        "; TCX needs Linux 6.6, XDP needs 5.18: use --link=udp on older ones"
+                    ),
+                    _ => write!(f, "; use --link=udp"),
+                }
+            }
+            Self::NotEthernet { card, kind } => write!(
+                f,
+                "cannot open the bpf link on {card}: it is no Ethernet card (kind {kind}); \
+                 use --link=udp"
+            ),
+            Self::NotOneHost { card, address } => write!(
+                f,
+                "cannot deposit packets to {address} on {card}: it is not the address of \
+                 one host; name the card's own address"
+            ),
+        }
+    }
+}
+
+impl std::error::Error for HookError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Refused { cause, .. } => Some(cause),
+            Self::NotEthernet { .. } | Self::NotOneHost { .. } => None,
+        }
+    }
+}

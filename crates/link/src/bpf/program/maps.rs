@@ -1,0 +1,96 @@
+//! What stands in the maps that programs share with us.
+
+use std::net::IpAddr;
+
+/// Numbers of the ingress program's maps: rings by [`key`], counters by [`Reason`],
+/// and how many packets found a ring full, by [`key`].
+pub(crate) const RINGS: i32 = 0;
+pub(crate) const COUNTERS: i32 = 1;
+pub(crate) const FULL: i32 = 2;
+
+/// What became of a packet to one of our ports: taken, or passed on and why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reason {
+    Deposited = 0,
+    /// The ring had no room.
+    Full = 1,
+    Fragment = 2,
+    /// It has IP options.
+    Options = 3,
+    /// Several packets that the kernel has joined.
+    Merged = 4,
+    TooLong = 5,
+    /// Lengths that do not agree, or no payload.
+    Length = 6,
+    /// Not addressed to this card's own MAC address.
+    OtherHost = 7,
+    /// The frame could not be read where its lengths said that it can.
+    Unreadable = 8,
+}
+
+impl Reason {
+    /// In the order of their numbers.
+    pub(crate) const ALL: [Self; 9] = [
+        Self::Deposited,
+        Self::Full,
+        Self::Fragment,
+        Self::Options,
+        Self::Merged,
+        Self::TooLong,
+        Self::Length,
+        Self::OtherHost,
+        Self::Unreadable,
+    ];
+}
+
+/// Bytes of what identifies a ring.
+pub(crate) const KEY_BYTES: usize = 24;
+
+/// 0..16 destination address (IPv4: the first four), 16..20 the card's number, 20..22
+/// port in network order, 22..24 IP version, so that no IPv4 address is like an IPv6 one.
+pub(crate) fn key(address: IpAddr, card: u32, port: u16) -> [u8; KEY_BYTES] {
+    let mut key = [0; KEY_BYTES];
+    let version = put_address(&mut key[..16], address);
+    key[16..20].copy_from_slice(&card.to_ne_bytes());
+    key[20..22].copy_from_slice(&port.to_be_bytes());
+    key[22..].copy_from_slice(&version.to_ne_bytes());
+    key
+}
+
+/// Numbers of the egress program's maps: [`allowed`] by socket cookie, and one counter
+/// of frames refused.
+pub(crate) const COOKIES: i32 = 0;
+pub(crate) const REFUSED: i32 = 1;
+
+/// Bytes of what a socket may send.
+pub(crate) const ALLOWED_BYTES: usize = 32;
+/// Where parts of it stand.
+pub(crate) const ALLOWED_VERSION: i16 = 6;
+pub(crate) const ALLOWED_ADDRESS: i16 = 8;
+pub(crate) const ALLOWED_PORTS: [i16; 2] = [24, 26];
+
+/// 0..6 source MAC address, 6..8 IP version, 8..24 source address (IPv4: the first
+/// four), 24..26 and 26..28 source ports in network order. All zero: nothing.
+pub(crate) fn allowed(mac: [u8; 6], address: IpAddr, ports: [u16; 2]) -> [u8; ALLOWED_BYTES] {
+    let mut value = [0; ALLOWED_BYTES];
+    value[..6].copy_from_slice(&mac);
+    let version = put_address(&mut value[8..24], address);
+    value[6..8].copy_from_slice(&version.to_ne_bytes());
+    value[24..26].copy_from_slice(&ports[0].to_be_bytes());
+    value[26..28].copy_from_slice(&ports[1].to_be_bytes());
+    value
+}
+
+/// Writes an address to the begin of 16 zero bytes; gives its IP version.
+fn put_address(to: &mut [u8], address: IpAddr) -> u16 {
+    match address {
+        IpAddr::V4(v4) => {
+            to[..4].copy_from_slice(&v4.octets());
+            4
+        }
+        IpAddr::V6(v6) => {
+            to.copy_from_slice(&v6.octets());
+            6
+        }
+    }
+}

@@ -1,0 +1,8 @@
+//! The kernel's part: programs for its BPF machine, put together here, so that a
+//! build needs no other compiler. They know packets, not files or descriptors.
+
+pub(super) mod assembler;
+pub(super) mod dispatch;
+pub(super) mod guard;
+pub(super) mod maps;
+mod packet;
