@@ -4,6 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 
+use crate::bpf::{Bpf, BpfStats};
 use crate::{Caps, Capture, Cards, Class, Fault, Incoming, Link, Outgoing, sim, udp::Udp};
 
 /// Any link: a match at the hot boundary instead of a call through a pointer.
@@ -11,7 +12,9 @@ use crate::{Caps, Capture, Cards, Class, Fault, Incoming, Link, Outgoing, sim, u
 pub enum AnyLink {
     /// UDP sockets.
     Udp(Box<Udp>),
-    /// UDP sockets on several cards.
+    /// UDP sockets with short ways for small packets.
+    Bpf(Box<Bpf>),
+    /// Several cards.
     Cards(Box<Cards>),
     /// A port of a simulated network.
     Sim(sim::Port),
@@ -27,10 +30,26 @@ impl AnyLink {
     pub fn udp(&self) -> Option<&Udp> {
         match self {
             AnyLink::Udp(link) => Some(link),
-            AnyLink::Cards(link) => link.links().first(),
+            AnyLink::Bpf(link) => Some(link.udp()),
+            AnyLink::Cards(link) => link.links().first().and_then(AnyLink::udp),
             AnyLink::Sim(_) => None,
             AnyLink::Fault(link) => link.inner().udp(),
             AnyLink::Capture(link) => link.inner().udp(),
+        }
+    }
+
+    /// What the bpf links inside have done, all together; `None` if there are none.
+    #[must_use]
+    pub fn bpf_stats(&self) -> Option<BpfStats> {
+        match self {
+            AnyLink::Udp(_) | AnyLink::Sim(_) => None,
+            AnyLink::Bpf(link) => Some(link.stats()),
+            AnyLink::Cards(link) => {
+                let stats = link.links().iter().filter_map(AnyLink::bpf_stats);
+                stats.reduce(|one, other| one + other)
+            }
+            AnyLink::Fault(link) => link.inner().bpf_stats(),
+            AnyLink::Capture(link) => link.inner().bpf_stats(),
         }
     }
 
@@ -38,7 +57,7 @@ impl AnyLink {
     #[must_use]
     pub fn fault(&self) -> Option<&Fault<AnyLink>> {
         match self {
-            AnyLink::Udp(_) | AnyLink::Cards(_) | AnyLink::Sim(_) => None,
+            AnyLink::Udp(_) | AnyLink::Bpf(_) | AnyLink::Cards(_) | AnyLink::Sim(_) => None,
             AnyLink::Fault(link) => Some(link),
             AnyLink::Capture(link) => link.inner().fault(),
         }
@@ -48,6 +67,12 @@ impl AnyLink {
 impl From<Udp> for AnyLink {
     fn from(link: Udp) -> Self {
         AnyLink::Udp(Box::new(link))
+    }
+}
+
+impl From<Bpf> for AnyLink {
+    fn from(link: Bpf) -> Self {
+        AnyLink::Bpf(Box::new(link))
     }
 }
 
@@ -80,6 +105,7 @@ macro_rules! on_link {
     ($any:expr, $link:ident => $call:expr) => {
         match $any {
             AnyLink::Udp($link) => $call,
+            AnyLink::Bpf($link) => $call,
             AnyLink::Cards($link) => $call,
             AnyLink::Sim($link) => $call,
             AnyLink::Fault($link) => $call,
@@ -122,6 +148,14 @@ impl Link for AnyLink {
 
     fn next_deadline_ns(&self) -> Option<u64> {
         on_link!(self, link => link.next_deadline_ns())
+    }
+
+    fn arm(&mut self) -> bool {
+        on_link!(self, link => link.arm())
+    }
+
+    fn disarm(&mut self) {
+        on_link!(self, link => link.disarm());
     }
 
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {

@@ -285,6 +285,14 @@ impl<L: Link> Link for Capture<L> {
         self.inner.next_deadline_ns()
     }
 
+    fn arm(&mut self) -> bool {
+        self.inner.arm()
+    }
+
+    fn disarm(&mut self) {
+        self.inner.disarm();
+    }
+
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         self.inner.descriptors()
     }

@@ -1,7 +1,7 @@
 //! Several cards behind one link: a frame leaves by the card from which the kernel
 //! would reach its destination.
 //!
-//! A process binds the same kind of sockets on each; its peers learn all addresses in the
+//! A process binds the same kind of sockets on each, with the same ports; its peers learn all addresses in the
 //! handshake, and the protocol has a lane for each. What is sent by a card that is down is
 //! lost, as on any link: the protocol sees that and takes another lane. It also finds out
 //! which addresses answer at all; which of our cards leads to one is the kernel's routing
@@ -13,7 +13,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::BorrowedFd;
 
 use crate::udp::{OpenError, Udp, UdpOptions};
-use crate::{Caps, Class, Incoming, Link, Outgoing};
+use crate::{AnyLink, Caps, Class, Incoming, Link, Outgoing};
 
 /// A destination for which there was no way is asked about again after so long.
 const ASK_AGAIN_NS: u64 = 1_000_000_000;
@@ -24,7 +24,7 @@ const PORT_ATTEMPTS: u32 = 8;
 /// See the module.
 #[derive(Debug)]
 pub struct Cards {
-    cards: Vec<Udp>,
+    cards: Vec<AnyLink>,
     /// By destination: which card, and until when that is believed.
     ways: HashMap<IpAddr, (usize, u64)>,
     /// Whose frames the last poll offers.
@@ -35,14 +35,18 @@ pub struct Cards {
 
 impl Cards {
     /// Opens a link on each of these addresses of this machine; the first is the one by
-    /// which the process is known.
+    /// which the process is known. `finish` makes of each what it shall be.
     ///
     /// # Errors
     /// See [`OpenError`]; nothing stays open.
     ///
     /// # Panics
     /// When there are no addresses.
-    pub fn bind(addresses: &[IpAddr], options: &UdpOptions) -> Result<Cards, OpenError> {
+    pub fn bind(
+        addresses: &[IpAddr],
+        options: &UdpOptions,
+        finish: impl FnMut(Udp) -> AnyLink,
+    ) -> Result<Cards, OpenError> {
         assert!(!addresses.is_empty(), "at least one card");
         let mut cards = open(addresses, options);
         for _ in 0..PORT_ATTEMPTS {
@@ -52,7 +56,7 @@ impl Cards {
             cards = open(addresses, options);
         }
         Ok(Cards {
-            cards: cards?,
+            cards: cards?.into_iter().map(finish).collect(),
             ways: HashMap::new(),
             polled: 0,
             turn: 0,
@@ -61,7 +65,7 @@ impl Cards {
 
     /// The links, one for each card.
     #[must_use]
-    pub fn links(&self) -> &[Udp] {
+    pub fn links(&self) -> &[AnyLink] {
         &self.cards
     }
 
@@ -126,7 +130,7 @@ fn source(to: IpAddr) -> io::Result<IpAddr> {
 
 impl Link for Cards {
     fn caps(&self) -> Caps {
-        let caps = self.cards.iter().map(Udp::caps);
+        let caps = self.cards.iter().map(Link::caps);
         let least = caps.reduce(|one, other| Caps {
             max_frame_bytes: one.max_frame_bytes.min(other.max_frame_bytes),
             max_burst_frames: one.max_burst_frames.min(other.max_burst_frames),
@@ -189,6 +193,18 @@ impl Link for Cards {
         self.cards.iter().filter_map(Link::next_deadline_ns).min()
     }
 
+    fn arm(&mut self) -> bool {
+        let awake = self.cards.iter_mut().position(|card| !card.arm());
+        for card in self.cards.iter_mut().take(awake.unwrap_or(0)) {
+            card.disarm();
+        }
+        awake.is_none()
+    }
+
+    fn disarm(&mut self) {
+        self.cards.iter_mut().for_each(Link::disarm);
+    }
+
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         self.cards.iter().flat_map(Link::descriptors).collect()
     }
@@ -206,8 +222,8 @@ mod tests {
     fn frames_come_by_every_card_and_one_side_may_have_more_of_them() {
         // From loopback the kernel takes 127.0.0.1 as the source of all of it.
         let addresses = [ip("127.0.0.1"), ip("127.0.0.2")];
-        let mut two = Cards::bind(&addresses, &UdpOptions::default()).expect("loopback");
-        let mut one = Cards::bind(&addresses[..1], &UdpOptions::default()).expect("loopback");
+        let mut two = Cards::bind(&addresses, &UdpOptions::default(), AnyLink::from).expect("loopback");
+        let mut one = Cards::bind(&addresses[..1], &UdpOptions::default(), AnyLink::from).expect("loopback");
         for class in [Class::Small, Class::Bulk] {
             let locals = two.locals(class);
             assert_eq!(locals.len(), 2);
@@ -237,6 +253,6 @@ mod tests {
     #[test]
     fn an_address_that_is_not_ours_is_an_error() {
         let addresses = [ip("127.0.0.1"), ip("192.0.2.1")];
-        assert!(Cards::bind(&addresses, &UdpOptions::default()).is_err());
+        assert!(Cards::bind(&addresses, &UdpOptions::default(), AnyLink::from).is_err());
     }
 }

@@ -20,6 +20,7 @@ mod sys;
 pub mod udp;
 pub mod wait;
 pub mod watch;
+mod word;
 
 use std::io;
 use std::net::SocketAddr;
@@ -125,7 +126,18 @@ pub trait Link {
         None
     }
 
-    /// Descriptors that become readable when `poll` would return frames.
+    /// Before sleeping on the [`descriptors`](Self::descriptors): from now on what arrives
+    /// makes them readable. False, and not so, if something is there. Gives back what the last
+    /// `poll` offered.
+    fn arm(&mut self) -> bool {
+        true
+    }
+
+    /// After sleeping: what arrives need not make the descriptors readable.
+    fn disarm(&mut self) {}
+
+    /// Descriptors that become readable when `poll` would return frames, while the link is
+    /// armed.
     fn descriptors(&self) -> Vec<std::os::fd::BorrowedFd<'_>> {
         Vec::new()
     }

@@ -7,6 +7,8 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
+use dipole_bed::Bed;
+use dipole_link::bpf::{Bpf, BpfOptions, RING_BYTES, Shortcuts};
 use dipole_link::fault::Plan;
 use dipole_link::sim::{Network, NetworkConfig};
 use dipole_link::udp::UdpOptions;
@@ -40,8 +42,9 @@ impl Clock {
 struct World {
     links: Vec<AnyLink>,
     clock: Clock,
-    /// Held so that captures have a place as long as they run.
+    /// Held so that captures have a place, and namespaces are there, as long as they run.
     _directory: Option<tempfile::TempDir>,
+    _bed: Option<Bed>,
 }
 
 type Make = fn() -> Option<World>;
@@ -60,6 +63,7 @@ fn sim() -> Option<World> {
         links: links.collect(),
         clock: Clock::Virtual(0),
         _directory: None,
+        _bed: None,
     })
 }
 
@@ -71,6 +75,7 @@ fn udp_on(ip: &str, wrap: impl Fn(Udp, usize) -> AnyLink) -> World {
         links: (0..3).map(open).collect(),
         clock,
         _directory: None,
+        _bed: None,
     }
 }
 
@@ -97,6 +102,7 @@ fn udp_without_segmentation() -> Option<World> {
         links: (0..3).map(open).collect(),
         clock,
         _directory: None,
+        _bed: None,
     })
 }
 
@@ -115,6 +121,73 @@ fn capture() -> Option<World> {
     let mut world = udp_on("127.0.0.1", wrap);
     world._directory = Some(directory);
     Some(world)
+}
+
+/// A link on each of three nodes in namespaces of their own.
+fn in_namespaces(make: impl Fn(usize, Udp) -> AnyLink + Sync) -> Option<World> {
+    if let Some(why) = Bed::why_not() {
+        eprintln!("SKIPPED: {why}");
+        return None;
+    }
+    let bed = Bed::builder().nodes(3).build().unwrap();
+    let open = |node: u32| {
+        let ip = bed.node(node).addresses[0].into();
+        let open = || {
+            let udp = Udp::bind(ip, &UdpOptions::default()).unwrap();
+            make(node as usize - 1, udp)
+        };
+        bed.inside(node, open).unwrap()
+    };
+    Some(World {
+        links: (1..=3).map(open).collect(),
+        clock: Clock::Real(Instant::now()),
+        _directory: None,
+        _bed: Some(bed),
+    })
+}
+
+fn shortened(udp: Udp) -> AnyLink {
+    let shortcuts = Shortcuts::open(&udp, &BpfOptions::default()).unwrap();
+    Bpf::new(udp, shortcuts).into()
+}
+
+fn bpf() -> Option<World> {
+    in_namespaces(|_, udp| shortened(udp))
+}
+
+/// Its small ring is soon full.
+fn bpf_with_a_small_ring() -> Option<World> {
+    in_namespaces(|_, udp| {
+        let options = BpfOptions {
+            ring_bytes: *RING_BYTES.start(),
+        };
+        let shortcuts = Shortcuts::open(&udp, &options).unwrap();
+        Bpf::new(udp, shortcuts).into()
+    })
+}
+
+fn bpf_to_udp() -> Option<World> {
+    in_namespaces(|node, udp| match node {
+        0 => shortened(udp),
+        _ => udp.into(),
+    })
+}
+
+fn udp_to_bpf() -> Option<World> {
+    in_namespaces(|node, udp| match node {
+        0 => udp.into(),
+        _ => shortened(udp),
+    })
+}
+
+/// What is left when the ring has been taken away.
+fn bpf_without_its_ring() -> Option<World> {
+    in_namespaces(|_, udp| {
+        let shortcuts = Shortcuts::open(&udp, &BpfOptions::default()).unwrap();
+        let mut link = Bpf::new(udp, shortcuts);
+        link.close_ring();
+        link.into()
+    })
 }
 
 /// Bytes that tell a frame from every other.
@@ -374,6 +447,9 @@ fn descriptors_become_readable_when_frames_have_come(make: Make) {
         let to = world.links[1].local(class);
         let none = Some(Duration::ZERO);
         let sleeper = Sleeper::new(&world.links[1].descriptors()).unwrap();
+        while !world.links[1].arm() {
+            world.nothing_more(1);
+        }
         assert_eq!(sleeper.sleep(none).unwrap(), Woken::TimedOut);
         world.send(&[Outgoing {
             any_port: false,
@@ -385,8 +461,24 @@ fn descriptors_become_readable_when_frames_have_come(make: Make) {
             sleeper.sleep(Some(Duration::from_secs(60))).unwrap(),
             Woken::Readable
         );
+        world.links[1].disarm();
         world.receive(1, class, 1);
+        world.nothing_more(1);
+        assert!(world.links[1].arm());
         assert_eq!(sleeper.sleep(none).unwrap(), Woken::TimedOut);
+        // Something is there: nobody may sleep.
+        world.links[1].disarm();
+        world.send(&[Outgoing {
+            any_port: false,
+            class,
+            to,
+            bytes: b"seen",
+        }]);
+        let start = Instant::now();
+        while world.links[1].arm() && sleeper.sleep(none).unwrap() != Woken::Readable {
+            assert!(start.elapsed() < Duration::from_secs(60));
+        }
+        world.receive(1, class, 1);
     }
 }
 
@@ -462,5 +554,10 @@ suites!(
     udp_v6,
     udp_without_segmentation,
     fault,
-    capture
+    capture,
+    bpf,
+    bpf_with_a_small_ring,
+    bpf_to_udp,
+    udp_to_bpf,
+    bpf_without_its_ring
 );

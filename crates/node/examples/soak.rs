@@ -6,6 +6,8 @@
 //! dipole run -n 8 --hosts hosts --on-loss restart --tag target/release/examples/soak 30
 //! ```
 //!
+//! Ranks take the links of the second argument in turn: `soak 30 bpf,udp` mixes them.
+//!
 //! Every message carries the number of its *course* (the time since an edge was last made), its
 //! place in it, and content that follows from both. At the end every sender says how much it
 //! sent, and every receiver compares: a byte that is missing, doubled or wrong ends the rank
@@ -436,11 +438,16 @@ impl Soak<'_> {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let seconds: f64 = match std::env::args().nth(1) {
-        Some(text) => text.parse().map_err(|_| "usage: soak [SECONDS]")?,
+        Some(text) => text.parse().map_err(|_| "usage: soak [SECONDS [LINK,..]]")?,
         None => 10.0,
     };
     let job = Job::from_env()?;
     let mut config = Config::from_env()?;
+    if let Some(links) = std::env::args().nth(2) {
+        let links: Vec<&str> = links.split(',').collect();
+        let link = links[job.rank as usize % links.len()];
+        config.links = link.parse().map_err(|()| format!("{link} is no link"))?;
+    }
     config.connect_timeout = RETRY;
     let node = Node::open(config)?;
     let inbox = node.endpoint(job.own_address().endpoint)?;
@@ -483,6 +490,12 @@ fn main() -> Result<(), Box<dyn Error>> {
         done
     })?;
     soak.report();
+    if let Some(bpf) = node.stats().bpf {
+        println!(
+            "of the small packets {} came by rings and {} by sockets, {} left raw and {} by sockets",
+            bpf.by_ring, bpf.by_socket, bpf.raw, bpf.socket
+        );
+    }
     drop((inbox, shared));
     node.close(LAST_WORDS)?;
     Ok(())

@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use dipole_link::fault::Plan;
 
+use dipole_link::bpf::{DEFAULT_RING_BYTES, RING_BYTES};
+
 use crate::address::NodeId;
 use crate::hosts::{Host, Hosts, HostsError};
 use crate::job::{self, JobError};
@@ -36,12 +38,14 @@ pub mod variables {
     pub const CAPTURE: &str = "DIPOLE_CAPTURE";
     /// The file of the cluster key.
     pub const KEY: &str = "DIPOLE_KEY";
-    /// What may carry messages: `auto`, `shm` or `udp`.
+    /// What may carry messages: `auto`, `shm`, `udp` or `bpf`.
     pub const LINK: &str = "DIPOLE_LINK";
     /// Endpoints that this process may have.
     pub const MAX_ENDPOINTS: &str = "DIPOLE_MAX_ENDPOINTS";
     /// Peers that this process may have, by packets and by shared memory each.
     pub const MAX_PEERS: &str = "DIPOLE_MAX_PEERS";
+    /// Bytes of the ring of each card that the kernel fills, a power of two.
+    pub const RING_BYTES: &str = "DIPOLE_RING_BYTES";
     /// Bytes of unread messages that this process holds, by packets and by shared memory each.
     pub const POOL_BYTES: &str = "DIPOLE_POOL_BYTES";
     /// Packets that this process may have in flight.
@@ -55,7 +59,8 @@ pub mod variables {
 /// What may carry messages; chosen at start, never when compiling.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Links {
-    /// Shared memory between processes of a node where it can be had, packets else.
+    /// Shared memory between processes of a node where it can be had, packets else: by the
+    /// bpf link on cards where this process may open it, by UDP sockets on the others.
     /// A node with a fault plan or a capture uses packets only, since both are about
     /// packets.
     #[default]
@@ -63,8 +68,10 @@ pub enum Links {
     /// Shared memory only: other nodes are out of reach, and where it cannot be had
     /// that is an error.
     Shm,
-    /// Packets only.
+    /// Packets only, by UDP sockets.
     Udp,
+    /// Packets only, by the bpf link: on a card where it cannot be opened that is an error.
+    Bpf,
 }
 
 impl std::str::FromStr for Links {
@@ -75,6 +82,7 @@ impl std::str::FromStr for Links {
             "auto" => Ok(Links::Auto),
             "shm" => Ok(Links::Shm),
             "udp" => Ok(Links::Udp),
+            "bpf" => Ok(Links::Bpf),
             _ => Err(()),
         }
     }
@@ -101,6 +109,9 @@ pub struct Config {
     pub key: Option<ClusterKey>,
     /// What may carry messages.
     pub links: Links,
+    /// Bytes of the ring of each card that the kernel fills, where there is one: a power of
+    /// two.
+    pub ring_bytes: u32,
     /// How long a waiter spins before it sleeps. Spinning suits a process with a
     /// core of its own; the default suits everything else.
     pub spin: Duration,
@@ -187,6 +198,7 @@ impl Config {
             cards: Vec::new(),
             key: None,
             links: Links::Auto,
+            ring_bytes: DEFAULT_RING_BYTES,
             spin: SPIN,
             connect_timeout: Duration::from_secs(30),
             linger: Duration::from_secs(5),
@@ -245,6 +257,13 @@ impl Config {
         if let Some(count) = within(variables::MAX_PEERS, 1, MOST_PEERS)? {
             self.protocol.max_peers = count;
         }
+        if let Some(bytes) = within(
+            variables::RING_BYTES,
+            *RING_BYTES.start(),
+            *RING_BYTES.end(),
+        )? {
+            self.ring_bytes = bytes.next_power_of_two();
+        }
         if let Some(bytes) = within(variables::POOL_BYTES, LEAST_POOL_BYTES, u64::MAX / 2)? {
             self.bound_pool(bytes);
         }
@@ -284,7 +303,7 @@ impl Config {
         match self.links {
             Links::Shm => true,
             Links::Auto => self.fault.is_none() && self.capture.is_none(),
-            Links::Udp => false,
+            Links::Udp | Links::Bpf => false,
         }
     }
 
@@ -328,7 +347,7 @@ impl Config {
         if let Some(ms) = within(variables::PEER_TIMEOUT_MS, 300, 86_400_000)? {
             config.set_peer_timeout(ms);
         }
-        if let Some(links) = parsed(variables::LINK, "auto, shm or udp")? {
+        if let Some(links) = parsed(variables::LINK, "auto, shm, udp or bpf")? {
             config.links = links;
         }
         config.bound_from_env()?;

@@ -435,7 +435,8 @@ impl Driver {
             self.rouse(&mut state, before, now);
             // Room in a ring is no news of the engine's, but of those who write.
             state.engine.signal();
-            if state.engine.has_closed() || !state.engine.arm_local() {
+            if state.engine.has_closed() || !state.engine.arm() {
+                Driver::arm_anew(&mut state);
                 continue;
             }
             state.armed += 1;
@@ -487,15 +488,18 @@ impl Driver {
     /// A sleeper is back: the bells of this node are armed only for those who sleep.
     fn disarm(&self, state: &mut State) {
         state.armed -= 1;
-        state.engine.disarm_local();
+        state.engine.disarm();
         // The other sleeper may have lost its wake-up to this one.
         Driver::arm_anew(state);
     }
 
     /// Who sleeps gets a new wake-up, and what came before it is taken.
     fn arm_anew(state: &mut State) {
-        while state.armed > 0 && !state.engine.arm_local() {
-            state.engine.poll_local();
+        while state.armed > 0 && !state.engine.arm() {
+            // A broken link tells whoever steps it next.
+            if state.engine.step(state.last, false).is_err() {
+                break;
+            }
         }
     }
 
@@ -545,7 +549,8 @@ impl Driver {
             state.followers -= 1;
             return Ok(());
         }
-        if !state.engine.arm_local() {
+        if !state.engine.arm() {
+            Driver::arm_anew(&mut state);
             return Ok(());
         }
         state.armed += 1;

@@ -120,6 +120,8 @@ pub struct Engine {
     witness: Option<Witness>,
     /// What has become known of the ways to peers and is to be told.
     path_changes: Vec<(PeerId, PathChange)>,
+    /// Packets were taken since the last sleep.
+    woken: bool,
     /// Changes whenever something happened that a waiter may wait for.
     progress: u64,
 }
@@ -165,6 +167,7 @@ impl Engine {
             quiet: Vec::new(),
             witness: None,
             path_changes: Vec::new(),
+            woken: false,
             progress: 0,
         }
     }
@@ -184,6 +187,35 @@ impl Engine {
             }
         }
         Ok(())
+    }
+
+    /// Before sleeping: false if something is there.
+    pub(crate) fn arm(&mut self) -> bool {
+        self.woken = false;
+        if !self.local.as_mut().is_none_or(Local::arm) {
+            return false;
+        }
+        if !self.link.arm() {
+            self.disarm();
+            return false;
+        }
+        true
+    }
+
+    /// After sleeping.
+    pub(crate) fn disarm(&mut self) {
+        if let Some(local) = &mut self.local {
+            local.disarm();
+        }
+        self.link.disarm();
+    }
+
+    /// True once after something was taken that a sleeper was to be woken for: it must be
+    /// armed anew.
+    #[inline]
+    pub(crate) fn take_woken(&mut self) -> bool {
+        let local = self.local.as_mut().is_some_and(Local::take_woken);
+        std::mem::take(&mut self.woken) | local
     }
 
     /// One turn: receive, let time act, send. True if anything came in.
@@ -328,6 +360,7 @@ impl Engine {
         if count == 0 {
             return Ok(false);
         }
+        self.woken = true;
         if class == Class::Bulk {
             self.bulk_quiet = 0;
         }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use dipole_link::fault::Fault;
 use dipole_link::fork::ForkMark;
 use dipole_link::udp::{Udp, UdpOptions};
+use dipole_link::bpf::{self, Bpf, BpfError, BpfOptions, Shortcuts};
 use dipole_link::{AnyLink, Capture, Cards, Class, Link};
 
 use crate::address::{EndpointId, NodeId};
@@ -137,6 +138,7 @@ impl Node {
             local: engine.local_stats(),
             local_peers: engine.local_peers(),
             free_frames: engine.free_frames(),
+            bpf: engine.link().bpf_stats(),
             faults: fault_stats(engine.link()),
         })
     }
@@ -213,14 +215,32 @@ fn open_link(config: &Config, clock: Clock) -> Result<AnyLink, OpenError> {
         bind: config.bind,
         cause: cause.to_string(),
     };
+    let mut refused = None;
+    let mut shortened = |udp| {
+        shorten(udp, config).unwrap_or_else(|(udp, cause)| {
+            refused.get_or_insert(cause);
+            udp.into()
+        })
+    };
     let mut link = if config.cards.is_empty() {
-        AnyLink::from(Udp::bind(config.bind, &options).map_err(failed)?)
+        shortened(Udp::bind(config.bind, &options).map_err(failed)?)
     } else {
         let mut addresses = vec![config.bind];
         addresses.extend(&config.cards);
         addresses.truncate(MAX_CARDS);
-        AnyLink::from(Cards::bind(&addresses, &options).map_err(failed)?)
+        let cards = Cards::bind(&addresses, &options, shortened);
+        AnyLink::from(cards.map_err(failed)?)
     };
+    match refused {
+        Some(cause) if config.links == Links::Bpf => {
+            return Err(OpenError::Link {
+                bind: config.bind,
+                cause: cause.to_string(),
+            });
+        }
+        Some(cause) => tracing::info!("small packets take sockets: {cause}"),
+        None => {}
+    }
     if let Some(file) = &config.capture {
         let capture = Capture::create(link, file, clock.since_1970_ns()).map_err(|cause| {
             OpenError::Capture {
@@ -234,6 +254,24 @@ fn open_link(config: &Config, clock: Clock) -> Result<AnyLink, OpenError> {
         link = AnyLink::Fault(Box::new(Fault::new(link, plan.clone())));
     }
     Ok(link)
+}
+
+/// Gives a card's small packets their short ways, where that is wanted and can be.
+fn shorten(udp: Udp, config: &Config) -> Result<AnyLink, (Udp, BpfError)> {
+    match config.links {
+        Links::Shm | Links::Udp => return Ok(udp.into()),
+        Links::Auto if !bpf::is_permitted() || udp.local(Class::Small).ip().is_loopback() => {
+            return Ok(udp.into());
+        }
+        Links::Auto | Links::Bpf => {}
+    }
+    let options = BpfOptions {
+        ring_bytes: config.ring_bytes,
+    };
+    match Shortcuts::open(&udp, &options) {
+        Ok(shortcuts) => Ok(Bpf::new(udp, shortcuts).into()),
+        Err(cause) => Err((udp, cause)),
+    }
 }
 
 fn fault_stats(link: &AnyLink) -> Option<dipole_link::fault::FaultStats> {

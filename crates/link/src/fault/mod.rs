@@ -366,6 +366,14 @@ impl<L: Link> Link for Fault<L> {
         held.into_iter().chain(self.inner.next_deadline_ns()).min()
     }
 
+    fn arm(&mut self) -> bool {
+        self.inner.arm()
+    }
+
+    fn disarm(&mut self) {
+        self.inner.disarm();
+    }
+
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         self.inner.descriptors()
     }

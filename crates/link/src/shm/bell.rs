@@ -8,7 +8,7 @@
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::memory::Word;
+use crate::word::Word;
 use super::segment::Segment;
 
 /// A hub's own sleeps.

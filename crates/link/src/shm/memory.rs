@@ -6,40 +6,16 @@
 
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 
 use super::segment::Segment;
+use crate::word::Word;
 
 /// Bytes of a slot, and what of them is payload.
 pub(super) const SLOT_BYTES: usize = 128;
 pub(super) const INLINE_BYTES: usize = SLOT_BYTES - 16;
 /// Bytes of the two sides' words.
 pub(super) const CONTROL_BYTES: usize = 128;
-
-/// A word that both sides may read and one of them writes.
-pub(super) trait Word {
-    fn load(&self, order: Ordering) -> u64;
-    fn store(&self, value: u64, order: Ordering);
-    /// Orders what came before it against what comes after, for all words.
-    fn full_fence();
-}
-
-impl Word for AtomicU64 {
-    #[inline]
-    fn load(&self, order: Ordering) -> u64 {
-        AtomicU64::load(self, order)
-    }
-
-    #[inline]
-    fn store(&self, value: u64, order: Ordering) {
-        AtomicU64::store(self, value, order);
-    }
-
-    #[inline]
-    fn full_fence() {
-        std::sync::atomic::fence(Ordering::SeqCst);
-    }
-}
 
 /// Bytes of a near area at most, and what part of the wide one it has.
 const NEAR_BYTES: usize = 16 << 10;

@@ -10,26 +10,13 @@ use loom::sync::atomic::AtomicU64;
 use loom::sync::{Arc, Condvar, Mutex};
 
 use super::bell::{Sleep, Waking};
-use super::memory::{INLINE_BYTES, Memory, SLOT_BYTES, Spot, Word};
+use super::memory::{INLINE_BYTES, Memory, SLOT_BYTES, Spot};
 use super::ring::{Consumer, Producer};
+use crate::word::Word;
 
 /// Switches of thread against its will that are tried in one run.
 const PREEMPTIONS: usize = 3;
 const LINE: usize = 64;
-
-impl Word for AtomicU64 {
-    fn load(&self, order: Ordering) -> u64 {
-        AtomicU64::load(self, order)
-    }
-
-    fn store(&self, value: u64, order: Ordering) {
-        AtomicU64::store(self, value, order);
-    }
-
-    fn full_fence() {
-        loom::sync::atomic::fence(Ordering::SeqCst);
-    }
-}
 
 /// A ring whose words are watched by loom, and whose bytes are watched by cells: one for a
 /// slot, one for each line of the area.

@@ -15,7 +15,8 @@
 use std::ptr::{self, NonNull};
 use std::sync::atomic::Ordering;
 
-use super::memory::{INLINE_BYTES, Mapped, Memory, Spot, Word};
+use super::memory::{INLINE_BYTES, Mapped, Memory, Spot};
+use crate::word::Word;
 
 #[cfg(test)]
 mod tests;

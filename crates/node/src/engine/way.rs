@@ -129,22 +129,6 @@ impl Engine {
         }
     }
 
-    /// Before sleeping: false if something came meanwhile.
-    pub(crate) fn arm_local(&mut self) -> bool {
-        self.local.as_mut().is_none_or(Local::arm)
-    }
-
-    /// After sleeping.
-    pub(crate) fn disarm_local(&mut self) {
-        if let Some(local) = &mut self.local {
-            local.disarm();
-        }
-    }
-
-    /// True once after a wake-up was read, maybe a sleeper's.
-    pub(crate) fn take_woken(&mut self) -> bool {
-        self.local.as_mut().is_some_and(Local::take_woken)
-    }
 
     /// Wakes processes of this node for what was queued with more to come.
     #[inline]

@@ -59,6 +59,8 @@ pub(crate) enum Place {
 pub(crate) enum Carrier {
     /// UDP sockets.
     Udp,
+    /// Rings that the kernel fills, and raw frames.
+    Bpf,
     /// Shared memory.
     Shm,
 }
@@ -68,6 +70,7 @@ impl Carrier {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Carrier::Udp => "udp",
+            Carrier::Bpf => "bpf",
             Carrier::Shm => "shm",
         }
     }

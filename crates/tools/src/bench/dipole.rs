@@ -125,6 +125,12 @@ impl Dipole {
                 carrier.name(),
                 stats.local.map_or(0, |local| local.records_out)
             ))),
+            Some(Carrier::Bpf) if stats.bpf.is_none_or(|bpf| bpf.raw < bpf.socket) => {
+                Err(broken(format!(
+                    "the small packets were to leave as raw frames, but most took the socket: {:?}",
+                    stats.bpf
+                )))
+            }
             _ => Ok(()),
         }
     }

@@ -95,6 +95,9 @@ pub(crate) struct BenchArgs {
     /// Write a page of figures and tables over all sizes, in one file that needs no network
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
+    /// Two nodes may have the bpf link between them
+    #[arg(skip)]
+    has_bpf: bool,
     /// This process is one of those of a measurement
     #[arg(long, hide = true, exclusive = true)]
     side: bool,
@@ -133,20 +136,25 @@ impl ValueEnum for Topic {
 /// Ways to carry Dipole's messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum LinkName {
-    /// Shared memory within a node, UDP between nodes
+    /// Shared memory within a node; between nodes the bpf link where it may be opened, else UDP
     Auto,
     /// Shared memory, so both sides on one node
     Shm,
     /// UDP sockets, within a node too
     Udp,
+    /// Rings that the kernel fills and raw frames (needs root)
+    Bpf,
 }
 
 /// Measures and prints; with `json` one object a line on standard output and the rest on
 /// standard error.
-pub(crate) fn execute(arguments: BenchArgs, json: bool) -> ExitCode {
+pub(crate) fn execute(mut arguments: BenchArgs, json: bool) -> ExitCode {
     if arguments.side {
         return side::run();
     }
+    arguments.has_bpf = matches!(arguments.on, On::Auto | On::Veth)
+        && rustix::process::geteuid().is_root()
+        && dipole_link::bpf::is_permitted();
     match try_execute(&arguments, json) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,

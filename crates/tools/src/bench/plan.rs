@@ -73,6 +73,8 @@ pub(crate) enum PlanError {
     },
     /// Shared memory does not reach another node.
     ShmApart { on: &'static str },
+    /// The bpf link begins at a card.
+    BpfNeedsCard { on: &'static str },
     /// Two options exclude each other.
     Excluded {
         option: &'static str,
@@ -103,6 +105,10 @@ impl fmt::Display for PlanError {
                 f,
                 "--link shm needs both sides on one node, and --on {on} makes two; use --on node \
                  or --link udp"
+            ),
+            PlanError::BpfNeedsCard { on } => write!(
+                f,
+                "--link bpf needs a card, and --on {on} has none; use --on veth or another --link"
             ),
             PlanError::Excluded { option, by } => write!(f, "{option} cannot go with {by}"),
             PlanError::OutOfRange {
@@ -186,10 +192,23 @@ impl Variation {
             (false, false) => Waits::Spinning,
         };
         let mut group = self.group(Subject::usual(self.kind, waits, self.place));
+        if self.carrier == Carrier::Bpf && self.place == Place::Apart {
+            self.beside_udp(&mut group, waits);
+        }
         group.entries.retain(|entry| {
             entry.subject == Subject::Dipole || entry.subject.refuses(&entry.work).is_none()
         });
         group
+    }
+
+    /// What the link is worth: ours without it, and what is possible with its parts alone.
+    fn beside_udp(self, group: &mut Group, waits: Waits) {
+        let entry = |subject, carrier| Variation { carrier, ..self }.entry(self.bench(), subject, None);
+        let mut added = vec![entry(Subject::Dipole, Carrier::Udp)];
+        if waits == Waits::Spinning {
+            added.extend([Subject::BareBpf, Subject::BareXdp].map(|bare| entry(bare, self.carrier)));
+        }
+        group.entries.splice(1..1, added);
     }
 
     fn title(self) -> String {
@@ -249,6 +268,10 @@ fn asked_place(arguments: &BenchArgs) -> Result<Option<Place>, PlanError> {
     match (arguments.on, arguments.link) {
         (On::Veth, LinkName::Shm) => Err(PlanError::ShmApart { on: "veth" }),
         (On::Loopback, LinkName::Shm) => Err(PlanError::ShmApart { on: "loopback" }),
+        (On::Loopback | On::Node, LinkName::Bpf) => Err(PlanError::BpfNeedsCard {
+            on: if arguments.on == On::Node { "node" } else { "loopback" },
+        }),
+        (On::Auto, LinkName::Bpf) => Ok(Some(Place::Apart)),
         (On::Node, _) | (On::Auto, LinkName::Shm) => Ok(Some(Place::OneNode)),
         (On::Veth | On::Loopback, _) => Ok(Some(Place::Apart)),
         (On::Auto, LinkName::Auto | LinkName::Udp) => Ok(None),
@@ -258,8 +281,10 @@ fn asked_place(arguments: &BenchArgs) -> Result<Option<Place>, PlanError> {
 /// What carries Dipole's messages at a place.
 fn carrier(arguments: &BenchArgs, place: Place) -> Carrier {
     match (arguments.link, place) {
+        (LinkName::Bpf, Place::Apart) => Carrier::Bpf,
+        (LinkName::Auto, Place::Apart) if arguments.has_bpf => Carrier::Bpf,
         (LinkName::Udp, _) | (_, Place::Apart) => Carrier::Udp,
-        (LinkName::Auto | LinkName::Shm, Place::OneNode) => Carrier::Shm,
+        (LinkName::Auto | LinkName::Shm | LinkName::Bpf, Place::OneNode) => Carrier::Shm,
     }
 }
 
@@ -458,6 +483,8 @@ fn points(kind: Kind, arguments: &BenchArgs) -> Result<Vec<Group>, PlanError> {
             };
             let mut group = variation.usual();
             group.is_point = true;
+            // One line of ours in a figure.
+            group.entries.retain(|entry| entry.carrier == variation.carrier);
             // Sizes that a kind of work does not have are no points.
             group
                 .entries

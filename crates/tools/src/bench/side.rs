@@ -13,6 +13,7 @@ use serde::de::DeserializeOwned;
 
 use super::channel::{Channel, broken};
 use super::control::{Go, Job, Kind, Outcome, Ready, Role, Task, Verdict, Workload};
+use super::peers::frames::Frames;
 use super::peers::shm::Shm;
 use super::peers::udp::Udp;
 use super::peers::udp_gso::UdpGso;
@@ -83,6 +84,14 @@ fn measure_side(job: &Job) -> io::Result<Outcome> {
             let udp = UdpGso::bind(job.own, &job.work)?;
             udp.connect(job.other, &meet(udp.ports()?)?)?;
             drive(udp, job)
+        }
+        Subject::BareBpf | Subject::BareXdp => {
+            let frames = match job.subject {
+                Subject::BareBpf => Frames::by_ring(job.own)?,
+                _ => Frames::by_xdp(job.own)?,
+            };
+            let ports = meet(frames.ports())?;
+            drive(frames.connect(job.other, &ports)?, job)
         }
         Subject::BareTcpSpin | Subject::BareTcpBlock => {
             let waiting = tcp::Waiting::bind(job.own, job.role)?;

@@ -6,6 +6,8 @@ use serde::{Deserialize, Serialize};
 use super::control::{Carrier, Kind, Place, Workload};
 use super::flow::ACKNOWLEDGEMENT_BYTES;
 
+/// Longest UDP payload of a packet on an Ethernet of MTU 1500.
+const LONGEST_FRAME_BYTES: usize = 1472;
 /// Longest UDP payload over IPv4.
 const LONGEST_DATAGRAM_BYTES: usize = 65_507;
 
@@ -20,6 +22,10 @@ pub(crate) enum Subject {
     BareUdpBlock,
     /// UDP sockets with segmentation and coalescing by the kernel
     BareUdpGso,
+    /// The kernel's ring and raw frames, without a protocol
+    BareBpf,
+    /// An AF_XDP socket each way, without a protocol
+    BareXdp,
     /// A TCP socket without delay, non-blocking calls in a loop
     BareTcpSpin,
     /// The same with blocking calls
@@ -43,6 +49,8 @@ impl Subject {
             Subject::BareUdpSpin => "bare-udp-spin",
             Subject::BareUdpBlock => "bare-udp-block",
             Subject::BareUdpGso => "bare-udp-gso",
+            Subject::BareBpf => "bare-bpf",
+            Subject::BareXdp => "bare-xdp",
             Subject::BareTcpSpin => "bare-tcp-spin",
             Subject::BareTcpBlock => "bare-tcp-block",
             Subject::BareUnixSpin => "bare-unix-spin",
@@ -57,12 +65,14 @@ impl Subject {
     pub(crate) fn link(self, carrier: Carrier, bed: &str) -> String {
         match self {
             Subject::Dipole => match carrier {
-                Carrier::Udp => format!("udp/{bed}"),
+                Carrier::Udp | Carrier::Bpf => format!("{}/{bed}", carrier.name()),
                 Carrier::Shm => "shm".to_owned(),
             },
             Subject::BareUdpSpin | Subject::BareUdpBlock | Subject::BareUdpGso => {
                 format!("udp/{bed}")
             }
+            Subject::BareBpf => format!("bpf/{bed}"),
+            Subject::BareXdp => format!("xdp/{bed}"),
             Subject::BareTcpSpin | Subject::BareTcpBlock => format!("tcp/{bed}"),
             Subject::BareUnixSpin | Subject::BareUnixBlock => "unix".to_owned(),
             Subject::BarePipeSpin | Subject::BarePipeBlock => "pipe".to_owned(),
@@ -76,7 +86,12 @@ impl Subject {
     }
 
     pub(crate) fn is_datagrams(self) -> bool {
-        matches!(self, Subject::BareUdpSpin | Subject::BareUdpBlock)
+        matches!(self, Subject::BareUdpSpin | Subject::BareUdpBlock) || self.is_frames()
+    }
+
+    /// Each message is a frame of its own, beside the kernel's sockets.
+    pub(crate) fn is_frames(self) -> bool {
+        matches!(self, Subject::BareBpf | Subject::BareXdp)
     }
 
     /// Its calls wait in the kernel.
@@ -113,6 +128,13 @@ impl Subject {
             return Some(format!(
                 "{name} sends one datagram a message, at most {LONGEST_DATAGRAM_BYTES} bytes; \
                  {size_bytes} were asked for"
+            ));
+        }
+        if self.is_frames() && (kind != Kind::Pingpong || size_bytes > LONGEST_FRAME_BYTES) {
+            return Some(format!(
+                "{name} has no window and no pieces: pingpongs of at most {LONGEST_FRAME_BYTES} \
+                 bytes are what it does; {} of {size_bytes} were asked for",
+                kind.name()
             ));
         }
         if self == Subject::BareUdpGso && kind == Kind::Pingpong {

@@ -23,11 +23,22 @@ pub(crate) struct Job {
 impl Job {
     /// Starts `dipole run` on the first node, with the soak example for so many seconds.
     pub(crate) fn soak(bed: &Bed, ranks: u32, seconds: f64, options: &[&str]) -> Job {
+        Job::soak_by(bed, ranks, seconds, options, "auto")
+    }
+
+    /// The same by these links in turn.
+    pub(crate) fn soak_by(
+        bed: &Bed,
+        ranks: u32,
+        seconds: f64,
+        options: &[&str],
+        links: &str,
+    ) -> Job {
         let mut command = bed.command(1, env!("CARGO_BIN_EXE_dipole"));
         command.args(["run", "--tag", "-n", &ranks.to_string(), "--hosts"]);
         command.arg(bed.hosts_file()).arg("--rsh");
         command.arg(bed.remote_shell()).args(options);
-        command.arg(example("soak")).arg(seconds.to_string());
+        command.arg(example("soak")).args([&seconds.to_string(), links]);
         command.stdin(Stdio::null());
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("it starts");

@@ -6,6 +6,15 @@ use crate::job::Job;
 
 #[test]
 fn every_byte_is_accounted_for_on_a_network_that_loses_repeats_and_reorders() {
+    soak("auto");
+}
+
+#[test]
+fn every_byte_is_accounted_for_between_processes_with_the_bpf_link_and_without() {
+    soak("bpf,udp,udp,bpf,udp");
+}
+
+fn soak(links: &str) {
     let faults = Faults {
         drop: 0.01,
         repeat: 0.01,
@@ -16,11 +25,12 @@ fn every_byte_is_accounted_for_on_a_network_that_loses_repeats_and_reorders() {
     let Some(bed) = crate::bed(Bed::builder().nodes(4).slots(2).faults(faults)) else {
         return;
     };
-    let mut job = Job::soak(&bed, 8, crate::phase().as_secs_f64(), &[]);
+    let mut job = Job::soak_by(&bed, 8, crate::phase().as_secs_f64(), &[], links);
     assert!(job.end().success());
     assert_eq!(job.count("to 7 ranks"), 8);
     assert_eq!(job.count("every byte accounted for"), 8);
     assert_eq!(job.count("is lost"), 0);
+    assert!(job.count("came by rings") > 0, "the bpf link was not used");
     let harm = bed.fault_counters();
     println!("{harm:?}");
     let struck = [harm.dropped, harm.repeated, harm.reordered];

@@ -8,6 +8,7 @@
 
 pub(crate) mod bytes;
 pub(crate) mod datagrams;
+pub(crate) mod frames;
 pub(crate) mod pipe;
 pub(crate) mod shm;
 pub(crate) mod tcp;

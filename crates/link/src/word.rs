@@ -1,0 +1,43 @@
+//! A word that two sides share: memory, or the model checker's idea of it.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A word that both sides may read and one of them writes.
+pub(crate) trait Word {
+    fn load(&self, order: Ordering) -> u64;
+    fn store(&self, value: u64, order: Ordering);
+    /// Orders what came before it against what comes after, for all words.
+    fn full_fence();
+}
+
+impl Word for AtomicU64 {
+    #[inline]
+    fn load(&self, order: Ordering) -> u64 {
+        AtomicU64::load(self, order)
+    }
+
+    #[inline]
+    fn store(&self, value: u64, order: Ordering) {
+        AtomicU64::store(self, value, order);
+    }
+
+    #[inline]
+    fn full_fence() {
+        std::sync::atomic::fence(Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+impl Word for loom::sync::atomic::AtomicU64 {
+    fn load(&self, order: Ordering) -> u64 {
+        loom::sync::atomic::AtomicU64::load(self, order)
+    }
+
+    fn store(&self, value: u64, order: Ordering) {
+        loom::sync::atomic::AtomicU64::store(self, value, order);
+    }
+
+    fn full_fence() {
+        loom::sync::atomic::fence(Ordering::SeqCst);
+    }
+}
