@@ -9,6 +9,7 @@
 
 pub mod channel;
 pub mod proof;
+mod ring;
 pub mod wire;
 
 use std::fmt;
@@ -22,6 +23,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::CardId;
 pub use crate::sys::tie_port;
+pub use ring::{RingFacts, ring_facts};
 use channel::Heard;
 use wire::{Answer, Granted, Question, Refusal, WireError};
 

@@ -38,6 +38,7 @@ const MAP_CREATE: libc::c_int = 0;
 const MAP_LOOKUP: libc::c_int = 1;
 const MAP_UPDATE: libc::c_int = 2;
 const MAP_DELETE: libc::c_int = 3;
+const MAP_NEXT_KEY: libc::c_int = 4;
 const PROG_LOAD: libc::c_int = 5;
 #[cfg(test)]
 const PROG_TEST_RUN: libc::c_int = 10;
@@ -266,6 +267,32 @@ impl Map {
         }
     }
 
+    /// The keys that there are, `most` of them if others come and go meanwhile.
+    pub(crate) fn keys(&self, most: u32) -> io::Result<Vec<Vec<u8>>> {
+        let mut found: Vec<Vec<u8>> = Vec::new();
+        while found.len() < usize::try_from(most).unwrap_or(usize::MAX) {
+            let mut next = vec![0; self.key_bytes];
+            let at = pointer(next.as_mut_ptr().cast_const());
+            // The first one comes after none.
+            let mut element = match found.last() {
+                Some(last) => self.element(last, at),
+                None => Element {
+                    key: 0,
+                    ..self.element(&vec![0; self.key_bytes], at)
+                },
+            };
+            // SAFETY: the key has the length that the map's keys have, as asserted, or is none,
+            // which the kernel knows; the buffer for the next has that length, too. Both live
+            // during the call.
+            match unsafe { call(MAP_NEXT_KEY, &mut element) } {
+                Ok(_) => found.push(next),
+                Err(error) if error.raw_os_error() == Some(libc::ENOENT) => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(found)
+    }
+
     /// The sum over all CPUs of a counter in an array.
     pub(crate) fn sum(&self, index: u32) -> io::Result<u64> {
         let values = self.look_up(&index.to_ne_bytes())?.unwrap_or_default();
@@ -331,7 +358,9 @@ pub(crate) fn map_facts(map: BorrowedFd<'_>) -> io::Result<MapFacts> {
 fn is_bpf(descriptor: BorrowedFd<'_>, kind: &str) -> io::Result<bool> {
     let place = format!("/proc/self/fd/{}", descriptor.as_raw_fd());
     let target = std::fs::read_link(place)?;
-    Ok(target.to_string_lossy() == format!("anon_inode:bpf-{kind}"))
+    // Of a link the kernel writes `bpf-link` or `bpf_link`, as it was made or asked for.
+    let target = target.to_string_lossy().replace("bpf_", "bpf-");
+    Ok(target == format!("anon_inode:bpf-{kind}"))
 }
 
 /// Checks that a descriptor is a BPF program or link.

@@ -99,11 +99,14 @@ pub fn hear(socket: BorrowedFd<'_>) -> Heard {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FILES))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let mut was_reset = false;
     let length = loop {
         let slices = &mut [IoSliceMut::new(&mut bytes)];
         match rustix::net::recvmsg(socket, slices, &mut ancillary, flags) {
             Ok(received) => break received.bytes,
             Err(Errno::INTR) => {}
+            // Told once, before what the other end said until it closed.
+            Err(Errno::CONNRESET) if !was_reset => was_reset = true,
             Err(Errno::AGAIN) => return Heard::Nothing,
             Err(_) => return Heard::End,
         }

@@ -161,3 +161,29 @@ fn every_error_says_where_and_what_to_do() {
     };
     assert!(silent.to_string().contains("2 s"), "{silent}");
 }
+
+#[test]
+fn who_is_turned_away_before_they_asked_hears_why() {
+    let lender = Lender::new();
+    let path = lender.path();
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let refused = std::thread::scope(|scope| {
+        let loan = scope.spawn(|| ask(&path, socket.as_fd(), BYTES));
+        let connection = loop {
+            if let Some(connection) = channel::accept(lender.listener.as_fd()).unwrap() {
+                break connection;
+            }
+            std::thread::yield_now();
+        };
+        let busy = Answer::Refused(Refusal {
+            reason: Reason::Busy,
+            text: "too many".to_owned(),
+        });
+        channel::say(connection.as_fd(), &busy.encode(), &[]).unwrap();
+        // Its question lies there unread.
+        drop(connection);
+        loan.join().unwrap()
+    });
+    let text = refused.unwrap_err().to_string();
+    assert!(text.contains("too many"), "{text}");
+}
