@@ -222,8 +222,10 @@ mod tests {
     fn frames_come_by_every_card_and_one_side_may_have_more_of_them() {
         // From loopback the kernel takes 127.0.0.1 as the source of all of it.
         let addresses = [ip("127.0.0.1"), ip("127.0.0.2")];
-        let mut two = Cards::bind(&addresses, &UdpOptions::default(), AnyLink::from).expect("loopback");
-        let mut one = Cards::bind(&addresses[..1], &UdpOptions::default(), AnyLink::from).expect("loopback");
+        let mut two =
+            Cards::bind(&addresses, &UdpOptions::default(), AnyLink::from).expect("loopback");
+        let mut one =
+            Cards::bind(&addresses[..1], &UdpOptions::default(), AnyLink::from).expect("loopback");
         for class in [Class::Small, Class::Bulk] {
             let locals = two.locals(class);
             assert_eq!(locals.len(), 2);

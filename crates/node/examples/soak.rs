@@ -438,7 +438,9 @@ impl Soak<'_> {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let seconds: f64 = match std::env::args().nth(1) {
-        Some(text) => text.parse().map_err(|_| "usage: soak [SECONDS [LINK,..]]")?,
+        Some(text) => text
+            .parse()
+            .map_err(|_| "usage: soak [SECONDS [LINK,..]]")?,
         None => 10.0,
     };
     let job = Job::from_env()?;

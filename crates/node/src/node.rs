@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use dipole_link::bpf::{self, Bpf, BpfError, BpfOptions, Shortcuts};
 use dipole_link::fault::Fault;
 use dipole_link::fork::ForkMark;
 use dipole_link::udp::{Udp, UdpOptions};
-use dipole_link::bpf::{self, Bpf, BpfError, BpfOptions, Shortcuts};
 use dipole_link::{AnyLink, Capture, Cards, Class, Link};
 
 use crate::address::{EndpointId, NodeId};

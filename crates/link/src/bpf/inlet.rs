@@ -25,9 +25,7 @@ pub struct Inlet {
 /// Who put the ring where the kernel finds it.
 enum Source {
     /// This process; the kernel takes its program away with the last descriptor.
-    Own {
-        _hook: Hook,
-    },
+    Own { _hook: Hook },
     /// Somebody else, who may go.
     Lent(Loan),
 }

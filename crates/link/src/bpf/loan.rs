@@ -23,8 +23,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::CardId;
 pub use crate::sys::tie_port;
-pub use ring::{RingFacts, ring_facts};
 use channel::Heard;
+pub use ring::{RingFacts, ring_facts};
 use wire::{Answer, Granted, Question, Refusal, WireError};
 
 /// Where the lender listens, unless `DIPOLE_LENDER` says otherwise.
@@ -147,11 +147,7 @@ enum Standing {
 ///
 /// # Errors
 /// [`LoanError`]; nothing has changed then.
-pub fn ask(
-    path: &Path,
-    small_socket: BorrowedFd<'_>,
-    ring_bytes: u32,
-) -> Result<Loan, LoanError> {
+pub fn ask(path: &Path, small_socket: BorrowedFd<'_>, ring_bytes: u32) -> Result<Loan, LoanError> {
     let socket = small_socket
         .try_clone_to_owned()
         .map_err(LoanError::Socket)?;

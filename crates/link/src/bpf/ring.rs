@@ -232,7 +232,10 @@ impl<M: Memory> Ring<M> {
     }
 
     #[inline]
-    #[allow(clippy::cast_possible_truncation, reason = "below the size of the data")]
+    #[allow(
+        clippy::cast_possible_truncation,
+        reason = "below the size of the data"
+    )]
     fn place(&self, position: u64) -> usize {
         (position & (self.memory.ring_bytes() as u64 - 1)) as usize
     }

@@ -8,8 +8,8 @@
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::word::Word;
 use super::segment::Segment;
+use crate::word::Word;
 
 /// A hub's own sleeps.
 #[derive(Debug, Default)]

@@ -129,7 +129,6 @@ impl Engine {
         }
     }
 
-
     /// Wakes processes of this node for what was queued with more to come.
     #[inline]
     pub(crate) fn ring_due(&mut self) {

@@ -216,7 +216,9 @@ fn lent(lends: &LendStatus) -> String {
             ]);
         }
         let named = card.counters.iter().filter(|(_, count)| **count > 0);
-        let named: Vec<String> = named.map(|(name, count)| format!("{count} {name}")).collect();
+        let named: Vec<String> = named
+            .map(|(name, count)| format!("{count} {name}"))
+            .collect();
         if !named.is_empty() || card.refused_frames > 0 {
             let _infallible = writeln!(
                 counts,

@@ -203,10 +203,12 @@ impl Variation {
 
     /// What the link is worth: ours without it, and what is possible with its parts alone.
     fn beside_udp(self, group: &mut Group, waits: Waits) {
-        let entry = |subject, carrier| Variation { carrier, ..self }.entry(self.bench(), subject, None);
+        let entry =
+            |subject, carrier| Variation { carrier, ..self }.entry(self.bench(), subject, None);
         let mut added = vec![entry(Subject::Dipole, Carrier::Udp)];
         if waits == Waits::Spinning {
-            added.extend([Subject::BareBpf, Subject::BareXdp].map(|bare| entry(bare, self.carrier)));
+            added
+                .extend([Subject::BareBpf, Subject::BareXdp].map(|bare| entry(bare, self.carrier)));
         }
         group.entries.splice(1..1, added);
     }
@@ -269,7 +271,11 @@ fn asked_place(arguments: &BenchArgs) -> Result<Option<Place>, PlanError> {
         (On::Veth, LinkName::Shm) => Err(PlanError::ShmApart { on: "veth" }),
         (On::Loopback, LinkName::Shm) => Err(PlanError::ShmApart { on: "loopback" }),
         (On::Loopback | On::Node, LinkName::Bpf) => Err(PlanError::BpfNeedsCard {
-            on: if arguments.on == On::Node { "node" } else { "loopback" },
+            on: if arguments.on == On::Node {
+                "node"
+            } else {
+                "loopback"
+            },
         }),
         (On::Auto, LinkName::Bpf) => Ok(Some(Place::Apart)),
         (On::Node, _) | (On::Auto, LinkName::Shm) => Ok(Some(Place::OneNode)),
@@ -484,7 +490,9 @@ fn points(kind: Kind, arguments: &BenchArgs) -> Result<Vec<Group>, PlanError> {
             let mut group = variation.usual();
             group.is_point = true;
             // One line of ours in a figure.
-            group.entries.retain(|entry| entry.carrier == variation.carrier);
+            group
+                .entries
+                .retain(|entry| entry.carrier == variation.carrier);
             // Sizes that a kind of work does not have are no points.
             group
                 .entries

@@ -38,7 +38,9 @@ impl Job {
         command.args(["run", "--tag", "-n", &ranks.to_string(), "--hosts"]);
         command.arg(bed.hosts_file()).arg("--rsh");
         command.arg(bed.remote_shell()).args(options);
-        command.arg(example("soak")).args([&seconds.to_string(), links]);
+        command
+            .arg(example("soak"))
+            .args([&seconds.to_string(), links]);
         command.stdin(Stdio::null());
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("it starts");

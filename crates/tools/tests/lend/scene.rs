@@ -105,7 +105,11 @@ impl Scene {
     pub(crate) fn command(&self) -> Command {
         let mut command = self.inside(&self.words());
         let mut log = OpenOptions::new();
-        let log = log.create(true).append(true).open(self.path("log")).expect("our own folder");
+        let log = log
+            .create(true)
+            .append(true)
+            .open(self.path("log"))
+            .expect("our own folder");
         command.stdin(Stdio::null()).stdout(Stdio::null());
         command.stderr(log);
         command

@@ -125,11 +125,17 @@ fn rings_that_are_none_too_long_or_too_many_are_refused() {
         let error = scene.asked(ALICE, bytes).expect_err("no such ring");
         assert_eq!(reason(&error), Reason::Size, "{error}");
     }
-    scene.asked(ALICE, RING_BYTES * 2).expect("as long as may be");
+    scene
+        .asked(ALICE, RING_BYTES * 2)
+        .expect("as long as may be");
     let socket = scene.being(ALICE, || scene.bound());
-    let file: OwnedFd = std::fs::File::open("/dev/zero").expect("it is there").into();
+    let file: OwnedFd = std::fs::File::open("/dev/zero")
+        .expect("it is there")
+        .into();
     let other = scene.bed.inside(2, || {
-        let card = dipole_link::bpf::card_of(scene.address(2)).expect("a card").0;
+        let card = dipole_link::bpf::card_of(scene.address(2))
+            .expect("a card")
+            .0;
         Hook::attach(&card, Place::Tcx).expect("root may")
     });
     let other = other.expect("the node");
@@ -304,7 +310,8 @@ fn a_user_who_writes_nonsense_into_a_ring_and_floods_it_harms_nobody_else() {
     for _ in 0..200 {
         peer.send_to(&[7; 1000], to_bad).expect("sent");
     }
-    peer.send_to(&u64::to_le_bytes(seen), to_good).expect("sent");
+    peer.send_to(&u64::to_le_bytes(seen), to_good)
+        .expect("sent");
     assert_eq!(numbers(&mut good, 1), [seen]);
     assert_eq!(good.poll(now_ns(), Class::Small).expect("a link"), 0);
 }

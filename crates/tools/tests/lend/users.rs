@@ -21,7 +21,9 @@ pub(crate) fn reason(error: &LoanError) -> Reason {
 
 #[test]
 fn with_permission_packets_come_by_a_ring_that_is_lent_and_without_the_agent_says_why() {
-    let Some(scene) = Scene::with_agent() else { return };
+    let Some(scene) = Scene::with_agent() else {
+        return;
+    };
     let (peer, to) = scene.peer();
     for uid in [ALICE, BOB] {
         let before = scene.counter("deposited");
@@ -67,7 +69,9 @@ fn route(scene: &Scene, own: SocketAddr, to: SocketAddr) -> Route {
     let card = scene.card();
     let all = scene.bed.inside(1, || Neighbours::open(&card, own.ip()));
     let mut all = all.expect("the node").expect("the kernel tells");
-    let socket = scene.bed.inside(1, || std::net::UdpSocket::bind((own.ip(), 0)));
+    let socket = scene
+        .bed
+        .inside(1, || std::net::UdpSocket::bind((own.ip(), 0)));
     let socket = socket.expect("the node").expect("its own address");
     let mut now = 0;
     wait_for("a way", || {
@@ -91,7 +95,9 @@ fn sent(socket: &impl AsFd, route: &Route, from: SocketAddr, to: SocketAddr, pay
 
 #[test]
 fn raw_frames_must_come_from_their_owner_and_nothing_is_heard_by_their_socket() {
-    let Some(scene) = Scene::with_agent() else { return };
+    let Some(scene) = Scene::with_agent() else {
+        return;
+    };
     let (peer, to) = scene.peer();
     let (mut loan, socket) = scene.borrow(CAROL).expect("she may");
     let own = socket.local_addr().expect("bound");

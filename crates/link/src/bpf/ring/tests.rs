@@ -97,7 +97,13 @@ fn record(address: [u8; 16], port: u16, version: u8, payload: &[u8], room: usize
 fn v4(port: u16, payload: &[u8]) -> Vec<u8> {
     let mut address = [0; 16];
     address[..4].copy_from_slice(&[10, 1, 2, 3]);
-    record(address, port, 4, payload, payload.len().next_multiple_of(128))
+    record(
+        address,
+        port,
+        4,
+        payload,
+        payload.len().next_multiple_of(128),
+    )
 }
 
 #[test]
@@ -272,7 +278,10 @@ fn drain(ring: &mut Ring<Mapping>, waiting: &mut std::collections::VecDeque<Vec<
             return;
         }
         for index in 0..found {
-            assert_eq!(Some(ring.packet_at(index).1), waiting.pop_front().as_deref());
+            assert_eq!(
+                Some(ring.packet_at(index).1),
+                waiting.pop_front().as_deref()
+            );
         }
     }
 }

@@ -317,9 +317,9 @@ impl Book {
             self.settle(&card);
         }
         match self.held.alive() {
-            Ok(alive) => self.programs.forget_senders(&|cookie| {
-                !alive.contains(&Item::Sender { cookie })
-            }),
+            Ok(alive) => self
+                .programs
+                .forget_senders(&|cookie| !alive.contains(&Item::Sender { cookie })),
             Err(cause) => tracing::warn!(%cause, "cannot tell which sockets still exist"),
         }
         if self.loans.is_empty() {
@@ -352,7 +352,11 @@ impl Book {
     pub(super) fn status(&self, socket: String) -> LendStatus {
         let alive = self.held.alive().unwrap_or_default();
         let cards = self.rules.cards.iter().map(|card| {
-            let loans = || self.loans.values().filter(|loan| loan.card.name == card.name);
+            let loans = || {
+                self.loans
+                    .values()
+                    .filter(|loan| loan.card.name == card.name)
+            };
             let mut users: BTreeMap<u32, UserStatus> = BTreeMap::new();
             for loan in loans() {
                 let user = users.entry(loan.uid).or_insert_with(|| UserStatus {

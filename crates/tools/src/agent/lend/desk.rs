@@ -211,8 +211,7 @@ impl Desk {
                 self.book().count_refusal();
                 if let Some(connection) = self.connections.get(&token) {
                     let answer = Answer::Refused(refusal);
-                    let _hung_up =
-                        channel::say(connection.socket.as_fd(), &answer.encode(), &[]);
+                    let _hung_up = channel::say(connection.socket.as_fd(), &answer.encode(), &[]);
                 }
                 return self.end(token, files);
             }

@@ -105,7 +105,9 @@ mod tests {
             uid: 60_001,
             map: 70_000,
         };
-        let sender = Item::Sender { cookie: 0x1234_5678 };
+        let sender = Item::Sender {
+            cookie: 0x1234_5678,
+        };
         held.watch(one.as_fd(), ring).unwrap();
         held.watch(other.as_fd(), sender).unwrap();
         assert_eq!(held.alive().unwrap(), [ring, sender].into());

@@ -210,7 +210,8 @@ impl Drop for Lender {
 
 /// Capabilities without which nothing can be lent.
 fn missing() -> Vec<&'static str> {
-    let has = rustix::thread::capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective);
+    let has =
+        rustix::thread::capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective);
     let wanted = [
         ("CAP_BPF", CapabilitySet::BPF | CapabilitySet::SYS_ADMIN),
         ("CAP_NET_ADMIN", CapabilitySet::NET_ADMIN),

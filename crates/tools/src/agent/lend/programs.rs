@@ -153,13 +153,7 @@ impl Programs {
     }
 
     /// True if it is in use from now on.
-    fn take_one(
-        &mut self,
-        kind: &str,
-        card: &CardId,
-        files: Vec<OwnedFd>,
-        now: Instant,
-    ) -> bool {
+    fn take_one(&mut self, kind: &str, card: &CardId, files: Vec<OwnedFd>, now: Instant) -> bool {
         let taken = match kind {
             HOOK => {
                 let Ok(files) = files.try_into() else {
@@ -323,7 +317,12 @@ impl Programs {
 
     /// Forgets sockets that nobody has any more, and detaches the guards with the last.
     pub(super) fn forget_senders(&mut self, is_dead: &dyn Fn(u64) -> bool) {
-        let dead: Vec<u64> = self.silenced.iter().copied().filter(|one| is_dead(*one)).collect();
+        let dead: Vec<u64> = self
+            .silenced
+            .iter()
+            .copied()
+            .filter(|one| is_dead(*one))
+            .collect();
         for cookie in dead {
             self.silenced.remove(&cookie);
             for guard in &self.guards {

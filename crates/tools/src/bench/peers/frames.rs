@@ -24,8 +24,7 @@ impl Frames {
     /// The kernel's ring, and raw frames.
     pub(crate) fn by_ring(own: IpAddr) -> io::Result<Self> {
         let udp = Udp::bind(own, &UdpOptions::default()).map_err(io::Error::other)?;
-        let shortcuts =
-            Shortcuts::open(&udp, &BpfOptions::default()).map_err(io::Error::other)?;
+        let shortcuts = Shortcuts::open(&udp, &BpfOptions::default()).map_err(io::Error::other)?;
         let link = Bpf::new(udp, shortcuts);
         let other = link.local(Class::Small);
         Ok(Self { link, other })
