@@ -9,6 +9,8 @@ use crate::offload::Offloads;
 const MOST_NODES: u32 = 250;
 /// The second byte of an address counts the networks.
 const MOST_NETWORKS: u32 = 8;
+/// More than a card here has use for.
+const MOST_QUEUES: u32 = 64;
 /// What IPv4 needs, and what a TAP device takes.
 const MTU_BYTES: std::ops::RangeInclusive<u32> = 576..=65_000;
 /// A terabit; the shaper counts further, but not by much.
@@ -23,6 +25,7 @@ pub struct Builder {
     pub(crate) networks: u32,
     pub(crate) mtu: u32,
     pub(crate) slots: u32,
+    pub(crate) queues: u32,
     pub(crate) rate_mbit: Option<u64>,
     queue_bytes: Option<u32>,
     offloads: Option<Offloads>,
@@ -36,6 +39,7 @@ impl Default for Builder {
             networks: 1,
             mtu: 1500,
             slots: 1,
+            queues: 1,
             rate_mbit: None,
             queue_bytes: None,
             offloads: None,
@@ -70,6 +74,13 @@ impl Builder {
     #[must_use]
     pub fn slots(mut self, slots: u32) -> Self {
         self.slots = slots;
+        self
+    }
+
+    /// How many queues a card has for each direction, up to 64; 1 unless said otherwise.
+    #[must_use]
+    pub fn queues(mut self, queues: u32) -> Self {
+        self.queues = queues;
         self
     }
 
@@ -143,6 +154,12 @@ impl Builder {
                 MTU_BYTES.end()
             ));
         }
+        if !(1..=MOST_QUEUES).contains(&self.queues) {
+            return refused(format!(
+                "{} queues of a card; there may be 1 to {MOST_QUEUES}",
+                self.queues
+            ));
+        }
         if let Some(rate) = self.rate_mbit
             && !(1..=MOST_RATE_MBIT).contains(&rate)
         {
@@ -150,6 +167,9 @@ impl Builder {
         }
         if self.queue_bytes.is_some() && self.rate_mbit.is_none() {
             return refused("a queue without a rate; nothing waits there, give a rate too".into());
+        }
+        if self.faults.is_some() && self.queues > 1 {
+            return refused("queues of a card at a switch that does harm; its TAP has one".into());
         }
         if self.faults.is_some() && self.queue_bytes.is_some() {
             return refused(
@@ -180,6 +200,8 @@ mod tests {
             (Builder::default().mtu(100), "576"),
             (Builder::default().rate_mbit(0), "0 Mbit/s"),
             (Builder::default().queue_bytes(1), "give a rate"),
+            (Builder::default().queues(0), "1 to 64"),
+            (Builder::default().faults(harm).queues(2), "TAP"),
             (
                 Builder::default().faults(harm).offloads(Offloads::On),
                 "leave them Off",

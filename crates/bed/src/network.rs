@@ -44,12 +44,13 @@ pub(crate) fn bridge(
         "-n {hub} link add {bridge} mtu {mtu} type bridge mcast_snooping 0"
     ))?;
     ip(&format!("-n {hub} link set {bridge} up"))?;
+    let queues = format!("numtxqueues {0} numrxqueues {0}", settings.queues);
     let mut how = "";
     for card in cards {
         let (port, namespace) = (names::port(card.node, network), card.namespace);
         ip(&format!(
-            "-n {hub} link add {port} mtu {mtu} type veth peer name {device} mtu {mtu} \
-             netns {namespace}"
+            "-n {hub} link add {port} mtu {mtu} {queues} type veth peer name {device} mtu {mtu} \
+             {queues} netns {namespace}"
         ))?;
         ip(&format!("-n {hub} link set {port} master {bridge}"))?;
         for (place, device) in [(hub, &port), (namespace, &device)] {

@@ -136,6 +136,7 @@ impl Link for Cards {
             max_burst_frames: one.max_burst_frames.min(other.max_burst_frames),
             receive_frames: one.receive_frames.min(other.receive_frames),
             lossless: one.lossless && other.lossless,
+            looks_per_call: one.looks_per_call.min(other.looks_per_call),
         });
         least.unwrap_or_else(|| unreachable!("at least one card"))
     }

@@ -51,6 +51,8 @@ pub struct Caps {
     pub receive_frames: usize,
     /// True where no frame is ever lost, repeated or reordered.
     pub lossless: bool,
+    /// Looks for small frames that take about as long as one system call.
+    pub looks_per_call: u32,
 }
 
 /// One frame to send.

@@ -556,8 +556,17 @@ suites!(
     fault,
     capture,
     bpf,
-    bpf_with_a_small_ring,
     bpf_to_udp,
     udp_to_bpf,
     bpf_without_its_ring
+);
+
+// What overflows its ring takes the socket and may come later than what does not.
+suite!(
+    bpf_with_a_small_ring:
+    shortest_and_longest_frames_arrive_on_both_classes_from_the_right_address,
+    frames_too_long_or_empty_are_taken_and_lost,
+    a_full_receiver_loses_frames_but_damages_none,
+    frames_stay_as_they_are_until_the_next_poll,
+    descriptors_become_readable_when_frames_have_come,
 );

@@ -23,7 +23,7 @@ use crate::clock::{Clock, nanoseconds};
 use crate::engine::Engine;
 use crate::registry::Board;
 
-/// Looks at the small port in one turn of a spinning waiter.
+/// System calls that looks at the small port in one turn of a spinning waiter may take.
 const LOOKS: u32 = 8;
 /// Looks at this node's processes in one turn of a waiter that expects them.
 const LOCAL_LOOKS: u32 = 64;

@@ -113,6 +113,7 @@ pub struct Engine {
     bulk_quiet: u32,
     /// Small frames that [`look`](Self::look) has found.
     looked: Option<usize>,
+    looks_per_call: u32,
     traffic: Traffic,
     departures: Departures,
     /// Peers that are silent though they owe an answer, and who asks about them.
@@ -162,6 +163,7 @@ impl Engine {
             batch: ArrayVec::new(),
             bulk_quiet: 0,
             looked: None,
+            looks_per_call: caps.looks_per_call,
             traffic: Traffic::default(),
             departures: Departures::default(),
             quiet: Vec::new(),
@@ -172,14 +174,14 @@ impl Engine {
         }
     }
 
-    /// Looks at the small port up to `turns` times, until something is there: the
-    /// tightest way to wait while spinning. [`step`](Self::step) must follow.
+    /// Looks at the small port for as long as so many system calls take, until something
+    /// is there: the tightest way to wait while spinning. [`step`](Self::step) must follow.
     ///
     /// # Errors
     /// Only when the link is broken.
     #[inline]
-    pub fn look(&mut self, now: Instant, turns: u32) -> std::io::Result<()> {
-        for _ in 0..turns {
+    pub fn look(&mut self, now: Instant, calls: u32) -> std::io::Result<()> {
+        for _ in 0..calls * self.looks_per_call {
             let count = self.link.poll(now.0, Class::Small)?;
             if count > 0 {
                 self.looked = Some(count);

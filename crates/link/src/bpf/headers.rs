@@ -5,6 +5,7 @@
 //! filled in. Nothing is allocated. Sources: RFC 791, 768, 8200, 1071; IEEE 802.1Q.
 
 use std::net::{IpAddr, SocketAddr};
+use std::ops::Range;
 
 /// Longest headers: Ethernet, VLAN tag, IPv6, UDP.
 pub const MAX_HEADER_BYTES: usize = ETHERNET_BYTES + VLAN_BYTES + IPV6_BYTES + UDP_BYTES;
@@ -217,6 +218,46 @@ pub fn fold(sum: u64) -> u16 {
     }
 }
 
+/// Who sent the UDP datagram in a frame, and where its payload lies; `None` for anything
+/// but a whole one, unfragmented and without IP options. No checksum is looked at.
+#[must_use]
+pub fn read_udp(frame: &[u8]) -> Option<(SocketAddr, Range<usize>)> {
+    let half = |at: usize| {
+        let bytes = frame.get(at..)?.first_chunk()?;
+        Some(u16::from_be_bytes(*bytes))
+    };
+    let tagged = half(12)? == TYPE_VLAN;
+    let ip = ETHERNET_BYTES + if tagged { VLAN_BYTES } else { 0 };
+    let (source, udp, ip_end) = match half(ip - 2)? {
+        TYPE_IPV4 => {
+            let fragment = half(ip + 6)? & 0x3fff;
+            if frame.get(ip) != Some(&0x45)
+                || fragment != 0
+                || frame.get(ip + 9) != Some(&PROTOCOL_UDP)
+            {
+                return None;
+            }
+            let source: &[u8; 4] = frame.get(ip + 12..)?.first_chunk()?;
+            let end = ip + usize::from(half(ip + 2)?);
+            (IpAddr::from(*source), ip + IPV4_BYTES, end)
+        }
+        TYPE_IPV6 => {
+            if frame.get(ip)? >> 4 != 6 || frame.get(ip + 6) != Some(&PROTOCOL_UDP) {
+                return None;
+            }
+            let source: &[u8; 16] = frame.get(ip + 8..)?.first_chunk()?;
+            let end = ip + IPV6_BYTES + usize::from(half(ip + 4)?);
+            (IpAddr::from(*source), ip + IPV6_BYTES, end)
+        }
+        _ => return None,
+    };
+    let from = SocketAddr::new(source, half(udp)?);
+    let end = udp + usize::from(half(udp + 4)?);
+    let payload = udp + UDP_BYTES..end;
+    let whole = payload.start <= end && end <= ip_end && ip_end <= frame.len();
+    whole.then_some((from, payload))
+}
+
 #[cfg(test)]
 mod tests {
     use etherparse::{NetSlice, SlicedPacket, TransportSlice};
@@ -273,6 +314,9 @@ mod tests {
             let ethernet = Ethernet { vlan, ..MAC };
             let template = Template::new(&ethernet, from, to, hops).expect("one version");
             let bytes = frame(&template, identification, &payload);
+            let (sender, range) = read_udp(&bytes).expect("a whole packet");
+            prop_assert_eq!((sender, &bytes[range]), (from, &payload[..]));
+            prop_assert_eq!(read_udp(&bytes[..bytes.len() - 1]), None);
             let packet = SlicedPacket::from_ethernet(&bytes).expect("a whole packet");
             prop_assert_eq!(packet.vlan_ids().first().map(|id| id.value()), vlan);
             let Some(TransportSlice::Udp(udp)) = packet.transport else {
@@ -302,6 +346,30 @@ mod tests {
                     prop_assert_eq!(udp.checksum(), sum.expect("short"));
                 }
                 NetSlice::Arp(_) => panic!("not IP"),
+            }
+        }
+
+        #[test]
+        fn whatever_comes_a_payload_lies_in_its_frame(
+            mut frame in proptest::collection::vec(any::<u8>(), 0..100),
+            start in prop_oneof![
+                Just(vec![8, 0, 0x45]),
+                Just(vec![0x86, 0xdd, 0x60]),
+                Just(vec![0x81, 0, 0, 1, 8, 0, 0x45]),
+            ],
+            udp: bool,
+        ) {
+            let known = start.len().min(frame.len().saturating_sub(12));
+            if known > 0 {
+                frame[12..12 + known].copy_from_slice(&start[..known]);
+            }
+            for at in [20, 23, 27] {
+                if udp && let Some(byte) = frame.get_mut(at) {
+                    *byte = PROTOCOL_UDP;
+                }
+            }
+            if let Some((_, range)) = read_udp(&frame) {
+                prop_assert!(range.start <= range.end && range.end <= frame.len());
             }
         }
 

@@ -20,6 +20,7 @@ mod program;
 pub mod raw;
 mod ring;
 mod sys;
+pub mod xsk;
 
 pub use inlet::Inlet;
 pub use link::{Bpf, BpfStats};

@@ -320,6 +320,7 @@ impl<L: Link> Link for Fault<L> {
     fn caps(&self) -> Caps {
         Caps {
             lossless: self.inner.caps().lossless && self.zero,
+            looks_per_call: self.inner.caps().looks_per_call,
             ..self.inner.caps()
         }
     }

@@ -17,6 +17,7 @@ impl Link for Sink {
             max_burst_frames: 64,
             receive_frames: 64,
             lossless: true,
+            looks_per_call: 1,
         }
     }
 

@@ -278,6 +278,7 @@ impl Link for Port {
             max_burst_frames: 64,
             receive_frames: state.config.receive_queue_frames,
             lossless: false,
+            looks_per_call: 1,
         }
     }
 

@@ -139,6 +139,7 @@ impl Udp {
             max_burst_frames,
             receive_frames: receive_frames(bulk.socket.as_fd(), max_frame_bytes),
             lossless: false,
+            looks_per_call: 1,
         };
         Ok(Udp {
             small: small.socket,

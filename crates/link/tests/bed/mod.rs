@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
+use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -125,9 +126,15 @@ impl Ways {
 }
 
 /// The next datagram: who sent it, and its bytes.
+#[track_caller]
 pub(crate) fn receive(socket: &UdpSocket) -> (SocketAddr, Vec<u8>) {
     let mut buffer = vec![0; 65_536];
-    let (length, from) = socket.recv_from(&mut buffer).expect("a datagram comes");
+    let (length, from) = loop {
+        match socket.recv_from(&mut buffer) {
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            got => break got.expect("a datagram comes"),
+        }
+    };
     buffer.truncate(length);
     (from, buffer)
 }

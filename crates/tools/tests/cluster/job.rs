@@ -77,6 +77,16 @@ impl Job {
         lines.iter().filter(|line| line.contains(text)).count()
     }
 
+    /// The numbers that stand between these words, a line each.
+    pub(crate) fn numbers(&self, before: &str, after: &str) -> Vec<f64> {
+        let lines = self.lines.lock().expect("nobody panicked");
+        let number = |line: &String| {
+            let (head, _) = line.split_once(after)?;
+            head.rsplit_once(before)?.1.parse().ok()
+        };
+        lines.iter().filter_map(number).collect()
+    }
+
     /// Waits for its end.
     pub(crate) fn end(&mut self) -> ExitStatus {
         let until = Instant::now() + PATIENCE * 3;

@@ -6,8 +6,10 @@
 
 #![allow(missing_docs, reason = "tests")]
 
+mod beside;
 #[path = "../common/mod.rs"]
 mod common;
+mod crowd;
 mod fairness;
 mod first;
 mod job;

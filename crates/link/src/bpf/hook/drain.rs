@@ -4,7 +4,6 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::bpf::layout::RECORD_HEADER_BYTES;
-use crate::bpf::sys;
 
 /// A packet in a ring.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,7 +29,7 @@ const DISCARDED: u32 = 1 << 30;
 
 impl Drain {
     pub(crate) fn open(ring: BorrowedFd<'_>) -> Self {
-        let bytes = usize::try_from(sys::map_facts(ring).unwrap().entries).unwrap();
+        let bytes = usize::try_from(super::ring_bytes(ring).unwrap()).unwrap();
         let map = |length, access, offset| {
             // SAFETY: a fresh mapping, placed where nothing else is.
             let place = unsafe {

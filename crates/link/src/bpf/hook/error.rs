@@ -38,6 +38,14 @@ impl Step {
     }
 }
 
+impl Step {
+    /// An old kernel calls it an invalid argument.
+    fn tells_age(self) -> bool {
+        let steps = [Self::Map, Self::Load, Self::Tcx, Self::TcxEgress, Self::Xdp];
+        steps.contains(&self)
+    }
+}
+
 impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -158,7 +166,7 @@ impl fmt::Display for HookError {
                         f,
                         "; another XDP program is there (ip link show {card}): use TCX, or --link=udp"
                     ),
-                    (true, Some(libc::EINVAL)) if *step != Step::Card => write!(
+                    (true, Some(libc::EINVAL)) if step.tells_age() => write!(
                         f,
                         "; TCX needs Linux 6.6, XDP needs 5.18: use --link=udp on older ones"
                     ),

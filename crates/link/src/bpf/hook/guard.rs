@@ -83,7 +83,7 @@ impl Guard {
     pub fn from_descriptors(card: &CardId, kept: [OwnedFd; 3]) -> Result<Self, HookError> {
         let failed = |cause| HookError::refused(&card.name, Step::Kept, cause);
         let [link, cookies, refused] = kept;
-        sys::check_kind(link.as_fd(), "link").map_err(failed)?;
+        sys::check_link(link.as_fd()).map_err(failed)?;
         Ok(Self {
             card: card.clone(),
             link,

@@ -4,11 +4,15 @@
 //! lent sockets send. Both are attached by a link of the kernel, so that they go with
 //! the last descriptor of it, also when their process is killed. See `docs/bpf.md`.
 
+#[cfg(test)]
+mod agreement;
 mod counters;
 #[cfg(test)]
 pub(crate) mod drain;
 mod error;
 mod guard;
+#[cfg(test)]
+mod guard_tests;
 #[cfg(test)]
 mod tests;
 
@@ -94,6 +98,18 @@ pub fn create_ring(bytes: u32) -> io::Result<OwnedFd> {
     sys::create_map(shape, None)
 }
 
+/// How many bytes a ring has; asks for no privileges.
+///
+/// # Errors
+/// `InvalidInput` if the descriptor is none of a ring, or the kernel does not say.
+pub fn ring_bytes(ring: BorrowedFd<'_>) -> io::Result<u32> {
+    let facts = sys::map_facts(ring)?;
+    match facts.kind == MapKind::Ring as u32 {
+        true => Ok(facts.entries),
+        false => Err(io::ErrorKind::InvalidInput.into()),
+    }
+}
+
 /// The program at one card's ingress, and which rings it fills.
 ///
 /// It stays while this, or a copy of its [`descriptors`](Self::descriptors), is open.
@@ -116,25 +132,20 @@ impl Hook {
     /// - [`HookError::Refused`]: the kernel did, at this step; nothing is attached.
     pub fn attach(card: &CardId, place: Place) -> Result<Self, HookError> {
         let mac = check_ethernet(card)?;
-        let failed = |step| move |cause| HookError::refused(&card.name, step, cause);
-        let pattern = create_ring(PATTERN_RING_BYTES).map_err(failed(Step::Map))?;
-        let rings = Map::create(RINGS, Some(pattern.as_fd())).map_err(failed(Step::Map))?;
-        let counters = Map::create(COUNTERS, None).map_err(failed(Step::Map))?;
-        let full = Map::create(FULL, None).map_err(failed(Step::Map))?;
-        let program = load(card, place, mac, [&rings, &counters, &full])?;
+        let parts = prepare(card, place, mac)?;
         let (kind, flags, step) = match place {
             Place::Tcx => (AttachKind::TcxIngress, 0, Step::Tcx),
             Place::XdpGeneric => (AttachKind::Xdp, sys::XDP_GENERIC, Step::Xdp),
             Place::XdpNative => (AttachKind::Xdp, sys::XDP_NATIVE, Step::Xdp),
         };
-        let link = sys::attach(program.as_fd(), card.index, kind, flags);
+        let link = sys::attach(parts.program.as_fd(), card.index, kind, flags);
         Ok(Self {
             card: card.clone(),
             place,
-            link: link.map_err(failed(step))?,
-            rings,
-            counters,
-            full,
+            link: link.map_err(|cause| HookError::refused(&card.name, step, cause))?,
+            rings: parts.rings,
+            counters: parts.counters,
+            full: parts.full,
         })
     }
 
@@ -160,7 +171,7 @@ impl Hook {
     ) -> Result<Self, HookError> {
         let failed = |cause| HookError::refused(&card.name, Step::Kept, cause);
         let [link, rings, counters, full] = kept;
-        sys::check_kind(link.as_fd(), "link").map_err(failed)?;
+        sys::check_link(link.as_fd()).map_err(failed)?;
         Ok(Self {
             card: card.clone(),
             place,
@@ -271,8 +282,21 @@ impl Hook {
     }
 }
 
-/// Loads the program for a place.
-fn load(card: &CardId, place: Place, mac: [u8; 6], maps: [&Map; 3]) -> Result<OwnedFd, HookError> {
+/// A program that is loaded, and its maps.
+struct Parts {
+    program: OwnedFd,
+    rings: Map,
+    counters: Map,
+    full: Map,
+}
+
+/// Loads the program for a place, with empty maps.
+fn prepare(card: &CardId, place: Place, mac: [u8; 6]) -> Result<Parts, HookError> {
+    let failed = |cause| HookError::refused(&card.name, Step::Map, cause);
+    let pattern = create_ring(PATTERN_RING_BYTES).map_err(failed)?;
+    let rings = Map::create(RINGS, Some(pattern.as_fd())).map_err(failed)?;
+    let counters = Map::create(COUNTERS, None).map_err(failed)?;
+    let full = Map::create(FULL, None).map_err(failed)?;
     let (hooked, kind, at) = match place {
         Place::Tcx => (Hooked::Tcx, ProgramKind::SchedCls, AttachKind::TcxIngress),
         Place::XdpGeneric | Place::XdpNative => {
@@ -280,9 +304,15 @@ fn load(card: &CardId, place: Place, mac: [u8; 6], maps: [&Map; 3]) -> Result<Ow
         }
     };
     let program = dispatch::program(hooked).map_err(|wrong| wrong_program(card, wrong))?;
-    let code = program.linked(&maps.map(Map::number));
-    sys::load(kind, at, "dipole_ingress", &code).map_err(|rejected| {
+    let code = program.linked(&[&rings, &counters, &full].map(Map::number));
+    let program = sys::load(kind, at, "dipole_ingress", &code).map_err(|rejected| {
         HookError::rejected(&card.name, Step::Load, rejected.cause, rejected.log)
+    })?;
+    Ok(Parts {
+        program,
+        rings,
+        counters,
+        full,
     })
 }
 

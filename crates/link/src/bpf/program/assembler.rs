@@ -231,7 +231,7 @@ impl Assembler {
     }
 
     /// Turns the lower 16 bits from the network's order to the machine's; the rest is zero then.
-    pub(crate) fn from_network_16(&mut self, register: Reg) {
+    pub(crate) fn order_16(&mut self, register: Reg) {
         self.push(TO_BIG_ENDIAN, register, Reg::R0, 0, 16);
     }
 

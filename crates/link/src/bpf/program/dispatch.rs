@@ -282,9 +282,9 @@ impl Writer {
         }
         let length = refuse(Reason::Length);
         code.load(Size::Half, R7, R8, ip.udp() + 4);
-        code.from_network_16(R7);
+        code.order_16(R7);
         code.load(Size::Half, R4, R8, ip.length);
-        code.from_network_16(R4);
+        code.order_16(R4);
         code.set(R5, R7);
         code.math(Math::Add, R5, i32::from(ip.counted));
         code.jump_if(R5, When::Different, R4, length);

@@ -4,5 +4,11 @@
 pub(super) mod assembler;
 pub(super) mod dispatch;
 pub(super) mod guard;
+#[cfg(test)]
+mod interpreter;
 pub(super) mod maps;
+#[cfg(test)]
+pub(super) mod model;
 mod packet;
+#[cfg(test)]
+mod tests;

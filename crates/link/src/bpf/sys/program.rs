@@ -1,0 +1,281 @@
+//! Programs: loaded, attached, asked for, and run for tests.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use super::{call, length, name_of, object_info, own, pointer, raw};
+
+const PROG_LOAD: libc::c_int = 5;
+#[cfg(test)]
+const PROG_TEST_RUN: libc::c_int = 10;
+const PROG_GET_BY_ID: libc::c_int = 13;
+const PROG_QUERY: libc::c_int = 16;
+const LINK_CREATE: libc::c_int = 28;
+
+/// XDP programs that know packets in several pieces.
+const XDP_HAS_FRAGS: u32 = 1 << 5;
+
+/// Room for what the verifier says.
+const LOG_BYTES: usize = 1 << 20;
+/// Lines of it in an error.
+const LOG_LINES: usize = 8;
+
+/// What our programs use: nothing that asks for the GPL.
+const LICENSE: &std::ffi::CStr = c"Apache-2.0 OR MIT";
+
+/// Where a program may run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ProgramKind {
+    SchedCls = 3,
+    Xdp = 6,
+}
+
+/// Where a program is attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AttachKind {
+    Xdp = 37,
+    TcxIngress = 46,
+    TcxEgress = 47,
+}
+
+/// How XDP runs: on `sk_buff`s, or in the driver.
+pub(crate) const XDP_GENERIC: u32 = 1 << 1;
+pub(crate) const XDP_NATIVE: u32 = 1 << 2;
+
+/// Why a program was not loaded.
+#[derive(Debug)]
+pub(crate) struct Rejected {
+    pub(crate) cause: io::Error,
+    /// The last lines of what the verifier says; empty if it was not asked.
+    pub(crate) log: String,
+}
+
+/// Loads a program, for attaching at `attach`.
+pub(crate) fn load(
+    kind: ProgramKind,
+    attach: AttachKind,
+    name: &str,
+    instructions: &[[u8; 8]],
+) -> Result<OwnedFd, Rejected> {
+    let attempt = |log: &mut [u8]| {
+        #[repr(C)]
+        struct Attributes {
+            kind: u32,
+            instruction_count: u32,
+            instructions: u64,
+            license: u64,
+            log_level: u32,
+            log_bytes: u32,
+            log: u64,
+            kernel_version: u32,
+            flags: u32,
+            name: [u8; 16],
+            card: u32,
+            attach: u32,
+        }
+        let logged = !log.is_empty();
+        let mut attributes = Attributes {
+            kind: kind as u32,
+            instruction_count: length(instructions),
+            instructions: pointer(instructions.as_ptr()),
+            license: pointer(LICENSE.as_ptr()),
+            log_level: u32::from(logged),
+            log_bytes: length(log),
+            log: match logged {
+                true => pointer(log.as_mut_ptr().cast_const()),
+                false => 0,
+            },
+            kernel_version: 0,
+            flags: match kind {
+                ProgramKind::Xdp => XDP_HAS_FRAGS,
+                ProgramKind::SchedCls => 0,
+            },
+            name: name_of(name),
+            card: 0,
+            attach: attach as u32,
+        };
+        // SAFETY: instructions and log are given with their lengths, the license is a
+        // string that ends with zero; the kernel writes only the log.
+        unsafe { call(PROG_LOAD, &mut attributes) }.map(own)
+    };
+    attempt(&mut []).map_err(|cause| {
+        // Again with a log, for the words; without one it is much faster.
+        let mut log = vec![0; LOG_BYTES];
+        let again = attempt(&mut log);
+        let end = log.iter().position(|byte| *byte == 0).unwrap_or(LOG_BYTES);
+        let text = String::from_utf8_lossy(&log[..end]);
+        let lines: Vec<&str> = text.lines().collect();
+        Rejected {
+            cause: again.err().unwrap_or(cause),
+            log: lines[lines.len().saturating_sub(LOG_LINES)..].join("; "),
+        }
+    })
+}
+
+/// Attaches a program to a card; it stays while the descriptor, or a copy of it, is open.
+pub(crate) fn attach(
+    program: BorrowedFd<'_>,
+    card: u32,
+    kind: AttachKind,
+    flags: u32,
+) -> io::Result<OwnedFd> {
+    #[repr(C)]
+    struct Attributes {
+        program: u32,
+        card: u32,
+        kind: u32,
+        flags: u32,
+        relative: u32,
+        padding: u32,
+        revision: u64,
+    }
+    let mut attributes = Attributes {
+        program: raw(program),
+        card,
+        kind: kind as u32,
+        flags,
+        relative: 0,
+        padding: 0,
+        revision: 0,
+    };
+    // SAFETY: the structure holds no pointers.
+    unsafe { call(LINK_CREATE, &mut attributes) }.map(own)
+}
+
+/// The programs attached to a card, by number, in the order in which they run.
+pub(crate) fn attached(card: u32, kind: AttachKind) -> io::Result<Vec<u32>> {
+    /// As many programs as the kernel lets be at one hook.
+    const MOST: usize = 64;
+    #[repr(C)]
+    struct Attributes {
+        card: u32,
+        kind: u32,
+        query_flags: u32,
+        attach_flags: u32,
+        programs: u64,
+        count: u32,
+        padding: u32,
+        program_flags: u64,
+        links: u64,
+        link_flags: u64,
+        revision: u64,
+    }
+    let mut programs = [0_u32; MOST];
+    let mut attributes = Attributes {
+        card,
+        kind: kind as u32,
+        query_flags: 0,
+        attach_flags: 0,
+        programs: pointer(programs.as_mut_ptr().cast_const()),
+        count: length(&programs),
+        padding: 0,
+        program_flags: 0,
+        links: 0,
+        link_flags: 0,
+        revision: 0,
+    };
+    // SAFETY: the kernel writes at most `count` numbers to `programs`.
+    unsafe { call(PROG_QUERY, &mut attributes) }?;
+    let count = usize::try_from(attributes.count).expect("at most 64");
+    Ok(programs[..count.min(MOST)].to_vec())
+}
+
+/// The name of a program that is loaded, or why it cannot be told.
+pub(crate) fn program_name(id: u32) -> io::Result<String> {
+    #[repr(C)]
+    struct Attributes {
+        id: u32,
+        next: u32,
+        flags: u32,
+    }
+    let mut attributes = Attributes {
+        id,
+        next: 0,
+        flags: 0,
+    };
+    // SAFETY: the structure holds no pointers.
+    let program = unsafe { call(PROG_GET_BY_ID, &mut attributes) }.map(own)?;
+    /// The begin of the kernel's; 64 bytes up to the name.
+    #[repr(C)]
+    #[derive(Default)]
+    struct Facts {
+        before: [u64; 8],
+        name: [u8; 16],
+    }
+    let mut facts = Facts::default();
+    // SAFETY: plain numbers, laid out so that the name stands at byte 64 as in
+    // `struct bpf_prog_info`. Lengths in it that the kernel reads are zero.
+    unsafe { object_info(program.as_fd(), &mut facts) }?;
+    Ok(text_of(facts.name))
+}
+
+/// What a test run gave.
+#[cfg(test)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct TestRun {
+    pub(crate) returned: u32,
+    /// Mean of the runs.
+    pub(crate) duration_ns: u32,
+}
+
+/// Runs a program on a frame, some times over, with a context (all zero if empty).
+#[cfg(test)]
+pub(crate) fn test_run(
+    program: BorrowedFd<'_>,
+    frame: &[u8],
+    context: &[u8],
+    repeat: u32,
+) -> io::Result<TestRun> {
+    #[repr(C)]
+    struct Attributes {
+        program: u32,
+        returned: u32,
+        frame_bytes: u32,
+        out_bytes: u32,
+        frame: u64,
+        out: u64,
+        repeat: u32,
+        duration: u32,
+        context_bytes: u32,
+        context_out_bytes: u32,
+        context: u64,
+        context_out: u64,
+        flags: u32,
+        cpu: u32,
+        batch: u32,
+        padding: u32,
+    }
+    let mut attributes = Attributes {
+        program: raw(program),
+        returned: 0,
+        frame_bytes: length(frame),
+        out_bytes: 0,
+        frame: pointer(frame),
+        out: 0,
+        repeat,
+        duration: 0,
+        context_bytes: length(context),
+        context_out_bytes: 0,
+        context: match context.is_empty() {
+            true => 0,
+            false => pointer(context),
+        },
+        context_out: 0,
+        flags: 0,
+        cpu: 0,
+        batch: 0,
+        padding: 0,
+    };
+    // SAFETY: frame and context are given with their lengths, and only read; nothing
+    // is asked back but the numbers in the structure.
+    unsafe { call(PROG_TEST_RUN, &mut attributes) }?;
+    Ok(TestRun {
+        returned: attributes.returned,
+        duration_ns: attributes.duration,
+    })
+}
+
+fn text_of(name: [u8; 16]) -> String {
+    let end = name.iter().position(|byte| *byte == 0).unwrap_or(16);
+    String::from_utf8_lossy(&name[..end]).into_owned()
+}

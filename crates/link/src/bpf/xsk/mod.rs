@@ -1,0 +1,436 @@
+//! An AF_XDP socket on one queue of a card: frames out and in through memory shared with
+//! the kernel.
+//!
+//! In copy mode the kernel makes its usual packet of each frame; zero copy is tried when
+//! asked for. One process owns the queue: a second such socket on it gets EBUSY.
+
+mod program;
+mod ring;
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::xdp::{
+    SocketAddrXdp, SocketAddrXdpFlags, XdpOptionsFlags, XdpUmemReg, XdpUmemRegFlags,
+};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, recv, send, socket_with,
+    sockopt,
+};
+
+pub use program::XskHook;
+
+use self::ring::{Mapping, Piece, Ring, Which};
+use super::CardId;
+use super::headers::read_udp;
+use super::raw::{RawFrame, Sent, Templates};
+
+/// Bytes of a piece of the shared memory: a page, the most that the kernel takes.
+pub const PIECE_BYTES: usize = 4096;
+/// What the kernel keeps free before a frame that comes, and behind it, with a margin.
+const KEPT_BYTES: usize = 640;
+/// Frames handed out by one poll.
+const MAX_POLL: u32 = 64;
+/// The kernel sends at most so many frames for one call (its own batch is 32).
+const MAX_KICKS: u32 = 64;
+
+/// How to open such a socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct XskOptions {
+    /// The card's queue.
+    pub queue: u32,
+    /// Pieces for each direction, a power of two; of [`PIECE_BYTES`] each, locked in memory.
+    pub pieces: u32,
+    /// Whether frames shall come, too.
+    pub receive: bool,
+    /// Whether the card itself may work on the shared memory. Else, and where it can't, the
+    /// kernel copies.
+    pub zero_copy: bool,
+}
+
+impl Default for XskOptions {
+    /// Queue 0, 4 MiB for each direction, both directions, copied.
+    fn default() -> Self {
+        XskOptions {
+            queue: 0,
+            pieces: 1024,
+            receive: true,
+            zero_copy: false,
+        }
+    }
+}
+
+/// What such a socket has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct XskStats {
+    /// Frames given to the kernel.
+    pub sent_frames: u64,
+    /// Times there was no room.
+    pub full: u64,
+    /// Frames longer than their way or a piece.
+    pub too_long: u64,
+    /// Frames handed out.
+    pub received_frames: u64,
+    /// Frames that came and were no whole UDP packets.
+    pub malformed: u64,
+    /// Entries of the kernel that did not lie where they must.
+    pub misplaced: u64,
+}
+
+/// See the module.
+pub struct Xsk {
+    socket: OwnedFd,
+    fill: Ring<u64>,
+    completion: Ring<u64>,
+    transmit: Ring<Piece>,
+    receive: Option<Ring<Piece>>,
+    /// First the pieces to send from, then those to receive into. Unmapped after the rings.
+    memory: Mapping,
+    pieces: u32,
+    /// Which of the pieces to send from are ours, and the same as a list.
+    sending: Vec<bool>,
+    free: Vec<u32>,
+    /// Pieces that are lent out by the last poll.
+    lent: Vec<u32>,
+    /// What the last poll found: who sent it, and where the payload lies.
+    found: Vec<(SocketAddr, Range<usize>)>,
+    templates: Templates,
+    queue: u32,
+    zero_copy: bool,
+    stats: XskStats,
+}
+
+impl Xsk {
+    /// Opens a socket on a card's queue. What comes needs a [`XskHook`] besides.
+    ///
+    /// # Errors
+    /// Without CAP_NET_RAW, when the memory may not be locked, when there is no such card
+    /// or queue, or another socket has it (the kernel gives a queue back a moment after
+    /// its socket was closed).
+    ///
+    /// # Panics
+    /// When the number of pieces is not a power of two.
+    pub fn open(card: &CardId, options: &XskOptions) -> io::Result<Xsk> {
+        if options.zero_copy
+            && let Ok(xsk) = Xsk::open_as(card, options, SocketAddrXdpFlags::XDP_ZEROCOPY)
+        {
+            return Ok(xsk);
+        }
+        Xsk::open_as(card, options, SocketAddrXdpFlags::XDP_COPY).map_err(|error| {
+            let (CardId { index, name }, queue) = (card, options.queue);
+            let text = format!(
+                "cannot open an AF_XDP socket on queue {queue} of card {name} (number {index}): \
+                 {error}"
+            );
+            io::Error::new(error.kind(), text)
+        })
+    }
+
+    fn open_as(card: &CardId, options: &XskOptions, mode: SocketAddrXdpFlags) -> io::Result<Xsk> {
+        let pieces = options.pieces;
+        assert!(pieces.is_power_of_two(), "{pieces} pieces");
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::XDP, SocketType::RAW, flags, None)?;
+        let bytes = 2 * pieces as usize * PIECE_BYTES;
+        let memory = Mapping::memory(bytes)?;
+        let shared = XdpUmemReg {
+            addr: memory.address(),
+            len: bytes as u64,
+            chunk_size: 4096,
+            headroom: 0,
+            flags: XdpUmemRegFlags::empty(),
+            tx_metadata_len: 0,
+        };
+        sockopt::set_xdp_umem_reg(&socket, shared)?;
+        sockopt::set_xdp_umem_fill_ring_size(&socket, pieces)?;
+        sockopt::set_xdp_umem_completion_ring_size(&socket, pieces)?;
+        sockopt::set_xdp_tx_ring_size(&socket, pieces)?;
+        if options.receive {
+            sockopt::set_xdp_rx_ring_size(&socket, pieces)?;
+        }
+        let offsets = sockopt::xdp_mmap_offsets(&socket)?;
+        let fd = socket.as_fd();
+        let receive = match options.receive {
+            true => Some(Ring::map(fd, Which::Receive, &offsets, pieces)?),
+            false => None,
+        };
+        let mut xsk = Xsk {
+            fill: Ring::map(fd, Which::Fill, &offsets, pieces)?,
+            completion: Ring::map(fd, Which::Completion, &offsets, pieces)?,
+            transmit: Ring::map(fd, Which::Transmit, &offsets, pieces)?,
+            receive,
+            memory,
+            pieces,
+            sending: vec![false; pieces as usize],
+            free: (0..pieces).collect(),
+            lent: Vec::with_capacity(MAX_POLL as usize),
+            found: Vec::with_capacity(MAX_POLL as usize),
+            templates: Templates::new(),
+            queue: options.queue,
+            zero_copy: false,
+            stats: XskStats::default(),
+            socket,
+        };
+        for piece in pieces..2 * pieces {
+            xsk.fill.put(piece - pieces, place(piece));
+        }
+        xsk.fill.publish(pieces);
+        let flags = mode | SocketAddrXdpFlags::XDP_USE_NEED_WAKEUP;
+        let address = SocketAddrXdp::new(flags, card.index, options.queue);
+        bind(&xsk.socket, &address)?;
+        let mode = sockopt::xdp_options(&xsk.socket)?;
+        xsk.zero_copy = mode.contains(XdpOptionsFlags::XDP_OPTIONS_ZEROCOPY);
+        Ok(xsk)
+    }
+
+    /// True when the card works on the shared memory itself.
+    #[must_use]
+    pub fn is_zero_copy(&self) -> bool {
+        self.zero_copy
+    }
+
+    /// The card's queue.
+    #[must_use]
+    pub fn queue(&self) -> u32 {
+        self.queue
+    }
+
+    /// Counters since opening.
+    #[must_use]
+    pub fn stats(&self) -> XskStats {
+        self.stats
+    }
+
+    /// Sends frames in order, by one system call for some dozens: how many were taken, and
+    /// what became of the one after those. Never waits. Frames taken while the card is down
+    /// leave when it is up again.
+    ///
+    /// # Errors
+    /// When the socket is broken.
+    pub fn send(&mut self, frames: &[RawFrame<'_>]) -> io::Result<(usize, Sent)> {
+        let mut taken = 0;
+        let mut put = 0;
+        let mut end = Sent::Taken;
+        for frame in frames {
+            if self.free.is_empty() {
+                self.reap();
+            }
+            if self.free.is_empty() || self.transmit.room() <= put {
+                end = Sent::Full;
+                break;
+            }
+            let Some(piece) = self.write(frame) else {
+                end = Sent::NotThisWay;
+                break;
+            };
+            self.transmit.put(put, piece);
+            put += 1;
+            taken += 1;
+        }
+        self.transmit.publish(put);
+        self.stats.sent_frames += taken as u64;
+        self.stats.full += u64::from(end == Sent::Full);
+        self.kick()?;
+        self.reap();
+        Ok((taken, end))
+    }
+
+    /// A frame in a piece of its own.
+    fn write(&mut self, frame: &RawFrame<'_>) -> Option<Piece> {
+        let payload = frame.payload;
+        if payload.len() > frame.route.longest_payload() {
+            self.stats.too_long += 1;
+            return None;
+        }
+        let (route, from, to) = (&frame.route, frame.from, frame.to);
+        let (headers, bytes) = self.templates.headers(route, from, to, payload)?;
+        let length = bytes + payload.len();
+        if length > PIECE_BYTES {
+            self.stats.too_long += 1;
+            return None;
+        }
+        let index = self.free.pop()?;
+        self.sending[index as usize] = true;
+        let at = index as usize * PIECE_BYTES;
+        let room = self.memory.bytes_mut(at, length);
+        room[..bytes].copy_from_slice(&headers[..bytes]);
+        room[bytes..].copy_from_slice(payload);
+        Some(Piece {
+            at: place(index),
+            length: u32::try_from(length).ok()?,
+            options: 0,
+        })
+    }
+
+    /// Makes the kernel send what waits.
+    fn kick(&mut self) -> io::Result<()> {
+        for _ in 0..MAX_KICKS {
+            if self.transmit.waiting() == 0 || !self.transmit.needs_wakeup() {
+                break;
+            }
+            match send(&self.socket, &[], SendFlags::DONTWAIT) {
+                // More than one batch waits.
+                Ok(_) | Err(Errno::AGAIN | Errno::INTR) => {}
+                // What waits goes with the next call.
+                Err(Errno::NOBUFS | Errno::BUSY | Errno::NETDOWN | Errno::NXIO) => break,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes back the pieces of frames that have been sent.
+    fn reap(&mut self) {
+        let count = self.completion.filled();
+        for ahead in 0..count {
+            let index = self.completion.peek(ahead) / PIECE_BYTES as u64;
+            let index = u32::try_from(index).unwrap_or(u32::MAX);
+            match self.sending.get_mut(index as usize) {
+                Some(sending) if *sending => {
+                    *sending = false;
+                    self.free.push(index);
+                }
+                _ => self.stats.misplaced += 1,
+            }
+        }
+        self.completion.release(count);
+    }
+
+    /// Fetches what has come, without waiting; returns how many frames
+    /// [`frame`](Self::frame) now offers. The former ones are gone.
+    ///
+    /// # Errors
+    /// When the socket is broken.
+    pub fn poll(&mut self) -> io::Result<usize> {
+        self.give_back();
+        let Some(receive) = &mut self.receive else {
+            return Ok(0);
+        };
+        let count = receive.filled().min(MAX_POLL);
+        let pieces = self.pieces;
+        for ahead in 0..count {
+            let piece = receive.peek(ahead);
+            let Some((index, range)) = place_of(piece, pieces) else {
+                self.stats.misplaced += 1;
+                continue;
+            };
+            self.lent.push(index);
+            let start = range.start;
+            match read_udp(self.memory.bytes(start, range.len())) {
+                Some((from, inner)) => {
+                    let payload = start + inner.start..start + inner.end;
+                    self.found.push((from, payload));
+                }
+                None => self.stats.malformed += 1,
+            }
+        }
+        receive.release(count);
+        if count == 0 && self.fill.needs_wakeup() {
+            match recv(&self.socket, &mut [0_u8; 0][..], RecvFlags::DONTWAIT) {
+                Ok(_) | Err(Errno::AGAIN | Errno::INTR | Errno::OPNOTSUPP | Errno::NETDOWN) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        self.stats.received_frames += self.found.len() as u64;
+        Ok(self.found.len())
+    }
+
+    fn give_back(&mut self) {
+        self.found.clear();
+        // As many as were taken out: there is always room for those.
+        let room = self.fill.room();
+        let mut put = 0;
+        while put < room
+            && let Some(index) = self.lent.pop()
+        {
+            self.fill.put(put, place(index));
+            put += 1;
+        }
+        self.fill.publish(put);
+    }
+
+    /// The `index`-th frame of the last poll: who sent it, and its payload. Its checksum has
+    /// been checked by the card, or by nobody.
+    ///
+    /// # Panics
+    /// When `index` is not below what `poll` returned.
+    #[must_use]
+    pub fn frame(&self, index: usize) -> (SocketAddr, &[u8]) {
+        let (from, range) = &self.found[index];
+        (*from, self.memory.bytes(range.start, range.len()))
+    }
+}
+
+impl AsFd for Xsk {
+    /// Becomes readable when something has come.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl fmt::Debug for Xsk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Xsk")
+            .field("socket", &self.socket)
+            .field("queue", &self.queue)
+            .field("stats", &self.stats)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Where a piece lies in the memory.
+fn place(index: u32) -> u64 {
+    u64::from(index) * PIECE_BYTES as u64
+}
+
+/// Which piece to receive into an entry lies in, and where; `None` for one that lies
+/// elsewhere or reaches into the next.
+fn place_of(entry: Piece, pieces: u32) -> Option<(u32, Range<usize>)> {
+    let index = u32::try_from(entry.at / PIECE_BYTES as u64).ok()?;
+    let start = usize::try_from(entry.at).ok()?;
+    let end = start.checked_add(usize::try_from(entry.length).ok()?)?;
+    let last = usize::try_from(index).ok()?.checked_add(1)? * PIECE_BYTES;
+    let is_inside = (pieces..2 * pieces).contains(&index) && end <= last;
+    is_inside.then_some((index, start..end))
+}
+
+/// Bytes of the longest frame that comes in one piece.
+#[must_use]
+pub const fn longest_received_frame() -> usize {
+    PIECE_BYTES - KEPT_BYTES
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(at: u64, length: u32) -> Piece {
+        Piece {
+            at,
+            length,
+            options: 0,
+        }
+    }
+
+    #[test]
+    fn only_entries_inside_one_piece_to_receive_into_are_believed() {
+        let place = |at, length| place_of(entry(at, length), 4);
+        assert_eq!(place(4 * 4096 + 256, 60), Some((4, 16640..16700)));
+        assert_eq!(place(8 * 4096 - 1, 1), Some((7, 32767..32768)));
+        for (at, length) in [
+            (0, 60),
+            (4 * 4096 - 1, 1),
+            (5 * 4096 - 60, 61),
+            (8 * 4096, 1),
+            (8 * 4096 - 1, 2),
+            (u64::MAX, 1),
+            (4 * 4096, u32::MAX),
+        ] {
+            assert_eq!(place(at, length), None, "{length} bytes at {at}");
+        }
+    }
+}

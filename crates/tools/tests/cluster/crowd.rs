@@ -1,0 +1,25 @@
+//! More processes than cores, all with the bpf link on cards of several queues.
+
+use dipole_bed::Bed;
+
+use crate::job::Job;
+
+/// What a rank gets at least of the mean.
+const LEAST_SHARE: f64 = 0.25;
+
+#[test]
+fn eight_processes_a_node_share_a_card_of_four_queues() {
+    let Some(bed) = crate::bed(Bed::builder().nodes(2).slots(8).queues(4)) else {
+        return;
+    };
+    let mut job = Job::soak(&bed, 16, crate::phase().as_secs_f64(), &[]);
+    assert!(job.end().success());
+    assert_eq!(job.count("to 15 ranks"), 16);
+    assert_eq!(job.count("every byte accounted for"), 16);
+    assert_eq!(job.count("came by rings"), 16);
+    let sent = job.numbers("messages, ", " bytes to 15 ranks");
+    let mean = sent.iter().sum::<f64>() / 16.0;
+    let least = sent.iter().copied().fold(f64::MAX, f64::min);
+    println!("least {least:.0} of {mean:.0} bytes: {:.2}", least / mean);
+    assert!(least > LEAST_SHARE * mean, "{sent:?}");
+}
