@@ -137,6 +137,22 @@ pub(crate) fn set_udp_option(
     }
 }
 
+/// Ties a port that the kernel chose to its bound UDP socket, as one that was asked for by
+/// its number is. Otherwise whoever holds the socket can give the port up (by connecting to
+/// nobody) while it is open, and it proves nothing to others.
+///
+/// # Errors
+/// `AddrInUse`: another has got the port meanwhile, and the socket has none any more.
+pub fn tie_port(socket: BorrowedFd<'_>) -> io::Result<()> {
+    let address = std::net::SocketAddr::try_from(rustix::net::getsockname(socket)?)?;
+    rustix::net::connect_unspec(socket)?;
+    let now = std::net::SocketAddr::try_from(rustix::net::getsockname(socket)?)?;
+    if now.port() == 0 {
+        rustix::net::bind(socket, &address)?;
+    }
+    Ok(())
+}
+
 /// Who is at the other end of a unix socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Credentials {

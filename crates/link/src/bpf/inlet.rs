@@ -6,23 +6,28 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use super::hook::Hook;
+use super::loan::{Loan, News};
 use super::mapping::Mapping;
 use super::ring::Ring;
 
-/// Empty looks between two looks at what keeps the ring fed.
-const LOOKS_PER_CHECK: u32 = 1 << 16;
+/// Quiet moments between two looks at who lends the ring.
+const MOMENTS_PER_CHECK: u32 = 1 << 10;
 
 /// See the module. Dropped, the kernel feeds it no more.
 pub struct Inlet {
     ring: Ring<Mapping>,
     descriptor: OwnedFd,
-    _source: Source,
+    source: Source,
+    /// Since the last look at who lends the ring.
+    moments: u32,
 }
 
 /// Who put the ring where the kernel finds it.
 enum Source {
     /// This process; the kernel takes its program away with the last descriptor.
     Own { _hook: Hook },
+    /// Somebody else, who may go.
+    Lent(Loan),
 }
 
 impl Inlet {
@@ -34,12 +39,44 @@ impl Inlet {
         Inlet::new(ring, Source::Own { _hook: hook }, scope_id)
     }
 
+    /// A ring that a lender's hook feeds.
+    ///
+    /// # Errors
+    /// It cannot be mapped.
+    pub(super) fn lent(loan: Loan, scope_id: u32) -> io::Result<Inlet> {
+        let ring = loan.ring().try_clone_to_owned()?;
+        Inlet::new(ring, Source::Lent(loan), scope_id)
+    }
+
+    /// What has become of a loan, if it is one and it is time to look. Call it when nothing
+    /// has come.
+    pub(super) fn news(&mut self, now_ns: u64) -> News {
+        let Source::Lent(loan) = &mut self.source else {
+            return News::Nothing;
+        };
+        self.moments += 1;
+        if self.moments < MOMENTS_PER_CHECK {
+            return News::Nothing;
+        }
+        self.moments = 0;
+        loan.check(now_ns)
+    }
+
+    /// The loan that feeds it, if it is one.
+    pub(super) fn loan(&mut self) -> Option<&mut Loan> {
+        match &mut self.source {
+            Source::Own { .. } => None,
+            Source::Lent(loan) => Some(loan),
+        }
+    }
+
     fn new(descriptor: OwnedFd, source: Source, scope_id: u32) -> io::Result<Inlet> {
         let mapping = Mapping::new(descriptor.as_fd())?;
         Ok(Inlet {
             ring: Ring::new(mapping, scope_id),
             descriptor,
-            _source: source,
+            source,
+            moments: 0,
         })
     }
 

@@ -8,7 +8,9 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
+use super::borrow::borrowed_outlet;
 use super::inlet::Inlet;
+use super::loan::News;
 use super::open::Shortcuts;
 use super::outlet::Outlet;
 use crate::udp::Udp;
@@ -135,7 +137,23 @@ impl Bpf {
         // What waits there is fetched before the ring is waited for again.
         self.quiet = if found == 0 { 0 } else { LOOKS_PER_SOCKET };
         self.stats.by_socket += found as u64;
+        if found == 0 {
+            self.look_after_loan(now_ns);
+        }
         Ok(found)
+    }
+
+    /// A lender that has gone, or is back: nothing is sent by its socket meanwhile.
+    fn look_after_loan(&mut self, now_ns: u64) {
+        let Some(inlet) = &mut self.inlet else { return };
+        match inlet.news(now_ns) {
+            News::Nothing => {}
+            News::Lost => self.outlet = None,
+            News::Back => {
+                let loan = inlet.loan();
+                self.outlet = loan.and_then(|loan| borrowed_outlet(loan, &self.udp));
+            }
+        }
     }
 }
 

@@ -4,11 +4,13 @@
 //! On the wire nothing differs from the udp link, and a process that has the one talks
 //! to processes that have the other, packet by packet.
 
+mod borrow;
 pub mod headers;
 pub mod hook;
 mod inlet;
 pub mod layout;
 mod link;
+pub mod loan;
 mod mapping;
 pub mod neighbours;
 mod netlink;

@@ -203,6 +203,11 @@ impl Udp {
         }
     }
 
+    /// The socket that is bound to the small port.
+    pub(crate) fn small_socket(&self) -> BorrowedFd<'_> {
+        self.small.as_fd()
+    }
+
     /// The leading frames of `batch` that may leave by the same call.
     fn run_len(&mut self, batch: &[Outgoing<'_>]) -> usize {
         let Some(first) = batch.first() else { return 0 };

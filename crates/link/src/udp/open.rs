@@ -17,6 +17,9 @@ pub const MAX_FRAME_BYTES: usize = 9000 - 28;
 /// MTU assumed where no interface owns the address (a route made it local).
 const ASSUMED_MTU_BYTES: usize = 1500;
 
+/// How often another port is tried when one was lost before it was tied.
+const PORT_ATTEMPTS: u32 = 8;
+
 /// Why a UDP link could not be opened.
 #[derive(Debug)]
 pub enum OpenError {
@@ -154,11 +157,27 @@ pub(super) fn open(
         class,
         source,
     };
-    rustix::net::bind(&socket, &address).map_err(|error| failed(error.into()))?;
+    bind(socket.as_fd(), address).map_err(failed)?;
     let local = rustix::net::getsockname(&socket)
         .and_then(SocketAddr::try_from)
         .map_err(|error| failed(error.into()))?;
     Ok(Opened { socket, local })
+}
+
+/// Binds, to a port that stays the socket's until it is closed: a lender of rings wants that.
+fn bind(socket: BorrowedFd<'_>, address: SocketAddr) -> io::Result<()> {
+    let mut attempts = PORT_ATTEMPTS;
+    loop {
+        rustix::net::bind(socket, &address)?;
+        // A link-local address is bound to its device, which tying would undo.
+        if address.port() != 0 || matches!(address.ip(), IpAddr::V6(v6) if is_link_local(&v6)) {
+            return Ok(());
+        }
+        match sys::tie_port(socket) {
+            Err(cause) if cause.kind() == io::ErrorKind::AddrInUse && attempts > 0 => attempts -= 1,
+            done => return done,
+        }
+    }
 }
 
 /// A socket with a port of its own at the local address, connected to a peer.

@@ -5,6 +5,7 @@ mod callers;
 mod discovery;
 mod finder;
 mod jobs;
+mod lend;
 mod member;
 mod membership;
 mod nodes;
@@ -29,6 +30,7 @@ use dipole_node::hosts::Hosts;
 use dipole_node::registry::{Registry, RegistryError, SeatError};
 use dipole_node::{Config, ConfigError, NodeId, variables};
 
+use lend::LendError;
 use place::PlaceArgs;
 use rules::RulesError;
 pub(crate) use session::{SessionArgs, session};
@@ -49,11 +51,23 @@ pub(crate) use session::{SessionArgs, session};
 /// is one. It may set max-load (of the last minute, per core), hours (such as
 /// ["Mon-Fri 19:00-07:00", "Sat-Sun"]), users-logged-in ("allow", "refuse-others", "refuse") and
 /// max-ranks. With --json its log is an object a line.
+///
+/// With CAP_BPF, CAP_NET_ADMIN and CAP_NET_RAW it lends what the bpf link needs to processes
+/// without privileges, as far as the administrator of the machine allows: a TOML file, by
+/// --cards, DIPOLE_AGENT_CARDS, or /etc/dipole/cards.toml if there is one. It may set
+/// rings-per-user (64), and for each [[card]] its name, users and groups (names, numbers, or "*")
+/// that get a ring, raw-users and raw-groups that get a socket for raw frames, too, and
+/// ring-bytes, the longest ring (1048576). Processes ask at DIPOLE_LENDER (/run/dipole/lender).
+/// The file must belong to root or the agent's user, and nobody else may write to it; it is read
+/// when the agent starts.
 #[derive(Args, Debug)]
 pub(crate) struct AgentArgs {
     /// The owner's rules about work for others
     #[arg(long, value_name = "FILE")]
     rules: Option<PathBuf>,
+    /// The administrator's file about cards that are lent
+    #[arg(long, value_name = "FILE")]
+    cards: Option<PathBuf>,
     /// Number of this node [default: $DIPOLE_NID, else 1]
     #[arg(long, value_name = "NID", global = true)]
     nid: Option<NodeId>,
@@ -101,6 +115,7 @@ enum AgentError {
     Registry(RegistryError),
     Seat(SeatError),
     Rules(RulesError),
+    Lend(LendError),
     /// A session without the agent's key.
     NoKey,
     Port {
@@ -150,6 +165,7 @@ impl fmt::Display for AgentError {
             AgentError::Registry(error) => error.fmt(f),
             AgentError::Seat(error) => error.fmt(f),
             AgentError::Rules(error) => error.fmt(f),
+            AgentError::Lend(error) => error.fmt(f),
             AgentError::NoKey => write!(
                 f,
                 "an agent starts no work without a cluster key: set {} to its file",
@@ -192,6 +208,12 @@ impl From<SeatError> for AgentError {
 impl From<RulesError> for AgentError {
     fn from(error: RulesError) -> AgentError {
         AgentError::Rules(error)
+    }
+}
+
+impl From<LendError> for AgentError {
+    fn from(error: LendError) -> AgentError {
+        AgentError::Lend(error)
     }
 }
 

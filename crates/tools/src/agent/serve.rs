@@ -18,6 +18,7 @@ use signal_hook::low_level::pipe;
 use super::callers::Callers;
 use super::discovery::Taken;
 use super::finder::Finder;
+use super::lend::{self, Lender};
 use super::member::{Member, now_as_life};
 use super::membership::{Membership, News};
 use super::nodes::Nodes;
@@ -46,6 +47,8 @@ struct Agent<'a> {
     finder: Option<Finder>,
     nodes: Nodes,
     ways: Ways,
+    /// None if nothing is lent.
+    lender: Option<Lender>,
     /// The hosts file.
     written_down: Vec<Host>,
     /// Since when nodes are there, or gone; as they last described themselves.
@@ -108,6 +111,10 @@ pub(super) fn serve(
         Some(_) => listen(&addresses, &mut kept)?,
         None => Vec::new(),
     };
+    let lender = Lender::start(
+        args.cards.as_deref(),
+        lend::Kept::of(std::mem::take(&mut kept.others)),
+    )?;
     let are_kept = kept.count() == addresses.len() + listeners.len();
     // The seat is ours, so what lies there is a dead agent's.
     let path = socket(registry);
@@ -161,6 +168,7 @@ pub(super) fn serve(
         finder,
         nodes,
         ways: Ways::new(&host, begun.elapsed()),
+        lender,
         written_down,
         seen: BTreeMap::new(),
         begun,
@@ -496,6 +504,7 @@ impl Agent<'_> {
             key: self.config.key.as_ref().map(ClusterKey::fingerprint),
             members: members.into_values().collect(),
             processes: processes.collect(),
+            lends: self.lender.as_ref().map(Lender::status),
         })
     }
 }

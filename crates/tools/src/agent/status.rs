@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::AgentError;
 use super::jobs::{JobStatus, Jobs};
+use super::lend::LendStatus;
 use super::rules::{Facts, Rules};
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -52,6 +53,9 @@ pub(super) struct Status {
     pub(super) key: Option<String>,
     pub(super) members: Vec<MemberStatus>,
     pub(super) processes: Vec<ProcessStatus>,
+    /// What is lent of the cards, if this agent lends.
+    #[serde(default)]
+    pub(super) lends: Option<LendStatus>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -168,6 +172,9 @@ pub(super) fn table(status: &Status) -> String {
         ]);
     }
     let _infallible = writeln!(text, "{members}\n{processes}");
+    if let Some(lends) = &status.lends {
+        text.push_str(&lent(lends));
+    }
     if !status.jobs.is_empty() {
         let mut jobs = Table::new();
         jobs.load_preset(UTF8_FULL_CONDENSED);
@@ -185,4 +192,45 @@ pub(super) fn table(status: &Status) -> String {
         let _infallible = writeln!(text, "{jobs}");
     }
     text
+}
+
+/// The cards that are lent: what each user has, and what became of their packets.
+fn lent(lends: &LendStatus) -> String {
+    let mut cards = Table::new();
+    cards.load_preset(UTF8_FULL_CONDENSED);
+    cards.set_header(["card", "attached", "user", "rings", "bytes", "raw sockets"]);
+    let mut counts = String::new();
+    for card in &lends.cards {
+        let attached = card.attached.as_deref().unwrap_or("-");
+        if card.users.is_empty() {
+            cards.add_row([&card.name, attached, "-", "0", "0", "0"]);
+        }
+        for user in &card.users {
+            cards.add_row([
+                card.name.clone(),
+                attached.to_owned(),
+                user.uid.to_string(),
+                user.rings.to_string(),
+                user.bytes.to_string(),
+                user.senders.to_string(),
+            ]);
+        }
+        let named = card.counters.iter().filter(|(_, count)| **count > 0);
+        let named: Vec<String> = named
+            .map(|(name, count)| format!("{count} {name}"))
+            .collect();
+        if !named.is_empty() || card.refused_frames > 0 {
+            let _infallible = writeln!(
+                counts,
+                "packets for rings on {}: {}; {} frames refused",
+                card.name,
+                named.join(", "),
+                card.refused_frames
+            );
+        }
+    }
+    format!(
+        "cards are lent at {}: {} rings exist, {} questions refused\n{cards}\n{counts}",
+        lends.socket, lends.rings, lends.refused
+    )
 }

@@ -1,10 +1,12 @@
 //! The service manager, if there is one: it is told when the agent answers, and keeps the
 //! agent's sockets while that is started again, so that what arrives meanwhile waits in them.
 
+use std::io;
 use std::net::{SocketAddr, TcpListener, UdpSocket};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use listenfd::ListenFd;
+use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 use sd_notify::NotifyState;
 
 /// Sockets that an earlier agent left.
@@ -12,20 +14,28 @@ use sd_notify::NotifyState;
 pub(super) struct Kept {
     pub(super) directories: Vec<UdpSocket>,
     listeners: Vec<TcpListener>,
+    /// What is no such socket, by the name under which it was kept.
+    pub(super) others: Vec<(String, OwnedFd)>,
     count: usize,
 }
 
 impl Kept {
     /// Takes what the service manager hands over (`LISTEN_FDS`).
     pub(super) fn take() -> Kept {
+        let names = std::env::var("LISTEN_FDNAMES").unwrap_or_default();
+        let mut names = names.split(':');
         let mut handed = ListenFd::from_env();
         let mut kept = Kept::default();
         for index in 0..handed.len() {
-            // What is neither is none of ours.
+            let name = names.next().unwrap_or_default();
             if let Ok(Some(socket)) = handed.take_udp_socket(index) {
                 kept.directories.push(socket);
             } else if let Ok(Some(listener)) = handed.take_tcp_listener(index) {
                 kept.listeners.push(listener);
+            } else if let Ok(Some(number)) = handed.take_raw_fd(index)
+                && let Ok(file) = owned(number)
+            {
+                kept.others.push((name.to_owned(), file));
             }
         }
         kept.count = kept.directories.len() + kept.listeners.len();
@@ -45,6 +55,36 @@ impl Kept {
     }
 }
 
+/// The descriptor with a number, for nobody else, and not for programs that are started.
+fn owned(number: i32) -> io::Result<OwnedFd> {
+    let own = pidfd_open(getpid(), PidfdFlags::empty())?;
+    let file = pidfd_getfd(own, number, PidfdGetfdFlags::empty())?;
+    nix::unistd::close(number)?;
+    Ok(file)
+}
+
+/// Gives one descriptor into keeping, under a name of its own.
+pub(super) fn keep_one(name: &str, file: BorrowedFd<'_>) {
+    if std::env::var_os("NOTIFY_SOCKET").is_some() {
+        let named = [NotifyState::FdStore, NotifyState::FdName(name)];
+        told(sd_notify::notify_with_fds(&named, &[file]));
+    }
+}
+
+/// What was kept under a name is kept no longer.
+pub(super) fn forget(name: &str) {
+    if std::env::var_os("NOTIFY_SOCKET").is_some() {
+        let named = [NotifyState::FdStoreRemove, NotifyState::FdName(name)];
+        told(sd_notify::notify(&named));
+    }
+}
+
+fn told(result: io::Result<()>) {
+    if let Err(cause) = result {
+        tracing::warn!(%cause, "the service manager (NOTIFY_SOCKET) cannot be told");
+    }
+}
+
 /// Gives the sockets into keeping, in place of those kept before, unless they are just those;
 /// and says that the agent answers.
 pub(super) fn keep<'a>(
@@ -60,7 +100,7 @@ pub(super) fn keep<'a>(
         ("listener", listeners.map(AsFd::as_fd).collect()),
     ];
     let mut changed = kinds.iter().filter(|_| !are_kept);
-    let told = changed.try_for_each(|(name, sockets)| {
+    let done = changed.try_for_each(|(name, sockets)| {
         sd_notify::notify(&[NotifyState::FdStoreRemove, NotifyState::FdName(name)])?;
         if sockets.is_empty() {
             return Ok(());
@@ -68,7 +108,5 @@ pub(super) fn keep<'a>(
         let named = [NotifyState::FdStore, NotifyState::FdName(name)];
         sd_notify::notify_with_fds(&named, sockets)
     });
-    if let Err(cause) = told.and_then(|()| sd_notify::notify(&[NotifyState::Ready])) {
-        tracing::warn!(%cause, "the service manager (NOTIFY_SOCKET) cannot be told");
-    }
+    told(done.and_then(|()| sd_notify::notify(&[NotifyState::Ready])));
 }

@@ -2,12 +2,13 @@
 //! file, and says what will be used, why not better, and what to do.
 //!
 //! Each part reads the system in one function and judges in another, which is tested
-//! alone: [`kernel`], [`limits`], [`memory`], [`setup`], [`device`], [`pause`] for this machine,
-//! [`peer`], [`paths`] and [`verdict`] for the others. Nothing is changed but what every program
-//! makes: the runtime directory.
+//! alone: [`kernel`], [`limits`], [`memory`], [`setup`], [`device`], [`pause`],
+//! [`shortcut`], [`firewall`] for this machine, [`peer`], [`paths`] and [`verdict`] for the
+//! others. Nothing is changed but what every program makes: the runtime directory.
 
 mod device;
 mod finding;
+mod firewall;
 mod kernel;
 mod limits;
 mod memory;
@@ -15,6 +16,7 @@ mod paths;
 mod pause;
 mod peer;
 mod setup;
+mod shortcut;
 mod verdict;
 
 use std::path::PathBuf;
@@ -116,6 +118,15 @@ fn network(config: &Config, patience: Duration) -> Vec<Finding> {
     }
     let mut own_addresses = vec![config.bind];
     own_addresses.extend(&config.cards);
+    let mut shortcuts = false;
+    for address in own_addresses.iter().filter(|one| !one.is_loopback()) {
+        let (found, usable) = shortcut::examine(*address);
+        findings.extend(found);
+        shortcuts |= usable;
+    }
+    if shortcuts {
+        findings.push(firewall::examine());
+    }
     let others: Vec<&Host> = config
         .hosts
         .iter()

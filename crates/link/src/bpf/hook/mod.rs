@@ -231,6 +231,16 @@ impl Hook {
             .map_err(|cause| HookError::refused(&self.card.name, Step::Entry, cause))
     }
 
+    /// The addresses and ports that have a ring, whoever entered them.
+    ///
+    /// # Errors
+    /// When the kernel does not say.
+    pub fn entered(&self) -> Result<Vec<(IpAddr, u16)>, HookError> {
+        let keys = self.rings.keys(MOST_RINGS);
+        let keys = keys.map_err(|cause| HookError::refused(&self.card.name, Step::Entry, cause))?;
+        Ok(keys.iter().filter_map(|key| maps::of_key(key)).collect())
+    }
+
     /// What became of the packets, all CPUs together.
     ///
     /// # Errors

@@ -57,6 +57,18 @@ pub(crate) fn key(address: IpAddr, card: u32, port: u16) -> [u8; KEY_BYTES] {
     key
 }
 
+/// Address and port of a [`key`].
+pub(crate) fn of_key(key: &[u8]) -> Option<(IpAddr, u16)> {
+    let port = u16::from_be_bytes(*key.get(20..)?.first_chunk()?);
+    let version = u16::from_ne_bytes(*key.get(22..)?.first_chunk()?);
+    let address = match version {
+        4 => IpAddr::from(*key.first_chunk::<4>()?),
+        6 => IpAddr::from(*key.first_chunk::<16>()?),
+        _ => return None,
+    };
+    Some((address, port))
+}
+
 /// Numbers of the egress program's maps: [`allowed`] by socket cookie, and one counter
 /// of frames refused.
 pub(crate) const COOKIES: i32 = 0;

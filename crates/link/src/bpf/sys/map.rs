@@ -9,6 +9,7 @@ const MAP_CREATE: libc::c_int = 0;
 const MAP_LOOKUP: libc::c_int = 1;
 const MAP_UPDATE: libc::c_int = 2;
 const MAP_DELETE: libc::c_int = 3;
+const MAP_NEXT_KEY: libc::c_int = 4;
 
 /// Memory for elements when they come, not before.
 const NO_PREALLOCATION: u32 = 1;
@@ -172,6 +173,32 @@ impl Map {
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(false),
             Err(error) => Err(error),
         }
+    }
+
+    /// The keys that there are, `most` of them if others come and go meanwhile.
+    pub(crate) fn keys(&self, most: u32) -> io::Result<Vec<Vec<u8>>> {
+        let mut found: Vec<Vec<u8>> = Vec::new();
+        while found.len() < usize::try_from(most).unwrap_or(usize::MAX) {
+            let mut next = vec![0; self.key_bytes];
+            let at = pointer(next.as_mut_ptr().cast_const());
+            // The first one comes after none.
+            let mut element = match found.last() {
+                Some(last) => self.element(last, at),
+                None => Element {
+                    key: 0,
+                    ..self.element(&vec![0; self.key_bytes], at)
+                },
+            };
+            // SAFETY: the key has the length that the map's keys have, as asserted, or is none,
+            // which the kernel knows; the buffer for the next has that length, too. Both live
+            // during the call.
+            match unsafe { call(MAP_NEXT_KEY, &mut element) } {
+                Ok(_) => found.push(next),
+                Err(error) if error.raw_os_error() == Some(libc::ENOENT) => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(found)
     }
 
     /// The sum over all CPUs of a counter in an array.

@@ -1,0 +1,196 @@
+//! Whether small packets can go around the socket at a card (the bpf link), and what else is
+//! attached there.
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use dipole_link::bpf::hook::{Attached, Side, attached};
+use dipole_link::bpf::loan::wire::{Granted, Reason};
+use dipole_link::bpf::loan::{DEFAULT_PATH, LoanError, opinion};
+use dipole_link::bpf::{CardId, DEFAULT_RING_BYTES, card_of, is_permitted};
+
+use super::finding::Finding;
+
+const LENDER: &str = "DIPOLE_LENDER";
+const NAME: &str = "bpf link";
+
+/// By whose privileges a card could be used.
+#[derive(Debug)]
+enum Means {
+    /// This process has the capabilities.
+    Own,
+    /// What an agent that lends says.
+    Lent(Result<Granted, LoanError>),
+}
+
+/// What is found at the card with an address; the second is true if it can be used.
+pub(super) fn examine(address: IpAddr) -> (Vec<Finding>, bool) {
+    let Ok((card, _)) = card_of(address) else {
+        return (Vec::new(), false);
+    };
+    let path = std::env::var_os(LENDER).filter(|value| !value.is_empty());
+    let path = path.map_or_else(|| PathBuf::from(DEFAULT_PATH), PathBuf::from);
+    let means = match is_permitted() {
+        true => Means::Own,
+        false => Means::Lent(opinion(&path, address, DEFAULT_RING_BYTES)),
+    };
+    let programs = attached(&card).ok();
+    // The kernel that can be asked for them has the place for ours.
+    let has_tcx = programs.is_some() || !matches!(means, Means::Own);
+    let finding = judge(&means, has_tcx, &path);
+    let usable = has_tcx && matches!(means, Means::Own | Means::Lent(Ok(_)));
+    let mut findings = vec![finding];
+    findings.extend(programs.and_then(|programs| others(&programs)));
+    findings.extend(xdp(&card));
+    let named = findings.into_iter().map(|one| one.about(&card.name));
+    (named.collect(), usable)
+}
+
+fn judge(means: &Means, has_tcx: bool, path: &Path) -> Finding {
+    let allow = "an administrator can let `dipole agent` lend it: /etc/dipole/cards.toml";
+    match means {
+        Means::Own if has_tcx => Finding::good(NAME, "can be used, by this process's capabilities"),
+        Means::Own => Finding::slow(
+            NAME,
+            "the kernel has no TCX, so small packets take the slower XDP or the socket",
+            "install Linux 6.6 or newer",
+        ),
+        Means::Lent(Ok(granted)) => {
+            let raw = match granted.sender {
+                true => "and a socket for raw frames",
+                false => "small packets are sent by the socket",
+            };
+            Finding::good(
+                NAME,
+                format!("the agent at {} lends a ring, {raw}", path.display()),
+            )
+        }
+        Means::Lent(Err(LoanError::NoLender { .. })) => Finding::good(
+            NAME,
+            "not for this user, so small packets take the socket: nobody lends rings here",
+        )
+        .advise(allow),
+        Means::Lent(Err(LoanError::Refused(refusal))) => {
+            let fact = format!(
+                "not lent, so small packets take the socket: {}",
+                refusal.text
+            );
+            match refusal.reason {
+                Reason::User | Reason::Card => Finding::good(NAME, fact).advise(allow),
+                Reason::Version => Finding::slow(NAME, fact, "install the same version"),
+                Reason::Limit => Finding::slow(NAME, fact, "end processes, or have it raised"),
+                _ => Finding::unknown(NAME, fact, "the agent's log says more"),
+            }
+        }
+        Means::Lent(Err(error)) => Finding::unknown(
+            NAME,
+            error.to_string(),
+            "`dipole agent status` of that agent",
+        ),
+    }
+}
+
+/// Programs at TCX, ours included; they run one after another.
+fn others(programs: &[Attached]) -> Option<Finding> {
+    let told = programs.iter().map(|one| {
+        let side = match one.side {
+            Side::Ingress => "ingress",
+            Side::Egress => "egress",
+        };
+        let name = one.name.as_deref().unwrap_or("unnamed");
+        format!("{name} ({}) at {side}", one.id)
+    });
+    let told: Vec<String> = told.collect();
+    (!told.is_empty()).then(|| {
+        Finding::good("programs", format!("attached at TCX: {}", told.join(", ")))
+            .advise("`bpftool net` shows whose they are; they see packets in this order")
+    })
+}
+
+/// A program at XDP, which sees packets before all others.
+fn xdp(card: &CardId) -> Option<Finding> {
+    let output = std::process::Command::new("ip")
+        .args(["-j", "link", "show", "dev", &card.name])
+        .output()
+        .ok()?;
+    let id = xdp_of(&output.stdout)?;
+    Some(
+        Finding::good("programs", format!("attached at XDP: {id}"))
+            .advise("it sees packets before Dipole does; `bpftool prog show` tells what it is"),
+    )
+}
+
+/// The number of a program that `ip -j link` tells of.
+fn xdp_of(json: &[u8]) -> Option<u64> {
+    let links: serde_json::Value = serde_json::from_slice(json).ok()?;
+    links.get(0)?.get("xdp")?.get("prog")?.get("id")?.as_u64()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::finding::Verdict::{Good, Slow, Unknown};
+    use super::*;
+    use dipole_link::bpf::loan::wire::Refusal;
+
+    fn granted(sender: bool) -> Means {
+        Means::Lent(Ok(Granted {
+            card: CardId {
+                index: 2,
+                name: "eth0".to_owned(),
+            },
+            ring_bytes: 4096,
+            sender,
+        }))
+    }
+
+    fn refused(reason: Reason) -> Means {
+        Means::Lent(Err(LoanError::Refused(Refusal {
+            reason,
+            text: "because".to_owned(),
+        })))
+    }
+
+    #[test]
+    fn what_can_be_used_is_told_and_why_not() {
+        let nobody = Means::Lent(Err(LoanError::NoLender {
+            path: "/x".into(),
+            cause: std::io::ErrorKind::NotFound.into(),
+        }));
+        let silent = Means::Lent(Err(LoanError::Silent { path: "/x".into() }));
+        for (means, has_tcx, verdict, word) in [
+            (Means::Own, true, Good, "capabilities"),
+            (Means::Own, false, Slow, "no TCX"),
+            (granted(true), true, Good, "raw frames"),
+            (granted(false), true, Good, "by the socket"),
+            (nobody, true, Good, "nobody lends"),
+            (refused(Reason::User), true, Good, "because"),
+            (refused(Reason::Limit), true, Slow, "because"),
+            (refused(Reason::Kernel), true, Unknown, "because"),
+            (silent, true, Unknown, "does not answer"),
+        ] {
+            let found = judge(&means, has_tcx, Path::new("/x"));
+            assert_eq!(found.verdict, verdict, "{means:?}");
+            assert!(found.fact.contains(word), "{}", found.fact);
+        }
+    }
+
+    #[test]
+    fn attached_programs_are_named() {
+        assert_eq!(others(&[]), None);
+        let program = Attached {
+            side: Side::Egress,
+            id: 7,
+            name: Some("shaper".to_owned()),
+        };
+        let found = others(&[program]).expect("one");
+        assert!(
+            found.fact.contains("shaper (7) at egress"),
+            "{}",
+            found.fact
+        );
+        let json = br#"[{"ifname":"eth0","xdp":{"mode":2,"prog":{"id":9}}}]"#;
+        assert_eq!(xdp_of(json), Some(9));
+        assert_eq!(xdp_of(b"[{}]"), None);
+        assert_eq!(xdp_of(b""), None);
+    }
+}

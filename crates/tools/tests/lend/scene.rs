@@ -1,0 +1,294 @@
+//! Two nodes with real cards; on the first an agent that lends, and processes of several users.
+
+use std::fs::OpenOptions;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use dipole_bed::Bed;
+use dipole_link::bpf::hook::{Attached, attached};
+use dipole_link::bpf::loan::{Loan, LoanError, ask, tie_port};
+use dipole_link::bpf::{Bpf, BpfOptions, CardId, Shortcuts};
+use dipole_link::udp::UdpOptions;
+use dipole_link::{Class, Link, Udp};
+use rustix::net::netdevice::name_to_index;
+use rustix::process::{Gid, Uid};
+use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
+
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+/// May have rings.
+pub(crate) const ALICE: u32 = 60_001;
+/// May have rings, and is of a group that may.
+pub(crate) const BOB: u32 = 65_534;
+/// May have sockets for raw frames, too.
+pub(crate) const CAROL: u32 = 60_003;
+/// May have nothing.
+pub(crate) const MALLORY: u32 = 60_004;
+const GROUP: u32 = 60_100;
+pub(crate) const RING_BYTES: u32 = 1 << 16;
+/// Rings that a user may have.
+pub(crate) const RINGS: u32 = 4;
+
+/// Waits until something is there.
+pub(crate) fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let begun = Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(begun.elapsed() < PATIENCE, "never: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// One at a time: what a test hands to a process that it starts is nobody else's.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// A bed whose first node has an agent, or has had one.
+pub(crate) struct Scene {
+    pub(crate) bed: Bed,
+    agent: Option<Child>,
+    _alone: MutexGuard<'static, ()>,
+}
+
+/// Nanoseconds since the first call.
+pub(crate) fn now_ns() -> u64 {
+    static BEGUN: OnceLock<Instant> = OnceLock::new();
+    let since = BEGUN.get_or_init(Instant::now).elapsed();
+    u64::try_from(since.as_nanos()).expect("not that long")
+}
+
+impl Scene {
+    /// `None`, said aloud, where there can be no bed.
+    pub(crate) fn set() -> Option<Scene> {
+        if let Some(why) = Bed::why_not() {
+            eprintln!("SKIPPED: {why}");
+            return None;
+        }
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let bed = Bed::builder().nodes(2).networks(2).build();
+        let scene = Scene {
+            bed: bed.expect("a bed can be made here"),
+            agent: None,
+            _alone: alone,
+        };
+        let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(scene.bed.folder(), open).expect("our own folder");
+        scene.allow(&format!(
+            "rings-per-user = {RINGS}\n[[card]]\nname = 'net0'\nusers = [{ALICE}]\n\
+             groups = ['{GROUP}']\nraw-users = [{CAROL}]\nring-bytes = {}\n",
+            2 * RING_BYTES
+        ));
+        Some(scene)
+    }
+
+    /// The same with an agent that lends.
+    pub(crate) fn with_agent() -> Option<Scene> {
+        let mut scene = Scene::set()?;
+        let mut agent = scene.command();
+        scene.start(&mut agent);
+        Some(scene)
+    }
+
+    pub(crate) fn allow(&self, text: &str) {
+        std::fs::write(self.path("cards.toml"), text).expect("our own folder");
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.bed.folder().join(name)
+    }
+
+    /// The agent of the first node, as it is to be started.
+    pub(crate) fn command(&self) -> Command {
+        let mut command = self.inside(&self.words());
+        let mut log = OpenOptions::new();
+        let log = log
+            .create(true)
+            .append(true)
+            .open(self.path("log"))
+            .expect("our own folder");
+        command.stdin(Stdio::null()).stdout(Stdio::null());
+        command.stderr(log);
+        command
+    }
+
+    /// What the agents have said.
+    pub(crate) fn said(&self) -> String {
+        std::fs::read_to_string(self.path("log")).expect("our own folder")
+    }
+
+    pub(crate) fn words(&self) -> Vec<String> {
+        let cards = self.path("cards.toml").display().to_string();
+        let program = env!("CARGO_BIN_EXE_dipole");
+        [program, "agent", "--cards", &cards]
+            .map(str::to_owned)
+            .to_vec()
+    }
+
+    /// A program of the first node.
+    pub(crate) fn inside(&self, words: &[String]) -> Command {
+        let mut command = self.bed.command(1, &words[0]);
+        command.args(&words[1..]);
+        command.env("DIPOLE_LENDER", self.path("lender"));
+        command.env("XDG_CONFIG_HOME", self.path("config"));
+        command.env("DIPOLE_LOG", "info");
+        command.env_remove("DIPOLE_KEY");
+        command
+    }
+
+    /// Returns when it lends.
+    pub(crate) fn start(&mut self, command: &mut Command) {
+        self.agent = Some(command.spawn().expect("it starts"));
+        self.answers();
+    }
+
+    pub(crate) fn answers(&self) {
+        wait_for("an agent that lends", || {
+            (self.asked(ALICE, RING_BYTES).is_ok()).then_some(())
+        });
+    }
+
+    pub(crate) fn kill_agent(&mut self) {
+        let mut agent = self.agent.take().expect("there is one");
+        agent.kill().expect("our child");
+        agent.wait().expect("our child");
+    }
+
+    pub(crate) fn lender(&self) -> PathBuf {
+        self.path("lender")
+    }
+
+    pub(crate) fn address(&self, node: u32) -> IpAddr {
+        self.bed.node(node).addresses[0].into()
+    }
+
+    /// Does something on a thread of the first node, as a user who is in one group.
+    pub(crate) fn being<T: Send>(&self, uid: u32, function: impl FnOnce() -> T + Send) -> T {
+        let done = self.bed.inside(1, || {
+            let group = if uid == BOB { GROUP } else { uid };
+            let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(uid));
+            set_thread_groups(&[Gid::from_raw(group)]).expect("root may");
+            set_thread_res_gid(gid, gid, gid).expect("root may");
+            set_thread_res_uid(uid, uid, uid).expect("root may");
+            let caps = rustix::thread::capabilities(None).expect("the kernel says");
+            assert!(caps.effective.is_empty(), "no privileges are left");
+            function()
+        });
+        done.expect("the node")
+    }
+
+    /// A loan of a user's, with the socket that it is for.
+    pub(crate) fn borrow(&self, uid: u32) -> Result<(Loan, UdpSocket), LoanError> {
+        self.being(uid, || {
+            let socket = self.bound();
+            let loan = ask(&self.lender(), socket.as_fd(), RING_BYTES)?;
+            Ok((loan, socket))
+        })
+    }
+
+    /// What a lender says of a ring of some length, which is given back at once.
+    pub(crate) fn asked(&self, uid: u32, ring_bytes: u32) -> Result<(), LoanError> {
+        self.being(uid, || {
+            let socket = self.bound();
+            ask(&self.lender(), socket.as_fd(), ring_bytes).map(drop)
+        })
+    }
+
+    /// A bound socket of the thread that calls.
+    pub(crate) fn bound(&self) -> UdpSocket {
+        let socket = UdpSocket::bind((self.address(1), 0)).expect("our own address");
+        tie_port(socket.as_fd()).expect("a port");
+        socket.set_nonblocking(true).expect("a socket");
+        socket
+    }
+
+    /// A whole link of a user's, by what the agent lends.
+    pub(crate) fn link(&self, uid: u32) -> Bpf {
+        self.being(uid, || {
+            let udp = Udp::bind(self.address(1), &UdpOptions::default()).expect("a link");
+            let options = BpfOptions {
+                ring_bytes: RING_BYTES,
+            };
+            let lent = Shortcuts::borrow(&udp, &self.lender(), &options);
+            Bpf::new(udp, lent.expect("it is lent"))
+        })
+    }
+
+    /// A socket of the other node, of which packets come and to which they go.
+    pub(crate) fn peer(&self) -> (UdpSocket, SocketAddr) {
+        let socket = self.bed.inside(2, || UdpSocket::bind((self.address(2), 0)));
+        let socket = socket.expect("the node").expect("its own address");
+        socket.set_read_timeout(Some(PATIENCE)).expect("a limit");
+        let at = socket.local_addr().expect("bound");
+        (socket, at)
+    }
+
+    pub(crate) fn card(&self) -> CardId {
+        let index = self.bed.inside(1, || {
+            let socket = UdpSocket::bind("127.0.0.1:0").expect("loopback");
+            name_to_index(&socket, "net0").expect("a card")
+        });
+        CardId {
+            index: index.expect("the node"),
+            name: "net0".to_owned(),
+        }
+    }
+
+    /// What is attached to the first node's card.
+    pub(crate) fn attached(&self) -> Vec<Attached> {
+        let card = self.card();
+        let found = self.bed.inside(1, || attached(&card));
+        found.expect("the node").expect("root may ask")
+    }
+
+    /// What the agent says of the card that it lends.
+    pub(crate) fn status(&self) -> serde_json::Value {
+        let words = ["--json", "agent", "status"].map(str::to_owned);
+        let program = [env!("CARGO_BIN_EXE_dipole").to_owned()];
+        let output = self.inside(&[&program[..], &words].concat()).output();
+        let output = output.expect("it runs");
+        assert!(output.status.success(), "{output:?}");
+        let status: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        status["lends"].clone()
+    }
+
+    pub(crate) fn counter(&self, name: &str) -> u64 {
+        let status = self.status();
+        let card = &status["cards"][0];
+        let counted = match name {
+            "refused" => &card["refused_frames"],
+            name => &card["counters"][name],
+        };
+        counted.as_u64().unwrap_or(0)
+    }
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("{}", self.said());
+        }
+        if let Some(agent) = &mut self.agent {
+            let _gone = agent.kill();
+            let _gone = agent.wait();
+        }
+    }
+}
+
+/// Receives so many small packets, each a number of eight bytes, from whichever way.
+pub(crate) fn numbers(link: &mut Bpf, count: usize) -> Vec<u64> {
+    let mut found = Vec::new();
+    let begun = Instant::now();
+    while found.len() < count {
+        let came = link.poll(now_ns(), Class::Small).expect("a link");
+        for index in 0..came {
+            let bytes = link.frame(index).bytes.try_into().expect("eight bytes");
+            found.push(u64::from_le_bytes(bytes));
+        }
+        assert!(begun.elapsed() < PATIENCE, "only {found:?}");
+    }
+    found
+}

@@ -1,0 +1,340 @@
+//! Those who want more than is theirs: what they hand in is looked at, what they do harms
+//! nobody but themselves.
+
+use std::fs::OpenOptions;
+use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+
+use dipole_link::bpf::hook::{Hook, Place, create_ring};
+use dipole_link::bpf::loan::channel::{Heard, connect, hear, say};
+use dipole_link::bpf::loan::wire::{Answer, Question, Reason};
+use dipole_link::bpf::loan::{opinion, tie_port};
+use dipole_link::{Class, Link};
+use rustix::net::sockopt;
+
+use crate::scene::{
+    ALICE, BOB, CAROL, MALLORY, RING_BYTES, RINGS, Scene, now_ns, numbers, wait_for,
+};
+use crate::users::reason;
+
+const QUESTION: Question = Question {
+    dry: false,
+    ring_bytes: RING_BYTES,
+};
+
+impl Scene {
+    /// What is said to a user who sends this; none if the lender hangs up.
+    fn told(&self, uid: u32, bytes: &[u8], files: &[BorrowedFd<'_>]) -> Option<Answer> {
+        self.being(uid, || {
+            let connection = connect(&self.lender()).expect("it listens");
+            say(connection.as_fd(), bytes, files).expect("sent");
+            wait_for("an answer", || match hear(connection.as_fd()) {
+                Heard::Nothing => None,
+                Heard::End => Some(None),
+                Heard::Message(bytes, _) => Some(Some(Answer::decode(&bytes).expect("an answer"))),
+            })
+        })
+    }
+
+    fn refused(&self, uid: u32, files: &[BorrowedFd<'_>]) -> (Reason, String) {
+        match self.told(uid, &QUESTION.encode(), files) {
+            Some(Answer::Refused(refusal)) => (refusal.reason, refusal.text),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_socket_that_does_not_prove_whose_port_it_is_gets_nothing() {
+    let Some(scene) = Scene::with_agent() else {
+        return;
+    };
+    let (address, victim) = (scene.address(1), scene.being(BOB, || scene.bound()));
+    let port = victim.local_addr().expect("bound").port();
+    let made: Vec<(&str, OwnedFd)> = scene.being(ALICE, || {
+        let unbound = rustix::net::socket(
+            rustix::net::AddressFamily::INET,
+            rustix::net::SocketType::DGRAM,
+            None,
+        );
+        let connected = scene.bound();
+        connected.connect((address, port)).expect("a peer");
+        let shared = scene.bound();
+        sockopt::set_socket_reuseaddr(&shared, true).expect("an option");
+        let everywhere = UdpSocket::bind("0.0.0.0:0").expect("bound");
+        let loose = UdpSocket::bind((address, 0)).expect("bound");
+        let stream = TcpListener::bind((address, 0)).expect("bound");
+        let file = std::fs::File::open("/dev/zero").expect("it is there");
+        vec![
+            ("is not bound", unbound.expect("a socket")),
+            ("is connected", connected.into()),
+            ("SO_REUSEADDR", shared.into()),
+            ("is not bound", everywhere.into()),
+            ("given up", loose.into()),
+            ("no UDP", stream.into()),
+            ("no UDP", file.into()),
+        ]
+    });
+    for (wanted, file) in &made {
+        let (reason, text) = scene.refused(ALICE, &[file.as_fd()]);
+        assert_eq!(reason, Reason::Proof, "{text}");
+        assert!(text.contains(wanted), "{wanted}: {text}");
+    }
+    // In a namespace of one's own one may have any address: Bob's, with his port.
+    let elsewhere = scene.bed.inside(2, || {
+        let socket = rustix::net::socket(
+            rustix::net::AddressFamily::INET,
+            rustix::net::SocketType::DGRAM,
+            None,
+        );
+        let socket = socket.expect("a socket");
+        sockopt::set_ip_freebind(&socket, true).expect("an option");
+        let at = std::net::SocketAddr::new(address, port);
+        rustix::net::bind(&socket, &at).expect("bound");
+        socket
+    });
+    let elsewhere = elsewhere.expect("the node");
+    let (reason, text) = scene.refused(ALICE, &[elsewhere.as_fd()]);
+    assert_eq!(reason, Reason::Proof, "{text}");
+    assert!(text.contains("another network namespace"), "{text}");
+    // Addresses of no card that is lent.
+    for ip in [scene.bed.node(1).addresses[1].into(), [127, 0, 0, 1].into()] {
+        let asked = scene.being(ALICE, || opinion(&scene.lender(), ip, RING_BYTES));
+        assert_eq!(self::reason(&asked.expect_err("not lent")), Reason::Card);
+    }
+    // And Bob's own socket, in the hands of another user while it is lent to him.
+    let asked = |uid, socket: &UdpSocket| scene.told(uid, &QUESTION.encode(), &[socket.as_fd()]);
+    let (loan, lent) = scene.borrow(BOB).expect("he may");
+    assert_eq!(
+        scene.refused(ALICE, &[lent.as_fd()]).0,
+        Reason::Taken,
+        "his"
+    );
+    drop(loan);
+    assert!(matches!(asked(BOB, &lent), Some(Answer::Granted(_))));
+}
+
+#[test]
+fn rings_that_are_none_too_long_or_too_many_are_refused() {
+    let Some(scene) = Scene::with_agent() else {
+        return;
+    };
+    for bytes in [RING_BYTES * 4, RING_BYTES + 4096, 2048, 0, u32::MAX] {
+        let error = scene.asked(ALICE, bytes).expect_err("no such ring");
+        assert_eq!(reason(&error), Reason::Size, "{error}");
+    }
+    scene
+        .asked(ALICE, RING_BYTES * 2)
+        .expect("as long as may be");
+    let socket = scene.being(ALICE, || scene.bound());
+    let file: OwnedFd = std::fs::File::open("/dev/zero")
+        .expect("it is there")
+        .into();
+    let other = scene.bed.inside(2, || {
+        let card = dipole_link::bpf::card_of(scene.address(2))
+            .expect("a card")
+            .0;
+        Hook::attach(&card, Place::Tcx).expect("root may")
+    });
+    let other = other.expect("the node");
+    let long = create_ring(RING_BYTES * 2).expect("root may");
+    for (what, no_ring) in [
+        ("a file", file.as_fd()),
+        ("a link", other.descriptors()[0]),
+        ("a map", other.descriptors()[1]),
+        ("a ring of another length", long.as_fd()),
+        ("the socket again", socket.as_fd()),
+    ] {
+        let (reason, text) = scene.refused(ALICE, &[socket.as_fd(), no_ring]);
+        assert_eq!(reason, Reason::Ring, "{what}: {text}");
+    }
+
+    // A ring counts until nobody has it any more, lent or not.
+    wait_for("no rings", || (scene.status()["rings"] == 0).then_some(()));
+    let loans: Vec<_> = (0..RINGS)
+        .map(|_| scene.borrow(ALICE).expect("she may"))
+        .collect();
+    let kept: Vec<OwnedFd> = loans
+        .iter()
+        .map(|(loan, _)| loan.ring().try_clone_to_owned().expect("a descriptor"))
+        .collect();
+    let full = |scene: &Scene| {
+        let error = scene.asked(ALICE, RING_BYTES).expect_err("one too many");
+        assert_eq!(reason(&error), Reason::Limit, "{error}");
+    };
+    full(&scene);
+    drop(loans);
+    wait_for("nothing attached", || {
+        scene.attached().is_empty().then_some(())
+    });
+    full(&scene);
+    scene.asked(BOB, RING_BYTES).expect("another user may");
+    drop(kept);
+    scene.asked(ALICE, RING_BYTES).expect("there is room again");
+}
+
+#[test]
+fn whoever_sends_nonsense_says_nothing_or_will_not_be_closed_holds_up_nobody() {
+    let Some(scene) = Scene::with_agent() else {
+        return;
+    };
+    let socket = scene.being(MALLORY, || scene.bound());
+    let long = [QUESTION.encode(), vec![0; 4000]].concat();
+    for bytes in [&b"?"[..], &[0; 12], &long] {
+        match scene.told(MALLORY, bytes, &[socket.as_fd()]) {
+            Some(Answer::Refused(refusal)) => assert_eq!(refusal.reason, Reason::Nonsense),
+            other => panic!("{other:?}"),
+        }
+    }
+    let mut other = QUESTION.encode();
+    other[4] = 7;
+    match scene.told(MALLORY, &other, &[]) {
+        Some(Answer::Refused(refusal)) => {
+            assert_eq!(refusal.reason, Reason::Version);
+            assert!(refusal.text.contains("version 7"), "{}", refusal.text);
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(scene.refused(ALICE, &[]).0, Reason::Nonsense, "no proof");
+
+    // Sockets that linger for ten minutes when they are closed: the lender has the last copy.
+    let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");
+    let mut unread = Vec::new();
+    let silent: Vec<OwnedFd> = scene.being(MALLORY, || {
+        (0..100)
+            .map(|_| connect(&scene.lender()).expect("it listens"))
+            .collect()
+    });
+    for _ in 0..12 {
+        let stream = TcpStream::connect(listener.local_addr().expect("bound")).expect("loopback");
+        unread.push(listener.accept().expect("it comes"));
+        sockopt::set_socket_linger(&stream, Some(Duration::from_secs(600))).expect("an option");
+        stream.set_nonblocking(true).expect("a socket");
+        let filler = vec![0; 1 << 20];
+        while std::io::Write::write(&mut &stream, &filler).is_ok() {}
+        scene.being(MALLORY, || {
+            let connection = connect(&scene.lender()).expect("it listens");
+            // Not even heard where that user has too much open already.
+            let _refused = say(
+                connection.as_fd(),
+                &QUESTION.encode(),
+                &[stream.as_fd(), stream.as_fd()],
+            );
+            drop(stream);
+        });
+        let (loan, _socket) = scene.borrow(ALICE).expect("she is served");
+        assert_eq!(loan.ring_bytes(), RING_BYTES);
+    }
+    let turned_away = scene.refused_or_not(MALLORY, &socket);
+    assert_eq!(turned_away, Some(Reason::Busy));
+    drop(silent);
+    drop(unread);
+    wait_for("Mallory to be heard again", || {
+        (scene.refused_or_not(MALLORY, &socket) == Some(Reason::User)).then_some(())
+    });
+}
+
+impl Scene {
+    /// The reason why a socket gets nothing.
+    fn refused_or_not(&self, uid: u32, socket: &UdpSocket) -> Option<Reason> {
+        self.being(uid, || {
+            let connection = connect(&self.lender()).expect("it listens");
+            // It may have been refused before it could ask.
+            let _sent = say(connection.as_fd(), &QUESTION.encode(), &[socket.as_fd()]);
+            let heard = wait_for("an answer", || match hear(connection.as_fd()) {
+                Heard::Nothing => None,
+                heard => Some(heard),
+            });
+            match heard {
+                Heard::Message(bytes, _) => match Answer::decode(&bytes) {
+                    Ok(Answer::Refused(refusal)) => Some(refusal.reason),
+                    _ => None,
+                },
+                _ => None,
+            }
+        })
+    }
+}
+
+/// Where this process has the pages mapped in which readers say how far they are.
+fn consumer_pages() -> Vec<u64> {
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("it is there");
+    let rings = maps
+        .lines()
+        .filter(|line| line.contains("rw-s") && line.contains("bpf-map"));
+    let begin = |line: &str| u64::from_str_radix(line.split('-').next()?, 16).ok();
+    rings.filter_map(begin).collect()
+}
+
+#[test]
+fn a_user_who_writes_nonsense_into_a_ring_and_floods_it_harms_nobody_else() {
+    let Some(scene) = Scene::with_agent() else {
+        return;
+    };
+    let (peer, _) = scene.peer();
+    let bad = scene.link(ALICE);
+    let pages = consumer_pages();
+    assert_eq!(pages.len(), 1, "one ring");
+    let mut good = scene.link(BOB);
+    let (to_bad, to_good) = (bad.local(Class::Small), good.local(Class::Small));
+    let memory = OpenOptions::new()
+        .write(true)
+        .open("/proc/self/mem")
+        .expect("our own");
+    let mut seen = 0;
+    for (round, nonsense) in [0, 1, u64::MAX, 1 << 63, 0x1234_5678_9abc_def0, 1 << 20]
+        .into_iter()
+        .cycle()
+        .take(30)
+        .enumerate()
+    {
+        memory
+            .write_at(&u64::to_ne_bytes(nonsense), pages[0])
+            .expect("our own page");
+        for _ in 0..200 {
+            peer.send_to(&[7; 1000], to_bad).expect("sent");
+        }
+        for number in 0..50 {
+            let number = seen + number;
+            peer.send_to(&u64::to_le_bytes(number), to_good)
+                .expect("sent");
+        }
+        let found = numbers(&mut good, 50);
+        assert_eq!(found, (seen..seen + 50).collect::<Vec<_>>(), "{round}");
+        seen += 50;
+    }
+    assert_eq!(good.stats().by_ring, seen, "none took the socket");
+    drop(bad);
+    for _ in 0..200 {
+        peer.send_to(&[7; 1000], to_bad).expect("sent");
+    }
+    peer.send_to(&u64::to_le_bytes(seen), to_good)
+        .expect("sent");
+    assert_eq!(numbers(&mut good, 1), [seen]);
+    assert_eq!(good.poll(now_ns(), Class::Small).expect("a link"), 0);
+}
+
+#[test]
+fn a_port_whose_holder_shares_it_afterwards_is_lent_no_longer() {
+    let Some(scene) = Scene::with_agent() else {
+        return;
+    };
+    let (_loan, socket) = scene.borrow(CAROL).expect("she may");
+    assert_eq!(scene.attached().len(), 2, "program and guard");
+    // Now others could bind it, too.
+    sockopt::set_socket_reuseaddr(&socket, true).expect("an option");
+    wait_for("the loan's end", || {
+        let left = scene.attached();
+        (left.len() == 1).then_some(())
+    });
+    let loose = scene.being(ALICE, || {
+        let socket = UdpSocket::bind((scene.address(1), 0)).expect("bound");
+        tie_port(socket.as_fd()).expect("a port");
+        // It cannot be given up any more.
+        rustix::net::connect_unspec(&socket).expect("nobody");
+        socket.local_addr().expect("bound").port()
+    });
+    assert_ne!(loose, 0);
+}

@@ -1,0 +1,155 @@
+//! What those may do whom the administrator lets, and those whom not.
+
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+
+use dipole_link::bpf::loan::LoanError;
+use dipole_link::bpf::loan::wire::Reason;
+use dipole_link::bpf::neighbours::{Neighbours, Route};
+use dipole_link::bpf::raw::{RawSender, Sent};
+use dipole_link::{Class, Link, Outgoing};
+use rustix::net::RecvFlags;
+
+use crate::scene::{ALICE, BOB, CAROL, MALLORY, Scene, numbers, wait_for};
+
+pub(crate) fn reason(error: &LoanError) -> Reason {
+    match error {
+        LoanError::Refused(refusal) => refusal.reason,
+        other => panic!("no refusal: {other}"),
+    }
+}
+
+#[test]
+fn with_permission_packets_come_by_a_ring_that_is_lent_and_without_the_agent_says_why() {
+    let Some(scene) = Scene::with_agent() else {
+        return;
+    };
+    let (peer, to) = scene.peer();
+    for uid in [ALICE, BOB] {
+        let before = scene.counter("deposited");
+        let mut link = scene.link(uid);
+        assert!(link.has_ring() && !link.sends_raw());
+        let at = link.local(Class::Small);
+        for number in 0..100_u64 {
+            peer.send_to(&number.to_le_bytes(), at).expect("sent");
+        }
+        assert_eq!(numbers(&mut link, 100), (0..100).collect::<Vec<_>>());
+        assert_eq!(link.stats().by_ring, 100);
+        assert_eq!(scene.counter("deposited"), before + 100);
+        let user = &scene.status()["cards"][0]["users"][0];
+        assert_eq!((&user["uid"], &user["rings"]), (&uid.into(), &1.into()));
+        // What it sends takes the socket.
+        let frame = Outgoing {
+            class: Class::Small,
+            to,
+            bytes: b"answer",
+            any_port: false,
+        };
+        assert_eq!(link.send(0, &[frame]).expect("a link"), 1);
+        let mut answer = [0; 16];
+        let (length, from) = peer.recv_from(&mut answer).expect("an answer");
+        assert_eq!((&answer[..length], from), (&b"answer"[..], at));
+        drop(link);
+        wait_for("nothing attached", || {
+            scene.attached().is_empty().then_some(())
+        });
+    }
+    let refused = scene.borrow(MALLORY).err().expect("no permission");
+    assert_eq!(reason(&refused), Reason::User);
+    let text = refused.to_string();
+    assert!(
+        text.contains(&format!("user {MALLORY} may not use card net0")),
+        "{text}"
+    );
+    assert!(scene.attached().is_empty(), "not for those who are refused");
+}
+
+/// The way from the first node to a peer.
+fn route(scene: &Scene, own: SocketAddr, to: SocketAddr) -> Route {
+    let card = scene.card();
+    let all = scene.bed.inside(1, || Neighbours::open(&card, own.ip()));
+    let mut all = all.expect("the node").expect("the kernel tells");
+    let socket = scene
+        .bed
+        .inside(1, || std::net::UdpSocket::bind((own.ip(), 0)));
+    let socket = socket.expect("the node").expect("its own address");
+    let mut now = 0;
+    wait_for("a way", || {
+        socket.send_to(b"who is there?", to).expect("sent");
+        now += 1_000_000_000;
+        all.follow(now);
+        all.route(now, to.ip()).cloned()
+    })
+}
+
+/// A frame of a guarded socket, and whether it is let through.
+fn sent(socket: &impl AsFd, route: &Route, from: SocketAddr, to: SocketAddr, payload: &[u8]) {
+    let socket = socket.as_fd().try_clone_to_owned().expect("a descriptor");
+    let mut sender = RawSender::from_socket(socket);
+    match sender.send(route, from, to, payload) {
+        // One that is dropped looks to its sender as if the card had no room.
+        Ok(Sent::Taken | Sent::Full) => {}
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn raw_frames_must_come_from_their_owner_and_nothing_is_heard_by_their_socket() {
+    let Some(scene) = Scene::with_agent() else {
+        return;
+    };
+    let (peer, to) = scene.peer();
+    let (mut loan, socket) = scene.borrow(CAROL).expect("she may");
+    let own = socket.local_addr().expect("bound");
+    let sender = loan.take_sender().expect("she may send raw frames");
+    let way = route(&scene, own, to);
+    let mut buffer = [0; 64];
+    let mut next = || loop {
+        let (length, from) = peer.recv_from(&mut buffer).expect("it comes");
+        let text = String::from_utf8_lossy(&buffer[..length]).into_owned();
+        if text != "who is there?" {
+            break (text, from);
+        }
+    };
+    scene.being(CAROL, || sent(&sender, &way, own, to, b"mine"));
+    assert_eq!(next(), ("mine".to_owned(), own));
+    assert_eq!(scene.counter("refused"), 0);
+    let mut foreign_port = own;
+    foreign_port.set_port(own.port() ^ 1);
+    let mut foreign_address = own;
+    foreign_address.set_ip(scene.address(2));
+    scene.being(CAROL, || {
+        sent(&sender, &way, foreign_port, to, b"another's port");
+        sent(&sender, &way, foreign_address, to, b"another's address");
+        let mut strange = way.clone();
+        strange.own_mac = [2, 0, 0, 0, 0, 9];
+        sent(&sender, &strange, own, to, b"another's card");
+        sent(&sender, &way, own, to, b"mine again");
+    });
+    // In order: had one of the others been let through, it would have come first.
+    assert_eq!(next(), ("mine again".to_owned(), own));
+    assert_eq!(scene.counter("refused"), 3);
+
+    // It hears nothing.
+    scene.being(CAROL, || {
+        peer.send_to(b"to you", own).expect("sent");
+        let heard = rustix::net::recv(&sender, &mut [0; 64], RecvFlags::DONTWAIT);
+        assert_eq!(heard.err(), Some(rustix::io::Errno::AGAIN));
+    });
+
+    // Given back, it sends nothing more, though she has it still.
+    drop(loan);
+    wait_for("the loan's end", || {
+        let status = scene.status();
+        let users = status["cards"][0]["users"].as_array();
+        users.is_some_and(Vec::is_empty).then_some(())
+    });
+    let before = scene.counter("refused");
+    scene.being(CAROL, || sent(&sender, &way, own, to, b"mine no more"));
+    assert_eq!(scene.counter("refused"), before + 1);
+    assert_eq!(scene.attached().len(), 1, "the guard stays for the socket");
+    drop(sender);
+    wait_for("nothing attached", || {
+        scene.attached().is_empty().then_some(())
+    });
+}
