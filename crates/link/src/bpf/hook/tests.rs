@@ -336,6 +336,47 @@ fn a_hook_is_taken_over_by_its_descriptors() {
 }
 
 #[test]
+fn a_ring_is_replaced_in_mid_stream_and_nothing_is_lost() {
+    let Some(bed) = bed() else { return };
+    let hook = attach(&bed, 2, Place::Tcx);
+    let (sender, ours) = (socket(&bed, 1), socket(&bed, 2));
+    let to = ours.local_addr().unwrap();
+    let mut next = 0_u32;
+    let mut former: Option<Drain> = None;
+    for _ in 0..20 {
+        let ring = create_ring(RING_BYTES).unwrap();
+        let mut drain = Drain::open(ring.as_fd());
+        // Packets come while the ring is entered; the first go to the former one.
+        let sent = std::thread::scope(|scope| {
+            let sending = scope.spawn(|| {
+                (next..next + 50).for_each(|number| {
+                    sender.send_to(&number.to_ne_bytes(), to).unwrap();
+                });
+                next + 50
+            });
+            hook.add(to.ip(), to.port(), ring.as_fd()).unwrap();
+            sending.join().unwrap()
+        });
+        let mut found = Vec::new();
+        ours.set_nonblocking(true).unwrap();
+        until("all packets come", || {
+            let mut buffer = [0; 4];
+            while let Ok(4) = ours.recv(&mut buffer) {
+                found.push(u32::from_ne_bytes(buffer));
+            }
+            for drain in former.iter_mut().chain([&mut drain]) {
+                let numbers = drain.take().into_iter().map(|found| found.payload);
+                found.extend(numbers.map(|bytes| u32::from_ne_bytes(bytes.try_into().unwrap())));
+            }
+            found.len() >= 50
+        });
+        found.sort_unstable();
+        assert_eq!(found, (next..sent).collect::<Vec<_>>());
+        (next, former) = (sent, Some(drain));
+    }
+}
+
+#[test]
 fn addresses_of_several_hosts_and_other_maps_are_refused() {
     let Some(bed) = bed() else { return };
     let hook = attach(&bed, 2, Place::Tcx);
