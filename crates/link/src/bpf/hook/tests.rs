@@ -273,6 +273,16 @@ fn programs_of_others_stay_and_run_before_ours() {
     until("theirs goes", || ingress(&bed, 2).is_empty());
 }
 
+/// A process that ends with SIGKILL when this is dropped.
+struct Holder(std::process::Child);
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
 #[test]
 fn nothing_is_attached_when_the_last_holder_has_been_killed() {
     let Some(bed) = bed() else { return };
@@ -285,18 +295,18 @@ fn nothing_is_attached_when_the_last_holder_has_been_killed() {
         hook.add(to.ip(), to.port(), ring.as_fd()).unwrap();
         // Another process holds the link, and knows nothing of it.
         let link = hook.link.try_clone().unwrap();
-        let mut holder = Command::new("sleep")
-            .arg("1000")
-            .stdin(link)
-            .spawn()
-            .unwrap();
+        let holder = Holder(
+            Command::new("sleep")
+                .arg("1000")
+                .stdin(link)
+                .spawn()
+                .unwrap(),
+        );
         drop(hook);
         sender.send_to(b"held", to).unwrap();
         assert_eq!(wait_for(&mut drain, 1)[0].payload, b"held", "{place}");
 
-        // SIGKILL.
-        holder.kill().unwrap();
-        holder.wait().unwrap();
+        drop(holder);
         until("the program goes", || {
             sender.send_to(b"socket", to).unwrap();
             drain.take().is_empty()
