@@ -137,6 +137,15 @@ pub(crate) fn set_udp_option(
     }
 }
 
+/// Bytes that a socket has sent and that no card has taken yet, with what the kernel needs
+/// for them; `None` if it does not say.
+pub(crate) fn queued_bytes(socket: BorrowedFd<'_>) -> Option<libc::c_int> {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: TIOCOUTQ writes one `int` where the pointer leads, which lives during the call.
+    let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+    (result == 0).then_some(bytes)
+}
+
 /// Ties a port that the kernel chose to its bound UDP socket, as one that was asked for by
 /// its number is. Otherwise whoever holds the socket can give the port up (by connecting to
 /// nobody) while it is open, and it proves nothing to others.

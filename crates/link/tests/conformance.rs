@@ -8,7 +8,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use dipole_bed::Bed;
-use dipole_link::bpf::{Bpf, BpfOptions, RING_BYTES, Shortcuts};
+use dipole_link::bpf::calibrate::{Receive, Send};
+use dipole_link::bpf::{Bpf, BpfOptions, Forced, RING_BYTES, Shortcuts};
 use dipole_link::fault::Plan;
 use dipole_link::sim::{Network, NetworkConfig};
 use dipole_link::udp::UdpOptions;
@@ -151,6 +152,33 @@ fn shortened(udp: Udp) -> AnyLink {
     Bpf::new(udp, shortcuts).into()
 }
 
+/// What a link is told to use.
+fn forced(receive: Option<Receive>, send: Option<Send>) -> Option<World> {
+    in_namespaces(|_, udp| {
+        let options = BpfOptions {
+            forced: Forced { receive, send },
+            ..BpfOptions::default()
+        };
+        let shortcuts = Shortcuts::open(&udp, &options).unwrap();
+        let link = Bpf::new(udp, shortcuts);
+        let wanted = [receive == Some(Receive::AfXdp), send == Some(Send::AfXdp)];
+        assert_eq!(link.uses_queue(), wanted);
+        link.into()
+    })
+}
+
+fn bpf_at_generic_xdp() -> Option<World> {
+    forced(Some(Receive::XdpGeneric), None)
+}
+
+fn af_xdp_receive() -> Option<World> {
+    forced(Some(Receive::AfXdp), None)
+}
+
+fn af_xdp_send() -> Option<World> {
+    forced(Some(Receive::Tcx), Some(Send::AfXdp))
+}
+
 fn bpf() -> Option<World> {
     in_namespaces(|_, udp| shortened(udp))
 }
@@ -160,6 +188,7 @@ fn bpf_with_a_small_ring() -> Option<World> {
     in_namespaces(|_, udp| {
         let options = BpfOptions {
             ring_bytes: *RING_BYTES.start(),
+            ..BpfOptions::default()
         };
         let shortcuts = Shortcuts::open(&udp, &options).unwrap();
         Bpf::new(udp, shortcuts).into()
@@ -558,7 +587,10 @@ suites!(
     bpf,
     bpf_to_udp,
     udp_to_bpf,
-    bpf_without_its_ring
+    bpf_without_its_ring,
+    bpf_at_generic_xdp,
+    af_xdp_receive,
+    af_xdp_send
 );
 
 // What overflows its ring takes the socket and may come later than what does not.

@@ -1,7 +1,8 @@
 //! The link: a UDP link whose small packets take shorter ways where there are some.
 //!
 //! What comes in lies in the ring, what goes out leaves as a raw frame; what the kernel's
-//! part passes on, or has no route here, takes the socket as ever. Bulk always does.
+//! part passes on, or has no route here, takes the socket as ever. Bulk does too, but for runs
+//! too short to be worth it.
 
 use std::fmt;
 use std::io;
@@ -35,6 +36,8 @@ pub struct BpfStats {
     pub raw: u64,
     /// Small packets that left by the socket.
     pub socket: u64,
+    /// Bulk packets that left as raw frames: runs too short for the socket.
+    pub raw_bulk: u64,
 }
 
 impl std::ops::Add for BpfStats {
@@ -46,6 +49,7 @@ impl std::ops::Add for BpfStats {
             by_socket: self.by_socket + other.by_socket,
             raw: self.raw + other.raw,
             socket: self.socket + other.socket,
+            raw_bulk: self.raw_bulk + other.raw_bulk,
         }
     }
 }
@@ -94,7 +98,16 @@ impl Bpf {
         self.by_ring = false;
     }
 
-    /// True if small packets come by a ring.
+    /// True if small packets come by an AF_XDP socket, and if they leave by one.
+    #[must_use]
+    pub fn uses_queue(&self) -> [bool; 2] {
+        [
+            self.inlet.as_ref().is_some_and(Inlet::is_queue),
+            self.outlet.as_ref().is_some_and(Outlet::is_queue),
+        ]
+    }
+
+    /// True if small packets come by a ring or an AF_XDP socket.
     #[must_use]
     pub fn has_ring(&self) -> bool {
         self.inlet.is_some()
@@ -197,10 +210,20 @@ impl Link for Bpf {
                 continue;
             }
             let bulk = rest.iter().take_while(|frame| frame.class == Class::Bulk);
-            let bulk = bulk.count();
-            let sent = self.udp.send(now_ns, &rest[..bulk])?;
+            let bulk = &rest[..bulk.count()];
+            let raw = short_run(bulk, outlet.bulk_frames());
+            if raw > 0 && !self.udp.has_bulk_queued() {
+                let own = self.udp.local(Class::Bulk);
+                let sent = outlet.send(now_ns, own, &bulk[..raw]);
+                self.stats.raw_bulk += sent as u64;
+                taken += sent;
+                if sent > 0 {
+                    continue;
+                }
+            }
+            let sent = self.udp.send(now_ns, bulk)?;
             taken += sent;
-            if sent < bulk {
+            if sent < bulk.len() {
                 break;
             }
         }
@@ -251,6 +274,16 @@ impl Link for Bpf {
         all.extend(self.inlet.iter().map(AsFd::as_fd));
         all
     }
+}
+
+/// How many frames at the begin of a batch of bulk are a run to one destination that is too
+/// short for one message of the socket; 0 if it is long enough.
+#[inline]
+fn short_run(batch: &[Outgoing<'_>], longest: usize) -> usize {
+    let Some(first) = batch.first() else { return 0 };
+    let run = batch.iter().take(longest + 1);
+    let run = run.take_while(|frame| frame.to == first.to).count();
+    if run > longest { 0 } else { run }
 }
 
 impl fmt::Debug for Bpf {

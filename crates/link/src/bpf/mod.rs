@@ -5,6 +5,7 @@
 //! to processes that have the other, packet by packet.
 
 mod borrow;
+pub mod calibrate;
 pub mod headers;
 pub mod hook;
 mod inlet;
@@ -25,7 +26,7 @@ pub mod xsk;
 pub use inlet::Inlet;
 pub use link::{Bpf, BpfStats};
 pub use open::{
-    BpfError, BpfOptions, DEFAULT_RING_BYTES, RING_BYTES, Shortcuts, card_of, is_permitted,
+    BpfError, BpfOptions, DEFAULT_RING_BYTES, Forced, RING_BYTES, Shortcuts, card_of, is_permitted,
 };
 pub use outlet::Outlet;
 

@@ -2,17 +2,19 @@
 
 use std::fmt;
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::CardId;
-use super::hook::{Hook, HookError, create_ring};
+use super::calibrate::{Calibration, Choices, Receive, Send};
+use super::hook::{Hook, HookError, Place, create_ring};
 use super::inlet::Inlet;
 use super::loan::LoanError;
 use super::neighbours::Neighbours;
 use super::outlet::Outlet;
 use super::raw::RawSender;
+use super::xsk::{Xsk, XskHook, XskOptions};
 use crate::udp::Udp;
 use crate::{Class, Link, sys};
 
@@ -26,13 +28,52 @@ pub const RING_BYTES: std::ops::RangeInclusive<u32> = 64 << 10..=256 << 20;
 pub struct BpfOptions {
     /// Bytes of the ring: a power of two within [`RING_BYTES`].
     pub ring_bytes: u32,
+    /// Folders in which there may be a [`Calibration`] of the card; the first that has a good
+    /// one counts.
+    pub calibrations: Vec<PathBuf>,
+    /// What is taken whatever a calibration says.
+    pub forced: Forced,
+}
+
+/// What somebody wants to try.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Forced {
+    /// By what small packets come. AF_XDP takes the card's first queue.
+    pub receive: Option<Receive>,
+    /// By what small packets leave.
+    pub send: Option<Send>,
 }
 
 impl Default for BpfOptions {
     fn default() -> Self {
         BpfOptions {
             ring_bytes: DEFAULT_RING_BYTES,
+            calibrations: Vec::new(),
+            forced: Forced::default(),
         }
+    }
+}
+
+impl BpfOptions {
+    /// What to do on a card: as calibrated, or as usual.
+    fn choices(&self, card: &CardId) -> Choices {
+        let mut choices = Choices::default();
+        for folder in &self.calibrations {
+            match Calibration::load(folder, card) {
+                Ok(None) => {}
+                Ok(Some(found)) => {
+                    choices = found.choices();
+                    break;
+                }
+                Err(cause) => tracing::warn!(
+                    "a calibration is not used: {cause}; `dipole doctor --calibrate` makes \
+                     another"
+                ),
+            }
+        }
+        choices.receive = self.forced.receive.unwrap_or(choices.receive);
+        choices.send = self.forced.send.unwrap_or(choices.send);
+        choices
     }
 }
 
@@ -71,6 +112,8 @@ pub enum BpfError {
         /// What the kernel said.
         cause: io::Error,
     },
+    /// The AF_XDP socket that was asked for cannot be had.
+    Queue(io::Error),
     /// Raw frames cannot be sent.
     Raw {
         /// By which card.
@@ -105,6 +148,7 @@ impl fmt::Display for BpfError {
                 RING_BYTES.start(),
                 RING_BYTES.end()
             ),
+            BpfError::Queue(cause) => write!(f, "cannot open the bpf link: {cause}"),
             BpfError::Raw { card, cause } => write!(
                 f,
                 "cannot open the bpf link on {card}: sending raw frames is refused: {cause}; it \
@@ -120,6 +164,7 @@ impl std::error::Error for BpfError {
             BpfError::Loopback { .. } => None,
             BpfError::NoCard { cause, .. }
             | BpfError::Ring { cause, .. }
+            | BpfError::Queue(cause)
             | BpfError::Raw { cause, .. } => Some(cause),
             BpfError::NotLent(cause) => Some(cause),
             BpfError::Hook(error) => Some(error),
@@ -139,18 +184,16 @@ impl Shortcuts {
             return Err(BpfError::Loopback { ip });
         }
         let (card, scope_id) = card_of(ip).map_err(|cause| BpfError::NoCard { ip, cause })?;
-        let outlet = own_outlet(&card, ip)?;
-        let ring_failed = |cause| BpfError::Ring {
-            card: card.name.clone(),
-            bytes: options.ring_bytes,
-            cause,
+        let choices = options.choices(&card);
+        let inlet = own_inlet(&card, udp, options, choices.receive, scope_id)?;
+        // The queue goes to one direction.
+        let send = match inlet.is_queue() {
+            true => Send::AfPacket,
+            false => choices.send,
         };
-        let ring = create_ring(options.ring_bytes).map_err(ring_failed)?;
-        let hook = Hook::attach_best(&card).map_err(BpfError::Hook)?;
-        hook.add(ip, small.port(), ring.as_fd())
-            .map_err(BpfError::Hook)?;
+        let outlet = own_outlet(&card, ip, options, Choices { send, ..choices })?;
         Ok(Shortcuts {
-            inlet: Inlet::own(ring, hook, scope_id).map_err(ring_failed)?,
+            inlet,
             outlet: Some(outlet),
         })
     }
@@ -164,6 +207,10 @@ impl Shortcuts {
         if ip.is_loopback() {
             return Err(BpfError::Loopback { ip });
         }
+        // Nobody lends a queue.
+        if options.forced.receive == Some(Receive::AfXdp) {
+            return Shortcuts::open(udp, options);
+        }
         match Shortcuts::borrow(udp, lender, options) {
             Ok(mut shortcuts) => {
                 // Who may send any frame need not be lent a socket for it.
@@ -171,7 +218,8 @@ impl Shortcuts {
                     && is_permitted()
                     && let Ok((card, _)) = card_of(ip)
                 {
-                    shortcuts.outlet = own_outlet(&card, ip).ok();
+                    let choices = options.choices(&card);
+                    shortcuts.outlet = own_outlet(&card, ip, options, choices).ok();
                 }
                 Ok(shortcuts)
             }
@@ -181,15 +229,81 @@ impl Shortcuts {
     }
 }
 
+/// What small packets come by, fed by this process's own program.
+fn own_inlet(
+    card: &CardId,
+    udp: &Udp,
+    options: &BpfOptions,
+    receive: Receive,
+    scope_id: u32,
+) -> Result<Inlet, BpfError> {
+    let small = udp.local(Class::Small);
+    if receive == Receive::AfXdp {
+        match queue_inlet(card, small, scope_id) {
+            Ok(inlet) => return Ok(inlet),
+            Err(cause) if options.forced.receive.is_some() => return Err(BpfError::Queue(cause)),
+            Err(cause) => tracing::debug!("a ring instead: {cause}"),
+        }
+    }
+    let ring_failed = |cause| BpfError::Ring {
+        card: card.name.clone(),
+        bytes: options.ring_bytes,
+        cause,
+    };
+    let ring = create_ring(options.ring_bytes).map_err(ring_failed)?;
+    let hook = match receive.place() {
+        // There is one program at XDP, so somebody else may have the place.
+        Some(Place::XdpGeneric) if options.forced.receive.is_some() => {
+            Hook::attach(card, Place::XdpGeneric)
+        }
+        Some(Place::XdpGeneric) => {
+            Hook::attach(card, Place::XdpGeneric).or_else(|_| Hook::attach_best(card))
+        }
+        _ => Hook::attach_best(card),
+    };
+    let hook = hook.map_err(BpfError::Hook)?;
+    hook.add(small.ip(), small.port(), ring.as_fd())
+        .map_err(BpfError::Hook)?;
+    Inlet::own(ring, hook, scope_id).map_err(ring_failed)
+}
+
+/// An AF_XDP socket; the card itself works on its memory if it can.
+fn queue_inlet(card: &CardId, small: SocketAddr, scope_id: u32) -> io::Result<Inlet> {
+    let options = XskOptions {
+        zero_copy: true,
+        ..XskOptions::default()
+    };
+    let xsk = Xsk::open(card, &options)?;
+    let hook = XskHook::attach(card, &xsk, small)?;
+    Ok(Inlet::queue(xsk, hook, scope_id))
+}
+
 /// Raw frames by a socket of this process.
-fn own_outlet(card: &CardId, ip: IpAddr) -> Result<Outlet, BpfError> {
+fn own_outlet(
+    card: &CardId,
+    ip: IpAddr,
+    options: &BpfOptions,
+    choices: Choices,
+) -> Result<Outlet, BpfError> {
     let raw = |cause| BpfError::Raw {
         card: card.name.clone(),
         cause,
     };
     let neighbours = Neighbours::open(card, ip).map_err(raw)?;
+    let bulk_frames = choices.raw_run_frames;
+    if choices.send == Send::AfXdp {
+        let send_only = XskOptions {
+            receive: false,
+            ..XskOptions::default()
+        };
+        match Xsk::open(card, &send_only) {
+            Ok(xsk) => return Ok(Outlet::queue(neighbours, xsk, bulk_frames)),
+            Err(cause) if options.forced.send.is_some() => return Err(BpfError::Queue(cause)),
+            Err(cause) => tracing::debug!("AF_PACKET instead: {cause}"),
+        }
+    }
     let sender = RawSender::open(card, true).map_err(raw)?;
-    Ok(Outlet::own(neighbours, sender))
+    Ok(Outlet::own(neighbours, sender, bulk_frames))
 }
 
 /// The interface that has an address, and the scope of a link-local one.

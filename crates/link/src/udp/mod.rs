@@ -102,6 +102,8 @@ pub struct Udp {
     bulk_receiver: Receiver,
     /// Whose frames the last poll offers.
     polled: Class,
+    /// Cleared when the kernel has said that nothing of the bulk socket waits.
+    bulk_queued: bool,
     /// Polls of the small socket in a row that found something.
     small_streak: u32,
     /// Polls of the small socket in a row that found nothing.
@@ -151,6 +153,7 @@ impl Udp {
             small_receiver: Receiver::new(SMALL_SLOTS, SMALL_SLOT_BYTES, false),
             bulk_receiver: Receiver::new(BULK_SLOTS, BULK_SLOT_BYTES, gro),
             polled: Class::Small,
+            bulk_queued: false,
             small_streak: 0,
             small_quiet: 0,
             routes: Routes::default(),
@@ -201,6 +204,16 @@ impl Udp {
         } else {
             None
         }
+    }
+
+    /// True if bulk that was sent may still wait in this machine, so that what leaves by
+    /// another way would overtake it. Asks the kernel only after bulk was sent.
+    #[inline]
+    pub(crate) fn has_bulk_queued(&mut self) -> bool {
+        if self.bulk_queued {
+            self.bulk_queued = sys::queued_bytes(self.bulk.as_fd()).is_none_or(|bytes| bytes > 0);
+        }
+        self.bulk_queued
     }
 
     /// The socket that is bound to the small port.
@@ -257,7 +270,10 @@ impl Link for Udp {
             let join = class == Class::Bulk && self.gso && !singly;
             let socket = match class {
                 Class::Small => self.small.as_fd(),
-                Class::Bulk => self.bulk.as_fd(),
+                Class::Bulk => {
+                    self.bulk_queued = true;
+                    self.bulk.as_fd()
+                }
             };
             match self.sender.run(socket, run, join, &mut self.stats) {
                 Progress::Taken(count) => taken += count,

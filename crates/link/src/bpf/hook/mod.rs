@@ -273,6 +273,15 @@ impl Hook {
         Ok(bytes.map_or(0, u64::from_ne_bytes))
     }
 
+    /// Takes the program off the card now, whoever else holds its descriptors. Without this
+    /// it goes a moment after the last of them is closed.
+    ///
+    /// # Errors
+    /// When the kernel refuses: it is detached already.
+    pub fn detach(self) -> io::Result<()> {
+        sys::detach(self.link.as_fd())
+    }
+
     /// Its card.
     #[must_use]
     pub fn card(&self) -> &CardId {

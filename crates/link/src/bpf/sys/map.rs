@@ -20,6 +20,8 @@ pub(crate) enum MapKind {
     Hash = 1,
     PerCpuArray = 6,
     HashOfMaps = 13,
+    /// AF_XDP sockets, by a program's own numbers.
+    Xsk = 17,
     Ring = 27,
 }
 
@@ -63,7 +65,7 @@ pub(crate) fn create_map(
     let small = |bytes: usize| u32::try_from(bytes).map_err(|_| io::ErrorKind::InvalidInput);
     let flags = match shape.kind {
         MapKind::Hash | MapKind::HashOfMaps => NO_PREALLOCATION,
-        MapKind::PerCpuArray | MapKind::Ring => 0,
+        MapKind::PerCpuArray | MapKind::Xsk | MapKind::Ring => 0,
     };
     let mut attributes = Attributes {
         kind: shape.kind as u32,
@@ -159,9 +161,9 @@ impl Map {
         unsafe { call(MAP_UPDATE, &mut element) }.map(drop)
     }
 
-    /// Sets the value of a key in a map of maps.
-    pub(crate) fn set_map(&self, key: &[u8], map: BorrowedFd<'_>) -> io::Result<()> {
-        self.set(key, &map.as_raw_fd().to_ne_bytes())
+    /// Sets the value of a key in a map of maps or of sockets.
+    pub(crate) fn set_map(&self, key: &[u8], file: BorrowedFd<'_>) -> io::Result<()> {
+        self.set(key, &file.as_raw_fd().to_ne_bytes())
     }
 
     /// Removes a key; false if it was not there.

@@ -11,6 +11,7 @@ const PROG_TEST_RUN: libc::c_int = 10;
 const PROG_GET_BY_ID: libc::c_int = 13;
 const PROG_QUERY: libc::c_int = 16;
 const LINK_CREATE: libc::c_int = 28;
+const LINK_DETACH: libc::c_int = 34;
 
 /// XDP programs that know packets in several pieces.
 const XDP_HAS_FRAGS: u32 = 1 << 5;
@@ -26,8 +27,20 @@ const LICENSE: &std::ffi::CStr = c"Apache-2.0 OR MIT";
 /// Where a program may run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ProgramKind {
-    SchedCls = 3,
-    Xdp = 6,
+    SchedCls,
+    /// Knows packets in several pieces.
+    Xdp,
+    /// Sees each packet in one piece.
+    XdpWhole,
+}
+
+impl ProgramKind {
+    fn number(self) -> u32 {
+        match self {
+            Self::SchedCls => 3,
+            Self::Xdp | Self::XdpWhole => 6,
+        }
+    }
 }
 
 /// Where a program is attached.
@@ -75,7 +88,7 @@ pub(crate) fn load(
         }
         let logged = !log.is_empty();
         let mut attributes = Attributes {
-            kind: kind as u32,
+            kind: kind.number(),
             instruction_count: length(instructions),
             instructions: pointer(instructions.as_ptr()),
             license: pointer(LICENSE.as_ptr()),
@@ -88,7 +101,7 @@ pub(crate) fn load(
             kernel_version: 0,
             flags: match kind {
                 ProgramKind::Xdp => XDP_HAS_FRAGS,
-                ProgramKind::SchedCls => 0,
+                ProgramKind::SchedCls | ProgramKind::XdpWhole => 0,
             },
             name: name_of(name),
             card: 0,
@@ -140,6 +153,18 @@ pub(crate) fn attach(
     };
     // SAFETY: the structure holds no pointers.
     unsafe { call(LINK_CREATE, &mut attributes) }.map(own)
+}
+
+/// Takes a program off its card now; closing the last descriptor of the link does so only a
+/// moment later.
+pub(crate) fn detach(link: BorrowedFd<'_>) -> io::Result<()> {
+    #[repr(C)]
+    struct Attributes {
+        link: u32,
+    }
+    let mut attributes = Attributes { link: raw(link) };
+    // SAFETY: the structure holds no pointers.
+    unsafe { call(LINK_DETACH, &mut attributes) }.map(drop)
 }
 
 /// The programs attached to a card, by number, in the order in which they run.

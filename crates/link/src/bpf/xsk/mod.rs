@@ -4,7 +4,7 @@
 //! In copy mode the kernel makes its usual packet of each frame; zero copy is tried when
 //! asked for. One process owns the queue: a second such socket on it gets EBUSY.
 
-mod program;
+mod hook;
 mod ring;
 
 use std::fmt;
@@ -22,7 +22,7 @@ use rustix::net::{
     sockopt,
 };
 
-pub use program::XskHook;
+pub use hook::XskHook;
 
 use self::ring::{Mapping, Piece, Ring, Which};
 use super::CardId;
@@ -212,31 +212,45 @@ impl Xsk {
     /// # Errors
     /// When the socket is broken.
     pub fn send(&mut self, frames: &[RawFrame<'_>]) -> io::Result<(usize, Sent)> {
-        let mut taken = 0;
-        let mut put = 0;
-        let mut end = Sent::Taken;
-        for frame in frames {
-            if self.free.is_empty() {
-                self.reap();
+        for (taken, frame) in frames.iter().enumerate() {
+            match self.put(frame) {
+                Sent::Taken => {}
+                end => {
+                    self.flush()?;
+                    return Ok((taken, end));
+                }
             }
-            if self.free.is_empty() || self.transmit.room() <= put {
-                end = Sent::Full;
-                break;
-            }
-            let Some(piece) = self.write(frame) else {
-                end = Sent::NotThisWay;
-                break;
-            };
-            self.transmit.put(put, piece);
-            put += 1;
-            taken += 1;
         }
-        self.transmit.publish(put);
-        self.stats.sent_frames += taken as u64;
-        self.stats.full += u64::from(end == Sent::Full);
+        self.flush()?;
+        Ok((frames.len(), Sent::Taken))
+    }
+
+    /// Puts a frame where [`flush`](Self::flush) sends it from.
+    pub fn put(&mut self, frame: &RawFrame<'_>) -> Sent {
+        if self.free.is_empty() {
+            self.reap();
+        }
+        if self.free.is_empty() || self.transmit.room() == 0 {
+            self.stats.full += 1;
+            return Sent::Full;
+        }
+        let Some(piece) = self.write(frame) else {
+            return Sent::NotThisWay;
+        };
+        self.transmit.put(0, piece);
+        self.transmit.publish(1);
+        self.stats.sent_frames += 1;
+        Sent::Taken
+    }
+
+    /// Sends what has been put, by one system call for some dozens of frames.
+    ///
+    /// # Errors
+    /// When the socket is broken.
+    pub fn flush(&mut self) -> io::Result<()> {
         self.kick()?;
         self.reap();
-        Ok((taken, end))
+        Ok(())
     }
 
     /// A frame in a piece of its own.
@@ -337,6 +351,12 @@ impl Xsk {
         }
         self.stats.received_frames += self.found.len() as u64;
         Ok(self.found.len())
+    }
+
+    /// Gives back what the last poll offered; true if something else has come meanwhile.
+    pub(super) fn is_waiting(&mut self) -> bool {
+        self.give_back();
+        self.receive.as_ref().is_some_and(|ring| ring.filled() > 0)
     }
 
     fn give_back(&mut self) {

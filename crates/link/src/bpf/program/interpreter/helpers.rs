@@ -4,8 +4,10 @@ use super::{Machine, Maps, Region, Value, written};
 use super::{Map, Number, Pointer, Unchecked, Unset};
 use crate::bpf::program::assembler::Helper;
 use crate::bpf::program::maps::{self, KEY_BYTES, Reason};
+use crate::bpf::program::queue;
 
 const EFAULT: i64 = -14;
+const XDP_REDIRECT: u64 = 4;
 
 impl Machine<'_> {
     pub(super) fn call(&mut self, helper: i32) -> Result<(), String> {
@@ -22,6 +24,7 @@ impl Machine<'_> {
                 self.context_argument()?;
                 Number(u64::try_from(self.input.frame.len()).unwrap())
             }
+            it if it == Helper::RedirectMap as i32 => self.redirect()?,
             it if it == Helper::RingReserve as i32 => self.reserve()?,
             it if it == Helper::RingSubmit as i32 => self.end_record(true)?,
             it if it == Helper::RingDiscard as i32 => self.end_record(false)?,
@@ -77,8 +80,24 @@ impl Machine<'_> {
                 maps::REFUSED => (key(4)? == [0; 4]).then_some(Region::Refused),
                 _ => return Err("no such map".to_owned()),
             },
+            Maps::Queue { .. } => match map {
+                queue::COUNTER => (key(4)? == [0; 4]).then_some(Region::WrongQueue),
+                _ => return Err("no such map".to_owned()),
+            },
         };
         Ok(found.map_or(Number(0), Unchecked))
+    }
+
+    /// What the program returns: the frame goes to the socket, or what was asked for if there
+    /// is none.
+    fn redirect(&mut self) -> Result<Value, String> {
+        let (Map(queue::SOCKETS), Maps::Queue { has_socket, .. }) = (self.get(1)?, &*self.maps)
+        else {
+            return Err("no map of sockets".to_owned());
+        };
+        let (socket, other) = (self.number_in(2)?, self.number_in(3)?);
+        let is_there = *has_socket && socket == 0;
+        Ok(Number(if is_there { XDP_REDIRECT } else { other & 3 }))
     }
 
     fn load_bytes(&mut self) -> Result<Value, String> {

@@ -24,7 +24,7 @@ pub(super) struct Ring {
     pub(super) records: Vec<Vec<u8>>,
 }
 
-/// The ingress program's maps, or the egress program's.
+/// A program's maps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Maps {
     Ingress {
@@ -36,6 +36,8 @@ pub(super) enum Maps {
         allowed: HashMap<u64, [u8; ALLOWED_BYTES]>,
         refused: u64,
     },
+    /// Of the program before an AF_XDP socket.
+    Queue { has_socket: bool, wrong: u64 },
 }
 
 /// The packet and what the kernel says of it.
@@ -61,6 +63,7 @@ enum Region {
     FullCount([u8; KEY_BYTES]),
     Allowed(u64),
     Refused,
+    WrongQueue,
     Ring([u8; KEY_BYTES]),
     Record,
 }
@@ -370,6 +373,7 @@ impl Machine<'_> {
             }
             (Region::Refused, Maps::Egress { refused, .. }) => refused.to_ne_bytes().to_vec(),
             (Region::Allowed(cookie), Maps::Egress { allowed, .. }) => allowed[&cookie].to_vec(),
+            (Region::WrongQueue, Maps::Queue { wrong, .. }) => wrong.to_ne_bytes().to_vec(),
             _ => return Err(format!("{region:?} cannot be read")),
         })
     }
@@ -381,6 +385,7 @@ impl Machine<'_> {
             }
             (Region::FullCount(key), Maps::Ingress { full, .. }) => full.get_mut(&key).unwrap(),
             (Region::Refused, Maps::Egress { refused, .. }) => refused,
+            (Region::WrongQueue, Maps::Queue { wrong, .. }) => wrong,
             _ => return Err(format!("{region:?} cannot be written")),
         };
         *place = value;
