@@ -3,6 +3,7 @@
 #![allow(missing_docs, reason = "tests")]
 
 mod bed;
+mod calibration;
 mod here;
 mod peers;
 mod version;

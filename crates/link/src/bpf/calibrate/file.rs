@@ -96,6 +96,18 @@ fn place(folder: &Path, card: &str) -> io::Result<PathBuf> {
     }
 }
 
+/// Makes a folder that everybody may read, whatever the mask for new files says.
+fn make_folder(folder: &Path) -> io::Result<()> {
+    if folder.is_dir() {
+        return Ok(());
+    }
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o755)
+        .create(folder)?;
+    std::fs::set_permissions(folder, Permissions::from_mode(0o755))
+}
+
 impl Calibration {
     /// The calibration of a card in a folder; `None` if there is none.
     ///
@@ -153,8 +165,7 @@ impl Calibration {
             cause,
         };
         let path = place(folder, &self.facts.name).map_err(failed)?;
-        let made = DirBuilder::new().recursive(true).mode(0o755).create(folder);
-        made.map_err(failed)?;
+        make_folder(folder).map_err(failed)?;
         let new = folder.join(format!(".{}.{}", self.facts.name, std::process::id()));
         let write = || -> io::Result<()> {
             // What a process of this number has left.

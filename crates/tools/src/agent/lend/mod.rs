@@ -3,10 +3,12 @@
 //!
 //! [`cards`] is that file, [`desk`] the thread that hears whoever asks, [`guests`] what bounds a
 //! user, [`book`] what is lent to whom, [`programs`] the kernel's part, [`held`] what still
-//! exists of what was handed out, [`addresses`] which card has which address.
+//! exists of what was handed out, [`addresses`] which card has which address, [`calibrate`]
+//! measures cards that nobody has measured.
 
 mod addresses;
 mod book;
+mod calibrate;
 mod cards;
 mod desk;
 mod guests;
@@ -23,6 +25,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
+use dipole_link::bpf::calibrate::FOLDER;
 use dipole_link::bpf::loan::{DEFAULT_PATH, channel};
 use rustix::thread::CapabilitySet;
 use serde::{Deserialize, Serialize};
@@ -175,6 +178,7 @@ impl Lender {
         // Nobody answers there: a dead agent's.
         let _may_not_exist = std::fs::remove_file(path);
         let listener = channel::listen(path).map_err(system("listening at"))?;
+        calibrate::begin(rules.names(), folder.join(FOLDER));
         let book = Book::open(rules, kept, Instant::now()).map_err(system("lending cards at"))?;
         let book = Arc::new(Mutex::new(book));
         let begun = UnixStream::pair().and_then(|(end, seen)| {
