@@ -3,7 +3,7 @@
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::process::Command;
 
-use crate::scene::{ALICE, BOB, CAROL, MALLORY, Scene};
+use crate::scene::{ALICE, BOB, CAROL, MALLORY, RING_BYTES, Scene};
 
 /// What it says about something, in words.
 type Told = Vec<(String, String, String)>;
@@ -35,6 +35,7 @@ impl Scene {
             command.arg(self.bed.hosts_file());
             command.env("DIPOLE_RUNTIME_DIR", &runtime);
             command.env("DIPOLE_LENDER", self.lender());
+            command.env("DIPOLE_RING_BYTES", RING_BYTES.to_string());
             command.output().expect("it runs")
         };
         let output = match uid {
