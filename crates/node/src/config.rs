@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use dipole_link::fault::Plan;
 
+use dipole_link::bpf::loan::DEFAULT_PATH;
 use dipole_link::bpf::{DEFAULT_RING_BYTES, RING_BYTES};
 
 use crate::address::NodeId;
@@ -44,6 +45,8 @@ pub mod variables {
     pub const MAX_ENDPOINTS: &str = "DIPOLE_MAX_ENDPOINTS";
     /// Peers that this process may have, by packets and by shared memory each.
     pub const MAX_PEERS: &str = "DIPOLE_MAX_PEERS";
+    /// Where the node's agent lends rings and sockets for raw frames.
+    pub const LENDER: &str = "DIPOLE_LENDER";
     /// Bytes of the ring of each card that the kernel fills, a power of two.
     pub const RING_BYTES: &str = "DIPOLE_RING_BYTES";
     /// Bytes of unread messages that this process holds, by packets and by shared memory each.
@@ -112,6 +115,8 @@ pub struct Config {
     /// Bytes of the ring of each card that the kernel fills, where there is one: a power of
     /// two.
     pub ring_bytes: u32,
+    /// The socket of the agent that lends rings to processes without privileges.
+    pub lender: PathBuf,
     /// How long a waiter spins before it sleeps. Spinning suits a process with a
     /// core of its own; the default suits everything else.
     pub spin: Duration,
@@ -199,6 +204,7 @@ impl Config {
             key: None,
             links: Links::Auto,
             ring_bytes: DEFAULT_RING_BYTES,
+            lender: DEFAULT_PATH.into(),
             spin: SPIN,
             connect_timeout: Duration::from_secs(30),
             linger: Duration::from_secs(5),
@@ -353,6 +359,9 @@ impl Config {
         config.bound_from_env()?;
         config.fault = parsed(variables::FAULT, "a fault plan such as drop=0.01,seed=7")?;
         config.capture = text(variables::CAPTURE).map(PathBuf::from);
+        if let Some(lender) = text(variables::LENDER) {
+            config.lender = lender.into();
+        }
         Ok(config)
     }
 }

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dipole_link::bpf::{self, Bpf, BpfError, BpfOptions, Shortcuts};
+use dipole_link::bpf::loan::LoanError;
+use dipole_link::bpf::{Bpf, BpfError, BpfOptions, Shortcuts};
 use dipole_link::fault::Fault;
 use dipole_link::fork::ForkMark;
 use dipole_link::udp::{Udp, UdpOptions};
@@ -238,8 +239,9 @@ fn open_link(config: &Config, clock: Clock) -> Result<AnyLink, OpenError> {
                 cause: cause.to_string(),
             });
         }
+        // Nobody has set anything up, which is no news.
+        Some(BpfError::NotLent(LoanError::NoLender { .. })) | None => {}
         Some(cause) => tracing::info!("small packets take sockets: {cause}"),
-        None => {}
     }
     if let Some(file) = &config.capture {
         let capture = Capture::create(link, file, clock.since_1970_ns()).map_err(|cause| {
@@ -260,15 +262,13 @@ fn open_link(config: &Config, clock: Clock) -> Result<AnyLink, OpenError> {
 fn shorten(udp: Udp, config: &Config) -> Result<AnyLink, (Udp, BpfError)> {
     match config.links {
         Links::Shm | Links::Udp => return Ok(udp.into()),
-        Links::Auto if !bpf::is_permitted() || udp.local(Class::Small).ip().is_loopback() => {
-            return Ok(udp.into());
-        }
+        Links::Auto if udp.local(Class::Small).ip().is_loopback() => return Ok(udp.into()),
         Links::Auto | Links::Bpf => {}
     }
     let options = BpfOptions {
         ring_bytes: config.ring_bytes,
     };
-    match Shortcuts::open(&udp, &options) {
+    match Shortcuts::find(&udp, &config.lender, &options) {
         Ok(shortcuts) => Ok(Bpf::new(udp, shortcuts).into()),
         Err(cause) => Err((udp, cause)),
     }

@@ -31,7 +31,7 @@ impl Shortcuts {
 pub(super) fn borrowed_outlet(loan: &mut Loan, udp: &Udp) -> Option<Outlet> {
     let sender = loan.take_sender()?;
     match Neighbours::open(loan.card(), udp.local(Class::Small).ip()) {
-        Ok(neighbours) => Some(Outlet::new(neighbours, RawSender::from_socket(sender))),
+        Ok(neighbours) => Some(Outlet::borrowed(neighbours, RawSender::from_socket(sender))),
         Err(cause) => {
             let card = &loan.card().name;
             tracing::warn!(%card, %cause, "no raw frames: the kernel does not tell who is near");

@@ -10,16 +10,16 @@ use super::loan::{Loan, News};
 use super::mapping::Mapping;
 use super::ring::Ring;
 
-/// Quiet moments between two looks at who lends the ring.
-const MOMENTS_PER_CHECK: u32 = 1 << 10;
+/// How often it is looked who lends the ring.
+const CHECK_EVERY_NS: u64 = 100_000_000;
 
 /// See the module. Dropped, the kernel feeds it no more.
 pub struct Inlet {
     ring: Ring<Mapping>,
     descriptor: OwnedFd,
     source: Source,
-    /// Since the last look at who lends the ring.
-    moments: u32,
+    /// When it is looked next who lends the ring.
+    check_at_ns: u64,
 }
 
 /// Who put the ring where the kernel finds it.
@@ -54,11 +54,10 @@ impl Inlet {
         let Source::Lent(loan) = &mut self.source else {
             return News::Nothing;
         };
-        self.moments += 1;
-        if self.moments < MOMENTS_PER_CHECK {
+        if now_ns < self.check_at_ns {
             return News::Nothing;
         }
-        self.moments = 0;
+        self.check_at_ns = now_ns.saturating_add(CHECK_EVERY_NS);
         loan.check(now_ns)
     }
 
@@ -76,13 +75,13 @@ impl Inlet {
             ring: Ring::new(mapping, scope_id),
             descriptor,
             source,
-            moments: 0,
+            check_at_ns: 0,
         })
     }
 
     /// Shows what has come; what the last call showed is gone.
     #[inline]
-    pub(super) fn poll(&mut self, _now_ns: u64) -> io::Result<usize> {
+    pub(super) fn poll(&mut self) -> io::Result<usize> {
         let found = self.ring.poll();
         found.map_err(|broken| io::Error::new(io::ErrorKind::InvalidData, broken.0))
     }

@@ -111,7 +111,7 @@ impl Bpf {
         let Some(inlet) = &mut self.inlet else {
             return self.udp.poll(now_ns, Class::Small);
         };
-        match inlet.poll(now_ns) {
+        match inlet.poll() {
             Ok(0) => {}
             Ok(found) => {
                 self.by_ring = true;
@@ -148,7 +148,8 @@ impl Bpf {
         let Some(inlet) = &mut self.inlet else { return };
         match inlet.news(now_ns) {
             News::Nothing => {}
-            News::Lost => self.outlet = None,
+            News::Lost => self.outlet = self.outlet.take().filter(|outlet| !outlet.is_borrowed()),
+            News::Back if self.outlet.is_some() => {}
             News::Back => {
                 let loan = inlet.loan();
                 self.outlet = loan.and_then(|loan| borrowed_outlet(loan, &self.udp));

@@ -4,10 +4,12 @@ use std::fmt;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::AsFd;
+use std::path::Path;
 
 use super::CardId;
 use super::hook::{Hook, HookError, create_ring};
 use super::inlet::Inlet;
+use super::loan::LoanError;
 use super::neighbours::Neighbours;
 use super::outlet::Outlet;
 use super::raw::RawSender;
@@ -56,6 +58,8 @@ pub enum BpfError {
         /// What the kernel said.
         cause: io::Error,
     },
+    /// This process has not the capabilities, and nobody lends.
+    NotLent(LoanError),
     /// The kernel's part cannot be put at the card.
     Hook(HookError),
     /// The ring cannot be had.
@@ -87,6 +91,11 @@ impl fmt::Display for BpfError {
                 f,
                 "cannot open the bpf link on {ip}: its card is not found: {cause}; see `ip addr`"
             ),
+            BpfError::NotLent(cause) => write!(
+                f,
+                "cannot open the bpf link: it needs CAP_BPF, CAP_NET_ADMIN and CAP_NET_RAW, or an \
+                 agent that lends: {cause}"
+            ),
             BpfError::Hook(error) => error.fmt(f),
             BpfError::Ring { card, bytes, cause } => write!(
                 f,
@@ -112,6 +121,7 @@ impl std::error::Error for BpfError {
             BpfError::NoCard { cause, .. }
             | BpfError::Ring { cause, .. }
             | BpfError::Raw { cause, .. } => Some(cause),
+            BpfError::NotLent(cause) => Some(cause),
             BpfError::Hook(error) => Some(error),
         }
     }
@@ -129,12 +139,7 @@ impl Shortcuts {
             return Err(BpfError::Loopback { ip });
         }
         let (card, scope_id) = card_of(ip).map_err(|cause| BpfError::NoCard { ip, cause })?;
-        let raw = |cause| BpfError::Raw {
-            card: card.name.clone(),
-            cause,
-        };
-        let neighbours = Neighbours::open(&card, ip).map_err(raw)?;
-        let sender = RawSender::open(&card, true).map_err(raw)?;
+        let outlet = own_outlet(&card, ip)?;
         let ring_failed = |cause| BpfError::Ring {
             card: card.name.clone(),
             bytes: options.ring_bytes,
@@ -146,9 +151,45 @@ impl Shortcuts {
             .map_err(BpfError::Hook)?;
         Ok(Shortcuts {
             inlet: Inlet::own(ring, hook, scope_id).map_err(ring_failed)?,
-            outlet: Some(Outlet::new(neighbours, sender)),
+            outlet: Some(outlet),
         })
     }
+
+    /// Borrows them from the lender that listens there, if there is one, else opens them.
+    ///
+    /// # Errors
+    /// See [`BpfError`]; nothing stays borrowed or attached.
+    pub fn find(udp: &Udp, lender: &Path, options: &BpfOptions) -> Result<Shortcuts, BpfError> {
+        let ip = udp.local(Class::Small).ip();
+        if ip.is_loopback() {
+            return Err(BpfError::Loopback { ip });
+        }
+        match Shortcuts::borrow(udp, lender, options) {
+            Ok(mut shortcuts) => {
+                // Who may send any frame need not be lent a socket for it.
+                if shortcuts.outlet.is_none()
+                    && is_permitted()
+                    && let Ok((card, _)) = card_of(ip)
+                {
+                    shortcuts.outlet = own_outlet(&card, ip).ok();
+                }
+                Ok(shortcuts)
+            }
+            Err(_) if is_permitted() => Shortcuts::open(udp, options),
+            Err(cause) => Err(BpfError::NotLent(cause)),
+        }
+    }
+}
+
+/// Raw frames by a socket of this process.
+fn own_outlet(card: &CardId, ip: IpAddr) -> Result<Outlet, BpfError> {
+    let raw = |cause| BpfError::Raw {
+        card: card.name.clone(),
+        cause,
+    };
+    let neighbours = Neighbours::open(card, ip).map_err(raw)?;
+    let sender = RawSender::open(card, true).map_err(raw)?;
+    Ok(Outlet::own(neighbours, sender))
 }
 
 /// The interface that has an address, and the scope of a link-local one.

@@ -11,11 +11,31 @@ use crate::Outgoing;
 pub struct Outlet {
     neighbours: Neighbours,
     sender: RawSender,
+    is_borrowed: bool,
 }
 
 impl Outlet {
-    pub(super) fn new(neighbours: Neighbours, sender: RawSender) -> Outlet {
-        Outlet { neighbours, sender }
+    /// By a socket of this process.
+    pub(super) fn own(neighbours: Neighbours, sender: RawSender) -> Outlet {
+        Outlet {
+            neighbours,
+            sender,
+            is_borrowed: false,
+        }
+    }
+
+    /// By a socket that a lender has opened.
+    pub(super) fn borrowed(neighbours: Neighbours, sender: RawSender) -> Outlet {
+        Outlet {
+            neighbours,
+            sender,
+            is_borrowed: true,
+        }
+    }
+
+    /// True if it is to be given up with the loan.
+    pub(super) fn is_borrowed(&self) -> bool {
+        self.is_borrowed
     }
 
     /// Sends the first of these frames for which there is a way; returns how many. The

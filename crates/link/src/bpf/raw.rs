@@ -5,9 +5,8 @@
 //! bypassed a frame goes to the card's driver within the call; without, it passes the
 //! card's queueing discipline and the programs at its egress.
 //!
-//! Headers and payload are copied into one buffer and sent by the plainest call, frame by
-//! frame: `examples/send_cost.rs` shows that two pieces by `sendmsg` cost a third more, and
-//! many frames by one `sendmmsg` no less.
+//! Headers and payload are copied into one buffer and sent by the plainest call: two pieces
+//! by `sendmsg` cost 0.2 us more at 64 bytes and no less at 8900.
 
 use std::fmt;
 use std::io;

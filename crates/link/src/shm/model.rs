@@ -3,7 +3,6 @@
 //! reports a race, a wrong record, or a sleep that nobody ends.
 
 use std::ptr::NonNull;
-use std::sync::atomic::Ordering;
 
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::AtomicU64;
@@ -12,7 +11,6 @@ use loom::sync::{Arc, Condvar, Mutex};
 use super::bell::{Sleep, Waking};
 use super::memory::{INLINE_BYTES, Memory, SLOT_BYTES, Spot};
 use super::ring::{Consumer, Producer};
-use crate::word::Word;
 
 /// Switches of thread against its will that are tried in one run.
 const PREEMPTIONS: usize = 3;

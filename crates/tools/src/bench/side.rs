@@ -88,7 +88,7 @@ fn measure_side(job: &Job) -> io::Result<Outcome> {
         Subject::BareBpf | Subject::BareXdp => {
             let frames = match job.subject {
                 Subject::BareBpf => Frames::by_ring(job.own)?,
-                _ => Frames::by_ring(job.own)?,
+                _ => Frames::by_xdp(job.own)?,
             };
             let ports = meet(frames.ports())?;
             drive(frames.connect(job.other, &ports)?, job)

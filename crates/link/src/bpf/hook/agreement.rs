@@ -9,7 +9,7 @@ use crate::bpf::layout::RECORD_HEADER_BYTES;
 use crate::bpf::program::assembler::{Assembler, Reg};
 use crate::bpf::program::model::{self, Around, Fate, MAC, PORT, fate, our_address};
 
-const RING_BYTES: u32 = 1 << 16;
+const RING_BYTES: u32 = 1 << 20;
 
 /// The program at a place, not attached, with one ring for both of our addresses.
 struct Bench {
@@ -173,7 +173,7 @@ fn a_full_ring_lets_packets_pass_and_counts_them() {
         let mut taken = 0;
         while returned(&bench) == verdicts.taken {
             taken += 1;
-            assert!(taken < 100);
+            assert!(taken < 1_000);
         }
         assert_eq!(returned(&bench), verdicts.passed);
         assert_eq!(bench.drain.take().len(), taken);
@@ -198,8 +198,12 @@ fn floor_ns(hooked: Hooked) -> u32 {
         Hooked::Xdp { .. } => (ProgramKind::Xdp, AttachKind::Xdp),
     };
     let program = sys::load(kind, at, "nothing", &code).unwrap();
-    let run = sys::test_run(program.as_fd(), &model::packet(4, 64, 0), &[], 100_000);
-    run.unwrap().duration_ns
+    loop {
+        match sys::test_run(program.as_fd(), &model::packet(4, 64, 0), &[], 100_000) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            run => return run.unwrap().duration_ns,
+        }
+    }
 }
 
 /// Not a test of speed: it says what was measured.
@@ -214,21 +218,27 @@ fn time_in_the_program_is_reported() {
         let arp = [&other[..12], &[8, 6], &other[14..]].concat();
         eprintln!("{:?}: nothing: {} ns", bench.hooked, floor_ns(bench.hooked));
         let mut report = |what: &str, frame: &[u8], runs: u32, times: u32| {
-            let mut sum = 0;
+            let (mut sum, mut count) = (0, 0);
             for _ in 0..times {
-                let Ok(run) = bench.run(frame, false, runs) else {
+                let run = bench.run(frame, false, runs);
+                bench.drain.take();
+                let run = match run {
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                    other => other,
+                };
+                let Ok(run) = run else {
                     eprintln!("{:?}: {what}: not run", bench.hooked);
                     return;
                 };
+                count += 1;
                 sum += run.duration_ns;
-                bench.drain.take();
             }
-            eprintln!("{:?}: {what}: {} ns", bench.hooked, sum / times);
+            eprintln!("{:?}: {what}: {} ns", bench.hooked, sum / count.max(1));
         };
         report("foreign ARP", &arp, 100_000, 5);
         report("foreign TCP", &tcp, 100_000, 5);
         report("foreign UDP", &other, 100_000, 5);
-        for (payload, runs) in [(64, 400), (1400, 40), (3000, 10), (8900, 6)] {
+        for (payload, runs) in [(64, 6_000), (1400, 600), (3000, 240), (8900, 100)] {
             let frame = model::packet(4, payload, 0);
             report(&format!("taken, {payload} B"), &frame, runs, 30);
         }

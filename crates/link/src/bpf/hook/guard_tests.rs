@@ -13,7 +13,7 @@ use super::*;
 use crate::bpf::program::model;
 
 /// A socket that sends raw frames on a node's card, and its cookie.
-fn frame_socket(bed: &Bed, node: u32, card: &CardId) -> (File, u64) {
+pub(super) fn frame_socket(bed: &Bed, node: u32, card: &CardId) -> (File, u64) {
     let socket = raw_socket(bed, node, libc::AF_PACKET, libc::SOCK_RAW, 0);
     // SAFETY: plain C data for which all zeros is valid.
     let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
@@ -48,12 +48,7 @@ fn a_guarded_socket_sends_only_what_it_may() {
         frame[26..30].copy_from_slice(&own.octets());
         frame[30..34].copy_from_slice(&bed.node(2).addresses[0].octets());
         frame[36..38].copy_from_slice(&receiver.local_addr().unwrap().port().to_be_bytes());
-        let sum: u32 = (14..34)
-            .step_by(2)
-            .map(|at| u32::from(frame[at]) << 8 | u32::from(frame[at + 1]))
-            .sum();
-        let sum = !u16::try_from(sum % 0xffff).unwrap();
-        frame[24..26].copy_from_slice(&sum.to_be_bytes());
+        model::set_checksum(&mut frame);
         frame[42] = marker;
         frame
     };

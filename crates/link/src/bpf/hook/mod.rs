@@ -6,6 +6,8 @@
 
 #[cfg(test)]
 mod agreement;
+#[cfg(test)]
+mod card_tests;
 mod counters;
 #[cfg(test)]
 pub(crate) mod drain;
@@ -194,7 +196,8 @@ impl Hook {
     }
 
     /// From now on packets to this address and port go into this ring, instead of
-    /// another if there was one. They count as full from zero again.
+    /// another if there was one. They count as full from zero again. Waits some
+    /// milliseconds: when this returns, nothing more comes into the former ring.
     ///
     /// # Errors
     /// When the address is no single host's, it is no ring, there are 4096 already, or
@@ -217,7 +220,8 @@ impl Hook {
         entered.map_err(|cause| HookError::refused(&self.card.name, Step::Entry, cause))
     }
 
-    /// From now on packets to this address and port go to the socket.
+    /// From now on packets to this address and port go to the socket. Waits as
+    /// [`add`](Self::add) does.
     ///
     /// # Errors
     /// When the kernel refuses; not when there was no ring.

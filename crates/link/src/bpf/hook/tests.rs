@@ -47,7 +47,7 @@ pub(super) fn socket(bed: &Bed, node: u32) -> UdpSocket {
 }
 
 /// What comes into the ring, at least this many packets.
-fn wait_for(drain: &mut Drain, count: usize) -> Vec<Deposit> {
+pub(super) fn wait_for(drain: &mut Drain, count: usize) -> Vec<Deposit> {
     let deadline = Instant::now() + Duration::from_secs(10);
     let mut found = Vec::new();
     while found.len() < count {
@@ -63,7 +63,7 @@ fn wait_for(drain: &mut Drain, count: usize) -> Vec<Deposit> {
 }
 
 /// The place, or a word why this card cannot have it.
-fn attach(bed: &Bed, node: u32, place: Place) -> Hook {
+pub(super) fn attach(bed: &Bed, node: u32, place: Place) -> Hook {
     let card = card(bed, node);
     let hook = bed.inside(node, || Hook::attach(&card, place)).unwrap();
     hook.unwrap_or_else(|error| panic!("{error}"))
@@ -273,6 +273,16 @@ fn programs_of_others_stay_and_run_before_ours() {
     until("theirs goes", || ingress(&bed, 2).is_empty());
 }
 
+/// A process that ends with SIGKILL when this is dropped.
+struct Holder(std::process::Child);
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
 #[test]
 fn nothing_is_attached_when_the_last_holder_has_been_killed() {
     let Some(bed) = bed() else { return };
@@ -285,18 +295,18 @@ fn nothing_is_attached_when_the_last_holder_has_been_killed() {
         hook.add(to.ip(), to.port(), ring.as_fd()).unwrap();
         // Another process holds the link, and knows nothing of it.
         let link = hook.link.try_clone().unwrap();
-        let mut holder = Command::new("sleep")
-            .arg("1000")
-            .stdin(link)
-            .spawn()
-            .unwrap();
+        let holder = Holder(
+            Command::new("sleep")
+                .arg("1000")
+                .stdin(link)
+                .spawn()
+                .unwrap(),
+        );
         drop(hook);
         sender.send_to(b"held", to).unwrap();
         assert_eq!(wait_for(&mut drain, 1)[0].payload, b"held", "{place}");
 
-        // SIGKILL.
-        holder.kill().unwrap();
-        holder.wait().unwrap();
+        drop(holder);
         until("the program goes", || {
             sender.send_to(b"socket", to).unwrap();
             drain.take().is_empty()
@@ -333,6 +343,47 @@ fn a_hook_is_taken_over_by_its_descriptors() {
     sender.send_to(b"kept", to).unwrap();
     assert_eq!(wait_for(&mut drain, 1)[0].payload, b"kept");
     assert_eq!(taken.counters().unwrap().deposited, 1);
+}
+
+#[test]
+fn a_ring_is_replaced_in_mid_stream_and_nothing_is_lost() {
+    let Some(bed) = bed() else { return };
+    let hook = attach(&bed, 2, Place::Tcx);
+    let (sender, ours) = (socket(&bed, 1), socket(&bed, 2));
+    let to = ours.local_addr().unwrap();
+    let mut next = 0_u32;
+    let mut former: Option<Drain> = None;
+    for _ in 0..20 {
+        let ring = create_ring(RING_BYTES).unwrap();
+        let mut drain = Drain::open(ring.as_fd());
+        // Packets come while the ring is entered; the first go to the former one.
+        let sent = std::thread::scope(|scope| {
+            let sending = scope.spawn(|| {
+                (next..next + 50).for_each(|number| {
+                    sender.send_to(&number.to_ne_bytes(), to).unwrap();
+                });
+                next + 50
+            });
+            hook.add(to.ip(), to.port(), ring.as_fd()).unwrap();
+            sending.join().unwrap()
+        });
+        let mut found = Vec::new();
+        ours.set_nonblocking(true).unwrap();
+        until("all packets come", || {
+            let mut buffer = [0; 4];
+            while let Ok(4) = ours.recv(&mut buffer) {
+                found.push(u32::from_ne_bytes(buffer));
+            }
+            for drain in former.iter_mut().chain([&mut drain]) {
+                let numbers = drain.take().into_iter().map(|found| found.payload);
+                found.extend(numbers.map(|bytes| u32::from_ne_bytes(bytes.try_into().unwrap())));
+            }
+            found.len() >= 50
+        });
+        found.sort_unstable();
+        assert_eq!(found, (next..sent).collect::<Vec<_>>());
+        (next, former) = (sent, Some(drain));
+    }
 }
 
 #[test]

@@ -69,6 +69,17 @@ pub(crate) fn packet(version: u8, payload: usize, option_words: u8) -> Vec<u8> {
     frame
 }
 
+/// Sets the checksum of an IPv4 header without options; bridges look at it.
+pub(crate) fn set_checksum(frame: &mut [u8]) {
+    frame[24..26].fill(0);
+    let words = frame[14..34].chunks_exact(2);
+    let sum: u32 = words
+        .map(|word| u32::from(word[0]) << 8 | u32::from(word[1]))
+        .sum();
+    let sum = !u16::try_from(sum % 0xffff).unwrap();
+    frame[24..26].copy_from_slice(&sum.to_be_bytes());
+}
+
 /// What is to become of a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {

@@ -218,7 +218,8 @@ pub(crate) struct TestRun {
     pub(crate) duration_ns: u32,
 }
 
-/// Runs a program on a frame, some times over, with a context (all zero if empty).
+/// Runs a program on a frame, some times over, with a context (all zero if empty). The
+/// kernel may break off with `Interrupted`, after some of the runs.
 #[cfg(test)]
 pub(crate) fn test_run(
     program: BorrowedFd<'_>,

@@ -9,15 +9,37 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
-use dipole_link::bpf::{Bpf, BpfOptions, Shortcuts};
+use dipole_link::bpf::neighbours::Neighbours;
+use dipole_link::bpf::raw::{RawFrame, Sent};
+use dipole_link::bpf::xsk::{Xsk, XskHook, XskOptions};
+use dipole_link::bpf::{Bpf, BpfOptions, Shortcuts, card_of};
 use dipole_link::udp::{Udp, UdpOptions};
 use dipole_link::{Class, Link, Outgoing};
 
 use super::super::channel::{Channel, Manner, broken};
 
+/// What a send takes at least, by which time goes on for the routes: reading a clock is no
+/// part of what is measured.
+const SEND_NS: u64 = 500;
+
 pub(crate) struct Frames {
-    link: Bpf,
+    way: Way,
+    own: SocketAddr,
     other: SocketAddr,
+    now_ns: u64,
+}
+
+enum Way {
+    Ring(Box<Bpf>),
+    Xdp(Box<Xdp>),
+}
+
+/// An AF_XDP socket, and the UDP socket whose port it has.
+struct Xdp {
+    xsk: Xsk,
+    neighbours: Neighbours,
+    udp: Udp,
+    _hook: XskHook,
 }
 
 impl Frames {
@@ -26,12 +48,39 @@ impl Frames {
         let udp = Udp::bind(own, &UdpOptions::default()).map_err(io::Error::other)?;
         let shortcuts = Shortcuts::open(&udp, &BpfOptions::default()).map_err(io::Error::other)?;
         let link = Bpf::new(udp, shortcuts);
-        let other = link.local(Class::Small);
-        Ok(Self { link, other })
+        let own = link.local(Class::Small);
+        Ok(Self {
+            way: Way::Ring(Box::new(link)),
+            own,
+            other: own,
+            now_ns: 0,
+        })
+    }
+
+    /// One AF_XDP socket for both ways, in copy mode.
+    pub(crate) fn by_xdp(ip: IpAddr) -> io::Result<Self> {
+        let udp = Udp::bind(ip, &UdpOptions::default()).map_err(io::Error::other)?;
+        let own = udp.local(Class::Small);
+        let (card, _) = card_of(ip)?;
+        let xsk = Xsk::open(&card, &XskOptions::default())?;
+        let hook = XskHook::attach(&card, &xsk, own)?;
+        let neighbours = Neighbours::open(&card, ip)?;
+        let xdp = Xdp {
+            xsk,
+            neighbours,
+            udp,
+            _hook: hook,
+        };
+        Ok(Self {
+            way: Way::Xdp(Box::new(xdp)),
+            own,
+            other: own,
+            now_ns: 0,
+        })
     }
 
     pub(crate) fn ports(&self) -> Vec<u16> {
-        vec![self.link.local(Class::Small).port()]
+        vec![self.own.port()]
     }
 
     pub(crate) fn connect(mut self, other: IpAddr, ports: &[u16]) -> io::Result<Self> {
@@ -53,7 +102,24 @@ impl Channel for Frames {
             bytes: payload,
             any_port: true,
         };
-        Ok(self.link.send(0, &[frame])? == 1)
+        self.now_ns += SEND_NS;
+        match &mut self.way {
+            Way::Ring(link) => Ok(link.send(self.now_ns, &[frame])? == 1),
+            Way::Xdp(xdp) => {
+                xdp.neighbours.follow(self.now_ns);
+                let Some(route) = xdp.neighbours.route(self.now_ns, self.other.ip()) else {
+                    // The kernel looks for the neighbour.
+                    return Ok(xdp.udp.send(self.now_ns, &[frame])? == 1);
+                };
+                let frame = RawFrame {
+                    route: *route,
+                    from: self.own,
+                    to: self.other,
+                    payload,
+                };
+                Ok(xdp.xsk.send(&[frame])?.1 == Sent::Taken)
+            }
+        }
     }
 
     fn try_flush(&mut self) -> io::Result<bool> {
@@ -65,25 +131,41 @@ impl Channel for Frames {
         length: usize,
         consume: impl FnOnce(&[u8]) -> R,
     ) -> io::Result<Option<R>> {
-        if self.link.poll(0, Class::Small)? == 0 {
-            return Ok(None);
-        }
-        let frame = self.link.frame(0);
-        if frame.bytes.len() != length {
+        let bytes = match &mut self.way {
+            Way::Ring(link) => match link.poll(self.now_ns, Class::Small)? {
+                0 => return Ok(None),
+                _ => link.frame(0).bytes,
+            },
+            Way::Xdp(xdp) => match xdp.xsk.poll()? {
+                0 => return Ok(None),
+                _ => xdp.xsk.frame(0).1,
+            },
+        };
+        if bytes.len() != length {
             return Err(broken(format!(
                 "a frame of {} bytes came, {length} were due",
-                frame.bytes.len()
+                bytes.len()
             )));
         }
-        Ok(Some(consume(frame.bytes)))
+        Ok(Some(consume(bytes)))
     }
 
     fn finish(self) -> io::Result<Vec<String>> {
-        let stats = self.link.stats();
-        if stats.raw < stats.socket || stats.by_ring < stats.by_socket {
-            return Err(broken(format!(
-                "frames and rings were to carry the messages, but sockets did: {stats:?}"
-            )));
+        match self.way {
+            Way::Ring(link) => {
+                let stats = link.stats();
+                if stats.raw < stats.socket || stats.by_ring < stats.by_socket {
+                    return Err(broken(format!(
+                        "frames and rings were to carry the messages, but sockets did: {stats:?}"
+                    )));
+                }
+            }
+            Way::Xdp(xdp) => {
+                let stats = xdp.xsk.stats();
+                if stats.sent_frames == 0 || stats.received_frames == 0 {
+                    return Err(broken(format!("nothing went by AF_XDP: {stats:?}")));
+                }
+            }
         }
         Ok(Vec::new())
     }
