@@ -54,7 +54,7 @@ fn with_permission_packets_come_by_a_ring_that_is_lent_and_without_the_agent_say
             scene.attached().is_empty().then_some(())
         });
     }
-    let refused = scene.borrow(MALLORY).err().expect("no permission");
+    let refused = scene.borrow(MALLORY).expect_err("no permission");
     assert_eq!(reason(&refused), Reason::User);
     let text = refused.to_string();
     assert!(
@@ -121,7 +121,7 @@ fn raw_frames_must_come_from_their_owner_and_nothing_is_heard_by_their_socket() 
     scene.being(CAROL, || {
         sent(&sender, &way, foreign_port, to, b"another's port");
         sent(&sender, &way, foreign_address, to, b"another's address");
-        let mut strange = way.clone();
+        let mut strange = way;
         strange.own_mac = [2, 0, 0, 0, 0, 9];
         sent(&sender, &strange, own, to, b"another's card");
         sent(&sender, &way, own, to, b"mine again");
