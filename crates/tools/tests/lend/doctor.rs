@@ -1,6 +1,5 @@
 //! What `dipole doctor` tells users of cards that are lent, or not.
 
-use std::os::unix::fs::{PermissionsExt, chown};
 use std::process::Command;
 
 use crate::scene::{ALICE, BOB, CAROL, MALLORY, RING_BYTES, Scene};
@@ -11,16 +10,8 @@ type Told = Vec<(String, String, String)>;
 impl Scene {
     /// Name, subject and fact of all findings, for a user.
     fn doctor(&self, uid: u32) -> Told {
-        // A copy, since the original may lie where that user cannot go.
-        let program = self.path("dipole");
-        if !program.exists() {
-            std::fs::copy(env!("CARGO_BIN_EXE_dipole"), &program).expect("our own folder");
-            let open = PermissionsExt::from_mode(0o755);
-            std::fs::set_permissions(&program, open).expect("our own folder");
-        }
-        let runtime = self.path(&format!("runtime-{uid}"));
-        std::fs::create_dir_all(&runtime).expect("our own folder");
-        chown(&runtime, Some(uid), Some(uid)).expect("root may");
+        let program = self.program();
+        let runtime = self.runtime_of(uid);
         let ask = || {
             let mut command = Command::new(&program);
             command.args([
