@@ -3,6 +3,7 @@
 
 #![allow(missing_docs, reason = "tests")]
 
+mod doctor;
 mod lives;
 mod scene;
 mod strangers;
