@@ -218,10 +218,9 @@ fn open_link(config: &Config, clock: Clock) -> Result<AnyLink, OpenError> {
     };
     let mut refused = None;
     let mut shortened = |udp| {
-        shorten(udp, config).unwrap_or_else(|(udp, cause)| {
-            refused.get_or_insert(cause);
-            udp.into()
-        })
+        let (link, cause) = shorten(udp, config);
+        refused = refused.take().or(cause);
+        link
     };
     let mut link = if config.cards.is_empty() {
         shortened(Udp::bind(config.bind, &options).map_err(failed)?)
@@ -259,18 +258,18 @@ fn open_link(config: &Config, clock: Clock) -> Result<AnyLink, OpenError> {
 }
 
 /// Gives a card's small packets their short ways, where that is wanted and can be.
-fn shorten(udp: Udp, config: &Config) -> Result<AnyLink, (Udp, BpfError)> {
+fn shorten(udp: Udp, config: &Config) -> (AnyLink, Option<BpfError>) {
     match config.links {
-        Links::Shm | Links::Udp => return Ok(udp.into()),
-        Links::Auto if udp.local(Class::Small).ip().is_loopback() => return Ok(udp.into()),
+        Links::Shm | Links::Udp => return (udp.into(), None),
+        Links::Auto if udp.local(Class::Small).ip().is_loopback() => return (udp.into(), None),
         Links::Auto | Links::Bpf => {}
     }
     let options = BpfOptions {
         ring_bytes: config.ring_bytes,
     };
     match Shortcuts::find(&udp, &config.lender, &options) {
-        Ok(shortcuts) => Ok(Bpf::new(udp, shortcuts).into()),
-        Err(cause) => Err((udp, cause)),
+        Ok(shortcuts) => (Bpf::new(udp, shortcuts).into(), None),
+        Err(cause) => (udp.into(), Some(cause)),
     }
 }
 

@@ -7,4 +7,5 @@ mod doctor;
 mod lives;
 mod scene;
 mod strangers;
+mod stream;
 mod users;

@@ -171,8 +171,13 @@ impl Scene {
         });
     }
 
+    /// The agent, for who wants to end it at a moment.
+    pub(crate) fn take_agent(&mut self) -> Child {
+        self.agent.take().expect("there is one")
+    }
+
     pub(crate) fn kill_agent(&mut self) {
-        let mut agent = self.agent.take().expect("there is one");
+        let mut agent = self.take_agent();
         agent.kill().expect("our child");
         agent.wait().expect("our child");
     }

@@ -193,7 +193,8 @@ fn a_reader_goes_on_where_the_one_before_stopped() {
 
 #[test]
 fn what_no_kernel_writes_is_refused() {
-    let spoilt: [(&str, fn(&mut Vec<u8>)); 3] = [
+    type Spoil = fn(&mut Vec<u8>);
+    let spoilt: [(&str, Spoil); 3] = [
         ("shorter than its header", |record| record.truncate(23)),
         ("longer than its record", |record| record[18..20].fill(0xff)),
         ("no IP version", |record| record[20] = 5),
