@@ -175,6 +175,11 @@ fn items(built: &Path, prefix: &Path) -> Result<Vec<Item>, Failure> {
             Content::Text(filled("examples/systemd/dipole-agent.service.in", prefix)?),
             DATA,
         ),
+        Item::new(
+            "lib/systemd/system/dipole-lender.service",
+            Content::Text(filled("examples/systemd/dipole-lender.service.in", prefix)?),
+            DATA,
+        ),
     ];
     items.extend(manual(&program)?);
     for (shell, to) in SHELLS {

@@ -102,14 +102,15 @@ impl<M: Memory> Ring<M> {
         self.packets.clear();
         while self.packets.len() < BATCH {
             if self.position == self.written {
-                self.written = self.memory.producer().load(Ordering::Acquire);
-                if self.position == self.written {
+                let written = self.memory.producer().load(Ordering::Acquire);
+                let unread = written.wrapping_sub(self.position);
+                if unread == 0 {
                     break;
                 }
-                let unread = self.written.wrapping_sub(self.position);
                 if unread > self.memory.ring_bytes() as u64 || !unread.is_multiple_of(8) {
                     return Err(Broken("a position outside the ring"));
                 }
+                self.written = written;
             }
             if !self.take()? {
                 break;

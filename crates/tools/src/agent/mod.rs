@@ -55,9 +55,10 @@ pub(crate) use session::{SessionArgs, session};
 /// With CAP_BPF, CAP_NET_ADMIN and CAP_NET_RAW it lends what the bpf link needs to processes
 /// without privileges, as far as the administrator of the machine allows: a TOML file, by
 /// --cards, DIPOLE_AGENT_CARDS, or /etc/dipole/cards.toml if there is one. It may set
-/// rings-per-user (64), and for each [[card]] its name, users and groups (names, numbers, or "*")
-/// that get a ring, raw-users and raw-groups that get a socket for raw frames, too, and
-/// ring-bytes, the longest ring (1048576). Processes ask at DIPOLE_LENDER (/run/dipole/lender).
+/// rings-per-user (64), and for each card, an entry of the array "card", its name, users and
+/// groups (names, numbers, or "*") that get a ring, raw-users and raw-groups that get a socket
+/// for raw frames, too, and ring-bytes, the longest ring (1048576). Processes ask at
+/// DIPOLE_LENDER (/run/dipole/lender).
 /// The file must belong to root or the agent's user, and nobody else may write to it; it is read
 /// when the agent starts.
 #[derive(Args, Debug)]

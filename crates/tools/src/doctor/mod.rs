@@ -130,7 +130,7 @@ fn network(config: &Config, patience: Duration) -> Vec<Finding> {
     own_addresses.extend(&config.cards);
     let mut shortcuts = false;
     for address in own_addresses.iter().filter(|one| !one.is_loopback()) {
-        let (found, usable) = shortcut::examine(*address);
+        let (found, usable) = shortcut::examine(*address, config.ring_bytes);
         findings.extend(found);
         shortcuts |= usable;
     }

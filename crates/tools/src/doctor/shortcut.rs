@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use dipole_link::bpf::hook::{Attached, Side, attached};
 use dipole_link::bpf::loan::wire::{Granted, Reason};
 use dipole_link::bpf::loan::{DEFAULT_PATH, LoanError, opinion};
-use dipole_link::bpf::{CardId, DEFAULT_RING_BYTES, card_of, is_permitted};
+use dipole_link::bpf::{CardId, card_of, is_permitted};
 
 use super::finding::Finding;
 
@@ -24,7 +24,7 @@ enum Means {
 }
 
 /// What is found at the card with an address; the second is true if it can be used.
-pub(super) fn examine(address: IpAddr) -> (Vec<Finding>, bool) {
+pub(super) fn examine(address: IpAddr, ring_bytes: u32) -> (Vec<Finding>, bool) {
     let Ok((card, _)) = card_of(address) else {
         return (Vec::new(), false);
     };
@@ -32,7 +32,7 @@ pub(super) fn examine(address: IpAddr) -> (Vec<Finding>, bool) {
     let path = path.map_or_else(|| PathBuf::from(DEFAULT_PATH), PathBuf::from);
     let means = match is_permitted() {
         true => Means::Own,
-        false => Means::Lent(opinion(&path, address, DEFAULT_RING_BYTES)),
+        false => Means::Lent(opinion(&path, address, ring_bytes)),
     };
     let programs = attached(&card).ok();
     // The kernel that can be asked for them has the place for ours.
@@ -77,6 +77,11 @@ fn judge(means: &Means, has_tcx: bool, path: &Path) -> Finding {
             );
             match refusal.reason {
                 Reason::User | Reason::Card => Finding::good(NAME, fact).advise(allow),
+                Reason::Size => Finding::slow(
+                    NAME,
+                    fact,
+                    "ask for less (DIPOLE_RING_BYTES), or have `ring-bytes` raised",
+                ),
                 Reason::Version => Finding::slow(NAME, fact, "install the same version"),
                 Reason::Limit => Finding::slow(NAME, fact, "end processes, or have it raised"),
                 _ => Finding::unknown(NAME, fact, "the agent's log says more"),
@@ -165,6 +170,7 @@ mod tests {
             (nobody, true, Good, "nobody lends"),
             (refused(Reason::User), true, Good, "because"),
             (refused(Reason::Limit), true, Slow, "because"),
+            (refused(Reason::Size), true, Slow, "because"),
             (refused(Reason::Kernel), true, Unknown, "because"),
             (silent, true, Unknown, "does not answer"),
         ] {

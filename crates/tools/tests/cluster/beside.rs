@@ -90,7 +90,7 @@ fn attached(bed: &Bed, node: u32) -> usize {
 }
 
 fn content(at: usize) -> u8 {
-    (at * 7 ^ (at >> 8)).to_le_bytes()[0]
+    ((at * 7) ^ (at >> 8)).to_le_bytes()[0]
 }
 
 fn serve_pages(web: &TcpListener) {

@@ -213,7 +213,7 @@ fn a_wrong_hosts_file_is_broken_and_wrong_usage_is_something_else() {
         .env("DIPOLE_LINK", "pigeon");
     let report = Report::of(&mut command);
     assert_eq!(report.status, 1);
-    let words = ["DIPOLE_LINK", "auto, shm or udp"];
+    let words = ["DIPOLE_LINK", "auto, shm, udp or bpf"];
     report.expect("configuration", "this machine", "broken", &words);
     for wrong in ["--timeout=never", "--nothing"] {
         assert_eq!(place.report(&[wrong]).status, 2, "{wrong}");

@@ -3,7 +3,9 @@
 
 #![allow(missing_docs, reason = "tests")]
 
+mod doctor;
 mod lives;
 mod scene;
 mod strangers;
+mod stream;
 mod users;

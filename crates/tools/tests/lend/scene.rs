@@ -3,6 +3,7 @@
 use std::fs::OpenOptions;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::AsFd;
+use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -75,7 +76,7 @@ impl Scene {
             agent: None,
             _alone: alone,
         };
-        let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        let open = PermissionsExt::from_mode(0o755);
         std::fs::set_permissions(scene.bed.folder(), open).expect("our own folder");
         scene.allow(&format!(
             "rings-per-user = {RINGS}\n[[card]]\nname = 'net0'\nusers = [{ALICE}]\n\
@@ -120,6 +121,25 @@ impl Scene {
         std::fs::read_to_string(self.path("log")).expect("our own folder")
     }
 
+    /// The program, where every user may start it: the original may lie elsewhere.
+    pub(crate) fn program(&self) -> PathBuf {
+        let program = self.path("dipole");
+        if !program.exists() {
+            std::fs::copy(env!("CARGO_BIN_EXE_dipole"), &program).expect("our own folder");
+            let open = PermissionsExt::from_mode(0o755);
+            std::fs::set_permissions(&program, open).expect("our own folder");
+        }
+        program
+    }
+
+    /// A directory for what programs of a user keep.
+    pub(crate) fn runtime_of(&self, uid: u32) -> PathBuf {
+        let runtime = self.path(&format!("runtime-{uid}"));
+        std::fs::create_dir_all(&runtime).expect("our own folder");
+        chown(&runtime, Some(uid), Some(uid)).expect("root may");
+        runtime
+    }
+
     pub(crate) fn words(&self) -> Vec<String> {
         let cards = self.path("cards.toml").display().to_string();
         let program = env!("CARGO_BIN_EXE_dipole");
@@ -151,8 +171,13 @@ impl Scene {
         });
     }
 
+    /// The agent, for who wants to end it at a moment.
+    pub(crate) fn take_agent(&mut self) -> Child {
+        self.agent.take().expect("there is one")
+    }
+
     pub(crate) fn kill_agent(&mut self) {
-        let mut agent = self.agent.take().expect("there is one");
+        let mut agent = self.take_agent();
         agent.kill().expect("our child");
         agent.wait().expect("our child");
     }

@@ -1,7 +1,9 @@
 //! What those may do whom the administrator lets, and those whom not.
 
+use std::io::Write;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
+use std::process::{Command, Stdio};
 
 use dipole_link::bpf::loan::LoanError;
 use dipole_link::bpf::loan::wire::Reason;
@@ -10,7 +12,7 @@ use dipole_link::bpf::raw::{RawSender, Sent};
 use dipole_link::{Class, Link, Outgoing};
 use rustix::net::RecvFlags;
 
-use crate::scene::{ALICE, BOB, CAROL, MALLORY, Scene, numbers, wait_for};
+use crate::scene::{ALICE, BOB, CAROL, MALLORY, RING_BYTES, Scene, numbers, wait_for};
 
 pub(crate) fn reason(error: &LoanError) -> Reason {
     match error {
@@ -54,7 +56,7 @@ fn with_permission_packets_come_by_a_ring_that_is_lent_and_without_the_agent_say
             scene.attached().is_empty().then_some(())
         });
     }
-    let refused = scene.borrow(MALLORY).err().expect("no permission");
+    let refused = scene.borrow(MALLORY).expect_err("no permission");
     assert_eq!(reason(&refused), Reason::User);
     let text = refused.to_string();
     assert!(
@@ -121,7 +123,7 @@ fn raw_frames_must_come_from_their_owner_and_nothing_is_heard_by_their_socket() 
     scene.being(CAROL, || {
         sent(&sender, &way, foreign_port, to, b"another's port");
         sent(&sender, &way, foreign_address, to, b"another's address");
-        let mut strange = way.clone();
+        let mut strange = way;
         strange.own_mac = [2, 0, 0, 0, 0, 9];
         sent(&sender, &strange, own, to, b"another's card");
         sent(&sender, &way, own, to, b"mine again");
@@ -152,4 +154,45 @@ fn raw_frames_must_come_from_their_owner_and_nothing_is_heard_by_their_socket() 
     wait_for("nothing attached", || {
         scene.attached().is_empty().then_some(())
     });
+}
+
+#[test]
+fn programs_of_a_user_without_privileges_use_what_is_lent() {
+    let Some(scene) = Scene::with_agent() else {
+        return;
+    };
+    // The agent has the usual port.
+    let hosts = scene.path("hosts-of-alice");
+    let lines = [1, 2].map(|node| format!("{node} {} port=7499\n", scene.address(node)));
+    std::fs::write(&hosts, lines.concat()).expect("our own folder");
+    let mut receiver = Command::new(scene.program());
+    receiver
+        .args(["recv", "1:7", "--nid", "1", "--hosts"])
+        .arg(&hosts);
+    receiver.env("DIPOLE_RUNTIME_DIR", scene.runtime_of(ALICE));
+    receiver.env("DIPOLE_LENDER", scene.lender());
+    receiver.env("DIPOLE_RING_BYTES", RING_BYTES.to_string());
+    receiver.env("DIPOLE_LINK", "bpf");
+    receiver.stdout(Stdio::piped());
+    let receiver = scene.being(ALICE, || receiver.spawn().expect("it starts"));
+    let mut sender = scene.bed.command(2, env!("CARGO_BIN_EXE_dipole"));
+    sender
+        .args(["send", "1:7", "--nid", "2", "--hosts"])
+        .arg(&hosts);
+    sender.env("DIPOLE_RUNTIME_DIR", scene.runtime_of(0));
+    sender.env("DIPOLE_LINK", "udp").stdin(Stdio::piped());
+    let mut sender = sender.spawn().expect("it starts");
+    let text = b"by a ring that was lent";
+    let mut stdin = sender.stdin.take().expect("piped");
+    stdin.write_all(text).expect("it reads");
+    drop(stdin);
+    assert!(sender.wait().expect("our child").success());
+    let received = receiver.wait_with_output().expect("our child");
+    assert!(received.status.success(), "{received:?}");
+    assert_eq!(received.stdout, text);
+    // One to see whether there is a lender, and this one.
+    let log = scene.said();
+    let uid = format!("uid={ALICE}");
+    let lent = log.lines().filter(|line| line.contains("a ring is lent"));
+    assert_eq!(lent.filter(|line| line.contains(&uid)).count(), 2, "{log}");
 }

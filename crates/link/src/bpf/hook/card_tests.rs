@@ -131,10 +131,7 @@ fn two_capabilities_suffice_and_a_missing_one_is_named() {
     );
     let refused = attempt(CapabilitySet::BPF).unwrap_err().to_string();
     assert!(refused.contains("needs CAP_NET_ADMIN ("), "{refused}");
-    assert!(
-        refused.contains("dipole agent allow USER net0"),
-        "{refused}"
-    );
+    assert!(refused.contains("lend on net0"), "{refused}");
 }
 
 #[test]

@@ -160,23 +160,23 @@ impl fmt::Display for HookError {
                 match (missing.is_empty(), cause.raw_os_error()) {
                     (false, _) | (true, Some(libc::EPERM)) => write!(
                         f,
-                        "; ask the agent (dipole agent allow USER {card}), or use --link=udp"
+                        "; let the machine's agent lend on {card} (/etc/dipole/cards.toml), or set DIPOLE_LINK=udp"
                     ),
                     (true, Some(libc::EBUSY)) if *step == Step::Xdp => write!(
                         f,
-                        "; another XDP program is there (ip link show {card}): use TCX, or --link=udp"
+                        "; another XDP program is there (ip link show {card}): use TCX, or set DIPOLE_LINK=udp"
                     ),
                     (true, Some(libc::EINVAL)) if step.tells_age() => write!(
                         f,
-                        "; TCX needs Linux 6.6, XDP needs 5.18: use --link=udp on older ones"
+                        "; TCX needs Linux 6.6, XDP needs 5.18: use DIPOLE_LINK=udp on older ones"
                     ),
-                    _ => write!(f, "; use --link=udp"),
+                    _ => write!(f, "; set DIPOLE_LINK=udp"),
                 }
             }
             Self::NotEthernet { card, kind } => write!(
                 f,
                 "cannot open the bpf link on {card}: it is no Ethernet card (kind {kind}); \
-                 use --link=udp"
+                 set DIPOLE_LINK=udp"
             ),
             Self::NotOneHost { card, address } => write!(
                 f,

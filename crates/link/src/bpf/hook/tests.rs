@@ -419,8 +419,8 @@ fn an_error_says_card_step_and_what_is_missing() {
     assert_eq!(
         error.to_string(),
         "cannot open the bpf link on eth1: attaching at TCX ingress needs CAP_NET_ADMIN \
-         (Operation not permitted (os error 1)); ask the agent (dipole agent allow USER eth1), \
-         or use --link=udp"
+         (Operation not permitted (os error 1)); let the machine's agent lend on eth1 \
+         (/etc/dipole/cards.toml), or set DIPOLE_LINK=udp"
     );
     let card = CardId {
         index: 1,

@@ -253,6 +253,9 @@ pub(crate) fn is_ring_size(bytes: u32, most: u32) -> bool {
     bytes.is_power_of_two() && (page..=most).contains(&bytes)
 }
 
+/// Finds the number for a name.
+type Find<'a> = &'a dyn Fn(&str) -> Option<u32>;
+
 fn who(
     users: &[toml::Spanned<Named>],
     groups: &[toml::Spanned<Named>],
@@ -267,7 +270,7 @@ fn who(
         let group = Group::from_name(name).ok().flatten();
         group.map(|group| group.gid.as_raw())
     };
-    let kinds: [(_, _, &dyn Fn(&str) -> Option<u32>, _); 2] = [
+    let kinds: [(_, _, Find<'_>, _); 2] = [
         ("user", users, &user, &mut found.users),
         ("group", groups, &group, &mut found.groups),
     ];
