@@ -60,7 +60,8 @@ pub(crate) use session::{SessionArgs, session};
 /// for raw frames, too, and ring-bytes, the longest ring (1048576). Processes ask at
 /// DIPOLE_LENDER (/run/dipole/lender).
 /// The file must belong to root or the agent's user, and nobody else may write to it; it is read
-/// when the agent starts.
+/// when the agent starts. Cards that nobody has calibrated (see `dipole doctor --calibrate`) are
+/// then measured, once, and the figures kept beside the socket that is asked.
 #[derive(Args, Debug)]
 pub(crate) struct AgentArgs {
     /// The owner's rules about work for others

@@ -236,6 +236,7 @@ impl Scene {
             let udp = Udp::bind(self.address(1), &UdpOptions::default()).expect("a link");
             let options = BpfOptions {
                 ring_bytes: RING_BYTES,
+                ..BpfOptions::default()
             };
             let lent = Shortcuts::borrow(&udp, &self.lender(), &options);
             Bpf::new(udp, lent.expect("it is lent"))
