@@ -126,11 +126,16 @@ fn capture() -> Option<World> {
 
 /// A link on each of three nodes in namespaces of their own.
 fn in_namespaces(make: impl Fn(usize, Udp) -> AnyLink + Sync) -> Option<World> {
+    in_namespaces_with(1500, make)
+}
+
+/// The same with cards of this MTU.
+fn in_namespaces_with(mtu: u32, make: impl Fn(usize, Udp) -> AnyLink + Sync) -> Option<World> {
     if let Some(why) = Bed::why_not() {
         eprintln!("SKIPPED: {why}");
         return None;
     }
-    let bed = Bed::builder().nodes(3).build().unwrap();
+    let bed = Bed::builder().nodes(3).mtu(mtu).build().unwrap();
     let open = |node: u32| {
         let ip = bed.node(node).addresses[0].into();
         let open = || {
@@ -153,8 +158,8 @@ fn shortened(udp: Udp) -> AnyLink {
 }
 
 /// What a link is told to use.
-fn forced(receive: Option<Receive>, send: Option<Send>) -> Option<World> {
-    in_namespaces(|_, udp| {
+fn forced(mtu: u32, receive: Option<Receive>, send: Option<Send>) -> Option<World> {
+    in_namespaces_with(mtu, |_, udp| {
         let options = BpfOptions {
             forced: Forced { receive, send },
             ..BpfOptions::default()
@@ -168,15 +173,24 @@ fn forced(receive: Option<Receive>, send: Option<Send>) -> Option<World> {
 }
 
 fn bpf_at_generic_xdp() -> Option<World> {
-    forced(Some(Receive::XdpGeneric), None)
+    forced(1500, Some(Receive::XdpGeneric), None)
 }
 
 fn af_xdp_receive() -> Option<World> {
-    forced(Some(Receive::AfXdp), None)
+    forced(1500, Some(Receive::AfXdp), None)
+}
+
+/// Pieces of its memory are shorter than the longest frames.
+fn af_xdp_receive_of_long_frames() -> Option<World> {
+    forced(9000, Some(Receive::AfXdp), None)
+}
+
+fn af_xdp_send_of_long_frames() -> Option<World> {
+    forced(9000, Some(Receive::Tcx), Some(Send::AfXdp))
 }
 
 fn af_xdp_send() -> Option<World> {
-    forced(Some(Receive::Tcx), Some(Send::AfXdp))
+    forced(1500, Some(Receive::Tcx), Some(Send::AfXdp))
 }
 
 fn bpf() -> Option<World> {
@@ -601,4 +615,19 @@ suite!(
     a_full_receiver_loses_frames_but_damages_none,
     frames_stay_as_they_are_until_the_next_poll,
     descriptors_become_readable_when_frames_have_come,
+);
+
+// What is too long takes the socket and may come later than what is not.
+suite!(
+    af_xdp_receive_of_long_frames:
+    shortest_and_longest_frames_arrive_on_both_classes_from_the_right_address,
+    frames_too_long_or_empty_are_taken_and_lost,
+    frames_stay_as_they_are_until_the_next_poll,
+    descriptors_become_readable_when_frames_have_come,
+);
+suite!(
+    af_xdp_send_of_long_frames:
+    shortest_and_longest_frames_arrive_on_both_classes_from_the_right_address,
+    frames_too_long_or_empty_are_taken_and_lost,
+    mixed_batches_arrive_whole_in_order_per_class_and_destination,
 );
