@@ -426,8 +426,22 @@ fn a_veth_bed_is_made_measured_on_and_removed() {
         String::from_utf8_lossy(&output.stderr)
     );
     let text = String::from_utf8(output.stdout).expect("text");
-    let first: Value = serde_json::from_str(text.lines().next().expect("a line")).expect("JSON");
-    assert_eq!(first["link"], "udp/veth");
+    let lines = text.lines().map(|line| {
+        let line: Value = serde_json::from_str(line).expect("JSON");
+        let word = |name: &str| line[name].as_str().expect("a word").to_owned();
+        (word("subject"), word("link"))
+    });
+    let lines: Vec<_> = lines.collect();
+    for (subject, link) in [
+        ("dipole", "bpf/veth"),
+        ("dipole", "udp/veth"),
+        ("bare-bpf", "bpf/veth"),
+        ("bare-xdp", "xdp/veth"),
+        ("bare-udp-spin", "udp/veth"),
+    ] {
+        let wanted = (subject.to_owned(), link.to_owned());
+        assert!(lines.contains(&wanted), "{wanted:?} of {lines:?}");
+    }
     assert_eq!(namespaces_of(process), [""; 0]);
     assert!(!folder_of(process).exists());
 }

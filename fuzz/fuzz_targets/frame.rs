@@ -1,0 +1,34 @@
+//! A UDP packet is found in a frame only where the frame has one, and a frame that was
+//! written is read as it was meant.
+
+#![no_main]
+
+use std::net::SocketAddr;
+
+use dipole_link::bpf::headers::{Ethernet, Template, read_udp};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    if let Some((_, payload)) = read_udp(bytes) {
+        assert!(payload.start <= payload.end && payload.end <= bytes.len());
+    }
+    let ethernet = Ethernet {
+        destination: [1; 6],
+        source: [2; 6],
+        vlan: None,
+    };
+    let payload = &bytes[..bytes.len().min(9000)];
+    for [from, to] in [
+        [SocketAddr::from(([10, 0, 0, 1], 7)), SocketAddr::from(([10, 0, 0, 2], 9))],
+        [
+            SocketAddr::from(([1, 0, 0, 0, 0, 0, 0, 1], 7)),
+            SocketAddr::from(([1, 0, 0, 0, 0, 0, 0, 2], 9)),
+        ],
+    ] {
+        let template = Template::new(&ethernet, from, to, 64).expect("of one version");
+        let mut frame = template.finish(1, payload)[..template.bytes()].to_vec();
+        frame.extend_from_slice(payload);
+        let (sender, place) = read_udp(&frame).expect("what was written");
+        assert_eq!((sender, &frame[place]), (from, payload));
+    }
+});
