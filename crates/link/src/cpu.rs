@@ -35,6 +35,20 @@ pub fn pin_to_core(core: usize) -> io::Result<()> {
     Ok(sched_setaffinity(None, &set)?)
 }
 
+/// Asks for the cache line at this place, which will be read soon. A place without memory
+/// does no harm.
+#[inline]
+pub(crate) fn prefetch(place: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint that reads nothing, whatever the address.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(place.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _no_hint = place;
+}
+
 /// Lets another runnable thread have this core.
 pub fn yield_core() {
     rustix::thread::sched_yield();

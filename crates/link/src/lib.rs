@@ -10,6 +10,7 @@ pub mod bpf;
 mod capture;
 mod cards;
 mod chance;
+pub mod clock;
 pub mod cpu;
 pub mod fault;
 pub mod fork;

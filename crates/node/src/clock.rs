@@ -1,23 +1,26 @@
 //! The process's monotonic clock in nanoseconds, as protocol and links take it.
 
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
+
+use dipole_link::clock::monotonic_ns;
 
 /// Counts from when it was made, never zero.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Clock {
-    origin: Instant,
+    origin_ns: u64,
 }
 
 impl Clock {
     pub(crate) fn new() -> Clock {
         Clock {
-            origin: Instant::now(),
+            origin_ns: monotonic_ns(),
         }
     }
 
     /// Now, in ns.
+    #[inline]
     pub(crate) fn now(&self) -> dipole_proto::Instant {
-        dipole_proto::Instant(nanoseconds(self.origin.elapsed()) + 1)
+        dipole_proto::Instant(monotonic_ns().saturating_sub(self.origin_ns) + 1)
     }
 
     /// What to add to this clock's readings to get ns since 1970.

@@ -61,6 +61,28 @@ pub(crate) enum Until {
     For(Duration),
 }
 
+/// The clock, read only by who needs it.
+#[derive(Debug)]
+pub(crate) struct Reading<'a> {
+    clock: &'a Clock,
+    last: Instant,
+}
+
+impl Reading<'_> {
+    /// The last reading, maybe old.
+    #[inline]
+    pub(crate) fn last(&self) -> Instant {
+        self.last
+    }
+
+    /// A fresh one.
+    #[inline]
+    pub(crate) fn now(&mut self) -> Instant {
+        self.last = self.clock.now();
+        self.last
+    }
+}
+
 /// Why a wait ended without what it was for.
 #[derive(Debug)]
 pub(crate) enum WaitError {
@@ -209,14 +231,19 @@ impl Driver {
         self.died.load(Ordering::Relaxed) && self.died.swap(false, Ordering::Relaxed)
     }
 
-    /// Like [`with_last`](Self::with_last), for sends: a process that does nothing else
-    /// shows its edges too.
+    /// Like [`with_last`](Self::with_last), for sends, which read the clock only if packets
+    /// leave: a process that does nothing else shows its edges too.
     #[inline]
-    pub(crate) fn sending<R>(&self, action: impl FnOnce(&mut Engine) -> R) -> R {
+    pub(crate) fn sending<R>(&self, action: impl FnOnce(&mut Engine, &mut Reading<'_>) -> R) -> R {
         let mut state = self.lock();
         let before = state.engine.progress();
-        let last = state.last;
-        let result = action(&mut state.engine);
+        let mut reading = Reading {
+            clock: &self.clock,
+            last: state.last,
+        };
+        let result = action(&mut state.engine, &mut reading);
+        let last = reading.last;
+        state.last = last;
         self.rouse(&mut state, before, last);
         state.sends_unseen += 1;
         if state.sends_unseen >= state.sends_per_look {

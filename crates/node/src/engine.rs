@@ -181,6 +181,8 @@ impl Engine {
     /// Only when the link is broken.
     #[inline]
     pub fn look(&mut self, now: Instant, calls: u32) -> std::io::Result<()> {
+        // While bulk comes, its port shall not wait for the small one.
+        let calls = if self.is_bulk_quiet() { calls } else { 1 };
         for _ in 0..calls * self.looks_per_call {
             let count = self.link.poll(now.0, Class::Small)?;
             if count > 0 {
@@ -189,6 +191,11 @@ impl Engine {
             }
         }
         Ok(())
+    }
+
+    #[inline]
+    fn is_bulk_quiet(&self) -> bool {
+        self.bulk_quiet > BULK_QUIET_STEPS
     }
 
     /// Before sleeping: false if something is there.
@@ -252,7 +259,7 @@ impl Engine {
     fn step_network(&mut self, now: Instant, look_everywhere: bool) -> std::io::Result<bool> {
         let mut received = self.receive(now, Class::Small)?;
         self.bulk_quiet = self.bulk_quiet.wrapping_add(1);
-        let quiet = self.bulk_quiet > BULK_QUIET_STEPS;
+        let quiet = self.is_bulk_quiet();
         // A waiter woken by a small packet shall not pay for a look at the bulk port;
         // it looks there before it sleeps again.
         let due = !quiet || self.bulk_quiet.is_multiple_of(BULK_EVERY);
@@ -263,9 +270,13 @@ impl Engine {
             self.came_locally = false;
         }
         self.machine.on_timers(now);
-        self.handle_events();
+        if self.machine.has_event() {
+            self.handle_events();
+        }
         self.attend_witness(now);
-        self.transmit(now)?;
+        if self.has_transmit() || !self.batch.is_empty() || self.open_frames > 0 {
+            self.transmit(now)?;
+        }
         self.tell_paths();
         Ok(received)
     }
@@ -278,7 +289,7 @@ impl Engine {
         self.send_batch(now)?;
         self.close_idle_frames();
         while self.batch.is_empty() {
-            while !self.batch.is_full() {
+            while !self.batch.is_full() && self.machine.has_transmit() {
                 let Some(transmit) = self.machine.poll_transmit(now, &mut self.frames) else {
                     break;
                 };
@@ -429,34 +440,26 @@ impl Engine {
         self.trailers.append(space, transmit.length, transmit.seal);
     }
 
+    #[inline]
     fn send_batch(&mut self, now: Instant) -> std::io::Result<()> {
-        if self.batch.is_empty() {
-            return Ok(());
+        match self.batch.is_empty() {
+            true => Ok(()),
+            false => self.offer_batch(now),
         }
-        let mut outgoing: ArrayVec<Outgoing<'_>, BATCH> = ArrayVec::new();
-        for transmit in &self.batch {
-            outgoing.push(Outgoing {
-                class: if transmit.bulk {
-                    Class::Bulk
-                } else {
-                    Class::Small
-                },
-                to: from_wire(transmit.to),
-                // Letters are answered to where they come from, packets of a session
-                // to where the handshake said.
-                any_port: transmit.in_session,
-                bytes: self.frames.bytes(
-                    slot_of(transmit.frame),
-                    transmit.length + transmit.seal.bytes(),
-                ),
-            });
-        }
-        let taken = self.link.send(now.0, &outgoing)?;
+    }
+
+    fn offer_batch(&mut self, now: Instant) -> std::io::Result<()> {
+        let taken = match &self.batch[..] {
+            [alone] => {
+                let outgoing = [outgoing(alone, &self.frames)];
+                self.link.send(now.0, &outgoing)?
+            }
+            batch => send_run(&mut self.link, now, batch, &self.frames)?,
+        };
         self.traffic.packets_sent += taken as u64;
-        for frame in &outgoing[..taken] {
-            self.traffic.bytes_sent += frame.bytes.len() as u64;
+        for transmit in &self.batch[..taken] {
+            self.traffic.bytes_sent += packet_bytes(transmit) as u64;
         }
-        drop(outgoing);
         if taken < self.batch.len() {
             self.traffic.link_full += 1;
         }
@@ -465,6 +468,41 @@ impl Engine {
         }
         Ok(())
     }
+}
+
+/// Offers several packets; apart from a lone one for the room that this takes.
+#[inline(never)]
+fn send_run(
+    link: &mut AnyLink,
+    now: Instant,
+    batch: &[Transmit],
+    frames: &FramePool,
+) -> std::io::Result<usize> {
+    let outgoing = batch.iter().map(|one| outgoing(one, frames));
+    let outgoing: ArrayVec<Outgoing<'_>, BATCH> = outgoing.collect();
+    link.send(now.0, &outgoing)
+}
+
+/// A packet as the link takes it.
+#[inline]
+fn outgoing<'a>(transmit: &Transmit, frames: &'a FramePool) -> Outgoing<'a> {
+    Outgoing {
+        class: if transmit.bulk {
+            Class::Bulk
+        } else {
+            Class::Small
+        },
+        to: from_wire(transmit.to),
+        // Letters are answered to where they come from, packets of a session
+        // to where the handshake said.
+        any_port: transmit.in_session,
+        bytes: frames.bytes(slot_of(transmit.frame), packet_bytes(transmit)),
+    }
+}
+
+#[inline]
+fn packet_bytes(transmit: &Transmit) -> usize {
+    transmit.length + transmit.seal.bytes()
 }
 
 /// For each card a lane for small packets and one for bulk.

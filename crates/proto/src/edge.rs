@@ -146,6 +146,8 @@ pub(crate) struct EdgeIn {
     window: u64,
     /// What the peer said it waits for.
     wanted: u64,
+    /// It was granted a message longer than the window.
+    pub(crate) in_turn: bool,
     /// The sequence from which messages were refused, if the peer must be told.
     pub(crate) refusal: Option<(u64, RefusedReason)>,
     end: Option<u64>,
@@ -168,6 +170,7 @@ impl EdgeIn {
             unpooled: Vec::new(),
             window: u64::from(config.initial_credit_bytes),
             wanted: 0,
+            in_turn: false,
             refusal: None,
             end: None,
             open: (0, false),
@@ -339,6 +342,15 @@ impl EdgeIn {
         self.granted - self.consumed
     }
 
+    /// False while [`regrant`](Self::regrant) would change nothing: the peer does not wait,
+    /// has no turn to end, and little has been consumed.
+    #[inline]
+    pub(crate) fn may_regrant(&self) -> bool {
+        self.in_turn
+            || self.is_wanting()
+            || self.consumed + self.window >= self.granted + self.window / 2
+    }
+
     /// Raises the grant as far as the window allows, the window growing by at
     /// most `budget` bytes if the peer waits; true if it should be told now.
     pub(crate) fn regrant(&mut self, budget: u64, config: &Config) -> bool {
@@ -379,6 +391,7 @@ impl EdgeIn {
     /// Grants exactly what is wanted; the cumulative point at which that ends.
     pub(crate) fn grant_oversize(&mut self) -> u64 {
         self.granted = self.wanted;
+        self.in_turn = true;
         self.granted
     }
 

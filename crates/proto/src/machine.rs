@@ -376,10 +376,14 @@ impl Machine {
     /// The application has given back a message of `total` bytes of an incoming
     /// edge: its room can be granted again.
     pub fn consumed(&mut self, now: Instant, edge: EdgeId, total: u64) {
-        self.with(edge.peer, |session, shared| {
-            session.consumed(edge.index, total, now, shared);
-        });
-        self.retry_oversize(now, edge);
+        if let Some(session) = Self::lookup_mut(&mut self.sessions, edge.peer)
+            && session.consumed(edge.index, total, now, &mut self.shared)
+        {
+            self.attend(edge.peer);
+        }
+        if self.shared.someone_waits {
+            self.retry_oversize(now, edge);
+        }
     }
 
     /// Bytes of received messages held for the application.
@@ -397,14 +401,18 @@ impl Machine {
     // ---- time and output -----------------------------------------------------
 
     /// Lets due timers act. Call after all packets at hand were given.
+    #[inline]
     pub fn on_timers(&mut self, now: Instant) {
         // Sleeping until a deadline is no absence; coming long after it is.
         let due = self.timers.earliest();
         let absence = now.since(self.shared.stepped_at.max(due));
         self.shared.stepped_at = now;
-        if now < due {
-            return;
+        if now >= due {
+            self.on_due(now, absence);
         }
+    }
+
+    fn on_due(&mut self, now: Instant, absence: u64) {
         if absence > ABSENCE_NS {
             self.shared.discount(absence);
             for session in self.sessions.iter_mut().flatten() {
@@ -493,6 +501,11 @@ impl Machine {
                 self.turn_left -= 1;
                 let deadline = session.deadline(&self.shared);
                 self.timers.arm(index, deadline);
+                if !session.has_transmit() {
+                    session.is_ready = false;
+                    self.ready.pop_front();
+                    self.turn_left = TURN;
+                }
                 return transmit;
             }
             self.ready.pop_front();
@@ -511,6 +524,13 @@ impl Machine {
     #[must_use]
     pub fn has_transmit(&self) -> bool {
         !self.ready.is_empty() || self.outbox.front().is_some()
+    }
+
+    /// True if [`poll_event`](Self::poll_event) has something.
+    #[inline]
+    #[must_use]
+    pub fn has_event(&self) -> bool {
+        !self.shared.events.is_empty()
     }
 
     /// What happened, oldest first. Events that point into a packet must be
@@ -610,14 +630,15 @@ impl Machine {
     }
 
     fn retry_oversize(&mut self, now: Instant, edge: EdgeId) {
-        let waiting =
-            self.shared
-                .endpoints
-                .values_mut()
-                .find_map(|endpoint| match endpoint.oversize {
-                    None => endpoint.waiting.pop_front(),
-                    Some(_) => None,
-                });
+        let endpoints = &mut self.shared.endpoints;
+        let waiting = endpoints
+            .values_mut()
+            .find_map(|endpoint| match endpoint.oversize {
+                None => endpoint.waiting.pop_front(),
+                Some(_) => None,
+            });
+        let mut endpoints = endpoints.values();
+        self.shared.someone_waits = endpoints.any(|endpoint| !endpoint.waiting.is_empty());
         if let Some(next) = waiting
             && next != edge
         {
@@ -647,12 +668,13 @@ impl Machine {
             return;
         };
         action(session, &mut self.shared);
-        self.timers
-            .arm(session_index(peer), session.deadline(&self.shared));
-        if session.has_transmit() && !session.is_ready {
-            session.is_ready = true;
-            self.ready.push_back(session_index(peer));
-        }
+        self.attend(peer);
+    }
+
+    /// Lets a session send and keeps its deadline.
+    fn attend(&mut self, peer: PeerId) {
+        self.refresh_deadline(peer);
+        self.wake(peer);
     }
 
     fn wake(&mut self, peer: PeerId) {

@@ -354,16 +354,28 @@ impl Session {
         self.loose.push_back((slot, bulk));
     }
 
-    /// The application gave back a message of `total` bytes.
-    pub(crate) fn consumed(&mut self, index: u32, total: u64, now: Instant, shared: &mut Shared) {
+    /// The application gave back a message of `total` bytes; true if that changes what the
+    /// peer may send.
+    #[inline]
+    pub(crate) fn consumed(
+        &mut self,
+        index: u32,
+        total: u64,
+        now: Instant,
+        shared: &mut Shared,
+    ) -> bool {
         let Some(edge) = self.edges_in.get_mut(index as usize) else {
-            return;
+            return false;
         };
         let before = edge.outstanding();
         let freed = edge.consumed(total);
         shared.pool.give_back(freed);
         shared.outstanding = shared.outstanding + edge.outstanding() - before;
-        self.regrant(index, now, shared);
+        let renews = edge.may_regrant();
+        if renews {
+            self.regrant(index, now, shared);
+        }
+        renews
     }
 
     /// Renews an edge's credit and plans to tell the peer if that matters.
@@ -386,6 +398,7 @@ impl Session {
                 .is_some_and(|turn| turn.edge == id && is_over(turn))
             {
                 endpoint.oversize = None;
+                edge.in_turn = false;
             }
             if edge.wants_oversize() {
                 // What our own turn brings may still be on its way.
@@ -403,6 +416,7 @@ impl Session {
                     tell = true;
                 } else if !endpoint.waiting.contains(&id) {
                     endpoint.waiting.push_back(id);
+                    shared.someone_waits = true;
                 }
             }
         } else if edge.wants_oversize() {

@@ -62,6 +62,8 @@ pub(crate) struct Shared {
     pub(crate) config: Config,
     pub(crate) pool: Pool,
     pub(crate) endpoints: BTreeMap<u32, Endpoint>,
+    /// Some edge may wait for another's over-long message.
+    pub(crate) someone_waits: bool,
     /// Changes whenever an endpoint opens or closes; never zero.
     pub(crate) endpoints_generation: u64,
     pub(crate) regions: BTreeMap<u32, Region>,
@@ -114,6 +116,7 @@ impl Shared {
             pool: Pool::new(config.pool_bytes, config.pool_reserve_bytes),
             config,
             endpoints: BTreeMap::new(),
+            someone_waits: false,
             endpoints_generation: 1,
             regions: BTreeMap::new(),
             events: VecDeque::new(),

@@ -19,6 +19,9 @@ use super::ring::Memory;
 /// `BPF_MAP_TYPE_RINGBUF`.
 const RING_BUFFER: u64 = 27;
 
+/// Of the processor's caches.
+const LINE_BYTES: usize = 64;
+
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Mapping {
@@ -117,6 +120,17 @@ impl Memory for Mapping {
         // SAFETY: inside the data, aligned since records begin at multiples of 8; the
         // kernel exchanges the word atomically.
         unsafe { at.cast::<AtomicU32>().as_ref() }.load(Ordering::Acquire)
+    }
+
+    #[inline]
+    fn fetch(&self, at: usize) {
+        for line in 1..3 {
+            crate::cpu::prefetch(
+                self.data(at, LINE_BYTES * line)
+                    .as_ptr()
+                    .wrapping_add(LINE_BYTES * line),
+            );
+        }
     }
 
     #[inline]

@@ -6,7 +6,7 @@
 //! The kernel wakes a sleeper when it finishes a record and the reader has told that it
 //! has read just up to there. A reader that is awake tells a position that is no
 //! record's (one more), and costs its senders no wake-up; one that goes to sleep tells the
-//! exact position, and then looks once more.
+//! exact position, and then looks once more. Awake it tells seldom.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::ptr::NonNull;
@@ -25,6 +25,9 @@ const DISCARDED: u32 = 1 << 30;
 /// Added to the position that is told while nobody sleeps.
 const AWAKE: u64 = 1;
 
+/// One part in this many of the ring may have been read without the kernel being told.
+const UNTOLD_SHARE: u64 = 8;
+
 /// The memory of a ring buffer.
 pub(super) trait Memory {
     type Word: Word;
@@ -41,6 +44,12 @@ pub(super) trait Memory {
     /// The first word before the record at this place of the data. Whoever sees that it
     /// is finished sees all of the record.
     fn length(&self, at: usize) -> u32;
+
+    /// A record begins at this place that another core has just written: its first lines are
+    /// on their way from there, all at once, while the first is waited for.
+    fn fetch(&self, at: usize) {
+        let _by_itself = at;
+    }
 
     /// Where this many bytes lie, which may reach over the end of the data.
     ///
@@ -74,19 +83,25 @@ pub(super) struct Ring<M> {
     told: u64,
     /// Where the kernel was seen to be.
     written: u64,
+    /// What may have been read without the kernel being told, while nobody sleeps.
+    untold_bytes: u64,
     asleep: bool,
     packets: Vec<Packet>,
 }
 
 impl<M: Memory> Ring<M> {
-    /// Reads on where the reader before stopped: a fresh ring begins at zero.
+    /// Reads on from where the reader before has told that it was, which is where it slept
+    /// or a little before where it stopped: a fresh ring begins at zero.
     pub(super) fn new(memory: M, scope_id: u32) -> Ring<M> {
         let position = memory.consumer().load(Ordering::Relaxed) & !7;
+        let untold_bytes = memory.ring_bytes() as u64 / UNTOLD_SHARE;
         let mut ring = Ring {
             memory,
+            untold_bytes,
             scope_id,
             position,
-            told: u64::MAX,
+            // As if it slept: the first that is told is that somebody is awake.
+            told: position,
             written: position,
             asleep: false,
             packets: Vec::with_capacity(BATCH),
@@ -127,6 +142,7 @@ impl<M: Memory> Ring<M> {
         if header & BUSY != 0 {
             return Ok(false);
         }
+        self.memory.fetch(at);
         let length = (header & !DISCARDED) as usize;
         let whole = (length + PREFIX_BYTES).next_multiple_of(8) as u64;
         if whole > self.written.wrapping_sub(self.position) {
@@ -219,14 +235,18 @@ impl<M: Memory> Ring<M> {
             && self.memory.length(self.place(self.position)) & BUSY == 0
     }
 
-    /// Tells the kernel how far it may write, and whether it shall wake.
+    /// Tells the kernel how far it may write, and whether it shall wake. While nobody
+    /// sleeps it is told seldom: each time its core must fetch the line that says so, while
+    /// it takes in a packet.
     #[inline]
     fn give_back(&mut self) {
         let told = match self.asleep {
             true => self.position,
             false => self.position | AWAKE,
         };
-        if told != self.told {
+        let awake_already = self.told & told & AWAKE != 0;
+        let untold = told.wrapping_sub(self.told);
+        if told != self.told && !(awake_already && untold < self.untold_bytes) {
             self.told = told;
             self.memory.consumer().store(told, Ordering::Release);
         }

@@ -8,9 +8,6 @@ use crate::drive::WaitError;
 use crate::engine::{Blocked, Engine, LocalEdge};
 use crate::error::SendError;
 
-/// Frames queued by [`Endpoint::send_more`] that leave without waiting for more.
-const FULL_BURST_FRAMES: usize = 44;
-
 /// How a message is to be sent.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum More {
@@ -31,8 +28,8 @@ impl Endpoint {
         let sent = self
             .inner
             .driver
-            .sending(|engine| engine.send_fast(id, payload, more == More::Comes));
-        if sent {
+            .sending(|engine, clock| engine.send_fast(id, payload, more == More::Comes, clock));
+        if sent.map_err(SendError::Broken)? {
             return Ok(());
         }
         let sent = self.send_to_each(payload, until, more);
@@ -134,28 +131,9 @@ impl Endpoint {
         until: Until,
         more: More,
     ) -> Result<(), SendError> {
-        let peer = edge.peer;
         let driver = &self.inner.driver;
-        let first = match more {
-            More::Comes => driver.with_last(|engine, last| {
-                if payload.len() > engine.whole_limit(peer) {
-                    return Ok(Err(Blocked::NoFrame));
-                }
-                let sent = engine.send_whole(last, edge, payload, true);
-                if sent.is_err() || engine.queued(peer) >= FULL_BURST_FRAMES {
-                    engine.transmit(driver.now())?;
-                }
-                Ok(sent)
-            }),
-            More::No => driver.with(|engine, now| {
-                if payload.len() > engine.whole_limit(peer) {
-                    return Ok(Err(Blocked::NoFrame));
-                }
-                let sent = engine.send_whole(now, edge, payload, false);
-                engine.transmit(now)?;
-                Ok(sent)
-            }),
-        };
+        let first = driver
+            .sending(|engine, clock| engine.send_packet(edge, payload, more == More::Comes, clock));
         match first.map_err(SendError::Broken)? {
             Ok(()) => Ok(()),
             Err(Blocked::NoFrame | Blocked::NoCredit | Blocked::Opening) => {

@@ -20,6 +20,14 @@ pub(super) struct Room {
     pub(super) fresh: bool,
 }
 
+impl Room {
+    /// Where it points.
+    #[inline]
+    pub(super) fn targets(&self) -> Option<&[Target]> {
+        self.targets.as_deref()
+    }
+}
+
 /// All of them. The one used last is found without a search, since most programs use one
 /// many times before they use another.
 #[derive(Debug, Default)]

@@ -10,9 +10,14 @@ use dipole_link::shm::{ConnId, ShmError, ShmStats};
 use dipole_proto::EdgeId;
 
 use super::local::{Local, LocalEdge};
+use super::rooms::Room;
 use super::{Blocked, Engine};
 use crate::address::{Address, EndpointId};
+use crate::drive::Reading;
 use crate::registry::EdgeTraffic;
+
+/// Frames queued with more to come that leave without waiting for it.
+const FULL_BURST_FRAMES: usize = 44;
 
 /// What carries an edge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,6 +116,10 @@ impl Engine {
     /// Takes what processes of this node have sent; true if anything came.
     #[inline]
     pub(crate) fn poll_local(&mut self) -> bool {
+        self.local.is_some() && self.take_local()
+    }
+
+    fn take_local(&mut self) -> bool {
         let mut parts = self.parts();
         let Some(local) = parts.local else {
             return false;
@@ -166,32 +175,58 @@ impl Engine {
         })
     }
 
-    /// Sends at once if the endpoint has one target, on this node, that takes the
-    /// message now; else false, and nothing has been done.
+    /// Sends at once if the endpoint has one target that takes the message now; else
+    /// false, and nothing has been queued.
+    ///
+    /// # Errors
+    /// Only when the link is broken.
     #[inline]
-    pub(crate) fn send_fast(&mut self, endpoint: u32, payload: &[u8], more: bool) -> bool {
-        let targets = self
-            .rooms
-            .get(endpoint)
-            .and_then(|room| room.targets.as_ref());
-        let (Some(local), Some(targets)) = (&mut self.local, targets) else {
-            return false;
+    pub(crate) fn send_fast(
+        &mut self,
+        endpoint: u32,
+        payload: &[u8],
+        more: bool,
+        clock: &mut Reading<'_>,
+    ) -> std::io::Result<bool> {
+        let Some([target]) = self.rooms.get(endpoint).and_then(Room::targets) else {
+            return Ok(false);
         };
-        let [
-            Target {
-                way: Way::Local(edge),
-                sent,
-                ..
-            },
-        ] = &**targets
-        else {
-            return false;
+        let sent = match (target.way, &mut self.local) {
+            (Way::Local(edge), Some(local)) => {
+                payload.len() <= local.whole_limit(edge) && local.send(edge, payload, more).is_ok()
+            }
+            (Way::Local(_), None) => false,
+            (Way::Net(edge), _) => self.send_packet(edge, payload, more, clock)?.is_ok(),
         };
-        if payload.len() > local.whole_limit(*edge) || local.send(*edge, payload, more).is_err() {
-            return false;
+        if sent && let Some([target]) = self.rooms.get(endpoint).and_then(Room::targets) {
+            target.sent.count(payload.len());
         }
-        sent.count(payload.len());
-        true
+        Ok(sent)
+    }
+
+    /// Sends a message that fits a packet at once, or with `more` to come when they have come.
+    ///
+    /// # Errors
+    /// The outer one only when the link is broken; [`Blocked`] when nothing was queued.
+    #[inline]
+    pub(crate) fn send_packet(
+        &mut self,
+        edge: EdgeId,
+        payload: &[u8],
+        more: bool,
+        clock: &mut Reading<'_>,
+    ) -> std::io::Result<Result<(), Blocked>> {
+        if payload.len() > self.whole_limit(edge.peer) {
+            return Ok(Err(Blocked::NoFrame));
+        }
+        let now = if more { clock.last() } else { clock.now() };
+        let sent = self.send_whole(now, edge, payload, more);
+        if !more {
+            self.transmit(now)?;
+        } else if sent.is_err() || self.queued(edge.peer) >= FULL_BURST_FRAMES {
+            self.transmit(clock.now())?;
+        }
+        Ok(sent)
     }
 
     /// Whether messages can be sent this way; an error if its peer is gone.

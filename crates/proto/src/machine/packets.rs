@@ -46,8 +46,8 @@ impl Machine {
         if !in_session {
             let proven = header.flags.has(Flags::PROVEN);
             let seal = if proven { Seal::Proof } else { Seal::OPEN };
-            let packet =
-                Packet::parse(bytes, seal.bytes()).map_err(|error| self.malformed(error))?;
+            let packet = Packet::behind(header, bytes, seal.bytes())
+                .map_err(|error| self.malformed(error))?;
             return Ok(Addressed {
                 packet,
                 seal,
@@ -64,7 +64,8 @@ impl Machine {
         else {
             return Err(self.unknown(now, from, bytes));
         };
-        let packet = Packet::parse(bytes, seal.bytes()).map_err(|error| self.malformed(error))?;
+        let packet =
+            Packet::behind(header, bytes, seal.bytes()).map_err(|error| self.malformed(error))?;
         Ok(Addressed {
             packet,
             seal,

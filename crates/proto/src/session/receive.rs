@@ -27,13 +27,20 @@ impl Session {
         shared: &mut Shared,
     ) -> Result<(), Drop> {
         let header = packet.header;
-        let cost = self.check(packet)?;
+        let (cost, alone) = self.check(packet)?;
         if header.flags.has(Flags::ACK) {
             self.heard_from(from);
             self.on_ack(&header, now, shared);
         }
         let verdict = self.admit(&header, cost, shared);
-        self.apply(packet, verdict.ok(), (now, from), shared);
+        match alone {
+            Some(record) => self.apply(record, verdict.ok(), (now, from), shared),
+            None => {
+                for record in packet.records().flatten() {
+                    self.apply(record, verdict.ok(), (now, from), shared);
+                }
+            }
+        }
         // Only now is it known what the peer still owes.
         self.heard(now);
         self.progress(now, shared);
@@ -67,33 +74,39 @@ impl Session {
         }
     }
 
-    /// Everything parses and stands where it may; the pool bytes it would take.
-    fn check(&self, packet: &Packet<'_>) -> Result<u64, Drop> {
+    /// Everything parses and stands where it may; the pool bytes it would take, and the
+    /// record if there is only one.
+    fn check<'a>(&self, packet: &Packet<'a>) -> Result<(u64, Option<Record<'a>>), Drop> {
         let in_unit = packet.header.flags.has(Flags::UNIT);
         let mut cost = 0_u64;
-        for record in packet.records() {
+        let mut records = packet.records();
+        let mut is_first = true;
+        while let Some(record) = records.next() {
             let record = record.map_err(|_| Drop::Malformed)?;
-            if let Record::Message {
+            cost = cost.saturating_add(self.check_record(&record, in_unit)?);
+            if is_first && records.is_at_end() {
+                return Ok((cost, Some(record)));
+            }
+            is_first = false;
+        }
+        Ok((cost, None))
+    }
+
+    #[inline]
+    fn check_record(&self, record: &Record<'_>, in_unit: bool) -> Result<u64, Drop> {
+        match *record {
+            Record::Message { unreliable, .. } if unreliable == in_unit => Err(Drop::Violation),
+            Record::Message {
                 source,
                 target,
                 sequence,
                 total,
-                unreliable,
                 ..
-            } = record
-            {
-                if unreliable == in_unit {
-                    return Err(Drop::Violation);
-                }
-                if in_unit {
-                    let message = self.message_cost((source, target), sequence, total);
-                    cost = cost.saturating_add(message);
-                }
-            } else if record.is_sequenced() && !in_unit {
-                return Err(Drop::Violation);
-            }
+            } if in_unit => Ok(self.message_cost((source, target), sequence, total)),
+            Record::Message { .. } => Ok(0),
+            _ if record.is_sequenced() && !in_unit => Err(Drop::Violation),
+            _ => Ok(0),
         }
-        Ok(cost)
     }
 
     fn message_cost(&self, edge: (u32, u32), sequence: u32, total: u64) -> u64 {
@@ -180,42 +193,41 @@ impl Session {
         }
     }
 
-    /// Hands the records on: sequenced ones only with an accepted unit, unreliable
+    /// Hands a record on: sequenced ones only with an accepted unit, unreliable
     /// messages only with a packet that has no unit and is no duplicate.
+    #[inline]
     fn apply(
         &mut self,
-        packet: &Packet<'_>,
+        record: Record<'_>,
         verdict: Option<bool>,
         (now, from): (Instant, Address),
         shared: &mut Shared,
     ) {
         let (accepted, loose) = (verdict == Some(true), verdict == Some(false));
-        for record in packet.records().flatten() {
-            match record {
-                Record::LaneAck(ack) => self.on_lane_ack(&ack, now, shared),
-                Record::Credit {
-                    source,
-                    target,
-                    limit,
-                } => self.on_credit((source, target), limit, shared),
-                Record::CreditWanted {
-                    source,
-                    target,
-                    need,
-                } => self.on_credit_wanted((source, target), need, now, shared),
-                Record::Window { packets } => {
-                    let own = shared.config.frames.min(shared.config.session_packets);
-                    self.pace.cap(packets.min(own));
-                }
-                Record::Probe { lane, round } => self.on_probe(lane, round, from),
-                Record::Echo { lane, round } => self.on_echo(lane, round, shared),
-                Record::Message { unreliable, .. } if unreliable && loose => {
-                    self.on_loose(record, shared);
-                }
-                Record::Message { unreliable, .. } if unreliable => {}
-                sequenced if accepted => self.on_sequenced(sequenced, now, shared),
-                _ => {}
+        match record {
+            Record::LaneAck(ack) => self.on_lane_ack(&ack, now, shared),
+            Record::Credit {
+                source,
+                target,
+                limit,
+            } => self.on_credit((source, target), limit, shared),
+            Record::CreditWanted {
+                source,
+                target,
+                need,
+            } => self.on_credit_wanted((source, target), need, now, shared),
+            Record::Window { packets } => {
+                let own = shared.config.frames.min(shared.config.session_packets);
+                self.pace.cap(packets.min(own));
             }
+            Record::Probe { lane, round } => self.on_probe(lane, round, from),
+            Record::Echo { lane, round } => self.on_echo(lane, round, shared),
+            Record::Message { unreliable, .. } if unreliable && loose => {
+                self.on_loose(record, shared);
+            }
+            Record::Message { unreliable, .. } if unreliable => {}
+            sequenced if accepted => self.on_sequenced(sequenced, now, shared),
+            _ => {}
         }
     }
 

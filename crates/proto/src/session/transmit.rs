@@ -405,6 +405,15 @@ impl Session {
     /// The lane for a class: one that has answered, bulk in turn over the cards; of the
     /// other class if need be.
     fn pick_lane(&mut self, bulk: bool, avoided: Option<u8>) -> usize {
+        // The first small lane nearly always: the search below would find it too.
+        if !bulk
+            && let Some(lane) = self.lanes.first()
+            && !lane.bulk
+            && lane.reach.is_proven()
+            && Some(lane.id) != avoided
+        {
+            return 0;
+        }
         let count = self.lanes.len();
         let first = if bulk { self.next_bulk_lane } else { 0 };
         let order = (0..count).map(|step| (first + step) % count);

@@ -98,7 +98,19 @@ impl<'a> Packet<'a> {
     /// # Errors
     /// [`Malformed`], with what is wrong. Spec §2.
     pub fn parse(bytes: &'a [u8], trailer_bytes: usize) -> Result<Packet<'a>, Malformed> {
-        let header = Header::parse(bytes)?;
+        Packet::behind(Header::parse(bytes)?, bytes, trailer_bytes)
+    }
+
+    /// The same behind a header that has been parsed.
+    ///
+    /// # Errors
+    /// [`Malformed`], with what is wrong. Spec §2.
+    #[inline]
+    pub(crate) fn behind(
+        header: Header,
+        bytes: &'a [u8],
+        trailer_bytes: usize,
+    ) -> Result<Packet<'a>, Malformed> {
         let length = usize::from(header.length);
         if length < HEADER_BYTES + trailer_bytes {
             return Err(Malformed::BadLength(header.length));

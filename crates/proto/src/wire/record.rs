@@ -215,6 +215,12 @@ impl<'a> Records<'a> {
         }
     }
 
+    /// True after the last byte.
+    #[inline]
+    pub(crate) fn is_at_end(&self) -> bool {
+        self.at == self.bytes.len()
+    }
+
     #[inline]
     fn parse_next(&mut self) -> Result<Option<Record<'a>>, Malformed> {
         loop {
