@@ -6,6 +6,7 @@ mod discovery;
 mod finder;
 mod jobs;
 mod lend;
+mod lines;
 mod member;
 mod membership;
 mod nodes;

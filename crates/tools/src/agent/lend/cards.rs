@@ -9,6 +9,8 @@ use dipole_link::bpf::loan::proof::Caller;
 use nix::unistd::{Group, User};
 use serde::Deserialize;
 
+use crate::agent::lines;
+
 /// Where the file is unless it is named.
 const DEFAULT_FILE: &str = "/etc/dipole/cards.toml";
 /// Names the file if there is no `--cards`.
@@ -179,14 +181,8 @@ impl Cards {
 
     /// Errors have their line.
     fn parse(text: &str) -> Result<Cards, (usize, String)> {
-        let line_at = |at: usize| {
-            let before = text.as_bytes().iter().take(at);
-            before.filter(|byte| **byte == b'\n').count() + 1
-        };
-        let written: Written = toml::from_str(text).map_err(|error| {
-            let at = error.span().map_or(0, |span| span.start);
-            (line_at(at), error.message().trim().replace('\n', ", "))
-        })?;
+        let line_at = |at| lines::line_at(text, at);
+        let written: Written = lines::parsed(text)?;
         let rings_per_user = match &written.rings_per_user {
             None => RINGS_PER_USER,
             Some(rings) if (1..=MOST_RINGS_PER_USER).contains(rings.get_ref()) => *rings.get_ref(),

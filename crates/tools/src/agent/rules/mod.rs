@@ -12,6 +12,7 @@ use std::process::Command;
 
 use serde::Deserialize;
 
+use super::lines;
 use hours::{Hours, Moment};
 
 /// Names the file if there is no `--rules`.
@@ -132,14 +133,8 @@ impl Rules {
 
     /// Errors have their line.
     fn parse(text: &str) -> Result<Rules, (usize, String)> {
-        let line_at = |at: usize| {
-            let before = text.as_bytes().iter().take(at);
-            before.filter(|byte| **byte == b'\n').count() + 1
-        };
-        let written: Written = toml::from_str(text).map_err(|error| {
-            let at = error.span().map_or(0, |span| span.start);
-            (line_at(at), error.message().trim().replace('\n', ", "))
-        })?;
+        let line_at = |at| lines::line_at(text, at);
+        let written: Written = lines::parsed(text)?;
         if let Some(load) = &written.max_load
             && !(0.0..=1e6).contains(load.get_ref())
         {
