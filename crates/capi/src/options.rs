@@ -376,7 +376,7 @@ impl NodeOptions {
         }
         // SAFETY: as above.
         if let Some(link) = unsafe { guard::text("link", self.link) }? {
-            config.links = parsed("link", link, "auto, shm or udp")?;
+            config.links = parsed("link", link, "auto, shm, udp or bpf")?;
         }
         for (time_ns, place) in [
             (self.spin_ns, &mut config.spin),
