@@ -31,5 +31,5 @@ pub(crate) fn miri() -> Result<(), Failure> {
     }
     run(cargo()?
         .args(["miri", "test", "--locked", "-p", "dipole-link", "--lib"])
-        .args(["--", "arena::", "shm::ring::"]))
+        .args(["--", "arena::", "shm::ring::", "bpf::ring::tests::"]))
 }

@@ -2,13 +2,14 @@
 
 #![allow(missing_docs, reason = "tests")]
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::net::UdpSocket;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use dipole_node::hosts::Hosts;
+use dipole_node::registry::{Prober, Reply};
 use dipole_node::{Address, Config, Endpoint, EndpointId, GoneReason, Links, Node, NodeId};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
@@ -293,6 +294,27 @@ fn an_agent_without_a_hosts_file_says_what_is_missing() {
     );
 }
 
+/// What an agent says that does not get its seat, and ends.
+fn refused(agent: &mut Command) -> String {
+    let mut child = agent.stderr(Stdio::piped()).spawn().expect("it starts");
+    let begun = Instant::now();
+    let status = loop {
+        if let Some(status) = child.try_wait().expect("our child") {
+            break status;
+        }
+        if begun.elapsed() > PATIENCE {
+            child.kill().expect("our child");
+            panic!("it has the seat");
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    assert!(!status.success());
+    let mut said = String::new();
+    let mut pipe = child.stderr.take().expect("a pipe");
+    pipe.read_to_string(&mut said).expect("text");
+    said
+}
+
 #[test]
 fn agents_with_another_key_are_strangers_and_do_not_take_over() {
     let bed = Bed::new();
@@ -325,15 +347,23 @@ fn agents_with_another_key_are_strangers_and_do_not_take_over() {
     // A program that answers for its node makes way for an agent of its cluster only.
     let mut config = bed.config(2);
     config.key = Some(dipole_node::ClusterKey::load(&theirs).expect("just made"));
+    let at = config.hosts.get(NodeId(2)).expect("in it").directory();
+    let prober = Prober::open(None, at, NodeId(2), config.key.as_ref()).expect("a socket");
     let node = Node::open(config).expect("a node");
+    // It answers by a thread that begins when it likes.
+    let begun = Instant::now();
+    while !matches!(
+        prober.probe(prober.shortest_bytes(), Duration::from_millis(100)),
+        Reply::Answered(..)
+    ) {
+        assert!(begun.elapsed() < PATIENCE, "the program does not answer");
+    }
     for key in [Some(&ours), None] {
         let mut agent = bed.dipole(2, &["agent"]);
         if let Some(key) = key {
             agent.env("DIPOLE_KEY", key);
         }
-        let output = agent.output().expect("it starts");
-        assert!(!output.status.success());
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let said = refused(&mut agent);
         assert!(
             said.contains("does not make way") && said.contains("DIPOLE_KEY"),
             "{said}"

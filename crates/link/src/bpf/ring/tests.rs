@@ -239,7 +239,12 @@ fn what_no_kernel_writes_is_refused() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 256 }, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: if cfg!(miri) { 4 } else { 256 },
+        // Miri has no file system.
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
 
     /// Whatever the kernel's pages hold, nothing outside them is read.
     #[test]
