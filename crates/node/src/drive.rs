@@ -47,6 +47,8 @@ const SHOW_EVERY_NS: u64 = 200_000_000;
 const MOST_SENDS_PER_LOOK: u32 = 4096;
 /// Waits that found at once what they were for between two looks at everything else.
 const MOST_UNSTEPPED: u32 = 256;
+/// Steps that a thread takes at most for the sake of those who sleep.
+const MOST_STEPS_TO_ARM: u32 = 64;
 /// When a wait is first worth mentioning.
 const FIRST_WARNING_NS: u64 = 2_000_000_000;
 
@@ -356,7 +358,7 @@ impl Driver {
             if now.since(state.shown) > SHOW_EVERY_NS {
                 Driver::show(&mut state, now);
             }
-            Driver::mind_sleepers(&mut state);
+            self.mind_sleepers(&mut state);
             let result = attempt(&mut state.engine, now);
             self.rouse(&mut state, before, now);
             if let Some(result) = result {
@@ -463,7 +465,7 @@ impl Driver {
             // Room in a ring is no news of the engine's, but of those who write.
             state.engine.signal();
             if state.engine.has_closed() || !state.engine.arm() {
-                Driver::arm_anew(&mut state);
+                self.arm_anew(&mut state);
                 continue;
             }
             state.armed += 1;
@@ -517,24 +519,32 @@ impl Driver {
         state.armed -= 1;
         state.engine.disarm();
         // The other sleeper may have lost its wake-up to this one.
-        Driver::arm_anew(state);
+        self.arm_anew(state);
     }
 
     /// Who sleeps gets a new wake-up, and what came before it is taken.
-    fn arm_anew(state: &mut State) {
-        while state.armed > 0 && !state.engine.arm() {
+    fn arm_anew(&self, state: &mut State) {
+        for _ in 0..MOST_STEPS_TO_ARM {
+            if state.armed == 0 || state.engine.arm() {
+                return;
+            }
             // A broken link tells whoever steps it next.
             if state.engine.step(state.last, false).is_err() {
                 break;
             }
         }
+        // What comes does not end: who sleeps shall see to it, this thread has other work.
+        self.waker.wake();
+        if let Some(server) = self.server.get() {
+            server.waker().wake();
+        }
     }
 
     /// A thread that is awake may have read the wake-up of one that sleeps.
     #[inline]
-    fn mind_sleepers(state: &mut State) {
+    fn mind_sleepers(&self, state: &mut State) {
         if state.armed > 0 && state.engine.take_woken() {
-            Driver::arm_anew(state);
+            self.arm_anew(state);
             // There may be room for writers, which is no news of the engine's.
             state.engine.signal();
         }
@@ -577,7 +587,7 @@ impl Driver {
             return Ok(());
         }
         if !state.engine.arm() {
-            Driver::arm_anew(&mut state);
+            self.arm_anew(&mut state);
             return Ok(());
         }
         state.armed += 1;
@@ -606,7 +616,7 @@ impl Driver {
     /// Wakes sleepers if there is news for them, or an earlier deadline.
     #[inline]
     fn rouse(&self, state: &mut State, before: u64, now: Instant) {
-        Driver::mind_sleepers(state);
+        self.mind_sleepers(state);
         let news = state.engine.progress() != before;
         if news {
             state.engine.signal();
