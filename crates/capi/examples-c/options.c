@@ -8,7 +8,7 @@ int main(int count, char **arguments)
     CHECK(count == 3);
     struct dp_node_options wrong = { .size = sizeof wrong };
     wrong.link = "pigeon";
-    CHECK_FAILS(dp_init(&wrong), EINVAL, "link is \"pigeon\", expected auto, shm or udp");
+    CHECK_FAILS(dp_init(&wrong), EINVAL, "link is \"pigeon\", expected auto, shm, udp or bpf");
     wrong.link = NULL;
     wrong.bind = "nowhere";
     CHECK_FAILS(dp_init(&wrong), EINVAL, "bind is \"nowhere\"");
