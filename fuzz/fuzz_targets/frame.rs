@@ -5,7 +5,7 @@
 
 use std::net::SocketAddr;
 
-use dipole_link::bpf::headers::{Ethernet, Template, read_udp};
+use dipole_bpf::headers::{Ethernet, Template, read_udp};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {

@@ -3,7 +3,7 @@
 
 #![no_main]
 
-use dipole_link::bpf::loan::wire::{Answer, Question};
+use dipole_bpf::loan::wire::{Answer, Question};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {

@@ -29,7 +29,11 @@ pub(crate) fn miri() -> Result<(), Failure> {
             "Miri is missing: rustup +nightly component add miri rust-src".to_owned(),
         ));
     }
-    run(cargo()?
-        .args(["miri", "test", "--locked", "-p", "dipole-link", "--lib"])
-        .args(["--", "arena::", "shm::ring::", "bpf::ring::tests::"]))
+    let miri = |package: &str, tests: &[&str]| {
+        run(cargo()?
+            .args(["miri", "test", "--locked", "-p", package, "--lib", "--"])
+            .args(tests))
+    };
+    miri("dipole-link", &["arena::", "shm::ring::"])?;
+    miri("dipole-bpf", &["ring::tests::"])
 }

@@ -8,19 +8,20 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Folder below `crates/`, and which of ours it may use. Every crate needs a row.
-const MAY_USE: [(&str, &[&str]); 8] = [
+const MAY_USE: [(&str, &[&str]); 9] = [
     ("proto", &[]),
     ("link", &[]),
-    ("node", &["proto", "link"]),
+    ("bpf", &["link"]),
+    ("node", &["proto", "link", "bpf"]),
     ("bsp", &["node"]),
     ("capi", &["node", "bsp"]),
     ("fabric", &["node"]),
-    ("tools", &["proto", "link", "node", "bsp"]),
+    ("tools", &["proto", "link", "bpf", "node", "bsp"]),
     ("bed", &[]),
 ];
 
 /// Crates whose code may hold unsafe blocks.
-const MAY_BE_UNSAFE: [&str; 2] = ["crates/link", "crates/capi"];
+const MAY_BE_UNSAFE: [&str; 3] = ["crates/link", "crates/bpf", "crates/capi"];
 
 fn root() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));

@@ -13,7 +13,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::BorrowedFd;
 
 use crate::udp::{OpenError, Udp, UdpOptions};
-use crate::{AnyLink, Caps, Class, Incoming, Link, Outgoing};
+use crate::{Caps, Class, Incoming, Link, Outgoing};
 
 /// A destination for which there was no way is asked about again after so long.
 const ASK_AGAIN_NS: u64 = 1_000_000_000;
@@ -23,8 +23,8 @@ const PORT_ATTEMPTS: u32 = 8;
 
 /// See the module.
 #[derive(Debug)]
-pub struct Cards {
-    cards: Vec<AnyLink>,
+pub struct Cards<L> {
+    cards: Vec<L>,
     /// By destination: which card, and until when that is believed.
     ways: HashMap<IpAddr, (usize, u64)>,
     /// Whose frames the last poll offers.
@@ -33,7 +33,7 @@ pub struct Cards {
     turn: usize,
 }
 
-impl Cards {
+impl<L: Link> Cards<L> {
     /// Opens a link on each of these addresses of this machine; the first is the one by
     /// which the process is known. `finish` makes of each what it shall be.
     ///
@@ -45,8 +45,8 @@ impl Cards {
     pub fn bind(
         addresses: &[IpAddr],
         options: &UdpOptions,
-        finish: impl FnMut(Udp) -> AnyLink,
-    ) -> Result<Cards, OpenError> {
+        finish: impl FnMut(Udp) -> L,
+    ) -> Result<Cards<L>, OpenError> {
         assert!(!addresses.is_empty(), "at least one card");
         let mut cards = open(addresses, options);
         for _ in 0..PORT_ATTEMPTS {
@@ -65,7 +65,7 @@ impl Cards {
 
     /// The links, one for each card.
     #[must_use]
-    pub fn links(&self) -> &[AnyLink] {
+    pub fn links(&self) -> &[L] {
         &self.cards
     }
 
@@ -128,7 +128,7 @@ fn source(to: IpAddr) -> io::Result<IpAddr> {
     Ok(socket.local_addr()?.ip())
 }
 
-impl Link for Cards {
+impl<L: Link> Link for Cards<L> {
     fn caps(&self) -> Caps {
         let caps = self.cards.iter().map(Link::caps);
         let least = caps.reduce(|one, other| Caps {
@@ -223,10 +223,9 @@ mod tests {
     fn frames_come_by_every_card_and_one_side_may_have_more_of_them() {
         // From loopback the kernel takes 127.0.0.1 as the source of all of it.
         let addresses = [ip("127.0.0.1"), ip("127.0.0.2")];
-        let mut two =
-            Cards::bind(&addresses, &UdpOptions::default(), AnyLink::from).expect("loopback");
-        let mut one =
-            Cards::bind(&addresses[..1], &UdpOptions::default(), AnyLink::from).expect("loopback");
+        let options = UdpOptions::default();
+        let mut two = Cards::bind(&addresses, &options, |link| link).expect("loopback");
+        let mut one = Cards::bind(&addresses[..1], &options, |link| link).expect("loopback");
         for class in [Class::Small, Class::Bulk] {
             let locals = two.locals(class);
             assert_eq!(locals.len(), 2);
@@ -256,6 +255,6 @@ mod tests {
     #[test]
     fn an_address_that_is_not_ours_is_an_error() {
         let addresses = [ip("127.0.0.1"), ip("192.0.2.1")];
-        assert!(Cards::bind(&addresses, &UdpOptions::default(), AnyLink::from).is_err());
+        assert!(Cards::bind(&addresses, &UdpOptions::default(), |link| link).is_err());
     }
 }

@@ -38,7 +38,7 @@ pub fn pin_to_core(core: usize) -> io::Result<()> {
 /// Asks for the cache line at this place, which will be read soon. A place without memory
 /// does no harm.
 #[inline]
-pub(crate) fn prefetch(place: *const u8) {
+pub fn prefetch(place: *const u8) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a hint that reads nothing, whatever the address.
     unsafe {

@@ -4,9 +4,7 @@
 //! header is read here, no peer is remembered. It does, it never decides.
 //! Time is nanoseconds of a clock the caller chooses, given as an argument.
 
-mod any;
 pub mod arena;
-pub mod bpf;
 mod capture;
 mod cards;
 mod chance;
@@ -17,16 +15,15 @@ pub mod fork;
 pub mod shm;
 pub mod signal;
 pub mod sim;
-mod sys;
+pub mod sys;
 pub mod udp;
 pub mod wait;
 pub mod watch;
-mod word;
+pub mod word;
 
 use std::io;
 use std::net::SocketAddr;
 
-pub use any::AnyLink;
 pub use capture::{Capture, CaptureError};
 pub use cards::Cards;
 pub use fault::Fault;

@@ -15,22 +15,30 @@ use std::ptr::{self, NonNull};
     clippy::cast_possible_truncation,
     reason = "C structures are far shorter than 4 GiB"
 )]
-pub(crate) const fn socklen_of<T>() -> libc::socklen_t {
+pub const fn socklen_of<T>() -> libc::socklen_t {
     size_of::<T>() as libc::socklen_t
 }
 
 /// One address of one network interface.
 #[derive(Clone, Debug)]
-pub(crate) struct InterfaceAddress {
-    pub(crate) name: Vec<u8>,
-    pub(crate) ip: IpAddr,
-    pub(crate) scope_id: u32,
-    pub(crate) up: bool,
-    pub(crate) loopback: bool,
+pub struct InterfaceAddress {
+    /// The interface's name.
+    pub name: Vec<u8>,
+    /// The address.
+    pub ip: IpAddr,
+    /// The interface's number where the address is an IPv6 link-local one, else 0.
+    pub scope_id: u32,
+    /// Switched on.
+    pub up: bool,
+    /// The loopback interface.
+    pub loopback: bool,
 }
 
 /// Lists the addresses of all interfaces in the caller's network namespace.
-pub(crate) fn interface_addresses() -> io::Result<Vec<InterfaceAddress>> {
+///
+/// # Errors
+/// What the kernel says.
+pub fn interface_addresses() -> io::Result<Vec<InterfaceAddress>> {
     let mut head: *mut libc::ifaddrs = ptr::null_mut();
     // SAFETY: `head` is a valid place for the one pointer that the call writes.
     if unsafe { libc::getifaddrs(&raw mut head) } != 0 {
@@ -92,7 +100,10 @@ unsafe fn parse_sockaddr(address: *const libc::sockaddr) -> Option<(IpAddr, u32)
 }
 
 /// The MTU in bytes of the named interface.
-pub(crate) fn interface_mtu(socket: BorrowedFd<'_>, name: &[u8]) -> io::Result<usize> {
+///
+/// # Errors
+/// What the kernel says, or the name is longer than any.
+pub fn interface_mtu(socket: BorrowedFd<'_>, name: &[u8]) -> io::Result<usize> {
     // SAFETY: `ifreq` is plain C data for which all zeros is valid.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     if name.len() >= request.ifr_name.len() {
@@ -114,7 +125,10 @@ pub(crate) fn interface_mtu(socket: BorrowedFd<'_>, name: &[u8]) -> io::Result<u
 }
 
 /// Switches a UDP socket option that is an integer.
-pub(crate) fn set_udp_option(
+///
+/// # Errors
+/// What the kernel says.
+pub fn set_udp_option(
     socket: BorrowedFd<'_>,
     option: libc::c_int,
     value: libc::c_int,
@@ -139,7 +153,7 @@ pub(crate) fn set_udp_option(
 
 /// Bytes that a socket has sent and that no card has taken yet, with what the kernel needs
 /// for them; `None` if it does not say.
-pub(crate) fn queued_bytes(socket: BorrowedFd<'_>) -> Option<libc::c_int> {
+pub fn queued_bytes(socket: BorrowedFd<'_>) -> Option<libc::c_int> {
     let mut bytes: libc::c_int = 0;
     // SAFETY: TIOCOUTQ writes one `int` where the pointer leads, which lives during the call.
     let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
@@ -164,16 +178,21 @@ pub fn tie_port(socket: BorrowedFd<'_>) -> io::Result<()> {
 
 /// Who is at the other end of a unix socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Credentials {
+pub struct Credentials {
     /// The process; 0 if it cannot be seen from here (another namespace).
-    pub(crate) pid: i32,
-    pub(crate) uid: u32,
-    pub(crate) gid: u32,
+    pub pid: i32,
+    /// Its effective user.
+    pub uid: u32,
+    /// Its effective group.
+    pub gid: u32,
 }
 
 /// The process at the other end of a connected unix socket, as the kernel knows it.
-/// (`rustix` has no way to tell of one that cannot be seen.)
-pub(crate) fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
+/// (`rustix` cannot report one that is not visible.)
+///
+/// # Errors
+/// What the kernel says.
+pub fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
     let mut found = libc::ucred {
         pid: 0,
         uid: 0,

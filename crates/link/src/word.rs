@@ -3,8 +3,10 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A word that both sides may read and one of them writes.
-pub(crate) trait Word {
+pub trait Word {
+    /// Reads it.
     fn load(&self, order: Ordering) -> u64;
+    /// Writes it.
     fn store(&self, value: u64, order: Ordering);
     /// Orders what came before it against what comes after, for all words.
     fn full_fence();

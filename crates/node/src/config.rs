@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use dipole_link::fault::Plan;
 
-use dipole_link::bpf::calibrate::{self, Receive};
-use dipole_link::bpf::loan::DEFAULT_PATH;
-use dipole_link::bpf::{DEFAULT_RING_BYTES, RING_BYTES};
+use dipole_bpf::calibrate::{self, Receive};
+use dipole_bpf::loan::DEFAULT_PATH;
+use dipole_bpf::{DEFAULT_RING_BYTES, RING_BYTES};
 
 use crate::address::NodeId;
 use crate::hosts::{Host, Hosts, HostsError};

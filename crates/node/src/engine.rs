@@ -21,13 +21,14 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
-use dipole_link::{AnyLink, Class, Link, Outgoing};
+use dipole_link::{Class, Link, Outgoing};
 use dipole_proto::wire::{LaneAddress, MAX_LANES};
 use dipole_proto::{Drop, Instant, Machine, PathChange, PeerId, Transmit};
 
 use crate::frames::{FramePool, slot_of};
 use crate::inbox::Buffers;
 use crate::key::ClusterKey;
+use crate::links::AnyLink;
 use crate::net::{from_wire, to_wire};
 use crate::witness::Witness;
 use departures::Departures;

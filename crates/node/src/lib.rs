@@ -39,6 +39,7 @@ mod inner;
 pub mod job;
 mod key;
 mod limits;
+pub mod links;
 mod net;
 mod node;
 mod progress;

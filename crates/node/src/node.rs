@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dipole_link::bpf::loan::LoanError;
-use dipole_link::bpf::{Bpf, BpfError, BpfOptions, Forced, Shortcuts};
+use dipole_bpf::loan::LoanError;
+use dipole_bpf::{Bpf, BpfError, BpfOptions, Forced, Shortcuts};
 use dipole_link::fault::Fault;
 use dipole_link::fork::ForkMark;
 use dipole_link::udp::{Udp, UdpOptions};
-use dipole_link::{AnyLink, Capture, Cards, Class, Link};
+use dipole_link::{Capture, Cards, Class, Link};
 
 use crate::address::{EndpointId, NodeId};
 use crate::clock::Clock;
@@ -19,6 +19,7 @@ use crate::engine::{Departure, Engine, Paths};
 use crate::error::{CloseError, OpenError};
 use crate::inner::Inner;
 use crate::limits::{LIMITS_FILE, UserLimits};
+use crate::links::AnyLink;
 use crate::progress::Progress;
 use crate::registry::{Board, ClaimError, Directory, Ports, Registry, RegistryError};
 use crate::stats::Stats;

@@ -14,7 +14,7 @@ pub struct Stats {
     /// What went through shared memory, if it is in use.
     pub local: Option<dipole_link::shm::ShmStats>,
     /// What went by rings and raw frames, if some card has them.
-    pub bpf: Option<dipole_link::bpf::BpfStats>,
+    pub bpf: Option<dipole_bpf::BpfStats>,
     /// Processes of this node, opening or open.
     pub local_peers: usize,
     /// Bytes of received messages that wait to be read.

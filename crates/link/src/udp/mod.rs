@@ -209,7 +209,7 @@ impl Udp {
     /// True if bulk that was sent may still wait in this machine, so that what leaves by
     /// another way would overtake it. Asks the kernel only after bulk was sent.
     #[inline]
-    pub(crate) fn has_bulk_queued(&mut self) -> bool {
+    pub fn has_bulk_queued(&mut self) -> bool {
         if self.bulk_queued {
             self.bulk_queued = sys::queued_bytes(self.bulk.as_fd()).is_none_or(|bytes| bytes > 0);
         }
@@ -217,7 +217,8 @@ impl Udp {
     }
 
     /// The socket that is bound to the small port.
-    pub(crate) fn small_socket(&self) -> BorrowedFd<'_> {
+    #[must_use]
+    pub fn small_socket(&self) -> BorrowedFd<'_> {
         self.small.as_fd()
     }
 

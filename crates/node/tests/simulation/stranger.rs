@@ -2,10 +2,11 @@
 
 use std::net::SocketAddr;
 
+use dipole_link::Class;
 use dipole_link::sim::Network;
-use dipole_link::{AnyLink, Class};
 use dipole_node::GoneReason;
 use dipole_node::engine::{Destination, Engine};
+use dipole_node::links::AnyLink;
 use dipole_proto::{Config, Instant, KeyMismatch, PeerId};
 
 use crate::scenario::{Scenario, address, key};

@@ -3,9 +3,10 @@
 
 use std::net::SocketAddr;
 
+use dipole_link::Class;
 use dipole_link::sim::Network;
-use dipole_link::{AnyLink, Class};
 use dipole_node::engine::Engine;
+use dipole_node::links::AnyLink;
 use dipole_proto::{Drop, Instant};
 use rand::{Rng, RngCore, SeedableRng};
 use rand_chacha::ChaCha8Rng;

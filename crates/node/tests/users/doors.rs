@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use dipole_link::AnyLink;
 use dipole_link::udp::{Udp, UdpOptions};
 use dipole_node::engine::{Destination, Engine};
+use dipole_node::links::AnyLink;
 use dipole_node::registry::{
     Found, FoundStatus, Ports, Registry, RegistryError, decode_lookup, encode_found,
 };

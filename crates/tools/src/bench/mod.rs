@@ -154,7 +154,7 @@ pub(crate) fn execute(mut arguments: BenchArgs, json: bool) -> ExitCode {
     }
     arguments.has_bpf = matches!(arguments.on, On::Auto | On::Veth)
         && rustix::process::geteuid().is_root()
-        && dipole_link::bpf::is_permitted();
+        && dipole_bpf::is_permitted();
     match try_execute(&arguments, json) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,

@@ -4,11 +4,11 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use dipole_link::bpf::calibrate::{
+use dipole_bpf::calibrate::{
     Calibration, Choices, FOLDER, Figure, FileError, RUNS, Receive, SIZES, Send, SocketBy,
     calibrate,
 };
-use dipole_link::bpf::{CardId, card_of, is_permitted};
+use dipole_bpf::{CardId, card_of, is_permitted};
 use dipole_node::Config;
 
 use super::finding::Finding;

@@ -4,10 +4,10 @@
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use dipole_link::bpf::hook::{Attached, Side, attached};
-use dipole_link::bpf::loan::wire::{Granted, Reason};
-use dipole_link::bpf::loan::{DEFAULT_PATH, LoanError, opinion};
-use dipole_link::bpf::{CardId, card_of, is_permitted};
+use dipole_bpf::hook::{Attached, Side, attached};
+use dipole_bpf::loan::wire::{Granted, Reason};
+use dipole_bpf::loan::{DEFAULT_PATH, LoanError, opinion};
+use dipole_bpf::{CardId, card_of, is_permitted};
 
 use super::finding::Finding;
 
@@ -135,7 +135,7 @@ fn xdp_of(json: &[u8]) -> Option<u64> {
 mod tests {
     use super::super::finding::Verdict::{Good, Slow, Unknown};
     use super::*;
-    use dipole_link::bpf::loan::wire::Refusal;
+    use dipole_bpf::loan::wire::Refusal;
 
     fn granted(sender: bool) -> Means {
         Means::Lent(Ok(Granted {

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use dipole_bed::Bed;
-use dipole_link::bpf::{card_of, hook};
+use dipole_bpf::{card_of, hook};
 
 use crate::job::Job;
 

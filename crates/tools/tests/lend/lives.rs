@@ -16,7 +16,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg}
 use crate::scene::{ALICE, BOB, CAROL, Scene, now_ns, numbers, wait_for};
 
 /// Sends numbers to a link, which gets them all, in order.
-fn talk(scene: &Scene, link: &mut dipole_link::bpf::Bpf) {
+fn talk(scene: &Scene, link: &mut dipole_bpf::Bpf) {
     let (peer, _) = scene.peer();
     let at = link.local(Class::Small);
     for number in 0..50_u64 {
@@ -58,7 +58,7 @@ fn an_agent_that_is_killed_leaves_nothing_and_the_next_fills_the_same_ring() {
 }
 
 /// Long enough for it to look after its loan, which it does now and then; as its user.
-fn spin(scene: &Scene, uid: u32, link: &mut dipole_link::bpf::Bpf) {
+fn spin(scene: &Scene, uid: u32, link: &mut dipole_bpf::Bpf) {
     scene.being(uid, || {
         for _ in 0..1 << 18 {
             let found = link.poll(now_ns(), Class::Small).expect("a link");

@@ -10,9 +10,9 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use dipole_bed::Bed;
-use dipole_link::bpf::hook::{Attached, attached};
-use dipole_link::bpf::loan::{Loan, LoanError, ask, tie_port};
-use dipole_link::bpf::{Bpf, BpfOptions, CardId, Shortcuts};
+use dipole_bpf::hook::{Attached, attached};
+use dipole_bpf::loan::{Loan, LoanError, ask, tie_port};
+use dipole_bpf::{Bpf, BpfOptions, CardId, Shortcuts};
 use dipole_link::udp::UdpOptions;
 use dipole_link::{Class, Link, Udp};
 use rustix::net::netdevice::name_to_index;

@@ -7,10 +7,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
-use dipole_link::bpf::hook::{Hook, Place, create_ring};
-use dipole_link::bpf::loan::channel::{Heard, connect, hear, say};
-use dipole_link::bpf::loan::wire::{Answer, Question, Reason};
-use dipole_link::bpf::loan::{opinion, tie_port};
+use dipole_bpf::hook::{Hook, Place, create_ring};
+use dipole_bpf::loan::channel::{Heard, connect, hear, say};
+use dipole_bpf::loan::wire::{Answer, Question, Reason};
+use dipole_bpf::loan::{opinion, tie_port};
 use dipole_link::{Class, Link};
 use rustix::net::sockopt;
 
@@ -133,9 +133,7 @@ fn rings_that_are_none_too_long_or_too_many_are_refused() {
         .expect("it is there")
         .into();
     let other = scene.bed.inside(2, || {
-        let card = dipole_link::bpf::card_of(scene.address(2))
-            .expect("a card")
-            .0;
+        let card = dipole_bpf::card_of(scene.address(2)).expect("a card").0;
         Hook::attach(&card, Place::Tcx).expect("root may")
     });
     let other = other.expect("the node");

@@ -5,10 +5,10 @@ use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::process::{Command, Stdio};
 
-use dipole_link::bpf::loan::LoanError;
-use dipole_link::bpf::loan::wire::Reason;
-use dipole_link::bpf::neighbours::{Neighbours, Route};
-use dipole_link::bpf::raw::{RawSender, Sent};
+use dipole_bpf::loan::LoanError;
+use dipole_bpf::loan::wire::Reason;
+use dipole_bpf::neighbours::{Neighbours, Route};
+use dipole_bpf::raw::{RawSender, Sent};
 use dipole_link::{Class, Link, Outgoing};
 use rustix::net::RecvFlags;
 

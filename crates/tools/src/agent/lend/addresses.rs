@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
 
-use dipole_link::bpf::CardId;
+use dipole_bpf::CardId;
 use nix::ifaddrs::getifaddrs;
 use nix::net::if_::if_nametoindex;
 

@@ -7,11 +7,11 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
 
-use dipole_link::bpf::CardId;
-use dipole_link::bpf::hook::create_ring;
-use dipole_link::bpf::loan::proof::{self, Caller, Namespace, Unproven};
-use dipole_link::bpf::loan::ring_facts;
-use dipole_link::bpf::loan::wire::{Granted, Question, Reason, Refusal};
+use dipole_bpf::CardId;
+use dipole_bpf::hook::create_ring;
+use dipole_bpf::loan::proof::{self, Caller, Namespace, Unproven};
+use dipole_bpf::loan::ring_facts;
+use dipole_bpf::loan::wire::{Granted, Question, Reason, Refusal};
 
 use super::addresses::{Address, addresses};
 use super::cards::{Card, Cards, Permission, is_ring_size};

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use dipole_link::bpf::calibrate::{Calibration, calibrate};
+use dipole_bpf::calibrate::{Calibration, calibrate};
 
 use super::addresses::{Address, addresses};
 

@@ -11,9 +11,9 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use dipole_link::bpf::loan::channel::{self, Heard};
-use dipole_link::bpf::loan::proof::Caller;
-use dipole_link::bpf::loan::wire::{Answer, Question, Reason, Refusal, WireError};
+use dipole_bpf::loan::channel::{self, Heard};
+use dipole_bpf::loan::proof::Caller;
+use dipole_bpf::loan::wire::{Answer, Question, Reason, Refusal, WireError};
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 

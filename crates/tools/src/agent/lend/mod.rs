@@ -25,8 +25,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use dipole_link::bpf::calibrate::FOLDER;
-use dipole_link::bpf::loan::{DEFAULT_PATH, channel};
+use dipole_bpf::calibrate::FOLDER;
+use dipole_bpf::loan::{DEFAULT_PATH, channel};
 use rustix::thread::CapabilitySet;
 use serde::{Deserialize, Serialize};
 

@@ -6,9 +6,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use dipole_link::bpf::CardId;
-use dipole_link::bpf::hook::{Allowed, Guard, Hook, Place};
-use dipole_link::bpf::raw::guarded_socket;
+use dipole_bpf::CardId;
+use dipole_bpf::hook::{Allowed, Guard, Hook, Place};
+use dipole_bpf::raw::guarded_socket;
 use nix::net::if_::if_nametoindex;
 
 use super::cards::Cards;
@@ -270,7 +270,7 @@ impl Programs {
         mac: [u8; 6],
         at: SocketAddr,
     ) -> Result<(OwnedFd, u64), String> {
-        let text = |error: dipole_link::bpf::hook::HookError| error.to_string();
+        let text = |error: dipole_bpf::hook::HookError| error.to_string();
         let known = self.guards.iter().position(|guard| guard.card() == card);
         let index = match known {
             Some(index) => index,

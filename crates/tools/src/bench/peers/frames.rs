@@ -9,10 +9,10 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
-use dipole_link::bpf::neighbours::Neighbours;
-use dipole_link::bpf::raw::{RawFrame, Sent};
-use dipole_link::bpf::xsk::{Xsk, XskHook, XskOptions};
-use dipole_link::bpf::{Bpf, BpfOptions, Shortcuts, card_of};
+use dipole_bpf::neighbours::Neighbours;
+use dipole_bpf::raw::{RawFrame, Sent};
+use dipole_bpf::xsk::{Xsk, XskHook, XskOptions};
+use dipole_bpf::{Bpf, BpfOptions, Shortcuts, card_of};
 use dipole_link::udp::{Udp, UdpOptions};
 use dipole_link::{Class, Link, Outgoing};
 

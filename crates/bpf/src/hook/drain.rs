@@ -1,0 +1,102 @@
+//! What lies in a ring, for tests: read without care for speed or hostile content.
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crate::layout::RECORD_HEADER_BYTES;
+
+/// A packet in a ring.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Deposit {
+    pub(crate) source: [u8; 16],
+    pub(crate) port: u16,
+    pub(crate) version: u8,
+    pub(crate) payload: Vec<u8>,
+    /// Bytes reserved for it in the ring.
+    pub(crate) reserved: usize,
+}
+
+/// Both positions and the bytes of a ring, mapped.
+pub(crate) struct Drain {
+    consumer: *mut u8,
+    producer: *mut u8,
+    bytes: usize,
+}
+
+const PAGE: usize = 4096;
+const BUSY: u32 = 1 << 31;
+const DISCARDED: u32 = 1 << 30;
+
+impl Drain {
+    pub(crate) fn open(ring: BorrowedFd<'_>) -> Self {
+        let bytes = usize::try_from(super::ring_bytes(ring).unwrap()).unwrap();
+        let map = |length, access, offset| {
+            // SAFETY: a fresh mapping, placed where nothing else is.
+            let place = unsafe {
+                libc::mmap(
+                    std::ptr::null_mut(),
+                    length,
+                    access,
+                    libc::MAP_SHARED,
+                    ring.as_raw_fd(),
+                    offset,
+                )
+            };
+            assert_ne!(place, libc::MAP_FAILED, "a ring can be mapped");
+            place.cast::<u8>()
+        };
+        let page = libc::off_t::try_from(PAGE).unwrap();
+        Self {
+            consumer: map(PAGE, libc::PROT_READ | libc::PROT_WRITE, 0),
+            // The kernel maps the data twice in a row, so that no record is cut.
+            producer: map(PAGE + 2 * bytes, libc::PROT_READ, page),
+            bytes,
+        }
+    }
+
+    /// What has been deposited since the last call.
+    pub(crate) fn take(&mut self) -> Vec<Deposit> {
+        // SAFETY: both pages are mapped as long as the process lives, and positions
+        // stand at their begin, aligned.
+        let (consumer, producer) = unsafe {
+            let consumer = &*self.consumer.cast::<AtomicU64>();
+            (consumer, &*self.producer.cast::<AtomicU64>())
+        };
+        let mut found = Vec::new();
+        let mut at = consumer.load(Ordering::Relaxed);
+        while at < producer.load(Ordering::Acquire) {
+            let place = PAGE + usize::try_from(at).unwrap() % self.bytes;
+            // SAFETY: below the producer's position lies a record's header, inside the mapping.
+            let head = unsafe { &*self.producer.add(place).cast::<AtomicU32>() };
+            let head = head.load(Ordering::Acquire);
+            if head & BUSY != 0 {
+                break;
+            }
+            let reserved = usize::try_from(head & !DISCARDED).unwrap();
+            // SAFETY: the record follows its header, whole because of the second mapping;
+            // the kernel does not write it again before the consumer's position is past it.
+            let record = unsafe {
+                std::slice::from_raw_parts(self.producer.add(place + 8).cast_const(), reserved)
+            };
+            if head & DISCARDED == 0 {
+                found.push(read(record));
+            }
+            at += u64::try_from((reserved + 8).next_multiple_of(8)).unwrap();
+            consumer.store(at, Ordering::Release);
+        }
+        found
+    }
+}
+
+/// A record, as `layout` says.
+pub(crate) fn read(record: &[u8]) -> Deposit {
+    let length = usize::from(u16::from_ne_bytes([record[18], record[19]]));
+    assert_eq!(record[21..24], [0; 3]);
+    Deposit {
+        source: record[..16].try_into().unwrap(),
+        port: u16::from_be_bytes([record[16], record[17]]),
+        version: record[20],
+        payload: record[RECORD_HEADER_BYTES..][..length].to_vec(),
+        reserved: record.len(),
+    }
+}

@@ -1,0 +1,114 @@
+//! What guarded sockets can send on real cards, in network namespaces.
+
+use std::fs::File;
+use std::io::Write;
+use std::net::IpAddr;
+use std::os::fd::AsRawFd;
+use std::time::Duration;
+
+use dipole_bed::Bed;
+
+use super::tests::{bed, card, raw_socket, socket};
+use super::*;
+use crate::program::model;
+
+/// A socket that sends raw frames on a node's card, and its cookie.
+pub(super) fn frame_socket(bed: &Bed, node: u32, card: &CardId) -> (File, u64) {
+    let socket = raw_socket(bed, node, libc::AF_PACKET, libc::SOCK_RAW, 0);
+    // SAFETY: plain C data for which all zeros is valid.
+    let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+    address.sll_family = u16::try_from(libc::AF_PACKET).unwrap();
+    address.sll_ifindex = i32::try_from(card.index).unwrap();
+    let length = dipole_link::sys::socklen_of::<libc::sockaddr_ll>();
+    // SAFETY: the pointer and the length describe `address`, which the kernel only reads.
+    let result = unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), length) };
+    assert_eq!(result, 0);
+    let cookie = rustix::net::sockopt::socket_cookie(&socket).unwrap();
+    (socket, cookie)
+}
+
+#[test]
+fn a_guarded_socket_sends_only_what_it_may() {
+    let Some(bed) = bed() else { return };
+    let card = card(&bed, 1);
+    let guard = bed.inside(1, || Guard::attach(&card)).unwrap().unwrap();
+    let receiver = socket(&bed, 2);
+    receiver
+        .set_read_timeout(Some(Duration::from_secs(5)))
+        .unwrap();
+    let IpAddr::V4(own) = bed.node(1).addresses[0].into() else {
+        unreachable!()
+    };
+    let (_, mac) = bed.inside(1, || sys::hardware("net0")).unwrap().unwrap();
+    let (_, to_mac) = bed.inside(2, || sys::hardware("net0")).unwrap().unwrap();
+    let frame = |marker: u8| {
+        let mut frame = model::packet(4, 1, 0);
+        frame[..6].copy_from_slice(&to_mac);
+        frame[6..12].copy_from_slice(&mac);
+        frame[26..30].copy_from_slice(&own.octets());
+        frame[30..34].copy_from_slice(&bed.node(2).addresses[0].octets());
+        frame[36..38].copy_from_slice(&receiver.local_addr().unwrap().port().to_be_bytes());
+        model::set_checksum(&mut frame);
+        frame[42] = marker;
+        frame
+    };
+    let changed = |at: usize| {
+        let mut frame = frame(99);
+        frame[at] ^= 1;
+        frame
+    };
+    let (mut lent, cookie) = frame_socket(&bed, 1, &card);
+    let allowed = Allowed {
+        mac,
+        address: own.into(),
+        ports: [1, model::FROM_PORT],
+    };
+    guard.allow(cookie, &allowed).unwrap();
+    let received = || {
+        let mut buffer = [0; 100];
+        assert_eq!(receiver.recv(&mut buffer).unwrap(), 1);
+        buffer[0]
+    };
+    // Source MAC, version, fragment, protocol, source address, source port.
+    for (count, at) in (1..).zip([6, 11, 12, 14, 20, 21, 23, 26, 29, 34, 35]) {
+        // The kernel tells the sender, or not.
+        let _told = lent.write(&changed(at));
+        assert_eq!(guard.refused().unwrap(), count, "byte {at}");
+    }
+    lent.write_all(&frame(1)).unwrap();
+    assert_eq!(received(), 1);
+
+    let before = guard.refused().unwrap();
+    guard.forbid(cookie).unwrap();
+    let _told = lent.write(&frame(2));
+    assert_eq!(guard.refused().unwrap(), before + 1);
+    // All zero is not allowed to one who may send nothing.
+    let _told = lent.write(&[0; 100]);
+    assert_eq!(guard.refused().unwrap(), before + 2);
+
+    // Others are not concerned.
+    let (mut free, _) = frame_socket(&bed, 1, &card);
+    free.write_all(&frame(3)).unwrap();
+    assert_eq!(received(), 3);
+    guard.forget(cookie).unwrap();
+    lent.write_all(&frame(4)).unwrap();
+    assert_eq!(received(), 4);
+    assert_eq!(guard.refused().unwrap(), before + 2);
+
+    // What the guard does not see: documented, so it must be known when it changes.
+    guard.forbid(cookie).unwrap();
+    let on: libc::c_int = 1;
+    // SAFETY: the pointer and the length describe `on`, which the kernel only reads.
+    let result = unsafe {
+        libc::setsockopt(
+            lent.as_raw_fd(),
+            libc::SOL_PACKET,
+            libc::PACKET_QDISC_BYPASS,
+            (&raw const on).cast(),
+            dipole_link::sys::socklen_of::<libc::c_int>(),
+        )
+    };
+    assert_eq!(result, 0);
+    lent.write_all(&frame(5)).unwrap();
+    assert_eq!(received(), 5);
+}

@@ -1,0 +1,434 @@
+//! The kernel's part on real cards, in network namespaces.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use dipole_bed::Bed;
+
+use super::drain::{Deposit, Drain};
+use super::*;
+use crate::program::assembler::{Assembler, Reg};
+
+const RING_BYTES: u32 = 1 << 16;
+
+/// Two nodes on one network, or a word why there are none.
+pub(super) fn bed() -> Option<Bed> {
+    if let Some(why) = Bed::why_not() {
+        eprintln!("SKIPPED: {why}");
+        return None;
+    }
+    let bed = Bed::builder().nodes(2).mtu(9000).build();
+    Some(bed.expect("a bed can be made here"))
+}
+
+pub(super) fn card(bed: &Bed, node: u32) -> CardId {
+    let index = bed.inside(node, || {
+        let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+        rustix::net::netdevice::name_to_index(&socket, "net0")
+    });
+    CardId {
+        index: index.unwrap().unwrap(),
+        name: "net0".to_owned(),
+    }
+}
+
+/// A socket on a node's card that waits some seconds at most.
+pub(super) fn socket(bed: &Bed, node: u32) -> UdpSocket {
+    let address = bed.node(node).addresses[0];
+    let socket = bed.inside(node, || UdpSocket::bind((address, 0)));
+    let socket = socket.unwrap().unwrap();
+    let patience = Some(Duration::from_secs(10));
+    socket.set_read_timeout(patience).unwrap();
+    socket
+}
+
+/// What comes into the ring, at least this many packets.
+pub(super) fn wait_for(drain: &mut Drain, count: usize) -> Vec<Deposit> {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    let mut found = Vec::new();
+    while found.len() < count {
+        assert!(
+            Instant::now() < deadline,
+            "only {} packets came",
+            found.len()
+        );
+        found.extend(drain.take());
+        std::thread::yield_now();
+    }
+    found
+}
+
+/// The place, or a word why this card cannot have it.
+pub(super) fn attach(bed: &Bed, node: u32, place: Place) -> Hook {
+    let card = card(bed, node);
+    let hook = bed.inside(node, || Hook::attach(&card, place)).unwrap();
+    hook.unwrap_or_else(|error| panic!("{error}"))
+}
+
+#[test]
+fn packets_to_an_entered_port_are_deposited_and_others_reach_their_socket() {
+    let Some(bed) = bed() else { return };
+    for place in [Place::Tcx, Place::XdpGeneric, Place::XdpNative] {
+        let hook = attach(&bed, 2, place);
+        assert_eq!(
+            (hook.card().index, hook.place()),
+            (card(&bed, 2).index, place)
+        );
+        let ring = create_ring(RING_BYTES).unwrap();
+        let mut drain = Drain::open(ring.as_fd());
+        let (sender, ours, other) = (socket(&bed, 1), socket(&bed, 2), socket(&bed, 2));
+        let to = ours.local_addr().unwrap();
+        hook.add(to.ip(), to.port(), ring.as_fd()).unwrap();
+
+        let lengths = [1, 64, 128, 129, 1400, 1472, 8900];
+        for length in lengths {
+            let payload: Vec<u8> = (0..=u8::MAX).cycle().take(length).collect();
+            sender.send_to(&payload, to).unwrap();
+            let found = wait_for(&mut drain, 1);
+            let from = sender.local_addr().unwrap();
+            assert_eq!(found.len(), 1);
+            assert_eq!(found[0].payload, payload, "{place}");
+            assert_eq!(found[0].version, 4);
+            assert_eq!(source(&found[0]), from);
+        }
+        sender
+            .send_to(b"passes", other.local_addr().unwrap())
+            .unwrap();
+        let mut buffer = [0; 100];
+        assert_eq!(other.recv(&mut buffer).unwrap(), 6);
+
+        // Without its ring the port is a socket's again.
+        hook.remove(to.ip(), to.port()).unwrap();
+        sender.send_to(b"socket", to).unwrap();
+        assert_eq!(ours.recv(&mut buffer).unwrap(), 6);
+        assert_eq!(&buffer[..6], b"socket");
+        let counters = hook.counters().unwrap();
+        let wanted = Counters {
+            deposited: lengths.len() as u64,
+            ..Counters::default()
+        };
+        assert_eq!(counters, wanted, "{place}");
+    }
+}
+
+fn source(deposit: &Deposit) -> SocketAddr {
+    let [a, b, c, d] = deposit.source[..4].try_into().unwrap();
+    (IpAddr::from([a, b, c, d]), deposit.port).into()
+}
+
+/// Waits until something is so.
+fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !is_so() {
+        assert!(Instant::now() < deadline, "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn what_is_not_a_plain_packet_to_the_port_reaches_its_socket() {
+    let Some(bed) = bed() else { return };
+    for place in [Place::Tcx, Place::XdpGeneric, Place::XdpNative] {
+        let hook = attach(&bed, 2, place);
+        let ring = create_ring(RING_BYTES).unwrap();
+        let mut drain = Drain::open(ring.as_fd());
+        let (sender, ours) = (socket(&bed, 1), socket(&bed, 2));
+        let to = ours.local_addr().unwrap();
+        hook.add(to.ip(), to.port(), ring.as_fd()).unwrap();
+
+        // TCP to the same address and port.
+        let listener = bed.inside(2, || TcpListener::bind(to)).unwrap().unwrap();
+        let stream = bed.inside(1, || TcpStream::connect(to)).unwrap();
+        stream.unwrap().write_all(b"stream").unwrap();
+        let mut text = String::new();
+        listener
+            .accept()
+            .unwrap()
+            .0
+            .read_to_string(&mut text)
+            .unwrap();
+        assert_eq!(text, "stream");
+
+        ping(&bed, to.ip());
+
+        let mut buffer = vec![0; 65_536];
+        sender.send_to(&[7; 20_000], to).unwrap();
+        assert_eq!(ours.recv(&mut buffer).unwrap(), 20_000);
+        send_options(&sender);
+        sender.send_to(b"options", to).unwrap();
+        assert_eq!(ours.recv(&mut buffer).unwrap(), 7);
+        assert_eq!(drain.take(), []);
+        let wanted = Counters {
+            fragments: 1,
+            options: 1,
+            ..Counters::default()
+        };
+        assert_eq!(hook.counters().unwrap(), wanted, "{place}");
+    }
+}
+
+/// Sends with IP options from now on: four bytes that do nothing.
+fn send_options(socket: &UdpSocket) {
+    let nothing = [1_u8; 4];
+    // SAFETY: the pointer and the length describe `nothing`, which the kernel only reads.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::IPPROTO_IP,
+            libc::IP_OPTIONS,
+            nothing.as_ptr().cast(),
+            4,
+        )
+    };
+    assert_eq!(result, 0);
+}
+
+/// A socket of the kernel's, on a node.
+pub(super) fn raw_socket(bed: &Bed, node: u32, family: i32, kind: i32, protocol: i32) -> File {
+    let descriptor = bed.inside(node, || {
+        // SAFETY: takes numbers only.
+        unsafe { libc::socket(family, kind | libc::SOCK_CLOEXEC, protocol) }
+    });
+    let descriptor = descriptor.unwrap();
+    assert!(descriptor >= 0);
+    // SAFETY: fresh from the call above; nobody else knows it.
+    unsafe { File::from_raw_fd(descriptor) }
+}
+
+/// An echo request from node 1 is answered.
+fn ping(bed: &Bed, to: IpAddr) {
+    let socket = raw_socket(bed, 1, libc::AF_INET, libc::SOCK_RAW, libc::IPPROTO_ICMP);
+    let socket = UdpSocket::from(std::os::fd::OwnedFd::from(socket));
+    let patience = Some(Duration::from_secs(10));
+    socket.set_read_timeout(patience).unwrap();
+    // Type 8, code 0, checksum over six zero bytes.
+    socket
+        .send_to(&[8, 0, 0xf7, 0xff, 0, 0, 0, 0], (to, 0))
+        .unwrap();
+    let mut answer = [0; 100];
+    let length = socket.recv(&mut answer).unwrap();
+    assert_eq!((length, answer[20]), (28, 0));
+}
+
+#[test]
+fn packets_that_find_the_ring_full_reach_the_socket() {
+    let Some(bed) = bed() else { return };
+    for place in [Place::Tcx, Place::XdpGeneric] {
+        let hook = attach(&bed, 2, place);
+        let ring = create_ring(4096).unwrap();
+        let mut drain = Drain::open(ring.as_fd());
+        let (sender, ours) = (socket(&bed, 1), socket(&bed, 2));
+        let to = ours.local_addr().unwrap();
+        hook.add(to.ip(), to.port(), ring.as_fd()).unwrap();
+        assert_eq!(hook.full(to.ip(), to.port()).unwrap(), 0);
+        // A record of 1400 B takes 1568: two fit.
+        let mut buffer = vec![0; 9000];
+        for number in 0..5_u8 {
+            sender.send_to(&[number; 1400], to).unwrap();
+        }
+        let deposited = wait_for(&mut drain, 2);
+        let deposited: Vec<u8> = deposited.iter().map(|found| found.payload[0]).collect();
+        assert_eq!(deposited, [0, 1], "{place}");
+        for number in 2..5 {
+            assert_eq!(ours.recv(&mut buffer).unwrap(), 1400);
+            assert_eq!(buffer[0], number);
+        }
+        assert_eq!(hook.full(to.ip(), to.port()).unwrap(), 3);
+        assert_eq!(hook.counters().unwrap().full, 3);
+        sender.send_to(&[9; 1400], to).unwrap();
+        assert_eq!(wait_for(&mut drain, 1)[0].payload, [9; 1400]);
+    }
+}
+
+/// Names of the programs at the ingress of a node's card.
+fn ingress(bed: &Bed, node: u32) -> Vec<String> {
+    let card = card(bed, node);
+    let all = bed.inside(node, || attached(&card)).unwrap().unwrap();
+    let ingress = all.into_iter().filter(|found| found.side == Side::Ingress);
+    ingress.map(|found| found.name.unwrap()).collect()
+}
+
+#[test]
+fn programs_of_others_stay_and_run_before_ours() {
+    let Some(bed) = bed() else { return };
+    let mut code = Assembler::default();
+    code.set(Reg::R0, -1);
+    code.exit();
+    let code = code.finish().unwrap().linked(&[]);
+    let (kind, at) = (ProgramKind::SchedCls, AttachKind::TcxIngress);
+    let program = sys::load(kind, at, "somebody", &code).unwrap();
+    let index = card(&bed, 2).index;
+    let theirs = bed.inside(2, || sys::attach(program.as_fd(), index, at, 0));
+    let theirs = theirs.unwrap().unwrap();
+
+    let hook = attach(&bed, 2, Place::Tcx);
+    assert_eq!(ingress(&bed, 2), ["somebody", "dipole_ingress"]);
+    drop(hook);
+    until("ours goes", || ingress(&bed, 2) == ["somebody"]);
+    drop(theirs);
+    until("theirs goes", || ingress(&bed, 2).is_empty());
+}
+
+/// A process that ends with SIGKILL when this is dropped.
+struct Holder(std::process::Child);
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+#[test]
+fn nothing_is_attached_when_the_last_holder_has_been_killed() {
+    let Some(bed) = bed() else { return };
+    for place in [Place::Tcx, Place::XdpGeneric] {
+        let hook = attach(&bed, 2, place);
+        let ring = create_ring(RING_BYTES).unwrap();
+        let mut drain = Drain::open(ring.as_fd());
+        let (sender, ours) = (socket(&bed, 1), socket(&bed, 2));
+        let to = ours.local_addr().unwrap();
+        hook.add(to.ip(), to.port(), ring.as_fd()).unwrap();
+        // Another process holds the link, and knows nothing of it.
+        let link = hook.link.try_clone().unwrap();
+        let holder = Holder(
+            Command::new("sleep")
+                .arg("1000")
+                .stdin(link)
+                .spawn()
+                .unwrap(),
+        );
+        drop(hook);
+        sender.send_to(b"held", to).unwrap();
+        assert_eq!(wait_for(&mut drain, 1)[0].payload, b"held", "{place}");
+
+        drop(holder);
+        until("the program goes", || {
+            sender.send_to(b"socket", to).unwrap();
+            drain.take().is_empty()
+        });
+        let mut buffer = [0; 100];
+        assert_eq!(ours.recv(&mut buffer).unwrap(), 6);
+        assert_eq!(ingress(&bed, 2), [""; 0]);
+    }
+}
+
+#[test]
+fn a_hook_is_taken_over_by_its_descriptors() {
+    let Some(bed) = bed() else { return };
+    let hook = attach(&bed, 2, Place::Tcx);
+    let ring = create_ring(RING_BYTES).unwrap();
+    let mut drain = Drain::open(ring.as_fd());
+    let (sender, ours) = (socket(&bed, 1), socket(&bed, 2));
+    let to = ours.local_addr().unwrap();
+    hook.add(to.ip(), to.port(), ring.as_fd()).unwrap();
+    let kept = || {
+        hook.descriptors()
+            .map(|kept| kept.try_clone_to_owned().unwrap())
+    };
+    let mut wrong = kept();
+    wrong.swap(0, 1);
+    let wrong = Hook::from_descriptors(hook.card(), Place::Tcx, wrong).unwrap_err();
+    assert!(wrong.to_string().contains("net0"), "{wrong}");
+    let mut wrong = kept();
+    wrong.swap(2, 3);
+    assert!(Hook::from_descriptors(hook.card(), Place::Tcx, wrong).is_err());
+
+    let taken = Hook::from_descriptors(hook.card(), Place::Tcx, kept()).unwrap();
+    drop(hook);
+    sender.send_to(b"kept", to).unwrap();
+    assert_eq!(wait_for(&mut drain, 1)[0].payload, b"kept");
+    assert_eq!(taken.counters().unwrap().deposited, 1);
+}
+
+#[test]
+fn a_ring_is_replaced_in_mid_stream_and_nothing_is_lost() {
+    let Some(bed) = bed() else { return };
+    let hook = attach(&bed, 2, Place::Tcx);
+    let (sender, ours) = (socket(&bed, 1), socket(&bed, 2));
+    let to = ours.local_addr().unwrap();
+    let mut next = 0_u32;
+    let mut former: Option<Drain> = None;
+    for _ in 0..20 {
+        let ring = create_ring(RING_BYTES).unwrap();
+        let mut drain = Drain::open(ring.as_fd());
+        // Packets come while the ring is entered; the first go to the former one.
+        let sent = std::thread::scope(|scope| {
+            let sending = scope.spawn(|| {
+                (next..next + 50).for_each(|number| {
+                    sender.send_to(&number.to_ne_bytes(), to).unwrap();
+                });
+                next + 50
+            });
+            hook.add(to.ip(), to.port(), ring.as_fd()).unwrap();
+            sending.join().unwrap()
+        });
+        let mut found = Vec::new();
+        ours.set_nonblocking(true).unwrap();
+        until("all packets come", || {
+            let mut buffer = [0; 4];
+            while let Ok(4) = ours.recv(&mut buffer) {
+                found.push(u32::from_ne_bytes(buffer));
+            }
+            for drain in former.iter_mut().chain([&mut drain]) {
+                let numbers = drain.take().into_iter().map(|found| found.payload);
+                found.extend(numbers.map(|bytes| u32::from_ne_bytes(bytes.try_into().unwrap())));
+            }
+            found.len() >= 50
+        });
+        found.sort_unstable();
+        assert_eq!(found, (next..sent).collect::<Vec<_>>());
+        (next, former) = (sent, Some(drain));
+    }
+}
+
+#[test]
+fn addresses_of_several_hosts_and_other_maps_are_refused() {
+    let Some(bed) = bed() else { return };
+    let hook = attach(&bed, 2, Place::Tcx);
+    let ring = create_ring(RING_BYTES).unwrap();
+    for address in ["0.0.0.0", "224.0.0.1", "255.255.255.255", "::", "ff02::1"] {
+        let refused = hook
+            .add(address.parse().unwrap(), 1, ring.as_fd())
+            .unwrap_err();
+        assert!(matches!(refused, HookError::NotOneHost { .. }), "{refused}");
+    }
+    let own = bed.node(2).addresses[0].into();
+    let [_, rings, ..] = hook.descriptors();
+    let refused = hook.add(own, 1, rings).unwrap_err().to_string();
+    assert!(refused.contains("net0: changing a BPF map"), "{refused}");
+    assert!(create_ring(5000).is_err());
+    assert_eq!(ring_bytes(ring.as_fd()).unwrap(), RING_BYTES);
+    assert!(ring_bytes(rings).is_err());
+    assert!(ring_bytes(File::open("/dev/null").unwrap().as_fd()).is_err());
+}
+
+#[test]
+fn an_error_says_card_step_and_what_is_missing() {
+    let error = HookError::Refused {
+        card: "eth1".to_owned(),
+        step: Step::Tcx,
+        cause: io::Error::from_raw_os_error(libc::EPERM),
+        log: String::new(),
+        missing: vec!["CAP_NET_ADMIN"],
+    };
+    assert_eq!(
+        error.to_string(),
+        "cannot open the bpf link on eth1: attaching at TCX ingress needs CAP_NET_ADMIN \
+         (Operation not permitted (os error 1)); let the machine's agent lend on eth1 \
+         (/etc/dipole/cards.toml), or set DIPOLE_LINK=udp"
+    );
+    let card = CardId {
+        index: 1,
+        name: "nosuch0".to_owned(),
+    };
+    let error = Hook::attach(&card, Place::Tcx).unwrap_err().to_string();
+    assert!(
+        error.contains("nosuch0: asking for its hardware address"),
+        "{error}"
+    );
+}

@@ -1,0 +1,301 @@
+//! What a lender checks of whoever asks: which user it is, and that a socket proves that its
+//! holder owns an address and a port for as long as the socket is open.
+
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketType, ipproto, sockopt};
+
+use dipole_link::sys::{peer_credentials, socklen_of};
+
+/// Who is at the other end of a connection, as the kernel knows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Caller {
+    /// The process; 0 if it cannot be seen from here.
+    pub pid: i32,
+    /// Its user.
+    pub uid: u32,
+    /// Its groups, all of them.
+    pub groups: Vec<u32>,
+}
+
+impl Caller {
+    /// Who is at the other end of a connected unix socket.
+    ///
+    /// # Errors
+    /// The kernel does not say.
+    pub fn of(socket: BorrowedFd<'_>) -> io::Result<Caller> {
+        let who = peer_credentials(socket)?;
+        let mut groups = peer_groups(socket)?;
+        groups.push(who.gid);
+        Ok(Caller {
+            pid: who.pid,
+            uid: who.uid,
+            groups,
+        })
+    }
+}
+
+/// Why a socket proves nothing.
+#[derive(Debug)]
+pub enum Unproven {
+    /// It is none for UDP.
+    NotUdp,
+    /// It is of another network namespace, where addresses mean nothing here.
+    Elsewhere,
+    /// It is bound to no port, or to all addresses.
+    Unbound,
+    /// Its address belongs to one link only (fe80::).
+    LinkLocal,
+    /// It is connected to one peer.
+    Connected,
+    /// Others may have the same port: by SO_REUSEADDR, SO_REUSEPORT, or because it is bound to a device.
+    Shared,
+    /// The kernel chose its port, and it can be given up while the socket is open.
+    Loose,
+    /// The kernel does not say.
+    System(io::Error),
+}
+
+impl fmt::Display for Unproven {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = match self {
+            Unproven::NotUdp => "it is no UDP socket",
+            Unproven::Elsewhere => "it is of another network namespace than the lender",
+            Unproven::Unbound => "it is not bound to one address and a port",
+            Unproven::LinkLocal => "its address is link-local; bind another address of the card",
+            Unproven::Connected => "it is connected",
+            Unproven::Shared => {
+                "others may have its port too: it has SO_REUSEADDR or SO_REUSEPORT, or is bound to a device"
+            }
+            Unproven::Loose => {
+                "its port can be given up while it is open; bind it by its number, not as port 0"
+            }
+            Unproven::System(cause) => return write!(f, "the kernel does not say: {cause}"),
+        };
+        f.write_str(text)
+    }
+}
+
+impl std::error::Error for Unproven {}
+
+impl From<Errno> for Unproven {
+    fn from(error: Errno) -> Unproven {
+        Unproven::System(error.into())
+    }
+}
+
+/// One network namespace, to be compared with that of a socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Namespace(u64);
+
+impl Namespace {
+    /// That of the calling thread.
+    ///
+    /// # Errors
+    /// The kernel is older than 5.14.
+    pub fn here() -> io::Result<Namespace> {
+        let socket = std::net::UdpSocket::bind(("127.0.0.1", 0));
+        let socket: OwnedFd = match socket {
+            Ok(socket) => socket.into(),
+            // A namespace without loopback.
+            Err(_) => {
+                rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, Some(ipproto::UDP))?
+            }
+        };
+        Ok(Namespace(namespace_cookie(socket.as_fd())?))
+    }
+}
+
+/// The address and port that belong to the holder of a UDP socket alone, for as long as it is
+/// open anywhere. An unconnected socket works on undisturbed.
+///
+/// # Errors
+/// Why it proves nothing.
+pub fn owned(socket: BorrowedFd<'_>, here: Namespace) -> Result<SocketAddr, Unproven> {
+    let family = sockopt::socket_domain(socket).map_err(|_| Unproven::NotUdp)?;
+    let is_udp = [AddressFamily::INET, AddressFamily::INET6].contains(&family)
+        && sockopt::socket_type(socket)? == SocketType::DGRAM
+        && sockopt::socket_protocol(socket)? == Some(ipproto::UDP);
+    if !is_udp {
+        return Err(Unproven::NotUdp);
+    }
+    if namespace_cookie(socket).map_err(Unproven::System)? != here.0 {
+        return Err(Unproven::Elsewhere);
+    }
+    match rustix::net::getpeername(socket) {
+        Err(Errno::NOTCONN) => {}
+        Ok(_) => return Err(Unproven::Connected),
+        Err(error) => return Err(error.into()),
+    }
+    let address = still_owned(socket)?;
+    // To connect it to nobody frees a port that the kernel chose: better now than later, when
+    // it could be another's. A port bound by its number stays.
+    rustix::net::connect_unspec(socket)?;
+    match still_owned(socket) {
+        Ok(again) if again == address => Ok(address),
+        Ok(_) | Err(Unproven::Unbound) => Err(Unproven::Loose),
+        Err(error) => Err(error),
+    }
+}
+
+/// The same as [`owned`] of a socket that has passed it before: what its holder can change.
+///
+/// # Errors
+/// What has changed.
+pub fn still_owned(socket: BorrowedFd<'_>) -> Result<SocketAddr, Unproven> {
+    let bound = SocketAddr::try_from(rustix::net::getsockname(socket)?)?;
+    let ip = bound.ip().to_canonical();
+    if ip.is_unspecified() || bound.port() == 0 {
+        return Err(Unproven::Unbound);
+    }
+    if matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local()) {
+        return Err(Unproven::LinkLocal);
+    }
+    if sockopt::socket_reuseaddr(socket)?
+        || sockopt::socket_reuseport(socket)?
+        || bound_device(socket).map_err(Unproven::System)? != 0
+    {
+        return Err(Unproven::Shared);
+    }
+    Ok(SocketAddr::new(ip, bound.port()))
+}
+
+/// Reads a socket option that has the size of `T`.
+fn option<T: Integer>(socket: BorrowedFd<'_>, option: libc::c_int) -> io::Result<T> {
+    let mut value = T::default();
+    let mut length = socklen_of::<T>();
+    // SAFETY: pointer and length describe `value`, an integer (`Integer` is for those only), so
+    // that whatever the kernel writes is valid; it lives during the call.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            option,
+            (&raw mut value).cast(),
+            &raw mut length,
+        )
+    };
+    match result {
+        0 if length == socklen_of::<T>() => Ok(value),
+        0 => Err(io::ErrorKind::InvalidData.into()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Types for which every pattern of bits is a value.
+trait Integer: Default {}
+impl Integer for u64 {}
+impl Integer for libc::c_int {}
+
+/// Which network namespace a socket is of.
+fn namespace_cookie(socket: BorrowedFd<'_>) -> io::Result<u64> {
+    option(socket, libc::SO_NETNS_COOKIE)
+}
+
+/// The device that a socket is bound to; 0 for none.
+fn bound_device(socket: BorrowedFd<'_>) -> io::Result<libc::c_int> {
+    option(socket, libc::SO_BINDTOIFINDEX)
+}
+
+/// The supplementary groups of the process at the other end of a connected unix socket.
+fn peer_groups(socket: BorrowedFd<'_>) -> io::Result<Vec<u32>> {
+    let mut groups = vec![0_u32; 64];
+    loop {
+        let bytes = size_of_val(&groups[..]);
+        let mut length = libc::socklen_t::try_from(bytes).map_err(io::Error::other)?;
+        // SAFETY: pointer and length describe the whole of `groups`, integers for which every
+        // pattern of bits is valid; it lives and is not moved during the call.
+        let result = unsafe {
+            libc::getsockopt(
+                socket.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_PEERGROUPS,
+                groups.as_mut_ptr().cast(),
+                &raw mut length,
+            )
+        };
+        let found = usize::try_from(length).unwrap_or(0) / size_of::<u32>();
+        if result == 0 {
+            groups.truncate(found);
+            return Ok(groups);
+        }
+        let error = io::Error::last_os_error();
+        // The kernel says how many there are.
+        if error.raw_os_error() != Some(libc::ERANGE) || found <= groups.len() {
+            return Err(error);
+        }
+        groups.resize(found, 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, UdpSocket};
+    use std::os::unix::net::UnixStream;
+
+    fn judged(socket: impl AsFd) -> Result<SocketAddr, Unproven> {
+        owned(socket.as_fd(), Namespace::here().unwrap())
+    }
+
+    fn udp(address: &str) -> UdpSocket {
+        UdpSocket::bind(address).unwrap()
+    }
+
+    #[test]
+    fn a_port_that_was_tied_to_its_socket_is_owned_and_the_socket_works_on() {
+        let socket = udp("127.0.0.1:0");
+        let address = socket.local_addr().unwrap();
+        dipole_link::sys::tie_port(socket.as_fd()).unwrap();
+        assert_eq!(judged(&socket).unwrap(), address);
+        assert_eq!(still_owned(socket.as_fd()).unwrap(), address);
+        udp("127.0.0.1:0").send_to(b"x", address).unwrap();
+        assert_eq!(socket.recv_from(&mut [0; 8]).unwrap().0, 1);
+    }
+
+    #[test]
+    fn an_ipv4_address_within_an_ipv6_socket_is_that_address() {
+        let socket = udp("[::ffff:127.0.0.1]:0");
+        dipole_link::sys::tie_port(socket.as_fd()).unwrap();
+        assert!(judged(&socket).unwrap().ip().is_ipv4());
+    }
+
+    #[test]
+    fn what_proves_nothing_is_told_apart() {
+        assert!(matches!(
+            judged(TcpListener::bind("127.0.0.1:0").unwrap()),
+            Err(Unproven::NotUdp)
+        ));
+        let (one, _other) = UnixStream::pair().unwrap();
+        assert!(matches!(judged(one), Err(Unproven::NotUdp)));
+        let file = std::fs::File::open("/dev/null").unwrap();
+        assert!(matches!(judged(file), Err(Unproven::NotUdp)));
+        assert!(matches!(judged(udp("0.0.0.0:0")), Err(Unproven::Unbound)));
+        let none = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None).unwrap();
+        assert!(matches!(judged(none), Err(Unproven::Unbound)));
+        let connected = udp("127.0.0.1:0");
+        connected.connect(connected.local_addr().unwrap()).unwrap();
+        assert!(matches!(judged(connected), Err(Unproven::Connected)));
+        let shared = udp("127.0.0.1:0");
+        sockopt::set_socket_reuseaddr(&shared, true).unwrap();
+        assert!(matches!(judged(shared), Err(Unproven::Shared)));
+        // The kernel chose it, and takes it back as soon as its holder wants.
+        assert!(matches!(judged(udp("127.0.0.1:0")), Err(Unproven::Loose)));
+    }
+
+    #[test]
+    fn the_other_end_is_known_with_all_its_groups() {
+        let (one, _other) = UnixStream::pair().unwrap();
+        let caller = Caller::of(one.as_fd()).unwrap();
+        assert_eq!(u32::try_from(caller.pid), Ok(std::process::id()));
+        assert_eq!(caller.uid, rustix::process::geteuid().as_raw());
+        for group in rustix::process::getgroups().unwrap() {
+            assert!(caller.groups.contains(&group.as_raw()));
+        }
+        assert!(caller.groups.contains(&rustix::process::getegid().as_raw()));
+    }
+}

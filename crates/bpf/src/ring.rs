@@ -1,0 +1,268 @@
+//! The reader of a ring buffer that the kernel fills.
+//!
+//! Records are read where they lie. Those of one [`poll`](Ring::poll) are given back to
+//! the kernel by the next, so they stay as they are in between.
+//!
+//! The kernel wakes a sleeper when it finishes a record and the reader has told that it
+//! has read just up to there. A reader that is awake tells a position that is no
+//! record's (one more), and costs its senders no wake-up; one that goes to sleep tells the
+//! exact position, and then looks once more. Awake it tells seldom.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::ptr::NonNull;
+use std::sync::atomic::Ordering;
+
+use super::layout::{MAX_PAYLOAD_BYTES, RECORD_HEADER_BYTES};
+use dipole_link::word::Word;
+
+/// Records shown by one poll.
+const BATCH: usize = 64;
+/// Bytes before a record, which tell its length.
+const PREFIX_BYTES: usize = 8;
+/// A record that is being written, and one that was given up.
+const BUSY: u32 = 1 << 31;
+const DISCARDED: u32 = 1 << 30;
+/// Added to the position that is told while nobody sleeps.
+const AWAKE: u64 = 1;
+
+/// One part in this many of the ring may have been read without the kernel being told.
+const UNTOLD_SHARE: u64 = 8;
+
+/// The memory of a ring buffer.
+pub(super) trait Memory {
+    type Word: Word;
+
+    /// Of the data: a power of two.
+    fn ring_bytes(&self) -> usize;
+
+    /// How far the reader has read.
+    fn consumer(&self) -> &Self::Word;
+
+    /// How far the kernel has written.
+    fn producer(&self) -> &Self::Word;
+
+    /// The first word before the record at this place of the data. Whoever sees that it
+    /// is finished sees all of the record.
+    fn length(&self, at: usize) -> u32;
+
+    /// A record begins at this place that another core has just written: its first lines are
+    /// on their way from there, all at once, while the first is waited for.
+    fn fetch(&self, at: usize) {
+        let _by_itself = at;
+    }
+
+    /// Where this many bytes lie, which may reach over the end of the data.
+    ///
+    /// # Panics
+    /// When they do not lie inside.
+    fn data(&self, at: usize, length: usize) -> NonNull<u8>;
+}
+
+/// What no ring buffer of ours contains: it is of no use any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Broken(pub(super) &'static str);
+
+/// One packet.
+#[derive(Clone, Copy, Debug)]
+struct Packet {
+    from: SocketAddr,
+    /// Of the payload, in the data.
+    at: usize,
+    length: usize,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Ring<M> {
+    memory: M,
+    /// Of link-local senders: the card that they are reached by.
+    scope_id: u32,
+    /// The first record that was not shown.
+    position: u64,
+    /// What the kernel was told.
+    told: u64,
+    /// Where the kernel was seen to be.
+    written: u64,
+    /// What may have been read without the kernel being told, while nobody sleeps.
+    untold_bytes: u64,
+    asleep: bool,
+    packets: Vec<Packet>,
+}
+
+impl<M: Memory> Ring<M> {
+    /// Reads on from where the reader before has told that it was, which is where it slept
+    /// or a little before where it stopped: a fresh ring begins at zero.
+    pub(super) fn new(memory: M, scope_id: u32) -> Ring<M> {
+        let position = memory.consumer().load(Ordering::Relaxed) & !7;
+        let untold_bytes = memory.ring_bytes() as u64 / UNTOLD_SHARE;
+        let mut ring = Ring {
+            memory,
+            untold_bytes,
+            scope_id,
+            position,
+            // As if it slept: the first that is told is that somebody is awake.
+            told: position,
+            written: position,
+            asleep: false,
+            packets: Vec::with_capacity(BATCH),
+        };
+        ring.give_back();
+        ring
+    }
+
+    /// Gives back what the last call showed, and shows what has come since.
+    #[inline]
+    pub(super) fn poll(&mut self) -> Result<usize, Broken> {
+        self.give_back();
+        self.packets.clear();
+        while self.packets.len() < BATCH {
+            if self.position == self.written {
+                let written = self.memory.producer().load(Ordering::Acquire);
+                let unread = written.wrapping_sub(self.position);
+                if unread == 0 {
+                    break;
+                }
+                if unread > self.memory.ring_bytes() as u64 || !unread.is_multiple_of(8) {
+                    return Err(Broken("a position outside the ring"));
+                }
+                self.written = written;
+            }
+            if !self.take()? {
+                break;
+            }
+        }
+        Ok(self.packets.len())
+    }
+
+    /// Looks at the next record; false if it is still being written.
+    #[inline]
+    fn take(&mut self) -> Result<bool, Broken> {
+        let at = self.place(self.position);
+        let header = self.memory.length(at);
+        if header & BUSY != 0 {
+            return Ok(false);
+        }
+        self.memory.fetch(at);
+        let length = (header & !DISCARDED) as usize;
+        let whole = (length + PREFIX_BYTES).next_multiple_of(8) as u64;
+        if whole > self.written.wrapping_sub(self.position) {
+            return Err(Broken("a record longer than what was written"));
+        }
+        if header & DISCARDED == 0 {
+            let at = self.place(self.position + PREFIX_BYTES as u64);
+            let packet = self.packet(at, length)?;
+            self.packets.push(packet);
+        }
+        self.position += whole;
+        Ok(true)
+    }
+
+    #[inline]
+    fn packet(&self, at: usize, length: usize) -> Result<Packet, Broken> {
+        if length < RECORD_HEADER_BYTES {
+            return Err(Broken("a record shorter than its header"));
+        }
+        let header = self.memory.data(at, RECORD_HEADER_BYTES).cast();
+        // SAFETY: inside the data by `data`, written in full before the record was
+        // finished, and left alone by the kernel until it is given back.
+        let header: [u8; RECORD_HEADER_BYTES] = unsafe { header.read() };
+        let (address, rest) = header.split_at(16);
+        let address: [u8; 16] = address.try_into().unwrap_or_default();
+        let port = u16::from_be_bytes([rest[0], rest[1]]);
+        let payload = usize::from(u16::from_ne_bytes([rest[2], rest[3]]));
+        if payload > length - RECORD_HEADER_BYTES || payload > MAX_PAYLOAD_BYTES {
+            return Err(Broken("a payload longer than its record"));
+        }
+        let from = match rest[4] {
+            4 => {
+                let [a, b, c, d, ..] = address;
+                SocketAddr::new(IpAddr::V4(Ipv4Addr::new(a, b, c, d)), port)
+            }
+            6 => {
+                let ip = Ipv6Addr::from(address);
+                let scope_id = match ip.is_unicast_link_local() {
+                    true => self.scope_id,
+                    false => 0,
+                };
+                SocketAddrV6::new(ip, port, 0, scope_id).into()
+            }
+            _ => return Err(Broken("a record of no IP version")),
+        };
+        Ok(Packet {
+            from,
+            at: self.place(at as u64 + RECORD_HEADER_BYTES as u64),
+            length: payload,
+        })
+    }
+
+    /// A packet of the last poll: who sent it, and its payload.
+    ///
+    /// # Panics
+    /// When `index` is not below what the poll returned.
+    #[inline]
+    pub(super) fn packet_at(&self, index: usize) -> (SocketAddr, &[u8]) {
+        let packet = &self.packets[index];
+        let start = self.memory.data(packet.at, packet.length);
+        // SAFETY: inside the data by `data`; finished records change no more until they are
+        // given back, which needs the ring mutably.
+        let payload = unsafe { std::slice::from_raw_parts(start.as_ptr(), packet.length) };
+        (packet.from, payload)
+    }
+
+    /// Before sleeping on the ring's descriptor. False, and awake, if something is there.
+    pub(super) fn arm(&mut self) -> bool {
+        self.packets.clear();
+        self.asleep = true;
+        self.told = u64::MAX;
+        self.give_back();
+        // A record that is finished before the kernel sees this is seen below.
+        M::Word::full_fence();
+        if self.has_record() {
+            self.disarm();
+        }
+        self.asleep
+    }
+
+    /// Awake: senders pay for no wake-up.
+    pub(super) fn disarm(&mut self) {
+        self.asleep = false;
+        self.give_back();
+    }
+
+    /// True if a finished record waits.
+    fn has_record(&self) -> bool {
+        self.memory.producer().load(Ordering::Acquire) != self.position
+            && self.memory.length(self.place(self.position)) & BUSY == 0
+    }
+
+    /// Tells the kernel how far it may write, and whether it shall wake. While nobody
+    /// sleeps it is told seldom: each time its core must fetch the line that says so, while
+    /// it takes in a packet.
+    #[inline]
+    fn give_back(&mut self) {
+        let told = match self.asleep {
+            true => self.position,
+            false => self.position | AWAKE,
+        };
+        let awake_already = self.told & told & AWAKE != 0;
+        let untold = told.wrapping_sub(self.told);
+        if told != self.told && !(awake_already && untold < self.untold_bytes) {
+            self.told = told;
+            self.memory.consumer().store(told, Ordering::Release);
+        }
+    }
+
+    #[inline]
+    #[allow(
+        clippy::cast_possible_truncation,
+        reason = "below the size of the data"
+    )]
+    fn place(&self, position: u64) -> usize {
+        (position & (self.memory.ring_bytes() as u64 - 1)) as usize
+    }
+}
+
+#[cfg(test)]
+mod model;
+#[cfg(test)]
+mod tests;

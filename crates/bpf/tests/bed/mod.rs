@@ -1,0 +1,140 @@
+//! Two nodes with real cards, for tests of what is sent around the socket.
+
+#![allow(dead_code, reason = "each test program uses a part of it")]
+
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use dipole_bed::{Bed, Builder};
+use dipole_bpf::CardId;
+use dipole_bpf::neighbours::{Neighbours, Route};
+
+/// Nothing here takes this long; it only ends a test that would hang.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A bed, or a word why there is none.
+pub(crate) fn make(builder: Builder) -> Option<Bed> {
+    if let Some(why) = Bed::why_not() {
+        eprintln!("SKIPPED: {why}");
+        return None;
+    }
+    let bed = builder.build().expect("a bed can be made here");
+    for node in 1..=bed.nodes() {
+        for network in 0..bed.node(node).addresses.len() {
+            let card = format!("net{network}");
+            let address = format!("{}/64", six(network, node));
+            ip(
+                &bed,
+                node,
+                &format!("address add {address} dev {card} nodad"),
+            );
+        }
+    }
+    Some(bed)
+}
+
+/// The first IPv6 address of a card.
+pub(crate) fn six(network: usize, node: u32) -> IpAddr {
+    let text = format!("fd00:{network}::{node}");
+    text.parse().expect("an address")
+}
+
+/// Calls `ip` inside a node.
+pub(crate) fn ip(bed: &Bed, node: u32, words: &str) {
+    let mut command = bed.command(node, "ip");
+    let status = command.args(words.split_whitespace()).status();
+    assert!(status.expect("ip runs").success(), "ip {words}");
+}
+
+/// Sets a variable of the kernel inside a node.
+pub(crate) fn set(bed: &Bed, node: u32, variable: &str, value: &str) {
+    let path = format!("/proc/sys/{variable}");
+    let written = bed.inside(node, || std::fs::write(&path, value));
+    written.expect("the node").expect("a variable");
+}
+
+/// A card of a node.
+pub(crate) fn card(bed: &Bed, node: u32, name: &str) -> CardId {
+    let socket = bed.inside(node, || UdpSocket::bind("127.0.0.1:0"));
+    let socket = socket.expect("the node").expect("a socket");
+    let index = rustix::net::netdevice::name_to_index(&socket, name);
+    CardId {
+        index: index.expect("a card"),
+        name: name.to_owned(),
+    }
+}
+
+/// A UDP socket inside a node, whose reading ends some time.
+pub(crate) fn udp(bed: &Bed, node: u32, at: impl Into<IpAddr>) -> (UdpSocket, SocketAddr) {
+    let at = SocketAddr::new(at.into(), 0);
+    let socket = bed.inside(node, || UdpSocket::bind(at));
+    let socket = socket.expect("the node").expect("a socket");
+    socket.set_read_timeout(Some(PATIENCE)).expect("a limit");
+    let local = socket.local_addr().expect("bound");
+    (socket, local)
+}
+
+/// The ways of a card and a clock that a test moves.
+pub(crate) struct Ways {
+    pub(crate) all: Neighbours,
+    pub(crate) now_ns: u64,
+    socket: UdpSocket,
+}
+
+impl Ways {
+    pub(crate) fn open(bed: &Bed, node: u32, card: &CardId, socket: &UdpSocket) -> Ways {
+        let own = socket.local_addr().expect("bound").ip();
+        let all = bed.inside(node, || Neighbours::open(card, own));
+        Ways {
+            all: all.expect("the node").expect("netlink"),
+            now_ns: 0,
+            socket: socket.try_clone().expect("a second handle"),
+        }
+    }
+
+    /// The way after a look at the news.
+    pub(crate) fn look(&mut self, to: IpAddr) -> Option<Route> {
+        self.now_ns += 1_000_000_000;
+        self.all.follow(self.now_ns);
+        self.all.route(self.now_ns, to).copied()
+    }
+
+    /// Sends by the socket, as a link does, until there is a way that will do.
+    pub(crate) fn wait_for(&mut self, to: IpAddr, will_do: impl Fn(&Route) -> bool) -> Route {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match self.look(to).filter(&will_do) {
+                Some(route) => return route,
+                // Port 9 is nobody's; the kernel resolves the neighbour all the same.
+                None => drop(self.socket.send_to(b"?", (to, 9))),
+            }
+            assert!(Instant::now() < deadline, "no way to {to}");
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Looks until there is no way.
+    pub(crate) fn wait_for_none(&mut self, to: IpAddr) {
+        let deadline = Instant::now() + PATIENCE;
+        while self.look(to).is_some() {
+            assert!(Instant::now() < deadline, "still a way to {to}");
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+/// The next datagram: who sent it, and its bytes.
+#[track_caller]
+pub(crate) fn receive(socket: &UdpSocket) -> (SocketAddr, Vec<u8>) {
+    let mut buffer = vec![0; 65_536];
+    let (length, from) = loop {
+        match socket.recv_from(&mut buffer) {
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            got => break got.expect("a datagram comes"),
+        }
+    };
+    buffer.truncate(length);
+    (from, buffer)
+}

@@ -1,0 +1,320 @@
+//! What the holder of a guarded socket can do and what not, without any privilege: the
+//! facts that `docs/bpf.md` and the agent rest upon.
+
+#![allow(missing_docs, reason = "tests")]
+
+mod bed;
+
+use std::io;
+use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bed::{card, make, receive, udp};
+use dipole_bed::Bed;
+use dipole_bpf::CardId;
+use dipole_bpf::headers::Template;
+use dipole_bpf::raw::{RawSender, Sent, guarded_socket};
+use rustix::net::{RecvFlags, SendFlags};
+
+const NOBODY: libc::uid_t = 65_534;
+const EVERYTHING: u16 = 0x0003;
+
+/// Runs a function on a thread without privileges.
+fn without_privileges<T: Send>(function: impl FnOnce() -> T + Send) -> T {
+    thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            // SAFETY: takes three numbers; the plain call changes this thread alone, which
+            // ends after the function.
+            let result = unsafe { libc::syscall(libc::SYS_setresuid, NOBODY, NOBODY, NOBODY) };
+            assert_eq!(result, 0, "root can become nobody");
+            // That this is nobody indeed: they may not open such a socket.
+            let other = rustix::net::socket(
+                rustix::net::AddressFamily::PACKET,
+                rustix::net::SocketType::RAW,
+                None,
+            );
+            assert_eq!(other.err(), Some(rustix::io::Errno::PERM));
+            function()
+        });
+        thread.join().expect("the function does not panic")
+    })
+}
+
+fn option<T>(
+    socket: &OwnedFd,
+    level: libc::c_int,
+    option: libc::c_int,
+    value: &T,
+) -> io::Result<()> {
+    // SAFETY: pointer and length describe `value`, which the kernel reads; pointers in it
+    // lead to what the caller keeps.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            level,
+            option,
+            std::ptr::from_ref(value).cast(),
+            libc::socklen_t::try_from(size_of::<T>()).expect("short"),
+        )
+    };
+    match result {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn card_address(card: &CardId, ethernet_type: u16) -> libc::sockaddr_ll {
+    // SAFETY: plain integers, for which zero is valid.
+    let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+    address.sll_family = libc::c_ushort::try_from(libc::AF_PACKET).expect("a small number");
+    address.sll_protocol = ethernet_type.to_be();
+    address.sll_ifindex = i32::try_from(card.index).expect("a small number");
+    address
+}
+
+const ADDRESS_BYTES: usize = size_of::<libc::sockaddr_ll>();
+
+fn bind(socket: &OwnedFd, address: &libc::sockaddr_ll) -> io::Result<()> {
+    let length = libc::socklen_t::try_from(ADDRESS_BYTES).expect("short");
+    // SAFETY: pointer and length describe `address`, which the kernel reads.
+    let result = unsafe {
+        libc::bind(
+            socket.as_raw_fd(),
+            std::ptr::from_ref(address).cast(),
+            length,
+        )
+    };
+    match result {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn send_to(socket: &OwnedFd, frame: &[u8], address: &libc::sockaddr_ll) -> io::Result<()> {
+    let length = libc::socklen_t::try_from(ADDRESS_BYTES).expect("short");
+    // SAFETY: pointers and lengths describe `frame` and `address`, which the kernel reads.
+    let result = unsafe {
+        libc::sendto(
+            socket.as_raw_fd(),
+            frame.as_ptr().cast(),
+            frame.len(),
+            0,
+            std::ptr::from_ref(address).cast(),
+            length,
+        )
+    };
+    match result {
+        -1 => Err(io::Error::last_os_error()),
+        _ => Ok(()),
+    }
+}
+
+/// A guarded socket of node 1, sockets on both sides of a network, and a frame between them.
+struct Scene {
+    bed: Bed,
+    socket: OwnedFd,
+    cards: [CardId; 2],
+    ends: [(UdpSocket, SocketAddr, UdpSocket, SocketAddr); 2],
+}
+
+fn scene() -> Option<Scene> {
+    let bed = make(Bed::builder().networks(2))?;
+    let cards = ["net0", "net1"].map(|name| card(&bed, 1, name));
+    let ends = [0, 1].map(|network| {
+        let (own, from) = udp(&bed, 1, bed.node(1).addresses[network]);
+        let (there, to) = udp(&bed, 2, bed.node(2).addresses[network]);
+        (own, from, there, to)
+    });
+    let made = bed.inside(1, || guarded_socket(&cards[0]));
+    let (socket, cookie) = made.expect("the node").expect("a guarded socket");
+    assert_ne!(cookie, 0);
+    Some(Scene {
+        bed,
+        socket,
+        cards,
+        ends,
+    })
+}
+
+impl Scene {
+    fn route(&self, network: usize) -> dipole_bpf::neighbours::Route {
+        let (own, _, _, to) = &self.ends[network];
+        let mut ways = bed::Ways::open(&self.bed, 1, &self.cards[network], own);
+        ways.wait_for(to.ip(), |_| true)
+    }
+
+    fn frame(&self, network: usize, payload: &[u8]) -> Vec<u8> {
+        let (_, from, _, to) = &self.ends[network];
+        let route = self.route(network);
+        let template = Template::new(&route.ethernet(), *from, *to, route.hops);
+        let template = template.expect("one version");
+        let headers = template.finish(0, payload);
+        [&headers[..template.bytes()], payload].concat()
+    }
+}
+
+#[test]
+fn it_sends_for_somebody_without_privileges() {
+    let Some(scene) = scene() else { return };
+    let route = scene.route(0);
+    let (_, from, there, to) = &scene.ends[0];
+    let mut sender = RawSender::from_socket(scene.socket);
+    let sent = without_privileges(|| sender.send(&route, *from, *to, b"lent"));
+    assert_eq!(sent.expect("works"), Sent::Taken);
+    assert_eq!(receive(there), (*from, b"lent".to_vec()));
+}
+
+fn hears(socket: BorrowedFd<'_>) -> bool {
+    let mut buffer = [0; 64];
+    rustix::net::recv(socket, &mut buffer[..], RecvFlags::DONTWAIT).is_ok()
+}
+
+#[test]
+fn it_hears_nothing_whatever_its_holder_does() {
+    let Some(scene) = scene() else { return };
+    let pass = libc::sock_filter {
+        code: 0x06,
+        jt: 0,
+        jf: 0,
+        k: u32::MAX,
+    };
+    let open = OpenSocket::on(&scene);
+    without_privileges(|| {
+        // Bound to everything on the card, which nobody hinders.
+        bind(&scene.socket, &card_address(&scene.cards[0], EVERYTHING)).expect("is allowed");
+        let mut pass = pass;
+        let program = libc::sock_fprog {
+            len: 1,
+            filter: &raw mut pass,
+        };
+        for (number, refused) in [
+            (
+                libc::SO_ATTACH_FILTER,
+                option(
+                    &scene.socket,
+                    libc::SOL_SOCKET,
+                    libc::SO_ATTACH_FILTER,
+                    &program,
+                ),
+            ),
+            (
+                libc::SO_DETACH_FILTER,
+                option(
+                    &scene.socket,
+                    libc::SOL_SOCKET,
+                    libc::SO_DETACH_FILTER,
+                    &0_i32,
+                ),
+            ),
+            (
+                libc::SO_LOCK_FILTER,
+                option(
+                    &scene.socket,
+                    libc::SOL_SOCKET,
+                    libc::SO_LOCK_FILTER,
+                    &0_i32,
+                ),
+            ),
+        ] {
+            let error = refused.expect_err("the filter is locked");
+            assert_eq!(error.raw_os_error(), Some(libc::EPERM), "option {number}");
+        }
+    });
+    // The same with a socket that has no filter hears this.
+    let (own, _, there, to) = &scene.ends[0];
+    own.send_to(b"heard", to).expect("sent");
+    assert_eq!(receive(there).1, b"heard");
+    let deadline = Instant::now() + bed::PATIENCE;
+    while !hears(open.0.as_fd()) {
+        assert!(Instant::now() < deadline, "an open socket hears its card");
+        thread::sleep(Duration::from_millis(1));
+    }
+    assert!(!hears(scene.socket.as_fd()));
+}
+
+/// A packet socket without a filter on the first card.
+struct OpenSocket(OwnedFd);
+
+impl OpenSocket {
+    fn on(scene: &Scene) -> OpenSocket {
+        let made = scene.bed.inside(1, || {
+            rustix::net::socket(
+                rustix::net::AddressFamily::PACKET,
+                rustix::net::SocketType::RAW,
+                None,
+            )
+        });
+        let socket = made.expect("the node").expect("root may");
+        bind(&socket, &card_address(&scene.cards[0], EVERYTHING)).expect("bound");
+        OpenSocket(socket)
+    }
+}
+
+#[test]
+fn its_holder_can_send_by_another_card() {
+    let Some(scene) = scene() else { return };
+    let (_, from, there, _) = &scene.ends[1];
+    let frame = scene.frame(1, b"by address");
+    let other = card_address(&scene.cards[1], 0);
+    without_privileges(|| send_to(&scene.socket, &frame, &other)).expect("nobody hinders it");
+    assert_eq!(receive(there), (*from, b"by address".to_vec()));
+    let frame = scene.frame(1, b"by binding");
+    without_privileges(|| bind(&scene.socket, &other)).expect("nobody hinders it");
+    without_privileges(|| rustix::net::send(&scene.socket, &frame, SendFlags::empty()))
+        .expect("sent");
+    assert_eq!(receive(there), (*from, b"by binding".to_vec()));
+}
+
+#[test]
+fn its_holder_can_get_around_the_queueing_and_with_it_the_programs_at_the_egress() {
+    let Some(scene) = scene() else { return };
+    let (_, from, there, to) = &scene.ends[0];
+    let frames = [&b"kept"[..], b"past"].map(|payload| scene.frame(0, payload));
+    let namespace = &scene.bed.node(1).namespace;
+    let mut command = std::process::Command::new("tc");
+    let status = command
+        .args(["-n", namespace])
+        .args("qdisc replace dev net0 root blackhole".split(' '))
+        .status();
+    assert!(status.expect("tc runs").success());
+    without_privileges(|| {
+        // The queue swallows it, as it would swallow everybody's.
+        let _swallowed = rustix::net::send(&scene.socket, &frames[0], SendFlags::empty());
+        option(
+            &scene.socket,
+            libc::SOL_PACKET,
+            libc::PACKET_QDISC_BYPASS,
+            &1_i32,
+        )
+        .expect("nobody hinders it");
+        rustix::net::send(&scene.socket, &frames[1], SendFlags::empty()).expect("sent");
+    });
+    assert_eq!(receive(there), (*from, b"past".to_vec()));
+    there.set_nonblocking(true).expect("set");
+    assert!(
+        there.recv_from(&mut [0; 8]).is_err(),
+        "nothing else for {to}"
+    );
+}
+
+#[test]
+fn its_holder_can_make_the_card_listen_to_everything() {
+    let Some(scene) = scene() else { return };
+    let wish = libc::packet_mreq {
+        mr_ifindex: i32::try_from(scene.cards[0].index).expect("small"),
+        mr_type: libc::c_ushort::try_from(libc::PACKET_MR_PROMISC).expect("small"),
+        mr_alen: 0,
+        mr_address: [0; 8],
+    };
+    let done = without_privileges(|| {
+        option(
+            &scene.socket,
+            libc::SOL_PACKET,
+            libc::PACKET_ADD_MEMBERSHIP,
+            &wish,
+        )
+    });
+    done.expect("nobody hinders it");
+}

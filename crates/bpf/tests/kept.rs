@@ -1,0 +1,62 @@
+//! A program at a card that one process attached and another takes over.
+
+#![allow(missing_docs, reason = "tests")]
+
+mod bed;
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use bed::{card, make};
+use dipole_bed::Bed;
+use dipole_bpf::hook::{Allowed, Guard, Hook, Place, attached, create_ring};
+
+fn copies<const N: usize>(files: [BorrowedFd<'_>; N]) -> [OwnedFd; N] {
+    files.map(|file| file.try_clone_to_owned().expect("a descriptor"))
+}
+
+#[test]
+fn what_was_attached_is_taken_over_with_all_its_rings_and_goes_with_the_last_descriptor() {
+    let Some(bed) = make(Bed::builder()) else {
+        return;
+    };
+    let card = card(&bed, 1, "net0");
+    let done = bed.inside(1, || {
+        let hook = Hook::attach(&card, Place::Tcx).expect("root may");
+        let guard = Guard::attach(&card).expect("root may");
+        let ring = create_ring(1 << 16).expect("root may");
+        let mut entered = Vec::new();
+        for (at, port) in (1..).zip([1_u16, 80, 65_535]) {
+            for ip in [[10, 0, 0, at].into(), bed::six(0, at.into())] {
+                hook.add(ip, port, ring.as_fd()).expect("there is room");
+                entered.push((ip, port));
+            }
+        }
+        entered.sort_unstable();
+        let allowed = Allowed {
+            mac: [2; 6],
+            address: [10, 0, 0, 1].into(),
+            ports: [1, 1],
+        };
+        guard.allow(7, &allowed).expect("there is room");
+        let kept = (copies(hook.descriptors()), copies(guard.descriptors()));
+        drop((hook, guard));
+        assert_eq!(attached(&card).expect("root may").len(), 2);
+        let (hook, guard) = (
+            Hook::from_descriptors(&card, Place::Tcx, kept.0).expect("the same"),
+            Guard::from_descriptors(&card, kept.1).expect("the same"),
+        );
+        let mut found = hook.entered().expect("the kernel says");
+        found.sort_unstable();
+        assert_eq!(found, entered);
+        for (ip, port) in found {
+            hook.remove(ip, port).expect("it is there");
+        }
+        assert_eq!(hook.entered().expect("the kernel says"), []);
+        let mut mixed = copies(hook.descriptors());
+        mixed.reverse();
+        assert!(Hook::from_descriptors(&card, Place::Tcx, mixed).is_err());
+        drop((hook, guard));
+        assert_eq!(attached(&card).expect("root may"), []);
+    });
+    done.expect("the node");
+}

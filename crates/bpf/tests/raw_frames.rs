@@ -1,0 +1,156 @@
+//! Raw frames between two nodes with real cards: what a UDP socket makes of them.
+
+#![allow(missing_docs, reason = "tests")]
+
+mod bed;
+
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+
+use bed::{card, make, receive, six, udp};
+use dipole_bed::Bed;
+use dipole_bpf::headers::Template;
+use dipole_bpf::raw::{RawFrame, RawSender, Sent};
+use rustix::net::SendFlags;
+
+/// A sender in node 1, a socket in node 2, and the way between them.
+struct Pair {
+    bed: Bed,
+    ways: bed::Ways,
+    sender: RawSender,
+    _own: UdpSocket,
+    from: SocketAddr,
+    there: UdpSocket,
+    to: SocketAddr,
+}
+
+fn pair(mtu: u32, v6: bool, bypass: bool) -> Option<Pair> {
+    let bed = make(Bed::builder().mtu(mtu))?;
+    let address = |node: u32| match v6 {
+        true => six(0, node),
+        false => IpAddr::from(bed.node(node).addresses[0]),
+    };
+    let card = card(&bed, 1, "net0");
+    let (own, from) = udp(&bed, 1, address(1));
+    let (there, to) = udp(&bed, 2, address(2));
+    let ways = bed::Ways::open(&bed, 1, &card, &own);
+    let sender = bed.inside(1, || RawSender::open(&card, bypass));
+    let sender = sender.expect("the node").expect("a raw socket");
+    Some(Pair {
+        bed,
+        ways,
+        sender,
+        _own: own,
+        from,
+        there,
+        to,
+    })
+}
+
+fn payload(length: usize) -> Vec<u8> {
+    (0..=255).cycle().take(length).collect()
+}
+
+#[test]
+fn frames_of_every_length_arrive_at_a_socket_with_both_versions_and_ways_to_the_card() {
+    for (mtu, v6, bypass) in [
+        (1500, false, true),
+        (1500, false, false),
+        (9000, true, true),
+        (9000, true, false),
+    ] {
+        let Some(mut pair) = pair(mtu, v6, bypass) else {
+            return;
+        };
+        let route = pair.ways.wait_for(pair.to.ip(), |_| true);
+        assert_eq!(route.mtu, usize::try_from(mtu).expect("small"));
+        let most = route.longest_payload();
+        for length in [1, 2, 3, 63, 64, 1400, most - 1, most] {
+            let bytes = payload(length);
+            let sent = pair.sender.send(&route, pair.from, pair.to, &bytes);
+            assert_eq!(sent.expect("works"), Sent::Taken);
+            let (from, got) = receive(&pair.there);
+            assert_eq!(from, pair.from);
+            assert!(got == bytes, "{length} bytes");
+        }
+        let sent = pair
+            .sender
+            .send(&route, pair.from, pair.to, &payload(most + 1));
+        assert_eq!(sent.expect("works"), Sent::NotThisWay);
+        assert_eq!(pair.sender.stats().too_long, 1);
+        assert_eq!(pair.sender.stats().sent_frames, 8);
+    }
+}
+
+#[test]
+fn many_frames_leave_in_order() {
+    let Some(mut pair) = pair(1500, false, true) else {
+        return;
+    };
+    let route = pair.ways.wait_for(pair.to.ip(), |_| true);
+    let payloads: Vec<_> = (1..=65).map(payload).collect();
+    let frames: Vec<_> = payloads
+        .iter()
+        .map(|payload| RawFrame {
+            route,
+            from: pair.from,
+            to: pair.to,
+            payload,
+        })
+        .collect();
+    let mut taken = 0;
+    while taken < frames.len() {
+        let (count, end) = pair.sender.send_all(&frames[taken..]).expect("works");
+        assert_ne!(end, Sent::NotThisWay);
+        taken += count;
+    }
+    for payload in &payloads {
+        let (from, got) = receive(&pair.there);
+        assert_eq!(from, pair.from);
+        assert!(&got == payload, "{} bytes", payload.len());
+    }
+    // One that cannot go stops those behind it, not those before it.
+    let long = payload(1473);
+    let mut three = [frames[0]; 3];
+    three[1].payload = &long;
+    let (count, end) = pair.sender.send_all(&three).expect("works");
+    assert_eq!((count, end), (1, Sent::NotThisWay));
+    assert_eq!(receive(&pair.there).1.len(), 1);
+}
+
+#[test]
+fn the_kernel_checks_what_we_have_summed() {
+    let Some(mut pair) = pair(1500, false, true) else {
+        return;
+    };
+    let route = pair.ways.wait_for(pair.to.ip(), |_| true);
+    let template = Template::new(&route.ethernet(), pair.from, pair.to, route.hops);
+    let template = template.expect("one version");
+    let bytes = payload(100);
+    let headers = template.finish(1, &bytes);
+    let mut frame = [&headers[..template.bytes()], &bytes].concat();
+    *frame.last_mut().expect("not empty") ^= 1;
+    rustix::net::send(&pair.sender, &frame, SendFlags::empty()).expect("sent");
+    // The next one comes, so the wrong one was dropped: veth keeps the order.
+    let sent = pair.sender.send(&route, pair.from, pair.to, b"right");
+    assert_eq!(sent.expect("works"), Sent::Taken);
+    assert_eq!(receive(&pair.there).1, b"right");
+}
+
+#[test]
+fn a_card_that_is_down_takes_nothing_and_later_takes_again() {
+    let Some(mut pair) = pair(1500, false, true) else {
+        return;
+    };
+    let route = pair.ways.wait_for(pair.to.ip(), |_| true);
+    pair.bed.set_card(1, 0, false).expect("ip works");
+    for _ in 0..2 {
+        let sent = pair.sender.send(&route, pair.from, pair.to, b"lost");
+        assert_eq!(sent.expect("works"), Sent::NotThisWay);
+    }
+    assert_eq!(pair.sender.stats().card_down, 2);
+    pair.bed.set_card(1, 0, true).expect("ip works");
+    let route = pair.ways.wait_for(pair.to.ip(), |_| true);
+    let sent = pair.sender.send(&route, pair.from, pair.to, b"again");
+    assert_eq!(sent.expect("works"), Sent::Taken);
+    assert_eq!(receive(&pair.there).1, b"again");
+}

@@ -1,0 +1,419 @@
+//! What every link must do, whatever it is made of: checks and what they run on. The tests
+//! of this crate and of `dipole-bpf` give them their links.
+//!
+//! Each link gives a connected pair and a clock; the same checks run on all. A
+//! frame without bytes is not allowed on any link: it counts as taken and is
+//! never delivered.
+
+use std::any::Any;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use dipole_link::udp::UdpStats;
+use dipole_link::wait::{Sleeper, Woken};
+use dipole_link::{Class, Link, Outgoing, Udp};
+
+/// Where time comes from: links in the world wait, simulated ones are told.
+pub(crate) enum Clock {
+    Real(Instant),
+    #[allow(dead_code, reason = "only the simulated link has it")]
+    Virtual(u64),
+}
+
+impl Clock {
+    fn now_ns(&self) -> u64 {
+        match self {
+            Clock::Real(start) => u64::try_from(start.elapsed().as_nanos()).unwrap(),
+            Clock::Virtual(now_ns) => *now_ns,
+        }
+    }
+
+    /// Lets something happen.
+    fn pass(&mut self) {
+        match self {
+            Clock::Real(_) => std::thread::yield_now(),
+            Clock::Virtual(now_ns) => *now_ns += 1_000,
+        }
+    }
+}
+
+/// A link that may be asked what its UDP sockets have counted.
+pub(crate) trait Tested: Link + Send {
+    fn udp_stats(&self) -> Option<UdpStats>;
+}
+
+impl Tested for Udp {
+    fn udp_stats(&self) -> Option<UdpStats> {
+        Some(self.stats())
+    }
+}
+
+/// Three links that reach each other.
+pub(crate) struct World {
+    pub(crate) links: Vec<Box<dyn Tested>>,
+    pub(crate) clock: Clock,
+    /// What has to exist as long as they run.
+    pub(crate) _held: Box<dyn Any>,
+}
+
+pub(crate) type Make = fn() -> Option<World>;
+
+/// Bytes that tell a frame from every other.
+fn content(number: usize, len: usize) -> Vec<u8> {
+    (0..len)
+        .map(|at| (number.wrapping_mul(31) ^ at.wrapping_mul(7) ^ (at >> 8)).to_le_bytes()[0])
+        .collect()
+}
+
+impl World {
+    /// Sends all of a batch from the first link, waiting while it is full.
+    fn send(&mut self, batch: &[Outgoing<'_>]) {
+        let mut taken = 0;
+        while taken < batch.len() {
+            taken += self.links[0]
+                .send(self.clock.now_ns(), &batch[taken..])
+                .unwrap();
+            self.clock.pass();
+        }
+    }
+
+    /// Polls a link until so many frames have come.
+    fn receive(&mut self, link: usize, class: Class, count: usize) -> Vec<(SocketAddr, Vec<u8>)> {
+        let mut got = Vec::new();
+        let start = Instant::now();
+        while got.len() < count {
+            let found = self.links[link].poll(self.clock.now_ns(), class).unwrap();
+            for index in 0..found {
+                let frame = self.links[link].frame(index);
+                assert_eq!(frame.class, class);
+                got.push((frame.from, frame.bytes.to_vec()));
+            }
+            self.clock.pass();
+            // A guard against hanging for ever, far from any speed.
+            assert!(
+                start.elapsed() < Duration::from_secs(60),
+                "{} of {count} came",
+                got.len()
+            );
+        }
+        got
+    }
+
+    fn nothing_more(&mut self, link: usize) {
+        for _ in 0..100 {
+            for class in [Class::Small, Class::Bulk] {
+                assert_eq!(
+                    self.links[link].poll(self.clock.now_ns(), class).unwrap(),
+                    0
+                );
+            }
+            self.clock.pass();
+        }
+    }
+}
+
+pub(crate) fn shortest_and_longest_frames_arrive_on_both_classes_from_the_right_address(
+    make: Make,
+) {
+    let Some(mut world) = make() else { return };
+    let longest = world.links[0].caps().max_frame_bytes;
+    assert!(longest >= 1200);
+    for from in [Class::Small, Class::Bulk] {
+        for class in [Class::Small, Class::Bulk] {
+            for len in [1, 2, longest - 1, longest] {
+                let bytes = content(len, len);
+                let to = world.links[1].local(class);
+                world.send(&[Outgoing {
+                    any_port: false,
+                    class: from,
+                    to,
+                    bytes: &bytes,
+                }]);
+                let got = world.receive(1, class, 1);
+                assert!(
+                    got == [(world.links[0].local(from), bytes)],
+                    "{from:?} {class:?} {len}"
+                );
+            }
+        }
+    }
+    world.nothing_more(1);
+}
+
+pub(crate) fn frames_too_long_or_empty_are_taken_and_lost(make: Make) {
+    let Some(mut world) = make() else { return };
+    let longest = world.links[0].caps().max_frame_bytes;
+    let long = content(1, longest + 1);
+    let vast = content(1, 70_000);
+    for class in [Class::Small, Class::Bulk] {
+        let to = world.links[1].local(class);
+        let frames: [&[u8]; 6] = [b"first", &long, b"", b"middle", &vast, b"last"];
+        let batch = frames.map(|bytes| Outgoing {
+            any_port: false,
+            class,
+            to,
+            bytes,
+        });
+        world.send(&batch);
+        let got = world.receive(1, class, 3);
+        let bytes: Vec<_> = got.iter().map(|(_, bytes)| &bytes[..]).collect();
+        assert_eq!(bytes, [&b"first"[..], b"middle", b"last"]);
+    }
+    world.nothing_more(1);
+    if let Some(stats) = world.links[0].udp_stats() {
+        assert_eq!((stats.too_long, stats.empty), (4, 2));
+    }
+}
+
+pub(crate) fn mixed_batches_arrive_whole_in_order_per_class_and_destination(make: Make) {
+    let Some(mut world) = make() else { return };
+    for count in (1..=200).step_by(7).chain([64, 65, 128, 200]) {
+        let frames: Vec<_> = (0..count)
+            .map(|number| {
+                // Runs of equal frames with breaks in length, target and class.
+                let class = if number / 11 % 3 == 0 {
+                    Class::Small
+                } else {
+                    Class::Bulk
+                };
+                let target = 1 + number / 17 % 2;
+                let len = if number % 13 == 12 { 1 + number } else { 1200 };
+                (class, target, content(number + count, len))
+            })
+            .collect();
+        let batch: Vec<_> = frames
+            .iter()
+            .map(|(class, target, bytes)| Outgoing {
+                any_port: false,
+                class: *class,
+                to: world.links[*target].local(*class),
+                bytes,
+            })
+            .collect();
+        world.send(&batch);
+        for target in [1, 2] {
+            for class in [Class::Small, Class::Bulk] {
+                let expected: Vec<_> = frames
+                    .iter()
+                    .filter(|frame| (frame.0, frame.1) == (class, target))
+                    .collect();
+                let got = world.receive(target, class, expected.len());
+                assert_eq!(got.len(), expected.len());
+                let from = world.links[0].local(class);
+                for (got, expected) in got.iter().zip(expected) {
+                    assert!(got.0 == from && got.1 == expected.2, "batch of {count}");
+                }
+            }
+        }
+    }
+    world.nothing_more(1);
+    world.nothing_more(2);
+}
+
+pub(crate) fn a_full_receiver_loses_frames_but_damages_none(make: Make) {
+    let Some(mut world) = make() else { return };
+    let count = 3 * world.links[1].caps().receive_frames + 100;
+    let len = world.links[0].caps().max_frame_bytes;
+    for class in [Class::Small, Class::Bulk] {
+        let to = world.links[1].local(class);
+        for number in 0..count {
+            let mut bytes = content(number, len);
+            bytes[..8].copy_from_slice(&(number as u64).to_be_bytes());
+            world.send(&[Outgoing {
+                any_port: false,
+                class,
+                to,
+                bytes: &bytes,
+            }]);
+        }
+        if let Clock::Virtual(now_ns) = &mut world.clock {
+            *now_ns += 1_000_000_000;
+        }
+        let mut numbers = Vec::new();
+        loop {
+            let found = world.links[1].poll(world.clock.now_ns(), class).unwrap();
+            if found == 0 {
+                break;
+            }
+            for index in 0..found {
+                let bytes = world.links[1].frame(index).bytes;
+                let number = u64::from_be_bytes(bytes[..8].try_into().unwrap());
+                let expected = content(usize::try_from(number).unwrap(), len);
+                assert!(bytes[8..] == expected[8..], "frame {number} is damaged");
+                numbers.push(number);
+            }
+        }
+        assert!(numbers.is_sorted() && !numbers.is_empty());
+        assert!(numbers.len() < count, "nothing was lost of {count}");
+        // It works as before.
+        world.send(&[Outgoing {
+            any_port: false,
+            class,
+            to,
+            bytes: b"after",
+        }]);
+        assert_eq!(world.receive(1, class, 1)[0].1, b"after");
+    }
+}
+
+pub(crate) fn frames_stay_as_they_are_until_the_next_poll(make: Make) {
+    let Some(mut world) = make() else { return };
+    for class in [Class::Small, Class::Bulk] {
+        let to = world.links[1].local(class);
+        let first = content(1, 1000);
+        world.send(&[Outgoing {
+            any_port: false,
+            class,
+            to,
+            bytes: &first,
+        }]);
+        let start = Instant::now();
+        while world.links[1].poll(world.clock.now_ns(), class).unwrap() == 0 {
+            world.clock.pass();
+            assert!(start.elapsed() < Duration::from_secs(60));
+        }
+        // More comes in, and the link itself sends.
+        world.send(&[Outgoing {
+            any_port: false,
+            class,
+            to,
+            bytes: &content(2, 1000),
+        }]);
+        let back = world.links[0].local(class);
+        let now_ns = world.clock.now_ns();
+        world.links[1]
+            .send(
+                now_ns,
+                &[Outgoing {
+                    any_port: false,
+                    class,
+                    to: back,
+                    bytes: b"back",
+                }],
+            )
+            .unwrap();
+        assert_eq!(world.links[1].frame(0).bytes, first);
+        assert_eq!(world.receive(1, class, 1)[0].1, content(2, 1000));
+        assert_eq!(world.receive(0, class, 1)[0].1, b"back");
+    }
+}
+
+pub(crate) fn a_frame_beyond_the_last_poll_panics(make: Make) {
+    let Some(world) = make() else { return };
+    let ask = std::panic::AssertUnwindSafe(|| world.links[0].frame(0).bytes.len());
+    assert!(std::panic::catch_unwind(ask).is_err());
+}
+
+pub(crate) fn descriptors_become_readable_when_frames_have_come(make: Make) {
+    let Some(mut world) = make() else { return };
+    if matches!(world.clock, Clock::Virtual(_)) {
+        assert!(
+            world.links[1].descriptors().is_empty(),
+            "virtual time has no descriptors"
+        );
+        return;
+    }
+    for class in [Class::Small, Class::Bulk] {
+        let to = world.links[1].local(class);
+        let none = Some(Duration::ZERO);
+        let sleeper = Sleeper::new(&world.links[1].descriptors()).unwrap();
+        while !world.links[1].arm() {
+            world.nothing_more(1);
+        }
+        assert_eq!(sleeper.sleep(none).unwrap(), Woken::TimedOut);
+        world.send(&[Outgoing {
+            any_port: false,
+            class,
+            to,
+            bytes: b"wake",
+        }]);
+        assert_eq!(
+            sleeper.sleep(Some(Duration::from_secs(60))).unwrap(),
+            Woken::Readable
+        );
+        world.links[1].disarm();
+        world.receive(1, class, 1);
+        world.nothing_more(1);
+        assert!(world.links[1].arm());
+        assert_eq!(sleeper.sleep(none).unwrap(), Woken::TimedOut);
+        // Something is there: nobody may sleep.
+        world.links[1].disarm();
+        world.send(&[Outgoing {
+            any_port: false,
+            class,
+            to,
+            bytes: b"seen",
+        }]);
+        let start = Instant::now();
+        while world.links[1].arm() && sleeper.sleep(none).unwrap() != Woken::Readable {
+            assert!(start.elapsed() < Duration::from_secs(60));
+        }
+        world.receive(1, class, 1);
+    }
+}
+
+pub(crate) fn an_unreachable_destination_harms_nobody_else(make: Make) {
+    let Some(mut world) = make() else { return };
+    for class in [Class::Small, Class::Bulk] {
+        let good = world.links[1].local(class);
+        // A port where nobody is: of a link that has gone.
+        let mut gone = good;
+        gone.set_port(if good.port() == 9 { 10 } else { 9 });
+        let other = match good {
+            SocketAddr::V4(_) => SocketAddr::from(([0, 0, 0, 0, 0, 0, 0, 1], 9)),
+            SocketAddr::V6(_) => SocketAddr::from(([127, 0, 0, 1], 9)),
+        };
+        for _ in 0..3 {
+            let frame = |to, bytes| Outgoing {
+                any_port: false,
+                class,
+                to,
+                bytes,
+            };
+            let batch = [
+                frame(gone, &b"lost"[..]),
+                frame(good, b"one"),
+                frame(other, b"lost"),
+                frame(other, b"lost"),
+                frame(good, b"two"),
+            ];
+            world.send(&batch);
+            let got = world.receive(1, class, 2);
+            assert_eq!((&got[0].1[..], &got[1].1[..]), (&b"one"[..], &b"two"[..]));
+        }
+    }
+    world.nothing_more(1);
+}
+
+pub(crate) fn an_empty_batch_and_an_empty_poll_do_nothing(make: Make) {
+    let Some(mut world) = make() else { return };
+    assert_eq!(world.links[0].send(0, &[]).unwrap(), 0);
+    world.nothing_more(0);
+    assert_eq!(world.links[0].next_deadline_ns(), None);
+}
+
+/// The whole suite for one link.
+macro_rules! suite {
+    ($make:ident: $($check:ident),* $(,)?) => {
+        mod $make {
+            $(#[test] fn $check() { super::$check(super::$make); })*
+        }
+    };
+}
+
+macro_rules! suites {
+    ($($make:ident),*) => {$(
+        suite!(
+            $make:
+            shortest_and_longest_frames_arrive_on_both_classes_from_the_right_address,
+            frames_too_long_or_empty_are_taken_and_lost,
+            mixed_batches_arrive_whole_in_order_per_class_and_destination,
+            a_full_receiver_loses_frames_but_damages_none,
+            frames_stay_as_they_are_until_the_next_poll,
+            a_frame_beyond_the_last_poll_panics,
+            descriptors_become_readable_when_frames_have_come,
+            an_unreachable_destination_harms_nobody_else,
+            an_empty_batch_and_an_empty_poll_do_nothing,
+        );
+    )*};
+}
