@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Folder below `crates/`, and which of ours it may use. Every crate needs a row.
-const MAY_USE: [(&str, &[&str]); 9] = [
+const MAY_USE: [(&str, &[&str]); 12] = [
     ("proto", &[]),
     ("link", &[]),
     ("bpf", &["link"]),
@@ -16,7 +16,10 @@ const MAY_USE: [(&str, &[&str]); 9] = [
     ("bsp", &["node"]),
     ("capi", &["node", "bsp"]),
     ("fabric", &["node"]),
-    ("tools", &["proto", "link", "bpf", "node", "bsp"]),
+    ("launch", &["node"]),
+    ("agent", &["launch", "node", "bpf"]),
+    ("bench", &["node", "bpf", "link"]),
+    ("tools", &["launch", "agent", "bench", "proto", "link", "bpf", "node", "bsp"]),
     ("bed", &[]),
 ];
 

@@ -2,16 +2,12 @@
 
 #![forbid(unsafe_code)]
 
-mod agent;
-mod bench;
-mod call;
 mod doctor;
 mod graph;
 mod key;
 mod manual;
 mod output;
 mod pipe;
-mod run;
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
@@ -32,12 +28,12 @@ struct Arguments {
 
 #[derive(Subcommand, Debug)]
 enum Command {
-    Run(run::RunArgs),
+    Run(dipole_launch::RunArgs),
     Send(pipe::SendArgs),
     Recv(pipe::RecvArgs),
-    Bench(bench::BenchArgs),
+    Bench(dipole_bench::BenchArgs),
     Graph(graph::GraphArgs),
-    Agent(agent::AgentArgs),
+    Agent(dipole_agent::AgentArgs),
     Key(key::KeyArgs),
     Doctor(doctor::DoctorArgs),
     /// Print the completions of a shell
@@ -51,19 +47,19 @@ enum Command {
     Manual,
     /// Keeps watch above a host's processes (started by `run`).
     #[command(hide = true)]
-    Guard(run::GuardArgs),
+    Guard(dipole_launch::GuardArgs),
     /// Starts and tends a host's ranks (started by `guard`).
     #[command(hide = true)]
-    Shim(run::ShimArgs),
+    Shim(dipole_launch::ShimArgs),
     /// Reaches a node through its agent (started by `run`).
     #[command(hide = true)]
-    Reach(run::ReachArgs),
+    Reach(dipole_launch::ReachArgs),
     /// Tends one caller of the agent (started by `agent`).
     #[command(hide = true)]
-    AgentSession(agent::SessionArgs),
+    AgentSession(dipole_agent::SessionArgs),
     /// Becomes a rank (started by `shim`).
     #[command(hide = true)]
-    RankExec(run::RankExecArgs),
+    RankExec(dipole_launch::RankExecArgs),
 }
 
 impl Command {
@@ -95,20 +91,20 @@ fn main() -> ExitCode {
         log.with_ansi(std::io::stderr().is_terminal()).init();
     }
     match arguments.command {
-        Command::Run(args) => run::execute(args, json),
+        Command::Run(args) => dipole_launch::execute(args, json),
         Command::Send(args) => pipe::send(&args, json),
         Command::Recv(args) => pipe::recv(&args, json),
-        Command::Bench(args) => bench::execute(args, json),
+        Command::Bench(args) => dipole_bench::execute(args, json),
         Command::Graph(args) => graph::execute(&args, json),
-        Command::Agent(args) => agent::execute(&args, json),
+        Command::Agent(args) => dipole_agent::execute(&args, json),
         Command::Key(args) => key::execute(&args, json),
         Command::Doctor(args) => doctor::execute(args, json),
         Command::Completions { shell } => manual::completions(shell, Arguments::command()),
         Command::Manual => manual::pages(Arguments::command()),
-        Command::Guard(args) => run::guard(args),
-        Command::Shim(args) => run::shim(&args),
-        Command::Reach(args) => run::reach(&args),
-        Command::AgentSession(args) => agent::session(&args),
-        Command::RankExec(args) => run::rank_exec(&args),
+        Command::Guard(args) => dipole_launch::guard(args),
+        Command::Shim(args) => dipole_launch::shim(&args),
+        Command::Reach(args) => dipole_launch::reach(&args),
+        Command::AgentSession(args) => dipole_agent::session(&args),
+        Command::RankExec(args) => dipole_launch::rank_exec(&args),
     }
 }

@@ -1,6 +1,8 @@
 //! `dipole agent`: one process of a node that answers for it whatever the others do,
 //! and knows which nodes there are. No message of a program passes through it.
 
+#![forbid(unsafe_code)]
+
 mod callers;
 mod discovery;
 mod finder;
@@ -34,7 +36,7 @@ use dipole_node::{Config, ConfigError, NodeId, variables};
 use lend::LendError;
 use place::PlaceArgs;
 use rules::RulesError;
-pub(crate) use session::{SessionArgs, session};
+pub use session::{SessionArgs, session};
 
 /// Answer for this node and watch the others.
 ///
@@ -64,7 +66,7 @@ pub(crate) use session::{SessionArgs, session};
 /// when the agent starts. Cards that nobody has calibrated (see `dipole doctor --calibrate`) are
 /// then measured, once, and the figures kept beside the socket that is asked.
 #[derive(Args, Debug)]
-pub(crate) struct AgentArgs {
+pub struct AgentArgs {
     /// The owner's rules about work for others
     #[arg(long, value_name = "FILE")]
     rules: Option<PathBuf>,
@@ -82,7 +84,7 @@ pub(crate) struct AgentArgs {
 
 impl AgentArgs {
     /// True for the agent itself, false for whoever asks it.
-    pub(crate) fn serves(&self) -> bool {
+    pub fn serves(&self) -> bool {
         self.what.is_none()
     }
 }
@@ -220,7 +222,8 @@ impl From<LendError> for AgentError {
     }
 }
 
-pub(crate) fn execute(args: &AgentArgs, json: bool) -> ExitCode {
+/// Runs the agent until it is told to end, or shows what it knows.
+pub fn execute(args: &AgentArgs, json: bool) -> ExitCode {
     let done = match args.what {
         None => run(args, json),
         Some(What::Status) => show(args.nid, json),

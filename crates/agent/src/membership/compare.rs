@@ -13,7 +13,7 @@
 use foca::{Codec, Member as Known, PostcardCodec, State};
 
 use super::{MAX_PACKET_BYTES, Member};
-use crate::agent::proofs::EXTRA_BYTES;
+use crate::proofs::EXTRA_BYTES;
 
 pub(super) const BUCKETS: usize = 32;
 const NODE_BYTES: usize = 4;

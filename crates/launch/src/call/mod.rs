@@ -12,27 +12,33 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-pub(crate) use channel::{Channel, Frame, MOST_BYTES, Receiver, Sender};
-pub(crate) use greeting::{GREETING_BYTES, Greeting, PROOF_BYTES, proves};
+pub use channel::{Channel, Frame, MOST_BYTES, Receiver, Sender};
+pub use greeting::{GREETING_BYTES, Greeting, PROOF_BYTES, proves};
 
 /// What a caller wants.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Request {
+pub struct Request {
     /// Who asks, as they call themselves: a user on a machine.
-    pub(crate) who: String,
+    pub who: String,
     /// The job's program and its arguments, for people to read.
-    pub(crate) command: String,
+    pub command: String,
     /// How many ranks may be placed there.
-    pub(crate) ranks: u32,
+    pub ranks: u32,
 }
 
 /// What comes of it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) enum Answer {
+pub enum Answer {
     /// A guard is started; at most so many ranks may be, if there is a limit.
-    Welcome { most_ranks: Option<u32> },
+    Welcome {
+        /// `None` for no limit.
+        most_ranks: Option<u32>,
+    },
     /// The agent's owner does not want it.
-    Refused { reason: String },
+    Refused {
+        /// For the caller to read.
+        reason: String,
+    },
 }
 
 /// How often each end says that it is there, once the answer was a welcome.
@@ -41,10 +47,10 @@ const WORD_EVERY: Duration = Duration::from_secs(10);
 ///
 /// Not left to the kernel: what it offers cannot tell a machine that is gone from one whose
 /// program does not read for now.
-pub(crate) const SILENCE: Duration = Duration::from_secs(30);
+pub const SILENCE: Duration = Duration::from_secs(30);
 
 /// Says that this end is there until the other one cannot be told any more.
-pub(crate) fn say_alive<W: Write + Send + 'static>(sender: Arc<Mutex<Sender<W>>>) {
+pub fn say_alive<W: Write + Send + 'static>(sender: Arc<Mutex<Sender<W>>>) {
     std::thread::spawn(move || {
         loop {
             std::thread::sleep(WORD_EVERY);

@@ -23,7 +23,7 @@ use super::shim::ending_of;
 
 /// Arguments of the hidden subcommand `guard`.
 #[derive(Args, Debug)]
-pub(crate) struct GuardArgs {
+pub struct GuardArgs {
     /// Who started this; absent where process ids are not shared.
     #[arg(long)]
     parent: Option<u32>,
@@ -37,7 +37,7 @@ pub(crate) struct GuardArgs {
 
 /// Arguments of the hidden subcommand `rank-exec`.
 #[derive(Args, Debug)]
-pub(crate) struct RankExecArgs {
+pub struct RankExecArgs {
     /// Who started this.
     #[arg(long)]
     parent: u32,
@@ -50,7 +50,7 @@ pub(crate) struct RankExecArgs {
 }
 
 /// Runs something and ends whatever is left of it.
-pub(crate) fn guard(args: GuardArgs) -> ExitCode {
+pub fn guard(args: GuardArgs) -> ExitCode {
     match try_guard(args) {
         Ok(status) => ExitCode::from(status),
         Err(cause) => {
@@ -123,7 +123,7 @@ pub(super) fn watch_parent(expected: Option<u32>) -> std::io::Result<Option<Owne
 }
 
 /// Becomes the program of a rank.
-pub(crate) fn rank_exec(args: &RankExecArgs) -> ExitCode {
+pub fn rank_exec(args: &RankExecArgs) -> ExitCode {
     let orphaned = set_parent_process_death_signal(Some(Signal::KILL)).is_err()
         || watch_parent(Some(args.parent)).is_err();
     if orphaned {

@@ -9,8 +9,8 @@ use serde_json::json;
 use super::loss::{Due, OnLoss};
 use super::plan::Plan;
 use super::{Launch, Means, NEXT_WORD};
-use crate::run::host::State;
-use crate::run::message::{Down, Hello};
+use crate::host::State;
+use crate::message::{Down, Hello};
 
 impl Launch {
     /// Some ranks have failed, or were lost together.

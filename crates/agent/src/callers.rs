@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use dipole_node::ClusterKey;
 
 use super::session::hexadecimal;
-use crate::call::{Greeting, PROOF_BYTES, proves};
+use dipole_launch::call::{Greeting, PROOF_BYTES, proves};
 
 const MOST_UNPROVEN: usize = 32;
 const MOST_SESSIONS: usize = 256;

@@ -30,7 +30,7 @@ const SHELL_FAILED: i32 = 255;
 
 /// Arguments of the hidden subcommand `reach`.
 #[derive(Args, Debug)]
-pub(crate) struct ReachArgs {
+pub struct ReachArgs {
     /// Where the agent is asked, on each of its cards.
     #[arg(value_delimiter = ',', required = true)]
     agent: Vec<SocketAddr>,
@@ -102,7 +102,7 @@ impl fmt::Display for NoCall {
 }
 
 /// Reaches the node, by its agent or else by the shell.
-pub(crate) fn reach(args: &ReachArgs) -> ExitCode {
+pub fn reach(args: &ReachArgs) -> ExitCode {
     let call = match call(args) {
         Ok(call) => call,
         Err(nobody @ NoCall::Nobody { .. }) => {

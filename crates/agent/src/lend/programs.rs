@@ -12,7 +12,7 @@ use dipole_bpf::raw::guarded_socket;
 use nix::net::if_::if_nametoindex;
 
 use super::cards::Cards;
-use crate::agent::store;
+use crate::store;
 
 /// How long a ring of an earlier life is left in its place for its process to ask again.
 pub(super) const GRACE: Duration = Duration::from_secs(5);

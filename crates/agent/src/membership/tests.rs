@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use dipole_node::registry::{Announcement, encode_announcement};
 
 use super::*;
-use crate::agent::discovery::{Discovery, Word};
+use crate::discovery::{Discovery, Word};
 
 const DELAY: Duration = Duration::from_millis(1);
 

@@ -13,7 +13,7 @@ use snow::{Error, StatelessTransportState};
 use super::greeting::{Greeting, PROOF_BYTES, handshake};
 
 /// Of a stream, in one message.
-pub(crate) const MOST_BYTES: usize = 32 << 10;
+pub const MOST_BYTES: usize = 32 << 10;
 const TAG_BYTES: usize = 16;
 /// A kind, a payload, a tag.
 const LONGEST_MESSAGE: usize = 1 + MOST_BYTES + TAG_BYTES;
@@ -22,7 +22,7 @@ const REPLY_BYTES: usize = 48;
 
 /// What is said.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Frame {
+pub enum Frame {
     /// Standard input or output.
     Data(Vec<u8>),
     /// Standard error.
@@ -40,13 +40,13 @@ pub(crate) enum Frame {
 }
 
 /// A call whose ends know that the other holds the key, as far as the caller's first frame tells.
-pub(crate) struct Channel {
+pub struct Channel {
     cipher: Arc<StatelessTransportState>,
 }
 
 impl Channel {
     /// Proves to the agent that greeted so, and lets it prove itself.
-    pub(crate) fn call(
+    pub fn call(
         stream: &mut (impl Read + Write),
         key: &ClusterKey,
         greeting: &Greeting,
@@ -63,7 +63,7 @@ impl Channel {
     }
 
     /// Answers a caller that proved itself so.
-    pub(crate) fn answer(
+    pub fn answer(
         stream: &mut impl Write,
         key: &ClusterKey,
         greeting: &Greeting,
@@ -87,7 +87,7 @@ impl Channel {
     }
 
     /// The two directions, for a thread each.
-    pub(crate) fn split<R: Read, W: Write>(self, from: R, to: W) -> (Receiver<R>, Sender<W>) {
+    pub fn split<R: Read, W: Write>(self, from: R, to: W) -> (Receiver<R>, Sender<W>) {
         let receiver = Receiver {
             from,
             cipher: Arc::clone(&self.cipher),
@@ -103,7 +103,7 @@ impl Channel {
 }
 
 /// What goes out.
-pub(crate) struct Sender<W> {
+pub struct Sender<W> {
     to: W,
     cipher: Arc<StatelessTransportState>,
     next: u64,
@@ -111,11 +111,12 @@ pub(crate) struct Sender<W> {
 
 impl<W: Write> Sender<W> {
     /// Where it goes.
-    pub(crate) fn stream(&self) -> &W {
+    pub fn stream(&self) -> &W {
         &self.to
     }
 
-    pub(crate) fn send(&mut self, frame: &Frame) -> io::Result<()> {
+    /// Encrypts a frame and writes it.
+    pub fn send(&mut self, frame: &Frame) -> io::Result<()> {
         let status;
         let (kind, payload): (u8, &[u8]) = match frame {
             Frame::Data(bytes) => (1, bytes),
@@ -149,7 +150,7 @@ impl<W: Write> Sender<W> {
 }
 
 /// What comes in.
-pub(crate) struct Receiver<R> {
+pub struct Receiver<R> {
     from: R,
     cipher: Arc<StatelessTransportState>,
     next: u64,
@@ -157,7 +158,7 @@ pub(crate) struct Receiver<R> {
 
 impl<R: Read> Receiver<R> {
     /// The next frame; `None` if the stream ends before one.
-    pub(crate) fn receive(&mut self) -> io::Result<Option<Frame>> {
+    pub fn receive(&mut self) -> io::Result<Option<Frame>> {
         let mut prefix = [0; 2];
         let first = loop {
             match self.from.read(&mut prefix[..1]) {

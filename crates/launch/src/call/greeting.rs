@@ -12,9 +12,9 @@ use snow::params::NoiseParams;
 use snow::{Builder, HandshakeState};
 
 /// Length of the agent's greeting.
-pub(crate) const GREETING_BYTES: usize = 26;
+pub const GREETING_BYTES: usize = 26;
 /// Length of the caller's proof: a public key and the tag of nothing.
-pub(crate) const PROOF_BYTES: usize = 48;
+pub const PROOF_BYTES: usize = 48;
 
 const MAGIC: [u8; 8] = *b"dipole\x1a\n";
 const VERSION: u8 = 1;
@@ -30,11 +30,11 @@ static PARAMETERS: LazyLock<NoiseParams> = LazyLock::new(|| {
 
 /// What an agent says first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Greeting([u8; GREETING_BYTES]);
+pub struct Greeting([u8; GREETING_BYTES]);
 
 impl Greeting {
     /// For a new call.
-    pub(crate) fn draw() -> io::Result<Greeting> {
+    pub fn draw() -> io::Result<Greeting> {
         let mut bytes = [0; GREETING_BYTES];
         bytes[..8].copy_from_slice(&MAGIC);
         bytes[8] = VERSION;
@@ -48,7 +48,7 @@ impl Greeting {
     }
 
     /// For one too many.
-    pub(crate) fn busy() -> Greeting {
+    pub fn busy() -> Greeting {
         let mut bytes = [0; GREETING_BYTES];
         bytes[..8].copy_from_slice(&MAGIC);
         bytes[8] = VERSION;
@@ -57,16 +57,17 @@ impl Greeting {
     }
 
     /// One that was sent by [`draw`](Self::draw), handed from process to process.
-    pub(crate) fn from_bytes(bytes: [u8; GREETING_BYTES]) -> Greeting {
+    pub fn from_bytes(bytes: [u8; GREETING_BYTES]) -> Greeting {
         Greeting(bytes)
     }
 
-    pub(crate) fn bytes(&self) -> &[u8; GREETING_BYTES] {
+    /// As they go over the wire.
+    pub fn bytes(&self) -> &[u8; GREETING_BYTES] {
         &self.0
     }
 
     /// Errors say why no call comes of it.
-    pub(crate) fn check(&self) -> Result<(), String> {
+    pub fn check(&self) -> Result<(), String> {
         if self.0[..8] != MAGIC {
             return Err("something else than an agent of Dipole listens there".to_owned());
         }
@@ -101,7 +102,7 @@ pub(super) fn handshake(
 }
 
 /// True if whoever got this greeting and sent this proof holds the key.
-pub(crate) fn proves(key: &ClusterKey, greeting: &Greeting, proof: &[u8; PROOF_BYTES]) -> bool {
+pub fn proves(key: &ClusterKey, greeting: &Greeting, proof: &[u8; PROOF_BYTES]) -> bool {
     let mut nothing = [0; PROOF_BYTES];
     handshake(key, greeting, false)
         .and_then(|mut called| called.read_message(proof, &mut nothing))

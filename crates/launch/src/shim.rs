@@ -25,7 +25,7 @@ use super::message::{BANNER, Down, Ending, Hello, Start, Stream, Up};
 
 /// Arguments of the hidden subcommand `shim`.
 #[derive(Args, Debug)]
-pub(crate) struct ShimArgs {
+pub struct ShimArgs {
     /// The guard above.
     #[arg(long)]
     parent: Option<u32>,
@@ -54,7 +54,7 @@ enum Input {
 }
 
 /// Runs the shim.
-pub(crate) fn shim(args: &ShimArgs) -> ExitCode {
+pub fn shim(args: &ShimArgs) -> ExitCode {
     let Err(cause) = try_shim(args) else {
         return ExitCode::SUCCESS;
     };

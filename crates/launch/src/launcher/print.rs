@@ -7,8 +7,8 @@ use serde_json::json;
 
 use super::Event;
 use crate::output::{Printer, Style};
-use crate::run::Stream;
-use crate::run::budget::Budget;
+use crate::Stream;
+use crate::budget::Budget;
 
 pub(super) enum Print {
     Output {

@@ -8,8 +8,8 @@ use dipole_node::hosts::Host;
 use dipole_node::job::{default_runtime_dir, write_ranks};
 use dipole_node::{ClusterKey, NodeId, variables};
 
-use crate::run::message::{Secret, Start};
-use crate::run::{HostsFile, RunArgs, RunError};
+use crate::message::{Secret, Start};
+use crate::{HostsFile, RunArgs, RunError};
 
 /// Tells a rank how often it was started before.
 pub(super) const RESTARTS: &str = "DIPOLE_RESTARTS";

@@ -9,6 +9,8 @@
 //! [`peers`] those who do it, [`report`] and [`page`] what comes out. [`crowd`] is for
 //! itself: many processes at once on few cores.
 
+#![forbid(unsafe_code)]
+
 mod bed;
 mod channel;
 mod control;
@@ -52,7 +54,7 @@ const STOLEN_SHARE: f64 = 0.01;
 
 /// Measure Dipole beside plain sockets and plain memory
 #[derive(Args, Debug)]
-pub(crate) struct BenchArgs {
+pub struct BenchArgs {
     /// What to measure; the standard table of all kinds if absent
     kind: Option<Topic>,
     /// What carries Dipole's messages
@@ -148,7 +150,7 @@ enum LinkName {
 
 /// Measures and prints; with `json` one object a line on standard output and the rest on
 /// standard error.
-pub(crate) fn execute(mut arguments: BenchArgs, json: bool) -> ExitCode {
+pub fn execute(mut arguments: BenchArgs, json: bool) -> ExitCode {
     if arguments.side {
         return side::run();
     }

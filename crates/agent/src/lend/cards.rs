@@ -9,7 +9,7 @@ use dipole_bpf::loan::proof::Caller;
 use nix::unistd::{Group, User};
 use serde::Deserialize;
 
-use crate::agent::lines;
+use crate::lines;
 
 /// Where the file is unless it is named.
 const DEFAULT_FILE: &str = "/etc/dipole/cards.toml";

@@ -19,7 +19,7 @@ use dipole_node::{Config, NodeId, variables};
 use super::jobs::{Entry, JobStatus, Jobs};
 use super::rules::{self, Facts, Rules};
 use super::{AgentError, opened};
-use crate::call::{
+use dipole_launch::call::{
     Answer, Channel, Frame, GREETING_BYTES, Greeting, MOST_BYTES, PROOF_BYTES, Receiver, Request,
     SILENCE, Sender, say_alive,
 };
@@ -44,7 +44,7 @@ const OF_A_LOGIN: [&str; 10] = [
 
 /// Arguments of the hidden subcommand `agent-session`; its standard input is the connection.
 #[derive(Args, Debug)]
-pub(crate) struct SessionArgs {
+pub struct SessionArgs {
     /// Who called.
     #[arg(long)]
     peer: SocketAddr,
@@ -82,7 +82,7 @@ pub(super) fn hexadecimal(bytes: &[u8]) -> String {
 }
 
 /// Tends the caller until it has gone.
-pub(crate) fn session(args: &SessionArgs) -> ExitCode {
+pub fn session(args: &SessionArgs) -> ExitCode {
     // What is sent to the agent's terminal is not for the ranks.
     let _leads_one_already = rustix::process::setsid();
     let peer = args.peer;

@@ -113,7 +113,7 @@ pub(super) fn socket_to<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::agent::member::Member;
+    use crate::member::Member;
     use dipole_node::hosts::Hosts;
 
     fn host(line: &str) -> Host {

@@ -9,12 +9,17 @@
 //! Every arrow is watched in both directions, so that nothing is left behind
 //! whoever dies: see [`mod@guard`].
 
+#![forbid(unsafe_code)]
+
+pub mod call;
+
 mod budget;
 mod descendants;
 mod guard;
 mod host;
 mod launcher;
 mod message;
+mod output;
 mod placement;
 mod reach;
 mod shim;
@@ -30,16 +35,16 @@ use dipole_node::hosts::{Hosts, HostsError};
 use dipole_node::job::{self, JobError};
 use dipole_node::{ClusterKey, KeyError, NodeId, variables};
 
-pub(crate) use guard::{GuardArgs, RankExecArgs, guard, rank_exec};
+pub use guard::{GuardArgs, RankExecArgs, guard, rank_exec};
 pub(crate) use message::Stream;
-pub(crate) use reach::{ReachArgs, reach};
-pub(crate) use shim::{ShimArgs, shim};
+pub use reach::{ReachArgs, reach};
+pub use shim::{ShimArgs, shim};
 
-use crate::output::Style;
+use output::Style;
 
 /// Start a program as the ranks of a job, here or on several hosts
 #[derive(Args, Debug)]
-pub(crate) struct RunArgs {
+pub struct RunArgs {
     /// How many ranks
     #[arg(short = 'n', long = "ranks", value_name = "P",
           value_parser = clap::value_parser!(u32).range(1..=i64::from(job::MAX_RANKS)))]
@@ -132,7 +137,7 @@ impl fmt::Display for RunError {
 }
 
 /// Runs the job; its status is that of the first rank that failed.
-pub(crate) fn execute(args: RunArgs, json: bool) -> ExitCode {
+pub fn execute(args: RunArgs, json: bool) -> ExitCode {
     let style = match (json, args.tag, args.ranks) {
         (true, ..) => Style::Json,
         (false, true, _) => Style::Tagged,

@@ -9,10 +9,10 @@ use serde_json::json;
 
 use super::plan::Plan;
 use super::{Event, FIRST_WORD, Launch, Means, NEXT_WORD, small};
-use crate::run::RunError;
-use crate::run::host::{Contact, HostEvent, State};
-use crate::run::message::{Down, Ending, Up};
-use crate::run::placement::{Room, candidates, deal};
+use crate::RunError;
+use crate::host::{Contact, HostEvent, State};
+use crate::message::{Down, Ending, Up};
+use crate::placement::{Room, candidates, deal};
 
 impl Launch {
     /// Tries hosts until those that answer suffice; a status if a signal came instead.

@@ -1,0 +1,183 @@
+//! What the tool prints: lines of ranks, tagged when asked, never mixed within a
+//! line; messages of its own; with `--json` one object a line of all of it.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+
+use serde::Serialize;
+
+use crate::Stream;
+
+/// A line longer than this is broken in two.
+const LONGEST_LINE_BYTES: usize = 1 << 20;
+
+/// How to print what ranks write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Style {
+    /// Bytes as they come: one rank alone.
+    Raw,
+    /// Whole lines.
+    Lines,
+    /// Whole lines, each with its rank: `[3] line`.
+    Tagged,
+    /// One JSON object a line.
+    Json,
+}
+
+#[derive(Serialize)]
+struct OutputEvent<'a> {
+    event: &'static str,
+    rank: u32,
+    stream: Stream,
+    text: &'a str,
+}
+
+/// Prints the output of several ranks.
+pub(crate) struct Printer<Out, Err> {
+    style: Style,
+    stdout: Out,
+    stderr: Err,
+    unfinished: BTreeMap<(u32, u8), Vec<u8>>,
+}
+
+impl<Out: Write, Err: Write> Printer<Out, Err> {
+    pub(crate) fn new(style: Style, stdout: Out, stderr: Err) -> Printer<Out, Err> {
+        Printer {
+            style,
+            stdout,
+            stderr,
+            unfinished: BTreeMap::new(),
+        }
+    }
+
+    /// Takes what a rank wrote and prints the lines that are whole.
+    pub(crate) fn output(&mut self, rank: u32, stream: Stream, bytes: &[u8]) -> io::Result<()> {
+        if self.style == Style::Raw {
+            return self.put(stream, bytes);
+        }
+        let key = (rank, stream as u8);
+        let mut pending = self.unfinished.remove(&key).unwrap_or_default();
+        pending.extend_from_slice(bytes);
+        let mut printed = Vec::new();
+        let mut rest = &pending[..];
+        while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
+            self.line(&mut printed, rank, stream, &rest[..end]);
+            rest = &rest[end + 1..];
+        }
+        if rest.len() >= LONGEST_LINE_BYTES {
+            self.line(&mut printed, rank, stream, rest);
+            rest = &[];
+        }
+        if !rest.is_empty() {
+            self.unfinished.insert(key, rest.to_vec());
+        }
+        self.put(stream, &printed)
+    }
+
+    /// Prints what was left without a line break.
+    pub(crate) fn finish(&mut self) -> io::Result<()> {
+        for ((rank, stream), rest) in std::mem::take(&mut self.unfinished) {
+            let stream = if stream == Stream::Stdout as u8 {
+                Stream::Stdout
+            } else {
+                Stream::Stderr
+            };
+            let mut printed = Vec::new();
+            self.line(&mut printed, rank, stream, &rest);
+            self.put(stream, &printed)?;
+        }
+        Ok(())
+    }
+
+    /// A line of JSON of the tool itself.
+    pub(crate) fn event(&mut self, line: &str) -> io::Result<()> {
+        writeln!(self.stdout, "{line}")?;
+        self.stdout.flush()
+    }
+
+    fn line(&self, to: &mut Vec<u8>, rank: u32, stream: Stream, line: &[u8]) {
+        match self.style {
+            Style::Json => {
+                let event = OutputEvent {
+                    event: "output",
+                    rank,
+                    stream,
+                    text: &String::from_utf8_lossy(line),
+                };
+                to.extend_from_slice(&json(&event));
+            }
+            Style::Tagged => {
+                to.extend_from_slice(format!("[{rank}] ").as_bytes());
+                to.extend_from_slice(line);
+            }
+            Style::Raw | Style::Lines => to.extend_from_slice(line),
+        }
+        to.push(b'\n');
+    }
+
+    fn put(&mut self, stream: Stream, bytes: &[u8]) -> io::Result<()> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        // With JSON everything goes one way, so that it stays in order.
+        if stream == Stream::Stdout || self.style == Style::Json {
+            self.stdout.write_all(bytes)?;
+            self.stdout.flush()
+        } else {
+            self.stderr.write_all(bytes)?;
+            self.stderr.flush()
+        }
+    }
+}
+
+/// A value as one line of JSON.
+pub(crate) fn json(value: &impl Serialize) -> Vec<u8> {
+    serde_json::to_vec(value).expect("what we print has text keys and cannot fail to serialise")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn printed(style: Style, pieces: &[(u32, Stream, &str)]) -> (String, String) {
+        let mut printer = Printer::new(style, Vec::new(), Vec::new());
+        for (rank, stream, text) in pieces {
+            printer.output(*rank, *stream, text.as_bytes()).unwrap();
+        }
+        printer.finish().unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        (text(printer.stdout), text(printer.stderr))
+    }
+
+    #[test]
+    fn lines_of_several_ranks_are_never_mixed_and_carry_their_rank() {
+        let pieces = [
+            (0, Stream::Stdout, "a"),
+            (1, Stream::Stdout, "b\nc"),
+            (0, Stream::Stdout, "A\n"),
+            (0, Stream::Stderr, "e"),
+            (1, Stream::Stdout, "C\n\n"),
+        ];
+        let (out, err) = printed(Style::Tagged, &pieces);
+        assert_eq!(out, "[1] b\n[0] aA\n[1] cC\n[1] \n");
+        assert_eq!(err, "[0] e\n");
+        assert_eq!(printed(Style::Lines, &pieces).0, "b\naA\ncC\n\n");
+        assert_eq!(printed(Style::Raw, &pieces).0, "ab\ncA\nC\n\n");
+    }
+
+    #[test]
+    fn json_keeps_one_object_a_line_whatever_a_rank_prints() {
+        let (out, err) = printed(Style::Json, &[(2, Stream::Stderr, "say \"x\"\t\nrest")]);
+        assert!(err.is_empty());
+        let values: Vec<serde_json::Value> = out
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect();
+        assert_eq!(values[0]["text"], "say \"x\"\t");
+        assert_eq!(values[0]["stream"], "stderr");
+        assert_eq!(
+            (&values[1]["rank"], &values[1]["text"]),
+            (&2.into(), &"rest".into())
+        );
+    }
+}
