@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use dipole_bed::{Bed, BedError, Faults, Offloads};
+use dipole_testbed::{Faults, Offloads, Testbed, TestbedError};
 
 use crate::command::{Failure, run};
 
@@ -76,23 +76,23 @@ enum Joining {
 }
 
 pub(crate) fn cluster(arguments: &Arguments) -> Result<(), Failure> {
-    let bed = make(arguments).map_err(|error| Failure::Told(error.to_string()))?;
-    explain(&bed);
+    let testbed = make(arguments).map_err(|error| Failure::Told(error.to_string()))?;
+    explain(&testbed);
     let done = match arguments.command.split_first() {
-        Some((program, rest)) => run(bed.command(1, program).args(rest)),
+        Some((program, rest)) => run(testbed.command(1, program).args(rest)),
         None => loop {
-            // A signal takes the bed away and ends the program.
+            // A signal takes the testbed away and ends the program.
             thread::park();
         },
     };
     if arguments.harm.is_any() {
-        eprintln!("{:?}", bed.fault_counters());
+        eprintln!("{:?}", testbed.fault_counters());
     }
     done
 }
 
-fn make(arguments: &Arguments) -> Result<Bed, BedError> {
-    let mut builder = Bed::builder()
+fn make(arguments: &Arguments) -> Result<Testbed, TestbedError> {
+    let mut builder = Testbed::builder()
         .nodes(arguments.nodes)
         .networks(arguments.networks)
         .mtu(arguments.mtu)
@@ -116,16 +116,16 @@ fn make(arguments: &Arguments) -> Result<Bed, BedError> {
     builder.build()
 }
 
-/// How to use the bed, on standard error: the command's output is its own.
-fn explain(bed: &Bed) {
-    eprintln!("{}", bed.description());
-    for node in 1..=bed.nodes() {
-        let place = bed.node(node);
+/// How to use the testbed, on standard error: the command's output is its own.
+fn explain(testbed: &Testbed) {
+    eprintln!("{}", testbed.description());
+    for node in 1..=testbed.nodes() {
+        let place = testbed.node(node);
         let addresses: Vec<String> = place.addresses.iter().map(ToString::to_string).collect();
         eprintln!("\nnode {node}, {}:", addresses.join(" and "));
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &place.namespace, "env"]);
-        for (name, value) in bed.environment(node) {
+        for (name, value) in testbed.environment(node) {
             command.arg(format!("{name}={value}"));
         }
         let words = command.get_args().map(|word| word.to_string_lossy());
@@ -133,9 +133,9 @@ fn explain(bed: &Bed) {
     }
     eprintln!(
         "\na job over all nodes, from within one of them:\n  dipole run -n {} --hosts {} --rsh {} PROGRAM\n",
-        bed.nodes(),
-        bed.hosts_file().display(),
-        bed.remote_shell().display()
+        testbed.nodes(),
+        testbed.hosts_file().display(),
+        testbed.remote_shell().display()
     );
 }
 
@@ -148,7 +148,7 @@ impl Harm {
             self.delay,
             self.corrupt,
         ];
-        // What is no probability is for the bed to refuse.
+        // What is no probability is for the testbed to refuse.
         all.iter().any(|&probability| probability != 0.0)
     }
 

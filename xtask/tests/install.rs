@@ -66,8 +66,8 @@ fn files(folder: &Path) -> Vec<PathBuf> {
 
 #[test]
 fn a_c_program_needs_only_what_is_installed_and_nothing_stays_when_it_is_removed() {
-    let bed = tempfile::tempdir().expect("a directory");
-    let destdir = bed.path().join("image");
+    let testbed = tempfile::tempdir().expect("a directory");
+    let destdir = testbed.path().join("image");
     // Twice: an installation replaces an older one.
     for _ in 0..2 {
         run(xtask("install", &destdir).args(["--profile", "dev"]));
@@ -97,7 +97,7 @@ fn a_c_program_needs_only_what_is_installed_and_nothing_stays_when_it_is_removed
     assert!(version.starts_with("dipole "), "{version}");
 
     // Away from the tree, as a user would: pkg-config says how.
-    fs::write(bed.path().join("outside.c"), PROGRAM).expect("a file");
+    fs::write(testbed.path().join("outside.c"), PROGRAM).expect("a file");
     let pkg_config = |what: &[&str]| -> Option<Vec<String>> {
         let mut command = Command::new("pkg-config");
         command
@@ -128,7 +128,7 @@ fn a_c_program_needs_only_what_is_installed_and_nothing_stays_when_it_is_removed
     };
     let compile = |name: &str, words: &[String]| {
         run(Command::new("cc")
-            .current_dir(bed.path())
+            .current_dir(testbed.path())
             .args(["-Wall", "-Wextra", "-Werror", "-o", name, "outside.c"])
             .args(words));
     };
@@ -147,10 +147,10 @@ fn a_c_program_needs_only_what_is_installed_and_nothing_stays_when_it_is_removed
         .collect();
     compile("fixed", &fixed);
     for (name, library_path) in [("dynamic", Some(installed.join("lib"))), ("fixed", None)] {
-        let mut program = Command::new(bed.path().join(name));
+        let mut program = Command::new(testbed.path().join(name));
         program
             .env_clear()
-            .env("DIPOLE_RUNTIME_DIR", bed.path().join("runtime"))
+            .env("DIPOLE_RUNTIME_DIR", testbed.path().join("runtime"))
             .envs(library_path.map(|path| ("LD_LIBRARY_PATH", path)));
         assert_eq!(run(&mut program), "outside\n", "{name}");
     }
@@ -167,13 +167,13 @@ fn a_c_program_needs_only_what_is_installed_and_nothing_stays_when_it_is_removed
 
 #[test]
 fn a_relative_prefix_is_refused() {
-    let bed = tempfile::tempdir().expect("a directory");
+    let testbed = tempfile::tempdir().expect("a directory");
     let output = Command::new(env!("CARGO_BIN_EXE_xtask"))
         .args(["install", "--prefix", "somewhere"])
-        .env("DESTDIR", bed.path())
+        .env("DESTDIR", testbed.path())
         .output()
         .expect("it starts");
     assert!(!output.status.success());
     assert!(said(&output).contains("not absolute"), "{}", said(&output));
-    assert_eq!(files(bed.path()), Vec::<PathBuf>::new());
+    assert_eq!(files(testbed.path()), Vec::<PathBuf>::new());
 }

@@ -19,8 +19,13 @@ const MAY_USE: [(&str, &[&str]); 12] = [
     ("launch", &["node"]),
     ("agent", &["launch", "node", "bpf"]),
     ("bench", &["node", "bpf", "link"]),
-    ("tools", &["launch", "agent", "bench", "proto", "link", "bpf", "node", "bsp"]),
-    ("bed", &[]),
+    (
+        "tools",
+        &[
+            "launch", "agent", "bench", "proto", "link", "bpf", "node", "bsp",
+        ],
+    ),
+    ("testbed", &[]),
 ];
 
 /// Crates whose code may hold unsafe blocks.
@@ -116,10 +121,10 @@ fn every_crate_depends_only_on_those_below_it() {
                 "crates/{name} may not use {used}"
             );
         }
-        // Only tests lie in a bed; the programs must not need one.
+        // Only tests lie in a testbed; the programs must not need one.
         assert!(
-            !ours(manifest, &["dependencies", "build-dependencies"]).contains("bed"),
-            "crates/{name} uses the bed outside its tests"
+            !ours(manifest, &["dependencies", "build-dependencies"]).contains("testbed"),
+            "crates/{name} uses the testbed outside its tests"
         );
         let everywhere = ["dependencies", "build-dependencies", "dev-dependencies"];
         assert!(

@@ -12,10 +12,10 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::SIDE_ARGUMENTS;
-use super::bed::{Bed, node};
 use super::control::{Carrier, Go, Job, Outcome, Place, Ready, Role, Task, Verdict, Workload};
 use super::machine::Cores;
 use super::subject::Subject;
+use super::testbed::{Testbed, node};
 
 /// How long a process may take beyond its measurement.
 pub(super) const SLACK: Duration = Duration::from_secs(45);
@@ -36,8 +36,8 @@ pub(crate) struct Entry {
 
 impl Entry {
     /// What carries its bytes.
-    pub(crate) fn link(&self, bed: &Bed) -> String {
-        self.subject.link(self.carrier, bed.name(self.place))
+    pub(crate) fn link(&self, testbed: &Testbed) -> String {
+        self.subject.link(self.carrier, testbed.name(self.place))
     }
 }
 
@@ -86,10 +86,10 @@ fn name(role: Role) -> String {
 }
 
 /// Runs one measurement; the outcome holds the CPU time of both sides.
-pub(crate) fn measure(entry: &Entry, bed: &Bed, cores: Cores) -> Result<Outcome, RunError> {
+pub(crate) fn measure(entry: &Entry, testbed: &Testbed, cores: Cores) -> Result<Outcome, RunError> {
     let start = |role| {
-        let environment = bed.environment(entry.place, role, entry.carrier);
-        let task = Task::Side(job(entry, bed, cores, role));
+        let environment = testbed.environment(entry.place, role, entry.carrier);
+        let task = Task::Side(job(entry, testbed, cores, role));
         Worker::start(name(role), &task, environment)
     };
     let lead = start(Role::Lead)?;
@@ -127,8 +127,8 @@ pub(crate) fn measure(entry: &Entry, bed: &Bed, cores: Cores) -> Result<Outcome,
     Ok(outcome)
 }
 
-fn job(entry: &Entry, bed: &Bed, cores: Cores, role: Role) -> Job {
-    let (own, other) = bed.addresses(entry.place, role);
+fn job(entry: &Entry, testbed: &Testbed, cores: Cores, role: Role) -> Job {
+    let (own, other) = testbed.addresses(entry.place, role);
     let (core, other_core, other_role) = match role {
         Role::Lead => (cores.lead, cores.follow, Role::Follow),
         Role::Follow => (cores.follow, cores.lead, Role::Lead),
@@ -139,12 +139,12 @@ fn job(entry: &Entry, bed: &Bed, cores: Cores, role: Role) -> Job {
         role,
         core,
         other_core,
-        namespace: bed.namespace(entry.place, role),
+        namespace: testbed.namespace(entry.place, role),
         own,
         other,
         carrier: entry.carrier,
         other_node: node(entry.place, other_role),
-        meeting: bed.meeting(),
+        meeting: testbed.meeting(),
         fault: entry.fault.clone(),
     }
 }

@@ -4,14 +4,13 @@
 //! Each figure comes from two processes (this program, started again), one pinned on
 //! each of two cores, and each subject takes its turn in every round: the
 //! machine drifts, so only what stands in one table may be compared.
-//! [`plan`] says what is measured, [`bed`] where, [`launch`] brings two
+//! [`plan`] says what is measured, [`testbed`] where, [`launch`] brings two
 //! [`side`]s together, [`pingpong`] and [`flow`] are the work, [`dipole`] and
 //! [`peers`] those who do it, [`report`] and [`page`] what comes out. [`crowd`] is for
 //! itself: many processes at once on few cores.
 
 #![forbid(unsafe_code)]
 
-mod bed;
 mod channel;
 mod control;
 mod crowd;
@@ -27,6 +26,7 @@ mod report;
 mod side;
 mod statistics;
 mod subject;
+mod testbed;
 
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
@@ -37,13 +37,13 @@ use clap::builder::PossibleValue;
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 
-use bed::{Bed, On};
 use control::{Kind, Place};
 use machine::{Cores, Stolen};
 use plan::{Group, Plan};
 use report::Measured;
 use statistics::Spread;
 use subject::Subject;
+use testbed::{On, Testbed};
 
 /// How this program starts itself as a side.
 const SIDE_ARGUMENTS: [&str; 2] = ["bench", "--side"];
@@ -174,27 +174,27 @@ fn try_execute(arguments: &BenchArgs, json: bool) -> Result<bool, Box<dyn std::e
     let groups = match plan {
         Plan::Groups(groups) => groups,
         Plan::Crowd(plan) => {
-            let bed = Bed::make(On::Node)?;
+            let testbed = Testbed::make(On::Node)?;
             say(json, &format!("{} processes on one node", plan.processes));
             say(json, &machine_line(cores));
-            return Ok(crowd::measure(&plan, &bed, cores, json)?);
+            return Ok(crowd::measure(&plan, &testbed, cores, json)?);
         }
     };
     let page = arguments.html.as_deref().map(begin_page).transpose()?;
     let mut entries = groups.iter().flat_map(|group| &group.entries);
     let apart = entries.any(|entry| entry.place == Place::Apart);
-    let bed = Bed::make(if apart { arguments.on } else { On::Node })?;
+    let testbed = Testbed::make(if apart { arguments.on } else { On::Node })?;
     if apart {
-        say(json, &format!("on {}", bed.description()));
+        say(json, &format!("on {}", testbed.description()));
     } else {
         say(json, &"on one node");
     }
-    if let Some(remark) = &bed.remark {
+    if let Some(remark) = &testbed.remark {
         say(json, &format!("not on a veth pair: {remark}"));
     }
     say(json, &machine_line(cores));
     let run = Run {
-        bed: &bed,
+        testbed: &testbed,
         cores,
         stolen: Stolen::since_now(cores),
         progress: progress_bar(
@@ -215,15 +215,15 @@ fn try_execute(arguments: &BenchArgs, json: bool) -> Result<bool, Box<dyn std::e
             .filter(|round| round.is_none())
             .count();
         run.progress
-            .suspend(|| print_group(&group, &measured, &bed, json));
+            .suspend(|| print_group(&group, &measured, &testbed, json));
         finished.push((group, measured));
     }
     run.progress.finish_and_clear();
     let closing = closing_line(&cache_line_ns, run.stolen);
     say(json, &format!("\n{closing}"));
     if let Some((path, file)) = page {
-        let facts = page::facts(&bed, cores, apart, &closing, failures);
-        write_page(path, file, &page::page(&facts, &finished, &bed))?;
+        let facts = page::facts(&testbed, cores, apart, &closing, failures);
+        write_page(path, file, &page::page(&facts, &finished, &testbed))?;
         say(
             json,
             &format!("figures and tables are in {}", path.display()),
@@ -241,16 +241,16 @@ fn say(json: bool, line: &dyn Display) {
     }
 }
 
-fn print_group(group: &Group, measured: &[Measured], bed: &Bed, json: bool) {
+fn print_group(group: &Group, measured: &[Measured], testbed: &Testbed, json: bool) {
     if json {
-        for line in measured.iter().filter_map(|one| one.line(bed)) {
+        for line in measured.iter().filter_map(|one| one.line(testbed)) {
             println!(
                 "{}",
                 serde_json::to_string(&line).expect("plain data is JSON")
             );
         }
     } else if !group.is_point {
-        println!("\n{}", report::table(group, measured, bed));
+        println!("\n{}", report::table(group, measured, testbed));
     }
     if !group.is_point {
         for remark in report::remarks(measured) {
@@ -289,7 +289,7 @@ fn cannot_write(path: &Path, error: &io::Error) -> io::Error {
 
 /// What all groups have in common.
 struct Run<'a> {
-    bed: &'a Bed,
+    testbed: &'a Testbed,
     cores: Cores,
     stolen: Stolen,
     progress: ProgressBar,
@@ -311,7 +311,7 @@ impl Run<'_> {
                 let subject = one.entry.subject.name();
                 self.progress
                     .set_message(format!("{} {subject}", one.entry.bench));
-                let outcome = launch::measure(&one.entry, self.bed, self.cores);
+                let outcome = launch::measure(&one.entry, self.testbed, self.cores);
                 if let Err(error) = &outcome {
                     self.progress.suspend(|| {
                         eprintln!("dipole bench: {} of {subject}: {error}", group.title);

@@ -3,11 +3,11 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::bed::On;
 use super::control::{Carrier, Kind, Place, Workload};
 use super::crowd::CrowdPlan;
 use super::launch::Entry;
 use super::subject::{Subject, Waits};
+use super::testbed::On;
 use super::{BenchArgs, LinkName, Topic};
 
 /// Seconds a measurement, when the whole table is wanted.

@@ -4,12 +4,12 @@ use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{CellAlignment, Table};
 use serde::Serialize;
 
-use super::bed::Bed;
 use super::control::Outcome;
 use super::launch::{Entry, leading_figure};
 use super::plan::{Group, size};
 use super::statistics::{Spread, as_float};
 use super::subject::Subject;
+use super::testbed::Testbed;
 
 /// The rounds of one entry; a failed one has no outcome.
 pub(crate) struct Measured {
@@ -24,7 +24,7 @@ pub(crate) struct Line {
     pub(crate) subject: &'static str,
     pub(crate) link: String,
     /// Where the sides lay: "veth", "loopback" or "node".
-    pub(crate) bed: &'static str,
+    pub(crate) testbed: &'static str,
     pub(crate) size_bytes: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) p50_ns: Option<f64>,
@@ -68,7 +68,7 @@ impl Measured {
     }
 
     /// `None` if every round failed.
-    pub(crate) fn line(&self, bed: &Bed) -> Option<Line> {
+    pub(crate) fn line(&self, testbed: &Testbed) -> Option<Line> {
         self.outcomes().next()?;
         let spread = |get: fn(&Outcome) -> Option<f64>| {
             Spread::of(self.outcomes().filter_map(get)).map(|spread| Spread {
@@ -84,8 +84,8 @@ impl Measured {
         Some(Line {
             bench: self.entry.bench.clone(),
             subject: self.entry.subject.name(),
-            link: self.entry.link(bed),
-            bed: bed.name(self.entry.place),
+            link: self.entry.link(testbed),
+            testbed: testbed.name(self.entry.place),
             size_bytes,
             p50_ns: p50.map(|p50| p50.median),
             p50_least_ns: p50.map(|p50| p50.least),
@@ -151,7 +151,7 @@ impl Measured {
 }
 
 /// The table of a group, with a column of ratios to each peer.
-pub(crate) fn table(group: &Group, measured: &[Measured], bed: &Bed) -> String {
+pub(crate) fn table(group: &Group, measured: &[Measured], testbed: &Testbed) -> String {
     let is_latency = measured
         .iter()
         .flat_map(Measured::outcomes)
@@ -181,7 +181,7 @@ pub(crate) fn table(group: &Group, measured: &[Measured], bed: &Bed) -> String {
     let mut table = Table::new();
     table.load_preset(UTF8_FULL_CONDENSED).set_header(header);
     for one in measured {
-        let mut row = vec![one.label(), one.entry.link(bed)];
+        let mut row = vec![one.label(), one.entry.link(testbed)];
         row.extend(figures(one, is_latency));
         row.extend(
             references

@@ -61,19 +61,19 @@ impl Subject {
         }
     }
 
-    /// What carries its bytes, and over a network the bed it lies on.
-    pub(crate) fn link(self, carrier: Carrier, bed: &str) -> String {
+    /// What carries its bytes, and over a network the testbed it lies on.
+    pub(crate) fn link(self, carrier: Carrier, testbed: &str) -> String {
         match self {
             Subject::Dipole => match carrier {
-                Carrier::Udp | Carrier::Bpf => format!("{}/{bed}", carrier.name()),
+                Carrier::Udp | Carrier::Bpf => format!("{}/{testbed}", carrier.name()),
                 Carrier::Shm => "shm".to_owned(),
             },
             Subject::BareUdpSpin | Subject::BareUdpBlock | Subject::BareUdpGso => {
-                format!("udp/{bed}")
+                format!("udp/{testbed}")
             }
-            Subject::BareBpf => format!("bpf/{bed}"),
-            Subject::BareXdp => format!("xdp/{bed}"),
-            Subject::BareTcpSpin | Subject::BareTcpBlock => format!("tcp/{bed}"),
+            Subject::BareBpf => format!("bpf/{testbed}"),
+            Subject::BareXdp => format!("xdp/{testbed}"),
+            Subject::BareTcpSpin | Subject::BareTcpBlock => format!("tcp/{testbed}"),
             Subject::BareUnixSpin | Subject::BareUnixBlock => "unix".to_owned(),
             Subject::BarePipeSpin | Subject::BarePipeBlock => "pipe".to_owned(),
             Subject::BareShm => "shm".to_owned(),

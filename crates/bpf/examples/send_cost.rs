@@ -16,7 +16,6 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use dipole_bed::Bed;
 use dipole_bpf::CardId;
 use dipole_bpf::headers::Template;
 use dipole_bpf::neighbours::{Neighbours, Route};
@@ -24,6 +23,7 @@ use dipole_bpf::raw::{RawFrame, RawSender};
 use dipole_bpf::xsk::{Xsk, XskOptions};
 use dipole_link::udp::{Udp, UdpOptions};
 use dipole_link::{Class, Link, Outgoing};
+use dipole_testbed::Testbed;
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 
 const ADDRESSES: [[u8; 4]; 2] = [[192, 0, 2, 1], [192, 0, 2, 2]];
@@ -32,7 +32,7 @@ const FRAMES: usize = 128;
 const SEGMENT_BYTES: usize = 1472;
 
 fn main() -> ExitCode {
-    if let Some(why) = Bed::why_not() {
+    if let Some(why) = Testbed::why_not() {
         eprintln!("SKIPPED: {why}");
         return ExitCode::SUCCESS;
     }
@@ -61,8 +61,8 @@ fn run() -> Result<(), Box<dyn Error>> {
     let rounds = std::env::args()
         .nth(1)
         .map_or(Ok(200), |text| text.parse())?;
-    let bed = Bed::builder().mtu(9000).build()?;
-    let mut scene = scene(&bed)?;
+    let testbed = Testbed::builder().mtu(9000).build()?;
+    let mut scene = scene(&testbed)?;
     let mut figures: BTreeMap<(usize, &str), Vec<u64>> = BTreeMap::new();
     for _ in 0..rounds {
         for bytes in [64, 1400, 8900] {
@@ -105,27 +105,27 @@ fn summary(all: &mut [u64]) -> String {
 }
 
 /// Two cards at the ends of one cable, without a bridge between.
-fn scene(bed: &Bed) -> Result<Scene, Box<dyn Error>> {
-    let other = &bed.node(2).namespace;
+fn scene(testbed: &Testbed) -> Result<Scene, Box<dyn Error>> {
+    let other = &testbed.node(2).namespace;
     let make =
         format!("link add cable0 mtu 9000 type veth peer name cable1 mtu 9000 netns {other}");
-    ip(bed, 1, &make)?;
+    ip(testbed, 1, &make)?;
     for (node, name) in [(1, "cable0"), (2, "cable1")] {
         ip(
-            bed,
+            testbed,
             node,
             &format!("address add 192.0.2.{node}/24 dev {name}"),
         )?;
-        ip(bed, node, &format!("link set {name} up"))?;
+        ip(testbed, node, &format!("link set {name} up"))?;
     }
     let options = UdpOptions {
         buffer_bytes: 16 << 20,
         ..UdpOptions::default()
     };
     let [own, peer] = ADDRESSES.map(IpAddr::from);
-    let mut there = bed.inside(2, || Udp::bind(peer, &options))??;
+    let mut there = testbed.inside(2, || Udp::bind(peer, &options))??;
     let to = there.local(Class::Small);
-    let (link, connected, card) = bed.inside(1, || {
+    let (link, connected, card) = testbed.inside(1, || {
         let socket = UdpSocket::bind((own, 0))?;
         socket.connect(to)?;
         let index = rustix::net::netdevice::name_to_index(&socket, "cable0")?;
@@ -135,7 +135,7 @@ fn scene(bed: &Bed) -> Result<Scene, Box<dyn Error>> {
     })??;
     // The first packet makes the kernel find the neighbour.
     connected.send(b"?")?;
-    let (route, bypass, queued, xsk) = bed.inside(1, || {
+    let (route, bypass, queued, xsk) = testbed.inside(1, || {
         let mut ways = Neighbours::open(&card, own)?;
         let route = (0..1000).find_map(|_| {
             std::thread::sleep(Duration::from_millis(1));
@@ -168,8 +168,8 @@ fn scene(bed: &Bed) -> Result<Scene, Box<dyn Error>> {
     })
 }
 
-fn ip(bed: &Bed, node: u32, words: &str) -> Result<(), Box<dyn Error>> {
-    let status = bed
+fn ip(testbed: &Testbed, node: u32, words: &str) -> Result<(), Box<dyn Error>> {
+    let status = testbed
         .command(node, "ip")
         .args(words.split_whitespace())
         .status()?;

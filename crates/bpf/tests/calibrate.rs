@@ -2,41 +2,42 @@
 
 #![allow(missing_docs, reason = "tests")]
 
-mod bed;
+mod testbed;
 
 use std::net::IpAddr;
 use std::time::Instant;
 
-use bed::{Ways, card, make, receive, udp};
-use dipole_bed::Bed;
 use dipole_bpf::calibrate::{
     Calibration, Choices, FileError, RUNS, Receive, SIZES, Send, SocketBy, calibrate,
 };
 use dipole_bpf::{Bpf, BpfOptions, Shortcuts};
 use dipole_link::udp::UdpOptions;
 use dipole_link::{Class, Link, Outgoing, Udp};
+use dipole_testbed::Testbed;
+use testbed::{Ways, card, make, receive, udp};
 
-fn address(bed: &Bed, node: u32) -> IpAddr {
-    bed.node(node).addresses[0].into()
+fn address(testbed: &Testbed, node: u32) -> IpAddr {
+    testbed.node(node).addresses[0].into()
 }
 
 /// The kernel knows the other node from now on.
-fn meet(bed: &Bed) {
-    let (socket, _) = udp(bed, 1, address(bed, 1));
-    Ways::open(bed, 1, &card(bed, 1, "net0"), &socket).wait_for(address(bed, 2), |_| true);
+fn meet(testbed: &Testbed) {
+    let (socket, _) = udp(testbed, 1, address(testbed, 1));
+    Ways::open(testbed, 1, &card(testbed, 1, "net0"), &socket)
+        .wait_for(address(testbed, 2), |_| true);
 }
 
 #[test]
 fn a_card_is_calibrated_and_the_file_holds_for_it_alone() {
-    let Some(bed) = make(Bed::builder()) else {
+    let Some(testbed) = make(Testbed::builder()) else {
         return;
     };
-    meet(&bed);
-    let card = card(&bed, 1, "net0");
-    let own = address(&bed, 1);
-    let listener = udp(&bed, 2, address(&bed, 2)).0;
+    meet(&testbed);
+    let card = card(&testbed, 1, "net0");
+    let own = address(&testbed, 1);
+    let listener = udp(&testbed, 2, address(&testbed, 2)).0;
     let start = Instant::now();
-    let found = bed.inside(1, || calibrate(&card, own, &[]));
+    let found = testbed.inside(1, || calibrate(&card, own, &[]));
     let found = found.expect("the node").expect("a card");
     eprintln!("calibrated in {:?}:\n{found}", start.elapsed());
     assert_eq!(found.socket_by, SocketBy::Neighbour);
@@ -58,14 +59,14 @@ fn a_card_is_calibrated_and_the_file_holds_for_it_alone() {
     // Nothing of it came to a port that somebody has, and nothing stays attached.
     listener.set_nonblocking(true).expect("set");
     assert!(listener.recv_from(&mut [0; 8]).is_err());
-    let attached = bed.inside(1, || dipole_bpf::hook::attached(&card));
+    let attached = testbed.inside(1, || dipole_bpf::hook::attached(&card));
     assert_eq!(attached.expect("the node").expect("asked"), []);
 
     let folder = tempfile::tempdir().expect("a folder");
     found.save(folder.path()).expect("written");
-    let load = || bed.inside(1, || Calibration::load(folder.path(), &card));
+    let load = || testbed.inside(1, || Calibration::load(folder.path(), &card));
     assert_eq!(load().expect("the node").expect("good"), Some(found));
-    bed::ip(&bed, 1, "link set net0 mtu 1400");
+    testbed::ip(&testbed, 1, "link set net0 mtu 1400");
     let refused = load().expect("the node").expect_err("another MTU");
     assert!(
         matches!(refused, FileError::Changed { what: "MTU", .. }),
@@ -75,13 +76,13 @@ fn a_card_is_calibrated_and_the_file_holds_for_it_alone() {
 
 #[test]
 fn without_a_neighbour_the_socket_is_measured_on_a_pair() {
-    let Some(bed) = make(Bed::builder()) else {
+    let Some(testbed) = make(Testbed::builder()) else {
         return;
     };
-    let card = card(&bed, 1, "net0");
-    let own = address(&bed, 1);
-    bed::ip(&bed, 1, "neighbour flush dev net0");
-    let found = bed.inside(1, || calibrate(&card, own, &[address(&bed, 2)]));
+    let card = card(&testbed, 1, "net0");
+    let own = address(&testbed, 1);
+    testbed::ip(&testbed, 1, "neighbour flush dev net0");
+    let found = testbed.inside(1, || calibrate(&card, own, &[address(&testbed, 2)]));
     let found = found.expect("the node").expect("a card");
     assert_eq!(found.socket_by, SocketBy::Pair);
     assert!(found.sends.contains_key(&(Send::Socket, 64)));
@@ -89,10 +90,10 @@ fn without_a_neighbour_the_socket_is_measured_on_a_pair() {
 }
 
 /// A link on node 1 as a file says, in which runs of so many raw frames are cheaper.
-fn link_with(bed: &Bed, raw_frames: usize, queue: bool) -> Bpf {
-    let card = card(bed, 1, "net0");
+fn link_with(testbed: &Testbed, raw_frames: usize, queue: bool) -> Bpf {
+    let card = card(testbed, 1, "net0");
     let folder = tempfile::tempdir().expect("a folder");
-    let found = bed.inside(1, || calibrate(&card, address(bed, 1), &[]));
+    let found = testbed.inside(1, || calibrate(&card, address(testbed, 1), &[]));
     let mut found = found.expect("the node").expect("a card");
     found.sends.clear();
     found.runs.clear();
@@ -125,25 +126,25 @@ fn link_with(bed: &Bed, raw_frames: usize, queue: bool) -> Bpf {
         ..BpfOptions::default()
     };
     let open = || {
-        let udp = Udp::bind(address(bed, 1), &UdpOptions::default()).expect("an address");
+        let udp = Udp::bind(address(testbed, 1), &UdpOptions::default()).expect("an address");
         let shortcuts = Shortcuts::open(&udp, &options).expect("the bpf link");
         Bpf::new(udp, shortcuts)
     };
-    let link = bed.inside(1, open).expect("the node");
+    let link = testbed.inside(1, open).expect("the node");
     assert_eq!(link.uses_queue(), [false, queue]);
     link
 }
 
 #[test]
 fn runs_leave_as_raw_frames_as_far_as_calibrated_and_from_the_bulk_port() {
-    let Some(bed) = make(Bed::builder()) else {
+    let Some(testbed) = make(Testbed::builder()) else {
         return;
     };
-    meet(&bed);
+    meet(&testbed);
     for (raw_frames, queue) in [(0, false), (1, false), (4, true)] {
-        let mut link = link_with(&bed, raw_frames, queue);
-        let (there, to) = udp(&bed, 2, address(&bed, 2));
-        let (_other, elsewhere) = udp(&bed, 2, address(&bed, 2));
+        let mut link = link_with(&testbed, raw_frames, queue);
+        let (there, to) = udp(&testbed, 2, address(&testbed, 2));
+        let (_other, elsewhere) = udp(&testbed, 2, address(&testbed, 2));
         let payload = vec![1; 1472];
         let frame = |to| Outgoing {
             class: Class::Bulk,
@@ -178,17 +179,17 @@ fn runs_leave_as_raw_frames_as_far_as_calibrated_and_from_the_bulk_port() {
 
 #[test]
 fn the_program_is_gone_at_once_when_the_link_is_dropped() {
-    let Some(bed) = make(Bed::builder()) else {
+    let Some(testbed) = make(Testbed::builder()) else {
         return;
     };
-    meet(&bed);
-    let card = card(&bed, 1, "net0");
+    meet(&testbed);
+    let card = card(&testbed, 1, "net0");
     let attached = || {
-        let asked = bed.inside(1, || dipole_bpf::hook::attached(&card));
+        let asked = testbed.inside(1, || dipole_bpf::hook::attached(&card));
         asked.expect("the node").expect("asked").len()
     };
     for _ in 0..20 {
-        let link = link_with(&bed, 1, false);
+        let link = link_with(&testbed, 1, false);
         assert_eq!(attached(), 1);
         drop(link);
         assert_eq!(attached(), 0);

@@ -6,11 +6,11 @@ mod suite;
 
 use std::time::Instant;
 
-use dipole_bed::Bed;
 use dipole_bpf::calibrate::{Receive, Send};
 use dipole_bpf::{Bpf, BpfOptions, Forced, RING_BYTES, Shortcuts};
 use dipole_link::Udp;
 use dipole_link::udp::{UdpOptions, UdpStats};
+use dipole_testbed::Testbed;
 use suite::*;
 
 impl Tested for Bpf {
@@ -29,23 +29,23 @@ fn in_namespaces_with(
     mtu: u32,
     make: impl Fn(usize, Udp) -> Box<dyn Tested> + Sync,
 ) -> Option<World> {
-    if let Some(why) = Bed::why_not() {
+    if let Some(why) = Testbed::why_not() {
         eprintln!("SKIPPED: {why}");
         return None;
     }
-    let bed = Bed::builder().nodes(3).mtu(mtu).build().unwrap();
+    let testbed = Testbed::builder().nodes(3).mtu(mtu).build().unwrap();
     let open = |node: u32| {
-        let ip = bed.node(node).addresses[0].into();
+        let ip = testbed.node(node).addresses[0].into();
         let open = || {
             let udp = Udp::bind(ip, &UdpOptions::default()).unwrap();
             make(node as usize - 1, udp)
         };
-        bed.inside(node, open).unwrap()
+        testbed.inside(node, open).unwrap()
     };
     Some(World {
         links: (1..=3).map(open).collect(),
         clock: Clock::Real(Instant::now()),
-        _held: Box::new(bed),
+        _held: Box::new(testbed),
     })
 }
 

@@ -3,7 +3,7 @@
 
 #![allow(missing_docs, reason = "tests")]
 
-mod bed;
+mod testbed;
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
@@ -11,12 +11,12 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bed::{card, make, receive, udp};
-use dipole_bed::Bed;
 use dipole_bpf::CardId;
 use dipole_bpf::headers::Template;
 use dipole_bpf::raw::{RawSender, Sent, guarded_socket};
+use dipole_testbed::Testbed;
 use rustix::net::{RecvFlags, SendFlags};
+use testbed::{card, make, receive, udp};
 
 const NOBODY: libc::uid_t = 65_534;
 const EVERYTHING: u16 = 0x0003;
@@ -113,25 +113,25 @@ fn send_to(socket: &OwnedFd, frame: &[u8], address: &libc::sockaddr_ll) -> io::R
 
 /// A guarded socket of node 1, sockets on both sides of a network, and a frame between them.
 struct Scene {
-    bed: Bed,
+    testbed: Testbed,
     socket: OwnedFd,
     cards: [CardId; 2],
     ends: [(UdpSocket, SocketAddr, UdpSocket, SocketAddr); 2],
 }
 
 fn scene() -> Option<Scene> {
-    let bed = make(Bed::builder().networks(2))?;
-    let cards = ["net0", "net1"].map(|name| card(&bed, 1, name));
+    let testbed = make(Testbed::builder().networks(2))?;
+    let cards = ["net0", "net1"].map(|name| card(&testbed, 1, name));
     let ends = [0, 1].map(|network| {
-        let (own, from) = udp(&bed, 1, bed.node(1).addresses[network]);
-        let (there, to) = udp(&bed, 2, bed.node(2).addresses[network]);
+        let (own, from) = udp(&testbed, 1, testbed.node(1).addresses[network]);
+        let (there, to) = udp(&testbed, 2, testbed.node(2).addresses[network]);
         (own, from, there, to)
     });
-    let made = bed.inside(1, || guarded_socket(&cards[0]));
+    let made = testbed.inside(1, || guarded_socket(&cards[0]));
     let (socket, cookie) = made.expect("the node").expect("a guarded socket");
     assert_ne!(cookie, 0);
     Some(Scene {
-        bed,
+        testbed,
         socket,
         cards,
         ends,
@@ -141,7 +141,7 @@ fn scene() -> Option<Scene> {
 impl Scene {
     fn route(&self, network: usize) -> dipole_bpf::neighbours::Route {
         let (own, _, _, to) = &self.ends[network];
-        let mut ways = bed::Ways::open(&self.bed, 1, &self.cards[network], own);
+        let mut ways = testbed::Ways::open(&self.testbed, 1, &self.cards[network], own);
         ways.wait_for(to.ip(), |_| true)
     }
 
@@ -226,7 +226,7 @@ fn it_hears_nothing_whatever_its_holder_does() {
     let (own, _, there, to) = &scene.ends[0];
     own.send_to(b"heard", to).expect("sent");
     assert_eq!(receive(there).1, b"heard");
-    let deadline = Instant::now() + bed::PATIENCE;
+    let deadline = Instant::now() + testbed::PATIENCE;
     while !hears(open.0.as_fd()) {
         assert!(Instant::now() < deadline, "an open socket hears its card");
         thread::sleep(Duration::from_millis(1));
@@ -239,7 +239,7 @@ struct OpenSocket(OwnedFd);
 
 impl OpenSocket {
     fn on(scene: &Scene) -> OpenSocket {
-        let made = scene.bed.inside(1, || {
+        let made = scene.testbed.inside(1, || {
             rustix::net::socket(
                 rustix::net::AddressFamily::PACKET,
                 rustix::net::SocketType::RAW,
@@ -272,7 +272,7 @@ fn its_holder_can_get_around_the_queueing_and_with_it_the_programs_at_the_egress
     let Some(scene) = scene() else { return };
     let (_, from, there, to) = &scene.ends[0];
     let frames = [&b"kept"[..], b"past"].map(|payload| scene.frame(0, payload));
-    let namespace = &scene.bed.node(1).namespace;
+    let namespace = &scene.testbed.node(1).namespace;
     let mut command = std::process::Command::new("tc");
     let status = command
         .args(["-n", namespace])

@@ -2,13 +2,13 @@
 
 #![allow(missing_docs, reason = "tests")]
 
-mod bed;
+mod testbed;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use bed::{card, make};
-use dipole_bed::Bed;
 use dipole_bpf::hook::{Allowed, Guard, Hook, Place, attached, create_ring};
+use dipole_testbed::Testbed;
+use testbed::{card, make};
 
 fn copies<const N: usize>(files: [BorrowedFd<'_>; N]) -> [OwnedFd; N] {
     files.map(|file| file.try_clone_to_owned().expect("a descriptor"))
@@ -16,17 +16,17 @@ fn copies<const N: usize>(files: [BorrowedFd<'_>; N]) -> [OwnedFd; N] {
 
 #[test]
 fn what_was_attached_is_taken_over_with_all_its_rings_and_goes_with_the_last_descriptor() {
-    let Some(bed) = make(Bed::builder()) else {
+    let Some(testbed) = make(Testbed::builder()) else {
         return;
     };
-    let card = card(&bed, 1, "net0");
-    let done = bed.inside(1, || {
+    let card = card(&testbed, 1, "net0");
+    let done = testbed.inside(1, || {
         let hook = Hook::attach(&card, Place::Tcx).expect("root may");
         let guard = Guard::attach(&card).expect("root may");
         let ring = create_ring(1 << 16).expect("root may");
         let mut entered = Vec::new();
         for (at, port) in (1..).zip([1_u16, 80, 65_535]) {
-            for ip in [[10, 0, 0, at].into(), bed::six(0, at.into())] {
+            for ip in [[10, 0, 0, at].into(), testbed::six(0, at.into())] {
                 hook.add(ip, port, ring.as_fd()).expect("there is room");
                 entered.push((ip, port));
             }

@@ -3,17 +3,17 @@
 
 #![allow(missing_docs, reason = "tests")]
 
-mod bed;
+mod testbed;
 
 use std::net::IpAddr;
 
-use bed::{Ways, card, ip, make, receive, set, six, udp};
-use dipole_bed::Bed;
 use dipole_bpf::neighbours::FRESH_NS;
 use dipole_bpf::raw::{RawSender, Sent};
+use dipole_testbed::Testbed;
+use testbed::{Ways, card, ip, make, receive, set, six, udp};
 
-fn address(bed: &Bed, network: usize, node: u32) -> IpAddr {
-    bed.node(node).addresses[network].into()
+fn address(testbed: &Testbed, network: usize, node: u32) -> IpAddr {
+    testbed.node(node).addresses[network].into()
 }
 
 /// The hardware address of a card as `ip` writes it.
@@ -21,21 +21,21 @@ fn mac_text(mac: [u8; 6]) -> String {
     mac.map(|byte| format!("{byte:02x}")).join(":")
 }
 
-fn ways(bed: &Bed, own: IpAddr) -> Ways {
-    let (socket, _) = udp(bed, 1, own);
-    Ways::open(bed, 1, &card(bed, 1, "net0"), &socket)
+fn ways(testbed: &Testbed, own: IpAddr) -> Ways {
+    let (socket, _) = udp(testbed, 1, own);
+    Ways::open(testbed, 1, &card(testbed, 1, "net0"), &socket)
 }
 
 #[test]
 fn a_neighbour_is_found_and_the_second_look_asks_nobody() {
-    let Some(bed) = make(Bed::builder()) else {
+    let Some(testbed) = make(Testbed::builder()) else {
         return;
     };
     for (own, peer) in [
-        (address(&bed, 0, 1), address(&bed, 0, 2)),
+        (address(&testbed, 0, 1), address(&testbed, 0, 2)),
         (six(0, 1), six(0, 2)),
     ] {
-        let mut ways = ways(&bed, own);
+        let mut ways = ways(&testbed, own);
         let state = ways.all.card_state();
         assert!(state.up && state.ethernet && state.vlan.is_none());
         assert_eq!(state.mtu, 1500);
@@ -55,21 +55,21 @@ fn a_neighbour_is_found_and_the_second_look_asks_nobody() {
 
 #[test]
 fn what_is_not_one_other_host_on_the_segment_has_no_way() {
-    let Some(bed) = make(Bed::builder().networks(2)) else {
+    let Some(testbed) = make(Testbed::builder().networks(2)) else {
         return;
     };
-    let own = address(&bed, 0, 1);
-    let mut four = ways(&bed, own);
-    four.wait_for(address(&bed, 0, 2), |_| true);
-    let other_card = address(&bed, 1, 2);
-    udp(&bed, 1, address(&bed, 1, 1))
+    let own = address(&testbed, 0, 1);
+    let mut four = ways(&testbed, own);
+    four.wait_for(address(&testbed, 0, 2), |_| true);
+    let other_card = address(&testbed, 1, 2);
+    udp(&testbed, 1, address(&testbed, 1, 1))
         .0
         .send_to(b"?", (other_card, 9))
         .expect("sent");
     for to in [
         own,
         other_card,
-        address(&bed, 1, 1),
+        address(&testbed, 1, 1),
         IpAddr::from([127, 0, 0, 1]),
         IpAddr::from([255, 255, 255, 255]),
         // Of this segment, and nobody.
@@ -84,7 +84,7 @@ fn what_is_not_one_other_host_on_the_segment_has_no_way() {
     let [a, b, c, _] = v4.octets();
     assert_eq!(four.look([a, b, c, 255].into()), None);
     assert_eq!(four.look([a, b, c, 250].into()), None);
-    let mut six_ways = ways(&bed, six(0, 1));
+    let mut six_ways = ways(&testbed, six(0, 1));
     six_ways.wait_for(six(0, 2), |_| true);
     for to in ["::1", "::", "ff02::1", "fd00:1::2", "2001:db8::1"] {
         let to = to.parse().expect("an address");
@@ -96,50 +96,58 @@ fn what_is_not_one_other_host_on_the_segment_has_no_way() {
 
 #[test]
 fn behind_a_gateway_frames_go_to_the_gateway() {
-    let Some(bed) = make(Bed::builder()) else {
+    let Some(testbed) = make(Testbed::builder()) else {
         return;
     };
     let behind = IpAddr::from([192, 0, 2, 1]);
-    let gateway = address(&bed, 0, 2);
-    ip(&bed, 2, "address add 192.0.2.1/32 dev lo");
-    ip(&bed, 1, &format!("route add 192.0.2.0/24 via {gateway}"));
-    let (own, from) = udp(&bed, 1, address(&bed, 0, 1));
-    let (there, to) = udp(&bed, 2, behind);
-    let card = card(&bed, 1, "net0");
-    let mut ways = Ways::open(&bed, 1, &card, &own);
+    let gateway = address(&testbed, 0, 2);
+    ip(&testbed, 2, "address add 192.0.2.1/32 dev lo");
+    ip(
+        &testbed,
+        1,
+        &format!("route add 192.0.2.0/24 via {gateway}"),
+    );
+    let (own, from) = udp(&testbed, 1, address(&testbed, 0, 1));
+    let (there, to) = udp(&testbed, 2, behind);
+    let card = card(&testbed, 1, "net0");
+    let mut ways = Ways::open(&testbed, 1, &card, &own);
     let direct = ways.wait_for(gateway, |_| true);
     let route = ways.wait_for(behind, |_| true);
     assert_eq!(route.mac, direct.mac);
-    let sender = bed.inside(1, || RawSender::open(&card, true));
+    let sender = testbed.inside(1, || RawSender::open(&card, true));
     let mut sender = sender.expect("the node").expect("a raw socket");
     let sent = sender.send(&route, from, to, b"routed").expect("works");
     assert_eq!(sent, Sent::Taken);
     assert_eq!(receive(&there), (from, b"routed".to_vec()));
     // Another way there, by no card of ours.
-    ip(&bed, 1, "route replace blackhole 192.0.2.0/24");
+    ip(&testbed, 1, "route replace blackhole 192.0.2.0/24");
     ways.wait_for_none(behind);
     assert!(ways.look(gateway).is_some());
 }
 
 #[test]
 fn the_mtu_is_the_least_of_card_and_route() {
-    let Some(bed) = make(Bed::builder()) else {
+    let Some(testbed) = make(Testbed::builder()) else {
         return;
     };
-    let peer = address(&bed, 0, 2);
-    let mut four = ways(&bed, address(&bed, 0, 1));
+    let peer = address(&testbed, 0, 2);
+    let mut four = ways(&testbed, address(&testbed, 0, 1));
     assert_eq!(four.wait_for(peer, |_| true).longest_payload(), 1472);
-    ip(&bed, 1, &format!("route add {peer}/32 dev net0 mtu 1300"));
+    ip(
+        &testbed,
+        1,
+        &format!("route add {peer}/32 dev net0 mtu 1300"),
+    );
     assert_eq!(four.wait_for(peer, |_| true).longest_payload(), 1272);
     ip(
-        &bed,
+        &testbed,
         1,
         &format!("route replace {peer}/32 dev net0 mtu 9000"),
     );
     assert_eq!(four.wait_for(peer, |_| true).mtu, 1500);
-    ip(&bed, 1, "link set net0 mtu 1400");
+    ip(&testbed, 1, "link set net0 mtu 1400");
     assert_eq!(four.wait_for(peer, |_| true).mtu, 1400);
-    let mut six_ways = ways(&bed, six(0, 1));
+    let mut six_ways = ways(&testbed, six(0, 1));
     assert_eq!(
         six_ways.wait_for(six(0, 2), |_| true).longest_payload(),
         1352
@@ -148,34 +156,47 @@ fn the_mtu_is_the_least_of_card_and_route() {
 
 #[test]
 fn when_a_neighbour_has_another_card_frames_go_there_once_the_kernel_knows() {
-    let Some(bed) = make(Bed::builder()) else {
+    let Some(testbed) = make(Testbed::builder()) else {
         return;
     };
     for (version, network, own, peer) in [
-        ("ipv4", 0, address(&bed, 0, 1), address(&bed, 0, 2)),
+        ("ipv4", 0, address(&testbed, 0, 1), address(&testbed, 0, 2)),
         ("ipv6", 0, six(0, 1), six(0, 2)),
     ] {
         // Sooner than after five seconds.
         let folder = format!("net/{version}/neigh/net{network}");
-        set(&bed, 1, &format!("{folder}/delay_first_probe_time"), "1");
-        set(&bed, 1, &format!("{folder}/retrans_time_ms"), "50");
-        let card = card(&bed, 1, "net0");
-        let (socket, from) = udp(&bed, 1, own);
-        let (there, to) = udp(&bed, 2, peer);
-        let mut ways = Ways::open(&bed, 1, &card, &socket);
+        set(
+            &testbed,
+            1,
+            &format!("{folder}/delay_first_probe_time"),
+            "1",
+        );
+        set(&testbed, 1, &format!("{folder}/retrans_time_ms"), "50");
+        let card = card(&testbed, 1, "net0");
+        let (socket, from) = udp(&testbed, 1, own);
+        let (there, to) = udp(&testbed, 2, peer);
+        let mut ways = Ways::open(&testbed, 1, &card, &socket);
         let old = ways.wait_for(peer, |_| true);
         // Without a word to anybody.
         let mut new = old.mac;
         new[5] ^= 0x55;
-        ip(&bed, 2, &format!("link set net0 address {}", mac_text(new)));
+        ip(
+            &testbed,
+            2,
+            &format!("link set net0 address {}", mac_text(new)),
+        );
         let stale = format!("neighbour change {peer} dev net0 lladdr");
-        ip(&bed, 1, &format!("{stale} {} nud stale", mac_text(old.mac)));
+        ip(
+            &testbed,
+            1,
+            &format!("{stale} {} nud stale", mac_text(old.mac)),
+        );
         // One packet reminds the kernel; those after it still take the old way.
         assert_eq!(ways.look(peer), None);
         assert_eq!(ways.look(peer).map(|route| route.mac), Some(old.mac));
         socket.send_to(b"?", (peer, 9)).expect("sent");
         let found = ways.wait_for(peer, |route| route.mac == new);
-        let sender = bed.inside(1, || RawSender::open(&card, true));
+        let sender = testbed.inside(1, || RawSender::open(&card, true));
         let mut sender = sender.expect("the node").expect("a raw socket");
         assert_eq!(
             sender.send(&found, from, to, b"new").expect("works"),
@@ -187,49 +208,49 @@ fn when_a_neighbour_has_another_card_frames_go_there_once_the_kernel_knows() {
 
 #[test]
 fn a_neighbour_that_the_kernel_loses_is_forgotten() {
-    let Some(bed) = make(Bed::builder()) else {
+    let Some(testbed) = make(Testbed::builder()) else {
         return;
     };
-    let peer = address(&bed, 0, 2);
-    let mut ways = ways(&bed, address(&bed, 0, 1));
+    let peer = address(&testbed, 0, 2);
+    let mut ways = ways(&testbed, address(&testbed, 0, 1));
     ways.wait_for(peer, |_| true);
-    ip(&bed, 1, &format!("neighbour del {peer} dev net0"));
+    ip(&testbed, 1, &format!("neighbour del {peer} dev net0"));
     ways.wait_for_none(peer);
     ways.wait_for(peer, |_| true);
 }
 
 #[test]
 fn a_card_that_goes_down_or_away_and_an_address_that_goes_leave_no_way() {
-    let Some(bed) = make(Bed::builder()) else {
+    let Some(testbed) = make(Testbed::builder()) else {
         return;
     };
-    let (own, peer) = (address(&bed, 0, 1), address(&bed, 0, 2));
-    let mut ways = ways(&bed, own);
+    let (own, peer) = (address(&testbed, 0, 1), address(&testbed, 0, 2));
+    let mut ways = ways(&testbed, own);
     ways.wait_for(peer, |_| true);
-    bed.set_card(1, 0, false).expect("ip works");
+    testbed.set_card(1, 0, false).expect("ip works");
     ways.wait_for_none(peer);
-    bed.set_card(1, 0, true).expect("ip works");
+    testbed.set_card(1, 0, true).expect("ip works");
     ways.wait_for(peer, |_| true);
-    ip(&bed, 1, &format!("address del {own}/24 dev net0"));
+    ip(&testbed, 1, &format!("address del {own}/24 dev net0"));
     ways.wait_for_none(peer);
-    ip(&bed, 1, &format!("address add {own}/24 dev net0"));
+    ip(&testbed, 1, &format!("address add {own}/24 dev net0"));
     ways.wait_for(peer, |_| true);
     // A carrier that is lost: the other end of the cable.
-    ip(&bed, 1, "link del net0");
+    ip(&testbed, 1, "link del net0");
     ways.wait_for_none(peer);
     assert!(!ways.all.card_state().up);
 }
 
 #[test]
 fn news_that_overruns_the_socket_makes_everything_be_asked_anew() {
-    let Some(bed) = make(Bed::builder()) else {
+    let Some(testbed) = make(Testbed::builder()) else {
         return;
     };
-    let (own, peer) = (address(&bed, 0, 1), address(&bed, 0, 2));
-    let mut ways = ways(&bed, own);
+    let (own, peer) = (address(&testbed, 0, 1), address(&testbed, 0, 2));
+    let mut ways = ways(&testbed, own);
     let before = ways.wait_for(peer, |_| true);
     // More news comes than the socket holds, then the card changes; none has been read.
-    let folder = bed.folder().join("many");
+    let folder = testbed.folder().join("many");
     let lines: Vec<_> = (0..20_000)
         .map(|n: u32| {
             let [_, high, middle, low] = n.to_be_bytes();
@@ -237,8 +258,8 @@ fn news_that_overruns_the_socket_makes_everything_be_asked_anew() {
         })
         .collect();
     std::fs::write(&folder, lines.concat()).expect("a file");
-    ip(&bed, 1, &format!("-batch {}", folder.display()));
-    ip(&bed, 1, "link set net0 mtu 1300");
+    ip(&testbed, 1, &format!("-batch {}", folder.display()));
+    ip(&testbed, 1, "link set net0 mtu 1300");
     let after = ways.wait_for(peer, |_| true);
     assert_eq!((before.mtu, after.mtu), (1500, 1300));
 }

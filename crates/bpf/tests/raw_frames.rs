@@ -2,20 +2,20 @@
 
 #![allow(missing_docs, reason = "tests")]
 
-mod bed;
+mod testbed;
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 
-use bed::{card, make, receive, six, udp};
-use dipole_bed::Bed;
 use dipole_bpf::headers::Template;
 use dipole_bpf::raw::{RawFrame, RawSender, Sent};
+use dipole_testbed::Testbed;
 use rustix::net::SendFlags;
+use testbed::{card, make, receive, six, udp};
 
 /// A sender in node 1, a socket in node 2, and the way between them.
 struct Pair {
-    bed: Bed,
-    ways: bed::Ways,
+    testbed: Testbed,
+    ways: testbed::Ways,
     sender: RawSender,
     _own: UdpSocket,
     from: SocketAddr,
@@ -24,19 +24,19 @@ struct Pair {
 }
 
 fn pair(mtu: u32, v6: bool, bypass: bool) -> Option<Pair> {
-    let bed = make(Bed::builder().mtu(mtu))?;
+    let testbed = make(Testbed::builder().mtu(mtu))?;
     let address = |node: u32| match v6 {
         true => six(0, node),
-        false => IpAddr::from(bed.node(node).addresses[0]),
+        false => IpAddr::from(testbed.node(node).addresses[0]),
     };
-    let card = card(&bed, 1, "net0");
-    let (own, from) = udp(&bed, 1, address(1));
-    let (there, to) = udp(&bed, 2, address(2));
-    let ways = bed::Ways::open(&bed, 1, &card, &own);
-    let sender = bed.inside(1, || RawSender::open(&card, bypass));
+    let card = card(&testbed, 1, "net0");
+    let (own, from) = udp(&testbed, 1, address(1));
+    let (there, to) = udp(&testbed, 2, address(2));
+    let ways = testbed::Ways::open(&testbed, 1, &card, &own);
+    let sender = testbed.inside(1, || RawSender::open(&card, bypass));
     let sender = sender.expect("the node").expect("a raw socket");
     Some(Pair {
-        bed,
+        testbed,
         ways,
         sender,
         _own: own,
@@ -142,13 +142,13 @@ fn a_card_that_is_down_takes_nothing_and_later_takes_again() {
         return;
     };
     let route = pair.ways.wait_for(pair.to.ip(), |_| true);
-    pair.bed.set_card(1, 0, false).expect("ip works");
+    pair.testbed.set_card(1, 0, false).expect("ip works");
     for _ in 0..2 {
         let sent = pair.sender.send(&route, pair.from, pair.to, b"lost");
         assert_eq!(sent.expect("works"), Sent::NotThisWay);
     }
     assert_eq!(pair.sender.stats().card_down, 2);
-    pair.bed.set_card(1, 0, true).expect("ip works");
+    pair.testbed.set_card(1, 0, true).expect("ip works");
     let route = pair.ways.wait_for(pair.to.ip(), |_| true);
     let sent = pair.sender.send(&route, pair.from, pair.to, b"again");
     assert_eq!(sent.expect("works"), Sent::Taken);

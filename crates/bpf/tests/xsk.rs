@@ -2,22 +2,22 @@
 
 #![allow(missing_docs, reason = "tests")]
 
-mod bed;
+mod testbed;
 
 use std::net::{IpAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bed::{Ways, card, make, receive, six, udp};
-use dipole_bed::Bed;
 use dipole_bpf::CardId;
 use dipole_bpf::raw::{RawFrame, Sent};
 use dipole_bpf::xsk::{Xsk, XskHook, XskOptions, longest_received_frame};
+use dipole_testbed::Testbed;
+use testbed::{Ways, card, make, receive, six, udp};
 
-fn address(bed: &Bed, v6: bool, node: u32) -> IpAddr {
+fn address(testbed: &Testbed, v6: bool, node: u32) -> IpAddr {
     match v6 {
         true => six(0, node),
-        false => bed.node(node).addresses[0].into(),
+        false => testbed.node(node).addresses[0].into(),
     }
 }
 
@@ -34,17 +34,17 @@ const SEND_ONLY: XskOptions = XskOptions {
 
 #[test]
 fn what_it_sends_arrives_at_a_socket() {
-    let Some(bed) = make(Bed::builder()) else {
+    let Some(testbed) = make(Testbed::builder()) else {
         return;
     };
-    let card = card(&bed, 1, "net0");
-    let xsk = bed.inside(1, || Xsk::open(&card, &SEND_ONLY));
+    let card = card(&testbed, 1, "net0");
+    let xsk = testbed.inside(1, || Xsk::open(&card, &SEND_ONLY));
     let mut xsk = xsk.expect("the node").expect("a queue of our own");
     assert!(!xsk.is_zero_copy());
     for v6 in [false, true] {
-        let (own, from) = udp(&bed, 1, address(&bed, v6, 1));
-        let (there, to) = udp(&bed, 2, address(&bed, v6, 2));
-        let mut ways = Ways::open(&bed, 1, &card, &own);
+        let (own, from) = udp(&testbed, 1, address(&testbed, v6, 1));
+        let (there, to) = udp(&testbed, 2, address(&testbed, v6, 2));
+        let mut ways = Ways::open(&testbed, 1, &card, &own);
         let route = ways.wait_for(to.ip(), |_| true);
         let most = route.longest_payload();
         // More than there are pieces and than the kernel sends at once.
@@ -58,7 +58,7 @@ fn what_it_sends_arrives_at_a_socket() {
                 payload,
             })
             .collect();
-        let deadline = Instant::now() + bed::PATIENCE;
+        let deadline = Instant::now() + testbed::PATIENCE;
         let mut taken = 0;
         for (number, payload) in payloads.iter().enumerate() {
             while taken <= number {
@@ -85,12 +85,13 @@ fn what_it_sends_arrives_at_a_socket() {
 
 #[test]
 fn a_second_one_on_the_same_queue_is_refused_by_name() {
-    let Some(bed) = make(Bed::builder()) else {
+    let Some(testbed) = make(Testbed::builder()) else {
         return;
     };
-    let card = card(&bed, 1, "net0");
+    let card = card(&testbed, 1, "net0");
     let open = || {
-        bed.inside(1, || Xsk::open(&card, &SEND_ONLY))
+        testbed
+            .inside(1, || Xsk::open(&card, &SEND_ONLY))
             .expect("the node")
     };
     let _first = open().expect("a queue of our own");
@@ -99,10 +100,10 @@ fn a_second_one_on_the_same_queue_is_refused_by_name() {
 }
 
 /// The kernel gives a queue back a moment after its socket was closed.
-fn open_when_free(bed: &Bed, card: &CardId, options: &XskOptions) -> Xsk {
-    let deadline = Instant::now() + bed::PATIENCE;
+fn open_when_free(testbed: &Testbed, card: &CardId, options: &XskOptions) -> Xsk {
+    let deadline = Instant::now() + testbed::PATIENCE;
     loop {
-        let opened = bed.inside(2, || Xsk::open(card, options));
+        let opened = testbed.inside(2, || Xsk::open(card, options));
         match opened.expect("the node") {
             Ok(xsk) => return xsk,
             Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::ResourceBusy, "{error}"),
@@ -114,27 +115,27 @@ fn open_when_free(bed: &Bed, card: &CardId, options: &XskOptions) -> Xsk {
 
 #[test]
 fn it_receives_what_a_socket_sends_and_others_get_the_rest() {
-    let Some(bed) = make(Bed::builder()) else {
+    let Some(testbed) = make(Testbed::builder()) else {
         return;
     };
-    let card = card(&bed, 2, "net0");
+    let card = card(&testbed, 2, "net0");
     let options = XskOptions {
         pieces: 64,
         ..XskOptions::default()
     };
     for v6 in [false, true] {
-        let mut xsk = open_when_free(&bed, &card, &options);
-        let (sender, from) = udp(&bed, 1, address(&bed, v6, 1));
+        let mut xsk = open_when_free(&testbed, &card, &options);
+        let (sender, from) = udp(&testbed, 1, address(&testbed, v6, 1));
         // The port is taken, so that nobody else may have it.
-        let (there, to) = udp(&bed, 2, address(&bed, v6, 2));
-        let (other, other_to) = udp(&bed, 2, address(&bed, v6, 2));
-        let hook = bed.inside(2, || XskHook::attach(&card, &xsk, to));
+        let (there, to) = udp(&testbed, 2, address(&testbed, v6, 2));
+        let (other, other_to) = udp(&testbed, 2, address(&testbed, v6, 2));
+        let hook = testbed.inside(2, || XskHook::attach(&card, &xsk, to));
         let hook = hook.expect("the node").expect("a program at XDP");
         // Much more than there are pieces: each is used again.
         for number in 0..300_usize {
             let sent = payload(1 + number * 29 % 1400);
             sender.send_to(&sent, to).expect("sent");
-            let deadline = Instant::now() + bed::PATIENCE;
+            let deadline = Instant::now() + testbed::PATIENCE;
             while xsk.poll().expect("works") == 0 {
                 assert!(Instant::now() < deadline, "frame {number} does not come");
                 thread::sleep(Duration::from_micros(50));
@@ -146,10 +147,10 @@ fn it_receives_what_a_socket_sends_and_others_get_the_rest() {
         // Other ports, and what is no UDP at all.
         sender.send_to(b"other", other_to).expect("sent");
         assert_eq!(receive(&other), (from, b"other".to_vec()));
-        let listener = bed.inside(2, || TcpListener::bind((to.ip(), 0)));
+        let listener = testbed.inside(2, || TcpListener::bind((to.ip(), 0)));
         let listener = listener.expect("the node").expect("a port");
         let port = listener.local_addr().expect("bound").port();
-        let stream = bed.inside(1, || TcpStream::connect((to.ip(), port)));
+        let stream = testbed.inside(1, || TcpStream::connect((to.ip(), port)));
         stream.expect("the node").expect("TCP is let alone");
         assert_eq!(xsk.poll().expect("works"), 0);
         assert_eq!(hook.wrong_queue().expect("counted"), 0);
@@ -167,43 +168,43 @@ fn it_receives_what_a_socket_sends_and_others_get_the_rest() {
 
 #[test]
 fn packets_on_another_queue_are_counted_and_go_to_the_socket() {
-    let Some(bed) = make(Bed::builder()) else {
+    let Some(testbed) = make(Testbed::builder()) else {
         return;
     };
     // A second pair of cards, with two queues.
-    let two = &bed.node(2).namespace;
-    bed::ip(
-        &bed,
+    let two = &testbed.node(2).namespace;
+    testbed::ip(
+        &testbed,
         1,
         "link add many0 numrxqueues 2 numtxqueues 2 type veth peer name many1 numrxqueues 2 \
          numtxqueues 2",
     );
-    bed::ip(&bed, 1, &format!("link set many1 netns {two}"));
+    testbed::ip(&testbed, 1, &format!("link set many1 netns {two}"));
     for (node, name) in [(1, "many0"), (2, "many1")] {
-        bed::ip(
-            &bed,
+        testbed::ip(
+            &testbed,
             node,
             &format!("address add 192.0.2.{node}/24 dev {name}"),
         );
-        bed::ip(&bed, node, &format!("link set {name} up"));
+        testbed::ip(&testbed, node, &format!("link set {name} up"));
     }
-    let card = card(&bed, 2, "many1");
+    let card = card(&testbed, 2, "many1");
     let options = XskOptions {
         pieces: 64,
         queue: 1,
         ..XskOptions::default()
     };
-    let xsk = bed.inside(2, || Xsk::open(&card, &options));
+    let xsk = testbed.inside(2, || Xsk::open(&card, &options));
     let mut xsk = xsk.expect("the node").expect("a queue of our own");
-    let (there, to) = udp(&bed, 2, [192, 0, 2, 2]);
-    let hook = bed.inside(2, || XskHook::attach(&card, &xsk, to));
+    let (there, to) = udp(&testbed, 2, [192, 0, 2, 2]);
+    let hook = testbed.inside(2, || XskHook::attach(&card, &xsk, to));
     let hook = hook.expect("the node").expect("a program at XDP");
     // A packet's queue may depend on its ports, so several senders are tried.
     there.set_nonblocking(true).expect("set");
-    let deadline = Instant::now() + bed::PATIENCE;
+    let deadline = Instant::now() + testbed::PATIENCE;
     let (mut sent, mut by_socket, mut by_ring) = (0, 0, 0);
     while by_socket == 0 || by_socket + by_ring < sent {
-        let (sender, _) = udp(&bed, 1, [192, 0, 2, 1]);
+        let (sender, _) = udp(&testbed, 1, [192, 0, 2, 1]);
         sender.send_to(b"?", to).expect("sent");
         sent += 1;
         while by_socket + by_ring < sent && Instant::now() < deadline {
@@ -221,15 +222,15 @@ fn packets_on_another_queue_are_counted_and_go_to_the_socket() {
 
 #[test]
 fn jumbo_frames_go_in_as_far_as_a_piece_reaches() {
-    let Some(bed) = make(Bed::builder().mtu(9000)) else {
+    let Some(testbed) = make(Testbed::builder().mtu(9000)) else {
         return;
     };
-    let card = card(&bed, 1, "net0");
-    let xsk = bed.inside(1, || Xsk::open(&card, &SEND_ONLY));
+    let card = card(&testbed, 1, "net0");
+    let xsk = testbed.inside(1, || Xsk::open(&card, &SEND_ONLY));
     let mut xsk = xsk.expect("the node").expect("a queue of our own");
-    let (own, from) = udp(&bed, 1, address(&bed, false, 1));
-    let (there, to) = udp(&bed, 2, address(&bed, false, 2));
-    let route = Ways::open(&bed, 1, &card, &own).wait_for(to.ip(), |_| true);
+    let (own, from) = udp(&testbed, 1, address(&testbed, false, 1));
+    let (there, to) = udp(&testbed, 2, address(&testbed, false, 2));
+    let route = Ways::open(&testbed, 1, &card, &own).wait_for(to.ip(), |_| true);
     let longest = dipole_bpf::xsk::PIECE_BYTES - 42;
     for (length, wanted) in [
         (longest, (1, Sent::Taken)),

@@ -11,7 +11,7 @@ use dipole_node::links::AnyLink;
 use dipole_node::{Address, Config, EndpointId, Links, Node, NodeId, ProtocolConfig};
 use dipole_proto::{EdgeId, Instant, PeerId};
 
-struct Bed {
+struct Testbed {
     network: Network,
     engines: Vec<Engine>,
     now: Instant,
@@ -22,8 +22,8 @@ fn address(host: usize, port: u16) -> SocketAddr {
     SocketAddr::from(([10, 0, high, low], port))
 }
 
-impl Bed {
-    fn new(hosts: usize) -> Bed {
+impl Testbed {
+    fn new(hosts: usize) -> Testbed {
         let network = Network::new(1, NetworkConfig::default());
         let engines = (0..hosts)
             .map(|host| {
@@ -41,7 +41,7 @@ impl Bed {
                 )
             })
             .collect();
-        Bed {
+        Testbed {
             network,
             engines,
             now: Instant(1),
@@ -74,23 +74,23 @@ impl Bed {
 }
 
 /// Sends `count` messages to the other engine and takes them there.
-fn exchange(bed: &mut Bed, edge: EdgeId, count: usize, payload: &[u8]) -> usize {
+fn exchange(testbed: &mut Testbed, edge: EdgeId, count: usize, payload: &[u8]) -> usize {
     let mut taken = 0;
     for _ in 0..count {
-        let now = bed.now;
-        bed.engines[0]
+        let now = testbed.now;
+        testbed.engines[0]
             .send_whole(now, edge, payload, false)
             .expect("frames and credit");
-        bed.engines[0].transmit(now).expect("a working link");
+        testbed.engines[0].transmit(now).expect("a working link");
         for _ in 0..3 {
-            bed.now = bed.now.after(10_000);
-            bed.network.advance(bed.now.0);
-            for engine in &mut bed.engines {
-                engine.step(bed.now, true).expect("a working link");
+            testbed.now = testbed.now.after(10_000);
+            testbed.network.advance(testbed.now.0);
+            for engine in &mut testbed.engines {
+                engine.step(testbed.now, true).expect("a working link");
             }
         }
-        let now = bed.now;
-        while let Some(message) = bed.engines[1].take(now, 7) {
+        let now = testbed.now;
+        while let Some(message) = testbed.engines[1].take(now, 7) {
             assert_eq!(&*message, payload);
             taken += 1;
         }
@@ -102,33 +102,33 @@ fn exchange(bed: &mut Bed, edge: EdgeId, count: usize, payload: &[u8]) -> usize 
 /// does not. What is left after taking that away is the engine's and protocol's.
 #[test]
 fn a_message_costs_no_allocation_once_the_pools_are_warm() {
-    let mut bed = Bed::new(2);
-    bed.engines[1].open_endpoint(7);
-    let (_, edge) = bed.edge(0, 1);
+    let mut testbed = Testbed::new(2);
+    testbed.engines[1].open_endpoint(7);
+    let (_, edge) = testbed.edge(0, 1);
     let payload = [5; 64];
-    exchange(&mut bed, edge, 5000, &payload);
+    exchange(&mut testbed, edge, 5000, &payload);
     let (mut send, mut receive) = (0, 0);
     let messages = 2000;
     for _ in 0..messages {
-        let now = bed.now;
+        let now = testbed.now;
         send += measure(|| {
-            bed.engines[0]
+            testbed.engines[0]
                 .send_whole(now, edge, &payload, true)
                 .expect("frames and credit");
         })
         .count_total;
-        bed.engines[0].flush(edge.peer);
-        bed.engines[0].transmit(now).expect("a working link");
+        testbed.engines[0].flush(edge.peer);
+        testbed.engines[0].transmit(now).expect("a working link");
         for _ in 0..3 {
-            bed.now = bed.now.after(10_000);
-            bed.network.advance(bed.now.0);
-            for engine in &mut bed.engines {
-                engine.step(bed.now, true).expect("a working link");
+            testbed.now = testbed.now.after(10_000);
+            testbed.network.advance(testbed.now.0);
+            for engine in &mut testbed.engines {
+                engine.step(testbed.now, true).expect("a working link");
             }
         }
-        let now = bed.now;
+        let now = testbed.now;
         let mut taken = None;
-        receive += measure(|| taken = bed.engines[1].take(now, 7)).count_total;
+        receive += measure(|| taken = testbed.engines[1].take(now, 7)).count_total;
         assert_eq!(taken.as_deref(), Some(&payload[..]));
     }
     assert_eq!(
@@ -167,8 +167,8 @@ fn real_sockets_carry_messages_without_allocating() {
 #[test]
 fn an_idle_peer_costs_at_most_four_kibibytes() {
     let peers = 100;
-    let mut bed = Bed::new(peers + 1);
-    let before = bed.engines.remove(0);
+    let mut testbed = Testbed::new(peers + 1);
+    let before = testbed.engines.remove(0);
     let mut hub = before;
     let grown = measure(|| {
         for to in 1..=peers {
@@ -176,21 +176,21 @@ fn an_idle_peer_costs_at_most_four_kibibytes() {
                 small: address(to, 1),
                 incarnation: 0,
             };
-            hub.connect(bed.now, destination).expect("room");
+            hub.connect(testbed.now, destination).expect("room");
         }
     });
-    let mut now = bed.now;
+    let mut now = testbed.now;
     let mut kept = grown.bytes_current;
     for _ in 0..300 {
         kept += measure(|| {
             hub.step(now, true).expect("a working link");
         })
         .bytes_current;
-        for engine in &mut bed.engines {
+        for engine in &mut testbed.engines {
             engine.step(now, true).expect("a working link");
         }
         now = now.after(20_000);
-        bed.network.advance(now.0);
+        testbed.network.advance(now.0);
     }
     assert_eq!(
         hub.machine()

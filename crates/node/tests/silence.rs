@@ -18,12 +18,12 @@ const TIMEOUT: Duration = Duration::from_millis(1200);
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Two nodes with registries of their own on this machine.
-struct Bed {
+struct Testbed {
     folder: tempfile::TempDir,
 }
 
-impl Bed {
-    fn new() -> Bed {
+impl Testbed {
+    fn new() -> Testbed {
         let folder = tempfile::tempdir().expect("a directory");
         let port = |address: &str| {
             let socket = UdpSocket::bind((address, 0)).expect("loopback");
@@ -35,14 +35,14 @@ impl Bed {
             port("127.0.0.2")
         );
         std::fs::write(folder.path().join("hosts"), text).expect("a file");
-        Bed { folder }
+        Testbed { folder }
     }
 
     fn child(&self, part: &str) -> Process {
         let mut child = Command::new(std::env::current_exe().expect("this test"))
             .args(["--exact", "child", "--nocapture"])
             .env("DIPOLE_SILENCE_PART", part)
-            .env("DIPOLE_SILENCE_BED", self.folder.path())
+            .env("DIPOLE_SILENCE_TESTBED", self.folder.path())
             .stdout(Stdio::piped())
             .spawn()
             .expect("it starts");
@@ -94,9 +94,9 @@ impl Drop for Process {
     }
 }
 
-fn node(bed: &Path, id: u32) -> Node {
-    let hosts = Hosts::load(&bed.join("hosts")).expect("a hosts file");
-    let mut config = Config::local(NodeId(id), bed.join(format!("runtime-{id}")));
+fn node(testbed: &Path, id: u32) -> Node {
+    let hosts = Hosts::load(&testbed.join("hosts")).expect("a hosts file");
+    let mut config = Config::local(NodeId(id), testbed.join(format!("runtime-{id}")));
     config.bind = hosts.get(NodeId(id)).expect("in it").address;
     config.hosts = hosts;
     config.links = Links::Udp;
@@ -112,8 +112,8 @@ fn child() {
     let Ok(part) = std::env::var("DIPOLE_SILENCE_PART") else {
         return;
     };
-    let bed = PathBuf::from(std::env::var("DIPOLE_SILENCE_BED").expect("set with it"));
-    let node = node(&bed, 2);
+    let testbed = PathBuf::from(std::env::var("DIPOLE_SILENCE_TESTBED").expect("set with it"));
+    let node = node(&testbed, 2);
     let endpoint = node.endpoint(EndpointId(if part == "echo" { 7 } else { 8 }));
     let endpoint = endpoint.expect("free");
     println!("\nup");
@@ -129,8 +129,8 @@ fn child() {
 }
 
 /// An endpoint of this process, on this node, after the echo's first answer.
-fn meet(bed: &Bed, id: u32) -> (Node, dipole_node::Endpoint) {
-    let node = node(bed.folder.path(), id);
+fn meet(testbed: &Testbed, id: u32) -> (Node, dipole_node::Endpoint) {
+    let node = node(testbed.folder.path(), id);
     let endpoint = node.endpoint(EndpointId(1)).expect("free");
     endpoint.target(Address::new(2, 7)).expect("the echo");
     endpoint.send(b"hello").expect("sent");
@@ -154,11 +154,11 @@ fn departure(node: &Node, endpoint: &dipole_node::Endpoint) -> GoneReason {
 
 #[test]
 fn a_stopped_process_is_not_gone_while_its_node_vouches_for_it() {
-    let bed = Bed::new();
+    let testbed = Testbed::new();
     // First come, first to answer for the node.
-    let _neighbour = bed.child("neighbour");
-    let mut echo = bed.child("echo");
-    let (node, endpoint) = meet(&bed, 1);
+    let _neighbour = testbed.child("neighbour");
+    let mut echo = testbed.child("echo");
+    let (node, endpoint) = meet(&testbed, 1);
     echo.stop();
     endpoint.send(b"are you there?").expect("sent");
     let nothing = endpoint.receive_timeout(4 * TIMEOUT);
@@ -175,9 +175,9 @@ fn a_stopped_process_is_not_gone_while_its_node_vouches_for_it() {
 
 #[test]
 fn a_process_with_nobody_beside_it_is_gone_after_the_time_out() {
-    let bed = Bed::new();
-    let echo = bed.child("echo");
-    let (node, endpoint) = meet(&bed, 1);
+    let testbed = Testbed::new();
+    let echo = testbed.child("echo");
+    let (node, endpoint) = meet(&testbed, 1);
     echo.stop();
     endpoint.send(b"are you there?").expect("sent");
     assert_eq!(departure(&node, &endpoint), GoneReason::Silent);
@@ -185,10 +185,10 @@ fn a_process_with_nobody_beside_it_is_gone_after_the_time_out() {
 
 #[test]
 fn a_killed_process_of_this_node_is_gone_though_only_packets_lead_there() {
-    let bed = Bed::new();
-    let mut echo = bed.child("echo");
+    let testbed = Testbed::new();
+    let mut echo = testbed.child("echo");
     // The registry of its own node is asked.
-    let (node, endpoint) = meet(&bed, 2);
+    let (node, endpoint) = meet(&testbed, 2);
     echo.kill();
     endpoint.send(b"and now?").expect("sent");
     assert_eq!(departure(&node, &endpoint), GoneReason::Died);

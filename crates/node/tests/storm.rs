@@ -151,8 +151,8 @@ fn killed_processes_leave_nothing_and_survivors_are_told() {
     let victims = u32::try_from(number("DIPOLE_STORM", 1000)).expect("a number of processes");
     println!("seed {seed}, {victims} processes killed; DIPOLE_SEED and DIPOLE_STORM change that");
     let mut random = StdRng::seed_from_u64(seed);
-    let bed = tempfile::tempdir().expect("a directory");
-    let runtime = bed.path().join("dipole");
+    let testbed = tempfile::tempdir().expect("a directory");
+    let runtime = testbed.path().join("dipole");
     let shared_memory_files = entries(Path::new("/dev/shm"));
     let node = Node::open(config(&runtime, Duration::from_millis(500))).expect("a node");
     let survivor = node.endpoint(EndpointId(SURVIVOR)).expect("free");

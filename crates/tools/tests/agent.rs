@@ -18,12 +18,12 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const MOST_MEMORY_KIB: u64 = 20 * 1024;
 
 /// Nodes 1 and 2, with registries of their own on this machine.
-struct Bed {
+struct Testbed {
     folder: TempDir,
 }
 
-impl Bed {
-    fn new() -> Bed {
+impl Testbed {
+    fn new() -> Testbed {
         let folder = tempfile::tempdir().expect("a directory");
         let port = |address: &str| {
             let socket = UdpSocket::bind((address, 0)).expect("loopback");
@@ -35,7 +35,7 @@ impl Bed {
             port("127.0.0.2")
         );
         std::fs::write(folder.path().join("hosts"), text).expect("a file");
-        Bed { folder }
+        Testbed { folder }
     }
 
     fn runtime(&self, node: u32) -> PathBuf {
@@ -151,16 +151,16 @@ impl Drop for Process {
 }
 
 /// `dipole recv` on node 2, and an endpoint of node 1 that may reach it.
-fn receiver(bed: &Bed) -> Process {
-    let mut child = bed
+fn receiver(testbed: &Testbed) -> Process {
+    let mut child = testbed
         .dipole(2, &["recv", "2:7", "--out"])
-        .arg(bed.folder.path().join("out"))
+        .arg(testbed.folder.path().join("out"))
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
         .expect("it starts");
     let begun = Instant::now();
-    let there = bed.runtime(2).join("node-2/endpoint-7");
+    let there = testbed.runtime(2).join("node-2/endpoint-7");
     while !there.is_symlink() {
         assert!(child.try_wait().expect("our child").is_none(), "it ended");
         assert!(begun.elapsed() < PATIENCE, "it never opened its endpoint");
@@ -179,16 +179,16 @@ fn reach(node: &Node, id: u32) -> Endpoint {
 
 #[test]
 fn agents_know_of_each_other_and_of_their_processes_and_are_small() {
-    let bed = Bed::new();
-    let first = bed.agent(1);
-    let second = bed.agent(2);
-    bed.wait_for_state(1, 2, "there");
-    bed.wait_for_state(2, 1, "there");
-    let _receiver = receiver(&bed);
-    let status = bed.status(2);
+    let testbed = Testbed::new();
+    let first = testbed.agent(1);
+    let second = testbed.agent(2);
+    testbed.wait_for_state(1, 2, "there");
+    testbed.wait_for_state(2, 1, "there");
+    let _receiver = receiver(&testbed);
+    let status = testbed.status(2);
     assert_eq!(status["processes"][0]["endpoints"][0], 7);
     assert_eq!(status["pid"], second.0.id());
-    let text = bed
+    let text = testbed
         .dipole(2, &["agent", "status"])
         .output()
         .expect("it runs");
@@ -208,25 +208,25 @@ fn agents_know_of_each_other_and_of_their_processes_and_are_small() {
 
     // One that is killed is missed, one that is told to end says so.
     second.kill();
-    bed.wait_for_state(1, 2, "gone");
-    let second = bed.agent(2);
-    bed.wait_for_state(1, 2, "there");
+    testbed.wait_for_state(1, 2, "gone");
+    let second = testbed.agent(2);
+    testbed.wait_for_state(1, 2, "there");
     second.signal(Signal::TERM);
-    bed.wait_for_state(1, 2, "gone");
+    testbed.wait_for_state(1, 2, "gone");
 }
 
 #[test]
 fn an_agent_takes_over_from_a_running_program_and_gives_back_when_it_is_killed() {
-    let bed = Bed::new();
-    let node = bed.node(1);
-    let _receiver = receiver(&bed);
+    let testbed = Testbed::new();
+    let node = testbed.node(1);
+    let _receiver = receiver(&testbed);
     // The program itself answers for its node.
     let _without = reach(&node, 1);
-    let agent = bed.agent(2);
+    let agent = testbed.agent(2);
     let _with = reach(&node, 2);
-    let answered = bed.status(2)["answered"].as_u64().expect("a number");
+    let answered = testbed.status(2)["answered"].as_u64().expect("a number");
     assert!(answered > 0, "the agent was not asked");
-    let refused = bed.dipole(2, &["agent"]).output().expect("it runs");
+    let refused = testbed.dipole(2, &["agent"]).output().expect("it runs");
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     let pid = agent.0.id();
     assert!(!refused.status.success());
@@ -236,7 +236,7 @@ fn an_agent_takes_over_from_a_running_program_and_gives_back_when_it_is_killed()
     );
 
     agent.kill();
-    let none = bed
+    let none = testbed
         .dipole(2, &["agent", "status"])
         .output()
         .expect("it runs");
@@ -251,10 +251,10 @@ fn an_agent_takes_over_from_a_running_program_and_gives_back_when_it_is_killed()
 
 #[test]
 fn a_stopped_program_is_vouched_for_by_its_agent_and_a_killed_one_is_not() {
-    let bed = Bed::new();
-    let agent = bed.agent(2);
-    let node = bed.node(1);
-    let receiver = receiver(&bed);
+    let testbed = Testbed::new();
+    let agent = testbed.agent(2);
+    let node = testbed.node(1);
+    let receiver = receiver(&testbed);
     let endpoint = reach(&node, 1);
     endpoint.drain(PATIENCE).expect("open");
     receiver.stop();
@@ -280,8 +280,8 @@ fn a_stopped_program_is_vouched_for_by_its_agent_and_a_killed_one_is_not() {
 
 #[test]
 fn an_agent_without_a_hosts_file_says_what_is_missing() {
-    let bed = Bed::new();
-    let refused = bed
+    let testbed = Testbed::new();
+    let refused = testbed
         .dipole(3, &["agent"])
         .env_remove("DIPOLE_HOSTS")
         .output()
@@ -317,35 +317,35 @@ fn refused(agent: &mut Command) -> String {
 
 #[test]
 fn agents_with_another_key_are_strangers_and_do_not_take_over() {
-    let bed = Bed::new();
+    let testbed = Testbed::new();
     let key = |name: &str| {
-        let file = bed.folder.path().join(name);
+        let file = testbed.folder.path().join(name);
         let made = dipole_node::ClusterKey::random().expect("random bytes");
         made.save(&file).expect("a file of our own");
         file
     };
     let (ours, theirs) = (key("ours"), key("theirs"));
-    let _first = bed.agent_with(1, Some(&ours));
-    let second = bed.agent_with(2, Some(&theirs));
+    let _first = testbed.agent_with(1, Some(&ours));
+    let second = testbed.agent_with(2, Some(&theirs));
     let begun = Instant::now();
-    while bed.status(1)["strangers"] == 0 || bed.status(2)["strangers"] == 0 {
-        assert!(begun.elapsed() < PATIENCE, "{}", bed.status(1));
+    while testbed.status(1)["strangers"] == 0 || testbed.status(2)["strangers"] == 0 {
+        assert!(begun.elapsed() < PATIENCE, "{}", testbed.status(1));
         std::thread::sleep(Duration::from_millis(100));
     }
-    assert_eq!(bed.status(1)["members"][0]["state"], "never seen");
-    let text = bed
+    assert_eq!(testbed.status(1)["members"][0]["state"], "never seen");
+    let text = testbed
         .dipole(1, &["agent", "status"])
         .output()
         .expect("it runs");
     let text = String::from_utf8_lossy(&text.stdout).into_owned();
     assert!(text.contains("packets of strangers"), "{text}");
     drop(second);
-    let second = bed.agent_with(2, Some(&ours));
-    bed.wait_for_state(1, 2, "there");
+    let second = testbed.agent_with(2, Some(&ours));
+    testbed.wait_for_state(1, 2, "there");
     drop(second);
 
     // A program that answers for its node makes way for an agent of its cluster only.
-    let mut config = bed.config(2);
+    let mut config = testbed.config(2);
     config.key = Some(dipole_node::ClusterKey::load(&theirs).expect("just made"));
     let at = config.hosts.get(NodeId(2)).expect("in it").directory();
     let prober = Prober::open(None, at, NodeId(2), config.key.as_ref()).expect("a socket");
@@ -359,7 +359,7 @@ fn agents_with_another_key_are_strangers_and_do_not_take_over() {
         assert!(begun.elapsed() < PATIENCE, "the program does not answer");
     }
     for key in [Some(&ours), None] {
-        let mut agent = bed.dipole(2, &["agent"]);
+        let mut agent = testbed.dipole(2, &["agent"]);
         if let Some(key) = key {
             agent.env("DIPOLE_KEY", key);
         }
@@ -369,6 +369,6 @@ fn agents_with_another_key_are_strangers_and_do_not_take_over() {
             "{said}"
         );
     }
-    let _agent = bed.agent_with(2, Some(&theirs));
+    let _agent = testbed.agent_with(2, Some(&theirs));
     drop(node);
 }

@@ -68,7 +68,7 @@ fn fields(object: &Value) -> BTreeSet<&str> {
         .collect()
 }
 
-const IDENTITY: [&str; 5] = ["bench", "subject", "link", "bed", "size_bytes"];
+const IDENTITY: [&str; 5] = ["bench", "subject", "link", "testbed", "size_bytes"];
 const LATENCY: [&str; 9] = [
     "p50_ns",
     "p50_least_ns",
@@ -256,7 +256,11 @@ fn within_one_node_dipole_goes_by_shared_memory_beside_sockets_and_pipes() {
         assert_eq!(subjects(&objects), expected);
         let links: Vec<&str> = objects.iter().map(|object| text(object, "link")).collect();
         assert_eq!(links, ["shm", "shm", "unix", "pipe"]);
-        assert!(objects.iter().all(|object| text(object, "bed") == "node"));
+        assert!(
+            objects
+                .iter()
+                .all(|object| text(object, "testbed") == "node")
+        );
     }
     let blocking = objects("pingpong --on node --block");
     assert_eq!(
@@ -387,7 +391,7 @@ fn folder_of(process: u32) -> std::path::PathBuf {
     std::env::temp_dir().join(format!("dipole-bench-{process}"))
 }
 
-/// Starts a long bench on a veth pair and waits until its bed is made.
+/// Starts a long bench on a veth pair and waits until its testbed is made.
 fn start_on_veth() -> (Child, BufReader<impl Read>) {
     let mut child = bench("pingpong --on veth --seconds 60 --subjects bare-udp-block --json")
         .stdout(Stdio::null())
@@ -408,8 +412,8 @@ fn send_signal(child: &Child, signal: Signal) {
 }
 
 #[test]
-fn a_veth_bed_is_made_measured_on_and_removed() {
-    if !may_make_namespaces("a_veth_bed_is_made_measured_on_and_removed") {
+fn a_veth_testbed_is_made_measured_on_and_removed() {
+    if !may_make_namespaces("a_veth_testbed_is_made_measured_on_and_removed") {
         return;
     }
     let _alone = cores();

@@ -94,11 +94,11 @@ fn attribute<'a>(tag: &'a str, name: &str) -> &'a str {
 }
 
 /// The points that a figure must have, by subject.
-fn expected(lines: &[Value], bench: &str, bed: &str) -> BTreeMap<String, usize> {
+fn expected(lines: &[Value], bench: &str, testbed: &str) -> BTreeMap<String, usize> {
     // Points of a figure stand beside tables of the same kind and size; each size is one point.
     let mut sizes: BTreeMap<String, std::collections::BTreeSet<u64>> = BTreeMap::new();
     for line in lines {
-        if line["bench"] == bench && line["bed"] == bed {
+        if line["bench"] == bench && line["testbed"] == testbed {
             let subject = line["subject"].as_str().expect("a name").to_owned();
             let size = line["size_bytes"].as_u64().expect("a size");
             if [4, 64, 4096, 1 << 20].contains(&size) {
@@ -135,7 +135,7 @@ fn check_tables(dom: &str, lines: &[Value]) -> usize {
         }
         let size: u64 = attribute(row, "data-size").parse().expect("a number");
         let same = |line: &&Value| {
-            ["bench", "subject", "link", "bed"]
+            ["bench", "subject", "link", "testbed"]
                 .iter()
                 .all(|name| line[*name] == attribute(row, &format!("data-{name}")))
                 && line["size_bytes"] == size
@@ -204,18 +204,18 @@ fn the_page_shows_in_a_browser_what_was_measured() {
         .into_iter()
         .map(|figure| (attribute(figure, "id"), figure))
         .collect();
-    for bed in ["loopback", "node"] {
+    for testbed in ["loopback", "node"] {
         for (name, bench, y) in [
             ("latency", "pingpong", "one-way latency, µs"),
             ("end-to-end", "pingpong", "end-to-end throughput, GB/s"),
             ("transmission", "stream", "transmission throughput, GB/s"),
         ] {
             let figure = figures
-                .get(format!("{name}-{bed}").as_str())
-                .unwrap_or_else(|| panic!("no {name} of {bed}"));
-            let expected = expected(&lines, bench, bed);
+                .get(format!("{name}-{testbed}").as_str())
+                .unwrap_or_else(|| panic!("no {name} of {testbed}"));
+            let expected = expected(&lines, bench, testbed);
             assert!(expected.len() >= 3, "{expected:?}");
-            assert_eq!(drawn(figure), expected, "{name} of {bed}");
+            assert_eq!(drawn(figure), expected, "{name} of {testbed}");
             for label in ["message size, bytes", y] {
                 assert!(figure.contains(&format!(">{label}</text>")), "{label}");
             }
@@ -225,7 +225,7 @@ fn the_page_shows_in_a_browser_what_was_measured() {
                 usize::from(y.contains("GB/s"))
             );
         }
-        let distribution = figures[format!("distribution-{bed}").as_str()];
+        let distribution = figures[format!("distribution-{testbed}").as_str()];
         for label in ["share of messages, %", "one-way latency, µs"] {
             assert!(
                 distribution.contains(&format!(">{label}</text>")),

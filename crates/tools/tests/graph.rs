@@ -11,11 +11,11 @@ fn paper() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/graphs/paper.toml")
 }
 
-fn dipole(bed: &TempDir, arguments: &[&str]) -> Command {
+fn dipole(testbed: &TempDir, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_dipole"));
     command
         .args(arguments)
-        .env("DIPOLE_RUNTIME_DIR", bed.path().join("runtime"))
+        .env("DIPOLE_RUNTIME_DIR", testbed.path().join("runtime"))
         .env_remove("DIPOLE_HOSTS")
         .stdin(Stdio::null());
     command
@@ -37,12 +37,12 @@ fn run(command: &mut Command) -> Output {
 
 #[test]
 fn the_graph_of_the_paper_is_printed_and_drawn() {
-    let bed = tempfile::tempdir().expect("a directory");
-    let picture = bed.path().join("paper.svg");
+    let testbed = tempfile::tempdir().expect("a directory");
+    let picture = testbed.path().join("paper.svg");
     let paper = paper();
     let file = paper.to_str().expect("a path");
     let shown = run(&mut dipole(
-        &bed,
+        &testbed,
         &["graph", file, "--svg", picture.to_str().expect("a path")],
     ));
     let shown = text(&shown.stdout);
@@ -56,7 +56,7 @@ fn the_graph_of_the_paper_is_printed_and_drawn() {
     }
     let picture = std::fs::read_to_string(picture).expect("it was drawn");
     assert!(picture.starts_with("<svg") && picture.trim_end().ends_with("</svg>"));
-    let json = run(&mut dipole(&bed, &["--json", "graph", file]));
+    let json = run(&mut dipole(&testbed, &["--json", "graph", file]));
     let facts: serde_json::Value = serde_json::from_slice(&json.stdout).expect("JSON");
     assert_eq!(facts["edges"].as_array().map(Vec::len), Some(4));
     assert_eq!(facts["reduction_targets"][0], "1:6");
@@ -64,14 +64,14 @@ fn the_graph_of_the_paper_is_printed_and_drawn() {
 
 #[test]
 fn a_graph_that_breaks_the_rules_is_refused_with_file_and_line() {
-    let bed = tempfile::tempdir().expect("a directory");
-    let file = bed.path().join("wrong.toml");
+    let testbed = tempfile::tempdir().expect("a directory");
+    let file = testbed.path().join("wrong.toml");
     std::fs::write(
         &file,
         "edges = [\"1:1 -> 1:2\"]\n[[process]]\nnode = 1\nendpoints = [1, 2]\n",
     )
     .expect("a file");
-    let output = dipole(&bed, &["graph", file.to_str().expect("a path")])
+    let output = dipole(&testbed, &["graph", file.to_str().expect("a path")])
         .output()
         .expect("it starts");
     assert_eq!(output.status.code(), Some(2));
@@ -84,11 +84,11 @@ fn a_graph_that_breaks_the_rules_is_refused_with_file_and_line() {
 
 #[test]
 fn the_graph_of_the_paper_runs_and_its_edges_are_seen_while_it_does() {
-    let bed = tempfile::tempdir().expect("a directory");
+    let testbed = tempfile::tempdir().expect("a directory");
     let paper = paper();
     let file = paper.to_str().expect("a path");
     let mut play = dipole(
-        &bed,
+        &testbed,
         &[
             "--json",
             "graph",
@@ -107,7 +107,7 @@ fn the_graph_of_the_paper_runs_and_its_edges_are_seen_while_it_does() {
         .expect("it starts");
     // Looks until it has seen all edges carry messages, or the play is over.
     let watched = run(&mut dipole(
-        &bed,
+        &testbed,
         &[
             "--json", "graph", file, "--watch", "--every", "0.3", "--times", "9",
         ],
@@ -146,7 +146,7 @@ fn the_graph_of_the_paper_runs_and_its_edges_are_seen_while_it_does() {
     assert_eq!(links("1:2", "2:2"), Some("udp".into()));
     // All gone: nothing is left to be seen.
     let after = run(&mut dipole(
-        &bed,
+        &testbed,
         &["--json", "graph", "--watch", "--times", "1"],
     ));
     let look: serde_json::Value = serde_json::from_slice(&after.stdout).expect("JSON");

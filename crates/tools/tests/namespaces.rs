@@ -1,4 +1,4 @@
-//! Two nodes as two network namespaces joined by networks of a bed: jobs and streams
+//! Two nodes as two network namespaces joined by networks of a testbed: jobs and streams
 //! between machines, without a second machine. Needs root; skipped aloud without.
 
 #![allow(missing_docs, reason = "tests")]
@@ -10,66 +10,71 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 
-use dipole_bed::{Bed, Builder};
+use dipole_testbed::{Builder, Testbed};
 
 use common::example;
 
 /// Two nodes with a card on each of two networks, and room for two ranks each.
 fn two_networks() -> Builder {
-    Bed::builder().networks(2).slots(2)
+    Testbed::builder().networks(2).slots(2)
 }
 
-/// The bed, or a word why there is none.
-fn make(builder: Builder) -> Option<Bed> {
-    if let Some(why) = Bed::why_not() {
+/// The testbed, or a word why there is none.
+fn make(builder: Builder) -> Option<Testbed> {
+    if let Some(why) = Testbed::why_not() {
         eprintln!("SKIPPED: {why}");
         return None;
     }
-    Some(builder.build().expect("a bed can be made here"))
+    Some(builder.build().expect("a testbed can be made here"))
 }
 
 /// The program on a node, which finds itself in its environment.
-fn dipole(bed: &Bed, node: u32) -> Command {
-    let mut command = bed.command(node, env!("CARGO_BIN_EXE_dipole"));
+fn dipole(testbed: &Testbed, node: u32) -> Command {
+    let mut command = testbed.command(node, env!("CARGO_BIN_EXE_dipole"));
     command.stdin(Stdio::null());
     command
 }
 
 /// Plugs the card of both nodes on a network in or out.
-fn set_network(bed: &Bed, network: u32, up: bool) {
+fn set_network(testbed: &Testbed, network: u32, up: bool) {
     for node in 1..=2 {
-        bed.set_card(node, network, up)
+        testbed
+            .set_card(node, network, up)
             .expect("there is such a card");
     }
 }
 
 /// Bytes that a device of the first node has sent.
-fn sent_by(bed: &Bed, device: &str) -> u64 {
+fn sent_by(testbed: &Testbed, device: &str) -> u64 {
     let file = format!("/sys/class/net/{device}/statistics/tx_bytes");
-    let output = bed.command(1, "cat").arg(&file).output().expect("cat runs");
+    let output = testbed
+        .command(1, "cat")
+        .arg(&file)
+        .output()
+        .expect("cat runs");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     text.trim().parse().expect("a number")
 }
 
-fn path(bed: &Bed, name: &str) -> PathBuf {
-    bed.folder().join(name)
+fn path(testbed: &Testbed, name: &str) -> PathBuf {
+    testbed.folder().join(name)
 }
 
-fn check_copy(bed: &Bed) {
+fn check_copy(testbed: &Testbed) {
     let same = Command::new("cmp")
-        .args([path(bed, "original"), path(bed, "copy")])
+        .args([path(testbed, "original"), path(testbed, "copy")])
         .status()
         .expect("cmp runs");
     assert!(same.success(), "the copy differs");
 }
 
-fn write(bed: &Bed, name: &str, text: &str) {
-    std::fs::write(path(bed, name), text).expect("our own directory");
+fn write(testbed: &Testbed, name: &str, text: &str) {
+    std::fs::write(path(testbed, name), text).expect("our own directory");
 }
 
 /// A bridge as containers have it, with the same address on every node, and a device that
 /// swallows what goes to the other node.
-fn add_nowhere(bed: &Bed) {
+fn add_nowhere(testbed: &Testbed) {
     for node in 1..=2 {
         let other = 3 - node;
         let script = format!(
@@ -79,7 +84,7 @@ fn add_nowhere(bed: &Bed) {
              ip address add 10.9.0.{node}/24 dev overlay0 && ip link set overlay0 up && \
              ip neighbour add 10.9.0.{other} lladdr 02:00:00:00:00:01 dev overlay0"
         );
-        let made = bed.command(node, "sh").args(["-c", &script]).status();
+        let made = testbed.command(node, "sh").args(["-c", &script]).status();
         assert!(made.expect("sh runs").success(), "{script}");
     }
 }
@@ -121,15 +126,15 @@ fn the_examples_run_on_four_ranks_of_one_machine() {
 
 #[test]
 fn the_examples_run_on_four_ranks_of_two_nodes() {
-    let Some(bed) = make(two_networks()) else {
+    let Some(testbed) = make(two_networks()) else {
         return;
     };
     for name in ["ring", "all_to_all"] {
-        let output = dipole(&bed, 1)
+        let output = dipole(&testbed, 1)
             .args(["run", "-n", "4", "--tag", "--hosts"])
-            .arg(bed.hosts_file())
+            .arg(testbed.hosts_file())
             .arg("--rsh")
-            .arg(bed.remote_shell())
+            .arg(testbed.remote_shell())
             .arg(example(name))
             .output()
             .expect("it starts");
@@ -140,10 +145,10 @@ fn the_examples_run_on_four_ranks_of_two_nodes() {
 
 #[test]
 fn a_file_crosses_from_node_to_node_through_loss_unchanged() {
-    let Some(bed) = make(Bed::builder()) else {
+    let Some(testbed) = make(Testbed::builder()) else {
         return;
     };
-    let mut original = File::create(path(&bed, "original")).expect("our own directory");
+    let mut original = File::create(path(&testbed, "original")).expect("our own directory");
     let mut block = vec![0_u8; 1 << 20];
     for index in 0..48_usize {
         for (at, byte) in block.iter_mut().enumerate() {
@@ -152,31 +157,31 @@ fn a_file_crosses_from_node_to_node_through_loss_unchanged() {
         original.write_all(&block).expect("there is room");
     }
     drop(original);
-    let mut receiver = dipole(&bed, 2);
+    let mut receiver = dipole(&testbed, 2);
     receiver.args(RECEIVE);
     receiver.args(["--fault", "drop=0.01,seed=3", "--out"]);
-    let receiver = spawn(receiver.arg(path(&bed, "copy")));
-    let sent = dipole(&bed, 1)
+    let receiver = spawn(receiver.arg(path(&testbed, "copy")));
+    let sent = dipole(&testbed, 1)
         .args(["send", "2:7", "--fault", "drop=0.01,seed=4"])
-        .arg(path(&bed, "original"))
+        .arg(path(&testbed, "original"))
         .output()
         .expect("it starts");
     check(&sent);
     check(&receiver.wait_with_output().expect("it ends"));
-    check_copy(&bed);
+    check_copy(&testbed);
 }
 
 #[test]
 fn a_file_crosses_though_the_first_of_two_cards_is_out_from_the_start() {
-    let Some(bed) = make(two_networks()) else {
+    let Some(testbed) = make(two_networks()) else {
         return;
     };
-    set_network(&bed, 0, false);
-    write(&bed, "original", "what is sent\n");
-    let receiver = spawn(dipole(&bed, 2).args(RECEIVE));
-    let sent = dipole(&bed, 1)
+    set_network(&testbed, 0, false);
+    write(&testbed, "original", "what is sent\n");
+    let receiver = spawn(dipole(&testbed, 2).args(RECEIVE));
+    let sent = dipole(&testbed, 1)
         .args(["send", "2:7"])
-        .arg(path(&bed, "original"))
+        .arg(path(&testbed, "original"))
         .output()
         .expect("it starts");
     check(&sent);
@@ -188,25 +193,25 @@ fn a_file_crosses_though_the_first_of_two_cards_is_out_from_the_start() {
 fn a_stream_goes_on_while_either_of_two_cards_is_out() {
     const BLOCK_BYTES: usize = 1 << 20;
     const BLOCKS_PER_PHASE: usize = 24;
-    let Some(bed) = make(two_networks()) else {
+    let Some(testbed) = make(two_networks()) else {
         return;
     };
-    let mut receiver = dipole(&bed, 2);
+    let mut receiver = dipole(&testbed, 2);
     receiver.args(RECEIVE);
-    let receiver = spawn(receiver.arg("--out").arg(path(&bed, "copy")));
-    let mut sender = dipole(&bed, 1)
+    let receiver = spawn(receiver.arg("--out").arg(path(&testbed, "copy")));
+    let mut sender = dipole(&testbed, 1)
         .args(["send", "2:7"])
         .stdin(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .expect("it starts");
     let mut input = sender.stdin.take().expect("a pipe");
-    let mut original = File::create(path(&bed, "original")).expect("our own directory");
+    let mut original = File::create(path(&testbed, "original")).expect("our own directory");
     let mut block = vec![0_u8; BLOCK_BYTES];
     let mut blocks = 0_usize;
     // Bytes that each card has sent of a phase.
     let mut phase = || {
-        let before = [0, 1].map(|card| sent_by(&bed, &format!("net{card}")));
+        let before = [0, 1].map(|card| sent_by(&testbed, &format!("net{card}")));
         for _ in 0..BLOCKS_PER_PHASE {
             blocks += 1;
             for (at, byte) in block.iter_mut().enumerate() {
@@ -215,18 +220,19 @@ fn a_stream_goes_on_while_either_of_two_cards_is_out() {
             original.write_all(&block).expect("there is room");
             input.write_all(&block).expect("the sender goes on");
         }
-        let sent = [0, 1].map(|card: usize| sent_by(&bed, &format!("net{card}")) - before[card]);
+        let sent =
+            [0, 1].map(|card: usize| sent_by(&testbed, &format!("net{card}")) - before[card]);
         println!("{} and {} KiB by the cards", sent[0] >> 10, sent[1] >> 10);
         // A quarter of a phase: a card did its share, or next to nothing.
         sent.map(|bytes| bytes > (BLOCK_BYTES * BLOCKS_PER_PHASE / 4) as u64)
     };
     assert_eq!(phase(), [true, true], "bulk uses both cards");
-    set_network(&bed, 1, false);
+    set_network(&testbed, 1, false);
     assert_eq!(phase(), [true, false]);
-    set_network(&bed, 1, true);
-    set_network(&bed, 0, false);
+    set_network(&testbed, 1, true);
+    set_network(&testbed, 0, false);
     assert_eq!(phase(), [false, true]);
-    set_network(&bed, 0, true);
+    set_network(&testbed, 0, true);
     // A card that was given up rests for a while.
     let plugged_in = std::time::Instant::now();
     while phase() != [true, true] {
@@ -239,47 +245,51 @@ fn a_stream_goes_on_while_either_of_two_cards_is_out() {
     let sent = sender.wait_with_output().expect("it ends");
     check(&sent);
     check(&receiver.wait_with_output().expect("it ends"));
-    check_copy(&bed);
+    check_copy(&testbed);
 }
 
 #[test]
 fn bridges_and_overlays_that_lead_nowhere_carry_nothing_and_are_named() {
     const BYTES: usize = 8 << 20;
-    let Some(bed) = make(two_networks()) else {
+    let Some(testbed) = make(two_networks()) else {
         return;
     };
-    add_nowhere(&bed);
+    add_nowhere(&testbed);
     // The second node names its cards in another order.
     write(
-        &bed,
+        &testbed,
         "cards",
         "1 10.0.0.1 cards=172.17.0.1,10.9.0.1,10.1.0.1\n\
          2 10.0.0.2 cards=10.1.0.2,10.9.0.2,172.17.0.1\n",
     );
-    write(&bed, "original", &"sixteen bytes.\n\n".repeat(BYTES / 16));
-    let cards = path(&bed, "cards");
-    let mut receiver = dipole(&bed, 2);
+    write(
+        &testbed,
+        "original",
+        &"sixteen bytes.\n\n".repeat(BYTES / 16),
+    );
+    let cards = path(&testbed, "cards");
+    let mut receiver = dipole(&testbed, 2);
     receiver
         .args(RECEIVE)
         .arg("--hosts")
         .arg(&cards)
         .arg("--out");
-    let receiver = spawn(receiver.arg(path(&bed, "copy")));
-    let before = sent_by(&bed, "overlay0");
-    let sent = dipole(&bed, 1)
+    let receiver = spawn(receiver.arg(path(&testbed, "copy")));
+    let before = sent_by(&testbed, "overlay0");
+    let sent = dipole(&testbed, 1)
         .args(["send", "2:7", "--hosts"])
         .arg(&cards)
-        .arg(path(&bed, "original"))
+        .arg(path(&testbed, "original"))
         .env("DIPOLE_LOG", "info")
         .output()
         .expect("it starts");
     check(&sent);
     check(&receiver.wait_with_output().expect("it ends"));
-    check_copy(&bed);
-    let by_overlay = sent_by(&bed, "overlay0") - before;
+    check_copy(&testbed);
+    let by_overlay = sent_by(&testbed, "overlay0") - before;
     assert!(by_overlay < (BYTES / 50) as u64, "{by_overlay} bytes");
     for network in ["net0", "net1"] {
-        let bytes = sent_by(&bed, network);
+        let bytes = sent_by(&testbed, network);
         assert!(bytes > (BYTES / 4) as u64, "{bytes} by {network}");
     }
     let log = String::from_utf8_lossy(&sent.stderr);
@@ -295,46 +305,46 @@ fn bridges_and_overlays_that_lead_nowhere_carry_nothing_and_are_named() {
 
 #[test]
 fn a_node_with_one_card_and_one_with_two_use_what_both_have() {
-    let Some(bed) = make(two_networks()) else {
+    let Some(testbed) = make(two_networks()) else {
         return;
     };
-    write(&bed, "cards", "1 10.0.0.1 cards=10.1.0.1\n2 10.1.0.2\n");
-    write(&bed, "original", &"sixteen bytes.\n\n".repeat(1 << 18));
-    let cards = path(&bed, "cards");
+    write(&testbed, "cards", "1 10.0.0.1 cards=10.1.0.1\n2 10.1.0.2\n");
+    write(&testbed, "original", &"sixteen bytes.\n\n".repeat(1 << 18));
+    let cards = path(&testbed, "cards");
     for (from, to) in [(1, 2), (2, 1)] {
         let target = format!("{to}:7");
-        let mut receiver = dipole(&bed, to);
+        let mut receiver = dipole(&testbed, to);
         receiver.args(["recv", &target, "--hosts"]).arg(&cards);
-        let receiver = spawn(receiver.arg("--out").arg(path(&bed, "copy")));
-        let sent = dipole(&bed, from)
+        let receiver = spawn(receiver.arg("--out").arg(path(&testbed, "copy")));
+        let sent = dipole(&testbed, from)
             .args(["send", &target, "--hosts"])
             .arg(&cards)
-            .arg(path(&bed, "original"))
+            .arg(path(&testbed, "original"))
             .output()
             .expect("it starts");
         check(&sent);
         check(&receiver.wait_with_output().expect("it ends"));
-        check_copy(&bed);
+        check_copy(&testbed);
     }
 }
 
 #[test]
 fn doctor_names_every_pair_of_addresses_and_every_card() {
-    let Some(bed) = make(two_networks()) else {
+    let Some(testbed) = make(two_networks()) else {
         return;
     };
-    add_nowhere(&bed);
+    add_nowhere(&testbed);
     write(
-        &bed,
+        &testbed,
         "cards",
         "1 10.0.0.1 cards=172.17.0.1,10.9.0.1,10.1.0.1\n\
          2 10.0.0.2 cards=172.17.0.1,10.9.0.2,10.1.0.2\n",
     );
-    let cards = path(&bed, "cards");
-    let mut receiver = spawn(dipole(&bed, 2).args(RECEIVE).arg("--hosts").arg(&cards));
+    let cards = path(&testbed, "cards");
+    let mut receiver = spawn(dipole(&testbed, 2).args(RECEIVE).arg("--hosts").arg(&cards));
     let begun = std::time::Instant::now();
     let report = loop {
-        let mut doctor = dipole(&bed, 1);
+        let mut doctor = dipole(&testbed, 1);
         doctor.args(["doctor", "--timeout", "0.3", "--hosts"]);
         let output = doctor.arg(&cards).output().expect("it starts");
         let text = String::from_utf8_lossy(&output.stdout).into_owned();

@@ -16,7 +16,6 @@ use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{CellAlignment, Table};
 use serde::Serialize;
 
-use super::bed::Bed;
 use super::control::{
     Carrier, CrowdCount, CrowdJob, CrowdPart, Go, Outcome, Place, Ready, Role, Task,
 };
@@ -25,6 +24,7 @@ use super::machine::Cores;
 use super::plan::size;
 use super::statistics::{OneWay, Spread, as_float};
 use super::subject::Subject;
+use super::testbed::Testbed;
 
 /// What a crowd is to do.
 #[derive(Clone, Debug)]
@@ -43,7 +43,7 @@ struct Line {
     bench: &'static str,
     subject: &'static str,
     link: String,
-    bed: &'static str,
+    testbed: &'static str,
     size_bytes: usize,
     processes: usize,
     #[serde(flatten)]
@@ -71,11 +71,15 @@ struct Flow {
 /// Measures and prints; false if a measurement failed.
 pub(super) fn measure(
     plan: &CrowdPlan,
-    bed: &Bed,
+    testbed: &Testbed,
     cores: Cores,
     json: bool,
 ) -> Result<bool, RunError> {
-    let crowd = Crowd { plan, bed, cores };
+    let crowd = Crowd {
+        plan,
+        testbed,
+        cores,
+    };
     let all = usize::from(plan.processes);
     let (mut pair, mut many, mut idle, mut busy) = (vec![], vec![], vec![], vec![]);
     for _ in 0..plan.rounds {
@@ -109,18 +113,18 @@ pub(super) fn measure(
 
 struct Crowd<'a> {
     plan: &'a CrowdPlan,
-    bed: &'a Bed,
+    testbed: &'a Testbed,
     cores: Cores,
 }
 
 impl Crowd<'_> {
     fn line(&self, bench: &'static str, processes: usize, figures: Figures) -> Line {
-        let bed = self.bed.name(Place::OneNode);
+        let testbed = self.testbed.name(Place::OneNode);
         Line {
             bench,
             subject: Subject::Dipole.name(),
-            link: Subject::Dipole.link(self.plan.carrier, bed),
-            bed,
+            link: Subject::Dipole.link(self.plan.carrier, testbed),
+            testbed,
             size_bytes: self.plan.size_bytes,
             processes,
             figures,
@@ -178,7 +182,9 @@ impl Crowd<'_> {
                     block: self.plan.block,
                 });
                 let carrier = self.plan.carrier;
-                let mut environment = self.bed.environment(Place::OneNode, Role::Lead, carrier);
+                let mut environment = self
+                    .testbed
+                    .environment(Place::OneNode, Role::Lead, carrier);
                 // They are ended one after the other; that some are gone is no news.
                 environment.push(("DIPOLE_LOG", "error".into()));
                 Worker::start(format!("process {index}"), &task, environment)

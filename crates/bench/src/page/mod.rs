@@ -15,13 +15,13 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 
-use super::bed::Bed;
 use super::control::{Kind, Place};
 use super::machine::{self, Cores};
 use super::plan::{Group, size};
 use super::report::{Line, Measured};
 use super::statistics::as_float;
 use super::subject::Subject;
+use super::testbed::Testbed;
 use chart::{Chart, Curve, Point};
 use scale::Scale;
 
@@ -42,7 +42,13 @@ struct Data<'a> {
 }
 
 /// Collects the facts; `closing` says what was found out during the run.
-pub(super) fn facts(bed: &Bed, cores: Cores, apart: bool, closing: &str, failures: usize) -> Facts {
+pub(super) fn facts(
+    testbed: &Testbed,
+    cores: Cores,
+    apart: bool,
+    closing: &str,
+    failures: usize,
+) -> Facts {
     let mut facts = vec![
         ("Measured", now()),
         ("Program", format!("dipole {}", env!("CARGO_PKG_VERSION"))),
@@ -55,7 +61,7 @@ pub(super) fn facts(bed: &Bed, cores: Cores, apart: bool, closing: &str, failure
         format!("{} and {}, one process on each", cores.lead, cores.follow),
     ));
     if apart {
-        facts.push(("Between nodes", bed.description()));
+        facts.push(("Between nodes", testbed.description()));
     }
     facts.push(("During the run", closing.to_owned()));
     if let Some(load) = machine::load() {
@@ -69,7 +75,7 @@ pub(super) fn facts(bed: &Bed, cores: Cores, apart: bool, closing: &str, failure
 }
 
 /// The whole page.
-pub(super) fn page(facts: &Facts, groups: &[(Group, Vec<Measured>)], bed: &Bed) -> String {
+pub(super) fn page(facts: &Facts, groups: &[(Group, Vec<Measured>)], testbed: &Testbed) -> String {
     let mut body = String::new();
     body += "<header><h1>Dipole beside its peers</h1>\
              <p>Every subject did the same work, in turns, in one run: compare within this page only. \
@@ -80,12 +86,12 @@ pub(super) fn page(facts: &Facts, groups: &[(Group, Vec<Measured>)], bed: &Bed) 
     }
     body += "</dl></header>\n";
     for place in [Place::Apart, Place::OneNode] {
-        body += &section(place, groups, bed);
+        body += &section(place, groups, testbed);
     }
     let lines = groups.iter().flat_map(|(_, measured)| measured);
     let data = Data {
         facts,
-        measurements: lines.filter_map(|one| one.line(bed)).collect(),
+        measurements: lines.filter_map(|one| one.line(testbed)).collect(),
     };
     // No "</script>" can stand in it.
     let data = serde_json::to_string(&data)
@@ -101,7 +107,7 @@ pub(super) fn page(facts: &Facts, groups: &[(Group, Vec<Measured>)], bed: &Bed) 
 }
 
 /// What one place has: its figures, then its tables.
-fn section(place: Place, groups: &[(Group, Vec<Measured>)], bed: &Bed) -> String {
+fn section(place: Place, groups: &[(Group, Vec<Measured>)], testbed: &Testbed) -> String {
     let here = || {
         let with_entry = |group: &Group| group.entries.first().map(|entry| entry.place);
         groups
@@ -113,7 +119,7 @@ fn section(place: Place, groups: &[(Group, Vec<Measured>)], bed: &Bed) -> String
         groups
             .flat_map(|(_, measured)| measured)
             .filter(|one| one.entry.work.kind == kind)
-            .filter_map(|one| one.line(bed))
+            .filter_map(|one| one.line(testbed))
             .collect()
     };
     let (latencies, streams) = (points(Kind::Pingpong), points(Kind::Stream));
@@ -132,12 +138,12 @@ fn section(place: Place, groups: &[(Group, Vec<Measured>)], bed: &Bed) -> String
     let distribution: Vec<Line> = pingpongs
         .iter()
         .filter(|(is_point, one)| Some((*is_point, &one.entry.bench)) == bench)
-        .filter_map(|(_, one)| one.line(bed))
+        .filter_map(|(_, one)| one.line(testbed))
         .collect();
-    let mut figures = figures(bed.name(place), &latencies, &streams, &distribution);
+    let mut figures = figures(testbed.name(place), &latencies, &streams, &distribution);
     let tables: String = here()
         .filter(|(group, _)| !group.is_point)
-        .map(|(group, measured)| table::of_group(group, measured, bed))
+        .map(|(group, measured)| table::of_group(group, measured, testbed))
         .collect();
     if figures.is_empty() && tables.is_empty() {
         return String::new();
@@ -146,16 +152,16 @@ fn section(place: Place, groups: &[(Group, Vec<Measured>)], bed: &Bed) -> String
         figures += &format!("<h3>Tables</h3>\n{tables}");
     }
     let title = match place {
-        Place::Apart => format!("Between two nodes ({})", bed.name(place)),
+        Place::Apart => format!("Between two nodes ({})", testbed.name(place)),
         Place::OneNode => "Inside one node".to_owned(),
     };
     format!("<section>\n<h2>{title}</h2>\n{figures}</section>\n")
 }
 
-fn figures(bed: &str, latencies: &[Line], streams: &[Line], distribution: &[Line]) -> String {
+fn figures(testbed: &str, latencies: &[Line], streams: &[Line], distribution: &[Line]) -> String {
     let us = |ns: f64| ns * 1e-3;
     let latency = Chart {
-        id: format!("latency-{bed}"),
+        id: format!("latency-{testbed}"),
         title: "Latency".into(),
         text: "One way: half of a round trip. Less is better.",
         x: SIZE,
@@ -166,7 +172,7 @@ fn figures(bed: &str, latencies: &[Line], streams: &[Line], distribution: &[Line
         }),
     };
     let end_to_end = Chart {
-        id: format!("end-to-end-{bed}"),
+        id: format!("end-to-end-{testbed}"),
         title: "End-to-end throughput".into(),
         text: "Size by one-way time, from the same round trips: what one message at a time gets. \
                More is better.",
@@ -183,7 +189,7 @@ fn figures(bed: &str, latencies: &[Line], streams: &[Line], distribution: &[Line
         }),
     };
     let transmission = Chart {
-        id: format!("transmission-{bed}"),
+        id: format!("transmission-{testbed}"),
         title: "Transmission throughput".into(),
         text: "One-way stream, each message leaves at once. Not to be compared with end-to-end \
                throughput. More is better.",
@@ -200,7 +206,7 @@ fn figures(bed: &str, latencies: &[Line], streams: &[Line], distribution: &[Line
         }),
     };
     let spread = Chart {
-        id: format!("distribution-{bed}"),
+        id: format!("distribution-{testbed}"),
         title: format!("Distribution of latencies of {}", size(DISTRIBUTION_BYTES)),
         text: "How long the given share of messages took at most, one way. Less is better.",
         x: (Scale::Nines, "share of messages, %"),

@@ -1,9 +1,9 @@
 //! Tables of the page. Each cell with a measured number carries it unrounded as
 //! `data-value`, in the unit of `--json`, with the name it has there as `data-field`.
 
-use super::super::bed::Bed;
 use super::super::plan::{Group, size};
 use super::super::report::{self, Line, Measured};
+use super::super::testbed::Testbed;
 use super::{escape, scale};
 
 /// A measured number: its name in `--json`, its heading, and what it is multiplied by to be shown.
@@ -96,7 +96,7 @@ const CPU: Column = Column {
 };
 
 /// One of the standard tables, with its ratios to the peers.
-pub(super) fn of_group(group: &Group, measured: &[Measured], bed: &Bed) -> String {
+pub(super) fn of_group(group: &Group, measured: &[Measured], testbed: &Testbed) -> String {
     let references: Vec<&Measured> = measured
         .iter()
         .enumerate()
@@ -105,7 +105,7 @@ pub(super) fn of_group(group: &Group, measured: &[Measured], bed: &Bed) -> Strin
         .collect();
     let lines: Vec<(&Measured, Line)> = measured
         .iter()
-        .filter_map(|one| Some((one, one.line(bed)?)))
+        .filter_map(|one| Some((one, one.line(testbed)?)))
         .collect();
     let Some((_, first)) = lines.first() else {
         return String::new();
@@ -215,12 +215,12 @@ fn row(line: &Line, columns: &[Column], labels: &[String], more: &str) -> String
         ""
     };
     let mut row = format!(
-        "<tr{class} data-bench=\"{}\" data-subject=\"{}\" data-link=\"{}\" data-bed=\"{}\" \
+        "<tr{class} data-bench=\"{}\" data-subject=\"{}\" data-link=\"{}\" data-testbed=\"{}\" \
          data-size=\"{}\">",
         escape(&line.bench),
         line.subject,
         escape(&line.link),
-        line.bed,
+        line.testbed,
         line.size_bytes
     );
     for label in labels {

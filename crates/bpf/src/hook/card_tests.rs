@@ -5,12 +5,12 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::process::Command;
 use std::time::Duration;
 
-use dipole_bed::Bed;
+use dipole_testbed::Testbed;
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 
 use super::drain::{Deposit, Drain};
 use super::guard_tests::frame_socket;
-use super::tests::{attach, bed, card, socket, wait_for};
+use super::tests::{attach, card, socket, testbed, wait_for};
 use super::*;
 use crate::program::model;
 
@@ -21,13 +21,13 @@ fn ip(words: &str) {
 
 #[test]
 fn ipv6_packets_are_deposited_and_their_fragments_reach_the_socket() {
-    let Some(bed) = bed() else { return };
+    let Some(testbed) = testbed() else { return };
     let [sender, ours] = [1, 2].map(|node| {
-        let namespace = &bed.node(node).namespace;
+        let namespace = &testbed.node(node).namespace;
         ip(&format!(
             "-n {namespace} address add fd00:5::{node}/64 dev net0 nodad"
         ));
-        let bound = bed.inside(node, || UdpSocket::bind(format!("[fd00:5::{node}]:0")));
+        let bound = testbed.inside(node, || UdpSocket::bind(format!("[fd00:5::{node}]:0")));
         bound.unwrap().unwrap()
     });
     ours.set_read_timeout(Some(Duration::from_secs(10)))
@@ -36,7 +36,7 @@ fn ipv6_packets_are_deposited_and_their_fragments_reach_the_socket() {
     let ring = create_ring(1 << 16).unwrap();
     let mut drain = Drain::open(ring.as_fd());
     for place in [Place::Tcx, Place::XdpGeneric, Place::XdpNative] {
-        let hook = attach(&bed, 2, place);
+        let hook = attach(&testbed, 2, place);
         hook.add(to.ip(), to.port(), ring.as_fd()).unwrap();
         for length in [1, 1400, 8_900] {
             sender.send_to(&vec![8; length], to).unwrap();
@@ -53,19 +53,23 @@ fn ipv6_packets_are_deposited_and_their_fragments_reach_the_socket() {
 
 #[test]
 fn a_tagged_packet_is_somebody_elses() {
-    let Some(bed) = bed() else { return };
-    let to = bed.node(2).addresses[0];
+    let Some(testbed) = testbed() else { return };
+    let to = testbed.node(2).addresses[0];
     let mut frame = model::packet(4, 10, 0);
-    frame[26..30].copy_from_slice(&bed.node(1).addresses[0].octets());
+    frame[26..30].copy_from_slice(&testbed.node(1).addresses[0].octets());
     frame[30..34].copy_from_slice(&to.octets());
-    let mac = bed.inside(2, || sys::hardware("net0")).unwrap().unwrap().1;
+    let mac = testbed
+        .inside(2, || sys::hardware("net0"))
+        .unwrap()
+        .unwrap()
+        .1;
     frame[..6].copy_from_slice(&mac);
     model::set_checksum(&mut frame);
     // VLAN 5, before the Ethernet type.
     let tagged = [&frame[..12], &[0x81, 0, 0, 5], &frame[12..]].concat();
-    let (mut sender, _) = frame_socket(&bed, 1, &card(&bed, 1));
+    let (mut sender, _) = frame_socket(&testbed, 1, &card(&testbed, 1));
     // At TCX only: XDP does not see a tag that a card, or a veth, has taken off the frame.
-    let hook = attach(&bed, 2, Place::Tcx);
+    let hook = attach(&testbed, 2, Place::Tcx);
     let ring = create_ring(4096).unwrap();
     let mut drain = Drain::open(ring.as_fd());
     hook.add(to.into(), model::PORT, ring.as_fd()).unwrap();
@@ -86,11 +90,11 @@ fn source(deposit: &Deposit) -> SocketAddr {
 
 /// Runs a function on a thread of a node that has these capabilities only.
 fn with_only<T: Send>(
-    bed: &Bed,
+    testbed: &Testbed,
     capabilities: CapabilitySet,
     function: impl FnOnce() -> T + Send,
 ) -> T {
-    let ran = bed.inside(2, || {
+    let ran = testbed.inside(2, || {
         let sets = CapabilitySets {
             effective: capabilities,
             permitted: capabilities,
@@ -104,26 +108,29 @@ fn with_only<T: Send>(
 
 #[test]
 fn two_capabilities_suffice_and_a_missing_one_is_named() {
-    let Some(bed) = bed() else { return };
-    let card = card(&bed, 2);
+    let Some(testbed) = testbed() else { return };
+    let card = card(&testbed, 2);
     let both = CapabilitySet::BPF | CapabilitySet::NET_ADMIN;
     for place in [Place::Tcx, Place::XdpGeneric] {
-        let hook = with_only(&bed, both, || Hook::attach(&card, place)).unwrap();
-        let ring = with_only(&bed, both, || create_ring(4096)).unwrap();
-        with_only(&bed, both, || {
-            let own = bed.node(2).addresses[0].into();
+        let hook = with_only(&testbed, both, || Hook::attach(&card, place)).unwrap();
+        let ring = with_only(&testbed, both, || create_ring(4096)).unwrap();
+        with_only(&testbed, both, || {
+            let own = testbed.node(2).addresses[0].into();
             hook.add(own, 9, ring.as_fd()).unwrap();
             hook.remove(own, 9).unwrap();
             hook.counters().unwrap();
         });
         // Its holder may ask a ring for its size with none.
-        let size = with_only(&bed, CapabilitySet::empty(), || ring_bytes(ring.as_fd()));
+        let size = with_only(&testbed, CapabilitySet::empty(), || {
+            ring_bytes(ring.as_fd())
+        });
         assert_eq!(size.unwrap(), 4096);
     }
-    let guard = with_only(&bed, both, || Guard::attach(&card));
+    let guard = with_only(&testbed, both, || Guard::attach(&card));
     assert_eq!(guard.unwrap().refused().unwrap(), 0);
 
-    let attempt = |capabilities| with_only(&bed, capabilities, || Hook::attach(&card, Place::Tcx));
+    let attempt =
+        |capabilities| with_only(&testbed, capabilities, || Hook::attach(&card, Place::Tcx));
     let refused = attempt(CapabilitySet::NET_ADMIN).unwrap_err().to_string();
     assert!(
         refused.contains("net0: making a BPF map needs CAP_BPF ("),
@@ -136,21 +143,25 @@ fn two_capabilities_suffice_and_a_missing_one_is_named() {
 
 #[test]
 fn another_hosts_frames_are_not_taken() {
-    let Some(bed) = bed() else { return };
+    let Some(testbed) = testbed() else { return };
     for place in [Place::Tcx, Place::XdpGeneric, Place::XdpNative] {
-        let hook = attach(&bed, 2, place);
+        let hook = attach(&testbed, 2, place);
         let ring = create_ring(4096).unwrap();
-        let ours = socket(&bed, 2);
+        let ours = socket(&testbed, 2);
         let to = ours.local_addr().unwrap();
         hook.add(to.ip(), to.port(), ring.as_fd()).unwrap();
         // A neighbour entry that is wrong: the card of nobody, so that the bridge floods it.
-        let namespace = &bed.node(1).namespace;
+        let namespace = &testbed.node(1).namespace;
         ip(&format!(
             "-n {namespace} neighbour replace {} lladdr 02:00:00:00:00:99 dev net0",
             to.ip()
         ));
-        socket(&bed, 1).send_to(b"astray", to).unwrap();
-        let own = bed.inside(2, || sys::hardware("net0")).unwrap().unwrap().1;
+        socket(&testbed, 1).send_to(b"astray", to).unwrap();
+        let own = testbed
+            .inside(2, || sys::hardware("net0"))
+            .unwrap()
+            .unwrap()
+            .1;
         let deadline = std::time::Instant::now() + Duration::from_secs(10);
         while hook.counters().unwrap().other_hosts == 0 {
             assert!(std::time::Instant::now() < deadline, "{place}, {own:?}");

@@ -6,15 +6,15 @@ use std::net::IpAddr;
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
-use dipole_bed::Bed;
+use dipole_testbed::Testbed;
 
-use super::tests::{bed, card, raw_socket, socket};
+use super::tests::{card, raw_socket, socket, testbed};
 use super::*;
 use crate::program::model;
 
 /// A socket that sends raw frames on a node's card, and its cookie.
-pub(super) fn frame_socket(bed: &Bed, node: u32, card: &CardId) -> (File, u64) {
-    let socket = raw_socket(bed, node, libc::AF_PACKET, libc::SOCK_RAW, 0);
+pub(super) fn frame_socket(testbed: &Testbed, node: u32, card: &CardId) -> (File, u64) {
+    let socket = raw_socket(testbed, node, libc::AF_PACKET, libc::SOCK_RAW, 0);
     // SAFETY: plain C data for which all zeros is valid.
     let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
     address.sll_family = u16::try_from(libc::AF_PACKET).unwrap();
@@ -29,24 +29,30 @@ pub(super) fn frame_socket(bed: &Bed, node: u32, card: &CardId) -> (File, u64) {
 
 #[test]
 fn a_guarded_socket_sends_only_what_it_may() {
-    let Some(bed) = bed() else { return };
-    let card = card(&bed, 1);
-    let guard = bed.inside(1, || Guard::attach(&card)).unwrap().unwrap();
-    let receiver = socket(&bed, 2);
+    let Some(testbed) = testbed() else { return };
+    let card = card(&testbed, 1);
+    let guard = testbed.inside(1, || Guard::attach(&card)).unwrap().unwrap();
+    let receiver = socket(&testbed, 2);
     receiver
         .set_read_timeout(Some(Duration::from_secs(5)))
         .unwrap();
-    let IpAddr::V4(own) = bed.node(1).addresses[0].into() else {
+    let IpAddr::V4(own) = testbed.node(1).addresses[0].into() else {
         unreachable!()
     };
-    let (_, mac) = bed.inside(1, || sys::hardware("net0")).unwrap().unwrap();
-    let (_, to_mac) = bed.inside(2, || sys::hardware("net0")).unwrap().unwrap();
+    let (_, mac) = testbed
+        .inside(1, || sys::hardware("net0"))
+        .unwrap()
+        .unwrap();
+    let (_, to_mac) = testbed
+        .inside(2, || sys::hardware("net0"))
+        .unwrap()
+        .unwrap();
     let frame = |marker: u8| {
         let mut frame = model::packet(4, 1, 0);
         frame[..6].copy_from_slice(&to_mac);
         frame[6..12].copy_from_slice(&mac);
         frame[26..30].copy_from_slice(&own.octets());
-        frame[30..34].copy_from_slice(&bed.node(2).addresses[0].octets());
+        frame[30..34].copy_from_slice(&testbed.node(2).addresses[0].octets());
         frame[36..38].copy_from_slice(&receiver.local_addr().unwrap().port().to_be_bytes());
         model::set_checksum(&mut frame);
         frame[42] = marker;
@@ -57,7 +63,7 @@ fn a_guarded_socket_sends_only_what_it_may() {
         frame[at] ^= 1;
         frame
     };
-    let (mut lent, cookie) = frame_socket(&bed, 1, &card);
+    let (mut lent, cookie) = frame_socket(&testbed, 1, &card);
     let allowed = Allowed {
         mac,
         address: own.into(),
@@ -87,7 +93,7 @@ fn a_guarded_socket_sends_only_what_it_may() {
     assert_eq!(guard.refused().unwrap(), before + 2);
 
     // Others are not concerned.
-    let (mut free, _) = frame_socket(&bed, 1, &card);
+    let (mut free, _) = frame_socket(&testbed, 1, &card);
     free.write_all(&frame(3)).unwrap();
     assert_eq!(received(), 3);
     guard.forget(cookie).unwrap();

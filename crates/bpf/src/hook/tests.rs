@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use dipole_bed::Bed;
+use dipole_testbed::Testbed;
 
 use super::drain::{Deposit, Drain};
 use super::*;
@@ -16,17 +16,17 @@ use crate::program::assembler::{Assembler, Reg};
 const RING_BYTES: u32 = 1 << 16;
 
 /// Two nodes on one network, or a word why there are none.
-pub(super) fn bed() -> Option<Bed> {
-    if let Some(why) = Bed::why_not() {
+pub(super) fn testbed() -> Option<Testbed> {
+    if let Some(why) = Testbed::why_not() {
         eprintln!("SKIPPED: {why}");
         return None;
     }
-    let bed = Bed::builder().nodes(2).mtu(9000).build();
-    Some(bed.expect("a bed can be made here"))
+    let testbed = Testbed::builder().nodes(2).mtu(9000).build();
+    Some(testbed.expect("a testbed can be made here"))
 }
 
-pub(super) fn card(bed: &Bed, node: u32) -> CardId {
-    let index = bed.inside(node, || {
+pub(super) fn card(testbed: &Testbed, node: u32) -> CardId {
+    let index = testbed.inside(node, || {
         let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
         rustix::net::netdevice::name_to_index(&socket, "net0")
     });
@@ -37,9 +37,9 @@ pub(super) fn card(bed: &Bed, node: u32) -> CardId {
 }
 
 /// A socket on a node's card that waits some seconds at most.
-pub(super) fn socket(bed: &Bed, node: u32) -> UdpSocket {
-    let address = bed.node(node).addresses[0];
-    let socket = bed.inside(node, || UdpSocket::bind((address, 0)));
+pub(super) fn socket(testbed: &Testbed, node: u32) -> UdpSocket {
+    let address = testbed.node(node).addresses[0];
+    let socket = testbed.inside(node, || UdpSocket::bind((address, 0)));
     let socket = socket.unwrap().unwrap();
     let patience = Some(Duration::from_secs(10));
     socket.set_read_timeout(patience).unwrap();
@@ -63,24 +63,28 @@ pub(super) fn wait_for(drain: &mut Drain, count: usize) -> Vec<Deposit> {
 }
 
 /// The place, or a word why this card cannot have it.
-pub(super) fn attach(bed: &Bed, node: u32, place: Place) -> Hook {
-    let card = card(bed, node);
-    let hook = bed.inside(node, || Hook::attach(&card, place)).unwrap();
+pub(super) fn attach(testbed: &Testbed, node: u32, place: Place) -> Hook {
+    let card = card(testbed, node);
+    let hook = testbed.inside(node, || Hook::attach(&card, place)).unwrap();
     hook.unwrap_or_else(|error| panic!("{error}"))
 }
 
 #[test]
 fn packets_to_an_entered_port_are_deposited_and_others_reach_their_socket() {
-    let Some(bed) = bed() else { return };
+    let Some(testbed) = testbed() else { return };
     for place in [Place::Tcx, Place::XdpGeneric, Place::XdpNative] {
-        let hook = attach(&bed, 2, place);
+        let hook = attach(&testbed, 2, place);
         assert_eq!(
             (hook.card().index, hook.place()),
-            (card(&bed, 2).index, place)
+            (card(&testbed, 2).index, place)
         );
         let ring = create_ring(RING_BYTES).unwrap();
         let mut drain = Drain::open(ring.as_fd());
-        let (sender, ours, other) = (socket(&bed, 1), socket(&bed, 2), socket(&bed, 2));
+        let (sender, ours, other) = (
+            socket(&testbed, 1),
+            socket(&testbed, 2),
+            socket(&testbed, 2),
+        );
         let to = ours.local_addr().unwrap();
         hook.add(to.ip(), to.port(), ring.as_fd()).unwrap();
 
@@ -131,18 +135,21 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 
 #[test]
 fn what_is_not_a_plain_packet_to_the_port_reaches_its_socket() {
-    let Some(bed) = bed() else { return };
+    let Some(testbed) = testbed() else { return };
     for place in [Place::Tcx, Place::XdpGeneric, Place::XdpNative] {
-        let hook = attach(&bed, 2, place);
+        let hook = attach(&testbed, 2, place);
         let ring = create_ring(RING_BYTES).unwrap();
         let mut drain = Drain::open(ring.as_fd());
-        let (sender, ours) = (socket(&bed, 1), socket(&bed, 2));
+        let (sender, ours) = (socket(&testbed, 1), socket(&testbed, 2));
         let to = ours.local_addr().unwrap();
         hook.add(to.ip(), to.port(), ring.as_fd()).unwrap();
 
         // TCP to the same address and port.
-        let listener = bed.inside(2, || TcpListener::bind(to)).unwrap().unwrap();
-        let stream = bed.inside(1, || TcpStream::connect(to)).unwrap();
+        let listener = testbed
+            .inside(2, || TcpListener::bind(to))
+            .unwrap()
+            .unwrap();
+        let stream = testbed.inside(1, || TcpStream::connect(to)).unwrap();
         stream.unwrap().write_all(b"stream").unwrap();
         let mut text = String::new();
         listener
@@ -153,7 +160,7 @@ fn what_is_not_a_plain_packet_to_the_port_reaches_its_socket() {
             .unwrap();
         assert_eq!(text, "stream");
 
-        ping(&bed, to.ip());
+        ping(&testbed, to.ip());
 
         let mut buffer = vec![0; 65_536];
         sender.send_to(&[7; 20_000], to).unwrap();
@@ -188,8 +195,14 @@ fn send_options(socket: &UdpSocket) {
 }
 
 /// A socket of the kernel's, on a node.
-pub(super) fn raw_socket(bed: &Bed, node: u32, family: i32, kind: i32, protocol: i32) -> File {
-    let descriptor = bed.inside(node, || {
+pub(super) fn raw_socket(
+    testbed: &Testbed,
+    node: u32,
+    family: i32,
+    kind: i32,
+    protocol: i32,
+) -> File {
+    let descriptor = testbed.inside(node, || {
         // SAFETY: takes numbers only.
         unsafe { libc::socket(family, kind | libc::SOCK_CLOEXEC, protocol) }
     });
@@ -200,8 +213,14 @@ pub(super) fn raw_socket(bed: &Bed, node: u32, family: i32, kind: i32, protocol:
 }
 
 /// An echo request from node 1 is answered.
-fn ping(bed: &Bed, to: IpAddr) {
-    let socket = raw_socket(bed, 1, libc::AF_INET, libc::SOCK_RAW, libc::IPPROTO_ICMP);
+fn ping(testbed: &Testbed, to: IpAddr) {
+    let socket = raw_socket(
+        testbed,
+        1,
+        libc::AF_INET,
+        libc::SOCK_RAW,
+        libc::IPPROTO_ICMP,
+    );
     let socket = UdpSocket::from(std::os::fd::OwnedFd::from(socket));
     let patience = Some(Duration::from_secs(10));
     socket.set_read_timeout(patience).unwrap();
@@ -216,12 +235,12 @@ fn ping(bed: &Bed, to: IpAddr) {
 
 #[test]
 fn packets_that_find_the_ring_full_reach_the_socket() {
-    let Some(bed) = bed() else { return };
+    let Some(testbed) = testbed() else { return };
     for place in [Place::Tcx, Place::XdpGeneric] {
-        let hook = attach(&bed, 2, place);
+        let hook = attach(&testbed, 2, place);
         let ring = create_ring(4096).unwrap();
         let mut drain = Drain::open(ring.as_fd());
-        let (sender, ours) = (socket(&bed, 1), socket(&bed, 2));
+        let (sender, ours) = (socket(&testbed, 1), socket(&testbed, 2));
         let to = ours.local_addr().unwrap();
         hook.add(to.ip(), to.port(), ring.as_fd()).unwrap();
         assert_eq!(hook.full(to.ip(), to.port()).unwrap(), 0);
@@ -245,32 +264,32 @@ fn packets_that_find_the_ring_full_reach_the_socket() {
 }
 
 /// Names of the programs at the ingress of a node's card.
-fn ingress(bed: &Bed, node: u32) -> Vec<String> {
-    let card = card(bed, node);
-    let all = bed.inside(node, || attached(&card)).unwrap().unwrap();
+fn ingress(testbed: &Testbed, node: u32) -> Vec<String> {
+    let card = card(testbed, node);
+    let all = testbed.inside(node, || attached(&card)).unwrap().unwrap();
     let ingress = all.into_iter().filter(|found| found.side == Side::Ingress);
     ingress.map(|found| found.name.unwrap()).collect()
 }
 
 #[test]
 fn programs_of_others_stay_and_run_before_ours() {
-    let Some(bed) = bed() else { return };
+    let Some(testbed) = testbed() else { return };
     let mut code = Assembler::default();
     code.set(Reg::R0, -1);
     code.exit();
     let code = code.finish().unwrap().linked(&[]);
     let (kind, at) = (ProgramKind::SchedCls, AttachKind::TcxIngress);
     let program = sys::load(kind, at, "somebody", &code).unwrap();
-    let index = card(&bed, 2).index;
-    let theirs = bed.inside(2, || sys::attach(program.as_fd(), index, at, 0));
+    let index = card(&testbed, 2).index;
+    let theirs = testbed.inside(2, || sys::attach(program.as_fd(), index, at, 0));
     let theirs = theirs.unwrap().unwrap();
 
-    let hook = attach(&bed, 2, Place::Tcx);
-    assert_eq!(ingress(&bed, 2), ["somebody", "dipole_ingress"]);
+    let hook = attach(&testbed, 2, Place::Tcx);
+    assert_eq!(ingress(&testbed, 2), ["somebody", "dipole_ingress"]);
     drop(hook);
-    until("ours goes", || ingress(&bed, 2) == ["somebody"]);
+    until("ours goes", || ingress(&testbed, 2) == ["somebody"]);
     drop(theirs);
-    until("theirs goes", || ingress(&bed, 2).is_empty());
+    until("theirs goes", || ingress(&testbed, 2).is_empty());
 }
 
 /// A process that ends with SIGKILL when this is dropped.
@@ -285,12 +304,12 @@ impl Drop for Holder {
 
 #[test]
 fn nothing_is_attached_when_the_last_holder_has_been_killed() {
-    let Some(bed) = bed() else { return };
+    let Some(testbed) = testbed() else { return };
     for place in [Place::Tcx, Place::XdpGeneric] {
-        let hook = attach(&bed, 2, place);
+        let hook = attach(&testbed, 2, place);
         let ring = create_ring(RING_BYTES).unwrap();
         let mut drain = Drain::open(ring.as_fd());
-        let (sender, ours) = (socket(&bed, 1), socket(&bed, 2));
+        let (sender, ours) = (socket(&testbed, 1), socket(&testbed, 2));
         let to = ours.local_addr().unwrap();
         hook.add(to.ip(), to.port(), ring.as_fd()).unwrap();
         // Another process holds the link, and knows nothing of it.
@@ -313,17 +332,17 @@ fn nothing_is_attached_when_the_last_holder_has_been_killed() {
         });
         let mut buffer = [0; 100];
         assert_eq!(ours.recv(&mut buffer).unwrap(), 6);
-        assert_eq!(ingress(&bed, 2), [""; 0]);
+        assert_eq!(ingress(&testbed, 2), [""; 0]);
     }
 }
 
 #[test]
 fn a_hook_is_taken_over_by_its_descriptors() {
-    let Some(bed) = bed() else { return };
-    let hook = attach(&bed, 2, Place::Tcx);
+    let Some(testbed) = testbed() else { return };
+    let hook = attach(&testbed, 2, Place::Tcx);
     let ring = create_ring(RING_BYTES).unwrap();
     let mut drain = Drain::open(ring.as_fd());
-    let (sender, ours) = (socket(&bed, 1), socket(&bed, 2));
+    let (sender, ours) = (socket(&testbed, 1), socket(&testbed, 2));
     let to = ours.local_addr().unwrap();
     hook.add(to.ip(), to.port(), ring.as_fd()).unwrap();
     let kept = || {
@@ -347,9 +366,9 @@ fn a_hook_is_taken_over_by_its_descriptors() {
 
 #[test]
 fn a_ring_is_replaced_in_mid_stream_and_nothing_is_lost() {
-    let Some(bed) = bed() else { return };
-    let hook = attach(&bed, 2, Place::Tcx);
-    let (sender, ours) = (socket(&bed, 1), socket(&bed, 2));
+    let Some(testbed) = testbed() else { return };
+    let hook = attach(&testbed, 2, Place::Tcx);
+    let (sender, ours) = (socket(&testbed, 1), socket(&testbed, 2));
     let to = ours.local_addr().unwrap();
     let mut next = 0_u32;
     let mut former: Option<Drain> = None;
@@ -388,8 +407,8 @@ fn a_ring_is_replaced_in_mid_stream_and_nothing_is_lost() {
 
 #[test]
 fn addresses_of_several_hosts_and_other_maps_are_refused() {
-    let Some(bed) = bed() else { return };
-    let hook = attach(&bed, 2, Place::Tcx);
+    let Some(testbed) = testbed() else { return };
+    let hook = attach(&testbed, 2, Place::Tcx);
     let ring = create_ring(RING_BYTES).unwrap();
     for address in ["0.0.0.0", "224.0.0.1", "255.255.255.255", "::", "ff02::1"] {
         let refused = hook
@@ -397,7 +416,7 @@ fn addresses_of_several_hosts_and_other_maps_are_refused() {
             .unwrap_err();
         assert!(matches!(refused, HookError::NotOneHost { .. }), "{refused}");
     }
-    let own = bed.node(2).addresses[0].into();
+    let own = testbed.node(2).addresses[0].into();
     let [_, rings, ..] = hook.descriptors();
     let refused = hook.add(own, 1, rings).unwrap_err().to_string();
     assert!(refused.contains("net0: changing a BPF map"), "{refused}");

@@ -6,9 +6,9 @@ use std::sync::mpsc::{Receiver, Sender};
 use serde_json::json;
 
 use super::Event;
-use crate::output::{Printer, Style};
 use crate::Stream;
 use crate::budget::Budget;
+use crate::output::{Printer, Style};
 
 pub(super) enum Print {
     Output {

@@ -192,15 +192,15 @@ fn a_wide_ring_tells_late_and_loses_nothing() {
 }
 
 /// Where a hub sleeps: its epoch, and its socket with the wake-ups in it.
-struct Bed {
+struct Testbed {
     epoch: AtomicU64,
     wakes: Mutex<usize>,
     came: Condvar,
 }
 
-impl Bed {
-    fn new() -> Arc<Bed> {
-        Arc::new(Bed {
+impl Testbed {
+    fn new() -> Arc<Testbed> {
+        Arc::new(Testbed {
             epoch: AtomicU64::new(0),
             wakes: Mutex::new(0),
             came: Condvar::new(),
@@ -234,21 +234,21 @@ impl Bed {
 fn who_sleeps_for_records_is_woken() {
     check(|| {
         let (mut producer, mut consumer) = Model::ring(4, 0, 0);
-        let bed = Bed::new();
+        let testbed = Testbed::new();
         let sender = {
-            let bed = Arc::clone(&bed);
+            let testbed = Arc::clone(&testbed);
             loom::thread::spawn(move || {
                 let mut waking = Waking::default();
                 for number in 0..2 {
                     assert!(producer.push(number, &payload(number, 8)));
-                    bed.ring(&mut waking);
+                    testbed.ring(&mut waking);
                 }
             })
         };
         let mut sleep = Sleep::default();
         for number in 0..2 {
             while !take(&mut consumer, number, 8) {
-                bed.sleep(&mut sleep, || consumer.has_record());
+                testbed.sleep(&mut sleep, || consumer.has_record());
             }
         }
         sender.join().expect("no panic");
@@ -256,10 +256,10 @@ fn who_sleeps_for_records_is_woken() {
 }
 
 /// What a consumer does before it looks whether it can sleep, as `Hub` does.
-fn tell(consumer: &mut Consumer<Model>, bed: &Bed, waking: &mut Waking) {
+fn tell(consumer: &mut Consumer<Model>, testbed: &Testbed, waking: &mut Waking) {
     consumer.tell();
     if consumer.is_awaited() {
-        bed.ring(waking);
+        testbed.ring(waking);
     }
 }
 
@@ -267,16 +267,16 @@ fn tell(consumer: &mut Consumer<Model>, bed: &Bed, waking: &mut Waking) {
 fn who_sleeps_for_room_is_woken() {
     check(|| {
         let (mut producer, mut consumer) = Model::ring(1, 0, 0);
-        let bed = Bed::new();
+        let testbed = Testbed::new();
         let reader = {
-            let bed = Arc::clone(&bed);
+            let testbed = Arc::clone(&testbed);
             loom::thread::spawn(move || {
                 let mut waking = Waking::default();
                 for number in 0..2 {
                     while !take(&mut consumer, number, 8) {
                         loom::thread::yield_now();
                     }
-                    tell(&mut consumer, &bed, &mut waking);
+                    tell(&mut consumer, &testbed, &mut waking);
                 }
             })
         };
@@ -284,7 +284,7 @@ fn who_sleeps_for_room_is_woken() {
         for number in 0..2 {
             while !producer.push(number, &payload(number, 8)) {
                 producer.want_room(true);
-                bed.sleep(&mut sleep, || producer.has_wanted_room());
+                testbed.sleep(&mut sleep, || producer.has_wanted_room());
             }
             producer.want_room(false);
         }
@@ -296,9 +296,9 @@ fn who_sleeps_for_room_is_woken() {
 fn who_sleeps_until_everything_was_read_is_woken() {
     check(|| {
         let (mut producer, mut consumer) = Model::ring(8, 0, 0);
-        let bed = Bed::new();
+        let testbed = Testbed::new();
         let reader = {
-            let bed = Arc::clone(&bed);
+            let testbed = Arc::clone(&testbed);
             loom::thread::spawn(move || {
                 let mut waking = Waking::default();
                 let mut next = 0;
@@ -306,7 +306,7 @@ fn who_sleeps_until_everything_was_read_is_woken() {
                     while take(&mut consumer, next, 8) {
                         next += 1;
                     }
-                    tell(&mut consumer, &bed, &mut waking);
+                    tell(&mut consumer, &testbed, &mut waking);
                     loom::thread::yield_now();
                 }
             })
@@ -317,7 +317,7 @@ fn who_sleeps_until_everything_was_read_is_woken() {
         }
         while !producer.is_read() {
             producer.want_room(true);
-            bed.sleep(&mut sleep, || producer.has_wanted_room());
+            testbed.sleep(&mut sleep, || producer.has_wanted_room());
         }
         reader.join().expect("no panic");
     });

@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use dipole_bed::Bed;
+use dipole_testbed::Testbed;
 use rustix::net::{AddressFamily, SendFlags, SocketType, ipproto, sendto, socket};
 
 use crate::packets::{self, Random};
@@ -66,14 +66,15 @@ impl Raw {
 
 /// Attacks two victims until told to end.
 pub(crate) fn attack(
-    bed: &Bed,
+    testbed: &Testbed,
     node: u32,
     victims: &[Victim; 2],
     recorded: &[(Ipv4Addr, Vec<u8>)],
     over: &AtomicBool,
     sent: &Sent,
 ) {
-    let inside = |work: &(dyn Fn() + Sync)| bed.inside(node, work).expect("the attacker's node");
+    let inside =
+        |work: &(dyn Fn() + Sync)| testbed.inside(node, work).expect("the attacker's node");
     std::thread::scope(|scope| {
         scope.spawn(|| inside(&|| say_hello(victims, over, sent)));
         scope.spawn(|| inside(&|| replay(recorded, over, sent)));

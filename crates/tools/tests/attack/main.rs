@@ -15,12 +15,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use attacker::{Sent, Victim};
-use dipole_bed::Bed;
 use dipole_node::hosts::Hosts;
 use dipole_node::registry::Registry;
 use dipole_node::{
     Address, ClusterKey, Config, Endpoint, EndpointId, GoneReason, Links, Node, NodeId, Stats,
 };
+use dipole_testbed::Testbed;
 use rustix::net::{AddressFamily, RecvFlags, SocketType, eth, recv, socket};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -47,40 +47,40 @@ impl Drop for Process {
 }
 
 struct Scene {
-    bed: Bed,
+    testbed: Testbed,
     key: PathBuf,
 }
 
 impl Scene {
     fn make() -> Option<Scene> {
-        if let Some(why) = Bed::why_not() {
+        if let Some(why) = Testbed::why_not() {
             eprintln!("SKIPPED: {why}");
             return None;
         }
-        let bed = Bed::builder()
+        let testbed = Testbed::builder()
             .nodes(3)
             .build()
-            .expect("a bed can be made here");
-        let key = bed.folder().join("key");
+            .expect("a testbed can be made here");
+        let key = testbed.folder().join("key");
         let made = ClusterKey::random().expect("random bytes").save(&key);
         made.expect("a file of our own");
-        Some(Scene { bed, key })
+        Some(Scene { testbed, key })
     }
 
     /// A process of a member node.
     fn open(&self, node: u32) -> Node {
-        let place = self.bed.node(node);
+        let place = self.testbed.node(node);
         let mut config = Config::local(NodeId(node), place.runtime_dir.clone());
-        config.hosts = Hosts::load(&self.bed.hosts_file()).expect("the hosts file");
+        config.hosts = Hosts::load(&self.testbed.hosts_file()).expect("the hosts file");
         config.bind = place.addresses[0].into();
         config.links = Links::Udp;
         config.key = Some(ClusterKey::load(&self.key).expect("our key"));
-        let opened = self.bed.inside(node, || Node::open(config));
+        let opened = self.testbed.inside(node, || Node::open(config));
         opened.expect("a node").expect("it opens")
     }
 
     fn dipole(&self, node: u32, keyed: bool, arguments: &[&str]) -> Command {
-        let mut command = self.bed.command(node, env!("CARGO_BIN_EXE_dipole"));
+        let mut command = self.testbed.command(node, env!("CARGO_BIN_EXE_dipole"));
         command.args(arguments).stdin(Stdio::null());
         if keyed {
             command.env("DIPOLE_KEY", &self.key);
@@ -122,14 +122,14 @@ impl Scene {
 
     /// What can be known of a process without its key.
     fn victim(&self, node: u32, endpoint: u32) -> Victim {
-        let registry = Registry::open(&self.bed.node(node).runtime_dir, NodeId(node));
+        let registry = Registry::open(&self.testbed.node(node).runtime_dir, NodeId(node));
         let owner = registry.expect("its registry").lookup(EndpointId(endpoint));
         let ports = owner.expect("readable").expect("it is open").ports;
         Victim {
             node,
             small: v4(ports.small),
             bulk: v4(ports.bulk),
-            directory: SocketAddrV4::new(self.bed.node(node).addresses[0], 7411),
+            directory: SocketAddrV4::new(self.testbed.node(node).addresses[0], 7411),
             connection: 0,
         }
     }
@@ -137,8 +137,8 @@ impl Scene {
     /// Points two endpoints numbered 7 at each other; a process steps while it waits.
     fn meet(&self, one: &Endpoint, two: &Endpoint) {
         std::thread::scope(|scope| {
-            let first = scope.spawn(|| self.bed.inside(1, || one.target(at(2, 7))));
-            let second = scope.spawn(|| self.bed.inside(2, || two.target(at(1, 7))));
+            let first = scope.spawn(|| self.testbed.inside(1, || one.target(at(2, 7))));
+            let second = scope.spawn(|| self.testbed.inside(2, || two.target(at(1, 7))));
             for pointed in [first, second] {
                 let pointed = pointed.join().expect("no panic");
                 pointed.expect("a node").expect("a member");
@@ -149,8 +149,8 @@ impl Scene {
     /// Both sides of a conversation, each in its node, until it is over; how many messages.
     fn converse(&self, one: &Endpoint, two: &Endpoint, over: &AtomicBool) -> u64 {
         std::thread::scope(|scope| {
-            let asking = scope.spawn(|| self.bed.inside(1, || ask(one, over)));
-            let answering = scope.spawn(|| self.bed.inside(2, || answer(two)));
+            let asking = scope.spawn(|| self.testbed.inside(1, || ask(one, over)));
+            let answering = scope.spawn(|| self.testbed.inside(2, || answer(two)));
             answering.join().expect("no panic").expect("node 2");
             asking.join().expect("no panic").expect("node 1")
         })
@@ -160,7 +160,7 @@ impl Scene {
 fn v4(address: SocketAddr) -> SocketAddrV4 {
     match address {
         SocketAddr::V4(address) => address,
-        SocketAddr::V6(_) => panic!("the bed has IPv4"),
+        SocketAddr::V6(_) => panic!("the testbed has IPv4"),
     }
 }
 
@@ -216,8 +216,8 @@ fn answer(endpoint: &Endpoint) {
 }
 
 /// All IP packets that a node sees while something happens.
-fn record<T: Send>(bed: &Bed, node: u32, happens: impl FnOnce() -> T) -> (T, Vec<Vec<u8>>) {
-    let raw = bed.inside(node, || {
+fn record<T: Send>(testbed: &Testbed, node: u32, happens: impl FnOnce() -> T) -> (T, Vec<Vec<u8>>) {
+    let raw = testbed.inside(node, || {
         socket(AddressFamily::PACKET, SocketType::DGRAM, Some(eth::ALL))
     });
     let raw = raw.expect("a node").expect("root may");
@@ -294,7 +294,7 @@ fn whoever_lacks_the_key_does_no_harm_to_those_who_have_it() {
     let first = one.endpoint(EndpointId(7)).expect("free");
 
     // An earlier session of the first process: the other side opens it, and leaves.
-    let (_, seen) = record(&scene.bed, 1, || {
+    let (_, seen) = record(&scene.testbed, 1, || {
         let two = scene.open(2);
         let second = two.endpoint(EndpointId(7)).expect("free");
         let over = AtomicBool::new(true);
@@ -312,7 +312,7 @@ fn whoever_lacks_the_key_does_no_harm_to_those_who_have_it() {
     assert_eq!(earlier.len(), 1, "{earlier:?}");
     let mut victims = [scene.victim(1, 7), scene.victim(2, 7)];
     // The attacker's luck: it has guessed which connections there are.
-    let (_, talk) = record(&scene.bed, 1, || {
+    let (_, talk) = record(&scene.testbed, 1, || {
         scene.converse(&first, &second, &AtomicBool::new(true));
     });
     for victim in &mut victims {
@@ -333,7 +333,7 @@ fn whoever_lacks_the_key_does_no_harm_to_those_who_have_it() {
     let sent = Sent::default();
     let begun = Instant::now();
     let attacked = std::thread::scope(|scope| {
-        scope.spawn(|| attacker::attack(&scene.bed, 3, &victims, &recorded, &over, &sent));
+        scope.spawn(|| attacker::attack(&scene.testbed, 3, &victims, &recorded, &over, &sent));
         scope.spawn(|| {
             attacker::for_a_while(time, &over);
         });
@@ -381,7 +381,7 @@ fn whoever_lacks_the_key_does_no_harm_to_those_who_have_it() {
             );
             assert_eq!(departure.node, 1, "node {id}: {departure:?}");
         }
-        let empty = scene.bed.inside(id.0, || {
+        let empty = scene.testbed.inside(id.0, || {
             let endpoint = if id.0 == 1 { &first } else { &second };
             endpoint.try_receive().expect("it is open").is_none()
         });
@@ -424,7 +424,7 @@ fn join(scene: &Scene) {
     std::thread::scope(|scope| {
         // A process steps while it waits.
         let got = scope.spawn(|| {
-            scene.bed.inside(2, || {
+            scene.testbed.inside(2, || {
                 let message = inbox.receive_timeout(PATIENCE);
                 // So that it is acknowledged.
                 let nothing_more = inbox.receive_timeout(Duration::from_millis(300));
@@ -432,7 +432,7 @@ fn join(scene: &Scene) {
                 message
             })
         });
-        let sent = scene.bed.inside(1, || {
+        let sent = scene.testbed.inside(1, || {
             endpoint.target(at(2, 100)).expect("a member");
             endpoint.send(b"new here")?;
             endpoint.drain(PATIENCE)
@@ -445,7 +445,7 @@ fn join(scene: &Scene) {
 
 /// Whoever has no key, or another, is told so: by the agent, and by `dipole send`.
 fn refuse_strangers(scene: &Scene) {
-    let other = scene.bed.folder().join("other");
+    let other = scene.testbed.folder().join("other");
     let made = ClusterKey::random().expect("random bytes").save(&other);
     made.expect("a file of our own");
     let say = |key: Option<&Path>| {

@@ -5,8 +5,8 @@ use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::Command;
 use std::time::Duration;
 
-use dipole_bed::Bed;
 use dipole_bpf::{card_of, hook};
+use dipole_testbed::Testbed;
 
 use crate::job::Job;
 
@@ -15,24 +15,27 @@ const PATIENCE: Option<Duration> = Some(Duration::from_secs(20));
 
 /// A web server, a name server of sorts, and somebody who answers pings: on the second node.
 struct Others<'a> {
-    bed: &'a Bed,
+    testbed: &'a Testbed,
     web: SocketAddr,
     echo: SocketAddr,
 }
 
 impl Others<'_> {
     /// They serve as long as the test runs.
-    fn start(bed: &Bed) -> Others<'_> {
-        let ip = bed.node(2).addresses[0];
+    fn start(testbed: &Testbed) -> Others<'_> {
+        let ip = testbed.node(2).addresses[0];
         let bind = || -> std::io::Result<_> {
             Ok((TcpListener::bind((ip, 80))?, UdpSocket::bind((ip, 53))?))
         };
-        let (web, echo) = bed.inside(2, bind).expect("a namespace").expect("ports");
+        let (web, echo) = testbed
+            .inside(2, bind)
+            .expect("a namespace")
+            .expect("ports");
         let addresses = (web.local_addr(), echo.local_addr());
         std::thread::spawn(move || serve_pages(&web));
         std::thread::spawn(move || serve_echo(&echo));
         Others {
-            bed,
+            testbed,
             web: addresses.0.expect("bound"),
             echo: addresses.1.expect("bound"),
         }
@@ -40,11 +43,11 @@ impl Others<'_> {
 
     /// Uses all of them from the first node.
     fn use_all(&self) {
-        let ping = self.bed.command(1, "ping");
+        let ping = self.testbed.command(1, "ping");
         assert!(answers_pings(ping, &self.web.ip().to_string()));
         let connect = || TcpStream::connect(self.web);
         let mut web = self
-            .bed
+            .testbed
             .inside(1, connect)
             .expect("a namespace")
             .expect("it listens");
@@ -58,9 +61,9 @@ impl Others<'_> {
                 .enumerate()
                 .all(|(at, byte)| *byte == content(at))
         );
-        let bind = || UdpSocket::bind((self.bed.node(1).addresses[0], 0));
+        let bind = || UdpSocket::bind((self.testbed.node(1).addresses[0], 0));
         let asker = self
-            .bed
+            .testbed
             .inside(1, bind)
             .expect("a namespace")
             .expect("a port");
@@ -76,16 +79,16 @@ impl Others<'_> {
     }
 
     fn attached(&self) -> usize {
-        [1, 2].map(|node| attached(self.bed, node)).iter().sum()
+        [1, 2].map(|node| attached(self.testbed, node)).iter().sum()
     }
 }
 
-fn attached(bed: &Bed, node: u32) -> usize {
+fn attached(testbed: &Testbed, node: u32) -> usize {
     let look = || {
-        let (card, _) = card_of(bed.node(node).addresses[0].into())?;
+        let (card, _) = card_of(testbed.node(node).addresses[0].into())?;
         hook::attached(&card)
     };
-    let found = bed.inside(node, look).expect("a namespace");
+    let found = testbed.inside(node, look).expect("a namespace");
     found.expect("the kernel tells").len()
 }
 
@@ -124,14 +127,14 @@ fn answers_pings(mut ping: Command, address: &str) -> bool {
 
 #[test]
 fn other_programs_on_the_card_notice_nothing_and_nothing_is_left() {
-    let Some(bed) = crate::bed(Bed::builder().nodes(2).slots(2)) else {
+    let Some(testbed) = crate::testbed(Testbed::builder().nodes(2).slots(2)) else {
         return;
     };
-    let others = Others::start(&bed);
+    let others = Others::start(&testbed);
     others.use_all();
     assert_eq!(others.attached(), 0);
 
-    let mut job = Job::soak(&bed, 4, crate::phase().as_secs_f64(), &[]);
+    let mut job = Job::soak(&testbed, 4, crate::phase().as_secs_f64(), &[]);
     job.wait_for(4, "all ranks found");
     let held = others.attached();
     println!("{held} programs are attached");

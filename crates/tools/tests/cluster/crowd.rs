@@ -1,6 +1,6 @@
 //! More processes than cores, all with the bpf link on cards of several queues.
 
-use dipole_bed::Bed;
+use dipole_testbed::Testbed;
 
 use crate::job::Job;
 
@@ -9,10 +9,10 @@ const LEAST_SHARE: f64 = 0.25;
 
 #[test]
 fn eight_processes_a_node_share_a_card_of_four_queues() {
-    let Some(bed) = crate::bed(Bed::builder().nodes(2).slots(8).queues(4)) else {
+    let Some(testbed) = crate::testbed(Testbed::builder().nodes(2).slots(8).queues(4)) else {
         return;
     };
-    let mut job = Job::soak(&bed, 16, crate::phase().as_secs_f64(), &[]);
+    let mut job = Job::soak(&testbed, 16, crate::phase().as_secs_f64(), &[]);
     assert!(job.end().success());
     assert_eq!(job.count("to 15 ranks"), 16);
     assert_eq!(job.count("every byte accounted for"), 16);

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dipole_bed::Bed;
+use dipole_testbed::Testbed;
 
 const RATE_MBIT: u64 = 200;
 /// The one whose card is narrow: everybody sends to it.
@@ -42,9 +42,9 @@ struct Stream {
 }
 
 impl Stream {
-    fn start(bed: &Bed, from: u32) -> Stream {
+    fn start(testbed: &Testbed, from: u32) -> Stream {
         let spawn = |command: &mut Command| command.spawn().expect("it starts");
-        let dipole = |node| bed.command(node, env!("CARGO_BIN_EXE_dipole"));
+        let dipole = |node| testbed.command(node, env!("CARGO_BIN_EXE_dipole"));
         let target = format!("{RECEIVER}:7");
         let receiver = spawn(
             dipole(RECEIVER)
@@ -80,13 +80,13 @@ impl Drop for Stream {
     }
 }
 
-fn connection(bed: &Bed, from: u32) -> (TcpStream, TcpStream) {
+fn connection(testbed: &Testbed, from: u32) -> (TcpStream, TcpStream) {
     let listen = || TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).expect("a listener");
-    let listener = bed.inside(RECEIVER, listen).expect("a namespace");
+    let listener = testbed.inside(RECEIVER, listen).expect("a namespace");
     let port = listener.local_addr().expect("it is bound").port();
-    let to = SocketAddr::from((bed.node(RECEIVER).addresses[0], port));
+    let to = SocketAddr::from((testbed.node(RECEIVER).addresses[0], port));
     let connect = || TcpStream::connect(to).expect("it listens");
-    let ours = bed.inside(from, connect).expect("a namespace");
+    let ours = testbed.inside(from, connect).expect("a namespace");
     // What most machines have; the outcome should not follow this machine's default.
     rustix::net::sockopt::set_tcp_congestion(&ours, "cubic").expect("every kernel has it");
     let (theirs, _) = listener.accept().expect("it connected");
@@ -146,21 +146,23 @@ fn words_of(took: &[Duration]) -> String {
 }
 
 fn share_the_network(from_dipole: u32, from_tcp: u32) {
-    let builder = Bed::builder().nodes(3).rate_mbit(RATE_MBIT);
-    let Some(bed) = crate::bed(builder) else {
+    let builder = Testbed::builder().nodes(3).rate_mbit(RATE_MBIT);
+    let Some(testbed) = crate::testbed(builder) else {
         return;
     };
     let phase = crate::phase();
     let alone = Instant::now();
-    let idle = type_words(connection(&bed, from_tcp), || alone.elapsed() < phase / 3);
+    let idle = type_words(connection(&testbed, from_tcp), || {
+        alone.elapsed() < phase / 3
+    });
     println!("typing alone: {}", words_of(&idle));
-    let mut stream = Stream::start(&bed, from_dipole);
+    let mut stream = Stream::start(&testbed, from_dipole);
     let meters = Meters::default();
     let (rates, typed) = thread::scope(|scope| {
         scope.spawn(|| stream.feed(&meters));
-        let bulk = connection(&bed, from_tcp);
+        let bulk = connection(&testbed, from_tcp);
         scope.spawn(|| fill(bulk, &meters));
-        let words = connection(&bed, from_tcp);
+        let words = connection(&testbed, from_tcp);
         let typist = scope.spawn(|| type_words(words, || meters.goes_on()));
         // Both have found their pace after a while.
         thread::sleep(phase / 2);

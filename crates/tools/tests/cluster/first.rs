@@ -4,23 +4,23 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dipole_bed::{Bed, Faults};
 use dipole_node::hosts::Hosts;
 use dipole_node::{Address, Config, EndpointId, Node, NodeId};
+use dipole_testbed::{Faults, Testbed};
 
 const ONE_WAY: Duration = Duration::from_millis(40);
 /// One to ask where the endpoint is, two for the handshake, half for the message, and some for
 /// the kernel's ARP, which goes first.
 const MOST_ROUND_TRIPS: f64 = 3.9;
 
-fn node(bed: &Bed, number: u32) -> Node {
-    let hosts = Hosts::load(&bed.hosts_file()).expect("the bed's hosts file");
-    let directory = bed.node(number).runtime_dir.join("first");
+fn node(testbed: &Testbed, number: u32) -> Node {
+    let hosts = Hosts::load(&testbed.hosts_file()).expect("the testbed's hosts file");
+    let directory = testbed.node(number).runtime_dir.join("first");
     let mut config = Config::local(NodeId(number), directory.clone());
     config.hosts = hosts;
     config.settle();
     config.runtime_dir = directory;
-    let opened = bed.inside(number, || Node::open(config));
+    let opened = testbed.inside(number, || Node::open(config));
     opened.expect("a namespace").expect("a node")
 }
 
@@ -31,10 +31,10 @@ fn the_first_message_comes_after_three_round_trips_and_a_half() {
         delay_time: ONE_WAY,
         ..Faults::default()
     };
-    let Some(bed) = crate::bed(Bed::builder().faults(faults)) else {
+    let Some(testbed) = crate::testbed(Testbed::builder().faults(faults)) else {
         return;
     };
-    let (left, right) = (node(&bed, 1), node(&bed, 2));
+    let (left, right) = (node(&testbed, 1), node(&testbed, 2));
     let outbox = left.endpoint(EndpointId(1)).expect("a free endpoint");
     let inboxes = [7, 8].map(|id| right.endpoint(EndpointId(id)).expect("a free endpoint"));
     for (inbox, what) in inboxes
@@ -51,7 +51,7 @@ fn the_first_message_comes_after_three_round_trips_and_a_half() {
                 begun.elapsed()
             });
             // Its question leaves from the namespace of the thread that asks.
-            let found = bed.inside(1, || outbox.target(to));
+            let found = testbed.inside(1, || outbox.target(to));
             found.expect("a namespace").expect("it is there");
             outbox.send(b"first").expect("it is there");
             receiver.join().expect("no panic")

@@ -1,4 +1,4 @@
-//! A job on a bed, whose output is printed and kept while it runs.
+//! A job on a testbed, whose output is printed and kept while it runs.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, ExitStatus, Stdio};
@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use dipole_bed::Bed;
+use dipole_testbed::Testbed;
 
 use crate::common::example;
 
@@ -22,22 +22,22 @@ pub(crate) struct Job {
 
 impl Job {
     /// Starts `dipole run` on the first node, with the soak example for so many seconds.
-    pub(crate) fn soak(bed: &Bed, ranks: u32, seconds: f64, options: &[&str]) -> Job {
-        Job::soak_by(bed, ranks, seconds, options, "auto")
+    pub(crate) fn soak(testbed: &Testbed, ranks: u32, seconds: f64, options: &[&str]) -> Job {
+        Job::soak_by(testbed, ranks, seconds, options, "auto")
     }
 
     /// The same by these links in turn.
     pub(crate) fn soak_by(
-        bed: &Bed,
+        testbed: &Testbed,
         ranks: u32,
         seconds: f64,
         options: &[&str],
         links: &str,
     ) -> Job {
-        let mut command = bed.command(1, env!("CARGO_BIN_EXE_dipole"));
+        let mut command = testbed.command(1, env!("CARGO_BIN_EXE_dipole"));
         command.args(["run", "--tag", "-n", &ranks.to_string(), "--hosts"]);
-        command.arg(bed.hosts_file()).arg("--rsh");
-        command.arg(bed.remote_shell()).args(options);
+        command.arg(testbed.hosts_file()).arg("--rsh");
+        command.arg(testbed.remote_shell()).args(options);
         command
             .arg(example("soak"))
             .args([&seconds.to_string(), links]);

@@ -18,15 +18,15 @@ mod story;
 
 use std::time::Duration;
 
-/// Makes a bed, or says why there is none.
-fn bed(builder: dipole_bed::Builder) -> Option<dipole_bed::Bed> {
-    if let Some(why) = dipole_bed::Bed::why_not() {
+/// Makes a testbed, or says why there is none.
+fn testbed(builder: dipole_testbed::Builder) -> Option<dipole_testbed::Testbed> {
+    if let Some(why) = dipole_testbed::Testbed::why_not() {
         eprintln!("SKIPPED: {why}");
         return None;
     }
-    let bed = builder.build().expect("a bed");
-    println!("{}", bed.description());
-    Some(bed)
+    let testbed = builder.build().expect("a testbed");
+    println!("{}", testbed.description());
+    Some(testbed)
 }
 
 fn phase() -> Duration {

@@ -1,6 +1,6 @@
 //! Full rate on a network that loses, repeats and reorders real packets.
 
-use dipole_bed::{Bed, Faults};
+use dipole_testbed::{Faults, Testbed};
 
 use crate::job::Job;
 
@@ -22,16 +22,16 @@ fn soak(links: &str) {
         seed: 20,
         ..Faults::default()
     };
-    let Some(bed) = crate::bed(Bed::builder().nodes(4).slots(2).faults(faults)) else {
+    let Some(testbed) = crate::testbed(Testbed::builder().nodes(4).slots(2).faults(faults)) else {
         return;
     };
-    let mut job = Job::soak_by(&bed, 8, crate::phase().as_secs_f64(), &[], links);
+    let mut job = Job::soak_by(&testbed, 8, crate::phase().as_secs_f64(), &[], links);
     assert!(job.end().success());
     assert_eq!(job.count("to 7 ranks"), 8);
     assert_eq!(job.count("every byte accounted for"), 8);
     assert_eq!(job.count("is lost"), 0);
     assert!(job.count("came by rings") > 0, "the bpf link was not used");
-    let harm = bed.fault_counters();
+    let harm = testbed.fault_counters();
     println!("{harm:?}");
     let struck = [harm.dropped, harm.repeated, harm.reordered];
     assert!(

@@ -2,36 +2,36 @@
 
 use std::thread;
 
-use dipole_bed::Bed;
+use dipole_testbed::Testbed;
 
 use crate::job::Job;
 
 #[test]
 fn survivors_lose_nothing_while_a_card_and_then_a_node_fail_and_come_back() {
-    let builder = Bed::builder().nodes(4).networks(2).slots(2);
-    let Some(bed) = crate::bed(builder) else {
+    let builder = Testbed::builder().nodes(4).networks(2).slots(2);
+    let Some(testbed) = crate::testbed(builder) else {
         return;
     };
     let phase = crate::phase();
     // Long enough for cards and ranks to be noticed on a busy machine too.
     let seconds = phase.as_secs_f64() * 5.0 + 8.0;
-    let mut job = Job::soak(&bed, 8, seconds, &["--on-loss", "restart"]);
+    let mut job = Job::soak(&testbed, 8, seconds, &["--on-loss", "restart"]);
     job.wait_for(8, "all ranks found");
     thread::sleep(phase / 2);
     job.note("node 2: the first card is taken out");
-    bed.set_card(2, 0, false).expect("a card");
+    testbed.set_card(2, 0, false).expect("a card");
     // Each of the six ranks elsewhere says so of both processes there.
     job.wait_for(12, "10.0.0.2 answers no longer: not used");
     thread::sleep(phase);
     assert_eq!(job.count("is lost"), 0, "a card is no node");
     let before = job.count("10.0.0.2 small and bulk");
     job.note("node 2: the first card is put back");
-    bed.set_card(2, 0, true).expect("a card");
+    testbed.set_card(2, 0, true).expect("a card");
     job.wait_for(before + 12, "10.0.0.2 small and bulk");
     thread::sleep(phase / 2);
     job.note("node 4 is killed");
     // Some end before their turn comes, with those who watched over them.
-    assert!(bed.kill_node(4).expect("a node") >= 1);
+    assert!(testbed.kill_node(4).expect("a node") >= 1);
     job.wait_for(1, "node 4 (10.0.0.4) is lost");
     for rank in [6, 7] {
         job.wait_for(6, &format!("rank {rank} is lost"));

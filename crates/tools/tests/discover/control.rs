@@ -3,20 +3,20 @@
 use std::process::Command;
 use std::time::Duration;
 
-use dipole_bed::Bed;
+use dipole_testbed::Testbed;
 
-use crate::bed::{Agent, Cluster, said};
+use crate::testbed::{Agent, Cluster, said};
 
 /// Long enough for a node that does not answer to be declared gone.
 const LONG: Duration = Duration::from_secs(15);
 
 fn two_networks() -> Option<Cluster> {
-    Cluster::make(Bed::builder().nodes(4).networks(2))
+    Cluster::make(Testbed::builder().nodes(4).networks(2))
 }
 
 fn set_network(cluster: &Cluster, network: u32, up: bool) {
     for node in 1..=4 {
-        cluster.bed.set_card(node, network, up).expect("a card");
+        cluster.testbed.set_card(node, network, up).expect("a card");
     }
 }
 
@@ -49,14 +49,14 @@ fn nobody_is_declared_gone_while_one_of_two_networks_is_out() {
         nobody_is_missed(&cluster, &agents);
     }
     // A node that has lost its first card is still reached by those that have both.
-    cluster.bed.set_card(2, 0, false).expect("a card");
+    cluster.testbed.set_card(2, 0, false).expect("a card");
     nobody_is_missed(&cluster, &agents);
 }
 
 /// Packets to the directory port that a node has sent by a card, as its firewall counts them.
 fn sent_by(cluster: &Cluster, node: u32, network: u32) -> u64 {
     let device = format!("/sys/class/net/net{network}/statistics/tx_packets");
-    let mut command: Command = cluster.bed.command(node, "cat");
+    let mut command: Command = cluster.testbed.command(node, "cat");
     let output = command.arg(device).output().expect("it runs");
     said(&output).trim().parse().expect("a number")
 }
@@ -68,7 +68,7 @@ fn questions_and_membership_go_by_the_control_network_and_by_the_cards_when_it_i
     };
     let agents: Vec<Agent> = (1..=4)
         .map(|node| {
-            let place = cluster.bed.node(node);
+            let place = cluster.testbed.node(node);
             let (card, control) = (
                 place.addresses[0].to_string(),
                 place.addresses[1].to_string(),
@@ -91,7 +91,7 @@ fn questions_and_membership_go_by_the_control_network_and_by_the_cards_when_it_i
         "{by_card} by the card, {by_control}"
     );
 
-    let file = cluster.bed.node(1).runtime_dir.join("node-1/nodes");
+    let file = cluster.testbed.node(1).runtime_dir.join("node-1/nodes");
     let file = std::fs::read_to_string(file).expect("the agent keeps it");
     assert!(
         file.contains("2 10.0.0.2 port=7411 control=10.1.0.2"),

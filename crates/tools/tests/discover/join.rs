@@ -3,7 +3,7 @@
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use crate::bed::{Agent, Cluster, said};
+use crate::testbed::{Agent, Cluster, said};
 
 #[test]
 fn a_program_reaches_a_node_that_joins_after_it_was_started() {
@@ -41,7 +41,7 @@ fn leaving_is_known_at_once_dying_soon_and_coming_back_is_another_life() {
     agents.remove(&3).expect("started").leave();
     let took = cluster.wait_for(&[1, 2, 4]);
     println!("a node that left was gone after {took:?}");
-    let file = cluster.bed.node(1).runtime_dir.join("node-1/nodes");
+    let file = cluster.testbed.node(1).runtime_dir.join("node-1/nodes");
     let lines = || std::fs::read_to_string(&file).expect("the agent keeps it");
     let begun = Instant::now();
     while lines().contains("\n3 ") {

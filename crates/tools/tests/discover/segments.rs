@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use dipole_node::ClusterKey;
 
-use crate::bed::{Agent, Cluster, said};
+use crate::testbed::{Agent, Cluster, said};
 
 #[test]
 fn four_nodes_find_each_other_without_a_hosts_file_and_run_a_job() {
@@ -39,8 +39,8 @@ fn seeds_alone_suffice_and_the_table_shows_all_addresses() {
     let Some(cluster) = Cluster::four() else {
         return;
     };
-    let first = cluster.bed.node(1).addresses[0].to_string();
-    let second = format!("{}:7411", cluster.bed.node(2).addresses[0]);
+    let first = cluster.testbed.node(1).addresses[0].to_string();
+    let second = format!("{}:7411", cluster.testbed.node(2).addresses[0]);
     // The first knows nobody, and each of the others one that knows somebody.
     let _agents = [
         cluster.agent(1, &["--seed", &first, "--name", "one"]),
@@ -56,7 +56,7 @@ fn seeds_alone_suffice_and_the_table_shows_all_addresses() {
         "{table}"
     );
     cluster.wait_for_file(4, 4);
-    let file = cluster.bed.node(4).runtime_dir.join("node-4/nodes");
+    let file = cluster.testbed.node(4).runtime_dir.join("node-4/nodes");
     let file = std::fs::read_to_string(file).expect("the agent keeps it");
     assert!(
         file.contains("1 10.0.0.1 port=7411") && file.contains("name=one"),

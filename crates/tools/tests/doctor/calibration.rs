@@ -2,28 +2,28 @@
 
 use std::path::PathBuf;
 
-use crate::bed::{Bed, Report};
+use crate::testbed::{Report, Testbed};
 
-fn report(bed: &Bed, calibrate: bool) -> Report {
-    let mut command = bed.dipole(1);
+fn report(testbed: &Testbed, calibrate: bool) -> Report {
+    let mut command = testbed.dipole(1);
     command.args(["--json", "doctor", "--timeout", "0.2", "--hosts"]);
-    command.arg(bed.hosts());
+    command.arg(testbed.hosts());
     if calibrate {
         command.arg("--calibrate");
     }
     Report::of(&mut command)
 }
 
-fn file(bed: &Bed) -> PathBuf {
-    bed.directory.path().join("runtime-1/cards/eth0")
+fn file(testbed: &Testbed) -> PathBuf {
+    testbed.directory.path().join("runtime-1/cards/eth0")
 }
 
 #[test]
 fn a_card_is_measured_once_and_told_of_until_its_file_is_spoilt() {
-    let Some(bed) = Bed::make("k", false) else {
+    let Some(testbed) = Testbed::make("k", false) else {
         return;
     };
-    let without = report(&bed, false);
+    let without = report(&testbed, false);
     let words = [
         "none, so small packets come by a ring at TCX",
         "--calibrate",
@@ -31,9 +31,9 @@ fn a_card_is_measured_once_and_told_of_until_its_file_is_spoilt() {
     without.expect("calibration", "eth0", "good", &words);
     assert!(without.find("sending", "eth0").is_none());
 
-    let made = report(&bed, true);
+    let made = report(&testbed, true);
     made.expect("calibration", "eth0", "good", &[" s old", "cards/eth0"]);
-    let told = report(&bed, false);
+    let told = report(&testbed, false);
     for report in [&made, &told] {
         let words = [
             "tcx 64 B",
@@ -48,16 +48,16 @@ fn a_card_is_measured_once_and_told_of_until_its_file_is_spoilt() {
         report.expect("bulk runs", "eth0", "good", &words);
     }
 
-    let text = std::fs::read_to_string(file(&bed)).expect("a file");
-    std::fs::write(file(&bed), text.replace("send", "sand")).expect("ours");
-    let spoilt = report(&bed, false);
+    let text = std::fs::read_to_string(file(&testbed)).expect("a file");
+    std::fs::write(file(&testbed), text.replace("send", "sand")).expect("ours");
+    let spoilt = report(&testbed, false);
     let words = ["spoilt in line 10", "as usual", "--calibrate"];
     spoilt.expect("calibration", "eth0", "slow", &words);
     assert!(spoilt.find("sending", "eth0").is_none());
 
-    std::fs::write(file(&bed), text).expect("ours");
-    bed.ip(1, "link set eth0 mtu 1300");
-    let changed = report(&bed, false);
+    std::fs::write(file(&testbed), text).expect("ours");
+    testbed.ip(1, "link set eth0 mtu 1300");
+    let changed = report(&testbed, false);
     let words = ["does not hold any more: another MTU"];
     changed.expect("calibration", "eth0", "slow", &words);
 }
@@ -66,7 +66,7 @@ fn a_card_is_measured_once_and_told_of_until_its_file_is_spoilt() {
 fn a_node_without_a_card_cannot_be_calibrated() {
     let directory = tempfile::tempdir().expect("a directory");
     let dipole = std::process::Command::new(env!("CARGO_BIN_EXE_dipole"));
-    let mut command = crate::bed::cleaned(dipole, directory.path());
+    let mut command = crate::testbed::cleaned(dipole, directory.path());
     let report = Report::of(command.args(["--json", "doctor", "--calibrate"]));
     report.expect("calibration", "this machine", "broken", &["DIPOLE_BIND"]);
     assert_eq!(report.status, 1);

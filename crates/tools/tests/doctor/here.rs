@@ -7,7 +7,7 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-use crate::bed::{Process, Report, cleaned, once_answered};
+use crate::testbed::{Process, Report, cleaned, once_answered};
 
 const DIPOLE: &str = env!("CARGO_BIN_EXE_dipole");
 

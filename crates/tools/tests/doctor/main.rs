@@ -2,8 +2,8 @@
 
 #![allow(missing_docs, reason = "tests")]
 
-mod bed;
 mod calibration;
 mod here;
 mod peers;
+mod testbed;
 mod version;

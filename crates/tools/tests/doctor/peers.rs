@@ -1,14 +1,14 @@
 //! Two machines as namespaces. Needs root; skipped aloud without.
 
-use crate::bed::{Bed, Report, once_answered};
+use crate::testbed::{Report, Testbed, once_answered};
 
 #[test]
 fn a_healthy_pair_is_well() {
-    let Some(bed) = Bed::make("h", false) else {
+    let Some(testbed) = Testbed::make("h", false) else {
         return;
     };
-    let _receiver = bed.receiver();
-    let report = bed.report_once_answered();
+    let _receiver = testbed.receiver();
+    let report = testbed.report_once_answered();
     report.expect_nothing_broken();
     report.expect(
         "own address",
@@ -37,12 +37,12 @@ fn a_healthy_pair_is_well() {
 
 #[test]
 fn ends_of_different_mtu_are_seen_from_both() {
-    let Some(bed) = Bed::make("m", false) else {
+    let Some(testbed) = Testbed::make("m", false) else {
         return;
     };
-    bed.ip(2, "link set eth0 mtu 1200");
-    let receiver = bed.receiver();
-    let report = bed.report_once_answered();
+    testbed.ip(2, "link set eth0 mtu 1200");
+    let receiver = testbed.receiver();
+    let report = testbed.report_once_answered();
     report.expect_nothing_broken();
     let words = [
         "packets of 1500 bytes do not get through, the longest that do have 1200",
@@ -52,10 +52,10 @@ fn ends_of_different_mtu_are_seen_from_both() {
     report.expect("packet size", "node 2", "slow", &words);
     // The shorter end sees no packet vanish, but who is longer.
     drop(receiver);
-    bed.ip(2, "link set eth0 mtu 1500");
-    bed.ip(1, "link set eth0 mtu 1200");
-    let _receiver = bed.receiver();
-    let report = bed.report_once_answered();
+    testbed.ip(2, "link set eth0 mtu 1500");
+    testbed.ip(1, "link set eth0 mtu 1200");
+    let _receiver = testbed.receiver();
+    let report = testbed.report_once_answered();
     report.expect(
         "mtu",
         "eth0",
@@ -75,19 +75,19 @@ fn ends_of_different_mtu_are_seen_from_both() {
 
 #[test]
 fn a_device_in_between_that_swallows_long_packets_is_found() {
-    let Some(bed) = Bed::make("b", true) else {
+    let Some(testbed) = Testbed::make("b", true) else {
         return;
     };
-    let _receiver = bed.receiver();
-    let report = bed.report_once_answered();
+    let _receiver = testbed.receiver();
+    let report = testbed.report_once_answered();
     report.expect(
         "packet size",
         "node 2",
         "good",
         &["packets of 1500 bytes get through"],
     );
-    bed.ip(3, "link set portb mtu 1000");
-    let report = bed.report_once_answered();
+    testbed.ip(3, "link set portb mtu 1000");
+    let report = testbed.report_once_answered();
     assert_eq!(report.status, 1);
     let words = [
         "packets of 1500 bytes do not get through",
@@ -99,12 +99,12 @@ fn a_device_in_between_that_swallows_long_packets_is_found() {
 
 #[test]
 fn a_route_that_knows_of_a_shorter_path_is_found() {
-    let Some(bed) = Bed::make("r", false) else {
+    let Some(testbed) = Testbed::make("r", false) else {
         return;
     };
-    let _receiver = bed.receiver();
-    bed.ip(1, "route add 10.98.0.2/32 dev eth0 mtu lock 1000");
-    let report = bed.report_once_answered();
+    let _receiver = testbed.receiver();
+    testbed.ip(1, "route add 10.98.0.2/32 dev eth0 mtu lock 1000");
+    let report = testbed.report_once_answered();
     assert_eq!(report.status, 1);
     let words = [
         "packets of 1500 bytes do not get through, the longest that do have 1000",
@@ -116,18 +116,18 @@ fn a_route_that_knows_of_a_shorter_path_is_found() {
 
 #[test]
 fn a_node_that_answers_nothing_is_told_from_one_where_nothing_runs() {
-    let Some(bed) = Bed::make("s", false) else {
+    let Some(testbed) = Testbed::make("s", false) else {
         return;
     };
-    let report = bed.report();
+    let report = testbed.report();
     let start = "dipole recv 2:7 --nid 2";
     report.expect("directory", "node 2", "unknown", &["the host is up", start]);
     report.expect_nothing_broken();
-    let _receiver = bed.receiver();
-    bed.report_once_answered();
+    let _receiver = testbed.receiver();
+    testbed.report_once_answered();
     // As a firewall would: what comes from node 1 gets no answer.
-    bed.ip(2, "route add blackhole 10.98.0.1/32");
-    let report = bed.report();
+    testbed.ip(2, "route add blackhole 10.98.0.1/32");
+    let report = testbed.report();
     assert_eq!(report.status, 1);
     let words = [
         "no answer at all from 10.98.0.2:7411",
@@ -140,18 +140,18 @@ fn a_node_that_answers_nothing_is_told_from_one_where_nothing_runs() {
 
 #[test]
 fn a_missing_route_and_a_detour_are_found() {
-    let Some(bed) = Bed::make("d", false) else {
+    let Some(testbed) = Testbed::make("d", false) else {
         return;
     };
-    bed.ip(1, "route add prohibit 10.98.0.2/32");
-    let report = bed.report();
+    testbed.ip(1, "route add prohibit 10.98.0.2/32");
+    let report = testbed.report();
     assert_eq!(report.status, 1);
     let words = ["there is none", "ip route get"];
     report.expect("route", "node 2", "broken", &words);
-    bed.ip(1, "route del prohibit 10.98.0.2/32");
-    bed.ip(1, "addr add 10.98.0.9/24 dev eth0");
-    bed.ip(1, "route add 10.98.0.2/32 dev eth0 src 10.98.0.9");
-    let report = bed.report();
+    testbed.ip(1, "route del prohibit 10.98.0.2/32");
+    testbed.ip(1, "addr add 10.98.0.9/24 dev eth0");
+    testbed.ip(1, "route add 10.98.0.2/32 dev eth0 src 10.98.0.9");
+    let report = testbed.report();
     let words = [
         "would send from 10.98.0.9, not from 10.98.0.1",
         "ip route get",
@@ -161,31 +161,31 @@ fn a_missing_route_and_a_detour_are_found() {
 
 #[test]
 fn a_wrong_own_address_a_dead_link_and_a_bridge_are_found() {
-    let Some(bed) = Bed::make("w", false) else {
+    let Some(testbed) = Testbed::make("w", false) else {
         return;
     };
-    bed.write_hosts("1 10.98.0.7\n2 10.98.0.2\n");
-    let report = bed.report();
+    testbed.write_hosts("1 10.98.0.7\n2 10.98.0.2\n");
+    let report = testbed.report();
     assert_eq!(report.status, 1);
     let words = ["10.98.0.7 is on no device of this machine, which has 10.98.0.1 on eth0"];
     report.expect("own address", "node 1", "broken", &words);
-    bed.write_hosts("1 10.98.0.1\n2 10.98.0.2\n");
-    bed.ip(2, "link set eth0 down");
-    let report = bed.report();
+    testbed.write_hosts("1 10.98.0.1\n2 10.98.0.2\n");
+    testbed.ip(2, "link set eth0 down");
+    let report = testbed.report();
     assert_eq!(report.status, 1);
     report.expect("link", "eth0", "broken", &["no carrier", "check the cable"]);
-    bed.ip(1, "link set eth0 down");
-    report_down(&bed);
-    bed.ip(1, "link add br0 type bridge");
-    bed.ip(1, "addr add 10.97.0.1/24 dev br0");
-    bed.ip(1, "link set br0 up");
-    bed.write_hosts("1 10.97.0.1\n");
-    let report = bed.report();
+    testbed.ip(1, "link set eth0 down");
+    report_down(&testbed);
+    testbed.ip(1, "link add br0 type bridge");
+    testbed.ip(1, "addr add 10.97.0.1/24 dev br0");
+    testbed.ip(1, "link set br0 up");
+    testbed.write_hosts("1 10.97.0.1\n");
+    let report = testbed.report();
     report.expect("device", "br0", "slow", &["a bridge", "host networking"]);
 }
 
-fn report_down(bed: &Bed) {
-    let report = bed.report();
+fn report_down(testbed: &Testbed) {
+    let report = testbed.report();
     report.expect(
         "link",
         "eth0",
@@ -197,11 +197,11 @@ fn report_down(bed: &Bed) {
 
 #[test]
 fn a_node_with_another_key_or_none_is_told_from_one_of_the_cluster() {
-    let Some(bed) = Bed::make("k", false) else {
+    let Some(testbed) = Testbed::make("k", false) else {
         return;
     };
     let [ours, theirs] = ["ours", "theirs"].map(|name| {
-        let file = bed.directory.path().join(name);
+        let file = testbed.directory.path().join(name);
         let made = dipole_node::ClusterKey::random().expect("random bytes");
         made.save(&file).expect("a file of our own");
         file
@@ -210,15 +210,15 @@ fn a_node_with_another_key_or_none_is_told_from_one_of_the_cluster() {
         .expect("just made")
         .fingerprint();
     let report = |key: Option<&std::path::PathBuf>| {
-        let mut command = bed.dipole(1);
+        let mut command = testbed.dipole(1);
         command.args(["--json", "doctor", "--timeout", "0.5", "--hosts"]);
-        command.arg(bed.hosts());
+        command.arg(testbed.hosts());
         if let Some(key) = key {
             command.env("DIPOLE_KEY", key);
         }
         Report::of(&mut command)
     };
-    let receiver = bed.receiver_with(Some(&ours));
+    let receiver = testbed.receiver_with(Some(&ours));
     let well = once_answered(|| report(Some(&ours)), "node 2");
     well.expect_nothing_broken();
     well.expect(
@@ -255,8 +255,8 @@ fn a_node_with_another_key_or_none_is_told_from_one_of_the_cluster() {
         &["anybody who can send UDP"],
     );
     drop(receiver);
-    let _receiver = bed.receiver_with(None);
-    bed.report_once_answered();
+    let _receiver = testbed.receiver_with(None);
+    testbed.report_once_answered();
     let lonely = report(Some(&ours));
     let words = [
         "it has no cluster key, this process has one",

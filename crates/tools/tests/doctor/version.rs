@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crc_fast::{CrcAlgorithm, checksum};
 
-use crate::bed::{Report, cleaned, once_answered};
+use crate::testbed::{Report, cleaned, once_answered};
 
 /// In an answer to a probe: which it is, and the version (protocol, 3.7).
 const STATUS_AT: usize = 48;

@@ -23,14 +23,14 @@ impl Scene {
                 "0.05",
                 "--hosts",
             ]);
-            command.arg(self.bed.hosts_file());
+            command.arg(self.testbed.hosts_file());
             command.env("DIPOLE_RUNTIME_DIR", &runtime);
             command.env("DIPOLE_LENDER", self.lender());
             command.env("DIPOLE_RING_BYTES", RING_BYTES.to_string());
             command.output().expect("it runs")
         };
         let output = match uid {
-            0 => self.bed.inside(1, ask).expect("the node"),
+            0 => self.testbed.inside(1, ask).expect("the node"),
             uid => self.being(uid, ask),
         };
         let text = String::from_utf8(output.stdout).expect("text");

@@ -9,12 +9,12 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use dipole_bed::Bed;
 use dipole_bpf::hook::{Attached, attached};
 use dipole_bpf::loan::{Loan, LoanError, ask, tie_port};
 use dipole_bpf::{Bpf, BpfOptions, CardId, Shortcuts};
 use dipole_link::udp::UdpOptions;
 use dipole_link::{Class, Link, Udp};
+use dipole_testbed::Testbed;
 use rustix::net::netdevice::name_to_index;
 use rustix::process::{Gid, Uid};
 use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
@@ -48,9 +48,9 @@ pub(crate) fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T 
 /// One at a time: what a test hands to a process that it starts is nobody else's.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// A bed whose first node has an agent, or has had one.
+/// A testbed whose first node has an agent, or has had one.
 pub(crate) struct Scene {
-    pub(crate) bed: Bed,
+    pub(crate) testbed: Testbed,
     agent: Option<Child>,
     _alone: MutexGuard<'static, ()>,
 }
@@ -63,21 +63,21 @@ pub(crate) fn now_ns() -> u64 {
 }
 
 impl Scene {
-    /// `None`, said aloud, where there can be no bed.
+    /// `None`, said aloud, where there can be no testbed.
     pub(crate) fn set() -> Option<Scene> {
-        if let Some(why) = Bed::why_not() {
+        if let Some(why) = Testbed::why_not() {
             eprintln!("SKIPPED: {why}");
             return None;
         }
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-        let bed = Bed::builder().nodes(2).networks(2).build();
+        let testbed = Testbed::builder().nodes(2).networks(2).build();
         let scene = Scene {
-            bed: bed.expect("a bed can be made here"),
+            testbed: testbed.expect("a testbed can be made here"),
             agent: None,
             _alone: alone,
         };
         let open = PermissionsExt::from_mode(0o755);
-        std::fs::set_permissions(scene.bed.folder(), open).expect("our own folder");
+        std::fs::set_permissions(scene.testbed.folder(), open).expect("our own folder");
         scene.allow(&format!(
             "rings-per-user = {RINGS}\n[[card]]\nname = 'net0'\nusers = [{ALICE}]\n\
              groups = ['{GROUP}']\nraw-users = [{CAROL}]\nring-bytes = {}\n",
@@ -99,7 +99,7 @@ impl Scene {
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
-        self.bed.folder().join(name)
+        self.testbed.folder().join(name)
     }
 
     /// The agent of the first node, as it is to be started.
@@ -150,7 +150,7 @@ impl Scene {
 
     /// A program of the first node.
     pub(crate) fn inside(&self, words: &[String]) -> Command {
-        let mut command = self.bed.command(1, &words[0]);
+        let mut command = self.testbed.command(1, &words[0]);
         command.args(&words[1..]);
         command.env("DIPOLE_LENDER", self.path("lender"));
         command.env("XDG_CONFIG_HOME", self.path("config"));
@@ -187,12 +187,12 @@ impl Scene {
     }
 
     pub(crate) fn address(&self, node: u32) -> IpAddr {
-        self.bed.node(node).addresses[0].into()
+        self.testbed.node(node).addresses[0].into()
     }
 
     /// Does something on a thread of the first node, as a user who is in one group.
     pub(crate) fn being<T: Send>(&self, uid: u32, function: impl FnOnce() -> T + Send) -> T {
-        let done = self.bed.inside(1, || {
+        let done = self.testbed.inside(1, || {
             let group = if uid == BOB { GROUP } else { uid };
             let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(uid));
             set_thread_groups(&[Gid::from_raw(group)]).expect("root may");
@@ -245,7 +245,9 @@ impl Scene {
 
     /// A socket of the other node, of which packets come and to which they go.
     pub(crate) fn peer(&self) -> (UdpSocket, SocketAddr) {
-        let socket = self.bed.inside(2, || UdpSocket::bind((self.address(2), 0)));
+        let socket = self
+            .testbed
+            .inside(2, || UdpSocket::bind((self.address(2), 0)));
         let socket = socket.expect("the node").expect("its own address");
         socket.set_read_timeout(Some(PATIENCE)).expect("a limit");
         let at = socket.local_addr().expect("bound");
@@ -253,7 +255,7 @@ impl Scene {
     }
 
     pub(crate) fn card(&self) -> CardId {
-        let index = self.bed.inside(1, || {
+        let index = self.testbed.inside(1, || {
             let socket = UdpSocket::bind("127.0.0.1:0").expect("loopback");
             name_to_index(&socket, "net0").expect("a card")
         });
@@ -266,7 +268,7 @@ impl Scene {
     /// What is attached to the first node's card.
     pub(crate) fn attached(&self) -> Vec<Attached> {
         let card = self.card();
-        let found = self.bed.inside(1, || attached(&card));
+        let found = self.testbed.inside(1, || attached(&card));
         found.expect("the node").expect("root may ask")
     }
 

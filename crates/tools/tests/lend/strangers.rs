@@ -83,7 +83,7 @@ fn a_socket_that_does_not_prove_whose_port_it_is_gets_nothing() {
         assert!(text.contains(wanted), "{wanted}: {text}");
     }
     // In a namespace of one's own one may have any address: Bob's, with his port.
-    let elsewhere = scene.bed.inside(2, || {
+    let elsewhere = scene.testbed.inside(2, || {
         let socket = rustix::net::socket(
             rustix::net::AddressFamily::INET,
             rustix::net::SocketType::DGRAM,
@@ -100,7 +100,10 @@ fn a_socket_that_does_not_prove_whose_port_it_is_gets_nothing() {
     assert_eq!(reason, Reason::Proof, "{text}");
     assert!(text.contains("another network namespace"), "{text}");
     // Addresses of no card that is lent.
-    for ip in [scene.bed.node(1).addresses[1].into(), [127, 0, 0, 1].into()] {
+    for ip in [
+        scene.testbed.node(1).addresses[1].into(),
+        [127, 0, 0, 1].into(),
+    ] {
         let asked = scene.being(ALICE, || opinion(&scene.lender(), ip, RING_BYTES));
         assert_eq!(self::reason(&asked.expect_err("not lent")), Reason::Card);
     }
@@ -132,7 +135,7 @@ fn rings_that_are_none_too_long_or_too_many_are_refused() {
     let file: OwnedFd = std::fs::File::open("/dev/zero")
         .expect("it is there")
         .into();
-    let other = scene.bed.inside(2, || {
+    let other = scene.testbed.inside(2, || {
         let card = dipole_bpf::card_of(scene.address(2)).expect("a card").0;
         Hook::attach(&card, Place::Tcx).expect("root may")
     });

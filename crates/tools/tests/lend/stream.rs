@@ -38,7 +38,7 @@ fn open(scene: &Scene, node: u32, uid: u32, links: Links) -> (Node, Endpoint) {
     };
     match node {
         1 => scene.being(uid, make),
-        _ => scene.bed.inside(node, make).expect("a namespace"),
+        _ => scene.testbed.inside(node, make).expect("a namespace"),
     }
 }
 
@@ -84,7 +84,7 @@ fn messages_go_on_by_the_socket_when_the_ring_is_taken_away_and_by_the_ring_agai
     let (root, far) = open(&scene, 2, 0, Links::Udp);
     let exchange = |scene: &Scene, from, count| {
         std::thread::scope(|scope| {
-            let echo = scope.spawn(|| scene.bed.inside(2, || echo(&far, from, count)));
+            let echo = scope.spawn(|| scene.testbed.inside(2, || echo(&far, from, count)));
             scene.being(CAROL, || {
                 ask(&near, from, count);
                 // It acknowledges until the other side has nothing to wait for.

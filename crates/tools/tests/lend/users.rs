@@ -69,10 +69,12 @@ fn with_permission_packets_come_by_a_ring_that_is_lent_and_without_the_agent_say
 /// The way from the first node to a peer.
 fn route(scene: &Scene, own: SocketAddr, to: SocketAddr) -> Route {
     let card = scene.card();
-    let all = scene.bed.inside(1, || Neighbours::open(&card, own.ip()));
+    let all = scene
+        .testbed
+        .inside(1, || Neighbours::open(&card, own.ip()));
     let mut all = all.expect("the node").expect("the kernel tells");
     let socket = scene
-        .bed
+        .testbed
         .inside(1, || std::net::UdpSocket::bind((own.ip(), 0)));
     let socket = socket.expect("the node").expect("its own address");
     let mut now = 0;
@@ -175,7 +177,7 @@ fn programs_of_a_user_without_privileges_use_what_is_lent() {
     receiver.env("DIPOLE_LINK", "bpf");
     receiver.stdout(Stdio::piped());
     let receiver = scene.being(ALICE, || receiver.spawn().expect("it starts"));
-    let mut sender = scene.bed.command(2, env!("CARGO_BIN_EXE_dipole"));
+    let mut sender = scene.testbed.command(2, env!("CARGO_BIN_EXE_dipole"));
     sender
         .args(["send", "1:7", "--nid", "2", "--hosts"])
         .arg(&hosts);

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use dipole_bed::Bed;
+use dipole_testbed::Testbed;
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
 use crate::common::example;
@@ -16,23 +16,23 @@ use crate::process::{Process, new_key, said, wait_for};
 const NODES: u32 = 4;
 
 struct Cluster {
-    bed: Bed,
+    testbed: Testbed,
 }
 
 impl Cluster {
     fn make() -> Option<Cluster> {
-        if let Some(why) = Bed::why_not() {
+        if let Some(why) = Testbed::why_not() {
             eprintln!("SKIPPED: {why}");
             return None;
         }
-        let bed = Bed::builder().nodes(NODES).build().expect("a bed");
+        let testbed = Testbed::builder().nodes(NODES).build().expect("a testbed");
         let mut hosts = String::new();
         for node in 1..=NODES {
-            let place = bed.node(node);
+            let place = testbed.node(node);
             let (address, folder) = (place.addresses[0], place.runtime_dir.display());
             hosts += &format!("{node} {address} slots=2 runtime={folder}\n");
         }
-        let cluster = Cluster { bed };
+        let cluster = Cluster { testbed };
         std::fs::write(cluster.path("through-agents"), hosts).expect("our own folder");
         new_key(&cluster.path("key"));
         // No test reaches a node but through its agent.
@@ -43,18 +43,21 @@ impl Cluster {
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.bed.folder().join(name)
+        self.testbed.folder().join(name)
     }
 
     fn dipole(&self, node: u32) -> Command {
-        let mut command = self.bed.command(node, env!("CARGO_BIN_EXE_dipole"));
+        let mut command = self.testbed.command(node, env!("CARGO_BIN_EXE_dipole"));
         let path = std::env::var("PATH").expect("a path");
         command
-            .env("PATH", format!("{}:{path}", self.bed.folder().display()))
+            .env(
+                "PATH",
+                format!("{}:{path}", self.testbed.folder().display()),
+            )
             .env("DIPOLE_HOSTS", self.path("through-agents"))
             .env("DIPOLE_KEY", self.path("key"))
             .env("XDG_CONFIG_HOME", self.path("none"))
-            .current_dir(self.bed.folder())
+            .current_dir(self.testbed.folder())
             .stdin(Stdio::null());
         command
     }
@@ -180,11 +183,11 @@ fn ranks_see_what_they_would_by_ssh_and_nothing_of_the_agent() {
     command.env("DIPOLE_LOG", "error");
     let output = command.output().expect("it starts");
     assert!(output.status.success(), "{}", said(&output));
-    let folder = cluster.bed.folder().display();
+    let folder = cluster.testbed.folder().display();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     for rank in 2..8_u32 {
         let node = rank / 2 + 1;
-        let runtime = cluster.bed.node(node).runtime_dir.display();
+        let runtime = cluster.testbed.node(node).runtime_dir.display();
         let wanted = format!("{rank} {node} x error hidden none {folder} {runtime} home");
         assert!(text.lines().any(|line| line == wanted), "{wanted}\n{text}");
     }
@@ -272,7 +275,7 @@ fn nothing_is_left_when_the_launchers_machine_is_cut_off() {
     let script = "echo $$; while :; do sleep 1000; done";
     let mut job = Job::start(&mut cluster.run(&["-n", "8"], script));
     let pids = job.pids(8);
-    cluster.bed.set_card(1, 0, false).expect("a card");
+    cluster.testbed.set_card(1, 0, false).expect("a card");
     let (status, _) = job.ends();
     assert_eq!(status, Some(137), "the other hosts are lost");
     assert_gone(&pids);

@@ -1,4 +1,4 @@
-//! Agents as processes, on loopback or in the nodes of a bed.
+//! Agents as processes, on loopback or in the nodes of a testbed.
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};

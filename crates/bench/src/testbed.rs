@@ -28,7 +28,7 @@ const MTU_BYTES: u32 = 1500;
 const VETH: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 97, 0, 1), Ipv4Addr::new(10, 97, 0, 2)];
 const LOOPBACK: [Ipv4Addr; 2] = [Ipv4Addr::new(127, 0, 0, 1), Ipv4Addr::new(127, 0, 0, 2)];
 
-/// Which bed is wanted.
+/// Which testbed is wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum On {
     /// Namespaces and a veth pair if we may, else loopback
@@ -41,9 +41,9 @@ pub(crate) enum On {
     Node,
 }
 
-/// Why there is no bed.
+/// Why there is no testbed.
 #[derive(Debug)]
-pub(crate) enum BedError {
+pub(crate) enum TestbedError {
     /// Namespaces are not for us.
     NotRoot { user: u32 },
     /// An `ip` command failed.
@@ -54,29 +54,29 @@ pub(crate) enum BedError {
     Signals(io::Error),
 }
 
-impl fmt::Display for BedError {
+impl fmt::Display for TestbedError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            BedError::NotRoot { user } => write!(
+            TestbedError::NotRoot { user } => write!(
                 f,
                 "cannot make network namespaces as user {user}; run as root or use --on loopback"
             ),
-            BedError::Ip { command, cause } => write!(
+            TestbedError::Ip { command, cause } => write!(
                 f,
-                "cannot make a veth bed: `{command}` failed: {cause}; install iproute2 and run \
+                "cannot make a veth testbed: `{command}` failed: {cause}; install iproute2 and run \
                  with CAP_NET_ADMIN and CAP_SYS_ADMIN, or use --on loopback"
             ),
-            BedError::Folder { path, cause } => write!(
+            TestbedError::Folder { path, cause } => write!(
                 f,
                 "cannot use the folder {}: {cause}; set TMPDIR to one that can be written",
                 path.display()
             ),
-            BedError::Signals(cause) => write!(f, "cannot watch for signals: {cause}"),
+            TestbedError::Signals(cause) => write!(f, "cannot watch for signals: {cause}"),
         }
     }
 }
 
-impl std::error::Error for BedError {}
+impl std::error::Error for TestbedError {}
 
 /// What has been made and must go again.
 #[derive(Debug, Default)]
@@ -96,8 +96,8 @@ impl Belongings {
     }
 }
 
-/// A made bed; dropping it takes it away.
-pub(crate) struct Bed {
+/// A made testbed; dropping it takes it away.
+pub(crate) struct Testbed {
     belongings: Arc<Mutex<Belongings>>,
     signals: Handle,
     folder: PathBuf,
@@ -106,14 +106,15 @@ pub(crate) struct Bed {
     pub(crate) remark: Option<String>,
 }
 
-impl Bed {
+impl Testbed {
     /// What lies apart lies `on` this; one node needs nothing to be made but a folder.
-    pub(crate) fn make(on: On) -> Result<Self, BedError> {
+    pub(crate) fn make(on: On) -> Result<Self, TestbedError> {
         sweep();
         let belongings = Arc::new(Mutex::new(Belongings::default()));
-        let signals = clean_up_on_signals(Arc::clone(&belongings)).map_err(BedError::Signals)?;
+        let signals =
+            clean_up_on_signals(Arc::clone(&belongings)).map_err(TestbedError::Signals)?;
         let folder = std::env::temp_dir().join(format!("{FOLDER_PREFIX}{}", std::process::id()));
-        let mut bed = Self {
+        let mut testbed = Self {
             belongings,
             signals,
             folder,
@@ -123,16 +124,16 @@ impl Bed {
         match on {
             On::Loopback | On::Node => {}
             On::Veth => {
-                bed.make_namespaces()?;
-                bed.veth = true;
+                testbed.make_namespaces()?;
+                testbed.veth = true;
             }
-            On::Auto => match bed.make_namespaces() {
-                Ok(()) => bed.veth = true,
-                Err(error) => bed.remark = Some(error.to_string()),
+            On::Auto => match testbed.make_namespaces() {
+                Ok(()) => testbed.veth = true,
+                Err(error) => testbed.remark = Some(error.to_string()),
             },
         }
-        bed.make_folder()?;
-        Ok(bed)
+        testbed.make_folder()?;
+        Ok(testbed)
     }
 
     /// "veth", "loopback" or "node".
@@ -181,7 +182,7 @@ impl Bed {
         self.folder.join("meet")
     }
 
-    /// What a Dipole node on this bed finds in its environment.
+    /// What a Dipole node on this testbed finds in its environment.
     pub(crate) fn environment(
         &self,
         place: Place,
@@ -205,8 +206,8 @@ impl Bed {
         self.folder.join("hosts")
     }
 
-    fn make_folder(&self) -> Result<(), BedError> {
-        let failed = |cause| BedError::Folder {
+    fn make_folder(&self) -> Result<(), TestbedError> {
+        let failed = |cause| TestbedError::Folder {
             path: self.folder.clone(),
             cause,
         };
@@ -230,10 +231,10 @@ impl Bed {
         fs::write(self.hosts_file(), text).map_err(failed)
     }
 
-    fn make_namespaces(&self) -> Result<(), BedError> {
+    fn make_namespaces(&self) -> Result<(), TestbedError> {
         let user = rustix::process::geteuid();
         if !user.is_root() {
-            return Err(BedError::NotRoot {
+            return Err(TestbedError::NotRoot {
                 user: user.as_raw(),
             });
         }
@@ -247,7 +248,7 @@ impl Bed {
     }
 }
 
-impl Drop for Bed {
+impl Drop for Testbed {
     fn drop(&mut self) {
         lock(&self.belongings).remove();
         self.signals.close();
@@ -262,7 +263,7 @@ pub(crate) fn node(place: Place, role: Role) -> u32 {
     }
 }
 
-fn make_namespaces(belongings: &mut Belongings) -> Result<(), BedError> {
+fn make_namespaces(belongings: &mut Belongings) -> Result<(), TestbedError> {
     let [a, b] = namespace_names(std::process::id());
     for name in [&a, &b] {
         // One of our own process id can only be a dead program's.
@@ -295,8 +296,8 @@ fn namespace_names(process: u32) -> [String; 2] {
     ["a", "b"].map(|side| format!("{PREFIX}{process}{side}"))
 }
 
-fn ip(arguments: &[&str]) -> Result<(), BedError> {
-    let failed = |cause: String| BedError::Ip {
+fn ip(arguments: &[&str]) -> Result<(), TestbedError> {
+    let failed = |cause: String| TestbedError::Ip {
         command: format!("ip {}", arguments.join(" ")),
         cause,
     };

@@ -1,4 +1,4 @@
-//! A made bed: where its nodes are, and what can be done with them.
+//! A made testbed: where its nodes are, and what can be done with them.
 
 use std::ffi::OsStr;
 use std::fmt::Write;
@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 
 use crate::belongings;
 use crate::builder::Builder;
-use crate::error::BedError;
+use crate::error::TestbedError;
 use crate::fault::FaultCounters;
 use crate::names;
 use crate::namespace::{self, ip};
@@ -36,7 +36,7 @@ pub struct NodePlace {
 }
 
 /// A cluster in network namespaces. Dropping it takes it away, with all processes in it.
-pub struct Bed {
+pub struct Testbed {
     number: u32,
     settings: Builder,
     folder: PathBuf,
@@ -45,14 +45,14 @@ pub struct Bed {
     offloads: &'static str,
 }
 
-impl Bed {
-    /// Says what bed is wanted.
+impl Testbed {
+    /// Says what testbed is wanted.
     #[must_use]
     pub fn builder() -> Builder {
         Builder::default()
     }
 
-    /// Why no bed can be made here, if so; for tests that skip aloud.
+    /// Why no testbed can be made here, if so; for tests that skip aloud.
     #[must_use]
     pub fn why_not() -> Option<String> {
         let user = rustix::process::geteuid();
@@ -78,14 +78,14 @@ impl Bed {
         Some(format!("no namespace can be made: {failed}"))
     }
 
-    pub(crate) fn make(settings: Builder) -> Result<Self, BedError> {
+    pub(crate) fn make(settings: Builder) -> Result<Self, TestbedError> {
         if let Some(why) = Self::why_not() {
-            return Err(BedError::NotHere { why });
+            return Err(TestbedError::NotHere { why });
         }
         belongings::sweep();
         let number = belongings::register()?;
         // From here on, failing drops it, and dropping removes what there is.
-        let mut bed = Self {
+        let mut testbed = Self {
             number,
             settings,
             folder: PathBuf::new(),
@@ -93,13 +93,13 @@ impl Bed {
             switches: Vec::new(),
             offloads: "",
         };
-        bed.folder = belongings::make_folder(number)?;
-        for node in 1..=bed.settings.nodes {
-            bed.make_node(node)?;
+        testbed.folder = belongings::make_folder(number)?;
+        for node in 1..=testbed.settings.nodes {
+            testbed.make_node(node)?;
         }
-        bed.join_nodes()?;
-        bed.write_files()?;
-        Ok(bed)
+        testbed.join_nodes()?;
+        testbed.write_files()?;
+        Ok(testbed)
     }
 
     /// How many nodes there are; they are counted from 1.
@@ -172,7 +172,7 @@ impl Bed {
         self.folder.join("remote-shell")
     }
 
-    /// A folder that goes with the bed.
+    /// A folder that goes with the testbed.
     #[must_use]
     pub fn folder(&self) -> &Path {
         &self.folder
@@ -181,8 +181,8 @@ impl Bed {
     /// Takes a node's card off a network, or puts it back; returns when the bridge knows.
     ///
     /// # Errors
-    /// - [`BedError::Command`]: `ip` failed; so it does for a network that there is not.
-    pub fn set_card(&self, node: u32, network: u32, up: bool) -> Result<(), BedError> {
+    /// - [`TestbedError::Command`]: `ip` failed; so it does for a network that there is not.
+    pub fn set_card(&self, node: u32, network: u32, up: bool) -> Result<(), TestbedError> {
         let (namespace, device) = (&self.node(node).namespace, names::card(network));
         let state = if up { "up" } else { "down" };
         ip(&format!("-n {namespace} link set {device} {state}"))?;
@@ -195,24 +195,24 @@ impl Bed {
     /// Ends every process in a node with SIGKILL; says how many there were.
     ///
     /// # Errors
-    /// - [`BedError::Namespace`]: some do not end.
-    pub fn kill_node(&self, node: u32) -> Result<usize, BedError> {
+    /// - [`TestbedError::Namespace`]: some do not end.
+    pub fn kill_node(&self, node: u32) -> Result<usize, TestbedError> {
         let name = &self.node(node).namespace;
-        namespace::kill_all(name).map_err(|cause| BedError::Namespace {
+        namespace::kill_all(name).map_err(|cause| TestbedError::Namespace {
             namespace: name.clone(),
             doing: "ending all processes",
             cause,
         })
     }
 
-    /// What the switches of all networks together have done; zeros on a bed without faults.
+    /// What the switches of all networks together have done; zeros on a testbed without faults.
     #[must_use]
     pub fn fault_counters(&self) -> FaultCounters {
         let all = self.switches.iter().map(Switch::counters);
         all.fold(FaultCounters::default(), FaultCounters::plus)
     }
 
-    /// One line: what this bed is and how its cards were set.
+    /// One line: what this testbed is and how its cards were set.
     #[must_use]
     pub fn description(&self) -> String {
         let settings = &self.settings;
@@ -246,12 +246,12 @@ impl Bed {
         text
     }
 
-    fn make_node(&mut self, node: u32) -> Result<(), BedError> {
+    fn make_node(&mut self, node: u32) -> Result<(), TestbedError> {
         let name = names::node(self.number, node);
         belongings::make_namespace(self.number, &name)?;
         ip(&format!("-n {name} link set lo up"))?;
         let runtime_dir = self.folder.join(format!("run-{node}"));
-        fs::create_dir(&runtime_dir).map_err(|cause| BedError::Folder {
+        fs::create_dir(&runtime_dir).map_err(|cause| TestbedError::Folder {
             path: runtime_dir.clone(),
             cause,
         })?;
@@ -264,7 +264,7 @@ impl Bed {
         Ok(())
     }
 
-    fn join_nodes(&mut self) -> Result<(), BedError> {
+    fn join_nodes(&mut self) -> Result<(), TestbedError> {
         let hub = names::hub(self.number);
         if self.settings.faults.is_none() {
             belongings::make_namespace(self.number, &hub)?;
@@ -289,7 +289,7 @@ impl Bed {
         Ok(())
     }
 
-    fn write_files(&self) -> Result<(), BedError> {
+    fn write_files(&self) -> Result<(), TestbedError> {
         let mut hosts = String::new();
         for (node, place) in (1..).zip(&self.nodes) {
             let further: Vec<String> = place.addresses[1..]
@@ -312,7 +312,7 @@ impl Bed {
         let (file, shell) = (self.hosts_file(), self.remote_shell());
         let failed = |path: &Path| {
             let path = path.to_owned();
-            move |cause| BedError::Folder { path, cause }
+            move |cause| TestbedError::Folder { path, cause }
         };
         fs::write(&file, hosts).map_err(failed(&file))?;
         fs::write(&shell, REMOTE_SHELL).map_err(failed(&shell))?;
@@ -320,7 +320,7 @@ impl Bed {
     }
 }
 
-impl Drop for Bed {
+impl Drop for Testbed {
     fn drop(&mut self) {
         // First those who hold the cards: a device goes with its namespace only when nobody does.
         self.switches.clear();

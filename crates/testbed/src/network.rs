@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::builder::Builder;
-use crate::error::BedError;
+use crate::error::TestbedError;
 use crate::names;
 use crate::namespace::{call, ip, tc};
 use crate::offload;
@@ -36,7 +36,7 @@ pub(crate) fn bridge(
     network: u32,
     hub: &str,
     cards: &[Card<'_>],
-) -> Result<&'static str, BedError> {
+) -> Result<&'static str, TestbedError> {
     let (mtu, device) = (settings.mtu, names::card(network));
     let bridge = format!("br{network}");
     // Snooping would ask for members now and then, and the asking takes part in what is measured.
@@ -78,7 +78,12 @@ pub(crate) fn bridge(
 }
 
 /// Waits until the bridge has noticed that the card of a node is up, or down.
-pub(crate) fn wait_for_port(hub: &str, node: u32, network: u32, up: bool) -> Result<(), BedError> {
+pub(crate) fn wait_for_port(
+    hub: &str,
+    node: u32,
+    network: u32,
+    up: bool,
+) -> Result<(), TestbedError> {
     let port = names::port(node, network);
     let words = format!("-n {hub} link show dev {port}");
     let wanted = if up {
@@ -94,7 +99,7 @@ pub(crate) fn wait_for_port(hub: &str, node: u32, network: u32, up: bool) -> Res
             return Ok(());
         }
         if Instant::now() > deadline {
-            return Err(BedError::Command {
+            return Err(TestbedError::Command {
                 command: format!("bridge {words}"),
                 cause: format!("waited for `{wanted}`, found: {}", found.trim()),
             });
@@ -109,7 +114,7 @@ pub(crate) fn switch(
     faults: crate::Faults,
     network: u32,
     cards: &[Card<'_>],
-) -> Result<Switch, BedError> {
+) -> Result<Switch, TestbedError> {
     let (mtu, device) = (settings.mtu, names::card(network));
     let namespaces: Vec<&str> = cards.iter().map(|card| card.namespace).collect();
     let switch = Switch::start(faults, network, &device, &namespaces)?;
@@ -126,7 +131,7 @@ pub(crate) fn switch(
     Ok(switch)
 }
 
-fn bring_up(card: &Card<'_>, device: &str) -> Result<(), BedError> {
+fn bring_up(card: &Card<'_>, device: &str) -> Result<(), TestbedError> {
     let (namespace, address) = (card.namespace, card.address);
     ip(&format!(
         "-n {namespace} address add {address}/24 dev {device}"
@@ -144,7 +149,7 @@ fn shape(
     rate_mbit: u64,
     queue_bytes: u64,
     mtu: u32,
-) -> Result<(), BedError> {
+) -> Result<(), TestbedError> {
     let burst = burst_bytes(rate_mbit, mtu);
     // What waits includes what may go at once.
     let limit = queue_bytes + burst;

@@ -1,4 +1,4 @@
-//! What a bed's namespaces and folder are called. A name carries the process id
+//! What a testbed's namespaces and folder are called. A name carries the process id
 //! of its owner, so that what a killed one left is known as such.
 
 use std::path::{Path, PathBuf};
@@ -6,19 +6,19 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Where `ip netns` keeps its names.
 pub(crate) const NAMESPACES: &str = "/run/netns";
-/// What our namespaces begin with; process id, bed and node (or `hub`) follow.
+/// What our namespaces begin with; process id, testbed and node (or `hub`) follow.
 const PREFIX: &str = "dpc";
-/// What our folders in the temporary directory begin with; process id and bed follow.
-const FOLDER_PREFIX: &str = "dipole-bed-";
+/// What our folders in the temporary directory begin with; process id and testbed follow.
+const FOLDER_PREFIX: &str = "dipole-testbed-";
 /// The namespace of the bridges.
 const HUB: &str = "hub";
 
-pub(crate) fn node(bed: u32, node: u32) -> String {
-    format!("{PREFIX}{}-{bed}-{node}", std::process::id())
+pub(crate) fn node(testbed: u32, node: u32) -> String {
+    format!("{PREFIX}{}-{testbed}-{node}", std::process::id())
 }
 
-pub(crate) fn hub(bed: u32) -> String {
-    format!("{PREFIX}{}-{bed}-{HUB}", std::process::id())
+pub(crate) fn hub(testbed: u32) -> String {
+    format!("{PREFIX}{}-{testbed}-{HUB}", std::process::id())
 }
 
 /// A namespace made to see whether one can be made; it has the form of a node's and
@@ -29,8 +29,8 @@ pub(crate) fn probe() -> String {
     format!("{PREFIX}{}-{count}-0", std::process::id())
 }
 
-pub(crate) fn folder(bed: u32) -> PathBuf {
-    std::env::temp_dir().join(format!("{FOLDER_PREFIX}{}-{bed}", std::process::id()))
+pub(crate) fn folder(testbed: u32) -> PathBuf {
+    std::env::temp_dir().join(format!("{FOLDER_PREFIX}{}-{testbed}", std::process::id()))
 }
 
 /// The card of every node on this network.
@@ -48,7 +48,7 @@ pub(crate) fn path(namespace: &str) -> PathBuf {
     Path::new(NAMESPACES).join(namespace)
 }
 
-/// The process a namespace belongs to, if it is a bed's.
+/// The process a namespace belongs to, if it is a testbed's.
 pub(crate) fn namespace_owner(name: &str) -> Option<u32> {
     let mut parts = name.strip_prefix(PREFIX)?.split('-');
     let owner = number(parts.next()?)?;
@@ -57,10 +57,10 @@ pub(crate) fn namespace_owner(name: &str) -> Option<u32> {
     (parts.next().is_none() && (place == HUB || number(place).is_some())).then_some(owner)
 }
 
-/// The process a folder belongs to, if it is a bed's.
+/// The process a folder belongs to, if it is a testbed's.
 pub(crate) fn folder_owner(name: &str) -> Option<u32> {
-    let (owner, bed) = name.strip_prefix(FOLDER_PREFIX)?.split_once('-')?;
-    number(bed)?;
+    let (owner, testbed) = name.strip_prefix(FOLDER_PREFIX)?.split_once('-')?;
+    number(testbed)?;
     number(owner)
 }
 
@@ -94,9 +94,9 @@ mod tests {
             assert_eq!(namespace_owner(foreign), None, "{foreign}");
         }
         for foreign in [
-            "dipole-bed-",
-            "dipole-bed-1",
-            "dipole-bed-x-1",
+            "dipole-testbed-",
+            "dipole-testbed-1",
+            "dipole-testbed-x-1",
             "dipole-bench-1",
         ] {
             assert_eq!(folder_owner(foreign), None, "{foreign}");

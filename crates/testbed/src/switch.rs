@@ -11,7 +11,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use tappers::{Interface, Tap};
 
-use crate::error::BedError;
+use crate::error::TestbedError;
 use crate::fault::{FaultCounters, Faults};
 use crate::forward::Forwarder;
 use crate::namespace::inside;
@@ -35,17 +35,17 @@ impl Switch {
         network: u32,
         device: &str,
         namespaces: &[&str],
-    ) -> Result<Self, BedError> {
+    ) -> Result<Self, TestbedError> {
         let mut taps = Vec::new();
         for namespace in namespaces {
             let opened = inside(namespace, || open(device)).flatten();
-            taps.push(opened.map_err(|cause| BedError::Namespace {
+            taps.push(opened.map_err(|cause| TestbedError::Namespace {
                 namespace: (*namespace).to_owned(),
                 doing: "making a TAP device (the kernel needs CONFIG_TUN)",
                 cause,
             })?);
         }
-        let failed = |cause| BedError::Namespace {
+        let failed = |cause| TestbedError::Namespace {
             namespace: namespaces.join(", "),
             doing: "starting the switch",
             cause,
@@ -129,7 +129,7 @@ impl Running {
             Ok(_) | Err(Errno::INTR) => {}
             // Only wrong arguments are left, and these are always the same.
             Err(errno) => {
-                eprintln!("dipole-bed: the switch ends, it cannot wait: {errno}");
+                eprintln!("dipole-testbed: the switch ends, it cannot wait: {errno}");
                 return None;
             }
         }

@@ -1,13 +1,13 @@
-//! Why there is no bed.
+//! Why there is no testbed.
 
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
-/// Why there is no bed, or why something on it cannot be done.
+/// Why there is no testbed, or why something on it cannot be done.
 #[derive(Debug)]
-pub enum BedError {
-    /// No bed can be made on this machine by this user.
+pub enum TestbedError {
+    /// No testbed can be made on this machine by this user.
     NotHere {
         /// Why, and what to do.
         why: String,
@@ -44,29 +44,29 @@ pub enum BedError {
     Signals(io::Error),
 }
 
-impl fmt::Display for BedError {
+impl fmt::Display for TestbedError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            BedError::NotHere { why } => write!(f, "cannot make a bed: {why}"),
-            BedError::Refused { why } => write!(f, "there is no such bed: {why}"),
-            BedError::Command { command, cause } => write!(
+            TestbedError::NotHere { why } => write!(f, "cannot make a testbed: {why}"),
+            TestbedError::Refused { why } => write!(f, "there is no such testbed: {why}"),
+            TestbedError::Command { command, cause } => write!(
                 f,
-                "cannot make a bed: `{command}` failed: {cause}; install iproute2 and run \
+                "cannot make a testbed: `{command}` failed: {cause}; install iproute2 and run \
                  with CAP_NET_ADMIN and CAP_SYS_ADMIN"
             ),
-            BedError::Folder { path, cause } => write!(
+            TestbedError::Folder { path, cause } => write!(
                 f,
                 "cannot use {}: {cause}; set TMPDIR to a folder that can be written",
                 path.display()
             ),
-            BedError::Namespace {
+            TestbedError::Namespace {
                 namespace,
                 doing,
                 cause,
             } => write!(f, "{doing} in the namespace {namespace} failed: {cause}"),
-            BedError::Signals(cause) => write!(f, "cannot watch for signals: {cause}"),
+            TestbedError::Signals(cause) => write!(f, "cannot watch for signals: {cause}"),
         }
     }
 }
 
-impl std::error::Error for BedError {}
+impl std::error::Error for TestbedError {}

@@ -3,12 +3,12 @@
 use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
 
-use dipole_bed::Bed;
+use dipole_testbed::Testbed;
 
 /// A socket inside a node, on its address of a network.
-pub(crate) fn socket(bed: &Bed, node: u32, network: usize) -> UdpSocket {
-    let address = bed.node(node).addresses[network];
-    let socket = bed.inside(node, || UdpSocket::bind((address, 0)));
+pub(crate) fn socket(testbed: &Testbed, node: u32, network: usize) -> UdpSocket {
+    let address = testbed.node(node).addresses[network];
+    let socket = testbed.inside(node, || UdpSocket::bind((address, 0)));
     let socket = socket.expect("a node").expect("a free port");
     let patience = Some(Duration::from_secs(10));
     socket.set_read_timeout(patience).expect("a time");

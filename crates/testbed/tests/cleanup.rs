@@ -12,23 +12,27 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::make;
-use dipole_bed::{Bed, Faults};
+use dipole_testbed::{Faults, Testbed};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Set for the process that makes a bed and waits.
-const CHILD: &str = "DIPOLE_BED_TEST_CHILD";
+/// Set for the process that makes a testbed and waits.
+const CHILD: &str = "DIPOLE_TESTBED_TEST_CHILD";
 /// What its lines begin with; the test harness prints others.
 const MARK: &str = "left behind: ";
 
 /// What must be gone: namespaces, folder.
-fn traces(bed: &Bed) -> Vec<PathBuf> {
-    let namespaces = (1..=bed.nodes()).map(|node| &bed.node(node).namespace);
+fn traces(testbed: &Testbed) -> Vec<PathBuf> {
+    let namespaces = (1..=testbed.nodes()).map(|node| &testbed.node(node).namespace);
     let mut paths: Vec<PathBuf> = namespaces
         .map(|name| Path::new("/run/netns").join(name))
         .collect();
-    let first = bed.node(1).namespace.strip_suffix('1').expect("its number");
+    let first = testbed
+        .node(1)
+        .namespace
+        .strip_suffix('1')
+        .expect("its number");
     paths.push(Path::new("/run/netns").join(format!("{first}hub")));
-    paths.push(bed.folder().to_owned());
+    paths.push(testbed.folder().to_owned());
     paths
 }
 
@@ -39,31 +43,31 @@ fn exist(paths: &[PathBuf]) -> Vec<&PathBuf> {
 #[test]
 fn nothing_is_left_after_a_drop() {
     for builder in [
-        Bed::builder().nodes(3).networks(2),
-        Bed::builder().nodes(3).faults(Faults::default()),
+        Testbed::builder().nodes(3).networks(2),
+        Testbed::builder().nodes(3).faults(Faults::default()),
     ] {
-        let Some(bed) = make(builder) else { return };
-        let paths = traces(&bed);
+        let Some(testbed) = make(builder) else { return };
+        let paths = traces(&testbed);
         assert!(exist(&paths).len() >= 4, "{paths:?}");
-        drop(bed);
+        drop(testbed);
         assert_eq!(exist(&paths), Vec::<&PathBuf>::new());
     }
 }
 
 /// Not a test: the process that the tests below end. Elsewhere it does nothing.
 #[test]
-fn a_bed_is_made_and_left() {
+fn a_testbed_is_made_and_left() {
     if std::env::var_os(CHILD).is_none() {
         return;
     }
-    let bed = Bed::builder().build().expect("the parent has one too");
-    // Perhaps not yet inside when the bed goes; it must go all the same.
-    let mut sleeper = bed
+    let testbed = Testbed::builder().build().expect("the parent has one too");
+    // Perhaps not yet inside when the testbed goes; it must go all the same.
+    let mut sleeper = testbed
         .command(1, "sleep")
         .arg("1000")
         .spawn()
         .expect("it runs");
-    for path in traces(&bed) {
+    for path in traces(&testbed) {
         println!("{MARK}{}", path.display());
     }
     println!("{MARK}/proc/{}", sleeper.id());
@@ -71,10 +75,10 @@ fn a_bed_is_made_and_left() {
     let _outlives_us = sleeper.wait();
 }
 
-/// A process with a bed, and what will be left of it.
+/// A process with a testbed, and what will be left of it.
 fn child() -> (Child, Vec<PathBuf>) {
     let mut command = Command::new(std::env::current_exe().expect("this test has a path"));
-    command.args(["--exact", "a_bed_is_made_and_left", "--nocapture"]);
+    command.args(["--exact", "a_testbed_is_made_and_left", "--nocapture"]);
     command.env(CHILD, "1").stdout(Stdio::piped());
     let mut child = command.spawn().expect("this test runs");
     let lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
@@ -91,8 +95,8 @@ fn pid(child: &Child) -> Pid {
 }
 
 #[test]
-fn a_signal_takes_the_bed_away() {
-    if let Some(why) = Bed::why_not() {
+fn a_signal_takes_the_testbed_away() {
+    if let Some(why) = Testbed::why_not() {
         eprintln!("SKIPPED: {why}");
         return;
     }
@@ -107,8 +111,8 @@ fn a_signal_takes_the_bed_away() {
 }
 
 #[test]
-fn what_a_killed_process_left_goes_with_the_next_bed() {
-    if let Some(why) = Bed::why_not() {
+fn what_a_killed_process_left_goes_with_the_next_testbed() {
+    if let Some(why) = Testbed::why_not() {
         eprintln!("SKIPPED: {why}");
         return;
     }
@@ -116,9 +120,9 @@ fn what_a_killed_process_left_goes_with_the_next_bed() {
     assert!(exist(&paths).len() >= 5, "{paths:?}");
     kill_process(pid(&child), Signal::KILL).expect("it lives");
     child.wait().expect("ours");
-    let bed = make(Bed::builder()).expect("there has been one");
+    let testbed = make(Testbed::builder()).expect("there has been one");
     gone(&paths);
-    drop(bed);
+    drop(testbed);
 }
 
 /// An orphan is waited for by the system, which may take its time.

@@ -3,27 +3,26 @@
 //! damages frames.
 //!
 //! ```no_run
-//! use dipole_bed::Bed;
+//! use dipole_testbed::Testbed;
 //!
-//! if let Some(why) = Bed::why_not() {
+//! if let Some(why) = Testbed::why_not() {
 //!     eprintln!("SKIPPED: {why}");
 //!     return Ok(());
 //! }
-//! let bed = Bed::builder().nodes(4).networks(2).build()?;
-//! let status = bed.command(1, "dipole").args(["run", "-n", "4", "ring"]).status()?;
+//! let testbed = Testbed::builder().nodes(4).networks(2).build()?;
+//! let status = testbed.command(1, "dipole").args(["run", "-n", "4", "ring"]).status()?;
 //! # assert!(status.success());
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
 //! Nodes are counted from 1, as in the hosts file; networks from 0. Everything
-//! lies in namespaces of the bed, nothing touches the machine's own network, and
-//! everything goes with the [`Bed`]: when it is dropped, on SIGINT, SIGTERM and
-//! SIGHUP, and at the latest when the next bed is made after this process has died.
+//! lies in namespaces of the testbed, nothing touches the machine's own network, and
+//! everything goes with the [`Testbed`]: when it is dropped, on SIGINT, SIGTERM and
+//! SIGHUP, and at the latest when the next testbed is made after this process has died.
 //! It knows nothing of Dipole but the hosts file and three variables.
 
 #![forbid(unsafe_code)]
 
-mod bed;
 mod belongings;
 mod builder;
 mod damage;
@@ -36,9 +35,10 @@ mod netlink;
 mod network;
 mod offload;
 mod switch;
+mod testbed;
 
-pub use bed::{Bed, NodePlace};
 pub use builder::Builder;
-pub use error::BedError;
+pub use error::TestbedError;
 pub use fault::{FaultCounters, Faults};
 pub use offload::Offloads;
+pub use testbed::{NodePlace, Testbed};

@@ -124,7 +124,7 @@ pub(crate) fn once_answered(ask: impl Fn() -> Report, subject: &str) -> Report {
 
 /// Machines 1 and 2, and a bridge between them if asked for, as namespaces that exist as
 /// long as this.
-pub(crate) struct Bed {
+pub(crate) struct Testbed {
     names: Vec<String>,
     pub(crate) directory: TempDir,
 }
@@ -138,22 +138,22 @@ pub(crate) fn ip(arguments: &str) -> bool {
         .is_ok_and(|status| status.success())
 }
 
-impl Bed {
-    /// Makes the bed; `None`, and a word why, where that isn't possible. With `bridged`
+impl Testbed {
+    /// Makes the testbed; `None`, and a word why, where that isn't possible. With `bridged`
     /// the two do not share a pair but hang on a bridge in a third namespace.
-    pub(crate) fn make(tag: &str, bridged: bool) -> Option<Bed> {
+    pub(crate) fn make(tag: &str, bridged: bool) -> Option<Testbed> {
         if !rustix::process::geteuid().is_root() {
             eprintln!("SKIPPED: network namespaces need root");
             return None;
         }
         let process = std::process::id();
-        let bed = Bed {
+        let testbed = Testbed {
             names: ["a", "b", "c"]
                 .map(|side| format!("dpd{process}{tag}{side}"))
                 .into(),
             directory: tempfile::tempdir().expect("a directory"),
         };
-        let [a, b, c] = &bed.names[..] else {
+        let [a, b, c] = &testbed.names[..] else {
             unreachable!("three names")
         };
         let mut steps = vec![format!("netns add {a}"), format!("netns add {b}")];
@@ -185,8 +185,8 @@ impl Bed {
             eprintln!("SKIPPED: `ip netns` makes no namespaces here (iproute2, veth, bridge?)");
             return None;
         }
-        bed.write_hosts("1 10.98.0.1\n2 10.98.0.2\n");
-        Some(bed)
+        testbed.write_hosts("1 10.98.0.1\n2 10.98.0.2\n");
+        Some(testbed)
     }
 
     pub(crate) fn write_hosts(&self, text: &str) {
@@ -242,7 +242,7 @@ impl Bed {
     }
 }
 
-impl Drop for Bed {
+impl Drop for Testbed {
     fn drop(&mut self) {
         for name in &self.names {
             ip(&format!("netns del {name}"));

@@ -7,32 +7,32 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dipole_bed::{Bed, Builder};
 use dipole_bpf::CardId;
 use dipole_bpf::neighbours::{Neighbours, Route};
+use dipole_testbed::{Builder, Testbed};
 
 /// Nothing here takes this long; it only ends a test that would hang.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A bed, or a word why there is none.
-pub(crate) fn make(builder: Builder) -> Option<Bed> {
-    if let Some(why) = Bed::why_not() {
+/// A testbed, or a word why there is none.
+pub(crate) fn make(builder: Builder) -> Option<Testbed> {
+    if let Some(why) = Testbed::why_not() {
         eprintln!("SKIPPED: {why}");
         return None;
     }
-    let bed = builder.build().expect("a bed can be made here");
-    for node in 1..=bed.nodes() {
-        for network in 0..bed.node(node).addresses.len() {
+    let testbed = builder.build().expect("a testbed can be made here");
+    for node in 1..=testbed.nodes() {
+        for network in 0..testbed.node(node).addresses.len() {
             let card = format!("net{network}");
             let address = format!("{}/64", six(network, node));
             ip(
-                &bed,
+                &testbed,
                 node,
                 &format!("address add {address} dev {card} nodad"),
             );
         }
     }
-    Some(bed)
+    Some(testbed)
 }
 
 /// The first IPv6 address of a card.
@@ -42,22 +42,22 @@ pub(crate) fn six(network: usize, node: u32) -> IpAddr {
 }
 
 /// Calls `ip` inside a node.
-pub(crate) fn ip(bed: &Bed, node: u32, words: &str) {
-    let mut command = bed.command(node, "ip");
+pub(crate) fn ip(testbed: &Testbed, node: u32, words: &str) {
+    let mut command = testbed.command(node, "ip");
     let status = command.args(words.split_whitespace()).status();
     assert!(status.expect("ip runs").success(), "ip {words}");
 }
 
 /// Sets a variable of the kernel inside a node.
-pub(crate) fn set(bed: &Bed, node: u32, variable: &str, value: &str) {
+pub(crate) fn set(testbed: &Testbed, node: u32, variable: &str, value: &str) {
     let path = format!("/proc/sys/{variable}");
-    let written = bed.inside(node, || std::fs::write(&path, value));
+    let written = testbed.inside(node, || std::fs::write(&path, value));
     written.expect("the node").expect("a variable");
 }
 
 /// A card of a node.
-pub(crate) fn card(bed: &Bed, node: u32, name: &str) -> CardId {
-    let socket = bed.inside(node, || UdpSocket::bind("127.0.0.1:0"));
+pub(crate) fn card(testbed: &Testbed, node: u32, name: &str) -> CardId {
+    let socket = testbed.inside(node, || UdpSocket::bind("127.0.0.1:0"));
     let socket = socket.expect("the node").expect("a socket");
     let index = rustix::net::netdevice::name_to_index(&socket, name);
     CardId {
@@ -67,9 +67,9 @@ pub(crate) fn card(bed: &Bed, node: u32, name: &str) -> CardId {
 }
 
 /// A UDP socket inside a node, whose reading ends some time.
-pub(crate) fn udp(bed: &Bed, node: u32, at: impl Into<IpAddr>) -> (UdpSocket, SocketAddr) {
+pub(crate) fn udp(testbed: &Testbed, node: u32, at: impl Into<IpAddr>) -> (UdpSocket, SocketAddr) {
     let at = SocketAddr::new(at.into(), 0);
-    let socket = bed.inside(node, || UdpSocket::bind(at));
+    let socket = testbed.inside(node, || UdpSocket::bind(at));
     let socket = socket.expect("the node").expect("a socket");
     socket.set_read_timeout(Some(PATIENCE)).expect("a limit");
     let local = socket.local_addr().expect("bound");
@@ -84,9 +84,9 @@ pub(crate) struct Ways {
 }
 
 impl Ways {
-    pub(crate) fn open(bed: &Bed, node: u32, card: &CardId, socket: &UdpSocket) -> Ways {
+    pub(crate) fn open(testbed: &Testbed, node: u32, card: &CardId, socket: &UdpSocket) -> Ways {
         let own = socket.local_addr().expect("bound").ip();
-        let all = bed.inside(node, || Neighbours::open(card, own));
+        let all = testbed.inside(node, || Neighbours::open(card, own));
         Ways {
             all: all.expect("the node").expect("netlink"),
             now_ns: 0,

@@ -1,9 +1,9 @@
-//! Which bed is wanted.
+//! Which testbed is wanted.
 
-use crate::bed::Bed;
-use crate::error::BedError;
+use crate::error::TestbedError;
 use crate::fault::Faults;
 use crate::offload::Offloads;
+use crate::testbed::Testbed;
 
 /// The last byte of an address counts the nodes.
 const MOST_NODES: u32 = 250;
@@ -18,7 +18,7 @@ const MOST_RATE_MBIT: u64 = 1_000_000;
 /// A small switch has a few hundred kilobytes for all its ports.
 const QUEUE_BYTES: u32 = 128 << 10;
 
-/// A bed to be made: two nodes on one fast network, unless said otherwise.
+/// A testbed to be made: two nodes on one fast network, unless said otherwise.
 #[derive(Clone, Debug)]
 pub struct Builder {
     pub(crate) nodes: u32,
@@ -112,14 +112,14 @@ impl Builder {
         self
     }
 
-    /// Makes the bed, after sweeping what killed processes have left of theirs.
+    /// Makes the testbed, after sweeping what killed processes have left of theirs.
     ///
     /// # Errors
-    /// - [`BedError::Refused`]: a number is out of its range, or two wishes do not go together.
+    /// - [`TestbedError::Refused`]: a number is out of its range, or two wishes do not go together.
     /// - Else whatever failed; what had been made is gone again.
-    pub fn build(self) -> Result<Bed, BedError> {
+    pub fn build(self) -> Result<Testbed, TestbedError> {
         self.check()?;
-        Bed::make(self)
+        Testbed::make(self)
     }
 
     pub(crate) fn offloads_in_force(&self) -> Offloads {
@@ -132,8 +132,8 @@ impl Builder {
         self.queue_bytes.unwrap_or(QUEUE_BYTES).into()
     }
 
-    fn check(&self) -> Result<(), BedError> {
-        let refused = |why: String| Err(BedError::Refused { why });
+    fn check(&self) -> Result<(), TestbedError> {
+        let refused = |why: String| Err(TestbedError::Refused { why });
         if !(1..=MOST_NODES).contains(&self.nodes) {
             return refused(format!(
                 "{} nodes; there may be 1 to {MOST_NODES}",

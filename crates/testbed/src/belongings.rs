@@ -1,5 +1,5 @@
-//! What the beds of this process have made and what must go again: with its bed,
-//! with this process, or, of processes that were killed, with the next bed.
+//! What the testbeds of this process have made and what must go again: with its testbed,
+//! with this process, or, of processes that were killed, with the next testbed.
 
 use std::fs;
 use std::io;
@@ -10,76 +10,80 @@ use std::thread;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use crate::error::BedError;
+use crate::error::TestbedError;
 use crate::names;
 use crate::namespace;
 
 #[derive(Debug)]
 struct Belongings {
-    bed: u32,
+    testbed: u32,
     namespaces: Vec<String>,
     folder: Option<PathBuf>,
 }
 
 #[derive(Debug)]
 struct All {
-    beds: Vec<Belongings>,
+    testbeds: Vec<Belongings>,
     /// How many there have been: the number of the next.
     made: u32,
     watching: bool,
 }
 
 static ALL: Mutex<All> = Mutex::new(All {
-    beds: Vec::new(),
+    testbeds: Vec::new(),
     made: 0,
     watching: false,
 });
 
-/// A number for a new bed, whose belongings are removed when a signal comes.
-pub(crate) fn register() -> Result<u32, BedError> {
+/// A number for a new testbed, whose belongings are removed when a signal comes.
+pub(crate) fn register() -> Result<u32, TestbedError> {
     let mut all = lock();
     if !all.watching {
-        clean_up_on_signals().map_err(BedError::Signals)?;
+        clean_up_on_signals().map_err(TestbedError::Signals)?;
         all.watching = true;
     }
-    let bed = all.made;
+    let testbed = all.made;
     all.made += 1;
-    all.beds.push(Belongings {
-        bed,
+    all.testbeds.push(Belongings {
+        testbed,
         namespaces: Vec::new(),
         folder: None,
     });
-    Ok(bed)
+    Ok(testbed)
 }
 
-/// Makes a namespace that belongs to this bed.
-pub(crate) fn make_namespace(bed: u32, name: &str) -> Result<(), BedError> {
+/// Makes a namespace that belongs to this testbed.
+pub(crate) fn make_namespace(testbed: u32, name: &str) -> Result<(), TestbedError> {
     // Held while it is made: a signal waits until it can remove the whole.
     let mut all = lock();
     // One of our own process id that is not ours is a dead program's.
     remove_namespace(name);
-    let belongings = find(&mut all, bed);
+    let belongings = find(&mut all, testbed);
     belongings.namespaces.push(name.to_owned());
     namespace::ip(&format!("netns add {name}"))
 }
 
-/// Makes the folder of this bed.
-pub(crate) fn make_folder(bed: u32) -> Result<PathBuf, BedError> {
+/// Makes the folder of this testbed.
+pub(crate) fn make_folder(testbed: u32) -> Result<PathBuf, TestbedError> {
     let mut all = lock();
-    let path = names::folder(bed);
+    let path = names::folder(testbed);
     let _may_not_exist = fs::remove_dir_all(&path);
-    find(&mut all, bed).folder = Some(path.clone());
+    find(&mut all, testbed).folder = Some(path.clone());
     match fs::create_dir(&path) {
         Ok(()) => Ok(path),
-        Err(cause) => Err(BedError::Folder { path, cause }),
+        Err(cause) => Err(TestbedError::Folder { path, cause }),
     }
 }
 
-/// Removes all that belongs to a bed, with the processes in it.
-pub(crate) fn remove(bed: u32) {
+/// Removes all that belongs to a testbed, with the processes in it.
+pub(crate) fn remove(testbed: u32) {
     let mut all = lock();
-    if let Some(at) = all.beds.iter().position(|belongings| belongings.bed == bed) {
-        take_away(all.beds.swap_remove(at));
+    if let Some(at) = all
+        .testbeds
+        .iter()
+        .position(|belongings| belongings.testbed == testbed)
+    {
+        take_away(all.testbeds.swap_remove(at));
     }
 }
 
@@ -100,10 +104,11 @@ pub(crate) fn sweep() {
     }
 }
 
-fn find(all: &mut All, bed: u32) -> &mut Belongings {
-    let mut beds = all.beds.iter_mut();
-    beds.find(|belongings| belongings.bed == bed)
-        .expect("a bed is registered until it is removed")
+fn find(all: &mut All, testbed: u32) -> &mut Belongings {
+    let mut testbeds = all.testbeds.iter_mut();
+    testbeds
+        .find(|belongings| belongings.testbed == testbed)
+        .expect("a testbed is registered until it is removed")
 }
 
 fn take_away(belongings: Belongings) {
@@ -126,10 +131,10 @@ fn remove_namespace(name: &str) {
     if let Err(error) = deleted
         && path.exists()
     {
-        eprintln!("dipole-bed: the namespace {name} stays: {error}");
+        eprintln!("dipole-testbed: the namespace {name} stays: {error}");
     }
     if let Err(error) = killed {
-        eprintln!("dipole-bed: processes of the namespace {name} may live on: {error}");
+        eprintln!("dipole-testbed: processes of the namespace {name} may live on: {error}");
     }
 }
 
@@ -137,12 +142,12 @@ fn remove_namespace(name: &str) {
 fn clean_up_on_signals() -> io::Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
     thread::Builder::new()
-        .name("bed signals".into())
+        .name("testbed signals".into())
         .spawn(move || {
             if let Some(signal) = signals.forever().next() {
                 // Kept locked to the end, so that nothing is made anew meanwhile.
                 let mut all = lock();
-                for belongings in all.beds.drain(..) {
+                for belongings in all.testbeds.drain(..) {
                     take_away(belongings);
                 }
                 std::process::exit(128 + signal);

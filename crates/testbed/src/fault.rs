@@ -6,7 +6,7 @@ use std::time::Duration;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 
-use crate::error::BedError;
+use crate::error::TestbedError;
 
 /// A reordered frame lets from one to this many others pass.
 pub(crate) const MOST_OVERTAKERS: u32 = 8;
@@ -96,7 +96,7 @@ pub(crate) struct Fate {
 }
 
 impl Faults {
-    pub(crate) fn check(&self) -> Result<(), BedError> {
+    pub(crate) fn check(&self) -> Result<(), TestbedError> {
         for (name, probability) in [
             ("drop", self.drop),
             ("repeat", self.repeat),
@@ -105,7 +105,7 @@ impl Faults {
             ("corrupt", self.corrupt),
         ] {
             if !(0.0..=1.0).contains(&probability) {
-                return Err(BedError::Refused {
+                return Err(TestbedError::Refused {
                     why: format!(
                         "{probability} is no probability for {name}; give a number from 0 to 1"
                     ),

@@ -13,25 +13,25 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-use crate::error::BedError;
+use crate::error::TestbedError;
 use crate::names;
 
 /// A killed process that is not gone after this time hangs in the kernel.
 const DEATH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Calls `ip` with these words.
-pub(crate) fn ip(words: &str) -> Result<(), BedError> {
+pub(crate) fn ip(words: &str) -> Result<(), TestbedError> {
     call("ip", words).map(drop)
 }
 
 /// Calls `tc` with these words.
-pub(crate) fn tc(words: &str) -> Result<(), BedError> {
+pub(crate) fn tc(words: &str) -> Result<(), TestbedError> {
     call("tc", words).map(drop)
 }
 
 /// Calls a program with these words; what it printed.
-pub(crate) fn call(program: &str, words: &str) -> Result<String, BedError> {
-    let failed = |cause: String| BedError::Command {
+pub(crate) fn call(program: &str, words: &str) -> Result<String, TestbedError> {
+    let failed = |cause: String| TestbedError::Command {
         command: format!("{program} {words}"),
         cause,
     };

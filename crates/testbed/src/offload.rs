@@ -1,7 +1,7 @@
-//! Which offloads the cards of a bed have. A veth carries packets of up to
+//! Which offloads the cards of a testbed have. A veth carries packets of up to
 //! 64 KiB that no real wire carries; shaping and losing them would say nothing.
 
-use crate::error::BedError;
+use crate::error::TestbedError;
 use crate::namespace::{inside, ip};
 use crate::netlink;
 
@@ -33,7 +33,7 @@ pub(crate) fn set(
     device: &str,
     mtu: u32,
     offloads: Offloads,
-) -> Result<&'static str, BedError> {
+) -> Result<&'static str, TestbedError> {
     let gro = match offloads {
         Offloads::On => return Ok("offloads as the kernel makes them"),
         Offloads::Off => false,
@@ -53,7 +53,7 @@ pub(crate) fn set(
             ))?;
             Ok("segments limited to one (ethtool's netlink family refused)")
         }
-        Err(cause) => Err(BedError::Namespace {
+        Err(cause) => Err(TestbedError::Namespace {
             namespace: namespace.to_owned(),
             doing: "switching GRO on",
             cause,

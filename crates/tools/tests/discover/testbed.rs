@@ -7,35 +7,35 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use dipole_bed::{Bed, Builder};
+use dipole_testbed::{Builder, Testbed};
 use rustix::process::{Pid, Signal, kill_process};
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) struct Cluster {
-    pub(crate) bed: Bed,
+    pub(crate) testbed: Testbed,
 }
 
 impl Cluster {
     pub(crate) fn make(builder: Builder) -> Option<Cluster> {
-        if let Some(why) = Bed::why_not() {
+        if let Some(why) = Testbed::why_not() {
             eprintln!("SKIPPED: {why}");
             return None;
         }
-        let bed = builder.build().expect("a bed");
-        Some(Cluster { bed })
+        let testbed = builder.build().expect("a testbed");
+        Some(Cluster { testbed })
     }
 
     pub(crate) fn four() -> Option<Cluster> {
-        Cluster::make(Bed::builder().nodes(4))
+        Cluster::make(Testbed::builder().nodes(4))
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
-        self.bed.folder().join(name)
+        self.testbed.folder().join(name)
     }
 
     pub(crate) fn dipole(&self, node: u32, arguments: &[&str]) -> Command {
-        let mut command = self.bed.command(node, env!("CARGO_BIN_EXE_dipole"));
+        let mut command = self.testbed.command(node, env!("CARGO_BIN_EXE_dipole"));
         command
             .args(arguments)
             .env_remove("DIPOLE_HOSTS")
@@ -50,7 +50,7 @@ impl Cluster {
 
     /// The agents of all nodes, which find each other by a word to everybody.
     pub(crate) fn agents(&self) -> BTreeMap<u32, Agent> {
-        let all = 1..=self.bed.nodes();
+        let all = 1..=self.testbed.nodes();
         all.map(|node| (node, self.agent(node, &["--discover"])))
             .collect()
     }
@@ -74,7 +74,7 @@ impl Cluster {
     /// Waits until the file that the agent of a node keeps has so many nodes: it is written at
     /// most ten times a second.
     pub(crate) fn wait_for_file(&self, node: u32, nodes: usize) {
-        let place = &self.bed.node(node).runtime_dir;
+        let place = &self.testbed.node(node).runtime_dir;
         let file = place.join(format!("node-{node}/nodes"));
         let begun = Instant::now();
         loop {

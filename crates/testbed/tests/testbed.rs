@@ -1,4 +1,4 @@
-//! Beds as their users see them. They need root and `ip`; skipped aloud without.
+//! Testbeds as their users see them. They need root and `ip`; skipped aloud without.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -14,7 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::make;
-use dipole_bed::{Bed, Offloads};
+use dipole_testbed::{Offloads, Testbed};
 use nix::sys::socket::setsockopt;
 use nix::sys::socket::sockopt::{RcvBuf, UdpGroSegment, UdpGsoSegment};
 use rustix::net::sockopt::{Ipv4PathMtuDiscovery, set_ip_mtu_discover};
@@ -22,11 +22,13 @@ use sockets::{address, socket};
 
 #[test]
 fn four_nodes_reach_each_other_on_both_networks() {
-    let Some(bed) = make(Bed::builder().nodes(4).networks(2)) else {
+    let Some(testbed) = make(Testbed::builder().nodes(4).networks(2)) else {
         return;
     };
     for network in 0..2 {
-        let sockets: Vec<_> = (1..=4).map(|node| socket(&bed, node, network)).collect();
+        let sockets: Vec<_> = (1..=4)
+            .map(|node| socket(&testbed, node, network))
+            .collect();
         for from in &sockets {
             for to in sockets.iter().filter(|to| address(to) != address(from)) {
                 from.send_to(b"ping", address(to)).expect("it is sent");
@@ -39,13 +41,13 @@ fn four_nodes_reach_each_other_on_both_networks() {
 
 #[test]
 fn a_program_on_a_node_finds_itself_in_its_environment_and_in_the_hosts_file() {
-    let Some(bed) = make(Bed::builder().slots(3)) else {
+    let Some(testbed) = make(Testbed::builder().slots(3)) else {
         return;
     };
     let script = "echo $DIPOLE_NID $DIPOLE_RUNTIME_DIR; cat $DIPOLE_HOSTS; ip -o address";
-    let output = bed.command(2, "sh").args(["-c", script]).output();
+    let output = testbed.command(2, "sh").args(["-c", script]).output();
     let text = String::from_utf8(output.expect("sh runs").stdout).expect("text");
-    let place = bed.node(2);
+    let place = testbed.node(2);
     let runtime = place.runtime_dir.display();
     assert!(text.starts_with(&format!("2 {runtime}\n")), "{text}");
     let line = format!(
@@ -54,19 +56,19 @@ fn a_program_on_a_node_finds_itself_in_its_environment_and_in_the_hosts_file() {
     );
     assert!(text.contains(&line), "{text}");
     assert!(text.contains("inet 10.0.0.2/24") && text.contains("127.0.0.1"));
-    let mut remote = Command::new(bed.remote_shell());
-    let output = remote.args([&bed.node(1).namespace, "ip", "-o", "address"]);
+    let mut remote = Command::new(testbed.remote_shell());
+    let output = remote.args([&testbed.node(1).namespace, "ip", "-o", "address"]);
     let text = String::from_utf8(output.output().expect("it runs").stdout).expect("text");
     assert!(text.contains("inet 10.0.0.1/24"), "{text}");
 }
 
 #[test]
 fn a_card_down_stops_its_network_and_no_other() {
-    let Some(bed) = make(Bed::builder().networks(2)) else {
+    let Some(testbed) = make(Testbed::builder().networks(2)) else {
         return;
     };
     let reaches = |network| {
-        let (from, to) = (socket(&bed, 1, network), socket(&bed, 2, network));
+        let (from, to) = (socket(&testbed, 1, network), socket(&testbed, 2, network));
         // Long enough for a busy machine; waited for only where nothing comes.
         let patience = Duration::from_secs(2);
         to.set_read_timeout(Some(patience)).expect("a time");
@@ -75,21 +77,21 @@ fn a_card_down_stops_its_network_and_no_other() {
         to.recv_from(&mut [0; 16]).is_ok()
     };
     assert!(reaches(0) && reaches(1));
-    bed.set_card(2, 0, false).expect("there is such a card");
+    testbed.set_card(2, 0, false).expect("there is such a card");
     assert!(!reaches(0) && reaches(1));
-    bed.set_card(2, 0, true).expect("there is such a card");
+    testbed.set_card(2, 0, true).expect("there is such a card");
     assert!(reaches(0) && reaches(1));
-    assert!(bed.set_card(1, 2, false).is_err());
+    assert!(testbed.set_card(1, 2, false).is_err());
 }
 
 #[test]
 fn a_shaped_network_passes_no_more_than_its_rate() {
     const RATE_MBIT: u32 = 50;
-    let builder = Bed::builder().rate_mbit(u64::from(RATE_MBIT));
-    let Some(bed) = make(builder.queue_bytes(64 << 10)) else {
+    let builder = Testbed::builder().rate_mbit(u64::from(RATE_MBIT));
+    let Some(testbed) = make(builder.queue_bytes(64 << 10)) else {
         return;
     };
-    let (from, to) = (socket(&bed, 1, 0), socket(&bed, 2, 0));
+    let (from, to) = (socket(&testbed, 1, 0), socket(&testbed, 2, 0));
     let goal = address(&to);
     let patience = Some(Duration::from_millis(500));
     to.set_read_timeout(patience).expect("a time");
@@ -116,10 +118,10 @@ fn a_shaped_network_passes_no_more_than_its_rate() {
 #[test]
 fn a_long_datagram_passes_where_the_mtu_allows_it_and_not_elsewhere() {
     for (mtu, passes) in [(9000, true), (1500, false)] {
-        let Some(bed) = make(Bed::builder().mtu(mtu)) else {
+        let Some(testbed) = make(Testbed::builder().mtu(mtu)) else {
             return;
         };
-        let (from, to) = (socket(&bed, 1, 0), socket(&bed, 2, 0));
+        let (from, to) = (socket(&testbed, 1, 0), socket(&testbed, 2, 0));
         set_ip_mtu_discover(&from, Ipv4PathMtuDiscovery::DO).expect("don't fragment");
         let sent = from.send_to(&[7; 8900], address(&to));
         assert_eq!(sent.is_ok(), passes, "MTU {mtu}: {sent:?}");
@@ -132,12 +134,12 @@ fn a_long_datagram_passes_where_the_mtu_allows_it_and_not_elsewhere() {
 
 /// Bytes per packet at the receiving card of a stream.
 fn packet_bytes(offloads: Offloads) -> Option<f64> {
-    let bed = make(Bed::builder().offloads(offloads))?;
-    let place = bed.node(2).addresses[0];
-    let listener = bed.inside(2, || TcpListener::bind((place, 0)));
+    let testbed = make(Testbed::builder().offloads(offloads))?;
+    let place = testbed.node(2).addresses[0];
+    let listener = testbed.inside(2, || TcpListener::bind((place, 0)));
     let listener = listener.expect("a node").expect("a free port");
     let goal = listener.local_addr().expect("it is bound");
-    let connected = bed.inside(1, || TcpStream::connect(goal));
+    let connected = testbed.inside(1, || TcpStream::connect(goal));
     let mut stream = connected.expect("a node").expect("it listens");
     let (mut accepted, _) = listener.accept().expect("it has connected");
     let writer = thread::spawn(move || stream.write_all(&vec![0; 20 << 20]));
@@ -147,7 +149,11 @@ fn packet_bytes(offloads: Offloads) -> Option<f64> {
     assert_eq!(rest.len(), 20 << 20);
     let counter = |name: &str| -> f64 {
         let path = format!("/sys/class/net/net0/statistics/rx_{name}");
-        let output = bed.command(2, "cat").arg(path).output().expect("cat runs");
+        let output = testbed
+            .command(2, "cat")
+            .arg(path)
+            .output()
+            .expect("cat runs");
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         text.trim().parse().expect("a number")
     };
@@ -170,11 +176,11 @@ fn packets_cross_the_wire_one_by_one_unless_offloads_are_on() {
 
 #[test]
 fn killing_a_node_ends_its_processes_and_no_others() {
-    let Some(bed) = make(Bed::builder()) else {
+    let Some(testbed) = make(Testbed::builder()) else {
         return;
     };
     let start = |node| {
-        let mut command = bed.command(node, "sh");
+        let mut command = testbed.command(node, "sh");
         command.args(["-c", "echo there; exec sleep 1000"]);
         let mut child = command.stdout(Stdio::piped()).spawn().expect("sh runs");
         let output = child.stdout.take().expect("a pipe");
@@ -183,20 +189,20 @@ fn killing_a_node_ends_its_processes_and_no_others() {
         child
     };
     let (mut first, mut second) = (start(1), start(2));
-    assert_eq!(bed.kill_node(1).expect("it ends"), 1);
+    assert_eq!(testbed.kill_node(1).expect("it ends"), 1);
     assert_eq!(first.wait().expect("ours").signal(), Some(9));
     assert!(second.try_wait().expect("ours").is_none());
-    assert_eq!(bed.kill_node(1).expect("nothing to do"), 0);
-    drop(bed);
+    assert_eq!(testbed.kill_node(1).expect("nothing to do"), 0);
+    drop(testbed);
     assert_eq!(second.wait().expect("ours").signal(), Some(9));
 }
 
 #[test]
 fn the_hosts_file_names_the_cards_on_all_networks() {
-    let Some(bed) = make(Bed::builder().networks(3)) else {
+    let Some(testbed) = make(Testbed::builder().networks(3)) else {
         return;
     };
-    let text = std::fs::read_to_string(bed.hosts_file()).expect("it is written");
+    let text = std::fs::read_to_string(testbed.hosts_file()).expect("it is written");
     assert!(
         text.contains("2 10.0.0.2 cards=10.1.0.2,10.2.0.2 port="),
         "{text}"
@@ -209,8 +215,8 @@ fn joined_bytes(offloads: Offloads) -> Option<(usize, f64)> {
     const DATAGRAM_BYTES: usize = 1000;
     const RUNS: usize = 200;
     const RUN_DATAGRAMS: usize = 40;
-    let bed = make(Bed::builder().offloads(offloads))?;
-    let (from, to) = (socket(&bed, 1, 0), socket(&bed, 2, 0));
+    let testbed = make(Testbed::builder().offloads(offloads))?;
+    let (from, to) = (socket(&testbed, 1, 0), socket(&testbed, 2, 0));
     setsockopt(&to, UdpGroSegment, &true).expect("a kernel from 5.0 on");
     setsockopt(&to, RcvBuf, &(8 << 20)).expect("a size");
     let goal = address(&to);
@@ -236,7 +242,11 @@ fn joined_bytes(offloads: Offloads) -> Option<(usize, f64)> {
     assert!(bytes > 0, "something arrives");
     let counter = |name: &str| -> f64 {
         let path = format!("/sys/class/net/net0/statistics/rx_{name}");
-        let output = bed.command(2, "cat").arg(path).output().expect("cat runs");
+        let output = testbed
+            .command(2, "cat")
+            .arg(path)
+            .output()
+            .expect("cat runs");
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         text.trim().parse().expect("a number")
     };

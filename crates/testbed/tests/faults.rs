@@ -12,15 +12,15 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::make;
-use dipole_bed::{Bed, FaultCounters, Faults};
+use dipole_testbed::{FaultCounters, Faults, Testbed};
 use rustix::net::sockopt::set_socket_recv_buffer_size_force;
 use sockets::{address, socket};
 
 /// Counters once all `frames` have gone through and none lies in the switch.
-fn settled(bed: &Bed, frames: u64) -> FaultCounters {
+fn settled(testbed: &Testbed, frames: u64) -> FaultCounters {
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
-        let counters = bed.fault_counters();
+        let counters = testbed.fault_counters();
         let gone = counters.delivered + counters.undelivered + counters.dropped;
         if counters.frames == frames && gone == frames + counters.repeated {
             return counters;
@@ -30,8 +30,8 @@ fn settled(bed: &Bed, frames: u64) -> FaultCounters {
     }
 }
 
-fn pair(bed: &Bed) -> (UdpSocket, UdpSocket) {
-    let (from, to) = (socket(bed, 1, 0), socket(bed, 2, 0));
+fn pair(testbed: &Testbed) -> (UdpSocket, UdpSocket) {
+    let (from, to) = (socket(testbed, 1, 0), socket(testbed, 2, 0));
     // All that is sent may wait there.
     set_socket_recv_buffer_size_force(&to, 64 << 20).expect("root may");
     from.connect(address(&to)).expect("it has an address");
@@ -48,18 +48,18 @@ fn what_arrives_is_what_the_switch_says_it_passed() {
         seed: 42,
         ..Faults::default()
     };
-    let Some(bed) = make(Bed::builder().faults(faults)) else {
+    let Some(testbed) = make(Testbed::builder().faults(faults)) else {
         return;
     };
-    let (from, to) = pair(&bed);
+    let (from, to) = pair(&testbed);
     for number in 0..SENT {
         from.send(&number.to_be_bytes()).expect("it is sent");
         // The first asks for the other's card; the rest must not wait in line for the answer.
         if number == 0 {
-            settled(&bed, 1);
+            settled(&testbed, 1);
         }
     }
-    let counters = settled(&bed, u64::from(SENT));
+    let counters = settled(&testbed, u64::from(SENT));
     eprintln!("{counters:?}");
     assert_eq!(counters.undelivered, 0);
     let mut numbers = Vec::new();
@@ -95,10 +95,10 @@ fn damage_and_delay_reach_the_program() {
         corrupt: 1.0,
         ..Faults::default()
     };
-    let Some(bed) = make(Bed::builder().faults(faults).networks(2)) else {
+    let Some(testbed) = make(Testbed::builder().faults(faults).networks(2)) else {
         return;
     };
-    let (from, to) = pair(&bed);
+    let (from, to) = pair(&testbed);
     for _ in 0..20 {
         let sent = [0x55; 100];
         let began = Instant::now();
@@ -110,20 +110,20 @@ fn damage_and_delay_reach_the_program() {
         let flipped: u32 = pairs.map(|(a, b)| (a ^ b).count_ones()).sum();
         assert_eq!(flipped, 1);
     }
-    let counters = settled(&bed, 20);
+    let counters = settled(&testbed, 20);
     assert_eq!((counters.corrupted, counters.delayed), (20, 20));
 }
 
 #[test]
 fn a_card_that_is_down_gets_nothing_from_the_switch() {
-    let Some(bed) = make(Bed::builder().faults(Faults::default()).rate_mbit(1000)) else {
+    let Some(testbed) = make(Testbed::builder().faults(Faults::default()).rate_mbit(1000)) else {
         return;
     };
-    let (from, to) = pair(&bed);
+    let (from, to) = pair(&testbed);
     from.send(b"one").expect("it is sent");
     assert_eq!(to.recv(&mut [0; 8]).expect("it arrives"), 3);
-    bed.set_card(2, 0, false).expect("there is such a card");
+    testbed.set_card(2, 0, false).expect("there is such a card");
     from.send(b"two").expect("it is sent");
-    let counters = settled(&bed, 2);
+    let counters = settled(&testbed, 2);
     assert_eq!((counters.delivered, counters.undelivered), (1, 1));
 }
