@@ -36,6 +36,8 @@ struct Unit {
     state: State,
     sent_at: Instant,
     bulk: bool,
+    /// Lane of the last flight.
+    lane: Option<u8>,
 }
 
 /// A unit that should be sent now.
@@ -134,6 +136,7 @@ impl SendWindow {
             state: State::Lost,
             sent_at: Instant(0),
             bulk,
+            lane: None,
         });
         Some(Next {
             unit,
@@ -149,6 +152,7 @@ impl SendWindow {
             && entry.state == State::Lost
         {
             entry.state = State::Flying(flight);
+            entry.lane = Some(flight.lane);
             entry.sent_at = now;
             self.flying += 1;
         }
@@ -221,6 +225,14 @@ impl SendWindow {
             State::Flying(flight) => Some(flight.lane),
             State::Lost | State::Arrived => None,
         }
+    }
+
+    /// Lane of the last flight of the oldest unit that has not arrived.
+    pub(crate) fn oldest_lane(&self) -> Option<u8> {
+        self.units
+            .iter()
+            .find(|unit| unit.state != State::Arrived)?
+            .lane
     }
 
     /// Queues a flying unit for repetition.

@@ -148,6 +148,21 @@ fn two_thousand_seeds_break_no_rule() {
     }
 }
 
+/// Seeds beyond the first two thousand that once broke a rule.
+const ONCE_BROKEN: [u64; 1] = [
+    // A prod just before each tail time-out kept the blame from a dead card's lane.
+    1_006_703,
+];
+
+#[test]
+fn seeds_that_once_broke_a_rule_break_none() {
+    for seed in ONCE_BROKEN {
+        if let Err(failure) = run_seed(seed, false) {
+            panic!("{failure}");
+        }
+    }
+}
+
 #[test]
 fn the_same_seed_gives_the_same_run() {
     for seed in 0..20 {

@@ -163,12 +163,14 @@ impl Session {
     }
 
     /// Blames the lane of the oldest flight; a lane that stays silent while the
-    /// peer is heard elsewhere hands its units to the others.
+    /// peer is heard elsewhere hands its units to the others. If a prod has just queued all
+    /// flights for repetition, the lane of the oldest unit's last flight is blamed.
     fn strike(&mut self, now: Instant, shared: &mut Shared) {
         let oldest = self
             .window
             .first_and_last_flying()
-            .and_then(|(first, _)| self.window.lane_of(first));
+            .and_then(|(first, _)| self.window.lane_of(first))
+            .or_else(|| self.window.oldest_lane());
         let Some(index) = self.lanes.iter().position(|lane| Some(lane.id) == oldest) else {
             return;
         };

@@ -1,0 +1,188 @@
+//! How a session recovers: dead lanes, lost tails, and what repeats may cost.
+
+#![allow(
+    missing_docs,
+    unreachable_pub,
+    dead_code,
+    clippy::cast_possible_truncation,
+    reason = "tests"
+)]
+
+mod pair;
+
+use dipole_proto::wire::{Address, CONTROL_LANE, HEADER_BYTES, Header, Kind};
+use dipole_proto::{Config, EdgeId, Frame, Instant, LaneState, LaneStatus, Seal};
+use pair::{Wire, close};
+
+const SECOND: u64 = 1_000_000_000;
+const MILLISECOND: u64 = 1_000_000;
+
+/// Two hosts with this many cards each, all of whose lanes answer, and an edge from the
+/// first to the second.
+fn connected(seed: u64, cards: u8, config: &Config) -> (Wire, EdgeId) {
+    connected_by(Wire::with_cards(seed, 2, cards, config))
+}
+
+fn connected_by(mut wire: Wire) -> (Wire, EdgeId) {
+    wire.hosts[1].machine.open_endpoint(7, false);
+    let peer = wire.connect(0, 1);
+    assert!(wire.run(SECOND, |wire| wire.hosts[0].machine.is_open(peer)));
+    wire.run(SECOND, |_| false);
+    let answers = |lane: LaneStatus| lane.state == LaneState::Answers;
+    assert!(wire.hosts[0].machine.lanes(peer).all(answers));
+    let edge = wire.hosts[0].machine.edge(peer, 1, 7).expect("open");
+    (wire, edge)
+}
+
+/// Credit is no matter in these conversations.
+fn generous() -> Config {
+    Config {
+        initial_credit_bytes: 4 << 20,
+        frames: 4096,
+        ..Config::default()
+    }
+}
+
+/// A Prod to the first host's end of the session.
+fn prod(edge: EdgeId, number: u32) -> Vec<u8> {
+    let mut header = Header::handshake(Kind::Prod, edge.peer.connection());
+    header.lane = CONTROL_LANE;
+    header.number = number;
+    header.length = HEADER_BYTES as u16 + 4;
+    let mut bytes = vec![0; HEADER_BYTES];
+    header.emit(&mut bytes);
+    close(&mut bytes, Seal::Crc32c { mask: 0 }, None);
+    bytes
+}
+
+/// What a host sends now: where to, and whether it is a unit. None of it arrives.
+fn swallow(wire: &mut Wire, now: Instant) -> Vec<(Address, bool)> {
+    let host = &mut wire.hosts[0];
+    let transmits = std::iter::from_fn(|| host.machine.poll_transmit(now, &mut host.pool));
+    let sent = transmits.map(|transmit| (transmit.to, matches!(transmit.frame, Frame::Unit(_))));
+    sent.collect()
+}
+
+#[test]
+fn a_dead_lane_is_left_even_if_a_prod_comes_just_before_each_tail_time_out() {
+    let (mut wire, edge) = connected(3, 2, &Config::default());
+    let now = wire.now;
+    let from = wire.hosts[1].home;
+    wire.hosts[0].send(now, edge, b"lost").expect("credit");
+    let first = swallow(&mut wire, now);
+    let dead = first[0].0.ip[14];
+    for number in 0..10 {
+        let now = wire.hosts[0].machine.next_deadline().expect("a tail");
+        wire.hosts[0].take(now, from, &prod(edge, 1000 + number));
+        wire.hosts[0].machine.on_timers(now);
+        let sent = swallow(&mut wire, now);
+        if sent.iter().any(|(to, unit)| *unit && to.ip[14] != dead) {
+            return;
+        }
+    }
+    panic!("the unit never left by the other card");
+}
+
+#[test]
+fn units_in_flight_on_a_dead_lane_arrive_by_another_within_a_second() {
+    let (mut wire, edge) = connected(5, 2, &generous());
+    let message = vec![7; 64 << 10];
+    // The pace must have opened, so that a whole window is in flight.
+    for _ in 0..40 {
+        let now = wire.now;
+        wire.hosts[0].send(now, edge, &message).expect("credit");
+        let acknowledged = |wire: &mut Wire| {
+            let now = wire.now;
+            while wire.hosts[1].read(now).is_some() {}
+            wire.hosts[0].machine.is_acknowledged(edge.peer)
+        };
+        assert!(wire.run(SECOND, acknowledged));
+    }
+    let arrived = |wire: &Wire| wire.hosts[1].machine.stats().units_received;
+    let before = arrived(&wire);
+    wire.dead_networks = vec![1];
+    for _ in 0..4 {
+        let now = wire.now;
+        wire.hosts[0].send(now, edge, &message).expect("credit");
+    }
+    let queued = wire.hosts[0].machine.queued(edge.peer) as u64;
+    assert!(queued > 170, "{queued} units");
+    assert!(
+        wire.run(SECOND, |wire| wire.hosts[0]
+            .machine
+            .is_acknowledged(edge.peer)),
+        "{} of {queued} units arrived",
+        arrived(&wire) - before
+    );
+    assert_eq!(wire.hosts[0].machine.stats().lanes_lost, 1);
+}
+
+#[test]
+fn nothing_is_repeated_within_a_round_trip_of_a_lossless_path() {
+    // Round trips from far below the shortest time-out to far above it.
+    for latency_ns in [5_000, 300_000, 20 * MILLISECOND] {
+        let mut wire = Wire::new(7, 2, &generous());
+        wire.latency_ns = latency_ns;
+        let (mut wire, edge) = connected_by(wire);
+        let peer = wire.hosts[1].connected[0];
+        let now = wire.now;
+        // The receiver is impatient: it asks as often as it may.
+        wire.hosts[1].machine.expect(now, peer, true);
+        for _ in 0..50 {
+            let now = wire.now;
+            wire.hosts[0].send(now, edge, &[1; 3000]).expect("credit");
+            wire.run(latency_ns, |_| false);
+            while wire.hosts[1].read(wire.now).is_some() {}
+        }
+        wire.run(SECOND, |_| false);
+        let stats = *wire.hosts[0].machine.stats();
+        assert_eq!(stats.repeats, 0, "{latency_ns} ns: {stats:?}");
+    }
+}
+
+#[test]
+fn a_tail_is_repeated_ever_more_seldom_while_nothing_answers() {
+    let config = Config {
+        peer_timeout_ns: 1000 * SECOND,
+        quiet_ns: 1000 * SECOND,
+        max_timeout_ns: 100 * SECOND,
+        ..Config::default()
+    };
+    let (mut wire, edge) = connected(9, 1, &config);
+    wire.loss = 1.0;
+    let now = wire.now;
+    for _ in 0..20 {
+        wire.hosts[0].send(now, edge, b"lost").expect("credit");
+    }
+    wire.run(SECOND, |_| false);
+    let after_a_second = wire.hosts[0].machine.stats().repeats;
+    wire.run(63 * SECOND, |_| false);
+    let after_64 = wire.hosts[0].machine.stats().repeats;
+    // Two a time-out, each twice as long as the one before.
+    assert!(after_a_second <= 2 * 11, "{after_a_second}");
+    assert!(after_64 <= after_a_second + 2 * 7, "{after_64}");
+    assert!(after_64 >= after_a_second + 2 * 5, "{after_64}");
+}
+
+#[test]
+fn a_lost_packet_costs_one_repeat_and_not_what_followed_it() {
+    let (mut wire, edge) = connected(11, 1, &Config::default());
+    let now = wire.now;
+    // One in flight vanishes, and then 30 others arrive.
+    wire.loss = 1.0;
+    wire.hosts[0].send(now, edge, b"lost").expect("credit");
+    assert!(!wire.run(1, |_| false));
+    wire.loss = 0.0;
+    for _ in 0..30 {
+        wire.hosts[0].send(now, edge, b"found").expect("credit");
+    }
+    let begun = wire.now;
+    let all = |wire: &mut Wire| wire.hosts[1].received.len() == 31;
+    assert!(
+        wire.run(MILLISECOND, all),
+        "{:?}",
+        wire.hosts[1].received.len()
+    );
+    assert!(wire.now.since(begun) <= 4 * wire.latency_ns);
+    assert_eq!(wire.hosts[0].machine.stats().repeats, 1);
+}
