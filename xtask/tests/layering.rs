@@ -8,21 +8,22 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Folder below `crates/`, and which of ours it may use. Every crate needs a row.
-const MAY_USE: [(&str, &[&str]); 12] = [
+const MAY_USE: [(&str, &[&str]); 13] = [
     ("proto", &[]),
     ("link", &[]),
     ("bpf", &["link"]),
-    ("node", &["proto", "link", "bpf"]),
+    ("naming", &["link"]),
+    ("node", &["proto", "link", "bpf", "naming"]),
     ("bsp", &["node"]),
-    ("capi", &["node", "bsp"]),
-    ("fabric", &["node"]),
-    ("launch", &["node"]),
-    ("agent", &["launch", "node", "bpf"]),
-    ("bench", &["node", "bpf", "link"]),
+    ("capi", &["naming", "node", "bsp"]),
+    ("fabric", &["naming", "node"]),
+    ("launch", &["naming", "node"]),
+    ("agent", &["launch", "naming", "node", "bpf"]),
+    ("bench", &["naming", "node", "bpf", "link"]),
     (
         "tools",
         &[
-            "launch", "agent", "bench", "proto", "link", "bpf", "node", "bsp",
+            "launch", "agent", "bench", "proto", "link", "bpf", "naming", "node", "bsp",
         ],
     ),
     ("testbed", &[]),

@@ -31,6 +31,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
+use dipole_naming::environment;
 use dipole_node::hosts::{Hosts, HostsError};
 use dipole_node::job::{self, JobError};
 use dipole_node::{ClusterKey, KeyError, NodeId, variables};
@@ -175,7 +176,7 @@ fn load_hosts(given: Option<&Path>) -> Result<HostsFile, RunError> {
         Some(name) if name == Path::new(AGENT) => Some(file_of_agent()?),
         other => other.map(Path::to_owned),
     };
-    let file = given.or_else(job::hosts_file_from_env);
+    let file = given.or_else(environment::hosts_file);
     let Some(file) = file else {
         let node = job::node_from_env()
             .map_err(RunError::Environment)?
@@ -202,7 +203,7 @@ fn load_hosts(given: Option<&Path>) -> Result<HostsFile, RunError> {
 
 fn file_of_agent() -> Result<PathBuf, RunError> {
     let node = job::node_from_env().map_err(RunError::Environment)?;
-    let folder = job::default_runtime_dir();
+    let folder = environment::default_runtime_dir();
     let file = dipole_node::registry::nodes_file(&folder, node.unwrap_or(NodeId(1)));
     match file.exists() {
         true => Ok(file),

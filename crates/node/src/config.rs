@@ -12,7 +12,8 @@ use dipole_bpf::loan::DEFAULT_PATH;
 use dipole_bpf::{DEFAULT_RING_BYTES, RING_BYTES};
 
 use crate::address::NodeId;
-use crate::hosts::{Host, Hosts, HostsError};
+use crate::environment;
+use crate::hosts::{Host, Hosts, HostsError, MAX_CARDS};
 use crate::job::{self, JobError};
 use crate::key::{ClusterKey, KeyError};
 #[cfg(doc)]
@@ -22,12 +23,8 @@ use crate::registry::nodes_file;
 
 /// Names of the environment variables that [`Config::from_env`] reads.
 pub mod variables {
-    /// This node's id.
-    pub const NODE: &str = "DIPOLE_NID";
-    /// Where the registry lives.
-    pub const RUNTIME_DIR: &str = "DIPOLE_RUNTIME_DIR";
-    /// The hosts file.
-    pub const HOSTS: &str = "DIPOLE_HOSTS";
+    pub use dipole_naming::environment::variables::{HOSTS, KEY, NODE, RUNTIME_DIR};
+
     /// The IP address to bind.
     pub const BIND: &str = "DIPOLE_BIND";
     /// How long a waiter spins, in microseconds.
@@ -38,8 +35,6 @@ pub mod variables {
     pub const FAULT: &str = "DIPOLE_FAULT";
     /// A file to capture all packets to.
     pub const CAPTURE: &str = "DIPOLE_CAPTURE";
-    /// The file of the cluster key.
-    pub const KEY: &str = "DIPOLE_KEY";
     /// What may carry messages: `auto`, `shm`, `udp` or `bpf`.
     pub const LINK: &str = "DIPOLE_LINK";
     /// Endpoints that this process may have.
@@ -95,8 +90,8 @@ impl std::str::FromStr for Links {
     }
 }
 
-/// Most cards of a node: the protocol has lanes for so many.
-pub const MAX_CARDS: usize = dipole_proto::wire::MAX_LANES / 2;
+// The protocol has lanes for so many.
+const _: () = assert!(MAX_CARDS <= dipole_proto::wire::MAX_LANES / 2);
 
 /// How to open a [`Node`](crate::Node).
 #[derive(Clone, Debug)]
@@ -345,7 +340,7 @@ impl Config {
                 expected: "a node id from 1 to 4294967295".into(),
             });
         }
-        let mut config = Config::local(NodeId(node), job::default_runtime_dir());
+        let mut config = Config::local(NodeId(node), environment::default_runtime_dir());
         if let Some(place) = job::place_from_env().map_err(ConfigError::Launcher)? {
             config.node = place.node;
             config.hosts = place.hosts.unwrap_or_else(|| Hosts::local_only(place.node));
@@ -384,7 +379,7 @@ impl Config {
 }
 
 fn text(name: &str) -> Option<String> {
-    job::variable(name)
+    environment::variable(name)
 }
 
 /// By what small packets shall come, if somebody says.

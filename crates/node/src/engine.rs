@@ -29,8 +29,8 @@ use crate::frames::{FramePool, slot_of};
 use crate::inbox::Buffers;
 use crate::key::ClusterKey;
 use crate::links::AnyLink;
+use crate::liveness::LivenessProber;
 use crate::net::{from_wire, to_wire};
-use crate::witness::Witness;
 use departures::Departures;
 pub use departures::{Departure, MAX_DEPARTURES};
 use exports::Exports;
@@ -119,7 +119,7 @@ pub struct Engine {
     departures: Departures,
     /// Peers that are silent though they owe an answer, and who asks about them.
     quiet: Vec<PeerId>,
-    witness: Option<Witness>,
+    witness: Option<LivenessProber<PeerId>>,
     /// What has become known of the ways to peers and is to be told.
     path_changes: Vec<(PeerId, PathChange)>,
     /// Packets were taken since the last sleep.
@@ -319,7 +319,9 @@ impl Engine {
     pub fn next_deadline(&mut self, now: Instant) -> Option<Instant> {
         let retry = (!self.batch.is_empty()).then(|| now.after(LINK_RETRY_NS));
         let link = self.link.next_deadline_ns().map(Instant);
-        let witness = self.witness.as_ref().and_then(Witness::next_deadline);
+        let witness = self.witness.as_ref();
+        let witness = witness.and_then(LivenessProber::next_deadline_ns);
+        let witness = witness.map(Instant);
         [self.machine.next_deadline(), link, retry, witness]
             .into_iter()
             .flatten()

@@ -5,10 +5,10 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use dipole_proto::KeyMismatch;
 use dipole_proto::wire::{RefusedReason, ResetReason};
 
 use crate::address::Address;
+use crate::key::KeyMismatch;
 use crate::limits::{LimitReached, LimitsError};
 
 /// Why a peer process is gone.
@@ -39,7 +39,11 @@ impl From<dipole_proto::GoneReason> for GoneReason {
             dipole_proto::GoneReason::Closed => GoneReason::Closed,
             dipole_proto::GoneReason::Restarted => GoneReason::Restarted,
             dipole_proto::GoneReason::Reset(reason) => GoneReason::Reset(reason),
-            dipole_proto::GoneReason::Key(mismatch) => GoneReason::Key(mismatch),
+            dipole_proto::GoneReason::Key(mismatch) => GoneReason::Key(match mismatch {
+                dipole_proto::KeyMismatch::Different => KeyMismatch::Different,
+                dipole_proto::KeyMismatch::OnlyOurs => KeyMismatch::OnlyOurs,
+                dipole_proto::KeyMismatch::OnlyTheirs => KeyMismatch::OnlyTheirs,
+            }),
         }
     }
 }
@@ -263,7 +267,7 @@ impl fmt::Display for TargetError {
                 f,
                 "endpoint {target} takes nothing from this process; of node {}: {}",
                 target.node,
-                explain(*mismatch, fingerprint.as_deref())
+                mismatch.explain(fingerprint.as_deref())
             ),
             TargetError::NoSharedMemory { target, cause } => write!(
                 f,
@@ -290,17 +294,6 @@ impl fmt::Display for TargetError {
 }
 
 impl std::error::Error for TargetError {}
-
-/// How keys differ, which one ours is, and what to do.
-pub(crate) fn explain(mismatch: KeyMismatch, fingerprint: Option<&str>) -> String {
-    let ours = fingerprint.map(|name| format!(" (ours is {name}, see `dipole key show`)"));
-    let advice = match mismatch {
-        KeyMismatch::Different => "copy the key file of one node to the other",
-        KeyMismatch::OnlyOurs => "set DIPOLE_KEY to the key file there too, or unset it here",
-        KeyMismatch::OnlyTheirs => "set DIPOLE_KEY to a copy of its key file",
-    };
-    format!("{mismatch}{}; {advice}", ours.unwrap_or_default())
-}
 
 /// Why a message was not sent.
 #[derive(Debug)]

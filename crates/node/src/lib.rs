@@ -25,7 +25,6 @@
 
 #![forbid(unsafe_code)]
 
-mod address;
 mod clock;
 mod config;
 mod drive;
@@ -33,30 +32,28 @@ mod endpoint;
 pub mod engine;
 mod error;
 mod frames;
-pub mod hosts;
 mod inbox;
 mod inner;
-pub mod job;
-mod key;
-mod limits;
 pub mod links;
 mod net;
 mod node;
 mod progress;
-pub mod registry;
 mod stats;
-mod witness;
+
+use dipole_naming::{address, environment, key, limits, liveness};
 
 pub use address::{Address, AddressError, EndpointId, NodeId};
-pub use config::{Config, ConfigError, Links, MAX_CARDS, variables};
+pub use config::{Config, ConfigError, Links, variables};
 pub use dipole_link::fault::Plan as FaultPlan;
 pub use dipole_link::shm::ShmStats;
-pub use dipole_proto::{Config as ProtocolConfig, KeyMismatch, Stats as ProtocolStats};
+pub use dipole_naming::{hosts, job, registry};
+pub use dipole_proto::{Config as ProtocolConfig, Stats as ProtocolStats};
 pub use endpoint::Endpoint;
 pub use engine::{Departure, Path, PathState, Paths, Traffic};
 pub use error::{CloseError, GoneReason, OpenError, ReceiveError, SendError, TargetError};
+pub use hosts::MAX_CARDS;
 pub use inbox::{Message, Pool};
-pub use key::{ClusterKey, KEY_BYTES, KeyError, PROOF_BYTES, Prover};
+pub use key::{ClusterKey, KEY_BYTES, KeyError, KeyMismatch, PROOF_BYTES, Prover};
 pub use limits::{Bound, LIMITS_FILE, LimitReached, LimitsError, UserLimits};
 pub use node::Node;
 pub use stats::Stats;

@@ -1,6 +1,6 @@
 //! Socket addresses as the protocol's packets carry them.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use dipole_proto::wire::Address;
 
@@ -24,14 +24,6 @@ pub(crate) fn from_wire(address: Address) -> SocketAddr {
     let ip = Ipv6Addr::from(address.ip);
     let ip = ip.to_ipv4_mapped().map_or(IpAddr::V6(ip), IpAddr::V4);
     SocketAddr::new(ip, address.port)
-}
-
-/// Any address of this machine, of the other's family.
-pub(crate) fn any_like(other: SocketAddr) -> IpAddr {
-    match other {
-        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-    }
 }
 
 #[cfg(test)]

@@ -12,18 +12,19 @@ use dipole_link::{Capture, Cards, Class, Link};
 
 use crate::address::{EndpointId, NodeId};
 use crate::clock::Clock;
-use crate::config::{Config, Links, MAX_CARDS};
+use crate::config::{Config, Links};
 use crate::drive::Driver;
 use crate::endpoint::Endpoint;
 use crate::engine::{Departure, Engine, Paths};
 use crate::error::{CloseError, OpenError};
+use crate::hosts::MAX_CARDS;
 use crate::inner::Inner;
 use crate::limits::{LIMITS_FILE, UserLimits};
 use crate::links::AnyLink;
+use crate::liveness::LivenessProber;
 use crate::progress::Progress;
 use crate::registry::{Board, ClaimError, Directory, Ports, Registry, RegistryError};
 use crate::stats::Stats;
-use crate::witness::Witness;
 
 /// A process attached to Dipole. Clones are handles to the same node; when the
 /// last handle and endpoint is dropped, it waits up to
@@ -69,7 +70,7 @@ impl Node {
             share_memory(&mut engine, &config, &registry, incarnation)?;
         }
         engine.allow_exports().map_err(OpenError::Sleep)?;
-        engine.set_witness(Witness::new(registry.clone(), config.hosts.clone()));
+        engine.set_witness(LivenessProber::new(registry.clone(), config.hosts.clone()));
         let driver = Driver::new(engine, clock, config.spin).map_err(OpenError::Sleep)?;
         let directory = match config.hosts.get(config.node) {
             Some(host) if !config.hosts.is_local_only() => {

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use dipole_naming::environment::default_runtime_dir;
 use dipole_node::hosts::Host;
-use dipole_node::job::{default_runtime_dir, write_ranks};
+use dipole_node::job::write_ranks;
 use dipole_node::{ClusterKey, NodeId, variables};
 
 use crate::message::{Secret, Start};

@@ -1,20 +1,21 @@
 //! Silent peers, and what their nodes say of them.
 
-use dipole_proto::Instant;
+use dipole_proto::{Instant, PeerId};
 
 use super::Engine;
 use super::peer::find;
-use crate::witness::{Verdict, Witness};
+use crate::address::NodeId;
+use crate::liveness::{LivenessProber, Verdict};
 
 impl Engine {
     /// From now on somebody is asked about peers that fall silent.
-    pub(crate) fn set_witness(&mut self, witness: Witness) {
+    pub(crate) fn set_witness(&mut self, witness: LivenessProber<PeerId>) {
         self.witness = Some(witness);
     }
 
     #[inline]
     pub(super) fn attend_witness(&mut self, now: Instant) {
-        let busy = self.witness.as_ref().is_some_and(Witness::is_busy);
+        let busy = self.witness.as_ref().is_some_and(LivenessProber::is_busy);
         if busy || !self.quiet.is_empty() {
             self.ask_and_hear(now);
         }
@@ -33,12 +34,13 @@ impl Engine {
         };
         for id in self.quiet.drain(..) {
             if let Some(peer) = find(&mut self.peers, id)
-                && let Some(verdict) = witness.doubt(id, peer.node, peer.incarnation, now)
+                && let Some(verdict) =
+                    witness.suspect(id, NodeId(peer.node), peer.incarnation, now.0)
             {
                 tell(id, verdict);
             }
         }
-        witness.attend(now, tell);
+        witness.poll(now.0, tell);
         self.handle_events();
     }
 }

@@ -4,10 +4,10 @@ use std::net::SocketAddr;
 
 use dipole_link::Class;
 use dipole_link::sim::Network;
-use dipole_node::GoneReason;
 use dipole_node::engine::{Destination, Engine};
 use dipole_node::links::AnyLink;
-use dipole_proto::{Config, Instant, KeyMismatch, PeerId};
+use dipole_node::{GoneReason, KeyMismatch};
+use dipole_proto::{Config, Instant, PeerId};
 
 use crate::scenario::{Scenario, address, key};
 

@@ -15,8 +15,8 @@ use dipole_node::links::AnyLink;
 use dipole_node::registry::{
     Found, FoundStatus, Ports, Registry, RegistryError, decode_lookup, encode_found,
 };
-use dipole_node::{ClusterKey, GoneReason, Links, Node, NodeId, OpenError};
-use dipole_proto::{Instant, KeyMismatch};
+use dipole_node::{ClusterKey, GoneReason, KeyMismatch, Links, Node, NodeId, OpenError};
+use dipole_proto::Instant;
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::Pid;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, sockopt};

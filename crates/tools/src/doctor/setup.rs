@@ -23,7 +23,7 @@ pub(super) fn configure(file: Option<PathBuf>, node: Option<NodeId>) -> (Config,
             error.to_string(),
             "no program of Dipole starts so; correct it",
         ));
-        Config::local(NodeId(1), dipole_node::job::default_runtime_dir())
+        Config::local(NodeId(1), dipole_naming::environment::default_runtime_dir())
     });
     if let Some(node) = node
         && let Err(error) = config.act_as(node)

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use comfy_table::Table;
 use comfy_table::presets::UTF8_FULL_CONDENSED;
-use dipole_node::registry::{EdgeTraffic, Registry, default_runtime_dir};
+use dipole_naming::environment::default_runtime_dir;
+use dipole_node::registry::{EdgeTraffic, Registry};
 use dipole_node::{Address, NodeId};
 use serde::Serialize;
 

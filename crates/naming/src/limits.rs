@@ -1,6 +1,6 @@
 //! How much one process, and one user on this node, may take.
 //!
-//! What a process may take it decides itself ([`Config`](crate::Config)). What the processes of
+//! What a process may take it decides itself when it opens its node. What the processes of
 //! one user may take together, an administrator writes into [`LIMITS_FILE`]:
 //!
 //! ```text

@@ -17,7 +17,7 @@ impl Registry {
     ///
     /// # Errors
     /// It cannot be read or written, or is damaged.
-    pub(crate) fn own_key(&self) -> Result<ClusterKey, RegistryError> {
+    pub fn own_key(&self) -> Result<ClusterKey, RegistryError> {
         let _guard = folder::lock(&self.folder)?;
         let path = self.folder.join(NAME);
         let failed = |error| match error {

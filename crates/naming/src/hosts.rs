@@ -18,10 +18,11 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use crate::address::NodeId;
-use crate::config::MAX_CARDS;
 
 /// The UDP port on which a node answers where its endpoints are, unless `port=` says otherwise.
 pub const DEFAULT_DIRECTORY_PORT: u16 = 7411;
+/// Most cards of a node.
+pub const MAX_CARDS: usize = 4;
 /// More ranks than this on one host are a mistake in the file.
 pub const MAX_SLOTS: u32 = 65_536;
 /// Longest hosts file accepted.

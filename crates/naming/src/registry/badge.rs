@@ -9,13 +9,11 @@
 
 use std::borrow::Cow;
 
-use dipole_proto::KeyMismatch;
-
 use super::directory_wire::{
     CRC_BYTES, LOOKUP, PACKET_BYTES, VOUCH, WireError, YIELD, check, crc, zero,
 };
 use crate::address::NodeId;
-use crate::key::{ClusterKey, PROOF_BYTES, Prover};
+use crate::key::{ClusterKey, KeyMismatch, PROOF_BYTES, Prover};
 
 /// What the proofs are for.
 const PURPOSE: &str = "dipole 2026 directory";
@@ -159,7 +157,7 @@ mod tests {
     use super::super::directory_wire::{Lookup, decode_lookup, encode_lookup};
     use super::*;
     use crate::address::{Address, EndpointId};
-    use crate::key::KEY_BYTES;
+    use crate::key::{KEY_BYTES, KeyMismatch};
 
     const LOOKUP_7: Lookup = Lookup {
         nonce: 0x0102_0304_0506_0708,

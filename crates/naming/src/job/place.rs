@@ -3,19 +3,20 @@
 
 use std::path::PathBuf;
 
-use super::{JobError, Launched, Lookup, Nodes, user_dir};
+use super::{JobError, Launched, Lookup, Nodes};
 use crate::address::NodeId;
+use crate::environment::user_dir;
 use crate::hosts::Hosts;
 
 /// What a process needs to know to open its node.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub struct Place {
     /// Its node.
-    pub(crate) node: NodeId,
+    pub node: NodeId,
     /// All nodes; `None` if the job has no other.
-    pub(crate) hosts: Option<Hosts>,
+    pub hosts: Option<Hosts>,
     /// Where the registry lives, unless the default or the hosts file says.
-    pub(crate) runtime_dir: Option<PathBuf>,
+    pub runtime_dir: Option<PathBuf>,
 }
 
 impl Place {

@@ -12,14 +12,13 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::FlockOperation;
 
-use dipole_proto::KeyMismatch;
-
 use super::answer::{Answers, Said, bound, settled};
 use super::directory::flock;
 use super::directory_wire::{PACKET_BYTES, encode_yield};
 use super::folder::{failed, open_lock};
 use super::holder::Holder;
 use super::{Registry, RegistryError, is_locked, random_number};
+use crate::key::KeyMismatch;
 
 /// Readers of the lock hold it for a moment.
 const MOMENT: Duration = Duration::from_millis(500);

@@ -7,8 +7,6 @@ use std::time::{Duration, Instant};
 
 use rustix::net::sockopt;
 
-use dipole_proto::KeyMismatch;
-
 use super::badge::Badge;
 use super::directory_wire::{
     Found, FoundStatus, Lookup, PACKET_BYTES, decode_found, encode_lookup,
@@ -16,7 +14,7 @@ use super::directory_wire::{
 use super::probe_wire::{MAX_PROBE_BYTES, Presence, Probe, decode_presence, encode_probe};
 use super::random_number;
 use crate::address::{Address, NodeId};
-use crate::key::ClusterKey;
+use crate::key::{ClusterKey, KeyMismatch};
 use crate::net::any_like;
 
 /// What became of a question.

@@ -14,8 +14,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use super::directory_wire::{CRC_BYTES, PACKET_BYTES, WireError, array, check, crc, zero};
 use crate::address::NodeId;
-use crate::config::MAX_CARDS;
-use crate::hosts::MAX_SLOTS;
+use crate::hosts::{MAX_CARDS, MAX_SLOTS};
 
 /// Longest name of a cluster or a node, in bytes.
 pub const MAX_NAME_BYTES: usize = 63;

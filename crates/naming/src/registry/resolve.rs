@@ -5,7 +5,6 @@ use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
-use dipole_proto::KeyMismatch;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::badge::Badge;
@@ -14,9 +13,8 @@ use super::directory_wire::{
 };
 use super::{Ports, Registry, RegistryError, random_number};
 use crate::address::{Address, NodeId};
-use crate::error::explain;
 use crate::hosts::{Host, Hosts};
-use crate::key::PROOF_BYTES;
+use crate::key::{KeyMismatch, PROOF_BYTES};
 use crate::net::any_like;
 
 /// First pause between two attempts; it doubles up to the last.
@@ -165,7 +163,7 @@ impl fmt::Display for ResolveError {
                 "cannot find endpoint {address}: node {} at {directory} tells this process \
                  nothing: {}",
                 address.node,
-                explain(*mismatch, fingerprint.as_deref())
+                mismatch.explain(fingerprint.as_deref())
             ),
             ResolveError::Registry(error) => error.fmt(f),
         }

@@ -67,7 +67,6 @@ use crate::address::{Address, EndpointId, NodeId};
 use crate::key::ClusterKey;
 use crate::limits::{LimitReached, UserLimits};
 
-pub use crate::job::default_runtime_dir;
 pub use agent::{AgentSeat, SeatError};
 pub use announce_wire::{
     Announcement, MAX_NAME_BYTES, decode_announcement, encode_announcement, is_announcement,
@@ -75,8 +74,7 @@ pub use announce_wire::{
 };
 pub use answer::version;
 pub(crate) use badge::Badge;
-pub(crate) use board::Board;
-pub use board::{EdgeTraffic, OwnerSurvey};
+pub use board::{Board, EdgeTraffic, OwnerSurvey};
 pub use directory::{Directory, DirectoryCounters};
 pub use directory_wire::{
     Found, FoundStatus, Lookup, PACKET_BYTES, Testimony, Vouch, Vouched, WireError, decode_found,

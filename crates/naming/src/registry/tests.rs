@@ -7,9 +7,8 @@ use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use super::*;
-use dipole_proto::KeyMismatch;
-
 use crate::hosts::Hosts;
+use crate::key::KeyMismatch;
 
 const CHILD: &str = "DIPOLE_TEST_CHILD_DIR";
 const PATIENCE: Duration = Duration::from_secs(30);

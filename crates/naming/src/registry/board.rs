@@ -115,7 +115,7 @@ impl Registry {
 
 /// A process's side: where it shows its edges.
 #[derive(Debug)]
-pub(crate) struct Board {
+pub struct Board {
     path: PathBuf,
     watched: PathBuf,
     pid: u32,
@@ -123,7 +123,9 @@ pub(crate) struct Board {
 }
 
 impl Board {
-    pub(crate) fn new(registry: &Registry, incarnation: u64) -> Board {
+    /// The file of the process with this incarnation.
+    #[must_use]
+    pub fn new(registry: &Registry, incarnation: u64) -> Board {
         Board {
             path: registry.board(incarnation),
             watched: registry.folder.join(WATCHED),
@@ -133,12 +135,16 @@ impl Board {
     }
 
     /// True if somebody wants to see.
-    pub(crate) fn is_watched(&self) -> bool {
+    pub fn is_watched(&self) -> bool {
         let touched = std::fs::metadata(&self.watched).and_then(|found| found.modified());
         touched.is_ok_and(|at| at.elapsed().is_ok_and(|age| age < STALE))
     }
 
-    pub(crate) fn show(&mut self, edges: impl Iterator<Item = EdgeTraffic>) -> io::Result<()> {
+    /// Writes the edges to the file.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn show(&mut self, edges: impl Iterator<Item = EdgeTraffic>) -> io::Result<()> {
         let mut text = String::new();
         for edge in edges {
             let link = if edge.local { "shm" } else { "udp" };

@@ -318,12 +318,3 @@ fn a_node_that_is_given_must_be_the_launchers() {
     let said = job("4").unwrap_err().to_string();
     assert!(said.contains("DIPOLE_NID is `4`, expected 3"), "{said}");
 }
-
-#[test]
-fn the_runtime_directory_is_the_first_that_is_given() {
-    let both = [("DIPOLE_RUNTIME_DIR", "/a"), ("XDG_RUNTIME_DIR", "/b")];
-    let with = |given: &[(&str, &str)]| runtime_dir_from(&lookup(&[given]));
-    assert_eq!(with(&both), PathBuf::from("/a"));
-    assert_eq!(with(&both[1..]), PathBuf::from("/b/dipole"));
-    assert!(with(&[]).starts_with("/tmp"));
-}

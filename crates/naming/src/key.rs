@@ -13,6 +13,8 @@ use std::sync::Arc;
 
 use rustix::fs::OFlags;
 
+use crate::environment;
+
 /// Length of a cluster key.
 pub const KEY_BYTES: usize = 32;
 /// Length of a proof that the sender holds the key.
@@ -156,7 +158,7 @@ impl ClusterKey {
     /// # Errors
     /// [`KeyError`], with what to do.
     pub fn from_env() -> Result<Option<ClusterKey>, KeyError> {
-        let file = crate::job::variable(crate::config::variables::KEY);
+        let file = environment::variable(environment::variables::KEY);
         file.map(|file| ClusterKey::load(file.as_ref())).transpose()
     }
 
@@ -272,6 +274,51 @@ impl Prover {
 impl fmt::Debug for Prover {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Prover")
+    }
+}
+
+/// How the cluster keys of two processes differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum KeyMismatch {
+    /// Both have one, but not the same.
+    Different,
+    /// Only we have one.
+    OnlyOurs,
+    /// Only the other has one.
+    OnlyTheirs,
+}
+
+impl KeyMismatch {
+    /// What it is, seen from here.
+    #[must_use]
+    pub fn between(ours: bool, theirs: bool) -> KeyMismatch {
+        match (ours, theirs) {
+            (true, false) => KeyMismatch::OnlyOurs,
+            (false, true) => KeyMismatch::OnlyTheirs,
+            _ => KeyMismatch::Different,
+        }
+    }
+
+    /// How the keys differ, which one ours is, and what to do.
+    #[must_use]
+    pub fn explain(self, fingerprint: Option<&str>) -> String {
+        let ours = fingerprint.map(|name| format!(" (ours is {name}, see `dipole key show`)"));
+        let advice = match self {
+            KeyMismatch::Different => "copy the key file of one node to the other",
+            KeyMismatch::OnlyOurs => "set DIPOLE_KEY to the key file there too, or unset it here",
+            KeyMismatch::OnlyTheirs => "set DIPOLE_KEY to a copy of its key file",
+        };
+        format!("{self}{}; {advice}", ours.unwrap_or_default())
+    }
+}
+
+impl fmt::Display for KeyMismatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            KeyMismatch::Different => "it has another cluster key than this process",
+            KeyMismatch::OnlyOurs => "it has no cluster key, this process has one",
+            KeyMismatch::OnlyTheirs => "it has a cluster key, this process has none",
+        })
     }
 }
 

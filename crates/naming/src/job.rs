@@ -17,14 +17,13 @@
 //! (`slurm.rs`) and of a pod of an indexed Kubernetes job (`kubernetes.rs`) are read, in
 //! this order: an `mpirun` inside a Slurm job leaves Slurm's variables of its own daemons.
 //!
-//! Environment variables are read in this file and nowhere else; the files below it are
-//! given a function to look them up.
+//! The files below this one are given a function to look variables up.
 
 use std::fmt;
-use std::path::PathBuf;
 use std::str::FromStr;
 
 use crate::address::{Address, EndpointId, NodeId};
+use crate::environment::variable;
 
 mod dipole;
 mod error;
@@ -37,7 +36,7 @@ mod slurm;
 
 pub use dipole::write_ranks;
 pub use error::{JobError, Launcher};
-pub(crate) use place::Place;
+pub use place::Place;
 
 /// Most ranks a job can have.
 pub const MAX_RANKS: u32 = 65_536;
@@ -161,7 +160,10 @@ fn launched(get: Lookup<'_>) -> Result<Option<Launched>, JobError> {
 
 /// Where another launcher placed this process; `None` without one, or if `DIPOLE_NID`
 /// says where it is.
-pub(crate) fn place_from_env() -> Result<Option<Place>, JobError> {
+///
+/// # Errors
+/// A variable is missing or wrong, or the names of the job's nodes stay unknown.
+pub fn place_from_env() -> Result<Option<Place>, JobError> {
     if variable("DIPOLE_NID").is_some() {
         return Ok(None);
     }
@@ -176,26 +178,6 @@ pub(crate) fn place_from_env() -> Result<Option<Place>, JobError> {
 /// The value is no node number.
 pub fn node_from_env() -> Result<Option<NodeId>, JobError> {
     node_from(&variable)
-}
-
-/// The runtime directory: `DIPOLE_RUNTIME_DIR`, else `$XDG_RUNTIME_DIR/dipole`,
-/// else `/tmp/dipole-<uid>`. Whether it can be trusted is checked when it is opened.
-#[must_use]
-pub fn default_runtime_dir() -> PathBuf {
-    runtime_dir_from(&variable)
-}
-
-/// The hosts file that `DIPOLE_HOSTS` names, if it is set.
-#[must_use]
-pub fn hosts_file_from_env() -> Option<PathBuf> {
-    variable("DIPOLE_HOSTS").map(PathBuf::from)
-}
-
-/// A variable that is set to something.
-pub(crate) fn variable(name: &str) -> Option<String> {
-    std::env::var_os(name)
-        .filter(|value| !value.is_empty())
-        .map(|value| value.to_string_lossy().into_owned())
 }
 
 fn number<T: FromStr + PartialOrd + fmt::Display>(
@@ -265,24 +247,6 @@ fn node_from(get: Lookup<'_>) -> Result<Option<NodeId>, JobError> {
             expected: "a node number from 1 to 4294967295".to_owned(),
         }),
     }
-}
-
-fn runtime_dir_from(get: Lookup<'_>) -> PathBuf {
-    if let Some(given) = get("DIPOLE_RUNTIME_DIR") {
-        return PathBuf::from(given);
-    }
-    match get("XDG_RUNTIME_DIR") {
-        Some(session) => PathBuf::from(session).join("dipole"),
-        None => user_dir(),
-    }
-}
-
-/// The directory of this user on this machine, with or without a session.
-fn user_dir() -> PathBuf {
-    PathBuf::from(format!(
-        "/tmp/dipole-{}",
-        rustix::process::geteuid().as_raw()
-    ))
 }
 
 #[cfg(test)]

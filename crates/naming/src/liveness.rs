@@ -1,13 +1,11 @@
 //! Asks a silent peer's node whether its process lives: one that computes for minutes,
 //! or sits in a debugger, is not gone.
 //!
-//! On this node the registry knows. Of another node its directory is asked, by UDP,
-//! again and again until it answers; nothing here waits.
+//! The registry knows about this node. The directory of another node is asked by UDP, again
+//! and again until it answers; no call here blocks. Times are nanoseconds of the caller's clock.
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
-
-use dipole_proto::{Instant, PeerId};
 
 use crate::address::NodeId;
 use crate::hosts::Hosts;
@@ -25,69 +23,75 @@ const MOST_ANSWERS: u32 = 64;
 /// has given the peer up.
 const GIVE_UP_NS: u64 = 5_000_000_000;
 
-/// What is known of a silent peer.
+/// What is known about a silent process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub enum Verdict {
+    /// It runs.
     Lives,
+    /// It has ended.
     Ended,
 }
 
 #[derive(Debug)]
-struct Question {
-    peer: PeerId,
+struct Question<P> {
+    peer: P,
     node: NodeId,
     incarnation: u64,
     nonce: u64,
-    /// On each of the node's cards; they are asked in turn.
+    /// One on each of the node's interfaces; they are asked in turn.
     directories: Vec<SocketAddr>,
     attempts: usize,
-    asked: Instant,
-    next: Instant,
+    asked_ns: u64,
+    next_ns: u64,
     pause_ns: u64,
 }
 
-/// See the module.
+/// Finds out about silent processes, which the caller names by a `P` of its own.
 #[derive(Debug)]
-pub(crate) struct Witness {
+pub struct LivenessProber<P> {
     registry: Registry,
     hosts: Hosts,
     /// Made with the first question for each family of addresses.
     sockets: [Option<UdpSocket>; 2],
-    questions: Vec<Question>,
-    looked: Instant,
+    questions: Vec<Question<P>>,
+    looked_ns: u64,
 }
 
-impl Witness {
-    pub(crate) fn new(registry: Registry, hosts: Hosts) -> Witness {
-        Witness {
+impl<P: Copy + PartialEq> LivenessProber<P> {
+    /// Asks this registry, and the directories of these hosts.
+    #[must_use]
+    pub fn new(registry: Registry, hosts: Hosts) -> LivenessProber<P> {
+        LivenessProber {
             registry,
             hosts,
             sockets: [None, None],
             questions: Vec::new(),
-            looked: Instant(0),
+            looked_ns: 0,
         }
     }
 
-    /// True if an answer is due.
+    /// True if a question is open.
     #[inline]
-    pub(crate) fn is_busy(&self) -> bool {
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
         !self.questions.is_empty()
     }
 
-    /// When [`attend`](Self::attend) has something to do.
-    pub(crate) fn next_deadline(&self) -> Option<Instant> {
-        self.is_busy().then(|| self.looked.after(LOOK_NS))
+    /// When [`poll`](Self::poll) has something to do.
+    #[must_use]
+    pub fn next_deadline_ns(&self) -> Option<u64> {
+        self.is_busy()
+            .then(|| self.looked_ns.saturating_add(LOOK_NS))
     }
 
-    /// A peer has fallen silent: what is known of it at once, else its node is asked.
-    pub(crate) fn doubt(
+    /// A peer has fallen silent: returns what is known at once, else asks its node.
+    pub fn suspect(
         &mut self,
-        peer: PeerId,
-        node: u32,
+        peer: P,
+        node: NodeId,
         incarnation: u64,
-        now: Instant,
+        now_ns: u64,
     ) -> Option<Verdict> {
-        let node = NodeId(node);
         if node == self.registry.node() {
             return match self.registry.lives(incarnation) {
                 Ok(true) => Some(Verdict::Lives),
@@ -115,29 +119,29 @@ impl Witness {
                 .hosts
                 .directories_as_seen_from(self.registry.node(), host),
             attempts: 0,
-            asked: now,
-            next: now,
+            asked_ns: now_ns,
+            next_ns: now_ns,
             pause_ns: FIRST_PAUSE_NS,
         });
-        // Looked for at once.
-        self.looked = Instant(0);
+        // The next poll looks at once.
+        self.looked_ns = 0;
         None
     }
 
-    /// Asks and hears, without waiting; tells what became known.
-    pub(crate) fn attend(&mut self, now: Instant, mut tell: impl FnMut(PeerId, Verdict)) {
-        if self.questions.is_empty() || now < self.looked.after(LOOK_NS) {
+    /// Sends questions that are due and takes answers, without blocking; `report` gets each verdict.
+    pub fn poll(&mut self, now_ns: u64, mut report: impl FnMut(P, Verdict)) {
+        if self.questions.is_empty() || now_ns < self.looked_ns.saturating_add(LOOK_NS) {
             return;
         }
-        self.looked = now;
-        self.hear(&mut tell);
+        self.looked_ns = now_ns;
+        self.receive(&mut report);
         self.questions
-            .retain(|question| now.since(question.asked) < GIVE_UP_NS);
+            .retain(|question| now_ns.saturating_sub(question.asked_ns) < GIVE_UP_NS);
         for question in &mut self.questions {
-            if now < question.next {
+            if now_ns < question.next_ns {
                 continue;
             }
-            question.next = now.after(question.pause_ns);
+            question.next_ns = now_ns.saturating_add(question.pause_ns);
             question.pause_ns *= 2;
             let packet = encode_vouch(question.nonce, question.node, question.incarnation);
             let packet = self.registry.badge().seal(&packet);
@@ -152,7 +156,7 @@ impl Witness {
         }
     }
 
-    fn hear(&mut self, tell: &mut impl FnMut(PeerId, Verdict)) {
+    fn receive(&mut self, report: &mut impl FnMut(P, Verdict)) {
         let badge = self.registry.badge();
         let mut buffer = [0; PACKET_BYTES + PROOF_BYTES + 1];
         for socket in self.sockets.iter().flatten() {
@@ -189,8 +193,8 @@ impl Witness {
                 let Some(position) = position else { continue };
                 let question = self.questions.swap_remove(position);
                 match answer.testimony {
-                    Testimony::Lives => tell(question.peer, Verdict::Lives),
-                    Testimony::Ended => tell(question.peer, Verdict::Ended),
+                    Testimony::Lives => report(question.peer, Verdict::Lives),
+                    Testimony::Ended => report(question.peer, Verdict::Ended),
                     Testimony::WrongNode => tracing::warn!(
                         directory = %from,
                         "node {} answers where the hosts file has node {}; correct one of them",
@@ -204,7 +208,7 @@ impl Witness {
 }
 
 /// The nonce is random, so only who saw the question can answer it.
-fn is_answer(question: &Question, answer: &Vouched, from: SocketAddr) -> bool {
+fn is_answer<P>(question: &Question<P>, answer: &Vouched, from: SocketAddr) -> bool {
     question.nonce == answer.nonce
         && question.incarnation == answer.incarnation
         && question.directories.contains(&from)

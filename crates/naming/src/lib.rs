@@ -1,0 +1,19 @@
+//! Who is where in a cluster, and who may belong to it.
+//!
+//! [`address`] has the two numbers that name an endpoint, [`hosts`] the nodes and their IP
+//! addresses, [`key`] the secret that the members share, [`job`] what a launcher tells a
+//! process, [`limits`] what a user may have. [`registry`] keeps which process of this node owns
+//! which endpoint, and asks other nodes for theirs; [`liveness`] asks them whether a silent
+//! process still runs. Nothing here sends or receives messages of endpoints.
+
+#![forbid(unsafe_code)]
+
+pub mod address;
+pub mod environment;
+pub mod hosts;
+pub mod job;
+pub mod key;
+pub mod limits;
+pub mod liveness;
+mod net;
+pub mod registry;

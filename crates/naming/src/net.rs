@@ -1,0 +1,11 @@
+//! Socket addresses.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+/// Any address of this machine, of the other's family.
+pub(crate) fn any_like(other: SocketAddr) -> IpAddr {
+    match other {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    }
+}
