@@ -63,8 +63,7 @@ pub use session::{SessionArgs, session};
 /// for raw frames, too, and ring-bytes, the longest ring (1048576). Processes ask at
 /// DIPOLE_LENDER (/run/dipole/lender).
 /// The file must belong to root or the agent's user, and nobody else may write to it; it is read
-/// when the agent starts. Cards that nobody has calibrated (see `dipole doctor --calibrate`) are
-/// then measured, once, and the figures kept beside the socket that is asked.
+/// when the agent starts.
 #[derive(Args, Debug)]
 pub struct AgentArgs {
     /// The owner's rules about work for others

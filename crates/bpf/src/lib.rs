@@ -5,7 +5,6 @@
 //! to processes that have the other, packet by packet.
 
 mod borrow;
-pub mod calibrate;
 pub mod headers;
 pub mod hook;
 mod inlet;
@@ -26,7 +25,8 @@ pub mod xsk;
 pub use inlet::Inlet;
 pub use link::{Bpf, BpfStats};
 pub use open::{
-    BpfError, BpfOptions, DEFAULT_RING_BYTES, Forced, RING_BYTES, Shortcuts, card_of, is_permitted,
+    BpfError, BpfOptions, DEFAULT_RAW_RUN_FRAMES, DEFAULT_RING_BYTES, RING_BYTES, RxMode,
+    Shortcuts, TxMode, card_of, is_permitted,
 };
 pub use outlet::Outlet;
 

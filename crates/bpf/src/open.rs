@@ -4,10 +4,9 @@ use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::CardId;
-use super::calibrate::{Calibration, Choices, Receive, Send};
 use super::hook::{Hook, HookError, Place, create_ring};
 use super::inlet::Inlet;
 use super::loan::LoanError;
@@ -23,57 +22,80 @@ pub const DEFAULT_RING_BYTES: u32 = 1 << 20;
 /// Bytes of the smallest and of the largest ring.
 pub const RING_BYTES: std::ops::RangeInclusive<u32> = 64 << 10..=256 << 20;
 
-/// How to open the short ways.
+/// Longest run of full bulk frames to one destination that is cheaper as raw frames than as one
+/// message of the socket. (`docs/bpf.md`: one raw frame 2.5 us, by the socket 3.6; two 5.1 and 4.1.)
+pub const DEFAULT_RAW_RUN_FRAMES: usize = 1;
+
+/// How small packets are received.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RxMode {
+    /// A ring that is filled at TCX, or at generic XDP where the kernel has no TCX.
+    #[default]
+    Ring,
+    /// A ring that is filled at generic XDP.
+    XdpRing,
+    /// An AF_XDP socket, which takes the interface's first queue.
+    AfXdp,
+}
+
+/// How raw frames are sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TxMode {
+    /// AF_PACKET, bypassing the queueing discipline.
+    #[default]
+    AfPacket,
+    /// An AF_XDP socket, copied, which takes the interface's first queue.
+    AfXdp,
+}
+
+/// The word for it in configurations.
+impl std::str::FromStr for RxMode {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<RxMode, ()> {
+        match text {
+            "ring" => Ok(RxMode::Ring),
+            "xdp-ring" => Ok(RxMode::XdpRing),
+            "af-xdp" => Ok(RxMode::AfXdp),
+            _ => Err(()),
+        }
+    }
+}
+
+/// The word for it in configurations.
+impl std::str::FromStr for TxMode {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<TxMode, ()> {
+        match text {
+            "af-packet" => Ok(TxMode::AfPacket),
+            "af-xdp" => Ok(TxMode::AfXdp),
+            _ => Err(()),
+        }
+    }
+}
+
+/// How to open the short ways. The defaults are the fastest on every machine measured so far.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BpfOptions {
     /// Bytes of the ring: a power of two within [`RING_BYTES`].
     pub ring_bytes: u32,
-    /// Folders in which there may be a [`Calibration`] of the card; the first that has a good
-    /// one counts.
-    pub calibrations: Vec<PathBuf>,
-    /// What is taken whatever a calibration says.
-    pub forced: Forced,
-}
-
-/// What somebody wants to try.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Forced {
-    /// By what small packets come. AF_XDP takes the card's first queue.
-    pub receive: Option<Receive>,
-    /// By what small packets leave.
-    pub send: Option<Send>,
+    /// How small packets are received.
+    pub receive: RxMode,
+    /// How raw frames are sent.
+    pub send: TxMode,
+    /// The longest run of bulk frames to one destination that leaves as raw frames.
+    pub raw_run_frames: usize,
 }
 
 impl Default for BpfOptions {
     fn default() -> Self {
         BpfOptions {
             ring_bytes: DEFAULT_RING_BYTES,
-            calibrations: Vec::new(),
-            forced: Forced::default(),
+            receive: RxMode::default(),
+            send: TxMode::default(),
+            raw_run_frames: DEFAULT_RAW_RUN_FRAMES,
         }
-    }
-}
-
-impl BpfOptions {
-    /// What to do on a card: as calibrated, or as usual.
-    fn choices(&self, card: &CardId) -> Choices {
-        let mut choices = Choices::default();
-        for folder in &self.calibrations {
-            match Calibration::load(folder, card) {
-                Ok(None) => {}
-                Ok(Some(found)) => {
-                    choices = found.choices();
-                    break;
-                }
-                Err(cause) => tracing::warn!(
-                    "a calibration is not used: {cause}; `dipole doctor --calibrate` makes \
-                     another"
-                ),
-            }
-        }
-        choices.receive = self.forced.receive.unwrap_or(choices.receive);
-        choices.send = self.forced.send.unwrap_or(choices.send);
-        choices
     }
 }
 
@@ -184,14 +206,8 @@ impl Shortcuts {
             return Err(BpfError::Loopback { ip });
         }
         let (card, scope_id) = card_of(ip).map_err(|cause| BpfError::NoCard { ip, cause })?;
-        let choices = options.choices(&card);
-        let inlet = own_inlet(&card, udp, options, choices.receive, scope_id)?;
-        // The queue goes to one direction.
-        let send = match inlet.is_queue() {
-            true => Send::AfPacket,
-            false => choices.send,
-        };
-        let outlet = own_outlet(&card, ip, options, Choices { send, ..choices })?;
+        let inlet = own_inlet(&card, udp, options, scope_id)?;
+        let outlet = own_outlet(&card, ip, options)?;
         Ok(Shortcuts {
             inlet,
             outlet: Some(outlet),
@@ -208,7 +224,7 @@ impl Shortcuts {
             return Err(BpfError::Loopback { ip });
         }
         // Nobody lends a queue.
-        if options.forced.receive == Some(Receive::AfXdp) {
+        if options.receive == RxMode::AfXdp || options.send == TxMode::AfXdp {
             return Shortcuts::open(udp, options);
         }
         match Shortcuts::borrow(udp, lender, options) {
@@ -218,8 +234,7 @@ impl Shortcuts {
                     && is_permitted()
                     && let Ok((card, _)) = card_of(ip)
                 {
-                    let choices = options.choices(&card);
-                    shortcuts.outlet = own_outlet(&card, ip, options, choices).ok();
+                    shortcuts.outlet = own_outlet(&card, ip, options).ok();
                 }
                 Ok(shortcuts)
             }
@@ -234,16 +249,11 @@ fn own_inlet(
     card: &CardId,
     udp: &Udp,
     options: &BpfOptions,
-    receive: Receive,
     scope_id: u32,
 ) -> Result<Inlet, BpfError> {
     let small = udp.local(Class::Small);
-    if receive == Receive::AfXdp {
-        match queue_inlet(card, small, scope_id) {
-            Ok(inlet) => return Ok(inlet),
-            Err(cause) if options.forced.receive.is_some() => return Err(BpfError::Queue(cause)),
-            Err(cause) => tracing::debug!("a ring instead: {cause}"),
-        }
+    if options.receive == RxMode::AfXdp {
+        return queue_inlet(card, small, scope_id).map_err(BpfError::Queue);
     }
     let ring_failed = |cause| BpfError::Ring {
         card: card.name.clone(),
@@ -251,15 +261,9 @@ fn own_inlet(
         cause,
     };
     let ring = create_ring(options.ring_bytes).map_err(ring_failed)?;
-    let hook = match receive.place() {
-        // There is one program at XDP, so somebody else may have the place.
-        Some(Place::XdpGeneric) if options.forced.receive.is_some() => {
-            Hook::attach(card, Place::XdpGeneric)
-        }
-        Some(Place::XdpGeneric) => {
-            Hook::attach(card, Place::XdpGeneric).or_else(|_| Hook::attach_best(card))
-        }
-        _ => Hook::attach_best(card),
+    let hook = match options.receive {
+        RxMode::XdpRing => Hook::attach(card, Place::XdpGeneric),
+        RxMode::Ring | RxMode::AfXdp => Hook::attach_best(card),
     };
     let hook = hook.map_err(BpfError::Hook)?;
     hook.add(small.ip(), small.port(), ring.as_fd())
@@ -279,31 +283,27 @@ fn queue_inlet(card: &CardId, small: SocketAddr, scope_id: u32) -> io::Result<In
 }
 
 /// Raw frames by a socket of this process.
-fn own_outlet(
-    card: &CardId,
-    ip: IpAddr,
-    options: &BpfOptions,
-    choices: Choices,
-) -> Result<Outlet, BpfError> {
+fn own_outlet(card: &CardId, ip: IpAddr, options: &BpfOptions) -> Result<Outlet, BpfError> {
     let raw = |cause| BpfError::Raw {
         card: card.name.clone(),
         cause,
     };
     let neighbours = Neighbours::open(card, ip).map_err(raw)?;
-    let bulk_frames = choices.raw_run_frames;
-    if choices.send == Send::AfXdp {
-        let send_only = XskOptions {
-            receive: false,
-            ..XskOptions::default()
-        };
-        match Xsk::open(card, &send_only) {
-            Ok(xsk) => return Ok(Outlet::queue(neighbours, xsk, bulk_frames)),
-            Err(cause) if options.forced.send.is_some() => return Err(BpfError::Queue(cause)),
-            Err(cause) => tracing::debug!("AF_PACKET instead: {cause}"),
+    let bulk_frames = options.raw_run_frames;
+    match options.send {
+        TxMode::AfPacket => {
+            let sender = RawSender::open(card, true).map_err(raw)?;
+            Ok(Outlet::own(neighbours, sender, bulk_frames))
+        }
+        TxMode::AfXdp => {
+            let send_only = XskOptions {
+                receive: false,
+                ..XskOptions::default()
+            };
+            let xsk = Xsk::open(card, &send_only).map_err(BpfError::Queue)?;
+            Ok(Outlet::queue(neighbours, xsk, bulk_frames))
         }
     }
-    let sender = RawSender::open(card, true).map_err(raw)?;
-    Ok(Outlet::own(neighbours, sender, bulk_frames))
 }
 
 /// The interface that has an address, and the scope of a link-local one.

@@ -6,8 +6,7 @@ mod suite;
 
 use std::time::Instant;
 
-use dipole_bpf::calibrate::{Receive, Send};
-use dipole_bpf::{Bpf, BpfOptions, Forced, RING_BYTES, Shortcuts};
+use dipole_bpf::{Bpf, BpfOptions, RING_BYTES, RxMode, Shortcuts, TxMode};
 use dipole_link::Udp;
 use dipole_link::udp::{UdpOptions, UdpStats};
 use dipole_testbed::Testbed;
@@ -55,39 +54,40 @@ fn shortened(udp: Udp) -> Box<dyn Tested> {
 }
 
 /// What a link is told to use.
-fn forced(mtu: u32, receive: Option<Receive>, send: Option<Send>) -> Option<World> {
+fn by(mtu: u32, receive: RxMode, send: TxMode) -> Option<World> {
     in_namespaces_with(mtu, |_, udp| {
         let options = BpfOptions {
-            forced: Forced { receive, send },
+            receive,
+            send,
             ..BpfOptions::default()
         };
         let shortcuts = Shortcuts::open(&udp, &options).unwrap();
         let link = Bpf::new(udp, shortcuts);
-        let wanted = [receive == Some(Receive::AfXdp), send == Some(Send::AfXdp)];
+        let wanted = [receive == RxMode::AfXdp, send == TxMode::AfXdp];
         assert_eq!(link.uses_queue(), wanted);
         Box::new(link)
     })
 }
 
 fn bpf_at_generic_xdp() -> Option<World> {
-    forced(1500, Some(Receive::XdpGeneric), None)
+    by(1500, RxMode::XdpRing, TxMode::AfPacket)
 }
 
 fn af_xdp_receive() -> Option<World> {
-    forced(1500, Some(Receive::AfXdp), None)
+    by(1500, RxMode::AfXdp, TxMode::AfPacket)
 }
 
 /// Pieces of its memory are shorter than the longest frames.
 fn af_xdp_receive_of_long_frames() -> Option<World> {
-    forced(9000, Some(Receive::AfXdp), None)
+    by(9000, RxMode::AfXdp, TxMode::AfPacket)
 }
 
 fn af_xdp_send_of_long_frames() -> Option<World> {
-    forced(9000, Some(Receive::Tcx), Some(Send::AfXdp))
+    by(9000, RxMode::Ring, TxMode::AfXdp)
 }
 
 fn af_xdp_send() -> Option<World> {
-    forced(1500, Some(Receive::Tcx), Some(Send::AfXdp))
+    by(1500, RxMode::Ring, TxMode::AfXdp)
 }
 
 fn bpf() -> Option<World> {

@@ -7,9 +7,8 @@ use std::time::Duration;
 
 use dipole_link::fault::Plan;
 
-use dipole_bpf::calibrate::{self, Receive};
 use dipole_bpf::loan::DEFAULT_PATH;
-use dipole_bpf::{DEFAULT_RING_BYTES, RING_BYTES};
+use dipole_bpf::{DEFAULT_RING_BYTES, RING_BYTES, RxMode, TxMode};
 
 use crate::address::NodeId;
 use crate::environment;
@@ -45,9 +44,10 @@ pub mod variables {
     pub const LENDER: &str = "DIPOLE_LENDER";
     /// Bytes of the ring of each card that the kernel fills, a power of two.
     pub const RING_BYTES: &str = "DIPOLE_RING_BYTES";
-    /// By what small packets come on the bpf link, whatever the calibration of the card says:
-    /// `ring` or `af-xdp`. For trying.
-    pub const RECEIVE: &str = "DIPOLE_RECEIVE";
+    /// How the bpf link receives small packets: `ring`, `xdp-ring` or `af-xdp`.
+    pub const BPF_RX: &str = "DIPOLE_BPF_RX";
+    /// How the bpf link sends raw frames: `af-packet` or `af-xdp`.
+    pub const BPF_TX: &str = "DIPOLE_BPF_TX";
     /// Bytes of unread messages that this process holds, by packets and by shared memory each.
     pub const POOL_BYTES: &str = "DIPOLE_POOL_BYTES";
     /// Packets that this process may have in flight.
@@ -114,8 +114,10 @@ pub struct Config {
     /// Bytes of the ring of each card that the kernel fills, where there is one: a power of
     /// two.
     pub ring_bytes: u32,
-    /// By what small packets come on the bpf link, whatever the calibration of the card says.
-    pub receive: Option<Receive>,
+    /// How the bpf link receives small packets.
+    pub receive: RxMode,
+    /// How the bpf link sends raw frames.
+    pub send: TxMode,
     /// The socket of the agent that lends rings to processes without privileges.
     pub lender: PathBuf,
     /// How long a waiter spins before it sleeps. Spinning suits a process with a
@@ -205,7 +207,8 @@ impl Config {
             key: None,
             links: Links::Auto,
             ring_bytes: DEFAULT_RING_BYTES,
-            receive: None,
+            receive: RxMode::default(),
+            send: TxMode::default(),
             lender: DEFAULT_PATH.into(),
             spin: SPIN,
             connect_timeout: Duration::from_secs(30),
@@ -306,15 +309,6 @@ impl Config {
         self.cards.clone_from(&host.cards);
     }
 
-    /// Where calibrations of cards lie: this node's own first, then those of the agent that
-    /// lends.
-    #[must_use]
-    pub fn calibrations(&self) -> Vec<PathBuf> {
-        let folders = [Some(self.runtime_dir.as_path()), self.lender.parent()];
-        let folders = folders.into_iter().flatten();
-        folders.map(|one| one.join(calibrate::FOLDER)).collect()
-    }
-
     /// True if processes of this node may be reached by shared memory.
     pub(crate) fn may_share_memory(&self) -> bool {
         match self.links {
@@ -367,7 +361,12 @@ impl Config {
         if let Some(links) = parsed(variables::LINK, "auto, shm, udp or bpf")? {
             config.links = links;
         }
-        config.receive = receive_from_env()?;
+        if let Some(receive) = parsed(variables::BPF_RX, "ring, xdp-ring or af-xdp")? {
+            config.receive = receive;
+        }
+        if let Some(send) = parsed(variables::BPF_TX, "af-packet or af-xdp")? {
+            config.send = send;
+        }
         config.bound_from_env()?;
         config.fault = parsed(variables::FAULT, "a fault plan such as drop=0.01,seed=7")?;
         config.capture = text(variables::CAPTURE).map(PathBuf::from);
@@ -380,23 +379,6 @@ impl Config {
 
 fn text(name: &str) -> Option<String> {
     environment::variable(name)
-}
-
-/// By what small packets shall come, if somebody says.
-fn receive_from_env() -> Result<Option<Receive>, ConfigError> {
-    let name = variables::RECEIVE;
-    match text(name) {
-        None => Ok(None),
-        Some(value) => match &*value {
-            "ring" => Ok(Some(Receive::Tcx)),
-            "af-xdp" => Ok(Some(Receive::AfXdp)),
-            _ => Err(ConfigError::Variable {
-                name,
-                value,
-                expected: "ring or af-xdp".into(),
-            }),
-        },
-    }
 }
 
 fn parsed<T: std::str::FromStr>(

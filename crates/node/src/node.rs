@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dipole_bpf::loan::LoanError;
-use dipole_bpf::{Bpf, BpfError, BpfOptions, Forced, Shortcuts};
+use dipole_bpf::{Bpf, BpfError, BpfOptions, Shortcuts};
 use dipole_link::fault::Fault;
 use dipole_link::fork::ForkMark;
 use dipole_link::udp::{Udp, UdpOptions};
@@ -268,11 +268,9 @@ fn shorten(udp: Udp, config: &Config) -> (AnyLink, Option<BpfError>) {
     }
     let options = BpfOptions {
         ring_bytes: config.ring_bytes,
-        calibrations: config.calibrations(),
-        forced: Forced {
-            receive: config.receive,
-            send: None,
-        },
+        receive: config.receive,
+        send: config.send,
+        ..BpfOptions::default()
     };
     match Shortcuts::find(&udp, &config.lender, &options) {
         Ok(shortcuts) => (Bpf::new(udp, shortcuts).into(), None),

@@ -365,8 +365,9 @@ fn limits_come_from_the_environment_and_wrong_ones_are_named() {
             "1500",
             "peer_timeout_ns: 1500000000",
         ),
-        ("DIPOLE_RECEIVE", "ring", "receive: Some(Tcx)"),
-        ("DIPOLE_RECEIVE", "af-xdp", "receive: Some(AfXdp)"),
+        ("DIPOLE_BPF_RX", "xdp-ring", "receive: XdpRing"),
+        ("DIPOLE_BPF_RX", "af-xdp", "receive: AfXdp"),
+        ("DIPOLE_BPF_TX", "af-xdp", "send: AfXdp"),
         ("DIPOLE_USER_PROCESSES", "80", "limit: 80"),
         ("DIPOLE_USER_ENDPOINTS", "81", "limit: 81"),
     ] {

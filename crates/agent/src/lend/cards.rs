@@ -209,11 +209,6 @@ impl Cards {
         })
     }
 
-    /// Of all cards.
-    pub(crate) fn names(&self) -> Vec<String> {
-        self.cards.iter().map(|card| card.name.clone()).collect()
-    }
-
     /// The card with a name.
     pub(crate) fn get(&self, name: &str) -> Option<&Card> {
         self.cards.iter().find(|card| card.name == name)

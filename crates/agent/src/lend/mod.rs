@@ -3,12 +3,10 @@
 //!
 //! [`cards`] is that file, [`desk`] the thread that hears whoever asks, [`guests`] what bounds a
 //! user, [`book`] what is lent to whom, [`programs`] the kernel's part, [`held`] what still
-//! exists of what was handed out, [`addresses`] which card has which address, [`calibrate`]
-//! measures cards that nobody has measured.
+//! exists of what was handed out, [`addresses`] which card has which address.
 
 mod addresses;
 mod book;
-mod calibrate;
 mod cards;
 mod desk;
 mod guests;
@@ -25,7 +23,6 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use dipole_bpf::calibrate::FOLDER;
 use dipole_bpf::loan::{DEFAULT_PATH, channel};
 use rustix::thread::CapabilitySet;
 use serde::{Deserialize, Serialize};
@@ -178,7 +175,6 @@ impl Lender {
         // Nobody answers there: a dead agent's.
         let _may_not_exist = std::fs::remove_file(path);
         let listener = channel::listen(path).map_err(system("listening at"))?;
-        calibrate::begin(rules.names(), folder.join(FOLDER));
         let book = Book::open(rules, kept, Instant::now()).map_err(system("lending cards at"))?;
         let book = Arc::new(Mutex::new(book));
         let begun = UnixStream::pair().and_then(|(end, seen)| {

@@ -10,7 +10,7 @@ mod program;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-pub(crate) use card::{driver, hardware, queues};
+pub(crate) use card::hardware;
 pub(crate) use map::{Map, MapKind, MapShape, create_map, map_facts};
 pub(crate) use program::{
     AttachKind, ProgramKind, XDP_GENERIC, XDP_NATIVE, attach, attached, detach, load, program_name,

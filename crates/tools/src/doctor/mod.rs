@@ -3,11 +3,9 @@
 //!
 //! Each part reads the system in one function and judges in another, which is tested
 //! alone: [`kernel`], [`limits`], [`memory`], [`setup`], [`device`], [`pause`],
-//! [`shortcut`], [`calibration`], [`firewall`] for this machine, [`peer`], [`paths`] and [`verdict`] for the
-//! others. Nothing is changed but what every program makes: the runtime directory; and
-//! calibrations, if asked for.
+//! [`shortcut`], [`firewall`] for this machine, [`peer`], [`paths`] and [`verdict`] for the
+//! others. Nothing is changed but what every program makes: the runtime directory.
 
-mod calibration;
 mod device;
 mod finding;
 mod firewall;
@@ -49,13 +47,6 @@ pub(crate) struct DoctorArgs {
     /// Fail also if something works, but slower than need be
     #[arg(long)]
     strict: bool,
-    /// Measure on each card of this node what each way to send and receive costs, and keep it
-    ///
-    /// It needs CAP_NET_RAW and, to compare ways to receive, root; it takes less than two seconds
-    /// a card. It sends at most 564 frames to the card itself and 372 packets to the discard port (9)
-    /// of a neighbour. The link follows what is kept, in cards/NAME below the runtime directory.
-    #[arg(long)]
-    calibrate: bool,
     /// How long each node may take to answer, in seconds
     #[arg(long, default_value_t = 1.0, value_name = "S", value_parser = patience)]
     timeout: f64,
@@ -77,7 +68,6 @@ pub(crate) fn execute(arguments: DoctorArgs, json: bool) -> ExitCode {
     findings.extend(limits::examine());
     findings.extend(memory::examine(&config));
     findings.extend(network(&config, patience));
-    findings.extend(calibration::examine(&config, arguments.calibrate));
     if json {
         for finding in &findings {
             println!("{}", String::from_utf8_lossy(&crate::output::json(finding)));

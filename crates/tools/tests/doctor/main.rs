@@ -2,7 +2,6 @@
 
 #![allow(missing_docs, reason = "tests")]
 
-mod calibration;
 mod here;
 mod peers;
 mod testbed;

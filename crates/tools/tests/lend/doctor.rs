@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use crate::scene::{ALICE, BOB, CAROL, MALLORY, RING_BYTES, Scene, wait_for};
+use crate::scene::{ALICE, BOB, CAROL, MALLORY, RING_BYTES, Scene};
 
 /// What it says about something, in words.
 type Told = Vec<(String, String, String)>;
@@ -85,20 +85,4 @@ fn each_user_is_told_what_they_get_and_what_is_attached_and_gone_around() {
         "net0",
         "nobody lends rings",
     );
-}
-
-#[test]
-fn an_agent_measures_a_card_that_nobody_has_and_all_users_see_it() {
-    let Some(scene) = Scene::with_agent() else {
-        return;
-    };
-    let told = wait_for("the calibration of the card", || {
-        let told = scene.doctor(ALICE);
-        told.iter()
-            .any(|one| one.0 == "calibration")
-            .then_some(told)
-    });
-    expect(&told, "calibration", "net0", "cards/net0");
-    expect(&told, "receiving", "net0", "tcx 64 B");
-    expect(&told, "sending", "net0", "af-packet 64 B");
 }

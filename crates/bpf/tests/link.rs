@@ -1,0 +1,105 @@
+//! What a bpf link sends raw, and what it leaves behind.
+
+#![allow(missing_docs, reason = "tests")]
+
+mod testbed;
+
+use std::net::IpAddr;
+
+use dipole_bpf::{Bpf, BpfOptions, Shortcuts, TxMode};
+use dipole_link::udp::UdpOptions;
+use dipole_link::{Class, Link, Outgoing, Udp};
+use dipole_testbed::Testbed;
+use testbed::{Ways, card, make, receive, udp};
+
+fn address(bed: &Testbed, node: u32) -> IpAddr {
+    bed.node(node).addresses[0].into()
+}
+
+/// The kernel knows the other node from now on.
+fn meet(bed: &Testbed) {
+    let (socket, _) = udp(bed, 1, address(bed, 1));
+    Ways::open(bed, 1, &card(bed, 1, "net0"), &socket).wait_for(address(bed, 2), |_| true);
+}
+
+/// A link on node 1 on which runs of up to so many bulk frames leave raw.
+fn link_with(bed: &Testbed, raw_run_frames: usize, send: TxMode) -> Bpf {
+    let options = BpfOptions {
+        raw_run_frames,
+        send,
+        ..BpfOptions::default()
+    };
+    let open = || {
+        let udp = Udp::bind(address(bed, 1), &UdpOptions::default()).expect("an address");
+        let shortcuts = Shortcuts::open(&udp, &options).expect("the bpf link");
+        Bpf::new(udp, shortcuts)
+    };
+    let link = bed.inside(1, open).expect("the node");
+    assert_eq!(link.uses_queue(), [false, send == TxMode::AfXdp]);
+    link
+}
+
+#[test]
+fn runs_leave_as_raw_frames_up_to_the_given_length_and_from_the_bulk_port() {
+    let Some(bed) = make(Testbed::builder()) else {
+        return;
+    };
+    meet(&bed);
+    for (raw_frames, send) in [
+        (0, TxMode::AfPacket),
+        (1, TxMode::AfPacket),
+        (4, TxMode::AfXdp),
+    ] {
+        let mut link = link_with(&bed, raw_frames, send);
+        let (there, to) = udp(&bed, 2, address(&bed, 2));
+        let (_other, elsewhere) = udp(&bed, 2, address(&bed, 2));
+        let payload = vec![1; 1472];
+        let frame = |to| Outgoing {
+            class: Class::Bulk,
+            to,
+            bytes: &payload,
+            any_port: false,
+        };
+        let mut now_ns = 0;
+        let mut raw = |batch: &[Outgoing<'_>]| {
+            // Later each time, so that a neighbour that was stale is asked for again.
+            now_ns += 1_000_000;
+            let before = link.stats().raw_bulk;
+            assert_eq!(link.send(now_ns, batch).expect("works"), batch.len());
+            for _ in batch.iter().filter(|frame| frame.to == to) {
+                let (from, bytes) = receive(&there);
+                assert_eq!(from, link.local(Class::Bulk));
+                assert!(bytes == payload);
+            }
+            usize::try_from(link.stats().raw_bulk - before).expect("few")
+        };
+        // The first may be one that reminds the kernel of the neighbour.
+        raw(&[frame(to)]);
+        for run in [1, 2, 4, 5] {
+            let wanted = if run <= raw_frames { run } else { 0 };
+            assert_eq!(raw(&vec![frame(to); run]), wanted, "{run} of {raw_frames}");
+        }
+        let mixed = [frame(to), frame(elsewhere), frame(to)];
+        let wanted = if raw_frames > 0 { 3 } else { 0 };
+        assert_eq!(raw(&mixed), wanted);
+    }
+}
+
+#[test]
+fn the_program_is_gone_at_once_when_the_link_is_dropped() {
+    let Some(bed) = make(Testbed::builder()) else {
+        return;
+    };
+    meet(&bed);
+    let card = card(&bed, 1, "net0");
+    let attached = || {
+        let asked = bed.inside(1, || dipole_bpf::hook::attached(&card));
+        asked.expect("the node").expect("asked").len()
+    };
+    for _ in 0..20 {
+        let link = link_with(&bed, 1, TxMode::AfPacket);
+        assert_eq!(attached(), 1);
+        drop(link);
+        assert_eq!(attached(), 0);
+    }
+}
