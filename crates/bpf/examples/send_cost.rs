@@ -197,8 +197,8 @@ fn ways() -> [(&'static str, Way); 7] {
             for one in frames {
                 let template = Template::new(&one.route.ethernet(), one.from, one.to, 64);
                 let template = template.expect("one version");
-                let headers = template.finish(0, one.payload);
-                let pieces = [&headers[..template.bytes()], one.payload].map(IoSlice::new);
+                let headers = template.finish(0, one.payload[0]);
+                let pieces = [&headers[..template.bytes()], one.payload[0]].map(IoSlice::new);
                 let mut none = SendAncillaryBuffer::default();
                 let _full = sendmsg(&scene.bypass, &pieces, &mut none, SendFlags::DONTWAIT);
             }
@@ -226,7 +226,7 @@ fn ways() -> [(&'static str, Way); 7] {
         }),
         ("UDP socket, connected", |scene, frames| {
             for one in frames {
-                let _full = scene.connected.send(one.payload);
+                let _full = scene.connected.send(one.payload[0]);
             }
             Ok(())
         }),
@@ -262,8 +262,9 @@ fn outgoing<'a>(class: Class, one: &RawFrame<'a>) -> Outgoing<'a> {
     Outgoing {
         class,
         to: one.to,
-        bytes: one.payload,
+        head: one.payload[0],
         any_port: false,
+        payload: &[],
     }
 }
 
@@ -273,7 +274,7 @@ impl Scene {
             route: self.route,
             from: self.from,
             to: self.there.local(Class::Small),
-            payload,
+            payload: [payload, &[]],
         };
         vec![frame; count]
     }

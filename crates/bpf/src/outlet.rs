@@ -35,7 +35,7 @@ impl Sender {
         route: &Route,
         from: SocketAddr,
         to: SocketAddr,
-        payload: &[u8],
+        payload: [&[u8]; 2],
     ) -> io::Result<Sent> {
         match self {
             Sender::Packet(raw) | Sender::Borrowed(raw) => raw.send(route, from, to, payload),
@@ -111,10 +111,11 @@ impl Outlet {
             let Some(route) = self.neighbours.route(now_ns, frame.to.ip()) else {
                 break;
             };
-            if frame.bytes.is_empty() {
+            if frame.is_empty() {
                 break;
             }
-            match self.sender.put(route, own, frame.to, frame.bytes) {
+            let payload = [frame.head, frame.payload];
+            match self.sender.put(route, own, frame.to, payload) {
                 Ok(Sent::Taken) => taken += 1,
                 Ok(Sent::Full | Sent::NotThisWay) => break,
                 Err(cause) => {

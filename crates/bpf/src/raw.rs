@@ -45,8 +45,8 @@ pub struct RawFrame<'a> {
     pub from: SocketAddr,
     /// Where it goes.
     pub to: SocketAddr,
-    /// The UDP payload.
-    pub payload: &'a [u8],
+    /// The UDP payload, in two parts of which either may be empty.
+    pub payload: [&'a [u8]; 2],
 }
 
 /// What a sender has done.
@@ -77,16 +77,15 @@ impl Templates {
         }
     }
 
-    /// Headers for a payload, and how many bytes of them count; `None` when the addresses
-    /// are of two IP versions.
+    /// Headers for such a frame, to be [finished](Template::finish) with this identification;
+    /// `None` when the addresses are of two IP versions.
     #[inline]
-    pub(super) fn headers(
+    pub(super) fn of(
         &mut self,
         route: &Route,
         from: SocketAddr,
         to: SocketAddr,
-        payload: &[u8],
-    ) -> Option<([u8; MAX_HEADER_BYTES], usize)> {
+    ) -> Option<(&Template, u16)> {
         let same = |(serial, last_from, last_to, _): &(u64, SocketAddr, SocketAddr, Template)| {
             *serial == route.serial && *last_to == to && *last_from == from
         };
@@ -96,9 +95,27 @@ impl Templates {
         }
         let (_, _, _, template) = self.last.as_ref()?;
         self.identification = self.identification.wrapping_add(1);
-        let headers = template.finish(self.identification, payload);
-        Some((headers, template.bytes()))
+        Some((template, self.identification))
     }
+}
+
+/// Writes a whole frame to the start of `room`, which has room for any headers and the
+/// payload; returns its length.
+#[inline]
+pub(super) fn write_frame(
+    template: &Template,
+    identification: u16,
+    payload: [&[u8]; 2],
+    room: &mut [u8],
+) -> usize {
+    let start = template.bytes();
+    let middle = start + payload[0].len();
+    let end = middle + payload[1].len();
+    room[start..middle].copy_from_slice(payload[0]);
+    room[middle..end].copy_from_slice(payload[1]);
+    let headers = template.finish(identification, &room[start..end]);
+    room[..start].copy_from_slice(&headers[..start]);
+    end
 }
 
 /// Sends raw frames by one card.
@@ -154,19 +171,16 @@ impl RawSender {
         route: &Route,
         from: SocketAddr,
         to: SocketAddr,
-        payload: &[u8],
+        payload: [&[u8]; 2],
     ) -> io::Result<Sent> {
-        if payload.len() > route.longest_payload() {
+        if payload[0].len() + payload[1].len() > route.longest_payload() {
             self.stats.too_long += 1;
             return Ok(Sent::NotThisWay);
         }
-        let made = self.templates.headers(route, from, to, payload);
-        let Some((headers, start)) = made else {
+        let Some((template, identification)) = self.templates.of(route, from, to) else {
             return Ok(Sent::NotThisWay);
         };
-        let end = start + payload.len();
-        self.buffer[..MAX_HEADER_BYTES].copy_from_slice(&headers);
-        self.buffer[start..end].copy_from_slice(payload);
+        let end = write_frame(template, identification, payload, &mut self.buffer);
         loop {
             match send(&self.socket, &self.buffer[..end], SendFlags::DONTWAIT) {
                 Ok(_) => {

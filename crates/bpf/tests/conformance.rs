@@ -160,6 +160,7 @@ suite!(
 );
 suite!(
     af_xdp_send_of_long_frames:
+    frames_in_two_parts_arrive_as_one,
     shortest_and_longest_frames_arrive_on_both_classes_from_the_right_address,
     frames_too_long_or_empty_are_taken_and_lost,
     mixed_batches_arrive_whole_in_order_per_class_and_destination,

@@ -57,8 +57,9 @@ fn runs_leave_as_raw_frames_up_to_the_given_length_and_from_the_bulk_port() {
         let frame = |to| Outgoing {
             class: Class::Bulk,
             to,
-            bytes: &payload,
+            head: &payload,
             any_port: false,
+            payload: &[],
         };
         let mut now_ns = 0;
         let mut raw = |batch: &[Outgoing<'_>]| {

@@ -66,7 +66,7 @@ fn frames_of_every_length_arrive_at_a_socket_with_both_versions_and_ways_to_the_
         let most = route.longest_payload();
         for length in [1, 2, 3, 63, 64, 1400, most - 1, most] {
             let bytes = payload(length);
-            let sent = pair.sender.send(&route, pair.from, pair.to, &bytes);
+            let sent = pair.sender.send(&route, pair.from, pair.to, [&bytes, &[]]);
             assert_eq!(sent.expect("works"), Sent::Taken);
             let (from, got) = receive(&pair.there);
             assert_eq!(from, pair.from);
@@ -74,7 +74,7 @@ fn frames_of_every_length_arrive_at_a_socket_with_both_versions_and_ways_to_the_
         }
         let sent = pair
             .sender
-            .send(&route, pair.from, pair.to, &payload(most + 1));
+            .send(&route, pair.from, pair.to, [&payload(most + 1), &[]]);
         assert_eq!(sent.expect("works"), Sent::NotThisWay);
         assert_eq!(pair.sender.stats().too_long, 1);
         assert_eq!(pair.sender.stats().sent_frames, 8);
@@ -94,7 +94,7 @@ fn many_frames_leave_in_order() {
             route,
             from: pair.from,
             to: pair.to,
-            payload,
+            payload: [payload, &[]],
         })
         .collect();
     let mut taken = 0;
@@ -111,7 +111,7 @@ fn many_frames_leave_in_order() {
     // One that cannot go stops those behind it, not those before it.
     let long = payload(1473);
     let mut three = [frames[0]; 3];
-    three[1].payload = &long;
+    three[1].payload = [&long, &[]];
     let (count, end) = pair.sender.send_all(&three).expect("works");
     assert_eq!((count, end), (1, Sent::NotThisWay));
     assert_eq!(receive(&pair.there).1.len(), 1);
@@ -131,7 +131,9 @@ fn the_kernel_checks_what_we_have_summed() {
     *frame.last_mut().expect("not empty") ^= 1;
     rustix::net::send(&pair.sender, &frame, SendFlags::empty()).expect("sent");
     // The next one comes, so the wrong one was dropped: veth keeps the order.
-    let sent = pair.sender.send(&route, pair.from, pair.to, b"right");
+    let sent = pair
+        .sender
+        .send(&route, pair.from, pair.to, [b"right", &[]]);
     assert_eq!(sent.expect("works"), Sent::Taken);
     assert_eq!(receive(&pair.there).1, b"right");
 }
@@ -144,13 +146,15 @@ fn a_card_that_is_down_takes_nothing_and_later_takes_again() {
     let route = pair.ways.wait_for(pair.to.ip(), |_| true);
     pair.testbed.set_card(1, 0, false).expect("ip works");
     for _ in 0..2 {
-        let sent = pair.sender.send(&route, pair.from, pair.to, b"lost");
+        let sent = pair.sender.send(&route, pair.from, pair.to, [b"lost", &[]]);
         assert_eq!(sent.expect("works"), Sent::NotThisWay);
     }
     assert_eq!(pair.sender.stats().card_down, 2);
     pair.testbed.set_card(1, 0, true).expect("ip works");
     let route = pair.ways.wait_for(pair.to.ip(), |_| true);
-    let sent = pair.sender.send(&route, pair.from, pair.to, b"again");
+    let sent = pair
+        .sender
+        .send(&route, pair.from, pair.to, [b"again", &[]]);
     assert_eq!(sent.expect("works"), Sent::Taken);
     assert_eq!(receive(&pair.there).1, b"again");
 }

@@ -55,7 +55,7 @@ fn what_it_sends_arrives_at_a_socket() {
                 route,
                 from,
                 to,
-                payload,
+                payload: [payload, &[]],
             })
             .collect();
         let deadline = Instant::now() + testbed::PATIENCE;
@@ -73,7 +73,7 @@ fn what_it_sends_arrives_at_a_socket() {
         }
         let long = payload(most + 1);
         let refused = RawFrame {
-            payload: &long,
+            payload: [&long, &[]],
             ..frames[0]
         };
         let sent = xsk.send(&[refused, frames[0]]).expect("works");
@@ -241,7 +241,7 @@ fn jumbo_frames_go_in_as_far_as_a_piece_reaches() {
             route,
             from,
             to,
-            payload: &payload,
+            payload: [&payload, &[]],
         };
         assert_eq!(xsk.send(&[frame]).expect("works"), wanted);
     }

@@ -36,7 +36,8 @@ fn answer(link: &mut Udp, to: SocketAddr, first: bool) -> io::Result<()> {
         any_port: false,
         class: Class::Small,
         to,
-        bytes: &[7; 64],
+        head: &[7; 64],
+        payload: &[],
     };
     if first {
         link.send(0, &[frame])?;
@@ -119,7 +120,8 @@ fn stream(cores: [usize; 2], frame_bytes: usize) -> io::Result<(f64, f64)> {
                 any_port: false,
                 class: Class::Bulk,
                 to,
-                bytes: &frame
+                head: &frame,
+                payload: &[]
             };
             128
         ];

@@ -253,8 +253,11 @@ impl<L: Link> Link for Capture<L> {
     fn send(&mut self, now_ns: u64, batch: &[Outgoing<'_>]) -> io::Result<usize> {
         let taken = self.inner.send(now_ns, batch)?;
         if self.output.is_some() {
+            let mut bytes = Vec::new();
             for frame in &batch[..taken] {
-                self.packet(now_ns, self.inner.local(frame.class), frame.to, frame.bytes);
+                bytes.clear();
+                frame.append_to(&mut bytes);
+                self.packet(now_ns, self.inner.local(frame.class), frame.to, &bytes);
             }
         }
         Ok(taken)

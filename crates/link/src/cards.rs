@@ -133,9 +133,7 @@ impl<L: Link> Link for Cards<L> {
         let caps = self.cards.iter().map(Link::caps);
         let least = caps.reduce(|one, other| Caps {
             max_frame_bytes: one.max_frame_bytes.min(other.max_frame_bytes),
-            max_burst_frames: one.max_burst_frames.min(other.max_burst_frames),
             receive_frames: one.receive_frames.min(other.receive_frames),
-            lossless: one.lossless && other.lossless,
             looks_per_call: one.looks_per_call.min(other.looks_per_call),
         });
         least.unwrap_or_else(|| unreachable!("at least one card"))
@@ -234,8 +232,9 @@ mod tests {
                 let frame = Outgoing {
                     class,
                     to: *to,
-                    bytes: &[number],
+                    head: &[number],
                     any_port: false,
+                    payload: &[],
                 };
                 assert_eq!(two.source(class, *to), two.local(class));
                 assert_eq!(one.send(0, &[frame]).expect("works"), 1);

@@ -43,12 +43,8 @@ pub enum Class {
 pub struct Caps {
     /// Longest frame in bytes (the UDP payload) that this link carries in one packet.
     pub max_frame_bytes: usize,
-    /// Frames that one call can hand over as one unit without loss of speed.
-    pub max_burst_frames: usize,
     /// How many full frames the receiving side can hold before it must drop.
     pub receive_frames: usize,
-    /// True where no frame is ever lost, repeated or reordered.
-    pub lossless: bool,
     /// Looks for small frames that take about as long as one system call.
     pub looks_per_call: u32,
 }
@@ -60,11 +56,35 @@ pub struct Outgoing<'a> {
     pub class: Class,
     /// Where it goes.
     pub to: SocketAddr,
-    /// The UDP payload.
-    pub bytes: &'a [u8],
-    /// The receiver does not need to see this class's own port as the source: the
-    /// link may use a faster way. Answers to such a frame arrive late, if at all.
+    /// The first part of the UDP payload.
+    pub head: &'a [u8],
+    /// The rest of it, which may lie elsewhere; often empty.
+    pub payload: &'a [u8],
+    /// Any source port will do, so the link may send from another socket than that of
+    /// the class. A reply to that source port may be delayed or lost.
     pub any_port: bool,
+}
+
+impl Outgoing<'_> {
+    /// Bytes of the whole frame.
+    #[must_use]
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.head.len() + self.payload.len()
+    }
+
+    /// True for a frame without bytes.
+    #[must_use]
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Appends the whole frame.
+    pub fn append_to(&self, bytes: &mut Vec<u8>) {
+        bytes.extend_from_slice(self.head);
+        bytes.extend_from_slice(self.payload);
+    }
 }
 
 /// One frame that came in; borrowed from the link until the next `poll`.

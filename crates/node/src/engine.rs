@@ -499,7 +499,8 @@ fn outgoing<'a>(transmit: &Transmit, frames: &'a FramePool) -> Outgoing<'a> {
         // Letters are answered to where they come from, packets of a session
         // to where the handshake said.
         any_port: transmit.in_session,
-        bytes: frames.bytes(slot_of(transmit.frame), packet_bytes(transmit)),
+        head: frames.bytes(slot_of(transmit.frame), packet_bytes(transmit)),
+        payload: &[],
     }
 }
 

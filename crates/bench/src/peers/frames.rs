@@ -99,8 +99,9 @@ impl Channel for Frames {
         let frame = Outgoing {
             class: Class::Small,
             to: self.other,
-            bytes: payload,
+            head: payload,
             any_port: true,
+            payload: &[],
         };
         self.now_ns += SEND_NS;
         match &mut self.way {
@@ -115,7 +116,7 @@ impl Channel for Frames {
                     route: *route,
                     from: self.own,
                     to: self.other,
-                    payload,
+                    payload: [payload, &[]],
                 };
                 Ok(xdp.xsk.send(&[frame])?.1 == Sent::Taken)
             }

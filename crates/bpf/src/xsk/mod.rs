@@ -27,7 +27,7 @@ pub use hook::XskHook;
 use self::ring::{Mapping, Piece, Ring, Which};
 use super::CardId;
 use super::headers::read_udp;
-use super::raw::{RawFrame, Sent, Templates};
+use super::raw::{RawFrame, Sent, Templates, write_frame};
 
 /// Bytes of a piece of the shared memory: a page, the most that the kernel takes.
 pub const PIECE_BYTES: usize = 4096;
@@ -255,14 +255,13 @@ impl Xsk {
 
     /// A frame in a piece of its own.
     fn write(&mut self, frame: &RawFrame<'_>) -> Option<Piece> {
-        let payload = frame.payload;
-        if payload.len() > frame.route.longest_payload() {
+        let payload_bytes = frame.payload[0].len() + frame.payload[1].len();
+        if payload_bytes > frame.route.longest_payload() {
             self.stats.too_long += 1;
             return None;
         }
-        let (route, from, to) = (&frame.route, frame.from, frame.to);
-        let (headers, bytes) = self.templates.headers(route, from, to, payload)?;
-        let length = bytes + payload.len();
+        let (template, identification) = self.templates.of(&frame.route, frame.from, frame.to)?;
+        let length = template.bytes() + payload_bytes;
         if length > PIECE_BYTES {
             self.stats.too_long += 1;
             return None;
@@ -271,8 +270,7 @@ impl Xsk {
         self.sending[index as usize] = true;
         let at = index as usize * PIECE_BYTES;
         let room = self.memory.bytes_mut(at, length);
-        room[..bytes].copy_from_slice(&headers[..bytes]);
-        room[bytes..].copy_from_slice(payload);
+        write_frame(template, identification, frame.payload, room);
         Some(Piece {
             at: place(index),
             length: u32::try_from(length).ok()?,

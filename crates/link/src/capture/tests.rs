@@ -68,7 +68,8 @@ fn what_goes_in_and_out_is_read_back_with_right_headers_and_times() {
                     any_port: false,
                     class: Class::Small,
                     to: there,
-                    bytes,
+                    head: bytes,
+                    payload: &[],
                 }],
             )
             .unwrap();
@@ -77,7 +78,8 @@ fn what_goes_in_and_out_is_read_back_with_right_headers_and_times() {
             any_port: false,
             class: Class::Bulk,
             to: here,
-            bytes: b"answer",
+            head: b"answer",
+            payload: &[],
         };
         other.send(1_000_000_007, &[answer]).unwrap();
         assert_eq!(link.poll(2_000_000_009, Class::Small).unwrap(), 1);
@@ -158,7 +160,8 @@ fn a_full_disk_ends_the_recording_but_not_the_traffic() {
                     any_port: false,
                     class: Class::Small,
                     to,
-                    bytes: b"x",
+                    head: b"x",
+                    payload: &[],
                 }],
             )
             .unwrap();
@@ -182,7 +185,8 @@ fn only_frames_that_the_link_took_are_recorded() {
         any_port: false,
         class: Class::Bulk,
         to: other.local(Class::Bulk),
-        bytes: &[0; 1400],
+        head: &[0; 1400],
+        payload: &[],
     };
     let taken = link.send(0, &vec![frame; 2000]).unwrap();
     assert!(taken < 2000);

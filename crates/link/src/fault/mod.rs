@@ -154,15 +154,19 @@ impl<L: Link> Fault<L> {
             self.stats.dropped += 1;
             return Ok(true);
         }
-        let damaged = fate
-            .corrupt
-            .filter(|_| !frame.bytes.is_empty())
-            .map(|seed| {
-                let mut bytes = frame.bytes.to_vec();
-                corrupt(&mut ChaCha8Rng::seed_from_u64(seed), &mut bytes, MOST_BITS);
-                bytes
-            });
-        let bytes = damaged.as_deref().unwrap_or(frame.bytes);
+        let damaged = fate.corrupt.filter(|_| !frame.is_empty()).map(|seed| {
+            let mut bytes = whole(frame);
+            corrupt(&mut ChaCha8Rng::seed_from_u64(seed), &mut bytes, MOST_BITS);
+            bytes
+        });
+        let frame = match &damaged {
+            Some(bytes) => Outgoing {
+                head: bytes,
+                payload: &[],
+                ..*frame
+            },
+            None => *frame,
+        };
         let held = |due_ns, overtakers| {
             let (class, to) = (frame.class, frame.to);
             Held {
@@ -170,7 +174,7 @@ impl<L: Link> Fault<L> {
                 overtakers,
                 class,
                 to,
-                bytes: bytes.to_vec(),
+                bytes: whole(&frame),
             }
         };
         let delay_ns = u64::try_from(self.plan.delay_time.as_nanos()).unwrap_or(u64::MAX);
@@ -186,9 +190,7 @@ impl<L: Link> Fault<L> {
         let room = self.held.len() < MAX_HELD_FRAMES;
         let later = delayed.or(overtaken).filter(|_| room);
         // A frame that is repeated and held back goes now and again later.
-        if (later.is_none() || fate.repeat)
-            && self.inner.send(now_ns, &[Outgoing { bytes, ..*frame }])? == 0
-        {
+        if (later.is_none() || fate.repeat) && self.inner.send(now_ns, &[frame])? == 0 {
             return Ok(false);
         }
         self.stats.corrupted += u64::from(damaged.is_some());
@@ -245,7 +247,8 @@ impl<L: Link> Fault<L> {
                 any_port: false,
                 class: held.class,
                 to: held.to,
-                bytes: &held.bytes,
+                head: &held.bytes,
+                payload: &[],
             };
             if self.inner.send(now_ns, &[frame])? == 0 {
                 break;
@@ -316,13 +319,16 @@ impl<L: Link> Fault<L> {
     }
 }
 
+/// All bytes of a frame.
+fn whole(frame: &Outgoing<'_>) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(frame.len());
+    frame.append_to(&mut bytes);
+    bytes
+}
+
 impl<L: Link> Link for Fault<L> {
     fn caps(&self) -> Caps {
-        Caps {
-            lossless: self.inner.caps().lossless && self.zero,
-            looks_per_call: self.inner.caps().looks_per_call,
-            ..self.inner.caps()
-        }
+        self.inner.caps()
     }
 
     fn local(&self, class: Class) -> SocketAddr {

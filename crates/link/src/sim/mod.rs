@@ -275,9 +275,7 @@ impl Link for Port {
         let state = self.network.lock();
         Caps {
             max_frame_bytes: state.config.max_frame_bytes,
-            max_burst_frames: 64,
             receive_frames: state.config.receive_queue_frames,
-            lossless: false,
             looks_per_call: 1,
         }
     }

@@ -234,7 +234,7 @@ impl State {
         self.stats.sent += 1;
         let mut bytes = self.spare.pop().unwrap_or_default();
         bytes.clear();
-        bytes.extend_from_slice(outgoing.bytes);
+        outgoing.append_to(&mut bytes);
         let mut frame = Frame {
             from,
             to: outgoing.to,

@@ -22,7 +22,8 @@ fn send(port: &mut Port, now_ns: u64, to: u8, bytes: &[u8]) -> usize {
         any_port: false,
         class: Class::Small,
         to: addresses(to).0,
-        bytes,
+        head: bytes,
+        payload: &[],
     };
     port.send(now_ns, &[frame]).unwrap()
 }
@@ -227,7 +228,8 @@ fn a_full_card_takes_no_more_until_the_time_it_tells() {
         any_port: false,
         class: Class::Small,
         to: b.local(Class::Small),
-        bytes: &[1; 934],
+        head: &[1; 934],
+        payload: &[],
     };
     assert_eq!(a.send(0, &[frame; 20]).unwrap(), 5);
     let ready_ns = a.next_deadline_ns().unwrap();

@@ -131,16 +131,9 @@ impl Udp {
         let gro = options.segmentation
             && sys::set_udp_option(bulk.socket.as_fd(), libc::UDP_GRO, 1).is_ok();
         let max_frame_bytes = open::frame_bytes(mtu_bytes, ip);
-        let max_burst_frames = if options.segmentation {
-            (send::SEGMENTED_BYTES / max_frame_bytes).clamp(1, send::SEGMENTS)
-        } else {
-            1
-        };
         let caps = Caps {
             max_frame_bytes,
-            max_burst_frames,
             receive_frames: receive_frames(bulk.socket.as_fd(), max_frame_bytes),
-            lossless: false,
             looks_per_call: 1,
         };
         Ok(Udp {
@@ -195,9 +188,9 @@ impl Udp {
     /// Why a frame cannot go out at all: the counter that tells.
     #[inline]
     fn refusal(&mut self, frame: &Outgoing<'_>) -> Option<&mut u64> {
-        if frame.bytes.is_empty() {
+        if frame.is_empty() {
             Some(&mut self.stats.empty)
-        } else if frame.bytes.len() > self.caps.max_frame_bytes {
+        } else if frame.len() > self.caps.max_frame_bytes {
             Some(&mut self.stats.too_long)
         } else if frame.to.is_ipv4() != self.local[0].is_ipv4() {
             Some(&mut self.stats.unreachable)
@@ -258,7 +251,7 @@ impl Link for Udp {
             if class == Class::Small
                 && batch[taken].any_port
                 && let Some(socket) = self.routes.to(self.local[0], batch[taken].to)
-                && routes::send(socket, batch[taken].bytes).is_ok()
+                && routes::send(socket, &batch[taken]).is_ok()
             {
                 self.stats.sent_frames += 1;
                 taken += 1;

@@ -5,11 +5,14 @@
 //! use them. What arrives at them, answers from somebody who doesn't know us, is
 //! fetched now and then.
 
-use std::io;
+use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use rustix::net::{SendAncillaryBuffer, SendFlags};
+
 use super::open;
+use crate::Outgoing;
 
 /// Connected sockets kept.
 const MAX_ROUTES: usize = 8;
@@ -72,7 +75,13 @@ impl Routes {
 
 /// Sends on a connected socket; an error only says that the socket is of no use now.
 #[inline]
-pub(super) fn send(socket: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<()> {
-    rustix::net::send(socket, bytes, rustix::net::SendFlags::NOSIGNAL)?;
+pub(super) fn send(socket: BorrowedFd<'_>, frame: &Outgoing<'_>) -> io::Result<()> {
+    if frame.payload.is_empty() {
+        rustix::net::send(socket, frame.head, SendFlags::NOSIGNAL)?;
+    } else {
+        let parts = [IoSlice::new(frame.head), IoSlice::new(frame.payload)];
+        let mut no_control = SendAncillaryBuffer::default();
+        rustix::net::sendmsg(socket, &parts, &mut no_control, SendFlags::NOSIGNAL)?;
+    }
     Ok(())
 }

@@ -1,12 +1,12 @@
 //! Handing frames to a socket: one by `sendto`, several by one `sendmmsg`,
 //! runs to one destination joined into one message (`UDP_SEGMENT`).
 
-use std::io;
+use std::io::{self, IoSlice};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
 
 use rustix::io::Errno;
-use rustix::net::SendFlags;
+use rustix::net::{SendAncillaryBuffer, SendFlags};
 
 use super::UdpStats;
 use super::memory::{Array, Control, Header, Name, Piece};
@@ -14,12 +14,14 @@ use crate::Outgoing;
 
 /// Messages that one call hands over.
 const MESSAGES: usize = 64;
-/// Frames that one call hands over.
+/// Pieces of memory that one call hands over.
 const PIECES: usize = 1024;
+/// A frame's head and its payload.
+const PIECES_PER_FRAME: usize = 2;
 /// Frames that every kernel with `UDP_SEGMENT` accepts in one message.
-pub(super) const SEGMENTS: usize = 64;
+const SEGMENTS: usize = 64;
 /// Bytes that fit one message of segments with both IP versions.
-pub(super) const SEGMENTED_BYTES: usize = 65_535 - 20 - 8 - 20;
+const SEGMENTED_BYTES: usize = 65_535 - 20 - 8 - 20;
 
 /// How far a run of frames got.
 pub(super) enum Progress {
@@ -123,24 +125,30 @@ impl Sender {
     fn build(&mut self, run: &[Outgoing<'_>], join: bool) -> usize {
         let mut messages = 0;
         let mut used = 0;
-        while used < run.len().min(PIECES) && messages < MESSAGES {
+        // Pieces filled; a message begins only where its first frame surely fits.
+        let mut filled = 0;
+        while used < run.len() && filled + PIECES_PER_FRAME <= PIECES && messages < MESSAGES {
             let first = &run[used];
-            let segment = first.bytes.len();
-            let most = if join { SEGMENTS.min(PIECES - used) } else { 1 };
+            let segment = first.len();
+            let most = if join { SEGMENTS } else { 1 };
+            let pieces_before = filled;
             let mut frames = 0;
             let mut bytes = 0;
             for frame in run[used..].iter().take(most) {
-                let len = frame.bytes.len();
-                if frames > 0
-                    && (frame.to != first.to || len > segment || bytes + len > SEGMENTED_BYTES)
-                {
+                let len = frame.len();
+                let fits = filled + PIECES_PER_FRAME <= PIECES && bytes + len <= SEGMENTED_BYTES;
+                if frames > 0 && (frame.to != first.to || len > segment || !fits) {
                     break;
                 }
-                let base = frame.bytes.as_ptr().cast_mut().cast();
-                self.pieces.slice_mut()[used + frames] = Piece(libc::iovec {
-                    iov_base: base,
-                    iov_len: len,
-                });
+                for part in [frame.head, frame.payload] {
+                    if !part.is_empty() {
+                        self.pieces.slice_mut()[filled] = Piece(libc::iovec {
+                            iov_base: part.as_ptr().cast_mut().cast(),
+                            iov_len: part.len(),
+                        });
+                        filled += 1;
+                    }
+                }
                 frames += 1;
                 bytes += len;
                 if len < segment {
@@ -158,11 +166,11 @@ impl Sender {
             } else {
                 ptr::null_mut()
             };
-            let pieces = self.pieces.place(used).cast();
+            let pieces = self.pieces.place(pieces_before).cast();
             let header = &mut self.headers.slice_mut()[messages].0.msg_hdr;
             header.msg_namelen = name_bytes;
             header.msg_iov = pieces;
-            header.msg_iovlen = frames as _;
+            header.msg_iovlen = (filled - pieces_before) as _;
             header.msg_control = control;
             header.msg_controllen = if joined { CONTROL_BYTES as _ } else { 0 };
             self.frames[messages] = frames;
@@ -173,11 +181,19 @@ impl Sender {
     }
 }
 
-/// One frame by the plainest call.
+/// One frame by the cheapest call: contiguous, that is `sendto`.
 #[inline]
 fn single(socket: BorrowedFd<'_>, frame: &Outgoing<'_>, stats: &mut UdpStats) -> Progress {
     loop {
-        match rustix::net::sendto(socket, frame.bytes, SendFlags::NOSIGNAL, &frame.to) {
+        let sent = if frame.payload.is_empty() {
+            rustix::net::sendto(socket, frame.head, SendFlags::NOSIGNAL, &frame.to)
+        } else {
+            let parts = [IoSlice::new(frame.head), IoSlice::new(frame.payload)];
+            let mut no_control = SendAncillaryBuffer::default();
+            let flags = SendFlags::NOSIGNAL;
+            rustix::net::sendmsg_addr(socket, &frame.to, &parts, &mut no_control, flags)
+        };
+        match sent {
             Ok(_) => {
                 stats.sent_frames += 1;
                 return Progress::Taken(1);

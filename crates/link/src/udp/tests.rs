@@ -12,7 +12,8 @@ fn bulk(to: SocketAddr, bytes: &[u8]) -> Outgoing<'_> {
         any_port: false,
         class: Class::Bulk,
         to,
-        bytes,
+        head: bytes,
+        payload: &[],
     }
 }
 

@@ -127,7 +127,8 @@ pub(crate) fn shortest_and_longest_frames_arrive_on_both_classes_from_the_right_
                     any_port: false,
                     class: from,
                     to,
-                    bytes: &bytes,
+                    head: &bytes,
+                    payload: &[],
                 }]);
                 let got = world.receive(1, class, 1);
                 assert!(
@@ -152,7 +153,8 @@ pub(crate) fn frames_too_long_or_empty_are_taken_and_lost(make: Make) {
             any_port: false,
             class,
             to,
-            bytes,
+            head: bytes,
+            payload: &[],
         });
         world.send(&batch);
         let got = world.receive(1, class, 3);
@@ -187,7 +189,8 @@ pub(crate) fn mixed_batches_arrive_whole_in_order_per_class_and_destination(make
                 any_port: false,
                 class: *class,
                 to: world.links[*target].local(*class),
-                bytes,
+                head: bytes,
+                payload: &[],
             })
             .collect();
         world.send(&batch);
@@ -210,6 +213,40 @@ pub(crate) fn mixed_batches_arrive_whole_in_order_per_class_and_destination(make
     world.nothing_more(2);
 }
 
+pub(crate) fn frames_in_two_parts_arrive_as_one(make: Make) {
+    let Some(mut world) = make() else { return };
+    let longest = world.links[0].caps().max_frame_bytes;
+    for class in [Class::Small, Class::Bulk] {
+        for len in [1, 2, 63, 700, longest - 1, longest] {
+            let to = world.links[1].local(class);
+            let frames: Vec<_> = [0, 1, 24, 33, len / 2, len]
+                .into_iter()
+                .map(|cut| (content(cut, len), cut.min(len)))
+                .collect();
+            let batch: Vec<_> = frames
+                .iter()
+                .map(|(bytes, cut)| Outgoing {
+                    any_port: false,
+                    class,
+                    to,
+                    head: &bytes[..*cut],
+                    payload: &bytes[*cut..],
+                })
+                .collect();
+            // As a run, and each on its own.
+            world.send(&batch);
+            for frame in &batch {
+                world.send(std::slice::from_ref(frame));
+            }
+            let got = world.receive(1, class, 2 * frames.len());
+            for (got, (bytes, cut)) in got.iter().zip(frames.iter().chain(&frames)) {
+                assert!(got.1 == *bytes, "{class:?}, {len} bytes cut at {cut}");
+            }
+        }
+    }
+    world.nothing_more(1);
+}
+
 pub(crate) fn a_full_receiver_loses_frames_but_damages_none(make: Make) {
     let Some(mut world) = make() else { return };
     let count = 3 * world.links[1].caps().receive_frames + 100;
@@ -223,7 +260,8 @@ pub(crate) fn a_full_receiver_loses_frames_but_damages_none(make: Make) {
                 any_port: false,
                 class,
                 to,
-                bytes: &bytes,
+                head: &bytes,
+                payload: &[],
             }]);
         }
         if let Clock::Virtual(now_ns) = &mut world.clock {
@@ -250,7 +288,8 @@ pub(crate) fn a_full_receiver_loses_frames_but_damages_none(make: Make) {
             any_port: false,
             class,
             to,
-            bytes: b"after",
+            head: b"after",
+            payload: &[],
         }]);
         assert_eq!(world.receive(1, class, 1)[0].1, b"after");
     }
@@ -265,7 +304,8 @@ pub(crate) fn frames_stay_as_they_are_until_the_next_poll(make: Make) {
             any_port: false,
             class,
             to,
-            bytes: &first,
+            head: &first,
+            payload: &[],
         }]);
         let start = Instant::now();
         while world.links[1].poll(world.clock.now_ns(), class).unwrap() == 0 {
@@ -277,7 +317,8 @@ pub(crate) fn frames_stay_as_they_are_until_the_next_poll(make: Make) {
             any_port: false,
             class,
             to,
-            bytes: &content(2, 1000),
+            head: &content(2, 1000),
+            payload: &[],
         }]);
         let back = world.links[0].local(class);
         let now_ns = world.clock.now_ns();
@@ -288,7 +329,8 @@ pub(crate) fn frames_stay_as_they_are_until_the_next_poll(make: Make) {
                     any_port: false,
                     class,
                     to: back,
-                    bytes: b"back",
+                    head: b"back",
+                    payload: &[],
                 }],
             )
             .unwrap();
@@ -325,7 +367,8 @@ pub(crate) fn descriptors_become_readable_when_frames_have_come(make: Make) {
             any_port: false,
             class,
             to,
-            bytes: b"wake",
+            head: b"wake",
+            payload: &[],
         }]);
         assert_eq!(
             sleeper.sleep(Some(Duration::from_secs(60))).unwrap(),
@@ -342,7 +385,8 @@ pub(crate) fn descriptors_become_readable_when_frames_have_come(make: Make) {
             any_port: false,
             class,
             to,
-            bytes: b"seen",
+            head: b"seen",
+            payload: &[],
         }]);
         let start = Instant::now();
         while world.links[1].arm() && sleeper.sleep(none).unwrap() != Woken::Readable {
@@ -368,7 +412,8 @@ pub(crate) fn an_unreachable_destination_harms_nobody_else(make: Make) {
                 any_port: false,
                 class,
                 to,
-                bytes,
+                head: bytes,
+                payload: &[],
             };
             let batch = [
                 frame(gone, &b"lost"[..]),
@@ -408,6 +453,7 @@ macro_rules! suites {
             shortest_and_longest_frames_arrive_on_both_classes_from_the_right_address,
             frames_too_long_or_empty_are_taken_and_lost,
             mixed_batches_arrive_whole_in_order_per_class_and_destination,
+            frames_in_two_parts_arrive_as_one,
             a_full_receiver_loses_frames_but_damages_none,
             frames_stay_as_they_are_until_the_next_poll,
             a_frame_beyond_the_last_poll_panics,

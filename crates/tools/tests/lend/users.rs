@@ -44,8 +44,9 @@ fn with_permission_packets_come_by_a_ring_that_is_lent_and_without_the_agent_say
         let frame = Outgoing {
             class: Class::Small,
             to,
-            bytes: b"answer",
+            head: b"answer",
             any_port: false,
+            payload: &[],
         };
         assert_eq!(link.send(0, &[frame]).expect("a link"), 1);
         let mut answer = [0; 16];
@@ -90,7 +91,7 @@ fn route(scene: &Scene, own: SocketAddr, to: SocketAddr) -> Route {
 fn sent(socket: &impl AsFd, route: &Route, from: SocketAddr, to: SocketAddr, payload: &[u8]) {
     let socket = socket.as_fd().try_clone_to_owned().expect("a descriptor");
     let mut sender = RawSender::from_socket(socket);
-    match sender.send(route, from, to, payload) {
+    match sender.send(route, from, to, [payload, &[]]) {
         // One that is dropped looks to its sender as if the card had no room.
         Ok(Sent::Taken | Sent::Full) => {}
         other => panic!("{other:?}"),
