@@ -4,6 +4,7 @@
 //! header is read here, no peer is remembered. It does, it never decides.
 //! Time is nanoseconds of a clock the caller chooses, given as an argument.
 
+mod any_hub;
 pub mod arena;
 mod capture;
 mod cards;
@@ -24,6 +25,7 @@ pub mod word;
 use std::io;
 use std::net::SocketAddr;
 
+pub use any_hub::AnyHub;
 pub use capture::{Capture, CaptureError};
 pub use cards::Cards;
 pub use fault::Fault;

@@ -34,8 +34,8 @@ use crate::net::{from_wire, to_wire};
 use departures::Departures;
 pub use departures::{Departure, MAX_DEPARTURES};
 use exports::Exports;
-use local::Local;
-pub(crate) use local::{LocalCharge, LocalEdge};
+pub(crate) use local::LocalCharge;
+pub use local::{Local, LocalEdge};
 pub use pack::{Blocked, EdgeOut};
 pub use paths::{Path, PathState, Paths};
 use peer::Peer;
@@ -200,7 +200,7 @@ impl Engine {
     }
 
     /// Before sleeping: false if something is there.
-    pub(crate) fn arm(&mut self) -> bool {
+    pub fn arm(&mut self) -> bool {
         self.woken = false;
         if !self.local.as_mut().is_none_or(Local::arm) {
             return false;
@@ -213,7 +213,7 @@ impl Engine {
     }
 
     /// After sleeping.
-    pub(crate) fn disarm(&mut self) {
+    pub fn disarm(&mut self) {
         if let Some(local) = &mut self.local {
             local.disarm();
         }

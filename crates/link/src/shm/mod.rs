@@ -90,6 +90,10 @@ impl ConnId {
         self.index as usize
     }
 
+    pub(crate) fn new(index: u32, life: u32) -> ConnId {
+        ConnId { index, life }
+    }
+
     fn token(self) -> u64 {
         u64::from(self.life) << 32 | u64::from(self.index)
     }
@@ -618,6 +622,12 @@ impl Hub {
         pull::pull(open.pid, open.probe, address, into)?;
         self.stats.pulled_bytes += into.len() as u64;
         Ok(())
+    }
+
+    /// Where peers find `bytes` to [`pull`](Self::pull) them.
+    #[must_use]
+    pub fn address_of(bytes: &[u8]) -> u64 {
+        bytes.as_ptr().expose_provenance() as u64
     }
 
     /// Counters.

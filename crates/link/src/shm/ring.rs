@@ -280,7 +280,16 @@ pub struct Payload<'a> {
     _ring: std::marker::PhantomData<&'a ()>,
 }
 
-impl Payload<'_> {
+impl<'a> Payload<'a> {
+    /// A payload in memory of this process.
+    pub(crate) fn of(bytes: &'a [u8]) -> Payload<'a> {
+        Payload {
+            place: NonNull::from(bytes).cast(),
+            length: bytes.len(),
+            _ring: std::marker::PhantomData,
+        }
+    }
+
     /// Its length in bytes.
     #[inline]
     #[must_use]

@@ -6,6 +6,7 @@
 //! and the latest time given counts for the whole network.
 
 mod config;
+mod hub;
 mod state;
 
 use std::fmt;
@@ -14,6 +15,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use config::{Bursts, NetworkConfig, PathConfig};
+pub use hub::{SharedMemory, SharedMemoryConfig, SimHub};
 use state::{Frame, State};
 
 use crate::{Caps, Class, Incoming, Link, Outgoing};

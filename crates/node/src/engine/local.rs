@@ -15,7 +15,8 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 
-use dipole_link::shm::{Closing, ConnId, Hub, PushError, ShmError, ShmEvent, ShmOptions, ShmStats};
+use dipole_link::AnyHub;
+use dipole_link::shm::{Closing, ConnId, PushError, ShmError, ShmEvent, ShmOptions, ShmStats};
 use dipole_proto::wire::ResetReason;
 use rustc_hash::FxHashMap;
 
@@ -35,7 +36,7 @@ const EAGER_BYTES: usize = 16 << 10;
 const EDGE_WINDOW_BYTES: u64 = 1 << 20;
 /// An outgoing edge to a process of this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct LocalEdge {
+pub struct LocalEdge {
     pub(super) conn: ConnId,
     index: u32,
     life: u32,
@@ -75,8 +76,8 @@ impl Pool {
 
 /// See the module.
 #[derive(Debug)]
-pub(crate) struct Local {
-    hub: Hub,
+pub struct Local {
+    hub: AnyHub,
     own: Greeting,
     /// By [`ConnId::index`].
     peers: Vec<Option<LocalPeer>>,
@@ -95,11 +96,11 @@ pub(crate) struct Local {
 }
 
 impl Local {
-    /// Listens at `socket` for processes of this node.
+    /// Meets processes of this node by the hub that `open` makes with a greeting.
     pub(super) fn open(
-        socket: &Path,
         incarnation: u64,
         config: &dipole_proto::Config,
+        open: impl FnOnce(&[u8], &ShmOptions) -> Result<AnyHub, ShmError>,
     ) -> Result<Local, ShmError> {
         let own = Greeting {
             node: config.node,
@@ -111,7 +112,7 @@ impl Local {
             ..ShmOptions::default()
         };
         Ok(Local {
-            hub: Hub::open(socket, &own.to_bytes(), &options)?,
+            hub: open(&own.to_bytes(), &options)?,
             own,
             peers: Vec::new(),
             by_incarnation: FxHashMap::default(),
@@ -129,7 +130,7 @@ impl Local {
         })
     }
 
-    pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
+    pub(super) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.hub.descriptor()
     }
 
@@ -214,19 +215,18 @@ impl Local {
 
     /// Longest message that goes whole.
     #[inline]
-    pub(crate) fn whole_limit(&self, edge: LocalEdge) -> usize {
+    #[must_use]
+    pub fn whole_limit(&self, edge: LocalEdge) -> usize {
         self.find(edge.conn)
             .map_or(EAGER_BYTES, |peer| peer.eager_bytes)
     }
 
     /// Sends a message that goes whole. With `more` the peer is not woken for it.
     #[inline]
-    pub(crate) fn send(
-        &mut self,
-        edge: LocalEdge,
-        payload: &[u8],
-        more: bool,
-    ) -> Result<(), Blocked> {
+    ///
+    /// # Errors
+    /// [`Blocked`]; nothing was queued.
+    pub fn send(&mut self, edge: LocalEdge, payload: &[u8], more: bool) -> Result<(), Blocked> {
         let (peer, hub) = (find_mut(&mut self.peers, edge.conn), &mut self.hub);
         let peer = peer.ok_or(Blocked::Gone(None))?;
         let charge = dipole_proto::charge(payload.len() as u64);
@@ -249,7 +249,10 @@ impl Local {
     }
 
     /// Sends a message that may be lost; never waits.
-    pub(crate) fn send_loose(&mut self, edge: LocalEdge, payload: &[u8]) -> Result<(), Blocked> {
+    ///
+    /// # Errors
+    /// [`Blocked`]; nothing was queued.
+    pub fn send_loose(&mut self, edge: LocalEdge, payload: &[u8]) -> Result<(), Blocked> {
         if payload.len() > PIECE_BYTES {
             return self.offer(edge, payload, true);
         }
@@ -594,7 +597,7 @@ fn find_mut(peers: &mut [Option<LocalPeer>], conn: ConnId) -> Option<&mut LocalP
         .filter(|peer| peer.conn == conn)
 }
 
-fn blocked(hub: &mut Hub, conn: ConnId, error: &PushError) -> Blocked {
+fn blocked(hub: &mut AnyHub, conn: ConnId, error: &PushError) -> Blocked {
     match error {
         PushError::Full => {
             hub.want_room(conn);

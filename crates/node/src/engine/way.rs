@@ -5,8 +5,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use dipole_link::Link;
-use dipole_link::shm::{ConnId, ShmError, ShmStats};
+use dipole_link::shm::{ConnId, Hub, ShmError, ShmOptions, ShmStats};
+use dipole_link::sim::SharedMemory;
+use dipole_link::{AnyHub, Link};
 use dipole_proto::EdgeId;
 
 use super::local::{Local, LocalEdge};
@@ -60,8 +61,23 @@ impl Engine {
     /// # Errors
     /// The socket or its memory cannot be had.
     pub(crate) fn open_local(&mut self, socket: &Path) -> Result<(), ShmError> {
+        self.open_hub(|greeting, options| Ok(Hub::open(socket, greeting, options)?.into()))
+    }
+
+    /// Meets processes of this node in simulated memory.
+    ///
+    /// # Errors
+    /// The socket's name is taken.
+    pub fn open_simulated(&mut self, memory: &SharedMemory, socket: &Path) -> Result<(), ShmError> {
+        self.open_hub(|greeting, options| Ok(memory.open(socket, greeting, options)?.into()))
+    }
+
+    fn open_hub(
+        &mut self,
+        open: impl FnOnce(&[u8], &ShmOptions) -> Result<AnyHub, ShmError>,
+    ) -> Result<(), ShmError> {
         let config = self.machine.config();
-        self.local = Some(Local::open(socket, self.incarnation, config)?);
+        self.local = Some(Local::open(self.incarnation, config, open)?);
         Ok(())
     }
 
@@ -76,20 +92,21 @@ impl Engine {
     }
 
     /// Bytes of received messages that wait to be read.
-    pub(crate) fn pool_used(&self) -> u64 {
+    #[must_use]
+    pub fn pool_used(&self) -> u64 {
         self.machine.pool_used() + self.local.as_ref().map_or(0, Local::pool_used)
     }
 
     /// What becomes readable when [`step`](Self::step) has something to do.
     pub(crate) fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         let mut descriptors = self.link.descriptors();
-        descriptors.extend(self.local.iter().map(Local::descriptor));
+        descriptors.extend(self.local.iter().filter_map(Local::descriptor));
         descriptors.extend(self.exports_descriptor());
         descriptors
     }
 
     /// Begins, or finds, the connection with a process of this node.
-    pub(crate) fn connect_local(
+    pub fn connect_local(
         &mut self,
         socket: &Path,
         incarnation: u64,
@@ -97,19 +114,19 @@ impl Engine {
         Some(self.local.as_mut()?.connect(socket, incarnation))
     }
 
-    pub(crate) fn is_local_open(&self, conn: ConnId) -> Result<bool, Blocked> {
+    /// Whether the connection is open.
+    ///
+    /// # Errors
+    /// [`Blocked::Gone`].
+    pub fn is_local_open(&self, conn: ConnId) -> Result<bool, Blocked> {
         match &self.local {
             Some(local) => local.is_open(conn),
             None => Err(Blocked::Gone(None)),
         }
     }
 
-    pub(crate) fn local_edge(
-        &mut self,
-        conn: ConnId,
-        source: u32,
-        target: u32,
-    ) -> Option<LocalEdge> {
+    /// The edge from `source` to `target`; usable again if the peer once refused it.
+    pub fn local_edge(&mut self, conn: ConnId, source: u32, target: u32) -> Option<LocalEdge> {
         self.local.as_mut()?.edge(conn, source, target)
     }
 
@@ -257,12 +274,12 @@ impl Engine {
     }
 
     /// Whether every process has everything.
-    pub(crate) fn is_all_acknowledged(&mut self) -> bool {
+    pub fn is_all_acknowledged(&mut self) -> bool {
         self.is_acknowledged() && self.local.as_mut().is_none_or(Local::is_all_acknowledged)
     }
 
     /// Leaves all peers.
-    pub(crate) fn say_goodbye_to_all(&mut self) {
+    pub fn say_goodbye_to_all(&mut self) {
         self.say_goodbye();
         if let Some(local) = &mut self.local {
             local.say_goodbye();
@@ -270,7 +287,10 @@ impl Engine {
     }
 
     /// The part that shares memory.
-    pub(crate) fn on_local<R>(
+    ///
+    /// # Errors
+    /// What `action` says, or [`Blocked::Gone`] if there is none.
+    pub fn on_local<R>(
         &mut self,
         action: impl FnOnce(&mut Local) -> Result<R, Blocked>,
     ) -> Result<R, Blocked> {

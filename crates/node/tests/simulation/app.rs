@@ -1,8 +1,9 @@
 //! The applications: flows that send, endpoints that read, each in its way.
 
 use dipole_link::Class;
+use dipole_link::shm::{ConnId, ShmError};
 use dipole_node::Departure;
-use dipole_node::engine::{Blocked, Destination, EdgeOut};
+use dipole_node::engine::{Blocked, Destination, EdgeOut, Engine, LocalEdge};
 use dipole_proto::{EdgeId, Instant, PeerId};
 use rand::Rng;
 
@@ -52,17 +53,59 @@ impl std::fmt::Debug for Pending {
     }
 }
 
+/// What carries a flow.
+#[derive(Clone, Copy, Debug)]
+enum Carrier {
+    Packets {
+        peer: PeerId,
+        edge: Option<EdgeId>,
+    },
+    Memory {
+        conn: ConnId,
+        incarnation: u64,
+        edge: Option<LocalEdge>,
+    },
+}
+
+impl Carrier {
+    fn has_edge(self) -> bool {
+        match self {
+            Carrier::Packets { edge, .. } => edge.is_some(),
+            Carrier::Memory { edge, .. } => edge.is_some(),
+        }
+    }
+
+    /// Makes the edge, or makes it usable again; false if there can be none.
+    fn point(&mut self, engine: &mut Engine, source: u32, target: u32) -> bool {
+        match self {
+            Carrier::Packets { peer, edge } => *edge = engine.edge(*peer, source, target),
+            Carrier::Memory { conn, edge, .. } => {
+                *edge = engine.local_edge(*conn, source, target);
+            }
+        }
+        self.has_edge()
+    }
+}
+
+/// A message that its sender goes on with.
+#[derive(Debug)]
+enum Long {
+    /// It is cut into packets.
+    Packets(EdgeOut),
+    /// The receiver fetches it.
+    Offered,
+}
+
 /// A flow as it runs.
 #[derive(Debug)]
 pub struct Flow {
     pub plan: FlowPlan,
     pub stream: Option<u32>,
-    peer: Option<PeerId>,
-    edge: Option<EdgeId>,
+    carrier: Option<Carrier>,
     /// Messages dealt with: accepted, given up, or told.
     done: u32,
     pending: Option<Pending>,
-    long: Option<EdgeOut>,
+    long: Option<Long>,
     /// Not before this moment.
     at_ns: u64,
     /// When the next message is due.
@@ -77,8 +120,7 @@ impl Flow {
         Flow {
             plan,
             stream: None,
-            peer: None,
-            edge: None,
+            carrier: None,
             done: 0,
             pending: None,
             long: None,
@@ -94,11 +136,27 @@ impl Flow {
         self.done >= self.plan.messages && self.long.is_none()
     }
 
+    /// What others may still fetch of a message that is given up.
+    pub fn offered(&self) -> Option<&[u8]> {
+        let pending = self.pending.as_ref()?;
+        matches!(self.long, Some(Long::Offered)).then_some(&pending.bytes)
+    }
+
+    /// True if it goes to the peer that is gone.
+    fn leads_to(&self, gone: &Departure) -> bool {
+        match self.carrier {
+            None => false,
+            Some(Carrier::Packets { peer, .. }) => gone.peer == Some(peer),
+            Some(Carrier::Memory { incarnation, .. }) => {
+                gone.peer.is_none() && gone.incarnation == incarnation
+            }
+        }
+    }
+
     /// The session is gone, or its process.
     pub fn forget_session(&mut self, now_ns: u64) {
         self.stream = None;
-        self.peer = None;
-        self.edge = None;
+        self.carrier = None;
         self.pending = None;
         if self.long.take().is_some() {
             self.done += 1;
@@ -111,10 +169,8 @@ impl Flow {
 impl World {
     /// Tells the flows of a node which of their peers are gone.
     pub fn departures(&mut self, index: usize, process: &mut Process) -> Result<(), String> {
-        for Departure {
-            peer, node, reason, ..
-        } in process.engine.take_departures()
-        {
+        for gone in process.engine.take_departures() {
+            let Departure { node, reason, .. } = gone;
             self.totals.add_gone(reason);
             self.trace
                 .note(self.now_ns, index, What::Gone { peer: node, reason });
@@ -130,17 +186,29 @@ impl World {
                     "gave up node {node} long after the last fault: {reason}"
                 ));
             }
-            for flow in &mut self.flows {
-                if flow.plan.from == index && flow.peer == peer {
-                    if let Some(stream) = flow.stream {
+            for flow in 0..self.flows.len() {
+                let state = &self.flows[flow];
+                if state.plan.from == index && state.leads_to(&gone) {
+                    if let Some(stream) = state.stream {
                         self.ledger.told_gone(stream);
                         self.totals.told_gone += 1;
                     }
-                    flow.forget_session(self.now_ns);
+                    self.give_up(flow);
                 }
             }
         }
         Ok(())
+    }
+
+    /// Ends what a flow has in its session, which is gone.
+    pub fn give_up(&mut self, flow: usize) {
+        let state = &self.flows[flow];
+        if let Some(bytes) = state.offered() {
+            let index = state.plan.from;
+            let socket = self.scenario.nodes[index].socket();
+            self.memory(index).overwrite(&socket, bytes);
+        }
+        self.flows[flow].forget_session(self.now_ns);
     }
 
     /// Opens, reads and closes endpoints.
@@ -237,8 +305,9 @@ impl World {
             return Ok(false);
         };
         let source = message.source();
-        let from = (source.node.0 as usize)
-            .checked_sub(1)
+        let from = self
+            .scenario
+            .sender(source.node.0, source.endpoint.0)
             .ok_or_else(|| format!("a message from {source}, which does not exist"))?;
         let at = Life {
             node: index,
@@ -332,43 +401,38 @@ impl World {
     ) -> Result<bool, String> {
         let now = Instant(self.now_ns);
         let plan = self.flows[flow].plan.clone();
-        let peer = match self.flows[flow].peer {
-            Some(peer) => peer,
-            None => {
-                let card = self.scenario.way_to(plan.to, self.now_ns);
-                let there = self.nodes[plan.to].process.as_ref();
-                let incarnation = match there {
-                    Some(there) if plan.particular => there.incarnation,
-                    _ if plan.particular && plan.to == index => process.incarnation,
-                    _ => 0,
-                };
-                let to = Destination {
-                    small: address(plan.to, Class::Small, card),
-                    incarnation,
-                };
-                let peer = process
-                    .engine
-                    .connect(now, to)
-                    .map_err(|error| error.to_string())?;
-                self.flows[flow].peer = Some(peer);
-                let to = plan.to + 1;
-                self.trace
-                    .note(self.now_ns, index, What::Connecting { flow, to });
-                peer
+        let mut carrier = match self.flows[flow].carrier {
+            Some(carrier) => carrier,
+            None => match self.connect(index, flow, process)? {
+                Some(carrier) => carrier,
+                None => return Ok(false),
+            },
+        };
+        self.flows[flow].carrier = Some(carrier);
+        let is_open = match carrier {
+            Carrier::Packets { peer, .. } => process.engine.is_open(peer),
+            Carrier::Memory { conn, .. } => process.engine.is_local_open(conn),
+        };
+        let is_open = match (is_open, carrier) {
+            (Ok(is_open), _) => is_open,
+            // It has never been open: nobody is told of that.
+            (Err(Blocked::Gone(_)), Carrier::Memory { edge: None, .. }) => {
+                self.flows[flow].forget_session(now.0);
+                self.wake_app(index, now.0 + RETRY_NS);
+                return Ok(false);
+            }
+            (Err(blocked), _) => {
+                return Err(format!("flow {flow} lost its peer untold: {blocked:?}"));
             }
         };
-        let is_open = process
-            .engine
-            .is_open(peer)
-            .map_err(|blocked| format!("flow {flow} lost its peer untold: {blocked:?}"))?;
-        if !is_open && !plan.early {
+        let early = plan.early && matches!(carrier, Carrier::Packets { .. });
+        if !is_open && !early {
             return Ok(false);
         }
-        if self.flows[flow].edge.is_none() {
-            let edge = process
-                .engine
-                .edge(peer, plan.source, plan.target)
-                .ok_or_else(|| format!("flow {flow}: no edge though the peer is there"))?;
+        if !carrier.has_edge() {
+            if !carrier.point(&mut process.engine, plan.source, plan.target) {
+                return Err(format!("flow {flow}: no edge though the peer is there"));
+            }
             let inlet = self.nodes[plan.to]
                 .inlets
                 .iter()
@@ -392,12 +456,63 @@ impl World {
                 may_refuse: target.presence != Presence::Always,
                 idle_reader: target.reader.is_idle(),
             });
-            self.flows[flow].edge = Some(edge);
+            self.flows[flow].carrier = Some(carrier);
             self.flows[flow].stream = Some(stream);
             self.trace
                 .note(self.now_ns, index, What::Stream { flow, stream });
         }
         Ok(true)
+    }
+
+    /// Begins a session with the process that a flow leads to.
+    fn connect(
+        &mut self,
+        index: usize,
+        flow: usize,
+        process: &mut Process,
+    ) -> Result<Option<Carrier>, String> {
+        let plan = self.flows[flow].plan.clone();
+        let there = self.nodes[plan.to].process.as_ref();
+        let there = there.map(|there| there.incarnation);
+        let there = there.or_else(|| (plan.to == index).then_some(process.incarnation));
+        let to = plan.to + 1;
+        if self.scenario.share_memory(index, plan.to) {
+            let begun = there.and_then(|incarnation| {
+                let socket = self.scenario.nodes[plan.to].socket();
+                let begun = process.engine.connect_local(&socket, incarnation)?;
+                Some((incarnation, begun))
+            });
+            match begun {
+                Some((incarnation, Ok(conn))) => {
+                    self.trace
+                        .note(self.now_ns, index, What::Connecting { flow, to });
+                    return Ok(Some(Carrier::Memory {
+                        conn,
+                        incarnation,
+                        edge: None,
+                    }));
+                }
+                // Then by packets.
+                Some((_, Err(ShmError::TooMany { .. }))) => self.totals.memory_full += 1,
+                _ => {
+                    self.flows[flow].at_ns = self.now_ns + RETRY_NS;
+                    self.wake_app(index, self.now_ns + RETRY_NS);
+                    return Ok(None);
+                }
+            }
+        }
+        let card = self.scenario.way_to(plan.to, self.now_ns);
+        let destination = Destination {
+            small: address(self.scenario.nodes[plan.to].place, Class::Small, card),
+            incarnation: there.filter(|_| plan.particular).unwrap_or(0),
+        };
+        let peer = process
+            .engine
+            .connect(Instant(self.now_ns), destination)
+            .map_err(|error| error.to_string())?;
+        self.trace
+            .note(self.now_ns, index, What::Connecting { flow, to });
+        Ok(Some(Carrier::Packets { peer, edge: None }))
     }
 
     /// Sends a message, or a part; false if it has to wait.
@@ -410,15 +525,25 @@ impl World {
         let now = Instant(self.now_ns);
         self.prepare(flow);
         let state = &mut self.flows[flow];
-        let (Some(edge), Some(pending)) = (state.edge, &state.pending) else {
+        let (Some(carrier), Some(pending)) = (state.carrier, &state.pending) else {
             return Ok(false);
         };
         let (tag, length) = (pending.tag, pending.bytes.len());
         let engine = &mut process.engine;
-        if let Some(out) = &mut state.long {
-            return match engine.continue_long(out, &pending.bytes) {
+        if let Some(long) = &mut state.long {
+            let done = match (long, carrier) {
+                (Long::Packets(out), _) => engine.continue_long(out, &pending.bytes),
+                (
+                    Long::Offered,
+                    Carrier::Memory {
+                        edge: Some(edge), ..
+                    },
+                ) => engine.on_local(|local| local.is_taken(edge, &pending.bytes)),
+                (Long::Offered, _) => Ok(true),
+            };
+            return match done {
                 Ok(true) => {
-                    state.long = None;
+                    self.keep_no_longer(index, flow);
                     self.dealt_with(flow);
                     Ok(true)
                 }
@@ -426,11 +551,25 @@ impl World {
                     state.blocked = Some(Blocked::NoFrame);
                     Ok(false)
                 }
+                Err(Blocked::Refused(_)) if matches!(carrier, Carrier::Memory { .. }) => {
+                    self.keep_no_longer(index, flow);
+                    self.refused(index, flow, process)?;
+                    Ok(false)
+                }
                 Err(blocked) => Err(format!("flow {flow}, in a long message: {blocked:?}")),
             };
         }
         if tag.loose {
-            match engine.send_loose(edge, &pending.bytes) {
+            let sent = match carrier {
+                Carrier::Packets {
+                    edge: Some(edge), ..
+                } => engine.send_loose(edge, &pending.bytes),
+                Carrier::Memory {
+                    edge: Some(edge), ..
+                } => engine.on_local(|local| local.send_loose(edge, &pending.bytes)),
+                _ => return Ok(false),
+            };
+            match sent {
                 Ok(()) => {
                     self.ledger.accepted(tag, length);
                     self.totals.loose_accepted += 1;
@@ -446,18 +585,45 @@ impl World {
                     );
                 }
                 Err(Blocked::NoFrame | Blocked::TooLong { .. }) => {}
+                Err(Blocked::Refused(_)) if matches!(carrier, Carrier::Memory { .. }) => {
+                    self.refused(index, flow, process)?;
+                    return Ok(false);
+                }
                 Err(Blocked::Opening) => return Ok(false),
+                // The peer is gone; that is told next.
+                Err(Blocked::Gone(None)) => return Ok(false),
                 Err(blocked) => return Err(format!("flow {flow}, unreliably: {blocked:?}")),
             }
             self.dealt_with(flow);
             return Ok(true);
         }
-        let sent = if length <= engine.whole_limit(edge.peer) {
-            engine.send_whole(now, edge, &pending.bytes, pending.more)
-        } else {
-            engine
+        let sent = match carrier {
+            Carrier::Packets {
+                edge: Some(edge), ..
+            } if length <= engine.whole_limit(edge.peer) => {
+                engine.send_whole(now, edge, &pending.bytes, pending.more)
+            }
+            Carrier::Packets {
+                edge: Some(edge), ..
+            } => engine
                 .begin_long(now, edge, length)
-                .map(|out| state.long = Some(out))
+                .map(|out| state.long = Some(Long::Packets(out))),
+            Carrier::Memory {
+                edge: Some(edge), ..
+            } => {
+                let bytes = &pending.bytes;
+                // Who cannot wait gives a copy away.
+                let copied = false;
+                engine.on_local(|local| {
+                    if length <= local.whole_limit(edge) {
+                        return local.send(edge, bytes, pending.more);
+                    }
+                    local.offer(edge, bytes, copied)?;
+                    state.long = (!copied).then_some(Long::Offered);
+                    Ok(())
+                })
+            }
+            _ => return Ok(false),
         };
         state.blocked = sent.err();
         match sent {
@@ -480,7 +646,16 @@ impl World {
                 Ok(true)
             }
             Err(Blocked::NoFrame | Blocked::Opening) => Ok(false),
+            // The peer is gone; that is told next.
+            Err(Blocked::Gone(None)) if matches!(carrier, Carrier::Memory { .. }) => Ok(false),
             Err(Blocked::NoCredit) => {
+                let edge = match carrier {
+                    Carrier::Packets { edge, .. } => edge,
+                    Carrier::Memory { .. } => None,
+                };
+                let Some(edge) = edge else {
+                    return Ok(false);
+                };
                 if self.permille(self.flows[flow].plan.impatient_permille) {
                     process.engine.cancel(edge);
                     self.totals.cancelled += 1;
@@ -504,6 +679,15 @@ impl World {
             }
             Err(blocked) => Err(format!("flow {flow}: {blocked:?}")),
         }
+    }
+
+    /// A long message has been taken: its memory is used for something else.
+    fn keep_no_longer(&mut self, index: usize, flow: usize) {
+        if let Some(bytes) = self.flows[flow].offered() {
+            let socket = self.scenario.nodes[index].socket();
+            self.memory(index).overwrite(&socket, bytes);
+        }
+        self.flows[flow].long = None;
     }
 
     /// Draws the next message of a flow, unless there is one that waits.
@@ -546,9 +730,10 @@ impl World {
         self.trace
             .note(self.now_ns, index, What::Refused { stream });
         self.dealt_with(flow);
-        let (peer, plan) = (self.flows[flow].peer, self.flows[flow].plan.clone());
-        if let Some(peer) = peer {
-            let _same = process.engine.edge(peer, plan.source, plan.target);
+        let state = &mut self.flows[flow];
+        if let Some(carrier) = &mut state.carrier {
+            let (source, target) = (state.plan.source, state.plan.target);
+            carrier.point(&mut process.engine, source, target);
         }
         self.flows[flow].at_ns = self.now_ns + RETRY_NS;
         self.wake_app(index, self.now_ns + RETRY_NS);
@@ -559,7 +744,7 @@ impl World {
     /// was refused, by sending once more.
     fn probe(&mut self, index: usize, flow: usize, process: &mut Process) -> Result<(), String> {
         let state = &self.flows[flow];
-        let (Some(stream), Some(edge)) = (state.stream, state.edge) else {
+        let (Some(stream), Some(carrier)) = (state.stream, state.carrier) else {
             return Ok(());
         };
         let target = &self.nodes[state.plan.to].inlets;
@@ -576,10 +761,17 @@ impl World {
         self.flows[flow].at_ns = self.now_ns + pause_ns;
         let tag = self.ledger.next_tag(stream, false);
         let bytes = tag.message(TAG_BYTES);
-        match process
-            .engine
-            .send_whole(Instant(self.now_ns), edge, &bytes, false)
-        {
+        let (engine, now) = (&mut process.engine, Instant(self.now_ns));
+        let sent = match carrier {
+            Carrier::Packets {
+                edge: Some(edge), ..
+            } => engine.send_whole(now, edge, &bytes, false),
+            Carrier::Memory {
+                edge: Some(edge), ..
+            } => engine.on_local(|local| local.send(edge, &bytes, false)),
+            _ => return Ok(()),
+        };
+        match sent {
             Ok(()) => {
                 self.ledger.accepted(tag, bytes.len());
                 self.totals.accepted += 1;

@@ -1,9 +1,8 @@
 //! Which cards nodes have, and between which of their addresses nothing ever passes.
 
-use dipole_link::Class;
 use dipole_link::sim::{NetworkConfig, PathConfig};
 
-use crate::scenario::{BULK_NETWORK, Draw, address};
+use crate::scenario::{BULK_NETWORK, Draw, Place, card_address};
 
 /// The networks of each node's cards, and one that is lost for good. All are on network 0,
 /// and on network 1 if one is lost; the order is anybody's.
@@ -34,6 +33,7 @@ pub fn cards(draw: &mut Draw, nodes: usize, calm_at_ns: u64) -> (Vec<Vec<u8>>, O
 /// and on network 1 if one may be lost, all pairs work.
 pub fn hopeless_pairs(
     draw: &mut Draw,
+    places: &[Place],
     cards: &[Vec<u8>],
     second_too: bool,
     network: &mut NetworkConfig,
@@ -45,17 +45,16 @@ pub fn hopeless_pairs(
         ..network.path
     };
     for (from, own) in cards.iter().enumerate() {
-        for (to, theirs) in cards.iter().enumerate().filter(|(to, _)| *to != from) {
+        let (from, there) = (places[from].node, cards.iter().zip(places));
+        for (theirs, to) in there.filter(|(_, to)| to.node != from) {
             for (one, other) in own
                 .iter()
                 .flat_map(|one| theirs.iter().map(move |it| (*one, *it)))
             {
                 // What is routed to a network that the sender is not on may get there or not.
                 if !(sound(one) && sound(other)) && draw.chance(share) {
-                    let ip = |node, network| address(node, Class::Small, network).ip();
-                    network
-                        .paths
-                        .insert((ip(from, one), ip(to, other)), hopeless);
+                    let pair = (card_address(from, one), card_address(to.node, other));
+                    network.paths.insert(pair, hopeless);
                 }
             }
         }

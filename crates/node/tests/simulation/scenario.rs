@@ -1,10 +1,14 @@
 //! What a seed means: a network, processes, who sends what to whom, what goes wrong.
+//!
+//! A *node* is a machine with its cards; several processes may run on it. Processes are
+//! counted through the cluster.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 
 use dipole_link::Class;
-use dipole_link::sim::{Bursts, NetworkConfig, PathConfig};
+use dipole_link::sim::{Bursts, NetworkConfig, PathConfig, SharedMemoryConfig};
 use dipole_node::{ClusterKey, KEY_BYTES};
 use dipole_proto::Config;
 use rand::{Rng, SeedableRng};
@@ -23,6 +27,8 @@ const PACKETS: u64 = 4000;
 const KEY_EVERY: u64 = 3;
 /// One seed in this many has many nodes.
 const CROWD_EVERY: u64 = 50;
+/// Tells a second generator from the first: what it decides leaves the rest as it is.
+const APART: u64 = 0x0A9A_0000_0000_0000;
 
 /// Everything that a seed decides.
 #[derive(Debug)]
@@ -32,6 +38,8 @@ pub struct Scenario {
     pub network: NetworkConfig,
     /// The path afterwards.
     pub calm_path: PathConfig,
+    /// The memory that processes of one node share.
+    pub memory: SharedMemoryConfig,
     pub nodes: Vec<NodePlan>,
     pub flows: Vec<FlowPlan>,
     /// In order of time.
@@ -46,9 +54,26 @@ pub struct Scenario {
     pub key: Option<ClusterKey>,
 }
 
-/// One node and the process on it.
+/// Where a process runs: its node, and how many others there come before it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Place {
+    pub node: usize,
+    pub rank: usize,
+}
+
+impl Place {
+    /// The first of the numbers that endpoints of this process have and no others of its node.
+    fn endpoints(self) -> u32 {
+        u32::try_from(self.rank).expect("few processes") * ENDPOINTS_PER_PROCESS
+    }
+}
+
+/// One process.
 #[derive(Debug)]
 pub struct NodePlan {
+    pub place: Place,
+    /// It meets others of its node in shared memory.
+    pub shares_memory: bool,
     pub config: Config,
     /// The process computes this long between two steps; 0 for one that waits.
     pub busy_ns: u64,
@@ -131,6 +156,10 @@ pub struct FlowPlan {
     pub particular: bool,
 }
 
+/// Numbers of the endpoints that read, and of those that only send, in each process.
+const ENDPOINTS_PER_PROCESS: u32 = 10;
+const FIRST_SOURCE: u32 = 100;
+
 /// Something that goes wrong, or is mended.
 #[derive(Clone, Debug)]
 pub enum Fault {
@@ -161,32 +190,43 @@ pub enum Fault {
 /// The network of the bulk port of a node with one card, if it has a device of its own.
 pub const BULK_NETWORK: u8 = 9;
 
-/// The address of a node's port on a network.
-pub fn address(node: usize, class: Class, network: u8) -> SocketAddr {
+/// The address of a node's card on a network.
+pub fn card_address(node: usize, network: u8) -> IpAddr {
     let node = u8::try_from(node + 1).expect("few nodes");
+    IpAddr::from([10, network, 0, node])
+}
+
+/// The address of a process's port on a network.
+pub fn address(place: Place, class: Class, network: u8) -> SocketAddr {
+    let first = 7000 + 2 * u16::try_from(place.rank).expect("few processes");
     let port = match class {
-        Class::Small => 7000,
-        Class::Bulk => 7001,
+        Class::Small => first,
+        Class::Bulk => first + 1,
     };
-    SocketAddr::new(IpAddr::from([10, network, 0, node]), port)
+    SocketAddr::new(card_address(place.node, network), port)
 }
 
 impl NodePlan {
     /// Small and bulk address of each card.
-    pub fn addresses(&self, node: usize) -> Vec<[SocketAddr; 2]> {
+    pub fn addresses(&self) -> Vec<[SocketAddr; 2]> {
         let classes = [Class::Small, Class::Bulk];
         match self.cards[..] {
             [small, BULK_NETWORK] => vec![[
-                address(node, Class::Small, small),
-                address(node, Class::Bulk, BULK_NETWORK),
+                address(self.place, Class::Small, small),
+                address(self.place, Class::Bulk, BULK_NETWORK),
             ]],
             _ => {
                 let cards = self.cards.iter();
                 cards
-                    .map(|network| classes.map(|class| address(node, class, *network)))
+                    .map(|network| classes.map(|class| address(self.place, class, *network)))
                     .collect()
             }
         }
+    }
+
+    /// The socket at which others of the node meet it.
+    pub fn socket(&self) -> PathBuf {
+        PathBuf::from(format!("process-{}", self.place.rank))
     }
 }
 
@@ -247,12 +287,22 @@ impl Scenario {
             .map(|_| endpoints(&mut draw, calm_at_ns))
             .collect();
         let ends = ends(&mut draw, &endpoints);
-        let (cards, lost_network) = cards(&mut draw, count, calm_at_ns);
+        let (mut cards, lost_network) = cards(&mut draw, count, calm_at_ns);
+        let mut apart = Draw(ChaCha8Rng::seed_from_u64(seed ^ APART));
+        let (places, memory) = places(&mut apart, count);
+        for (process, place) in places.iter().enumerate() {
+            // Processes of a node have its cards.
+            let first = process - place.rank;
+            cards[process] = cards[first].clone();
+        }
+        let several = places.iter().any(|place| place.rank > 0);
         let nodes: Vec<NodePlan> = (0..count)
             .map(|node| {
                 let incoming = ends.iter().filter(|ends| ends.2 == node).count() as u64;
                 let endpoints = std::mem::take(&mut endpoints[node]);
                 NodePlan {
+                    place: places[node],
+                    shares_memory: several && apart.chance(85),
                     config: config(&mut draw, node, &network, &endpoints, incoming),
                     busy_ns: if draw.chance(15) {
                         draw.scale(10 * MICROSECOND, 3 * MILLISECOND)
@@ -266,18 +316,26 @@ impl Scenario {
             })
             .collect();
         let mut network = network;
-        hopeless_pairs(&mut draw, &cards, lost_network.is_some(), &mut network);
+        hopeless_pairs(
+            &mut draw,
+            &places,
+            &cards,
+            lost_network.is_some(),
+            &mut network,
+        );
         let mut faults = faults(&mut draw, &nodes, &mut calm_at_ns);
         if let Some((at_ns, lost)) = lost_network {
             faults.push((at_ns, Fault::LoseNetwork(lost)));
             faults.sort_by_key(|(at_ns, _)| *at_ns);
         }
         let flows = flows(&mut draw, &ends, &nodes, &network, calm_at_ns);
+        let (nodes, flows) = number_endpoints(nodes, flows);
         let keeps_peers = faults.is_empty() && network.path.bursts.begin == 0.0;
         Scenario {
             seed,
             network,
             calm_path,
+            memory,
             nodes,
             flows,
             faults,
@@ -286,6 +344,25 @@ impl Scenario {
             lost_network,
             key: seed.is_multiple_of(KEY_EVERY).then(|| key(seed)),
         }
+    }
+
+    /// The process that an endpoint which sends belongs to.
+    pub fn sender(&self, node: u32, source: u32) -> Option<usize> {
+        let rank = source.checked_sub(FIRST_SOURCE)? / ENDPOINTS_PER_PROCESS;
+        let place = Place {
+            node: (node as usize).checked_sub(1)?,
+            rank: rank as usize,
+        };
+        self.nodes.iter().position(|process| process.place == place)
+    }
+
+    /// True if two different processes meet in shared memory.
+    pub fn share_memory(&self, one: usize, other: usize) -> bool {
+        let (one_plan, other_plan) = (&self.nodes[one], &self.nodes[other]);
+        one != other
+            && one_plan.place.node == other_plan.place.node
+            && one_plan.shares_memory
+            && other_plan.shares_memory
     }
 
     /// By which network a node's directory answers, as it is asked on all: its first card
@@ -302,14 +379,19 @@ impl Scenario {
     /// Long messages from one node to another, of whose packets one in a hundred
     /// is lost on the way there, to the end.
     pub fn lossy_stream(seed: u64) -> Scenario {
-        let ip = |node| address(node, Class::Small, 0).ip();
+        let ip = |node| card_address(node, 0);
         let mut network = NetworkConfig::default();
         let lossy = PathConfig {
             loss: 0.01,
             ..network.path
         };
         network.paths.insert((ip(0), ip(1)), lossy);
-        let node = |id| NodePlan {
+        let node = |id: u32| NodePlan {
+            place: Place {
+                node: id as usize - 1,
+                rank: 0,
+            },
+            shares_memory: false,
             config: Config {
                 node: id,
                 ..Config::default()
@@ -327,6 +409,7 @@ impl Scenario {
             seed,
             calm_path: network.path,
             network,
+            memory: SharedMemoryConfig::default(),
             nodes: vec![node(1), node(2)],
             flows: vec![FlowPlan {
                 from: 0,
@@ -349,6 +432,67 @@ impl Scenario {
             key: None,
         }
     }
+}
+
+/// Which process of the cluster runs where, and what the memory of a node does. Half the
+/// clusters have one process on each node.
+fn places(draw: &mut Draw, processes: usize) -> (Vec<Place>, SharedMemoryConfig) {
+    let mut places = vec![Place::default()];
+    let share = [0, 0, 50, 90][draw.node(4)];
+    for process in 1..processes {
+        let before = places[process - 1];
+        places.push(match draw.chance(share) && before.rank < 3 {
+            true => Place {
+                rank: before.rank + 1,
+                ..before
+            },
+            false => Place {
+                node: before.node + 1,
+                rank: 0,
+            },
+        });
+    }
+    let memory = SharedMemoryConfig {
+        ring_slots: usize::try_from(draw.scale(2, 1024)).expect("small"),
+        ring_bytes: usize::try_from(draw.scale(1 << 10, 1 << 20)).expect("small"),
+        visible_ns: draw.below(2) * draw.scale(1, MILLISECOND),
+        socket_ns: draw.scale(MICROSECOND, MILLISECOND),
+        short_polls: draw.share(50, 0.5),
+        fetches_refused: draw.share(0, 1.0),
+        fetches_failing: draw.share(0, 0.3),
+    };
+    (places, memory)
+}
+
+/// Endpoints of a node have different numbers, whichever process they belong to.
+fn number_endpoints(
+    mut nodes: Vec<NodePlan>,
+    mut flows: Vec<FlowPlan>,
+) -> (Vec<NodePlan>, Vec<FlowPlan>) {
+    for flow in &mut flows {
+        flow.source += nodes[flow.from].place.endpoints();
+        flow.target += nodes[flow.to].place.endpoints();
+    }
+    for node in &mut nodes {
+        let first = node.place.endpoints();
+        if node.shares_memory {
+            // Shared memory never grants what a message beyond three quarters of the first
+            // credit needs, and who never reads long messages keeps them from others.
+            let initial = (32 << 10).max(node.config.initial_credit_bytes);
+            let more = u64::from(initial - node.config.initial_credit_bytes);
+            node.config.pool_bytes += 24 * more;
+            node.config.edge_window_bytes = node.config.edge_window_bytes.max(initial.into());
+            node.config.initial_credit_bytes = initial;
+            for endpoint in &mut node.endpoints {
+                endpoint.reader = Reader::Eager;
+            }
+        }
+        node.config.node = u32::try_from(node.place.node + 1).expect("small");
+        for endpoint in &mut node.endpoints {
+            endpoint.id += first;
+        }
+    }
+    (nodes, flows)
 }
 
 /// A key that every number has for its own.
@@ -444,7 +588,7 @@ fn ends(draw: &mut Draw, endpoints: &[Vec<EndpointPlan>]) -> Vec<Ends> {
             _ => (draw.node(nodes), draw.node(nodes)),
         };
         let target = endpoints[to][draw.node(endpoints[to].len())].id;
-        let source = 100 + u32::try_from(draw.below(3)).expect("small");
+        let source = FIRST_SOURCE + u32::try_from(draw.below(3)).expect("small");
         chosen.insert((from, source, to, target));
     }
     chosen.into_iter().collect()

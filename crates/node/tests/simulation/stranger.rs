@@ -9,7 +9,7 @@ use dipole_node::links::AnyLink;
 use dipole_node::{GoneReason, KeyMismatch};
 use dipole_proto::{Config, Instant, PeerId};
 
-use crate::scenario::{Scenario, address, key};
+use crate::scenario::{Place, Scenario, address, key};
 
 /// See the module.
 pub struct Stranger {
@@ -24,11 +24,14 @@ pub struct Stranger {
 impl Stranger {
     /// Attaches to the network and asks all nodes for a session: with another key, or with none.
     pub fn come(scenario: &Scenario, network: &Network, now_ns: u64) -> Stranger {
-        let index = scenario.nodes.len();
+        let place = Place {
+            node: scenario.nodes.len(),
+            rank: 0,
+        };
         // On a network that is there to the end.
         let lost = scenario.lost_network.map(|(_, lost)| lost);
         let home = u8::from(lost == Some(0));
-        let addresses = [Class::Small, Class::Bulk].map(|class| address(index, class, home));
+        let addresses = [Class::Small, Class::Bulk].map(|class| address(place, class, home));
         let port = network
             .attach(addresses[0], addresses[1])
             .expect("an address of nobody");
@@ -49,11 +52,10 @@ impl Stranger {
             own.as_ref(),
         );
         let now = Instant(now_ns);
-        let met =
-            (scenario.nodes.iter().enumerate()).filter(|(_, plan)| plan.cards.contains(&home));
-        let knocked = met.map(|(node, _)| {
+        let met = (scenario.nodes.iter()).filter(|plan| plan.cards.contains(&home));
+        let knocked = met.map(|plan| {
             let to = Destination {
-                small: address(node, Class::Small, home),
+                small: address(plan.place, Class::Small, home),
                 incarnation: 0,
             };
             engine.connect(now, to).expect("room for all")

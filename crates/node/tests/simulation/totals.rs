@@ -16,9 +16,10 @@ pub struct Totals {
     pub loose_accepted: u64,
     pub loose_read: u64,
     pub cancelled: u64,
+    pub memory_full: u64,
     pub told_refused: u64,
     pub told_gone: u64,
-    pub sessions_gone: [u64; 4],
+    pub sessions_gone: [u64; 5],
     pub crashes: u64,
     pub goodbyes: u64,
     pub pauses: u64,
@@ -72,8 +73,9 @@ impl Totals {
             GoneReason::Closed => 1,
             GoneReason::Restarted => 2,
             GoneReason::Reset(_) => 3,
-            GoneReason::Died | GoneReason::Misbehaved | GoneReason::Key(_) => {
-                unreachable!("these come of shared memory, or of strangers")
+            GoneReason::Died => 4,
+            GoneReason::Misbehaved | GoneReason::Key(_) => {
+                unreachable!("all are honest and hold one key")
             }
         };
         self.sessions_gone[index] += 1;
@@ -109,6 +111,7 @@ impl Totals {
             loose_accepted,
             loose_read,
             cancelled,
+            memory_full,
             told_refused,
             told_gone,
             crashes,
@@ -131,7 +134,7 @@ impl Totals {
             prods,
             lanes_lost,
         );
-        let names = ["silent", "closed", "restarted", "reset"];
+        let names = ["silent", "closed", "restarted", "reset", "died"];
         for (name, value) in names.iter().zip(&mut self.sessions_gone) {
             all.push((format!("gone {name}"), value));
         }

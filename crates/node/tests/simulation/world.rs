@@ -3,8 +3,7 @@
 
 use std::net::SocketAddr;
 
-use dipole_link::Class;
-use dipole_link::sim::Network;
+use dipole_link::sim::{Network, SharedMemory};
 use dipole_node::engine::Engine;
 use dipole_node::links::AnyLink;
 use dipole_proto::{Drop, Instant};
@@ -14,7 +13,7 @@ use rand_chacha::ChaCha8Rng;
 use crate::app::{Flow, Inlet};
 use crate::ledger::{Ledger, Life};
 use crate::payload::LONGEST_BYTES;
-use crate::scenario::{Fault, Presence, SECOND, Scenario, address};
+use crate::scenario::{Fault, MICROSECOND, NodePlan, Presence, SECOND, Scenario, card_address};
 use crate::stranger::Stranger;
 use crate::totals::Totals;
 use crate::trace::{Trace, What};
@@ -22,8 +21,13 @@ use crate::trace::{Trace, What};
 /// Virtual time within which something must be read, once faults have stopped, or all be done. (A
 /// pool that holds one message and cards that overtake each other cost a time-out per message.)
 const PROGRESS_NS: u64 = 60 * SECOND;
+/// How soon a process that found something to do looks again.
+const POLL_NS: u64 = MICROSECOND;
 /// Activations of one node at one moment that mean it never comes to rest.
 const RESTLESS: u32 = 20_000;
+
+/// Turns of all processes that no run needs.
+const MOST_TURNS: u64 = 2_000_000;
 
 /// How far a run has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -97,6 +101,8 @@ pub struct Node {
 pub struct World {
     pub scenario: Scenario,
     pub network: Network,
+    /// The memory of each node.
+    memories: Vec<SharedMemory>,
     pub now_ns: u64,
     pub nodes: Vec<Node>,
     /// Small and bulk address of each card of each node.
@@ -110,6 +116,7 @@ pub struct World {
     /// When a message that was to arrive was last read.
     pub read_at_ns: u64,
     next_fault: usize,
+    turns: u64,
     /// Comes to a cluster with a key when the storm is over.
     stranger: Option<Stranger>,
     pub dice: ChaCha8Rng,
@@ -156,12 +163,12 @@ impl World {
             .enumerate()
             .map(|(index, plan)| {
                 let flows = || scenario.flows.iter().filter(|flow| flow.to == index);
-                // A window, and a message beyond any window; one more of these from
-                // senders that leave a grant to others or to their next message.
+                // A window, and a message beyond any window; more of these from senders
+                // that leave a grant to others or to their next messages.
                 let window =
                     u64::from(plan.config.initial_credit_bytes).max(plan.config.edge_window_bytes);
                 let fickle = flows().any(|flow| flow.impatient_permille > 0);
-                let turns = if fickle { 2 } else { 1 };
+                let turns = if fickle { 3 } else { 1 };
                 let edge_bound = window + turns * (LONGEST_BYTES as u64 + 64);
                 // Who has given a peer up comes again by another card, as another session,
                 // while the peer has no reason to give up the old one.
@@ -179,10 +186,13 @@ impl World {
                 }
             })
             .collect();
-        let plans = scenario.nodes.iter().enumerate();
-        let addresses = plans.map(|(index, plan)| plan.addresses(index)).collect();
+        let addresses = scenario.nodes.iter().map(NodePlan::addresses).collect();
+        let memories = (0..scenario.nodes.len() as u64)
+            .map(|node| SharedMemory::new(scenario.seed << 8 ^ node, scenario.memory.clone()))
+            .collect();
         World {
             network,
+            memories,
             addresses,
             now_ns: 1,
             nodes,
@@ -194,6 +204,7 @@ impl World {
             stage_since_ns: 0,
             read_at_ns: 0,
             next_fault: 0,
+            turns: 0,
             stranger: None,
             dice: ChaCha8Rng::seed_from_u64(!scenario.seed),
             scenario,
@@ -207,6 +218,9 @@ impl World {
         while self.stage != Stage::Over {
             self.now_ns = self.now_ns.max(self.next_ns());
             self.network.advance(self.now_ns);
+            for memory in &self.memories {
+                memory.advance(self.now_ns);
+            }
             self.faults();
             for node in 0..self.nodes.len() {
                 if self.wake_ns(node) <= self.now_ns {
@@ -248,9 +262,18 @@ impl World {
         let wanted = if waiting {
             0
         } else {
-            process.deadline_ns.min(node.app_at_ns)
+            let readable_ns = self
+                .memory(index)
+                .readable_ns(&self.scenario.nodes[index].socket());
+            let own = process.deadline_ns.min(node.app_at_ns);
+            own.min(readable_ns.unwrap_or(u64::MAX))
         };
         wanted.max(node.free_at_ns).max(node.paused_until_ns)
+    }
+
+    /// The memory of the node that a process runs on.
+    pub fn memory(&self, index: usize) -> &SharedMemory {
+        &self.memories[self.scenario.nodes[index].place.node]
     }
 
     /// One turn of a process: the engine, then its application.
@@ -260,6 +283,10 @@ impl World {
             node.activations = (self.now_ns, 0);
         }
         node.activations.1 += 1;
+        self.turns += 1;
+        if self.turns > MOST_TURNS {
+            return Err(format!("node {} is busy for nothing", index + 1));
+        }
         if node.activations.1 > RESTLESS {
             return Err(format!(
                 "node {} never comes to rest at this moment",
@@ -277,6 +304,7 @@ impl World {
 
     fn turn(&mut self, index: usize, process: &mut Process) -> Result<(), String> {
         let now = Instant(self.now_ns);
+        process.engine.disarm();
         process
             .engine
             .step(now, true)
@@ -298,6 +326,10 @@ impl World {
             .engine
             .next_deadline(now)
             .map_or(u64::MAX, |deadline| deadline.0);
+        // A process that sleeps is woken by others, or by its deadline.
+        if !process.engine.arm() {
+            process.deadline_ns = process.deadline_ns.min(self.now_ns + POLL_NS);
+        }
         self.check(index, process)
     }
 
@@ -406,20 +438,19 @@ impl World {
             .any(|inlet| inlet.plan.id == flow.plan.target && inlet.plan.reader.is_idle())
     }
 
-    fn unquiet(&self) -> Option<String> {
-        self.nodes.iter().enumerate().find_map(|(index, node)| {
-            let process = node.process.as_ref()?;
+    fn unquiet(&mut self) -> Option<String> {
+        self.nodes.iter_mut().enumerate().find_map(|(index, node)| {
+            let process = node.process.as_mut()?;
             let frames = self.scenario.nodes[index].config.frames as usize;
-            let machine = process.engine.machine();
-            let what = if !process.engine.is_acknowledged() {
+            let what = if !process.engine.is_all_acknowledged() {
                 "not everything it sent is acknowledged".to_owned()
             } else if process.engine.free_frames() != frames {
                 format!(
                     "{} of {frames} frames are free",
                     process.engine.free_frames()
                 )
-            } else if machine.pool_used() != 0 {
-                format!("its pool still holds {} bytes", machine.pool_used())
+            } else if process.engine.pool_used() != 0 {
+                format!("its pool still holds {} bytes", process.engine.pool_used())
             } else {
                 return None;
             };
@@ -434,7 +465,7 @@ impl World {
                 continue;
             };
             let now = Instant(self.now_ns);
-            process.engine.say_goodbye();
+            process.engine.say_goodbye_to_all();
             process
                 .engine
                 .step(now, true)
@@ -443,7 +474,7 @@ impl World {
             let machine = process.engine.machine();
             let left = (
                 frames - process.engine.free_frames(),
-                machine.pool_used(),
+                process.engine.pool_used(),
                 machine.credit_outstanding(),
                 machine.peers().count(),
             );
@@ -480,13 +511,19 @@ impl World {
         let mut dice = ChaCha8Rng::seed_from_u64(salt);
         let incarnation = dice.next_u64();
         let secret = [dice.next_u64(), dice.next_u64()];
-        let engine = Engine::new(
+        let mut engine = Engine::new(
             AnyLink::from(port),
             plan.config.clone(),
             incarnation,
             secret,
             self.scenario.key.as_ref(),
         );
+        if plan.shares_memory {
+            let memory = &self.memories[plan.place.node];
+            engine
+                .open_simulated(memory, &plan.socket())
+                .expect("the forerunner has left");
+        }
         node.process = Some(Process {
             engine,
             life: node.lives,
@@ -510,7 +547,7 @@ impl World {
             return;
         };
         if orderly {
-            process.engine.say_goodbye();
+            process.engine.say_goodbye_to_all();
             let _lost_anyway = process.engine.step(Instant(self.now_ns), true);
             self.totals.goodbyes += 1;
             self.trace.note(self.now_ns, index, What::Left);
@@ -519,12 +556,12 @@ impl World {
             self.trace.note(self.now_ns, index, What::Crashed);
         }
         self.totals.add_machine(process.engine.machine().stats());
-        for flow in &mut self.flows {
-            if flow.plan.from == index {
-                if let Some(stream) = flow.stream {
+        for flow in 0..self.flows.len() {
+            if self.flows[flow].plan.from == index {
+                if let Some(stream) = self.flows[flow].stream {
                     self.ledger.told_gone(stream);
                 }
-                flow.forget_session(self.now_ns);
+                self.flows[flow].forget_session(self.now_ns);
             }
         }
     }
@@ -544,6 +581,7 @@ impl World {
         let now_ns = self.now_ns;
         match fault {
             Fault::Partition(group) => {
+                let group: Vec<usize> = group.iter().map(|it| self.node_of(*it)).collect();
                 let (these, those): (Vec<_>, Vec<_>) = self
                     .cards()
                     .into_iter()
@@ -558,6 +596,7 @@ impl World {
                 self.trace.note(now_ns, 0, What::Network("partition"));
             }
             Fault::Cut(from, to) => {
+                let (from, to) = (self.node_of(from), self.node_of(to));
                 for (_, from_ip) in self.cards().into_iter().filter(|card| card.0 == from) {
                     for (_, to_ip) in self.cards().into_iter().filter(|card| card.0 == to) {
                         self.network.change(|config| config.cut(from_ip, to_ip));
@@ -572,7 +611,7 @@ impl World {
             }
             Fault::Card { node, card, alive } => {
                 let network = self.scenario.nodes[node].cards[card];
-                let ip = address(node, Class::Small, network).ip();
+                let ip = card_address(self.node_of(node), network);
                 self.network.change(|config| config.set_card(ip, alive));
                 self.totals.cards += 1;
                 let what = if alive { "card back" } else { "card dead" };
@@ -604,20 +643,26 @@ impl World {
         }
     }
 
+    /// All cards, with their nodes.
     fn cards(&self) -> Vec<(usize, std::net::IpAddr)> {
         let mut cards = Vec::new();
-        for (index, plan) in self.scenario.nodes.iter().enumerate() {
+        for plan in &self.scenario.nodes {
             for network in &plan.cards {
-                cards.push((index, address(index, Class::Small, *network).ip()));
+                let node = plan.place.node;
+                cards.push((node, card_address(node, *network)));
             }
         }
         cards
     }
 
+    fn node_of(&self, index: usize) -> usize {
+        self.scenario.nodes[index].place.node
+    }
+
     /// All cards of a network die.
     fn lose_network(&mut self, lost: u8) {
         for node in 0..self.nodes.len() {
-            let ip = address(node, Class::Small, lost).ip();
+            let ip = card_address(node, lost);
             self.network.change(|config| config.set_card(ip, false));
         }
     }

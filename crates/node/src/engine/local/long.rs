@@ -7,7 +7,8 @@
 
 use std::io;
 
-use dipole_link::shm::{ConnId, Hub, PushError};
+use dipole_link::AnyHub;
+use dipole_link::shm::{ConnId, PushError};
 
 use super::super::deliver::Receivers;
 use super::tag::{Kind, Tag};
@@ -47,12 +48,10 @@ impl Local {
     /// Offers a long message, which must stay where it is until
     /// [`is_taken`](Self::is_taken) says that it has been taken. With `copy` it is
     /// copied and the caller's need not stay.
-    pub(crate) fn offer(
-        &mut self,
-        edge: LocalEdge,
-        payload: &[u8],
-        copy: bool,
-    ) -> Result<(), Blocked> {
+    ///
+    /// # Errors
+    /// [`Blocked`]; nothing was offered.
+    pub fn offer(&mut self, edge: LocalEdge, payload: &[u8], copy: bool) -> Result<(), Blocked> {
         if payload.len() as u64 > dipole_proto::MAX_MESSAGE_BYTES {
             let limit = dipole_proto::MAX_MESSAGE_BYTES;
             return Err(Blocked::TooLong { limit });
@@ -69,12 +68,8 @@ impl Local {
         let peer = peer.ok_or(Blocked::Gone(None))?;
         let outgoing = peer.ready(edge)?;
         let kept: Option<Box<[u8]>> = copy.then(|| payload.into());
-        let address = kept
-            .as_deref()
-            .unwrap_or(payload)
-            .as_ptr()
-            .expose_provenance();
-        let words = [payload.len() as u64, address as u64].map(u64::to_le_bytes);
+        let address = hub.address_of(kept.as_deref().unwrap_or(payload));
+        let words = [payload.len() as u64, address].map(u64::to_le_bytes);
         hub.push(
             edge.conn,
             Tag::new(Kind::Offer, edge.index).to_word(),
@@ -92,7 +87,10 @@ impl Local {
     }
 
     /// Goes on with the long message offered last; true once it has been taken.
-    pub(crate) fn is_taken(&mut self, edge: LocalEdge, payload: &[u8]) -> Result<bool, Blocked> {
+    ///
+    /// # Errors
+    /// [`Blocked`]: it was refused, or the peer is gone.
+    pub fn is_taken(&mut self, edge: LocalEdge, payload: &[u8]) -> Result<bool, Blocked> {
         let (peer, hub) = (find_mut(&mut self.peers, edge.conn), &mut self.hub);
         let peer = peer.ok_or(Blocked::Gone(None))?;
         let outgoing = peer.outgoing(edge)?;
@@ -188,7 +186,7 @@ impl Local {
 }
 
 /// Pushes as much of a long message as the ring takes; true when all of it has gone.
-fn push_pieces(hub: &mut Hub, conn: ConnId, edge: u32, long: &mut Long, payload: &[u8]) -> bool {
+fn push_pieces(hub: &mut AnyHub, conn: ConnId, edge: u32, long: &mut Long, payload: &[u8]) -> bool {
     let Some(streamed) = &mut long.streamed else {
         return false;
     };
