@@ -32,6 +32,32 @@ impl Clock {
     }
 }
 
+/// A clock that is read only by those who need it.
+#[derive(Debug)]
+pub(crate) struct Reading<'a> {
+    clock: &'a Clock,
+    last: dipole_proto::Instant,
+}
+
+impl Reading<'_> {
+    pub(crate) fn new(clock: &Clock, last: dipole_proto::Instant) -> Reading<'_> {
+        Reading { clock, last }
+    }
+
+    /// The last reading, maybe old.
+    #[inline]
+    pub(crate) fn last(&self) -> dipole_proto::Instant {
+        self.last
+    }
+
+    /// A fresh one.
+    #[inline]
+    pub(crate) fn now(&mut self) -> dipole_proto::Instant {
+        self.last = self.clock.now();
+        self.last
+    }
+}
+
 /// A duration in ns, at most some 584 years.
 pub(crate) fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)

@@ -3,6 +3,8 @@
 //! `endpoint/send.rs` is the way of a message into packets or into the memory of
 //! this node.
 
+mod future;
+mod owner;
 mod send;
 
 use std::os::fd::OwnedFd;
@@ -12,13 +14,14 @@ use std::time::Duration;
 use dipole_proto::Instant;
 
 use crate::address::{Address, EndpointId};
-use crate::drive::{Until, WaitError};
+use crate::control::Command;
+use crate::driver::{Until, WaitError, WaitKey};
 use crate::engine::{Engine, Target, Way};
 use crate::error::{OpenError, ReceiveError, SendError, TargetError};
 use crate::inner::Inner;
-use crate::progress::Seat;
 use crate::registry::Claim;
 use crate::{Message, Pool};
+pub(crate) use owner::EndpointOwner;
 use send::{More, send_error, wait_error};
 
 /// An endpoint of this process: receives from anybody, sends along its edges.
@@ -28,13 +31,13 @@ use send::{More, send_error, wait_error};
 #[derive(Debug)]
 pub struct Endpoint {
     inner: Arc<Inner>,
-    seat: Arc<Seat>,
+    owner: Arc<EndpointOwner>,
 }
 
 impl Endpoint {
     pub(crate) fn new(inner: Arc<Inner>, claim: Claim) -> Endpoint {
-        let seat = Arc::new(Seat::new(claim, &inner.driver));
-        Endpoint { inner, seat }
+        let owner = Arc::new(EndpointOwner::new(claim, &inner.driver));
+        Endpoint { inner, owner }
     }
 
     /// Its own address.
@@ -47,7 +50,7 @@ impl Endpoint {
     }
 
     fn id(&self) -> EndpointId {
-        self.seat.id
+        self.owner.id
     }
 
     /// Points this endpoint at another; every message goes to each target. Waits,
@@ -97,7 +100,7 @@ impl Endpoint {
     /// calls fail from now on.
     pub fn end(&self) {
         if !self.inner.is_forked() {
-            self.seat.end();
+            self.owner.end();
         }
     }
 
@@ -105,7 +108,7 @@ impl Endpoint {
     #[inline]
     #[must_use]
     pub fn is_ended(&self) -> bool {
-        self.seat.is_ended()
+        self.owner.is_ended()
     }
 
     /// Gives the endpoint a token buffer pool of `bytes`, in one piece, and tells where
@@ -152,9 +155,11 @@ impl Endpoint {
         let id = self.id().0;
         let user = self.inner.driver.with(|engine, _| engine.export(id));
         let user = user.map_err(OpenError::Sleep)?;
+        let exported = Command::Exported(Arc::downgrade(&self.owner));
+        self.inner.control.commands.post(exported);
         self.inner
             .progress
-            .tend(&self.seat)
+            .start(&self.inner.driver)
             .map_err(OpenError::Sleep)?;
         Ok(user)
     }
@@ -244,12 +249,15 @@ impl Endpoint {
             let what = |_: &Engine| format!("acknowledgements of {}", target.address);
             self.inner
                 .driver
-                .wait(Until::For(timeout), &what, |engine, _| {
-                    match engine.is_way_open(target.way) {
+                .wait(
+                    Until::For(timeout),
+                    &target.way.keys(),
+                    &what,
+                    |engine, _| match engine.is_way_open(target.way) {
                         Err(blocked) => Some(Err(send_error(blocked, target, 0))),
                         Ok(_) => engine.is_way_acknowledged(target.way).then_some(Ok(())),
-                    }
-                })
+                    },
+                )
                 .map_err(|error| wait_error(error, target.address))??;
         }
         Ok(())
@@ -338,9 +346,11 @@ impl Endpoint {
             }
         };
         let driver = &self.inner.driver;
+        let id = self.id().0;
         // Not by way of the wait's result: it would be moved there several times.
         let mut taken = None;
-        let waited = driver.wait(until, &what, |engine, now| {
+        let keys = [WaitKey::Endpoint(id)];
+        let waited = driver.wait(until, &keys, &what, |engine, now| {
             if self.is_ended() {
                 return Some(Ok(()));
             }
@@ -352,7 +362,6 @@ impl Endpoint {
                 false => Ok(()),
             })
         });
-        self.inner.tidy();
         match waited {
             // Closed by another thread while this one waited.
             Ok(Ok(())) => taken.ok_or(ReceiveError::Ended),

@@ -13,6 +13,7 @@ mod pack;
 mod paths;
 mod peer;
 mod rooms;
+mod stepper;
 mod trailer;
 mod way;
 mod witness;
@@ -25,6 +26,8 @@ use dipole_link::{Class, Link, Outgoing};
 use dipole_proto::wire::{LaneAddress, MAX_LANES};
 use dipole_proto::{Drop, Instant, Machine, PathChange, PeerId, Transmit};
 
+use crate::control::Commands;
+use crate::driver::{Ready, WaitKey};
 use crate::frames::{FramePool, slot_of};
 use crate::inbox::Buffers;
 use crate::key::ClusterKey;
@@ -124,8 +127,10 @@ pub struct Engine {
     path_changes: Vec<(PeerId, PathChange)>,
     /// Packets were taken since the last sleep.
     woken: bool,
-    /// Changes whenever something happened that a waiter may wait for.
-    progress: u64,
+    /// What waiting threads may wait for and has happened.
+    ready: Ready,
+    /// What is to be done outside the lock goes there.
+    control: Option<Commands>,
 }
 
 impl Engine {
@@ -171,7 +176,8 @@ impl Engine {
             witness: None,
             path_changes: Vec::new(),
             woken: false,
-            progress: 0,
+            ready: Ready::default(),
+            control: None,
         }
     }
 
@@ -203,6 +209,7 @@ impl Engine {
     pub fn arm(&mut self) -> bool {
         self.woken = false;
         if !self.local.as_mut().is_none_or(Local::arm) {
+            self.ready.notify(WaitKey::RingSpace);
             return false;
         }
         if !self.link.arm() {
@@ -216,16 +223,10 @@ impl Engine {
     pub fn disarm(&mut self) {
         if let Some(local) = &mut self.local {
             local.disarm();
+            // The wake-up may have been for room in a ring.
+            self.ready.notify(WaitKey::RingSpace);
         }
         self.link.disarm();
-    }
-
-    /// True once after something was taken that a sleeper was to be woken for: it must be
-    /// armed anew.
-    #[inline]
-    pub(crate) fn take_woken(&mut self) -> bool {
-        let local = self.local.as_mut().is_some_and(Local::take_woken);
-        std::mem::take(&mut self.woken) | local
     }
 
     /// One turn: receive, let time act, send. True if anything came in.
@@ -248,13 +249,6 @@ impl Engine {
             return Ok(came_locally);
         }
         Ok(self.step_network(now, look_everywhere)? | came_locally)
-    }
-
-    /// True if waiting for this node's processes comes first: the last that came,
-    /// came from them, or there is nobody else.
-    #[inline]
-    pub(crate) fn prefers_local(&self) -> bool {
-        self.came_locally || self.alone
     }
 
     fn step_network(&mut self, now: Instant, look_everywhere: bool) -> std::io::Result<bool> {
@@ -326,12 +320,6 @@ impl Engine {
             .into_iter()
             .flatten()
             .min()
-    }
-
-    /// Changes whenever something happened that a waiter may wait for.
-    #[must_use]
-    pub fn progress(&self) -> u64 {
-        self.progress
     }
 
     /// The protocol, for its counters and configuration.
@@ -423,7 +411,7 @@ impl Engine {
             departures: &mut self.departures,
             quiet: &mut self.quiet,
             path_changes: &mut self.path_changes,
-            progress: &mut self.progress,
+            ready: &mut self.ready,
             open_frames: &mut self.open_frames,
             fresh: &mut self.fresh,
         };
@@ -465,6 +453,9 @@ impl Engine {
         }
         if taken < self.batch.len() {
             self.traffic.link_full += 1;
+        }
+        if self.frames.free() == 0 {
+            self.ready.notify(WaitKey::Frame);
         }
         for transmit in self.batch.drain(..taken) {
             self.frames.sent(transmit.frame);

@@ -11,11 +11,12 @@ use dipole_proto::wire::ResetReason;
 
 use crate::address::{Address, EndpointId};
 use crate::config::{Config, Links};
-use crate::drive::{Driver, Until, WaitError};
+use crate::control::Control;
+use crate::driver::{Driver, Until, WaitError, WaitKey};
 use crate::engine::{Blocked, Destination, Engine, Way};
 use crate::error::{CloseError, GoneReason, TargetError};
 use crate::key::ClusterKey;
-use crate::progress::Progress;
+use crate::progress::ProgressThread;
 use crate::registry::{Directory, Ports, Registration, ResolveError, resolve};
 
 /// What a process says that has as many peers as it may.
@@ -27,14 +28,15 @@ const OTHER_VIEW: &str = "of its process and this one only one has a hosts file,
 
 #[derive(Debug)]
 pub(crate) struct Inner {
-    /// Shared with the progress thread.
-    pub(crate) driver: Arc<Driver>,
+    /// Shared with the progress and the control thread.
+    pub(crate) driver: Arc<Driver<Engine>>,
     pub(crate) config: Config,
     pub(crate) registration: Registration,
     /// Answers other nodes where endpoints of this one are.
     pub(crate) _directory: Option<Directory>,
     pub(crate) fork: ForkMark,
-    pub(crate) progress: Progress,
+    pub(crate) progress: ProgressThread,
+    pub(crate) control: Control,
 }
 
 impl Inner {
@@ -45,22 +47,15 @@ impl Inner {
         self.fork.is_child()
     }
 
-    /// Removes the files of a process that died, if one did.
-    #[inline]
-    pub(crate) fn tidy(&self) {
-        if self.driver.take_died()
-            && let Err(cause) = self.registration.registry().sweep()
-        {
-            tracing::warn!("the files of a process that died are left: {cause}");
-        }
-    }
-
     /// Waits until everything sent has been acknowledged.
     pub(crate) fn drain(&self, timeout: Duration) -> Result<(), CloseError> {
         let what = |_: &Engine| "acknowledgements before closing".to_string();
-        let waited = self.driver.wait(Until::For(timeout), &what, |engine, _| {
-            engine.is_all_acknowledged().then_some(())
-        });
+        let keys = [WaitKey::Frame, WaitKey::AnyPeer, WaitKey::RingSpace];
+        let waited = self
+            .driver
+            .wait(Until::For(timeout), &keys, &what, |engine, _| {
+                engine.is_all_acknowledged().then_some(())
+            });
         match waited {
             Ok(()) => Ok(()),
             Err(WaitError::TimedOut { waited }) => Err(CloseError::Unacknowledged { waited }),
@@ -159,7 +154,7 @@ impl Inner {
             None => return self.reach_by_packets(source, target, ports, deadline),
         };
         let open = |engine: &mut Engine| engine.is_local_open(conn);
-        match self.wait_open(target, deadline, open)? {
+        match self.wait_open(target, deadline, WaitKey::AnyPeer, open)? {
             Ok(()) => {}
             Err(Some(FULL)) => return Err(TargetError::PeerFull { target }),
             Err(_) if !deadline.is_over() => return Ok(None),
@@ -194,7 +189,9 @@ impl Inner {
             })?
             .map_err(TargetError::Broken)?;
         let own_key = self.config.key.is_none();
-        match self.wait_open(target, deadline, |engine| engine.is_open(peer))? {
+        match self.wait_open(target, deadline, WaitKey::Peer(peer), |engine| {
+            engine.is_open(peer)
+        })? {
             Ok(()) => {}
             Err(Some(FULL)) => return Err(TargetError::PeerFull { target }),
             // One of our node has another view of where the others are.
@@ -226,13 +223,14 @@ impl Inner {
         &self,
         target: Address,
         deadline: &Deadline,
+        key: WaitKey,
         mut is_open: impl FnMut(&mut Engine) -> Result<bool, Blocked>,
     ) -> Result<Result<(), Option<GoneReason>>, TargetError> {
         let what = |_: &Engine| format!("the process of endpoint {target} to answer");
         let until = Until::For(deadline.left());
         let opened = self
             .driver
-            .wait(until, &what, |engine, _| match is_open(engine) {
+            .wait(until, &[key], &what, |engine, _| match is_open(engine) {
                 Ok(open) => open.then_some(Ok(())),
                 Err(Blocked::Gone(reason)) => Some(Err(reason)),
                 Err(_) => Some(Err(None)),
@@ -281,6 +279,7 @@ impl Drop for Inner {
         {
             tracing::warn!("{error}");
         }
+        self.control.stop();
         self.driver.with(|engine, now| {
             engine.say_goodbye_to_all();
             if let Err(cause) = engine.transmit(now) {

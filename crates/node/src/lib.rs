@@ -27,7 +27,8 @@
 
 mod clock;
 mod config;
-mod drive;
+mod control;
+mod driver;
 mod endpoint;
 pub mod engine;
 mod error;

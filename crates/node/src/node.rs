@@ -13,7 +13,8 @@ use dipole_link::{Capture, Cards, Class, Link};
 use crate::address::{EndpointId, NodeId};
 use crate::clock::Clock;
 use crate::config::{Config, Links};
-use crate::drive::Driver;
+use crate::control::Control;
+use crate::driver::Driver;
 use crate::endpoint::Endpoint;
 use crate::engine::{Departure, Engine, Paths};
 use crate::error::{CloseError, OpenError};
@@ -22,8 +23,8 @@ use crate::inner::Inner;
 use crate::limits::{LIMITS_FILE, UserLimits};
 use crate::links::AnyLink;
 use crate::liveness::LivenessProber;
-use crate::progress::Progress;
-use crate::registry::{Board, ClaimError, Directory, Ports, Registry, RegistryError};
+use crate::progress::ProgressThread;
+use crate::registry::{ClaimError, Directory, Ports, Registry, RegistryError};
 use crate::stats::Stats;
 
 /// A process attached to Dipole. Clones are handles to the same node; when the
@@ -72,22 +73,24 @@ impl Node {
         engine.allow_exports().map_err(OpenError::Sleep)?;
         engine.set_witness(LivenessProber::new(registry.clone(), config.hosts.clone()));
         let driver = Driver::new(engine, clock, config.spin).map_err(OpenError::Sleep)?;
+        let driver = Arc::new(driver);
         let directory = match config.hosts.get(config.node) {
             Some(host) if !config.hosts.is_local_only() => {
                 Some(Directory::start(&registry, host.directories()).map_err(failed)?)
             }
             _ => None,
         };
-        driver.show_on(Board::new(&registry, incarnation));
+        let control = Control::start(&registry, incarnation, &driver).map_err(OpenError::Sleep)?;
         let fork = ForkMark::new().map_err(OpenError::Sleep)?;
         Ok(Node {
             inner: Arc::new(Inner {
-                driver: Arc::new(driver),
+                driver,
                 config,
                 registration,
                 _directory: directory,
                 fork,
-                progress: Progress::default(),
+                progress: ProgressThread::default(),
+                control,
             }),
         })
     }

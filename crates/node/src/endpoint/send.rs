@@ -4,7 +4,7 @@ use dipole_proto::EdgeId;
 
 use super::{Endpoint, Target, Until, Way};
 use crate::address::Address;
-use crate::drive::WaitError;
+use crate::driver::WaitError;
 use crate::engine::{Blocked, Engine, LocalEdge};
 use crate::error::SendError;
 
@@ -85,7 +85,8 @@ impl Endpoint {
         let id = self.id().0;
         let what = |_: &Engine| format!("endpoint {} to take a message", target.address);
         let driver = &self.inner.driver;
-        let begun = driver.wait(until, &what, |engine, _| {
+        let keys = target.way.keys();
+        let begun = driver.wait(until, &keys, &what, |engine, _| {
             let sent = engine.on_local(|local| {
                 if payload.len() <= local.whole_limit(edge) {
                     return local.send(edge, payload, more == More::Comes);
@@ -114,7 +115,7 @@ impl Endpoint {
             return Ok(());
         }
         driver
-            .wait(Until::Forever, &what, |engine, _| {
+            .wait(Until::Forever, &keys, &what, |engine, _| {
                 match engine.on_local(|local| local.is_taken(edge, payload)) {
                     Ok(taken) => taken.then_some(Ok(())),
                     Err(blocked) => Some(Err(send_error(blocked, target, payload.len()))),
@@ -157,7 +158,8 @@ impl Endpoint {
         let mut why = Blocked::NoFrame;
         let id = self.id().0;
         let what = |_: &Engine| format!("endpoint {} to take a message", target.address);
-        let begun = self.inner.driver.wait(until, &what, |engine, now| {
+        let keys = target.way.keys();
+        let begun = self.inner.driver.wait(until, &keys, &what, |engine, now| {
             let sent = if payload.len() <= engine.whole_limit(peer) {
                 engine.send_whole(now, edge, payload, more == More::Comes)
             } else {
@@ -189,7 +191,7 @@ impl Endpoint {
         if let Some(mut out) = long {
             self.inner
                 .driver
-                .wait(Until::Forever, &what, |engine, now| {
+                .wait(Until::Forever, &keys, &what, |engine, now| {
                     loop {
                         let done = match engine.continue_long(&mut out, payload) {
                             Ok(done) => done,

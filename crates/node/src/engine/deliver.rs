@@ -11,6 +11,7 @@ use super::peer::{Assembly, Incoming, LooseAssembly, Peer, find, peer_entry};
 use super::rooms::Rooms;
 use crate::GoneReason;
 use crate::address::{Address, EndpointId, NodeId};
+use crate::driver::{Ready, WaitKey};
 use crate::frames::FramePool;
 use crate::inbox::{Buffer, Buffers, Charge};
 
@@ -29,7 +30,7 @@ pub(super) struct Receivers<'a> {
     pub(super) quiet: &'a mut Vec<PeerId>,
     /// What has become known of the ways to peers, to be told.
     pub(super) path_changes: &'a mut Vec<(PeerId, PathChange)>,
-    pub(super) progress: &'a mut u64,
+    pub(super) ready: &'a mut Ready,
     pub(super) open_frames: &'a mut usize,
     /// Endpoints with a descriptor that got a message in this turn.
     pub(super) fresh: &'a mut Vec<u32>,
@@ -49,12 +50,13 @@ pub(super) fn handle(machine: &mut Machine, receivers: &mut Receivers<'_>, packe
         match event {
             Event::Deliver { edge, bytes } => receivers.deliver(edge, &packet[bytes]),
             Event::Released { slot } => {
-                if let Some(peer) = receivers.frames.release(slot)
-                    && let Some(peer) = find(receivers.peers, peer)
+                if let Some(id) = receivers.frames.release(slot)
+                    && let Some(peer) = find(receivers.peers, id)
                 {
                     peer.bulk_released += 1;
+                    receivers.ready.notify(WaitKey::Peer(id));
                 }
-                *receivers.progress += 1;
+                receivers.ready.notify(WaitKey::Frame);
             }
             other => receivers.rare(other, packet),
         }
@@ -91,7 +93,7 @@ impl Receivers<'_> {
             room.fresh = true;
             self.fresh.push(arrival.target);
         }
-        *self.progress += 1;
+        self.ready.notify(WaitKey::Endpoint(arrival.target));
         true
     }
 
@@ -106,7 +108,7 @@ impl Receivers<'_> {
             room.fresh = true;
             self.fresh.push(arrival.target);
         }
-        *self.progress += 1;
+        self.ready.notify(WaitKey::Endpoint(arrival.target));
         Ok(())
     }
 
@@ -152,7 +154,8 @@ impl Receivers<'_> {
                 let entry = peer_entry(self.peers, peer);
                 entry.node = node;
                 entry.incarnation = incarnation;
-                *self.progress += 1;
+                self.ready.notify(WaitKey::Peer(peer));
+                self.ready.notify(WaitKey::AnyPeer);
                 tracing::debug!(%peer, node, "session open");
             }
             Event::Quiet { peer } => self.quiet.push(peer),
@@ -173,12 +176,14 @@ impl Receivers<'_> {
                     incarnation: entry.incarnation,
                     reason,
                 });
-                *self.progress += 1;
+                self.ready.notify(WaitKey::Peer(peer));
+                self.ready.notify(WaitKey::AnyPeer);
                 tracing::info!(%peer, node = entry.node, "peer is gone: {reason}");
             }
-            Event::Credit { .. } | Event::Refused { .. } | Event::EdgeEnded { .. } => {
-                *self.progress += 1;
+            Event::Credit { edge } | Event::Refused { edge, .. } => {
+                self.ready.notify(WaitKey::Edge(edge));
             }
+            Event::EdgeEnded { .. } => {}
             Event::Deliver { .. }
             | Event::Released { .. }
             | Event::Placed { .. }

@@ -12,6 +12,8 @@ use dipole_link::watch::Watch;
 use rustc_hash::FxHashMap;
 
 use super::Engine;
+use crate::address::EndpointId;
+use crate::control::Command;
 
 /// See the module.
 #[derive(Debug)]
@@ -21,8 +23,6 @@ pub(super) struct Exports {
     signals: FxHashMap<u32, Signal>,
     /// Endpoints that could not send.
     blocked: Vec<u32>,
-    /// Endpoints whose last descriptor was closed.
-    closed: Vec<u32>,
 }
 
 impl Engine {
@@ -32,7 +32,6 @@ impl Engine {
             watch: Watch::new()?,
             signals: FxHashMap::default(),
             blocked: Vec::new(),
-            closed: Vec::new(),
         });
         Ok(())
     }
@@ -152,33 +151,19 @@ impl Engine {
         if exports.signals.is_empty() {
             return Ok(());
         }
-        let (watch, signals, closed) = (&exports.watch, &exports.signals, &mut exports.closed);
+        let (watch, signals) = (&exports.watch, &exports.signals);
+        let mut closed = Vec::new();
         watch.poll(|token| {
             if let Ok(endpoint) = u32::try_from(token)
                 && signals.get(&endpoint).is_some_and(Signal::hung_up)
-                && !closed.contains(&endpoint)
             {
                 closed.push(endpoint);
             }
         })?;
-        for endpoint in exports.closed.clone() {
+        for endpoint in closed {
             self.forget_export(endpoint);
+            self.command(Command::EndEndpoint(EndpointId(endpoint)));
         }
         Ok(())
-    }
-
-    /// True if [`take_closed`](Self::take_closed) has something to tell.
-    pub(crate) fn has_closed(&self) -> bool {
-        self.exports
-            .as_ref()
-            .is_some_and(|exports| !exports.closed.is_empty())
-    }
-
-    /// Endpoints whose last descriptor was closed since the last call.
-    pub(crate) fn take_closed(&mut self) -> Vec<u32> {
-        match &mut self.exports {
-            Some(exports) => std::mem::take(&mut exports.closed),
-            None => Vec::new(),
-        }
     }
 }

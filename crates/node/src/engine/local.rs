@@ -23,6 +23,7 @@ use rustc_hash::FxHashMap;
 use super::deliver::Receivers;
 use super::{Blocked, Departure};
 use crate::GoneReason;
+use crate::driver::WaitKey;
 use long::{Fetch, PIECE_BYTES};
 use peer::{LocalPeer, Misbehaved};
 use tag::{Greeting, Kind, Tag};
@@ -472,7 +473,8 @@ impl Local {
             self.hub.close(conn);
             self.gone(conn, GoneReason::Restarted, receivers);
         }
-        *receivers.progress += 1;
+        receivers.ready.notify(WaitKey::Connection(conn));
+        receivers.ready.notify(WaitKey::AnyPeer);
     }
 
     /// The connection has ended; what it held is given back.
@@ -507,7 +509,8 @@ impl Local {
                 reason,
             });
         }
-        *receivers.progress += 1;
+        receivers.ready.notify(WaitKey::Connection(conn));
+        receivers.ready.notify(WaitKey::AnyPeer);
     }
 
     fn enter(&mut self, peer: LocalPeer) {

@@ -6,6 +6,7 @@ use dipole_proto::{BeginError, EdgeId, Frames, Instant, PeerId};
 use super::peer::{OpenFrame, find, peer_entry};
 use super::{Destination, Engine};
 use crate::GoneReason;
+use crate::driver::WaitKey;
 use crate::inbox::{Charge, Token};
 use crate::net::to_wire;
 
@@ -54,7 +55,7 @@ impl Engine {
     pub fn close_endpoint(&mut self, endpoint: u32) {
         self.forget_export(endpoint);
         // Threads that wait for its messages learn of it.
-        self.progress += 1;
+        self.ready.notify(WaitKey::Endpoint(endpoint));
         let unread = self.rooms.close(endpoint);
         self.machine.close_endpoint(endpoint);
         if let Some(local) = &mut self.local {
@@ -393,7 +394,7 @@ impl Engine {
             }
         }
         self.usable(out.edge.peer)?.long_begun = false;
-        self.progress += 1;
+        self.ready.notify(WaitKey::Peer(out.edge.peer));
         Ok(true)
     }
 

@@ -14,7 +14,8 @@ use super::local::{Local, LocalEdge};
 use super::rooms::Room;
 use super::{Blocked, Engine};
 use crate::address::{Address, EndpointId};
-use crate::drive::Reading;
+use crate::clock::Reading;
+use crate::driver::WaitKey;
 use crate::registry::EdgeTraffic;
 
 /// Frames queued with more to come that leave without waiting for it.
@@ -27,6 +28,24 @@ pub(crate) enum Way {
     Net(EdgeId),
     /// Shared memory.
     Local(LocalEdge),
+}
+
+impl Way {
+    /// What a thread that cannot send, or waits for acknowledgements, waits for.
+    pub(crate) fn keys(self) -> [WaitKey; 3] {
+        match self {
+            Way::Net(edge) => [
+                WaitKey::Edge(edge),
+                WaitKey::Peer(edge.peer),
+                WaitKey::Frame,
+            ],
+            Way::Local(edge) => [
+                WaitKey::Connection(edge.conn),
+                WaitKey::AnyPeer,
+                WaitKey::RingSpace,
+            ],
+        }
+    }
 }
 
 /// Where an endpoint points.

@@ -16,6 +16,7 @@ use super::tag::{Greeting, Kind, Tag, refusal_from_extra, refusal_to_extra, word
 use super::{Blocked, EAGER_BYTES, EDGE_WINDOW_BYTES, LocalCharge, LocalEdge, Pool};
 use crate::GoneReason;
 use crate::address::{Address, EndpointId, NodeId};
+use crate::driver::WaitKey;
 use crate::inbox::{Buffer, Charge};
 
 /// Edges that one process may have to another.
@@ -301,13 +302,13 @@ impl LocalPeer {
                 let [bytes] = words(payload).ok_or(SHORT)?;
                 let outgoing = self.answered(tag.edge)?;
                 outgoing.credit = outgoing.credit.saturating_add(bytes);
-                *receivers.progress += 1;
+                receivers.ready.notify(WaitKey::Connection(self.conn));
                 Ok(())
             }
             Kind::Refused => {
                 let reason = refusal_from_extra(tag.extra).ok_or(Misbehaved("no reason"))?;
                 self.answered(tag.edge)?.refused = Some(reason);
-                *receivers.progress += 1;
+                receivers.ready.notify(WaitKey::Connection(self.conn));
                 Ok(())
             }
             Kind::Offer => {
@@ -318,14 +319,15 @@ impl LocalPeer {
                 if let Some(long) = &mut self.answered(tag.edge)?.long {
                     long.streamed.get_or_insert(0);
                 }
-                *receivers.progress += 1;
+                receivers.ready.notify(WaitKey::Connection(self.conn));
                 Ok(())
             }
             Kind::Taken => {
                 let long = self.answered(tag.edge)?.long.take();
                 let copy = long.and_then(|long| long.copy);
                 *copied -= copy.map_or(0, |copy| copy.len());
-                *receivers.progress += 1;
+                receivers.ready.notify(WaitKey::Connection(self.conn));
+                receivers.ready.notify(WaitKey::AnyPeer);
                 Ok(())
             }
             Kind::Piece => self.piece(tag.edge, payload, pool, receivers),

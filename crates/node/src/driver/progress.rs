@@ -1,0 +1,176 @@
+//! The thread that steps for those who wait elsewhere: in `poll`, in an executor.
+//!
+//! It keeps out of the way of threads that wait in the driver themselves: while one
+//! does, and for [`NAP`] after, it only naps.
+
+use std::sync::PoisonError;
+use std::time::Duration;
+
+use dipole_proto::Instant;
+
+use super::schedule::{Driver, State, WaitError, unlock};
+use super::stepper::Stepper;
+use super::sync::{Arc, Condvar, MutexGuard, Waker, sleep};
+use crate::clock::nanoseconds;
+
+/// How long the progress thread stays out of the way of waiting threads, and so
+/// how late a descriptor may become ready after the last of them has returned.
+const NAP: Duration = Duration::from_micros(500);
+/// A thread that has slept in a wait for this long leaves the progress thread
+/// nothing to do: it may sleep until it is called.
+const LONG_SLEEP_NS: u64 = 10_000_000;
+
+/// What the progress thread does, and when it has something to do.
+#[derive(Debug)]
+pub(super) struct Progress {
+    doing: Doing,
+    /// Ends its sleep in the kernel; made with the thread.
+    waker: Option<Waker>,
+    unparked: Arc<Condvar>,
+    /// Threads inside a wait, and when the last of them left.
+    waiting: usize,
+    left: Instant,
+    stop: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Doing {
+    /// There is no such thread, or it runs.
+    Running,
+    /// Out of the way for a moment.
+    Napping,
+    /// Out of the way until a waiting thread wakes up.
+    Parked,
+    /// Asleep in the kernel until then.
+    Sleeping(Instant),
+}
+
+impl Progress {
+    pub(super) fn new(now: Instant) -> Progress {
+        Progress {
+            doing: Doing::Running,
+            waker: None,
+            unparked: Arc::new(Condvar::new()),
+            waiting: 0,
+            left: now,
+            stop: false,
+        }
+    }
+
+    /// A thread begins to wait: it steps from now on.
+    pub(super) fn enter(&mut self) {
+        self.waiting += 1;
+        if let Doing::Sleeping(_) = self.doing {
+            self.doing = Doing::Napping;
+            self.wake();
+        }
+    }
+
+    /// A thread has waited.
+    pub(super) fn leave(&mut self, now: Instant) {
+        self.waiting -= 1;
+        self.left = now;
+        self.unpark();
+    }
+
+    /// A waiting thread is awake: the progress thread may soon be needed.
+    pub(super) fn unpark(&mut self) {
+        if self.doing == Doing::Parked {
+            self.doing = Doing::Napping;
+            self.unparked.notify_one();
+        }
+    }
+
+    /// Ends a sleep in the kernel.
+    pub(super) fn wake(&self) {
+        if let Some(waker) = &self.waker {
+            waker.wake();
+        }
+    }
+
+    /// Ends a sleep that would last beyond `deadline`.
+    pub(super) fn wake_for(&mut self, deadline: Instant) {
+        if let Doing::Sleeping(until) = self.doing
+            && deadline < until
+        {
+            self.doing = Doing::Running;
+            self.wake();
+        }
+    }
+
+    /// True while threads step that wait in the driver, or did until a moment ago.
+    fn is_needless(&self, now: Instant) -> bool {
+        self.waiting > 0 || now.since(self.left) < nanoseconds(NAP)
+    }
+}
+
+impl<S: Stepper> Driver<S> {
+    /// Steps for those who wait elsewhere, until [`stop`](Self::stop).
+    ///
+    /// # Errors
+    /// Only when the link is broken.
+    pub(crate) fn serve(&self) -> Result<(), WaitError> {
+        let mut state = self.lock();
+        let sleeper = state.stepper.sleeper().map_err(WaitError::Broken)?;
+        state.progress.waker = Some(sleeper.waker());
+        while !state.progress.stop {
+            let mut now = self.clock.now();
+            if state.progress.is_needless(now) {
+                state = self.nap(state, now);
+                continue;
+            }
+            state.stepper.step(now, true).map_err(WaitError::Broken)?;
+            state.last = now;
+            self.tick_if_due(&mut state, now);
+            self.publish(&mut state, now);
+            if !state.stepper.arm() {
+                self.arm_anew(&mut state);
+                self.publish(&mut state, now);
+                continue;
+            }
+            state.armed += 1;
+            now = self.clock.now();
+            let until = state.stepper.next_deadline(now);
+            state.progress.doing = Doing::Sleeping(until.unwrap_or(Instant(u64::MAX)));
+            unlock(state);
+            let slept = sleeper.sleep(until.map(|until| Duration::from_nanos(until.since(now))));
+            state = self.lock();
+            state.progress.doing = Doing::Running;
+            self.disarm(&mut state, now);
+            slept.map_err(WaitError::Broken)?;
+        }
+        Ok(())
+    }
+
+    /// The progress thread keeps out of the way.
+    fn nap<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State<S>>,
+        now: Instant,
+    ) -> MutexGuard<'a, State<S>> {
+        let asleep = state.progress.waiting > 0
+            && state.leader_until.is_some()
+            && now.since(state.last) > LONG_SLEEP_NS;
+        if asleep {
+            state.progress.doing = Doing::Parked;
+            let unparked = Arc::clone(&state.progress.unparked);
+            let parked = unparked.wait(state);
+            state = parked.unwrap_or_else(PoisonError::into_inner);
+        } else {
+            state.progress.doing = Doing::Napping;
+            unlock(state);
+            sleep(NAP);
+            state = self.lock();
+        }
+        state.progress.doing = Doing::Running;
+        state
+    }
+
+    /// Ends [`serve`](Self::serve).
+    pub(crate) fn stop(&self) {
+        let mut state = self.lock();
+        state.progress.stop = true;
+        state.progress.unparked.notify_one();
+        state.progress.wake();
+    }
+}

@@ -1,0 +1,517 @@
+//! The lock, the wait of a thread, and its sleep.
+
+use std::io;
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+use std::task;
+use std::time::Duration;
+
+use dipole_proto::Instant;
+
+use super::progress::Progress;
+use super::stepper::Stepper;
+use super::sync::{
+    AtomicBool, AtomicUsize, Clock, Mutex, MutexGuard, Reading, Sleeper, Waker, yield_core,
+};
+use super::waiters::{WaiterId, Waiters, wait_parked};
+use crate::clock::nanoseconds;
+use crate::driver::ready::WaitKey;
+
+/// System calls that looks at the small port in one turn of a spinning waiter may take.
+const LOOKS: u32 = 8;
+/// Looks at shared memory in one turn of a waiter that expects something there.
+const MEMORY_LOOKS: u32 = 64;
+/// Turns of such a waiter between two looks at everything else, some 0.3 us each.
+const MEMORY_TURNS: u32 = 8;
+/// Turns of a spinning waiter between two offers of its core.
+const TURNS_PER_YIELD: u32 = 16;
+/// How long a waiter spins while others want its core: it may wait for one of them.
+const CROWDED_SPIN_NS: u64 = 20_000;
+/// A yield that takes longer than this has let somebody else run.
+const CROWDED_YIELD_NS: u64 = 5_000;
+/// How often the stepped thing gets its tick.
+const TICK_NS: u64 = 200_000_000;
+/// Sends between two readings of the clock for the tick, at most.
+const MAX_SENDS_PER_READING: u32 = 4096;
+/// Waits that found at once what they were for between two looks at everything else.
+const MAX_UNSTEPPED: u32 = 256;
+/// Steps that a thread takes at most to arm for those who sleep.
+const MAX_STEPS_TO_ARM: u32 = 64;
+/// When a wait is first worth a warning.
+const FIRST_WARNING_NS: u64 = 2_000_000_000;
+
+/// Until when to wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Until {
+    /// Not at all.
+    Now,
+    /// As long as it takes.
+    Forever,
+    /// This long.
+    For(Duration),
+}
+
+/// Why a wait ended without what it was for.
+#[derive(Debug)]
+pub(crate) enum WaitError {
+    TimedOut { waited: Duration },
+    Broken(io::Error),
+}
+
+/// What the lock protects.
+#[derive(Debug)]
+pub(super) struct State<S> {
+    pub(super) stepper: S,
+    /// The last reading of the clock, for what needs no better one.
+    pub(super) last: Instant,
+    pub(super) waiters: Waiters,
+    /// The leader sleeps in the kernel until then.
+    pub(super) leader_until: Option<Instant>,
+    /// Sleepers in the kernel: leader and progress thread.
+    pub(super) armed: usize,
+    pub(super) progress: Progress,
+    unstepped: u32,
+    ticked: Instant,
+    sends_unseen: u32,
+    sends_per_reading: u32,
+}
+
+/// See [`crate::driver`].
+#[derive(Debug)]
+pub(crate) struct Driver<S> {
+    pub(super) state: Mutex<State<S>>,
+    sleeper: Sleeper,
+    waker: Waker,
+    pub(super) clock: Clock,
+    spin: Duration,
+    /// Threads that want the lock while another spins on it.
+    contenders: AtomicUsize,
+    /// Others wanted this core lately: spin less, yield more.
+    crowded: AtomicBool,
+}
+
+impl<S: Stepper> Driver<S> {
+    pub(crate) fn new(stepper: S, clock: Clock, spin: Duration) -> io::Result<Driver<S>> {
+        let sleeper = stepper.sleeper()?;
+        let now = clock.now();
+        Ok(Driver {
+            waker: sleeper.waker(),
+            sleeper,
+            state: Mutex::new(State {
+                stepper,
+                last: now,
+                waiters: Waiters::default(),
+                leader_until: None,
+                armed: 0,
+                progress: Progress::new(now),
+                unstepped: 0,
+                ticked: now,
+                sends_unseen: 0,
+                sends_per_reading: 1,
+            }),
+            clock,
+            spin,
+            contenders: AtomicUsize::new(0),
+            crowded: AtomicBool::new(false),
+        })
+    }
+
+    /// A fresh reading of the clock.
+    pub(crate) fn now(&self) -> Instant {
+        self.clock.now()
+    }
+
+    /// Runs something on what is stepped; waiters of what it made ready are woken.
+    #[inline]
+    pub(crate) fn with<R>(&self, action: impl FnOnce(&mut S, Instant) -> R) -> R {
+        let mut state = self.lock();
+        let now = self.clock.now();
+        state.last = now;
+        let result = action(&mut state.stepper, now);
+        self.publish(&mut state, now);
+        unlock(state);
+        result
+    }
+
+    /// The same with the last reading of the clock, which costs nothing but may be
+    /// old: for what sends nothing.
+    #[inline]
+    pub(crate) fn with_last<R>(&self, action: impl FnOnce(&mut S, Instant) -> R) -> R {
+        let mut state = self.lock();
+        let last = state.last;
+        let result = action(&mut state.stepper, last);
+        self.publish(&mut state, last);
+        unlock(state);
+        result
+    }
+
+    /// Like [`with_last`](Self::with_last), for sends, which read the clock only if packets
+    /// leave: a process that does nothing else gets its ticks, too.
+    #[inline]
+    pub(crate) fn sending<R>(&self, action: impl FnOnce(&mut S, &mut Reading<'_>) -> R) -> R {
+        let mut state = self.lock();
+        let mut reading = Reading::new(&self.clock, state.last);
+        let result = action(&mut state.stepper, &mut reading);
+        let last = reading.last();
+        state.last = last;
+        self.publish(&mut state, last);
+        state.sends_unseen += 1;
+        if state.sends_unseen >= state.sends_per_reading {
+            self.tick_after_sends(&mut state);
+        }
+        unlock(state);
+        result
+    }
+
+    /// Every some sends, as many as keep this rare but not too rare.
+    #[cold]
+    fn tick_after_sends(&self, state: &mut State<S>) {
+        state.sends_unseen = 0;
+        let sends = match self.tick_if_due(state, self.clock.now()) {
+            true => state.sends_per_reading / 4,
+            false => state.sends_per_reading * 2,
+        };
+        state.sends_per_reading = sends.clamp(1, MAX_SENDS_PER_READING);
+    }
+
+    #[inline]
+    pub(super) fn tick_if_due(&self, state: &mut State<S>, now: Instant) -> bool {
+        let due = now.since(state.ticked) > TICK_NS;
+        if due {
+            state.ticked = now;
+            state.stepper.tick();
+        }
+        due
+    }
+
+    /// Registers a task that found `keys` not ready: `waker` is used when one becomes
+    /// ready. `attempt` tries once more under the same lock; with a result nothing is
+    /// registered.
+    pub(crate) fn wait_task<R>(
+        &self,
+        keys: &[WaitKey],
+        waker: &task::Waker,
+        attempt: impl FnOnce(&mut S, Instant) -> Option<R>,
+    ) -> Option<R> {
+        let mut state = self.lock();
+        let now = self.clock.now();
+        state.last = now;
+        let result = attempt(&mut state.stepper, now);
+        if result.is_none() {
+            state.stepper.ready().set_recording(true);
+            state.waiters.enter_task(keys, waker);
+        }
+        self.publish(&mut state, now);
+        unlock(state);
+        result
+    }
+
+    /// Steps until `attempt` gives something; while asleep, this thread is woken for
+    /// `keys`. `what` says for whom it waits, should it last. The first attempt has the
+    /// last reading of the clock.
+    pub(crate) fn wait<R>(
+        &self,
+        until: Until,
+        keys: &[WaitKey],
+        what: &dyn Fn(&S) -> String,
+        mut attempt: impl FnMut(&mut S, Instant) -> Option<R>,
+    ) -> Result<R, WaitError> {
+        let mut state = self.lock();
+        state.unstepped += 1;
+        if state.unstepped >= MAX_UNSTEPPED {
+            self.step_for_others(&mut state)
+                .map_err(WaitError::Broken)?;
+        }
+        let last = state.last;
+        state.stepper.flush_deferred();
+        let mut result = attempt(&mut state.stepper, last);
+        if result.is_none() && state.stepper.poll_memory() {
+            result = attempt(&mut state.stepper, last);
+        }
+        // Also if what came was not for us: credit of a writer who sits in `poll`.
+        self.publish(&mut state, last);
+        if let Some(result) = result {
+            unlock(state);
+            return Ok(result);
+        }
+        let now = self.clock.now();
+        if until != Until::Now {
+            state.progress.enter();
+        }
+        let mut waiter = None;
+        let wait = Wait { until, keys, what };
+        let (mut state, now, result) = self.wait_on(state, now, &wait, &mut waiter, attempt);
+        if let Some(id) = waiter {
+            state.waiters.leave(id);
+            let recording = !state.waiters.is_empty();
+            state.stepper.ready().set_recording(recording);
+        }
+        if until != Until::Now {
+            state.progress.leave(now);
+        }
+        unlock(state);
+        result
+    }
+
+    /// Bounds how long connection events and packets wait while one thread always
+    /// finds a message ready.
+    #[cold]
+    fn step_for_others(&self, state: &mut State<S>) -> io::Result<()> {
+        state.unstepped = 0;
+        let now = self.clock.now();
+        state.stepper.step(now, false)?;
+        state.last = now;
+        self.publish(state, now);
+        Ok(())
+    }
+
+    /// The wait itself; the state comes back locked.
+    fn wait_on<'a, R>(
+        &'a self,
+        mut state: MutexGuard<'a, State<S>>,
+        mut now: Instant,
+        wait: &Wait<'_, S>,
+        waiter: &mut Option<WaiterId>,
+        mut attempt: impl FnMut(&mut S, Instant) -> Option<R>,
+    ) -> (MutexGuard<'a, State<S>>, Instant, Result<R, WaitError>) {
+        let begun = now;
+        let full_spin_ns = match wait.until {
+            Until::Now => 0,
+            Until::Forever | Until::For(_) => nanoseconds(self.spin),
+        };
+        let mut warn_ns = FIRST_WARNING_NS;
+        let mut turns = 0_u32;
+        loop {
+            let spin_ns = match self.crowded.load(Ordering::Relaxed) {
+                true => full_spin_ns.min(CROWDED_SPIN_NS),
+                false => full_spin_ns,
+            };
+            let spinning = now.since(begun) < spin_ns;
+            let looked = match spinning {
+                true => self.look(&mut state, &mut now, turns),
+                // What woke us comes first; the rest is looked at before the next sleep.
+                false if state.stepper.poll_memory() => Ok(true),
+                false => state.stepper.step(now, wait.until != Until::Now),
+            };
+            if let Err(cause) = looked {
+                return (state, now, Err(WaitError::Broken(cause)));
+            }
+            state.last = now;
+            self.tick_if_due(&mut state, now);
+            let result = attempt(&mut state.stepper, now);
+            self.publish(&mut state, now);
+            if let Some(result) = result {
+                return (state, now, Ok(result));
+            }
+            let waited_ns = now.since(begun);
+            let left_ns = wait.left_ns(waited_ns);
+            if left_ns == 0 {
+                let waited = Duration::from_nanos(waited_ns);
+                return (state, now, Err(WaitError::TimedOut { waited }));
+            }
+            if waited_ns >= warn_ns {
+                let seconds = waited_ns / 1_000_000_000;
+                tracing::warn!("waiting since {seconds} s: {}", (wait.what)(&state.stepper));
+                state.stepper.waited_long(now);
+                warn_ns *= 2;
+            }
+            if spinning {
+                unlock(state);
+                turns = turns.wrapping_add(1);
+                self.pause(turns);
+                state = self.lock();
+            } else {
+                let id = *waiter.get_or_insert_with(|| state.waiters.enter(wait.keys));
+                state.stepper.ready().set_recording(true);
+                let nap_ns = warn_ns.saturating_sub(waited_ns).min(left_ns);
+                let (back, slept) = self.sleep(state, id, now, nap_ns);
+                state = back;
+                if let Err(cause) = slept {
+                    return (state, now, Err(WaitError::Broken(cause)));
+                }
+            }
+            now = self.clock.now();
+        }
+    }
+
+    /// One turn of a spinning waiter: where the last came from first.
+    #[inline]
+    fn look(&self, state: &mut State<S>, now: &mut Instant, turns: u32) -> io::Result<bool> {
+        let stepper = &mut state.stepper;
+        if stepper.expects_memory() {
+            for _ in 0..MEMORY_LOOKS {
+                if stepper.poll_memory() {
+                    return Ok(true);
+                }
+            }
+            if !turns.is_multiple_of(MEMORY_TURNS) {
+                return Ok(false);
+            }
+        } else {
+            stepper.look(*now, LOOKS)?;
+        }
+        *now = self.clock.now();
+        stepper.step(*now, false)
+    }
+
+    /// Between two turns of a spinning waiter.
+    #[inline]
+    fn pause(&self, turns: u32) {
+        let crowded = self.crowded.load(Ordering::Relaxed);
+        if crowded || turns.is_multiple_of(TURNS_PER_YIELD) {
+            let before = self.clock.now();
+            yield_core();
+            let others_ran = self.clock.now().since(before) > CROWDED_YIELD_NS;
+            if others_ran != crowded {
+                self.crowded.store(others_ran, Ordering::Relaxed);
+            }
+        }
+        while self.contenders.load(Ordering::Relaxed) > 0 {
+            std::hint::spin_loop();
+            if crowded {
+                yield_core();
+            }
+        }
+    }
+
+    /// Sleeps at most `nap_ns`: in the kernel as the leader, or parked behind one.
+    fn sleep<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State<S>>,
+        id: WaiterId,
+        now: Instant,
+        nap_ns: u64,
+    ) -> (MutexGuard<'a, State<S>>, io::Result<()>) {
+        if !state.waiters.try_lead(id) {
+            let bell = state.waiters.park(id);
+            let mut state = wait_parked(&bell, state, Duration::from_nanos(nap_ns));
+            state.waiters.set_asleep(id, false);
+            return (state, Ok(()));
+        }
+        if !state.stepper.arm() {
+            self.arm_anew(&mut state);
+            self.publish(&mut state, now);
+            return (state, Ok(()));
+        }
+        state.armed += 1;
+        let wake_at = now.after(nap_ns);
+        let deadline = state.stepper.next_deadline(now);
+        let wake_at = deadline.map_or(wake_at, |at| at.min(wake_at));
+        state.leader_until = Some(wake_at);
+        state.waiters.set_asleep(id, true);
+        unlock(state);
+        let slept = self
+            .sleeper
+            .sleep(Some(Duration::from_nanos(wake_at.since(now))));
+        let mut state = self.lock();
+        state.leader_until = None;
+        state.waiters.set_asleep(id, false);
+        self.disarm(&mut state, now);
+        state.progress.unpark();
+        (state, slept.map(|_| ()))
+    }
+
+    /// A sleeper is back: peers need not ring for it any more.
+    pub(super) fn disarm(&self, state: &mut State<S>, now: Instant) {
+        state.armed -= 1;
+        state.stepper.disarm();
+        // The other sleeper may have lost its wake-up to this one, and what it waits for.
+        self.arm_anew(state);
+        self.publish(state, now);
+    }
+
+    /// Those who sleep get a new wake-up, and what came before it is taken.
+    pub(super) fn arm_anew(&self, state: &mut State<S>) {
+        for _ in 0..MAX_STEPS_TO_ARM {
+            if state.armed == 0 || state.stepper.arm() {
+                return;
+            }
+            // A broken link is reported to the next thread that steps it.
+            if state.stepper.step(state.last, false).is_err() {
+                break;
+            }
+        }
+        // Traffic keeps arriving: this thread has other work, so the sleepers are woken
+        // instead.
+        self.waker.wake();
+        state.progress.wake();
+    }
+
+    /// At the end of a call: wakes those who wait for what it made ready, and those who
+    /// sleep past a deadline it made.
+    #[inline]
+    pub(super) fn publish(&self, state: &mut State<S>, now: Instant) {
+        if state.armed > 0 && state.stepper.take_woken() {
+            // This thread may have read the wake-up of one that sleeps.
+            self.arm_anew(state);
+        }
+        if state.stepper.ready().take_changed() {
+            state.stepper.publish();
+            if state.stepper.ready().has_keys() {
+                self.wake_waiters(state);
+            }
+        }
+        if state.armed > 0 {
+            self.wake_for_deadline(state, now);
+        }
+    }
+
+    #[cold]
+    fn wake_waiters(&self, state: &mut State<S>) {
+        let State {
+            stepper, waiters, ..
+        } = state;
+        let ready = stepper.ready();
+        waiters.wake(ready, &self.waker);
+        ready.clear();
+        ready.set_recording(!waiters.is_empty());
+    }
+
+    fn wake_for_deadline(&self, state: &mut State<S>, now: Instant) {
+        let Some(deadline) = state.stepper.next_deadline(now) else {
+            return;
+        };
+        if state.leader_until.is_some_and(|until| deadline < until) {
+            self.waker.wake();
+        }
+        state.progress.wake_for(deadline);
+    }
+
+    #[inline]
+    pub(super) fn lock(&self) -> MutexGuard<'_, State<S>> {
+        if let Ok(state) = self.state.try_lock() {
+            return state;
+        }
+        self.contenders.fetch_add(1, Ordering::Relaxed);
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        self.contenders.fetch_sub(1, Ordering::Relaxed);
+        state
+    }
+}
+
+/// Releases the lock, then wakes tasks: their wakers are user code.
+#[inline]
+pub(super) fn unlock<S>(mut state: MutexGuard<'_, State<S>>) {
+    let tasks = state.waiters.take_ready_tasks();
+    drop(state);
+    for task in tasks {
+        task.wake();
+    }
+}
+
+/// What one call of [`Driver::wait`] waits for.
+struct Wait<'a, S> {
+    until: Until,
+    keys: &'a [WaitKey],
+    what: &'a dyn Fn(&S) -> String,
+}
+
+impl<S> Wait<'_, S> {
+    fn left_ns(&self, waited_ns: u64) -> u64 {
+        match self.until {
+            Until::Now => 0,
+            Until::Forever => u64::MAX,
+            Until::For(limit) => nanoseconds(limit).saturating_sub(waited_ns),
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! What a driver steps.
+
+use std::io;
+
+use dipole_proto::Instant;
+
+use super::sync::Sleeper;
+use crate::driver::ready::Ready;
+
+/// Something that receives, sends and keeps time when it is stepped, and never waits.
+/// The driver calls it with its lock held.
+pub(crate) trait Stepper {
+    /// A sleeper that returns when [`step`](Self::step) has something to do.
+    fn sleeper(&self) -> io::Result<Sleeper>;
+
+    /// One turn: receive, let time act, send. True if anything came in.
+    /// `look_everywhere` also looks where it has long been quiet.
+    fn step(&mut self, now: Instant, look_everywhere: bool) -> io::Result<bool>;
+
+    /// Looks only at shared memory; true if anything came in.
+    fn poll_memory(&mut self) -> bool;
+
+    /// True if what a spinning thread waits for is expected in shared memory.
+    fn expects_memory(&self) -> bool;
+
+    /// Looks for small packets for as long as so many system calls take;
+    /// [`step`](Self::step) must follow.
+    fn look(&mut self, now: Instant, calls: u32) -> io::Result<()>;
+
+    /// What was queued with more to come leaves.
+    fn flush_deferred(&mut self);
+
+    /// Before sleeping: false, and not armed, if something has come already.
+    fn arm(&mut self) -> bool;
+
+    /// After sleeping.
+    fn disarm(&mut self);
+
+    /// True once after a step took what a sleeper was to be woken for: it must be armed
+    /// anew.
+    fn take_woken(&mut self) -> bool;
+
+    /// When a step has something to do though nothing came in.
+    fn next_deadline(&mut self, now: Instant) -> Option<Instant>;
+
+    /// What became ready.
+    fn ready(&mut self) -> &mut Ready;
+
+    /// At the end of a call in which something became ready: descriptors of the user's
+    /// are brought up to date.
+    fn publish(&mut self);
+
+    /// Called a few times a second by a process that does anything.
+    fn tick(&mut self);
+
+    /// A thread has waited for seconds.
+    fn waited_long(&mut self, now: Instant);
+}

@@ -1,0 +1,61 @@
+//! What makes an endpoint this process's: its number in the registry and in the engine.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::address::EndpointId;
+use crate::driver::Driver;
+use crate::engine::Engine;
+use crate::registry::Claim;
+
+/// Shared by the endpoint's handle and the control thread, which ends it when the last
+/// copy of its descriptor is closed.
+#[derive(Debug)]
+pub(crate) struct EndpointOwner {
+    pub(crate) id: EndpointId,
+    claim: Mutex<Option<Claim>>,
+    ended: AtomicBool,
+    driver: Arc<Driver<Engine>>,
+}
+
+impl EndpointOwner {
+    pub(crate) fn new(claim: Claim, driver: &Arc<Driver<Engine>>) -> EndpointOwner {
+        EndpointOwner {
+            id: claim.endpoint(),
+            claim: Mutex::new(Some(claim)),
+            ended: AtomicBool::new(false),
+            driver: Arc::clone(driver),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn is_ended(&self) -> bool {
+        self.ended.load(Ordering::Relaxed)
+    }
+
+    /// Ends the endpoint, once: what was queued leaves, what waits is dropped, the
+    /// number is free again.
+    pub(crate) fn end(&self) {
+        if self.ended.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let id = self.id.0;
+        self.driver.with(|engine, now| {
+            let targets = engine.targets(id).cloned();
+            for target in targets.iter().flat_map(|targets| targets.iter()) {
+                engine.flush_way(target.way);
+            }
+            engine.close_endpoint(id);
+            engine.ring_due();
+            if let Err(cause) = engine.transmit(now) {
+                tracing::warn!("closing endpoint {id}: {cause}");
+            }
+        });
+        let claim = self
+            .claim
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        drop(claim);
+    }
+}

@@ -1,0 +1,96 @@
+//! The engine as the driver steps it.
+
+use std::io;
+
+use dipole_link::wait::Sleeper;
+use dipole_proto::Instant;
+
+use super::Engine;
+use super::local::Local;
+use crate::control::{Command, Commands};
+use crate::driver::{Ready, Stepper, WaitKey};
+
+impl Engine {
+    /// From now on, what is to be done outside the lock goes there.
+    pub(crate) fn set_control(&mut self, control: Commands) {
+        self.control = Some(control);
+    }
+
+    pub(super) fn command(&self, command: Command) {
+        if let Some(control) = &self.control {
+            control.post(command);
+        }
+    }
+}
+
+impl Stepper for Engine {
+    fn sleeper(&self) -> io::Result<Sleeper> {
+        Sleeper::new(&self.descriptors())
+    }
+
+    fn step(&mut self, now: Instant, look_everywhere: bool) -> io::Result<bool> {
+        Engine::step(self, now, look_everywhere)
+    }
+
+    #[inline]
+    fn poll_memory(&mut self) -> bool {
+        self.poll_local()
+    }
+
+    #[inline]
+    fn expects_memory(&self) -> bool {
+        self.came_locally || self.alone
+    }
+
+    #[inline]
+    fn look(&mut self, now: Instant, calls: u32) -> io::Result<()> {
+        Engine::look(self, now, calls)
+    }
+
+    #[inline]
+    fn flush_deferred(&mut self) {
+        self.ring_due();
+    }
+
+    fn arm(&mut self) -> bool {
+        Engine::arm(self)
+    }
+
+    fn disarm(&mut self) {
+        Engine::disarm(self);
+    }
+
+    #[inline]
+    fn take_woken(&mut self) -> bool {
+        let local = self.local.as_mut().is_some_and(Local::take_woken);
+        if local {
+            self.ready.notify(WaitKey::RingSpace);
+        }
+        std::mem::take(&mut self.woken) | local
+    }
+
+    fn next_deadline(&mut self, now: Instant) -> Option<Instant> {
+        Engine::next_deadline(self, now)
+    }
+
+    #[inline]
+    fn ready(&mut self) -> &mut Ready {
+        &mut self.ready
+    }
+
+    #[inline]
+    fn publish(&mut self) {
+        self.signal();
+        if self.take_died() {
+            self.command(Command::Sweep);
+        }
+    }
+
+    fn tick(&mut self) {
+        self.command(Command::ShowEdges);
+    }
+
+    fn waited_long(&mut self, now: Instant) {
+        self.watch_peers(now, true);
+    }
+}
