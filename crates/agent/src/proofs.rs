@@ -10,7 +10,7 @@
 
 use std::collections::BTreeMap;
 
-use dipole_node::{ClusterKey, PROOF_BYTES, Prover};
+use dipole_node::{ClusterKey, MAC_BYTES, MacKey};
 
 /// What the proofs are for.
 const PURPOSE: &str = "dipole 2026 membership";
@@ -19,7 +19,7 @@ const PROVEN: u8 = 0x1e;
 const STAMP_BYTES: usize = 4 + 8 + 8;
 
 /// Most bytes by which [`Proofs::seal`] makes a body longer.
-pub(super) const EXTRA_BYTES: usize = 1 + STAMP_BYTES + PROOF_BYTES;
+pub(super) const EXTRA_BYTES: usize = 1 + STAMP_BYTES + MAC_BYTES;
 
 /// True for membership packets, proven or not.
 pub(super) fn is_membership(packet: &[u8]) -> bool {
@@ -38,7 +38,7 @@ pub(super) struct Dropped {
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Proofs {
-    prover: Option<Prover>,
+    prover: Option<MacKey>,
     node: u32,
     life: u64,
     number: u64,
@@ -51,7 +51,7 @@ impl Proofs {
     /// Those of this life of a node.
     pub(super) fn new(key: Option<&ClusterKey>, node: u32, life: u64) -> Proofs {
         Proofs {
-            prover: key.map(|key| key.prover(PURPOSE)),
+            prover: key.map(|key| key.mac_key(PURPOSE)),
             node,
             life,
             number: 0,
@@ -78,7 +78,7 @@ impl Proofs {
         packet.extend_from_slice(&self.node.to_le_bytes());
         packet.extend_from_slice(&self.life.to_le_bytes());
         packet.extend_from_slice(&self.number.to_le_bytes());
-        let proof = prover.prove(&[&packet[..], &to.to_le_bytes()].concat());
+        let proof = prover.mac(&[&packet[..], &to.to_le_bytes()].concat());
         packet.extend_from_slice(&proof);
         packet
     }
@@ -93,9 +93,9 @@ impl Proofs {
             self.dropped.strangers += 1;
             return None;
         };
-        let (covered, proof) = packet.split_at(packet.len().saturating_sub(PROOF_BYTES));
+        let (covered, proof) = packet.split_at(packet.len().saturating_sub(MAC_BYTES));
         let whole = *kind == PROVEN && covered.len() > STAMP_BYTES;
-        if !whole || !prover.check(&[covered, &self.node.to_le_bytes()].concat(), proof) {
+        if !whole || !prover.verify(&[covered, &self.node.to_le_bytes()].concat(), proof) {
             self.dropped.strangers += 1;
             return None;
         }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use dipole_node::hosts::Host;
-use dipole_node::registry::{AgentSeat, MAX_PROBE_BYTES, Registry, is_announcement};
+use dipole_node::registry::{AgentSeat, ProbeLength, Registry, is_announcement};
 use dipole_node::{ClusterKey, Config, NodeId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use signal_hook::consts::{SIGCHLD, SIGINT, SIGTERM};
@@ -341,7 +341,7 @@ impl Agent<'_> {
     }
 
     fn receive(&mut self, card: usize) -> Result<(), Taken> {
-        let mut buffer = [0; MAX_PROBE_BYTES + 1];
+        let mut buffer = [0; ProbeLength::LONGEST.bytes() + 1];
         for _ in 0..MOST_PACKETS {
             let Some(socket) = self.seat.sockets().nth(card) else {
                 return Ok(());
@@ -374,7 +374,7 @@ impl Agent<'_> {
 
     /// Takes what was said to everybody.
     fn hear(&mut self, segment: usize) -> Result<(), Taken> {
-        let mut buffer = [0; MAX_PROBE_BYTES + 1];
+        let mut buffer = [0; ProbeLength::LONGEST.bytes() + 1];
         let Some(finder) = &mut self.finder else {
             return Ok(());
         };

@@ -17,8 +17,8 @@ use crate::environment;
 
 /// Length of a cluster key.
 pub const KEY_BYTES: usize = 32;
-/// Length of a proof that the sender holds the key.
-pub const PROOF_BYTES: usize = 16;
+/// Length of a message authentication code.
+pub const MAC_BYTES: usize = 16;
 /// The key in digits, and some white space.
 const MAX_FILE_BYTES: u64 = 256;
 
@@ -228,10 +228,10 @@ impl ClusterKey {
         blake3::derive_key(purpose, &self.secret[..])
     }
 
-    /// The prover of one purpose.
+    /// The key of one purpose's message authentication codes.
     #[must_use]
-    pub fn prover(&self, purpose: &str) -> Prover {
-        Prover {
+    pub fn mac_key(&self, purpose: &str) -> MacKey {
+        MacKey {
             key: self.derive(purpose),
         }
     }
@@ -243,37 +243,35 @@ impl fmt::Debug for ClusterKey {
     }
 }
 
-/// Makes and checks proofs (BLAKE3 with a key, cut to [`PROOF_BYTES`]) of one purpose.
+/// Makes and verifies message authentication codes (BLAKE3 with a key, cut to [`MAC_BYTES`]) of
+/// one purpose.
 #[derive(Clone)]
-pub struct Prover {
+pub struct MacKey {
     key: [u8; KEY_BYTES],
 }
 
-impl Prover {
-    /// The proof that the sender of these bytes holds the key.
+impl MacKey {
+    /// The code that shows that the sender of these bytes holds the key.
     #[must_use]
-    pub fn prove(&self, bytes: &[u8]) -> [u8; PROOF_BYTES] {
+    pub fn mac(&self, bytes: &[u8]) -> [u8; MAC_BYTES] {
         let hash = blake3::keyed_hash(&self.key, bytes);
-        let mut proof = [0; PROOF_BYTES];
-        proof.copy_from_slice(&hash.as_bytes()[..PROOF_BYTES]);
-        proof
+        let mut mac = [0; MAC_BYTES];
+        mac.copy_from_slice(&hash.as_bytes()[..MAC_BYTES]);
+        mac
     }
 
-    /// True if the proof is right; takes as long whatever is wrong with it.
+    /// True if the code is right; takes as long whatever is wrong with it.
     #[must_use]
-    pub fn check(&self, bytes: &[u8], proof: &[u8]) -> bool {
-        let right = self.prove(bytes);
-        let differs = proof
-            .iter()
-            .zip(&right)
-            .fold(0, |all, (a, b)| all | (a ^ b));
-        proof.len() == PROOF_BYTES && std::hint::black_box(differs) == 0
+    pub fn verify(&self, bytes: &[u8], mac: &[u8]) -> bool {
+        let right = self.mac(bytes);
+        let differs = mac.iter().zip(&right).fold(0, |all, (a, b)| all | (a ^ b));
+        mac.len() == MAC_BYTES && std::hint::black_box(differs) == 0
     }
 }
 
-impl fmt::Debug for Prover {
+impl fmt::Debug for MacKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Prover")
+        f.write_str("MacKey")
     }
 }
 
@@ -389,31 +387,31 @@ mod tests {
     }
 
     #[test]
-    fn a_proof_is_bound_to_key_purpose_and_every_bit() {
+    fn a_code_is_bound_to_key_purpose_and_every_bit() {
         let key = ClusterKey::new([7; KEY_BYTES]);
-        let prover = key.prover("one");
-        let proof = prover.prove(b"hello");
-        assert!(prover.check(b"hello", &proof));
-        assert!(!prover.check(b"hellp", &proof));
-        assert!(!prover.check(b"hello", &proof[..15]));
-        assert!(!prover.check(b"hello", &[]));
-        assert!(!key.prover("two").check(b"hello", &proof));
+        let one = key.mac_key("one");
+        let mac = one.mac(b"hello");
+        assert!(one.verify(b"hello", &mac));
+        assert!(!one.verify(b"hellp", &mac));
+        assert!(!one.verify(b"hello", &mac[..15]));
+        assert!(!one.verify(b"hello", &[]));
+        assert!(!key.mac_key("two").verify(b"hello", &mac));
         assert!(
             !ClusterKey::new([8; KEY_BYTES])
-                .prover("one")
-                .check(b"hello", &proof)
+                .mac_key("one")
+                .verify(b"hello", &mac)
         );
-        for bit in 0..PROOF_BYTES * 8 {
-            let mut bad = proof;
+        for bit in 0..MAC_BYTES * 8 {
+            let mut bad = mac;
             bad[bit / 8] ^= 1 << (bit % 8);
-            assert!(!prover.check(b"hello", &bad), "bit {bit}");
+            assert!(!one.verify(b"hello", &bad), "bit {bit}");
         }
     }
 
     #[test]
     fn printing_a_key_does_not_give_it_away() {
         let key = ClusterKey::random().unwrap();
-        let (printed, digits) = (format!("{key:?} {:?}", key.prover("x")), key.digits());
+        let (printed, digits) = (format!("{key:?} {:?}", key.mac_key("x")), key.digits());
         for part in 0..digits.len() - 8 {
             assert!(!printed.contains(&digits[part..part + 8]), "{printed}");
         }

@@ -4,11 +4,12 @@
 //! addresses, [`key`] the secret that the members share, [`job`] what a launcher tells a
 //! process, [`limits`] what a user may have. [`registry`] keeps which process of this node owns
 //! which endpoint, and asks other nodes for theirs; [`liveness`] asks them whether a silent
-//! process still runs. Nothing here sends or receives messages of endpoints.
+//! process still runs. [`envelope`] is the format of all that they say over the network. Nothing here sends or receives messages of endpoints.
 
 #![forbid(unsafe_code)]
 
 pub mod address;
+pub mod envelope;
 pub mod environment;
 pub mod hosts;
 pub mod job;

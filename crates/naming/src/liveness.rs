@@ -8,10 +8,10 @@ use std::io;
 use std::net::{SocketAddr, UdpSocket};
 
 use crate::address::NodeId;
+use crate::envelope::Header;
 use crate::hosts::Hosts;
-use crate::key::PROOF_BYTES;
 use crate::net::any_like;
-use crate::registry::{PACKET_BYTES, Registry, Testimony, Vouched, decode_vouched, encode_vouch};
+use crate::registry::{self, Answer, QUESTION_BYTES, Registry};
 
 /// First pause between two attempts; it doubles.
 const FIRST_PAUSE_NS: u64 = 20_000_000;
@@ -143,8 +143,14 @@ impl<P: Copy + PartialEq> LivenessProber<P> {
             }
             question.next_ns = now_ns.saturating_add(question.pause_ns);
             question.pause_ns *= 2;
-            let packet = encode_vouch(question.nonce, question.node, question.incarnation);
-            let packet = self.registry.badge().seal(&packet);
+            let header = Header {
+                from: self.registry.node(),
+                to: question.node,
+                nonce: question.nonce,
+            };
+            let body = registry::Question::Liveness(question.incarnation);
+            let authenticator = self.registry.authenticator();
+            let packet = authenticator.seal_to_length(header, &body, QUESTION_BYTES);
             let directory = question.directories[question.attempts % question.directories.len()];
             question.attempts += 1;
             let socket = &mut self.sockets[usize::from(directory.is_ipv6())];
@@ -157,8 +163,8 @@ impl<P: Copy + PartialEq> LivenessProber<P> {
     }
 
     fn receive(&mut self, report: &mut impl FnMut(P, Verdict)) {
-        let badge = self.registry.badge();
-        let mut buffer = [0; PACKET_BYTES + PROOF_BYTES + 1];
+        let authenticator = self.registry.authenticator();
+        let mut buffer = [0; QUESTION_BYTES + 1];
         for socket in self.sockets.iter().flatten() {
             for _ in 0..MOST_ANSWERS {
                 let (length, from) = match socket.recv_from(&mut buffer) {
@@ -170,7 +176,7 @@ impl<P: Copy + PartialEq> LivenessProber<P> {
                 let packet = &buffer[..length];
                 let refused = self.questions.iter().position(|question| {
                     question.directories.contains(&from)
-                        && badge.refused(packet, question.nonce).is_some()
+                        && authenticator.refused(packet, question.nonce).is_some()
                 });
                 if let Some(position) = refused {
                     let question = self.questions.swap_remove(position);
@@ -182,37 +188,36 @@ impl<P: Copy + PartialEq> LivenessProber<P> {
                     );
                     continue;
                 }
-                let answer = badge.open(packet).ok();
-                let Some(Ok(answer)) = answer.map(|plain| decode_vouched(&plain)) else {
+                let Ok(opened) = authenticator.open(packet) else {
                     continue;
                 };
-                let position = self
-                    .questions
-                    .iter()
-                    .position(|question| is_answer(question, &answer, from));
-                let Some(position) = position else { continue };
+                // The nonce is random: only a node that saw the question can answer it.
+                let position = self.questions.iter().position(|question| {
+                    question.nonce == opened.header.nonce && question.directories.contains(&from)
+                });
+                let (Some(position), Ok(answer)) = (position, opened.read()) else {
+                    continue;
+                };
+                let is_asked = opened.header.from == self.questions[position].node;
+                let verdict = match answer {
+                    Answer::Alive if is_asked => Some(Verdict::Lives),
+                    Answer::Ended if is_asked => Some(Verdict::Ended),
+                    Answer::WrongNode if !is_asked => None,
+                    _ => continue,
+                };
                 let question = self.questions.swap_remove(position);
-                match answer.testimony {
-                    Testimony::Lives => report(question.peer, Verdict::Lives),
-                    Testimony::Ended => report(question.peer, Verdict::Ended),
-                    Testimony::WrongNode => tracing::warn!(
+                match verdict {
+                    Some(verdict) => report(question.peer, verdict),
+                    None => tracing::warn!(
                         directory = %from,
                         "node {} answers where the hosts file has node {}; correct one of them",
-                        answer.node,
+                        opened.header.from,
                         question.node
                     ),
                 }
             }
         }
     }
-}
-
-/// The nonce is random, so only who saw the question can answer it.
-fn is_answer<P>(question: &Question<P>, answer: &Vouched, from: SocketAddr) -> bool {
-    question.nonce == answer.nonce
-        && question.incarnation == answer.incarnation
-        && question.directories.contains(&from)
-        && (question.node == answer.node) != (answer.testimony == Testimony::WrongNode)
 }
 
 fn bound(socket: &mut Option<UdpSocket>, directory: SocketAddr) -> io::Result<&UdpSocket> {

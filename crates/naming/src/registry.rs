@@ -34,20 +34,18 @@
 //! can be no other user then, and is trusted.
 
 mod agent;
-mod announce_wire;
+mod announcement;
 mod answer;
-mod badge;
 mod board;
 mod count;
 mod directory;
-mod directory_wire;
 mod folder;
 mod holder;
 mod job_dir;
+mod messages;
 mod own_key;
 mod owner;
 mod probe;
-mod probe_wire;
 mod resolve;
 
 use std::fmt;
@@ -62,36 +60,26 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use rand::TryRngCore;
 use rand::rngs::OsRng;
 use rustix::fs::FlockOperation;
+use serde::{Deserialize, Serialize};
 
 use crate::address::{Address, EndpointId, NodeId};
+use crate::envelope::{Authenticator, Header};
 use crate::key::ClusterKey;
 use crate::limits::{LimitReached, UserLimits};
 
 pub use agent::{AgentSeat, SeatError};
-pub use announce_wire::{
-    Announcement, MAX_NAME_BYTES, decode_announcement, encode_announcement, is_announcement,
-    is_name,
-};
+pub use announcement::{Announcement, MAX_NAME_BYTES, is_announcement, is_name};
 pub use answer::version;
-pub(crate) use badge::Badge;
 pub use board::{Board, EdgeTraffic, OwnerSurvey};
 pub use directory::{Directory, DirectoryCounters};
-pub use directory_wire::{
-    Found, FoundStatus, Lookup, PACKET_BYTES, Testimony, Vouch, Vouched, WireError, decode_found,
-    decode_lookup, decode_vouch, decode_vouched, encode_found, encode_lookup, encode_vouch,
-    encode_vouched,
-};
 pub use holder::Holder;
 pub(crate) use job_dir::job_dir;
+pub use messages::{Answer, Presence, ProbeLength, QUESTION_BYTES, Question};
 pub use probe::{Prober, Reply};
-pub use probe_wire::{
-    MAX_PROBE_BYTES, Presence, Probe, Question, decode_presence, decode_question, encode_presence,
-    encode_probe,
-};
 pub use resolve::{KnownBy, ResolveError, resolve};
 
 /// Where a process can be reached, and which of its lives this is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ports {
     /// The address for small packets.
     pub small: SocketAddr,
@@ -293,7 +281,7 @@ impl From<RegistryError> for ClaimError {
 pub struct Registry {
     node: NodeId,
     folder: Arc<Path>,
-    badge: Badge,
+    authenticator: Authenticator,
     limits: Arc<Limits>,
 }
 
@@ -328,7 +316,7 @@ impl Registry {
         let registry = Registry {
             node,
             folder: path.into(),
-            badge: Badge::default(),
+            authenticator: Authenticator::default(),
             limits: Arc::default(),
         };
         registry.sweep()?;
@@ -340,7 +328,7 @@ impl Registry {
     #[must_use]
     pub fn with_key(self, key: Option<&ClusterKey>) -> Registry {
         Registry {
-            badge: Badge::new(key),
+            authenticator: Authenticator::new(key),
             ..self
         }
     }
@@ -355,9 +343,10 @@ impl Registry {
         }
     }
 
-    /// What is shown to directories of other nodes.
-    pub(crate) fn badge(&self) -> &Badge {
-        &self.badge
+    /// What packets to and from other nodes must show.
+    #[must_use]
+    pub fn authenticator(&self) -> &Authenticator {
+        &self.authenticator
     }
 
     /// The node this is about.
@@ -436,13 +425,18 @@ impl Registry {
     /// The packet that announces this node.
     #[must_use]
     pub fn seal_announcement(&self, said: &Announcement) -> Vec<u8> {
-        self.badge().seal(&encode_announcement(said))
+        let header = Header {
+            from: self.node,
+            to: NodeId(0),
+            nonce: 0,
+        };
+        self.authenticator.seal(header, said)
     }
 
     /// What an announcement says, if this is one of somebody who has our key, or none as we.
     #[must_use]
     pub fn open_announcement(&self, packet: &[u8]) -> Option<Announcement> {
-        decode_announcement(&self.badge().open(packet).ok()?).ok()
+        self.authenticator.open(packet).ok()?.read().ok()
     }
 
     /// Removes what the dead have left.

@@ -54,7 +54,7 @@ pub use engine::{Departure, Path, PathState, Paths, Traffic};
 pub use error::{CloseError, GoneReason, OpenError, ReceiveError, SendError, TargetError};
 pub use hosts::MAX_CARDS;
 pub use inbox::{Message, Pool};
-pub use key::{ClusterKey, KEY_BYTES, KeyError, KeyMismatch, PROOF_BYTES, Prover};
+pub use key::{ClusterKey, KEY_BYTES, KeyError, KeyMismatch, MAC_BYTES, MacKey};
 pub use limits::{Bound, LIMITS_FILE, LimitReached, LimitsError, UserLimits};
 pub use node::Node;
 pub use stats::Stats;

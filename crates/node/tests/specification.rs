@@ -113,8 +113,8 @@ fn the_proven_reset_and_the_fingerprint_are_as_documented() {
     assert_eq!(Reset::parse(packet.body()), Ok(reset));
     let (covered, sum) = bytes.split_at(bytes.len() - CRC_BYTES);
     let proof = &covered[packet.covered().len()..];
-    let prover = key.prover("dipole 2026 handshake");
-    assert!(prover.check(packet.covered(), proof));
+    let mac_key = key.mac_key("dipole 2026 handshake");
+    assert!(mac_key.verify(packet.covered(), proof));
     let right = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, covered);
     assert_eq!(right.to_le_bytes()[..CRC_BYTES], *sum);
 }

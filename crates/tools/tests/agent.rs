@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use dipole_node::hosts::Hosts;
-use dipole_node::registry::{Prober, Reply};
+use dipole_node::registry::{ProbeLength, Prober, Reply};
 use dipole_node::{Address, Config, Endpoint, EndpointId, GoneReason, Links, Node, NodeId};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
@@ -353,7 +353,7 @@ fn agents_with_another_key_are_strangers_and_do_not_take_over() {
     // It answers by a thread that begins when it likes.
     let begun = Instant::now();
     while !matches!(
-        prober.probe(prober.shortest_bytes(), Duration::from_millis(100)),
+        prober.probe(ProbeLength::SHORTEST, Duration::from_millis(100)),
         Reply::Answered(..)
     ) {
         assert!(begun.elapsed() < PATIENCE, "the program does not answer");

@@ -3,12 +3,23 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use dipole_node::registry::{Announcement, encode_announcement};
+use dipole_naming::address::NodeId;
+use dipole_naming::envelope::{Authenticator, Header};
+use dipole_node::registry::Announcement;
 
 use super::*;
 use crate::discovery::{Discovery, Word};
 
 const DELAY: Duration = Duration::from_millis(1);
+
+fn sealed_bytes(said: &Announcement) -> u64 {
+    let header = Header {
+        from: said.node,
+        to: NodeId(0),
+        nonce: 0,
+    };
+    Authenticator::new(None).seal(header, said).len() as u64
+}
 
 /// A network that delivers everything a millisecond later, except to who is dead.
 struct Cluster {
@@ -102,7 +113,7 @@ impl Cluster {
         if let (Some(finder), Some(membership)) = (&mut self.finders[node], &self.nodes[node])
             && let Some(said) = finder.due(self.now, membership)
         {
-            self.sent[node] += encode_announcement(&said).len() as u64;
+            self.sent[node] += sealed_bytes(&said);
             self.announced += 1;
             self.count += 1;
             self.said

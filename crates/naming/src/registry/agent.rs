@@ -12,12 +12,13 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::FlockOperation;
 
-use super::answer::{Answers, Said, bound, settled};
+use super::answer::{Answers, Reply, bound, settled};
 use super::directory::flock;
-use super::directory_wire::{PACKET_BYTES, encode_yield};
 use super::folder::{failed, open_lock};
 use super::holder::Holder;
+use super::messages::{QUESTION_BYTES, Question};
 use super::{Registry, RegistryError, is_locked, random_number};
+use crate::envelope::Header;
 use crate::key::KeyMismatch;
 
 /// Readers of the lock hold it for a moment.
@@ -164,12 +165,12 @@ impl AgentSeat {
     pub fn reply(&self, card: usize, packet: &[u8]) -> Option<Vec<u8>> {
         let (_, answers) = self.sockets.get(card)?;
         match answers.reply(packet) {
-            Ok(Said::Answer(answer)) => Some(answer),
-            Ok(Said::Refusal(refusal)) => {
+            Ok(Reply::Answer(answer)) => Some(answer),
+            Ok(Reply::Refusal(refusal)) => {
                 self.refused.fetch_add(1, Ordering::Relaxed);
                 Some(refusal)
             }
-            Ok(Said::Nothing) | Err(_) => None,
+            Ok(Reply::Nothing | Reply::Yield) | Err(_) => None,
         }
     }
 
@@ -188,7 +189,13 @@ fn make_way(registry: &Registry, addresses: &[SocketAddr]) -> Result<File, SeatE
     let (mut pause, mut word) = (FIRST_PAUSE, FIRST_WORD);
     let mut asked_somebody = false;
     let nonce = random_number().map_err(failed("drawing a number for", &path))?;
-    let wish = registry.badge().seal(&encode_yield(nonce, registry.node()));
+    let header = Header {
+        from: registry.node(),
+        to: registry.node(),
+        nonce,
+    };
+    let authenticator = registry.authenticator();
+    let question = authenticator.seal_to_length(header, &Question::Yield, QUESTION_BYTES);
     let mut sockets = Vec::new();
     for address in addresses {
         let from: (IpAddr, u16) = (address.ip(), 0);
@@ -216,7 +223,7 @@ fn make_way(registry: &Registry, addresses: &[SocketAddr]) -> Result<File, SeatE
         asked_somebody = true;
         // Whoever answers has one of them at least.
         for (socket, address) in sockets.iter().zip(addresses) {
-            if let Err(cause) = socket.send_to(&wish, address) {
+            if let Err(cause) = socket.send_to(&question, address) {
                 return Err(SeatError::Port {
                     address: *address,
                     cause,
@@ -235,10 +242,10 @@ fn make_way(registry: &Registry, addresses: &[SocketAddr]) -> Result<File, SeatE
         std::thread::sleep(pause);
         pause = (pause * 2).min(LAST_PAUSE);
         for socket in &sockets {
-            let mut buffer = [0; PACKET_BYTES + 1];
+            let mut buffer = [0; QUESTION_BYTES + 1];
             // An error is no answer: whoever has the lock may not have the port yet.
             while let Ok((length, _)) = socket.recv_from(&mut buffer) {
-                let refused = registry.badge().refused(&buffer[..length], nonce);
+                let refused = authenticator.refused(&buffer[..length], nonce);
                 if let Some(mismatch) = refused {
                     return Err(SeatError::OtherCluster { mismatch });
                 }

@@ -6,13 +6,10 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use super::Registry;
-use super::badge::Unopened;
-use super::directory_wire::{
-    Found, FoundStatus, Lookup, Testimony, Vouch, Vouched, WireError, decode_vouch, encode_found,
-    encode_vouched, is_yield,
-};
+use super::messages::{Answer, Presence, Question};
 use super::probe::forbid_fragments;
-use super::probe_wire::{Presence, Question, decode_question, encode_presence};
+use crate::address::EndpointId;
+use crate::envelope::{EnvelopeError, Header, Message};
 
 /// The answers of a node.
 #[derive(Debug)]
@@ -22,14 +19,17 @@ pub(super) struct Answers {
     refusals: Mutex<Refusals>,
 }
 
-/// What becomes of a question.
+/// What is to be done about a packet.
 #[derive(Debug)]
-pub(super) enum Said {
+pub(super) enum Reply {
+    /// Send this answer.
     Answer(Vec<u8>),
-    /// Who asks is not of our cluster.
+    /// Send this: the asker is not of our cluster.
     Refusal(Vec<u8>),
-    /// The registry cannot give an answer, or too many strangers ask.
+    /// Nothing: the registry cannot give an answer, or too many strangers ask.
     Nothing,
+    /// The node's agent wants to answer from now on.
+    Yield,
 }
 
 /// Refusals per second, and in one burst.
@@ -73,55 +73,79 @@ impl Answers {
         }
     }
 
-    /// The answer to a question.
+    /// What is to be done about a packet.
     ///
     /// # Errors
     /// The packet is no question.
-    pub(super) fn reply(&self, packet: &[u8]) -> Result<Said, WireError> {
-        let badge = self.registry.badge();
-        let plain = match badge.open(packet) {
-            Ok(plain) => plain,
-            Err(Unopened::Broken(error)) => return Err(error),
-            Err(Unopened::Stranger) => {
-                let refusal = badge.refusal(packet, self.registry.node());
-                let refusal = refusal.ok_or(WireError::Kind { found: packet[0] })?;
+    pub(super) fn reply(&self, packet: &[u8]) -> Result<Reply, EnvelopeError> {
+        let authenticator = self.registry.authenticator();
+        let node = self.registry.node();
+        let opened = match authenticator.open(packet) {
+            Err(EnvelopeError::Stranger) => {
+                let refusal = authenticator.refuse(packet, Question::KIND, node);
+                let refusal = refusal.ok_or(EnvelopeError::Stranger)?;
                 let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
                 return Ok(match refusals.take(Instant::now()) {
-                    true => Said::Refusal(refusal.to_vec()),
-                    false => Said::Nothing,
+                    true => Reply::Refusal(refusal),
+                    false => Reply::Nothing,
                 });
             }
+            opened => opened?,
         };
-        let answer = self.answer(&plain)?;
-        Ok(answer.map_or(Said::Nothing, |answer| Said::Answer(badge.seal(&answer))))
-    }
-
-    /// True if the node's agent wants to answer from now on.
-    pub(super) fn asks_to_yield(&self, packet: &[u8]) -> bool {
-        let plain = self.registry.badge().open(packet);
-        plain.is_ok_and(|plain| is_yield(&plain, self.registry.node()))
-    }
-
-    /// The answer to a question of our cluster, both without proofs; `None` if the registry
-    /// cannot give it.
-    fn answer(&self, packet: &[u8]) -> Result<Option<Vec<u8>>, WireError> {
-        if let Ok(vouch) = decode_vouch(packet) {
-            return Ok(testify(&self.registry, &vouch).map(|said| encode_vouched(&said).to_vec()));
-        }
-        Ok(match decode_question(packet)? {
-            Question::Where(lookup) => {
-                find(&self.registry, &lookup).map(|found| encode_found(&found).to_vec())
-            }
-            Question::Who(probe) => {
-                let presence = Presence {
-                    nonce: probe.nonce,
-                    node: self.registry.node(),
-                    max_packet_bytes: self.max_packet_bytes,
-                    version: version(),
-                };
-                Some(encode_presence(&presence, probe.length_bytes))
-            }
+        let question: Question = opened.read()?;
+        let is_ours = opened.header.to == node;
+        let answer = match question {
+            Question::Yield if is_ours => return Ok(Reply::Yield),
+            Question::Yield => return Ok(Reply::Nothing),
+            // Who answers shows by the sender of the answer.
+            Question::Probe => Some(Answer::Present(Presence {
+                max_packet_bytes: self.max_packet_bytes,
+                version: version(),
+            })),
+            Question::Lookup(_) | Question::Liveness(_) if !is_ours => Some(Answer::WrongNode),
+            Question::Lookup(endpoint) => self.find(endpoint),
+            Question::Liveness(incarnation) => self.liveness(incarnation),
+        };
+        let Some(answer) = answer else {
+            return Ok(Reply::Nothing);
+        };
+        let length_bytes = match question {
+            Question::Probe => packet.len(),
+            _ => 0,
+        };
+        let header = Header {
+            from: node,
+            to: opened.header.from,
+            nonce: opened.header.nonce,
+        };
+        let answer = authenticator.seal_to_length(header, &answer, length_bytes);
+        // Never more than was asked for: the asker's address may be somebody else's.
+        Ok(match answer.len() <= packet.len() {
+            true => Reply::Answer(answer),
+            false => Reply::Nothing,
         })
+    }
+
+    fn find(&self, endpoint: EndpointId) -> Option<Answer> {
+        match self.registry.lookup(endpoint) {
+            Ok(Some(owner)) => Some(Answer::Found(owner.ports)),
+            Ok(None) => Some(Answer::NoSuchEndpoint),
+            Err(error) => {
+                tracing::warn!(%error, "a look-up of another node stays unanswered");
+                None
+            }
+        }
+    }
+
+    fn liveness(&self, incarnation: u64) -> Option<Answer> {
+        match self.registry.lives(incarnation) {
+            Ok(true) => Some(Answer::Alive),
+            Ok(false) => Some(Answer::Ended),
+            Err(error) => {
+                tracing::warn!(%error, "a question about a process stays unanswered");
+                None
+            }
+        }
     }
 }
 
@@ -136,52 +160,6 @@ pub(super) fn settled(socket: UdpSocket) -> io::Result<UdpSocket> {
     // A long answer shows whether its length gets through.
     forbid_fragments(&socket)?;
     Ok(socket)
-}
-
-fn find(registry: &Registry, lookup: &Lookup) -> Option<Found> {
-    if lookup.address.node != registry.node() {
-        let mut address = lookup.address;
-        address.node = registry.node();
-        return Some(Found {
-            nonce: lookup.nonce,
-            address,
-            status: FoundStatus::WrongNode,
-        });
-    }
-    let status = match registry.lookup(lookup.address.endpoint) {
-        Ok(Some(owner)) => FoundStatus::Found(owner.ports),
-        Ok(None) => FoundStatus::NoSuchEndpoint,
-        Err(error) => {
-            tracing::warn!(%error, "a look-up of another node stays unanswered");
-            return None;
-        }
-    };
-    Some(Found {
-        nonce: lookup.nonce,
-        address: lookup.address,
-        status,
-    })
-}
-
-fn testify(registry: &Registry, vouch: &Vouch) -> Option<Vouched> {
-    let testimony = if vouch.node != registry.node() {
-        Testimony::WrongNode
-    } else {
-        match registry.lives(vouch.incarnation) {
-            Ok(true) => Testimony::Lives,
-            Ok(false) => Testimony::Ended,
-            Err(error) => {
-                tracing::warn!(%error, "a question about a process stays unanswered");
-                return None;
-            }
-        }
-    };
-    Some(Vouched {
-        nonce: vouch.nonce,
-        node: registry.node(),
-        incarnation: vouch.incarnation,
-        testimony,
-    })
 }
 
 /// Version of this crate: major, minor, patch.

@@ -28,13 +28,12 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::FlockOperation;
 
-use super::answer::{Answers, Said, bound};
-use super::badge::Badge;
-use super::directory_wire::YIELD;
+use super::answer::{Answers, Reply, bound};
 use super::folder::{failed, open_lock};
 use super::holder::Holder;
-use super::probe_wire::MAX_PROBE_BYTES;
+use super::messages::ProbeLength;
 use super::{Registry, RegistryError, agent};
+use crate::envelope::Authenticator;
 
 /// How long to wait before a port that somebody else holds is tried again.
 const REBIND: Duration = Duration::from_secs(2);
@@ -66,7 +65,7 @@ struct Service {
     key: Key,
     registry: Registry,
     wake: OwnedFd,
-    binds: Mutex<(Vec<SocketAddr>, Badge)>,
+    binds: Mutex<(Vec<SocketAddr>, Authenticator)>,
     answered: AtomicU64,
     malformed: AtomicU64,
     failed: AtomicU64,
@@ -105,7 +104,8 @@ impl Directory {
                 .service
                 .binds
                 .lock()
-                .unwrap_or_else(PoisonError::into_inner) = (binds, registry.badge().clone());
+                .unwrap_or_else(PoisonError::into_inner) =
+                (binds, registry.authenticator().clone());
             return Ok(Directory {
                 service: Arc::clone(&entry.service),
             });
@@ -118,7 +118,7 @@ impl Directory {
             key: key.clone(),
             registry: registry.clone(),
             wake,
-            binds: Mutex::new((binds, registry.badge().clone())),
+            binds: Mutex::new((binds, registry.authenticator().clone())),
             answered: AtomicU64::new(0),
             malformed: AtomicU64::new(0),
             failed: AtomicU64::new(0),
@@ -245,13 +245,13 @@ impl Complaint {
 /// Answers until something else is to be done.
 fn serve(service: &Service, complaint: &mut Complaint) -> Next {
     // Cloned in one go: the lock must not be held while this answers.
-    let (binds, badge) = service
+    let (binds, authenticator) = service
         .binds
         .lock()
         .unwrap_or_else(PoisonError::into_inner)
         .clone();
     let registry = Registry {
-        badge,
+        authenticator,
         ..service.registry.clone()
     };
     let mut sockets = Vec::new();
@@ -316,7 +316,7 @@ fn serve(service: &Service, complaint: &mut Complaint) -> Next {
 /// True if the agent wants to answer from now on.
 fn answer_all(service: &Service, socket: &UdpSocket, answers: &Answers) -> bool {
     // One byte more than a question, so that an over-long one shows.
-    let mut buffer = [0; MAX_PROBE_BYTES + 1];
+    let mut buffer = [0; ProbeLength::LONGEST.bytes() + 1];
     loop {
         let (length, from) = match socket.recv_from(&mut buffer) {
             Ok(received) => received,
@@ -325,17 +325,13 @@ fn answer_all(service: &Service, socket: &UdpSocket, answers: &Answers) -> bool 
             Err(_) => return false,
         };
         let packet = &buffer[..length];
-        // Whether it is so is seen by the agent's lock.
-        if packet.first() == Some(&YIELD) && answers.asks_to_yield(packet) {
-            if agent::lives(&service.registry).unwrap_or(false) {
-                return true;
-            }
-            continue;
-        }
         let (reply, done) = match answers.reply(packet) {
-            Ok(Said::Answer(reply)) => (reply, &service.answered),
-            Ok(Said::Refusal(reply)) => (reply, &service.refused),
-            Ok(Said::Nothing) => (Vec::new(), &service.failed),
+            Ok(Reply::Answer(reply)) => (reply, &service.answered),
+            Ok(Reply::Refusal(reply)) => (reply, &service.refused),
+            Ok(Reply::Nothing) => (Vec::new(), &service.failed),
+            // The agent's lock shows whether it was the agent that asked.
+            Ok(Reply::Yield) if agent::lives(&service.registry).unwrap_or(false) => return true,
+            Ok(Reply::Yield) => continue,
             Err(_) => {
                 service.malformed.fetch_add(1, Ordering::Relaxed);
                 continue;

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use super::{Registry, RegistryError, folder, own_key};
 use crate::address::NodeId;
+use crate::envelope::Authenticator;
 
 /// An empty directory may belong to a job that is about to start; not after so long.
 const OLD: Duration = Duration::from_secs(3600);
@@ -39,7 +40,7 @@ fn remove_if_left(job: &Path, old: Duration) -> Result<(), RegistryError> {
             // Sweeping asks nobody for the number.
             node: NodeId(1),
             folder: path.clone().into(),
-            badge: super::Badge::default(),
+            authenticator: Authenticator::default(),
             limits: Arc::default(),
         };
         let age = std::fs::symlink_metadata(&path)

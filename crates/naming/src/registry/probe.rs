@@ -7,13 +7,10 @@ use std::time::{Duration, Instant};
 
 use rustix::net::sockopt;
 
-use super::badge::Badge;
-use super::directory_wire::{
-    Found, FoundStatus, Lookup, PACKET_BYTES, decode_found, encode_lookup,
-};
-use super::probe_wire::{MAX_PROBE_BYTES, Presence, Probe, decode_presence, encode_probe};
+use super::messages::{Answer, Presence, ProbeLength, QUESTION_BYTES, Question};
 use super::random_number;
-use crate::address::{Address, NodeId};
+use crate::address::{EndpointId, NodeId};
+use crate::envelope::{Authenticator, Header};
 use crate::key::{ClusterKey, KeyMismatch};
 use crate::net::any_like;
 
@@ -39,7 +36,7 @@ pub enum Reply<T> {
 pub struct Prober {
     socket: UdpSocket,
     node: NodeId,
-    badge: Badge,
+    authenticator: Authenticator,
 }
 
 impl Prober {
@@ -60,7 +57,7 @@ impl Prober {
         Ok(Prober {
             socket,
             node,
-            badge: Badge::new(key),
+            authenticator: Authenticator::new(key),
         })
     }
 
@@ -84,61 +81,51 @@ impl Prober {
         usize::try_from(mtu).map_err(io::Error::other)
     }
 
-    /// Asks where an endpoint is, once.
+    /// Asks where an endpoint of the node is, once.
     #[must_use]
-    pub fn look_up(&self, address: Address, timeout: Duration) -> Reply<FoundStatus> {
-        let question = |nonce| encode_lookup(&Lookup { nonce, address }).to_vec();
-        self.ask(question, timeout, |bytes, nonce| {
-            let found: Option<Found> = decode_found(bytes).ok();
-            found
-                .filter(|found| found.nonce == nonce)
-                .map(|found| found.status)
-        })
+    pub fn look_up(&self, endpoint: EndpointId, timeout: Duration) -> Reply<Answer> {
+        self.ask(
+            &Question::Lookup(endpoint),
+            QUESTION_BYTES,
+            timeout,
+            |_, answer, _| Some(answer),
+        )
     }
 
-    /// Length of the shortest probe in bytes.
+    /// Asks who answers, once, by a packet of this length.
     #[must_use]
-    pub fn shortest_bytes(&self) -> usize {
-        PACKET_BYTES + self.badge.extra_bytes()
-    }
-
-    /// Asks who answers, once, by a packet of `length_bytes` (the UDP payload).
-    ///
-    /// # Panics
-    /// When the length is not from [`shortest_bytes`](Self::shortest_bytes) to
-    /// [`MAX_PROBE_BYTES`].
-    #[must_use]
-    pub fn probe(&self, length_bytes: usize, timeout: Duration) -> Reply<Presence> {
-        let node = self.node;
-        let length_bytes = length_bytes - self.badge.extra_bytes();
-        let question = |nonce| {
-            encode_probe(&Probe {
-                nonce,
-                node,
-                length_bytes,
-            })
+    pub fn probe(&self, length: ProbeLength, timeout: Duration) -> Reply<Presence> {
+        let read = |from, answer, length_bytes| match answer {
+            Answer::Present(presence) if from == self.node && length_bytes == length.bytes() => {
+                Some(presence)
+            }
+            _ => None,
         };
-        self.ask(question, timeout, |bytes, nonce| {
-            let whole = decode_presence(bytes)
-                .ok()
-                .filter(|_| bytes.len() == length_bytes);
-            whole.filter(|presence| presence.nonce == nonce)
-        })
+        self.ask(&Question::Probe, length.bytes(), timeout, read)
     }
 
     fn ask<T>(
         &self,
-        question: impl FnOnce(u64) -> Vec<u8>,
+        question: &Question,
+        length_bytes: usize,
         timeout: Duration,
-        read: impl Fn(&[u8], u64) -> Option<T>,
+        read: impl Fn(NodeId, Answer, usize) -> Option<T>,
     ) -> Reply<T> {
         let asked = random_number().and_then(|nonce| {
+            let header = Header {
+                from: NodeId(0),
+                to: self.node,
+                nonce,
+            };
+            let packet = self
+                .authenticator
+                .seal_to_length(header, question, length_bytes);
             let started = Instant::now();
-            self.socket.send(&self.badge.seal(&question(nonce)))?;
+            self.socket.send(&packet)?;
             Ok((nonce, started))
         });
         let answered = asked.and_then(|(nonce, started)| {
-            let mut buffer = vec![0; MAX_PROBE_BYTES + 1];
+            let mut buffer = vec![0; ProbeLength::LONGEST.bytes() + 1];
             loop {
                 let left = timeout.saturating_sub(started.elapsed());
                 if left.is_zero() {
@@ -149,11 +136,15 @@ impl Prober {
                 match self.socket.recv(&mut buffer) {
                     Ok(length) => {
                         let packet = &buffer[..length];
-                        if let Some(mismatch) = self.badge.refused(packet, nonce) {
+                        if let Some(mismatch) = self.authenticator.refused(packet, nonce) {
                             return Ok(Reply::Stranger(mismatch));
                         }
-                        let plain = self.badge.open(packet).ok();
-                        if let Some(answer) = plain.and_then(|plain| read(&plain, nonce)) {
+                        let opened = self.authenticator.open(packet).ok();
+                        let opened = opened.filter(|opened| opened.header.nonce == nonce);
+                        let answer = opened.and_then(|opened| {
+                            read(opened.header.from, opened.read().ok()?, length)
+                        });
+                        if let Some(answer) = answer {
                             return Ok(Reply::Answered(answer, started.elapsed()));
                         }
                     }

@@ -7,14 +7,12 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::badge::Badge;
-use super::directory_wire::{
-    Found, FoundStatus, Lookup, PACKET_BYTES, decode_found, encode_lookup,
-};
+use super::messages::{self, QUESTION_BYTES};
 use super::{Ports, Registry, RegistryError, random_number};
 use crate::address::{Address, NodeId};
+use crate::envelope::{Authenticator, Header};
 use crate::hosts::{Host, Hosts};
-use crate::key::{KeyMismatch, PROOF_BYTES};
+use crate::key::KeyMismatch;
 use crate::net::any_like;
 
 /// First pause between two attempts; it doubles up to the last.
@@ -289,13 +287,14 @@ fn resolve_there(
     address: Address,
     wait: &mut Wait,
 ) -> Result<Ports, ResolveError> {
-    let badge = registry.badge();
-    let mut question = Question::new(address, badge).map_err(|cause| ResolveError::NoAnswer {
-        address,
-        directory: place.host.directory(),
-        waited: wait.so_far(),
-        cause: Some(cause),
-    })?;
+    let authenticator = registry.authenticator();
+    let mut question =
+        Question::new(registry, address).map_err(|cause| ResolveError::NoAnswer {
+            address,
+            directory: place.host.directory(),
+            waited: wait.so_far(),
+            cause: Some(cause),
+        })?;
     let mut last_cause = None;
     let mut answered = false;
     let mut attempts = 0;
@@ -313,25 +312,25 @@ fn resolve_there(
                     address,
                     directory,
                     mismatch,
-                    fingerprint: badge.fingerprint().map(str::to_owned),
+                    fingerprint: authenticator.fingerprint().map(str::to_owned),
                 });
             }
-            Ok(Some((directory, Ok(found)))) => match found.status {
-                FoundStatus::Found(ports) => {
+            Ok(Some((directory, Ok(found)))) => match found {
+                Found::At(ports) => {
                     let card = match place.host.control == Some(directory.ip()) {
-                        true => card_that_answers(&place, address, badge),
+                        true => card_that_answers(registry, &place, address),
                         false => directory.ip(),
                     };
                     return Ok(reachable(ports, place.host.address, card));
                 }
-                FoundStatus::WrongNode => {
+                Found::WrongNode(answered) => {
                     return Err(ResolveError::WrongNode {
                         address,
                         directory,
-                        answered: found.address.node,
+                        answered,
                     });
                 }
-                FoundStatus::NoSuchEndpoint => answered = true,
+                Found::Nowhere => answered = true,
             },
             Ok(None) => {}
             Err(cause) => last_cause = Some(cause),
@@ -375,12 +374,12 @@ fn resolve_there(
 
 /// The card of a node that answers first, when its control network has told where the endpoint
 /// is: messages go by cards only. The first one if there is no other, or none answers.
-fn card_that_answers(place: &Place, address: Address, badge: &Badge) -> IpAddr {
+fn card_that_answers(registry: &Registry, place: &Place, address: Address) -> IpAddr {
     let first = place.host.address;
     if place.host.cards.is_empty() {
         return first;
     }
-    let Ok(mut question) = Question::new(address, badge) else {
+    let Ok(mut question) = Question::new(registry, address) else {
         return first;
     };
     let is_card = |at: &&SocketAddr| place.host.control != Some(at.ip());
@@ -395,6 +394,15 @@ fn card_that_answers(place: &Place, address: Address, badge: &Badge) -> IpAddr {
     }
 }
 
+/// What a directory says of an endpoint.
+enum Found {
+    At(Ports),
+    /// Nobody has it open.
+    Nowhere,
+    /// This node is another one.
+    WrongNode(NodeId),
+}
+
 /// A directory's answer, and where it came from; an error if we are strangers there.
 type Answer = (SocketAddr, Result<Found, KeyMismatch>);
 
@@ -402,17 +410,19 @@ type Answer = (SocketAddr, Result<Found, KeyMismatch>);
 /// before it is asked again.
 struct Question<'a> {
     address: Address,
+    own: NodeId,
     nonce: u64,
-    badge: &'a Badge,
+    authenticator: &'a Authenticator,
     sockets: Vec<(SocketAddr, UdpSocket)>,
 }
 
 impl Question<'_> {
-    fn new(address: Address, badge: &Badge) -> io::Result<Question<'_>> {
+    fn new(registry: &Registry, address: Address) -> io::Result<Question<'_>> {
         Ok(Question {
             address,
+            own: registry.node(),
             nonce: random_number()?,
-            badge,
+            authenticator: registry.authenticator(),
             sockets: Vec::new(),
         })
     }
@@ -431,11 +441,16 @@ impl Question<'_> {
                 self.sockets.len() - 1
             }
         };
-        let lookup = encode_lookup(&Lookup {
+        let header = Header {
+            from: self.own,
+            to: self.address.node,
             nonce: self.nonce,
-            address: self.address,
-        });
-        self.sockets[index].1.send(&self.badge.seal(&lookup))?;
+        };
+        let lookup = messages::Question::Lookup(self.address.endpoint);
+        let packet = self
+            .authenticator
+            .seal_to_length(header, &lookup, QUESTION_BYTES);
+        self.sockets[index].1.send(&packet)?;
         Ok(())
     }
 
@@ -475,7 +490,7 @@ impl Question<'_> {
         directory: SocketAddr,
         socket: &UdpSocket,
     ) -> io::Result<Option<Result<Found, KeyMismatch>>> {
-        let mut buffer = [0; PACKET_BYTES + PROOF_BYTES + 1];
+        let mut buffer = [0; QUESTION_BYTES + 1];
         loop {
             let length = match socket.recv(&mut buffer) {
                 Ok(length) => length,
@@ -484,24 +499,29 @@ impl Question<'_> {
                 Err(cause) => return Err(cause),
             };
             let packet = &buffer[..length];
-            if let Some(mismatch) = self.badge.refused(packet, self.nonce) {
+            if let Some(mismatch) = self.authenticator.refused(packet, self.nonce) {
                 return Ok(Some(Err(mismatch)));
             }
-            let found = self.badge.open(packet).ok();
-            let found = found.and_then(|plain| decode_found(&plain).ok());
-            let fitting =
-                found.filter(|found| found.nonce == self.nonce && fits(found, self.address));
-            match fitting {
+            match self.found(packet) {
                 Some(found) => return Ok(Some(Ok(found))),
                 None => tracing::debug!(%directory, "not an answer to our question"),
             }
         }
     }
-}
 
-fn fits(found: &Found, asked: Address) -> bool {
-    found.address.endpoint == asked.endpoint
-        && (found.address.node == asked.node) != (found.status == FoundStatus::WrongNode)
+    fn found(&self, packet: &[u8]) -> Option<Found> {
+        let opened = self.authenticator.open(packet).ok()?;
+        if opened.header.nonce != self.nonce {
+            return None;
+        }
+        let (from, is_asked) = (opened.header.from, opened.header.from == self.address.node);
+        match opened.read().ok()? {
+            messages::Answer::Found(ports) if is_asked => Some(Found::At(ports)),
+            messages::Answer::NoSuchEndpoint if is_asked => Some(Found::Nowhere),
+            messages::Answer::WrongNode if !is_asked => Some(Found::WrongNode(from)),
+            _ => None,
+        }
+    }
 }
 
 /// A process is reached by the card by which its node answered, one bound to "any address"

@@ -330,7 +330,7 @@ fn another_node_is_asked_and_answers_what_its_registry_says() {
     // A broken packet is counted and gets no answer; a whole one after it does.
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     let target = hosts.get(NodeId(2)).unwrap().directory();
-    socket.send_to(&[0x17; PACKET_BYTES], target).unwrap();
+    socket.send_to(&[0x17; QUESTION_BYTES], target).unwrap();
     socket.send_to(&[], target).unwrap();
     assert!(ask(7, PATIENCE).is_ok());
     assert_eq!(directory.counters().malformed, 2);
@@ -344,37 +344,43 @@ fn a_directory_says_who_it_is_in_packets_as_long_as_the_question() {
     let at = SocketAddr::from(([127, 0, 0, 1], free_port()));
     let prober = Prober::open(None, at, NodeId(2), None).unwrap();
     assert!(matches!(
-        prober.probe(PACKET_BYTES, PATIENCE),
+        prober.probe(ProbeLength::SHORTEST, PATIENCE),
         Reply::Refused
     ));
     let directory = Directory::start(&there, vec![at]).unwrap();
     let started = Instant::now();
-    for length in [PACKET_BYTES, 1472, MAX_PROBE_BYTES] {
+    for length in [0, 1472, usize::MAX].map(ProbeLength::nearest) {
         let presence = loop {
             match prober.probe(length, PATIENCE) {
                 Reply::Answered(presence, _) => break presence,
                 // Its thread has not bound the port yet.
                 Reply::Refused => assert!(started.elapsed() < PATIENCE),
-                other => panic!("{length} bytes: {other:?}"),
+                other => panic!("{length:?}: {other:?}"),
             }
         };
-        assert_eq!((presence.node, presence.version), (NodeId(2), version()));
-        assert_eq!(usize::from(presence.max_packet_bytes), MAX_PROBE_BYTES);
+        assert_eq!(presence.version, version());
+        assert_eq!(
+            usize::from(presence.max_packet_bytes),
+            ProbeLength::LONGEST.bytes()
+        );
     }
-    let found = prober.look_up(Address::new(2, 1), PATIENCE);
-    assert!(matches!(
-        found,
-        Reply::Answered(FoundStatus::NoSuchEndpoint, _)
-    ));
-    let found = prober.look_up(Address::new(3, 1), PATIENCE);
-    assert!(matches!(found, Reply::Answered(FoundStatus::WrongNode, _)));
+    let found = prober.look_up(EndpointId(1), PATIENCE);
+    assert!(matches!(found, Reply::Answered(Answer::NoSuchEndpoint, _)));
+    let wrong = Prober::open(None, at, NodeId(3), None).unwrap();
+    let found = wrong.look_up(EndpointId(1), PATIENCE);
+    assert!(matches!(found, Reply::Answered(Answer::WrongNode, _)));
+    let shown = wrong.probe(ProbeLength::SHORTEST, Duration::from_millis(20));
+    assert!(matches!(shown, Reply::Silent), "{shown:?}");
     assert_eq!(directory.counters().malformed, 0);
     // The last is counted after it has left.
     assert!(directory.counters().answered >= 4);
     let short = Duration::from_millis(20);
     let silent = UdpSocket::bind("127.0.0.1:0").unwrap();
     let prober = Prober::open(None, silent.local_addr().unwrap(), NodeId(2), None).unwrap();
-    assert!(matches!(prober.probe(PACKET_BYTES, short), Reply::Silent));
+    assert!(matches!(
+        prober.probe(ProbeLength::SHORTEST, short),
+        Reply::Silent
+    ));
 }
 
 #[test]
@@ -482,13 +488,12 @@ fn a_directory_with_a_key_tells_strangers_only_that_they_are() {
             let here = here.clone().with_key(ours.as_ref());
             let found = resolve(&here, &hosts, Address::new(2, 7), PATIENCE);
             let prober = Prober::open(None, at, NodeId(2), ours.as_ref()).unwrap();
-            let shown = prober.probe(prober.shortest_bytes(), PATIENCE);
+            let shown = prober.probe(ProbeLength::SHORTEST, PATIENCE);
             if ours == theirs {
                 assert_eq!(found.unwrap(), ports(77));
-                assert!(
-                    matches!(shown, Reply::Answered(presence, _) if presence.node == NodeId(2))
-                );
-                assert!(matches!(prober.probe(1472, PATIENCE), Reply::Answered(..)));
+                assert!(matches!(shown, Reply::Answered(..)));
+                let longer = prober.probe(ProbeLength::nearest(1472), PATIENCE);
+                assert!(matches!(longer, Reply::Answered(..)));
                 continue;
             }
             let between = KeyMismatch::between(ours.is_some(), theirs.is_some());

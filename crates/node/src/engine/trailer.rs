@@ -3,7 +3,7 @@
 use dipole_proto::wire::{CRC_BYTES, PROOF_BYTES};
 use dipole_proto::{Addressed, Seal, SessionKey};
 
-use crate::key::{ClusterKey, Prover};
+use crate::key::{ClusterKey, MacKey};
 
 /// What proofs in handshakes are for.
 const HANDSHAKE: &str = "dipole 2026 handshake";
@@ -13,13 +13,13 @@ const SESSION: &str = "dipole 2026 session";
 /// Makes and checks trailers of all kinds.
 #[derive(Debug)]
 pub(super) struct Trailers {
-    prover: Option<Prover>,
+    key: Option<MacKey>,
 }
 
 impl Trailers {
     pub(super) fn new(key: Option<&ClusterKey>) -> Trailers {
         Trailers {
-            prover: key.map(|key| key.prover(HANDSHAKE)),
+            key: key.map(|key| key.mac_key(HANDSHAKE)),
         }
     }
 
@@ -35,11 +35,11 @@ impl Trailers {
 
     #[cold]
     fn prove(&self, frame: &mut [u8], length: usize) {
-        let Some(prover) = &self.prover else {
+        let Some(key) = &self.key else {
             debug_assert!(false, "proofs are only asked of who has a key");
             return;
         };
-        let proof = prover.prove(&frame[..length]);
+        let proof = key.mac(&frame[..length]);
         let end = length + PROOF_BYTES;
         frame[length..end].copy_from_slice(&proof);
         put_checksum(frame, end, 0);
@@ -65,7 +65,7 @@ impl Trailers {
     #[cold]
     fn is_proven(&self, frame: &[u8], end: usize) -> bool {
         let proof = &frame[end..end + PROOF_BYTES];
-        (self.prover.as_ref()).is_some_and(|prover| prover.check(&frame[..end], proof))
+        (self.key.as_ref()).is_some_and(|key| key.verify(&frame[..end], proof))
     }
 }
 

@@ -10,11 +10,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use dipole_link::udp::{Udp, UdpOptions};
+use dipole_naming::envelope::{Authenticator, Header};
 use dipole_node::engine::{Destination, Engine};
 use dipole_node::links::AnyLink;
-use dipole_node::registry::{
-    Found, FoundStatus, Ports, Registry, RegistryError, decode_lookup, encode_found,
-};
+use dipole_node::registry::{Answer, Ports, QUESTION_BYTES, Question, Registry, RegistryError};
 use dipole_node::{ClusterKey, GoneReason, KeyMismatch, Links, Node, NodeId, OpenError};
 use dipole_proto::Instant;
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
@@ -267,9 +266,12 @@ pub(crate) fn steal(folder: &Path) {
 /// Tells whoever answers for node 1 to make way.
 pub(crate) fn ask_to_yield(address: SocketAddr) {
     let socket = UdpSocket::bind((address.ip(), 0)).expect("a port");
-    let mut body = vec![0; 64];
-    body[8] = 1;
-    let wish = packet(0x1b, 0, 0, 0, 0, &body);
+    let header = Header {
+        from: NodeId(1),
+        to: NodeId(1),
+        nonce: 1,
+    };
+    let wish = Authenticator::new(None).seal_to_length(header, &Question::Yield, QUESTION_BYTES);
     for _ in 0..50 {
         socket.send_to(&wish, address).expect("loopback takes it");
     }
@@ -298,21 +300,20 @@ impl Liar {
                 let Ok((length, from)) = socket.recv_from(&mut buffer) else {
                     continue;
                 };
-                // A proven question, read as if there were no proof, as good as it goes.
-                let plain = decode_lookup(&buffer[..length]).ok();
-                let nonce = plain
-                    .map(|lookup| lookup.nonce)
-                    .or_else(|| Some(u64::from_le_bytes(buffer[32..40].try_into().ok()?)));
-                let found = Found {
-                    nonce: nonce.expect("a question"),
-                    address: dipole_node::Address::new(2, 7),
-                    status: FoundStatus::Found(Ports {
-                        small: address,
-                        bulk: address,
-                        incarnation: LIE,
-                    }),
+                // An authenticated question shows its nonce all the same.
+                let question = &buffer[..length];
+                let nonce = u64::from_le_bytes(question[20..28].try_into().expect("a question"));
+                let header = Header {
+                    from: NodeId(2),
+                    to: NodeId(1),
+                    nonce,
                 };
-                let _told = socket.send_to(&encode_found(&found), from);
+                let answer = Answer::Found(Ports {
+                    small: address,
+                    bulk: address,
+                    incarnation: LIE,
+                });
+                let _told = socket.send_to(&Authenticator::new(None).seal(header, &answer), from);
             }
         });
         Liar { address, ended }

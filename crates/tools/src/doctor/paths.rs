@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use dipole_node::KeyMismatch;
 use dipole_node::hosts::Host;
-use dipole_node::registry::{MAX_PROBE_BYTES, PACKET_BYTES, Prober, Reply};
+use dipole_node::registry::{ProbeLength, Prober, Reply};
 
 use super::finding::Finding;
 use super::peer::{Answer, Own, who};
@@ -50,7 +50,7 @@ pub(super) fn examine(host: &Host, own: Own<'_>, cards: &[IpAddr]) -> Vec<Findin
         let outcome = match prober {
             _ if leads_back => Outcome::Own,
             Err(cause) => Outcome::Failed(cause),
-            Ok(prober) => ask(&prober, host, ours.unwrap_or(theirs), patience),
+            Ok(prober) => ask(&prober, ours.unwrap_or(theirs), patience),
         };
         let judged = match host.control == Some(theirs) {
             true => judge_control(ours, theirs, &outcome),
@@ -61,8 +61,8 @@ pub(super) fn examine(host: &Host, own: Own<'_>, cards: &[IpAddr]) -> Vec<Findin
     addresses.collect()
 }
 
-fn ask(prober: &Prober, host: &Host, ours: IpAddr, patience: Duration) -> Outcome {
-    match who(prober, host, patience) {
+fn ask(prober: &Prober, ours: IpAddr, patience: Duration) -> Outcome {
+    match who(prober, patience) {
         Answer::Right => {}
         Answer::Wrong => return Outcome::Wrong,
         Answer::Silent => return Outcome::Silent,
@@ -71,17 +71,18 @@ fn ask(prober: &Prober, host: &Host, ours: IpAddr, patience: Duration) -> Outcom
         Answer::Failed(cause) => return Outcome::Failed(cause),
     }
     // What both devices take, as sessions agree on it.
-    let longest = dipole_link::udp::longest_frame_bytes(ours).unwrap_or(PACKET_BYTES);
-    let theirs = match prober.probe(PACKET_BYTES, patience) {
+    let longest = dipole_link::udp::longest_frame_bytes(ours).unwrap_or(0);
+    let theirs = match prober.probe(ProbeLength::SHORTEST, patience) {
         Reply::Answered(presence, _) if presence.max_packet_bytes != 0 => {
             usize::from(presence.max_packet_bytes)
         }
         _ => longest,
     };
-    let bytes = longest.min(theirs).clamp(PACKET_BYTES, MAX_PROBE_BYTES);
+    let length = ProbeLength::nearest(longest.min(theirs));
+    let bytes = length.bytes();
     let headers = if ours.is_ipv4() { 20 + 8 } else { 40 + 8 };
     for _ in 0..TRIES {
-        if let Reply::Answered(..) = prober.probe(bytes, patience / TRIES) {
+        if let Reply::Answered(..) = prober.probe(length, patience / TRIES) {
             return Outcome::Answers(bytes + headers);
         }
     }

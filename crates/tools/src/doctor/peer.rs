@@ -8,8 +8,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use dipole_node::hosts::Host;
-use dipole_node::registry::{FoundStatus, MAX_PROBE_BYTES, Presence, Prober, Reply};
-use dipole_node::{Address, ClusterKey, KeyMismatch};
+use dipole_node::registry::{self, Presence, ProbeLength, Prober, Reply};
+use dipole_node::{ClusterKey, EndpointId, KeyMismatch};
 
 use super::finding::Finding;
 use super::verdict::{self, Size};
@@ -61,7 +61,7 @@ pub(super) fn examine(host: &Host, own: Own<'_>) -> Vec<Finding> {
         return vec![subject(route)];
     };
     let mut findings = vec![route];
-    let answer = who(&prober, host, own.patience);
+    let answer = who(&prober, own.patience);
     let right = matches!(answer, Answer::Right);
     findings.push(verdict::directory(&answer, host, own.key));
     if right {
@@ -71,12 +71,11 @@ pub(super) fn examine(host: &Host, own: Own<'_>) -> Vec<Finding> {
 }
 
 /// Asks for some endpoint, several times; whoever answers says whether it is the node.
-pub(super) fn who(prober: &Prober, host: &Host, patience: Duration) -> Answer {
+pub(super) fn who(prober: &Prober, patience: Duration) -> Answer {
     let mut last = Answer::Silent;
     for _ in 0..TRIES {
-        let endpoint = Address::new(host.node.0, 1);
-        last = match prober.look_up(endpoint, patience / TRIES) {
-            Reply::Answered(FoundStatus::WrongNode, _) => return Answer::Wrong,
+        last = match prober.look_up(EndpointId(1), patience / TRIES) {
+            Reply::Answered(registry::Answer::WrongNode, _) => return Answer::Wrong,
             Reply::Answered(..) => return Answer::Right,
             Reply::Stranger(mismatch) => return Answer::Stranger(mismatch),
             Reply::Silent => last,
@@ -95,7 +94,7 @@ fn converse(prober: &Prober, host: &Host, own: Own<'_>, source: IpAddr) -> Vec<F
     // The first answer sets how long the others are waited for.
     let mut patience = own.patience;
     for _ in 0..ROUNDS {
-        if let Reply::Answered(told, took) = prober.probe(prober.shortest_bytes(), patience) {
+        if let Reply::Answered(told, took) = prober.probe(ProbeLength::SHORTEST, patience) {
             presence = Some(told);
             patience = patience.min((took * 10).max(Duration::from_millis(50)));
             times.push(took);
@@ -108,8 +107,7 @@ fn converse(prober: &Prober, host: &Host, own: Own<'_>, source: IpAddr) -> Vec<F
     };
     times.sort();
     let from = own.address.unwrap_or(source);
-    let ours =
-        dipole_link::udp::longest_frame_bytes(from).unwrap_or_else(|_| prober.shortest_bytes());
+    let ours = dipole_link::udp::longest_frame_bytes(from).unwrap_or(0);
     let size = measure(
         prober,
         ours,
@@ -130,10 +128,10 @@ fn headers(to: SocketAddr) -> usize {
 
 /// Finds the longest packet that gets through, there and back.
 fn measure(prober: &Prober, ours: usize, theirs: usize, patience: Duration) -> Size {
-    let full = ours.clamp(prober.shortest_bytes(), MAX_PROBE_BYTES);
+    let full = ProbeLength::nearest(ours).bytes();
     let passes = |length: usize| -> Option<bool> {
         for _ in 0..TRIES {
-            match prober.probe(length, patience) {
+            match prober.probe(ProbeLength::nearest(length), patience) {
                 Reply::Answered(..) => return Some(true),
                 Reply::TooLong => return None,
                 _ => {}
@@ -151,7 +149,7 @@ fn measure(prober: &Prober, ours: usize, theirs: usize, patience: Duration) -> S
     if first == Some(true) {
         return size;
     }
-    let (mut good, mut bad) = (prober.shortest_bytes(), full);
+    let (mut good, mut bad) = (ProbeLength::SHORTEST.bytes(), full);
     while bad - good > 1 {
         let middle = good + (bad - good) / 2;
         match passes(middle) {
@@ -176,7 +174,7 @@ fn copied(cause: &io::Error) -> io::Error {
 /// Whether somebody answers at this node's own directory port.
 pub(super) fn examine_own(host: &Host, own: Own<'_>) -> Finding {
     let answer = match Prober::open(None, host.directory(), host.node, own.key) {
-        Ok(prober) => who(&prober, host, own.patience),
+        Ok(prober) => who(&prober, own.patience),
         Err(cause) => Answer::Failed(cause),
     };
     // Only when nobody answers may the port be tried.

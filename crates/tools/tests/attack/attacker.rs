@@ -6,6 +6,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use dipole_naming::address::EndpointId;
+use dipole_naming::registry::{Answer, Ports, Question};
 use dipole_testbed::Testbed;
 use rustix::net::{AddressFamily, SendFlags, SocketType, ipproto, sendto, socket};
 
@@ -196,16 +198,22 @@ fn ask(victims: &[Victim; 2], over: &AtomicBool, sent: &Sent) {
         let mut counts = [0_u64; 3];
         for (from, to) in [(one, two), (two, one)] {
             for proven in [false, true] {
-                for first in [packets::LOOKUP, packets::YIELD] {
-                    let bytes = packets::directory(&mut random, first, to.node, proven);
+                let nodes = [from.node, to.node];
+                for question in [Question::Lookup(EndpointId(7)), Question::Yield] {
+                    let bytes = packets::control(&mut random, &question, nodes, proven);
                     counts[0] += u64::from(own.send_to(&bytes, to.directory).is_ok());
                     counts[0] += raw.forge(from.directory, to.directory, &bytes);
                 }
-                for first in [packets::FOUND, packets::VOUCHED] {
+                let lie = Ports {
+                    small: from.directory.into(),
+                    bulk: from.directory.into(),
+                    incarnation: random.next(),
+                };
+                for answer in [Answer::Found(lie), Answer::Ended] {
                     // Where a process that asks may wait for its answer.
                     let port = u16::try_from(32_768 + random.next() % 28_000).expect("a port");
                     let to = SocketAddrV4::new(*to.small.ip(), port);
-                    let bytes = packets::directory(&mut random, first, from.node, proven);
+                    let bytes = packets::control(&mut random, &answer, nodes, proven);
                     counts[1] += raw.forge(from.directory, to, &bytes);
                 }
                 let mut member = random.bytes(80);

@@ -3,15 +3,15 @@
 use std::net::SocketAddrV4;
 
 use crc_fast::{CrcAlgorithm, checksum};
+use dipole_naming::address::NodeId;
+use dipole_naming::envelope::{Authenticator, Header, Message};
+use dipole_naming::key::{ClusterKey, KEY_BYTES};
+use dipole_naming::registry::QUESTION_BYTES;
 
 pub(crate) const HELLO: u8 = 0x10;
 pub(crate) const CHALLENGE: u8 = 0x11;
 pub(crate) const DATA: u8 = 0x13;
 pub(crate) const RESET: u8 = 0x16;
-pub(crate) const LOOKUP: u8 = 0x17;
-pub(crate) const FOUND: u8 = 0x18;
-pub(crate) const VOUCHED: u8 = 0x1a;
-pub(crate) const YIELD: u8 = 0x1b;
 pub(crate) const BYE: u8 = 0x19;
 pub(crate) const PROVEN: u8 = 1 << 6;
 
@@ -122,22 +122,21 @@ pub(crate) fn reset(random: &mut Random, connection: u32, proven: bool) -> Vec<u
     packet(RESET, flags, 0, [0, 0], 0xff, &body, proof)
 }
 
-/// A packet of directories: 64 bytes after the header, as far as they matter.
-pub(crate) fn directory(random: &mut Random, first: u8, node: u32, proven: bool) -> Vec<u8> {
-    let mut body = vec![0; 64];
-    body[..8].copy_from_slice(&random.next().to_le_bytes());
-    body[8..12].copy_from_slice(&node.to_le_bytes());
-    body[12] = if first == LOOKUP || first == FOUND {
-        7
-    } else {
-        0
+/// A control packet as a node without a key sends it, or one with a key of its own.
+pub(crate) fn control(
+    random: &mut Random,
+    message: &impl Message,
+    [from, to]: [u32; 2],
+    with_key: bool,
+) -> Vec<u8> {
+    let key = ClusterKey::new([0xee; KEY_BYTES]);
+    let header = Header {
+        from: NodeId(from),
+        to: NodeId(to),
+        nonce: random.next(),
     };
-    let proof = random.bytes(16);
-    let (flags, proof) = match proven {
-        true => (PROVEN, Some(&proof[..])),
-        false => (0, None),
-    };
-    packet(first, flags, 0, [0, 0], 0, &body, proof)
+    let authenticator = Authenticator::new(with_key.then_some(&key));
+    authenticator.seal_to_length(header, message, QUESTION_BYTES)
 }
 
 /// Puts headers of IP and UDP before a payload; the kernel fills in what is zero.

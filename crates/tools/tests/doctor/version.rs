@@ -4,15 +4,10 @@ use std::net::{SocketAddr, UdpSocket};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use crc_fast::{CrcAlgorithm, checksum};
+use dipole_naming::envelope::Authenticator;
+use dipole_naming::registry::{Answer, Presence};
 
 use crate::testbed::{Report, cleaned, once_answered};
-
-/// In an answer to a probe: which it is, and the version (protocol, 3.7).
-const STATUS_AT: usize = 48;
-const PRESENT: u8 = 3;
-const VERSION_AT: usize = 54;
-const CRC_BYTES: usize = 4;
 
 struct Agent(Child);
 
@@ -38,17 +33,51 @@ fn relay(at: &UdpSocket, directory: SocketAddr) {
         let Ok(length) = inner.recv(&mut buffer) else {
             continue;
         };
-        if buffer[STATUS_AT] == PRESENT {
-            for (index, number) in [9_u16, 8, 7].into_iter().enumerate() {
-                let at = VERSION_AT + 2 * index;
-                buffer[at..at + 2].copy_from_slice(&number.to_le_bytes());
-            }
-            let end = length - CRC_BYTES;
-            let sum = checksum(CrcAlgorithm::Crc32Iscsi, &buffer[..end]).to_le_bytes();
-            buffer[end..length].copy_from_slice(&sum[..CRC_BYTES]);
-        }
-        at.send_to(&buffer[..length], from).expect("somebody asked");
+        let keyless = Authenticator::new(None);
+        let opened = keyless.open(&buffer[..length]).expect("an answer");
+        let answer = match opened.read().expect("an answer") {
+            Answer::Present(presence) => Answer::Present(Presence {
+                version: [9, 8, 7],
+                ..presence
+            }),
+            other => other,
+        };
+        let answer = keyless.seal_to_length(opened.header, &answer, length);
+        at.send_to(&answer, from).expect("somebody asked");
     }
+}
+
+#[test]
+fn every_path_of_a_node_with_several_addresses_is_tried_with_a_cluster_key() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let place = |name: &str| directory.path().join(name);
+    let key = dipole_naming::key::ClusterKey::random().expect("random bytes");
+    key.save(&place("key")).expect("our own directory");
+    let free = UdpSocket::bind("127.0.0.1:0").expect("a port");
+    let port = free.local_addr().expect("it is bound").port();
+    drop(free);
+    let text = format!("1 127.0.0.2\n2 127.0.0.1 port={port} cards=127.0.0.3\n");
+    std::fs::write(place("hosts"), text).expect("our own directory");
+    let dipole = |runtime, node| {
+        let mut command = cleaned(Command::new(env!("CARGO_BIN_EXE_dipole")), &place(runtime));
+        command
+            .env("DIPOLE_NID", node)
+            .env("DIPOLE_KEY", place("key"));
+        command.env("DIPOLE_HOSTS", place("hosts"));
+        command
+    };
+    let mut agent = dipole("there", "2");
+    agent
+        .arg("agent")
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    let _agent = Agent(agent.spawn().expect("it starts"));
+    let report = || {
+        let mut command = dipole("here", "1");
+        Report::of(command.args(["--json", "doctor", "--timeout", "0.5"]))
+    };
+    let report = once_answered(report, "node 2");
+    report.expect("path", "node 2", "good", &["will be used"]);
 }
 
 #[test]

@@ -7,8 +7,9 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixDatagram;
 use std::process::{Child, Command, Stdio};
 
+use dipole_naming::envelope::{Authenticator, Header};
+use dipole_naming::registry::{Answer, Question};
 use dipole_node::NodeId;
-use dipole_node::registry::{Probe, decode_presence, encode_probe};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
 use crate::process::{Node, PATIENCE, Process, said, wait_for};
@@ -117,19 +118,22 @@ fn questions_that_come_while_an_agent_is_started_again_wait_for_it() {
     let _program = program(&node);
     let client = UdpSocket::bind("127.0.0.1:0").expect("loopback");
     client.set_read_timeout(Some(PATIENCE)).expect("a socket");
-    let question = encode_probe(&Probe {
+    let header = Header {
+        from: NodeId(0),
+        to: NodeId(1),
         nonce: 7,
-        node: NodeId(1),
-        length_bytes: 200,
-    });
+    };
+    let keyless = Authenticator::new(None);
+    let question = keyless.seal_to_length(header, &Question::Probe, 200);
     let ((), agent) = started_again(&node, false, || {
         client.send_to(&question, node.address).expect("sent");
     });
     let mut answer = [0; 2048];
     let (length, from) = client.recv_from(&mut answer).expect("an answer");
     assert_eq!(from, node.address);
-    let presence = decode_presence(&answer[..length]).expect("an answer");
-    assert_eq!((presence.nonce, presence.node), (7, NodeId(1)));
+    let opened = keyless.open(&answer[..length]).expect("an answer");
+    assert!(matches!(opened.read(), Ok(Answer::Present(_))));
+    assert_eq!((opened.header.nonce, opened.header.from), (7, NodeId(1)));
     end(agent);
 }
 

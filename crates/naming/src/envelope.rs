@@ -1,0 +1,516 @@
+//! The envelope of control messages: what directories, agents and those who ask them send.
+//!
+//! ```text
+//!  0 magic "DPC"  3 version(1) = 1   4 length(4), of all of it
+//!  8 kind(1)      9 flags(1)        10 zero(2)
+//! 12 from(4)     16 to(4)           20 nonce(8)
+//! 28 body, in postcard's format, and zeros up to the length wanted
+//!    MAC(16), if the flag AUTHENTICATED (1) is set, over everything before it
+//!    CRC32C(4), over everything before it
+//! ```
+//!
+//! With a cluster key every packet is authenticated, and only authenticated ones are believed;
+//! without a key none is. The MAC covers both nodes and the nonce, so a packet to one node says
+//! nothing to another. A question draws its nonce at random and its answer repeats it, so a
+//! recorded answer answers nothing; messages that nobody asked for carry in their body what
+//! tells new ones from old.
+//!
+//! A message is a type that serde can write, with a number of its own:
+//!
+//! ```
+//! use dipole_naming::address::NodeId;
+//! use dipole_naming::envelope::{Authenticator, Header, Message};
+//! use serde::{Deserialize, Serialize};
+//!
+//! #[derive(Debug, PartialEq, Serialize, Deserialize)]
+//! struct Greeting {
+//!     text: String,
+//! }
+//!
+//! impl Message for Greeting {
+//!     const KIND: u8 = 200;
+//!
+//!     fn is_valid(&self) -> bool {
+//!         self.text.len() < 80
+//!     }
+//! }
+//!
+//! let authenticator = Authenticator::new(None);
+//! let header = Header { from: NodeId(1), to: NodeId(2), nonce: 7 };
+//! let hello = Greeting { text: "hello".to_owned() };
+//! let packet = authenticator.seal(header, &hello);
+//! let opened = authenticator.open(&packet)?;
+//! assert_eq!(opened.header, header);
+//! assert_eq!(opened.read::<Greeting>()?, hello);
+//! # Ok::<(), dipole_naming::envelope::EnvelopeError>(())
+//! ```
+//!
+//! Kinds: 0 refusal (here), 1 question, 2 answer, 3 announcement ([`registry`](crate::registry)).
+//! Other crates take theirs from 16 on.
+
+use std::fmt;
+
+use crc_fast::{CrcAlgorithm, checksum};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::address::NodeId;
+use crate::key::{ClusterKey, KeyMismatch, MAC_BYTES, MacKey};
+
+const MAGIC: [u8; 3] = *b"DPC";
+const VERSION: u8 = 1;
+const HEADER_BYTES: usize = 28;
+const CRC_BYTES: usize = 4;
+const AUTHENTICATED: u8 = 1;
+/// Names the key of these MACs among those derived from the cluster key.
+const PURPOSE: &str = "dipole 2026 control";
+
+/// What can travel in an envelope.
+pub trait Message: Serialize + DeserializeOwned {
+    /// The number that tells it from all other messages.
+    const KIND: u8;
+
+    /// False for values that no sender may write, though the format can.
+    fn is_valid(&self) -> bool {
+        true
+    }
+}
+
+/// From whom to whom a message goes, and which one it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// The sender's node; 0 if it has none.
+    pub from: NodeId,
+    /// The node it is for; 0 if for any.
+    pub to: NodeId,
+    /// A question's random number, repeated by its answer.
+    pub nonce: u64,
+}
+
+/// Why a packet is not taken, or not as this message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EnvelopeError {
+    /// It is shorter than an empty envelope, or than it says, or longer.
+    Length {
+        /// Its length.
+        found_bytes: usize,
+    },
+    /// It does not begin as an envelope does.
+    NoEnvelope,
+    /// It is of another version of this format.
+    Version {
+        /// Which.
+        found: u8,
+    },
+    /// The checksum does not fit.
+    Checksum,
+    /// A bit is set that has no meaning.
+    Undefined,
+    /// Its sender has not our cluster key, or has one where we have none.
+    Stranger,
+    /// It is another message.
+    Kind {
+        /// Which.
+        found: u8,
+    },
+    /// The body is not one of that message.
+    Body,
+}
+
+impl fmt::Display for EnvelopeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            EnvelopeError::Length { found_bytes } => {
+                write!(f, "a control packet cut or extended to {found_bytes} bytes")
+            }
+            EnvelopeError::NoEnvelope => f.write_str("no control packet"),
+            EnvelopeError::Version { found } => write!(
+                f,
+                "a control packet of version {found}, this program knows version {VERSION}"
+            ),
+            EnvelopeError::Checksum => f.write_str("a damaged control packet"),
+            EnvelopeError::Undefined => f.write_str("a control packet with undefined flags"),
+            EnvelopeError::Stranger => f.write_str("a control packet of another cluster"),
+            EnvelopeError::Kind { found } => write!(f, "an unexpected message of kind {found}"),
+            EnvelopeError::Body => f.write_str("a control packet with a malformed body"),
+        }
+    }
+}
+
+impl std::error::Error for EnvelopeError {}
+
+/// Tells a stranger that its question is not answered.
+#[derive(Debug, Serialize, Deserialize)]
+struct Refusal {
+    /// Whether the node that refuses has a cluster key.
+    has_key: bool,
+}
+
+impl Message for Refusal {
+    const KIND: u8 = 0;
+}
+
+/// A packet that arrived whole, from a member of our cluster.
+#[derive(Clone, Copy, Debug)]
+pub struct Opened<'a> {
+    /// From whom to whom.
+    pub header: Header,
+    /// Which message.
+    pub kind: u8,
+    body: &'a [u8],
+}
+
+impl Opened<'_> {
+    /// Reads the message.
+    ///
+    /// # Errors
+    /// [`EnvelopeError::Kind`]: it is another one. [`EnvelopeError::Body`]: it is malformed.
+    pub fn read<M: Message>(&self) -> Result<M, EnvelopeError> {
+        if self.kind != M::KIND {
+            return Err(EnvelopeError::Kind { found: self.kind });
+        }
+        let (message, rest) =
+            postcard::take_from_bytes::<M>(self.body).map_err(|_| EnvelopeError::Body)?;
+        let is_padding = rest.iter().all(|byte| *byte == 0);
+        match is_padding && message.is_valid() {
+            true => Ok(message),
+            false => Err(EnvelopeError::Body),
+        }
+    }
+}
+
+/// Seals packets as a member of a cluster, and tells whose packets are of it. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub struct Authenticator {
+    key: Option<MacKey>,
+    fingerprint: Option<String>,
+}
+
+impl Authenticator {
+    /// That of the cluster with this key, or of one without.
+    #[must_use]
+    pub fn new(key: Option<&ClusterKey>) -> Authenticator {
+        Authenticator {
+            key: key.map(|key| key.mac_key(PURPOSE)),
+            fingerprint: key.map(ClusterKey::fingerprint),
+        }
+    }
+
+    /// The name of our key.
+    #[must_use]
+    pub fn fingerprint(&self) -> Option<&str> {
+        self.fingerprint.as_deref()
+    }
+
+    /// Writes a packet.
+    #[must_use]
+    pub fn seal<M: Message>(&self, header: Header, message: &M) -> Vec<u8> {
+        self.seal_to_length(header, message, 0)
+    }
+
+    /// Writes a packet of at least so many bytes, with zeros behind the body.
+    #[must_use]
+    pub fn seal_to_length<M: Message>(
+        &self,
+        header: Header,
+        message: &M,
+        length_bytes: usize,
+    ) -> Vec<u8> {
+        sealed(self.key.as_ref(), header, message, length_bytes)
+    }
+
+    /// Opens a packet of our cluster.
+    ///
+    /// # Errors
+    /// [`EnvelopeError::Stranger`] if it is of another cluster, else what is wrong with it.
+    pub fn open<'a>(&self, packet: &'a [u8]) -> Result<Opened<'a>, EnvelopeError> {
+        let raw = Raw::parse(packet)?;
+        let is_ours = match (&self.key, raw.mac) {
+            (None, None) => true,
+            (Some(key), Some(mac)) => key.verify(raw.covered, mac),
+            _ => false,
+        };
+        match is_ours {
+            true => Ok(raw.opened),
+            false => Err(EnvelopeError::Stranger),
+        }
+    }
+
+    /// The answer to a stranger's packet of kind `question`: that the keys differ. `None` if it
+    /// is none. It is no longer than the question, and has no MAC, which its receiver could not
+    /// verify.
+    #[must_use]
+    pub fn refuse(&self, packet: &[u8], question: u8, node: NodeId) -> Option<Vec<u8>> {
+        let asked = Raw::parse(packet).ok()?.opened;
+        let header = Header {
+            from: node,
+            to: asked.header.from,
+            nonce: asked.header.nonce,
+        };
+        let has_key = self.key.is_some();
+        let refusal = sealed(None, header, &Refusal { has_key }, 0);
+        (asked.kind == question && refusal.len() <= packet.len()).then_some(refusal)
+    }
+
+    /// How the keys differ, if this packet refuses the question with that nonce. To be taken as
+    /// the reason why there is no answer, and for nothing else: anybody can write one.
+    #[must_use]
+    pub fn refused(&self, packet: &[u8], nonce: u64) -> Option<KeyMismatch> {
+        let raw = Raw::parse(packet).ok()?;
+        let refusal: Refusal = raw.opened.read().ok()?;
+        let (ours, theirs) = (self.key.is_some(), refusal.has_key);
+        // Two without a key have nothing to refuse.
+        let is_sound = raw.mac.is_none() && raw.opened.header.nonce == nonce && (ours || theirs);
+        is_sound.then(|| KeyMismatch::between(ours, theirs))
+    }
+}
+
+/// What a packet says it is, if it is whole.
+#[must_use]
+pub fn kind_of(packet: &[u8]) -> Option<u8> {
+    Some(Raw::parse(packet).ok()?.opened.kind)
+}
+
+fn sealed<M: Message>(
+    key: Option<&MacKey>,
+    header: Header,
+    message: &M,
+    length_bytes: usize,
+) -> Vec<u8> {
+    let trailer_bytes = CRC_BYTES + key.map_or(0, |_| MAC_BYTES);
+    let mut packet = Vec::with_capacity(length_bytes.max(128));
+    packet.extend(MAGIC);
+    packet.push(VERSION);
+    packet.extend([0; 4]);
+    packet.extend([M::KIND, key.map_or(0, |_| AUTHENTICATED), 0, 0]);
+    packet.extend(header.from.0.to_le_bytes());
+    packet.extend(header.to.0.to_le_bytes());
+    packet.extend(header.nonce.to_le_bytes());
+    debug_assert_eq!(packet.len(), HEADER_BYTES);
+    let mut packet =
+        postcard::to_extend(message, packet).expect("messages hold nothing postcard cannot write");
+    packet.resize(
+        packet.len().max(length_bytes.saturating_sub(trailer_bytes)),
+        0,
+    );
+    let length = u32::try_from(packet.len() + trailer_bytes).expect("shorter than 4 GiB");
+    packet[4..8].copy_from_slice(&length.to_le_bytes());
+    if let Some(key) = key {
+        packet.extend(key.mac(&packet));
+    }
+    packet.extend(crc(&packet));
+    packet
+}
+
+/// A whole packet, from anybody.
+struct Raw<'a> {
+    opened: Opened<'a>,
+    /// What the MAC is over.
+    covered: &'a [u8],
+    mac: Option<&'a [u8]>,
+}
+
+impl Raw<'_> {
+    fn parse(packet: &[u8]) -> Result<Raw<'_>, EnvelopeError> {
+        let length = EnvelopeError::Length {
+            found_bytes: packet.len(),
+        };
+        let (checked, sum) = packet.split_last_chunk::<CRC_BYTES>().ok_or(length)?;
+        let (front, behind) = checked.split_first_chunk::<HEADER_BYTES>().ok_or(length)?;
+        if front[..3] != MAGIC {
+            return Err(EnvelopeError::NoEnvelope);
+        }
+        if front[3] != VERSION {
+            return Err(EnvelopeError::Version { found: front[3] });
+        }
+        if usize::try_from(word(front, 4)) != Ok(packet.len()) {
+            return Err(length);
+        }
+        if crc(checked) != *sum {
+            return Err(EnvelopeError::Checksum);
+        }
+        let [kind, flags, zeros @ ..] = [front[8], front[9], front[10], front[11]];
+        if flags & !AUTHENTICATED != 0 || zeros != [0, 0] {
+            return Err(EnvelopeError::Undefined);
+        }
+        let (body, mac) = match flags {
+            0 => (behind, None),
+            _ => {
+                let (body, mac) = behind.split_last_chunk::<MAC_BYTES>().ok_or(length)?;
+                (body, Some(&mac[..]))
+            }
+        };
+        let nonce = u64::from(word(front, 20)) | u64::from(word(front, 24)) << 32;
+        Ok(Raw {
+            opened: Opened {
+                header: Header {
+                    from: NodeId(word(front, 12)),
+                    to: NodeId(word(front, 16)),
+                    nonce,
+                },
+                kind,
+                body,
+            },
+            covered: &packet[..HEADER_BYTES + body.len()],
+            mac,
+        })
+    }
+}
+
+fn word(front: &[u8; HEADER_BYTES], at: usize) -> u32 {
+    u32::from_le_bytes([front[at], front[at + 1], front[at + 2], front[at + 3]])
+}
+
+fn crc(bytes: &[u8]) -> [u8; CRC_BYTES] {
+    let sum = checksum(CrcAlgorithm::Crc32Iscsi, bytes).to_le_bytes();
+    [sum[0], sum[1], sum[2], sum[3]]
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::key::KEY_BYTES;
+
+    #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+    struct Note {
+        text: String,
+        numbers: Vec<u64>,
+    }
+
+    impl Message for Note {
+        const KIND: u8 = 9;
+
+        fn is_valid(&self) -> bool {
+            self.text != "forbidden"
+        }
+    }
+
+    const HEADER: Header = Header {
+        from: NodeId(3),
+        to: NodeId(0x0102_0304),
+        nonce: 0x1122_3344_5566_7788,
+    };
+
+    fn with(byte: Option<u8>) -> Authenticator {
+        let key = byte.map(|byte| ClusterKey::new([byte; KEY_BYTES]));
+        Authenticator::new(key.as_ref())
+    }
+
+    fn note() -> Note {
+        Note {
+            text: "news".to_owned(),
+            numbers: vec![1, u64::MAX],
+        }
+    }
+
+    #[test]
+    fn members_read_what_members_write_and_everybody_else_is_a_stranger() {
+        for ours in [None, Some(1), Some(2)] {
+            for theirs in [None, Some(1), Some(2)] {
+                let packet = with(theirs).seal(HEADER, &note());
+                match with(ours).open(&packet) {
+                    Ok(opened) if ours == theirs => {
+                        assert_eq!(opened.header, HEADER);
+                        assert_eq!(opened.read::<Note>(), Ok(note()));
+                    }
+                    opened => {
+                        assert_ne!(ours, theirs);
+                        assert_eq!(opened.unwrap_err(), EnvelopeError::Stranger);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_packet_has_the_length_asked_for_unless_its_message_needs_more() {
+        for key in [None, Some(1)] {
+            let least = with(key).seal(HEADER, &note()).len();
+            for length in [0, 1, least - 1, least, least + 1, 1472, 8972] {
+                let packet = with(key).seal_to_length(HEADER, &note(), length);
+                assert_eq!(packet.len(), length.max(least));
+                let opened = with(key).open(&packet).unwrap();
+                assert_eq!(opened.read::<Note>(), Ok(note()));
+            }
+        }
+    }
+
+    #[test]
+    fn every_changed_bit_and_every_cut_is_refused() {
+        for key in [None, Some(1)] {
+            let packet = with(key).seal_to_length(HEADER, &note(), 80);
+            for bit in 0..packet.len() * 8 {
+                let mut bad = packet.clone();
+                bad[bit / 8] ^= 1 << (bit % 8);
+                assert!(with(key).open(&bad).is_err(), "bit {bit}");
+            }
+            for length in 0..packet.len() {
+                assert!(with(key).open(&packet[..length]).is_err(), "{length}");
+            }
+            assert!(with(key).open(&[&packet[..], &[0]].concat()).is_err());
+        }
+    }
+
+    #[test]
+    fn a_body_is_refused_as_another_message_with_a_rest_and_with_values_nobody_may_write() {
+        let none = with(None);
+        let read = |packet: &[u8]| none.open(packet).unwrap().read::<Note>();
+        let refusal = sealed(None, HEADER, &Refusal { has_key: true }, 0);
+        assert_eq!(read(&refusal), Err(EnvelopeError::Kind { found: 0 }));
+        let mut longer = none.seal_to_length(HEADER, &note(), 80);
+        let end = longer.len() - CRC_BYTES;
+        longer[end - 1] = 1;
+        let sum = crc(&longer[..end]);
+        longer[end..].copy_from_slice(&sum);
+        assert_eq!(read(&longer), Err(EnvelopeError::Body));
+        let bad = Note {
+            text: "forbidden".to_owned(),
+            ..note()
+        };
+        assert_eq!(read(&none.seal(HEADER, &bad)), Err(EnvelopeError::Body));
+    }
+
+    #[test]
+    fn a_refusal_says_how_the_keys_differ_to_who_asked_and_is_never_longer_than_the_question() {
+        for (ours, theirs, mismatch) in [
+            (None, Some(1), KeyMismatch::OnlyTheirs),
+            (Some(1), None, KeyMismatch::OnlyOurs),
+            (Some(1), Some(2), KeyMismatch::Different),
+        ] {
+            let question = with(ours).seal(HEADER, &note());
+            assert_eq!(with(theirs).refuse(&question, 8, NodeId(5)), None);
+            let refusal = with(theirs).refuse(&question, 9, NodeId(5)).unwrap();
+            assert!(refusal.len() <= question.len());
+            assert_eq!(with(ours).refused(&refusal, HEADER.nonce), Some(mismatch));
+            assert_eq!(with(ours).refused(&refusal, 1), None);
+            assert_eq!(with(ours).refused(&question, HEADER.nonce), None);
+        }
+        let nothing = sealed(None, HEADER, &Refusal { has_key: false }, 0);
+        assert_eq!(with(None).refused(&nothing, HEADER.nonce), None);
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_read_or_refused(
+            bytes in proptest::collection::vec(any::<u8>(), 0..200),
+            keyed in any::<bool>(),
+        ) {
+            let authenticator = with(keyed.then_some(1));
+            let opened = authenticator.open(&bytes);
+            prop_assert!(opened.is_err());
+            let _ = authenticator.refuse(&bytes, 9, NodeId(1));
+            let _ = authenticator.refused(&bytes, 1);
+        }
+
+        #[test]
+        fn any_body_is_read_or_refused(body in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let opened = Opened { header: HEADER, kind: Note::KIND, body: &body };
+            if let Ok(note) = opened.read::<Note>() {
+                let packet = with(None).seal(HEADER, &note);
+                prop_assert_eq!(with(None).open(&packet).unwrap().read::<Note>(), Ok(note));
+            }
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! How a node's agent announces itself: one packet that says everything about the node.
+
+use std::net::{IpAddr, SocketAddr};
+
+use serde::{Deserialize, Serialize};
+
+use crate::address::NodeId;
+use crate::envelope::{self, Message};
+use crate::hosts::{MAX_CARDS, MAX_SLOTS};
+
+/// Longest name of a cluster or a node, in bytes.
+pub const MAX_NAME_BYTES: usize = 63;
+/// What a node's agent says of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Announcement {
+    /// The cluster it belongs to; whoever is of another ignores it.
+    pub cluster: String,
+    /// The node.
+    pub node: NodeId,
+    /// Which life of its agent this is.
+    pub life: u64,
+    /// How long that life has lasted, in milliseconds by its own clock.
+    pub age_ms: u64,
+    /// If not 0, a word to the life of this number that says it is the same node: the number
+    /// is taken.
+    pub taken: u64,
+    /// The directory's port.
+    pub port: u16,
+    /// How many ranks the launcher places there.
+    pub slots: u32,
+    /// The addresses of its cards, best first; 1 to [`MAX_CARDS`].
+    pub addresses: Vec<IpAddr>,
+    /// Where it wants to be asked, if not on its cards.
+    pub control: Option<IpAddr>,
+    /// A name for people, may be empty.
+    pub name: String,
+    /// The agent's version.
+    pub version: String,
+}
+
+impl Announcement {
+    /// Where the node is asked, best first.
+    #[must_use]
+    pub fn directories(&self) -> Vec<SocketAddr> {
+        let all = self.control.iter().chain(&self.addresses);
+        all.map(|ip| SocketAddr::new(*ip, self.port)).collect()
+    }
+}
+
+impl Message for Announcement {
+    const KIND: u8 = 3;
+
+    fn is_valid(&self) -> bool {
+        let mut addresses = self.addresses.iter().chain(&self.control);
+        self.node.0 != 0
+            && self.life != 0
+            && self.port != 0
+            && (1..=MAX_SLOTS).contains(&self.slots)
+            && (1..=MAX_CARDS).contains(&self.addresses.len())
+            && addresses.all(|ip| {
+                let ip = ip.to_canonical();
+                !ip.is_unspecified() && !ip.is_multicast()
+            })
+            && [&self.cluster, &self.name, &self.version]
+                .iter()
+                .all(|text| is_name(text))
+    }
+}
+
+/// True if a text may name a cluster or a node: printable, without white space or `#`, so
+/// that it can stand in a hosts file.
+#[must_use]
+pub fn is_name(text: &str) -> bool {
+    let fits = |byte: u8| byte.is_ascii_graphic() && byte != b'#';
+    text.len() <= MAX_NAME_BYTES && text.bytes().all(fits)
+}
+
+/// True if a packet says that it is an announcement.
+#[must_use]
+pub fn is_announcement(packet: &[u8]) -> bool {
+    envelope::kind_of(packet) == Some(Announcement::KIND)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::envelope::{Authenticator, EnvelopeError, Header};
+
+    fn said() -> Announcement {
+        Announcement {
+            cluster: "dipole".to_owned(),
+            node: NodeId(3),
+            life: 0x0102_0304_0506_0708,
+            age_ms: 9,
+            taken: 0,
+            port: 7411,
+            slots: 4,
+            addresses: vec!["10.0.0.3".parse().unwrap(), "fd00::3".parse().unwrap()],
+            control: Some("10.9.0.3".parse().unwrap()),
+            name: "third".to_owned(),
+            version: "0.1.0".to_owned(),
+        }
+    }
+
+    fn read(said: &Announcement) -> Result<Announcement, EnvelopeError> {
+        let header = Header {
+            from: said.node,
+            to: NodeId(0),
+            nonce: 0,
+        };
+        let authenticator = Authenticator::new(None);
+        let packet = authenticator.seal(header, said);
+        assert!(is_announcement(&packet));
+        assert!(!is_announcement(&packet[1..]));
+        authenticator.open(&packet).unwrap().read()
+    }
+
+    #[test]
+    fn announcements_read_back_what_was_written() {
+        let bare = Announcement {
+            cluster: String::new(),
+            name: String::new(),
+            version: String::new(),
+            control: None,
+            addresses: vec!["::1".parse().unwrap()],
+            taken: u64::MAX,
+            ..said()
+        };
+        let longest = Announcement {
+            cluster: "c".repeat(MAX_NAME_BYTES),
+            name: "n".repeat(MAX_NAME_BYTES),
+            version: "v".repeat(MAX_NAME_BYTES),
+            addresses: vec!["1.2.3.4".parse().unwrap(); MAX_CARDS],
+            ..said()
+        };
+        for said in [said(), bare, longest] {
+            assert_eq!(read(&said), Ok(said));
+        }
+        let asked: Vec<String> = said()
+            .directories()
+            .iter()
+            .map(ToString::to_string)
+            .collect();
+        assert_eq!(asked, ["10.9.0.3:7411", "10.0.0.3:7411", "[fd00::3]:7411"]);
+    }
+
+    #[test]
+    fn values_that_no_agent_may_announce_are_refused() {
+        let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+        let changes: [fn(&mut Announcement); 9] = [
+            |said| said.life = 0,
+            |said| said.node = NodeId(0),
+            |said| said.port = 0,
+            |said| said.slots = 0,
+            |said| said.slots = MAX_SLOTS + 1,
+            |said| said.addresses.clear(),
+            |said| said.addresses = vec![said.addresses[0]; MAX_CARDS + 1],
+            |said| said.cluster = "c".repeat(MAX_NAME_BYTES + 1),
+            |said| said.version = "a b".to_owned(),
+        ];
+        for (index, change) in changes.into_iter().enumerate() {
+            let mut bad = said();
+            change(&mut bad);
+            assert_eq!(read(&bad), Err(EnvelopeError::Body), "change {index}");
+        }
+        for text in ["0.0.0.0", "::", "::ffff:0.0.0.0", "239.1.2.3", "ff02::1"] {
+            for control in [false, true] {
+                let mut bad = said();
+                match control {
+                    true => bad.control = Some(ip(text)),
+                    false => bad.addresses.push(ip(text)),
+                }
+                assert_eq!(read(&bad), Err(EnvelopeError::Body), "{text}");
+            }
+        }
+        for text in ["a\nb", "a#b", "\u{1b}[2J", "\u{e4}"] {
+            let bad = Announcement {
+                name: text.to_owned(),
+                ..said()
+            };
+            assert_eq!(read(&bad), Err(EnvelopeError::Body), "{text:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn changed_announcements_are_refused_or_valid(
+            changes in prop::collection::vec((0..160_usize, any::<u8>()), 0..12),
+        ) {
+            let mut body = postcard::to_allocvec(&said()).unwrap();
+            for (at, value) in changes {
+                if let Some(byte) = body.get_mut(at) {
+                    *byte = value;
+                }
+            }
+            if let Ok(said) = postcard::from_bytes::<Announcement>(&body) {
+                prop_assert_eq!(read(&said).is_ok(), said.is_valid());
+            }
+        }
+    }
+}
