@@ -388,7 +388,10 @@ impl Engine {
                 continue;
             }
             let _counted = machine.on_packet(now, from, &addressed);
-            deliver::handle(machine, &mut receivers, frame.bytes);
+            match machine.take_assembled() {
+                None => deliver::handle(machine, &mut receivers, frame.bytes),
+                Some(whole) => deliver::handle(machine, &mut receivers, &whole),
+            }
         }
         Ok(true)
     }
@@ -489,7 +492,7 @@ fn outgoing<'a>(transmit: &Transmit, frames: &'a FramePool) -> Outgoing<'a> {
         to: from_wire(transmit.to),
         // Letters are answered to where they come from, packets of a session
         // to where the handshake said.
-        any_port: transmit.in_session,
+        any_port: transmit.peer.is_some(),
         head: frames.bytes(slot_of(transmit.frame), packet_bytes(transmit)),
         payload: &[],
     }

@@ -4,6 +4,9 @@
 //! arrived), or pinned by a batch that the link has not taken yet. It returns to
 //! the free list only when both have let go.
 
+use std::ops::Range;
+
+use dipole_proto::wire::HEADER_BYTES;
 use dipole_proto::{Frame, Frames, PeerId, Slot};
 
 /// Packets without a unit that one batch may hold.
@@ -144,6 +147,15 @@ impl Frames for FramePool {
     fn allocate(&mut self) -> Option<(Slot, &mut [u8])> {
         let slot = self.take()?;
         Some((slot, self.space(slot)))
+    }
+
+    fn part(&mut self, slot: Slot, bytes: Range<usize>) -> Option<(Slot, &mut [u8])> {
+        let scratch = self.scratch_free.pop()?;
+        let from = slot as usize * self.stride;
+        let to = scratch as usize * self.stride + HEADER_BYTES;
+        let bytes = from + bytes.start..from + bytes.end;
+        self.bytes.copy_within(bytes, to);
+        Some((scratch, self.space(scratch)))
     }
 
     fn fill(&mut self, slot: Slot, end: usize) {

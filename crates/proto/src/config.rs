@@ -6,6 +6,8 @@ use crate::wire::Trailers;
 
 /// The smallest packet that every process can take.
 pub const MIN_PACKET_BYTES: usize = 256;
+/// A packet that every path is taken to carry.
+const PATH_PACKET_BYTES: usize = 1200;
 /// The longest packet (UDP payload) of a jumbo frame.
 pub const MAX_PACKET_BYTES: usize = 8972;
 /// The longest message.
@@ -20,6 +22,9 @@ pub struct Config {
     pub node: u32,
     /// Longest packet taken and sent, trailer included.
     pub packet_bytes: usize,
+    /// A length that every path is taken to carry: packets get no shorter than this, and
+    /// units that are too long for their path are cut into parts of it.
+    pub least_packet_bytes: usize,
     /// Frames for units in flight to all peers together (the thesis's n, send side).
     pub frames: u32,
     /// Packets that may be arriving from all peers together without overflowing the link.
@@ -64,6 +69,7 @@ impl Default for Config {
         Config {
             node: 1,
             packet_bytes: 1472,
+            least_packet_bytes: PATH_PACKET_BYTES,
             frames: 1024,
             window_packets: 1024,
             session_packets: 256,

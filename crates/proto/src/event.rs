@@ -124,6 +124,12 @@ pub enum PathChange {
         /// Which.
         lane: u8,
     },
+    /// Packets to the peer are as long as this from now on, trailer included: the path, or
+    /// the link, takes no longer ones, or does so again.
+    PacketBytes {
+        /// How long.
+        bytes: usize,
+    },
 }
 
 /// One thing that happened. `bytes` are positions in the packet just given.

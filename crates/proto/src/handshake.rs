@@ -53,6 +53,13 @@ impl Cookies {
         true
     }
 
+    /// A secret of one session's.
+    pub(crate) fn session_secret(&self, connection: u32) -> u64 {
+        let mut hasher = SipHasher24::new_with_keys(self.secret[1], self.secret[0]);
+        hasher.write_u32(connection);
+        hasher.finish()
+    }
+
     pub(crate) fn make(&self, now: Instant, from: Address, hello: &Hello) -> u64 {
         self.for_period(now.0 / COOKIE_PERIOD_NS, from, hello)
     }

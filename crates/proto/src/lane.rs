@@ -8,7 +8,7 @@ use alloc::collections::VecDeque;
 
 use crate::holes::{Arrival, Hole, Holes};
 use crate::reach::{LaneState, Reach};
-use crate::send::{Flight, SendWindow};
+use crate::send::{Flight, Piece, SendWindow};
 use crate::time::Instant;
 use crate::wire::Address;
 
@@ -17,9 +17,11 @@ pub(crate) const MAX_OPEN_NUMBERS: usize = 32_768;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Sent {
-    unit: u64,
+    piece: Piece,
     at: Instant,
     asked: bool,
+    /// Length of the packet.
+    bytes: u16,
 }
 
 /// The sending half.
@@ -60,16 +62,22 @@ impl LaneOut {
     }
 
     /// Uses the next number for a unit.
-    pub(crate) fn record(&mut self, unit: u64, at: Instant, asked: bool) -> u64 {
+    pub(crate) fn record(&mut self, piece: Piece, bytes: u16, at: Instant, asked: bool) -> u64 {
         let number = self.next();
-        self.sent.push_back(Sent { unit, at, asked });
+        self.sent.push_back(Sent {
+            piece,
+            at,
+            asked,
+            bytes,
+        });
         number
     }
 
-    /// The unit that a number carried, unless the number is settled or unused.
-    pub(crate) fn unit_of(&self, number: u64) -> Option<u64> {
+    /// What a number carried, and the length of its packet, unless the number is settled
+    /// or unused.
+    pub(crate) fn carried(&self, number: u64) -> Option<(Piece, u16)> {
         let index = usize::try_from(number.checked_sub(self.floor)?).ok()?;
-        self.sent.get(index).map(|sent| sent.unit)
+        self.sent.get(index).map(|sent| (sent.piece, sent.bytes))
     }
 
     /// The round trip that an acknowledgement of all below `next` shows.
@@ -96,7 +104,7 @@ impl LaneOut {
                 lane,
                 number: self.floor,
             };
-            if window.is_current(front.unit, flight) {
+            if window.is_current(front.piece, flight) {
                 break;
             }
             self.sent.pop_front();
@@ -114,9 +122,10 @@ impl LaneOut {
         self.arrived
     }
 
-    /// The units that the numbers from the floor on carried.
-    pub(crate) fn units(&self) -> impl Iterator<Item = u64> + '_ {
-        self.sent.iter().map(|sent| sent.unit)
+    /// What the numbers from the floor on carried: units and parts of them.
+    pub(crate) fn pieces(&self) -> impl Iterator<Item = (u64, u8)> + '_ {
+        let pieces = self.sent.iter().map(|sent| sent.piece);
+        pieces.map(|piece| (piece.unit, piece.part.index))
     }
 }
 
@@ -292,19 +301,19 @@ mod tests {
         for slot in 0..3 {
             window.queue(slot, false);
             let next = window.next(9).expect("queued");
-            let number = lane.record(next.unit, Instant(1), true);
-            window.sent(next.unit, Flight { lane: 0, number }, Instant(1));
+            let number = lane.record(next.piece, 100, Instant(1), true);
+            window.sent(next.piece, Flight { lane: 0, number }, 100, Instant(1));
         }
-        window.arrived(1);
+        window.arrived(Piece::whole(1));
         lane.settle(0, &window);
         assert_eq!(lane.floor(), 0);
-        window.lost(0, Flight { lane: 0, number: 0 });
+        window.lost(Piece::whole(0), Flight { lane: 0, number: 0 });
         let next = window.next(9).expect("lost");
-        let number = lane.record(next.unit, Instant(2), true);
-        window.sent(next.unit, Flight { lane: 0, number }, Instant(2));
+        let number = lane.record(next.piece, 100, Instant(2), true);
+        window.sent(next.piece, Flight { lane: 0, number }, 100, Instant(2));
         lane.settle(0, &window);
         assert_eq!(lane.floor(), 2);
         assert_eq!(lane.settled(3), 1);
-        assert_eq!(lane.unit_of(3), Some(0));
+        assert_eq!(lane.carried(3), Some((Piece::whole(0), 100)));
     }
 }

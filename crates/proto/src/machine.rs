@@ -185,14 +185,26 @@ impl Machine {
         self.session(peer)?.round_trip_ns()
     }
 
-    /// Longest packet that this session carries, without its trailer.
+    /// Longest packet that this session carries now, without its trailer. It falls and rises
+    /// with what the path carries; units that were filled before are cut. Spec §5.8.
     #[must_use]
     pub fn packet_space(&self, peer: PeerId) -> usize {
         self.session(peer).map_or(0, |session| {
-            session
-                .packet_bytes
-                .saturating_sub(session.seals.out.bytes())
+            let trailer = session.seals.out.bytes();
+            session.packet_bytes().saturating_sub(trailer)
         })
+    }
+
+    /// The link did not take a packet because it is too long. What it carried is sent again
+    /// in shorter ones, except unreliable messages. Spec §5.8.
+    pub fn refused(&mut self, now: Instant, transmit: &Transmit) {
+        let Some(peer) = transmit.peer else {
+            return;
+        };
+        let bytes = transmit.length + transmit.seal.bytes();
+        self.with(peer, |session, shared| {
+            session.packet_refused(bytes, now, shared);
+        });
     }
 
     /// The ways to a peer: its addresses, and which of them answer. Spec §5.3.
@@ -533,8 +545,15 @@ impl Machine {
         !self.shared.events.is_empty()
     }
 
-    /// What happened, oldest first. Events that point into a packet must be
-    /// handled before the next packet is given.
+    /// The unit that the last packet completed, if it came in parts: what events point into
+    /// then, instead of the packet.
+    #[inline]
+    pub fn take_assembled(&mut self) -> Option<Vec<u8>> {
+        self.shared.assembled.take()
+    }
+
+    /// What happened, oldest first. Events that point into a packet, or a unit that it
+    /// [completed](Self::take_assembled), must be handled before the next packet is given.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.shared.events.pop_front()
     }
@@ -554,7 +573,7 @@ impl Machine {
             frame: Frame::Scratch(slot),
             length,
             seal,
-            in_session: false,
+            peer: None,
         };
         self.outbox.pop();
         Some(transmit)
@@ -609,7 +628,9 @@ impl Machine {
         let index = u32::try_from(index).ok()?;
         let connection = (self.next_random() << INDEX_BITS | index).max(1 << INDEX_BITS | index);
         let id = PeerId(connection);
-        self.sessions[index as usize] = Some(Box::new(Session::new(id, home, phase, now)));
+        let secret = self.cookies.session_secret(connection);
+        let session = Session::new(id, home, phase, secret, now);
+        self.sessions[index as usize] = Some(Box::new(session));
         self.by_home.insert(home, index);
         Some(id)
     }

@@ -24,18 +24,34 @@ pub(crate) struct Reach {
     state: LaneState,
     /// How often the lane was given up: tells answers to probes before that apart.
     round: u8,
+    /// The peer does receive there: an answer has come at some time.
+    heard: bool,
 }
 
 impl Reach {
     pub(crate) fn new(state: LaneState) -> Reach {
-        Reach { state, round: 0 }
+        Reach {
+            state,
+            round: 0,
+            heard: state == LaneState::Answers,
+        }
     }
 
     pub(crate) fn state(self) -> LaneState {
         self.state
     }
 
-    /// What probes of this lane carry.
+    /// True if the peer has ever answered from there, if only to a short probe.
+    pub(crate) fn is_heard(self) -> bool {
+        self.heard
+    }
+
+    /// A short probe was answered.
+    pub(crate) fn hear(&mut self) {
+        self.heard = true;
+    }
+
+    /// Tells the probes of this lane apart.
     pub(crate) fn round(self) -> u8 {
         self.round
     }
@@ -63,13 +79,15 @@ impl Reach {
         }
     }
 
-    /// An answer to a probe of this round has come; the state before if that is news.
-    pub(crate) fn answer(&mut self, round: u8) -> Option<LaneState> {
+    /// A probe as long as packets get was answered in this round; the state before if that is
+    /// news.
+    pub(crate) fn answer(&mut self) -> Option<LaneState> {
         let before = self.state;
-        if !self.is_in_question() || round != self.round {
+        if !self.is_in_question() {
             return None;
         }
         self.state = LaneState::Answers;
+        self.heard = true;
         Some(before)
     }
 }
@@ -79,21 +97,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_an_answer_to_the_present_round_proves_a_lane() {
+    fn an_answer_proves_a_lane_and_each_loss_begins_a_round() {
         let mut reach = Reach::new(LaneState::Waiting);
-        assert!(reach.is_in_question() && !reach.is_proven());
-        assert_eq!(reach.answer(1), None);
-        assert_eq!(reach.answer(0), Some(LaneState::Waiting));
+        assert!(reach.is_in_question() && !reach.is_proven() && !reach.is_heard());
+        reach.hear();
+        assert!(reach.is_heard() && !reach.is_proven());
+        assert_eq!(reach.answer(), Some(LaneState::Waiting));
         assert!(reach.is_proven());
-        assert_eq!(reach.answer(0), None, "no news");
+        assert_eq!(reach.answer(), None, "no news");
         reach.give_up();
-        assert!(!reach.is_proven());
         assert_eq!(
-            reach.answer(0),
-            None,
-            "it was sent before the lane was lost"
+            (reach.is_proven(), reach.is_heard(), reach.round()),
+            (false, true, 1)
         );
-        assert_eq!(reach.answer(1), Some(LaneState::Silent));
+        assert_eq!(reach.answer(), Some(LaneState::Silent));
         assert!(reach.is_proven());
     }
 
@@ -102,7 +119,7 @@ mod tests {
         for state in [LaneState::OwnAddress, LaneState::Missing] {
             let mut reach = Reach::new(state);
             assert!(!reach.may_lead_there());
-            assert_eq!(reach.answer(0), None);
+            assert_eq!(reach.answer(), None);
             reach.give_up();
             assert_eq!(reach.state(), state);
         }

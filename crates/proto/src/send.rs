@@ -9,11 +9,28 @@ use alloc::vec::Vec;
 
 use crate::session::{UnitState, UnitView};
 use crate::time::Instant;
+use crate::wire::Part;
 
 /// Names a frame of the caller's pool.
 pub type Slot = u32;
 
-/// The transmission of a unit that counts: its latest.
+/// What one packet carries of a unit: all of it, or one of the parts it was cut into.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Piece {
+    pub(crate) unit: u64,
+    pub(crate) part: Part,
+}
+
+impl Piece {
+    pub(crate) fn whole(unit: u64) -> Piece {
+        Piece {
+            unit,
+            part: Part::WHOLE,
+        }
+    }
+}
+
+/// The transmission of a piece that counts: its latest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Flight {
     pub(crate) lane: u8,
@@ -24,30 +41,86 @@ pub(crate) struct Flight {
 enum State {
     /// Sent, fate unknown.
     Flying(Flight),
-    /// Known or feared lost; waits in `repeats`.
+    /// Not sent yet, known or feared lost. Whole units wait in `repeats`.
     Lost,
-    /// Received by the peer; its slot is free.
+    /// Received by the peer; the slot of a whole unit is free.
     Arrived,
+    /// Its parts fly instead; only of whole units.
+    Cut,
+}
+
+/// How far a piece has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Progress {
+    state: State,
+    sent_at: Instant,
+    /// Lane of the last flight.
+    lane: Option<u8>,
+}
+
+impl Progress {
+    const UNSENT: Progress = Progress {
+        state: State::Lost,
+        sent_at: Instant(0),
+        lane: None,
+    };
+
+    fn is_flying(&self) -> bool {
+        matches!(self.state, State::Flying(_))
+    }
+
+    fn view(&self) -> UnitState {
+        match self.state {
+            State::Flying(flight) => UnitState::Flying {
+                lane: flight.lane,
+                number: flight.number,
+            },
+            State::Lost => UnitState::Lost,
+            State::Arrived => UnitState::Arrived,
+            State::Cut => UnitState::Cut,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Unit {
     slot: Slot,
-    state: State,
-    sent_at: Instant,
+    progress: Progress,
     bulk: bool,
-    /// Lane of the last flight.
-    lane: Option<u8>,
+    /// Length of the packet that carried it last.
+    bytes: u16,
 }
 
-/// A unit that should be sent now.
+/// The parts of a unit that was cut.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Cut {
+    unit: u64,
+    parts: Vec<Progress>,
+}
+
+impl Cut {
+    fn piece(&self, index: usize) -> Piece {
+        let index = u8::try_from(index).unwrap_or(u8::MAX);
+        let last = u8::try_from(self.parts.len() - 1).unwrap_or(u8::MAX);
+        let part = Part { index, last };
+        Piece {
+            unit: self.unit,
+            part,
+        }
+    }
+}
+
+/// A piece that should be sent now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Next {
-    pub(crate) unit: u64,
+    pub(crate) piece: Piece,
     pub(crate) slot: Slot,
     pub(crate) bulk: bool,
     pub(crate) repeat: bool,
 }
+
+/// Units whose parts may be on their way at once: the receiver keeps parts of so many.
+pub(crate) const MAX_CUT: usize = 16;
 
 /// Units of one session on their way. See the module.
 #[derive(Clone, Debug, Default)]
@@ -60,6 +133,8 @@ pub(crate) struct SendWindow {
     bulk: VecDeque<Slot>,
     /// Lost units in the order in which to repeat them.
     repeats: VecDeque<u64>,
+    /// Units too long for the path, lowest first.
+    cuts: Vec<Cut>,
     flying: u32,
     /// Units that have arrived so far.
     arrivals: u64,
@@ -105,7 +180,7 @@ impl SendWindow {
         if self.flying >= allowed {
             return false;
         }
-        !self.repeats.is_empty() || !self.is_drained()
+        !self.repeats.is_empty() || !self.is_drained() || self.lost_part().is_some()
     }
 
     /// The unit to send now, if fewer than `allowed` packets are in flight.
@@ -116,15 +191,25 @@ impl SendWindow {
         }
         while let Some(unit) = self.repeats.pop_front() {
             if let Some(entry) = self.entry(unit)
-                && entry.state == State::Lost
+                && entry.progress.state == State::Lost
             {
                 return Some(Next {
-                    unit,
+                    piece: Piece::whole(unit),
                     slot: entry.slot,
                     bulk: entry.bulk,
                     repeat: true,
                 });
             }
+        }
+        if let Some((piece, repeat)) = self.lost_part()
+            && let Some(entry) = self.entry(piece.unit)
+        {
+            return Some(Next {
+                piece,
+                slot: entry.slot,
+                bulk: entry.bulk,
+                repeat,
+            });
         }
         let (slot, bulk) = match self.small.pop_front() {
             Some(slot) => (slot, false),
@@ -133,46 +218,91 @@ impl SendWindow {
         let unit = self.base + self.units.len() as u64;
         self.units.push_back(Unit {
             slot,
-            state: State::Lost,
-            sent_at: Instant(0),
+            progress: Progress::UNSENT,
             bulk,
-            lane: None,
+            bytes: 0,
         });
         Some(Next {
-            unit,
+            piece: Piece::whole(unit),
             slot,
             bulk,
             repeat: false,
         })
     }
 
-    /// Notes that a unit left as this flight.
-    pub(crate) fn sent(&mut self, unit: u64, flight: Flight, now: Instant) {
-        if let Some(entry) = self.entry_mut(unit)
-            && entry.state == State::Lost
+    /// The first part to be sent, and whether it has been sent before.
+    fn lost_part(&self) -> Option<(Piece, bool)> {
+        let mut cuts = self.cuts.iter().take(MAX_CUT);
+        cuts.find_map(|cut| {
+            let lost = |part: &Progress| part.state == State::Lost;
+            let index = cut.parts.iter().position(lost)?;
+            Some((cut.piece(index), cut.parts[index].lane.is_some()))
+        })
+    }
+
+    /// Cuts a unit that [`next`](Self::next) has just given into this many parts, which are
+    /// sent in its place.
+    pub(crate) fn cut(&mut self, unit: u64, parts: usize) {
+        let Some(entry) = self.entry_mut(unit) else {
+            return;
+        };
+        debug_assert_eq!(entry.progress.state, State::Lost);
+        entry.progress.state = State::Cut;
+        let at = self.cuts.partition_point(|cut| cut.unit < unit);
+        let parts = alloc::vec![Progress::UNSENT; parts];
+        self.cuts.insert(at, Cut { unit, parts });
+    }
+
+    /// Notes that a piece left as this flight, in a packet of `bytes`.
+    pub(crate) fn sent(&mut self, piece: Piece, flight: Flight, bytes: u16, now: Instant) {
+        if piece.part.is_whole()
+            && let Some(entry) = self.entry_mut(piece.unit)
         {
-            entry.state = State::Flying(flight);
-            entry.lane = Some(flight.lane);
-            entry.sent_at = now;
+            entry.bytes = bytes;
+        }
+        if let Some(progress) = self.progress_mut(piece)
+            && progress.state == State::Lost
+        {
+            *progress = Progress {
+                state: State::Flying(flight),
+                sent_at: now,
+                lane: Some(flight.lane),
+            };
             self.flying += 1;
         }
     }
 
     /// Notes an arrival; returns the slot that is free now.
-    pub(crate) fn arrived(&mut self, unit: u64) -> Option<Slot> {
-        let entry = self.entry_mut(unit)?;
-        let before = entry.state;
-        if before == State::Arrived {
+    pub(crate) fn arrived(&mut self, piece: Piece) -> Option<Slot> {
+        if !piece.part.is_whole() {
+            let at = self.cut_index(piece.unit)?;
+            let part = self.cuts[at].parts.get_mut(usize::from(piece.part.index))?;
+            self.flying -= u32::from(part.is_flying());
+            part.state = State::Arrived;
+            self.arrivals += 1;
+            let arrived = |part: &Progress| part.state == State::Arrived;
+            if !self.cuts[at].parts.iter().all(arrived) {
+                return None;
+            }
+        }
+        let entry = self.entry_mut(piece.unit)?;
+        let before = entry.progress;
+        if before.state == State::Arrived {
             return None;
         }
-        entry.state = State::Arrived;
+        entry.progress.state = State::Arrived;
         let slot = entry.slot;
         self.arrivals += 1;
-        if matches!(before, State::Flying(_)) {
-            self.flying -= 1;
+        self.flying -= u32::from(before.is_flying());
+        if before.state == State::Cut
+            && let Some(at) = self.cut_index(piece.unit)
+        {
+            let cut = self.cuts.remove(at);
+            let flying = cut.parts.iter().filter(|part| part.is_flying());
+            self.flying -= u32::try_from(flying.count()).unwrap_or(0);
         }
         while let Some(front) = self.units.front()
-            && front.state == State::Arrived
+            && front.progress.state == State::Arrived
         {
             self.units.pop_front();
             self.base += 1;
@@ -190,71 +320,104 @@ impl SendWindow {
         self.base + self.units.len() as u64
     }
 
-    /// True if this flight is the latest of a unit that has not arrived.
-    pub(crate) fn is_current(&self, unit: u64, flight: Flight) -> bool {
-        self.entry(unit)
-            .is_some_and(|entry| entry.state == State::Flying(flight))
+    /// True if this flight is the latest of a piece that has not arrived.
+    pub(crate) fn is_current(&self, piece: Piece, flight: Flight) -> bool {
+        self.progress(piece)
+            .is_some_and(|progress| progress.state == State::Flying(flight))
     }
 
-    /// Notes that a flight was lost; true if the unit will be repeated for it.
-    /// An older flight of a unit says nothing about its latest.
-    pub(crate) fn lost(&mut self, unit: u64, flight: Flight) -> bool {
-        if !self.is_current(unit, flight) {
+    /// Notes that a flight was lost; true if the piece will be repeated for it.
+    /// An older flight of a piece says nothing about its latest.
+    pub(crate) fn lost(&mut self, piece: Piece, flight: Flight) -> bool {
+        if !self.is_current(piece, flight) {
             return false;
         }
-        self.repeat(unit);
+        self.repeat(piece);
         true
     }
 
-    /// When the given unit last left.
-    pub(crate) fn sent_at(&self, unit: u64) -> Option<Instant> {
-        self.entry(unit).map(|entry| entry.sent_at)
+    /// When the given piece last left.
+    pub(crate) fn sent_at(&self, piece: Piece) -> Option<Instant> {
+        self.progress(piece).map(|progress| progress.sent_at)
     }
 
-    /// First and last unit in flight, for a tail that may be lost (thesis §5.2).
-    pub(crate) fn first_and_last_flying(&self) -> Option<(u64, u64)> {
-        let flying = |entry: &Unit| matches!(entry.state, State::Flying(_));
-        let first = self.units.iter().position(flying)? as u64;
-        let last = self.units.iter().rposition(flying)? as u64;
-        Some((self.base + first, self.base + last))
+    /// Length of the packet by which a whole unit last left; zero for parts.
+    pub(crate) fn packet_bytes(&self, piece: Piece) -> u16 {
+        match self.entry(piece.unit) {
+            Some(entry) if piece.part.is_whole() => entry.bytes,
+            _ => 0,
+        }
     }
 
-    /// The lane of a unit's latest flight.
-    pub(crate) fn lane_of(&self, unit: u64) -> Option<u8> {
-        match self.entry(unit)?.state {
+    /// First and last piece in flight, for a tail that may be lost (thesis §5.2).
+    pub(crate) fn first_and_last_flying(&self) -> Option<(Piece, Piece)> {
+        let flying = |entry: &Unit| entry.progress.is_flying();
+        let whole = |index: usize| Piece::whole(self.base + index as u64);
+        let first = self.units.iter().position(flying).map(whole);
+        let last = self.units.iter().rposition(flying).map(whole);
+        let mut parts = self.flying_parts();
+        let first_part = parts.next();
+        let last_part = parts.last().or(first_part);
+        let first = first.into_iter().chain(first_part).min()?;
+        let last = last.into_iter().chain(last_part).max()?;
+        Some((first, last))
+    }
+
+    fn flying_parts(&self) -> impl Iterator<Item = Piece> + '_ {
+        self.cuts.iter().flat_map(|cut| {
+            let parts = cut.parts.iter().enumerate();
+            let flying = parts.filter(|(_, part)| part.is_flying());
+            flying.map(|(index, _)| cut.piece(index))
+        })
+    }
+
+    /// The lane of a piece's latest flight.
+    pub(crate) fn lane_of(&self, piece: Piece) -> Option<u8> {
+        match self.progress(piece)?.state {
             State::Flying(flight) => Some(flight.lane),
-            State::Lost | State::Arrived => None,
+            State::Lost | State::Arrived | State::Cut => None,
         }
     }
 
     /// Lane of the last flight of the oldest unit that has not arrived.
     pub(crate) fn oldest_lane(&self) -> Option<u8> {
-        self.units
-            .iter()
-            .find(|unit| unit.state != State::Arrived)?
-            .lane
+        let mut units = self.units.iter();
+        let oldest = units.find(|unit| unit.progress.state != State::Arrived)?;
+        oldest.progress.lane
     }
 
-    /// Queues a flying unit for repetition.
-    pub(crate) fn repeat(&mut self, unit: u64) {
-        if let Some(entry) = self.entry_mut(unit)
-            && matches!(entry.state, State::Flying(_))
+    /// Queues a flying piece for repetition.
+    pub(crate) fn repeat(&mut self, piece: Piece) {
+        if let Some(progress) = self.progress_mut(piece)
+            && progress.is_flying()
         {
-            entry.state = State::Lost;
+            progress.state = State::Lost;
             self.flying -= 1;
-            self.repeats.push_back(unit);
+            if piece.part.is_whole() {
+                self.repeats.push_back(piece.unit);
+            }
         }
     }
 
-    /// Hands every unit that flies on a dead lane to the others; how many.
-    pub(crate) fn abandon_lane(&mut self, lane: u8) -> usize {
-        let units: Vec<u64> = (self.base..self.top())
-            .filter(|unit| self.lane_of(*unit) == Some(lane))
+    /// Hands every piece that flies on a dead lane to the others.
+    pub(crate) fn abandon_lane(&mut self, lane: u8) {
+        let units = (self.base..self.top()).map(Piece::whole);
+        let pieces = units.chain(self.flying_parts());
+        let pieces: Vec<Piece> = pieces
+            .filter(|piece| self.lane_of(*piece) == Some(lane))
             .collect();
-        for unit in &units {
-            self.repeat(*unit);
+        for piece in pieces {
+            self.repeat(piece);
         }
-        units.len()
+    }
+
+    /// Queues all units for repetition that fly in packets longer than `bytes`.
+    pub(crate) fn repeat_longer(&mut self, bytes: u16) {
+        for unit in self.base..self.top() {
+            if self.entry(unit).is_some_and(|entry| entry.bytes > bytes) {
+                self.repeat(Piece::whole(unit));
+            }
+        }
     }
 
     /// Empties the window; returns every slot it held.
@@ -262,7 +425,7 @@ impl SendWindow {
         let held = self
             .units
             .iter()
-            .filter(|entry| entry.state != State::Arrived)
+            .filter(|entry| entry.progress.state != State::Arrived)
             .map(|entry| entry.slot);
         let slots = held
             .chain(self.small.iter().copied())
@@ -286,21 +449,43 @@ impl SendWindow {
         self.units.get_mut(index)
     }
 
+    fn cut_index(&self, unit: u64) -> Option<usize> {
+        self.cuts.binary_search_by_key(&unit, |cut| cut.unit).ok()
+    }
+
+    fn progress(&self, piece: Piece) -> Option<&Progress> {
+        if piece.part.is_whole() {
+            return self.entry(piece.unit).map(|entry| &entry.progress);
+        }
+        let cut = &self.cuts[self.cut_index(piece.unit)?];
+        cut.parts.get(usize::from(piece.part.index))
+    }
+
+    fn progress_mut(&mut self, piece: Piece) -> Option<&mut Progress> {
+        if piece.part.is_whole() {
+            return self.entry_mut(piece.unit).map(|entry| &mut entry.progress);
+        }
+        let at = self.cut_index(piece.unit)?;
+        self.cuts[at].parts.get_mut(usize::from(piece.part.index))
+    }
+
     /// The units in the window, for [`View`](crate::View).
     pub(crate) fn view(&self) -> impl Iterator<Item = UnitView> + '_ {
-        self.units.iter().map(|unit| UnitView {
-            slot: unit.slot,
-            bulk: unit.bulk,
-            state: match unit.state {
-                State::Flying(flight) => UnitState::Flying {
-                    lane: flight.lane,
-                    number: flight.number,
+        (self.base..)
+            .zip(&self.units)
+            .map(|(number, unit)| UnitView {
+                slot: unit.slot,
+                bulk: unit.bulk,
+                state: unit.progress.view(),
+                sent_at: unit.progress.sent_at,
+                parts: match self.cut_index(number) {
+                    Some(at) => {
+                        let parts = self.cuts[at].parts.iter();
+                        parts.map(|part| (part.view(), part.sent_at)).collect()
+                    }
+                    None => Vec::new(),
                 },
-                State::Lost => UnitState::Lost,
-                State::Arrived => UnitState::Arrived,
-            },
-            sent_at: unit.sent_at,
-        })
+            })
     }
 
     /// Slots that wait for their first sending, and whether they are bulk.
@@ -330,7 +515,7 @@ mod tests {
         for slot in 0..count {
             window.queue(slot, true);
             let next = window.next(u32::MAX).expect("queued");
-            window.sent(next.unit, flight(u64::from(slot)), NOW);
+            window.sent(next.piece, flight(u64::from(slot)), 100, NOW);
         }
         window
     }
@@ -340,10 +525,10 @@ mod tests {
         let mut window = window_with_flying(2);
         window.queue(10, true);
         window.queue(11, false);
-        assert!(window.lost(1, flight(1)));
+        assert!(window.lost(Piece::whole(1), flight(1)));
         let order: Vec<Slot> = core::iter::from_fn(|| {
             let next = window.next(10)?;
-            window.sent(next.unit, flight(100 + next.unit), NOW);
+            window.sent(next.piece, flight(100 + next.piece.unit), 100, NOW);
             Some(next.slot)
         })
         .collect();
@@ -353,22 +538,22 @@ mod tests {
     #[test]
     fn an_older_flight_does_not_repeat_its_unit_again() {
         let mut window = window_with_flying(1);
-        assert!(window.lost(0, flight(0)));
-        assert!(!window.lost(0, flight(0)));
+        assert!(window.lost(Piece::whole(0), flight(0)));
+        assert!(!window.lost(Piece::whole(0), flight(0)));
         let next = window.next(1).expect("lost");
-        window.sent(next.unit, flight(1), NOW);
-        assert!(!window.lost(0, flight(0)));
-        assert!(window.lost(0, flight(1)));
+        window.sent(next.piece, flight(1), 100, NOW);
+        assert!(!window.lost(Piece::whole(0), flight(0)));
+        assert!(window.lost(Piece::whole(0), flight(1)));
     }
 
     #[test]
     fn arrivals_free_slots_once_in_any_order() {
         let mut window = window_with_flying(3);
-        assert_eq!(window.arrived(2), Some(2));
-        assert_eq!(window.arrived(2), None);
+        assert_eq!(window.arrived(Piece::whole(2)), Some(2));
+        assert_eq!(window.arrived(Piece::whole(2)), None);
         assert_eq!(window.base(), 0);
-        assert_eq!(window.arrived(0), Some(0));
-        assert_eq!(window.arrived(1), Some(1));
+        assert_eq!(window.arrived(Piece::whole(0)), Some(0));
+        assert_eq!(window.arrived(Piece::whole(1)), Some(1));
         assert_eq!((window.base(), window.flying()), (3, 0));
         assert!(window.is_empty());
     }
@@ -384,11 +569,58 @@ mod tests {
     #[test]
     fn a_cleared_window_gives_back_exactly_what_it_held() {
         let mut window = window_with_flying(3);
-        window.arrived(1);
+        window.arrived(Piece::whole(1));
         window.queue(7, true);
         let mut slots = window.clear();
         slots.sort_unstable();
         assert_eq!(slots, [0, 2, 7]);
         assert!(window.is_empty());
+    }
+
+    /// Takes everything that may be sent now.
+    fn send_all(window: &mut SendWindow) -> Vec<Piece> {
+        let send = || {
+            let next = window.next(u32::MAX)?;
+            let number = 100 + u64::from(window.flying()) + window.arrivals();
+            window.sent(next.piece, flight(number), 100, NOW);
+            Some(next.piece)
+        };
+        core::iter::from_fn(send).collect()
+    }
+
+    fn cut_first(window: &mut SendWindow, parts: usize) {
+        window.repeat(Piece::whole(0));
+        let next = window.next(u32::MAX).expect("lost");
+        window.cut(next.piece.unit, parts);
+    }
+
+    #[test]
+    fn a_cut_unit_has_arrived_with_its_last_part() {
+        let mut window = window_with_flying(2);
+        cut_first(&mut window, 3);
+        let parts = send_all(&mut window);
+        assert_eq!((parts.len(), window.flying()), (3, 4));
+        assert_eq!(
+            window.first_and_last_flying(),
+            Some((parts[0], Piece::whole(1)))
+        );
+        assert_eq!(window.arrived(parts[2]), None);
+        assert_eq!(window.arrived(parts[2]), None, "told again");
+        assert_eq!(window.arrived(parts[0]), None);
+        window.repeat(parts[1]);
+        assert_eq!(send_all(&mut window), [parts[1]]);
+        assert_eq!(window.arrived(parts[1]), Some(0));
+        assert_eq!((window.base(), window.flying()), (1, 1));
+    }
+
+    #[test]
+    fn a_cut_unit_has_arrived_too_if_it_had_arrived_whole() {
+        let mut window = window_with_flying(1);
+        cut_first(&mut window, 3);
+        let parts = send_all(&mut window);
+        assert_eq!(window.arrived(parts[1]), None);
+        assert_eq!(window.arrived(Piece::whole(0)), Some(0));
+        assert_eq!(window.arrived(parts[0]), None);
+        assert!(window.is_empty() && window.flying() == 0);
     }
 }

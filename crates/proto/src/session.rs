@@ -7,6 +7,7 @@
 mod paths;
 mod receive;
 mod recover;
+mod sizing;
 mod transmit;
 mod view;
 
@@ -19,6 +20,7 @@ use crate::holes::Holes;
 use crate::key::Seal;
 use crate::lane::Lane;
 use crate::pace::Pace;
+use crate::parts::Assemblies;
 use crate::replay::Replay;
 use crate::rtt::RoundTrip;
 use crate::send::{SendWindow, Slot};
@@ -26,6 +28,7 @@ use crate::shared::{Oversize, Shared};
 use crate::time::Instant;
 use crate::wire::{Address, Hello, LaneAddress, Trailer};
 use paths::Paths;
+use sizing::Sizing;
 
 pub use paths::LaneStatus;
 pub use transmit::{Frame, Frames, Transmit};
@@ -128,7 +131,9 @@ pub(crate) struct Session {
     pub(crate) home: Address,
     /// What closes packets to the peer, and what must close packets from it.
     pub(crate) seals: Seals,
-    pub(crate) packet_bytes: usize,
+    sizing: Sizing,
+    /// Units that come in parts.
+    assemblies: Assemblies,
     pub(crate) lanes: Vec<Lane>,
     next_bulk_lane: usize,
     paths: Paths,
@@ -183,17 +188,25 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    pub(crate) fn new(id: PeerId, home: Address, phase: Phase, now: Instant) -> Session {
+    /// `secret` is random and known to nobody else.
+    pub(crate) fn new(
+        id: PeerId,
+        home: Address,
+        phase: Phase,
+        secret: u64,
+        now: Instant,
+    ) -> Session {
         Session {
             id,
             phase,
             remote: Remote::default(),
             home,
             seals: Seals::OPEN,
-            packet_bytes: 0,
+            sizing: Sizing::new(0, 0),
+            assemblies: Assemblies::default(),
             lanes: Vec::new(),
             next_bulk_lane: 0,
-            paths: Paths::NONE,
+            paths: Paths::new(secret),
             control_number: 0,
             control_seen: Replay::default(),
             window: SendWindow::default(),
@@ -256,10 +269,9 @@ impl Session {
             out: Seal::of_session(trailer, mask(here, there)),
             incoming: Seal::of_session(trailer, mask(there, here)),
         };
-        self.packet_bytes = shared
-            .config
-            .packet_bytes
-            .min(usize::from(hello.max_packet_bytes));
+        let most = shared.config.packet_bytes;
+        let most = most.min(usize::from(hello.max_packet_bytes));
+        self.sizing = Sizing::new(shared.config.least_packet_bytes, most);
         let frames = shared.config.frames.min(shared.config.session_packets);
         self.pace = Pace::new(hello.window_packets.min(frames));
         self.told_window = shared.config.hello_window();
@@ -485,6 +497,7 @@ impl Session {
             let freed = edge.held();
             shared.pool.give_back(freed);
         }
+        shared.assemblies -= self.assemblies.len();
         shared.forget_peer(self.id);
         shared.event(Event::Gone {
             peer: self.id,

@@ -1,6 +1,7 @@
 //! What all sessions of a process share: pool, endpoints, regions, events, counters.
 
 use alloc::collections::{BTreeMap, VecDeque};
+use alloc::vec::Vec;
 
 use crate::config::Config;
 use crate::event::{EdgeId, Event, PeerId};
@@ -74,6 +75,10 @@ pub(crate) struct Shared {
     /// Bytes granted to peers and not consumed, over all edges.
     pub(crate) outstanding: u64,
     pub(crate) senders: Senders,
+    /// Units of all sessions of which some parts have arrived.
+    pub(crate) assemblies: usize,
+    /// The unit that the last packet completed, if it came in parts: events point into it.
+    pub(crate) assembled: Option<Vec<u8>>,
     /// When timers last acted.
     pub(crate) stepped_at: Instant,
 }
@@ -124,6 +129,8 @@ impl Shared {
             processes: 1,
             outstanding: 0,
             senders: Senders::default(),
+            assemblies: 0,
+            assembled: None,
             stepped_at: Instant(0),
         }
     }

@@ -86,6 +86,24 @@ fn with_both_rules_time_outs_that_pass_too_early_do_no_harm() {
     .assert_sound();
 }
 
+#[test]
+fn units_that_are_cut_at_any_moment_arrive_once() {
+    let mut scenario = Scenario::stream(2, 2, 1).with_narrowing();
+    scenario.drops = 1;
+    scenario.duplicates = 1;
+    run(
+        "both rules, 2 messages one way, path that becomes narrow",
+        scenario.widened(),
+    )
+    .assert_sound();
+    let scenario = Scenario::exchange(1, 1, 1).with_narrowing();
+    run(
+        "both rules, 1+1 messages, path that becomes narrow",
+        scenario.widened(),
+    )
+    .assert_sound();
+}
+
 // ---- rules off ------------------------------------------------------------------
 
 #[test]

@@ -228,15 +228,15 @@ fn an_answer_to_a_question_that_was_not_asked_proves_nothing() {
     let (mut wire, edge) = connected([&[0, 5], &[0, 5]]);
     wire.dead_networks = vec![5];
     send_megabytes(&mut wire, edge, 1);
-    // What the second host's machine never says: another round, and a lane it has not.
+    // What the second host's machine never says: tokens it has not seen, a lane it has not.
     let connection = edge.peer.connection();
     let from = wire.hosts[1].home;
-    for (number, lane, round) in [(1000, 2, 1), (1001, 9, 0), (1002, 2, 255)] {
+    for (number, lane, token) in [(1000, 2, 1), (1001, 9, 0), (1002, 2, u64::MAX)] {
         let mut bytes = vec![0; 64];
         let mut header = Header::handshake(dipole_proto::wire::Kind::Ack, connection);
         header.lane = dipole_proto::wire::CONTROL_LANE;
         header.number = number;
-        let length = 32 + dipole_proto::wire::emit_echo(&mut bytes[32..], lane, round);
+        let length = 32 + dipole_proto::wire::emit_echo(&mut bytes[32..], lane, token, 1472);
         header.length = (length + 4) as u16;
         header.emit(&mut bytes);
         let machine = &mut wire.hosts[0].machine;

@@ -111,8 +111,9 @@ fn the_lane_acknowledgement_of_the_thesis_is_as_documented() {
 #[test]
 fn probe_and_echo_are_as_documented() {
     let mut bytes = [0xFF; 64];
-    assert_eq!(emit_probe(&mut bytes[..8], 3, 2), 8);
-    assert_eq!(bytes[..8], documented("probe"));
-    let length = emit_echo(&mut bytes, 3, 2);
+    let token = 0x1122_3344_5566_7788;
+    assert_eq!(emit_probe(&mut bytes[..16], 3, token), 16);
+    assert_eq!(bytes[..16], documented("probe"));
+    let length = emit_echo(&mut bytes, 3, token, 1472);
     assert_eq!(bytes[..length], documented("echo"));
 }

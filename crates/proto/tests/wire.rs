@@ -14,8 +14,8 @@ mod samples;
 use dipole_proto::wire::{
     self, Address, Bye, CHALLENGE_BYTES, CONTROL_LANE, CRC_BYTES, Challenge, FRAGMENT_BYTES, Flags,
     HEADER_BYTES, HELLO_FIXED_BYTES, Header, Hello, Kind, LaneAddress, MAX_LANES, MAX_RANGES,
-    Malformed, Packet, RESET_BYTES, Range, Record, RefusedReason, Reset, ResetReason, Trailer,
-    Trailers,
+    Malformed, Packet, Part, RESET_BYTES, Range, Record, RefusedReason, Reset, ResetReason,
+    Trailer, Trailers,
 };
 use dipole_proto::{Drop, Instant};
 use hostile::{Action, Conversation, Forgery, decode, play, play_honest};
@@ -60,8 +60,12 @@ prop_compose! {
         (connection, number, unit) in any::<(u32, u32, u32)>(),
         (unit_next, lane_next, lane_end) in any::<(u32, u32, u32)>(),
         (lane, ack_lane) in (lane(), lane()),
+        (index, more) in (0_u8..8, 0_u8..8),
     ) -> Header {
+        let cut = kind == Kind::Data && Flags(flags).has(Flags::UNIT);
+        let last = index + more;
         Header {
+            part: if cut { Part { index, last } } else { Part::WHOLE },
             kind,
             flags: Flags(flags),
             length,
@@ -158,9 +162,9 @@ fn sample() -> impl Strategy<Value = Sample> {
         (edge(), any::<u64>()).prop_map(|(edge, limit)| Sample::Credit(edge, limit)),
         (edge(), any::<u64>()).prop_map(|(edge, need)| Sample::CreditWanted(edge, need)),
         any::<u32>().prop_map(Sample::Window),
-        (any::<u8>(), any::<u8>(), 5_usize..200)
-            .prop_map(|(lane, round, length)| Sample::Probe(lane, round, length)),
-        any::<(u8, u8)>().prop_map(|(lane, round)| Sample::Echo(lane, round)),
+        (any::<u8>(), any::<u64>(), 12_usize..200)
+            .prop_map(|(lane, token, length)| Sample::Probe(lane, token, length)),
+        any::<(u8, u64, u16)>().prop_map(|(lane, token, length)| Sample::Echo(lane, token, length)),
     ]
 }
 
@@ -285,7 +289,7 @@ proptest! {
         hello.emit(&mut bytes);
         let bit = bit.index(bytes.len() * 8);
         bytes[bit / 8] ^= 1 << (bit % 8);
-        // Bits that version 1 ignores: the reserved byte, unused class bits, CRC32C in
+        // Bits that version 1 ignores: the unused class bits, CRC32C in
         // the set of trailers (always taken as set).
         let class = |at: usize| at >= HELLO_FIXED_BYTES && (at - HELLO_FIXED_BYTES) % 20 == 1;
         let ignored = bit / 8 == 47 || class(bit / 8) && bit % 8 != 0 || bit == 44 * 8;

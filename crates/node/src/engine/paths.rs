@@ -172,6 +172,10 @@ impl Engine {
                     tracing::info!("{paths}");
                     continue;
                 }
+                PathChange::PacketBytes { bytes } => {
+                    tracing::warn!("packets to node {} have {bytes} bytes now", paths.node);
+                    continue;
+                }
                 PathChange::Lost { lane } | PathChange::Back { lane } => lane,
             };
             let lane = self.machine.lanes(id).find(|status| status.lane == lane);

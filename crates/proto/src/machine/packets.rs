@@ -105,6 +105,7 @@ impl Machine {
         addressed: &Addressed<'_>,
     ) -> Result<(), Drop> {
         let packet = &addressed.packet;
+        self.shared.assembled = None;
         let taken = match (packet.header.kind, addressed.peer) {
             (Kind::Data | Kind::Ack | Kind::Prod, Some(peer)) => {
                 self.on_session_packet(now, from, peer, packet)

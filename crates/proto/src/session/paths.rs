@@ -5,8 +5,11 @@
 //! asked shortly after the opening, twice, and from then on only while units fly: a session
 //! at rest asks nothing.
 
+use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::hash::{Hash, Hasher};
+
+use siphasher::sip::SipHasher24;
 
 use crate::event::{Event, PathChange};
 use crate::lane::Lane;
@@ -14,10 +17,16 @@ use crate::reach::LaneState;
 use crate::session::{Backoff, Session};
 use crate::shared::Shared;
 use crate::time::Instant;
-use crate::wire::{Address, Hello, LaneAddress};
+use crate::wire::{Address, HEADER_BYTES, HELLO_FIXED_BYTES, Hello, LANE_BYTES, LaneAddress};
 
 /// Rounds of questions that are asked of a session at rest too.
 const FIRST_ROUNDS: u8 = 2;
+/// Bytes to addresses that have never answered, for each that has come.
+const AMPLIFICATION: u64 = 3;
+/// More than all probes to unproven addresses take until they are proven.
+const MUCH: usize = 4096;
+/// Answers to probes that are owed at most: eight lanes in six lengths.
+const MAX_ECHOES: usize = 48;
 /// Lanes that do not answer are asked again after at most this many longest time-outs.
 const LANE_REST: u64 = 4;
 
@@ -40,7 +49,9 @@ pub struct LaneStatus {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Echo {
     pub(super) lane: u8,
-    pub(super) round: u8,
+    pub(super) token: u64,
+    /// Length of the packet that brought the probe.
+    pub(super) length: u16,
     /// By which lane, as an index: back to where the probe came from.
     pub(super) back: usize,
 }
@@ -53,17 +64,47 @@ pub(super) struct Paths {
     /// Lanes to be asked now, a bit for each index.
     due: u16,
     settled: bool,
-    echoes: Vec<Echo>,
+    echoes: VecDeque<Echo>,
+    /// Tokens of probes come from this.
+    secret: u64,
+    /// Bytes that came in this session, and that went to addresses which have never answered.
+    received: u64,
+    sent_unproven: u64,
 }
 
 impl Paths {
-    pub(super) const NONE: Paths = Paths {
-        timer: Backoff::OFF,
-        rounds: 0,
-        due: 0,
-        settled: false,
-        echoes: Vec::new(),
-    };
+    pub(super) fn new(secret: u64) -> Paths {
+        Paths {
+            timer: Backoff::OFF,
+            rounds: 0,
+            due: 0,
+            settled: false,
+            echoes: VecDeque::new(),
+            secret,
+            received: 0,
+            sent_unproven: 0,
+        }
+    }
+
+    /// What a probe of a lane carries: whoever does not receive it cannot know it.
+    pub(super) fn token(&self, lane: &Lane) -> u64 {
+        let mut hasher = SipHasher24::new_with_keys(self.secret, 0);
+        hasher.write(&[lane.id, lane.reach.round()]);
+        hasher.finish()
+    }
+
+    /// A packet of this length has come.
+    #[inline]
+    pub(super) fn received(&mut self, bytes: u16) {
+        self.received += u64::from(bytes);
+    }
+
+    /// Bytes that may go to addresses which have never answered: the peer may have named
+    /// somebody else's.
+    pub(super) fn unproven_left(&self) -> usize {
+        let left = (AMPLIFICATION * self.received).saturating_sub(self.sent_unproven);
+        usize::try_from(left).unwrap_or(usize::MAX)
+    }
 
     /// True if there is a question or an answer to be sent.
     #[inline]
@@ -77,7 +118,7 @@ impl Paths {
     }
 
     pub(super) fn next_echo(&mut self) -> Option<Echo> {
-        self.echoes.pop()
+        self.echoes.pop_front()
     }
 
     /// The lane to be asked next.
@@ -94,6 +135,8 @@ impl Paths {
     pub(super) fn hash_rest(&self, hasher: &mut impl Hasher) {
         (self.rounds.min(FIRST_ROUNDS), self.due, self.settled).hash(hasher);
         (&self.echoes, self.timer.pause_ns).hash(hasher);
+        // Whether another probe may go is all that the budget decides for long.
+        (self.unproven_left() > MUCH).hash(hasher);
     }
 }
 
@@ -115,14 +158,22 @@ impl Session {
             (lane.lane, lane.bulk, to)
         });
         let theirs: Vec<(u8, bool, Address)> = theirs.collect();
-        // Behind a translation of addresses the first card stands for the one that was used.
-        let used = theirs.iter().find(|(.., to)| to.ip == home.ip);
-        let used = used.or(theirs.first()).map(|(.., to)| to.ip);
+        let mut theirs = theirs;
+        // Behind a translation of addresses none is listed that the handshake has used: the
+        // first small lane goes where that went. What is listed is a claim.
+        if theirs.iter().all(|(.., to)| to.ip != home.ip) {
+            let first = theirs.iter().position(|(_, bulk, _)| !bulk).unwrap_or(0);
+            if let Some((.., to)) = theirs.get_mut(first) {
+                *to = home;
+            }
+        }
+        let hello_bytes = HEADER_BYTES + HELLO_FIXED_BYTES + theirs.len() * LANE_BYTES;
+        self.paths.received += hello_bytes as u64;
         let is_own = |ip: [u8; 16]| own.iter().any(|lane| lane.address.ip == ip);
         let strangers = !is_own(home.ip);
         let lanes = theirs.iter().map(|&(id, bulk, to)| {
             let state = match () {
-                () if Some(to.ip) == used => LaneState::Answers,
+                () if to.ip == home.ip => LaneState::Answers,
                 () if strangers && is_own(to.ip) => LaneState::OwnAddress,
                 () => LaneState::Waiting,
             };
@@ -138,7 +189,6 @@ impl Session {
         let mut lanes = self.lanes.iter();
         let home = lanes.position(|lane| !lane.bulk && lane.reach.is_proven());
         self.heard_on = home.unwrap_or(0);
-        self.paths = Paths::NONE;
         if self.lanes.iter().any(|lane| lane.reach.is_in_question()) {
             let first = self.probe_pause_ns(shared);
             self.paths.timer.start(now, first);
@@ -216,7 +266,7 @@ impl Session {
     }
 
     /// The peer asks whether its probe of one of our lanes arrives.
-    pub(super) fn on_probe(&mut self, lane: u8, round: u8, from: Address) {
+    pub(super) fn on_probe(&mut self, lane: u8, token: u64, length: u16, from: Address) {
         // Nobody asks for lanes that the session has not.
         let Some(asked) = self.lanes.iter().find(|known| known.id == lane) else {
             return;
@@ -234,20 +284,38 @@ impl Session {
         let back = back.or_else(|| self.lanes.iter().position(|lane| lane.reach.is_proven()));
         let echo = Echo {
             lane,
-            round,
+            token,
+            length,
             back: back.unwrap_or(0),
         };
-        self.paths.echoes.retain(|owed| owed.lane != lane);
-        self.paths.echoes.push(echo);
+        let same = |owed: &Echo| (owed.lane, owed.length) == (lane, length);
+        self.paths.echoes.retain(|owed| !same(owed));
+        if self.paths.echoes.len() >= MAX_ECHOES {
+            self.paths.echoes.pop_front();
+        }
+        self.paths.echoes.push_back(echo);
     }
 
     /// A probe of ours has arrived.
-    pub(super) fn on_echo(&mut self, lane: u8, round: u8, shared: &mut Shared) {
-        let Some(lane) = self.lanes.iter_mut().find(|known| known.id == lane) else {
+    pub(super) fn on_echo(&mut self, lane: u8, token: u64, length: u16, shared: &mut Shared) {
+        let Some(index) = self.lanes.iter().position(|known| known.id == lane) else {
             return;
         };
+        let lane = &mut self.lanes[index];
+        if token != self.paths.token(lane) {
+            return;
+        }
+        self.sizing.size.answered(index, length);
         let id = lane.id;
-        let Some(before) = lane.reach.answer(round) else {
+        if lane.reach.is_in_question() && usize::from(length) < self.sizing.size.bytes() {
+            // Somebody is there: a probe as long as packets get may follow.
+            if !lane.reach.is_heard() {
+                lane.reach.hear();
+                self.paths.due |= 1 << index;
+            }
+            return;
+        }
+        let Some(before) = lane.reach.answer() else {
             return;
         };
         if before == LaneState::Silent || self.paths.settled {
@@ -257,6 +325,27 @@ impl Session {
             });
         }
         self.settle_paths(shared);
+    }
+
+    /// Packets are of another length now: lanes that did not answer may do so.
+    pub(super) fn ask_lanes_again(&mut self, now: Instant, shared: &Shared) {
+        if self.lanes.iter().any(|lane| lane.reach.is_in_question()) {
+            let pause = self.probe_pause_ns(shared);
+            self.paths.timer.start(now, pause);
+        }
+    }
+
+    /// Notes what leaves by a lane; false if it must not: its address has never answered, and
+    /// enough has gone there.
+    pub(super) fn charge_unproven(&mut self, index: usize, bytes: usize) -> bool {
+        if self.lanes[index].reach.is_heard() {
+            return true;
+        }
+        let may = bytes <= self.paths.unproven_left();
+        if may {
+            self.paths.sent_unproven += bytes as u64;
+        }
+        may
     }
 
     /// Asks no more once all have answered.

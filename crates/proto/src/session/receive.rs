@@ -4,15 +4,19 @@ use crate::edge::{EdgeIn, Place, Violation};
 use crate::event::{EdgeId, Event};
 use crate::holes::{Arrival, widen};
 use crate::lane::Lane;
+use crate::parts::PartArrival;
 use crate::pool::Admission;
-use crate::send::Flight;
+use crate::send::{Flight, Piece};
 use crate::session::{AckDebt, Session};
 use crate::shared::Shared;
 use crate::stats::Drop;
 use crate::time::Instant;
 use crate::wire::{
-    Address, CONTROL_LANE, Flags, Header, Kind, LaneAck, Packet, Record, RefusedReason,
+    Address, CONTROL_LANE, Flags, Header, Kind, LaneAck, Packet, Part, Record, RefusedReason,
 };
+
+/// Units of all sessions that may come in parts at once, beside the next of each session.
+const MAX_ASSEMBLIES: usize = 256;
 
 /// Edges that one peer may use.
 const MAX_EDGES: usize = 1 << 16;
@@ -27,6 +31,10 @@ impl Session {
         shared: &mut Shared,
     ) -> Result<(), Drop> {
         let header = packet.header;
+        self.paths.received(header.length);
+        if !header.part.is_whole() {
+            return self.on_part(now, from, packet, shared);
+        }
         let (cost, alone) = self.check(packet)?;
         if header.flags.has(Flags::ACK) {
             self.heard_from(from);
@@ -34,18 +42,30 @@ impl Session {
         }
         let verdict = self.admit(&header, cost, shared);
         match alone {
-            Some(record) => self.apply(record, verdict.ok(), (now, from), shared),
+            Some(record) => self.apply(record, verdict.ok(), (now, from, header.length), shared),
             None => {
                 for record in packet.records().flatten() {
-                    self.apply(record, verdict.ok(), (now, from), shared);
+                    self.apply(record, verdict.ok(), (now, from, header.length), shared);
                 }
             }
         }
+        self.conclude(&header, verdict, now, shared)
+    }
+
+    /// After a packet's content: what is owed to the peer now, and by it.
+    #[inline]
+    fn conclude(
+        &mut self,
+        header: &Header,
+        verdict: Result<bool, Drop>,
+        now: Instant,
+        shared: &mut Shared,
+    ) -> Result<(), Drop> {
         // Only now is it known what the peer still owes.
         self.heard(now);
         self.progress(now, shared);
         match verdict {
-            Ok(true) if header.flags.has(Flags::UNIT) => self.owe(&header, now, shared),
+            Ok(true) if header.flags.has(Flags::UNIT) => self.owe(header, now, shared),
             Ok(_) => {}
             Err(Drop::Duplicate) if header.flags.has(Flags::UNIT) => self.debt.now = true,
             // No room, but its sender must hear that we live.
@@ -57,6 +77,90 @@ impl Session {
         }
         self.arm_prod(now, shared);
         verdict.map(|_| ())
+    }
+
+    /// Takes a part of a unit. The last that was missing makes a packet with the whole unit,
+    /// which is taken like any other. Spec §5.8.
+    #[cold]
+    fn on_part(
+        &mut self,
+        now: Instant,
+        from: Address,
+        packet: &Packet<'_>,
+        shared: &mut Shared,
+    ) -> Result<(), Drop> {
+        let (mut header, body) = (packet.header, packet.body());
+        let unit = widen(header.unit, self.units.next());
+        let most = shared.config.packet_bytes;
+        let arrival = self.assemblies.classify(unit, header.part, body, most);
+        if arrival == PartArrival::Last && self.units.classify(unit) == Arrival::New {
+            let mut whole = self.assemblies.join(unit, header.part, body);
+            header.part = Part::WHOLE;
+            header.length = u16::try_from(whole.len()).unwrap_or(u16::MAX);
+            header.emit(&mut whole);
+            let joined = Packet::behind(header, &whole, 0).map_err(|_| Drop::Malformed)?;
+            self.on_packet(now, from, &joined, shared)?;
+            shared.assembled = Some(whole);
+            return Ok(());
+        }
+        if header.flags.has(Flags::ACK) {
+            self.heard_from(from);
+            self.on_ack(&header, now, shared);
+        }
+        let verdict = self.admit_part(&header, unit, arrival, body, shared);
+        self.conclude(&header, verdict, now, shared)
+    }
+
+    /// Records the number of a part and keeps its bytes, unless it is known or there is no
+    /// room.
+    fn admit_part(
+        &mut self,
+        header: &Header,
+        unit: u64,
+        arrival: PartArrival,
+        body: &[u8],
+        shared: &mut Shared,
+    ) -> Result<bool, Drop> {
+        let Some(lane) = self.lanes.iter_mut().find(|lane| lane.id == header.lane) else {
+            return Err(Drop::Untracked);
+        };
+        let number = widen(header.number, lane.incoming.next());
+        let floor = number.saturating_sub(u64::from(header.settled));
+        let is_next = unit == self.units.next();
+        // The next unit always finds room, so that there is progress.
+        let has_room = is_next
+            || self.assemblies.has(unit)
+            || self.assemblies.has_room() && shared.assemblies < MAX_ASSEMBLIES;
+        let taken = match (self.units.classify(unit), arrival) {
+            (Arrival::Duplicate, _) | (_, PartArrival::Duplicate) => Err(Drop::Duplicate),
+            (Arrival::Refused, _) => Err(Drop::Untracked),
+            (_, PartArrival::Contradiction) => Err(Drop::Violation),
+            (Arrival::New, PartArrival::New | PartArrival::Last) if !has_room => {
+                Err(Drop::Untracked)
+            }
+            (Arrival::New, PartArrival::New | PartArrival::Last) => Ok(true),
+        };
+        let tracked = lane.incoming.classify(number) != Arrival::Refused;
+        match taken {
+            Ok(_) if !tracked => {
+                lane.incoming.settle(floor);
+                return Err(Drop::Untracked);
+            }
+            Ok(_) | Err(Drop::Duplicate) => lane.incoming.record(number, floor),
+            Err(_) => {
+                lane.incoming.settle(floor);
+                return taken;
+            }
+        };
+        if lane.incoming.has_new_hole(shared.config.reorder_packets) {
+            self.debt.now = true;
+        }
+        if taken.is_ok() {
+            let before = self.assemblies.len();
+            self.assemblies.keep(unit, header.part, body);
+            shared.assemblies += self.assemblies.len() - before;
+        }
+        taken
     }
 
     /// Remembers by which way packets come, where there are several. Probes and echoes,
@@ -168,6 +272,10 @@ impl Session {
         }
         self.units.record(unit);
         lane.incoming.record(number, floor);
+        if self.assemblies.len() > 0 && self.assemblies.has(unit) {
+            self.assemblies.forget(unit);
+            shared.assemblies -= 1;
+        }
         if lane.incoming.has_new_hole(shared.config.reorder_packets) {
             self.debt.now = true;
         }
@@ -200,7 +308,7 @@ impl Session {
         &mut self,
         record: Record<'_>,
         verdict: Option<bool>,
-        (now, from): (Instant, Address),
+        (now, from, length): (Instant, Address, u16),
         shared: &mut Shared,
     ) {
         let (accepted, loose) = (verdict == Some(true), verdict == Some(false));
@@ -220,8 +328,12 @@ impl Session {
                 let own = shared.config.frames.min(shared.config.session_packets);
                 self.pace.cap(packets.min(own));
             }
-            Record::Probe { lane, round } => self.on_probe(lane, round, from),
-            Record::Echo { lane, round } => self.on_echo(lane, round, shared),
+            Record::Probe { lane, token } => self.on_probe(lane, token, length, from),
+            Record::Echo {
+                lane,
+                token,
+                length,
+            } => self.on_echo(lane, token, length, shared),
             Record::Message { unreliable, .. } if unreliable && loose => {
                 self.on_loose(record, shared);
             }
@@ -540,7 +652,7 @@ impl Session {
         self.lanes[index].told = self.lanes[index].told.max(next);
         self.lane_arrived(index, (floor, next), now, shared);
         if end > next && end < self.lanes[index].out.next() {
-            self.lane_missing(index, (next, end));
+            self.lane_missing(index, (next, end), now, shared);
             self.lane_arrived(index, (end, end + 1), now, shared);
         }
         self.settle_lanes();
@@ -566,7 +678,7 @@ impl Session {
             }
             self.lane_arrived(index, (from, start), now, shared);
             let end = (start + u64::from(range.count)).min(top);
-            self.lane_missing(index, (start, end));
+            self.lane_missing(index, (start, end), now, shared);
             from = end;
             next = end;
         }
@@ -589,32 +701,45 @@ impl Session {
             }
         }
         for number in from.max(lane.out.floor())..to.min(lane.out.next()) {
-            if let Some(unit) = lane.out.unit_of(number)
-                && let Some(slot) = self.window.arrived(unit)
-            {
+            let Some((piece, bytes)) = lane.out.carried(number) else {
+                continue;
+            };
+            self.sizing.size.arrived(bytes);
+            if let Some(slot) = self.window.arrived(piece) {
                 shared.event(Event::Released { slot });
             }
         }
     }
 
-    fn lane_missing(&mut self, index: usize, (from, to): (u64, u64)) {
+    fn lane_missing(
+        &mut self,
+        index: usize,
+        (from, to): (u64, u64),
+        now: Instant,
+        shared: &Shared,
+    ) {
         let lane = &self.lanes[index];
+        let mut is_suspect = false;
         for number in from.max(lane.out.floor())..to.min(lane.out.next()) {
             let flight = Flight {
                 lane: lane.id,
                 number,
             };
-            if let Some(unit) = lane.out.unit_of(number)
-                && self.window.lost(unit, flight)
+            if let Some((piece, bytes)) = lane.out.carried(number)
+                && self.window.lost(piece, flight)
             {
                 self.pace.lost(self.trip.is_queueing());
+                is_suspect |= self.sizing.size.lost(bytes);
             }
+        }
+        if is_suspect {
+            self.probe_sizes(false, now, shared);
         }
     }
 
     pub(super) fn units_arrived(&mut self, next: u64, shared: &mut Shared) {
         for unit in self.window.base()..next {
-            if let Some(slot) = self.window.arrived(unit) {
+            if let Some(slot) = self.window.arrived(Piece::whole(unit)) {
                 shared.event(Event::Released { slot });
             }
         }

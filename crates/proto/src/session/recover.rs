@@ -29,6 +29,7 @@ impl Session {
             self.want.at,
             self.keepalive_at,
             self.probe_at(),
+            self.sizing_at(),
             silence,
         ]
         .into_iter()
@@ -69,6 +70,9 @@ impl Session {
         }
         if now >= self.probe_at() {
             self.probe_lanes(now, shared);
+        }
+        if now >= self.sizing_at() {
+            self.on_sizing(now, shared);
         }
         if now >= self.want.at {
             self.want_due = !self.wanting.is_empty();
@@ -134,6 +138,16 @@ impl Session {
     /// No news of what flies for too long: its tail may be lost (thesis §5.2).
     fn on_tail(&mut self, now: Instant, shared: &mut Shared) {
         self.strike(now, shared);
+        if let Some((first, last)) = self.window.first_and_last_flying() {
+            let mut is_suspect = false;
+            for piece in [first, last] {
+                let bytes = self.window.packet_bytes(piece);
+                is_suspect |= self.sizing.size.lost(bytes);
+            }
+            if is_suspect {
+                self.probe_sizes(false, now, shared);
+            }
+        }
         let repeated = self.repeat_first_and_last(now, 0);
         shared.stats.tail_repeats += u64::from(repeated);
         self.pace.timed_out();
@@ -141,20 +155,20 @@ impl Session {
         self.ask(now);
     }
 
-    /// Repeats the first and last unit in flight unless they left within
+    /// Repeats the first and last piece in flight unless they left within
     /// `fresh_ns`; how many.
     pub(super) fn repeat_first_and_last(&mut self, now: Instant, fresh_ns: u64) -> u32 {
         let Some((first, last)) = self.window.first_and_last_flying() else {
             return 0;
         };
         let mut repeated = 0;
-        for unit in [first, last] {
+        for piece in [first, last] {
             let stale = self
                 .window
-                .sent_at(unit)
+                .sent_at(piece)
                 .is_some_and(|at| now.since(at) >= fresh_ns);
-            if stale && self.window.lane_of(unit).is_some() {
-                self.window.repeat(unit);
+            if stale && self.window.lane_of(piece).is_some() {
+                self.window.repeat(piece);
                 repeated += 1;
             }
         }

@@ -1,7 +1,10 @@
 //! Which packet a session sends next, and what rides on it.
 
+use core::ops::Range as Bytes;
+
 use ranges::RangeList;
 
+use crate::event::{Event, PeerId};
 use crate::key::Seal;
 use crate::lane::Lane;
 use crate::send::{Flight, Next, Slot};
@@ -9,9 +12,9 @@ use crate::session::Session;
 use crate::shared::Shared;
 use crate::time::Instant;
 use crate::wire::{
-    Address, CONTROL_LANE, CREDIT_BYTES, Flags, HEADER_BYTES, Header, Kind, REFUSED_BYTES, Range,
-    emit_credit, emit_credit_wanted, emit_echo, emit_lane_ack, emit_probe, emit_refused,
-    emit_window,
+    Address, CONTROL_LANE, CREDIT_BYTES, ECHO_BYTES, Flags, HEADER_BYTES, Header, Kind,
+    PROBE_BYTES, Part, REFUSED_BYTES, Range, emit_credit, emit_credit_wanted, emit_echo,
+    emit_lane_ack, emit_probe, emit_refused, emit_window,
 };
 
 /// The caller's frames, as far as the machine writes into them.
@@ -25,6 +28,10 @@ pub trait Frames {
 
     /// A frame that stays in use until it is released; `None` if there is none now.
     fn allocate(&mut self) -> Option<(Slot, &mut [u8])>;
+
+    /// Like [`scratch`](Self::scratch), with these bytes of a filled frame from
+    /// [`HEADER_BYTES`] on.
+    fn part(&mut self, slot: Slot, bytes: Bytes<usize>) -> Option<(Slot, &mut [u8])>;
 
     /// Sets where the records of an allocated frame end.
     fn fill(&mut self, slot: Slot, end: usize);
@@ -54,8 +61,8 @@ pub struct Transmit {
     pub length: usize,
     /// What to append.
     pub seal: Seal,
-    /// It belongs to a session: its source port tells the receiver nothing.
-    pub in_session: bool,
+    /// The session it belongs to, if any: then its source port tells the receiver nothing.
+    pub peer: Option<PeerId>,
 }
 
 impl Session {
@@ -66,6 +73,7 @@ impl Session {
                 || self.prod_due
                 || self.want_due
                 || self.paths.has_transmit()
+                || self.sizing.has_transmit()
                 || !self.refusal_due.is_empty()
                 || !self.loose.is_empty()
                 || self.window.has_next(self.allowed()))
@@ -86,25 +94,63 @@ impl Session {
             return None;
         }
         if !self.refusal_due.is_empty() {
-            self.queue_refusals(frames, shared);
+            self.queue_refusals(frames);
         }
-        if self.paths.has_transmit() {
-            return self.probe_or_echo(frames, shared);
+        if self.paths.has_transmit() || self.sizing.has_transmit() {
+            let probe = self.probe_or_echo(frames, shared);
+            if probe.is_some() {
+                return probe;
+            }
         }
         let lane_open = self.lanes.iter().all(|lane| lane.out.is_open());
         let has_unit = lane_open && self.window.has_next(self.allowed());
         if self.prod_due || self.want_due || self.debt.now && self.needs_own_packet(has_unit) {
             return self.control(frames, shared);
         }
-        if has_unit && let Some(next) = self.window.next(self.allowed()) {
-            return Some(self.unit(next, now, frames, shared));
+        if has_unit && let Some(next) = self.next_piece(frames) {
+            return self.piece(next, now, frames, shared);
         }
         if self.debt.now {
             // The unit to ride on had arrived after all.
             return self.control(frames, shared);
         }
-        let (slot, bulk) = self.loose.pop_front()?;
-        Some(self.loose(slot, bulk, frames, shared))
+        loop {
+            let (slot, bulk) = self.loose.pop_front()?;
+            if self.fits(frames.filled(slot).1) {
+                return Some(self.loose(slot, bulk, frames, shared));
+            }
+            // Filled before the path became too narrow for it.
+            shared.event(Event::Released { slot });
+        }
+    }
+
+    /// True if packets may be so long, a trailer not counted.
+    fn fits(&self, end: usize) -> bool {
+        end + self.seals.out.bytes() <= self.packet_bytes()
+    }
+
+    /// The next unit, or a part of one that is too long for its path.
+    fn next_piece(&mut self, frames: &mut impl Frames) -> Option<Next> {
+        loop {
+            let next = self.window.next(self.allowed())?;
+            let end = match next.piece.part.is_whole() {
+                true => frames.filled(next.slot).1,
+                false => return Some(next),
+            };
+            if self.fits(end) || end <= HEADER_BYTES + self.part_bytes(end) {
+                return Some(next);
+            }
+            let parts = (end - HEADER_BYTES).div_ceil(self.part_bytes(end));
+            self.window.cut(next.piece.unit, parts);
+        }
+    }
+
+    /// Bytes of each part but the last of a unit that ends at `end`: always the same, so that
+    /// a part is what it was when it is sent again.
+    fn part_bytes(&self, end: usize) -> usize {
+        let space = self.sizing.size.least_bytes();
+        let space = space.saturating_sub(HEADER_BYTES + self.seals.out.bytes());
+        space.max((end - HEADER_BYTES).div_ceil(Part::MOST))
     }
 
     /// An acknowledgement rides on a unit, unless it says more than the header can.
@@ -115,63 +161,83 @@ impl Session {
             || self.lanes.iter().any(|lane| !lane.incoming.is_whole())
     }
 
-    fn unit(
+    fn piece(
         &mut self,
         next: Next,
         now: Instant,
         frames: &mut impl Frames,
         shared: &mut Shared,
-    ) -> Transmit {
-        let avoided = self.detour.filter(|_| next.repeat && self.forced > 0);
+    ) -> Option<Transmit> {
+        let Next {
+            piece,
+            slot,
+            repeat,
+            ..
+        } = next;
+        let (_, end) = frames.filled(slot);
+        let (frame, bytes, end) = if piece.part.is_whole() {
+            (Frame::Unit(slot), frames.filled(slot).0, end)
+        } else {
+            let length = self.part_bytes(end);
+            let from = HEADER_BYTES + usize::from(piece.part.index) * length;
+            let range = from..end.min(from + length);
+            let end = HEADER_BYTES + range.len();
+            let (slot, bytes) = frames.part(slot, range)?;
+            (Frame::Scratch(slot), bytes, end)
+        };
+        let avoided = self.detour.filter(|_| repeat && self.forced > 0);
         let index = self.pick_lane(next.bulk, avoided);
-        let mut flags = Flags::UNIT;
-        self.forced = self.forced.saturating_sub(u32::from(next.repeat));
+        let mut header = self.header(Kind::Data);
+        header.flags.set(Flags::UNIT);
+        self.forced = self.forced.saturating_sub(u32::from(repeat));
         // `next` has left the queue and doesn't fly yet.
         let flying = self.window.flying() + 1;
         let last = self.window.is_drained() || flying >= self.allowed();
         if last {
-            flags.set(Flags::LAST);
+            header.flags.set(Flags::LAST);
         }
         if flying * 2 >= self.pace.allowed() {
-            flags.set(Flags::ACK_WANTED);
+            header.flags.set(Flags::ACK_WANTED);
         }
-        if next.repeat {
-            flags.set(Flags::REPEAT);
+        if repeat {
+            header.flags.set(Flags::REPEAT);
             shared.stats.repeats += 1;
             // The number it had is settled: let this very packet say so.
             self.settle_lanes();
-        } else {
+        } else if piece.part.index == 0 {
             shared.stats.units_sent += 1;
         }
-        let asked = flags.has(Flags::LAST) || flags.has(Flags::ACK_WANTED);
+        // Records that ride along are none of the unit's, so none ride on a part.
+        let limit = match frame {
+            Frame::Unit(_) => bytes.len().min(self.packet_bytes()) - self.seals.out.bytes(),
+            _ => end,
+        };
+        let end = self.ride(&mut header, bytes, (end, limit), shared);
+        let length = u16::try_from(end + self.seals.out.bytes()).unwrap_or(u16::MAX);
+        let asked = header.flags.has(Flags::LAST) || header.flags.has(Flags::ACK_WANTED);
         let lane = &mut self.lanes[index];
-        let number = lane.out.record(next.unit, now, asked);
+        let number = lane.out.record(piece, length, now, asked);
         let flight = Flight {
             lane: lane.id,
             number,
         };
         if lane.bulk {
-            flags.set(Flags::BULK);
+            header.flags.set(Flags::BULK);
         }
-        let mut header = Header {
-            flags,
-            number: low(number),
-            unit: low(next.unit),
-            settled: lane.out.settled(number),
-            lane: lane.id,
-            ..self.header(Kind::Data)
-        };
-        self.window.sent(next.unit, flight, now);
+        header.number = low(number);
+        header.unit = low(piece.unit);
+        header.part = piece.part;
+        header.settled = lane.out.settled(number);
+        header.lane = lane.id;
+        self.finish(header, bytes, end);
+        self.window.sent(piece, flight, length, now);
         self.pace.sent();
         if self.tail.is_off() {
             self.progress(now, shared);
         }
         self.asked_at.get_or_insert(now);
         self.probe_after_unit(now, shared);
-        let (bytes, records_end) = frames.filled(next.slot);
-        let end = self.ride(&mut header, bytes, records_end, shared);
-        self.finish(header, bytes, end);
-        self.leaving(index, Frame::Unit(next.slot), end)
+        Some(self.leaving(index, frame, end))
     }
 
     fn loose(
@@ -188,7 +254,8 @@ impl Session {
             header.flags.set(Flags::BULK);
         }
         let (bytes, records_end) = frames.filled(slot);
-        let end = self.ride(&mut header, bytes, records_end, shared);
+        let limit = bytes.len().min(self.packet_bytes()) - self.seals.out.bytes();
+        let end = self.ride(&mut header, bytes, (records_end, limit), shared);
         self.finish(header, bytes, end);
         self.leaving(index, Frame::Loose(slot), end)
     }
@@ -214,7 +281,12 @@ impl Session {
             None => self.control_header(kind),
         };
         self.acknowledge_in(&mut header, shared);
-        let limit = bytes.len().min(self.packet_bytes) - self.seals.out.bytes();
+        // No longer than any path carries: these tell how the others fare.
+        let mut limit = bytes.len().min(CONTROL_BYTES);
+        if !self.lanes[index].reach.is_heard() {
+            limit = limit.min(self.paths.unproven_left());
+        }
+        let limit = limit - self.seals.out.bytes();
         let mut end = HEADER_BYTES;
         end += self.put_window(&mut bytes[end..limit], shared);
         end = self.put_lane_acks(bytes, end, limit, shared);
@@ -222,32 +294,58 @@ impl Session {
         end = self.put_wants(bytes, end, limit);
         self.acknowledged();
         self.debt.now = !self.credit_due.is_empty() || self.lanes.iter().any(Lane::must_tell_floor);
+        self.charge_unproven(index, end + self.seals.out.bytes());
         self.finish(header, bytes, end);
         Some(self.leaving(index, Frame::Scratch(slot), end))
     }
 
-    /// Asks a lane whether it leads to the peer, or answers such a question. Nothing else
-    /// rides on it: it may well be lost.
+    /// Asks a lane whether it leads to the peer, or carries packets of some length, or
+    /// answers such a question. Nothing else rides on it: it may well be lost.
     fn probe_or_echo(&mut self, frames: &mut impl Frames, shared: &mut Shared) -> Option<Transmit> {
+        let echo = self.paths.next_echo();
+        let (index, length) = match &echo {
+            Some(echo) => (echo.back, ECHO_BYTES),
+            None => self.next_probe()?,
+        };
         let (slot, bytes) = frames.scratch()?;
-        let limit = bytes.len().min(self.packet_bytes) - self.seals.out.bytes();
-        let records = &mut bytes[HEADER_BYTES..limit];
-        let (index, length) = if let Some(echo) = self.paths.next_echo() {
-            (echo.back, emit_echo(records, echo.lane, echo.round))
+        let end = HEADER_BYTES + length;
+        let records = &mut bytes[HEADER_BYTES..end];
+        if let Some(echo) = echo {
+            emit_echo(records, echo.lane, echo.token, echo.length);
         } else {
-            let index = self.paths.next_question()?;
             shared.stats.probes += 1;
             let lane = &self.lanes[index];
-            // As long as packets get, so that a way for shorter ones is not taken.
-            (index, emit_probe(records, lane.id, lane.reach.round()))
-        };
+            emit_probe(records, lane.id, self.paths.token(lane));
+        }
         let mut header = self.control_header(Kind::Ack);
         if self.lanes[index].bulk {
             header.flags.set(Flags::BULK);
         }
-        let end = HEADER_BYTES + length;
         self.finish(header, bytes, end);
         Some(self.leaving(index, Frame::Scratch(slot), end))
+    }
+
+    /// The next lane to be asked, and how long the probe's record is.
+    fn next_probe(&mut self) -> Option<(usize, usize)> {
+        let around = HEADER_BYTES + self.seals.out.bytes();
+        if let Some((index, bytes)) = self.sizing.next_probe() {
+            return Some((
+                index,
+                usize::from(bytes).saturating_sub(around).max(PROBE_BYTES),
+            ));
+        }
+        while let Some(index) = self.paths.next_question() {
+            // As long as packets get, so that a way for shorter ones is not taken; but short
+            // at first: the address may be that of somebody who has nothing to do with us.
+            let length = match self.lanes[index].reach.is_heard() {
+                true => self.packet_bytes() - around,
+                false => PROBE_BYTES,
+            };
+            if self.charge_unproven(index, around + length) {
+                return Some((index, length));
+            }
+        }
+        None
     }
 
     /// A finished packet of this session, by a lane.
@@ -260,21 +358,21 @@ impl Session {
             frame,
             length,
             seal: self.seals.out,
-            in_session: true,
+            peer: Some(self.id),
         }
     }
 
-    /// Lets acknowledgement and credits ride on a data packet; where it ends now.
+    /// Lets acknowledgement and credits ride on a data packet that ends at `end`, up to
+    /// `limit`; where it ends now.
     fn ride(
         &mut self,
         header: &mut Header,
         bytes: &mut [u8],
-        records_end: usize,
+        (end, limit): (usize, usize),
         shared: &Shared,
     ) -> usize {
         self.acknowledge_in(header, shared);
-        let limit = bytes.len().min(self.packet_bytes) - self.seals.out.bytes();
-        let end = self.put_credits(bytes, records_end, limit);
+        let end = self.put_credits(bytes, end, limit);
         let told_all = self
             .lanes
             .iter()
@@ -378,15 +476,11 @@ impl Session {
     }
 
     /// Packs refusals into units of their own: the sender must be told.
-    fn queue_refusals(&mut self, frames: &mut impl Frames, shared: &Shared) {
+    fn queue_refusals(&mut self, frames: &mut impl Frames) {
         let Some((slot, bytes)) = frames.allocate() else {
             return;
         };
-        let limit = bytes
-            .len()
-            .min(self.packet_bytes)
-            .min(shared.config.packet_bytes)
-            - self.seals.out.bytes();
+        let limit = bytes.len().min(self.packet_bytes()) - self.seals.out.bytes();
         let mut end = HEADER_BYTES;
         while end + REFUSED_BYTES <= limit {
             let Some(index) = self.refusal_due.pop() else {
@@ -441,7 +535,10 @@ impl Session {
     /// card would swallow one after the other unseen: an answer goes back by the card that
     /// was heard last, and prods and wishes that nobody answers try all of them.
     fn pick_control_lane(&mut self, kind: Kind) -> usize {
-        let leads_there = |lane: &Lane| !lane.bulk && lane.reach.may_lead_there();
+        let may_go = self.paths.unproven_left() >= LEAST_UNPROVEN;
+        let leads_there = |lane: &Lane| {
+            !lane.bulk && lane.reach.may_lead_there() && (may_go || lane.reach.is_heard())
+        };
         let cards = self.lanes.iter().filter(|lane| leads_there(lane)).count();
         if cards < 2 {
             return self.pick_lane(false, None);
@@ -508,6 +605,10 @@ impl Session {
     }
 }
 
+/// A control packet goes to an address that has never answered only if it may be so long.
+const LEAST_UNPROVEN: usize = 128;
+/// Longest control packet.
+const CONTROL_BYTES: usize = 1200;
 /// Packets sent over one card before bulk goes on over the next.
 const BULK_TURN: u32 = 32;
 

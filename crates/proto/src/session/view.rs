@@ -30,10 +30,12 @@ pub enum UnitState {
     Lost,
     /// Received by the peer; units before it are not.
     Arrived,
+    /// Too long for the path: its parts are sent instead.
+    Cut,
 }
 
 /// One unit that has been numbered and not settled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct UnitView {
     /// Its frame; the caller's again if it has arrived.
     pub slot: Slot,
@@ -43,6 +45,8 @@ pub struct UnitView {
     pub state: UnitState,
     /// When it last left.
     pub sent_at: Instant,
+    /// If it is cut, how far its parts have come, and when they last left.
+    pub parts: Vec<(UnitState, Instant)>,
 }
 
 /// One lane, both directions.
@@ -54,8 +58,8 @@ pub struct LaneView {
     pub floor: u64,
     /// Outgoing: the end of what is known to have arrived.
     pub arrived: u64,
-    /// Outgoing: the units that the numbers from `floor` on carried.
-    pub units: Vec<u64>,
+    /// Outgoing: the units that the numbers from `floor` on carried, and which part.
+    pub units: Vec<(u64, u8)>,
     /// Incoming: the lowest number missing.
     pub next: u64,
     /// Incoming: the number after the highest arrival.
@@ -92,8 +96,8 @@ pub struct View {
     /// The next number of the control lane.
     pub control_next: u64,
     /// Timers: acknowledgement, prod, tail, wish for credit, keepalive, hello,
-    /// silence, probe; [`Instant::NEVER`] where none runs.
-    pub timers: [Instant; 8],
+    /// silence, probe, end of a round of probes; [`Instant::NEVER`] where none runs.
+    pub timers: [Instant; 9],
     /// The smoothed round trip, zero if none was measured.
     pub round_trip_ns: u64,
     control_seen: Replay,
@@ -117,7 +121,7 @@ impl Session {
                 lane: lane.id,
                 floor: lane.out.floor(),
                 arrived: lane.out.arrived(),
-                units: lane.out.units().collect(),
+                units: lane.out.pieces().collect(),
                 next: holes.next(),
                 top: holes.top(),
                 missing: holes.missing().collect(),
@@ -152,6 +156,7 @@ impl Session {
                 hello,
                 silence,
                 self.paths.next_at(),
+                self.sizing.ends_at(),
             ],
             round_trip_ns: self.trip.smoothed_ns().unwrap_or(0),
             control_seen: self.control_seen.clone(),
@@ -168,7 +173,9 @@ impl Session {
         {
             (cookie, retry_ns).hash(hasher);
         }
-        (self.packet_bytes, self.next_bulk_lane).hash(hasher);
+        self.next_bulk_lane.hash(hasher);
+        self.sizing.hash_rest(hasher);
+        self.assemblies.hash(hasher);
         for lane in &self.lanes {
             // Strikes matter only where another lane could take over.
             let strikes = if self.lanes.len() > 1 {

@@ -127,6 +127,41 @@ impl fmt::Debug for Flags {
     }
 }
 
+/// How much of a unit a packet carries. Spec §5.8.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Part {
+    /// Which part, from 0.
+    pub index: u8,
+    /// Index of the last part.
+    pub last: u8,
+}
+
+impl Part {
+    /// The whole unit.
+    pub const WHOLE: Part = Part { index: 0, last: 0 };
+    /// Most parts of a unit.
+    pub const MOST: usize = 16;
+
+    /// True unless the unit was cut.
+    #[inline]
+    #[must_use]
+    pub fn is_whole(self) -> bool {
+        self.last == 0
+    }
+
+    fn from_bits(bits: u8) -> Option<Part> {
+        let part = Part {
+            index: bits & 15,
+            last: bits >> 4,
+        };
+        (part.index <= part.last).then_some(part)
+    }
+
+    fn bits(self) -> u8 {
+        self.index | self.last << 4
+    }
+}
+
 /// The header, parsed. Numbers are the low 32 bits; lane and session widen them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
@@ -153,6 +188,8 @@ pub struct Header {
     pub lane: u8,
     /// Lane that the acknowledgement fields speak of.
     pub ack_lane: u8,
+    /// Which part of the unit this is.
+    pub part: Part,
     /// How far below `number` the lowest number lies that may still be asked for.
     pub settled: u16,
 }
@@ -181,8 +218,10 @@ impl Header {
                 return Err(Malformed::BadLane(lane));
             }
         }
-        if bytes[29] != 0 {
-            return Err(Malformed::BadField("reserved"));
+        let part = Part::from_bits(bytes[29]).ok_or(Malformed::BadField("part"))?;
+        let in_unit = kind == Kind::Data && Flags(bytes[1]).has(Flags::UNIT);
+        if !part.is_whole() && !in_unit {
+            return Err(Malformed::BadField("part"));
         }
         let allowed = if kind.may_be_proven() { 0x7F } else { 0x3F };
         if bytes[1] & !allowed != 0 {
@@ -200,6 +239,7 @@ impl Header {
             lane_end: u32_at(bytes, 24),
             lane,
             ack_lane,
+            part,
             settled: u16_at(bytes, 30),
         })
     }
@@ -220,7 +260,7 @@ impl Header {
         put(bytes, 20, &self.lane_next.to_le_bytes());
         put(bytes, 24, &self.lane_end.to_le_bytes());
         bytes[28] = self.lane | self.ack_lane << 4;
-        bytes[29] = 0;
+        bytes[29] = self.part.bits();
         put(bytes, 30, &self.settled.to_le_bytes());
     }
 
@@ -239,6 +279,7 @@ impl Header {
             lane_end: 0,
             lane: CONTROL_LANE,
             ack_lane: CONTROL_LANE,
+            part: Part::WHOLE,
             settled: 0,
         }
     }
@@ -253,6 +294,9 @@ impl fmt::Display for Header {
         )?;
         if self.flags.has(Flags::UNIT) {
             write!(f, " unit {}", self.unit)?;
+            if !self.part.is_whole() {
+                write!(f, " part {} of 0..={}", self.part.index, self.part.last)?;
+            }
         }
         if self.flags.has(Flags::ACK) {
             write!(

@@ -16,12 +16,12 @@ pub use control::{
     BYE_BYTES, Bye, CHALLENGE_BYTES, Challenge, HELLO_FIXED_BYTES, Hello, LANE_BYTES, LaneAddress,
     MAX_LANES, RESET_BYTES, RESET_ECHO_BYTES, Reset, ResetReason, Trailer, Trailers,
 };
-pub use header::{CONTROL_LANE, Flags, HEADER_BYTES, Header, Kind, VERSION};
+pub use header::{CONTROL_LANE, Flags, HEADER_BYTES, Header, Kind, Part, VERSION};
 pub use record::{
-    CREDIT_BYTES, ECHO_BYTES, FRAGMENT_BYTES, MESSAGE_BYTES, PLACEMENT_BYTES, REFUSED_BYTES,
-    Record, Records, RefusedReason, emit_credit, emit_credit_wanted, emit_echo, emit_edge_end,
-    emit_fragment, emit_lane_ack, emit_message, emit_placement, emit_probe, emit_refused,
-    emit_region, emit_region_end, emit_window,
+    CREDIT_BYTES, ECHO_BYTES, FRAGMENT_BYTES, MESSAGE_BYTES, PLACEMENT_BYTES, PROBE_BYTES,
+    REFUSED_BYTES, Record, Records, RefusedReason, emit_credit, emit_credit_wanted, emit_echo,
+    emit_edge_end, emit_fragment, emit_lane_ack, emit_message, emit_placement, emit_probe,
+    emit_refused, emit_region, emit_region_end, emit_window,
 };
 
 /// Bytes of the CRC32C trailer.

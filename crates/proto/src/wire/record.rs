@@ -18,8 +18,10 @@ pub const PLACEMENT_BYTES: usize = 28;
 pub const CREDIT_BYTES: usize = 20;
 /// Bytes of a refusal.
 pub const REFUSED_BYTES: usize = 20;
-/// Bytes of an echo, and of the shortest probe.
-pub const ECHO_BYTES: usize = 5;
+/// Bytes of the shortest probe.
+pub const PROBE_BYTES: usize = 12;
+/// Bytes of an echo.
+pub const ECHO_BYTES: usize = 14;
 
 const MESSAGE: u8 = 0x01;
 const FRAGMENT: u8 = 0x02;
@@ -167,15 +169,17 @@ pub enum Record<'a> {
     Probe {
         /// The lane it was sent on.
         lane: u8,
-        /// How often its sender has given that lane up, low 8 bits.
-        round: u8,
+        /// What only a receiver of the probe can know.
+        token: u64,
     },
-    /// The answer: a probe of that lane and round has arrived.
+    /// The answer: a probe of that lane has arrived.
     Echo {
         /// The lane of the probe.
         lane: u8,
-        /// The round of the probe.
-        round: u8,
+        /// The token of the probe.
+        token: u64,
+        /// Length of the packet that brought it, trailer included.
+        length: u16,
     },
 }
 
@@ -359,19 +363,20 @@ fn parse_body(
                 packets: u32_at(body, 0),
             }
         }
-        // What follows the round only makes the packet as long as it shall be.
+        // What follows the token only makes the packet as long as it shall be.
         PROBE => {
-            need(1)?;
+            need(8)?;
             Record::Probe {
                 lane: flags,
-                round: body[0],
+                token: u64_at(body, 0),
             }
         }
         ECHO => {
-            need(1)?;
+            need(10)?;
             Record::Echo {
                 lane: flags,
-                round: body[0],
+                token: u64_at(body, 0),
+                length: u16_at(body, 8),
             }
         }
         _ => return Err(bad),
@@ -580,18 +585,19 @@ pub fn emit_window(bytes: &mut [u8], packets: u32) -> usize {
 /// size can tell.
 ///
 /// # Panics
-/// When there are fewer than [`ECHO_BYTES`].
-pub fn emit_probe(bytes: &mut [u8], lane: u8, round: u8) -> usize {
+/// When there are fewer than [`PROBE_BYTES`].
+pub fn emit_probe(bytes: &mut [u8], lane: u8, token: u64) -> usize {
     let length = bytes.len().min(PREFIX_BYTES + usize::from(u16::MAX));
     bytes[..length].fill(0);
     prefix(bytes, PROBE, lane, length - PREFIX_BYTES);
-    bytes[PREFIX_BYTES] = round;
+    put(bytes, PREFIX_BYTES, &token.to_le_bytes());
     length
 }
 
 /// Writes the answer to a probe; returns its bytes, [`ECHO_BYTES`].
-pub fn emit_echo(bytes: &mut [u8], lane: u8, round: u8) -> usize {
+pub fn emit_echo(bytes: &mut [u8], lane: u8, token: u64, length: u16) -> usize {
     prefix(bytes, ECHO, lane, ECHO_BYTES - PREFIX_BYTES);
-    bytes[PREFIX_BYTES] = round;
+    put(bytes, 4, &token.to_le_bytes());
+    put(bytes, 12, &length.to_le_bytes());
     ECHO_BYTES
 }

@@ -1,9 +1,10 @@
 //! One process of a hostile conversation: a machine, its frames, its application.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 
 use dipole_proto::config::MAX_MESSAGE_BYTES;
-use dipole_proto::wire::{self, Address, LaneAddress};
+use dipole_proto::wire::{self, Address, HEADER_BYTES, LaneAddress};
 use dipole_proto::{Config, Drop, EdgeId, Event, Frame, Frames, Instant, Machine, PeerId, Slot};
 
 /// The endpoint that both applications have open.
@@ -62,6 +63,13 @@ impl Frames for Ledger {
     fn allocate(&mut self) -> Option<(Slot, &mut [u8])> {
         let slot = self.free.pop()?;
         Some((slot, &mut self.frames[slot as usize]))
+    }
+
+    fn part(&mut self, slot: Slot, bytes: Range<usize>) -> Option<(Slot, &mut [u8])> {
+        self.check_lent(slot);
+        let from = &self.frames[slot as usize][bytes];
+        self.scratch[HEADER_BYTES..][..from.len()].copy_from_slice(from);
+        Some((SCRATCH, &mut self.scratch))
     }
 
     fn fill(&mut self, slot: Slot, end: usize) {
@@ -149,7 +157,8 @@ impl Host {
                 reason.name()
             );
         }
-        self.events(bytes);
+        let whole = self.machine.take_assembled();
+        self.events(whole.as_deref().unwrap_or(bytes));
     }
 
     /// Handles all events; `packet` is what they may point into.

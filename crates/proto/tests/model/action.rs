@@ -17,6 +17,8 @@ pub enum Action {
     Call(u8, u8),
     /// A host's process dies and another begins in its place.
     Restart(u8),
+    /// The link of a host takes no long packets any more, and says so.
+    Narrow(u8),
     /// Before the first step.
     #[default]
     Begin,
@@ -59,6 +61,7 @@ impl fmt::Display for Action {
             Action::Tick(_) => f.write_str("timers"),
             Action::Call(..) => f.write_str("application"),
             Action::Restart(_) => f.write_str("restarts"),
+            Action::Narrow(_) => f.write_str("takes short packets only"),
             Action::Begin => f.write_str("begins"),
         }
     }

@@ -2,12 +2,13 @@
 //! blocking threads that keeps or breaks the thesis's first rule.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 use std::rc::Rc;
 
 use dipole_proto::wire::{self, Address, LaneAddress};
 use dipole_proto::{
-    Config, Drop, EdgeId, Event, Frame, Frames, GoneReason, Instant, Machine, PeerId, Slot,
-    UnitState, config,
+    Config, Drop, EdgeId, Event, Frame, Frames, GoneReason, Instant, Machine, PeerId, Seal, Slot,
+    Transmit, UnitState, config,
 };
 
 use super::scenario::{Scenario, Thread};
@@ -67,6 +68,12 @@ impl Frames for Slots {
         let slot = self.free_slot()?;
         self.used[slot] = true;
         Some((slot as Slot, &mut self.space[slot]))
+    }
+
+    fn part(&mut self, slot: Slot, bytes: Range<usize>) -> Option<(Slot, &mut [u8])> {
+        let from = &self.space[slot as usize][bytes];
+        self.scratch[wire::HEADER_BYTES..][..from.len()].copy_from_slice(from);
+        Some((Slot::MAX, &mut self.scratch))
     }
 
     fn fill(&mut self, slot: Slot, end: usize) {
@@ -196,7 +203,22 @@ impl Host {
             // Refused packets are counted; the promises are checked on the counters.
             let _counted = self.machine.on_packet(self.now, from, &addressed);
         }
-        self.events(bytes)
+        let whole = self.machine.take_assembled();
+        self.events(whole.as_deref().unwrap_or(bytes))
+    }
+
+    /// The link refuses a packet as long as any.
+    pub fn narrow(&mut self) -> Result<(), String> {
+        let refused = Transmit {
+            to: home(1 - self.index),
+            bulk: false,
+            frame: Frame::Scratch(Slot::MAX),
+            length: self.machine.config().packet_bytes - wire::CRC_BYTES,
+            seal: Seal::OPEN,
+            peer: self.peer,
+        };
+        self.machine.refused(self.now, &refused);
+        self.events(&[])
     }
 
     /// Whether a timer is due at once, or only later; `None` if none runs.

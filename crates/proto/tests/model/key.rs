@@ -33,6 +33,7 @@ pub fn normalize(world: &mut World) -> u128 {
         hash_host(world, index, &views, &ranks, &mut hasher);
     }
     (world.drops, world.duplicates, world.restarts, world.early).hash(&mut hasher);
+    world.narrowings.hash(&mut hasher);
     let mut order: Vec<(u64, usize)> = parsed
         .iter()
         .zip(&world.network)
@@ -169,8 +170,11 @@ impl Ranks {
         }
         if let Some(view) = &views[from] {
             for unit in &view.units {
-                if let UnitState::Flying { number, .. } = unit.state {
-                    numbers.extend([number, number + 1]);
+                let parts = unit.parts.iter().map(|(state, _)| *state);
+                for state in parts.chain([unit.state]) {
+                    if let UnitState::Flying { number, .. } = state {
+                        numbers.extend([number, number + 1]);
+                    }
                 }
             }
         }
@@ -253,13 +257,21 @@ fn hash_host(
     (&view.repeats, &view.units_missing, view.round_trip_ns).hash(hasher);
     for unit in &view.units {
         (unit.bulk, age(unit.sent_at)).hash(hasher);
-        match unit.state {
+        let mut hash_state = |state: UnitState| match state {
             UnitState::Flying { number, .. } => (1, ranks[index].of(number)).hash(hasher),
             UnitState::Lost => 2.hash(hasher),
-            UnitState::Arrived => {
-                3.hash(hasher);
-                continue;
-            }
+            UnitState::Arrived => 3.hash(hasher),
+            UnitState::Cut => 4.hash(hasher),
+        };
+        hash_state(unit.state);
+        if unit.state == UnitState::Arrived {
+            continue;
+        }
+        for (state, _) in &unit.parts {
+            hash_state(*state);
+        }
+        for (_, sent_at) in &unit.parts {
+            age(*sent_at).hash(hasher);
         }
         host.frames.records(unit.slot).hash(hasher);
     }
@@ -281,7 +293,7 @@ fn hash_host(
             (own.of(hole.start), own.of(hole.end)).hash(hasher);
         }
         // What the peer has received and not acknowledged: which units that tells.
-        let mut told: Vec<(u64, u64)> = (lane.floor..end.min(other.top))
+        let mut told: Vec<(u64, (u64, u8))> = (lane.floor..end.min(other.top))
             .filter(|number| {
                 !other
                     .missing
@@ -289,7 +301,7 @@ fn hash_host(
                     .any(|hole| (hole.start..hole.end).contains(number))
             })
             .map(|number| (own.of(number), lane.units[(number - lane.floor) as usize]))
-            .filter(|(_, unit)| *unit >= view.base)
+            .filter(|(_, (unit, _))| *unit >= view.base)
             .collect();
         told.sort_unstable();
         told.dedup();

@@ -72,6 +72,8 @@ pub struct Scenario {
     pub drops: u8,
     pub duplicates: u8,
     pub restarts: u8,
+    /// How often a link may take to short packets, which hold a part of a message.
+    pub narrowings: u8,
     /// How often a time-out may pass although something is still on its way.
     pub early: u8,
     /// Begin before the handshake, and prove each session by its messages.
@@ -112,6 +114,7 @@ impl Scenario {
             drops: 0,
             duplicates: 0,
             restarts: 0,
+            narrowings: 0,
             early: 0,
             handshake: false,
             max_states: 40_000_000,
@@ -151,6 +154,14 @@ impl Scenario {
     /// arrival takes one; the machine's own pool has room for it.
     pub fn with_one_pool(mut self, buffers: usize) -> Scenario {
         self.one_pool = Some(buffers);
+        self
+    }
+
+    /// Once, at any moment, units become too long and are cut into two parts.
+    pub fn with_narrowing(mut self) -> Scenario {
+        // Header, two thirds of a message's record, checksum.
+        self.config.least_packet_bytes = 32 + 12 + 4;
+        self.narrowings = 1;
         self
     }
 

@@ -33,6 +33,7 @@ pub struct World {
     pub drops: u8,
     pub duplicates: u8,
     pub restarts: u8,
+    pub narrowings: u8,
     pub early: u8,
 }
 
@@ -46,6 +47,7 @@ impl World {
             drops: 0,
             duplicates: 0,
             restarts: 0,
+            narrowings: 0,
             early: 0,
             scenario: Rc::new(scenario),
         };
@@ -59,6 +61,7 @@ impl World {
         world.drops = world.scenario.drops;
         world.duplicates = world.scenario.duplicates;
         world.restarts = world.scenario.restarts;
+        world.narrowings = world.scenario.narrowings;
         world.early = world.scenario.early;
         world
     }
@@ -96,6 +99,9 @@ impl World {
             }
             if self.restarts > 0 {
                 actions.push(Action::Restart(host));
+            }
+            if self.narrowings > 0 {
+                actions.push(Action::Narrow(host));
             }
         }
     }
@@ -139,6 +145,11 @@ impl World {
                 self.hosts[index].now = now;
                 self.hosts[index].connect();
                 self.pump(index);
+            }
+            Action::Narrow(host) => {
+                self.narrowings -= 1;
+                self.hosts[usize::from(host)].narrow()?;
+                self.after(usize::from(host));
             }
             Action::Begin => {}
         }
@@ -277,7 +288,9 @@ impl World {
                     progress.read
                 )
             }
-            Action::Restart(host) => format!("{}    {action}", name(host)),
+            Action::Restart(host) | Action::Narrow(host) => {
+                format!("{}    {action}", name(host))
+            }
             Action::Begin => "begins".into(),
         }
     }

@@ -2,6 +2,7 @@
 //! application that checks what it gets. Shared by the conversations in `tests/`.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 
 use dipole_proto::wire::{self, Address, LaneAddress};
 use dipole_proto::{
@@ -69,6 +70,13 @@ impl Frames for Pool {
         Some((slot, &mut self.frames[slot as usize]))
     }
 
+    fn part(&mut self, slot: Slot, bytes: Range<usize>) -> Option<(Slot, &mut [u8])> {
+        let length = bytes.len();
+        self.scratch[wire::HEADER_BYTES..][..length]
+            .copy_from_slice(&self.frames[slot as usize][bytes]);
+        Some((SCRATCH, &mut self.scratch))
+    }
+
     fn fill(&mut self, slot: Slot, end: usize) {
         self.ends[slot as usize] = end;
     }
@@ -116,6 +124,8 @@ pub struct Wire {
     pub arrived: Vec<[u64; 4]>,
     /// A network that takes no packets longer than this.
     pub longest_on: Option<(u8, usize)>,
+    /// The links take no packets longer than this, and say so.
+    pub refused_above: Option<usize>,
     /// All packets sent: from where, where to, what.
     pub seen: Option<Vec<(Address, Address, Vec<u8>)>>,
 }
@@ -167,6 +177,7 @@ impl Wire {
             sent: 0,
             arrived: vec![[0; 4]; networks.len()],
             longest_on: None,
+            refused_above: None,
             seen: None,
         };
         for index in 0..networks.len() {
@@ -298,6 +309,11 @@ impl Wire {
             };
             let mut bytes = bytes;
             close(&mut bytes, transmit.seal, host.secret());
+            if self.refused_above.is_some_and(|most| bytes.len() > most) {
+                host.machine.refused(now, &transmit);
+                host.events(&[]);
+                continue;
+            }
             // As a kernel routes: by the card on the network of the destination.
             let ports = if transmit.bulk {
                 [2, 4, 6, 8]
@@ -389,7 +405,8 @@ impl Host {
                 self.machine.count(Drop::Damaged);
             }
         }
-        self.events(bytes);
+        let whole = self.machine.take_assembled();
+        self.events(whole.as_deref().unwrap_or(bytes));
     }
 
     fn events(&mut self, packet: &[u8]) {

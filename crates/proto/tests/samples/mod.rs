@@ -21,8 +21,8 @@ pub enum Sample {
     CreditWanted((u32, u32), u64),
     Window(u32),
     /// Lane, round, bytes of the whole record.
-    Probe(u8, u8, usize),
-    Echo(u8, u8),
+    Probe(u8, u64, usize),
+    Echo(u8, u64, u16),
 }
 
 impl Sample {
@@ -69,10 +69,12 @@ impl Sample {
             Sample::Credit(edge, limit) => wire::emit_credit(&mut bytes, *edge, *limit),
             Sample::CreditWanted(edge, need) => wire::emit_credit_wanted(&mut bytes, *edge, *need),
             Sample::Window(packets) => wire::emit_window(&mut bytes, *packets),
-            Sample::Probe(lane, round, length) => {
-                wire::emit_probe(&mut bytes[..*length], *lane, *round)
+            Sample::Probe(lane, token, length) => {
+                wire::emit_probe(&mut bytes[..*length], *lane, *token)
             }
-            Sample::Echo(lane, round) => wire::emit_echo(&mut bytes, *lane, *round),
+            Sample::Echo(lane, token, length) => {
+                wire::emit_echo(&mut bytes, *lane, *token, *length)
+            }
         };
         bytes.truncate(length);
         bytes
@@ -137,8 +139,12 @@ impl Sample {
                 need,
             } => Sample::CreditWanted((source, target), need),
             Record::Window { packets } => Sample::Window(packets),
-            Record::Probe { lane, round } => Sample::Probe(lane, round, wire::ECHO_BYTES),
-            Record::Echo { lane, round } => Sample::Echo(lane, round),
+            Record::Probe { lane, token } => Sample::Probe(lane, token, wire::PROBE_BYTES),
+            Record::Echo {
+                lane,
+                token,
+                length,
+            } => Sample::Echo(lane, token, length),
         }
     }
 
@@ -151,7 +157,7 @@ impl Sample {
             {
                 Sample::Message(edge, sequence, data, unreliable, port)
             }
-            Sample::Probe(lane, round, _) => Sample::Probe(lane, round, wire::ECHO_BYTES),
+            Sample::Probe(lane, token, _) => Sample::Probe(lane, token, wire::PROBE_BYTES),
             other => other,
         }
     }

@@ -1,0 +1,252 @@
+//! Paths that carry shorter packets than they did, or longer ones.
+
+#![allow(
+    missing_docs,
+    unreachable_pub,
+    dead_code,
+    clippy::cast_possible_truncation,
+    reason = "tests"
+)]
+
+mod pair;
+
+use dipole_proto::wire::{CONTROL_LANE, HEADER_BYTES, Header, Kind, emit_echo};
+use dipole_proto::{BeginError, Config, Drop, EdgeId, PathChange, Seal};
+use pair::{Random, Wire, close};
+
+const SECOND: u64 = 1_000_000_000;
+const MILLISECOND: u64 = 1_000_000;
+
+fn jumbo() -> Config {
+    Config {
+        packet_bytes: 8972,
+        frames: 2048,
+        ..Config::default()
+    }
+}
+
+fn connected(seed: u64, config: &Config) -> (Wire, EdgeId) {
+    let mut wire = Wire::new(seed, 2, config);
+    wire.hosts[1].machine.open_endpoint(7, false);
+    let peer = wire.connect(0, 1);
+    assert!(wire.run(SECOND, |wire| wire.hosts[0].machine.is_open(peer)));
+    let edge = wire.hosts[0].machine.edge(peer, 1, 7).expect("open");
+    (wire, edge)
+}
+
+fn payload(index: u64, length: usize) -> Vec<u8> {
+    let mut random = Random(index);
+    (0..length).map(|_| random.next() as u8).collect()
+}
+
+/// A stream of messages, each checked when it comes.
+struct Stream {
+    edge: EdgeId,
+    sent: u64,
+    received: u64,
+    length: fn(u64) -> usize,
+}
+
+impl Stream {
+    fn new(edge: EdgeId, length: fn(u64) -> usize) -> Stream {
+        Stream {
+            edge,
+            sent: 0,
+            received: 0,
+            length,
+        }
+    }
+
+    fn step(&mut self, wire: &mut Wire, most: u64) {
+        let now = wire.now;
+        while self.sent < most {
+            let message = payload(self.sent, (self.length)(self.sent));
+            match wire.hosts[0].send(now, self.edge, &message) {
+                Ok(_) => self.sent += 1,
+                Err(BeginError::NoCredit { .. }) => break,
+                Err(other) => panic!("{other}"),
+            }
+        }
+        while let Some(message) = wire.hosts[1].read(now) {
+            let expected = payload(self.received, (self.length)(self.received));
+            assert!(message == expected, "message {}", self.received);
+            self.received += 1;
+        }
+    }
+
+    /// Sends `count` more; how long it took until all had arrived.
+    fn more(&mut self, wire: &mut Wire, count: u64) -> u64 {
+        let begun = wire.now;
+        let end = self.sent + count;
+        let finished = wire.run(60 * SECOND, |wire| {
+            self.step(wire, end);
+            self.received == end && wire.hosts[0].machine.is_acknowledged(self.edge.peer)
+        });
+        assert!(finished, "sent {}, received {}", self.sent, self.received);
+        assert_eq!(wire.hosts[1].machine.pool_used(), 0);
+        assert_eq!(wire.hosts[1].machine.stats().dropped(Drop::Violation), 0);
+        wire.now.since(begun)
+    }
+
+    /// Lets part of `count` more get on its way, and leaves it there.
+    fn begin(&mut self, wire: &mut Wire, count: u64, ns: u64) {
+        let end = self.sent + count;
+        wire.run(ns, |wire| {
+            self.step(wire, end);
+            false
+        });
+        assert!(!wire.hosts[0].machine.is_acknowledged(self.edge.peer));
+    }
+}
+
+/// Longest packet, with its trailer.
+fn packet_bytes(wire: &Wire, edge: EdgeId) -> usize {
+    wire.hosts[0].machine.packet_space(edge.peer) + 4
+}
+
+const LENGTHS: [fn(u64) -> usize; 4] = [
+    |_| 100_000,
+    |_| 8_900,
+    |index| [40, 3_000][index as usize % 2],
+    |index| (index * 7_919 % 30_000) as usize,
+];
+
+#[test]
+fn a_path_that_drops_long_packets_in_mid_stream_is_found_out_at_once() {
+    for length in LENGTHS {
+        for longest in [4000, 1500, 1400, 1200] {
+            let (mut wire, edge) = connected(1, &jumbo());
+            let mut stream = Stream::new(edge, length);
+            stream.more(&mut wire, 40);
+            assert_eq!(packet_bytes(&wire, edge), 8972);
+            stream.begin(&mut wire, 60, 12_000);
+            wire.longest_on = Some((0, longest));
+            let took_ns = stream.more(&mut wire, 10);
+            assert!(took_ns < 50 * MILLISECOND, "{longest}: {took_ns} ns");
+            let bytes = packet_bytes(&wire, edge);
+            if length(1) == 3_000 && longest == 4000 {
+                assert_eq!(bytes, 8972, "nothing longer was tried");
+                continue;
+            }
+            assert!(bytes <= longest && bytes >= longest - 108, "{bytes}");
+            let before = *wire.hosts[0].machine.stats();
+            stream.more(&mut wire, 100);
+            let after = *wire.hosts[0].machine.stats();
+            assert_eq!(after.repeats, before.repeats, "no more is lost");
+            let told = PathChange::PacketBytes { bytes };
+            assert_eq!(wire.hosts[0].changes.last(), Some(&told));
+        }
+    }
+}
+
+#[test]
+fn a_path_that_never_carried_long_packets_costs_the_first_messages_some_time_outs() {
+    let mut wire = Wire::new(2, 2, &jumbo());
+    wire.longest_on = Some((0, 1472));
+    wire.hosts[1].machine.open_endpoint(7, false);
+    let peer = wire.connect(0, 1);
+    assert!(wire.run(SECOND, |wire| wire.hosts[0].machine.is_open(peer)));
+    let edge = wire.hosts[0].machine.edge(peer, 1, 7).expect("open");
+    let mut stream = Stream::new(edge, |_| 20_000);
+    let took_ns = stream.more(&mut wire, 20);
+    assert!(took_ns < 50 * MILLISECOND, "{took_ns} ns");
+    assert_eq!(packet_bytes(&wire, edge), 1472);
+}
+
+#[test]
+fn what_the_link_refuses_is_sent_again_in_shorter_packets_at_once() {
+    for length in LENGTHS {
+        let (mut wire, edge) = connected(3, &jumbo());
+        let mut stream = Stream::new(edge, length);
+        stream.more(&mut wire, 40);
+        stream.begin(&mut wire, 60, 12_000);
+        wire.refused_above = Some(1472);
+        let took_ns = stream.more(&mut wire, 10);
+        assert!(took_ns < 20 * MILLISECOND, "{took_ns} ns");
+        stream.more(&mut wire, 10);
+        assert_eq!(packet_bytes(&wire, edge), 1472);
+    }
+}
+
+#[test]
+fn a_path_that_carries_long_packets_again_is_found_out_while_there_is_traffic() {
+    let (mut wire, edge) = connected(4, &jumbo());
+    let mut stream = Stream::new(edge, |_| 30_000);
+    wire.longest_on = Some((0, 1300));
+    stream.more(&mut wire, 20);
+    assert_eq!(packet_bytes(&wire, edge), 1200);
+    for (longest, expected) in [(1300, 1200), (4500, 4000), (9000, 8972)] {
+        wire.longest_on = Some((0, longest));
+        // At rest nothing is asked.
+        let sent = wire.sent;
+        wire.run(700 * SECOND, |_| false);
+        assert!(wire.sent - sent < 100, "{}", wire.sent - sent);
+        for _ in 0..20 {
+            stream.more(&mut wire, 1);
+            wire.run(MILLISECOND, |_| false);
+        }
+        assert_eq!(packet_bytes(&wire, edge), expected);
+    }
+}
+
+#[test]
+fn losses_that_have_nothing_to_do_with_length_leave_it() {
+    for seed in 0..10 {
+        let (mut wire, edge) = connected(seed, &jumbo());
+        let mut stream = Stream::new(edge, LENGTHS[seed as usize % 4]);
+        wire.loss = 0.1;
+        stream.more(&mut wire, 200);
+        assert_eq!(packet_bytes(&wire, edge), 8972, "seed {seed}");
+    }
+}
+
+#[test]
+fn messages_arrive_once_and_in_order_however_often_the_path_changes() {
+    for seed in 0..24 {
+        let (mut wire, edge) = connected(seed, &jumbo());
+        let mut stream = Stream::new(edge, LENGTHS[seed as usize % 4]);
+        (wire.loss, wire.duplicate, wire.reorder) = (0.05, 0.05, 0.1);
+        for round in 0..6 {
+            let longest = [9000, 1500, 4000, 1200, 1400, 9000][(seed as usize + round) % 6];
+            if seed % 3 == 0 {
+                wire.refused_above = Some(longest);
+            } else {
+                wire.longest_on = Some((0, longest));
+            }
+            // Long enough for packets to be tried longer again.
+            wire.run(11 * SECOND, |_| false);
+            stream.more(&mut wire, 30);
+        }
+    }
+}
+
+#[test]
+fn an_answer_that_nobody_could_know_does_not_move_the_size() {
+    let (mut wire, edge) = connected(6, &jumbo());
+    let mut stream = Stream::new(edge, |_| 8_900);
+    stream.more(&mut wire, 10);
+    // Everything long is lost, probes too; somebody says that 1200 bytes arrive.
+    wire.dead_networks = vec![0];
+    stream.begin(&mut wire, 40, 0);
+    let from = wire.hosts[1].home;
+    let mut number = 1000;
+    wire.run(200 * MILLISECOND, |wire| {
+        for lane in 0..2 {
+            let mut bytes = vec![0; 64];
+            let mut header = Header::handshake(Kind::Ack, edge.peer.connection());
+            (header.lane, header.number) = (CONTROL_LANE, number);
+            number += 1;
+            let end = HEADER_BYTES + emit_echo(&mut bytes[HEADER_BYTES..], lane, 7, 1200);
+            header.length = end as u16 + 4;
+            header.emit(&mut bytes);
+            bytes.truncate(end);
+            close(&mut bytes, Seal::Crc32c { mask: 0 }, None);
+            wire.hosts[0].take(wire.now, from, &bytes);
+        }
+        false
+    });
+    assert_eq!(packet_bytes(&wire, edge), 8972);
+    wire.dead_networks = vec![];
+    stream.more(&mut wire, 1);
+    assert_eq!(packet_bytes(&wire, edge), 8972);
+}
