@@ -1,40 +1,33 @@
-//! Small packets around the socket: the kernel deposits them in a ring of the process,
-//! and what the process sends leaves as raw frames.
+//! A UDP link with a fast path for small packets: a BPF program at the interface's ingress puts
+//! them into a ring that the process maps, and the process sends them as raw frames.
 //!
-//! On the wire nothing differs from the udp link, and a process that has the one talks
-//! to processes that have the other, packet by packet.
+//! On the wire nothing differs from plain UDP, so a process with this link talks to processes
+//! without it, packet by packet. `docs/bpf.md` describes the parts and their cost.
 
-mod borrow;
+mod error;
+mod fast_path;
 pub mod headers;
 pub mod hook;
-mod inlet;
+mod interface;
 pub mod layout;
 mod link;
 pub mod loan;
 mod mapping;
 pub mod neighbours;
 mod netlink;
-mod open;
-mod outlet;
+mod options;
 mod program;
 pub mod raw;
 mod ring;
+mod rx_path;
 mod sys;
+mod tx_path;
 pub mod xsk;
 
-pub use inlet::Inlet;
+pub use error::BpfError;
+pub use fast_path::FastPath;
+pub use interface::{CardId, card_of, is_permitted};
 pub use link::{Bpf, BpfStats};
-pub use open::{
-    BpfError, BpfOptions, DEFAULT_RAW_RUN_FRAMES, DEFAULT_RING_BYTES, RING_BYTES, RxMode,
-    Shortcuts, TxMode, card_of, is_permitted,
+pub use options::{
+    BpfOptions, DEFAULT_RAW_RUN_FRAMES, DEFAULT_RING_BYTES, RING_BYTES, RxMode, TxMode,
 };
-pub use outlet::Outlet;
-
-/// A network interface.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CardId {
-    /// Its number in its network namespace.
-    pub index: u32,
-    /// Its name.
-    pub name: String,
-}

@@ -1,42 +1,41 @@
-//! The link: a UDP link whose small packets take shorter ways where there are some.
+//! The link: a UDP link whose small packets take the fast path where there is one.
 //!
-//! What comes in lies in the ring, what goes out leaves as a raw frame; what the kernel's
-//! part passes on, or has no route here, takes the socket as ever. Bulk does too, but for runs
-//! too short to be worth it.
+//! Received packets lie in the ring, sent ones leave as raw frames. What the kernel's program
+//! passes on, or has no route on this interface, takes the UDP socket. So does bulk, except for
+//! runs that are cheaper as raw frames.
 
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use super::borrow::borrowed_outlet;
-use super::inlet::Inlet;
+use super::fast_path::{FastPath, delegated_tx};
 use super::loan::News;
-use super::open::Shortcuts;
-use super::outlet::Outlet;
+use super::rx_path::RxPath;
+use super::tx_path::TxPath;
 use dipole_link::udp::Udp;
 use dipole_link::{Caps, Class, Incoming, Link, Outgoing};
 
-/// A look at the ring takes some 5 ns, one at a socket 150 to 300.
+/// Polling the ring takes some 5 ns, polling a socket 150 to 300.
 const LOOKS_PER_CALL: u32 = 32;
-/// Empty looks at the ring between two looks at the small socket.
+/// Empty polls of the ring between two polls of the small socket.
 const LOOKS_PER_SOCKET: u32 = 32 * LOOKS_PER_CALL;
 
-/// Packets at once after which the socket is looked at next.
+/// After this many packets at once the socket is polled next: the ring may have been full.
 const BURST: usize = 32;
 
-/// What a bpf link has done.
+/// Counters of a bpf link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BpfStats {
-    /// Small packets that came by the ring.
+    /// Small packets received from the ring or AF_XDP socket.
     pub by_ring: u64,
-    /// Small packets that came by the socket all the same.
+    /// Small packets received from the UDP socket.
     pub by_socket: u64,
-    /// Small packets that left as raw frames.
+    /// Small packets sent as raw frames.
     pub raw: u64,
-    /// Small packets that left by the socket.
+    /// Small packets sent by the UDP socket.
     pub socket: u64,
-    /// Bulk packets that left as raw frames: runs too short for the socket.
+    /// Bulk packets sent as raw frames, in runs too short for the socket.
     pub raw_bulk: u64,
 }
 
@@ -57,23 +56,23 @@ impl std::ops::Add for BpfStats {
 /// See the module.
 pub struct Bpf {
     udp: Udp,
-    inlet: Option<Inlet>,
-    outlet: Option<Outlet>,
-    /// Whose packets the last poll offers.
+    rx: Option<RxPath>,
+    tx: Option<TxPath>,
+    /// True if the packets of the last poll lie in the fast path.
     by_ring: bool,
-    /// Looks at the ring in a row that found nothing.
+    /// Polls of the ring in a row that found nothing.
     quiet: u32,
     stats: BpfStats,
 }
 
 impl Bpf {
-    /// A UDP link with short ways.
+    /// A UDP link with a fast path.
     #[must_use]
-    pub fn new(udp: Udp, shortcuts: Shortcuts) -> Bpf {
+    pub fn new(udp: Udp, fast_path: FastPath) -> Bpf {
         Bpf {
             udp,
-            inlet: Some(shortcuts.inlet),
-            outlet: shortcuts.outlet,
+            rx: Some(fast_path.rx),
+            tx: fast_path.tx,
             by_ring: false,
             quiet: 0,
             stats: BpfStats::default(),
@@ -92,53 +91,53 @@ impl Bpf {
         self.stats
     }
 
-    /// Takes the ring away: what comes takes the socket from now on.
-    pub fn close_ring(&mut self) {
-        self.inlet = None;
+    /// Closes the receive path: from now on packets arrive at the socket.
+    pub fn close_rx(&mut self) {
+        self.rx = None;
         self.by_ring = false;
     }
 
-    /// True if small packets come by an AF_XDP socket, and if they leave by one.
+    /// Whether small packets are received by an AF_XDP socket, and whether they are sent by one.
     #[must_use]
-    pub fn uses_queue(&self) -> [bool; 2] {
+    pub fn uses_af_xdp(&self) -> [bool; 2] {
         [
-            self.inlet.as_ref().is_some_and(Inlet::is_queue),
-            self.outlet.as_ref().is_some_and(Outlet::is_queue),
+            self.rx.as_ref().is_some_and(RxPath::is_af_xdp),
+            self.tx.as_ref().is_some_and(TxPath::is_af_xdp),
         ]
     }
 
-    /// True if small packets come by a ring or an AF_XDP socket.
+    /// True if small packets are received by a ring or an AF_XDP socket.
     #[must_use]
-    pub fn has_ring(&self) -> bool {
-        self.inlet.is_some()
+    pub fn has_rx(&self) -> bool {
+        self.rx.is_some()
     }
 
     /// True if small packets may leave as raw frames.
     #[must_use]
     pub fn sends_raw(&self) -> bool {
-        self.outlet.is_some()
+        self.tx.is_some()
     }
 
     #[inline]
     fn poll_small(&mut self, now_ns: u64) -> io::Result<usize> {
-        let Some(inlet) = &mut self.inlet else {
+        let Some(rx) = &mut self.rx else {
             return self.udp.poll(now_ns, Class::Small);
         };
-        match inlet.poll() {
+        match rx.poll() {
             Ok(0) => {}
             Ok(found) => {
                 self.by_ring = true;
-                // More than a ring holds may have come: the rest lies in the socket.
+                // After a burst the ring may have been full: the rest lies in the socket.
                 self.quiet = if found < BURST { 0 } else { LOOKS_PER_SOCKET };
                 self.stats.by_ring += found as u64;
                 return Ok(found);
             }
             Err(cause) => {
                 tracing::warn!(
-                    "the ring of {} is given up, its packets take the socket: {cause}",
+                    "the ring of {} is corrupt and no longer used, packets arrive at the socket: {cause}",
                     self.udp.local(Class::Small)
                 );
-                self.close_ring();
+                self.close_rx();
             }
         }
         self.by_ring = false;
@@ -147,25 +146,26 @@ impl Bpf {
             return Ok(0);
         }
         let found = self.udp.poll(now_ns, Class::Small)?;
-        // What waits there is fetched before the ring is waited for again.
+        // The socket's queue is emptied before the ring counts as idle again.
         self.quiet = if found == 0 { 0 } else { LOOKS_PER_SOCKET };
         self.stats.by_socket += found as u64;
         if found == 0 {
-            self.look_after_loan(now_ns);
+            self.check_grant(now_ns);
         }
         Ok(found)
     }
 
-    /// A lender that has gone, or is back: nothing is sent by its socket meanwhile.
-    fn look_after_loan(&mut self, now_ns: u64) {
-        let Some(inlet) = &mut self.inlet else { return };
-        match inlet.news(now_ns) {
+    /// Follows the broker as it goes away and comes back: without it nothing is sent by its
+    /// socket.
+    fn check_grant(&mut self, now_ns: u64) {
+        let Some(rx) = &mut self.rx else { return };
+        match rx.check_grant(now_ns) {
             News::Nothing => {}
-            News::Lost => self.outlet = self.outlet.take().filter(|outlet| !outlet.is_borrowed()),
-            News::Back if self.outlet.is_some() => {}
+            News::Lost => self.tx = self.tx.take().filter(|tx| !tx.is_delegated()),
+            News::Back if self.tx.is_some() => {}
             News::Back => {
-                let loan = inlet.loan();
-                self.outlet = loan.and_then(|loan| borrowed_outlet(loan, &self.udp));
+                let grant = rx.grant();
+                self.tx = grant.and_then(|grant| delegated_tx(grant, &self.udp));
             }
         }
     }
@@ -184,7 +184,7 @@ impl Link for Bpf {
     }
 
     fn send(&mut self, now_ns: u64, batch: &[Outgoing<'_>]) -> io::Result<usize> {
-        let Some(outlet) = &mut self.outlet else {
+        let Some(tx) = &mut self.tx else {
             return self.udp.send(now_ns, batch);
         };
         let own = self.udp.local(Class::Small);
@@ -194,13 +194,13 @@ impl Link for Bpf {
             let small = rest.iter().take_while(|frame| frame.class == Class::Small);
             let small = small.count();
             if small > 0 {
-                let raw = outlet.send(now_ns, own, &rest[..small]);
+                let raw = tx.send(now_ns, own, &rest[..small]);
                 self.stats.raw += raw as u64;
                 taken += raw;
                 if raw == small {
                     continue;
                 }
-                // The next has no way of its own now.
+                // The next one has no route on this interface now.
                 let sent = self.udp.send(now_ns, &batch[taken..=taken])?;
                 self.stats.socket += sent as u64;
                 taken += sent;
@@ -211,10 +211,10 @@ impl Link for Bpf {
             }
             let bulk = rest.iter().take_while(|frame| frame.class == Class::Bulk);
             let bulk = &rest[..bulk.count()];
-            let raw = short_run(bulk, outlet.bulk_frames());
+            let raw = short_run(bulk, tx.bulk_frames());
             if raw > 0 && !self.udp.has_bulk_queued() {
                 let own = self.udp.local(Class::Bulk);
-                let sent = outlet.send(now_ns, own, &bulk[..raw]);
+                let sent = tx.send(now_ns, own, &bulk[..raw]);
                 self.stats.raw_bulk += sent as u64;
                 taken += sent;
                 if sent > 0 {
@@ -243,9 +243,9 @@ impl Link for Bpf {
 
     #[inline]
     fn frame(&self, index: usize) -> Incoming<'_> {
-        match &self.inlet {
-            Some(inlet) if self.by_ring => {
-                let (from, bytes) = inlet.packet(index);
+        match &self.rx {
+            Some(rx) if self.by_ring => {
+                let (from, bytes) = rx.packet(index);
                 Incoming {
                     class: Class::Small,
                     from,
@@ -257,27 +257,27 @@ impl Link for Bpf {
     }
 
     fn arm(&mut self) -> bool {
-        // Whoever has slept looks at the socket first.
+        // After a sleep the socket is polled first.
         self.quiet = LOOKS_PER_SOCKET;
         self.by_ring = false;
-        self.inlet.as_mut().is_none_or(Inlet::arm)
+        self.rx.as_mut().is_none_or(RxPath::arm)
     }
 
     fn disarm(&mut self) {
-        if let Some(inlet) = &mut self.inlet {
-            inlet.disarm();
+        if let Some(rx) = &mut self.rx {
+            rx.disarm();
         }
     }
 
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         let mut all = self.udp.descriptors();
-        all.extend(self.inlet.iter().map(AsFd::as_fd));
+        all.extend(self.rx.iter().map(AsFd::as_fd));
         all
     }
 }
 
-/// How many frames at the begin of a batch of bulk are a run to one destination that is too
-/// short for one message of the socket; 0 if it is long enough.
+/// Length of the leading run of bulk frames to one destination if it is short enough to leave
+/// as raw frames, else 0.
 #[inline]
 fn short_run(batch: &[Outgoing<'_>], longest: usize) -> usize {
     let Some(first) = batch.first() else { return 0 };
@@ -290,7 +290,7 @@ impl fmt::Debug for Bpf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Bpf")
             .field("udp", &self.udp)
-            .field("has_ring", &self.has_ring())
+            .field("has_rx", &self.has_rx())
             .field("sends_raw", &self.sends_raw())
             .finish_non_exhaustive()
     }

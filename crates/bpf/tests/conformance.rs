@@ -6,7 +6,7 @@ mod suite;
 
 use std::time::Instant;
 
-use dipole_bpf::{Bpf, BpfOptions, RING_BYTES, RxMode, Shortcuts, TxMode};
+use dipole_bpf::{Bpf, BpfOptions, FastPath, RING_BYTES, RxMode, TxMode};
 use dipole_link::Udp;
 use dipole_link::udp::{UdpOptions, UdpStats};
 use dipole_testbed::Testbed;
@@ -49,8 +49,8 @@ fn in_namespaces_with(
 }
 
 fn shortened(udp: Udp) -> Box<dyn Tested> {
-    let shortcuts = Shortcuts::open(&udp, &BpfOptions::default()).unwrap();
-    Box::new(Bpf::new(udp, shortcuts))
+    let fast_path = FastPath::open(&udp, &BpfOptions::default()).unwrap();
+    Box::new(Bpf::new(udp, fast_path))
 }
 
 /// What a link is told to use.
@@ -61,10 +61,10 @@ fn by(mtu: u32, receive: RxMode, send: TxMode) -> Option<World> {
             send,
             ..BpfOptions::default()
         };
-        let shortcuts = Shortcuts::open(&udp, &options).unwrap();
-        let link = Bpf::new(udp, shortcuts);
+        let fast_path = FastPath::open(&udp, &options).unwrap();
+        let link = Bpf::new(udp, fast_path);
         let wanted = [receive == RxMode::AfXdp, send == TxMode::AfXdp];
-        assert_eq!(link.uses_queue(), wanted);
+        assert_eq!(link.uses_af_xdp(), wanted);
         Box::new(link)
     })
 }
@@ -101,8 +101,8 @@ fn bpf_with_a_small_ring() -> Option<World> {
             ring_bytes: *RING_BYTES.start(),
             ..BpfOptions::default()
         };
-        let shortcuts = Shortcuts::open(&udp, &options).unwrap();
-        Box::new(Bpf::new(udp, shortcuts))
+        let fast_path = FastPath::open(&udp, &options).unwrap();
+        Box::new(Bpf::new(udp, fast_path))
     })
 }
 
@@ -123,9 +123,9 @@ fn udp_to_bpf() -> Option<World> {
 /// What is left when the ring has been taken away.
 fn bpf_without_its_ring() -> Option<World> {
     in_namespaces(|_, udp| {
-        let shortcuts = Shortcuts::open(&udp, &BpfOptions::default()).unwrap();
-        let mut link = Bpf::new(udp, shortcuts);
-        link.close_ring();
+        let fast_path = FastPath::open(&udp, &BpfOptions::default()).unwrap();
+        let mut link = Bpf::new(udp, fast_path);
+        link.close_rx();
         Box::new(link)
     })
 }

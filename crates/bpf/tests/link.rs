@@ -6,7 +6,7 @@ mod testbed;
 
 use std::net::IpAddr;
 
-use dipole_bpf::{Bpf, BpfOptions, Shortcuts, TxMode};
+use dipole_bpf::{Bpf, BpfOptions, FastPath, TxMode};
 use dipole_link::udp::UdpOptions;
 use dipole_link::{Class, Link, Outgoing, Udp};
 use dipole_testbed::Testbed;
@@ -31,11 +31,11 @@ fn link_with(bed: &Testbed, raw_run_frames: usize, send: TxMode) -> Bpf {
     };
     let open = || {
         let udp = Udp::bind(address(bed, 1), &UdpOptions::default()).expect("an address");
-        let shortcuts = Shortcuts::open(&udp, &options).expect("the bpf link");
-        Bpf::new(udp, shortcuts)
+        let fast_path = FastPath::open(&udp, &options).expect("the bpf link");
+        Bpf::new(udp, fast_path)
     };
     let link = bed.inside(1, open).expect("the node");
-    assert_eq!(link.uses_queue(), [false, send == TxMode::AfXdp]);
+    assert_eq!(link.uses_af_xdp(), [false, send == TxMode::AfXdp]);
     link
 }
 

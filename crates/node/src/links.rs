@@ -1,5 +1,7 @@
 //! The few kinds of link behind one type, chosen at run time.
 
+mod open;
+
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
@@ -8,14 +10,16 @@ use dipole_bpf::{Bpf, BpfStats};
 use dipole_link::sim;
 use dipole_link::{Caps, Capture, Cards, Class, Fault, Incoming, Link, Outgoing, Udp};
 
+pub(crate) use open::open_link;
+
 /// Any link: a match at the hot boundary instead of a call through a pointer.
 #[derive(Debug)]
 pub enum AnyLink {
     /// UDP sockets.
     Udp(Box<Udp>),
-    /// UDP sockets with short ways for small packets.
+    /// UDP sockets with a fast path for small packets.
     Bpf(Box<Bpf>),
-    /// Several cards.
+    /// Several interfaces.
     Cards(Box<Cards<AnyLink>>),
     /// A port of a simulated network.
     Sim(sim::Port),

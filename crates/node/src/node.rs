@@ -3,12 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dipole_bpf::loan::LoanError;
-use dipole_bpf::{Bpf, BpfError, BpfOptions, Shortcuts};
-use dipole_link::fault::Fault;
 use dipole_link::fork::ForkMark;
-use dipole_link::udp::{Udp, UdpOptions};
-use dipole_link::{Capture, Cards, Class, Link};
+use dipole_link::{Class, Link};
 
 use crate::address::{EndpointId, NodeId};
 use crate::clock::Clock;
@@ -18,10 +14,9 @@ use crate::driver::Driver;
 use crate::endpoint::Endpoint;
 use crate::engine::{Departure, Engine, Paths};
 use crate::error::{CloseError, OpenError};
-use crate::hosts::MAX_CARDS;
 use crate::inner::Inner;
 use crate::limits::{LIMITS_FILE, UserLimits};
-use crate::links::AnyLink;
+use crate::links::{AnyLink, open_link};
 use crate::liveness::LivenessProber;
 use crate::progress::ProgressThread;
 use crate::registry::{ClaimError, Directory, Ports, Registry, RegistryError};
@@ -212,72 +207,6 @@ fn share_memory(
             tracing::warn!("same-node traffic goes by packets: {cause}");
             Ok(())
         }
-    }
-}
-
-fn open_link(config: &Config, clock: Clock) -> Result<AnyLink, OpenError> {
-    let options = UdpOptions::default();
-    let failed = |cause: dipole_link::udp::OpenError| OpenError::Link {
-        bind: config.bind,
-        cause: cause.to_string(),
-    };
-    let mut refused: Option<BpfError> = None;
-    let mut shortened = |udp| {
-        let (link, cause) = shorten(udp, config);
-        refused = refused.take().or(cause);
-        link
-    };
-    let mut link = if config.cards.is_empty() {
-        shortened(Udp::bind(config.bind, &options).map_err(failed)?)
-    } else {
-        let mut addresses = vec![config.bind];
-        addresses.extend(&config.cards);
-        addresses.truncate(MAX_CARDS);
-        let cards = Cards::bind(&addresses, &options, shortened);
-        AnyLink::from(cards.map_err(failed)?)
-    };
-    match refused {
-        Some(cause) if config.links == Links::Bpf => {
-            return Err(OpenError::Link {
-                bind: config.bind,
-                cause: cause.to_string(),
-            });
-        }
-        // Nobody has set anything up, which is no news.
-        Some(BpfError::NotLent(LoanError::NoLender { .. })) | None => {}
-        Some(cause) => tracing::info!("small packets take sockets: {cause}"),
-    }
-    if let Some(file) = &config.capture {
-        let capture = Capture::create(link, file, clock.since_1970_ns()).map_err(|cause| {
-            OpenError::Capture {
-                file: file.clone(),
-                cause: cause.to_string(),
-            }
-        })?;
-        link = AnyLink::Capture(Box::new(capture));
-    }
-    if let Some(plan) = &config.fault {
-        link = AnyLink::Fault(Box::new(Fault::new(link, plan.clone())));
-    }
-    Ok(link)
-}
-
-/// Gives a card's small packets their short ways, where that is wanted and can be.
-fn shorten(udp: Udp, config: &Config) -> (AnyLink, Option<BpfError>) {
-    match config.links {
-        Links::Shm | Links::Udp => return (udp.into(), None),
-        Links::Auto if udp.local(Class::Small).ip().is_loopback() => return (udp.into(), None),
-        Links::Auto | Links::Bpf => {}
-    }
-    let options = BpfOptions {
-        ring_bytes: config.ring_bytes,
-        receive: config.receive,
-        send: config.send,
-        ..BpfOptions::default()
-    };
-    match Shortcuts::find(&udp, &config.lender, &options) {
-        Ok(shortcuts) => (Bpf::new(udp, shortcuts).into(), None),
-        Err(cause) => (udp.into(), Some(cause)),
     }
 }
 

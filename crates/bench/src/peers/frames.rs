@@ -12,7 +12,7 @@ use std::net::{IpAddr, SocketAddr};
 use dipole_bpf::neighbours::Neighbours;
 use dipole_bpf::raw::{RawFrame, Sent};
 use dipole_bpf::xsk::{Xsk, XskHook, XskOptions};
-use dipole_bpf::{Bpf, BpfOptions, Shortcuts, card_of};
+use dipole_bpf::{Bpf, BpfOptions, FastPath, card_of};
 use dipole_link::udp::{Udp, UdpOptions};
 use dipole_link::{Class, Link, Outgoing};
 
@@ -46,8 +46,8 @@ impl Frames {
     /// The kernel's ring, and raw frames.
     pub(crate) fn by_ring(own: IpAddr) -> io::Result<Self> {
         let udp = Udp::bind(own, &UdpOptions::default()).map_err(io::Error::other)?;
-        let shortcuts = Shortcuts::open(&udp, &BpfOptions::default()).map_err(io::Error::other)?;
-        let link = Bpf::new(udp, shortcuts);
+        let fast_path = FastPath::open(&udp, &BpfOptions::default()).map_err(io::Error::other)?;
+        let link = Bpf::new(udp, fast_path);
         let own = link.local(Class::Small);
         Ok(Self {
             way: Way::Ring(Box::new(link)),

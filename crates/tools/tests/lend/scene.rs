@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use dipole_bpf::hook::{Attached, attached};
 use dipole_bpf::loan::{Loan, LoanError, ask, tie_port};
-use dipole_bpf::{Bpf, BpfOptions, CardId, Shortcuts};
+use dipole_bpf::{Bpf, BpfOptions, CardId, FastPath};
 use dipole_link::udp::UdpOptions;
 use dipole_link::{Class, Link, Udp};
 use dipole_testbed::Testbed;
@@ -238,7 +238,7 @@ impl Scene {
                 ring_bytes: RING_BYTES,
                 ..BpfOptions::default()
             };
-            let lent = Shortcuts::borrow(&udp, &self.lender(), &options);
+            let lent = FastPath::request(&udp, &self.lender(), &options);
             Bpf::new(udp, lent.expect("it is lent"))
         })
     }

@@ -30,7 +30,7 @@ fn with_permission_packets_come_by_a_ring_that_is_lent_and_without_the_agent_say
     for uid in [ALICE, BOB] {
         let before = scene.counter("deposited");
         let mut link = scene.link(uid);
-        assert!(link.has_ring() && !link.sends_raw());
+        assert!(link.has_rx() && !link.sends_raw());
         let at = link.local(Class::Small);
         for number in 0..100_u64 {
             peer.send_to(&number.to_le_bytes(), at).expect("sent");

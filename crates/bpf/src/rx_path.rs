@@ -1,4 +1,4 @@
-//! What small packets come by: a ring that the kernel fills, or an AF_XDP socket.
+//! The receive path of small packets: a ring that the kernel fills, or an AF_XDP socket.
 
 use std::fmt;
 use std::io;
@@ -11,21 +11,24 @@ use super::mapping::Mapping;
 use super::ring::Ring;
 use super::xsk::{Xsk, XskHook};
 
-/// How often it is looked who lends the ring.
+/// How often the grant is checked.
 const CHECK_EVERY_NS: u64 = 100_000_000;
 
-/// See the module. Dropped, the kernel feeds it no more.
-pub struct Inlet {
+/// See the module. Dropping it detaches the program that feeds it.
+pub(super) struct RxPath {
     source: Source,
 }
 
 enum Source {
-    /// This process's own hook fills a ring.
+    /// A ring that this process's own program fills.
     Own { filled: Filled, _hook: OwnHook },
-    /// Somebody else, who may go.
-    Lent { filled: Filled, lent: Lent },
-    /// The program goes before its socket.
-    Queue {
+    /// A ring that a broker's program fills; the broker may go away.
+    Delegated {
+        filled: Filled,
+        delegation: Delegation,
+    },
+    /// Drop order: the program before its socket.
+    AfXdp {
         _hook: XskHook,
         xsk: Box<Xsk>,
         scope_id: u32,
@@ -38,14 +41,14 @@ struct Filled {
     descriptor: OwnedFd,
 }
 
-struct Lent {
-    loan: Loan,
-    /// When it is looked next who lends the ring.
+struct Delegation {
+    grant: Loan,
+    /// When the grant is checked next.
     check_at_ns: u64,
 }
 
-/// A hook that is detached at once: by closing it would take packets a moment longer, for
-/// nobody.
+/// A hook that is detached explicitly: merely closed, its program would go on taking packets for
+/// a moment, into a ring that nobody reads.
 struct OwnHook {
     hook: Option<Hook>,
     pid: u32,
@@ -70,12 +73,12 @@ impl Filled {
     }
 }
 
-impl Inlet {
-    /// A ring that this process's own hook feeds.
+impl RxPath {
+    /// A ring that this process's own program fills.
     ///
     /// # Errors
     /// It cannot be mapped.
-    pub(super) fn own(ring: OwnedFd, hook: Hook, scope_id: u32) -> io::Result<Inlet> {
+    pub(super) fn own(ring: OwnedFd, hook: Hook, scope_id: u32) -> io::Result<RxPath> {
         let hook = OwnHook {
             hook: Some(hook),
             pid: std::process::id(),
@@ -84,28 +87,28 @@ impl Inlet {
             filled: Filled::new(ring, scope_id)?,
             _hook: hook,
         };
-        Ok(Inlet { source })
+        Ok(RxPath { source })
     }
 
-    /// A ring that a lender's hook feeds.
+    /// A ring that a broker's program fills.
     ///
     /// # Errors
     /// It cannot be mapped.
-    pub(super) fn lent(loan: Loan, scope_id: u32) -> io::Result<Inlet> {
-        let ring = loan.ring().try_clone_to_owned()?;
-        let lent = Lent {
-            loan,
+    pub(super) fn delegated(grant: Loan, scope_id: u32) -> io::Result<RxPath> {
+        let ring = grant.ring().try_clone_to_owned()?;
+        let delegation = Delegation {
+            grant,
             check_at_ns: 0,
         };
         let filled = Filled::new(ring, scope_id)?;
-        let source = Source::Lent { filled, lent };
-        Ok(Inlet { source })
+        let source = Source::Delegated { filled, delegation };
+        Ok(RxPath { source })
     }
 
     /// An AF_XDP socket and the program before it.
-    pub(super) fn queue(xsk: Xsk, hook: XskHook, scope_id: u32) -> Inlet {
-        Inlet {
-            source: Source::Queue {
+    pub(super) fn af_xdp(xsk: Xsk, hook: XskHook, scope_id: u32) -> RxPath {
+        RxPath {
+            source: Source::AfXdp {
                 _hook: hook,
                 xsk: Box::new(xsk),
                 scope_id,
@@ -114,50 +117,49 @@ impl Inlet {
     }
 
     /// True if it is an AF_XDP socket.
-    pub(super) fn is_queue(&self) -> bool {
-        matches!(self.source, Source::Queue { .. })
+    pub(super) fn is_af_xdp(&self) -> bool {
+        matches!(self.source, Source::AfXdp { .. })
     }
 
-    /// What has become of a loan, if it is one and it is time to look. Call it when nothing
-    /// has come.
-    pub(super) fn news(&mut self, now_ns: u64) -> News {
-        let Source::Lent { lent, .. } = &mut self.source else {
+    /// What has become of the grant, if this is one and a check is due. For idle moments.
+    pub(super) fn check_grant(&mut self, now_ns: u64) -> News {
+        let Source::Delegated { delegation, .. } = &mut self.source else {
             return News::Nothing;
         };
-        if now_ns < lent.check_at_ns {
+        if now_ns < delegation.check_at_ns {
             return News::Nothing;
         }
-        lent.check_at_ns = now_ns.saturating_add(CHECK_EVERY_NS);
-        lent.loan.check(now_ns)
+        delegation.check_at_ns = now_ns.saturating_add(CHECK_EVERY_NS);
+        delegation.grant.check(now_ns)
     }
 
-    /// The loan that feeds it, if it is one.
-    pub(super) fn loan(&mut self) -> Option<&mut Loan> {
+    /// The grant behind it, if there is one.
+    pub(super) fn grant(&mut self) -> Option<&mut Loan> {
         match &mut self.source {
-            Source::Own { .. } | Source::Queue { .. } => None,
-            Source::Lent { lent, .. } => Some(&mut lent.loan),
+            Source::Own { .. } | Source::AfXdp { .. } => None,
+            Source::Delegated { delegation, .. } => Some(&mut delegation.grant),
         }
     }
 
-    /// Shows what has come; what the last call showed is gone.
+    /// Fetches what has arrived; what the last call fetched is given back.
     #[inline]
     pub(super) fn poll(&mut self) -> io::Result<usize> {
         match &mut self.source {
-            Source::Own { filled, .. } | Source::Lent { filled, .. } => {
+            Source::Own { filled, .. } | Source::Delegated { filled, .. } => {
                 let found = filled.ring.poll();
                 found.map_err(|broken| io::Error::new(io::ErrorKind::InvalidData, broken.0))
             }
-            Source::Queue { xsk, .. } => xsk.poll(),
+            Source::AfXdp { xsk, .. } => xsk.poll(),
         }
     }
 
     #[inline]
     pub(super) fn packet(&self, index: usize) -> (SocketAddr, &[u8]) {
         match &self.source {
-            Source::Own { filled, .. } | Source::Lent { filled, .. } => {
+            Source::Own { filled, .. } | Source::Delegated { filled, .. } => {
                 filled.ring.packet_at(index)
             }
-            Source::Queue { xsk, scope_id, .. } => {
+            Source::AfXdp { xsk, scope_id, .. } => {
                 let (mut from, bytes) = xsk.frame(index);
                 if let SocketAddr::V6(six) = &mut from
                     && six.ip().is_unicast_link_local()
@@ -171,34 +173,36 @@ impl Inlet {
 
     pub(super) fn arm(&mut self) -> bool {
         match &mut self.source {
-            Source::Own { filled, .. } | Source::Lent { filled, .. } => filled.ring.arm(),
-            // Its descriptor is readable whenever something waits.
-            Source::Queue { xsk, .. } => !xsk.is_waiting(),
+            Source::Own { filled, .. } | Source::Delegated { filled, .. } => filled.ring.arm(),
+            // Its descriptor is readable whenever a packet waits.
+            Source::AfXdp { xsk, .. } => !xsk.is_waiting(),
         }
     }
 
     pub(super) fn disarm(&mut self) {
         match &mut self.source {
-            Source::Own { filled, .. } | Source::Lent { filled, .. } => filled.ring.disarm(),
-            Source::Queue { .. } => {}
+            Source::Own { filled, .. } | Source::Delegated { filled, .. } => filled.ring.disarm(),
+            Source::AfXdp { .. } => {}
         }
     }
 }
 
-impl AsFd for Inlet {
+impl AsFd for RxPath {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match &self.source {
-            Source::Own { filled, .. } | Source::Lent { filled, .. } => filled.descriptor.as_fd(),
-            Source::Queue { xsk, .. } => xsk.as_fd(),
+            Source::Own { filled, .. } | Source::Delegated { filled, .. } => {
+                filled.descriptor.as_fd()
+            }
+            Source::AfXdp { xsk, .. } => xsk.as_fd(),
         }
     }
 }
 
-impl fmt::Debug for Inlet {
+impl fmt::Debug for RxPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Inlet")
+        f.debug_struct("RxPath")
             .field("descriptor", &self.as_fd())
-            .field("is_queue", &self.is_queue())
+            .field("is_af_xdp", &self.is_af_xdp())
             .finish_non_exhaustive()
     }
 }

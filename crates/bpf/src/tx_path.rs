@@ -1,4 +1,4 @@
-//! The way out: raw frames to whoever a route leads to from this card.
+//! The send path: raw frames to every destination that this interface has a route to.
 
 use std::io;
 use std::net::SocketAddr;
@@ -10,21 +10,20 @@ use dipole_link::Outgoing;
 
 /// See the module.
 #[derive(Debug)]
-pub struct Outlet {
+pub(super) struct TxPath {
     neighbours: Neighbours,
     sender: Sender,
     /// Longest run of full bulk frames that leaves here.
     bulk_frames: usize,
 }
 
-/// What hands the frames to the card.
+/// What hands the frames to the interface.
 #[derive(Debug)]
 enum Sender {
     Packet(RawSender),
-    /// A socket that a lender has opened; only small packets may leave by it.
-    Borrowed(RawSender),
-    /// This process's alone.
-    Queue(Box<Xsk>),
+    /// A socket that a broker has opened; only small packets may leave by it.
+    Delegated(RawSender),
+    AfXdp(Box<Xsk>),
 }
 
 impl Sender {
@@ -38,8 +37,8 @@ impl Sender {
         payload: [&[u8]; 2],
     ) -> io::Result<Sent> {
         match self {
-            Sender::Packet(raw) | Sender::Borrowed(raw) => raw.send(route, from, to, payload),
-            Sender::Queue(xsk) => Ok(xsk.put(&RawFrame {
+            Sender::Packet(raw) | Sender::Delegated(raw) => raw.send(route, from, to, payload),
+            Sender::AfXdp(xsk) => Ok(xsk.put(&RawFrame {
                 route: *route,
                 from,
                 to,
@@ -51,48 +50,48 @@ impl Sender {
     #[inline]
     fn flush(&mut self) -> io::Result<()> {
         match self {
-            Sender::Packet(_) | Sender::Borrowed(_) => Ok(()),
-            Sender::Queue(xsk) => xsk.flush(),
+            Sender::Packet(_) | Sender::Delegated(_) => Ok(()),
+            Sender::AfXdp(xsk) => xsk.flush(),
         }
     }
 }
 
-impl Outlet {
-    /// By a socket of this process, bulk runs of at most so many frames included.
-    pub(super) fn own(neighbours: Neighbours, sender: RawSender, bulk_frames: usize) -> Outlet {
-        Outlet {
+impl TxPath {
+    /// By a socket of this process, including bulk runs of at most `bulk_frames` frames.
+    pub(super) fn own(neighbours: Neighbours, sender: RawSender, bulk_frames: usize) -> TxPath {
+        TxPath {
             neighbours,
             sender: Sender::Packet(sender),
             bulk_frames,
         }
     }
 
-    /// By a socket that a lender has opened.
-    pub(super) fn borrowed(neighbours: Neighbours, sender: RawSender) -> Outlet {
-        Outlet {
+    /// By a socket that a broker has opened.
+    pub(super) fn delegated(neighbours: Neighbours, sender: RawSender) -> TxPath {
+        TxPath {
             neighbours,
-            sender: Sender::Borrowed(sender),
+            sender: Sender::Delegated(sender),
             bulk_frames: 0,
         }
     }
 
     /// By an AF_XDP socket.
-    pub(super) fn queue(neighbours: Neighbours, xsk: Xsk, bulk_frames: usize) -> Outlet {
-        Outlet {
+    pub(super) fn af_xdp(neighbours: Neighbours, xsk: Xsk, bulk_frames: usize) -> TxPath {
+        TxPath {
             neighbours,
-            sender: Sender::Queue(Box::new(xsk)),
+            sender: Sender::AfXdp(Box::new(xsk)),
             bulk_frames,
         }
     }
 
-    /// True if it is to be given up with the loan.
-    pub(super) fn is_borrowed(&self) -> bool {
-        matches!(self.sender, Sender::Borrowed(_))
+    /// True if it ends with the grant.
+    pub(super) fn is_delegated(&self) -> bool {
+        matches!(self.sender, Sender::Delegated(_))
     }
 
     /// True if it is an AF_XDP socket.
-    pub(super) fn is_queue(&self) -> bool {
-        matches!(self.sender, Sender::Queue(_))
+    pub(super) fn is_af_xdp(&self) -> bool {
+        matches!(self.sender, Sender::AfXdp(_))
     }
 
     /// Longest run of full bulk frames to one destination that leaves here.
@@ -101,8 +100,8 @@ impl Outlet {
         self.bulk_frames
     }
 
-    /// Sends the first of these frames for which there is a way; returns how many. The
-    /// next takes the socket, which knows all ways and tells what is wrong with them.
+    /// Sends the leading frames whose destination has a route here; returns how many. The
+    /// next one is for the UDP socket, which can reach every destination and reports errors.
     #[inline]
     pub(super) fn send(&mut self, now_ns: u64, own: SocketAddr, run: &[Outgoing<'_>]) -> usize {
         self.neighbours.follow(now_ns);

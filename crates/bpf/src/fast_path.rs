@@ -1,0 +1,160 @@
+//! The fast path of one interface: a ring (or AF_XDP socket) to receive small packets from, and
+//! raw frames to send them. Opened with this process's own capabilities, or granted by a broker.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::AsFd;
+use std::path::Path;
+
+use dipole_link::udp::Udp;
+use dipole_link::{Class, Link};
+
+use super::error::BpfError;
+use super::hook::{Hook, Place, create_ring};
+use super::interface::{CardId, card_of};
+use super::loan::{Loan, LoanError, ask};
+use super::neighbours::Neighbours;
+use super::options::{BpfOptions, RxMode, TxMode};
+use super::raw::RawSender;
+use super::rx_path::RxPath;
+use super::tx_path::TxPath;
+use super::xsk::{Xsk, XskHook, XskOptions};
+
+/// The fast path of one interface, to be given to [`Bpf::new`](super::Bpf::new).
+#[derive(Debug)]
+pub struct FastPath {
+    pub(super) rx: RxPath,
+    pub(super) tx: Option<TxPath>,
+}
+
+impl FastPath {
+    /// Opens it for a UDP link with this process's own capabilities.
+    ///
+    /// # Errors
+    /// See [`BpfError`]; nothing stays attached.
+    pub fn open(udp: &Udp, options: &BpfOptions) -> Result<FastPath, BpfError> {
+        let (interface, scope_id) = interface_of(udp)?;
+        let rx = own_rx(&interface, udp, options, scope_id)?;
+        let ip = udp.local(Class::Small).ip();
+        let tx = Some(own_tx(&interface, ip, options)?);
+        Ok(FastPath { rx, tx })
+    }
+
+    /// Requests a ring from the broker that listens at `broker`, and a socket for raw frames if
+    /// it grants one. Of the options only the ring's size counts.
+    ///
+    /// # Errors
+    /// See [`BpfError`]; nothing stays granted.
+    pub fn request(udp: &Udp, broker: &Path, options: &BpfOptions) -> Result<FastPath, BpfError> {
+        let (_, scope_id) = interface_of(udp)?;
+        let mut grant =
+            ask(broker, udp.small_socket(), options.ring_bytes).map_err(BpfError::NotGranted)?;
+        let tx = delegated_tx(&mut grant, udp);
+        let not_granted = |cause| BpfError::NotGranted(LoanError::Socket(cause));
+        let rx = RxPath::delegated(grant, scope_id).map_err(not_granted)?;
+        Ok(FastPath { rx, tx })
+    }
+
+    /// True if it can send raw frames.
+    #[must_use]
+    pub fn can_send(&self) -> bool {
+        self.tx.is_some()
+    }
+
+    /// Sends raw frames by a socket of this process, with its own capabilities.
+    ///
+    /// # Errors
+    /// See [`BpfError`]; nothing has changed then.
+    pub fn open_tx(&mut self, udp: &Udp, options: &BpfOptions) -> Result<(), BpfError> {
+        let (interface, _) = interface_of(udp)?;
+        self.tx = Some(own_tx(&interface, udp.local(Class::Small).ip(), options)?);
+        Ok(())
+    }
+}
+
+/// The interface of a link's address, and the scope of a link-local one.
+fn interface_of(udp: &Udp) -> Result<(CardId, u32), BpfError> {
+    let ip = udp.local(Class::Small).ip();
+    if ip.is_loopback() {
+        return Err(BpfError::Loopback { ip });
+    }
+    card_of(ip).map_err(|cause| BpfError::NoInterface { ip, cause })
+}
+
+/// A receive path that is fed by this process's own program.
+fn own_rx(
+    interface: &CardId,
+    udp: &Udp,
+    options: &BpfOptions,
+    scope_id: u32,
+) -> Result<RxPath, BpfError> {
+    let small = udp.local(Class::Small);
+    if options.receive == RxMode::AfXdp {
+        return af_xdp_rx(interface, small, scope_id).map_err(BpfError::Queue);
+    }
+    let ring_failed = |cause| BpfError::Ring {
+        interface: interface.name.clone(),
+        bytes: options.ring_bytes,
+        cause,
+    };
+    let ring = create_ring(options.ring_bytes).map_err(ring_failed)?;
+    let hook = match options.receive {
+        RxMode::XdpRing => Hook::attach(interface, Place::XdpGeneric),
+        RxMode::Ring | RxMode::AfXdp => Hook::attach_best(interface),
+    };
+    let hook = hook.map_err(BpfError::Hook)?;
+    hook.add(small.ip(), small.port(), ring.as_fd())
+        .map_err(BpfError::Hook)?;
+    RxPath::own(ring, hook, scope_id).map_err(ring_failed)
+}
+
+/// An AF_XDP socket, with zero copy where the driver can.
+fn af_xdp_rx(interface: &CardId, small: SocketAddr, scope_id: u32) -> io::Result<RxPath> {
+    let options = XskOptions {
+        zero_copy: true,
+        ..XskOptions::default()
+    };
+    let xsk = Xsk::open(interface, &options)?;
+    let hook = XskHook::attach(interface, &xsk, small)?;
+    Ok(RxPath::af_xdp(xsk, hook, scope_id))
+}
+
+/// Raw frames by a socket of this process.
+fn own_tx(interface: &CardId, ip: IpAddr, options: &BpfOptions) -> Result<TxPath, BpfError> {
+    let raw = |cause| BpfError::Raw {
+        interface: interface.name.clone(),
+        cause,
+    };
+    let neighbours = Neighbours::open(interface, ip).map_err(raw)?;
+    let bulk_frames = options.raw_run_frames;
+    match options.send {
+        TxMode::AfPacket => {
+            let sender = RawSender::open(interface, true).map_err(raw)?;
+            Ok(TxPath::own(neighbours, sender, bulk_frames))
+        }
+        TxMode::AfXdp => {
+            let send_only = XskOptions {
+                receive: false,
+                ..XskOptions::default()
+            };
+            let xsk = Xsk::open(interface, &send_only).map_err(BpfError::Queue)?;
+            Ok(TxPath::af_xdp(neighbours, xsk, bulk_frames))
+        }
+    }
+}
+
+/// Raw frames by the socket that came with a grant, if one did.
+pub(super) fn delegated_tx(grant: &mut Loan, udp: &Udp) -> Option<TxPath> {
+    let sender = grant.take_sender()?;
+    match Neighbours::open(grant.card(), udp.local(Class::Small).ip()) {
+        Ok(neighbours) => Some(TxPath::delegated(
+            neighbours,
+            RawSender::from_socket(sender),
+        )),
+        Err(cause) => {
+            let interface = &grant.card().name;
+            tracing::warn!(%interface, %cause, "no raw frames: cannot query the neighbour table");
+            None
+        }
+    }
+}

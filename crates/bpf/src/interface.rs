@@ -1,0 +1,55 @@
+//! Network interfaces, and what this process may do with them.
+
+use std::io;
+use std::net::IpAddr;
+
+use dipole_link::sys;
+
+/// A network interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CardId {
+    /// Its index in its network namespace.
+    pub index: u32,
+    /// Its name.
+    pub name: String,
+}
+
+/// The interface that has an address, and the scope of a link-local one.
+///
+/// # Errors
+/// No interface has the address, or the interfaces cannot be listed.
+pub fn card_of(ip: IpAddr) -> io::Result<(CardId, u32)> {
+    let all = sys::interface_addresses()?;
+    let mut all = all.into_iter();
+    let Some(found) = all.find(|address| address.ip == ip) else {
+        return Err(io::Error::new(
+            io::ErrorKind::AddrNotAvailable,
+            "no interface has it",
+        ));
+    };
+    let name = String::from_utf8_lossy(&found.name).into_owned();
+    let index = rustix::net::netdevice::name_to_index(&udp_socket()?, &name)?;
+    Ok((CardId { index, name }, found.scope_id))
+}
+
+fn udp_socket() -> io::Result<std::net::UdpSocket> {
+    std::net::UdpSocket::bind((std::net::Ipv4Addr::UNSPECIFIED, 0))
+}
+
+/// True if this process has the capabilities that the bpf link needs: CAP_NET_ADMIN,
+/// CAP_NET_RAW, and CAP_BPF or CAP_SYS_ADMIN.
+#[must_use]
+pub fn is_permitted() -> bool {
+    const NET_ADMIN: u32 = 12;
+    const NET_RAW: u32 = 13;
+    const SYS_ADMIN: u32 = 21;
+    const BPF: u32 = 39;
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mut lines = status.lines();
+    let effective = lines.find_map(|line| line.strip_prefix("CapEff:"));
+    let effective = effective.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok());
+    effective.is_some_and(|bits| {
+        let has = |capability: u32| bits >> capability & 1 == 1;
+        has(NET_ADMIN) && has(NET_RAW) && (has(BPF) || has(SYS_ADMIN))
+    })
+}

@@ -1,0 +1,105 @@
+//! Which links a process opens: what the configuration says and the machine permits.
+
+use dipole_bpf::loan::LoanError;
+use dipole_bpf::{Bpf, BpfError, BpfOptions, FastPath, RxMode, TxMode, is_permitted};
+use dipole_link::fault::Fault;
+use dipole_link::udp::{Udp, UdpOptions};
+use dipole_link::{Capture, Cards, Class, Link};
+
+use super::AnyLink;
+use crate::clock::Clock;
+use crate::config::{Config, Links};
+use crate::error::OpenError;
+use crate::hosts::MAX_CARDS;
+
+/// Opens the link of a node: on one interface or several, with the fast path, capture and faults
+/// that the configuration asks for.
+pub(crate) fn open_link(config: &Config, clock: Clock) -> Result<AnyLink, OpenError> {
+    let options = UdpOptions::default();
+    let failed = |cause: dipole_link::udp::OpenError| OpenError::Link {
+        bind: config.bind,
+        cause: cause.to_string(),
+    };
+    let mut refused: Option<BpfError> = None;
+    let mut with_fast_path = |udp| {
+        let (link, cause) = add_fast_path(udp, config);
+        refused = refused.take().or(cause);
+        link
+    };
+    let mut link = if config.cards.is_empty() {
+        with_fast_path(Udp::bind(config.bind, &options).map_err(failed)?)
+    } else {
+        let mut addresses = vec![config.bind];
+        addresses.extend(&config.cards);
+        addresses.truncate(MAX_CARDS);
+        let cards = Cards::bind(&addresses, &options, with_fast_path);
+        AnyLink::from(cards.map_err(failed)?)
+    };
+    match refused {
+        Some(cause) if config.links == Links::Bpf => {
+            return Err(OpenError::Link {
+                bind: config.bind,
+                cause: cause.to_string(),
+            });
+        }
+        // Without a broker the fast path was never set up: nothing to report.
+        Some(BpfError::NotGranted(LoanError::NoLender { .. })) | None => {}
+        Some(cause) => tracing::info!("small packets take UDP sockets: {cause}"),
+    }
+    if let Some(file) = &config.capture {
+        let capture = Capture::create(link, file, clock.since_1970_ns()).map_err(|cause| {
+            OpenError::Capture {
+                file: file.clone(),
+                cause: cause.to_string(),
+            }
+        })?;
+        link = AnyLink::Capture(Box::new(capture));
+    }
+    if let Some(plan) = &config.fault {
+        link = AnyLink::Fault(Box::new(Fault::new(link, plan.clone())));
+    }
+    Ok(link)
+}
+
+/// Opens the fast path for an interface's small packets if the configuration wants it and it can
+/// be had; else says why not.
+fn add_fast_path(udp: Udp, config: &Config) -> (AnyLink, Option<BpfError>) {
+    match config.links {
+        Links::Shm | Links::Udp => return (udp.into(), None),
+        Links::Auto if udp.local(Class::Small).ip().is_loopback() => return (udp.into(), None),
+        Links::Auto | Links::Bpf => {}
+    }
+    match fast_path(&udp, config) {
+        Ok(fast_path) => (Bpf::new(udp, fast_path).into(), None),
+        Err(cause) => (udp.into(), Some(cause)),
+    }
+}
+
+/// Takes a broker's ring where one is granted, since all processes then share one program; else
+/// opens the fast path with this process's own capabilities.
+fn fast_path(udp: &Udp, config: &Config) -> Result<FastPath, BpfError> {
+    let options = BpfOptions {
+        ring_bytes: config.ring_bytes,
+        receive: config.receive,
+        send: config.send,
+        ..BpfOptions::default()
+    };
+    // A broker grants rings filled by its own program, nothing else.
+    if (options.receive, options.send) != (RxMode::default(), TxMode::default()) {
+        return FastPath::open(udp, &options);
+    }
+    match FastPath::request(udp, &config.lender, &options) {
+        Ok(mut fast_path) => {
+            // A process that may send any frame needs no broker's socket for it.
+            if !fast_path.can_send()
+                && is_permitted()
+                && let Err(cause) = fast_path.open_tx(udp, &options)
+            {
+                tracing::info!("small packets are sent by the UDP socket: {cause}");
+            }
+            Ok(fast_path)
+        }
+        Err(_) if is_permitted() => FastPath::open(udp, &options),
+        Err(cause) => Err(cause),
+    }
+}
