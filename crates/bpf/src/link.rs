@@ -230,6 +230,10 @@ impl Link for Bpf {
         Ok(taken)
     }
 
+    fn refuses_next(&self) -> bool {
+        self.udp.refuses_next()
+    }
+
     #[inline]
     fn poll(&mut self, now_ns: u64, class: Class) -> io::Result<usize> {
         match class {

@@ -144,7 +144,7 @@ suites!(
 suite!(
     bpf_with_a_small_ring:
     shortest_and_longest_frames_arrive_on_both_classes_from_the_right_address,
-    frames_too_long_or_empty_are_taken_and_lost,
+    frames_too_long_are_refused_and_empty_ones_taken_and_lost,
     a_full_receiver_loses_frames_but_damages_none,
     frames_stay_as_they_are_until_the_next_poll,
     descriptors_become_readable_when_frames_have_come,
@@ -154,7 +154,7 @@ suite!(
 suite!(
     af_xdp_receive_of_long_frames:
     shortest_and_longest_frames_arrive_on_both_classes_from_the_right_address,
-    frames_too_long_or_empty_are_taken_and_lost,
+    frames_too_long_are_refused_and_empty_ones_taken_and_lost,
     frames_stay_as_they_are_until_the_next_poll,
     descriptors_become_readable_when_frames_have_come,
 );
@@ -162,6 +162,6 @@ suite!(
     af_xdp_send_of_long_frames:
     frames_in_two_parts_arrive_as_one,
     shortest_and_longest_frames_arrive_on_both_classes_from_the_right_address,
-    frames_too_long_or_empty_are_taken_and_lost,
+    frames_too_long_are_refused_and_empty_ones_taken_and_lost,
     mixed_batches_arrive_whole_in_order_per_class_and_destination,
 );

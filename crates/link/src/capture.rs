@@ -263,6 +263,10 @@ impl<L: Link> Link for Capture<L> {
         Ok(taken)
     }
 
+    fn refuses_next(&self) -> bool {
+        self.inner.refuses_next()
+    }
+
     fn poll(&mut self, now_ns: u64, class: Class) -> io::Result<usize> {
         let found = self.inner.poll(now_ns, class)?;
         if found > 0 && self.output.is_some() {

@@ -31,6 +31,8 @@ pub struct Cards<L> {
     polled: usize,
     /// Who is polled first.
     turn: usize,
+    /// Whose `send` took less than it was given, the last time.
+    refused_by: Option<usize>,
 }
 
 impl<L: Link> Cards<L> {
@@ -60,6 +62,7 @@ impl<L: Link> Cards<L> {
             ways: HashMap::new(),
             polled: 0,
             turn: 0,
+            refused_by: None,
         })
     }
 
@@ -155,6 +158,7 @@ impl<L: Link> Link for Cards<L> {
 
     fn send(&mut self, now_ns: u64, batch: &[Outgoing<'_>]) -> io::Result<usize> {
         let mut taken = 0;
+        self.refused_by = None;
         while let Some(first) = batch.get(taken) {
             let card = self.way(first.to.ip(), now_ns);
             let rest = &batch[taken..];
@@ -165,10 +169,16 @@ impl<L: Link> Link for Cards<L> {
             let sent = self.cards[card].send(now_ns, &rest[..alike])?;
             taken += sent;
             if sent < alike {
+                self.refused_by = Some(card);
                 break;
             }
         }
         Ok(taken)
+    }
+
+    fn refuses_next(&self) -> bool {
+        self.refused_by
+            .is_some_and(|card| self.cards[card].refuses_next())
     }
 
     fn poll(&mut self, now_ns: u64, class: Class) -> io::Result<usize> {

@@ -122,13 +122,21 @@ pub trait Link {
 
     /// Hands frames over, in order; returns how many were taken.
     ///
-    /// Fewer than given means that the link is full: offer the rest again
+    /// Fewer than given means that the link is full, or that it
+    /// [refuses the next](Self::refuses_next): if not, offer the rest again
     /// later. A frame that cannot reach its destination counts as taken and
     /// lost. The bytes are copied before the call returns.
     ///
     /// # Errors
     /// Only when the link itself is broken; then nothing more will work.
     fn send(&mut self, now_ns: u64, batch: &[Outgoing<'_>]) -> io::Result<usize>;
+
+    /// True if the last `send` stopped before a frame that is longer than the link's own
+    /// interface takes. It will not be taken later either. What others on the way
+    /// take is unknown to the link: such frames are lost.
+    fn refuses_next(&self) -> bool {
+        false
+    }
 
     /// Fetches what has arrived on one class without waiting; returns how many
     /// frames [`frame`](Self::frame) now offers. The former ones are gone.

@@ -443,6 +443,26 @@ impl Engine {
     }
 
     fn offer_batch(&mut self, now: Instant) -> std::io::Result<()> {
+        loop {
+            self.offer_once(now)?;
+            if self.batch.is_empty() || !self.link.refuses_next() {
+                break;
+            }
+            // Too long for its interface by now: the protocol cuts it.
+            let refused = self.batch.remove(0);
+            self.frames.sent(refused.frame);
+            self.machine.refused(now, &refused);
+            if self.batch.is_empty() {
+                return Ok(());
+            }
+        }
+        if !self.batch.is_empty() {
+            self.traffic.link_full += 1;
+        }
+        Ok(())
+    }
+
+    fn offer_once(&mut self, now: Instant) -> std::io::Result<()> {
         let taken = match &self.batch[..] {
             [alone] => {
                 let outgoing = [outgoing(alone, &self.frames)];
@@ -453,9 +473,6 @@ impl Engine {
         self.traffic.packets_sent += taken as u64;
         for transmit in &self.batch[..taken] {
             self.traffic.bytes_sent += packet_bytes(transmit) as u64;
-        }
-        if taken < self.batch.len() {
-            self.traffic.link_full += 1;
         }
         if self.frames.free() == 0 {
             self.ready.notify(WaitKey::Frame);

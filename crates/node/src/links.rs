@@ -118,6 +118,10 @@ impl Link for AnyLink {
         on_link!(self, link => link.send(now_ns, batch))
     }
 
+    fn refuses_next(&self) -> bool {
+        on_link!(self, link => link.refuses_next())
+    }
+
     #[inline]
     fn poll(&mut self, now_ns: u64, class: Class) -> io::Result<usize> {
         on_link!(self, link => link.poll(now_ns, class))

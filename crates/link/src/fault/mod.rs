@@ -250,7 +250,8 @@ impl<L: Link> Fault<L> {
                 head: &held.bytes,
                 payload: &[],
             };
-            if self.inner.send(now_ns, &[frame])? == 0 {
+            // What the link refuses by now was taken once, and is lost.
+            if self.inner.send(now_ns, &[frame])? == 0 && !self.inner.refuses_next() {
                 break;
             }
             self.ready.pop_front();
@@ -350,6 +351,10 @@ impl<L: Link> Link for Fault<L> {
         }
         self.release(now_ns)?;
         self.send_struck(now_ns, batch)
+    }
+
+    fn refuses_next(&self) -> bool {
+        self.inner.refuses_next()
     }
 
     #[inline]

@@ -41,8 +41,10 @@ pub struct PathConfig {
 /// The whole network.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NetworkConfig {
-    /// Longest frame; longer ones are lost.
+    /// Longest frame that cards take; longer ones are refused.
     pub max_frame_bytes: usize,
+    /// Longest frame that the switch passes on; it drops longer ones without a word.
+    pub switch_frame_bytes: usize,
     /// Speed of every card, in each direction; 0 for no limit.
     pub bytes_per_second: u64,
     /// Bytes that wait in a card before `send` takes no more.
@@ -66,6 +68,7 @@ impl Default for NetworkConfig {
     fn default() -> Self {
         NetworkConfig {
             max_frame_bytes: 1472,
+            switch_frame_bytes: usize::MAX,
             bytes_per_second: 3_125_000_000,
             transmit_queue_bytes: 1 << 20,
             switch_queue_bytes: 1 << 20,

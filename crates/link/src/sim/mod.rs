@@ -25,7 +25,7 @@ use crate::{Caps, Class, Incoming, Link, Outgoing};
 pub enum DropReason {
     /// It had no bytes.
     Empty,
-    /// It was longer than the network carries.
+    /// It was longer than the switch passes on.
     TooLong,
     /// Random loss.
     Loss,
@@ -181,6 +181,7 @@ impl Network {
             cards: cards.to_vec(),
             frames: Vec::new(),
             full_until_ns: None,
+            refuses_next: false,
         })
     }
 
@@ -254,6 +255,7 @@ pub struct Port {
     frames: Vec<(Class, Frame)>,
     /// When the card has room again, after it had none.
     full_until_ns: Option<u64>,
+    refuses_next: bool,
 }
 
 impl Port {
@@ -300,7 +302,12 @@ impl Link for Port {
         state.advance(now_ns);
         let (taken, full_until_ns) = state.send(&self.cards, batch);
         self.full_until_ns = full_until_ns;
+        self.refuses_next = taken < batch.len() && full_until_ns.is_none();
         Ok(taken)
+    }
+
+    fn refuses_next(&self) -> bool {
+        self.refuses_next
     }
 
     fn poll(&mut self, now_ns: u64, class: Class) -> io::Result<usize> {

@@ -210,13 +210,16 @@ impl State {
     }
 
     /// Takes frames from a process; returns how many, and when its card has
-    /// room again if it took fewer.
+    /// room again if it is full. Else it took all, or refuses the next.
     pub(super) fn send(
         &mut self,
         cards: &[[SocketAddr; 2]],
         batch: &[Outgoing<'_>],
     ) -> (usize, Option<u64>) {
         for (index, outgoing) in batch.iter().enumerate() {
+            if outgoing.len() > self.config.max_frame_bytes {
+                return (index, None);
+            }
             let from = source(cards, outgoing.class, outgoing.to);
             let free_ns = self.cards.entry(from.ip()).or_default().transmit_free_ns;
             let backlog_ns = free_ns.saturating_sub(self.now_ns);
@@ -244,9 +247,6 @@ impl State {
         if frame.bytes.is_empty() {
             return self.drop_frame(frame, DropReason::Empty);
         }
-        if frame.bytes.len() > self.config.max_frame_bytes {
-            return self.drop_frame(frame, DropReason::TooLong);
-        }
         let wire_ns = self.config.wire_ns(frame.bytes.len());
         let card = self.cards.entry(source).or_default();
         card.transmit_free_ns = card.transmit_free_ns.max(self.now_ns) + wire_ns;
@@ -256,6 +256,9 @@ impl State {
         }
         if self.config.is_cut(source, target) {
             return self.drop_frame(frame, DropReason::Cut);
+        }
+        if frame.bytes.len() > self.config.switch_frame_bytes {
+            return self.drop_frame(frame, DropReason::TooLong);
         }
         let config = *self.config.path_between(source, target);
         let path = self.paths.entry((source, target)).or_default();

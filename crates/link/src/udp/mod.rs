@@ -75,7 +75,7 @@ pub struct UdpStats {
     pub gso_batches: u64,
     /// Messages of several frames that came as one.
     pub gro_batches: u64,
-    /// Frames lost because they exceed what the link or the path carries.
+    /// Frames refused because they exceed what the interface takes.
     pub too_long: u64,
     /// Frames lost because the kernel knows no way to their destination.
     pub unreachable: u64,
@@ -109,6 +109,7 @@ pub struct Udp {
     /// Polls of the small socket in a row that found nothing.
     small_quiet: u32,
     routes: Routes,
+    refuses_next: bool,
     stats: UdpStats,
 }
 
@@ -150,6 +151,7 @@ impl Udp {
             small_streak: 0,
             small_quiet: 0,
             routes: Routes::default(),
+            refuses_next: false,
             stats: UdpStats::default(),
         })
     }
@@ -166,37 +168,24 @@ impl Udp {
         self.gso
     }
 
-    /// Bytes of the longest IP packet on the path to a peer, as far as the
-    /// kernel knows. Takes a few system calls: not for every packet.
-    ///
-    /// # Errors
-    /// When there is no route, or `to` is of the other IP version.
-    pub fn path_mtu(&self, to: SocketAddr) -> io::Result<usize> {
-        open::path_mtu(self.local[0], to)
-    }
-
-    /// Bytes of the longest frame to a peer by [`path_mtu`](Self::path_mtu); at
-    /// most what [`Caps::max_frame_bytes`] says.
-    ///
-    /// # Errors
-    /// As `path_mtu`.
-    pub fn path_frame_bytes(&self, to: SocketAddr) -> io::Result<usize> {
-        let mtu_bytes = self.path_mtu(to)?;
-        Ok(open::frame_bytes(mtu_bytes, to.ip()).min(self.caps.max_frame_bytes))
-    }
-
-    /// Why a frame cannot go out at all: the counter that tells.
+    /// Why a frame is lost at once: the counter that tells.
     #[inline]
-    fn refusal(&mut self, frame: &Outgoing<'_>) -> Option<&mut u64> {
+    fn loss(&mut self, frame: &Outgoing<'_>) -> Option<&mut u64> {
         if frame.is_empty() {
             Some(&mut self.stats.empty)
-        } else if frame.len() > self.caps.max_frame_bytes {
-            Some(&mut self.stats.too_long)
         } else if frame.to.is_ipv4() != self.local[0].is_ipv4() {
             Some(&mut self.stats.unreachable)
         } else {
             None
         }
+    }
+
+    /// The frame behind those `taken` is too long.
+    #[cold]
+    fn refuse(&mut self, taken: usize) -> usize {
+        self.stats.too_long += 1;
+        self.refuses_next = true;
+        taken
     }
 
     /// True if bulk that was sent may still wait in this machine, so that what leaves by
@@ -219,9 +208,10 @@ impl Udp {
     fn run_len(&mut self, batch: &[Outgoing<'_>]) -> usize {
         let Some(first) = batch.first() else { return 0 };
         let class = first.class;
-        let alike = batch
-            .iter()
-            .take_while(|frame| frame.class == class && self.refusal(frame).is_none());
+        let alike = batch.iter().take_while(|frame| {
+            let fits = frame.len() <= self.caps.max_frame_bytes;
+            frame.class == class && fits && self.loss(frame).is_none()
+        });
         alike.count()
     }
 }
@@ -240,9 +230,13 @@ impl Link for Udp {
         // Frames before this index go one by one, since the kernel refused them joined.
         let mut single_until = 0;
         let mut losses_before = 0;
+        self.refuses_next = false;
         let mut suspect = false;
         while taken < batch.len() {
-            if let Some(counter) = self.refusal(&batch[taken]) {
+            if batch[taken].len() > self.caps.max_frame_bytes {
+                return Ok(self.refuse(taken));
+            }
+            if let Some(counter) = self.loss(&batch[taken]) {
                 *counter += 1;
                 taken += 1;
                 continue;
@@ -289,7 +283,7 @@ impl Link for Udp {
                             // Too long for the path, or unknown: each frame tells.
                             Errno::INVAL | Errno::MSGSIZE => {
                                 suspect = error == Errno::INVAL;
-                                losses_before = self.stats.too_long + self.stats.unreachable;
+                                losses_before = self.stats.unreachable;
                             }
                             error if is_lost(error) => {
                                 self.stats.unreachable += frames as u64;
@@ -302,7 +296,7 @@ impl Link for Udp {
                         continue;
                     }
                     match error {
-                        Errno::MSGSIZE => self.stats.too_long += 1,
+                        Errno::MSGSIZE => return Ok(self.refuse(taken)),
                         error if is_lost(error) => self.stats.unreachable += 1,
                         error => return broken(taken, error),
                     }
@@ -311,11 +305,15 @@ impl Link for Udp {
             }
             if suspect && taken >= single_until {
                 // All went singly, so it was the joining that the kernel minds.
-                self.gso &= losses_before != self.stats.too_long + self.stats.unreachable;
+                self.gso &= losses_before != self.stats.unreachable;
                 suspect = false;
             }
         }
         Ok(taken)
+    }
+
+    fn refuses_next(&self) -> bool {
+        self.refuses_next
     }
 
     #[inline]

@@ -226,20 +226,6 @@ pub fn longest_frame_bytes(ip: IpAddr) -> Result<usize, OpenError> {
     Ok(frame_bytes(interface(ip)?.0, ip))
 }
 
-/// The MTU of the path between two addresses, as far as the kernel knows it.
-pub(super) fn path_mtu(from: SocketAddr, to: SocketAddr) -> io::Result<usize> {
-    let socket = plain_socket(from.ip())?;
-    let mut from = from;
-    from.set_port(0);
-    rustix::net::bind(&socket, &from)?;
-    rustix::net::connect(&socket, &to)?;
-    let mtu = match from {
-        SocketAddr::V4(_) => sockopt::ip_mtu(&socket)?,
-        SocketAddr::V6(_) => sockopt::ipv6_mtu(&socket)?,
-    };
-    usize::try_from(mtu).map_err(|_| io::ErrorKind::InvalidData.into())
-}
-
 fn plain_socket(ip: IpAddr) -> io::Result<OwnedFd> {
     let family = if ip.is_ipv4() {
         AddressFamily::INET
@@ -254,14 +240,15 @@ fn plain_socket(ip: IpAddr) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Packets leave whole or not at all: a too long one is refused here
-/// (`EMSGSIZE`), where it can be counted, instead of vanishing on the way.
+/// Packets leave whole or not at all: one that is too long for the interface is refused here
+/// (`EMSGSIZE`), and no router may cut one. `PROBE` takes no MTU of a path from ICMP, which
+/// anybody can send.
 fn forbid_fragments(socket: BorrowedFd<'_>, ip: IpAddr) -> Result<(), OpenError> {
     let (option, result) = if ip.is_ipv4() {
-        let result = sockopt::set_ip_mtu_discover(socket, sockopt::Ipv4PathMtuDiscovery::DO);
+        let result = sockopt::set_ip_mtu_discover(socket, sockopt::Ipv4PathMtuDiscovery::PROBE);
         ("IP_MTU_DISCOVER", result)
     } else {
-        let result = sockopt::set_ipv6_mtu_discover(socket, sockopt::Ipv6PathMtuDiscovery::DO);
+        let result = sockopt::set_ipv6_mtu_discover(socket, sockopt::Ipv6PathMtuDiscovery::PROBE);
         ("IPV6_MTU_DISCOVER", result)
     };
     result.map_err(|error| OpenError::Option {

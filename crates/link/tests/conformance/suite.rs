@@ -141,7 +141,7 @@ pub(crate) fn shortest_and_longest_frames_arrive_on_both_classes_from_the_right_
     world.nothing_more(1);
 }
 
-pub(crate) fn frames_too_long_or_empty_are_taken_and_lost(make: Make) {
+pub(crate) fn frames_too_long_are_refused_and_empty_ones_taken_and_lost(make: Make) {
     let Some(mut world) = make() else { return };
     let longest = world.links[0].caps().max_frame_bytes;
     let long = content(1, longest + 1);
@@ -156,7 +156,12 @@ pub(crate) fn frames_too_long_or_empty_are_taken_and_lost(make: Make) {
             head: bytes,
             payload: &[],
         });
-        world.send(&batch);
+        // Each time as if the frame before had been taken out.
+        for (from, taken) in [(0, 1), (2, 2), (5, 1)] {
+            let sent = world.links[0].send(0, &batch[from..]);
+            assert_eq!(sent.expect("works"), taken, "{class:?} from {from}");
+            assert_eq!(world.links[0].refuses_next(), from < 5);
+        }
         let got = world.receive(1, class, 3);
         let bytes: Vec<_> = got.iter().map(|(_, bytes)| &bytes[..]).collect();
         assert_eq!(bytes, [&b"first"[..], b"middle", b"last"]);
@@ -451,7 +456,7 @@ macro_rules! suites {
         suite!(
             $make:
             shortest_and_longest_frames_arrive_on_both_classes_from_the_right_address,
-            frames_too_long_or_empty_are_taken_and_lost,
+            frames_too_long_are_refused_and_empty_ones_taken_and_lost,
             mixed_batches_arrive_whole_in_order_per_class_and_destination,
             frames_in_two_parts_arrive_as_one,
             a_full_receiver_loses_frames_but_damages_none,

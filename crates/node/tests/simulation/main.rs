@@ -182,9 +182,8 @@ fn every_kind_of_fault_strikes_and_every_reason_to_drop_applies() {
         panic!("{}", failures.join("\n"));
     });
     let honest = [
-        // The engine sends nothing empty and nothing that is longer than the link takes.
+        // The engine sends nothing empty.
         "lost Empty",
-        "lost TooLong",
         // No process has so many holes, and nobody cheats.
         "dropped untracked",
         "dropped violation",

@@ -29,6 +29,8 @@ const KEY_EVERY: u64 = 3;
 const CROWD_EVERY: u64 = 50;
 /// Tells a second generator from the first: what it decides leaves the rest as it is.
 const APART: u64 = 0x0A9A_0000_0000_0000;
+/// Drawn apart: what the network's packet sizes do.
+const NARROW: u64 = 0x0A9B_0000_0000_0000;
 
 /// Everything that a seed decides.
 #[derive(Debug)]
@@ -177,6 +179,9 @@ pub enum Fault {
     },
     /// Nothing crosses a network any more.
     LoseNetwork(u8),
+    /// Packets may only be so long, or as long as at first again: the cards refuse longer
+    /// ones, or the switch drops them.
+    Narrow { bytes: usize, by: Narrow },
     /// A process is not stepped for this long.
     Pause { node: usize, for_ns: u64 },
     /// A process ends, with a goodbye or without.
@@ -185,6 +190,13 @@ pub enum Fault {
     Begin { node: usize },
     /// All clocks jump while nobody is stepped.
     Jump { by_ns: u64 },
+}
+
+/// Who does not take long packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Narrow {
+    Cards,
+    Switch,
 }
 
 /// The network of the bulk port of a node with one card, if it has a device of its own.
@@ -331,6 +343,7 @@ impl Scenario {
         let flows = flows(&mut draw, &ends, &nodes, &network, calm_at_ns);
         let (nodes, flows) = number_endpoints(nodes, flows);
         let keeps_peers = faults.is_empty() && network.path.bursts.begin == 0.0;
+        narrow(seed, network.max_frame_bytes, calm_at_ns, &mut faults);
         Scenario {
             seed,
             network,
@@ -709,6 +722,27 @@ fn faults(draw: &mut Draw, nodes: &[NodePlan], calm_at_ns: &mut u64) -> Vec<(u64
     faults.sort_by_key(|(at_ns, _)| *at_ns);
     *calm_at_ns = end_ns;
     faults
+}
+
+/// Some seeds' network takes shorter packets for a time. Small ones pass, so no peer is lost.
+fn narrow(seed: u64, most: usize, calm_at_ns: u64, faults: &mut Vec<(u64, Fault)>) {
+    let mut draw = Draw(ChaCha8Rng::seed_from_u64(seed ^ NARROW));
+    let least = Config::default().least_packet_bytes;
+    if most <= least || !draw.chance(25) {
+        return;
+    }
+    for _ in 0..=draw.below(2) {
+        let at_ns = draw.below(calm_at_ns);
+        let over_ns = at_ns + draw.below(calm_at_ns - at_ns);
+        let bytes = least + draw.node(most - least);
+        let by = match draw.chance(50) {
+            true => Narrow::Cards,
+            false => Narrow::Switch,
+        };
+        faults.push((at_ns, Fault::Narrow { bytes, by }));
+        faults.push((over_ns, Fault::Narrow { bytes: most, by }));
+    }
+    faults.sort_by_key(|(at_ns, _)| *at_ns);
 }
 
 fn flows(

@@ -13,7 +13,9 @@ use rand_chacha::ChaCha8Rng;
 use crate::app::{Flow, Inlet};
 use crate::ledger::{Ledger, Life};
 use crate::payload::LONGEST_BYTES;
-use crate::scenario::{Fault, MICROSECOND, NodePlan, Presence, SECOND, Scenario, card_address};
+use crate::scenario::{
+    Fault, MICROSECOND, Narrow, NodePlan, Presence, SECOND, Scenario, card_address,
+};
 use crate::stranger::Stranger;
 use crate::totals::Totals;
 use crate::trace::{Trace, What};
@@ -621,6 +623,15 @@ impl World {
                 self.lose_network(lost);
                 self.totals.networks += 1;
                 self.trace.note(now_ns, 0, What::Network("lost"));
+            }
+            Fault::Narrow { bytes, by } => {
+                self.network.change(|config| match by {
+                    Narrow::Cards => config.max_frame_bytes = bytes,
+                    Narrow::Switch => config.switch_frame_bytes = bytes,
+                });
+                self.totals.narrowings += 1;
+                self.trace
+                    .note(now_ns, 0, What::Network("takes packets of another length"));
             }
             Fault::Pause { node, for_ns } => {
                 let until_ns = now_ns + for_ns;
