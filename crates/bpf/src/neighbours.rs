@@ -13,14 +13,13 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::neighbour::NeighbourState;
 use rustc_hash::FxBuildHasher;
 
 use super::CardId;
 use super::headers::{Ethernet, ip_udp_bytes};
-use super::netlink::{
-    DELETE_ADDRESS, DELETE_LINK, DELETE_NEIGHBOUR, Heard, LinkNews, Message, NEW_ADDRESS, NEW_LINK,
-    NEW_NEIGHBOUR, NeighbourNews, Socket, link, messages, neighbour, own_address,
-};
+use super::netlink::{LinkState, Neighbour, Notifications, Socket, own_address};
 
 /// How long a way is believed without news: the kernel itself believes a neighbour some
 /// 30 s. A path MTU that a router has told of makes no news, either.
@@ -97,16 +96,14 @@ impl CardState {
         vlan: None,
     };
 
-    fn from_news(news: &LinkNews) -> CardState {
+    fn of(link: &LinkState) -> CardState {
+        let mtu = link.mtu.and_then(|mtu| usize::try_from(mtu).ok());
         CardState {
-            ethernet: news.ethernet,
-            up: news.up,
-            mac: news.mac.unwrap_or_default(),
-            mtu: news
-                .mtu
-                .and_then(|mtu| usize::try_from(mtu).ok())
-                .unwrap_or(0),
-            vlan: news.vlan,
+            ethernet: link.ethernet,
+            up: link.up,
+            mac: link.mac.unwrap_or_default(),
+            mtu: mtu.unwrap_or(0),
+            vlan: link.vlan,
         }
     }
 }
@@ -134,8 +131,8 @@ pub struct Neighbours {
     /// Cleared while the address is gone.
     has_own: bool,
     state: CardState,
-    questions: Socket,
-    news: Socket,
+    queries: Socket,
+    notifications: Socket,
     known: HashMap<IpAddr, Known, FxBuildHasher>,
     last: Option<Last>,
     followed_ns: Option<u64>,
@@ -153,17 +150,17 @@ impl Neighbours {
             let text = format!("cannot ask the kernel about card {name} (number {index}): {error}");
             io::Error::new(error.kind(), text)
         };
-        // First the ear, then the questions: no change is missed between.
-        let news = Socket::for_news().map_err(tell)?;
-        let mut questions = Socket::for_questions().map_err(tell)?;
-        let found = questions.ask_link(card.index).map_err(tell)?;
+        // Subscribed before the first query, so no change is missed in between.
+        let notifications = Socket::for_notifications().map_err(tell)?;
+        let mut queries = Socket::for_queries().map_err(tell)?;
+        let found = queries.query_link(card.index).map_err(tell)?;
         Ok(Neighbours {
             card: card.clone(),
             own,
-            has_own: is_here(&mut questions, card.index, own),
-            state: CardState::from_news(&found),
-            questions,
-            news,
+            has_own: is_local(&mut queries, card.index, own),
+            state: CardState::of(&found),
+            queries,
+            notifications,
             known: HashMap::default(),
             last: None,
             followed_ns: None,
@@ -180,7 +177,7 @@ impl Neighbours {
     /// Becomes readable when there is news to [`follow`](Self::follow).
     #[must_use]
     pub fn descriptor(&self) -> BorrowedFd<'_> {
-        self.news.as_fd()
+        self.notifications.as_fd()
     }
 
     /// The way to an address. `None`: there is none from this card now, or this packet is
@@ -240,14 +237,14 @@ impl Neighbours {
     fn ask(&mut self, to: IpAddr) -> Answer {
         let none = |next_hop| Answer::None { next_hop };
         let card = self.card.index;
-        let Ok(found) = self.questions.ask_route(card, self.own, to) else {
+        let Ok(found) = self.queries.query_route(card, self.own, to) else {
             return none(to);
         };
         let next_hop = found.gateway.unwrap_or(to);
-        if !found.plain || found.card != Some(card) {
+        if !found.plain || found.interface != Some(card) {
             return none(next_hop);
         }
-        let Ok(neighbour) = self.questions.ask_neighbour(card, next_hop) else {
+        let Ok(neighbour) = self.queries.query_neighbour(card, next_hop) else {
             return none(next_hop);
         };
         let Some(mac) = usable(&neighbour) else {
@@ -266,7 +263,7 @@ impl Neighbours {
         Answer::Way {
             route,
             next_hop,
-            stale: neighbour.state & STALE != 0,
+            stale: neighbour.state == NeighbourState::Stale,
         }
     }
 
@@ -279,9 +276,9 @@ impl Neighbours {
         }
         self.followed_ns = Some(now_ns);
         for _ in 0..MAX_NEWS {
-            match self.news.hear() {
-                Ok(Heard::Nothing) => return,
-                Ok(Heard::Datagram(datagram)) => {
+            match self.notifications.notifications() {
+                Ok(Notifications::None) => return,
+                Ok(Notifications::Some(messages)) => {
                     let mut change = Change {
                         card: self.card.index,
                         own: self.own,
@@ -289,12 +286,12 @@ impl Neighbours {
                         state: &mut self.state,
                         known: &mut self.known,
                     };
-                    for message in messages(datagram) {
-                        change.take_in(message);
+                    for message in &messages {
+                        change.apply(message);
                     }
                     self.last = None;
                 }
-                Ok(Heard::Overrun) | Err(_) => self.start_over(),
+                Ok(Notifications::Lost) | Err(_) => self.start_over(),
             }
         }
         // The rest comes next time; until then nothing old is believed.
@@ -310,9 +307,9 @@ impl Neighbours {
     /// Some news was lost: what the card is must be asked for, too.
     fn start_over(&mut self) {
         self.forget();
-        let found = self.questions.ask_link(self.card.index);
-        self.state = found.map_or(CardState::GONE, |news| CardState::from_news(&news));
-        self.has_own = is_here(&mut self.questions, self.card.index, self.own);
+        let found = self.queries.query_link(self.card.index);
+        self.state = found.map_or(CardState::GONE, |link| CardState::of(&link));
+        self.has_own = is_local(&mut self.queries, self.card.index, self.own);
     }
 }
 
@@ -337,54 +334,56 @@ struct Change<'a> {
 }
 
 impl Change<'_> {
-    fn take_in(&mut self, message: Message<'_>) {
-        match message.kind {
-            NEW_NEIGHBOUR | DELETE_NEIGHBOUR => {
-                let Some(news) = neighbour(message.content) else {
-                    return;
-                };
-                if news.card == self.card {
-                    self.known.retain(|_, known| known.next_hop != news.address);
+    fn apply(&mut self, message: &RouteNetlinkMessage) {
+        use RouteNetlinkMessage::{
+            DelAddress, DelLink, DelNeighbour, NewAddress, NewLink, NewNeighbour,
+        };
+        match message {
+            NewNeighbour(neighbour) | DelNeighbour(neighbour) => {
+                if let Some(entry) = Neighbour::of(neighbour)
+                    && entry.interface == self.card
+                {
+                    self.known
+                        .retain(|_, known| known.next_hop != entry.address);
                 }
                 return;
             }
-            NEW_LINK | DELETE_LINK => {
-                let news = link(message.content).filter(|news| news.index == self.card);
-                if let Some(news) = news {
-                    *self.state = match message.kind {
-                        NEW_LINK => CardState::from_news(&news),
-                        _ => CardState::GONE,
-                    };
+            NewLink(link) => {
+                let link = LinkState::of(link).filter(|link| link.index == self.card);
+                if let Some(link) = link {
+                    *self.state = CardState::of(&link);
                 }
             }
-            NEW_ADDRESS | DELETE_ADDRESS if own_address(message.content) == Some(self.own) => {
-                *self.has_own = message.kind == NEW_ADDRESS;
+            DelLink(link) => {
+                let link = LinkState::of(link).filter(|link| link.index == self.card);
+                if link.is_some() {
+                    *self.state = CardState::GONE;
+                }
             }
+            NewAddress(address) if own_address(address) == Some(self.own) => *self.has_own = true,
+            DelAddress(address) if own_address(address) == Some(self.own) => *self.has_own = false,
             _ => {}
         }
-        // Links, addresses, routes, rules, next hops: any way may be another now.
+        // Links, addresses, routes, rules, next hops: any route may have changed.
         self.known.clear();
     }
 }
 
-const REACHABLE: u16 = 0x02;
-const STALE: u16 = 0x04;
-const DELAY: u16 = 0x08;
-const PROBE: u16 = 0x10;
-const NO_ARP: u16 = 0x40;
-const PERMANENT: u16 = 0x80;
-
-/// The hardware address of a neighbour to whom the kernel would send now.
-fn usable(neighbour: &NeighbourNews) -> Option<[u8; 6]> {
-    let states = REACHABLE | STALE | DELAY | PROBE | NO_ARP | PERMANENT;
-    let mac = neighbour.mac.filter(|_| neighbour.state & states != 0)?;
-    // To one host: neither nobody nor a group.
+/// The hardware address of a neighbour that the kernel itself would send to now.
+fn usable(neighbour: &Neighbour) -> Option<[u8; 6]> {
+    use NeighbourState::{Delay, Noarp, Permanent, Probe, Reachable, Stale};
+    let is_valid = matches!(
+        neighbour.state,
+        Reachable | Stale | Delay | Probe | Noarp | Permanent
+    );
+    let mac = neighbour.mac.filter(|_| is_valid)?;
+    // Unicast and not all zeros.
     (mac != [0; 6] && mac[0] & 1 == 0).then_some(mac)
 }
 
 /// True when an address is one of this machine's, in the namespace of the socket.
-fn is_here(questions: &mut Socket, card: u32, own: IpAddr) -> bool {
-    let found = questions.ask_route(card, own, own);
+fn is_local(queries: &mut Socket, card: u32, own: IpAddr) -> bool {
+    let found = queries.query_route(card, own, own);
     found.is_ok_and(|found| found.local)
 }
 
@@ -402,9 +401,9 @@ fn may_have_way(own: IpAddr, to: IpAddr) -> bool {
 mod tests {
     use super::*;
 
-    fn of(state: u16, mac: Option<[u8; 6]>) -> NeighbourNews {
-        NeighbourNews {
-            card: 1,
+    fn of(state: NeighbourState, mac: Option<[u8; 6]>) -> Neighbour {
+        Neighbour {
+            interface: 1,
             state,
             address: [10, 0, 0, 1].into(),
             mac,
@@ -414,14 +413,16 @@ mod tests {
     #[test]
     fn only_neighbours_whose_address_is_believed_are_sent_to() {
         let mac = [2, 0, 0, 0, 0, 1];
-        for state in [REACHABLE, STALE, DELAY, PROBE, NO_ARP, PERMANENT] {
+        use NeighbourState::{
+            Delay, Failed, Incomplete, Noarp, None as NoState, Permanent, Probe, Reachable, Stale,
+        };
+        for state in [Reachable, Stale, Delay, Probe, Noarp, Permanent] {
             assert_eq!(usable(&of(state, Some(mac))), Some(mac));
             assert_eq!(usable(&of(state, None)), None);
             assert_eq!(usable(&of(state, Some([0; 6]))), None);
             assert_eq!(usable(&of(state, Some([0xff; 6]))), None);
         }
-        let (none, incomplete, failed) = (0, 1, 0x20);
-        for state in [none, incomplete, failed] {
+        for state in [NoState, Incomplete, Failed] {
             assert_eq!(usable(&of(state, Some(mac))), None);
         }
     }

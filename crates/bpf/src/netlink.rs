@@ -1,14 +1,22 @@
-//! The few words of the kernel's routing netlink that a sender of raw frames needs:
-//! requests written, answers and news read.
-//!
-//! Everything read is checked against its own lengths: what is cut off, too long or of an
-//! unknown kind is skipped, whoever sent it. Nothing is allocated but when a socket is
-//! opened. Source: Linux, include/uapi/linux/{netlink,rtnetlink,neighbour,if_link}.h.
+//! The kernel's routing netlink: queries about interfaces, routes and neighbours, and
+//! notifications of changes, reduced to what a sender of raw frames needs.
 
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use netlink_packet_core::{NLM_F_REQUEST, NetlinkMessage, NetlinkPayload};
+use netlink_packet_route::address::{AddressAttribute, AddressMessage};
+use netlink_packet_route::link::{
+    InfoData, InfoVlan, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage,
+};
+use netlink_packet_route::neighbour::{
+    NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState,
+};
+use netlink_packet_route::route::{
+    RouteAddress, RouteAttribute, RouteFlags, RouteMessage, RouteMetric, RouteType, RouteVia,
+};
+use netlink_packet_route::{AddressFamily as Family, RouteNetlinkMessage};
 use rustix::io::Errno;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{
@@ -16,279 +24,183 @@ use rustix::net::{
     socket_with,
 };
 
-const MESSAGE_ERROR: u16 = 2;
-pub(super) const NEW_LINK: u16 = 16;
-pub(super) const DELETE_LINK: u16 = 17;
-const GET_LINK: u16 = 18;
-pub(super) const NEW_ADDRESS: u16 = 20;
-pub(super) const DELETE_ADDRESS: u16 = 21;
-const NEW_ROUTE: u16 = 24;
-const GET_ROUTE: u16 = 26;
-pub(super) const NEW_NEIGHBOUR: u16 = 28;
-pub(super) const DELETE_NEIGHBOUR: u16 = 29;
-const GET_NEIGHBOUR: u16 = 30;
-
 /// Groups 1 (link), 3 (neighbour), 5 and 9 (addresses), 7 and 11 (routes), 8 and 19
 /// (rules), 32 (next hops): group n is bit n - 1.
 const GROUPS: u32 = 1 | 1 << 2 | 1 << 4 | 1 << 8 | 1 << 6 | 1 << 10 | 1 << 7 | 1 << 18 | 1 << 31;
 
-const HEADER_BYTES: usize = 16;
-const ATTRIBUTE_HEADER_BYTES: usize = 4;
-const ATTRIBUTE_TYPE: u16 = 0x3fff;
-const REQUEST: u16 = 1;
-
-const FAMILY_V4: u8 = 2;
-const FAMILY_V6: u8 = 10;
-
-/// Longer than what the kernel sends at once.
+/// Larger than any datagram that the kernel sends.
 const BUFFER_BYTES: usize = 32 << 10;
 
-/// One message.
+/// State of a network interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Message<'a> {
-    pub(super) kind: u16,
-    pub(super) sequence: u32,
-    pub(super) content: &'a [u8],
-}
-
-/// The messages of a datagram, up to the first whose length is wrong.
-pub(super) fn messages(mut bytes: &[u8]) -> impl Iterator<Item = Message<'_>> {
-    std::iter::from_fn(move || {
-        let length = usize::try_from(u32_at(bytes, 0)?).ok()?;
-        let message = Message {
-            kind: u16_at(bytes, 4)?,
-            sequence: u32_at(bytes, 8)?,
-            content: bytes.get(HEADER_BYTES..length)?,
-        };
-        bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or(&[]);
-        Some(message)
-    })
-}
-
-/// The attributes after a fixed part, up to the first whose length is wrong.
-fn attributes(content: &[u8], fixed_bytes: usize) -> impl Iterator<Item = (u16, &[u8])> {
-    let mut bytes = content.get(fixed_bytes..).unwrap_or(&[]);
-    std::iter::from_fn(move || {
-        let length = usize::from(u16_at(bytes, 0)?);
-        let kind = u16_at(bytes, 2)? & ATTRIBUTE_TYPE;
-        let value = bytes.get(ATTRIBUTE_HEADER_BYTES..length)?;
-        bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or(&[]);
-        Some((kind, value))
-    })
-}
-
-fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
-    Some(u16::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
-    Some(u32::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
-}
-
-fn address(bytes: &[u8]) -> Option<IpAddr> {
-    match bytes.len() {
-        4 => Some(<[u8; 4]>::try_from(bytes).ok()?.into()),
-        16 => Some(<[u8; 16]>::try_from(bytes).ok()?.into()),
-        _ => None,
-    }
-}
-
-/// What a message of a network interface says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct LinkNews {
+pub(super) struct LinkState {
     pub(super) index: u32,
     pub(super) ethernet: bool,
     /// Switched on, and with a carrier.
     pub(super) up: bool,
     pub(super) mac: Option<[u8; 6]>,
     pub(super) mtu: Option<u32>,
-    /// The number of the VLAN that this interface is.
+    /// The VLAN's number if this is a VLAN device.
     pub(super) vlan: Option<u16>,
 }
 
-const LINK_FIXED_BYTES: usize = 16;
-
-pub(super) fn link(content: &[u8]) -> Option<LinkNews> {
-    const ARPHRD_ETHER: u16 = 1;
-    const UP_AND_RUNNING: u32 = 1 | 0x40;
-    // Other families (bridges) use the same messages for something else.
-    if *content.first()? != 0 || content.len() < LINK_FIXED_BYTES {
-        return None;
-    }
-    let mut news = LinkNews {
-        ethernet: u16_at(content, 2)? == ARPHRD_ETHER,
-        index: u32_at(content, 4)?,
-        up: u32_at(content, 8)? & UP_AND_RUNNING == UP_AND_RUNNING,
-        mac: None,
-        mtu: None,
-        vlan: None,
-    };
-    for (kind, value) in attributes(content, LINK_FIXED_BYTES) {
-        match kind {
-            1 => news.mac = value.try_into().ok(),
-            4 => news.mtu = u32_at(value, 0),
-            18 => news.vlan = vlan(value),
-            _ => {}
+impl LinkState {
+    /// `None` for messages of other families, which use the same types (bridges).
+    pub(super) fn of(message: &LinkMessage) -> Option<LinkState> {
+        if message.header.interface_family != Family::Unspec {
+            return None;
         }
+        let mut state = LinkState {
+            index: message.header.index,
+            ethernet: message.header.link_layer_type == LinkLayerType::Ether,
+            up: (message.header.flags).contains(LinkFlags::Up | LinkFlags::Running),
+            mac: None,
+            mtu: None,
+            vlan: None,
+        };
+        for attribute in &message.attributes {
+            match attribute {
+                LinkAttribute::Address(mac) => state.mac = mac[..].try_into().ok(),
+                LinkAttribute::Mtu(mtu) => state.mtu = Some(*mtu),
+                LinkAttribute::LinkInfo(infos) => state.vlan = infos.iter().find_map(vlan),
+                _ => {}
+            }
+        }
+        Some(state)
     }
-    Some(news)
 }
 
-/// The number in the details of a VLAN device.
-fn vlan(details: &[u8]) -> Option<u16> {
-    let find = |wanted| move |&(kind, _): &(u16, &[u8])| kind == wanted;
-    let (_, name) = attributes(details, 0).find(find(1))?;
-    let (_, data) = attributes(details, 0).find(find(2))?;
-    let (_, number) = attributes(data, 0).find(find(1))?;
-    name.starts_with(b"vlan\0").then(|| u16_at(number, 0))?
+fn vlan(info: &LinkInfo) -> Option<u16> {
+    let LinkInfo::Data(InfoData::Vlan(data)) = info else {
+        return None;
+    };
+    data.iter().find_map(|one| match one {
+        InfoVlan::Id(id) => Some(*id),
+        _ => None,
+    })
 }
 
-/// What a message of a neighbour says.
+/// An entry of the neighbour table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct NeighbourNews {
-    pub(super) card: u32,
-    pub(super) state: u16,
+pub(super) struct Neighbour {
+    pub(super) interface: u32,
+    pub(super) state: NeighbourState,
     pub(super) address: IpAddr,
     pub(super) mac: Option<[u8; 6]>,
 }
 
-const NEIGHBOUR_FIXED_BYTES: usize = 12;
-
-pub(super) fn neighbour(content: &[u8]) -> Option<NeighbourNews> {
-    let (card, state) = (u32_at(content, 4)?, u16_at(content, 8)?);
-    let (mut found, mut mac) = (None, None);
-    for (kind, value) in attributes(content, NEIGHBOUR_FIXED_BYTES) {
-        match kind {
-            1 => found = address(value),
-            2 => mac = value.try_into().ok(),
-            _ => {}
+impl Neighbour {
+    /// `None` for an entry without an IP address.
+    pub(super) fn of(message: &NeighbourMessage) -> Option<Neighbour> {
+        let (mut address, mut mac) = (None, None);
+        for attribute in &message.attributes {
+            match attribute {
+                NeighbourAttribute::Destination(NeighbourAddress::Inet(ip)) => {
+                    address = Some(IpAddr::V4(*ip));
+                }
+                NeighbourAttribute::Destination(NeighbourAddress::Inet6(ip)) => {
+                    address = Some(IpAddr::V6(*ip));
+                }
+                NeighbourAttribute::LinkLayerAddress(bytes) => mac = bytes[..].try_into().ok(),
+                _ => {}
+            }
         }
+        Some(Neighbour {
+            interface: message.header.ifindex,
+            state: message.header.state,
+            address: address?,
+            mac,
+        })
     }
-    Some(NeighbourNews {
-        card,
-        state,
-        address: found?,
-        mac,
-    })
 }
 
-/// What the answer to a question for a route says.
+/// The kernel's answer to a route query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct RouteNews {
-    pub(super) card: Option<u32>,
-    /// To one other host, by nothing but a card: no tunnel, no way that is down.
+pub(super) struct RouteState {
+    pub(super) interface: Option<u32>,
+    /// Leads to one other host through an interface: no tunnel, no multipath, not down.
     pub(super) plain: bool,
-    /// To this machine itself.
+    /// Leads to this machine itself.
     pub(super) local: bool,
     pub(super) gateway: Option<IpAddr>,
     pub(super) mtu: Option<u32>,
     pub(super) hops: Option<u8>,
 }
 
-const ROUTE_FIXED_BYTES: usize = 12;
-
-pub(super) fn route(content: &[u8]) -> Option<RouteNews> {
-    const UNICAST: u8 = 1;
-    const LOCAL: u8 = 2;
-    const DEAD_OR_NO_CARRIER: u32 = 1 | 16;
-    let mut news = RouteNews {
-        card: None,
-        plain: *content.get(7)? == UNICAST && u32_at(content, 8)? & DEAD_OR_NO_CARRIER == 0,
-        local: *content.get(7)? == LOCAL,
-        gateway: None,
-        mtu: None,
-        hops: None,
-    };
-    for (kind, value) in attributes(content, ROUTE_FIXED_BYTES) {
-        match kind {
-            4 => news.card = u32_at(value, 0),
-            5 => news.gateway = address(value),
-            8 => metrics(value, &mut news),
-            // A gateway of the other IP version: its family stands before it.
-            18 => news.gateway = value.get(2..).and_then(address),
-            // Several ways, or one into a tunnel.
-            9 | 21 | 22 => news.plain = false,
-            _ => {}
-        }
-    }
-    Some(news)
-}
-
-fn metrics(value: &[u8], news: &mut RouteNews) {
-    for (kind, value) in attributes(value, 0) {
-        let number = u32_at(value, 0).filter(|number| *number > 0);
-        match kind {
-            2 => news.mtu = number,
-            10 => news.hops = number.and_then(|hops| u8::try_from(hops).ok()),
-            _ => {}
-        }
-    }
-}
-
-const ADDRESS_FIXED_BYTES: usize = 8;
-
-/// Which address of this machine a message is about.
-pub(super) fn own_address(content: &[u8]) -> Option<IpAddr> {
-    // Between two ends of a line the first is the other's.
-    let find = |wanted| attributes(content, ADDRESS_FIXED_BYTES).find(|(kind, _)| *kind == wanted);
-    let (_, found) = find(2).or_else(|| find(1))?;
-    address(found)
-}
-
-/// A request under construction.
-struct Request {
-    bytes: [u8; 128],
-    length: usize,
-}
-
-impl Request {
-    fn new(kind: u16, sequence: u32, fixed: &[u8]) -> Request {
-        let mut request = Request {
-            bytes: [0; 128],
-            length: HEADER_BYTES,
+impl RouteState {
+    fn of(message: &RouteMessage) -> RouteState {
+        let header = &message.header;
+        let is_down = (header.flags).intersects(RouteFlags::Dead | RouteFlags::Linkdown);
+        let mut state = RouteState {
+            interface: None,
+            plain: header.kind == RouteType::Unicast && !is_down,
+            local: header.kind == RouteType::Local,
+            gateway: None,
+            mtu: None,
+            hops: None,
         };
-        request.bytes[4..6].copy_from_slice(&kind.to_ne_bytes());
-        request.bytes[6..8].copy_from_slice(&REQUEST.to_ne_bytes());
-        request.bytes[8..12].copy_from_slice(&sequence.to_ne_bytes());
-        request.put(fixed);
-        request
+        for attribute in &message.attributes {
+            match attribute {
+                RouteAttribute::Oif(index) => state.interface = Some(*index),
+                RouteAttribute::Gateway(RouteAddress::Inet(ip))
+                | RouteAttribute::Via(RouteVia::Inet(ip)) => state.gateway = Some((*ip).into()),
+                RouteAttribute::Gateway(RouteAddress::Inet6(ip))
+                | RouteAttribute::Via(RouteVia::Inet6(ip)) => state.gateway = Some((*ip).into()),
+                RouteAttribute::Metrics(metrics) => state.apply(metrics),
+                RouteAttribute::MultiPath(_)
+                | RouteAttribute::Encap(_)
+                | RouteAttribute::EncapType(_) => state.plain = false,
+                _ => {}
+            }
+        }
+        state
     }
 
-    fn put(&mut self, bytes: &[u8]) {
-        self.bytes[self.length..self.length + bytes.len()].copy_from_slice(bytes);
-        self.length += bytes.len();
-    }
-
-    /// Values here are 4 or 16 bytes long, so there is no padding.
-    fn attribute(&mut self, kind: u16, value: &[u8]) {
-        let length = if value.len() == 4 { 8_u16 } else { 20 };
-        self.put(&length.to_ne_bytes());
-        self.put(&kind.to_ne_bytes());
-        self.put(value);
-    }
-
-    fn ip(&mut self, kind: u16, ip: IpAddr) {
-        match ip {
-            IpAddr::V4(ip) => self.attribute(kind, &ip.octets()),
-            IpAddr::V6(ip) => self.attribute(kind, &ip.octets()),
+    fn apply(&mut self, metrics: &[RouteMetric]) {
+        for metric in metrics {
+            match metric {
+                RouteMetric::Mtu(mtu) if *mtu > 0 => self.mtu = Some(*mtu),
+                RouteMetric::Hoplimit(hops) if *hops > 0 => self.hops = u8::try_from(*hops).ok(),
+                _ => {}
+            }
         }
     }
-
-    fn finished(&mut self) -> &[u8] {
-        let length = u32::try_from(self.length).unwrap_or(0);
-        self.bytes[..4].copy_from_slice(&length.to_ne_bytes());
-        &self.bytes[..self.length]
-    }
 }
 
-fn family(ip: IpAddr) -> (u8, u8) {
-    match ip {
-        IpAddr::V4(_) => (FAMILY_V4, 32),
-        IpAddr::V6(_) => (FAMILY_V6, 128),
-    }
+/// The address of this machine that a message is about.
+pub(super) fn own_address(message: &AddressMessage) -> Option<IpAddr> {
+    // On a point-to-point link IFA_ADDRESS is the peer's, and IFA_LOCAL ours.
+    let local = message.attributes.iter().find_map(|one| match one {
+        AddressAttribute::Local(ip) => Some(*ip),
+        _ => None,
+    });
+    local.or_else(|| {
+        message.attributes.iter().find_map(|one| match one {
+            AddressAttribute::Address(ip) => Some(*ip),
+            _ => None,
+        })
+    })
 }
 
-/// A socket to the kernel, with room for what it says.
+/// The messages of a datagram; an error ends them, since where the next one begins is unknown.
+fn messages(
+    mut bytes: &[u8],
+) -> impl Iterator<Item = io::Result<NetlinkMessage<RouteNetlinkMessage>>> {
+    std::iter::from_fn(move || {
+        if bytes.is_empty() {
+            return None;
+        }
+        let parsed = NetlinkMessage::<RouteNetlinkMessage>::deserialize(bytes);
+        let length = parsed.as_ref().map_or(0, |message| message.header.length);
+        bytes = match usize::try_from(length) {
+            Ok(length) if length > 0 => bytes.get(length.next_multiple_of(4)..).unwrap_or(&[]),
+            _ => &[],
+        };
+        Some(parsed.map_err(|cause| unreadable(&cause.to_string())))
+    })
+}
+
+/// A socket to the kernel.
 #[derive(Debug)]
 pub(super) struct Socket {
     socket: OwnedFd,
@@ -296,24 +208,24 @@ pub(super) struct Socket {
     sequence: u32,
 }
 
-/// What was heard on the socket for news.
-pub(super) enum Heard<'a> {
-    /// Nothing more, now.
-    Nothing,
-    /// News, as a datagram.
-    Datagram(&'a [u8]),
-    /// Some were lost: there were more than the socket holds.
-    Overrun,
+/// What the notification socket has to tell.
+#[derive(Debug)]
+pub(super) enum Notifications {
+    /// Nothing more at present.
+    None,
+    Some(Vec<RouteNetlinkMessage>),
+    /// Some were lost (the socket's buffer was full) or cannot be read.
+    Lost,
 }
 
 impl Socket {
-    /// One to ask questions.
-    pub(super) fn for_questions() -> io::Result<Socket> {
+    /// One for queries.
+    pub(super) fn for_queries() -> io::Result<Socket> {
         Self::open(0)
     }
 
-    /// One that hears all news about links, addresses, routes, rules and neighbours.
-    pub(super) fn for_news() -> io::Result<Socket> {
+    /// One that is notified of all changes of links, addresses, routes, rules and neighbours.
+    pub(super) fn for_notifications() -> io::Result<Socket> {
         Self::open(GROUPS)
     }
 
@@ -333,101 +245,125 @@ impl Socket {
         })
     }
 
-    /// Says what the kernel has told since, without waiting.
-    pub(super) fn hear(&mut self) -> io::Result<Heard<'_>> {
-        loop {
-            return match receive(self.socket.as_fd(), &mut self.buffer) {
-                Ok(Some(length)) => Ok(Heard::Datagram(&self.buffer[..length])),
-                Ok(None) | Err(Errno::NOBUFS) => Ok(Heard::Overrun),
-                Err(Errno::AGAIN) => Ok(Heard::Nothing),
-                Err(Errno::INTR) => continue,
-                // From somebody else.
-                Err(Errno::PERM) => continue,
-                Err(error) => Err(error.into()),
-            };
+    /// Fetches one datagram of notifications without waiting.
+    pub(super) fn notifications(&mut self) -> io::Result<Notifications> {
+        match self.receive() {
+            Ok(Some(length)) => {
+                let all: io::Result<Vec<_>> = messages(&self.buffer[..length]).collect();
+                let Ok(all) = all else {
+                    return Ok(Notifications::Lost);
+                };
+                let changes = all.into_iter().filter_map(|message| match message.payload {
+                    NetlinkPayload::InnerMessage(inner) => Some(inner),
+                    _ => None,
+                });
+                Ok(Notifications::Some(changes.collect()))
+            }
+            Ok(None) | Err(Errno::NOBUFS) => Ok(Notifications::Lost),
+            Err(Errno::AGAIN) => Ok(Notifications::None),
+            Err(error) => Err(error.into()),
         }
     }
 
-    /// What a network interface is now.
-    pub(super) fn ask_link(&mut self, index: u32) -> io::Result<LinkNews> {
-        let mut fixed = [0; LINK_FIXED_BYTES];
-        fixed[4..8].copy_from_slice(&index.to_ne_bytes());
-        let request = Request::new(GET_LINK, self.next(), &fixed);
-        let answer = self.ask(request, NEW_LINK)?;
-        link(answer).ok_or_else(unreadable)
+    /// The present state of an interface.
+    pub(super) fn query_link(&mut self, index: u32) -> io::Result<LinkState> {
+        let mut query = LinkMessage::default();
+        query.header.index = index;
+        match self.query(RouteNetlinkMessage::GetLink(query))? {
+            RouteNetlinkMessage::NewLink(answer) => {
+                LinkState::of(&answer).ok_or_else(|| unreadable("not about an interface"))
+            }
+            _ => Err(unreadable("not about an interface")),
+        }
     }
 
-    /// By which way a packet from `source` would leave; by `card` where an address means
-    /// something on one card only.
-    pub(super) fn ask_route(
+    /// The route of a packet from `source`; link-local destinations are taken to be on
+    /// `interface`.
+    pub(super) fn query_route(
         &mut self,
-        card: u32,
+        interface: u32,
         source: IpAddr,
         to: IpAddr,
-    ) -> io::Result<RouteNews> {
+    ) -> io::Result<RouteState> {
+        let mut query = RouteMessage::default();
         let (family, bits) = family(to);
-        let mut fixed = [0; ROUTE_FIXED_BYTES];
-        fixed[..3].copy_from_slice(&[family, bits, bits]);
-        let mut request = Request::new(GET_ROUTE, self.next(), &fixed);
-        request.ip(1, to);
-        request.ip(2, source);
+        query.header.address_family = family;
+        query.header.destination_prefix_length = bits;
+        query.header.source_prefix_length = bits;
+        query.attributes = vec![
+            RouteAttribute::Destination(to.into()),
+            RouteAttribute::Source(source.into()),
+        ];
         if matches!(to, IpAddr::V6(to) if to.is_unicast_link_local()) {
-            request.attribute(4, &card.to_ne_bytes());
+            query.attributes.push(RouteAttribute::Oif(interface));
         }
-        let answer = self.ask(request, NEW_ROUTE)?;
-        route(answer).ok_or_else(unreadable)
+        match self.query(RouteNetlinkMessage::GetRoute(query))? {
+            RouteNetlinkMessage::NewRoute(answer) => Ok(RouteState::of(&answer)),
+            _ => Err(unreadable("not about a route")),
+        }
     }
 
-    /// What is known about a neighbour on a card.
-    pub(super) fn ask_neighbour(&mut self, card: u32, of: IpAddr) -> io::Result<NeighbourNews> {
-        let mut fixed = [0; NEIGHBOUR_FIXED_BYTES];
-        fixed[0] = family(of).0;
-        fixed[4..8].copy_from_slice(&card.to_ne_bytes());
-        let mut request = Request::new(GET_NEIGHBOUR, self.next(), &fixed);
-        request.ip(1, of);
-        let answer = self.ask(request, NEW_NEIGHBOUR)?;
-        neighbour(answer).ok_or_else(unreadable)
+    /// The entry of a neighbour on an interface.
+    pub(super) fn query_neighbour(&mut self, interface: u32, of: IpAddr) -> io::Result<Neighbour> {
+        let mut query = NeighbourMessage::default();
+        query.header.family = family(of).0;
+        query.header.ifindex = interface;
+        query.attributes = vec![NeighbourAttribute::Destination(of.into())];
+        match self.query(RouteNetlinkMessage::GetNeighbour(query))? {
+            RouteNetlinkMessage::NewNeighbour(answer) => {
+                Neighbour::of(&answer).ok_or_else(|| unreadable("not about a neighbour"))
+            }
+            _ => Err(unreadable("not about a neighbour")),
+        }
     }
 
-    fn next(&mut self) -> u32 {
+    /// Sends a query and reads its answer. The kernel answers before the sending returns, so
+    /// nothing is waited for.
+    fn query(&mut self, query: RouteNetlinkMessage) -> io::Result<RouteNetlinkMessage> {
         self.sequence = self.sequence.wrapping_add(1);
-        self.sequence
+        let mut message = NetlinkMessage::from(query);
+        message.header.flags = NLM_F_REQUEST;
+        message.header.sequence_number = self.sequence;
+        message.finalize();
+        let mut bytes = vec![0; message.buffer_len()];
+        message.serialize(&mut bytes);
+        let kernel = SocketAddrNetlink::new(0, 0);
+        sendto(&self.socket, &bytes, SendFlags::empty(), &kernel)?;
+        loop {
+            let Some(length) = self.receive()? else {
+                return Err(unreadable("it is too long"));
+            };
+            for answer in messages(&self.buffer[..length]) {
+                let answer = answer?;
+                // Skips what is left of an earlier query.
+                if answer.header.sequence_number != self.sequence {
+                    continue;
+                }
+                return match answer.payload {
+                    NetlinkPayload::InnerMessage(inner) => Ok(inner),
+                    NetlinkPayload::Error(error) => Err(error.to_io()),
+                    _ => Err(unreadable("it has no content")),
+                };
+            }
+        }
     }
 
-    /// The kernel answers before the sending returns: nothing is waited for.
-    fn ask(&mut self, mut request: Request, wanted: u16) -> io::Result<&[u8]> {
-        let kernel = SocketAddrNetlink::new(0, 0);
-        sendto(
-            &self.socket,
-            request.finished(),
-            SendFlags::empty(),
-            &kernel,
-        )?;
-        let (from, until) = loop {
-            let length = match receive(self.socket.as_fd(), &mut self.buffer) {
-                Ok(Some(length)) => length,
-                Ok(None) => return Err(unreadable()),
-                Err(Errno::INTR | Errno::PERM) => continue,
-                Err(error) => return Err(error.into()),
-            };
-            let datagram = &self.buffer[..length];
-            // What is left of an earlier question is passed over.
-            let Some(answer) = messages(datagram).find(|one| one.sequence == self.sequence) else {
-                continue;
-            };
-            if answer.kind == MESSAGE_ERROR {
-                let code = u32_at(answer.content, 0).ok_or_else(unreadable)?;
-                return Err(io::Error::from_raw_os_error(
-                    code.cast_signed().wrapping_neg(),
-                ));
+    /// Length of a datagram from the kernel, in the buffer; `None` if it was longer than that.
+    fn receive(&mut self) -> rustix::io::Result<Option<usize>> {
+        let flags = RecvFlags::DONTWAIT | RecvFlags::TRUNC;
+        loop {
+            match recvfrom(&self.socket, &mut self.buffer[..], flags) {
+                Ok((kept, length, from)) => {
+                    let from = from.and_then(|from| SocketAddrNetlink::try_from(from).ok());
+                    // Other processes may send to this socket, too.
+                    if from.is_some_and(|from| from.pid() == 0) {
+                        return Ok((length == kept).then_some(kept));
+                    }
+                }
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error),
             }
-            if answer.kind != wanted {
-                return Err(unreadable());
-            }
-            let from = answer.content.as_ptr().addr() - datagram.as_ptr().addr();
-            break (from, from + answer.content.len());
-        };
-        Ok(&self.buffer[from..until])
+        }
     }
 }
 
@@ -437,24 +373,99 @@ impl AsFd for Socket {
     }
 }
 
-/// Length of a datagram of the kernel; `None` when it was longer than the room for it,
-/// EPERM when it is not the kernel's.
-fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> rustix::io::Result<Option<usize>> {
-    let flags = RecvFlags::DONTWAIT | RecvFlags::TRUNC;
-    let (kept, length, from) = recvfrom(socket, &mut *buffer, flags)?;
-    let from = from.and_then(|from| SocketAddrNetlink::try_from(from).ok());
-    if from.is_none_or(|from| from.pid() != 0) {
-        return Err(Errno::PERM);
+fn family(ip: IpAddr) -> (Family, u8) {
+    match ip {
+        IpAddr::V4(_) => (Family::Inet, 32),
+        IpAddr::V6(_) => (Family::Inet6, 128),
     }
-    Ok((length == kept).then_some(kept))
 }
 
-fn unreadable() -> io::Error {
-    io::Error::new(
-        io::ErrorKind::InvalidData,
-        "the kernel's answer about links, routes or neighbours cannot be read",
-    )
+fn unreadable(why: &str) -> io::Error {
+    let text = format!("cannot read the kernel's answer about links, routes or neighbours: {why}");
+    io::Error::new(io::ErrorKind::InvalidData, text)
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use super::*;
+    use netlink_packet_route::link::InfoKind;
+
+    #[test]
+    fn the_loopback_interface_and_the_route_to_it_are_known() {
+        let mut socket = Socket::for_queries().expect("netlink");
+        let loopback = socket.query_link(1).expect("every namespace has one");
+        assert_eq!((loopback.index, loopback.ethernet), (1, false));
+        assert_eq!(loopback.vlan, None);
+        assert!(loopback.mtu.expect("an MTU") >= 1280);
+        let own: IpAddr = [127, 0, 0, 1].into();
+        let route = socket.query_route(1, own, own).expect("a route");
+        assert_eq!((route.interface, route.plain), (Some(1), false));
+        assert!(route.local);
+        let error = socket.query_link(u32::MAX >> 1).expect_err("no such");
+        assert_eq!(error.raw_os_error(), Some(libc::ENODEV));
+        assert!(socket.query_neighbour(1, [127, 0, 0, 9].into()).is_err());
+    }
+
+    #[test]
+    fn a_route_tells_gateway_limits_and_what_makes_it_unfit() {
+        let mut message = RouteMessage::default();
+        message.header.kind = RouteType::Unicast;
+        message.attributes = vec![
+            RouteAttribute::Oif(3),
+            RouteAttribute::Gateway(RouteAddress::Inet([10, 0, 0, 254].into())),
+            RouteAttribute::Metrics(vec![RouteMetric::Mtu(1400), RouteMetric::Hoplimit(9)]),
+        ];
+        let wanted = RouteState {
+            interface: Some(3),
+            plain: true,
+            local: false,
+            gateway: Some([10, 0, 0, 254].into()),
+            mtu: Some(1400),
+            hops: Some(9),
+        };
+        assert_eq!(RouteState::of(&message), wanted);
+        let mut down = message.clone();
+        down.header.flags = RouteFlags::Linkdown;
+        assert!(!RouteState::of(&down).plain);
+        let mut forked = message.clone();
+        (forked.attributes).push(RouteAttribute::MultiPath(Vec::new()));
+        assert!(!RouteState::of(&forked).plain);
+        message.header.kind = RouteType::BlackHole;
+        message.attributes[1] = RouteAttribute::Via(RouteVia::Inet6([0xfd; 16].into()));
+        let found = RouteState::of(&message);
+        assert_eq!(found.gateway, Some([0xfd; 16].into()));
+        assert!(!found.plain);
+    }
+
+    #[test]
+    fn only_a_vlan_device_has_a_vlan_number() {
+        let mut message = LinkMessage::default();
+        assert_eq!(LinkState::of(&message).expect("a link").vlan, None);
+        message.attributes = vec![LinkAttribute::LinkInfo(vec![
+            LinkInfo::Kind(InfoKind::Vlan),
+            LinkInfo::Data(InfoData::Vlan(vec![InfoVlan::Id(7)])),
+        ])];
+        assert_eq!(LinkState::of(&message).expect("a link").vlan, Some(7));
+    }
+
+    #[test]
+    fn messages_are_read_one_after_another_until_one_is_malformed() {
+        let serialized = |route: RouteMessage| {
+            let mut message = NetlinkMessage::from(RouteNetlinkMessage::NewRoute(route));
+            message.finalize();
+            let mut bytes = vec![0; message.buffer_len()];
+            message.serialize(&mut bytes);
+            bytes
+        };
+        let one = serialized(RouteMessage::default());
+        let mut bytes = [&one[..], &one].concat();
+        let count = |bytes: &[u8]| messages(bytes).filter(Result::is_ok).count();
+        assert_eq!((count(&bytes), messages(&bytes).count()), (2, 2));
+        assert_eq!(count(&bytes[..bytes.len() - 1]), 1);
+        assert_eq!(messages(&bytes[..bytes.len() - 1]).count(), 2);
+        for length in [0, u32::MAX] {
+            bytes[..4].copy_from_slice(&length.to_ne_bytes());
+            assert_eq!((count(&bytes), messages(&bytes).count()), (0, 1));
+        }
+    }
+}
