@@ -13,6 +13,8 @@ pub mod clock;
 pub mod cpu;
 pub mod fault;
 pub mod fork;
+mod region;
+mod segment;
 pub mod shm;
 pub mod signal;
 pub mod sim;
@@ -29,6 +31,7 @@ pub use any_hub::AnyHub;
 pub use capture::{Capture, CaptureError};
 pub use cards::Cards;
 pub use fault::Fault;
+pub use region::{Region, RegionError};
 pub use udp::Udp;
 
 /// Which of a process's two ports a frame uses (`docs/protocol.md` §2.1).

@@ -12,11 +12,11 @@ use super::control::{self, Heard, Said};
 use super::memory::{Mapped, Place};
 use super::pull::{self, Probe};
 use super::ring::{Consumer, Producer};
-use super::segment::Segment;
 use super::{
     BELL_BYTES, Closing, Conn, ConnId, Hub, LISTENER, Open, PAGE_BYTES, PeerFacts, ShmEvent,
     small_places,
 };
+use crate::segment::Segment;
 
 /// Events, connections and messages of one connection handled in one call.
 const EVENTS: usize = 64;

@@ -8,7 +8,7 @@
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::segment::Segment;
+use crate::segment::Segment;
 use crate::word::Word;
 
 /// A hub's own sleeps.

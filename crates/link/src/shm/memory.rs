@@ -8,7 +8,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use super::segment::Segment;
+use crate::segment::Segment;
 use crate::word::Word;
 
 /// Bytes of a slot, and what of them is payload.

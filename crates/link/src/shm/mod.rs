@@ -16,7 +16,6 @@ mod memory;
 mod model;
 mod pull;
 mod ring;
-mod segment;
 
 use std::collections::VecDeque;
 use std::io;
@@ -27,6 +26,7 @@ use std::sync::Arc;
 use rustix::event::epoll;
 use rustix::net::Shutdown;
 
+use crate::segment::Segment;
 use bell::{Bell, Sleep, Waking};
 use control::Said;
 pub use error::{PushError, ShmError};
@@ -35,7 +35,6 @@ use memory::{CONTROL_BYTES, INLINE_BYTES, Mapped, Place, SLOT_BYTES};
 use pull::Probe;
 use ring::{Broken, Consumer, Producer};
 pub use ring::{MAX_RECORD_BYTES, Payload};
-use segment::Segment;
 
 /// Longest greeting.
 pub const MAX_GREETING_BYTES: usize = 64;

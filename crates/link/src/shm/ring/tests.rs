@@ -6,8 +6,8 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use super::super::memory::Place;
-use super::super::segment::Segment;
 use super::*;
+use crate::segment::Segment;
 
 fn place(slots: usize, area_bytes: usize) -> (Arc<Segment>, Place) {
     let place = Place::alone(slots, area_bytes);

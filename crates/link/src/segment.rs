@@ -1,4 +1,4 @@
-//! Memory shared with one other process: sealed, mapped, unmapped.
+//! Mappings of page-aligned memory: of this process alone, or shared by a sealed file in memory.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -7,30 +7,29 @@ use std::ptr::{self, NonNull};
 use rustix::fs::{MemfdFlags, Mode, SealFlags};
 use rustix::io::Errno;
 
-/// Seals without which memory from elsewhere could be cut off under our hands.
+/// Seals without which another process could truncate memory that is mapped here.
 const SHAPE: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 
 /// An empty file in memory.
 fn memory(name: &str) -> io::Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    // Some systems insist on memory that nobody can execute; kernels before 6.3 do not
-    // know the word.
+    // Some systems require non-executable memory; kernels before 6.3 do not know the flag.
     let file = match rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
         Err(Errno::INVAL) => rustix::fs::memfd_create(name, flags)?,
         made => made?,
     };
-    // It begins open to everybody; only /proc stands before it then.
+    // Created with mode 0777: other users could open it through /proc.
     rustix::fs::fchmod(&file, Mode::RUSR | Mode::WUSR)?;
     Ok(file)
 }
 
-/// A mapping of shared memory. Others may write to it at any moment: only atomics
-/// and raw copies reach it.
+/// A mapping. If it is shared, other processes may write to it at any moment, so it is accessed
+/// by atomics and raw copies only.
 #[derive(Debug)]
-pub(super) struct Segment {
+pub(crate) struct Segment {
     start: NonNull<u8>,
     length: usize,
-    /// The process that has it: children do not inherit mappings.
+    /// The process that made it: children do not inherit mappings.
     pid: u32,
     #[cfg(test)]
     on_heap: bool,
@@ -43,41 +42,47 @@ unsafe impl Send for Segment {}
 unsafe impl Sync for Segment {}
 
 impl Segment {
-    /// New memory of `length` bytes, all zero, and the descriptor to hand it over.
-    pub(super) fn create(length: usize) -> io::Result<(Segment, OwnedFd)> {
+    /// Zeroed memory of `length` bytes for this process alone.
+    pub(crate) fn anonymous(length: usize) -> io::Result<Segment> {
+        Segment::map(None, length, true)
+    }
+
+    /// Zeroed memory of `length` bytes, and the descriptor by which others map it.
+    pub(crate) fn create(length: usize) -> io::Result<(Segment, OwnedFd)> {
         let file = memory("dipole")?;
         rustix::fs::ftruncate(&file, length as u64)?;
         rustix::fs::fcntl_add_seals(&file, SHAPE | SealFlags::SEAL)?;
-        let segment = Segment::map(file.as_fd(), length, true)?;
+        let segment = Segment::map(Some(file.as_fd()), length, true)?;
         Ok((segment, file))
     }
 
-    /// Memory that its owner alone can write: others map it for reading.
-    pub(super) fn create_own(length: usize) -> io::Result<(Segment, OwnedFd)> {
+    /// Memory that only its creator can write; others map it for reading.
+    pub(crate) fn create_own(length: usize) -> io::Result<(Segment, OwnedFd)> {
         let file = memory("dipole-bell")?;
         rustix::fs::ftruncate(&file, length as u64)?;
-        let segment = Segment::map(file.as_fd(), length, true)?;
+        let segment = Segment::map(Some(file.as_fd()), length, true)?;
         rustix::fs::fcntl_add_seals(&file, SHAPE | SealFlags::FUTURE_WRITE | SealFlags::SEAL)?;
         Ok((segment, file))
     }
 
-    /// Memory from another process: refused if it could shrink, or has another length.
-    pub(super) fn open(file: BorrowedFd<'_>, length: usize, writable: bool) -> io::Result<Segment> {
+    /// Maps memory of another process; refused if it could shrink, or has another length.
+    pub(crate) fn open(file: BorrowedFd<'_>, length: usize, writable: bool) -> io::Result<Segment> {
         let refused = |what| io::Error::new(io::ErrorKind::InvalidData, what);
-        let seals = rustix::fs::fcntl_get_seals(file).map_err(|_| refused("no sealed memory"))?;
+        let seals =
+            rustix::fs::fcntl_get_seals(file).map_err(|_| refused("it is no sealed memory"))?;
         if !seals.contains(SHAPE) {
-            return Err(refused("memory that may shrink"));
+            return Err(refused("it is memory that may shrink"));
         }
         let found = rustix::fs::fstat(file)?.st_size;
         if u64::try_from(found) != Ok(length as u64) {
-            return Err(refused("memory of another size"));
+            return Err(refused("it is memory of another size"));
         }
-        Segment::map(file, length, writable)
+        Segment::map(Some(file), length, writable)
     }
 
     /// Memory of this process alone, for tests where nothing can be mapped.
     #[cfg(test)]
-    pub(super) fn on_heap(length: usize) -> Segment {
+    pub(crate) fn on_heap(length: usize) -> Segment {
         let layout = Segment::heap_layout(length);
         // SAFETY: the layout has a size above zero.
         let start = NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) }).expect("memory");
@@ -94,7 +99,12 @@ impl Segment {
         std::alloc::Layout::from_size_align(length.max(1), 4096).expect("a small size")
     }
 
-    fn map(file: BorrowedFd<'_>, length: usize, writable: bool) -> io::Result<Segment> {
+    /// Without a file the memory is anonymous and private.
+    fn map(file: Option<BorrowedFd<'_>>, length: usize, writable: bool) -> io::Result<Segment> {
+        let flags = match file {
+            Some(_) => libc::MAP_SHARED,
+            None => libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+        };
         let write = if writable { libc::PROT_WRITE } else { 0 };
         // SAFETY: a new mapping at an address the kernel chooses touches no memory
         // of ours.
@@ -103,8 +113,8 @@ impl Segment {
                 ptr::null_mut(),
                 length,
                 libc::PROT_READ | write,
-                libc::MAP_SHARED,
-                file.as_raw_fd(),
+                flags,
+                file.map_or(-1, |file| file.as_raw_fd()),
                 0,
             )
         };
@@ -119,18 +129,23 @@ impl Segment {
             #[cfg(test)]
             on_heap: false,
         };
-        // SAFETY: exactly the mapping made above. A child shall not find it.
+        // SAFETY: exactly the mapping made above; children do not inherit it.
         if unsafe { libc::madvise(address, length, libc::MADV_DONTFORK) } != 0 {
             return Err(io::Error::last_os_error());
         }
         Ok(segment)
     }
 
+    /// Its length in bytes.
+    pub(crate) fn length(&self) -> usize {
+        self.length
+    }
+
     /// The address of `length` bytes at `offset`.
     ///
     /// # Panics
     /// When they are not inside.
-    pub(super) fn at(&self, offset: usize, length: usize) -> NonNull<u8> {
+    pub(crate) fn at(&self, offset: usize, length: usize) -> NonNull<u8> {
         assert!(
             offset <= self.length && length <= self.length - offset,
             "inside the segment"
