@@ -3,6 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::SystemTime;
 
+use dipole_naming::lines::Word;
 use dipole_node::NodeId;
 use dipole_node::hosts::Host;
 use dipole_node::registry::Announcement;
@@ -46,7 +47,7 @@ impl Member {
             control: host.control,
             port: host.port,
             slots: host.slots,
-            name: host.name.clone().unwrap_or_default(),
+            name: host.name.as_ref().map(Word::to_string).unwrap_or_default(),
             version: String::new(),
         }
     }
@@ -63,7 +64,7 @@ impl Member {
             slots: self.slots,
             ssh: None,
             runtime_dir: None,
-            name: (!self.name.is_empty()).then(|| self.name.clone()),
+            name: Word::new(&self.name),
         })
     }
 

@@ -3,6 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use clap::Args;
+use dipole_naming::lines::Word;
 use dipole_node::hosts::{DEFAULT_DIRECTORY_PORT, Host, MAX_SLOTS};
 use dipole_node::registry::is_name;
 use dipole_node::{Config, MAX_CARDS};
@@ -151,7 +152,7 @@ impl PlaceArgs {
         }
         host.port = self.port.unwrap_or(host.port);
         host.slots = self.slots.unwrap_or(host.slots);
-        host.name = self.name.clone().or(host.name);
+        host.name = self.name.as_deref().and_then(Word::new).or(host.name);
         Ok(host)
     }
 }

@@ -7,7 +7,7 @@ use std::ffi::{CStr, c_int};
 use std::fmt;
 use std::io;
 
-use dipole_node::hosts::HostsError;
+use dipole_node::FileError;
 use dipole_node::job::JobError;
 use dipole_node::{
     CloseError, ConfigError, LimitReached, OpenError, ReceiveError, SendError, TargetError,
@@ -22,7 +22,7 @@ pub(crate) enum Failure {
     Receive(ReceiveError),
     Close(CloseError),
     Config(ConfigError),
-    Hosts(HostsError),
+    Hosts(FileError),
     Job(JobError),
     /// The number is no endpoint's descriptor, or not any more.
     NotAnEndpoint {
@@ -335,6 +335,6 @@ failure_from!(
     Receive(ReceiveError),
     Close(CloseError),
     Config(ConfigError),
-    Hosts(HostsError),
+    Hosts(FileError),
     Job(JobError)
 );

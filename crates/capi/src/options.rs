@@ -363,7 +363,7 @@ impl NodeOptions {
         {
             config.bind_as(&host);
             if let Some(directory) = &host.runtime_dir {
-                config.runtime_dir.clone_from(directory);
+                config.runtime_dir = (**directory).into();
             }
         }
         if let Some(directory) = directory {

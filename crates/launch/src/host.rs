@@ -159,7 +159,7 @@ fn words_to(host: &Host, reach: &Reach<'_>, own: &Path) -> Vec<OsString> {
         words.extend(reach.shell.iter().map(OsString::from));
     }
     words.push(match &host.ssh {
-        Some(destination) => destination.into(),
+        Some(destination) => destination.to_string().into(),
         None => host.address.to_string().into(),
     });
     let mut line = quoted(reach.program.as_os_str());
@@ -170,7 +170,7 @@ fn words_to(host: &Host, reach: &Reach<'_>, own: &Path) -> Vec<OsString> {
 
 fn is_here(host: &Host, reach: &Reach<'_>) -> bool {
     match &host.ssh {
-        Some(destination) => destination == "local",
+        Some(destination) => &**destination == "local",
         None if reach.own_node == Some(host.node) => true,
         // An address that can be bound is one of this machine's.
         None => reach.shell.is_empty() && UdpSocket::bind((host.address, 0)).is_ok(),

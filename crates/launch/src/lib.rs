@@ -32,7 +32,8 @@ use std::time::Duration;
 
 use clap::Args;
 use dipole_naming::environment;
-use dipole_node::hosts::{Hosts, HostsError};
+use dipole_naming::lines::{self, FileError};
+use dipole_node::hosts::Hosts;
 use dipole_node::job::{self, JobError};
 use dipole_node::{ClusterKey, KeyError, NodeId, variables};
 
@@ -91,7 +92,7 @@ pub struct RunArgs {
 #[derive(Debug)]
 pub(crate) enum RunError {
     /// The hosts file is broken.
-    Hosts(HostsError),
+    Hosts(FileError),
     /// The cluster key cannot be had.
     Key(KeyError),
     /// An environment variable is broken.
@@ -187,12 +188,7 @@ fn load_hosts(given: Option<&Path>) -> Result<HostsFile, RunError> {
             key,
         });
     };
-    let text = std::fs::read_to_string(&file).map_err(|cause| {
-        RunError::Hosts(HostsError::Unreadable {
-            file: file.clone(),
-            cause,
-        })
-    })?;
+    let text = lines::read("hosts file", &file).map_err(RunError::Hosts)?;
     let hosts = Hosts::parse_as(&text, &file).map_err(RunError::Hosts)?;
     Ok(HostsFile {
         hosts,

@@ -12,12 +12,13 @@
 //! A file is either wholly right or refused, with its line and what was
 //! expected. It knows no sockets: the registry and the launcher use it.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use crate::address::NodeId;
+use crate::lines::{self, Fault, FileError, Line, Word};
 
 /// The UDP port on which a node answers where its endpoints are, unless `port=` says otherwise.
 pub const DEFAULT_DIRECTORY_PORT: u16 = 7411;
@@ -25,8 +26,8 @@ pub const DEFAULT_DIRECTORY_PORT: u16 = 7411;
 pub const MAX_CARDS: usize = 4;
 /// More ranks than this on one host are a mistake in the file.
 pub const MAX_SLOTS: u32 = 65_536;
-/// Longest hosts file accepted.
-pub const MAX_FILE_BYTES: u64 = 16 << 20;
+/// What errors call a hosts file.
+const WHAT: &str = "hosts file";
 
 /// One node of the hosts file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,11 +45,11 @@ pub struct Host {
     /// How many ranks the launcher places here before it goes on to the next.
     pub slots: u32,
     /// Where `ssh` is pointed to; the address if absent, `local` for this machine.
-    pub ssh: Option<String>,
+    pub ssh: Option<Word>,
     /// The runtime directory on that host, if not the default one.
-    pub runtime_dir: Option<PathBuf>,
+    pub runtime_dir: Option<Word>,
     /// A name for people.
-    pub name: Option<String>,
+    pub name: Option<Word>,
 }
 
 impl Host {
@@ -75,28 +76,20 @@ impl Host {
     #[must_use]
     pub fn line(&self) -> String {
         let mut line = format!("{} {}", self.node, self.address);
-        let mut add = |key: &str, value: String| {
-            if !value.is_empty() {
-                line += &format!(" {key}={value}");
-            }
+        let mut add = |key: &str, value: Option<String>| {
+            line.extend(value.map(|value| format!(" {key}={value}")));
         };
         let cards: Vec<String> = self.cards.iter().map(ToString::to_string).collect();
-        add("port", self.port.to_string());
-        add("cards", cards.join(","));
+        add("port", Some(self.port.to_string()));
         add(
-            "control",
-            self.control.map(|ip| ip.to_string()).unwrap_or_default(),
+            "cards",
+            Some(cards.join(",")).filter(|cards| !cards.is_empty()),
         );
-        add("slots", self.slots.to_string());
-        add("ssh", self.ssh.clone().unwrap_or_default());
-        let runtime = self.runtime_dir.as_ref();
-        add(
-            "runtime",
-            runtime
-                .map(|path| path.display().to_string())
-                .unwrap_or_default(),
-        );
-        add("name", self.name.clone().unwrap_or_default());
+        add("control", self.control.map(|ip| ip.to_string()));
+        add("slots", Some(self.slots.to_string()));
+        add("ssh", self.ssh.as_ref().map(Word::to_string));
+        add("runtime", self.runtime_dir.as_ref().map(Word::to_string));
+        add("name", self.name.as_ref().map(Word::to_string));
         line
     }
 }
@@ -127,113 +120,6 @@ struct Source {
     is_agents: bool,
 }
 
-/// What is wrong with a hosts file.
-#[derive(Debug)]
-pub enum HostsError {
-    /// The file cannot be read.
-    Unreadable {
-        /// Which file.
-        file: PathBuf,
-        /// What the system says.
-        cause: std::io::Error,
-    },
-    /// A line is wrong.
-    Line {
-        /// Which file.
-        file: PathBuf,
-        /// Its number, from 1.
-        line: usize,
-        /// What is wrong with it.
-        fault: LineFault,
-    },
-    /// The file names no node at all.
-    Empty {
-        /// Which file.
-        file: PathBuf,
-    },
-}
-
-/// What is wrong with one line.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum LineFault {
-    /// A field is not what belongs there.
-    Field {
-        /// What was read.
-        found: String,
-        /// What belongs there.
-        expected: &'static str,
-    },
-    /// The line ends before the address.
-    NoAddress,
-    /// The same option stands twice.
-    OptionTwice {
-        /// Its key.
-        key: String,
-    },
-    /// The node was described before.
-    NodeTwice {
-        /// The node.
-        node: NodeId,
-        /// Where it was first.
-        first_line: usize,
-    },
-    /// Another node has the same address and port, so look-ups would meet the wrong one.
-    DirectoryTwice {
-        /// Address and port.
-        directory: SocketAddr,
-        /// Where it was first.
-        first_line: usize,
-    },
-}
-
-impl fmt::Display for LineFault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            LineFault::Field { found, expected } => {
-                write!(f, "found `{found}`, expected {expected}")
-            }
-            LineFault::NoAddress => f.write_str(
-                "found the end of the line, expected an IP address after the node number",
-            ),
-            LineFault::OptionTwice { key } => {
-                write!(f, "found `{key}=` a second time, expected it once")
-            }
-            LineFault::NodeTwice { node, first_line } => write!(
-                f,
-                "found node {node} again, expected each node once (first in line {first_line})"
-            ),
-            LineFault::DirectoryTwice {
-                directory,
-                first_line,
-            } => write!(
-                f,
-                "found directory {directory} again, expected one per node (first in line \
-                 {first_line}); give one of them another `port=`"
-            ),
-        }
-    }
-}
-
-impl fmt::Display for HostsError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            HostsError::Unreadable { file, cause } => {
-                write!(f, "cannot read the hosts file {}: {cause}", file.display())
-            }
-            HostsError::Line { file, line, fault } => {
-                write!(f, "{}:{line}: {fault}", file.display())
-            }
-            HostsError::Empty { file } => write!(
-                f,
-                "{}: found no node, expected at least one line `NID ADDRESS`",
-                file.display()
-            ),
-        }
-    }
-}
-
-impl std::error::Error for HostsError {}
-
 impl Hosts {
     /// What holds without a hosts file: this node alone, on the loopback address.
     #[must_use]
@@ -259,23 +145,8 @@ impl Hosts {
     ///
     /// # Errors
     /// The file cannot be read, is over-long, or a line is wrong.
-    pub fn load(path: &Path) -> Result<Hosts, HostsError> {
-        let unreadable = |cause| HostsError::Unreadable {
-            file: path.to_owned(),
-            cause,
-        };
-        let mut text = String::new();
-        let file = std::fs::File::open(path).map_err(unreadable)?;
-        std::io::Read::read_to_string(
-            &mut std::io::Read::take(file, MAX_FILE_BYTES + 1),
-            &mut text,
-        )
-        .map_err(unreadable)?;
-        if text.len() as u64 > MAX_FILE_BYTES {
-            return Err(unreadable(std::io::Error::other(format!(
-                "longer than {MAX_FILE_BYTES} bytes"
-            ))));
-        }
+    pub fn load(path: &Path) -> Result<Hosts, FileError> {
+        let text = lines::read(WHAT, path)?;
         Hosts::parse_as(&text, path)
     }
 
@@ -283,7 +154,7 @@ impl Hosts {
     ///
     /// # Errors
     /// As [`load`](Self::load).
-    pub fn followed(path: &Path) -> Result<Hosts, HostsError> {
+    pub fn followed(path: &Path) -> Result<Hosts, FileError> {
         Ok(Hosts {
             source: Some(Source {
                 file: path.to_owned(),
@@ -298,7 +169,7 @@ impl Hosts {
     ///
     /// # Errors
     /// The file is there and cannot be read, or a line is wrong.
-    pub fn of_agent(path: &Path) -> Result<Option<Hosts>, HostsError> {
+    pub fn of_agent(path: &Path) -> Result<Option<Hosts>, FileError> {
         if !path.exists() {
             return Ok(None);
         }
@@ -337,7 +208,7 @@ impl Hosts {
     ///
     /// # Errors
     /// A line is wrong.
-    pub fn parse(text: &str) -> Result<Hosts, HostsError> {
+    pub fn parse(text: &str) -> Result<Hosts, FileError> {
         Hosts::parse_as(text, Path::new("hosts"))
     }
 
@@ -345,45 +216,33 @@ impl Hosts {
     ///
     /// # Errors
     /// A line is wrong.
-    pub fn parse_as(text: &str, file: &Path) -> Result<Hosts, HostsError> {
+    pub fn parse_as(text: &str, file: &Path) -> Result<Hosts, FileError> {
         let mut entries: Vec<Host> = Vec::new();
-        let mut lines: Vec<usize> = Vec::new();
-        let mut nodes = HashSet::new();
-        let mut directories = HashSet::new();
-        for (index, raw) in text.lines().enumerate() {
-            let line = index + 1;
-            let content = raw.split('#').next().unwrap_or_default().trim();
-            if content.is_empty() {
-                continue;
+        // Where each was described first, by number of the line.
+        let mut nodes: HashMap<NodeId, usize> = HashMap::new();
+        let mut directories: HashMap<SocketAddr, usize> = HashMap::new();
+        for line in lines::lines(text, file) {
+            let host = parse_line(line).map_err(|fault| line.error(fault))?;
+            if let Some(first) = nodes.insert(host.node, line.number) {
+                return Err(line.error(Fault::because(format!(
+                    "found node {} again, expected each node once (first in line {first})",
+                    host.node
+                ))));
             }
-            let fail = |fault| HostsError::Line {
-                file: file.to_owned(),
-                line,
-                fault,
-            };
-            let host = parse_line(content).map_err(fail)?;
-            let first = |same: &dyn Fn(&Host) -> bool| {
-                let at = entries.iter().position(same).unwrap_or_default();
-                lines[at]
-            };
-            if !nodes.insert(host.node) {
-                return Err(fail(LineFault::NodeTwice {
-                    node: host.node,
-                    first_line: first(&|other| other.node == host.node),
-                }));
-            }
-            if !directories.insert(host.directory()) {
-                return Err(fail(LineFault::DirectoryTwice {
-                    directory: host.directory(),
-                    first_line: first(&|other| other.directory() == host.directory()),
-                }));
+            let directory = host.directory();
+            // Look-ups would meet the wrong one of two.
+            if let Some(first) = directories.insert(directory, line.number) {
+                return Err(line.error(Fault::because(format!(
+                    "found directory {directory} again, expected one per node (first in line \
+                     {first}); give one of them another `port=`"
+                ))));
             }
             entries.push(host);
-            lines.push(line);
         }
         if entries.is_empty() {
-            return Err(HostsError::Empty {
+            return Err(FileError::Empty {
                 file: file.to_owned(),
+                expected: "NID ADDRESS",
             });
         }
         Ok(Hosts {
@@ -450,22 +309,11 @@ impl<'a> IntoIterator for &'a Hosts {
     }
 }
 
-fn field(found: &str, expected: &'static str) -> LineFault {
-    LineFault::Field {
-        found: found.to_owned(),
-        expected,
-    }
-}
-
-fn parse_line(content: &str) -> Result<Host, LineFault> {
-    const NODE: &str = "a node number from 1 to 4294967295";
+fn parse_line(mut line: Line<'_>) -> Result<Host, Fault> {
     const OPTION: &str = "port=P, cards=ADDRESS[,ADDRESS], control=ADDRESS, slots=N, ssh=DEST, runtime=DIR or name=TEXT";
     const CARDS: &str = "cards=ADDRESS[,ADDRESS[,ADDRESS]], each once, without the first one";
-    let mut words = content.split_whitespace();
-    let first = words.next().unwrap_or_default();
-    let node = first.parse().map_err(|_| field(first, NODE))?;
-    let address = words.next().ok_or(LineFault::NoAddress)?;
-    let address = parse_address(address)?;
+    let node = line.next("a node number from 1 to 4294967295")?;
+    let address = parse_address(&line.next::<String>("an IP address after the node number")?)?;
     let mut host = Host {
         node,
         address,
@@ -477,76 +325,55 @@ fn parse_line(content: &str) -> Result<Host, LineFault> {
         runtime_dir: None,
         name: None,
     };
-    let mut seen = HashSet::new();
-    for word in words {
-        let (key, value) = word.split_once('=').ok_or_else(|| field(word, OPTION))?;
-        if !seen.insert(key) {
-            return Err(LineFault::OptionTwice {
-                key: key.to_owned(),
-            });
-        }
-        match key {
-            "port" => {
-                host.port =
-                    parse_within(word, value, 1..=u16::MAX, "port=P with P from 1 to 65535")?;
-            }
+    for option in line.options(OPTION)? {
+        match option.key {
+            "port" => host.port = option.number(1..=u16::MAX)?,
             "cards" => {
-                let cards = value.split(',').map(parse_address);
+                let cards = option.value.split(',').map(parse_address);
                 host.cards = cards.collect::<Result<_, _>>()?;
                 let mut all: HashSet<IpAddr> = host.cards.iter().copied().collect();
                 all.insert(address);
                 if all.len() != host.cards.len() + 1 || all.len() > MAX_CARDS {
-                    return Err(field(word, CARDS));
+                    return Err(option.fault(CARDS));
                 }
             }
-            "control" => host.control = Some(parse_address(value)?),
-            "slots" => {
-                host.slots =
-                    parse_within(word, value, 1..=MAX_SLOTS, "slots=N with N from 1 to 65536")?;
+            "control" => host.control = Some(parse_address(option.value)?),
+            "slots" => host.slots = option.number(1..=MAX_SLOTS)?,
+            "ssh" => {
+                const SSH: &str = "ssh=DEST, a destination that ssh understands";
+                // One that begins with a dash would be an option to ssh.
+                if option.value.starts_with('-') {
+                    return Err(option.fault(SSH));
+                }
+                host.ssh = Some(option.text(SSH)?);
             }
-            // A destination that begins with a dash would be an option to ssh.
-            "ssh" if !value.is_empty() && !value.starts_with('-') => {
-                host.ssh = Some(value.to_owned());
+            "runtime" if option.value.starts_with('/') => {
+                host.runtime_dir = Word::new(option.value);
             }
-            "ssh" => return Err(field(word, "ssh=DEST, a destination that ssh understands")),
-            "runtime" if value.starts_with('/') => host.runtime_dir = Some(PathBuf::from(value)),
-            "runtime" => return Err(field(word, "runtime=DIR with an absolute path")),
-            "name" if !value.is_empty() => host.name = Some(value.to_owned()),
-            "name" => return Err(field(word, "name=TEXT with a text")),
-            _ => return Err(field(word, OPTION)),
+            "runtime" => return Err(option.fault("runtime=DIR with an absolute path")),
+            "name" => host.name = Some(option.text("name=TEXT with a text")?),
+            _ => return Err(option.fault(OPTION)),
         }
     }
     if let Some(control) = host.control
         && (control == host.address || host.cards.contains(&control))
     {
         let found = format!("control={control}");
-        return Err(field(&found, "control=ADDRESS, none of the node's cards"));
+        return Err(Fault::new(
+            &found,
+            "control=ADDRESS, none of the node's cards",
+        ));
     }
     Ok(host)
 }
 
-fn parse_address(text: &str) -> Result<IpAddr, LineFault> {
-    let address: IpAddr = text
-        .parse()
-        .map_err(|_| field(text, "an IPv4 or IPv6 address such as 10.0.0.1 or fd00::1"))?;
-    if address.is_unspecified() || address.is_multicast() {
-        return Err(field(
-            text,
-            "the address of one host, neither unspecified nor multicast",
-        ));
-    }
-    Ok(address)
-}
-
-fn parse_within<T: std::str::FromStr + PartialOrd>(
-    word: &str,
-    value: &str,
-    range: std::ops::RangeInclusive<T>,
-    expected: &'static str,
-) -> Result<T, LineFault> {
-    match value.parse() {
-        Ok(number) if range.contains(&number) => Ok(number),
-        _ => Err(field(word, expected)),
+fn parse_address(text: &str) -> Result<IpAddr, Fault> {
+    const ADDRESS: &str = "an IPv4 or IPv6 address such as 10.0.0.1 or fd00::1";
+    const ONE: &str = "the address of one host, neither unspecified nor multicast";
+    let address: IpAddr = text.parse().map_err(|_| Fault::new(text, ADDRESS))?;
+    match address.is_unspecified() || address.is_multicast() {
+        true => Err(Fault::new(text, ONE)),
+        false => Ok(address),
     }
 }
 
@@ -567,7 +394,7 @@ mod tests {
         assert_eq!(full.directory().to_string(), "[fd00::2]:99");
         assert_eq!(full.slots, 4);
         assert_eq!(full.ssh.as_deref(), Some("me@b"));
-        assert_eq!(full.runtime_dir.as_deref(), Some(Path::new("/r")));
+        assert_eq!(full.runtime_dir.as_deref(), Some("/r"));
         assert_eq!(full.name.as_deref(), Some("b"));
         assert_eq!(hosts.count(), 2);
         assert!(!hosts.is_local_only());
@@ -603,9 +430,9 @@ mod tests {
             ("1 ff02::1", "expected the address of one host"),
             (
                 "1 10.0.0.1 port=0",
-                "found `port=0`, expected port=P with P from 1 to 65535",
+                "found `port=0`, expected port=N with N from 1 to 65535",
             ),
-            ("1 10.0.0.1 port=65536", "expected port=P"),
+            ("1 10.0.0.1 port=65536", "expected port=N"),
             ("1 10.0.0.1 slots=0", "expected slots=N"),
             ("1 10.0.0.1 slots=-1", "expected slots=N"),
             ("1 10.0.0.1 slots=65537", "expected slots=N"),
@@ -625,7 +452,10 @@ mod tests {
                 "expected cards=ADDRESS",
             ),
             ("1 10.0.0.1 7411", "found `7411`, expected port=P"),
-            ("1 10.0.0.1 port=1 port=2", "found `port=` a second time"),
+            (
+                "1 10.0.0.1 port=1 port=2",
+                "found `port=2`, expected `port=` only once",
+            ),
             (
                 "1 10.0.0.1\n1 10.0.0.2",
                 "hosts:2: found node 1 again, expected each node once (first in line 1)",
@@ -634,7 +464,7 @@ mod tests {
                 "1 10.0.0.1\n\n2 10.0.0.1",
                 "hosts:3: found directory 10.0.0.1:7411 again",
             ),
-            ("# nothing\n", "hosts: found no node"),
+            ("# nothing\n", "hosts: found no line"),
         ] {
             let said = Hosts::parse(text).unwrap_err().to_string();
             assert!(said.contains(wanted), "{text:?}: {said}");

@@ -4,6 +4,7 @@
 //! itself: each purpose has a key of its own that [`ClusterKey::derive`] makes from it,
 //! so that what one purpose's messages give away helps with no other.
 
+use std::ffi::OsString;
 use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -56,6 +57,8 @@ pub enum KeyError {
         /// Who reads it.
         own_uid: u32,
     },
+    /// The variable that names the file is empty.
+    NoFile,
     /// The file does not hold a key.
     Content {
         /// Which file.
@@ -84,6 +87,10 @@ impl fmt::Display for KeyError {
                 "the cluster key {} belongs to user {found_uid}, who could change it; user \
                  {own_uid} needs a copy of their own",
                 file.display()
+            ),
+            KeyError::NoFile => f.write_str(
+                "found an empty value, expected the file of a cluster key; unset the variable to \
+                 go without a key",
             ),
             KeyError::Content { file } => write!(
                 f,
@@ -153,13 +160,21 @@ impl ClusterKey {
         })
     }
 
-    /// Reads the key that `DIPOLE_KEY` names; `None` if it is not set.
+    /// Reads the key that `DIPOLE_KEY` names; `None` if it is not set. An empty value is refused:
+    /// it is more likely a variable that was never set than a wish to go without a key.
     ///
     /// # Errors
     /// [`KeyError`], with what to do.
     pub fn from_env() -> Result<Option<ClusterKey>, KeyError> {
-        let file = environment::variable(environment::variables::KEY);
-        file.map(|file| ClusterKey::load(file.as_ref())).transpose()
+        ClusterKey::from_variable(std::env::var_os(environment::variables::KEY))
+    }
+
+    fn from_variable(value: Option<OsString>) -> Result<Option<ClusterKey>, KeyError> {
+        match value {
+            None => Ok(None),
+            Some(file) if file.is_empty() => Err(KeyError::NoFile),
+            Some(file) => ClusterKey::load(file.as_ref()).map(Some),
+        }
     }
 
     /// Reads the digits.
@@ -358,6 +373,13 @@ mod tests {
         }
         std::fs::set_permissions(&file, Permissions::from_mode(0o400)).unwrap();
         assert!(ClusterKey::load(&file).is_ok());
+    }
+
+    #[test]
+    fn a_variable_that_is_empty_is_refused_and_one_that_is_not_set_means_no_key() {
+        assert!(matches!(ClusterKey::from_variable(None), Ok(None)));
+        let error = ClusterKey::from_variable(Some(OsString::new())).unwrap_err();
+        assert!(error.to_string().contains("unset"), "{error}");
     }
 
     #[test]

@@ -2,7 +2,8 @@
 //!
 //! [`address`] has the two numbers that name an endpoint, [`hosts`] the nodes and their IP
 //! addresses, [`key`] the secret that the members share, [`job`] what a launcher tells a
-//! process, [`limits`] what a user may have. [`registry`] keeps which process of this node owns
+//! process, [`limits`] what a user may have;
+//! [`lines`] reads the files that people write. [`registry`] keeps which process of this node owns
 //! which endpoint, and asks other nodes for theirs; [`liveness`] asks them whether a silent
 //! process still runs. [`envelope`] is the format of all that they say over the network. Nothing here sends or receives messages of endpoints.
 
@@ -15,6 +16,7 @@ pub mod hosts;
 pub mod job;
 pub mod key;
 pub mod limits;
+pub mod lines;
 pub mod liveness;
 mod net;
 pub mod registry;

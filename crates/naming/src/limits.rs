@@ -14,13 +14,15 @@
 //! a library of their own need not. The kernel's limits bind everybody.
 
 use std::fmt;
-use std::io::{self, Read};
-use std::path::{Path, PathBuf};
+use std::io;
+use std::ops::RangeInclusive;
+use std::path::Path;
+use std::str::FromStr;
+
+use crate::lines::{self, Fault, FileError, Line};
 
 /// Where an administrator limits users.
 pub const LIMITS_FILE: &str = "/etc/dipole/limits";
-/// Longest file read.
-const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// A bound, and who set it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,48 +41,6 @@ pub struct UserLimits {
     /// Endpoints open.
     pub endpoints: Option<Bound>,
 }
-
-/// Why the limits of users are not known.
-#[derive(Debug)]
-pub enum LimitsError {
-    /// The file is there and cannot be read.
-    System {
-        /// Which.
-        file: PathBuf,
-        /// What the system says.
-        cause: io::Error,
-    },
-    /// A line makes no sense.
-    Line {
-        /// Of which file.
-        file: PathBuf,
-        /// Its number, from 1.
-        line: usize,
-        /// What was found.
-        found: String,
-    },
-}
-
-impl fmt::Display for LimitsError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            LimitsError::System { file, cause } => write!(
-                f,
-                "the limits of users cannot be read from {}: {cause}; everybody must be able to \
-                 read it",
-                file.display()
-            ),
-            LimitsError::Line { file, line, found } => write!(
-                f,
-                "line {line} of {} is wrong at {found:?}; expected `UID|FIRST-LAST|* \
-                 [processes=N] [endpoints=N]`",
-                file.display()
-            ),
-        }
-    }
-}
-
-impl std::error::Error for LimitsError {}
 
 /// A limit that has been reached, and how to raise it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -136,54 +96,32 @@ impl UserLimits {
     /// What the file has for a user; nothing if there is no such file.
     ///
     /// # Errors
-    /// [`LimitsError`].
-    pub fn load(file: &Path, uid: u32) -> Result<UserLimits, LimitsError> {
-        let system = |cause| LimitsError::System {
-            file: file.to_owned(),
-            cause,
-        };
-        let opened = match std::fs::File::open(file) {
-            Ok(opened) => opened,
-            Err(cause) if cause.kind() == io::ErrorKind::NotFound => {
-                return Ok(UserLimits::default());
+    /// [`FileError`].
+    pub fn load(file: &Path, uid: u32) -> Result<UserLimits, FileError> {
+        match lines::read("limits of users", file) {
+            Ok(text) => UserLimits::parse(&text, uid, file),
+            Err(FileError::Unreadable { cause, .. }) if cause.kind() == io::ErrorKind::NotFound => {
+                Ok(UserLimits::default())
             }
-            Err(cause) => return Err(system(cause)),
-        };
-        let mut text = String::new();
-        let mut opened = opened.take(MAX_FILE_BYTES);
-        opened.read_to_string(&mut text).map_err(system)?;
-        UserLimits::parse(&text, uid, file)
+            Err(error) => Err(error),
+        }
     }
 
     /// Reads the text of a file, all of it, for one user.
-    fn parse(text: &str, uid: u32, file: &Path) -> Result<UserLimits, LimitsError> {
+    fn parse(text: &str, uid: u32, file: &Path) -> Result<UserLimits, FileError> {
         let mut found = None;
-        for (number, line) in (1..).zip(text.lines()) {
-            let line = line.split('#').next().unwrap_or_default();
-            let mut words = line.split_whitespace();
-            let Some(who) = words.next() else { continue };
-            let wrong = |word: &str| LimitsError::Line {
-                file: file.to_owned(),
-                line: number,
-                found: word.to_owned(),
-            };
-            let fits = users(who).ok_or_else(|| wrong(who))?.contains(&uid);
-            let mut limits = UserLimits::default();
-            for word in words {
-                let place = match word.split_once('=') {
-                    Some(("processes", value)) => Some((&mut limits.processes, value)),
-                    Some(("endpoints", value)) => Some((&mut limits.endpoints, value)),
-                    _ => None,
-                };
-                let parsed = place.and_then(|(place, value)| Some((place, value.parse().ok()?)));
-                let (place, limit) = parsed.ok_or_else(|| wrong(word))?;
-                *place = Some(Bound {
-                    limit,
-                    set_by: format!("line {number} of {}", file.display()),
-                });
-            }
+        for line in lines::lines(text, file) {
+            let (fits, limits) = parse_line(line, uid).map_err(|fault| line.error(fault))?;
             if fits && found.is_none() {
-                found = Some(limits);
+                let set_by = format!("{}:{}", file.display(), line.number);
+                let bound = |limit| Bound {
+                    limit,
+                    set_by: set_by.clone(),
+                };
+                found = Some(UserLimits {
+                    processes: limits[0].map(bound),
+                    endpoints: limits[1].map(bound),
+                });
             }
         }
         Ok(found.unwrap_or_default())
@@ -203,14 +141,39 @@ fn smaller(one: Option<Bound>, other: Option<Bound>) -> Option<Bound> {
     one.into_iter().chain(other).min_by_key(|bound| bound.limit)
 }
 
-/// The users that a line is about.
-fn users(who: &str) -> Option<std::ops::RangeInclusive<u32>> {
-    if who == "*" {
-        return Some(0..=u32::MAX);
+/// Whether a line is about a user, and what it lets them have: processes, endpoints.
+fn parse_line(mut line: Line<'_>, uid: u32) -> Result<(bool, [Option<u32>; 2]), Fault> {
+    let users: Users = line.next("UID, FIRST-LAST or *")?;
+    let mut limits = [None; 2];
+    for option in line.options("processes=N or endpoints=N")? {
+        let limit = match option.key {
+            "processes" => &mut limits[0],
+            "endpoints" => &mut limits[1],
+            _ => return Err(option.fault("processes=N or endpoints=N")),
+        };
+        *limit = Some(option.number(0..=u32::MAX)?);
     }
-    let (first, last) = who.split_once('-').unwrap_or((who, who));
-    let range = first.parse().ok()?..=last.parse().ok()?;
-    (!range.is_empty()).then_some(range)
+    Ok((users.0.contains(&uid), limits))
+}
+
+/// The users that a line is about.
+struct Users(RangeInclusive<u32>);
+
+impl FromStr for Users {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Users, ()> {
+        if text == "*" {
+            return Ok(Users(0..=u32::MAX));
+        }
+        let (first, last) = text.split_once('-').unwrap_or((text, text));
+        let number = |text: &str| text.parse().map_err(|_| ());
+        let range = number(first)?..=number(last)?;
+        match range.is_empty() {
+            true => Err(()),
+            false => Ok(Users(range)),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -220,7 +183,7 @@ mod tests {
     const FILE: &str = "0   # as many as root likes\n\n1000-1999 processes=64 endpoints=4096\n\
                         1500 processes=1\n* processes=16\n";
 
-    fn parsed(text: &str, uid: u32) -> Result<UserLimits, LimitsError> {
+    fn parsed(text: &str, uid: u32) -> Result<UserLimits, FileError> {
         UserLimits::parse(text, uid, Path::new("/somewhere"))
     }
 
@@ -241,7 +204,7 @@ mod tests {
             assert_eq!(numbers(&parsed(FILE, uid).unwrap()), expected, "{uid}");
         }
         let bound = parsed(FILE, 2000).unwrap().processes.unwrap();
-        assert_eq!(bound.set_by, "line 5 of /somewhere");
+        assert_eq!(bound.set_by, "/somewhere:5");
         assert_eq!(parsed("", 7).unwrap(), UserLimits::default());
     }
 
@@ -259,7 +222,7 @@ mod tests {
         ] {
             let text = format!("7 processes=1\n{wrong}\n");
             let error = parsed(&text, 7).unwrap_err().to_string();
-            assert!(error.contains("line 2 of /somewhere"), "{wrong}: {error}");
+            assert!(error.contains("/somewhere:2: found"), "{wrong}: {error}");
         }
     }
 

@@ -47,6 +47,7 @@ mod own_key;
 mod owner;
 mod probe;
 mod resolve;
+mod sweep;
 
 use std::fmt;
 use std::fs::File;
@@ -399,7 +400,7 @@ impl Registry {
     /// # Errors
     /// The directory cannot be read.
     pub fn lives(&self, incarnation: u64) -> Result<bool, RegistryError> {
-        folder::lives(&self.folder, incarnation)
+        sweep::lives(&self.folder, incarnation)
     }
 
     /// The socket file at which a process of this node meets others.
@@ -445,7 +446,7 @@ impl Registry {
     /// The directory cannot be read or changed.
     pub fn sweep(&self) -> Result<(), RegistryError> {
         let _guard = folder::lock(&self.folder)?;
-        folder::sweep(&self.folder)
+        sweep::sweep(&self.folder)
     }
 
     fn link(&self, endpoint: EndpointId) -> PathBuf {

@@ -12,12 +12,13 @@ use dipole_bpf::{DEFAULT_RING_BYTES, RING_BYTES, RxMode, TxMode};
 
 use crate::address::NodeId;
 use crate::environment;
-use crate::hosts::{Host, Hosts, HostsError, MAX_CARDS};
+use crate::hosts::{Host, Hosts, MAX_CARDS};
 use crate::job::{self, JobError};
 use crate::key::{ClusterKey, KeyError};
 #[cfg(doc)]
 use crate::limits::LIMITS_FILE;
 use crate::limits::{Bound, UserLimits};
+use crate::lines::FileError;
 use crate::registry::nodes_file;
 
 /// Names of the environment variables that [`Config::from_env`] reads.
@@ -154,7 +155,9 @@ pub enum ConfigError {
         expected: String,
     },
     /// The hosts file is wrong or cannot be read.
-    Hosts(HostsError),
+    Hosts(FileError),
+    /// `DIPOLE_NID` names a node that the hosts file lacks.
+    UnknownNode(NodeId),
     /// The cluster key cannot be had.
     Key(KeyError),
     /// What the launcher says does not tell where this process and its peers are.
@@ -170,6 +173,11 @@ impl fmt::Display for ConfigError {
                 expected,
             } => write!(f, "{name}={value:?} cannot be used: expected {expected}"),
             ConfigError::Hosts(error) => write!(f, "{error}"),
+            ConfigError::UnknownNode(node) => write!(
+                f,
+                "{}={node}, but the hosts file has no node {node}; correct one of them",
+                variables::NODE
+            ),
             ConfigError::Key(error) => write!(f, "{}: {error}", variables::KEY),
             ConfigError::Launcher(error) => write!(
                 f,
@@ -231,7 +239,7 @@ impl Config {
             self.bind_as(&host);
         }
         if let (Some(directory), None) = (host.runtime_dir, text(variables::RUNTIME_DIR)) {
-            self.runtime_dir = directory;
+            self.runtime_dir = PathBuf::from(&*directory);
         }
     }
 
@@ -341,6 +349,10 @@ impl Config {
             config.runtime_dir = place.runtime_dir.unwrap_or(config.runtime_dir);
         } else if let Some(file) = text(variables::HOSTS) {
             config.hosts = Hosts::followed(file.as_ref()).map_err(ConfigError::Hosts)?;
+            // The default is no claim: an option of the program may still name the node.
+            if text(variables::NODE).is_some() {
+                must_list(&config.hosts, config.node)?;
+            }
         } else {
             let nodes = nodes_file(&config.runtime_dir, config.node);
             if let Some(hosts) = Hosts::of_agent(&nodes).map_err(ConfigError::Hosts)? {
@@ -374,6 +386,14 @@ impl Config {
             config.lender = lender.into();
         }
         Ok(config)
+    }
+}
+
+/// Refuses a node that the others do not know by this file: nobody could find it.
+fn must_list(hosts: &Hosts, node: NodeId) -> Result<(), ConfigError> {
+    match hosts.get(node) {
+        Some(_) => Ok(()),
+        None => Err(ConfigError::UnknownNode(node)),
     }
 }
 
@@ -424,6 +444,14 @@ mod tests {
         config = Config::local(NodeId(1), PathBuf::new());
         config.set_peer_timeout(60_000);
         assert_eq!(config.protocol.quiet_ns, 1_000_000_000);
+    }
+
+    #[test]
+    fn a_node_that_its_hosts_file_lacks_is_refused() {
+        let hosts = Hosts::parse("1 127.0.0.1\n2 127.0.0.2").unwrap();
+        assert!(must_list(&hosts, NodeId(2)).is_ok());
+        let error = must_list(&hosts, NodeId(5)).unwrap_err().to_string();
+        assert!(error.contains("DIPOLE_NID=5"), "{error}");
     }
 
     #[test]

@@ -9,7 +9,8 @@ use dipole_proto::wire::{RefusedReason, ResetReason};
 
 use crate::address::Address;
 use crate::key::KeyMismatch;
-use crate::limits::{LimitReached, LimitsError};
+use crate::limits::LimitReached;
+use crate::lines::FileError;
 
 /// Why a peer process is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -86,7 +87,7 @@ pub enum OpenError {
     /// This process, or this user on this node, has as much as it may.
     Limit(LimitReached),
     /// What this user may have cannot be known.
-    UserLimits(LimitsError),
+    UserLimits(FileError),
     /// The sockets cannot be opened.
     Link {
         /// The address to bind.

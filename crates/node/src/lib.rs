@@ -41,7 +41,7 @@ mod node;
 mod progress;
 mod stats;
 
-use dipole_naming::{address, environment, key, limits, liveness};
+use dipole_naming::{address, environment, key, limits, lines, liveness};
 
 pub use address::{Address, AddressError, EndpointId, NodeId};
 pub use config::{Config, ConfigError, Links, variables};
@@ -55,6 +55,7 @@ pub use error::{CloseError, GoneReason, OpenError, ReceiveError, SendError, Targ
 pub use hosts::MAX_CARDS;
 pub use inbox::{Message, Pool};
 pub use key::{ClusterKey, KEY_BYTES, KeyError, KeyMismatch, MAC_BYTES, MacKey};
-pub use limits::{Bound, LIMITS_FILE, LimitReached, LimitsError, UserLimits};
+pub use limits::{Bound, LIMITS_FILE, LimitReached, UserLimits};
+pub use lines::FileError;
 pub use node::Node;
 pub use stats::Stats;

@@ -459,7 +459,7 @@ fn what_the_administrator_allows_counts_whatever_the_environment_says() {
         found.contains("THEN: user 60001 has 2 endpoints"),
         "{found}"
     );
-    assert!(found.contains("line 2 of /etc/dipole/limits"), "{found}");
+    assert!(found.contains("/etc/dipole/limits:2"), "{found}");
     let found = run("* processes=0\n");
     assert!(
         found.contains("REFUSED: user 60001 has 0 processes"),
@@ -467,7 +467,7 @@ fn what_the_administrator_allows_counts_whatever_the_environment_says() {
     );
     let found = run("* endpoints=two\n");
     assert!(
-        found.contains("REFUSED: line 1 of /etc/dipole/limits is wrong"),
+        found.contains("REFUSED: /etc/dipole/limits:1: found"),
         "{found}"
     );
 }

@@ -67,7 +67,7 @@ impl Plan {
             set(RESTARTS, restarts.to_string().into());
         }
         if let Some(given) = &host.runtime_dir {
-            set("DIPOLE_RUNTIME_DIR", given.into());
+            set("DIPOLE_RUNTIME_DIR", given.to_string().into());
         } else if self.hosts.is_none() {
             set("DIPOLE_RUNTIME_DIR", default_runtime_dir().into());
         }

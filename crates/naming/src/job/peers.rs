@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::{JobError, Lookup, node_at};
 use crate::hosts::{Host, Hosts};
+use crate::lines::Word;
 
 /// Pauses between two attempts to resolve a name.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
@@ -86,7 +87,7 @@ impl Names {
                 slots: 1,
                 ssh: None,
                 runtime_dir: None,
-                name: Some(name.clone()),
+                name: Word::new(name),
             });
         }
         Ok(Hosts::of(entries))

@@ -101,7 +101,7 @@ fn in_file(names: &[String], hosts: &Hosts) -> Result<Vec<NodeId>, JobError> {
     names
         .iter()
         .map(|name| {
-            let known = |host: &&Host| host.name.as_ref() == Some(name);
+            let known = |host: &&Host| host.name.as_deref() == Some(name.as_str());
             hosts
                 .iter()
                 .find(known)

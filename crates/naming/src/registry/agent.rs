@@ -13,8 +13,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::FlockOperation;
 
 use super::answer::{Answers, Reply, bound, settled};
-use super::directory::flock;
-use super::folder::{failed, open_lock};
+use super::folder::{failed, flock, open_lock};
 use super::holder::Holder;
 use super::messages::{QUESTION_BYTES, Question};
 use super::{Registry, RegistryError, is_locked, random_number};

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use super::folder::{self, failed};
-use super::{RegistryError, owner};
+use super::folder::failed;
+use super::{RegistryError, owner, sweep};
 use crate::limits::{LimitReached, UserLimits};
 
 /// Refuses this process if the user has as many others as they may. Call it locked.
@@ -37,7 +37,7 @@ pub(super) fn admit_endpoint(folder: &Path, limits: &UserLimits) -> Result<(), R
         return Ok(());
     }
     // Those of the dead do not count.
-    folder::sweep(folder)?;
+    sweep::sweep(folder)?;
     if !is_full()? {
         return Ok(());
     }

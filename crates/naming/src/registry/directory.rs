@@ -29,7 +29,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::FlockOperation;
 
 use super::answer::{Answers, Reply, bound};
-use super::folder::{failed, open_lock};
+use super::folder::{failed, flock, open_lock};
 use super::holder::Holder;
 use super::messages::ProbeLength;
 use super::{Registry, RegistryError, agent};
@@ -196,16 +196,6 @@ fn run(service: &Service, lock: &File, path: &Path) {
                 services().remove(&service.key);
                 return;
             }
-        }
-    }
-}
-
-/// Waits for a lock.
-pub(super) fn flock(file: &File, operation: FlockOperation) -> io::Result<()> {
-    loop {
-        match rustix::fs::flock(file, operation) {
-            Err(rustix::io::Errno::INTR) => {}
-            done => return done.map_err(io::Error::from),
         }
     }
 }

@@ -1,14 +1,14 @@
-//! The directory itself: made, checked, locked for a change, swept.
+//! The registry's directory: made, checked, locked for a change.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::fs::FlockOperation;
 
-use super::{BOARD_PREFIX, RegistryError, SOCKET_PREFIX, owner};
+use super::RegistryError;
 
 /// Nobody changes the directory for longer than this unless it was stopped.
 const STUCK: Duration = Duration::from_secs(10);
@@ -54,16 +54,16 @@ pub(super) fn make_private(path: &Path) -> Result<(), RegistryError> {
     Ok(())
 }
 
-/// Refuses a directory that somebody could put another in the place of: one of those it
-/// lies in can be changed by everybody.
+/// Refuses a directory that another user could replace: its group or everybody can write to one
+/// of the directories that it lies in.
 pub(super) fn check_way(path: &Path) -> Result<(), RegistryError> {
     let whole = path.canonicalize().map_err(failed("checking", path))?;
     for parent in whole.ancestors().skip(1) {
         let mode = std::fs::metadata(parent)
             .map_err(failed("checking", parent))?
             .mode();
-        // In a sticky one, as /tmp, nobody moves what is another's.
-        if mode & 0o002 != 0 && mode & 0o1000 == 0 {
+        // In a sticky directory such as /tmp only the owner of an entry can replace it.
+        if mode & 0o022 != 0 && mode & 0o1000 == 0 {
             return Err(RegistryError::LooseParent {
                 path: path.to_owned(),
                 parent: parent.to_owned(),
@@ -121,6 +121,16 @@ pub(super) fn lock(folder: &Path) -> Result<Guard, RegistryError> {
     }
 }
 
+/// Waits for a lock.
+pub(super) fn flock(file: &File, operation: FlockOperation) -> io::Result<()> {
+    loop {
+        match rustix::fs::flock(file, operation) {
+            Err(rustix::io::Errno::INTR) => {}
+            done => return done.map_err(io::Error::from),
+        }
+    }
+}
+
 /// Opens a lock file, which is made once and never removed.
 pub(super) fn open_lock(path: &Path) -> Result<File, RegistryError> {
     OpenOptions::new()
@@ -141,70 +151,4 @@ pub(super) fn remove(path: &Path) -> Result<(), RegistryError> {
         }
         _ => Ok(()),
     }
-}
-
-/// True if a living owner has this incarnation, or cannot be read.
-pub(super) fn lives(folder: &Path, incarnation: u64) -> Result<bool, RegistryError> {
-    let wanted = format!("{incarnation:016x}");
-    for entry in std::fs::read_dir(folder).map_err(failed("reading", folder))? {
-        let entry = entry.map_err(failed("reading", folder))?;
-        let is_owner = entry
-            .file_name()
-            .to_str()
-            .is_some_and(|name| name.starts_with("owner-"));
-        if is_owner
-            && owner::incarnation(&entry.path()).is_none_or(|found| found == wanted)
-            && owner::is_alive(&entry.path())?
-        {
-            return Ok(true);
-        }
-    }
-    Ok(false)
-}
-
-/// Removes the files of dead owners and the endpoints that name them. Call it locked.
-pub(super) fn sweep(folder: &Path) -> Result<(), RegistryError> {
-    let mut owners: Vec<PathBuf> = Vec::new();
-    let mut endpoints: Vec<PathBuf> = Vec::new();
-    // Files named after an incarnation, and which.
-    let mut incarnate: Vec<(PathBuf, String)> = Vec::new();
-    for entry in std::fs::read_dir(folder).map_err(failed("reading", folder))? {
-        let entry = entry.map_err(failed("reading", folder))?;
-        let name = entry.file_name();
-        let Some(name) = name.to_str() else { continue };
-        if name.starts_with("owner-") {
-            owners.push(entry.path());
-        } else if name.starts_with("endpoint-") {
-            endpoints.push(entry.path());
-        } else if let Some(incarnation) = [SOCKET_PREFIX, BOARD_PREFIX]
-            .iter()
-            .find_map(|prefix| name.strip_prefix(prefix)?.get(..16))
-        {
-            incarnate.push((entry.path(), incarnation.to_owned()));
-        }
-    }
-    let mut living = Vec::new();
-    for path in owners {
-        if owner::is_alive(&path)? {
-            living.push(owner::incarnation(&path));
-        } else {
-            remove(&path)?;
-        }
-    }
-    for link in endpoints {
-        // Follows the link: an endpoint whose owner is gone leads nowhere.
-        if matches!(link.try_exists(), Ok(false)) {
-            remove(&link)?;
-        }
-    }
-    // An owner that cannot be read may be the one of any file.
-    if living.iter().all(Option::is_some) {
-        for (path, incarnation) in incarnate {
-            let lives = living.iter().flatten().any(|one| *one == incarnation);
-            if !lives {
-                remove(&path)?;
-            }
-        }
-    }
-    Ok(())
 }

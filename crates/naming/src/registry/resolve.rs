@@ -98,9 +98,8 @@ impl fmt::Display for ResolveError {
                 hosts: KnownBy::Nothing,
             } => write!(
                 f,
-                "cannot find endpoint {address}: node {} is not this one and there is no hosts \
-                 file; name one (DIPOLE_HOSTS), or let an agent of this node find the others \
-                 (`dipole agent --discover`)",
+                "node {} is not this one and there is no hosts file; name one (DIPOLE_HOSTS), or \
+                 let an agent of this node find the others (`dipole agent --discover`)",
                 address.node
             ),
             ResolveError::UnknownNode {
@@ -108,32 +107,30 @@ impl fmt::Display for ResolveError {
                 hosts: KnownBy::Agent { waited },
             } => write!(
                 f,
-                "cannot find endpoint {address}: this node's agent did not hear of node {} within \
-                 {waited:.1?}; does an agent run there, and here (`dipole agent status`)?",
-                address.node
+                "this node's agent did not hear of node {} within {:.1} s; does an agent run \
+                 there, and here (`dipole agent status`)?",
+                address.node,
+                waited.as_secs_f64()
             ),
             ResolveError::UnknownNode { address, .. } => write!(
                 f,
-                "cannot find endpoint {address}: the hosts file has no node {}; add a line \
-                 `{} ADDRESS`",
+                "the hosts file has no node {}; add a line `{} ADDRESS`",
                 address.node, address.node
             ),
-            ResolveError::NoSuchEndpoint { address, waited } => write!(
+            ResolveError::NoSuchEndpoint { waited, .. } => write!(
                 f,
-                "endpoint {address} was not opened by anybody within {waited:.1?}; is the program \
-                 that opens it running, by the same user and with the same runtime directory?"
+                "nobody opened it within {:.1} s; is the program that opens it running, by the \
+                 same user and with the same runtime directory?",
+                waited.as_secs_f64()
             ),
             ResolveError::NoAnswer {
-                address,
                 directory,
                 waited,
                 cause,
+                ..
             } => {
-                write!(
-                    f,
-                    "cannot find endpoint {address}: nobody answered at {directory} within \
-                     {waited:.1?}"
-                )?;
+                let seconds = waited.as_secs_f64();
+                write!(f, "nobody answered at {directory} within {seconds:.1} s")?;
                 if let Some(cause) = cause {
                     write!(f, " ({cause})")?;
                 }
@@ -147,8 +144,8 @@ impl fmt::Display for ResolveError {
                 answered,
             } => write!(
                 f,
-                "cannot find endpoint {address}: at {directory} node {answered} answers, not node \
-                 {}; correct the hosts file or DIPOLE_NID there",
+                "at {directory} node {answered} answers, not node {}; correct the hosts file or \
+                 DIPOLE_NID there",
                 address.node
             ),
             ResolveError::OtherCluster {
@@ -158,8 +155,7 @@ impl fmt::Display for ResolveError {
                 fingerprint,
             } => write!(
                 f,
-                "cannot find endpoint {address}: node {} at {directory} tells this process \
-                 nothing: {}",
+                "node {} at {directory} tells this process nothing: {}",
                 address.node,
                 mismatch.explain(fingerprint.as_deref())
             ),

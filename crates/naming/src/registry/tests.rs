@@ -275,6 +275,18 @@ fn a_directory_that_others_can_change_or_own_is_refused() {
     std::fs::set_permissions(&open, std::fs::Permissions::from_mode(0o777)).unwrap();
     let refused = Registry::open(&open, NodeId(1)).unwrap_err();
     assert!(matches!(refused, RegistryError::OpenToOthers { .. }));
+    let own = open.join("own");
+    for (mode, is_refused) in [
+        (0o777, true),
+        (0o775, true),
+        (0o1775, false),
+        (0o755, false),
+    ] {
+        std::fs::set_permissions(&open, std::fs::Permissions::from_mode(mode)).unwrap();
+        let opened = Registry::open(&own, NodeId(1));
+        let is_loose = matches!(opened, Err(RegistryError::LooseParent { .. }));
+        assert_eq!(is_loose, is_refused, "{mode:o}: {opened:?}");
+    }
     let link = folder.path().join("link");
     symlink(folder.path(), &link).unwrap();
     let refused = Registry::open(&link, NodeId(1)).unwrap_err();

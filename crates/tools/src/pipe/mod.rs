@@ -13,7 +13,8 @@ use std::io;
 use std::path::PathBuf;
 
 use clap::Args;
-use dipole_node::hosts::{Hosts, HostsError};
+use dipole_naming::lines::FileError;
+use dipole_node::hosts::Hosts;
 use dipole_node::{
     Address, Config, ConfigError, EndpointId, FaultPlan, NodeId, OpenError, ReceiveError,
     SendError, TargetError,
@@ -50,7 +51,7 @@ struct PipeArgs {
 #[derive(Debug)]
 enum PipeError {
     Config(ConfigError),
-    Hosts(HostsError),
+    Hosts(FileError),
     Fault {
         plan: String,
         reason: String,

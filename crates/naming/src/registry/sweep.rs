@@ -1,0 +1,72 @@
+//! Which owners live, and the end of what dead ones left.
+
+use std::path::{Path, PathBuf};
+
+use super::folder::{failed, remove};
+use super::{BOARD_PREFIX, RegistryError, SOCKET_PREFIX, owner};
+
+/// True if a living owner has this incarnation, or cannot be read.
+pub(super) fn lives(folder: &Path, incarnation: u64) -> Result<bool, RegistryError> {
+    let wanted = format!("{incarnation:016x}");
+    for entry in std::fs::read_dir(folder).map_err(failed("reading", folder))? {
+        let entry = entry.map_err(failed("reading", folder))?;
+        let is_owner = entry
+            .file_name()
+            .to_str()
+            .is_some_and(|name| name.starts_with("owner-"));
+        if is_owner
+            && owner::incarnation(&entry.path()).is_none_or(|found| found == wanted)
+            && owner::is_alive(&entry.path())?
+        {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Removes the files of dead owners and the endpoints that name them. Call it locked.
+pub(super) fn sweep(folder: &Path) -> Result<(), RegistryError> {
+    let mut owners: Vec<PathBuf> = Vec::new();
+    let mut endpoints: Vec<PathBuf> = Vec::new();
+    // Files named after an incarnation, and which.
+    let mut incarnate: Vec<(PathBuf, String)> = Vec::new();
+    for entry in std::fs::read_dir(folder).map_err(failed("reading", folder))? {
+        let entry = entry.map_err(failed("reading", folder))?;
+        let name = entry.file_name();
+        let Some(name) = name.to_str() else { continue };
+        if name.starts_with("owner-") {
+            owners.push(entry.path());
+        } else if name.starts_with("endpoint-") {
+            endpoints.push(entry.path());
+        } else if let Some(incarnation) = [SOCKET_PREFIX, BOARD_PREFIX]
+            .iter()
+            .find_map(|prefix| name.strip_prefix(prefix)?.get(..16))
+        {
+            incarnate.push((entry.path(), incarnation.to_owned()));
+        }
+    }
+    let mut living = Vec::new();
+    for path in owners {
+        if owner::is_alive(&path)? {
+            living.push(owner::incarnation(&path));
+        } else {
+            remove(&path)?;
+        }
+    }
+    for link in endpoints {
+        // Follows the link: an endpoint whose owner is gone leads nowhere.
+        if matches!(link.try_exists(), Ok(false)) {
+            remove(&link)?;
+        }
+    }
+    // An owner that cannot be read may be the one of any file.
+    if living.iter().all(Option::is_some) {
+        for (path, incarnation) in incarnate {
+            let lives = living.iter().flatten().any(|one| *one == incarnation);
+            if !lives {
+                remove(&path)?;
+            }
+        }
+    }
+    Ok(())
+}
