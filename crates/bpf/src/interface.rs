@@ -4,9 +4,10 @@ use std::io;
 use std::net::IpAddr;
 
 use dipole_link::sys;
+use serde::{Deserialize, Serialize};
 
 /// A network interface.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CardId {
     /// Its index in its network namespace.
     pub index: u32,
