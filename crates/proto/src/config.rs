@@ -32,7 +32,7 @@ pub struct Config {
     /// Packets in flight to or from one peer. What flies must stay in the processor's
     /// cache: on a virtual card 256 packets of 1472 bytes carried twice what 1024 did.
     pub session_packets: u32,
-    /// Peers at most; a hello beyond is refused.
+    /// Peers at most; a hello beyond is refused, unless idle ones turn out to be dead.
     pub max_peers: u32,
     /// Bytes of received messages held for the application, all peers together.
     pub pool_bytes: u64,
@@ -57,6 +57,8 @@ pub struct Config {
     pub quiet_ns: u64,
     /// Silence after which a peer that owes an answer, and for which nobody vouches, is gone.
     pub peer_timeout_ns: u64,
+    /// How often a peer is asked whether it lives if nothing else is said.
+    pub idle_check_ns: u64,
     /// Trailers offered.
     pub trailers: Trailers,
     /// With a subkey of the cluster key, only who proves to hold that key gets a session.
@@ -84,6 +86,7 @@ impl Default for Config {
             max_timeout_ns: 250 * MILLISECOND,
             quiet_ns: SECOND,
             peer_timeout_ns: 3 * SECOND,
+            idle_check_ns: 300 * SECOND,
             trailers: Trailers::CRC32C,
             key: None,
         }

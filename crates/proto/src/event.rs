@@ -4,7 +4,7 @@ use core::fmt;
 use core::ops::Range;
 
 use crate::send::Slot;
-use crate::wire::{RefusedReason, ResetReason};
+use crate::wire::{Address, RefusedReason, ResetReason};
 
 /// A remote process that a session leads to, or led to. It is the connection id
 /// that the peer's packets carry; ids of ended sessions are not used again soon.
@@ -150,6 +150,12 @@ pub enum Event {
     Quiet {
         /// Who.
         peer: PeerId,
+    },
+    /// A process was turned away because there are as many peers as there may be, and none of
+    /// the idle ones is dead. Told once a second at most.
+    TooManyPeers {
+        /// Where it is.
+        from: Address,
     },
     /// What is known of the ways to a peer has changed; all of it is told by
     /// [`Machine::lanes`](crate::Machine::lanes).

@@ -7,8 +7,9 @@ mod view;
 pub use packets::Addressed;
 
 use alloc::boxed::Box;
-use alloc::collections::{BTreeMap, VecDeque};
+use alloc::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 use alloc::vec::Vec;
+use core::cmp::Reverse;
 
 use crate::config::{Config, MAX_MESSAGE_BYTES};
 use crate::error::{BeginError, ConnectError};
@@ -33,6 +34,17 @@ pub struct Machine {
     shared: Shared,
     sessions: Vec<Option<Box<Session>>>,
     by_home: BTreeMap<Address, u32>,
+    /// Open sessions by the peer's incarnation, and by its connection id.
+    by_incarnation: BTreeMap<u64, u32>,
+    by_connection: BTreeSet<(u32, u32)>,
+    /// Unused places in `sessions`, lowest first.
+    unused: BinaryHeap<Reverse<u32>>,
+    /// Idle peers that were asked last whether they live, to make room.
+    asked_to_stay: Vec<PeerId>,
+    /// When that may be asked again although all of them did.
+    next_sweep_at: Instant,
+    /// When the caller may be told again that somebody was turned away.
+    tell_full_at: Instant,
     incarnation: u64,
     lanes: Vec<LaneAddress>,
     cookies: Cookies,
@@ -58,6 +70,12 @@ impl Machine {
             shared: Shared::new(config),
             sessions: Vec::new(),
             by_home: BTreeMap::new(),
+            by_incarnation: BTreeMap::new(),
+            by_connection: BTreeSet::new(),
+            unused: BinaryHeap::new(),
+            asked_to_stay: Vec::new(),
+            next_sweep_at: Instant(0),
+            tell_full_at: Instant(0),
             incarnation: incarnation.max(1),
             lanes: lanes.to_vec(),
             cookies: Cookies::new(secret),
@@ -99,7 +117,8 @@ impl Machine {
     /// `incarnation` is the process meant, zero for whoever is there.
     ///
     /// # Errors
-    /// [`ConnectError::TooManyPeers`].
+    /// [`ConnectError::TooManyPeers`]; idle peers are asked then whether they live, so that
+    /// there may be room a little later.
     pub fn connect(
         &mut self,
         now: Instant,
@@ -112,11 +131,9 @@ impl Machine {
             return Ok(session.id);
         }
         // The same process, met by another of its cards.
-        let mut sessions = self.sessions.iter().flatten();
-        let met = sessions.find(|session| {
-            incarnation != 0 && session.is_open() && session.remote.incarnation == incarnation
-        });
-        if let Some(session) = met {
+        let met = self.by_incarnation.get(&incarnation);
+        let met = met.filter(|_| incarnation != 0);
+        if let Some(session) = met.and_then(|index| self.sessions[*index as usize].as_deref()) {
             return Ok(session.id);
         }
         let retry_ns = 4 * self.shared.config.min_timeout_ns;
@@ -125,11 +142,12 @@ impl Machine {
             retry_at: now.after(retry_ns),
             retry_ns,
         };
-        let id = self
-            .add_session(home, phase, now)
-            .ok_or(ConnectError::TooManyPeers {
+        let Some(id) = self.add_session(home, phase, now) else {
+            self.is_making_room(now);
+            return Err(ConnectError::TooManyPeers {
                 limit: self.shared.config.max_peers,
-            })?;
+            });
+        };
         if let Some(session) = self.session_mut(id) {
             session.remote.incarnation = incarnation;
         }
@@ -617,15 +635,14 @@ impl Machine {
 
     fn add_session(&mut self, home: Address, phase: Phase, now: Instant) -> Option<PeerId> {
         let limit = self.shared.config.max_peers.min((1 << INDEX_BITS) - 1) as usize;
-        let index = match self.sessions.iter().position(Option::is_none) {
-            Some(index) => index,
+        let index = match self.unused.pop() {
+            Some(Reverse(index)) => index,
             None if self.sessions.len() < limit => {
                 self.sessions.push(None);
-                self.sessions.len() - 1
+                u32::try_from(self.sessions.len() - 1).ok()?
             }
             None => return None,
         };
-        let index = u32::try_from(index).ok()?;
         let connection = (self.next_random() << INDEX_BITS | index).max(1 << INDEX_BITS | index);
         let id = PeerId(connection);
         let secret = self.cookies.session_secret(connection);
@@ -642,12 +659,57 @@ impl Machine {
         let Some(session) = self.sessions[peer.index()].take() else {
             return;
         };
+        let index = session_index(peer);
         if session.is_open() {
             self.shared.processes -= 1;
+            let incarnation = session.remote.incarnation;
+            if self.by_incarnation.get(&incarnation) == Some(&index) {
+                self.by_incarnation.remove(&incarnation);
+            }
+            self.by_connection
+                .remove(&(session.remote.connection, index));
         }
+        self.unused.push(Reverse(index));
         self.by_home.remove(&session.home);
         self.timers.disarm(session_index(peer));
         session.end(reason, &mut self.shared);
+    }
+
+    /// All places are taken: true if idle peers are asked whether they live, so that there may
+    /// be one soon. Looks at all peers, but seldom: again only after one has turned out dead,
+    /// or a while after all have answered.
+    fn is_making_room(&mut self, now: Instant) -> bool {
+        let asked = core::mem::take(&mut self.asked_to_stay);
+        let sessions = |peer: &PeerId| self.session(*peer);
+        if asked
+            .iter()
+            .filter_map(sessions)
+            .any(Session::is_asked_to_stay)
+        {
+            self.asked_to_stay = asked;
+            return true;
+        }
+        let all_live = asked.iter().all(|peer| self.session(*peer).is_some());
+        if all_live && now < self.next_sweep_at {
+            self.asked_to_stay = asked;
+            return false;
+        }
+        let config = &self.shared.config;
+        let (quiet_ns, patience_ns) = (config.quiet_ns, config.peer_timeout_ns / 4);
+        self.next_sweep_at = now.after(config.peer_timeout_ns);
+        let sessions = self.sessions.iter().flatten();
+        let mut idle: Vec<(Instant, PeerId)> = sessions
+            .filter_map(|session| Some((session.idle_since()?, session.id)))
+            .filter(|(heard, _)| now.since(*heard) >= quiet_ns)
+            .collect();
+        idle.sort_unstable();
+        idle.truncate(MOST_ASKED_TO_STAY);
+        let by = now.after(patience_ns);
+        for (_, peer) in &idle {
+            self.with(*peer, |session, _| session.evict_unless_heard(by, now));
+        }
+        self.asked_to_stay = idle.into_iter().map(|(_, peer)| peer).collect();
+        !self.asked_to_stay.is_empty()
     }
 
     fn retry_oversize(&mut self, now: Instant, edge: EdgeId) {
@@ -724,6 +786,9 @@ impl Machine {
         u32::try_from((mixed ^ mixed >> 31) >> 32).unwrap_or(1)
     }
 }
+
+/// Idle peers that are asked at once whether they live, when others want their places.
+const MOST_ASKED_TO_STAY: usize = 64;
 
 /// A step that comes later than this after its time: the silence is our own.
 const ABSENCE_NS: u64 = 10 * crate::time::MILLISECOND;

@@ -179,6 +179,8 @@ pub(crate) struct Session {
     doubted: bool,
     pub(crate) last_heard: Instant,
     keepalive_at: Instant,
+    /// When the peer must have answered, since others want its place.
+    evicted_at: Instant,
     /// Somebody waits for this peer: ask now and then whether it lives.
     watched: bool,
     expecting: bool,
@@ -237,6 +239,7 @@ impl Session {
             doubted: false,
             last_heard: now,
             keepalive_at: Instant::NEVER,
+            evicted_at: Instant::NEVER,
             watched: false,
             expecting: false,
             sender_period: u64::MAX,
@@ -515,6 +518,7 @@ impl Session {
         self.last_heard = now;
         self.unanswered = 0;
         self.doubted = false;
+        self.evicted_at = Instant::NEVER;
         self.asked_at = (!self.window.is_empty() || !self.wanting.is_empty()).then_some(now);
     }
 
@@ -545,11 +549,32 @@ impl Session {
     }
 
     fn rest_keepalive(&mut self, now: Instant, shared: &Shared) {
-        self.keepalive_at = if self.needs_keepalive() {
-            now.after(shared.config.peer_timeout_ns / 4)
-        } else {
-            Instant::NEVER
-        };
+        self.keepalive_at = now.after(self.keepalive_ns(shared));
+    }
+
+    fn keepalive_ns(&self, shared: &Shared) -> u64 {
+        match self.needs_keepalive() {
+            true => shared.config.peer_timeout_ns / 4,
+            false => shared.config.idle_check_ns,
+        }
+    }
+
+    /// When the peer was last heard, if nothing is owed to or by it.
+    pub(crate) fn idle_since(&self) -> Option<Instant> {
+        let idle = self.is_open() && self.asked_at.is_none() && self.loose.is_empty();
+        idle.then_some(self.last_heard)
+    }
+
+    /// Others want the place of this idle peer: it must answer by then, or is gone.
+    pub(crate) fn evict_unless_heard(&mut self, by: Instant, now: Instant) {
+        self.evicted_at = by;
+        self.prod_due = true;
+        self.ask(now);
+    }
+
+    /// True while the peer has not answered that question.
+    pub(crate) fn is_asked_to_stay(&self) -> bool {
+        self.evicted_at != Instant::NEVER
     }
 
     fn out_id(&self, index: u32) -> EdgeId {

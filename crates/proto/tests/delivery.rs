@@ -4,6 +4,7 @@
 #![allow(
     missing_docs,
     unreachable_pub,
+    dead_code,
     clippy::cast_possible_truncation,
     reason = "tests"
 )]

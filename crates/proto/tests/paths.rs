@@ -10,9 +10,9 @@
 
 mod pair;
 
-use dipole_proto::wire::{Header, Record};
+use dipole_proto::wire::{Address, Header, Hello, Kind, LaneAddress, Record};
 use dipole_proto::{
-    BeginError, Config, Drop, EdgeId, Frame, LaneState, LaneStatus, PathChange, PeerId,
+    BeginError, Config, Drop, EdgeId, Frame, LaneState, LaneStatus, PathChange, PeerId, Seal,
 };
 use pair::{BRIDGE, Wire};
 
@@ -170,7 +170,8 @@ fn a_lost_card_is_told_asked_while_there_is_traffic_and_used_when_it_answers_aga
     let (sent, probes) = (wire.sent, wire.hosts[0].machine.stats().probes);
     wire.run(600 * SECOND, |_| false);
     assert_eq!(wire.hosts[0].machine.stats().probes, probes);
-    assert_eq!(wire.sent, sent, "a session at rest sends nothing");
+    let asked = wire.sent - sent;
+    assert!(asked <= 8, "{asked} packets of a session at rest in 600 s");
     wire.dead_networks = vec![];
     while states(&wire, 0, edge.peer).contains(&LaneState::Silent) {
         send_megabytes(&mut wire, edge, 1);
@@ -263,4 +264,83 @@ fn a_process_that_is_met_by_another_card_is_the_same() {
     (second.ip[14], second.port) = (1, 3);
     let again = wire.hosts[0].machine.connect(now, second, incarnation);
     assert_eq!(again, Ok(edge.peer));
+}
+
+#[test]
+fn addresses_that_a_peer_names_and_that_do_not_answer_get_little_however_much_is_sent() {
+    // Cards 5 to 7 are a bystander's.
+    let config = Config {
+        packet_bytes: 8972,
+        frames: 4096,
+        ..Config::default()
+    };
+    let mut wire = Wire::with_networks(43, &[&[0], &[0, 5, 6, 7]], &config);
+    wire.dead_networks = vec![5, 6, 7];
+    wire.seen = Some(Vec::new());
+    let edge = open_by(&mut wire, 0);
+    let check = |wire: &Wire| {
+        let seen = wire.seen.as_ref().expect("kept");
+        let bytes = |chosen: &dyn Fn(&Address, &Address) -> bool| {
+            let packets = seen.iter().filter(|(from, to, _)| chosen(from, to));
+            packets.map(|(.., bytes)| bytes.len()).sum::<usize>()
+        };
+        let received = bytes(&|_, to| to.ip[15] == 1);
+        let astray = bytes(&|_, to| to.ip[14] >= 5);
+        assert!(astray <= 3 * received, "{astray} bytes for {received}");
+        let mut packets = seen.iter().filter(|(_, to, _)| to.ip[14] >= 5);
+        assert!(
+            packets.all(|(.., bytes)| bytes.len() < 100),
+            "short ones only"
+        );
+        astray
+    };
+    check(&wire);
+    wire.run(2 * SECOND, |_| false);
+    assert!(check(&wire) > 0, "they are asked");
+    send_megabytes(&mut wire, edge, 8);
+    assert!(check(&wire) < 10_000);
+}
+
+#[test]
+fn a_peer_that_names_none_of_its_own_addresses_gets_answers_where_it_asked_from() {
+    // The second host says hello from a translated address, and names another's.
+    let mut wire = Wire::with_networks(44, &[&[0], &[5]], &Config::default());
+    let lanes = [(0, false), (1, true)].map(|(lane, bulk)| LaneAddress {
+        lane,
+        bulk,
+        address: Address {
+            port: 1 + u16::from(lane),
+            ..wire.hosts[1].home
+        },
+    });
+    let mut from = wire.hosts[1].home;
+    from.ip[14] = 0;
+    let mut hello = Hello::new(&lanes);
+    (hello.connection, hello.incarnation) = (77, 88);
+    (hello.max_packet_bytes, hello.window_packets) = (1472, 64);
+    let letter = |hello: &Hello| {
+        let mut bytes = vec![0; 300];
+        let length = 32 + hello.emit(&mut bytes[32..]);
+        let mut header = Header::handshake(Kind::Hello, 0);
+        header.length = length as u16 + 4;
+        header.emit(&mut bytes);
+        bytes.truncate(length);
+        pair::close(&mut bytes, Seal::OPEN, None);
+        bytes
+    };
+    let now = wire.now;
+    let host = &mut wire.hosts[0];
+    host.take(now, from, &letter(&hello));
+    let challenge = host.machine.poll_transmit(now, &mut host.pool);
+    assert_eq!(challenge.expect("an answer").to, from);
+    hello.cookie = host.scratch_u64(32);
+    host.take(now, from, &letter(&hello));
+    let peer = host.connected[0];
+    let states: Vec<_> = host
+        .machine
+        .lanes(peer)
+        .map(|lane| (lane.to, lane.state))
+        .collect();
+    assert_eq!(states[0], (from, LaneState::Answers));
+    assert_eq!(states[1].1, LaneState::Waiting);
 }

@@ -159,6 +159,13 @@ impl Receivers<'_> {
                 tracing::debug!(%peer, node, "session open");
             }
             Event::Quiet { peer } => self.quiet.push(peer),
+            Event::TooManyPeers { from } => {
+                let from = crate::net::from_wire(from);
+                tracing::warn!(
+                    "{from} was turned away: there are as many peers as may be, and all live; \
+                     raise DIPOLE_MAX_PEERS"
+                );
+            }
             Event::Paths { peer, change } => self.path_changes.push((peer, change)),
             Event::Gone { peer, reason } => {
                 let entry = peer_entry(self.peers, peer);

@@ -8,7 +8,7 @@ use crate::key::Seal;
 use crate::machine::{Machine, session_index};
 use crate::session::{Phase, Session};
 use crate::stats::Drop;
-use crate::time::Instant;
+use crate::time::{Instant, SECOND};
 use crate::wire::{
     Address, Bye, CRC_BYTES, Challenge, Flags, Header, Hello, Kind, Malformed, Packet, Reset,
     ResetReason, Trailer,
@@ -281,8 +281,14 @@ impl Machine {
         let phase = Phase::Open;
         match self.add_session(from, phase, now) {
             Some(peer) => Ok(peer),
+            // It says hello again; by then there may be room.
+            None if self.is_making_room(now) => Err(Drop::Throttled),
             None => {
                 self.refuse(now, from, hello, ResetReason::TooManyPeers)?;
+                if now >= self.tell_full_at {
+                    self.tell_full_at = now.after(SECOND);
+                    self.shared.event(Event::TooManyPeers { from });
+                }
                 Err(Drop::Throttled)
             }
         }
@@ -300,6 +306,9 @@ impl Machine {
             now,
             &mut self.shared,
         );
+        let index = session_index(peer);
+        self.by_incarnation.insert(hello.incarnation, index);
+        self.by_connection.insert((hello.connection, index));
         self.shared.processes += 1;
         self.shared.event(Event::Connected {
             peer,
@@ -428,7 +437,11 @@ impl Machine {
                 reset.reason == ResetReason::UnknownConnection && named && speaks
             }
         };
-        let mut sessions = self.sessions.iter().flatten();
+        let named = (reset.connection, 0)..=(reset.connection, u32::MAX);
+        let open = self.by_connection.range(named);
+        let open = open.filter_map(|(_, index)| self.sessions[*index as usize].as_deref());
+        let opening = self.session(PeerId(reset.connection));
+        let mut sessions = opening.into_iter().chain(open);
         sessions
             .find(|session| concerned(session))
             .map(|session| session.id)

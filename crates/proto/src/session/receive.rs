@@ -478,9 +478,9 @@ impl Session {
                     bytes: payload,
                 });
                 self.hand_over_complete(index, shared);
-                if self.keepalive_at == Instant::NEVER {
-                    self.rest_keepalive(now, shared);
-                }
+                // What is held keeps memory: its sender is asked soon.
+                let soon = now.after(shared.config.peer_timeout_ns / 4);
+                self.keepalive_at = self.keepalive_at.min(soon);
             }
             Ok(Place::Discard) => {
                 shared.stats.messages_refused += 1;

@@ -30,6 +30,7 @@ impl Session {
             self.keepalive_at,
             self.probe_at(),
             self.sizing_at(),
+            self.evicted_at,
             silence,
         ]
         .into_iter()
@@ -39,9 +40,8 @@ impl Session {
 
     /// Lets due timers act; a reason if the peer must be given up.
     pub(crate) fn on_timers(&mut self, now: Instant, shared: &mut Shared) -> Option<GoneReason> {
-        if let Some(asked) = self.asked_at
-            && now >= asked.after(shared.config.peer_timeout_ns)
-        {
+        let asked_at = self.asked_at.unwrap_or(Instant::NEVER);
+        if now >= asked_at.after(shared.config.peer_timeout_ns) || now >= self.evicted_at {
             return Some(GoneReason::Silent);
         }
         if let Some(asked) = self.asked_at
@@ -83,8 +83,7 @@ impl Session {
         }
         if now >= self.keepalive_at {
             self.rest_keepalive(now, shared);
-            let quiet = now.since(self.last_heard) >= shared.config.peer_timeout_ns / 4;
-            if quiet && self.keepalive_at != Instant::NEVER {
+            if now.since(self.last_heard) >= self.keepalive_ns(shared) {
                 self.prod_due = true;
                 self.ask(now);
             }
@@ -97,6 +96,9 @@ impl Session {
     pub(crate) fn discount(&mut self, now: Instant, absence_ns: u64) {
         if let Some(asked) = &mut self.asked_at {
             *asked = asked.after(absence_ns).min(now);
+        }
+        if self.is_asked_to_stay() {
+            self.evicted_at = self.evicted_at.after(absence_ns);
         }
         if !self.tail.is_off() {
             let later = self.tail.at.after(absence_ns);

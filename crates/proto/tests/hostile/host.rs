@@ -168,7 +168,7 @@ impl Host {
                 Event::Released { slot } => self.ledger.give_back(slot),
                 Event::Connected { peer, .. } => self.edge = self.machine.edge(peer, 1, TARGET),
                 Event::Gone { peer, .. } => self.forget(peer),
-                Event::Quiet { .. } | Event::Paths { .. } => {}
+                Event::Quiet { .. } | Event::Paths { .. } | Event::TooManyPeers { .. } => {}
                 Event::Deliver { edge, bytes } => {
                     let message = Arrived::Whole(packet[bytes].to_vec());
                     self.unread.push_back((edge, message));

@@ -104,6 +104,7 @@ impl Scenario {
                 max_timeout_ns: TIMEOUT_NS,
                 quiet_ns: u64::MAX,
                 peer_timeout_ns: u64::MAX,
+                idle_check_ns: u64::MAX,
                 ..Config::default()
             },
             endpoints: vec![7],

@@ -90,6 +90,7 @@ pub struct Host {
     pub connected: Vec<PeerId>,
     pub gone: Vec<(PeerId, GoneReason)>,
     pub quiet: Vec<PeerId>,
+    pub turned_away: Vec<Address>,
     pub changes: Vec<PathChange>,
     pub refused: Vec<u64>,
     pub credits: usize,
@@ -213,6 +214,7 @@ impl Wire {
             connected: Vec::new(),
             gone: Vec::new(),
             quiet: Vec::new(),
+            turned_away: Vec::new(),
             changes: Vec::new(),
             refused: Vec::new(),
             credits: 0,
@@ -388,6 +390,12 @@ impl Host {
         self.machine.config().key.map(|key| key.0)
     }
 
+    /// Eight bytes of the last packet that lay in the scratch frame.
+    pub fn scratch_u64(&self, at: usize) -> u64 {
+        let bytes = self.pool.scratch[at..at + 8].try_into();
+        u64::from_le_bytes(bytes.expect("eight"))
+    }
+
     /// A packet comes; one whose checksum is wrong is counted as damaged.
     pub fn take(&mut self, now: Instant, from: Address, bytes: &[u8]) {
         if let Ok(mut addressed) = self.machine.address(now, from, bytes) {
@@ -415,6 +423,7 @@ impl Host {
                 Event::Connected { peer, .. } => self.connected.push(peer),
                 Event::Gone { peer, reason } => self.gone.push((peer, reason)),
                 Event::Quiet { peer } => self.quiet.push(peer),
+                Event::TooManyPeers { from } => self.turned_away.push(from),
                 Event::Paths { change, .. } => self.changes.push(change),
                 Event::Released { slot } => {
                     assert!(

@@ -1,0 +1,121 @@
+//! As many peers as there may be: who is turned away, who is found dead, who stays.
+
+#![allow(
+    missing_docs,
+    unreachable_pub,
+    dead_code,
+    clippy::cast_possible_truncation,
+    reason = "tests"
+)]
+
+mod pair;
+
+use dipole_proto::wire::ResetReason;
+use dipole_proto::{Config, EdgeId, GoneReason, PeerId};
+use pair::Wire;
+
+const SECOND: u64 = 1_000_000_000;
+
+fn with_room_for(peers: u32) -> Config {
+    Config {
+        max_peers: peers,
+        frames: 16,
+        ..Config::default()
+    }
+}
+
+/// Nothing reaches this host any more, nor does it do anything.
+fn kill(wire: &mut Wire, host: usize) {
+    let peers: Vec<PeerId> = wire.hosts[host].machine.peers().collect();
+    for peer in peers {
+        wire.hosts[host].machine.give_up(peer);
+    }
+    wire.hosts[host].home.ip[15] = 0;
+}
+
+/// The clients have opened a session with the first host, one after the other.
+fn join(wire: &mut Wire, clients: std::ops::RangeInclusive<usize>) -> Vec<EdgeId> {
+    wire.hosts[0].machine.open_endpoint(7, false);
+    let join = |client: usize| {
+        let peer = wire.connect(client, 0);
+        assert!(wire.run(SECOND, |wire| wire.hosts[client].machine.is_open(peer)));
+        let edge = wire.hosts[client].machine.edge(peer, 1, 7);
+        edge.expect("open")
+    };
+    clients.map(join).collect()
+}
+
+#[test]
+fn peers_that_died_idle_make_room_for_one_who_comes() {
+    let mut wire = Wire::new(1, 102, &with_room_for(100));
+    join(&mut wire, 1..=100);
+    for client in 1..=100 {
+        kill(&mut wire, client);
+    }
+    wire.run(10 * SECOND, |_| false);
+    assert_eq!(wire.hosts[0].machine.peers().count(), 100, "nobody asked");
+    let begun = wire.now;
+    let peer = wire.connect(101, 0);
+    assert!(wire.run(3 * SECOND, |wire| wire.hosts[101].machine.is_open(peer)));
+    assert!(wire.now.since(begun) < 2 * SECOND);
+    assert!(wire.hosts[0].turned_away.is_empty());
+    let gone = &wire.hosts[0].gone;
+    assert!(gone.iter().all(|(_, reason)| *reason == GoneReason::Silent));
+}
+
+#[test]
+fn a_caller_finds_room_too_a_little_later() {
+    let mut wire = Wire::new(2, 4, &with_room_for(2));
+    join(&mut wire, 1..=2);
+    kill(&mut wire, 1);
+    wire.run(2 * SECOND, |_| false);
+    let (home, now) = (wire.hosts[3].home, wire.now);
+    assert!(wire.hosts[0].machine.connect(now, home, 0).is_err());
+    wire.run(SECOND, |_| false);
+    let now = wire.now;
+    assert!(wire.hosts[0].machine.connect(now, home, 0).is_ok());
+    let gone: Vec<GoneReason> = wire.hosts[0].gone.iter().map(|gone| gone.1).collect();
+    assert_eq!(gone, [GoneReason::Silent], "the other lives");
+}
+
+#[test]
+fn strangers_that_keep_coming_take_no_live_peers_place_and_are_told() {
+    let mut wire = Wire::new(3, 12, &with_room_for(4));
+    let edges = join(&mut wire, 1..=4);
+    for round in 0..20 {
+        // The first two send now and then, the others have nothing to say.
+        for client in [1, 2] {
+            let now = wire.now;
+            let sent = wire.hosts[client].send(now, edges[client - 1], b"still here");
+            sent.expect("credit");
+        }
+        for stranger in 5..12 {
+            wire.connect(stranger, 0);
+        }
+        wire.run(SECOND / 2, |_| false);
+        let now = wire.now;
+        while wire.hosts[0].read(now).is_some() {}
+        assert!(wire.hosts[0].gone.is_empty(), "round {round}");
+    }
+    assert!(!wire.hosts[0].turned_away.is_empty());
+    let full = GoneReason::Reset(ResetReason::TooManyPeers);
+    for stranger in 5..12 {
+        let gone = &wire.hosts[stranger].gone;
+        assert!(!gone.is_empty() && gone.iter().all(|(_, reason)| *reason == full));
+    }
+}
+
+#[test]
+fn a_peer_that_died_idle_is_found_out_by_and_by_and_a_live_one_costs_little() {
+    let mut wire = Wire::new(4, 3, &Config::default());
+    join(&mut wire, 1..=2);
+    kill(&mut wire, 1);
+    let sent = wire.sent;
+    wire.run(310 * SECOND, |_| false);
+    let gone: Vec<GoneReason> = wire.hosts[0].gone.iter().map(|gone| gone.1).collect();
+    assert_eq!(gone, [GoneReason::Silent]);
+    wire.run(3000 * SECOND, |_| false);
+    assert!(wire.hosts[2].gone.is_empty());
+    let cost = wire.sent - sent;
+    assert!(cost <= 50, "{cost} packets in an hour");
+}
