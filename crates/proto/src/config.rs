@@ -59,6 +59,9 @@ pub struct Config {
     pub peer_timeout_ns: u64,
     /// How often a peer is asked whether it lives if nothing else is said.
     pub idle_check_ns: u64,
+    /// The number at which packets and units begin, the same for all processes: zero but for
+    /// those who want to see numbers outgrow 32 bits.
+    pub first_number: u32,
     /// Trailers offered.
     pub trailers: Trailers,
     /// With a subkey of the cluster key, only who proves to hold that key gets a session.
@@ -87,6 +90,7 @@ impl Default for Config {
             quiet_ns: SECOND,
             peer_timeout_ns: 3 * SECOND,
             idle_check_ns: 300 * SECOND,
+            first_number: 0,
             trailers: Trailers::CRC32C,
             key: None,
         }

@@ -45,6 +45,15 @@ pub struct Holes {
 const HORIZON: u64 = 60_000;
 
 impl Holes {
+    /// Of a stream whose first number is this.
+    pub(crate) fn starting_at(first: u64) -> Holes {
+        Holes {
+            next: first,
+            top: first,
+            missing: VecDeque::new(),
+        }
+    }
+
     /// The lowest number that has not arrived.
     #[must_use]
     pub fn next(&self) -> u64 {

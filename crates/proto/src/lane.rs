@@ -35,6 +35,14 @@ pub(crate) struct LaneOut {
 }
 
 impl LaneOut {
+    fn starting_at(first: u64) -> LaneOut {
+        LaneOut {
+            floor: first,
+            arrived: first,
+            sent: VecDeque::new(),
+        }
+    }
+
     /// The number that the next packet will carry.
     pub(crate) fn next(&self) -> u64 {
         self.floor + self.sent.len() as u64
@@ -140,6 +148,13 @@ pub(crate) struct LaneIn {
 }
 
 impl LaneIn {
+    fn starting_at(first: u64) -> LaneIn {
+        LaneIn {
+            holes: Holes::starting_at(first),
+            ..LaneIn::default()
+        }
+    }
+
     /// Lowest number that is missing.
     pub(crate) fn next(&self) -> u64 {
         self.holes.next()
@@ -228,16 +243,17 @@ pub(crate) struct Lane {
 }
 
 impl Lane {
-    pub(crate) fn new(id: u8, bulk: bool, to: Address, state: LaneState) -> Lane {
+    /// Packets are numbered from `first` on.
+    pub(crate) fn new(id: u8, bulk: bool, to: Address, state: LaneState, first: u64) -> Lane {
         Lane {
             id,
             bulk,
             to,
-            out: LaneOut::default(),
-            incoming: LaneIn::default(),
+            out: LaneOut::starting_at(first),
+            incoming: LaneIn::starting_at(first),
             strikes: 0,
             reach: Reach::new(state),
-            told: 0,
+            told: first,
             floor_due: false,
         }
     }

@@ -646,7 +646,8 @@ impl Machine {
         let connection = (self.next_random() << INDEX_BITS | index).max(1 << INDEX_BITS | index);
         let id = PeerId(connection);
         let secret = self.cookies.session_secret(connection);
-        let session = Session::new(id, home, phase, secret, now);
+        let first = u64::from(self.shared.config.first_number);
+        let session = Session::new(id, home, phase, secret, first, now);
         self.sessions[index as usize] = Some(Box::new(session));
         self.by_home.insert(home, index);
         Some(id)

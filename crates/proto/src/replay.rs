@@ -11,6 +11,13 @@ pub(crate) struct Replay {
 }
 
 impl Replay {
+    pub(crate) fn starting_at(first: u64) -> Replay {
+        Replay {
+            top: first,
+            seen: [0; WORDS],
+        }
+    }
+
     /// The number after the highest seen.
     pub(crate) fn top(&self) -> u64 {
         self.top

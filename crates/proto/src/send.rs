@@ -141,6 +141,14 @@ pub(crate) struct SendWindow {
 }
 
 impl SendWindow {
+    /// Units are numbered from `first` on.
+    pub(crate) fn starting_at(first: u64) -> SendWindow {
+        SendWindow {
+            base: first,
+            ..SendWindow::default()
+        }
+    }
+
     /// Takes a filled frame.
     pub(crate) fn queue(&mut self, slot: Slot, bulk: bool) {
         if bulk {

@@ -190,12 +190,13 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// `secret` is random and known to nobody else.
+    /// `secret` is random and known to nobody else; numbers begin at `first`.
     pub(crate) fn new(
         id: PeerId,
         home: Address,
         phase: Phase,
         secret: u64,
+        first: u64,
         now: Instant,
     ) -> Session {
         Session {
@@ -209,13 +210,13 @@ impl Session {
             lanes: Vec::new(),
             next_bulk_lane: 0,
             paths: Paths::new(secret),
-            control_number: 0,
-            control_seen: Replay::default(),
-            window: SendWindow::default(),
+            control_number: first,
+            control_seen: Replay::starting_at(first),
+            window: SendWindow::starting_at(first),
             pace: Pace::new(1),
             trip: RoundTrip::default(),
             loose: alloc::collections::VecDeque::new(),
-            units: Holes::default(),
+            units: Holes::starting_at(first),
             debt: AckDebt::NONE,
             edges_in: Vec::new(),
             edges_in_index: BTreeMap::new(),

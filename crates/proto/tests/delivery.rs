@@ -337,3 +337,23 @@ fn placements_reach_open_regions_only() {
     assert_eq!(wire.hosts[1].placed, [(3, 96, b"data".to_vec())]);
     assert_eq!(wire.hosts[1].machine.stats().dropped(Drop::Violation), 2);
 }
+
+#[test]
+fn numbers_outgrow_32_bits_unnoticed() {
+    for seed in 0..20 {
+        let config = Config {
+            first_number: u32::MAX - 40 * (seed as u32 % 3),
+            ..Config::default()
+        };
+        let (mut wire, edge) = connected(seed, &config);
+        (wire.loss, wire.duplicate, wire.reorder) = (0.1, 0.05, 0.1);
+        // Across the border with messages of one packet, and behind it.
+        converse(&mut wire, edge, 100, |index| (index as usize * 91) % 3000);
+        assert!(wire.hosts[0].machine.next_unit(edge.peer) > 1 << 32);
+        wire.run(SECOND, |_| false);
+        (wire.loss, wire.duplicate, wire.reorder) = (0.0, 0.0, 0.0);
+        let before = wire.hosts[0].machine.stats().repeats;
+        converse_from(&mut wire, edge, 100, 100, |_| 5000);
+        assert_eq!(wire.hosts[0].machine.stats().repeats, before);
+    }
+}

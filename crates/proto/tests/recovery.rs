@@ -11,7 +11,7 @@
 mod pair;
 
 use dipole_proto::wire::{Address, CONTROL_LANE, HEADER_BYTES, Header, Kind};
-use dipole_proto::{Config, EdgeId, Frame, Instant, LaneState, LaneStatus, Seal};
+use dipole_proto::{Config, EdgeId, Frame, GoneReason, Instant, LaneState, LaneStatus, Seal};
 use pair::{Wire, close};
 
 const SECOND: u64 = 1_000_000_000;
@@ -185,4 +185,62 @@ fn a_lost_packet_costs_one_repeat_and_not_what_followed_it() {
     );
     assert!(wire.now.since(begun) <= 4 * wire.latency_ns);
     assert_eq!(wire.hosts[0].machine.stats().repeats, 1);
+}
+
+#[test]
+fn a_watched_peer_is_asked_and_a_dead_one_found_out_soon() {
+    for watched in [true, false] {
+        let (mut wire, edge) = connected(13, 1, &Config::default());
+        let now = wire.now;
+        wire.hosts[0].machine.watch(now, edge.peer, watched);
+        wire.run(20 * SECOND, |_| false);
+        assert!(wire.hosts[0].gone.is_empty(), "it answers");
+        wire.loss = 1.0;
+        let gone = wire.run(5 * SECOND, |wire| !wire.hosts[0].gone.is_empty());
+        assert_eq!(gone, watched);
+        if watched {
+            assert_eq!(wire.hosts[0].gone, [(edge.peer, GoneReason::Silent)]);
+        }
+    }
+}
+
+#[test]
+fn a_process_that_was_away_does_not_blame_its_peer() {
+    let (mut wire, edge) = connected(15, 1, &Config::default());
+    for _ in 0..5 {
+        let now = wire.now;
+        wire.hosts[0]
+            .send(now, edge, b"on its way")
+            .expect("credit");
+        assert!(!wire.run(0, |_| false), "it has left");
+        // Nobody was stepped: the answer could not be seen.
+        wire.now = now.after(20 * SECOND);
+        let done = |wire: &mut Wire| wire.hosts[0].machine.is_acknowledged(edge.peer);
+        assert!(wire.run(SECOND, done));
+    }
+    assert!(wire.hosts.iter().all(|host| host.gone.is_empty()));
+}
+
+#[test]
+fn what_is_known_to_have_arrived_needs_no_acknowledgement() {
+    let (mut wire, edge) = connected(17, 1, &Config::default());
+    wire.loss = 1.0;
+    let now = wire.now;
+    let all = wire.hosts[0].pool.free();
+    for _ in 0..10 {
+        wire.hosts[0].send(now, edge, b"unit").expect("credit");
+    }
+    assert!(!wire.run(0, |_| false));
+    let machine = &mut wire.hosts[0].machine;
+    let next = machine.next_unit(edge.peer);
+    machine.ack_through(now, edge.peer, next - 1);
+    assert!(!machine.is_acknowledged(edge.peer), "one is left");
+    assert!(!wire.run(0, |_| false));
+    assert_eq!(wire.hosts[0].pool.free(), all - 1);
+    wire.hosts[0].machine.ack_through(now, edge.peer, next);
+    assert!(wire.hosts[0].machine.is_acknowledged(edge.peer));
+    let sent = wire.sent;
+    wire.run(10 * SECOND, |_| false);
+    assert_eq!((wire.sent, wire.hosts[0].pool.free()), (sent, all));
+    assert_eq!(wire.hosts[0].machine.stats().implicit_acks, 10);
 }

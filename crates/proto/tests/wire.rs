@@ -627,3 +627,15 @@ fn strangers_are_answered_only_so_often() {
     let answers = conversation.hosts[1].transmit(now).len();
     assert!((1..=1000).contains(&answers), "{answers}");
 }
+
+#[test]
+fn waits_that_add_up_to_a_peers_time_out_end_the_session_and_promise_nothing() {
+    let mut script = vec![Action::Send {
+        host: 0,
+        length: 100,
+    }];
+    script.extend((0..60).map(|_| Action::Wait {
+        microseconds: u16::MAX,
+    }));
+    play_honest(&script);
+}

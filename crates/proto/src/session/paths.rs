@@ -150,6 +150,7 @@ impl Session {
         shared: &mut Shared,
     ) {
         let home = self.home;
+        let first = u64::from(shared.config.first_number);
         let theirs = hello.lanes().iter().map(|lane| {
             let mut to = lane.address;
             if to.is_unspecified() {
@@ -177,14 +178,14 @@ impl Session {
                 () if strangers && is_own(to.ip) => LaneState::OwnAddress,
                 () => LaneState::Waiting,
             };
-            Lane::new(id, bulk, to, state)
+            Lane::new(id, bulk, to, state, first)
         });
         let only_ours = own.iter().filter(|lane| {
             let id = lane.lane;
             theirs.iter().all(|(their, ..)| *their != id)
         });
         let only_ours =
-            only_ours.map(|lane| Lane::new(lane.lane, lane.bulk, home, LaneState::Missing));
+            only_ours.map(|lane| Lane::new(lane.lane, lane.bulk, home, LaneState::Missing, first));
         self.lanes = lanes.chain(only_ours).collect();
         let mut lanes = self.lanes.iter();
         let home = lanes.position(|lane| !lane.bulk && lane.reach.is_proven());

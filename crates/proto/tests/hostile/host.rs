@@ -94,6 +94,8 @@ pub struct Host {
     /// What the application sent and read.
     pub sent: Vec<Vec<u8>>,
     pub received: Vec<Vec<u8>>,
+    /// A session has ended: what it had not delivered never will be.
+    pub has_lost_peer: bool,
     index: usize,
     ledger: Ledger,
     unread: VecDeque<(EdgeId, Arrived)>,
@@ -126,6 +128,7 @@ impl Host {
             edge: None,
             sent: Vec::new(),
             received: Vec::new(),
+            has_lost_peer: false,
             index,
             ledger: Ledger {
                 frames: vec![vec![0; config.packet_bytes]; frames],
@@ -222,6 +225,7 @@ impl Host {
     }
 
     fn forget(&mut self, peer: PeerId) {
+        self.has_lost_peer = true;
         self.unread.retain(|(edge, _)| edge.peer != peer);
         self.partial.retain(|(edge, _), _| edge.peer != peer);
         if self.edge.is_some_and(|edge| edge.peer == peer) {

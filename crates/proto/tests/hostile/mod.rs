@@ -215,6 +215,10 @@ pub fn play_honest(script: &[Action]) {
     for action in script.iter().filter(|action| action.is_honest()) {
         action.apply(&mut conversation);
         conversation.collect();
+        // Waits may add up to the silence after which a peer is gone: nothing is promised then.
+        if conversation.hosts.iter().any(|host| host.has_lost_peer) {
+            return conversation.end();
+        }
         conversation.check_contents();
     }
     conversation.calm_down();
