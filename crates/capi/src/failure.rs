@@ -189,7 +189,9 @@ impl Failure {
                 TargetError::TimedOut { .. } => libc::ETIMEDOUT,
                 TargetError::PeerGone { .. } => libc::ECONNRESET,
                 TargetError::OtherUser { .. } => libc::EACCES,
-                TargetError::TooManyPeers { .. } | TargetError::PeerFull { .. } => libc::EUSERS,
+                TargetError::TooManyPeers { .. }
+                | TargetError::TooManyEdges { .. }
+                | TargetError::PeerFull { .. } => libc::EUSERS,
                 TargetError::OtherCluster { .. } => libc::EKEYREJECTED,
                 TargetError::NoSharedMemory { .. } => libc::EOPNOTSUPP,
                 TargetError::Broken(_) => libc::EIO,

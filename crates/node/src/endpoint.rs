@@ -16,7 +16,7 @@ use dipole_proto::Instant;
 use crate::address::{Address, EndpointId};
 use crate::control::Command;
 use crate::driver::{Until, WaitError, WaitKey};
-use crate::engine::{Engine, Target, Way};
+use crate::engine::{Engine, Target, wait_keys};
 use crate::error::{OpenError, ReceiveError, SendError, TargetError};
 use crate::inner::Inner;
 use crate::registry::Claim;
@@ -69,10 +69,10 @@ impl Endpoint {
         if self.is_ended() {
             return Err(TargetError::Ended);
         }
-        let way = self.inner.reach(self.id(), to)?;
+        let edge = self.inner.reach(self.id(), to)?;
         let target = Target {
             address: to,
-            way,
+            edge,
             sent: Arc::default(),
         };
         self.change_targets(|targets| targets.push(target), to);
@@ -217,7 +217,7 @@ impl Endpoint {
             .driver
             .with(|engine, now| {
                 for target in targets.iter().flat_map(|targets| targets.iter()) {
-                    engine.flush_way(target.way);
+                    engine.flush(target.edge.peer);
                 }
                 engine.transmit(now)
             })
@@ -232,7 +232,7 @@ impl Endpoint {
     pub fn send_unreliable(&self, payload: &[u8]) -> Result<(), SendError> {
         self.check_usable()?;
         for target in self.some_targets()?.iter() {
-            self.send_loose(target, payload)?;
+            self.send_unreliably(target, payload)?;
         }
         Ok(())
     }
@@ -251,11 +251,14 @@ impl Endpoint {
                 .driver
                 .wait(
                     Until::For(timeout),
-                    &target.way.keys(),
+                    &wait_keys(target.edge),
                     &what,
-                    |engine, _| match engine.is_way_open(target.way) {
+                    |engine, _| match engine.is_open(target.edge.peer) {
                         Err(blocked) => Some(Err(send_error(blocked, target, 0))),
-                        Ok(_) => engine.is_way_acknowledged(target.way).then_some(Ok(())),
+                        Ok(_) => {
+                            let peer = target.edge.peer;
+                            engine.is_peer_acknowledged(peer).then_some(Ok(()))
+                        }
                     },
                 )
                 .map_err(|error| wait_error(error, target.address))??;

@@ -45,6 +45,7 @@ impl From<dipole_proto::GoneReason> for GoneReason {
                 dipole_proto::KeyMismatch::OnlyOurs => KeyMismatch::OnlyOurs,
                 dipole_proto::KeyMismatch::OnlyTheirs => KeyMismatch::OnlyTheirs,
             }),
+            dipole_proto::GoneReason::Misbehaved => GoneReason::Misbehaved,
         }
     }
 }
@@ -58,9 +59,7 @@ impl fmt::Display for GoneReason {
             GoneReason::Reset(reason) => dipole_proto::GoneReason::Reset(*reason).fmt(f),
             GoneReason::Key(mismatch) => mismatch.fmt(f),
             GoneReason::Died => dipole_proto::GoneReason::Died.fmt(f),
-            GoneReason::Misbehaved => {
-                f.write_str("it broke the format of shared memory and was cut off")
-            }
+            GoneReason::Misbehaved => dipole_proto::GoneReason::Misbehaved.fmt(f),
         }
     }
 }
@@ -228,6 +227,13 @@ pub enum TargetError {
         /// Which endpoint.
         target: Address,
     },
+    /// As many edges lead to its process as may.
+    TooManyEdges {
+        /// Which endpoint.
+        target: Address,
+        /// How many that is.
+        limit: u32,
+    },
     /// This process has as many peers as it may.
     TooManyPeers {
         /// The limit.
@@ -282,6 +288,11 @@ impl fmt::Display for TargetError {
                 f,
                 "the process of endpoint {target} has as many peers as it may; raise \
                  DIPOLE_MAX_PEERS there, or end some of them"
+            ),
+            TargetError::TooManyEdges { target, limit } => write!(
+                f,
+                "cannot point at endpoint {target}: {limit} edges lead to its process already, \
+                 as many as may; close some"
             ),
             TargetError::TooManyPeers { limit } => write!(
                 f,
@@ -381,6 +392,10 @@ impl fmt::Display for SendError {
                     RefusedReason::Closed => "it was closed",
                     RefusedReason::TooLong => "the message is longer than it takes",
                     RefusedReason::NoRegion => "no such region is open",
+                    RefusedReason::TooManyEdges => {
+                        "its process keeps as many edges as it can; close some"
+                    }
+                    RefusedReason::OverCredit => "more was sent than it had granted",
                 };
                 write!(f, "endpoint {target} refused messages: {why}")
             }

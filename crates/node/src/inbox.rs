@@ -13,7 +13,6 @@ use dipole_link::arena::{Arena, Token as Piece};
 use dipole_proto::EdgeId;
 
 use crate::address::Address;
-use crate::engine::LocalCharge;
 
 const FIRST_ARENA_BYTES: usize = 4 << 10;
 const LARGEST_ARENA_BYTES: usize = 256 << 10;
@@ -128,12 +127,8 @@ impl Drop for Buffer {
 pub(crate) enum Charge {
     /// Nobody's: it came unreliably.
     None,
-    /// An edge of the protocol.
-    Net(EdgeId),
-    /// An edge from a process of this node.
-    Local(LocalCharge),
-    /// The pool for long messages of this node's processes.
-    LocalLong,
+    /// That of the edge on which it came.
+    Edge(EdgeId),
 }
 
 /// Where the messages of an endpoint lie.
@@ -149,7 +144,7 @@ pub struct Pool {
 #[derive(Debug)]
 pub(crate) struct Token {
     /// The edge whose credit it holds.
-    pub(crate) charged_to: Charge,
+    pub(crate) charge: Charge,
     pub(crate) message: Message,
 }
 
@@ -166,7 +161,7 @@ impl Inbox {
     #[inline]
     pub(crate) fn push_with(
         &mut self,
-        charged_to: Charge,
+        charge: Charge,
         source: Address,
         length: usize,
         fill: impl FnOnce(&mut [u8]),
@@ -184,7 +179,7 @@ impl Inbox {
             unreachable!("the arena was made or chosen for this length");
         };
         self.queue.push_back(Token {
-            charged_to,
+            charge,
             message: Message {
                 payload: Payload::Small(piece),
                 source,
@@ -204,15 +199,12 @@ impl Inbox {
     }
 
     /// Takes over a long message.
-    pub(crate) fn push_buffer(&mut self, charged_to: Charge, source: Address, buffer: Buffer) {
+    pub(crate) fn push_buffer(&mut self, charge: Charge, source: Address, buffer: Buffer) {
         let message = Message {
             payload: Payload::Long(Box::new(buffer)),
             source,
         };
-        self.queue.push_back(Token {
-            charged_to,
-            message,
-        });
+        self.queue.push_back(Token { charge, message });
     }
 
     /// The oldest message.
@@ -229,11 +221,6 @@ impl Inbox {
     /// True if nothing waits.
     pub(crate) fn is_empty(&self) -> bool {
         self.queue.is_empty()
-    }
-
-    /// Everything that waits.
-    pub(crate) fn into_tokens(self) -> impl Iterator<Item = Token> {
-        self.queue.into_iter()
     }
 
     /// Messages waiting.

@@ -8,12 +8,13 @@ use std::time::{Duration, Instant};
 use dipole_link::fork::ForkMark;
 use dipole_link::shm::ShmError;
 use dipole_proto::wire::ResetReason;
+use dipole_proto::{EdgeError, EdgeId, PeerId};
 
 use crate::address::{Address, EndpointId};
 use crate::config::{Config, Links};
 use crate::control::Control;
 use crate::driver::{Driver, Until, WaitError, WaitKey};
-use crate::engine::{Blocked, Destination, Engine, Way};
+use crate::engine::{Blocked, Destination, Engine};
 use crate::error::{CloseError, GoneReason, TargetError};
 use crate::key::ClusterKey;
 use crate::progress::ProgressThread;
@@ -54,7 +55,7 @@ impl Inner {
         let waited = self
             .driver
             .wait(Until::For(timeout), &keys, &what, |engine, _| {
-                engine.is_all_acknowledged().then_some(())
+                engine.is_acknowledged().then_some(())
             });
         match waited {
             Ok(()) => Ok(()),
@@ -65,7 +66,7 @@ impl Inner {
 
     /// Finds the process that owns an endpoint, waits until the way to it is open, and
     /// makes the edge from `source`.
-    pub(crate) fn reach(&self, source: EndpointId, target: Address) -> Result<Way, TargetError> {
+    pub(crate) fn reach(&self, source: EndpointId, target: Address) -> Result<EdgeId, TargetError> {
         let deadline = Deadline::new(self.config.connect_timeout);
         loop {
             let ports = resolve(
@@ -99,8 +100,8 @@ impl Inner {
                 }
                 None => self.reach_by_packets(source, target, ports, &deadline)?,
             };
-            if let Some(way) = reached {
-                return Ok(way);
+            if let Some(edge) = reached {
+                return Ok(edge);
             }
             // Another process took its place since: ask the registry again.
         }
@@ -124,10 +125,10 @@ impl Inner {
         socket: &Path,
         ports: Ports,
         deadline: &Deadline,
-    ) -> Result<Option<Way>, TargetError> {
+    ) -> Result<Option<EdgeId>, TargetError> {
         let begun = self
             .driver
-            .with(|engine, _| engine.connect_local(socket, ports.incarnation));
+            .with(|engine, _| engine.connect_memory(socket, ports.incarnation));
         let conn = match begun {
             Some(Ok(conn)) => conn,
             Some(Err(cause @ ShmError::Foreign { .. })) => {
@@ -153,17 +154,14 @@ impl Inner {
             }
             None => return self.reach_by_packets(source, target, ports, deadline),
         };
-        let open = |engine: &mut Engine| engine.is_local_open(conn);
-        match self.wait_open(target, deadline, WaitKey::AnyPeer, open)? {
-            Ok(()) => {}
+        let open = |engine: &mut Engine| engine.memory_peer(conn);
+        let peer = match self.wait_open(target, deadline, WaitKey::AnyPeer, open)? {
+            Ok(peer) => peer,
             Err(Some(FULL)) => return Err(TargetError::PeerFull { target }),
             Err(_) if !deadline.is_over() => return Ok(None),
             Err(reason) => return Err(TargetError::PeerGone { target, reason }),
-        }
-        let edge = self
-            .driver
-            .with(|engine, _| engine.local_edge(conn, source.0, target.endpoint.0));
-        Ok(edge.map(Way::Local))
+        };
+        self.open_edge(peer, source, target)
     }
 
     /// None if the process has gone meanwhile.
@@ -173,7 +171,7 @@ impl Inner {
         target: Address,
         ports: Ports,
         deadline: &Deadline,
-    ) -> Result<Option<Way>, TargetError> {
+    ) -> Result<Option<EdgeId>, TargetError> {
         let to = Destination {
             small: ports.small,
             incarnation: ports.incarnation,
@@ -190,9 +188,9 @@ impl Inner {
             .map_err(TargetError::Broken)?;
         let own_key = self.config.key.is_none();
         match self.wait_open(target, deadline, WaitKey::Peer(peer), |engine| {
-            engine.is_open(peer)
+            Ok(engine.is_open(peer)?.then_some(peer))
         })? {
-            Ok(()) => {}
+            Ok(_) => {}
             Err(Some(FULL)) => return Err(TargetError::PeerFull { target }),
             // One of our node has another view of where the others are.
             Err(Some(GoneReason::Key(_))) if target.node == self.config.node && own_key => {
@@ -212,10 +210,24 @@ impl Inner {
             Err(_) if !deadline.is_over() => return Ok(None),
             Err(reason) => return Err(TargetError::PeerGone { target, reason }),
         }
+        self.open_edge(peer, source, target)
+    }
+
+    /// None if the process has gone meanwhile.
+    fn open_edge(
+        &self,
+        peer: PeerId,
+        source: EndpointId,
+        target: Address,
+    ) -> Result<Option<EdgeId>, TargetError> {
         let edge = self
             .driver
             .with(|engine, _| engine.edge(peer, source.0, target.endpoint.0));
-        Ok(edge.map(Way::Net))
+        match edge {
+            Ok(edge) => Ok(Some(edge)),
+            Err(EdgeError::TooMany { limit }) => Err(TargetError::TooManyEdges { target, limit }),
+            Err(EdgeError::Gone) => Ok(None),
+        }
     }
 
     /// Waits until `is_open`; the inner error says why it never will be.
@@ -224,14 +236,14 @@ impl Inner {
         target: Address,
         deadline: &Deadline,
         key: WaitKey,
-        mut is_open: impl FnMut(&mut Engine) -> Result<bool, Blocked>,
-    ) -> Result<Result<(), Option<GoneReason>>, TargetError> {
+        mut is_open: impl FnMut(&mut Engine) -> Result<Option<PeerId>, Blocked>,
+    ) -> Result<Result<PeerId, Option<GoneReason>>, TargetError> {
         let what = |_: &Engine| format!("the process of endpoint {target} to answer");
         let until = Until::For(deadline.left());
         let opened = self
             .driver
             .wait(until, &[key], &what, |engine, _| match is_open(engine) {
-                Ok(open) => open.then_some(Ok(())),
+                Ok(open) => open.map(Ok),
                 Err(Blocked::Gone(reason)) => Some(Err(reason)),
                 Err(_) => Some(Err(None)),
             });
@@ -281,7 +293,7 @@ impl Drop for Inner {
         }
         self.control.stop();
         self.driver.with(|engine, now| {
-            engine.say_goodbye_to_all();
+            engine.say_goodbye();
             if let Err(cause) = engine.transmit(now) {
                 tracing::warn!("no goodbye was said: {cause}");
             }

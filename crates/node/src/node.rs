@@ -66,7 +66,7 @@ impl Node {
             share_memory(&mut engine, &config, &registry, incarnation)?;
         }
         engine.allow_exports().map_err(OpenError::Sleep)?;
-        engine.set_witness(LivenessProber::new(registry.clone(), config.hosts.clone()));
+        engine.set_liveness(LivenessProber::new(registry.clone(), config.hosts.clone()));
         let driver = Driver::new(engine, clock, config.spin).map_err(OpenError::Sleep)?;
         let driver = Arc::new(driver);
         let directory = match config.hosts.get(config.node) {
@@ -132,12 +132,12 @@ impl Node {
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.inner.driver.with(|engine, _| Stats {
-            traffic: *engine.traffic(),
+            traffic: engine.traffic(),
             protocol: *engine.machine().stats(),
             peers: engine.machine().peers().count(),
-            pool_used_bytes: engine.pool_used(),
-            local: engine.local_stats(),
-            local_peers: engine.local_peers(),
+            pool_used_bytes: engine.holdings().pool_bytes,
+            local: engine.memory_stats(),
+            local_peers: engine.memory_peers(),
             free_frames: engine.free_frames(),
             bpf: engine.link().bpf_stats(),
             faults: fault_stats(engine.link()),
@@ -197,7 +197,7 @@ fn share_memory(
     incarnation: u64,
 ) -> Result<(), OpenError> {
     let socket = registry.socket(incarnation);
-    match engine.open_local(&socket) {
+    match engine.open_memory(&socket) {
         Ok(()) => Ok(()),
         Err(cause) if config.links == Links::Shm => Err(OpenError::SharedMemory {
             socket,

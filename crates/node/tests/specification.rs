@@ -5,7 +5,8 @@
 
 use dipole_node::{ClusterKey, KEY_BYTES};
 use dipole_proto::wire::{
-    Bye, CRC_BYTES, Challenge, Flags, Hello, Kind, PROOF_BYTES, Packet, Record, Reset, ResetReason,
+    Bye, CRC_BYTES, Challenge, EdgeKey, Flags, Hello, Kind, PROOF_BYTES, Packet, Record, Reset,
+    ResetReason,
 };
 
 fn documented(name: &str) -> Vec<u8> {
@@ -76,7 +77,7 @@ fn the_messages_of_the_capture_read_as_the_text_says() {
                 .collect();
             assert!(matches!(
                 &records[..],
-                [Record::Message { source: 8, target: 7, sequence, total, .. }]
+                [Record::Message { key: EdgeKey { source: 8, target: 7, .. }, sequence, total, .. }]
                     if *sequence == number && *total == length
             ));
         });

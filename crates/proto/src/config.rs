@@ -34,6 +34,9 @@ pub struct Config {
     pub session_packets: u32,
     /// Peers at most; a hello beyond is refused, unless idle ones turn out to be dead.
     pub max_peers: u32,
+    /// Incoming edges of all peers together that have not ended; messages that would need
+    /// one more are refused, and their senders told.
+    pub max_edges: u32,
     /// Bytes of received messages held for the application, all peers together.
     pub pool_bytes: u64,
     /// When an arrival would leave less than this free, only the next unit in
@@ -79,6 +82,7 @@ impl Default for Config {
             window_packets: 1024,
             session_packets: 256,
             max_peers: 4096,
+            max_edges: 1 << 17,
             pool_bytes: 64 << 20,
             pool_reserve_bytes: 8 << 20,
             initial_credit_bytes: 32 << 10,

@@ -20,7 +20,9 @@ pub enum BeginError {
     },
     /// The receiver took no messages of this edge.
     Refused(RefusedReason),
-    /// The session has ended.
+    /// The session is not open yet.
+    Opening,
+    /// The session or the edge has ended.
     Gone,
 }
 
@@ -30,12 +32,50 @@ impl fmt::Display for BeginError {
             BeginError::NoCredit { left } => write!(f, "no credit: {left} bytes left"),
             BeginError::TooLong { limit } => write!(f, "longer than {limit} bytes"),
             BeginError::Refused(reason) => write!(f, "refused by the receiver: {reason:?}"),
+            BeginError::Opening => f.write_str("the session is not open yet"),
             BeginError::Gone => f.write_str("the session has ended"),
         }
     }
 }
 
 impl core::error::Error for BeginError {}
+
+/// Why there is no edge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EdgeError {
+    /// As many edges lead to that process as may.
+    TooMany {
+        /// How many that is.
+        limit: u32,
+    },
+    /// The session has ended.
+    Gone,
+}
+
+impl fmt::Display for EdgeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            EdgeError::TooMany { limit } => {
+                write!(f, "{limit} edges lead to that process, as many as may")
+            }
+            EdgeError::Gone => f.write_str("the session has ended"),
+        }
+    }
+}
+
+impl core::error::Error for EdgeError {}
+
+/// What a process of this node did that none does which keeps the rules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Misbehaved(pub &'static str);
+
+impl fmt::Display for Misbehaved {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "it sent {}", self.0)
+    }
+}
+
+impl core::error::Error for Misbehaved {}
 
 /// Why no session can be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -34,13 +34,23 @@ impl fmt::Display for PeerId {
     }
 }
 
-/// One edge of a session, in one direction; valid as long as its peer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+/// One edge of a peer, in one direction; it names nothing any more once the edge has been
+/// forgotten or the peer is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct EdgeId {
-    /// The session.
+    /// The peer.
     pub peer: PeerId,
-    /// Position among the session's edges of that direction.
+    /// Position among the peer's edges of that direction, used again.
     pub index: u32,
+    /// How often it was used before.
+    pub generation: u32,
+}
+
+/// Generations only grow: two machines that differ in nothing else behave alike.
+impl core::hash::Hash for EdgeId {
+    fn hash<H: core::hash::Hasher>(&self, state: &mut H) {
+        (self.peer, self.index).hash(state);
+    }
 }
 
 /// Why a session ended.
@@ -58,6 +68,8 @@ pub enum GoneReason {
     Reset(ResetReason),
     /// It is not of our cluster.
     Key(KeyMismatch),
+    /// It broke the rules of a pipe.
+    Misbehaved,
 }
 
 /// How the cluster keys of two processes differ.
@@ -105,6 +117,7 @@ impl fmt::Display for GoneReason {
             GoneReason::Reset(ResetReason::TooManyPeers) => "it takes no further peers",
             GoneReason::Reset(ResetReason::Key) => "it is of another cluster",
             GoneReason::Key(mismatch) => return mismatch.fmt(f),
+            GoneReason::Misbehaved => "it broke the rules and was cut off",
         })
     }
 }
@@ -177,19 +190,14 @@ pub enum Event {
         /// Which frame.
         slot: Slot,
     },
-    /// A peer uses an edge for the first time.
-    EdgeOpened {
-        /// The new edge.
+    /// A whole message is next in order: take it from the packet.
+    Deliver {
+        /// On which edge.
         edge: EdgeId,
         /// Sending endpoint.
         source: u32,
         /// Receiving endpoint.
         target: u32,
-    },
-    /// A whole message is next in order: take it from the packet.
-    Deliver {
-        /// On which edge.
-        edge: EdgeId,
         /// Its bytes.
         bytes: Range<usize>,
     },
@@ -197,6 +205,8 @@ pub enum Event {
     Hold {
         /// On which edge.
         edge: EdgeId,
+        /// Receiving endpoint.
+        target: u32,
         /// Which message.
         sequence: u64,
         /// Where the piece belongs.
@@ -210,13 +220,21 @@ pub enum Event {
     Complete {
         /// On which edge.
         edge: EdgeId,
+        /// Sending endpoint.
+        source: u32,
+        /// Receiving endpoint.
+        target: u32,
         /// Which message.
         sequence: u64,
     },
     /// A piece of an unreliable message.
-    Loose {
-        /// On which edge.
-        edge: EdgeId,
+    Unreliable {
+        /// From whom.
+        peer: PeerId,
+        /// Sending endpoint.
+        source: u32,
+        /// Receiving endpoint.
+        target: u32,
         /// Which unreliable message; a new number discards an unfinished one.
         sequence: u32,
         /// Where the piece belongs.
@@ -257,9 +275,38 @@ pub enum Event {
         /// Which.
         region: u32,
     },
-    /// The source of an incoming edge sends nothing more.
-    EdgeEnded {
-        /// Which edge.
+    /// A long message lies in the memory of a process of this node: copy it from there
+    /// into what [`Event::Hold`] began, then say [`Machine::fetched`](crate::Machine::fetched)
+    /// or [`Machine::cannot_fetch`](crate::Machine::cannot_fetch).
+    Fetch {
+        /// On which edge.
+        edge: EdgeId,
+        /// Which message.
+        sequence: u64,
+        /// The peer's number of the edge.
+        number: u32,
+        /// Length of the message.
+        total: u64,
+        /// Where it lies there.
+        address: u64,
+    },
+    /// A long message that was offered has been taken: its memory is free.
+    Taken {
+        /// On which edge.
+        edge: EdgeId,
+        /// Which message.
+        sequence: u64,
+    },
+    /// A long message that was offered cannot be copied by the peer: push it in pieces.
+    StreamWanted {
+        /// On which edge.
+        edge: EdgeId,
+        /// Which message.
+        sequence: u64,
+    },
+    /// An outgoing edge that was closed is forgotten by both sides.
+    EdgeForgotten {
+        /// Which edge it was.
         edge: EdgeId,
     },
     /// An outgoing edge that waited for credit got some.

@@ -26,8 +26,8 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+mod channel;
 pub mod config;
-mod edge;
 mod error;
 mod event;
 mod handshake;
@@ -37,6 +37,7 @@ mod lane;
 mod machine;
 mod pace;
 mod parts;
+mod pipe;
 mod pool;
 mod reach;
 mod replay;
@@ -50,12 +51,14 @@ pub mod time;
 mod timer;
 pub mod wire;
 
+pub use channel::{Begun, MAX_EDGES};
 pub use config::{Config, MAX_MESSAGE_BYTES, charge};
-pub use error::{BeginError, ConnectError};
+pub use error::{BeginError, ConnectError, EdgeError, Misbehaved};
 pub use event::{EdgeId, Event, GoneReason, KeyMismatch, PathChange, PeerId};
 pub use holes::{Arrival, Hole, Holes, MAX_HOLES};
 pub use key::{Seal, SessionKey};
 pub use machine::{Addressed, Machine};
+pub use pipe::Delivery;
 pub use reach::LaneState;
 pub use send::Slot;
 pub use session::{Frame, Frames, LaneStatus, LaneView, Transmit, UnitState, UnitView, View};

@@ -1,18 +1,20 @@
-//! All sessions of one process: finds the one a packet belongs to, opens and
-//! ends them, lets each send in turn.
+//! All peers of one process: finds the one a packet belongs to, opens and ends
+//! sessions and pipes, lets each session send in turn.
 
 mod packets;
+mod peers;
+mod pipes;
 mod view;
 
 pub use packets::Addressed;
 
 use alloc::boxed::Box;
-use alloc::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
+use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
-use core::cmp::Reverse;
 
+use crate::channel::{Begun, Tell};
 use crate::config::{Config, MAX_MESSAGE_BYTES};
-use crate::error::{BeginError, ConnectError};
+use crate::error::{BeginError, ConnectError, EdgeError};
 use crate::event::{EdgeId, Event, GoneReason, INDEX_BITS, PeerId};
 use crate::handshake::{Cookies, Letter, Outbox};
 use crate::key::Seal;
@@ -22,7 +24,11 @@ use crate::shared::{Endpoint, Region, Shared};
 use crate::stats::{Drop, Stats};
 use crate::time::Instant;
 use crate::timer::Timers;
-use crate::wire::{Address, HEADER_BYTES, HELLO_FIXED_BYTES, Hello, LANE_BYTES, LaneAddress};
+use crate::wire::{
+    Address, EdgeKey, HEADER_BYTES, HELLO_FIXED_BYTES, Hello, LANE_BYTES, LaneAddress,
+};
+
+use peers::{Peer, PeerTable};
 
 /// Packets that one session sends before the next has its turn: two full runs of
 /// segmentation offload.
@@ -32,13 +38,11 @@ const TURN: u32 = 88;
 #[derive(Clone, Debug)]
 pub struct Machine {
     shared: Shared,
-    sessions: Vec<Option<Box<Session>>>,
+    peers: PeerTable,
     by_home: BTreeMap<Address, u32>,
     /// Open sessions by the peer's incarnation, and by its connection id.
     by_incarnation: BTreeMap<u64, u32>,
     by_connection: BTreeSet<(u32, u32)>,
-    /// Unused places in `sessions`, lowest first.
-    unused: BinaryHeap<Reverse<u32>>,
     /// Idle peers that were asked last whether they live, to make room.
     asked_to_stay: Vec<PeerId>,
     /// When that may be asked again although all of them did.
@@ -51,6 +55,8 @@ pub struct Machine {
     outbox: Outbox,
     /// Sessions that may have something to send.
     ready: VecDeque<u32>,
+    /// Pipes that may have records to push.
+    ready_pipes: VecDeque<PeerId>,
     turn_left: u32,
     timers: Timers,
     random: u64,
@@ -68,11 +74,10 @@ impl Machine {
     ) -> Machine {
         Machine {
             shared: Shared::new(config),
-            sessions: Vec::new(),
+            peers: PeerTable::default(),
             by_home: BTreeMap::new(),
             by_incarnation: BTreeMap::new(),
             by_connection: BTreeSet::new(),
-            unused: BinaryHeap::new(),
             asked_to_stay: Vec::new(),
             next_sweep_at: Instant(0),
             tell_full_at: Instant(0),
@@ -81,6 +86,7 @@ impl Machine {
             cookies: Cookies::new(secret),
             outbox: Outbox::new(),
             ready: VecDeque::new(),
+            ready_pipes: VecDeque::new(),
             turn_left: TURN,
             timers: Timers::default(),
             random: secret[0] ^ secret[1].rotate_left(32) ^ incarnation,
@@ -126,14 +132,14 @@ impl Machine {
         incarnation: u64,
     ) -> Result<PeerId, ConnectError> {
         if let Some(index) = self.by_home.get(&home)
-            && let Some(session) = &self.sessions[*index as usize]
+            && let Some(session) = self.peers.session_at(*index)
         {
             return Ok(session.id);
         }
         // The same process, met by another of its cards.
         let met = self.by_incarnation.get(&incarnation);
         let met = met.filter(|_| incarnation != 0);
-        if let Some(session) = met.and_then(|index| self.sessions[*index as usize].as_deref()) {
+        if let Some(session) = met.and_then(|index| self.peers.session_at(*index)) {
             return Ok(session.id);
         }
         let retry_ns = 4 * self.shared.config.min_timeout_ns;
@@ -173,21 +179,52 @@ impl Machine {
         self.remove(peer, GoneReason::Closed);
     }
 
-    /// Sessions that exist, open or opening.
+    /// Peers that exist, open or opening.
     pub fn peers(&self) -> impl Iterator<Item = PeerId> + '_ {
-        self.sessions.iter().flatten().map(|session| session.id)
+        self.peers.ids()
+    }
+
+    /// True if there are as many peers as may be.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.peers.in_use() >= self.shared.config.max_peers as usize
+    }
+
+    /// True if there is a peer that packets lead to.
+    #[must_use]
+    pub fn has_sessions(&self) -> bool {
+        self.peers.sessions().next().is_some()
     }
 
     /// True once the handshake with this peer is complete.
     #[must_use]
     pub fn is_open(&self, peer: PeerId) -> bool {
-        self.session(peer).is_some_and(Session::is_open)
+        match self.peers.get(peer) {
+            Some(Peer::Session(session)) => session.is_open(),
+            Some(Peer::Pipe(_)) => true,
+            None => false,
+        }
     }
 
-    /// True if the peer has acknowledged everything sent to it.
+    /// True if the peer has acknowledged everything sent to it. Of a pipe this is known as
+    /// far as long messages go; that its records were read, its carrier knows.
     #[must_use]
     pub fn is_acknowledged(&self, peer: PeerId) -> bool {
-        self.session(peer).is_none_or(Session::is_acknowledged)
+        match self.peers.get(peer) {
+            Some(Peer::Session(session)) => session.is_acknowledged(),
+            Some(Peer::Pipe(pipe)) => !pipe.has_offers() && !pipe.has_queued(),
+            None => true,
+        }
+    }
+
+    /// The node that a peer says it is on.
+    #[inline]
+    #[must_use]
+    pub fn node(&self, peer: PeerId) -> Option<u32> {
+        match self.peers.get(peer)? {
+            Peer::Session(session) => Some(session.remote.node),
+            Peer::Pipe(pipe) => Some(pipe.remote.node),
+        }
     }
 
     /// Frames queued to a peer that have not been sent at all.
@@ -281,14 +318,35 @@ impl Machine {
         self.shared.endpoints_generation += 1;
     }
 
-    /// Messages for `target` are refused from now on, those held are forgotten.
-    pub fn close_endpoint(&mut self, target: u32) {
+    /// Messages for `target` are refused from now on, those held are forgotten; edges
+    /// from it end.
+    pub fn close_endpoint(&mut self, now: Instant, target: u32) {
         self.shared.endpoints.remove(&target);
         self.shared.endpoints_generation += 1;
         let peers: Vec<PeerId> = self.peers().collect();
         for peer in peers {
-            self.with(peer, |session, shared| session.close_target(target, shared));
+            match self.peers.get_mut(peer) {
+                Some(Peer::Session(session)) => {
+                    session.close_target(target, now, &mut self.shared);
+                    session.close_source(target, &mut self.shared);
+                }
+                Some(Peer::Pipe(pipe)) => {
+                    pipe.channel.close_target(target, now, &mut self.shared);
+                    pipe.channel.close_source(target, &mut self.shared);
+                }
+                None => {}
+            }
+            self.attend(peer);
         }
+    }
+
+    /// Endpoints that have sent to `target` and not ended: peer and source.
+    pub fn sources(&self, target: u32) -> impl Iterator<Item = (PeerId, u32)> + '_ {
+        self.peers.ids().flat_map(move |peer| {
+            let channel = self.peers.get(peer).map(Peer::channel);
+            let sources = channel.into_iter().flat_map(move |it| it.sources(target));
+            sources.map(move |source| (peer, source))
+        })
     }
 
     /// Placements into `region` are taken from now on.
@@ -301,85 +359,107 @@ impl Machine {
         self.shared.regions.remove(&region);
     }
 
-    /// The outgoing edge from `source` to `target` at a peer.
-    #[must_use]
-    pub fn edge(&mut self, peer: PeerId, source: u32, target: u32) -> Option<EdgeId> {
-        let session = self.session_mut(peer)?;
-        // The peer's word counts, given in the handshake: zero until then.
-        let credit = u64::from(session.remote.initial_credit_bytes);
-        let index = session.edge_out(source, target, credit);
-        Some(EdgeId { peer, index })
+    /// The outgoing edge from `source` to `target` at a peer, for one more user; after a
+    /// refusal it may be used again. Each user closes it once.
+    ///
+    /// # Errors
+    /// [`EdgeError`].
+    pub fn edge(&mut self, peer: PeerId, source: u32, target: u32) -> Result<EdgeId, EdgeError> {
+        let found = self.peers.get_mut(peer).ok_or(EdgeError::Gone)?;
+        found.channel_mut().edge(source, target)
     }
 
-    /// Begins a message of `total` bytes: its number on the edge. The caller fills
-    /// frames with its records and queues them.
+    /// One user of an outgoing edge less. With the last it ends: the peer is told after
+    /// all its messages, and both forget it. [`Event::EdgeForgotten`] follows.
+    pub fn close_edge(&mut self, edge: EdgeId) {
+        match self.peers.get_mut(edge.peer) {
+            Some(Peer::Session(session)) => session.close_edge(edge, &mut self.shared),
+            Some(Peer::Pipe(pipe)) => pipe.channel.close_edge(edge, &mut self.shared),
+            None => {}
+        }
+        self.attend(edge.peer);
+    }
+
+    /// Begins a message of `total` bytes: its edge's key and its number. The caller fills
+    /// frames with its records and queues them, or pushes it.
     ///
     /// # Errors
     /// [`BeginError`]; after `NoCredit` the peer is asked for credit until
     /// [`Event::Credit`] or [`cancel`](Self::cancel).
-    pub fn begin(&mut self, now: Instant, edge: EdgeId, total: u64) -> Result<u64, BeginError> {
+    #[inline]
+    pub fn begin(&mut self, now: Instant, edge: EdgeId, total: u64) -> Result<Begun, BeginError> {
         if total > MAX_MESSAGE_BYTES {
             return Err(BeginError::TooLong {
                 limit: MAX_MESSAGE_BYTES,
             });
         }
-        let session = Self::lookup_mut(&mut self.sessions, edge.peer).ok_or(BeginError::Gone)?;
-        let out = session.out_mut(edge.index).ok_or(BeginError::Gone)?;
-        if let Some(reason) = out.refused {
-            return Err(BeginError::Refused(reason));
-        }
-        if let Some(sequence) = out.begin(total) {
-            // A longer one may have waited and been given up.
-            if !session.wanting.is_empty() {
-                session.wants_no_credit(edge.index);
+        let begun = match self.peers.get_mut(edge.peer) {
+            Some(Peer::Session(session)) => session.begin(edge, total, now, &self.shared),
+            Some(Peer::Pipe(pipe)) => {
+                let begun = pipe.begin(edge, total);
+                if pipe.has_record() {
+                    self.wake_pipe(edge.peer);
+                }
+                return begun;
             }
-            return Ok(sequence);
+            None => return Err(BeginError::Gone),
+        };
+        if let Err(BeginError::NoCredit { .. }) = begun {
+            self.attend(edge.peer);
         }
-        let left = out.left();
-        session.wants_credit(edge.index, now, &self.shared);
-        self.wake(edge.peer);
-        self.refresh_deadline(edge.peer);
-        Err(BeginError::NoCredit { left })
+        begun
     }
 
-    /// Begins an unreliable message: its number.
+    /// Takes back the message begun last on an edge, of which nothing was sent.
+    pub fn retract(&mut self, edge: EdgeId, total: u64) {
+        if let Some(peer) = self.peers.get_mut(edge.peer) {
+            peer.channel_mut().retract(edge, total);
+        }
+    }
+
+    /// Begins an unreliable message: its edge's key and its number.
     #[must_use]
-    pub fn begin_loose(&mut self, edge: EdgeId) -> Option<u32> {
-        Some(
-            self.session_mut(edge.peer)?
-                .out_mut(edge.index)?
-                .begin_loose(),
-        )
+    pub fn begin_unreliable(&mut self, edge: EdgeId) -> Option<(EdgeKey, u32)> {
+        let begun = match self.peers.get_mut(edge.peer)? {
+            Peer::Session(session) => session.channel.begin_unreliable(edge),
+            Peer::Pipe(pipe) => pipe.begin_unreliable(edge),
+        };
+        self.wake_pipe(edge.peer);
+        begun
     }
 
     /// Nobody waits for credit on this edge any more.
     pub fn cancel(&mut self, edge: EdgeId) {
-        if let Some(session) = self.session_mut(edge.peer) {
-            session.wants_no_credit(edge.index);
+        match self.peers.get_mut(edge.peer) {
+            Some(Peer::Session(session)) => session.cancel(edge),
+            Some(Peer::Pipe(pipe)) => pipe.channel.cancel(edge),
+            None => {}
         }
     }
 
     /// After a refusal: the edge may be used again.
-    pub fn reopen(&mut self, edge: EdgeId) {
-        if let Some(out) = self
-            .session_mut(edge.peer)
-            .and_then(|session| session.out_mut(edge.index))
-        {
-            out.refused = None;
+    pub fn forgive(&mut self, edge: EdgeId) {
+        if let Some(peer) = self.peers.get_mut(edge.peer) {
+            peer.channel_mut().forgive(edge);
         }
     }
 
-    /// Endpoints (source, target) of an outgoing edge.
+    /// Endpoints and life of an outgoing edge.
     #[must_use]
-    pub fn edge_ends(&self, edge: EdgeId) -> Option<(u32, u32)> {
-        let out = self.session(edge.peer)?.out(edge.index)?;
-        Some((out.source, out.target))
+    pub fn edge_key(&mut self, edge: EdgeId) -> Option<EdgeKey> {
+        self.peers.get_mut(edge.peer)?.channel_mut().key(edge)
     }
 
-    /// The number that the next message of an outgoing edge will get.
+    /// Edges to and from all peers that have not been forgotten.
     #[must_use]
-    pub fn next_sequence(&self, edge: EdgeId) -> Option<u64> {
-        Some(self.session(edge.peer)?.out(edge.index)?.next())
+    pub fn edges(&self) -> (usize, usize) {
+        let channels = self.peers.iter().map(Peer::channel);
+        channels.fold((0, 0), |(out, incoming), channel| {
+            (
+                out + channel.outgoing_len(),
+                incoming + channel.incoming_len(),
+            )
+        })
     }
 
     /// Hands a filled frame over: one unit. False if the peer is gone (the frame
@@ -406,13 +486,22 @@ impl Machine {
     /// The application has given back a message of `total` bytes of an incoming
     /// edge: its room can be granted again.
     pub fn consumed(&mut self, now: Instant, edge: EdgeId, total: u64) {
-        if let Some(session) = Self::lookup_mut(&mut self.sessions, edge.peer)
-            && session.consumed(edge.index, total, now, &mut self.shared)
-        {
-            self.attend(edge.peer);
+        match self.peers.get_mut(edge.peer) {
+            Some(Peer::Session(session)) => {
+                if session.consumed(edge, total, now, &mut self.shared) {
+                    self.attend(edge.peer);
+                }
+            }
+            Some(Peer::Pipe(pipe)) => {
+                let tell = pipe.channel.consumed(edge, total, now, &mut self.shared);
+                if tell != Tell::Nothing || pipe.has_record() {
+                    self.wake_pipe(edge.peer);
+                }
+            }
+            None => {}
         }
         if self.shared.someone_waits {
-            self.retry_oversize(now, edge);
+            self.retry_oversize(now);
         }
     }
 
@@ -440,12 +529,15 @@ impl Machine {
         if now >= due {
             self.on_due(now, absence);
         }
+        if self.shared.someone_waits {
+            self.retry_oversize(now);
+        }
     }
 
     fn on_due(&mut self, now: Instant, absence: u64) {
         if absence > ABSENCE_NS {
             self.shared.discount(absence);
-            for session in self.sessions.iter_mut().flatten() {
+            for session in self.peers.sessions_mut() {
                 session.discount(now, absence);
             }
         }
@@ -455,7 +547,7 @@ impl Machine {
     }
 
     fn on_timer(&mut self, now: Instant, index: u32) {
-        let Some(session) = self.sessions[index as usize].as_deref_mut() else {
+        let Some(session) = self.peers.session_at_mut(index) else {
             return;
         };
         if session.deadline(&self.shared) > now {
@@ -493,6 +585,14 @@ impl Machine {
     /// When [`on_timers`](Self::on_timers) has work next.
     #[must_use]
     pub fn next_deadline(&mut self) -> Option<Instant> {
+        let retry = self.shared.retry_at();
+        match self.next_timer() {
+            Some(timer) => Some(timer.min(retry)),
+            None => (retry != Instant::NEVER).then_some(retry),
+        }
+    }
+
+    fn next_timer(&mut self) -> Option<Instant> {
         // Entries whose deadline has moved are renewed until the first is true.
         loop {
             let earliest = self.timers.earliest();
@@ -502,7 +602,7 @@ impl Machine {
             let Some(index) = self.timers.pop(earliest) else {
                 continue;
             };
-            if let Some(session) = self.sessions[index as usize].as_deref() {
+            if let Some(session) = self.peers.session_at(index) {
                 let deadline = session.deadline(&self.shared);
                 self.timers.arm(index, deadline);
                 if deadline <= earliest {
@@ -518,7 +618,7 @@ impl Machine {
             return Some(transmit);
         }
         while let Some(index) = self.ready.front().copied() {
-            let Some(session) = self.sessions[index as usize].as_mut() else {
+            let Some(session) = self.peers.session_at_mut(index) else {
                 self.ready.pop_front();
                 continue;
             };
@@ -634,46 +734,39 @@ impl Machine {
     }
 
     fn add_session(&mut self, home: Address, phase: Phase, now: Instant) -> Option<PeerId> {
-        let limit = self.shared.config.max_peers.min((1 << INDEX_BITS) - 1) as usize;
-        let index = match self.unused.pop() {
-            Some(Reverse(index)) => index,
-            None if self.sessions.len() < limit => {
-                self.sessions.push(None);
-                u32::try_from(self.sessions.len() - 1).ok()?
-            }
-            None => return None,
-        };
-        let connection = (self.next_random() << INDEX_BITS | index).max(1 << INDEX_BITS | index);
-        let id = PeerId(connection);
-        let secret = self.cookies.session_secret(connection);
+        let (limit, random) = (self.shared.config.max_peers, self.next_random());
         let first = u64::from(self.shared.config.first_number);
-        let session = Session::new(id, home, phase, secret, first, now);
-        self.sessions[index as usize] = Some(Box::new(session));
+        let cookies = &self.cookies;
+        let id = self.peers.add(limit, random, |id| {
+            let secret = cookies.session_secret(id.connection());
+            Peer::Session(Box::new(Session::new(id, home, phase, secret, first, now)))
+        })?;
+        let index = session_index(id);
         self.by_home.insert(home, index);
         Some(id)
     }
 
     fn remove(&mut self, peer: PeerId, reason: GoneReason) {
-        if self.session(peer).is_none() {
-            return;
-        }
-        let Some(session) = self.sessions[peer.index()].take() else {
-            return;
-        };
-        let index = session_index(peer);
-        if session.is_open() {
-            self.shared.processes -= 1;
-            let incarnation = session.remote.incarnation;
-            if self.by_incarnation.get(&incarnation) == Some(&index) {
-                self.by_incarnation.remove(&incarnation);
+        match self.peers.remove(peer) {
+            Some(Peer::Session(session)) => {
+                let index = session_index(peer);
+                if session.is_open() {
+                    self.shared.processes -= 1;
+                    let incarnation = session.remote.incarnation;
+                    if self.by_incarnation.get(&incarnation) == Some(&index) {
+                        self.by_incarnation.remove(&incarnation);
+                    }
+                    self.by_connection
+                        .remove(&(session.remote.connection, index));
+                }
+                self.by_home.remove(&session.home);
+                self.timers.disarm(index);
+                session.end(&mut self.shared);
             }
-            self.by_connection
-                .remove(&(session.remote.connection, index));
+            Some(Peer::Pipe(pipe)) => pipe.end(&mut self.shared),
+            None => return,
         }
-        self.unused.push(Reverse(index));
-        self.by_home.remove(&session.home);
-        self.timers.disarm(session_index(peer));
-        session.end(reason, &mut self.shared);
+        self.shared.event(Event::Gone { peer, reason });
     }
 
     /// All places are taken: true if idle peers are asked whether they live, so that there may
@@ -698,7 +791,7 @@ impl Machine {
         let config = &self.shared.config;
         let (quiet_ns, patience_ns) = (config.quiet_ns, config.peer_timeout_ns / 4);
         self.next_sweep_at = now.after(config.peer_timeout_ns);
-        let sessions = self.sessions.iter().flatten();
+        let sessions = self.peers.sessions();
         let mut idle: Vec<(Instant, PeerId)> = sessions
             .filter_map(|session| Some((session.idle_since()?, session.id)))
             .filter(|(heard, _)| now.since(*heard) >= quiet_ns)
@@ -713,56 +806,49 @@ impl Machine {
         !self.asked_to_stay.is_empty()
     }
 
-    fn retry_oversize(&mut self, now: Instant, edge: EdgeId) {
-        let endpoints = &mut self.shared.endpoints;
-        let waiting = endpoints
-            .values_mut()
-            .find_map(|endpoint| match endpoint.oversize {
-                None => endpoint.waiting.pop_front(),
-                Some(_) => None,
-            });
-        let mut endpoints = endpoints.values();
-        self.shared.someone_waits = endpoints.any(|endpoint| !endpoint.waiting.is_empty());
-        if let Some(next) = waiting
-            && next != edge
-        {
-            self.with(next.peer, |session, shared| {
-                session.retry_grant(next.index, now, shared);
-            });
+    /// Gives turns for over-long messages that are free to edges that wait for them.
+    fn retry_oversize(&mut self, now: Instant) {
+        while let Some(edge) = self.shared.next_waiting() {
+            match self.peers.get_mut(edge.peer) {
+                Some(Peer::Session(session)) => {
+                    let tell = session.channel.retry_grant(edge, now, &mut self.shared);
+                    session.tell(tell, now, &self.shared);
+                }
+                Some(Peer::Pipe(pipe)) => {
+                    pipe.channel.retry_grant(edge, now, &mut self.shared);
+                }
+                None => {}
+            }
+            self.attend(edge.peer);
         }
     }
 
     fn session(&self, peer: PeerId) -> Option<&Session> {
-        let session = self.sessions.get(peer.index())?.as_deref()?;
-        (session.id == peer).then_some(session)
+        self.peers.session(peer)
     }
 
     fn session_mut(&mut self, peer: PeerId) -> Option<&mut Session> {
-        Self::lookup_mut(&mut self.sessions, peer)
-    }
-
-    fn lookup_mut(sessions: &mut [Option<Box<Session>>], peer: PeerId) -> Option<&mut Session> {
-        let session = sessions.get_mut(peer.index())?.as_deref_mut()?;
-        (session.id == peer).then_some(session)
+        self.peers.session_mut(peer)
     }
 
     /// Runs something on a session, then lets it send and keeps its deadline.
     fn with(&mut self, peer: PeerId, action: impl FnOnce(&mut Session, &mut Shared)) {
-        let Some(session) = Self::lookup_mut(&mut self.sessions, peer) else {
+        let Some(session) = self.peers.session_mut(peer) else {
             return;
         };
         action(session, &mut self.shared);
         self.attend(peer);
     }
 
-    /// Lets a session send and keeps its deadline.
+    /// Lets a peer send and keeps its deadline.
     fn attend(&mut self, peer: PeerId) {
         self.refresh_deadline(peer);
         self.wake(peer);
+        self.wake_pipe(peer);
     }
 
     fn wake(&mut self, peer: PeerId) {
-        if let Some(session) = Self::lookup_mut(&mut self.sessions, peer)
+        if let Some(session) = self.peers.session_mut(peer)
             && !session.is_ready
             && session.has_transmit()
         {
@@ -772,7 +858,7 @@ impl Machine {
     }
 
     fn refresh_deadline(&mut self, peer: PeerId) {
-        if let Some(session) = Self::lookup_mut(&mut self.sessions, peer) {
+        if let Some(session) = self.peers.session_mut(peer) {
             let deadline = session.deadline(&self.shared);
             self.timers.arm(session_index(peer), deadline);
         }

@@ -11,11 +11,11 @@ mod sizing;
 mod transmit;
 mod view;
 
-use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
-use crate::edge::{EdgeIn, EdgeOut};
-use crate::event::{EdgeId, Event, GoneReason, PeerId};
+use crate::channel::{Begun, Channel, Tell};
+use crate::error::BeginError;
+use crate::event::{EdgeId, Event, PeerId};
 use crate::holes::Holes;
 use crate::key::Seal;
 use crate::lane::Lane;
@@ -24,7 +24,7 @@ use crate::parts::Assemblies;
 use crate::replay::Replay;
 use crate::rtt::RoundTrip;
 use crate::send::{SendWindow, Slot};
-use crate::shared::{Oversize, Shared};
+use crate::shared::Shared;
 use crate::time::Instant;
 use crate::wire::{Address, Hello, LaneAddress, Trailer};
 use paths::Paths;
@@ -146,18 +146,10 @@ pub(crate) struct Session {
     /// Units of the peer that have arrived.
     units: Holes,
     debt: AckDebt,
-    edges_in: Vec<EdgeIn>,
-    edges_in_index: BTreeMap<(u32, u32), u32>,
-    last_edge_in: u32,
-    edges_out: Vec<EdgeOut>,
-    edges_out_index: BTreeMap<(u32, u32), u32>,
-    /// Incoming edges whose credit the peer should be told.
-    credit_due: Vec<u32>,
-    /// Incoming edges with refusals to be told.
-    refusal_due: Vec<u32>,
-    /// Outgoing edges that wait for credit.
-    pub(crate) wanting: Vec<u32>,
-    want_due: bool,
+    /// Its edges.
+    pub(crate) channel: Channel,
+    /// Wishes for credit on edges that are not known count only from this control packet on.
+    wishes_from: u64,
     prod: Backoff,
     prod_due: bool,
     tail: Backoff,
@@ -218,15 +210,8 @@ impl Session {
             loose: alloc::collections::VecDeque::new(),
             units: Holes::starting_at(first),
             debt: AckDebt::NONE,
-            edges_in: Vec::new(),
-            edges_in_index: BTreeMap::new(),
-            last_edge_in: 0,
-            edges_out: Vec::new(),
-            edges_out_index: BTreeMap::new(),
-            credit_due: Vec::new(),
-            refusal_due: Vec::new(),
-            wanting: Vec::new(),
-            want_due: false,
+            channel: Channel::new(id),
+            wishes_from: 0,
             prod: Backoff::OFF,
             prod_due: false,
             tail: Backoff::OFF,
@@ -279,9 +264,7 @@ impl Session {
         let frames = shared.config.frames.min(shared.config.session_packets);
         self.pace = Pace::new(hello.window_packets.min(frames));
         self.told_window = shared.config.hello_window();
-        for edge in &mut self.edges_out {
-            edge.grant(u64::from(hello.initial_credit_bytes));
-        }
+        self.channel.open(hello.initial_credit_bytes);
         if let Phase::Opening { .. } = self.phase
             && let Some(asked) = self.asked_at
         {
@@ -309,51 +292,58 @@ impl Session {
         self.phase == Phase::Open
     }
 
-    /// The outgoing edge between two endpoints, made on first use.
-    pub(crate) fn edge_out(&mut self, source: u32, target: u32, initial_credit: u64) -> u32 {
-        if let Some(index) = self.edges_out_index.get(&(source, target)) {
-            return *index;
+    /// Begins a message; without credit the peer is asked, again and again.
+    #[inline]
+    pub(crate) fn begin(
+        &mut self,
+        edge: EdgeId,
+        total: u64,
+        now: Instant,
+        shared: &Shared,
+    ) -> Result<Begun, BeginError> {
+        if !self.is_open() {
+            return Err(BeginError::Opening);
         }
-        let index = u32::try_from(self.edges_out.len()).unwrap_or(u32::MAX);
-        self.edges_out
-            .push(EdgeOut::new(source, target, initial_credit));
-        self.edges_out_index.insert((source, target), index);
-        index
-    }
-
-    pub(crate) fn out(&self, index: u32) -> Option<&EdgeOut> {
-        self.edges_out.get(index as usize)
-    }
-
-    pub(crate) fn out_mut(&mut self, index: u32) -> Option<&mut EdgeOut> {
-        self.edges_out.get_mut(index as usize)
-    }
-
-    /// An outgoing edge waits for credit: the peer is asked, again and again.
-    pub(crate) fn wants_credit(&mut self, index: u32, now: Instant, shared: &Shared) {
-        if !self.wanting.contains(&index) {
-            self.wanting.push(index);
-            self.want_due = true;
+        let mut begun = self.channel.begin(edge, total);
+        if let Ok(begun) = &mut begun {
+            begun.space = self.packet_bytes().saturating_sub(self.seals.out.bytes());
+            begun.is_first = self.window.is_drained();
         }
-        if self.want.is_off() {
-            self.want.start(now, shared.config.min_timeout_ns);
+        match begun {
+            Err(BeginError::NoCredit { .. }) => {
+                if self.want.is_off() {
+                    self.want.start(now, shared.config.min_timeout_ns);
+                }
+                self.ask(now);
+            }
+            Ok(_) if self.channel.is_wanting() => self.forgive(),
+            _ => {}
         }
-        self.ask(now);
+        begun
     }
 
     /// Nobody waits for credit on this edge any more.
-    pub(crate) fn wants_no_credit(&mut self, index: u32) {
-        if let Some(edge) = self.edges_out.get_mut(index as usize) {
-            edge.give_up();
-        }
-        self.wanting.retain(|wanting| *wanting != index);
+    pub(crate) fn cancel(&mut self, edge: EdgeId) {
+        self.channel.cancel(edge);
+        self.forgive();
+    }
+
+    /// One handle of an outgoing edge less.
+    pub(crate) fn close_edge(&mut self, edge: EdgeId, shared: &mut Shared) {
+        self.channel.close_edge(edge, shared);
+        self.forgive();
+    }
+
+    /// The edges of a source endpoint end.
+    pub(crate) fn close_source(&mut self, source: u32, shared: &mut Shared) {
+        self.channel.close_source(source, shared);
         self.forgive();
     }
 
     /// No answer is owed any more if nothing that asks for one is left.
     fn forgive(&mut self) {
         let asks = !self.window.is_empty()
-            || !self.wanting.is_empty()
+            || self.channel.is_wanting()
             || !self.prod.is_off()
             || self.watched;
         if !asks && self.is_open() {
@@ -375,107 +365,33 @@ impl Session {
     #[inline]
     pub(crate) fn consumed(
         &mut self,
-        index: u32,
+        edge: EdgeId,
         total: u64,
         now: Instant,
         shared: &mut Shared,
     ) -> bool {
-        let Some(edge) = self.edges_in.get_mut(index as usize) else {
-            return false;
-        };
-        let before = edge.outstanding();
-        let freed = edge.consumed(total);
-        shared.pool.give_back(freed);
-        shared.outstanding = shared.outstanding + edge.outstanding() - before;
-        let renews = edge.may_regrant();
-        if renews {
-            self.regrant(index, now, shared);
-        }
-        renews
+        let tell = self.channel.consumed(edge, total, now, shared);
+        self.tell(tell, now, shared);
+        tell != Tell::Nothing || self.channel.has_notice()
     }
 
-    /// Renews an edge's credit and plans to tell the peer if that matters.
-    fn regrant(&mut self, index: u32, now: Instant, shared: &mut Shared) {
-        let id = EdgeId {
-            peer: self.id,
-            index,
-        };
-        let edge = &mut self.edges_in[index as usize];
-        let before = edge.outstanding();
-        let wanting = edge.is_wanting();
-        let mut tell = edge.regrant(shared.credit_budget(), &shared.config);
-        if let Some(endpoint) = shared.endpoints.get_mut(&edge.target) {
-            // A sender that changed its mind may leave a part of its grant unused.
-            let is_over = |turn: Oversize| {
-                edge.has_consumed(turn.end) || turn.begun && edge.has_consumed_all()
-            };
-            if endpoint
-                .oversize
-                .is_some_and(|turn| turn.edge == id && is_over(turn))
-            {
-                endpoint.oversize = None;
-                edge.in_turn = false;
+    /// Plans when the peer hears of a grant.
+    #[inline]
+    pub(crate) fn tell(&mut self, tell: Tell, now: Instant, shared: &Shared) {
+        match tell {
+            Tell::Nothing => {}
+            Tell::Soon => {
+                let due = now.after(shared.config.ack_delay_ns);
+                self.debt.due = self.debt.due.min(due);
             }
-            if edge.wants_oversize() {
-                // What our own turn brings may still be on its way.
-                let free = endpoint
-                    .oversize
-                    .is_none_or(|turn| turn.is_forfeit(shared.stepped_at, &shared.config));
-                if free {
-                    endpoint.oversize = Some(Oversize {
-                        edge: id,
-                        end: edge.grant_oversize(),
-                        begun: false,
-                        granted_at: now,
-                    });
-                    endpoint.waiting.retain(|waiting| *waiting != id);
-                    tell = true;
-                } else if !endpoint.waiting.contains(&id) {
-                    endpoint.waiting.push_back(id);
-                    shared.someone_waits = true;
-                }
-            }
-        } else if edge.wants_oversize() {
-            // Nobody takes it: let it come and be refused.
-            edge.grant_oversize();
-            tell = true;
-        }
-        shared.outstanding = shared.outstanding + edge.outstanding() - before;
-        if tell {
-            if !self.credit_due.contains(&index) {
-                self.credit_due.push(index);
-            }
-            if wanting {
-                self.debt.now = true;
-            } else {
-                self.debt.due = self.debt.due.min(now.after(shared.config.ack_delay_ns));
-            }
+            Tell::Now => self.debt.now = true,
         }
     }
 
-    /// Looks again at an edge that waited for another's over-long message.
-    pub(crate) fn retry_grant(&mut self, index: u32, now: Instant, shared: &mut Shared) {
-        if (index as usize) < self.edges_in.len() {
-            self.regrant(index, now, shared);
-        }
-    }
-
-    /// An endpoint was closed: gives back what its edges held. Whose messages had
-    /// arrived in part is told that they are not taken.
-    pub(crate) fn close_target(&mut self, target: u32, shared: &mut Shared) {
-        for (index, edge) in (0_u32..).zip(&mut self.edges_in) {
-            if edge.target != target {
-                continue;
-            }
-            let before = edge.outstanding();
-            let told = edge.refusal.is_some();
-            let freed = edge.close();
-            shared.pool.give_back(freed);
-            shared.outstanding = shared.outstanding + edge.outstanding() - before;
-            if !told && edge.refusal.is_some() {
-                self.refusal_due.push(index);
-            }
-        }
+    /// An endpoint was closed: gives back what its edges held.
+    pub(crate) fn close_target(&mut self, target: u32, now: Instant, shared: &mut Shared) {
+        let tell = self.channel.close_target(target, now, shared);
+        self.tell(tell, now, shared);
     }
 
     /// The structure of the computation proves that all units below `unit` arrived.
@@ -489,24 +405,16 @@ impl Session {
     }
 
     /// Ends the session: every slot goes back, all memory is forgotten.
-    pub(crate) fn end(mut self, reason: GoneReason, shared: &mut Shared) {
+    pub(crate) fn end(mut self, shared: &mut Shared) {
         for slot in self.window.clear() {
             shared.event(Event::Released { slot });
         }
         for (slot, _) in self.loose {
             shared.event(Event::Released { slot });
         }
-        for edge in &mut self.edges_in {
-            shared.outstanding -= edge.outstanding();
-            let freed = edge.held();
-            shared.pool.give_back(freed);
-        }
         shared.assemblies -= self.assemblies.len();
+        self.channel.end(shared);
         shared.forget_peer(self.id);
-        shared.event(Event::Gone {
-            peer: self.id,
-            reason,
-        });
     }
 
     /// The peer owes us an answer from now on.
@@ -520,7 +428,7 @@ impl Session {
         self.unanswered = 0;
         self.doubted = false;
         self.evicted_at = Instant::NEVER;
-        self.asked_at = (!self.window.is_empty() || !self.wanting.is_empty()).then_some(now);
+        self.asked_at = (!self.window.is_empty() || self.channel.is_wanting()).then_some(now);
     }
 
     /// The peer's process is known to live, though it says nothing.
@@ -546,7 +454,7 @@ impl Session {
 
     /// Somebody waits, or a message has arrived in part and holds memory.
     fn needs_keepalive(&self) -> bool {
-        self.watched || self.edges_in.iter().any(EdgeIn::is_waiting)
+        self.watched || self.channel.awaits_pieces()
     }
 
     fn rest_keepalive(&mut self, now: Instant, shared: &Shared) {
@@ -576,13 +484,6 @@ impl Session {
     /// True while the peer has not answered that question.
     pub(crate) fn is_asked_to_stay(&self) -> bool {
         self.evicted_at != Instant::NEVER
-    }
-
-    fn out_id(&self, index: u32) -> EdgeId {
-        EdgeId {
-            peer: self.id,
-            index,
-        }
     }
 
     /// True if the peer has everything that was sent.

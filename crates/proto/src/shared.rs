@@ -74,6 +74,8 @@ pub(crate) struct Shared {
     pub(crate) processes: u32,
     /// Bytes granted to peers and not consumed, over all edges.
     pub(crate) outstanding: u64,
+    /// Incoming edges that have not ended.
+    pub(crate) edges_in: u32,
     pub(crate) senders: Senders,
     /// Units of all sessions of which some parts have arrived.
     pub(crate) assemblies: usize,
@@ -128,6 +130,7 @@ impl Shared {
             stats: Stats::default(),
             processes: 1,
             outstanding: 0,
+            edges_in: 0,
             senders: Senders::default(),
             assemblies: 0,
             assembled: None,
@@ -168,6 +171,42 @@ impl Shared {
         for endpoint in self.endpoints.values_mut() {
             if let Some(turn) = &mut endpoint.oversize {
                 turn.granted_at = turn.granted_at.after(absence_ns);
+            }
+        }
+    }
+
+    /// The next edge whose turn for an over-long message may have come. Each is given
+    /// once, unless it waits again.
+    pub(crate) fn next_waiting(&mut self) -> Option<EdgeId> {
+        let (stepped_at, config) = (self.stepped_at, &self.config);
+        let next = self.endpoints.values_mut().find_map(|endpoint| {
+            let free = endpoint
+                .oversize
+                .is_none_or(|turn| turn.is_forfeit(stepped_at, config));
+            match free {
+                true => endpoint.waiting.pop_front(),
+                false => None,
+            }
+        });
+        let mut endpoints = self.endpoints.values();
+        self.someone_waits = endpoints.any(|endpoint| !endpoint.waiting.is_empty());
+        next
+    }
+
+    /// When a turn that nobody uses may pass to an edge that waits.
+    pub(crate) fn retry_at(&self) -> Instant {
+        match self.someone_waits {
+            true => self.stepped_at.after(self.config.max_timeout_ns),
+            false => Instant::NEVER,
+        }
+    }
+
+    /// Forgets an edge's place in the queue for over-long messages of its target.
+    pub(crate) fn forget_edge(&mut self, edge: EdgeId, target: u32) {
+        if let Some(endpoint) = self.endpoints.get_mut(&target) {
+            endpoint.waiting.retain(|waiting| *waiting != edge);
+            if endpoint.oversize.is_some_and(|turn| turn.edge == edge) {
+                endpoint.oversize = None;
             }
         }
     }

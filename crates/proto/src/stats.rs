@@ -27,11 +27,13 @@ pub enum Drop {
     Throttled,
     /// A handshake of somebody who does not prove to hold our cluster key.
     WrongKey,
+    /// It needs an edge, and there are as many as there may be.
+    EdgesFull,
 }
 
 impl Drop {
     /// All reasons, in the order of [`Stats::drops`].
-    pub const ALL: [Drop; 12] = [
+    pub const ALL: [Drop; 13] = [
         Drop::Malformed,
         Drop::Version,
         Drop::Damaged,
@@ -44,6 +46,7 @@ impl Drop {
         Drop::Violation,
         Drop::Throttled,
         Drop::WrongKey,
+        Drop::EdgesFull,
     ];
 
     /// A name for tables.
@@ -62,6 +65,7 @@ impl Drop {
             Drop::Violation => "violation",
             Drop::Throttled => "throttled",
             Drop::WrongKey => "wrong-key",
+            Drop::EdgesFull => "edges-full",
         }
     }
 }

@@ -196,7 +196,7 @@ fn a_missing_endpoint_is_told_to_the_sender() {
         Err(BeginError::Refused(_))
     ));
     wire.hosts[1].machine.open_endpoint(99, false);
-    wire.hosts[0].machine.reopen(nowhere);
+    wire.hosts[0].machine.forgive(nowhere);
     wire.hosts[0]
         .send(now, nowhere, b"now")
         .expect("open again");
@@ -307,9 +307,10 @@ fn unreliable_messages_are_never_doubled() {
     wire.duplicate = 0.5;
     wire.loss = 0.2;
     for index in 0..100_u32 {
-        let number = wire.hosts[0].machine.begin_loose(edge).expect("open");
+        let begun = wire.hosts[0].machine.begin_unreliable(edge);
+        let (key, number) = begun.expect("open");
         assert!(wire.hosts[0].send_records(edge.peer, true, |bytes| {
-            dipole_proto::wire::emit_message(bytes, (1, 7), number, 4, true, false);
+            dipole_proto::wire::emit_message(bytes, key, number, 4, true, false);
             bytes[16..20].copy_from_slice(&index.to_le_bytes());
             20
         }));

@@ -3,8 +3,9 @@
 #![allow(missing_docs, reason = "tests")]
 
 use dipole_proto::wire::{
-    Address, Challenge, Flags, HEADER_BYTES, Header, Hello, Kind, LaneAddress, MESSAGE_BYTES,
-    Packet, Range, Record, Reset, ResetReason, emit_echo, emit_lane_ack, emit_message, emit_probe,
+    Address, Challenge, EdgeKey, Flags, HEADER_BYTES, Header, Hello, Kind, LaneAddress,
+    MESSAGE_BYTES, Packet, Range, Record, Reset, ResetReason, emit_echo, emit_lane_ack,
+    emit_message, emit_probe,
 };
 
 /// The fenced block "vector NAME" of the specification; `CRC` stands for four bytes.
@@ -35,7 +36,12 @@ fn finish(mut header: Header, mut bytes: Vec<u8>) -> Vec<u8> {
 #[test]
 fn the_message_is_as_documented() {
     let mut bytes = vec![0; HEADER_BYTES + MESSAGE_BYTES];
-    emit_message(&mut bytes[HEADER_BYTES..], (1, 7), 5, 3, false, false);
+    let key = EdgeKey {
+        source: 1,
+        target: 7,
+        life: 0,
+    };
+    emit_message(&mut bytes[HEADER_BYTES..], key, 5, 3, false, false);
     bytes.extend(b"abc");
     let mut header = Header::handshake(Kind::Data, 0x00A1_C003);
     header.flags = Flags(Flags::UNIT.0 | Flags::ACK.0 | Flags::LAST.0);
@@ -50,7 +56,7 @@ fn the_message_is_as_documented() {
     let records: Vec<_> = packet.records().collect();
     assert!(matches!(
         &records[..],
-        [Ok(Record::Message { source: 1, target: 7, sequence: 5, total: 3, payload, .. })]
+        [Ok(Record::Message { key: EdgeKey { source: 1, target: 7, life: 0 }, sequence: 5, total: 3, payload, .. })]
             if bytes[payload.clone()] == *b"abc"
     ));
 }

@@ -12,10 +12,10 @@ mod hostile;
 mod samples;
 
 use dipole_proto::wire::{
-    self, Address, Bye, CHALLENGE_BYTES, CONTROL_LANE, CRC_BYTES, Challenge, FRAGMENT_BYTES, Flags,
-    HEADER_BYTES, HELLO_FIXED_BYTES, Header, Hello, Kind, LaneAddress, MAX_LANES, MAX_RANGES,
-    Malformed, Packet, Part, RESET_BYTES, Range, Record, RefusedReason, Reset, ResetReason,
-    Trailer, Trailers,
+    self, Address, Bye, CHALLENGE_BYTES, CONTROL_LANE, CRC_BYTES, Challenge, EdgeKey,
+    FRAGMENT_BYTES, Flags, HEADER_BYTES, HELLO_FIXED_BYTES, Header, Hello, Kind, LaneAddress,
+    MAX_LANES, MAX_RANGES, Malformed, Packet, Part, RESET_BYTES, Range, Record, RefusedReason,
+    Reset, ResetReason, Trailer, Trailers,
 };
 use dipole_proto::{Drop, Instant};
 use hostile::{Action, Conversation, Forgery, decode, play, play_honest};
@@ -124,14 +124,31 @@ prop_compose! {
     }
 }
 
+/// An edge in its first life.
+const FIRST: EdgeKey = EdgeKey {
+    source: 1,
+    target: 7,
+    life: 0,
+};
+
 fn sample() -> impl Strategy<Value = Sample> {
-    let edge = any::<(u32, u32)>;
+    let pair = any::<(u32, u32)>;
+    let edge = || {
+        let ends = (any::<(u32, u32)>(), 0..EdgeKey::LIVES);
+        ends.prop_map(|((source, target), life)| EdgeKey {
+            source,
+            target,
+            life,
+        })
+    };
     let data = || vec(any::<u8>(), 0..40);
     let reason = prop::sample::select(vec![
         RefusedReason::NoEndpoint,
         RefusedReason::Closed,
         RefusedReason::TooLong,
         RefusedReason::NoRegion,
+        RefusedReason::TooManyEdges,
+        RefusedReason::OverCredit,
     ]);
     let piece = (vec(any::<u8>(), 1..40), any::<u32>(), any::<u32>()).prop_map(|(data, a, b)| {
         let total = u64::from(a) + u64::from(b) + data.len() as u64;
@@ -150,12 +167,14 @@ fn sample() -> impl Strategy<Value = Sample> {
         any::<(u32, u64, u64)>()
             .prop_map(|(region, key, length)| Sample::Region(region, key, length)),
         any::<u32>().prop_map(Sample::RegionEnd),
-        (edge(), any::<u32>()).prop_map(|(edge, sequence)| Sample::EdgeEnd(edge, sequence)),
-        (edge(), any::<u32>(), reason)
+        (edge(), any::<(u32, u32)>())
+            .prop_map(|(edge, (sequence, control))| Sample::EdgeEnd(edge, sequence, control)),
+        edge().prop_map(Sample::EdgeForgotten),
+        (pair(), any::<u32>(), reason)
             .prop_map(|(edge, sequence, reason)| Sample::Refused(edge, sequence, reason)),
         (
             0..MAX_LANES as u8,
-            edge(),
+            pair(),
             vec(any::<(u32, u16)>(), 0..=MAX_RANGES)
         )
             .prop_map(|(lane, numbers, ranges)| Sample::LaneAck(lane, numbers, ranges)),
@@ -432,7 +451,7 @@ proptest! {
         length in 0_usize..40,
     ) {
         let mut record = vec![0; FRAGMENT_BYTES + length];
-        wire::emit_fragment(&mut record, (1, 7), 0, (offset, total), length, false, false);
+        wire::emit_fragment(&mut record, FIRST, 0, (offset, total), length, false, false);
         let inside = length > 0
             && offset.checked_add(length as u64).is_some_and(|end| end <= total);
         let (samples, error) = read(&packet_of(&record));
@@ -568,7 +587,7 @@ fn a_message_longer_than_all_credit_is_a_violation() {
         .expect("a message was sent");
     for total in [u64::MAX, u64::MAX - 64, 1 << 63, 1 << 31] {
         let mut records = vec![0; FRAGMENT_BYTES + 1];
-        wire::emit_fragment(&mut records, (1, 7), 1, (0, total), 1, false, false);
+        wire::emit_fragment(&mut records, FIRST, 1, (0, total), 1, false, false);
         let continued = Action::Forge {
             which,
             forgery: Forgery::Continue { records },

@@ -51,6 +51,16 @@ pub(crate) enum Until {
     For(Duration),
 }
 
+impl Until {
+    /// What is left of it after a time.
+    pub(crate) fn after(self, elapsed: Duration) -> Until {
+        match self {
+            Until::For(whole) => Until::For(whole.saturating_sub(elapsed)),
+            other => other,
+        }
+    }
+}
+
 /// Why a wait ended without what it was for.
 #[derive(Debug)]
 pub(crate) enum WaitError {

@@ -41,12 +41,7 @@ impl EndpointOwner {
         }
         let id = self.id.0;
         self.driver.with(|engine, now| {
-            let targets = engine.targets(id).cloned();
-            for target in targets.iter().flat_map(|targets| targets.iter()) {
-                engine.flush_way(target.way);
-            }
             engine.close_endpoint(id);
-            engine.ring_due();
             if let Err(cause) = engine.transmit(now) {
                 tracing::warn!("closing endpoint {id}: {cause}");
             }

@@ -1,11 +1,11 @@
 //! The way of a message out: at once if it can, else waiting for its turn.
 
-use dipole_proto::EdgeId;
+use std::time::Instant;
 
-use super::{Endpoint, Target, Until, Way};
+use super::{Endpoint, Target, Until};
 use crate::address::Address;
 use crate::driver::WaitError;
-use crate::engine::{Blocked, Engine, LocalEdge};
+use crate::engine::{Blocked, Engine, LongSend, wait_keys};
 use crate::error::SendError;
 
 /// How a message is to be sent.
@@ -43,10 +43,7 @@ impl Endpoint {
 
     fn send_to_each(&self, payload: &[u8], until: Until, more: More) -> Result<(), SendError> {
         for target in self.some_targets()?.iter() {
-            match target.way {
-                Way::Net(edge) => self.send_packets(target, edge, payload, until, more)?,
-                Way::Local(edge) => self.send_locally(target, edge, payload, until, more)?,
-            }
+            self.send_along(target, payload, until, more)?;
             let length = payload.len();
             self.inner
                 .driver
@@ -55,122 +52,63 @@ impl Endpoint {
         Ok(())
     }
 
-    pub(super) fn send_loose(&self, target: &Target, payload: &[u8]) -> Result<(), SendError> {
-        let driver = &self.inner.driver;
-        let sent = match target.way {
-            Way::Net(edge) => driver.with(|engine, now| {
-                let sent = engine.send_loose(edge, payload);
-                engine.transmit(now).map(|()| sent)
-            }),
-            Way::Local(edge) => driver.with_last(|engine, _| {
-                Ok(engine.on_local(|local| local.send_loose(edge, payload)))
-            }),
-        };
+    pub(super) fn send_unreliably(&self, target: &Target, payload: &[u8]) -> Result<(), SendError> {
+        let sent = self.inner.driver.with(|engine, now| {
+            let sent = engine.send_unreliable(now, target.edge, payload);
+            engine.transmit(now).map(|()| sent)
+        });
         sent.map_err(SendError::Broken)?
             .map_err(|blocked| send_error(blocked, target, payload.len()))
     }
 
-    /// Through the memory of this node. A long message is lent to the receiver, who
-    /// fetches it; a caller that cannot wait for that gives it a copy.
-    fn send_locally(
+    fn send_along(
         &self,
         target: &Target,
-        edge: LocalEdge,
         payload: &[u8],
         until: Until,
         more: More,
     ) -> Result<(), SendError> {
-        let mut lent = false;
-        let mut why = Blocked::NoFrame;
-        let id = self.id().0;
-        let what = |_: &Engine| format!("endpoint {} to take a message", target.address);
+        let more = more == More::Comes;
         let driver = &self.inner.driver;
-        let keys = target.way.keys();
-        let begun = driver.wait(until, &keys, &what, |engine, _| {
-            let sent = engine.on_local(|local| {
-                if payload.len() <= local.whole_limit(edge) {
-                    return local.send(edge, payload, more == More::Comes);
-                }
-                local.offer(edge, payload, until == Until::Now)?;
-                lent = until != Until::Now;
-                Ok(())
-            });
-            match sent {
-                Ok(()) => Some(Ok(())),
-                Err(blocked @ (Blocked::NoFrame | Blocked::NoCredit | Blocked::Opening)) => {
-                    why = blocked;
-                    if until == Until::Now {
-                        engine.refused(id);
-                    }
-                    None
-                }
-                Err(blocked) => Some(Err(send_error(blocked, target, payload.len()))),
-            }
-        });
-        match begun {
-            Ok(result) => result?,
-            Err(error) => return Err(not_begun(error, until, why, target.address)),
-        }
-        if !lent {
-            return Ok(());
-        }
-        driver
-            .wait(Until::Forever, &keys, &what, |engine, _| {
-                match engine.on_local(|local| local.is_taken(edge, payload)) {
-                    Ok(taken) => taken.then_some(Ok(())),
-                    Err(blocked) => Some(Err(send_error(blocked, target, payload.len()))),
-                }
-            })
-            .map_err(|error| wait_error(error, target.address))?
-    }
-
-    fn send_packets(
-        &self,
-        target: &Target,
-        edge: EdgeId,
-        payload: &[u8],
-        until: Until,
-        more: More,
-    ) -> Result<(), SendError> {
-        let driver = &self.inner.driver;
-        let first = driver
-            .sending(|engine, clock| engine.send_packet(edge, payload, more == More::Comes, clock));
+        let first =
+            driver.sending(|engine, clock| engine.send_at_once(target.edge, payload, more, clock));
         match first.map_err(SendError::Broken)? {
             Ok(()) => Ok(()),
             Err(Blocked::NoFrame | Blocked::NoCredit | Blocked::Opening) => {
-                self.send_packets_waiting(target, edge, payload, until, more)
+                self.send_waiting(target, payload, until, more)
             }
             Err(blocked) => Err(send_error(blocked, target, payload.len())),
         }
     }
 
-    /// The slow way: a long message, or one that has to wait.
-    fn send_packets_waiting(
+    /// A long message, or one that has to wait for room.
+    fn send_waiting(
         &self,
         target: &Target,
-        edge: EdgeId,
         payload: &[u8],
         until: Until,
-        more: More,
+        more: bool,
     ) -> Result<(), SendError> {
-        let peer = edge.peer;
-        let mut long = None;
-        let mut why = Blocked::NoFrame;
-        let id = self.id().0;
+        let (edge, id) = (target.edge, self.id().0);
+        let (begun_at, mut long, mut why) = (Instant::now(), None, Blocked::NoFrame);
         let what = |_: &Engine| format!("endpoint {} to take a message", target.address);
-        let keys = target.way.keys();
-        let begun = self.inner.driver.wait(until, &keys, &what, |engine, now| {
-            let sent = if payload.len() <= engine.whole_limit(peer) {
-                engine.send_whole(now, edge, payload, more == More::Comes)
+        let keys = wait_keys(edge);
+        let driver = &self.inner.driver;
+        let begun = driver.wait(until, &keys, &what, |engine, now| {
+            let sent = if payload.len() <= engine.whole_limit(edge.peer) {
+                engine.send_whole(now, edge, payload, more)
             } else {
                 let begun = match until {
-                    Until::Now => engine.begin_long_at_once(now, edge, payload.len()),
-                    _ => engine.begin_long(now, edge, payload.len()),
+                    Until::Now => engine.begin_long_at_once(now, edge, payload),
+                    // Who will not wait for its end gives a copy where it would be needed.
+                    Until::For(_) => engine.begin_long(now, edge, payload, true),
+                    Until::Forever => engine.begin_long(now, edge, payload, false),
                 };
-                begun.map(|out| long = Some(out))
+                begun.map(|send| long = Some(send))
             };
             match sent {
-                Ok(()) => Some(Ok(())),
+                Ok(()) if more => Some(Ok(())),
+                Ok(()) => Some(engine.transmit(now).map_err(SendError::Broken)),
                 Err(blocked @ (Blocked::NoFrame | Blocked::NoCredit | Blocked::Opening)) => {
                     why = blocked;
                     if until == Until::Now {
@@ -184,40 +122,64 @@ impl Endpoint {
         match begun {
             Ok(result) => result?,
             Err(error) => {
-                self.inner.driver.with(|engine, _| engine.cancel(edge));
+                driver.with(|engine, _| engine.cancel(edge));
                 return Err(not_begun(error, until, why, target.address));
             }
         }
-        if let Some(mut out) = long {
-            self.inner
-                .driver
-                .wait(Until::Forever, &keys, &what, |engine, now| {
-                    loop {
-                        let done = match engine.continue_long(&mut out, payload) {
-                            Ok(done) => done,
-                            Err(blocked) => {
-                                return Some(Err(send_error(blocked, target, payload.len())));
-                            }
-                        };
-                        if let Err(cause) = engine.transmit(now) {
-                            return Some(Err(SendError::Broken(cause)));
-                        }
-                        if done {
-                            return Some(Ok(()));
-                        }
-                        if engine.queued(peer) > 0 || engine.frames_for_long() == 0 {
-                            return None;
-                        }
+        match long {
+            Some(send) => self.send_rest(target, payload, send, until.after(begun_at.elapsed())),
+            None => Ok(()),
+        }
+    }
+
+    /// The rest of a long message that has begun. It will be sent whole: what is left when
+    /// time is up goes on by itself.
+    fn send_rest(
+        &self,
+        target: &Target,
+        payload: &[u8],
+        mut send: LongSend,
+        until: Until,
+    ) -> Result<(), SendError> {
+        let peer = target.edge.peer;
+        let what = |_: &Engine| format!("endpoint {} to take a message", target.address);
+        let keys = wait_keys(target.edge);
+        let driver = &self.inner.driver;
+        let ended = driver.wait(until, &keys, &what, |engine, now| {
+            loop {
+                let done = match engine.continue_long(&mut send, payload) {
+                    Ok(done) => done,
+                    Err(blocked) => {
+                        return Some(Err(send_error(blocked, target, payload.len())));
                     }
-                })
-                .map_err(|error| wait_error(error, target.address))?
-        } else if more == More::No {
-            self.inner
-                .driver
-                .with(|engine, now| engine.transmit(now))
-                .map_err(SendError::Broken)
-        } else {
-            Ok(())
+                };
+                if let Err(cause) = engine.transmit(now) {
+                    return Some(Err(SendError::Broken(cause)));
+                }
+                if done {
+                    return Some(Ok(()));
+                }
+                if engine.queued(peer) > 0 || engine.frames_for_long() == 0 {
+                    return None;
+                }
+                if engine.shares_memory(peer) {
+                    return None;
+                }
+            }
+        });
+        match ended {
+            Ok(result) => result,
+            Err(WaitError::TimedOut { .. }) => {
+                let kept = driver.with(|engine, now| {
+                    engine.keep_long(send, payload);
+                    engine.transmit(now)
+                });
+                kept.map_err(SendError::Broken)
+            }
+            Err(error) => {
+                driver.with(|engine, _| engine.abandon_long(send));
+                Err(wait_error(error, target.address))
+            }
         }
     }
 }

@@ -12,8 +12,8 @@ pub const MAX_DEPARTURES: usize = 4096;
 /// A peer that is gone, and what it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Departure {
-    /// The session that ended; none with a process of this node.
-    pub peer: Option<PeerId>,
+    /// The peer.
+    pub peer: PeerId,
     /// The node it said it was on.
     pub node: u32,
     /// Its incarnation.
@@ -44,11 +44,14 @@ impl Departures {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use dipole_proto::Machine;
 
     #[test]
     fn the_latest_are_kept_in_order_and_told_once() {
+        let mut machine = Machine::new(dipole_proto::Config::default(), 1, [2, 3], &[]);
+        let peer = machine.open_pipe(machine.greeting()).expect("room");
         let departure = |incarnation| Departure {
-            peer: None,
+            peer,
             node: 1,
             incarnation,
             reason: GoneReason::Died,

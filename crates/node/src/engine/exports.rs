@@ -52,8 +52,8 @@ impl Engine {
             signal.set_readable()?;
         }
         exports.signals.insert(endpoint, signal);
-        if let Some(room) = self.rooms.get_mut(endpoint) {
-            room.exported = true;
+        if let Some(state) = self.core.dispatch.endpoints.get_mut(endpoint) {
+            state.exported = true;
         }
         Ok(user)
     }
@@ -72,9 +72,11 @@ impl Engine {
     #[inline]
     pub(crate) fn unsignal(&mut self, endpoint: u32) {
         let empty = self
-            .rooms
+            .core
+            .dispatch
+            .endpoints
             .get(endpoint)
-            .is_some_and(|room| room.exported && room.inbox.is_empty());
+            .is_some_and(|state| state.exported && state.inbox.is_empty());
         if empty
             && let Some(exports) = &mut self.exports
             && let Some(signal) = exports.signals.get_mut(&endpoint)
@@ -113,7 +115,7 @@ impl Engine {
             .exports
             .as_ref()
             .is_some_and(|exports| !exports.blocked.is_empty());
-        if blocked || !self.fresh.is_empty() {
+        if blocked || !self.core.dispatch.newly_ready.is_empty() {
             self.signal_now();
         }
     }
@@ -122,10 +124,11 @@ impl Engine {
         let Some(exports) = &mut self.exports else {
             return;
         };
-        for endpoint in self.fresh.drain(..) {
-            let waits = self.rooms.get_mut(endpoint).is_some_and(|room| {
-                room.fresh = false;
-                !room.inbox.is_empty()
+        let dispatch = &mut self.core.dispatch;
+        for endpoint in dispatch.newly_ready.drain(..) {
+            let waits = dispatch.endpoints.get_mut(endpoint).is_some_and(|state| {
+                state.newly_ready = false;
+                !state.inbox.is_empty()
             });
             if waits
                 && let Some(signal) = exports.signals.get_mut(&endpoint)
@@ -144,7 +147,7 @@ impl Engine {
     }
 
     /// Looks which descriptors were closed.
-    pub(super) fn attend_exports(&mut self) -> io::Result<()> {
+    pub(super) fn poll_exports(&mut self) -> io::Result<()> {
         let Some(exports) = &mut self.exports else {
             return Ok(());
         };

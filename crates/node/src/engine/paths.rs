@@ -8,7 +8,6 @@ use dipole_proto::wire::Address;
 use dipole_proto::{LaneState, PathChange, PeerId};
 
 use super::Engine;
-use super::peer::find;
 use crate::address::NodeId;
 use crate::net::from_wire;
 
@@ -115,20 +114,20 @@ impl Engine {
     /// The ways to every peer by packets whose session is open.
     #[must_use]
     pub fn paths(&self) -> Vec<Paths> {
-        let peers = self.machine.peers();
-        let open = peers.filter(|peer| self.machine.is_open(*peer));
-        open.filter_map(|peer| self.paths_to(peer)).collect()
+        let machine = &self.core.machine;
+        let open = machine.peers().filter(|peer| machine.is_open(*peer));
+        let by_packets = open.filter(|peer| !self.shares_memory(*peer));
+        by_packets.map(|peer| self.paths_to(peer)).collect()
     }
 
-    fn paths_to(&self, id: PeerId) -> Option<Paths> {
-        let peer = self.peers.get(id.index())?.as_ref()?;
+    fn paths_to(&self, id: PeerId) -> Paths {
         let mut pairs: Vec<Path> = Vec::new();
-        for lane in self.machine.lanes(id) {
+        for lane in self.core.machine.lanes(id) {
             let to = from_wire(lane.to);
             let known = pairs.iter().position(|pair| pair.theirs == to.ip());
             let index = known.unwrap_or_else(|| {
                 pairs.push(Path {
-                    ours: self.link.source(Class::Small, to).ip(),
+                    ours: self.packets.link().source(Class::Small, to).ip(),
                     theirs: to.ip(),
                     small: None,
                     bulk: None,
@@ -143,30 +142,26 @@ impl Engine {
                 &mut pair.small
             }) = state;
         }
-        Some(Paths {
-            node: NodeId(peer.node),
-            incarnation: peer.incarnation,
+        Paths {
+            node: self.core.peers.node(id),
+            incarnation: self.core.peers.incarnation(id),
             pairs,
-        })
+        }
     }
 
     /// Says what has changed, where people read it.
     #[inline]
     pub(super) fn tell_paths(&mut self) {
-        if !self.path_changes.is_empty() {
-            self.tell_path_changes();
+        let changes = self.core.peers.take_path_changes();
+        if !changes.is_empty() {
+            self.tell_path_changes(&changes);
         }
     }
 
     #[cold]
-    fn tell_path_changes(&mut self) {
-        for (id, change) in std::mem::take(&mut self.path_changes) {
-            if find(&mut self.peers, id).is_none() {
-                continue;
-            }
-            let Some(paths) = self.paths_to(id) else {
-                continue;
-            };
+    fn tell_path_changes(&self, changes: &[(PeerId, PathChange)]) {
+        for &(id, change) in changes {
+            let paths = self.paths_to(id);
             let lane = match change {
                 PathChange::Settled => {
                     tracing::info!("{paths}");
@@ -178,7 +173,11 @@ impl Engine {
                 }
                 PathChange::Lost { lane } | PathChange::Back { lane } => lane,
             };
-            let lane = self.machine.lanes(id).find(|status| status.lane == lane);
+            let lane = self
+                .core
+                .machine
+                .lanes(id)
+                .find(|status| status.lane == lane);
             // The session may have ended meanwhile.
             let Some(lane) = lane else { continue };
             let (theirs, class) = (ip(lane.to), if lane.bulk { "bulk" } else { "small" });

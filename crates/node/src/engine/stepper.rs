@@ -6,7 +6,7 @@ use dipole_link::wait::Sleeper;
 use dipole_proto::Instant;
 
 use super::Engine;
-use super::local::Local;
+use super::shared_memory::SharedMemory;
 use crate::control::{Command, Commands};
 use crate::driver::{Ready, Stepper, WaitKey};
 
@@ -34,12 +34,12 @@ impl Stepper for Engine {
 
     #[inline]
     fn poll_memory(&mut self) -> bool {
-        self.poll_local()
+        Engine::poll_memory(self)
     }
 
     #[inline]
     fn expects_memory(&self) -> bool {
-        self.came_locally || self.alone
+        self.came_by_memory || self.alone
     }
 
     #[inline]
@@ -49,7 +49,7 @@ impl Stepper for Engine {
 
     #[inline]
     fn flush_deferred(&mut self) {
-        self.ring_due();
+        self.push_records();
     }
 
     fn arm(&mut self) -> bool {
@@ -62,11 +62,11 @@ impl Stepper for Engine {
 
     #[inline]
     fn take_woken(&mut self) -> bool {
-        let local = self.local.as_mut().is_some_and(Local::take_woken);
-        if local {
-            self.ready.notify(WaitKey::RingSpace);
+        let memory = self.memory.as_mut().is_some_and(SharedMemory::take_woken);
+        if memory {
+            self.core.ready.notify(WaitKey::RingSpace);
         }
-        std::mem::take(&mut self.woken) | local
+        self.packets.take_woken() | memory
     }
 
     fn next_deadline(&mut self, now: Instant) -> Option<Instant> {
@@ -75,13 +75,13 @@ impl Stepper for Engine {
 
     #[inline]
     fn ready(&mut self) -> &mut Ready {
-        &mut self.ready
+        &mut self.core.ready
     }
 
     #[inline]
     fn publish(&mut self) {
         self.signal();
-        if self.take_died() {
+        if self.memory.as_mut().is_some_and(SharedMemory::take_died) {
             self.command(Command::Sweep);
         }
     }

@@ -3,7 +3,7 @@
 use dipole_link::Class;
 use dipole_link::shm::{ConnId, ShmError};
 use dipole_node::Departure;
-use dipole_node::engine::{Blocked, Destination, EdgeOut, Engine, LocalEdge};
+use dipole_node::engine::{Blocked, Destination, LongSend};
 use dipole_proto::{EdgeId, Instant, PeerId};
 use rand::Rng;
 
@@ -56,44 +56,8 @@ impl std::fmt::Debug for Pending {
 /// What carries a flow.
 #[derive(Clone, Copy, Debug)]
 enum Carrier {
-    Packets {
-        peer: PeerId,
-        edge: Option<EdgeId>,
-    },
-    Memory {
-        conn: ConnId,
-        incarnation: u64,
-        edge: Option<LocalEdge>,
-    },
-}
-
-impl Carrier {
-    fn has_edge(self) -> bool {
-        match self {
-            Carrier::Packets { edge, .. } => edge.is_some(),
-            Carrier::Memory { edge, .. } => edge.is_some(),
-        }
-    }
-
-    /// Makes the edge, or makes it usable again; false if there can be none.
-    fn point(&mut self, engine: &mut Engine, source: u32, target: u32) -> bool {
-        match self {
-            Carrier::Packets { peer, edge } => *edge = engine.edge(*peer, source, target),
-            Carrier::Memory { conn, edge, .. } => {
-                *edge = engine.local_edge(*conn, source, target);
-            }
-        }
-        self.has_edge()
-    }
-}
-
-/// A message that its sender goes on with.
-#[derive(Debug)]
-enum Long {
-    /// It is cut into packets.
-    Packets(EdgeOut),
-    /// The receiver fetches it.
-    Offered,
+    Packets { peer: PeerId },
+    Memory { conn: ConnId, incarnation: u64 },
 }
 
 /// A flow as it runs.
@@ -102,10 +66,12 @@ pub struct Flow {
     pub plan: FlowPlan,
     pub stream: Option<u32>,
     carrier: Option<Carrier>,
+    edge: Option<EdgeId>,
     /// Messages dealt with: accepted, given up, or told.
     done: u32,
     pending: Option<Pending>,
-    long: Option<Long>,
+    /// A message that its sender goes on with.
+    long: Option<LongSend>,
     /// Not before this moment.
     at_ns: u64,
     /// When the next message is due.
@@ -121,6 +87,7 @@ impl Flow {
             plan,
             stream: None,
             carrier: None,
+            edge: None,
             done: 0,
             pending: None,
             long: None,
@@ -139,17 +106,19 @@ impl Flow {
     /// What others may still fetch of a message that is given up.
     pub fn offered(&self) -> Option<&[u8]> {
         let pending = self.pending.as_ref()?;
-        matches!(self.long, Some(Long::Offered)).then_some(&pending.bytes)
+        let in_memory = matches!(self.carrier, Some(Carrier::Memory { .. }));
+        (in_memory && self.long.is_some()).then_some(&pending.bytes)
     }
 
     /// True if it goes to the peer that is gone.
     fn leads_to(&self, gone: &Departure) -> bool {
         match self.carrier {
             None => false,
-            Some(Carrier::Packets { peer, .. }) => gone.peer == Some(peer),
-            Some(Carrier::Memory { incarnation, .. }) => {
-                gone.peer.is_none() && gone.incarnation == incarnation
-            }
+            Some(Carrier::Packets { peer }) => gone.peer == peer,
+            Some(Carrier::Memory { incarnation, .. }) => match self.edge {
+                Some(edge) => gone.peer == edge.peer,
+                None => gone.incarnation == incarnation,
+            },
         }
     }
 
@@ -157,6 +126,7 @@ impl Flow {
     pub fn forget_session(&mut self, now_ns: u64) {
         self.stream = None;
         self.carrier = None;
+        self.edge = None;
         self.pending = None;
         if self.long.take().is_some() {
             self.done += 1;
@@ -401,7 +371,7 @@ impl World {
     ) -> Result<bool, String> {
         let now = Instant(self.now_ns);
         let plan = self.flows[flow].plan.clone();
-        let mut carrier = match self.flows[flow].carrier {
+        let carrier = match self.flows[flow].carrier {
             Some(carrier) => carrier,
             None => match self.connect(index, flow, process)? {
                 Some(carrier) => carrier,
@@ -409,14 +379,23 @@ impl World {
             },
         };
         self.flows[flow].carrier = Some(carrier);
-        let is_open = match carrier {
-            Carrier::Packets { peer, .. } => process.engine.is_open(peer),
-            Carrier::Memory { conn, .. } => process.engine.is_local_open(conn),
+        let edge = self.flows[flow].edge;
+        let early = plan.early;
+        let reached = |peer, early| {
+            let is_open = process.engine.is_open(peer)?;
+            Ok((is_open || early).then_some(peer))
         };
-        let is_open = match (is_open, carrier) {
-            (Ok(is_open), _) => is_open,
+        let peer = match (carrier, edge) {
+            (Carrier::Packets { peer }, _) => reached(peer, early),
+            // Two that connect to each other at once may use either connection.
+            (Carrier::Memory { .. }, Some(edge)) => reached(edge.peer, false),
+            (Carrier::Memory { conn, .. }, None) => process.engine.memory_peer(conn),
+        };
+        let peer = match (peer, carrier) {
+            (Ok(Some(peer)), _) => peer,
+            (Ok(None), _) => return Ok(false),
             // It has never been open: nobody is told of that.
-            (Err(Blocked::Gone(_)), Carrier::Memory { edge: None, .. }) => {
+            (Err(Blocked::Gone(_)), Carrier::Memory { .. }) if edge.is_none() => {
                 self.flows[flow].forget_session(now.0);
                 self.wake_app(index, now.0 + RETRY_NS);
                 return Ok(false);
@@ -425,14 +404,12 @@ impl World {
                 return Err(format!("flow {flow} lost its peer untold: {blocked:?}"));
             }
         };
-        let early = plan.early && matches!(carrier, Carrier::Packets { .. });
-        if !is_open && !early {
-            return Ok(false);
-        }
-        if !carrier.has_edge() {
-            if !carrier.point(&mut process.engine, plan.source, plan.target) {
-                return Err(format!("flow {flow}: no edge though the peer is there"));
-            }
+        if edge.is_none() {
+            let edge = process.engine.edge(peer, plan.source, plan.target);
+            let edge = edge.map_err(|error| {
+                format!("flow {flow}: no edge though the peer is there: {error}")
+            })?;
+            self.flows[flow].edge = Some(edge);
             let inlet = self.nodes[plan.to]
                 .inlets
                 .iter()
@@ -456,7 +433,6 @@ impl World {
                 may_refuse: target.presence != Presence::Always,
                 idle_reader: target.reader.is_idle(),
             });
-            self.flows[flow].carrier = Some(carrier);
             self.flows[flow].stream = Some(stream);
             self.trace
                 .note(self.now_ns, index, What::Stream { flow, stream });
@@ -479,18 +455,14 @@ impl World {
         if self.scenario.share_memory(index, plan.to) {
             let begun = there.and_then(|incarnation| {
                 let socket = self.scenario.nodes[plan.to].socket();
-                let begun = process.engine.connect_local(&socket, incarnation)?;
+                let begun = process.engine.connect_memory(&socket, incarnation)?;
                 Some((incarnation, begun))
             });
             match begun {
                 Some((incarnation, Ok(conn))) => {
                     self.trace
                         .note(self.now_ns, index, What::Connecting { flow, to });
-                    return Ok(Some(Carrier::Memory {
-                        conn,
-                        incarnation,
-                        edge: None,
-                    }));
+                    return Ok(Some(Carrier::Memory { conn, incarnation }));
                 }
                 // Then by packets.
                 Some((_, Err(ShmError::TooMany { .. }))) => self.totals.memory_full += 1,
@@ -512,7 +484,7 @@ impl World {
             .map_err(|error| error.to_string())?;
         self.trace
             .note(self.now_ns, index, What::Connecting { flow, to });
-        Ok(Some(Carrier::Packets { peer, edge: None }))
+        Ok(Some(Carrier::Packets { peer }))
     }
 
     /// Sends a message, or a part; false if it has to wait.
@@ -525,23 +497,15 @@ impl World {
         let now = Instant(self.now_ns);
         self.prepare(flow);
         let state = &mut self.flows[flow];
-        let (Some(carrier), Some(pending)) = (state.carrier, &state.pending) else {
+        let (Some(carrier), Some(edge), Some(pending)) =
+            (state.carrier, state.edge, &state.pending)
+        else {
             return Ok(false);
         };
         let (tag, length) = (pending.tag, pending.bytes.len());
         let engine = &mut process.engine;
         if let Some(long) = &mut state.long {
-            let done = match (long, carrier) {
-                (Long::Packets(out), _) => engine.continue_long(out, &pending.bytes),
-                (
-                    Long::Offered,
-                    Carrier::Memory {
-                        edge: Some(edge), ..
-                    },
-                ) => engine.on_local(|local| local.is_taken(edge, &pending.bytes)),
-                (Long::Offered, _) => Ok(true),
-            };
-            return match done {
+            return match engine.continue_long(long, &pending.bytes) {
                 Ok(true) => {
                     self.keep_no_longer(index, flow);
                     self.dealt_with(flow);
@@ -551,24 +515,11 @@ impl World {
                     state.blocked = Some(Blocked::NoFrame);
                     Ok(false)
                 }
-                Err(Blocked::Refused(_)) if matches!(carrier, Carrier::Memory { .. }) => {
-                    self.keep_no_longer(index, flow);
-                    self.refused(index, flow, process)?;
-                    Ok(false)
-                }
                 Err(blocked) => Err(format!("flow {flow}, in a long message: {blocked:?}")),
             };
         }
         if tag.loose {
-            let sent = match carrier {
-                Carrier::Packets {
-                    edge: Some(edge), ..
-                } => engine.send_loose(edge, &pending.bytes),
-                Carrier::Memory {
-                    edge: Some(edge), ..
-                } => engine.on_local(|local| local.send_loose(edge, &pending.bytes)),
-                _ => return Ok(false),
-            };
+            let sent = engine.send_unreliable(now, edge, &pending.bytes);
             match sent {
                 Ok(()) => {
                     self.ledger.accepted(tag, length);
@@ -597,33 +548,11 @@ impl World {
             self.dealt_with(flow);
             return Ok(true);
         }
-        let sent = match carrier {
-            Carrier::Packets {
-                edge: Some(edge), ..
-            } if length <= engine.whole_limit(edge.peer) => {
-                engine.send_whole(now, edge, &pending.bytes, pending.more)
-            }
-            Carrier::Packets {
-                edge: Some(edge), ..
-            } => engine
-                .begin_long(now, edge, length)
-                .map(|out| state.long = Some(Long::Packets(out))),
-            Carrier::Memory {
-                edge: Some(edge), ..
-            } => {
-                let bytes = &pending.bytes;
-                // Who cannot wait gives a copy away.
-                let copied = false;
-                engine.on_local(|local| {
-                    if length <= local.whole_limit(edge) {
-                        return local.send(edge, bytes, pending.more);
-                    }
-                    local.offer(edge, bytes, copied)?;
-                    state.long = (!copied).then_some(Long::Offered);
-                    Ok(())
-                })
-            }
-            _ => return Ok(false),
+        let sent = if length <= engine.whole_limit(edge.peer) {
+            engine.send_whole(now, edge, &pending.bytes, pending.more)
+        } else {
+            let begun = engine.begin_long(now, edge, &pending.bytes, false);
+            begun.map(|long| state.long = Some(long))
         };
         state.blocked = sent.err();
         match sent {
@@ -649,13 +578,6 @@ impl World {
             // The peer is gone; that is told next.
             Err(Blocked::Gone(None)) if matches!(carrier, Carrier::Memory { .. }) => Ok(false),
             Err(Blocked::NoCredit) => {
-                let edge = match carrier {
-                    Carrier::Packets { edge, .. } => edge,
-                    Carrier::Memory { .. } => None,
-                };
-                let Some(edge) = edge else {
-                    return Ok(false);
-                };
                 if self.permille(self.flows[flow].plan.impatient_permille) {
                     process.engine.cancel(edge);
                     self.totals.cancelled += 1;
@@ -731,9 +653,8 @@ impl World {
             .note(self.now_ns, index, What::Refused { stream });
         self.dealt_with(flow);
         let state = &mut self.flows[flow];
-        if let Some(carrier) = &mut state.carrier {
-            let (source, target) = (state.plan.source, state.plan.target);
-            carrier.point(&mut process.engine, source, target);
+        if let Some(edge) = state.edge {
+            process.engine.forgive(edge);
         }
         self.flows[flow].at_ns = self.now_ns + RETRY_NS;
         self.wake_app(index, self.now_ns + RETRY_NS);
@@ -744,7 +665,7 @@ impl World {
     /// was refused, by sending once more.
     fn probe(&mut self, index: usize, flow: usize, process: &mut Process) -> Result<(), String> {
         let state = &self.flows[flow];
-        let (Some(stream), Some(carrier)) = (state.stream, state.carrier) else {
+        let (Some(stream), Some(edge)) = (state.stream, state.edge) else {
             return Ok(());
         };
         let target = &self.nodes[state.plan.to].inlets;
@@ -762,15 +683,7 @@ impl World {
         let tag = self.ledger.next_tag(stream, false);
         let bytes = tag.message(TAG_BYTES);
         let (engine, now) = (&mut process.engine, Instant(self.now_ns));
-        let sent = match carrier {
-            Carrier::Packets {
-                edge: Some(edge), ..
-            } => engine.send_whole(now, edge, &bytes, false),
-            Carrier::Memory {
-                edge: Some(edge), ..
-            } => engine.on_local(|local| local.send(edge, &bytes, false)),
-            _ => return Ok(()),
-        };
+        let sent = engine.send_whole(now, edge, &bytes, false);
         match sent {
             Ok(()) => {
                 self.ledger.accepted(tag, bytes.len());

@@ -88,7 +88,7 @@ impl Stranger {
             if departure.reason != GoneReason::Key(self.mismatch) {
                 return Err(format!("a stranger hears: {}", departure.reason));
             }
-            self.knocked.retain(|peer| Some(*peer) != departure.peer);
+            self.knocked.retain(|peer| *peer != departure.peer);
         }
         let deadline = self.engine.next_deadline(now);
         self.deadline_ns = deadline.map_or(u64::MAX, |deadline| deadline.0);

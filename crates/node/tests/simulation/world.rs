@@ -444,15 +444,18 @@ impl World {
         self.nodes.iter_mut().enumerate().find_map(|(index, node)| {
             let process = node.process.as_mut()?;
             let frames = self.scenario.nodes[index].config.frames as usize;
-            let what = if !process.engine.is_all_acknowledged() {
+            let what = if !process.engine.is_acknowledged() {
                 "not everything it sent is acknowledged".to_owned()
             } else if process.engine.free_frames() != frames {
                 format!(
                     "{} of {frames} frames are free",
                     process.engine.free_frames()
                 )
-            } else if process.engine.pool_used() != 0 {
-                format!("its pool still holds {} bytes", process.engine.pool_used())
+            } else if process.engine.holdings().pool_bytes != 0 {
+                format!(
+                    "its pool still holds {} bytes",
+                    process.engine.holdings().pool_bytes
+                )
             } else {
                 return None;
             };
@@ -467,7 +470,7 @@ impl World {
                 continue;
             };
             let now = Instant(self.now_ns);
-            process.engine.say_goodbye_to_all();
+            process.engine.say_goodbye();
             process
                 .engine
                 .step(now, true)
@@ -476,7 +479,7 @@ impl World {
             let machine = process.engine.machine();
             let left = (
                 frames - process.engine.free_frames(),
-                process.engine.pool_used(),
+                process.engine.holdings().pool_bytes,
                 machine.credit_outstanding(),
                 machine.peers().count(),
             );
@@ -549,7 +552,7 @@ impl World {
             return;
         };
         if orderly {
-            process.engine.say_goodbye_to_all();
+            process.engine.say_goodbye();
             let _lost_anyway = process.engine.step(Instant(self.now_ns), true);
             self.totals.goodbyes += 1;
             self.trace.note(self.now_ns, index, What::Left);

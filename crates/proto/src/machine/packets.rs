@@ -131,7 +131,10 @@ impl Machine {
         peer: PeerId,
         packet: &Packet<'_>,
     ) -> Result<(), Drop> {
-        let session = Self::lookup_mut(&mut self.sessions, peer).ok_or(Drop::UnknownConnection)?;
+        let session = self
+            .peers
+            .session_mut(peer)
+            .ok_or(Drop::UnknownConnection)?;
         let taken = session.on_packet(now, from, packet, &mut self.shared);
         self.timers
             .arm(session_index(peer), session.deadline(&self.shared));
@@ -238,7 +241,7 @@ impl Machine {
         let keyed = self.shared.config.key.is_some();
         let known = self.by_home.get(&from).copied();
         let existing = known.and_then(|index| {
-            let session = self.sessions[index as usize].as_deref()?;
+            let session = self.peers.session_at(index)?;
             Some((session.id, session.phase, session.remote))
         });
         let peer = match existing {
@@ -295,7 +298,7 @@ impl Machine {
     }
 
     fn open(&mut self, peer: PeerId, hello: &Hello, trailer: Trailer, now: Instant) {
-        let Some(session) = Self::lookup_mut(&mut self.sessions, peer) else {
+        let Some(session) = self.peers.session_mut(peer) else {
             return;
         };
         session.open(
@@ -439,7 +442,7 @@ impl Machine {
         };
         let named = (reset.connection, 0)..=(reset.connection, u32::MAX);
         let open = self.by_connection.range(named);
-        let open = open.filter_map(|(_, index)| self.sessions[*index as usize].as_deref());
+        let open = open.filter_map(|(_, index)| self.peers.session_at(*index));
         let opening = self.session(PeerId(reset.connection));
         let mut sessions = opening.into_iter().chain(open);
         sessions

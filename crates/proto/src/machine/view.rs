@@ -3,7 +3,7 @@
 use core::hash::{Hash, Hasher};
 
 use crate::event::PeerId;
-use crate::machine::Machine;
+use crate::machine::{Machine, Peer};
 use crate::session::View;
 use crate::time::Instant;
 
@@ -18,12 +18,23 @@ impl Machine {
         Some(session.view(now, &self.shared, hasher))
     }
 
+    /// Feeds all of a pipe to `hasher`; false if there is no such pipe.
+    pub fn hash_pipe(&self, peer: PeerId, hasher: &mut impl Hasher) -> bool {
+        match self.peers.get(peer) {
+            Some(Peer::Pipe(pipe)) => {
+                pipe.hash_state(hasher);
+                true
+            }
+            _ => false,
+        }
+    }
+
     /// Feeds what all sessions share to `hasher`: pool, endpoints, letters.
     pub fn hash_shared(&self, hasher: &mut impl Hasher) {
         let shared = &self.shared;
         (&shared.pool, shared.processes, shared.outstanding).hash(hasher);
         (&shared.endpoints, shared.peer_window()).hash(hasher);
-        (&self.ready, self.random, self.sessions.len()).hash(hasher);
+        (&self.ready, self.random, self.peers.len()).hash(hasher);
         self.outbox.letters().hash(hasher);
     }
 }

@@ -1,7 +1,7 @@
 //! What an arriving packet does to a session.
 
-use crate::edge::{EdgeIn, Place, Violation};
-use crate::event::{EdgeId, Event};
+use crate::channel::{MessagePiece, Placed, Tell};
+use crate::event::Event;
 use crate::holes::{Arrival, widen};
 use crate::lane::Lane;
 use crate::parts::PartArrival;
@@ -12,14 +12,14 @@ use crate::shared::Shared;
 use crate::stats::Drop;
 use crate::time::Instant;
 use crate::wire::{
-    Address, CONTROL_LANE, Flags, Header, Kind, LaneAck, Packet, Part, Record, RefusedReason,
+    Address, CONTROL_LANE, EdgeKey, Flags, Header, Kind, LaneAck, Packet, Part, Record,
 };
 
 /// Units of all sessions that may come in parts at once, beside the next of each session.
 const MAX_ASSEMBLIES: usize = 256;
 
-/// Edges that one peer may use.
-const MAX_EDGES: usize = 1 << 16;
+/// Notices to a peer that wait to be told, beyond which it opens and ends no more edges.
+const MAX_NOTICES: usize = 2 * crate::channel::MAX_EDGES as usize;
 
 impl Session {
     /// Takes a packet whose connection and trailer are right.
@@ -42,10 +42,10 @@ impl Session {
         }
         let verdict = self.admit(&header, cost, shared);
         match alone {
-            Some(record) => self.apply(record, verdict.ok(), (now, from, header.length), shared),
+            Some(record) => self.apply(record, verdict.ok(), &header, (now, from), shared),
             None => {
                 for record in packet.records().flatten() {
-                    self.apply(record, verdict.ok(), (now, from, header.length), shared);
+                    self.apply(record, verdict.ok(), &header, (now, from), shared);
                 }
             }
         }
@@ -201,25 +201,15 @@ impl Session {
         match *record {
             Record::Message { unreliable, .. } if unreliable == in_unit => Err(Drop::Violation),
             Record::Message {
-                source,
-                target,
+                key,
                 sequence,
                 total,
                 ..
-            } if in_unit => Ok(self.message_cost((source, target), sequence, total)),
+            } if in_unit => Ok(self.channel.pool_cost(key, sequence, total)),
             Record::Message { .. } => Ok(0),
+            Record::EdgeEnd { .. } if self.channel.notices() > MAX_NOTICES => Err(Drop::EdgesFull),
             _ if record.is_sequenced() && !in_unit => Err(Drop::Violation),
             _ => Ok(0),
-        }
-    }
-
-    fn message_cost(&self, edge: (u32, u32), sequence: u32, total: u64) -> u64 {
-        match self.find_in(edge) {
-            Some(index) => {
-                let edge = &self.edges_in[index as usize];
-                edge.pool_cost(widen(sequence, edge.next()), total)
-            }
-            None => crate::config::charge(total),
         }
     }
 
@@ -308,27 +298,33 @@ impl Session {
         &mut self,
         record: Record<'_>,
         verdict: Option<bool>,
-        (now, from, length): (Instant, Address, u16),
+        header: &Header,
+        (now, from): (Instant, Address),
         shared: &mut Shared,
     ) {
         let (accepted, loose) = (verdict == Some(true), verdict == Some(false));
         match record {
             Record::LaneAck(ack) => self.on_lane_ack(&ack, now, shared),
-            Record::Credit {
-                source,
-                target,
-                limit,
-            } => self.on_credit((source, target), limit, shared),
-            Record::CreditWanted {
-                source,
-                target,
-                need,
-            } => self.on_credit_wanted((source, target), need, now, shared),
+            Record::Credit { key, limit } => {
+                self.channel.on_credit(key, limit, shared);
+                if !self.channel.is_wanting() {
+                    self.want = super::Backoff::OFF;
+                }
+            }
+            Record::CreditWanted { key, need } => {
+                // An earlier one may be of an edge that has ended since.
+                let number = widen(header.number, self.control_seen.top());
+                let may_open = header.lane == CONTROL_LANE && number >= self.wishes_from;
+                let tell = self
+                    .channel
+                    .on_credit_wanted(key, need, may_open, now, shared);
+                self.tell(tell, now, shared);
+            }
             Record::Window { packets } => {
                 let own = shared.config.frames.min(shared.config.session_packets);
                 self.pace.cap(packets.min(own));
             }
-            Record::Probe { lane, token } => self.on_probe(lane, token, length, from),
+            Record::Probe { lane, token } => self.on_probe(lane, token, header.length, from),
             Record::Echo {
                 lane,
                 token,
@@ -385,35 +381,23 @@ impl Session {
                 region,
             }),
             Record::EdgeEnd {
-                source,
-                target,
+                key,
                 sequence,
+                control,
             } => {
-                if let Some(index) = self.find_in((source, target)) {
-                    let edge = &mut self.edges_in[index as usize];
-                    edge.end_at(widen(sequence, edge.next()));
-                    self.check_end(index, shared);
-                }
+                let control = widen(control, self.control_seen.top());
+                self.wishes_from = self.wishes_from.max(control);
+                self.channel.on_end(key, sequence, shared);
             }
+            Record::EdgeForgotten { key } => self.channel.on_forgotten(key, shared),
             Record::Refused {
                 source,
                 target,
                 sequence,
                 reason,
             } => {
-                if let Some(index) = self.edges_out_index.get(&(source, target)).copied() {
-                    let edge = &mut self.edges_out[index as usize];
-                    let sequence = widen(sequence, edge.next());
-                    edge.refused = Some(reason);
-                    edge.give_up();
-                    self.wanting.retain(|wanting| *wanting != index);
-                    let edge = self.out_id(index);
-                    shared.event(Event::Refused {
-                        edge,
-                        sequence,
-                        reason,
-                    });
-                }
+                let ends = (source, target);
+                self.channel.on_refused(ends, sequence, reason, shared);
             }
             Record::LaneAck(_)
             | Record::Credit { .. }
@@ -427,8 +411,7 @@ impl Session {
     #[inline]
     fn on_message(&mut self, record: Record<'_>, now: Instant, shared: &mut Shared) {
         let Record::Message {
-            source,
-            target,
+            key,
             sequence,
             offset,
             total,
@@ -439,104 +422,43 @@ impl Session {
         else {
             return;
         };
-        let Some(index) = self.find_or_open_in((source, target), shared) else {
-            shared.count(Drop::Violation);
+        let Some(index) = self.channel.find_or_open_in(key, shared) else {
+            self.channel.refuse_stray(key, sequence, shared);
             return;
         };
-        let id = EdgeId {
-            peer: self.id,
-            index,
+        let piece = MessagePiece {
+            sequence: self.channel.widen(index, sequence),
+            offset,
+            total,
+            port,
+            bytes: payload.clone(),
         };
-        let edge = &mut self.edges_in[index as usize];
-        let refusal = refusal_for(edge, port, total, shared);
-        let sequence = widen(sequence, edge.next());
-        let (held, outstanding) = (edge.held(), edge.outstanding());
-        let piece = (offset, payload.len() as u64, total);
-        let place = edge.place(sequence, piece, refusal.is_some());
-        shared.pool.take(edge.held() - held);
-        if edge.is_beyond_window(total)
-            && let Some(endpoint) = shared.endpoints.get_mut(&target)
-            && let Some(turn) = &mut endpoint.oversize
-            && turn.edge == id
-        {
-            turn.begun = true;
-        }
-        match place {
-            Ok(Place::Deliver) => {
-                shared.stats.messages_delivered += 1;
+        let (placed, tell) = self.channel.place(index, piece, now, shared);
+        match placed {
+            Placed::Deliver => {
+                let (edge, EdgeKey { source, target, .. }) = self.channel.delivered(index, shared);
                 shared.event(Event::Deliver {
-                    edge: id,
+                    edge,
+                    source,
+                    target,
                     bytes: payload,
                 });
             }
-            Ok(Place::Hold) => {
-                shared.event(Event::Hold {
-                    edge: id,
-                    sequence,
-                    offset,
-                    total,
-                    bytes: payload,
-                });
-                self.hand_over_complete(index, shared);
+            Placed::Held => {
                 // What is held keeps memory: its sender is asked soon.
                 let soon = now.after(shared.config.peer_timeout_ns / 4);
                 self.keepalive_at = self.keepalive_at.min(soon);
             }
-            Ok(Place::Discard) => {
-                shared.stats.messages_refused += 1;
-                if let Some(reason) = refusal
-                    && edge.refusal.is_none()
-                {
-                    edge.refusal = Some((sequence, reason));
-                    self.refusal_due.push(index);
-                }
-                self.hand_over_complete(index, shared);
-            }
-            Err(Violation::OverCredit | Violation::Contradiction) => {
-                shared.count(Drop::Violation);
-                return;
-            }
+            Placed::Discarded | Placed::Violation => {}
         }
-        let edge = &self.edges_in[index as usize];
-        if edge.outstanding() != outstanding {
-            shared.outstanding = shared.outstanding + edge.outstanding() - outstanding;
-            self.regrant(index, now, shared);
-        }
-        self.check_end(index, shared);
-    }
-
-    fn hand_over_complete(&mut self, index: u32, shared: &mut Shared) {
-        let id = EdgeId {
-            peer: self.id,
-            index,
-        };
-        let edge = &mut self.edges_in[index as usize];
-        while let Some(message) = edge.pop_complete() {
-            if !message.discard {
-                shared.stats.messages_delivered += 1;
-                shared.event(Event::Complete {
-                    edge: id,
-                    sequence: message.sequence,
-                });
-            }
-        }
-    }
-
-    fn check_end(&mut self, index: u32, shared: &mut Shared) {
-        if self.edges_in[index as usize].take_end() {
-            shared.event(Event::EdgeEnded {
-                edge: EdgeId {
-                    peer: self.id,
-                    index,
-                },
-            });
+        if tell != Tell::Nothing {
+            self.tell(tell, now, shared);
         }
     }
 
     fn on_loose(&mut self, record: Record<'_>, shared: &mut Shared) {
         let Record::Message {
-            source,
-            target,
+            key,
             sequence,
             offset,
             total,
@@ -546,90 +468,19 @@ impl Session {
         else {
             return;
         };
-        if !shared.endpoints.contains_key(&target) {
+        if !shared.endpoints.contains_key(&key.target) {
             shared.stats.messages_refused += 1;
             return;
         }
-        if let Some(index) = self.find_or_open_in((source, target), shared) {
-            shared.event(Event::Loose {
-                edge: EdgeId {
-                    peer: self.id,
-                    index,
-                },
-                sequence,
-                offset,
-                total,
-                bytes: payload,
-            });
-        }
-    }
-
-    #[inline]
-    fn find_in(&self, edge: (u32, u32)) -> Option<u32> {
-        if let Some(last) = self.edges_in.get(self.last_edge_in as usize)
-            && (last.source, last.target) == edge
-        {
-            return Some(self.last_edge_in);
-        }
-        self.edges_in_index.get(&edge).copied()
-    }
-
-    #[inline]
-    fn find_or_open_in(&mut self, edge: (u32, u32), shared: &mut Shared) -> Option<u32> {
-        if let Some(index) = self.find_in(edge) {
-            self.last_edge_in = index;
-            return Some(index);
-        }
-        if self.edges_in.len() >= MAX_EDGES {
-            return None;
-        }
-        let (source, target) = edge;
-        let index = u32::try_from(self.edges_in.len()).ok()?;
-        let opened = EdgeIn::new(source, target, &shared.config);
-        shared.outstanding += opened.outstanding();
-        self.edges_in.push(opened);
-        self.edges_in_index.insert(edge, index);
-        self.last_edge_in = index;
-        shared.event(Event::EdgeOpened {
-            edge: EdgeId {
-                peer: self.id,
-                index,
-            },
-            source,
-            target,
+        shared.event(Event::Unreliable {
+            peer: self.id,
+            source: key.source,
+            target: key.target,
+            sequence,
+            offset,
+            total,
+            bytes: payload,
         });
-        Some(index)
-    }
-
-    fn on_credit(&mut self, (source, target): (u32, u32), limit: u64, shared: &mut Shared) {
-        let Some(index) = self.edges_out_index.get(&(source, target)).copied() else {
-            return;
-        };
-        let edge = &mut self.edges_out[index as usize];
-        if edge.grant(limit) {
-            self.wanting.retain(|wanting| *wanting != index);
-            let edge = self.out_id(index);
-            shared.event(Event::Credit { edge });
-        }
-        if self.wanting.is_empty() {
-            self.want = super::Backoff::OFF;
-        }
-    }
-
-    fn on_credit_wanted(&mut self, edge: (u32, u32), need: u64, now: Instant, shared: &mut Shared) {
-        let Some(index) = self.find_or_open_in(edge, shared) else {
-            return;
-        };
-        if !self.edges_in[index as usize].want(need) {
-            shared.count(Drop::Violation);
-            return;
-        }
-        self.regrant(index, now, shared);
-        // Whatever was granted may have been lost on the way: say it again.
-        if !self.credit_due.contains(&index) {
-            self.credit_due.push(index);
-        }
-        self.debt.now = true;
     }
 
     /// The acknowledgement fields of the header.
@@ -770,25 +621,4 @@ impl Session {
     pub(super) fn acknowledged(&mut self) {
         self.debt = AckDebt::NONE;
     }
-}
-
-/// Why this message would find nobody, if so. The endpoint table is asked again
-/// only after it changed.
-fn refusal_for(
-    edge: &mut EdgeIn,
-    port: bool,
-    total: u64,
-    shared: &Shared,
-) -> Option<RefusedReason> {
-    if edge.open.0 != shared.endpoints_generation {
-        let open = shared
-            .endpoints
-            .get(&edge.target)
-            .is_some_and(|endpoint| endpoint.port == port);
-        edge.open = (shared.endpoints_generation, open);
-    }
-    if !edge.open.1 {
-        return Some(RefusedReason::NoEndpoint);
-    }
-    (total > crate::config::MAX_MESSAGE_BYTES).then_some(RefusedReason::TooLong)
 }

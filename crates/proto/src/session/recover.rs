@@ -75,9 +75,9 @@ impl Session {
             self.on_sizing(now, shared);
         }
         if now >= self.want.at {
-            self.want_due = !self.wanting.is_empty();
+            self.channel.wants_due = self.channel.is_wanting();
             self.want.again(now, shared.config.max_timeout_ns);
-            if !self.want_due {
+            if !self.channel.wants_due {
                 self.want = Backoff::OFF;
             }
         }

@@ -4,6 +4,7 @@ use core::ops::Range as Bytes;
 
 use ranges::RangeList;
 
+use crate::channel::Notice;
 use crate::event::{Event, PeerId};
 use crate::key::Seal;
 use crate::lane::Lane;
@@ -12,9 +13,9 @@ use crate::session::Session;
 use crate::shared::Shared;
 use crate::time::Instant;
 use crate::wire::{
-    Address, CONTROL_LANE, CREDIT_BYTES, ECHO_BYTES, Flags, HEADER_BYTES, Header, Kind,
-    PROBE_BYTES, Part, REFUSED_BYTES, Range, emit_credit, emit_credit_wanted, emit_echo,
-    emit_lane_ack, emit_probe, emit_refused, emit_window,
+    Address, CONTROL_LANE, CREDIT_BYTES, ECHO_BYTES, EDGE_END_BYTES, Flags, HEADER_BYTES, Header,
+    Kind, PROBE_BYTES, Part, REFUSED_BYTES, Range, emit_credit, emit_credit_wanted, emit_echo,
+    emit_edge_end, emit_edge_forgotten, emit_lane_ack, emit_probe, emit_refused, emit_window,
 };
 
 /// The caller's frames, as far as the machine writes into them.
@@ -71,10 +72,10 @@ impl Session {
         self.is_open()
             && (self.debt.now
                 || self.prod_due
-                || self.want_due
+                || self.channel.wants_due
                 || self.paths.has_transmit()
                 || self.sizing.has_transmit()
-                || !self.refusal_due.is_empty()
+                || self.channel.has_notice()
                 || !self.loose.is_empty()
                 || self.window.has_next(self.allowed()))
     }
@@ -93,8 +94,8 @@ impl Session {
         if !self.is_open() {
             return None;
         }
-        if !self.refusal_due.is_empty() {
-            self.queue_refusals(frames);
+        if self.channel.has_notice() {
+            self.queue_notices(frames);
         }
         if self.paths.has_transmit() || self.sizing.has_transmit() {
             let probe = self.probe_or_echo(frames, shared);
@@ -104,7 +105,10 @@ impl Session {
         }
         let lane_open = self.lanes.iter().all(|lane| lane.out.is_open());
         let has_unit = lane_open && self.window.has_next(self.allowed());
-        if self.prod_due || self.want_due || self.debt.now && self.needs_own_packet(has_unit) {
+        if self.prod_due
+            || self.channel.wants_due
+            || self.debt.now && self.needs_own_packet(has_unit)
+        {
             return self.control(frames, shared);
         }
         if has_unit && let Some(next) = self.next_piece(frames) {
@@ -156,7 +160,7 @@ impl Session {
     /// An acknowledgement rides on a unit, unless it says more than the header can.
     fn needs_own_packet(&self, has_unit: bool) -> bool {
         !has_unit
-            || !self.credit_due.is_empty()
+            || self.channel.has_grant()
             || self.lanes.iter().filter(|lane| lane.incoming.dirty).count() > 1
             || self.lanes.iter().any(|lane| !lane.incoming.is_whole())
     }
@@ -291,9 +295,12 @@ impl Session {
         end += self.put_window(&mut bytes[end..limit], shared);
         end = self.put_lane_acks(bytes, end, limit, shared);
         end = self.put_credits(bytes, end, limit);
-        end = self.put_wants(bytes, end, limit);
+        // Their number tells wishes of an edge that has ended from those of its next life.
+        if header.lane == CONTROL_LANE {
+            end = self.put_wants(bytes, end, limit);
+        }
         self.acknowledged();
-        self.debt.now = !self.credit_due.is_empty() || self.lanes.iter().any(Lane::must_tell_floor);
+        self.debt.now = self.channel.has_grant() || self.lanes.iter().any(Lane::must_tell_floor);
         self.charge_unproven(index, end + self.seals.out.bytes());
         self.finish(header, bytes, end);
         Some(self.leaving(index, Frame::Scratch(slot), end))
@@ -377,7 +384,7 @@ impl Session {
             .lanes
             .iter()
             .all(|lane| lane.incoming.is_whole() && !lane.incoming.dirty);
-        if told_all && self.credit_due.is_empty() {
+        if told_all && !self.channel.has_grant() {
             self.acknowledged();
         }
         end
@@ -429,38 +436,29 @@ impl Session {
 
     fn put_credits(&mut self, bytes: &mut [u8], mut end: usize, limit: usize) -> usize {
         while end + CREDIT_BYTES <= limit {
-            let Some(index) = self.credit_due.pop() else {
+            let Some((key, granted)) = self.channel.next_grant() else {
                 break;
             };
-            let edge = &self.edges_in[index as usize];
-            end += emit_credit(
-                &mut bytes[end..],
-                (edge.source, edge.target),
-                edge.granted(),
-            );
+            end += emit_credit(&mut bytes[end..], key, granted);
         }
         end
     }
 
     fn put_wants(&mut self, bytes: &mut [u8], mut end: usize, limit: usize) -> usize {
-        if !self.want_due {
+        if !self.channel.wants_due {
             return end;
         }
-        self.want_due = false;
-        for index in &self.wanting {
-            let edge = &self.edges_out[*index as usize];
-            if let Some(need) = edge.need()
-                && end + CREDIT_BYTES <= limit
-            {
-                end += emit_credit_wanted(&mut bytes[end..], (edge.source, edge.target), need);
+        let mut told = 0;
+        while end + CREDIT_BYTES <= limit
+            && let Some(want) = self.channel.want(told)
+        {
+            told += 1;
+            if let Some((_, key, need, _)) = want {
+                end += emit_credit_wanted(&mut bytes[end..], key, need);
             }
         }
-        // Whoever did not fit now is first next time.
-        if !self.wanting.is_empty() {
-            let fitted = (limit - HEADER_BYTES) / CREDIT_BYTES;
-            let turn = fitted % self.wanting.len();
-            self.wanting.rotate_left(turn);
-        }
+        // Those that did not fit come first next time.
+        self.channel.wants_told(told);
         end
     }
 
@@ -475,22 +473,29 @@ impl Session {
         emit_window(bytes, window)
     }
 
-    /// Packs refusals into units of their own: the sender must be told.
-    fn queue_refusals(&mut self, frames: &mut impl Frames) {
+    /// Packs notices into units of their own: they must arrive.
+    fn queue_notices(&mut self, frames: &mut impl Frames) {
         let Some((slot, bytes)) = frames.allocate() else {
             return;
         };
         let limit = bytes.len().min(self.packet_bytes()) - self.seals.out.bytes();
         let mut end = HEADER_BYTES;
-        while end + REFUSED_BYTES <= limit {
-            let Some(index) = self.refusal_due.pop() else {
-                break;
+        while end + NOTICE_BYTES <= limit
+            && let Some(notice) = self.channel.peek_notice()
+        {
+            let rest = &mut bytes[end..];
+            end += match *notice {
+                Notice::Refused {
+                    key,
+                    sequence,
+                    reason,
+                } => emit_refused(rest, key.ends(), low(sequence), reason),
+                Notice::End { key, sequence } => {
+                    emit_edge_end(rest, key, low(sequence), low(self.control_number))
+                }
+                Notice::Forgotten { key } => emit_edge_forgotten(rest, key),
             };
-            let edge = &mut self.edges_in[index as usize];
-            if let Some((sequence, reason)) = edge.refusal.take() {
-                let ids = (edge.source, edge.target);
-                end += emit_refused(&mut bytes[end..], ids, low(sequence), reason);
-            }
+            self.channel.pop_notice();
         }
         frames.fill(slot, end);
         self.window.queue(slot, false);
@@ -548,7 +553,7 @@ impl Session {
         let heard = small.clone().position(|(index, _)| index == self.heard_on);
         let first = heard.unwrap_or(0);
         // Wishes for credit are questions too.
-        let asks = kind == Kind::Prod || self.want_due;
+        let asks = kind == Kind::Prod || self.channel.wants_due;
         let step = if asks { self.unanswered } else { 0 };
         let chosen = small.nth((first + step) % cards);
         let chosen = chosen.map_or(0, |(index, _)| index);
@@ -609,6 +614,13 @@ impl Session {
 const LEAST_UNPROVEN: usize = 128;
 /// Longest control packet.
 const CONTROL_BYTES: usize = 1200;
+/// The longest record of a notice.
+const NOTICE_BYTES: usize = if REFUSED_BYTES > EDGE_END_BYTES {
+    REFUSED_BYTES
+} else {
+    EDGE_END_BYTES
+};
+
 /// Packets sent over one card before bulk goes on over the next.
 const BULK_TURN: u32 = 32;
 

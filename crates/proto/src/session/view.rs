@@ -197,10 +197,12 @@ impl Session {
         self.loose.hash(hasher);
         let owed = self.debt.packets.min(shared.packets_per_ack());
         (owed, self.debt.now).hash(hasher);
-        self.edges_in.hash(hasher);
-        self.edges_out.hash(hasher);
-        (&self.credit_due, &self.refusal_due).hash(hasher);
-        (&self.wanting, self.want_due, self.prod_due).hash(hasher);
+        self.channel.hash_state(hasher);
+        let wishes = match self.wishes_from {
+            0 => None,
+            from => Some(i128::from(from) - i128::from(self.control_seen.top())),
+        };
+        (wishes, self.prod_due).hash(hasher);
         for question in [&self.prod, &self.tail, &self.want] {
             question.pause_ns.hash(hasher);
         }

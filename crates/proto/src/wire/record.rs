@@ -18,6 +18,10 @@ pub const PLACEMENT_BYTES: usize = 28;
 pub const CREDIT_BYTES: usize = 20;
 /// Bytes of a refusal.
 pub const REFUSED_BYTES: usize = 20;
+/// Bytes of an edge's end.
+pub const EDGE_END_BYTES: usize = 20;
+/// Bytes of the news that an edge is forgotten.
+pub const EDGE_FORGOTTEN_BYTES: usize = 12;
 /// Bytes of the shortest probe.
 pub const PROBE_BYTES: usize = 12;
 /// Bytes of an echo.
@@ -30,6 +34,7 @@ const REGION: u8 = 0x04;
 const REGION_END: u8 = 0x05;
 const EDGE_END: u8 = 0x06;
 const REFUSED: u8 = 0x07;
+const EDGE_FORGOTTEN: u8 = 0x08;
 const LANE_ACK: u8 = 0x10;
 const CREDIT: u8 = 0x11;
 const CREDIT_WANTED: u8 = 0x12;
@@ -41,6 +46,48 @@ const IGNORABLE: u8 = 0x80;
 
 const FLAG_UNRELIABLE: u8 = 1;
 const FLAG_PORT: u8 = 2;
+/// The life of the edge stands above the flags.
+const LIFE_SHIFT: u32 = 2;
+
+/// One life of an edge of a session: its endpoints, and a number that tells a packet of
+/// an earlier life from one of this.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct EdgeKey {
+    /// Sending endpoint.
+    pub source: u32,
+    /// Receiving endpoint.
+    pub target: u32,
+    /// Which life, below [`EdgeKey::LIVES`].
+    pub life: u8,
+}
+
+impl EdgeKey {
+    /// Lives are counted modulo this.
+    pub const LIVES: u8 = 64;
+
+    /// Both endpoints, source first.
+    #[must_use]
+    pub fn ends(self) -> (u32, u32) {
+        (self.source, self.target)
+    }
+
+    fn flags(self) -> u8 {
+        self.life << LIFE_SHIFT
+    }
+
+    fn parse(flags: u8, body: &[u8]) -> EdgeKey {
+        EdgeKey {
+            source: u32_at(body, 0),
+            target: u32_at(body, 4),
+            life: flags >> LIFE_SHIFT,
+        }
+    }
+
+    fn emit(self, bytes: &mut [u8]) {
+        put(bytes, 4, &self.source.to_le_bytes());
+        put(bytes, 8, &self.target.to_le_bytes());
+    }
+}
 
 /// Why a message was refused. Spec §5.5.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -53,19 +100,25 @@ pub enum RefusedReason {
     TooLong,
     /// A placement outside any open region, or with a wrong key.
     NoRegion,
+    /// The receiver has as many edges as it can keep.
+    TooManyEdges,
+    /// More than the receiver had granted: the sender broke a rule.
+    OverCredit,
 }
 
 impl RefusedReason {
-    fn code(self) -> u32 {
+    pub(crate) fn code(self) -> u32 {
         self as u32
     }
 
-    fn from_code(code: u32) -> Result<RefusedReason, Malformed> {
+    pub(crate) fn from_code(code: u32) -> Result<RefusedReason, Malformed> {
         Ok(match code {
             0 => RefusedReason::NoEndpoint,
             1 => RefusedReason::Closed,
             2 => RefusedReason::TooLong,
             3 => RefusedReason::NoRegion,
+            4 => RefusedReason::TooManyEdges,
+            5 => RefusedReason::OverCredit,
             _ => return Err(Malformed::BadField("refusal reason")),
         })
     }
@@ -76,10 +129,8 @@ impl RefusedReason {
 pub enum Record<'a> {
     /// A piece of a message, or all of it.
     Message {
-        /// Sending endpoint.
-        source: u32,
-        /// Receiving endpoint or active port.
-        target: u32,
+        /// The edge; its target is an endpoint or an active port.
+        key: EdgeKey,
         /// Number of the message on its edge, low 32 bits.
         sequence: u32,
         /// Where the payload belongs in the message.
@@ -122,12 +173,17 @@ pub enum Record<'a> {
     },
     /// The source endpoint sends nothing more on this edge.
     EdgeEnd {
-        /// Sending endpoint.
-        source: u32,
-        /// Receiving endpoint.
-        target: u32,
+        /// The edge.
+        key: EdgeKey,
         /// The number after the last message's.
         sequence: u32,
+        /// Wishes in control packets below this number may be of edges that have ended.
+        control: u32,
+    },
+    /// An edge that ended is forgotten: its endpoints may be used again.
+    EdgeForgotten {
+        /// The edge (ours).
+        key: EdgeKey,
     },
     /// A message of ours was not accepted.
     Refused {
@@ -144,19 +200,15 @@ pub enum Record<'a> {
     LaneAck(LaneAck<'a>),
     /// How far an edge may send.
     Credit {
-        /// Sending endpoint.
-        source: u32,
-        /// Receiving endpoint.
-        target: u32,
+        /// The edge.
+        key: EdgeKey,
         /// Cumulative charged bytes allowed.
         limit: u64,
     },
     /// An edge waits for credit.
     CreditWanted {
-        /// Sending endpoint.
-        source: u32,
-        /// Receiving endpoint.
-        target: u32,
+        /// The edge.
+        key: EdgeKey,
         /// Cumulative charged bytes it needs.
         need: u64,
     },
@@ -193,6 +245,7 @@ impl Record<'_> {
             | Record::Region { .. }
             | Record::RegionEnd { .. }
             | Record::EdgeEnd { .. }
+            | Record::EdgeForgotten { .. }
             | Record::Refused { .. } => true,
             Record::LaneAck(_)
             | Record::Credit { .. }
@@ -269,8 +322,7 @@ fn parse_body(
             need(12)?;
             let payload = begin + 12..begin + body.len();
             Record::Message {
-                source: u32_at(body, 0),
-                target: u32_at(body, 4),
+                key: EdgeKey::parse(flags, body),
                 sequence: u32_at(body, 8),
                 offset: 0,
                 total: payload.len() as u64,
@@ -289,8 +341,7 @@ fn parse_body(
                 _ => return Err(Malformed::BadField("fragment")),
             }
             Record::Message {
-                source: u32_at(body, 0),
-                target: u32_at(body, 4),
+                key: EdgeKey::parse(flags, body),
                 sequence: u32_at(body, 8),
                 offset,
                 total,
@@ -324,11 +375,17 @@ fn parse_body(
             }
         }
         EDGE_END => {
-            need(12)?;
+            need(16)?;
             Record::EdgeEnd {
-                source: u32_at(body, 0),
-                target: u32_at(body, 4),
+                key: EdgeKey::parse(flags, body),
                 sequence: u32_at(body, 8),
+                control: u32_at(body, 12),
+            }
+        }
+        EDGE_FORGOTTEN => {
+            need(8)?;
+            Record::EdgeForgotten {
+                key: EdgeKey::parse(flags, body),
             }
         }
         REFUSED => {
@@ -344,16 +401,14 @@ fn parse_body(
         CREDIT => {
             need(16)?;
             Record::Credit {
-                source: u32_at(body, 0),
-                target: u32_at(body, 4),
+                key: EdgeKey::parse(flags, body),
                 limit: u64_at(body, 8),
             }
         }
         CREDIT_WANTED => {
             need(16)?;
             Record::CreditWanted {
-                source: u32_at(body, 0),
-                target: u32_at(body, 4),
+                key: EdgeKey::parse(flags, body),
                 need: u64_at(body, 8),
             }
         }
@@ -417,7 +472,7 @@ fn message_flags(unreliable: bool, port: bool) -> u8 {
 #[inline]
 pub fn emit_message(
     bytes: &mut [u8],
-    (source, target): (u32, u32),
+    key: EdgeKey,
     sequence: u32,
     length: usize,
     unreliable: bool,
@@ -427,11 +482,10 @@ pub fn emit_message(
     prefix(
         bytes,
         MESSAGE,
-        message_flags(unreliable, port),
+        message_flags(unreliable, port) | key.flags(),
         MESSAGE_BYTES - PREFIX_BYTES + length,
     );
-    put(bytes, 4, &source.to_le_bytes());
-    put(bytes, 8, &target.to_le_bytes());
+    key.emit(bytes);
     put(bytes, 12, &sequence.to_le_bytes());
 }
 
@@ -442,7 +496,7 @@ pub fn emit_message(
 /// When `bytes` is shorter, or `length` does not fit a packet.
 pub fn emit_fragment(
     bytes: &mut [u8],
-    (source, target): (u32, u32),
+    key: EdgeKey,
     sequence: u32,
     (offset, total): (u64, u64),
     length: usize,
@@ -453,11 +507,10 @@ pub fn emit_fragment(
     prefix(
         bytes,
         FRAGMENT,
-        message_flags(unreliable, port),
+        message_flags(unreliable, port) | key.flags(),
         FRAGMENT_BYTES - PREFIX_BYTES + length,
     );
-    put(bytes, 4, &source.to_le_bytes());
-    put(bytes, 8, &target.to_le_bytes());
+    key.emit(bytes);
     put(bytes, 12, &sequence.to_le_bytes());
     put(bytes, 16, &offset.to_le_bytes());
     put(bytes, 24, &total.to_le_bytes());
@@ -499,13 +552,21 @@ pub fn emit_region_end(bytes: &mut [u8], region: u32) -> usize {
     8
 }
 
-/// Writes an edge's end; returns its bytes.
-pub fn emit_edge_end(bytes: &mut [u8], (source, target): (u32, u32), sequence: u32) -> usize {
-    prefix(bytes, EDGE_END, 0, 12);
-    put(bytes, 4, &source.to_le_bytes());
-    put(bytes, 8, &target.to_le_bytes());
+/// Writes an edge's end; returns its bytes, [`EDGE_END_BYTES`].
+pub fn emit_edge_end(bytes: &mut [u8], key: EdgeKey, sequence: u32, control: u32) -> usize {
+    prefix(bytes, EDGE_END, key.flags(), EDGE_END_BYTES - PREFIX_BYTES);
+    key.emit(bytes);
     put(bytes, 12, &sequence.to_le_bytes());
-    16
+    put(bytes, 16, &control.to_le_bytes());
+    EDGE_END_BYTES
+}
+
+/// Writes that an edge is forgotten; returns its bytes, [`EDGE_FORGOTTEN_BYTES`].
+pub fn emit_edge_forgotten(bytes: &mut [u8], key: EdgeKey) -> usize {
+    let size = EDGE_FORGOTTEN_BYTES - PREFIX_BYTES;
+    prefix(bytes, EDGE_FORGOTTEN, key.flags(), size);
+    key.emit(bytes);
+    EDGE_FORGOTTEN_BYTES
 }
 
 /// Writes a refusal; returns its bytes, [`REFUSED_BYTES`].
@@ -552,24 +613,18 @@ pub fn emit_lane_ack(
 }
 
 /// Writes a credit; returns its bytes, [`CREDIT_BYTES`].
-pub fn emit_credit(bytes: &mut [u8], edge: (u32, u32), limit: u64) -> usize {
-    emit_credit_kind(bytes, CREDIT, edge, limit)
+pub fn emit_credit(bytes: &mut [u8], key: EdgeKey, limit: u64) -> usize {
+    emit_credit_kind(bytes, CREDIT, key, limit)
 }
 
 /// Writes a wish for credit; returns its bytes, [`CREDIT_BYTES`].
-pub fn emit_credit_wanted(bytes: &mut [u8], edge: (u32, u32), need: u64) -> usize {
-    emit_credit_kind(bytes, CREDIT_WANTED, edge, need)
+pub fn emit_credit_wanted(bytes: &mut [u8], key: EdgeKey, need: u64) -> usize {
+    emit_credit_kind(bytes, CREDIT_WANTED, key, need)
 }
 
-fn emit_credit_kind(
-    bytes: &mut [u8],
-    kind: u8,
-    (source, target): (u32, u32),
-    amount: u64,
-) -> usize {
-    prefix(bytes, kind, 0, CREDIT_BYTES - PREFIX_BYTES);
-    put(bytes, 4, &source.to_le_bytes());
-    put(bytes, 8, &target.to_le_bytes());
+fn emit_credit_kind(bytes: &mut [u8], kind: u8, key: EdgeKey, amount: u64) -> usize {
+    prefix(bytes, kind, key.flags(), CREDIT_BYTES - PREFIX_BYTES);
+    key.emit(bytes);
     put(bytes, 12, &amount.to_le_bytes());
     CREDIT_BYTES
 }

@@ -5,7 +5,9 @@ use std::ops::Range;
 
 use dipole_proto::config::MAX_MESSAGE_BYTES;
 use dipole_proto::wire::{self, Address, HEADER_BYTES, LaneAddress};
-use dipole_proto::{Config, Drop, EdgeId, Event, Frame, Frames, Instant, Machine, PeerId, Slot};
+use dipole_proto::{
+    Begun, Config, Drop, EdgeId, Event, Frame, Frames, Instant, Machine, PeerId, Slot,
+};
 
 /// The endpoint that both applications have open.
 pub const TARGET: u32 = 7;
@@ -169,10 +171,12 @@ impl Host {
         while let Some(event) = self.machine.poll_event() {
             match event {
                 Event::Released { slot } => self.ledger.give_back(slot),
-                Event::Connected { peer, .. } => self.edge = self.machine.edge(peer, 1, TARGET),
+                Event::Connected { peer, .. } => {
+                    self.edge = self.machine.edge(peer, 1, TARGET).ok()
+                }
                 Event::Gone { peer, .. } => self.forget(peer),
                 Event::Quiet { .. } | Event::Paths { .. } | Event::TooManyPeers { .. } => {}
-                Event::Deliver { edge, bytes } => {
+                Event::Deliver { edge, bytes, .. } => {
                     let message = Arrived::Whole(packet[bytes].to_vec());
                     self.unread.push_back((edge, message));
                 }
@@ -182,6 +186,7 @@ impl Host {
                     offset,
                     total,
                     bytes,
+                    ..
                 } => {
                     let end = offset + bytes.len() as u64;
                     assert!(
@@ -190,13 +195,13 @@ impl Host {
                     );
                     self.hold((edge, sequence), offset, total, &packet[bytes]);
                 }
-                Event::Complete { edge, sequence } => {
+                Event::Complete { edge, sequence, .. } => {
                     let (total, pieces) = (self.partial.remove(&(edge, sequence)))
                         .expect("only what was held is completed");
                     let message = Arrived::Pieces(total, pieces);
                     self.unread.push_back((edge, message));
                 }
-                Event::Loose { total, bytes, .. } => {
+                Event::Unreliable { total, bytes, .. } => {
                     assert!(packet[bytes].len() as u64 <= total);
                 }
                 Event::Placed { offset, bytes, .. } => {
@@ -204,8 +209,10 @@ impl Host {
                 }
                 Event::RegionOpened { .. }
                 | Event::RegionClosed { .. }
-                | Event::EdgeOpened { .. }
-                | Event::EdgeEnded { .. }
+                | Event::EdgeForgotten { .. }
+                | Event::Fetch { .. }
+                | Event::Taken { .. }
+                | Event::StreamWanted { .. }
                 | Event::Credit { .. }
                 | Event::Refused { .. } => {}
             }
@@ -234,11 +241,11 @@ impl Host {
     }
 
     /// The application opens or closes its endpoint; closing forgets what is unread.
-    pub fn set_open(&mut self, open: bool) {
+    pub fn set_open(&mut self, now: Instant, open: bool) {
         if open {
             self.machine.open_endpoint(TARGET, false);
         } else {
-            self.machine.close_endpoint(TARGET);
+            self.machine.close_endpoint(now, TARGET);
             self.unread.clear();
             self.partial.clear();
         }
@@ -293,18 +300,17 @@ impl Host {
         if space <= head || self.ledger.free.len() < frames {
             return;
         }
-        let Ok(sequence) = self.machine.begin(now, edge, length as u64) else {
+        let Ok(Begun { key, sequence, .. }) = self.machine.begin(now, edge, length as u64) else {
             return;
         };
         let low = u32::try_from(sequence).expect("scripts are short");
         let payload: Vec<u8> = (0..length)
             .map(|at| (at * 7 + self.sent.len() * 31 + self.index).to_le_bytes()[0])
             .collect();
-        let ends = (1, TARGET);
         let at = wire::HEADER_BYTES;
         if whole {
             self.queue(edge.peer, false, |frame| {
-                wire::emit_message(&mut frame[at..], ends, low, length, false, false);
+                wire::emit_message(&mut frame[at..], key, low, length, false, false);
                 let begin = at + wire::MESSAGE_BYTES;
                 frame[begin..begin + length].copy_from_slice(&payload);
                 begin + length
@@ -314,7 +320,7 @@ impl Host {
                 let place = ((index * piece) as u64, length as u64);
                 self.queue(edge.peer, true, |frame| {
                     let size = chunk.len();
-                    wire::emit_fragment(&mut frame[at..], ends, low, place, size, false, false);
+                    wire::emit_fragment(&mut frame[at..], key, low, place, size, false, false);
                     frame[head..head + size].copy_from_slice(chunk);
                     head + size
                 });
@@ -328,7 +334,7 @@ impl Host {
         let Some(edge) = self.edge else {
             return;
         };
-        let Some(number) = self.machine.begin_loose(edge) else {
+        let Some((key, number)) = self.machine.begin_unreliable(edge) else {
             return;
         };
         let Some(slot) = self.ledger.free.pop() else {
@@ -336,7 +342,7 @@ impl Host {
         };
         let frame = &mut self.ledger.frames[slot as usize];
         let at = wire::HEADER_BYTES;
-        wire::emit_message(&mut frame[at..], (1, TARGET), number, 4, true, false);
+        wire::emit_message(&mut frame[at..], key, number, 4, true, false);
         self.ledger.ends[slot as usize] = at + wire::MESSAGE_BYTES + 4;
         assert!(
             self.machine.queue_loose(edge.peer, slot, false),

@@ -120,7 +120,10 @@ impl Action {
             }
             Action::Wait { microseconds } => conversation.wait(u64::from(microseconds) * 1000),
             Action::Forge { which, ref forgery } => forgery.apply(which, conversation),
-            Action::Endpoint { host, open } => conversation.hosts[host].set_open(open),
+            Action::Endpoint { host, open } => {
+                let now = conversation.now;
+                conversation.hosts[host].set_open(now, open);
+            }
             Action::Disconnect { host } => conversation.hosts[host].end(),
             Action::Connect => conversation.connect(),
         }

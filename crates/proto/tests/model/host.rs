@@ -7,8 +7,8 @@ use std::rc::Rc;
 
 use dipole_proto::wire::{self, Address, LaneAddress};
 use dipole_proto::{
-    Config, Drop, EdgeId, Event, Frame, Frames, GoneReason, Instant, Machine, PeerId, Seal, Slot,
-    Transmit, UnitState, config,
+    Begun, Config, Drop, EdgeId, Event, Frame, Frames, GoneReason, Instant, Machine, PeerId, Seal,
+    Slot, Transmit, UnitState, config,
 };
 
 use super::scenario::{Scenario, Thread};
@@ -127,13 +127,13 @@ pub struct Host {
     pub buffers: Option<Buffers>,
     pub progress: Vec<Progress>,
     /// Received and not read, per endpoint: incoming edge and number.
-    pub inbox: BTreeMap<u32, VecDeque<(u32, u8)>>,
+    pub inbox: BTreeMap<u32, VecDeque<(EdgeId, u8)>>,
     /// Arrived before their turn.
     pub held: BTreeMap<(u32, u64), u8>,
-    /// Endpoints of incoming edges.
-    pub incoming: Vec<(u32, u32)>,
     /// The number expected next on each of them.
-    pub expected: Vec<u8>,
+    /// Outgoing edges, by their endpoints.
+    edges: BTreeMap<(u32, u32), EdgeId>,
+    pub expected: BTreeMap<(u32, u32), u8>,
     pub incarnation: u64,
     /// Sessions that have begun and ended, for the handshake's promises.
     pub gone: u8,
@@ -178,8 +178,8 @@ impl Host {
             progress: vec![Progress::default(); scenario.threads[usize::from(index)].len()],
             inbox: BTreeMap::new(),
             held: BTreeMap::new(),
-            incoming: Vec::new(),
-            expected: Vec::new(),
+            edges: BTreeMap::new(),
+            expected: BTreeMap::new(),
             incarnation,
             gone: 0,
             open: false,
@@ -271,18 +271,14 @@ impl Host {
                         buffers.give();
                     }
                 }
-                Event::EdgeOpened {
+                Event::Deliver {
                     edge,
                     source,
                     target,
+                    bytes,
                 } => {
-                    assert_eq!(edge.index as usize, self.incoming.len());
-                    self.incoming.push((source, target));
-                    self.expected.push(0);
-                }
-                Event::Deliver { edge, bytes } => {
                     self.keep_buffer();
-                    self.arrived(edge.index, &packet[bytes])?;
+                    self.arrived(edge, (source, target), &packet[bytes])?;
                 }
                 Event::Hold {
                     edge,
@@ -296,10 +292,15 @@ impl Host {
                         return Err(format!("message {sequence} was held already"));
                     }
                 }
-                Event::Complete { edge, sequence } => {
+                Event::Complete {
+                    edge,
+                    source,
+                    target,
+                    sequence,
+                } => {
                     let number = self.held.remove(&(edge.index, sequence));
                     let number = number.ok_or("a message is complete that never came")?;
-                    self.arrived(edge.index, &[1 - self.index, number])?;
+                    self.arrived(edge, (source, target), &[1 - self.index, number])?;
                 }
                 Event::Credit { .. } => {}
                 other => return Err(format!("unexpected event {other:?}")),
@@ -319,7 +320,7 @@ impl Host {
         }
         // What the application does about it: it begins anew.
         self.progress.fill(Progress::default());
-        self.incoming.clear();
+        self.edges.clear();
         self.expected.clear();
         self.inbox.clear();
         self.held.clear();
@@ -332,14 +333,13 @@ impl Host {
         }
     }
 
-    fn arrived(&mut self, edge: u32, payload: &[u8]) -> Result<(), String> {
-        let expected = &mut self.expected[edge as usize];
+    fn arrived(&mut self, edge: EdgeId, ends: (u32, u32), payload: &[u8]) -> Result<(), String> {
+        let expected = self.expected.entry(ends).or_default();
         if payload != [1 - self.index, *expected] {
             return Err(format!("message {expected} expected, {payload:?} came"));
         }
         *expected += 1;
-        let (_, target) = self.incoming[edge as usize];
-        let inbox = self.inbox.entry(target).or_default();
+        let inbox = self.inbox.entry(ends.1).or_default();
         inbox.push_back((edge, payload[1]));
         Ok(())
     }
@@ -371,15 +371,18 @@ impl Host {
         {
             return false;
         }
-        let edge = self.machine.edge(peer, plan.source, plan.target);
-        let edge = edge.expect("the session is open");
-        let Ok(sequence) = self.machine.begin(self.now, edge, PAYLOAD_BYTES) else {
+        let ends = (plan.source, plan.target);
+        let edge = *self.edges.entry(ends).or_insert_with(|| {
+            let edge = self.machine.edge(peer, plan.source, plan.target);
+            edge.expect("the session is open")
+        });
+        let Ok(Begun { key, sequence, .. }) = self.machine.begin(self.now, edge, PAYLOAD_BYTES)
+        else {
             return false;
         };
         let at = wire::HEADER_BYTES;
         let frame = &mut self.frames.space[slot];
-        let ends = (plan.source, plan.target);
-        wire::emit_message(&mut frame[at..], ends, sequence as u32, 2, false, false);
+        wire::emit_message(&mut frame[at..], key, sequence as u32, 2, false, false);
         let at = at + wire::MESSAGE_BYTES;
         frame[at..at + 2].copy_from_slice(&[self.index, sequence as u8]);
         self.frames.ends[slot] = at + 2;
@@ -396,12 +399,10 @@ impl Host {
         let Some(endpoint) = plan.reads else {
             return;
         };
-        let Some((index, _)) = self.inbox.entry(endpoint).or_default().pop_front() else {
+        let Some((edge, _)) = self.inbox.entry(endpoint).or_default().pop_front() else {
             return;
         };
-        let peer = self.peer.expect("messages end with their session");
-        self.machine
-            .consumed(self.now, EdgeId { peer, index }, PAYLOAD_BYTES);
+        self.machine.consumed(self.now, edge, PAYLOAD_BYTES);
         if let Some(buffers) = &mut self.buffers {
             buffers.give();
         }
@@ -425,7 +426,7 @@ impl Host {
         if used != kept || used > scenario.config.pool_bytes {
             return Err(format!("the pool counts {used} bytes, {kept} are kept"));
         }
-        let edges = self.incoming.len() as u64;
+        let edges = self.machine.edges().1 as u64;
         // One edge per endpoint may have a turn for a message beyond its window.
         let turns = scenario.endpoints.len() as u64;
         if granted < kept || granted > (edges + turns) * scenario.edge_bound() {

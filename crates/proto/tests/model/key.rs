@@ -119,25 +119,16 @@ impl<'a> Parsed<'a> {
                     }
                 }
                 Record::Message {
-                    source,
-                    target,
+                    key,
                     sequence,
                     payload,
                     ..
                 } => {
-                    (1, source, target, sequence).hash(hasher);
+                    (1, key, sequence).hash(hasher);
                     self.packet.covered()[payload].hash(hasher);
                 }
-                Record::Credit {
-                    source,
-                    target,
-                    limit,
-                } => (2, source, target, limit).hash(hasher),
-                Record::CreditWanted {
-                    source,
-                    target,
-                    need,
-                } => (3, source, target, need).hash(hasher),
+                Record::Credit { key, limit } => (2, key, limit).hash(hasher),
+                Record::CreditWanted { key, need } => (3, key, need).hash(hasher),
                 other => format!("{other:?}").hash(hasher),
             }
         }

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use dipole_proto::wire::{self, Address, LaneAddress};
 use dipole_proto::{
-    BeginError, Config, Drop, EdgeId, Event, Frame, Frames, GoneReason, Instant, Machine,
+    BeginError, Begun, Config, Drop, EdgeId, Event, Frame, Frames, GoneReason, Instant, Machine,
     PathChange, PeerId, Seal, Slot,
 };
 
@@ -94,6 +94,8 @@ pub struct Host {
     pub changes: Vec<PathChange>,
     pub refused: Vec<u64>,
     pub credits: usize,
+    /// Outgoing edges forgotten by both sides.
+    pub forgotten: usize,
     /// Complete messages in the order of arrival, with their incoming edge.
     pub received: VecDeque<(EdgeId, Vec<u8>)>,
     pub loose: Vec<Vec<u8>>,
@@ -218,6 +220,7 @@ impl Wire {
             changes: Vec::new(),
             refused: Vec::new(),
             credits: 0,
+            forgotten: 0,
             received: VecDeque::new(),
             loose: Vec::new(),
             placed: Vec::new(),
@@ -432,7 +435,7 @@ impl Host {
                     );
                     self.pool.free.push(slot);
                 }
-                Event::Deliver { edge, bytes } => {
+                Event::Deliver { edge, bytes, .. } => {
                     self.received.push_back((edge, packet[bytes].to_vec()));
                 }
                 Event::Hold {
@@ -441,6 +444,7 @@ impl Host {
                     offset,
                     total,
                     bytes,
+                    ..
                 } => {
                     let message = self
                         .partial
@@ -449,11 +453,11 @@ impl Host {
                     message[offset as usize..offset as usize + bytes.len()]
                         .copy_from_slice(&packet[bytes]);
                 }
-                Event::Complete { edge, sequence } => {
+                Event::Complete { edge, sequence, .. } => {
                     let message = self.partial.remove(&(edge, sequence)).expect("was held");
                     self.received.push_back((edge, message));
                 }
-                Event::Loose { bytes, .. } => self.loose.push(packet[bytes].to_vec()),
+                Event::Unreliable { bytes, .. } => self.loose.push(packet[bytes].to_vec()),
                 Event::Placed {
                     region,
                     offset,
@@ -468,7 +472,10 @@ impl Host {
                 } => self.regions.push((region, key, length)),
                 Event::Refused { sequence, .. } => self.refused.push(sequence),
                 Event::Credit { .. } => self.credits += 1,
-                Event::EdgeOpened { .. } | Event::EdgeEnded { .. } | Event::RegionClosed { .. } => {
+                Event::EdgeForgotten { .. } => self.forgotten += 1,
+                Event::RegionClosed { .. } => {}
+                pipe @ (Event::Fetch { .. } | Event::Taken { .. } | Event::StreamWanted { .. }) => {
+                    panic!("{pipe:?} of a session")
                 }
             }
         }
@@ -496,15 +503,14 @@ impl Host {
         if self.pool.free.len() < needed || space == 0 {
             return Err(BeginError::NoCredit { left: 0 });
         }
-        let ends = self.machine.edge_ends(edge).expect("edge");
         let total = payload.len() as u64;
-        let sequence = self.machine.begin(now, edge, total)?;
+        let Begun { key, sequence, .. } = self.machine.begin(now, edge, total)?;
         let low = sequence as u32;
         if whole {
             let slot = self.pool.free.pop().expect("counted");
             let frame = &mut self.pool.frames[slot as usize];
             let at = wire::HEADER_BYTES;
-            wire::emit_message(&mut frame[at..], ends, low, payload.len(), false, false);
+            wire::emit_message(&mut frame[at..], key, low, payload.len(), false, false);
             let at = at + wire::MESSAGE_BYTES;
             frame[at..at + payload.len()].copy_from_slice(payload);
             self.pool.ends[slot as usize] = at + payload.len();
@@ -516,15 +522,7 @@ impl Host {
             let frame = &mut self.pool.frames[slot as usize];
             let at = wire::HEADER_BYTES;
             let place = ((index * piece) as u64, total);
-            wire::emit_fragment(
-                &mut frame[at..],
-                ends,
-                low,
-                place,
-                chunk.len(),
-                false,
-                false,
-            );
+            wire::emit_fragment(&mut frame[at..], key, low, place, chunk.len(), false, false);
             let at = at + wire::FRAGMENT_BYTES;
             frame[at..at + chunk.len()].copy_from_slice(chunk);
             self.pool.ends[slot as usize] = at + chunk.len();

@@ -2,23 +2,24 @@
 //! `tests/wire.rs` and the fuzzer.
 
 use dipole_proto::wire::{
-    self, FRAGMENT_BYTES, MESSAGE_BYTES, PLACEMENT_BYTES, Range, Record, RefusedReason,
+    self, EdgeKey, FRAGMENT_BYTES, MESSAGE_BYTES, PLACEMENT_BYTES, Range, Record, RefusedReason,
 };
 
 /// A record to emit, and what parsing it must say; an own type, because
 /// `Record` borrows from its packet.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Sample {
-    Message((u32, u32), u32, Vec<u8>, bool, bool),
-    Fragment((u32, u32), u32, (u64, u64), Vec<u8>, bool, bool),
+    Message(EdgeKey, u32, Vec<u8>, bool, bool),
+    Fragment(EdgeKey, u32, (u64, u64), Vec<u8>, bool, bool),
     Placement((u32, u64), u32, u64, Vec<u8>),
     Region(u32, u64, u64),
     RegionEnd(u32),
-    EdgeEnd((u32, u32), u32),
+    EdgeEnd(EdgeKey, u32, u32),
+    EdgeForgotten(EdgeKey),
     Refused((u32, u32), u32, RefusedReason),
     LaneAck(u8, (u32, u32), Vec<(u32, u16)>),
-    Credit((u32, u32), u64),
-    CreditWanted((u32, u32), u64),
+    Credit(EdgeKey, u64),
+    CreditWanted(EdgeKey, u64),
     Window(u32),
     /// Lane, round, bytes of the whole record.
     Probe(u8, u64, usize),
@@ -55,7 +56,10 @@ impl Sample {
                 wire::emit_region(&mut bytes, *region, *key, *length)
             }
             Sample::RegionEnd(region) => wire::emit_region_end(&mut bytes, *region),
-            Sample::EdgeEnd(edge, sequence) => wire::emit_edge_end(&mut bytes, *edge, *sequence),
+            Sample::EdgeEnd(edge, sequence, control) => {
+                wire::emit_edge_end(&mut bytes, *edge, *sequence, *control)
+            }
+            Sample::EdgeForgotten(edge) => wire::emit_edge_forgotten(&mut bytes, *edge),
             Sample::Refused(edge, sequence, reason) => {
                 wire::emit_refused(&mut bytes, *edge, *sequence, *reason)
             }
@@ -84,8 +88,7 @@ impl Sample {
     pub fn of(record: Record<'_>, packet: &[u8]) -> Sample {
         match record {
             Record::Message {
-                source,
-                target,
+                key,
                 sequence,
                 offset,
                 total,
@@ -93,7 +96,7 @@ impl Sample {
                 port,
                 payload,
             } => {
-                let (edge, data) = ((source, target), packet[payload].to_vec());
+                let (edge, data) = (key, packet[payload].to_vec());
                 if offset == 0 && total == data.len() as u64 {
                     Sample::Message(edge, sequence, data, unreliable, port)
                 } else {
@@ -114,10 +117,11 @@ impl Sample {
             } => Sample::Region(region, key, length),
             Record::RegionEnd { region } => Sample::RegionEnd(region),
             Record::EdgeEnd {
-                source,
-                target,
+                key,
                 sequence,
-            } => Sample::EdgeEnd((source, target), sequence),
+                control,
+            } => Sample::EdgeEnd(key, sequence, control),
+            Record::EdgeForgotten { key } => Sample::EdgeForgotten(key),
             Record::Refused {
                 source,
                 target,
@@ -128,16 +132,8 @@ impl Sample {
                 let ranges = ack.ranges().map(|range| (range.start, range.count));
                 Sample::LaneAck(ack.lane, (ack.next, ack.top), ranges.collect())
             }
-            Record::Credit {
-                source,
-                target,
-                limit,
-            } => Sample::Credit((source, target), limit),
-            Record::CreditWanted {
-                source,
-                target,
-                need,
-            } => Sample::CreditWanted((source, target), need),
+            Record::Credit { key, limit } => Sample::Credit(key, limit),
+            Record::CreditWanted { key, need } => Sample::CreditWanted(key, need),
             Record::Window { packets } => Sample::Window(packets),
             Record::Probe { lane, token } => Sample::Probe(lane, token, wire::PROBE_BYTES),
             Record::Echo {

@@ -1,93 +1,17 @@
-//! Edges: messages in order, pieces put together, credit per edge. Spec §5.5, §5.6.
+//! The receiving half of an edge: messages in order, pieces put together, grants.
+//! Spec §5.5, §5.6.
 //!
-//! [`EdgeOut`] numbers messages and charges them to the credit it was granted;
-//! [`EdgeIn`] puts pieces in their place (it knows numbers and lengths, no
-//! bytes), says what is complete and next in order, and grants.
+//! [`EdgeIn`] puts pieces in their place (it knows numbers and lengths, no bytes),
+//! says what is complete and next in order, and how much the peer may send.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
 use crate::config::{Config, MAX_MESSAGE_BYTES, charge};
-use crate::wire::RefusedReason;
+use crate::wire::EdgeKey;
 
 /// Messages of one edge that may be waiting for an earlier one.
 const MAX_AHEAD: u64 = 1 << 17;
-
-/// The sending half of an edge.
-#[derive(Clone, Debug, Hash)]
-pub(crate) struct EdgeOut {
-    pub(crate) source: u32,
-    pub(crate) target: u32,
-    next: u64,
-    next_loose: u32,
-    charged: u64,
-    limit: u64,
-    /// Cumulative bytes that the waiting message needs.
-    need: Option<u64>,
-    /// The peer took no messages from some point on.
-    pub(crate) refused: Option<RefusedReason>,
-}
-
-impl EdgeOut {
-    pub(crate) fn new(source: u32, target: u32, initial_credit: u64) -> EdgeOut {
-        EdgeOut {
-            source,
-            target,
-            next: 0,
-            next_loose: 0,
-            charged: 0,
-            limit: initial_credit,
-            need: None,
-            refused: None,
-        }
-    }
-
-    /// Begins a message of `total` bytes if credit allows; its number.
-    pub(crate) fn begin(&mut self, total: u64) -> Option<u64> {
-        let need = self.charged + charge(total);
-        if need > self.limit {
-            self.need = Some(need);
-            return None;
-        }
-        self.need = None;
-        self.charged = need;
-        self.next += 1;
-        Some(self.next - 1)
-    }
-
-    /// Numbers an unreliable message.
-    pub(crate) fn begin_loose(&mut self) -> u32 {
-        self.next_loose = self.next_loose.wrapping_add(1);
-        self.next_loose
-    }
-
-    /// The number the next message will get.
-    pub(crate) fn next(&self) -> u64 {
-        self.next
-    }
-
-    /// Cumulative bytes wanted beyond the limit.
-    pub(crate) fn need(&self) -> Option<u64> {
-        self.need.filter(|need| *need > self.limit)
-    }
-
-    /// Nobody waits on this edge any more.
-    pub(crate) fn give_up(&mut self) {
-        self.need = None;
-    }
-
-    /// Takes a grant; true if a waiting message may go now.
-    pub(crate) fn grant(&mut self, limit: u64) -> bool {
-        let waited = self.need().is_some();
-        self.limit = self.limit.max(limit);
-        waited && self.need().is_none()
-    }
-
-    /// Bytes still allowed.
-    pub(crate) fn left(&self) -> u64 {
-        self.limit - self.charged
-    }
-}
 
 /// Where a piece of a message goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,8 +52,7 @@ pub(crate) struct Completed {
 /// The receiving half of an edge.
 #[derive(Clone, Debug, Hash)]
 pub(crate) struct EdgeIn {
-    pub(crate) source: u32,
-    pub(crate) target: u32,
+    key: EdgeKey,
     /// The next message to hand over.
     next: u64,
     /// Messages from `next` on of which something has arrived.
@@ -148,19 +71,20 @@ pub(crate) struct EdgeIn {
     wanted: u64,
     /// It was granted a message longer than the window.
     pub(crate) in_turn: bool,
-    /// The sequence from which messages were refused, if the peer must be told.
-    pub(crate) refusal: Option<(u64, RefusedReason)>,
+    /// A refusal is on its way to the peer: further ones say nothing new.
+    pub(crate) refusal_due: bool,
+    /// The number after the last message, once the peer has said so.
     end: Option<u64>,
+    draining: bool,
     /// Whether the endpoint is open, and the generation of the endpoint table
     /// for which that was looked up.
     pub(crate) open: (u64, bool),
 }
 
 impl EdgeIn {
-    pub(crate) fn new(source: u32, target: u32, config: &Config) -> EdgeIn {
+    pub(crate) fn new(key: EdgeKey, config: &Config) -> EdgeIn {
         EdgeIn {
-            source,
-            target,
+            key,
             next: 0,
             pending: VecDeque::new(),
             charged: 0,
@@ -171,10 +95,17 @@ impl EdgeIn {
             window: u64::from(config.initial_credit_bytes),
             wanted: 0,
             in_turn: false,
-            refusal: None,
+            refusal_due: false,
             end: None,
+            draining: false,
             open: (0, false),
         }
+    }
+
+    /// Its endpoints and life.
+    #[inline]
+    pub(crate) fn key(&self) -> EdgeKey {
+        self.key
     }
 
     /// The next message to hand over.
@@ -256,6 +187,15 @@ impl EdgeIn {
         })
     }
 
+    /// The rest of a message that has begun is there.
+    pub(crate) fn fill(&mut self, sequence: u64) {
+        let index = sequence.checked_sub(self.next);
+        let index = index.and_then(|index| usize::try_from(index).ok());
+        if let Some(partial) = index.and_then(|index| self.pending.get_mut(index)) {
+            partial.got = partial.total;
+        }
+    }
+
     /// The next message if it is complete; call until `None` after each placing.
     pub(crate) fn pop_complete(&mut self) -> Option<Completed> {
         let front = self.pending.front()?;
@@ -305,22 +245,22 @@ impl EdgeIn {
         freed
     }
 
-    /// The endpoint was closed: nothing held is wanted; bytes returned to the pool.
-    pub(crate) fn close(&mut self) -> u64 {
-        let mut waiting = 0;
+    /// The endpoint was closed: nothing held is wanted. Bytes returned to the pool, and
+    /// the first message of which a part had arrived: its sender must be told.
+    pub(crate) fn close(&mut self) -> (u64, Option<u64>) {
+        let (mut waiting, mut first) = (0, None);
         for (sequence, partial) in (self.next..).zip(&mut self.pending) {
             if partial.begun {
                 waiting += charge(partial.total);
                 if !partial.discard {
-                    self.refusal
-                        .get_or_insert((sequence, RefusedReason::Closed));
+                    first.get_or_insert(sequence);
                 }
             }
             partial.discard = true;
         }
         self.consumed = self.charged - waiting;
         self.unpooled.clear();
-        core::mem::take(&mut self.held)
+        (core::mem::take(&mut self.held), first)
     }
 
     /// Notes what the peer waits for; false if no message can need that much.
@@ -425,19 +365,36 @@ impl EdgeIn {
         self.end = Some(sequence);
     }
 
-    /// True once, when everything before the announced end has been handed over.
-    pub(crate) fn take_end(&mut self) -> bool {
-        if self.end.is_some_and(|end| self.next >= end) {
-            self.end = None;
-            return true;
-        }
-        false
+    /// True once the source has announced its last message.
+    #[inline]
+    pub(crate) fn has_end(&self) -> bool {
+        self.end.is_some()
+    }
+
+    /// True if the edge has ended and everything on it was handed over.
+    pub(crate) fn is_over(&self) -> bool {
+        self.end.is_some_and(|end| self.next >= end)
+    }
+
+    /// Nothing more will come: what was granted beyond what came is free.
+    pub(crate) fn drain(&mut self) {
+        self.draining = true;
+        self.granted = self.charged;
+        self.wanted = 0;
+        self.in_turn = false;
+    }
+
+    /// True if only the application still has messages of it.
+    #[inline]
+    pub(crate) fn is_draining(&self) -> bool {
+        self.draining
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::channel::outgoing::EdgeOut;
 
     fn edge() -> (EdgeIn, Config) {
         let config = Config {
@@ -445,7 +402,12 @@ mod tests {
             edge_window_bytes: 4000,
             ..Config::default()
         };
-        (EdgeIn::new(1, 2, &config), config)
+        let key = EdgeKey {
+            source: 1,
+            target: 2,
+            life: 0,
+        };
+        (EdgeIn::new(key, &config), config)
     }
 
     fn whole(edge: &mut EdgeIn, sequence: u64, length: u64) -> Place {
@@ -481,7 +443,7 @@ mod tests {
     #[test]
     fn credit_is_what_was_granted_and_consuming_renews_it() {
         let (mut edge, config) = edge();
-        let mut out = EdgeOut::new(1, 2, 1000);
+        let mut out = EdgeOut::new(edge.key(), 1000);
         assert_eq!(out.begin(936), Some(0));
         assert_eq!(out.begin(0), None);
         assert_eq!(whole(&mut edge, 0, 936), Place::Deliver);
@@ -512,7 +474,7 @@ mod tests {
         let (mut edge, _config) = edge();
         whole(&mut edge, 0, 36);
         whole(&mut edge, 2, 36);
-        assert_eq!(edge.close(), 200);
+        assert_eq!(edge.close(), (200, Some(2)));
         assert_eq!(
             edge.outstanding(),
             900,

@@ -1,0 +1,185 @@
+//! What arriving packets and records change: the protocol, inboxes, frames, peers.
+//!
+//! Both carriers feed the machine here and handle its events at once, while the bytes
+//! that events refer to are at hand.
+
+use dipole_proto::{Event, Instant, Machine, PeerId};
+
+use super::dispatch::{Arrival, Dispatch, Source};
+use super::packer::Packer;
+use super::peers::Peers;
+use super::shared_memory::LongNews;
+use crate::GoneReason;
+use crate::address::{Address, EndpointId};
+use crate::driver::{Ready, WaitKey};
+use crate::inbox::Charge;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Core {
+    pub(super) machine: Machine,
+    pub(super) dispatch: Dispatch,
+    pub(super) packer: Packer,
+    pub(super) peers: Peers,
+    /// What waiting threads may wait for and has happened.
+    pub(super) ready: Ready,
+    /// News of long messages in shared memory, for the part that copies them.
+    pub(super) long_news: Vec<LongNews>,
+}
+
+impl Core {
+    /// Handles all events at hand; those with bytes refer to `source`.
+    #[inline]
+    pub(super) fn handle_events(&mut self, source: &(impl Source + ?Sized)) {
+        while let Some(event) = self.machine.poll_event() {
+            match event {
+                Event::Deliver {
+                    edge,
+                    source: from,
+                    target,
+                    bytes,
+                } => {
+                    let arrival = self.arrival(edge.peer, from, target, Charge::Edge(edge));
+                    let ready = &mut self.ready;
+                    self.dispatch
+                        .deliver(&arrival, bytes.len(), ready, |place| {
+                            source.copy(bytes, place);
+                        });
+                }
+                Event::Released { slot } => {
+                    if let Some(peer) = self.packer.release(slot) {
+                        self.ready.notify(WaitKey::Peer(peer));
+                    }
+                    self.ready.notify(WaitKey::Frame);
+                }
+                other => self.handle_rare(other, source),
+            }
+        }
+    }
+
+    /// A message from an endpoint of a peer.
+    #[inline]
+    pub(super) fn arrival(&self, peer: PeerId, from: u32, target: u32, charge: Charge) -> Arrival {
+        Arrival {
+            source: Address {
+                node: self.peers.node(peer),
+                endpoint: EndpointId(from),
+            },
+            target,
+            charge,
+        }
+    }
+
+    fn handle_rare(&mut self, event: Event, source: &(impl Source + ?Sized)) {
+        match event {
+            Event::Hold {
+                edge,
+                target,
+                sequence,
+                offset,
+                total,
+                bytes,
+            } => self
+                .dispatch
+                .hold((edge, target, sequence), (offset, total), bytes, source),
+            Event::Complete {
+                edge,
+                source: from,
+                target,
+                sequence,
+            } => {
+                let arrival = self.arrival(edge.peer, from, target, Charge::Edge(edge));
+                self.dispatch.complete(&arrival, sequence, &mut self.ready);
+            }
+            Event::Unreliable {
+                peer,
+                source: from,
+                target,
+                sequence,
+                offset,
+                total,
+                bytes,
+            } => {
+                let arrival = self.arrival(peer, from, target, Charge::None);
+                let (place, ready) = ((offset, total), &mut self.ready);
+                self.dispatch
+                    .unreliable((peer, &arrival), sequence, place, bytes, source, ready);
+            }
+            Event::Connected {
+                peer,
+                node,
+                incarnation,
+            } => {
+                self.peers.connected(peer, node, incarnation);
+                self.ready.notify(WaitKey::Peer(peer));
+                self.ready.notify(WaitKey::AnyPeer);
+                tracing::debug!(%peer, node, "session open");
+            }
+            Event::Quiet { peer } => self.peers.suspect(peer),
+            Event::TooManyPeers { from } => {
+                let from = crate::net::from_wire(from);
+                tracing::warn!(
+                    "{from} was turned away: there are as many peers as may be, and all live; \
+                     raise DIPOLE_MAX_PEERS"
+                );
+            }
+            Event::Paths { peer, change } => self.peers.path_changed(peer, change),
+            Event::Gone { peer, reason } => self.on_gone(peer, GoneReason::from(reason)),
+            Event::Credit { edge }
+            | Event::Refused { edge, .. }
+            | Event::EdgeForgotten { edge } => {
+                self.ready.notify(WaitKey::Edge(edge));
+            }
+            Event::Fetch {
+                edge,
+                sequence,
+                number,
+                total,
+                address,
+            } => self.long_news.push(LongNews::Fetch {
+                edge,
+                sequence,
+                number,
+                total,
+                address,
+            }),
+            Event::Taken { edge, sequence } => {
+                self.long_news.push(LongNews::Taken { edge, sequence });
+                self.ready.notify(WaitKey::Peer(edge.peer));
+                self.ready.notify(WaitKey::AnyPeer);
+            }
+            Event::StreamWanted { edge, sequence } => {
+                self.long_news.push(LongNews::Stream { edge, sequence });
+                self.ready.notify(WaitKey::Peer(edge.peer));
+            }
+            Event::Deliver { .. }
+            | Event::Released { .. }
+            | Event::Placed { .. }
+            | Event::RegionOpened { .. }
+            | Event::RegionClosed { .. } => {}
+        }
+    }
+
+    fn on_gone(&mut self, peer: PeerId, reason: GoneReason) {
+        self.packer.forget(peer);
+        self.dispatch.forget_peer(peer);
+        self.peers.left(peer, reason);
+        self.ready.notify(WaitKey::Peer(peer));
+        self.ready.notify(WaitKey::AnyPeer);
+    }
+
+    /// Opens an inbox for messages to `endpoint`.
+    pub(super) fn open_endpoint(&mut self, endpoint: u32) {
+        self.dispatch.endpoints.open(endpoint);
+        self.machine.open_endpoint(endpoint, false);
+    }
+
+    /// Closes an inbox: what it holds is dropped, what comes is refused, its edges end.
+    pub(super) fn close_endpoint(&mut self, now: Instant, endpoint: u32) {
+        self.ready.notify(WaitKey::Endpoint(endpoint));
+        // The machine takes back the credit of all that was unread.
+        drop(self.dispatch.endpoints.close(endpoint));
+        self.dispatch.forget_target(endpoint);
+        self.machine.close_endpoint(now, endpoint);
+    }
+}

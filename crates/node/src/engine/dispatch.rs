@@ -1,0 +1,246 @@
+//! Where arriving messages go: the one way into inboxes, whatever carried them.
+//!
+//! A whole message is copied once, into its endpoint's token buffer pool; one that comes in
+//! pieces is put together in a buffer of its own, which then becomes the token.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use dipole_link::shm::Payload;
+use dipole_proto::{EdgeId, PeerId};
+use rustc_hash::FxHashMap;
+
+use super::endpoints::{EndpointState, EndpointTable};
+use crate::address::Address;
+use crate::driver::{Ready, WaitKey};
+use crate::inbox::{Buffer, Buffers, Charge};
+
+/// Unreliable messages that one endpoint holds at most.
+const UNRELIABLE_LIMIT: usize = 4096;
+
+/// The bytes that an event refers to.
+pub(super) trait Source {
+    /// Copies a range of them; `place` is as long.
+    fn copy(&self, range: Range<usize>, place: &mut [u8]);
+}
+
+impl Source for [u8] {
+    #[inline]
+    fn copy(&self, range: Range<usize>, place: &mut [u8]) {
+        place.copy_from_slice(&self[range]);
+    }
+}
+
+impl Source for Payload<'_> {
+    /// Events of a pipe refer to all of a record, or to none of it.
+    #[inline]
+    fn copy(&self, _all: Range<usize>, place: &mut [u8]) {
+        if !place.is_empty() {
+            self.copy_to(place);
+        }
+    }
+}
+
+/// A message on its way into an inbox.
+#[derive(Clone, Copy)]
+pub(super) struct Arrival {
+    pub(super) source: Address,
+    pub(super) target: u32,
+    pub(super) charge: Charge,
+}
+
+/// A message of which pieces have arrived.
+#[derive(Debug)]
+struct Assembly {
+    edge: EdgeId,
+    target: u32,
+    sequence: u64,
+    buffer: Buffer,
+}
+
+/// An unreliable message of which pieces have arrived.
+#[derive(Debug)]
+struct UnreliableAssembly {
+    sequence: u32,
+    got: u64,
+    buffer: Buffer,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Dispatch {
+    pub(super) endpoints: EndpointTable,
+    assemblies: Vec<Assembly>,
+    /// The assembly that got the last piece: the next is nearly always for it too.
+    last: usize,
+    unreliable: FxHashMap<(PeerId, u32, u32), UnreliableAssembly>,
+    buffers: Arc<Buffers>,
+    /// Exported endpoints that got a message since descriptors were last made ready.
+    pub(super) newly_ready: Vec<u32>,
+    unreliable_dropped: u64,
+}
+
+impl Dispatch {
+    /// Buffers for long messages.
+    pub(super) fn buffers(&self) -> &Arc<Buffers> {
+        &self.buffers
+    }
+
+    /// Unreliable messages dropped because their endpoint held too many.
+    pub(super) fn unreliable_dropped(&self) -> u64 {
+        self.unreliable_dropped
+    }
+
+    /// Messages of which pieces have arrived.
+    pub(super) fn unfinished(&self) -> usize {
+        self.assemblies.len() + self.unreliable.len()
+    }
+
+    /// Puts a message that `fill` writes into its inbox; false if there is none.
+    #[inline]
+    pub(super) fn deliver(
+        &mut self,
+        arrival: &Arrival,
+        length: usize,
+        ready: &mut Ready,
+        fill: impl FnOnce(&mut [u8]),
+    ) -> bool {
+        let Some(state) = self.endpoints.get_mut(arrival.target) else {
+            return false;
+        };
+        state
+            .inbox
+            .push_with(arrival.charge, arrival.source, length, fill);
+        note_ready(state, arrival.target, &mut self.newly_ready);
+        ready.notify(WaitKey::Endpoint(arrival.target));
+        true
+    }
+
+    /// The same with a message in a buffer of its own.
+    fn deliver_buffer(&mut self, arrival: &Arrival, buffer: Buffer, ready: &mut Ready) {
+        if let Some(state) = self.endpoints.get_mut(arrival.target) {
+            state
+                .inbox
+                .push_buffer(arrival.charge, arrival.source, buffer);
+            note_ready(state, arrival.target, &mut self.newly_ready);
+            ready.notify(WaitKey::Endpoint(arrival.target));
+        }
+    }
+
+    fn find(&mut self, edge: EdgeId, sequence: u64) -> Option<usize> {
+        let is_it = |assembly: &Assembly| assembly.edge == edge && assembly.sequence == sequence;
+        if self.assemblies.get(self.last).is_some_and(is_it) {
+            return Some(self.last);
+        }
+        self.last = self.assemblies.iter().rposition(is_it)?;
+        Some(self.last)
+    }
+
+    /// Keeps a piece of a message; its first, even an empty one, makes room for all of it.
+    pub(super) fn hold(
+        &mut self,
+        (edge, target, sequence): (EdgeId, u32, u64),
+        (offset, total): (u64, u64),
+        bytes: Range<usize>,
+        source: &(impl Source + ?Sized),
+    ) {
+        let index = self.find(edge, sequence).unwrap_or_else(|| {
+            self.assemblies.push(Assembly {
+                edge,
+                target,
+                sequence,
+                buffer: self.buffers.take(length(total)),
+            });
+            self.last = self.assemblies.len() - 1;
+            self.last
+        });
+        let at = length(offset);
+        let place = &mut self.assemblies[index].buffer.bytes_mut()[at..at + bytes.len()];
+        source.copy(bytes, place);
+    }
+
+    /// The room of a message of which pieces have arrived.
+    pub(super) fn assembly(&mut self, edge: EdgeId, sequence: u64) -> Option<&mut [u8]> {
+        let index = self.find(edge, sequence)?;
+        Some(self.assemblies[index].buffer.bytes_mut())
+    }
+
+    /// All pieces of a message have come, and it is next in order.
+    pub(super) fn complete(&mut self, arrival: &Arrival, sequence: u64, ready: &mut Ready) {
+        if let Charge::Edge(edge) = arrival.charge
+            && let Some(index) = self.find(edge, sequence)
+        {
+            let assembly = self.assemblies.swap_remove(index);
+            self.deliver_buffer(arrival, assembly.buffer, ready);
+        }
+    }
+
+    /// A piece of an unreliable message. A new number discards an unfinished one.
+    pub(super) fn unreliable(
+        &mut self,
+        (peer, arrival): (PeerId, &Arrival),
+        sequence: u32,
+        (offset, total): (u64, u64),
+        bytes: Range<usize>,
+        source: &(impl Source + ?Sized),
+        ready: &mut Ready,
+    ) {
+        let Some(state) = self.endpoints.get(arrival.target) else {
+            return;
+        };
+        if state.inbox.len() >= UNRELIABLE_LIMIT {
+            self.unreliable_dropped += 1;
+            return;
+        }
+        if bytes.len() as u64 == total {
+            self.deliver(arrival, bytes.len(), ready, |place| {
+                source.copy(bytes, place);
+            });
+            return;
+        }
+        let key = (peer, arrival.source.endpoint.0, arrival.target);
+        let current = self.unreliable.remove(&key);
+        let current = current.filter(|current| current.sequence == sequence);
+        let mut current = current.unwrap_or_else(|| UnreliableAssembly {
+            sequence,
+            got: 0,
+            buffer: self.buffers.take(length(total)),
+        });
+        let at = length(offset);
+        if let Some(place) = current.buffer.bytes_mut().get_mut(at..at + bytes.len()) {
+            current.got += bytes.len() as u64;
+            source.copy(bytes, place);
+        }
+        if current.got == total {
+            self.deliver_buffer(arrival, current.buffer, ready);
+        } else {
+            self.unreliable.insert(key, current);
+        }
+    }
+
+    /// An endpoint was closed: what has come for it in part is dropped.
+    pub(super) fn forget_target(&mut self, target: u32) {
+        self.assemblies.retain(|assembly| assembly.target != target);
+        self.unreliable.retain(|(_, _, to), _| *to != target);
+    }
+
+    /// A peer is gone: what has come from it in part is dropped.
+    pub(super) fn forget_peer(&mut self, peer: PeerId) {
+        self.assemblies
+            .retain(|assembly| assembly.edge.peer != peer);
+        self.unreliable.retain(|(from, _, _), _| *from != peer);
+    }
+}
+
+#[inline]
+fn note_ready(state: &mut EndpointState, endpoint: u32, newly_ready: &mut Vec<u32>) {
+    if state.exported && !state.newly_ready {
+        state.newly_ready = true;
+        newly_ready.push(endpoint);
+    }
+}
+
+/// A length that the protocol has checked against the longest message.
+fn length(bytes: u64) -> usize {
+    usize::try_from(bytes).expect("no message is longer than memory")
+}

@@ -1,0 +1,119 @@
+//! What the engine keeps of each endpoint of this process, found by its number.
+
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+
+use super::send::Target;
+use crate::inbox::Inbox;
+
+/// An open endpoint.
+#[derive(Debug)]
+pub(super) struct EndpointState {
+    endpoint: u32,
+    pub(super) inbox: Inbox,
+    /// Where it points.
+    pub(super) targets: Option<Arc<[Target]>>,
+    /// It has a descriptor to be made ready.
+    pub(super) exported: bool,
+    /// In the list of those that got a message since descriptors were last made ready.
+    pub(super) newly_ready: bool,
+}
+
+impl EndpointState {
+    /// Where it points.
+    #[inline]
+    pub(super) fn targets(&self) -> Option<&[Target]> {
+        self.targets.as_deref()
+    }
+}
+
+/// All endpoints. The one used last is found without a search, since most programs use one
+/// many times before they use another.
+#[derive(Debug, Default)]
+pub(super) struct EndpointTable {
+    states: Vec<EndpointState>,
+    by_endpoint: FxHashMap<u32, u32>,
+    last: usize,
+}
+
+impl EndpointTable {
+    pub(super) fn open(&mut self, endpoint: u32) {
+        self.close(endpoint);
+        let index = u32::try_from(self.states.len()).expect("endpoints have 32-bit numbers");
+        self.by_endpoint.insert(endpoint, index);
+        self.states.push(EndpointState {
+            endpoint,
+            inbox: Inbox::default(),
+            targets: None,
+            exported: false,
+            newly_ready: false,
+        });
+    }
+
+    pub(super) fn close(&mut self, endpoint: u32) -> Option<EndpointState> {
+        let index = self.by_endpoint.remove(&endpoint)? as usize;
+        let state = self.states.swap_remove(index);
+        if let Some(moved) = self.states.get(index) {
+            let place = self.by_endpoint.get_mut(&moved.endpoint);
+            *place.expect("every endpoint is in the table") =
+                u32::try_from(index).expect("as many as numbers");
+        }
+        if self.states.capacity() > 64 && self.states.len() < self.states.capacity() / 4 {
+            // The memory of a busier time is given back.
+            self.states.shrink_to(self.states.len() * 2);
+            self.by_endpoint.shrink_to(self.states.len() * 2);
+        }
+        Some(state)
+    }
+
+    /// Endpoints that point somewhere, and where.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &[Target])> {
+        self.states
+            .iter()
+            .filter_map(|state| Some((state.endpoint, state.targets.as_deref()?)))
+    }
+
+    #[inline]
+    pub(super) fn get(&self, endpoint: u32) -> Option<&EndpointState> {
+        match self.states.get(self.last) {
+            Some(state) if state.endpoint == endpoint => Some(state),
+            _ => self.states.get(*self.by_endpoint.get(&endpoint)? as usize),
+        }
+    }
+
+    #[inline]
+    pub(super) fn get_mut(&mut self, endpoint: u32) -> Option<&mut EndpointState> {
+        let is_last = self
+            .states
+            .get(self.last)
+            .is_some_and(|state| state.endpoint == endpoint);
+        if !is_last {
+            self.last = *self.by_endpoint.get(&endpoint)? as usize;
+        }
+        self.states.get_mut(self.last)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_endpoint_is_found_until_it_is_closed_whatever_others_do() {
+        let mut endpoints = EndpointTable::default();
+        for endpoint in 0..100 {
+            endpoints.open(endpoint * 7);
+        }
+        for endpoint in (0..100).step_by(3) {
+            assert!(endpoints.close(endpoint * 7).is_some());
+        }
+        for endpoint in 0..100 {
+            let open = endpoint % 3 != 0;
+            assert_eq!(endpoints.get(endpoint * 7).is_some(), open);
+            let found = endpoints.get_mut(endpoint * 7).map(|state| state.endpoint);
+            assert_eq!(found, open.then_some(endpoint * 7));
+        }
+        assert!(endpoints.close(0).is_none());
+    }
+}

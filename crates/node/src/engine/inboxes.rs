@@ -1,0 +1,78 @@
+//! Messages that have arrived: endpoints opened and closed, messages taken.
+
+use dipole_proto::Instant;
+
+use super::Engine;
+use crate::address::{Address, EndpointId};
+use crate::inbox::{Charge, Token};
+use crate::{Message, Pool};
+
+impl Engine {
+    /// Opens an inbox for messages to `endpoint`.
+    pub fn open_endpoint(&mut self, endpoint: u32) {
+        self.core.open_endpoint(endpoint);
+    }
+
+    /// Closes an inbox; what it holds is dropped, what comes is refused, its edges end.
+    pub fn close_endpoint(&mut self, endpoint: u32) {
+        self.forget_export(endpoint);
+        self.flush_all();
+        self.core.close_endpoint(self.stepped_at, endpoint);
+        self.core.handle_events(&[][..]);
+        self.push_records();
+    }
+
+    /// Takes the oldest message of an endpoint; its room is granted again.
+    #[inline]
+    pub fn take(&mut self, now: Instant, endpoint: u32) -> Option<Message> {
+        let state = self.core.dispatch.endpoints.get_mut(endpoint)?;
+        let Token { charge, message } = state.inbox.pop()?;
+        let exported = state.exported;
+        if let Charge::Edge(edge) = charge {
+            let machine = &mut self.core.machine;
+            machine.consumed(now, edge, message.len() as u64);
+            if machine.has_ready_pipe() {
+                self.push_records();
+            }
+        }
+        if exported {
+            self.unsignal(endpoint);
+        }
+        Some(message)
+    }
+
+    /// True if a message waits at this endpoint.
+    #[must_use]
+    pub fn has_message(&self, endpoint: u32) -> bool {
+        let state = self.core.dispatch.endpoints.get(endpoint);
+        state.is_some_and(|state| !state.inbox.is_empty())
+    }
+
+    /// Gives an endpoint a pool of `bytes` in one piece; where it lies.
+    pub(crate) fn set_pool(&mut self, endpoint: u32, bytes: usize) -> Option<Pool> {
+        let state = self.core.dispatch.endpoints.get_mut(endpoint)?;
+        state.inbox.set_arena(bytes)
+    }
+
+    /// Length of the oldest message of an endpoint.
+    #[must_use]
+    pub fn next_length(&self, endpoint: u32) -> Option<usize> {
+        self.core
+            .dispatch
+            .endpoints
+            .get(endpoint)?
+            .inbox
+            .next_length()
+    }
+
+    /// Endpoints that have sent to this one and not ended.
+    #[must_use]
+    pub fn sources(&self, endpoint: u32) -> Vec<Address> {
+        let sources = self.core.machine.sources(endpoint);
+        let addresses = sources.map(|(peer, source)| Address {
+            node: self.core.peers.node(peer),
+            endpoint: EndpointId(source),
+        });
+        addresses.collect()
+    }
+}

@@ -1,0 +1,479 @@
+//! How messages get into frames: one copy in, small ones packed together.
+
+use dipole_proto::wire::{self, EdgeKey, FRAGMENT_BYTES, HEADER_BYTES, MESSAGE_BYTES};
+use dipole_proto::{BeginError, Begun, EdgeId, Frames, Instant, Machine, PeerId, Slot};
+
+use super::Blocked;
+use crate::frames::FramePool;
+
+/// Frames filled ahead of what may leave: two full runs. More would have left the
+/// processor's cache when they are checksummed and copied by the kernel.
+const FRAMES_AHEAD: usize = super::BATCH;
+/// One part in this many of the frames is left to small messages.
+const SMALL_SHARE: usize = 8;
+
+/// A frame that still takes records.
+#[derive(Clone, Copy, Debug)]
+struct OpenFrame {
+    slot: Slot,
+    /// Where the next record goes.
+    end: usize,
+    /// Some record in it belongs to a stream that uses the bulk lane.
+    bulk: bool,
+}
+
+/// The frames of one peer.
+#[derive(Debug)]
+struct PeerFrames {
+    id: PeerId,
+    open: Option<OpenFrame>,
+    /// A long message is on its way into frames.
+    long_begun: bool,
+    /// Edges with records in the open frame.
+    open_edges: Vec<u32>,
+    /// Bulk frames queued and released so far: an edge whose last one has not
+    /// been released keeps to the bulk lane, so that it does not overtake itself.
+    bulk_queued: u64,
+    bulk_released: u64,
+    bulk_mark: Vec<u64>,
+}
+
+impl PeerFrames {
+    fn new(id: PeerId) -> PeerFrames {
+        PeerFrames {
+            id,
+            open: None,
+            long_begun: false,
+            open_edges: Vec::new(),
+            bulk_queued: 0,
+            bulk_released: 0,
+            bulk_mark: Vec::new(),
+        }
+    }
+
+    /// True if messages of this outgoing edge still fly on the bulk lane.
+    #[inline]
+    fn is_streaming(&self, edge: EdgeId) -> bool {
+        self.bulk_mark
+            .get(edge.index as usize)
+            .is_some_and(|mark| *mark > self.bulk_released)
+    }
+
+    /// Notes that the open frame holds a record of this edge.
+    #[inline]
+    fn note_record(&mut self, edge: EdgeId) {
+        if self.open_edges.last() != Some(&edge.index) {
+            self.open_edges.push(edge.index);
+        }
+    }
+
+    /// The open frame is closed, as a bulk frame or not.
+    fn close_open(&mut self, bulk: bool) {
+        if bulk {
+            self.bulk_queued += 1;
+            for edge in &self.open_edges {
+                let index = *edge as usize;
+                if self.bulk_mark.len() <= index {
+                    self.bulk_mark.resize(index + 1, 0);
+                }
+                self.bulk_mark[index] = self.bulk_queued;
+            }
+        }
+        self.open_edges.clear();
+    }
+}
+
+/// A long message on its way into frames.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PacketSend {
+    edge: EdgeId,
+    key: EdgeKey,
+    sequence: u32,
+    offset: usize,
+}
+
+impl PacketSend {
+    pub(super) fn edge(&self) -> EdgeId {
+        self.edge
+    }
+
+    /// Bytes that are in frames.
+    pub(super) fn offset(&self) -> usize {
+        self.offset
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Packer {
+    pub(super) frames: FramePool,
+    /// By [`PeerId::index`].
+    peers: Vec<PeerFrames>,
+    /// Peers with a frame being filled.
+    open_frames: usize,
+}
+
+impl Packer {
+    pub(super) fn new(frames: FramePool) -> Packer {
+        Packer {
+            frames,
+            peers: Vec::new(),
+            open_frames: 0,
+        }
+    }
+
+    /// True if some frame is being filled.
+    #[inline]
+    pub(super) fn has_open_frames(&self) -> bool {
+        self.open_frames > 0
+    }
+
+    /// True if a frame for this peer is being filled.
+    pub(super) fn is_filling(&self, peer: PeerId) -> bool {
+        let found = self.peers.get(peer.index());
+        found.is_some_and(|found| found.id == peer && found.open.is_some())
+    }
+
+    /// True if a long message to this peer is on its way into frames.
+    pub(super) fn has_long(&self, peer: PeerId) -> bool {
+        let found = self.peers.get(peer.index());
+        found.is_some_and(|found| found.id == peer && found.long_begun)
+    }
+
+    #[inline]
+    fn peer(&mut self, id: PeerId) -> &mut PeerFrames {
+        let index = id.index();
+        if self.peers.get(index).is_none_or(|peer| peer.id != id) {
+            self.enter(id);
+        }
+        &mut self.peers[index]
+    }
+
+    #[cold]
+    fn enter(&mut self, id: PeerId) {
+        let index = id.index();
+        while self.peers.len() <= index {
+            self.peers.push(PeerFrames::new(id));
+        }
+        self.replace(index, id);
+    }
+
+    fn replace(&mut self, index: usize, id: PeerId) {
+        let old = std::mem::replace(&mut self.peers[index], PeerFrames::new(id));
+        if let Some(open) = old.open {
+            self.frames.put_back(open.slot);
+            self.open_frames -= 1;
+        }
+    }
+
+    /// A peer is gone: the frame that was being filled for it is free.
+    pub(super) fn forget(&mut self, id: PeerId) {
+        let index = id.index();
+        if self.peers.get(index).is_some_and(|peer| peer.id == id) {
+            self.replace(index, id);
+        }
+    }
+
+    /// The machine has let go of a queued frame; the peer whose bulk frame it was.
+    #[inline]
+    pub(super) fn release(&mut self, slot: Slot) -> Option<PeerId> {
+        let id = self.frames.release(slot)?;
+        let peer = self.peers.get_mut(id.index())?;
+        if peer.id == id {
+            peer.bulk_released += 1;
+        }
+        Some(id)
+    }
+
+    /// Copies a message that fits one packet into a frame. With `more` it may
+    /// wait there for others; else it is queued unless earlier frames still wait.
+    #[inline]
+    pub(super) fn send_whole(
+        &mut self,
+        machine: &mut Machine,
+        now: Instant,
+        edge: EdgeId,
+        payload: &[u8],
+        more: bool,
+    ) -> Result<(), Blocked> {
+        let total = payload.len() as u64;
+        let begun = machine.begin(now, edge, total).map_err(blocked)?;
+        let needed = MESSAGE_BYTES + payload.len();
+        if HEADER_BYTES + needed > begun.space {
+            machine.retract(edge, total);
+            // Packets have become shorter since the caller looked.
+            return Err(Blocked::NoFrame);
+        }
+        let Some(mut open) = self.open_frame(machine, edge.peer, needed, begun.space) else {
+            machine.retract(edge, total);
+            return Err(Blocked::NoFrame);
+        };
+        let frame = self.frames.space(open.slot);
+        let place = &mut frame[open.end..open.end + needed];
+        wire::emit_message(
+            place,
+            begun.key,
+            low(begun.sequence),
+            payload.len(),
+            false,
+            false,
+        );
+        place[MESSAGE_BYTES..].copy_from_slice(payload);
+        open.end += needed;
+        let peer = self.peer(edge.peer);
+        open.bulk |= peer.is_streaming(edge);
+        peer.note_record(edge);
+        peer.open = Some(open);
+        if !more && begun.is_first {
+            self.close_frame(machine, edge.peer, false);
+        }
+        Ok(())
+    }
+
+    /// Begins a message longer than a packet; it must be continued to its end. One
+    /// at a time per peer: the pieces of several would wait in each other's frames
+    /// while the receiver has room for one only.
+    pub(super) fn begin_long(
+        &mut self,
+        machine: &mut Machine,
+        now: Instant,
+        edge: EdgeId,
+        total: usize,
+    ) -> Result<PacketSend, Blocked> {
+        if self.peer(edge.peer).long_begun {
+            return Err(Blocked::NoFrame);
+        }
+        let Begun { key, sequence, .. } =
+            machine.begin(now, edge, total as u64).map_err(blocked)?;
+        self.close_frame(machine, edge.peer, true);
+        self.peer(edge.peer).long_begun = true;
+        Ok(PacketSend {
+            edge,
+            key,
+            sequence: low(sequence),
+            offset: 0,
+        })
+    }
+
+    /// Whether there are frames for all of a long message.
+    pub(super) fn has_frames_for(
+        &self,
+        machine: &Machine,
+        peer: PeerId,
+        total: usize,
+    ) -> Result<(), Blocked> {
+        let space = machine.packet_space(peer);
+        let Some(piece) = space.checked_sub(HEADER_BYTES + FRAGMENT_BYTES) else {
+            return Err(Blocked::Opening);
+        };
+        let frames = total.div_ceil(piece.max(1));
+        let reserve = self.frames.units() / SMALL_SHARE;
+        if frames > self.frames.units() - reserve {
+            let limit = ((self.frames.units() - reserve) * piece) as u64;
+            return Err(Blocked::TooLong { limit });
+        }
+        match frames > self.free_for_long() {
+            true => Err(Blocked::NoFrame),
+            false => Ok(()),
+        }
+    }
+
+    /// Copies as much of a long message as there are frames; true when all of it
+    /// has been queued. `payload` is what lies behind the first `skipped` bytes.
+    pub(super) fn continue_long(
+        &mut self,
+        machine: &mut Machine,
+        send: &mut PacketSend,
+        payload: &[u8],
+        skipped: usize,
+    ) -> bool {
+        let reserve = self.frames.units() / SMALL_SHARE;
+        let (peer, total) = (send.edge.peer, skipped + payload.len());
+        let space = machine.packet_space(peer);
+        while send.offset < total {
+            if self.frames.free() <= reserve || machine.queued(peer) >= FRAMES_AHEAD {
+                return false;
+            }
+            let Some(open) = self.open_frame(machine, peer, FRAGMENT_BYTES + 1, space) else {
+                return false;
+            };
+            let length = (space - open.end - FRAGMENT_BYTES).min(total - send.offset);
+            let frame = self.frames.space(open.slot);
+            wire::emit_fragment(
+                &mut frame[open.end..],
+                send.key,
+                send.sequence,
+                (send.offset as u64, total as u64),
+                length,
+                false,
+                false,
+            );
+            let at = open.end + FRAGMENT_BYTES;
+            let from = send.offset - skipped;
+            frame[at..at + length].copy_from_slice(&payload[from..from + length]);
+            send.offset += length;
+            let frames = self.peer(peer);
+            frames.note_record(send.edge);
+            frames.open = Some(OpenFrame {
+                slot: open.slot,
+                end: at + length,
+                bulk: true,
+            });
+            // The last piece leaves room that the next message may use, unless
+            // nothing is in front of it.
+            if send.offset < total || machine.queued(peer) == 0 {
+                self.close_frame(machine, peer, true);
+            }
+        }
+        self.peer(peer).long_begun = false;
+        true
+    }
+
+    /// Frames that long messages may use now.
+    pub(super) fn free_for_long(&self) -> usize {
+        self.frames
+            .free()
+            .saturating_sub(self.frames.units() / SMALL_SHARE)
+    }
+
+    /// Copies an unreliable message into frames.
+    pub(super) fn send_unreliable(
+        &mut self,
+        machine: &mut Machine,
+        edge: EdgeId,
+        payload: &[u8],
+    ) -> Result<(), Blocked> {
+        let space = machine.packet_space(edge.peer);
+        let Some(piece) = space.checked_sub(HEADER_BYTES + FRAGMENT_BYTES) else {
+            return Err(Blocked::Opening);
+        };
+        let whole = HEADER_BYTES + MESSAGE_BYTES + payload.len() <= space;
+        let needed = match whole {
+            true => 1,
+            false => payload.len().div_ceil(piece),
+        };
+        let limit = self.frames.units() - self.frames.units() / SMALL_SHARE;
+        if needed > limit {
+            return Err(Blocked::TooLong {
+                limit: (limit * piece) as u64,
+            });
+        }
+        if needed > self.frames.free() {
+            return Err(Blocked::NoFrame);
+        }
+        let Some((key, sequence)) = machine.begin_unreliable(edge) else {
+            return Err(Blocked::Gone(None));
+        };
+        let chunk_bytes = if whole { payload.len().max(1) } else { piece };
+        let total = payload.len() as u64;
+        for index in 0..needed {
+            let chunk = &payload[index * chunk_bytes..payload.len().min((index + 1) * chunk_bytes)];
+            let Some(slot) = self.frames.take() else {
+                return Err(Blocked::NoFrame);
+            };
+            let frame = &mut self.frames.space(slot)[HEADER_BYTES..];
+            let head = if whole {
+                wire::emit_message(frame, key, sequence, chunk.len(), true, false);
+                MESSAGE_BYTES
+            } else {
+                let place = ((index * chunk_bytes) as u64, total);
+                wire::emit_fragment(frame, key, sequence, place, chunk.len(), true, false);
+                FRAGMENT_BYTES
+            };
+            frame[head..head + chunk.len()].copy_from_slice(chunk);
+            self.frames.fill(slot, HEADER_BYTES + head + chunk.len());
+            if !machine.queue_loose(edge.peer, slot, !whole) {
+                self.frames.put_back(slot);
+            }
+        }
+        Ok(())
+    }
+
+    /// Queues the frame being filled for this peer, however full.
+    pub(super) fn flush(&mut self, machine: &mut Machine, peer: PeerId) {
+        self.close_frame(machine, peer, false);
+    }
+
+    /// Queues all frames being filled, however full.
+    pub(super) fn flush_all(&mut self, machine: &mut Machine) {
+        for index in 0..self.peers.len() {
+            let id = self.peers[index].id;
+            self.close_frame(machine, id, false);
+        }
+    }
+
+    /// Queues frames being filled for peers that have nothing else to send.
+    pub(super) fn close_idle_frames(&mut self, machine: &mut Machine) {
+        if self.open_frames == 0 {
+            return;
+        }
+        for index in 0..self.peers.len() {
+            let PeerFrames { id, open, .. } = self.peers[index];
+            if open.is_some() && machine.queued(id) == 0 {
+                self.close_frame(machine, id, false);
+            }
+        }
+    }
+
+    /// The frame being filled for a peer, with at least `needed` bytes left; `None` if no
+    /// frame is free.
+    #[inline]
+    fn open_frame(
+        &mut self,
+        machine: &mut Machine,
+        id: PeerId,
+        needed: usize,
+        space: usize,
+    ) -> Option<OpenFrame> {
+        if let Some(open) = self.peer(id).open {
+            if open.end + needed <= space {
+                return Some(open);
+            }
+            self.close_frame(machine, id, true);
+        }
+        let slot = self.frames.take()?;
+        let open = OpenFrame {
+            slot,
+            end: HEADER_BYTES,
+            bulk: false,
+        };
+        self.peer(id).open = Some(open);
+        self.open_frames += 1;
+        Some(open)
+    }
+
+    /// Queues the frame being filled; by the bulk lane if it is full or belongs to
+    /// a stream.
+    fn close_frame(&mut self, machine: &mut Machine, id: PeerId, full: bool) {
+        let peer = self.peer(id);
+        let Some(open) = peer.open.take() else {
+            return;
+        };
+        let bulk = full || open.bulk;
+        peer.close_open(bulk);
+        self.open_frames -= 1;
+        self.frames.fill(open.slot, open.end);
+        self.frames.set_bulk(open.slot, bulk.then_some(id));
+        if !machine.queue(id, open.slot, bulk) {
+            self.frames.put_back(open.slot);
+        }
+    }
+}
+
+pub(super) fn blocked(error: BeginError) -> Blocked {
+    match error {
+        BeginError::NoCredit { .. } => Blocked::NoCredit,
+        BeginError::TooLong { limit } => Blocked::TooLong { limit },
+        BeginError::Refused(reason) => Blocked::Refused(reason),
+        BeginError::Opening => Blocked::Opening,
+        BeginError::Gone => Blocked::Gone(None),
+    }
+}
+
+#[allow(
+    clippy::cast_possible_truncation,
+    reason = "the wire carries the low 32 bits"
+)]
+fn low(sequence: u64) -> u32 {
+    sequence as u32
+}

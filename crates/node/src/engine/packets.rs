@@ -1,0 +1,291 @@
+//! Packets between the link and the machine: taken, checked, handed over, sent in batches.
+
+use std::io;
+
+use arrayvec::ArrayVec;
+use dipole_link::{Class, Link, Outgoing};
+use dipole_proto::wire::{LaneAddress, MAX_LANES};
+use dipole_proto::{Drop, Instant, Transmit};
+
+use super::core::Core;
+use super::trailer::Trailers;
+use super::{BATCH, Traffic};
+use crate::frames::{FramePool, slot_of};
+use crate::links::AnyLink;
+use crate::net::{from_wire, to_wire};
+
+/// Steps without bulk traffic after which the bulk port is looked at less often.
+const BULK_QUIET_STEPS: u32 = 256;
+/// How often then, in steps.
+const BULK_EVERY: u32 = 8;
+/// Pause before a full link is offered the rest of a batch again.
+const LINK_RETRY_NS: u64 = 50_000;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct PacketPort {
+    link: AnyLink,
+    trailers: Trailers,
+    /// Packets the link did not take yet.
+    batch: ArrayVec<Transmit, BATCH>,
+    bulk_quiet: u32,
+    /// Small frames that [`look`](Self::look) has found.
+    looked: Option<usize>,
+    looks_per_call: u32,
+    /// Packets were taken since the last sleep.
+    woken: bool,
+    traffic: Traffic,
+}
+
+impl PacketPort {
+    pub(super) fn new(link: AnyLink, trailers: Trailers) -> PacketPort {
+        PacketPort {
+            looks_per_call: link.caps().looks_per_call,
+            link,
+            trailers,
+            batch: ArrayVec::new(),
+            bulk_quiet: 0,
+            looked: None,
+            woken: false,
+            traffic: Traffic::default(),
+        }
+    }
+
+    pub(super) fn link(&self) -> &AnyLink {
+        &self.link
+    }
+
+    pub(super) fn link_mut(&mut self) -> &mut AnyLink {
+        &mut self.link
+    }
+
+    pub(super) fn traffic(&self) -> &Traffic {
+        &self.traffic
+    }
+
+    /// True if packets wait that the link did not take.
+    #[inline]
+    pub(super) fn has_batch(&self) -> bool {
+        !self.batch.is_empty()
+    }
+
+    /// Before sleeping: false if something is there.
+    pub(super) fn arm(&mut self) -> bool {
+        self.woken = false;
+        self.link.arm()
+    }
+
+    /// True once after packets were taken for which a sleeper was to be woken.
+    #[inline]
+    pub(super) fn take_woken(&mut self) -> bool {
+        std::mem::take(&mut self.woken)
+    }
+
+    /// Looks at the small port for as long as so many system calls take, until something
+    /// is there.
+    #[inline]
+    pub(super) fn look(&mut self, now: Instant, calls: u32) -> io::Result<()> {
+        // While bulk comes, its port shall not wait for the small one.
+        let calls = if self.is_bulk_quiet() { calls } else { 1 };
+        for _ in 0..calls * self.looks_per_call {
+            let count = self.link.poll(now.0, Class::Small)?;
+            if count > 0 {
+                self.looked = Some(count);
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn is_bulk_quiet(&self) -> bool {
+        self.bulk_quiet > BULK_QUIET_STEPS
+    }
+
+    /// Takes the packets at hand; true if there were any.
+    #[inline]
+    pub(super) fn receive_all(
+        &mut self,
+        now: Instant,
+        core: &mut Core,
+        look_everywhere: bool,
+    ) -> io::Result<bool> {
+        let mut received = self.receive(now, core, Class::Small)?;
+        self.bulk_quiet = self.bulk_quiet.wrapping_add(1);
+        // A waiter woken by a small packet shall not pay for a look at the bulk port;
+        // it looks there before it sleeps again.
+        let due = !self.is_bulk_quiet() || self.bulk_quiet.is_multiple_of(BULK_EVERY);
+        if due || look_everywhere && !received {
+            received |= self.receive(now, core, Class::Bulk)?;
+        }
+        Ok(received)
+    }
+
+    fn receive(&mut self, now: Instant, core: &mut Core, class: Class) -> io::Result<bool> {
+        let seen = match class {
+            Class::Small => self.looked.take(),
+            Class::Bulk => None,
+        };
+        let count = match seen {
+            Some(count) => count,
+            None => self.link.poll(now.0, class)?,
+        };
+        if count == 0 {
+            return Ok(false);
+        }
+        self.woken = true;
+        if class == Class::Bulk {
+            self.bulk_quiet = 0;
+        }
+        for index in 0..count {
+            let frame = self.link.frame(index);
+            self.traffic.packets_received += 1;
+            self.traffic.bytes_received += frame.bytes.len() as u64;
+            let from = to_wire(frame.from);
+            let Ok(mut addressed) = core.machine.address(now, from, frame.bytes) else {
+                continue;
+            };
+            if !self.trailers.check(&mut addressed, frame.bytes) {
+                core.machine.count(Drop::Damaged);
+                continue;
+            }
+            let _counted = core.machine.on_packet(now, from, &addressed);
+            match core.machine.take_assembled() {
+                None => core.handle_events(frame.bytes),
+                Some(whole) => core.handle_events(&whole[..]),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Sends everything that may go now.
+    pub(super) fn transmit(&mut self, now: Instant, core: &mut Core) -> io::Result<()> {
+        self.send_batch(now, core)?;
+        core.packer.close_idle_frames(&mut core.machine);
+        while self.batch.is_empty() {
+            while !self.batch.is_full() && core.machine.has_transmit() {
+                let frames = &mut core.packer.frames;
+                let Some(transmit) = core.machine.poll_transmit(now, frames) else {
+                    break;
+                };
+                let space = frames.space(slot_of(transmit.frame));
+                self.trailers.append(space, transmit.length, transmit.seal);
+                frames.pin(transmit.frame);
+                self.batch.push(transmit);
+            }
+            if self.batch.is_empty() {
+                break;
+            }
+            self.send_batch(now, core)?;
+            core.packer.close_idle_frames(&mut core.machine);
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn send_batch(&mut self, now: Instant, core: &mut Core) -> io::Result<()> {
+        match self.batch.is_empty() {
+            true => Ok(()),
+            false => self.offer_batch(now, core),
+        }
+    }
+
+    fn offer_batch(&mut self, now: Instant, core: &mut Core) -> io::Result<()> {
+        loop {
+            self.offer_once(now, core)?;
+            if self.batch.is_empty() || !self.link.refuses_next() {
+                break;
+            }
+            // Too long for its interface by now: the protocol cuts it.
+            let refused = self.batch.remove(0);
+            core.packer.frames.sent(refused.frame);
+            core.machine.refused(now, &refused);
+            if self.batch.is_empty() {
+                return Ok(());
+            }
+        }
+        if !self.batch.is_empty() {
+            self.traffic.link_full += 1;
+        }
+        Ok(())
+    }
+
+    fn offer_once(&mut self, now: Instant, core: &mut Core) -> io::Result<()> {
+        let frames = &mut core.packer.frames;
+        let taken = match &self.batch[..] {
+            [alone] => {
+                let outgoing = [outgoing(alone, frames)];
+                self.link.send(now.0, &outgoing)?
+            }
+            batch => send_run(&mut self.link, now, batch, frames)?,
+        };
+        self.traffic.packets_sent += taken as u64;
+        for transmit in &self.batch[..taken] {
+            self.traffic.bytes_sent += packet_bytes(transmit) as u64;
+        }
+        if frames.free() == 0 {
+            core.ready.notify(crate::driver::WaitKey::Frame);
+        }
+        for transmit in self.batch.drain(..taken) {
+            frames.sent(transmit.frame);
+        }
+        Ok(())
+    }
+
+    /// When the link has something to do, or what it refused is offered again.
+    pub(super) fn next_deadline(&mut self, now: Instant) -> Option<Instant> {
+        let retry = self.has_batch().then(|| now.after(LINK_RETRY_NS));
+        let link = self.link.next_deadline_ns().map(Instant);
+        [link, retry].into_iter().flatten().min()
+    }
+}
+
+/// Offers several packets; apart from a lone one for the room that this takes.
+#[inline(never)]
+fn send_run(
+    link: &mut AnyLink,
+    now: Instant,
+    batch: &[Transmit],
+    frames: &FramePool,
+) -> io::Result<usize> {
+    let outgoing = batch.iter().map(|one| outgoing(one, frames));
+    let outgoing: ArrayVec<Outgoing<'_>, BATCH> = outgoing.collect();
+    link.send(now.0, &outgoing)
+}
+
+/// A packet as the link takes it.
+#[inline]
+fn outgoing<'a>(transmit: &Transmit, frames: &'a FramePool) -> Outgoing<'a> {
+    Outgoing {
+        class: if transmit.bulk {
+            Class::Bulk
+        } else {
+            Class::Small
+        },
+        to: from_wire(transmit.to),
+        // Handshakes are answered to where they come from, packets of a session
+        // to where the handshake said.
+        any_port: transmit.peer.is_some(),
+        head: frames.bytes(slot_of(transmit.frame), packet_bytes(transmit)),
+        payload: &[],
+    }
+}
+
+#[inline]
+fn packet_bytes(transmit: &Transmit) -> usize {
+    transmit.length + transmit.seal.bytes()
+}
+
+/// For each interface a lane for small packets and one for bulk.
+pub(super) fn lanes(link: &AnyLink) -> ArrayVec<LaneAddress, MAX_LANES> {
+    let small = link.locals(Class::Small).into_iter();
+    let pairs = small.zip(link.locals(Class::Bulk));
+    let addresses = pairs.flat_map(|(small, bulk)| [(small, false), (bulk, true)]);
+    let lanes = (0..).zip(addresses).take(MAX_LANES);
+    let lanes = lanes.map(|(lane, (address, bulk))| LaneAddress {
+        lane,
+        bulk,
+        address: to_wire(address),
+    });
+    lanes.collect()
+}

@@ -1,0 +1,540 @@
+//! Messages on their way out, by whatever carries their edge.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use dipole_proto::wire::{HEADER_BYTES, MESSAGE_BYTES, RefusedReason};
+use dipole_proto::{EdgeError, EdgeId, Instant, PeerId};
+
+use super::Engine;
+use super::packer::PacketSend;
+use super::shared_memory::{OfferId, Route, SharedMemory};
+use crate::GoneReason;
+use crate::address::{Address, EndpointId};
+use crate::clock::Reading;
+use crate::driver::WaitKey;
+use crate::inbox::Buffer;
+use crate::registry::EdgeTraffic;
+
+/// Frames queued with more to come that leave without waiting for it.
+const FULL_BURST_FRAMES: usize = 44;
+/// Bytes of messages that the engine keeps for senders who did not wait.
+const KEPT_BYTES: usize = 32 << 20;
+
+/// Why a message was not queued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Blocked {
+    /// All frames, or the ring, are in use.
+    NoFrame,
+    /// The receiver has not granted enough credit.
+    NoCredit,
+    /// Longer than a message can be (or, unreliably or at once, than fits now).
+    TooLong {
+        /// The limit in bytes.
+        limit: u64,
+    },
+    /// The receiving endpoint took nothing.
+    Refused(RefusedReason),
+    /// The session has ended.
+    Gone(Option<GoneReason>),
+    /// The session is not open yet.
+    Opening,
+}
+
+/// Where an endpoint points.
+#[derive(Clone, Debug)]
+pub(crate) struct Target {
+    pub(crate) address: Address,
+    pub(crate) edge: EdgeId,
+    pub(crate) sent: Arc<Sent>,
+}
+
+/// What has gone along an edge; counted under the engine's lock.
+#[derive(Debug, Default)]
+pub(crate) struct Sent {
+    messages: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl Sent {
+    #[inline]
+    pub(crate) fn count(&self, bytes: usize) {
+        let add = |counter: &AtomicU64, more| {
+            counter.store(counter.load(Ordering::Relaxed) + more, Ordering::Relaxed);
+        };
+        add(&self.messages, 1);
+        add(&self.bytes, bytes as u64);
+    }
+}
+
+/// A long message on its way; it must be continued to its end, kept, or abandoned.
+#[derive(Debug)]
+pub struct LongSend(Long);
+
+#[derive(Debug)]
+enum Long {
+    Packets(PacketSend),
+    Memory(OfferId),
+}
+
+/// A long message whose sender did not wait: it lies with the engine.
+#[derive(Debug)]
+pub(super) struct Kept {
+    send: PacketSend,
+    rest: Buffer,
+    skipped: usize,
+}
+
+/// What a thread that cannot send along an edge, or waits until all of it is acknowledged,
+/// waits for.
+pub(crate) fn wait_keys(edge: EdgeId) -> [WaitKey; 4] {
+    [
+        WaitKey::Edge(edge),
+        WaitKey::Peer(edge.peer),
+        WaitKey::Frame,
+        WaitKey::RingSpace,
+    ]
+}
+
+impl Engine {
+    /// The outgoing edge from `source` to `target` at a peer, for one more user; usable
+    /// again if the peer once refused it.
+    ///
+    /// # Errors
+    /// [`EdgeError`].
+    pub fn edge(&mut self, peer: PeerId, source: u32, target: u32) -> Result<EdgeId, EdgeError> {
+        self.core.machine.edge(peer, source, target)
+    }
+
+    /// One user of an edge less; the last ends it.
+    pub fn close_edge(&mut self, edge: EdgeId) {
+        self.core.packer.flush(&mut self.core.machine, edge.peer);
+        self.core.machine.close_edge(edge);
+        self.core.handle_events(&[][..]);
+        self.push_records();
+    }
+
+    /// After a refusal: the edge may be used again.
+    pub fn forgive(&mut self, edge: EdgeId) {
+        self.core.machine.forgive(edge);
+    }
+
+    /// Nobody waits for credit on this edge any more.
+    pub fn cancel(&mut self, edge: EdgeId) {
+        self.core.machine.cancel(edge);
+    }
+
+    /// Where an endpoint points.
+    pub(crate) fn targets(&self, endpoint: u32) -> Option<&Arc<[Target]>> {
+        let state = self.core.dispatch.endpoints.get(endpoint)?;
+        state.targets.as_ref()
+    }
+
+    /// Lets an endpoint point elsewhere; edges that it no longer uses are closed.
+    pub(crate) fn set_targets(&mut self, endpoint: u32, targets: Vec<Target>) {
+        let Some(state) = self.core.dispatch.endpoints.get_mut(endpoint) else {
+            return;
+        };
+        let new = (!targets.is_empty()).then(|| targets.into());
+        let old: Option<Arc<[Target]>> = std::mem::replace(&mut state.targets, new);
+        let new = state.targets.clone();
+        for target in old.iter().flat_map(|old| old.iter()) {
+            let mut kept = new.iter().flat_map(|new| new.iter());
+            if !kept.any(|kept| Arc::ptr_eq(&kept.sent, &target.sent)) {
+                self.close_edge(target.edge);
+            }
+        }
+    }
+
+    /// All edges of this process, and what has gone along them.
+    pub(crate) fn edges(&self) -> impl Iterator<Item = EdgeTraffic> {
+        let endpoints = self.core.dispatch.endpoints.iter();
+        endpoints.flat_map(move |(endpoint, targets)| {
+            let traffic = move |target: &Target| EdgeTraffic {
+                source: EndpointId(endpoint),
+                target: target.address,
+                local: self.shares_memory(target.edge.peer),
+                messages: target.sent.messages.load(Ordering::Relaxed),
+                bytes: target.sent.bytes.load(Ordering::Relaxed),
+            };
+            targets.iter().map(traffic).collect::<Vec<_>>()
+        })
+    }
+
+    /// True if a peer is reached by shared memory.
+    #[inline]
+    pub(crate) fn shares_memory(&self, peer: PeerId) -> bool {
+        self.route(peer).is_some()
+    }
+
+    /// Longest message that goes whole to this peer.
+    #[must_use]
+    #[inline]
+    pub fn whole_limit(&self, peer: PeerId) -> usize {
+        match self.route(peer) {
+            Some(route) => route.eager_bytes,
+            None => {
+                let space = self.core.machine.packet_space(peer);
+                space.saturating_sub(HEADER_BYTES + MESSAGE_BYTES)
+            }
+        }
+    }
+
+    /// Sends at once if the endpoint has one target that takes the message now; else
+    /// false, and nothing has been queued.
+    ///
+    /// # Errors
+    /// Only when the link is broken.
+    #[inline]
+    pub(crate) fn send_fast(
+        &mut self,
+        endpoint: u32,
+        payload: &[u8],
+        more: bool,
+        clock: &mut Reading<'_>,
+    ) -> std::io::Result<bool> {
+        let endpoints = &self.core.dispatch.endpoints;
+        let Some([target]) = endpoints.get(endpoint).and_then(|state| state.targets()) else {
+            return Ok(false);
+        };
+        let edge = target.edge;
+        let sent = self.send_at_once(edge, payload, more, clock)?.is_ok();
+        if sent
+            && let Some(state) = self.core.dispatch.endpoints.get(endpoint)
+            && let Some([target]) = state.targets()
+        {
+            target.sent.count(payload.len());
+        }
+        Ok(sent)
+    }
+
+    /// Sends a message that goes whole at once, or with `more` to come when they have come.
+    ///
+    /// # Errors
+    /// The outer one only when the link is broken; [`Blocked`] when nothing was queued.
+    #[inline]
+    pub(crate) fn send_at_once(
+        &mut self,
+        edge: EdgeId,
+        payload: &[u8],
+        more: bool,
+        clock: &mut Reading<'_>,
+    ) -> std::io::Result<Result<(), Blocked>> {
+        if let Some(memory) = &mut self.memory
+            && let Some(route) = memory.route(edge.peer)
+        {
+            if payload.len() > route.eager_bytes {
+                return Ok(Err(Blocked::NoFrame));
+            }
+            let (machine, now) = (&mut self.core.machine, clock.last());
+            return Ok(memory.send_whole(machine, now, (route, edge), payload, more));
+        }
+        if payload.len() > self.whole_limit(edge.peer) {
+            return Ok(Err(Blocked::NoFrame));
+        }
+        let now = if more { clock.last() } else { clock.now() };
+        let sent = self.send_whole(now, edge, payload, more);
+        if !more {
+            self.transmit(now)?;
+        } else if sent.is_err() || self.queued(edge.peer) >= FULL_BURST_FRAMES {
+            self.transmit(clock.now())?;
+        }
+        Ok(sent)
+    }
+
+    /// Queues a message that goes whole. With `more` it may wait for others; else packets
+    /// leave with the next [`transmit`](Self::transmit).
+    ///
+    /// # Errors
+    /// [`Blocked`]; nothing was queued.
+    #[inline]
+    pub fn send_whole(
+        &mut self,
+        now: Instant,
+        edge: EdgeId,
+        payload: &[u8],
+        more: bool,
+    ) -> Result<(), Blocked> {
+        let machine = &mut self.core.machine;
+        let sent = match with_route(&mut self.memory, edge.peer) {
+            Some((memory, route)) => memory.send_whole(machine, now, (route, edge), payload, more),
+            None => {
+                let packer = &mut self.core.packer;
+                packer.send_whole(machine, now, edge, payload, more)
+            }
+        };
+        sent.map_err(|why| self.explained(edge, why))
+    }
+
+    /// Begins a message that does not go whole. In shared memory `payload` must stay where
+    /// it is until the message has been continued to its end, unless it is `kept`: copied
+    /// into memory of the engine.
+    ///
+    /// # Errors
+    /// [`Blocked`]; nothing was queued.
+    pub fn begin_long(
+        &mut self,
+        now: Instant,
+        edge: EdgeId,
+        payload: &[u8],
+        kept: bool,
+    ) -> Result<LongSend, Blocked> {
+        let machine = &mut self.core.machine;
+        let begun = match with_route(&mut self.memory, edge.peer) {
+            Some((memory, _)) => {
+                let full =
+                    memory.copied_bytes() > 0 && memory.copied_bytes() + payload.len() > KEPT_BYTES;
+                let copy = match kept {
+                    true if full => return Err(Blocked::NoFrame),
+                    true => Some(self.core.dispatch.buffers().take(payload.len())),
+                    false => None,
+                };
+                let offered = memory.offer(machine, now, edge, payload, copy);
+                offered.map(Long::Memory)
+            }
+            None => {
+                let packer = &mut self.core.packer;
+                let begun = packer.begin_long(machine, now, edge, payload.len());
+                begun.map(Long::Packets)
+            }
+        };
+        match begun {
+            Ok(long) => Ok(LongSend(long)),
+            Err(why) => Err(self.explained(edge, why)),
+        }
+    }
+
+    /// Like [`begin_long`](Self::begin_long), for a caller who will not wait: only if there is
+    /// room for all of it now.
+    ///
+    /// # Errors
+    /// [`Blocked`]; nothing was queued.
+    pub fn begin_long_at_once(
+        &mut self,
+        now: Instant,
+        edge: EdgeId,
+        payload: &[u8],
+    ) -> Result<LongSend, Blocked> {
+        if self.shares_memory(edge.peer) {
+            if payload.len() > KEPT_BYTES {
+                let limit = KEPT_BYTES as u64;
+                return Err(Blocked::TooLong { limit });
+            }
+            return self.begin_long(now, edge, payload, true);
+        }
+        // Before anything is said of frames: one that is gone takes none.
+        if !self.core.machine.is_open(edge.peer) {
+            return Err(self.explained(edge, Blocked::Opening));
+        }
+        let machine = &self.core.machine;
+        let packer = &self.core.packer;
+        packer.has_frames_for(machine, edge.peer, payload.len())?;
+        self.begin_long(now, edge, payload, false)
+    }
+
+    /// Goes on with a long message as far as there is room; true when the caller's `payload`
+    /// is no longer needed.
+    ///
+    /// # Errors
+    /// [`Blocked::Gone`] only; without room it does nothing.
+    pub fn continue_long(&mut self, send: &mut LongSend, payload: &[u8]) -> Result<bool, Blocked> {
+        match &mut send.0 {
+            Long::Memory(offer) => {
+                let (memory, offer) = (&mut self.memory, *offer);
+                let Some(memory) = memory else {
+                    return Err(Blocked::Gone(None));
+                };
+                memory
+                    .continue_offer(&mut self.core.machine, offer, payload)
+                    .map_err(|why| self.explained(offer.0, why))
+            }
+            Long::Packets(send) => {
+                let edge = send.edge();
+                if !self.core.machine.is_open(edge.peer) {
+                    return Err(self.explained(edge, Blocked::Gone(None)));
+                }
+                let core = &mut self.core;
+                let done = core
+                    .packer
+                    .continue_long(&mut core.machine, send, payload, 0);
+                if done {
+                    core.ready.notify(WaitKey::Peer(edge.peer));
+                }
+                Ok(done)
+            }
+        }
+    }
+
+    /// The caller will not wait for the end of a long message: what is left of it is copied
+    /// and goes on by itself.
+    pub(crate) fn keep_long(&mut self, send: LongSend, payload: &[u8]) {
+        match send.0 {
+            Long::Packets(send) => {
+                let skipped = send.offset();
+                let rest = &payload[skipped..];
+                let mut buffer = self.core.dispatch.buffers().take(rest.len());
+                buffer.bytes_mut().copy_from_slice(rest);
+                self.kept.push(Kept {
+                    send,
+                    rest: buffer,
+                    skipped,
+                });
+            }
+            Long::Memory(_) => self.abandon_long(send),
+        }
+    }
+
+    /// The caller of a long message gives it up in its middle: memory that a peer may be
+    /// reading is about to go, so the connection to that peer ends.
+    pub(crate) fn abandon_long(&mut self, send: LongSend) {
+        if let Long::Memory(offer) = send.0
+            && let Some(memory) = &mut self.memory
+        {
+            memory.abandon(offer, &mut self.core);
+        }
+    }
+
+    /// Goes on with long messages whose senders did not wait.
+    pub(super) fn continue_kept(&mut self) {
+        let core = &mut self.core;
+        self.kept.retain_mut(|kept| {
+            let peer = kept.send.edge().peer;
+            if !core.machine.is_open(peer) {
+                return false;
+            }
+            let (rest, skipped) = (kept.rest.bytes(), kept.skipped);
+            let machine = &mut core.machine;
+            let done = core
+                .packer
+                .continue_long(machine, &mut kept.send, rest, skipped);
+            if done {
+                core.ready.notify(WaitKey::Peer(peer));
+            }
+            !done
+        });
+    }
+
+    /// Frames that long messages may use now.
+    #[must_use]
+    pub fn frames_for_long(&self) -> usize {
+        self.core.packer.free_for_long()
+    }
+
+    /// Sends a message without repeats; packets leave with the next
+    /// [`transmit`](Self::transmit).
+    ///
+    /// # Errors
+    /// [`Blocked`]; nothing was queued.
+    pub fn send_unreliable(
+        &mut self,
+        now: Instant,
+        edge: EdgeId,
+        payload: &[u8],
+    ) -> Result<(), Blocked> {
+        if self
+            .route(edge.peer)
+            .is_some_and(|route| payload.len() > route.eager_bytes)
+        {
+            // It goes like a reliable one, or not at all.
+            let sent = self.begin_long(now, edge, payload, true).map(|_kept| ());
+            return sent.map_err(|why| match why {
+                Blocked::NoCredit => {
+                    self.cancel(edge);
+                    Blocked::NoFrame
+                }
+                other => other,
+            });
+        }
+        let machine = &mut self.core.machine;
+        let sent = match with_route(&mut self.memory, edge.peer) {
+            Some((memory, route)) => memory.send_unreliable(machine, (route, edge), payload),
+            None if !machine.is_open(edge.peer) => Err(Blocked::Opening),
+            None => self.core.packer.send_unreliable(machine, edge, payload),
+        };
+        sent.map_err(|why| self.explained(edge, why))
+    }
+
+    /// Frames queued to a peer that have not left.
+    #[must_use]
+    pub fn queued(&self, peer: PeerId) -> usize {
+        self.core.machine.queued(peer)
+    }
+
+    /// Whatever was queued with more to come leaves with the next transmit.
+    pub fn flush(&mut self, peer: PeerId) {
+        self.core.packer.flush(&mut self.core.machine, peer);
+        self.wake_memory_peers();
+    }
+
+    /// Queues all frames that are being filled.
+    pub(super) fn flush_all(&mut self) {
+        let core = &mut self.core;
+        if core.packer.has_open_frames() {
+            core.packer.flush_all(&mut core.machine);
+        }
+    }
+
+    /// Whether messages can be sent to a peer; an error if it is gone.
+    ///
+    /// # Errors
+    /// [`Blocked::Gone`].
+    pub fn is_open(&self, peer: PeerId) -> Result<bool, Blocked> {
+        match self.core.peers.gone_reason(peer) {
+            Some(reason) => Err(Blocked::Gone(Some(reason))),
+            None => Ok(self.core.machine.is_open(peer)),
+        }
+    }
+
+    /// True if the process there has everything in its token buffer pools.
+    #[must_use]
+    pub fn is_peer_acknowledged(&mut self, peer: PeerId) -> bool {
+        let core = &self.core;
+        match with_route(&mut self.memory, peer) {
+            Some((memory, _)) => memory.is_acknowledged(&core.machine, peer),
+            None => {
+                let packed = !core.packer.is_filling(peer) && !core.packer.has_long(peer);
+                packed && !self.packets.has_batch() && core.machine.is_acknowledged(peer)
+            }
+        }
+    }
+
+    /// True if every process has everything.
+    #[must_use]
+    pub fn is_acknowledged(&mut self) -> bool {
+        let machine = &self.core.machine;
+        let peers: Vec<PeerId> = machine.peers().collect();
+        peers
+            .into_iter()
+            .all(|peer| self.is_peer_acknowledged(peer))
+    }
+
+    /// How messages get to a peer by shared memory, if they do.
+    #[inline]
+    fn route(&self, peer: PeerId) -> Option<Route> {
+        self.memory.as_ref()?.route(peer)
+    }
+
+    /// Puts the reason in where a peer is gone.
+    fn explained(&self, edge: EdgeId, why: Blocked) -> Blocked {
+        match why {
+            Blocked::Gone(None) | Blocked::Opening => {
+                match self.core.peers.gone_reason(edge.peer) {
+                    Some(reason) => Blocked::Gone(Some(reason)),
+                    None => why,
+                }
+            }
+            other => other,
+        }
+    }
+}
+
+/// The part that shares memory with a peer, and how messages get there.
+#[inline]
+fn with_route(
+    memory: &mut Option<SharedMemory>,
+    peer: PeerId,
+) -> Option<(&mut SharedMemory, Route)> {
+    let memory = memory.as_mut()?;
+    let route = memory.route(peer)?;
+    Some((memory, route))
+}

@@ -1,0 +1,974 @@
+//! The edges of one peer: messages in order, credit, refusals, ends. Spec §5.5, §5.6.
+//!
+//! A [`Channel`] knows edges, not how records travel. Two carriers use it: a
+//! [`Session`](crate::session::Session) of packets that may be lost or overtake each
+//! other, and a [`Pipe`](crate::pipe::Pipe) of records in order. What the peer must be
+//! told lies here until the carrier takes it: *grants* and *wishes*, of which the newest
+//! says all, and *notices*, each of which must arrive.
+//!
+//! Bounds: [`MAX_EDGES`] edges each way that have not ended; an incoming edge that has
+//! ended takes room only while the application has messages of it.
+
+mod incoming;
+mod outgoing;
+mod table;
+
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+use core::ops::Range;
+
+use crate::error::{BeginError, EdgeError};
+use crate::event::{EdgeId, Event, PeerId};
+use crate::holes::widen;
+use crate::shared::{Oversize, Shared};
+use crate::stats::Drop;
+use crate::time::Instant;
+use crate::wire::{EdgeKey, RefusedReason};
+use incoming::{EdgeIn, Place};
+use outgoing::{Closed, EdgeOut};
+use table::EdgeTable;
+
+/// Edges to one peer, and from one peer, that have not ended.
+pub const MAX_EDGES: u32 = 1 << 16;
+/// Refusals of messages for which no edge could be made that wait to be told. A peer that
+/// keeps to [`MAX_EDGES`] gets none.
+const MAX_STRAYS: usize = 256;
+
+/// Something that the peer must be told, and that must arrive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Notice {
+    /// A message was not taken.
+    Refused {
+        key: EdgeKey,
+        sequence: u64,
+        reason: RefusedReason,
+    },
+    /// No message from `sequence` on will be sent on an edge.
+    End { key: EdgeKey, sequence: u64 },
+    /// An edge that ended is forgotten: its ends may be used again.
+    Forgotten { key: EdgeKey },
+}
+
+/// How soon the peer should hear of a grant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Tell {
+    /// Nothing new.
+    Nothing,
+    /// With the next packets, or a little later.
+    Soon,
+    /// At once: the peer waits.
+    Now,
+}
+
+/// A message that may be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Begun {
+    /// Its edge.
+    pub key: EdgeKey,
+    /// Its number on the edge.
+    pub sequence: u64,
+    /// Bytes that a packet to this peer holds, trailer excluded; zero for a pipe.
+    pub space: usize,
+    /// Nothing waits to be sent before it.
+    pub is_first: bool,
+}
+
+/// A piece of an arriving message.
+#[derive(Clone, Debug)]
+pub(crate) struct MessagePiece {
+    pub(crate) sequence: u64,
+    pub(crate) offset: u64,
+    pub(crate) total: u64,
+    pub(crate) port: bool,
+    /// Where its bytes lie in what the carrier was given.
+    pub(crate) bytes: Range<usize>,
+}
+
+/// What became of a piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Placed {
+    /// A whole message, next in order: the caller hands it over.
+    Deliver,
+    /// An event tells where it goes.
+    Held,
+    /// Nobody wants it.
+    Discarded,
+    /// It contradicts what came before.
+    Violation,
+}
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub(crate) struct Channel {
+    peer: PeerId,
+    incoming: EdgeTable<EdgeIn>,
+    outgoing: EdgeTable<EdgeOut>,
+    /// Bytes that the peer takes on a new edge before any grant.
+    initial_credit: u64,
+    /// The incoming edge found last.
+    last: u32,
+    /// Incoming edges that have ended and whose messages are not all consumed.
+    draining: u32,
+    next_life: u8,
+    /// Incoming edges with a grant to be told.
+    grants_due: Vec<u32>,
+    notices: VecDeque<Notice>,
+    strays: usize,
+    /// Outgoing edges that wait for credit.
+    wanting: Vec<u32>,
+    pub(crate) wants_due: bool,
+}
+
+impl Channel {
+    pub(crate) fn new(peer: PeerId) -> Channel {
+        Channel {
+            peer,
+            incoming: EdgeTable::default(),
+            outgoing: EdgeTable::default(),
+            initial_credit: 0,
+            last: 0,
+            draining: 0,
+            next_life: 0,
+            grants_due: Vec::new(),
+            notices: VecDeque::new(),
+            strays: 0,
+            wanting: Vec::new(),
+            wants_due: false,
+        }
+    }
+
+    /// The peer has told what it takes on a new edge.
+    pub(crate) fn open(&mut self, initial_credit: u32) {
+        self.initial_credit = initial_credit.into();
+        for (_, edge) in self.outgoing.iter_mut() {
+            edge.grant(initial_credit.into());
+        }
+    }
+
+    // ---- outgoing edges ------------------------------------------------------
+
+    /// The edge between two endpoints, made on first use; one more handle to it.
+    pub(crate) fn edge(&mut self, source: u32, target: u32) -> Result<EdgeId, EdgeError> {
+        if let Some(index) = self.outgoing.find((source, target)) {
+            if let Some(edge) = self.outgoing.get_mut(index) {
+                edge.open_again();
+            }
+            return Ok(self.outgoing_id(index));
+        }
+        if self.outgoing.len() >= MAX_EDGES as usize {
+            return Err(EdgeError::TooMany { limit: MAX_EDGES });
+        }
+        let key = EdgeKey {
+            source,
+            target,
+            life: self.take_life(),
+        };
+        let edge = EdgeOut::new(key, self.initial_credit);
+        let index = self.outgoing.insert((source, target), edge);
+        Ok(self.outgoing_id(index))
+    }
+
+    fn take_life(&mut self) -> u8 {
+        let life = self.next_life;
+        self.next_life = (life + 1) % EdgeKey::LIVES;
+        life
+    }
+
+    fn outgoing_id(&self, index: u32) -> EdgeId {
+        EdgeId {
+            peer: self.peer,
+            index,
+            generation: self.outgoing.generation(index),
+        }
+    }
+
+    pub(crate) fn incoming_id(&self, index: u32) -> EdgeId {
+        EdgeId {
+            peer: self.peer,
+            index,
+            generation: self.incoming.generation(index),
+        }
+    }
+
+    #[inline]
+    fn out_mut(&mut self, edge: EdgeId) -> Option<&mut EdgeOut> {
+        self.outgoing.get_exact(edge.index, edge.generation)
+    }
+
+    /// Endpoints and life of an outgoing edge.
+    pub(crate) fn key(&mut self, edge: EdgeId) -> Option<EdgeKey> {
+        Some(self.out_mut(edge)?.key())
+    }
+
+    /// Begins a message of `total` bytes.
+    #[inline]
+    pub(crate) fn begin(&mut self, edge: EdgeId, total: u64) -> Result<Begun, BeginError> {
+        let out = (self.outgoing).get_exact(edge.index, edge.generation);
+        let out = out.ok_or(BeginError::Gone)?;
+        if let Some(reason) = out.refused() {
+            return Err(BeginError::Refused(reason));
+        }
+        if let Some(sequence) = out.begin(total) {
+            let key = out.key();
+            // A longer one may have waited and been given up.
+            if !self.wanting.is_empty() {
+                self.wanting.retain(|wanting| *wanting != edge.index);
+            }
+            return Ok(Begun {
+                key,
+                sequence,
+                space: 0,
+                is_first: true,
+            });
+        }
+        let left = out.left();
+        if !self.wanting.contains(&edge.index) {
+            self.wanting.push(edge.index);
+            self.wants_due = true;
+        }
+        Err(BeginError::NoCredit { left })
+    }
+
+    /// Takes back the message begun last, of which nothing was sent.
+    pub(crate) fn retract(&mut self, edge: EdgeId, total: u64) {
+        if let Some(out) = self.out_mut(edge) {
+            out.retract(total);
+        }
+    }
+
+    /// Numbers an unreliable message.
+    pub(crate) fn begin_unreliable(&mut self, edge: EdgeId) -> Option<(EdgeKey, u32)> {
+        let out = self.out_mut(edge)?;
+        Some((out.key(), out.begin_unreliable()))
+    }
+
+    /// Nobody waits for credit on this edge any more.
+    pub(crate) fn cancel(&mut self, edge: EdgeId) {
+        if let Some(out) = self.out_mut(edge) {
+            out.give_up();
+            self.wanting.retain(|wanting| *wanting != edge.index);
+        }
+    }
+
+    /// After a refusal: the edge may be used again.
+    pub(crate) fn forgive(&mut self, edge: EdgeId) {
+        // A handle more and one less leave only that.
+        if let Some(out) = self.out_mut(edge) {
+            out.open_again();
+            out.close(false);
+        }
+    }
+
+    /// One handle of an outgoing edge less; the edge ends with its last.
+    pub(crate) fn close_edge(&mut self, edge: EdgeId, shared: &mut Shared) {
+        if let Some(out) = self.out_mut(edge) {
+            let closed = out.close(false);
+            self.closed(edge.index, closed, shared);
+        }
+    }
+
+    /// A source endpoint was closed: its edges end.
+    pub(crate) fn close_source(&mut self, source: u32, shared: &mut Shared) {
+        let edges: Vec<u32> = self.outgoing.range(source).collect();
+        for index in edges {
+            if let Some(out) = self.outgoing.get_mut(index) {
+                let closed = out.close(true);
+                self.closed(index, closed, shared);
+            }
+        }
+    }
+
+    fn closed(&mut self, index: u32, closed: Closed, shared: &mut Shared) {
+        if closed == Closed::No {
+            return;
+        }
+        self.wanting.retain(|wanting| *wanting != index);
+        let Some(out) = self.outgoing.get(index) else {
+            return;
+        };
+        let (key, sequence) = (out.key(), out.next());
+        match closed {
+            Closed::Tell => self.notices.push_back(Notice::End { key, sequence }),
+            Closed::Forget => self.forget_outgoing(index, shared),
+            Closed::No => {}
+        }
+    }
+
+    fn forget_outgoing(&mut self, index: u32, shared: &mut Shared) {
+        let edge = self.outgoing_id(index);
+        if let Some(out) = self.outgoing.get(index) {
+            let key = out.key();
+            self.outgoing.remove((key.source, key.target), index);
+            shared.event(Event::EdgeForgotten { edge });
+        }
+    }
+
+    /// Outgoing edges, those that are ending included.
+    pub(crate) fn outgoing_len(&self) -> usize {
+        self.outgoing.len()
+    }
+
+    // ---- what the peer tells -----------------------------------------------------
+
+    /// A grant.
+    pub(crate) fn on_credit(&mut self, key: EdgeKey, limit: u64, shared: &mut Shared) {
+        let Some(index) = self.outgoing.find((key.source, key.target)) else {
+            return;
+        };
+        let Some(out) = self.outgoing.get_mut(index) else {
+            return;
+        };
+        // One of an earlier life came late.
+        if out.key() == key && !out.is_ending() && out.grant(limit) {
+            self.wanting.retain(|wanting| *wanting != index);
+            let edge = self.outgoing_id(index);
+            shared.event(Event::Credit { edge });
+        }
+    }
+
+    /// A wish for credit. `may_open` unless it may be one of an edge that was forgotten.
+    pub(crate) fn on_credit_wanted(
+        &mut self,
+        key: EdgeKey,
+        need: u64,
+        may_open: bool,
+        now: Instant,
+        shared: &mut Shared,
+    ) -> Tell {
+        let index = match self.find_in(key) {
+            Some(index) => Some(index),
+            None if may_open => self.open_in(key, shared),
+            None => None,
+        };
+        let Some(index) = index else {
+            return Tell::Nothing;
+        };
+        let Some(edge) = self.incoming.get_mut(index) else {
+            return Tell::Nothing;
+        };
+        if !edge.want(need) {
+            shared.count(Drop::Violation);
+            return Tell::Nothing;
+        }
+        self.regrant(index, now, shared);
+        // Whatever was granted may have been lost on the way: say it again.
+        self.grant_due(index);
+        Tell::Now
+    }
+
+    /// Messages from this one on were not taken.
+    pub(crate) fn on_refused(
+        &mut self,
+        (source, target): (u32, u32),
+        sequence: u32,
+        reason: RefusedReason,
+        shared: &mut Shared,
+    ) {
+        let Some(index) = self.outgoing.find((source, target)) else {
+            return;
+        };
+        let Some(out) = self.outgoing.get_mut(index) else {
+            return;
+        };
+        let sequence = widen(sequence, out.next());
+        out.refuse(reason);
+        self.wanting.retain(|wanting| *wanting != index);
+        let edge = self.outgoing_id(index);
+        shared.event(Event::Refused {
+            edge,
+            sequence,
+            reason,
+        });
+    }
+
+    /// The peer sends nothing from `sequence` on.
+    pub(crate) fn on_end(&mut self, key: EdgeKey, sequence: u32, shared: &mut Shared) {
+        let index = match self.find_in(key) {
+            Some(index) => Some(index),
+            // Its messages are still on their way.
+            None if sequence != 0 => self.open_in(key, shared),
+            None => None,
+        };
+        let Some(index) = index else {
+            self.notices.push_back(Notice::Forgotten { key });
+            return;
+        };
+        if let Some(edge) = self.incoming.get_mut(index) {
+            edge.end_at(widen(sequence, edge.next()));
+        }
+        self.check_over(index, shared);
+    }
+
+    /// The peer has forgotten an edge that ended.
+    pub(crate) fn on_forgotten(&mut self, key: EdgeKey, shared: &mut Shared) {
+        let Some(index) = self.outgoing.find((key.source, key.target)) else {
+            return;
+        };
+        let (life, credit) = (self.next_life, self.initial_credit);
+        let Some(out) = self.outgoing.get_mut(index).filter(|out| out.key() == key) else {
+            return;
+        };
+        let waited = out.is_waiting();
+        match out.forgotten(life, credit) {
+            None => {}
+            Some(false) => self.forget_outgoing(index, shared),
+            Some(true) => {
+                self.take_life();
+                if waited {
+                    self.wanting.retain(|wanting| *wanting != index);
+                    let edge = self.outgoing_id(index);
+                    shared.event(Event::Credit { edge });
+                }
+            }
+        }
+    }
+
+    // ---- incoming edges ----------------------------------------------------------
+
+    /// The incoming edge with this key.
+    #[inline]
+    pub(crate) fn find_in(&self, key: EdgeKey) -> Option<u32> {
+        if let Some(last) = self.incoming.get(self.last)
+            && last.key().ends() == key.ends()
+            && !last.is_draining()
+        {
+            return Some(self.last);
+        }
+        self.incoming.find((key.target, key.source))
+    }
+
+    /// True if a further incoming edge would be one too many.
+    fn is_full(&self, shared: &Shared) -> bool {
+        self.incoming.len() - self.draining as usize >= MAX_EDGES as usize
+            || shared.edges_in >= shared.config.max_edges
+    }
+
+    fn open_in(&mut self, key: EdgeKey, shared: &mut Shared) -> Option<u32> {
+        if self.is_full(shared) {
+            shared.count(Drop::EdgesFull);
+            return None;
+        }
+        let edge = EdgeIn::new(key, &shared.config);
+        shared.outstanding += edge.outstanding();
+        shared.edges_in += 1;
+        Some(self.incoming.insert((key.target, key.source), edge))
+    }
+
+    /// The incoming edge with this key, made on first use; `None` if there are too many.
+    #[inline]
+    pub(crate) fn find_or_open_in(&mut self, key: EdgeKey, shared: &mut Shared) -> Option<u32> {
+        let index = match self.find_in(key) {
+            Some(index) => index,
+            None => self.open_in(key, shared)?,
+        };
+        self.last = index;
+        Some(index)
+    }
+
+    /// Bytes of the pool that a piece would take.
+    #[inline]
+    pub(crate) fn pool_cost(&self, key: EdgeKey, sequence: u32, total: u64) -> u64 {
+        let edge = self.find_in(key).and_then(|index| self.incoming.get(index));
+        match edge {
+            Some(edge) => edge.pool_cost(widen(sequence, edge.next()), total),
+            None => crate::config::charge(total),
+        }
+    }
+
+    /// The number of a message on an incoming edge, from its low 32 bits.
+    #[inline]
+    pub(crate) fn widen(&self, index: u32, sequence: u32) -> u64 {
+        let edge = self.incoming.get(index);
+        edge.map_or(sequence.into(), |edge| widen(sequence, edge.next()))
+    }
+
+    /// A message has come for which no edge could be made: its sender is told.
+    pub(crate) fn refuse_stray(&mut self, key: EdgeKey, sequence: u32, shared: &mut Shared) {
+        shared.stats.messages_refused += 1;
+        if self.strays < MAX_STRAYS {
+            self.strays += 1;
+            self.notices.push_back(Notice::Refused {
+                key,
+                sequence: sequence.into(),
+                reason: RefusedReason::TooManyEdges,
+            });
+        }
+    }
+
+    /// Puts a piece of a message in its place. Grants follow where that frees credit.
+    #[inline]
+    pub(crate) fn place(
+        &mut self,
+        index: u32,
+        piece: MessagePiece,
+        now: Instant,
+        shared: &mut Shared,
+    ) -> (Placed, Tell) {
+        let Some(edge) = self.incoming.get_mut(index) else {
+            return (Placed::Violation, Tell::Nothing);
+        };
+        let refusal = refusal_for(edge, &piece, shared);
+        let (held, outstanding) = (edge.held(), edge.outstanding());
+        let length = (piece.bytes.end - piece.bytes.start) as u64;
+        let range = (piece.offset, length, piece.total);
+        let place = edge.place(piece.sequence, range, refusal.is_some());
+        shared.pool.take(edge.held() - held);
+        if edge.is_beyond_window(piece.total) {
+            self.begin_oversize(index, shared);
+        }
+        if place == Ok(Place::Deliver) {
+            shared.stats.messages_delivered += 1;
+            return (Placed::Deliver, Tell::Nothing);
+        }
+        self.place_rare(index, piece, place, refusal, outstanding, now, shared)
+    }
+
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "the cold half of `place`, kept apart for its size"
+    )]
+    fn place_rare(
+        &mut self,
+        index: u32,
+        piece: MessagePiece,
+        place: Result<Place, incoming::Violation>,
+        refusal: Option<RefusedReason>,
+        outstanding: u64,
+        now: Instant,
+        shared: &mut Shared,
+    ) -> (Placed, Tell) {
+        let id = self.incoming_id(index);
+        let placed = match place {
+            Ok(Place::Hold) => {
+                let target = self.incoming.get(index).map(|edge| edge.key().target);
+                shared.event(Event::Hold {
+                    edge: id,
+                    target: target.unwrap_or_default(),
+                    sequence: piece.sequence,
+                    offset: piece.offset,
+                    total: piece.total,
+                    bytes: piece.bytes,
+                });
+                Placed::Held
+            }
+            Ok(Place::Discard | Place::Deliver) => {
+                shared.stats.messages_refused += 1;
+                if let Some(reason) = refusal {
+                    self.refuse(index, piece.sequence, reason);
+                }
+                Placed::Discarded
+            }
+            Err(violation) => {
+                shared.count(Drop::Violation);
+                // It was acknowledged with its packet: its sender must not think it taken.
+                if violation == incoming::Violation::OverCredit {
+                    self.refuse(index, piece.sequence, RefusedReason::OverCredit);
+                }
+                return (Placed::Violation, Tell::Nothing);
+            }
+        };
+        (placed, self.advance(index, outstanding, now, shared))
+    }
+
+    /// Hands over what has become complete and renews the grant; the edge may be over.
+    fn advance(&mut self, index: u32, outstanding: u64, now: Instant, shared: &mut Shared) -> Tell {
+        self.hand_over_complete(index, shared);
+        let mut tell = Tell::Nothing;
+        if let Some(edge) = self.incoming.get(index)
+            && edge.outstanding() != outstanding
+        {
+            shared.outstanding = shared.outstanding + edge.outstanding() - outstanding;
+            tell = self.regrant(index, now, shared);
+        }
+        self.check_over(index, shared);
+        tell
+    }
+
+    /// All bytes of a message that was held from its beginning have been filled in
+    /// without the channel.
+    pub(crate) fn filled(
+        &mut self,
+        edge: EdgeId,
+        sequence: u64,
+        now: Instant,
+        shared: &mut Shared,
+    ) -> Tell {
+        let Some(incoming) = self.incoming.get_exact(edge.index, edge.generation) else {
+            return Tell::Nothing;
+        };
+        let outstanding = incoming.outstanding();
+        incoming.fill(sequence);
+        self.advance(edge.index, outstanding, now, shared)
+    }
+
+    /// True if this edge is still the one at its position.
+    #[inline]
+    pub(crate) fn is_current(&self, edge: EdgeId) -> bool {
+        self.incoming.generation(edge.index) == edge.generation
+    }
+
+    /// After [`Placed::Deliver`]: what to hand over, and to whom. The edge may end with it.
+    #[inline]
+    pub(crate) fn delivered(&mut self, index: u32, shared: &mut Shared) -> (EdgeId, EdgeKey) {
+        let id = self.incoming_id(index);
+        let key = self.incoming.get(index).map(EdgeIn::key);
+        if self.incoming.get(index).is_some_and(EdgeIn::has_end) {
+            self.check_over(index, shared);
+        }
+        (id, key.unwrap_or_default())
+    }
+
+    fn refuse(&mut self, index: u32, sequence: u64, reason: RefusedReason) {
+        if let Some(edge) = self.incoming.get_mut(index)
+            && !edge.refusal_due
+        {
+            edge.refusal_due = true;
+            self.notices.push_back(Notice::Refused {
+                key: edge.key(),
+                sequence,
+                reason,
+            });
+        }
+    }
+
+    fn hand_over_complete(&mut self, index: u32, shared: &mut Shared) {
+        let id = self.incoming_id(index);
+        let Some(edge) = self.incoming.get_mut(index) else {
+            return;
+        };
+        let key = edge.key();
+        while let Some(message) = edge.pop_complete() {
+            if !message.discard {
+                shared.stats.messages_delivered += 1;
+                shared.event(Event::Complete {
+                    edge: id,
+                    source: key.source,
+                    target: key.target,
+                    sequence: message.sequence,
+                });
+            }
+        }
+    }
+
+    /// Forgets an edge that has ended and all of whose messages have been handed over. Its
+    /// place is kept while the application has some of them.
+    fn check_over(&mut self, index: u32, shared: &mut Shared) {
+        let Some(edge) = self.incoming.get_mut(index) else {
+            return;
+        };
+        if !edge.is_over() {
+            return;
+        }
+        let (key, before) = (edge.key(), edge.outstanding());
+        if !edge.is_draining() {
+            edge.drain();
+            shared.outstanding = shared.outstanding + edge.outstanding() - before;
+            shared.edges_in -= 1;
+            self.draining += 1;
+            self.notices.push_back(Notice::Forgotten { key });
+            self.grants_due.retain(|due| *due != index);
+            let id = self.incoming_id(index);
+            shared.forget_edge(id, key.target);
+            self.incoming.hide((key.target, key.source), index);
+        }
+        if self
+            .incoming
+            .get(index)
+            .is_some_and(EdgeIn::has_consumed_all)
+        {
+            self.draining -= 1;
+            self.incoming.remove((key.target, key.source), index);
+        }
+    }
+
+    /// The application gave back a message of `total` bytes. Whether the peer must be told.
+    #[inline]
+    pub(crate) fn consumed(
+        &mut self,
+        edge: EdgeId,
+        total: u64,
+        now: Instant,
+        shared: &mut Shared,
+    ) -> Tell {
+        let Some(incoming) = self.incoming.get_exact(edge.index, edge.generation) else {
+            return Tell::Nothing;
+        };
+        let before = incoming.outstanding();
+        let freed = incoming.consumed(total);
+        shared.pool.give_back(freed);
+        shared.outstanding = shared.outstanding + incoming.outstanding() - before;
+        if incoming.is_draining() {
+            self.check_over(edge.index, shared);
+            return Tell::Nothing;
+        }
+        match incoming.may_regrant() {
+            true => self.regrant(edge.index, now, shared),
+            false => Tell::Nothing,
+        }
+    }
+
+    /// An endpoint was closed: gives back what its edges held. Whose messages had
+    /// arrived in part is told that they are not taken.
+    pub(crate) fn close_target(&mut self, target: u32, now: Instant, shared: &mut Shared) -> Tell {
+        let mut tell = Tell::Nothing;
+        let concerned: Vec<u32> = match self.draining {
+            0 => self.incoming.range(target).collect(),
+            _ => {
+                let edges = self.incoming.iter();
+                let edges = edges.filter(|(_, edge)| edge.key().target == target);
+                edges.map(|(index, _)| index).collect()
+            }
+        };
+        for index in concerned {
+            let Some(edge) = self.incoming.get_mut(index) else {
+                continue;
+            };
+            let before = edge.outstanding();
+            let (freed, partial) = edge.close();
+            shared.pool.give_back(freed);
+            shared.outstanding = shared.outstanding + edge.outstanding() - before;
+            if let Some(sequence) = partial {
+                self.refuse(index, sequence, RefusedReason::Closed);
+            }
+            // One that waits for its turn would wait for ever.
+            tell = tell.max(self.regrant(index, now, shared));
+            self.check_over(index, shared);
+        }
+        tell
+    }
+
+    /// Endpoints that send to `target` and have not ended.
+    pub(crate) fn sources(&self, target: u32) -> impl Iterator<Item = u32> + '_ {
+        let edges = self.incoming.range(target);
+        edges.filter_map(|index| Some(self.incoming.get(index)?.key().source))
+    }
+
+    /// True if the rest of some message must come.
+    pub(crate) fn awaits_pieces(&self) -> bool {
+        self.incoming.iter().any(|(_, edge)| edge.is_waiting())
+    }
+
+    /// Incoming edges, those included that have ended and whose messages wait to be read.
+    pub(crate) fn incoming_len(&self) -> usize {
+        self.incoming.len()
+    }
+
+    // ---- grants ------------------------------------------------------------------
+
+    /// Renews an edge's credit; how soon the peer should hear of it.
+    fn regrant(&mut self, index: u32, now: Instant, shared: &mut Shared) -> Tell {
+        let id = self.incoming_id(index);
+        let Some(edge) = self.incoming.get_mut(index) else {
+            return Tell::Nothing;
+        };
+        let before = edge.outstanding();
+        let wanting = edge.is_wanting();
+        let mut tell = edge.regrant(shared.credit_budget(), &shared.config);
+        let target = edge.key().target;
+        if let Some(endpoint) = shared.endpoints.get_mut(&target) {
+            // A sender that changed its mind may leave a part of its grant unused.
+            let is_over = |turn: Oversize| {
+                edge.has_consumed(turn.end) || turn.begun && edge.has_consumed_all()
+            };
+            if endpoint
+                .oversize
+                .is_some_and(|turn| turn.edge == id && is_over(turn))
+            {
+                endpoint.oversize = None;
+                edge.in_turn = false;
+            }
+            if edge.wants_oversize() {
+                // What our own turn brings may still be on its way.
+                let free = endpoint
+                    .oversize
+                    .is_none_or(|turn| turn.is_forfeit(shared.stepped_at, &shared.config));
+                if free {
+                    endpoint.oversize = Some(Oversize {
+                        edge: id,
+                        end: edge.grant_oversize(),
+                        begun: false,
+                        granted_at: now,
+                    });
+                    endpoint.waiting.retain(|waiting| *waiting != id);
+                    tell = true;
+                } else if !endpoint.waiting.contains(&id) {
+                    endpoint.waiting.push_back(id);
+                    shared.someone_waits = true;
+                }
+            }
+        } else if edge.wants_oversize() {
+            // Nobody takes it: let it come and be refused.
+            edge.grant_oversize();
+            tell = true;
+        }
+        shared.outstanding = shared.outstanding + edge.outstanding() - before;
+        if !tell {
+            return Tell::Nothing;
+        }
+        self.grant_due(index);
+        match wanting {
+            true => Tell::Now,
+            false => Tell::Soon,
+        }
+    }
+
+    /// Looks again at an edge that waited for another's over-long message.
+    pub(crate) fn retry_grant(&mut self, edge: EdgeId, now: Instant, shared: &mut Shared) -> Tell {
+        match self.incoming.get_exact(edge.index, edge.generation) {
+            Some(_) => self.regrant(edge.index, now, shared),
+            None => Tell::Nothing,
+        }
+    }
+
+    /// The message that an edge's turn is for has begun to arrive.
+    fn begin_oversize(&mut self, index: u32, shared: &mut Shared) {
+        let id = self.incoming_id(index);
+        if let Some(edge) = self.incoming.get(index)
+            && let Some(endpoint) = shared.endpoints.get_mut(&edge.key().target)
+            && let Some(turn) = &mut endpoint.oversize
+            && turn.edge == id
+        {
+            turn.begun = true;
+        }
+    }
+
+    fn grant_due(&mut self, index: u32) {
+        if !self.grants_due.contains(&index) {
+            self.grants_due.push(index);
+        }
+    }
+
+    // ---- what the carrier takes ------------------------------------------------
+
+    /// True if there are grants to be told.
+    #[inline]
+    pub(crate) fn has_grant(&self) -> bool {
+        !self.grants_due.is_empty()
+    }
+
+    /// The next grant to be told: edge and cumulative bytes.
+    pub(crate) fn next_grant(&mut self) -> Option<(EdgeKey, u64)> {
+        while let Some(index) = self.grants_due.pop() {
+            if let Some(edge) = self.incoming.get(index) {
+                return Some((edge.key(), edge.granted()));
+            }
+        }
+        None
+    }
+
+    /// Whether the peer may have heard of an outgoing edge; `None` if there is no such edge.
+    #[inline]
+    pub(crate) fn is_introduced(&self, edge: EdgeId) -> Option<bool> {
+        let current = self.outgoing.generation(edge.index) == edge.generation;
+        Some(
+            self.outgoing
+                .get(edge.index)
+                .filter(|_| current)?
+                .is_known(),
+        )
+    }
+
+    /// The peer hears of an outgoing edge.
+    pub(crate) fn set_introduced(&mut self, edge: EdgeId) {
+        if let Some(out) = self.out_mut(edge) {
+            out.set_known();
+        }
+    }
+
+    /// Notices to be told.
+    pub(crate) fn notices(&self) -> usize {
+        self.notices.len()
+    }
+
+    /// The notice seen last comes after all others.
+    pub(crate) fn postpone_notice(&mut self) {
+        self.notices.rotate_left(1);
+    }
+
+    /// True if there are notices to be told.
+    #[inline]
+    pub(crate) fn has_notice(&self) -> bool {
+        !self.notices.is_empty()
+    }
+
+    /// The next notice to be told.
+    pub(crate) fn peek_notice(&self) -> Option<&Notice> {
+        self.notices.front()
+    }
+
+    /// The notice seen last is on its way.
+    pub(crate) fn pop_notice(&mut self) {
+        let Some(Notice::Refused { key, reason, .. }) = self.notices.pop_front() else {
+            return;
+        };
+        if reason == RefusedReason::TooManyEdges {
+            self.strays -= 1;
+        }
+        if let Some(index) = self.find_in(key)
+            && let Some(edge) = self.incoming.get_mut(index)
+        {
+            edge.refusal_due = false;
+        }
+    }
+
+    /// True if some edge waits for credit.
+    #[inline]
+    pub(crate) fn is_wanting(&self) -> bool {
+        !self.wanting.is_empty()
+    }
+
+    /// The wish at a position of the list of edges that wait: the edge, its key, its
+    /// cumulative need, and whether the peer had heard of it. `None` past the end.
+    pub(crate) fn want(&mut self, position: usize) -> Option<Option<(EdgeId, EdgeKey, u64, bool)>> {
+        let index = *self.wanting.get(position)?;
+        let id = self.outgoing_id(index);
+        let edge = self.outgoing.get_mut(index);
+        Some(edge.and_then(|edge| {
+            let known = edge.is_known();
+            Some((id, edge.key(), edge.need_told()?, known))
+        }))
+    }
+
+    /// `told` wishes were told: the others come first next time.
+    pub(crate) fn wants_told(&mut self, told: usize) {
+        self.wants_due = false;
+        if !self.wanting.is_empty() {
+            let turn = told % self.wanting.len();
+            self.wanting.rotate_left(turn);
+        }
+    }
+
+    /// The peer is gone: everything that was held for it is given back.
+    pub(crate) fn end(self, shared: &mut Shared) {
+        for (_, edge) in self.incoming.iter() {
+            shared.outstanding -= edge.outstanding();
+            shared.pool.give_back(edge.held());
+            shared.edges_in -= u32::from(!edge.is_draining());
+        }
+    }
+
+    /// Everything that decides what happens next, for [`View`](crate::View).
+    pub(crate) fn hash_state(&self, hasher: &mut impl core::hash::Hasher) {
+        use core::hash::Hash;
+        (&self.incoming, &self.outgoing, self.initial_credit).hash(hasher);
+        (&self.grants_due, &self.notices, self.strays).hash(hasher);
+        (&self.wanting, self.wants_due).hash(hasher);
+    }
+}
+
+/// Why this message would find nobody, if so. The endpoint table is asked again
+/// only after it changed.
+#[inline]
+fn refusal_for(edge: &mut EdgeIn, piece: &MessagePiece, shared: &Shared) -> Option<RefusedReason> {
+    if edge.open.0 != shared.endpoints_generation {
+        let open = shared
+            .endpoints
+            .get(&edge.key().target)
+            .is_some_and(|endpoint| endpoint.port == piece.port);
+        edge.open = (shared.endpoints_generation, open);
+    }
+    if !edge.open.1 {
+        return Some(RefusedReason::NoEndpoint);
+    }
+    (piece.total > crate::config::MAX_MESSAGE_BYTES).then_some(RefusedReason::TooLong)
+}

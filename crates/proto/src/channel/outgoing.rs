@@ -1,0 +1,264 @@
+//! The sending half of an edge: numbers messages, charges them to the credit it
+//! was granted, and ends. Spec §5.5, §5.6.
+
+use crate::config::charge;
+use crate::wire::{EdgeKey, RefusedReason};
+
+/// How far the life of an edge has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum State {
+    Open,
+    /// The peer was told the end and has not yet forgotten the edge.
+    Ending {
+        /// Users who opened it again meanwhile: it begins anew once it is forgotten.
+        reopened: u32,
+    },
+}
+
+/// See the module.
+#[derive(Clone, Debug, Hash)]
+pub(crate) struct EdgeOut {
+    key: EdgeKey,
+    state: State,
+    /// Handles that the caller has not closed.
+    users: u32,
+    next: u64,
+    next_unreliable: u32,
+    charged: u64,
+    limit: u64,
+    /// Cumulative bytes that the waiting message needs.
+    need: Option<u64>,
+    /// The peer may know of this edge: it must be told the end.
+    is_known: bool,
+    /// The peer took no messages from some point on.
+    refused: Option<RefusedReason>,
+}
+
+/// What is left to do after an edge was closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Closed {
+    /// Others use it, or it has ended already.
+    No,
+    /// The peer never heard of it: it can be forgotten at once.
+    Forget,
+    /// The peer must be told the end.
+    Tell,
+}
+
+impl EdgeOut {
+    pub(crate) fn new(key: EdgeKey, initial_credit: u64) -> EdgeOut {
+        EdgeOut {
+            key,
+            state: State::Open,
+            users: 1,
+            next: 0,
+            next_unreliable: 0,
+            charged: 0,
+            limit: initial_credit,
+            need: None,
+            is_known: false,
+            refused: None,
+        }
+    }
+
+    /// Its endpoints and life.
+    pub(crate) fn key(&self) -> EdgeKey {
+        self.key
+    }
+
+    /// The number after the last message begun.
+    pub(crate) fn next(&self) -> u64 {
+        self.next
+    }
+
+    /// One more handle; after a refusal the edge may be used again.
+    pub(crate) fn open_again(&mut self) {
+        self.refused = None;
+        match &mut self.state {
+            State::Open => self.users += 1,
+            State::Ending { reopened } => *reopened += 1,
+        }
+    }
+
+    /// One handle less. `all` closes the edge whoever else has a handle.
+    pub(crate) fn close(&mut self, all: bool) -> Closed {
+        match &mut self.state {
+            State::Open => {
+                self.users = match all {
+                    true => 0,
+                    false => self.users.saturating_sub(1),
+                };
+                if self.users > 0 {
+                    return Closed::No;
+                }
+                self.need = None;
+                if !self.is_known {
+                    return Closed::Forget;
+                }
+                self.state = State::Ending { reopened: 0 };
+                Closed::Tell
+            }
+            State::Ending { reopened } => {
+                *reopened = match all {
+                    true => 0,
+                    false => reopened.saturating_sub(1),
+                };
+                Closed::No
+            }
+        }
+    }
+
+    /// The peer has forgotten the edge; true if it begins anew under `life`, false if
+    /// nobody uses it any more.
+    pub(crate) fn forgotten(&mut self, life: u8, initial_credit: u64) -> Option<bool> {
+        let State::Ending { reopened } = self.state else {
+            return None;
+        };
+        if reopened == 0 {
+            return Some(false);
+        }
+        *self = EdgeOut {
+            users: reopened,
+            ..EdgeOut::new(EdgeKey { life, ..self.key }, initial_credit)
+        };
+        Some(true)
+    }
+
+    /// True if the peer may have heard of it.
+    #[inline]
+    pub(crate) fn is_known(&self) -> bool {
+        self.is_known
+    }
+
+    /// The peer hears of it.
+    pub(crate) fn set_known(&mut self) {
+        self.is_known = true;
+    }
+
+    /// True while the peer has not yet forgotten the edge's earlier life.
+    pub(crate) fn is_ending(&self) -> bool {
+        self.state != State::Open
+    }
+
+    /// Why the peer takes no messages, if it doesn't.
+    pub(crate) fn refused(&self) -> Option<RefusedReason> {
+        self.refused
+    }
+
+    /// The peer takes no messages.
+    pub(crate) fn refuse(&mut self, reason: RefusedReason) {
+        self.refused = Some(reason);
+        self.need = None;
+    }
+
+    /// Begins a message of `total` bytes if credit allows; its number.
+    #[inline]
+    pub(crate) fn begin(&mut self, total: u64) -> Option<u64> {
+        let need = self.charged + charge(total);
+        if need > self.limit || self.is_ending() {
+            self.need = Some(need);
+            return None;
+        }
+        self.need = None;
+        self.charged = need;
+        self.is_known = true;
+        self.next += 1;
+        Some(self.next - 1)
+    }
+
+    /// Takes back the message begun last, of which nothing was sent.
+    pub(crate) fn retract(&mut self, total: u64) {
+        self.charged -= charge(total);
+        self.next -= 1;
+    }
+
+    /// Numbers an unreliable message.
+    pub(crate) fn begin_unreliable(&mut self) -> u32 {
+        self.next_unreliable = self.next_unreliable.wrapping_add(1);
+        self.next_unreliable
+    }
+
+    /// Cumulative bytes wanted beyond the limit. The peer is about to hear of it.
+    pub(crate) fn need_told(&mut self) -> Option<u64> {
+        let need = self.need.filter(|need| *need > self.limit)?;
+        if self.is_ending() {
+            return None;
+        }
+        self.is_known = true;
+        Some(need)
+    }
+
+    /// True if a message waits for credit or for the edge to begin anew.
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.need.is_some_and(|need| need > self.limit) || self.need.is_some() && self.is_ending()
+    }
+
+    /// Nobody waits on this edge any more.
+    pub(crate) fn give_up(&mut self) {
+        self.need = None;
+    }
+
+    /// Takes a grant; true if a waiting message may go now.
+    pub(crate) fn grant(&mut self, limit: u64) -> bool {
+        let waited = self.is_waiting();
+        self.limit = self.limit.max(limit);
+        waited && !self.is_waiting()
+    }
+
+    /// Bytes still allowed.
+    pub(crate) fn left(&self) -> u64 {
+        self.limit - self.charged
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn edge() -> EdgeOut {
+        let key = EdgeKey {
+            source: 1,
+            target: 2,
+            life: 3,
+        };
+        EdgeOut::new(key, 1000)
+    }
+
+    #[test]
+    fn an_edge_of_which_the_peer_never_heard_is_forgotten_at_once() {
+        let mut edge = edge();
+        edge.open_again();
+        assert_eq!(edge.close(false), Closed::No);
+        assert_eq!(edge.close(false), Closed::Forget);
+    }
+
+    #[test]
+    fn an_edge_opened_again_while_it_ends_begins_anew_with_its_first_credit() {
+        let mut edge = edge();
+        assert_eq!(edge.begin(900), Some(0));
+        assert_eq!(edge.close(false), Closed::Tell);
+        edge.open_again();
+        assert_eq!(edge.begin(900), None, "the peer has not forgotten it yet");
+        assert!(edge.is_waiting());
+        assert_eq!(edge.need_told(), None, "no wish of the life that ended");
+        assert_eq!(edge.forgotten(4, 1000), Some(true));
+        assert_eq!((edge.key().life, edge.begin(900)), (4, Some(0)));
+    }
+
+    #[test]
+    fn an_edge_that_nobody_opened_again_is_gone_once_it_is_forgotten() {
+        let mut edge = edge();
+        edge.begin(1);
+        assert_eq!(edge.forgotten(4, 1000), None, "it has not ended");
+        edge.close(false);
+        assert_eq!(edge.forgotten(4, 1000), Some(false));
+    }
+
+    #[test]
+    fn a_retracted_message_costs_nothing() {
+        let mut edge = edge();
+        assert_eq!(edge.begin(936), Some(0));
+        edge.retract(936);
+        assert_eq!((edge.left(), edge.begin(936)), (1000, Some(0)));
+    }
+}

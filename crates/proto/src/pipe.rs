@@ -1,0 +1,582 @@
+//! A peer whose records arrive in order and are never lost: a process of the same node.
+//! Spec §9.
+//!
+//! The [`Channel`] does the work. What is left for the carrier is small: edges get
+//! numbers, messages are counted instead of numbered, and long messages are offered where
+//! they lie. The receiver copies them from there, or asks for them in pieces. Whatever
+//! breaks a rule ends the pipe: there is no network to blame.
+
+use alloc::collections::{BTreeMap, VecDeque};
+use alloc::vec::Vec;
+
+use crate::channel::{Begun, Channel, MessagePiece, Notice, Placed};
+use crate::error::{BeginError, Misbehaved};
+use crate::event::{EdgeId, Event, PeerId};
+use crate::shared::Shared;
+use crate::time::Instant;
+use crate::wire::{
+    EdgeKey, Greeting, Malformed, PipeKind, PipeRecord, PipeTag, ends_to_word, key_from_word,
+    pipe_words, reason_from_extra,
+};
+
+/// Records that wait until the peer reads its ring; one that keeps the rules asks for a few
+/// per edge.
+const MAX_QUEUED: usize = 4 * crate::channel::MAX_EDGES as usize;
+
+/// An edge of the peer, by the number that it gave it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Inbound {
+    edge: EdgeId,
+    key: EdgeKey,
+    /// Messages that have begun to arrive.
+    arrived: u64,
+    unreliable: u32,
+}
+
+/// A message that comes in pieces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Stream {
+    sequence: u64,
+    total: u64,
+    got: u64,
+}
+
+/// A long message of ours that the peer may be copying.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Offer {
+    edge: EdgeId,
+    key: EdgeKey,
+    sequence: u64,
+}
+
+/// A whole message has come: hand it over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Delivery {
+    /// Which edge's credit it holds.
+    pub edge: EdgeId,
+    /// Sending and receiving endpoint.
+    pub key: EdgeKey,
+}
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub(crate) struct Pipe {
+    pub(crate) id: PeerId,
+    pub(crate) remote: Greeting,
+    pub(crate) channel: Channel,
+    inbound: Vec<Option<Inbound>>,
+    /// Messages that come in pieces, by the number of their edge, in order.
+    streams: BTreeMap<u32, VecDeque<Stream>>,
+    offers: Vec<Offer>,
+    /// Records that must not be overtaken by messages.
+    queue: VecDeque<PipeRecord>,
+    /// In the list of pipes with records to push.
+    pub(crate) is_ready: bool,
+}
+
+impl Pipe {
+    pub(crate) fn new(id: PeerId, remote: Greeting) -> Pipe {
+        let mut channel = Channel::new(id);
+        channel.open(remote.initial_credit_bytes);
+        Pipe {
+            id,
+            remote,
+            channel,
+            inbound: Vec::new(),
+            streams: BTreeMap::new(),
+            offers: Vec::new(),
+            queue: VecDeque::new(),
+            is_ready: false,
+        }
+    }
+
+    // ---- sending ---------------------------------------------------------------
+
+    /// Begins a message; the caller pushes it after all records that wait.
+    #[inline]
+    pub(crate) fn begin(&mut self, edge: EdgeId, total: u64) -> Result<Begun, BeginError> {
+        let introduced = self.channel.is_introduced(edge);
+        let begun = self.channel.begin(edge, total);
+        if introduced == Some(false) && begun.is_ok() {
+            self.introduce(edge);
+        }
+        let is_first = !self.has_queued();
+        begun.map(|begun| Begun { is_first, ..begun })
+    }
+
+    /// Begins a message that may be dropped.
+    pub(crate) fn begin_unreliable(&mut self, edge: EdgeId) -> Option<(EdgeKey, u32)> {
+        if !self.channel.is_introduced(edge)? {
+            self.channel.set_introduced(edge);
+            self.introduce(edge);
+        }
+        self.channel.begin_unreliable(edge)
+    }
+
+    /// Tells the peer the number of an edge.
+    #[cold]
+    fn introduce(&mut self, edge: EdgeId) {
+        if let Some(key) = self.channel.key(edge) {
+            let tag = PipeTag {
+                kind: PipeKind::Open,
+                extra: key.life,
+                number: edge.index,
+            };
+            self.queue
+                .push_back(PipeRecord::new(tag, &[ends_to_word(key)]));
+        }
+    }
+
+    /// A message that has begun lies at `address` until [`Event::Taken`] or
+    /// [`Event::StreamWanted`]: the record to push.
+    pub(crate) fn offer(&mut self, edge: EdgeId, begun: Begun, total: u64, address: u64) {
+        self.offers.push(Offer {
+            edge,
+            key: begun.key,
+            sequence: begun.sequence,
+        });
+        let tag = PipeTag {
+            kind: PipeKind::Offer,
+            extra: 0,
+            number: edge.index,
+        };
+        self.queue
+            .push_back(PipeRecord::new(tag, &[total, address]));
+    }
+
+    /// All pieces of a message that was asked for have been pushed.
+    pub(crate) fn streamed(&mut self, edge: EdgeId, sequence: u64) {
+        self.offers
+            .retain(|offer| (offer.edge, offer.sequence) != (edge, sequence));
+    }
+
+    /// True while messages that were offered have not been taken.
+    pub(crate) fn has_offers(&self) -> bool {
+        !self.offers.is_empty()
+    }
+
+    // ---- records to push -----------------------------------------------------------
+
+    /// True if records wait that no message may overtake.
+    #[inline]
+    pub(crate) fn has_queued(&self) -> bool {
+        !self.queue.is_empty()
+    }
+
+    /// True if [`poll_record`](Self::poll_record) may have something.
+    #[inline]
+    pub(crate) fn has_record(&self) -> bool {
+        self.has_queued()
+            || self.channel.has_grant()
+            || self.channel.has_notice()
+            || self.channel.wants_due
+    }
+
+    /// The next record to push; the same until [`pop_record`](Self::pop_record).
+    pub(crate) fn poll_record(&mut self) -> Option<PipeRecord> {
+        if self.queue.is_empty() {
+            self.queue_news();
+        }
+        self.queue.front().copied()
+    }
+
+    /// The record seen last has been pushed.
+    pub(crate) fn pop_record(&mut self) {
+        self.queue.pop_front();
+    }
+
+    /// Turns notices, grants and wishes into records.
+    fn queue_news(&mut self) {
+        self.queue_notices();
+        while let Some((key, limit)) = self.channel.next_grant() {
+            self.queue_keyed(PipeKind::Credit, key, limit);
+        }
+        if !self.channel.wants_due {
+            return;
+        }
+        let mut told = 0;
+        while let Some(want) = self.channel.want(told) {
+            told += 1;
+            if let Some((edge, key, need, introduced)) = want {
+                if !introduced {
+                    self.introduce(edge);
+                }
+                self.queue_keyed(PipeKind::CreditWanted, key, need);
+            }
+        }
+        self.channel.wants_told(0);
+    }
+
+    fn queue_notices(&mut self) {
+        // The end of an edge waits for its long messages, and keeps its place meanwhile.
+        for _ in 0..self.channel.notices() {
+            let Some(notice) = self.channel.peek_notice().copied() else {
+                return;
+            };
+            if let Notice::End { key, .. } = notice
+                && self.offers.iter().any(|offer| offer.key == key)
+            {
+                self.channel.postpone_notice();
+                continue;
+            }
+            self.channel.pop_notice();
+            match notice {
+                Notice::Refused {
+                    key,
+                    sequence,
+                    reason,
+                } => {
+                    let tag = PipeTag {
+                        kind: PipeKind::Refused,
+                        extra: u8::try_from(reason.code()).unwrap_or(u8::MAX),
+                        number: low(sequence),
+                    };
+                    self.queue
+                        .push_back(PipeRecord::new(tag, &[ends_to_word(key)]));
+                }
+                Notice::End { key, sequence } => {
+                    self.queue_keyed(PipeKind::End, key, sequence);
+                }
+                Notice::Forgotten { key } => self.queue_keyed(PipeKind::Forgotten, key, 0),
+            }
+        }
+    }
+
+    fn queue_keyed(&mut self, kind: PipeKind, key: EdgeKey, value: u64) {
+        let tag = PipeTag {
+            kind,
+            extra: key.life,
+            number: 0,
+        };
+        self.queue
+            .push_back(PipeRecord::new(tag, &[ends_to_word(key), value]));
+    }
+
+    // ---- arriving records ------------------------------------------------------------
+
+    /// A whole message of `length` bytes has come. `None` if events tell where it goes, or
+    /// nobody wants it.
+    #[inline]
+    pub(crate) fn on_message(
+        &mut self,
+        number: u32,
+        length: usize,
+        now: Instant,
+        shared: &mut Shared,
+    ) -> Result<Option<Delivery>, Misbehaved> {
+        let inbound = self.inbound.get_mut(number as usize);
+        let Some(Some(inbound)) = inbound else {
+            return Err(Misbehaved("a message on an edge that is not open"));
+        };
+        if !self.channel.is_current(inbound.edge) {
+            return Err(Misbehaved("a message on an edge that has ended"));
+        }
+        let piece = MessagePiece {
+            sequence: inbound.arrived,
+            offset: 0,
+            total: length as u64,
+            port: false,
+            bytes: 0..length,
+        };
+        inbound.arrived += 1;
+        let (edge, key) = (inbound.edge, inbound.key);
+        let (placed, _) = self.channel.place(edge.index, piece, now, shared);
+        match placed {
+            Placed::Deliver => Ok(Some(Delivery { edge, key })),
+            Placed::Held | Placed::Discarded => Ok(None),
+            Placed::Violation => Err(Misbehaved("more than it was granted")),
+        }
+    }
+
+    /// Any record but a message. `payload` are the words of a control record; of a piece or
+    /// an unreliable message only `length` counts.
+    pub(crate) fn on_record(
+        &mut self,
+        tag: PipeTag,
+        payload: &[u8],
+        length: usize,
+        now: Instant,
+        shared: &mut Shared,
+    ) -> Result<(), Misbehaved> {
+        if self.queue.len() + self.channel.notices() > MAX_QUEUED {
+            return Err(Misbehaved("more questions than it takes answers"));
+        }
+        match tag.kind {
+            PipeKind::Open => {
+                let [ends] = pipe_words(payload)?;
+                self.on_open(tag.number, key_from_word(ends, tag.extra)?, shared)?;
+            }
+            PipeKind::Message => {
+                return Err(Misbehaved("a message where none can be"));
+            }
+            PipeKind::Unreliable => self.on_unreliable(tag.number, length, shared)?,
+            PipeKind::Credit => {
+                let [ends, limit] = pipe_words(payload)?;
+                let key = key_from_word(ends, tag.extra)?;
+                self.channel.on_credit(key, limit, shared);
+            }
+            PipeKind::CreditWanted => {
+                let [ends, need] = pipe_words(payload)?;
+                let key = key_from_word(ends, tag.extra)?;
+                self.channel.on_credit_wanted(key, need, false, now, shared);
+            }
+            PipeKind::Refused => {
+                let [ends] = pipe_words(payload)?;
+                let key = key_from_word(ends, 0)?;
+                let reason = reason_from_extra(tag.extra)?;
+                self.channel
+                    .on_refused(key.ends(), tag.number, reason, shared);
+            }
+            PipeKind::End => {
+                let [ends, sequence] = pipe_words(payload)?;
+                let key = key_from_word(ends, tag.extra)?;
+                self.channel.on_end(key, low(sequence), shared);
+                self.forget_numbers();
+            }
+            PipeKind::Forgotten => {
+                let [ends, _] = pipe_words(payload)?;
+                let key = key_from_word(ends, tag.extra)?;
+                self.channel.on_forgotten(key, shared);
+            }
+            PipeKind::Offer => {
+                let [total, address] = pipe_words(payload)?;
+                self.on_offer(tag.number, total, address, now, shared)?;
+            }
+            PipeKind::Taken => {
+                let [number] = pipe_words(payload)?;
+                if let Some(offer) = self.take_offer(number, tag.number) {
+                    shared.event(Event::Taken {
+                        edge: offer.edge,
+                        sequence: offer.sequence,
+                    });
+                }
+            }
+            PipeKind::Stream => {
+                let [number] = pipe_words(payload)?;
+                if let Some(offer) = self.find_offer(number, tag.number) {
+                    shared.event(Event::StreamWanted {
+                        edge: offer.edge,
+                        sequence: offer.sequence,
+                    });
+                }
+            }
+            PipeKind::Piece => self.on_piece(tag.number, length, now, shared)?,
+            // What it means that a process leaves is for the caller to say.
+            PipeKind::Bye => {}
+        }
+        Ok(())
+    }
+
+    fn on_open(
+        &mut self,
+        number: u32,
+        key: EdgeKey,
+        shared: &mut Shared,
+    ) -> Result<(), Misbehaved> {
+        if number >= crate::channel::MAX_EDGES {
+            return Err(Misbehaved("an edge of an impossible number"));
+        }
+        let Some(index) = self.channel.find_or_open_in(key, shared) else {
+            return Err(Misbehaved("more edges than a process may have"));
+        };
+        let at = number as usize;
+        if self.inbound.len() <= at {
+            self.inbound.resize(at + 1, None);
+        }
+        self.inbound[at] = Some(Inbound {
+            edge: self.channel.incoming_id(index),
+            key,
+            arrived: 0,
+            unreliable: 0,
+        });
+        Ok(())
+    }
+
+    /// The memory of a busier time is given back.
+    fn forget_numbers(&mut self) {
+        if self.channel.incoming_len() == 0 {
+            self.inbound = Vec::new();
+        }
+    }
+
+    fn inbound(&mut self, number: u32) -> Result<&mut Inbound, Misbehaved> {
+        match self.inbound.get_mut(number as usize) {
+            Some(Some(inbound)) if self.channel.is_current(inbound.edge) => Ok(inbound),
+            _ => Err(Misbehaved("a record of an edge that is not open")),
+        }
+    }
+
+    fn on_unreliable(
+        &mut self,
+        number: u32,
+        length: usize,
+        shared: &mut Shared,
+    ) -> Result<(), Misbehaved> {
+        let peer = self.id;
+        let inbound = self.inbound(number)?;
+        inbound.unreliable = inbound.unreliable.wrapping_add(1);
+        let (key, sequence) = (inbound.key, inbound.unreliable);
+        if !shared.endpoints.contains_key(&key.target) {
+            shared.stats.messages_refused += 1;
+            return Ok(());
+        }
+        shared.event(Event::Unreliable {
+            peer,
+            source: key.source,
+            target: key.target,
+            sequence,
+            offset: 0,
+            total: length as u64,
+            bytes: 0..length,
+        });
+        Ok(())
+    }
+
+    fn on_offer(
+        &mut self,
+        number: u32,
+        total: u64,
+        address: u64,
+        now: Instant,
+        shared: &mut Shared,
+    ) -> Result<(), Misbehaved> {
+        if total == 0 {
+            return Err(Misbehaved("an offer of nothing"));
+        }
+        let inbound = self.inbound(number)?;
+        let (edge, sequence) = (inbound.edge, inbound.arrived);
+        inbound.arrived += 1;
+        let piece = MessagePiece {
+            sequence,
+            offset: 0,
+            total,
+            port: false,
+            bytes: 0..0,
+        };
+        let (placed, _) = self.channel.place(edge.index, piece, now, shared);
+        match placed {
+            Placed::Held => shared.event(Event::Fetch {
+                edge,
+                sequence,
+                number,
+                total,
+                address,
+            }),
+            Placed::Discarded | Placed::Deliver => {
+                self.channel.filled(edge, sequence, now, shared);
+                self.answer(PipeKind::Taken, number, sequence);
+            }
+            Placed::Violation => return Err(Misbehaved("more than it was granted")),
+        }
+        Ok(())
+    }
+
+    fn answer(&mut self, kind: PipeKind, number: u32, sequence: u64) {
+        let tag = PipeTag {
+            kind,
+            extra: 0,
+            number: low(sequence),
+        };
+        self.queue.push_back(PipeRecord::new(tag, &[number.into()]));
+    }
+
+    /// The message offered under `number` lies in our memory.
+    pub(crate) fn fetched(
+        &mut self,
+        edge: EdgeId,
+        number: u32,
+        sequence: u64,
+        now: Instant,
+        shared: &mut Shared,
+    ) {
+        self.channel.filled(edge, sequence, now, shared);
+        self.answer(PipeKind::Taken, number, sequence);
+    }
+
+    /// The message offered under `number` cannot be copied from where it lies.
+    pub(crate) fn cannot_fetch(&mut self, number: u32, sequence: u64, total: u64) {
+        self.streams.entry(number).or_default().push_back(Stream {
+            sequence,
+            total,
+            got: 0,
+        });
+        self.answer(PipeKind::Stream, number, sequence);
+    }
+
+    fn on_piece(
+        &mut self,
+        number: u32,
+        length: usize,
+        now: Instant,
+        shared: &mut Shared,
+    ) -> Result<(), Misbehaved> {
+        const WRONG: Misbehaved = Misbehaved("a piece of no message");
+        let edge = self.inbound(number)?.edge;
+        let streams = self.streams.get_mut(&number).ok_or(WRONG)?;
+        let stream = streams.front_mut().ok_or(WRONG)?;
+        let length = length as u64;
+        if length == 0 || length > stream.total - stream.got {
+            return Err(WRONG);
+        }
+        let end = usize::try_from(length).map_err(|_| WRONG)?;
+        let piece = MessagePiece {
+            sequence: stream.sequence,
+            offset: stream.got,
+            total: stream.total,
+            port: false,
+            bytes: 0..end,
+        };
+        stream.got += length;
+        if stream.got == stream.total {
+            streams.pop_front();
+            if streams.is_empty() {
+                self.streams.remove(&number);
+            }
+        }
+        match self.channel.place(edge.index, piece, now, shared).0 {
+            Placed::Violation => Err(WRONG),
+            Placed::Deliver | Placed::Held | Placed::Discarded => Ok(()),
+        }
+    }
+
+    fn find_offer(&self, number: u64, sequence: u32) -> Option<Offer> {
+        let named = |offer: &&Offer| {
+            u64::from(offer.edge.index) == number && low(offer.sequence) == sequence
+        };
+        self.offers.iter().find(named).copied()
+    }
+
+    fn take_offer(&mut self, number: u64, sequence: u32) -> Option<Offer> {
+        let found = self.find_offer(number, sequence)?;
+        self.offers.retain(|offer| *offer != found);
+        Some(found)
+    }
+
+    /// The peer is gone: everything that was held for it is given back.
+    pub(crate) fn end(self, shared: &mut Shared) {
+        self.channel.end(shared);
+        shared.forget_peer(self.id);
+    }
+
+    /// Everything that decides what happens next, for model checkers.
+    pub(crate) fn hash_state(&self, hasher: &mut impl core::hash::Hasher) {
+        use core::hash::Hash;
+        self.channel.hash_state(hasher);
+        (self.id, self.remote.incarnation, &self.inbound).hash(hasher);
+        (&self.streams, &self.offers, &self.queue).hash(hasher);
+    }
+}
+
+impl From<Malformed> for Misbehaved {
+    fn from(_: Malformed) -> Misbehaved {
+        Misbehaved("a record of the wrong form")
+    }
+}
+
+#[allow(
+    clippy::cast_possible_truncation,
+    reason = "records carry the low 32 bits"
+)]
+fn low(sequence: u64) -> u32 {
+    sequence as u32
+}
