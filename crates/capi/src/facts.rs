@@ -117,7 +117,7 @@ pub unsafe extern "C" fn dp_stats(stats: *mut Stats) -> c_int {
             messages_delivered: protocol.messages_delivered,
             messages_refused: protocol.messages_refused,
             unreliable_sent: protocol.loose_sent,
-            unreliable_dropped: traffic.loose_dropped,
+            unreliable_dropped: traffic.unreliable_dropped,
             peers: facts.peers as u64,
             local_peers: facts.local_peers as u64,
             local_records_sent: local.records_out,

@@ -1,4 +1,4 @@
-//! The capture in `docs/protocol.md` §9 is sound: every packet parses, carries the
+//! The capture in `docs/protocol.md` §10 is sound: every packet parses, carries the
 //! right CRC32C, and says what the text says.
 
 #![allow(missing_docs, reason = "tests")]

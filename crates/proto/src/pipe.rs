@@ -381,6 +381,10 @@ impl Pipe {
         };
         let at = number as usize;
         if self.inbound.len() <= at {
+            if self.inbound.is_empty() {
+                // Most peers have one edge.
+                self.inbound.reserve_exact(at + 1);
+            }
             self.inbound.resize(at + 1, None);
         }
         self.inbound[at] = Some(Inbound {

@@ -1,7 +1,7 @@
 //! A call from a launcher to a node's agent: who may call, and how it is carried.
 //!
 //! Both ends prove to hold the cluster key; what follows is encrypted. Knows nothing of jobs but
-//! what is asked for and answered first. The bytes are in `docs/protocol.md` §10.
+//! what is asked for and answered first. The bytes are in `docs/protocol.md` §11.
 
 mod channel;
 mod greeting;

@@ -364,6 +364,7 @@ impl SharedMemory {
     #[inline]
     fn is_idle(&self, core: &Core) -> bool {
         self.fetches.is_empty()
+            && !self.offers.has_streams()
             && self.backlogged.is_empty()
             && core.long_news.is_empty()
             && !core.machine.has_ready_pipe()
@@ -371,23 +372,24 @@ impl SharedMemory {
 
     /// Pushes the records of the machine's pipes as far as there is room.
     pub(super) fn push_records(&mut self, machine: &mut Machine) {
-        let mut peers = std::mem::take(&mut self.backlogged);
-        while let Some(peer) = machine.poll_ready_pipe() {
-            if !peers.contains(&peer) {
-                peers.push(peer);
+        for index in (0..self.backlogged.len()).rev() {
+            let peer = self.backlogged[index];
+            if self.push_records_to(machine, peer) {
+                self.backlogged.swap_remove(index);
             }
         }
-        for peer in peers.drain(..) {
-            if let Some(id) = self.connection(peer)
-                && !self.push_records_to(machine, peer, id)
-            {
+        while let Some(peer) = machine.poll_ready_pipe() {
+            if !self.backlogged.contains(&peer) && !self.push_records_to(machine, peer) {
                 self.backlogged.push(peer);
             }
         }
     }
 
     /// False if some found no room.
-    fn push_records_to(&mut self, machine: &mut Machine, peer: PeerId, id: ConnId) -> bool {
+    fn push_records_to(&mut self, machine: &mut Machine, peer: PeerId) -> bool {
+        let Some(id) = self.connection(peer) else {
+            return true;
+        };
         while let Some(record) = machine.poll_record(peer) {
             match self.hub.push(id, record.tag, record.bytes()) {
                 Ok(()) => machine.pop_record(peer),

@@ -55,6 +55,10 @@ impl<E> EdgeTable<E> {
         let index = match self.free.pop() {
             Some(index) => index,
             None => {
+                if self.slots.is_empty() {
+                    // Most peers have one edge.
+                    self.slots.reserve_exact(1);
+                }
                 self.slots.push(Slot {
                     generation: self.first_generation,
                     edge: None,

@@ -91,6 +91,12 @@ pub(super) struct Offers {
 }
 
 impl Offers {
+    /// True if copies go in pieces.
+    #[inline]
+    pub(super) fn has_streams(&self) -> bool {
+        !self.streams.is_empty()
+    }
+
     fn remove(&mut self, id: OfferId) {
         if let Some(offer) = self.offers.remove(&id)
             && offer.copy.is_some()
