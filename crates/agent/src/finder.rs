@@ -5,7 +5,7 @@ use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
 
 use dipole_node::hosts::Host;
-use dipole_node::registry::{AgentSeat, Registry};
+use dipole_node::registry::{DirectoryLock, Registry};
 
 use super::discovery::{Discovery, Taken, Word};
 use super::member::Member;
@@ -66,7 +66,7 @@ impl Finder {
         &mut self,
         now: Duration,
         registry: &Registry,
-        seat: &AgentSeat,
+        seat: &DirectoryLock,
         membership: &Membership,
     ) {
         let Some(said) = self.rules.due(now, membership) else {
@@ -89,7 +89,7 @@ impl Finder {
         packet: &[u8],
         to_all: bool,
         registry: &Registry,
-        seat: &AgentSeat,
+        seat: &DirectoryLock,
         membership: &mut Membership,
     ) -> Result<(), Taken> {
         let Some(said) = registry.open_announcement(packet) else {
@@ -106,7 +106,7 @@ impl Finder {
     }
 }
 
-fn send(seat: &AgentSeat, packet: &[u8], places: &[SocketAddr]) {
+fn send(seat: &DirectoryLock, packet: &[u8], places: &[SocketAddr]) {
     let sockets: Vec<&UdpSocket> = seat.sockets().collect();
     for place in places {
         let socket = socket_to(sockets.iter().copied(), *place);

@@ -30,7 +30,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use dipole_node::hosts::Hosts;
-use dipole_node::registry::{Registry, RegistryError, SeatError};
+use dipole_node::registry::{DirectoryLockError, Registry, RegistryError};
 use dipole_node::{Config, ConfigError, NodeId, variables};
 
 use lend::LendError;
@@ -117,7 +117,7 @@ enum AgentError {
         age_s: u64,
     },
     Registry(RegistryError),
-    Seat(SeatError),
+    Seat(DirectoryLockError),
     Rules(RulesError),
     Lend(LendError),
     /// A session without the agent's key.
@@ -203,8 +203,8 @@ impl From<RegistryError> for AgentError {
     }
 }
 
-impl From<SeatError> for AgentError {
-    fn from(error: SeatError) -> AgentError {
+impl From<DirectoryLockError> for AgentError {
+    fn from(error: DirectoryLockError) -> AgentError {
         AgentError::Seat(error)
     }
 }

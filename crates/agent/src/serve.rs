@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use dipole_node::hosts::Host;
-use dipole_node::registry::{AgentSeat, ProbeLength, Registry, is_announcement};
+use dipole_node::registry::{DirectoryLock, ProbeLength, Registry, is_announcement};
 use dipole_node::{ClusterKey, Config, NodeId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use signal_hook::consts::{SIGCHLD, SIGINT, SIGTERM};
@@ -37,7 +37,7 @@ const READER_PATIENCE: Duration = Duration::from_millis(200);
 struct Agent<'a> {
     config: &'a Config,
     registry: &'a Registry,
-    seat: AgentSeat,
+    seat: DirectoryLock,
     address: SocketAddr,
     given_rules: Option<PathBuf>,
     /// None without a cluster key.
@@ -106,7 +106,7 @@ pub(super) fn serve(
     let directories = std::mem::take(&mut kept.directories);
     let addresses = host.directories();
     let address = addresses[0];
-    let seat = AgentSeat::take(registry, &addresses, directories)?;
+    let seat = DirectoryLock::take(registry, &addresses, directories)?;
     let listeners = match config.key {
         Some(_) => listen(&addresses, &mut kept)?,
         None => Vec::new(),

@@ -1,4 +1,4 @@
-//! The envelope of control messages: what directories, agents and those who ask them send.
+//! The envelope of control messages: questions to directories, their answers, announcements.
 //!
 //! ```text
 //!  0 magic "DPC"  3 version(1) = 1   4 length(4), of all of it
@@ -76,7 +76,7 @@ pub trait Message: Serialize + DeserializeOwned {
     }
 }
 
-/// From whom to whom a message goes, and which one it is.
+/// Sender, receiver, and the number that ties an answer to its question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     /// The sender's node; 0 if it has none.
@@ -90,7 +90,7 @@ pub struct Header {
 /// Why a packet is not taken, or not as this message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EnvelopeError {
-    /// It is shorter than an empty envelope, or than it says, or longer.
+    /// It is shorter than an empty envelope, or not as long as its header says.
     Length {
         /// Its length.
         found_bytes: usize,
@@ -153,7 +153,7 @@ impl Message for Refusal {
 /// A packet that arrived whole, from a member of our cluster.
 #[derive(Clone, Copy, Debug)]
 pub struct Opened<'a> {
-    /// From whom to whom.
+    /// Sender and receiver.
     pub header: Header,
     /// Which message.
     pub kind: u8,
@@ -179,7 +179,7 @@ impl Opened<'_> {
     }
 }
 
-/// Seals packets as a member of a cluster, and tells whose packets are of it. Cheap to clone.
+/// Seals packets as a member of a cluster, and opens those of other members. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct Authenticator {
     key: Option<MacKey>,
@@ -187,7 +187,7 @@ pub struct Authenticator {
 }
 
 impl Authenticator {
-    /// That of the cluster with this key, or of one without.
+    /// For the cluster with this key, or for one without.
     #[must_use]
     pub fn new(key: Option<&ClusterKey>) -> Authenticator {
         Authenticator {
@@ -196,7 +196,7 @@ impl Authenticator {
         }
     }
 
-    /// The name of our key.
+    /// The name of our key, for people to compare.
     #[must_use]
     pub fn fingerprint(&self) -> Option<&str> {
         self.fingerprint.as_deref()
@@ -265,7 +265,7 @@ impl Authenticator {
     }
 }
 
-/// What a packet says it is, if it is whole.
+/// The kind of a packet by its header, if it arrived whole; anybody can have written it.
 #[must_use]
 pub fn kind_of(packet: &[u8]) -> Option<u8> {
     Some(Raw::parse(packet).ok()?.opened.kind)

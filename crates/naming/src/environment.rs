@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-/// Names of the variables that say where a process belongs.
+/// Names of the variables that place a process: node, registry, hosts file, key.
 pub mod variables {
     /// This node's id.
     pub const NODE: &str = "DIPOLE_NID";

@@ -22,7 +22,7 @@ use crate::lines::{self, Fault, FileError, Line, Word};
 
 /// The UDP port on which a node answers where its endpoints are, unless `port=` says otherwise.
 pub const DEFAULT_DIRECTORY_PORT: u16 = 7411;
-/// Most cards of a node.
+/// Most interfaces of a node, with the first.
 pub const MAX_CARDS: usize = 4;
 /// More ranks than this on one host are a mistake in the file.
 pub const MAX_SLOTS: u32 = 65_536;
@@ -36,9 +36,9 @@ pub struct Host {
     pub node: NodeId,
     /// Its IP address, also the one its processes bind.
     pub address: IpAddr,
-    /// Addresses of its further cards.
+    /// Addresses of its further interfaces.
     pub cards: Vec<IpAddr>,
-    /// Its address on a network of its own for questions and membership, none of its cards.
+    /// Its address on a separate network for questions and membership, none of its interfaces.
     pub control: Option<IpAddr>,
     /// The directory's UDP port.
     pub port: u16,
@@ -59,8 +59,8 @@ impl Host {
         SocketAddr::new(self.address, self.port)
     }
 
-    /// Where it is asked: on the control network if it has one, then on each of its cards,
-    /// the first one first.
+    /// Where it is asked, in this order: on the control network if it has one, then on each of its
+    /// interfaces.
     #[must_use]
     pub fn directories(&self) -> Vec<SocketAddr> {
         let cards = std::iter::once(&self.address).chain(&self.cards);
@@ -72,7 +72,7 @@ impl Host {
 }
 
 impl Host {
-    /// The line of a hosts file that says the same.
+    /// The line of a hosts file that describes this node.
     #[must_use]
     pub fn line(&self) -> String {
         let mut line = format!("{} {}", self.node, self.address);
@@ -182,7 +182,7 @@ impl Hosts {
         }))
     }
 
-    /// What the file says now, if it can be read and is one of those that are read again.
+    /// The file as it is now, if it can be read and is one of those that are read again.
     #[must_use]
     pub fn again(&self) -> Option<Hosts> {
         let source = self.source.clone()?;
@@ -261,8 +261,8 @@ impl Hosts {
         }
     }
 
-    /// Where `from` asks a node's directory: at each of its cards, without those whose
-    /// address `from` has too, as bridges and overlays of containers do. They lead back.
+    /// Where `from` asks a node's directory: at each of its interfaces, without addresses that
+    /// `from` has too (those of bridges and overlays of containers), which would lead back.
     #[must_use]
     pub fn directories_as_seen_from(&self, from: NodeId, host: &Host) -> Vec<SocketAddr> {
         let own = self.get(from);
@@ -287,7 +287,7 @@ impl Hosts {
         self.entries.iter()
     }
 
-    /// True if there is neither a hosts file nor a launcher that names nodes: nobody outside this node can be reached or can ask.
+    /// True if there is neither a hosts file nor a launcher that names nodes: this node is alone.
     #[must_use]
     pub fn is_local_only(&self) -> bool {
         self.is_alone

@@ -1,4 +1,4 @@
-//! The job this process belongs to, as whoever launched it describes it in the environment.
+//! The job this process belongs to, as its launcher describes it in the environment.
 //!
 //! `dipole run` sets these, and they win over every other launcher's:
 //!
@@ -158,8 +158,7 @@ fn launched(get: Lookup<'_>) -> Result<Option<Launched>, JobError> {
     }
 }
 
-/// Where another launcher placed this process; `None` without one, or if `DIPOLE_NID`
-/// says where it is.
+/// Where another launcher placed this process; `None` without one, or if `DIPOLE_NID` is set.
 ///
 /// # Errors
 /// A variable is missing or wrong, or the names of the job's nodes stay unknown.
@@ -196,7 +195,7 @@ fn number<T: FromStr + PartialOrd + fmt::Display>(
     }
 }
 
-/// A number that a launcher must give; `advice` says what to do if it did not.
+/// A number that a launcher must set; `advice` tells the user what to do if it is missing.
 fn told<T: FromStr + PartialOrd + fmt::Display>(
     get: Lookup<'_>,
     launcher: Launcher,
@@ -212,7 +211,7 @@ fn told<T: FromStr + PartialOrd + fmt::Display>(
     number(variable, found, least, most)
 }
 
-/// The number in `DIPOLE_JOB`, which overrides what a launcher says.
+/// The number in `DIPOLE_JOB`, which overrides the launcher's.
 fn given_id(get: Lookup<'_>) -> Result<Option<u64>, JobError> {
     get("DIPOLE_JOB")
         .map(|found| number("DIPOLE_JOB", found, 0, u64::MAX))

@@ -1,8 +1,8 @@
-//! The cluster key: who holds it belongs to the cluster.
+//! The cluster key: every process that holds it belongs to the cluster.
 //!
-//! A file of 64 hexadecimal digits that only its owner may read. It is never used
-//! itself: each purpose has a key of its own that [`ClusterKey::derive`] makes from it,
-//! so that what one purpose's messages give away helps with no other.
+//! A file of 64 hexadecimal digits that only its owner may read. The key itself is never used:
+//! [`ClusterKey::derive`] makes a separate key for each purpose, so that a weakness in one use
+//! does not expose the others.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -38,7 +38,7 @@ pub enum KeyError {
         file: PathBuf,
         /// What was tried.
         doing: &'static str,
-        /// What the system says.
+        /// The operating system's error.
         cause: io::Error,
     },
     /// Others could read or change the file.
@@ -275,7 +275,7 @@ impl MacKey {
         mac
     }
 
-    /// True if the code is right; takes as long whatever is wrong with it.
+    /// True if the code is right; runs in constant time.
     #[must_use]
     pub fn verify(&self, bytes: &[u8], mac: &[u8]) -> bool {
         let right = self.mac(bytes);

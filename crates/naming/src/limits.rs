@@ -10,8 +10,8 @@
 //! *          processes=16
 //! ```
 //!
-//! The first line that fits a user counts. Processes keep to it when they register; who brings
-//! a library of their own need not. The kernel's limits bind everybody.
+//! The first line that fits a user counts. Processes check it when they register; a user with a
+//! modified library can ignore it. The kernel's limits bind everybody.
 
 use std::fmt;
 use std::io;
@@ -52,14 +52,14 @@ pub enum LimitReached {
     },
     /// This user has as many processes on this node as they may.
     UserProcesses {
-        /// How many that is, and who says so.
+        /// The limit and where it was set.
         bound: Bound,
         /// The user.
         uid: u32,
     },
     /// This user has as many endpoints on this node as they may.
     UserEndpoints {
-        /// How many that is, and who says so.
+        /// The limit and where it was set.
         bound: Bound,
         /// The user.
         uid: u32,

@@ -22,7 +22,7 @@ pub enum FileError {
         what: &'static str,
         /// Which file.
         file: PathBuf,
-        /// What the system says.
+        /// The operating system's error.
         cause: io::Error,
     },
     /// A line is wrong.
@@ -143,7 +143,7 @@ pub fn read(what: &'static str, file: &Path) -> Result<String, FileError> {
     })
 }
 
-/// The lines of a text that say something.
+/// The lines of a text that are neither empty nor only a comment.
 pub fn lines<'a>(text: &'a str, file: &'a Path) -> impl Iterator<Item = Line<'a>> {
     let all = text.lines().enumerate().map(move |(index, raw)| Line {
         file,

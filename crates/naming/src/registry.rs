@@ -1,26 +1,26 @@
-//! Who owns which endpoint on this node, and at which ports: a directory, no daemon.
+//! Which process owns which endpoint of this node, and at which ports: a directory of files, no
+//! daemon.
 //!
 //! `<runtime>/node-<nid>/` holds one file per owner (a process, or one of the
 //! nodes opened in it) and one symbolic link per endpoint that names its owner:
 //!
 //! ```text
-//! registry.lock             held for microseconds by whoever changes the directory
+//! registry.lock             held for microseconds by a process that changes the directory
 //! directory.lock            held by the process that answers other nodes
 //! agent.lock                held by the node's agent, if there is one; its pid
 //! owner-4711-9f3c...        pid, command, ports, incarnation; locked while its owner lives
 //! endpoint-7 -> owner-4711-9f3c...
-//! key                       what packets prove on a node without a hosts file
+//! key                       the key of a node without a hosts file
 //! shm-1f2e...               socket at which an owner meets others of this node, by incarnation
-//! board-1f2e...             its edges and their traffic, for who watches
+//! edges-1f2e...             its edges and their traffic, while somebody watches
 //! nodes                     the nodes that the agent knows, a hosts file that it keeps
 //! ```
 //!
-//! An owner holds an exclusive `flock` on its file from before the file is
-//! announced until it dies, so the kernel tells the living from the dead: what
-//! names an unlocked owner is stale. Changes are serialised by
-//! `registry.lock`, so a stale entry is taken over by exactly one; readers
-//! take no lock that anybody waits for. `kill -9` at any moment leaves only
-//! files that the next to open the registry sweeps.
+//! An owner holds an exclusive `flock` on its file from before the file becomes visible until
+//! the process dies, so the kernel tells living owners from dead ones: an entry that names an
+//! unlocked owner is stale. `registry.lock` serialises changes, so exactly one process takes over
+//! a stale entry; readers take no lock that anybody waits for. `kill -9` at any moment leaves only
+//! files that the next process to open the registry removes.
 //!
 //! **Fork.** A child shares its parent's file descriptions and so its locks. The
 //! child owns nothing: every handle remembers the pid it was made in and does
@@ -29,16 +29,16 @@
 //! start time are recorded and compared too (within one pid namespace).
 //!
 //! **Trust.** The directories belong to one user; the registry's own is closed to others.
-//! Refused is one that belongs to somebody else, that others can write to, or that somebody
-//! could replace because everybody can write to a directory it lies in. Who has the files
-//! can be no other user then, and is trusted.
+//! A directory is refused if it belongs to another user, if others can write to it, or if others
+//! could replace it because they can write to a parent that is not sticky. All files in it are
+//! therefore this user's, and are trusted.
 
-mod agent;
 mod announcement;
 mod answer;
-mod board;
 mod count;
 mod directory;
+mod directory_lock;
+mod edge_stats;
 mod folder;
 mod holder;
 mod job_dir;
@@ -68,25 +68,26 @@ use crate::envelope::{Authenticator, Header};
 use crate::key::ClusterKey;
 use crate::limits::{LimitReached, UserLimits};
 
-pub use agent::{AgentSeat, SeatError};
 pub use announcement::{Announcement, MAX_NAME_BYTES, is_announcement, is_name};
 pub use answer::version;
-pub use board::{Board, EdgeTraffic, OwnerSurvey};
 pub use directory::{Directory, DirectoryCounters};
+pub use directory_lock::{DirectoryLock, DirectoryLockError};
+pub use edge_stats::{EdgeStatsFile, EdgeTraffic, OwnerSurvey};
 pub use holder::Holder;
 pub(crate) use job_dir::job_dir;
 pub use messages::{Answer, Presence, ProbeLength, QUESTION_BYTES, Question};
 pub use probe::{Prober, Reply};
 pub use resolve::{KnownBy, ResolveError, resolve};
 
-/// Where a process can be reached, and which of its lives this is.
+/// Where a process can be reached, and its incarnation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ports {
     /// The address for small packets.
     pub small: SocketAddr,
     /// The address for bulk packets.
     pub bulk: SocketAddr,
-    /// Random number of this life of the process.
+    /// A random number drawn when the process registered; another process, or the same program
+    /// started again, has another.
     pub incarnation: u64,
 }
 
@@ -140,7 +141,7 @@ pub enum RegistryError {
         doing: &'static str,
         /// To what.
         path: PathBuf,
-        /// What the system says.
+        /// The operating system's error.
         cause: io::Error,
     },
     /// Somebody holds `registry.lock` for far too long: a stopped process, most likely.
@@ -334,7 +335,7 @@ impl Registry {
         }
     }
 
-    /// The same; who registers may have so many endpoints, and all processes and endpoints
+    /// The same, with limits: so many endpoints for each registration, and all processes and endpoints
     /// together may be so many.
     #[must_use]
     pub fn with_limits(self, endpoints: u32, user: UserLimits) -> Registry {
@@ -344,7 +345,7 @@ impl Registry {
         }
     }
 
-    /// What packets to and from other nodes must show.
+    /// Seals packets to other nodes and opens theirs.
     #[must_use]
     pub fn authenticator(&self) -> &Authenticator {
         &self.authenticator
@@ -412,9 +413,9 @@ impl Registry {
 
     /// The file in which a process shows its edges and their traffic.
     #[must_use]
-    pub fn board(&self, incarnation: u64) -> PathBuf {
+    pub fn edge_stats_path(&self, incarnation: u64) -> PathBuf {
         self.folder
-            .join(format!("{BOARD_PREFIX}{incarnation:016x}"))
+            .join(format!("{EDGES_PREFIX}{incarnation:016x}"))
     }
 
     /// The hosts file that the node's agent keeps for its programs.
@@ -434,7 +435,7 @@ impl Registry {
         self.authenticator.seal(header, said)
     }
 
-    /// What an announcement says, if this is one of somebody who has our key, or none as we.
+    /// The announcement in a packet, if it comes from a member of our cluster.
     #[must_use]
     pub fn open_announcement(&self, packet: &[u8]) -> Option<Announcement> {
         self.authenticator.open(packet).ok()?.read().ok()
@@ -455,7 +456,7 @@ impl Registry {
 }
 
 const SOCKET_PREFIX: &str = "shm-";
-const BOARD_PREFIX: &str = "board-";
+const EDGES_PREFIX: &str = "edges-";
 const NODES_FILE: &str = "nodes";
 
 /// Where the agent of a node, if it has one, keeps the nodes that it knows.
@@ -588,7 +589,7 @@ fn is_locked(file: &File) -> io::Result<bool> {
     }
 }
 
-/// A number that no other process draws.
+/// A random number.
 fn random_number() -> io::Result<u64> {
     OsRng.try_next_u64().map_err(io::Error::other)
 }

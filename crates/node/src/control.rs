@@ -16,7 +16,7 @@ use crate::address::EndpointId;
 use crate::driver::Driver;
 use crate::endpoint::EndpointOwner;
 use crate::engine::Engine;
-use crate::registry::{Board, Registry};
+use crate::registry::{EdgeStatsFile, Registry};
 
 /// What the control thread is asked to do.
 #[derive(Debug)]
@@ -63,7 +63,7 @@ impl Control {
         let sender = Commands(sender);
         let server = Server {
             registry: registry.clone(),
-            board: Some(Board::new(registry, incarnation)),
+            board: Some(EdgeStatsFile::new(registry, incarnation)),
             exported: FxHashMap::default(),
             driver: Arc::clone(driver),
         };
@@ -98,7 +98,7 @@ impl Control {
 struct Server {
     registry: Registry,
     /// None once it could not be written.
-    board: Option<Board>,
+    board: Option<EdgeStatsFile>,
     exported: FxHashMap<EndpointId, Weak<EndpointOwner>>,
     driver: Arc<Driver<Engine>>,
 }
@@ -135,7 +135,7 @@ impl Server {
             return;
         };
         let edges: Vec<_> = self.driver.with_last(|engine, _| engine.edges().collect());
-        if let Err(cause) = board.show(edges.into_iter()) {
+        if let Err(cause) = board.write(edges.into_iter()) {
             tracing::warn!("edges are not shown to who watches: {cause}");
             self.board = None;
         }

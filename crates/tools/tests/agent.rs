@@ -365,7 +365,7 @@ fn agents_with_another_key_are_strangers_and_do_not_take_over() {
         }
         let said = refused(&mut agent);
         assert!(
-            said.contains("does not make way") && said.contains("DIPOLE_KEY"),
+            said.contains("does not hand over") && said.contains("DIPOLE_KEY"),
             "{said}"
         );
     }

@@ -40,7 +40,7 @@ pub enum JobError {
         /// What it must be.
         expected: String,
     },
-    /// A launcher started this process but does not say all that is needed.
+    /// A launcher started this process but did not set every variable that is needed.
     Lacking {
         /// Which launcher.
         launcher: Launcher,
@@ -49,7 +49,7 @@ pub enum JobError {
         /// What to do.
         advice: &'static str,
     },
-    /// Two things a launcher says, or it and the hosts file, contradict each other.
+    /// Two variables of a launcher, or the launcher and the hosts file, contradict each other.
     Disagreement {
         /// Which launcher.
         launcher: Launcher,
@@ -69,7 +69,7 @@ pub enum JobError {
         name: String,
         /// How long it was tried.
         waited_s: u64,
-        /// What the system says.
+        /// The operating system's error.
         cause: String,
     },
     /// The directory for what the job leaves on this node cannot be had.

@@ -1,4 +1,4 @@
-//! A task of a Slurm step: `srun` says which it is and which nodes there are.
+//! A task of a Slurm step: `srun` sets its number and the list of nodes.
 //!
 //! The step's variables count, not the job's: a step may use a part of the job's nodes.
 //! A batch script and an interactive shell are steps too, but no tasks of a job.

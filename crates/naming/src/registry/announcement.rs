@@ -10,27 +10,26 @@ use crate::hosts::{MAX_CARDS, MAX_SLOTS};
 
 /// Longest name of a cluster or a node, in bytes.
 pub const MAX_NAME_BYTES: usize = 63;
-/// What a node's agent says of it.
+/// What a node's agent announces.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Announcement {
-    /// The cluster it belongs to; whoever is of another ignores it.
+    /// The cluster it belongs to; agents of other clusters ignore it.
     pub cluster: String,
     /// The node.
     pub node: NodeId,
-    /// Which life of its agent this is.
+    /// When the agent started, which tells its runs apart.
     pub life: u64,
-    /// How long that life has lasted, in milliseconds by its own clock.
+    /// How long it has run, in milliseconds by its own clock.
     pub age_ms: u64,
-    /// If not 0, a word to the life of this number that says it is the same node: the number
-    /// is taken.
+    /// If not 0, addressed to the agent with this life: its node number is already taken.
     pub taken: u64,
     /// The directory's port.
     pub port: u16,
     /// How many ranks the launcher places there.
     pub slots: u32,
-    /// The addresses of its cards, best first; 1 to [`MAX_CARDS`].
+    /// The addresses of its interfaces, best first; 1 to [`MAX_CARDS`].
     pub addresses: Vec<IpAddr>,
-    /// Where it wants to be asked, if not on its cards.
+    /// The address for questions and membership, if not those of its interfaces.
     pub control: Option<IpAddr>,
     /// A name for people, may be empty.
     pub name: String,
@@ -75,7 +74,7 @@ pub fn is_name(text: &str) -> bool {
     text.len() <= MAX_NAME_BYTES && text.bytes().all(fits)
 }
 
-/// True if a packet says that it is an announcement.
+/// True if a packet is an announcement by its header.
 #[must_use]
 pub fn is_announcement(packet: &[u8]) -> bool {
     envelope::kind_of(packet) == Some(Announcement::KIND)

@@ -1,13 +1,13 @@
-//! Answers other nodes' question where an endpoint of this node lives.
+//! Answers other nodes' questions about endpoints and processes of this node.
 //!
 //! Every process of a node that has a hosts file keeps one thread that waits,
-//! blocked in the kernel, for the lock of `directory.lock`. Whoever holds it
+//! blocked in the kernel, for the lock of `directory.lock`. Its holder
 //! binds the node's well-known UDP port and answers from the registry; when
 //! that process dies the kernel passes the lock on. Nothing is remembered
 //! between two questions, so nothing is lost in between.
 //!
-//! An agent of the node goes before its processes ([`AgentSeat`](super::AgentSeat)): while it
-//! lives they wait for its end, whoever of them answers when it comes makes way.
+//! The node's agent takes precedence ([`DirectoryLock`](super::DirectoryLock)): the process that
+//! answers hands over to it, and all processes wait for its end.
 //!
 //! A thread that waits for the lock cannot be called back, so it stays when
 //! the last [`Directory`] of the process is dropped, and is used again by the
@@ -32,13 +32,13 @@ use super::answer::{Answers, Reply, bound};
 use super::folder::{failed, flock, open_lock};
 use super::holder::Holder;
 use super::messages::ProbeLength;
-use super::{Registry, RegistryError, agent};
+use super::{Registry, RegistryError, directory_lock};
 use crate::envelope::Authenticator;
 
 /// How long to wait before a port that somebody else holds is tried again.
 const REBIND: Duration = Duration::from_secs(2);
 
-/// The longest time between two complaints about that.
+/// The longest time between two warnings about that.
 const LONGEST_PAUSE: Duration = Duration::from_secs(600);
 
 /// Keeps this process ready to answer for its node, until it is dropped.
@@ -82,7 +82,7 @@ struct Entry {
 
 static SERVICES: Mutex<BTreeMap<Key, Entry>> = Mutex::new(BTreeMap::new());
 
-/// No critical section here can leave the map half changed, so poison says nothing.
+/// No critical section here can leave the map half changed, so poisoning is harmless.
 fn services() -> MutexGuard<'static, BTreeMap<Key, Entry>> {
     SERVICES.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -170,17 +170,17 @@ impl Drop for Directory {
 }
 
 fn run(service: &Service, lock: &File, path: &Path) {
-    let mut complaint = Complaint::default();
+    let mut warning = WarningInterval::default();
     loop {
         let waited = flock(lock, FlockOperation::LockExclusive).and_then(|()| {
             // Until nobody in this process wants it; then the lock goes to the next process.
             let mut next = Next::Again;
-            while next == Next::Again && !agent::lives(&service.registry)? {
-                next = serve(service, &mut complaint);
+            while next == Next::Again && !directory_lock::has_agent(&service.registry)? {
+                next = serve(service, &mut warning);
             }
             flock(lock, FlockOperation::Unlock)?;
             if next != Next::End {
-                agent::wait_for_its_end(&service.registry)?;
+                directory_lock::wait_for_agent_end(&service.registry)?;
             }
             Ok(next)
         });
@@ -211,20 +211,20 @@ enum Next {
     End,
 }
 
-/// A port stays taken as long as another user's program runs: said seldom, then seldomer.
+/// Limits warnings about a port that another user's program holds, possibly for ever.
 #[derive(Debug, Default)]
-struct Complaint {
+struct WarningInterval {
     last: Option<Instant>,
     pause: Duration,
 }
 
-impl Complaint {
+impl WarningInterval {
     fn is_due(&self) -> bool {
         self.last.is_none_or(|last| last.elapsed() >= self.pause)
     }
 
-    /// Everything that was due has been said.
-    fn said(&mut self) {
+    /// A warning that was due has been logged.
+    fn logged(&mut self) {
         if self.is_due() {
             self.last = Some(Instant::now());
             self.pause = (self.pause * 2).clamp(REBIND, LONGEST_PAUSE);
@@ -233,7 +233,7 @@ impl Complaint {
 }
 
 /// Answers until something else is to be done.
-fn serve(service: &Service, complaint: &mut Complaint) -> Next {
+fn serve(service: &Service, warning: &mut WarningInterval) -> Next {
     // Cloned in one go: the lock must not be held while this answers.
     let (binds, authenticator) = service
         .binds
@@ -248,18 +248,18 @@ fn serve(service: &Service, complaint: &mut Complaint) -> Next {
     for bind in &binds {
         match bound(*bind) {
             Ok(socket) => sockets.push((socket, Answers::new(&registry, bind.ip()))),
-            Err(cause) if complaint.is_due() => tracing::warn!(
+            Err(cause) if warning.is_due() => tracing::warn!(
                 node = %service.registry.node(),
                 address = %bind,
                 %cause,
                 "cannot bind the directory port{}; other nodes cannot find this one's endpoints \
                  by this address until it is free (`port=` in the hosts file chooses another)",
-                Holder::told(*bind)
+                Holder::suffix(*bind)
             ),
             Err(_) => {}
         }
     }
-    complaint.said();
+    warning.logged();
     let lacks_one = sockets.len() < binds.len();
     let retry = Timespec {
         tv_sec: REBIND.as_secs().cast_signed(),
@@ -320,7 +320,9 @@ fn answer_all(service: &Service, socket: &UdpSocket, answers: &Answers) -> bool 
             Ok(Reply::Refusal(reply)) => (reply, &service.refused),
             Ok(Reply::Nothing) => (Vec::new(), &service.failed),
             // The agent's lock shows whether it was the agent that asked.
-            Ok(Reply::Yield) if agent::lives(&service.registry).unwrap_or(false) => return true,
+            Ok(Reply::Yield) if directory_lock::has_agent(&service.registry).unwrap_or(false) => {
+                return true;
+            }
             Ok(Reply::Yield) => continue,
             Err(_) => {
                 service.malformed.fetch_add(1, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! Whose process has a UDP port of this machine, as the kernel tells everybody.
+//! Which user's process has bound a UDP port of this machine, as /proc/net shows everybody.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -13,12 +13,12 @@ pub struct Holder {
 }
 
 impl Holder {
-    /// The same as a text in brackets, to be put behind another; empty if nobody is seen.
-    pub(super) fn told(address: SocketAddr) -> String {
+    /// The same as a suffix in brackets for an error message; empty if nobody is seen.
+    pub(super) fn suffix(address: SocketAddr) -> String {
         Holder::of(address).map_or_else(String::new, |holder| format!(" ({holder})"))
     }
 
-    /// Who has this port, if that can be seen from here.
+    /// The user whose process has bound this port, if /proc shows it.
     pub(super) fn of(address: SocketAddr) -> Option<Holder> {
         let uid = ["/proc/net/udp", "/proc/net/udp6"]
             .into_iter()

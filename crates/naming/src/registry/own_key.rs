@@ -1,4 +1,4 @@
-//! The key of a node without a hosts file: what its user's processes prove to each other.
+//! The key of a node without a hosts file, by which its user's processes know each other.
 //!
 //! It lies in the registry, where the kernel lets nobody else read it, and is made by
 //! the first process that asks. By it packets between processes of this user are told from
@@ -36,7 +36,7 @@ impl Registry {
             known => return known.map_err(failed),
         }
         let key = ClusterKey::random().map_err(folder::failed("making", &path))?;
-        // Put in place whole: who is killed here leaves none that is cut.
+        // Renamed into place whole: a process killed here leaves no truncated key.
         let fresh = self.folder.join("key.new");
         folder::remove(&fresh)?;
         key.save(&fresh).map_err(failed)?;

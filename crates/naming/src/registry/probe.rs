@@ -1,5 +1,4 @@
-//! Asks a node's directory who it is, by packets of a given length: what `dipole doctor`
-//! finds out about a path.
+//! Probes a node's directory with packets of a given length, for `dipole doctor`.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -19,11 +18,11 @@ use crate::net::any_like;
 pub enum Reply<T> {
     /// An answer, and how long it took.
     Answered(T, Duration),
-    /// Whoever answers is not of our cluster.
+    /// The node that answers is not of our cluster.
     Stranger(KeyMismatch),
     /// Nothing came in time.
     Silent,
-    /// The host says that nobody has the port.
+    /// The host reports that no process has the port.
     Refused,
     /// This kernel knows that the path does not take packets of that length.
     TooLong,
@@ -40,7 +39,7 @@ pub struct Prober {
 }
 
 impl Prober {
-    /// Makes the socket, bound to `from` or, without it, to what the route says. With a `key`
+    /// Makes the socket, bound to `from` or, without it, to the address the route gives. With a `key`
     /// questions prove that they are of its cluster, and answers must.
     ///
     /// # Errors

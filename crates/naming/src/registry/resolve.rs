@@ -18,13 +18,13 @@ use crate::net::any_like;
 /// First pause between two attempts; it doubles up to the last.
 const FIRST_PAUSE: Duration = Duration::from_millis(2);
 const LAST_PAUSE: Duration = Duration::from_millis(200);
-/// When a look-up is first said to last, and how often after that.
-const FIRST_WORD: Duration = Duration::from_secs(1);
-const NEXT_WORD: Duration = Duration::from_secs(5);
-/// How long cards are waited for when one is looked for.
+/// When a look-up first logs that it is still waiting, and how often after that.
+const FIRST_WARNING: Duration = Duration::from_secs(1);
+const WARNING_INTERVAL: Duration = Duration::from_secs(5);
+/// How long to wait for an answer from one of a node's interfaces.
 const CARD_PATIENCE: Duration = Duration::from_millis(100);
 
-/// Who says which nodes there are.
+/// Where the list of nodes comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KnownBy {
     /// Neither hosts file nor agent.
@@ -43,23 +43,23 @@ pub enum KnownBy {
 pub enum ResolveError {
     /// Neither the hosts file nor this node's agent knows the node.
     UnknownNode {
-        /// Who was looked for.
+        /// The endpoint that was looked for.
         address: Address,
         /// Where it was looked for.
         hosts: KnownBy,
     },
     /// The node answers, but nobody opened the endpoint in time.
     NoSuchEndpoint {
-        /// Who was looked for.
+        /// The endpoint that was looked for.
         address: Address,
         /// How long it was tried.
         waited: Duration,
     },
     /// Nobody answered at the node's directory port.
     NoAnswer {
-        /// Who was looked for.
+        /// The endpoint that was looked for.
         address: Address,
-        /// Where we asked.
+        /// The address that was asked.
         directory: SocketAddr,
         /// How long it was tried.
         waited: Duration,
@@ -68,18 +68,18 @@ pub enum ResolveError {
     },
     /// Another node answers there.
     WrongNode {
-        /// Who was looked for.
+        /// The endpoint that was looked for.
         address: Address,
-        /// Where we asked.
+        /// The address that was asked.
         directory: SocketAddr,
-        /// Who answered.
+        /// The node that answered.
         answered: NodeId,
     },
     /// The node is not of our cluster.
     OtherCluster {
-        /// Who was looked for.
+        /// The endpoint that was looked for.
         address: Address,
-        /// Where we asked.
+        /// The address that was asked.
         directory: SocketAddr,
         /// How the keys differ.
         mismatch: KeyMismatch,
@@ -390,7 +390,7 @@ fn card_that_answers(registry: &Registry, place: &Place, address: Address) -> Ip
     }
 }
 
-/// What a directory says of an endpoint.
+/// What a directory knows of an endpoint.
 enum Found {
     At(Ports),
     /// Nobody has it open.
@@ -531,12 +531,12 @@ fn reachable(mut ports: Ports, first: IpAddr, answered: IpAddr) -> Ports {
     ports
 }
 
-/// Deadline, pauses and words of one look-up.
+/// Deadline, pauses and warnings of one look-up.
 struct Wait {
     started: Instant,
     timeout: Duration,
     pause: Duration,
-    next_word: Duration,
+    next_warning: Duration,
 }
 
 impl Wait {
@@ -545,7 +545,7 @@ impl Wait {
             started: Instant::now(),
             timeout,
             pause: FIRST_PAUSE,
-            next_word: FIRST_WORD,
+            next_warning: FIRST_WARNING,
         }
     }
 
@@ -564,11 +564,11 @@ impl Wait {
         pause.min(self.timeout.saturating_sub(self.so_far()).max(FIRST_PAUSE))
     }
 
-    fn warn(&mut self, say: impl FnOnce(u64)) {
+    fn warn(&mut self, log: impl FnOnce(u64)) {
         let so_far = self.so_far();
-        if so_far >= self.next_word {
-            say(so_far.as_secs());
-            self.next_word = so_far + NEXT_WORD;
+        if so_far >= self.next_warning {
+            log(so_far.as_secs());
+            self.next_warning = so_far + WARNING_INTERVAL;
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::folder::{failed, remove};
-use super::{BOARD_PREFIX, RegistryError, SOCKET_PREFIX, owner};
+use super::{EDGES_PREFIX, RegistryError, SOCKET_PREFIX, owner};
 
 /// True if a living owner has this incarnation, or cannot be read.
 pub(super) fn lives(folder: &Path, incarnation: u64) -> Result<bool, RegistryError> {
@@ -38,7 +38,7 @@ pub(super) fn sweep(folder: &Path) -> Result<(), RegistryError> {
             owners.push(entry.path());
         } else if name.starts_with("endpoint-") {
             endpoints.push(entry.path());
-        } else if let Some(incarnation) = [SOCKET_PREFIX, BOARD_PREFIX]
+        } else if let Some(incarnation) = [SOCKET_PREFIX, EDGES_PREFIX]
             .iter()
             .find_map(|prefix| name.strip_prefix(prefix)?.get(..16))
         {

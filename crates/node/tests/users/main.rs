@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use dipole_node::Links;
 use dipole_node::hosts::Hosts;
-use dipole_node::registry::{AgentSeat, Registry};
+use dipole_node::registry::{DirectoryLock, Registry};
 use dipole_node::{ClusterKey, Config, NodeId};
 use tempfile::TempDir;
 
@@ -189,7 +189,7 @@ fn seat(runtime: &Path, hosts: &Path, key: &str) {
     let registry = Registry::open(runtime, NodeId(1)).expect("our own");
     let registry = registry.with_key(key.as_ref());
     let host = hosts.get(NodeId(1)).expect("in the file");
-    match AgentSeat::take(&registry, &host.directories(), Vec::new()) {
+    match DirectoryLock::take(&registry, &host.directories(), Vec::new()) {
         Ok(_seat) => {
             println!("SEATED");
             let _ends = std::io::stdin().read_to_end(&mut Vec::new());

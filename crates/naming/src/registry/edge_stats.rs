@@ -1,9 +1,8 @@
-//! What processes show of their edges while somebody watches.
+//! Statistics of the edges of each process, while somebody watches.
 //!
-//! A watcher keeps the file `watched` fresh; a process that steps its engine looks at
-//! it a few times a second and, while it is fresh, writes its edges and their traffic
-//! to `board-<incarnation>`: lines of `source target link messages bytes`. Nobody who
-//! is not watched writes anything.
+//! A watcher keeps the file `watched` fresh. Processes look at it a few times a second and, while
+//! it is fresh, write their edges and their traffic to `edges-<incarnation>`: lines of
+//! `source target link messages bytes`. Without a watcher nothing is written.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -34,14 +33,14 @@ pub struct EdgeTraffic {
     pub bytes: u64,
 }
 
-/// What the registry knows of one process.
+/// What the registry knows about one process.
 #[derive(Clone, Debug)]
 pub struct OwnerSurvey {
     /// Who it is.
     pub owner: Owner,
     /// Endpoints it has open, in order.
     pub endpoints: Vec<EndpointId>,
-    /// Its edges, as it last showed them.
+    /// Its edges, as it last wrote them.
     pub edges: Vec<EdgeTraffic>,
 }
 
@@ -87,7 +86,7 @@ impl Registry {
             } else if name.starts_with("owner-")
                 && let Some(owner) = super::owner::read_living(folder, Path::new(name))?
             {
-                let edges = read(&self.board(owner.ports.incarnation));
+                let edges = read(&self.edge_stats_path(owner.ports.incarnation));
                 let survey = OwnerSurvey {
                     owner,
                     endpoints: Vec::new(),
@@ -113,28 +112,28 @@ impl Registry {
     }
 }
 
-/// A process's side: where it shows its edges.
+/// The file in which a process writes its edges.
 #[derive(Debug)]
-pub struct Board {
+pub struct EdgeStatsFile {
     path: PathBuf,
     watched: PathBuf,
     pid: u32,
     written: bool,
 }
 
-impl Board {
+impl EdgeStatsFile {
     /// The file of the process with this incarnation.
     #[must_use]
-    pub fn new(registry: &Registry, incarnation: u64) -> Board {
-        Board {
-            path: registry.board(incarnation),
+    pub fn new(registry: &Registry, incarnation: u64) -> EdgeStatsFile {
+        EdgeStatsFile {
+            path: registry.edge_stats_path(incarnation),
             watched: registry.folder.join(WATCHED),
             pid: std::process::id(),
             written: false,
         }
     }
 
-    /// True if somebody wants to see.
+    /// True if somebody watches.
     pub fn is_watched(&self) -> bool {
         let touched = std::fs::metadata(&self.watched).and_then(|found| found.modified());
         touched.is_ok_and(|at| at.elapsed().is_ok_and(|age| age < STALE))
@@ -144,7 +143,7 @@ impl Board {
     ///
     /// # Errors
     /// The file cannot be written.
-    pub fn show(&mut self, edges: impl Iterator<Item = EdgeTraffic>) -> io::Result<()> {
+    pub fn write(&mut self, edges: impl Iterator<Item = EdgeTraffic>) -> io::Result<()> {
         let mut text = String::new();
         for edge in edges {
             let link = if edge.local { "shm" } else { "udp" };
@@ -169,7 +168,7 @@ impl Board {
     }
 }
 
-impl Drop for Board {
+impl Drop for EdgeStatsFile {
     fn drop(&mut self) {
         if self.written && self.pid == std::process::id() {
             let _ = std::fs::remove_file(&self.path);
@@ -177,7 +176,7 @@ impl Drop for Board {
     }
 }
 
-/// What a board says; lines that make no sense are left out.
+/// The edges in such a file; malformed lines are left out.
 fn read(path: &Path) -> Vec<EdgeTraffic> {
     let text = std::fs::read_to_string(path).unwrap_or_default();
     text.lines().filter_map(parse).collect()
@@ -218,10 +217,10 @@ mod tests {
         };
         let registration = registry.register(ports).unwrap();
         let claims = [5, 4].map(|id| registration.claim(EndpointId(id)).unwrap());
-        let mut board = Board::new(&registry, 77);
-        assert!(!board.is_watched());
+        let mut stats = EdgeStatsFile::new(&registry, 77);
+        assert!(!stats.is_watched());
         registry.watch().unwrap();
-        assert!(board.is_watched());
+        assert!(stats.is_watched());
         let edge = EdgeTraffic {
             source: EndpointId(4),
             target: Address::new(3, 9),
@@ -229,13 +228,13 @@ mod tests {
             messages: 12,
             bytes: 3400,
         };
-        board.show([edge].into_iter()).unwrap();
+        stats.write([edge].into_iter()).unwrap();
         let survey = registry.survey().unwrap();
         assert_eq!(survey.len(), 1);
         assert_eq!(survey[0].owner.pid, std::process::id());
         assert_eq!(survey[0].endpoints, [EndpointId(4), EndpointId(5)]);
         assert_eq!(survey[0].edges, [edge]);
-        drop((board, claims, registration));
+        drop((stats, claims, registration));
         assert!(registry.survey().unwrap().is_empty());
         registry.unwatch();
     }

@@ -1,7 +1,8 @@
-//! The seat of a node's agent: one process that answers for the node whatever the others do.
+//! The lock by which a node's agent answers other nodes in place of the node's processes.
 //!
-//! It holds `agent.lock`; then it asks whoever answers to make way. When it ends, however
-//! it ends, the kernel frees the lock, and the processes of the node answer again.
+//! The agent holds `agent.lock`, then asks the process that answers now to release
+//! `directory.lock`. When the agent ends, for whatever reason, the kernel frees both, and the
+//! processes of the node answer again.
 
 use std::fmt;
 use std::fs::File;
@@ -26,9 +27,9 @@ const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LAST_PAUSE: Duration = Duration::from_secs(1);
 const FIRST_WORD: Duration = Duration::from_secs(2);
 
-/// Why a process cannot be the node's agent.
+/// Why a process cannot become the node's agent.
 #[derive(Debug)]
-pub enum SeatError {
+pub enum DirectoryLockError {
     /// There is one.
     Taken {
         /// Its process id, if it could be read.
@@ -38,7 +39,7 @@ pub enum SeatError {
     Port {
         /// Which.
         address: SocketAddr,
-        /// What the system says.
+        /// The operating system's error.
         cause: io::Error,
     },
     /// The process that answers now is of another cluster, or only one of the two has a key.
@@ -50,65 +51,65 @@ pub enum SeatError {
     Registry(RegistryError),
 }
 
-impl fmt::Display for SeatError {
+impl fmt::Display for DirectoryLockError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            SeatError::Taken { pid: Some(pid) } => {
+            DirectoryLockError::Taken { pid: Some(pid) } => {
                 write!(
                     f,
                     "process {pid} is this node's agent already; end it first"
                 )
             }
-            SeatError::Taken { pid: None } => {
+            DirectoryLockError::Taken { pid: None } => {
                 f.write_str("this node has an agent already; end it first")
             }
-            SeatError::Port { address, cause } => write!(
+            DirectoryLockError::Port { address, cause } => write!(
                 f,
-                "cannot bind {address}: {cause}{}; end who has it (`ss -ulpn`), or choose another \
+                "cannot bind {address}: {cause}{}; end its process (`ss -ulpn`), or choose another \
                  port by `port=` in the hosts file",
-                Holder::told(*address)
+                Holder::suffix(*address)
             ),
-            SeatError::OtherCluster { mismatch } => write!(
+            DirectoryLockError::OtherCluster { mismatch } => write!(
                 f,
-                "a process of this node that answers for it does not make way: {mismatch}; give \
-                 all of the node the same DIPOLE_KEY, and end the processes with another"
+                "the process that answers for this node does not hand over to the agent: {mismatch}; \
+                 give all processes of the node the same DIPOLE_KEY, and end those with another"
             ),
-            SeatError::Registry(error) => error.fmt(f),
+            DirectoryLockError::Registry(error) => error.fmt(f),
         }
     }
 }
 
-impl std::error::Error for SeatError {}
+impl std::error::Error for DirectoryLockError {}
 
-impl From<RegistryError> for SeatError {
-    fn from(error: RegistryError) -> SeatError {
-        SeatError::Registry(error)
+impl From<RegistryError> for DirectoryLockError {
+    fn from(error: RegistryError) -> DirectoryLockError {
+        DirectoryLockError::Registry(error)
     }
 }
 
-/// Being the node's agent, until it is dropped or the process ends.
+/// Held by the node's agent until it is dropped or the process ends.
 #[derive(Debug)]
-pub struct AgentSeat {
+pub struct DirectoryLock {
     sockets: Vec<(UdpSocket, Answers)>,
     refused: AtomicU64,
     _agent: File,
     _directory: File,
 }
 
-impl AgentSeat {
-    /// Takes the seat and the port at which the node is asked, on each of its cards, from
-    /// whichever of its processes has it. Waits for one that is stopped, and says so.
+impl DirectoryLock {
+    /// Takes the lock, and the port at which the node is asked on each of its interfaces, from the
+    /// process that has them. Waits for one that is stopped, and logs that.
     ///
-    /// `kept` are sockets that an earlier agent left with a service manager; those that are bound
-    /// to one of the addresses are used, with what waits in them.
+    /// `kept` are sockets that an earlier agent left with a service manager; those bound to one of
+    /// the addresses are used, so packets queued in them are not lost.
     ///
     /// # Errors
-    /// [`SeatError::Taken`] names the agent there is.
+    /// [`DirectoryLockError::Taken`] names the agent there is.
     pub fn take(
         registry: &Registry,
         addresses: &[SocketAddr],
         kept: Vec<UdpSocket>,
-    ) -> Result<AgentSeat, SeatError> {
+    ) -> Result<DirectoryLock, DirectoryLockError> {
         let path = registry.path().join("agent.lock");
         let mut agent = open_lock(&path)?;
         let begun = Instant::now();
@@ -119,7 +120,7 @@ impl AgentSeat {
             if begun.elapsed() > MOMENT {
                 let mut text = String::new();
                 let _unknown = agent.read_to_string(&mut text);
-                return Err(SeatError::Taken {
+                return Err(DirectoryLockError::Taken {
                     pid: text.trim().parse().ok(),
                 });
             }
@@ -129,7 +130,7 @@ impl AgentSeat {
             .set_len(0)
             .and_then(|()| writeln!(agent, "{}", std::process::id()))
             .map_err(failed("writing", &path))?;
-        let directory = make_way(registry, addresses)?;
+        let directory = take_over(registry, addresses)?;
         let mut kept = kept;
         let mut bound = |address: SocketAddr| {
             let at = |socket: &UdpSocket| socket.local_addr().is_ok_and(|at| at == address);
@@ -140,12 +141,12 @@ impl AgentSeat {
         };
         let socket = |address: &SocketAddr| match bound(*address) {
             Ok(socket) => Ok((socket, Answers::new(registry, address.ip()))),
-            Err(cause) => Err(SeatError::Port {
+            Err(cause) => Err(DirectoryLockError::Port {
                 address: *address,
                 cause,
             }),
         };
-        Ok(AgentSeat {
+        Ok(DirectoryLock {
             sockets: addresses.iter().map(socket).collect::<Result<_, _>>()?,
             refused: AtomicU64::new(0),
             _agent: agent,
@@ -153,13 +154,13 @@ impl AgentSeat {
         })
     }
 
-    /// The ports at which the node is asked, by card; reading them does not block.
+    /// The sockets at which the node is asked, by interface; reading them does not block.
     pub fn sockets(&self) -> impl Iterator<Item = &UdpSocket> {
         self.sockets.iter().map(|(socket, _)| socket)
     }
 
-    /// The answer to another node's question that came to a card; `None` if it is none, or
-    /// cannot be answered. A question of a stranger is refused, and counted.
+    /// The answer to another node's question that arrived at an interface; `None` if the packet is
+    /// no question or cannot be answered. Questions of strangers are refused and counted.
     #[must_use]
     pub fn reply(&self, card: usize, packet: &[u8]) -> Option<Vec<u8>> {
         let (_, answers) = self.sockets.get(card)?;
@@ -180,8 +181,8 @@ impl AgentSeat {
     }
 }
 
-/// Takes the lock of the directory from whoever answers now.
-fn make_way(registry: &Registry, addresses: &[SocketAddr]) -> Result<File, SeatError> {
+/// Takes the lock of the directory from the process that answers now.
+fn take_over(registry: &Registry, addresses: &[SocketAddr]) -> Result<File, DirectoryLockError> {
     let path = registry.path().join("directory.lock");
     let lock = open_lock(&path)?;
     let begun = Instant::now();
@@ -202,7 +203,7 @@ fn make_way(registry: &Registry, addresses: &[SocketAddr]) -> Result<File, SeatE
             socket.set_nonblocking(true)?;
             Ok(socket)
         });
-        sockets.push(socket.map_err(|cause| SeatError::Port {
+        sockets.push(socket.map_err(|cause| DirectoryLockError::Port {
             address: *address,
             cause,
         })?);
@@ -212,7 +213,11 @@ fn make_way(registry: &Registry, addresses: &[SocketAddr]) -> Result<File, SeatE
             Ok(()) => {
                 if asked_somebody {
                     let node = registry.node().0;
-                    tracing::info!(event = "yielded", node, "a program made way for the agent");
+                    tracing::info!(
+                        event = "yielded",
+                        node,
+                        "a process handed the directory over to the agent"
+                    );
                 }
                 return Ok(lock);
             }
@@ -220,10 +225,10 @@ fn make_way(registry: &Registry, addresses: &[SocketAddr]) -> Result<File, SeatE
             Err(error) => return Err(failed("locking", &path)(error.into()).into()),
         }
         asked_somebody = true;
-        // Whoever answers has one of them at least.
+        // The process that answers has bound at least one of them.
         for (socket, address) in sockets.iter().zip(addresses) {
             if let Err(cause) = socket.send_to(&question, address) {
-                return Err(SeatError::Port {
+                return Err(DirectoryLockError::Port {
                     address: *address,
                     cause,
                 });
@@ -233,7 +238,7 @@ fn make_way(registry: &Registry, addresses: &[SocketAddr]) -> Result<File, SeatE
             tracing::warn!(
                 path = %path.display(),
                 seconds = begun.elapsed().as_secs(),
-                "waiting for the process that answers for this node to make way; is it stopped? \
+                "waiting for the process that answers for this node to hand over; is it stopped? \
                  `fuser` names it"
             );
             word *= 2;
@@ -242,11 +247,11 @@ fn make_way(registry: &Registry, addresses: &[SocketAddr]) -> Result<File, SeatE
         pause = (pause * 2).min(LAST_PAUSE);
         for socket in &sockets {
             let mut buffer = [0; QUESTION_BYTES + 1];
-            // An error is no answer: whoever has the lock may not have the port yet.
+            // Errors are ignored: the holder of the lock may not have bound the port yet.
             while let Ok((length, _)) = socket.recv_from(&mut buffer) {
                 let refused = authenticator.refused(&buffer[..length], nonce);
                 if let Some(mismatch) = refused {
-                    return Err(SeatError::OtherCluster { mismatch });
+                    return Err(DirectoryLockError::OtherCluster { mismatch });
                 }
             }
         }
@@ -254,7 +259,7 @@ fn make_way(registry: &Registry, addresses: &[SocketAddr]) -> Result<File, SeatE
 }
 
 /// True if the node has an agent.
-pub(super) fn lives(registry: &Registry) -> io::Result<bool> {
+pub(super) fn has_agent(registry: &Registry) -> io::Result<bool> {
     match File::open(registry.path().join("agent.lock")) {
         Ok(file) => is_locked(&file),
         Err(cause) if cause.kind() == io::ErrorKind::NotFound => Ok(false),
@@ -263,7 +268,7 @@ pub(super) fn lives(registry: &Registry) -> io::Result<bool> {
 }
 
 /// Returns when the node has no agent.
-pub(super) fn wait_for_its_end(registry: &Registry) -> io::Result<()> {
+pub(super) fn wait_for_agent_end(registry: &Registry) -> io::Result<()> {
     match File::open(registry.path().join("agent.lock")) {
         Ok(file) => flock(&file, FlockOperation::LockShared),
         Err(cause) if cause.kind() == io::ErrorKind::NotFound => Ok(()),
