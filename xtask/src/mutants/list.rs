@@ -11,23 +11,22 @@ pub(crate) struct Mutant {
     replacement: &'static str,
 }
 
-pub(crate) const MUTANTS: [Mutant; 12] = [
+pub(crate) const MUTANTS: [Mutant; 14] = [
     Mutant {
         name: "tail-repeats-off",
         effect: "a tail that was lost is never sent again",
         file: "crates/proto/src/session/recover.rs",
-        snippet: "for unit in [first, last] {",
-        replacement: "for unit in [first, last].into_iter().take(0) {",
+        snippet: "for piece in [first, last] {
+            let stale",
+        replacement: "for piece in [first, last].into_iter().take(0) {
+            let stale",
     },
     Mutant {
         name: "hole-repeats-off",
         effect: "units that are asked for count as lost, but are not sent again",
         file: "crates/proto/src/send.rs",
-        snippet: "            entry.state = State::Lost;
-            self.flying -= 1;
-            self.repeats.push_back(unit);",
-        replacement: "            entry.state = State::Lost;
-            self.flying -= 1;",
+        snippet: "self.repeats.push_back(piece.unit);",
+        replacement: "let _forgotten = piece.unit;",
     },
     Mutant {
         name: "duplicates-accepted",
@@ -42,16 +41,16 @@ pub(crate) const MUTANTS: [Mutant; 12] = [
     Mutant {
         name: "credit-unchecked",
         effect: "messages begin without credit",
-        file: "crates/proto/src/edge.rs",
-        snippet: "if need > self.limit {",
-        replacement: "if need == u64::MAX {",
+        file: "crates/proto/src/channel/outgoing.rs",
+        snippet: "if need > self.limit || self.is_ending() {",
+        replacement: "if need == u64::MAX || self.is_ending() {",
     },
     Mutant {
         name: "credit-wish-once",
         effect: "a lost wish for credit is not repeated",
         file: "crates/proto/src/session/recover.rs",
-        snippet: "self.want_due = !self.wanting.is_empty();",
-        replacement: "self.want_due = false;",
+        snippet: "self.channel.wants_due = self.channel.is_wanting();",
+        replacement: "self.channel.wants_due = false;",
     },
     Mutant {
         name: "reserve-for-others",
@@ -71,13 +70,15 @@ pub(crate) const MUTANTS: [Mutant; 12] = [
         name: "holes-forgotten",
         effect: "the receiver never misses what came before",
         file: "crates/proto/src/session/receive.rs",
-        snippet: "let floor = number.saturating_sub(u64::from(header.settled));",
-        replacement: "let floor = number;",
+        snippet: "let floor = number.saturating_sub(u64::from(header.settled));
+        if !header.flags.has(Flags::UNIT) {",
+        replacement: "let floor = number;
+        if !header.flags.has(Flags::UNIT) {",
     },
     Mutant {
         name: "order-unchecked",
         effect: "a message is handed over though an earlier one is missing",
-        file: "crates/proto/src/edge.rs",
+        file: "crates/proto/src/channel/incoming.rs",
         snippet: "if sequence == self.next && whole && self.pending.is_empty() {",
         replacement: "if sequence >= self.next && whole && self.pending.is_empty() {",
     },
@@ -94,6 +95,20 @@ pub(crate) const MUTANTS: [Mutant; 12] = [
         file: "crates/proto/src/session/receive.rs",
         snippet: "if from < to && lane.out.is_news(to) {",
         replacement: "if from < to {",
+    },
+    Mutant {
+        name: "parts-not-sent",
+        effect: "a unit that is too long for its path is cut, but its parts stay",
+        file: "crates/proto/src/send.rs",
+        snippet: "self.cuts.iter().take(MAX_CUT)",
+        replacement: "self.cuts.iter().take(0)",
+    },
+    Mutant {
+        name: "parts-misjoined",
+        effect: "the parts of a unit are put together from behind",
+        file: "crates/proto/src/parts.rs",
+        snippet: "            for (index, known) in assembly.parts.iter().enumerate() {",
+        replacement: "            for (index, known) in assembly.parts.iter().enumerate().rev() {",
     },
     Mutant {
         name: "proof-unchecked",
