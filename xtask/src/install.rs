@@ -176,8 +176,8 @@ fn items(built: &Path, prefix: &Path) -> Result<Vec<Item>, Failure> {
             DATA,
         ),
         Item::new(
-            "lib/systemd/system/dipole-lender.service",
-            Content::Text(filled("examples/systemd/dipole-lender.service.in", prefix)?),
+            "lib/systemd/system/dipole-broker.service",
+            Content::Text(filled("examples/systemd/dipole-broker.service.in", prefix)?),
             DATA,
         ),
     ];

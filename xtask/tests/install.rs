@@ -87,7 +87,7 @@ fn a_c_program_needs_only_what_is_installed_and_nothing_stays_when_it_is_removed
         ("share/zsh/site-functions/_dipole", 0o644),
         ("share/fish/vendor_completions.d/dipole.fish", 0o644),
         ("lib/systemd/user/dipole-agent.service", 0o644),
-        ("lib/systemd/system/dipole-lender.service", 0o644),
+        ("lib/systemd/system/dipole-broker.service", 0o644),
     ] {
         let found =
             fs::metadata(installed.join(file)).unwrap_or_else(|cause| panic!("{file}: {cause}"));

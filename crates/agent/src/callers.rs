@@ -1,8 +1,8 @@
-//! Who calls the agent to have work started: a caller gets a greeting and two seconds to prove
-//! that it holds the cluster key; then a process of its own tends it.
+//! Incoming calls that request work: a caller gets a greeting and two seconds to prove that it
+//! holds the cluster key; then a session process of its own serves it.
 //!
-//! Nothing here waits. At most [`MOST_UNPROVEN`] callers are heard at once, the oldest gives way
-//! to a new one; at most [`MOST_SESSIONS`] are tended.
+//! Nothing here blocks. At most [`MAX_UNPROVEN`] callers are pending at once, the oldest of which
+//! gives way to a new one; at most [`MAX_SESSIONS`] sessions run.
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
@@ -15,13 +15,13 @@ use std::time::{Duration, Instant};
 use dipole_node::ClusterKey;
 
 use super::session::hexadecimal;
-use dipole_launch::call::{Greeting, PROOF_BYTES, proves};
+use dipole_launch::call::{Greeting, PROOF_BYTES, verify};
 
-const MOST_UNPROVEN: usize = 32;
-const MOST_SESSIONS: usize = 256;
-const PATIENCE: Duration = Duration::from_secs(2);
-/// How long nobody is accepted after that failed, for want of descriptors or memory.
-const REST: Duration = Duration::from_secs(1);
+const MAX_UNPROVEN: usize = 32;
+const MAX_SESSIONS: usize = 256;
+const PROOF_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long no connection is accepted after that failed, for want of descriptors or memory.
+const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
 /// See the module.
 pub(super) struct Callers {
@@ -30,8 +30,8 @@ pub(super) struct Callers {
     listeners: Vec<TcpListener>,
     unproven: VecDeque<Caller>,
     sessions: Vec<Child>,
-    rests_until: Option<Instant>,
-    /// The program and what all its sessions are told.
+    accepts_again_at: Option<Instant>,
+    /// The program and the arguments that all its sessions get.
     program: PathBuf,
     arguments: Vec<std::ffi::OsString>,
 }
@@ -41,15 +41,15 @@ struct Caller {
     peer: SocketAddr,
     greeting: Greeting,
     proof: [u8; PROOF_BYTES],
-    heard: usize,
+    received: usize,
     until: Instant,
 }
 
-/// What has come of hearing a caller.
-enum Heard {
-    More,
+/// What reading from a caller led to.
+enum Progress {
+    Incomplete,
     Proof,
-    Nothing(&'static str),
+    Failed(&'static str),
 }
 
 impl Callers {
@@ -66,41 +66,41 @@ impl Callers {
             listeners,
             unproven: VecDeque::new(),
             sessions: Vec::new(),
-            rests_until: None,
-            // Asked for now: a program that is replaced has another name then.
+            accepts_again_at: None,
+            // Looked up now: once the program is replaced on disk, the path is another.
             program: std::env::current_exe()?,
             arguments,
         })
     }
 
-    /// Where work is asked for.
+    /// Where work is requested.
     pub(super) fn listeners(&self) -> &[TcpListener] {
         &self.listeners
     }
 
-    /// What to watch: the listeners, then the callers, as [`attend`](Self::attend) wants it.
+    /// What to watch: the listeners, then the callers, in the order that [`poll`](Self::poll) expects.
     pub(super) fn sockets(&self) -> (&[TcpListener], impl Iterator<Item = &TcpStream>) {
-        let listeners = match self.rests_until {
+        let listeners = match self.accepts_again_at {
             Some(_) => &[],
             None => &self.listeners[..],
         };
         (listeners, self.unproven.iter().map(|caller| &caller.stream))
     }
 
-    /// When [`attend`](Self::attend) has something to do without anybody being ready.
+    /// When [`poll`](Self::poll) has something to do even if no socket is ready.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         let oldest = self.unproven.front().map(|caller| caller.until);
-        oldest.into_iter().chain(self.rests_until).min()
+        oldest.into_iter().chain(self.accepts_again_at).min()
     }
 
-    /// Does what there is to do; what was [watched](Self::sockets) is ready or not, in order.
-    pub(super) fn attend(&mut self, ready: &[bool]) {
+    /// Serves sockets and time-outs; `ready` tells, in order, which of the [sockets](Self::sockets) are ready.
+    pub(super) fn poll(&mut self, ready: &[bool]) {
         let now = Instant::now();
         let listeners = self.sockets().0.len().min(ready.len());
         let (listeners, callers) = ready.split_at(listeners);
-        self.hear(callers, now);
-        if self.rests_until.is_some_and(|until| until <= now) {
-            self.rests_until = None;
+        self.read_proofs(callers, now);
+        if self.accepts_again_at.is_some_and(|until| until <= now) {
+            self.accepts_again_at = None;
         }
         for (index, _) in listeners.iter().enumerate().filter(|(_, ready)| **ready) {
             self.accept(index, now);
@@ -115,17 +115,17 @@ impl Callers {
             Err(cause) => {
                 use io::ErrorKind::{ConnectionAborted, Interrupted, WouldBlock};
                 if !matches!(cause.kind(), ConnectionAborted | Interrupted | WouldBlock) {
-                    tracing::warn!(event = "deaf", node = self.node, %cause, "cannot accept callers");
-                    self.rests_until = Some(now + REST);
+                    tracing::warn!(event = "accept-failed", node = self.node, %cause, "cannot accept callers");
+                    self.accepts_again_at = Some(now + ACCEPT_PAUSE);
                 }
                 return;
             }
         };
         let greeting = match self.sessions.len() {
-            MOST_SESSIONS.. => Ok(Greeting::busy()),
+            MAX_SESSIONS.. => Ok(Greeting::busy()),
             _ => Greeting::draw(),
         };
-        // A new connection has room for it.
+        // The send buffer of a new connection has room for it.
         let greeted = greeting.and_then(|greeting| {
             stream.set_nonblocking(true)?;
             stream.write_all(greeting.bytes())?;
@@ -133,10 +133,10 @@ impl Callers {
         });
         let greeting = match greeted {
             Ok(greeting) if greeting != Greeting::busy() => greeting,
-            Ok(_) => return self.refused(peer, "too many callers are tended already"),
-            Err(_) => return self.refused(peer, "it could not be greeted"),
+            Ok(_) => return self.refused(peer, "too many sessions are running"),
+            Err(_) => return self.refused(peer, "the greeting could not be sent"),
         };
-        if self.unproven.len() == MOST_UNPROVEN
+        if self.unproven.len() == MAX_UNPROVEN
             && let Some(oldest) = self.unproven.pop_front()
         {
             self.refused(oldest.peer, "it gave way to a later caller");
@@ -146,31 +146,31 @@ impl Callers {
             peer,
             greeting,
             proof: [0; PROOF_BYTES],
-            heard: 0,
-            until: now + PATIENCE,
+            received: 0,
+            until: now + PROOF_TIMEOUT,
         });
     }
 
-    fn hear(&mut self, ready: &[bool], now: Instant) {
+    fn read_proofs(&mut self, ready: &[bool], now: Instant) {
         let callers = std::mem::take(&mut self.unproven);
         for (index, mut caller) in callers.into_iter().enumerate() {
-            let heard = match ready.get(index) {
-                Some(true) => caller.hear(),
-                _ => Heard::More,
+            let progress = match ready.get(index) {
+                Some(true) => caller.read_proof(),
+                _ => Progress::Incomplete,
             };
-            match heard {
-                Heard::More if caller.until > now => self.unproven.push_back(caller),
-                Heard::More => self.refused(caller.peer, "it proved nothing in time"),
-                Heard::Nothing(why) => self.refused(caller.peer, why),
-                Heard::Proof if proves(&self.key, &caller.greeting, &caller.proof) => {
-                    self.tend(caller);
+            match progress {
+                Progress::Incomplete if caller.until > now => self.unproven.push_back(caller),
+                Progress::Incomplete => self.refused(caller.peer, "it sent no proof in time"),
+                Progress::Failed(why) => self.refused(caller.peer, why),
+                Progress::Proof if verify(&self.key, &caller.greeting, &caller.proof) => {
+                    self.start_session(caller);
                 }
-                Heard::Proof => self.refused(caller.peer, "it holds another cluster key"),
+                Progress::Proof => self.refused(caller.peer, "it holds another cluster key"),
             }
         }
     }
 
-    fn tend(&mut self, caller: Caller) {
+    fn start_session(&mut self, caller: Caller) {
         let peer = caller.peer;
         let spawned = caller.stream.set_nonblocking(false).and_then(|()| {
             let mut command = Command::new(&self.program);
@@ -199,19 +199,19 @@ impl Callers {
 }
 
 impl Caller {
-    fn hear(&mut self) -> Heard {
+    fn read_proof(&mut self) -> Progress {
         loop {
-            match self.stream.read(&mut self.proof[self.heard..]) {
-                Ok(0) => return Heard::Nothing("it hung up without a proof"),
-                Ok(length) => self.heard += length,
+            match self.stream.read(&mut self.proof[self.received..]) {
+                Ok(0) => return Progress::Failed("it hung up without a proof"),
+                Ok(length) => self.received += length,
                 Err(cause) => match cause.kind() {
                     io::ErrorKind::Interrupted => {}
-                    io::ErrorKind::WouldBlock => return Heard::More,
-                    _ => return Heard::Nothing("its connection broke"),
+                    io::ErrorKind::WouldBlock => return Progress::Incomplete,
+                    _ => return Progress::Failed("its connection broke"),
                 },
             }
-            if self.heard == PROOF_BYTES {
-                return Heard::Proof;
+            if self.received == PROOF_BYTES {
+                return Progress::Proof;
             }
         }
     }

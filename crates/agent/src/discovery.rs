@@ -1,9 +1,9 @@
-//! Nodes find each other: each announces itself where it starts, and whoever hears it takes it
-//! in. Rules without sockets, so that a thousand run in a test.
+//! How nodes discover each other: a node announces itself when it starts, and those that receive
+//! the announcement add it to the membership. No sockets here, so that a thousand run in a test.
 //!
-//! Everybody on a segment hears an announcement; only some [`GREETERS`] of them answer, so that
-//! a newcomer is not flooded. After that news travels by the membership, and announcements are
-//! rare: the more nodes, the rarer.
+//! All nodes of a segment receive an announcement; about [`GREETERS`] of them answer, so that a
+//! newcomer is not flooded. From then on news travels with the membership protocol, and
+//! announcements become rare: the more nodes, the rarer.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -16,33 +16,33 @@ use rand::{RngExt, SeedableRng};
 use super::member::Member;
 use super::membership::Membership;
 
-/// How many answer an announcement, in the mean.
+/// How many nodes answer an announcement, on average.
 const GREETERS: u32 = 3;
-/// Between the first announcements, which may be lost; doubles.
+/// Between the first announcements, which may be lost; doubles each time.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
-/// How many come whether others are known or not.
-const FIRST_ONES: u32 = 3;
-/// Between those of a node that knows no other.
+/// How many of them are sent even if other nodes are known.
+const FIRST_COUNT: u32 = 3;
+/// Between announcements of a node that knows no other.
 const ALONE_PAUSE: Duration = Duration::from_secs(10);
-/// At least so much between those of one that does, and at least [`FOR_EACH`] for each node:
-/// for those who were cut off from all the others when they came.
+/// Between announcements of a node that does, or [`FOR_EACH`] for each node if that is longer: they
+/// reach newcomers that were cut off from all others when they started.
 const RARE_PAUSE: Duration = Duration::from_secs(60);
 const FOR_EACH: Duration = Duration::from_secs(1);
 
-/// Another node has this node's number, and had it before.
+/// Another node has this node's number, and had it first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Taken {
-    /// Where the other one is.
+    /// Addresses of the other node.
     pub(super) by: Vec<SocketAddr>,
     pub(super) age: Duration,
 }
 
-/// A word to send on hearing an announcement.
+/// What to send in response to an announcement.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Word {
-    /// An announcement of this node, to one place.
-    Say(Announcement, Vec<SocketAddr>),
-    /// The packet as it came: it is about the number of the node there.
+pub(super) enum Response {
+    /// An announcement of this node, to the addresses of another.
+    Announce(Announcement, Vec<SocketAddr>),
+    /// The packet as received, to the node whose number it claims.
     Forward(Vec<SocketAddr>),
 }
 
@@ -54,10 +54,10 @@ pub(super) struct Discovery {
     begun: Duration,
     next: Duration,
     pause: Duration,
-    said: u32,
-    /// By node: its latest life and how old that was. Packets go several ways, and may be
-    /// sent again by strangers.
-    heard: BTreeMap<u32, (u64, u64)>,
+    sent: u32,
+    /// By node: its latest incarnation and the age of that. Packets arrive by several paths, and
+    /// strangers may replay them.
+    seen: BTreeMap<u32, (u64, u64)>,
     random: StdRng,
     /// Announcements of other clusters.
     foreign: u64,
@@ -71,19 +71,19 @@ impl Discovery {
             begun: now,
             next: now,
             pause: FIRST_PAUSE,
-            said: 0,
-            heard: BTreeMap::new(),
+            sent: 0,
+            seen: BTreeMap::new(),
             random: StdRng::seed_from_u64(seed),
             foreign: 0,
         }
     }
 
-    /// Announcements heard of other clusters.
+    /// Announcements received from other clusters.
     pub(super) fn foreign(&self) -> u64 {
         self.foreign
     }
 
-    /// When [`due`](Self::due) has something to say.
+    /// When [`due`](Self::due) has something to announce.
     pub(super) fn next_deadline(&self) -> Duration {
         self.next
     }
@@ -94,8 +94,8 @@ impl Discovery {
             return None;
         }
         let others = u32::try_from(membership.members().count()).unwrap_or(u32::MAX);
-        self.said = self.said.saturating_add(1);
-        let pause = if self.said <= FIRST_ONES {
+        self.sent = self.sent.saturating_add(1);
+        let pause = if self.sent <= FIRST_COUNT {
             self.pause *= 2;
             self.pause / 2
         } else if others == 0 {
@@ -114,76 +114,80 @@ impl Discovery {
         self.own.announcement(&self.cluster, age_ms)
     }
 
-    /// Hears an announcement, one that was sent to this node alone or to all.
+    /// Handles an announcement that was sent to this node alone, or to all.
     ///
     /// # Errors
-    /// [`Taken`]: this node must not be.
-    pub(super) fn hear(
+    /// [`Taken`]: this node has to stop.
+    pub(super) fn on_announcement(
         &mut self,
         now: Duration,
-        said: &Announcement,
+        announcement: &Announcement,
         to_all: bool,
         membership: &mut Membership,
-    ) -> Result<Option<Word>, Taken> {
-        if said.cluster != self.cluster {
+    ) -> Result<Option<Response>, Taken> {
+        if announcement.cluster != self.cluster {
             self.foreign += 1;
             return Ok(None);
         }
-        if said.node.0 == self.own.node {
-            return self.hear_namesake(now, said);
+        if announcement.node.0 == self.own.node {
+            return self.on_namesake(now, announcement);
         }
-        if said.taken != 0 {
+        if announcement.taken != 0 {
             return Ok(None);
         }
-        let this = (said.life, said.age_ms);
-        let heard = self.heard.entry(said.node.0).or_default();
-        if this <= *heard {
+        let this = (announcement.life, announcement.age_ms);
+        let seen = self.seen.entry(announcement.node.0).or_default();
+        if this <= *seen {
             return Ok(None);
         }
-        *heard = this;
+        *seen = this;
         let others = u32::try_from(membership.members().count()).unwrap_or(u32::MAX);
         let greets = !to_all || self.random.random_range(0..=others) < GREETERS;
-        let member = Member::of_announcement(said);
+        let member = Member::of_announcement(announcement);
         match membership.member(member.node) {
             Some(known) if known.life == member.life => {}
-            // If that one still lives it says so; if not, it is known to be gone soon, and the
-            // newcomer announces itself again.
+            // If the known node is alive it answers itself; if not, it will soon be known as gone,
+            // and the newcomer announces itself again.
             Some(known) if known.addresses[..1] != member.addresses[..1] => {
-                return Ok(greets.then(|| Word::Forward(known.directories())));
+                return Ok(greets.then(|| Response::Forward(known.directories())));
             }
             _ => membership.introduce(now, member, greets),
         }
         Ok(None)
     }
 
-    /// Of two with one number the younger gives way; ages are differences of one clock each.
-    fn hear_namesake(&mut self, now: Duration, said: &Announcement) -> Result<Option<Word>, Taken> {
-        if said.life == self.own.life {
+    /// Of two nodes with one number the younger gives way. Each measures its age by its own clock.
+    fn on_namesake(
+        &mut self,
+        now: Duration,
+        announcement: &Announcement,
+    ) -> Result<Option<Response>, Taken> {
+        if announcement.life == self.own.life {
             return Ok(None);
         }
         let own = self.announcement(now);
-        let is_older = (said.age_ms, said.life) > (own.age_ms, own.life);
-        // Only who has heard of this life can name it: no old packet can end it.
-        if said.taken == self.own.life && is_older {
+        let is_older = (announcement.age_ms, announcement.life) > (own.age_ms, own.life);
+        // Only a node that has received from this incarnation can name it, so no old packet ends it.
+        if announcement.taken == self.own.life && is_older {
             return Err(Taken {
-                by: said.directories(),
-                age: Duration::from_millis(said.age_ms),
+                by: announcement.directories(),
+                age: Duration::from_millis(announcement.age_ms),
             });
         }
-        // The younger one is answered, which ends it; an older one has to say so itself.
-        if said.taken != 0 && is_older {
+        // The answer ends a younger one; an older one has to announce that itself.
+        if announcement.taken != 0 && is_older {
             return Ok(None);
         }
         tracing::warn!(
             event = "namesake",
             node = self.own.node,
-            address = ?said.directories(),
-            "another node has this node's number: one of the two needs another (--nid)"
+            address = ?announcement.directories(),
+            "another node has this node's number: give one of the two another (--nid)"
         );
         let answer = Announcement {
-            taken: said.life,
+            taken: announcement.life,
             ..own
         };
-        Ok(Some(Word::Say(answer, said.directories())))
+        Ok(Some(Response::Announce(answer, announcement.directories())))
     }
 }

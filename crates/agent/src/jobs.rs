@@ -1,5 +1,5 @@
-//! The jobs that agents of a node have started: a file for each, locked by its session for as
-//! long as that lives. So they are known to the next agent, and a killed session counts no more.
+//! The jobs that agents of a node have started: one file each, locked by its session while that
+//! lives. So the next agent knows them, and a killed session no longer counts.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -10,14 +10,14 @@ use dipole_node::registry::Registry;
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
 use serde::{Deserialize, Serialize};
 
-/// What is known of a job.
+/// A running job, for `dipole agent status`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct JobStatus {
-    /// Of its session, below which all its processes are.
+    /// The process id of its session, the ancestor of all its processes.
     pub(super) pid: u32,
-    /// Who asked, as they call themselves.
+    /// Who requested it, as the caller claims.
     pub(super) who: String,
-    /// From where.
+    /// The address of the caller.
     pub(super) peer: String,
     pub(super) command: String,
     /// How many ranks it may have here.
@@ -33,13 +33,13 @@ impl JobStatus {
     }
 }
 
-/// The jobs of a node. While this is held nobody else comes or goes.
+/// The jobs of a node, locked: no job starts or ends its entry meanwhile.
 pub(super) struct Jobs {
     folder: PathBuf,
     _turn: File,
 }
 
-/// A job is known as long as this lives.
+/// A job is listed as long as this lives.
 pub(super) struct Entry {
     path: PathBuf,
     _lock: File,
@@ -64,7 +64,7 @@ impl Jobs {
         })
     }
 
-    /// Those that live; what others left is removed.
+    /// Those still running; entries of dead sessions are removed.
     pub(super) fn living(&self) -> io::Result<Vec<JobStatus>> {
         let mut living = Vec::new();
         for entry in std::fs::read_dir(&self.folder)? {
@@ -72,7 +72,7 @@ impl Jobs {
             if path.extension().is_none_or(|extension| extension != "job") {
                 continue;
             }
-            // One that ends just now takes its file along.
+            // A session that ends just now removes its file.
             let Ok(file) = File::open(&path) else {
                 continue;
             };
@@ -86,7 +86,7 @@ impl Jobs {
         Ok(living)
     }
 
-    /// Adds one, of this process.
+    /// Adds a job of this process.
     pub(super) fn add(&self, job: &JobStatus) -> io::Result<Entry> {
         let path = self.folder.join(format!("{}.job", job.pid));
         let mut lock = file(&path)?;

@@ -1,26 +1,26 @@
-//! `dipole agent`: one process of a node that answers for it whatever the others do,
-//! and knows which nodes there are. No message of a program passes through it.
+//! `dipole agent`: one process of a node that answers for it whatever the node's other processes
+//! do, and knows the other nodes. No message of a program passes through it.
 
 #![forbid(unsafe_code)]
 
+mod announcer;
+mod broker;
 mod callers;
 mod discovery;
-mod finder;
+mod fd_store;
 mod jobs;
-mod lend;
-mod lines;
 mod member;
 mod membership;
 mod nodes;
-mod place;
+mod options;
+mod paths;
 mod proofs;
 mod rules;
 mod segment;
 mod serve;
 mod session;
 mod status;
-mod store;
-mod ways;
+mod toml_lines;
 
 use std::fmt;
 use std::io;
@@ -33,8 +33,8 @@ use dipole_node::hosts::Hosts;
 use dipole_node::registry::{DirectoryLockError, Registry, RegistryError};
 use dipole_node::{Config, ConfigError, NodeId, variables};
 
-use lend::LendError;
-use place::PlaceArgs;
+use broker::BrokerError;
+use options::NodeOptions;
 use rules::RulesError;
 pub use session::{SessionArgs, session};
 
@@ -42,47 +42,45 @@ pub use session::{SessionArgs, session};
 ///
 /// One per node and user, started by hand, by a service manager or at boot. Programs find each
 /// other without it; with it a process that computes for long, or is stopped, is not taken
-/// for dead, and `dipole agent status` tells which nodes there are. It can be ended and
-/// started again under running jobs. DIPOLE_NID and DIPOLE_HOSTS say which node this is and
-/// where the others are; with --discover or --seed they find each other without a hosts file.
-/// Programs of the node that have none reach all nodes that its agent knows, and so does
-/// `dipole run --hosts agent`.
+/// for dead, and `dipole agent status` lists the nodes. It can be stopped and started again under
+/// running jobs. DIPOLE_NID and DIPOLE_HOSTS say which node this is and where the others are; with
+/// --discover or --seed the nodes find each other without a hosts file. Programs without a hosts
+/// file reach all nodes that the agent of their node knows, and so does `dipole run --hosts agent`.
 ///
-/// With a cluster key (DIPOLE_KEY) it starts ranks for those who prove that they hold the same,
-/// so that `dipole run --hosts` needs no ssh, as far as the rules of the machine's owner allow:
-/// a TOML file, by --rules, DIPOLE_AGENT_RULES, or $XDG_CONFIG_HOME/dipole/agent.toml if there
-/// is one. It may set max-load (of the last minute, per core), hours (such as
+/// With a cluster key (DIPOLE_KEY) it starts ranks for callers that prove to hold the same key, so
+/// that `dipole run --hosts` needs no ssh, as far as the rules of the machine's owner allow: a TOML
+/// file named by --rules or DIPOLE_AGENT_RULES, else $XDG_CONFIG_HOME/dipole/agent.toml if it
+/// exists. It may set max-load (of the last minute, per core), hours (such as
 /// ["Mon-Fri 19:00-07:00", "Sat-Sun"]), users-logged-in ("allow", "refuse-others", "refuse") and
-/// max-ranks. With --json its log is an object a line.
+/// max-ranks. With --json the log has one JSON object per line.
 ///
-/// With CAP_BPF, CAP_NET_ADMIN and CAP_NET_RAW it lends what the bpf link needs to processes
-/// without privileges, as far as the administrator of the machine allows: a TOML file, by
-/// --cards, DIPOLE_AGENT_CARDS, or /etc/dipole/cards.toml if there is one. It may set
-/// rings-per-user (64), and for each card, an entry of the array "card", its name, users and
-/// groups (names, numbers, or "*") that get a ring, raw-users and raw-groups that get a socket
-/// for raw frames, too, and ring-bytes, the longest ring (1048576). Processes ask at
-/// DIPOLE_LENDER (/run/dipole/lender).
-/// The file must belong to root or the agent's user, and nobody else may write to it; it is read
-/// when the agent starts.
+/// With CAP_BPF, CAP_NET_ADMIN and CAP_NET_RAW it grants unprivileged processes what the bpf link
+/// needs, as far as the administrator of the machine allows: a TOML file named by --interfaces or
+/// DIPOLE_AGENT_INTERFACES, else /etc/dipole/interfaces.toml if it exists. It may set
+/// rings-per-user (64), and for each interface, an entry of the array "interface", its name, users
+/// and groups (names, numbers, or "*") that get a ring, raw-users and raw-groups that also get a
+/// socket for raw frames, and ring-bytes, the longest ring (1048576). Processes connect to
+/// DIPOLE_BROKER (/run/dipole/broker). The file must belong to root or the agent's user, and nobody
+/// else may write to it; it is read when the agent starts.
 #[derive(Args, Debug)]
 pub struct AgentArgs {
     /// The owner's rules about work for others
     #[arg(long, value_name = "FILE")]
     rules: Option<PathBuf>,
-    /// The administrator's file about cards that are lent
+    /// The administrator's file about interfaces whose rings are granted
     #[arg(long, value_name = "FILE")]
-    cards: Option<PathBuf>,
+    interfaces: Option<PathBuf>,
     /// Number of this node [default: $DIPOLE_NID, else 1]
     #[arg(long, value_name = "NID", global = true)]
     nid: Option<NodeId>,
     #[command(flatten)]
-    place: PlaceArgs,
+    node: NodeOptions,
     #[command(subcommand)]
     what: Option<What>,
 }
 
 impl AgentArgs {
-    /// True for the agent itself, false for whoever asks it.
+    /// True for the agent itself, false for commands that ask it.
     pub fn serves(&self) -> bool {
         self.what.is_none()
     }
@@ -90,7 +88,7 @@ impl AgentArgs {
 
 #[derive(Subcommand, Debug)]
 enum What {
-    /// What the agent of this node knows
+    /// Show what the agent of this node knows
     Status,
 }
 
@@ -98,7 +96,7 @@ enum What {
 #[derive(Debug)]
 enum AgentError {
     Config(ConfigError),
-    /// The hosts file does not tell where this node is asked.
+    /// The hosts file has no address for this node.
     NotInHosts {
         node: u32,
     },
@@ -106,8 +104,8 @@ enum AgentError {
         variable: &'static str,
         expected: String,
     },
-    NoCard,
-    ControlIsCard {
+    NoInterface,
+    ControlIsInterface {
         control: IpAddr,
     },
     /// Another node has this node's number, and had it first.
@@ -119,7 +117,7 @@ enum AgentError {
     Registry(RegistryError),
     Seat(DirectoryLockError),
     Rules(RulesError),
-    Lend(LendError),
+    Broker(BrokerError),
     /// A session without the agent's key.
     NoKey,
     Port {
@@ -145,31 +143,31 @@ impl fmt::Display for AgentError {
             AgentError::Config(error) => error.fmt(f),
             AgentError::NotInHosts { node } => write!(
                 f,
-                "no hosts file says where node {node} is asked: set DIPOLE_HOSTS to one with a \
+                "no hosts file has an address for node {node}: set DIPOLE_HOSTS to one with a \
                  line `{node} ADDRESS`, and DIPOLE_NID to this node's number; or let the nodes find \
                  each other (--discover, --seed)"
             ),
             AgentError::Variable { variable, expected } => {
                 write!(f, "{variable} cannot be used: {expected}")
             }
-            AgentError::NoCard => f.write_str(
-                "no card of this machine is up with an address on a network; name the addresses \
-                 of this node by --bind",
+            AgentError::NoInterface => f.write_str(
+                "no interface of this machine is up with a network address; name the addresses \
+                 of this node with --bind",
             ),
-            AgentError::ControlIsCard { control } => write!(
+            AgentError::ControlIsInterface { control } => write!(
                 f,
-                "{control} is one of this node's cards: name the others by --bind, or leave \
-                 --control away"
+                "{control} is one of this node's interfaces: name only the others with --bind, or \
+                 omit --control"
             ),
             AgentError::Taken { node, by, age_s } => write!(
                 f,
                 "node number {node} is taken: an agent at {by} has had it for {age_s} s; give \
-                 this node another (--nid, DIPOLE_NID), or end that agent first"
+                 this node another (--nid, DIPOLE_NID), or stop that agent first"
             ),
             AgentError::Registry(error) => error.fmt(f),
             AgentError::Seat(error) => error.fmt(f),
             AgentError::Rules(error) => error.fmt(f),
-            AgentError::Lend(error) => error.fmt(f),
+            AgentError::Broker(error) => error.fmt(f),
             AgentError::NoKey => write!(
                 f,
                 "an agent starts no work without a cluster key: set {} to its file",
@@ -177,8 +175,8 @@ impl fmt::Display for AgentError {
             ),
             AgentError::Port { address, cause } => write!(
                 f,
-                "cannot listen at {address} (TCP) for work: {cause}; end who does (`ss -ltnp`), or \
-                 choose another port by `port=` in the hosts file"
+                "cannot listen at {address} (TCP) for work: {cause}; stop the process that does \
+                 (`ss -ltnp`), or choose another port with `port=` in the hosts file"
             ),
             AgentError::System { doing, cause } => write!(f, "{doing}: {cause}"),
             AgentError::NoAgent { socket, cause } => write!(
@@ -190,7 +188,7 @@ impl fmt::Display for AgentError {
             AgentError::Status { cause } => {
                 write!(
                     f,
-                    "what the agent says is not understood: {cause}; is it of another version?"
+                    "cannot read the agent's answer: {cause}; is it another version?"
                 )
             }
         }
@@ -215,9 +213,9 @@ impl From<RulesError> for AgentError {
     }
 }
 
-impl From<LendError> for AgentError {
-    fn from(error: LendError) -> AgentError {
-        AgentError::Lend(error)
+impl From<BrokerError> for AgentError {
+    fn from(error: BrokerError) -> AgentError {
+        AgentError::Broker(error)
     }
 }
 
@@ -248,7 +246,7 @@ fn opened(nid: Option<NodeId>) -> Result<(Config, Registry), AgentError> {
 
 fn run(args: &AgentArgs, json: bool) -> Result<(), AgentError> {
     let (mut config, registry) = opened(args.nid)?;
-    // What an agent has found is no order to the next.
+    // Nodes that an earlier agent discovered do not bind this one.
     if config.hosts.is_of_agent() {
         config.hosts = Hosts::local_only(config.node);
         config.settle();
@@ -258,7 +256,7 @@ fn run(args: &AgentArgs, json: bool) -> Result<(), AgentError> {
 
 fn show(nid: Option<NodeId>, json: bool) -> Result<(), AgentError> {
     let (_, registry) = opened(nid)?;
-    let text = status::ask(&registry)?;
+    let text = status::request(&registry)?;
     let status = serde_json::from_str(&text).map_err(|cause| AgentError::Status { cause })?;
     let status = status::completed(status, &registry)?;
     if json {

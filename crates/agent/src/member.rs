@@ -1,4 +1,4 @@
-//! A node as its agent describes it to others, and the forms that takes.
+//! A node as its agent describes it to other agents.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::SystemTime;
@@ -14,20 +14,20 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Member {
     pub(super) node: u32,
-    /// Which of its lives this is: of two, the later is right.
+    /// Its incarnation; of two, the later one is right.
     pub(super) life: u64,
-    /// The addresses of its cards, best first; never empty in one that is there.
+    /// The addresses of its interfaces, best first; 1 to 4.
     pub(super) addresses: Vec<IpAddr>,
-    /// Where it wants to be asked, if not there.
+    /// The address for look-ups and membership, if it is another.
     pub(super) control: Option<IpAddr>,
     pub(super) port: u16,
     pub(super) slots: u32,
-    /// For people; may be empty.
+    /// For display; may be empty.
     pub(super) name: String,
     pub(super) version: String,
 }
 
-/// A life that begins now.
+/// An incarnation that begins now.
 pub(super) fn now_as_life() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     since.map_or(1, |since| {
@@ -36,7 +36,7 @@ pub(super) fn now_as_life() -> u64 {
 }
 
 impl Member {
-    /// The node of a line of the hosts file, in no life yet.
+    /// The node of a line of the hosts file, which has not started yet.
     pub(super) fn of_host(host: &Host) -> Member {
         let mut addresses = vec![host.address];
         addresses.extend(&host.cards);
@@ -52,7 +52,7 @@ impl Member {
         }
     }
 
-    /// As a line of a hosts file has it; `None` if it has no address.
+    /// As a line of a hosts file; `None` if it has no address.
     pub(super) fn host(&self) -> Option<Host> {
         let (address, cards) = self.addresses.split_first()?;
         Some(Host {
@@ -68,7 +68,7 @@ impl Member {
         })
     }
 
-    /// What is announced of it.
+    /// What it announces of itself.
     pub(super) fn announcement(&self, cluster: &str, age_ms: u64) -> Announcement {
         Announcement {
             cluster: cluster.to_owned(),
@@ -85,32 +85,32 @@ impl Member {
         }
     }
 
-    pub(super) fn of_announcement(said: &Announcement) -> Member {
+    pub(super) fn of_announcement(announcement: &Announcement) -> Member {
         Member {
-            node: said.node.0,
-            life: said.life,
-            addresses: said.addresses.clone(),
-            control: said.control,
-            port: said.port,
-            slots: said.slots,
-            name: said.name.clone(),
-            version: said.version.clone(),
+            node: announcement.node.0,
+            life: announcement.life,
+            addresses: announcement.addresses.clone(),
+            control: announcement.control,
+            port: announcement.port,
+            slots: announcement.slots,
+            name: announcement.name.clone(),
+            version: announcement.version.clone(),
         }
     }
 
-    /// Where its agent is asked by its cards.
+    /// Where its agent is reached by its interfaces.
     pub(super) fn cards(&self) -> Vec<SocketAddr> {
         let all = self.addresses.iter();
         all.map(|ip| SocketAddr::new(*ip, self.port)).collect()
     }
 
-    /// On the control network first.
+    /// Where its agent is reached, on the control network first.
     pub(super) fn directories(&self) -> Vec<SocketAddr> {
         let control = self.control.map(|ip| SocketAddr::new(ip, self.port));
         control.into_iter().chain(self.cards()).collect()
     }
 
-    /// Its addresses for people.
+    /// Its addresses, for display.
     pub(super) fn shown(&self) -> String {
         let all: Vec<String> = self.directories().iter().map(ToString::to_string).collect();
         all.join(" ")
@@ -122,7 +122,7 @@ impl Identity for Member {
 
     fn renew(&self) -> Option<Member> {
         Some(Member {
-            // Later than that of a namesake who began after this one, and has gone.
+            // Later than that of a node with this number that started after this one, and is gone.
             life: now_as_life().max(self.life + 1),
             ..self.clone()
         })

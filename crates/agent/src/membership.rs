@@ -1,9 +1,9 @@
-//! Which nodes there are: the SWIM protocol (by the crate foca) as a machine of packets
-//! and time, so that a thousand of them run in a test.
+//! Which nodes are up: the SWIM protocol (by the crate foca) as a machine of packets and time, so
+//! that a thousand of them run in a test.
 //!
-//! Every few seconds a node probes one other, directly and then through others; news
-//! travels on those packets. So what a node sends does not grow with their number. Besides, two
-//! nodes compare what they know (`compare`): always after joining, then rarely.
+//! Every few seconds a node probes one other, directly and then through others; news travels on
+//! those packets. So what a node sends does not grow with their number. Besides, two nodes
+//! synchronise what they know (`sync`): always after joining, then rarely.
 
 use std::collections::BTreeMap;
 use std::num::{NonZeroU8, NonZeroUsize};
@@ -19,40 +19,40 @@ use rand::{RngExt, SeedableRng};
 
 use super::member::Member;
 use super::proofs::{Dropped, EXTRA_BYTES, Proofs};
-use compare::Digests;
+use sync::Digests;
 
 /// Longest packet: any network carries it in one piece.
 const MAX_PACKET_BYTES: usize = 1200;
 const PROBE_EVERY: Duration = Duration::from_secs(2);
-const PROBE_PATIENCE: Duration = Duration::from_secs(1);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 const SUSPECT_FOR: Duration = Duration::from_secs(2);
 const GOSSIP_EVERY: Duration = Duration::from_secs(1);
-/// How often a node compares what it knows with another, so that lost news arrives after all.
-const COMPARE_EVERY: Duration = Duration::from_secs(5);
-/// How soon after it has learned something so.
-const COMPARE_SOON: Duration = Duration::from_millis(250);
-/// And how soon it asks the same one for more.
-const COMPARE_ON: Duration = Duration::from_millis(10);
+/// How often a node synchronises with another, so that lost news arrives after all.
+const SYNC_EVERY: Duration = Duration::from_secs(5);
+/// How soon after learning something that way.
+const SYNC_SOON: Duration = Duration::from_millis(250);
+/// How soon the same node is asked for more.
+const SYNC_NEXT: Duration = Duration::from_millis(10);
 const GOSSIP_MEMBERS: usize = 3;
 const INDIRECT_PROBES: usize = 3;
 const TRANSMISSIONS: u8 = 12;
-/// Nodes of the hosts file that one who knows nobody says hello to each second.
+/// How many nodes of the hosts file a node that knows no other contacts each second.
 const FIRST_HELLOS: usize = 3;
 const FIRST_HELLOS_EVERY: Duration = Duration::from_secs(1);
-/// How often one of those that are not there gets a hello: it may have come, or be cut off.
+/// How often a missing node is contacted: it may be up, or have been cut off.
 const HELLO_EVERY: Duration = Duration::from_secs(5);
-/// How long a node that went is remembered as gone.
+/// How long a node is remembered as gone.
 const FORGET_AFTER: Duration = Duration::from_secs(600);
 
-/// What has become known.
+/// A change of the membership.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum News {
     Came(Member),
     /// Dead or left.
     Went(Member),
-    /// Another life of a node takes the place of one that was known.
+    /// Another incarnation replaces the known one.
     Returned(Member),
-    /// Others took this node for gone; it has told them otherwise.
+    /// Others took this node for gone; it has corrected them.
     Mistaken,
 }
 
@@ -62,18 +62,18 @@ pub(super) struct Membership {
     runtime: AccumulatingRuntime<Member>,
     random: StdRng,
     proofs: Proofs,
-    /// By when they are due, then in the order they were set.
+    /// By deadline, then in the order they were set.
     timers: BTreeMap<(Duration, u64), Timer<Member>>,
     set: u64,
     news: Vec<News>,
     outgoing: Vec<Outgoing>,
-    /// The others that are there.
-    there: BTreeMap<u32, Member>,
-    /// Where other nodes may be.
+    /// The other nodes that are up.
+    up: BTreeMap<u32, Member>,
+    /// The nodes of the hosts file.
     known: Vec<Member>,
     next_hello: Duration,
     hellos: usize,
-    comparing: Comparing,
+    sync: Sync,
 }
 
 /// A packet to another agent.
@@ -81,30 +81,29 @@ pub(super) struct Membership {
 pub(super) struct Outgoing {
     pub(super) to: Member,
     pub(super) packet: Vec<u8>,
-    /// The usual way may have failed: all ways are to be tried.
+    /// The usual path may have failed: all are to be tried.
     pub(super) is_urgent: bool,
 }
 
-/// When what is known is compared next, and with whom.
+/// The next synchronisation.
 #[derive(Debug)]
-struct Comparing {
+struct Sync {
     next: Duration,
     pause: Duration,
-    /// Else with any that is there.
+    /// `None` for any node that is up.
     with: Option<u32>,
-    questions: u64,
+    requests: u64,
 }
 
-/// First byte of what a membership packet carries.
+/// First byte of a membership packet's body.
 mod bodies {
     pub(super) const SWIM: u8 = 0;
-    pub(super) const ASK: u8 = 1;
-    pub(super) const TELL: u8 = 2;
+    pub(super) const SYNC_REQUEST: u8 = 1;
+    pub(super) const SYNC_RESPONSE: u8 = 2;
 }
 
 impl Membership {
-    /// A node that knows where others may be.
-    /// With a key only those who hold it too count.
+    /// A node that knows where others may be. With a key, only others that hold it count.
     pub(super) fn new(
         own: Member,
         known: Vec<Member>,
@@ -113,14 +112,14 @@ impl Membership {
     ) -> Membership {
         let config = Config {
             probe_period: PROBE_EVERY,
-            probe_rtt: PROBE_PATIENCE,
+            probe_rtt: PROBE_TIMEOUT,
             num_indirect_probes: nonzero(INDIRECT_PROBES),
             max_transmissions: NonZeroU8::new(TRANSMISSIONS).unwrap_or(NonZeroU8::MIN),
             suspect_to_down_after: SUSPECT_FOR,
             remove_down_after: Some(FORGET_AFTER),
             max_packet_size: nonzero(MAX_PACKET_BYTES - EXTRA_BYTES - 1),
             notify_down_members: true,
-            // Comparing does more with less.
+            // Sync does more with less.
             periodic_announce: None,
             periodic_announce_to_down_members: None,
             periodic_gossip: Some(PeriodicParams {
@@ -137,21 +136,21 @@ impl Membership {
             set: 0,
             news: Vec::new(),
             outgoing: Vec::new(),
-            there: BTreeMap::new(),
+            up: BTreeMap::new(),
             known,
             next_hello: Duration::ZERO,
             random: StdRng::seed_from_u64(seed.rotate_left(32)),
-            comparing: Comparing {
+            sync: Sync {
                 next: Duration::MAX,
-                pause: COMPARE_SOON,
+                pause: SYNC_SOON,
                 with: None,
-                questions: 0,
+                requests: 0,
             },
         }
     }
 
-    /// Takes in a node that has announced itself. One that is not to be greeted is told of the
-    /// others, and they of it, by somebody else.
+    /// Adds a node that has announced itself. If it is not to be greeted, another node tells it and
+    /// the others about each other.
     pub(super) fn introduce(&mut self, now: Duration, member: Member, greet: bool) {
         let update = std::iter::once(foca::Member::alive(member.clone()));
         let done = self.foca.apply_many(update, greet, &mut self.runtime);
@@ -162,16 +161,16 @@ impl Membership {
         }
     }
 
-    /// A node as it is known to be there.
+    /// A node that is up.
     pub(super) fn member(&self, node: u32) -> Option<&Member> {
-        self.there.get(&node)
+        self.up.get(&node)
     }
 
-    /// Says hello to the next nodes that are not there; not all agents begin with the same.
-    fn say_hello(&mut self, now: Duration) {
-        let is_missing = |member: &&Member| !self.there.contains_key(&member.node);
+    /// Contacts the next missing nodes; agents begin with different ones.
+    fn contact_missing(&mut self, now: Duration) {
+        let is_missing = |member: &&Member| !self.up.contains_key(&member.node);
         let missing: Vec<Member> = self.known.iter().filter(is_missing).cloned().collect();
-        let (count, every) = match self.there.is_empty() {
+        let (count, every) = match self.up.is_empty() {
             true => (FIRST_HELLOS.min(missing.len()), FIRST_HELLOS_EVERY),
             false => (missing.len().min(1), HELLO_EVERY),
         };
@@ -184,59 +183,56 @@ impl Membership {
         self.next_hello = now + every;
     }
 
-    /// Asks a node what it knows that this one does not.
-    fn compare(&mut self, now: Duration) {
-        let comparing = &mut self.comparing;
-        let with = comparing.with.take().and_then(|node| self.there.get(&node));
+    /// Asks a node for what it knows and this one does not.
+    fn start_sync(&mut self, now: Duration) {
+        let sync = &mut self.sync;
+        let with = sync.with.take().and_then(|node| self.up.get(&node));
         let with = with.or_else(|| {
-            let count = self.there.len().max(1);
-            self.there.values().nth(self.random.random_range(0..count))
+            let count = self.up.len().max(1);
+            self.up.values().nth(self.random.random_range(0..count))
         });
-        comparing.next = now + comparing.pause;
-        comparing.pause = (comparing.pause * 2).min(COMPARE_EVERY);
-        comparing.questions += 1;
-        // Every other question goes by all ways, so that it needs no luck when one is out.
-        let is_urgent = comparing.questions.is_multiple_of(2);
+        sync.next = now + sync.pause;
+        sync.pause = (sync.pause * 2).min(SYNC_EVERY);
+        sync.requests += 1;
+        // Every other request goes by all paths, in case one of them is down.
+        let is_urgent = sync.requests.is_multiple_of(2);
         if let Some(with) = with.cloned() {
-            let body = compare::ask(self.foca.identity().node, &self.digests());
-            self.put(with, bodies::ASK, &body, is_urgent);
+            let body = sync::encode_request(self.foca.identity().node, &self.digests());
+            self.put(with, bodies::SYNC_REQUEST, &body, is_urgent);
         }
     }
 
     fn digests(&self) -> Digests {
-        Digests::of(self.there.values().chain([self.foca.identity()]))
+        Digests::of(self.up.values().chain([self.foca.identity()]))
     }
 
-    fn on_question(&mut self, now: Duration, body: &[u8]) {
-        let Some((from, other)) = compare::asked(body) else {
+    fn on_sync_request(&mut self, now: Duration, body: &[u8]) {
+        let Some((from, other)) = sync::decode_request(body) else {
             return;
         };
-        // Only who is known to be there is answered, where it is known to be.
-        let Some(member) = self.there.get(&from).cloned() else {
+        // Only nodes known to be up are answered, at their known addresses.
+        let Some(member) = self.up.get(&from).cloned() else {
             return;
         };
-        let (own, first) = (
-            self.digests(),
-            self.random.random_range(0..compare::BUCKETS),
-        );
+        let (own, first) = (self.digests(), self.random.random_range(0..sync::BUCKETS));
         let known = self.foca.iter_membership_state();
         let node = self.foca.identity().node;
-        if let Some(body) = compare::tell(node, &own, &other, known, first) {
-            self.put(member, bodies::TELL, &body, false);
-            // It may know what is not known here.
-            let soon = now + COMPARE_SOON;
-            if self.comparing.next > soon {
-                self.comparing.next = soon;
-                self.comparing.with = Some(from);
+        if let Some(body) = sync::encode_response(node, &own, &other, known, first) {
+            self.put(member, bodies::SYNC_RESPONSE, &body, false);
+            // That node may in turn know what is unknown here.
+            let soon = now + SYNC_SOON;
+            if self.sync.next > soon {
+                self.sync.next = soon;
+                self.sync.with = Some(from);
             }
         }
     }
 
-    fn on_answer(&mut self, now: Duration, body: &[u8]) {
-        let Some((from, members)) = compare::told(body) else {
+    fn on_sync_response(&mut self, now: Duration, body: &[u8]) {
+        let Some((from, members)) = sync::decode_response(body) else {
             return;
         };
-        if !self.there.contains_key(&from) {
+        if !self.up.contains_key(&from) {
             return;
         }
         let before = self.news.len();
@@ -244,16 +240,16 @@ impl Membership {
         let done = self.foca.apply_many(updates, false, &mut self.runtime);
         self.after(now, done);
         if self.news.len() > before {
-            self.comparing = Comparing {
-                next: now + COMPARE_ON,
-                pause: COMPARE_SOON,
+            self.sync = Sync {
+                next: now + SYNC_NEXT,
+                pause: SYNC_SOON,
                 with: Some(from),
-                ..self.comparing
+                ..self.sync
             };
         }
     }
 
-    /// A packet has come; one of a stranger is counted, other nonsense ignored.
+    /// Handles a packet. Those of strangers are counted, malformed ones ignored.
     pub(super) fn on_packet(&mut self, now: Duration, packet: &[u8]) {
         let Some(body) = self.proofs.open(packet) else {
             return;
@@ -263,19 +259,19 @@ impl Membership {
                 let done = self.foca.handle_data(body, &mut self.runtime);
                 self.after(now, done);
             }
-            Some((&bodies::ASK, body)) => self.on_question(now, body),
-            Some((&bodies::TELL, body)) => self.on_answer(now, body),
+            Some((&bodies::SYNC_REQUEST, body)) => self.on_sync_request(now, body),
+            Some((&bodies::SYNC_RESPONSE, body)) => self.on_sync_response(now, body),
             _ => {}
         }
     }
 
-    /// Lets due timers act.
+    /// Runs due timers.
     pub(super) fn on_timers(&mut self, now: Duration) {
         if now >= self.next_hello {
-            self.say_hello(now);
+            self.contact_missing(now);
         }
-        if now >= self.comparing.next {
-            self.compare(now);
+        if now >= self.sync.next {
+            self.start_sync(now);
         }
         while let Some(entry) = self.timers.first_entry()
             && entry.key().0 <= now
@@ -289,19 +285,19 @@ impl Membership {
     /// When [`on_timers`](Self::on_timers) has something to do.
     pub(super) fn next_deadline(&self) -> Duration {
         let timer = self.timers.first_key_value();
-        let own = self.next_hello.min(self.comparing.next);
+        let own = self.next_hello.min(self.sync.next);
         timer.map_or(own, |((due, _), _)| own.min(*due))
     }
 
-    /// Tells the others that this node goes.
+    /// Tells the others that this node stops.
     pub(super) fn leave(&mut self, now: Duration) {
         let done = self.foca.leave_cluster(&mut self.runtime);
         self.after(now, done);
     }
 
-    /// The others that are there.
+    /// The other nodes that are up.
     pub(super) fn members(&self) -> impl Iterator<Item = &Member> {
-        self.there.values()
+        self.up.values()
     }
 
     /// Packets that were not taken.
@@ -332,18 +328,18 @@ impl Membership {
         while let Some(news) = self.runtime.to_notify() {
             match news {
                 OwnedNotification::MemberUp(member) => {
-                    if self.there.is_empty() {
-                        self.comparing.next = self.comparing.next.min(now + COMPARE_SOON);
+                    if self.up.is_empty() {
+                        self.sync.next = self.sync.next.min(now + SYNC_SOON);
                     }
-                    self.there.insert(member.node, member.clone());
+                    self.up.insert(member.node, member.clone());
                     self.news.push(News::Came(member));
                 }
                 OwnedNotification::MemberDown(member) => {
-                    self.there.remove(&member.node);
+                    self.up.remove(&member.node);
                     self.news.push(News::Went(member));
                 }
                 OwnedNotification::Rename(_, member) => {
-                    if let Some(known) = self.there.get_mut(&member.node) {
+                    if let Some(known) = self.up.get_mut(&member.node) {
                         *known = member.clone();
                     }
                     self.news.push(News::Returned(member));
@@ -383,6 +379,6 @@ fn nonzero(number: usize) -> NonZeroUsize {
     NonZeroUsize::new(number).unwrap_or(NonZeroUsize::MIN)
 }
 
-mod compare;
+mod sync;
 #[cfg(test)]
 mod tests;

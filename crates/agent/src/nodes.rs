@@ -1,5 +1,5 @@
-//! Which nodes there are and where, by hosts file and membership (the NART of the papers), and
-//! the file in which programs of this node read it.
+//! Which nodes exist and where, by hosts file and membership (the NART of the papers), and the
+//! file from which programs of this node read it.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -11,22 +11,22 @@ use dipole_node::hosts::Host;
 
 use super::member::Member;
 
-/// However many nodes come and go, the file is not written more often.
+/// Shortest time between two writes, however many nodes come and go.
 const WRITE_EVERY: Duration = Duration::from_millis(100);
 
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Nodes {
     file: PathBuf,
-    /// This node, and those that somebody wrote down.
+    /// This node, and those of the hosts file.
     fixed: BTreeMap<u32, Host>,
     has_changed: bool,
     written: Option<Instant>,
 }
 
 impl Nodes {
-    pub(super) fn new(file: PathBuf, own: Host, written_down: &[Host]) -> Nodes {
-        let all = written_down.iter().cloned().chain([own]);
+    pub(super) fn new(file: PathBuf, own: Host, from_hosts_file: &[Host]) -> Nodes {
+        let all = from_hosts_file.iter().cloned().chain([own]);
         Nodes {
             file,
             fixed: all.map(|host| (host.node.0, host)).collect(),
@@ -57,12 +57,12 @@ impl Nodes {
         self.written = Some(Instant::now());
         let found = members.filter_map(|member| Some((member.node, member.host()?)));
         let mut all: BTreeMap<u32, Host> = found.collect();
-        // What somebody wrote down goes before what was found.
+        // The hosts file takes precedence over the membership.
         all.extend(self.fixed.clone());
         let mut text = String::from("# kept by dipole agent\n");
         let mut directories = std::collections::HashSet::new();
         for host in all.values() {
-            // Two at one address would make the whole file unreadable.
+            // Two nodes with one address would make the whole file invalid.
             if directories.insert(host.directory()) {
                 let _infallible = writeln!(text, "{}", host.line());
             }

@@ -1,18 +1,18 @@
-//! Proofs on membership packets: only those of our cluster are taken, and each only once.
+//! Authentication of membership packets: only those of our cluster are accepted, each only once.
 //!
 //! ```text
 //! PROVEN  0 kind(1) = 0x1e  1 body  then from(4) life(8) number(8) proof(16)
 //! PLAIN   0 kind(1) = 0x1c  1 body
 //! ```
 //!
-//! The proof covers all before it and the node that the packet is for, which is not sent.
-//! The numbers of a sender's life grow, so that what was seen before, by whomever, is known.
+//! The MAC covers everything before it and the receiver's node number, which is not sent. The
+//! numbers of a sender's incarnation grow, so that replays are recognised.
 
 use std::collections::BTreeMap;
 
 use dipole_node::{ClusterKey, MAC_BYTES, MacKey};
 
-/// What the proofs are for.
+/// The key derivation context.
 const PURPOSE: &str = "dipole 2026 membership";
 const PLAIN: u8 = 0x1c;
 const PROVEN: u8 = 0x1e;
@@ -26,12 +26,12 @@ pub(super) fn is_membership(packet: &[u8]) -> bool {
     matches!(packet.first(), Some(&PLAIN | &PROVEN))
 }
 
-/// Packets that were not taken.
+/// Packets that were not accepted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Dropped {
-    /// Of who does not hold our key, or holds one where we have none.
+    /// From senders without our key, or with one where we have none.
     pub(super) strangers: u64,
-    /// Seen before, or overtaken by later ones of their sender.
+    /// Received before, or overtaken by later ones of their sender.
     pub(super) repeated: u64,
 }
 
@@ -42,20 +42,20 @@ pub(super) struct Proofs {
     node: u32,
     life: u64,
     number: u64,
-    /// By node: its latest life, and the highest number of it.
-    heard: BTreeMap<u32, (u64, u64)>,
+    /// By node: its latest incarnation, and the highest number of that.
+    highest: BTreeMap<u32, (u64, u64)>,
     dropped: Dropped,
 }
 
 impl Proofs {
-    /// Those of this life of a node.
+    /// For this incarnation of a node.
     pub(super) fn new(key: Option<&ClusterKey>, node: u32, life: u64) -> Proofs {
         Proofs {
             prover: key.map(|key| key.mac_key(PURPOSE)),
             node,
             life,
             number: 0,
-            heard: BTreeMap::new(),
+            highest: BTreeMap::new(),
             dropped: Dropped::default(),
         }
     }
@@ -106,12 +106,12 @@ impl Proofs {
             u64::from_le_bytes(*life),
             u64::from_le_bytes(number.try_into().ok()?),
         );
-        let heard = self.heard.entry(u32::from_le_bytes(*from)).or_default();
-        if this <= *heard {
+        let highest = self.highest.entry(u32::from_le_bytes(*from)).or_default();
+        if this <= *highest {
             self.dropped.repeated += 1;
             return None;
         }
-        *heard = this;
+        *highest = this;
         Some(&front[1..])
     }
 }

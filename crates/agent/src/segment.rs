@@ -1,7 +1,7 @@
-//! The networks that a node's cards are on, as far as a word to everybody reaches.
+//! The network segments of a node's interfaces, as far as a broadcast reaches.
 //!
-//! By IPv4 that word is a broadcast to 255.255.255.255 from the address of the card, by IPv6 one
-//! to a group of the link. A socket bound to a card's address hears neither, hence more sockets.
+//! With IPv4 it goes to 255.255.255.255 from the interface's address, with IPv6 to a link-local
+//! multicast group. A socket bound to the interface's address receives neither, so there are more.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
@@ -10,71 +10,71 @@ use nix::ifaddrs::getifaddrs;
 use nix::net::if_::InterfaceFlags;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt};
 
-/// Link-local, for as long as somebody is in it.
+/// Link-local and transient.
 const GROUP: Ipv6Addr = Ipv6Addr::new(0xff12, 0, 0, 0, 0, 0, 0x4450, 0x5041);
 
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Segments {
     port: u16,
-    hearing: Vec<UdpSocket>,
-    /// A socket for each card, and where everybody on its network is reached.
-    speaking: Vec<(UdpSocket, SocketAddr)>,
+    receivers: Vec<UdpSocket>,
+    /// A socket for each interface, and the address that reaches all nodes of its segment.
+    senders: Vec<(UdpSocket, SocketAddr)>,
 }
 
 impl Segments {
-    /// Those of cards with these addresses.
-    pub(super) fn open(cards: &[IpAddr], port: u16) -> io::Result<Segments> {
+    /// Opens the segments of the interfaces with these addresses.
+    pub(super) fn open(addresses: &[IpAddr], port: u16) -> io::Result<Segments> {
         let mut segments = Segments {
             port,
-            hearing: Vec::new(),
-            speaking: Vec::new(),
+            receivers: Vec::new(),
+            senders: Vec::new(),
         };
-        if cards.iter().any(IpAddr::is_ipv4) {
+        if addresses.iter().any(IpAddr::is_ipv4) {
             let all = SocketAddr::from((Ipv4Addr::BROADCAST, port));
-            segments.hearing.push(shared(all)?);
+            segments.receivers.push(shared(all)?);
         }
-        for card in cards {
-            let to = match card {
+        for address in addresses {
+            let to = match address {
                 IpAddr::V4(_) => SocketAddr::from((Ipv4Addr::BROADCAST, port)),
-                IpAddr::V6(card) => {
-                    let scope = scope_of(*card)?;
+                IpAddr::V6(address) => {
+                    let scope = scope_of(*address)?;
                     let all = SocketAddrV6::new(GROUP, port, 0, scope).into();
-                    let hearing = shared(all)?;
-                    hearing.join_multicast_v6(&GROUP, scope)?;
-                    segments.hearing.push(hearing);
+                    let receivers = shared(all)?;
+                    receivers.join_multicast_v6(&GROUP, scope)?;
+                    segments.receivers.push(receivers);
                     all
                 }
             };
-            // Its address says by which card: the kernel sends a broadcast where that is.
-            let socket = UdpSocket::bind((*card, 0))?;
+            // Its address selects the interface by which the kernel sends the broadcast.
+            let socket = UdpSocket::bind((*address, 0))?;
             socket.set_broadcast(true)?;
             if to.is_ipv6() {
                 socket.set_multicast_loop_v6(true)?;
             }
             socket.set_nonblocking(true)?;
-            segments.speaking.push((socket, to));
+            segments.senders.push((socket, to));
         }
         Ok(segments)
     }
 
-    /// Sockets at which words to all arrive; reading them does not block.
-    pub(super) fn hearing(&self) -> &[UdpSocket] {
-        &self.hearing
+    /// Sockets at which broadcasts arrive; reading them does not block.
+    pub(super) fn receivers(&self) -> &[UdpSocket] {
+        &self.receivers
     }
 
-    /// Says a word to everybody, on every card.
-    pub(super) fn say(&self, packet: &[u8]) {
-        for (socket, to) in &self.speaking {
+    /// Sends a packet to all nodes of every segment.
+    pub(super) fn broadcast(&self, packet: &[u8]) {
+        for (socket, to) in &self.senders {
             if let Err(cause) = socket.send_to(packet, to) {
                 let from = socket.local_addr().ok();
-                tracing::debug!(?from, port = self.port, %cause, "an announcement");
+                tracing::debug!(?from, port = self.port, %cause, "an announcement could not be sent");
             }
         }
     }
 }
 
-/// A socket that other agents of this machine may have too: each gets what is sent to all.
+/// A socket that other agents of this machine may share: each receives what is sent to all.
 fn shared(address: SocketAddr) -> io::Result<UdpSocket> {
     let family = match address {
         SocketAddr::V4(_) => AddressFamily::INET,
@@ -98,13 +98,13 @@ fn scope_of(address: Ipv6Addr) -> io::Result<u32> {
             storage.is_some_and(|found| found.ip() == address)
         })
         .map(|one| one.interface_name);
-    let name = name.ok_or_else(|| io::Error::other("no card has the address"))?;
+    let name = name.ok_or_else(|| io::Error::other("no interface has the address"))?;
     Ok(nix::net::if_::if_nametoindex(name.as_str())?)
 }
 
-/// Addresses of this machine that others may reach it by: of interfaces that are up and reach
-/// many, one of each; neither bridges, which containers hang on, nor tunnels.
-pub(super) fn own_cards() -> io::Result<Vec<IpAddr>> {
+/// Addresses by which others may reach this machine: one of each interface that is up and can
+/// broadcast; no bridges, which containers use, and no tunnels.
+pub(super) fn own_interfaces() -> io::Result<Vec<IpAddr>> {
     let wanted =
         InterfaceFlags::IFF_UP | InterfaceFlags::IFF_RUNNING | InterfaceFlags::IFF_BROADCAST;
     let mut found: Vec<(String, IpAddr)> = Vec::new();

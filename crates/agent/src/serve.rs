@@ -1,4 +1,4 @@
-//! The agent's loop: one thread that sleeps until a packet, a time, or somebody who asks.
+//! The agent's loop: one thread that sleeps until a packet, a deadline or a connection.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -15,24 +15,24 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use signal_hook::consts::{SIGCHLD, SIGINT, SIGTERM};
 use signal_hook::low_level::pipe;
 
+use super::announcer::Announcer;
+use super::broker::{self, Broker};
 use super::callers::Callers;
 use super::discovery::Taken;
-use super::finder::Finder;
-use super::lend::{self, Lender};
+use super::fd_store::{self, InheritedSockets};
 use super::member::{Member, now_as_life};
 use super::membership::{Membership, News};
 use super::nodes::Nodes;
+use super::paths::{Paths, socket_to};
 use super::proofs::is_membership;
 use super::rules::{self, Rules};
 use super::status::{MemberStatus, ProcessStatus, Status, socket};
-use super::store::{self, Kept};
-use super::ways::{Ways, socket_to};
 use super::{AgentArgs, AgentError};
 
-/// Packets taken before anything else is looked at.
-const MOST_PACKETS: usize = 64;
-/// How long somebody who asks for the status may take to read it.
-const READER_PATIENCE: Duration = Duration::from_millis(200);
+/// Packets received from one socket before the others get their turn.
+const MAX_PACKETS: usize = 64;
+/// How long a reader of the status may take.
+const STATUS_TIMEOUT: Duration = Duration::from_millis(200);
 
 struct Agent<'a> {
     config: &'a Config,
@@ -43,18 +43,18 @@ struct Agent<'a> {
     /// None without a cluster key.
     callers: Option<Callers>,
     membership: Membership,
-    /// None if the hosts file alone says which nodes there are.
-    finder: Option<Finder>,
+    /// None if the hosts file alone names the nodes.
+    announcer: Option<Announcer>,
     nodes: Nodes,
-    ways: Ways,
-    /// None if nothing is lent.
-    lender: Option<Lender>,
-    /// The hosts file.
-    written_down: Vec<Host>,
-    /// Since when nodes are there, or gone; as they last described themselves.
+    paths: Paths,
+    /// None if nothing is granted.
+    broker: Option<Broker>,
+    /// The nodes of the hosts file.
+    from_hosts_file: Vec<Host>,
+    /// Since when other nodes are up or gone, and how they last described themselves.
     seen: BTreeMap<u32, Seen>,
     begun: Instant,
-    /// Questions answered or refused.
+    /// Look-ups answered or refused.
     replied: u64,
 }
 
@@ -64,13 +64,13 @@ struct Seen {
     since: Instant,
 }
 
-/// What is watched besides the cards.
-struct Ends {
-    /// Those who ask for the status.
-    asked: UnixListener,
-    /// It is to end.
-    ended: UnixStream,
-    /// One of its children has ended.
+/// What is watched besides the directory sockets.
+struct Control {
+    /// Readers of the status connect here.
+    status: UnixListener,
+    /// Readable after a signal to stop.
+    stop: UnixStream,
+    /// Readable after a child has ended.
     child: UnixStream,
 }
 
@@ -83,15 +83,15 @@ pub(super) fn serve(
 ) -> Result<(), AgentError> {
     let node = config.node;
     let given_rules = args.rules.as_deref();
-    let finding = args.place.finding()?;
-    let host = args.place.host(config, finding.is_some())?;
+    let discovery = args.node.discovery()?;
+    let host = args.node.host(config, discovery.is_some())?;
     let system = |doing| move |cause| AgentError::System { doing, cause };
-    // Whoever asks for the status may be elsewhere.
+    // Readers of the status may have another working directory.
     let given_rules = given_rules.map(std::path::absolute).transpose();
-    let given_rules = given_rules.map_err(system("finding the owner's rules"))?;
+    let given_rules = given_rules.map_err(system("discovery the owner's rules"))?;
     let given_rules = given_rules.as_deref();
-    // Better told of a mistake in them now than by whoever is refused.
-    Rules::load(rules::place(given_rules).as_deref())?;
+    // A mistake in the rules is better reported now than to a caller who is refused.
+    Rules::load(rules::locate(given_rules).as_deref())?;
     let caught = |signals: &[i32]| {
         let (caught, end) = UnixStream::pair()?;
         caught.set_nonblocking(true)?;
@@ -102,7 +102,7 @@ pub(super) fn serve(
     };
     let ended = caught(&[SIGTERM, SIGINT]).map_err(system("catching signals"))?;
     let child = caught(&[SIGCHLD]).map_err(system("catching signals"))?;
-    let mut kept = Kept::take();
+    let mut kept = InheritedSockets::take();
     let directories = std::mem::take(&mut kept.directories);
     let addresses = host.directories();
     let address = addresses[0];
@@ -111,12 +111,12 @@ pub(super) fn serve(
         Some(_) => listen(&addresses, &mut kept)?,
         None => Vec::new(),
     };
-    let lender = Lender::start(
-        args.cards.as_deref(),
-        lend::Kept::of(std::mem::take(&mut kept.others)),
+    let broker = Broker::start(
+        args.interfaces.as_deref(),
+        broker::InheritedPrograms::of(std::mem::take(&mut kept.others)),
     )?;
-    let are_kept = kept.count() == addresses.len() + listeners.len();
-    // The seat is ours, so what lies there is a dead agent's.
+    let are_stored = kept.count() == addresses.len() + listeners.len();
+    // This agent holds the lock, so a socket there was left by a dead one.
     let path = socket(registry);
     let _may_not_exist = std::fs::remove_file(&path);
     let asked = UnixListener::bind(&path).map_err(system("making the socket for the status"))?;
@@ -129,16 +129,17 @@ pub(super) fn serve(
         version: env!("CARGO_PKG_VERSION").to_owned(),
         ..Member::of_host(&host)
     };
-    let written_down = match config.hosts.is_local_only() {
+    let from_hosts_file = match config.hosts.is_local_only() {
         true => Vec::new(),
         false => config.hosts.iter().cloned().collect(),
     };
     let begun = Instant::now();
-    let finder = finding.map(|finding| Finder::open(&finding, &host, &own, begun.elapsed()));
-    let finder = finder.transpose();
-    let finder = finder.map_err(system("listening for nodes that announce themselves"))?;
-    let nodes = Nodes::new(registry.nodes_file(), host.clone(), &written_down);
-    let others = written_down.iter().filter(|host| host.node != node);
+    let announcer =
+        discovery.map(|discovery| Announcer::open(&discovery, &host, &own, begun.elapsed()));
+    let announcer = announcer.transpose();
+    let announcer = announcer.map_err(system("listening for announcements"))?;
+    let nodes = Nodes::new(registry.nodes_file(), host.clone(), &from_hosts_file);
+    let others = from_hosts_file.iter().filter(|host| host.node != node);
     let known = others.map(Member::of_host).collect();
     let callers = match &config.key {
         Some(key) => Some(
@@ -148,7 +149,7 @@ pub(super) fn serve(
                 listeners,
                 for_sessions(node, given_rules, json),
             )
-            .map_err(system("finding this program"))?,
+            .map_err(system("discovery this program"))?,
         ),
         None => None,
     };
@@ -165,17 +166,17 @@ pub(super) fn serve(
             life ^ u64::from(std::process::id()) << 40,
             config.key.as_ref(),
         ),
-        finder,
+        announcer,
         nodes,
-        ways: Ways::new(&host, begun.elapsed()),
-        lender,
-        written_down,
+        paths: Paths::new(&host, begun.elapsed()),
+        broker,
+        from_hosts_file,
         seen: BTreeMap::new(),
         begun,
         replied: 0,
     };
     let listeners = agent.callers.iter().flat_map(Callers::listeners);
-    store::keep(agent.seat.sockets(), listeners, are_kept);
+    fd_store::store_sockets(agent.seat.sockets(), listeners, are_stored);
     let key = config.key.as_ref().map(ClusterKey::fingerprint);
     let work = match &key {
         Some(key) => format!("starts work for holders of the cluster key {key}"),
@@ -186,15 +187,15 @@ pub(super) fn serve(
     if !json {
         eprintln!("agent of node {node} at {address}, {work}");
     }
-    let done = agent.run(&Ends {
-        asked,
-        ended,
+    let done = agent.run(&Control {
+        status: asked,
+        stop: ended,
         child,
     });
     tracing::info!(event = "agent-down", node = node.0, %address, pid, "agent ends");
     let _gone = std::fs::remove_file(&path);
     match done {
-        // That is about the other one's number: nothing more is said of it.
+        // The other node owns this number: nothing more is announced for it.
         Err(Ended::Taken(taken)) => {
             let by: Vec<String> = taken.by.iter().map(ToString::to_string).collect();
             Err(AgentError::Taken {
@@ -215,14 +216,17 @@ pub(super) fn serve(
     }
 }
 
-/// Why the agent ends without having been told to.
+/// Why the agent stops without having been told to.
 enum Ended {
     Taken(Taken),
     System(io::Error),
 }
 
-/// The listeners at which work is asked for, on each card.
-fn listen(addresses: &[SocketAddr], kept: &mut Kept) -> Result<Vec<TcpListener>, AgentError> {
+/// The listeners for work requests, on each interface.
+fn listen(
+    addresses: &[SocketAddr],
+    kept: &mut InheritedSockets,
+) -> Result<Vec<TcpListener>, AgentError> {
     let listener = |address: &SocketAddr| {
         let listener = match kept.listener(*address) {
             Some(listener) => Ok(listener),
@@ -238,7 +242,7 @@ fn listen(addresses: &[SocketAddr], kept: &mut Kept) -> Result<Vec<TcpListener>,
     addresses.iter().map(listener).collect()
 }
 
-/// Words that make this program a session, which gets the environment of the agent.
+/// Arguments that make this program a session; it inherits the environment of the agent.
 fn for_sessions(node: NodeId, rules: Option<&Path>, json: bool) -> Vec<OsString> {
     let mut words: Vec<OsString> = Vec::new();
     if json {
@@ -257,23 +261,23 @@ impl Agent<'_> {
         self.begun.elapsed()
     }
 
-    fn run(&mut self, ends: &Ends) -> Result<(), Ended> {
+    fn run(&mut self, control: &Control) -> Result<(), Ended> {
         loop {
             let now = self.now();
-            if let Some(finder) = &mut self.finder {
-                finder.announce(now, self.registry, &self.seat, &self.membership);
+            if let Some(announcer) = &mut self.announcer {
+                announcer.announce(now, self.registry, &self.seat, &self.membership);
             }
             self.membership.on_timers(now);
             self.send();
-            self.tell_news();
+            self.handle_news();
             self.nodes.write(self.membership.members());
-            let ready = self.wait(ends).map_err(Ended::System)?;
+            let ready = self.wait(control).map_err(Ended::System)?;
             let (fixed, others) = ready.split_at(3);
             if fixed[1] {
                 return Ok(());
             }
             if fixed[2] {
-                let _how_many = (&ends.child).read(&mut [0; 64]);
+                let _how_many = (&control.child).read(&mut [0; 64]);
             }
             let (cards, callers) = others.split_at(self.seat.sockets().count());
             for (card, ready) in cards.iter().enumerate() {
@@ -281,58 +285,61 @@ impl Agent<'_> {
                     self.receive(card).map_err(Ended::Taken)?;
                 }
             }
-            let hearing = self.finder.as_ref().map_or(0, |one| one.hearing().len());
-            let (segments, callers) = callers.split_at(hearing);
+            let receivers = self
+                .announcer
+                .as_ref()
+                .map_or(0, |one| one.receivers().len());
+            let (segments, callers) = callers.split_at(receivers);
             for (segment, ready) in segments.iter().enumerate() {
                 if *ready {
-                    self.hear(segment).map_err(Ended::Taken)?;
+                    self.receive_broadcasts(segment).map_err(Ended::Taken)?;
                 }
             }
-            if let Some(attended) = &mut self.callers {
-                attended.attend(callers);
+            if let Some(polled) = &mut self.callers {
+                polled.poll(callers);
             }
             if fixed[0]
-                && let Ok((reader, _)) = ends.asked.accept()
-                && let Err(cause) = self.tell(reader)
+                && let Ok((reader, _)) = control.status.accept()
+                && let Err(cause) = self.send_status(reader)
             {
-                tracing::debug!(%cause, "somebody asked for the status and did not read it");
+                tracing::debug!(%cause, "a reader of the status went away");
             }
         }
     }
 
-    /// Sleeps until there is something to do; says what is ready: the ends, the cards, what
-    /// the callers want watched.
-    fn wait(&self, ends: &Ends) -> io::Result<Vec<bool>> {
+    /// Sleeps until there is something to do; tells what is ready: control, directory sockets,
+    /// broadcast receivers, callers.
+    fn wait(&self, control: &Control) -> io::Result<Vec<bool>> {
         let mut due = self.membership.next_deadline();
-        if let Some(finder) = &self.finder {
-            due = due.min(finder.next_deadline());
+        if let Some(announcer) = &self.announcer {
+            due = due.min(announcer.next_deadline());
         }
-        let mut nap = due.saturating_sub(self.now());
+        let mut timeout = due.saturating_sub(self.now());
         if let Some(due) = self.nodes.next_deadline() {
-            nap = nap.min(due.saturating_duration_since(Instant::now()));
+            timeout = timeout.min(due.saturating_duration_since(Instant::now()));
         }
         let mut watched = vec![
-            PollFd::new(&ends.asked, PollFlags::IN),
-            PollFd::new(&ends.ended, PollFlags::IN),
-            PollFd::new(&ends.child, PollFlags::IN),
+            PollFd::new(&control.status, PollFlags::IN),
+            PollFd::new(&control.stop, PollFlags::IN),
+            PollFd::new(&control.child, PollFlags::IN),
         ];
         let sockets = self.seat.sockets();
         watched.extend(sockets.map(|socket| PollFd::new(socket, PollFlags::IN)));
-        let hearing = self.finder.iter().flat_map(Finder::hearing);
-        watched.extend(hearing.map(|socket| PollFd::new(socket, PollFlags::IN)));
+        let receivers = self.announcer.iter().flat_map(Announcer::receivers);
+        watched.extend(receivers.map(|socket| PollFd::new(socket, PollFlags::IN)));
         if let Some(callers) = &self.callers {
             let (listeners, streams) = callers.sockets();
             watched.extend(listeners.iter().map(|one| PollFd::new(one, PollFlags::IN)));
             watched.extend(streams.map(|one| PollFd::new(one, PollFlags::IN)));
             if let Some(deadline) = callers.next_deadline() {
-                nap = nap.min(deadline.saturating_duration_since(Instant::now()));
+                timeout = timeout.min(deadline.saturating_duration_since(Instant::now()));
             }
         }
-        let nap = Timespec {
-            tv_sec: nap.as_secs().cast_signed(),
-            tv_nsec: nap.subsec_nanos().into(),
+        let timeout = Timespec {
+            tv_sec: timeout.as_secs().cast_signed(),
+            tv_nsec: timeout.subsec_nanos().into(),
         };
-        match poll(&mut watched, Some(&nap)) {
+        match poll(&mut watched, Some(&timeout)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
@@ -342,27 +349,34 @@ impl Agent<'_> {
 
     fn receive(&mut self, card: usize) -> Result<(), Taken> {
         let mut buffer = [0; ProbeLength::LONGEST.bytes() + 1];
-        for _ in 0..MOST_PACKETS {
+        for _ in 0..MAX_PACKETS {
             let Some(socket) = self.seat.sockets().nth(card) else {
                 return Ok(());
             };
             let (length, from) = match socket.recv_from(&mut buffer) {
                 Ok(received) => received,
                 Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                // A report about a packet that reached nobody.
+                // An ICMP error for an earlier packet.
                 Err(_) => continue,
             };
             let packet = &buffer[..length];
             let now = self.begun.elapsed();
             if is_membership(packet) {
                 let to = socket.local_addr().ok().map(|at| at.ip());
-                if self.ways.is_new(now, to, packet) {
+                if self.paths.is_new(now, to, packet) {
                     self.membership.on_packet(now, packet);
                 }
             } else if is_announcement(packet) {
-                if let Some(finder) = &mut self.finder {
+                if let Some(announcer) = &mut self.announcer {
                     let (registry, seat) = (self.registry, &self.seat);
-                    finder.hear(now, packet, false, registry, seat, &mut self.membership)?;
+                    announcer.on_packet(
+                        now,
+                        packet,
+                        false,
+                        registry,
+                        seat,
+                        &mut self.membership,
+                    )?;
                 }
             } else if let Some(reply) = self.seat.reply(card, packet) {
                 self.replied += 1;
@@ -372,19 +386,19 @@ impl Agent<'_> {
         Ok(())
     }
 
-    /// Takes what was said to everybody.
-    fn hear(&mut self, segment: usize) -> Result<(), Taken> {
+    /// Receives announcements that were broadcast.
+    fn receive_broadcasts(&mut self, segment: usize) -> Result<(), Taken> {
         let mut buffer = [0; ProbeLength::LONGEST.bytes() + 1];
-        let Some(finder) = &mut self.finder else {
+        let Some(announcer) = &mut self.announcer else {
             return Ok(());
         };
-        for _ in 0..MOST_PACKETS {
-            let Ok((length, _)) = finder.hearing()[segment].recv_from(&mut buffer) else {
+        for _ in 0..MAX_PACKETS {
+            let Ok((length, _)) = announcer.receivers()[segment].recv_from(&mut buffer) else {
                 return Ok(());
             };
             let (now, packet) = (self.begun.elapsed(), &buffer[..length]);
             let (registry, seat) = (self.registry, &self.seat);
-            finder.hear(now, packet, true, registry, seat, &mut self.membership)?;
+            announcer.on_packet(now, packet, true, registry, seat, &mut self.membership)?;
         }
         Ok(())
     }
@@ -392,18 +406,18 @@ impl Agent<'_> {
     fn send(&mut self) {
         let now = self.now();
         for packet in self.membership.take_outgoing() {
-            for to in self.ways.of(now, &packet) {
+            for to in self.paths.targets(now, &packet) {
                 let Some(socket) = socket_to(self.seat.sockets(), to) else {
                     continue;
                 };
                 if let Err(cause) = socket.send_to(&packet.packet, to) {
-                    tracing::debug!(%to, %cause, "a packet to another agent");
+                    tracing::debug!(%to, %cause, "cannot send to another agent");
                 }
             }
         }
     }
 
-    fn tell_news(&mut self) {
+    fn handle_news(&mut self) {
         let node = self.config.node.0;
         for news in self.membership.take_news() {
             let (member, there) = match news {
@@ -411,7 +425,7 @@ impl Agent<'_> {
                 News::Went(member) => (member, false),
                 News::Returned(member) => {
                     let peer = member.node;
-                    tracing::info!(event = "returned", node, peer, "another life of the node");
+                    tracing::info!(event = "returned", node, peer, "node restarted");
                     self.nodes.change();
                     if let Some(seen) = self.seen.get_mut(&peer) {
                         seen.member = member;
@@ -422,14 +436,14 @@ impl Agent<'_> {
                     tracing::warn!(
                         event = "mistaken",
                         node,
-                        "others took this node for gone; told them otherwise"
+                        "other nodes took this node for gone; it has corrected them"
                     );
                     continue;
                 }
             };
             let (peer, address) = (member.node, member.shown());
             if there {
-                tracing::info!(event = "came", node, peer, %address, "node is there");
+                tracing::info!(event = "came", node, peer, %address, "node is up");
             } else {
                 tracing::warn!(event = "gone", node, peer, %address, "node is gone");
             }
@@ -446,8 +460,8 @@ impl Agent<'_> {
         }
     }
 
-    fn tell(&self, mut reader: UnixStream) -> io::Result<()> {
-        reader.set_write_timeout(Some(READER_PATIENCE))?;
+    fn send_status(&self, mut reader: UnixStream) -> io::Result<()> {
+        reader.set_write_timeout(Some(STATUS_TIMEOUT))?;
         let status = self.status().map_err(io::Error::other)?;
         serde_json::to_writer(&mut reader, &status)?;
         writeln!(reader)
@@ -455,7 +469,7 @@ impl Agent<'_> {
 
     fn status(&self) -> Result<Status, dipole_node::registry::RegistryError> {
         let mut members: BTreeMap<u32, MemberStatus> = BTreeMap::new();
-        let others = self.written_down.iter();
+        let others = self.from_hosts_file.iter();
         for host in others.filter(|host| host.node != self.config.node) {
             let never = MemberStatus {
                 node: host.node.0,
@@ -489,12 +503,12 @@ impl Agent<'_> {
         Ok(Status {
             node: self.config.node.0,
             address: self.address.to_string(),
-            cluster: self.finder.as_ref().map(|one| one.cluster().to_owned()),
-            foreign: self.finder.as_ref().map_or(0, Finder::foreign),
+            cluster: self.announcer.as_ref().map(|one| one.cluster().to_owned()),
+            foreign: self.announcer.as_ref().map_or(0, Announcer::foreign),
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             running_s: self.begun.elapsed().as_secs(),
-            rules_file: rules::place(self.given_rules.as_deref()),
+            rules_file: rules::locate(self.given_rules.as_deref()),
             rules: String::new(),
             refuses: None,
             jobs: Vec::new(),
@@ -504,7 +518,7 @@ impl Agent<'_> {
             key: self.config.key.as_ref().map(ClusterKey::fingerprint),
             members: members.into_values().collect(),
             processes: processes.collect(),
-            lends: self.lender.as_ref().map(Lender::status),
+            broker: self.broker.as_ref().map(Broker::status),
         })
     }
 }

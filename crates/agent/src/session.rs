@@ -1,8 +1,8 @@
-//! One caller that has proven itself: a process of its own, so that what it starts outlives the
-//! agent, and a caller that is slow holds nobody up.
+//! The session of one authenticated caller: a process of its own, so that the work it starts
+//! outlives the agent and a slow caller delays no other.
 //!
-//! It asks the owner's rules, starts a `dipole guard` and carries its standard streams. When the
-//! caller hangs up, or this process dies, the guard ends everything below.
+//! It consults the owner's rules, starts a `dipole guard` and carries its standard streams. When
+//! the caller hangs up, or this process dies, the guard ends everything below.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -17,17 +17,17 @@ use dipole_node::registry::Registry;
 use dipole_node::{Config, NodeId, variables};
 
 use super::jobs::{Entry, JobStatus, Jobs};
-use super::rules::{self, Facts, Rules};
+use super::rules::{self, HostState, Rules};
 use super::{AgentError, opened};
 use dipole_launch::call::{
-    Answer, Channel, Frame, GREETING_BYTES, Greeting, MOST_BYTES, PROOF_BYTES, Receiver, Request,
-    SILENCE, Sender, say_alive,
+    Answer, Channel, Frame, GREETING_BYTES, Greeting, IDLE_LIMIT, MAX_CHUNK_BYTES, PROOF_BYTES,
+    Receiver, Request, Sender, send_keepalives,
 };
 
-/// How long a caller may take to say what it wants.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// Characters of a text of the caller's.
-const MOST_SHOWN: usize = 500;
+/// How long a caller may take to send its request.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// Longest text of a caller that is logged, in characters.
+const MAX_TEXT_CHARS: usize = 500;
 /// What a login has in its environment besides what its shell's files set.
 const OF_A_LOGIN: [&str; 10] = [
     "HOME",
@@ -76,20 +76,20 @@ fn digits<const N: usize>(text: &str) -> Result<Digits<N>, String> {
     Ok(bytes)
 }
 
-/// How a session is told what the agent has heard.
+/// The form in which the agent passes bytes to a session.
 pub(super) fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Tends the caller until it has gone.
+/// Serves the caller until it has gone.
 pub fn session(args: &SessionArgs) -> ExitCode {
-    // What is sent to the agent's terminal is not for the ranks.
+    // Signals of the agent's terminal are not for the ranks.
     let _leads_one_already = rustix::process::setsid();
     let peer = args.peer;
-    match tend(args) {
+    match serve(args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure::Agent(error)) => {
-            tracing::error!(event = "failed", %peer, %error, "a caller could not be tended");
+            tracing::error!(event = "failed", %peer, %error, "session failed");
             ExitCode::FAILURE
         }
         Err(Failure::Caller(cause)) => {
@@ -110,7 +110,7 @@ impl From<AgentError> for Failure {
     }
 }
 
-fn tend(args: &SessionArgs) -> Result<(), Failure> {
+fn serve(args: &SessionArgs) -> Result<(), Failure> {
     let system = |doing| move |cause| Failure::Agent(AgentError::System { doing, cause });
     let (config, registry) = opened(Some(args.nid))?;
     let key = config.key.clone().ok_or(AgentError::NoKey)?;
@@ -118,7 +118,7 @@ fn tend(args: &SessionArgs) -> Result<(), Failure> {
     let mut stream = TcpStream::from(descriptor.map_err(system("taking over the connection"))?);
     let set_up = || {
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(PATIENCE))
+        stream.set_read_timeout(Some(REQUEST_TIMEOUT))
     };
     set_up().map_err(Failure::Caller)?;
     let greeting = Greeting::from_bytes(args.greeting);
@@ -131,7 +131,7 @@ fn tend(args: &SessionArgs) -> Result<(), Failure> {
             let request = serde_json::from_slice(&bytes);
             readable(request.map_err(|cause| Failure::Caller(cause.into()))?)
         }
-        _ => return Err(Failure::Caller(io::Error::other("it asked for nothing"))),
+        _ => return Err(Failure::Caller(io::Error::other("it sent no request"))),
     };
     let (node, peer) = (config.node.0, args.peer);
     let (who, command) = (&request.who, &request.command);
@@ -153,9 +153,9 @@ fn tend(args: &SessionArgs) -> Result<(), Failure> {
         event = "work-started", node, %peer, who, command, ranks = request.ranks, pid,
         "work started"
     );
-    let carried = answer(&mut sender, &Answer::Welcome { most_ranks })
+    let carried = answer(&mut sender, &Answer::Accepted { most_ranks })
         .and_then(|()| carry(&mut guard, receiver, sender).map_err(Failure::Caller));
-    // Nobody waits for it if the caller has gone; it ends all the same.
+    // Its input ends here, so the guard ends even if the caller has gone.
     drop(guard.stdin.take());
     let status = guard.wait().map_err(system("waiting for a guard"))?;
     drop(entry);
@@ -166,10 +166,10 @@ fn tend(args: &SessionArgs) -> Result<(), Failure> {
     carried
 }
 
-/// Fit for logs and terminals.
+/// The request with texts that are safe for logs and terminals.
 fn readable(request: Request) -> Request {
     let plain = |text: &str| -> String {
-        let shown = text.chars().take(MOST_SHOWN);
+        let shown = text.chars().take(MAX_TEXT_CHARS);
         shown
             .map(|c| if c.is_control() { '?' } else { c })
             .collect()
@@ -188,20 +188,20 @@ fn answer(sender: &mut Sender<TcpStream>, answer: &Answer) -> Result<(), Failure
         .map_err(Failure::Caller)
 }
 
-/// Asks the owner's rules; errors are for the caller.
+/// Consults the owner's rules; the error is for the caller to read.
 fn admit(
     args: &SessionArgs,
     registry: &Registry,
     request: &Request,
 ) -> Result<(Option<u32>, Entry), String> {
-    let file = rules::place(args.rules.as_deref());
+    let file = rules::locate(args.rules.as_deref());
     let rules = Rules::load(file.as_deref()).map_err(|error| error.to_string())?;
-    let unknown = |cause: io::Error| format!("its state cannot be told: {cause}");
-    let facts = Facts::gather(&rules).map_err(unknown)?;
+    let unknown = |cause: io::Error| format!("cannot examine this machine: {cause}");
+    let state = HostState::gather(&rules).map_err(unknown)?;
     let jobs = Jobs::of(registry).map_err(unknown)?;
     let living = jobs.living().map_err(unknown)?;
     let running = living.iter().map(|job| job.ranks).sum();
-    let granted = rules.judge(&facts, running, request.ranks)?;
+    let granted = rules.evaluate(&state, running, request.ranks)?;
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let entry = jobs.add(&JobStatus {
         pid: std::process::id(),
@@ -214,8 +214,8 @@ fn admit(
     Ok((granted, entry.map_err(unknown)?))
 }
 
-/// A guard in the environment that a login would have; nothing of the agent's is in it but
-/// where this node's registry lies.
+/// A guard with the environment of a login; of the agent's own environment it gets only the
+/// location of this node's registry.
 fn guard(config: &Config, most_ranks: Option<u32>) -> Command {
     let own = std::env::current_exe().unwrap_or_else(|_| "/proc/self/exe".into());
     let mut command = Command::new(own);
@@ -245,15 +245,15 @@ fn guard(config: &Config, most_ranks: Option<u32>) -> Command {
     command
 }
 
-/// Carries until the guard's outputs end, or the caller is gone.
+/// Carries streams until the guard's outputs end or the caller is gone.
 fn carry(
     guard: &mut Child,
     mut receiver: Receiver<TcpStream>,
     sender: Sender<TcpStream>,
 ) -> io::Result<()> {
-    sender.stream().set_read_timeout(Some(SILENCE))?;
+    sender.stream().set_read_timeout(Some(IDLE_LIMIT))?;
     let sender = Arc::new(Mutex::new(sender));
-    say_alive(Arc::clone(&sender));
+    send_keepalives(Arc::clone(&sender));
     let stdin = guard.stdin.take();
     std::thread::spawn(move || {
         let Some(mut stdin) = stdin else { return };
@@ -264,7 +264,7 @@ fn carry(
                 _ => return,
             }
         }
-        // Input that ends, however it does, ends the job: the guard's shim sees to it.
+        // However the input ends, its end ends the job: the guard's shim sees to that.
     });
     let errors = guard.stderr.take().map(|stderr| {
         let sender = Arc::clone(&sender);
@@ -281,7 +281,7 @@ fn carry(
     let status = status_of(guard.wait()?);
     let mut sender = sender.lock().unwrap_or_else(PoisonError::into_inner);
     sender.send(&Frame::Last(status))?;
-    // What the caller still sends must not make the kernel forget what it has not read.
+    // Closing outright could make the kernel discard what the caller has not read yet.
     sender.stream().shutdown(std::net::Shutdown::Write)
 }
 
@@ -290,7 +290,7 @@ fn carry_stream(
     sender: &Mutex<Sender<TcpStream>>,
     frame: impl Fn(Vec<u8>) -> Frame,
 ) -> io::Result<()> {
-    let mut buffer = vec![0; MOST_BYTES];
+    let mut buffer = vec![0; MAX_CHUNK_BYTES];
     loop {
         match from.read(&mut buffer) {
             Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {}
@@ -303,7 +303,7 @@ fn carry_stream(
     }
 }
 
-/// As shells have it.
+/// The exit status as shells report it.
 fn status_of(status: ExitStatus) -> u8 {
     use std::os::unix::process::ExitStatusExt;
     let number = status.code().or(status.signal().map(|signal| 128 + signal));

@@ -1,4 +1,4 @@
-//! What an agent tells of itself, at a socket in the registry of its node.
+//! The agent's status, served at a socket in the registry of its node.
 
 use std::fmt::Write as _;
 use std::io::{self, Read};
@@ -11,51 +11,51 @@ use dipole_node::registry::Registry;
 use serde::{Deserialize, Serialize};
 
 use super::AgentError;
+use super::broker::BrokerStatus;
 use super::jobs::{JobStatus, Jobs};
-use super::lend::LendStatus;
-use super::rules::{Facts, Rules};
+use super::rules::{HostState, Rules};
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Status {
     pub(super) node: u32,
     pub(super) address: String,
-    /// The cluster whose nodes it finds, if it does not have them from a hosts file alone.
+    /// The cluster whose nodes it discovers, unless the hosts file alone names them.
     #[serde(default)]
     pub(super) cluster: Option<String>,
-    /// Announcements heard of other clusters.
+    /// Announcements received from other clusters.
     #[serde(default)]
     pub(super) foreign: u64,
     pub(super) pid: u32,
     pub(super) version: String,
     pub(super) running_s: u64,
-    /// Questions of other nodes answered.
+    /// Look-ups of other nodes answered.
     pub(super) answered: u64,
     /// The owner's rules, if there are any.
     pub(super) rules_file: Option<PathBuf>,
-    /// What they say.
+    /// The rules in short.
     #[serde(default)]
     pub(super) rules: String,
     /// Why a rank would be refused now.
     #[serde(default)]
     pub(super) refuses: Option<String>,
-    /// What agents of this node have started and still runs.
+    /// Jobs that agents of this node have started and that still run.
     #[serde(default)]
     pub(super) jobs: Vec<JobStatus>,
-    /// Questions refused and membership packets dropped because their senders do not prove
-    /// to hold our cluster key.
+    /// Look-ups refused and membership packets dropped because their senders do not hold our
+    /// cluster key.
     #[serde(default)]
     pub(super) strangers: u64,
-    /// Membership packets dropped because they had come before.
+    /// Membership packets dropped because they had been received before.
     #[serde(default)]
     pub(super) repeated: u64,
-    /// Fingerprint of the cluster key by which it knows members; without one it starts no work.
+    /// Fingerprint of the cluster key; without a key the agent starts no work.
     #[serde(default)]
     pub(super) key: Option<String>,
     pub(super) members: Vec<MemberStatus>,
     pub(super) processes: Vec<ProcessStatus>,
-    /// What is lent of the cards, if this agent lends.
+    /// What the broker has granted, if there is one.
     #[serde(default)]
-    pub(super) lends: Option<LendStatus>,
+    pub(super) broker: Option<BrokerStatus>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -64,7 +64,7 @@ pub(super) struct MemberStatus {
     pub(super) address: String,
     /// "there", "gone", or "never seen".
     pub(super) state: String,
-    /// For how long it has been so, as far as this agent knows.
+    /// For how long, as far as this agent knows.
     pub(super) for_s: u64,
     pub(super) version: String,
 }
@@ -80,8 +80,8 @@ pub(super) fn socket(registry: &Registry) -> PathBuf {
     registry.path().join("agent.sock")
 }
 
-/// What the agent of this node says.
-pub(super) fn ask(registry: &Registry) -> Result<String, AgentError> {
+/// Asks the agent of this node for its status.
+pub(super) fn request(registry: &Registry) -> Result<String, AgentError> {
     let socket = socket(registry);
     let mut text = String::new();
     UnixStream::connect(&socket)
@@ -93,7 +93,7 @@ pub(super) fn ask(registry: &Registry) -> Result<String, AgentError> {
         .map_err(|cause| AgentError::NoAgent { socket, cause })
 }
 
-/// Adds what the agent does not look at for others: that could keep it waiting.
+/// Adds what the agent does not collect for others because collecting it could block.
 pub(super) fn completed(status: Status, registry: &Registry) -> Result<Status, AgentError> {
     let system = |doing| move |cause| AgentError::System { doing, cause };
     let jobs = Jobs::of(registry).and_then(|jobs| jobs.living());
@@ -101,8 +101,8 @@ pub(super) fn completed(status: Status, registry: &Registry) -> Result<Status, A
     let running = jobs.iter().map(|job| job.ranks).sum();
     let (rules, refuses) = match Rules::load(status.rules_file.as_deref()) {
         Ok(rules) => {
-            let facts = Facts::gather(&rules).map_err(system("looking at this machine"))?;
-            let refuses = rules.judge(&facts, running, 1).err();
+            let state = HostState::gather(&rules).map_err(system("looking at this machine"))?;
+            let refuses = rules.evaluate(&state, running, 1).err();
             (rules.to_string(), refuses)
         }
         Err(error) => (String::new(), Some(error.to_string())),
@@ -120,7 +120,7 @@ pub(super) fn completed(status: Status, registry: &Registry) -> Result<Status, A
 
 pub(super) fn table(status: &Status) -> String {
     let mut text = format!(
-        "agent of node {} at {}: process {}, version {}, for {} s, {} questions answered\n",
+        "agent of node {} at {}: process {}, version {}, for {} s, {} look-ups answered\n",
         status.node, status.address, status.pid, status.version, status.running_s, status.answered
     );
     let key = match &status.key {
@@ -129,14 +129,14 @@ pub(super) fn table(status: &Status) -> String {
     };
     let _infallible = writeln!(
         text,
-        "{key}: {} packets of strangers and {} repeated ones dropped",
+        "{key}: {} packets without the key and {} repeated ones dropped",
         status.strangers, status.repeated
     );
     if let Some(cluster) = &status.cluster {
         let foreign = status.foreign;
         let _infallible = writeln!(
             text,
-            "finds the nodes of cluster {cluster}; heard {foreign} announcements of others"
+            "discovers the nodes of cluster {cluster}; received {foreign} announcements of others"
         );
     }
     let rules = match (&status.rules_file, status.rules.as_str()) {
@@ -144,8 +144,8 @@ pub(super) fn table(status: &Status) -> String {
         (Some(file), rules) => format!("rules of the owner ({}): {rules}", file.display()),
     };
     let now = match &status.refuses {
-        None => "work is welcome".to_owned(),
-        Some(reason) => format!("work would be refused now: {reason}"),
+        None => "accepts work".to_owned(),
+        Some(reason) => format!("would refuse work now: {reason}"),
     };
     let _infallible = writeln!(text, "{rules}\n{now}");
     let mut members = Table::new();
@@ -172,8 +172,8 @@ pub(super) fn table(status: &Status) -> String {
         ]);
     }
     let _infallible = writeln!(text, "{members}\n{processes}");
-    if let Some(lends) = &status.lends {
-        text.push_str(&lent(lends));
+    if let Some(broker) = &status.broker {
+        text.push_str(&grants(broker));
     }
     if !status.jobs.is_empty() {
         let mut jobs = Table::new();
@@ -194,20 +194,27 @@ pub(super) fn table(status: &Status) -> String {
     text
 }
 
-/// The cards that are lent: what each user has, and what became of their packets.
-fn lent(lends: &LendStatus) -> String {
-    let mut cards = Table::new();
-    cards.load_preset(UTF8_FULL_CONDENSED);
-    cards.set_header(["card", "attached", "user", "rings", "bytes", "raw sockets"]);
+/// What each user has on each interface, and what became of the packets for it.
+fn grants(broker: &BrokerStatus) -> String {
+    let mut grants = Table::new();
+    grants.load_preset(UTF8_FULL_CONDENSED);
+    grants.set_header([
+        "interface",
+        "attached",
+        "user",
+        "rings",
+        "bytes",
+        "raw sockets",
+    ]);
     let mut counts = String::new();
-    for card in &lends.cards {
-        let attached = card.attached.as_deref().unwrap_or("-");
-        if card.users.is_empty() {
-            cards.add_row([&card.name, attached, "-", "0", "0", "0"]);
+    for interface in &broker.interfaces {
+        let attached = interface.attached.as_deref().unwrap_or("-");
+        if interface.users.is_empty() {
+            grants.add_row([&interface.name, attached, "-", "0", "0", "0"]);
         }
-        for user in &card.users {
-            cards.add_row([
-                card.name.clone(),
+        for user in &interface.users {
+            grants.add_row([
+                interface.name.clone(),
                 attached.to_owned(),
                 user.uid.to_string(),
                 user.rings.to_string(),
@@ -215,22 +222,22 @@ fn lent(lends: &LendStatus) -> String {
                 user.senders.to_string(),
             ]);
         }
-        let named = card.counters.iter().filter(|(_, count)| **count > 0);
+        let named = interface.counters.iter().filter(|(_, count)| **count > 0);
         let named: Vec<String> = named
             .map(|(name, count)| format!("{count} {name}"))
             .collect();
-        if !named.is_empty() || card.refused_frames > 0 {
+        if !named.is_empty() || interface.refused_frames > 0 {
             let _infallible = writeln!(
                 counts,
                 "packets for rings on {}: {}; {} frames refused",
-                card.name,
+                interface.name,
                 named.join(", "),
-                card.refused_frames
+                interface.refused_frames
             );
         }
     }
     format!(
-        "cards are lent at {}: {} rings exist, {} questions refused\n{cards}\n{counts}",
-        lends.socket, lends.rings, lends.refused
+        "rings are granted at {}: {} exist, {} requests refused\n{grants}\n{counts}",
+        broker.socket, broker.rings, broker.refused
     )
 }

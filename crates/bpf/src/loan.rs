@@ -27,8 +27,8 @@ pub use dipole_link::sys::tie_port;
 pub use ring::{RingFacts, ring_facts};
 use wire::{Answer, Granted, Question, Refusal, WireError};
 
-/// Where the lender listens, unless `DIPOLE_LENDER` says otherwise.
-pub const DEFAULT_PATH: &str = "/run/dipole/lender";
+/// Where the lender listens, unless `DIPOLE_BROKER` says otherwise.
+pub const DEFAULT_PATH: &str = "/run/dipole/broker";
 
 /// How long a lender may take to answer.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -71,7 +71,7 @@ impl fmt::Display for LoanError {
             LoanError::NoLender { path, cause } => write!(
                 f,
                 "nobody lends rings at {}: {cause}; an administrator can let `dipole agent` do so \
-                 (/etc/dipole/cards.toml), or DIPOLE_LENDER names another place",
+                 (/etc/dipole/interfaces.toml), or DIPOLE_BROKER names another place",
                 path.display()
             ),
             LoanError::Refused(refusal) => {
@@ -79,7 +79,7 @@ impl fmt::Display for LoanError {
             }
             LoanError::Nonsense { path } => write!(
                 f,
-                "what listens at {} is no lender of rings of this version; does DIPOLE_LENDER name \
+                "what listens at {} is no lender of rings of this version; does DIPOLE_BROKER name \
                  the right place?",
                 path.display()
             ),

@@ -1,8 +1,8 @@
-//! A bound on bytes under way between two threads or processes.
+//! A bound on the bytes in flight between two threads or processes.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
-/// How many bytes may be under way; whoever takes more waits until some are given back.
+/// Limits the bytes in flight; taking more waits until some are given back.
 #[derive(Clone, Debug)]
 pub(super) struct Budget {
     shared: Arc<(Mutex<usize>, Condvar)>,
@@ -17,7 +17,7 @@ impl Budget {
         }
     }
 
-    /// Waits until something is free, then takes `bytes` even if they go beyond it.
+    /// Waits while the limit is reached, then takes `bytes`, which may exceed it.
     pub(super) fn take(&self, bytes: usize) {
         let (used, freed) = &*self.shared;
         let mut used = used.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,10 +1,9 @@
-//! Two tiny programs that see to it that nothing is left behind.
+//! Two small programs that leave no process behind.
 //!
-//! `guard` stands above a host's shim (or the remote shell that reaches it): when
-//! that ends in any way, or when the guard's own parent does, everything below is
-//! killed. The shim does the same when its guard dies, so one `kill -9`, wherever
-//! it hits, leaves nothing. `rank-exec` becomes a rank's program after it has
-//! asked the kernel to kill it with the shim.
+//! `guard` is the parent of a host's shim (or of the remote shell that reaches it): when that ends
+//! in any way, or when the guard's own parent does, everything below is killed. The shim does the
+//! same when its guard dies, so a `kill -9` of any of them leaves nothing. `rank-exec` becomes a
+//! rank's program after it has asked the kernel to kill it with the shim.
 
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
@@ -24,7 +23,7 @@ use super::shim::ending_of;
 /// Arguments of the hidden subcommand `guard`.
 #[derive(Args, Debug)]
 pub struct GuardArgs {
-    /// Who started this; absent where process ids are not shared.
+    /// The process that started this; absent where process ids are not shared.
     #[arg(long)]
     parent: Option<u32>,
     /// How many ranks the shim may start.
@@ -38,7 +37,7 @@ pub struct GuardArgs {
 /// Arguments of the hidden subcommand `rank-exec`.
 #[derive(Args, Debug)]
 pub struct RankExecArgs {
-    /// Who started this.
+    /// The process that started this.
     #[arg(long)]
     parent: u32,
     /// Which rank this becomes.
@@ -49,7 +48,7 @@ pub struct RankExecArgs {
     command: Vec<OsString>,
 }
 
-/// Runs something and ends whatever is left of it.
+/// Runs a command and ends all that is left of it.
 pub fn guard(args: GuardArgs) -> ExitCode {
     match try_guard(args) {
         Ok(status) => ExitCode::from(status),
@@ -113,7 +112,7 @@ pub(super) fn watch_parent(expected: Option<u32>) -> std::io::Result<Option<Owne
     let Some(parent) = getppid() else {
         return Ok(None);
     };
-    // The parent may have died before we came here: then we already have another.
+    // If the parent has died already, the kernel has given us another.
     if expected.is_some_and(|pid| parent.as_raw_nonzero().get().cast_unsigned() != pid) {
         return Err(std::io::Error::other(
             "the process that started this is gone",
@@ -142,7 +141,7 @@ pub fn rank_exec(args: &RankExecArgs) -> ExitCode {
         program.display(),
         args.rank
     );
-    // As shells have it.
+    // The codes that shells use.
     ExitCode::from(if cause.kind() == std::io::ErrorKind::NotFound {
         127
     } else {

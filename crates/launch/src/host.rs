@@ -1,4 +1,4 @@
-//! One host as the launcher sees it: a guard process that leads to the shim there.
+//! A host as the launcher sees it: a guard process that leads to the shim there.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, BufRead, BufReader, Read};
@@ -13,58 +13,58 @@ use dipole_node::NodeId;
 use dipole_node::hosts::Host;
 
 use super::budget::Budget;
-use super::message::{Down, Up, skip_to_banner};
+use super::message::{self, Down, Up, skip_to_banner};
 
-/// What a host's threads tell the launcher; the number is the host's index.
+/// What a host's threads report to the launcher; the number is the contact's index.
 pub(super) enum HostEvent {
-    Said(usize, Up),
-    /// A line on the error output of the remote shell, the guard or the shim.
-    Muttered(usize, String),
+    Message(usize, Up),
+    /// A line that the remote shell, the guard or the shim wrote to standard error.
+    StderrLine(usize, String),
     /// The stream ended; with the reason if that was not after `Done`.
     Ended(usize, Option<String>),
 }
 
 /// How hosts are reached.
 pub(super) struct Reach<'a> {
-    /// The remote shell's words; `ssh` with options that never ask if empty.
+    /// The remote shell's command line; if empty, `ssh` with options that never prompt.
     pub(super) shell: &'a [String],
     /// `dipole` on the other hosts.
     pub(super) program: &'a Path,
     /// The node of this machine, if the environment says so.
     pub(super) own_node: Option<NodeId>,
-    /// With a cluster key, agents are asked first.
+    /// With a cluster key, agents are tried first.
     pub(super) has_key: bool,
-    /// How many ranks the job has, and what they are, for agents to judge.
+    /// How many ranks the job has, and its command, for the rules of agents.
     pub(super) ranks: u32,
     pub(super) job: String,
 }
 
-/// A host that was tried.
+/// A host that the launcher has contacted.
 pub(super) struct Contact {
     /// Index into the list of hosts.
     pub(super) index: usize,
     pub(super) host: Host,
     pub(super) since: Instant,
     pub(super) state: State,
-    /// How many ranks it takes, if its owner has set a limit.
+    /// How many ranks it accepts, if its owner has set a limit.
     pub(super) most_ranks: Option<u32>,
     /// Written by a thread: a network that hangs must not stop the launcher.
     to_write: Option<Sender<Down>>,
 }
 
-/// How far we have come with a host.
+/// The state of a contact.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
-    /// No word from its shim yet.
+    /// No message from its shim yet.
     Waiting,
-    /// Its shim is there.
+    /// Its shim has answered.
     Ready,
-    /// It left, orderly or not.
+    /// Disconnected, orderly or not.
     Gone,
 }
 
 impl Contact {
-    /// Starts the guard that leads to the host, and threads that listen to it.
+    /// Starts the guard that leads to the host, and threads that read from it.
     pub(super) fn start(
         index: usize,
         host: &Host,
@@ -77,7 +77,7 @@ impl Contact {
         command
             .arg("guard")
             .args(["--parent", &std::process::id().to_string()])
-            .args(words_to(host, reach, &own))
+            .args(guard_arguments(host, reach, &own))
             // Ctrl-C at the terminal is for the launcher, which passes it on.
             .process_group(0)
             .stdin(Stdio::piped())
@@ -88,8 +88,8 @@ impl Contact {
         if let Some(mut stdin) = child.stdin.take() {
             std::thread::spawn(move || {
                 for message in messages {
-                    // One that is gone is noticed by whoever listens to it.
-                    if message.write(&mut stdin).is_err() {
+                    // A lost host is noticed by the thread that reads from it.
+                    if message::write(&message, &mut stdin).is_err() {
                         return;
                     }
                 }
@@ -97,14 +97,14 @@ impl Contact {
         }
         if let Some(stdout) = child.stdout.take() {
             let (events, budget) = (events.clone(), budget.clone());
-            std::thread::spawn(move || listen(index, stdout, &events, &budget));
+            std::thread::spawn(move || read_messages(index, stdout, &events, &budget));
         }
         if let Some(stderr) = child.stderr.take() {
             let events = events.clone();
             std::thread::spawn(move || {
                 for line in BufReader::new(stderr).split(b'\n').map_while(Result::ok) {
                     let line = String::from_utf8_lossy(&line).trim_end().to_owned();
-                    let _ = events.send(HostEvent::Muttered(index, line));
+                    let _ = events.send(HostEvent::StderrLine(index, line));
                 }
             });
         }
@@ -118,35 +118,35 @@ impl Contact {
         })
     }
 
-    /// Tells the shim something; a host that is gone is noticed by its reader.
-    pub(super) fn tell(&self, message: Down) {
+    /// Sends the shim a message; a lost host is noticed by its reader.
+    pub(super) fn send(&self, message: Down) {
         if let Some(to_write) = &self.to_write {
             let _ = to_write.send(message);
         }
     }
 
-    /// Hangs up: the guard and the shim end everything there.
-    pub(super) fn leave(&mut self) {
+    /// Disconnects: the guard and the shim end everything there.
+    pub(super) fn disconnect(&mut self) {
         self.to_write = None;
         self.state = State::Gone;
     }
 }
 
-/// The words after `guard --parent PID`: none for this machine.
-fn words_to(host: &Host, reach: &Reach<'_>, own: &Path) -> Vec<OsString> {
+/// The arguments after `guard --parent PID`: none for this machine.
+fn guard_arguments(host: &Host, reach: &Reach<'_>, own: &Path) -> Vec<OsString> {
     if is_here(host, reach) {
         return Vec::new();
     }
-    let mut words: Vec<OsString> = vec!["--".into()];
-    // Whoever says how a host is reached wants it reached so.
+    let mut arguments: Vec<OsString> = vec!["--".into()];
+    // An explicit way to reach the host takes precedence over its agent.
     if reach.has_key && reach.shell.is_empty() && host.ssh.is_none() {
-        let asked: Vec<String> = host.directories().iter().map(ToString::to_string).collect();
-        words.extend([own.into(), "reach".into(), asked.join(",").into()]);
+        let addresses: Vec<String> = host.directories().iter().map(ToString::to_string).collect();
+        arguments.extend([own.into(), "reach".into(), addresses.join(",").into()]);
         let ranks = reach.ranks.min(host.slots).to_string();
-        words.extend(["--ranks", &ranks, "--job", &reach.job, "--"].map(OsString::from));
+        arguments.extend(["--ranks", &ranks, "--job", &reach.job, "--"].map(OsString::from));
     }
     if reach.shell.is_empty() {
-        words.extend(
+        arguments.extend(
             [
                 "ssh",
                 "-oBatchMode=yes",
@@ -156,28 +156,28 @@ fn words_to(host: &Host, reach: &Reach<'_>, own: &Path) -> Vec<OsString> {
             .map(OsString::from),
         );
     } else {
-        words.extend(reach.shell.iter().map(OsString::from));
+        arguments.extend(reach.shell.iter().map(OsString::from));
     }
-    words.push(match &host.ssh {
+    arguments.push(match &host.ssh {
         Some(destination) => destination.to_string().into(),
         None => host.address.to_string().into(),
     });
     let mut line = quoted(reach.program.as_os_str());
     line.push(" guard");
-    words.push(line);
-    words
+    arguments.push(line);
+    arguments
 }
 
 fn is_here(host: &Host, reach: &Reach<'_>) -> bool {
     match &host.ssh {
         Some(destination) => &**destination == "local",
         None if reach.own_node == Some(host.node) => true,
-        // An address that can be bound is one of this machine's.
+        // An address that can be bound belongs to this machine.
         None => reach.shell.is_empty() && UdpSocket::bind((host.address, 0)).is_ok(),
     }
 }
 
-/// As a shell reads it back.
+/// Quotes a word for a shell.
 fn quoted(word: &OsStr) -> OsString {
     let text = word.to_string_lossy();
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+".contains(c);
@@ -187,7 +187,7 @@ fn quoted(word: &OsStr) -> OsString {
     format!("'{}'", text.replace('\'', r"'\''")).into()
 }
 
-fn listen(index: usize, stdout: impl Read, events: &Sender<HostEvent>, budget: &Budget) {
+fn read_messages(index: usize, stdout: impl Read, events: &Sender<HostEvent>, budget: &Budget) {
     let mut from = BufReader::with_capacity(1 << 16, stdout);
     if let Err(cause) = skip_to_banner(&mut from) {
         let _ = events.send(HostEvent::Ended(index, Some(cause.to_string())));
@@ -195,13 +195,13 @@ fn listen(index: usize, stdout: impl Read, events: &Sender<HostEvent>, budget: &
     }
     let mut done = false;
     let reason = loop {
-        match Up::read(&mut from) {
+        match message::read::<Up>(&mut from) {
             Ok(Some(message)) => {
                 done |= matches!(message, Up::Done);
                 if let Up::Output { bytes, .. } = &message {
                     budget.take(bytes.len());
                 }
-                let _ = events.send(HostEvent::Said(index, message));
+                let _ = events.send(HostEvent::Message(index, message));
             }
             Ok(None) if done => break None,
             Ok(None) => break Some("the connection ended".to_owned()),
@@ -231,7 +231,7 @@ mod tests {
             ranks: 3,
             job: "sort big".to_owned(),
         };
-        words_to(hosts.iter().next().unwrap(), &reach, Path::new("/d"))
+        guard_arguments(hosts.iter().next().unwrap(), &reach, Path::new("/d"))
             .into_iter()
             .map(|word| word.into_string().unwrap())
             .collect()

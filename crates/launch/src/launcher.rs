@@ -1,5 +1,5 @@
-//! The launcher's loop: reaches hosts, deals ranks, carries input and output,
-//! passes signals on, and ends the job when a rank fails.
+//! The launcher's loop: contacts hosts, distributes ranks, carries input and output, forwards
+//! signals, and ends the job when a rank fails.
 
 mod loss;
 mod plan;
@@ -30,25 +30,25 @@ use plan::Plan;
 use print::{Print, print_all};
 use restart::names;
 
-/// Input for rank 0 that may be under way.
+/// Input for rank 0 in flight.
 const INPUT_BUDGET_BYTES: usize = 256 << 10;
-/// Output that may wait for whoever reads ours.
+/// Output that waits for the reader of ours.
 const OUTPUT_BUDGET_BYTES: usize = 4 << 20;
-/// When it is first said for whom the start waits, and how often after that.
-const FIRST_WORD: Duration = Duration::from_secs(2);
-const NEXT_WORD: Duration = Duration::from_secs(5);
-/// How much longer than the grace a host may take to report that it is done.
+/// When the launcher first names the hosts it waits for, and how often after that.
+const FIRST_NOTICE: Duration = Duration::from_secs(2);
+const NOTICE_EVERY: Duration = Duration::from_secs(5);
+/// How much longer than the grace period a host may take to report that it is done.
 const LAST_REPORT: Duration = Duration::from_secs(5);
 
-/// Characters of the program and its arguments that agents are told.
-const MOST_DESCRIBED: usize = 500;
+/// Characters of the program and its arguments that agents get to see.
+const MAX_JOB_CHARS: usize = 500;
 
 enum Event {
     Host(HostEvent),
     Signal(i32),
     Input(Vec<u8>),
     InputEnd,
-    /// Whoever reads our output has gone.
+    /// The reader of our output is gone.
     OutputBroken,
     Printed,
 }
@@ -58,8 +58,8 @@ pub(super) fn launch(args: RunArgs, hosts: &HostsFile, style: Style) -> Result<u
     let system = |doing| move |cause| RunError::System { doing, cause };
     descendants::adopt_orphans().map_err(system("adopting orphans"))?;
     let (events, inbox) = channel();
-    let passed_on = [SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2];
-    let mut signals = Signals::new(passed_on).map_err(system("catching signals"))?;
+    let forwarded = [SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2];
+    let mut signals = Signals::new(forwarded).map_err(system("catching signals"))?;
     std::thread::spawn({
         let events = events.clone();
         move || {
@@ -85,7 +85,7 @@ pub(super) fn launch(args: RunArgs, hosts: &HostsFile, style: Style) -> Result<u
         losses: Losses::new(args.on_loss, args.restarts),
         returning: BTreeMap::new(),
         some_ended_well: false,
-        said_at: None,
+        notified_at: None,
         input: Budget::new(INPUT_BUDGET_BYTES),
         print,
         inbox,
@@ -100,7 +100,7 @@ pub(super) fn launch(args: RunArgs, hosts: &HostsFile, style: Style) -> Result<u
     outcome
 }
 
-/// What hosts are reached with, and what was asked for.
+/// The arguments of the job and how its hosts are reached.
 struct Means<'a> {
     args: &'a RunArgs,
     hosts: &'a HostsFile,
@@ -115,17 +115,17 @@ struct Launch {
     contacts: Vec<Contact>,
     /// Ranks that have not ended, with the index of their host.
     running: BTreeMap<u32, usize>,
-    /// Of the first rank that failed.
+    /// Status of the first rank that failed.
     status: Option<u8>,
     interruptions: u32,
     give_up_at: Option<Instant>,
     losses: Losses,
-    /// Contacts whose host is tried again, and the ranks that shall run there.
+    /// Contacts for restarts, and the ranks to be started there.
     returning: BTreeMap<usize, Due>,
-    /// A rank ended as it should: the job's work is done or nearly so.
+    /// A rank has succeeded: the job is done or nearly so.
     some_ended_well: bool,
-    /// When it was last said who is not back.
-    said_at: Option<Instant>,
+    /// When missing ranks were last reported.
+    notified_at: Option<Instant>,
     input: Budget,
     print: Sender<Print>,
     inbox: Receiver<Event>,
@@ -162,11 +162,11 @@ impl Launch {
             return Ok(status);
         }
         let plan = self.start(&means)?;
-        self.tend(&means, &plan);
+        self.supervise(&means, &plan);
         Ok(self.status.unwrap_or(0))
     }
 
-    /// Reads our standard input for rank 0, no faster than it does.
+    /// Forwards our standard input to rank 0, no faster than that reads.
     fn forward_input(&self) {
         let (events, budget) = (self.events.clone(), self.input.clone());
         std::thread::spawn(move || {
@@ -188,8 +188,8 @@ impl Launch {
         });
     }
 
-    /// Until every host has reported that nothing is left there, and nothing is to return.
-    fn tend(&mut self, means: &Means<'_>, plan: &Plan) {
+    /// Handles events until every host has reported that nothing is left there and no restart is due.
+    fn supervise(&mut self, means: &Means<'_>, plan: &Plan) {
         loop {
             self.restart(means);
             let is_over = |contact: &Contact| contact.state == State::Gone;
@@ -198,14 +198,16 @@ impl Launch {
             }
             let wake = [self.give_up_at, self.next_restart(means)];
             match self.next(wake.into_iter().flatten().min()) {
-                Some(Event::Host(HostEvent::Said(index, message))) => {
-                    self.said(index, message, plan);
+                Some(Event::Host(HostEvent::Message(index, message))) => {
+                    self.on_message(index, message, plan);
                 }
-                Some(Event::Host(HostEvent::Muttered(index, line))) => self.muttered(index, &line),
+                Some(Event::Host(HostEvent::StderrLine(index, line))) => {
+                    self.on_stderr(index, &line)
+                }
                 Some(Event::Host(HostEvent::Ended(index, reason))) => self.ended(index, reason),
-                Some(Event::Signal(signal)) => self.pass_on(signal),
-                Some(Event::Input(bytes)) => self.tell_rank_0(Down::Input(bytes)),
-                Some(Event::InputEnd) => self.tell_rank_0(Down::InputEnd),
+                Some(Event::Signal(signal)) => self.forward_signal(signal),
+                Some(Event::Input(bytes)) => self.send_to_rank_0(Down::Input(bytes)),
+                Some(Event::InputEnd) => self.send_to_rank_0(Down::InputEnd),
                 Some(Event::OutputBroken) => {
                     self.fail(Ending::Signal(13).status());
                 }
@@ -225,16 +227,16 @@ impl Launch {
             .filter(|contact| contact.state != State::Gone)
             .map(|contact| contact.host.to_string())
             .collect();
-        self.say(format!(
+        self.print_message(format!(
             "gave up waiting for {} to report that nothing is left there",
             left.join(", ")
         ));
         for contact in &mut self.contacts {
-            contact.leave();
+            contact.disconnect();
         }
     }
 
-    fn said(&mut self, index: usize, message: Up, plan: &Plan) {
+    fn on_message(&mut self, index: usize, message: Up, plan: &Plan) {
         match message {
             Up::Started { rank, pid } => {
                 let node = self
@@ -255,7 +257,7 @@ impl Launch {
             }
             Up::Exited { rank, ending } => self.exited(rank, ending),
             Up::InputTaken(bytes) => self.input.give(bytes as usize),
-            Up::Complaint(text) => self.muttered(index, &text),
+            Up::Warning(text) => self.on_stderr(index, &text),
             Up::Hello(hello) => self.is_back(index, &hello, plan),
             Up::Refused(reason) => {
                 self.has_not_returned(index, Some(&reason));
@@ -296,7 +298,7 @@ impl Launch {
         self.give_up_at = Some(Instant::now() + self.grace + LAST_REPORT);
         self.stop_restarts();
         let grace_ms = u32::try_from(self.grace.as_millis()).unwrap_or(u32::MAX);
-        self.tell_all(|| Down::End { grace_ms });
+        self.send_to_all(|| Down::End { grace_ms });
     }
 
     fn ended(&mut self, index: usize, reason: Option<String>) {
@@ -307,7 +309,7 @@ impl Launch {
         if contact.state == State::Gone {
             return;
         }
-        contact.leave();
+        contact.disconnect();
         let (host, node) = (contact.host.to_string(), contact.host.node);
         if self.has_not_returned(index, reason.as_deref()) {
             return;
@@ -328,39 +330,39 @@ impl Launch {
         }
     }
 
-    fn pass_on(&mut self, signal: i32) {
-        self.tell_all(|| Down::Signal(signal));
+    fn forward_signal(&mut self, signal: i32) {
+        self.send_to_all(|| Down::Signal(signal));
         if matches!(signal, SIGINT | SIGTERM | SIGHUP | SIGQUIT) {
             self.interruptions += 1;
             self.stop_restarts();
             if self.interruptions == 2 {
-                self.say("a second signal: ending the job".to_owned());
+                self.print_message("a second signal: ending the job".to_owned());
                 self.fail(Ending::Signal(small(signal)).status());
             }
         }
     }
 
-    fn muttered(&mut self, index: usize, line: &str) {
+    fn on_stderr(&mut self, index: usize, line: &str) {
         let host = self.position(index).map_or_else(
             || format!("host {index}"),
             |position| self.contacts[position].host.to_string(),
         );
-        self.say(format!("{host}: {line}"));
+        self.print_message(format!("{host}: {line}"));
     }
 
-    fn tell_rank_0(&self, message: Down) {
+    fn send_to_rank_0(&self, message: Down) {
         let at = self.running.get(&0).and_then(|index| self.position(*index));
         match (at, message) {
-            (Some(position), message) => self.contacts[position].tell(message),
+            (Some(position), message) => self.contacts[position].send(message),
             (None, Down::Input(bytes)) => self.input.give(bytes.len()),
             (None, _) => {}
         }
     }
 
-    fn tell_all(&self, message: impl Fn() -> Down) {
+    fn send_to_all(&self, message: impl Fn() -> Down) {
         for contact in &self.contacts {
             if contact.state == State::Ready {
-                contact.tell(message());
+                contact.send(message());
             }
         }
     }
@@ -371,7 +373,7 @@ impl Launch {
             .position(|contact| contact.index == index)
     }
 
-    /// The next event; `None` when the time has come.
+    /// The next event; `None` at the deadline.
     fn next(&self, until: Option<Instant>) -> Option<Event> {
         let received = match until {
             Some(until) => self
@@ -385,7 +387,7 @@ impl Launch {
         received.ok()
     }
 
-    fn say(&self, text: String) {
+    fn print_message(&self, text: String) {
         let print = if self.json {
             Print::Event(json!({"event": "message", "text": text}))
         } else {
@@ -400,10 +402,10 @@ impl Launch {
         }
     }
 
-    /// Hangs up everywhere and waits until everything is printed.
+    /// Disconnects all hosts and waits until everything is printed.
     fn finish(&mut self) {
         for contact in &mut self.contacts {
-            contact.leave();
+            contact.disconnect();
         }
         let _ = self.print.send(Print::Done {
             status: self.status,
@@ -413,7 +415,7 @@ impl Launch {
         loop {
             match self.next(None) {
                 Some(Event::Printed | Event::OutputBroken) | None => return,
-                // Whoever reads our output does not; the user does not want to wait for it.
+                // The user does not want to wait for a reader of our output that is stuck.
                 Some(Event::Signal(_)) => return,
                 Some(_) => {}
             }
@@ -421,10 +423,10 @@ impl Launch {
     }
 }
 
-/// The program and its arguments, for people to read.
+/// The program and its arguments, for display.
 fn describe(command: &[OsString]) -> String {
     let words: Vec<_> = command.iter().map(|word| word.to_string_lossy()).collect();
-    words.join(" ").chars().take(MOST_DESCRIBED).collect()
+    words.join(" ").chars().take(MAX_JOB_CHARS).collect()
 }
 
 fn small(signal: i32) -> u8 {

@@ -1,4 +1,4 @@
-//! `dipole run`: starts a job's processes here and on other hosts, and ends them.
+//! `dipole run`: starts a job's processes on this and other hosts, and ends them.
 //!
 //! ```text
 //! launcher -> guard -> shim -> rank-exec = PROGRAM      (this machine)
@@ -6,8 +6,8 @@
 //! launcher -> guard -> reach ~~> agent-session -> guard -> shim -> ...  (through its agent)
 //! ```
 //!
-//! Every arrow is watched in both directions, so that nothing is left behind
-//! whoever dies: see [`mod@guard`].
+//! Every arrow is watched in both directions, so that nothing stays behind whichever process dies:
+//! see [`mod@guard`].
 
 #![forbid(unsafe_code)]
 
@@ -91,18 +91,18 @@ pub struct RunArgs {
 /// Why a job could not be run.
 #[derive(Debug)]
 pub(crate) enum RunError {
-    /// The hosts file is broken.
+    /// The hosts file is invalid.
     Hosts(FileError),
-    /// The cluster key cannot be had.
+    /// The cluster key cannot be loaded.
     Key(KeyError),
-    /// An environment variable is broken.
+    /// An environment variable is invalid.
     Environment(JobError),
-    /// No agent of this node has told of any.
+    /// No agent of this node has written a file of nodes.
     NoAgent { file: PathBuf },
     /// Not one host answered.
     NoHost { tried: usize },
-    /// The owners of the hosts that answered take fewer ranks.
-    NoRoom { ranks: u32, room: u32 },
+    /// The owners of the hosts that answered accept fewer ranks.
+    TooManyRanks { ranks: u32, capacity: u32 },
     /// A system call failed.
     System {
         doing: &'static str,
@@ -118,7 +118,7 @@ impl fmt::Display for RunError {
             RunError::Environment(error) => error.fmt(f),
             RunError::NoAgent { file } => write!(
                 f,
-                "no agent of this node has said which nodes there are ({} is missing): start one \
+                "no agent of this node has listed the nodes ({} is missing): start one \
                  with `dipole agent --discover`, with the same DIPOLE_NID and runtime directory, or \
                  name a hosts file (`./agent` if yours has this name)",
                 file.display()
@@ -128,9 +128,9 @@ impl fmt::Display for RunError {
                 "none of the {tried} hosts takes the job, so no rank was started; see above for \
                  each"
             ),
-            RunError::NoRoom { ranks, room } => write!(
+            RunError::TooManyRanks { ranks, capacity } => write!(
                 f,
-                "{ranks} ranks are too many: the owners of the hosts that answered take {room} in \
+                "{ranks} ranks are too many: the owners of the hosts that answered take {capacity} in \
                  all now, so none was started; ask for fewer, or add hosts"
             ),
             RunError::System { doing, cause } => write!(f, "{doing} failed: {cause}"),

@@ -1,22 +1,23 @@
-//! What the launcher and the shim of a host say to each other.
+//! The messages between the launcher and the shim of a host.
 //!
-//! The shim first writes [`BANNER`], so that what a login shell prints before it
-//! is told from it. Then both ways: kind (1 byte), number (4), length (4),
-//! payload; little endian. The number is a rank unless the kind says otherwise.
+//! The shim first writes [`BANNER`], which separates its messages from what a login shell prints
+//! before it starts.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::{self, BufRead, Read, Write};
 use std::path::PathBuf;
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// What a shim writes first.
-pub(super) const BANNER: &[u8] = b"\ndipole-shim 1\n";
+/// Written first by a shim.
+pub(super) const BANNER: &[u8] = b"\ndipole-shim 2\n";
+const LENGTH_BYTES: usize = 4;
 /// Longer than any hosts file with its command line.
-const MAX_PAYLOAD_BYTES: usize = 64 << 20;
+const MAX_MESSAGE_BYTES: usize = 64 << 20;
 
-/// A shim introduces itself.
+/// The first message of a shim.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Hello {
     pub(super) version: String,
@@ -61,7 +62,7 @@ pub(crate) enum Ending {
 }
 
 impl Ending {
-    /// The status as shells write it.
+    /// The status as shells report it.
     pub(crate) fn status(self) -> u8 {
         match self {
             Ending::Code(code) => code,
@@ -71,11 +72,11 @@ impl Ending {
 }
 
 /// Launcher to shim.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Down {
     Start(Box<Start>),
     /// Bytes for the standard input of rank 0.
-    Input(Vec<u8>),
+    Input(#[serde(with = "serde_bytes")] Vec<u8>),
     InputEnd,
     Signal(i32),
     /// End everything: SIGTERM, and SIGKILL after this long.
@@ -85,8 +86,9 @@ pub(super) enum Down {
 }
 
 /// Shim to launcher.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Up {
+    /// Comes first and stays the first variant, so that versions can be compared.
     Hello(Hello),
     Started {
         rank: u32,
@@ -95,6 +97,7 @@ pub(super) enum Up {
     Output {
         rank: u32,
         stream: Stream,
+        #[serde(with = "serde_bytes")]
         bytes: Vec<u8>,
     },
     Exited {
@@ -103,116 +106,28 @@ pub(super) enum Up {
     },
     /// Rank 0 has taken this much of its input.
     InputTaken(u32),
-    /// A complaint of the shim itself.
-    Complaint(String),
+    /// A warning of the shim itself.
+    Warning(String),
     /// No process is left on this host.
     Done,
-    /// Nobody starts a shim there; why.
+    /// No shim is started there, and why.
     Refused(String),
 }
 
 /// Which of a rank's two outputs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Stream {
     Stdout,
     Stderr,
 }
 
-impl Down {
-    pub(super) fn write(&self, to: &mut impl Write) -> io::Result<()> {
-        match self {
-            Down::Start(start) => put(to, 1, 0, &serde_json::to_vec(start)?),
-            Down::Input(bytes) => put(to, 2, 0, bytes),
-            Down::InputEnd => put(to, 3, 0, &[]),
-            Down::Signal(signal) => put(to, 4, signal.cast_unsigned(), &[]),
-            Down::End { grace_ms } => put(to, 5, *grace_ms, &[]),
-        }
-    }
-
-    /// The next message; `None` at the end of the stream.
-    pub(super) fn read(from: &mut impl Read) -> io::Result<Option<Down>> {
-        let Some((kind, number, payload)) = take(from)? else {
-            return Ok(None);
-        };
-        Ok(Some(match kind {
-            1 => Down::Start(Box::new(serde_json::from_slice(&payload)?)),
-            2 => Down::Input(payload),
-            3 => Down::InputEnd,
-            4 => Down::Signal(number.cast_signed()),
-            5 => Down::End { grace_ms: number },
-            _ => return Err(unknown(kind)),
-        }))
-    }
-}
-
-impl Up {
-    pub(super) fn write(&self, to: &mut impl Write) -> io::Result<()> {
-        match self {
-            Up::Hello(hello) => put(to, 16, 0, &serde_json::to_vec(hello)?),
-            Up::Started { rank, pid } => put(to, 17, *rank, &pid.to_le_bytes()),
-            Up::Output {
-                rank,
-                stream: Stream::Stdout,
-                bytes,
-            } => put(to, 18, *rank, bytes),
-            Up::Output { rank, bytes, .. } => put(to, 19, *rank, bytes),
-            Up::Exited { rank, ending } => put(to, 20, *rank, &serde_json::to_vec(ending)?),
-            Up::InputTaken(count) => put(to, 21, *count, &[]),
-            Up::Complaint(text) => put(to, 22, 0, text.as_bytes()),
-            Up::Done => put(to, 23, 0, &[]),
-            Up::Refused(reason) => put(to, 24, 0, reason.as_bytes()),
-        }
-    }
-
-    /// The next message; `None` at the end of the stream.
-    pub(super) fn read(from: &mut impl Read) -> io::Result<Option<Up>> {
-        let Some((kind, number, payload)) = take(from)? else {
-            return Ok(None);
-        };
-        Ok(Some(match kind {
-            16 => Up::Hello(serde_json::from_slice(&payload)?),
-            17 => Up::Started {
-                rank: number,
-                pid: u32::from_le_bytes(
-                    payload
-                        .try_into()
-                        .map_err(|_| io::Error::other("a pid of another length than 4"))?,
-                ),
-            },
-            18 => output(number, Stream::Stdout, payload),
-            19 => output(number, Stream::Stderr, payload),
-            20 => Up::Exited {
-                rank: number,
-                ending: serde_json::from_slice(&payload)?,
-            },
-            21 => Up::InputTaken(number),
-            22 => Up::Complaint(String::from_utf8_lossy(&payload).into_owned()),
-            23 => Up::Done,
-            24 => Up::Refused(String::from_utf8_lossy(&payload).into_owned()),
-            _ => return Err(unknown(kind)),
-        }))
-    }
-}
-
-fn output(rank: u32, stream: Stream, bytes: Vec<u8>) -> Up {
-    Up::Output {
-        rank,
-        stream,
-        bytes,
-    }
-}
-
-fn unknown(kind: u8) -> io::Error {
-    io::Error::other(format!("a message of unknown kind {kind}"))
-}
-
 /// Reads up to and including the banner.
 pub(super) fn skip_to_banner(from: &mut impl BufRead) -> io::Result<()> {
-    const MOST_BYTES: usize = 1 << 16;
-    // What precedes may lack its last line break; the shim brings one along.
+    const MAX_BYTES: usize = 1 << 16;
+    // The shell's output may lack its last line break; the banner begins with one.
     let mut window = std::collections::VecDeque::with_capacity(BANNER.len());
-    for byte in from.take(MOST_BYTES as u64).bytes() {
+    for byte in from.take(MAX_BYTES as u64).bytes() {
         if window.len() == BANNER.len() {
             window.pop_front();
         }
@@ -222,44 +137,46 @@ pub(super) fn skip_to_banner(from: &mut impl BufRead) -> io::Result<()> {
         }
     }
     Err(io::Error::other(
-        "its output ended, or went on for 64 KiB, without a word of `dipole`; is it installed \
-         there (--dipole PATH)?",
+        "`dipole` did not start there; is it installed (--dipole PATH), and does the login work?",
     ))
 }
 
-fn put(to: &mut impl Write, kind: u8, number: u32, payload: &[u8]) -> io::Result<()> {
-    let length = u32::try_from(payload.len())
+/// Writes a message: its length (4 bytes, little endian), then its fields as postcard.
+pub(super) fn write(message: &impl Serialize, to: &mut impl Write) -> io::Result<()> {
+    // Room for the length, which is known at the end.
+    let mut bytes =
+        postcard::to_extend(message, vec![0; LENGTH_BYTES]).map_err(io::Error::other)?;
+    let length = bytes.len() - LENGTH_BYTES;
+    let length = u32::try_from(length)
         .ok()
-        .filter(|_| payload.len() <= MAX_PAYLOAD_BYTES)
+        .filter(|_| length <= MAX_MESSAGE_BYTES)
         .ok_or_else(|| io::Error::other("a message of more than 64 MiB"))?;
-    let mut head = [kind, 0, 0, 0, 0, 0, 0, 0, 0];
-    head[1..5].copy_from_slice(&number.to_le_bytes());
-    head[5..].copy_from_slice(&length.to_le_bytes());
-    to.write_all(&head)?;
-    to.write_all(payload)?;
+    bytes[..LENGTH_BYTES].copy_from_slice(&length.to_le_bytes());
+    to.write_all(&bytes)?;
     to.flush()
 }
 
-fn take(from: &mut impl Read) -> io::Result<Option<(u8, u32, Vec<u8>)>> {
-    let mut head = [0; 9];
-    let first = loop {
-        match from.read(&mut head[..1]) {
-            Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {}
-            other => break other?,
+/// Reads the next message; `None` at the end of the stream.
+pub(super) fn read<M: DeserializeOwned>(from: &mut impl BufRead) -> io::Result<Option<M>> {
+    while let Err(cause) = from.fill_buf() {
+        if cause.kind() != io::ErrorKind::Interrupted {
+            return Err(cause);
         }
-    };
-    if first == 0 {
+    }
+    if from.fill_buf()?.is_empty() {
         return Ok(None);
     }
-    from.read_exact(&mut head[1..])?;
-    let number = u32::from_le_bytes([head[1], head[2], head[3], head[4]]);
-    let length = u32::from_le_bytes([head[5], head[6], head[7], head[8]]) as usize;
-    if length > MAX_PAYLOAD_BYTES {
+    let mut length = [0; LENGTH_BYTES];
+    from.read_exact(&mut length)?;
+    let length = u32::from_le_bytes(length) as usize;
+    if length > MAX_MESSAGE_BYTES {
         return Err(io::Error::other(format!("a message of {length} bytes")));
     }
-    let mut payload = vec![0; length];
-    from.read_exact(&mut payload)?;
-    Ok(Some((head[0], number, payload)))
+    let mut bytes = vec![0; length];
+    from.read_exact(&mut bytes)?;
+    postcard::from_bytes(&bytes)
+        .map(Some)
+        .map_err(io::Error::other)
 }
 
 #[cfg(test)]
@@ -270,27 +187,26 @@ mod tests {
     fn messages_read_back_as_written_and_a_cut_one_is_an_error() {
         let mut bytes = Vec::new();
         let ending = Ending::Signal(9);
-        Up::Exited { rank: 7, ending }.write(&mut bytes).unwrap();
-        Up::Output {
+        write(&Up::Exited { rank: 7, ending }, &mut bytes).unwrap();
+        let output = Up::Output {
             rank: 1,
             stream: Stream::Stderr,
             bytes: b"x\ny".to_vec(),
-        }
-        .write(&mut bytes)
-        .unwrap();
+        };
+        write(&output, &mut bytes).unwrap();
         let mut from = &bytes[..];
-        let first = Up::read(&mut from).unwrap().unwrap();
+        let first = read::<Up>(&mut from).unwrap().unwrap();
         assert!(matches!(first, Up::Exited { rank: 7, ending: e } if e == ending));
-        let second = Up::read(&mut from).unwrap().unwrap();
+        let second = read::<Up>(&mut from).unwrap().unwrap();
         assert!(matches!(
             second,
             Up::Output { rank: 1, stream: Stream::Stderr, bytes } if bytes == b"x\ny"
         ));
-        assert!(Up::read(&mut from).unwrap().is_none());
+        assert!(read::<Up>(&mut from).unwrap().is_none());
         let cut = bytes.len() - 1;
         let mut from = &bytes[..cut];
-        Up::read(&mut from).unwrap();
-        assert!(Up::read(&mut from).is_err());
+        read::<Up>(&mut from).unwrap();
+        assert!(read::<Up>(&mut from).is_err());
     }
 
     #[test]

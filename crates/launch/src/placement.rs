@@ -2,46 +2,46 @@
 
 use dipole_node::hosts::Host;
 
-/// Hosts to try: the first ones, in order, whose slots hold all ranks, passing over `failed`.
+/// Hosts to try: the first ones, in order, whose slots hold all ranks, skipping `failed`.
 ///
-/// All that are left if there are too few slots. Indices into `hosts`.
+/// All remaining ones if there are too few slots. Returns indices into `hosts`.
 pub(super) fn candidates(hosts: &[Host], failed: &[usize], ranks: u32) -> Vec<usize> {
     let mut chosen = Vec::new();
-    let mut held = 0_u32;
+    let mut slots = 0_u32;
     for (index, host) in hosts.iter().enumerate() {
-        if held >= ranks {
+        if slots >= ranks {
             break;
         }
         if !failed.contains(&index) {
-            held = held.saturating_add(host.slots);
+            slots = slots.saturating_add(host.slots);
             chosen.push(index);
         }
     }
     chosen
 }
 
-/// How many ranks a host may get.
+/// How many ranks a host takes.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Room {
-    /// In each round.
+pub(super) struct Capacity {
+    /// In each round of the distribution.
     pub(super) slots: u32,
     /// In all, if its owner has set a limit.
     pub(super) most: Option<u32>,
 }
 
-/// Deals ranks to hosts by their slots, in order; begins again at the first when all are full.
+/// Distributes ranks to hosts by their slots, in order; begins again at the first when all are full.
 ///
-/// Returns for every rank the index into `rooms`, or how many ranks there is room for.
-pub(super) fn deal(rooms: &[Room], ranks: u32) -> Result<Vec<usize>, u32> {
-    let mut given = vec![0_u32; rooms.len()];
+/// Returns for every rank the index into `capacities`, or how many ranks fit in all.
+pub(super) fn distribute(capacities: &[Capacity], ranks: u32) -> Result<Vec<usize>, u32> {
+    let mut given = vec![0_u32; capacities.len()];
     let mut left = ranks;
     while left > 0 {
         let before = left;
-        for (given, room) in given.iter_mut().zip(rooms) {
-            let free = room
+        for (given, capacity) in given.iter_mut().zip(capacities) {
+            let free = capacity
                 .most
                 .map_or(u32::MAX, |most| most.saturating_sub(*given));
-            let taken = room.slots.min(free).min(left);
+            let taken = capacity.slots.min(free).min(left);
             *given += taken;
             left -= taken;
         }
@@ -49,7 +49,7 @@ pub(super) fn deal(rooms: &[Room], ranks: u32) -> Result<Vec<usize>, u32> {
             return Err(ranks - left);
         }
     }
-    // Neighbours in rank stay on one host also when the slots do not suffice.
+    // Consecutive ranks stay on one host even if a host gets ranks in several rounds.
     let all = given.iter().enumerate();
     Ok(all
         .flat_map(|(index, given)| std::iter::repeat_n(index, *given as usize))
@@ -63,27 +63,27 @@ mod tests {
 
     #[test]
     fn ranks_fill_the_slots_in_order_and_then_begin_again() {
-        let deal = |slots: &[u32], ranks| {
-            let room = |slots: &u32| Room {
+        let distribute = |slots: &[u32], ranks| {
+            let capacity = |slots: &u32| Capacity {
                 slots: *slots,
                 most: None,
             };
-            super::deal(&slots.iter().map(room).collect::<Vec<_>>(), ranks).unwrap()
+            super::distribute(&slots.iter().map(capacity).collect::<Vec<_>>(), ranks).unwrap()
         };
-        assert_eq!(deal(&[2, 1, 3], 4), [0, 0, 1, 2]);
-        assert_eq!(deal(&[2, 1], 5), [0, 0, 0, 0, 1]);
-        assert_eq!(deal(&[1], 3), [0, 0, 0]);
-        assert_eq!(deal(&[4, 4], 2), [0, 0]);
+        assert_eq!(distribute(&[2, 1, 3], 4), [0, 0, 1, 2]);
+        assert_eq!(distribute(&[2, 1], 5), [0, 0, 0, 0, 1]);
+        assert_eq!(distribute(&[1], 3), [0, 0, 0]);
+        assert_eq!(distribute(&[4, 4], 2), [0, 0]);
     }
 
     #[test]
     fn an_owners_limit_holds_in_all_rounds() {
-        let rooms = [(2, Some(1)), (2, None)].map(|(slots, most)| Room { slots, most });
-        assert_eq!(deal(&rooms, 5), Ok(vec![0, 1, 1, 1, 1]));
-        let rooms = [(2, Some(1)), (2, Some(3))].map(|(slots, most)| Room { slots, most });
-        assert_eq!(deal(&rooms, 4), Ok(vec![0, 1, 1, 1]));
-        assert_eq!(deal(&rooms, 5), Err(4));
-        assert_eq!(deal(&[], 1), Err(0));
+        let capacities = [(2, Some(1)), (2, None)].map(|(slots, most)| Capacity { slots, most });
+        assert_eq!(distribute(&capacities, 5), Ok(vec![0, 1, 1, 1, 1]));
+        let capacities = [(2, Some(1)), (2, Some(3))].map(|(slots, most)| Capacity { slots, most });
+        assert_eq!(distribute(&capacities, 4), Ok(vec![0, 1, 1, 1]));
+        assert_eq!(distribute(&capacities, 5), Err(4));
+        assert_eq!(distribute(&[], 1), Err(0));
     }
 
     #[test]

@@ -1,8 +1,8 @@
-//! Reaches a node through its agent: stands where `ssh` would, and carries the standard streams
-//! of the guard that the agent starts.
+//! `dipole reach`: reaches a node through its agent. It takes the place of `ssh` and carries the
+//! standard streams of the guard that the agent starts.
 //!
-//! Where nothing listens, the remote shell is tried instead. Why nothing came of a call is said
-//! to the launcher as a shim would speak.
+//! Where no agent listens, the remote shell is tried instead. If a call fails, the launcher is told
+//! why in the form in which a shim would refuse.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -15,23 +15,23 @@ use std::time::Duration;
 use clap::Args;
 use dipole_node::{ClusterKey, variables};
 
-use super::message::{BANNER, Up};
+use super::message::{self, BANNER, Up};
 use crate::call::{
-    Answer, Channel, Frame, GREETING_BYTES, Greeting, MOST_BYTES, Receiver, Request, SILENCE,
-    Sender, say_alive,
+    Answer, Channel, Frame, GREETING_BYTES, Greeting, IDLE_LIMIT, MAX_CHUNK_BYTES, Receiver,
+    Request, Sender, send_keepalives,
 };
 
 /// How long an address may take to accept a call.
-const CONNECT_PATIENCE: Duration = Duration::from_secs(2);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long an agent may take to greet and to answer.
-const ANSWER_PATIENCE: Duration = Duration::from_secs(8);
-/// What `ssh` returns when it did not get there.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(8);
+/// What `ssh` returns when it could not connect.
 const SHELL_FAILED: i32 = 255;
 
 /// Arguments of the hidden subcommand `reach`.
 #[derive(Args, Debug)]
 pub struct ReachArgs {
-    /// Where the agent is asked, on each of its cards.
+    /// Addresses of the agent, on each of its interfaces.
     #[arg(value_delimiter = ',', required = true)]
     agent: Vec<SocketAddr>,
     /// How many ranks may be placed there.
@@ -45,10 +45,10 @@ pub struct ReachArgs {
     shell: Vec<OsString>,
 }
 
-/// Why nothing came of a call.
-enum NoCall {
+/// Why a call failed.
+enum CallError {
     /// Nothing listens at any address.
-    Nobody {
+    NoAgent {
         at: Vec<SocketAddr>,
         cause: io::Error,
     },
@@ -58,7 +58,7 @@ enum NoCall {
         why: String,
     },
     /// The agent fell silent, or hung up after the proof.
-    OtherKey {
+    KeyMismatch {
         agent: SocketAddr,
         own: String,
     },
@@ -74,27 +74,27 @@ enum NoCall {
     },
 }
 
-impl fmt::Display for NoCall {
+impl fmt::Display for CallError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            NoCall::Nobody { at, cause } => {
+            CallError::NoAgent { at, cause } => {
                 let at: Vec<String> = at.iter().map(SocketAddr::to_string).collect();
                 write!(f, "no agent answers at {}: {cause}", at.join(", "))
             }
-            NoCall::Key(why) => f.write_str(why),
-            NoCall::Greeting { agent, why } => write!(f, "{agent}: {why}"),
-            NoCall::OtherKey { agent, own } => write!(
+            CallError::Key(why) => f.write_str(why),
+            CallError::Greeting { agent, why } => write!(f, "{agent}: {why}"),
+            CallError::KeyMismatch { agent, own } => write!(
                 f,
                 "the agent at {agent} does not hold the cluster key {own}: compare `dipole key \
                  show` on both machines, and set {} there to a copy of the same",
                 variables::KEY
             ),
-            NoCall::Silent { agent } => write!(
+            CallError::Silent { agent } => write!(
                 f,
                 "the agent at {agent} does not answer; is it stopped, or its machine overloaded?"
             ),
-            NoCall::Refused { reason } => write!(f, "refuses work: {reason}"),
-            NoCall::System { agent, cause } => {
+            CallError::Refused { reason } => write!(f, "refuses work: {reason}"),
+            CallError::System { agent, cause } => {
                 write!(f, "the connection to the agent at {agent}: {cause}")
             }
         }
@@ -105,20 +105,22 @@ impl fmt::Display for NoCall {
 pub fn reach(args: &ReachArgs) -> ExitCode {
     let call = match call(args) {
         Ok(call) => call,
-        Err(nobody @ NoCall::Nobody { .. }) => {
-            tracing::info!("{nobody}; trying {}", args.shell[0].display());
-            return by_shell(args, &nobody);
+        Err(error @ CallError::NoAgent { .. }) => {
+            tracing::info!("{error}; trying {}", args.shell[0].display());
+            return run_shell(args, &error);
         }
         Err(error) => {
             let refused = Up::Refused(error.to_string());
             let mut out = io::stdout().lock();
-            let _hung_up = out.write_all(BANNER).and_then(|()| refused.write(&mut out));
+            let _hung_up = out
+                .write_all(BANNER)
+                .and_then(|()| message::write(&refused, &mut out));
             return ExitCode::FAILURE;
         }
     };
     let (receiver, sender) = call;
     let sender = Arc::new(Mutex::new(sender));
-    say_alive(Arc::clone(&sender));
+    send_keepalives(Arc::clone(&sender));
     std::thread::spawn(move || carry_input(&sender));
     match carry_output(receiver) {
         Ok(status) => ExitCode::from(status),
@@ -129,10 +131,10 @@ pub fn reach(args: &ReachArgs) -> ExitCode {
     }
 }
 
-fn by_shell(args: &ReachArgs, nobody: &NoCall) -> ExitCode {
+fn run_shell(args: &ReachArgs, error: &CallError) -> ExitCode {
     let shell = args.shell[0].display();
     let hint = format!(
-        "{nobody}; start `dipole agent` there with this cluster key, or make `{shell}` work"
+        "{error}; start `dipole agent` there with this cluster key, or make `{shell}` work"
     );
     let status = match Command::new(&args.shell[0]).args(&args.shell[1..]).status() {
         Ok(status) => status.code(),
@@ -150,35 +152,35 @@ fn by_shell(args: &ReachArgs, nobody: &NoCall) -> ExitCode {
 
 type Call = (Receiver<TcpStream>, Sender<TcpStream>);
 
-fn call(args: &ReachArgs) -> Result<Call, NoCall> {
+fn call(args: &ReachArgs) -> Result<Call, CallError> {
     let file = std::env::var_os(variables::KEY)
-        .ok_or_else(|| NoCall::Key(format!("{} is not set", variables::KEY)))?;
-    let key = ClusterKey::load(file.as_ref()).map_err(|error| NoCall::Key(error.to_string()))?;
+        .ok_or_else(|| CallError::Key(format!("{} is not set", variables::KEY)))?;
+    let key = ClusterKey::load(file.as_ref()).map_err(|error| CallError::Key(error.to_string()))?;
     let (agent, mut stream) = connect(&args.agent)?;
     let system = |cause: io::Error| match cause.kind() {
-        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => NoCall::Silent { agent },
-        _ => NoCall::System { agent, cause },
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => CallError::Silent { agent },
+        _ => CallError::System { agent, cause },
     };
     stream.set_nodelay(true).map_err(system)?;
     stream
-        .set_read_timeout(Some(ANSWER_PATIENCE))
+        .set_read_timeout(Some(ANSWER_TIMEOUT))
         .map_err(system)?;
     let mut greeting = [0; GREETING_BYTES];
     stream.read_exact(&mut greeting).map_err(|cause| {
         if cause.kind() == io::ErrorKind::UnexpectedEof {
             let why = "something hung up without a greeting; is it an agent?".to_owned();
-            return NoCall::Greeting { agent, why };
+            return CallError::Greeting { agent, why };
         }
         system(cause)
     })?;
     let greeting = Greeting::from_bytes(greeting);
     greeting
         .check()
-        .map_err(|why| NoCall::Greeting { agent, why })?;
+        .map_err(|why| CallError::Greeting { agent, why })?;
     let channel = Channel::call(&mut stream, &key, &greeting).map_err(|cause| {
         use io::ErrorKind::{ConnectionReset, InvalidData, UnexpectedEof};
         match cause.kind() {
-            InvalidData | UnexpectedEof | ConnectionReset => NoCall::OtherKey {
+            InvalidData | UnexpectedEof | ConnectionReset => CallError::KeyMismatch {
                 agent,
                 own: key.fingerprint(),
             },
@@ -201,29 +203,29 @@ fn call(args: &ReachArgs) -> Result<Call, NoCall> {
         )),
     };
     match answer.map_err(system)? {
-        Answer::Welcome { .. } => {}
-        Answer::Refused { reason } => return Err(NoCall::Refused { reason }),
+        Answer::Accepted { .. } => {}
+        Answer::Refused { reason } => return Err(CallError::Refused { reason }),
     }
-    let patience = sender.stream().set_read_timeout(Some(SILENCE));
+    let patience = sender.stream().set_read_timeout(Some(IDLE_LIMIT));
     patience.map_err(system)?;
     Ok((receiver, sender))
 }
 
-fn connect(agent: &[SocketAddr]) -> Result<(SocketAddr, TcpStream), NoCall> {
+fn connect(agent: &[SocketAddr]) -> Result<(SocketAddr, TcpStream), CallError> {
     let mut last = io::Error::other("no address");
     for address in agent {
-        match TcpStream::connect_timeout(address, CONNECT_PATIENCE) {
+        match TcpStream::connect_timeout(address, CONNECT_TIMEOUT) {
             Ok(stream) => return Ok((*address, stream)),
             Err(cause) => last = cause,
         }
     }
-    Err(NoCall::Nobody {
+    Err(CallError::NoAgent {
         at: agent.to_vec(),
         cause: last,
     })
 }
 
-/// As the other side's log names us.
+/// The name that the other side's log shows for this caller.
 fn who() -> String {
     let user = std::env::var("USER")
         .unwrap_or_else(|_| format!("uid {}", rustix::process::getuid().as_raw()));
@@ -233,14 +235,14 @@ fn who() -> String {
 
 fn carry_input(sender: &Mutex<Sender<TcpStream>>) {
     let mut stdin = io::stdin().lock();
-    let mut buffer = vec![0; MOST_BYTES];
+    let mut buffer = vec![0; MAX_CHUNK_BYTES];
     loop {
         let frame = match stdin.read(&mut buffer) {
             Err(cause) if cause.kind() == io::ErrorKind::Interrupted => continue,
             Ok(0) | Err(_) => Frame::InputEnd,
             Ok(length) => Frame::Data(buffer[..length].to_vec()),
         };
-        // A connection that is gone is noticed by whoever reads from it.
+        // A lost connection is noticed by the thread that reads from it.
         let mut sender = sender.lock().unwrap_or_else(PoisonError::into_inner);
         if sender.send(&frame).is_err() || frame == Frame::InputEnd {
             return;
@@ -250,7 +252,7 @@ fn carry_input(sender: &Mutex<Sender<TcpStream>>) {
 
 fn carry_output(mut receiver: Receiver<TcpStream>) -> io::Result<u8> {
     loop {
-        match receiver.receive().map_err(told)? {
+        match receiver.receive().map_err(name_timeout)? {
             Some(Frame::Data(bytes)) => {
                 let mut out = io::stdout().lock();
                 out.write_all(&bytes)?;
@@ -259,18 +261,19 @@ fn carry_output(mut receiver: Receiver<TcpStream>) -> io::Result<u8> {
             Some(Frame::Errors(bytes)) => io::stderr().write_all(&bytes)?,
             Some(Frame::Alive) => {}
             Some(Frame::Last(status)) => return Ok(status),
-            Some(_) => return Err(io::Error::other("something that does not belong there")),
+            Some(_) => return Err(io::Error::other("an unexpected frame")),
             None => return Err(io::ErrorKind::UnexpectedEof.into()),
         }
     }
 }
 
-/// A silence by its name.
-fn told(cause: io::Error) -> io::Error {
+/// Gives a time-out a message of its own.
+fn name_timeout(cause: io::Error) -> io::Error {
     match cause.kind() {
-        io::ErrorKind::WouldBlock => {
-            io::Error::other(format!("nothing was heard for {} s", SILENCE.as_secs()))
-        }
+        io::ErrorKind::WouldBlock => io::Error::other(format!(
+            "nothing was received for {} s",
+            IDLE_LIMIT.as_secs()
+        )),
         _ => cause,
     }
 }

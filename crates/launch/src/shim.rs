@@ -1,9 +1,8 @@
-//! The launcher's hand on one host: starts the ranks there, carries their input
-//! and output, and ends everything when told or when nobody is left to tell it.
+//! `dipole shim`: starts the ranks of one host for the launcher, carries their input and output, and
+//! ends everything when told to, or when launcher or guard are gone.
 //!
-//! It talks over its standard input and output. Input that ends, a guard that
-//! dies and a launcher that asks for it all mean the same: no process below
-//! this one survives.
+//! It exchanges messages over its standard input and output. Input that ends, a guard that dies and
+//! a launcher that asks for it all mean the same: no process below this one survives.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -21,7 +20,7 @@ use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process_group, 
 use super::budget::Budget;
 use super::descendants;
 use super::guard::watch_parent;
-use super::message::{BANNER, Down, Ending, Hello, Start, Stream, Up};
+use super::message::{self, BANNER, Down, Ending, Hello, Start, Stream, Up};
 
 /// Arguments of the hidden subcommand `shim`.
 #[derive(Args, Debug)]
@@ -40,14 +39,14 @@ const OUTPUT_BUDGET_BYTES: usize = 1 << 20;
 const SWEEP_PAUSE: Duration = Duration::from_millis(3);
 
 enum Event {
-    Told(Down),
-    /// Nobody is left to talk to.
-    Alone,
+    Command(Down),
+    /// The launcher or the guard is gone.
+    Disconnected,
     Died(Pid, WaitStatus),
     NoChildren,
 }
 
-/// What rank 0 reads, on its way.
+/// Input on its way to rank 0.
 enum Input {
     Bytes(Vec<u8>),
     End,
@@ -73,11 +72,15 @@ fn try_shim(args: &ShimArgs) -> io::Result<()> {
         pid: std::process::id(),
         most_ranks: args.most_ranks,
     };
-    Up::Hello(hello).write(&mut io::stdout())?;
-    let start = match Down::read(&mut control)? {
+    message::write(&Up::Hello(hello), &mut io::stdout())?;
+    let start = match message::read(&mut control)? {
         Some(Down::Start(start)) => start,
-        Some(_) => return Err(io::Error::other("something else than ranks to start")),
-        // The launcher had no use for this host.
+        Some(_) => {
+            return Err(io::Error::other(
+                "the launcher sent an unexpected message instead of ranks to start",
+            ));
+        }
+        // The launcher does not need this host.
         None => return Ok(()),
     };
     drop(control);
@@ -86,7 +89,7 @@ fn try_shim(args: &ShimArgs) -> io::Result<()> {
     {
         let ranks = start.ranks.len();
         return Err(io::Error::other(format!(
-            "{ranks} ranks to start, where {most} were allowed"
+            "the launcher wants {ranks} ranks started, but only {most} are allowed"
         )));
     }
 
@@ -118,7 +121,7 @@ fn try_shim(args: &ShimArgs) -> io::Result<()> {
     };
     host.start(&start)?;
     std::thread::spawn(move || reap(&events));
-    host.tend(&inbox);
+    host.run(&inbox);
     for reader in host.readers.drain(..) {
         let _ = reader.join();
     }
@@ -141,9 +144,9 @@ struct HostRanks {
     readers: Vec<std::thread::JoinHandle<()>>,
     outbox: Sender<Up>,
     budget: Budget,
-    /// Open for the ranks to read for as long as there are any.
+    /// The hosts file, open for the ranks to read as long as there are any.
     hosts: Option<OwnedFd>,
-    /// The same with the cluster key.
+    /// The cluster key, likewise.
     key: Option<OwnedFd>,
 }
 
@@ -163,7 +166,7 @@ impl HostRanks {
         let key = key.transpose()?;
         let directory_is_there = start.directory.is_dir();
         if !directory_is_there {
-            let _ = self.outbox.send(Up::Complaint(format!(
+            let _ = self.outbox.send(Up::Warning(format!(
                 "there is no directory {}; the ranks start in the home directory",
                 start.directory.display()
             )));
@@ -190,7 +193,7 @@ impl HostRanks {
                 .process_group(0);
             for (name, file) in [("DIPOLE_HOSTS", &hosts), ("DIPOLE_KEY", &key)] {
                 if let Some(file) = file {
-                    // By way of this process, which outlives all ranks; no file to leave behind.
+                    // Through this process, which outlives all ranks, so that no file stays behind.
                     let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
                     command.env(name, path);
                 }
@@ -251,8 +254,8 @@ impl HostRanks {
         }));
     }
 
-    /// Until no process is left.
-    fn tend(&mut self, inbox: &Receiver<Event>) {
+    /// Handles events until no process is left.
+    fn run(&mut self, inbox: &Receiver<Event>) {
         let mut kill_at: Option<Instant> = None;
         let mut sweeping = false;
         loop {
@@ -267,22 +270,22 @@ impl HostRanks {
                 inbox.recv().map_err(|_| RecvTimeoutError::Disconnected)
             };
             match event {
-                Ok(Event::Told(Down::Input(bytes))) => self.feed(Input::Bytes(bytes)),
-                Ok(Event::Told(Down::InputEnd)) => self.feed(Input::End),
-                Ok(Event::Told(Down::Signal(signal))) => {
+                Ok(Event::Command(Down::Input(bytes))) => self.feed(Input::Bytes(bytes)),
+                Ok(Event::Command(Down::InputEnd)) => self.feed(Input::End),
+                Ok(Event::Command(Down::Signal(signal))) => {
                     if let Some(signal) = Signal::from_named_raw(signal) {
                         self.signal(signal);
                     }
                 }
-                Ok(Event::Told(Down::End { grace_ms })) => {
+                Ok(Event::Command(Down::End { grace_ms })) => {
                     let at = Instant::now() + Duration::from_millis(grace_ms.into());
                     kill_at = Some(kill_at.map_or(at, |former| former.min(at)));
                     self.signal(Signal::TERM);
-                    // A stopped process would not see it.
+                    // A stopped process would not act on it.
                     self.signal(Signal::CONT);
                 }
-                Ok(Event::Told(Down::Start(_))) | Err(RecvTimeoutError::Timeout) => {}
-                Ok(Event::Alone) => sweeping = true,
+                Ok(Event::Command(Down::Start(_))) | Err(RecvTimeoutError::Timeout) => {}
+                Ok(Event::Disconnected) => sweeping = true,
                 Ok(Event::Died(pid, status)) => self.died(pid, status),
                 Ok(Event::NoChildren) | Err(RecvTimeoutError::Disconnected) => return,
             }
@@ -290,13 +293,14 @@ impl HostRanks {
     }
 
     fn feed(&mut self, input: Input) {
-        // Where there is no rank 0 the launcher sends none.
+        // The launcher sends input only to the host of rank 0.
         if let Some(to_feed) = &self.input {
             let _ = to_feed.send(input);
         }
     }
 
-    /// To the process group of every rank that runs: only then is it surely its own.
+    /// Signals the process group of every running rank: once a rank has ended, its group id may be
+    /// another's.
     fn signal(&self, signal: Signal) {
         for rank in self.ranks.iter().filter(|rank| rank.running) {
             let _ = kill_process_group(rank.pid, signal);
@@ -328,7 +332,7 @@ pub(super) fn ending_of(status: WaitStatus) -> Ending {
     }
 }
 
-/// A file that only this user may read, and that ends with this process.
+/// A file that only this user may read and that exists as long as this process.
 fn in_memory(name: &str, text: &str) -> io::Result<OwnedFd> {
     let memory = memfd_create(name, MemfdFlags::CLOEXEC)?;
     fchmod(&memory, Mode::RUSR | Mode::WUSR)?;
@@ -341,9 +345,9 @@ fn write_all(to_write: &Receiver<Up>, budget: &Budget, events: &Sender<Event>) {
     let mut out = io::stdout().lock();
     let mut broken = false;
     for message in to_write {
-        if !broken && message.write(&mut out).is_err() {
+        if !broken && message::write(&message, &mut out).is_err() {
             broken = true;
-            let _ = events.send(Event::Alone);
+            let _ = events.send(Event::Disconnected);
         }
         if let Up::Output { bytes, .. } = &message {
             budget.give(bytes.len());
@@ -353,16 +357,16 @@ fn write_all(to_write: &Receiver<Up>, budget: &Budget, events: &Sender<Event>) {
 
 fn read_control(events: &Sender<Event>) {
     let mut control = io::stdin().lock();
-    while let Ok(Some(message)) = Down::read(&mut control) {
-        let _ = events.send(Event::Told(message));
+    while let Ok(Some(message)) = message::read(&mut control) {
+        let _ = events.send(Event::Command(message));
     }
-    let _ = events.send(Event::Alone);
+    let _ = events.send(Event::Disconnected);
 }
 
 fn watch(guard: &OwnedFd, events: &Sender<Event>) {
     let mut watched = [PollFd::new(guard, PollFlags::IN)];
     while let Err(rustix::io::Errno::INTR) = poll(&mut watched, None) {}
-    let _ = events.send(Event::Alone);
+    let _ = events.send(Event::Disconnected);
 }
 
 fn reap(events: &Sender<Event>) {
@@ -387,7 +391,7 @@ fn feed(mut stdin: impl Write, to_feed: &Receiver<Input>, outbox: &Sender<Up>) {
             // Dropping it is the end of file.
             return;
         };
-        // A rank that does not read any more is none of the launcher's business.
+        // A rank that has closed its input does not concern the launcher.
         closed = closed || stdin.write_all(&bytes).is_err();
         let count = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
         let _ = outbox.send(Up::InputTaken(count));

@@ -42,7 +42,7 @@ pub mod variables {
     /// Peers that this process may have, by packets and by shared memory each.
     pub const MAX_PEERS: &str = "DIPOLE_MAX_PEERS";
     /// Where the node's agent lends rings and sockets for raw frames.
-    pub const LENDER: &str = "DIPOLE_LENDER";
+    pub const BROKER: &str = "DIPOLE_BROKER";
     /// Bytes of the ring of each card that the kernel fills, a power of two.
     pub const RING_BYTES: &str = "DIPOLE_RING_BYTES";
     /// How the bpf link receives small packets: `ring`, `xdp-ring` or `af-xdp`.
@@ -120,7 +120,7 @@ pub struct Config {
     /// How the bpf link sends raw frames.
     pub send: TxMode,
     /// The socket of the agent that lends rings to processes without privileges.
-    pub lender: PathBuf,
+    pub broker: PathBuf,
     /// How long a waiter spins before it sleeps. Spinning suits a process with a
     /// core of its own; the default suits everything else.
     pub spin: Duration,
@@ -217,7 +217,7 @@ impl Config {
             ring_bytes: DEFAULT_RING_BYTES,
             receive: RxMode::default(),
             send: TxMode::default(),
-            lender: DEFAULT_PATH.into(),
+            broker: DEFAULT_PATH.into(),
             spin: SPIN,
             connect_timeout: Duration::from_secs(30),
             linger: Duration::from_secs(5),
@@ -382,8 +382,8 @@ impl Config {
         config.bound_from_env()?;
         config.fault = parsed(variables::FAULT, "a fault plan such as drop=0.01,seed=7")?;
         config.capture = text(variables::CAPTURE).map(PathBuf::from);
-        if let Some(lender) = text(variables::LENDER) {
-            config.lender = lender.into();
+        if let Some(broker) = text(variables::BROKER) {
+            config.broker = broker.into();
         }
         Ok(config)
     }

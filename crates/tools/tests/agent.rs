@@ -289,7 +289,7 @@ fn an_agent_without_a_hosts_file_says_what_is_missing() {
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(!refused.status.success());
     assert!(
-        said.contains("no hosts file says where node 3 is asked"),
+        said.contains("no hosts file has an address for node 3"),
         "{said}"
     );
 }
@@ -338,7 +338,7 @@ fn agents_with_another_key_are_strangers_and_do_not_take_over() {
         .output()
         .expect("it runs");
     let text = String::from_utf8_lossy(&text.stdout).into_owned();
-    assert!(text.contains("packets of strangers"), "{text}");
+    assert!(text.contains("packets without the key"), "{text}");
     drop(second);
     let second = testbed.agent_with(2, Some(&ours));
     testbed.wait_for_state(1, 2, "there");

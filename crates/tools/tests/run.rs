@@ -464,7 +464,7 @@ fn hosts_that_fail_or_hang_are_skipped_and_their_ranks_go_elsewhere() {
     assert_eq!(lines(&output), expected.into());
     let said = err(&output);
     for wanted in [
-        "node 1 (127.0.0.1) skipped: its output ended",
+        "node 1 (127.0.0.1) skipped: `dipole` did not start there",
         "node 1 (127.0.0.1): no route",
         "node 2 (127.0.0.1) skipped: no answer within 3 s",
         "waiting for node 2 (127.0.0.1) (no answer for ",

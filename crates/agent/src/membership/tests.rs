@@ -8,7 +8,7 @@ use dipole_naming::envelope::{Authenticator, Header};
 use dipole_node::registry::Announcement;
 
 use super::*;
-use crate::discovery::{Discovery, Word};
+use crate::discovery::{Discovery, Response};
 
 const DELAY: Duration = Duration::from_millis(1);
 
@@ -25,7 +25,7 @@ fn sealed_bytes(said: &Announcement) -> u64 {
 struct Cluster {
     nodes: Vec<Option<Membership>>,
     /// Of those that announce themselves.
-    finders: Vec<Option<Discovery>>,
+    announcers: Vec<Option<Discovery>>,
     /// Announcements on their way, to one node or to all, by arrival.
     said: BTreeMap<(Duration, u64), (Announcement, Option<usize>)>,
     /// How many there were to all.
@@ -78,7 +78,7 @@ impl Cluster {
     fn empty(nodes: usize, key: Option<ClusterKey>) -> Cluster {
         Cluster {
             nodes: (0..nodes).map(|_| None).collect(),
-            finders: (0..nodes).map(|_| None).collect(),
+            announcers: (0..nodes).map(|_| None).collect(),
             said: BTreeMap::new(),
             announced: 0,
             key,
@@ -104,14 +104,14 @@ impl Cluster {
     /// Starts an agent that announces itself.
     fn appear(&mut self, node: usize, life: u64) {
         let (own, seed) = (member(node, life), node as u64 + 1000 * life);
-        self.finders[node] = Some(Discovery::new("test", own.clone(), self.now, seed));
+        self.announcers[node] = Some(Discovery::new("test", own.clone(), self.now, seed));
         self.nodes[node] = Some(Membership::new(own, Vec::new(), seed, None));
         self.announce(node);
     }
 
     fn announce(&mut self, node: usize) {
-        if let (Some(finder), Some(membership)) = (&mut self.finders[node], &self.nodes[node])
-            && let Some(said) = finder.due(self.now, membership)
+        if let (Some(announcer), Some(membership)) = (&mut self.announcers[node], &self.nodes[node])
+            && let Some(said) = announcer.due(self.now, membership)
         {
             self.sent[node] += sealed_bytes(&said);
             self.announced += 1;
@@ -124,14 +124,15 @@ impl Cluster {
     fn hear(&mut self, said: &Announcement, by: Option<usize>) {
         let all = 0..self.nodes.len();
         for node in all.filter(|node| by.is_none_or(|by| by == *node)) {
-            let (Some(finder), Some(membership)) = (&mut self.finders[node], &mut self.nodes[node])
+            let (Some(announcer), Some(membership)) =
+                (&mut self.announcers[node], &mut self.nodes[node])
             else {
                 continue;
             };
-            let word = finder.hear(self.now, said, by.is_none(), membership);
+            let word = announcer.on_announcement(self.now, said, by.is_none(), membership);
             let next = match word.expect("no namesakes") {
-                Some(Word::Say(said, places)) => Some((said, places)),
-                Some(Word::Forward(places)) => Some((said.clone(), places)),
+                Some(Response::Announce(said, places)) => Some((said, places)),
+                Some(Response::Forward(places)) => Some((said.clone(), places)),
                 None => None,
             };
             if let Some((said, places)) = next {
@@ -179,11 +180,11 @@ impl Cluster {
         let end = self.now + time;
         loop {
             let timer = self.nodes.iter().enumerate();
-            let finders = &self.finders;
+            let announcers = &self.announcers;
             let timer = timer.filter_map(|(node, one)| {
-                let finder = finders[node].as_ref();
-                let finder = finder.map_or(Duration::MAX, Discovery::next_deadline);
-                Some((one.as_ref()?.next_deadline().min(finder), node))
+                let announcer = announcers[node].as_ref();
+                let announcer = announcer.map_or(Duration::MAX, Discovery::next_deadline);
+                Some((one.as_ref()?.next_deadline().min(announcer), node))
             });
             let timer = timer.min();
             let said = self.said.first_key_value().map(|((at, _), _)| *at);

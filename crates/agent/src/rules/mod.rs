@@ -1,7 +1,7 @@
-//! When a node's owner lets others start work on it.
+//! When a node's owner lets others start work on it: a TOML file; without one all work is accepted.
 //!
-//! A TOML file of the owner's; without one all work is welcome. It is read again whenever work
-//! is to be started, so that a change holds from then on; one that has become wrong refuses all.
+//! The file is read each time work is requested, so that a change takes effect at once. A file
+//! that has become invalid refuses all work.
 
 mod hours;
 
@@ -12,7 +12,7 @@ use std::process::Command;
 
 use serde::Deserialize;
 
-use super::lines;
+use super::toml_lines;
 use hours::{Hours, Moment};
 
 /// Names the file if there is no `--rules`.
@@ -20,7 +20,7 @@ const VARIABLE: &str = "DIPOLE_AGENT_RULES";
 const EXPECTED: &str = "max-load = 1.0, hours = [\"Mon-Fri 19:00-07:00\", \"Sat-Sun\"], users-logged-in = \
                         \"allow\", \"refuse-others\" or \"refuse\", max-ranks = 8";
 
-/// What the owner wants.
+/// What the owner allows.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Rules {
     /// Load of the last minute, per core.
@@ -31,19 +31,19 @@ pub(crate) struct Rules {
     max_ranks: Option<u32>,
 }
 
-/// What it means that somebody is logged in.
+/// What happens while users are logged in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum Users {
     #[default]
     Allow,
-    /// Nobody may be but the agent's own user.
+    /// Refuse work while anybody but the agent's own user is logged in.
     RefuseOthers,
-    /// Nobody may be.
+    /// Refuse work while anybody is logged in.
     Refuse,
 }
 
-/// As the file has it.
+/// The file as it is written.
 #[derive(Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 struct Written {
@@ -55,7 +55,7 @@ struct Written {
     max_ranks: Option<u32>,
 }
 
-/// Why there are no rules to go by.
+/// Why the rules cannot be used.
 #[derive(Debug)]
 pub(crate) enum RulesError {
     Unreadable {
@@ -88,9 +88,9 @@ impl fmt::Display for RulesError {
     }
 }
 
-/// The state of the node that rules are about.
+/// The state of the node that the rules refer to.
 #[derive(Clone, Debug)]
-pub(crate) struct Facts {
+pub(crate) struct HostState {
     load_per_core: f64,
     moment: Moment,
     /// Who is logged in.
@@ -98,8 +98,8 @@ pub(crate) struct Facts {
     own_user: String,
 }
 
-/// Where the rules are: given, by the environment, or in the usual place if there are any.
-pub(crate) fn place(given: Option<&Path>) -> Option<PathBuf> {
+/// Where the rules are: the given file, that of the environment, or the default one if it exists.
+pub(crate) fn locate(given: Option<&Path>) -> Option<PathBuf> {
     let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
     if let Some(file) = given
         .map(Path::to_owned)
@@ -115,7 +115,7 @@ pub(crate) fn place(given: Option<&Path>) -> Option<PathBuf> {
 }
 
 impl Rules {
-    /// Those of a file; without one there are none.
+    /// Reads a file; without one there are no rules.
     pub(crate) fn load(file: Option<&Path>) -> Result<Rules, RulesError> {
         let Some(file) = file else {
             return Ok(Rules::default());
@@ -131,10 +131,10 @@ impl Rules {
         })
     }
 
-    /// Errors have their line.
+    /// Errors carry their line.
     fn parse(text: &str) -> Result<Rules, (usize, String)> {
-        let line_at = |at| lines::line_at(text, at);
-        let written: Written = lines::parsed(text)?;
+        let line_at = |at| toml_lines::line_at(text, at);
+        let written: Written = toml_lines::parsed(text)?;
         if let Some(load) = &written.max_load
             && !(0.0..=1e6).contains(load.get_ref())
         {
@@ -152,39 +152,39 @@ impl Rules {
         })
     }
 
-    /// How many of the ranks asked for may be started beside those that run; `None` is any number.
+    /// How many of the requested ranks may start beside those that run; `None` for any number.
     ///
     /// # Errors
-    /// All reasons why none may.
-    pub(crate) fn judge(
+    /// All reasons why none may start.
+    pub(crate) fn evaluate(
         &self,
-        facts: &Facts,
+        state: &HostState,
         running: u32,
         asked: u32,
     ) -> Result<Option<u32>, String> {
         let mut reasons = Vec::new();
         if let Some(most) = self.max_load
-            && facts.load_per_core > most
+            && state.load_per_core > most
         {
-            let load = facts.load_per_core;
+            let load = state.load_per_core;
             reasons.push(format!(
                 "load {load:.2} per core is above the owner's {most}"
             ));
         }
-        if !self.hours.is_empty() && !self.hours.iter().any(|entry| entry.contains(facts.moment)) {
+        if !self.hours.is_empty() && !self.hours.iter().any(|entry| entry.contains(state.moment)) {
             let hours: Vec<String> = self.hours.iter().map(Hours::to_string).collect();
             reasons.push(format!(
                 "{} is outside the owner's hours ({})",
-                facts.moment,
+                state.moment,
                 hours.join(", ")
             ));
         }
         let counts = |user: &&String| match self.users {
             Users::Allow => false,
-            Users::RefuseOthers => **user != facts.own_user,
+            Users::RefuseOthers => **user != state.own_user,
             Users::Refuse => true,
         };
-        let there: Vec<&str> = facts
+        let there: Vec<&str> = state
             .users
             .iter()
             .filter(counts)
@@ -193,30 +193,30 @@ impl Rules {
         if !there.is_empty() {
             let names = there.join(", ");
             reasons.push(format!(
-                "{names} is logged in, which the owner does not want"
+                "{names} is logged in, while the owner allows no logins"
             ));
         }
-        let room = self.max_ranks.map(|most| most.saturating_sub(running));
-        if room == Some(0) {
+        let free = self.max_ranks.map(|most| most.saturating_sub(running));
+        if free == Some(0) {
             reasons.push(format!(
-                "{running} ranks run there, and the owner wants at most {}",
+                "{running} ranks run there, and the owner allows at most {}",
                 self.max_ranks.unwrap_or(0)
             ));
         }
         match reasons.is_empty() {
-            true => Ok(room.map(|room| room.min(asked))),
+            true => Ok(free.map(|free| free.min(asked))),
             false => Err(reasons.join("; ")),
         }
     }
 
-    /// True if it has to be known who is logged in.
+    /// True if the rules depend on who is logged in.
     fn asks_for_users(&self) -> bool {
         self.users != Users::Allow
     }
 }
 
 impl fmt::Display for Rules {
-    /// For people; nothing if there are none.
+    /// For display; empty without rules.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut parts = Vec::new();
         parts.extend(
@@ -237,14 +237,14 @@ impl fmt::Display for Rules {
     }
 }
 
-impl Facts {
-    /// Those of now.
-    pub(crate) fn gather(rules: &Rules) -> io::Result<Facts> {
+impl HostState {
+    /// The present state.
+    pub(crate) fn gather(rules: &Rules) -> io::Result<HostState> {
         let users = match rules.asks_for_users() {
             true => logged_in()?,
             false => Vec::new(),
         };
-        Ok(Facts {
+        Ok(HostState {
             load_per_core: load_per_core()?,
             moment: Moment::now(),
             users,
@@ -270,10 +270,10 @@ fn load_per_core() -> io::Result<f64> {
     Ok(load / f64::from(cores.max(1)))
 }
 
-/// By `who`, which every system has and which knows where that is written down there.
+/// By `who`, which every system has and which knows where its system records logins.
 fn logged_in() -> io::Result<Vec<String>> {
     let failed =
-        |why: String| io::Error::other(format!("`who` does not tell who is logged in: {why}"));
+        |why: String| io::Error::other(format!("`who` failed to list the users logged in: {why}"));
     let output = Command::new("who")
         .env("LC_ALL", "C")
         .output()
@@ -295,8 +295,8 @@ fn logged_in() -> io::Result<Vec<String>> {
 mod tests {
     use super::*;
 
-    fn idle() -> Facts {
-        Facts {
+    fn idle() -> HostState {
+        HostState {
             load_per_core: 0.5,
             moment: Moment::new(0, 12, 0),
             users: Vec::new(),
@@ -309,9 +309,9 @@ mod tests {
     }
 
     #[test]
-    fn without_rules_all_is_welcome_and_each_rule_refuses_with_its_reason() {
-        assert_eq!(Rules::default().judge(&idle(), 0, 5), Ok(None));
-        let facts = Facts {
+    fn without_rules_all_work_is_accepted_and_each_rule_refuses_with_its_reason() {
+        assert_eq!(Rules::default().evaluate(&idle(), 0, 5), Ok(None));
+        let state = HostState {
             load_per_core: 3.1,
             users: vec!["me".to_owned(), "you".to_owned()],
             ..idle()
@@ -329,15 +329,18 @@ mod tests {
             ("users-logged-in = 'refuse-others'", "you is logged in"),
             (
                 "max-ranks = 8",
-                "8 ranks run there, and the owner wants at most 8",
+                "8 ranks run there, and the owner allows at most 8",
             ),
         ] {
-            let said = rules(text).judge(&facts, 8, 1).unwrap_err();
+            let said = rules(text).evaluate(&state, 8, 1).unwrap_err();
             assert!(said.starts_with(wanted), "{said}");
             assert!(!said.contains(';'), "{said}");
         }
         let all = rules("max-load = 1\nhours = ['Sun']\nmax-ranks = 1");
-        assert_eq!(all.judge(&facts, 8, 1).unwrap_err().split("; ").count(), 3);
+        assert_eq!(
+            all.evaluate(&state, 8, 1).unwrap_err().split("; ").count(),
+            3
+        );
     }
 
     #[test]
@@ -346,18 +349,18 @@ mod tests {
             "max-load = 0.5\nhours = ['Mon 12:00-12:01']\nusers-logged-in = 'refuse'\n\
              max-ranks = 4",
         );
-        assert_eq!(all.judge(&idle(), 0, 3), Ok(Some(3)));
-        assert_eq!(all.judge(&idle(), 2, 3), Ok(Some(2)));
-        let mine = Facts {
+        assert_eq!(all.evaluate(&idle(), 0, 3), Ok(Some(3)));
+        assert_eq!(all.evaluate(&idle(), 2, 3), Ok(Some(2)));
+        let mine = HostState {
             users: vec!["me".to_owned()],
             ..idle()
         };
         assert_eq!(
-            rules("users-logged-in = 'refuse-others'").judge(&mine, 0, 1),
+            rules("users-logged-in = 'refuse-others'").evaluate(&mine, 0, 1),
             Ok(None)
         );
         assert_eq!(
-            rules("users-logged-in = 'allow'").judge(&mine, 0, 1),
+            rules("users-logged-in = 'allow'").evaluate(&mine, 0, 1),
             Ok(None)
         );
     }
@@ -389,8 +392,8 @@ mod tests {
 
     #[test]
     fn the_facts_of_this_machine_can_be_had() {
-        let facts = Facts::gather(&Rules::default()).unwrap();
-        assert!(facts.load_per_core >= 0.0);
-        assert!(facts.users.is_empty(), "nobody asked");
+        let state = HostState::gather(&Rules::default()).unwrap();
+        assert!(state.load_per_core >= 0.0);
+        assert!(state.users.is_empty(), "nobody asked");
     }
 }

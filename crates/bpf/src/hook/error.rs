@@ -160,7 +160,7 @@ impl fmt::Display for HookError {
                 match (missing.is_empty(), cause.raw_os_error()) {
                     (false, _) | (true, Some(libc::EPERM)) => write!(
                         f,
-                        "; let the machine's agent lend on {card} (/etc/dipole/cards.toml), or set DIPOLE_LINK=udp"
+                        "; let the machine's agent lend on {card} (/etc/dipole/interfaces.toml), or set DIPOLE_LINK=udp"
                     ),
                     (true, Some(libc::EBUSY)) if *step == Step::Xdp => write!(
                         f,

@@ -439,7 +439,7 @@ fn an_error_says_card_step_and_what_is_missing() {
         error.to_string(),
         "cannot open the bpf link on eth1: attaching at TCX ingress needs CAP_NET_ADMIN \
          (Operation not permitted (os error 1)); let the machine's agent lend on eth1 \
-         (/etc/dipole/cards.toml), or set DIPOLE_LINK=udp"
+         (/etc/dipole/interfaces.toml), or set DIPOLE_LINK=udp"
     );
     let card = CardId {
         index: 1,

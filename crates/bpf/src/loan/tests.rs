@@ -150,10 +150,10 @@ fn every_error_says_where_and_what_to_do() {
     let (loan, _) = asked(&lender, &refused.encode(), 0);
     assert!(loan.unwrap_err().to_string().contains("user 7 may not"));
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
-    let nobody = ask(Path::new("/nowhere/lender"), socket.as_fd(), BYTES).unwrap_err();
+    let nobody = ask(Path::new("/nowhere/broker"), socket.as_fd(), BYTES).unwrap_err();
     let text = nobody.to_string();
     assert!(
-        text.contains("/nowhere/lender") && text.contains("cards.toml"),
+        text.contains("/nowhere/broker") && text.contains("interfaces.toml"),
         "{text}"
     );
     let silent = LoanError::Silent {

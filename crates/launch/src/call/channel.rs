@@ -1,8 +1,7 @@
-//! Both directions of a call: frames in Noise messages, each of which says how long it is.
+//! Both directions of a call: frames in Noise messages, each with its length.
 //!
-//! A message that was damaged, left out, repeated or reordered is an error, and so is an end
-//! without [`Frame::Last`] for whoever waits for that. At most [`MOST_BYTES`] of a stream are
-//! in one.
+//! A message that was damaged, dropped, repeated or reordered is an error, and so is an end without
+//! [`Frame::Last`] where one is expected. One message holds at most [`MAX_CHUNK_BYTES`] of a stream.
 
 use std::io::{self, Read, Write};
 use std::sync::Arc;
@@ -12,15 +11,15 @@ use snow::{Error, StatelessTransportState};
 
 use super::greeting::{Greeting, PROOF_BYTES, handshake};
 
-/// Of a stream, in one message.
-pub const MOST_BYTES: usize = 32 << 10;
+/// Bytes of a stream in one message.
+pub const MAX_CHUNK_BYTES: usize = 32 << 10;
 const TAG_BYTES: usize = 16;
 /// A kind, a payload, a tag.
-const LONGEST_MESSAGE: usize = 1 + MOST_BYTES + TAG_BYTES;
+const LONGEST_MESSAGE: usize = 1 + MAX_CHUNK_BYTES + TAG_BYTES;
 /// The second message of the handshake: a public key and the tag of nothing.
 const REPLY_BYTES: usize = 48;
 
-/// What is said.
+/// The content of one message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Frame {
     /// Standard input or output.
@@ -39,13 +38,13 @@ pub enum Frame {
     Alive,
 }
 
-/// A call whose ends know that the other holds the key, as far as the caller's first frame tells.
+/// A call whose ends have authenticated each other; the caller is proven by its first frame.
 pub struct Channel {
     cipher: Arc<StatelessTransportState>,
 }
 
 impl Channel {
-    /// Proves to the agent that greeted so, and lets it prove itself.
+    /// Proves to the agent that this caller holds the key, and checks the agent's proof.
     pub fn call(
         stream: &mut (impl Read + Write),
         key: &ClusterKey,
@@ -130,7 +129,7 @@ impl<W: Write> Sender<W> {
             Frame::Answer(bytes) => (6, bytes),
             Frame::Alive => (7, &[]),
         };
-        if payload.len() > MOST_BYTES {
+        if payload.len() > MAX_CHUNK_BYTES {
             return Err(io::Error::other("a frame of more than 32 KiB"));
         }
         let mut plain = Vec::with_capacity(1 + payload.len());
@@ -234,7 +233,7 @@ mod tests {
         vec![
             Frame::Request(b"{}".to_vec()),
             Frame::Answer(b"[]".to_vec()),
-            Frame::Data(vec![7; MOST_BYTES]),
+            Frame::Data(vec![7; MAX_CHUNK_BYTES]),
             Frame::Errors(Vec::new()),
             Frame::Alive,
             Frame::InputEnd,
@@ -275,7 +274,11 @@ mod tests {
         assert_eq!(read(&wire, &cipher), (frames(), true));
         let (caller, _) = call();
         let (_, mut sender) = caller.split(io::empty(), Vec::new());
-        assert!(sender.send(&Frame::Data(vec![0; MOST_BYTES + 1])).is_err());
+        assert!(
+            sender
+                .send(&Frame::Data(vec![0; MAX_CHUNK_BYTES + 1]))
+                .is_err()
+        );
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! How a call begins: the agent says who it is, the caller proves that it holds the key.
+//! How a call begins: the agent says who it is, the caller verify that it holds the key.
 //!
 //! The greeting holds a number drawn for this call and is part of what the proof, the first
 //! message of the Noise handshake, covers. So a proof cannot be used twice, and the agent can
@@ -102,7 +102,7 @@ pub(super) fn handshake(
 }
 
 /// True if whoever got this greeting and sent this proof holds the key.
-pub fn proves(key: &ClusterKey, greeting: &Greeting, proof: &[u8; PROOF_BYTES]) -> bool {
+pub fn verify(key: &ClusterKey, greeting: &Greeting, proof: &[u8; PROOF_BYTES]) -> bool {
     let mut nothing = [0; PROOF_BYTES];
     handshake(key, greeting, false)
         .and_then(|mut called| called.read_message(proof, &mut nothing))
@@ -123,15 +123,15 @@ mod tests {
             .write_message(&[], &mut proof)
             .unwrap();
         assert_eq!(length, PROOF_BYTES);
-        assert!(proves(&key, &greeting, &proof));
-        assert!(!proves(&other, &greeting, &proof));
-        assert!(!proves(&key, &Greeting::draw().unwrap(), &proof));
+        assert!(verify(&key, &greeting, &proof));
+        assert!(!verify(&other, &greeting, &proof));
+        assert!(!verify(&key, &Greeting::draw().unwrap(), &proof));
         for bit in 0..PROOF_BYTES * 8 {
             let mut bad = proof;
             bad[bit / 8] ^= 1 << (bit % 8);
-            assert!(!proves(&key, &greeting, &bad), "bit {bit}");
+            assert!(!verify(&key, &greeting, &bad), "bit {bit}");
         }
-        assert!(!proves(&key, &greeting, &[0; PROOF_BYTES]));
+        assert!(!verify(&key, &greeting, &[0; PROOF_BYTES]));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What is to be done about ranks that failed, or were lost with their host.
+//! Decides what happens to ranks that failed or were lost with their host.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -6,50 +6,50 @@ use std::time::{Duration, Instant};
 use clap::ValueEnum;
 use dipole_node::NodeId;
 
-/// Between a loss and the first try to start the ranks again; twice that before the next.
+/// Between a loss and the first restart; doubles with each attempt.
 const PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(8);
 
-/// What a rank that fails means for its job.
+/// What a failed rank means for its job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OnLoss {
     /// The other ranks are ended
     End,
     /// The others go on
     Continue,
-    /// The others go on, and it is started again where it was, as soon as its host answers
+    /// The others go on, and the rank is started again where it was as soon as its host answers
     Restart,
 }
 
-/// Ranks that wait to be started again.
+/// Ranks whose restart is due.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Due {
-    /// Where they were.
+    /// The node they ran on.
     pub(super) node: NodeId,
     pub(super) ranks: Vec<u32>,
-    /// How often they were started before.
+    /// How often they have been restarted.
     pub(super) restarts: u32,
-    /// What their loss means as a status of the job.
+    /// The status of the job if they do not return.
     pub(super) status: u8,
     pub(super) since: Instant,
     at: Instant,
     pause: Duration,
 }
 
-/// Keeps count of what was lost.
+/// Counts losses and schedules restarts.
 #[derive(Debug)]
 pub(super) struct Losses {
     policy: OnLoss,
-    most_restarts: u32,
+    max_restarts: u32,
     restarts: BTreeMap<u32, u32>,
     due: Vec<Due>,
 }
 
 impl Losses {
-    pub(super) fn new(policy: OnLoss, most_restarts: u32) -> Losses {
+    pub(super) fn new(policy: OnLoss, max_restarts: u32) -> Losses {
         Losses {
             policy,
-            most_restarts,
+            max_restarts,
             restarts: BTreeMap::new(),
             due: Vec::new(),
         }
@@ -66,7 +66,7 @@ impl Losses {
             *count += 1;
             restarts = restarts.max(*count);
         }
-        if restarts > self.most_restarts {
+        if restarts > self.max_restarts {
             return OnLoss::End;
         }
         self.due.push(Due {
@@ -81,7 +81,7 @@ impl Losses {
         OnLoss::Restart
     }
 
-    /// Ranks whose time has come.
+    /// Takes ranks whose restart is due.
     pub(super) fn take_due(&mut self, now: Instant) -> Option<Due> {
         let index = self.due.iter().position(|due| due.at <= now)?;
         Some(self.due.swap_remove(index))
@@ -94,12 +94,12 @@ impl Losses {
         self.due.push(Due { at, pause, ..due });
     }
 
-    /// When to look again.
+    /// When the next restart is due.
     pub(super) fn next_at(&self) -> Option<Instant> {
         self.due.iter().map(|due| due.at).min()
     }
 
-    /// From now on nothing is started, and a failure ends the job.
+    /// Cancels restarts; from now on a failure ends the job.
     pub(super) fn stop(&mut self) -> Vec<Due> {
         self.policy = OnLoss::End;
         std::mem::take(&mut self.due)

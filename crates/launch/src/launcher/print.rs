@@ -1,4 +1,4 @@
-//! What the job prints, on a thread of its own: a reader of ours that is slow stops no host.
+//! Prints what the job prints, on a thread of its own, so that a slow reader stops no host.
 
 use std::io::{stderr, stdout};
 use std::sync::mpsc::{Receiver, Sender};
@@ -18,7 +18,7 @@ pub(super) enum Print {
     },
     Message(String),
     Event(serde_json::Value),
-    /// Nothing comes after this.
+    /// The last message.
     Done {
         status: Option<u8>,
     },
@@ -49,7 +49,7 @@ pub(super) fn print_all(
                 result
             }
             Print::Message(text) => {
-                // Where nobody reads our errors there is nobody to tell.
+                // If standard error is closed there is no other way to report it.
                 let _ =
                     std::io::Write::write_fmt(&mut stderr(), format_args!("dipole run: {text}\n"));
                 Ok(())

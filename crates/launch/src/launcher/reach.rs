@@ -1,4 +1,4 @@
-//! The start of a job: reaches hosts and deals the ranks to them.
+//! The start of a job: contacts hosts and distributes the ranks to them.
 
 use std::sync::mpsc::channel;
 use std::time::Instant;
@@ -8,19 +8,19 @@ use dipole_node::hosts::Host;
 use serde_json::json;
 
 use super::plan::Plan;
-use super::{Event, FIRST_WORD, Launch, Means, NEXT_WORD, small};
+use super::{Event, FIRST_NOTICE, Launch, Means, NOTICE_EVERY, small};
 use crate::RunError;
 use crate::host::{Contact, HostEvent, State};
 use crate::message::{Down, Ending, Up};
-use crate::placement::{Room, candidates, deal};
+use crate::placement::{Capacity, candidates, distribute};
 
 impl Launch {
-    /// Tries hosts until those that answer suffice; a status if a signal came instead.
+    /// Contacts hosts until enough have answered; returns a status if a signal came first.
     pub(super) fn reach(&mut self, means: &Means<'_>) -> Result<Option<u8>, RunError> {
         let (mut list, args) = (means.list.clone(), means.args);
         let mut failed: Vec<usize> = Vec::new();
         let started = Instant::now();
-        let mut next_word = FIRST_WORD;
+        let mut next_notice = FIRST_NOTICE;
         loop {
             for contact in &self.contacts {
                 let slots = &mut list[contact.index].slots;
@@ -34,7 +34,7 @@ impl Launch {
                 if self.position(*index).is_none()
                     && let Err(cause) = self.connect(*index, &list[*index], means)
                 {
-                    self.say(format!("{} skipped: {cause}", list[*index]));
+                    self.print_message(format!("{} skipped: {cause}", list[*index]));
                     failed.push(*index);
                 }
             }
@@ -46,7 +46,7 @@ impl Launch {
             if waiting.is_empty() && wanted.iter().all(|index| !failed.contains(index)) {
                 return Ok(None);
             }
-            if started.elapsed() >= next_word {
+            if started.elapsed() >= next_notice {
                 let names: Vec<String> = waiting
                     .iter()
                     .map(|contact| {
@@ -55,23 +55,23 @@ impl Launch {
                     })
                     .collect();
                 if !names.is_empty() {
-                    self.say(format!("waiting for {}", names.join(", ")));
+                    self.print_message(format!("waiting for {}", names.join(", ")));
                 }
-                next_word = started.elapsed() + NEXT_WORD;
+                next_notice = started.elapsed() + NOTICE_EVERY;
             }
             let wake = waiting
                 .iter()
                 .map(|contact| contact.since + args.start_timeout)
-                .chain([started + next_word])
+                .chain([started + next_notice])
                 .min()
-                .unwrap_or(started + next_word);
+                .unwrap_or(started + next_notice);
             match self.next(Some(wake)) {
                 Some(Event::Signal(signal)) => {
                     let status = Ending::Signal(small(signal)).status();
                     self.status = Some(status);
                     return Ok(Some(status));
                 }
-                Some(Event::Host(event)) => self.reached(event, &mut failed),
+                Some(Event::Host(event)) => self.on_start_event(event, &mut failed),
                 _ => {}
             }
             for position in 0..self.contacts.len() {
@@ -89,8 +89,8 @@ impl Launch {
         }
     }
 
-    /// Begins to reach a host; the contact's number is not its place in the list when ranks
-    /// return there.
+    /// Starts to contact a host. When ranks return there, the number of the contact is not the
+    /// index of the host.
     pub(super) fn connect(
         &mut self,
         number: usize,
@@ -111,21 +111,21 @@ impl Launch {
 
     fn skip(&mut self, position: usize, reason: &str, failed: &mut Vec<usize>) {
         let contact = &mut self.contacts[position];
-        contact.leave();
+        contact.disconnect();
         failed.push(contact.index);
         let (host, node) = (contact.host.to_string(), contact.host.node.0);
-        self.say(format!("{host} skipped: {reason}"));
+        self.print_message(format!("{host} skipped: {reason}"));
         self.event(json!({"event": "skipped", "node": node, "reason": reason}));
     }
 
-    /// What a host says before the ranks are dealt.
-    fn reached(&mut self, event: HostEvent, failed: &mut Vec<usize>) {
+    /// Handles what a host reports before the ranks are placed.
+    fn on_start_event(&mut self, event: HostEvent, failed: &mut Vec<usize>) {
         match event {
-            HostEvent::Said(index, Up::Hello(hello)) => {
+            HostEvent::Message(index, Up::Hello(hello)) => {
                 let Some(position) = self.position(index) else {
                     return;
                 };
-                // A late word of one that was skipped changes nothing.
+                // A late answer of a host that was skipped changes nothing.
                 if self.contacts[position].state != State::Waiting {
                     return;
                 }
@@ -150,7 +150,7 @@ impl Launch {
                     self.skip(position, &reason, failed);
                 }
             }
-            HostEvent::Said(index, Up::Refused(reason)) => {
+            HostEvent::Message(index, Up::Refused(reason)) => {
                 if let Some(position) = self
                     .position(index)
                     .filter(|position| self.contacts[*position].state == State::Waiting)
@@ -158,50 +158,51 @@ impl Launch {
                     self.skip(position, &reason, failed);
                 }
             }
-            HostEvent::Muttered(index, line) => self.muttered(index, &line),
-            HostEvent::Said(..) => {}
+            HostEvent::StderrLine(index, line) => self.on_stderr(index, &line),
+            HostEvent::Message(..) => {}
         }
     }
 
-    /// Deals the ranks to the hosts that answered and lets them start.
+    /// Distributes the ranks to the hosts that answered and starts them.
     pub(super) fn start(&mut self, means: &Means<'_>) -> Result<Plan, RunError> {
         let args = means.args;
         self.contacts.sort_by_key(|contact| contact.index);
         let ready: Vec<usize> = (0..self.contacts.len())
             .filter(|position| self.contacts[*position].state == State::Ready)
             .collect();
-        let rooms: Vec<Room> = ready
+        let capacities: Vec<Capacity> = ready
             .iter()
             .map(|position| &self.contacts[*position])
-            .map(|contact| Room {
+            .map(|contact| Capacity {
                 slots: contact.host.slots,
                 most: contact.most_ranks,
             })
             .collect();
-        let dealt = deal(&rooms, args.ranks).map_err(|room| RunError::NoRoom {
-            ranks: args.ranks,
-            room,
-        })?;
-        let nodes: Vec<NodeId> = dealt
+        let placed =
+            distribute(&capacities, args.ranks).map_err(|capacity| RunError::TooManyRanks {
+                ranks: args.ranks,
+                capacity,
+            })?;
+        let nodes: Vec<NodeId> = placed
             .iter()
             .map(|at| self.contacts[ready[*at]].host.node)
             .collect();
         let plan = Plan::new(args, means.hosts, &nodes)?;
         for (at, position) in ready.iter().enumerate() {
             let ranks: Vec<u32> = (0..args.ranks)
-                .zip(&dealt)
-                .filter(|(_, dealt_to)| **dealt_to == at)
+                .zip(&placed)
+                .filter(|(_, on)| **on == at)
                 .map(|(rank, _)| rank)
                 .collect();
             let contact = &mut self.contacts[*position];
             if ranks.is_empty() {
-                contact.leave();
+                contact.disconnect();
                 continue;
             }
             self.running
                 .extend(ranks.iter().map(|rank| (*rank, contact.index)));
             let start = plan.start(&contact.host, ranks, 0);
-            contact.tell(Down::Start(Box::new(start)));
+            contact.send(Down::Start(Box::new(start)));
         }
         self.forward_input();
         Ok(plan)

@@ -1,5 +1,4 @@
-//! Ranks that fail or are lost, and come back: what [`Losses`](super::Losses) decides is said and
-//! done here.
+//! Ranks that fail or are lost, and return: carries out what [`Losses`](super::Losses) decides.
 
 use std::time::Instant;
 
@@ -8,14 +7,14 @@ use serde_json::json;
 
 use super::loss::{Due, OnLoss};
 use super::plan::Plan;
-use super::{Launch, Means, NEXT_WORD};
+use super::{Launch, Means, NOTICE_EVERY};
 use crate::host::State;
 use crate::message::{Down, Hello};
 
 impl Launch {
     /// Some ranks have failed, or were lost together.
     pub(super) fn lose(&mut self, ranks: &[u32], node: NodeId, status: u8, what: &str) {
-        // Those that end because the job is ended are no news.
+        // While the job is being ended, ends of ranks are expected.
         if self.give_up_at.is_some() {
             return;
         }
@@ -25,18 +24,18 @@ impl Launch {
                     true => "",
                     false => "; ending the others",
                 };
-                self.say(format!("{what}{others}"));
+                self.print_message(format!("{what}{others}"));
                 self.fail(status);
             }
             OnLoss::Continue => {
-                self.say(format!("{what}; the others go on"));
+                self.print_message(format!("{what}; the others go on"));
                 self.status.get_or_insert(status);
             }
-            OnLoss::Restart => self.say(format!("{what}; to be started again there")),
+            OnLoss::Restart => self.print_message(format!("{what}; to be started again there")),
         }
     }
 
-    /// Tries the hosts of ranks whose time has come.
+    /// Contacts the hosts of ranks whose restart is due.
     pub(super) fn restart(&mut self, means: &Means<'_>) {
         let now = Instant::now();
         let waited = |since: Instant| now.duration_since(since) >= means.args.start_timeout;
@@ -46,16 +45,16 @@ impl Launch {
             .filter(|contact| contact.state == State::Waiting && waited(contact.since));
         let mut silent = Vec::new();
         for contact in late {
-            contact.leave();
+            contact.disconnect();
             silent.push(contact.index);
         }
         for number in silent {
             self.has_not_returned(number, Some("no answer"));
         }
         while let Some(due) = self.losses.take_due(now) {
-            // The others have done the job without them, or nobody is left to wait for them.
+            // The others have finished the job without them, or none is left that waits for them.
             if self.running.is_empty() && (self.some_ended_well || waited(due.since)) {
-                self.say(format!("rank {} did not come back", names(&due.ranks)));
+                self.print_message(format!("rank {} did not come back", names(&due.ranks)));
                 self.status.get_or_insert(due.status);
                 continue;
             }
@@ -81,7 +80,7 @@ impl Launch {
         late.chain(self.losses.next_at()).min()
     }
 
-    /// The shim of a host that was lost, or of ranks that failed, is there.
+    /// The shim of a host that was lost, or of ranks that failed, has answered.
     pub(super) fn is_back(&mut self, number: usize, hello: &Hello, plan: &Plan) {
         let (Some(due), Some(position)) = (self.returning.remove(&number), self.position(number))
         else {
@@ -90,20 +89,20 @@ impl Launch {
         let contact = &mut self.contacts[position];
         let own = env!("CARGO_PKG_VERSION");
         if hello.version != own {
-            contact.leave();
+            contact.disconnect();
             let reason = format!("its dipole is version {}, not {own}", hello.version);
             self.not_yet(due, &reason);
             return;
         }
         contact.state = State::Ready;
         let start = plan.start(&contact.host, due.ranks.clone(), due.restarts);
-        contact.tell(Down::Start(Box::new(start)));
+        contact.send(Down::Start(Box::new(start)));
         let host = contact.host.to_string();
         self.running
             .extend(due.ranks.iter().map(|rank| (*rank, number)));
         let after = due.since.elapsed().as_secs_f64();
         let ranks = names(&due.ranks);
-        self.say(format!(
+        self.print_message(format!(
             "{host} answers: rank {ranks} started again {after:.1} s after the loss"
         ));
         self.event(
@@ -112,7 +111,7 @@ impl Launch {
         );
     }
 
-    /// True if the contact was one of a host that is tried again; it will be once more.
+    /// Schedules another attempt if the contact was one for a restart; returns whether it was.
     pub(super) fn has_not_returned(&mut self, number: usize, reason: Option<&str>) -> bool {
         let Some(due) = self.returning.remove(&number) else {
             return false;
@@ -122,10 +121,13 @@ impl Launch {
     }
 
     fn not_yet(&mut self, due: Due, reason: &str) {
-        if self.said_at.is_none_or(|at| at.elapsed() >= NEXT_WORD) {
-            self.said_at = Some(Instant::now());
+        if self
+            .notified_at
+            .is_none_or(|at| at.elapsed() >= NOTICE_EVERY)
+        {
+            self.notified_at = Some(Instant::now());
             let ranks = names(&due.ranks);
-            self.say(format!(
+            self.print_message(format!(
                 "node {} is not back yet ({reason}): rank {ranks} waits",
                 due.node
             ));
@@ -133,7 +135,7 @@ impl Launch {
         self.losses.try_later(Instant::now(), due);
     }
 
-    /// Nothing is started any more: the job is to end.
+    /// Cancels all restarts: the job is to end.
     pub(super) fn stop_restarts(&mut self) {
         for due in self.losses.stop() {
             self.status.get_or_insert(due.status);
@@ -141,7 +143,7 @@ impl Launch {
         for (number, due) in std::mem::take(&mut self.returning) {
             self.status.get_or_insert(due.status);
             if let Some(position) = self.position(number) {
-                self.contacts[position].leave();
+                self.contacts[position].disconnect();
             }
         }
     }

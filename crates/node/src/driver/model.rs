@@ -387,20 +387,6 @@ fn a_leader_that_leaves_is_followed_by_a_parked_thread() {
 }
 
 #[test]
-fn a_thread_does_not_park_past_a_message_that_came_while_it_armed_for_the_leader() {
-    check(4, || {
-        let process = Process::new();
-        let first = process.receiver(0, 1);
-        let second = process.receiver(1, 1);
-        process.device.push(2);
-        process.device.push(1);
-        second.join().expect("no panic");
-        process.device.push(0);
-        first.join().expect("no panic");
-    });
-}
-
-#[test]
 fn a_thread_that_looks_in_passing_leaves_a_sleeper_its_wake_up() {
     check(3, || {
         let process = Process::new();

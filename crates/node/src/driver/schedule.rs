@@ -309,13 +309,9 @@ impl<S: Stepper> Driver<S> {
             state.last = now;
             self.tick_if_due(&mut state, now);
             let result = attempt(&mut state.stepper, now);
-            let stepped = self.publish(&mut state, now);
+            self.publish(&mut state, now);
             if let Some(result) = result {
                 return (state, now, Ok(result));
-            }
-            if stepped && wait.until != Until::Now {
-                // That may have brought what this thread waits for.
-                continue;
             }
             let waited_ns = now.since(begun);
             let left_ns = wait.left_ns(waited_ns);
@@ -434,12 +430,11 @@ impl<S: Stepper> Driver<S> {
         self.publish(state, now);
     }
 
-    /// Those who sleep get a new wake-up, and what came before it is taken: true if that
-    /// took a step.
-    pub(super) fn arm_anew(&self, state: &mut State<S>) -> bool {
-        for steps in 0..MAX_STEPS_TO_ARM {
+    /// Those who sleep get a new wake-up, and what came before it is taken.
+    pub(super) fn arm_anew(&self, state: &mut State<S>) {
+        for _ in 0..MAX_STEPS_TO_ARM {
             if state.armed == 0 || state.stepper.arm() {
-                return steps > 0;
+                return;
             }
             // A broken link is reported to the next thread that steps it.
             if state.stepper.step(state.last, false).is_err() {
@@ -450,17 +445,15 @@ impl<S: Stepper> Driver<S> {
         // instead.
         self.waker.wake();
         state.progress.wake();
-        true
     }
 
     /// At the end of a call: wakes those who wait for what it made ready, and those who
-    /// sleep past a deadline it made. True if that took another step.
+    /// sleep past a deadline it made.
     #[inline]
-    pub(super) fn publish(&self, state: &mut State<S>, now: Instant) -> bool {
-        let mut stepped = false;
+    pub(super) fn publish(&self, state: &mut State<S>, now: Instant) {
         if state.armed > 0 && state.stepper.take_woken() {
             // This thread may have read the wake-up of one that sleeps.
-            stepped = self.arm_anew(state);
+            self.arm_anew(state);
         }
         if state.stepper.ready().take_changed() {
             state.stepper.publish();
@@ -471,7 +464,6 @@ impl<S: Stepper> Driver<S> {
         if state.armed > 0 {
             self.wake_for_deadline(state, now);
         }
-        stepped
     }
 
     #[cold]

@@ -88,7 +88,7 @@ fn fast_path(udp: &Udp, config: &Config) -> Result<FastPath, BpfError> {
     if (options.receive, options.send) != (RxMode::default(), TxMode::default()) {
         return FastPath::open(udp, &options);
     }
-    match FastPath::request(udp, &config.lender, &options) {
+    match FastPath::request(udp, &config.broker, &options) {
         Ok(mut fast_path) => {
             // A process that may send any frame needs no broker's socket for it.
             if !fast_path.can_send()

@@ -11,7 +11,7 @@ use dipole_bpf::{CardId, card_of, is_permitted};
 
 use super::finding::Finding;
 
-const LENDER: &str = "DIPOLE_LENDER";
+const BROKER: &str = "DIPOLE_BROKER";
 const NAME: &str = "bpf link";
 
 /// By whose privileges a card could be used.
@@ -28,7 +28,7 @@ pub(super) fn examine(address: IpAddr, ring_bytes: u32) -> (Vec<Finding>, bool) 
     let Ok((card, _)) = card_of(address) else {
         return (Vec::new(), false);
     };
-    let path = std::env::var_os(LENDER).filter(|value| !value.is_empty());
+    let path = std::env::var_os(BROKER).filter(|value| !value.is_empty());
     let path = path.map_or_else(|| PathBuf::from(DEFAULT_PATH), PathBuf::from);
     let means = match is_permitted() {
         true => Means::Own,
@@ -47,7 +47,7 @@ pub(super) fn examine(address: IpAddr, ring_bytes: u32) -> (Vec<Finding>, bool) 
 }
 
 fn judge(means: &Means, has_tcx: bool, path: &Path) -> Finding {
-    let allow = "an administrator can let `dipole agent` lend it: /etc/dipole/cards.toml";
+    let allow = "an administrator can let `dipole agent` lend it: /etc/dipole/interfaces.toml";
     match means {
         Means::Own if has_tcx => Finding::good(NAME, "can be used, by this process's capabilities"),
         Means::Own => Finding::slow(

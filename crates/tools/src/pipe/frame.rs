@@ -1,58 +1,45 @@
-//! What one message of a stream looks like.
-//!
-//! ```text
-//! 0 kind(1)  1 stream(8)  9 offset(8)  17 payload
-//! ```
-//!
-//! Little endian. `stream` is random, so that two streams are never taken for
-//! one; `offset` is how many bytes of the stream came before.
+//! The messages of a stream, as postcard: [`Frame`].
 
 use std::fmt;
 
 use crc_fast::{CrcAlgorithm, Digest};
+use serde::{Deserialize, Serialize};
 
-/// Bytes before the payload.
-pub(super) const HEADER_BYTES: usize = 17;
-
-/// What a message says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The content of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Kind<'a> {
     /// A piece of a stream of bytes.
-    Bytes(&'a [u8]),
+    Bytes(#[serde(with = "serde_bytes")] &'a [u8]),
     /// A line without its line break.
-    Line(&'a [u8]),
+    Line(#[serde(with = "serde_bytes")] &'a [u8]),
     /// The stream ends at this offset, with this CRC32C of all payloads.
     End { crc: u32 },
-    /// Nothing to send for now, but here.
+    /// The sender is there but has nothing to send for now.
     Alive,
-    /// Receiver to sender: everything is here and stored.
-    Whole,
-    /// Receiver to sender: it will not be.
-    Broken(&'a str),
+    /// Receiver to sender: everything has arrived and is stored.
+    Complete,
+    /// The transfer has failed, and why.
+    Failed(&'a str),
 }
 
-/// A message, parsed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A message of a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Frame<'a> {
-    pub(super) kind: Kind<'a>,
+    /// Random, so that two streams are never mistaken for one.
     pub(super) stream: u64,
+    /// Bytes of the stream before this message.
     pub(super) offset_bytes: u64,
+    #[serde(borrow)]
+    pub(super) kind: Kind<'a>,
 }
 
-/// Why a message is none of a stream.
+/// Why a message does not belong to a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FrameError {
-    Short {
+    Malformed {
         length_bytes: usize,
     },
-    Kind {
-        found: u8,
-    },
-    Payload {
-        kind: u8,
-        length_bytes: usize,
-    },
-    /// A piece is missing or came twice.
+    /// A piece is missing or was received twice.
     Offset {
         expected_bytes: u64,
         found_bytes: u64,
@@ -62,24 +49,11 @@ pub(super) enum FrameError {
 impl fmt::Display for FrameError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            FrameError::Short { length_bytes } => {
-                write!(
-                    f,
-                    "a message of {length_bytes} bytes, too short for a stream; is it `dipole send`?"
-                )
-            }
-            FrameError::Kind { found } => {
-                write!(
-                    f,
-                    "a message of unknown kind {found}; is it `dipole send` of this version?"
-                )
-            }
-            FrameError::Payload { kind, length_bytes } => {
-                write!(
-                    f,
-                    "a message of kind {kind} with {length_bytes} bytes that do not belong there"
-                )
-            }
+            FrameError::Malformed { length_bytes } => write!(
+                f,
+                "a message of {length_bytes} bytes that is no part of a stream; is it `dipole \
+                 send` of this version?"
+            ),
             FrameError::Offset {
                 expected_bytes,
                 found_bytes,
@@ -92,59 +66,19 @@ impl fmt::Display for FrameError {
 }
 
 impl<'a> Frame<'a> {
-    /// Writes the message behind nothing: `to` is emptied first.
+    /// Replaces the contents of `to` by the message.
     pub(super) fn write(&self, to: &mut Vec<u8>) {
-        let crc_bytes;
-        let (kind, payload): (u8, &[u8]) = match self.kind {
-            Kind::Bytes(bytes) => (1, bytes),
-            Kind::Line(bytes) => (2, bytes),
-            Kind::End { crc } => {
-                crc_bytes = crc.to_le_bytes();
-                (3, &crc_bytes)
-            }
-            Kind::Alive => (4, &[]),
-            Kind::Whole => (5, &[]),
-            Kind::Broken(reason) => (6, reason.as_bytes()),
-        };
         to.clear();
-        to.push(kind);
-        to.extend_from_slice(&self.stream.to_le_bytes());
-        to.extend_from_slice(&self.offset_bytes.to_le_bytes());
-        to.extend_from_slice(payload);
+        *to = postcard::to_extend(self, std::mem::take(to)).expect("a vector takes all");
     }
 
     pub(super) fn parse(message: &'a [u8]) -> Result<Frame<'a>, FrameError> {
-        let Some((head, payload)) = message.split_first_chunk::<HEADER_BYTES>() else {
-            return Err(FrameError::Short {
+        match postcard::take_from_bytes(message) {
+            Ok((frame, [])) => Ok(frame),
+            _ => Err(FrameError::Malformed {
                 length_bytes: message.len(),
-            });
-        };
-        let bad_payload = FrameError::Payload {
-            kind: head[0],
-            length_bytes: payload.len(),
-        };
-        let word = |at: usize| {
-            let mut bytes = [0; 8];
-            bytes.copy_from_slice(&head[at..at + 8]);
-            u64::from_le_bytes(bytes)
-        };
-        let kind = match head[0] {
-            1 => Kind::Bytes(payload),
-            2 => Kind::Line(payload),
-            3 => Kind::End {
-                crc: u32::from_le_bytes(payload.try_into().map_err(|_| bad_payload)?),
-            },
-            4 if payload.is_empty() => Kind::Alive,
-            5 if payload.is_empty() => Kind::Whole,
-            6 => Kind::Broken(std::str::from_utf8(payload).map_err(|_| bad_payload)?),
-            4 | 5 => return Err(bad_payload),
-            found => return Err(FrameError::Kind { found }),
-        };
-        Ok(Frame {
-            kind,
-            stream: word(1),
-            offset_bytes: word(9),
-        })
+            }),
+        }
     }
 }
 
@@ -188,8 +122,8 @@ mod tests {
             Kind::Line(b""),
             Kind::End { crc: 0xfedc_ba98 },
             Kind::Alive,
-            Kind::Whole,
-            Kind::Broken("the disk is full"),
+            Kind::Complete,
+            Kind::Failed("the disk is full"),
         ] {
             let frame = Frame {
                 kind,
@@ -204,24 +138,20 @@ mod tests {
 
     #[test]
     fn foreign_messages_are_refused() {
-        let of_kind = |kind: u8, payload: &[u8]| {
-            let mut bytes = vec![0; HEADER_BYTES];
-            bytes[0] = kind;
-            bytes.extend_from_slice(payload);
-            bytes
+        let mut bytes = Vec::new();
+        let frame = Frame {
+            stream: 1 << 40,
+            offset_bytes: 7,
+            kind: Kind::Failed("no"),
         };
-        for bytes in [
-            vec![],
-            vec![1; HEADER_BYTES - 1],
-            of_kind(0, b""),
-            of_kind(7, b""),
-            of_kind(3, b"123"),
-            of_kind(4, b"x"),
-            of_kind(5, b"x"),
-            of_kind(6, &[0xff]),
-        ] {
-            assert!(Frame::parse(&bytes).is_err(), "{bytes:?}");
+        frame.write(&mut bytes);
+        for length in 0..bytes.len() {
+            assert!(Frame::parse(&bytes[..length]).is_err(), "{length}");
         }
+        assert!(Frame::parse(&[&bytes[..], b"x"].concat()).is_err());
+        *bytes.last_mut().expect("a letter") = 0xff;
+        assert!(Frame::parse(&bytes).is_err(), "no UTF-8");
+        assert!(Frame::parse(&[0xff; 64]).is_err());
     }
 
     #[test]

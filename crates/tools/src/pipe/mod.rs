@@ -1,7 +1,7 @@
 //! `dipole send` and `dipole recv`: a stream of bytes or lines from one terminal,
 //! process or machine to another, by the number of an endpoint.
 //!
-//! The receiver says whether everything arrived; only then do both return 0.
+//! The receiver confirms that everything has arrived; only then do both return 0.
 
 mod frame;
 mod progress;
@@ -47,7 +47,7 @@ struct PipeArgs {
     progress: bool,
 }
 
-/// Why a stream was not carried whole.
+/// Why a stream was not transferred completely.
 #[derive(Debug)]
 enum PipeError {
     Config(ConfigError),
@@ -75,28 +75,28 @@ enum PipeError {
         from: Address,
         cause: FrameError,
     },
-    /// A program that is no `dipole send`, or one that speaks otherwise.
+    /// One side has `--lines` and the other does not.
     Mode {
         from: Address,
         lines: bool,
     },
-    /// Nothing came for too long.
+    /// Nothing was received for too long.
     Silent {
         from: Address,
         seconds: u64,
         bytes: u64,
     },
-    /// The stream is not what its sender says it sent.
+    /// The stream differs from what its sender sent.
     Damaged {
         from: Address,
         expected_bytes: u64,
         found_bytes: u64,
     },
-    /// The receiver did not say that everything has come.
+    /// The receiver did not confirm that everything has arrived.
     Unconfirmed {
         to: Address,
     },
-    /// The receiver says why it did not take everything.
+    /// The other side has reported a failure.
     Refused {
         to: Address,
         reason: String,
@@ -136,8 +136,8 @@ impl fmt::Display for PipeError {
                 bytes,
             } => write!(
                 f,
-                "the stream of endpoint {from} was cut after {bytes} bytes: nothing came for \
-                 {seconds} s; what is there is not whole"
+                "the stream of endpoint {from} was cut after {bytes} bytes: nothing was received for \
+                 {seconds} s; the output is incomplete"
             ),
             PipeError::Damaged {
                 from,
@@ -145,14 +145,14 @@ impl fmt::Display for PipeError {
                 found_bytes,
             } => write!(
                 f,
-                "the stream of endpoint {from} is not what it sent: {found_bytes} bytes came of \
-                 {expected_bytes}, or their CRC32C differs; send it again"
+                "the stream of endpoint {from} is damaged: {found_bytes} of {expected_bytes} bytes \
+                 arrived, or their CRC32C differs; send it again"
             ),
             PipeError::Unconfirmed { to } => write!(
                 f,
-                "endpoint {to} did not confirm that everything has come; it may lack the end"
+                "endpoint {to} did not confirm that everything has arrived; the end may be missing there"
             ),
-            PipeError::Refused { to, reason } => write!(f, "endpoint {to} says: {reason}"),
+            PipeError::Refused { to, reason } => write!(f, "endpoint {to} reports: {reason}"),
         }
     }
 }
@@ -182,7 +182,7 @@ fn configure(args: &PipeArgs) -> Result<Config, PipeError> {
     Ok(config)
 }
 
-/// A number for an endpoint that nobody gave one: in the half above all jobs' numbers.
+/// A number for an endpoint that was not given one, above the numbers of all jobs.
 fn spare_endpoint() -> Result<EndpointId, PipeError> {
     random_number()
         .map(|number| EndpointId(u32::from_le_bytes([number[0], number[1], number[2], 0xff])))

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
 use serde::Serialize;
 
-/// How often progress is told where no bar can be drawn.
-const NEXT_WORD: Duration = Duration::from_secs(1);
+/// How often progress is printed where no bar can be drawn.
+const REPORT_EVERY: Duration = Duration::from_secs(1);
 
 /// Progress of one stream.
 pub(super) struct Progress {
@@ -20,10 +20,10 @@ pub(super) struct Progress {
 enum Show {
     Nothing,
     Bar(ProgressBar),
-    Words { next: Instant, who: &'static str },
+    Lines { next: Instant, who: &'static str },
 }
 
-/// What both commands say at the end with `--json`.
+/// The result that both commands print with `--json`.
 #[derive(Serialize)]
 pub(super) struct Summary<'a> {
     pub(super) event: &'a str,
@@ -54,7 +54,7 @@ impl Progress {
                 .unwrap_or_else(|_| ProgressStyle::default_bar());
             Show::Bar(bar.with_style(style).with_message(who))
         } else if forced {
-            Show::Words { next: started, who }
+            Show::Lines { next: started, who }
         } else {
             Show::Nothing
         };
@@ -78,10 +78,10 @@ impl Progress {
         match &mut self.show {
             Show::Nothing => {}
             Show::Bar(bar) => bar.set_position(self.bytes),
-            Show::Words { next, who } => {
+            Show::Lines { next, who } => {
                 let now = Instant::now();
                 if now >= *next {
-                    *next = now + NEXT_WORD;
+                    *next = now + REPORT_EVERY;
                     let rate = per_second(self.bytes, now - self.started);
                     eprintln!("{who} {}, {}/s", HumanBytes(self.bytes), whole_bytes(rate));
                 }
@@ -89,14 +89,14 @@ impl Progress {
         }
     }
 
-    /// Takes the bar away and says the same in numbers.
+    /// Removes the bar and summarises the transfer.
     pub(super) fn finish<'a>(&self, event: &'a str, peer: String, crc: u32) -> Summary<'a> {
         let took = self.started.elapsed();
         let rate = per_second(self.bytes, took);
         match &self.show {
             Show::Nothing => {}
             Show::Bar(bar) => bar.finish_and_clear(),
-            Show::Words { who, .. } => eprintln!(
+            Show::Lines { who, .. } => eprintln!(
                 "{who} {} in {:.3} s, {}/s",
                 HumanBytes(self.bytes),
                 took.as_secs_f64(),

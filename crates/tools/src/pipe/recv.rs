@@ -15,7 +15,7 @@ use dipole_node::{
     Address, Endpoint, EndpointId, GoneReason, Message, Node, ReceiveError, SendError,
 };
 
-use super::frame::{Frame, FrameError, HEADER_BYTES, Kind, Sum};
+use super::frame::{Frame, FrameError, Kind, Sum};
 use super::progress::{Progress, Summary};
 use super::{PipeArgs, PipeError, configure, spare_endpoint};
 use crate::output::json;
@@ -57,7 +57,7 @@ impl FromStr for At {
 
 /// Messages that may wait for a slow output.
 const WAITING_MESSAGES: usize = 16;
-/// How long the node is stepped before a full output is tried again.
+/// How long the node works before a full output is tried again.
 const STEP: Duration = Duration::from_millis(5);
 /// How long the confirmation may take to reach the sender.
 const CONFIRM: Duration = Duration::from_secs(10);
@@ -110,7 +110,7 @@ fn try_recv(args: &RecvArgs) -> Result<Summary<'static>, PipeError> {
     };
     let (to_write, pieces) = sync_channel(WAITING_MESSAGES);
     let writer = std::thread::spawn(move || write_output(output, &pieces));
-    let mut receiver = Receiving {
+    let mut receiver = Transfer {
         endpoint: &endpoint,
         reply: &reply,
         lines: args.pipe.lines,
@@ -118,9 +118,9 @@ fn try_recv(args: &RecvArgs) -> Result<Summary<'static>, PipeError> {
         source: None,
         sum: Sum::new(),
         progress: Progress::new("received", None, args.pipe.progress),
-        turned_away: HashSet::new(),
+        rejected: HashSet::new(),
     };
-    let outcome = receiver.carry(to_write, writer);
+    let outcome = receiver.run(to_write, writer);
     let Some((source, stream)) = receiver.source else {
         return Err(outcome.err().unwrap_or(PipeError::Unconfirmed {
             to: endpoint.address(),
@@ -131,21 +131,23 @@ fn try_recv(args: &RecvArgs) -> Result<Summary<'static>, PipeError> {
         .progress
         .finish("received", source.to_string(), crc);
     match outcome {
-        Ok(()) => match tell(&reply, source, stream, None) {
-            // Our stream is whole; the sender leaves when it has read that.
+        Ok(()) => match report(&reply, source, stream, None) {
+            // Our stream is complete; a sender that has read that may close at once.
             Ok(())
             | Err(PipeError::Send(SendError::PeerGone {
                 reason: Some(GoneReason::Closed),
                 ..
             })) => {}
             Err(error) => {
-                eprintln!("dipole recv: the sender may not know that all is here: {error}")
+                eprintln!(
+                    "dipole recv: the sender may not know that everything has arrived: {error}"
+                )
             }
         },
         Err(error) => {
-            // Whom we do not hear any more, or who gave up itself, need not be told.
+            // A sender that is gone or has given up itself needs no report.
             if !matches!(error, PipeError::Silent { .. } | PipeError::Refused { .. }) {
-                let _ = tell(&reply, source, stream, Some(&error.to_string()));
+                let _ = report(&reply, source, stream, Some(&error.to_string()));
             }
             return Err(error);
         }
@@ -153,21 +155,21 @@ fn try_recv(args: &RecvArgs) -> Result<Summary<'static>, PipeError> {
     Ok(summary)
 }
 
-struct Receiving<'a> {
+struct Transfer<'a> {
     endpoint: &'a Endpoint,
-    /// Answers from here, and lets the node go on while the output is slow.
+    /// Sends answers, and keeps the node working while the output is slow.
     reply: &'a Endpoint,
     lines: bool,
     silence: Duration,
     source: Option<(Address, u64)>,
     sum: Sum,
     progress: Progress,
-    turned_away: HashSet<(Address, u64)>,
+    rejected: HashSet<(Address, u64)>,
 }
 
-impl Receiving<'_> {
-    /// Until the stream has ended and is written.
-    fn carry(
+impl Transfer<'_> {
+    /// Receives until the stream has ended and is written.
+    fn run(
         &mut self,
         to_write: SyncSender<Message>,
         writer: JoinHandle<io::Result<()>>,
@@ -181,7 +183,7 @@ impl Receiving<'_> {
             };
             let message = match received {
                 Ok(message) => message,
-                Err(ReceiveError::TimedOut { .. }) => return Err(self.silent()),
+                Err(ReceiveError::TimedOut { .. }) => return Err(self.timed_out()),
                 Err(error) => return Err(PipeError::Receive(error)),
             };
             let from = message.source();
@@ -196,9 +198,9 @@ impl Receiving<'_> {
                 (from, frame.stream)
             });
             if own != (from, frame.stream) {
-                self.turn_away(from, frame.stream);
+                self.reject(from, frame.stream);
                 if last.elapsed() > self.silence {
-                    return Err(self.silent());
+                    return Err(self.timed_out());
                 }
                 continue;
             }
@@ -224,7 +226,7 @@ impl Receiving<'_> {
                 Kind::Bytes(payload) | Kind::Line(payload) => {
                     self.sum.add(payload);
                     self.progress.add(payload.len());
-                    if !self.hand_over(&to_write, message) {
+                    if !self.write(&to_write, message) {
                         return Err(written(writer).err().unwrap_or(PipeError::File {
                             doing: "writing the output",
                             cause: io::ErrorKind::BrokenPipe.into(),
@@ -245,19 +247,19 @@ impl Receiving<'_> {
                     }
                     return written(writer);
                 }
-                Kind::Broken(reason) => {
+                Kind::Failed(reason) => {
                     return Err(PipeError::Refused {
                         to: from,
                         reason: reason.to_owned(),
                     });
                 }
-                Kind::Alive | Kind::Whole => {}
+                Kind::Alive | Kind::Complete => {}
             }
         }
     }
 
-    /// Gives a message to the writer; false if the writer has failed.
-    fn hand_over(&self, to_write: &SyncSender<Message>, message: Message) -> bool {
+    /// Passes a message to the writer; false if the writer has failed.
+    fn write(&self, to_write: &SyncSender<Message>, message: Message) -> bool {
         let mut message = message;
         loop {
             match to_write.try_send(message) {
@@ -271,7 +273,7 @@ impl Receiving<'_> {
         }
     }
 
-    /// Lets the node go on for a moment: the peer must see that we live.
+    /// Lets the node work for a moment, so that the peer sees we are alive.
     fn step(&self) -> Result<(), PipeError> {
         match self.reply.receive_timeout(STEP) {
             Ok(_) | Err(ReceiveError::TimedOut { .. }) => Ok(()),
@@ -279,14 +281,14 @@ impl Receiving<'_> {
         }
     }
 
-    fn turn_away(&mut self, from: Address, stream: u64) {
-        if self.turned_away.insert((from, stream)) {
+    fn reject(&mut self, from: Address, stream: u64) {
+        if self.rejected.insert((from, stream)) {
             eprintln!("dipole recv: endpoint {from} sends too; only the first stream is received");
-            let _ = tell(self.reply, from, stream, Some("it receives another stream"));
+            let _ = report(self.reply, from, stream, Some("it receives another stream"));
         }
     }
 
-    fn silent(&self) -> PipeError {
+    fn timed_out(&self) -> PipeError {
         let from = self
             .source
             .map_or(self.endpoint.address(), |(source, _)| source);
@@ -298,11 +300,16 @@ impl Receiving<'_> {
     }
 }
 
-/// Tells the sender how it went.
-fn tell(reply: &Endpoint, to: Address, stream: u64, broken: Option<&str>) -> Result<(), PipeError> {
+/// Reports the outcome to the sender.
+fn report(
+    reply: &Endpoint,
+    to: Address,
+    stream: u64,
+    broken: Option<&str>,
+) -> Result<(), PipeError> {
     let mut message = Vec::new();
     Frame {
-        kind: broken.map_or(Kind::Whole, Kind::Broken),
+        kind: broken.map_or(Kind::Complete, Kind::Failed),
         stream,
         offset_bytes: 0,
     }
@@ -327,11 +334,13 @@ fn written(writer: JoinHandle<io::Result<()>>) -> Result<(), PipeError> {
 
 fn write_output(mut output: Box<dyn Write + Send>, pieces: &Receiver<Message>) -> io::Result<()> {
     for message in pieces {
-        let payload = &message[HEADER_BYTES..];
-        output.write_all(payload)?;
-        // Frame::parse has seen the kind already: 2 is a line.
-        if message[0] == 2 {
-            output.write_all(b"\n")?;
+        match Frame::parse(&message).map(|frame| frame.kind) {
+            Ok(Kind::Bytes(payload)) => output.write_all(payload)?,
+            Ok(Kind::Line(payload)) => {
+                output.write_all(payload)?;
+                output.write_all(b"\n")?;
+            }
+            _ => {}
         }
         output.flush()?;
     }

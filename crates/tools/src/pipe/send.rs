@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use dipole_node::{Address, Endpoint, EndpointId, Node, ReceiveError};
 
-use super::frame::{Frame, HEADER_BYTES, Kind, Sum};
+use super::frame::{Frame, Kind, Sum};
 use super::progress::{Progress, Summary};
 use super::{PipeArgs, PipeError, configure, random_number, spare_endpoint};
 use crate::output::json;
@@ -38,22 +38,23 @@ pub(crate) struct SendArgs {
 const PIECE_BYTES: usize = 256 << 10;
 /// Longest line.
 const LONGEST_LINE_BYTES: u64 = 16 << 20;
-/// How often a sender that has nothing to send says that it is there.
+/// How often a sender with nothing to send sends a keepalive.
 const ALIVE: Duration = Duration::from_secs(2);
 
-/// How long one wait for the receiver's word lasts: too short for the node to
-/// warn that nothing comes, as nothing should before the end.
-const LISTEN: Duration = Duration::from_secs(1);
+/// How long one wait for the receiver's report lasts: too short for the node to warn that
+/// nothing arrives, as nothing should before the end.
+const POLL: Duration = Duration::from_secs(1);
 /// How long the receiver may take to acknowledge our last message, which matters little.
-const LAST_WORD: Duration = Duration::from_secs(1);
+const LAST_ACK: Duration = Duration::from_secs(1);
 
 enum Event {
     /// A piece of the input, or what went wrong with it.
     Piece(io::Result<Vec<u8>>),
     InputEnd,
-    /// The receiver's word.
-    Whole,
-    Broken(String),
+    /// The receiver has confirmed everything.
+    Complete,
+    /// The receiver reports a failure.
+    Failed(String),
     Lost(ReceiveError),
 }
 
@@ -78,7 +79,7 @@ fn try_send(args: &SendArgs) -> Result<Summary<'static>, PipeError> {
     let timeout = Duration::from_secs(args.timeout);
     let mut config = configure(&args.pipe)?;
     config.connect_timeout = timeout;
-    config.linger = LAST_WORD;
+    config.linger = LAST_ACK;
     let input: Box<dyn Read + Send> = match &args.file {
         Some(path) => Box::new(File::open(path).map_err(|cause| PipeError::File {
             doing: "opening the file",
@@ -109,10 +110,10 @@ fn try_send(args: &SendArgs) -> Result<Summary<'static>, PipeError> {
         let (events, lines) = (events.clone(), args.pipe.lines);
         move || read_input(input, lines, &events)
     });
-    // Somebody must wait in the node while we wait for input: it repeats what was lost.
+    // While we wait for input this thread waits in the node, which then repeats lost packets.
     let listener = std::thread::spawn({
         let endpoint = Arc::clone(&endpoint);
-        move || listen(&endpoint, stream, &events)
+        move || await_report(&endpoint, stream, &events)
     });
     let mut sender = Sender {
         endpoint: &endpoint,
@@ -122,23 +123,23 @@ fn try_send(args: &SendArgs) -> Result<Summary<'static>, PipeError> {
         timeout,
         sum: Sum::new(),
         progress: Progress::new("sent", total_bytes, args.pipe.progress),
-        message: Vec::with_capacity(HEADER_BYTES + PIECE_BYTES),
+        message: Vec::with_capacity(PIECE_BYTES + 64),
     };
-    let outcome = sender.carry(&inbox);
+    let outcome = sender.run(&inbox);
     let crc = sender.sum.crc();
     let summary = sender.progress.finish("sent", args.to.to_string(), crc);
     match &outcome {
         Ok(()) | Err(PipeError::Refused { .. }) => {
-            // It ended with the receiver's word; now the node can say goodbye.
+            // The receiver's report has ended it; now the node can close.
             let _ = listener.join();
-            // The receiver waits for the acknowledgement of its word. One more message
-            // carries it, and is repeated if it gets lost.
-            let _ = sender.say(Kind::Alive);
-            let _ = endpoint.drain(LAST_WORD);
+            // The receiver waits for the acknowledgement of its report. One more message carries
+            // it, and is repeated if it gets lost.
+            let _ = sender.send(Kind::Alive);
+            let _ = endpoint.drain(LAST_ACK);
         }
         Err(error @ PipeError::File { .. }) => {
-            // The receiver need not wait for what will not come.
-            let _ = sender.say(Kind::Broken(&error.to_string()));
+            // The receiver need not wait for the rest.
+            let _ = sender.send(Kind::Failed(&error.to_string()));
             let _ = endpoint.drain(timeout);
         }
         Err(_) => {}
@@ -158,7 +159,7 @@ struct Sender<'a> {
 }
 
 impl Sender<'_> {
-    fn carry(&mut self, inbox: &Receiver<Event>) -> Result<(), PipeError> {
+    fn run(&mut self, inbox: &Receiver<Event>) -> Result<(), PipeError> {
         self.progress.begin();
         let mut confirmed_by: Option<Instant> = None;
         loop {
@@ -172,7 +173,7 @@ impl Sender<'_> {
                         doing: "reading the input",
                         cause,
                     })?;
-                    self.say(if self.lines {
+                    self.send(if self.lines {
                         Kind::Line(&piece)
                     } else {
                         Kind::Bytes(&piece)
@@ -181,14 +182,14 @@ impl Sender<'_> {
                     self.progress.add(piece.len());
                 }
                 Ok(Event::InputEnd) => {
-                    self.say(Kind::End {
+                    self.send(Kind::End {
                         crc: self.sum.crc(),
                     })?;
                     confirmed_by = Some(Instant::now() + self.timeout);
                 }
-                Ok(Event::Whole) if confirmed_by.is_some() => return Ok(()),
-                Ok(Event::Whole) => {}
-                Ok(Event::Broken(reason)) => {
+                Ok(Event::Complete) if confirmed_by.is_some() => return Ok(()),
+                Ok(Event::Complete) => {}
+                Ok(Event::Failed(reason)) => {
                     return Err(PipeError::Refused {
                         to: self.to,
                         reason,
@@ -196,14 +197,14 @@ impl Sender<'_> {
                 }
                 Ok(Event::Lost(error)) => return Err(PipeError::Receive(error)),
                 Err(RecvTimeoutError::Timeout) if confirmed_by.is_none() => {
-                    self.say(Kind::Alive)?;
+                    self.send(Kind::Alive)?;
                 }
                 Err(_) => return Err(PipeError::Unconfirmed { to: self.to }),
             }
         }
     }
 
-    fn say(&mut self, kind: Kind<'_>) -> Result<(), PipeError> {
+    fn send(&mut self, kind: Kind<'_>) -> Result<(), PipeError> {
         Frame {
             kind,
             stream: self.stream,
@@ -233,7 +234,7 @@ fn read_input(input: Box<dyn Read + Send>, lines: bool, events: &SyncSender<Even
     }
 }
 
-/// Whatever is there, so that little is not held back.
+/// Whatever has arrived, so that small amounts are not held back.
 fn next_piece(input: &mut impl BufRead) -> io::Result<Option<Vec<u8>>> {
     loop {
         match input.fill_buf() {
@@ -268,14 +269,14 @@ fn next_line(input: &mut impl BufRead) -> io::Result<Option<Vec<u8>>> {
     Ok(Some(line))
 }
 
-fn listen(endpoint: &Endpoint, stream: u64, events: &SyncSender<Event>) {
+fn await_report(endpoint: &Endpoint, stream: u64, events: &SyncSender<Event>) {
     loop {
-        let event = match endpoint.receive_timeout(LISTEN) {
+        let event = match endpoint.receive_timeout(POLL) {
             Err(ReceiveError::TimedOut { .. }) => continue,
             Ok(message) => match Frame::parse(&message) {
                 Ok(frame) if frame.stream == stream => match frame.kind {
-                    Kind::Whole => Event::Whole,
-                    Kind::Broken(reason) => Event::Broken(reason.to_owned()),
+                    Kind::Complete => Event::Complete,
+                    Kind::Failed(reason) => Event::Failed(reason.to_owned()),
                     _ => continue,
                 },
                 _ => continue,

@@ -25,7 +25,7 @@ impl Scene {
             ]);
             command.arg(self.testbed.hosts_file());
             command.env("DIPOLE_RUNTIME_DIR", &runtime);
-            command.env("DIPOLE_LENDER", self.lender());
+            command.env("DIPOLE_BROKER", self.lender());
             command.env("DIPOLE_RING_BYTES", RING_BYTES.to_string());
             command.output().expect("it runs")
         };
@@ -62,8 +62,8 @@ fn each_user_is_told_what_they_get_and_what_is_attached_and_gone_around() {
     );
     expect(&scene.doctor(CAROL), "bpf link", "net0", "raw frames");
     let told = scene.doctor(MALLORY);
-    expect(&told, "bpf link", "net0", "may not use card net0");
-    expect(&told, "bpf link", "net1", "is on no card that is lent");
+    expect(&told, "bpf link", "net0", "may not use interface net0");
+    expect(&told, "bpf link", "net1", "is on no interface whose rings");
     assert!(
         told.iter().all(|one| one.0 != "firewall"),
         "nothing to go around"

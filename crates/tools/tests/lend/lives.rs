@@ -48,7 +48,7 @@ fn an_agent_that_is_killed_leaves_nothing_and_the_next_fills_the_same_ring() {
     wait_for("the ring again", || {
         spin(&scene, ALICE, &mut link);
         spin(&scene, CAROL, &mut raw);
-        let cards = &scene.status()["cards"];
+        let cards = &scene.status()["interfaces"];
         let users = cards[0]["users"].as_array().map_or(0, Vec::len);
         (users == 2 && raw.sends_raw()).then_some(())
     });
@@ -110,7 +110,7 @@ impl Manager {
     fn has(&self, wanted: usize) {
         wait_for("descriptors in keeping", || {
             let names = self.names();
-            let lent = names.iter().filter(|name| name.starts_with("lend-"));
+            let lent = names.iter().filter(|name| name.starts_with("broker-"));
             (lent.count() == wanted).then_some(())
         });
     }
@@ -203,7 +203,7 @@ fn rings_are_filled_while_an_agent_is_started_again_and_those_of_the_dead_are_sw
     wait_for("one user", || {
         spin(&scene, BOB, &mut link);
         let status = scene.status();
-        let users = status["cards"][0]["users"].as_array()?.clone();
+        let users = status["interfaces"][0]["users"].as_array()?.clone();
         (users.len() == 1 && users[0]["uid"] == BOB && status["rings"] == 1).then_some(())
     });
     // The guard goes with its last socket.
@@ -212,7 +212,7 @@ fn rings_are_filled_while_an_agent_is_started_again_and_those_of_the_dead_are_sw
     // When others are swept, what was asked for again stays.
     wait_for("the sweep", || {
         let text = scene.said();
-        text.contains("nobody asked for a ring again").then_some(())
+        text.contains("was not claimed").then_some(())
     });
     talk(&scene, &mut link);
     assert_eq!((link.stats().by_ring, link.stats().by_socket), (200, 0));

@@ -79,7 +79,7 @@ impl Scene {
         let open = PermissionsExt::from_mode(0o755);
         std::fs::set_permissions(scene.testbed.folder(), open).expect("our own folder");
         scene.allow(&format!(
-            "rings-per-user = {RINGS}\n[[card]]\nname = 'net0'\nusers = [{ALICE}]\n\
+            "rings-per-user = {RINGS}\n[[interface]]\nname = 'net0'\nusers = [{ALICE}]\n\
              groups = ['{GROUP}']\nraw-users = [{CAROL}]\nring-bytes = {}\n",
             2 * RING_BYTES
         ));
@@ -95,7 +95,7 @@ impl Scene {
     }
 
     pub(crate) fn allow(&self, text: &str) {
-        std::fs::write(self.path("cards.toml"), text).expect("our own folder");
+        std::fs::write(self.path("interfaces.toml"), text).expect("our own folder");
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -141,9 +141,9 @@ impl Scene {
     }
 
     pub(crate) fn words(&self) -> Vec<String> {
-        let cards = self.path("cards.toml").display().to_string();
+        let cards = self.path("interfaces.toml").display().to_string();
         let program = env!("CARGO_BIN_EXE_dipole");
-        [program, "agent", "--cards", &cards]
+        [program, "agent", "--interfaces", &cards]
             .map(str::to_owned)
             .to_vec()
     }
@@ -152,7 +152,7 @@ impl Scene {
     pub(crate) fn inside(&self, words: &[String]) -> Command {
         let mut command = self.testbed.command(1, &words[0]);
         command.args(&words[1..]);
-        command.env("DIPOLE_LENDER", self.path("lender"));
+        command.env("DIPOLE_BROKER", self.path("lender"));
         command.env("XDG_CONFIG_HOME", self.path("config"));
         command.env("DIPOLE_LOG", "info");
         command.env_remove("DIPOLE_KEY");
@@ -280,12 +280,12 @@ impl Scene {
         let output = output.expect("it runs");
         assert!(output.status.success(), "{output:?}");
         let status: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
-        status["lends"].clone()
+        status["broker"].clone()
     }
 
     pub(crate) fn counter(&self, name: &str) -> u64 {
         let status = self.status();
-        let card = &status["cards"][0];
+        let card = &status["interfaces"][0];
         let counted = match name {
             "refused" => &card["refused_frames"],
             name => &card["counters"][name],

@@ -38,7 +38,7 @@ fn with_permission_packets_come_by_a_ring_that_is_lent_and_without_the_agent_say
         assert_eq!(numbers(&mut link, 100), (0..100).collect::<Vec<_>>());
         assert_eq!(link.stats().by_ring, 100);
         assert_eq!(scene.counter("deposited"), before + 100);
-        let user = &scene.status()["cards"][0]["users"][0];
+        let user = &scene.status()["interfaces"][0]["users"][0];
         assert_eq!((&user["uid"], &user["rings"]), (&uid.into(), &1.into()));
         // What it sends takes the socket.
         let frame = Outgoing {
@@ -61,7 +61,7 @@ fn with_permission_packets_come_by_a_ring_that_is_lent_and_without_the_agent_say
     assert_eq!(reason(&refused), Reason::User);
     let text = refused.to_string();
     assert!(
-        text.contains(&format!("user {MALLORY} may not use card net0")),
+        text.contains(&format!("user {MALLORY} may not use interface net0")),
         "{text}"
     );
     assert!(scene.attached().is_empty(), "not for those who are refused");
@@ -146,7 +146,7 @@ fn raw_frames_must_come_from_their_owner_and_nothing_is_heard_by_their_socket() 
     drop(loan);
     wait_for("the loan's end", || {
         let status = scene.status();
-        let users = status["cards"][0]["users"].as_array();
+        let users = status["interfaces"][0]["users"].as_array();
         users.is_some_and(Vec::is_empty).then_some(())
     });
     let before = scene.counter("refused");
@@ -173,7 +173,7 @@ fn programs_of_a_user_without_privileges_use_what_is_lent() {
         .args(["recv", "1:7", "--nid", "1", "--hosts"])
         .arg(&hosts);
     receiver.env("DIPOLE_RUNTIME_DIR", scene.runtime_of(ALICE));
-    receiver.env("DIPOLE_LENDER", scene.lender());
+    receiver.env("DIPOLE_BROKER", scene.lender());
     receiver.env("DIPOLE_RING_BYTES", RING_BYTES.to_string());
     receiver.env("DIPOLE_LINK", "bpf");
     receiver.stdout(Stdio::piped());
@@ -196,6 +196,6 @@ fn programs_of_a_user_without_privileges_use_what_is_lent() {
     // One to see whether there is a lender, and this one.
     let log = scene.said();
     let uid = format!("uid={ALICE}");
-    let lent = log.lines().filter(|line| line.contains("a ring is lent"));
+    let lent = log.lines().filter(|line| line.contains("ring granted"));
     assert_eq!(lent.filter(|line| line.contains(&uid)).count(), 2, "{log}");
 }

@@ -71,7 +71,7 @@ fn callers_that_send_garbage_or_nothing_are_sent_away_and_hold_nobody_up() {
     for caller in &silent {
         assert!(rest_of(caller).len() <= GREETING_BYTES, "it is sent away");
     }
-    agent.says("it proved nothing in time");
+    agent.says("it sent no proof in time");
     agent.says("it gave way to a later caller");
     agent.says("it hung up without a proof");
     // A session for each who proved something, for nobody else.

@@ -308,7 +308,7 @@ fn a_job_goes_on_when_agents_are_killed_and_the_next_ones_know_of_it() {
     let output = cluster.dipole(3).args(["agent", "status"]).output();
     let table = said(&output.expect("it runs"));
     assert!(
-        table.contains("work is welcome") && table.contains("sh -c"),
+        table.contains("accepts work") && table.contains("sh -c"),
         "{table}"
     );
     // One that is told to end leaves the job alone as well.
@@ -342,7 +342,7 @@ fn a_job_says_which_node_refuses_and_why_and_goes_where_it_is_welcome() {
     assert_eq!(String::from_utf8_lossy(&output.stdout), "1\n".repeat(8));
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
     for wanted in [
-        "node 2 (10.0.0.2) skipped: refuses work: 0 ranks run there, and the owner wants at most 0",
+        "node 2 (10.0.0.2) skipped: refuses work: 0 ranks run there, and the owner allows at most 0",
         "node 3 (10.0.0.3) skipped: the agent at 10.0.0.3:7411 does not hold the cluster key",
         "node 4 (10.0.0.4): no agent answers at 10.0.0.4:7411",
         "start `dipole agent` there with this cluster key, or make `ssh` work",

@@ -132,7 +132,7 @@ fn no_more_ranks_than_the_owner_wants_at_a_time_whoever_starts_them() {
     assert_eq!(ranks.iter().flatten().sum::<u64>(), 4);
     let said = node.call("key");
     assert!(
-        said.contains("4 ranks run there, and the owner wants at most 4"),
+        said.contains("4 ranks run there, and the owner allows at most 4"),
         "{said}"
     );
     // The next agent knows of them.

@@ -1,4 +1,4 @@
-//! Which users an administrator lets borrow rings on which cards: a TOML file.
+//! Which users may have rings on which interfaces: the administrator's TOML file.
 
 use std::fmt;
 use std::io::{self, Read};
@@ -9,13 +9,13 @@ use dipole_bpf::loan::proof::Caller;
 use nix::unistd::{Group, User};
 use serde::Deserialize;
 
-use crate::lines;
+use crate::toml_lines;
 
-/// Where the file is unless it is named.
-const DEFAULT_FILE: &str = "/etc/dipole/cards.toml";
-/// Names the file if there is no `--cards`.
-const VARIABLE: &str = "DIPOLE_AGENT_CARDS";
-const EXPECTED: &str = "rings-per-user = 64 and, for each card, [[card]] with name = \"eth0\", \
+/// The file, unless another is named.
+const DEFAULT_FILE: &str = "/etc/dipole/interfaces.toml";
+/// Names the file if there is no `--interfaces`.
+const VARIABLE: &str = "DIPOLE_AGENT_INTERFACES";
+const EXPECTED: &str = "rings-per-user = 64 and, for each interface, [[interface]] with name = \"eth0\", \
                         users, groups, raw-users, raw-groups = [\"alice\", \"1000\"] or [\"*\"], \
                         ring-bytes = 1048576";
 const MAX_FILE_BYTES: u64 = 1 << 20;
@@ -26,35 +26,35 @@ const MOST_RING_BYTES: u32 = 1 << 28;
 const RINGS_PER_USER: u32 = 64;
 const MOST_RINGS_PER_USER: u32 = 4096;
 
-/// What the administrator wants.
+/// What the administrator allows.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Cards {
-    /// Rings that one user may have on this machine, those included that their processes keep
-    /// after a loan has ended.
+pub(crate) struct Policy {
+    /// Rings that one user may have on this machine, including those that their processes keep
+    /// after a grant has ended.
     pub(crate) rings_per_user: u32,
-    pub(crate) cards: Vec<Card>,
+    pub(crate) interfaces: Vec<InterfacePolicy>,
 }
 
-/// One card, and who may use it.
+/// One interface, and which users may use it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Card {
+pub(crate) struct InterfacePolicy {
     pub(crate) name: String,
-    /// Who gets a ring.
-    users: Who,
-    /// Who gets a socket for raw frames, too.
-    raw_users: Who,
+    /// Principals gets a ring.
+    users: Principals,
+    /// Principals gets a socket for raw frames, too.
+    raw_users: Principals,
     /// The longest ring.
     pub(crate) ring_bytes: u32,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Who {
+struct Principals {
     all: bool,
     users: Vec<u32>,
     groups: Vec<u32>,
 }
 
-/// What a user may have on a card.
+/// What a user may have on a interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Permission {
     Nothing,
@@ -62,18 +62,18 @@ pub(crate) enum Permission {
     RingAndSender,
 }
 
-/// As the file has it.
+/// The file as it is written.
 #[derive(Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
-struct Written {
+struct PolicyFile {
     rings_per_user: Option<toml::Spanned<u32>>,
     #[serde(default)]
-    card: Vec<toml::Spanned<WrittenCard>>,
+    interface: Vec<toml::Spanned<FileInterface>>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
-struct WrittenCard {
+struct FileInterface {
     name: String,
     #[serde(default)]
     users: Vec<toml::Spanned<Named>>,
@@ -94,9 +94,9 @@ enum Named {
     Text(String),
 }
 
-/// Why the file cannot be gone by.
+/// Why the file cannot be used.
 #[derive(Debug)]
-pub(crate) enum CardsError {
+pub(crate) enum PolicyError {
     Unreadable {
         file: PathBuf,
         cause: io::Error,
@@ -114,23 +114,23 @@ pub(crate) enum CardsError {
     },
 }
 
-impl fmt::Display for CardsError {
+impl fmt::Display for PolicyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            CardsError::Unreadable { file, cause } => {
+            PolicyError::Unreadable { file, cause } => {
                 write!(
                     f,
-                    "cannot read which cards are lent, {}: {cause}",
+                    "cannot read the policy for interfaces, {}: {cause}",
                     file.display()
                 )
             }
-            CardsError::NotOurs { file, owner, mode } => write!(
+            PolicyError::NotOurs { file, owner, mode } => write!(
                 f,
-                "{} belongs to user {owner} with mode {mode:04o}: who may use cards is for root or \
-                 the agent's user to say, nobody else may write to it (`chown root`, `chmod go-w`)",
+                "{} belongs to user {owner} with mode {mode:04o}: it must belong to root or the \
+                 agent's user, and nobody else may write to it (`chown root`, `chmod go-w`)",
                 file.display()
             ),
-            CardsError::Wrong { file, line, what } => write!(
+            PolicyError::Wrong { file, line, what } => write!(
                 f,
                 "{}, line {line}: {what}; there may be {EXPECTED}",
                 file.display()
@@ -139,8 +139,8 @@ impl fmt::Display for CardsError {
     }
 }
 
-/// The file that says which cards are lent, if there is one, and whether somebody asked for it.
-pub(crate) fn place(given: Option<&Path>) -> Option<(PathBuf, bool)> {
+/// The policy file, if there is one, and whether it was named.
+pub(crate) fn locate(given: Option<&Path>) -> Option<(PathBuf, bool)> {
     let set = std::env::var_os(VARIABLE).filter(|value| !value.is_empty());
     match given.map(Path::to_owned).or(set.map(PathBuf::from)) {
         Some(file) => Some((file, true)),
@@ -151,19 +151,19 @@ pub(crate) fn place(given: Option<&Path>) -> Option<(PathBuf, bool)> {
     }
 }
 
-impl Cards {
-    /// Those of a file that nobody else may write to.
-    pub(crate) fn load(file: &Path) -> Result<Cards, CardsError> {
-        let unreadable = |cause| CardsError::Unreadable {
+impl Policy {
+    /// Reads a file that nobody but root or the agent's user can write to.
+    pub(crate) fn load(file: &Path) -> Result<Policy, PolicyError> {
+        let unreadable = |cause| PolicyError::Unreadable {
             file: file.to_owned(),
             cause,
         };
         let opened = std::fs::File::open(file).map_err(unreadable)?;
-        // Of what is read, not of what is there a moment later.
+        // Of the open file: the path could lead elsewhere a moment later.
         let facts = opened.metadata().map_err(unreadable)?;
         let own = rustix::process::geteuid().as_raw();
         if (facts.uid() != 0 && facts.uid() != own) || facts.mode() & 0o022 != 0 {
-            return Err(CardsError::NotOurs {
+            return Err(PolicyError::NotOurs {
                 file: file.to_owned(),
                 owner: facts.uid(),
                 mode: facts.mode() & 0o7777,
@@ -172,17 +172,17 @@ impl Cards {
         let mut text = String::new();
         let mut opened = opened.take(MAX_FILE_BYTES);
         opened.read_to_string(&mut text).map_err(unreadable)?;
-        Cards::parse(&text).map_err(|(line, what)| CardsError::Wrong {
+        Policy::parse(&text).map_err(|(line, what)| PolicyError::Wrong {
             file: file.to_owned(),
             line,
             what,
         })
     }
 
-    /// Errors have their line.
-    fn parse(text: &str) -> Result<Cards, (usize, String)> {
-        let line_at = |at| lines::line_at(text, at);
-        let written: Written = lines::parsed(text)?;
+    /// Errors carry their line.
+    fn parse(text: &str) -> Result<Policy, (usize, String)> {
+        let line_at = |at| toml_lines::line_at(text, at);
+        let written: PolicyFile = toml_lines::parsed(text)?;
         let rings_per_user = match &written.rings_per_user {
             None => RINGS_PER_USER,
             Some(rings) if (1..=MOST_RINGS_PER_USER).contains(rings.get_ref()) => *rings.get_ref(),
@@ -194,29 +194,37 @@ impl Cards {
                 return Err((line_at(rings.span().start), what));
             }
         };
-        let mut cards: Vec<Card> = Vec::new();
-        for card in &written.card {
-            let line = line_at(card.span().start);
-            let card = card.get_ref().checked(&line_at)?;
-            if cards.iter().any(|known| known.name == card.name) {
-                return Err((line, format!("card {} comes twice", card.name)));
+        let mut interfaces: Vec<InterfacePolicy> = Vec::new();
+        for interface in &written.interface {
+            let line = line_at(interface.span().start);
+            let interface = interface.get_ref().checked(&line_at)?;
+            if interfaces.iter().any(|known| known.name == interface.name) {
+                return Err((
+                    line,
+                    format!("interface {} is listed twice", interface.name),
+                ));
             }
-            cards.push(card);
+            interfaces.push(interface);
         }
-        Ok(Cards {
+        Ok(Policy {
             rings_per_user,
-            cards,
+            interfaces,
         })
     }
 
-    /// The card with a name.
-    pub(crate) fn get(&self, name: &str) -> Option<&Card> {
-        self.cards.iter().find(|card| card.name == name)
+    /// The interface with a name.
+    pub(crate) fn get(&self, name: &str) -> Option<&InterfacePolicy> {
+        self.interfaces
+            .iter()
+            .find(|interface| interface.name == name)
     }
 }
 
-impl WrittenCard {
-    fn checked(&self, line_at: &dyn Fn(usize) -> usize) -> Result<Card, (usize, String)> {
+impl FileInterface {
+    fn checked(
+        &self,
+        line_at: &dyn Fn(usize) -> usize,
+    ) -> Result<InterfacePolicy, (usize, String)> {
         let ring_bytes = match &self.ring_bytes {
             None => RING_BYTES,
             Some(bytes) if is_ring_size(*bytes.get_ref(), MOST_RING_BYTES) => *bytes.get_ref(),
@@ -229,7 +237,7 @@ impl WrittenCard {
                 return Err((line_at(bytes.span().start), what));
             }
         };
-        Ok(Card {
+        Ok(InterfacePolicy {
             name: self.name.clone(),
             users: who(&self.users, &self.groups, line_at)?,
             raw_users: who(&self.raw_users, &self.raw_groups, line_at)?,
@@ -238,7 +246,7 @@ impl WrittenCard {
     }
 }
 
-/// True of a length that a ring may have.
+/// True for a size that a ring may have.
 pub(crate) fn is_ring_size(bytes: u32, most: u32) -> bool {
     let page = u32::try_from(rustix::param::page_size()).unwrap_or(u32::MAX);
     bytes.is_power_of_two() && (page..=most).contains(&bytes)
@@ -251,8 +259,8 @@ fn who(
     users: &[toml::Spanned<Named>],
     groups: &[toml::Spanned<Named>],
     line_at: &dyn Fn(usize) -> usize,
-) -> Result<Who, (usize, String)> {
-    let mut found = Who::default();
+) -> Result<Principals, (usize, String)> {
+    let mut found = Principals::default();
     let user = |name: &str| {
         let user = User::from_name(name).ok().flatten();
         user.map(|user| user.uid.as_raw())
@@ -287,7 +295,7 @@ fn who(
     Ok(found)
 }
 
-impl Who {
+impl Principals {
     fn has(&self, caller: &Caller) -> bool {
         self.all
             || self.users.contains(&caller.uid)
@@ -298,8 +306,8 @@ impl Who {
     }
 }
 
-impl Card {
-    /// What whoever asks may have.
+impl InterfacePolicy {
+    /// What a caller may have.
     pub(crate) fn permits(&self, caller: &Caller) -> Permission {
         if self.raw_users.has(caller) {
             Permission::RingAndSender
@@ -326,13 +334,13 @@ mod tests {
 
     #[test]
     fn users_and_groups_are_let_by_name_or_number_and_others_are_not() {
-        let cards = Cards::parse(
-            "rings-per-user = 3\n[[card]]\nname = 'a'\nusers = ['root', 7, '8']\ngroups = [50]\n\
-             raw-groups = ['root']\nring-bytes = 65536\n[[card]]\nname = 'b'\nusers = ['*']\n",
+        let interfaces = Policy::parse(
+            "rings-per-user = 3\n[[interface]]\nname = 'a'\nusers = ['root', 7, '8']\ngroups = [50]\n\
+             raw-groups = ['root']\nring-bytes = 65536\n[[interface]]\nname = 'b'\nusers = ['*']\n",
         )
         .unwrap();
-        assert_eq!(cards.rings_per_user, 3);
-        let (a, b) = (cards.get("a").unwrap(), cards.get("b").unwrap());
+        assert_eq!(interfaces.rings_per_user, 3);
+        let (a, b) = (interfaces.get("a").unwrap(), interfaces.get("b").unwrap());
         assert_eq!((a.ring_bytes, b.ring_bytes), (65536, RING_BYTES));
         for (caller, on_a) in [
             (caller(0, &[]), Permission::Ring),
@@ -345,40 +353,48 @@ mod tests {
             assert_eq!(a.permits(&caller), on_a, "{caller:?}");
             assert_eq!(b.permits(&caller), Permission::Ring, "{caller:?}");
         }
-        assert!(cards.get("c").is_none());
+        assert!(interfaces.get("c").is_none());
     }
 
     #[test]
     fn a_wrong_file_is_refused_with_its_line() {
         for (text, line, wanted) in [
-            ("\n[[card]]\nnmae = 'a'", 3, "nmae"),
-            ("[[card]]\nusers = []", 1, "name"),
+            ("\n[[interface]]\nnmae = 'a'", 3, "nmae"),
+            ("[[interface]]\nusers = []", 1, "name"),
             (
-                "[[card]]\nname = 'a'\nusers = [\n'root',\n'no body']",
+                "[[interface]]\nname = 'a'\nusers = [\n'root',\n'no body']",
                 5,
                 "no user \"no body\"",
             ),
             (
-                "[[card]]\nname = 'a'\nraw-groups = ['no body']",
+                "[[interface]]\nname = 'a'\nraw-groups = ['no body']",
                 3,
                 "no group",
             ),
-            ("[[card]]\nname = 'a'\nring-bytes = 5000", 3, "5000 is no"),
-            ("[[card]]\nname = 'a'\nring-bytes = 2048", 3, "2048 is no"),
             (
-                "[[card]]\nname = 'a'\nring-bytes = 1073741824",
+                "[[interface]]\nname = 'a'\nring-bytes = 5000",
+                3,
+                "5000 is no",
+            ),
+            (
+                "[[interface]]\nname = 'a'\nring-bytes = 2048",
+                3,
+                "2048 is no",
+            ),
+            (
+                "[[interface]]\nname = 'a'\nring-bytes = 1073741824",
                 3,
                 "1073741824 is no",
             ),
             ("rings-per-user = 0", 1, "rings-per-user 0"),
             (
-                "[[card]]\nname = 'a'\n[[card]]\nname = 'a'",
+                "[[interface]]\nname = 'a'\n[[interface]]\nname = 'a'",
                 3,
-                "comes twice",
+                "listed twice",
             ),
-            ("[[card]]\nname = 'a'\nusers = [-1]", 3, ""),
+            ("[[interface]]\nname = 'a'\nusers = [-1]", 3, ""),
         ] {
-            let (found, said) = Cards::parse(text).unwrap_err();
+            let (found, said) = Policy::parse(text).unwrap_err();
             assert_eq!(found, line, "{text}: {said}");
             assert!(said.contains(wanted), "{text}: {said}");
         }
@@ -387,21 +403,24 @@ mod tests {
     #[test]
     fn a_file_that_others_may_write_to_decides_nothing() {
         let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("cards.toml");
-        std::fs::write(&file, "[[card]]\nname = 'a'").unwrap();
+        let file = folder.path().join("interfaces.toml");
+        std::fs::write(&file, "[[interface]]\nname = 'a'").unwrap();
         let mode = |mode| {
             std::fs::set_permissions(&file, std::fs::Permissions::from_mode(mode)).unwrap();
-            Cards::load(&file)
+            Policy::load(&file)
         };
         assert!(mode(0o644).is_ok());
         for open in [0o664, 0o646] {
             let said = mode(open).unwrap_err().to_string();
             assert!(
-                said.contains("cards.toml") && said.contains("chmod go-w"),
+                said.contains("interfaces.toml") && said.contains("chmod go-w"),
                 "{said}"
             );
         }
-        let said = Cards::load(Path::new("/nowhere/cards.toml")).unwrap_err();
-        assert!(said.to_string().contains("/nowhere/cards.toml"), "{said}");
+        let said = Policy::load(Path::new("/nowhere/interfaces.toml")).unwrap_err();
+        assert!(
+            said.to_string().contains("/nowhere/interfaces.toml"),
+            "{said}"
+        );
     }
 }

@@ -1,14 +1,14 @@
-//! Two nodes compare what they know: news that were lost, and all that a newcomer lacks.
+//! Anti-entropy: two nodes synchronise what they know, for lost news and for newcomers.
 //!
 //! ```text
-//! ASK   from(4) digests(32 x 4)
-//! TELL  from(4) members, as foca writes them
+//! REQUEST   from(4) digests(32 x 4)
+//! RESPONSE  from(4) members, as foca encodes them
 //! ```
 //!
-//! Members are sorted into [`BUCKETS`] by their number; a digest of each bucket goes out, and
-//! back come members of buckets that differ, as many as one packet holds. Who learns something
-//! asks on at once. So nodes that agree exchange some bytes, and a newcomer of a thousand nodes
-//! has them all after a round trip for each packet full of them.
+//! Members are sorted into [`BUCKETS`] by their number. A request carries a digest of each bucket,
+//! the response members of the buckets that differ, as many as a packet holds. A node that learns
+//! something requests again at once. So nodes that agree exchange a few bytes, and a newcomer among
+//! a thousand nodes knows them all after a round trip per packet.
 
 use foca::{Codec, Member as Known, PostcardCodec, State};
 
@@ -17,12 +17,12 @@ use crate::proofs::EXTRA_BYTES;
 
 pub(super) const BUCKETS: usize = 32;
 const NODE_BYTES: usize = 4;
-/// More than any member takes, so that none is begun that the packet cannot hold.
+/// More than any member takes: none is begun unless the packet can hold it.
 const MEMBER_BYTES: usize = 256;
-/// One byte says that a body is none of foca's.
-const MOST_BYTES: usize = MAX_PACKET_BYTES - EXTRA_BYTES - 1;
+/// One byte is the kind of the body.
+const MAX_BODY_BYTES: usize = MAX_PACKET_BYTES - EXTRA_BYTES - 1;
 
-/// What a node knows, in short.
+/// A summary of what a node knows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Digests([u32; BUCKETS]);
 
@@ -31,7 +31,7 @@ fn bucket(node: u32) -> usize {
 }
 
 impl Digests {
-    /// Those of the members that are there.
+    /// Of the members that are up.
     pub(super) fn of<'a>(there: impl Iterator<Item = &'a Member>) -> Digests {
         let mut digests = Digests::default();
         for member in there {
@@ -50,8 +50,8 @@ impl Digests {
     }
 }
 
-/// The question of a node that knows so much.
-pub(super) fn ask(from: u32, own: &Digests) -> Vec<u8> {
+/// The request of a node with these digests.
+pub(super) fn encode_request(from: u32, own: &Digests) -> Vec<u8> {
     let mut body = from.to_le_bytes().to_vec();
     for digest in own.0 {
         body.extend(digest.to_le_bytes());
@@ -59,8 +59,8 @@ pub(super) fn ask(from: u32, own: &Digests) -> Vec<u8> {
     body
 }
 
-/// Who asks, and what that node knows; `None` if it is no question.
-pub(super) fn asked(body: &[u8]) -> Option<(u32, Digests)> {
+/// The requesting node and its digests; `None` if the body is malformed.
+pub(super) fn decode_request(body: &[u8]) -> Option<(u32, Digests)> {
     let (from, rest) = body.split_first_chunk::<NODE_BYTES>()?;
     if rest.len() != BUCKETS * 4 {
         return None;
@@ -72,9 +72,9 @@ pub(super) fn asked(body: &[u8]) -> Option<(u32, Digests)> {
     Some((u32::from_le_bytes(*from), digests))
 }
 
-/// What the other lacks or has otherwise, as far as a packet holds it, beginning with some
-/// bucket; `None` if it knows the same.
-pub(super) fn tell<'a>(
+/// What the other node lacks or knows differently, as far as a packet holds it, beginning with
+/// bucket `first`; `None` if it knows the same.
+pub(super) fn encode_response<'a>(
     from: u32,
     own: &Digests,
     other: &Digests,
@@ -82,9 +82,9 @@ pub(super) fn tell<'a>(
     first: usize,
 ) -> Option<Vec<u8>> {
     let order = |member: &Known<Member>| {
-        let place = (bucket(member.id().node) + BUCKETS - first % BUCKETS) % BUCKETS;
-        // Who is there goes before who is not.
-        (place, member.state() == State::Down)
+        let distance = (bucket(member.id().node) + BUCKETS - first % BUCKETS) % BUCKETS;
+        // Nodes that are up go first.
+        (distance, member.state() == State::Down)
     };
     let mut wanted: Vec<&Known<Member>> = known
         .filter(|member| own.differs(other, member.id().node))
@@ -96,7 +96,7 @@ pub(super) fn tell<'a>(
     let mut body = from.to_le_bytes().to_vec();
     for member in wanted {
         let before = body.len();
-        if before + MEMBER_BYTES > MOST_BYTES
+        if before + MEMBER_BYTES > MAX_BODY_BYTES
             || PostcardCodec.encode_member(member, &mut body).is_err()
         {
             body.truncate(before);
@@ -106,8 +106,8 @@ pub(super) fn tell<'a>(
     Some(body)
 }
 
-/// Who tells, and what; members that cannot be read end the list.
-pub(super) fn told(body: &[u8]) -> Option<(u32, Vec<Known<Member>>)> {
+/// The responding node and its members; the list ends at the first malformed one.
+pub(super) fn decode_response(body: &[u8]) -> Option<(u32, Vec<Known<Member>>)> {
     let (from, mut rest) = body.split_first_chunk::<NODE_BYTES>()?;
     let mut members = Vec::new();
     while !rest.is_empty() {
@@ -143,14 +143,14 @@ mod tests {
         let mut has: Vec<Known<Member>> = Vec::new();
         let mut packets = 0;
         loop {
-            let asks = ask(7, &Digests::of(has.iter().map(Known::id)));
-            let (from, other) = asked(&asks).unwrap();
+            let request = encode_request(7, &Digests::of(has.iter().map(Known::id)));
+            let (from, other) = decode_request(&request).unwrap();
             assert_eq!(from, 7);
-            let Some(packet) = tell(9, &own, &other, all.iter(), packets * 11) else {
+            let Some(packet) = encode_response(9, &own, &other, all.iter(), packets * 11) else {
                 break;
             };
-            assert!(packet.len() <= MOST_BYTES);
-            let (from, members) = told(&packet).unwrap();
+            assert!(packet.len() <= MAX_BODY_BYTES);
+            let (from, members) = decode_response(&packet).unwrap();
             assert_eq!(from, 9);
             assert!(!members.is_empty());
             for member in members {
@@ -165,17 +165,20 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_no_question_and_ends_an_answer() {
+    fn malformed_bytes_are_no_request_and_end_a_response() {
         for length in 0..200 {
             let bytes = vec![0xff; length];
-            assert_eq!(asked(&bytes).is_some(), length == NODE_BYTES + BUCKETS * 4);
-            assert!(told(&bytes).is_none_or(|(_, members)| members.is_empty()));
+            assert_eq!(
+                decode_request(&bytes).is_some(),
+                length == NODE_BYTES + BUCKETS * 4
+            );
+            assert!(decode_response(&bytes).is_none_or(|(_, members)| members.is_empty()));
         }
         let all = [member(1), member(2)];
         let own = Digests::of(all.iter().map(Known::id));
-        let whole = tell(1, &own, &Digests::default(), all.iter(), 0).unwrap();
+        let whole = encode_response(1, &own, &Digests::default(), all.iter(), 0).unwrap();
         for length in NODE_BYTES..whole.len() {
-            assert!(told(&whole[..length]).unwrap().1.len() < 2);
+            assert!(decode_response(&whole[..length]).unwrap().1.len() < 2);
         }
     }
 }

@@ -1,5 +1,5 @@
-//! The service manager, if there is one: it is told when the agent answers, and keeps the
-//! agent's sockets while that is started again, so that what arrives meanwhile waits in them.
+//! The service manager's file descriptor store: systemd keeps the agent's sockets while the agent
+//! restarts, so that packets wait in them; it is also notified when the agent is ready.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, UdpSocket};
@@ -9,45 +9,45 @@ use listenfd::ListenFd;
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 use sd_notify::NotifyState;
 
-/// Sockets that an earlier agent left.
+/// Descriptors that an earlier agent left in the store.
 #[derive(Default)]
-pub(super) struct Kept {
+pub(super) struct InheritedSockets {
     pub(super) directories: Vec<UdpSocket>,
     listeners: Vec<TcpListener>,
-    /// What is no such socket, by the name under which it was kept.
+    /// Other descriptors, by the names under which they were stored.
     pub(super) others: Vec<(String, OwnedFd)>,
     count: usize,
 }
 
-impl Kept {
-    /// Takes what the service manager hands over (`LISTEN_FDS`).
-    pub(super) fn take() -> Kept {
+impl InheritedSockets {
+    /// Takes what the service manager passes on (`LISTEN_FDS`).
+    pub(super) fn take() -> InheritedSockets {
         let names = std::env::var("LISTEN_FDNAMES").unwrap_or_default();
         let mut names = names.split(':');
         let mut handed = ListenFd::from_env();
-        let mut kept = Kept::default();
+        let mut inherited = InheritedSockets::default();
         for index in 0..handed.len() {
             let name = names.next().unwrap_or_default();
             if let Ok(Some(socket)) = handed.take_udp_socket(index) {
-                kept.directories.push(socket);
+                inherited.directories.push(socket);
             } else if let Ok(Some(listener)) = handed.take_tcp_listener(index) {
-                kept.listeners.push(listener);
+                inherited.listeners.push(listener);
             } else if let Ok(Some(number)) = handed.take_raw_fd(index)
                 && let Ok(file) = owned(number)
             {
-                kept.others.push((name.to_owned(), file));
+                inherited.others.push((name.to_owned(), file));
             }
         }
-        kept.count = kept.directories.len() + kept.listeners.len();
-        kept
+        inherited.count = inherited.directories.len() + inherited.listeners.len();
+        inherited
     }
 
-    /// How many there were.
+    /// How many sockets there were.
     pub(super) fn count(&self) -> usize {
         self.count
     }
 
-    /// The listener at an address, if there is one among them.
+    /// The listener at an address, if it was stored.
     pub(super) fn listener(&mut self, address: SocketAddr) -> Option<TcpListener> {
         let at = |listener: &TcpListener| listener.local_addr().is_ok_and(|at| at == address);
         let index = self.listeners.iter().position(at)?;
@@ -55,7 +55,7 @@ impl Kept {
     }
 }
 
-/// The descriptor with a number, for nobody else, and not for programs that are started.
+/// Takes over a descriptor by its number, closed on exec.
 fn owned(number: i32) -> io::Result<OwnedFd> {
     let own = pidfd_open(getpid(), PidfdFlags::empty())?;
     let file = pidfd_getfd(own, number, PidfdGetfdFlags::empty())?;
@@ -63,34 +63,34 @@ fn owned(number: i32) -> io::Result<OwnedFd> {
     Ok(file)
 }
 
-/// Gives one descriptor into keeping, under a name of its own.
-pub(super) fn keep_one(name: &str, file: BorrowedFd<'_>) {
+/// Stores one descriptor under a name of its own.
+pub(super) fn store_one(name: &str, file: BorrowedFd<'_>) {
     if std::env::var_os("NOTIFY_SOCKET").is_some() {
         let named = [NotifyState::FdStore, NotifyState::FdName(name)];
-        told(sd_notify::notify_with_fds(&named, &[file]));
+        log_failure(sd_notify::notify_with_fds(&named, &[file]));
     }
 }
 
-/// What was kept under a name is kept no longer.
+/// Removes the descriptors stored under a name.
 pub(super) fn forget(name: &str) {
     if std::env::var_os("NOTIFY_SOCKET").is_some() {
         let named = [NotifyState::FdStoreRemove, NotifyState::FdName(name)];
-        told(sd_notify::notify(&named));
+        log_failure(sd_notify::notify(&named));
     }
 }
 
-fn told(result: io::Result<()>) {
+fn log_failure(result: io::Result<()>) {
     if let Err(cause) = result {
-        tracing::warn!(%cause, "the service manager (NOTIFY_SOCKET) cannot be told");
+        tracing::warn!(%cause, "cannot notify the service manager (NOTIFY_SOCKET)");
     }
 }
 
-/// Gives the sockets into keeping, in place of those kept before, unless they are just those;
-/// and says that the agent answers.
-pub(super) fn keep<'a>(
+/// Stores the sockets in place of those stored before, unless they are the same, and notifies
+/// the service manager that the agent is ready.
+pub(super) fn store_sockets<'a>(
     directories: impl Iterator<Item = &'a UdpSocket>,
     listeners: impl Iterator<Item = &'a TcpListener>,
-    are_kept: bool,
+    are_stored: bool,
 ) {
     if std::env::var_os("NOTIFY_SOCKET").is_none() {
         return;
@@ -99,7 +99,7 @@ pub(super) fn keep<'a>(
         ("directory", directories.map(AsFd::as_fd).collect()),
         ("listener", listeners.map(AsFd::as_fd).collect()),
     ];
-    let mut changed = kinds.iter().filter(|_| !are_kept);
+    let mut changed = kinds.iter().filter(|_| !are_stored);
     let done = changed.try_for_each(|(name, sockets)| {
         sd_notify::notify(&[NotifyState::FdStoreRemove, NotifyState::FdName(name)])?;
         if sockets.is_empty() {
@@ -108,5 +108,5 @@ pub(super) fn keep<'a>(
         let named = [NotifyState::FdStore, NotifyState::FdName(name)];
         sd_notify::notify_with_fds(&named, sockets)
     });
-    told(done.and_then(|()| sd_notify::notify(&[NotifyState::Ready])));
+    log_failure(done.and_then(|()| sd_notify::notify(&[NotifyState::Ready])));
 }

@@ -1,14 +1,14 @@
-//! TOML whose errors tell their line.
+//! TOML whose errors name their line.
 
 use serde::de::DeserializeOwned;
 
-/// The line, from 1, in which a byte stands.
+/// The line, from 1, that contains a byte.
 pub(super) fn line_at(text: &str, byte: usize) -> usize {
     let before = text.as_bytes().iter().take(byte);
     before.filter(|byte| **byte == b'\n').count() + 1
 }
 
-/// What a text says; else the line that does not, and why.
+/// Parses a text; an error is a line and what is wrong there.
 pub(super) fn parsed<T: DeserializeOwned>(text: &str) -> Result<T, (usize, String)> {
     toml::from_str(text).map_err(|error| {
         let at = error.span().map_or(0, |span| span.start);

@@ -1,4 +1,4 @@
-//! What an agent is told of its node: by options, environment and hosts file.
+//! What an agent learns about its node from options, environment and hosts file.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -9,47 +9,47 @@ use dipole_node::registry::is_name;
 use dipole_node::{Config, MAX_CARDS};
 
 use super::AgentError;
-use super::segment::own_cards;
+use super::segment::own_interfaces;
 
-/// Set to 1 they stand for `--discover`, `--seed`, `--cluster`.
+/// Variables that stand for `--discover`, `--seed` and `--cluster`.
 const DISCOVER: &str = "DIPOLE_DISCOVER";
 const SEEDS: &str = "DIPOLE_SEEDS";
 const CLUSTER: &str = "DIPOLE_CLUSTER";
 const DEFAULT_CLUSTER: &str = "dipole";
 
-/// How nodes find each other, and what they tell of themselves.
+/// How nodes discover each other, and what they announce of themselves.
 #[derive(Args, Debug, Default)]
-pub(super) struct PlaceArgs {
-    /// Find the other nodes by a word to everybody on the cards' networks [or: DIPOLE_DISCOVER=1]
+pub(super) struct NodeOptions {
+    /// Discover other nodes by broadcasts on this node's networks [or: DIPOLE_DISCOVER=1]
     #[arg(long)]
     discover: bool,
-    /// Nodes that are asked for the others, where no word to everybody gets through [or: DIPOLE_SEEDS]
+    /// Nodes to ask for the others, where broadcasts do not get through [or: DIPOLE_SEEDS]
     #[arg(long = "seed", value_name = "ADDRESS[:PORT]", value_delimiter = ',', value_parser = seed)]
     seeds: Vec<SocketAddr>,
-    /// Name of the cluster: nodes of another are ignored [default: $DIPOLE_CLUSTER, else dipole]
+    /// Name of the cluster: nodes of other clusters are ignored [default: $DIPOLE_CLUSTER, else dipole]
     #[arg(long, value_name = "NAME", value_parser = name)]
     cluster: Option<String>,
-    /// Addresses of this node's cards, best first [default: the hosts file's, else all cards]
+    /// Addresses of this node's interfaces, best first [default: the hosts file's, else all interfaces]
     #[arg(long, value_name = "ADDRESS", value_delimiter = ',', num_args = 1..=MAX_CARDS)]
     bind: Vec<IpAddr>,
-    /// Address on a network for questions and membership, none of the cards
+    /// Address on a separate network for look-ups and membership, not one of --bind
     #[arg(long, value_name = "ADDRESS")]
     control: Option<IpAddr>,
-    /// Port at which the node is asked, by UDP and TCP [default: the hosts file's, else 7411]
+    /// Port of this agent, for UDP and TCP [default: the hosts file's, else 7411]
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     port: Option<u16>,
     /// How many ranks are placed here before the next node [default: the hosts file's, else one per core]
     #[arg(long, value_name = "N",
           value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_SLOTS)))]
     slots: Option<u32>,
-    /// Name of the node, for people
+    /// Name of the node, for display
     #[arg(long, value_name = "TEXT", value_parser = name)]
     name: Option<String>,
 }
 
-/// How others are found.
+/// How other nodes are discovered.
 #[derive(Clone, Debug)]
-pub(super) struct Finding {
+pub(super) struct DiscoveryOptions {
     pub(super) on_segments: bool,
     pub(super) seeds: Vec<SocketAddr>,
     pub(super) cluster: String,
@@ -80,9 +80,9 @@ fn wrong(variable: &'static str) -> impl Fn(String) -> AgentError {
     move |expected| AgentError::Variable { variable, expected }
 }
 
-impl PlaceArgs {
-    /// How others are found; `None` if the hosts file alone says which there are.
-    pub(super) fn finding(&self) -> Result<Option<Finding>, AgentError> {
+impl NodeOptions {
+    /// How other nodes are discovered; `None` if the hosts file alone names them.
+    pub(super) fn discovery(&self) -> Result<Option<DiscoveryOptions>, AgentError> {
         let on_segments = match set(DISCOVER).as_deref() {
             None | Some("0") => self.discover,
             Some("1") => true,
@@ -98,21 +98,21 @@ impl PlaceArgs {
             (None, Some(text)) => name(&text).map_err(wrong(CLUSTER))?,
             (None, None) => DEFAULT_CLUSTER.to_owned(),
         };
-        let finds = on_segments || !seeds.is_empty();
-        Ok(finds.then_some(Finding {
+        let discovers = on_segments || !seeds.is_empty();
+        Ok(discovers.then_some(DiscoveryOptions {
             on_segments,
             seeds,
             cluster,
         }))
     }
 
-    /// This node, as a line of a hosts file has it. `config` knows the hosts file.
-    pub(super) fn host(&self, config: &Config, finds: bool) -> Result<Host, AgentError> {
+    /// This node, as a line of a hosts file would describe it. `config` has the hosts file.
+    pub(super) fn host(&self, config: &Config, discovers: bool) -> Result<Host, AgentError> {
         let written = config.hosts.get(config.node);
         let written = written.filter(|_| !config.hosts.is_local_only());
         let mut host = match written {
             Some(host) => host.clone(),
-            None if !finds => {
+            None if !discovers => {
                 return Err(AgentError::NotInHosts {
                     node: config.node.0,
                 });
@@ -135,10 +135,10 @@ impl PlaceArgs {
                 doing: "listing the cards",
                 cause,
             };
-            cards = own_cards().map_err(system)?;
+            cards = own_interfaces().map_err(system)?;
             cards.retain(|ip| Some(*ip) != self.control);
             if cards.is_empty() {
-                return Err(AgentError::NoCard);
+                return Err(AgentError::NoInterface);
             }
         }
         if let Some((first, others)) = cards.split_first() {
@@ -148,7 +148,7 @@ impl PlaceArgs {
         if let Some(control) = host.control
             && (control == host.address || host.cards.contains(&control))
         {
-            return Err(AgentError::ControlIsCard { control });
+            return Err(AgentError::ControlIsInterface { control });
         }
         host.port = self.port.unwrap_or(host.port);
         host.slots = self.slots.unwrap_or(host.slots);

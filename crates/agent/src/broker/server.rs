@@ -1,7 +1,8 @@
-//! The lender's loop: a thread that hears whoever asks and notices who has gone.
+//! The broker's loop: one thread that accepts connections, answers requests and notices
+//! disconnects.
 //!
-//! Nothing here waits for anybody: a connection that has asked nothing after two seconds is
-//! closed, an answer that is not read is the end of it. See [`super::guests`] for what bounds a
+//! It never waits for a client: a connection that has requested nothing within two seconds is
+//! closed, and so is one that does not read its answer. See [`super::quota`] for what bounds a
 //! user.
 
 use std::collections::HashMap;
@@ -17,152 +18,152 @@ use dipole_bpf::loan::wire::{Answer, Question, Reason, Refusal, WireError};
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
-use super::book::{Book, Lent};
-use super::guests::Guests;
+use super::grants::{GrantReply, GrantTable};
+use super::quota::UserQuotas;
 
 const LISTENER: u64 = 0;
-const END: u64 = 1;
+const SHUTDOWN: u64 = 1;
 const FIRST_CONNECTION: u64 = 2;
-/// Events handled, and connections let in, before anything else is looked at.
-const MOST_EVENTS: usize = 64;
+/// Events handled, or connections accepted, in one go.
+const MAX_EVENTS: usize = 64;
 /// Connections of all users.
-const MOST_CONNECTIONS: usize = 8192;
-/// How long a connection may say nothing.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// How often loans are looked at again.
-const ROUND: Duration = Duration::from_secs(1);
-/// How long nobody is let in after that failed, for want of descriptors.
-const REST: Duration = Duration::from_millis(100);
+const MAX_CONNECTIONS: usize = 8192;
+/// How long a client may take to send its request.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
+/// How often grants are revalidated.
+const REVALIDATE_EVERY: Duration = Duration::from_secs(1);
+/// How long no connection is accepted after that failed, for want of descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// See the module.
-pub(super) struct Desk {
+pub(super) struct Server {
     epoll: OwnedFd,
     listener: OwnedFd,
     /// Readable when the agent ends.
-    _end: UnixStream,
-    book: Arc<Mutex<Book>>,
-    guests: Guests,
+    _shutdown: UnixStream,
+    grants: Arc<Mutex<GrantTable>>,
+    quotas: UserQuotas,
     connections: HashMap<u64, Connection>,
     next: u64,
-    rests_until: Option<Instant>,
+    accepts_again_at: Option<Instant>,
 }
 
 struct Connection {
     socket: OwnedFd,
     caller: Caller,
-    /// Until when it has to ask; `None` when it has a loan.
+    /// When its request is overdue; `None` once it has sent one.
     until: Option<Instant>,
 }
 
-impl Desk {
+impl Server {
     pub(super) fn new(
         listener: OwnedFd,
-        end: UnixStream,
-        book: Arc<Mutex<Book>>,
-    ) -> io::Result<Desk> {
+        shutdown: UnixStream,
+        grants: Arc<Mutex<GrantTable>>,
+    ) -> io::Result<Server> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let watch = |file: &dyn AsFd, token| {
             let data = epoll::EventData::new_u64(token);
             epoll::add(&epoll, file.as_fd(), data, epoll::EventFlags::IN)
         };
         watch(&listener, LISTENER)?;
-        watch(&end, END)?;
-        Ok(Desk {
+        watch(&shutdown, SHUTDOWN)?;
+        Ok(Server {
             epoll,
             listener,
-            _end: end,
-            book,
-            guests: Guests::default(),
+            _shutdown: shutdown,
+            grants,
+            quotas: UserQuotas::default(),
             connections: HashMap::new(),
             next: FIRST_CONNECTION,
-            rests_until: None,
+            accepts_again_at: None,
         })
     }
 
     /// Returns when the agent ends.
     pub(super) fn run(mut self) -> io::Result<()> {
-        let mut round = Instant::now();
+        let mut revalidate_at = Instant::now();
         loop {
             let now = Instant::now();
-            if now >= round {
-                self.look_again(now);
-                round = now + ROUND;
+            if now >= revalidate_at {
+                self.revalidate(now);
+                revalidate_at = now + REVALIDATE_EVERY;
             }
-            let mut nap = round.saturating_duration_since(now);
-            if let Some(until) = self.rests_until {
-                nap = nap.min(until.saturating_duration_since(now));
+            let mut timeout = revalidate_at.saturating_duration_since(now);
+            if let Some(until) = self.accepts_again_at {
+                timeout = timeout.min(until.saturating_duration_since(now));
             }
-            for token in self.wait(nap)? {
+            for token in self.wait(timeout)? {
                 match token {
                     LISTENER => self.accept(),
-                    END => return Ok(()),
-                    connection => self.hear(connection),
+                    SHUTDOWN => return Ok(()),
+                    connection => self.receive(connection),
                 }
             }
             if self
-                .rests_until
+                .accepts_again_at
                 .is_some_and(|until| until <= Instant::now())
             {
-                self.rests_until = None;
+                self.accepts_again_at = None;
                 let data = epoll::EventData::new_u64(LISTENER);
                 epoll::add(&self.epoll, &self.listener, data, epoll::EventFlags::IN)?;
             }
         }
     }
 
-    fn wait(&self, nap: Duration) -> io::Result<Vec<u64>> {
-        let mut ready = Vec::with_capacity(MOST_EVENTS);
-        // At least a millisecond, so that a round that is nearly due is not spun for.
-        let nap = nap.max(Duration::from_millis(1));
-        let nap = Timespec {
-            tv_sec: nap.as_secs().cast_signed(),
-            tv_nsec: nap.subsec_nanos().into(),
+    fn wait(&self, timeout: Duration) -> io::Result<Vec<u64>> {
+        let mut ready = Vec::with_capacity(MAX_EVENTS);
+        // At least a millisecond, so that a deadline that is nearly due is not spun for.
+        let timeout = timeout.max(Duration::from_millis(1));
+        let timeout = Timespec {
+            tv_sec: timeout.as_secs().cast_signed(),
+            tv_nsec: timeout.subsec_nanos().into(),
         };
         let into = rustix::buffer::spare_capacity(&mut ready);
-        match epoll::wait(&self.epoll, into, Some(&nap)) {
+        match epoll::wait(&self.epoll, into, Some(&timeout)) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
         Ok(ready.iter().map(|event| event.data.u64()).collect())
     }
 
-    fn book(&self) -> std::sync::MutexGuard<'_, Book> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    fn grants(&self) -> std::sync::MutexGuard<'_, GrantTable> {
+        self.grants.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn accept(&mut self) {
-        for _ in 0..MOST_EVENTS {
+        for _ in 0..MAX_EVENTS {
             let socket = match channel::accept(self.listener.as_fd()) {
                 Ok(Some(socket)) => socket,
                 Ok(None) => return,
                 Err(cause) => {
-                    tracing::warn!(event = "deaf", %cause, "cannot let in who asks for rings");
+                    tracing::warn!(event = "accept-failed", %cause, "cannot accept clients that request rings");
                     let _ = epoll::delete(&self.epoll, &self.listener);
-                    self.rests_until = Some(Instant::now() + REST);
+                    self.accepts_again_at = Some(Instant::now() + ACCEPT_PAUSE);
                     return;
                 }
             };
-            self.enter(socket);
+            self.admit(socket);
         }
     }
 
-    fn enter(&mut self, socket: OwnedFd) {
+    fn admit(&mut self, socket: OwnedFd) {
         let now = Instant::now();
         let caller = match Caller::of(socket.as_fd()) {
             Ok(caller) => caller,
             Err(cause) => {
-                tracing::warn!(%cause, "the kernel does not say who asks for a ring");
+                tracing::warn!(%cause, "cannot find out which process requests a ring");
                 return;
             }
         };
-        let room = match self.connections.len() {
-            MOST_CONNECTIONS.. => Err("too many processes have loans".to_owned()),
-            _ => self.guests.enters(caller.uid, now),
+        let admitted = match self.connections.len() {
+            MAX_CONNECTIONS.. => Err("too many processes have rings".to_owned()),
+            _ => self.quotas.admit(caller.uid, now),
         };
-        if let Err(text) = room {
+        if let Err(text) = admitted {
             tracing::debug!(uid = caller.uid, pid = caller.pid, "turned away: {text}");
             refuse(&socket, Reason::Busy, text);
-            self.guests.close(caller.uid, vec![socket], now);
+            self.quotas.close(caller.uid, vec![socket], now);
             return;
         }
         let token = self.next;
@@ -172,102 +173,102 @@ impl Desk {
         let connection = Connection {
             socket,
             caller,
-            until: Some(now + PATIENCE),
+            until: Some(now + REQUEST_TIMEOUT),
         };
         self.connections.insert(token, connection);
         if let Err(cause) = watched {
-            tracing::warn!(%cause, "cannot hear who asks for a ring");
-            self.end(token, Vec::new());
+            tracing::warn!(%cause, "cannot watch the connection of a client");
+            self.disconnect(token, Vec::new());
         }
     }
 
-    fn hear(&mut self, token: u64) {
+    fn receive(&mut self, token: u64) {
         let Some(connection) = self.connections.get_mut(&token) else {
             return;
         };
         let (bytes, mut files) = match channel::hear(connection.socket.as_fd()) {
             Heard::Nothing => return,
-            Heard::End => return self.end(token, Vec::new()),
+            Heard::End => return self.disconnect(token, Vec::new()),
             Heard::Message(bytes, files) => (bytes, files),
         };
         if connection.until.take().is_none() {
-            // Who has a loan has nothing more to say.
-            return self.end(token, files);
+            // A client with a grant has nothing more to request.
+            return self.disconnect(token, files);
         }
         let now = Instant::now();
         let caller = connection.caller.clone();
-        self.guests.has_asked(caller.uid);
-        let allowed = self.guests.asks(caller.uid, now);
+        self.quotas.has_asked(caller.uid);
+        let allowed = self.quotas.take_question(caller.uid, now);
         let answer = match (allowed, Question::decode(&bytes)) {
             (Err(text), _) => Err(refusal(Reason::Busy, text)),
             (Ok(()), Err(error)) => Err(misunderstood(error)),
-            (Ok(()), Ok(question)) => self.book().lend(token, &caller, question, &mut files),
+            (Ok(()), Ok(question)) => self.grants().grant(token, &caller, question, &mut files),
         };
-        let lent = match answer {
-            Ok(lent) => lent,
+        let reply = match answer {
+            Ok(reply) => reply,
             Err(refusal) => {
                 let (uid, pid) = (caller.uid, caller.pid);
                 tracing::debug!(event = "ring-refused", uid, pid, "{}", refusal.text);
-                self.book().count_refusal();
+                self.grants().count_refusal();
                 if let Some(connection) = self.connections.get(&token) {
                     let answer = Answer::Refused(refusal);
                     let _hung_up = channel::say(connection.socket.as_fd(), &answer.encode(), &[]);
                 }
-                return self.end(token, files);
+                return self.disconnect(token, files);
             }
         };
-        self.guests.close(caller.uid, files, now);
-        let told = self.tell(token, &lent);
-        if let Some(replaced) = lent.replaces {
-            self.end(replaced, Vec::new());
+        self.quotas.close(caller.uid, files, now);
+        let sent = self.send_grant(token, &reply);
+        if let Some(replaced) = reply.replaces {
+            self.disconnect(replaced, Vec::new());
         }
-        if !told || lent.dry {
-            self.end(token, Vec::new());
+        if !sent || reply.dry {
+            self.disconnect(token, Vec::new());
         }
     }
 
-    /// True if the answer has gone.
-    fn tell(&self, token: u64, lent: &Lent) -> bool {
+    /// Sends a grant with its descriptors; false if the client did not take it.
+    fn send_grant(&self, token: u64, reply: &GrantReply) -> bool {
         let Some(connection) = self.connections.get(&token) else {
             return false;
         };
-        let files: Vec<_> = [&lent.ring, &lent.sender]
+        let files: Vec<_> = [&reply.ring, &reply.sender]
             .into_iter()
             .filter_map(|file| file.as_ref().map(AsFd::as_fd))
             .collect();
-        let answer = Answer::Granted(lent.granted.clone()).encode();
+        let answer = Answer::Granted(reply.granted.clone()).encode();
         channel::say(connection.socket.as_fd(), &answer, &files).is_ok()
     }
 
-    /// Ends a connection and its loan.
-    fn end(&mut self, token: u64, mut files: Vec<OwnedFd>) {
+    /// Closes a connection and revokes its grant.
+    fn disconnect(&mut self, token: u64, mut files: Vec<OwnedFd>) {
         let Some(connection) = self.connections.remove(&token) else {
             return;
         };
         if connection.until.is_some() {
-            self.guests.has_asked(connection.caller.uid);
+            self.quotas.has_asked(connection.caller.uid);
         }
-        files.extend(self.book().end(token));
-        // It is open until it is closed elsewhere, and would be told of until then.
+        files.extend(self.grants().revoke(token));
+        // It stays open, and would be reported, until the closing thread gets to it.
         let _ = epoll::delete(&self.epoll, &connection.socket);
         files.push(connection.socket);
-        self.guests
+        self.quotas
             .close(connection.caller.uid, files, Instant::now());
     }
 
-    /// What has changed without anybody saying so.
-    fn look_again(&mut self, now: Instant) {
-        let ended = self.book().look_again(now);
+    /// Revokes grants that are no longer justified, and drops clients that requested nothing.
+    fn revalidate(&mut self, now: Instant) {
+        let ended = self.grants().revalidate(now);
         for token in ended {
-            self.end(token, Vec::new());
+            self.disconnect(token, Vec::new());
         }
         let late = |one: &Connection| one.until.is_some_and(|until| until <= now);
         let late = self.connections.iter().filter(|(_, one)| late(one));
         let late: Vec<u64> = late.map(|(token, _)| *token).collect();
         for token in late {
-            self.end(token, Vec::new());
+            self.disconnect(token, Vec::new());
         }
-        self.guests.tidy(now);
+        self.quotas.tidy(now);
     }
 }
 
@@ -288,8 +289,8 @@ fn misunderstood(error: WireError) -> Refusal {
     }
 }
 
-/// Says so if that can be said at once.
+/// Sends a refusal, if the socket takes it at once.
 fn refuse(socket: &OwnedFd, reason: Reason, text: String) {
     let answer = Answer::Refused(refusal(reason, text));
-    let _unheard = channel::say(socket.as_fd(), &answer.encode(), &[]);
+    let _not_taken = channel::say(socket.as_fd(), &answer.encode(), &[]);
 }

@@ -1,4 +1,4 @@
-//! Which card has which address, and its MAC address.
+//! Which interface has which address, and its MAC address.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -8,11 +8,11 @@ use dipole_bpf::CardId;
 use nix::ifaddrs::getifaddrs;
 use nix::net::if_::if_nametoindex;
 
-/// An address of a card.
+/// An address of a interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Address {
     pub(super) ip: IpAddr,
-    pub(super) card: CardId,
+    pub(super) interface: CardId,
     /// Loopback has none of its own.
     pub(super) mac: Option<[u8; 6]>,
 }
@@ -32,13 +32,13 @@ pub(super) fn addresses() -> io::Result<Vec<Address>> {
         }
     }
     let found = ips.into_iter().filter_map(|(name, ip)| {
-        // An alias such as eth0:1 is of the card eth0; one that is gone meanwhile is none.
+        // An alias such as eth0:1 is of the interface eth0; one that is gone meanwhile is none.
         let name = name.split(':').next().unwrap_or_default().to_owned();
         let index = if_nametoindex(name.as_str()).ok()?;
         Some(Address {
             ip,
             mac: macs.get(&name).copied(),
-            card: CardId { index, name },
+            interface: CardId { index, name },
         })
     });
     Ok(found.collect())
@@ -53,6 +53,6 @@ mod tests {
         let all = addresses().unwrap();
         let wanted: IpAddr = [127, 0, 0, 1].into();
         let found = all.iter().find(|one| one.ip == wanted).unwrap();
-        assert_eq!((found.card.index, &*found.card.name), (1, "lo"));
+        assert_eq!((found.interface.index, &*found.interface.name), (1, "lo"));
     }
 }

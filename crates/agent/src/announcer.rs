@@ -1,0 +1,121 @@
+//! Sends and receives announcements: [`Discovery`] decides, this does.
+
+use std::io;
+use std::net::{SocketAddr, UdpSocket};
+use std::time::Duration;
+
+use dipole_node::hosts::Host;
+use dipole_node::registry::{DirectoryLock, Registry};
+
+use super::discovery::{Discovery, Response, Taken};
+use super::member::Member;
+use super::membership::Membership;
+use super::options::DiscoveryOptions;
+use super::paths::socket_to;
+use super::segment::Segments;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Announcer {
+    discovery: Discovery,
+    segments: Option<Segments>,
+    seeds: Vec<SocketAddr>,
+    cluster: String,
+}
+
+impl Announcer {
+    pub(super) fn open(
+        options: &DiscoveryOptions,
+        own: &Host,
+        member: &Member,
+        now: Duration,
+    ) -> io::Result<Announcer> {
+        let mut cards = vec![own.address];
+        cards.extend(&own.cards);
+        let segments = match options.on_segments {
+            true => Some(Segments::open(&cards, own.port)?),
+            false => None,
+        };
+        Ok(Announcer {
+            discovery: Discovery::new(&options.cluster, member.clone(), now, member.life),
+            segments,
+            seeds: options.seeds.clone(),
+            cluster: options.cluster.clone(),
+        })
+    }
+
+    pub(super) fn cluster(&self) -> &str {
+        &self.cluster
+    }
+
+    pub(super) fn foreign(&self) -> u64 {
+        self.discovery.foreign()
+    }
+
+    /// Sockets at which broadcasts arrive.
+    pub(super) fn receivers(&self) -> &[UdpSocket] {
+        self.segments.as_ref().map_or(&[], Segments::receivers)
+    }
+
+    pub(super) fn next_deadline(&self) -> Duration {
+        self.discovery.next_deadline()
+    }
+
+    /// Announces this node if it is time.
+    pub(super) fn announce(
+        &mut self,
+        now: Duration,
+        registry: &Registry,
+        seat: &DirectoryLock,
+        membership: &Membership,
+    ) {
+        let Some(announcement) = self.discovery.due(now, membership) else {
+            return;
+        };
+        let packet = registry.seal_announcement(&announcement);
+        if let Some(segments) = &self.segments {
+            segments.broadcast(&packet);
+        }
+        send(seat, &packet, &self.seeds);
+    }
+
+    /// Handles an announcement that was sent to all, or to this node alone.
+    ///
+    /// # Errors
+    /// [`Taken`]: this agent has to stop.
+    pub(super) fn on_packet(
+        &mut self,
+        now: Duration,
+        packet: &[u8],
+        to_all: bool,
+        registry: &Registry,
+        seat: &DirectoryLock,
+        membership: &mut Membership,
+    ) -> Result<(), Taken> {
+        let Some(announcement) = registry.open_announcement(packet) else {
+            return Ok(());
+        };
+        match self
+            .discovery
+            .on_announcement(now, &announcement, to_all, membership)?
+        {
+            Some(Response::Announce(announcement, addresses)) => {
+                send(seat, &registry.seal_announcement(&announcement), &addresses);
+            }
+            Some(Response::Forward(addresses)) => send(seat, packet, &addresses),
+            None => {}
+        }
+        Ok(())
+    }
+}
+
+fn send(seat: &DirectoryLock, packet: &[u8], addresses: &[SocketAddr]) {
+    let sockets: Vec<&UdpSocket> = seat.sockets().collect();
+    for address in addresses {
+        let socket = socket_to(sockets.iter().copied(), *address);
+        let sent = socket.map(|socket| socket.send_to(packet, address));
+        if !matches!(sent, Some(Ok(_))) {
+            tracing::debug!(to = %address, ?sent, "an announcement could not be sent");
+        }
+    }
+}
