@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod announcer;
+mod auth;
 mod broker;
 mod callers;
 mod discovery;
@@ -14,7 +15,6 @@ mod membership;
 mod nodes;
 mod options;
 mod paths;
-mod proofs;
 mod rules;
 mod segment;
 mod serve;

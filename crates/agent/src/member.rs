@@ -3,15 +3,16 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::SystemTime;
 
+use dipole_naming::address::NodeId;
+use dipole_naming::hosts::{Host, MAX_CARDS, MAX_SLOTS};
 use dipole_naming::lines::Word;
-use dipole_node::NodeId;
-use dipole_node::hosts::Host;
-use dipole_node::registry::Announcement;
+use dipole_naming::registry::{Announcement, is_name};
 use foca::Identity;
 use serde::{Deserialize, Serialize};
 
-/// See the module.
+/// A node as its agent describes it to other agents; what is received is checked first.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Unchecked")]
 pub(super) struct Member {
     pub(super) node: u32,
     /// Its incarnation; of two, the later one is right.
@@ -25,6 +26,65 @@ pub(super) struct Member {
     /// For display; may be empty.
     pub(super) name: String,
     pub(super) version: String,
+}
+
+/// Incarnations count microseconds.
+const SECOND: u64 = 1_000_000;
+
+/// A member as a packet has it.
+#[derive(Deserialize)]
+struct Unchecked {
+    node: u32,
+    life: u64,
+    addresses: Vec<IpAddr>,
+    control: Option<IpAddr>,
+    port: u16,
+    slots: u32,
+    name: String,
+    version: String,
+}
+
+impl TryFrom<Unchecked> for Member {
+    type Error = &'static str;
+
+    /// The bounds of announcements hold here too: strangers must not fill files, terminals or
+    /// memory, nor have packets sent to more addresses than a node may have.
+    fn try_from(found: Unchecked) -> Result<Member, Self::Error> {
+        let Unchecked {
+            node,
+            life,
+            addresses,
+            control,
+            port,
+            slots,
+            name,
+            version,
+        } = found;
+        let is_host = |ip: &IpAddr| {
+            let ip = ip.to_canonical();
+            !ip.is_unspecified() && !ip.is_multicast()
+        };
+        let is_valid = node != 0
+            && (1..=MAX_CARDS).contains(&addresses.len())
+            && addresses.iter().chain(&control).all(is_host)
+            && port != 0
+            && (1..=MAX_SLOTS).contains(&slots)
+            && is_name(&name)
+            && is_name(&version);
+        if !is_valid {
+            return Err("a member out of bounds");
+        }
+        Ok(Member {
+            node,
+            life,
+            addresses,
+            control,
+            port,
+            slots,
+            name,
+            version,
+        })
+    }
 }
 
 /// An incarnation that begins now.
@@ -121,9 +181,12 @@ impl Identity for Member {
     type Addr = u32;
 
     fn renew(&self) -> Option<Member> {
+        let now = now_as_life();
+        let lead = self.life.saturating_sub(now);
         Some(Member {
-            // Later than that of a node with this number that started after this one, and is gone.
-            life: now_as_life().max(self.life + 1),
+            // Later than the one that others believe in, which may be ahead of our clock by any
+            // time: the lead doubles, so that few attempts suffice.
+            life: now.max(self.life.saturating_add(lead.max(SECOND))),
             ..self.clone()
         })
     }
@@ -134,5 +197,72 @@ impl Identity for Member {
 
     fn win_addr_conflict(&self, adversary: &Member) -> bool {
         self.life > adversary.life
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn member() -> Member {
+        Member {
+            node: 7,
+            life: 1 << 50,
+            addresses: vec![[10, 0, 0, 1].into()],
+            control: None,
+            port: 7411,
+            slots: 4,
+            name: "lab-2".to_owned(),
+            version: "0.1.0".to_owned(),
+        }
+    }
+
+    #[test]
+    fn a_member_with_a_field_out_of_bounds_is_not_read() {
+        let read = |member: &Member| {
+            let bytes = postcard::to_extend(member, Vec::new()).unwrap();
+            postcard::from_bytes::<Member>(&bytes)
+        };
+        assert_eq!(read(&member()), Ok(member()));
+        let five = vec![[10, 0, 0, 1].into(); MAX_CARDS + 1];
+        type Spoil = (&'static str, fn(&mut Member));
+        let spoils: [Spoil; 9] = [
+            ("node", |one| one.node = 0),
+            ("no address", |one| one.addresses.clear()),
+            ("a group", |one| one.addresses[0] = [224, 0, 0, 1].into()),
+            ("any", |one| one.control = Some([0, 0, 0, 0].into())),
+            ("port", |one| one.port = 0),
+            ("slots", |one| one.slots = 0),
+            ("a line break", |one| one.name.push_str("\n9 10.0.0.9")),
+            ("an escape", |one| one.version = "\u{1b}[2J".to_owned()),
+            ("a long name", |one| one.name = "x".repeat(64)),
+        ];
+        for (what, spoil) in spoils {
+            let mut bad = member();
+            spoil(&mut bad);
+            assert!(read(&bad).is_err(), "{what}");
+        }
+        let bad = Member {
+            addresses: five,
+            ..member()
+        };
+        assert!(read(&bad).is_err(), "five addresses");
+    }
+
+    #[test]
+    fn a_node_whose_clock_was_set_back_overtakes_its_earlier_life_in_few_attempts() {
+        let hour_ahead = now_as_life() + 3600 * SECOND;
+        let mut own = Member {
+            life: now_as_life(),
+            ..member()
+        };
+        let mut attempts = 0;
+        while own.life <= hour_ahead {
+            own = own.renew().expect("it goes on");
+            attempts += 1;
+        }
+        assert!(attempts < 20, "{attempts}");
+        own.life = u64::MAX;
+        assert_eq!(own.renew().map(|own| own.life), Some(u64::MAX));
     }
 }

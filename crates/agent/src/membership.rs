@@ -17,9 +17,9 @@ use foca::{
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
+use super::auth::{Body, Dropped, EXTRA_BYTES, PacketAuth};
 use super::member::Member;
-use super::proofs::{Dropped, EXTRA_BYTES, Proofs};
-use sync::Digests;
+pub(super) use sync::Digests;
 
 /// Longest packet: any network carries it in one piece.
 const MAX_PACKET_BYTES: usize = 1200;
@@ -61,7 +61,7 @@ pub(super) struct Membership {
     foca: Foca<Member, PostcardCodec, StdRng, NoCustomBroadcast>,
     runtime: AccumulatingRuntime<Member>,
     random: StdRng,
-    proofs: Proofs,
+    auth: PacketAuth,
     /// By deadline, then in the order they were set.
     timers: BTreeMap<(Duration, u64), Timer<Member>>,
     set: u64,
@@ -95,13 +95,6 @@ struct Sync {
     requests: u64,
 }
 
-/// First byte of a membership packet's body.
-mod bodies {
-    pub(super) const SWIM: u8 = 0;
-    pub(super) const SYNC_REQUEST: u8 = 1;
-    pub(super) const SYNC_RESPONSE: u8 = 2;
-}
-
 impl Membership {
     /// A node that knows where others may be. With a key, only others that hold it count.
     pub(super) fn new(
@@ -117,7 +110,7 @@ impl Membership {
             max_transmissions: NonZeroU8::new(TRANSMISSIONS).unwrap_or(NonZeroU8::MIN),
             suspect_to_down_after: SUSPECT_FOR,
             remove_down_after: Some(FORGET_AFTER),
-            max_packet_size: nonzero(MAX_PACKET_BYTES - EXTRA_BYTES - 1),
+            max_packet_size: nonzero(MAX_PACKET_BYTES - EXTRA_BYTES),
             notify_down_members: true,
             // Sync does more with less.
             periodic_announce: None,
@@ -129,7 +122,7 @@ impl Membership {
         };
         Membership {
             hellos: own.node as usize,
-            proofs: Proofs::new(key, own.node, own.life),
+            auth: PacketAuth::new(key, own.node, own.life),
             foca: Foca::new(own, config, StdRng::seed_from_u64(seed), PostcardCodec),
             runtime: AccumulatingRuntime::new(),
             timers: BTreeMap::new(),
@@ -197,8 +190,8 @@ impl Membership {
         // Every other request goes by all paths, in case one of them is down.
         let is_urgent = sync.requests.is_multiple_of(2);
         if let Some(with) = with.cloned() {
-            let body = sync::encode_request(self.foca.identity().node, &self.digests());
-            self.put(with, bodies::SYNC_REQUEST, &body, is_urgent);
+            let body = Body::SyncRequest(self.digests());
+            self.put(with, body, is_urgent);
         }
     }
 
@@ -206,19 +199,15 @@ impl Membership {
         Digests::of(self.up.values().chain([self.foca.identity()]))
     }
 
-    fn on_sync_request(&mut self, now: Duration, body: &[u8]) {
-        let Some((from, other)) = sync::decode_request(body) else {
-            return;
-        };
+    fn on_sync_request(&mut self, now: Duration, from: u32, other: Digests) {
         // Only nodes known to be up are answered, at their known addresses.
         let Some(member) = self.up.get(&from).cloned() else {
             return;
         };
         let (own, first) = (self.digests(), self.random.random_range(0..sync::BUCKETS));
         let known = self.foca.iter_membership_state();
-        let node = self.foca.identity().node;
-        if let Some(body) = sync::encode_response(node, &own, &other, known, first) {
-            self.put(member, bodies::SYNC_RESPONSE, &body, false);
+        if let Some(members) = sync::differences(&own, &other, known, first) {
+            self.put(member, Body::SyncResponse(members), false);
             // That node may in turn know what is unknown here.
             let soon = now + SYNC_SOON;
             if self.sync.next > soon {
@@ -228,10 +217,7 @@ impl Membership {
         }
     }
 
-    fn on_sync_response(&mut self, now: Duration, body: &[u8]) {
-        let Some((from, members)) = sync::decode_response(body) else {
-            return;
-        };
+    fn on_sync_response(&mut self, now: Duration, from: u32, members: Vec<foca::Member<Member>>) {
         if !self.up.contains_key(&from) {
             return;
         }
@@ -251,17 +237,16 @@ impl Membership {
 
     /// Handles a packet. Those of strangers are counted, malformed ones ignored.
     pub(super) fn on_packet(&mut self, now: Duration, packet: &[u8]) {
-        let Some(body) = self.proofs.open(packet) else {
+        let Some((from, body)) = self.auth.open(packet) else {
             return;
         };
-        match body.split_first() {
-            Some((&bodies::SWIM, body)) => {
-                let done = self.foca.handle_data(body, &mut self.runtime);
+        match body {
+            Body::Swim(data) => {
+                let done = self.foca.handle_data(&data, &mut self.runtime);
                 self.after(now, done);
             }
-            Some((&bodies::SYNC_REQUEST, body)) => self.on_sync_request(now, body),
-            Some((&bodies::SYNC_RESPONSE, body)) => self.on_sync_response(now, body),
-            _ => {}
+            Body::SyncRequest(digests) => self.on_sync_request(now, from, digests),
+            Body::SyncResponse(members) => self.on_sync_response(now, from, members),
         }
     }
 
@@ -302,7 +287,7 @@ impl Membership {
 
     /// Packets that were not taken.
     pub(super) fn dropped(&self) -> Dropped {
-        self.proofs.dropped()
+        self.auth.dropped()
     }
 
     pub(super) fn take_news(&mut self) -> Vec<News> {
@@ -319,7 +304,7 @@ impl Membership {
         }
         while let Some((to, body)) = self.runtime.to_send() {
             let is_urgent = is_detour(&body);
-            self.put(to, bodies::SWIM, &body, is_urgent);
+            self.put(to, Body::Swim(body.to_vec()), is_urgent);
         }
         while let Some((after, timer)) = self.runtime.to_schedule() {
             self.set += 1;
@@ -350,9 +335,8 @@ impl Membership {
         }
     }
 
-    fn put(&mut self, to: Member, kind: u8, body: &[u8], is_urgent: bool) {
-        let body = [&[kind], body].concat();
-        let packet = self.proofs.seal(to.node, &body);
+    fn put(&mut self, to: Member, body: Body, is_urgent: bool) {
+        let packet = self.auth.seal(to.node, body);
         self.outgoing.push(Outgoing {
             to,
             packet,

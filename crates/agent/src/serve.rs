@@ -16,6 +16,7 @@ use signal_hook::consts::{SIGCHLD, SIGINT, SIGTERM};
 use signal_hook::low_level::pipe;
 
 use super::announcer::Announcer;
+use super::auth::is_membership;
 use super::broker::{self, Broker};
 use super::callers::Callers;
 use super::discovery::Taken;
@@ -24,7 +25,6 @@ use super::member::{Member, now_as_life};
 use super::membership::{Membership, News};
 use super::nodes::Nodes;
 use super::paths::{Paths, socket_to};
-use super::proofs::is_membership;
 use super::rules::{self, Rules};
 use super::status::{MemberStatus, ProcessStatus, Status, socket};
 use super::{AgentArgs, AgentError};

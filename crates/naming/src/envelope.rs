@@ -61,6 +61,8 @@ const MAGIC: [u8; 3] = *b"DPC";
 const VERSION: u8 = 1;
 const HEADER_BYTES: usize = 28;
 const CRC_BYTES: usize = 4;
+/// Most bytes of a packet besides its body.
+pub const MAX_OVERHEAD_BYTES: usize = HEADER_BYTES + MAC_BYTES + CRC_BYTES;
 const AUTHENTICATED: u8 = 1;
 /// Names the key of these MACs among those derived from the cluster key.
 const PURPOSE: &str = "dipole 2026 control";

@@ -8,6 +8,7 @@ use dipole_naming::envelope::{Authenticator, Header};
 use dipole_node::registry::Announcement;
 
 use super::*;
+use crate::auth::{Body, PacketAuth};
 use crate::discovery::{Discovery, Response};
 
 const DELAY: Duration = Duration::from_millis(1);
@@ -292,15 +293,13 @@ fn nonsense_is_ignored() {
     let mut one = Membership::new(member(0, 1), Vec::new(), 1, None);
     let now = Duration::from_secs(1);
     one.on_packet(now, &[]);
-    one.on_packet(now, &[0x1c]);
     let mut random = StdRng::seed_from_u64(3);
+    let mut stranger = PacketAuth::new(None, 2, 1);
     for length in 0..1000_usize {
-        let mut packet = vec![0; length];
-        rand::Rng::fill_bytes(&mut random, &mut packet);
-        if let Some(first) = packet.first_mut() {
-            *first = 0x1c;
-        }
-        one.on_packet(now, &packet);
+        let mut data = vec![0; length];
+        rand::Rng::fill_bytes(&mut random, &mut data);
+        one.on_packet(now, &data);
+        one.on_packet(now, &stranger.seal(1, Body::Swim(data)));
     }
     assert_eq!(one.members().count(), 0);
 }

@@ -11,7 +11,7 @@ use dipole_naming::registry::{Answer, Ports, Question};
 use dipole_testbed::Testbed;
 use rustix::net::{AddressFamily, SendFlags, SocketType, ipproto, sendto, socket};
 
-use crate::packets::{self, Random};
+use crate::packets::{self, Membership, Random};
 
 /// What the attacker has found out; everything but the key.
 #[derive(Clone, Debug)]
@@ -216,8 +216,11 @@ fn ask(victims: &[Victim; 2], over: &AtomicBool, sent: &Sent) {
                     let bytes = packets::control(&mut random, &answer, nodes, proven);
                     counts[1] += raw.forge(from.directory, to, &bytes);
                 }
-                let mut member = random.bytes(80);
-                member[0] = if proven { 0x1e } else { 0x1c };
+                let member = Membership {
+                    life: random.next(),
+                    body: random.bytes(80),
+                };
+                let member = packets::control(&mut random, &member, nodes, proven);
                 counts[2] += raw.forge(from.directory, to.directory, &member);
             }
         }

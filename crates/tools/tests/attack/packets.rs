@@ -7,6 +7,7 @@ use dipole_naming::address::NodeId;
 use dipole_naming::envelope::{Authenticator, Header, Message};
 use dipole_naming::key::{ClusterKey, KEY_BYTES};
 use dipole_naming::registry::QUESTION_BYTES;
+use serde::{Deserialize, Serialize};
 
 pub(crate) const HELLO: u8 = 0x10;
 pub(crate) const CHALLENGE: u8 = 0x11;
@@ -14,6 +15,17 @@ pub(crate) const DATA: u8 = 0x13;
 pub(crate) const RESET: u8 = 0x16;
 pub(crate) const BYE: u8 = 0x19;
 pub(crate) const PROVEN: u8 = 1 << 6;
+
+/// A packet between agents; strangers need not get its body right.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Membership {
+    pub(crate) life: u64,
+    pub(crate) body: Vec<u8>,
+}
+
+impl Message for Membership {
+    const KIND: u8 = 16;
+}
 
 /// A generator that is good enough for nonsense.
 pub(crate) struct Random(pub(crate) u64);
