@@ -4,7 +4,6 @@
 #![forbid(unsafe_code)]
 
 mod announcer;
-mod auth;
 mod broker;
 mod callers;
 mod discovery;
@@ -23,10 +22,9 @@ mod status;
 mod toml_lines;
 
 use std::fmt;
-use std::io;
+use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
-use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use dipole_node::hosts::Hosts;
@@ -195,6 +193,8 @@ impl fmt::Display for AgentError {
     }
 }
 
+impl std::error::Error for AgentError {}
+
 impl From<RegistryError> for AgentError {
     fn from(error: RegistryError) -> AgentError {
         AgentError::Registry(error)
@@ -219,18 +219,18 @@ impl From<BrokerError> for AgentError {
     }
 }
 
-/// Runs the agent until it is told to end, or shows what it knows.
-pub fn execute(args: &AgentArgs, json: bool) -> ExitCode {
-    let done = match args.what {
-        None => run(args, json),
-        Some(What::Status) => show(args.nid, json),
-    };
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("dipole agent: {error}");
-            ExitCode::FAILURE
-        }
+/// Runs the agent until it is told to stop, or prints what it knows.
+///
+/// # Errors
+/// Why there is no agent, or none that answers; writing to `out` failed.
+pub fn execute(
+    args: &AgentArgs,
+    json: bool,
+    out: &mut dyn Write,
+) -> Result<(), Box<dyn std::error::Error>> {
+    match args.what {
+        None => Ok(run(args, json)?),
+        Some(What::Status) => show(args.nid, json, out),
     }
 }
 
@@ -254,16 +254,18 @@ fn run(args: &AgentArgs, json: bool) -> Result<(), AgentError> {
     serve::serve(&config, &registry, args, json)
 }
 
-fn show(nid: Option<NodeId>, json: bool) -> Result<(), AgentError> {
+fn show(
+    nid: Option<NodeId>,
+    json: bool,
+    out: &mut dyn Write,
+) -> Result<(), Box<dyn std::error::Error>> {
     let (_, registry) = opened(nid)?;
     let text = status::request(&registry)?;
     let status = serde_json::from_str(&text).map_err(|cause| AgentError::Status { cause })?;
     let status = status::completed(status, &registry)?;
-    if json {
-        let text = serde_json::to_string(&status).map_err(|cause| AgentError::Status { cause })?;
-        println!("{text}");
-    } else {
-        print!("{}", status::table(&status));
+    match json {
+        true => writeln!(out, "{}", serde_json::to_string(&status)?)?,
+        false => write!(out, "{}", status::table(&status))?,
     }
     Ok(())
 }

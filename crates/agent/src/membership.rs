@@ -17,12 +17,15 @@ use foca::{
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-use super::auth::{Body, Dropped, EXTRA_BYTES, PacketAuth};
 use super::member::Member;
-pub(super) use sync::Digests;
+pub(super) use auth::is_membership;
+use auth::{Body, Dropped, EXTRA_BYTES, PacketAuth};
+use sync::Digests;
 
 /// Longest packet: any network carries it in one piece.
 const MAX_PACKET_BYTES: usize = 1200;
+/// Most bytes of SWIM data or members in it.
+const MAX_DATA_BYTES: usize = MAX_PACKET_BYTES - EXTRA_BYTES;
 const PROBE_EVERY: Duration = Duration::from_secs(2);
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 const SUSPECT_FOR: Duration = Duration::from_secs(2);
@@ -110,7 +113,7 @@ impl Membership {
             max_transmissions: NonZeroU8::new(TRANSMISSIONS).unwrap_or(NonZeroU8::MIN),
             suspect_to_down_after: SUSPECT_FOR,
             remove_down_after: Some(FORGET_AFTER),
-            max_packet_size: nonzero(MAX_PACKET_BYTES - EXTRA_BYTES),
+            max_packet_size: nonzero(MAX_DATA_BYTES),
             notify_down_members: true,
             // Sync does more with less.
             periodic_announce: None,
@@ -206,7 +209,7 @@ impl Membership {
         };
         let (own, first) = (self.digests(), self.random.random_range(0..sync::BUCKETS));
         let known = self.foca.iter_membership_state();
-        if let Some(members) = sync::differences(&own, &other, known, first) {
+        if let Some(members) = sync::differences(&own, &other, known, first, MAX_DATA_BYTES) {
             self.put(member, Body::SyncResponse(members), false);
             // That node may in turn know what is unknown here.
             let soon = now + SYNC_SOON;
@@ -363,6 +366,7 @@ fn nonzero(number: usize) -> NonZeroUsize {
     NonZeroUsize::new(number).unwrap_or(NonZeroUsize::MIN)
 }
 
+mod auth;
 mod sync;
 #[cfg(test)]
 mod tests;

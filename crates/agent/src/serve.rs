@@ -16,13 +16,12 @@ use signal_hook::consts::{SIGCHLD, SIGINT, SIGTERM};
 use signal_hook::low_level::pipe;
 
 use super::announcer::Announcer;
-use super::auth::is_membership;
 use super::broker::{self, Broker};
 use super::callers::Callers;
 use super::discovery::Taken;
 use super::fd_store::{self, InheritedSockets};
 use super::member::{Member, now_as_life};
-use super::membership::{Membership, News};
+use super::membership::{Membership, News, is_membership};
 use super::nodes::Nodes;
 use super::paths::{Paths, socket_to};
 use super::rules::{self, Rules};

@@ -47,9 +47,9 @@ pub(crate) enum Role {
 
 /// Where the two sides of a measurement lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub(crate) enum Place {
+pub(crate) enum Placement {
     /// On two nodes: packets go through the kernel's network.
-    Apart,
+    TwoNodes,
     /// Both on one node: memory, sockets and pipes of one machine.
     OneNode,
 }

@@ -12,7 +12,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::SIDE_ARGUMENTS;
-use super::control::{Carrier, Go, Job, Outcome, Place, Ready, Role, Task, Verdict, Workload};
+use super::control::{Carrier, Go, Job, Outcome, Placement, Ready, Role, Task, Verdict, Workload};
 use super::machine::Cores;
 use super::subject::Subject;
 use super::testbed::{Testbed, node};
@@ -27,7 +27,7 @@ pub(crate) struct Entry {
     pub(crate) bench: String,
     pub(crate) subject: Subject,
     pub(crate) work: Workload,
-    pub(crate) place: Place,
+    pub(crate) place: Placement,
     /// What carries the messages (Dipole only).
     pub(crate) carrier: Carrier,
     /// A plan for the fault wrapper (Dipole only).
@@ -95,17 +95,17 @@ pub(crate) fn measure(entry: &Entry, testbed: &Testbed, cores: Cores) -> Result<
     let lead = start(Role::Lead)?;
     if entry.subject.is_threads() {
         let mut lead = lead;
-        lead.hear::<Ready>(SLACK)?;
-        lead.say(&Go::default())?;
+        lead.recv::<Ready>(SLACK)?;
+        lead.send(&Go::default())?;
         return lead.verdict(entry.work.duration + SLACK);
     }
     let follow = start(Role::Follow)?;
     let (mut lead, mut follow) = (lead, follow);
-    let (of_lead, of_follow) = (lead.hear::<Ready>(SLACK)?, follow.hear::<Ready>(SLACK)?);
-    follow.say(&Go {
+    let (of_lead, of_follow) = (lead.recv::<Ready>(SLACK)?, follow.recv::<Ready>(SLACK)?);
+    follow.send(&Go {
         ports: of_lead.ports,
     })?;
-    lead.say(&Go {
+    lead.send(&Go {
         ports: of_follow.ports,
     })?;
     let limit = entry.work.duration + SLACK;
@@ -188,11 +188,11 @@ impl Worker {
             input,
             lines,
         };
-        worker.say(task)?;
+        worker.send(task)?;
         Ok(worker)
     }
 
-    pub(super) fn say(&mut self, message: &impl Serialize) -> Result<(), RunError> {
+    pub(super) fn send(&mut self, message: &impl Serialize) -> Result<(), RunError> {
         let mut line = serde_json::to_vec(message).expect("plain data can be written as JSON");
         line.push(b'\n');
         // A side that is gone is noticed, with its last words, by whoever hears it next.
@@ -221,7 +221,7 @@ impl Worker {
         }
     }
 
-    pub(super) fn hear<T: DeserializeOwned>(&mut self, limit: Duration) -> Result<T, RunError> {
+    pub(super) fn recv<T: DeserializeOwned>(&mut self, limit: Duration) -> Result<T, RunError> {
         let line = self.line(limit)?;
         let who = self.who.clone();
         serde_json::from_str(&line).map_err(|_| match serde_json::from_str(&line) {
@@ -234,7 +234,7 @@ impl Worker {
     }
 
     pub(super) fn verdict(&mut self, limit: Duration) -> Result<Outcome, RunError> {
-        match self.hear(limit)? {
+        match self.recv(limit)? {
             Verdict::Done(outcome) => Ok(outcome),
             Verdict::Failed(cause) => Err(RunError::Failed {
                 who: self.who.clone(),

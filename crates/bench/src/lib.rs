@@ -1,13 +1,11 @@
-//! `dipole bench`: how fast Dipole is, beside what plain sockets and plain
-//! memory do in the same run.
+//! `dipole bench`: measures Dipole beside plain sockets and plain memory in the same run.
 //!
-//! Each figure comes from two processes (this program, started again), one pinned on
-//! each of two cores, and each subject takes its turn in every round: the
-//! machine drifts, so only what stands in one table may be compared.
-//! [`plan`] says what is measured, [`testbed`] where, [`launch`] brings two
-//! [`side`]s together, [`pingpong`] and [`flow`] are the work, [`dipole`] and
-//! [`peers`] those who do it, [`report`] and [`page`] what comes out. [`crowd`] is for
-//! itself: many processes at once on few cores.
+//! Each figure comes from two processes (this program, started again), each pinned to a core of its
+//! own, and each subject takes its turn in every round: the machine drifts, so only figures of one
+//! table may be compared.
+//! [`plan`] says what is measured, [`testbed`] where, [`launch`] connects two [`side`]s, [`pingpong`]
+//! and [`flow`] are the workloads, [`dipole`] and [`peers`] the subjects, [`report`] and [`page`] the
+//! results. [`crowd`] stands alone: many processes at once on few cores.
 
 #![forbid(unsafe_code)]
 
@@ -28,16 +26,19 @@ mod statistics;
 mod subject;
 mod testbed;
 
+use std::error::Error;
 use std::fmt::Display;
+use std::fs;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::{fs, io};
 
 use clap::builder::PossibleValue;
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
 
-use control::{Kind, Place};
+use control::{Kind, Placement};
 use machine::{Cores, Stolen};
 use plan::{Group, Plan};
 use report::Measured;
@@ -47,9 +48,9 @@ use testbed::{On, Testbed};
 
 /// How this program starts itself as a side.
 const SIDE_ARGUMENTS: [&str; 2] = ["bench", "--side"];
-/// From this load on somebody else is certainly in the way.
+/// From this load on other programs certainly disturb.
 const BUSY_LOAD: f64 = 0.7;
-/// From this share of stolen time on figures are in doubt.
+/// From this share of stolen time on figures are doubtful.
 const STOLEN_SHARE: f64 = 0.01;
 
 /// Measure Dipole beside plain sockets and plain memory
@@ -60,7 +61,7 @@ pub struct BenchArgs {
     /// What carries Dipole's messages
     #[arg(long, value_enum, default_value_t = LinkName::Auto)]
     link: LinkName,
-    /// Where the two sides lie
+    /// Where the two sides run
     #[arg(long, value_enum, default_value_t = On::Auto)]
     on: On,
     /// Message length in bytes [default: 64; stream 1 MiB, bidir 64 KiB]
@@ -69,11 +70,11 @@ pub struct BenchArgs {
     /// How long each measurement takes [default: 1; 0.3 in the standard table, 0.1 for a point of a figure]
     #[arg(long)]
     seconds: Option<f64>,
-    /// How often each subject takes its turn; medians and spreads are over these [default: 5;
+    /// How often each subject takes its turn; medians and spreads are over these rounds [default: 5;
     /// 3 for a point of a figure]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: Option<u32>,
-    /// One short round, and few sizes: to see that everything works
+    /// One short round and few sizes, to see that everything works
     #[arg(long)]
     quick: bool,
     /// Dipole's messages are sent unreliably
@@ -85,22 +86,22 @@ pub struct BenchArgs {
     /// Threads of a side: with 2, one sends and one receives (bidir)
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
     threads: u8,
-    /// How many processes crowd on two cores [default: 8]
+    /// How many processes share two cores [default: 8]
     #[arg(long, value_parser = clap::value_parser!(u16).range(2..=64))]
     processes: Option<u16>,
-    /// Who is measured, separated by commas [default: dipole and its usual peers]
+    /// Subjects to measure, separated by commas [default: dipole and its usual peers]
     #[arg(long, value_enum, value_delimiter = ',', value_name = "SUBJECT,..")]
     subjects: Vec<Subject>,
     /// Dipole through the fault wrapper, losing this share of all packets, beside losing none
     #[arg(long, value_name = "SHARE")]
     drop: Option<f64>,
-    /// Write a page of figures and tables over all sizes, in one file that needs no network
+    /// Write an HTML page of figures and tables over all sizes, in one file that needs no network
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
-    /// Two nodes may have the bpf link between them
+    /// The bpf link can be used between two nodes
     #[arg(skip)]
     has_bpf: bool,
-    /// This process is one of those of a measurement
+    /// This process is one side of a measurement
     #[arg(long, hide = true, exclusive = true)]
     side: bool,
 }
@@ -148,51 +149,78 @@ enum LinkName {
     Bpf,
 }
 
-/// Measures and prints; with `json` one object a line on standard output and the rest on
-/// standard error.
-pub fn execute(mut arguments: BenchArgs, json: bool) -> ExitCode {
+/// Measures and prints; with `json` one object a line to `out` and the rest to standard error.
+/// The status tells whether every measurement succeeded.
+///
+/// # Errors
+/// Nothing could be measured, or writing to `out` failed.
+pub fn execute(
+    mut arguments: BenchArgs,
+    json: bool,
+    out: &mut dyn Write,
+) -> Result<ExitCode, Box<dyn Error>> {
     if arguments.side {
-        return side::run();
+        return Ok(side::run());
     }
     arguments.has_bpf = matches!(arguments.on, On::Auto | On::Veth)
         && rustix::process::geteuid().is_root()
         && dipole_bpf::is_permitted();
-    match try_execute(&arguments, json) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(cause) => {
-            eprintln!("dipole bench: {cause}");
-            ExitCode::from(2)
+    match measure(&arguments, &mut Report { json, out })? {
+        true => Ok(ExitCode::SUCCESS),
+        false => Ok(ExitCode::FAILURE),
+    }
+}
+
+/// Where results and remarks go.
+struct Report<'a> {
+    json: bool,
+    out: &'a mut dyn Write,
+}
+
+impl Report<'_> {
+    /// Prints a line for people: beside the JSON objects, not among them.
+    fn note(&mut self, line: &dyn Display) -> io::Result<()> {
+        match self.json {
+            true => writeln!(io::stderr(), "{line}"),
+            false => writeln!(self.out, "{line}"),
         }
+    }
+
+    fn result(&mut self, line: &dyn Display) -> io::Result<()> {
+        writeln!(self.out, "{line}")
+    }
+
+    fn object(&mut self, line: &impl Serialize) -> io::Result<()> {
+        self.result(&serde_json::to_string(line)?)
     }
 }
 
 /// False if some measurement failed; those that did not are printed.
-fn try_execute(arguments: &BenchArgs, json: bool) -> Result<bool, Box<dyn std::error::Error>> {
+fn measure(arguments: &BenchArgs, report: &mut Report<'_>) -> Result<bool, Box<dyn Error>> {
     let plan = plan::plan(arguments)?;
     let cores = Cores::choose()?;
     let groups = match plan {
         Plan::Groups(groups) => groups,
         Plan::Crowd(plan) => {
             let testbed = Testbed::make(On::Node)?;
-            say(json, &format!("{} processes on one node", plan.processes));
-            say(json, &machine_line(cores));
-            return Ok(crowd::measure(&plan, &testbed, cores, json)?);
+            report.note(&format!("{} processes on one node", plan.processes))?;
+            report.note(&machine_line(cores))?;
+            return Ok(crowd::measure(&plan, &testbed, cores, report)?);
         }
     };
     let page = arguments.html.as_deref().map(begin_page).transpose()?;
     let mut entries = groups.iter().flat_map(|group| &group.entries);
-    let apart = entries.any(|entry| entry.place == Place::Apart);
+    let apart = entries.any(|entry| entry.place == Placement::TwoNodes);
     let testbed = Testbed::make(if apart { arguments.on } else { On::Node })?;
     if apart {
-        say(json, &format!("on {}", testbed.description()));
+        report.note(&format!("on {}", testbed.description()))?;
     } else {
-        say(json, &"on one node");
+        report.note(&"on one node")?;
     }
     if let Some(remark) = &testbed.remark {
-        say(json, &format!("not on a veth pair: {remark}"));
+        report.note(&format!("not on a veth pair: {remark}"))?;
     }
-    say(json, &machine_line(cores));
+    report.note(&machine_line(cores))?;
     let run = Run {
         testbed: &testbed,
         cores,
@@ -215,48 +243,39 @@ fn try_execute(arguments: &BenchArgs, json: bool) -> Result<bool, Box<dyn std::e
             .filter(|round| round.is_none())
             .count();
         run.progress
-            .suspend(|| print_group(&group, &measured, &testbed, json));
+            .suspend(|| print_group(&group, &measured, &testbed, report))?;
         finished.push((group, measured));
     }
     run.progress.finish_and_clear();
     let closing = closing_line(&cache_line_ns, run.stolen);
-    say(json, &format!("\n{closing}"));
+    report.note(&format!("\n{closing}"))?;
     if let Some((path, file)) = page {
         let facts = page::facts(&testbed, cores, apart, &closing, failures);
         write_page(path, file, &page::page(&facts, &finished, &testbed))?;
-        say(
-            json,
-            &format!("figures and tables are in {}", path.display()),
-        );
+        report.note(&format!("figures and tables are in {}", path.display()))?;
     }
     Ok(failures == 0)
 }
 
-/// A line for people: beside the objects, not among them.
-fn say(json: bool, line: &dyn Display) {
-    if json {
-        eprintln!("{line}");
-    } else {
-        println!("{line}");
-    }
-}
-
-fn print_group(group: &Group, measured: &[Measured], testbed: &Testbed, json: bool) {
-    if json {
+fn print_group(
+    group: &Group,
+    measured: &[Measured],
+    testbed: &Testbed,
+    report: &mut Report<'_>,
+) -> io::Result<()> {
+    if report.json {
         for line in measured.iter().filter_map(|one| one.line(testbed)) {
-            println!(
-                "{}",
-                serde_json::to_string(&line).expect("plain data is JSON")
-            );
+            report.object(&line)?;
         }
     } else if !group.is_point {
-        println!("\n{}", report::table(group, measured, testbed));
+        report.result(&format!("\n{}", report::table(group, measured, testbed)))?;
     }
     if !group.is_point {
         for remark in report::remarks(measured) {
-            say(json, &format!("  {remark}"));
+            report.note(&format!("  {remark}"))?;
         }
     }
+    Ok(())
 }
 
 /// Opens the page's file before minutes are spent on what goes into it.

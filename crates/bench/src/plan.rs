@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::control::{Carrier, Kind, Place, Workload};
+use super::control::{Carrier, Kind, Placement, Workload};
 use super::crowd::CrowdPlan;
 use super::launch::Entry;
 use super::subject::{Subject, Waits};
@@ -133,7 +133,7 @@ struct Variation {
     block: bool,
     unreliable: bool,
     two_threads_a_side: bool,
-    place: Place,
+    place: Placement,
     carrier: Carrier,
     rounds: u32,
 }
@@ -192,7 +192,7 @@ impl Variation {
             (false, false) => Waits::Spinning,
         };
         let mut group = self.group(Subject::usual(self.kind, waits, self.place));
-        if self.carrier == Carrier::Bpf && self.place == Place::Apart {
+        if self.carrier == Carrier::Bpf && self.place == Placement::TwoNodes {
             self.beside_udp(&mut group, waits);
         }
         group.entries.retain(|entry| {
@@ -215,8 +215,8 @@ impl Variation {
 
     fn title(self) -> String {
         let place = match self.place {
-            Place::Apart => "",
-            Place::OneNode => " inside one node",
+            Placement::TwoNodes => "",
+            Placement::OneNode => " inside one node",
         };
         format!("{} of {}{place}", self.bench(), size(self.size_bytes))
     }
@@ -266,7 +266,7 @@ pub(crate) fn plan(arguments: &BenchArgs) -> Result<Plan, PlanError> {
 
 /// The places that the command line wants measured, and what carries Dipole's
 /// messages there. `None`: it does not say.
-fn asked_place(arguments: &BenchArgs) -> Result<Option<Place>, PlanError> {
+fn asked_place(arguments: &BenchArgs) -> Result<Option<Placement>, PlanError> {
     match (arguments.on, arguments.link) {
         (On::Veth, LinkName::Shm) => Err(PlanError::ShmApart { on: "veth" }),
         (On::Loopback, LinkName::Shm) => Err(PlanError::ShmApart { on: "loopback" }),
@@ -277,20 +277,20 @@ fn asked_place(arguments: &BenchArgs) -> Result<Option<Place>, PlanError> {
                 "loopback"
             },
         }),
-        (On::Auto, LinkName::Bpf) => Ok(Some(Place::Apart)),
-        (On::Node, _) | (On::Auto, LinkName::Shm) => Ok(Some(Place::OneNode)),
-        (On::Veth | On::Loopback, _) => Ok(Some(Place::Apart)),
+        (On::Auto, LinkName::Bpf) => Ok(Some(Placement::TwoNodes)),
+        (On::Node, _) | (On::Auto, LinkName::Shm) => Ok(Some(Placement::OneNode)),
+        (On::Veth | On::Loopback, _) => Ok(Some(Placement::TwoNodes)),
         (On::Auto, LinkName::Auto | LinkName::Udp) => Ok(None),
     }
 }
 
 /// What carries Dipole's messages at a place.
-fn carrier(arguments: &BenchArgs, place: Place) -> Carrier {
+fn carrier(arguments: &BenchArgs, place: Placement) -> Carrier {
     match (arguments.link, place) {
-        (LinkName::Bpf, Place::Apart) => Carrier::Bpf,
-        (LinkName::Auto, Place::Apart) if arguments.has_bpf => Carrier::Bpf,
-        (LinkName::Udp, _) | (_, Place::Apart) => Carrier::Udp,
-        (LinkName::Auto | LinkName::Shm | LinkName::Bpf, Place::OneNode) => Carrier::Shm,
+        (LinkName::Bpf, Placement::TwoNodes) => Carrier::Bpf,
+        (LinkName::Auto, Placement::TwoNodes) if arguments.has_bpf => Carrier::Bpf,
+        (LinkName::Udp, _) | (_, Placement::TwoNodes) => Carrier::Udp,
+        (LinkName::Auto | LinkName::Shm | LinkName::Bpf, Placement::OneNode) => Carrier::Shm,
     }
 }
 
@@ -348,7 +348,7 @@ fn crowd(arguments: &BenchArgs) -> Result<CrowdPlan, PlanError> {
         duration: duration(arguments, KIND_SECONDS),
         rounds: rounds(arguments, TABLE_ROUNDS),
         block: arguments.block,
-        carrier: carrier(arguments, Place::OneNode),
+        carrier: carrier(arguments, Placement::OneNode),
     })
 }
 
@@ -406,8 +406,8 @@ fn table(arguments: &BenchArgs) -> Result<Vec<Group>, PlanError> {
     };
     let place = asked_place(arguments)?;
     let mut groups = Vec::new();
-    if place != Some(Place::OneNode) {
-        let base = |kind, size_bytes| base(Place::Apart, kind, size_bytes);
+    if place != Some(Placement::OneNode) {
+        let base = |kind, size_bytes| base(Placement::TwoNodes, kind, size_bytes);
         let pingpong = base(Kind::Pingpong, 64);
         let stream = base(Kind::Stream, 1 << 20);
         groups.extend([
@@ -428,7 +428,7 @@ fn table(arguments: &BenchArgs) -> Result<Vec<Group>, PlanError> {
             stream.loss_group(LOSS),
         ]);
     }
-    let base = |kind, size_bytes| base(Place::OneNode, kind, size_bytes);
+    let base = |kind, size_bytes| base(Placement::OneNode, kind, size_bytes);
     let pingpong = base(Kind::Pingpong, 64);
     groups.extend([
         pingpong.usual(),
@@ -468,10 +468,10 @@ fn points(kind: Kind, arguments: &BenchArgs) -> Result<Vec<Group>, PlanError> {
     };
     let asked = asked_place(arguments)?;
     let mut groups = Vec::new();
-    for place in [Place::Apart, Place::OneNode] {
+    for place in [Placement::TwoNodes, Placement::OneNode] {
         // Over a network and within a node stand side by side unless one was asked for.
         if asked.is_some_and(|asked| asked != place)
-            && !(arguments.kind.is_none() && asked == Some(Place::Apart))
+            && !(arguments.kind.is_none() && asked == Some(Placement::TwoNodes))
         {
             continue;
         }
@@ -511,7 +511,7 @@ fn of_kind(kind: Kind, arguments: &BenchArgs) -> Result<Group, PlanError> {
         Kind::Stream => 1 << 20,
         Kind::Bidir => 64 << 10,
     };
-    let place = asked_place(arguments)?.unwrap_or(Place::Apart);
+    let place = asked_place(arguments)?.unwrap_or(Placement::TwoNodes);
     let variation = Variation {
         kind,
         size_bytes: arguments.size.unwrap_or(usual_size),

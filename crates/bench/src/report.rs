@@ -1,4 +1,4 @@
-//! What the reader gets: one JSON object a line, or tables.
+//! Results: one JSON object a line, or tables.
 
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{CellAlignment, Table};
@@ -23,7 +23,7 @@ pub(crate) struct Line {
     pub(crate) bench: String,
     pub(crate) subject: &'static str,
     pub(crate) link: String,
-    /// Where the sides lay: "veth", "loopback" or "node".
+    /// Where the sides ran: "veth", "loopback" or "node".
     pub(crate) testbed: &'static str,
     pub(crate) size_bytes: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -150,44 +150,31 @@ impl Measured {
     }
 }
 
-/// The table of a group, with a column of ratios to each peer.
+/// The table of a group; its last column compares each subject with the first.
 pub(crate) fn table(group: &Group, measured: &[Measured], testbed: &Testbed) -> String {
+    if measured.is_empty() {
+        return String::new();
+    }
     let is_latency = measured
         .iter()
         .flat_map(Measured::outcomes)
         .any(|outcome| outcome.one_way.is_some());
     let mut header: Vec<String> = vec!["subject".into(), "link".into()];
     let own: &[&str] = if is_latency {
-        &[
-            "p50 us",
-            "min..max",
-            "mean80 us",
-            "p99 us",
-            "p99.9 us",
-            "CPU ns/msg",
-        ]
+        &["p50 us", "min..max", "p99 us", "p99.9 us", "CPU ns/msg"]
     } else {
         &["GB/s", "min..max", "k msg/s", "CPU ns/msg"]
     };
     header.extend(own.iter().map(ToString::to_string));
-    let references: Vec<&Measured> = measured
-        .iter()
-        .enumerate()
-        .filter(|(index, one)| one.is_reference(*index == 0))
-        .map(|(_, one)| one)
-        .collect();
-    header.extend(references.iter().map(|one| format!("x {}", one.label())));
+    let reference = &measured[0];
+    header.push("x first".to_owned());
     let columns = header.len();
     let mut table = Table::new();
     table.load_preset(UTF8_FULL_CONDENSED).set_header(header);
     for one in measured {
         let mut row = vec![one.label(), one.entry.link(testbed)];
         row.extend(figures(one, is_latency));
-        row.extend(
-            references
-                .iter()
-                .map(|reference| number(one.ratio(reference), 2)),
-        );
+        row.push(number(one.ratio(reference), 2));
         table.add_row(row);
     }
     for column in 2..columns {
@@ -228,18 +215,17 @@ fn figures(one: &Measured, is_latency: bool) -> Vec<String> {
     vec![
         median,
         spread,
-        time(|outcome| outcome.one_way.map(|times| times.mean80_ns)),
         time(|outcome| outcome.one_way.map(|times| times.p99_ns)),
         time(|outcome| outcome.one_way.map(|times| times.p999_ns)),
         cpu,
     ]
 }
 
-/// What subjects had to remark, each remark once.
+/// The remarks of subjects, each once.
 pub(crate) fn remarks(measured: &[Measured]) -> Vec<String> {
     let mut remarks = Vec::new();
     for one in measured {
-        // The last round speaks for all: figures differ in every one.
+        // Of the last round only: the figures in remarks differ in every round.
         if let Some(outcome) = one.outcomes().last() {
             remarks.extend(outcome.remarks.iter().map(|remark| {
                 format!(

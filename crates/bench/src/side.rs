@@ -24,10 +24,10 @@ use super::{crowd, dipole, flow, machine, pingpong};
 /// Reads a job from standard input, does it, and tells how it went.
 pub(crate) fn run() -> ExitCode {
     let told = match measure() {
-        Ok(Done::Side(outcome)) => say(&Verdict::Done(outcome)),
+        Ok(Done::Side(outcome)) => send(&Verdict::Done(outcome)),
         // It has said what there was to say.
         Ok(Done::Crowd) => Ok(()),
-        Err(error) => say(&Verdict::Failed(error.to_string())),
+        Err(error) => send(&Verdict::Failed(error.to_string())),
     };
     match told {
         Ok(()) => ExitCode::SUCCESS,
@@ -45,7 +45,7 @@ enum Done {
 fn measure() -> io::Result<Done> {
     // Whatever ends the parent ends this side too.
     set_parent_process_death_signal(Some(Signal::KILL))?;
-    match hear()? {
+    match recv()? {
         Task::Side(job) => measure_side(&job).map(Done::Side),
         Task::Crowd(job) => crowd::process::take_part(&job).map(|()| Done::Crowd),
     }
@@ -154,18 +154,18 @@ fn drive_threads(job: &Job) -> io::Result<Outcome> {
 
 /// Tells the parent this side's ports and waits for those of the other.
 fn meet(ports: Vec<u16>) -> io::Result<Vec<u16>> {
-    say(&Ready { ports })?;
-    Ok(hear::<Go>()?.ports)
+    send(&Ready { ports })?;
+    Ok(recv::<Go>()?.ports)
 }
 
-pub(super) fn say(message: &impl Serialize) -> io::Result<()> {
+pub(super) fn send(message: &impl Serialize) -> io::Result<()> {
     let mut out = io::stdout().lock();
     serde_json::to_writer(&mut out, message)?;
     out.write_all(b"\n")?;
     out.flush()
 }
 
-pub(super) fn hear<T: DeserializeOwned>() -> io::Result<T> {
+pub(super) fn recv<T: DeserializeOwned>() -> io::Result<T> {
     let mut line = String::new();
     if io::stdin().lock().read_line(&mut line)? == 0 {
         return Err(broken(

@@ -3,7 +3,7 @@
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-use super::control::{Carrier, Kind, Place, Workload};
+use super::control::{Carrier, Kind, Placement, Workload};
 use super::flow::ACKNOWLEDGEMENT_BYTES;
 
 /// Longest UDP payload of a packet on an Ethernet of MTU 1500.
@@ -153,30 +153,32 @@ impl Subject {
     }
 
     /// The subjects beside each other when nobody names any.
-    pub(crate) fn usual(kind: Kind, waits: Waits, place: Place) -> &'static [Subject] {
+    pub(crate) fn usual(kind: Kind, waits: Waits, place: Placement) -> &'static [Subject] {
         use Subject::{
             BarePipeBlock, BarePipeSpin, BareShm, BareTcpBlock, BareTcpSpin, BareUdpBlock,
             BareUdpGso, BareUdpSpin, BareUnixBlock, BareUnixSpin, Dipole,
         };
         match (place, kind, waits) {
-            (Place::Apart, Kind::Bidir, Waits::InThreads) => &[Dipole, BareTcpBlock],
-            (Place::Apart, Kind::Bidir, _) => &[Dipole, BareTcpSpin, BareUdpGso],
-            (Place::Apart, Kind::Pingpong, Waits::Spinning) => {
+            (Placement::TwoNodes, Kind::Bidir, Waits::InThreads) => &[Dipole, BareTcpBlock],
+            (Placement::TwoNodes, Kind::Bidir, _) => &[Dipole, BareTcpSpin, BareUdpGso],
+            (Placement::TwoNodes, Kind::Pingpong, Waits::Spinning) => {
                 &[Dipole, BareUdpSpin, BareTcpSpin, BareShm]
             }
-            (Place::Apart, Kind::Stream, Waits::Spinning) => {
+            (Placement::TwoNodes, Kind::Stream, Waits::Spinning) => {
                 &[Dipole, BareTcpSpin, BareUdpGso, BareShm]
             }
-            (Place::Apart, Kind::Rate, Waits::Spinning) => {
+            (Placement::TwoNodes, Kind::Rate, Waits::Spinning) => {
                 &[Dipole, BareUdpGso, BareTcpSpin, BareUdpSpin, BareShm]
             }
-            (Place::Apart, _, _) => &[Dipole, BareUdpBlock, BareTcpBlock],
-            (Place::OneNode, Kind::Bidir, Waits::InThreads) => {
+            (Placement::TwoNodes, _, _) => &[Dipole, BareUdpBlock, BareTcpBlock],
+            (Placement::OneNode, Kind::Bidir, Waits::InThreads) => {
                 &[Dipole, BareUnixBlock, BarePipeBlock]
             }
-            (Place::OneNode, Kind::Bidir, _) => &[Dipole, BareUnixSpin, BarePipeSpin],
-            (Place::OneNode, _, Waits::Spinning) => &[Dipole, BareShm, BareUnixSpin, BarePipeSpin],
-            (Place::OneNode, _, _) => &[Dipole, BareUnixBlock, BarePipeBlock],
+            (Placement::OneNode, Kind::Bidir, _) => &[Dipole, BareUnixSpin, BarePipeSpin],
+            (Placement::OneNode, _, Waits::Spinning) => {
+                &[Dipole, BareShm, BareUnixSpin, BarePipeSpin]
+            }
+            (Placement::OneNode, _, _) => &[Dipole, BareUnixBlock, BarePipeBlock],
         }
     }
 }
@@ -226,7 +228,7 @@ mod tests {
             work(Kind::Bidir, 64 << 10),
         ];
         for work in works {
-            for place in [Place::Apart, Place::OneNode] {
+            for place in [Placement::TwoNodes, Placement::OneNode] {
                 for subject in Subject::usual(work.kind, Waits::Spinning, place) {
                     assert_eq!(subject.refuses(&work), None, "{subject:?} {work:?}");
                 }
@@ -236,7 +238,7 @@ mod tests {
             two_threads_a_side: true,
             ..work(Kind::Bidir, 64 << 10)
         };
-        for place in [Place::Apart, Place::OneNode] {
+        for place in [Placement::TwoNodes, Placement::OneNode] {
             for subject in Subject::usual(Kind::Bidir, Waits::InThreads, place) {
                 assert_eq!(subject.refuses(&threads), None, "{subject:?}");
             }

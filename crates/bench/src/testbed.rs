@@ -1,6 +1,6 @@
-//! Where the two sides lie: two network namespaces of our own on a veth pair,
-//! loopback, or one node without any network. Everything made here is taken away again, however the program
-//! ends; what a killed one left is swept by the next.
+//! Where the two sides run: two network namespaces of our own on a veth pair, loopback, or one node
+//! without a network. Everything made here is removed however the program ends; the next run removes
+//! what a killed one left.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -16,7 +16,7 @@ use clap::ValueEnum;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
 
-use super::control::{Carrier, Place, Role};
+use super::control::{Carrier, Placement, Role};
 
 /// Where `ip netns` keeps its names.
 const NAMESPACES: &str = "/run/netns";
@@ -28,10 +28,10 @@ const MTU_BYTES: u32 = 1500;
 const VETH: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 97, 0, 1), Ipv4Addr::new(10, 97, 0, 2)];
 const LOOPBACK: [Ipv4Addr; 2] = [Ipv4Addr::new(127, 0, 0, 1), Ipv4Addr::new(127, 0, 0, 2)];
 
-/// Which testbed is wanted.
+/// The testbed to use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum On {
-    /// Namespaces and a veth pair if we may, else loopback
+    /// Namespaces and a veth pair with enough privileges, else loopback
     Auto,
     /// Two network namespaces of our own on a veth pair (needs root)
     Veth,
@@ -44,7 +44,7 @@ pub(crate) enum On {
 /// Why there is no testbed.
 #[derive(Debug)]
 pub(crate) enum TestbedError {
-    /// Namespaces are not for us.
+    /// Only root may make namespaces.
     NotRoot { user: u32 },
     /// An `ip` command failed.
     Ip { command: String, cause: String },
@@ -78,7 +78,7 @@ impl fmt::Display for TestbedError {
 
 impl std::error::Error for TestbedError {}
 
-/// What has been made and must go again.
+/// What has been made and must be removed.
 #[derive(Debug, Default)]
 struct Belongings {
     namespaces: Vec<String>,
@@ -96,18 +96,18 @@ impl Belongings {
     }
 }
 
-/// A made testbed; dropping it takes it away.
+/// A testbed; dropping it removes it.
 pub(crate) struct Testbed {
     belongings: Arc<Mutex<Belongings>>,
     signals: Handle,
     folder: PathBuf,
     veth: bool,
-    /// Why it is not the better one, where that was not asked for.
+    /// Why it is not a veth pair, if that was left open.
     pub(crate) remark: Option<String>,
 }
 
 impl Testbed {
-    /// What lies apart lies `on` this; one node needs nothing to be made but a folder.
+    /// Makes a testbed for two nodes; one node needs only a folder.
     pub(crate) fn make(on: On) -> Result<Self, TestbedError> {
         sweep();
         let belongings = Arc::new(Mutex::new(Belongings::default()));
@@ -137,11 +137,11 @@ impl Testbed {
     }
 
     /// "veth", "loopback" or "node".
-    pub(crate) fn name(&self, place: Place) -> &'static str {
+    pub(crate) fn name(&self, place: Placement) -> &'static str {
         match place {
-            Place::OneNode => "node",
-            Place::Apart if self.veth => "veth",
-            Place::Apart => "loopback",
+            Placement::OneNode => "node",
+            Placement::TwoNodes if self.veth => "veth",
+            Placement::TwoNodes => "loopback",
         }
     }
 
@@ -156,11 +156,11 @@ impl Testbed {
     }
 
     /// This side's address and the other's.
-    pub(crate) fn addresses(&self, place: Place, role: Role) -> (IpAddr, IpAddr) {
+    pub(crate) fn addresses(&self, place: Placement, role: Role) -> (IpAddr, IpAddr) {
         let [lead, follow] = match place {
-            Place::OneNode => [LOOPBACK[0]; 2],
-            Place::Apart if self.veth => VETH,
-            Place::Apart => LOOPBACK,
+            Placement::OneNode => [LOOPBACK[0]; 2],
+            Placement::TwoNodes if self.veth => VETH,
+            Placement::TwoNodes => LOOPBACK,
         };
         match role {
             Role::Lead => (lead.into(), follow.into()),
@@ -168,13 +168,13 @@ impl Testbed {
         }
     }
 
-    pub(crate) fn namespace(&self, place: Place, role: Role) -> Option<PathBuf> {
+    pub(crate) fn namespace(&self, place: Placement, role: Role) -> Option<PathBuf> {
         let [lead, follow] = namespace_names(std::process::id());
         let name = match role {
             Role::Lead => lead,
             Role::Follow => follow,
         };
-        (self.veth && place == Place::Apart).then(|| Path::new(NAMESPACES).join(name))
+        (self.veth && place == Placement::TwoNodes).then(|| Path::new(NAMESPACES).join(name))
     }
 
     /// What names of sockets and pipes begin with.
@@ -185,14 +185,14 @@ impl Testbed {
     /// What a Dipole node on this testbed finds in its environment.
     pub(crate) fn environment(
         &self,
-        place: Place,
+        place: Placement,
         role: Role,
         carrier: Carrier,
     ) -> Vec<(&'static str, OsString)> {
         let (hosts, registry) = match place {
             // Empty is as good as absent, and hides what the user may have set.
-            Place::OneNode => (OsString::new(), "one-node"),
-            Place::Apart => (self.hosts_file().into(), "registry"),
+            Placement::OneNode => (OsString::new(), "one-node"),
+            Placement::TwoNodes => (self.hosts_file().into(), "registry"),
         };
         vec![
             ("DIPOLE_NID", node(place, role).to_string().into()),
@@ -216,7 +216,7 @@ impl Testbed {
         let _may_not_exist = fs::remove_dir_all(&self.folder);
         fs::create_dir(&self.folder).map_err(failed)?;
         belongings.folder = Some(self.folder.clone());
-        let (one, two) = self.addresses(Place::Apart, Role::Lead);
+        let (one, two) = self.addresses(Placement::TwoNodes, Role::Lead);
         let mut text = String::new();
         for (node, address) in [(1, one), (2, two)] {
             // In a namespace of its own the usual port is free; on loopback others may be there.
@@ -256,9 +256,9 @@ impl Drop for Testbed {
 }
 
 /// The id of a side's node.
-pub(crate) fn node(place: Place, role: Role) -> u32 {
+pub(crate) fn node(place: Placement, role: Role) -> u32 {
     match (place, role) {
-        (Place::Apart, Role::Follow) => 2,
+        (Placement::TwoNodes, Role::Follow) => 2,
         _ => 1,
     }
 }

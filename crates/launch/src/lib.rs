@@ -110,6 +110,8 @@ pub(crate) enum RunError {
     },
 }
 
+impl std::error::Error for RunError {}
+
 impl fmt::Display for RunError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -139,26 +141,18 @@ impl fmt::Display for RunError {
 }
 
 /// Runs the job; its status is that of the first rank that failed.
-pub fn execute(args: RunArgs, json: bool) -> ExitCode {
+///
+/// # Errors
+/// Why the job could not be run.
+pub fn execute(args: RunArgs, json: bool) -> Result<ExitCode, Box<dyn std::error::Error>> {
     let style = match (json, args.tag, args.ranks) {
         (true, ..) => Style::Json,
         (false, true, _) => Style::Tagged,
         (false, false, 1) => Style::Raw,
         (false, false, _) => Style::Lines,
     };
-    let hosts = match load_hosts(args.hosts.as_deref()) {
-        Ok(hosts) => hosts,
-        Err(error) => return fail(&error),
-    };
-    match launcher::launch(args, &hosts, style) {
-        Ok(status) => ExitCode::from(status),
-        Err(error) => fail(&error),
-    }
-}
-
-fn fail(error: &RunError) -> ExitCode {
-    eprintln!("dipole run: {error}");
-    ExitCode::FAILURE
+    let hosts = load_hosts(args.hosts.as_deref())?;
+    Ok(ExitCode::from(launcher::launch(args, &hosts, style)?))
 }
 
 /// The hosts, the text they were read from if there is a file, and the cluster key.

@@ -1,5 +1,5 @@
-//! What the tool prints: lines of ranks, tagged when asked, never mixed within a
-//! line; messages of its own; with `--json` one object a line of all of it.
+//! What the launcher prints: lines of ranks, tagged if wanted, never mixed within a line; messages
+//! of its own; with `--json` all of it as one object a line.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -8,13 +8,13 @@ use serde::Serialize;
 
 use crate::Stream;
 
-/// A line longer than this is broken in two.
-const LONGEST_LINE_BYTES: usize = 1 << 20;
+/// A line longer than this is broken in two, so that what waits for its end is bounded.
+const LONGEST_LINE_BYTES: usize = 64 << 20;
 
 /// How to print what ranks write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Style {
-    /// Bytes as they come: one rank alone.
+    /// Bytes as they arrive: one rank alone.
     Raw,
     /// Whole lines.
     Lines,
@@ -50,31 +50,31 @@ impl<Out: Write, Err: Write> Printer<Out, Err> {
         }
     }
 
-    /// Takes what a rank wrote and prints the lines that are whole.
+    /// Takes what a rank wrote and prints the complete lines.
     pub(crate) fn output(&mut self, rank: u32, stream: Stream, bytes: &[u8]) -> io::Result<()> {
         if self.style == Style::Raw {
             return self.put(stream, bytes);
         }
         let key = (rank, stream as u8);
-        let mut pending = self.unfinished.remove(&key).unwrap_or_default();
-        pending.extend_from_slice(bytes);
+        let mut line = self.unfinished.remove(&key).unwrap_or_default();
         let mut printed = Vec::new();
-        let mut rest = &pending[..];
-        while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
-            self.line(&mut printed, rank, stream, &rest[..end]);
-            rest = &rest[end + 1..];
+        for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
+            line.extend_from_slice(piece);
+            if let [whole @ .., b'\n'] = &line[..] {
+                self.line(&mut printed, rank, stream, whole);
+                line.clear();
+            } else if line.len() >= LONGEST_LINE_BYTES {
+                self.line(&mut printed, rank, stream, &line);
+                line.clear();
+            }
         }
-        if rest.len() >= LONGEST_LINE_BYTES {
-            self.line(&mut printed, rank, stream, rest);
-            rest = &[];
-        }
-        if !rest.is_empty() {
-            self.unfinished.insert(key, rest.to_vec());
+        if !line.is_empty() {
+            self.unfinished.insert(key, line);
         }
         self.put(stream, &printed)
     }
 
-    /// Prints what was left without a line break.
+    /// Prints what remains without a line break.
     pub(crate) fn finish(&mut self) -> io::Result<()> {
         for ((rank, stream), rest) in std::mem::take(&mut self.unfinished) {
             let stream = if stream == Stream::Stdout as u8 {
@@ -89,7 +89,7 @@ impl<Out: Write, Err: Write> Printer<Out, Err> {
         Ok(())
     }
 
-    /// A line of JSON of the tool itself.
+    /// Prints an event of the launcher itself.
     pub(crate) fn event(&mut self, line: &str) -> io::Result<()> {
         writeln!(self.stdout, "{line}")?;
         self.stdout.flush()
@@ -119,7 +119,7 @@ impl<Out: Write, Err: Write> Printer<Out, Err> {
         if bytes.is_empty() {
             return Ok(());
         }
-        // With JSON everything goes one way, so that it stays in order.
+        // With JSON everything goes to one stream, so that it stays in order.
         if stream == Stream::Stdout || self.style == Style::Json {
             self.stdout.write_all(bytes)?;
             self.stdout.flush()
@@ -163,6 +163,18 @@ mod tests {
         assert_eq!(err, "[0] e\n");
         assert_eq!(printed(Style::Lines, &pieces).0, "b\naA\ncC\n\n");
         assert_eq!(printed(Style::Raw, &pieces).0, "ab\ncA\nC\n\n");
+    }
+
+    #[test]
+    fn tags_leave_every_byte_and_a_long_line_as_it_is() {
+        let mut line = b"\xff\0\xc3(".to_vec();
+        line.resize(3 << 20, b'x');
+        let mut printer = Printer::new(Style::Tagged, Vec::new(), Vec::new());
+        for piece in line.chunks(1 << 16).chain([&b"\n"[..]]) {
+            printer.output(2, Stream::Stdout, piece).unwrap();
+        }
+        printer.finish().unwrap();
+        assert!(printer.stdout == [b"[2] ", &line[..], b"\n"].concat());
     }
 
     #[test]

@@ -25,6 +25,9 @@ use crate::call::{
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long an agent may take to greet and to answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(8);
+/// How often an agent that hangs up is called before the last attempt, with growing pauses.
+const ATTEMPTS: u32 = 3;
+const ATTEMPT_PAUSE: Duration = Duration::from_millis(100);
 /// What `ssh` returns when it could not connect.
 const SHELL_FAILED: i32 = 255;
 
@@ -57,8 +60,13 @@ enum CallError {
         agent: SocketAddr,
         why: String,
     },
-    /// The agent fell silent, or hung up after the proof.
+    /// The agent sent another proof than ours.
     KeyMismatch {
+        agent: SocketAddr,
+        own: String,
+    },
+    /// The agent hung up after our proof, in every attempt.
+    HungUp {
         agent: SocketAddr,
         own: String,
     },
@@ -89,6 +97,13 @@ impl fmt::Display for CallError {
                  show` on both machines, and set {} there to a copy of the same",
                 variables::KEY
             ),
+            CallError::HungUp { agent, own } => write!(
+                f,
+                "the agent at {agent} hung up on the proof of cluster key {own}: it holds another \
+                 one (compare `dipole key show` on both machines, and set {} there to a copy of \
+                 the same), or too many callers compete for it (see its log)",
+                variables::KEY
+            ),
             CallError::Silent { agent } => write!(
                 f,
                 "the agent at {agent} does not answer; is it stopped, or its machine overloaded?"
@@ -103,7 +118,13 @@ impl fmt::Display for CallError {
 
 /// Reaches the node, by its agent or else by the shell.
 pub fn reach(args: &ReachArgs) -> ExitCode {
-    let call = match call(args) {
+    // An agent under load drops the caller that has waited longest: another attempt may succeed.
+    let mut attempts = (1..=ATTEMPTS).map(|attempt| {
+        std::thread::sleep(ATTEMPT_PAUSE * (attempt - 1));
+        call(args)
+    });
+    let last = attempts.find(|call| !matches!(call, Err(CallError::HungUp { .. })));
+    let call = match last.unwrap_or_else(|| call(args)) {
         Ok(call) => call,
         Err(error @ CallError::NoAgent { .. }) => {
             tracing::info!("{error}; trying {}", args.shell[0].display());
@@ -179,11 +200,10 @@ fn call(args: &ReachArgs) -> Result<Call, CallError> {
         .map_err(|why| CallError::Greeting { agent, why })?;
     let channel = Channel::call(&mut stream, &key, &greeting).map_err(|cause| {
         use io::ErrorKind::{ConnectionReset, InvalidData, UnexpectedEof};
+        let own = key.fingerprint();
         match cause.kind() {
-            InvalidData | UnexpectedEof | ConnectionReset => CallError::KeyMismatch {
-                agent,
-                own: key.fingerprint(),
-            },
+            InvalidData => CallError::KeyMismatch { agent, own },
+            UnexpectedEof | ConnectionReset => CallError::HungUp { agent, own },
             _ => system(cause),
         }
     })?;

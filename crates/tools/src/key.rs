@@ -1,8 +1,10 @@
 //! `dipole key`: making cluster keys, and telling which is which.
 
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use crate::output::Failure;
 use clap::{Args, Subcommand};
 use dipole_node::{ClusterKey, KeyError};
 
@@ -30,21 +32,17 @@ enum What {
     },
 }
 
-pub(crate) fn execute(args: &KeyArgs, json: bool) -> ExitCode {
-    match run(&args.what) {
-        Ok(fingerprint) if json => {
-            println!("{}", serde_json::json!({"fingerprint": fingerprint}));
-            ExitCode::SUCCESS
-        }
-        Ok(fingerprint) => {
-            println!("{fingerprint}");
-            ExitCode::SUCCESS
-        }
-        Err(error) => {
-            eprintln!("dipole key: {error}");
-            ExitCode::FAILURE
-        }
+pub(crate) fn execute(
+    args: &KeyArgs,
+    json: bool,
+    out: &mut dyn Write,
+) -> Result<ExitCode, Failure> {
+    let fingerprint = run(&args.what)?;
+    match json {
+        true => writeln!(out, "{}", serde_json::json!({"fingerprint": fingerprint}))?,
+        false => writeln!(out, "{fingerprint}")?,
     }
+    Ok(ExitCode::SUCCESS)
 }
 
 fn run(what: &What) -> Result<String, KeyError> {

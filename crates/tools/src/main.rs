@@ -9,10 +9,11 @@ mod manual;
 mod output;
 mod pipe;
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
+use output::{Failure, Output};
 use tracing_subscriber::EnvFilter;
 
 /// Low-latency messages over ordinary networks.
@@ -38,23 +39,22 @@ enum Command {
     Doctor(doctor::DoctorArgs),
     /// Print the completions of a shell
     Completions {
-        /// For which shell
+        /// The shell
         shell: clap_complete::Shell,
     },
-    /// Prints all manual pages, each behind a line that begins with 0x01 and its name (for
-    /// `xtask install`).
+    /// Prints all manual pages, each after a line of 0x01 and its name (for `xtask install`).
     #[command(hide = true)]
     Manual,
-    /// Keeps watch above a host's processes (started by `run`).
+    /// Ends a host's processes when its parent dies (started by `run`).
     #[command(hide = true)]
     Guard(dipole_launch::GuardArgs),
-    /// Starts and tends a host's ranks (started by `guard`).
+    /// Starts and supervises a host's ranks (started by `guard`).
     #[command(hide = true)]
     Shim(dipole_launch::ShimArgs),
     /// Reaches a node through its agent (started by `run`).
     #[command(hide = true)]
     Reach(dipole_launch::ReachArgs),
-    /// Tends one caller of the agent (started by `agent`).
+    /// Serves one caller of the agent (started by `agent`).
     #[command(hide = true)]
     AgentSession(dipole_agent::SessionArgs),
     /// Becomes a rank (started by `shim`).
@@ -63,6 +63,27 @@ enum Command {
 }
 
 impl Command {
+    /// As it is typed.
+    fn name(&self) -> &'static str {
+        match self {
+            Command::Run(_) => "run",
+            Command::Send(_) => "send",
+            Command::Recv(_) => "recv",
+            Command::Bench(_) => "bench",
+            Command::Graph(_) => "graph",
+            Command::Agent(_) => "agent",
+            Command::Key(_) => "key",
+            Command::Doctor(_) => "doctor",
+            Command::Completions { .. } => "completions",
+            Command::Manual => "manual",
+            Command::Guard(_) => "guard",
+            Command::Shim(_) => "shim",
+            Command::Reach(_) => "reach",
+            Command::AgentSession(_) => "agent-session",
+            Command::RankExec(_) => "rank-exec",
+        }
+    }
+
     /// True for the agent and its sessions, whose output is their log.
     fn is_agent(&self) -> bool {
         match self {
@@ -75,8 +96,8 @@ impl Command {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    // Warnings are wanted by default: they say for whom something waits.
-    // An agent whose log is read by a program says all that happens.
+    // Warnings are on by default: they name what a program waits for. An agent whose log is read
+    // by a program logs everything that happens.
     let json = arguments.json;
     let logs_json = json && arguments.command.is_agent();
     let usual = if logs_json { "info" } else { "warn" };
@@ -90,21 +111,33 @@ fn main() -> ExitCode {
     } else {
         log.with_ansi(std::io::stderr().is_terminal()).init();
     }
-    match arguments.command {
-        Command::Run(args) => dipole_launch::execute(args, json),
-        Command::Send(args) => pipe::send(&args, json),
-        Command::Recv(args) => pipe::recv(&args, json),
-        Command::Bench(args) => dipole_bench::execute(args, json),
-        Command::Graph(args) => graph::execute(&args, json),
-        Command::Agent(args) => dipole_agent::execute(&args, json),
-        Command::Key(args) => key::execute(&args, json),
-        Command::Doctor(args) => doctor::execute(args, json),
-        Command::Completions { shell } => manual::completions(shell, Arguments::command()),
-        Command::Manual => manual::pages(Arguments::command()),
-        Command::Guard(args) => dipole_launch::guard(args),
-        Command::Shim(args) => dipole_launch::shim(&args),
-        Command::Reach(args) => dipole_launch::reach(&args),
-        Command::AgentSession(args) => dipole_agent::session(&args),
-        Command::RankExec(args) => dipole_launch::rank_exec(&args),
+    let mut out = Output::new(std::io::stdout());
+    let command = arguments.command.name();
+    let done = run(arguments.command, json, &mut out);
+    out.report(command, done, json, &mut std::io::stderr())
+}
+
+fn run(command: Command, json: bool, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+    match command {
+        Command::Run(args) => Ok(dipole_launch::execute(args, json)?),
+        Command::Send(args) => pipe::send(&args, json, out),
+        Command::Recv(args) => pipe::recv(&args, json, out),
+        Command::Bench(args) => {
+            dipole_bench::execute(args, json, out).map_err(|error| Failure::with_status(2, error))
+        }
+        Command::Graph(args) => graph::execute(&args, json, out),
+        Command::Agent(args) => {
+            dipole_agent::execute(&args, json, out)?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Key(args) => key::execute(&args, json, out),
+        Command::Doctor(args) => doctor::execute(args, json, out),
+        Command::Completions { shell } => manual::completions(shell, Arguments::command(), out),
+        Command::Manual => manual::pages(Arguments::command(), out),
+        Command::Guard(args) => Ok(dipole_launch::guard(args)),
+        Command::Shim(args) => Ok(dipole_launch::shim(&args)),
+        Command::Reach(args) => Ok(dipole_launch::reach(&args)),
+        Command::AgentSession(args) => Ok(dipole_agent::session(&args)),
+        Command::RankExec(args) => Ok(dipole_launch::rank_exec(&args)),
     }
 }

@@ -1,8 +1,144 @@
-//! How results are written.
+//! Standard output and the report of a command's failure.
+
+use std::error::Error;
+use std::io::{self, Write};
+use std::process::ExitCode;
 
 use serde::Serialize;
 
+/// What shells report for a program that SIGPIPE ended.
+const BROKEN_PIPE: u8 = 128 + 13;
+
 /// A value as one line of JSON, without its line break.
-pub(crate) fn json(value: &impl Serialize) -> Vec<u8> {
-    serde_json::to_vec(value).expect("printed values have text keys and serialise without fail")
+pub(crate) fn json(value: &impl Serialize) -> String {
+    serde_json::to_string(value).expect("printed values have text keys and serialise without fail")
+}
+
+/// Standard output, or what stands for it; remembers why writing failed.
+pub(crate) struct Output<W> {
+    to: W,
+    failure: Option<io::Error>,
+}
+
+impl<W: Write> Output<W> {
+    pub(crate) fn new(to: W) -> Output<W> {
+        Output { to, failure: None }
+    }
+
+    fn checked<T>(&mut self, result: io::Result<T>) -> io::Result<T> {
+        result.inspect_err(|error| {
+            let copy = io::Error::new(error.kind(), error.to_string());
+            self.failure.get_or_insert(copy);
+        })
+    }
+
+    /// Reports how `command` ended on `errors`, as JSON if that is wanted; returns the status.
+    ///
+    /// A reader of the output that has left ends a command quietly.
+    pub(crate) fn report(
+        mut self,
+        command: &str,
+        done: Result<ExitCode, Failure>,
+        as_json: bool,
+        errors: &mut impl Write,
+    ) -> ExitCode {
+        let flushed = self.to.flush();
+        let _remembered = self.checked(flushed);
+        let (text, status) = match (self.failure, done) {
+            (Some(cause), _) if cause.kind() == io::ErrorKind::BrokenPipe => {
+                return ExitCode::from(BROKEN_PIPE);
+            }
+            (Some(cause), _) => (format!("cannot write to standard output: {cause}"), 1),
+            (None, Ok(status)) => return status,
+            (None, Err(failure)) => (failure.error.to_string(), failure.status),
+        };
+        // If standard error is closed, too, only the status is left.
+        let _unread = match as_json {
+            true => {
+                let event = serde_json::json!({"event": "error", "command": command, "text": text});
+                writeln!(errors, "{event}")
+            }
+            false => writeln!(errors, "dipole {command}: {text}"),
+        };
+        ExitCode::from(status)
+    }
+}
+
+impl<W: Write> Write for Output<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.to.write(bytes);
+        self.checked(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        let flushed = self.to.flush();
+        self.checked(flushed)
+    }
+}
+
+/// Why a command failed, and its exit status.
+pub(crate) struct Failure {
+    error: Box<dyn Error>,
+    status: u8,
+}
+
+impl Failure {
+    pub(crate) fn with_status(status: u8, error: impl Into<Box<dyn Error>>) -> Failure {
+        let error = error.into();
+        Failure { error, status }
+    }
+}
+
+impl<E: Into<Box<dyn Error>>> From<E> for Failure {
+    fn from(error: E) -> Failure {
+        Failure::with_status(1, error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Fails with this kind.
+    struct Broken(io::ErrorKind);
+
+    impl Write for Broken {
+        fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+            Err(self.0.into())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn reported(kind: io::ErrorKind, as_json: bool) -> (ExitCode, String) {
+        let (mut out, mut errors) = (Output::new(Broken(kind)), Vec::new());
+        let done = writeln!(out, "a table").map(|()| ExitCode::SUCCESS);
+        let status = out.report("graph", done.map_err(Failure::from), as_json, &mut errors);
+        (status, String::from_utf8(errors).unwrap())
+    }
+
+    #[test]
+    fn a_reader_that_has_left_ends_a_command_quietly_and_a_full_disk_is_named() {
+        let (status, text) = reported(io::ErrorKind::BrokenPipe, false);
+        assert_eq!((status, &*text), (ExitCode::from(BROKEN_PIPE), ""));
+        let (status, text) = reported(io::ErrorKind::StorageFull, false);
+        assert_eq!(status, ExitCode::FAILURE);
+        assert!(
+            text.starts_with("dipole graph: cannot write to standard output: "),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn with_json_an_error_is_one_object() {
+        let (_, text) = reported(io::ErrorKind::StorageFull, true);
+        let event: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(
+            (&event["event"], &event["command"]),
+            (&"error".into(), &"graph".into())
+        );
+        assert!(event["text"].as_str().unwrap().starts_with("cannot write"));
+    }
 }

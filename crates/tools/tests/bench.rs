@@ -319,7 +319,7 @@ fn loss_is_measured_beside_no_loss_through_the_same_wrapper() {
 }
 
 #[test]
-fn the_table_says_where_it_was_measured_and_compares_with_each_peer() {
+fn the_table_says_where_it_was_measured_compares_with_the_first_and_fits_a_terminal() {
     let peers = "bare-udp-spin,bare-shm";
     let output = output(&format!(
         "pingpong --on loopback --seconds 0.05 --rounds 2 --subjects {peers}"
@@ -332,8 +332,9 @@ fn the_table_says_where_it_was_measured_and_compares_with_each_peer() {
     let text = String::from_utf8(output.stdout).expect("text");
     let expected = [
         "on loopback",
-        "x bare-udp-spin",
-        "x bare-shm",
+        "x first",
+        "bare-udp-spin",
+        "bare-shm",
         "cache line",
         "stolen",
         "Linux",
@@ -341,6 +342,12 @@ fn the_table_says_where_it_was_measured_and_compares_with_each_peer() {
     ];
     for words in expected {
         assert!(text.contains(words), "{words:?} is missing in\n{text}");
+    }
+    for line in text.lines().filter(|line| line.contains('│')) {
+        assert!(
+            line.chars().count() <= 100,
+            "too wide for a terminal:\n{text}"
+        );
     }
 }
 

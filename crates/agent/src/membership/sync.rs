@@ -8,11 +8,9 @@
 use foca::{Member as Known, State};
 use serde::{Deserialize, Serialize};
 
-use super::{MAX_PACKET_BYTES, Member};
-use crate::auth::EXTRA_BYTES;
+use super::Member;
 
 pub(super) const BUCKETS: usize = 32;
-const MAX_MEMBERS_BYTES: usize = MAX_PACKET_BYTES - EXTRA_BYTES;
 
 /// A summary of what a node knows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,13 +40,14 @@ impl Digests {
     }
 }
 
-/// What the other node lacks or knows differently, as far as a packet holds it, beginning with
+/// What the other node lacks or knows differently, as far as `max_bytes` hold it, beginning with
 /// bucket `first`; `None` if it knows the same.
 pub(super) fn differences<'a>(
     own: &Digests,
     other: &Digests,
     known: impl Iterator<Item = &'a Known<Member>>,
     first: usize,
+    max_bytes: usize,
 ) -> Option<Vec<Known<Member>>> {
     if own == other {
         return None;
@@ -62,7 +61,7 @@ pub(super) fn differences<'a>(
         .filter(|member| own.differs(other, member.id().node))
         .collect();
     wanted.sort_by_key(order);
-    let mut free_bytes = MAX_MEMBERS_BYTES;
+    let mut free_bytes = max_bytes;
     let fitting = wanted.into_iter().map_while(|member| {
         let bytes = postcard::experimental::serialized_size(member).ok()?;
         free_bytes = free_bytes.checked_sub(bytes)?;
@@ -73,8 +72,9 @@ pub(super) fn differences<'a>(
 
 #[cfg(test)]
 mod tests {
+    use super::super::auth::{Body, PacketAuth};
+    use super::super::{MAX_DATA_BYTES, MAX_PACKET_BYTES};
     use super::*;
-    use crate::auth::{Body, PacketAuth};
 
     fn member(node: u32) -> Known<Member> {
         Known::alive(Member {
@@ -97,7 +97,8 @@ mod tests {
         let mut packets = 0;
         loop {
             let other = Digests::of(has.iter().map(Known::id));
-            let Some(members) = differences(&own, &other, all.iter(), packets * 11) else {
+            let Some(members) = differences(&own, &other, all.iter(), packets * 11, MAX_DATA_BYTES)
+            else {
                 break;
             };
             let body = Body::SyncResponse(members.clone());

@@ -7,8 +7,8 @@ use dipole_naming::address::NodeId;
 use dipole_naming::envelope::{Authenticator, Header};
 use dipole_node::registry::Announcement;
 
+use super::auth::{Body, PacketAuth};
 use super::*;
-use crate::auth::{Body, PacketAuth};
 use crate::discovery::{Discovery, Response};
 
 const DELAY: Duration = Duration::from_millis(1);

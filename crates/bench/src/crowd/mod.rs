@@ -10,14 +10,16 @@
 
 pub(super) mod process;
 
+use std::error::Error;
 use std::time::Duration;
 
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{CellAlignment, Table};
 use serde::Serialize;
 
+use super::Report;
 use super::control::{
-    Carrier, CrowdCount, CrowdJob, CrowdPart, Go, Outcome, Place, Ready, Role, Task,
+    Carrier, CrowdCount, CrowdJob, CrowdPart, Go, Outcome, Placement, Ready, Role, Task,
 };
 use super::launch::{RunError, SLACK, Worker};
 use super::machine::Cores;
@@ -73,8 +75,8 @@ pub(super) fn measure(
     plan: &CrowdPlan,
     testbed: &Testbed,
     cores: Cores,
-    json: bool,
-) -> Result<bool, RunError> {
+    report: &mut Report<'_>,
+) -> Result<bool, Box<dyn Error>> {
     let crowd = Crowd {
         plan,
         testbed,
@@ -100,13 +102,12 @@ pub(super) fn measure(
         let figures = Figures::Pingpong(middle(&busy));
         lines.push(crowd.line("crowd-pingpong-busy", all, figures));
     }
-    if json {
+    if report.json {
         for line in &lines {
-            let line = serde_json::to_string(line).expect("plain data is JSON");
-            println!("{line}");
+            report.object(line)?;
         }
     } else {
-        println!("{}", tables(plan, &lines));
+        report.result(&tables(plan, &lines))?;
     }
     Ok(true)
 }
@@ -119,7 +120,7 @@ struct Crowd<'a> {
 
 impl Crowd<'_> {
     fn line(&self, bench: &'static str, processes: usize, figures: Figures) -> Line {
-        let testbed = self.testbed.name(Place::OneNode);
+        let testbed = self.testbed.name(Placement::OneNode);
         Line {
             bench,
             subject: Subject::Dipole.name(),
@@ -137,7 +138,7 @@ impl Crowd<'_> {
         let limit = self.plan.duration + SLACK;
         let counts = workers
             .iter_mut()
-            .map(|worker| worker.hear::<CrowdCount>(limit))
+            .map(|worker| worker.recv::<CrowdCount>(limit))
             .collect::<Result<Vec<_>, _>>()?;
         Ok(flow(&counts, self.plan.size_bytes))
     }
@@ -182,9 +183,9 @@ impl Crowd<'_> {
                     block: self.plan.block,
                 });
                 let carrier = self.plan.carrier;
-                let mut environment = self
-                    .testbed
-                    .environment(Place::OneNode, Role::Lead, carrier);
+                let mut environment =
+                    self.testbed
+                        .environment(Placement::OneNode, Role::Lead, carrier);
                 // They are ended one after the other; that some are gone is no news.
                 environment.push(("DIPOLE_LOG", "error".into()));
                 Worker::start(format!("process {index}"), &task, environment)
@@ -192,10 +193,10 @@ impl Crowd<'_> {
             .collect::<Result<Vec<_>, _>>()?;
         for _ in ["open", "pointed"] {
             for worker in &mut workers {
-                worker.hear::<Ready>(SLACK)?;
+                worker.recv::<Ready>(SLACK)?;
             }
             for worker in &mut workers {
-                worker.say(&Go::default())?;
+                worker.send(&Go::default())?;
             }
         }
         Ok(workers)

@@ -15,7 +15,7 @@ use super::super::control::{
 use super::super::dipole::{Dipole, failed};
 use super::super::machine;
 use super::super::pingpong::{self, nanoseconds};
-use super::super::side::{hear, say};
+use super::super::side::{recv, send};
 
 /// All processes are on this node.
 const NODE: u32 = 1;
@@ -92,14 +92,14 @@ fn meet_twice(
 ) -> io::Result<()> {
     // Nobody sends to this one: waiting at it takes nothing away from the others.
     let bystander = open(node, BYSTANDER + number(job.index))?;
-    say(&Ready::default())?;
-    hear::<Go>()?;
+    send(&Ready::default())?;
+    recv::<Go>()?;
     point()?;
-    say(&Ready::default())?;
+    send(&Ready::default())?;
     let (sender, heard) = mpsc::channel();
     thread::spawn(move || {
         // Only a process that ends has stopped listening.
-        let _nobody_listens = sender.send(hear::<Go>());
+        let _nobody_listens = sender.send(recv::<Go>());
     });
     loop {
         match heard.try_recv() {
@@ -151,7 +151,7 @@ fn play_pingpong(job: &CrowdJob, node: Node, role: Role) -> io::Result<()> {
         Role::Lead => pingpong::lead(&mut channel, &work)?,
         Role::Follow => pingpong::follow(&mut channel, &work)?,
     };
-    say(&Verdict::Done(outcome))
+    send(&Verdict::Done(outcome))
 }
 
 /// Sends to all others that flow and counts what comes from each.
@@ -199,7 +199,7 @@ impl Flow {
             }
             if !told && start.elapsed() >= job.duration {
                 told = true;
-                say(&CrowdCount {
+                send(&CrowdCount {
                     received: self.received.clone(),
                     elapsed_ns: nanoseconds(start.elapsed()),
                     cpu_ns: machine::process_cpu_ns() - cpu_before_ns,

@@ -15,7 +15,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 
-use super::control::{Kind, Place};
+use super::control::{Kind, Placement};
 use super::machine::{self, Cores};
 use super::plan::{Group, size};
 use super::report::{Line, Measured};
@@ -30,25 +30,25 @@ const SIZE: (Scale, &str) = (Scale::Bytes, "message size, bytes");
 /// The size whose distribution is drawn.
 const DISTRIBUTION_BYTES: usize = 64;
 
-/// What the reader must know about the machine and the run, as names and values.
+/// What a reader must know about the machine and the run, as names and values.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct Facts(Vec<(&'static str, String)>);
+pub(super) struct RunInfo(Vec<(&'static str, String)>);
 
-/// All that was measured, as the page carries it.
+/// All measurements, as the page embeds them.
 #[derive(Serialize)]
 struct Data<'a> {
-    facts: &'a Facts,
+    facts: &'a RunInfo,
     measurements: Vec<Line>,
 }
 
-/// Collects the facts; `closing` says what was found out during the run.
+/// Collects it; `closing` is what was found out during the run.
 pub(super) fn facts(
     testbed: &Testbed,
     cores: Cores,
     apart: bool,
     closing: &str,
     failures: usize,
-) -> Facts {
+) -> RunInfo {
     let mut facts = vec![
         ("Measured", now()),
         ("Program", format!("dipole {}", env!("CARGO_PKG_VERSION"))),
@@ -68,14 +68,18 @@ pub(super) fn facts(
         facts.push(("Load at the end", format!("{load:.2}")));
     }
     if failures > 0 {
-        let told = format!("{failures} measurements; figures rest on the rounds that did not");
-        facts.push(("Failed", told));
+        let text = format!("{failures} measurements; figures rest on the rounds that did not");
+        facts.push(("Failed", text));
     }
-    Facts(facts)
+    RunInfo(facts)
 }
 
 /// The whole page.
-pub(super) fn page(facts: &Facts, groups: &[(Group, Vec<Measured>)], testbed: &Testbed) -> String {
+pub(super) fn page(
+    facts: &RunInfo,
+    groups: &[(Group, Vec<Measured>)],
+    testbed: &Testbed,
+) -> String {
     let mut body = String::new();
     body += "<header><h1>Dipole beside its peers</h1>\
              <p>Every subject did the same work, in turns, in one run: compare within this page only. \
@@ -85,7 +89,7 @@ pub(super) fn page(facts: &Facts, groups: &[(Group, Vec<Measured>)], testbed: &T
         body += &format!("<dt>{name}</dt><dd>{}</dd>", escape(value));
     }
     body += "</dl></header>\n";
-    for place in [Place::Apart, Place::OneNode] {
+    for place in [Placement::TwoNodes, Placement::OneNode] {
         body += &section(place, groups, testbed);
     }
     let lines = groups.iter().flat_map(|(_, measured)| measured);
@@ -106,8 +110,8 @@ pub(super) fn page(facts: &Facts, groups: &[(Group, Vec<Measured>)], testbed: &T
     )
 }
 
-/// What one place has: its figures, then its tables.
-fn section(place: Place, groups: &[(Group, Vec<Measured>)], testbed: &Testbed) -> String {
+/// The figures and tables of one placement.
+fn section(place: Placement, groups: &[(Group, Vec<Measured>)], testbed: &Testbed) -> String {
     let here = || {
         let with_entry = |group: &Group| group.entries.first().map(|entry| entry.place);
         groups
@@ -152,8 +156,8 @@ fn section(place: Place, groups: &[(Group, Vec<Measured>)], testbed: &Testbed) -
         figures += &format!("<h3>Tables</h3>\n{tables}");
     }
     let title = match place {
-        Place::Apart => format!("Between two nodes ({})", testbed.name(place)),
-        Place::OneNode => "Inside one node".to_owned(),
+        Placement::TwoNodes => format!("Between two nodes ({})", testbed.name(place)),
+        Placement::OneNode => "Inside one node".to_owned(),
     };
     format!("<section>\n<h2>{title}</h2>\n{figures}</section>\n")
 }
@@ -285,7 +289,7 @@ fn distribution_curve(line: &Line) -> Curve {
     }
 }
 
-/// Which colour and mark a subject has: the same in every figure.
+/// The colour and mark of a subject, the same in every figure.
 fn family(subject: &str) -> &'static str {
     const FAMILIES: [(&str, &str); 6] = [
         ("gso", "gso"),
@@ -304,7 +308,7 @@ fn family(subject: &str) -> &'static str {
     known.map_or("pipe", |(_, family)| family)
 }
 
-/// Text as it stands in HTML, within quotes too.
+/// Escapes text for HTML, also within quotes.
 fn escape(text: &str) -> String {
     text.replace('&', "&amp;")
         .replace('<', "&lt;")
@@ -353,7 +357,7 @@ mod tests {
     #[test]
     fn who_stands_in_one_figure_differs_in_colour() {
         use super::super::subject::Waits;
-        for place in [Place::Apart, Place::OneNode] {
+        for place in [Placement::TwoNodes, Placement::OneNode] {
             for waits in [Waits::Spinning, Waits::Blocking] {
                 for kind in [Kind::Pingpong, Kind::Stream] {
                     let subjects = Subject::usual(kind, waits, place);

@@ -47,7 +47,7 @@ fn the_page_adds_points_of_latency_and_of_bandwidth_at_both_places() {
     let points = groups.iter().filter(|group| group.is_point);
     let mut seen = std::collections::BTreeMap::new();
     for entry in points.flat_map(|group| &group.entries) {
-        let key = (entry.work.kind.name(), entry.place == Place::Apart);
+        let key = (entry.work.kind.name(), entry.place == Placement::TwoNodes);
         if entry.subject == Subject::Dipole {
             *seen.entry(key).or_insert(0) += 1;
         }
@@ -66,18 +66,18 @@ fn the_page_adds_points_of_latency_and_of_bandwidth_at_both_places() {
 #[test]
 fn shared_memory_is_measured_within_one_node() {
     for (line, place, carrier) in [
-        ("pingpong", Place::Apart, Carrier::Udp),
-        ("pingpong --link udp", Place::Apart, Carrier::Udp),
-        ("pingpong --link shm", Place::OneNode, Carrier::Shm),
-        ("pingpong --on node", Place::OneNode, Carrier::Shm),
+        ("pingpong", Placement::TwoNodes, Carrier::Udp),
+        ("pingpong --link udp", Placement::TwoNodes, Carrier::Udp),
+        ("pingpong --link shm", Placement::OneNode, Carrier::Shm),
+        ("pingpong --on node", Placement::OneNode, Carrier::Shm),
         (
             "pingpong --on node --link udp",
-            Place::OneNode,
+            Placement::OneNode,
             Carrier::Udp,
         ),
         (
             "pingpong --on loopback --link auto",
-            Place::Apart,
+            Placement::TwoNodes,
             Carrier::Udp,
         ),
     ] {

@@ -3,17 +3,17 @@
 use serde::Serialize;
 
 /// What a finding means for messages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Verdict {
     /// Nothing to do.
     Good,
-    /// Everything works, slower than it need be.
+    /// It cannot be determined from here.
+    Unknown,
+    /// Everything works, slower than necessary.
     Slow,
     /// Messages will not get through, or the configuration is wrong.
     Broken,
-    /// It cannot be told from here.
-    Unknown,
 }
 
 impl Verdict {
@@ -99,38 +99,49 @@ impl Finding {
     }
 }
 
-fn count(findings: &[Finding], verdict: Verdict) -> usize {
+fn count(findings: &[&Finding], verdict: Verdict) -> usize {
     let same = findings.iter().filter(|finding| finding.verdict == verdict);
     same.count()
 }
 
 /// The exit status that findings deserve.
 pub(super) fn status(findings: &[Finding], strict: bool) -> u8 {
-    let slow = strict && count(findings, Verdict::Slow) > 0;
-    u8::from(slow || count(findings, Verdict::Broken) > 0)
+    let has = |verdict| findings.iter().any(|finding| finding.verdict == verdict);
+    u8::from(has(Verdict::Broken) || (strict && has(Verdict::Slow)))
 }
 
-/// Findings as text: a line each, and one more if there is something to do.
-pub(super) fn text(findings: &[Finding]) -> String {
-    let width = |of: fn(&Finding) -> &str| {
-        let widths = findings.iter().map(|finding| of(finding).chars().count());
-        widths.max().unwrap_or(0)
+/// Findings as text: a line each, and one more if there is something to do. The worst come last,
+/// where the reader looks first.
+pub(super) fn text(findings: &[Finding], colours: bool) -> String {
+    let mut findings: Vec<&Finding> = findings.iter().collect();
+    findings.sort_by_key(|one| one.verdict);
+    let subject = |one: &Finding| match &*one.subject {
+        HERE => String::new(),
+        other => other.to_owned(),
     };
-    let (names, subjects) = (width(|one| one.name), width(|one| &one.subject));
+    let width =
+        |of: &dyn Fn(&Finding) -> usize| findings.iter().map(|one| of(one)).max().unwrap_or(0);
+    let names = width(&|one| one.name.len());
+    let subjects = width(&|one| subject(one).chars().count());
     let mut text = String::new();
-    for one in findings {
+    for one in &findings {
+        let (on, off) = match one.verdict {
+            Verdict::Broken if colours => ("\x1b[31m", "\x1b[0m"),
+            Verdict::Slow if colours => ("\x1b[33m", "\x1b[0m"),
+            _ => ("", ""),
+        };
         text += &format!(
-            "{:7}  {:names$}  {:subjects$}  {}\n",
+            "{on}{:7}{off}  {:names$}  {:subjects$}  {}\n",
             one.verdict.word(),
             one.name,
-            one.subject,
+            subject(one),
             one.fact
         );
         if !one.advice.is_empty() {
             text += &format!("{:7}  {:names$}  -> {}\n", "", "", one.advice);
         }
     }
-    let of = |verdict| count(findings, verdict);
+    let of = |verdict| count(&findings, verdict);
     text += &format!(
         "{} good, {} slow, {} broken, {} unknown",
         of(Verdict::Good),
@@ -159,17 +170,17 @@ mod tests {
     }
 
     #[test]
-    fn text_has_a_line_for_each_fact_and_one_for_each_advice() {
+    fn text_has_a_line_for_each_fact_and_one_for_each_advice_and_ends_with_what_is_broken() {
         let findings = [
-            Finding::good("clock", "tsc"),
             Finding::broken("route", "there is none", "make one").about("node 2"),
+            Finding::good("clock", "tsc"),
         ];
-        let text = text(&findings);
-        let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(lines[0], "good     clock  this machine  tsc");
-        assert_eq!(lines[1], "BROKEN   route  node 2        there is none");
-        assert!(lines[2].ends_with("-> make one"), "{text}");
+        let lines: Vec<String> = text(&findings, false).lines().map(str::to_owned).collect();
+        assert_eq!(lines[0], "good     clock          tsc");
+        assert_eq!(lines[1], "BROKEN   route  node 2  there is none");
+        assert_eq!(lines[2], "                -> make one");
         assert_eq!(lines[3], "1 good, 0 slow, 1 broken, 0 unknown");
         assert_eq!(lines.len(), 4);
+        assert!(text(&findings, true).contains("\x1b[31mBROKEN \x1b[0m"));
     }
 }

@@ -172,8 +172,8 @@ fn capabilities(bits: Option<u64>) -> Finding {
             "one-copy reads whatever Yama says",
         ),
         (SYS_ADMIN, "CAP_SYS_ADMIN", "namespaces for `dipole bench`"),
-        (NET_RAW, "CAP_NET_RAW", "nothing in this version"),
-        (BPF, "CAP_BPF", "nothing in this version"),
+        (NET_RAW, "CAP_NET_RAW", "raw frames of the bpf link"),
+        (BPF, "CAP_BPF", "the bpf link"),
     ];
     let Some(bits) = bits else {
         return Finding::unknown(NAME, "/proc/self/status does not tell the capabilities", "");

@@ -19,6 +19,7 @@ mod setup;
 mod shortcut;
 mod verdict;
 
+use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -27,6 +28,7 @@ use clap::Args;
 use dipole_node::hosts::Host;
 use dipole_node::{Config, NodeId};
 
+use crate::output::Failure;
 use finding::Finding;
 
 /// Nodes asked at the same time.
@@ -60,7 +62,11 @@ fn patience(text: &str) -> Result<f64, String> {
 }
 
 /// Examines and prints; with `json` one object a line.
-pub(crate) fn execute(arguments: DoctorArgs, json: bool) -> ExitCode {
+pub(crate) fn execute(
+    arguments: DoctorArgs,
+    json: bool,
+    out: &mut dyn Write,
+) -> Result<ExitCode, Failure> {
     let patience = Duration::from_secs_f64(arguments.timeout);
     let (config, mut findings) = setup::configure(arguments.hosts, arguments.nid);
     findings.extend(setup::cluster_key(&config));
@@ -70,12 +76,14 @@ pub(crate) fn execute(arguments: DoctorArgs, json: bool) -> ExitCode {
     findings.extend(network(&config, patience));
     if json {
         for finding in &findings {
-            println!("{}", String::from_utf8_lossy(&crate::output::json(finding)));
+            writeln!(out, "{}", crate::output::json(finding))?;
         }
     } else {
-        println!("{}", finding::text(&findings));
+        let colours = std::io::stdout().is_terminal();
+        writeln!(out, "{}", finding::text(&findings, colours))?;
     }
-    ExitCode::from(finding::status(&findings, arguments.strict))
+    let status = finding::status(&findings, arguments.strict);
+    Ok(ExitCode::from(status))
 }
 
 /// This node's address and device, and the other nodes.

@@ -10,12 +10,14 @@ mod print;
 mod svg;
 mod watch;
 
-use std::path::PathBuf;
+use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
 
+use crate::output::Failure;
 use model::Graph;
 
 /// Check, draw, run or watch a directed point graph
@@ -65,25 +67,12 @@ fn rate(text: &str) -> Result<f64, String> {
 }
 
 /// Does what the command line asks; with `json` one object a line.
-pub(crate) fn execute(arguments: &GraphArgs, json: bool) -> ExitCode {
-    let graph = match &arguments.file {
-        None => None,
-        Some(file) => match Graph::load(file) {
-            Ok(graph) => Some(graph),
-            Err(errors) => {
-                for error in &errors {
-                    eprintln!("{error}");
-                }
-                let faults = if errors.len() == 1 { "fault" } else { "faults" };
-                eprintln!(
-                    "dipole graph: {} {faults} in {}",
-                    errors.len(),
-                    file.display()
-                );
-                return ExitCode::from(2);
-            }
-        },
-    };
+pub(crate) fn execute(
+    arguments: &GraphArgs,
+    json: bool,
+    out: &mut dyn Write,
+) -> Result<ExitCode, Failure> {
+    let graph = arguments.file.as_deref().map(load).transpose()?;
     let done = match (&graph, arguments) {
         (graph, GraphArgs { watch: true, .. }) => watch::watch(
             graph.as_ref(),
@@ -96,23 +85,31 @@ pub(crate) fn execute(arguments: &GraphArgs, json: bool) -> ExitCode {
             GraphArgs {
                 play: Some(index), ..
             },
-        ) => play::play(graph, *index, arguments.seconds, arguments.rate),
-        (Some(graph), _) => show(graph, arguments, json),
+        ) => play::play(graph, *index, arguments.seconds, arguments.rate, out),
+        (Some(graph), _) => show(graph, arguments, json, out),
         (None, _) => Err("name a graph file".into()),
     };
-    match done {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(cause) => {
-            eprintln!("dipole graph: {cause}");
-            ExitCode::from(2)
-        }
+    match done.map_err(|error| Failure::with_status(2, error))? {
+        true => Ok(ExitCode::SUCCESS),
+        false => Ok(ExitCode::FAILURE),
     }
+}
+
+/// Reads a graph file; a failure has a line for each fault.
+fn load(file: &Path) -> Result<Graph, Failure> {
+    Graph::load(file).map_err(|errors| {
+        let faults = if errors.len() == 1 { "fault" } else { "faults" };
+        let mut text = format!("{} {faults} in {}", errors.len(), file.display());
+        for error in &errors {
+            text += &format!("\n  {error}");
+        }
+        Failure::with_status(2, text)
+    })
 }
 
 type Done = Result<bool, Box<dyn std::error::Error>>;
 
-fn show(graph: &Graph, arguments: &GraphArgs, json: bool) -> Done {
+fn show(graph: &Graph, arguments: &GraphArgs, json: bool, out: &mut dyn Write) -> Done {
     for warning in &graph.warnings {
         eprintln!("{warning}");
     }
@@ -121,12 +118,12 @@ fn show(graph: &Graph, arguments: &GraphArgs, json: bool) -> Done {
             .map_err(|cause| format!("cannot write {}: {cause}", file.display()))?;
     }
     if arguments.run {
-        return play::run(graph, arguments.seconds, arguments.rate, json);
+        return play::run(graph, arguments.seconds, arguments.rate, json, out);
     }
     if json {
-        println!("{}", serde_json::to_string(&print::facts(graph))?);
+        writeln!(out, "{}", serde_json::to_string(&print::summary(graph))?)?;
     } else {
-        println!("{}", print::table(graph));
+        writeln!(out, "{}", print::table(graph))?;
     }
     Ok(true)
 }

@@ -26,7 +26,7 @@ const LAST: u64 = 1 << 63;
 
 /// What a player tells of one edge that ends at it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct Heard {
+struct EdgeResult {
     from: String,
     to: String,
     sent: u64,
@@ -36,7 +36,7 @@ struct Heard {
 }
 
 /// Starts all processes and checks what they tell.
-pub(super) fn run(graph: &Graph, seconds: f64, rate: f64, json: bool) -> Done {
+pub(super) fn run(graph: &Graph, seconds: f64, rate: f64, json: bool, out: &mut dyn Write) -> Done {
     let mut hosts = tempfile()?;
     // A number of our own, so that several graphs can be played at once.
     let port = 20_000 + std::process::id() % 20_000;
@@ -59,7 +59,7 @@ pub(super) fn run(graph: &Graph, seconds: f64, rate: f64, json: bool) -> Done {
             .env("DIPOLE_NID", process.node.to_string())
             .env("DIPOLE_HOSTS", &hosts.path)
             .env_remove("DIPOLE_BIND")
-            // Its end tells the players that we are gone.
+            // Closed when we die, which ends the players.
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;
@@ -68,7 +68,7 @@ pub(super) fn run(graph: &Graph, seconds: f64, rate: f64, json: bool) -> Done {
             child,
         });
     }
-    let mut heard = BTreeMap::new();
+    let mut received = BTreeMap::new();
     let mut complete = true;
     for player in &mut players {
         let out = player
@@ -77,8 +77,8 @@ pub(super) fn run(graph: &Graph, seconds: f64, rate: f64, json: bool) -> Done {
             .take()
             .ok_or("a player without output")?;
         for line in BufReader::new(out).lines() {
-            let one: Heard = serde_json::from_str(&line?)?;
-            heard.insert((one.from.clone(), one.to.clone()), one);
+            let one: EdgeResult = serde_json::from_str(&line?)?;
+            received.insert((one.from.clone(), one.to.clone()), one);
         }
         let status = player.child.wait()?;
         if !status.success() {
@@ -93,15 +93,15 @@ pub(super) fn run(graph: &Graph, seconds: f64, rate: f64, json: bool) -> Done {
     for edge in &graph.edges {
         let key = (edge.from.to_string(), edge.to.to_string());
         let name = format!("{} -> {}", edge.from, edge.to);
-        let Some(one) = heard.get(&key) else {
+        let Some(one) = received.get(&key) else {
             complete = false;
-            table.add_row([name, "-".into(), "-".into(), "-".into(), "not told".into()]);
+            table.add_row([name, "-".into(), "-".into(), "-".into(), "no result".into()]);
             continue;
         };
         let whole = one.in_order && one.sent == one.received;
         complete &= whole;
         if json {
-            println!("{}", serde_json::to_string(one)?);
+            writeln!(out, "{}", serde_json::to_string(one)?)?;
         }
         #[allow(clippy::cast_precision_loss, reason = "a rate for a reader")]
         let rate = one.received as f64 / one.seconds.max(1e-9);
@@ -114,7 +114,7 @@ pub(super) fn run(graph: &Graph, seconds: f64, rate: f64, json: bool) -> Done {
         ]);
     }
     if !json {
-        println!("{table}");
+        writeln!(out, "{table}")?;
     }
     Ok(complete)
 }
@@ -162,10 +162,16 @@ fn loopback(index: usize) -> Result<Ipv4Addr, Box<dyn std::error::Error>> {
 }
 
 /// Is one process of the graph.
-pub(super) fn play(graph: &Graph, index: usize, seconds: f64, rate: f64) -> Done {
+pub(super) fn play(
+    graph: &Graph,
+    index: usize,
+    seconds: f64,
+    rate: f64,
+    out: &mut dyn Write,
+) -> Done {
     let process = graph.processes.get(index).ok_or("no such process")?;
     std::thread::spawn(|| {
-        // Whoever started us is gone when this ends.
+        // The end of this input means that our parent is gone.
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
         std::process::exit(3);
     });
@@ -184,15 +190,15 @@ pub(super) fn play(graph: &Graph, index: usize, seconds: f64, rate: f64) -> Done
         until: Instant::now() + Duration::from_secs_f64(seconds),
         between: Duration::from_secs_f64(1.0 / rate),
     };
-    let results: Vec<Result<Vec<Heard>, String>> = std::thread::scope(|scope| {
+    let results: Vec<Result<Vec<EdgeResult>, String>> = std::thread::scope(|scope| {
         let mut running = Vec::new();
         for (address, endpoint) in &endpoints {
             let sources: Vec<Address> = graph.sources(*address).collect();
             if !sources.is_empty() {
-                running.push(scope.spawn(move || hear(endpoint, &sources)));
+                running.push(scope.spawn(move || receive_all(endpoint, &sources)));
             }
             if graph.targets(*address).next().is_some() {
-                running.push(scope.spawn(move || speak(endpoint, pace).map(|()| Vec::new())));
+                running.push(scope.spawn(move || send_all(endpoint, pace).map(|()| Vec::new())));
             }
         }
         let joined = running.into_iter().map(|thread| {
@@ -203,8 +209,8 @@ pub(super) fn play(graph: &Graph, index: usize, seconds: f64, rate: f64) -> Done
         joined.collect()
     });
     for result in results {
-        for heard in result? {
-            println!("{}", serde_json::to_string(&heard)?);
+        for received in result? {
+            writeln!(out, "{}", serde_json::to_string(&received)?)?;
         }
     }
     drop(endpoints);
@@ -219,7 +225,7 @@ struct Pace {
 }
 
 /// Sends numbered messages until the time is over, and says which is the last.
-fn speak(endpoint: &Endpoint, pace: Pace) -> Result<(), String> {
+fn send_all(endpoint: &Endpoint, pace: Pace) -> Result<(), String> {
     let mut next = Instant::now();
     let mut number = 0_u64;
     loop {
@@ -234,7 +240,7 @@ fn speak(endpoint: &Endpoint, pace: Pace) -> Result<(), String> {
         number += 1;
         if last {
             return match endpoint.drain(PATIENCE) {
-                // A receiver that has its last message may leave; what it heard decides.
+                // A receiver that has its last message may leave; what it received decides.
                 Ok(()) | Err(SendError::PeerGone { .. }) => Ok(()),
                 Err(error) => Err(error.to_string()),
             };
@@ -247,12 +253,12 @@ fn speak(endpoint: &Endpoint, pace: Pace) -> Result<(), String> {
 }
 
 /// Receives until every source has sent its last.
-fn hear(endpoint: &Endpoint, sources: &[Address]) -> Result<Vec<Heard>, String> {
+fn receive_all(endpoint: &Endpoint, sources: &[Address]) -> Result<Vec<EdgeResult>, String> {
     let begun = Instant::now();
-    let mut heard: BTreeMap<Address, Heard> = sources
+    let mut received: BTreeMap<Address, EdgeResult> = sources
         .iter()
         .map(|source| {
-            let none = Heard {
+            let none = EdgeResult {
                 from: source.to_string(),
                 to: endpoint.address().to_string(),
                 sent: 0,
@@ -268,7 +274,7 @@ fn hear(endpoint: &Endpoint, sources: &[Address]) -> Result<Vec<Heard>, String> 
         let message = endpoint
             .receive_timeout(PATIENCE)
             .map_err(|error| error.to_string())?;
-        let known = heard.get_mut(&message.source());
+        let known = received.get_mut(&message.source());
         let one = known.ok_or_else(|| {
             format!(
                 "{} sends to {} though no edge leads there",
@@ -289,5 +295,5 @@ fn hear(endpoint: &Endpoint, sources: &[Address]) -> Result<Vec<Heard>, String> 
             open -= 1;
         }
     }
-    Ok(heard.into_values().collect())
+    Ok(received.into_values().collect())
 }

@@ -9,16 +9,16 @@ use super::model::Graph;
 
 /// What a graph is, for `--json`.
 #[derive(Debug, Serialize)]
-pub(super) struct Facts {
+pub(super) struct GraphSummary {
     nodes: Vec<u32>,
-    processes: Vec<ProcessFacts>,
+    processes: Vec<ProcessSummary>,
     edges: Vec<[String; 2]>,
     broadcast_roots: Vec<String>,
     reduction_targets: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
-struct ProcessFacts {
+struct ProcessSummary {
     name: String,
     node: u32,
     endpoints: Vec<u32>,
@@ -32,16 +32,16 @@ fn groups(graph: &Graph) -> (Vec<Address>, Vec<Address>) {
     (roots.collect(), targets.collect())
 }
 
-pub(super) fn facts(graph: &Graph) -> Facts {
+pub(super) fn summary(graph: &Graph) -> GraphSummary {
     let (roots, targets) = groups(graph);
     let names = |all: Vec<Address>| all.iter().map(ToString::to_string).collect();
-    let processes = graph.processes.iter().map(|process| ProcessFacts {
+    let processes = graph.processes.iter().map(|process| ProcessSummary {
         name: process.name.clone(),
         node: process.node,
         endpoints: process.endpoints.clone(),
     });
     let edges = graph.edges.iter();
-    Facts {
+    GraphSummary {
         nodes: graph.nodes.clone(),
         processes: processes.collect(),
         edges: edges

@@ -30,7 +30,7 @@ struct Circle {
     radius: f64,
 }
 
-struct Box {
+struct NodeBox {
     node: u32,
     corner: Point,
     width: f64,
@@ -50,8 +50,8 @@ fn columns(count: usize) -> usize {
 
 /// The picture.
 pub(super) fn draw(graph: &Graph) -> String {
-    let (boxes, circles, width, height) = lay_out(graph);
-    let vertices = place_endpoints(graph, &circles);
+    let (boxes, circles, width, height) = layout(graph);
+    let vertices = position_endpoints(graph, &circles);
     let mut out = String::new();
     let _ = write!(
         out,
@@ -66,16 +66,16 @@ text {{ fill: currentColor; }} .id {{ fill: #ffffff; font-size: 11px; }}
 <defs><marker id="arrow" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="9" markerHeight="9" markerUnits="userSpaceOnUse" orient="auto-start-reverse"><path class="head" d="M0 0 10 5 0 10z"/></marker></defs>
 "##
     );
-    for place in &boxes {
-        let Point { x, y } = place.corner;
+    for node_box in &boxes {
+        let Point { x, y } = node_box.corner;
         let _ = writeln!(
             out,
             r#"<rect class="node" x="{x:.1}" y="{y:.1}" width="{:.1}" height="{:.1}" rx="8"/><text x="{:.1}" y="{:.1}">node {}</text>"#,
-            place.width,
-            place.height,
+            node_box.width,
+            node_box.height,
             x + 10.0,
             y + 18.0,
-            place.node
+            node_box.node
         );
     }
     for (circle, process) in circles.iter().zip(&graph.processes) {
@@ -99,7 +99,11 @@ text {{ fill: currentColor; }} .id {{ fill: #ffffff; font-size: 11px; }}
             let _ = writeln!(
                 out,
                 r#"<path class="edge" marker-end="url(#arrow)" d="{}"><title>{} to {}</title></path>"#,
-                curve(from, to, &in_the_way(graph, &circles, edge.from, edge.to)),
+                curve(
+                    from,
+                    to,
+                    &obstacles_between(graph, &circles, edge.from, edge.to)
+                ),
                 edge.from,
                 edge.to
             );
@@ -118,12 +122,12 @@ text {{ fill: currentColor; }} .id {{ fill: #ffffff; font-size: 11px; }}
 }
 
 /// Nodes in a grid, processes in a grid inside each.
-fn lay_out(graph: &Graph) -> (Vec<Box>, Vec<Circle>, f64, f64) {
+fn layout(graph: &Graph) -> (Vec<NodeBox>, Vec<Circle>, f64, f64) {
     let radius = |index: usize| {
         let rim = float(graph.processes[index].endpoints.len()) * RIM / TAU;
         rim.max(LEAST_RADIUS)
     };
-    let mut boxes: Vec<Box> = Vec::new();
+    let mut boxes: Vec<NodeBox> = Vec::new();
     let mut circles: Vec<Option<Circle>> = graph.processes.iter().map(|_| None).collect();
     let across = columns(graph.nodes.len());
     let (mut y, mut width) = (MARGIN, 0.0_f64);
@@ -140,7 +144,7 @@ fn lay_out(graph: &Graph) -> (Vec<Box>, Vec<Circle>, f64, f64) {
             let cell = 2.0 * largest + GAP;
             let inner = columns(inside.len().max(1));
             let rows = inside.len().div_ceil(inner).max(1);
-            let place = Box {
+            let node_box = NodeBox {
                 node: *node,
                 corner: Point { x, y },
                 width: float(inner) * cell,
@@ -156,9 +160,9 @@ fn lay_out(graph: &Graph) -> (Vec<Box>, Vec<Circle>, f64, f64) {
                     radius: radius(index),
                 });
             }
-            x += place.width + GAP;
-            deepest = deepest.max(place.height);
-            boxes.push(place);
+            x += node_box.width + GAP;
+            deepest = deepest.max(node_box.height);
+            boxes.push(node_box);
         }
         width = width.max(x - GAP + MARGIN);
         y += deepest + GAP;
@@ -168,7 +172,7 @@ fn lay_out(graph: &Graph) -> (Vec<Box>, Vec<Circle>, f64, f64) {
 }
 
 /// Each endpoint on the rim of its process.
-fn place_endpoints(graph: &Graph, circles: &[Circle]) -> Vec<(Address, Point)> {
+fn position_endpoints(graph: &Graph, circles: &[Circle]) -> Vec<(Address, Point)> {
     let mut placed = Vec::new();
     for (index, circle) in circles.iter().enumerate() {
         let process = &graph.processes[index];
@@ -248,7 +252,7 @@ fn spread(wanted: &[f64], least: f64) -> Vec<f64> {
 }
 
 /// Circles that an edge neither begins nor ends at.
-fn in_the_way<'a>(
+fn obstacles_between<'a>(
     graph: &Graph,
     circles: &'a [Circle],
     from: Address,

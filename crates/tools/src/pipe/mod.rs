@@ -157,6 +157,8 @@ impl fmt::Display for PipeError {
     }
 }
 
+impl std::error::Error for PipeError {}
+
 /// The configuration of environment and options; options win.
 fn configure(args: &PipeArgs) -> Result<Config, PipeError> {
     let mut config = Config::from_env().map_err(PipeError::Config)?;

@@ -18,7 +18,7 @@ use dipole_node::{
 use super::frame::{Frame, FrameError, Kind, Sum};
 use super::progress::{Progress, Summary};
 use super::{PipeArgs, PipeError, configure, spare_endpoint};
-use crate::output::json;
+use crate::output::{Failure, json};
 
 /// Receive one stream at an endpoint: to standard output or a file
 #[derive(Args, Debug)]
@@ -59,30 +59,25 @@ impl FromStr for At {
 const WAITING_MESSAGES: usize = 16;
 /// How long the node works before a full output is tried again.
 const STEP: Duration = Duration::from_millis(5);
+/// How long one wait for the first message lasts: too short for the node to warn of it.
+const IDLE_WAIT: Duration = Duration::from_secs(1);
 /// How long the confirmation may take to reach the sender.
 const CONFIRM: Duration = Duration::from_secs(10);
 
 /// Receives; the status is 0 only if the stream is whole.
-pub(crate) fn recv(args: &RecvArgs, as_json: bool) -> ExitCode {
-    match try_recv(args) {
-        Ok(summary) => {
-            if as_json {
-                let line = json(&summary);
-                let line = String::from_utf8_lossy(&line);
-                // The stream itself may be on standard output.
-                if args.out.is_some() {
-                    println!("{line}");
-                } else {
-                    eprintln!("{line}");
-                }
-            }
-            ExitCode::SUCCESS
-        }
-        Err(error) => {
-            eprintln!("dipole recv: {error}");
-            ExitCode::FAILURE
-        }
+pub(crate) fn recv(
+    args: &RecvArgs,
+    as_json: bool,
+    out: &mut dyn Write,
+) -> Result<ExitCode, Failure> {
+    let summary = try_recv(args)?;
+    match &args.out {
+        Some(_) if as_json => writeln!(out, "{}", json(&summary))?,
+        // Standard output has the stream itself.
+        None if as_json => writeln!(io::stderr(), "{}", json(&summary))?,
+        _ => {}
     }
+    Ok(ExitCode::SUCCESS)
 }
 
 fn try_recv(args: &RecvArgs) -> Result<Summary<'static>, PipeError> {
@@ -176,13 +171,13 @@ impl Transfer<'_> {
     ) -> Result<(), PipeError> {
         let mut last = Instant::now();
         loop {
-            let received = if self.source.is_some() {
-                self.endpoint.receive_timeout(self.silence)
-            } else {
-                self.endpoint.receive()
+            let limit = match self.source {
+                Some(_) => self.silence,
+                None => IDLE_WAIT,
             };
-            let message = match received {
+            let message = match self.endpoint.receive_timeout(limit) {
                 Ok(message) => message,
+                Err(ReceiveError::TimedOut { .. }) if self.source.is_none() => continue,
                 Err(ReceiveError::TimedOut { .. }) => return Err(self.timed_out()),
                 Err(error) => return Err(PipeError::Receive(error)),
             };

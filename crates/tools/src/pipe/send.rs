@@ -1,7 +1,7 @@
 //! `dipole send`.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use dipole_node::{Address, Endpoint, EndpointId, Node, ReceiveError};
 use super::frame::{Frame, Kind, Sum};
 use super::progress::{Progress, Summary};
 use super::{PipeArgs, PipeError, configure, random_number, spare_endpoint};
-use crate::output::json;
+use crate::output::{Failure, json};
 
 /// Send a stream to an endpoint: standard input or a file
 #[derive(Args, Debug)]
@@ -59,19 +59,16 @@ enum Event {
 }
 
 /// Sends; the status is 0 only if the receiver has confirmed everything.
-pub(crate) fn send(args: &SendArgs, as_json: bool) -> ExitCode {
-    match try_send(args) {
-        Ok(summary) => {
-            if as_json {
-                println!("{}", String::from_utf8_lossy(&json(&summary)));
-            }
-            ExitCode::SUCCESS
-        }
-        Err(error) => {
-            eprintln!("dipole send: {error}");
-            ExitCode::FAILURE
-        }
+pub(crate) fn send(
+    args: &SendArgs,
+    as_json: bool,
+    out: &mut dyn Write,
+) -> Result<ExitCode, Failure> {
+    let summary = try_send(args)?;
+    if as_json {
+        writeln!(out, "{}", json(&summary))?;
     }
+    Ok(ExitCode::SUCCESS)
 }
 
 fn try_send(args: &SendArgs) -> Result<Summary<'static>, PipeError> {

@@ -12,11 +12,11 @@ use dipole_naming::envelope::{
 use dipole_naming::key::ClusterKey;
 use serde::{Deserialize, Serialize};
 
-use super::member::Member;
-use super::membership::Digests;
+use super::sync::Digests;
+use crate::member::Member;
 
 /// Most bytes of a packet besides the data in its [`Body`].
-pub(super) const EXTRA_BYTES: usize = MAX_OVERHEAD_BYTES + MAX_LIFE_BYTES + MAX_FRONT_BYTES;
+pub(crate) const EXTRA_BYTES: usize = MAX_OVERHEAD_BYTES + MAX_LIFE_BYTES + MAX_FRONT_BYTES;
 /// A number of 64 bits.
 const MAX_LIFE_BYTES: usize = 10;
 /// The kind of a body, and how much data follows.
@@ -24,7 +24,7 @@ const MAX_FRONT_BYTES: usize = 4;
 
 /// What a membership packet carries.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) enum Body {
+pub(crate) enum Body {
     /// A packet of the SWIM protocol, as foca encodes it.
     Swim(#[serde(with = "serde_bytes")] Vec<u8>),
     /// Digests of what the sender knows: a request for what differs.
@@ -45,22 +45,22 @@ impl Message for Packet {
 }
 
 /// True for membership packets.
-pub(super) fn is_membership(packet: &[u8]) -> bool {
+pub(crate) fn is_membership(packet: &[u8]) -> bool {
     kind_of(packet) == Some(Packet::KIND)
 }
 
 /// Packets that were not accepted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Dropped {
+pub(crate) struct Dropped {
     /// From senders without our key, or with one where we have none.
-    pub(super) strangers: u64,
+    pub(crate) strangers: u64,
     /// Received before, or overtaken by later ones of their sender.
-    pub(super) repeated: u64,
+    pub(crate) repeated: u64,
 }
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct PacketAuth {
+pub(crate) struct PacketAuth {
     authenticator: Authenticator,
     node: u32,
     life: u64,
@@ -72,7 +72,7 @@ pub(super) struct PacketAuth {
 
 impl PacketAuth {
     /// For this incarnation of a node.
-    pub(super) fn new(key: Option<&ClusterKey>, node: u32, life: u64) -> PacketAuth {
+    pub(crate) fn new(key: Option<&ClusterKey>, node: u32, life: u64) -> PacketAuth {
         PacketAuth {
             authenticator: Authenticator::new(key),
             node,
@@ -83,12 +83,12 @@ impl PacketAuth {
         }
     }
 
-    pub(super) fn dropped(&self) -> Dropped {
+    pub(crate) fn dropped(&self) -> Dropped {
         self.dropped
     }
 
     /// The packet for a node.
-    pub(super) fn seal(&mut self, to: u32, body: Body) -> Vec<u8> {
+    pub(crate) fn seal(&mut self, to: u32, body: Body) -> Vec<u8> {
         self.number += 1;
         let header = Header {
             from: NodeId(self.node),
@@ -100,7 +100,7 @@ impl PacketAuth {
     }
 
     /// The sender and the body, if the packet is for us, of our cluster, and new.
-    pub(super) fn open(&mut self, packet: &[u8]) -> Option<(u32, Body)> {
+    pub(crate) fn open(&mut self, packet: &[u8]) -> Option<(u32, Body)> {
         let opened = match self.authenticator.open(packet) {
             Ok(opened) => opened,
             Err(error) => {

@@ -1,0 +1,97 @@
+//! What commands do when their output cannot be written, and how errors look.
+
+#![allow(missing_docs, reason = "tests")]
+
+use std::fs::{File, OpenOptions};
+use std::process::{Command, Output, Stdio};
+
+const GRAPH: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../../examples/graphs/paper.toml"
+);
+
+fn dipole(words: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_dipole"));
+    command.args(words).stdin(Stdio::null());
+    for variable in ["DIPOLE_HOSTS", "DIPOLE_KEY", "DIPOLE_NID", "DIPOLE_LOG"] {
+        command.env_remove(variable);
+    }
+    command
+}
+
+/// Runs a command whose output goes to a pipe that nobody reads.
+fn into_closed_pipe(words: &[&str]) -> Output {
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    let child = dipole(words).stdout(writer).stderr(Stdio::piped()).spawn();
+    child
+        .expect("it starts")
+        .wait_with_output()
+        .expect("it ends")
+}
+
+fn errors(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn a_reader_that_has_left_ends_a_command_quietly() {
+    let bench = "bench pingpong --on node --seconds 0.01 --rounds 1 --subjects bare-unix-spin";
+    let bench: Vec<&str> = bench.split(' ').collect();
+    for words in [
+        &["completions", "bash"][..],
+        &["graph", GRAPH],
+        &["--json", "graph", GRAPH],
+        &bench,
+    ] {
+        let output = into_closed_pipe(words);
+        assert_eq!(output.status.code(), Some(128 + 13), "{words:?}");
+        assert!(!errors(&output).contains("panicked"), "{}", errors(&output));
+    }
+}
+
+#[test]
+fn a_full_disk_is_an_error_with_its_cause() {
+    for words in [&["completions", "bash"][..], &["graph", GRAPH]] {
+        let full: File = OpenOptions::new()
+            .write(true)
+            .open("/dev/full")
+            .expect("Linux has it");
+        let output = dipole(words).stdout(full).output().expect("it runs");
+        assert_eq!(output.status.code(), Some(1), "{words:?}");
+        let text = errors(&output);
+        assert!(
+            text.contains("cannot write to standard output") && text.contains("No space left"),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn with_json_errors_are_json_too() {
+    for (words, status) in [
+        (
+            &[
+                "--json",
+                "run",
+                "-n",
+                "1",
+                "--hosts",
+                "/nowhere/hosts",
+                "true",
+            ][..],
+            1,
+        ),
+        (&["--json", "key", "show", "/nowhere/key"], 1),
+        (&["--json", "graph", "/nowhere/graph.toml"], 2),
+        (&["--json", "send", "1:7", "/nowhere/file"], 1),
+    ] {
+        let output = dipole(words).output().expect("it runs");
+        assert_eq!(output.status.code(), Some(status), "{words:?}");
+        let text = errors(&output);
+        let event: serde_json::Value = serde_json::from_str(text.trim()).expect("one object");
+        assert_eq!(event["event"], "error", "{text}");
+        let cause = event["text"].as_str().expect("text");
+        assert!(cause.contains("/nowhere/"), "{text}");
+    }
+}
