@@ -164,7 +164,7 @@ pub fn execute(
     }
     arguments.has_bpf = matches!(arguments.on, On::Auto | On::Veth)
         && rustix::process::geteuid().is_root()
-        && dipole_bpf::is_permitted();
+        && dipole_bpf::has_capabilities();
     match measure(&arguments, &mut Report { json, out })? {
         true => Ok(ExitCode::SUCCESS),
         false => Ok(ExitCode::FAILURE),

@@ -16,7 +16,7 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use dipole_bpf::CardId;
+use dipole_bpf::InterfaceId;
 use dipole_bpf::headers::Template;
 use dipole_bpf::neighbours::{Neighbours, Route};
 use dipole_bpf::raw::{RawFrame, RawSender};
@@ -104,7 +104,7 @@ fn summary(all: &mut [u64]) -> String {
     format!("{median:>7} ({least})")
 }
 
-/// Two cards at the ends of one cable, without a bridge between.
+/// Two interfaces at the ends of one cable, without a bridge between.
 fn scene(testbed: &Testbed) -> Result<Scene, Box<dyn Error>> {
     let other = &testbed.node(2).namespace;
     let make =
@@ -125,18 +125,18 @@ fn scene(testbed: &Testbed) -> Result<Scene, Box<dyn Error>> {
     let [own, peer] = ADDRESSES.map(IpAddr::from);
     let mut there = testbed.inside(2, || Udp::bind(peer, &options))??;
     let to = there.local(Class::Small);
-    let (link, connected, card) = testbed.inside(1, || {
+    let (link, connected, interface) = testbed.inside(1, || {
         let socket = UdpSocket::bind((own, 0))?;
         socket.connect(to)?;
         let index = rustix::net::netdevice::name_to_index(&socket, "cable0")?;
         let name = "cable0".to_owned();
         let link = Udp::bind(own, &options).map_err(std::io::Error::other)?;
-        Ok::<_, std::io::Error>((link, socket, CardId { index, name }))
+        Ok::<_, std::io::Error>((link, socket, InterfaceId { index, name }))
     })??;
     // The first packet makes the kernel find the neighbour.
     connected.send(b"?")?;
     let (route, bypass, queued, xsk) = testbed.inside(1, || {
-        let mut ways = Neighbours::open(&card, own)?;
+        let mut ways = Neighbours::open(&interface, own)?;
         let route = (0..1000).find_map(|_| {
             std::thread::sleep(Duration::from_millis(1));
             ways.forget();
@@ -149,9 +149,9 @@ fn scene(testbed: &Testbed) -> Result<Scene, Box<dyn Error>> {
         };
         Ok::<_, std::io::Error>((
             route,
-            RawSender::open(&card, true)?,
-            RawSender::open(&card, false)?,
-            Xsk::open(&card, &send_only)?,
+            RawSender::open(&interface, true)?,
+            RawSender::open(&interface, false)?,
+            Xsk::open(&interface, &send_only)?,
         ))
     })??;
     let from = link.local(Class::Small);

@@ -4,8 +4,8 @@ use std::fmt;
 use std::io;
 use std::net::IpAddr;
 
+use super::grant::GrantError;
 use super::hook::HookError;
-use super::loan::LoanError;
 use super::options::RING_BYTES;
 
 /// Why an interface has no fast path.
@@ -24,7 +24,7 @@ pub enum BpfError {
         cause: io::Error,
     },
     /// This process lacks the capabilities, and no broker granted a ring.
-    NotGranted(LoanError),
+    NotGranted(GrantError),
     /// The program cannot be loaded or attached.
     Hook(HookError),
     /// The ring cannot be created or mapped.

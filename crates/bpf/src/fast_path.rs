@@ -10,9 +10,9 @@ use dipole_link::udp::Udp;
 use dipole_link::{Class, Link};
 
 use super::error::BpfError;
+use super::grant::{Grant, GrantError, request};
 use super::hook::{Hook, Place, create_ring};
-use super::interface::{CardId, card_of};
-use super::loan::{Loan, LoanError, ask};
+use super::interface::{InterfaceId, interface_of};
 use super::neighbours::Neighbours;
 use super::options::{BpfOptions, RxMode, TxMode};
 use super::raw::RawSender;
@@ -33,7 +33,7 @@ impl FastPath {
     /// # Errors
     /// See [`BpfError`]; nothing stays attached.
     pub fn open(udp: &Udp, options: &BpfOptions) -> Result<FastPath, BpfError> {
-        let (interface, scope_id) = interface_of(udp)?;
+        let (interface, scope_id) = interface_and_scope(udp)?;
         let rx = own_rx(&interface, udp, options, scope_id)?;
         let ip = udp.local(Class::Small).ip();
         let tx = Some(own_tx(&interface, ip, options)?);
@@ -46,11 +46,11 @@ impl FastPath {
     /// # Errors
     /// See [`BpfError`]; nothing stays granted.
     pub fn request(udp: &Udp, broker: &Path, options: &BpfOptions) -> Result<FastPath, BpfError> {
-        let (_, scope_id) = interface_of(udp)?;
-        let mut grant =
-            ask(broker, udp.small_socket(), options.ring_bytes).map_err(BpfError::NotGranted)?;
+        let (_, scope_id) = interface_and_scope(udp)?;
+        let mut grant = request(broker, udp.small_socket(), options.ring_bytes)
+            .map_err(BpfError::NotGranted)?;
         let tx = delegated_tx(&mut grant, udp);
-        let not_granted = |cause| BpfError::NotGranted(LoanError::Socket(cause));
+        let not_granted = |cause| BpfError::NotGranted(GrantError::Socket(cause));
         let rx = RxPath::delegated(grant, scope_id).map_err(not_granted)?;
         Ok(FastPath { rx, tx })
     }
@@ -66,24 +66,24 @@ impl FastPath {
     /// # Errors
     /// See [`BpfError`]; nothing has changed then.
     pub fn open_tx(&mut self, udp: &Udp, options: &BpfOptions) -> Result<(), BpfError> {
-        let (interface, _) = interface_of(udp)?;
+        let (interface, _) = interface_and_scope(udp)?;
         self.tx = Some(own_tx(&interface, udp.local(Class::Small).ip(), options)?);
         Ok(())
     }
 }
 
 /// The interface of a link's address, and the scope of a link-local one.
-fn interface_of(udp: &Udp) -> Result<(CardId, u32), BpfError> {
+fn interface_and_scope(udp: &Udp) -> Result<(InterfaceId, u32), BpfError> {
     let ip = udp.local(Class::Small).ip();
     if ip.is_loopback() {
         return Err(BpfError::Loopback { ip });
     }
-    card_of(ip).map_err(|cause| BpfError::NoInterface { ip, cause })
+    interface_of(ip).map_err(|cause| BpfError::NoInterface { ip, cause })
 }
 
 /// A receive path that is fed by this process's own program.
 fn own_rx(
-    interface: &CardId,
+    interface: &InterfaceId,
     udp: &Udp,
     options: &BpfOptions,
     scope_id: u32,
@@ -109,7 +109,7 @@ fn own_rx(
 }
 
 /// An AF_XDP socket, with zero copy where the driver can.
-fn af_xdp_rx(interface: &CardId, small: SocketAddr, scope_id: u32) -> io::Result<RxPath> {
+fn af_xdp_rx(interface: &InterfaceId, small: SocketAddr, scope_id: u32) -> io::Result<RxPath> {
     let options = XskOptions {
         zero_copy: true,
         ..XskOptions::default()
@@ -120,7 +120,7 @@ fn af_xdp_rx(interface: &CardId, small: SocketAddr, scope_id: u32) -> io::Result
 }
 
 /// Raw frames by a socket of this process.
-fn own_tx(interface: &CardId, ip: IpAddr, options: &BpfOptions) -> Result<TxPath, BpfError> {
+fn own_tx(interface: &InterfaceId, ip: IpAddr, options: &BpfOptions) -> Result<TxPath, BpfError> {
     let raw = |cause| BpfError::Raw {
         interface: interface.name.clone(),
         cause,
@@ -144,15 +144,15 @@ fn own_tx(interface: &CardId, ip: IpAddr, options: &BpfOptions) -> Result<TxPath
 }
 
 /// Raw frames by the socket that came with a grant, if one did.
-pub(super) fn delegated_tx(grant: &mut Loan, udp: &Udp) -> Option<TxPath> {
+pub(super) fn delegated_tx(grant: &mut Grant, udp: &Udp) -> Option<TxPath> {
     let sender = grant.take_sender()?;
-    match Neighbours::open(grant.card(), udp.local(Class::Small).ip()) {
+    match Neighbours::open(grant.interface(), udp.local(Class::Small).ip()) {
         Ok(neighbours) => Some(TxPath::delegated(
             neighbours,
             RawSender::from_socket(sender),
         )),
         Err(cause) => {
-            let interface = &grant.card().name;
+            let interface = &grant.interface().name;
             tracing::warn!(%interface, %cause, "no raw frames: cannot query the neighbour table");
             None
         }

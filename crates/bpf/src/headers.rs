@@ -1,7 +1,7 @@
 //! Ethernet, VLAN, IP and UDP headers, written in place before a payload.
 //!
-//! A [`Template`] holds the headers of one way and the sums over all of them that never
-//! changes; for a frame only the lengths, the IPv4 identification and the checksums are
+//! A [`Template`] holds the headers of one route and the sums over the parts of them that never
+//! change; for a frame only the lengths, the IPv4 identification and the checksums are
 //! filled in. Nothing is allocated. Sources: RFC 791, 768, 8200, 1071; IEEE 802.1Q.
 
 use std::net::{IpAddr, SocketAddr};
@@ -35,14 +35,14 @@ pub const fn ip_udp_bytes(to: IpAddr) -> usize {
 pub struct Ethernet {
     /// The next hop's hardware address.
     pub destination: [u8; 6],
-    /// The sending card's.
+    /// The sending interface's.
     pub source: [u8; 6],
     /// The VLAN and its priority (the tag's last 16 bits), where the frame itself must
     /// say so; a VLAN device adds the tag by itself.
     pub vlan: Option<u16>,
 }
 
-/// The headers of all frames of one way.
+/// The headers of all frames on one route.
 #[derive(Clone, Debug)]
 pub struct Template {
     bytes: [u8; MAX_HEADER_BYTES],

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 /// A network interface.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CardId {
+pub struct InterfaceId {
     /// Its index in its network namespace.
     pub index: u32,
     /// Its name.
@@ -19,7 +19,7 @@ pub struct CardId {
 ///
 /// # Errors
 /// No interface has the address, or the interfaces cannot be listed.
-pub fn card_of(ip: IpAddr) -> io::Result<(CardId, u32)> {
+pub fn interface_of(ip: IpAddr) -> io::Result<(InterfaceId, u32)> {
     let all = sys::interface_addresses()?;
     let mut all = all.into_iter();
     let Some(found) = all.find(|address| address.ip == ip) else {
@@ -30,7 +30,7 @@ pub fn card_of(ip: IpAddr) -> io::Result<(CardId, u32)> {
     };
     let name = String::from_utf8_lossy(&found.name).into_owned();
     let index = rustix::net::netdevice::name_to_index(&udp_socket()?, &name)?;
-    Ok((CardId { index, name }, found.scope_id))
+    Ok((InterfaceId { index, name }, found.scope_id))
 }
 
 fn udp_socket() -> io::Result<std::net::UdpSocket> {
@@ -40,7 +40,7 @@ fn udp_socket() -> io::Result<std::net::UdpSocket> {
 /// True if this process has the capabilities that the bpf link needs: CAP_NET_ADMIN,
 /// CAP_NET_RAW, and CAP_BPF or CAP_SYS_ADMIN.
 #[must_use]
-pub fn is_permitted() -> bool {
+pub fn has_capabilities() -> bool {
     const NET_ADMIN: u32 = 12;
     const NET_RAW: u32 = 13;
     const SYS_ADMIN: u32 = 21;

@@ -6,12 +6,12 @@
 
 mod error;
 mod fast_path;
+pub mod grant;
 pub mod headers;
 pub mod hook;
 mod interface;
 pub mod layout;
 mod link;
-pub mod loan;
 mod mapping;
 pub mod neighbours;
 mod netlink;
@@ -26,7 +26,7 @@ pub mod xsk;
 
 pub use error::BpfError;
 pub use fast_path::FastPath;
-pub use interface::{CardId, card_of, is_permitted};
+pub use interface::{InterfaceId, has_capabilities, interface_of};
 pub use link::{Bpf, BpfStats};
 pub use options::{
     BpfOptions, DEFAULT_RAW_RUN_FRAMES, DEFAULT_RING_BYTES, RING_BYTES, RxMode, TxMode,

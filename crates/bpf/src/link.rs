@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use super::fast_path::{FastPath, delegated_tx};
-use super::loan::News;
+use super::grant::GrantEvent;
 use super::rx_path::RxPath;
 use super::tx_path::TxPath;
 use dipole_link::udp::Udp;
@@ -160,10 +160,10 @@ impl Bpf {
     fn check_grant(&mut self, now_ns: u64) {
         let Some(rx) = &mut self.rx else { return };
         match rx.check_grant(now_ns) {
-            News::Nothing => {}
-            News::Lost => self.tx = self.tx.take().filter(|tx| !tx.is_delegated()),
-            News::Back if self.tx.is_some() => {}
-            News::Back => {
+            GrantEvent::Unchanged => {}
+            GrantEvent::Lost => self.tx = self.tx.take().filter(|tx| !tx.is_delegated()),
+            GrantEvent::Restored if self.tx.is_some() => {}
+            GrantEvent::Restored => {
                 let grant = rx.grant();
                 self.tx = grant.and_then(|grant| delegated_tx(grant, &self.udp));
             }

@@ -171,7 +171,7 @@ fn heap_layout(length: usize) -> std::alloc::Layout {
     std::alloc::Layout::from_size_align(length, 4096).expect("a small size")
 }
 
-/// Bytes of data of a ring buffer, as the kernel tells anybody who holds it.
+/// Bytes of data of a ring buffer, as the kernel reports it to every holder of its descriptor.
 pub(super) fn ring_bytes(ring: BorrowedFd<'_>) -> io::Result<usize> {
     let facts = fs::read_to_string(format!("/proc/self/fdinfo/{}", ring.as_raw_fd()))?;
     let fact = |name: &str| {

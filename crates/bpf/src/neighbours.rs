@@ -1,10 +1,10 @@
 //! Where a raw frame must go: next hop, its hardware address, the MTU on the way.
 //!
-//! The kernel decides, as it would for a packet of the process's socket; here its answers
-//! are kept while nothing has changed. Only what leaves by this card to one other host on
-//! Ethernet has a way here; all else is for the socket.
+//! The kernel decides, as it would for a packet of the process's socket; its answers are cached
+//! until something changes. Only destinations reached through this interface, by Ethernet, as one
+//! other host, have a route here; all others are for the socket.
 //!
-//! Raw frames do not tell the kernel that a neighbour is in use, so it would never confirm
+//! Raw frames do not show the kernel that a neighbour is in use, so it would never confirm
 //! it. Therefore an answer is believed for [`FRESH_NS`], and when the kernel then calls the
 //! neighbour stale, one packet is sent by the socket: that makes the kernel probe it.
 
@@ -17,34 +17,34 @@ use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::neighbour::NeighbourState;
 use rustc_hash::FxBuildHasher;
 
-use super::CardId;
+use super::InterfaceId;
 use super::headers::{Ethernet, ip_udp_bytes};
 use super::netlink::{LinkState, Neighbour, Notifications, Socket, own_address};
 
-/// How long a way is believed without news: the kernel itself believes a neighbour some
-/// 30 s. A path MTU that a router has told of makes no news, either.
+/// How long a route is cached without notifications: the kernel itself trusts a neighbour for
+/// some 30 s, and a path MTU reported by a router causes no notification.
 pub const FRESH_NS: u64 = 10_000_000_000;
-/// How long there is believed to be no way, if there is no news.
-pub const NO_WAY_NS: u64 = 100_000_000;
-/// News is looked for at most so often.
+/// How long the lack of a route is cached.
+pub const NO_ROUTE_NS: u64 = 100_000_000;
+/// Notifications are polled at most this often.
 pub const FOLLOW_NS: u64 = 1_000_000;
-/// Destinations remembered; when there are more, all are asked for anew.
+/// Destinations cached; beyond that the cache is cleared.
 const MAX_KNOWN: usize = 4096;
-/// Datagrams of news read at once.
-const MAX_NEWS: usize = 64;
+/// Datagrams of notifications read at once.
+const MAX_NOTIFICATIONS: usize = 64;
 /// No IP packet is longer.
 const MAX_MTU: usize = 65_535;
-/// What the kernel gives its own packets.
+/// The kernel's default time to live.
 const HOPS: u8 = 64;
 
-/// The way to a destination.
+/// The route to a destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route {
     /// The next hop's hardware address.
     pub mac: [u8; 6],
-    /// This card's.
+    /// This interface's.
     pub own_mac: [u8; 6],
-    /// Bytes of the longest IP packet on this way.
+    /// Bytes of the longest IP packet on this route.
     pub mtu: usize,
     /// The address that frames are sent from.
     pub source: IpAddr,
@@ -55,7 +55,7 @@ pub struct Route {
 }
 
 impl Route {
-    /// Bytes of the longest payload of a UDP datagram that goes this way unfragmented.
+    /// Bytes of the longest UDP payload that takes this route unfragmented.
     #[must_use]
     pub fn longest_payload(&self) -> usize {
         self.mtu.saturating_sub(ip_udp_bytes(self.source))
@@ -72,9 +72,9 @@ impl Route {
     }
 }
 
-/// What a card is.
+/// State of an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CardState {
+pub struct InterfaceState {
     /// Carries Ethernet frames.
     pub ethernet: bool,
     /// Switched on, with a carrier.
@@ -87,8 +87,8 @@ pub struct CardState {
     pub vlan: Option<u16>,
 }
 
-impl CardState {
-    const GONE: CardState = CardState {
+impl InterfaceState {
+    const GONE: InterfaceState = InterfaceState {
         ethernet: false,
         up: false,
         mac: [0; 6],
@@ -96,9 +96,9 @@ impl CardState {
         vlan: None,
     };
 
-    fn of(link: &LinkState) -> CardState {
+    fn of(link: &LinkState) -> InterfaceState {
         let mtu = link.mtu.and_then(|mtu| usize::try_from(mtu).ok());
-        CardState {
+        InterfaceState {
             ethernet: link.ethernet,
             up: link.up,
             mac: link.mac.unwrap_or_default(),
@@ -115,7 +115,7 @@ struct Known {
     until_ns: u64,
 }
 
-/// The way that was asked for last.
+/// The route that was looked up last.
 #[derive(Clone, Copy, Debug)]
 struct Last {
     to: IpAddr,
@@ -123,14 +123,14 @@ struct Last {
     route: Route,
 }
 
-/// The ways from one card. See the module.
+/// The routes from one interface. See the module.
 #[derive(Debug)]
 pub struct Neighbours {
-    card: CardId,
+    interface: InterfaceId,
     own: IpAddr,
     /// Cleared while the address is gone.
     has_own: bool,
-    state: CardState,
+    state: InterfaceState,
     queries: Socket,
     notifications: Socket,
     known: HashMap<IpAddr, Known, FxBuildHasher>,
@@ -140,25 +140,26 @@ pub struct Neighbours {
 }
 
 impl Neighbours {
-    /// Opens a view on the ways from this card for packets from this address of it.
+    /// Opens the route cache of an interface, for packets from one of its addresses.
     ///
     /// # Errors
-    /// When there is no such card, or no socket to the kernel can be had.
-    pub fn open(card: &CardId, own: IpAddr) -> io::Result<Neighbours> {
+    /// When there is no such interface, or no socket to the kernel can be had.
+    pub fn open(interface: &InterfaceId, own: IpAddr) -> io::Result<Neighbours> {
         let tell = |error: io::Error| {
-            let CardId { index, name } = card;
-            let text = format!("cannot ask the kernel about card {name} (number {index}): {error}");
+            let InterfaceId { index, name } = interface;
+            let text =
+                format!("cannot ask the kernel about interface {name} (number {index}): {error}");
             io::Error::new(error.kind(), text)
         };
         // Subscribed before the first query, so no change is missed in between.
         let notifications = Socket::for_notifications().map_err(tell)?;
         let mut queries = Socket::for_queries().map_err(tell)?;
-        let found = queries.query_link(card.index).map_err(tell)?;
+        let found = queries.query_link(interface.index).map_err(tell)?;
         Ok(Neighbours {
-            card: card.clone(),
+            interface: interface.clone(),
             own,
-            has_own: is_local(&mut queries, card.index, own),
-            state: CardState::of(&found),
+            has_own: is_local(&mut queries, interface.index, own),
+            state: InterfaceState::of(&found),
             queries,
             notifications,
             known: HashMap::default(),
@@ -168,20 +169,20 @@ impl Neighbours {
         })
     }
 
-    /// What the card is, as far as [`follow`](Self::follow) has seen.
+    /// State of the interface as of the last [`follow`](Self::follow).
     #[must_use]
-    pub fn card_state(&self) -> CardState {
+    pub fn interface_state(&self) -> InterfaceState {
         self.state
     }
 
-    /// Becomes readable when there is news to [`follow`](Self::follow).
+    /// Becomes readable when there are notifications to [`follow`](Self::follow).
     #[must_use]
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.notifications.as_fd()
     }
 
-    /// The way to an address. `None`: there is none from this card now, or this packet is
-    /// to remind the kernel of a neighbour; send it by the socket. Never waits.
+    /// The route to an address. `None`: there is none from this interface now, or this packet is
+    /// to make the kernel confirm a neighbour; send it by the socket. Never waits.
     #[inline]
     pub fn route(&mut self, now_ns: u64, to: IpAddr) -> Option<&Route> {
         let fresh = |last: &Last| last.to == to && now_ns < last.until_ns;
@@ -203,18 +204,23 @@ impl Neighbours {
                 route,
             });
         }
-        if !self.state.ethernet || !self.state.up || !self.has_own || !may_have_way(self.own, to) {
+        if !self.state.ethernet || !self.state.up || !self.has_own || !may_have_route(self.own, to)
+        {
             return None;
         }
         let (route, next_hop, stale) = match self.ask(to) {
-            Answer::Way {
+            Lookup::Route {
                 route,
                 next_hop,
                 stale,
             } => (Some(route), next_hop, stale),
-            Answer::None { next_hop } => (None, next_hop, false),
+            Lookup::None { next_hop } => (None, next_hop, false),
         };
-        let valid_ns = if route.is_some() { FRESH_NS } else { NO_WAY_NS };
+        let valid_ns = if route.is_some() {
+            FRESH_NS
+        } else {
+            NO_ROUTE_NS
+        };
         let until_ns = now_ns.saturating_add(valid_ns);
         if self.known.len() >= MAX_KNOWN {
             self.known.clear();
@@ -234,17 +240,17 @@ impl Neighbours {
         })
     }
 
-    fn ask(&mut self, to: IpAddr) -> Answer {
-        let none = |next_hop| Answer::None { next_hop };
-        let card = self.card.index;
-        let Ok(found) = self.queries.query_route(card, self.own, to) else {
+    fn ask(&mut self, to: IpAddr) -> Lookup {
+        let none = |next_hop| Lookup::None { next_hop };
+        let interface = self.interface.index;
+        let Ok(found) = self.queries.query_route(interface, self.own, to) else {
             return none(to);
         };
         let next_hop = found.gateway.unwrap_or(to);
-        if !found.plain || found.interface != Some(card) {
+        if !found.plain || found.interface != Some(interface) {
             return none(next_hop);
         }
-        let Ok(neighbour) = self.queries.query_neighbour(card, next_hop) else {
+        let Ok(neighbour) = self.queries.query_neighbour(interface, next_hop) else {
             return none(next_hop);
         };
         let Some(mac) = usable(&neighbour) else {
@@ -260,27 +266,27 @@ impl Neighbours {
             hops: found.hops.unwrap_or(HOPS),
             serial: self.serial,
         };
-        Answer::Way {
+        Lookup::Route {
             route,
             next_hop,
             stale: neighbour.state == NeighbourState::Stale,
         }
     }
 
-    /// Takes in what the kernel has told since, and forgets what that may concern. Never
-    /// waits; it looks at most once in [`FOLLOW_NS`], so it may be called at every step.
+    /// Applies the kernel's notifications and drops the routes that they may concern. Never
+    /// waits; it polls at most once in [`FOLLOW_NS`], so it may be called at every step.
     pub fn follow(&mut self, now_ns: u64) {
         let next_ns = self.followed_ns.map(|then| then.saturating_add(FOLLOW_NS));
         if next_ns.is_some_and(|next_ns| now_ns < next_ns) {
             return;
         }
         self.followed_ns = Some(now_ns);
-        for _ in 0..MAX_NEWS {
+        for _ in 0..MAX_NOTIFICATIONS {
             match self.notifications.notifications() {
                 Ok(Notifications::None) => return,
                 Ok(Notifications::Some(messages)) => {
                     let mut change = Change {
-                        card: self.card.index,
+                        interface: self.interface.index,
                         own: self.own,
                         has_own: &mut self.has_own,
                         state: &mut self.state,
@@ -294,27 +300,27 @@ impl Neighbours {
                 Ok(Notifications::Lost) | Err(_) => self.start_over(),
             }
         }
-        // The rest comes next time; until then nothing old is believed.
+        // The rest is read next time; until then nothing cached is trusted.
         self.forget();
     }
 
-    /// Forgets all ways; each is asked for when it is next wanted.
+    /// Drops all routes; each is looked up when it is next needed.
     pub fn forget(&mut self) {
         self.known.clear();
         self.last = None;
     }
 
-    /// Some news was lost: what the card is must be asked for, too.
+    /// Notifications were lost: the state of the interface must be queried, too.
     fn start_over(&mut self) {
         self.forget();
-        let found = self.queries.query_link(self.card.index);
-        self.state = found.map_or(CardState::GONE, |link| CardState::of(&link));
-        self.has_own = is_local(&mut self.queries, self.card.index, self.own);
+        let found = self.queries.query_link(self.interface.index);
+        self.state = found.map_or(InterfaceState::GONE, |link| InterfaceState::of(&link));
+        self.has_own = is_local(&mut self.queries, self.interface.index, self.own);
     }
 }
 
-enum Answer {
-    Way {
+enum Lookup {
+    Route {
         route: Route,
         next_hop: IpAddr,
         stale: bool,
@@ -324,12 +330,12 @@ enum Answer {
     },
 }
 
-/// What news may change.
+/// What a notification may change.
 struct Change<'a> {
-    card: u32,
+    interface: u32,
     own: IpAddr,
     has_own: &'a mut bool,
-    state: &'a mut CardState,
+    state: &'a mut InterfaceState,
     known: &'a mut HashMap<IpAddr, Known, FxBuildHasher>,
 }
 
@@ -341,7 +347,7 @@ impl Change<'_> {
         match message {
             NewNeighbour(neighbour) | DelNeighbour(neighbour) => {
                 if let Some(entry) = Neighbour::of(neighbour)
-                    && entry.interface == self.card
+                    && entry.interface == self.interface
                 {
                     self.known
                         .retain(|_, known| known.next_hop != entry.address);
@@ -349,15 +355,15 @@ impl Change<'_> {
                 return;
             }
             NewLink(link) => {
-                let link = LinkState::of(link).filter(|link| link.index == self.card);
+                let link = LinkState::of(link).filter(|link| link.index == self.interface);
                 if let Some(link) = link {
-                    *self.state = CardState::of(&link);
+                    *self.state = InterfaceState::of(&link);
                 }
             }
             DelLink(link) => {
-                let link = LinkState::of(link).filter(|link| link.index == self.card);
+                let link = LinkState::of(link).filter(|link| link.index == self.interface);
                 if link.is_some() {
-                    *self.state = CardState::GONE;
+                    *self.state = InterfaceState::GONE;
                 }
             }
             NewAddress(address) if own_address(address) == Some(self.own) => *self.has_own = true,
@@ -382,13 +388,13 @@ fn usable(neighbour: &Neighbour) -> Option<[u8; 6]> {
 }
 
 /// True when an address is one of this machine's, in the namespace of the socket.
-fn is_local(queries: &mut Socket, card: u32, own: IpAddr) -> bool {
-    let found = queries.query_route(card, own, own);
+fn is_local(queries: &mut Socket, interface: u32, own: IpAddr) -> bool {
+    let found = queries.query_route(interface, own, own);
     found.is_ok_and(|found| found.local)
 }
 
-/// False for what the kernel need not be asked about.
-fn may_have_way(own: IpAddr, to: IpAddr) -> bool {
+/// False for destinations that never have a route here.
+fn may_have_route(own: IpAddr, to: IpAddr) -> bool {
     own.is_ipv4() == to.is_ipv4()
         && own != to
         && !to.is_multicast()
@@ -428,26 +434,27 @@ mod tests {
     }
 
     #[test]
-    fn loopback_has_no_ways() {
-        let card = CardId {
+    fn loopback_has_no_routes() {
+        let interface = InterfaceId {
             index: 1,
             name: "lo".to_owned(),
         };
         let own = [127, 0, 0, 1].into();
-        let mut ways = Neighbours::open(&card, own).expect("netlink");
-        assert!(!ways.card_state().ethernet);
+        let mut ways = Neighbours::open(&interface, own).expect("netlink");
+        assert!(!ways.interface_state().ethernet);
         for to in [own, [127, 0, 0, 2].into(), [10, 0, 0, 1].into()] {
             assert_eq!(ways.route(0, to), None);
         }
     }
 
     #[test]
-    fn a_card_that_does_not_exist_is_named() {
-        let card = CardId {
+    fn a_interface_that_does_not_exist_is_named() {
+        let interface = InterfaceId {
             index: u32::MAX >> 1,
             name: "nosuch0".to_owned(),
         };
-        let error = Neighbours::open(&card, [10, 0, 0, 1].into()).expect_err("no such card");
+        let error =
+            Neighbours::open(&interface, [10, 0, 0, 1].into()).expect_err("no such interface");
         assert!(error.to_string().contains("nosuch0"), "{error}");
     }
 }

@@ -1,9 +1,9 @@
 //! Raw frames out by an AF_PACKET socket: the headers are ours, the kernel only hands
-//! frame after frame to the card.
+//! frame after frame to the interface.
 //!
 //! The socket is of protocol 0, so it receives nothing. With the kernel's queueing
-//! bypassed a frame goes to the card's driver within the call; without, it passes the
-//! card's queueing discipline and the programs at its egress.
+//! bypassed a frame goes to the interface's driver within the call; without, it passes the
+//! interface's queueing discipline and the programs at its egress.
 //!
 //! Headers and payload are copied into one buffer and sent by the plainest call: two pieces
 //! by `sendmsg` cost 0.2 us more at 64 bytes and no less at 8900.
@@ -16,7 +16,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, send, socket_with, sockopt};
 
-use super::CardId;
+use super::InterfaceId;
 use super::headers::{MAX_HEADER_BYTES, Template};
 use super::neighbours::Route;
 use dipole_link::sys::socklen_of;
@@ -24,22 +24,22 @@ use dipole_link::sys::socklen_of;
 /// Room for any headers before any payload; what is never used takes no memory.
 const BUFFER_BYTES: usize = MAX_HEADER_BYTES + 65_535;
 
-/// What has become of a frame.
+/// The outcome of sending a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sent {
     /// The kernel has it.
     Taken,
     /// There is no room now: offer it again.
     Full,
-    /// It can't go this way: the card is down or gone, the frame too long for it, or the
-    /// addresses are of two IP versions. The socket may still know how.
+    /// It cannot be sent by this interface: that is down or gone, the frame is too long for it, or
+    /// the addresses are of two IP versions. The UDP socket may still reach the destination.
     NotThisWay,
 }
 
 /// A frame to send.
 #[derive(Clone, Copy, Debug)]
 pub struct RawFrame<'a> {
-    /// Its way.
+    /// Its route.
     pub route: Route,
     /// The address and port that it comes from.
     pub from: SocketAddr,
@@ -49,17 +49,17 @@ pub struct RawFrame<'a> {
     pub payload: [&'a [u8]; 2],
 }
 
-/// What a sender has done.
+/// Counters of a sender.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RawStats {
     /// Frames that the kernel took.
     pub sent_frames: u64,
     /// Times there was no room.
     pub full: u64,
-    /// Frames longer than their way or the card carries.
+    /// Frames longer than their route or the interface carries.
     pub too_long: u64,
-    /// Frames refused because the card was down or gone.
-    pub card_down: u64,
+    /// Frames refused because the interface was down or gone.
+    pub interface_down: u64,
 }
 
 /// The headers made for the frame before; most frames go where that went.
@@ -118,7 +118,7 @@ pub(super) fn write_frame(
     end
 }
 
-/// Sends raw frames by one card.
+/// Sends raw frames by one interface.
 pub struct RawSender {
     socket: OwnedFd,
     templates: Templates,
@@ -127,12 +127,12 @@ pub struct RawSender {
 }
 
 impl RawSender {
-    /// Opens a socket on a card; with `bypass`, past the kernel's queueing.
+    /// Opens a socket on an interface; with `bypass`, past the kernel's queueing.
     ///
     /// # Errors
-    /// Without CAP_NET_RAW, or when there is no such card.
-    pub fn open(card: &CardId, bypass: bool) -> io::Result<RawSender> {
-        let socket = packet_socket(card)?;
+    /// Without CAP_NET_RAW, or when there is no such interface.
+    pub fn open(interface: &InterfaceId, bypass: bool) -> io::Result<RawSender> {
+        let socket = packet_socket(interface)?;
         if bypass {
             set_option(
                 socket.as_fd(),
@@ -144,7 +144,7 @@ impl RawSender {
         Ok(RawSender::from_socket(socket))
     }
 
-    /// Sends by a socket that somebody else has opened and bound to the card.
+    /// Sends by a socket that a broker has opened and bound to the interface.
     #[must_use]
     pub fn from_socket(socket: OwnedFd) -> RawSender {
         RawSender {
@@ -222,7 +222,7 @@ impl RawSender {
                 Ok(Sent::NotThisWay)
             }
             Errno::NETDOWN | Errno::NXIO | Errno::NODEV => {
-                self.stats.card_down += 1;
+                self.stats.interface_down += 1;
                 Ok(Sent::NotThisWay)
             }
             error => Err(error.into()),
@@ -245,15 +245,15 @@ impl fmt::Debug for RawSender {
     }
 }
 
-/// A socket for somebody who may send by this card but see nothing of it, and the number
-/// by which a program at the card's egress knows its frames (its cookie). It is bound to the card,
+/// A socket that can send by this interface but receive nothing, and its cookie, by which a
+/// program at the interface's egress recognises its frames. It is bound to the interface,
 /// passes the kernel's queueing, and has a filter that lets nothing in and can't be
-/// taken off. `docs/bpf.md` says what its holder can do all the same.
+/// taken off. `docs/bpf.md` lists what its holder can do nevertheless.
 ///
 /// # Errors
-/// Without CAP_NET_RAW, or when there is no such card.
-pub fn guarded_socket(card: &CardId) -> io::Result<(OwnedFd, u64)> {
-    let socket = packet_socket(card)?;
+/// Without CAP_NET_RAW, or when there is no such interface.
+pub fn guarded_socket(interface: &InterfaceId) -> io::Result<(OwnedFd, u64)> {
+    let socket = packet_socket(interface)?;
     let fd = socket.as_fd();
     let mut nothing = libc::sock_filter {
         code: 0x06, // BPF_RET | BPF_K: so many bytes are kept
@@ -272,11 +272,11 @@ pub fn guarded_socket(card: &CardId) -> io::Result<(OwnedFd, u64)> {
     Ok((socket, cookie))
 }
 
-/// A packet socket that receives nothing, bound to a card.
-fn packet_socket(card: &CardId) -> io::Result<OwnedFd> {
-    let CardId { index, name } = card;
+/// A packet socket that receives nothing, bound to an interface.
+fn packet_socket(interface: &InterfaceId) -> io::Result<OwnedFd> {
+    let InterfaceId { index, name } = interface;
     let tell = |what: &str, error: io::Error| {
-        let text = format!("cannot {what} card {name} (number {index}): {error}");
+        let text = format!("cannot {what} interface {name} (number {index}): {error}");
         io::Error::new(error.kind(), text)
     };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -286,14 +286,14 @@ fn packet_socket(card: &CardId) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Binds a packet socket to a card, for frames of an Ethernet type; of type 0 none come.
-fn bind_to(socket: BorrowedFd<'_>, card: u32, ethernet_type: u16) -> io::Result<()> {
+/// Binds a packet socket to an interface, for frames of an Ethernet type; of type 0 none come.
+fn bind_to(socket: BorrowedFd<'_>, interface: u32, ethernet_type: u16) -> io::Result<()> {
     // SAFETY: plain integers, for which zero is valid.
     let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
     address.sll_family = libc::c_ushort::try_from(libc::AF_PACKET).unwrap_or(0);
     address.sll_protocol = ethernet_type.to_be();
     address.sll_ifindex =
-        i32::try_from(card).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+        i32::try_from(interface).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
     // SAFETY: pointer and length describe `address`, which the kernel reads.
     let result = unsafe {
         libc::bind(

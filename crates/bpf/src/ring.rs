@@ -3,10 +3,10 @@
 //! Records are read where they lie. Those of one [`poll`](Ring::poll) are given back to
 //! the kernel by the next, so they stay as they are in between.
 //!
-//! The kernel wakes a sleeper when it finishes a record and the reader has told that it
-//! has read just up to there. A reader that is awake tells a position that is no
-//! record's (one more), and costs its senders no wake-up; one that goes to sleep tells the
-//! exact position, and then looks once more. Awake it tells seldom.
+//! The kernel wakes a sleeper when it finishes a record and the published consumer position is
+//! exactly the start of that record. A reader that is awake publishes a position that no record
+//! has (one more), and costs its senders no wake-up; before it sleeps it publishes the exact
+//! position, and then polls once more. While awake it publishes rarely.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::ptr::NonNull;
@@ -17,16 +17,16 @@ use dipole_link::word::Word;
 
 /// Records shown by one poll.
 const BATCH: usize = 64;
-/// Bytes before a record, which tell its length.
+/// Bytes of the header before a record, which has its length.
 const PREFIX_BYTES: usize = 8;
 /// A record that is being written, and one that was given up.
 const BUSY: u32 = 1 << 31;
 const DISCARDED: u32 = 1 << 30;
-/// Added to the position that is told while nobody sleeps.
+/// Added to the published position while the reader is awake.
 const AWAKE: u64 = 1;
 
-/// One part in this many of the ring may have been read without the kernel being told.
-const UNTOLD_SHARE: u64 = 8;
+/// One part in this many of the ring may be read before the position is published again.
+const UNPUBLISHED_SHARE: u64 = 8;
 
 /// The memory of a ring buffer.
 pub(super) trait Memory {
@@ -41,12 +41,12 @@ pub(super) trait Memory {
     /// How far the kernel has written.
     fn producer(&self) -> &Self::Word;
 
-    /// The first word before the record at this place of the data. Whoever sees that it
-    /// is finished sees all of the record.
+    /// The header word of the record at this place of the data. Once it reads as finished, the
+    /// whole record can be read.
     fn length(&self, at: usize) -> u32;
 
-    /// A record begins at this place that another core has just written: its first lines are
-    /// on their way from there, all at once, while the first is waited for.
+    /// Prefetches the first cache lines of a record that another core has just written, so that
+    /// they are fetched in parallel.
     fn fetch(&self, at: usize) {
         let _by_itself = at;
     }
@@ -58,7 +58,7 @@ pub(super) trait Memory {
     fn data(&self, at: usize, length: usize) -> NonNull<u8>;
 }
 
-/// What no ring buffer of ours contains: it is of no use any more.
+/// The ring contains what the kernel's program never writes: it must not be used any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Broken(pub(super) &'static str);
 
@@ -75,16 +75,16 @@ struct Packet {
 #[derive(Debug)]
 pub(super) struct Ring<M> {
     memory: M,
-    /// Of link-local senders: the card that they are reached by.
+    /// Of link-local senders: the interface that they are reached by.
     scope_id: u32,
     /// The first record that was not shown.
     position: u64,
-    /// What the kernel was told.
-    told: u64,
+    /// The position published last.
+    published: u64,
     /// Where the kernel was seen to be.
     written: u64,
-    /// What may have been read without the kernel being told, while nobody sleeps.
-    untold_bytes: u64,
+    /// Bytes that may be read before the position is published again, while awake.
+    unpublished_bytes: u64,
     asleep: bool,
     packets: Vec<Packet>,
 }
@@ -94,14 +94,14 @@ impl<M: Memory> Ring<M> {
     /// or a little before where it stopped: a fresh ring begins at zero.
     pub(super) fn new(memory: M, scope_id: u32) -> Ring<M> {
         let position = memory.consumer().load(Ordering::Relaxed) & !7;
-        let untold_bytes = memory.ring_bytes() as u64 / UNTOLD_SHARE;
+        let unpublished_bytes = memory.ring_bytes() as u64 / UNPUBLISHED_SHARE;
         let mut ring = Ring {
             memory,
-            untold_bytes,
+            unpublished_bytes,
             scope_id,
             position,
-            // As if it slept: the first that is told is that somebody is awake.
-            told: position,
+            // As if asleep: the first position published says that the reader is awake.
+            published: position,
             written: position,
             asleep: false,
             packets: Vec::with_capacity(BATCH),
@@ -213,7 +213,7 @@ impl<M: Memory> Ring<M> {
     pub(super) fn arm(&mut self) -> bool {
         self.packets.clear();
         self.asleep = true;
-        self.told = u64::MAX;
+        self.published = u64::MAX;
         self.give_back();
         // A record that is finished before the kernel sees this is seen below.
         M::Word::full_fence();
@@ -235,20 +235,20 @@ impl<M: Memory> Ring<M> {
             && self.memory.length(self.place(self.position)) & BUSY == 0
     }
 
-    /// Tells the kernel how far it may write, and whether it shall wake. While nobody
-    /// sleeps it is told seldom: each time its core must fetch the line that says so, while
+    /// Publishes how far the kernel may write, and whether it shall wake the reader. While awake
+    /// this is done rarely: each time the kernel's core must fetch the cache line, while
     /// it takes in a packet.
     #[inline]
     fn give_back(&mut self) {
-        let told = match self.asleep {
+        let position = match self.asleep {
             true => self.position,
             false => self.position | AWAKE,
         };
-        let awake_already = self.told & told & AWAKE != 0;
-        let untold = told.wrapping_sub(self.told);
-        if told != self.told && !(awake_already && untold < self.untold_bytes) {
-            self.told = told;
-            self.memory.consumer().store(told, Ordering::Release);
+        let awake_already = self.published & position & AWAKE != 0;
+        let unpublished = position.wrapping_sub(self.published);
+        if position != self.published && !(awake_already && unpublished < self.unpublished_bytes) {
+            self.published = position;
+            self.memory.consumer().store(position, Ordering::Release);
         }
     }
 

@@ -5,8 +5,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use super::grant::{Grant, GrantEvent};
 use super::hook::Hook;
-use super::loan::{Loan, News};
 use super::mapping::Mapping;
 use super::ring::Ring;
 use super::xsk::{Xsk, XskHook};
@@ -42,7 +42,7 @@ struct Filled {
 }
 
 struct Delegation {
-    grant: Loan,
+    grant: Grant,
     /// When the grant is checked next.
     check_at_ns: u64,
 }
@@ -94,7 +94,7 @@ impl RxPath {
     ///
     /// # Errors
     /// It cannot be mapped.
-    pub(super) fn delegated(grant: Loan, scope_id: u32) -> io::Result<RxPath> {
+    pub(super) fn delegated(grant: Grant, scope_id: u32) -> io::Result<RxPath> {
         let ring = grant.ring().try_clone_to_owned()?;
         let delegation = Delegation {
             grant,
@@ -122,19 +122,19 @@ impl RxPath {
     }
 
     /// What has become of the grant, if this is one and a check is due. For idle moments.
-    pub(super) fn check_grant(&mut self, now_ns: u64) -> News {
+    pub(super) fn check_grant(&mut self, now_ns: u64) -> GrantEvent {
         let Source::Delegated { delegation, .. } = &mut self.source else {
-            return News::Nothing;
+            return GrantEvent::Unchanged;
         };
         if now_ns < delegation.check_at_ns {
-            return News::Nothing;
+            return GrantEvent::Unchanged;
         }
         delegation.check_at_ns = now_ns.saturating_add(CHECK_EVERY_NS);
         delegation.grant.check(now_ns)
     }
 
     /// The grant behind it, if there is one.
-    pub(super) fn grant(&mut self) -> Option<&mut Loan> {
+    pub(super) fn grant(&mut self) -> Option<&mut Grant> {
         match &mut self.source {
             Source::Own { .. } | Source::AfXdp { .. } => None,
             Source::Delegated { delegation, .. } => Some(&mut delegation.grant),

@@ -23,7 +23,7 @@ fn in_namespaces(make: impl Fn(usize, Udp) -> Box<dyn Tested> + Sync) -> Option<
     in_namespaces_with(1500, make)
 }
 
-/// The same with cards of this MTU.
+/// The same with interfaces of this MTU.
 fn in_namespaces_with(
     mtu: u32,
     make: impl Fn(usize, Udp) -> Box<dyn Tested> + Sync,

@@ -11,12 +11,12 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dipole_bpf::CardId;
+use dipole_bpf::InterfaceId;
 use dipole_bpf::headers::Template;
 use dipole_bpf::raw::{RawSender, Sent, guarded_socket};
 use dipole_testbed::Testbed;
 use rustix::net::{RecvFlags, SendFlags};
-use testbed::{card, make, receive, udp};
+use testbed::{interface, make, receive, udp};
 
 const NOBODY: libc::uid_t = 65_534;
 const EVERYTHING: u16 = 0x0003;
@@ -65,12 +65,12 @@ fn option<T>(
     }
 }
 
-fn card_address(card: &CardId, ethernet_type: u16) -> libc::sockaddr_ll {
+fn interface_address(interface: &InterfaceId, ethernet_type: u16) -> libc::sockaddr_ll {
     // SAFETY: plain integers, for which zero is valid.
     let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
     address.sll_family = libc::c_ushort::try_from(libc::AF_PACKET).expect("a small number");
     address.sll_protocol = ethernet_type.to_be();
-    address.sll_ifindex = i32::try_from(card.index).expect("a small number");
+    address.sll_ifindex = i32::try_from(interface.index).expect("a small number");
     address
 }
 
@@ -115,25 +115,25 @@ fn send_to(socket: &OwnedFd, frame: &[u8], address: &libc::sockaddr_ll) -> io::R
 struct Scene {
     testbed: Testbed,
     socket: OwnedFd,
-    cards: [CardId; 2],
+    interfaces: [InterfaceId; 2],
     ends: [(UdpSocket, SocketAddr, UdpSocket, SocketAddr); 2],
 }
 
 fn scene() -> Option<Scene> {
     let testbed = make(Testbed::builder().networks(2))?;
-    let cards = ["net0", "net1"].map(|name| card(&testbed, 1, name));
+    let interfaces = ["net0", "net1"].map(|name| interface(&testbed, 1, name));
     let ends = [0, 1].map(|network| {
         let (own, from) = udp(&testbed, 1, testbed.node(1).addresses[network]);
         let (there, to) = udp(&testbed, 2, testbed.node(2).addresses[network]);
         (own, from, there, to)
     });
-    let made = testbed.inside(1, || guarded_socket(&cards[0]));
+    let made = testbed.inside(1, || guarded_socket(&interfaces[0]));
     let (socket, cookie) = made.expect("the node").expect("a guarded socket");
     assert_ne!(cookie, 0);
     Some(Scene {
         testbed,
         socket,
-        cards,
+        interfaces,
         ends,
     })
 }
@@ -141,7 +141,7 @@ fn scene() -> Option<Scene> {
 impl Scene {
     fn route(&self, network: usize) -> dipole_bpf::neighbours::Route {
         let (own, _, _, to) = &self.ends[network];
-        let mut ways = testbed::Ways::open(&self.testbed, 1, &self.cards[network], own);
+        let mut ways = testbed::Ways::open(&self.testbed, 1, &self.interfaces[network], own);
         ways.wait_for(to.ip(), |_| true)
     }
 
@@ -182,8 +182,12 @@ fn it_hears_nothing_whatever_its_holder_does() {
     };
     let open = OpenSocket::on(&scene);
     without_privileges(|| {
-        // Bound to everything on the card, which nobody hinders.
-        bind(&scene.socket, &card_address(&scene.cards[0], EVERYTHING)).expect("is allowed");
+        // Bound to everything on the interface, which nobody hinders.
+        bind(
+            &scene.socket,
+            &interface_address(&scene.interfaces[0], EVERYTHING),
+        )
+        .expect("is allowed");
         let mut pass = pass;
         let program = libc::sock_fprog {
             len: 1,
@@ -228,13 +232,16 @@ fn it_hears_nothing_whatever_its_holder_does() {
     assert_eq!(receive(there).1, b"heard");
     let deadline = Instant::now() + testbed::PATIENCE;
     while !hears(open.0.as_fd()) {
-        assert!(Instant::now() < deadline, "an open socket hears its card");
+        assert!(
+            Instant::now() < deadline,
+            "an open socket hears its interface"
+        );
         thread::sleep(Duration::from_millis(1));
     }
     assert!(!hears(scene.socket.as_fd()));
 }
 
-/// A packet socket without a filter on the first card.
+/// A packet socket without a filter on the first interface.
 struct OpenSocket(OwnedFd);
 
 impl OpenSocket {
@@ -247,17 +254,21 @@ impl OpenSocket {
             )
         });
         let socket = made.expect("the node").expect("root may");
-        bind(&socket, &card_address(&scene.cards[0], EVERYTHING)).expect("bound");
+        bind(
+            &socket,
+            &interface_address(&scene.interfaces[0], EVERYTHING),
+        )
+        .expect("bound");
         OpenSocket(socket)
     }
 }
 
 #[test]
-fn its_holder_can_send_by_another_card() {
+fn its_holder_can_send_by_another_interface() {
     let Some(scene) = scene() else { return };
     let (_, from, there, _) = &scene.ends[1];
     let frame = scene.frame(1, b"by address");
-    let other = card_address(&scene.cards[1], 0);
+    let other = interface_address(&scene.interfaces[1], 0);
     without_privileges(|| send_to(&scene.socket, &frame, &other)).expect("nobody hinders it");
     assert_eq!(receive(there), (*from, b"by address".to_vec()));
     let frame = scene.frame(1, b"by binding");
@@ -300,10 +311,10 @@ fn its_holder_can_get_around_the_queueing_and_with_it_the_programs_at_the_egress
 }
 
 #[test]
-fn its_holder_can_make_the_card_listen_to_everything() {
+fn its_holder_can_make_the_interface_listen_to_everything() {
     let Some(scene) = scene() else { return };
     let wish = libc::packet_mreq {
-        mr_ifindex: i32::try_from(scene.cards[0].index).expect("small"),
+        mr_ifindex: i32::try_from(scene.interfaces[0].index).expect("small"),
         mr_type: libc::c_ushort::try_from(libc::PACKET_MR_PROMISC).expect("small"),
         mr_alen: 0,
         mr_address: [0; 8],

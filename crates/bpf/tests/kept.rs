@@ -1,4 +1,4 @@
-//! A program at a card that one process attached and another takes over.
+//! A program at an interface that one process attached and another takes over.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use dipole_bpf::hook::{Allowed, Guard, Hook, Place, attached, create_ring};
 use dipole_testbed::Testbed;
-use testbed::{card, make};
+use testbed::{interface, make};
 
 fn copies<const N: usize>(files: [BorrowedFd<'_>; N]) -> [OwnedFd; N] {
     files.map(|file| file.try_clone_to_owned().expect("a descriptor"))
@@ -19,10 +19,10 @@ fn what_was_attached_is_taken_over_with_all_its_rings_and_goes_with_the_last_des
     let Some(testbed) = make(Testbed::builder()) else {
         return;
     };
-    let card = card(&testbed, 1, "net0");
+    let interface = interface(&testbed, 1, "net0");
     let done = testbed.inside(1, || {
-        let hook = Hook::attach(&card, Place::Tcx).expect("root may");
-        let guard = Guard::attach(&card).expect("root may");
+        let hook = Hook::attach(&interface, Place::Tcx).expect("root may");
+        let guard = Guard::attach(&interface).expect("root may");
         let ring = create_ring(1 << 16).expect("root may");
         let mut entered = Vec::new();
         for (at, port) in (1..).zip([1_u16, 80, 65_535]) {
@@ -40,10 +40,10 @@ fn what_was_attached_is_taken_over_with_all_its_rings_and_goes_with_the_last_des
         guard.allow(7, &allowed).expect("there is room");
         let kept = (copies(hook.descriptors()), copies(guard.descriptors()));
         drop((hook, guard));
-        assert_eq!(attached(&card).expect("root may").len(), 2);
+        assert_eq!(attached(&interface).expect("root may").len(), 2);
         let (hook, guard) = (
-            Hook::from_descriptors(&card, Place::Tcx, kept.0).expect("the same"),
-            Guard::from_descriptors(&card, kept.1).expect("the same"),
+            Hook::from_descriptors(&interface, Place::Tcx, kept.0).expect("the same"),
+            Guard::from_descriptors(&interface, kept.1).expect("the same"),
         );
         let mut found = hook.entered().expect("the kernel says");
         found.sort_unstable();
@@ -54,9 +54,9 @@ fn what_was_attached_is_taken_over_with_all_its_rings_and_goes_with_the_last_des
         assert_eq!(hook.entered().expect("the kernel says"), []);
         let mut mixed = copies(hook.descriptors());
         mixed.reverse();
-        assert!(Hook::from_descriptors(&card, Place::Tcx, mixed).is_err());
+        assert!(Hook::from_descriptors(&interface, Place::Tcx, mixed).is_err());
         drop((hook, guard));
-        assert_eq!(attached(&card).expect("root may"), []);
+        assert_eq!(attached(&interface).expect("root may"), []);
     });
     done.expect("the node");
 }

@@ -10,7 +10,7 @@ use dipole_bpf::{Bpf, BpfOptions, FastPath, TxMode};
 use dipole_link::udp::UdpOptions;
 use dipole_link::{Class, Link, Outgoing, Udp};
 use dipole_testbed::Testbed;
-use testbed::{Ways, card, make, receive, udp};
+use testbed::{Ways, interface, make, receive, udp};
 
 fn address(bed: &Testbed, node: u32) -> IpAddr {
     bed.node(node).addresses[0].into()
@@ -19,7 +19,7 @@ fn address(bed: &Testbed, node: u32) -> IpAddr {
 /// The kernel knows the other node from now on.
 fn meet(bed: &Testbed) {
     let (socket, _) = udp(bed, 1, address(bed, 1));
-    Ways::open(bed, 1, &card(bed, 1, "net0"), &socket).wait_for(address(bed, 2), |_| true);
+    Ways::open(bed, 1, &interface(bed, 1, "net0"), &socket).wait_for(address(bed, 2), |_| true);
 }
 
 /// A link on node 1 on which runs of up to so many bulk frames leave raw.
@@ -92,9 +92,9 @@ fn the_program_is_gone_at_once_when_the_link_is_dropped() {
         return;
     };
     meet(&bed);
-    let card = card(&bed, 1, "net0");
+    let interface = interface(&bed, 1, "net0");
     let attached = || {
-        let asked = bed.inside(1, || dipole_bpf::hook::attached(&card));
+        let asked = bed.inside(1, || dipole_bpf::hook::attached(&interface));
         asked.expect("the node").expect("asked").len()
     };
     for _ in 0..20 {

@@ -1,4 +1,4 @@
-//! Ways between nodes with real cards: found as the kernel finds them, and followed when
+//! Ways between nodes with real interfaces: found as the kernel finds them, and followed when
 //! they change.
 
 #![allow(missing_docs, reason = "tests")]
@@ -10,20 +10,20 @@ use std::net::IpAddr;
 use dipole_bpf::neighbours::FRESH_NS;
 use dipole_bpf::raw::{RawSender, Sent};
 use dipole_testbed::Testbed;
-use testbed::{Ways, card, ip, make, receive, set, six, udp};
+use testbed::{Ways, interface, ip, make, receive, set, six, udp};
 
 fn address(testbed: &Testbed, network: usize, node: u32) -> IpAddr {
     testbed.node(node).addresses[network].into()
 }
 
-/// The hardware address of a card as `ip` writes it.
+/// The hardware address of an interface as `ip` writes it.
 fn mac_text(mac: [u8; 6]) -> String {
     mac.map(|byte| format!("{byte:02x}")).join(":")
 }
 
 fn ways(testbed: &Testbed, own: IpAddr) -> Ways {
     let (socket, _) = udp(testbed, 1, own);
-    Ways::open(testbed, 1, &card(testbed, 1, "net0"), &socket)
+    Ways::open(testbed, 1, &interface(testbed, 1, "net0"), &socket)
 }
 
 #[test]
@@ -36,7 +36,7 @@ fn a_neighbour_is_found_and_the_second_look_asks_nobody() {
         (six(0, 1), six(0, 2)),
     ] {
         let mut ways = ways(&testbed, own);
-        let state = ways.all.card_state();
+        let state = ways.all.interface_state();
         assert!(state.up && state.ethernet && state.vlan.is_none());
         assert_eq!(state.mtu, 1500);
         let first = ways.wait_for(peer, |_| true);
@@ -61,14 +61,14 @@ fn what_is_not_one_other_host_on_the_segment_has_no_way() {
     let own = address(&testbed, 0, 1);
     let mut four = ways(&testbed, own);
     four.wait_for(address(&testbed, 0, 2), |_| true);
-    let other_card = address(&testbed, 1, 2);
+    let other_interface = address(&testbed, 1, 2);
     udp(&testbed, 1, address(&testbed, 1, 1))
         .0
-        .send_to(b"?", (other_card, 9))
+        .send_to(b"?", (other_interface, 9))
         .expect("sent");
     for to in [
         own,
-        other_card,
+        other_interface,
         address(&testbed, 1, 1),
         IpAddr::from([127, 0, 0, 1]),
         IpAddr::from([255, 255, 255, 255]),
@@ -109,26 +109,26 @@ fn behind_a_gateway_frames_go_to_the_gateway() {
     );
     let (own, from) = udp(&testbed, 1, address(&testbed, 0, 1));
     let (there, to) = udp(&testbed, 2, behind);
-    let card = card(&testbed, 1, "net0");
-    let mut ways = Ways::open(&testbed, 1, &card, &own);
+    let interface = interface(&testbed, 1, "net0");
+    let mut ways = Ways::open(&testbed, 1, &interface, &own);
     let direct = ways.wait_for(gateway, |_| true);
     let route = ways.wait_for(behind, |_| true);
     assert_eq!(route.mac, direct.mac);
-    let sender = testbed.inside(1, || RawSender::open(&card, true));
+    let sender = testbed.inside(1, || RawSender::open(&interface, true));
     let mut sender = sender.expect("the node").expect("a raw socket");
     let sent = sender
         .send(&route, from, to, [b"routed", &[]])
         .expect("works");
     assert_eq!(sent, Sent::Taken);
     assert_eq!(receive(&there), (from, b"routed".to_vec()));
-    // Another way there, by no card of ours.
+    // Another way there, by no interface of ours.
     ip(&testbed, 1, "route replace blackhole 192.0.2.0/24");
     ways.wait_for_none(behind);
     assert!(ways.look(gateway).is_some());
 }
 
 #[test]
-fn the_mtu_is_the_least_of_card_and_route() {
+fn the_mtu_is_the_least_of_interface_and_route() {
     let Some(testbed) = make(Testbed::builder()) else {
         return;
     };
@@ -157,7 +157,7 @@ fn the_mtu_is_the_least_of_card_and_route() {
 }
 
 #[test]
-fn when_a_neighbour_has_another_card_frames_go_there_once_the_kernel_knows() {
+fn when_a_neighbour_has_another_interface_frames_go_there_once_the_kernel_knows() {
     let Some(testbed) = make(Testbed::builder()) else {
         return;
     };
@@ -174,10 +174,10 @@ fn when_a_neighbour_has_another_card_frames_go_there_once_the_kernel_knows() {
             "1",
         );
         set(&testbed, 1, &format!("{folder}/retrans_time_ms"), "50");
-        let card = card(&testbed, 1, "net0");
+        let interface = interface(&testbed, 1, "net0");
         let (socket, from) = udp(&testbed, 1, own);
         let (there, to) = udp(&testbed, 2, peer);
-        let mut ways = Ways::open(&testbed, 1, &card, &socket);
+        let mut ways = Ways::open(&testbed, 1, &interface, &socket);
         let old = ways.wait_for(peer, |_| true);
         // Without a word to anybody.
         let mut new = old.mac;
@@ -198,7 +198,7 @@ fn when_a_neighbour_has_another_card_frames_go_there_once_the_kernel_knows() {
         assert_eq!(ways.look(peer).map(|route| route.mac), Some(old.mac));
         socket.send_to(b"?", (peer, 9)).expect("sent");
         let found = ways.wait_for(peer, |route| route.mac == new);
-        let sender = testbed.inside(1, || RawSender::open(&card, true));
+        let sender = testbed.inside(1, || RawSender::open(&interface, true));
         let mut sender = sender.expect("the node").expect("a raw socket");
         assert_eq!(
             sender.send(&found, from, to, [b"new", &[]]).expect("works"),
@@ -222,7 +222,7 @@ fn a_neighbour_that_the_kernel_loses_is_forgotten() {
 }
 
 #[test]
-fn a_card_that_goes_down_or_away_and_an_address_that_goes_leave_no_way() {
+fn a_interface_that_goes_down_or_away_and_an_address_that_goes_leave_no_way() {
     let Some(testbed) = make(Testbed::builder()) else {
         return;
     };
@@ -240,7 +240,7 @@ fn a_card_that_goes_down_or_away_and_an_address_that_goes_leave_no_way() {
     // A carrier that is lost: the other end of the cable.
     ip(&testbed, 1, "link del net0");
     ways.wait_for_none(peer);
-    assert!(!ways.all.card_state().up);
+    assert!(!ways.all.interface_state().up);
 }
 
 #[test]
@@ -251,7 +251,7 @@ fn news_that_overruns_the_socket_makes_everything_be_asked_anew() {
     let (own, peer) = (address(&testbed, 0, 1), address(&testbed, 0, 2));
     let mut ways = ways(&testbed, own);
     let before = ways.wait_for(peer, |_| true);
-    // More news comes than the socket holds, then the card changes; none has been read.
+    // More news comes than the socket holds, then the interface changes; none has been read.
     let folder = testbed.folder().join("many");
     let lines: Vec<_> = (0..20_000)
         .map(|n: u32| {

@@ -1,4 +1,4 @@
-//! Raw frames between two nodes with real cards: what a UDP socket makes of them.
+//! Raw frames between two nodes with real interfaces: what a UDP socket makes of them.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -10,7 +10,7 @@ use dipole_bpf::headers::Template;
 use dipole_bpf::raw::{RawFrame, RawSender, Sent};
 use dipole_testbed::Testbed;
 use rustix::net::SendFlags;
-use testbed::{card, make, receive, six, udp};
+use testbed::{interface, make, receive, six, udp};
 
 /// A sender in node 1, a socket in node 2, and the way between them.
 struct Pair {
@@ -29,11 +29,11 @@ fn pair(mtu: u32, v6: bool, bypass: bool) -> Option<Pair> {
         true => six(0, node),
         false => IpAddr::from(testbed.node(node).addresses[0]),
     };
-    let card = card(&testbed, 1, "net0");
+    let interface = interface(&testbed, 1, "net0");
     let (own, from) = udp(&testbed, 1, address(1));
     let (there, to) = udp(&testbed, 2, address(2));
-    let ways = testbed::Ways::open(&testbed, 1, &card, &own);
-    let sender = testbed.inside(1, || RawSender::open(&card, bypass));
+    let ways = testbed::Ways::open(&testbed, 1, &interface, &own);
+    let sender = testbed.inside(1, || RawSender::open(&interface, bypass));
     let sender = sender.expect("the node").expect("a raw socket");
     Some(Pair {
         testbed,
@@ -51,7 +51,7 @@ fn payload(length: usize) -> Vec<u8> {
 }
 
 #[test]
-fn frames_of_every_length_arrive_at_a_socket_with_both_versions_and_ways_to_the_card() {
+fn frames_of_every_length_arrive_at_a_socket_with_both_versions_and_ways_to_the_interface() {
     for (mtu, v6, bypass) in [
         (1500, false, true),
         (1500, false, false),
@@ -139,7 +139,7 @@ fn the_kernel_checks_what_we_have_summed() {
 }
 
 #[test]
-fn a_card_that_is_down_takes_nothing_and_later_takes_again() {
+fn a_interface_that_is_down_takes_nothing_and_later_takes_again() {
     let Some(mut pair) = pair(1500, false, true) else {
         return;
     };
@@ -149,7 +149,7 @@ fn a_card_that_is_down_takes_nothing_and_later_takes_again() {
         let sent = pair.sender.send(&route, pair.from, pair.to, [b"lost", &[]]);
         assert_eq!(sent.expect("works"), Sent::NotThisWay);
     }
-    assert_eq!(pair.sender.stats().card_down, 2);
+    assert_eq!(pair.sender.stats().interface_down, 2);
     pair.testbed.set_card(1, 0, true).expect("ip works");
     let route = pair.ways.wait_for(pair.to.ip(), |_| true);
     let sent = pair

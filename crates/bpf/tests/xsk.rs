@@ -1,4 +1,4 @@
-//! AF_XDP sockets between two nodes with real cards, in copy mode.
+//! AF_XDP sockets between two nodes with real interfaces, in copy mode.
 
 #![allow(missing_docs, reason = "tests")]
 
@@ -8,11 +8,11 @@ use std::net::{IpAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dipole_bpf::CardId;
+use dipole_bpf::InterfaceId;
 use dipole_bpf::raw::{RawFrame, Sent};
 use dipole_bpf::xsk::{Xsk, XskHook, XskOptions, longest_received_frame};
 use dipole_testbed::Testbed;
-use testbed::{Ways, card, make, receive, six, udp};
+use testbed::{Ways, interface, make, receive, six, udp};
 
 fn address(testbed: &Testbed, v6: bool, node: u32) -> IpAddr {
     match v6 {
@@ -37,14 +37,14 @@ fn what_it_sends_arrives_at_a_socket() {
     let Some(testbed) = make(Testbed::builder()) else {
         return;
     };
-    let card = card(&testbed, 1, "net0");
-    let xsk = testbed.inside(1, || Xsk::open(&card, &SEND_ONLY));
+    let interface = interface(&testbed, 1, "net0");
+    let xsk = testbed.inside(1, || Xsk::open(&interface, &SEND_ONLY));
     let mut xsk = xsk.expect("the node").expect("a queue of our own");
     assert!(!xsk.is_zero_copy());
     for v6 in [false, true] {
         let (own, from) = udp(&testbed, 1, address(&testbed, v6, 1));
         let (there, to) = udp(&testbed, 2, address(&testbed, v6, 2));
-        let mut ways = Ways::open(&testbed, 1, &card, &own);
+        let mut ways = Ways::open(&testbed, 1, &interface, &own);
         let route = ways.wait_for(to.ip(), |_| true);
         let most = route.longest_payload();
         // More than there are pieces and than the kernel sends at once.
@@ -88,22 +88,22 @@ fn a_second_one_on_the_same_queue_is_refused_by_name() {
     let Some(testbed) = make(Testbed::builder()) else {
         return;
     };
-    let card = card(&testbed, 1, "net0");
+    let interface = interface(&testbed, 1, "net0");
     let open = || {
         testbed
-            .inside(1, || Xsk::open(&card, &SEND_ONLY))
+            .inside(1, || Xsk::open(&interface, &SEND_ONLY))
             .expect("the node")
     };
     let _first = open().expect("a queue of our own");
     let error = open().expect_err("it is taken").to_string();
-    assert!(error.contains("queue 0 of card net0"), "{error}");
+    assert!(error.contains("queue 0 of interface net0"), "{error}");
 }
 
 /// The kernel gives a queue back a moment after its socket was closed.
-fn open_when_free(testbed: &Testbed, card: &CardId, options: &XskOptions) -> Xsk {
+fn open_when_free(testbed: &Testbed, interface: &InterfaceId, options: &XskOptions) -> Xsk {
     let deadline = Instant::now() + testbed::PATIENCE;
     loop {
-        let opened = testbed.inside(2, || Xsk::open(card, options));
+        let opened = testbed.inside(2, || Xsk::open(interface, options));
         match opened.expect("the node") {
             Ok(xsk) => return xsk,
             Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::ResourceBusy, "{error}"),
@@ -118,18 +118,18 @@ fn it_receives_what_a_socket_sends_and_others_get_the_rest() {
     let Some(testbed) = make(Testbed::builder()) else {
         return;
     };
-    let card = card(&testbed, 2, "net0");
+    let interface = interface(&testbed, 2, "net0");
     let options = XskOptions {
         pieces: 64,
         ..XskOptions::default()
     };
     for v6 in [false, true] {
-        let mut xsk = open_when_free(&testbed, &card, &options);
+        let mut xsk = open_when_free(&testbed, &interface, &options);
         let (sender, from) = udp(&testbed, 1, address(&testbed, v6, 1));
         // The port is taken, so that nobody else may have it.
         let (there, to) = udp(&testbed, 2, address(&testbed, v6, 2));
         let (other, other_to) = udp(&testbed, 2, address(&testbed, v6, 2));
-        let hook = testbed.inside(2, || XskHook::attach(&card, &xsk, to));
+        let hook = testbed.inside(2, || XskHook::attach(&interface, &xsk, to));
         let hook = hook.expect("the node").expect("a program at XDP");
         // Much more than there are pieces: each is used again.
         for number in 0..300_usize {
@@ -171,7 +171,7 @@ fn packets_on_another_queue_are_counted_and_go_to_the_socket() {
     let Some(testbed) = make(Testbed::builder()) else {
         return;
     };
-    // A second pair of cards, with two queues.
+    // A second pair of interfaces, with two queues.
     let two = &testbed.node(2).namespace;
     testbed::ip(
         &testbed,
@@ -188,16 +188,16 @@ fn packets_on_another_queue_are_counted_and_go_to_the_socket() {
         );
         testbed::ip(&testbed, node, &format!("link set {name} up"));
     }
-    let card = card(&testbed, 2, "many1");
+    let interface = interface(&testbed, 2, "many1");
     let options = XskOptions {
         pieces: 64,
         queue: 1,
         ..XskOptions::default()
     };
-    let xsk = testbed.inside(2, || Xsk::open(&card, &options));
+    let xsk = testbed.inside(2, || Xsk::open(&interface, &options));
     let mut xsk = xsk.expect("the node").expect("a queue of our own");
     let (there, to) = udp(&testbed, 2, [192, 0, 2, 2]);
-    let hook = testbed.inside(2, || XskHook::attach(&card, &xsk, to));
+    let hook = testbed.inside(2, || XskHook::attach(&interface, &xsk, to));
     let hook = hook.expect("the node").expect("a program at XDP");
     // A packet's queue may depend on its ports, so several senders are tried.
     there.set_nonblocking(true).expect("set");
@@ -225,12 +225,12 @@ fn jumbo_frames_go_in_as_far_as_a_piece_reaches() {
     let Some(testbed) = make(Testbed::builder().mtu(9000)) else {
         return;
     };
-    let card = card(&testbed, 1, "net0");
-    let xsk = testbed.inside(1, || Xsk::open(&card, &SEND_ONLY));
+    let interface = interface(&testbed, 1, "net0");
+    let xsk = testbed.inside(1, || Xsk::open(&interface, &SEND_ONLY));
     let mut xsk = xsk.expect("the node").expect("a queue of our own");
     let (own, from) = udp(&testbed, 1, address(&testbed, false, 1));
     let (there, to) = udp(&testbed, 2, address(&testbed, false, 2));
-    let route = Ways::open(&testbed, 1, &card, &own).wait_for(to.ip(), |_| true);
+    let route = Ways::open(&testbed, 1, &interface, &own).wait_for(to.ip(), |_| true);
     let longest = dipole_bpf::xsk::PIECE_BYTES - 42;
     for (length, wanted) in [
         (longest, (1, Sent::Taken)),

@@ -7,12 +7,12 @@
 mod any_hub;
 pub mod arena;
 mod capture;
-mod cards;
 mod chance;
 pub mod clock;
 pub mod cpu;
 pub mod fault;
 pub mod fork;
+mod multihomed;
 mod region;
 mod segment;
 pub mod shm;
@@ -29,8 +29,8 @@ use std::net::SocketAddr;
 
 pub use any_hub::AnyHub;
 pub use capture::{Capture, CaptureError};
-pub use cards::Cards;
 pub use fault::Fault;
+pub use multihomed::Multihomed;
 pub use region::{Region, RegionError};
 pub use udp::Udp;
 

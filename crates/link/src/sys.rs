@@ -166,7 +166,7 @@ pub fn queued_bytes(socket: BorrowedFd<'_>) -> Option<libc::c_int> {
 ///
 /// # Errors
 /// `AddrInUse`: another has got the port meanwhile, and the socket has none any more.
-pub fn tie_port(socket: BorrowedFd<'_>) -> io::Result<()> {
+pub fn pin_port(socket: BorrowedFd<'_>) -> io::Result<()> {
     let address = std::net::SocketAddr::try_from(rustix::net::getsockname(socket)?)?;
     rustix::net::connect_unspec(socket)?;
     let now = std::net::SocketAddr::try_from(rustix::net::getsockname(socket)?)?;

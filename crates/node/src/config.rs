@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use dipole_link::fault::Plan;
 
-use dipole_bpf::loan::DEFAULT_PATH;
+use dipole_bpf::grant::DEFAULT_PATH;
 use dipole_bpf::{DEFAULT_RING_BYTES, RING_BYTES, RxMode, TxMode};
 
 use crate::address::NodeId;

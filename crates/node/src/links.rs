@@ -8,7 +8,7 @@ use std::os::fd::BorrowedFd;
 
 use dipole_bpf::{Bpf, BpfStats};
 use dipole_link::sim;
-use dipole_link::{Caps, Capture, Cards, Class, Fault, Incoming, Link, Outgoing, Udp};
+use dipole_link::{Caps, Capture, Class, Fault, Incoming, Link, Multihomed, Outgoing, Udp};
 
 pub(crate) use open::open_link;
 
@@ -20,7 +20,7 @@ pub enum AnyLink {
     /// UDP sockets with a fast path for small packets.
     Bpf(Box<Bpf>),
     /// Several interfaces.
-    Cards(Box<Cards<AnyLink>>),
+    Multihomed(Box<Multihomed<AnyLink>>),
     /// A port of a simulated network.
     Sim(sim::Port),
     /// Faults injected into another link.
@@ -36,7 +36,7 @@ impl AnyLink {
         match self {
             AnyLink::Udp(_) | AnyLink::Sim(_) => None,
             AnyLink::Bpf(link) => Some(link.stats()),
-            AnyLink::Cards(link) => {
+            AnyLink::Multihomed(link) => {
                 let stats = link.links().iter().filter_map(AnyLink::bpf_stats);
                 stats.reduce(|one, other| one + other)
             }
@@ -58,9 +58,9 @@ impl From<Bpf> for AnyLink {
     }
 }
 
-impl From<Cards<AnyLink>> for AnyLink {
-    fn from(link: Cards<AnyLink>) -> Self {
-        AnyLink::Cards(Box::new(link))
+impl From<Multihomed<AnyLink>> for AnyLink {
+    fn from(link: Multihomed<AnyLink>) -> Self {
+        AnyLink::Multihomed(Box::new(link))
     }
 }
 
@@ -88,7 +88,7 @@ macro_rules! on_link {
         match $any {
             AnyLink::Udp($link) => $call,
             AnyLink::Bpf($link) => $call,
-            AnyLink::Cards($link) => $call,
+            AnyLink::Multihomed($link) => $call,
             AnyLink::Sim($link) => $call,
             AnyLink::Fault($link) => $call,
             AnyLink::Capture($link) => $call,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
 
-use dipole_bpf::CardId;
+use dipole_bpf::InterfaceId;
 use nix::ifaddrs::getifaddrs;
 use nix::net::if_::if_nametoindex;
 
@@ -12,7 +12,7 @@ use nix::net::if_::if_nametoindex;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Address {
     pub(super) ip: IpAddr,
-    pub(super) interface: CardId,
+    pub(super) interface: InterfaceId,
     /// Loopback has none of its own.
     pub(super) mac: Option<[u8; 6]>,
 }
@@ -38,7 +38,7 @@ pub(super) fn addresses() -> io::Result<Vec<Address>> {
         Some(Address {
             ip,
             mac: macs.get(&name).copied(),
-            interface: CardId { index, name },
+            interface: InterfaceId { index, name },
         })
     });
     Ok(found.collect())

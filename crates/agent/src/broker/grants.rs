@@ -7,11 +7,11 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
 
-use dipole_bpf::CardId;
+use dipole_bpf::InterfaceId;
+use dipole_bpf::grant::ownership::{self, Caller, Namespace, NotOwned};
+use dipole_bpf::grant::ring_info;
+use dipole_bpf::grant::wire::{Granted, Reason, Refusal, Request};
 use dipole_bpf::hook::create_ring;
-use dipole_bpf::loan::proof::{self, Caller, Namespace, Unproven};
-use dipole_bpf::loan::ring_facts;
-use dipole_bpf::loan::wire::{Granted, Question, Reason, Refusal};
 
 use super::addresses::{Address, addresses};
 use super::live::{LiveGrants, LiveItem};
@@ -35,7 +35,7 @@ pub(super) struct GrantTable {
 struct Grant {
     uid: u32,
     pid: i32,
-    interface: CardId,
+    interface: InterfaceId,
     at: SocketAddr,
     ring_bytes: u32,
     /// The socket that proves who owns the port: nobody else gets it while this is open.
@@ -102,7 +102,7 @@ impl GrantTable {
         &mut self,
         connection: u64,
         caller: &Caller,
-        question: Question,
+        question: Request,
         files: &mut Vec<OwnedFd>,
     ) -> Result<GrantReply, Refusal> {
         let (proof, offered) = match &files[..] {
@@ -116,7 +116,7 @@ impl GrantTable {
                 return Err(refusal(Reason::Nonsense, text));
             }
         };
-        let at = proof::owned(proof.as_fd(), self.here).map_err(unproven)?;
+        let at = ownership::owned(proof.as_fd(), self.here).map_err(unproven)?;
         let all = addresses().map_err(kernel("listing the addresses of the interfaces"))?;
         let claim = self.authorize(caller, question, at, &all)?;
         let map = offered.map(|ring| is_ring(ring, question.ring_bytes));
@@ -125,7 +125,7 @@ impl GrantTable {
         let interface = &claim.address.interface;
         let mut reply = GrantReply {
             granted: Granted {
-                card: interface.clone(),
+                interface: interface.clone(),
                 ring_bytes: question.ring_bytes,
                 sender: claim.permission == Permission::RingAndSender,
             },
@@ -188,7 +188,7 @@ impl GrantTable {
     fn authorize<'a>(
         &self,
         caller: &Caller,
-        question: Question,
+        question: Request,
         at: SocketAddr,
         all: &'a [Address],
     ) -> Result<Claim<'a>, Refusal> {
@@ -206,7 +206,7 @@ impl GrantTable {
                 at.ip(),
                 names.join(", ")
             );
-            refusal(Reason::Card, text)
+            refusal(Reason::Interface, text)
         })?;
         let permission = self.permission(interface, caller)?;
         if !is_ring_size(question.ring_bytes, interface.ring_bytes) {
@@ -275,7 +275,7 @@ impl GrantTable {
 
     /// Counts a ring towards its user's quota.
     fn count_ring(&self, caller: &Caller, ring: &OwnedFd) -> Result<(), Refusal> {
-        let counted = ring_facts(ring.as_fd()).and_then(|facts| {
+        let counted = ring_info(ring.as_fd()).and_then(|facts| {
             let item = LiveItem::Ring {
                 uid: caller.uid,
                 map: facts.map,
@@ -320,7 +320,7 @@ impl GrantTable {
     }
 
     /// Detaches the program of an interface without grants.
-    fn detach_if_idle(&mut self, interface: &CardId) {
+    fn detach_if_idle(&mut self, interface: &InterfaceId) {
         if !self
             .grants
             .values()
@@ -354,7 +354,7 @@ impl GrantTable {
         };
         let ends = |grant: &Grant| {
             let there = |one: &Address| one.ip == grant.at.ip() && one.interface == grant.interface;
-            let proven = proof::still_owned(grant.proof.as_fd()).ok() == Some(grant.at);
+            let proven = ownership::still_owned(grant.proof.as_fd()).ok() == Some(grant.at);
             grant.at.port() != 0 && !(proven && all.iter().any(there))
         };
         let ended = self.grants.iter().filter(|(_, grant)| ends(grant));
@@ -409,7 +409,7 @@ impl GrantTable {
 
 /// The number of the map, if it is a ring of this length.
 fn is_ring(ring: BorrowedFd<'_>, bytes: u32) -> Result<u32, Refusal> {
-    match ring_facts(ring) {
+    match ring_info(ring) {
         Ok(facts) if facts.bytes == bytes => Ok(facts.map),
         Ok(facts) => {
             let text = format!("the ring offered has {} bytes, not {bytes}", facts.bytes);
@@ -422,7 +422,7 @@ fn is_ring(ring: BorrowedFd<'_>, bytes: u32) -> Result<u32, Refusal> {
     }
 }
 
-fn unproven(error: Unproven) -> Refusal {
+fn unproven(error: NotOwned) -> Refusal {
     let text = format!("the socket does not prove ownership of a port: {error}");
     refusal(Reason::Proof, text)
 }

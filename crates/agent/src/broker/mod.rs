@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use dipole_bpf::loan::{DEFAULT_PATH, channel};
+use dipole_bpf::grant::{DEFAULT_PATH, channel};
 use rustix::thread::CapabilitySet;
 use serde::{Deserialize, Serialize};
 

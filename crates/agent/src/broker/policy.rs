@@ -5,7 +5,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use dipole_bpf::loan::proof::Caller;
+use dipole_bpf::grant::ownership::Caller;
 use nix::unistd::{Group, User};
 use serde::Deserialize;
 

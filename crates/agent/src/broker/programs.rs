@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use dipole_bpf::CardId;
+use dipole_bpf::InterfaceId;
 use dipole_bpf::hook::{Allowed, Guard, Hook, Place};
 use dipole_bpf::raw::guarded_socket;
 use nix::net::if_::if_nametoindex;
@@ -61,7 +61,7 @@ pub(super) struct Programs {
     hooks: Vec<Open>,
     guards: Vec<Guard>,
     /// By cookie: the interface on which each raw socket may send.
-    senders: BTreeMap<u64, CardId>,
+    senders: BTreeMap<u64, InterfaceId>,
     /// Sockets that may not send any more and are not closed yet.
     forbidden: BTreeSet<u64>,
 }
@@ -77,11 +77,11 @@ struct Open {
 struct Part {
     kind: String,
     part: usize,
-    interface: CardId,
+    interface: InterfaceId,
 }
 
 impl Part {
-    fn name(kind: &str, part: usize, interface: &CardId) -> String {
+    fn name(kind: &str, part: usize, interface: &InterfaceId) -> String {
         format!("{kind}.{part}.{}.{}", interface.index, interface.name)
     }
 
@@ -90,7 +90,7 @@ impl Part {
         Some(Part {
             kind: words.next()?.to_owned(),
             part: words.next()?.parse().ok()?,
-            interface: CardId {
+            interface: InterfaceId {
                 index: words.next()?.parse().ok()?,
                 name: words.next()?.to_owned(),
             },
@@ -103,13 +103,13 @@ pub(super) fn keep(name: &str, file: BorrowedFd<'_>) {
     fd_store::store_one(name, file);
 }
 
-fn keep_all(kind: &str, interface: &CardId, files: &[BorrowedFd<'_>]) {
+fn keep_all(kind: &str, interface: &InterfaceId, files: &[BorrowedFd<'_>]) {
     for (part, file) in files.iter().enumerate() {
         keep(&Part::name(kind, part, interface), *file);
     }
 }
 
-fn forget_all(kind: &str, interface: &CardId, count: usize) {
+fn forget_all(kind: &str, interface: &InterfaceId, count: usize) {
     for part in 0..count {
         fd_store::forget(&Part::name(kind, part, interface));
     }
@@ -133,12 +133,12 @@ impl Programs {
                 fd_store::forget(&name);
                 continue;
             };
-            let CardId { index, name } = part.interface;
+            let InterfaceId { index, name } = part.interface;
             let parts = found.entry((part.kind, index, name)).or_default();
             parts.insert(part.part, file);
         }
         for ((kind, index, name), parts) in found {
-            let interface = CardId { index, name };
+            let interface = InterfaceId { index, name };
             let count = parts.len().max(HOOK_PARTS);
             let is_allowed = rules.get(&interface.name).is_some()
                 && if_nametoindex(interface.name.as_str()).ok() == Some(index);
@@ -156,7 +156,7 @@ impl Programs {
     fn adopt_one(
         &mut self,
         kind: &str,
-        interface: &CardId,
+        interface: &InterfaceId,
         files: Vec<OwnedFd>,
         now: Instant,
     ) -> bool {
@@ -194,14 +194,14 @@ impl Programs {
     /// From now on packets for this address and port go into this ring.
     pub(super) fn insert_ring(
         &mut self,
-        interface: &CardId,
+        interface: &InterfaceId,
         at: SocketAddr,
         ring: BorrowedFd<'_>,
     ) -> Result<(), String> {
         let known = self
             .hooks
             .iter()
-            .position(|open| open.hook.card() == interface);
+            .position(|open| open.hook.interface() == interface);
         let index = match known {
             Some(index) => index,
             None => {
@@ -230,8 +230,11 @@ impl Programs {
     }
 
     /// From now on packets for this address and port go to the socket.
-    pub(super) fn remove_ring(&mut self, interface: &CardId, at: SocketAddr) {
-        let open = self.hooks.iter().find(|open| open.hook.card() == interface);
+    pub(super) fn remove_ring(&mut self, interface: &InterfaceId, at: SocketAddr) {
+        let open = self
+            .hooks
+            .iter()
+            .find(|open| open.hook.interface() == interface);
         if let Some(open) = open
             && let Err(cause) = open.hook.remove(at.ip(), at.port())
         {
@@ -240,8 +243,9 @@ impl Programs {
     }
 
     /// Detaches the program of an interface without grants.
-    pub(super) fn detach(&mut self, interface: &CardId) {
-        let is_unused = |open: &Open| open.hook.card() == interface && open.unclaimed.is_empty();
+    pub(super) fn detach(&mut self, interface: &InterfaceId) {
+        let is_unused =
+            |open: &Open| open.hook.interface() == interface && open.unclaimed.is_empty();
         let Some(index) = self.hooks.iter().position(is_unused) else {
             return;
         };
@@ -252,7 +256,7 @@ impl Programs {
 
     /// Removes rings from before a restart whose processes have not asked again in time; returns the
     /// interfaces that may be idle now.
-    pub(super) fn expire_unclaimed(&mut self, now: Instant) -> Vec<CardId> {
+    pub(super) fn expire_unclaimed(&mut self, now: Instant) -> Vec<InterfaceId> {
         let mut idle_interfaces = Vec::new();
         for open in &mut self.hooks {
             let is_due = open.until <= now && !open.unclaimed.is_empty();
@@ -260,24 +264,24 @@ impl Programs {
                 continue;
             }
             for (ip, port) in std::mem::take(&mut open.unclaimed) {
-                let interface = &open.hook.card().name;
+                let interface = &open.hook.interface().name;
                 tracing::info!(event = "ring-expired", %interface, %ip, port, "a ring from before the restart was not claimed");
                 if let Err(cause) = open.hook.remove(ip, port) {
                     tracing::warn!(%interface, %ip, port, %cause, "cannot remove a ring from the program");
                 }
             }
-            idle_interfaces.push(open.hook.card().clone());
+            idle_interfaces.push(open.hook.interface().clone());
         }
         // Interfaces that had no unclaimed rings at all.
         let idle = self.hooks.iter().filter(|open| open.unclaimed.is_empty());
-        idle_interfaces.extend(idle.map(|open| open.hook.card().clone()));
+        idle_interfaces.extend(idle.map(|open| open.hook.interface().clone()));
         idle_interfaces
     }
 
     /// A raw socket that can only send from this address and port, and its cookie.
     pub(super) fn open_raw(
         &mut self,
-        interface: &CardId,
+        interface: &InterfaceId,
         mac: [u8; 6],
         at: SocketAddr,
     ) -> Result<(OwnedFd, u64), String> {
@@ -285,7 +289,7 @@ impl Programs {
         let known = self
             .guards
             .iter()
-            .position(|guard| guard.card() == interface);
+            .position(|guard| guard.interface() == interface);
         let index = match known {
             Some(index) => index,
             None => {
@@ -324,7 +328,7 @@ impl Programs {
         self.forbidden.insert(cookie);
         for guard in &self.guards {
             if let Err(cause) = guard.forbid(cookie) {
-                tracing::error!(interface = %guard.card().name, %cause, "cannot stop a raw socket whose grant has ended");
+                tracing::error!(interface = %guard.interface().name, %cause, "cannot stop a raw socket whose grant has ended");
             }
         }
     }
@@ -341,13 +345,13 @@ impl Programs {
             self.forbidden.remove(&cookie);
             for guard in &self.guards {
                 if let Err(cause) = guard.forget(cookie) {
-                    tracing::warn!(interface = %guard.card().name, %cause, "cannot forget a closed raw socket");
+                    tracing::warn!(interface = %guard.interface().name, %cause, "cannot forget a closed raw socket");
                 }
             }
         }
         if self.forbidden.is_empty() && self.senders.is_empty() {
             for guard in self.guards.drain(..) {
-                forget_all(GUARD, guard.card(), GUARD_PARTS);
+                forget_all(GUARD, guard.interface(), GUARD_PARTS);
             }
         }
     }
@@ -357,7 +361,7 @@ impl Programs {
         let open = self
             .hooks
             .iter()
-            .find(|open| open.hook.card().name == interface);
+            .find(|open| open.hook.interface().name == interface);
         let counters = open.and_then(|open| open.hook.counters().ok());
         let named = counters.map(|counters| {
             [
@@ -377,7 +381,7 @@ impl Programs {
         let guard = self
             .guards
             .iter()
-            .find(|guard| guard.card().name == interface);
+            .find(|guard| guard.interface().name == interface);
         let refused = guard.and_then(|guard| guard.refused().ok());
         (
             open.map(|open| open.hook.place().to_string()),
@@ -393,7 +397,7 @@ mod tests {
 
     #[test]
     fn names_at_the_service_manager_say_what_a_descriptor_is() {
-        let interface = CardId {
+        let interface = InterfaceId {
             index: 12,
             name: "eth0.100".to_owned(),
         };

@@ -12,9 +12,9 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use dipole_bpf::loan::channel::{self, Heard};
-use dipole_bpf::loan::proof::Caller;
-use dipole_bpf::loan::wire::{Answer, Question, Reason, Refusal, WireError};
+use dipole_bpf::grant::channel::{self, Received};
+use dipole_bpf::grant::ownership::Caller;
+use dipole_bpf::grant::wire::{Reason, Refusal, Reply, Request, WireError};
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
@@ -186,10 +186,10 @@ impl Server {
         let Some(connection) = self.connections.get_mut(&token) else {
             return;
         };
-        let (bytes, mut files) = match channel::hear(connection.socket.as_fd()) {
-            Heard::Nothing => return,
-            Heard::End => return self.disconnect(token, Vec::new()),
-            Heard::Message(bytes, files) => (bytes, files),
+        let (bytes, mut files) = match channel::recv(connection.socket.as_fd()) {
+            Received::Nothing => return,
+            Received::Closed => return self.disconnect(token, Vec::new()),
+            Received::Message(bytes, files) => (bytes, files),
         };
         if connection.until.take().is_none() {
             // A client with a grant has nothing more to request.
@@ -199,7 +199,7 @@ impl Server {
         let caller = connection.caller.clone();
         self.quotas.has_asked(caller.uid);
         let allowed = self.quotas.take_question(caller.uid, now);
-        let answer = match (allowed, Question::decode(&bytes)) {
+        let answer = match (allowed, Request::decode(&bytes)) {
             (Err(text), _) => Err(refusal(Reason::Busy, text)),
             (Ok(()), Err(error)) => Err(misunderstood(error)),
             (Ok(()), Ok(question)) => self.grants().grant(token, &caller, question, &mut files),
@@ -211,8 +211,8 @@ impl Server {
                 tracing::debug!(event = "ring-refused", uid, pid, "{}", refusal.text);
                 self.grants().count_refusal();
                 if let Some(connection) = self.connections.get(&token) {
-                    let answer = Answer::Refused(refusal);
-                    let _hung_up = channel::say(connection.socket.as_fd(), &answer.encode(), &[]);
+                    let answer = Reply::Refused(refusal);
+                    let _hung_up = channel::send(connection.socket.as_fd(), &answer.encode(), &[]);
                 }
                 return self.disconnect(token, files);
             }
@@ -236,8 +236,8 @@ impl Server {
             .into_iter()
             .filter_map(|file| file.as_ref().map(AsFd::as_fd))
             .collect();
-        let answer = Answer::Granted(reply.granted.clone()).encode();
-        channel::say(connection.socket.as_fd(), &answer, &files).is_ok()
+        let answer = Reply::Granted(reply.granted.clone()).encode();
+        channel::send(connection.socket.as_fd(), &answer, &files).is_ok()
     }
 
     /// Closes a connection and revokes its grant.
@@ -291,6 +291,6 @@ fn misunderstood(error: WireError) -> Refusal {
 
 /// Sends a refusal, if the socket takes it at once.
 fn refuse(socket: &OwnedFd, reason: Reason, text: String) {
-    let answer = Answer::Refused(refusal(reason, text));
-    let _not_taken = channel::say(socket.as_fd(), &answer.encode(), &[]);
+    let answer = Reply::Refused(refusal(reason, text));
+    let _not_taken = channel::send(socket.as_fd(), &answer.encode(), &[]);
 }

@@ -12,7 +12,7 @@ use std::net::{IpAddr, SocketAddr};
 use dipole_bpf::neighbours::Neighbours;
 use dipole_bpf::raw::{RawFrame, Sent};
 use dipole_bpf::xsk::{Xsk, XskHook, XskOptions};
-use dipole_bpf::{Bpf, BpfOptions, FastPath, card_of};
+use dipole_bpf::{Bpf, BpfOptions, FastPath, interface_of};
 use dipole_link::udp::{Udp, UdpOptions};
 use dipole_link::{Class, Link, Outgoing};
 
@@ -61,7 +61,7 @@ impl Frames {
     pub(crate) fn by_xdp(ip: IpAddr) -> io::Result<Self> {
         let udp = Udp::bind(ip, &UdpOptions::default()).map_err(io::Error::other)?;
         let own = udp.local(Class::Small);
-        let (card, _) = card_of(ip)?;
+        let (card, _) = interface_of(ip)?;
         let xsk = Xsk::open(&card, &XskOptions::default())?;
         let hook = XskHook::attach(&card, &xsk, own)?;
         let neighbours = Neighbours::open(&card, ip)?;

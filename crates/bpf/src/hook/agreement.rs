@@ -26,7 +26,7 @@ fn benches() -> Option<[Bench; 2]> {
         (Place::Tcx, Hooked::Tcx),
         (Place::XdpGeneric, Hooked::Xdp { mac: MAC }),
     ];
-    let card = CardId {
+    let interface = InterfaceId {
         index: model::CARD,
         name: "lo".to_owned(),
     };
@@ -35,7 +35,7 @@ fn benches() -> Option<[Bench; 2]> {
         return None;
     }
     Some(places.map(|(place, hooked)| {
-        let parts = prepare(&card, place, MAC).unwrap_or_else(|error| panic!("{error}"));
+        let parts = prepare(&interface, place, MAC).unwrap_or_else(|error| panic!("{error}"));
         let ring = create_ring(RING_BYTES).unwrap();
         for version in [4, 6] {
             let key = maps::key(our_address(version), model::CARD, PORT);

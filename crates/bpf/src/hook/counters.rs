@@ -1,6 +1,6 @@
 //! What became of the packets to the ports that a hook serves.
 
-/// Counters of one card, since its hook was attached. They count packets whose
+/// Counters of one interface, since its hook was attached. They count packets whose
 /// destination is one of the entered addresses and ports; foreign ones are not counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {

@@ -1,4 +1,4 @@
-//! Why a card cannot be served, in words that help.
+//! Why an interface cannot be served, in words that help.
 
 use std::fmt;
 use std::io;
@@ -6,8 +6,8 @@ use std::io;
 /// What was tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Asking the card what it is.
-    Card,
+    /// Asking the interface what it is.
+    Interface,
     /// Making a map.
     Map,
     /// Loading a program.
@@ -30,7 +30,7 @@ impl Step {
         const BPF: (&str, u32) = ("CAP_BPF", 39);
         const NET_ADMIN: (&str, u32) = ("CAP_NET_ADMIN", 12);
         match self {
-            Self::Card | Self::Kept => &[],
+            Self::Interface | Self::Kept => &[],
             Self::Map | Self::Entry => &[BPF],
             Self::Load => &[BPF, NET_ADMIN],
             Self::Tcx | Self::TcxEgress | Self::Xdp => &[NET_ADMIN],
@@ -49,7 +49,7 @@ impl Step {
 impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Card => "asking for its hardware address",
+            Self::Interface => "asking for its hardware address",
             Self::Map => "making a BPF map",
             Self::Load => "loading the BPF program",
             Self::Tcx => "attaching at TCX ingress",
@@ -61,51 +61,51 @@ impl fmt::Display for Step {
     }
 }
 
-/// Why the kernel's part cannot be set up or changed on a card.
+/// Why the kernel's part cannot be set up or changed on an interface.
 #[derive(Debug)]
 pub enum HookError {
     /// The kernel refused a step.
     Refused {
-        /// Which card.
-        card: String,
+        /// Which interface.
+        interface: String,
         /// Which step.
         step: Step,
-        /// What the kernel says.
+        /// The kernel's error.
         cause: io::Error,
         /// The last lines of the verifier, if it was a program that it refused.
         log: String,
         /// Capabilities that the step needs and this thread does not have.
         missing: Vec<&'static str>,
     },
-    /// The card's frames are not Ethernet.
+    /// The interface's frames are not Ethernet.
     NotEthernet {
-        /// Which card.
-        card: String,
+        /// Which interface.
+        interface: String,
         /// What it is instead (`ARPHRD_...` of the kernel).
         kind: u16,
     },
     /// Packets to this address are for several hosts or for none.
     NotOneHost {
-        /// Which card.
-        card: String,
+        /// Which interface.
+        interface: String,
         /// The address.
         address: std::net::IpAddr,
     },
 }
 
 impl HookError {
-    pub(super) fn refused(card: &str, step: Step, cause: io::Error) -> Self {
-        Self::rejected(card, step, cause, String::new())
+    pub(super) fn refused(interface: &str, step: Step, cause: io::Error) -> Self {
+        Self::rejected(interface, step, cause, String::new())
     }
 
-    pub(super) fn rejected(card: &str, step: Step, cause: io::Error, log: String) -> Self {
+    pub(super) fn rejected(interface: &str, step: Step, cause: io::Error, log: String) -> Self {
         let denied = cause.kind() == io::ErrorKind::PermissionDenied;
         let missing = match denied {
             true => missing(step.needs()),
             false => Vec::new(),
         };
         Self::Refused {
-            card: card.to_owned(),
+            interface: interface.to_owned(),
             step,
             cause,
             log,
@@ -131,7 +131,7 @@ fn missing(needed: &[(&'static str, u32)]) -> Vec<&'static str> {
     let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let held = line.and_then(|text| u64::from_str_radix(text.trim(), 16).ok());
-    // CAP_SYS_ADMIN stands for CAP_BPF; nobody should be told to ask for it.
+    // CAP_SYS_ADMIN includes CAP_BPF, but should not be recommended.
     let held = held.unwrap_or(0);
     let has = |bit: u32| held >> bit & 1 == 1;
     let lacking = needed.iter().filter(|(_, bit)| !has(*bit));
@@ -142,13 +142,13 @@ impl fmt::Display for HookError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Refused {
-                card,
+                interface,
                 step,
                 cause,
                 log,
                 missing,
             } => {
-                write!(f, "cannot open the bpf link on {card}: {step}")?;
+                write!(f, "cannot open the bpf link on {interface}: {step}")?;
                 if missing.is_empty() {
                     write!(f, " failed: {cause}")?;
                 } else {
@@ -160,11 +160,11 @@ impl fmt::Display for HookError {
                 match (missing.is_empty(), cause.raw_os_error()) {
                     (false, _) | (true, Some(libc::EPERM)) => write!(
                         f,
-                        "; let the machine's agent lend on {card} (/etc/dipole/interfaces.toml), or set DIPOLE_LINK=udp"
+                        "; let the machine's agent grant rings on {interface} (/etc/dipole/interfaces.toml), or set DIPOLE_LINK=udp"
                     ),
                     (true, Some(libc::EBUSY)) if *step == Step::Xdp => write!(
                         f,
-                        "; another XDP program is there (ip link show {card}): use TCX, or set DIPOLE_LINK=udp"
+                        "; another XDP program is there (ip link show {interface}): use TCX, or set DIPOLE_LINK=udp"
                     ),
                     (true, Some(libc::EINVAL)) if step.tells_age() => write!(
                         f,
@@ -173,15 +173,15 @@ impl fmt::Display for HookError {
                     _ => write!(f, "; set DIPOLE_LINK=udp"),
                 }
             }
-            Self::NotEthernet { card, kind } => write!(
+            Self::NotEthernet { interface, kind } => write!(
                 f,
-                "cannot open the bpf link on {card}: it is no Ethernet card (kind {kind}); \
+                "cannot open the bpf link on {interface}: it is no Ethernet interface (kind {kind}); \
                  set DIPOLE_LINK=udp"
             ),
-            Self::NotOneHost { card, address } => write!(
+            Self::NotOneHost { interface, address } => write!(
                 f,
-                "cannot deposit packets to {address} on {card}: it is not the address of \
-                 one host; name the card's own address"
+                "cannot deposit packets to {address} on {interface}: it is not the address of \
+                 one host; name the interface's own address"
             ),
         }
     }

@@ -1,15 +1,15 @@
-//! Frames of lent sockets, checked where they leave.
+//! Checks the frames of delegated sockets at the interface's egress.
 
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use super::error::{HookError, Step};
 use super::{check_ethernet, wrong_program};
-use crate::CardId;
+use crate::InterfaceId;
 use crate::program::{guard, maps};
 use crate::sys::{self, AttachKind, Map, MapKind, MapShape, ProgramKind};
 
-/// Most sockets that one card guards.
+/// Most sockets that one interface guards.
 const MOST_SOCKETS: u32 = 4096;
 
 const COOKIES: MapShape<'static> = MapShape {
@@ -39,37 +39,37 @@ pub struct Allowed {
     pub ports: [u16; 2],
 }
 
-/// A program at a card's egress that drops what guarded sockets must not send.
+/// A program at an interface's egress that drops what guarded sockets must not send.
 ///
 /// It stays while this, or a copy of its descriptors, is open. It sees what goes by
-/// the card's queue: a socket with `PACKET_QDISC_BYPASS` goes around it.
+/// the interface's queue: a socket with `PACKET_QDISC_BYPASS` goes around it.
 #[derive(Debug)]
 pub struct Guard {
-    card: CardId,
+    interface: InterfaceId,
     link: OwnedFd,
     cookies: Map,
     refused: Map,
 }
 
 impl Guard {
-    /// Guards a card; nothing is guarded yet.
+    /// Guards an interface; nothing is guarded yet.
     ///
     /// # Errors
-    /// When the kernel refuses (before Linux 6.6 it always does) or it is no Ethernet card.
-    pub fn attach(card: &CardId) -> Result<Self, HookError> {
-        check_ethernet(card)?;
-        let failed = |step| move |cause| HookError::refused(&card.name, step, cause);
+    /// When the kernel refuses (before Linux 6.6 it always does) or it is no Ethernet interface.
+    pub fn attach(interface: &InterfaceId) -> Result<Self, HookError> {
+        check_ethernet(interface)?;
+        let failed = |step| move |cause| HookError::refused(&interface.name, step, cause);
         let cookies = Map::create(COOKIES, None).map_err(failed(Step::Map))?;
         let refused = Map::create(REFUSED, None).map_err(failed(Step::Map))?;
-        let program = guard::program().map_err(|wrong| wrong_program(card, wrong))?;
+        let program = guard::program().map_err(|wrong| wrong_program(interface, wrong))?;
         let code = program.linked(&[cookies.number(), refused.number()]);
         let (kind, at) = (ProgramKind::SchedCls, AttachKind::TcxEgress);
         let program = sys::load(kind, at, "dipole_guard", &code).map_err(|rejected| {
-            HookError::rejected(&card.name, Step::Load, rejected.cause, rejected.log)
+            HookError::rejected(&interface.name, Step::Load, rejected.cause, rejected.log)
         })?;
-        let link = sys::attach(program.as_fd(), card.index, at, 0);
+        let link = sys::attach(program.as_fd(), interface.index, at, 0);
         Ok(Self {
-            card: card.clone(),
+            interface: interface.clone(),
             link: link.map_err(failed(Step::TcxEgress))?,
             cookies,
             refused,
@@ -80,12 +80,15 @@ impl Guard {
     ///
     /// # Errors
     /// When they are something else.
-    pub fn from_descriptors(card: &CardId, kept: [OwnedFd; 3]) -> Result<Self, HookError> {
-        let failed = |cause| HookError::refused(&card.name, Step::Kept, cause);
+    pub fn from_descriptors(
+        interface: &InterfaceId,
+        kept: [OwnedFd; 3],
+    ) -> Result<Self, HookError> {
+        let failed = |cause| HookError::refused(&interface.name, Step::Kept, cause);
         let [link, cookies, refused] = kept;
         sys::check_link(link.as_fd()).map_err(failed)?;
         Ok(Self {
-            card: card.clone(),
+            interface: interface.clone(),
             link,
             cookies: Map::of(cookies, COOKIES).map_err(failed)?,
             refused: Map::of(refused, REFUSED).map_err(failed)?,
@@ -109,7 +112,7 @@ impl Guard {
     pub fn allow(&self, cookie: u64, allowed: &Allowed) -> Result<(), HookError> {
         let value = maps::allowed(allowed.mac, allowed.address, allowed.ports);
         let set = self.cookies.set(&cookie.to_ne_bytes(), &value);
-        set.map_err(|cause| HookError::refused(&self.card.name, Step::Entry, cause))
+        set.map_err(|cause| HookError::refused(&self.interface.name, Step::Entry, cause))
     }
 
     /// From now on the socket may send nothing.
@@ -120,16 +123,16 @@ impl Guard {
         let set = self
             .cookies
             .set(&cookie.to_ne_bytes(), &[0; maps::ALLOWED_BYTES]);
-        set.map_err(|cause| HookError::refused(&self.card.name, Step::Entry, cause))
+        set.map_err(|cause| HookError::refused(&self.interface.name, Step::Entry, cause))
     }
 
-    /// Forgets a socket that nobody has any more. One that is open could send anything then.
+    /// Removes a socket that no process has open any more; an open one could then send anything.
     ///
     /// # Errors
     /// When the kernel refuses; not when the socket was not guarded.
     pub fn forget(&self, cookie: u64) -> Result<(), HookError> {
         let removed = self.cookies.remove(&cookie.to_ne_bytes()).map(drop);
-        removed.map_err(|cause| HookError::refused(&self.card.name, Step::Entry, cause))
+        removed.map_err(|cause| HookError::refused(&self.interface.name, Step::Entry, cause))
     }
 
     /// How many frames were dropped.
@@ -140,9 +143,9 @@ impl Guard {
         self.refused.sum(0)
     }
 
-    /// Its card.
+    /// Its interface.
     #[must_use]
-    pub fn card(&self) -> &CardId {
-        &self.card
+    pub fn interface(&self) -> &InterfaceId {
+        &self.interface
     }
 }

@@ -1,4 +1,4 @@
-//! What guarded sockets can send on real cards, in network namespaces.
+//! What guarded sockets can send on real interfaces, in network namespaces.
 
 use std::fs::File;
 use std::io::Write;
@@ -8,17 +8,17 @@ use std::time::Duration;
 
 use dipole_testbed::Testbed;
 
-use super::tests::{card, raw_socket, socket, testbed};
+use super::tests::{interface, raw_socket, socket, testbed};
 use super::*;
 use crate::program::model;
 
-/// A socket that sends raw frames on a node's card, and its cookie.
-pub(super) fn frame_socket(testbed: &Testbed, node: u32, card: &CardId) -> (File, u64) {
+/// A socket that sends raw frames on a node's interface, and its cookie.
+pub(super) fn frame_socket(testbed: &Testbed, node: u32, interface: &InterfaceId) -> (File, u64) {
     let socket = raw_socket(testbed, node, libc::AF_PACKET, libc::SOCK_RAW, 0);
     // SAFETY: plain C data for which all zeros is valid.
     let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
     address.sll_family = u16::try_from(libc::AF_PACKET).unwrap();
-    address.sll_ifindex = i32::try_from(card.index).unwrap();
+    address.sll_ifindex = i32::try_from(interface.index).unwrap();
     let length = dipole_link::sys::socklen_of::<libc::sockaddr_ll>();
     // SAFETY: the pointer and the length describe `address`, which the kernel only reads.
     let result = unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), length) };
@@ -30,8 +30,11 @@ pub(super) fn frame_socket(testbed: &Testbed, node: u32, card: &CardId) -> (File
 #[test]
 fn a_guarded_socket_sends_only_what_it_may() {
     let Some(testbed) = testbed() else { return };
-    let card = card(&testbed, 1);
-    let guard = testbed.inside(1, || Guard::attach(&card)).unwrap().unwrap();
+    let interface = interface(&testbed, 1);
+    let guard = testbed
+        .inside(1, || Guard::attach(&interface))
+        .unwrap()
+        .unwrap();
     let receiver = socket(&testbed, 2);
     receiver
         .set_read_timeout(Some(Duration::from_secs(5)))
@@ -63,7 +66,7 @@ fn a_guarded_socket_sends_only_what_it_may() {
         frame[at] ^= 1;
         frame
     };
-    let (mut lent, cookie) = frame_socket(&testbed, 1, &card);
+    let (mut lent, cookie) = frame_socket(&testbed, 1, &interface);
     let allowed = Allowed {
         mac,
         address: own.into(),
@@ -93,7 +96,7 @@ fn a_guarded_socket_sends_only_what_it_may() {
     assert_eq!(guard.refused().unwrap(), before + 2);
 
     // Others are not concerned.
-    let (mut free, _) = frame_socket(&testbed, 1, &card);
+    let (mut free, _) = frame_socket(&testbed, 1, &interface);
     free.write_all(&frame(3)).unwrap();
     assert_eq!(received(), 3);
     guard.forget(cookie).unwrap();

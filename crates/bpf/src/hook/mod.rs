@@ -1,13 +1,11 @@
-//! The kernel's part on one card: its programs and maps, and who owns which ring.
+//! The kernel's part on one interface: its programs and maps, and who owns which ring.
 //!
-//! A [`Hook`] takes packets at the card's ingress into rings, a [`Guard`] checks what
-//! lent sockets send. Both are attached by a link of the kernel, so that they go with
+//! A [`Hook`] takes packets at the interface's ingress into rings, a [`Guard`] checks what
+//! delegated sockets send. Both are attached by a link of the kernel, so that they go with
 //! the last descriptor of it, also when their process is killed. See `docs/bpf.md`.
 
 #[cfg(test)]
 mod agreement;
-#[cfg(test)]
-mod card_tests;
 mod counters;
 #[cfg(test)]
 pub(crate) mod drain;
@@ -15,6 +13,8 @@ mod error;
 mod guard;
 #[cfg(test)]
 mod guard_tests;
+#[cfg(test)]
+mod interface_tests;
 #[cfg(test)]
 mod tests;
 
@@ -26,13 +26,13 @@ pub use counters::Counters;
 pub use error::{HookError, Step};
 pub use guard::{Allowed, Guard};
 
-use super::CardId;
+use super::InterfaceId;
 use super::program::assembler::AssemblyError;
 use super::program::dispatch::{self, Hooked};
 use super::program::maps::{self, Reason};
 use super::sys::{self, AttachKind, Map, MapKind, MapShape, ProgramKind};
 
-/// Most rings on one card.
+/// Most rings on one interface.
 const MOST_RINGS: u32 = 4096;
 /// Bytes of the pattern for rings in the map of rings; theirs may differ.
 const PATTERN_RING_BYTES: u32 = 1 << 16;
@@ -63,7 +63,7 @@ const FULL: MapShape<'static> = MapShape {
     entries: MOST_RINGS,
 };
 
-/// Where at a card's ingress the program runs.
+/// Where at an interface's ingress the program runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Place {
     /// Before the traffic-control queue; leaves segmentation offload alone. Linux 6.6.
@@ -84,7 +84,7 @@ impl std::fmt::Display for Place {
     }
 }
 
-/// Makes a ring that packets can be deposited in; whoever holds the descriptor may map it.
+/// Creates a ring; every holder of the descriptor may map it.
 ///
 /// # Errors
 /// When `bytes` is no power of two of at least a page, the kernel has no memory, or
@@ -103,7 +103,7 @@ pub fn create_ring(bytes: u32) -> io::Result<OwnedFd> {
 /// How many bytes a ring has; asks for no privileges.
 ///
 /// # Errors
-/// `InvalidInput` if the descriptor is none of a ring, or the kernel does not say.
+/// `InvalidInput` if the descriptor is not a ring, or the kernel's error.
 pub fn ring_bytes(ring: BorrowedFd<'_>) -> io::Result<u32> {
     let facts = sys::map_facts(ring)?;
     match facts.kind == MapKind::Ring as u32 {
@@ -112,12 +112,12 @@ pub fn ring_bytes(ring: BorrowedFd<'_>) -> io::Result<u32> {
     }
 }
 
-/// The program at one card's ingress, and which rings it fills.
+/// The program at one interface's ingress, and which rings it fills.
 ///
 /// It stays while this, or a copy of its [`descriptors`](Self::descriptors), is open.
 #[derive(Debug)]
 pub struct Hook {
-    card: CardId,
+    interface: InterfaceId,
     place: Place,
     link: OwnedFd,
     rings: Map,
@@ -126,25 +126,25 @@ pub struct Hook {
 }
 
 impl Hook {
-    /// Attaches the program to a card; it takes nothing yet. Programs of others that are
+    /// Attaches the program to an interface; it takes nothing yet. Programs of others that are
     /// there already stay, and run before it at TCX.
     ///
     /// # Errors
     /// - [`HookError::NotEthernet`]: nothing was tried.
     /// - [`HookError::Refused`]: the kernel did, at this step; nothing is attached.
-    pub fn attach(card: &CardId, place: Place) -> Result<Self, HookError> {
-        let mac = check_ethernet(card)?;
-        let parts = prepare(card, place, mac)?;
+    pub fn attach(interface: &InterfaceId, place: Place) -> Result<Self, HookError> {
+        let mac = check_ethernet(interface)?;
+        let parts = prepare(interface, place, mac)?;
         let (kind, flags, step) = match place {
             Place::Tcx => (AttachKind::TcxIngress, 0, Step::Tcx),
             Place::XdpGeneric => (AttachKind::Xdp, sys::XDP_GENERIC, Step::Xdp),
             Place::XdpNative => (AttachKind::Xdp, sys::XDP_NATIVE, Step::Xdp),
         };
-        let link = sys::attach(parts.program.as_fd(), card.index, kind, flags);
+        let link = sys::attach(parts.program.as_fd(), interface.index, kind, flags);
         Ok(Self {
-            card: card.clone(),
+            interface: interface.clone(),
             place,
-            link: link.map_err(|cause| HookError::refused(&card.name, step, cause))?,
+            link: link.map_err(|cause| HookError::refused(&interface.name, step, cause))?,
             rings: parts.rings,
             counters: parts.counters,
             full: parts.full,
@@ -155,9 +155,11 @@ impl Hook {
     ///
     /// # Errors
     /// As for [`attach`](Self::attach).
-    pub fn attach_best(card: &CardId) -> Result<Self, HookError> {
-        match Self::attach(card, Place::Tcx) {
-            Err(error) if error.is_unknown_to_kernel() => Self::attach(card, Place::XdpGeneric),
+    pub fn attach_best(interface: &InterfaceId) -> Result<Self, HookError> {
+        match Self::attach(interface, Place::Tcx) {
+            Err(error) if error.is_unknown_to_kernel() => {
+                Self::attach(interface, Place::XdpGeneric)
+            }
             other => other,
         }
     }
@@ -167,15 +169,15 @@ impl Hook {
     /// # Errors
     /// When they are something else.
     pub fn from_descriptors(
-        card: &CardId,
+        interface: &InterfaceId,
         place: Place,
         kept: [OwnedFd; 4],
     ) -> Result<Self, HookError> {
-        let failed = |cause| HookError::refused(&card.name, Step::Kept, cause);
+        let failed = |cause| HookError::refused(&interface.name, Step::Kept, cause);
         let [link, rings, counters, full] = kept;
         sys::check_link(link.as_fd()).map_err(failed)?;
         Ok(Self {
-            card: card.clone(),
+            interface: interface.clone(),
             place,
             link,
             rings: Map::of(rings, RINGS).map_err(failed)?,
@@ -209,15 +211,15 @@ impl Hook {
         };
         if several || address.is_multicast() || address.is_unspecified() {
             return Err(HookError::NotOneHost {
-                card: self.card.name.clone(),
+                interface: self.interface.name.clone(),
                 address,
             });
         }
-        let key = maps::key(address, self.card.index, port);
+        let key = maps::key(address, self.interface.index, port);
         // The counter first: the program looks for it as soon as there is a ring.
         let entered = (self.full.set(&key, &0_u64.to_ne_bytes()))
             .and_then(|()| self.rings.set_map(&key, ring));
-        entered.map_err(|cause| HookError::refused(&self.card.name, Step::Entry, cause))
+        entered.map_err(|cause| HookError::refused(&self.interface.name, Step::Entry, cause))
     }
 
     /// From now on packets to this address and port go to the socket. Waits as
@@ -226,27 +228,28 @@ impl Hook {
     /// # Errors
     /// When the kernel refuses; not when there was no ring.
     pub fn remove(&self, address: IpAddr, port: u16) -> Result<(), HookError> {
-        let key = maps::key(address, self.card.index, port);
+        let key = maps::key(address, self.interface.index, port);
         let removed = self.rings.remove(&key).and_then(|_| self.full.remove(&key));
         removed
             .map(drop)
-            .map_err(|cause| HookError::refused(&self.card.name, Step::Entry, cause))
+            .map_err(|cause| HookError::refused(&self.interface.name, Step::Entry, cause))
     }
 
-    /// The addresses and ports that have a ring, whoever entered them.
+    /// All addresses and ports that have a ring.
     ///
     /// # Errors
-    /// When the kernel does not say.
+    /// The kernel's.
     pub fn entered(&self) -> Result<Vec<(IpAddr, u16)>, HookError> {
         let keys = self.rings.keys(MOST_RINGS);
-        let keys = keys.map_err(|cause| HookError::refused(&self.card.name, Step::Entry, cause))?;
+        let keys =
+            keys.map_err(|cause| HookError::refused(&self.interface.name, Step::Entry, cause))?;
         Ok(keys.iter().filter_map(|key| maps::of_key(key)).collect())
     }
 
     /// What became of the packets, all CPUs together.
     ///
     /// # Errors
-    /// When the kernel does not say.
+    /// The kernel's.
     pub fn counters(&self) -> io::Result<Counters> {
         let count = |reason: Reason| self.counters.sum(reason as u32);
         Ok(Counters {
@@ -265,15 +268,15 @@ impl Hook {
     /// How many packets found the ring of this address and port full; 0 if there is none.
     ///
     /// # Errors
-    /// When the kernel does not say.
+    /// The kernel's.
     pub fn full(&self, address: IpAddr, port: u16) -> io::Result<u64> {
-        let key = maps::key(address, self.card.index, port);
+        let key = maps::key(address, self.interface.index, port);
         let value = self.full.look_up(&key)?;
         let bytes = value.and_then(|value| value.try_into().ok());
         Ok(bytes.map_or(0, u64::from_ne_bytes))
     }
 
-    /// Takes the program off the card now, whoever else holds its descriptors. Without this
+    /// Detaches the program now, even if other processes hold its descriptors. Without this
     /// it goes a moment after the last of them is closed.
     ///
     /// # Errors
@@ -282,10 +285,10 @@ impl Hook {
         sys::detach(self.link.as_fd())
     }
 
-    /// Its card.
+    /// Its interface.
     #[must_use]
-    pub fn card(&self) -> &CardId {
-        &self.card
+    pub fn interface(&self) -> &InterfaceId {
+        &self.interface
     }
 
     /// Where the program runs.
@@ -304,8 +307,8 @@ struct Parts {
 }
 
 /// Loads the program for a place, with empty maps.
-fn prepare(card: &CardId, place: Place, mac: [u8; 6]) -> Result<Parts, HookError> {
-    let failed = |cause| HookError::refused(&card.name, Step::Map, cause);
+fn prepare(interface: &InterfaceId, place: Place, mac: [u8; 6]) -> Result<Parts, HookError> {
+    let failed = |cause| HookError::refused(&interface.name, Step::Map, cause);
     let pattern = create_ring(PATTERN_RING_BYTES).map_err(failed)?;
     let rings = Map::create(RINGS, Some(pattern.as_fd())).map_err(failed)?;
     let counters = Map::create(COUNTERS, None).map_err(failed)?;
@@ -316,10 +319,10 @@ fn prepare(card: &CardId, place: Place, mac: [u8; 6]) -> Result<Parts, HookError
             (Hooked::Xdp { mac }, ProgramKind::Xdp, AttachKind::Xdp)
         }
     };
-    let program = dispatch::program(hooked).map_err(|wrong| wrong_program(card, wrong))?;
+    let program = dispatch::program(hooked).map_err(|wrong| wrong_program(interface, wrong))?;
     let code = program.linked(&[&rings, &counters, &full].map(Map::number));
     let program = sys::load(kind, at, "dipole_ingress", &code).map_err(|rejected| {
-        HookError::rejected(&card.name, Step::Load, rejected.cause, rejected.log)
+        HookError::rejected(&interface.name, Step::Load, rejected.cause, rejected.log)
     })?;
     Ok(Parts {
         program,
@@ -329,24 +332,24 @@ fn prepare(card: &CardId, place: Place, mac: [u8; 6]) -> Result<Parts, HookError
     })
 }
 
-/// The card's own MAC address.
-fn check_ethernet(card: &CardId) -> Result<[u8; 6], HookError> {
-    let (kind, mac) = sys::hardware(&card.name)
-        .map_err(|cause| HookError::refused(&card.name, Step::Card, cause))?;
+/// The interface's own MAC address.
+fn check_ethernet(interface: &InterfaceId) -> Result<[u8; 6], HookError> {
+    let (kind, mac) = sys::hardware(&interface.name)
+        .map_err(|cause| HookError::refused(&interface.name, Step::Interface, cause))?;
     match kind {
         libc::ARPHRD_ETHER | libc::ARPHRD_LOOPBACK => Ok(mac),
         kind => Err(HookError::NotEthernet {
-            card: card.name.clone(),
+            interface: interface.name.clone(),
             kind,
         }),
     }
 }
 
-fn wrong_program(card: &CardId, wrong: AssemblyError) -> HookError {
-    HookError::refused(&card.name, Step::Load, io::Error::other(wrong))
+fn wrong_program(interface: &InterfaceId, wrong: AssemblyError) -> HookError {
+    HookError::refused(&interface.name, Step::Load, io::Error::other(wrong))
 }
 
-/// A program that is attached to a card, ours or somebody else's.
+/// A program attached to an interface, of Dipole or not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attached {
     /// Where.
@@ -366,18 +369,18 @@ pub enum Side {
     Egress,
 }
 
-/// The programs at a card's TCX hooks, in the order in which they run.
+/// The programs at an interface's TCX hooks, in the order in which they run.
 ///
 /// # Errors
-/// When the kernel does not say: CAP_NET_ADMIN is missing or it has no TCX.
-pub fn attached(card: &CardId) -> io::Result<Vec<Attached>> {
+/// The kernel's: CAP_NET_ADMIN is missing, or it has no TCX.
+pub fn attached(interface: &InterfaceId) -> io::Result<Vec<Attached>> {
     let mut found = Vec::new();
     let sides = [
         (Side::Ingress, AttachKind::TcxIngress),
         (Side::Egress, AttachKind::TcxEgress),
     ];
     for (side, kind) in sides {
-        for id in sys::attached(card.index, kind)? {
+        for id in sys::attached(interface.index, kind)? {
             let name = sys::program_name(id).ok();
             found.push(Attached { side, id, name });
         }

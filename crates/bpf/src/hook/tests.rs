@@ -1,4 +1,4 @@
-//! The kernel's part on real cards, in network namespaces.
+//! The kernel's part on real interfaces, in network namespaces.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -25,18 +25,18 @@ pub(super) fn testbed() -> Option<Testbed> {
     Some(testbed.expect("a testbed can be made here"))
 }
 
-pub(super) fn card(testbed: &Testbed, node: u32) -> CardId {
+pub(super) fn interface(testbed: &Testbed, node: u32) -> InterfaceId {
     let index = testbed.inside(node, || {
         let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
         rustix::net::netdevice::name_to_index(&socket, "net0")
     });
-    CardId {
+    InterfaceId {
         index: index.unwrap().unwrap(),
         name: "net0".to_owned(),
     }
 }
 
-/// A socket on a node's card that waits some seconds at most.
+/// A socket on a node's interface that waits some seconds at most.
 pub(super) fn socket(testbed: &Testbed, node: u32) -> UdpSocket {
     let address = testbed.node(node).addresses[0];
     let socket = testbed.inside(node, || UdpSocket::bind((address, 0)));
@@ -62,10 +62,12 @@ pub(super) fn wait_for(drain: &mut Drain, count: usize) -> Vec<Deposit> {
     found
 }
 
-/// The place, or a word why this card cannot have it.
+/// The place, or a word why this interface cannot have it.
 pub(super) fn attach(testbed: &Testbed, node: u32, place: Place) -> Hook {
-    let card = card(testbed, node);
-    let hook = testbed.inside(node, || Hook::attach(&card, place)).unwrap();
+    let interface = interface(testbed, node);
+    let hook = testbed
+        .inside(node, || Hook::attach(&interface, place))
+        .unwrap();
     hook.unwrap_or_else(|error| panic!("{error}"))
 }
 
@@ -75,8 +77,8 @@ fn packets_to_an_entered_port_are_deposited_and_others_reach_their_socket() {
     for place in [Place::Tcx, Place::XdpGeneric, Place::XdpNative] {
         let hook = attach(&testbed, 2, place);
         assert_eq!(
-            (hook.card().index, hook.place()),
-            (card(&testbed, 2).index, place)
+            (hook.interface().index, hook.place()),
+            (interface(&testbed, 2).index, place)
         );
         let ring = create_ring(RING_BYTES).unwrap();
         let mut drain = Drain::open(ring.as_fd());
@@ -263,10 +265,13 @@ fn packets_that_find_the_ring_full_reach_the_socket() {
     }
 }
 
-/// Names of the programs at the ingress of a node's card.
+/// Names of the programs at the ingress of a node's interface.
 fn ingress(testbed: &Testbed, node: u32) -> Vec<String> {
-    let card = card(testbed, node);
-    let all = testbed.inside(node, || attached(&card)).unwrap().unwrap();
+    let interface = interface(testbed, node);
+    let all = testbed
+        .inside(node, || attached(&interface))
+        .unwrap()
+        .unwrap();
     let ingress = all.into_iter().filter(|found| found.side == Side::Ingress);
     ingress.map(|found| found.name.unwrap()).collect()
 }
@@ -280,7 +285,7 @@ fn programs_of_others_stay_and_run_before_ours() {
     let code = code.finish().unwrap().linked(&[]);
     let (kind, at) = (ProgramKind::SchedCls, AttachKind::TcxIngress);
     let program = sys::load(kind, at, "somebody", &code).unwrap();
-    let index = card(&testbed, 2).index;
+    let index = interface(&testbed, 2).index;
     let theirs = testbed.inside(2, || sys::attach(program.as_fd(), index, at, 0));
     let theirs = theirs.unwrap().unwrap();
 
@@ -351,13 +356,13 @@ fn a_hook_is_taken_over_by_its_descriptors() {
     };
     let mut wrong = kept();
     wrong.swap(0, 1);
-    let wrong = Hook::from_descriptors(hook.card(), Place::Tcx, wrong).unwrap_err();
+    let wrong = Hook::from_descriptors(hook.interface(), Place::Tcx, wrong).unwrap_err();
     assert!(wrong.to_string().contains("net0"), "{wrong}");
     let mut wrong = kept();
     wrong.swap(2, 3);
-    assert!(Hook::from_descriptors(hook.card(), Place::Tcx, wrong).is_err());
+    assert!(Hook::from_descriptors(hook.interface(), Place::Tcx, wrong).is_err());
 
-    let taken = Hook::from_descriptors(hook.card(), Place::Tcx, kept()).unwrap();
+    let taken = Hook::from_descriptors(hook.interface(), Place::Tcx, kept()).unwrap();
     drop(hook);
     sender.send_to(b"kept", to).unwrap();
     assert_eq!(wait_for(&mut drain, 1)[0].payload, b"kept");
@@ -427,9 +432,9 @@ fn addresses_of_several_hosts_and_other_maps_are_refused() {
 }
 
 #[test]
-fn an_error_says_card_step_and_what_is_missing() {
+fn an_error_says_interface_step_and_what_is_missing() {
     let error = HookError::Refused {
-        card: "eth1".to_owned(),
+        interface: "eth1".to_owned(),
         step: Step::Tcx,
         cause: io::Error::from_raw_os_error(libc::EPERM),
         log: String::new(),
@@ -438,14 +443,16 @@ fn an_error_says_card_step_and_what_is_missing() {
     assert_eq!(
         error.to_string(),
         "cannot open the bpf link on eth1: attaching at TCX ingress needs CAP_NET_ADMIN \
-         (Operation not permitted (os error 1)); let the machine's agent lend on eth1 \
+         (Operation not permitted (os error 1)); let the machine's agent grant rings on eth1 \
          (/etc/dipole/interfaces.toml), or set DIPOLE_LINK=udp"
     );
-    let card = CardId {
+    let interface = InterfaceId {
         index: 1,
         name: "nosuch0".to_owned(),
     };
-    let error = Hook::attach(&card, Place::Tcx).unwrap_err().to_string();
+    let error = Hook::attach(&interface, Place::Tcx)
+        .unwrap_err()
+        .to_string();
     assert!(
         error.contains("nosuch0: asking for its hardware address"),
         "{error}"

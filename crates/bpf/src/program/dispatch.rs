@@ -1,4 +1,4 @@
-//! The program at a card's ingress: it puts small packets of ours into the ring of
+//! The program at an interface's ingress: it puts small packets of ours into the ring of
 //! their process and passes everything else on, untouched.
 //!
 //! One generator for TCX, where packets are `sk_buff`s, and XDP. What it takes and
@@ -19,7 +19,7 @@ use Reg::{Frame, R0, R1, R2, R3, R4, R5, R6, R7, R8, R9};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Hooked {
     Tcx,
-    /// XDP does not know whom a frame is for: it is compared with the card's address.
+    /// XDP does not know whom a frame is for: it is compared with the interface's address.
     Xdp {
         mac: [u8; 6],
     },
@@ -48,7 +48,7 @@ impl Hooked {
         }
     }
 
-    /// Offsets in the context: packet, its end, number of the card.
+    /// Offsets in the context: packet, its end, number of the interface.
     fn fields(self) -> (i16, i16, i16) {
         match self {
             Self::Tcx => (skb::DATA, skb::DATA_END, skb::IFINDEX),
@@ -177,7 +177,7 @@ impl Writer {
         let (keyed, options) = (self.code.label(), self.code.label());
         let (code, pass) = (&mut self.code, self.pass);
         if self.hooked == Hooked::Tcx {
-            // A tagged packet comes again at the VLAN's own card, untagged, if it is for us.
+            // A tagged packet comes again at the VLAN's own interface, untagged, if it is for us.
             code.load(Size::Word, R4, R6, skb::VLAN_PRESENT);
             code.jump_if(R4, When::Different, 0, pass);
         }

@@ -1,4 +1,4 @@
-//! The program at a card's egress: frames of guarded sockets must come from whom they say.
+//! The program at an interface's egress: frames of guarded sockets must have the source addresses that were granted to them.
 //!
 //! A guarded socket is known by its cookie. Its frames must have the source that it is
 //! allowed: MAC address, IP address, UDP port. Others of its frames are dropped and

@@ -22,7 +22,7 @@ pub(crate) enum Reason {
     TooLong = 5,
     /// Lengths that do not agree, or no payload.
     Length = 6,
-    /// Not addressed to this card's own MAC address.
+    /// Not addressed to this interface's own MAC address.
     OtherHost = 7,
     /// The frame could not be read where its lengths said that it can.
     Unreadable = 8,
@@ -46,12 +46,12 @@ impl Reason {
 /// Bytes of what identifies a ring.
 pub(crate) const KEY_BYTES: usize = 24;
 
-/// 0..16 destination address (IPv4: the first four), 16..20 the card's number, 20..22
+/// 0..16 destination address (IPv4: the first four), 16..20 the interface's number, 20..22
 /// port in network order, 22..24 IP version, so that no IPv4 address is like an IPv6 one.
-pub(crate) fn key(address: IpAddr, card: u32, port: u16) -> [u8; KEY_BYTES] {
+pub(crate) fn key(address: IpAddr, interface: u32, port: u16) -> [u8; KEY_BYTES] {
     let mut key = [0; KEY_BYTES];
     let version = put_address(&mut key[..16], address);
-    key[16..20].copy_from_slice(&card.to_ne_bytes());
+    key[16..20].copy_from_slice(&interface.to_ne_bytes());
     key[20..22].copy_from_slice(&port.to_be_bytes());
     key[22..].copy_from_slice(&version.to_ne_bytes());
     key

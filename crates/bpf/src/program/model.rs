@@ -8,7 +8,7 @@ use super::dispatch::Hooked;
 use super::maps::{KEY_BYTES, Reason, key};
 use crate::layout::{CLASSES, MAX_PAYLOAD_BYTES};
 
-/// The card whose packets they are: the loopback's number, where the kernel's test runs are.
+/// The interface whose packets they are: the loopback's number, where the kernel's test runs are.
 pub(crate) const CARD: u32 = 1;
 pub(crate) const PORT: u16 = 4711;
 pub(crate) const FROM_PORT: u16 = 815;

@@ -29,7 +29,7 @@ const PLAIN_V4: i32 = 0x45;
 /// Whose packets go to the socket.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wanted {
-    /// The card's own address.
+    /// The interface's own address.
     pub(crate) mac: [u8; 6],
     pub(crate) to: SocketAddr,
     pub(crate) queue: u32,

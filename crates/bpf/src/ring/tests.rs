@@ -202,9 +202,12 @@ fn a_reader_that_is_awake_tells_seldom_but_often_enough() {
         assert_eq!(kernel.push(&ring, &v4(1, b"one by one")), Some(false));
         assert_eq!(ring.poll(), Ok(1));
         changes += u64::from(told(&ring) != before);
-        let untold = kernel.written - told(&ring);
+        let unpublished = kernel.written - told(&ring);
         // And what the last poll shows, and the one before.
-        assert!(untold < RING_BYTES as u64 / UNTOLD_SHARE + 128, "{untold}");
+        assert!(
+            unpublished < RING_BYTES as u64 / UNPUBLISHED_SHARE + 128,
+            "{unpublished}"
+        );
     }
     assert!((1..records / 4).contains(&changes), "{changes}");
 }

@@ -83,7 +83,7 @@ pub(crate) fn load(
             kernel_version: u32,
             flags: u32,
             name: [u8; 16],
-            card: u32,
+            interface: u32,
             attach: u32,
         }
         let logged = !log.is_empty();
@@ -104,7 +104,7 @@ pub(crate) fn load(
                 ProgramKind::SchedCls | ProgramKind::XdpWhole => 0,
             },
             name: name_of(name),
-            card: 0,
+            interface: 0,
             attach: attach as u32,
         };
         // SAFETY: instructions and log are given with their lengths, the license is a
@@ -125,17 +125,17 @@ pub(crate) fn load(
     })
 }
 
-/// Attaches a program to a card; it stays while the descriptor, or a copy of it, is open.
+/// Attaches a program to an interface; it stays while the descriptor, or a copy of it, is open.
 pub(crate) fn attach(
     program: BorrowedFd<'_>,
-    card: u32,
+    interface: u32,
     kind: AttachKind,
     flags: u32,
 ) -> io::Result<OwnedFd> {
     #[repr(C)]
     struct Attributes {
         program: u32,
-        card: u32,
+        interface: u32,
         kind: u32,
         flags: u32,
         relative: u32,
@@ -144,7 +144,7 @@ pub(crate) fn attach(
     }
     let mut attributes = Attributes {
         program: raw(program),
-        card,
+        interface,
         kind: kind as u32,
         flags,
         relative: 0,
@@ -155,7 +155,7 @@ pub(crate) fn attach(
     unsafe { call(LINK_CREATE, &mut attributes) }.map(own)
 }
 
-/// Takes a program off its card now; closing the last descriptor of the link does so only a
+/// Takes a program off its interface now; closing the last descriptor of the link does so only a
 /// moment later.
 pub(crate) fn detach(link: BorrowedFd<'_>) -> io::Result<()> {
     #[repr(C)]
@@ -167,13 +167,13 @@ pub(crate) fn detach(link: BorrowedFd<'_>) -> io::Result<()> {
     unsafe { call(LINK_DETACH, &mut attributes) }.map(drop)
 }
 
-/// The programs attached to a card, by number, in the order in which they run.
-pub(crate) fn attached(card: u32, kind: AttachKind) -> io::Result<Vec<u32>> {
+/// The programs attached to an interface, by number, in the order in which they run.
+pub(crate) fn attached(interface: u32, kind: AttachKind) -> io::Result<Vec<u32>> {
     /// As many programs as the kernel lets be at one hook.
     const MOST: usize = 64;
     #[repr(C)]
     struct Attributes {
-        card: u32,
+        interface: u32,
         kind: u32,
         query_flags: u32,
         attach_flags: u32,
@@ -187,7 +187,7 @@ pub(crate) fn attached(card: u32, kind: AttachKind) -> io::Result<Vec<u32>> {
     }
     let mut programs = [0_u32; MOST];
     let mut attributes = Attributes {
-        card,
+        interface,
         kind: kind as u32,
         query_flags: 0,
         attach_flags: 0,

@@ -1,11 +1,11 @@
-//! The program that leads the packets of one UDP port into an AF_XDP socket, on its card.
+//! The program that leads the packets of one UDP port into an AF_XDP socket, on its interface.
 
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 
 use super::{Xsk, longest_received_frame};
-use crate::CardId;
+use crate::InterfaceId;
 use crate::program::queue::{self, Wanted};
 use crate::sys::{self, AttachKind, Map, MapKind, MapShape, ProgramKind};
 
@@ -25,7 +25,7 @@ const COUNTER: MapShape<'static> = MapShape {
     entries: 1,
 };
 
-/// The program of one socket; dropping it takes it off the card.
+/// The program of one socket; dropping it takes it off the interface.
 #[derive(Debug)]
 pub struct XskHook {
     link: OwnedFd,
@@ -35,19 +35,19 @@ pub struct XskHook {
 }
 
 impl XskHook {
-    /// Leads what comes on a card to this address and port into the socket: at generic XDP,
-    /// in the driver where the card itself works on the socket's memory.
+    /// Leads what comes on an interface to this address and port into the socket: at generic XDP,
+    /// in the driver where the interface itself works on the socket's memory.
     ///
     /// # Errors
     /// Without CAP_BPF and CAP_NET_ADMIN, or when there is another program at this place.
-    pub fn attach(card: &CardId, xsk: &Xsk, to: SocketAddr) -> io::Result<XskHook> {
+    pub fn attach(interface: &InterfaceId, xsk: &Xsk, to: SocketAddr) -> io::Result<XskHook> {
         let tell = |what: &str, error: io::Error| {
-            let CardId { index, name } = card;
-            let text = format!("cannot {what} card {name} (number {index}): {error}");
+            let InterfaceId { index, name } = interface;
+            let text = format!("cannot {what} interface {name} (number {index}): {error}");
             io::Error::new(error.kind(), text)
         };
         let make = || -> io::Result<(OwnedFd, Map, Map)> {
-            let (_, mac) = sys::hardware(&card.name)?;
+            let (_, mac) = sys::hardware(&interface.name)?;
             let sockets = Map::create(SOCKETS, None)?;
             let counter = Map::create(COUNTER, None)?;
             sockets.set_map(&[0; 4], xsk.as_fd())?;
@@ -77,7 +77,7 @@ impl XskHook {
             true => sys::XDP_NATIVE,
             false => sys::XDP_GENERIC,
         };
-        let link = sys::attach(program.as_fd(), card.index, AttachKind::Xdp, mode)
+        let link = sys::attach(program.as_fd(), interface.index, AttachKind::Xdp, mode)
             .map_err(|error| tell("attach the program of an AF_XDP socket to", error))?;
         Ok(XskHook {
             link,

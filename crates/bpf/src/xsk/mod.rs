@@ -1,4 +1,4 @@
-//! An AF_XDP socket on one queue of a card: frames out and in through memory shared with
+//! An AF_XDP socket on one queue of an interface: frames out and in through memory shared with
 //! the kernel.
 //!
 //! In copy mode the kernel makes its usual packet of each frame; zero copy is tried when
@@ -25,7 +25,7 @@ use rustix::net::{
 pub use hook::XskHook;
 
 use self::ring::{Mapping, Piece, Ring, Which};
-use super::CardId;
+use super::InterfaceId;
 use super::headers::read_udp;
 use super::raw::{RawFrame, Sent, Templates, write_frame};
 
@@ -41,13 +41,13 @@ const MAX_KICKS: u32 = 64;
 /// How to open such a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct XskOptions {
-    /// The card's queue.
+    /// The interface's queue.
     pub queue: u32,
     /// Pieces for each direction, a power of two; of [`PIECE_BYTES`] each, locked in memory.
     pub pieces: u32,
     /// Whether frames shall come, too.
     pub receive: bool,
-    /// Whether the card itself may work on the shared memory. Else, and where it can't, the
+    /// Whether the interface itself may work on the shared memory. Else, and where it can't, the
     /// kernel copies.
     pub zero_copy: bool,
 }
@@ -71,7 +71,7 @@ pub struct XskStats {
     pub sent_frames: u64,
     /// Times there was no room.
     pub full: u64,
-    /// Frames longer than their way or a piece.
+    /// Frames longer than their route or a piece.
     pub too_long: u64,
     /// Frames handed out.
     pub received_frames: u64,
@@ -94,8 +94,8 @@ pub struct Xsk {
     /// Which of the pieces to send from are ours, and the same as a list.
     sending: Vec<bool>,
     free: Vec<u32>,
-    /// Pieces that are lent out by the last poll.
-    lent: Vec<u32>,
+    /// Pieces that the last poll offers.
+    offered: Vec<u32>,
     /// What the last poll found: who sent it, and where the payload lies.
     found: Vec<(SocketAddr, Range<usize>)>,
     templates: Templates,
@@ -105,32 +105,36 @@ pub struct Xsk {
 }
 
 impl Xsk {
-    /// Opens a socket on a card's queue. What comes needs a [`XskHook`] besides.
+    /// Opens a socket on an interface's queue. What comes needs a [`XskHook`] besides.
     ///
     /// # Errors
-    /// Without CAP_NET_RAW, when the memory may not be locked, when there is no such card
+    /// Without CAP_NET_RAW, when the memory may not be locked, when there is no such interface
     /// or queue, or another socket has it (the kernel gives a queue back a moment after
     /// its socket was closed).
     ///
     /// # Panics
     /// When the number of pieces is not a power of two.
-    pub fn open(card: &CardId, options: &XskOptions) -> io::Result<Xsk> {
+    pub fn open(interface: &InterfaceId, options: &XskOptions) -> io::Result<Xsk> {
         if options.zero_copy
-            && let Ok(xsk) = Xsk::open_as(card, options, SocketAddrXdpFlags::XDP_ZEROCOPY)
+            && let Ok(xsk) = Xsk::open_as(interface, options, SocketAddrXdpFlags::XDP_ZEROCOPY)
         {
             return Ok(xsk);
         }
-        Xsk::open_as(card, options, SocketAddrXdpFlags::XDP_COPY).map_err(|error| {
-            let (CardId { index, name }, queue) = (card, options.queue);
+        Xsk::open_as(interface, options, SocketAddrXdpFlags::XDP_COPY).map_err(|error| {
+            let (InterfaceId { index, name }, queue) = (interface, options.queue);
             let text = format!(
-                "cannot open an AF_XDP socket on queue {queue} of card {name} (number {index}): \
+                "cannot open an AF_XDP socket on queue {queue} of interface {name} (number {index}): \
                  {error}"
             );
             io::Error::new(error.kind(), text)
         })
     }
 
-    fn open_as(card: &CardId, options: &XskOptions, mode: SocketAddrXdpFlags) -> io::Result<Xsk> {
+    fn open_as(
+        interface: &InterfaceId,
+        options: &XskOptions,
+        mode: SocketAddrXdpFlags,
+    ) -> io::Result<Xsk> {
         let pieces = options.pieces;
         assert!(pieces.is_power_of_two(), "{pieces} pieces");
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -167,7 +171,7 @@ impl Xsk {
             pieces,
             sending: vec![false; pieces as usize],
             free: (0..pieces).collect(),
-            lent: Vec::with_capacity(MAX_POLL as usize),
+            offered: Vec::with_capacity(MAX_POLL as usize),
             found: Vec::with_capacity(MAX_POLL as usize),
             templates: Templates::new(),
             queue: options.queue,
@@ -180,20 +184,20 @@ impl Xsk {
         }
         xsk.fill.publish(pieces);
         let flags = mode | SocketAddrXdpFlags::XDP_USE_NEED_WAKEUP;
-        let address = SocketAddrXdp::new(flags, card.index, options.queue);
+        let address = SocketAddrXdp::new(flags, interface.index, options.queue);
         bind(&xsk.socket, &address)?;
         let mode = sockopt::xdp_options(&xsk.socket)?;
         xsk.zero_copy = mode.contains(XdpOptionsFlags::XDP_OPTIONS_ZEROCOPY);
         Ok(xsk)
     }
 
-    /// True when the card works on the shared memory itself.
+    /// True when the interface works on the shared memory itself.
     #[must_use]
     pub fn is_zero_copy(&self) -> bool {
         self.zero_copy
     }
 
-    /// The card's queue.
+    /// The interface's queue.
     #[must_use]
     pub fn queue(&self) -> u32 {
         self.queue
@@ -206,7 +210,7 @@ impl Xsk {
     }
 
     /// Sends frames in order, by one system call for some dozens: how many were taken, and
-    /// what became of the one after those. Never waits. Frames taken while the card is down
+    /// what became of the one after those. Never waits. Frames taken while the interface is down
     /// leave when it is up again.
     ///
     /// # Errors
@@ -330,7 +334,7 @@ impl Xsk {
                 self.stats.misplaced += 1;
                 continue;
             };
-            self.lent.push(index);
+            self.offered.push(index);
             let start = range.start;
             match read_udp(self.memory.bytes(start, range.len())) {
                 Some((from, inner)) => {
@@ -363,7 +367,7 @@ impl Xsk {
         let room = self.fill.room();
         let mut put = 0;
         while put < room
-            && let Some(index) = self.lent.pop()
+            && let Some(index) = self.offered.pop()
         {
             self.fill.put(put, place(index));
             put += 1;
@@ -372,7 +376,7 @@ impl Xsk {
     }
 
     /// The `index`-th frame of the last poll: who sent it, and its payload. Its checksum has
-    /// been checked by the card, or by nobody.
+    /// been checked by the interface at most.
     ///
     /// # Panics
     /// When `index` is not below what `poll` returned.

@@ -26,7 +26,7 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Memory shared with nobody but the kernel.
+    /// Memory shared with the kernel alone.
     pub(super) fn memory(length: usize) -> io::Result<Mapping> {
         let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_POPULATE;
         Mapping::make(length, flags, -1, 0)

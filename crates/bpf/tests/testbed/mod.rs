@@ -1,4 +1,4 @@
-//! Two nodes with real cards, for tests of what is sent around the socket.
+//! Two nodes with real interfaces, for tests of what is sent around the socket.
 
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dipole_bpf::CardId;
+use dipole_bpf::InterfaceId;
 use dipole_bpf::neighbours::{Neighbours, Route};
 use dipole_testbed::{Builder, Testbed};
 
@@ -23,19 +23,19 @@ pub(crate) fn make(builder: Builder) -> Option<Testbed> {
     let testbed = builder.build().expect("a testbed can be made here");
     for node in 1..=testbed.nodes() {
         for network in 0..testbed.node(node).addresses.len() {
-            let card = format!("net{network}");
+            let interface = format!("net{network}");
             let address = format!("{}/64", six(network, node));
             ip(
                 &testbed,
                 node,
-                &format!("address add {address} dev {card} nodad"),
+                &format!("address add {address} dev {interface} nodad"),
             );
         }
     }
     Some(testbed)
 }
 
-/// The first IPv6 address of a card.
+/// The first IPv6 address of an interface.
 pub(crate) fn six(network: usize, node: u32) -> IpAddr {
     let text = format!("fd00:{network}::{node}");
     text.parse().expect("an address")
@@ -55,13 +55,13 @@ pub(crate) fn set(testbed: &Testbed, node: u32, variable: &str, value: &str) {
     written.expect("the node").expect("a variable");
 }
 
-/// A card of a node.
-pub(crate) fn card(testbed: &Testbed, node: u32, name: &str) -> CardId {
+/// An interface of a node.
+pub(crate) fn interface(testbed: &Testbed, node: u32, name: &str) -> InterfaceId {
     let socket = testbed.inside(node, || UdpSocket::bind("127.0.0.1:0"));
     let socket = socket.expect("the node").expect("a socket");
     let index = rustix::net::netdevice::name_to_index(&socket, name);
-    CardId {
-        index: index.expect("a card"),
+    InterfaceId {
+        index: index.expect("an interface"),
         name: name.to_owned(),
     }
 }
@@ -76,7 +76,7 @@ pub(crate) fn udp(testbed: &Testbed, node: u32, at: impl Into<IpAddr>) -> (UdpSo
     (socket, local)
 }
 
-/// The ways of a card and a clock that a test moves.
+/// The ways of an interface and a clock that a test moves.
 pub(crate) struct Ways {
     pub(crate) all: Neighbours,
     pub(crate) now_ns: u64,
@@ -84,9 +84,14 @@ pub(crate) struct Ways {
 }
 
 impl Ways {
-    pub(crate) fn open(testbed: &Testbed, node: u32, card: &CardId, socket: &UdpSocket) -> Ways {
+    pub(crate) fn open(
+        testbed: &Testbed,
+        node: u32,
+        interface: &InterfaceId,
+        socket: &UdpSocket,
+    ) -> Ways {
         let own = socket.local_addr().expect("bound").ip();
-        let all = testbed.inside(node, || Neighbours::open(card, own));
+        let all = testbed.inside(node, || Neighbours::open(interface, own));
         Ways {
             all: all.expect("the node").expect("netlink"),
             now_ns: 0,

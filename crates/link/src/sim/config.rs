@@ -59,7 +59,7 @@ pub struct NetworkConfig {
     pub paths: BTreeMap<(IpAddr, IpAddr), PathConfig>,
     /// Directions, sender and receiver, in which nothing passes.
     pub cuts: BTreeSet<(IpAddr, IpAddr)>,
-    /// Cards that are dead in both directions.
+    /// Multihomed that are dead in both directions.
     pub dead_cards: BTreeSet<IpAddr>,
 }
 

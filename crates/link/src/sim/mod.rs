@@ -1,6 +1,6 @@
 //! A whole network in memory, under virtual time, decided by a seed.
 //!
-//! Cards, paths, a switch and sockets are modelled; faults are probabilities of
+//! Multihomed, paths, a switch and sockets are modelled; faults are probabilities of
 //! a path. The same seed, configuration and calls give the same run. Nothing
 //! happens by itself: time passes when a port sends or polls with a later time,
 //! and the latest time given counts for the whole network.

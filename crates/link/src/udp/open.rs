@@ -173,7 +173,7 @@ fn bind(socket: BorrowedFd<'_>, address: SocketAddr) -> io::Result<()> {
         if address.port() != 0 || matches!(address.ip(), IpAddr::V6(v6) if is_link_local(&v6)) {
             return Ok(());
         }
-        match sys::tie_port(socket) {
+        match sys::pin_port(socket) {
             Err(cause) if cause.kind() == io::ErrorKind::AddrInUse && attempts > 0 => attempts -= 1,
             done => return done,
         }

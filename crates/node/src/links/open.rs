@@ -1,10 +1,10 @@
 //! Which links a process opens: what the configuration says and the machine permits.
 
-use dipole_bpf::loan::LoanError;
-use dipole_bpf::{Bpf, BpfError, BpfOptions, FastPath, RxMode, TxMode, is_permitted};
+use dipole_bpf::grant::GrantError;
+use dipole_bpf::{Bpf, BpfError, BpfOptions, FastPath, RxMode, TxMode, has_capabilities};
 use dipole_link::fault::Fault;
 use dipole_link::udp::{Udp, UdpOptions};
-use dipole_link::{Capture, Cards, Class, Link};
+use dipole_link::{Capture, Class, Link, Multihomed};
 
 use super::AnyLink;
 use crate::clock::Clock;
@@ -32,7 +32,7 @@ pub(crate) fn open_link(config: &Config, clock: Clock) -> Result<AnyLink, OpenEr
         let mut addresses = vec![config.bind];
         addresses.extend(&config.cards);
         addresses.truncate(MAX_CARDS);
-        let cards = Cards::bind(&addresses, &options, with_fast_path);
+        let cards = Multihomed::bind(&addresses, &options, with_fast_path);
         AnyLink::from(cards.map_err(failed)?)
     };
     match refused {
@@ -43,7 +43,7 @@ pub(crate) fn open_link(config: &Config, clock: Clock) -> Result<AnyLink, OpenEr
             });
         }
         // Without a broker the fast path was never set up: nothing to report.
-        Some(BpfError::NotGranted(LoanError::NoLender { .. })) | None => {}
+        Some(BpfError::NotGranted(GrantError::NoBroker { .. })) | None => {}
         Some(cause) => tracing::info!("small packets take UDP sockets: {cause}"),
     }
     if let Some(file) = &config.capture {
@@ -92,14 +92,14 @@ fn fast_path(udp: &Udp, config: &Config) -> Result<FastPath, BpfError> {
         Ok(mut fast_path) => {
             // A process that may send any frame needs no broker's socket for it.
             if !fast_path.can_send()
-                && is_permitted()
+                && has_capabilities()
                 && let Err(cause) = fast_path.open_tx(udp, &options)
             {
                 tracing::info!("small packets are sent by the UDP socket: {cause}");
             }
             Ok(fast_path)
         }
-        Err(_) if is_permitted() => FastPath::open(udp, &options),
+        Err(_) if has_capabilities() => FastPath::open(udp, &options),
         Err(cause) => Err(cause),
     }
 }

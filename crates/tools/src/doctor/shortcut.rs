@@ -4,10 +4,10 @@
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
+use dipole_bpf::grant::wire::{Granted, Reason};
+use dipole_bpf::grant::{DEFAULT_PATH, GrantError, preview};
 use dipole_bpf::hook::{Attached, Side, attached};
-use dipole_bpf::loan::wire::{Granted, Reason};
-use dipole_bpf::loan::{DEFAULT_PATH, LoanError, opinion};
-use dipole_bpf::{CardId, card_of, is_permitted};
+use dipole_bpf::{InterfaceId, has_capabilities, interface_of};
 
 use super::finding::Finding;
 
@@ -20,19 +20,19 @@ enum Means {
     /// This process has the capabilities.
     Own,
     /// What an agent that lends says.
-    Lent(Result<Granted, LoanError>),
+    Lent(Result<Granted, GrantError>),
 }
 
 /// What is found at the card with an address; the second is true if it can be used.
 pub(super) fn examine(address: IpAddr, ring_bytes: u32) -> (Vec<Finding>, bool) {
-    let Ok((card, _)) = card_of(address) else {
+    let Ok((card, _)) = interface_of(address) else {
         return (Vec::new(), false);
     };
     let path = std::env::var_os(BROKER).filter(|value| !value.is_empty());
     let path = path.map_or_else(|| PathBuf::from(DEFAULT_PATH), PathBuf::from);
-    let means = match is_permitted() {
+    let means = match has_capabilities() {
         true => Means::Own,
-        false => Means::Lent(opinion(&path, address, ring_bytes)),
+        false => Means::Lent(preview(&path, address, ring_bytes)),
     };
     let programs = attached(&card).ok();
     // The kernel that can be asked for them has the place for ours.
@@ -65,18 +65,18 @@ fn judge(means: &Means, has_tcx: bool, path: &Path) -> Finding {
                 format!("the agent at {} lends a ring, {raw}", path.display()),
             )
         }
-        Means::Lent(Err(LoanError::NoLender { .. })) => Finding::good(
+        Means::Lent(Err(GrantError::NoBroker { .. })) => Finding::good(
             NAME,
             "not for this user, so small packets take the socket: nobody lends rings here",
         )
         .advise(allow),
-        Means::Lent(Err(LoanError::Refused(refusal))) => {
+        Means::Lent(Err(GrantError::Refused(refusal))) => {
             let fact = format!(
                 "not lent, so small packets take the socket: {}",
                 refusal.text
             );
             match refusal.reason {
-                Reason::User | Reason::Card => Finding::good(NAME, fact).advise(allow),
+                Reason::User | Reason::Interface => Finding::good(NAME, fact).advise(allow),
                 Reason::Size => Finding::slow(
                     NAME,
                     fact,
@@ -113,7 +113,7 @@ fn others(programs: &[Attached]) -> Option<Finding> {
 }
 
 /// A program at XDP, which sees packets before all others.
-fn xdp(card: &CardId) -> Option<Finding> {
+fn xdp(card: &InterfaceId) -> Option<Finding> {
     let output = std::process::Command::new("ip")
         .args(["-j", "link", "show", "dev", &card.name])
         .output()
@@ -135,11 +135,11 @@ fn xdp_of(json: &[u8]) -> Option<u64> {
 mod tests {
     use super::super::finding::Verdict::{Good, Slow, Unknown};
     use super::*;
-    use dipole_bpf::loan::wire::Refusal;
+    use dipole_bpf::grant::wire::Refusal;
 
     fn granted(sender: bool) -> Means {
         Means::Lent(Ok(Granted {
-            card: CardId {
+            interface: InterfaceId {
                 index: 2,
                 name: "eth0".to_owned(),
             },
@@ -149,7 +149,7 @@ mod tests {
     }
 
     fn refused(reason: Reason) -> Means {
-        Means::Lent(Err(LoanError::Refused(Refusal {
+        Means::Lent(Err(GrantError::Refused(Refusal {
             reason,
             text: "because".to_owned(),
         })))
@@ -157,11 +157,11 @@ mod tests {
 
     #[test]
     fn what_can_be_used_is_told_and_why_not() {
-        let nobody = Means::Lent(Err(LoanError::NoLender {
+        let nobody = Means::Lent(Err(GrantError::NoBroker {
             path: "/x".into(),
             cause: std::io::ErrorKind::NotFound.into(),
         }));
-        let silent = Means::Lent(Err(LoanError::Silent { path: "/x".into() }));
+        let silent = Means::Lent(Err(GrantError::Silent { path: "/x".into() }));
         for (means, has_tcx, verdict, word) in [
             (Means::Own, true, Good, "capabilities"),
             (Means::Own, false, Slow, "no TCX"),

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::Command;
 use std::time::Duration;
 
-use dipole_bpf::{card_of, hook};
+use dipole_bpf::{hook, interface_of};
 use dipole_testbed::Testbed;
 
 use crate::job::Job;
@@ -85,7 +85,7 @@ impl Others<'_> {
 
 fn attached(testbed: &Testbed, node: u32) -> usize {
     let look = || {
-        let (card, _) = card_of(testbed.node(node).addresses[0].into())?;
+        let (card, _) = interface_of(testbed.node(node).addresses[0].into())?;
         hook::attached(&card)
     };
     let found = testbed.inside(node, look).expect("a namespace");

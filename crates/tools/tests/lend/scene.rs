@@ -9,9 +9,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use dipole_bpf::grant::{Grant, GrantError, pin_port, request};
 use dipole_bpf::hook::{Attached, attached};
-use dipole_bpf::loan::{Loan, LoanError, ask, tie_port};
-use dipole_bpf::{Bpf, BpfOptions, CardId, FastPath};
+use dipole_bpf::{Bpf, BpfOptions, FastPath, InterfaceId};
 use dipole_link::udp::UdpOptions;
 use dipole_link::{Class, Link, Udp};
 use dipole_testbed::Testbed;
@@ -206,26 +206,26 @@ impl Scene {
     }
 
     /// A loan of a user's, with the socket that it is for.
-    pub(crate) fn borrow(&self, uid: u32) -> Result<(Loan, UdpSocket), LoanError> {
+    pub(crate) fn borrow(&self, uid: u32) -> Result<(Grant, UdpSocket), GrantError> {
         self.being(uid, || {
             let socket = self.bound();
-            let loan = ask(&self.lender(), socket.as_fd(), RING_BYTES)?;
+            let loan = request(&self.lender(), socket.as_fd(), RING_BYTES)?;
             Ok((loan, socket))
         })
     }
 
     /// What a lender says of a ring of some length, which is given back at once.
-    pub(crate) fn asked(&self, uid: u32, ring_bytes: u32) -> Result<(), LoanError> {
+    pub(crate) fn asked(&self, uid: u32, ring_bytes: u32) -> Result<(), GrantError> {
         self.being(uid, || {
             let socket = self.bound();
-            ask(&self.lender(), socket.as_fd(), ring_bytes).map(drop)
+            request(&self.lender(), socket.as_fd(), ring_bytes).map(drop)
         })
     }
 
     /// A bound socket of the thread that calls.
     pub(crate) fn bound(&self) -> UdpSocket {
         let socket = UdpSocket::bind((self.address(1), 0)).expect("our own address");
-        tie_port(socket.as_fd()).expect("a port");
+        pin_port(socket.as_fd()).expect("a port");
         socket.set_nonblocking(true).expect("a socket");
         socket
     }
@@ -254,12 +254,12 @@ impl Scene {
         (socket, at)
     }
 
-    pub(crate) fn card(&self) -> CardId {
+    pub(crate) fn card(&self) -> InterfaceId {
         let index = self.testbed.inside(1, || {
             let socket = UdpSocket::bind("127.0.0.1:0").expect("loopback");
             name_to_index(&socket, "net0").expect("a card")
         });
-        CardId {
+        InterfaceId {
             index: index.expect("the node"),
             name: "net0".to_owned(),
         }

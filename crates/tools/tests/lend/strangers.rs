@@ -7,10 +7,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
+use dipole_bpf::grant::channel::{Received, connect, recv, send};
+use dipole_bpf::grant::wire::{Reason, Reply, Request};
+use dipole_bpf::grant::{pin_port, preview};
 use dipole_bpf::hook::{Hook, Place, create_ring};
-use dipole_bpf::loan::channel::{Heard, connect, hear, say};
-use dipole_bpf::loan::wire::{Answer, Question, Reason};
-use dipole_bpf::loan::{opinion, tie_port};
 use dipole_link::{Class, Link};
 use rustix::net::sockopt;
 
@@ -19,28 +19,30 @@ use crate::scene::{
 };
 use crate::users::reason;
 
-const QUESTION: Question = Question {
+const QUESTION: Request = Request {
     dry: false,
     ring_bytes: RING_BYTES,
 };
 
 impl Scene {
     /// What is said to a user who sends this; none if the lender hangs up.
-    fn told(&self, uid: u32, bytes: &[u8], files: &[BorrowedFd<'_>]) -> Option<Answer> {
+    fn told(&self, uid: u32, bytes: &[u8], files: &[BorrowedFd<'_>]) -> Option<Reply> {
         self.being(uid, || {
             let connection = connect(&self.lender()).expect("it listens");
-            say(connection.as_fd(), bytes, files).expect("sent");
-            wait_for("an answer", || match hear(connection.as_fd()) {
-                Heard::Nothing => None,
-                Heard::End => Some(None),
-                Heard::Message(bytes, _) => Some(Some(Answer::decode(&bytes).expect("an answer"))),
+            send(connection.as_fd(), bytes, files).expect("sent");
+            wait_for("an answer", || match recv(connection.as_fd()) {
+                Received::Nothing => None,
+                Received::Closed => Some(None),
+                Received::Message(bytes, _) => {
+                    Some(Some(Reply::decode(&bytes).expect("an answer")))
+                }
             })
         })
     }
 
     fn refused(&self, uid: u32, files: &[BorrowedFd<'_>]) -> (Reason, String) {
         match self.told(uid, &QUESTION.encode(), files) {
-            Some(Answer::Refused(refusal)) => (refusal.reason, refusal.text),
+            Some(Reply::Refused(refusal)) => (refusal.reason, refusal.text),
             other => panic!("{other:?}"),
         }
     }
@@ -104,8 +106,11 @@ fn a_socket_that_does_not_prove_whose_port_it_is_gets_nothing() {
         scene.testbed.node(1).addresses[1].into(),
         [127, 0, 0, 1].into(),
     ] {
-        let asked = scene.being(ALICE, || opinion(&scene.lender(), ip, RING_BYTES));
-        assert_eq!(self::reason(&asked.expect_err("not lent")), Reason::Card);
+        let asked = scene.being(ALICE, || preview(&scene.lender(), ip, RING_BYTES));
+        assert_eq!(
+            self::reason(&asked.expect_err("not lent")),
+            Reason::Interface
+        );
     }
     // And Bob's own socket, in the hands of another user while it is lent to him.
     let asked = |uid, socket: &UdpSocket| scene.told(uid, &QUESTION.encode(), &[socket.as_fd()]);
@@ -116,7 +121,7 @@ fn a_socket_that_does_not_prove_whose_port_it_is_gets_nothing() {
         "his"
     );
     drop(loan);
-    assert!(matches!(asked(BOB, &lent), Some(Answer::Granted(_))));
+    assert!(matches!(asked(BOB, &lent), Some(Reply::Granted(_))));
 }
 
 #[test]
@@ -136,7 +141,9 @@ fn rings_that_are_none_too_long_or_too_many_are_refused() {
         .expect("it is there")
         .into();
     let other = scene.testbed.inside(2, || {
-        let card = dipole_bpf::card_of(scene.address(2)).expect("a card").0;
+        let card = dipole_bpf::interface_of(scene.address(2))
+            .expect("a card")
+            .0;
         Hook::attach(&card, Place::Tcx).expect("root may")
     });
     let other = other.expect("the node");
@@ -185,14 +192,14 @@ fn whoever_sends_nonsense_says_nothing_or_will_not_be_closed_holds_up_nobody() {
     let long = [QUESTION.encode(), vec![0; 4000]].concat();
     for bytes in [&b"?"[..], &[0; 12], &long] {
         match scene.told(MALLORY, bytes, &[socket.as_fd()]) {
-            Some(Answer::Refused(refusal)) => assert_eq!(refusal.reason, Reason::Nonsense),
+            Some(Reply::Refused(refusal)) => assert_eq!(refusal.reason, Reason::Nonsense),
             other => panic!("{other:?}"),
         }
     }
     let mut other = QUESTION.encode();
     other[4] = 7;
     match scene.told(MALLORY, &other, &[]) {
-        Some(Answer::Refused(refusal)) => {
+        Some(Reply::Refused(refusal)) => {
             assert_eq!(refusal.reason, Reason::Version);
             assert!(refusal.text.contains("version 7"), "{}", refusal.text);
         }
@@ -218,7 +225,7 @@ fn whoever_sends_nonsense_says_nothing_or_will_not_be_closed_holds_up_nobody() {
         scene.being(MALLORY, || {
             let connection = connect(&scene.lender()).expect("it listens");
             // Not even heard where that user has too much open already.
-            let _refused = say(
+            let _refused = send(
                 connection.as_fd(),
                 &QUESTION.encode(),
                 &[stream.as_fd(), stream.as_fd()],
@@ -243,14 +250,14 @@ impl Scene {
         self.being(uid, || {
             let connection = connect(&self.lender()).expect("it listens");
             // It may have been refused before it could ask.
-            let _sent = say(connection.as_fd(), &QUESTION.encode(), &[socket.as_fd()]);
-            let heard = wait_for("an answer", || match hear(connection.as_fd()) {
-                Heard::Nothing => None,
+            let _sent = send(connection.as_fd(), &QUESTION.encode(), &[socket.as_fd()]);
+            let heard = wait_for("an answer", || match recv(connection.as_fd()) {
+                Received::Nothing => None,
                 heard => Some(heard),
             });
             match heard {
-                Heard::Message(bytes, _) => match Answer::decode(&bytes) {
-                    Ok(Answer::Refused(refusal)) => Some(refusal.reason),
+                Received::Message(bytes, _) => match Reply::decode(&bytes) {
+                    Ok(Reply::Refused(refusal)) => Some(refusal.reason),
                     _ => None,
                 },
                 _ => None,
@@ -332,7 +339,7 @@ fn a_port_whose_holder_shares_it_afterwards_is_lent_no_longer() {
     });
     let loose = scene.being(ALICE, || {
         let socket = UdpSocket::bind((scene.address(1), 0)).expect("bound");
-        tie_port(socket.as_fd()).expect("a port");
+        pin_port(socket.as_fd()).expect("a port");
         // It cannot be given up any more.
         rustix::net::connect_unspec(&socket).expect("nobody");
         socket.local_addr().expect("bound").port()

@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::process::{Command, Stdio};
 
-use dipole_bpf::loan::LoanError;
-use dipole_bpf::loan::wire::Reason;
+use dipole_bpf::grant::GrantError;
+use dipole_bpf::grant::wire::Reason;
 use dipole_bpf::neighbours::{Neighbours, Route};
 use dipole_bpf::raw::{RawSender, Sent};
 use dipole_link::{Class, Link, Outgoing};
@@ -14,9 +14,9 @@ use rustix::net::RecvFlags;
 
 use crate::scene::{ALICE, BOB, CAROL, MALLORY, RING_BYTES, Scene, numbers, wait_for};
 
-pub(crate) fn reason(error: &LoanError) -> Reason {
+pub(crate) fn reason(error: &GrantError) -> Reason {
     match error {
-        LoanError::Refused(refusal) => refusal.reason,
+        GrantError::Refused(refusal) => refusal.reason,
         other => panic!("no refusal: {other}"),
     }
 }

@@ -1,30 +1,30 @@
-//! Whether a descriptor that a stranger offers is a ring.
+//! Whether a descriptor that a client passes is a ring.
 
 use std::io;
 use std::os::fd::BorrowedFd;
 
 use crate::sys::{MapKind, map_facts};
 
-/// What the kernel says of a ring.
+/// Properties of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RingFacts {
-    /// How long it is.
+pub struct RingInfo {
+    /// Its size.
     pub bytes: u32,
-    /// The number of its map.
+    /// The id of its map.
     pub map: u32,
 }
 
-/// What the kernel says of a ring that packets can be deposited in.
+/// Queries the properties of a ring.
 ///
 /// # Errors
-/// Also when the descriptor is something else.
-pub fn ring_facts(ring: BorrowedFd<'_>) -> io::Result<RingFacts> {
+/// The kernel's, or the descriptor is no ring.
+pub fn ring_info(ring: BorrowedFd<'_>) -> io::Result<RingInfo> {
     let facts = map_facts(ring)?;
     if facts.kind != MapKind::Ring as u32 {
         let text = format!("it is a map of kind {}, not a ring", facts.kind);
         return Err(io::Error::new(io::ErrorKind::InvalidData, text));
     }
-    Ok(RingFacts {
+    Ok(RingInfo {
         bytes: facts.entries,
         map: facts.id,
     })

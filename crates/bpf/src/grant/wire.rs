@@ -8,7 +8,7 @@
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::CardId;
+use crate::InterfaceId;
 
 /// The protocol's version.
 pub const VERSION: u16 = 2;
@@ -22,16 +22,16 @@ const MAX_TEXT_BYTES: usize = 400;
 
 /// What a client asks the broker for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Question {
+pub struct Request {
     /// Only asks whether it would be granted.
     pub dry: bool,
     /// Bytes of the ring.
     pub ring_bytes: u32,
 }
 
-/// The broker's answer.
+/// The broker's reply.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Answer {
+pub enum Reply {
     /// The ring comes along, unless the request was a dry run.
     Granted(Granted),
     /// No descriptors come along.
@@ -42,7 +42,7 @@ pub enum Answer {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Granted {
     /// The interface whose packets are put into the ring.
-    pub card: CardId,
+    pub interface: InterfaceId,
     /// Bytes of the ring.
     pub ring_bytes: u32,
     /// A socket for raw frames comes along.
@@ -68,7 +68,7 @@ pub enum Reason {
     /// The socket does not prove that its holder owns an address and a port.
     Proof,
     /// No interface that the broker serves has the address.
-    Card,
+    Interface,
     /// The policy does not permit this user.
     User,
     /// The ring is longer than the policy allows, or not a power of two of pages.
@@ -115,7 +115,7 @@ fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, WireError> {
     }
 }
 
-impl Question {
+impl Request {
     /// The bytes to send.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
@@ -126,39 +126,39 @@ impl Question {
     ///
     /// # Errors
     /// See [`WireError`].
-    pub fn decode(bytes: &[u8]) -> Result<Question, WireError> {
+    pub fn decode(bytes: &[u8]) -> Result<Request, WireError> {
         decode(bytes)
     }
 }
 
-impl Answer {
+impl Reply {
     /// The bytes to send; a text that is too long is cut.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         match self {
-            Answer::Refused(refusal) if refusal.text.len() > MAX_TEXT_BYTES => {
+            Reply::Refused(refusal) if refusal.text.len() > MAX_TEXT_BYTES => {
                 let mut refusal = refusal.clone();
                 let mut end = MAX_TEXT_BYTES;
                 while !refusal.text.is_char_boundary(end) {
                     end -= 1;
                 }
                 refusal.text.truncate(end);
-                encode(&Answer::Refused(refusal))
+                encode(&Reply::Refused(refusal))
             }
             _ => encode(self),
         }
     }
 
-    /// Parses an answer, whoever sent it.
+    /// Parses a reply, whoever sent it.
     ///
     /// # Errors
     /// See [`WireError`].
-    pub fn decode(bytes: &[u8]) -> Result<Answer, WireError> {
+    pub fn decode(bytes: &[u8]) -> Result<Reply, WireError> {
         match decode(bytes)? {
-            Answer::Refused(refusal) if refusal.text.len() > MAX_TEXT_BYTES => {
+            Reply::Refused(refusal) if refusal.text.len() > MAX_TEXT_BYTES => {
                 Err(WireError::Nonsense)
             }
-            answer => Ok(answer),
+            reply => Ok(reply),
         }
     }
 }
@@ -168,18 +168,18 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn answers() -> impl Strategy<Value = Answer> {
+    fn replies() -> impl Strategy<Value = Reply> {
         let granted = ("[ -~]{0,15}", any::<[u32; 2]>(), any::<bool>());
         let granted = granted.prop_map(|(name, [index, ring_bytes], sender)| {
-            Answer::Granted(Granted {
-                card: CardId { index, name },
+            Reply::Granted(Granted {
+                interface: InterfaceId { index, name },
                 ring_bytes,
                 sender,
             })
         });
         let refused = ".{0,100}".prop_map(|text| {
             let reason = Reason::Kernel;
-            Answer::Refused(Refusal { reason, text })
+            Reply::Refused(Refusal { reason, text })
         });
         prop_oneof![granted, refused]
     }
@@ -187,13 +187,13 @@ mod tests {
     proptest! {
         #[test]
         fn messages_are_read_as_they_were_written(
-            dry: bool, ring_bytes: u32, answer in answers(),
+            dry: bool, ring_bytes: u32, reply in replies(),
         ) {
-            let question = Question { dry, ring_bytes };
-            prop_assert_eq!(Question::decode(&question.encode()), Ok(question));
-            let bytes = answer.encode();
+            let request = Request { dry, ring_bytes };
+            prop_assert_eq!(Request::decode(&request.encode()), Ok(request));
+            let bytes = reply.encode();
             prop_assert!(bytes.len() <= MAX_MESSAGE_BYTES);
-            prop_assert_eq!(Answer::decode(&bytes), Ok(answer));
+            prop_assert_eq!(Reply::decode(&bytes), Ok(reply));
         }
 
         #[test]
@@ -202,44 +202,44 @@ mod tests {
         ) {
             let head = [&MAGIC[..], &VERSION.to_le_bytes()].concat();
             let bytes = if known { [head, rest].concat() } else { rest };
-            if let Ok(question) = Question::decode(&bytes) {
-                prop_assert_eq!(Question::decode(&question.encode()), Ok(question));
+            if let Ok(request) = Request::decode(&bytes) {
+                prop_assert_eq!(Request::decode(&request.encode()), Ok(request));
             }
-            if let Ok(answer) = Answer::decode(&bytes) {
+            if let Ok(reply) = Reply::decode(&bytes) {
                 prop_assert!(bytes.len() <= MAX_MESSAGE_BYTES);
-                prop_assert_eq!(Answer::decode(&answer.encode()), Ok(answer));
+                prop_assert_eq!(Reply::decode(&reply.encode()), Ok(reply));
             }
         }
     }
 
     #[test]
     fn truncated_and_extended_messages_and_other_versions_are_refused() {
-        let question = Question {
+        let request = Request {
             dry: false,
             ring_bytes: 4096,
         };
-        let bytes = question.encode();
+        let bytes = request.encode();
         for length in 0..bytes.len() {
-            let cut = Question::decode(&bytes[..length]);
+            let cut = Request::decode(&bytes[..length]);
             assert_eq!(cut, Err(WireError::Nonsense), "{length}");
         }
         let longer = [&bytes[..], &[0]].concat();
-        assert_eq!(Question::decode(&longer), Err(WireError::Nonsense));
+        assert_eq!(Request::decode(&longer), Err(WireError::Nonsense));
         let mut other = bytes;
         other[4] = 9;
-        let found = Question::decode(&other);
+        let found = Request::decode(&other);
         assert_eq!(found, Err(WireError::Version { found: 9 }));
     }
 
     #[test]
     fn a_text_that_is_too_long_is_cut_between_characters() {
-        let answer = Answer::Refused(Refusal {
+        let reply = Reply::Refused(Refusal {
             reason: Reason::User,
             text: "ä".repeat(MAX_TEXT_BYTES) + "b",
         });
-        let bytes = answer.encode();
+        let bytes = reply.encode();
         assert!(bytes.len() <= MAX_MESSAGE_BYTES);
-        let Ok(Answer::Refused(refusal)) = Answer::decode(&bytes) else {
+        let Ok(Reply::Refused(refusal)) = Reply::decode(&bytes) else {
             panic!("a refusal");
         };
         assert_eq!(refusal.text, "ä".repeat(MAX_TEXT_BYTES / 2));

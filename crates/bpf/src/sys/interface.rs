@@ -1,9 +1,9 @@
-//! What a card is.
+//! What an interface is.
 
 use std::io;
 use std::os::fd::AsRawFd;
 
-/// What kind of card it is (`ARPHRD_...`), and its address if that has six bytes.
+/// What kind of interface it is (`ARPHRD_...`), and its address if that has six bytes.
 pub(crate) fn hardware(name: &str) -> io::Result<(u16, [u8; 6])> {
     let socket = std::net::UdpSocket::bind((std::net::Ipv4Addr::UNSPECIFIED, 0))?;
     // SAFETY: `ifreq` is plain C data for which all zeros is valid.

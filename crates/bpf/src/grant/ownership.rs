@@ -1,5 +1,5 @@
-//! What a lender checks of whoever asks: which user it is, and that a socket proves that its
-//! holder owns an address and a port for as long as the socket is open.
+//! What a broker checks of a client: its user, and that the passed socket proves ownership of an
+//! address and a port for as long as it is open.
 
 use std::fmt;
 use std::io;
@@ -11,7 +11,7 @@ use rustix::net::{AddressFamily, SocketType, ipproto, sockopt};
 
 use dipole_link::sys::{peer_credentials, socklen_of};
 
-/// Who is at the other end of a connection, as the kernel knows it.
+/// The process at the other end of a connection, as the kernel reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Caller {
     /// The process; 0 if it cannot be seen from here.
@@ -23,10 +23,10 @@ pub struct Caller {
 }
 
 impl Caller {
-    /// Who is at the other end of a connected unix socket.
+    /// The process at the other end of a connected unix socket.
     ///
     /// # Errors
-    /// The kernel does not say.
+    /// The kernel's.
     pub fn of(socket: BorrowedFd<'_>) -> io::Result<Caller> {
         let who = peer_credentials(socket)?;
         let mut groups = peer_groups(socket)?;
@@ -39,12 +39,12 @@ impl Caller {
     }
 }
 
-/// Why a socket proves nothing.
+/// Why a socket proves no ownership.
 #[derive(Debug)]
-pub enum Unproven {
-    /// It is none for UDP.
+pub enum NotOwned {
+    /// It is no UDP socket.
     NotUdp,
-    /// It is of another network namespace, where addresses mean nothing here.
+    /// It belongs to another network namespace, whose addresses are unrelated.
     Elsewhere,
     /// It is bound to no port, or to all addresses.
     Unbound,
@@ -56,39 +56,41 @@ pub enum Unproven {
     Shared,
     /// The kernel chose its port, and it can be given up while the socket is open.
     Loose,
-    /// The kernel does not say.
+    /// A socket option cannot be read.
     System(io::Error),
 }
 
-impl fmt::Display for Unproven {
+impl fmt::Display for NotOwned {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = match self {
-            Unproven::NotUdp => "it is no UDP socket",
-            Unproven::Elsewhere => "it is of another network namespace than the lender",
-            Unproven::Unbound => "it is not bound to one address and a port",
-            Unproven::LinkLocal => "its address is link-local; bind another address of the card",
-            Unproven::Connected => "it is connected",
-            Unproven::Shared => {
+            NotOwned::NotUdp => "it is no UDP socket",
+            NotOwned::Elsewhere => "it belongs to another network namespace than the broker",
+            NotOwned::Unbound => "it is not bound to one address and a port",
+            NotOwned::LinkLocal => {
+                "its address is link-local; bind another address of the interface"
+            }
+            NotOwned::Connected => "it is connected",
+            NotOwned::Shared => {
                 "others may have its port too: it has SO_REUSEADDR or SO_REUSEPORT, or is bound to a device"
             }
-            Unproven::Loose => {
+            NotOwned::Loose => {
                 "its port can be given up while it is open; bind it by its number, not as port 0"
             }
-            Unproven::System(cause) => return write!(f, "the kernel does not say: {cause}"),
+            NotOwned::System(cause) => return write!(f, "its options cannot be read: {cause}"),
         };
         f.write_str(text)
     }
 }
 
-impl std::error::Error for Unproven {}
+impl std::error::Error for NotOwned {}
 
-impl From<Errno> for Unproven {
-    fn from(error: Errno) -> Unproven {
-        Unproven::System(error.into())
+impl From<Errno> for NotOwned {
+    fn from(error: Errno) -> NotOwned {
+        NotOwned::System(error.into())
     }
 }
 
-/// One network namespace, to be compared with that of a socket.
+/// Identifies a network namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Namespace(u64);
 
@@ -111,55 +113,55 @@ impl Namespace {
 }
 
 /// The address and port that belong to the holder of a UDP socket alone, for as long as it is
-/// open anywhere. An unconnected socket works on undisturbed.
+/// open in any process. An unconnected socket is not disturbed.
 ///
 /// # Errors
-/// Why it proves nothing.
-pub fn owned(socket: BorrowedFd<'_>, here: Namespace) -> Result<SocketAddr, Unproven> {
-    let family = sockopt::socket_domain(socket).map_err(|_| Unproven::NotUdp)?;
+/// Why it is not owned.
+pub fn owned(socket: BorrowedFd<'_>, here: Namespace) -> Result<SocketAddr, NotOwned> {
+    let family = sockopt::socket_domain(socket).map_err(|_| NotOwned::NotUdp)?;
     let is_udp = [AddressFamily::INET, AddressFamily::INET6].contains(&family)
         && sockopt::socket_type(socket)? == SocketType::DGRAM
         && sockopt::socket_protocol(socket)? == Some(ipproto::UDP);
     if !is_udp {
-        return Err(Unproven::NotUdp);
+        return Err(NotOwned::NotUdp);
     }
-    if namespace_cookie(socket).map_err(Unproven::System)? != here.0 {
-        return Err(Unproven::Elsewhere);
+    if namespace_cookie(socket).map_err(NotOwned::System)? != here.0 {
+        return Err(NotOwned::Elsewhere);
     }
     match rustix::net::getpeername(socket) {
         Err(Errno::NOTCONN) => {}
-        Ok(_) => return Err(Unproven::Connected),
+        Ok(_) => return Err(NotOwned::Connected),
         Err(error) => return Err(error.into()),
     }
     let address = still_owned(socket)?;
-    // To connect it to nobody frees a port that the kernel chose: better now than later, when
-    // it could be another's. A port bound by its number stays.
+    // Disconnecting releases a port that the kernel chose: better now than later, when another
+    // process could get it. A port that was bound by its number stays.
     rustix::net::connect_unspec(socket)?;
     match still_owned(socket) {
         Ok(again) if again == address => Ok(address),
-        Ok(_) | Err(Unproven::Unbound) => Err(Unproven::Loose),
+        Ok(_) | Err(NotOwned::Unbound) => Err(NotOwned::Loose),
         Err(error) => Err(error),
     }
 }
 
-/// The same as [`owned`] of a socket that has passed it before: what its holder can change.
+/// Repeats those checks of [`owned`] whose result the holder of the socket can change.
 ///
 /// # Errors
 /// What has changed.
-pub fn still_owned(socket: BorrowedFd<'_>) -> Result<SocketAddr, Unproven> {
+pub fn still_owned(socket: BorrowedFd<'_>) -> Result<SocketAddr, NotOwned> {
     let bound = SocketAddr::try_from(rustix::net::getsockname(socket)?)?;
     let ip = bound.ip().to_canonical();
     if ip.is_unspecified() || bound.port() == 0 {
-        return Err(Unproven::Unbound);
+        return Err(NotOwned::Unbound);
     }
     if matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local()) {
-        return Err(Unproven::LinkLocal);
+        return Err(NotOwned::LinkLocal);
     }
     if sockopt::socket_reuseaddr(socket)?
         || sockopt::socket_reuseport(socket)?
-        || bound_device(socket).map_err(Unproven::System)? != 0
+        || bound_device(socket).map_err(NotOwned::System)? != 0
     {
-        return Err(Unproven::Shared);
+        return Err(NotOwned::Shared);
     }
     Ok(SocketAddr::new(ip, bound.port()))
 }
@@ -238,7 +240,7 @@ mod tests {
     use std::net::{TcpListener, UdpSocket};
     use std::os::unix::net::UnixStream;
 
-    fn judged(socket: impl AsFd) -> Result<SocketAddr, Unproven> {
+    fn judged(socket: impl AsFd) -> Result<SocketAddr, NotOwned> {
         owned(socket.as_fd(), Namespace::here().unwrap())
     }
 
@@ -250,7 +252,7 @@ mod tests {
     fn a_port_that_was_tied_to_its_socket_is_owned_and_the_socket_works_on() {
         let socket = udp("127.0.0.1:0");
         let address = socket.local_addr().unwrap();
-        dipole_link::sys::tie_port(socket.as_fd()).unwrap();
+        dipole_link::sys::pin_port(socket.as_fd()).unwrap();
         assert_eq!(judged(&socket).unwrap(), address);
         assert_eq!(still_owned(socket.as_fd()).unwrap(), address);
         udp("127.0.0.1:0").send_to(b"x", address).unwrap();
@@ -260,7 +262,7 @@ mod tests {
     #[test]
     fn an_ipv4_address_within_an_ipv6_socket_is_that_address() {
         let socket = udp("[::ffff:127.0.0.1]:0");
-        dipole_link::sys::tie_port(socket.as_fd()).unwrap();
+        dipole_link::sys::pin_port(socket.as_fd()).unwrap();
         assert!(judged(&socket).unwrap().ip().is_ipv4());
     }
 
@@ -268,23 +270,23 @@ mod tests {
     fn what_proves_nothing_is_told_apart() {
         assert!(matches!(
             judged(TcpListener::bind("127.0.0.1:0").unwrap()),
-            Err(Unproven::NotUdp)
+            Err(NotOwned::NotUdp)
         ));
         let (one, _other) = UnixStream::pair().unwrap();
-        assert!(matches!(judged(one), Err(Unproven::NotUdp)));
+        assert!(matches!(judged(one), Err(NotOwned::NotUdp)));
         let file = std::fs::File::open("/dev/null").unwrap();
-        assert!(matches!(judged(file), Err(Unproven::NotUdp)));
-        assert!(matches!(judged(udp("0.0.0.0:0")), Err(Unproven::Unbound)));
+        assert!(matches!(judged(file), Err(NotOwned::NotUdp)));
+        assert!(matches!(judged(udp("0.0.0.0:0")), Err(NotOwned::Unbound)));
         let none = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None).unwrap();
-        assert!(matches!(judged(none), Err(Unproven::Unbound)));
+        assert!(matches!(judged(none), Err(NotOwned::Unbound)));
         let connected = udp("127.0.0.1:0");
         connected.connect(connected.local_addr().unwrap()).unwrap();
-        assert!(matches!(judged(connected), Err(Unproven::Connected)));
+        assert!(matches!(judged(connected), Err(NotOwned::Connected)));
         let shared = udp("127.0.0.1:0");
         sockopt::set_socket_reuseaddr(&shared, true).unwrap();
-        assert!(matches!(judged(shared), Err(Unproven::Shared)));
+        assert!(matches!(judged(shared), Err(NotOwned::Shared)));
         // The kernel chose it, and takes it back as soon as its holder wants.
-        assert!(matches!(judged(udp("127.0.0.1:0")), Err(Unproven::Loose)));
+        assert!(matches!(judged(udp("127.0.0.1:0")), Err(NotOwned::Loose)));
     }
 
     #[test]

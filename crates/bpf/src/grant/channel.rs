@@ -1,4 +1,4 @@
-//! The unix socket between a process and the lender: messages with descriptors. Nothing waits.
+//! The unix socket between a client and the broker: messages with descriptors. Never blocks.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -14,21 +14,21 @@ use rustix::net::{
 
 use super::wire::MAX_MESSAGE_BYTES;
 
-/// As many as the kernel lets one message carry. Room for all of them: the kernel closes what
-/// finds none, and to close a stranger's file can take long.
-const MOST_FILES: usize = 253;
-const MOST_SENT: usize = 2;
+/// As many descriptors as the kernel lets one message carry. Room for all of them: the kernel
+/// closes those that do not fit, and closing a stranger's file can take long.
+const MAX_RECEIVED_FILES: usize = 253;
+const MAX_SENT_FILES: usize = 2;
 const BACKLOG: i32 = 256;
 
-/// What came over a connection.
+/// What was received on a connection.
 #[derive(Debug)]
-pub enum Heard {
+pub enum Received {
     /// Nothing yet.
     Nothing,
-    /// One message and the descriptors beside it, whatever they are.
+    /// One message and the descriptors beside it, unchecked.
     Message(Vec<u8>, Vec<OwnedFd>),
-    /// The other end has hung up.
-    End,
+    /// The other end has closed the connection.
+    Closed,
 }
 
 fn socket() -> io::Result<OwnedFd> {
@@ -42,10 +42,10 @@ fn socket() -> io::Result<OwnedFd> {
     )?)
 }
 
-/// Listens at a file to which every user may connect.
+/// Listens at a path to which every user may connect.
 ///
 /// # Errors
-/// The system's; there must be no such file.
+/// The kernel's; among others when the file exists.
 pub fn listen(path: &Path) -> io::Result<OwnedFd> {
     let socket = socket()?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
@@ -54,20 +54,20 @@ pub fn listen(path: &Path) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Connects to a lender; `WouldBlock`: many do so now.
+/// Connects to a broker.
 ///
 /// # Errors
-/// The system's.
+/// The kernel's; `WouldBlock` when its backlog is full.
 pub fn connect(path: &Path) -> io::Result<OwnedFd> {
     let socket = socket()?;
     rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
     Ok(socket)
 }
 
-/// Whoever waits to be let in; `None` if nobody does.
+/// Accepts a connection; `None` if none is pending.
 ///
 /// # Errors
-/// The system's, such as too many open files.
+/// The kernel's, such as too many open files.
 pub fn accept(listener: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     match rustix::net::accept_with(listener, flags) {
@@ -77,12 +77,12 @@ pub fn accept(listener: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
     }
 }
 
-/// Sends one message with descriptors, two at most.
+/// Sends one message with at most two descriptors.
 ///
 /// # Errors
-/// The system's; `WouldBlock` if the other end does not read.
-pub fn say(socket: BorrowedFd<'_>, bytes: &[u8], files: &[BorrowedFd<'_>]) -> io::Result<()> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_SENT))];
+/// The kernel's; `WouldBlock` if the other end does not read.
+pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], files: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_SENT_FILES))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     if !files.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(files)) {
         return Err(io::ErrorKind::InvalidInput.into());
@@ -92,11 +92,11 @@ pub fn say(socket: BorrowedFd<'_>, bytes: &[u8], files: &[BorrowedFd<'_>]) -> io
     Ok(())
 }
 
-/// Takes one message. One that is too long comes cut, one byte longer than the longest.
+/// Receives one message. One that is too long is cut to one byte more than the longest allowed.
 #[must_use]
-pub fn hear(socket: BorrowedFd<'_>) -> Heard {
+pub fn recv(socket: BorrowedFd<'_>) -> Received {
     let mut bytes = [0; MAX_MESSAGE_BYTES + 1];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FILES))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_RECEIVED_FILES))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
     let mut was_reset = false;
@@ -105,10 +105,10 @@ pub fn hear(socket: BorrowedFd<'_>) -> Heard {
         match rustix::net::recvmsg(socket, slices, &mut ancillary, flags) {
             Ok(received) => break received.bytes,
             Err(Errno::INTR) => {}
-            // Told once, before what the other end said until it closed.
+            // Reported once, before what the other end sent until it closed.
             Err(Errno::CONNRESET) if !was_reset => was_reset = true,
-            Err(Errno::AGAIN) => return Heard::Nothing,
-            Err(_) => return Heard::End,
+            Err(Errno::AGAIN) => return Received::Nothing,
+            Err(_) => return Received::Closed,
         }
     };
     let rights = ancillary.drain().filter_map(|message| match message {
@@ -117,7 +117,7 @@ pub fn hear(socket: BorrowedFd<'_>) -> Heard {
     });
     let files: Vec<OwnedFd> = rights.flatten().collect();
     match length {
-        0 if files.is_empty() => Heard::End,
-        length => Heard::Message(bytes[..length].to_vec(), files),
+        0 if files.is_empty() => Received::Closed,
+        length => Received::Message(bytes[..length].to_vec(), files),
     }
 }

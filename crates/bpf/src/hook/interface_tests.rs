@@ -1,4 +1,4 @@
-//! The kernel's part on other cards than plain ones, and with fewer privileges.
+//! The kernel's part on other interfaces than plain ones, and with fewer privileges.
 
 use std::io::Write;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -10,7 +10,7 @@ use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 
 use super::drain::{Deposit, Drain};
 use super::guard_tests::frame_socket;
-use super::tests::{attach, card, socket, testbed, wait_for};
+use super::tests::{attach, interface, socket, testbed, wait_for};
 use super::*;
 use crate::program::model;
 
@@ -67,8 +67,8 @@ fn a_tagged_packet_is_somebody_elses() {
     model::set_checksum(&mut frame);
     // VLAN 5, before the Ethernet type.
     let tagged = [&frame[..12], &[0x81, 0, 0, 5], &frame[12..]].concat();
-    let (mut sender, _) = frame_socket(&testbed, 1, &card(&testbed, 1));
-    // At TCX only: XDP does not see a tag that a card, or a veth, has taken off the frame.
+    let (mut sender, _) = frame_socket(&testbed, 1, &interface(&testbed, 1));
+    // At TCX only: XDP does not see a tag that an interface, or a veth, has taken off the frame.
     let hook = attach(&testbed, 2, Place::Tcx);
     let ring = create_ring(4096).unwrap();
     let mut drain = Drain::open(ring.as_fd());
@@ -109,10 +109,10 @@ fn with_only<T: Send>(
 #[test]
 fn two_capabilities_suffice_and_a_missing_one_is_named() {
     let Some(testbed) = testbed() else { return };
-    let card = card(&testbed, 2);
+    let interface = interface(&testbed, 2);
     let both = CapabilitySet::BPF | CapabilitySet::NET_ADMIN;
     for place in [Place::Tcx, Place::XdpGeneric] {
-        let hook = with_only(&testbed, both, || Hook::attach(&card, place)).unwrap();
+        let hook = with_only(&testbed, both, || Hook::attach(&interface, place)).unwrap();
         let ring = with_only(&testbed, both, || create_ring(4096)).unwrap();
         with_only(&testbed, both, || {
             let own = testbed.node(2).addresses[0].into();
@@ -126,11 +126,14 @@ fn two_capabilities_suffice_and_a_missing_one_is_named() {
         });
         assert_eq!(size.unwrap(), 4096);
     }
-    let guard = with_only(&testbed, both, || Guard::attach(&card));
+    let guard = with_only(&testbed, both, || Guard::attach(&interface));
     assert_eq!(guard.unwrap().refused().unwrap(), 0);
 
-    let attempt =
-        |capabilities| with_only(&testbed, capabilities, || Hook::attach(&card, Place::Tcx));
+    let attempt = |capabilities| {
+        with_only(&testbed, capabilities, || {
+            Hook::attach(&interface, Place::Tcx)
+        })
+    };
     let refused = attempt(CapabilitySet::NET_ADMIN).unwrap_err().to_string();
     assert!(
         refused.contains("net0: making a BPF map needs CAP_BPF ("),
@@ -138,7 +141,7 @@ fn two_capabilities_suffice_and_a_missing_one_is_named() {
     );
     let refused = attempt(CapabilitySet::BPF).unwrap_err().to_string();
     assert!(refused.contains("needs CAP_NET_ADMIN ("), "{refused}");
-    assert!(refused.contains("lend on net0"), "{refused}");
+    assert!(refused.contains("grant rings on net0"), "{refused}");
 }
 
 #[test]
@@ -150,7 +153,7 @@ fn another_hosts_frames_are_not_taken() {
         let ours = socket(&testbed, 2);
         let to = ours.local_addr().unwrap();
         hook.add(to.ip(), to.port(), ring.as_fd()).unwrap();
-        // A neighbour entry that is wrong: the card of nobody, so that the bridge floods it.
+        // A neighbour entry that is wrong: the interface of nobody, so that the bridge floods it.
         let namespace = &testbed.node(1).namespace;
         ip(&format!(
             "-n {namespace} neighbour replace {} lladdr 02:00:00:00:00:99 dev net0",

@@ -23,7 +23,7 @@ const PORT_ATTEMPTS: u32 = 8;
 
 /// See the module.
 #[derive(Debug)]
-pub struct Cards<L> {
+pub struct Multihomed<L> {
     cards: Vec<L>,
     /// By destination: which card, and until when that is believed.
     ways: HashMap<IpAddr, (usize, u64)>,
@@ -35,7 +35,7 @@ pub struct Cards<L> {
     refused_by: Option<usize>,
 }
 
-impl<L: Link> Cards<L> {
+impl<L: Link> Multihomed<L> {
     /// Opens a link on each of these addresses of this machine; the first is the one by
     /// which the process is known. `finish` makes of each what it shall be.
     ///
@@ -48,7 +48,7 @@ impl<L: Link> Cards<L> {
         addresses: &[IpAddr],
         options: &UdpOptions,
         finish: impl FnMut(Udp) -> L,
-    ) -> Result<Cards<L>, OpenError> {
+    ) -> Result<Multihomed<L>, OpenError> {
         assert!(!addresses.is_empty(), "at least one card");
         let mut cards = open(addresses, options);
         for _ in 0..PORT_ATTEMPTS {
@@ -57,7 +57,7 @@ impl<L: Link> Cards<L> {
             }
             cards = open(addresses, options);
         }
-        Ok(Cards {
+        Ok(Multihomed {
             cards: cards?.into_iter().map(finish).collect(),
             ways: HashMap::new(),
             polled: 0,
@@ -131,7 +131,7 @@ fn source(to: IpAddr) -> io::Result<IpAddr> {
     Ok(socket.local_addr()?.ip())
 }
 
-impl<L: Link> Link for Cards<L> {
+impl<L: Link> Link for Multihomed<L> {
     fn caps(&self) -> Caps {
         let caps = self.cards.iter().map(Link::caps);
         let least = caps.reduce(|one, other| Caps {
@@ -232,8 +232,8 @@ mod tests {
         // From loopback the kernel takes 127.0.0.1 as the source of all of it.
         let addresses = [ip("127.0.0.1"), ip("127.0.0.2")];
         let options = UdpOptions::default();
-        let mut two = Cards::bind(&addresses, &options, |link| link).expect("loopback");
-        let mut one = Cards::bind(&addresses[..1], &options, |link| link).expect("loopback");
+        let mut two = Multihomed::bind(&addresses, &options, |link| link).expect("loopback");
+        let mut one = Multihomed::bind(&addresses[..1], &options, |link| link).expect("loopback");
         for class in [Class::Small, Class::Bulk] {
             let locals = two.locals(class);
             assert_eq!(locals.len(), 2);
@@ -264,6 +264,6 @@ mod tests {
     #[test]
     fn an_address_that_is_not_ours_is_an_error() {
         let addresses = [ip("127.0.0.1"), ip("192.0.2.1")];
-        assert!(Cards::bind(&addresses, &UdpOptions::default(), |link| link).is_err());
+        assert!(Multihomed::bind(&addresses, &UdpOptions::default(), |link| link).is_err());
     }
 }

@@ -1,0 +1,16 @@
+//! Any bytes from a broker or a client are refused, or mean the same after encoding and
+//! decoding again.
+
+#![no_main]
+
+use dipole_bpf::grant::wire::{Reply, Request};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    if let Ok(request) = Request::decode(bytes) {
+        assert_eq!(Request::decode(&request.encode()), Ok(request));
+    }
+    if let Ok(reply) = Reply::decode(bytes) {
+        assert_eq!(Reply::decode(&reply.encode()), Ok(reply));
+    }
+});
