@@ -187,6 +187,8 @@ fn every_kind_of_fault_strikes_and_every_reason_to_drop_applies() {
         // No process has so many holes, and nobody cheats.
         "dropped untracked",
         "dropped violation",
+        // No node has so many processes.
+        "memory full",
         // Nor so many edges.
         "dropped edges-full",
         // Takes thousands of hellos a second: seen in some crowds only.

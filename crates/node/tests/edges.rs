@@ -1,0 +1,248 @@
+//! Edges come and go: nothing is lost, nothing is left, and none holds up another, whatever carries
+//! them.
+
+#![allow(missing_docs, reason = "tests")]
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use allocation_counter::measure;
+use dipole_link::sim::{Network, NetworkConfig, SharedMemory, SharedMemoryConfig};
+use dipole_node::engine::{Destination, Engine};
+use dipole_node::links::AnyLink;
+use dipole_node::{Address, Config, EndpointId, Links, Node, NodeId, ProtocolConfig, SendError};
+use dipole_proto::{EdgeId, Instant, PeerId};
+
+/// What the two processes of a test share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Carrier {
+    Packets,
+    Memory,
+}
+
+/// Two processes on a network, or on one node's memory, without a fault.
+struct Pair {
+    network: Network,
+    memory: SharedMemory,
+    engines: [Engine; 2],
+    peer: Option<PeerId>,
+    now: Instant,
+}
+
+fn address(host: u8, port: u16) -> SocketAddr {
+    SocketAddr::from(([10, 0, 0, host], port))
+}
+
+impl Pair {
+    fn new(carrier: Carrier) -> Pair {
+        let network = Network::new(1, NetworkConfig::default());
+        let memory = SharedMemory::new(1, SharedMemoryConfig::default());
+        let socket = |host: u8| format!("/process-{host}");
+        let engines = [1, 2].map(|host| {
+            let port = network
+                .attach(address(host, 1), address(host, 2))
+                .expect("a free address");
+            let (life, secret) = (host.into(), [host.into(), 7]);
+            let config = ProtocolConfig::default();
+            let mut engine = Engine::new(AnyLink::Sim(port), config, life, secret, None);
+            if carrier == Carrier::Memory {
+                let opened = engine.open_simulated(&memory, Path::new(&socket(host)));
+                opened.expect("a free name");
+            }
+            engine
+        });
+        let mut pair = Pair {
+            network,
+            memory,
+            engines,
+            peer: None,
+            now: Instant(1),
+        };
+        pair.peer = Some(match carrier {
+            Carrier::Packets => {
+                let to = Destination {
+                    small: address(2, 1),
+                    incarnation: 0,
+                };
+                let peer = pair.engines[0].connect(pair.now, to).expect("room");
+                pair.settle(200);
+                peer
+            }
+            Carrier::Memory => {
+                let begun = pair.engines[0].connect_memory(Path::new(&socket(2)), 2);
+                let connection = begun.expect("it shares memory").expect("it is there");
+                pair.settle(200);
+                let peer = pair.engines[0].memory_peer(connection);
+                peer.expect("it lives").expect("it is open")
+            }
+        });
+        pair
+    }
+
+    fn edge(&mut self, source: u32, target: u32) -> EdgeId {
+        let peer = self.peer.expect("they are connected");
+        self.engines[0].edge(peer, source, target).expect("room")
+    }
+
+    fn settle(&mut self, turns: usize) {
+        for _ in 0..turns {
+            for engine in &mut self.engines {
+                engine.step(self.now, true).expect("a working link");
+            }
+            self.now = self.now.after(20_000);
+            self.network.advance(self.now.0);
+            self.memory.advance(self.now.0);
+        }
+    }
+}
+
+/// `count` pairs of endpoints, each opened, used for one message, and closed, `at_once` at a time;
+/// how many messages came.
+fn come_and_go(pair: &mut Pair, count: u32, at_once: u32) -> u32 {
+    let mut delivered = 0;
+    for first in (0..count).step_by(at_once as usize) {
+        let ids = first..count.min(first + at_once);
+        for id in ids.clone() {
+            pair.engines[0].open_endpoint(id);
+            pair.engines[1].open_endpoint(id);
+            let edge = pair.edge(id, id);
+            let payload = id.to_le_bytes();
+            while pair.engines[0]
+                .send_whole(pair.now, edge, &payload, false)
+                .is_err()
+            {
+                pair.settle(1);
+            }
+        }
+        for turn in 0.. {
+            let unread = ids.clone().any(|id| !pair.engines[1].has_message(id));
+            if !unread {
+                break;
+            }
+            assert!(turn < 10_000, "messages from {first} on are missing");
+            pair.settle(1);
+        }
+        for id in ids {
+            let message = pair.engines[1].take(pair.now, id).expect("it waits");
+            assert_eq!(*message, id.to_le_bytes());
+            delivered += 1;
+            pair.engines[0].close_endpoint(id);
+            pair.engines[1].close_endpoint(id);
+        }
+    }
+    pair.settle(300);
+    delivered
+}
+
+fn endpoints_by_the_thousands_leave_nothing(carrier: Carrier) {
+    let mut pair = Pair::new(carrier);
+    let before = [0, 1].map(|index| pair.engines[index].holdings());
+    come_and_go(&mut pair, 2000, 500);
+    let count = 100_000;
+    let mut delivered = 0;
+    let heap = measure(|| delivered = come_and_go(&mut pair, count, 500)).bytes_current;
+    assert_eq!(delivered, count);
+    let after = [0, 1].map(|index| pair.engines[index].holdings());
+    assert_eq!(after, before, "pool, grants and edges as at the start");
+    assert!(heap.abs() < 64 << 10, "{heap} bytes of memory are left");
+}
+
+#[test]
+fn a_hundred_thousand_endpoints_by_packets_deliver_everything_and_leave_nothing() {
+    endpoints_by_the_thousands_leave_nothing(Carrier::Packets);
+}
+
+#[test]
+fn a_hundred_thousand_endpoints_by_shared_memory_deliver_everything_and_leave_nothing() {
+    endpoints_by_the_thousands_leave_nothing(Carrier::Memory);
+}
+
+/// An edge between the same endpoints may begin again before its earlier life is forgotten.
+fn an_edge_begins_again(carrier: Carrier) {
+    let mut pair = Pair::new(carrier);
+    pair.engines[1].open_endpoint(7);
+    for life in 0..200_u32 {
+        let edge = pair.edge(1, 7);
+        let payload = life.to_le_bytes();
+        while pair.engines[0]
+            .send_whole(pair.now, edge, &payload, false)
+            .is_err()
+        {
+            pair.settle(1);
+        }
+        pair.engines[0].close_edge(edge);
+    }
+    pair.settle(300);
+    for life in 0..200_u32 {
+        let message = pair.engines[1].take(pair.now, 7).expect("in order");
+        assert_eq!(*message, life.to_le_bytes());
+    }
+    pair.settle(300);
+    let held = [0, 1].map(|index| pair.engines[index].holdings());
+    assert_eq!(held.map(|held| held.outgoing_edges), [0, 0]);
+    assert_eq!(held.map(|held| held.incoming_edges), [0, 0]);
+    assert_eq!(held[1].granted_bytes, 0);
+}
+
+#[test]
+fn an_edge_by_packets_begins_again_and_again_in_order() {
+    an_edge_begins_again(Carrier::Packets);
+}
+
+#[test]
+fn an_edge_by_shared_memory_begins_again_and_again_in_order() {
+    an_edge_begins_again(Carrier::Memory);
+}
+
+/// Long messages to an endpoint that is never read must not keep others from theirs.
+fn a_stuck_endpoint_holds_up_nobody(links: Links) {
+    const LONG: usize = 1 << 20;
+    const PATIENCE: Duration = Duration::from_secs(60);
+    let directory = tempfile::tempdir().expect("a directory");
+    let config = Config {
+        links,
+        ..Config::local(NodeId(1), directory.path().join("dipole"))
+    };
+    let (from, to) = (
+        Node::open(config.clone()).expect("opens"),
+        Node::open(config).expect("opens"),
+    );
+    let endpoint = |node: &Node, id| node.endpoint(EndpointId(id)).expect("free");
+    let (stuck, lively) = (endpoint(&to, 10), endpoint(&to, 11));
+    let (to_stuck, to_lively) = (endpoint(&from, 1), endpoint(&from, 2));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            to_stuck.target(stuck.address()).expect("it exists");
+            to_lively.target(lively.address()).expect("it exists");
+            let message = vec![7; LONG];
+            let mut taken = 0;
+            while taken < 200 {
+                match to_stuck.send_timeout(&message, Duration::from_millis(100)) {
+                    Ok(()) => taken += 1,
+                    Err(SendError::TimedOut { .. }) => break,
+                    Err(other) => panic!("{other}"),
+                }
+            }
+            assert!(taken < 200, "what nobody reads is not taken without end");
+            for _ in 0..200 {
+                to_lively.send_timeout(&message, PATIENCE).expect("room");
+            }
+        });
+        for _ in 0..200 {
+            let message = lively.receive_timeout(PATIENCE).expect("in time");
+            assert_eq!(message.len(), LONG);
+        }
+    });
+    assert_eq!(stuck.address(), Address::new(1, 10));
+}
+
+#[test]
+fn an_endpoint_that_is_never_read_holds_up_nobody_in_shared_memory() {
+    a_stuck_endpoint_holds_up_nobody(Links::Shm);
+}
+
+#[test]
+fn an_endpoint_that_is_never_read_holds_up_nobody_by_packets() {
+    a_stuck_endpoint_holds_up_nobody(Links::Udp);
+}
