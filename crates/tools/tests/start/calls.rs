@@ -104,6 +104,13 @@ fn a_proof_that_was_overheard_serves_nobody_else() {
     let mut proof = [0; PROOF_BYTES];
     caller_side.read_exact(&mut proof).expect("a proof");
     drop(caller_side);
+    // The caller tries again, and is always hung up on.
+    std::thread::spawn(move || {
+        for mut again in between.incoming().map_while(Result::ok) {
+            let greeted = again.write_all(&greeting);
+            let _proof = greeted.and_then(|()| again.read_exact(&mut [0; PROOF_BYTES]));
+        }
+    });
     // To another call it is worth nothing.
     let mut thief = node.connect();
     thief.read_exact(&mut greeting).expect("a greeting");
