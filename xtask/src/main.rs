@@ -30,8 +30,12 @@ enum Task {
         /// The first of them.
         #[arg(long, default_value_t = 0)]
         from: u64,
+        /// Begin at a seed that is drawn from the hash of the commit, and use the build of
+        /// the tests.
+        #[arg(long, conflicts_with = "from")]
+        fresh: bool,
     },
-    /// Inject bugs into a copy of the protocol; the simulator must find each.
+    /// Inject bugs into a copy of the workspace; its tests must find each.
     Mutants(mutants::Arguments),
     /// Run every fuzzer.
     Fuzz {
@@ -57,7 +61,7 @@ enum Task {
 
 fn main() -> ExitCode {
     let done = match Arguments::parse().task {
-        Task::Simulate { seeds, from } => simulate(seeds, from),
+        Task::Simulate { seeds, from, fresh } => simulate(seeds, from, fresh),
         Task::Mutants(arguments) => mutants::mutants(&arguments),
         Task::Fuzz { seconds } => fuzz::fuzz(seconds),
         Task::Miri => nightly::miri(),
@@ -75,10 +79,23 @@ fn main() -> ExitCode {
     }
 }
 
-fn simulate(seeds: u64, from: u64) -> Result<(), Failure> {
-    run(cargo()
-        .args(["test", "--release", "-p", "dipole-node"])
-        .args(["--test", "simulation", "--", "--nocapture"])
+/// Fresh seeds begin above those that every run takes.
+const FIRST_FRESH: u64 = 1_000_000;
+
+fn simulate(seeds: u64, from: u64, fresh: bool) -> Result<(), Failure> {
+    let mut command = cargo();
+    command.args(["test", "--locked"]);
+    let from = if fresh {
+        let from = FIRST_FRESH + mutants::commit_number()?;
+        println!("fresh seeds from {from} on");
+        from
+    } else {
+        command.arg("--release");
+        from
+    };
+    run(command
+        .args(["-p", "dipole-node", "--test", "simulation", "--"])
+        .args(["two_thousand_seeds_break_no_rule", "--nocapture"])
         .env("DIPOLE_SEEDS", seeds.to_string())
         .env("DIPOLE_SEED_FROM", from.to_string()))
 }

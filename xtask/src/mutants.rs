@@ -1,32 +1,33 @@
-//! Bugs injected on purpose: would the simulator find them?
+//! Bugs injected on purpose: would the tests find them?
 //!
-//! The workspace is copied below `target/mutants`, one snippet of the protocol is
-//! replaced there, and the simulator runs on the copy until a seed fails. In the
-//! end the same seeds run on an unchanged copy, where they must pass: a seed that
-//! fails there as well has found something else.
+//! The workspace is copied below `target/mutants` and one snippet of it is replaced there.
+//! The copy is built incrementally; the suite that ought to find the bug (the simulator,
+//! a test of the protocol, the model checker) runs while the next mutant is built. The same
+//! suites must pass on the unchanged copy: a seed that fails there as well has found
+//! something else.
 
 mod copy;
 mod list;
+mod suite;
 
-use std::io::{BufRead, BufReader};
-use std::process::{Command, Stdio};
-use std::sync::mpsc::{self, RecvTimeoutError};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::path::{Path, PathBuf};
+use std::thread::{self, JoinHandle};
+use std::time::Instant;
 
-use crate::command::{Failure, ask, cargo, describe};
+use crate::command::{Failure, ask, root};
 use copy::Copy;
 use list::{MUTANTS, Mutant};
-
-/// A mutant may make the simulation turn in circles: then it was not found.
-const TIMEOUT: Duration = Duration::from_secs(900);
+use suite::{Outcome, Suite};
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
     /// Only the mutants with these names.
     #[arg(long)]
     only: Vec<String>,
-    /// Seeds that each mutant has to survive.
+    /// So many others, chosen by the hash of the commit; with `--only`, beside those.
+    #[arg(long)]
+    some: Option<usize>,
+    /// Seeds that the simulator tries on each mutant.
     #[arg(long, default_value_t = 2000)]
     seeds: u64,
     /// Say what there is and run nothing.
@@ -34,53 +35,98 @@ pub(crate) struct Arguments {
     list: bool,
 }
 
-/// How a run on a copy ended.
-enum Outcome {
-    Passed,
-    /// The simulator named a seed.
-    Violation(u64),
-    /// It failed without naming one; what it printed last.
-    Unclear(String),
-    TimedOut,
-}
-
 struct Row {
-    name: &'static str,
+    mutant: &'static Mutant,
     outcome: Outcome,
     seconds: f64,
 }
 
+/// A suite on a mutant, in a thread of its own.
+type Running = JoinHandle<Result<Row, Failure>>;
+
 pub(crate) fn mutants(arguments: &Arguments) -> Result<(), Failure> {
-    let chosen = choose(&arguments.only)?;
+    let chosen = choose(arguments)?;
     if arguments.list {
         for mutant in chosen {
-            println!("{:24} {}", mutant.name, mutant.effect);
+            println!("{:28} {:12} {}", mutant.name, mutant.suite, mutant.effect);
         }
         return Ok(());
     }
+    let copy = Copy::fresh()?;
+    let mut suites: Vec<Suite> = chosen.iter().map(|mutant| mutant.suite).collect();
+    suites.sort_unstable();
+    suites.dedup();
+    let mut unchanged = Vec::new();
+    for suite in suites {
+        println!("building {suite} without a mutant");
+        unchanged.push((suite, built(&copy, suite, "unchanged")?));
+    }
     let mut rows = Vec::new();
+    let mut running: Option<Running> = None;
     for mutant in chosen {
         let copy = Copy::fresh()?;
         copy.apply(mutant)?;
         println!("{}: {}", mutant.name, mutant.effect);
-        build(&copy, mutant.name)?;
-        let begin = Instant::now();
-        let outcome = simulate(&copy, "DIPOLE_SEEDS", arguments.seeds)?;
-        let seconds = begin.elapsed().as_secs_f64();
-        rows.push(Row {
-            name: mutant.name,
-            outcome,
-            seconds,
-        });
+        let program = built(&copy, mutant.suite, mutant.name)?;
+        rows.extend(finish(running.take())?);
+        let (sources, seeds) = (copy.sources().to_owned(), arguments.seeds);
+        running = Some(thread::spawn(move || {
+            run(mutant, &program, &sources, seeds)
+        }));
     }
+    rows.extend(finish(running)?);
     print(&rows);
-    check(&rows)
+    check(&rows, &unchanged, copy.sources())
 }
 
-fn choose(only: &[String]) -> Result<Vec<&'static Mutant>, Failure> {
-    if only.is_empty() {
-        return Ok(MUTANTS.iter().collect());
+/// Builds the tests of a suite and keeps them from being overwritten by the next build.
+fn built(copy: &Copy, suite: Suite, name: &str) -> Result<PathBuf, Failure> {
+    let program = suite.build(copy.sources(), copy.target(), name)?;
+    copy.keep(&program, &format!("{suite}-{name}"))
+}
+
+fn run(
+    mutant: &'static Mutant,
+    program: &Path,
+    sources: &Path,
+    seeds: u64,
+) -> Result<Row, Failure> {
+    let begin = Instant::now();
+    let outcome = mutant.suite.run(program, sources, seeds)?;
+    Ok(Row {
+        mutant,
+        outcome,
+        seconds: begin.elapsed().as_secs_f64(),
+    })
+}
+
+fn finish(running: Option<Running>) -> Result<Option<Row>, Failure> {
+    let ended = running.map(|running| match running.join() {
+        Ok(row) => row,
+        Err(panic) => std::panic::resume_unwind(panic),
+    });
+    ended.transpose()
+}
+
+fn choose(arguments: &Arguments) -> Result<Vec<&'static Mutant>, Failure> {
+    let mut chosen = named(&arguments.only)?;
+    let others = MUTANTS
+        .iter()
+        .filter(|mutant| !arguments.only.iter().any(|name| name == mutant.name));
+    let mut others: Vec<_> = others.collect();
+    match arguments.some {
+        None if arguments.only.is_empty() => Ok(others),
+        None => Ok(chosen),
+        Some(count) => {
+            let first = commit_number()? % others.len().max(1) as u64;
+            others.rotate_left(usize::try_from(first).unwrap_or(0));
+            chosen.extend(others.into_iter().take(count));
+            Ok(chosen)
+        }
     }
+}
+
+fn named(names: &[String]) -> Result<Vec<&'static Mutant>, Failure> {
     let find = |name: &String| {
         MUTANTS
             .iter()
@@ -93,43 +139,66 @@ fn choose(only: &[String]) -> Result<Vec<&'static Mutant>, Failure> {
                 ))
             })
     };
-    only.iter().map(find).collect()
+    names.iter().map(find).collect()
+}
+
+/// A number that every commit has for its own.
+pub(crate) fn commit_number() -> Result<u64, Failure> {
+    let mut git = std::process::Command::new("git");
+    git.current_dir(root()).args(["rev-parse", "HEAD"]);
+    let hash = ask(&mut git).unwrap_or_default();
+    hash.get(..12)
+        .and_then(|digits| u64::from_str_radix(digits, 16).ok())
+        .ok_or_else(|| {
+            Failure::Told("the hash of the commit needs the workspace to be a git checkout".into())
+        })
 }
 
 fn print(rows: &[Row]) {
-    println!("\n{:24} {:>12} {:>9}", "mutant", "found by", "time");
+    println!(
+        "\n{:28} {:12} {:>14} {:>9}",
+        "mutant", "suite", "found by", "time"
+    );
     for row in rows {
-        let found = match &row.outcome {
-            Outcome::Violation(seed) => format!("seed {seed}"),
-            Outcome::Passed => "nothing".to_owned(),
-            Outcome::Unclear(_) => "no seed".to_owned(),
-            Outcome::TimedOut => "time-out".to_owned(),
-        };
-        println!("{:24} {found:>12} {:7.1} s", row.name, row.seconds);
+        println!(
+            "{:28} {:12} {:>14} {:7.1} s",
+            row.mutant.name,
+            row.mutant.suite,
+            row.outcome.to_string(),
+            row.seconds
+        );
     }
 }
 
-/// Every mutant was found, and by a seed that passes without it.
-fn check(rows: &[Row]) -> Result<(), Failure> {
+/// Every mutant was found, and by something that passes without it.
+fn check(rows: &[Row], unchanged: &[(Suite, PathBuf)], sources: &Path) -> Result<(), Failure> {
     let mut complaints = Vec::new();
-    let unchanged = Copy::fresh()?;
-    build(&unchanged, "the unchanged copy")?;
     for row in rows {
-        let name = row.name;
-        match &row.outcome {
-            Outcome::Violation(seed) => match simulate(&unchanged, "DIPOLE_SEED", *seed)? {
-                Outcome::Passed => {}
-                _ => complaints.push(format!(
-                    "{name}: seed {seed} fails without it too; mend that first"
-                )),
-            },
-            Outcome::Passed => complaints.push(format!("{name}: no seed found it")),
-            Outcome::TimedOut => {
-                complaints.push(format!("{name}: no verdict after {} s", TIMEOUT.as_secs()))
+        let name = row.mutant.name;
+        let program = unchanged
+            .iter()
+            .find(|(suite, _)| *suite == row.mutant.suite);
+        match (&row.outcome, program) {
+            (Outcome::Seed(seed), Some((suite, program))) => {
+                if !matches!(suite.run_seed(program, sources, *seed)?, Outcome::Passed) {
+                    complaints.push(format!(
+                        "{name}: seed {seed} fails without it too; mend that first"
+                    ));
+                }
             }
-            Outcome::Unclear(tail) => {
-                complaints.push(format!("{name}: failed without naming a seed:\n{tail}"));
+            (Outcome::Test(test), Some((suite, program))) => {
+                if !matches!(suite.run_test(program, sources, test)?, Outcome::Passed) {
+                    complaints.push(format!(
+                        "{name}: {test} fails without it too; mend that first"
+                    ));
+                }
             }
+            (Outcome::Passed, _) => complaints.push(format!("{name}: nothing found it")),
+            (Outcome::TimedOut, _) => complaints.push(format!("{name}: no verdict in time")),
+            (Outcome::Unclear(tail), _) => {
+                complaints.push(format!("{name}: failed without saying where:\n{tail}"));
+            }
+            (_, None) => complaints.push(format!("{name}: its suite was not built")),
         }
     }
     if complaints.is_empty() {
@@ -138,123 +207,34 @@ fn check(rows: &[Row]) -> Result<(), Failure> {
     Err(Failure::Told(complaints.join("\n")))
 }
 
-fn simulation(copy: &Copy) -> Command {
-    let mut command = cargo();
-    command
-        .current_dir(copy.sources())
-        .env("CARGO_TARGET_DIR", copy.target())
-        .env_remove("DIPOLE_SEED")
-        .env_remove("DIPOLE_SEEDS")
-        .env_remove("DIPOLE_SEED_FROM")
-        .args(["test", "-p", "dipole-node", "--test", "simulation"]);
-    command
-}
-
-/// Compiles a copy apart from running it: a mutant that does not compile is no
-/// mutant found.
-fn build(copy: &Copy, name: &str) -> Result<(), Failure> {
-    let mut command = simulation(copy);
-    // What a mutant leaves unused is no news.
-    command
-        .args(["--no-run", "--quiet"])
-        .env("RUSTFLAGS", "-Awarnings");
-    match ask(command.stderr(Stdio::inherit())) {
-        Some(_) => Ok(()),
-        None => Err(Failure::Told(format!(
-            "{name} does not compile ({})",
-            describe(&command)
-        ))),
-    }
-}
-
-/// Runs the simulator on a copy with one variable set, until it ends or time is up.
-fn simulate(copy: &Copy, variable: &str, value: u64) -> Result<Outcome, Failure> {
-    let mut command = simulation(copy);
-    command
-        .args(["--quiet", "--", "--nocapture"])
-        .env("RUSTFLAGS", "-Awarnings")
-        .env(variable, value.to_string())
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    let mut child = command.spawn().map_err(|cause| Failure::Start {
-        program: describe(&command),
-        cause,
-    })?;
-    let (lines, heard) = mpsc::channel();
-    if let Some(stdout) = child.stdout.take() {
-        forward(stdout, lines.clone());
-    }
-    if let Some(stderr) = child.stderr.take() {
-        forward(stderr, lines);
-    }
-    let end = Instant::now() + TIMEOUT;
-    let mut tail: Vec<String> = Vec::new();
-    let mut seed = None;
-    loop {
-        let left = end.saturating_duration_since(Instant::now());
-        match heard.recv_timeout(left) {
-            Ok(line) => {
-                seed = seed.or_else(|| named_seed(&line));
-                if tail.len() == 10 {
-                    tail.remove(0);
-                }
-                tail.push(line);
-            }
-            Err(RecvTimeoutError::Disconnected) => break,
-            Err(RecvTimeoutError::Timeout) => {
-                // It may just have ended by itself.
-                let _ended = child.kill();
-                let _status = child.wait();
-                return Ok(Outcome::TimedOut);
-            }
-        }
-    }
-    let status = child.wait().map_err(|cause| Failure::Start {
-        program: describe(&command),
-        cause,
-    })?;
-    Ok(match (status.success(), seed) {
-        (true, _) => Outcome::Passed,
-        (false, Some(seed)) => Outcome::Violation(seed),
-        (false, None) => Outcome::Unclear(tail.join("\n")),
-    })
-}
-
-fn forward(stream: impl std::io::Read + Send + 'static, lines: mpsc::Sender<String>) {
-    thread::spawn(move || {
-        for line in BufReader::new(stream).lines().map_while(Result::ok) {
-            if lines.send(line).is_err() {
-                break;
-            }
-        }
-    });
-}
-
-/// The simulator ends its complaint with "replay with DIPOLE_SEED=N".
-fn named_seed(line: &str) -> Option<u64> {
-    let (_, rest) = line.split_once("DIPOLE_SEED=")?;
-    let digits = rest.split(|c: char| !c.is_ascii_digit()).next()?;
-    digits.parse().ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn the_seed_is_read_from_the_complaint() {
-        let line = "violation at seed 17: lost; replay with DIPOLE_SEED=17 cargo test";
-        assert_eq!(named_seed(line), Some(17));
-        assert_eq!(named_seed("500/2000 seeds"), None);
-        assert_eq!(named_seed("DIPOLE_SEED=<n>"), None);
+    fn arguments(only: &[&str], some: Option<usize>) -> Arguments {
+        Arguments {
+            only: only.iter().map(|name| (*name).to_owned()).collect(),
+            some,
+            seeds: 1,
+            list: false,
+        }
     }
 
     #[test]
     fn an_unknown_mutant_is_told_with_those_that_exist() {
-        let failure = choose(&["nonsense".to_owned()])
+        let failure = choose(&arguments(&["nonsense"], None))
             .err()
             .map(|failure| failure.to_string());
         assert!(failure.is_some_and(|text| text.contains(MUTANTS[0].name)));
+    }
+
+    #[test]
+    fn some_are_chosen_beside_those_named_and_none_twice() {
+        let name = MUTANTS[0].name;
+        let chosen = choose(&arguments(&[name], Some(3))).expect("a git checkout");
+        assert_eq!(chosen.len(), 4);
+        assert_eq!(chosen.iter().filter(|it| it.name == name).count(), 1);
+        let all = choose(&arguments(&[], None)).expect("all");
+        assert_eq!(all.len(), MUTANTS.len());
     }
 }

@@ -617,7 +617,11 @@ impl Machine {
         if let Some(transmit) = self.poll_letter(frames) {
             return Some(transmit);
         }
-        while let Some(index) = self.ready.front().copied() {
+        // Once each, and the first once more in a new turn.
+        for _ in 0..=self.ready.len() {
+            let Some(index) = self.ready.front().copied() else {
+                break;
+            };
             let Some(session) = self.peers.session_at_mut(index) else {
                 self.ready.pop_front();
                 continue;
@@ -639,9 +643,10 @@ impl Machine {
                 return transmit;
             }
             self.ready.pop_front();
-            let exhausted = self.turn_left == 0;
+            // Notices wait for a frame, which may be free next time.
+            let waits = self.turn_left == 0 || session.has_notice();
             self.turn_left = TURN;
-            if exhausted {
+            if waits {
                 self.ready.push_back(index);
             } else {
                 session.is_ready = false;

@@ -20,8 +20,9 @@
 mod model;
 
 use model::fair::Stall;
-use model::run;
+use model::pipes::{Call, Exchange, charge};
 use model::scenario::{Scenario, Thread};
+use model::{run, run_pipes};
 
 // ---- both rules ---------------------------------------------------------------
 
@@ -206,6 +207,25 @@ fn credit_does_not_save_two_applications_that_both_only_send() {
     run("credit of 1 message, first rule off", scenario).assert_found(Stall::Livelock);
 }
 
+// ---- edges that end ---------------------------------------------------------------
+
+#[test]
+fn an_edge_that_is_closed_after_every_message_and_used_again_delivers_all_and_is_forgotten() {
+    let mut scenario = Scenario::stream(2, 1, 2);
+    scenario.threads[0] = vec![Thread::sending(2, 7).closing()];
+    scenario.drops = 1;
+    run("an edge of two lives", scenario.clone().widened()).assert_sound();
+    scenario.duplicates = 1;
+    run("an edge of two lives, a copy", scenario.widened()).assert_sound();
+}
+
+#[test]
+fn lives_of_an_edge_whose_units_overtake_each_other_do_not_mix() {
+    let mut scenario = Scenario::stream(3, 2, 3);
+    scenario.threads[0] = vec![Thread::sending(3, 7).closing()];
+    run("an edge of three lives, 2 frames", scenario).assert_sound();
+}
+
 // ---- handshake -------------------------------------------------------------------
 
 #[test]
@@ -231,4 +251,118 @@ fn a_restart_in_any_state_ends_in_one_new_session() {
         scenario.widened(),
     )
     .assert_sound();
+}
+
+// ---- processes of one node: the same channel over rings instead of packets -----------------
+
+fn send(target: u32, long: bool) -> Call {
+    Call::Send { target, long }
+}
+
+fn read(endpoint: u32, count: u8) -> Call {
+    Call::Read { endpoint, count }
+}
+
+/// One thread a process, each to its end.
+fn one_each(first: Vec<Call>, second: Vec<Call>) -> [Vec<(Vec<Call>, bool)>; 2] {
+    [vec![(first, false)], vec![(second, false)]]
+}
+
+#[test]
+fn through_rings_of_one_record_whole_and_long_messages_arrive_in_order() {
+    let calls = |long| vec![send(7, false), send(7, long), send(7, false), read(7, 3)];
+    for slots in [1, 2] {
+        let mut exchange = Exchange::new(one_each(calls(true), calls(false)));
+        exchange.slots = slots;
+        exchange.credit_bytes = 8 * charge(6);
+        let name = format!("rings of {slots}, a long message among others, both ways");
+        run_pipes(&name, exchange).assert_sound();
+    }
+}
+
+#[test]
+fn a_long_message_that_may_not_be_copied_comes_in_pieces_in_its_turn() {
+    let sender = vec![send(7, true), send(7, true), send(7, false)];
+    for refused in [1, 2] {
+        let mut exchange = Exchange::new(one_each(sender.clone(), vec![read(7, 3)]));
+        exchange.slots = 1;
+        exchange.credit_bytes = 8 * charge(6);
+        exchange.refused_fetches = refused;
+        run_pipes(&format!("{refused} of 2 copies refused"), exchange).assert_sound();
+    }
+}
+
+#[test]
+fn credit_for_one_message_is_given_back_through_rings_of_one_record() {
+    let calls = || vec![send(7, false), read(7, 1), send(7, false), read(7, 1)];
+    let mut exchange = Exchange::new(one_each(calls(), calls()));
+    (exchange.slots, exchange.credit_bytes) = (1, charge(2));
+    run_pipes("rings of 1, credit of 1 message", exchange).assert_sound();
+}
+
+#[test]
+fn an_edge_that_is_closed_and_opened_again_over_rings_delivers_in_both_lives() {
+    let sender = vec![
+        send(7, false),
+        Call::CloseEdge { target: 7 },
+        send(7, true),
+        Call::CloseEdge { target: 7 },
+        send(7, false),
+    ];
+    for slots in [1, 2] {
+        let mut exchange = Exchange::new(one_each(sender.clone(), vec![read(7, 3)]));
+        exchange.slots = slots;
+        exchange.refused_fetches = 1;
+        run_pipes(
+            &format!("rings of {slots}, an edge of three lives"),
+            exchange,
+        )
+        .assert_sound();
+    }
+}
+
+#[test]
+fn whoever_sends_to_an_endpoint_that_closes_and_opens_is_told_what_is_missing() {
+    let sender = vec![send(7, false), send(7, true), send(7, false)];
+    let reader = vec![
+        Call::Open { endpoint: 7 },
+        Call::Close { endpoint: 7 },
+        Call::Open { endpoint: 7 },
+        Call::Close { endpoint: 7 },
+    ];
+    let threads = [
+        vec![(sender, false)],
+        vec![(reader, false), (vec![read(7, 3)], true)],
+    ];
+    let mut exchange = Exchange::new(threads);
+    exchange.slots = 1;
+    exchange.refused_fetches = 1;
+    run_pipes("rings of 1, an endpoint that closes", exchange).assert_sound();
+}
+
+#[test]
+fn over_rings_an_endpoint_that_is_never_read_holds_up_nobody_else_thanks_to_credit() {
+    let sender = |target, long| (vec![send(target, long); 3], target == 8);
+    let threads = [
+        vec![sender(7, true), sender(8, true)],
+        vec![(vec![read(7, 3)], false), (vec![read(8, 3)], true)],
+    ];
+    let mut exchange = Exchange::new(threads);
+    (exchange.slots, exchange.credit_bytes) = (1, charge(6));
+    run_pipes("rings of 1, an endpoint read by chance", exchange).assert_sound();
+}
+
+#[test]
+fn over_rings_too_credit_does_not_save_two_applications_that_both_only_send() {
+    let calls = || vec![send(7, false), send(7, false), read(7, 2)];
+    let mut exchange = Exchange::new(one_each(calls(), calls()));
+    exchange.credit_bytes = charge(2);
+    let found = run_pipes("rings, credit of 1 message, nobody reads", exchange.clone());
+    found.assert_found(Stall::Deadlock);
+    exchange.reads_when_blocked = Some(7);
+    exchange.threads = one_each(
+        vec![send(7, false), send(7, false)],
+        vec![send(7, false), send(7, false)],
+    );
+    run_pipes("the same, a blocked sender reads", exchange).assert_absent(Stall::Livelock);
 }

@@ -12,6 +12,8 @@ use crate::command::{Failure, ask, at, root};
 pub(crate) struct Copy {
     sources: PathBuf,
     target: PathBuf,
+    /// Programs that are kept while others are built.
+    kept: PathBuf,
 }
 
 impl Copy {
@@ -22,6 +24,7 @@ impl Copy {
         let copy = Copy {
             sources: home.join("work"),
             target: home.join("target"),
+            kept: home.join("kept"),
         };
         let mut git = Command::new("git");
         git.current_dir(root()).args([
@@ -66,6 +69,14 @@ impl Copy {
         let source = fs::read_to_string(&path).map_err(at(&path))?;
         let mutated = mutant.mutate(&source).map_err(Failure::Told)?;
         fs::write(&path, mutated).map_err(at(&path))
+    }
+
+    /// Copies a program to where no build overwrites it.
+    pub(crate) fn keep(&self, program: &Path, name: &str) -> Result<PathBuf, Failure> {
+        fs::create_dir_all(&self.kept).map_err(at(&self.kept))?;
+        let kept = self.kept.join(name);
+        fs::copy(program, &kept).map_err(at(&kept))?;
+        Ok(kept)
     }
 
     pub(crate) fn sources(&self) -> &Path {

@@ -365,7 +365,6 @@ impl Hub {
         if !usable || payload.len() > MAX_RECORD_BYTES || !open.out.push(tag, payload) {
             return self.push_slowly(conn, tag, payload);
         }
-        open.out.want_room(false);
         self.stats.records_out += 1;
         self.stats.bytes_out += payload.len() as u64;
         Ok(())
@@ -412,7 +411,8 @@ impl Hub {
     }
 
     /// The caller is going to wait for room, or for everything to be read: the peer
-    /// rings when it takes something.
+    /// rings when it takes something. The wish holds until [`arm`](Self::arm) has said that
+    /// something was taken, whatever others push meanwhile.
     pub fn want_room(&mut self, conn: ConnId) {
         if let Some(Conn {
             open: Some(open), ..

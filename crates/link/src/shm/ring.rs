@@ -111,6 +111,8 @@ pub(super) struct Producer<M = Mapped> {
     ends: Box<[(u64, u64)]>,
     /// The consumer has been asked to ring.
     wanted: bool,
+    /// It has given something back since it was asked, and that has not been reported.
+    room_came: bool,
     /// Where the consumer stood when it was last waited for in vain.
     idle_at: u64,
 }
@@ -129,6 +131,7 @@ impl<M: Memory> Producer<M> {
             near_given_back: 0,
             wide_given_back: 0,
             wanted: false,
+            room_came: false,
             idle_at: u64::MAX,
         }
     }
@@ -241,6 +244,7 @@ impl<M: Memory> Producer<M> {
         let consumed = self.memory.consumed().load(Ordering::Acquire);
         if consumed > self.given_back && consumed <= self.position {
             self.given_back = consumed;
+            self.room_came |= self.wanted;
             let last = slot_of(&self.memory, consumed - 1);
             if let Some(ends) = self.ends.get(last) {
                 (self.near_given_back, self.wide_given_back) = *ends;
@@ -265,10 +269,18 @@ impl<M: Memory> Producer<M> {
         }
     }
 
-    /// True if room that was wanted has come. Before sleeping this must be asked behind
-    /// a full fence: the consumer looks for the wish behind another.
+    /// True, once, if room that was wanted has come, maybe seen first by a push of somebody
+    /// else. Before sleeping this must be asked behind a full fence: the consumer looks for
+    /// the wish behind another.
     pub(super) fn has_wanted_room(&mut self) -> bool {
-        self.wanted && self.refresh()
+        if self.wanted {
+            self.refresh();
+        }
+        let came = std::mem::take(&mut self.room_came);
+        if came {
+            self.want_room(false);
+        }
+        came
     }
 }
 

@@ -110,8 +110,8 @@ struct Ring {
     bytes: usize,
     /// The producer waits for room.
     wanted: bool,
-    /// Something was taken since the producer last looked.
-    taken: bool,
+    /// Something was taken since, and the producer has not been told.
+    room_came: bool,
 }
 
 #[derive(Debug)]
@@ -520,12 +520,10 @@ impl SimHub {
         let visible_ns = state.now_ns + state.within(most_ns);
         let (slots, bytes) = (state.config.ring_slots, state.config.ring_bytes);
         let ring = &mut state.end_mut(side.other()).ring;
-        ring.taken = false;
         let fits = ring.records.is_empty() || ring.bytes + payload.len() <= bytes;
         if ring.records.len() >= slots || !fits {
             return Err(PushError::Full);
         }
-        ring.wanted = false;
         let before = ring.records.back().map_or(0, |record| record.visible_ns);
         ring.bytes += payload.len();
         ring.records.push_back(Record {
@@ -572,7 +570,6 @@ impl SimHub {
             return true;
         };
         let ring = &mut state.end_mut(side.other()).ring;
-        ring.taken = false;
         let read = ring.records.is_empty();
         if read {
             ring.wanted = false;
@@ -611,7 +608,7 @@ impl SimHub {
                 ring.bytes -= record.payload.len();
                 shown.push((conn, record));
             }
-            ring.taken = true;
+            ring.room_came |= ring.wanted;
             if ring.wanted {
                 state.wake(side.other());
             }
@@ -643,7 +640,10 @@ impl SimHub {
             let news = news.is_some_and(|record| record.visible_ns <= now_ns);
             waits |= end.hung_up || end.open && news;
             let out = &mut state.end_mut(side.other()).ring;
-            waits |= out.wanted && std::mem::take(&mut out.taken);
+            if std::mem::take(&mut out.room_came) {
+                out.wanted = false;
+                waits = true;
+            }
         }
         if let Some(process) = state.process(self.process)
             && !waits

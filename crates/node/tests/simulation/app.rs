@@ -2,8 +2,8 @@
 
 use dipole_link::Class;
 use dipole_link::shm::{ConnId, ShmError};
-use dipole_node::Departure;
 use dipole_node::engine::{Blocked, Destination, LongSend};
+use dipole_node::{Departure, GoneReason};
 use dipole_proto::{EdgeId, Instant, PeerId};
 use rand::Rng;
 
@@ -66,7 +66,10 @@ pub struct Flow {
     pub plan: FlowPlan,
     pub stream: Option<u32>,
     carrier: Option<Carrier>,
-    edge: Option<EdgeId>,
+    pub edge: Option<EdgeId>,
+    /// Whom its first edge led to: two processes may have two connections, and no order
+    /// holds between them.
+    peer: Option<PeerId>,
     /// Messages dealt with: accepted, given up, or told.
     done: u32,
     pending: Option<Pending>,
@@ -88,6 +91,7 @@ impl Flow {
             stream: None,
             carrier: None,
             edge: None,
+            peer: None,
             done: 0,
             pending: None,
             long: None,
@@ -115,8 +119,8 @@ impl Flow {
         match self.carrier {
             None => false,
             Some(Carrier::Packets { peer }) => gone.peer == peer,
-            Some(Carrier::Memory { incarnation, .. }) => match self.edge {
-                Some(edge) => gone.peer == edge.peer,
+            Some(Carrier::Memory { incarnation, .. }) => match self.peer {
+                Some(peer) => gone.peer == peer,
                 None => gone.incarnation == incarnation,
             },
         }
@@ -127,6 +131,7 @@ impl Flow {
         self.stream = None;
         self.carrier = None;
         self.edge = None;
+        self.peer = None;
         self.pending = None;
         if self.long.take().is_some() {
             self.done += 1;
@@ -144,6 +149,9 @@ impl World {
             self.totals.add_gone(reason);
             self.trace
                 .note(self.now_ns, index, What::Gone { peer: node, reason });
+            if reason == GoneReason::Misbehaved {
+                return Err(format!("cut off node {node}, yet all peers are honest"));
+            }
             if self.scenario.keeps_peers {
                 return Err(format!(
                     "gave up node {node} though nothing happened: {reason}"
@@ -223,8 +231,11 @@ impl World {
             self.trace
                 .note(now_ns, index, What::Opened { endpoint: id });
         } else {
-            // Who closes has read what there was.
-            while self.take(index, id, process)? {}
+            if self.scenario.nodes[index].closes_unread {
+                self.ledger.dropped_unread(index, id);
+            } else {
+                while self.take(index, id, process)? {}
+            }
             process.engine.close_endpoint(id);
             self.trace
                 .note(now_ns, index, What::Closed { endpoint: id });
@@ -351,6 +362,7 @@ impl World {
             if !self.send_one(index, flow, process)? {
                 return Ok(());
             }
+            self.close_old_edge(flow, process);
             if self.dice.random_range(0..4) == 0 {
                 process
                     .engine
@@ -385,17 +397,20 @@ impl World {
             let is_open = process.engine.is_open(peer)?;
             Ok((is_open || early).then_some(peer))
         };
-        let peer = match (carrier, edge) {
+        let known = self.flows[flow].peer;
+        let peer = match (carrier, known) {
             (Carrier::Packets { peer }, _) => reached(peer, early),
             // Two that connect to each other at once may use either connection.
-            (Carrier::Memory { .. }, Some(edge)) => reached(edge.peer, false),
+            (Carrier::Memory { .. }, Some(peer)) => reached(peer, false),
             (Carrier::Memory { conn, .. }, None) => process.engine.memory_peer(conn),
         };
         let peer = match (peer, carrier) {
             (Ok(Some(peer)), _) => peer,
             (Ok(None), _) => return Ok(false),
             // It has never been open: nobody is told of that.
-            (Err(Blocked::Gone(_)), Carrier::Memory { .. }) if edge.is_none() => {
+            (Err(Blocked::Gone(_)), Carrier::Memory { .. })
+                if self.flows[flow].stream.is_none() =>
+            {
                 self.flows[flow].forget_session(now.0);
                 self.wake_app(index, now.0 + RETRY_NS);
                 return Ok(false);
@@ -409,7 +424,9 @@ impl World {
             let edge = edge.map_err(|error| {
                 format!("flow {flow}: no edge though the peer is there: {error}")
             })?;
-            self.flows[flow].edge = Some(edge);
+            (self.flows[flow].edge, self.flows[flow].peer) = (Some(edge), Some(peer));
+        }
+        if self.flows[flow].stream.is_none() {
             let inlet = self.nodes[plan.to]
                 .inlets
                 .iter()
@@ -438,6 +455,20 @@ impl World {
                 .note(self.now_ns, index, What::Stream { flow, stream });
         }
         Ok(true)
+    }
+
+    /// A flow begins a new edge now and then.
+    fn close_old_edge(&mut self, flow: usize, process: &mut Process) {
+        let state = &mut self.flows[flow];
+        let (every, sent) = (state.plan.edge_messages, state.done);
+        if every > 0
+            && state.pending.is_none()
+            && sent.is_multiple_of(every)
+            && let Some(edge) = state.edge.take()
+        {
+            process.engine.close_edge(edge);
+            self.totals.edges_closed += 1;
+        }
     }
 
     /// Begins a session with the process that a flow leads to.
@@ -551,8 +582,10 @@ impl World {
         let sent = if length <= engine.whole_limit(edge.peer) {
             engine.send_whole(now, edge, &pending.bytes, pending.more)
         } else {
-            let begun = engine.begin_long(now, edge, &pending.bytes, false);
-            begun.map(|long| state.long = Some(long))
+            // Who cannot wait has the message copied.
+            let kept = pending.more && matches!(carrier, Carrier::Memory { .. });
+            let begun = engine.begin_long(now, edge, &pending.bytes, kept);
+            begun.map(|long| state.long = (!kept).then_some(long))
         };
         state.blocked = sent.err();
         match sent {

@@ -124,6 +124,17 @@ impl Ledger {
         self.streams[stream as usize].over = true;
     }
 
+    /// An endpoint was closed without having been read: what was under way to it may be
+    /// missing without a word, as it may have arrived.
+    pub fn dropped_unread(&mut self, node: usize, endpoint: u32) {
+        for stream in &mut self.streams {
+            if (stream.to.node, stream.target) == (node, endpoint) {
+                let accepted = u32::try_from(stream.lengths.len()).expect("messages are few");
+                stream.refused_below = accepted;
+            }
+        }
+    }
+
     /// The sender was told that the receiver takes nothing.
     pub fn told_refused(&mut self, stream: u32) -> Result<(), String> {
         let entry = &mut self.streams[stream as usize];
@@ -247,8 +258,10 @@ impl Ledger {
     }
 
     fn unsettled(&self, stream: &Stream) -> Option<String> {
-        // A process that read of it and then crashed took what it had with it.
-        let receiver_lives = self.lives.get(&stream.to.node) == Some(&stream.to.life);
+        // A process that crashed took with it what it had acknowledged and not read; what it
+        // had not, its peers must give up before all is quiet.
+        let receiver = stream.receiver.unwrap_or(stream.to);
+        let receiver_lives = self.lives.get(&receiver.node) == Some(&receiver.life);
         if stream.over || !receiver_lives {
             return None;
         }

@@ -82,6 +82,8 @@ pub struct NodePlan {
     /// The network of each of its cards, the first one first.
     pub cards: Vec<u8>,
     pub watches: bool,
+    /// It closes endpoints without reading what they hold.
+    pub closes_unread: bool,
     pub endpoints: Vec<EndpointPlan>,
 }
 
@@ -156,6 +158,8 @@ pub struct FlowPlan {
     pub early: bool,
     /// Means the very process that is there when it connects.
     pub particular: bool,
+    /// Messages after which it closes its edge and opens it again; 0 for never.
+    pub edge_messages: u32,
 }
 
 /// Numbers of the endpoints that read, and of those that only send, in each process.
@@ -197,6 +201,19 @@ pub enum Fault {
 pub enum Narrow {
     Cards,
     Switch,
+}
+
+impl Fault {
+    /// True if it entitles nobody to give a peer up: a process that was not stepped, or
+    /// whose clock jumped, knows that it was absent itself.
+    fn is_harmless(&self, nodes: &[NodePlan]) -> bool {
+        let timeouts = nodes.iter().map(|node| node.config.peer_timeout_ns);
+        match self {
+            Fault::Jump { .. } => true,
+            Fault::Pause { for_ns, .. } => *for_ns < timeouts.min().unwrap_or(0) / 8,
+            _ => false,
+        }
+    }
 }
 
 /// The network of the bulk port of a node with one card, if it has a device of its own.
@@ -331,6 +348,7 @@ impl Scenario {
                     },
                     cards: cards[node].clone(),
                     watches: draw.chance(30),
+                    closes_unread: apart.chance(50),
                     endpoints,
                 }
             })
@@ -349,8 +367,22 @@ impl Scenario {
             faults.sort_by_key(|(at_ns, _)| *at_ns);
         }
         let flows = flows(&mut draw, &ends, &nodes, &network, calm_at_ns);
-        let (nodes, flows) = number_endpoints(nodes, flows);
-        let keeps_peers = faults.is_empty() && network.path.bursts.begin == 0.0;
+        let (nodes, mut flows) = number_endpoints(nodes, flows);
+        for flow in &mut flows {
+            let mut endpoints = nodes[flow.to].endpoints.iter();
+            // What a closed edge was refused, nobody could be told of; and each life of an
+            // edge brings credit of its own, which an endpoint that is not read keeps.
+            let suits = endpoints.any(|endpoint| {
+                endpoint.id == flow.target
+                    && endpoint.presence == Presence::Always
+                    && endpoint.reader == Reader::Eager
+            });
+            if apart.chance(30) && suits && flow.loose_permille == 0 {
+                flow.edge_messages = small(apart.scale(1, 100));
+            }
+        }
+        let keeps_peers = network.path.bursts.begin == 0.0
+            && faults.iter().all(|(_, fault)| fault.is_harmless(&nodes));
         narrow(seed, network.max_frame_bytes, calm_at_ns, &mut faults);
         Scenario {
             seed,
@@ -420,6 +452,7 @@ impl Scenario {
             busy_ns: 0,
             cards: vec![0],
             watches: false,
+            closes_unread: false,
             endpoints: vec![EndpointPlan {
                 id: 1,
                 reader: Reader::Eager,
@@ -445,6 +478,7 @@ impl Scenario {
                 gap_ns: 0,
                 early: false,
                 particular: false,
+                edge_messages: 0,
             }],
             faults: Vec::new(),
             calm_at_ns: 1,
@@ -479,8 +513,8 @@ fn places(draw: &mut Draw, processes: usize) -> (Vec<Place>, SharedMemoryConfig)
         visible_ns: draw.below(2) * draw.scale(1, MILLISECOND),
         socket_ns: draw.scale(MICROSECOND, MILLISECOND),
         short_polls: draw.share(50, 0.5),
-        fetches_refused: draw.share(0, 1.0),
-        fetches_failing: draw.share(0, 0.3),
+        fetches_refused: draw.share(40, 1.0),
+        fetches_failing: draw.share(40, 0.3),
     };
     (places, memory)
 }
@@ -496,19 +530,13 @@ fn number_endpoints(
     }
     for node in &mut nodes {
         let first = node.place.endpoints();
-        if node.shares_memory {
-            // Shared memory never grants what a message beyond three quarters of the first
-            // credit needs, and who never reads long messages keeps them from others.
-            let initial = (32 << 10).max(node.config.initial_credit_bytes);
-            let more = u64::from(initial - node.config.initial_credit_bytes);
-            node.config.pool_bytes += 24 * more;
-            node.config.edge_window_bytes = node.config.edge_window_bytes.max(initial.into());
-            node.config.initial_credit_bytes = initial;
-            for endpoint in &mut node.endpoints {
-                endpoint.reader = Reader::Eager;
-            }
-        }
         node.config.node = u32::try_from(node.place.node + 1).expect("small");
+        if node.shares_memory {
+            // What comes through memory cannot be refused: the pool has room for it.
+            let most =
+                u64::from(node.config.initial_credit_bytes).max(node.config.edge_window_bytes);
+            node.config.pool_bytes += flows.len() as u64 * (most + LONGEST_BYTES as u64 + 64);
+        }
         for endpoint in &mut node.endpoints {
             endpoint.id += first;
         }
@@ -841,6 +869,7 @@ fn flows(
                 },
                 early: draw.chance(20),
                 particular: draw.chance(20),
+                edge_messages: 0,
             }
         })
         .collect()

@@ -4,6 +4,16 @@ use dipole_link::sim::{DropReason, NetworkStats};
 use dipole_node::GoneReason;
 use dipole_proto::{Drop, Stats};
 
+/// Why a peer is gone.
+const GONE_REASONS: [&str; 6] = [
+    "silent",
+    "closed",
+    "restarted",
+    "reset",
+    "died",
+    "misbehaved",
+];
+
 /// What happened in one run or in many.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
@@ -17,9 +27,10 @@ pub struct Totals {
     pub loose_read: u64,
     pub cancelled: u64,
     pub memory_full: u64,
+    pub edges_closed: u64,
     pub told_refused: u64,
     pub told_gone: u64,
-    pub sessions_gone: [u64; 5],
+    pub sessions_gone: [u64; GONE_REASONS.len()],
     pub crashes: u64,
     pub goodbyes: u64,
     pub pauses: u64,
@@ -75,9 +86,8 @@ impl Totals {
             GoneReason::Restarted => 2,
             GoneReason::Reset(_) => 3,
             GoneReason::Died => 4,
-            GoneReason::Misbehaved | GoneReason::Key(_) => {
-                unreachable!("all are honest and hold one key")
-            }
+            GoneReason::Misbehaved => 5,
+            GoneReason::Key(_) => unreachable!("all hold one key"),
         };
         self.sessions_gone[index] += 1;
     }
@@ -113,6 +123,7 @@ impl Totals {
             loose_read,
             cancelled,
             memory_full,
+            edges_closed,
             told_refused,
             told_gone,
             crashes,
@@ -136,8 +147,7 @@ impl Totals {
             prods,
             lanes_lost,
         );
-        let names = ["silent", "closed", "restarted", "reset", "died"];
-        for (name, value) in names.iter().zip(&mut self.sessions_gone) {
+        for (name, value) in GONE_REASONS.iter().zip(&mut self.sessions_gone) {
             all.push((format!("gone {name}"), value));
         }
         for (reason, value) in DropReason::ALL.iter().zip(&mut self.lost) {

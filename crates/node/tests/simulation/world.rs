@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 
 use dipole_link::sim::{Network, SharedMemory};
-use dipole_node::engine::Engine;
+use dipole_node::engine::{Engine, Holdings};
 use dipole_node::links::AnyLink;
 use dipole_proto::{Drop, Instant};
 use rand::{Rng, RngCore, SeedableRng};
@@ -42,6 +42,8 @@ pub enum Stage {
     AllRead,
     /// Nothing is sent any more; all memory must come back.
     Quiet,
+    /// All edges were closed; both sides must forget them, and all credit comes back.
+    Closed,
     /// Everybody has said goodbye.
     Over,
 }
@@ -53,6 +55,7 @@ impl Stage {
             Stage::Calm => "calm",
             Stage::AllRead => "all read",
             Stage::Quiet => "quiet",
+            Stage::Closed => "closed",
             Stage::Over => "over",
         }
     }
@@ -175,7 +178,9 @@ impl World {
                 // Who has given a peer up comes again by another card, as another session,
                 // while the peer has no reason to give up the old one.
                 let sessions = 1 + u64::from(scenario.lost_network.is_some());
-                let edge_bound = sessions * edge_bound;
+                // An edge that ended may not be read when its next life begins.
+                let lives = 1 + u64::from(flows().any(|flow| flow.edge_messages > 0));
+                let edge_bound = sessions * lives * edge_bound;
                 Node {
                     process: None,
                     lives: 0,
@@ -343,14 +348,19 @@ impl World {
         if violations > 0 {
             return Err("it counts a violation, yet all peers are honest".into());
         }
-        if machine.pool_used() > config.pool_bytes {
+        let bound = self.nodes[index].credit_bound;
+        // What comes through memory cannot be sent again: there credit alone is the bound.
+        let by_memory = match self.scenario.nodes[index].shares_memory {
+            true => bound,
+            false => 0,
+        };
+        if machine.pool_used() > config.pool_bytes + by_memory {
             return Err(format!(
                 "its pool of {} bytes holds {}",
                 config.pool_bytes,
                 machine.pool_used()
             ));
         }
-        let bound = self.nodes[index].credit_bound;
         // Whoever has nobody to read is let come, to be refused.
         let reads = |inlet: &Inlet| inlet.plan.presence == Presence::Always;
         if self.nodes[index].inlets.iter().all(reads) && machine.credit_outstanding() > bound {
@@ -395,9 +405,19 @@ impl World {
                 }
             }
             Stage::Quiet => match self.unquiet() {
-                None => Stage::Over,
+                None => {
+                    self.close_edges();
+                    Stage::Closed
+                }
                 Some(what) if self.is_late() => {
                     return Err(format!("everything has arrived, yet {what}"));
+                }
+                Some(_) => return Ok(()),
+            },
+            Stage::Closed => match self.unforgotten() {
+                None => Stage::Over,
+                Some(what) if self.is_late() => {
+                    return Err(format!("all edges were closed, yet {what}"));
                 }
                 Some(_) => return Ok(()),
             },
@@ -461,6 +481,40 @@ impl World {
             };
             Some(format!("node {}: {what}", index + 1))
         })
+    }
+
+    fn close_edges(&mut self) {
+        for flow in &mut self.flows {
+            let process = &mut self.nodes[flow.plan.from].process;
+            if let (Some(edge), Some(process)) = (flow.edge.take(), process) {
+                process.engine.close_edge(edge);
+            }
+        }
+    }
+
+    /// What a process still holds that it held nothing of when it began.
+    fn unforgotten(&self) -> Option<String> {
+        // A session that its peer has lost is not asked for as long as it is idle.
+        if self.totals.crashes + self.totals.sessions_gone.iter().sum::<u64>() > 0 {
+            return None;
+        }
+        let nodes = self.nodes.iter().enumerate();
+        nodes
+            .filter_map(|(index, node)| {
+                let mut holdings = node.process.as_ref()?.engine.holdings();
+                // Pieces of an unreliable message wait for the next one.
+                if self
+                    .scenario
+                    .flows
+                    .iter()
+                    .any(|flow| flow.loose_permille > 0)
+                {
+                    holdings.unfinished_messages = 0;
+                }
+                let what = format!("node {} holds {holdings:?}", index + 1);
+                (holdings != Holdings::default()).then_some(what)
+            })
+            .next()
     }
 
     /// Everybody says goodbye; nothing may be left behind.

@@ -473,6 +473,11 @@ impl Session {
         emit_window(bytes, window)
     }
 
+    /// True while notices wait for a frame.
+    pub(crate) fn has_notice(&self) -> bool {
+        self.is_open() && self.channel.has_notice()
+    }
+
     /// Packs notices into units of their own: they must arrive.
     fn queue_notices(&mut self, frames: &mut impl Frames) {
         let Some((slot, bytes)) = frames.allocate() else {

@@ -15,6 +15,10 @@ pub enum Action {
     Tick(u8),
     /// A thread of a host's application tries its next call.
     Call(u8, u8),
+    /// A host copies a long message from the other's memory.
+    Fetch(u8),
+    /// It may not.
+    FetchRefused(u8),
     /// A host's process dies and another begins in its place.
     Restart(u8),
     /// The link of a host takes no long packets any more, and says so.
@@ -40,7 +44,7 @@ impl Action {
     /// restarts need not come.
     pub fn fair_class(self) -> Option<usize> {
         match self {
-            Action::Tick(host) => Some(usize::from(host)),
+            Action::Tick(host) | Action::Fetch(host) => Some(usize::from(host)),
             Action::Call(host, thread) => Some(2 + 4 * usize::from(host) + usize::from(thread)),
             _ => None,
         }
@@ -60,6 +64,8 @@ impl fmt::Display for Action {
             Action::Duplicate(_) => f.write_str("arrives and stays in flight"),
             Action::Tick(_) => f.write_str("timers"),
             Action::Call(..) => f.write_str("application"),
+            Action::Fetch(_) => f.write_str("copies a long message"),
+            Action::FetchRefused(_) => f.write_str("may not copy a long message"),
             Action::Restart(_) => f.write_str("restarts"),
             Action::Narrow(_) => f.write_str("takes short packets only"),
             Action::Begin => f.write_str("begins"),

@@ -7,12 +7,35 @@ use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use super::action::Action;
-use super::world::World;
 
 /// Where a packet in flight went: its position in the next state, or gone.
 pub const GONE: u8 = 15;
 /// Packets in flight at most, all directions together.
 pub const MAX_TOKENS: usize = 8;
+
+/// What can be explored: two processes and what is on its way between them.
+pub trait System: Clone {
+    /// All steps that are possible now.
+    fn actions(&self, actions: &mut Vec<Action>);
+    /// Takes one step; what it breaks, if it breaks a promise.
+    fn apply(&mut self, action: Action) -> Result<(), String>;
+    /// Brings the state into its canonical form; its key.
+    fn normalize(&mut self) -> u128;
+    /// Packets in flight.
+    fn tokens(&self) -> usize;
+    /// Of those, the ones that can be delivered now.
+    fn deliverable(&self) -> u8;
+    /// Remembers where each packet in flight is before a step.
+    fn mark_tokens(&mut self);
+    /// Where each packet of before the step is now, four bits each.
+    fn moved(&self) -> u32;
+    /// Nothing remains to be done.
+    fn is_done(&self) -> bool;
+    /// A step in words.
+    fn describe(&self, action: Action) -> String;
+    /// Where everything stands, for the end of a trace.
+    fn tell_state(&self) -> String;
+}
 
 /// A step between two states.
 #[derive(Clone, Copy)]
@@ -55,17 +78,17 @@ pub struct Violation {
     pub action: Action,
 }
 
-pub struct Graph {
+pub struct Graph<S> {
     pub nodes: Vec<Node>,
     edges: Vec<Edge>,
     pub violation: Option<Violation>,
     /// Every reachable state has been visited.
     pub complete: bool,
     pub elapsed: Duration,
-    initial: World,
+    initial: S,
 }
 
-impl Graph {
+impl<S: System> Graph<S> {
     pub fn edges(&self, state: u32) -> &[Edge] {
         let node = &self.nodes[state as usize];
         &self.edges[node.first_edge as usize..(node.first_edge + node.edges) as usize]
@@ -109,7 +132,7 @@ impl Graph {
 }
 
 /// Visits all states, or `max_states` of them.
-pub fn explore(mut initial: World, max_states: usize) -> Graph {
+pub fn explore<S: System>(mut initial: S, max_states: usize) -> Graph<S> {
     let begun = Instant::now();
     let key = initial.normalize();
     let mut graph = Graph {
@@ -171,12 +194,12 @@ pub fn explore(mut initial: World, max_states: usize) -> Graph {
     graph
 }
 
-fn node_of(world: &World, parent: u32, by: Action, depth: u32) -> Node {
+fn node_of<S: System>(world: &S, parent: u32, by: Action, depth: u32) -> Node {
     Node {
         parent,
         by,
         depth,
-        tokens: world.network.len() as u8,
+        tokens: world.tokens() as u8,
         deliverable: world.deliverable(),
         done: world.is_done(),
         ..Node::default()

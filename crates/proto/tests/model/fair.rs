@@ -11,7 +11,7 @@ use petgraph::algo::kosaraju_scc;
 use petgraph::graph::{DiGraph, NodeIndex};
 
 use super::action::{Action, FAIR_CLASSES, TIMER_CLASSES};
-use super::explore::{Edge, Graph, MAX_TOKENS};
+use super::explore::{Edge, Graph, MAX_TOKENS, System};
 
 /// What is wrong for ever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +41,7 @@ impl Verdict {
 }
 
 /// Finds all of them.
-pub fn judge(graph: &Graph) -> Verdict {
+pub fn judge<S: System>(graph: &Graph<S>) -> Verdict {
     let unfinished: Vec<u32> = (0..graph.nodes.len() as u32)
         .filter(|state| {
             let node = &graph.nodes[*state as usize];
@@ -83,7 +83,7 @@ pub fn judge(graph: &Graph) -> Verdict {
 
 const NONE: u32 = u32::MAX;
 
-fn components(graph: &Graph, states: &[u32], index_of: &mut [u32]) -> Vec<Vec<u32>> {
+fn components<S: System>(graph: &Graph<S>, states: &[u32], index_of: &mut [u32]) -> Vec<Vec<u32>> {
     for (index, state) in states.iter().enumerate() {
         index_of[*state as usize] = index as u32;
     }
@@ -108,7 +108,7 @@ fn components(graph: &Graph, states: &[u32], index_of: &mut [u32]) -> Vec<Vec<u3
         .collect()
 }
 
-fn has_cycle(graph: &Graph, part: &[u32]) -> bool {
+fn has_cycle<S: System>(graph: &Graph<S>, part: &[u32]) -> bool {
     part.len() > 1
         || graph
             .edges(part[0])
@@ -117,7 +117,7 @@ fn has_cycle(graph: &Graph, part: &[u32]) -> bool {
 }
 
 /// A single state with work left, which nothing that must happen leads away from.
-fn as_deadlock(graph: &Graph, part: &[u32]) -> Option<Stuck> {
+fn as_deadlock<S: System>(graph: &Graph<S>, part: &[u32]) -> Option<Stuck> {
     let [state] = *part else {
         return None;
     };
@@ -129,7 +129,7 @@ fn as_deadlock(graph: &Graph, part: &[u32]) -> Option<Stuck> {
 }
 
 /// A livelock if packets arrive in it; else only clocks go on.
-fn kind_of(graph: &Graph, part: &[u32], marks: &mut [u32]) -> Stall {
+fn kind_of<S: System>(graph: &Graph<S>, part: &[u32], marks: &mut [u32]) -> Stall {
     mark(part, marks, 0);
     let arrives = part.iter().any(|state| {
         let mut edges = graph.edges(*state).iter();
@@ -150,7 +150,7 @@ fn kind_of(graph: &Graph, part: &[u32], marks: &mut [u32]) -> Stall {
 /// A thread's call that is possible in all states must be taken inside the part, or
 /// no run is fair in it. A host's timers go off if they are possible again and
 /// again: without such a step inside, the states where they could are left out.
-fn without_waiting_hosts(graph: &Graph, part: &[u32], marks: &mut [u32]) -> Vec<u32> {
+fn without_waiting_hosts<S: System>(graph: &Graph<S>, part: &[u32], marks: &mut [u32]) -> Vec<u32> {
     mark(part, marks, 0);
     let mut always = [true; FAIR_CLASSES];
     let mut inside = [false; FAIR_CLASSES];
@@ -199,7 +199,11 @@ fn mark(part: &[u32], marks: &mut [u32], value: u32) {
 /// The states of a part in which no packet waits for a delivery that the part does
 /// not contain: for each packet there is a way, inside the part, to its delivery or
 /// to a state in which it cannot be delivered.
-fn without_waiting_packets(graph: &Graph, part: &[u32], index_of: &mut [u32]) -> Vec<u32> {
+fn without_waiting_packets<S: System>(
+    graph: &Graph<S>,
+    part: &[u32],
+    index_of: &mut [u32],
+) -> Vec<u32> {
     for (index, state) in part.iter().enumerate() {
         index_of[*state as usize] = index as u32;
     }

@@ -130,9 +130,9 @@ pub struct Host {
     pub inbox: BTreeMap<u32, VecDeque<(EdgeId, u8)>>,
     /// Arrived before their turn.
     pub held: BTreeMap<(u32, u64), u8>,
-    /// The number expected next on each of them.
     /// Outgoing edges, by their endpoints.
-    edges: BTreeMap<(u32, u32), EdgeId>,
+    pub edges: BTreeMap<(u32, u32), EdgeId>,
+    /// The number expected next on each incoming edge, by its endpoints.
     pub expected: BTreeMap<(u32, u32), u8>,
     pub incarnation: u64,
     /// Sessions that have begun and ended, for the handshake's promises.
@@ -302,7 +302,7 @@ impl Host {
                     let number = number.ok_or("a message is complete that never came")?;
                     self.arrived(edge, (source, target), &[1 - self.index, number])?;
                 }
-                Event::Credit { .. } => {}
+                Event::Credit { .. } | Event::EdgeForgotten { .. } => {}
                 other => return Err(format!("unexpected event {other:?}")),
             }
         }
@@ -380,11 +380,12 @@ impl Host {
         else {
             return false;
         };
+        let number = self.progress[thread].sent;
         let at = wire::HEADER_BYTES;
         let frame = &mut self.frames.space[slot];
         wire::emit_message(&mut frame[at..], key, sequence as u32, 2, false, false);
         let at = at + wire::MESSAGE_BYTES;
-        frame[at..at + 2].copy_from_slice(&[self.index, sequence as u8]);
+        frame[at..at + 2].copy_from_slice(&[self.index, number]);
         self.frames.ends[slot] = at + 2;
         self.frames.used[slot] = true;
         if let Some(buffers) = &mut self.buffers {
@@ -392,6 +393,10 @@ impl Host {
         }
         assert!(self.machine.queue(peer, slot as Slot, false));
         self.progress[thread].sent += 1;
+        if plan.closes {
+            self.edges.remove(&ends);
+            self.machine.close_edge(edge);
+        }
         true
     }
 

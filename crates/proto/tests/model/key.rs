@@ -239,6 +239,7 @@ fn hash_host(
 ) {
     let host = &world.hosts[index];
     (&host.progress, &host.inbox, &host.held, &host.buffers).hash(hasher);
+    host.edges.hash(hasher);
     (host.incarnation, host.gone, host.open, host.peer).hash(hasher);
     let Some(view) = &views[index] else {
         return;

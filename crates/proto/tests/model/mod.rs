@@ -6,24 +6,38 @@ pub mod explore;
 pub mod fair;
 pub mod host;
 pub mod key;
+pub mod pipes;
 pub mod scenario;
 pub mod world;
 
-use explore::{Graph, explore};
+use explore::{Graph, System, explore};
 use fair::{Stall, Verdict, judge};
+use pipes::{Exchange, Pipes};
 use scenario::Scenario;
 use world::World;
 
-pub struct Run {
-    pub graph: Graph,
+pub struct Run<S> {
+    pub graph: Graph<S>,
     pub verdict: Verdict,
 }
 
 /// Explores a scenario, judges it and prints one line, and the shortest trace to
 /// each kind of stall.
-pub fn run(name: &str, scenario: Scenario) -> Run {
+pub fn run(name: &str, scenario: Scenario) -> Run<World> {
+    let most = scenario.max_states;
+    run_system(name, World::new(scenario), most)
+}
+
+/// The same for processes of one node.
+pub fn run_pipes(name: &str, scenario: Exchange) -> Run<Pipes> {
+    run_system(name, Pipes::new(scenario), MAX_STATES)
+}
+
+const MAX_STATES: usize = 4_000_000;
+
+fn run_system<S: System>(name: &str, initial: S, max_states: usize) -> Run<S> {
     let begun = std::time::Instant::now();
-    let graph = explore(World::new(scenario.clone()), scenario.max_states);
+    let graph = explore(initial, max_states);
     let verdict = judge(&graph);
     let count = |kind| {
         verdict
@@ -67,7 +81,7 @@ pub fn run(name: &str, scenario: Scenario) -> Run {
     Run { graph, verdict }
 }
 
-impl Run {
+impl<S: System> Run<S> {
     /// Everything was visited and nothing is wrong.
     pub fn assert_sound(&self) {
         self.assert_safe();

@@ -17,6 +17,8 @@ pub struct Thread {
     pub expects: u8,
     /// It may remain unfinished: its peer never reads.
     pub optional: bool,
+    /// It closes its edge after every message.
+    pub closes: bool,
 }
 
 impl Thread {
@@ -28,6 +30,7 @@ impl Thread {
             reads: None,
             expects: 0,
             optional: false,
+            closes: false,
         }
     }
 
@@ -39,6 +42,7 @@ impl Thread {
             reads: Some(endpoint),
             expects: count,
             optional: false,
+            closes: false,
         }
     }
 
@@ -47,6 +51,13 @@ impl Thread {
             target: endpoint,
             count,
             ..Thread::reading(count, endpoint)
+        }
+    }
+
+    pub fn closing(self) -> Thread {
+        Thread {
+            closes: true,
+            ..self
         }
     }
 

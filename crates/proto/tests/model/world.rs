@@ -5,7 +5,7 @@ use std::rc::Rc;
 use dipole_proto::wire::{Header, Kind};
 
 use super::action::Action;
-use super::explore::GONE;
+use super::explore::{GONE, System};
 use super::host::{Host, home};
 use super::key;
 use super::scenario::Scenario;
@@ -74,8 +74,62 @@ impl World {
         assert!(self.hosts.iter().all(|host| host.open));
     }
 
+    /// Nothing is on its way that could still arrive.
+    fn is_still(&self) -> bool {
+        self.network
+            .iter()
+            .all(|flight| !self.hosts[flight.to()].hears())
+    }
+    fn deliver(&mut self, flight: &Flight) -> Result<(), String> {
+        let to = flight.to();
+        self.hosts[to].take(home(flight.from), &flight.bytes)?;
+        self.after(to);
+        Ok(())
+    }
+
+    /// A host whose session has ended tries again; then everything leaves that can.
+    fn after(&mut self, index: usize) {
+        if self.scenario.handshake && self.hosts[index].peer.is_none() && self.hosts[index].gone < 4
+        {
+            self.hosts[index].connect();
+        }
+        self.pump(index);
+    }
+
+    fn pump(&mut self, index: usize) {
+        let from = index as u8;
+        while self
+            .network
+            .iter()
+            .filter(|flight| flight.from == from)
+            .count()
+            < self.scenario.capacity
+        {
+            let Some(bytes) = self.hosts[index].poll() else {
+                break;
+            };
+            self.network.push(Flight {
+                from,
+                bytes,
+                was: GONE,
+            });
+        }
+    }
+
+    /// Both sides have the same session, or neither has one.
+    fn agrees(&self) -> bool {
+        let [a, b] = &self.hosts;
+        match (a.peer, b.peer) {
+            (None, None) => true,
+            (Some(_), Some(_)) => a.open && b.open,
+            _ => false,
+        }
+    }
+}
+
+impl System for World {
     /// All steps that are possible now.
-    pub fn actions(&self, actions: &mut Vec<Action>) {
+    fn actions(&self, actions: &mut Vec<Action>) {
         actions.clear();
         for (index, flight) in self.network.iter().enumerate() {
             let index = index as u8;
@@ -107,7 +161,7 @@ impl World {
     }
 
     /// Takes one step; what it breaks, if it breaks a promise.
-    pub fn apply(&mut self, action: Action) -> Result<(), String> {
+    fn apply(&mut self, action: Action) -> Result<(), String> {
         match action {
             Action::Deliver(index) => {
                 let flight = self.network.remove(usize::from(index));
@@ -151,7 +205,7 @@ impl World {
                 self.hosts[usize::from(host)].narrow()?;
                 self.after(usize::from(host));
             }
-            Action::Begin => {}
+            Action::Begin | Action::Fetch(_) | Action::FetchRefused(_) => {}
         }
         for host in &self.hosts {
             host.check(&self.scenario)?;
@@ -159,51 +213,8 @@ impl World {
         Ok(())
     }
 
-    /// Nothing is on its way that could still arrive.
-    fn is_still(&self) -> bool {
-        self.network
-            .iter()
-            .all(|flight| !self.hosts[flight.to()].hears())
-    }
-
-    fn deliver(&mut self, flight: &Flight) -> Result<(), String> {
-        let to = flight.to();
-        self.hosts[to].take(home(flight.from), &flight.bytes)?;
-        self.after(to);
-        Ok(())
-    }
-
-    /// A host whose session has ended tries again; then everything leaves that can.
-    fn after(&mut self, index: usize) {
-        if self.scenario.handshake && self.hosts[index].peer.is_none() && self.hosts[index].gone < 4
-        {
-            self.hosts[index].connect();
-        }
-        self.pump(index);
-    }
-
-    fn pump(&mut self, index: usize) {
-        let from = index as u8;
-        while self
-            .network
-            .iter()
-            .filter(|flight| flight.from == from)
-            .count()
-            < self.scenario.capacity
-        {
-            let Some(bytes) = self.hosts[index].poll() else {
-                break;
-            };
-            self.network.push(Flight {
-                from,
-                bytes,
-                was: GONE,
-            });
-        }
-    }
-
     /// Everything sent, read and acknowledged, nothing in flight, no timer running.
-    pub fn is_done(&self) -> bool {
+    fn is_done(&self) -> bool {
         let quiet = |host: &Host| {
             let acknowledged = host
                 .peer
@@ -225,20 +236,20 @@ impl World {
                 .all(|host| host.is_finished(&self.scenario));
         }
         let still = |host: &Host| host.due().is_none();
+        // Where all edges were closed, both sides have forgotten them.
+        let threads = || self.scenario.threads.iter().flatten();
+        let edges = self.hosts.iter().map(|host| host.machine.edges());
+        if threads().any(|it| it.closes) && edges.into_iter().any(|edges| edges != (0, 0)) {
+            return false;
+        }
         all && self.network.is_empty() && self.hosts.iter().all(still) && self.agrees()
     }
 
-    /// Both sides have the same session, or neither has one.
-    fn agrees(&self) -> bool {
-        let [a, b] = &self.hosts;
-        match (a.peer, b.peer) {
-            (None, None) => true,
-            (Some(_), Some(_)) => a.open && b.open,
-            _ => false,
-        }
+    fn tokens(&self) -> usize {
+        self.network.len()
     }
 
-    pub fn deliverable(&self) -> u8 {
+    fn deliverable(&self) -> u8 {
         let mut mask = 0;
         for (index, flight) in self.network.iter().enumerate() {
             mask |= u8::from(self.hosts[flight.to()].hears()) << index;
@@ -246,14 +257,14 @@ impl World {
         mask
     }
 
-    pub fn mark_tokens(&mut self) {
+    fn mark_tokens(&mut self) {
         for (index, flight) in self.network.iter_mut().enumerate() {
             flight.was = index as u8;
         }
     }
 
     /// Where each packet of before the step is now, four bits each.
-    pub fn moved(&self) -> u32 {
+    fn moved(&self) -> u32 {
         let mut moved = u32::MAX;
         for (index, flight) in self.network.iter().enumerate() {
             if flight.was != GONE {
@@ -265,12 +276,12 @@ impl World {
     }
 
     /// Brings the network into canonical order; the state's key.
-    pub fn normalize(&mut self) -> u128 {
+    fn normalize(&mut self) -> u128 {
         key::normalize(self)
     }
 
     /// A step in words.
-    pub fn describe(&self, action: Action) -> String {
+    fn describe(&self, action: Action) -> String {
         let name = |host: u8| char::from(b'A' + host);
         match action {
             Action::Deliver(index) | Action::Drop(index) | Action::Duplicate(index) => {
@@ -291,12 +302,12 @@ impl World {
             Action::Restart(host) | Action::Narrow(host) => {
                 format!("{}    {action}", name(host))
             }
-            Action::Begin => "begins".into(),
+            other => other.to_string(),
         }
     }
 
     /// Where everything stands, for the end of a trace.
-    pub fn tell_state(&self) -> String {
+    fn tell_state(&self) -> String {
         let mut lines = String::new();
         for host in &self.hosts {
             let used = host.frames.used.iter().filter(|used| **used).count();

@@ -234,9 +234,25 @@ fn room_is_told_of_when_it_was_wished_for_only() {
     assert_eq!(take(&mut consumer), Ok(Some((1, 0))));
     assert!(producer.has_wanted_room(), "the first had come unseen");
     assert!(!producer.has_wanted_room());
+    producer.want_room(true);
     consumer.tell();
     assert!(consumer.is_awaited() && !consumer.is_awaited());
     assert!(producer.has_wanted_room() && producer.is_read());
+}
+
+#[test]
+fn a_push_by_somebody_else_does_not_take_back_the_wish_for_room() {
+    let (mut producer, mut consumer) = ring(8, 0);
+    for number in 0..8 {
+        assert!(producer.push(number, &[]));
+    }
+    assert!(!producer.push(8, &[]));
+    producer.want_room(true);
+    assert_eq!(take(&mut consumer), Ok(Some((0, 0))));
+    consumer.tell();
+    assert!(consumer.is_awaited());
+    assert!(producer.push(8, &[]), "of another sender");
+    assert!(producer.has_wanted_room(), "who waited first is told");
 }
 
 #[test]
