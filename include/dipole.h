@@ -150,6 +150,15 @@ int dp_own_address(int fd, struct dp_address *address);
 /* Sends a message; returns len. */
 ssize_t dp_send(int fd, const void *msg, size_t len, int flags, int64_t timeout_ns);
 
+/* Sends to one endpoint, whatever the targets are. The first message to it waits until that
+ * endpoint exists; its edge is kept. flags: DP_DONTWAIT or 0. */
+ssize_t dp_send_to(int fd, struct dp_address to, const void *msg, size_t len, int flags,
+                   int64_t timeout_ns);
+
+/* Answers a message of dp_read() or dp_recv() that is not given back yet; returns len. Never
+ * waits: ECONNRESET if its sender is gone, EAGAIN if it does not read its answers. */
+ssize_t dp_reply(int fd, const void *message, const void *msg, size_t len);
+
 /* The next message where it lies, like dp_read(); source may be NULL. */
 ssize_t dp_recv(int fd, const void **address, struct dp_address *source, int flags,
                 int64_t timeout_ns);
@@ -203,7 +212,9 @@ struct dp_open_options {
     size_t pool_bytes; /* as dp_mmap(), 0 for none */
 };
 
-/* dp_open() for any number, with options or NULL. */
+#define DP_ANY 0xFFFFFFFFu /* for dp_open_with: any free number from 0xC0000000 on */
+
+/* dp_open() for any number, with options or NULL; dp_own_address() tells which it has. */
 int dp_open_with(uint32_t dpid, const struct dp_open_options *options);
 
 /*

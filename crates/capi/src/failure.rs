@@ -32,6 +32,8 @@ pub(crate) enum Failure {
     Inherited {
         fd: c_int,
     },
+    /// A message that is answered was not read here, or is given back.
+    NotHeld,
     /// A read would have waited.
     NoMessage {
         fd: c_int,
@@ -184,20 +186,7 @@ impl Failure {
                 OpenError::SharedMemory { .. } => libc::EOPNOTSUPP,
                 OpenError::Forked => libc::ESTALE,
             },
-            Failure::Target(error) => match error {
-                TargetError::Unresolved { .. } => libc::EHOSTUNREACH,
-                TargetError::TimedOut { .. } => libc::ETIMEDOUT,
-                TargetError::PeerGone { .. } => libc::ECONNRESET,
-                TargetError::OtherUser { .. } => libc::EACCES,
-                TargetError::TooManyPeers { .. }
-                | TargetError::TooManyEdges { .. }
-                | TargetError::PeerFull { .. } => libc::EUSERS,
-                TargetError::OtherCluster { .. } => libc::EKEYREJECTED,
-                TargetError::NoSharedMemory { .. } => libc::EOPNOTSUPP,
-                TargetError::Broken(_) => libc::EIO,
-                TargetError::Ended => libc::EBADF,
-                TargetError::Forked => libc::ESTALE,
-            },
+            Failure::Target(error) => target_errno(error),
             Failure::Send(error) => match error {
                 SendError::NoTarget { .. } => libc::EDESTADDRREQ,
                 SendError::Full { .. } => libc::EAGAIN,
@@ -206,6 +195,8 @@ impl Failure {
                 SendError::Refused { .. } => libc::ECONNREFUSED,
                 SendError::PeerGone { .. } => libc::ECONNRESET,
                 SendError::Broken(_) => libc::EIO,
+                SendError::Unreachable(cause) => target_errno(cause),
+                SendError::Cancelled { .. } => libc::ECANCELED,
                 SendError::Ended => libc::EBADF,
                 SendError::Forked => libc::ESTALE,
             },
@@ -227,6 +218,7 @@ impl Failure {
             Failure::NotAnEndpoint { .. } => libc::EBADF,
             Failure::Inherited { .. } => libc::ESTALE,
             Failure::NoMessage { .. } => libc::EAGAIN,
+            Failure::NotHeld => libc::EINVAL,
             Failure::Null { .. } | Failure::Misaligned { .. } => libc::EFAULT,
             Failure::Config(_)
             | Failure::Hosts(_)
@@ -246,6 +238,24 @@ impl Failure {
             Failure::NotOpen => libc::ENXIO,
             Failure::Descriptor { .. } | Failure::Panic(_) => libc::EIO,
         }
+    }
+}
+
+/// The error number of a target that cannot be reached.
+fn target_errno(error: &TargetError) -> c_int {
+    match error {
+        TargetError::Unresolved { .. } => libc::EHOSTUNREACH,
+        TargetError::TimedOut { .. } => libc::ETIMEDOUT,
+        TargetError::PeerGone { .. } => libc::ECONNRESET,
+        TargetError::OtherUser { .. } => libc::EACCES,
+        TargetError::TooManyPeers { .. }
+        | TargetError::TooManyEdges { .. }
+        | TargetError::PeerFull { .. } => libc::EUSERS,
+        TargetError::OtherCluster { .. } => libc::EKEYREJECTED,
+        TargetError::NoSharedMemory { .. } => libc::EOPNOTSUPP,
+        TargetError::Broken(_) => libc::EIO,
+        TargetError::Ended => libc::EBADF,
+        TargetError::Forked => libc::ESTALE,
     }
 }
 
@@ -273,6 +283,9 @@ impl fmt::Display for Failure {
             Failure::NoMessage { fd } => write!(
                 f,
                 "no message waits at descriptor {fd}; wait until it is readable"
+            ),
+            Failure::NotHeld => f.write_str(
+                "message is none that dp_read or dp_recv gave and that is not given back yet",
             ),
             Failure::Null { what } => write!(f, "{what} is a null pointer"),
             Failure::Misaligned { what } => {

@@ -36,7 +36,6 @@ pub(crate) struct Handle {
     pub(crate) endpoint: Endpoint,
     /// Messages read where they lie and not yet given back.
     pub(crate) read: Mutex<VecDeque<Message>>,
-    pub(crate) returned: Returned,
     pub(crate) targets: Targets,
     /// Another number was seen to stand for it: its own number may go while it lives.
     copied: AtomicBool,
@@ -49,32 +48,6 @@ pub(crate) struct Handle {
 /// What a descriptor stands for: device and inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct FileId(u64, u64);
-
-/// A message that was too long for the buffer: it waits for the next call.
-#[derive(Debug, Default)]
-pub(crate) struct Returned {
-    waits: AtomicBool,
-    message: Mutex<VecDeque<Message>>,
-}
-
-impl Returned {
-    #[inline]
-    pub(crate) fn take(&self) -> Option<Message> {
-        if !self.waits.load(Ordering::Relaxed) {
-            return None;
-        }
-        let mut waiting = lock(&self.message);
-        let message = waiting.pop_front();
-        self.waits.store(!waiting.is_empty(), Ordering::Relaxed);
-        message
-    }
-
-    pub(crate) fn put(&self, message: Message) {
-        let mut waiting = lock(&self.message);
-        waiting.push_back(message);
-        self.waits.store(true, Ordering::Relaxed);
-    }
-}
 
 /// Where the endpoint points, as far as calls here need to know.
 #[derive(Debug, Default)]
@@ -262,7 +235,6 @@ pub(crate) fn enter(
         file: identify(fd)?,
         endpoint,
         read: Mutex::default(),
-        returned: Returned::default(),
         targets: Targets::default(),
         copied: AtomicBool::new(false),
         nonblocking: AtomicBool::new(nonblocking),

@@ -24,10 +24,10 @@ pub use facts::{
 };
 pub use message::{
     DP_DONTWAIT, DP_MORE, DP_UNRELIABLE, dp_add_target, dp_drain, dp_flush, dp_recv, dp_recv_copy,
-    dp_remove_target, dp_send, dp_untarget,
+    dp_remove_target, dp_reply, dp_send, dp_send_to, dp_untarget,
 };
 pub use options::{
-    Address, DP_NONBLOCK, DP_NONE, NodeOptions, OpenOptions, Pool, Stats, dp_finish, dp_init,
-    dp_open_with,
+    Address, DP_ANY, DP_NONBLOCK, DP_NONE, NodeOptions, OpenOptions, Pool, Stats, dp_finish,
+    dp_init, dp_open_with,
 };
 pub use papers::{dp_close, dp_fsync, dp_mmap, dp_open, dp_read, dp_target, dp_write};

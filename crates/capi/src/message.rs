@@ -125,20 +125,30 @@ pub(crate) fn send(
             false => attempt(patience),
         };
     }
-    let gave_up = |failure: &Failure| {
-        matches!(
-            failure,
-            Failure::Send(SendError::TimedOut { .. } | SendError::Full { .. })
-        )
-    };
-    patiently(handle, fd, patience, gave_up, attempt)
+    patiently(handle, fd, patience, gave_up_sending, attempt)
+}
+
+/// True if more patience might have helped.
+fn gave_up_sending(failure: &Failure) -> bool {
+    matches!(
+        failure,
+        Failure::Send(SendError::TimedOut { .. } | SendError::Full { .. })
+    )
 }
 
 #[inline]
 pub(crate) fn receive(handle: &Handle, fd: c_int, patience: Patience) -> Result<Message, Failure> {
-    if let Some(message) = handle.returned.take() {
-        return Ok(message);
-    }
+    receive_fitting(handle, fd, usize::MAX, patience)
+}
+
+/// The next message if it has at most `bytes` bytes; a longer one stays where it is.
+#[inline]
+fn receive_fitting(
+    handle: &Handle,
+    fd: c_int,
+    bytes: usize,
+    patience: Patience,
+) -> Result<Message, Failure> {
     let endpoint = &handle.endpoint;
     let gave_up = |failure: &Failure| {
         matches!(
@@ -147,9 +157,12 @@ pub(crate) fn receive(handle: &Handle, fd: c_int, patience: Patience) -> Result<
         )
     };
     patiently(handle, fd, patience, gave_up, |patience| match patience {
-        Patience::None => endpoint.try_receive()?.ok_or(Failure::NoMessage { fd }),
-        Patience::For(timeout) => Ok(endpoint.receive_timeout(timeout)?),
-        Patience::Forever => Ok(endpoint.receive()?),
+        Patience::None => match endpoint.receive_fitting(bytes, Duration::ZERO) {
+            Err(ReceiveError::TimedOut { .. }) => Err(Failure::NoMessage { fd }),
+            received => Ok(received?),
+        },
+        Patience::For(timeout) => Ok(endpoint.receive_fitting(bytes, timeout)?),
+        Patience::Forever => Ok(endpoint.receive_fitting(bytes, Duration::MAX)?),
     })
 }
 
@@ -213,6 +226,64 @@ pub unsafe extern "C" fn dp_send(
     })
 }
 
+/// Sends a message to one endpoint; its length.
+///
+/// # Safety
+/// `msg` points to `len` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dp_send_to(
+    fd: c_int,
+    to: Address,
+    msg: *const c_void,
+    len: usize,
+    flags: c_int,
+    timeout_ns: i64,
+) -> isize {
+    call("dp_send_to", || {
+        check_flags(flags, DP_DONTWAIT)?;
+        // SAFETY: by contract.
+        let message = unsafe { guard::message(msg, len) }?;
+        let to = to.checked()?;
+        let patience = Patience::new(flags, timeout_ns);
+        handle::with(fd, |handle| {
+            let endpoint = &handle.endpoint;
+            patiently(handle, fd, patience, gave_up_sending, |patience| {
+                match patience {
+                    Patience::None => endpoint.try_send_to(to, message)?,
+                    Patience::For(timeout) => endpoint.send_to_timeout(to, message, timeout)?,
+                    Patience::Forever => endpoint.send_to(to, message)?,
+                }
+                Ok(())
+            })
+        })?;
+        Ok(len.cast_signed())
+    })
+}
+
+/// Answers a message that was read and is not given back; the answer's length.
+///
+/// # Safety
+/// `msg` points to `len` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dp_reply(
+    fd: c_int,
+    message: *const c_void,
+    msg: *const c_void,
+    len: usize,
+) -> isize {
+    call("dp_reply", || {
+        // SAFETY: by contract.
+        let answer = unsafe { guard::message(msg, len) }?;
+        handle::with(fd, |handle| {
+            let read = lock(&handle.read);
+            let is_it = |held: &&Message| held.as_ptr().cast() == message;
+            let answered = read.iter().rev().find(is_it).ok_or(Failure::NotHeld)?;
+            Ok(handle.endpoint.reply(answered, answer)?)
+        })?;
+        Ok(len.cast_signed())
+    })
+}
+
 /// The next message where it lies; its length.
 ///
 /// # Safety
@@ -261,15 +332,7 @@ pub unsafe extern "C" fn dp_recv_copy(
         let (buffer, source) = unsafe { (Buffer::new(buf, len)?, Out::maybe("source", source)?) };
         let patience = Patience::new(flags, timeout_ns);
         handle::with(fd, |handle| {
-            let message = receive(handle, fd, patience)?;
-            if message.len() > buffer.length {
-                let needed = message.len();
-                handle.returned.put(message);
-                return Err(Failure::Receive(ReceiveError::TooShort {
-                    needed,
-                    given: buffer.length,
-                }));
-            }
+            let message = receive_fitting(handle, fd, buffer.length, patience)?;
             buffer.fill(&message);
             source.write(message.source().into());
             Ok(message.len().cast_signed())

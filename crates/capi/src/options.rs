@@ -17,6 +17,8 @@ use crate::{handle, message};
 
 /// For a time in options: none at all, where zero means the default.
 pub const DP_NONE: i64 = -1;
+/// For `dp_open_with`: any free number.
+pub const DP_ANY: u32 = dipole_node::EndpointId::ANY.0;
 /// For `dp_open_with`: calls on the descriptor do not wait.
 pub const DP_NONBLOCK: u32 = 1;
 

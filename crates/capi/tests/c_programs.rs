@@ -47,6 +47,36 @@ fn an_epoll_server_serves_many_clients_at_a_thousand_endpoints() {
 }
 
 #[test]
+fn an_echo_server_is_not_held_up_by_clients_that_are_gone() {
+    for link in ["shm", "udp"] {
+        let bench = Bench::new();
+        let (server, client) = (bench.compile("echo_server"), bench.compile("echo_client"));
+        let command = |program: &std::path::Path, arguments: &[&str]| {
+            let mut command = bench.command(program);
+            command.env("DIPOLE_LINK", link).args(arguments);
+            command
+        };
+        let mut server = bench.start(&mut command(&server, &["7"]));
+        server.wait_for("ready");
+        for _ in 0..4 {
+            let gone: Vec<_> = (0..4)
+                .map(|_| bench.start(&mut command(&client, &["7", "gone"])))
+                .collect();
+            // It gives up after ten seconds; looking for one that is gone takes thirty.
+            assert_eq!(
+                harness::run(&mut command(&client, &["7", "hello"])),
+                "hello\n"
+            );
+            for client in gone {
+                assert_eq!(client.finish(), "");
+            }
+        }
+        assert_eq!(harness::run(&mut command(&client, &["7", "end"])), "");
+        server.finish();
+    }
+}
+
+#[test]
 fn a_descriptor_works_in_poll_select_and_epoll() {
     assert_eq!(
         Bench::new().example("waiting", &[]),

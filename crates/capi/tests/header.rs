@@ -202,6 +202,7 @@ fn constants() -> Vec<(&'static str, i64)> {
         ("DP_DONTWAIT", dipole::DP_DONTWAIT.into()),
         ("DP_MORE", dipole::DP_MORE.into()),
         ("DP_UNRELIABLE", dipole::DP_UNRELIABLE.into()),
+        ("DP_ANY", dipole::DP_ANY.into()),
         ("DP_NONBLOCK", dipole::DP_NONBLOCK.into()),
         ("DP_NONE", dipole::DP_NONE),
     ]

@@ -13,6 +13,13 @@ pub struct NodeId(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct EndpointId(pub u32);
 
+impl EndpointId {
+    /// Asks for any free number of [`EPHEMERAL`](Self::EPHEMERAL) when an endpoint is opened.
+    pub const ANY: EndpointId = EndpointId(u32::MAX);
+    /// The numbers that are given to those who ask for any.
+    pub const EPHEMERAL: std::ops::Range<u32> = 0xC000_0000..0xFFFF_0000;
+}
+
 /// An endpoint on a node: where a message goes and where it came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Address {

@@ -15,7 +15,7 @@ use rustc_hash::FxHashMap;
 use crate::address::EndpointId;
 use crate::driver::Driver;
 use crate::endpoint::EndpointOwner;
-use crate::engine::Engine;
+use crate::process::ProcessState;
 use crate::registry::{EdgeStatsFile, Registry};
 
 /// What the control thread is asked to do.
@@ -57,7 +57,7 @@ impl Control {
     pub(crate) fn start(
         registry: &Registry,
         incarnation: u64,
-        driver: &Arc<Driver<Engine>>,
+        driver: &Arc<Driver<ProcessState>>,
     ) -> io::Result<Control> {
         let (sender, commands) = channel();
         let sender = Commands(sender);
@@ -100,7 +100,7 @@ struct Server {
     /// None once it could not be written.
     board: Option<EdgeStatsFile>,
     exported: FxHashMap<EndpointId, Weak<EndpointOwner>>,
-    driver: Arc<Driver<Engine>>,
+    driver: Arc<Driver<ProcessState>>,
 }
 
 impl Server {
@@ -134,7 +134,7 @@ impl Server {
         let Some(board) = self.board.as_mut().filter(|board| board.is_watched()) else {
             return;
         };
-        let edges: Vec<_> = self.driver.with_last(|engine, _| engine.edges().collect());
+        let edges: Vec<_> = self.driver.with_last(|state, _| state.all_edges());
         if let Err(cause) = board.write(edges.into_iter()) {
             tracing::warn!("edges are not shown to who watches: {cause}");
             self.board = None;

@@ -14,15 +14,19 @@ use std::time::Duration;
 use dipole_proto::Instant;
 
 use crate::address::{Address, EndpointId};
+use crate::completion::CompletionQueue;
 use crate::control::Command;
 use crate::driver::{Until, WaitError, WaitKey};
-use crate::engine::{Engine, Target, wait_keys};
+use crate::edge::Edge;
+use crate::edges::EdgeRef;
+use crate::engine::Target;
 use crate::error::{OpenError, ReceiveError, SendError, TargetError};
 use crate::inner::Inner;
+use crate::process::ProcessState;
 use crate::registry::Claim;
 use crate::{Message, Pool};
 pub(crate) use owner::EndpointOwner;
-use send::{More, send_error, wait_error};
+use send::More;
 
 /// An endpoint of this process: receives from anybody, sends along its edges.
 ///
@@ -53,6 +57,111 @@ impl Endpoint {
         self.owner.id
     }
 
+    /// An edge to another endpoint, and to it alone. Returns at once: the edge connects
+    /// behind, up to `connect_timeout`, waiting for the endpoint to be opened and its process
+    /// to answer. To an endpoint that has sent here it is open from the start.
+    ///
+    /// # Errors
+    /// [`SendError::Ended`], [`SendError::Forked`], [`SendError::Broken`]: no threads are left.
+    pub fn edge(&self, to: Address) -> Result<Edge, SendError> {
+        self.check_usable()?;
+        let id = self.inner.driver.with(|state, now| {
+            let (engine, edges, _) = state.parts();
+            edges.open(engine, self.id().0, to, now)
+        });
+        self.connect_behind(id)?;
+        Ok(Edge::new(&self.inner, &self.owner, id, to))
+    }
+
+    /// An edge that connects needs somebody who steps the engine.
+    fn connect_behind(&self, id: EdgeRef) -> Result<(), SendError> {
+        let connecting = self
+            .inner
+            .driver
+            .with_last(|state, _| state.edges.target(id).is_none());
+        match connecting {
+            true => {
+                let started = self.inner.progress.start(&self.inner.driver);
+                started.map_err(SendError::Broken)
+            }
+            false => Ok(()),
+        }
+    }
+
+    /// Answers a message: sends to the endpoint it came from. Never blocks, and never looks
+    /// for anybody: the process that sent it is known.
+    ///
+    /// The endpoint keeps the edges that its answers take, 1024 at most; those used longest
+    /// ago are closed behind the scenes, which loses nothing.
+    ///
+    /// # Errors
+    /// [`SendError::PeerGone`]: that process is gone. [`SendError::Full`]: it does not read
+    /// its answers, or frames are used up. Those of [`send`](Self::send).
+    pub fn reply(&self, message: &Message, payload: &[u8]) -> Result<(), SendError> {
+        self.check_usable()?;
+        let to = message.source();
+        let Some(peer) = message.peer() else {
+            return self.try_send_to(to, payload);
+        };
+        let source = self.id().0;
+        let id = self.inner.driver.with_last(|state, now| {
+            let (engine, edges, _) = state.parts();
+            edges.answering(engine, source, (to, peer), now)
+        })?;
+        self.inner.send_along(source, (id, to), payload, Until::Now)
+    }
+
+    /// Sends to one endpoint, without an edge of the caller's. Waits as
+    /// [`Edge::send`] does. The endpoint keeps the edge, as for [`reply`](Self::reply).
+    ///
+    /// # Errors
+    /// Those of [`Edge::send`].
+    pub fn send_to(&self, to: Address, payload: &[u8]) -> Result<(), SendError> {
+        self.send_to_until(to, payload, Until::Forever)
+    }
+
+    /// Like [`send_to`](Self::send_to), but returns within `timeout`.
+    ///
+    /// # Errors
+    /// Those of [`Edge::send_timeout`].
+    pub fn send_to_timeout(
+        &self,
+        to: Address,
+        payload: &[u8],
+        timeout: Duration,
+    ) -> Result<(), SendError> {
+        self.send_to_until(to, payload, Until::For(timeout))
+    }
+
+    /// Like [`send_to`](Self::send_to), but never blocks.
+    ///
+    /// # Errors
+    /// [`SendError::Full`], also while the edge connects, and those of `send_to`.
+    pub fn try_send_to(&self, to: Address, payload: &[u8]) -> Result<(), SendError> {
+        self.send_to_until(to, payload, Until::Now)
+    }
+
+    fn send_to_until(&self, to: Address, payload: &[u8], until: Until) -> Result<(), SendError> {
+        self.check_usable()?;
+        let source = self.id().0;
+        let id = self.inner.driver.with(|state, now| {
+            let (engine, edges, _) = state.parts();
+            edges.cached(engine, source, to, now)
+        });
+        self.connect_behind(id)?;
+        self.inner.send_along(source, (id, to), payload, until)
+    }
+
+    /// Messages of this endpoint appear in a completion queue from now on.
+    pub fn attach(&self, queue: &CompletionQueue) {
+        if !self.inner.is_forked() {
+            self.inner.driver.with(|state, _| {
+                let (engine, _, queues) = state.parts();
+                queues.attach_endpoint(engine, self.id().0, queue.id());
+            });
+        }
+    }
+
     /// Points this endpoint at another; every message goes to each target. Waits,
     /// up to `connect_timeout`, until that endpoint exists and its process answers.
     /// Naming a target again renews its session if the peer was gone.
@@ -69,12 +178,15 @@ impl Endpoint {
         if self.is_ended() {
             return Err(TargetError::Ended);
         }
-        let edge = self.inner.reach(self.id(), to)?;
-        let target = Target {
-            address: to,
-            edge,
-            sent: Arc::default(),
-        };
+        let edge = self.edge(to).map_err(|error| target_error(error, to))?;
+        // It fails by itself when `connect_timeout` is over.
+        let opened = self.inner.wait_target(edge.id(), to, Until::Forever);
+        opened.map_err(|error| target_error(error, to))?;
+        let taken = self.inner.driver.with_last(|state, _| {
+            let (_, edges, _) = state.parts();
+            edges.take_open(edge.id())
+        });
+        let target = taken.ok_or(TargetError::Ended)?;
         self.change_targets(|targets| targets.push(target), to);
         Ok(())
     }
@@ -245,23 +357,10 @@ impl Endpoint {
     pub fn drain(&self, timeout: Duration) -> Result<(), SendError> {
         self.check_usable()?;
         self.flush()?;
+        let begun = std::time::Instant::now();
         for target in self.some_targets()?.iter() {
-            let what = |_: &Engine| format!("acknowledgements of {}", target.address);
-            self.inner
-                .driver
-                .wait(
-                    Until::For(timeout),
-                    &wait_keys(target.edge),
-                    &what,
-                    |engine, _| match engine.is_open(target.edge.peer) {
-                        Err(blocked) => Some(Err(send_error(blocked, target, 0))),
-                        Ok(_) => {
-                            let peer = target.edge.peer;
-                            engine.is_peer_acknowledged(peer).then_some(Ok(()))
-                        }
-                    },
-                )
-                .map_err(|error| wait_error(error, target.address))??;
+            let left = timeout.saturating_sub(begun.elapsed());
+            self.inner.wait_acknowledged(target, Until::For(left))?;
         }
         Ok(())
     }
@@ -315,6 +414,31 @@ impl Endpoint {
         })?
     }
 
+    /// Waits for the next message, at most `timeout`, and takes it if it has at most `bytes`
+    /// bytes; a longer one stays where it is.
+    ///
+    /// # Errors
+    /// [`ReceiveError::TooShort`], [`ReceiveError::TimedOut`] and those of `receive`.
+    pub fn receive_fitting(
+        &self,
+        bytes: usize,
+        timeout: Duration,
+    ) -> Result<Message, ReceiveError> {
+        let id = self.id().0;
+        let until = match timeout.is_zero() {
+            true => Until::Now,
+            false => Until::For(timeout),
+        };
+        self.wait_message(until, |engine, now| {
+            let needed = engine.next_length(id)?;
+            if needed > bytes {
+                let given = bytes;
+                return Some(Err(ReceiveError::TooShort { needed, given }));
+            }
+            engine.take(now, id).map(Ok)
+        })?
+    }
+
     fn receive_until(&self, until: Until) -> Result<Message, ReceiveError> {
         let id = self.id().0;
         self.wait_message(until, |engine, now| engine.take(now, id))
@@ -324,7 +448,7 @@ impl Endpoint {
     fn wait_message<R>(
         &self,
         until: Until,
-        mut attempt: impl FnMut(&mut Engine, Instant) -> Option<R>,
+        mut attempt: impl FnMut(&mut ProcessState, Instant) -> Option<R>,
     ) -> Result<R, ReceiveError> {
         if self.inner.is_forked() {
             return Err(ReceiveError::Forked);
@@ -332,7 +456,7 @@ impl Endpoint {
         if self.is_ended() {
             return Err(ReceiveError::Ended);
         }
-        let what = |engine: &Engine| {
+        let what = |engine: &ProcessState| {
             let sources = engine.sources(self.id().0);
             if sources.is_empty() {
                 format!(
@@ -398,6 +522,24 @@ impl Endpoint {
             return Err(SendError::Ended);
         }
         Ok(())
+    }
+}
+
+/// Why an edge did not open.
+fn target_error(error: SendError, target: Address) -> TargetError {
+    match error {
+        SendError::Unreachable(cause) => {
+            let shared = |cause: Arc<TargetError>| TargetError::Unresolved {
+                target,
+                cause: cause.to_string(),
+            };
+            Arc::try_unwrap(cause).unwrap_or_else(shared)
+        }
+        SendError::TimedOut { target, waited } => TargetError::TimedOut { target, waited },
+        SendError::PeerGone { target, reason } => TargetError::PeerGone { target, reason },
+        SendError::Forked => TargetError::Forked,
+        SendError::Broken(cause) => TargetError::Broken(cause),
+        _ => TargetError::Ended,
     }
 }
 

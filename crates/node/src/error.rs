@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use dipole_proto::wire::{RefusedReason, ResetReason};
@@ -168,7 +169,15 @@ impl fmt::Display for OpenError {
     }
 }
 
-impl std::error::Error for OpenError {}
+impl std::error::Error for OpenError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            OpenError::Sleep(cause) => Some(cause),
+            OpenError::UserLimits(cause) => Some(cause),
+            _ => None,
+        }
+    }
+}
 
 const FORKED: &str =
     "this handle belongs to the parent process; open a node of your own after fork";
@@ -305,7 +314,14 @@ impl fmt::Display for TargetError {
     }
 }
 
-impl std::error::Error for TargetError {}
+impl std::error::Error for TargetError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            TargetError::Broken(cause) => Some(cause),
+            _ => None,
+        }
+    }
+}
 
 /// Why a message was not sent.
 #[derive(Debug)]
@@ -352,6 +368,13 @@ pub enum SendError {
     },
     /// The link is broken.
     Broken(io::Error),
+    /// The target cannot be reached.
+    Unreachable(Arc<TargetError>),
+    /// It was withdrawn before it began.
+    Cancelled {
+        /// The target.
+        target: Address,
+    },
     /// The handle was inherited by a forked child.
     Forked,
     /// The endpoint has been ended.
@@ -408,13 +431,25 @@ impl fmt::Display for SendError {
                 reason: None,
             } => write!(f, "the process of endpoint {target} is gone"),
             SendError::Broken(cause) => write!(f, "the link is broken: {cause}"),
+            SendError::Unreachable(cause) => cause.fmt(f),
+            SendError::Cancelled { target } => {
+                write!(f, "a message to {target} was withdrawn before it began")
+            }
             SendError::Forked => f.write_str(FORKED),
             SendError::Ended => f.write_str(ENDED),
         }
     }
 }
 
-impl std::error::Error for SendError {}
+impl std::error::Error for SendError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            SendError::Broken(cause) => Some(cause),
+            SendError::Unreachable(cause) => cause.source(),
+            _ => None,
+        }
+    }
+}
 
 /// Why no message was received.
 #[derive(Debug)]
@@ -462,7 +497,14 @@ impl fmt::Display for ReceiveError {
     }
 }
 
-impl std::error::Error for ReceiveError {}
+impl std::error::Error for ReceiveError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            ReceiveError::Broken(cause) => Some(cause),
+            _ => None,
+        }
+    }
+}
 
 /// Why closing did not end cleanly.
 #[derive(Debug)]
@@ -491,4 +533,11 @@ impl fmt::Display for CloseError {
     }
 }
 
-impl std::error::Error for CloseError {}
+impl std::error::Error for CloseError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            CloseError::Broken(cause) => Some(cause),
+            _ => None,
+        }
+    }
+}

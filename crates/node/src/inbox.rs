@@ -10,7 +10,7 @@ use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use dipole_link::arena::{Arena, Token as Piece};
-use dipole_proto::EdgeId;
+use dipole_proto::{EdgeId, PeerId};
 
 use crate::address::Address;
 
@@ -28,6 +28,8 @@ const SPARE_BYTES: usize = 32 << 20;
 pub struct Message {
     payload: Payload,
     source: Address,
+    /// The process that sent it, for answers; `None` if it came unreliably.
+    peer: Option<PeerId>,
 }
 
 #[derive(Debug)]
@@ -42,6 +44,11 @@ impl Message {
     #[must_use]
     pub fn source(&self) -> Address {
         self.source
+    }
+
+    /// The process that sent it.
+    pub(crate) fn peer(&self) -> Option<PeerId> {
+        self.peer
     }
 }
 
@@ -131,6 +138,16 @@ pub(crate) enum Charge {
     Edge(EdgeId),
 }
 
+impl Charge {
+    #[inline]
+    fn peer(self) -> Option<PeerId> {
+        match self {
+            Charge::None => None,
+            Charge::Edge(edge) => Some(edge.peer),
+        }
+    }
+}
+
 /// Where the messages of an endpoint lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pool {
@@ -183,6 +200,7 @@ impl Inbox {
             message: Message {
                 payload: Payload::Small(piece),
                 source,
+                peer: charge.peer(),
             },
         });
     }
@@ -203,6 +221,7 @@ impl Inbox {
         let message = Message {
             payload: Payload::Long(Box::new(buffer)),
             source,
+            peer: charge.peer(),
         };
         self.queue.push_back(Token { charge, message });
     }

@@ -26,9 +26,12 @@
 #![forbid(unsafe_code)]
 
 mod clock;
+mod completion;
 mod config;
 mod control;
 mod driver;
+mod edge;
+mod edges;
 mod endpoint;
 pub mod engine;
 mod error;
@@ -38,17 +41,21 @@ mod inner;
 pub mod links;
 mod net;
 mod node;
+mod process;
 mod progress;
 mod stats;
 
 use dipole_naming::{address, environment, key, limits, lines, liveness};
 
 pub use address::{Address, AddressError, EndpointId, NodeId};
+pub use completion::{Completion, CompletionQueue, Context};
 pub use config::{Config, ConfigError, Links, variables};
 pub use dipole_link::fault::Plan as FaultPlan;
 pub use dipole_link::shm::ShmStats;
 pub use dipole_naming::{hosts, job, registry};
+pub use dipole_proto::wire::{RefusedReason, ResetReason};
 pub use dipole_proto::{Config as ProtocolConfig, Stats as ProtocolStats};
+pub use edge::{Edge, Operation};
 pub use endpoint::Endpoint;
 pub use engine::{Departure, Path, PathState, Paths, Traffic};
 pub use error::{CloseError, GoneReason, OpenError, ReceiveError, SendError, TargetError};

@@ -8,9 +8,11 @@ use dipole_link::{Class, Link};
 
 use crate::address::{EndpointId, NodeId};
 use crate::clock::Clock;
+use crate::completion::CompletionQueue;
 use crate::config::{Config, Links};
 use crate::control::Control;
 use crate::driver::Driver;
+use crate::edges::{Connector, EdgeTable, Policy};
 use crate::endpoint::Endpoint;
 use crate::engine::{Departure, Engine, Paths};
 use crate::error::{CloseError, OpenError};
@@ -18,9 +20,13 @@ use crate::inner::Inner;
 use crate::limits::{LIMITS_FILE, UserLimits};
 use crate::links::{AnyLink, open_link};
 use crate::liveness::LivenessProber;
+use crate::process::ProcessState;
 use crate::progress::ProgressThread;
 use crate::registry::{ClaimError, Directory, Ports, Registry, RegistryError};
 use crate::stats::Stats;
+
+/// Numbers tried for an ephemeral endpoint; most of them are free on any node.
+const EPHEMERAL_ATTEMPTS: u32 = 64;
 
 /// A process attached to Dipole. Clones are handles to the same node; when the
 /// last handle and endpoint is dropped, it waits up to
@@ -67,8 +73,21 @@ impl Node {
         }
         engine.allow_exports().map_err(OpenError::Sleep)?;
         engine.set_liveness(LivenessProber::new(registry.clone(), config.hosts.clone()));
-        let driver = Driver::new(engine, clock, config.spin).map_err(OpenError::Sleep)?;
+        let edges = EdgeTable::new(Connector::new(Policy::new(&config, &registry)));
+        let state = ProcessState::new(engine, edges);
+        let driver = Driver::new(state, clock, config.spin).map_err(OpenError::Sleep)?;
         let driver = Arc::new(driver);
+        let answered = Arc::downgrade(&driver);
+        driver.with_last(|state, _| {
+            state.edges.on_answer(move |id, answer| {
+                if let Some(driver) = answered.upgrade() {
+                    driver.with(|state, now| {
+                        let (engine, edges, _) = state.parts();
+                        edges.settle(engine, id, answer, now);
+                    });
+                }
+            });
+        });
         let directory = match config.hosts.get(config.node) {
             Some(host) if !config.hosts.is_local_only() => {
                 Some(Directory::start(&registry, host.directories()).map_err(failed)?)
@@ -102,6 +121,9 @@ impl Node {
     /// [`OpenError::Taken`] names the process that has it; [`OpenError::Limit`]: this process
     /// or its user has as many as they may.
     pub fn endpoint(&self, id: EndpointId) -> Result<Endpoint, OpenError> {
+        if id == EndpointId::ANY {
+            return self.ephemeral_endpoint();
+        }
         if self.inner.is_forked() {
             return Err(OpenError::Forked);
         }
@@ -126,6 +148,24 @@ impl Node {
             .driver
             .with(|engine, _| engine.open_endpoint(id.0));
         Ok(Endpoint::new(Arc::clone(&self.inner), claim))
+    }
+
+    /// Opens an endpoint with a free number out of [`EndpointId::EPHEMERAL`].
+    fn ephemeral_endpoint(&self) -> Result<Endpoint, OpenError> {
+        let mut attempts = 1;
+        loop {
+            let id = EndpointId(rand::random_range(EndpointId::EPHEMERAL));
+            match self.endpoint(id) {
+                Err(OpenError::Taken { .. }) if attempts < EPHEMERAL_ATTEMPTS => attempts += 1,
+                opened => return opened,
+            }
+        }
+    }
+
+    /// A queue of completions for endpoints and edges of this node.
+    #[must_use]
+    pub fn completion_queue(&self) -> CompletionQueue {
+        CompletionQueue::new(&self.inner)
     }
 
     /// Counters at this moment.
@@ -174,11 +214,20 @@ impl Node {
 fn registry_error(config: &Config, cause: RegistryError) -> OpenError {
     match cause {
         RegistryError::Limit(reached) => OpenError::Limit(reached),
+        RegistryError::Io { cause, .. } if is_out_of_descriptors(&cause) => OpenError::Sleep(cause),
         cause => OpenError::Registry {
             directory: config.runtime_dir.clone(),
             cause: cause.to_string(),
         },
     }
+}
+
+fn is_out_of_descriptors(cause: &std::io::Error) -> bool {
+    use rustix::io::Errno;
+    let number = cause.raw_os_error();
+    [Errno::MFILE, Errno::NFILE]
+        .map(|errno| Some(errno.raw_os_error()))
+        .contains(&number)
 }
 
 /// What the administrator and the environment let this user have on this node.

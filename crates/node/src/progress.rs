@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use crate::driver::Driver;
-use crate::engine::Engine;
+use crate::process::ProcessState;
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -18,7 +18,7 @@ pub(crate) struct ProgressThread {
 
 impl ProgressThread {
     /// Starts the thread unless it runs.
-    pub(crate) fn start(&self, driver: &Arc<Driver<Engine>>) -> std::io::Result<()> {
+    pub(crate) fn start(&self, driver: &Arc<Driver<ProcessState>>) -> std::io::Result<()> {
         let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
         if thread.is_some() {
             return Ok(());
@@ -36,7 +36,7 @@ impl ProgressThread {
     }
 
     /// Ends the thread and waits for its end.
-    pub(crate) fn stop(&self, driver: &Driver<Engine>) {
+    pub(crate) fn stop(&self, driver: &Driver<ProcessState>) {
         let thread = self
             .thread
             .lock()

@@ -94,9 +94,11 @@ impl Bench {
     }
 
     pub fn spawn(&self, program: &Path, arguments: &[&str]) -> Running {
-        let child = self
-            .command(program)
-            .args(arguments)
+        self.start(self.command(program).args(arguments))
+    }
+
+    pub fn start(&self, command: &mut Command) -> Running {
+        let child = command
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()

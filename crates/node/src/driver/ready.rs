@@ -5,7 +5,6 @@
 //! while nobody is registered, so a thread that spins alone pays one store per event.
 
 use arrayvec::ArrayVec;
-use dipole_link::shm::ConnId;
 use dipole_proto::{EdgeId, PeerId};
 
 /// Keys listed between two wake-ups; beyond that everybody is woken.
@@ -25,21 +24,26 @@ pub(crate) enum WaitKey {
     Edge(EdgeId),
     /// A session was opened, goes on with a long message, or is gone.
     Peer(PeerId),
-    /// A connection in shared memory was opened, got an answer, or is gone.
-    Connection(ConnId),
     /// Any of them was opened, finished a long message, or is gone.
     AnyPeer,
     /// A packet was acknowledged, or its frame is free again.
     Frame,
     /// There may be room in a ring of shared memory.
     RingSpace,
+    /// An edge of the public API was opened, has failed, or has nothing waiting.
+    Connecting(u64),
+    /// A completion queue has an entry.
+    Queue(u32),
 }
 
 /// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct Ready {
     changed: bool,
-    recording: bool,
+    /// Keys are listed: somebody is registered, or the stepped thing wants them.
+    listing: bool,
+    registered: bool,
+    watched: bool,
     overflowed: bool,
     keys: ArrayVec<WaitKey, MAX_LISTED>,
 }
@@ -49,7 +53,7 @@ impl Ready {
     #[inline]
     pub(crate) fn notify(&mut self, key: WaitKey) {
         self.changed = true;
-        if self.recording {
+        if self.listing {
             self.record(key);
         }
     }
@@ -63,8 +67,19 @@ impl Ready {
 
     /// Keys are listed only while somebody is registered.
     pub(crate) fn set_recording(&mut self, recording: bool) {
-        self.recording = recording;
-        if !recording {
+        self.registered = recording;
+        self.update();
+    }
+
+    /// Keys are listed also while nobody is registered: the stepped thing reads them itself.
+    pub(crate) fn set_watched(&mut self, watched: bool) {
+        self.watched = watched;
+        self.update();
+    }
+
+    fn update(&mut self) {
+        self.listing = self.registered || self.watched;
+        if !self.listing {
             self.clear();
         }
     }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::address::EndpointId;
 use crate::driver::Driver;
-use crate::engine::Engine;
+use crate::process::ProcessState;
 use crate::registry::Claim;
 
 /// Shared by the endpoint's handle and the control thread, which ends it when the last
@@ -15,11 +15,11 @@ pub(crate) struct EndpointOwner {
     pub(crate) id: EndpointId,
     claim: Mutex<Option<Claim>>,
     ended: AtomicBool,
-    driver: Arc<Driver<Engine>>,
+    driver: Arc<Driver<ProcessState>>,
 }
 
 impl EndpointOwner {
-    pub(crate) fn new(claim: Claim, driver: &Arc<Driver<Engine>>) -> EndpointOwner {
+    pub(crate) fn new(claim: Claim, driver: &Arc<Driver<ProcessState>>) -> EndpointOwner {
         EndpointOwner {
             id: claim.endpoint(),
             claim: Mutex::new(Some(claim)),
@@ -40,7 +40,10 @@ impl EndpointOwner {
             return;
         }
         let id = self.id.0;
-        self.driver.with(|engine, now| {
+        self.driver.with(|state, now| {
+            let (engine, edges, queues) = state.parts();
+            edges.close_endpoint(engine, id);
+            queues.detach_endpoint(engine, id);
             engine.close_endpoint(id);
             if let Err(cause) = engine.transmit(now) {
                 tracing::warn!("closing endpoint {id}: {cause}");

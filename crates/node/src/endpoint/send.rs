@@ -5,8 +5,11 @@ use std::time::Instant;
 use super::{Endpoint, Target, Until};
 use crate::address::Address;
 use crate::driver::WaitError;
-use crate::engine::{Blocked, Engine, LongSend, wait_keys};
+use crate::edges::EdgeRef;
+use crate::engine::{Blocked, LongSend, wait_keys};
 use crate::error::SendError;
+use crate::inner::Inner;
+use crate::process::ProcessState;
 
 /// How a message is to be sent.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -43,11 +46,9 @@ impl Endpoint {
 
     fn send_to_each(&self, payload: &[u8], until: Until, more: More) -> Result<(), SendError> {
         for target in self.some_targets()?.iter() {
-            self.send_along(target, payload, until, more)?;
-            let length = payload.len();
+            let (id, more) = (self.id().0, more == More::Comes);
             self.inner
-                .driver
-                .with_last(|_, _| target.sent.count(length));
+                .send_to_target(id, target, payload, until, more)?;
         }
         Ok(())
     }
@@ -60,40 +61,74 @@ impl Endpoint {
         sent.map_err(SendError::Broken)?
             .map_err(|blocked| send_error(blocked, target, payload.len()))
     }
+}
 
-    fn send_along(
+impl Inner {
+    /// Sends along one edge, once it is open.
+    pub(crate) fn send_along(
         &self,
-        target: &Target,
+        source: u32,
+        (id, to): (EdgeRef, Address),
         payload: &[u8],
         until: Until,
-        more: More,
     ) -> Result<(), SendError> {
-        let more = more == More::Comes;
-        let driver = &self.inner.driver;
-        let first =
-            driver.sending(|engine, clock| engine.send_at_once(target.edge, payload, more, clock));
-        match first.map_err(SendError::Broken)? {
-            Ok(()) => Ok(()),
-            Err(Blocked::NoFrame | Blocked::NoCredit | Blocked::Opening) => {
-                self.send_waiting(target, payload, until, more)
-            }
-            Err(blocked) => Err(send_error(blocked, target, payload.len())),
+        let sent = self.driver.sending(|state, clock| {
+            let (engine, edges, _) = state.parts();
+            edges.send_fast(engine, id, payload, clock)
+        });
+        if sent.map_err(SendError::Broken)? {
+            return Ok(());
         }
+        let begun = Instant::now();
+        let sent = self.wait_target(id, to, until).and_then(|target| {
+            let left = until.after(begun.elapsed());
+            self.send_to_target(source, &target, payload, left, false)
+        });
+        if matches!(sent, Err(SendError::Full { .. })) {
+            self.driver.with_last(|engine, _| {
+                engine.refused(source);
+                engine.note_blocked(source);
+            });
+        }
+        sent
     }
 
-    /// A long message, or one that has to wait for room.
-    fn send_waiting(
+    fn send_to_target(
         &self,
+        source: u32,
         target: &Target,
         payload: &[u8],
         until: Until,
         more: bool,
     ) -> Result<(), SendError> {
-        let (edge, id) = (target.edge, self.id().0);
+        let driver = &self.driver;
+        let first =
+            driver.sending(|engine, clock| engine.send_at_once(target.edge, payload, more, clock));
+        match first.map_err(SendError::Broken)? {
+            Ok(()) => {}
+            Err(Blocked::NoFrame | Blocked::NoCredit | Blocked::Opening) => {
+                self.send_waiting(source, target, payload, until, more)?;
+            }
+            Err(blocked) => return Err(send_error(blocked, target, payload.len())),
+        }
+        driver.with_last(|_, _| target.sent.count(payload.len()));
+        Ok(())
+    }
+
+    /// A long message, or one that has to wait for room.
+    fn send_waiting(
+        &self,
+        id: u32,
+        target: &Target,
+        payload: &[u8],
+        until: Until,
+        more: bool,
+    ) -> Result<(), SendError> {
+        let edge = target.edge;
         let (begun_at, mut long, mut why) = (Instant::now(), None, Blocked::NoFrame);
-        let what = |_: &Engine| format!("endpoint {} to take a message", target.address);
+        let what = |_: &ProcessState| format!("endpoint {} to take a message", target.address);
         let keys = wait_keys(edge);
-        let driver = &self.inner.driver;
+        let driver = &self.driver;
         let begun = driver.wait(until, &keys, &what, |engine, now| {
             let sent = if payload.len() <= engine.whole_limit(edge.peer) {
                 engine.send_whole(now, edge, payload, more)
@@ -142,9 +177,9 @@ impl Endpoint {
         until: Until,
     ) -> Result<(), SendError> {
         let peer = target.edge.peer;
-        let what = |_: &Engine| format!("endpoint {} to take a message", target.address);
+        let what = |_: &ProcessState| format!("endpoint {} to take a message", target.address);
         let keys = wait_keys(target.edge);
-        let driver = &self.inner.driver;
+        let driver = &self.driver;
         let ended = driver.wait(until, &keys, &what, |engine, now| {
             loop {
                 let done = match engine.continue_long(&mut send, payload) {
@@ -182,6 +217,19 @@ impl Endpoint {
             }
         }
     }
+
+    /// Waits until a target's process has acknowledged everything, or is gone.
+    pub(crate) fn wait_acknowledged(&self, target: &Target, until: Until) -> Result<(), SendError> {
+        let what = |_: &ProcessState| format!("acknowledgements of {}", target.address);
+        let (peer, keys) = (target.edge.peer, wait_keys(target.edge));
+        let waited = self.driver.wait(until, &keys, &what, |engine, _| {
+            match engine.is_open(peer) {
+                Err(blocked) => Some(Err(send_error(blocked, target, 0))),
+                Ok(_) => engine.is_peer_acknowledged(peer).then_some(Ok(())),
+            }
+        });
+        waited.map_err(|error| wait_error(error, target.address))?
+    }
 }
 
 /// Why a message could not begin in time.
@@ -196,19 +244,25 @@ fn not_begun(error: WaitError, until: Until, why: Blocked, target: Address) -> S
 }
 
 pub(super) fn send_error(blocked: Blocked, target: &Target, length: usize) -> SendError {
-    let target = target.address;
-    match blocked {
-        Blocked::NoFrame | Blocked::Opening => SendError::Full {
-            target,
-            by_receiver: false,
-        },
-        Blocked::NoCredit => SendError::Full {
-            target,
-            by_receiver: true,
-        },
-        Blocked::TooLong { limit } => SendError::TooLong { length, limit },
-        Blocked::Refused(reason) => SendError::Refused { target, reason },
-        Blocked::Gone(reason) => SendError::PeerGone { target, reason },
+    SendError::from_blocked(blocked, target.address, length)
+}
+
+impl SendError {
+    /// Why a message of `length` bytes was not queued.
+    pub(crate) fn from_blocked(blocked: Blocked, target: Address, length: usize) -> SendError {
+        match blocked {
+            Blocked::NoFrame | Blocked::Opening => SendError::Full {
+                target,
+                by_receiver: false,
+            },
+            Blocked::NoCredit => SendError::Full {
+                target,
+                by_receiver: true,
+            },
+            Blocked::TooLong { limit } => SendError::TooLong { length, limit },
+            Blocked::Refused(reason) => SendError::Refused { target, reason },
+            Blocked::Gone(reason) => SendError::PeerGone { target, reason },
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Messages that have arrived: endpoints opened and closed, messages taken.
 
-use dipole_proto::Instant;
+use dipole_proto::{Instant, PeerId};
 
 use super::Engine;
 use crate::address::{Address, EndpointId};
@@ -74,5 +74,19 @@ impl Engine {
             endpoint: EndpointId(source),
         });
         addresses.collect()
+    }
+
+    /// The process of an endpoint that has sent to this one and not ended.
+    pub(crate) fn peer_of_source(&self, endpoint: u32, source: Address) -> Option<PeerId> {
+        let mut sources = self.core.machine.sources(endpoint);
+        let is_it = |(peer, from): &(PeerId, u32)| {
+            *from == source.endpoint.0 && self.core.peers.node(*peer) == source.node
+        };
+        sources.find(is_it).map(|(peer, _)| peer)
+    }
+
+    /// Why a peer is gone; `None` if that is not remembered.
+    pub(crate) fn gone_reason(&self, peer: PeerId) -> Option<crate::GoneReason> {
+        self.core.peers.gone_reason(peer)
     }
 }

@@ -49,6 +49,16 @@ pub(crate) struct Target {
     pub(crate) sent: Arc<Sent>,
 }
 
+impl Target {
+    pub(crate) fn new(address: Address, edge: EdgeId) -> Target {
+        Target {
+            address,
+            edge,
+            sent: Arc::default(),
+        }
+    }
+}
+
 /// What has gone along an edge; counted under the engine's lock.
 #[derive(Debug, Default)]
 pub(crate) struct Sent {
@@ -150,15 +160,20 @@ impl Engine {
     pub(crate) fn edges(&self) -> impl Iterator<Item = EdgeTraffic> {
         let endpoints = self.core.dispatch.endpoints.iter();
         endpoints.flat_map(move |(endpoint, targets)| {
-            let traffic = move |target: &Target| EdgeTraffic {
-                source: EndpointId(endpoint),
-                target: target.address,
-                local: self.shares_memory(target.edge.peer),
-                messages: target.sent.messages.load(Ordering::Relaxed),
-                bytes: target.sent.bytes.load(Ordering::Relaxed),
-            };
+            let traffic = move |target: &Target| self.edge_traffic(endpoint, target);
             targets.iter().map(traffic).collect::<Vec<_>>()
         })
+    }
+
+    /// What has gone along an edge.
+    pub(crate) fn edge_traffic(&self, source: u32, target: &Target) -> EdgeTraffic {
+        EdgeTraffic {
+            source: EndpointId(source),
+            target: target.address,
+            local: self.shares_memory(target.edge.peer),
+            messages: target.sent.messages.load(Ordering::Relaxed),
+            bytes: target.sent.bytes.load(Ordering::Relaxed),
+        }
     }
 
     /// True if a peer is reached by shared memory.

@@ -505,7 +505,6 @@ impl SharedMemory {
             self.by_incarnation.insert(greeting.incarnation, id);
         }
         core.handle_events(&[][..]);
-        core.ready.notify(WaitKey::Connection(id));
     }
 
     /// A connection has ended; what was held for it is given back.
@@ -529,7 +528,6 @@ impl SharedMemory {
             core.machine.close_pipe(peer, reason);
             core.handle_events(&[][..]);
         }
-        core.ready.notify(WaitKey::Connection(id));
         core.ready.notify(WaitKey::AnyPeer);
     }
 

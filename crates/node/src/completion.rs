@@ -1,0 +1,292 @@
+//! Completion queues: what was posted and has gone, and what has arrived.
+//!
+//! A queue has one descriptor for everything attached to it. Endpoints attached to a queue
+//! keep their messages until the queue is asked, so credit and bounds stay theirs; of
+//! posted operations a queue holds one entry each.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dipole_link::signal::Signal;
+use dipole_proto::Instant;
+use rustc_hash::FxHashMap;
+
+use crate::Message;
+use crate::address::EndpointId;
+use crate::driver::{Stepper, Until, WaitError, WaitKey};
+use crate::engine::Engine;
+use crate::error::{OpenError, ReceiveError, SendError};
+use crate::inner::Inner;
+use crate::process::ProcessState;
+
+/// A number of the caller's that comes back with the completion of an operation.
+pub type Context = u64;
+
+/// What has happened.
+#[derive(Debug)]
+pub enum Completion {
+    /// A posted message is on its way, in its edge's order.
+    Sent {
+        /// As it was posted.
+        context: Context,
+    },
+    /// A posted operation was not done.
+    Failed {
+        /// As it was posted.
+        context: Context,
+        /// Why.
+        error: SendError,
+    },
+    /// A message has arrived at an attached endpoint.
+    Received {
+        /// The endpoint.
+        endpoint: EndpointId,
+        /// The message.
+        message: Message,
+    },
+}
+
+/// A queue of the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct QueueRef(u32);
+
+#[derive(Debug, Default)]
+struct QueueState {
+    entries: VecDeque<Completion>,
+    /// Attached endpoints that have, or had, messages.
+    ready: VecDeque<u32>,
+    signal: Option<Signal>,
+}
+
+/// All queues of a process, under the driver's lock.
+#[derive(Debug, Default)]
+pub(crate) struct QueueTable {
+    queues: FxHashMap<u32, QueueState>,
+    next: u32,
+    by_endpoint: FxHashMap<u32, QueueRef>,
+}
+
+impl QueueTable {
+    fn open(&mut self) -> QueueRef {
+        self.next += 1;
+        self.queues.insert(self.next, QueueState::default());
+        QueueRef(self.next)
+    }
+
+    fn close(&mut self, id: QueueRef) {
+        self.queues.remove(&id.0);
+        self.by_endpoint.retain(|_, queue| *queue != id);
+    }
+
+    /// True if messages of endpoints are to be noted.
+    #[inline]
+    pub(crate) fn is_watching(&self) -> bool {
+        !self.by_endpoint.is_empty()
+    }
+
+    /// From now on an endpoint's messages are noted in a queue.
+    pub(crate) fn attach_endpoint(&mut self, engine: &mut Engine, endpoint: u32, id: QueueRef) {
+        self.by_endpoint.insert(endpoint, id);
+        engine.ready().set_watched(true);
+        if engine.has_message(endpoint) {
+            self.note(engine, endpoint);
+        }
+    }
+
+    /// An endpoint has ended.
+    pub(crate) fn detach_endpoint(&mut self, engine: &mut Engine, endpoint: u32) {
+        self.by_endpoint.remove(&endpoint);
+        engine.ready().set_watched(!self.by_endpoint.is_empty());
+    }
+
+    /// Notes which attached endpoints got messages.
+    pub(crate) fn note_messages(&mut self, engine: &mut Engine) {
+        if !engine.ready().has_keys() {
+            return;
+        }
+        let keys = engine.ready().keys().map(<[WaitKey]>::to_vec);
+        let endpoints: Vec<u32> = match keys {
+            Some(keys) => {
+                let endpoints = keys.into_iter().filter_map(|key| match key {
+                    WaitKey::Endpoint(endpoint) => Some(endpoint),
+                    _ => None,
+                });
+                endpoints
+                    .filter(|endpoint| self.by_endpoint.contains_key(endpoint))
+                    .collect()
+            }
+            None => self.by_endpoint.keys().copied().collect(),
+        };
+        for endpoint in endpoints {
+            if engine.has_message(endpoint) {
+                self.note(engine, endpoint);
+            }
+        }
+    }
+
+    fn note(&mut self, engine: &mut Engine, endpoint: u32) {
+        if let Some(id) = self.by_endpoint.get(&endpoint)
+            && let Some(queue) = self.queues.get_mut(&id.0)
+            && !queue.ready.contains(&endpoint)
+        {
+            queue.ready.push_back(endpoint);
+            let id = *id;
+            self.tell(engine, id);
+        }
+    }
+
+    /// Puts an entry into a queue, if the operation has one.
+    pub(crate) fn push(
+        &mut self,
+        engine: &mut Engine,
+        id: Option<QueueRef>,
+        completion: Completion,
+    ) {
+        if let Some(id) = id
+            && let Some(queue) = self.queues.get_mut(&id.0)
+        {
+            queue.entries.push_back(completion);
+            self.tell(engine, id);
+        }
+    }
+
+    /// Somebody who waits for the queue looks at it.
+    fn tell(&mut self, engine: &mut Engine, id: QueueRef) {
+        engine.ready().notify(WaitKey::Queue(id.0));
+        if let Some(queue) = self.queues.get_mut(&id.0)
+            && let Some(signal) = &mut queue.signal
+            && let Err(cause) = signal.set_readable()
+        {
+            tracing::warn!("a completion queue's descriptor is not readable: {cause}");
+        }
+    }
+
+    /// The next entry.
+    fn poll(&mut self, engine: &mut Engine, id: QueueRef, now: Instant) -> Option<Completion> {
+        let queue = self.queues.get_mut(&id.0)?;
+        if let Some(entry) = queue.entries.pop_front() {
+            return Some(entry);
+        }
+        while let Some(endpoint) = queue.ready.pop_front() {
+            if let Some(message) = engine.take(now, endpoint) {
+                if engine.has_message(endpoint) {
+                    // Its turn comes again after the others'.
+                    queue.ready.push_back(endpoint);
+                }
+                let endpoint = EndpointId(endpoint);
+                return Some(Completion::Received { endpoint, message });
+            }
+        }
+        if let Some(signal) = &mut queue.signal
+            && let Err(cause) = signal.clear_readable(None)
+        {
+            tracing::warn!("a completion queue's descriptor stays readable: {cause}");
+        }
+        None
+    }
+
+    fn export(&mut self, engine: &mut Engine, id: QueueRef) -> io::Result<OwnedFd> {
+        let (signal, user) = Signal::pair()?;
+        if let Some(queue) = self.queues.get_mut(&id.0) {
+            let waits = !queue.entries.is_empty() || !queue.ready.is_empty();
+            queue.signal = Some(signal);
+            if waits {
+                self.tell(engine, id);
+            }
+        }
+        Ok(user)
+    }
+}
+
+/// A queue of completions. Endpoints and edges are attached to it; dropping it detaches them.
+#[derive(Debug)]
+pub struct CompletionQueue {
+    inner: Arc<Inner>,
+    id: QueueRef,
+}
+
+impl CompletionQueue {
+    pub(crate) fn new(inner: &Arc<Inner>) -> CompletionQueue {
+        let id = inner.driver.with_last(|state, _| {
+            let (_, _, queues) = state.parts();
+            queues.open()
+        });
+        CompletionQueue {
+            inner: Arc::clone(inner),
+            id,
+        }
+    }
+
+    pub(crate) fn id(&self) -> QueueRef {
+        self.id
+    }
+
+    /// The next completion, if there is one; looks at the network once.
+    ///
+    /// # Errors
+    /// [`ReceiveError::Broken`] and [`ReceiveError::Forked`].
+    pub fn poll(&self) -> Result<Option<Completion>, ReceiveError> {
+        self.wait_until(Until::Now)
+    }
+
+    /// Waits for the next completion, at most `timeout`; `None` if there was none.
+    ///
+    /// # Errors
+    /// [`ReceiveError::Broken`] and [`ReceiveError::Forked`].
+    pub fn wait(&self, timeout: Duration) -> Result<Option<Completion>, ReceiveError> {
+        self.wait_until(Until::For(timeout))
+    }
+
+    fn wait_until(&self, until: Until) -> Result<Option<Completion>, ReceiveError> {
+        if self.inner.is_forked() {
+            return Err(ReceiveError::Forked);
+        }
+        let what = |_: &ProcessState| "a completion queue to have an entry".to_string();
+        let keys = [WaitKey::Queue(self.id.0)];
+        let waited = self.inner.driver.wait(until, &keys, &what, |state, now| {
+            let (engine, _, queues) = state.parts();
+            let entry = queues.poll(engine, self.id, now)?;
+            // Credit that a sender waits for leaves with it.
+            Some(engine.transmit(now).map(|()| entry))
+        });
+        match waited {
+            Ok(Ok(entry)) => Ok(Some(entry)),
+            Err(WaitError::TimedOut { .. }) => Ok(None),
+            Ok(Err(cause)) | Err(WaitError::Broken(cause)) => Err(ReceiveError::Broken(cause)),
+        }
+    }
+
+    /// The queue's descriptor, for `poll`, `select`, `epoll` and their like: readable while
+    /// [`poll`](Self::poll) has something. A thread of this node keeps it up to date.
+    ///
+    /// # Errors
+    /// [`OpenError::Sleep`]: no descriptors or threads are left.
+    pub fn export(&self) -> Result<OwnedFd, OpenError> {
+        if self.inner.is_forked() {
+            return Err(OpenError::Forked);
+        }
+        let user = self.inner.driver.with(|state, _| {
+            let (engine, _, queues) = state.parts();
+            queues.export(engine, self.id)
+        });
+        let user = user.map_err(OpenError::Sleep)?;
+        let started = self.inner.progress.start(&self.inner.driver);
+        started.map_err(OpenError::Sleep)?;
+        Ok(user)
+    }
+}
+
+impl Drop for CompletionQueue {
+    fn drop(&mut self) {
+        if !self.inner.is_forked() {
+            self.inner.driver.with_last(|state, _| {
+                let (engine, _, queues) = state.parts();
+                queues.close(self.id);
+                engine.ready().set_watched(queues.is_watching());
+            });
+        }
+    }
+}

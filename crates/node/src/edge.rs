@@ -1,0 +1,230 @@
+//! An edge: from an endpoint of this process to one target, and to it alone.
+
+use std::io::IoSlice;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::address::{Address, EndpointId};
+use crate::completion::{CompletionQueue, Context};
+use crate::driver::{Until, WaitError};
+use crate::edges::EdgeRef;
+use crate::endpoint::EndpointOwner;
+use crate::engine::Target;
+use crate::error::SendError;
+use crate::inner::Inner;
+use crate::process::ProcessState;
+
+/// What can be posted to an edge.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Operation {
+    /// A message to the target endpoint.
+    #[default]
+    Message,
+}
+
+/// An edge of an endpoint. Messages of one edge arrive once and in order.
+///
+/// Several threads may use it at once. Dropping it closes it: what was sent still arrives,
+/// what was posted and has not begun is dropped. Two edges between the same endpoints share
+/// one order.
+#[derive(Debug)]
+pub struct Edge {
+    inner: Arc<Inner>,
+    owner: Arc<EndpointOwner>,
+    id: EdgeRef,
+    to: Address,
+}
+
+impl Edge {
+    pub(crate) fn new(
+        inner: &Arc<Inner>,
+        owner: &Arc<EndpointOwner>,
+        id: EdgeRef,
+        to: Address,
+    ) -> Edge {
+        Edge {
+            inner: Arc::clone(inner),
+            owner: Arc::clone(owner),
+            id,
+            to,
+        }
+    }
+
+    /// The endpoint it begins at.
+    #[must_use]
+    pub fn source(&self) -> EndpointId {
+        self.owner.id
+    }
+
+    /// Where it leads.
+    #[must_use]
+    pub fn target(&self) -> Address {
+        self.to
+    }
+
+    pub(crate) fn id(&self) -> EdgeRef {
+        self.id
+    }
+
+    /// Waits until the target's process has answered, at most `timeout`.
+    ///
+    /// # Errors
+    /// [`SendError::Unreachable`] says why it never will be; [`SendError::TimedOut`].
+    pub fn wait_open(&self, timeout: Duration) -> Result<(), SendError> {
+        self.check_usable()?;
+        let until = Until::For(timeout);
+        self.inner.wait_target(self.id, self.to, until).map(drop)
+    }
+
+    /// Sends a message. It is copied; it leaves before this returns unless earlier packets
+    /// still wait. Blocks while the edge connects, and while frames or the receiver's credit
+    /// are used up, receiving meanwhile. Delivery is confirmed only by [`flush`](Self::flush).
+    ///
+    /// # Errors
+    /// [`SendError`].
+    pub fn send(&self, payload: &[u8]) -> Result<(), SendError> {
+        self.send_until(payload, Until::Forever)
+    }
+
+    /// Like [`send`](Self::send), but returns within `timeout`. A long message that has
+    /// begun by then goes on by itself, from a copy, and counts as sent.
+    ///
+    /// # Errors
+    /// [`SendError::TimedOut`] and those of `send`; nothing was queued.
+    pub fn send_timeout(&self, payload: &[u8], timeout: Duration) -> Result<(), SendError> {
+        self.send_until(payload, Until::For(timeout))
+    }
+
+    /// Like [`send`](Self::send), but never blocks: the message is queued whole or not at
+    /// all.
+    ///
+    /// # Errors
+    /// [`SendError::Full`], also while the edge connects, and those of `send`.
+    pub fn try_send(&self, payload: &[u8]) -> Result<(), SendError> {
+        self.send_until(payload, Until::Now)
+    }
+
+    fn send_until(&self, payload: &[u8], until: Until) -> Result<(), SendError> {
+        self.check_usable()?;
+        let source = self.owner.id.0;
+        let edge = (self.id, self.to);
+        self.inner.send_along(source, edge, payload, until)
+    }
+
+    /// Posts an operation on the gathered bytes, which are copied; never blocks. It is done
+    /// in the edge's order, also if the edge still connects. Its `context` appears in the
+    /// queue that the edge is [attached](Self::attach) to when it is done or has failed.
+    ///
+    /// # Errors
+    /// [`SendError::Full`]: 1024 operations wait on this edge, or 32 MiB in this process.
+    pub fn post(
+        &self,
+        operation: Operation,
+        bytes: &[IoSlice<'_>],
+        context: Context,
+    ) -> Result<(), SendError> {
+        self.check_usable()?;
+        let Operation::Message = operation;
+        let gathered = bytes.iter().flat_map(|slice| slice.iter().copied());
+        let gathered: Vec<u8> = gathered.collect();
+        let waits = self.inner.driver.with(|state, now| {
+            let (engine, edges, queues) = state.parts();
+            edges.post((engine, queues), self.id, gathered, context, now)?;
+            Ok(edges.is_waiting())
+        });
+        if waits? {
+            let started = self.inner.progress.start(&self.inner.driver);
+            started.map_err(SendError::Broken)?;
+        }
+        Ok(())
+    }
+
+    /// Withdraws an operation that was posted with this context and has not begun: it
+    /// completes as [`SendError::Cancelled`]. False if there is none.
+    #[must_use]
+    pub fn cancel(&self, context: Context) -> bool {
+        if self.inner.is_forked() {
+            return false;
+        }
+        self.inner.driver.with(|state, _| {
+            let (engine, edges, queues) = state.parts();
+            edges.cancel((engine, queues), self.id, context)
+        })
+    }
+
+    /// Completions of operations posted from now on appear in this queue.
+    pub fn attach(&self, queue: &CompletionQueue) {
+        if !self.inner.is_forked() {
+            self.inner.driver.with_last(|state, _| {
+                let (_, edges, _) = state.parts();
+                edges.attach(self.id, queue.id());
+            });
+        }
+    }
+
+    /// Waits until everything sent to the target's process has been acknowledged: it lies
+    /// in its endpoint's token buffer pool.
+    ///
+    /// # Errors
+    /// [`SendError::TimedOut`], [`SendError::PeerGone`], [`SendError::Broken`].
+    pub fn flush(&self, timeout: Duration) -> Result<(), SendError> {
+        self.check_usable()?;
+        let begun = Instant::now();
+        let until = Until::For(timeout);
+        let target = self.inner.wait_target(self.id, self.to, until)?;
+        self.inner
+            .wait_acknowledged(&target, until.after(begun.elapsed()))
+    }
+
+    /// Closes the edge, as dropping it does.
+    pub fn close(self) {}
+
+    fn check_usable(&self) -> Result<(), SendError> {
+        if self.inner.is_forked() {
+            return Err(SendError::Forked);
+        }
+        if self.owner.is_ended() {
+            return Err(SendError::Ended);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Edge {
+    fn drop(&mut self) {
+        if !self.inner.is_forked() {
+            self.inner.driver.with(|state, now| {
+                let (engine, edges, _) = state.parts();
+                edges.close(engine, self.id);
+                if let Err(cause) = engine.transmit(now) {
+                    tracing::warn!("closing the edge to {}: {cause}", self.to);
+                }
+            });
+        }
+    }
+}
+
+impl Inner {
+    /// Waits until an edge is open and nothing posted waits on it; where it leads.
+    pub(crate) fn wait_target(
+        &self,
+        id: EdgeRef,
+        to: Address,
+        until: Until,
+    ) -> Result<Target, SendError> {
+        let what = |_: &ProcessState| format!("the process of endpoint {to} to answer");
+        let waited = self.driver.wait(until, &[id.key()], &what, |state, _| {
+            state.edges.idle_target(id)
+        });
+        match waited {
+            Ok(target) => target,
+            Err(WaitError::TimedOut { .. }) if until == Until::Now => Err(SendError::Full {
+                target: to,
+                by_receiver: false,
+            }),
+            Err(WaitError::TimedOut { waited }) => Err(SendError::TimedOut { target: to, waited }),
+            Err(WaitError::Broken(cause)) => Err(SendError::Broken(cause)),
+        }
+    }
+}

@@ -1,0 +1,695 @@
+//! Edges as the public API has them: made at once, connected behind the caller.
+//!
+//! An edge is resolved (which process has the endpoint: [`Connector`], on threads of its
+//! own), then opened (its process answers), then used. What is posted before waits here.
+//! An edge that failed stays failed and says why. To the source of a message an edge is
+//! open from the start, since its process is known.
+//!
+//! Under the driver's lock, and bounded: [`MAX_POSTED`] operations an edge,
+//! [`MAX_POSTED_BYTES`] in all.
+
+mod connector;
+mod id;
+
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use dipole_link::shm::{ConnId, ShmError};
+use dipole_proto::{ConnectError, EdgeError, EdgeId, Instant, PeerId};
+use rustc_hash::FxHashMap;
+
+use crate::address::Address;
+use crate::clock::Reading;
+use crate::completion::{Completion, Context, QueueRef, QueueTable};
+use crate::config::Links;
+use crate::driver::Stepper;
+use crate::engine::{Blocked, Destination, Engine, Target};
+use crate::error::{GoneReason, SendError, TargetError};
+use crate::registry::{EdgeTraffic, Ports};
+use connector::Job;
+pub(crate) use connector::{Answer, Connector, Policy};
+pub(crate) use id::EdgeRef;
+
+/// Operations that wait on one edge at most.
+const MAX_POSTED: usize = 1024;
+/// Bytes of messages that wait on all edges at most.
+const MAX_POSTED_BYTES: usize = 32 << 20;
+/// Edges that one endpoint keeps for answers.
+const MAX_CACHED: usize = 1024;
+/// What a process says that has as many peers as it may.
+const FULL: GoneReason = GoneReason::Reset(dipole_proto::wire::ResetReason::TooManyPeers);
+/// Without a hosts file packets prove the node's own key, with one the cluster's.
+const OTHER_VIEW: &str = "of its process and this one only one has a hosts file, so they do not \
+                          talk by packets; set DIPOLE_HOSTS in both or in none, or let them share \
+                          memory (DIPOLE_LINK=auto)";
+
+/// How a process is met.
+#[derive(Clone, Copy, Debug)]
+enum Attempt {
+    Memory(ConnId),
+    Packets(PeerId),
+}
+
+#[derive(Debug)]
+enum Stage {
+    /// Which process has the endpoint is being asked.
+    Resolving,
+    /// Its process has been asked to answer.
+    Opening(Attempt),
+    Open(Target),
+    Failed(Arc<TargetError>),
+}
+
+/// A message that waits for its turn.
+#[derive(Debug)]
+struct Post {
+    context: Context,
+    bytes: Vec<u8>,
+}
+
+#[derive(Debug)]
+struct EdgeState {
+    life: u32,
+    source: u32,
+    to: Address,
+    stage: Stage,
+    begun: Instant,
+    deadline: Instant,
+    posts: VecDeque<Post>,
+    queue: Option<QueueRef>,
+    /// When it was last used, as a count of uses, for an endpoint's cache.
+    used: u64,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct EdgeTable {
+    slots: Vec<Option<EdgeState>>,
+    free: Vec<u32>,
+    next_life: u32,
+    /// Edges that connect, or have operations waiting.
+    waiting: Vec<EdgeRef>,
+    posted_bytes: usize,
+    cached: FxHashMap<(u32, Address), EdgeRef>,
+    uses: u64,
+    connector: Connector,
+}
+
+impl EdgeTable {
+    pub(crate) fn new(connector: Connector) -> EdgeTable {
+        EdgeTable {
+            slots: Vec::new(),
+            free: Vec::new(),
+            next_life: 0,
+            waiting: Vec::new(),
+            posted_bytes: 0,
+            cached: FxHashMap::default(),
+            uses: 0,
+            connector,
+        }
+    }
+
+    /// What takes the connector's answers and gives them to [`settle`](Self::settle); set
+    /// once, before the first edge.
+    pub(crate) fn on_answer(&self, tell: impl Fn(EdgeRef, Answer) + Send + Sync + 'static) {
+        self.connector.set_tell(tell);
+    }
+
+    #[inline]
+    pub(crate) fn is_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// When an edge that connects gives up.
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
+        let waiting = self.waiting.iter().filter_map(|id| self.get(*id));
+        waiting
+            .filter(|edge| matches!(edge.stage, Stage::Opening(_)))
+            .map(|edge| edge.deadline)
+            .min()
+    }
+
+    #[inline]
+    fn get(&self, id: EdgeRef) -> Option<&EdgeState> {
+        let state = self.slots.get(id.index as usize)?.as_ref()?;
+        (state.life == id.life).then_some(state)
+    }
+
+    #[inline]
+    fn get_mut(&mut self, id: EdgeRef) -> Option<&mut EdgeState> {
+        let state = self.slots.get_mut(id.index as usize)?.as_mut()?;
+        (state.life == id.life).then_some(state)
+    }
+
+    fn insert(&mut self, source: u32, to: Address, stage: Stage, now: Instant) -> EdgeRef {
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(None);
+            u32::try_from(self.slots.len() - 1).expect("fewer edges than 2^32")
+        });
+        self.next_life = self.next_life.wrapping_add(1);
+        self.uses += 1;
+        let life = self.next_life;
+        self.slots[index as usize] = Some(EdgeState {
+            life,
+            source,
+            to,
+            stage,
+            begun: now,
+            deadline: now.after(self.connector.patience_ns()),
+            posts: VecDeque::new(),
+            queue: None,
+            used: self.uses,
+        });
+        EdgeRef { index, life }
+    }
+
+    /// Makes an edge. If `to` has sent to `source` it is open at once; else it connects
+    /// behind the caller.
+    pub(crate) fn open(
+        &mut self,
+        engine: &mut Engine,
+        source: u32,
+        to: Address,
+        now: Instant,
+    ) -> EdgeRef {
+        let known = engine.peer_of_source(source, to);
+        if let Some(peer) = known
+            && let Ok(edge) = engine.edge(peer, source, to.endpoint.0)
+        {
+            return self.insert(source, to, Stage::Open(Target::new(to, edge)), now);
+        }
+        let id = self.insert(source, to, Stage::Resolving, now);
+        self.waiting.push(id);
+        self.connector.resolve(Job::new(id, to));
+        id
+    }
+
+    /// The edge that answers go by to an endpoint of a known process.
+    ///
+    /// # Errors
+    /// Its process is gone, or has too many edges.
+    pub(crate) fn answering(
+        &mut self,
+        engine: &mut Engine,
+        source: u32,
+        (to, peer): (Address, PeerId),
+        now: Instant,
+    ) -> Result<EdgeRef, SendError> {
+        let known = self.cached.get(&(source, to)).copied();
+        let is_current = |edge: &EdgeState| match &edge.stage {
+            Stage::Open(target) => target.edge.peer == peer,
+            _ => false,
+        };
+        if let Some(id) = known
+            && self.get(id).is_some_and(is_current)
+        {
+            self.touch(id);
+            return Ok(id);
+        }
+        let edge = engine
+            .edge(peer, source, to.endpoint.0)
+            .map_err(|error| match error {
+                EdgeError::Gone => SendError::PeerGone {
+                    target: to,
+                    reason: engine.gone_reason(peer),
+                },
+                EdgeError::TooMany { limit } => {
+                    let cause = TargetError::TooManyEdges { target: to, limit };
+                    SendError::Unreachable(Arc::new(cause))
+                }
+            })?;
+        self.forget_cached(engine, source, to);
+        let id = self.insert(source, to, Stage::Open(Target::new(to, edge)), now);
+        self.cache(engine, source, to, id);
+        Ok(id)
+    }
+
+    /// The edge that an endpoint keeps to an address; made if there is none, or the one
+    /// there was has failed.
+    pub(crate) fn cached(
+        &mut self,
+        engine: &mut Engine,
+        source: u32,
+        to: Address,
+        now: Instant,
+    ) -> EdgeRef {
+        if let Some(id) = self.cached.get(&(source, to)).copied()
+            && let Some(edge) = self.get(id)
+        {
+            let usable = match &edge.stage {
+                Stage::Open(target) => engine.is_open(target.edge.peer).is_ok(),
+                Stage::Failed(_) => false,
+                Stage::Resolving | Stage::Opening(_) => true,
+            };
+            if usable {
+                self.touch(id);
+                return id;
+            }
+            self.forget_cached(engine, source, to);
+        }
+        let id = self.open(engine, source, to, now);
+        self.cache(engine, source, to, id);
+        id
+    }
+
+    fn touch(&mut self, id: EdgeRef) {
+        self.uses += 1;
+        let uses = self.uses;
+        if let Some(edge) = self.get_mut(id) {
+            edge.used = uses;
+        }
+    }
+
+    /// Keeps an edge for an endpoint. When there are too many, the quarter used longest ago
+    /// is closed; what was sent by them still arrives.
+    fn cache(&mut self, engine: &mut Engine, source: u32, to: Address, id: EdgeRef) {
+        self.cached.insert((source, to), id);
+        if self.cached.len() <= MAX_CACHED {
+            return;
+        }
+        let mut by_use: Vec<(u64, (u32, Address))> = (self.cached.iter())
+            .filter(|(_, id)| self.get(**id).is_none_or(|edge| edge.posts.is_empty()))
+            .map(|(key, id)| (self.get(*id).map_or(0, |edge| edge.used), *key))
+            .collect();
+        by_use.sort_unstable_by_key(|(used, _)| *used);
+        for (_, (source, to)) in by_use.into_iter().take(MAX_CACHED / 4) {
+            self.forget_cached(engine, source, to);
+        }
+    }
+
+    fn forget_cached(&mut self, engine: &mut Engine, source: u32, to: Address) {
+        if let Some(id) = self.cached.remove(&(source, to)) {
+            self.close(engine, id);
+        }
+    }
+
+    /// Closes an edge: what was sent still arrives, what still waits is dropped.
+    pub(crate) fn close(&mut self, engine: &mut Engine, id: EdgeRef) {
+        if self.get(id).is_none() {
+            return;
+        }
+        if let Some(edge) = self.slots[id.index as usize].take() {
+            self.free.push(id.index);
+            self.waiting.retain(|waiting| *waiting != id);
+            let left: usize = edge.posts.iter().map(|post| post.bytes.len()).sum();
+            self.posted_bytes -= left;
+            if let Stage::Open(target) = edge.stage {
+                engine.close_edge(target.edge);
+            }
+        }
+    }
+
+    /// Closes all edges of an endpoint.
+    pub(crate) fn close_endpoint(&mut self, engine: &mut Engine, source: u32) {
+        self.cached.retain(|(endpoint, _), _| *endpoint != source);
+        for index in 0..self.slots.len() {
+            if let Some(edge) = &self.slots[index]
+                && edge.source == source
+            {
+                let life = edge.life;
+                let index = u32::try_from(index).expect("fewer edges than 2^32");
+                self.close(engine, EdgeRef { index, life });
+            }
+        }
+    }
+
+    /// Takes an open edge out of the table: its new owner closes it.
+    pub(crate) fn take_open(&mut self, id: EdgeRef) -> Option<Target> {
+        let target = self.target(id)?.ok()?;
+        self.slots[id.index as usize] = None;
+        self.free.push(id.index);
+        Some(target)
+    }
+
+    /// Where an edge leads; `None` while it connects.
+    pub(crate) fn target(&self, id: EdgeRef) -> Option<Result<Target, SendError>> {
+        match self.get(id).map(|edge| &edge.stage) {
+            None => Some(Err(SendError::Ended)),
+            Some(Stage::Open(target)) => Some(Ok(target.clone())),
+            Some(Stage::Failed(cause)) => Some(Err(SendError::Unreachable(Arc::clone(cause)))),
+            Some(Stage::Resolving | Stage::Opening(_)) => None,
+        }
+    }
+
+    /// Like [`target`](Self::target), once nothing posted waits.
+    pub(crate) fn idle_target(&self, id: EdgeRef) -> Option<Result<Target, SendError>> {
+        match self.get(id) {
+            Some(edge) if !edge.posts.is_empty() => None,
+            _ => self.target(id),
+        }
+    }
+
+    /// Sends at once if the edge is open and takes the message now; else false.
+    ///
+    /// # Errors
+    /// Only when the link is broken.
+    #[inline]
+    pub(crate) fn send_fast(
+        &mut self,
+        engine: &mut Engine,
+        id: EdgeRef,
+        payload: &[u8],
+        clock: &mut Reading<'_>,
+    ) -> std::io::Result<bool> {
+        let Some(EdgeState {
+            stage: Stage::Open(target),
+            posts,
+            ..
+        }) = self.get(id)
+        else {
+            return Ok(false);
+        };
+        if !posts.is_empty() {
+            return Ok(false);
+        }
+        let sent = engine
+            .send_at_once(target.edge, payload, false, clock)?
+            .is_ok();
+        if sent {
+            target.sent.count(payload.len());
+        }
+        Ok(sent)
+    }
+
+    /// Where completions of an edge go.
+    pub(crate) fn attach(&mut self, id: EdgeRef, queue: QueueRef) {
+        if let Some(edge) = self.get_mut(id) {
+            edge.queue = Some(queue);
+        }
+    }
+
+    /// Posts a message: it is sent when its turn comes, and its context appears in the
+    /// edge's queue then.
+    ///
+    /// # Errors
+    /// [`SendError::Full`]: as much waits as may.
+    pub(crate) fn post(
+        &mut self,
+        (engine, queues): (&mut Engine, &mut QueueTable),
+        id: EdgeRef,
+        bytes: Vec<u8>,
+        context: Context,
+        now: Instant,
+    ) -> Result<(), SendError> {
+        let full = self.posted_bytes > 0 && self.posted_bytes + bytes.len() > MAX_POSTED_BYTES;
+        let Some(edge) = self.get_mut(id) else {
+            return Err(SendError::Ended);
+        };
+        if full || edge.posts.len() >= MAX_POSTED {
+            return Err(SendError::Full {
+                target: edge.to,
+                by_receiver: false,
+            });
+        }
+        let length = bytes.len();
+        edge.posts.push_back(Post { context, bytes });
+        self.posted_bytes += length;
+        if !self.waiting.contains(&id) {
+            self.waiting.push(id);
+        }
+        self.advance(engine, queues, now);
+        Ok(())
+    }
+
+    /// Withdraws what was posted with this context and has not begun; true if anything was.
+    pub(crate) fn cancel(
+        &mut self,
+        (engine, queues): (&mut Engine, &mut QueueTable),
+        id: EdgeRef,
+        context: Context,
+    ) -> bool {
+        let Some(edge) = self.get_mut(id) else {
+            return false;
+        };
+        let (to, queue) = (edge.to, edge.queue);
+        let found = edge.posts.iter().position(|post| post.context == context);
+        let Some(post) = found.and_then(|at| edge.posts.remove(at)) else {
+            return false;
+        };
+        self.posted_bytes -= post.bytes.len();
+        let error = SendError::Cancelled { target: to };
+        queues.push(engine, queue, Completion::Failed { context, error });
+        true
+    }
+
+    /// The connector has an answer.
+    pub(crate) fn settle(
+        &mut self,
+        engine: &mut Engine,
+        id: EdgeRef,
+        answer: Answer,
+        now: Instant,
+    ) {
+        match answer {
+            Answer::Found(ports, socket) => self.resolved(engine, id, (ports, socket), now),
+            Answer::Failed(cause) => self.fail(engine, id, cause),
+        }
+    }
+
+    fn resolved(
+        &mut self,
+        engine: &mut Engine,
+        id: EdgeRef,
+        (ports, socket): (Ports, Option<PathBuf>),
+        now: Instant,
+    ) {
+        let policy = Arc::clone(self.connector.policy());
+        let Some(edge) = self.get_mut(id) else {
+            return;
+        };
+        match begin(engine, &policy, edge.to, ports, socket, now) {
+            Ok(Some(attempt)) => edge.stage = Stage::Opening(attempt),
+            // Its process has gone since: ask again.
+            Ok(None) => {
+                let job = Job::again(id, edge.to);
+                self.connector.resolve(job);
+            }
+            Err(cause) => self.fail(engine, id, cause),
+        }
+        engine.ready().notify(id.key());
+    }
+
+    /// An edge cannot be made.
+    fn fail(&mut self, engine: &mut Engine, id: EdgeRef, cause: TargetError) {
+        if let Some(edge) = self.get_mut(id) {
+            edge.stage = Stage::Failed(Arc::new(cause));
+            engine.ready().notify(id.key());
+        }
+    }
+
+    /// Goes on with everything that waits.
+    pub(crate) fn advance(&mut self, engine: &mut Engine, queues: &mut QueueTable, now: Instant) {
+        let mut at = 0;
+        while let Some(id) = self.waiting.get(at).copied() {
+            self.advance_opening(engine, id, now);
+            self.advance_posts(engine, queues, id, now);
+            let waits = self.get(id).is_some_and(|edge| {
+                !edge.posts.is_empty() || matches!(edge.stage, Stage::Resolving | Stage::Opening(_))
+            });
+            match waits {
+                true => at += 1,
+                false => {
+                    self.waiting.swap_remove(at);
+                }
+            }
+        }
+    }
+
+    fn advance_opening(&mut self, engine: &mut Engine, id: EdgeRef, now: Instant) {
+        let Some(edge) = self.get_mut(id) else {
+            return;
+        };
+        let (source, to) = (edge.source, edge.to);
+        let opened = match &edge.stage {
+            Stage::Opening(Attempt::Memory(connection)) => engine.memory_peer(*connection),
+            Stage::Opening(Attempt::Packets(peer)) => {
+                engine.is_open(*peer).map(|open| open.then_some(*peer))
+            }
+            // The connector says when its patience is over.
+            Stage::Resolving | Stage::Open(_) | Stage::Failed(_) => return,
+        };
+        let timed_out = now >= edge.deadline;
+        let by_packets = matches!(edge.stage, Stage::Opening(Attempt::Packets(_)));
+        let begun = edge.begun;
+        let reason = match opened {
+            Ok(Some(peer)) => match engine.edge(peer, source, to.endpoint.0) {
+                Ok(made) => {
+                    edge.stage = Stage::Open(Target::new(to, made));
+                    engine.ready().notify(id.key());
+                    return;
+                }
+                Err(EdgeError::TooMany { limit }) => {
+                    let cause = TargetError::TooManyEdges { target: to, limit };
+                    return self.fail(engine, id, cause);
+                }
+                Err(EdgeError::Gone) => None,
+            },
+            Ok(None) if timed_out => {
+                let waited = std::time::Duration::from_nanos(now.since(begun));
+                let cause = TargetError::TimedOut { target: to, waited };
+                return self.fail(engine, id, cause);
+            }
+            Ok(None) => return,
+            Err(Blocked::Gone(reason)) => reason,
+            Err(_) => None,
+        };
+        let policy = Arc::clone(self.connector.policy());
+        match refusal(&policy, to, reason, by_packets) {
+            Some(cause) => self.fail(engine, id, cause),
+            None if timed_out => {
+                let cause = TargetError::PeerGone { target: to, reason };
+                self.fail(engine, id, cause);
+            }
+            // Another process took its place since: ask again.
+            None => {
+                if let Some(edge) = self.get_mut(id) {
+                    edge.stage = Stage::Resolving;
+                }
+                self.connector.resolve(Job::again(id, to));
+            }
+        }
+    }
+
+    fn advance_posts(
+        &mut self,
+        engine: &mut Engine,
+        queues: &mut QueueTable,
+        id: EdgeRef,
+        now: Instant,
+    ) {
+        let mut released = 0;
+        let mut moved = false;
+        if let Some(edge) = self.get_mut(id) {
+            while let Some(post) = edge.posts.front() {
+                let result = match &edge.stage {
+                    Stage::Resolving | Stage::Opening(_) => break,
+                    Stage::Failed(cause) => Err(SendError::Unreachable(Arc::clone(cause))),
+                    Stage::Open(target) => match send_copy(engine, target.edge, &post.bytes, now) {
+                        Ok(()) => {
+                            target.sent.count(post.bytes.len());
+                            Ok(())
+                        }
+                        Err(Blocked::NoFrame | Blocked::NoCredit | Blocked::Opening) => break,
+                        Err(blocked) => {
+                            Err(SendError::from_blocked(blocked, edge.to, post.bytes.len()))
+                        }
+                    },
+                };
+                let context = post.context;
+                released += post.bytes.len();
+                edge.posts.pop_front();
+                moved = true;
+                let queue = edge.queue;
+                let completion = match result {
+                    Ok(()) => Completion::Sent { context },
+                    Err(error) => Completion::Failed { context, error },
+                };
+                queues.push(engine, queue, completion);
+            }
+            if moved && edge.posts.is_empty() {
+                engine.ready().notify(id.key());
+            }
+        }
+        self.posted_bytes -= released;
+        if moved && let Err(cause) = engine.transmit(now) {
+            // The next thread that steps the engine is told, too.
+            tracing::warn!("sending what was posted: {cause}");
+        }
+    }
+
+    /// What has gone along the edges of this table.
+    pub(crate) fn traffic(&self, engine: &Engine) -> Vec<EdgeTraffic> {
+        let open = self.slots.iter().flatten();
+        open.filter_map(|edge| match &edge.stage {
+            Stage::Open(target) => Some(engine.edge_traffic(edge.source, target)),
+            _ => None,
+        })
+        .collect()
+    }
+}
+
+/// Sends a message whose bytes do not outlive the call.
+fn send_copy(engine: &mut Engine, edge: EdgeId, bytes: &[u8], now: Instant) -> Result<(), Blocked> {
+    if bytes.len() <= engine.whole_limit(edge.peer) {
+        return engine.send_whole(now, edge, bytes, false);
+    }
+    let mut send = engine.begin_long(now, edge, bytes, true)?;
+    if !engine.continue_long(&mut send, bytes)? {
+        engine.keep_long(send, bytes);
+    }
+    Ok(())
+}
+
+/// Begins to meet a process; `None` if it has gone meanwhile.
+fn begin(
+    engine: &mut Engine,
+    policy: &Policy,
+    to: Address,
+    ports: Ports,
+    socket: Option<PathBuf>,
+    now: Instant,
+) -> Result<Option<Attempt>, TargetError> {
+    let no_memory = |cause: String| TargetError::NoSharedMemory { target: to, cause };
+    if let Some(socket) = socket {
+        match engine.connect_memory(&socket, ports.incarnation) {
+            Some(Ok(connection)) => return Ok(Some(Attempt::Memory(connection))),
+            Some(Err(cause @ ShmError::Foreign { .. })) => {
+                return Err(TargetError::OtherUser {
+                    target: to,
+                    cause: cause.to_string(),
+                });
+            }
+            Some(Err(ShmError::TooMany { limit })) => {
+                let limit = u32::try_from(limit).unwrap_or(u32::MAX);
+                return Err(TargetError::TooManyPeers { limit });
+            }
+            Some(Err(_)) if !socket.exists() => return Ok(None),
+            Some(Err(cause)) if policy.links == Links::Shm => {
+                return Err(no_memory(cause.to_string()));
+            }
+            Some(Err(cause)) => tracing::warn!("endpoint {to} is reached by packets: {cause}"),
+            None => {}
+        }
+    } else if policy.links == Links::Shm {
+        let cause = "its process is on another node, or offers none";
+        return Err(no_memory(cause.into()));
+    }
+    let destination = Destination {
+        small: ports.small,
+        incarnation: ports.incarnation,
+    };
+    let peer = engine
+        .connect(now, destination)
+        .map_err(|ConnectError::TooManyPeers { limit }| TargetError::TooManyPeers { limit })?;
+    engine.transmit(now).map_err(TargetError::Broken)?;
+    Ok(Some(Attempt::Packets(peer)))
+}
+
+/// Why it is of no use to look for the process again.
+fn refusal(
+    policy: &Policy,
+    target: Address,
+    reason: Option<GoneReason>,
+    by_packets: bool,
+) -> Option<TargetError> {
+    match reason? {
+        FULL => Some(TargetError::PeerFull { target }),
+        // One of our node has another view of where the others are.
+        GoneReason::Key(_)
+            if by_packets && target.node == policy.node && policy.fingerprint.is_none() =>
+        {
+            Some(TargetError::Unresolved {
+                target,
+                cause: OTHER_VIEW.to_owned(),
+            })
+        }
+        // No other process will come that is of our cluster.
+        GoneReason::Key(mismatch) => Some(TargetError::OtherCluster {
+            target,
+            mismatch,
+            fingerprint: policy.fingerprint.clone(),
+        }),
+        _ => None,
+    }
+}

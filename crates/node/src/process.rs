@@ -1,0 +1,159 @@
+//! What the driver's lock protects: the engine, and the edges of the public API.
+//!
+//! The engine knows peers and moves messages; [`EdgeTable`] keeps what an edge is while it
+//! connects. Both are stepped together.
+
+use std::io;
+use std::ops::{Deref, DerefMut};
+
+use dipole_link::wait::Sleeper;
+use dipole_proto::Instant;
+
+use crate::completion::QueueTable;
+use crate::driver::{Ready, Stepper};
+use crate::edges::EdgeTable;
+use crate::engine::Engine;
+use crate::registry::EdgeTraffic;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct ProcessState {
+    engine: Engine,
+    pub(crate) edges: EdgeTable,
+    pub(crate) queues: QueueTable,
+    /// When it was last stepped.
+    stepped_at: Instant,
+}
+
+impl ProcessState {
+    pub(crate) fn new(engine: Engine, edges: EdgeTable) -> ProcessState {
+        ProcessState {
+            engine,
+            edges,
+            queues: QueueTable::default(),
+            stepped_at: Instant(0),
+        }
+    }
+
+    /// The parts, to be used together.
+    pub(crate) fn parts(&mut self) -> (&mut Engine, &mut EdgeTable, &mut QueueTable) {
+        (&mut self.engine, &mut self.edges, &mut self.queues)
+    }
+
+    /// What has gone along all edges.
+    pub(crate) fn all_edges(&self) -> Vec<EdgeTraffic> {
+        let mut traffic: Vec<EdgeTraffic> = self.engine.edges().collect();
+        traffic.extend(self.edges.traffic(&self.engine));
+        traffic
+    }
+
+    /// Goes on with edges that connect and operations that wait, and notes messages for
+    /// completion queues.
+    #[inline]
+    fn advance(&mut self) {
+        if self.edges.is_waiting() || self.queues.is_watching() {
+            self.advance_waiting();
+        }
+    }
+
+    #[cold]
+    fn advance_waiting(&mut self) {
+        let now = self.stepped_at;
+        self.edges.advance(&mut self.engine, &mut self.queues, now);
+        self.queues.note_messages(&mut self.engine);
+    }
+}
+
+impl Deref for ProcessState {
+    type Target = Engine;
+
+    #[inline]
+    fn deref(&self) -> &Engine {
+        &self.engine
+    }
+}
+
+impl DerefMut for ProcessState {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut Engine {
+        &mut self.engine
+    }
+}
+
+impl Stepper for ProcessState {
+    fn sleeper(&self) -> io::Result<Sleeper> {
+        Stepper::sleeper(&self.engine)
+    }
+
+    fn step(&mut self, now: Instant, look_everywhere: bool) -> io::Result<bool> {
+        self.stepped_at = now;
+        let came = self.engine.step(now, look_everywhere)?;
+        self.advance();
+        Ok(came)
+    }
+
+    #[inline]
+    fn poll_memory(&mut self) -> bool {
+        let came = Stepper::poll_memory(&mut self.engine);
+        if came {
+            self.advance();
+        }
+        came
+    }
+
+    #[inline]
+    fn expects_memory(&self) -> bool {
+        Stepper::expects_memory(&self.engine)
+    }
+
+    #[inline]
+    fn look(&mut self, now: Instant, calls: u32) -> io::Result<()> {
+        self.engine.look(now, calls)
+    }
+
+    #[inline]
+    fn flush_deferred(&mut self) {
+        Stepper::flush_deferred(&mut self.engine);
+    }
+
+    fn arm(&mut self) -> bool {
+        self.engine.arm()
+    }
+
+    fn disarm(&mut self) {
+        self.engine.disarm();
+    }
+
+    #[inline]
+    fn take_woken(&mut self) -> bool {
+        Stepper::take_woken(&mut self.engine)
+    }
+
+    fn next_deadline(&mut self, now: Instant) -> Option<Instant> {
+        let edges = self.edges.next_deadline();
+        self.engine
+            .next_deadline(now)
+            .into_iter()
+            .chain(edges)
+            .min()
+    }
+
+    #[inline]
+    fn ready(&mut self) -> &mut Ready {
+        Stepper::ready(&mut self.engine)
+    }
+
+    #[inline]
+    fn publish(&mut self) {
+        self.advance();
+        Stepper::publish(&mut self.engine);
+    }
+
+    fn tick(&mut self) {
+        Stepper::tick(&mut self.engine);
+    }
+
+    fn waited_long(&mut self, now: Instant) {
+        Stepper::waited_long(&mut self.engine, now);
+    }
+}

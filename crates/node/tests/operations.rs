@@ -1,0 +1,316 @@
+//! Edges, answers and completion queues through the public API.
+
+#![allow(missing_docs, reason = "tests")]
+
+use std::io::IoSlice;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use dipole_node::{
+    Address, Completion, CompletionQueue, Config, Edge, Endpoint, EndpointId, Links, Node, NodeId,
+    Operation, SendError,
+};
+use rustix::event::{PollFd, PollFlags, poll};
+use tempfile::TempDir;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+const BOTH: [Links; 2] = [Links::Shm, Links::Udp];
+
+fn node(directory: &TempDir, links: Links) -> Node {
+    let config = Config::local(NodeId(1), directory.path().join("dipole"));
+    Node::open(Config { links, ..config }).expect("a node on loopback")
+}
+
+fn endpoint(node: &Node, id: u32) -> Endpoint {
+    node.endpoint(EndpointId(id)).expect("a free endpoint")
+}
+
+fn directory() -> TempDir {
+    tempfile::tempdir().expect("a directory")
+}
+
+fn edge(endpoint: &Endpoint, to: u32) -> Edge {
+    endpoint
+        .edge(Address::new(1, to))
+        .expect("a usable endpoint")
+}
+
+fn message(endpoint: &Endpoint) -> Vec<u8> {
+    let message = endpoint.receive_timeout(PATIENCE).expect("it comes");
+    message.to_vec()
+}
+
+fn completion(queue: &CompletionQueue) -> Completion {
+    let completion = queue.wait(PATIENCE).expect("a working link");
+    completion.expect("a completion in time")
+}
+
+/// Lets the process behind an endpoint take part until `done`.
+fn serve(endpoint: &Endpoint, done: &AtomicBool) {
+    while !done.load(Ordering::Relaxed) {
+        let _nothing = endpoint.receive_timeout(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn an_edge_is_made_at_once_and_connects_when_its_target_is_opened() {
+    for links in BOTH {
+        let directory = directory();
+        let (here, there) = (node(&directory, links), node(&directory, links));
+        let from = endpoint(&here, 1);
+        let edge = edge(&from, 2);
+        assert!(matches!(
+            edge.try_send(b"early"),
+            Err(SendError::Full { .. })
+        ));
+        let to = endpoint(&there, 2);
+        std::thread::scope(|scope| {
+            scope.spawn(|| edge.send(b"hello").expect("it opens"));
+            assert_eq!(message(&to), b"hello");
+        });
+    }
+}
+
+#[test]
+fn an_edge_sends_to_its_target_alone() {
+    for links in BOTH {
+        let directory = directory();
+        let node = node(&directory, links);
+        let (from, left, right) = (endpoint(&node, 1), endpoint(&node, 2), endpoint(&node, 3));
+        let (to_left, to_right) = (edge(&from, 2), edge(&from, 3));
+        to_left.send(b"left").expect("sent");
+        to_right.send(b"right").expect("sent");
+        assert_eq!(message(&left), b"left");
+        assert_eq!(message(&right), b"right");
+        assert!(left.try_receive().expect("working").is_none());
+        assert!(right.try_receive().expect("working").is_none());
+    }
+}
+
+#[test]
+fn an_edge_to_nobody_fails_when_patience_is_over_and_says_why() {
+    let directory = directory();
+    let config = Config::local(NodeId(1), directory.path().join("dipole"));
+    let config = Config {
+        connect_timeout: Duration::from_millis(50),
+        ..config
+    };
+    let node = Node::open(config).expect("a node on loopback");
+    let from = endpoint(&node, 1);
+    let queue = node.completion_queue();
+    let edge = edge(&from, 99);
+    edge.attach(&queue);
+    edge.post(Operation::Message, &[IoSlice::new(b"lost")], 5)
+        .expect("it waits");
+    let Completion::Failed { context: 5, error } = completion(&queue) else {
+        panic!("nobody is there");
+    };
+    let text = error.to_string();
+    assert!(text.contains("was not opened by anybody"), "{text}");
+    assert!(matches!(edge.send(b"x"), Err(SendError::Unreachable(_))));
+    let target = from.target(Address::new(1, 99)).expect_err("nobody");
+    assert!(target.to_string().contains("was not opened"), "{target}");
+}
+
+#[test]
+fn what_is_posted_before_the_edge_is_open_goes_in_order_and_completes() {
+    for links in BOTH {
+        let directory = directory();
+        let (here, there) = (node(&directory, links), node(&directory, links));
+        let from = endpoint(&here, 1);
+        let queue = here.completion_queue();
+        let edge = edge(&from, 2);
+        edge.attach(&queue);
+        for number in 0..100_u64 {
+            let (head, tail) = (number.to_le_bytes(), [7; 5]);
+            let parts = [IoSlice::new(&head), IoSlice::new(&tail)];
+            edge.post(Operation::Message, &parts, number).expect("room");
+        }
+        assert!(edge.cancel(50));
+        assert!(!edge.cancel(1000));
+        let to = endpoint(&there, 2);
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for number in (0..100_u64).filter(|number| *number != 50) {
+                    let bytes = message(&to);
+                    assert_eq!(bytes[..8], number.to_le_bytes());
+                    assert_eq!(bytes[8..], [7; 5]);
+                }
+                serve(&to, &done);
+            });
+            let Completion::Failed { context: 50, error } = completion(&queue) else {
+                panic!("what was cancelled completes first");
+            };
+            assert!(matches!(error, SendError::Cancelled { .. }));
+            for number in (0..100).filter(|number| *number != 50) {
+                let done = completion(&queue);
+                let Completion::Sent { context } = done else {
+                    panic!("{done:?}");
+                };
+                assert_eq!(context, number);
+            }
+            edge.flush(PATIENCE).expect("acknowledged");
+            done.store(true, Ordering::Relaxed);
+        });
+    }
+}
+
+#[test]
+fn one_descriptor_tells_of_all_that_is_attached_to_a_queue() {
+    for links in BOTH {
+        let directory = directory();
+        let (here, there) = (node(&directory, links), node(&directory, links));
+        let inboxes = [endpoint(&here, 10), endpoint(&here, 11)];
+        let queue = here.completion_queue();
+        let descriptor = queue.export().expect("a descriptor");
+        for inbox in &inboxes {
+            inbox.attach(&queue);
+        }
+        let from = endpoint(&there, 1);
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for to in [10, 11, 11, 10] {
+                    edge(&from, to)
+                        .send(&[u8::try_from(to).expect("small")])
+                        .expect("sent");
+                }
+                serve(&from, &done);
+            });
+            let mut counts = [0; 2];
+            while counts != [2, 2] {
+                let mut polled = [PollFd::from_borrowed_fd(descriptor.as_fd(), PollFlags::IN)];
+                poll(&mut polled, None).expect("it becomes readable");
+                while let Some(entry) = queue.poll().expect("a working link") {
+                    let Completion::Received { endpoint, message } = entry else {
+                        panic!("{entry:?}");
+                    };
+                    assert_eq!(u32::from(message[0]), endpoint.0);
+                    counts[endpoint.0 as usize - 10] += 1;
+                }
+            }
+            done.store(true, Ordering::Relaxed);
+        });
+    }
+}
+
+#[test]
+fn a_server_answers_a_thousand_clients_though_some_are_gone_before_their_answer() {
+    const NODES: u32 = 10;
+    const EACH: u32 = 100;
+    for links in BOTH {
+        let directory = directory();
+        let host = node(&directory, links);
+        let server = endpoint(&host, 1);
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let serving = scope.spawn(|| {
+                let mut slowest = Duration::ZERO;
+                while !done.load(Ordering::Relaxed) {
+                    let Ok(message) = server.receive_timeout(Duration::from_millis(5)) else {
+                        continue;
+                    };
+                    let begun = Instant::now();
+                    match server.reply(&message, &message) {
+                        Ok(()) | Err(SendError::PeerGone { .. } | SendError::Refused { .. }) => {}
+                        Err(error) => panic!("{error}"),
+                    }
+                    slowest = slowest.max(begun.elapsed());
+                }
+                slowest
+            });
+            for batch in 0..NODES {
+                let clients = node(&directory, links);
+                let dies = |number: u32| number.is_multiple_of(3);
+                let mut left = Vec::new();
+                for number in 0..EACH {
+                    let client = endpoint(&clients, 100 + batch * EACH + number);
+                    let edge = edge(&client, 1);
+                    edge.send(&number.to_le_bytes()).expect("the server reads");
+                    if dies(number) {
+                        // It does not stay for its answer.
+                        edge.flush(PATIENCE).expect("acknowledged");
+                        drop((edge, client));
+                    } else {
+                        left.push((number, client, edge));
+                    }
+                }
+                for (number, client, _edge) in &left {
+                    assert_eq!(message(client), number.to_le_bytes());
+                }
+            }
+            done.store(true, Ordering::Relaxed);
+            let slowest = serving.join().expect("no panic");
+            // Nobody looks for those who are gone: that took half a minute each.
+            assert!(slowest < Duration::from_secs(10), "{slowest:?}");
+        });
+    }
+}
+
+#[test]
+fn send_to_finds_its_target_and_keeps_the_edge() {
+    for links in BOTH {
+        let directory = directory();
+        let (here, there) = (node(&directory, links), node(&directory, links));
+        let from = endpoint(&here, 1);
+        let to = endpoint(&there, 2);
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let reading = scope.spawn(|| {
+                for number in 0..100_u32 {
+                    assert_eq!(message(&to), number.to_le_bytes());
+                }
+                serve(&to, &done);
+            });
+            for number in 0..100_u32 {
+                let bytes = number.to_le_bytes();
+                from.send_to(Address::new(1, 2), &bytes).expect("it reads");
+            }
+            edge(&from, 2).flush(PATIENCE).expect("acknowledged");
+            done.store(true, Ordering::Relaxed);
+            reading.join().expect("no panic");
+        });
+    }
+}
+
+#[test]
+fn a_time_out_bounds_a_send_of_any_length_to_a_process_that_does_not_run() {
+    for links in BOTH {
+        let directory = directory();
+        let (here, there) = (node(&directory, links), node(&directory, links));
+        let (from, to) = (endpoint(&here, 1), endpoint(&there, 2));
+        let edge = edge(&from, 2);
+        std::thread::scope(|scope| {
+            scope.spawn(|| edge.send(b"hello").expect("it runs still"));
+            assert_eq!(message(&to), b"hello");
+        });
+        // From here on nobody steps the other node.
+        for length in [64, 20_000, 1 << 20] {
+            let payload = vec![1; length];
+            let begun = Instant::now();
+            let sent = edge.send_timeout(&payload, Duration::from_millis(100));
+            assert!(
+                matches!(sent, Ok(()) | Err(SendError::TimedOut { .. })),
+                "{length} bytes: {sent:?}"
+            );
+            let took = begun.elapsed();
+            assert!(took < Duration::from_secs(5), "{length} bytes: {took:?}");
+        }
+    }
+}
+
+#[test]
+fn ephemeral_endpoints_have_numbers_of_their_own() {
+    let directory = directory();
+    let node = node(&directory, Links::Shm);
+    let endpoints: Vec<Endpoint> = (0..20)
+        .map(|_| node.endpoint(EndpointId::ANY).expect("a free number"))
+        .collect();
+    let mut numbers: Vec<u32> = endpoints.iter().map(|it| it.address().endpoint.0).collect();
+    assert!(numbers.iter().all(|id| EndpointId::EPHEMERAL.contains(id)));
+    numbers.sort_unstable();
+    numbers.dedup();
+    assert_eq!(numbers.len(), 20);
+}
