@@ -181,7 +181,11 @@ impl Endpoint {
         let edge = self.edge(to).map_err(|error| target_error(error, to))?;
         // It fails by itself when `connect_timeout` is over.
         let opened = self.inner.wait_target(edge.id(), to, Until::Forever);
-        opened.map_err(|error| target_error(error, to))?;
+        if let Err(error) = opened {
+            // The error is its own once the edge is gone.
+            drop(edge);
+            return Err(target_error(error, to));
+        }
         let taken = self.inner.driver.with_last(|state, _| {
             let (_, edges, _) = state.parts();
             edges.take_open(edge.id())

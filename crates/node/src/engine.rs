@@ -391,6 +391,13 @@ impl Engine {
             memory.say_goodbye();
         }
         let peers: Vec<PeerId> = self.core.machine.peers().collect();
+        // So that a sender knows what has arrived when it learns that nobody is left.
+        for peer in &peers {
+            self.core.machine.acknowledge(*peer);
+        }
+        if let Err(cause) = self.transmit(self.stepped_at) {
+            tracing::warn!("the last acknowledgements were not sent: {cause}");
+        }
         for peer in peers {
             self.core.machine.disconnect(peer);
         }

@@ -302,6 +302,52 @@ fn a_time_out_bounds_a_send_of_any_length_to_a_process_that_does_not_run() {
 }
 
 #[test]
+fn what_was_acknowledged_before_its_receiver_ended_counts_as_delivered() {
+    for links in BOTH {
+        let directory = directory();
+        let (here, there) = (node(&directory, links), node(&directory, links));
+        let (from, to) = (endpoint(&here, 1), endpoint(&there, 2));
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                assert_eq!(message(&to), b"last");
+                drop(to);
+                there.close(PATIENCE).expect("it owes nothing");
+            });
+            from.target(Address::new(1, 2)).expect("it exists");
+            from.send(b"last").expect("sent");
+        });
+        // By now the process is gone, and was before anybody asked.
+        while here.departed().is_empty() {
+            let _nothing = from.receive_timeout(Duration::from_millis(1));
+        }
+        let drained = from.drain(PATIENCE);
+        assert!(drained.is_ok(), "{links:?}: {drained:?}");
+    }
+}
+
+#[test]
+fn what_its_receiver_did_not_take_before_it_ended_does_not() {
+    for links in BOTH {
+        let directory = directory();
+        let (here, there) = (node(&directory, links), node(&directory, links));
+        let (from, to) = (endpoint(&here, 1), endpoint(&there, 2));
+        let edge = edge(&from, 2);
+        std::thread::scope(|scope| {
+            scope.spawn(|| edge.send(b"first").expect("it runs"));
+            assert_eq!(message(&to), b"first");
+        });
+        // Nobody looks at it there before the end.
+        while edge
+            .send_timeout(&[1; 4096], Duration::from_millis(20))
+            .is_ok()
+        {}
+        drop((to, there));
+        let lost = edge.flush(PATIENCE);
+        assert!(matches!(lost, Err(SendError::PeerGone { .. })), "{lost:?}");
+    }
+}
+
+#[test]
 fn ephemeral_endpoints_have_numbers_of_their_own() {
     let directory = directory();
     let node = node(&directory, Links::Shm);

@@ -184,6 +184,8 @@ pub enum Event {
         peer: PeerId,
         /// Why.
         reason: GoneReason,
+        /// It had acknowledged everything.
+        acknowledged: bool,
     },
     /// The slot's unit has arrived, or never will: the frame is the caller's again.
     Released {

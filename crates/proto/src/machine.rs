@@ -179,6 +179,14 @@ impl Machine {
         self.remove(peer, GoneReason::Closed);
     }
 
+    /// Acknowledges with the next packet all that a peer has sent and was not told of.
+    pub fn acknowledge(&mut self, peer: PeerId) {
+        if let Some(session) = self.session_mut(peer) {
+            session.acknowledge_now();
+            self.attend(peer);
+        }
+    }
+
     /// Peers that exist, open or opening.
     pub fn peers(&self) -> impl Iterator<Item = PeerId> + '_ {
         self.peers.ids()
@@ -752,6 +760,7 @@ impl Machine {
     }
 
     fn remove(&mut self, peer: PeerId, reason: GoneReason) {
+        let acknowledged = self.is_acknowledged(peer);
         match self.peers.remove(peer) {
             Some(Peer::Session(session)) => {
                 let index = session_index(peer);
@@ -771,7 +780,11 @@ impl Machine {
             Some(Peer::Pipe(pipe)) => pipe.end(&mut self.shared),
             None => return,
         }
-        self.shared.event(Event::Gone { peer, reason });
+        self.shared.event(Event::Gone {
+            peer,
+            reason,
+            acknowledged,
+        });
     }
 
     /// All places are taken: true if idle peers are asked whether they live, so that there may

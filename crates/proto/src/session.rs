@@ -491,6 +491,11 @@ impl Session {
         self.window.is_empty()
     }
 
+    /// What has arrived and was not told of is, with the next packet.
+    pub(crate) fn acknowledge_now(&mut self) {
+        self.debt.now |= self.debt.packets > 0;
+    }
+
     /// The smoothed round trip, if one was measured.
     pub(crate) fn round_trip_ns(&self) -> Option<u64> {
         self.trip.smoothed_ns()

@@ -106,7 +106,12 @@ impl Hub {
             tracing::warn!("a process of this node is cut off, it gave {what}");
         }
         if told {
-            events.push(ShmEvent::Closed { conn: id, why });
+            let all_read = self.is_read(id);
+            events.push(ShmEvent::Closed {
+                conn: id,
+                why,
+                all_read,
+            });
         }
         self.close(id);
     }

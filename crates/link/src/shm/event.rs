@@ -45,6 +45,8 @@ pub enum ShmEvent {
         conn: ConnId,
         /// Why.
         why: Closing,
+        /// The peer had taken everything that was pushed.
+        all_read: bool,
     },
 }
 

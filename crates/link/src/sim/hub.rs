@@ -730,7 +730,12 @@ impl SimHub {
                 true => Closing::Full,
                 false => Closing::HungUp,
             };
-            events.push(ShmEvent::Closed { conn, why });
+            let all_read = state.end(side.other()).ring.records.is_empty();
+            events.push(ShmEvent::Closed {
+                conn,
+                why,
+                all_read,
+            });
             state.close(side);
         }
     }

@@ -107,7 +107,7 @@ impl Side {
                     self.open.push(conn);
                     self.opened.push_back((conn, facts));
                 }
-                ShmEvent::Closed { conn, why } => {
+                ShmEvent::Closed { conn, why, .. } => {
                     self.open.retain(|open| *open != conn);
                     self.closed.push_back((conn, why));
                 }

@@ -224,6 +224,8 @@ impl Inner {
         let (peer, keys) = (target.edge.peer, wait_keys(target.edge));
         let waited = self.driver.wait(until, &keys, &what, |engine, _| {
             match engine.is_open(peer) {
+                // It may have taken everything and ended in order.
+                Err(_) if engine.left_acknowledged(peer) => Some(Ok(())),
                 Err(blocked) => Some(Err(send_error(blocked, target, 0))),
                 Ok(_) => engine.is_peer_acknowledged(peer).then_some(Ok(())),
             }

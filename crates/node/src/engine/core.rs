@@ -124,7 +124,11 @@ impl Core {
                 );
             }
             Event::Paths { peer, change } => self.peers.path_changed(peer, change),
-            Event::Gone { peer, reason } => self.on_gone(peer, GoneReason::from(reason)),
+            Event::Gone {
+                peer,
+                reason,
+                acknowledged,
+            } => self.on_gone(peer, GoneReason::from(reason), acknowledged),
             Event::Credit { edge }
             | Event::Refused { edge, .. }
             | Event::EdgeForgotten { edge } => {
@@ -160,10 +164,14 @@ impl Core {
         }
     }
 
-    fn on_gone(&mut self, peer: PeerId, reason: GoneReason) {
+    fn on_gone(&mut self, peer: PeerId, reason: GoneReason, acknowledged: bool) {
+        let packed = !self.packer.is_filling(peer) && !self.packer.has_long(peer);
         self.packer.forget(peer);
         self.dispatch.forget_peer(peer);
         self.peers.left(peer, reason);
+        if !(acknowledged && packed) {
+            self.peers.set_unacknowledged(peer);
+        }
         self.ready.notify(WaitKey::Peer(peer));
         self.ready.notify(WaitKey::AnyPeer);
     }

@@ -12,6 +12,8 @@ struct PeerState {
     node: u32,
     incarnation: u64,
     gone: Option<GoneReason>,
+    /// It is gone and had not acknowledged everything.
+    unacknowledged: bool,
 }
 
 /// See the module.
@@ -44,6 +46,7 @@ impl Peers {
             node: 0,
             incarnation: 0,
             gone: None,
+            unacknowledged: false,
         })
     }
 
@@ -71,6 +74,16 @@ impl Peers {
             reason,
         };
         self.departures.push(departure);
+    }
+
+    /// A peer that is gone had not acknowledged everything.
+    pub(super) fn set_unacknowledged(&mut self, id: PeerId) {
+        self.enter(id).unacknowledged = true;
+    }
+
+    /// True if a peer is gone and had acknowledged everything before.
+    pub(super) fn left_acknowledged(&self, id: PeerId) -> bool {
+        (self.get(id)).is_some_and(|state| state.gone.is_some() && !state.unacknowledged)
     }
 
     /// The node that a peer said it is on.

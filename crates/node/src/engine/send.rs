@@ -513,6 +513,11 @@ impl Engine {
         }
     }
 
+    /// True if a peer is gone and had everything before.
+    pub(crate) fn left_acknowledged(&self, peer: PeerId) -> bool {
+        self.core.peers.left_acknowledged(peer)
+    }
+
     /// True if every process has everything.
     #[must_use]
     pub fn is_acknowledged(&mut self) -> bool {

@@ -429,7 +429,11 @@ impl SharedMemory {
         for event in events.drain(..) {
             match event {
                 ShmEvent::Opened { conn, facts } => self.opened(conn, &facts.greeting, core),
-                ShmEvent::Closed { conn, why } => {
+                ShmEvent::Closed {
+                    conn,
+                    why,
+                    all_read,
+                } => {
                     let found = self.find(conn);
                     let said_bye = found.is_some_and(|found| found.said_bye);
                     let was_open = found.is_some_and(|it| matches!(it.state, State::Open(_)));
@@ -442,7 +446,7 @@ impl SharedMemory {
                         Closing::Broke { .. } => GoneReason::Misbehaved,
                     };
                     self.died |= reason == GoneReason::Died;
-                    self.end(conn, reason, core);
+                    self.end_after(conn, reason, all_read, core);
                 }
             }
         }
@@ -509,6 +513,12 @@ impl SharedMemory {
 
     /// A connection has ended; what was held for it is given back.
     fn end(&mut self, id: ConnId, reason: GoneReason, core: &mut Core) {
+        let all_read = self.hub.is_read(id);
+        self.end_after(id, reason, all_read, core);
+    }
+
+    /// Ends a connection whose peer had taken all that was pushed, or not.
+    fn end_after(&mut self, id: ConnId, reason: GoneReason, all_read: bool, core: &mut Core) {
         let Some(found) = find_mut(&mut self.connections, id) else {
             return;
         };
@@ -527,6 +537,9 @@ impl SharedMemory {
             self.offers.forget(peer);
             core.machine.close_pipe(peer, reason);
             core.handle_events(&[][..]);
+            if !all_read {
+                core.peers.set_unacknowledged(peer);
+            }
         }
         core.ready.notify(WaitKey::AnyPeer);
     }

@@ -259,7 +259,7 @@ impl Host {
                     self.open = true;
                     self.peer = Some(peer);
                 }
-                Event::Gone { peer, reason } => self.on_gone(peer, reason)?,
+                Event::Gone { peer, reason, .. } => self.on_gone(peer, reason)?,
                 Event::Quiet { .. } => return Err("silence is not modelled".into()),
                 Event::Paths { .. } => {}
                 Event::Released { slot } => {

@@ -424,7 +424,7 @@ impl Host {
         while let Some(event) = self.machine.poll_event() {
             match event {
                 Event::Connected { peer, .. } => self.connected.push(peer),
-                Event::Gone { peer, reason } => self.gone.push((peer, reason)),
+                Event::Gone { peer, reason, .. } => self.gone.push((peer, reason)),
                 Event::Quiet { peer } => self.quiet.push(peer),
                 Event::TooManyPeers { from } => self.turned_away.push(from),
                 Event::Paths { change, .. } => self.changes.push(change),
