@@ -41,11 +41,11 @@ int main(void)
     CHECK(dp_drain(from, -1) == 0);
 
     /* The largest numbers need the calls that have them unsigned. */
-    struct dp_address last = { 1, UINT32_MAX };
+    struct dp_address last = { 1, UINT32_MAX - 1 };
     int far = dp_open_with(last.dpid, NULL);
     CHECK(far >= 0);
     struct dp_address own;
-    CHECK(dp_own_address(far, &own) == 0 && own.nid == 1 && own.dpid == UINT32_MAX);
+    CHECK(dp_own_address(far, &own) == 0 && own.nid == 1 && own.dpid == UINT32_MAX - 1);
     CHECK(dp_untarget(from, 1, 10) == 0 && dp_untarget(from, 1, 12) == 0);
     CHECK(dp_add_target(from, last) == 0);
     CHECK(dp_send(from, "far", 3, DP_UNRELIABLE, 0) == 3);

@@ -1,20 +1,24 @@
 //! The control thread: what touches files or waits, done outside the engine's lock.
 //!
 //! The engine and the handles of a node post commands, which never blocks; the thread
-//! takes them in order. It knows the registry and nothing of packets. Commands wait in
+//! takes them in order. It knows the registry and other nodes' directories, and nothing of packets. Commands wait in
 //! an unbounded queue, but each kind is posted a bounded number of times: a few a
 //! second, or once per endpoint or process.
 
 use std::io;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
+use dipole_proto::PeerId;
 use rustc_hash::FxHashMap;
 
-use crate::address::EndpointId;
+use crate::address::{EndpointId, NodeId};
 use crate::driver::Driver;
 use crate::endpoint::EndpointOwner;
+use crate::hosts::Hosts;
+use crate::liveness::LivenessProber;
 use crate::process::ProcessState;
 use crate::registry::{EdgeStatsFile, Registry};
 
@@ -25,6 +29,15 @@ pub(crate) enum Command {
     ShowEdges,
     /// Remove the files of processes that died.
     Sweep,
+    /// A peer is silent: ask its node whether it lives.
+    Suspect {
+        /// The peer.
+        peer: PeerId,
+        /// Its node.
+        node: NodeId,
+        /// Its incarnation.
+        incarnation: u64,
+    },
     /// This endpoint may be ended by the last copy of its descriptor being closed.
     Exported(Weak<EndpointOwner>),
     /// The last copy of its descriptor was closed.
@@ -56,6 +69,7 @@ impl Control {
     /// Starts the thread.
     pub(crate) fn start(
         registry: &Registry,
+        hosts: &Hosts,
         incarnation: u64,
         driver: &Arc<Driver<ProcessState>>,
     ) -> io::Result<Control> {
@@ -63,7 +77,8 @@ impl Control {
         let sender = Commands(sender);
         let server = Server {
             registry: registry.clone(),
-            board: Some(EdgeStatsFile::new(registry, incarnation)),
+            prober: LivenessProber::new(registry.clone(), hosts.clone()),
+            statistics: Some(EdgeStatsFile::new(registry, incarnation)),
             exported: FxHashMap::default(),
             driver: Arc::clone(driver),
         };
@@ -97,47 +112,82 @@ impl Control {
 /// What the thread owns.
 struct Server {
     registry: Registry,
+    prober: LivenessProber<PeerId>,
     /// None once it could not be written.
-    board: Option<EdgeStatsFile>,
+    statistics: Option<EdgeStatsFile>,
     exported: FxHashMap<EndpointId, Weak<EndpointOwner>>,
     driver: Arc<Driver<ProcessState>>,
 }
 
 impl Server {
     fn run(mut self, commands: &Receiver<Command>) {
-        while let Ok(command) = commands.recv() {
+        loop {
+            let command = match self.prober.next_deadline_ns() {
+                None => commands.recv().map_err(RecvTimeoutError::from),
+                Some(at_ns) => {
+                    let left_ns = at_ns.saturating_sub(self.driver.now().0);
+                    commands.recv_timeout(Duration::from_nanos(left_ns))
+                }
+            };
             match command {
-                Command::ShowEdges => self.show_edges(),
-                Command::Sweep => {
-                    if let Err(cause) = self.registry.sweep() {
-                        tracing::warn!("the files of a process that died are left: {cause}");
-                    }
+                Ok(Command::Stop) | Err(RecvTimeoutError::Disconnected) => return,
+                Ok(command) => self.obey(command),
+                Err(RecvTimeoutError::Timeout) => {
+                    let driver = &self.driver;
+                    let now_ns = driver.now().0;
+                    self.prober.poll(now_ns, |peer, verdict| {
+                        driver.with(|state, now| state.judge(now, peer, verdict));
+                    });
                 }
-                Command::Exported(owner) => {
-                    if let Some(id) = owner.upgrade().map(|owner| owner.id) {
-                        self.exported.retain(|_, known| known.strong_count() > 0);
-                        self.exported.insert(id, owner);
-                    }
-                }
-                Command::EndEndpoint(id) => {
-                    let owner = self.exported.remove(&id);
-                    if let Some(owner) = owner.and_then(|owner| owner.upgrade()) {
-                        owner.end();
-                    }
-                }
-                Command::Stop => return,
             }
         }
     }
 
+    fn obey(&mut self, command: Command) {
+        match command {
+            Command::ShowEdges => self.show_edges(),
+            Command::Sweep => {
+                if let Err(cause) = self.registry.sweep() {
+                    tracing::warn!("the files of a process that died are left: {cause}");
+                }
+            }
+            Command::Exported(owner) => {
+                if let Some(id) = owner.upgrade().map(|owner| owner.id) {
+                    self.exported.retain(|_, known| known.strong_count() > 0);
+                    self.exported.insert(id, owner);
+                }
+            }
+            Command::EndEndpoint(id) => {
+                let owner = self.exported.remove(&id);
+                if let Some(owner) = owner.and_then(|owner| owner.upgrade()) {
+                    owner.end();
+                }
+            }
+            Command::Suspect {
+                peer,
+                node,
+                incarnation,
+            } => {
+                let now_ns = self.driver.now().0;
+                let known = self.prober.suspect(peer, node, incarnation, now_ns);
+                if let Some(verdict) = known {
+                    self.driver
+                        .with(|state, now| state.judge(now, peer, verdict));
+                }
+            }
+            // The loop's own.
+            Command::Stop => {}
+        }
+    }
+
     fn show_edges(&mut self) {
-        let Some(board) = self.board.as_mut().filter(|board| board.is_watched()) else {
+        let Some(file) = self.statistics.as_mut().filter(|file| file.is_watched()) else {
             return;
         };
         let edges: Vec<_> = self.driver.with_last(|state, _| state.all_edges());
-        if let Err(cause) = board.write(edges.into_iter()) {
+        if let Err(cause) = file.write(edges.into_iter()) {
             tracing::warn!("edges are not shown to who watches: {cause}");
-            self.board = None;
+            self.statistics = None;
         }
     }
 }

@@ -36,7 +36,6 @@ use crate::driver::{Ready, WaitKey};
 use crate::frames::FramePool;
 use crate::key::ClusterKey;
 use crate::links::AnyLink;
-use crate::liveness::LivenessProber;
 use crate::net::to_wire;
 use core::Core;
 pub use departures::{Departure, MAX_DEPARTURES};
@@ -105,8 +104,6 @@ pub struct Engine {
     kept: Vec<send::Kept>,
     /// Descriptors of endpoints.
     exports: Option<Exports>,
-    /// Asks about silent peers.
-    liveness: Option<LivenessProber<PeerId>>,
     /// What is to be done outside the lock goes there.
     control: Option<Commands>,
     steps: u32,
@@ -149,7 +146,6 @@ impl Engine {
             memory: None,
             kept: Vec::new(),
             exports: None,
-            liveness: None,
             control: None,
             steps: 0,
             came_by_memory: false,
@@ -275,7 +271,7 @@ impl Engine {
         if self.core.machine.has_event() {
             self.core.handle_events(&[][..]);
         }
-        self.poll_liveness(now);
+        self.report_suspects();
         self.push_records();
         if !self.kept.is_empty() {
             self.continue_kept();
@@ -306,12 +302,9 @@ impl Engine {
     /// When [`step`](Self::step) has something to do though nothing arrived.
     #[must_use]
     pub fn next_deadline(&mut self, now: Instant) -> Option<Instant> {
-        let liveness = self.liveness.as_ref();
-        let liveness = liveness.and_then(LivenessProber::next_deadline_ns);
         [
             self.core.machine.next_deadline(),
             self.packets.next_deadline(now),
-            liveness.map(Instant),
         ]
         .into_iter()
         .flatten()

@@ -19,7 +19,6 @@ use crate::error::{CloseError, OpenError};
 use crate::inner::Inner;
 use crate::limits::{LIMITS_FILE, UserLimits};
 use crate::links::{AnyLink, open_link};
-use crate::liveness::LivenessProber;
 use crate::process::ProcessState;
 use crate::progress::ProgressThread;
 use crate::registry::{ClaimError, Directory, Ports, Registry, RegistryError};
@@ -72,7 +71,6 @@ impl Node {
             share_memory(&mut engine, &config, &registry, incarnation)?;
         }
         engine.allow_exports().map_err(OpenError::Sleep)?;
-        engine.set_liveness(LivenessProber::new(registry.clone(), config.hosts.clone()));
         let edges = EdgeTable::new(Connector::new(Policy::new(&config, &registry)));
         let state = ProcessState::new(engine, edges);
         let driver = Driver::new(state, clock, config.spin).map_err(OpenError::Sleep)?;
@@ -94,7 +92,8 @@ impl Node {
             }
             _ => None,
         };
-        let control = Control::start(&registry, incarnation, &driver).map_err(OpenError::Sleep)?;
+        let control = Control::start(&registry, &config.hosts, incarnation, &driver)
+            .map_err(OpenError::Sleep)?;
         let fork = ForkMark::new().map_err(OpenError::Sleep)?;
         Ok(Node {
             inner: Arc::new(Inner {
@@ -174,7 +173,10 @@ impl Node {
         self.inner.driver.with(|engine, _| Stats {
             traffic: engine.traffic(),
             protocol: *engine.machine().stats(),
-            peers: engine.machine().peers().count(),
+            peers: {
+                let peers = engine.machine().peers();
+                peers.filter(|peer| !engine.shares_memory(*peer)).count()
+            },
             pool_used_bytes: engine.holdings().pool_bytes,
             local: engine.memory_stats(),
             local_peers: engine.memory_peers(),
