@@ -195,6 +195,45 @@ fn an_edge_by_shared_memory_begins_again_and_again_in_order() {
     an_edge_begins_again(Carrier::Memory);
 }
 
+/// A sender that begins its edge anew for every message gets no credit beyond an edge's window.
+fn lives_of_an_edge_share_its_window(carrier: Carrier) {
+    let mut pair = Pair::new(carrier);
+    pair.engines[1].open_endpoint(7);
+    let window = ProtocolConfig::default().edge_window_bytes;
+    let payload = [5; 1000];
+    let mut sent = 0_u64;
+    'lives: while sent < 4 * window / 1000 {
+        let edge = pair.edge(1, 7);
+        let mut turns = 0;
+        while pair.engines[0]
+            .send_whole(pair.now, edge, &payload, false)
+            .is_err()
+        {
+            pair.settle(1);
+            turns += 1;
+            if turns == 1000 {
+                break 'lives;
+            }
+        }
+        sent += 1;
+        pair.engines[0].close_edge(edge);
+        pair.settle(1);
+    }
+    let held = pair.engines[1].holdings().pool_bytes;
+    assert!(held > window / 2, "{held} bytes: it was stopped early");
+    assert!(held <= window + (64 << 10), "{held} bytes lie unread");
+}
+
+#[test]
+fn lives_of_an_edge_by_packets_share_its_window() {
+    lives_of_an_edge_share_its_window(Carrier::Packets);
+}
+
+#[test]
+fn lives_of_an_edge_by_shared_memory_share_its_window() {
+    lives_of_an_edge_share_its_window(Carrier::Memory);
+}
+
 /// Long messages to an endpoint that is never read must not keep others from theirs.
 fn a_stuck_endpoint_holds_up_nobody(links: Links) {
     const LONG: usize = 1 << 20;

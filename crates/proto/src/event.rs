@@ -4,7 +4,7 @@ use core::fmt;
 use core::ops::Range;
 
 use crate::send::Slot;
-use crate::wire::{Address, RefusedReason, ResetReason};
+use crate::wire::{Address, EdgeKey, RefusedReason, ResetReason};
 
 /// A remote process that a session leads to, or led to. It is the connection id
 /// that the peer's packets carry; ids of ended sessions are not used again soon.
@@ -233,10 +233,8 @@ pub enum Event {
     Unreliable {
         /// From whom.
         peer: PeerId,
-        /// Sending endpoint.
-        source: u32,
-        /// Receiving endpoint.
-        target: u32,
+        /// On which edge.
+        key: EdgeKey,
         /// Which unreliable message; a new number discards an unfinished one.
         sequence: u32,
         /// Where the piece belongs.

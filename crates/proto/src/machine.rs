@@ -426,11 +426,14 @@ impl Machine {
     }
 
     /// Begins an unreliable message: its edge's key and its number.
-    #[must_use]
-    pub fn begin_unreliable(&mut self, edge: EdgeId) -> Option<(EdgeKey, u32)> {
-        let begun = match self.peers.get_mut(edge.peer)? {
-            Peer::Session(session) => session.channel.begin_unreliable(edge),
-            Peer::Pipe(pipe) => pipe.begin_unreliable(edge),
+    ///
+    /// # Errors
+    /// [`BeginError`]; `NoCredit` while an earlier life of the edge ends.
+    pub fn begin_unreliable(&mut self, edge: EdgeId) -> Result<(EdgeKey, u32), BeginError> {
+        let begun = match self.peers.get_mut(edge.peer) {
+            Some(Peer::Session(session)) => session.channel.begin_unreliable(edge),
+            Some(Peer::Pipe(pipe)) => pipe.begin_unreliable(edge),
+            None => Err(BeginError::Gone),
         };
         self.wake_pipe(edge.peer);
         begun

@@ -105,12 +105,13 @@ impl Pipe {
     }
 
     /// Begins a message that may be dropped.
-    pub(crate) fn begin_unreliable(&mut self, edge: EdgeId) -> Option<(EdgeKey, u32)> {
-        if !self.channel.is_introduced(edge)? {
+    pub(crate) fn begin_unreliable(&mut self, edge: EdgeId) -> Result<(EdgeKey, u32), BeginError> {
+        let begun = self.channel.begin_unreliable(edge)?;
+        if self.channel.is_introduced(edge) == Some(false) {
             self.channel.set_introduced(edge);
             self.introduce(edge);
         }
-        self.channel.begin_unreliable(edge)
+        Ok(begun)
     }
 
     /// Tells the peer the number of an edge.
@@ -426,8 +427,7 @@ impl Pipe {
         }
         shared.event(Event::Unreliable {
             peer,
-            source: key.source,
-            target: key.target,
+            key,
             sequence,
             offset: 0,
             total: length as u64,

@@ -55,6 +55,8 @@ pub(crate) struct Endpoint {
     pub(crate) oversize: Option<Oversize>,
     /// Edges waiting for that.
     pub(crate) waiting: VecDeque<EdgeId>,
+    /// Bytes of messages that wait to be read though their edges are forgotten.
+    pub(crate) ended_unread: u64,
 }
 
 /// See the module.

@@ -93,17 +93,22 @@ impl Core {
             }
             Event::Unreliable {
                 peer,
-                source: from,
-                target,
+                key,
                 sequence,
                 offset,
                 total,
                 bytes,
             } => {
-                let arrival = self.arrival(peer, from, target, Charge::None);
+                let arrival = self.arrival(peer, key.source, key.target, Charge::None);
                 let (place, ready) = ((offset, total), &mut self.ready);
-                self.dispatch
-                    .unreliable((peer, &arrival), sequence, place, bytes, source, ready);
+                self.dispatch.unreliable(
+                    (peer, key),
+                    &arrival,
+                    (sequence, place),
+                    bytes,
+                    source,
+                    ready,
+                );
             }
             Event::Connected {
                 peer,

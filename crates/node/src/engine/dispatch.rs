@@ -3,12 +3,13 @@
 //! A whole message is copied once, into its endpoint's token buffer pool; one that comes in
 //! pieces is put together in a buffer of its own, which then becomes the token.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
 use dipole_link::shm::Payload;
+use dipole_proto::wire::EdgeKey;
 use dipole_proto::{EdgeId, PeerId};
-use rustc_hash::FxHashMap;
 
 use super::endpoints::{EndpointState, EndpointTable};
 use crate::address::Address;
@@ -17,6 +18,8 @@ use crate::inbox::{Buffer, Buffers, Charge};
 
 /// Unreliable messages that one endpoint holds at most.
 const UNRELIABLE_LIMIT: usize = 4096;
+/// Unreliable messages of which pieces are kept; the oldest makes room.
+const UNFINISHED_LIMIT: usize = 64;
 
 /// The bytes that an event refers to.
 pub(super) trait Source {
@@ -61,6 +64,8 @@ struct Assembly {
 /// An unreliable message of which pieces have arrived.
 #[derive(Debug)]
 struct UnreliableAssembly {
+    peer: PeerId,
+    key: EdgeKey,
     sequence: u32,
     got: u64,
     buffer: Buffer,
@@ -73,7 +78,8 @@ pub(super) struct Dispatch {
     assemblies: Vec<Assembly>,
     /// The assembly that got the last piece: the next is nearly always for it too.
     last: usize,
-    unreliable: FxHashMap<(PeerId, u32, u32), UnreliableAssembly>,
+    /// The one begun last at the end.
+    unreliable: VecDeque<UnreliableAssembly>,
     buffers: Arc<Buffers>,
     /// Exported endpoints that got a message since descriptors were last made ready.
     pub(super) newly_ready: Vec<u32>,
@@ -91,9 +97,9 @@ impl Dispatch {
         self.unreliable_dropped
     }
 
-    /// Messages of which pieces have arrived.
+    /// Reliable messages of which pieces have arrived.
     pub(super) fn unfinished(&self) -> usize {
-        self.assemblies.len() + self.unreliable.len()
+        self.assemblies.len()
     }
 
     /// Puts a message that `fill` writes into its inbox; false if there is none.
@@ -178,9 +184,9 @@ impl Dispatch {
     /// A piece of an unreliable message. A new number discards an unfinished one.
     pub(super) fn unreliable(
         &mut self,
-        (peer, arrival): (PeerId, &Arrival),
-        sequence: u32,
-        (offset, total): (u64, u64),
+        (peer, key): (PeerId, EdgeKey),
+        arrival: &Arrival,
+        (sequence, (offset, total)): (u32, (u64, u64)),
         bytes: Range<usize>,
         source: &(impl Source + ?Sized),
         ready: &mut Ready,
@@ -198,10 +204,13 @@ impl Dispatch {
             });
             return;
         }
-        let key = (peer, arrival.source.endpoint.0, arrival.target);
-        let current = self.unreliable.remove(&key);
+        let mut known = self.unreliable.iter();
+        let known = known.position(|known| known.peer == peer && known.key == key);
+        let current = known.and_then(|index| self.unreliable.remove(index));
         let current = current.filter(|current| current.sequence == sequence);
         let mut current = current.unwrap_or_else(|| UnreliableAssembly {
+            peer,
+            key,
             sequence,
             got: 0,
             buffer: self.buffers.take(length(total)),
@@ -213,22 +222,26 @@ impl Dispatch {
         }
         if current.got == total {
             self.deliver_buffer(arrival, current.buffer, ready);
-        } else {
-            self.unreliable.insert(key, current);
+            return;
         }
+        if self.unreliable.len() >= UNFINISHED_LIMIT {
+            self.unreliable.pop_front();
+        }
+        self.unreliable.push_back(current);
     }
 
     /// An endpoint was closed: what has come for it in part is dropped.
     pub(super) fn forget_target(&mut self, target: u32) {
         self.assemblies.retain(|assembly| assembly.target != target);
-        self.unreliable.retain(|(_, _, to), _| *to != target);
+        self.unreliable
+            .retain(|unreliable| unreliable.key.target != target);
     }
 
     /// A peer is gone: what has come from it in part is dropped.
     pub(super) fn forget_peer(&mut self, peer: PeerId) {
         self.assemblies
             .retain(|assembly| assembly.edge.peer != peer);
-        self.unreliable.retain(|(from, _, _), _| *from != peer);
+        self.unreliable.retain(|unreliable| unreliable.peer != peer);
     }
 }
 

@@ -361,9 +361,7 @@ impl Packer {
         if needed > self.frames.free() {
             return Err(Blocked::NoFrame);
         }
-        let Some((key, sequence)) = machine.begin_unreliable(edge) else {
-            return Err(Blocked::Gone(None));
-        };
+        let (key, sequence) = machine.begin_unreliable(edge).map_err(blocked)?;
         let chunk_bytes = if whole { payload.len().max(1) } else { piece };
         let total = payload.len() as u64;
         for index in 0..needed {

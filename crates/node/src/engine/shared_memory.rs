@@ -249,9 +249,7 @@ impl SharedMemory {
                 limit: EAGER_BYTES as u64,
             });
         }
-        if machine.begin_unreliable(edge).is_none() {
-            return Err(Blocked::Gone(None));
-        }
+        machine.begin_unreliable(edge).map_err(blocked)?;
         self.push_records(machine);
         if machine.has_queued_records(edge.peer) {
             return Err(Blocked::NoFrame);

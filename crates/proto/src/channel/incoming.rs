@@ -376,6 +376,11 @@ impl EdgeIn {
         self.end.is_some_and(|end| self.next >= end)
     }
 
+    /// Bytes that have come and were not consumed.
+    pub(crate) fn unread(&self) -> u64 {
+        self.charged - self.consumed
+    }
+
     /// Nothing more will come: what was granted beyond what came is free.
     pub(crate) fn drain(&mut self) {
         self.draining = true;

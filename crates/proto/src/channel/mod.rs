@@ -237,9 +237,13 @@ impl Channel {
     }
 
     /// Numbers an unreliable message.
-    pub(crate) fn begin_unreliable(&mut self, edge: EdgeId) -> Option<(EdgeKey, u32)> {
-        let out = self.out_mut(edge)?;
-        Some((out.key(), out.begin_unreliable()))
+    pub(crate) fn begin_unreliable(&mut self, edge: EdgeId) -> Result<(EdgeKey, u32), BeginError> {
+        let out = self.out_mut(edge).ok_or(BeginError::Gone)?;
+        if out.is_ending() {
+            // Its earlier life has been told to be over.
+            return Err(BeginError::NoCredit { left: 0 });
+        }
+        Ok((out.key(), out.begin_unreliable()))
     }
 
     /// Nobody waits for credit on this edge any more.
@@ -661,6 +665,17 @@ impl Channel {
         }
         let (key, before) = (edge.key(), edge.outstanding());
         if !edge.is_draining() {
+            let unread = edge.unread();
+            if unread > 0
+                && let Some(endpoint) = shared.endpoints.get_mut(&key.target)
+            {
+                // A next life would have its first credit beside what lies unread of this.
+                let limit = shared.config.edge_window_bytes;
+                if endpoint.ended_unread + unread > limit {
+                    return;
+                }
+                endpoint.ended_unread += unread;
+            }
             edge.drain();
             shared.outstanding = shared.outstanding + edge.outstanding() - before;
             shared.edges_in -= 1;
@@ -697,9 +712,17 @@ impl Channel {
         let freed = incoming.consumed(total);
         shared.pool.give_back(freed);
         shared.outstanding = shared.outstanding + incoming.outstanding() - before;
-        if incoming.is_draining() {
-            self.check_over(edge.index, shared);
-            return Tell::Nothing;
+        if incoming.has_end() {
+            if incoming.is_draining()
+                && let Some(endpoint) = shared.endpoints.get_mut(&incoming.key().target)
+            {
+                let charge = crate::config::charge(total);
+                endpoint.ended_unread = endpoint.ended_unread.saturating_sub(charge);
+            }
+            if incoming.is_over() {
+                self.check_over(edge.index, shared);
+                return Tell::Nothing;
+            }
         }
         match incoming.may_regrant() {
             true => self.regrant(edge.index, now, shared),
@@ -944,6 +967,11 @@ impl Channel {
             shared.outstanding -= edge.outstanding();
             shared.pool.give_back(edge.held());
             shared.edges_in -= u32::from(!edge.is_draining());
+            if edge.is_draining()
+                && let Some(endpoint) = shared.endpoints.get_mut(&edge.key().target)
+            {
+                endpoint.ended_unread = endpoint.ended_unread.saturating_sub(edge.unread());
+            }
         }
     }
 

@@ -474,8 +474,7 @@ impl Session {
         }
         shared.event(Event::Unreliable {
             peer: self.id,
-            source: key.source,
-            target: key.target,
+            key,
             sequence,
             offset,
             total,

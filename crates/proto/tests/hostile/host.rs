@@ -334,7 +334,7 @@ impl Host {
         let Some(edge) = self.edge else {
             return;
         };
-        let Some((key, number)) = self.machine.begin_unreliable(edge) else {
+        let Ok((key, number)) = self.machine.begin_unreliable(edge) else {
             return;
         };
         let Some(slot) = self.ledger.free.pop() else {
