@@ -205,7 +205,7 @@ fn measure(arguments: &BenchArgs, report: &mut Report<'_>) -> Result<bool, Box<d
             let testbed = Testbed::make(On::Node)?;
             report.note(&format!("{} processes on one node", plan.processes))?;
             report.note(&machine_line(cores))?;
-            return Ok(crowd::measure(&plan, &testbed, cores, report)?);
+            return crowd::measure(&plan, &testbed, cores, report);
         }
     };
     let page = arguments.html.as_deref().map(begin_page).transpose()?;

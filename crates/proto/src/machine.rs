@@ -497,19 +497,17 @@ impl Machine {
     /// The application has given back a message of `total` bytes of an incoming
     /// edge: its room can be granted again.
     pub fn consumed(&mut self, now: Instant, edge: EdgeId, total: u64) {
-        match self.peers.get_mut(edge.peer) {
-            Some(Peer::Session(session)) => {
-                if session.consumed(edge, total, now, &mut self.shared) {
-                    self.attend(edge.peer);
-                }
-            }
+        let shared = &mut self.shared;
+        let tells = match self.peers.get_mut(edge.peer) {
+            Some(Peer::Session(session)) => session.consumed(edge, total, now, shared),
             Some(Peer::Pipe(pipe)) => {
-                let tell = pipe.channel.consumed(edge, total, now, &mut self.shared);
-                if tell != Tell::Nothing || pipe.has_record() {
-                    self.wake_pipe(edge.peer);
-                }
+                let tell = pipe.channel.consumed(edge, total, now, shared);
+                tell != Tell::Nothing || pipe.has_record()
             }
-            None => {}
+            None => false,
+        };
+        if tells {
+            self.attend(edge.peer);
         }
         if self.shared.someone_waits {
             self.retry_oversize(now);

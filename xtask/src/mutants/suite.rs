@@ -81,12 +81,12 @@ impl Suite {
         let said = ask(command.stderr(Stdio::inherit())).ok_or_else(|| {
             Failure::Told(format!("{name} does not compile ({})", describe(&command)))
         })?;
-        let programs = said.lines().filter_map(|line| {
+        let mut programs = said.lines().filter_map(|line| {
             let message: serde_json::Value = serde_json::from_str(line).ok()?;
             message["executable"].as_str().map(PathBuf::from)
         });
         programs
-            .last()
+            .next_back()
             .ok_or_else(|| Failure::Told(format!("{}: no program was built", describe(&command))))
     }
 
