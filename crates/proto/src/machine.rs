@@ -405,7 +405,7 @@ impl Machine {
             Some(Peer::Session(session)) => session.begin(edge, total, now, &self.shared),
             Some(Peer::Pipe(pipe)) => {
                 let begun = pipe.begin(edge, total);
-                if pipe.has_record() {
+                if !begun.is_ok_and(|begun| begun.is_first) {
                     self.wake_pipe(edge.peer);
                 }
                 return begun;
@@ -502,7 +502,7 @@ impl Machine {
             Some(Peer::Session(session)) => session.consumed(edge, total, now, shared),
             Some(Peer::Pipe(pipe)) => {
                 let tell = pipe.channel.consumed(edge, total, now, shared);
-                tell != Tell::Nothing || pipe.has_record()
+                tell != Tell::Nothing || pipe.channel.has_notice()
             }
             None => false,
         };

@@ -95,13 +95,12 @@ impl Pipe {
     /// Begins a message; the caller pushes it after all records that wait.
     #[inline]
     pub(crate) fn begin(&mut self, edge: EdgeId, total: u64) -> Result<Begun, BeginError> {
-        let introduced = self.channel.is_introduced(edge);
-        let begun = self.channel.begin(edge, total);
-        if introduced == Some(false) && begun.is_ok() {
+        let mut begun = self.channel.begin(edge, total)?;
+        if begun.is_new {
             self.introduce(edge);
         }
-        let is_first = !self.has_queued();
-        begun.map(|begun| Begun { is_first, ..begun })
+        begun.is_first = !self.has_queued();
+        Ok(begun)
     }
 
     /// Begins a message that may be dropped.

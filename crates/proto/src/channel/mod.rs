@@ -71,6 +71,8 @@ pub struct Begun {
     pub space: usize,
     /// Nothing waits to be sent before it.
     pub is_first: bool,
+    /// The peer had not heard of the edge.
+    pub(crate) is_new: bool,
 }
 
 /// A piece of an arriving message.
@@ -208,6 +210,7 @@ impl Channel {
         if let Some(reason) = out.refused() {
             return Err(BeginError::Refused(reason));
         }
+        let is_new = !out.is_known();
         if let Some(sequence) = out.begin(total) {
             let key = out.key();
             // A longer one may have waited and been given up.
@@ -219,6 +222,7 @@ impl Channel {
                 sequence,
                 space: 0,
                 is_first: true,
+                is_new,
             });
         }
         let left = out.left();
