@@ -172,7 +172,7 @@ mod tests {
             (refused(Reason::Limit), true, Slow, "because"),
             (refused(Reason::Size), true, Slow, "because"),
             (refused(Reason::Kernel), true, Unknown, "because"),
-            (silent, true, Unknown, "does not answer"),
+            (silent, true, Unknown, "does not reply"),
         ] {
             let found = judge(&means, has_tcx, Path::new("/x"));
             assert_eq!(found.verdict, verdict, "{means:?}");

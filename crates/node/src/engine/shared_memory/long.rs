@@ -178,7 +178,7 @@ impl SharedMemory {
             return Ok(true);
         }
         self.offers.offers.insert(id, offer);
-        self.want_room(connection);
+        self.hub.want_room(connection);
         Ok(false)
     }
 
@@ -298,7 +298,7 @@ impl SharedMemory {
                 machine.streamed(id.0, id.1);
                 continue;
             }
-            self.want_room(connection);
+            self.hub.want_room(connection);
             offer.copy = Some(copy);
             self.offers.offers.insert(id, offer);
             waiting.push(id);
