@@ -2,8 +2,9 @@
  * dipole.h - directed-point messaging (libdipole)
  *
  * An endpoint (DPID) belongs to a process on a node (NID). It receives from anybody and
- * sends along the edges that dp_target() makes. Messages of one edge arrive once, whole
- * and in order; a receiver that does not read slows its own senders and nobody else.
+ * sends along the edges that dp_target() and dp_edge() make. Messages of one edge arrive
+ * once, whole and in order; a receiver that does not read slows its own senders and nobody
+ * else.
  *
  *     int fd = dp_open(7);
  *     dp_target(fd, 1, 8);
@@ -27,6 +28,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
+#include <sys/uio.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -46,8 +48,9 @@ extern "C" {
  *   EADDRINUSE     another process has the endpoint
  *   EADDRNOTAVAIL  the node's network address cannot be bound
  *   EAGAIN         the call would have to wait
- *   EBADF          the descriptor is no endpoint, or its endpoint has ended
+ *   EBADF          the number is no endpoint, edge or queue, or its endpoint has ended
  *   EBUSY          the node is already open
+ *   ECANCELED      the operation was withdrawn before it began
  *   ECONNREFUSED   the receiving process has no such endpoint
  *   ECONNRESET     the peer process is gone
  *   EDESTADDRREQ   the endpoint has no target
@@ -171,9 +174,82 @@ ssize_t dp_recv_copy(int fd, void *buf, size_t len, struct dp_address *source, i
 /* Sends what waits because of DP_MORE. The next message without it does so, too. */
 int dp_flush(int fd);
 
-/* Waits until everything sent to the targets' processes has been acknowledged: it lies in
- * their token buffer pools. A negative time waits as long as it takes. */
+/* Sends what waits because of DP_MORE, then waits until everything sent to the targets'
+ * processes has been acknowledged: it lies in their token buffer pools. 0 as well if such a
+ * process has taken everything and ended since; ECONNRESET if it ended before. A negative
+ * time waits as long as it takes, 0 fails with ETIMEDOUT at once. */
 int dp_drain(int fd, int64_t timeout_ns);
+
+/*
+ * Edges: from an endpoint to one target, and to it alone
+ *
+ * An edge is a small number, no descriptor. It ends with its endpoint, but keeps its number
+ * until dp_edge_close(). O_NONBLOCK of the endpoint means nothing here.
+ */
+
+/* An edge to another endpoint; its number. Returns at once: the edge connects behind, waiting
+ * for the endpoint to be opened, at most as long as dp_target() would. */
+int dp_edge(int fd, struct dp_address to);
+
+/* Sends a message along the edge; returns len. Waits also while the edge connects. flags:
+ * DP_DONTWAIT or 0. Returns in time for any length: a long message that has begun by then is
+ * sent to its end behind the call. */
+ssize_t dp_edge_send(int edge, const void *msg, size_t len, int flags, int64_t timeout_ns);
+
+#define DP_MESSAGE 0 /* an operation: a message to the edge's target */
+
+/* Posts an operation on the iovcnt (at most 1024) pieces of iov in a row. They are copied;
+ * nothing waits. It is done in the edge's order, also if the edge still connects, and then its
+ * context appears in the queue that the edge is attached to. EAGAIN if 1024 operations wait on
+ * the edge, or 32 MiB in the process. */
+int dp_post(int edge, int operation, const struct iovec *iov, int iovcnt, uint64_t context);
+
+/* Withdraws an operation that was posted with this context. 1 if it had not begun: it
+ * completes with ECANCELED. 0 if there is none, because it is done, for example. */
+int dp_cancel(int edge, uint64_t context);
+
+/* dp_drain() for the edge's target; waits for what was posted, too. */
+int dp_edge_drain(int edge, int64_t timeout_ns);
+
+/* Closes the edge. What was sent still arrives; what was posted and has not begun is dropped,
+ * without a completion. */
+int dp_edge_close(int edge);
+
+/*
+ * Completion queues: what was posted and is done, what has arrived
+ */
+
+#define DP_SENT 1     /* a posted message is on its way; it has not arrived yet */
+#define DP_FAILED 2   /* a posted operation was not done */
+#define DP_RECEIVED 3 /* a message has arrived at an attached endpoint */
+
+struct dp_completion {
+    int kind;                 /* DP_SENT, DP_FAILED or DP_RECEIVED */
+    int error;                /* DP_FAILED: an error number of the table above, else 0 */
+    uint64_t context;         /* DP_SENT, DP_FAILED: as it was posted */
+    int fd;                   /* DP_RECEIVED: the endpoint, else -1 */
+    uint32_t reserved;        /* 0 */
+    struct dp_address source; /* DP_RECEIVED: who sent the message */
+    const void *message;      /* DP_RECEIVED: where it lies until dp_fsync(fd, 1) */
+    size_t length;            /* DP_RECEIVED: its length */
+};
+
+/* Opens a completion queue. Its descriptor, one for everything attached to it, is readable
+ * while a completion waits, in poll, select, epoll and their like. It is closed on exec. */
+int dp_queue_open(void);
+
+/* From now on messages of the endpoint, or completions of what is posted to the edge, appear
+ * in the queue. A message that the queue gave can be answered and given back as if dp_recv()
+ * had. */
+int dp_queue_attach(int queue, int fd);
+int dp_queue_attach_edge(int queue, int edge);
+
+/* Waits for a completion and takes as many as there are, at most count; returns how many. If
+ * one is DP_FAILED, dp_error() has the story of the last such one. */
+int dp_queue_wait(int queue, struct dp_completion *completions, int count, int64_t timeout_ns);
+
+/* Closes the queue and its descriptor. Endpoints and edges stay. */
+int dp_queue_close(int queue);
 
 /*
  * Options: 0 and NULL always stand for the default. Set size to the struct's size, as
@@ -199,8 +275,8 @@ struct dp_node_options {
  * environment, as does dp_init(NULL). EBUSY if it is open. */
 int dp_init(const struct dp_node_options *options);
 
-/* Waits until everything sent is acknowledged, at most so long, ends all endpoints and
- * closes the node. Exit does so by itself. Descriptors are left to be closed. */
+/* Waits until everything sent is acknowledged, at most so long, ends all endpoints, edges and
+ * queues and closes the node. Exit does so by itself. Descriptors are left to be closed. */
 int dp_finish(int64_t timeout_ns);
 
 #define DP_NONBLOCK 1 /* for dp_open_with: as if O_NONBLOCK were set by fcntl */

@@ -6,6 +6,7 @@
 use std::ffi::{CStr, c_int};
 use std::fmt;
 use std::io;
+use std::time::Duration;
 
 use dipole_node::FileError;
 use dipole_node::job::JobError;
@@ -27,6 +28,19 @@ pub(crate) enum Failure {
     /// The number is no endpoint's descriptor, or not any more.
     NotAnEndpoint {
         fd: c_int,
+    },
+    /// The number is no edge's, or not any more.
+    NotAnEdge {
+        number: c_int,
+    },
+    /// The number is no completion queue's descriptor, or not any more.
+    NotAQueue {
+        fd: c_int,
+    },
+    /// A completion queue had nothing in the time given.
+    NoCompletion {
+        fd: c_int,
+        waited: Option<Duration>,
     },
     /// The descriptor was inherited by `fork`.
     Inherited {
@@ -85,7 +99,7 @@ pub(crate) enum Failure {
 }
 
 /// Every error number that this library sets, and what it means then.
-pub(crate) const MEANINGS: [(c_int, &CStr); 25] = [
+pub(crate) const MEANINGS: [(c_int, &CStr); 26] = [
     (
         libc::E2BIG,
         c"an option is set that this version of the library does not know",
@@ -102,9 +116,13 @@ pub(crate) const MEANINGS: [(c_int, &CStr); 25] = [
     (libc::EAGAIN, c"the call would have to wait"),
     (
         libc::EBADF,
-        c"the descriptor is no endpoint, or its endpoint has ended",
+        c"the number is no endpoint, edge or queue, or its endpoint has ended",
     ),
     (libc::EBUSY, c"the node is already open"),
+    (
+        libc::ECANCELED,
+        c"the operation was withdrawn before it began",
+    ),
     (
         libc::ECONNREFUSED,
         c"the receiving process has no such endpoint",
@@ -215,7 +233,11 @@ impl Failure {
             Failure::Job(JobError::Missing { .. }) => libc::ENOENT,
             Failure::Job(JobError::Unresolved { .. }) => libc::EHOSTUNREACH,
             Failure::Job(JobError::Directory { .. }) => libc::EIO,
-            Failure::NotAnEndpoint { .. } => libc::EBADF,
+            Failure::NotAnEndpoint { .. }
+            | Failure::NotAnEdge { .. }
+            | Failure::NotAQueue { .. } => libc::EBADF,
+            Failure::NoCompletion { waited: None, .. } => libc::EAGAIN,
+            Failure::NoCompletion { .. } => libc::ETIMEDOUT,
             Failure::Inherited { .. } => libc::ESTALE,
             Failure::NoMessage { .. } => libc::EAGAIN,
             Failure::NotHeld => libc::EINVAL,
@@ -275,6 +297,24 @@ impl fmt::Display for Failure {
                 "descriptor {fd} is no endpoint of this process, or its endpoint has ended; \
                  use a number that dp_open returned and that is not closed"
             ),
+            Failure::NotAnEdge { number } => write!(
+                f,
+                "{number} is no edge of this process; use a number that dp_edge returned and \
+                 that is not closed"
+            ),
+            Failure::NotAQueue { fd } => write!(
+                f,
+                "descriptor {fd} is no completion queue of this process; use a number that \
+                 dp_queue_open returned and that is not closed"
+            ),
+            Failure::NoCompletion { fd, waited: None } => write!(
+                f,
+                "completion queue {fd} is empty; wait until it is readable"
+            ),
+            Failure::NoCompletion {
+                fd,
+                waited: Some(waited),
+            } => write!(f, "completion queue {fd} was empty for {waited:?}"),
             Failure::Inherited { fd } => write!(
                 f,
                 "descriptor {fd} was inherited by fork, its endpoint belongs to the parent \

@@ -84,15 +84,22 @@ pub(crate) fn call<A: Answer>(name: &'static str, body: impl FnOnce() -> Result<
     }
 }
 
+/// Keeps a failure of the function `name` for `dp_error`; its number.
 #[cold]
-fn fail<A: Answer>(call: &'static str, failure: Failure) -> A {
+pub(crate) fn keep(name: &'static str, failure: Failure) -> c_int {
     let errno = failure.errno();
     // A thread that is ending has no place for the text any more.
     let _gone = LAST.try_with(|last| {
         let mut last = last.borrow_mut();
-        last.call = call;
+        last.call = name;
         last.failure = Some(failure);
     });
+    errno
+}
+
+#[cold]
+fn fail<A: Answer>(name: &'static str, failure: Failure) -> A {
+    let errno = keep(name, failure);
     // SAFETY: the C library's pointer to this thread's errno is valid and aligned.
     unsafe { *libc::__errno_location() = errno };
     A::FAILED
@@ -138,11 +145,25 @@ pub(crate) unsafe fn close(fd: c_int) {
 /// `bytes` is null or points to `length` bytes that nobody writes during the call.
 #[inline]
 pub(crate) unsafe fn message<'a>(bytes: *const c_void, length: usize) -> Result<&'a [u8], Failure> {
+    // SAFETY: the contract is the same.
+    unsafe { self::bytes("msg", bytes, length) }
+}
+
+/// Bytes of the caller, which names them `what`.
+///
+/// # Safety
+/// That of [`message`].
+#[inline]
+pub(crate) unsafe fn bytes<'a>(
+    what: &'static str,
+    bytes: *const c_void,
+    length: usize,
+) -> Result<&'a [u8], Failure> {
     if length == 0 {
         return Ok(&[]);
     }
     if bytes.is_null() {
-        return Err(Failure::Null { what: "msg" });
+        return Err(Failure::Null { what });
     }
     if isize::try_from(length).is_err() {
         return Err(Failure::BadNumber {
@@ -154,6 +175,30 @@ pub(crate) unsafe fn message<'a>(bytes: *const c_void, length: usize) -> Result<
     // SAFETY: not null, at most isize::MAX bytes, readable and unchanged by contract;
     // bytes need no alignment.
     Ok(unsafe { std::slice::from_raw_parts(bytes.cast(), length) })
+}
+
+/// An array of the caller.
+///
+/// # Safety
+/// `place` is null or points to `count` valid elements, a small number, that nobody writes
+/// during the call.
+pub(crate) unsafe fn array<'a, T>(
+    what: &'static str,
+    place: *const T,
+    count: usize,
+) -> Result<&'a [T], Failure> {
+    if count == 0 {
+        return Ok(&[]);
+    }
+    if place.is_null() {
+        return Err(Failure::Null { what });
+    }
+    if !place.is_aligned() {
+        return Err(Failure::Misaligned { what });
+    }
+    // SAFETY: not null, aligned, that many elements, readable and unchanged by contract;
+    // what lies in memory is not longer than memory.
+    Ok(unsafe { std::slice::from_raw_parts(place, count) })
 }
 
 /// A place to write one answer to.
@@ -183,6 +228,16 @@ impl<T> Out<T> {
             return Err(Failure::Misaligned { what });
         }
         Ok(Out(place))
+    }
+
+    /// The place of an element of an array.
+    ///
+    /// # Safety
+    /// The place is the first of an array of more than `index` elements, all of which the
+    /// contract of [`new`](Self::new) covers.
+    pub(crate) unsafe fn element(self, index: usize) -> Out<T> {
+        // SAFETY: within the array by contract, and as aligned as its first element.
+        Out(unsafe { self.0.add(index) })
     }
 
     #[inline]

@@ -1,10 +1,7 @@
 //! From a descriptor's number to its endpoint.
 //!
 //! [`TABLE`] answers for the numbers that `dp_open` returned, without a lock and
-//! without a system call: a slot per number, in chunks that double, never moved and
-//! never freed, so that ten thousand endpoints cost a call as much as one. A slot is an
-//! `ArcSwapOption`: a reader keeps what it found for as long as the call takes, whatever
-//! others close meanwhile.
+//! without a system call.
 //!
 //! Any other number, and one whose endpoint has ended, is looked up by what it stands
 //! for (`fstat`): that finds the copies that `dup` makes, and tells what a forked child
@@ -16,22 +13,22 @@ use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use arc_swap::ArcSwapOption;
 use dipole_node::{Address, Endpoint, Message};
 
 use crate::failure::Failure;
 use crate::guard;
 use crate::process::{self, lock};
+use crate::table::Table;
 
 /// An open endpoint.
 #[derive(Debug)]
 pub(crate) struct Handle {
     generation: u32,
     /// The number that `dp_open` returned.
-    fd: c_int,
+    pub(crate) fd: c_int,
     file: FileId,
     pub(crate) endpoint: Endpoint,
     /// Messages read where they lie and not yet given back.
@@ -111,54 +108,7 @@ impl Handle {
     }
 }
 
-type Slot = ArcSwapOption<Handle>;
-
-/// Numbers of the first chunk; each further one has as many as all before it.
-const FIRST_CHUNK: usize = 1024;
-/// Enough for every number there can be.
-const CHUNKS: usize = 22;
-
-/// See the module.
-struct Table {
-    chunks: [OnceLock<Box<[Slot]>>; CHUNKS],
-}
-
-static TABLE: Table = Table {
-    chunks: [const { OnceLock::new() }; CHUNKS],
-};
-
-impl Table {
-    /// Chunk and place of a number: 0..1024, 1024..2048, 2048..4096, and so on.
-    #[inline]
-    fn place(fd: usize) -> (usize, usize) {
-        if fd < FIRST_CHUNK {
-            return (0, fd);
-        }
-        let doublings = (fd / FIRST_CHUNK).ilog2() as usize;
-        (doublings + 1, fd - (FIRST_CHUNK << doublings))
-    }
-
-    fn chunk_length(chunk: usize) -> usize {
-        FIRST_CHUNK << chunk.saturating_sub(1)
-    }
-
-    #[inline]
-    fn slot(&self, fd: c_int) -> Option<&Slot> {
-        let (chunk, index) = Table::place(usize::try_from(fd).ok()?);
-        self.chunks.get(chunk)?.get()?.get(index)
-    }
-
-    fn make_slot(&self, fd: c_int) -> Option<&Slot> {
-        let (chunk, index) = Table::place(usize::try_from(fd).ok()?);
-        let slots = self.chunks.get(chunk)?.get_or_init(|| {
-            let empty = || ArcSwapOption::const_empty();
-            std::iter::repeat_with(empty)
-                .take(Table::chunk_length(chunk))
-                .collect()
-        });
-        slots.get(index)
-    }
-}
+static TABLE: Table<Handle> = Table::new();
 
 /// Runs a call on the endpoint of a descriptor.
 #[inline]
@@ -275,26 +225,8 @@ pub(crate) fn end(fd: c_int) -> Result<(), Failure> {
     Ok(())
 }
 
-fn identify(fd: c_int) -> Result<FileId, Failure> {
+/// What a descriptor stands for now.
+pub(crate) fn identify(fd: c_int) -> Result<FileId, Failure> {
     let facts = rustix::fs::fstat(guard::borrow(fd)?).map_err(|_| Failure::NotAnEndpoint { fd })?;
     Ok(FileId(facts.st_dev, facts.st_ino))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_number_has_a_place_of_its_own() {
-        let mut expected = (0, 0);
-        for fd in 0..100_000 {
-            assert_eq!(Table::place(fd), expected, "{fd}");
-            expected.1 += 1;
-            if expected.1 == Table::chunk_length(expected.0) {
-                expected = (expected.0 + 1, 0);
-            }
-        }
-        let (chunk, index) = Table::place(c_int::MAX as usize);
-        assert_eq!((chunk, index), (CHUNKS - 1, Table::chunk_length(chunk) - 1));
-    }
 }

@@ -6,9 +6,11 @@
 //! manual pages; a test compares the header with the functions here.
 //!
 //! `papers.rs` has the seven calls of DP §2, table 1, `message.rs` what sends and
-//! receives besides, `facts.rs` what tells. All go through `guard`; `handle`
-//! finds endpoints, `process` keeps the one node of the process.
+//! receives besides, `edge.rs` and `queue.rs` edges, posted operations and their
+//! completions, `facts.rs` what tells. All go through `guard`; `handle` finds endpoints,
+//! `process` keeps the one node of the process.
 
+mod edge;
 mod facts;
 mod failure;
 mod guard;
@@ -17,7 +19,12 @@ mod message;
 mod options;
 mod papers;
 mod process;
+mod queue;
+mod table;
 
+pub use edge::{
+    DP_MESSAGE, dp_cancel, dp_edge, dp_edge_close, dp_edge_drain, dp_edge_send, dp_post,
+};
 pub use facts::{
     dp_error, dp_own_address, dp_peer, dp_rank, dp_rank_of, dp_size, dp_stats, dp_strerror,
     dp_version,
@@ -31,3 +38,7 @@ pub use options::{
     dp_init, dp_open_with,
 };
 pub use papers::{dp_close, dp_fsync, dp_mmap, dp_open, dp_read, dp_target, dp_write};
+pub use queue::{
+    Completion, DP_FAILED, DP_RECEIVED, DP_SENT, dp_queue_attach, dp_queue_attach_edge,
+    dp_queue_close, dp_queue_open, dp_queue_wait,
+};

@@ -33,7 +33,7 @@ pub(crate) enum Patience {
 }
 
 impl Patience {
-    fn new(flags: c_int, timeout_ns: i64) -> Patience {
+    pub(crate) fn new(flags: c_int, timeout_ns: i64) -> Patience {
         match timeout_ns {
             _ if flags & DP_DONTWAIT != 0 => Patience::None,
             0 => Patience::None,
@@ -88,7 +88,7 @@ pub(crate) fn duration(timeout_ns: i64) -> Duration {
     }
 }
 
-fn check_flags(flags: c_int, known: c_int) -> Result<(), Failure> {
+pub(crate) fn check_flags(flags: c_int, known: c_int) -> Result<(), Failure> {
     if flags & !known != 0 {
         return Err(Failure::UnknownFlags { flags, known });
     }

@@ -5,6 +5,7 @@
 //! of the parent held. Locks are per generation for the same reason.
 
 use std::collections::HashMap;
+use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -13,8 +14,10 @@ use arc_swap::ArcSwapOption;
 use dipole_node::job::Job;
 use dipole_node::{Config, Node};
 
+use crate::edge::{self, EdgeNumbers};
 use crate::failure::Failure;
 use crate::handle::{FileId, Handle};
+use crate::queue::OpenQueue;
 
 /// Counts forks: what was made in another generation belongs to the parent.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
@@ -29,6 +32,9 @@ pub(crate) struct Process {
     node: Mutex<Option<Open>>,
     /// Endpoints by what their descriptors stand for.
     pub(crate) endpoints: Mutex<Endpoints>,
+    pub(crate) edges: Mutex<EdgeNumbers>,
+    /// Completion queues by the numbers of their descriptors.
+    pub(crate) queues: Mutex<HashMap<c_int, Arc<OpenQueue>>>,
     /// What the process had before it was forked, never used and never dropped.
     pub(crate) parent: Option<Arc<Process>>,
 }
@@ -68,6 +74,8 @@ pub(crate) fn current() -> Arc<Process> {
             generation,
             node: Mutex::new(None),
             endpoints: Mutex::default(),
+            edges: Mutex::default(),
+            queues: Mutex::default(),
             parent: known.clone(),
         });
         CURRENT.compare_and_swap(&known, Some(fresh));
@@ -111,8 +119,8 @@ impl Process {
         Ok(())
     }
 
-    /// Waits until everything sent is acknowledged, ends all endpoints and closes the
-    /// node; the next endpoint opens a new one.
+    /// Waits until everything sent is acknowledged, ends all endpoints, edges and queues and
+    /// closes the node; the next endpoint opens a new one.
     pub(crate) fn finish(&self, timeout: Option<Duration>) -> Result<(), Failure> {
         let Some(open) = lock(&self.node).take() else {
             return Ok(());
@@ -122,6 +130,9 @@ impl Process {
         for handle in endpoints.by_file.into_values() {
             handle.end();
         }
+        edge::close_all(self);
+        let queues = std::mem::take(&mut *lock(&self.queues));
+        drop(queues);
         Ok(closed?)
     }
 }

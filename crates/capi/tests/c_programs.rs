@@ -77,6 +77,27 @@ fn an_echo_server_is_not_held_up_by_clients_that_are_gone() {
 }
 
 #[test]
+fn what_is_posted_to_several_targets_completes_in_one_queue_though_one_is_gone() {
+    let bench = Bench::new();
+    let (server, client) = (bench.compile("queue_server"), bench.compile("edges"));
+    for link in ["shm", "udp"] {
+        let command = |program: &std::path::Path, arguments: &[&str]| {
+            let mut command = bench.command(program);
+            command.env("DIPOLE_LINK", link).args(arguments);
+            command
+        };
+        let mut server = bench.start(&mut command(&server, &["21", "22"]));
+        server.wait_for("ready");
+        let said = harness::run(&mut command(&client, &["21", "22", "23"]));
+        assert_eq!(
+            said, "two answered, one is gone\nwithdrawn\nclosed\n",
+            "{link}"
+        );
+        assert_eq!(server.finish(), "");
+    }
+}
+
+#[test]
 fn a_descriptor_works_in_poll_select_and_epoll() {
     assert_eq!(
         Bench::new().example("waiting", &[]),

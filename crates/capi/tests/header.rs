@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::mem::{offset_of, size_of};
 
-use dipole::{Address, NodeOptions, OpenOptions, Pool, Stats};
+use dipole::{Address, Completion, NodeOptions, OpenOptions, Pool, Stats};
 use harness::{Bench, crate_dir, include_dir, run};
 
 fn header() -> String {
@@ -94,10 +94,13 @@ fn c_type(rust: &str) -> String {
         "c_char" => "char",
         "c_void" => "void",
         "u32" => "uint32_t",
+        "u64" => "uint64_t",
         "i64" => "int64_t",
         "usize" => "size_t",
         "isize" => "ssize_t",
         "Address" => "struct dp_address",
+        "Completion" => "struct dp_completion",
+        "libc::iovec" => "struct iovec",
         "NodeOptions" => "struct dp_node_options",
         "OpenOptions" => "struct dp_open_options",
         "Pool" => "dpmmap_t",
@@ -138,6 +141,12 @@ macro_rules! layout {
 fn layouts() -> String {
     let mut text = String::new();
     layout!(text, Address, "struct dp_address", [nid, dpid]);
+    layout!(
+        text,
+        Completion,
+        "struct dp_completion",
+        [kind, error, context, fd, reserved, source, message, length]
+    );
     layout!(
         text,
         NodeOptions,
@@ -202,6 +211,10 @@ fn constants() -> Vec<(&'static str, i64)> {
         ("DP_DONTWAIT", dipole::DP_DONTWAIT.into()),
         ("DP_MORE", dipole::DP_MORE.into()),
         ("DP_UNRELIABLE", dipole::DP_UNRELIABLE.into()),
+        ("DP_MESSAGE", dipole::DP_MESSAGE.into()),
+        ("DP_SENT", dipole::DP_SENT.into()),
+        ("DP_FAILED", dipole::DP_FAILED.into()),
+        ("DP_RECEIVED", dipole::DP_RECEIVED.into()),
         ("DP_ANY", dipole::DP_ANY.into()),
         ("DP_NONBLOCK", dipole::DP_NONBLOCK.into()),
         ("DP_NONE", dipole::DP_NONE),

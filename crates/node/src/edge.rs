@@ -126,8 +126,10 @@ impl Edge {
     ) -> Result<(), SendError> {
         self.check_usable()?;
         let Operation::Message = operation;
-        let gathered = bytes.iter().flat_map(|slice| slice.iter().copied());
-        let gathered: Vec<u8> = gathered.collect();
+        let mut gathered = Vec::with_capacity(bytes.iter().map(|slice| slice.len()).sum());
+        for slice in bytes {
+            gathered.extend_from_slice(slice);
+        }
         let waits = self.inner.driver.with(|state, now| {
             let (engine, edges, queues) = state.parts();
             edges.post((engine, queues), self.id, gathered, context, now)?;

@@ -1,0 +1,238 @@
+//! Completion queues: their calls, and which endpoints are attached to them.
+
+use std::collections::HashMap;
+use std::ffi::{c_int, c_void};
+use std::os::fd::{AsRawFd, IntoRawFd};
+use std::ptr;
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+use dipole_node::{CompletionQueue, EndpointId};
+
+use crate::edge;
+use crate::failure::Failure;
+use crate::guard::{self, Out, call};
+use crate::handle::{self, FileId, Handle};
+use crate::message::Patience;
+use crate::options::Address;
+use crate::process::{self, lock};
+
+/// In `kind`: a posted message is on its way.
+pub const DP_SENT: c_int = 1;
+/// In `kind`: a posted operation was not done.
+pub const DP_FAILED: c_int = 2;
+/// In `kind`: a message has arrived at an attached endpoint.
+pub const DP_RECEIVED: c_int = 3;
+
+/// `struct dp_completion`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Completion {
+    /// [`DP_SENT`], [`DP_FAILED`] or [`DP_RECEIVED`].
+    pub kind: c_int,
+    /// Why it failed.
+    pub error: c_int,
+    /// As it was posted.
+    pub context: u64,
+    /// At which endpoint the message is.
+    pub fd: c_int,
+    /// Must be 0.
+    pub reserved: u32,
+    /// Who sent the message.
+    pub source: Address,
+    /// Where the message lies.
+    pub message: *const c_void,
+    /// Its length.
+    pub length: usize,
+}
+
+impl Completion {
+    const EMPTY: Completion = Completion {
+        kind: 0,
+        error: 0,
+        context: 0,
+        fd: -1,
+        reserved: 0,
+        source: Address { nid: 0, dpid: 0 },
+        message: ptr::null(),
+        length: 0,
+    };
+}
+
+/// A completion queue that a C program holds.
+#[derive(Debug)]
+pub(crate) struct OpenQueue {
+    file: FileId,
+    queue: CompletionQueue,
+    /// Attached endpoints.
+    endpoints: Mutex<HashMap<EndpointId, Weak<Handle>>>,
+}
+
+impl OpenQueue {
+    /// What C is told of a completion; `None` if the endpoint of a message has ended.
+    fn describe(&self, completion: dipole_node::Completion) -> Option<Completion> {
+        use dipole_node::Completion as Done;
+        match completion {
+            Done::Sent { context } => Some(Completion {
+                kind: DP_SENT,
+                context,
+                ..Completion::EMPTY
+            }),
+            Done::Failed { context, error } => Some(Completion {
+                kind: DP_FAILED,
+                error: guard::keep("dp_queue_wait", Failure::Send(error)),
+                context,
+                ..Completion::EMPTY
+            }),
+            Done::Received { endpoint, message } => {
+                let handle = lock(&self.endpoints).get(&endpoint)?.upgrade()?;
+                let completion = Completion {
+                    kind: DP_RECEIVED,
+                    fd: handle.fd,
+                    source: message.source().into(),
+                    message: message.as_ptr().cast(),
+                    length: message.len(),
+                    ..Completion::EMPTY
+                };
+                lock(&handle.read).push_back(message);
+                Some(completion)
+            }
+        }
+    }
+
+    /// Fills the first places of an array of `count`; how many.
+    ///
+    /// # Safety
+    /// All `count` places are valid for writes, as [`Out::new`] asks for one.
+    unsafe fn fill(
+        &self,
+        fd: c_int,
+        places: Out<Completion>,
+        count: usize,
+        patience: Patience,
+    ) -> Result<usize, Failure> {
+        let timeout = match patience {
+            Patience::None => Duration::ZERO,
+            Patience::For(timeout) => timeout,
+            Patience::Forever => Duration::MAX,
+        };
+        let waited = (patience != Patience::None).then_some(timeout);
+        let mut filled = 0;
+        while filled < count {
+            let next = match waited {
+                Some(timeout) if filled == 0 => self.queue.wait(timeout),
+                _ => self.queue.poll(),
+            };
+            match next {
+                Ok(Some(completion)) => {
+                    if let Some(completion) = self.describe(completion) {
+                        // SAFETY: the array has `count` elements by contract, more than
+                        // `filled`.
+                        unsafe { places.element(filled) }.write(completion);
+                        filled += 1;
+                    }
+                }
+                Ok(None) if filled == 0 => return Err(Failure::NoCompletion { fd, waited }),
+                Err(error) if filled == 0 => return Err(error.into()),
+                // What is filled already is not lost; the next call meets the error again.
+                Ok(None) | Err(_) => break,
+            }
+        }
+        Ok(filled)
+    }
+}
+
+fn find(fd: c_int) -> Result<Arc<OpenQueue>, Failure> {
+    let process = process::current();
+    let found = lock(&process.queues).get(&fd).cloned();
+    found.ok_or(Failure::NotAQueue { fd })
+}
+
+/// Opens a completion queue; its descriptor.
+#[unsafe(no_mangle)]
+pub extern "C" fn dp_queue_open() -> c_int {
+    call("dp_queue_open", || {
+        let process = process::current();
+        let queue = process.node()?.completion_queue();
+        let descriptor = queue.export()?;
+        let fd = descriptor.as_raw_fd();
+        let open = OpenQueue {
+            file: handle::identify(fd)?,
+            queue,
+            endpoints: Mutex::default(),
+        };
+        // Perhaps another had the number, and its descriptor was closed by `close`.
+        let before = lock(&process.queues).insert(fd, Arc::new(open));
+        drop(before);
+        Ok(descriptor.into_raw_fd())
+    })
+}
+
+/// Messages of an endpoint appear in a queue from now on.
+#[unsafe(no_mangle)]
+pub extern "C" fn dp_queue_attach(queue: c_int, fd: c_int) -> c_int {
+    call("dp_queue_attach", || {
+        let (open, handle) = (find(queue)?, handle::find(fd)?);
+        let id = handle.endpoint.address().endpoint;
+        lock(&open.endpoints).insert(id, Arc::downgrade(&handle));
+        handle.endpoint.attach(&open.queue);
+        Ok(0)
+    })
+}
+
+/// Completions of an edge's operations appear in a queue from now on.
+#[unsafe(no_mangle)]
+pub extern "C" fn dp_queue_attach_edge(queue: c_int, edge: c_int) -> c_int {
+    call("dp_queue_attach_edge", || {
+        let open = find(queue)?;
+        edge::with(edge, |edge| {
+            edge.attach(&open.queue);
+            Ok(0)
+        })
+    })
+}
+
+/// Waits for completions and takes them; how many.
+///
+/// # Safety
+/// `completions` points to places for `count`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dp_queue_wait(
+    queue: c_int,
+    completions: *mut Completion,
+    count: c_int,
+    timeout_ns: i64,
+) -> c_int {
+    call("dp_queue_wait", || {
+        // SAFETY: by contract.
+        let places = unsafe { Out::new("completions", completions) }?;
+        let places_count = usize::try_from(count).ok().filter(|count| *count > 0);
+        let places_count = places_count.ok_or(Failure::BadNumber {
+            what: "count",
+            found: count.into(),
+            expected: "a number above 0",
+        })?;
+        let patience = Patience::new(0, timeout_ns);
+        let open = find(queue)?;
+        // SAFETY: by contract.
+        let filled = unsafe { open.fill(queue, places, places_count, patience) }?;
+        // It is at most `count`.
+        Ok(c_int::try_from(filled).unwrap_or(count))
+    })
+}
+
+/// Closes a completion queue and its descriptor.
+#[unsafe(no_mangle)]
+pub extern "C" fn dp_queue_close(queue: c_int) -> c_int {
+    call("dp_queue_close", || {
+        let removed = lock(&process::current().queues).remove(&queue);
+        let removed = removed.ok_or(Failure::NotAQueue { fd: queue })?;
+        // The number may have been closed by `close`, and stand for anything by now.
+        if handle::identify(queue).is_ok_and(|file| file == removed.file) {
+            // SAFETY: the number is still the queue's descriptor, which its user gives up
+            // by this call.
+            unsafe { guard::close(queue) };
+        }
+        Ok(0)
+    })
+}
