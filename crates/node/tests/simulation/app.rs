@@ -567,6 +567,8 @@ impl World {
                     );
                 }
                 Err(Blocked::NoFrame | Blocked::TooLong { .. }) => {}
+                // The peer has not forgotten the edge's earlier life.
+                Err(Blocked::NoCredit) if state.plan.edge_messages > 0 => {}
                 Err(Blocked::Refused(_)) if matches!(carrier, Carrier::Memory { .. }) => {
                     self.refused(index, flow, process)?;
                     return Ok(false);

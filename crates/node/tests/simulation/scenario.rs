@@ -370,14 +370,11 @@ impl Scenario {
         let (nodes, mut flows) = number_endpoints(nodes, flows);
         for flow in &mut flows {
             let mut endpoints = nodes[flow.to].endpoints.iter();
-            // What a closed edge was refused, nobody could be told of; and each life of an
-            // edge brings credit of its own, which an endpoint that is not read keeps.
+            // What a closed edge was refused, nobody could be told of.
             let suits = endpoints.any(|endpoint| {
-                endpoint.id == flow.target
-                    && endpoint.presence == Presence::Always
-                    && endpoint.reader == Reader::Eager
+                endpoint.id == flow.target && endpoint.presence == Presence::Always
             });
-            if apart.chance(30) && suits && flow.loose_permille == 0 {
+            if apart.chance(30) && suits {
                 flow.edge_messages = small(apart.scale(1, 100));
             }
         }

@@ -501,16 +501,7 @@ impl World {
         let nodes = self.nodes.iter().enumerate();
         nodes
             .filter_map(|(index, node)| {
-                let mut holdings = node.process.as_ref()?.engine.holdings();
-                // Pieces of an unreliable message wait for the next one.
-                if self
-                    .scenario
-                    .flows
-                    .iter()
-                    .any(|flow| flow.loose_permille > 0)
-                {
-                    holdings.unfinished_messages = 0;
-                }
+                let holdings = node.process.as_ref()?.engine.holdings();
                 let what = format!("node {} holds {holdings:?}", index + 1);
                 (holdings != Holdings::default()).then_some(what)
             })
