@@ -192,12 +192,16 @@ impl SendWindow {
     }
 
     /// The unit to send now, if fewer than `allowed` packets are in flight.
-    /// Repeats go first. It must be [`sent`](Self::sent) before the next call.
+    /// Parts of the oldest unit go first, then repeats. It must be [`sent`](Self::sent) before
+    /// the next call.
     pub(crate) fn next(&mut self, allowed: u32) -> Option<Next> {
         if self.flying >= allowed {
             return None;
         }
-        while let Some(unit) = self.repeats.pop_front() {
+        // Repeats that find no room at the receiver never end while the oldest unit is missing.
+        let part = self.lost_part();
+        let is_oldest = part.is_some_and(|(piece, _)| piece.unit == self.base);
+        while !is_oldest && let Some(unit) = self.repeats.pop_front() {
             if let Some(entry) = self.entry(unit)
                 && entry.progress.state == State::Lost
             {
@@ -209,7 +213,7 @@ impl SendWindow {
                 });
             }
         }
-        if let Some((piece, repeat)) = self.lost_part()
+        if let Some((piece, repeat)) = part
             && let Some(entry) = self.entry(piece.unit)
         {
             return Some(Next {
@@ -619,6 +623,18 @@ mod tests {
         assert_eq!(send_all(&mut window), [parts[1]]);
         assert_eq!(window.arrived(parts[1]), Some(0));
         assert_eq!((window.base(), window.flying()), (1, 1));
+    }
+
+    #[test]
+    fn parts_of_the_oldest_unit_overtake_repeats_that_may_find_no_room() {
+        let mut window = window_with_flying(3);
+        cut_first(&mut window, 2);
+        let parts = send_all(&mut window);
+        for lost in [Piece::whole(1), parts[1], Piece::whole(2)] {
+            window.repeat(lost);
+        }
+        let order = [parts[1], Piece::whole(1), Piece::whole(2)];
+        assert_eq!(send_all(&mut window), order);
     }
 
     #[test]
