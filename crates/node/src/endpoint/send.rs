@@ -157,7 +157,11 @@ impl Inner {
         match begun {
             Ok(result) => result?,
             Err(error) => {
-                driver.with(|engine, _| engine.cancel(edge));
+                // Of one that may not wait the wish stands: news of credit make its
+                // descriptor writable.
+                if until != Until::Now {
+                    driver.with(|engine, _| engine.cancel(edge));
+                }
                 return Err(not_begun(error, until, why, target.address));
             }
         }
