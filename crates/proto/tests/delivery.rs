@@ -326,17 +326,25 @@ fn unreliable_messages_are_never_doubled() {
 #[test]
 fn placements_reach_open_regions_only() {
     let (mut wire, edge) = connected(37, &Config::default());
-    wire.hosts[1].machine.open_region(3, 0xFEED, 100);
-    for (key, offset) in [(0xFEED, 96), (0xFEED, 97), (0xBEEF, 0)] {
+    let place = |wire: &mut Wire, key, offset| {
         assert!(wire.hosts[0].send_records(edge.peer, false, |bytes| {
             dipole_proto::wire::emit_placement(bytes, (3, key), 0, offset, 4);
             bytes[28..32].copy_from_slice(b"data");
             32
         }));
+        wire.run(SECOND, |_| false);
+    };
+    wire.hosts[1].machine.open_region(3, 0xFEED, 100);
+    for (key, offset) in [(0xFEED, 96), (0xFEED, 97), (0xBEEF, 0)] {
+        place(&mut wire, key, offset);
     }
-    wire.run(SECOND, |_| false);
-    assert_eq!(wire.hosts[1].placed, [(3, 96, b"data".to_vec())]);
+    let placed = [(3, 96, b"data".to_vec())];
+    assert_eq!(wire.hosts[1].placed, placed);
     assert_eq!(wire.hosts[1].machine.stats().dropped(Drop::Violation), 2);
+    wire.hosts[1].machine.close_region(3);
+    place(&mut wire, 0xFEED, 0);
+    assert_eq!(wire.hosts[1].placed, placed);
+    assert_eq!(wire.hosts[1].machine.stats().dropped(Drop::Violation), 3);
 }
 
 #[test]

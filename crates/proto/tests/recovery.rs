@@ -166,25 +166,32 @@ fn a_tail_is_repeated_ever_more_seldom_while_nothing_answers() {
 
 #[test]
 fn a_lost_packet_costs_one_repeat_and_not_what_followed_it() {
-    let (mut wire, edge) = connected(11, 1, &Config::default());
-    let now = wire.now;
-    // One in flight vanishes, and then 30 others arrive.
-    wire.loss = 1.0;
-    wire.hosts[0].send(now, edge, b"lost").expect("credit");
-    assert!(!wire.run(1, |_| false));
-    wire.loss = 0.0;
-    for _ in 0..30 {
-        wire.hosts[0].send(now, edge, b"found").expect("credit");
+    // The numbers of those that follow may have outgrown 32 bits.
+    for first_number in [0, u32::MAX] {
+        let config = Config {
+            first_number,
+            ..Config::default()
+        };
+        let (mut wire, edge) = connected(11, 1, &config);
+        let now = wire.now;
+        // One in flight vanishes, and then 30 others arrive.
+        wire.loss = 1.0;
+        wire.hosts[0].send(now, edge, b"lost").expect("credit");
+        assert!(!wire.run(1, |_| false));
+        wire.loss = 0.0;
+        for _ in 0..30 {
+            wire.hosts[0].send(now, edge, b"found").expect("credit");
+        }
+        let begun = wire.now;
+        let all = |wire: &mut Wire| wire.hosts[1].received.len() == 31;
+        assert!(
+            wire.run(MILLISECOND, all),
+            "{:?}",
+            wire.hosts[1].received.len()
+        );
+        assert!(wire.now.since(begun) <= 4 * wire.latency_ns);
+        assert_eq!(wire.hosts[0].machine.stats().repeats, 1);
     }
-    let begun = wire.now;
-    let all = |wire: &mut Wire| wire.hosts[1].received.len() == 31;
-    assert!(
-        wire.run(MILLISECOND, all),
-        "{:?}",
-        wire.hosts[1].received.len()
-    );
-    assert!(wire.now.since(begun) <= 4 * wire.latency_ns);
-    assert_eq!(wire.hosts[0].machine.stats().repeats, 1);
 }
 
 #[test]

@@ -176,6 +176,179 @@ pub(crate) const MUTANTS: &[Mutant] = &[
 
     /// The message offered under",
     },
+    Mutant {
+        name: "credit-twice-on-close",
+        effect: "an endpoint that is closed unread gives its senders their credit back twice",
+        file: "crates/proto/src/channel/incoming.rs",
+        suite: Suite::Simulator,
+        snippet: "self.consumed = self.charged - waiting;",
+        replacement: "self.consumed += self.charged - waiting;",
+    },
+    Mutant {
+        name: "hand-over-forgotten",
+        effect: "what flies on a lane that was given up stays there until its own time-outs",
+        file: "crates/proto/src/session/paths.rs",
+        suite: Suite::Protocol("recovery"),
+        snippet: "        self.window.abandon_lane(id);
+",
+        replacement: "",
+    },
+    Mutant {
+        name: "prods-repeat-at-once",
+        effect: "whoever is asked repeats what left less than a round trip ago",
+        file: "crates/proto/src/session/receive.rs",
+        suite: Suite::Protocol("recovery"),
+        snippet: "let fresh = self.trip.smoothed_ns().unwrap_or(0);",
+        replacement: "let fresh = 0;",
+    },
+    Mutant {
+        name: "tail-without-back-off",
+        effect: "a tail that nothing answers is repeated at the same short pause for ever",
+        file: "crates/proto/src/session/recover.rs",
+        suite: Suite::Protocol("recovery"),
+        snippet: "self.tail.again(now, shared.config.max_timeout_ns);",
+        replacement: "self.tail.start(now, self.tail.pause_ns);",
+    },
+    Mutant {
+        name: "holes-go-back-n",
+        effect: "all that was sent after a lost packet is repeated with it",
+        file: "crates/proto/src/session/receive.rs",
+        suite: Suite::Protocol("recovery"),
+        snippet: "        for number in from.max(lane.out.floor())..to.min(lane.out.next()) {
+            let flight",
+        replacement: "        for number in from.max(lane.out.floor())..lane.out.next().max(to) {
+            let flight",
+    },
+    Mutant {
+        name: "watch-ignored",
+        effect: "a watched peer is asked no sooner than others",
+        file: "crates/proto/src/session.rs",
+        suite: Suite::Protocol("recovery"),
+        snippet: "self.watched || self.channel.awaits_pieces()",
+        replacement: "self.channel.awaits_pieces()",
+    },
+    Mutant {
+        name: "absence-blamed-on-the-peer",
+        effect: "a process that was not stepped takes its own silence for its peer's",
+        file: "crates/proto/src/session/recover.rs",
+        suite: Suite::Protocol("recovery"),
+        snippet: "*asked = asked.after(absence_ns).min(now);",
+        replacement: "*asked = (*asked).min(now);",
+    },
+    Mutant {
+        name: "one-more-acknowledged",
+        effect: "an implied acknowledgement covers one unit more",
+        file: "crates/proto/src/session.rs",
+        suite: Suite::Protocol("recovery"),
+        snippet: "self.units_arrived(unit, shared);",
+        replacement: "self.units_arrived(unit + 1, shared);",
+    },
+    Mutant {
+        name: "unit-not-widened",
+        effect: "numbers of units are taken for all of what they are the low 32 bits of",
+        file: "crates/proto/src/session/receive.rs",
+        suite: Suite::Simulator,
+        snippet: "let unit = widen(header.unit, self.units.next());
+        match self.units",
+        replacement: "let unit = u64::from(header.unit);
+        match self.units",
+    },
+    Mutant {
+        name: "number-not-widened",
+        effect: "packet numbers are taken for all of what they are the low 32 bits of",
+        file: "crates/proto/src/session/receive.rs",
+        suite: Suite::Protocol("recovery"),
+        snippet: "let number = widen(header.number, lane.incoming.next());
+        let floor = number.saturating_sub(u64::from(header.settled));
+        if !",
+        replacement: "let number = u64::from(header.number);
+        let floor = number.saturating_sub(u64::from(header.settled));
+        if !",
+    },
+    Mutant {
+        name: "edges-end-early",
+        effect: "an edge is forgotten though its last message has not come",
+        file: "crates/proto/src/channel/incoming.rs",
+        suite: Suite::Simulator,
+        snippet: "self.end.is_some_and(|end| self.next >= end)",
+        replacement: "self.end.is_some_and(|end| self.next + 1 >= end)",
+    },
+    Mutant {
+        name: "assemblies-kept-on-close",
+        effect: "the pieces of a message to an endpoint that was closed are kept",
+        file: "crates/node/src/engine/dispatch.rs",
+        suite: Suite::Simulator,
+        snippet: "        self.assemblies.retain(|assembly| assembly.target != target);
+        self.unreliable
+",
+        replacement: "        self.unreliable
+",
+    },
+    Mutant {
+        name: "refusal-untold-by-memory",
+        effect: "a process of the same node is not told that a message was refused",
+        file: "crates/proto/src/pipe.rs",
+        suite: Suite::Protocol("pipes"),
+        snippet: "                    self.queue
+                        .push_back(PipeRecord::new(tag, &[ends_to_word(key)]));
+",
+        replacement: "                    let _untold = (tag, key);
+",
+    },
+    Mutant {
+        name: "credit-lost-on-close",
+        effect: "an endpoint that is closed unread keeps the credit of what it held",
+        file: "crates/proto/src/channel/incoming.rs",
+        suite: Suite::Simulator,
+        snippet: "self.consumed = self.charged - waiting;",
+        replacement: "let _lost = waiting;",
+    },
+    Mutant {
+        name: "old-credit-lowers",
+        effect: "a grant that was overtaken takes back what a later one gave",
+        file: "crates/proto/src/channel/outgoing.rs",
+        suite: Suite::Simulator,
+        snippet: "self.limit = self.limit.max(limit);",
+        replacement: "self.limit = limit;",
+    },
+    Mutant {
+        name: "regions-stay-open",
+        effect: "placements reach a region that was closed",
+        file: "crates/proto/src/machine.rs",
+        suite: Suite::Protocol("delivery"),
+        snippet: "self.shared.regions.remove(&region);",
+        replacement: "let _open = region;",
+    },
+    Mutant {
+        name: "hello-taken-again",
+        effect: "a handshake that was recorded opens a session again",
+        file: "crates/proto/src/machine/packets.rs",
+        suite: Suite::Protocol("membership"),
+        snippet: "_ if keyed && !self.cookies.spend(now, hello.cookie) => {",
+        replacement: "_ if keyed && !self.cookies.spend(now, hello.cookie) && now.0 == 0 => {",
+    },
+    Mutant {
+        name: "refused-offers-unanswered",
+        effect: "a long message that nobody takes keeps its sender's memory",
+        file: "crates/proto/src/pipe.rs",
+        suite: Suite::Simulator,
+        snippet: "                self.answer(PipeKind::Taken, number, sequence);
+            }
+            Placed::Violation",
+        replacement: "            }
+            Placed::Violation",
+    },
+    Mutant {
+        name: "prods-off",
+        effect: "what is missing is not asked for",
+        file: "crates/proto/src/session/recover.rs",
+        suite: Suite::Protocol("model_check"),
+        snippet: "            self.prod_due = true;
+            self.ask(now);
+            self.prod.again",
+        replacement: "            self.ask(now);
+            self.prod.again",
+    },
 ];
 
 impl Mutant {
