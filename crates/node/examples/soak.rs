@@ -176,7 +176,10 @@ struct Shared {
     /// One endpoint for each other rank: an endpoint sends to all its targets.
     endpoints: BTreeMap<u32, Endpoint>,
     outboxes: Mutex<Vec<Outbox>>,
+    /// Somebody has said its last word.
     ending: AtomicBool,
+    /// No rank is looked for any more.
+    ended: AtomicBool,
 }
 
 impl Shared {
@@ -186,7 +189,7 @@ impl Shared {
 
     /// Points endpoints at ranks that are not there yet, or not any more.
     fn find(&self, job: &Job) {
-        while !self.ending.load(Ordering::Relaxed) {
+        while !self.ended.load(Ordering::Relaxed) {
             let all = self.outboxes();
             let sought = all.iter().filter(|outbox| outbox.way == Way::Sought);
             let sought: Vec<u32> = sought.map(|outbox| outbox.rank).collect();
@@ -344,7 +347,12 @@ impl Soak<'_> {
     fn exchange(&mut self, duration: Duration) -> Result<(), Box<dyn Error>> {
         let shared = self.shared;
         let mut all_found = false;
-        while self.begun.elapsed() < duration && !shared.ending.load(Ordering::Relaxed) {
+        loop {
+            let is_over = self.begun.elapsed() > duration || shared.ending.load(Ordering::Relaxed);
+            // Whoever was never found waits for our last word in vain.
+            if is_over && (all_found || self.begun.elapsed() > duration + LAST_WORDS / 3) {
+                break;
+            }
             let is_sending = self.send(false)?;
             if !all_found
                 && shared
@@ -369,7 +377,7 @@ impl Soak<'_> {
                 }
             }
         }
-        shared.ending.store(true, Ordering::Relaxed);
+        shared.ended.store(true, Ordering::Relaxed);
         Ok(())
     }
 
@@ -459,6 +467,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         endpoints: BTreeMap::new(),
         outboxes: Mutex::default(),
         ending: AtomicBool::new(false),
+        ended: AtomicBool::new(false),
     };
     for rank in others {
         let port = EndpointId(first_port + job.rank * job.size + rank);
@@ -488,7 +497,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let done = soak
             .exchange(Duration::from_secs_f64(seconds))
             .and_then(|()| soak.finish());
-        shared.ending.store(true, Ordering::Relaxed);
+        shared.ended.store(true, Ordering::Relaxed);
         done
     })?;
     soak.report();

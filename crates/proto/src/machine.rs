@@ -214,7 +214,8 @@ impl Machine {
         }
     }
 
-    /// True if the peer has acknowledged everything sent to it. Of a pipe this is known as
+    /// True if the peer has acknowledged every message sent to it; that an edge ended is
+    /// nothing to wait for, since goodbye says it too. Of a pipe this is known as
     /// far as long messages go; that its records were read, its carrier knows.
     #[must_use]
     pub fn is_acknowledged(&self, peer: PeerId) -> bool {

@@ -133,6 +133,8 @@ pub(crate) struct SendWindow {
     bulk: VecDeque<Slot>,
     /// Lost units in the order in which to repeat them.
     repeats: VecDeque<u64>,
+    /// Slots that carry only notices.
+    notices: Vec<Slot>,
     /// Units too long for the path, lowest first.
     cuts: Vec<Cut>,
     flying: u32,
@@ -156,6 +158,23 @@ impl SendWindow {
         } else {
             self.small.push_back(slot);
         }
+    }
+
+    /// Takes a frame of notices, for which nobody waits who has ended.
+    pub(crate) fn queue_notices(&mut self, slot: Slot) {
+        self.notices.push(slot);
+        self.small.push_back(slot);
+    }
+
+    /// True if nothing but notices is queued, in flight or lost.
+    pub(crate) fn has_only_notices(&self) -> bool {
+        let on_their_way = self.units.iter();
+        let on_their_way = on_their_way.filter(|unit| unit.progress.state != State::Arrived);
+        on_their_way
+            .map(|unit| &unit.slot)
+            .chain(&self.small)
+            .chain(&self.bulk)
+            .all(|slot| self.notices.contains(slot))
     }
 
     /// Packets sent and neither arrived nor known lost.
@@ -304,6 +323,9 @@ impl SendWindow {
         }
         entry.progress.state = State::Arrived;
         let slot = entry.slot;
+        if !self.notices.is_empty() {
+            self.notices.retain(|notice| *notice != slot);
+        }
         self.arrivals += 1;
         self.flying -= u32::from(before.is_flying());
         if before.state == State::Cut
@@ -530,6 +552,26 @@ mod tests {
             window.sent(next.piece, flight(u64::from(slot)), 100, NOW);
         }
         window
+    }
+
+    #[test]
+    fn notices_are_nothing_to_wait_for() {
+        let mut window = SendWindow::default();
+        window.queue_notices(3);
+        assert!(window.has_only_notices() && !window.is_empty());
+        window.queue(4, false);
+        assert!(!window.has_only_notices());
+        for number in 0..2 {
+            let next = window.next(8).expect("room");
+            window.sent(next.piece, Flight { lane: 0, number }, 100, Instant(0));
+        }
+        assert!(!window.has_only_notices());
+        assert_eq!(window.arrived(Piece::whole(1)), Some(4));
+        assert!(window.has_only_notices() && !window.is_empty());
+        assert_eq!(window.arrived(Piece::whole(0)), Some(3));
+        // The slot is a message's now.
+        window.queue(3, false);
+        assert!(!window.has_only_notices());
     }
 
     #[test]

@@ -486,9 +486,9 @@ impl Session {
         self.evicted_at != Instant::NEVER
     }
 
-    /// True if the peer has everything that was sent.
+    /// True if the peer has every message that was sent.
     pub(crate) fn is_acknowledged(&self) -> bool {
-        self.window.is_empty()
+        self.window.has_only_notices()
     }
 
     /// What has arrived and was not told of is, with the next packet.

@@ -503,7 +503,7 @@ impl Session {
             self.channel.pop_notice();
         }
         frames.fill(slot, end);
-        self.window.queue(slot, false);
+        self.window.queue_notices(slot);
     }
 
     /// The lane for a class: one that has answered, bulk in turn over the cards; of the
