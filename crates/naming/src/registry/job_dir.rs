@@ -3,9 +3,10 @@
 //! A job's processes come and go without knowing which is the last, so the directory
 //! stays; the next job on this machine removes those in which nobody has lived for long.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use super::{Registry, RegistryError, folder, own_key};
 use crate::address::NodeId;
@@ -15,13 +16,19 @@ use crate::envelope::Authenticator;
 const OLD: Duration = Duration::from_secs(3600);
 const PREFIX: &str = "job-";
 
-/// The runtime directory of job `id` below the user's own.
+/// Makes the runtime directory of job `id` below the user's own and marks it as used now.
 ///
 /// # Errors
 /// The user's directory cannot be made, or is open to others.
 pub(crate) fn job_dir(user_dir: &Path, id: u64) -> Result<PathBuf, RegistryError> {
     folder::make_private(user_dir)?;
     let own = user_dir.join(format!("{PREFIX}{id:016x}"));
+    // Another job that starts now must not take the new directory for one that was left.
+    let _guard = folder::lock(user_dir)?;
+    folder::make_private(&own)?;
+    File::open(&own)
+        .and_then(|made| made.set_modified(SystemTime::now()))
+        .map_err(folder::failed("marking", &own))?;
     for entry in std::fs::read_dir(user_dir).into_iter().flatten().flatten() {
         let is_job = entry.file_name().to_string_lossy().starts_with(PREFIX);
         if is_job && entry.path() != own {
@@ -32,8 +39,20 @@ pub(crate) fn job_dir(user_dir: &Path, id: u64) -> Result<PathBuf, RegistryError
     Ok(own)
 }
 
+/// True if nothing was made, removed or marked in this directory for so long.
+fn is_older(path: &Path, old: Duration) -> bool {
+    std::fs::symlink_metadata(path)
+        .and_then(|found| found.modified())
+        .ok()
+        .and_then(|changed| changed.elapsed().ok())
+        .is_some_and(|age| age >= old)
+}
+
 /// Removes a job's directory if nobody lives in it.
 fn remove_if_left(job: &Path, old: Duration) -> Result<(), RegistryError> {
+    if !is_older(job, old) {
+        return Ok(());
+    }
     for entry in std::fs::read_dir(job).map_err(folder::failed("reading", job))? {
         let path = entry.map_err(folder::failed("reading", job))?.path();
         let registry = Registry {
@@ -43,11 +62,7 @@ fn remove_if_left(job: &Path, old: Duration) -> Result<(), RegistryError> {
             authenticator: Authenticator::default(),
             limits: Arc::default(),
         };
-        let age = std::fs::symlink_metadata(&path)
-            .and_then(|found| found.modified())
-            .ok()
-            .and_then(|changed| changed.elapsed().ok());
-        if age.is_none_or(|age| age < old) {
+        if !is_older(&path, old) {
             return Ok(());
         }
         registry.sweep()?;
@@ -88,6 +103,9 @@ mod tests {
         drop(living);
         assert!(job_dir(&user_dir, 8).is_ok());
         assert!(job.exists(), "it is not old");
+        let starting = job_dir(&user_dir, 9).unwrap();
+        job_dir(&user_dir, 10).unwrap();
+        assert!(starting.exists(), "it is empty because it is new");
         remove_if_left(&job, Duration::ZERO).unwrap();
         assert!(!job.exists());
     }
