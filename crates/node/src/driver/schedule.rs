@@ -29,6 +29,8 @@ const TURNS_PER_YIELD: u32 = 16;
 const CROWDED_SPIN_NS: u64 = 20_000;
 /// A yield that takes longer than this has let somebody else run.
 const CROWDED_YIELD_NS: u64 = 5_000;
+/// Looks of a spinning waiter at whether others still want the lock, before it goes on.
+const MAX_LOOKS_GIVING_WAY: u32 = 1000;
 /// How often the stepped thing gets its tick.
 const TICK_NS: u64 = 200_000_000;
 /// Sends between two readings of the clock for the tick, at most.
@@ -95,7 +97,7 @@ pub(crate) struct Driver<S> {
     pub(super) clock: Clock,
     spin: Duration,
     /// Threads that want the lock while another spins on it.
-    contenders: AtomicUsize,
+    pub(super) contenders: AtomicUsize,
     /// Others wanted this core lately: spin less, yield more.
     crowded: AtomicBool,
 }
@@ -376,12 +378,17 @@ impl<S: Stepper> Driver<S> {
                 self.crowded.store(others_ran, Ordering::Relaxed);
             }
         }
-        while self.contenders.load(Ordering::Relaxed) > 0 {
+        for _ in 0..MAX_LOOKS_GIVING_WAY {
+            if self.contenders.load(Ordering::Relaxed) == 0 {
+                return;
+            }
             std::hint::spin_loop();
             if crowded {
                 yield_core();
             }
         }
+        // A thread that wants the lock may need this very core to get it.
+        yield_core();
     }
 
     /// Sleeps at most `nap_ns`: in the kernel as the leader, or parked behind one.

@@ -227,6 +227,15 @@ fn a_wait_ends_in_time_whoever_leads() {
 }
 
 #[test]
+fn a_wait_ends_in_time_though_a_thread_that_wants_the_lock_never_gets_a_core() {
+    let (driver, _wire) = driver(1, Duration::from_millis(5));
+    // As a thread of no higher real-time priority on the core of the one that spins.
+    driver.contenders.fetch_add(1, Ordering::Relaxed);
+    let timed_out = receive(&driver, 0, Until::For(Duration::from_millis(10)));
+    assert!(matches!(timed_out, Err(WaitError::TimedOut { .. })));
+}
+
+#[test]
 fn a_broken_link_ends_every_wait() {
     let (driver, wire) = driver(2, Duration::ZERO);
     std::thread::scope(|scope| {

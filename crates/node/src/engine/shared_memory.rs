@@ -78,8 +78,6 @@ pub(super) struct SharedMemory {
     fetches: Fetches,
     offers: Offers,
     events: Vec<ShmEvent>,
-    /// Somebody waits for room in a ring.
-    wants_room: bool,
     /// A process of this node died without a word: its files may be swept.
     died: bool,
 }
@@ -105,7 +103,6 @@ impl SharedMemory {
             fetches: Fetches::default(),
             offers: Offers::default(),
             events: Vec::new(),
-            wants_room: false,
             died: false,
         })
     }
@@ -204,10 +201,6 @@ impl SharedMemory {
             machine.retract(edge, total);
             return Err(self.full_or_gone(id, &error));
         }
-        if self.wants_room {
-            // It found room, others may still wait for theirs.
-            self.hub.want_room(id);
-        }
         if more {
             self.wake_later(id);
         } else {
@@ -216,17 +209,11 @@ impl SharedMemory {
         Ok(())
     }
 
-    /// Somebody waits until the peer has read something.
-    fn want_room(&mut self, id: ConnId) {
-        self.wants_room = true;
-        self.hub.want_room(id);
-    }
-
     #[cold]
     fn full_or_gone(&mut self, id: ConnId, error: &PushError) -> Blocked {
         match error {
             PushError::Full => {
-                self.want_room(id);
+                self.hub.want_room(id);
                 Blocked::NoFrame
             }
             PushError::TooLong { .. } => Blocked::TooLong {
@@ -262,14 +249,14 @@ impl SharedMemory {
         Ok(())
     }
 
-    /// True if the peer has everything in its token buffer pools.
+    /// True if the peer has taken everything that was sent to it.
     pub(super) fn is_acknowledged(&mut self, machine: &Machine, peer: PeerId) -> bool {
         let Some(id) = self.connection(peer) else {
             return true;
         };
         let done = machine.is_acknowledged(peer) && self.hub.is_read(id);
         if !done {
-            self.want_room(id);
+            self.hub.want_room(id);
         }
         done
     }
@@ -325,7 +312,6 @@ impl SharedMemory {
 
     /// After sleeping.
     pub(super) fn disarm(&mut self) {
-        self.wants_room = false;
         self.hub.disarm();
     }
 
@@ -406,7 +392,7 @@ impl SharedMemory {
             match self.hub.push(id, record.tag, record.bytes()) {
                 Ok(()) => machine.pop_record(peer),
                 Err(PushError::Full) => {
-                    self.want_room(id);
+                    self.hub.want_room(id);
                     self.wake_later(id);
                     return false;
                 }
