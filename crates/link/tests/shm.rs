@@ -194,6 +194,39 @@ fn a_ring_takes_what_it_has_room_for_and_more_when_some_was_read() {
 }
 
 #[test]
+fn room_that_another_push_has_seen_is_told_to_who_sleeps_for_it() {
+    let (mut one, mut two) = (Side::new(), Side::new());
+    let conn = one.hub.connect(&two.path()).expect("a listener");
+    two.opened();
+    one.opened();
+    let (mut pushed, mut taken) = (0, 0);
+    // First the small ring is full, which the large one replaces, then that.
+    for _ in 0..2 {
+        while one.hub.push(conn, pushed, &[]).is_ok() {
+            pushed += 1;
+        }
+        one.hub.want_room(conn);
+        while !one.hub.arm() {}
+        assert!(!one.hub.take_woken());
+        while taken < pushed {
+            taken += two.try_receive_up_to(1 << 20, taken);
+        }
+        one.push(conn, pushed, &[]);
+        pushed += 1;
+        assert!(one.hub.take_woken(), "who sleeps looks again");
+        assert!(!one.hub.take_woken());
+        // The reader need not ring for what nobody waits for any more.
+        let bells = two.hub.stats().bells;
+        while taken < pushed {
+            taken += two.try_receive_up_to(1 << 20, taken);
+        }
+        assert_eq!(two.hub.stats().bells, bells);
+        one.hub.disarm();
+    }
+    assert_eq!(one.hub.stats().rings, 1);
+}
+
+#[test]
 fn what_was_pushed_before_closing_is_read() {
     let (mut one, mut two) = (Side::new(), Side::new());
     for count in [1, 8, 200] {

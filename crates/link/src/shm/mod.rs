@@ -159,6 +159,8 @@ pub struct Hub {
     polls: u32,
     /// A wake-up was read from a socket.
     woken: bool,
+    /// Room that was wanted has come on some connection, and nobody was told.
+    room_came: bool,
     stats: ShmStats,
 }
 
@@ -232,6 +234,7 @@ impl Hub {
             next_other: 0,
             polls: 0,
             woken: false,
+            room_came: false,
             stats: ShmStats::default(),
         })
     }
@@ -365,6 +368,8 @@ impl Hub {
         if !usable || payload.len() > MAX_RECORD_BYTES || !open.out.push(tag, payload) {
             return self.push_slowly(conn, tag, payload);
         }
+        let room_came = open.out.take_room_came();
+        self.room_came |= room_came;
         self.stats.records_out += 1;
         self.stats.bytes_out += payload.len() as u64;
         Ok(())
@@ -404,15 +409,19 @@ impl Hub {
         let segment = Arc::new(segment);
         open.out
             .push(MOVED, &(options.ring_slots as u64).to_le_bytes());
+        // Who waits for the old ring looks at the new one.
+        let is_awaited = open.out.take_room_came() || open.out.is_wanted();
         open.out = Producer::new(Mapped::new(&segment, place));
         open.large = true;
+        self.room_came |= is_awaited;
         self.stats.rings += 1;
         self.push(conn, tag, payload)
     }
 
     /// The caller is going to wait for room, or for everything to be read: the peer
-    /// rings when it takes something. The wish holds until [`arm`](Self::arm) has said that
-    /// something was taken, whatever others push meanwhile.
+    /// rings when it takes something. That something was taken is told once, by
+    /// [`arm`](Self::arm) or [`take_woken`](Self::take_woken), to all who wait: who still
+    /// waits then wishes again.
     pub fn want_room(&mut self, conn: ConnId) {
         if let Some(Conn {
             open: Some(open), ..
@@ -454,6 +463,8 @@ impl Hub {
                 if read {
                     open.out.want_room(false);
                 }
+                let room_came = open.out.take_room_came();
+                self.room_came |= room_came;
                 read
             }
             _ => true,
@@ -579,6 +590,7 @@ impl Hub {
             .flatten()
             .filter_map(|conn| conn.open.as_mut())
             .any(|open| open.into.has_record() || open.out.has_wanted_room())
+            || std::mem::take(&mut self.room_came)
             || !self.ending.is_empty();
         if waits {
             self.disarm();
@@ -591,11 +603,12 @@ impl Hub {
         self.sleep.end(self.bell.word());
     }
 
-    /// True once after a wake-up was read. Where one thread sleeps and another reads,
-    /// the sleeper does not hear it, nor another before it is armed anew.
+    /// True once after a wake-up was read, or room that was wanted was seen in passing. Where
+    /// one thread sleeps and another does that, the sleeper does not hear it, nor another
+    /// before it is armed anew.
     #[inline]
     pub fn take_woken(&mut self) -> bool {
-        std::mem::take(&mut self.woken)
+        std::mem::take(&mut self.woken) | std::mem::take(&mut self.room_came)
     }
 
     /// True if the peer's memory can be read.

@@ -111,7 +111,7 @@ pub(super) struct Producer<M = Mapped> {
     ends: Box<[(u64, u64)]>,
     /// The consumer has been asked to ring.
     wanted: bool,
-    /// It has given something back since it was asked, and that has not been reported.
+    /// It has given something back since it was asked, and nobody was told.
     room_came: bool,
     /// Where the consumer stood when it was last waited for in vain.
     idle_at: u64,
@@ -244,7 +244,10 @@ impl<M: Memory> Producer<M> {
         let consumed = self.memory.consumed().load(Ordering::Acquire);
         if consumed > self.given_back && consumed <= self.position {
             self.given_back = consumed;
-            self.room_came |= self.wanted;
+            if self.wanted {
+                self.room_came = true;
+                self.want_room(false);
+            }
             let last = slot_of(&self.memory, consumed - 1);
             if let Some(ends) = self.ends.get(last) {
                 (self.near_given_back, self.wide_given_back) = *ends;
@@ -269,18 +272,25 @@ impl<M: Memory> Producer<M> {
         }
     }
 
-    /// True, once, if room that was wanted has come, maybe seen first by a push of somebody
-    /// else. Before sleeping this must be asked behind a full fence: the consumer looks for
-    /// the wish behind another.
+    /// True if the consumer has been asked to ring, and has not given anything back since.
+    pub(super) fn is_wanted(&self) -> bool {
+        self.wanted
+    }
+
+    /// True, once, if room that was wanted has come. Before sleeping this must be asked
+    /// behind a full fence: the consumer looks for the wish behind another.
     pub(super) fn has_wanted_room(&mut self) -> bool {
         if self.wanted {
             self.refresh();
         }
-        let came = std::mem::take(&mut self.room_came);
-        if came {
-            self.want_room(false);
-        }
-        came
+        self.take_room_came()
+    }
+
+    /// True, once, if room that was wanted came and was seen in passing: those who wait for it
+    /// must be told, since the consumer may not ring any more.
+    #[inline]
+    pub(super) fn take_room_came(&mut self) -> bool {
+        std::mem::take(&mut self.room_came)
     }
 }
 

@@ -524,6 +524,8 @@ impl SimHub {
         if ring.records.len() >= slots || !fits {
             return Err(PushError::Full);
         }
+        // Seen in passing; the next `arm` tells.
+        ring.wanted &= !ring.room_came;
         let before = ring.records.back().map_or(0, |record| record.visible_ns);
         ring.bytes += payload.len();
         ring.records.push_back(Record {
