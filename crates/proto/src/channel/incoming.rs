@@ -69,6 +69,9 @@ pub(crate) struct EdgeIn {
     window: u64,
     /// What the peer said it waits for.
     wanted: u64,
+    /// It has said so since the window was last looked at: it had to wait, even if what it
+    /// waits for has been granted meanwhile.
+    asked: bool,
     /// It was granted a message longer than the window.
     pub(crate) in_turn: bool,
     /// A refusal is on its way to the peer: further ones say nothing new.
@@ -94,6 +97,7 @@ impl EdgeIn {
             unpooled: Vec::new(),
             window: u64::from(config.initial_credit_bytes),
             wanted: 0,
+            asked: false,
             in_turn: false,
             refusal_due: false,
             end: None,
@@ -269,6 +273,7 @@ impl EdgeIn {
             return false;
         }
         self.wanted = self.wanted.max(need);
+        self.asked = true;
         true
     }
 
@@ -291,10 +296,11 @@ impl EdgeIn {
             || self.consumed + self.window >= self.granted + self.window / 2
     }
 
-    /// Raises the grant as far as the window allows, the window growing by at
-    /// most `budget` bytes if the peer waits; true if it should be told now.
+    /// Raises the grant as far as the window allows, the window growing by at most `budget`
+    /// bytes if the peer waits or had to; true if it should be told now.
     pub(crate) fn regrant(&mut self, budget: u64, config: &Config) -> bool {
-        if self.is_wanting() && self.window < config.edge_window_bytes {
+        let asked = core::mem::take(&mut self.asked);
+        if (asked || self.is_wanting()) && self.window < config.edge_window_bytes {
             let useful = self
                 .wanted
                 .saturating_sub(self.consumed)
