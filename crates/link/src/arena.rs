@@ -90,13 +90,6 @@ impl Arena {
         self.head == self.tail
     }
 
-    /// True if a token of `length` bytes can be had.
-    #[inline]
-    pub fn has_room(&mut self, length: usize) -> bool {
-        self.reclaim();
-        span(length).is_some_and(|span| self.place(span).is_some())
-    }
-
     /// Where a span would begin.
     #[inline]
     fn place(&self, span: usize) -> Option<usize> {
@@ -111,13 +104,17 @@ impl Arena {
         }
     }
 
-    /// A token of `length` bytes that `fill` writes (what it finds there is old);
-    /// `None` if there is no room.
+    /// A token of `length` bytes that `fill` writes (what it finds there is old).
+    ///
+    /// # Errors
+    /// `fill`, if there is no room.
     #[inline]
-    pub fn allocate(&mut self, length: usize, fill: impl FnOnce(&mut [u8])) -> Option<Token> {
-        let span = span(length)?;
+    pub fn allocate<F: FnOnce(&mut [u8])>(&mut self, length: usize, fill: F) -> Result<Token, F> {
         self.reclaim();
-        let at = self.place(span)?;
+        let place = span(length).and_then(|span| Some((span, self.place(span)?)));
+        let Some((span, at)) = place else {
+            return Err(fill);
+        };
         if at != self.head && self.head < self.bytes() {
             // The rest of the block is skipped.
             let rest = (self.bytes() - self.head) as u64;
@@ -134,7 +131,7 @@ impl Arena {
         };
         // Should `fill` panic, the span is never given back, and nothing is read.
         fill(place);
-        Some(Token {
+        Ok(Token {
             block: Arc::clone(&self.block),
             at,
             length,
@@ -207,7 +204,7 @@ mod tests {
     use rand::{Rng, SeedableRng};
 
     fn token(arena: &mut Arena, length: usize, byte: u8) -> Option<Token> {
-        arena.allocate(length, |place| place.fill(byte))
+        arena.allocate(length, |place| place.fill(byte)).ok()
     }
 
     #[test]
@@ -290,8 +287,8 @@ mod tests {
                 let filled =
                     arena.allocate(4, |place| place.copy_from_slice(&number.to_le_bytes()));
                 match filled {
-                    Some(token) => break token,
-                    None => std::thread::yield_now(),
+                    Ok(token) => break token,
+                    Err(_) => std::thread::yield_now(),
                 }
             };
             give.send(token).unwrap();

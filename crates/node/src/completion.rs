@@ -87,6 +87,11 @@ impl QueueTable {
         !self.by_endpoint.is_empty()
     }
 
+    /// True if a queue has a descriptor.
+    pub(crate) fn has_exports(&self) -> bool {
+        self.queues.values().any(|queue| queue.signal.is_some())
+    }
+
     /// From now on an endpoint's messages are noted in a queue.
     pub(crate) fn attach_endpoint(&mut self, engine: &mut Engine, endpoint: u32, id: QueueRef) {
         self.by_endpoint.insert(endpoint, id);
@@ -273,8 +278,7 @@ impl CompletionQueue {
             queues.export(engine, self.id)
         });
         let user = user.map_err(OpenError::Sleep)?;
-        let started = self.inner.progress.start(&self.inner.driver);
-        started.map_err(OpenError::Sleep)?;
+        self.inner.step_behind().map_err(OpenError::Sleep)?;
         Ok(user)
     }
 }

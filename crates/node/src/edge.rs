@@ -136,8 +136,7 @@ impl Edge {
             Ok(edges.is_waiting())
         });
         if waits? {
-            let started = self.inner.progress.start(&self.inner.driver);
-            started.map_err(SendError::Broken)?;
+            self.inner.step_behind().map_err(SendError::Broken)?;
         }
         Ok(())
     }

@@ -64,27 +64,31 @@ impl Endpoint {
     /// # Errors
     /// [`SendError::Ended`], [`SendError::Forked`], [`SendError::Broken`]: no threads are left.
     pub fn edge(&self, to: Address) -> Result<Edge, SendError> {
+        let edge = self.open_edge(to)?;
+        self.step_behind(edge.id())?;
+        Ok(edge)
+    }
+
+    /// An edge that connects while somebody steps the engine.
+    fn open_edge(&self, to: Address) -> Result<Edge, SendError> {
         self.check_usable()?;
         let id = self.inner.driver.with(|state, now| {
             let (engine, edges, _) = state.parts();
             edges.open(engine, self.id().0, to, now)
         });
-        self.connect_behind(id)?;
         Ok(Edge::new(&self.inner, &self.owner, id, to))
     }
 
-    /// An edge that connects needs somebody who steps the engine.
-    fn connect_behind(&self, id: EdgeRef) -> Result<(), SendError> {
-        let connecting = self
-            .inner
-            .driver
-            .with_last(|state, _| state.edges.target(id).is_none());
-        match connecting {
-            true => {
-                let started = self.inner.progress.start(&self.inner.driver);
-                started.map_err(SendError::Broken)
-            }
-            false => Ok(()),
+    /// An edge that connects while its caller does something else needs a thread that steps
+    /// the engine, and so does one by packets, which are repeated when they are lost.
+    fn step_behind(&self, id: EdgeRef) -> Result<(), SendError> {
+        let in_memory = self.inner.driver.with_last(|state, _| {
+            let target = state.edges.target(id);
+            target.is_some_and(|target| target.is_ok_and(|it| state.shares_memory(it.edge.peer)))
+        });
+        match in_memory {
+            true => Ok(()),
+            false => self.inner.step_behind().map_err(SendError::Broken),
         }
     }
 
@@ -148,8 +152,14 @@ impl Endpoint {
             let (engine, edges, _) = state.parts();
             edges.cached(engine, source, to, now)
         });
-        self.connect_behind(id)?;
-        self.inner.send_along(source, (id, to), payload, until)
+        if until != Until::Forever {
+            self.step_behind(id)?;
+        }
+        self.inner.send_along(source, (id, to), payload, until)?;
+        match until {
+            Until::Forever => self.step_behind(id),
+            Until::Now | Until::For(_) => Ok(()),
+        }
     }
 
     /// Messages of this endpoint appear in a completion queue from now on.
@@ -178,7 +188,9 @@ impl Endpoint {
         if self.is_ended() {
             return Err(TargetError::Ended);
         }
-        let edge = self.edge(to).map_err(|error| target_error(error, to))?;
+        let edge = self
+            .open_edge(to)
+            .map_err(|error| target_error(error, to))?;
         // It fails by itself when `connect_timeout` is over.
         let opened = self.inner.wait_target(edge.id(), to, Until::Forever);
         if let Err(error) = opened {
@@ -186,6 +198,8 @@ impl Endpoint {
             drop(edge);
             return Err(target_error(error, to));
         }
+        self.step_behind(edge.id())
+            .map_err(|error| target_error(error, to))?;
         let taken = self.inner.driver.with_last(|state, _| {
             let (_, edges, _) = state.parts();
             edges.take_open(edge.id())
@@ -273,10 +287,7 @@ impl Endpoint {
         let user = user.map_err(OpenError::Sleep)?;
         let exported = Command::Exported(Arc::downgrade(&self.owner));
         self.inner.control.commands.post(exported);
-        self.inner
-            .progress
-            .start(&self.inner.driver)
-            .map_err(OpenError::Sleep)?;
+        self.inner.step_behind().map_err(OpenError::Sleep)?;
         Ok(user)
     }
 

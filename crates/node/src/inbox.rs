@@ -183,16 +183,12 @@ impl Inbox {
         length: usize,
         fill: impl FnOnce(&mut [u8]),
     ) {
-        let room = self
-            .arena
-            .as_mut()
-            .is_some_and(|arena| arena.has_room(length));
-        let arena = match (&mut self.arena, room) {
-            (Some(arena), true) => arena,
-            _ => self.next_arena(length),
+        let piece = match &mut self.arena {
+            Some(arena) => arena.allocate(length, fill),
+            None => Err(fill),
         };
-        let piece = arena.allocate(length, fill);
-        let Some(piece) = piece else {
+        let piece = piece.or_else(|fill| self.next_arena(length).allocate(length, fill));
+        let Ok(piece) = piece else {
             unreachable!("the arena was made or chosen for this length");
         };
         self.queue.push_back(Token {

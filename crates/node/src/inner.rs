@@ -35,6 +35,11 @@ impl Inner {
         self.fork.is_child()
     }
 
+    /// From now on a thread steps the engine for those who are in no call.
+    pub(crate) fn step_behind(&self) -> std::io::Result<()> {
+        self.progress.start(&self.driver)
+    }
+
     /// Waits until everything sent has been acknowledged.
     pub(crate) fn drain(&self, timeout: Duration) -> Result<(), CloseError> {
         let what = |_: &ProcessState| "acknowledgements before closing".to_string();

@@ -106,6 +106,10 @@ impl Stepper for ProcessState {
         Stepper::expects_memory(&self.engine)
     }
 
+    fn is_polled(&self) -> bool {
+        self.edges.is_waiting() || self.queues.has_exports() || self.engine.is_polled()
+    }
+
     #[inline]
     fn look(&mut self, now: Instant, calls: u32) -> io::Result<()> {
         self.engine.look(now, calls)

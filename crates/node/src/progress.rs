@@ -1,8 +1,9 @@
 //! The thread that steps the engine for those who wait in `poll`, in an executor, or
 //! compute.
 //!
-//! It starts with the first exported descriptor or waiting task: until then a thread
-//! that waits for a message waits in this crate and steps the engine itself.
+//! It starts with the first exported descriptor, waiting task, or edge that connects or has
+//! operations while its owner does something else: until then a thread that waits for a
+//! message waits in this crate and steps the engine itself.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;

@@ -268,18 +268,23 @@ impl Pipe {
         let Some(Some(inbound)) = inbound else {
             return Err(Misbehaved("a message on an edge that is not open"));
         };
-        if !self.channel.is_current(inbound.edge) {
+        let (edge, key, sequence) = (inbound.edge, inbound.key, inbound.arrived);
+        let total = length as u64;
+        if self.channel.take_next(edge, sequence, total, shared) {
+            inbound.arrived += 1;
+            return Ok(Some(Delivery { edge, key }));
+        }
+        if !self.channel.is_current(edge) {
             return Err(Misbehaved("a message on an edge that has ended"));
         }
         let piece = MessagePiece {
-            sequence: inbound.arrived,
+            sequence,
             offset: 0,
-            total: length as u64,
+            total,
             port: false,
             bytes: 0..length,
         };
         inbound.arrived += 1;
-        let (edge, key) = (inbound.edge, inbound.key);
         let (placed, _) = self.channel.place(edge.index, piece, now, shared);
         match placed {
             Placed::Deliver => Ok(Some(Delivery { edge, key })),

@@ -243,6 +243,10 @@ impl Stepper for Mailbox {
         false
     }
 
+    fn is_polled(&self) -> bool {
+        true
+    }
+
     fn expects_memory(&self) -> bool {
         false
     }

@@ -16,6 +16,8 @@ use crate::clock::nanoseconds;
 /// How long the progress thread stays out of the way of waiting threads, and so
 /// how late a descriptor may become ready after the last of them has returned.
 const NAP: Duration = Duration::from_micros(500);
+/// The same while nobody waits elsewhere: it only ends what threads that call leave unfinished.
+const LONG_NAP: Duration = Duration::from_millis(4);
 /// A thread that has slept in a wait for this long leaves the progress thread
 /// nothing to do: it may sleep until it is called.
 const LONG_SLEEP_NS: u64 = 10_000_000;
@@ -27,7 +29,7 @@ pub(super) struct Progress {
     /// Ends its sleep in the kernel; made with the thread.
     waker: Option<Waker>,
     unparked: Arc<Condvar>,
-    /// Threads inside a wait, and when the last of them left.
+    /// Threads inside a wait, and when the last of them left, or stepped.
     waiting: usize,
     left: Instant,
     stop: bool,
@@ -73,6 +75,11 @@ impl Progress {
         self.unpark();
     }
 
+    /// A thread that always finds at once what it waits for has stepped.
+    pub(super) fn stepped(&mut self, now: Instant) {
+        self.left = now;
+    }
+
     /// A waiting thread is awake: the progress thread may soon be needed.
     pub(super) fn unpark(&mut self) {
         if self.doing == Doing::Parked {
@@ -113,6 +120,7 @@ impl<S: Stepper> Driver<S> {
         let mut state = self.lock();
         let sleeper = state.stepper.sleeper().map_err(WaitError::Broken)?;
         state.progress.waker = Some(sleeper.waker());
+        let mut calls = state.calls;
         while !state.progress.stop {
             let mut now = self.clock.now();
             if state.progress.is_needless(now) {
@@ -123,6 +131,12 @@ impl<S: Stepper> Driver<S> {
             state.last = now;
             self.tick_if_due(&mut state, now);
             self.publish(&mut state, now);
+            // To be woken for all that threads that call will look at soon would slow them down.
+            let others_call = std::mem::replace(&mut calls, state.calls) != state.calls;
+            if others_call && !state.is_polled() {
+                state = self.nap(state, now);
+                continue;
+            }
             if !state.stepper.arm() {
                 self.arm_anew(&mut state);
                 self.publish(&mut state, now);
@@ -158,8 +172,12 @@ impl<S: Stepper> Driver<S> {
             state = parked.unwrap_or_else(PoisonError::into_inner);
         } else {
             state.progress.doing = Doing::Napping;
+            let nap = match state.is_polled() {
+                true => NAP,
+                false => LONG_NAP,
+            };
             unlock(state);
-            sleep(NAP);
+            sleep(nap);
             state = self.lock();
         }
         state.progress.doing = Doing::Running;

@@ -83,9 +83,18 @@ pub(super) struct State<S> {
     pub(super) armed: usize,
     pub(super) progress: Progress,
     unstepped: u32,
+    /// Waits and sends, to see whether there are any.
+    pub(super) calls: u32,
     ticked: Instant,
     sends_unseen: u32,
     sends_per_reading: u32,
+}
+
+impl<S: Stepper> State<S> {
+    /// True if somebody waits who is in no call of the driver.
+    pub(super) fn is_polled(&self) -> bool {
+        self.waiters.has_tasks() || self.stepper.is_polled()
+    }
 }
 
 /// See [`crate::driver`].
@@ -117,6 +126,7 @@ impl<S: Stepper> Driver<S> {
                 armed: 0,
                 progress: Progress::new(now),
                 unstepped: 0,
+                calls: 0,
                 ticked: now,
                 sends_unseen: 0,
                 sends_per_reading: 1,
@@ -167,6 +177,7 @@ impl<S: Stepper> Driver<S> {
         let last = reading.last();
         state.last = last;
         self.publish(&mut state, last);
+        state.calls = state.calls.wrapping_add(1);
         state.sends_unseen += 1;
         if state.sends_unseen >= state.sends_per_reading {
             self.tick_after_sends(&mut state);
@@ -229,6 +240,7 @@ impl<S: Stepper> Driver<S> {
         mut attempt: impl FnMut(&mut S, Instant) -> Option<R>,
     ) -> Result<R, WaitError> {
         let mut state = self.lock();
+        state.calls = state.calls.wrapping_add(1);
         state.unstepped += 1;
         if state.unstepped >= MAX_UNSTEPPED {
             self.step_for_others(&mut state)
@@ -273,6 +285,7 @@ impl<S: Stepper> Driver<S> {
         let now = self.clock.now();
         state.stepper.step(now, false)?;
         state.last = now;
+        state.progress.stepped(now);
         self.publish(state, now);
         Ok(())
     }
@@ -508,7 +521,14 @@ impl<S: Stepper> Driver<S> {
 
 /// Releases the lock, then wakes tasks: their wakers are user code.
 #[inline]
-pub(super) fn unlock<S>(mut state: MutexGuard<'_, State<S>>) {
+pub(super) fn unlock<S>(state: MutexGuard<'_, State<S>>) {
+    if state.waiters.has_ready_tasks() {
+        wake_tasks(state);
+    }
+}
+
+#[cold]
+fn wake_tasks<S>(mut state: MutexGuard<'_, State<S>>) {
     let tasks = state.waiters.take_ready_tasks();
     drop(state);
     for task in tasks {

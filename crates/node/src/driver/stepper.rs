@@ -23,6 +23,10 @@ pub(crate) trait Stepper {
     /// True if what a spinning thread waits for is expected in shared memory.
     fn expects_memory(&self) -> bool;
 
+    /// True if somebody waits for what steps bring who is in no call of the driver: in `poll`,
+    /// or for something posted.
+    fn is_polled(&self) -> bool;
+
     /// Looks for small packets for as long as so many system calls take;
     /// [`step`](Self::step) must follow.
     fn look(&mut self, now: Instant, calls: u32) -> io::Result<()>;

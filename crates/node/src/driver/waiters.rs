@@ -138,6 +138,11 @@ impl Waiters {
         }
     }
 
+    /// True if a task waits.
+    pub(super) fn has_tasks(&self) -> bool {
+        !self.tasks.is_empty()
+    }
+
     /// True if there is nobody to be woken.
     pub(super) fn is_empty(&self) -> bool {
         self.tasks.is_empty() && self.threads.iter().all(Option::is_none)
@@ -171,13 +176,15 @@ impl Waiters {
         }
     }
 
-    /// Tasks to be woken with the lock released.
+    /// True if tasks are to be woken.
     #[inline]
+    pub(super) fn has_ready_tasks(&self) -> bool {
+        !self.ready_tasks.is_empty()
+    }
+
+    /// Tasks to be woken with the lock released.
     pub(super) fn take_ready_tasks(&mut self) -> Vec<task::Waker> {
-        match self.ready_tasks.is_empty() {
-            true => Vec::new(),
-            false => std::mem::take(&mut self.ready_tasks),
-        }
+        std::mem::take(&mut self.ready_tasks)
     }
 }
 

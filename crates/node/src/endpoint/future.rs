@@ -26,7 +26,7 @@ impl Endpoint {
             return Poll::Ready(Err(ReceiveError::Forked));
         }
         let driver = &self.inner.driver;
-        if let Err(cause) = self.inner.progress.start(driver) {
+        if let Err(cause) = self.inner.step_behind() {
             return Poll::Ready(Err(ReceiveError::Broken(cause)));
         }
         let id = self.id().0;

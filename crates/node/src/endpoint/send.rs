@@ -165,6 +165,9 @@ impl Inner {
                 return Err(not_begun(error, until, why, target.address));
             }
         }
+        if long.is_some() && until != Until::Forever {
+            self.step_behind().map_err(SendError::Broken)?;
+        }
         match long {
             Some(send) => self.send_rest(target, payload, send, until.after(begun_at.elapsed())),
             None => Ok(()),

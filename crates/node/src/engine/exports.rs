@@ -36,6 +36,12 @@ impl Engine {
         Ok(())
     }
 
+    /// True if an endpoint has a descriptor.
+    pub(super) fn has_exports(&self) -> bool {
+        let exports = self.exports.as_ref();
+        exports.is_some_and(|exports| !exports.signals.is_empty())
+    }
+
     pub(super) fn exports_descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.exports.as_ref().map(|exports| exports.watch.as_fd())
     }

@@ -213,6 +213,17 @@ impl Engine {
             return Ok(false);
         };
         let edge = target.edge;
+        if let Some((memory, route)) = with_route(&mut self.memory, edge.peer) {
+            let machine = &mut self.core.machine;
+            let sent = payload.len() <= route.eager_bytes
+                && memory
+                    .send_whole(machine, (route, edge), payload, more)
+                    .is_ok();
+            if sent {
+                target.sent.count(payload.len());
+            }
+            return Ok(sent);
+        }
         let sent = self.send_at_once(edge, payload, more, clock)?.is_ok();
         if sent
             && let Some(state) = self.core.dispatch.endpoints.get(endpoint)
@@ -241,8 +252,8 @@ impl Engine {
             if payload.len() > route.eager_bytes {
                 return Ok(Err(Blocked::NoFrame));
             }
-            let (machine, now) = (&mut self.core.machine, clock.last());
-            return Ok(memory.send_whole(machine, now, (route, edge), payload, more));
+            let machine = &mut self.core.machine;
+            return Ok(memory.send_whole(machine, (route, edge), payload, more));
         }
         if payload.len() > self.whole_limit(edge.peer) {
             return Ok(Err(Blocked::NoFrame));
@@ -272,7 +283,7 @@ impl Engine {
     ) -> Result<(), Blocked> {
         let machine = &mut self.core.machine;
         let sent = match with_route(&mut self.memory, edge.peer) {
-            Some((memory, route)) => memory.send_whole(machine, now, (route, edge), payload, more),
+            Some((memory, route)) => memory.send_whole(machine, (route, edge), payload, more),
             None => {
                 let packer = &mut self.core.packer;
                 packer.send_whole(machine, now, edge, payload, more)

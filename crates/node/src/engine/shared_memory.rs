@@ -20,7 +20,9 @@ use rustc_hash::FxHashMap;
 
 use super::Blocked;
 use super::core::Core;
+use super::dispatch::Arrival;
 use super::packer::blocked;
+use crate::address::{Address, EndpointId, NodeId};
 use crate::driver::WaitKey;
 use crate::inbox::Charge;
 pub(super) use long::LongNews;
@@ -181,15 +183,14 @@ impl SharedMemory {
     pub(super) fn send_whole(
         &mut self,
         machine: &mut Machine,
-        now: Instant,
         (route, edge): (Route, EdgeId),
         payload: &[u8],
         more: bool,
     ) -> Result<(), Blocked> {
         let (id, total) = (route.id, payload.len() as u64);
-        let begun = machine.begin(now, edge, total);
+        let begun = machine.begin_whole(edge, total);
         // What was to be told before must not be overtaken.
-        if !begun.is_ok_and(|begun| begun.is_first) {
+        if !begun.is_ok_and(|is_first| is_first) {
             self.push_records(machine);
             begun.map_err(blocked)?;
             if machine.has_queued_records(edge.peer) {
@@ -277,7 +278,9 @@ impl SharedMemory {
     #[inline]
     fn wake(&mut self, id: ConnId) {
         self.hub.ring(id);
-        if let Some(found) = find_mut(&mut self.connections, id) {
+        if !self.to_wake.is_empty()
+            && let Some(found) = find_mut(&mut self.connections, id)
+        {
             found.to_wake = false;
         }
     }
@@ -321,6 +324,7 @@ impl SharedMemory {
     #[inline]
     pub(super) fn poll(&mut self, now: Instant, core: &mut Core) -> bool {
         let connections = &mut self.connections;
+        let node = NodeId(self.own.node);
         let mut broken = None;
         let taken = self.hub.poll(POLL_LIMIT, &mut |id, word, payload| {
             let Some(found) = find_mut(connections, id) else {
@@ -331,7 +335,7 @@ impl SharedMemory {
             };
             let done = match PipeTag::from_word(word) {
                 Ok(tag) if tag.kind == PipeKind::Message => {
-                    on_message(core, now, peer, tag.number, &payload)
+                    on_message(core, now, (peer, node), tag.number, &payload)
                 }
                 Ok(tag) => {
                     found.said_bye |= tag.kind == PipeKind::Bye;
@@ -560,7 +564,7 @@ fn find_mut(connections: &mut [Option<Connection>], id: ConnId) -> Option<&mut C
 fn on_message(
     core: &mut Core,
     now: Instant,
-    peer: PeerId,
+    (peer, node): (PeerId, NodeId),
     number: u32,
     payload: &Payload<'_>,
 ) -> Result<(), Misbehaved> {
@@ -569,9 +573,15 @@ fn on_message(
         .on_pipe_message(now, peer, number, payload.len())?
     {
         Some(delivery) => {
-            let charge = Charge::Edge(delivery.edge);
             let (source, target) = delivery.key.ends();
-            let arrival = core.arrival(peer, source, target, charge);
+            let arrival = Arrival {
+                source: Address {
+                    node,
+                    endpoint: EndpointId(source),
+                },
+                target,
+                charge: Charge::Edge(delivery.edge),
+            };
             let ready = &mut core.ready;
             core.dispatch
                 .deliver(&arrival, payload.len(), ready, |place| {

@@ -42,6 +42,10 @@ impl Stepper for Engine {
         self.came_by_memory || self.alone
     }
 
+    fn is_polled(&self) -> bool {
+        self.has_exports()
+    }
+
     #[inline]
     fn look(&mut self, now: Instant, calls: u32) -> io::Result<()> {
         Engine::look(self, now, calls)

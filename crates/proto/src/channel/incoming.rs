@@ -155,6 +155,23 @@ impl EdgeIn {
         self.place_ahead(sequence, (length, total), discard)
     }
 
+    /// Takes a whole message that is next, lies within credit and window, and is not the last
+    /// of an edge that ends. False: nothing has changed.
+    #[inline]
+    pub(crate) fn take_next(&mut self, sequence: u64, total: u64) -> bool {
+        let charge = charge(total);
+        let as_expected = sequence == self.next
+            && self.pending.is_empty()
+            && charge <= self.window.min(self.granted - self.charged)
+            && self.end.is_none();
+        if as_expected {
+            self.charged += charge;
+            self.held += charge;
+            self.next += 1;
+        }
+        as_expected
+    }
+
     fn place_ahead(
         &mut self,
         sequence: u64,

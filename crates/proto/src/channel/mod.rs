@@ -503,6 +503,29 @@ impl Channel {
         }
     }
 
+    /// Takes a whole message if it is what nearly all are: the next of an edge that is not
+    /// about to end, within its credit and window, for an open endpoint. If not, nothing has
+    /// changed and [`place`](Self::place) decides.
+    #[inline]
+    pub(crate) fn take_next(
+        &mut self,
+        edge: EdgeId,
+        sequence: u64,
+        total: u64,
+        shared: &mut Shared,
+    ) -> bool {
+        let Some(incoming) = self.incoming.get_exact(edge.index, edge.generation) else {
+            return false;
+        };
+        let is_open = incoming.open == (shared.endpoints_generation, true);
+        if !is_open || !incoming.take_next(sequence, total) {
+            return false;
+        }
+        shared.pool.take(crate::config::charge(total));
+        shared.stats.messages_delivered += 1;
+        true
+    }
+
     /// Puts a piece of a message in its place. Grants follow where that frees credit.
     #[inline]
     pub(crate) fn place(

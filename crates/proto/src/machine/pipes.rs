@@ -3,7 +3,7 @@
 use alloc::boxed::Box;
 
 use crate::channel::Begun;
-use crate::error::{ConnectError, Misbehaved};
+use crate::error::{BeginError, ConnectError, Misbehaved};
 use crate::event::{EdgeId, Event, GoneReason, PeerId};
 use crate::machine::{Machine, Peer};
 use crate::pipe::{Delivery, Pipe};
@@ -44,6 +44,23 @@ impl Machine {
     pub fn close_pipe(&mut self, peer: PeerId, reason: GoneReason) {
         if self.peers.pipe_mut(peer).is_some() {
             self.remove(peer, reason);
+        }
+    }
+
+    /// Begins a message of `total` bytes that its caller pushes whole, at once if nothing waits
+    /// that it must not overtake: true. Else records at hand go first.
+    ///
+    /// # Errors
+    /// Those of [`begin`](Self::begin).
+    #[inline]
+    pub fn begin_whole(&mut self, edge: EdgeId, total: u64) -> Result<bool, BeginError> {
+        let pipe = self.peers.pipe_mut(edge.peer).ok_or(BeginError::Gone)?;
+        match pipe.begin(edge, total) {
+            Ok(begun) if begun.is_first => Ok(true),
+            begun => {
+                self.wake_pipe(edge.peer);
+                begun.map(|_| false)
+            }
         }
     }
 
