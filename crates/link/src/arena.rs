@@ -57,11 +57,12 @@ pub struct Arena {
 
 impl Arena {
     /// An arena of `bytes`, rounded up to cache lines; untouched pages cost nothing.
-    /// `None` if there is not so much memory.
+    /// `None` if there is not so much memory, or it is 32 GiB and more.
     #[must_use]
     pub fn new(bytes: usize) -> Option<Arena> {
         let layout = Layout::from_size_align(bytes.max(ALIGNMENT), ALIGNMENT).ok()?;
         let layout = layout.pad_to_align();
+        u32::try_from(layout.size() / HEADER_BYTES).ok()?;
         // SAFETY: the layout has a size above zero.
         let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
         Some(Arena {
@@ -115,6 +116,11 @@ impl Arena {
         let Some((span, at)) = place else {
             return Err(fill);
         };
+        let (Ok(token_at), Ok(token_length)) =
+            (u32::try_from(at / HEADER_BYTES), u32::try_from(length))
+        else {
+            return Err(fill);
+        };
         if at != self.head && self.head < self.bytes() {
             // The rest of the block is skipped.
             let rest = (self.bytes() - self.head) as u64;
@@ -133,8 +139,8 @@ impl Arena {
         fill(place);
         Ok(Token {
             block: Arc::clone(&self.block),
-            at,
-            length,
+            at: token_at,
+            length: token_length,
         })
     }
 
@@ -168,8 +174,17 @@ fn span(length: usize) -> Option<usize> {
 #[derive(Debug)]
 pub struct Token {
     block: Arc<Block>,
-    at: usize,
-    length: usize,
+    /// Counted in headers, so that a token is two words: many are moved.
+    at: u32,
+    length: u32,
+}
+
+impl Token {
+    /// Where its header lies in the block.
+    #[inline]
+    fn at(&self) -> usize {
+        self.at as usize * HEADER_BYTES
+    }
 }
 
 impl Deref for Token {
@@ -180,8 +195,8 @@ impl Deref for Token {
         // SAFETY: the bytes behind the header belong to this token until it is dropped;
         // nobody writes them meanwhile.
         unsafe {
-            let start = self.block.start.add(self.at + HEADER_BYTES);
-            std::slice::from_raw_parts(start.as_ptr(), self.length)
+            let start = self.block.start.add(self.at() + HEADER_BYTES);
+            std::slice::from_raw_parts(start.as_ptr(), self.length as usize)
         }
     }
 }
@@ -189,7 +204,7 @@ impl Deref for Token {
 impl Drop for Token {
     #[inline]
     fn drop(&mut self) {
-        let header = self.block.header(self.at);
+        let header = self.block.header(self.at());
         // Only the allocator writes it otherwise, and not while the token is out.
         let span = header.load(Ordering::Relaxed);
         // Release: all reading came before.

@@ -103,10 +103,7 @@ impl Endpoint {
     /// its answers, or frames are used up. Those of [`send`](Self::send).
     pub fn reply(&self, message: &Message, payload: &[u8]) -> Result<(), SendError> {
         self.check_usable()?;
-        let to = message.source();
-        let Some(peer) = message.peer() else {
-            return self.try_send_to(to, payload);
-        };
+        let (to, peer) = (message.source(), message.peer());
         let source = self.id().0;
         let id = self.inner.driver.with_last(|state, now| {
             let (engine, edges, _) = state.parts();

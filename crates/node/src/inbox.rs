@@ -27,9 +27,16 @@ const SPARE_BYTES: usize = 32 << 20;
 #[derive(Debug)]
 pub struct Message {
     payload: Payload,
-    source: Address,
-    /// The process that sent it, for answers; `None` if it came unreliably.
-    peer: Option<PeerId>,
+    origin: Origin,
+}
+
+/// Where a message came from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Origin {
+    /// The endpoint.
+    pub(crate) source: Address,
+    /// Its process, for answers.
+    pub(crate) peer: PeerId,
 }
 
 #[derive(Debug)]
@@ -43,12 +50,12 @@ impl Message {
     /// The endpoint that sent it.
     #[must_use]
     pub fn source(&self) -> Address {
-        self.source
+        self.origin.source
     }
 
     /// The process that sent it.
-    pub(crate) fn peer(&self) -> Option<PeerId> {
-        self.peer
+    pub(crate) fn peer(&self) -> PeerId {
+        self.origin.peer
     }
 }
 
@@ -138,16 +145,6 @@ pub(crate) enum Charge {
     Edge(EdgeId),
 }
 
-impl Charge {
-    #[inline]
-    fn peer(self) -> Option<PeerId> {
-        match self {
-            Charge::None => None,
-            Charge::Edge(edge) => Some(edge.peer),
-        }
-    }
-}
-
 /// Where the messages of an endpoint lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pool {
@@ -165,6 +162,9 @@ pub(crate) struct Token {
     pub(crate) message: Message,
 }
 
+// They are moved once or twice for each message.
+const _: () = assert!(size_of::<Message>() <= 32 && size_of::<Token>() <= 48);
+
 /// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct Inbox {
@@ -179,24 +179,25 @@ impl Inbox {
     pub(crate) fn push_with(
         &mut self,
         charge: Charge,
-        source: Address,
+        origin: Origin,
         length: usize,
         fill: impl FnOnce(&mut [u8]),
     ) {
-        let piece = match &mut self.arena {
-            Some(arena) => arena.allocate(length, fill),
-            None => Err(fill),
-        };
-        let piece = piece.or_else(|fill| self.next_arena(length).allocate(length, fill));
-        let Ok(piece) = piece else {
-            unreachable!("the arena was made or chosen for this length");
+        let mut fill = fill;
+        let piece = loop {
+            if let Some(arena) = &mut self.arena {
+                match arena.allocate(length, fill) {
+                    Ok(piece) => break piece,
+                    Err(not_called) => fill = not_called,
+                }
+            }
+            self.next_arena(length);
         };
         self.queue.push_back(Token {
             charge,
             message: Message {
                 payload: Payload::Small(piece),
-                source,
-                peer: charge.peer(),
+                origin,
             },
         });
     }
@@ -213,11 +214,10 @@ impl Inbox {
     }
 
     /// Takes over a long message.
-    pub(crate) fn push_buffer(&mut self, charge: Charge, source: Address, buffer: Buffer) {
+    pub(crate) fn push_buffer(&mut self, charge: Charge, origin: Origin, buffer: Buffer) {
         let message = Message {
             payload: Payload::Long(Box::new(buffer)),
-            source,
-            peer: charge.peer(),
+            origin,
         };
         self.queue.push_back(Token { charge, message });
     }
@@ -245,7 +245,7 @@ impl Inbox {
 
     /// An arena with room, in place of the full one: an emptied one, or a larger one.
     #[cold]
-    fn next_arena(&mut self, length: usize) -> &mut Arena {
+    fn next_arena(&mut self, length: usize) {
         let needed = length + ARENA_OVERHEAD_BYTES;
         let full = self.arena.take();
         let double = full.as_ref().map_or(0, |full| full.bytes() * 2);
@@ -264,7 +264,7 @@ impl Inbox {
         while self.retired.len() > RETIRED_ARENAS {
             self.retired.pop_front();
         }
-        self.arena.insert(next)
+        self.arena = Some(next);
     }
 }
 
@@ -272,20 +272,26 @@ impl Inbox {
 mod tests {
     use super::*;
     use crate::address::{EndpointId, NodeId};
+    use dipole_proto::{Config, Machine};
 
-    fn source() -> Address {
-        Address {
-            node: NodeId(1),
-            endpoint: EndpointId(2),
+    fn origin() -> Origin {
+        let mut machine = Machine::new(Config::default(), 1, [1, 2], &[]);
+        let greeting = machine.greeting();
+        Origin {
+            source: Address {
+                node: NodeId(1),
+                endpoint: EndpointId(2),
+            },
+            peer: machine.open_pipe(greeting).unwrap(),
         }
     }
 
     #[test]
     fn messages_come_out_as_they_went_in() {
-        let mut inbox = Inbox::default();
+        let (mut inbox, origin) = (Inbox::default(), origin());
         let sent: Vec<Vec<u8>> = (0..500_usize).map(|index| vec![7; index * 3]).collect();
         for message in &sent {
-            inbox.push_with(Charge::None, source(), message.len(), |place| {
+            inbox.push_with(Charge::None, origin, message.len(), |place| {
                 place.copy_from_slice(message);
             });
         }

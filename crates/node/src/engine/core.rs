@@ -12,7 +12,7 @@ use super::shared_memory::LongNews;
 use crate::GoneReason;
 use crate::address::{Address, EndpointId};
 use crate::driver::{Ready, WaitKey};
-use crate::inbox::Charge;
+use crate::inbox::{Charge, Origin};
 
 /// See the module.
 #[derive(Debug)]
@@ -61,9 +61,12 @@ impl Core {
     #[inline]
     pub(super) fn arrival(&self, peer: PeerId, from: u32, target: u32, charge: Charge) -> Arrival {
         Arrival {
-            source: Address {
-                node: self.peers.node(peer),
-                endpoint: EndpointId(from),
+            origin: Origin {
+                source: Address {
+                    node: self.peers.node(peer),
+                    endpoint: EndpointId(from),
+                },
+                peer,
             },
             target,
             charge,

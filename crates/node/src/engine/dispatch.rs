@@ -12,9 +12,8 @@ use dipole_proto::wire::EdgeKey;
 use dipole_proto::{EdgeId, PeerId};
 
 use super::endpoints::{EndpointState, EndpointTable};
-use crate::address::Address;
 use crate::driver::{Ready, WaitKey};
-use crate::inbox::{Buffer, Buffers, Charge};
+use crate::inbox::{Buffer, Buffers, Charge, Origin};
 
 /// Unreliable messages that one endpoint holds at most.
 const UNRELIABLE_LIMIT: usize = 4096;
@@ -47,7 +46,7 @@ impl Source for Payload<'_> {
 /// A message on its way into an inbox.
 #[derive(Clone, Copy)]
 pub(super) struct Arrival {
-    pub(super) source: Address,
+    pub(super) origin: Origin,
     pub(super) target: u32,
     pub(super) charge: Charge,
 }
@@ -116,7 +115,7 @@ impl Dispatch {
         };
         state
             .inbox
-            .push_with(arrival.charge, arrival.source, length, fill);
+            .push_with(arrival.charge, arrival.origin, length, fill);
         note_ready(state, arrival.target, &mut self.newly_ready);
         ready.notify(WaitKey::Endpoint(arrival.target));
         true
@@ -127,7 +126,7 @@ impl Dispatch {
         if let Some(state) = self.endpoints.get_mut(arrival.target) {
             state
                 .inbox
-                .push_buffer(arrival.charge, arrival.source, buffer);
+                .push_buffer(arrival.charge, arrival.origin, buffer);
             note_ready(state, arrival.target, &mut self.newly_ready);
             ready.notify(WaitKey::Endpoint(arrival.target));
         }

@@ -24,7 +24,7 @@ use super::dispatch::Arrival;
 use super::packer::blocked;
 use crate::address::{Address, EndpointId, NodeId};
 use crate::driver::WaitKey;
-use crate::inbox::Charge;
+use crate::inbox::{Charge, Origin};
 pub(super) use long::LongNews;
 pub(crate) use long::OfferId;
 use long::{Fetches, Offers};
@@ -575,9 +575,12 @@ fn on_message(
         Some(delivery) => {
             let (source, target) = delivery.key.ends();
             let arrival = Arrival {
-                source: Address {
-                    node,
-                    endpoint: EndpointId(source),
+                origin: Origin {
+                    source: Address {
+                        node,
+                        endpoint: EndpointId(source),
+                    },
+                    peer,
                 },
                 target,
                 charge: Charge::Edge(delivery.edge),

@@ -184,6 +184,7 @@ impl Channel {
         }
     }
 
+    #[inline]
     pub(crate) fn incoming_id(&self, index: u32) -> EdgeId {
         EdgeId {
             peer: self.peer,

@@ -97,6 +97,7 @@ impl<E> EdgeTable<E> {
     }
 
     /// The generation of the edge at a position.
+    #[inline]
     pub(crate) fn generation(&self, index: u32) -> u32 {
         let slot = self.slots.get(index as usize);
         slot.map_or(self.first_generation, |slot| slot.generation)

@@ -426,8 +426,22 @@ impl Session {
             self.channel.refuse_stray(key, sequence, shared);
             return;
         };
+        let (edge, sequence) = (
+            self.channel.incoming_id(index),
+            self.channel.widen(index, sequence),
+        );
+        let is_whole = offset == 0 && payload.len() as u64 == total;
+        if is_whole && self.channel.take_next(edge, sequence, total, shared) {
+            shared.event(Event::Deliver {
+                edge,
+                source: key.source,
+                target: key.target,
+                bytes: payload,
+            });
+            return;
+        }
         let piece = MessagePiece {
-            sequence: self.channel.widen(index, sequence),
+            sequence,
             offset,
             total,
             port,
