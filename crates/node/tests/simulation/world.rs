@@ -439,7 +439,23 @@ impl World {
     }
 
     fn progress_due_ns(&self) -> u64 {
-        self.stage_since_ns.max(self.read_at_ns) + PROGRESS_NS
+        // A session that its peer has lost is found out when it has long been idle.
+        let idle_ns = match self.stage == Stage::Closed && self.has_lost_sessions() {
+            true => {
+                let configs = self.scenario.nodes.iter().map(|node| &node.config);
+                let each = configs.map(|it| 2 * (it.idle_check_ns + it.peer_timeout_ns));
+                each.max().unwrap_or(0)
+            }
+            false => 0,
+        };
+        self.stage_since_ns.max(self.read_at_ns) + PROGRESS_NS + idle_ns
+    }
+
+    /// True if a process may have a session that its peer no longer has: it has ended, with a
+    /// goodbye that may be lost, or has given the session up.
+    pub fn has_lost_sessions(&self) -> bool {
+        let gone = self.totals.sessions_gone.iter().sum::<u64>();
+        self.totals.crashes + self.totals.goodbyes + gone > 0
     }
 
     fn open_work(&mut self, idle_too: bool) -> Option<String> {
@@ -496,10 +512,6 @@ impl World {
 
     /// What a process still holds that it held nothing of when it began.
     fn unforgotten(&self) -> Option<String> {
-        // A session that its peer has lost is not asked for as long as it is idle.
-        if self.totals.crashes + self.totals.sessions_gone.iter().sum::<u64>() > 0 {
-            return None;
-        }
         let nodes = self.nodes.iter().enumerate();
         nodes
             .filter_map(|(index, node)| {
