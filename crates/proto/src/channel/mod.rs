@@ -112,6 +112,7 @@ pub(crate) struct Channel {
     /// Incoming edges that have ended and whose messages are not all consumed.
     draining: u32,
     next_life: u8,
+    next_unreliable: u32,
     /// Incoming edges with a grant to be told.
     grants_due: Vec<u32>,
     notices: VecDeque<Notice>,
@@ -131,6 +132,7 @@ impl Channel {
             last: 0,
             draining: 0,
             next_life: 0,
+            next_unreliable: 0,
             grants_due: Vec::new(),
             notices: VecDeque::new(),
             strays: 0,
@@ -240,14 +242,17 @@ impl Channel {
         }
     }
 
-    /// Numbers an unreliable message.
+    /// Numbers an unreliable message. All edges have one sequence, as lives are numbered anew
+    /// after a while: pieces of an earlier one may still lie at the receiver.
     pub(crate) fn begin_unreliable(&mut self, edge: EdgeId) -> Result<(EdgeKey, u32), BeginError> {
         let out = self.out_mut(edge).ok_or(BeginError::Gone)?;
         if out.is_ending() {
             // Its earlier life has been told to be over.
             return Err(BeginError::NoCredit { left: 0 });
         }
-        Ok((out.key(), out.begin_unreliable()))
+        let key = out.key();
+        self.next_unreliable = self.next_unreliable.wrapping_add(1);
+        Ok((key, self.next_unreliable))
     }
 
     /// Nobody waits for credit on this edge any more.

@@ -23,7 +23,6 @@ pub(crate) struct EdgeOut {
     /// Handles that the caller has not closed.
     users: u32,
     next: u64,
-    next_unreliable: u32,
     charged: u64,
     limit: u64,
     /// Cumulative bytes that the waiting message needs.
@@ -52,7 +51,6 @@ impl EdgeOut {
             state: State::Open,
             users: 1,
             next: 0,
-            next_unreliable: 0,
             charged: 0,
             limit: initial_credit,
             need: None,
@@ -170,12 +168,6 @@ impl EdgeOut {
     pub(crate) fn retract(&mut self, total: u64) {
         self.charged -= charge(total);
         self.next -= 1;
-    }
-
-    /// Numbers an unreliable message.
-    pub(crate) fn begin_unreliable(&mut self) -> u32 {
-        self.next_unreliable = self.next_unreliable.wrapping_add(1);
-        self.next_unreliable
     }
 
     /// Cumulative bytes wanted beyond the limit. The peer is about to hear of it.
