@@ -15,7 +15,7 @@ use crate::event::{EdgeId, Event, PeerId};
 use crate::shared::Shared;
 use crate::time::Instant;
 use crate::wire::{
-    EdgeKey, Greeting, Malformed, PipeKind, PipeRecord, PipeTag, ends_to_word, key_from_word,
+    EdgeKey, Greeting, Malformed, PipeKind, PipeRecord, PipeTag, Wish, ends_to_word, key_from_word,
     pipe_words, reason_from_extra,
 };
 
@@ -197,11 +197,17 @@ impl Pipe {
         let mut told = 0;
         while let Some(want) = self.channel.want(told) {
             told += 1;
-            if let Some((edge, key, need, introduced)) = want {
+            if let Some((edge, key, wish, introduced)) = want {
                 if !introduced {
                     self.introduce(edge);
                 }
-                self.queue_keyed(PipeKind::CreditWanted, key, need);
+                let tag = PipeTag {
+                    kind: PipeKind::CreditWanted,
+                    extra: key.life,
+                    number: wish.message,
+                };
+                let words = [ends_to_word(key), wish.need];
+                self.queue.push_back(PipeRecord::new(tag, &words));
             }
         }
         self.channel.wants_told(0);
@@ -318,7 +324,11 @@ impl Pipe {
             PipeKind::CreditWanted => {
                 let [ends, need] = pipe_words(payload)?;
                 let key = key_from_word(ends, tag.extra)?;
-                self.channel.on_credit_wanted(key, need, false, now, shared);
+                let wish = Wish {
+                    need,
+                    message: tag.number,
+                };
+                self.channel.on_credit_wanted(key, wish, false, now, shared);
             }
             PipeKind::Refused => {
                 let [ends] = pipe_words(payload)?;

@@ -136,6 +136,23 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         replacement: "let refusal = if keyed != packet.header.flags.has(Flags::PROVEN) {",
     },
     Mutant {
+        name: "wishes-overtake",
+        effect: "a wish that overtakes messages counts as one for all of them together",
+        file: "crates/proto/src/channel/incoming.rs",
+        suite: Suite::Simulator,
+        snippet: "            && self.consumed >= self.begun
+",
+        replacement: "",
+    },
+    Mutant {
+        name: "wishes-of-earlier-lives",
+        effect: "a late wish of an edge that ended counts for its next life",
+        file: "crates/proto/src/channel/mod.rs",
+        suite: Suite::Simulator,
+        snippet: "        if edge.key() != key {",
+        replacement: "        if edge.key().ends() != key.ends() {",
+    },
+    Mutant {
         name: "credit-given-back-twice",
         effect: "a message that an application gives back counts twice",
         file: "crates/proto/src/channel/incoming.rs",

@@ -168,15 +168,10 @@ impl World {
             .enumerate()
             .map(|(index, plan)| {
                 let flows = || scenario.flows.iter().filter(|flow| flow.to == index);
-                // A window, and a message beyond any window; more of these from senders
-                // that leave a grant to others or to their next messages, and from those
-                // whose message was held up by a fault until its turn had passed.
+                // A window, or a message beyond it once all before have been read.
                 let window =
                     u64::from(plan.config.initial_credit_bytes).max(plan.config.edge_window_bytes);
-                let fickle = flows().any(|flow| flow.impatient_permille > 0);
-                let held_up = !scenario.keeps_peers;
-                let turns = if fickle || held_up { 3 } else { 1 };
-                let edge_bound = window + turns * (LONGEST_BYTES as u64 + 64);
+                let edge_bound = window.max(LONGEST_BYTES as u64 + 64);
                 // Who has given a peer up comes again by another card, as another session,
                 // while the peer has no reason to give up the old one.
                 let sessions = 1 + u64::from(scenario.lost_network.is_some());

@@ -8,7 +8,7 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
 use crate::config::{Config, MAX_MESSAGE_BYTES, charge};
-use crate::wire::EdgeKey;
+use crate::wire::{EdgeKey, Wish};
 
 /// Messages of one edge that may be waiting for an earlier one.
 const MAX_AHEAD: u64 = 1 << 17;
@@ -67,8 +67,9 @@ pub(crate) struct EdgeIn {
     unpooled: Vec<u64>,
     /// How far ahead of `consumed` grants go; grows when the peer has to wait.
     window: u64,
-    /// What the peer said it waits for.
+    /// What the peer said it waits for, and what it had charged when it said so.
     wanted: u64,
+    begun: u64,
     /// It was granted a message longer than the window.
     pub(crate) in_turn: bool,
     /// A refusal is on its way to the peer: further ones say nothing new.
@@ -94,6 +95,7 @@ impl EdgeIn {
             unpooled: Vec::new(),
             window: u64::from(config.initial_credit_bytes),
             wanted: 0,
+            begun: 0,
             in_turn: false,
             refusal_due: false,
             end: None,
@@ -263,13 +265,18 @@ impl EdgeIn {
         (core::mem::take(&mut self.held), first)
     }
 
-    /// Notes what the peer waits for; false if no message can need that much.
-    pub(crate) fn want(&mut self, need: u64) -> bool {
-        if need > self.granted.saturating_add(charge(MAX_MESSAGE_BYTES)) {
-            return false;
+    /// Notes what the peer waits for; false if no message can need that much, or it has
+    /// charged more than it was granted.
+    pub(crate) fn want(&mut self, wish: Wish) -> bool {
+        let message = u64::from(wish.message);
+        match wish.need.checked_sub(message) {
+            Some(begun) if begun <= self.granted && message <= charge(MAX_MESSAGE_BYTES) => {
+                self.wanted = self.wanted.max(wish.need);
+                self.begun = self.begun.max(begun);
+                true
+            }
+            _ => false,
         }
-        self.wanted = self.wanted.max(need);
-        true
     }
 
     /// True if the peer waits for more than it was granted.
@@ -317,9 +324,13 @@ impl EdgeIn {
     }
 
     /// True if the peer waits for a message longer than the window can grow, and
-    /// everything before it has been consumed: nothing else will let it in.
+    /// everything before it has been consumed: nothing else will let it in. A wish may have
+    /// overtaken messages before it; they are no part of what it waits for.
     pub(crate) fn wants_oversize(&self) -> bool {
-        self.is_wanting() && self.has_consumed_all() && self.wanted - self.consumed > self.window
+        self.is_wanting()
+            && self.has_consumed_all()
+            && self.consumed >= self.begun
+            && self.wanted - self.consumed > self.window
     }
 
     /// True if a message of this length can only come by such a grant.
@@ -415,6 +426,10 @@ mod tests {
         (EdgeIn::new(key, &config), config)
     }
 
+    fn want(edge: &mut EdgeIn, need: u64, message: u32) -> bool {
+        edge.want(Wish { need, message })
+    }
+
     fn whole(edge: &mut EdgeIn, sequence: u64, length: u64) -> Place {
         edge.place(sequence, (0, length, length), false)
             .expect("within credit")
@@ -462,16 +477,32 @@ mod tests {
     #[test]
     fn a_peer_that_waits_gets_a_wider_window_up_to_the_bound() {
         let (mut edge, config) = edge();
-        edge.want(3000);
+        assert!(want(&mut edge, 3000, 3000));
         assert!(edge.regrant(u64::MAX, &config));
         assert_eq!(edge.granted(), 3000);
-        edge.want(1_000_000);
+        assert!(want(&mut edge, 1_000_000, 1_000_000));
         assert!(
             !edge.regrant(u64::MAX, &config),
             "too little to be worth telling"
         );
         assert!(edge.wants_oversize());
         assert_eq!(edge.grant_oversize(), 1_000_000);
+    }
+
+    #[test]
+    fn a_wish_that_overtakes_messages_is_not_for_one_beyond_the_window() {
+        let (mut edge, config) = edge();
+        edge.window = config.edge_window_bytes;
+        edge.granted = 4000;
+        assert!(want(&mut edge, 4100, 100));
+        assert!(!edge.wants_oversize(), "4000 bytes are on their way");
+        assert!(want(&mut edge, 9000, 5000));
+        assert!(!edge.wants_oversize());
+        whole(&mut edge, 0, 3936);
+        edge.consumed(3936);
+        assert!(edge.wants_oversize());
+        assert!(!want(&mut edge, 9100, 5000), "charged beyond the grant");
+        assert!(!want(&mut edge, 9, 10));
     }
 
     #[test]

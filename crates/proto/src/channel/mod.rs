@@ -23,7 +23,7 @@ use crate::holes::widen;
 use crate::shared::{Oversize, Shared};
 use crate::stats::Drop;
 use crate::time::Instant;
-use crate::wire::{EdgeKey, RefusedReason};
+use crate::wire::{EdgeKey, RefusedReason, Wish};
 use incoming::{EdgeIn, Place};
 use outgoing::{Closed, EdgeOut};
 use table::EdgeTable;
@@ -343,7 +343,7 @@ impl Channel {
     pub(crate) fn on_credit_wanted(
         &mut self,
         key: EdgeKey,
-        need: u64,
+        wish: Wish,
         may_open: bool,
         now: Instant,
         shared: &mut Shared,
@@ -359,7 +359,11 @@ impl Channel {
         let Some(edge) = self.incoming.get_mut(index) else {
             return Tell::Nothing;
         };
-        if !edge.want(need) {
+        if edge.key() != key {
+            // One of an earlier life came late.
+            return Tell::Nothing;
+        }
+        if !edge.want(wish) {
             shared.count(Drop::Violation);
             return Tell::Nothing;
         }
@@ -949,15 +953,18 @@ impl Channel {
         !self.wanting.is_empty()
     }
 
-    /// The wish at a position of the list of edges that wait: the edge, its key, its
-    /// cumulative need, and whether the peer had heard of it. `None` past the end.
-    pub(crate) fn want(&mut self, position: usize) -> Option<Option<(EdgeId, EdgeKey, u64, bool)>> {
+    /// The wish at a position of the list of edges that wait: the edge, its key, what it
+    /// wants, and whether the peer had heard of it. `None` past the end.
+    pub(crate) fn want(
+        &mut self,
+        position: usize,
+    ) -> Option<Option<(EdgeId, EdgeKey, Wish, bool)>> {
         let index = *self.wanting.get(position)?;
         let id = self.outgoing_id(index);
         let edge = self.outgoing.get_mut(index);
         Some(edge.and_then(|edge| {
             let known = edge.is_known();
-            Some((id, edge.key(), edge.need_told()?, known))
+            Some((id, edge.key(), edge.wish_told()?, known))
         }))
     }
 

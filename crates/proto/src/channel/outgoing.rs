@@ -2,7 +2,7 @@
 //! was granted, and ends. Spec §5.5, §5.6.
 
 use crate::config::charge;
-use crate::wire::{EdgeKey, RefusedReason};
+use crate::wire::{EdgeKey, RefusedReason, Wish};
 
 /// How far the life of an edge has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -170,14 +170,15 @@ impl EdgeOut {
         self.next -= 1;
     }
 
-    /// Cumulative bytes wanted beyond the limit. The peer is about to hear of it.
-    pub(crate) fn need_told(&mut self) -> Option<u64> {
+    /// What is wanted beyond the limit. The peer is about to hear of it.
+    pub(crate) fn wish_told(&mut self) -> Option<Wish> {
         let need = self.need.filter(|need| *need > self.limit)?;
         if self.is_ending() {
             return None;
         }
         self.is_known = true;
-        Some(need)
+        let message = u32::try_from(need - self.charged).unwrap_or(u32::MAX);
+        Some(Wish { need, message })
     }
 
     /// True if a message waits for credit or for the edge to begin anew.
@@ -232,7 +233,7 @@ mod tests {
         edge.open_again();
         assert_eq!(edge.begin(900), None, "the peer has not forgotten it yet");
         assert!(edge.is_waiting());
-        assert_eq!(edge.need_told(), None, "no wish of the life that ended");
+        assert_eq!(edge.wish_told(), None, "no wish of the life that ended");
         assert_eq!(edge.forgotten(4, 1000), Some(true));
         assert_eq!((edge.key().life, edge.begin(900)), (4, Some(0)));
     }

@@ -311,13 +311,13 @@ impl Session {
                     self.want = super::Backoff::OFF;
                 }
             }
-            Record::CreditWanted { key, need } => {
+            Record::CreditWanted { key, wish } => {
                 // An earlier one may be of an edge that has ended since.
                 let number = widen(header.number, self.control_seen.top());
                 let may_open = header.lane == CONTROL_LANE && number >= self.wishes_from;
                 let tell = self
                     .channel
-                    .on_credit_wanted(key, need, may_open, now, shared);
+                    .on_credit_wanted(key, wish, may_open, now, shared);
                 self.tell(tell, now, shared);
             }
             Record::Window { packets } => {
