@@ -153,6 +153,22 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         replacement: "        if edge.key().ends() != key.ends() {",
     },
     Mutant {
+        name: "lives-fill-the-pool",
+        effect: "each life of an edge gets its first credit whatever lies unread of those before",
+        file: "crates/proto/src/channel/mod.rs",
+        suite: Suite::Protocol("delivery"),
+        snippet: " || unread + next_life > room",
+        replacement: "",
+    },
+    Mutant {
+        name: "silent-while-an-edge-ends",
+        effect: "a peer that keeps an edge of which messages lie unread counts as silent",
+        file: "crates/proto/src/channel/mod.rs",
+        suite: Suite::Protocol("delivery"),
+        snippet: "edge.is_ending() == is_ending",
+        replacement: "edge.is_ending() == is_ending || !is_ending",
+    },
+    Mutant {
         name: "credit-given-back-twice",
         effect: "a message that an application gives back counts twice",
         file: "crates/proto/src/channel/incoming.rs",

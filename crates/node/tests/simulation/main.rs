@@ -151,7 +151,7 @@ fn two_thousand_seeds_break_no_rule() {
 }
 
 /// Seeds beyond the first two thousand that once broke a rule.
-const ONCE_BROKEN: [u64; 5] = [
+const ONCE_BROKEN: [u64; 7] = [
     // A prod just before each tail time-out kept the blame from a dead card's lane.
     1_006_703,
     // The goodbye of a process was lost: its idle peer finds out after some minutes.
@@ -159,7 +159,10 @@ const ONCE_BROKEN: [u64; 5] = [
     // Each wish that overtook its messages got an edge another window, until the pool was full.
     9_001_222, 9_001_286,
     // Of an unreliable message a piece was put together with one 64 lives of its edge older.
-    400,
+    400, // Ended lives of an edge that was not read filled the pool.
+    7_001_118,
+    // Who waited for the end of an edge's earlier life gave its peer up as silent.
+    7_000_887,
 ];
 
 #[test]

@@ -392,12 +392,18 @@ impl EdgeIn {
         self.charged - self.consumed
     }
 
-    /// Nothing more will come: what was granted beyond what came is free.
-    pub(crate) fn drain(&mut self) {
+    /// Nothing more will come: what was granted beyond what came is free, but for what is
+    /// reserved for the next life.
+    pub(crate) fn drain(&mut self, reserved: u64) {
         self.draining = true;
-        self.granted = self.charged;
+        self.granted = self.charged + reserved;
         self.wanted = 0;
         self.in_turn = false;
+    }
+
+    /// The next life has begun, with a first credit of its own.
+    pub(crate) fn release_reserved(&mut self) {
+        self.granted = self.charged;
     }
 
     /// True if only the application still has messages of it.

@@ -13,7 +13,7 @@ mod incoming;
 mod outgoing;
 mod table;
 
-use alloc::collections::VecDeque;
+use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 use core::ops::Range;
 
@@ -111,6 +111,8 @@ pub(crate) struct Channel {
     last: u32,
     /// Incoming edges that have ended and whose messages are not all consumed.
     draining: u32,
+    /// Those of them that reserve credit for the next life between the same endpoints.
+    reserving: BTreeMap<(u32, u32), u32>,
     next_life: u8,
     next_unreliable: u32,
     /// Incoming edges with a grant to be told.
@@ -131,6 +133,7 @@ impl Channel {
             initial_credit: 0,
             last: 0,
             draining: 0,
+            reserving: BTreeMap::new(),
             next_life: 0,
             next_unreliable: 0,
             grants_due: Vec::new(),
@@ -227,10 +230,10 @@ impl Channel {
                 is_new,
             });
         }
-        let left = out.left();
+        let (left, is_ending) = (out.left(), out.is_ending());
         if !self.wanting.contains(&edge.index) {
             self.wanting.push(edge.index);
-            self.wants_due = true;
+            self.wants_due |= !is_ending;
         }
         Err(BeginError::NoCredit { left })
     }
@@ -465,10 +468,18 @@ impl Channel {
             shared.count(Drop::EdgesFull);
             return None;
         }
+        let ends = (key.target, key.source);
+        if let Some(former) = self.reserving.remove(&ends)
+            && let Some(former) = self.incoming.get_mut(former)
+        {
+            shared.outstanding -= former.outstanding();
+            former.release_reserved();
+            shared.outstanding += former.outstanding();
+        }
         let edge = EdgeIn::new(key, &shared.config);
         shared.outstanding += edge.outstanding();
         shared.edges_in += 1;
-        Some(self.incoming.insert((key.target, key.source), edge))
+        Some(self.incoming.insert(ends, edge))
     }
 
     /// The incoming edge with this key, made on first use; `None` if there are too many.
@@ -677,19 +688,27 @@ impl Channel {
             return;
         }
         let (key, before) = (edge.key(), edge.outstanding());
+        let ends = (key.target, key.source);
         if !edge.is_draining() {
             let unread = edge.unread();
+            let mut next_life = 0;
             if unread > 0
                 && let Some(endpoint) = shared.endpoints.get_mut(&key.target)
             {
-                // A next life would have its first credit beside what lies unread of this.
+                // A next life has its first credit beside what lies unread of this: of that
+                // an endpoint may hold a window, and the pool must have room for both, as
+                // for a window that grows.
+                next_life = shared.config.initial_credit_bytes.into();
+                let others = shared.outstanding - before;
+                let room = shared.pool.budget().saturating_sub(others);
                 let limit = shared.config.edge_window_bytes;
-                if endpoint.ended_unread + unread > limit {
+                if endpoint.ended_unread + unread > limit || unread + next_life > room {
                     return;
                 }
                 endpoint.ended_unread += unread;
+                self.reserving.insert(ends, index);
             }
-            edge.drain();
+            edge.drain(next_life);
             shared.outstanding = shared.outstanding + edge.outstanding() - before;
             shared.edges_in -= 1;
             self.draining += 1;
@@ -697,15 +716,17 @@ impl Channel {
             self.grants_due.retain(|due| *due != index);
             let id = self.incoming_id(index);
             shared.forget_edge(id, key.target);
-            self.incoming.hide((key.target, key.source), index);
+            self.incoming.hide(ends, index);
         }
-        if self
-            .incoming
-            .get(index)
-            .is_some_and(EdgeIn::has_consumed_all)
+        if let Some(edge) = self.incoming.get(index)
+            && edge.has_consumed_all()
         {
+            shared.outstanding -= edge.outstanding();
+            if self.reserving.get(&ends) == Some(&index) {
+                self.reserving.remove(&ends);
+            }
             self.draining -= 1;
-            self.incoming.remove((key.target, key.source), index);
+            self.incoming.remove(ends, index);
         }
     }
 
@@ -947,10 +968,21 @@ impl Channel {
         }
     }
 
-    /// True if some edge waits for credit.
+    /// True if some edge waits for credit that the peer can be asked for.
     #[inline]
     pub(crate) fn is_wanting(&self) -> bool {
-        !self.wanting.is_empty()
+        !self.wanting.is_empty() && self.waits(false)
+    }
+
+    /// True if some edge waits until the peer has forgotten its earlier life.
+    pub(crate) fn awaits_forgotten(&self) -> bool {
+        self.waits(true)
+    }
+
+    fn waits(&self, is_ending: bool) -> bool {
+        let edges = self.wanting.iter();
+        let mut edges = edges.filter_map(|index| self.outgoing.get(*index));
+        edges.any(|edge| edge.is_ending() == is_ending)
     }
 
     /// The wish at a position of the list of edges that wait: the edge, its key, what it
@@ -996,7 +1028,7 @@ impl Channel {
         use core::hash::Hash;
         (&self.incoming, &self.outgoing, self.initial_credit).hash(hasher);
         (&self.grants_due, &self.notices, self.strays).hash(hasher);
-        (&self.wanting, self.wants_due).hash(hasher);
+        (&self.wanting, self.wants_due, &self.reserving).hash(hasher);
     }
 }
 

@@ -446,8 +446,7 @@ impl Session {
             }
             Placed::Held => {
                 // What is held keeps memory: its sender is asked soon.
-                let soon = now.after(shared.config.peer_timeout_ns / 4);
-                self.keepalive_at = self.keepalive_at.min(soon);
+                self.keep_alive_soon(now, shared);
             }
             Placed::Discarded | Placed::Violation => {}
         }
