@@ -28,7 +28,7 @@ const MAX_QUEUED: usize = 4 * crate::channel::MAX_EDGES as usize;
 struct Inbound {
     edge: EdgeId,
     key: EdgeKey,
-    /// Messages that have begun to arrive.
+    /// The number of the next message to begin.
     arrived: u64,
     unreliable: u32,
 }
@@ -75,8 +75,9 @@ pub(crate) struct Pipe {
 }
 
 impl Pipe {
-    pub(crate) fn new(id: PeerId, remote: Greeting) -> Pipe {
-        let mut channel = Channel::new(id);
+    /// Messages of each edge are numbered from `first` on.
+    pub(crate) fn new(id: PeerId, remote: Greeting, first: u64) -> Pipe {
+        let mut channel = Channel::new(id, first);
         channel.open(remote.initial_credit_bytes);
         Pipe {
             id,
@@ -400,7 +401,7 @@ impl Pipe {
         self.inbound[at] = Some(Inbound {
             edge: self.channel.incoming_id(index),
             key,
-            arrived: 0,
+            arrived: shared.config.first_number.into(),
             unreliable: 0,
         });
         Ok(())

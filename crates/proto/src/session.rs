@@ -210,7 +210,7 @@ impl Session {
             loose: alloc::collections::VecDeque::new(),
             units: Holes::starting_at(first),
             debt: AckDebt::NONE,
-            channel: Channel::new(id),
+            channel: Channel::new(id, first),
             wishes_from: 0,
             prod: Backoff::OFF,
             prod_due: false,

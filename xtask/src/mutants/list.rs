@@ -299,6 +299,14 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         if !",
     },
     Mutant {
+        name: "sequence-not-widened",
+        effect: "numbers of messages are taken for all of what they are the low 32 bits of",
+        file: "crates/proto/src/channel/mod.rs",
+        suite: Suite::Simulator,
+        snippet: "edge.map_or(sequence.into(), |edge| widen(sequence, edge.next()))",
+        replacement: "edge.map_or(sequence.into(), |_| sequence.into())",
+    },
+    Mutant {
         name: "edges-end-early",
         effect: "an edge is forgotten though its last message has not come",
         file: "crates/proto/src/channel/incoming.rs",

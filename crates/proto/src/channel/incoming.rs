@@ -86,7 +86,7 @@ impl EdgeIn {
     pub(crate) fn new(key: EdgeKey, config: &Config) -> EdgeIn {
         EdgeIn {
             key,
-            next: 0,
+            next: config.first_number.into(),
             pending: VecDeque::new(),
             charged: 0,
             consumed: 0,
@@ -469,7 +469,7 @@ mod tests {
     #[test]
     fn credit_is_what_was_granted_and_consuming_renews_it() {
         let (mut edge, config) = edge();
-        let mut out = EdgeOut::new(edge.key(), 1000);
+        let mut out = EdgeOut::new(edge.key(), 1000, 0);
         assert_eq!(out.begin(936), Some(0));
         assert_eq!(out.begin(0), None);
         assert_eq!(whole(&mut edge, 0, 936), Place::Deliver);

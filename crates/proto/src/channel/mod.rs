@@ -103,6 +103,8 @@ pub(crate) enum Placed {
 #[derive(Clone, Debug)]
 pub(crate) struct Channel {
     peer: PeerId,
+    /// The first message's number.
+    first: u64,
     incoming: EdgeTable<EdgeIn>,
     outgoing: EdgeTable<EdgeOut>,
     /// Bytes that the peer takes on a new edge before any grant.
@@ -125,9 +127,11 @@ pub(crate) struct Channel {
 }
 
 impl Channel {
-    pub(crate) fn new(peer: PeerId) -> Channel {
+    /// Messages of each edge are numbered from `first` on.
+    pub(crate) fn new(peer: PeerId, first: u64) -> Channel {
         Channel {
             peer,
+            first,
             incoming: EdgeTable::default(),
             outgoing: EdgeTable::default(),
             initial_credit: 0,
@@ -170,7 +174,7 @@ impl Channel {
             target,
             life: self.take_life(),
         };
-        let edge = EdgeOut::new(key, self.initial_credit);
+        let edge = EdgeOut::new(key, self.initial_credit, self.first);
         let index = self.outgoing.insert((source, target), edge);
         Ok(self.outgoing_id(index))
     }
@@ -406,7 +410,7 @@ impl Channel {
         let index = match self.find_in(key) {
             Some(index) => Some(index),
             // Its messages are still on their way.
-            None if sequence != 0 => self.open_in(key, shared),
+            None if widen(sequence, self.first) != self.first => self.open_in(key, shared),
             None => None,
         };
         let Some(index) = index else {
@@ -424,12 +428,12 @@ impl Channel {
         let Some(index) = self.outgoing.find((key.source, key.target)) else {
             return;
         };
-        let (life, credit) = (self.next_life, self.initial_credit);
+        let (life, credit, first) = (self.next_life, self.initial_credit, self.first);
         let Some(out) = self.outgoing.get_mut(index).filter(|out| out.key() == key) else {
             return;
         };
         let waited = out.is_waiting();
-        match out.forgotten(life, credit) {
+        match out.forgotten(life, credit, first) {
             None => {}
             Some(false) => self.forget_outgoing(index, shared),
             Some(true) => {

@@ -45,12 +45,13 @@ pub(crate) enum Closed {
 }
 
 impl EdgeOut {
-    pub(crate) fn new(key: EdgeKey, initial_credit: u64) -> EdgeOut {
+    /// Messages are numbered from `first` on.
+    pub(crate) fn new(key: EdgeKey, initial_credit: u64, first: u64) -> EdgeOut {
         EdgeOut {
             key,
             state: State::Open,
             users: 1,
-            next: 0,
+            next: first,
             charged: 0,
             limit: initial_credit,
             need: None,
@@ -108,7 +109,7 @@ impl EdgeOut {
 
     /// The peer has forgotten the edge; true if it begins anew under `life`, false if
     /// nobody uses it any more.
-    pub(crate) fn forgotten(&mut self, life: u8, initial_credit: u64) -> Option<bool> {
+    pub(crate) fn forgotten(&mut self, life: u8, initial_credit: u64, first: u64) -> Option<bool> {
         let State::Ending { reopened } = self.state else {
             return None;
         };
@@ -117,7 +118,7 @@ impl EdgeOut {
         }
         *self = EdgeOut {
             users: reopened,
-            ..EdgeOut::new(EdgeKey { life, ..self.key }, initial_credit)
+            ..EdgeOut::new(EdgeKey { life, ..self.key }, initial_credit, first)
         };
         Some(true)
     }
@@ -214,7 +215,7 @@ mod tests {
             target: 2,
             life: 3,
         };
-        EdgeOut::new(key, 1000)
+        EdgeOut::new(key, 1000, 0)
     }
 
     #[test]
@@ -234,7 +235,7 @@ mod tests {
         assert_eq!(edge.begin(900), None, "the peer has not forgotten it yet");
         assert!(edge.is_waiting());
         assert_eq!(edge.wish_told(), None, "no wish of the life that ended");
-        assert_eq!(edge.forgotten(4, 1000), Some(true));
+        assert_eq!(edge.forgotten(4, 1000, 0), Some(true));
         assert_eq!((edge.key().life, edge.begin(900)), (4, Some(0)));
     }
 
@@ -242,9 +243,9 @@ mod tests {
     fn an_edge_that_nobody_opened_again_is_gone_once_it_is_forgotten() {
         let mut edge = edge();
         edge.begin(1);
-        assert_eq!(edge.forgotten(4, 1000), None, "it has not ended");
+        assert_eq!(edge.forgotten(4, 1000, 0), None, "it has not ended");
         edge.close(false);
-        assert_eq!(edge.forgotten(4, 1000), Some(false));
+        assert_eq!(edge.forgotten(4, 1000, 0), Some(false));
     }
 
     #[test]
