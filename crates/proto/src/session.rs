@@ -485,10 +485,9 @@ impl Session {
     }
 
     /// Others want the place of this idle peer: it must answer by then, or is gone.
-    pub(crate) fn evict_unless_heard(&mut self, by: Instant, now: Instant) {
+    pub(crate) fn evict_unless_heard(&mut self, by: Instant, now: Instant, shared: &Shared) {
         self.evicted_at = by;
-        self.prod_due = true;
-        self.ask(now);
+        self.ask_for_life(now, shared);
     }
 
     /// True while the peer has not answered that question.

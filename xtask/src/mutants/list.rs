@@ -253,6 +253,16 @@ pub(crate) const MUTANTS: &[Mutant] = &[
             let flight",
     },
     Mutant {
+        name: "asked-once",
+        effect: "a silent peer is asked once whether it lives, though packets are lost",
+        file: "crates/proto/src/session/recover.rs",
+        suite: Suite::Protocol("crowd"),
+        snippet: "            true => shared.config.max_timeout_ns,
+",
+        replacement: "            true => rest_ns,
+",
+    },
+    Mutant {
         name: "watch-ignored",
         effect: "a watched peer is asked no sooner than others",
         file: "crates/proto/src/session.rs",
