@@ -148,7 +148,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         name: "wishes-of-earlier-lives",
         effect: "a late wish of an edge that ended counts for its next life",
         file: "crates/proto/src/channel/mod.rs",
-        suite: Suite::Simulator,
+        suite: Suite::Protocol("pipes"),
         snippet: "        if edge.key() != key {",
         replacement: "        if edge.key().ends() != key.ends() {",
     },
