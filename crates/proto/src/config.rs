@@ -62,8 +62,8 @@ pub struct Config {
     pub peer_timeout_ns: u64,
     /// How often a peer is asked whether it lives if nothing else is said.
     pub idle_check_ns: u64,
-    /// The number at which packets and units begin, the same for all processes: zero but for
-    /// those who want to see numbers outgrow 32 bits.
+    /// The number at which packets, units and messages begin, the same for all processes:
+    /// zero but for those who want to see numbers outgrow 32 bits.
     pub first_number: u32,
     /// Trailers offered.
     pub trailers: Trailers,

@@ -820,7 +820,9 @@ impl Machine {
         idle.truncate(MOST_ASKED_TO_STAY);
         let by = now.after(patience_ns);
         for (_, peer) in &idle {
-            self.with(*peer, |session, _| session.evict_unless_heard(by, now));
+            self.with(*peer, |session, shared| {
+                session.evict_unless_heard(by, now, shared);
+            });
         }
         self.asked_to_stay = idle.into_iter().map(|(_, peer)| peer).collect();
         !self.asked_to_stay.is_empty()

@@ -15,7 +15,7 @@ use crate::event::{EdgeId, Event, PeerId};
 use crate::shared::Shared;
 use crate::time::Instant;
 use crate::wire::{
-    EdgeKey, Greeting, Malformed, PipeKind, PipeRecord, PipeTag, ends_to_word, key_from_word,
+    EdgeKey, Greeting, Malformed, PipeKind, PipeRecord, PipeTag, Wish, ends_to_word, key_from_word,
     pipe_words, reason_from_extra,
 };
 
@@ -28,7 +28,7 @@ const MAX_QUEUED: usize = 4 * crate::channel::MAX_EDGES as usize;
 struct Inbound {
     edge: EdgeId,
     key: EdgeKey,
-    /// Messages that have begun to arrive.
+    /// The number of the next message to begin.
     arrived: u64,
     unreliable: u32,
 }
@@ -75,8 +75,9 @@ pub(crate) struct Pipe {
 }
 
 impl Pipe {
-    pub(crate) fn new(id: PeerId, remote: Greeting) -> Pipe {
-        let mut channel = Channel::new(id);
+    /// Messages of each edge are numbered from `first` on.
+    pub(crate) fn new(id: PeerId, remote: Greeting, first: u64) -> Pipe {
+        let mut channel = Channel::new(id, first);
         channel.open(remote.initial_credit_bytes);
         Pipe {
             id,
@@ -197,11 +198,17 @@ impl Pipe {
         let mut told = 0;
         while let Some(want) = self.channel.want(told) {
             told += 1;
-            if let Some((edge, key, need, introduced)) = want {
+            if let Some((edge, key, wish, introduced)) = want {
                 if !introduced {
                     self.introduce(edge);
                 }
-                self.queue_keyed(PipeKind::CreditWanted, key, need);
+                let tag = PipeTag {
+                    kind: PipeKind::CreditWanted,
+                    extra: key.life,
+                    number: wish.message,
+                };
+                let words = [ends_to_word(key), wish.need];
+                self.queue.push_back(PipeRecord::new(tag, &words));
             }
         }
         self.channel.wants_told(0);
@@ -323,7 +330,11 @@ impl Pipe {
             PipeKind::CreditWanted => {
                 let [ends, need] = pipe_words(payload)?;
                 let key = key_from_word(ends, tag.extra)?;
-                self.channel.on_credit_wanted(key, need, false, now, shared);
+                let wish = Wish {
+                    need,
+                    message: tag.number,
+                };
+                self.channel.on_credit_wanted(key, wish, false, now, shared);
             }
             PipeKind::Refused => {
                 let [ends] = pipe_words(payload)?;
@@ -395,7 +406,7 @@ impl Pipe {
         self.inbound[at] = Some(Inbound {
             edge: self.channel.incoming_id(index),
             key,
-            arrived: 0,
+            arrived: shared.config.first_number.into(),
             unreliable: 0,
         });
         Ok(())

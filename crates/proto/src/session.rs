@@ -210,7 +210,7 @@ impl Session {
             loose: alloc::collections::VecDeque::new(),
             units: Holes::starting_at(first),
             debt: AckDebt::NONE,
-            channel: Channel::new(id),
+            channel: Channel::new(id, first),
             wishes_from: 0,
             prod: Backoff::OFF,
             prod_due: false,
@@ -311,10 +311,15 @@ impl Session {
         }
         match begun {
             Err(BeginError::NoCredit { .. }) => {
-                if self.want.is_off() {
-                    self.want.start(now, shared.config.min_timeout_ns);
+                if self.channel.is_wanting() {
+                    if self.want.is_off() {
+                        self.want.start(now, shared.config.min_timeout_ns);
+                    }
+                    self.ask(now);
+                } else {
+                    // The peer owes no answer while messages of an earlier life lie unread.
+                    self.keep_alive_soon(now, shared);
                 }
-                self.ask(now);
             }
             Ok(_) if self.channel.is_wanting() => self.forgive(),
             _ => {}
@@ -454,7 +459,12 @@ impl Session {
 
     /// Somebody waits, or a message has arrived in part and holds memory.
     fn needs_keepalive(&self) -> bool {
-        self.watched || self.channel.awaits_pieces()
+        self.watched || self.channel.awaits_pieces() || self.channel.awaits_forgotten()
+    }
+
+    fn keep_alive_soon(&mut self, now: Instant, shared: &Shared) {
+        let soon = now.after(shared.config.peer_timeout_ns / 4);
+        self.keepalive_at = self.keepalive_at.min(soon);
     }
 
     fn rest_keepalive(&mut self, now: Instant, shared: &Shared) {
@@ -475,10 +485,9 @@ impl Session {
     }
 
     /// Others want the place of this idle peer: it must answer by then, or is gone.
-    pub(crate) fn evict_unless_heard(&mut self, by: Instant, now: Instant) {
+    pub(crate) fn evict_unless_heard(&mut self, by: Instant, now: Instant, shared: &Shared) {
         self.evicted_at = by;
-        self.prod_due = true;
-        self.ask(now);
+        self.ask_for_life(now, shared);
     }
 
     /// True while the peer has not answered that question.

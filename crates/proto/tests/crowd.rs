@@ -119,3 +119,13 @@ fn a_peer_that_died_idle_is_found_out_by_and_by_and_a_live_one_costs_little() {
     let cost = wire.sent - sent;
     assert!(cost <= 50, "{cost} packets in an hour");
 }
+
+#[test]
+fn an_idle_peer_is_not_given_up_for_a_few_lost_packets() {
+    let mut wire = Wire::new(5, 2, &Config::default());
+    join(&mut wire, 1..=1);
+    wire.loss = 0.2;
+    wire.run(24 * 3600 * SECOND, |_| false);
+    assert!(wire.lost > 30, "{} lost", wire.lost);
+    assert!(wire.hosts.iter().all(|host| host.gone.is_empty()));
+}

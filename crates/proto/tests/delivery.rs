@@ -324,6 +324,70 @@ fn unreliable_messages_are_never_doubled() {
 }
 
 #[test]
+fn lives_of_an_edge_that_is_not_read_get_no_more_credit_than_the_pool_has_room_for() {
+    let config = Config {
+        initial_credit_bytes: 1000,
+        edge_window_bytes: 64 << 10,
+        pool_bytes: 12_000,
+        pool_reserve_bytes: 4_000,
+        peer_timeout_ns: 8 * SECOND,
+        ..Config::default()
+    };
+    let (mut wire, mut edge) = connected(43, &config);
+    let mut sent = 0;
+    let mut send = |wire: &mut Wire| {
+        let now = wire.now;
+        let sender = &mut wire.hosts[0];
+        while sent < 20 && sender.send(now, edge, &payload(sent, 900)).is_ok() {
+            sent += 1;
+            sender.machine.close_edge(edge);
+            edge = sender.machine.edge(edge.peer, 1, 7).expect("open");
+        }
+        assert!(wire.hosts[1].machine.credit_outstanding() <= 8000);
+        sent
+    };
+    // Longer than a peer may be silent that owes an answer; this one owes none.
+    wire.run(SECOND, |wire| send(wire) == 20);
+    let before = wire.sent;
+    wire.run(20 * SECOND, |wire| send(wire) == 20);
+    assert!((4..10).contains(&send(&mut wire)));
+    assert!(wire.sent - before <= 24, "{} packets", wire.sent - before);
+    assert!(wire.hosts[0].quiet.is_empty());
+    let mut received = 0;
+    assert!(wire.run(20 * SECOND, |wire| {
+        let now = wire.now;
+        while let Some(message) = wire.hosts[1].read(now) {
+            assert_eq!(message, payload(received, 900));
+            received += 1;
+        }
+        send(wire) == 20 && received == 20
+    }));
+    assert!(wire.hosts.iter().all(|host| host.gone.is_empty()));
+    assert_eq!(wire.hosts[1].machine.pool_used(), 0);
+}
+
+#[test]
+fn a_peer_that_dies_before_it_has_forgotten_an_edge_is_found_out() {
+    let config = Config {
+        pool_bytes: 40_000,
+        pool_reserve_bytes: 4_000,
+        ..Config::default()
+    };
+    let (mut wire, edge) = connected(47, &config);
+    let now = wire.now;
+    let sender = &mut wire.hosts[0];
+    sender.send(now, edge, &payload(0, 9000)).expect("credit");
+    sender.machine.close_edge(edge);
+    wire.run(SECOND, |_| false);
+    let sender = &mut wire.hosts[0].machine;
+    let edge = sender.edge(edge.peer, 1, 7).expect("open");
+    let begun = sender.begin(wire.now, edge, 1);
+    assert!(matches!(begun, Err(BeginError::NoCredit { .. })));
+    wire.hosts[1].home.ip[15] = 9;
+    assert!(wire.run(6 * SECOND, |wire| !wire.hosts[0].gone.is_empty()));
+}
+
+#[test]
 fn placements_reach_open_regions_only() {
     let (mut wire, edge) = connected(37, &Config::default());
     let place = |wire: &mut Wire, key, offset| {

@@ -184,7 +184,7 @@ fn never_read(pool_messages: u64) -> Scenario {
 
 #[test]
 fn an_endpoint_that_is_never_read_holds_up_nobody_else_thanks_to_credit() {
-    let mut scenario = never_read(3).with_credit(1);
+    let mut scenario = never_read(2).with_credit(1);
     scenario.drops = 1;
     run(
         "credit of 1 message, one endpoint never read",

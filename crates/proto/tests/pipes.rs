@@ -234,6 +234,37 @@ fn an_edge_ends_after_its_offers_and_is_forgotten_by_both() {
 }
 
 #[test]
+fn a_late_wish_of_an_edge_that_ended_gets_its_next_life_no_credit() {
+    let mut pair = pair();
+    pair[1].machine.open_endpoint(7, false);
+    let edge = pair[0].machine.edge(pair[0].peer, 1, 7).expect("room");
+    let earlier = pair[0].machine.edge_key(edge).expect("open");
+    send(&mut pair, edge, 10).expect("credit");
+    pair[0].machine.close_edge(edge);
+    exchange(&mut pair);
+    pair[1].consume();
+    let edge = pair[0].machine.edge(pair[0].peer, 1, 7).expect("room");
+    send(&mut pair, edge, 10).expect("credit");
+    pair[1].consume();
+    let granted = pair[1].machine.credit_outstanding();
+    let tag = |life| PipeTag {
+        kind: PipeKind::CreditWanted,
+        extra: life,
+        number: 30_000,
+    };
+    let ends = u64::from(earlier.source) << 32 | u64::from(earlier.target);
+    let words = [ends, 30_074].map(u64::to_le_bytes);
+    let later = pair[0].machine.edge_key(edge).expect("open");
+    for (life, is_granted) in [(earlier.life, false), (later.life, true)] {
+        let (peer, bytes) = (pair[1].peer, words.as_flattened());
+        let machine = &mut pair[1].machine;
+        let taken = machine.on_pipe_record(NOW, peer, tag(life), bytes, bytes.len());
+        taken.expect("sound");
+        assert_eq!(machine.credit_outstanding() > granted, is_granted);
+    }
+}
+
+#[test]
 fn a_message_to_nobody_is_refused_and_its_sender_told() {
     let mut pair = pair();
     let edge = pair[0].machine.edge(pair[0].peer, 1, 9).expect("room");

@@ -15,7 +15,7 @@ use dipole_proto::wire::{
     self, Address, Bye, CHALLENGE_BYTES, CONTROL_LANE, CRC_BYTES, Challenge, EdgeKey,
     FRAGMENT_BYTES, Flags, HEADER_BYTES, HELLO_FIXED_BYTES, Header, Hello, Kind, LaneAddress,
     MAX_LANES, MAX_RANGES, Malformed, Packet, Part, RESET_BYTES, Range, Record, RefusedReason,
-    Reset, ResetReason, Trailer, Trailers,
+    Reset, ResetReason, Trailer, Trailers, Wish,
 };
 use dipole_proto::{Drop, Instant};
 use hostile::{Action, Conversation, Forgery, decode, play, play_honest};
@@ -179,7 +179,9 @@ fn sample() -> impl Strategy<Value = Sample> {
         )
             .prop_map(|(lane, numbers, ranges)| Sample::LaneAck(lane, numbers, ranges)),
         (edge(), any::<u64>()).prop_map(|(edge, limit)| Sample::Credit(edge, limit)),
-        (edge(), any::<u64>()).prop_map(|(edge, need)| Sample::CreditWanted(edge, need)),
+        (edge(), any::<(u64, u32)>()).prop_map(|(edge, (need, message))| {
+            Sample::CreditWanted(edge, Wish { need, message })
+        }),
         any::<u32>().prop_map(Sample::Window),
         (any::<u8>(), any::<u64>(), 12_usize..200)
             .prop_map(|(lane, token, length)| Sample::Probe(lane, token, length)),

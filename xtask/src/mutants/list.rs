@@ -136,6 +136,39 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         replacement: "let refusal = if keyed != packet.header.flags.has(Flags::PROVEN) {",
     },
     Mutant {
+        name: "wishes-overtake",
+        effect: "a wish that overtakes messages counts as one for all of them together",
+        file: "crates/proto/src/channel/incoming.rs",
+        suite: Suite::Simulator,
+        snippet: "            && self.consumed >= self.begun
+",
+        replacement: "",
+    },
+    Mutant {
+        name: "wishes-of-earlier-lives",
+        effect: "a late wish of an edge that ended counts for its next life",
+        file: "crates/proto/src/channel/mod.rs",
+        suite: Suite::Protocol("pipes"),
+        snippet: "        if edge.key() != key {",
+        replacement: "        if edge.key().ends() != key.ends() {",
+    },
+    Mutant {
+        name: "lives-fill-the-pool",
+        effect: "each life of an edge gets its first credit whatever lies unread of those before",
+        file: "crates/proto/src/channel/mod.rs",
+        suite: Suite::Protocol("delivery"),
+        snippet: " || unread + next_life > room",
+        replacement: "",
+    },
+    Mutant {
+        name: "silent-while-an-edge-ends",
+        effect: "a peer that keeps an edge of which messages lie unread counts as silent",
+        file: "crates/proto/src/channel/mod.rs",
+        suite: Suite::Protocol("delivery"),
+        snippet: "edge.is_ending() == is_ending",
+        replacement: "edge.is_ending() == is_ending || !is_ending",
+    },
+    Mutant {
         name: "credit-given-back-twice",
         effect: "a message that an application gives back counts twice",
         file: "crates/proto/src/channel/incoming.rs",
@@ -220,6 +253,16 @@ pub(crate) const MUTANTS: &[Mutant] = &[
             let flight",
     },
     Mutant {
+        name: "asked-once",
+        effect: "a silent peer is asked once whether it lives, though packets are lost",
+        file: "crates/proto/src/session/recover.rs",
+        suite: Suite::Protocol("crowd"),
+        snippet: "            true => shared.config.max_timeout_ns,
+",
+        replacement: "            true => rest_ns,
+",
+    },
+    Mutant {
         name: "watch-ignored",
         effect: "a watched peer is asked no sooner than others",
         file: "crates/proto/src/session.rs",
@@ -264,6 +307,14 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         replacement: "let number = u64::from(header.number);
         let floor = number.saturating_sub(u64::from(header.settled));
         if !",
+    },
+    Mutant {
+        name: "sequence-not-widened",
+        effect: "numbers of messages are taken for all of what they are the low 32 bits of",
+        file: "crates/proto/src/channel/mod.rs",
+        suite: Suite::Simulator,
+        snippet: "edge.map_or(sequence.into(), |edge| widen(sequence, edge.next()))",
+        replacement: "edge.map_or(sequence.into(), |_| sequence.into())",
     },
     Mutant {
         name: "edges-end-early",

@@ -151,9 +151,24 @@ fn two_thousand_seeds_break_no_rule() {
 }
 
 /// Seeds beyond the first two thousand that once broke a rule.
-const ONCE_BROKEN: [u64; 1] = [
+const ONCE_BROKEN: [u64; 9] = [
     // A prod just before each tail time-out kept the blame from a dead card's lane.
     1_006_703,
+    // The goodbye of a process was lost: its idle peer finds out after some minutes.
+    9_001_128,
+    // Each wish that overtook its messages got an edge another window, until the pool was full.
+    9_001_222,
+    9_001_286,
+    // Of an unreliable message a piece was put together with one 64 lives of its edge older.
+    400, // Ended lives of an edge that was not read filled the pool.
+    7_001_118,
+    // Who waited for the end of an edge's earlier life gave its peer up as silent.
+    7_000_887,
+    // The end of an edge after message 2^32 - 1 overtook all of them: it was taken for one
+    // without messages.
+    5_000_654,
+    // A silent peer was given up after four lost prods: they were repeated too seldom.
+    200_000_049,
 ];
 
 #[test]

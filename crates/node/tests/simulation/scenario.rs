@@ -370,12 +370,9 @@ impl Scenario {
         let (nodes, mut flows) = number_endpoints(nodes, flows);
         for flow in &mut flows {
             let mut endpoints = nodes[flow.to].endpoints.iter();
-            // What a closed edge was refused, nobody could be told of; and the ended lives of
-            // edges may fill a small pool with what an endpoint does not read.
+            // What a closed edge was refused, nobody could be told of.
             let suits = endpoints.any(|endpoint| {
-                endpoint.id == flow.target
-                    && endpoint.presence == Presence::Always
-                    && endpoint.reader == Reader::Eager
+                endpoint.id == flow.target && endpoint.presence == Presence::Always
             });
             if apart.chance(30) && suits {
                 flow.edge_messages = small(apart.scale(1, 100));

@@ -168,15 +168,10 @@ impl World {
             .enumerate()
             .map(|(index, plan)| {
                 let flows = || scenario.flows.iter().filter(|flow| flow.to == index);
-                // A window, and a message beyond any window; more of these from senders
-                // that leave a grant to others or to their next messages, and from those
-                // whose message was held up by a fault until its turn had passed.
+                // A window, or a message beyond it once all before have been read.
                 let window =
                     u64::from(plan.config.initial_credit_bytes).max(plan.config.edge_window_bytes);
-                let fickle = flows().any(|flow| flow.impatient_permille > 0);
-                let held_up = !scenario.keeps_peers;
-                let turns = if fickle || held_up { 3 } else { 1 };
-                let edge_bound = window + turns * (LONGEST_BYTES as u64 + 64);
+                let edge_bound = window.max(LONGEST_BYTES as u64 + 64);
                 // Who has given a peer up comes again by another card, as another session,
                 // while the peer has no reason to give up the old one.
                 let sessions = 1 + u64::from(scenario.lost_network.is_some());
@@ -439,7 +434,23 @@ impl World {
     }
 
     fn progress_due_ns(&self) -> u64 {
-        self.stage_since_ns.max(self.read_at_ns) + PROGRESS_NS
+        // A session that its peer has lost is found out when it has long been idle.
+        let idle_ns = match self.stage == Stage::Closed && self.has_lost_sessions() {
+            true => {
+                let configs = self.scenario.nodes.iter().map(|node| &node.config);
+                let each = configs.map(|it| 2 * (it.idle_check_ns + it.peer_timeout_ns));
+                each.max().unwrap_or(0)
+            }
+            false => 0,
+        };
+        self.stage_since_ns.max(self.read_at_ns) + PROGRESS_NS + idle_ns
+    }
+
+    /// True if a process may have a session that its peer no longer has: it has ended, with a
+    /// goodbye that may be lost, or has given the session up.
+    pub fn has_lost_sessions(&self) -> bool {
+        let gone = self.totals.sessions_gone.iter().sum::<u64>();
+        self.totals.crashes + self.totals.goodbyes + gone > 0
     }
 
     fn open_work(&mut self, idle_too: bool) -> Option<String> {
@@ -496,10 +507,6 @@ impl World {
 
     /// What a process still holds that it held nothing of when it began.
     fn unforgotten(&self) -> Option<String> {
-        // A session that its peer has lost is not asked for as long as it is idle.
-        if self.totals.crashes + self.totals.sessions_gone.iter().sum::<u64>() > 0 {
-            return None;
-        }
         let nodes = self.nodes.iter().enumerate();
         nodes
             .filter_map(|(index, node)| {

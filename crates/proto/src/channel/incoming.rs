@@ -8,7 +8,7 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
 use crate::config::{Config, MAX_MESSAGE_BYTES, charge};
-use crate::wire::EdgeKey;
+use crate::wire::{EdgeKey, Wish};
 
 /// Messages of one edge that may be waiting for an earlier one.
 const MAX_AHEAD: u64 = 1 << 17;
@@ -67,8 +67,9 @@ pub(crate) struct EdgeIn {
     unpooled: Vec<u64>,
     /// How far ahead of `consumed` grants go; grows when the peer has to wait.
     window: u64,
-    /// What the peer said it waits for.
+    /// What the peer said it waits for, and what it had charged when it said so.
     wanted: u64,
+    begun: u64,
     /// It has said so since the window was last looked at: it had to wait, even if what it
     /// waits for has been granted meanwhile.
     asked: bool,
@@ -88,7 +89,7 @@ impl EdgeIn {
     pub(crate) fn new(key: EdgeKey, config: &Config) -> EdgeIn {
         EdgeIn {
             key,
-            next: 0,
+            next: config.first_number.into(),
             pending: VecDeque::new(),
             charged: 0,
             consumed: 0,
@@ -97,6 +98,7 @@ impl EdgeIn {
             unpooled: Vec::new(),
             window: u64::from(config.initial_credit_bytes),
             wanted: 0,
+            begun: 0,
             asked: false,
             in_turn: false,
             refusal_due: false,
@@ -284,14 +286,19 @@ impl EdgeIn {
         (core::mem::take(&mut self.held), first)
     }
 
-    /// Notes what the peer waits for; false if no message can need that much.
-    pub(crate) fn want(&mut self, need: u64) -> bool {
-        if need > self.granted.saturating_add(charge(MAX_MESSAGE_BYTES)) {
-            return false;
+    /// Notes what the peer waits for; false if no message can need that much, or it has
+    /// charged more than it was granted.
+    pub(crate) fn want(&mut self, wish: Wish) -> bool {
+        let message = u64::from(wish.message);
+        match wish.need.checked_sub(message) {
+            Some(begun) if begun <= self.granted && message <= charge(MAX_MESSAGE_BYTES) => {
+                self.wanted = self.wanted.max(wish.need);
+                self.begun = self.begun.max(begun);
+                self.asked = true;
+                true
+            }
+            _ => false,
         }
-        self.wanted = self.wanted.max(need);
-        self.asked = true;
-        true
     }
 
     /// True if the peer waits for more than it was granted.
@@ -340,9 +347,13 @@ impl EdgeIn {
     }
 
     /// True if the peer waits for a message longer than the window can grow, and
-    /// everything before it has been consumed: nothing else will let it in.
+    /// everything before it has been consumed: nothing else will let it in. A wish may have
+    /// overtaken messages before it; they are no part of what it waits for.
     pub(crate) fn wants_oversize(&self) -> bool {
-        self.is_wanting() && self.has_consumed_all() && self.wanted - self.consumed > self.window
+        self.is_wanting()
+            && self.has_consumed_all()
+            && self.consumed >= self.begun
+            && self.wanted - self.consumed > self.window
     }
 
     /// True if a message of this length can only come by such a grant.
@@ -404,12 +415,18 @@ impl EdgeIn {
         self.charged - self.consumed
     }
 
-    /// Nothing more will come: what was granted beyond what came is free.
-    pub(crate) fn drain(&mut self) {
+    /// Nothing more will come: what was granted beyond what came is free, but for what is
+    /// reserved for the next life.
+    pub(crate) fn drain(&mut self, reserved: u64) {
         self.draining = true;
-        self.granted = self.charged;
+        self.granted = self.charged + reserved;
         self.wanted = 0;
         self.in_turn = false;
+    }
+
+    /// The next life has begun, with a first credit of its own.
+    pub(crate) fn release_reserved(&mut self) {
+        self.granted = self.charged;
     }
 
     /// True if only the application still has messages of it.
@@ -436,6 +453,10 @@ mod tests {
             life: 0,
         };
         (EdgeIn::new(key, &config), config)
+    }
+
+    fn want(edge: &mut EdgeIn, need: u64, message: u32) -> bool {
+        edge.want(Wish { need, message })
     }
 
     fn whole(edge: &mut EdgeIn, sequence: u64, length: u64) -> Place {
@@ -471,7 +492,7 @@ mod tests {
     #[test]
     fn credit_is_what_was_granted_and_consuming_renews_it() {
         let (mut edge, config) = edge();
-        let mut out = EdgeOut::new(edge.key(), 1000);
+        let mut out = EdgeOut::new(edge.key(), 1000, 0);
         assert_eq!(out.begin(936), Some(0));
         assert_eq!(out.begin(0), None);
         assert_eq!(whole(&mut edge, 0, 936), Place::Deliver);
@@ -485,16 +506,32 @@ mod tests {
     #[test]
     fn a_peer_that_waits_gets_a_wider_window_up_to_the_bound() {
         let (mut edge, config) = edge();
-        edge.want(3000);
+        assert!(want(&mut edge, 3000, 3000));
         assert!(edge.regrant(u64::MAX, &config));
         assert_eq!(edge.granted(), 3000);
-        edge.want(1_000_000);
+        assert!(want(&mut edge, 1_000_000, 1_000_000));
         assert!(
             !edge.regrant(u64::MAX, &config),
             "too little to be worth telling"
         );
         assert!(edge.wants_oversize());
         assert_eq!(edge.grant_oversize(), 1_000_000);
+    }
+
+    #[test]
+    fn a_wish_that_overtakes_messages_is_not_for_one_beyond_the_window() {
+        let (mut edge, config) = edge();
+        edge.window = config.edge_window_bytes;
+        edge.granted = 4000;
+        assert!(want(&mut edge, 4100, 100));
+        assert!(!edge.wants_oversize(), "4000 bytes are on their way");
+        assert!(want(&mut edge, 9000, 5000));
+        assert!(!edge.wants_oversize());
+        whole(&mut edge, 0, 3936);
+        edge.consumed(3936);
+        assert!(edge.wants_oversize());
+        assert!(!want(&mut edge, 9100, 5000), "charged beyond the grant");
+        assert!(!want(&mut edge, 9, 10));
     }
 
     #[test]

@@ -13,7 +13,7 @@ mod incoming;
 mod outgoing;
 mod table;
 
-use alloc::collections::VecDeque;
+use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 use core::ops::Range;
 
@@ -23,7 +23,7 @@ use crate::holes::widen;
 use crate::shared::{Oversize, Shared};
 use crate::stats::Drop;
 use crate::time::Instant;
-use crate::wire::{EdgeKey, RefusedReason};
+use crate::wire::{EdgeKey, RefusedReason, Wish};
 use incoming::{EdgeIn, Place};
 use outgoing::{Closed, EdgeOut};
 use table::EdgeTable;
@@ -103,6 +103,8 @@ pub(crate) enum Placed {
 #[derive(Clone, Debug)]
 pub(crate) struct Channel {
     peer: PeerId,
+    /// The first message's number.
+    first: u64,
     incoming: EdgeTable<EdgeIn>,
     outgoing: EdgeTable<EdgeOut>,
     /// Bytes that the peer takes on a new edge before any grant.
@@ -111,7 +113,10 @@ pub(crate) struct Channel {
     last: u32,
     /// Incoming edges that have ended and whose messages are not all consumed.
     draining: u32,
+    /// Those of them that reserve credit for the next life between the same endpoints.
+    reserving: BTreeMap<(u32, u32), u32>,
     next_life: u8,
+    next_unreliable: u32,
     /// Incoming edges with a grant to be told.
     grants_due: Vec<u32>,
     notices: VecDeque<Notice>,
@@ -122,15 +127,19 @@ pub(crate) struct Channel {
 }
 
 impl Channel {
-    pub(crate) fn new(peer: PeerId) -> Channel {
+    /// Messages of each edge are numbered from `first` on.
+    pub(crate) fn new(peer: PeerId, first: u64) -> Channel {
         Channel {
             peer,
+            first,
             incoming: EdgeTable::default(),
             outgoing: EdgeTable::default(),
             initial_credit: 0,
             last: 0,
             draining: 0,
+            reserving: BTreeMap::new(),
             next_life: 0,
+            next_unreliable: 0,
             grants_due: Vec::new(),
             notices: VecDeque::new(),
             strays: 0,
@@ -165,7 +174,7 @@ impl Channel {
             target,
             life: self.take_life(),
         };
-        let edge = EdgeOut::new(key, self.initial_credit);
+        let edge = EdgeOut::new(key, self.initial_credit, self.first);
         let index = self.outgoing.insert((source, target), edge);
         Ok(self.outgoing_id(index))
     }
@@ -226,10 +235,10 @@ impl Channel {
                 is_new,
             });
         }
-        let left = out.left();
+        let (left, is_ending) = (out.left(), out.is_ending());
         if !self.wanting.contains(&edge.index) {
             self.wanting.push(edge.index);
-            self.wants_due = true;
+            self.wants_due |= !is_ending;
         }
         Err(BeginError::NoCredit { left })
     }
@@ -241,14 +250,17 @@ impl Channel {
         }
     }
 
-    /// Numbers an unreliable message.
+    /// Numbers an unreliable message. All edges have one sequence, as lives are numbered anew
+    /// after a while: pieces of an earlier one may still lie at the receiver.
     pub(crate) fn begin_unreliable(&mut self, edge: EdgeId) -> Result<(EdgeKey, u32), BeginError> {
         let out = self.out_mut(edge).ok_or(BeginError::Gone)?;
         if out.is_ending() {
             // Its earlier life has been told to be over.
             return Err(BeginError::NoCredit { left: 0 });
         }
-        Ok((out.key(), out.begin_unreliable()))
+        let key = out.key();
+        self.next_unreliable = self.next_unreliable.wrapping_add(1);
+        Ok((key, self.next_unreliable))
     }
 
     /// Nobody waits for credit on this edge any more.
@@ -339,7 +351,7 @@ impl Channel {
     pub(crate) fn on_credit_wanted(
         &mut self,
         key: EdgeKey,
-        need: u64,
+        wish: Wish,
         may_open: bool,
         now: Instant,
         shared: &mut Shared,
@@ -355,7 +367,11 @@ impl Channel {
         let Some(edge) = self.incoming.get_mut(index) else {
             return Tell::Nothing;
         };
-        if !edge.want(need) {
+        if edge.key() != key {
+            // One of an earlier life came late.
+            return Tell::Nothing;
+        }
+        if !edge.want(wish) {
             shared.count(Drop::Violation);
             return Tell::Nothing;
         }
@@ -395,7 +411,7 @@ impl Channel {
         let index = match self.find_in(key) {
             Some(index) => Some(index),
             // Its messages are still on their way.
-            None if sequence != 0 => self.open_in(key, shared),
+            None if widen(sequence, self.first) != self.first => self.open_in(key, shared),
             None => None,
         };
         let Some(index) = index else {
@@ -413,12 +429,12 @@ impl Channel {
         let Some(index) = self.outgoing.find((key.source, key.target)) else {
             return;
         };
-        let (life, credit) = (self.next_life, self.initial_credit);
+        let (life, credit, first) = (self.next_life, self.initial_credit, self.first);
         let Some(out) = self.outgoing.get_mut(index).filter(|out| out.key() == key) else {
             return;
         };
         let waited = out.is_waiting();
-        match out.forgotten(life, credit) {
+        match out.forgotten(life, credit, first) {
             None => {}
             Some(false) => self.forget_outgoing(index, shared),
             Some(true) => {
@@ -457,10 +473,18 @@ impl Channel {
             shared.count(Drop::EdgesFull);
             return None;
         }
+        let ends = (key.target, key.source);
+        if let Some(former) = self.reserving.remove(&ends)
+            && let Some(former) = self.incoming.get_mut(former)
+        {
+            shared.outstanding -= former.outstanding();
+            former.release_reserved();
+            shared.outstanding += former.outstanding();
+        }
         let edge = EdgeIn::new(key, &shared.config);
         shared.outstanding += edge.outstanding();
         shared.edges_in += 1;
-        Some(self.incoming.insert((key.target, key.source), edge))
+        Some(self.incoming.insert(ends, edge))
     }
 
     /// The incoming edge with this key, made on first use; `None` if there are too many.
@@ -692,19 +716,27 @@ impl Channel {
             return;
         }
         let (key, before) = (edge.key(), edge.outstanding());
+        let ends = (key.target, key.source);
         if !edge.is_draining() {
             let unread = edge.unread();
+            let mut next_life = 0;
             if unread > 0
                 && let Some(endpoint) = shared.endpoints.get_mut(&key.target)
             {
-                // A next life would have its first credit beside what lies unread of this.
+                // A next life has its first credit beside what lies unread of this: of that
+                // an endpoint may hold a window, and the pool must have room for both, as
+                // for a window that grows.
+                next_life = shared.config.initial_credit_bytes.into();
+                let others = shared.outstanding - before;
+                let room = shared.pool.budget().saturating_sub(others);
                 let limit = shared.config.edge_window_bytes;
-                if endpoint.ended_unread + unread > limit {
+                if endpoint.ended_unread + unread > limit || unread + next_life > room {
                     return;
                 }
                 endpoint.ended_unread += unread;
+                self.reserving.insert(ends, index);
             }
-            edge.drain();
+            edge.drain(next_life);
             shared.outstanding = shared.outstanding + edge.outstanding() - before;
             shared.edges_in -= 1;
             self.draining += 1;
@@ -712,15 +744,17 @@ impl Channel {
             self.grants_due.retain(|due| *due != index);
             let id = self.incoming_id(index);
             shared.forget_edge(id, key.target);
-            self.incoming.hide((key.target, key.source), index);
+            self.incoming.hide(ends, index);
         }
-        if self
-            .incoming
-            .get(index)
-            .is_some_and(EdgeIn::has_consumed_all)
+        if let Some(edge) = self.incoming.get(index)
+            && edge.has_consumed_all()
         {
+            shared.outstanding -= edge.outstanding();
+            if self.reserving.get(&ends) == Some(&index) {
+                self.reserving.remove(&ends);
+            }
             self.draining -= 1;
-            self.incoming.remove((key.target, key.source), index);
+            self.incoming.remove(ends, index);
         }
     }
 
@@ -962,21 +996,35 @@ impl Channel {
         }
     }
 
-    /// True if some edge waits for credit.
+    /// True if some edge waits for credit that the peer can be asked for.
     #[inline]
     pub(crate) fn is_wanting(&self) -> bool {
-        !self.wanting.is_empty()
+        !self.wanting.is_empty() && self.waits(false)
     }
 
-    /// The wish at a position of the list of edges that wait: the edge, its key, its
-    /// cumulative need, and whether the peer had heard of it. `None` past the end.
-    pub(crate) fn want(&mut self, position: usize) -> Option<Option<(EdgeId, EdgeKey, u64, bool)>> {
+    /// True if some edge waits until the peer has forgotten its earlier life.
+    pub(crate) fn awaits_forgotten(&self) -> bool {
+        self.waits(true)
+    }
+
+    fn waits(&self, is_ending: bool) -> bool {
+        let edges = self.wanting.iter();
+        let mut edges = edges.filter_map(|index| self.outgoing.get(*index));
+        edges.any(|edge| edge.is_ending() == is_ending)
+    }
+
+    /// The wish at a position of the list of edges that wait: the edge, its key, what it
+    /// wants, and whether the peer had heard of it. `None` past the end.
+    pub(crate) fn want(
+        &mut self,
+        position: usize,
+    ) -> Option<Option<(EdgeId, EdgeKey, Wish, bool)>> {
         let index = *self.wanting.get(position)?;
         let id = self.outgoing_id(index);
         let edge = self.outgoing.get_mut(index);
         Some(edge.and_then(|edge| {
             let known = edge.is_known();
-            Some((id, edge.key(), edge.need_told()?, known))
+            Some((id, edge.key(), edge.wish_told()?, known))
         }))
     }
 
@@ -1008,7 +1056,7 @@ impl Channel {
         use core::hash::Hash;
         (&self.incoming, &self.outgoing, self.initial_credit).hash(hasher);
         (&self.grants_due, &self.notices, self.strays).hash(hasher);
-        (&self.wanting, self.wants_due).hash(hasher);
+        (&self.wanting, self.wants_due, &self.reserving).hash(hasher);
     }
 }
 

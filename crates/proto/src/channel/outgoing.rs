@@ -2,7 +2,7 @@
 //! was granted, and ends. Spec §5.5, §5.6.
 
 use crate::config::charge;
-use crate::wire::{EdgeKey, RefusedReason};
+use crate::wire::{EdgeKey, RefusedReason, Wish};
 
 /// How far the life of an edge has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -23,7 +23,6 @@ pub(crate) struct EdgeOut {
     /// Handles that the caller has not closed.
     users: u32,
     next: u64,
-    next_unreliable: u32,
     charged: u64,
     limit: u64,
     /// Cumulative bytes that the waiting message needs.
@@ -46,13 +45,13 @@ pub(crate) enum Closed {
 }
 
 impl EdgeOut {
-    pub(crate) fn new(key: EdgeKey, initial_credit: u64) -> EdgeOut {
+    /// Messages are numbered from `first` on.
+    pub(crate) fn new(key: EdgeKey, initial_credit: u64, first: u64) -> EdgeOut {
         EdgeOut {
             key,
             state: State::Open,
             users: 1,
-            next: 0,
-            next_unreliable: 0,
+            next: first,
             charged: 0,
             limit: initial_credit,
             need: None,
@@ -110,7 +109,7 @@ impl EdgeOut {
 
     /// The peer has forgotten the edge; true if it begins anew under `life`, false if
     /// nobody uses it any more.
-    pub(crate) fn forgotten(&mut self, life: u8, initial_credit: u64) -> Option<bool> {
+    pub(crate) fn forgotten(&mut self, life: u8, initial_credit: u64, first: u64) -> Option<bool> {
         let State::Ending { reopened } = self.state else {
             return None;
         };
@@ -119,7 +118,7 @@ impl EdgeOut {
         }
         *self = EdgeOut {
             users: reopened,
-            ..EdgeOut::new(EdgeKey { life, ..self.key }, initial_credit)
+            ..EdgeOut::new(EdgeKey { life, ..self.key }, initial_credit, first)
         };
         Some(true)
     }
@@ -172,20 +171,15 @@ impl EdgeOut {
         self.next -= 1;
     }
 
-    /// Numbers an unreliable message.
-    pub(crate) fn begin_unreliable(&mut self) -> u32 {
-        self.next_unreliable = self.next_unreliable.wrapping_add(1);
-        self.next_unreliable
-    }
-
-    /// Cumulative bytes wanted beyond the limit. The peer is about to hear of it.
-    pub(crate) fn need_told(&mut self) -> Option<u64> {
+    /// What is wanted beyond the limit. The peer is about to hear of it.
+    pub(crate) fn wish_told(&mut self) -> Option<Wish> {
         let need = self.need.filter(|need| *need > self.limit)?;
         if self.is_ending() {
             return None;
         }
         self.is_known = true;
-        Some(need)
+        let message = u32::try_from(need - self.charged).unwrap_or(u32::MAX);
+        Some(Wish { need, message })
     }
 
     /// True if a message waits for credit or for the edge to begin anew.
@@ -221,7 +215,7 @@ mod tests {
             target: 2,
             life: 3,
         };
-        EdgeOut::new(key, 1000)
+        EdgeOut::new(key, 1000, 0)
     }
 
     #[test]
@@ -240,8 +234,8 @@ mod tests {
         edge.open_again();
         assert_eq!(edge.begin(900), None, "the peer has not forgotten it yet");
         assert!(edge.is_waiting());
-        assert_eq!(edge.need_told(), None, "no wish of the life that ended");
-        assert_eq!(edge.forgotten(4, 1000), Some(true));
+        assert_eq!(edge.wish_told(), None, "no wish of the life that ended");
+        assert_eq!(edge.forgotten(4, 1000, 0), Some(true));
         assert_eq!((edge.key().life, edge.begin(900)), (4, Some(0)));
     }
 
@@ -249,9 +243,9 @@ mod tests {
     fn an_edge_that_nobody_opened_again_is_gone_once_it_is_forgotten() {
         let mut edge = edge();
         edge.begin(1);
-        assert_eq!(edge.forgotten(4, 1000), None, "it has not ended");
+        assert_eq!(edge.forgotten(4, 1000, 0), None, "it has not ended");
         edge.close(false);
-        assert_eq!(edge.forgotten(4, 1000), Some(false));
+        assert_eq!(edge.forgotten(4, 1000, 0), Some(false));
     }
 
     #[test]

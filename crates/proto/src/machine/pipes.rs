@@ -28,8 +28,9 @@ impl Machine {
     pub fn open_pipe(&mut self, remote: Greeting) -> Result<PeerId, ConnectError> {
         let limit = self.shared.config.max_peers;
         let random = self.next_random();
+        let first = self.shared.config.first_number.into();
         let added = self.peers.add(limit, random, |id| {
-            Peer::Pipe(Box::new(Pipe::new(id, remote)))
+            Peer::Pipe(Box::new(Pipe::new(id, remote, first)))
         });
         let peer = added.ok_or(ConnectError::TooManyPeers { limit })?;
         self.shared.event(Event::Connected {

@@ -311,13 +311,13 @@ impl Session {
                     self.want = super::Backoff::OFF;
                 }
             }
-            Record::CreditWanted { key, need } => {
+            Record::CreditWanted { key, wish } => {
                 // An earlier one may be of an edge that has ended since.
                 let number = widen(header.number, self.control_seen.top());
                 let may_open = header.lane == CONTROL_LANE && number >= self.wishes_from;
                 let tell = self
                     .channel
-                    .on_credit_wanted(key, need, may_open, now, shared);
+                    .on_credit_wanted(key, wish, may_open, now, shared);
                 self.tell(tell, now, shared);
             }
             Record::Window { packets } => {
@@ -460,8 +460,7 @@ impl Session {
             }
             Placed::Held => {
                 // What is held keeps memory: its sender is asked soon.
-                let soon = now.after(shared.config.peer_timeout_ns / 4);
-                self.keepalive_at = self.keepalive_at.min(soon);
+                self.keep_alive_soon(now, shared);
             }
             Placed::Discarded | Placed::Violation => {}
         }

@@ -82,13 +82,27 @@ impl Session {
             }
         }
         if now >= self.keepalive_at {
-            self.rest_keepalive(now, shared);
-            if now.since(self.last_heard) >= self.keepalive_ns(shared) {
-                self.prod_due = true;
-                self.ask(now);
+            let is_silent = now.since(self.last_heard) >= self.keepalive_ns(shared);
+            match is_silent || self.is_asked_to_stay() {
+                true => self.ask_for_life(now, shared),
+                false => self.rest_keepalive(now, shared),
             }
         }
         None
+    }
+
+    /// Asks the peer whether it lives. The question or its answer may be lost, so it is asked
+    /// again and again before it counts as gone; more seldom if others say that it lives.
+    pub(super) fn ask_for_life(&mut self, now: Instant, shared: &Shared) {
+        self.prod_due = true;
+        self.ask(now);
+        let rest_ns = self.keepalive_ns(shared);
+        let asked_ns = now.since(self.last_heard.after(rest_ns));
+        let pause_ns = match asked_ns < shared.config.peer_timeout_ns {
+            true => shared.config.max_timeout_ns,
+            false => rest_ns,
+        };
+        self.keepalive_at = now.after(pause_ns);
     }
 
     /// This process did not step for a while: that silence is not the peer's.

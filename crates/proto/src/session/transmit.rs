@@ -13,9 +13,10 @@ use crate::session::Session;
 use crate::shared::Shared;
 use crate::time::Instant;
 use crate::wire::{
-    Address, CONTROL_LANE, CREDIT_BYTES, ECHO_BYTES, EDGE_END_BYTES, Flags, HEADER_BYTES, Header,
-    Kind, PROBE_BYTES, Part, REFUSED_BYTES, Range, emit_credit, emit_credit_wanted, emit_echo,
-    emit_edge_end, emit_edge_forgotten, emit_lane_ack, emit_probe, emit_refused, emit_window,
+    Address, CONTROL_LANE, CREDIT_BYTES, CREDIT_WANTED_BYTES, ECHO_BYTES, EDGE_END_BYTES, Flags,
+    HEADER_BYTES, Header, Kind, PROBE_BYTES, Part, REFUSED_BYTES, Range, emit_credit,
+    emit_credit_wanted, emit_echo, emit_edge_end, emit_edge_forgotten, emit_lane_ack, emit_probe,
+    emit_refused, emit_window,
 };
 
 /// The caller's frames, as far as the machine writes into them.
@@ -449,12 +450,12 @@ impl Session {
             return end;
         }
         let mut told = 0;
-        while end + CREDIT_BYTES <= limit
+        while end + CREDIT_WANTED_BYTES <= limit
             && let Some(want) = self.channel.want(told)
         {
             told += 1;
-            if let Some((_, key, need, _)) = want {
-                end += emit_credit_wanted(&mut bytes[end..], key, need);
+            if let Some((_, key, wish, _)) = want {
+                end += emit_credit_wanted(&mut bytes[end..], key, wish);
             }
         }
         // Those that did not fit come first next time.

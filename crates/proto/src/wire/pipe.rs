@@ -8,7 +8,7 @@ use super::Malformed;
 use super::record::{EdgeKey, RefusedReason};
 
 /// Raised with every change of what follows.
-pub const PIPE_VERSION: u64 = 2;
+pub const PIPE_VERSION: u64 = 3;
 /// First word of a greeting: "dipole" and the version.
 const MAGIC: u64 = u64::from_be_bytes(*b"dipole\0\0") | PIPE_VERSION;
 /// Bytes of a greeting.

@@ -14,8 +14,10 @@ pub const MESSAGE_BYTES: usize = 16;
 pub const FRAGMENT_BYTES: usize = 32;
 /// Bytes before the data of a placement.
 pub const PLACEMENT_BYTES: usize = 28;
-/// Bytes of a credit or credit-wanted record.
+/// Bytes of a credit.
 pub const CREDIT_BYTES: usize = 20;
+/// Bytes of a wish for credit.
+pub const CREDIT_WANTED_BYTES: usize = 24;
 /// Bytes of a refusal.
 pub const REFUSED_BYTES: usize = 20;
 /// Bytes of an edge's end.
@@ -209,8 +211,8 @@ pub enum Record<'a> {
     CreditWanted {
         /// The edge.
         key: EdgeKey,
-        /// Cumulative charged bytes it needs.
-        need: u64,
+        /// What for.
+        wish: Wish,
     },
     /// Packets that the receiver of this record may have in flight.
     Window {
@@ -255,6 +257,16 @@ impl Record<'_> {
             | Record::Echo { .. } => false,
         }
     }
+}
+
+/// What an edge waits for: that its next message may be charged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Wish {
+    /// Cumulative bytes charged once that message is.
+    pub need: u64,
+    /// What the message itself is charged. The rest of `need` was charged before, though
+    /// the messages may still be on their way.
+    pub message: u32,
 }
 
 /// Walks the records of a packet; stops after the first malformed one.
@@ -406,10 +418,13 @@ fn parse_body(
             }
         }
         CREDIT_WANTED => {
-            need(16)?;
+            need(20)?;
             Record::CreditWanted {
                 key: EdgeKey::parse(flags, body),
-                need: u64_at(body, 8),
+                wish: Wish {
+                    need: u64_at(body, 8),
+                    message: u32_at(body, 16),
+                },
             }
         }
         WINDOW => {
@@ -614,19 +629,20 @@ pub fn emit_lane_ack(
 
 /// Writes a credit; returns its bytes, [`CREDIT_BYTES`].
 pub fn emit_credit(bytes: &mut [u8], key: EdgeKey, limit: u64) -> usize {
-    emit_credit_kind(bytes, CREDIT, key, limit)
-}
-
-/// Writes a wish for credit; returns its bytes, [`CREDIT_BYTES`].
-pub fn emit_credit_wanted(bytes: &mut [u8], key: EdgeKey, need: u64) -> usize {
-    emit_credit_kind(bytes, CREDIT_WANTED, key, need)
-}
-
-fn emit_credit_kind(bytes: &mut [u8], kind: u8, key: EdgeKey, amount: u64) -> usize {
-    prefix(bytes, kind, key.flags(), CREDIT_BYTES - PREFIX_BYTES);
+    prefix(bytes, CREDIT, key.flags(), CREDIT_BYTES - PREFIX_BYTES);
     key.emit(bytes);
-    put(bytes, 12, &amount.to_le_bytes());
+    put(bytes, 12, &limit.to_le_bytes());
     CREDIT_BYTES
+}
+
+/// Writes a wish for credit; returns its bytes, [`CREDIT_WANTED_BYTES`].
+pub fn emit_credit_wanted(bytes: &mut [u8], key: EdgeKey, wish: Wish) -> usize {
+    let size = CREDIT_WANTED_BYTES - PREFIX_BYTES;
+    prefix(bytes, CREDIT_WANTED, key.flags(), size);
+    key.emit(bytes);
+    put(bytes, 12, &wish.need.to_le_bytes());
+    put(bytes, 20, &wish.message.to_le_bytes());
+    CREDIT_WANTED_BYTES
 }
 
 /// Writes a window; returns its bytes.

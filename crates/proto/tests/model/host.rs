@@ -432,9 +432,7 @@ impl Host {
             return Err(format!("the pool counts {used} bytes, {kept} are kept"));
         }
         let edges = self.machine.edges().1 as u64;
-        // One edge per endpoint may have a turn for a message beyond its window.
-        let turns = scenario.endpoints.len() as u64;
-        if granted < kept || granted > (edges + turns) * scenario.edge_bound() {
+        if granted < kept || granted > edges * scenario.edge_bound() {
             return Err(format!("{granted} bytes of credit are out, {kept} kept"));
         }
         if self.machine.peers().count() > 1 {

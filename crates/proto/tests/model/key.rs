@@ -128,7 +128,7 @@ impl<'a> Parsed<'a> {
                     self.packet.covered()[payload].hash(hasher);
                 }
                 Record::Credit { key, limit } => (2, key, limit).hash(hasher),
-                Record::CreditWanted { key, need } => (3, key, need).hash(hasher),
+                Record::CreditWanted { key, wish } => (3, key, wish).hash(hasher),
                 other => format!("{other:?}").hash(hasher),
             }
         }

@@ -386,7 +386,12 @@ impl Pipes {
                     "the pool counts {used} bytes, {unread} are unread and {held} held"
                 ));
             }
-            let bound = process.machine.edges().1 as u64 * self.exchange.credit_bytes;
+            // Beside the messages of a life that has ended credit is reserved for the next.
+            let threads = self.exchange.threads.iter().flatten();
+            let mut calls = threads.flat_map(|(calls, _)| calls);
+            let lives = calls.any(|call| matches!(call, Call::CloseEdge { .. }));
+            let edges = process.machine.edges().1 as u64 + u64::from(lives);
+            let bound = edges * self.exchange.credit_bytes;
             let granted = process.machine.credit_outstanding();
             if granted > bound {
                 return Err(format!(
