@@ -27,9 +27,10 @@ const MOST_FRAME_BYTES: usize = 65_535 - 48;
 const HOP_LIMIT: u8 = 64;
 
 /// Why a capture could not be made or went no further.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum CaptureError {
     /// The file cannot be made.
+    #[error("cannot capture to {path}: {source}; check the directory and its permissions")]
     Create {
         /// The file.
         path: PathBuf,
@@ -37,6 +38,10 @@ pub enum CaptureError {
         source: io::Error,
     },
     /// Writing failed; the file is whole up to there, give or take one packet.
+    #[error(
+        "capturing to {path} stopped after {packets} packets: {source}; traffic goes on; \
+         make room or choose another place"
+    )]
     Write {
         /// The file.
         path: PathBuf,
@@ -45,38 +50,6 @@ pub enum CaptureError {
         /// What the system said.
         source: io::Error,
     },
-}
-
-impl fmt::Display for CaptureError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            CaptureError::Create { path, source } => write!(
-                f,
-                "cannot capture to {}: {source}; check the directory and its permissions",
-                path.display()
-            ),
-            CaptureError::Write {
-                path,
-                packets,
-                source,
-            } => write!(
-                f,
-                "capturing to {} stopped after {packets} packets: {source}; traffic goes on; \
-                 make room or choose another place",
-                path.display()
-            ),
-        }
-    }
-}
-
-impl std::error::Error for CaptureError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            CaptureError::Create { source, .. } | CaptureError::Write { source, .. } => {
-                Some(source)
-            }
-        }
-    }
 }
 
 /// Wraps a link and records what goes in and out.

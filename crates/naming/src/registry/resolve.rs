@@ -1,6 +1,5 @@
 //! Finds the ports of an endpoint, here or on another node.
 
-use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
@@ -39,9 +38,10 @@ pub enum KnownBy {
 }
 
 /// Why an endpoint could not be found.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum ResolveError {
     /// Neither the hosts file nor this node's agent knows the node.
+    #[error("{}", unknown(.address.node, *.hosts))]
     UnknownNode {
         /// The endpoint that was looked for.
         address: Address,
@@ -49,6 +49,11 @@ pub enum ResolveError {
         hosts: KnownBy,
     },
     /// The node answers, but nobody opened the endpoint in time.
+    #[error(
+        "nobody opened it within {:.1} s; is the program that opens it running, by the \
+         same user and with the same runtime directory?",
+        .waited.as_secs_f64()
+    )]
     NoSuchEndpoint {
         /// The endpoint that was looked for.
         address: Address,
@@ -56,6 +61,11 @@ pub enum ResolveError {
         waited: Duration,
     },
     /// Nobody answered at the node's directory port.
+    #[error(
+        "nobody answered at {directory} within {:.1} s{}; is a program with the hosts file \
+         running there, and does UDP get through?",
+        .waited.as_secs_f64(), in_brackets(.cause.as_ref())
+    )]
     NoAnswer {
         /// The endpoint that was looked for.
         address: Address,
@@ -64,9 +74,15 @@ pub enum ResolveError {
         /// How long it was tried.
         waited: Duration,
         /// What the network last said, if anything.
+        #[source]
         cause: Option<io::Error>,
     },
     /// Another node answers there.
+    #[error(
+        "at {directory} node {answered} answers, not node {}; correct the hosts file or \
+         DIPOLE_NID there",
+        .address.node
+    )]
     WrongNode {
         /// The endpoint that was looked for.
         address: Address,
@@ -76,6 +92,10 @@ pub enum ResolveError {
         answered: NodeId,
     },
     /// The node is not of our cluster.
+    #[error(
+        "node {} at {directory} tells this process nothing: {}",
+        .address.node, .mismatch.explain(.fingerprint.as_deref())
+    )]
     OtherCluster {
         /// The endpoint that was looked for.
         address: Address,
@@ -87,99 +107,27 @@ pub enum ResolveError {
         fingerprint: Option<String>,
     },
     /// The registry of this node cannot be read.
-    Registry(RegistryError),
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
 }
 
-impl fmt::Display for ResolveError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            ResolveError::UnknownNode {
-                address,
-                hosts: KnownBy::Nothing,
-            } => write!(
-                f,
-                "node {} is not this one and there is no hosts file; name one (DIPOLE_HOSTS), or \
-                 let an agent of this node find the others (`dipole agent --discover`)",
-                address.node
-            ),
-            ResolveError::UnknownNode {
-                address,
-                hosts: KnownBy::Agent { waited },
-            } => write!(
-                f,
-                "this node's agent did not hear of node {} within {:.1} s; does an agent run \
-                 there, and here (`dipole agent status`)?",
-                address.node,
-                waited.as_secs_f64()
-            ),
-            ResolveError::UnknownNode { address, .. } => write!(
-                f,
-                "the hosts file has no node {}; add a line `{} ADDRESS`",
-                address.node, address.node
-            ),
-            ResolveError::NoSuchEndpoint { waited, .. } => write!(
-                f,
-                "nobody opened it within {:.1} s; is the program that opens it running, by the \
-                 same user and with the same runtime directory?",
-                waited.as_secs_f64()
-            ),
-            ResolveError::NoAnswer {
-                directory,
-                waited,
-                cause,
-                ..
-            } => {
-                let seconds = waited.as_secs_f64();
-                write!(f, "nobody answered at {directory} within {seconds:.1} s")?;
-                if let Some(cause) = cause {
-                    write!(f, " ({cause})")?;
-                }
-                f.write_str(
-                    "; is a program with the hosts file running there, and does UDP get through?",
-                )
-            }
-            ResolveError::WrongNode {
-                address,
-                directory,
-                answered,
-            } => write!(
-                f,
-                "at {directory} node {answered} answers, not node {}; correct the hosts file or \
-                 DIPOLE_NID there",
-                address.node
-            ),
-            ResolveError::OtherCluster {
-                address,
-                directory,
-                mismatch,
-                fingerprint,
-            } => write!(
-                f,
-                "node {} at {directory} tells this process nothing: {}",
-                address.node,
-                mismatch.explain(fingerprint.as_deref())
-            ),
-            ResolveError::Registry(error) => error.fmt(f),
-        }
+fn unknown(node: NodeId, hosts: KnownBy) -> String {
+    match hosts {
+        KnownBy::Nothing => format!(
+            "node {node} is not this one and there is no hosts file; name one (DIPOLE_HOSTS), or \
+             let an agent of this node find the others (`dipole agent --discover`)"
+        ),
+        KnownBy::Agent { waited } => format!(
+            "this node's agent did not hear of node {node} within {:.1} s; does an agent run \
+             there, and here (`dipole agent status`)?",
+            waited.as_secs_f64()
+        ),
+        KnownBy::File => format!("the hosts file has no node {node}; add a line `{node} ADDRESS`"),
     }
 }
 
-impl std::error::Error for ResolveError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            ResolveError::Registry(error) => Some(error),
-            ResolveError::NoAnswer {
-                cause: Some(cause), ..
-            } => Some(cause),
-            _ => None,
-        }
-    }
-}
-
-impl From<RegistryError> for ResolveError {
-    fn from(error: RegistryError) -> ResolveError {
-        ResolveError::Registry(error)
-    }
+fn in_brackets(cause: Option<&io::Error>) -> String {
+    cause.map_or(String::new(), |cause| format!(" ({cause})"))
 }
 
 /// Finds where `address` is, waiting up to `timeout` for it to be opened.
