@@ -148,7 +148,7 @@ pub(super) fn serve(
                 listeners,
                 for_sessions(node, given_rules, json),
             )
-            .map_err(system("discovery this program"))?,
+            .map_err(system("finding this program"))?,
         ),
         None => None,
     };
@@ -334,11 +334,8 @@ impl Agent<'_> {
                 timeout = timeout.min(deadline.saturating_duration_since(Instant::now()));
             }
         }
-        let timeout = Timespec {
-            tv_sec: timeout.as_secs().cast_signed(),
-            tv_nsec: timeout.subsec_nanos().into(),
-        };
-        match poll(&mut watched, Some(&timeout)) {
+        let timeout = Timespec::try_from(timeout).ok();
+        match poll(&mut watched, timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }

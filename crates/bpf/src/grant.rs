@@ -209,12 +209,12 @@ fn exchange(
                 path: path.to_owned(),
             });
         }
-        let left = Timespec {
-            tv_sec: left.as_secs().cast_signed(),
-            tv_nsec: left.subsec_nanos().into(),
-        };
+        let left = Timespec::try_from(left).ok();
         // After an interrupted wait the loop looks again.
-        let _woken = poll(&mut [PollFd::new(&connection, PollFlags::IN)], Some(&left));
+        let _woken = poll(
+            &mut [PollFd::new(&connection, PollFlags::IN)],
+            left.as_ref(),
+        );
     }
 }
 

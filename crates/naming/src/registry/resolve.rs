@@ -414,15 +414,12 @@ impl Question<'_> {
             if left.is_zero() {
                 return failed.map_or(Ok(None), Err);
             }
-            let timeout = Timespec {
-                tv_sec: left.as_secs().cast_signed(),
-                tv_nsec: left.subsec_nanos().into(),
-            };
+            let timeout = Timespec::try_from(left).ok();
             let sockets = self.sockets.iter();
             let mut watched: Vec<PollFd<'_>> = sockets
                 .map(|(_, socket)| PollFd::new(socket, PollFlags::IN))
                 .collect();
-            match poll(&mut watched, Some(&timeout)) {
+            match poll(&mut watched, timeout.as_ref()) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
