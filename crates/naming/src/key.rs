@@ -12,6 +12,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use blake3::Hash;
 use rustix::fs::OFlags;
 
 use crate::environment;
@@ -159,16 +160,9 @@ impl ClusterKey {
     /// Reads the digits.
     #[must_use]
     pub fn parse(text: &str) -> Option<ClusterKey> {
-        let digits = text.trim().as_bytes();
-        if digits.len() != KEY_BYTES * 2 {
-            return None;
-        }
-        let mut secret = [0; KEY_BYTES];
-        for (byte, pair) in secret.iter_mut().zip(digits.chunks_exact(2)) {
-            let value = |digit: u8| char::from(digit).to_digit(16);
-            *byte = u8::try_from(value(pair[0])? << 4 | value(pair[1])?).ok()?;
-        }
-        Some(ClusterKey::new(secret))
+        // Not that it were one: a key has a hash's bytes and digits.
+        let bytes = Hash::from_hex(text.trim()).ok()?;
+        Some(ClusterKey::new(*bytes.as_bytes()))
     }
 
     /// Makes a key from the system's randomness.
@@ -207,13 +201,13 @@ impl ClusterKey {
     /// The key in digits, as its file holds it: a secret.
     #[must_use]
     pub fn digits(&self) -> String {
-        hex(&self.secret[..])
+        Hash::from_bytes(*self.secret).to_string()
     }
 
     /// A name of the key by which people can compare it; it gives nothing of the key away.
     #[must_use]
     pub fn fingerprint(&self) -> String {
-        hex(&self.derive("dipole 2026 fingerprint")[..8])
+        Hash::from_bytes(self.derive("dipole 2026 fingerprint")).to_hex()[..16].to_owned()
     }
 
     /// The key of one purpose, named by a text that no other purpose uses.
@@ -305,10 +299,6 @@ impl KeyMismatch {
         };
         format!("{self}{}; {advice}", ours.unwrap_or_default())
     }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]
