@@ -14,7 +14,7 @@ pub mod fault;
 pub mod fork;
 mod multihomed;
 mod region;
-mod segment;
+pub mod segment;
 pub mod shm;
 pub mod signal;
 pub mod sim;

@@ -15,7 +15,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::segment::Segment;
+use crate::segment::{MapFlags, Segment};
 
 const WORD_BYTES: usize = size_of::<AtomicU64>();
 
@@ -79,7 +79,7 @@ impl Region {
     /// # Errors
     /// [`RegionError::Create`]; also for 0 bytes.
     pub fn private(bytes: usize) -> Result<Region, RegionError> {
-        let memory = Segment::anonymous(bytes);
+        let memory = Segment::anonymous(bytes, MapFlags::PRIVATE);
         let memory = memory.map_err(|cause| RegionError::Create { bytes, cause })?;
         Ok(Region {
             memory,

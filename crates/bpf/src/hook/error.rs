@@ -3,6 +3,8 @@
 use std::fmt;
 use std::io;
 
+use rustix::thread::CapabilitySet;
+
 /// What was tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
@@ -26,9 +28,9 @@ pub enum Step {
 
 impl Step {
     /// What the kernel asks for.
-    fn needs(self) -> &'static [(&'static str, u32)] {
-        const BPF: (&str, u32) = ("CAP_BPF", 39);
-        const NET_ADMIN: (&str, u32) = ("CAP_NET_ADMIN", 12);
+    fn needs(self) -> &'static [(&'static str, CapabilitySet)] {
+        const BPF: (&str, CapabilitySet) = ("CAP_BPF", CapabilitySet::BPF);
+        const NET_ADMIN: (&str, CapabilitySet) = ("CAP_NET_ADMIN", CapabilitySet::NET_ADMIN);
         match self {
             Self::Interface | Self::Kept => &[],
             Self::Map | Self::Entry => &[BPF],
@@ -172,13 +174,10 @@ impl HookError {
 }
 
 /// Those that this thread does not have.
-fn missing(needed: &[(&'static str, u32)]) -> Vec<&'static str> {
-    let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    let held = line.and_then(|text| u64::from_str_radix(text.trim(), 16).ok());
+fn missing(needed: &[(&'static str, CapabilitySet)]) -> Vec<&'static str> {
     // CAP_SYS_ADMIN includes CAP_BPF, but should not be recommended.
-    let held = held.unwrap_or(0);
-    let has = |bit: u32| held >> bit & 1 == 1;
-    let lacking = needed.iter().filter(|(_, bit)| !has(*bit));
+    let held = rustix::thread::capabilities(None).map(|sets| sets.effective);
+    let held = held.unwrap_or(CapabilitySet::empty());
+    let lacking = needed.iter().filter(|(_, one)| !held.contains(*one));
     lacking.map(|(name, _)| *name).collect()
 }

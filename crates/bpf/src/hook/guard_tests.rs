@@ -43,11 +43,11 @@ fn a_guarded_socket_sends_only_what_it_may() {
         unreachable!()
     };
     let (_, mac) = testbed
-        .inside(1, || sys::hardware("net0"))
+        .inside(1, || interface_hardware("net0"))
         .unwrap()
         .unwrap();
     let (_, to_mac) = testbed
-        .inside(2, || sys::hardware("net0"))
+        .inside(2, || interface_hardware("net0"))
         .unwrap()
         .unwrap();
     let frame = |marker: u8| {

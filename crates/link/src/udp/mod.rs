@@ -130,7 +130,7 @@ impl Udp {
         let bulk = open::open(ip, scope_id, Class::Bulk, options)?;
         // Kernels without GRO for UDP hand out single datagrams: slower, no less right.
         let gro = options.segmentation
-            && sys::set_udp_option(bulk.socket.as_fd(), libc::UDP_GRO, 1).is_ok();
+            && sys::set_option(bulk.socket.as_fd(), libc::SOL_UDP, libc::UDP_GRO, 1_i32).is_ok();
         let max_frame_bytes = open::frame_bytes(mtu_bytes, ip);
         let caps = Caps {
             max_frame_bytes,
