@@ -30,10 +30,10 @@ impl Announcer {
         member: &Member,
         now: Duration,
     ) -> io::Result<Announcer> {
-        let mut cards = vec![own.address];
-        cards.extend(&own.cards);
+        let mut interfaces = vec![own.address];
+        interfaces.extend(&own.interfaces);
         let segments = match options.on_segments {
-            true => Some(Segments::open(&cards, own.port)?),
+            true => Some(Segments::open(&interfaces, own.port)?),
             false => None,
         };
         Ok(Announcer {

@@ -278,10 +278,10 @@ impl Agent<'_> {
             if fixed[2] {
                 let _how_many = (&control.child).read(&mut [0; 64]);
             }
-            let (cards, callers) = others.split_at(self.seat.sockets().count());
-            for (card, ready) in cards.iter().enumerate() {
+            let (interfaces, callers) = others.split_at(self.seat.sockets().count());
+            for (interface, ready) in interfaces.iter().enumerate() {
                 if *ready {
-                    self.receive(card).map_err(Ended::Taken)?;
+                    self.receive(interface).map_err(Ended::Taken)?;
                 }
             }
             let receivers = self
@@ -343,10 +343,10 @@ impl Agent<'_> {
         Ok(ready.collect())
     }
 
-    fn receive(&mut self, card: usize) -> Result<(), Taken> {
+    fn receive(&mut self, interface: usize) -> Result<(), Taken> {
         let mut buffer = [0; ProbeLength::LONGEST.bytes() + 1];
         for _ in 0..MAX_PACKETS {
-            let Some(socket) = self.seat.sockets().nth(card) else {
+            let Some(socket) = self.seat.sockets().nth(interface) else {
                 return Ok(());
             };
             let (length, from) = match socket.recv_from(&mut buffer) {
@@ -374,7 +374,7 @@ impl Agent<'_> {
                         &mut self.membership,
                     )?;
                 }
-            } else if let Some(reply) = self.seat.reply(card, packet) {
+            } else if let Some(reply) = self.seat.reply(interface, packet) {
                 self.replied += 1;
                 let _lost = socket.send_to(&reply, from);
             }

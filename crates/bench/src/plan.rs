@@ -79,9 +79,11 @@ pub(crate) enum PlanError {
          or --link udp"
     )]
     ShmApart { on: &'static str },
-    /// The bpf link begins at a card.
-    #[error("--link bpf needs a card, and --on {on} has none; use --on veth or another --link")]
-    BpfNeedsCard { on: &'static str },
+    /// The bpf link begins at an interface.
+    #[error(
+        "--link bpf needs an interface, and --on {on} has none; use --on veth or another --link"
+    )]
+    BpfNeedsInterface { on: &'static str },
     /// Two options exclude each other.
     #[error("{option} cannot go with {by}")]
     Excluded {
@@ -243,7 +245,7 @@ fn asked_place(arguments: &BenchArgs) -> Result<Option<Placement>, PlanError> {
     match (arguments.on, arguments.link) {
         (On::Veth, LinkName::Shm) => Err(PlanError::ShmApart { on: "veth" }),
         (On::Loopback, LinkName::Shm) => Err(PlanError::ShmApart { on: "loopback" }),
-        (On::Loopback | On::Node, LinkName::Bpf) => Err(PlanError::BpfNeedsCard {
+        (On::Loopback | On::Node, LinkName::Bpf) => Err(PlanError::BpfNeedsInterface {
             on: if arguments.on == On::Node {
                 "node"
             } else {

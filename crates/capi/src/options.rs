@@ -324,7 +324,7 @@ impl NodeOptions {
         // SAFETY: as above.
         if let Some(address) = unsafe { guard::text("bind", self.bind) }? {
             config.bind = parsed("bind", address, "an IP address of this node")?;
-            config.cards.clear();
+            config.interfaces.clear();
         }
         // SAFETY: as above.
         if let Some(link) = unsafe { guard::text("link", self.link) }? {

@@ -122,7 +122,7 @@ pub fn set_option<T: Copy>(
     }
 }
 
-/// Bytes that a socket has sent and that no card has taken yet, with what the kernel needs
+/// Bytes that a socket has sent and that no interface has taken yet, with what the kernel needs
 /// for them; `None` if it does not say.
 pub fn queued_bytes(socket: BorrowedFd<'_>) -> Option<libc::c_int> {
     let mut bytes: libc::c_int = 0;

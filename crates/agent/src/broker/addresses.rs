@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_loopback_address_is_on_the_first_card() {
+    fn the_loopback_address_is_on_the_first_interface() {
         let all = addresses().unwrap();
         let wanted: IpAddr = [127, 0, 0, 1].into();
         let found = all.iter().find(|one| one.ip == wanted).unwrap();

@@ -2,7 +2,7 @@
 //!
 //! The small socket is tuned for the time one packet takes: an empty poll is
 //! one plain system call. The bulk socket is tuned for rate: runs of frames to
-//! one destination leave as one message that the kernel or the card cuts
+//! one destination leave as one message that the kernel or the interface cuts
 //! (`UDP_SEGMENT`), and arrive joined likewise (`UDP_GRO`). Packets are never
 //! fragmented. Nothing is allocated after opening.
 
@@ -95,7 +95,7 @@ pub struct Udp {
     bulk: OwnedFd,
     local: [SocketAddr; 2],
     caps: Caps,
-    /// Cleared for good when the kernel or the card cannot cut messages.
+    /// Cleared for good when the kernel or the interface cannot cut messages.
     gso: bool,
     sender: Sender,
     small_receiver: Receiver,
@@ -278,7 +278,7 @@ impl Link for Udp {
                     if frames > 1 {
                         self.stats.gso_refused += 1;
                         match error {
-                            // No such option, or a card that cannot check sums.
+                            // No such option, or an interface that cannot check sums.
                             Errno::IO | Errno::NOPROTOOPT | Errno::OPNOTSUPP => self.gso = false,
                             // Too long for the path, or unknown: each frame tells.
                             Errno::INVAL | Errno::MSGSIZE => {

@@ -88,7 +88,7 @@ fn services() -> MutexGuard<'static, BTreeMap<Key, Entry>> {
 }
 
 impl Directory {
-    /// Stands by to answer at `binds`, one for each card, for the node of `registry`;
+    /// Stands by to answer at `binds`, one for each interface, for the node of `registry`;
     /// returns at once.
     ///
     /// A port held by somebody else is reported by a warning and tried again.

@@ -143,8 +143,8 @@ impl DirectoryLock {
     /// The answer to another node's question that arrived at an interface; `None` if the packet is
     /// no question or cannot be answered. Questions of strangers are refused and counted.
     #[must_use]
-    pub fn reply(&self, card: usize, packet: &[u8]) -> Option<Vec<u8>> {
-        let (_, answers) = self.sockets.get(card)?;
+    pub fn reply(&self, interface: usize, packet: &[u8]) -> Option<Vec<u8>> {
+        let (_, answers) = self.sockets.get(interface)?;
         match answers.reply(packet) {
             Ok(Reply::Answer(answer)) => Some(answer),
             Ok(Reply::Refusal(refusal)) => {

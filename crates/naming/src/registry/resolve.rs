@@ -21,7 +21,7 @@ const LAST_PAUSE: Duration = Duration::from_millis(200);
 const FIRST_WARNING: Duration = Duration::from_secs(1);
 const WARNING_INTERVAL: Duration = Duration::from_secs(5);
 /// How long to wait for an answer from one of a node's interfaces.
-const CARD_PATIENCE: Duration = Duration::from_millis(100);
+const INTERFACE_PATIENCE: Duration = Duration::from_millis(100);
 
 /// Where the list of nodes comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -243,7 +243,7 @@ fn resolve_there(
     let mut answered = false;
     let mut attempts = 0;
     loop {
-        // Any card of the node will do.
+        // Any interface of the node will do.
         let directory = place.directories[attempts % place.directories.len()];
         attempts += 1;
         let attempt_ends = Instant::now() + wait.next_pause();
@@ -261,11 +261,11 @@ fn resolve_there(
             }
             Ok(Some((directory, Ok(found)))) => match found {
                 Found::At(ports) => {
-                    let card = match place.host.control == Some(directory.ip()) {
-                        true => card_that_answers(registry, &place, address),
+                    let interface = match place.host.control == Some(directory.ip()) {
+                        true => interface_that_answers(registry, &place, address),
                         false => directory.ip(),
                     };
-                    return Ok(reachable(ports, place.host.address, card));
+                    return Ok(reachable(ports, place.host.address, interface));
                 }
                 Found::WrongNode(answered) => {
                     return Err(ResolveError::WrongNode {
@@ -316,24 +316,24 @@ fn resolve_there(
     }
 }
 
-/// The card of a node that answers first, when its control network has told where the endpoint
-/// is: messages go by cards only. The first one if there is no other, or none answers.
-fn card_that_answers(registry: &Registry, place: &Place, address: Address) -> IpAddr {
+/// The interface of a node that answers first, when its control network has told where the endpoint
+/// is: messages go by interfaces only. The first one if there is no other, or none answers.
+fn interface_that_answers(registry: &Registry, place: &Place, address: Address) -> IpAddr {
     let first = place.host.address;
-    if place.host.cards.is_empty() {
+    if place.host.interfaces.is_empty() {
         return first;
     }
     let Ok(mut question) = Question::new(registry, address) else {
         return first;
     };
-    let is_card = |at: &&SocketAddr| place.host.control != Some(at.ip());
-    for card in place.directories.iter().filter(is_card) {
-        if let Err(cause) = question.ask(*card) {
-            tracing::debug!(%card, %cause, "a card cannot be asked");
+    let is_interface = |at: &&SocketAddr| place.host.control != Some(at.ip());
+    for interface in place.directories.iter().filter(is_interface) {
+        if let Err(cause) = question.ask(*interface) {
+            tracing::debug!(%interface, %cause, "an interface cannot be asked");
         }
     }
-    match question.answer(Instant::now() + CARD_PATIENCE) {
-        Ok(Some((card, _))) => card.ip(),
+    match question.answer(Instant::now() + INTERFACE_PATIENCE) {
+        Ok(Some((interface, _))) => interface.ip(),
         _ => first,
     }
 }
@@ -406,7 +406,7 @@ impl Question<'_> {
                 match self.read(*directory, socket) {
                     Ok(Some(answer)) => return Ok(Some((*directory, answer))),
                     Ok(None) => {}
-                    // Another card may still answer.
+                    // Another interface may still answer.
                     Err(cause) => failed = Some(cause),
                 }
             }
@@ -465,7 +465,7 @@ impl Question<'_> {
     }
 }
 
-/// A process is reached by the card by which its node answered, one bound to "any address"
+/// A process is reached by the interface by which its node answered, one bound to "any address"
 /// as well; its ports are the same on all.
 fn reachable(mut ports: Ports, first: IpAddr, answered: IpAddr) -> Ports {
     for socket in [&mut ports.small, &mut ports.bulk] {

@@ -1,4 +1,4 @@
-//! Whether small packets can go around the socket at a card (the bpf link), and what else is
+//! Whether small packets can go around the socket at an interface (the bpf link), and what else is
 //! attached there.
 
 use std::net::IpAddr;
@@ -14,7 +14,7 @@ use super::finding::Finding;
 const BROKER: &str = "DIPOLE_BROKER";
 const NAME: &str = "bpf link";
 
-/// By whose privileges a card could be used.
+/// By whose privileges an interface could be used.
 #[derive(Debug)]
 enum Means {
     /// This process has the capabilities.
@@ -23,9 +23,9 @@ enum Means {
     Lent(Result<Granted, GrantError>),
 }
 
-/// What is found at the card with an address; the second is true if it can be used.
+/// What is found at the interface with an address; the second is true if it can be used.
 pub(super) fn examine(address: IpAddr, ring_bytes: u32) -> (Vec<Finding>, bool) {
-    let Ok((card, _)) = interface_of(address) else {
+    let Ok((interface, _)) = interface_of(address) else {
         return (Vec::new(), false);
     };
     let path = std::env::var_os(BROKER).filter(|value| !value.is_empty());
@@ -34,15 +34,15 @@ pub(super) fn examine(address: IpAddr, ring_bytes: u32) -> (Vec<Finding>, bool) 
         true => Means::Own,
         false => Means::Lent(preview(&path, address, ring_bytes)),
     };
-    let programs = attached(&card).ok();
+    let programs = attached(&interface).ok();
     // The kernel that can be asked for them has the place for ours.
     let has_tcx = programs.is_some() || !matches!(means, Means::Own);
     let finding = judge(&means, has_tcx, &path);
     let usable = has_tcx && matches!(means, Means::Own | Means::Lent(Ok(_)));
     let mut findings = vec![finding];
     findings.extend(programs.and_then(|programs| others(&programs)));
-    findings.extend(xdp(&card));
-    let named = findings.into_iter().map(|one| one.about(&card.name));
+    findings.extend(xdp(&interface));
+    let named = findings.into_iter().map(|one| one.about(&interface.name));
     (named.collect(), usable)
 }
 
@@ -113,9 +113,9 @@ fn others(programs: &[Attached]) -> Option<Finding> {
 }
 
 /// A program at XDP, which sees packets before all others.
-fn xdp(card: &InterfaceId) -> Option<Finding> {
+fn xdp(interface: &InterfaceId) -> Option<Finding> {
     let output = std::process::Command::new("ip")
-        .args(["-j", "link", "show", "dev", &card.name])
+        .args(["-j", "link", "show", "dev", &interface.name])
         .output()
         .ok()?;
     let id = xdp_of(&output.stdout)?;

@@ -1,4 +1,4 @@
-//! What `dipole doctor` tells users of cards that are lent, or not.
+//! What `dipole doctor` tells users of interfaces that are lent, or not.
 
 use std::process::Command;
 

@@ -48,8 +48,8 @@ fn an_agent_that_is_killed_leaves_nothing_and_the_next_fills_the_same_ring() {
     wait_for("the ring again", || {
         spin(&scene, ALICE, &mut link);
         spin(&scene, CAROL, &mut raw);
-        let cards = &scene.status()["interfaces"];
-        let users = cards[0]["users"].as_array().map_or(0, Vec::len);
+        let interfaces = &scene.status()["interfaces"];
+        let users = interfaces[0]["users"].as_array().map_or(0, Vec::len);
         (users == 2 && raw.sends_raw()).then_some(())
     });
     talk(&scene, &mut link);

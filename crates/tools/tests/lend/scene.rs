@@ -1,4 +1,4 @@
-//! Two nodes with real cards; on the first an agent that lends, and processes of several users.
+//! Two nodes with real interfaces; on the first an agent that lends, and processes of several users.
 
 use std::fs::OpenOptions;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -141,9 +141,9 @@ impl Scene {
     }
 
     pub(crate) fn words(&self) -> Vec<String> {
-        let cards = self.path("interfaces.toml").display().to_string();
+        let interfaces = self.path("interfaces.toml").display().to_string();
         let program = env!("CARGO_BIN_EXE_dipole");
-        [program, "agent", "--interfaces", &cards]
+        [program, "agent", "--interfaces", &interfaces]
             .map(str::to_owned)
             .to_vec()
     }
@@ -254,10 +254,10 @@ impl Scene {
         (socket, at)
     }
 
-    pub(crate) fn card(&self) -> InterfaceId {
+    pub(crate) fn interface(&self) -> InterfaceId {
         let index = self.testbed.inside(1, || {
             let socket = UdpSocket::bind("127.0.0.1:0").expect("loopback");
-            name_to_index(&socket, "net0").expect("a card")
+            name_to_index(&socket, "net0").expect("an interface")
         });
         InterfaceId {
             index: index.expect("the node"),
@@ -265,14 +265,14 @@ impl Scene {
         }
     }
 
-    /// What is attached to the first node's card.
+    /// What is attached to the first node's interface.
     pub(crate) fn attached(&self) -> Vec<Attached> {
-        let card = self.card();
-        let found = self.testbed.inside(1, || attached(&card));
+        let interface = self.interface();
+        let found = self.testbed.inside(1, || attached(&interface));
         found.expect("the node").expect("root may ask")
     }
 
-    /// What the agent says of the card that it lends.
+    /// What the agent says of the interface that it lends.
     pub(crate) fn status(&self) -> serde_json::Value {
         let words = ["--json", "agent", "status"].map(str::to_owned);
         let program = [env!("CARGO_BIN_EXE_dipole").to_owned()];
@@ -285,10 +285,10 @@ impl Scene {
 
     pub(crate) fn counter(&self, name: &str) -> u64 {
         let status = self.status();
-        let card = &status["interfaces"][0];
+        let interface = &status["interfaces"][0];
         let counted = match name {
-            "refused" => &card["refused_frames"],
-            name => &card["counters"][name],
+            "refused" => &interface["refused_frames"],
+            name => &interface["counters"][name],
         };
         counted.as_u64().unwrap_or(0)
     }

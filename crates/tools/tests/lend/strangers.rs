@@ -101,7 +101,7 @@ fn a_socket_that_does_not_prove_whose_port_it_is_gets_nothing() {
     let (reason, text) = scene.refused(ALICE, &[elsewhere.as_fd()]);
     assert_eq!(reason, Reason::Proof, "{text}");
     assert!(text.contains("another network namespace"), "{text}");
-    // Addresses of no card that is lent.
+    // Addresses of no interface that is lent.
     for ip in [
         scene.testbed.node(1).addresses[1].into(),
         [127, 0, 0, 1].into(),
@@ -141,10 +141,10 @@ fn rings_that_are_none_too_long_or_too_many_are_refused() {
         .expect("it is there")
         .into();
     let other = scene.testbed.inside(2, || {
-        let card = dipole_bpf::interface_of(scene.address(2))
-            .expect("a card")
+        let interface = dipole_bpf::interface_of(scene.address(2))
+            .expect("an interface")
             .0;
-        Hook::attach(&card, Place::Tcx).expect("root may")
+        Hook::attach(&interface, Place::Tcx).expect("root may")
     });
     let other = other.expect("the node");
     let long = create_ring(RING_BYTES * 2).expect("root may");

@@ -69,10 +69,10 @@ fn with_permission_packets_come_by_a_ring_that_is_lent_and_without_the_agent_say
 
 /// The way from the first node to a peer.
 fn route(scene: &Scene, own: SocketAddr, to: SocketAddr) -> Route {
-    let card = scene.card();
+    let interface = scene.interface();
     let all = scene
         .testbed
-        .inside(1, || Neighbours::open(&card, own.ip()));
+        .inside(1, || Neighbours::open(&interface, own.ip()));
     let mut all = all.expect("the node").expect("the kernel tells");
     let socket = scene
         .testbed
@@ -92,7 +92,7 @@ fn sent(socket: &impl AsFd, route: &Route, from: SocketAddr, to: SocketAddr, pay
     let socket = socket.as_fd().try_clone_to_owned().expect("a descriptor");
     let mut sender = RawSender::from_socket(socket);
     match sender.send(route, from, to, [payload, &[]]) {
-        // One that is dropped looks to its sender as if the card had no room.
+        // One that is dropped looks to its sender as if the interface had no room.
         Ok(Sent::Taken | Sent::Full) => {}
         other => panic!("{other:?}"),
     }
@@ -128,7 +128,7 @@ fn raw_frames_must_come_from_their_owner_and_nothing_is_heard_by_their_socket() 
         sent(&sender, &way, foreign_address, to, b"another's address");
         let mut strange = way;
         strange.own_mac = [2, 0, 0, 0, 0, 9];
-        sent(&sender, &strange, own, to, b"another's card");
+        sent(&sender, &strange, own, to, b"another's interface");
         sent(&sender, &way, own, to, b"mine again");
     });
     // In order: had one of the others been let through, it would have come first.
