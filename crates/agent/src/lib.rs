@@ -125,7 +125,7 @@ enum AgentError {
     #[error(transparent)]
     Registry(#[from] RegistryError),
     #[error(transparent)]
-    Seat(#[from] DirectoryLockError),
+    DirectoryLock(#[from] DirectoryLockError),
     #[error(transparent)]
     Rules(#[from] RulesError),
     #[error(transparent)]

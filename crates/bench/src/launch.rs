@@ -177,7 +177,7 @@ impl Worker {
     pub(super) fn send(&mut self, message: &impl Serialize) -> Result<(), RunError> {
         let mut line = serde_json::to_vec(message).expect("plain data can be written as JSON");
         line.push(b'\n');
-        // A side that is gone is noticed, with its last words, by whoever hears it next.
+        // A side that has ended is noticed, with its last output, at the next receive.
         match self.input.write_all(&line) {
             Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(RunError::Start(error)),
             _ => Ok(()),

@@ -1,4 +1,4 @@
-//! The door: every call of the interface comes in here.
+//! The boundary to C: every call of the interface passes through here.
 //!
 //! [`call`] turns a failure into -1, `errno` and a text, and a panic into a failure.
 //! The rest checks what C hands over before anything is done with it; what cannot be

@@ -256,7 +256,7 @@ pub(crate) fn open(dpid: u32, options: OpenOptions) -> Result<c_int, Failure> {
     let nonblocking = flags & DP_NONBLOCK != 0;
     status.set(rustix::fs::OFlags::NONBLOCK, nonblocking);
     rustix::fs::fcntl_setfl(&descriptor, status).map_err(descriptor_failure)?;
-    // Who does not spin sleeps sooner: asking first costs less than sleeping twice.
+    // Without spinning a call sleeps soon: asking first costs less than sleeping twice.
     let probe = message::PROBE.min(process.spin());
     handle::enter(endpoint, descriptor, nonblocking, probe)
 }

@@ -8,7 +8,7 @@ use dipole_bpf::InterfaceId;
 use nix::ifaddrs::getifaddrs;
 use nix::net::if_::if_nametoindex;
 
-/// An address of a interface.
+/// An address of an interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Address {
     pub(super) ip: IpAddr,

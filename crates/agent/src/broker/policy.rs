@@ -38,9 +38,9 @@ pub(crate) struct Policy {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct InterfacePolicy {
     pub(crate) name: String,
-    /// Principals gets a ring.
+    /// Who gets a ring.
     users: Principals,
-    /// Principals gets a socket for raw frames, too.
+    /// Who gets a socket for raw frames, too.
     raw_users: Principals,
     /// The longest ring.
     pub(crate) ring_bytes: u32,
@@ -53,7 +53,7 @@ struct Principals {
     groups: Vec<u32>,
 }
 
-/// What a user may have on a interface.
+/// What a user may have on an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Permission {
     Nothing,

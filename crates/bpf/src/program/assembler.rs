@@ -127,7 +127,7 @@ impl Instruction {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Label(usize);
 
-/// Why a program cannot be put together: a mistake in the one who wrote it.
+/// Why a program cannot be put together: a mistake of its author.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum AssemblyError {
     /// A jump leads to a label that is nowhere.
@@ -246,7 +246,7 @@ impl Assembler {
         }
     }
 
-    /// `*(base + offset) += from`, 64 bits, whole whoever else does the same.
+    /// `*(base + offset) += from`, 64 bits, atomically.
     pub(crate) fn add_to_memory(&mut self, base: Reg, offset: i16, from: Reg) {
         self.push(ADD_TO_MEMORY_64, base, from, offset, 0);
     }

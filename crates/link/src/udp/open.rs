@@ -135,7 +135,7 @@ pub(super) fn open(
     Ok(Opened { socket, local })
 }
 
-/// Binds, to a port that stays the socket's until it is closed: a lender of rings wants that.
+/// Binds, to a port that stays the socket's until it is closed: a broker of rings asks for that.
 fn bind(socket: BorrowedFd<'_>, address: SocketAddr) -> io::Result<()> {
     let mut attempts = PORT_ATTEMPTS;
     loop {

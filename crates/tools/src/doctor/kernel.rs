@@ -128,7 +128,7 @@ fn cores(usable: usize) -> Finding {
         ),
         1 => Finding::slow(
             NAME,
-            "1 core may be used: who waits and who works take turns",
+            "1 core may be used: the process that waits and the one that works take turns",
             "give the machine or the container more cores (`taskset -p $$` shows which may be \
              used)",
         ),
