@@ -11,6 +11,7 @@ use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 
+use delegate::delegate;
 use etherparse::PacketBuilder;
 
 use crate::{Caps, Class, Incoming, Link, Outgoing};
@@ -207,22 +208,6 @@ fn version() -> [u8; 4] {
 }
 
 impl<L: Link> Link for Capture<L> {
-    fn caps(&self) -> Caps {
-        self.inner.caps()
-    }
-
-    fn local(&self, class: Class) -> SocketAddr {
-        self.inner.local(class)
-    }
-
-    fn locals(&self, class: Class) -> Vec<SocketAddr> {
-        self.inner.locals(class)
-    }
-
-    fn source(&self, class: Class, to: SocketAddr) -> SocketAddr {
-        self.inner.source(class, to)
-    }
-
     fn send(&mut self, now_ns: u64, batch: &[Outgoing<'_>]) -> io::Result<usize> {
         let taken = self.inner.send(now_ns, batch)?;
         if self.output.is_some() {
@@ -234,10 +219,6 @@ impl<L: Link> Link for Capture<L> {
             }
         }
         Ok(taken)
-    }
-
-    fn refuses_next(&self) -> bool {
-        self.inner.refuses_next()
     }
 
     fn poll(&mut self, now_ns: u64, class: Class) -> io::Result<usize> {
@@ -256,25 +237,19 @@ impl<L: Link> Link for Capture<L> {
         Ok(found)
     }
 
-    #[inline]
-    fn frame(&self, index: usize) -> Incoming<'_> {
-        self.inner.frame(index)
-    }
-
-    fn next_deadline_ns(&self) -> Option<u64> {
-        self.inner.next_deadline_ns()
-    }
-
-    fn arm(&mut self) -> bool {
-        self.inner.arm()
-    }
-
-    fn disarm(&mut self) {
-        self.inner.disarm();
-    }
-
-    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
-        self.inner.descriptors()
+    delegate! {
+        to self.inner {
+            fn caps(&self) -> Caps;
+            fn local(&self, class: Class) -> SocketAddr;
+            fn locals(&self, class: Class) -> Vec<SocketAddr>;
+            fn source(&self, class: Class, to: SocketAddr) -> SocketAddr;
+            fn refuses_next(&self) -> bool;
+            fn frame(&self, index: usize) -> Incoming<'_>;
+            fn next_deadline_ns(&self) -> Option<u64>;
+            fn arm(&mut self) -> bool;
+            fn disarm(&mut self);
+            fn descriptors(&self) -> Vec<BorrowedFd<'_>>;
+        }
     }
 }
 
