@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Every arrow is watched in both directions, so that nothing stays behind whichever process dies:
-//! see [`mod@guard`].
+//! see `guard`.
 
 #![forbid(unsafe_code)]
 
