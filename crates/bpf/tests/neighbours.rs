@@ -222,7 +222,7 @@ fn a_neighbour_that_the_kernel_loses_is_forgotten() {
 }
 
 #[test]
-fn a_interface_that_goes_down_or_away_and_an_address_that_goes_leave_no_way() {
+fn an_interface_that_goes_down_or_away_and_an_address_that_goes_leave_no_way() {
     let Some(testbed) = make(Testbed::builder()) else {
         return;
     };

@@ -139,7 +139,7 @@ fn the_kernel_checks_what_we_have_summed() {
 }
 
 #[test]
-fn a_interface_that_is_down_takes_nothing_and_later_takes_again() {
+fn an_interface_that_is_down_takes_nothing_and_later_takes_again() {
     let Some(mut pair) = pair(1500, false, true) else {
         return;
     };

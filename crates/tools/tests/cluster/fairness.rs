@@ -187,7 +187,7 @@ fn share_the_network(from_dipole: u32, from_tcp: u32) {
 }
 
 #[test]
-fn a_stream_and_tcp_share_a_interface() {
+fn a_stream_and_tcp_share_an_interface() {
     share_the_network(1, 1);
 }
 

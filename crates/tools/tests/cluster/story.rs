@@ -7,7 +7,7 @@ use dipole_testbed::Testbed;
 use crate::job::Job;
 
 #[test]
-fn survivors_lose_nothing_while_a_interface_and_then_a_node_fail_and_come_back() {
+fn survivors_lose_nothing_while_an_interface_and_then_a_node_fail_and_come_back() {
     let builder = Testbed::builder().nodes(4).networks(2).slots(2);
     let Some(testbed) = crate::testbed(builder) else {
         return;
