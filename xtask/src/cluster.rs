@@ -14,7 +14,7 @@ use crate::command::{Failure, run};
 pub(crate) struct Arguments {
     /// How many nodes.
     nodes: u32,
-    /// How many networks; every node has a card on each.
+    /// How many networks; every node has an interface on each.
     #[arg(long, default_value_t = 1)]
     networks: u32,
     /// The largest IP packet in bytes.
@@ -23,13 +23,13 @@ pub(crate) struct Arguments {
     /// Ranks per node, for the hosts file.
     #[arg(long, default_value_t = 1)]
     slots: u32,
-    /// How fast cards and switch ports send, as in 1gbit or 100mbit.
+    /// How fast interfaces and switch ports send, as in 1gbit or 100mbit.
     #[arg(long, value_parser = rate)]
     rate: Option<u64>,
     /// What waits at most at a switch port, in bytes; needs --rate.
     #[arg(long)]
     queue: Option<u32>,
-    /// What the cards join and cut; off with --rate or a fault, else on.
+    /// What the interfaces join and cut; off with --rate or a fault, else on.
     #[arg(long)]
     offloads: Option<Joining>,
     #[command(flatten)]
@@ -71,7 +71,7 @@ enum Joining {
     Off,
     /// Long packets cross in one piece
     On,
-    /// Every packet crosses by itself, the receiving card joins them
+    /// Every packet crosses by itself, the receiving interface joins them
     GroOnly,
 }
 

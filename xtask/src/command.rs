@@ -1,35 +1,25 @@
 //! Other programs, run from the root of the workspace, and what can go wrong.
 
-use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 
 /// Why a task failed.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
     /// A program could not be started.
+    #[error("cannot start {program}: {cause}")]
     Start { program: String, cause: io::Error },
     /// A program failed; it has said why.
+    #[error("{command}: {status}")]
     Status { command: String, status: ExitStatus },
     /// A file could not be read, written or removed.
+    #[error("{path}: {cause}")]
     File { path: PathBuf, cause: io::Error },
     /// A task cannot be done; the text says why and what to do.
+    #[error("{0}")]
     Told(String),
 }
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Failure::Start { program, cause } => write!(f, "cannot start {program}: {cause}"),
-            Failure::Status { command, status } => write!(f, "{command}: {status}"),
-            Failure::File { path, cause } => write!(f, "{}: {cause}", path.display()),
-            Failure::Told(text) => f.write_str(text),
-        }
-    }
-}
-
-impl std::error::Error for Failure {}
 
 /// Makes a failure of what went wrong with a file.
 pub(crate) fn at(path: &Path) -> impl FnOnce(io::Error) -> Failure {

@@ -30,10 +30,10 @@ impl Announcer {
         member: &Member,
         now: Duration,
     ) -> io::Result<Announcer> {
-        let mut cards = vec![own.address];
-        cards.extend(&own.cards);
+        let mut interfaces = vec![own.address];
+        interfaces.extend(&own.interfaces);
         let segments = match options.on_segments {
-            true => Some(Segments::open(&cards, own.port)?),
+            true => Some(Segments::open(&interfaces, own.port)?),
             false => None,
         };
         Ok(Announcer {
@@ -66,7 +66,7 @@ impl Announcer {
         &mut self,
         now: Duration,
         registry: &Registry,
-        seat: &DirectoryLock,
+        directory_lock: &DirectoryLock,
         membership: &Membership,
     ) {
         let Some(announcement) = self.discovery.due(now, membership) else {
@@ -76,7 +76,7 @@ impl Announcer {
         if let Some(segments) = &self.segments {
             segments.broadcast(&packet);
         }
-        send(seat, &packet, &self.seeds);
+        send(directory_lock, &packet, &self.seeds);
     }
 
     /// Handles an announcement that was sent to all, or to this node alone.
@@ -89,7 +89,7 @@ impl Announcer {
         packet: &[u8],
         to_all: bool,
         registry: &Registry,
-        seat: &DirectoryLock,
+        directory_lock: &DirectoryLock,
         membership: &mut Membership,
     ) -> Result<(), Taken> {
         let Some(announcement) = registry.open_announcement(packet) else {
@@ -100,17 +100,21 @@ impl Announcer {
             .on_announcement(now, &announcement, to_all, membership)?
         {
             Some(Response::Announce(announcement, addresses)) => {
-                send(seat, &registry.seal_announcement(&announcement), &addresses);
+                send(
+                    directory_lock,
+                    &registry.seal_announcement(&announcement),
+                    &addresses,
+                );
             }
-            Some(Response::Forward(addresses)) => send(seat, packet, &addresses),
+            Some(Response::Forward(addresses)) => send(directory_lock, packet, &addresses),
             None => {}
         }
         Ok(())
     }
 }
 
-fn send(seat: &DirectoryLock, packet: &[u8], addresses: &[SocketAddr]) {
-    let sockets: Vec<&UdpSocket> = seat.sockets().collect();
+fn send(directory_lock: &DirectoryLock, packet: &[u8], addresses: &[SocketAddr]) {
+    let sockets: Vec<&UdpSocket> = directory_lock.sockets().collect();
     for address in addresses {
         let socket = socket_to(sockets.iter().copied(), *address);
         let sent = socket.map(|socket| socket.send_to(packet, address));

@@ -21,7 +21,6 @@ mod session;
 mod status;
 mod toml_lines;
 
-use std::fmt;
 use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -91,132 +90,72 @@ enum What {
 }
 
 /// Why there is no agent.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 enum AgentError {
+    #[error(transparent)]
     Config(ConfigError),
     /// The hosts file has no address for this node.
-    NotInHosts {
-        node: u32,
-    },
+    #[error(
+        "no hosts file has an address for node {node}: set DIPOLE_HOSTS to one with a \
+         line `{node} ADDRESS`, and DIPOLE_NID to this node's number; or let the nodes find \
+         each other (--discover, --seed)"
+    )]
+    NotInHosts { node: u32 },
+    #[error("{variable} cannot be used: {expected}")]
     Variable {
         variable: &'static str,
         expected: String,
     },
+    #[error(
+        "no interface of this machine is up with a network address; name the addresses \
+         of this node with --bind"
+    )]
     NoInterface,
-    ControlIsInterface {
-        control: IpAddr,
-    },
+    #[error(
+        "{control} is one of this node's interfaces: name only the others with --bind, or \
+         omit --control"
+    )]
+    ControlIsInterface { control: IpAddr },
     /// Another node has this node's number, and had it first.
-    Taken {
-        node: u32,
-        by: String,
-        age_s: u64,
-    },
-    Registry(RegistryError),
-    Seat(DirectoryLockError),
-    Rules(RulesError),
-    Broker(BrokerError),
+    #[error(
+        "node number {node} is taken: an agent at {by} has had it for {age_s} s; give \
+         this node another (--nid, DIPOLE_NID), or stop that agent first"
+    )]
+    Taken { node: u32, by: String, age_s: u64 },
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
+    #[error(transparent)]
+    DirectoryLock(#[from] DirectoryLockError),
+    #[error(transparent)]
+    Rules(#[from] RulesError),
+    #[error(transparent)]
+    Broker(#[from] BrokerError),
     /// A session without the agent's key.
+    #[error(
+        "an agent starts no work without a cluster key: set {} to its file",
+        variables::KEY
+    )]
     NoKey,
+    #[error(
+        "cannot listen at {address} (TCP) for work: {cause}; stop the process that does \
+         (`ss -ltnp`), or choose another port with `port=` in the hosts file"
+    )]
     Port {
         address: SocketAddr,
         cause: io::Error,
     },
+    #[error("{doing}: {cause}")]
     System {
         doing: &'static str,
         cause: io::Error,
     },
-    NoAgent {
-        socket: PathBuf,
-        cause: io::Error,
-    },
-    Status {
-        cause: serde_json::Error,
-    },
-}
-
-impl fmt::Display for AgentError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            AgentError::Config(error) => error.fmt(f),
-            AgentError::NotInHosts { node } => write!(
-                f,
-                "no hosts file has an address for node {node}: set DIPOLE_HOSTS to one with a \
-                 line `{node} ADDRESS`, and DIPOLE_NID to this node's number; or let the nodes find \
-                 each other (--discover, --seed)"
-            ),
-            AgentError::Variable { variable, expected } => {
-                write!(f, "{variable} cannot be used: {expected}")
-            }
-            AgentError::NoInterface => f.write_str(
-                "no interface of this machine is up with a network address; name the addresses \
-                 of this node with --bind",
-            ),
-            AgentError::ControlIsInterface { control } => write!(
-                f,
-                "{control} is one of this node's interfaces: name only the others with --bind, or \
-                 omit --control"
-            ),
-            AgentError::Taken { node, by, age_s } => write!(
-                f,
-                "node number {node} is taken: an agent at {by} has had it for {age_s} s; give \
-                 this node another (--nid, DIPOLE_NID), or stop that agent first"
-            ),
-            AgentError::Registry(error) => error.fmt(f),
-            AgentError::Seat(error) => error.fmt(f),
-            AgentError::Rules(error) => error.fmt(f),
-            AgentError::Broker(error) => error.fmt(f),
-            AgentError::NoKey => write!(
-                f,
-                "an agent starts no work without a cluster key: set {} to its file",
-                variables::KEY
-            ),
-            AgentError::Port { address, cause } => write!(
-                f,
-                "cannot listen at {address} (TCP) for work: {cause}; stop the process that does \
-                 (`ss -ltnp`), or choose another port with `port=` in the hosts file"
-            ),
-            AgentError::System { doing, cause } => write!(f, "{doing}: {cause}"),
-            AgentError::NoAgent { socket, cause } => write!(
-                f,
-                "no agent answers at {}: {cause}; start one with `dipole agent`, with the same \
-                 DIPOLE_NID and runtime directory",
-                socket.display()
-            ),
-            AgentError::Status { cause } => {
-                write!(
-                    f,
-                    "cannot read the agent's answer: {cause}; is it another version?"
-                )
-            }
-        }
-    }
-}
-
-impl std::error::Error for AgentError {}
-
-impl From<RegistryError> for AgentError {
-    fn from(error: RegistryError) -> AgentError {
-        AgentError::Registry(error)
-    }
-}
-
-impl From<DirectoryLockError> for AgentError {
-    fn from(error: DirectoryLockError) -> AgentError {
-        AgentError::Seat(error)
-    }
-}
-
-impl From<RulesError> for AgentError {
-    fn from(error: RulesError) -> AgentError {
-        AgentError::Rules(error)
-    }
-}
-
-impl From<BrokerError> for AgentError {
-    fn from(error: BrokerError) -> AgentError {
-        AgentError::Broker(error)
-    }
+    #[error(
+        "no agent answers at {socket}: {cause}; start one with `dipole agent`, with the same \
+         DIPOLE_NID and runtime directory"
+    )]
+    NoAgent { socket: PathBuf, cause: io::Error },
+    #[error("cannot read the agent's answer: {cause}; is it another version?")]
+    Status { cause: serde_json::Error },
 }
 
 /// Runs the agent until it is told to stop, or prints what it knows.

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::SystemTime;
 
 use dipole_naming::address::NodeId;
-use dipole_naming::hosts::{Host, MAX_CARDS, MAX_SLOTS};
+use dipole_naming::hosts::{Host, MAX_INTERFACES, MAX_SLOTS};
 use dipole_naming::lines::Word;
 use dipole_naming::registry::{Announcement, is_name};
 use foca::Identity;
@@ -65,7 +65,7 @@ impl TryFrom<Unchecked> for Member {
             !ip.is_unspecified() && !ip.is_multicast()
         };
         let is_valid = node != 0
-            && (1..=MAX_CARDS).contains(&addresses.len())
+            && (1..=MAX_INTERFACES).contains(&addresses.len())
             && addresses.iter().chain(&control).all(is_host)
             && port != 0
             && (1..=MAX_SLOTS).contains(&slots)
@@ -99,7 +99,7 @@ impl Member {
     /// The node of a line of the hosts file, which has not started yet.
     pub(super) fn of_host(host: &Host) -> Member {
         let mut addresses = vec![host.address];
-        addresses.extend(&host.cards);
+        addresses.extend(&host.interfaces);
         Member {
             node: host.node.0,
             life: 0,
@@ -114,11 +114,11 @@ impl Member {
 
     /// As a line of a hosts file; `None` if it has no address.
     pub(super) fn host(&self) -> Option<Host> {
-        let (address, cards) = self.addresses.split_first()?;
+        let (address, interfaces) = self.addresses.split_first()?;
         Some(Host {
             node: NodeId(self.node),
             address: *address,
-            cards: cards.to_vec(),
+            interfaces: interfaces.to_vec(),
             control: self.control,
             port: self.port,
             slots: self.slots,
@@ -159,7 +159,7 @@ impl Member {
     }
 
     /// Where its agent is reached by its interfaces.
-    pub(super) fn cards(&self) -> Vec<SocketAddr> {
+    pub(super) fn interfaces(&self) -> Vec<SocketAddr> {
         let all = self.addresses.iter();
         all.map(|ip| SocketAddr::new(*ip, self.port)).collect()
     }
@@ -167,7 +167,7 @@ impl Member {
     /// Where its agent is reached, on the control network first.
     pub(super) fn directories(&self) -> Vec<SocketAddr> {
         let control = self.control.map(|ip| SocketAddr::new(ip, self.port));
-        control.into_iter().chain(self.cards()).collect()
+        control.into_iter().chain(self.interfaces()).collect()
     }
 
     /// Its addresses, for display.
@@ -224,7 +224,7 @@ mod tests {
             postcard::from_bytes::<Member>(&bytes)
         };
         assert_eq!(read(&member()), Ok(member()));
-        let five = vec![[10, 0, 0, 1].into(); MAX_CARDS + 1];
+        let five = vec![[10, 0, 0, 1].into(); MAX_INTERFACES + 1];
         type Spoil = (&'static str, fn(&mut Member));
         let spoils: [Spoil; 9] = [
             ("node", |one| one.node = 0),

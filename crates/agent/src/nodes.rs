@@ -95,7 +95,7 @@ mod tests {
     fn the_file_has_what_was_written_down_and_what_was_found_and_can_always_be_read() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("nodes");
-        let hosts = Hosts::parse("2 10.0.0.2 cards=10.1.0.2 slots=3 name=two").unwrap();
+        let hosts = Hosts::parse("2 10.0.0.2 interfaces=10.1.0.2 slots=3 name=two").unwrap();
         let own = Hosts::parse("1 10.0.0.1").unwrap();
         let own = own.get(NodeId(1)).unwrap().clone();
         let written: Vec<Host> = hosts.iter().cloned().collect();

@@ -6,7 +6,7 @@ use clap::Args;
 use dipole_naming::lines::Word;
 use dipole_node::hosts::{DEFAULT_DIRECTORY_PORT, Host, MAX_SLOTS};
 use dipole_node::registry::is_name;
-use dipole_node::{Config, MAX_CARDS};
+use dipole_node::{Config, MAX_INTERFACES};
 
 use super::AgentError;
 use super::segment::own_interfaces;
@@ -30,7 +30,7 @@ pub(super) struct NodeOptions {
     #[arg(long, value_name = "NAME", value_parser = name)]
     cluster: Option<String>,
     /// Addresses of this node's interfaces, best first [default: the hosts file's, else all interfaces]
-    #[arg(long, value_name = "ADDRESS", value_delimiter = ',', num_args = 1..=MAX_CARDS)]
+    #[arg(long, value_name = "ADDRESS", value_delimiter = ',', num_args = 1..=MAX_INTERFACES)]
     bind: Vec<IpAddr>,
     /// Address on a separate network for look-ups and membership, not one of --bind
     #[arg(long, value_name = "ADDRESS")]
@@ -120,7 +120,7 @@ impl NodeOptions {
             None => Host {
                 node: config.node,
                 address: config.bind,
-                cards: Vec::new(),
+                interfaces: Vec::new(),
                 control: None,
                 port: DEFAULT_DIRECTORY_PORT,
                 slots: cores(),
@@ -129,24 +129,25 @@ impl NodeOptions {
                 name: None,
             },
         };
-        let mut cards = self.bind.clone();
-        if cards.is_empty() && written.is_none() && set(dipole_node::variables::BIND).is_none() {
+        let mut interfaces = self.bind.clone();
+        if interfaces.is_empty() && written.is_none() && set(dipole_node::variables::BIND).is_none()
+        {
             let system = |cause| AgentError::System {
-                doing: "listing the cards",
+                doing: "listing the interfaces",
                 cause,
             };
-            cards = own_interfaces().map_err(system)?;
-            cards.retain(|ip| Some(*ip) != self.control);
-            if cards.is_empty() {
+            interfaces = own_interfaces().map_err(system)?;
+            interfaces.retain(|ip| Some(*ip) != self.control);
+            if interfaces.is_empty() {
                 return Err(AgentError::NoInterface);
             }
         }
-        if let Some((first, others)) = cards.split_first() {
-            (host.address, host.cards) = (*first, others.to_vec());
+        if let Some((first, others)) = interfaces.split_first() {
+            (host.address, host.interfaces) = (*first, others.to_vec());
         }
         host.control = self.control.or(host.control);
         if let Some(control) = host.control
-            && (control == host.address || host.cards.contains(&control))
+            && (control == host.address || host.interfaces.contains(&control))
         {
             return Err(AgentError::ControlIsInterface { control });
         }

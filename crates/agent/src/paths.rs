@@ -77,8 +77,8 @@ impl Paths {
         // An address that we have too, as those of bridges, would lead back here.
         let first = to.addresses.first();
         let leads_there = |at: &SocketAddr| !self.own.contains(&at.ip()) || Some(&at.ip()) == first;
-        let cards = to.cards().into_iter().filter(leads_there);
-        control.into_iter().chain(cards).collect()
+        let interfaces = to.interfaces().into_iter().filter(leads_there);
+        control.into_iter().chain(interfaces).collect()
     }
 }
 
@@ -133,9 +133,9 @@ mod tests {
 
     #[test]
     fn a_control_network_carries_all_until_it_is_silent_but_for_what_is_urgent() {
-        let own = host("1 10.0.0.1 cards=10.1.0.1,172.17.0.1 control=10.9.0.1");
+        let own = host("1 10.0.0.1 interfaces=10.1.0.1,172.17.0.1 control=10.9.0.1");
         let mut paths = Paths::new(&own, Duration::ZERO);
-        let to = "2 10.0.0.2 cards=10.1.0.2,172.17.0.1 control=10.9.0.2";
+        let to = "2 10.0.0.2 interfaces=10.1.0.2,172.17.0.1 control=10.9.0.2";
         let all = ["10.9.0.2", "10.0.0.2", "10.1.0.2"];
         assert_eq!(targets(&paths, 2, to, false), all[..1]);
         assert_eq!(targets(&paths, 2, to, true), all);
@@ -147,14 +147,14 @@ mod tests {
         ));
         assert_eq!(targets(&paths, 5, to, false), all[..1]);
         assert_eq!(
-            targets(&paths, 5, "3 10.0.0.3 cards=10.1.0.3", false),
+            targets(&paths, 5, "3 10.0.0.3 interfaces=10.1.0.3", false),
             ["10.0.0.3", "10.1.0.3"]
         );
     }
 
     #[test]
     fn copies_by_other_interfaces_are_recognised_for_a_moment() {
-        let mut paths = Paths::new(&host("1 10.0.0.1 cards=10.1.0.1"), Duration::ZERO);
+        let mut paths = Paths::new(&host("1 10.0.0.1 interfaces=10.1.0.1"), Duration::ZERO);
         let at = Duration::from_millis;
         assert!(paths.is_new(at(0), None, b"one"));
         assert!(!paths.is_new(at(10), None, b"one"));

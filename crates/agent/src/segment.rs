@@ -132,6 +132,6 @@ pub(super) fn own_interfaces() -> io::Result<Vec<IpAddr>> {
             Some(_) => {}
         }
     }
-    found.truncate(dipole_node::MAX_CARDS);
+    found.truncate(dipole_node::MAX_INTERFACES);
     Ok(found.into_iter().map(|(_, ip)| ip).collect())
 }

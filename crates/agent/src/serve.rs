@@ -36,7 +36,7 @@ const STATUS_TIMEOUT: Duration = Duration::from_millis(200);
 struct Agent<'a> {
     config: &'a Config,
     registry: &'a Registry,
-    seat: DirectoryLock,
+    directory_lock: DirectoryLock,
     address: SocketAddr,
     given_rules: Option<PathBuf>,
     /// None without a cluster key.
@@ -87,7 +87,7 @@ pub(super) fn serve(
     let system = |doing| move |cause| AgentError::System { doing, cause };
     // Readers of the status may have another working directory.
     let given_rules = given_rules.map(std::path::absolute).transpose();
-    let given_rules = given_rules.map_err(system("discovery the owner's rules"))?;
+    let given_rules = given_rules.map_err(system("finding the owner's rules"))?;
     let given_rules = given_rules.as_deref();
     // A mistake in the rules is better reported now than to a caller who is refused.
     Rules::load(rules::locate(given_rules).as_deref())?;
@@ -105,7 +105,7 @@ pub(super) fn serve(
     let directories = std::mem::take(&mut kept.directories);
     let addresses = host.directories();
     let address = addresses[0];
-    let seat = DirectoryLock::take(registry, &addresses, directories)?;
+    let directory_lock = DirectoryLock::take(registry, &addresses, directories)?;
     let listeners = match config.key {
         Some(_) => listen(&addresses, &mut kept)?,
         None => Vec::new(),
@@ -148,14 +148,14 @@ pub(super) fn serve(
                 listeners,
                 for_sessions(node, given_rules, json),
             )
-            .map_err(system("discovery this program"))?,
+            .map_err(system("finding this program"))?,
         ),
         None => None,
     };
     let mut agent = Agent {
         config,
         registry,
-        seat,
+        directory_lock,
         address,
         given_rules: given_rules.map(Path::to_owned),
         callers,
@@ -175,7 +175,7 @@ pub(super) fn serve(
         replied: 0,
     };
     let listeners = agent.callers.iter().flat_map(Callers::listeners);
-    fd_store::store_sockets(agent.seat.sockets(), listeners, are_stored);
+    fd_store::store_sockets(agent.directory_lock.sockets(), listeners, are_stored);
     let key = config.key.as_ref().map(ClusterKey::fingerprint);
     let work = match &key {
         Some(key) => format!("starts work for holders of the cluster key {key}"),
@@ -264,7 +264,7 @@ impl Agent<'_> {
         loop {
             let now = self.now();
             if let Some(announcer) = &mut self.announcer {
-                announcer.announce(now, self.registry, &self.seat, &self.membership);
+                announcer.announce(now, self.registry, &self.directory_lock, &self.membership);
             }
             self.membership.on_timers(now);
             self.send();
@@ -278,10 +278,10 @@ impl Agent<'_> {
             if fixed[2] {
                 let _how_many = (&control.child).read(&mut [0; 64]);
             }
-            let (cards, callers) = others.split_at(self.seat.sockets().count());
-            for (card, ready) in cards.iter().enumerate() {
+            let (interfaces, callers) = others.split_at(self.directory_lock.sockets().count());
+            for (interface, ready) in interfaces.iter().enumerate() {
                 if *ready {
-                    self.receive(card).map_err(Ended::Taken)?;
+                    self.receive(interface).map_err(Ended::Taken)?;
                 }
             }
             let receivers = self
@@ -322,7 +322,7 @@ impl Agent<'_> {
             PollFd::new(&control.stop, PollFlags::IN),
             PollFd::new(&control.child, PollFlags::IN),
         ];
-        let sockets = self.seat.sockets();
+        let sockets = self.directory_lock.sockets();
         watched.extend(sockets.map(|socket| PollFd::new(socket, PollFlags::IN)));
         let receivers = self.announcer.iter().flat_map(Announcer::receivers);
         watched.extend(receivers.map(|socket| PollFd::new(socket, PollFlags::IN)));
@@ -334,11 +334,8 @@ impl Agent<'_> {
                 timeout = timeout.min(deadline.saturating_duration_since(Instant::now()));
             }
         }
-        let timeout = Timespec {
-            tv_sec: timeout.as_secs().cast_signed(),
-            tv_nsec: timeout.subsec_nanos().into(),
-        };
-        match poll(&mut watched, Some(&timeout)) {
+        let timeout = Timespec::try_from(timeout).ok();
+        match poll(&mut watched, timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
@@ -346,10 +343,10 @@ impl Agent<'_> {
         Ok(ready.collect())
     }
 
-    fn receive(&mut self, card: usize) -> Result<(), Taken> {
+    fn receive(&mut self, interface: usize) -> Result<(), Taken> {
         let mut buffer = [0; ProbeLength::LONGEST.bytes() + 1];
         for _ in 0..MAX_PACKETS {
-            let Some(socket) = self.seat.sockets().nth(card) else {
+            let Some(socket) = self.directory_lock.sockets().nth(interface) else {
                 return Ok(());
             };
             let (length, from) = match socket.recv_from(&mut buffer) {
@@ -367,17 +364,17 @@ impl Agent<'_> {
                 }
             } else if is_announcement(packet) {
                 if let Some(announcer) = &mut self.announcer {
-                    let (registry, seat) = (self.registry, &self.seat);
+                    let (registry, directory_lock) = (self.registry, &self.directory_lock);
                     announcer.on_packet(
                         now,
                         packet,
                         false,
                         registry,
-                        seat,
+                        directory_lock,
                         &mut self.membership,
                     )?;
                 }
-            } else if let Some(reply) = self.seat.reply(card, packet) {
+            } else if let Some(reply) = self.directory_lock.reply(interface, packet) {
                 self.replied += 1;
                 let _lost = socket.send_to(&reply, from);
             }
@@ -396,8 +393,15 @@ impl Agent<'_> {
                 return Ok(());
             };
             let (now, packet) = (self.begun.elapsed(), &buffer[..length]);
-            let (registry, seat) = (self.registry, &self.seat);
-            announcer.on_packet(now, packet, true, registry, seat, &mut self.membership)?;
+            let (registry, directory_lock) = (self.registry, &self.directory_lock);
+            announcer.on_packet(
+                now,
+                packet,
+                true,
+                registry,
+                directory_lock,
+                &mut self.membership,
+            )?;
         }
         Ok(())
     }
@@ -406,7 +410,7 @@ impl Agent<'_> {
         let now = self.now();
         for packet in self.membership.take_outgoing() {
             for to in self.paths.targets(now, &packet) {
-                let Some(socket) = socket_to(self.seat.sockets(), to) else {
+                let Some(socket) = socket_to(self.directory_lock.sockets(), to) else {
                     continue;
                 };
                 if let Err(cause) = socket.send_to(&packet.packet, to) {
@@ -511,8 +515,8 @@ impl Agent<'_> {
             rules: String::new(),
             refuses: None,
             jobs: Vec::new(),
-            answered: self.replied - self.seat.refused(),
-            strangers: self.seat.refused() + dropped.strangers,
+            answered: self.replied - self.directory_lock.refused(),
+            strangers: self.directory_lock.refused() + dropped.strangers,
             repeated: dropped.repeated,
             key: self.config.key.as_ref().map(ClusterKey::fingerprint),
             members: members.into_values().collect(),

@@ -176,7 +176,7 @@ fn by_two_threads<C: Channel + Send>(
         let sent = sending
             .join()
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        // Whoever could not send says more than who waited for it in vain.
+        // The sender's error explains more than the receiver's time-out.
         sent.and(received)
     })
 }

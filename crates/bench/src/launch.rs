@@ -1,7 +1,6 @@
 //! Starts the processes of one measurement and brings them together.
 
 use std::ffi::OsString;
-use std::fmt;
 use std::io::{self, BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
@@ -42,41 +41,24 @@ impl Entry {
 }
 
 /// Why a measurement yields nothing.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub(crate) enum RunError {
     /// A process could not be started.
+    #[error("cannot start this program again as a side: {0}; was it moved?")]
     Start(io::Error),
     /// A process ended without a verdict, or said something senseless.
+    #[error("the {who} {heard}; its messages are above")]
     Lost { who: String, heard: String },
     /// A process said nothing for too long.
+    #[error(
+        "the {who} said nothing for {:.0} s and was ended; is the machine overloaded?",
+        .waited.as_secs_f64()
+    )]
     Silent { who: String, waited: Duration },
     /// A process tells what went wrong.
+    #[error("the {who}: {cause}")]
     Failed { who: String, cause: String },
 }
-
-impl fmt::Display for RunError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            RunError::Start(cause) => {
-                write!(
-                    f,
-                    "cannot start this program again as a side: {cause}; was it moved?"
-                )
-            }
-            RunError::Lost { who, heard } => {
-                write!(f, "the {who} {heard}; its messages are above")
-            }
-            RunError::Silent { who, waited } => write!(
-                f,
-                "the {who} said nothing for {:.0} s and was ended; is the machine overloaded?",
-                waited.as_secs_f64()
-            ),
-            RunError::Failed { who, cause } => write!(f, "the {who}: {cause}"),
-        }
-    }
-}
-
-impl std::error::Error for RunError {}
 
 fn name(role: Role) -> String {
     match role {
@@ -195,7 +177,7 @@ impl Worker {
     pub(super) fn send(&mut self, message: &impl Serialize) -> Result<(), RunError> {
         let mut line = serde_json::to_vec(message).expect("plain data can be written as JSON");
         line.push(b'\n');
-        // A side that is gone is noticed, with its last words, by whoever hears it next.
+        // A side that has ended is noticed, with its last output, at the next receive.
         match self.input.write_all(&line) {
             Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(RunError::Start(error)),
             _ => Ok(()),

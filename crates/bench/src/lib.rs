@@ -3,9 +3,9 @@
 //! Each figure comes from two processes (this program, started again), each pinned to a core of its
 //! own, and each subject takes its turn in every round: the machine drifts, so only figures of one
 //! table may be compared.
-//! [`plan`] says what is measured, [`testbed`] where, [`launch`] connects two [`side`]s, [`pingpong`]
-//! and [`flow`] are the workloads, [`dipole`] and [`peers`] the subjects, [`report`] and [`page`] the
-//! results. [`crowd`] stands alone: many processes at once on few cores.
+//! `plan` says what is measured, `testbed` where, `launch` connects two `side`s, `pingpong`
+//! and `flow` are the workloads, `dipole` and `peers` the subjects, `report` and `page` the
+//! results. `crowd` stands alone: many processes at once on few cores.
 
 #![forbid(unsafe_code)]
 

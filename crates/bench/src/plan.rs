@@ -1,6 +1,5 @@
 //! What is measured: the standard table, or what the command line asks for.
 
-use std::fmt;
 use std::time::Duration;
 
 use super::control::{Carrier, Kind, Placement, Workload};
@@ -60,69 +59,45 @@ pub(crate) enum Plan {
 }
 
 /// Why the command line makes no plan.
-#[derive(Debug, PartialEq)]
+#[derive(Debug, PartialEq, thiserror::Error)]
 pub(crate) enum PlanError {
     /// A subject cannot do the work asked for.
+    #[error("{0}; choose another --size, kind or --subjects")]
     Refused(String),
     /// An option needs a kind to act on.
+    #[error("{option} needs a kind: pingpong, stream, bidir, rate or crowd")]
     NeedsKind { option: &'static str },
     /// An option means something for one kind only.
+    #[error("{option} is for {kind}")]
     OnlyFor {
         option: &'static str,
         kind: &'static str,
     },
     /// Shared memory does not reach another node.
+    #[error(
+        "--link shm needs both sides on one node, and --on {on} makes two; use --on node \
+         or --link udp"
+    )]
     ShmApart { on: &'static str },
-    /// The bpf link begins at a card.
-    BpfNeedsCard { on: &'static str },
+    /// The bpf link begins at an interface.
+    #[error(
+        "--link bpf needs an interface, and --on {on} has none; use --on veth or another --link"
+    )]
+    BpfNeedsInterface { on: &'static str },
     /// Two options exclude each other.
+    #[error("{option} cannot go with {by}")]
     Excluded {
         option: &'static str,
         by: &'static str,
     },
     /// A number lies outside its range.
+    #[error("{option} {given} cannot be used: expected {expected}")]
     OutOfRange {
         option: &'static str,
         given: String,
         expected: &'static str,
     },
 }
-
-impl fmt::Display for PlanError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            PlanError::Refused(why) => {
-                write!(f, "{why}; choose another --size, kind or --subjects")
-            }
-            PlanError::NeedsKind { option } => {
-                write!(
-                    f,
-                    "{option} needs a kind: pingpong, stream, bidir, rate or crowd"
-                )
-            }
-            PlanError::OnlyFor { option, kind } => write!(f, "{option} is for {kind}"),
-            PlanError::ShmApart { on } => write!(
-                f,
-                "--link shm needs both sides on one node, and --on {on} makes two; use --on node \
-                 or --link udp"
-            ),
-            PlanError::BpfNeedsCard { on } => write!(
-                f,
-                "--link bpf needs a card, and --on {on} has none; use --on veth or another --link"
-            ),
-            PlanError::Excluded { option, by } => write!(f, "{option} cannot go with {by}"),
-            PlanError::OutOfRange {
-                option,
-                given,
-                expected,
-            } => {
-                write!(f, "{option} {given} cannot be used: expected {expected}")
-            }
-        }
-    }
-}
-
-impl std::error::Error for PlanError {}
 
 /// How the work of a group is varied.
 #[derive(Clone, Copy, Debug)]
@@ -270,7 +245,7 @@ fn asked_place(arguments: &BenchArgs) -> Result<Option<Placement>, PlanError> {
     match (arguments.on, arguments.link) {
         (On::Veth, LinkName::Shm) => Err(PlanError::ShmApart { on: "veth" }),
         (On::Loopback, LinkName::Shm) => Err(PlanError::ShmApart { on: "loopback" }),
-        (On::Loopback | On::Node, LinkName::Bpf) => Err(PlanError::BpfNeedsCard {
+        (On::Loopback | On::Node, LinkName::Bpf) => Err(PlanError::BpfNeedsInterface {
             on: if arguments.on == On::Node {
                 "node"
             } else {

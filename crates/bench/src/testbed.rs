@@ -3,7 +3,6 @@
 //! what a killed one left.
 
 use std::ffi::OsString;
-use std::fmt;
 use std::fs;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
@@ -42,41 +41,24 @@ pub(crate) enum On {
 }
 
 /// Why there is no testbed.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub(crate) enum TestbedError {
     /// Only root may make namespaces.
+    #[error("cannot make network namespaces as user {user}; run as root or use --on loopback")]
     NotRoot { user: u32 },
     /// An `ip` command failed.
+    #[error(
+        "cannot make a veth testbed: `{command}` failed: {cause}; install iproute2 and run \
+         with CAP_NET_ADMIN and CAP_SYS_ADMIN, or use --on loopback"
+    )]
     Ip { command: String, cause: String },
     /// The folder for registries and the hosts file cannot be made.
+    #[error("cannot use the folder {path}: {cause}; set TMPDIR to one that can be written")]
     Folder { path: PathBuf, cause: io::Error },
     /// Signals cannot be watched, so nothing would be cleaned up.
+    #[error("cannot watch for signals: {0}")]
     Signals(io::Error),
 }
-
-impl fmt::Display for TestbedError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            TestbedError::NotRoot { user } => write!(
-                f,
-                "cannot make network namespaces as user {user}; run as root or use --on loopback"
-            ),
-            TestbedError::Ip { command, cause } => write!(
-                f,
-                "cannot make a veth testbed: `{command}` failed: {cause}; install iproute2 and run \
-                 with CAP_NET_ADMIN and CAP_SYS_ADMIN, or use --on loopback"
-            ),
-            TestbedError::Folder { path, cause } => write!(
-                f,
-                "cannot use the folder {}: {cause}; set TMPDIR to one that can be written",
-                path.display()
-            ),
-            TestbedError::Signals(cause) => write!(f, "cannot watch for signals: {cause}"),
-        }
-    }
-}
-
-impl std::error::Error for TestbedError {}
 
 /// What has been made and must be removed.
 #[derive(Debug, Default)]

@@ -12,7 +12,6 @@ pub mod ownership;
 mod ring;
 pub mod wire;
 
-use std::fmt;
 use std::io;
 use std::net::{IpAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -41,69 +40,44 @@ const REFUSED_RETRY_NS: u64 = 10_000_000_000;
 const TIMEOUT_NS: u64 = 2_000_000_000;
 
 /// Why there is no grant.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum GrantError {
     /// No broker listens there.
+    #[error(
+        "no broker grants rings at {path}: {cause}; an administrator can let `dipole agent` do so \
+         (/etc/dipole/interfaces.toml), or DIPOLE_BROKER names another place"
+    )]
     NoBroker {
         /// The path.
         path: PathBuf,
         /// The kernel's error.
+        #[source]
         cause: io::Error,
     },
     /// The broker refuses.
+    #[error("the broker refuses a ring: {}", .0.text)]
     Refused(Refusal),
     /// What listens there does not follow the protocol.
+    #[error(
+        "what listens at {path} is no broker of this version; does DIPOLE_BROKER name \
+         the right place?"
+    )]
     Nonsense {
         /// The path.
         path: PathBuf,
     },
     /// The broker does not reply.
+    #[error(
+        "the broker at {path} does not reply within {} s; is its agent stopped?",
+        TIMEOUT.as_secs()
+    )]
     Silent {
         /// The path.
         path: PathBuf,
     },
     /// The socket or the ring cannot be duplicated or mapped.
-    Socket(io::Error),
-}
-
-impl fmt::Display for GrantError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            GrantError::NoBroker { path, cause } => write!(
-                f,
-                "no broker grants rings at {}: {cause}; an administrator can let `dipole agent` do so \
-                 (/etc/dipole/interfaces.toml), or DIPOLE_BROKER names another place",
-                path.display()
-            ),
-            GrantError::Refused(refusal) => {
-                write!(f, "the broker refuses a ring: {}", refusal.text)
-            }
-            GrantError::Nonsense { path } => write!(
-                f,
-                "what listens at {} is no broker of this version; does DIPOLE_BROKER name \
-                 the right place?",
-                path.display()
-            ),
-            GrantError::Silent { path } => write!(
-                f,
-                "the broker at {} does not reply within {} s; is its agent stopped?",
-                path.display(),
-                TIMEOUT.as_secs()
-            ),
-            GrantError::Socket(cause) => {
-                write!(f, "cannot request a ring from the broker: {cause}")
-            }
-        }
-    }
-}
-
-impl std::error::Error for GrantError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            GrantError::NoBroker { cause, .. } | GrantError::Socket(cause) => Some(cause),
-            _ => None,
-        }
-    }
+    #[error("cannot request a ring from the broker: {0}")]
+    Socket(#[source] io::Error),
 }
 
 /// What [`Grant::check`] has found.
@@ -235,12 +209,12 @@ fn exchange(
                 path: path.to_owned(),
             });
         }
-        let left = Timespec {
-            tv_sec: left.as_secs().cast_signed(),
-            tv_nsec: left.subsec_nanos().into(),
-        };
+        let left = Timespec::try_from(left).ok();
         // After an interrupted wait the loop looks again.
-        let _woken = poll(&mut [PollFd::new(&connection, PollFlags::IN)], Some(&left));
+        let _woken = poll(
+            &mut [PollFd::new(&connection, PollFlags::IN)],
+            left.as_ref(),
+        );
     }
 }
 

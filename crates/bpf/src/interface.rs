@@ -4,6 +4,7 @@ use std::io;
 use std::net::IpAddr;
 
 use dipole_link::sys;
+use rustix::thread::CapabilitySet;
 use serde::{Deserialize, Serialize};
 
 /// A network interface.
@@ -28,7 +29,7 @@ pub fn interface_of(ip: IpAddr) -> io::Result<(InterfaceId, u32)> {
             "no interface has it",
         ));
     };
-    let name = String::from_utf8_lossy(&found.name).into_owned();
+    let name = found.name;
     let index = rustix::net::netdevice::name_to_index(&udp_socket()?, &name)?;
     Ok((InterfaceId { index, name }, found.scope_id))
 }
@@ -41,16 +42,9 @@ fn udp_socket() -> io::Result<std::net::UdpSocket> {
 /// CAP_NET_RAW, and CAP_BPF or CAP_SYS_ADMIN.
 #[must_use]
 pub fn has_capabilities() -> bool {
-    const NET_ADMIN: u32 = 12;
-    const NET_RAW: u32 = 13;
-    const SYS_ADMIN: u32 = 21;
-    const BPF: u32 = 39;
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mut lines = status.lines();
-    let effective = lines.find_map(|line| line.strip_prefix("CapEff:"));
-    let effective = effective.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok());
-    effective.is_some_and(|bits| {
-        let has = |capability: u32| bits >> capability & 1 == 1;
-        has(NET_ADMIN) && has(NET_RAW) && (has(BPF) || has(SYS_ADMIN))
+    let needed = CapabilitySet::NET_ADMIN | CapabilitySet::NET_RAW;
+    rustix::thread::capabilities(None).is_ok_and(|sets| {
+        sets.effective.contains(needed)
+            && (sets.effective).intersects(CapabilitySet::BPF | CapabilitySet::SYS_ADMIN)
     })
 }

@@ -11,8 +11,10 @@
 use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use dipole_link::segment::{MapFlags, ProtFlags, Segment};
 
 use super::ring::Memory;
 
@@ -31,10 +33,26 @@ pub(super) struct Mapping {
     kernel: NonNull<u8>,
     page_bytes: usize,
     bytes: usize,
-    /// The process that has it: children do not inherit mappings.
-    pid: u32,
+    _owned: Owned,
+}
+
+/// Where it all lies.
+#[derive(Debug)]
+enum Owned {
+    Mapped {
+        _halves: [Segment; 2],
+    },
     #[cfg(test)]
-    on_heap: bool,
+    Heap {
+        _pages: Vec<Page>,
+    },
+}
+
+#[cfg(test)]
+#[repr(align(4096))]
+#[derive(Clone, Debug)]
+struct Page {
+    _bytes: [u8; 4096],
 }
 
 // SAFETY: the mappings belong to the value and are reached by atomics, and by slices of
@@ -49,40 +67,36 @@ impl Mapping {
     pub(super) fn new(ring: BorrowedFd<'_>) -> io::Result<Mapping> {
         let bytes = ring_bytes(ring)?;
         let page_bytes = rustix::param::page_size();
-        let consumer = map(ring, page_bytes, libc::PROT_READ | libc::PROT_WRITE, 0)?;
-        let kernel = map(
-            ring,
-            page_bytes + 2 * bytes,
-            libc::PROT_READ,
-            page_bytes as libc::off_t,
-        );
-        let kernel = kernel.inspect_err(|_| unmap(consumer, page_bytes))?;
+        let kernel_bytes = page_bytes + 2 * bytes;
+        let (read, both) = (ProtFlags::READ, ProtFlags::READ | ProtFlags::WRITE);
+        let none = MapFlags::empty();
+        let consumer = Segment::of_file(ring, 0, page_bytes, both, none)?;
+        let kernel = Segment::of_file(ring, page_bytes as u64, kernel_bytes, read, none)?;
         Ok(Mapping {
-            consumer,
-            kernel,
+            consumer: consumer.at(0, page_bytes),
+            kernel: kernel.at(0, kernel_bytes),
             page_bytes,
             bytes,
-            pid: std::process::id(),
-            #[cfg(test)]
-            on_heap: false,
+            _owned: Owned::Mapped {
+                _halves: [consumer, kernel],
+            },
         })
     }
 
     /// The same in memory of this process alone, where a test plays the kernel.
     #[cfg(test)]
     pub(super) fn on_heap(bytes: usize) -> Mapping {
-        let page_bytes = 4096;
-        // SAFETY: both layouts have a size above zero.
-        let [consumer, kernel] = [page_bytes, page_bytes + 2 * bytes].map(|length| unsafe {
-            NonNull::new(std::alloc::alloc_zeroed(heap_layout(length))).expect("memory")
-        });
+        let page_bytes = size_of::<Page>();
+        let page = Page { _bytes: [0; 4096] };
+        let mut pages = vec![page; 2 + (2 * bytes).div_ceil(page_bytes)];
+        let start = NonNull::from(&mut pages[..]).cast::<u8>();
         Mapping {
-            consumer,
-            kernel,
+            consumer: start,
+            // SAFETY: the second of several pages.
+            kernel: unsafe { start.add(page_bytes) },
             page_bytes,
             bytes,
-            pid: std::process::id(),
-            on_heap: true,
+            _owned: Owned::Heap { _pages: pages },
         }
     }
 
@@ -144,33 +158,6 @@ impl Memory for Mapping {
     }
 }
 
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        let kernel_bytes = self.page_bytes + 2 * self.bytes;
-        #[cfg(test)]
-        if self.on_heap {
-            for (start, length) in [
-                (self.consumer, self.page_bytes),
-                (self.kernel, kernel_bytes),
-            ] {
-                // SAFETY: allocated by `on_heap` with this layout and freed once.
-                unsafe { std::alloc::dealloc(start.as_ptr(), heap_layout(length)) };
-            }
-            return;
-        }
-        // In a forked child there is nothing, or something else by now.
-        if self.pid == std::process::id() {
-            unmap(self.consumer, self.page_bytes);
-            unmap(self.kernel, kernel_bytes);
-        }
-    }
-}
-
-#[cfg(test)]
-fn heap_layout(length: usize) -> std::alloc::Layout {
-    std::alloc::Layout::from_size_align(length, 4096).expect("a small size")
-}
-
 /// Bytes of data of a ring buffer, as the kernel reports it to every holder of its descriptor.
 pub(super) fn ring_bytes(ring: BorrowedFd<'_>) -> io::Result<usize> {
     let facts = fs::read_to_string(format!("/proc/self/fdinfo/{}", ring.as_raw_fd()))?;
@@ -186,40 +173,4 @@ pub(super) fn ring_bytes(ring: BorrowedFd<'_>) -> io::Result<usize> {
             "the descriptor is no BPF ring buffer",
         )),
     }
-}
-
-fn map(
-    ring: BorrowedFd<'_>,
-    length: usize,
-    access: libc::c_int,
-    offset: libc::off_t,
-) -> io::Result<NonNull<u8>> {
-    // SAFETY: a new mapping at an address the kernel chooses touches no memory of ours.
-    let address = unsafe {
-        libc::mmap(
-            ptr::null_mut(),
-            length,
-            access,
-            libc::MAP_SHARED,
-            ring.as_raw_fd(),
-            offset,
-        )
-    };
-    if address == libc::MAP_FAILED {
-        return Err(io::Error::last_os_error());
-    }
-    let start = NonNull::new(address.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-    // SAFETY: exactly the mapping made above. A child shall not find it: it would
-    // disturb its parent's reading.
-    if unsafe { libc::madvise(address, length, libc::MADV_DONTFORK) } != 0 {
-        let error = io::Error::last_os_error();
-        unmap(start, length);
-        return Err(error);
-    }
-    Ok(start)
-}
-
-fn unmap(start: NonNull<u8>, length: usize) {
-    // SAFETY: called once for each mapping made by `map`, by its owner.
-    unsafe { libc::munmap(start.as_ptr().cast(), length) };
 }

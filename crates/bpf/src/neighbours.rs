@@ -448,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn a_interface_that_does_not_exist_is_named() {
+    fn an_interface_that_does_not_exist_is_named() {
         let interface = InterfaceId {
             index: u32::MAX >> 1,
             name: "nosuch0".to_owned(),

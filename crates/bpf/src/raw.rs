@@ -19,7 +19,7 @@ use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, send, socke
 use super::InterfaceId;
 use super::headers::{MAX_HEADER_BYTES, Template};
 use super::neighbours::Route;
-use dipole_link::sys::socklen_of;
+use dipole_link::sys::{set_option, socklen_of};
 
 /// Room for any headers before any payload; what is never used takes no memory.
 const BUFFER_BYTES: usize = MAX_HEADER_BYTES + 65_535;
@@ -300,31 +300,6 @@ fn bind_to(socket: BorrowedFd<'_>, interface: u32, ethernet_type: u16) -> io::Re
             socket.as_raw_fd(),
             (&raw const address).cast(),
             socklen_of::<libc::sockaddr_ll>(),
-        )
-    };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
-}
-
-/// Sets an option to a plain C value.
-fn set_option<T: Copy>(
-    socket: BorrowedFd<'_>,
-    level: libc::c_int,
-    option: libc::c_int,
-    value: T,
-) -> io::Result<()> {
-    // SAFETY: pointer and length describe `value`, which the kernel only reads; where it
-    // holds a pointer (a filter), the caller keeps what that leads to.
-    let result = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            level,
-            option,
-            (&raw const value).cast(),
-            socklen_of::<T>(),
         )
     };
     if result == 0 {

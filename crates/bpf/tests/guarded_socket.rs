@@ -161,9 +161,9 @@ fn it_sends_for_somebody_without_privileges() {
     let route = scene.route(0);
     let (_, from, there, to) = &scene.ends[0];
     let mut sender = RawSender::from_socket(scene.socket);
-    let sent = without_privileges(|| sender.send(&route, *from, *to, [b"lent", &[]]));
+    let sent = without_privileges(|| sender.send(&route, *from, *to, [b"granted", &[]]));
     assert_eq!(sent.expect("works"), Sent::Taken);
-    assert_eq!(receive(there), (*from, b"lent".to_vec()));
+    assert_eq!(receive(there), (*from, b"granted".to_vec()));
 }
 
 fn hears(socket: BorrowedFd<'_>) -> bool {

@@ -222,16 +222,16 @@ fn a_neighbour_that_the_kernel_loses_is_forgotten() {
 }
 
 #[test]
-fn a_interface_that_goes_down_or_away_and_an_address_that_goes_leave_no_way() {
+fn an_interface_that_goes_down_or_away_and_an_address_that_goes_leave_no_way() {
     let Some(testbed) = make(Testbed::builder()) else {
         return;
     };
     let (own, peer) = (address(&testbed, 0, 1), address(&testbed, 0, 2));
     let mut ways = ways(&testbed, own);
     ways.wait_for(peer, |_| true);
-    testbed.set_card(1, 0, false).expect("ip works");
+    testbed.set_interface(1, 0, false).expect("ip works");
     ways.wait_for_none(peer);
-    testbed.set_card(1, 0, true).expect("ip works");
+    testbed.set_interface(1, 0, true).expect("ip works");
     ways.wait_for(peer, |_| true);
     ip(&testbed, 1, &format!("address del {own}/24 dev net0"));
     ways.wait_for_none(peer);

@@ -139,18 +139,18 @@ fn the_kernel_checks_what_we_have_summed() {
 }
 
 #[test]
-fn a_interface_that_is_down_takes_nothing_and_later_takes_again() {
+fn an_interface_that_is_down_takes_nothing_and_later_takes_again() {
     let Some(mut pair) = pair(1500, false, true) else {
         return;
     };
     let route = pair.ways.wait_for(pair.to.ip(), |_| true);
-    pair.testbed.set_card(1, 0, false).expect("ip works");
+    pair.testbed.set_interface(1, 0, false).expect("ip works");
     for _ in 0..2 {
         let sent = pair.sender.send(&route, pair.from, pair.to, [b"lost", &[]]);
         assert_eq!(sent.expect("works"), Sent::NotThisWay);
     }
     assert_eq!(pair.sender.stats().interface_down, 2);
-    pair.testbed.set_card(1, 0, true).expect("ip works");
+    pair.testbed.set_interface(1, 0, true).expect("ip works");
     let route = pair.ways.wait_for(pair.to.ip(), |_| true);
     let sent = pair
         .sender

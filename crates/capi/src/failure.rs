@@ -4,7 +4,6 @@
 //! are listed in [`MEANINGS`], in `dipole.h` and in `dp_error(3)`.
 
 use std::ffi::{CStr, c_int};
-use std::fmt;
 use std::io;
 use std::time::Duration;
 
@@ -15,87 +14,113 @@ use dipole_node::{
 };
 
 /// What went wrong in a call.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
-    Open(OpenError),
-    Target(TargetError),
-    Send(SendError),
-    Receive(ReceiveError),
-    Close(CloseError),
-    Config(ConfigError),
-    Hosts(FileError),
-    Job(JobError),
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    #[error(transparent)]
+    Target(#[from] TargetError),
+    #[error(transparent)]
+    Send(#[from] SendError),
+    #[error(transparent)]
+    Receive(#[from] ReceiveError),
+    #[error(transparent)]
+    Close(#[from] CloseError),
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error(transparent)]
+    Hosts(#[from] FileError),
+    #[error(transparent)]
+    Job(#[from] JobError),
     /// The number is no endpoint's descriptor, or not any more.
-    NotAnEndpoint {
-        fd: c_int,
-    },
+    #[error(
+        "descriptor {fd} is no endpoint of this process, or its endpoint has ended; \
+         use a number that dp_open returned and that is not closed"
+    )]
+    NotAnEndpoint { fd: c_int },
     /// The number is no edge's, or not any more.
-    NotAnEdge {
-        number: c_int,
-    },
+    #[error(
+        "{number} is no edge of this process; use a number that dp_edge returned and \
+         that is not closed"
+    )]
+    NotAnEdge { number: c_int },
     /// The number is no completion queue's descriptor, or not any more.
-    NotAQueue {
-        fd: c_int,
-    },
+    #[error(
+        "descriptor {fd} is no completion queue of this process; use a number that \
+         dp_queue_open returned and that is not closed"
+    )]
+    NotAQueue { fd: c_int },
     /// A completion queue had nothing in the time given.
-    NoCompletion {
-        fd: c_int,
-        waited: Option<Duration>,
-    },
+    #[error("completion queue {fd} {}", in_vain(.waited.as_ref()))]
+    NoCompletion { fd: c_int, waited: Option<Duration> },
     /// The descriptor was inherited by `fork`.
-    Inherited {
-        fd: c_int,
-    },
+    #[error(
+        "descriptor {fd} was inherited by fork, its endpoint belongs to the parent \
+         process; close it and open an endpoint of your own"
+    )]
+    Inherited { fd: c_int },
     /// A message that is answered was not read here, or is given back.
+    #[error("message is none that dp_read or dp_recv gave and that is not given back yet")]
     NotHeld,
     /// A read would have waited.
-    NoMessage {
-        fd: c_int,
-    },
-    Null {
-        what: &'static str,
-    },
-    Misaligned {
-        what: &'static str,
-    },
+    #[error("no message waits at descriptor {fd}; wait until it is readable")]
+    NoMessage { fd: c_int },
+    #[error("{what} is a null pointer")]
+    Null { what: &'static str },
+    #[error("{what} points to no properly aligned place")]
+    Misaligned { what: &'static str },
+    #[error("{what} is {found}, expected {expected}")]
     BadNumber {
         what: &'static str,
         found: i64,
         expected: &'static str,
     },
+    #[error("{what} is {found:?}, expected {expected}")]
     BadText {
         what: &'static str,
         found: String,
         expected: &'static str,
     },
-    UnknownFlags {
-        flags: c_int,
-        known: c_int,
-    },
+    #[error("flags are {flags:#x}, but this call knows only {known:#x}")]
+    UnknownFlags { flags: c_int, known: c_int },
     /// More messages were given back than are read.
-    TooManyGivenBack {
-        asked: c_int,
-        held: usize,
-    },
-    StructTooShort {
-        what: &'static str,
-        size: usize,
-    },
+    #[error(
+        "{asked} messages were to be given back, but {held} are read and not yet \
+         given back; nothing was given back"
+    )]
+    TooManyGivenBack { asked: c_int, held: usize },
+    #[error("size of {what} is {size}; set it to sizeof the struct before the call")]
+    StructTooShort { what: &'static str, size: usize },
     /// A member that this library does not know is set.
+    #[error(
+        "{what} has {size} bytes, this version of the library knows {known}, and what \
+         lies behind is not zero; update the library or leave those options out"
+    )]
     StructTooNew {
         what: &'static str,
         size: usize,
         known: usize,
     },
+    #[error("the node is already open; call dp_init before the first dp_open, or dp_finish first")]
     AlreadyOpen,
+    #[error("the node is not open; call dp_init or dp_open first")]
     NotOpen,
     /// The kernel refused something about a descriptor.
+    #[error("{doing} failed: {cause}")]
     Descriptor {
         doing: &'static str,
         cause: io::Error,
     },
     /// A bug of this library.
+    #[error("internal error of libdipole, please report it: {0}")]
     Panic(String),
+}
+
+fn in_vain(waited: Option<&Duration>) -> String {
+    match waited {
+        None => "is empty; wait until it is readable".to_owned(),
+        Some(waited) => format!("was empty for {waited:?}"),
+    }
 }
 
 /// Every error number that this library sets, and what it means then.
@@ -280,116 +305,3 @@ fn target_errno(error: &TargetError) -> c_int {
         TargetError::Forked => libc::ESTALE,
     }
 }
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Failure::Open(error) => error.fmt(f),
-            Failure::Target(error) => error.fmt(f),
-            Failure::Send(error) => error.fmt(f),
-            Failure::Receive(error) => error.fmt(f),
-            Failure::Close(error) => error.fmt(f),
-            Failure::Config(error) => error.fmt(f),
-            Failure::Hosts(error) => error.fmt(f),
-            Failure::Job(error) => error.fmt(f),
-            Failure::NotAnEndpoint { fd } => write!(
-                f,
-                "descriptor {fd} is no endpoint of this process, or its endpoint has ended; \
-                 use a number that dp_open returned and that is not closed"
-            ),
-            Failure::NotAnEdge { number } => write!(
-                f,
-                "{number} is no edge of this process; use a number that dp_edge returned and \
-                 that is not closed"
-            ),
-            Failure::NotAQueue { fd } => write!(
-                f,
-                "descriptor {fd} is no completion queue of this process; use a number that \
-                 dp_queue_open returned and that is not closed"
-            ),
-            Failure::NoCompletion { fd, waited: None } => write!(
-                f,
-                "completion queue {fd} is empty; wait until it is readable"
-            ),
-            Failure::NoCompletion {
-                fd,
-                waited: Some(waited),
-            } => write!(f, "completion queue {fd} was empty for {waited:?}"),
-            Failure::Inherited { fd } => write!(
-                f,
-                "descriptor {fd} was inherited by fork, its endpoint belongs to the parent \
-                 process; close it and open an endpoint of your own"
-            ),
-            Failure::NoMessage { fd } => write!(
-                f,
-                "no message waits at descriptor {fd}; wait until it is readable"
-            ),
-            Failure::NotHeld => f.write_str(
-                "message is none that dp_read or dp_recv gave and that is not given back yet",
-            ),
-            Failure::Null { what } => write!(f, "{what} is a null pointer"),
-            Failure::Misaligned { what } => {
-                write!(f, "{what} points to no properly aligned place")
-            }
-            Failure::BadNumber {
-                what,
-                found,
-                expected,
-            } => write!(f, "{what} is {found}, expected {expected}"),
-            Failure::BadText {
-                what,
-                found,
-                expected,
-            } => write!(f, "{what} is {found:?}, expected {expected}"),
-            Failure::UnknownFlags { flags, known } => write!(
-                f,
-                "flags are {flags:#x}, but this call knows only {known:#x}"
-            ),
-            Failure::TooManyGivenBack { asked, held } => write!(
-                f,
-                "{asked} messages were to be given back, but {held} are read and not yet \
-                 given back; nothing was given back"
-            ),
-            Failure::StructTooShort { what, size } => write!(
-                f,
-                "size of {what} is {size}; set it to sizeof the struct before the call"
-            ),
-            Failure::StructTooNew { what, size, known } => write!(
-                f,
-                "{what} has {size} bytes, this version of the library knows {known}, and what \
-                 lies behind is not zero; update the library or leave those options out"
-            ),
-            Failure::AlreadyOpen => f.write_str(
-                "the node is already open; call dp_init before the first dp_open, or dp_finish first",
-            ),
-            Failure::NotOpen => {
-                f.write_str("the node is not open; call dp_init or dp_open first")
-            }
-            Failure::Descriptor { doing, cause } => write!(f, "{doing} failed: {cause}"),
-            Failure::Panic(text) => {
-                write!(f, "internal error of libdipole, please report it: {text}")
-            }
-        }
-    }
-}
-
-macro_rules! failure_from {
-    ($($variant:ident($error:ty)),*) => {$(
-        impl From<$error> for Failure {
-            fn from(error: $error) -> Failure {
-                Failure::$variant(error)
-            }
-        }
-    )*};
-}
-
-failure_from!(
-    Open(OpenError),
-    Target(TargetError),
-    Send(SendError),
-    Receive(ReceiveError),
-    Close(CloseError),
-    Config(ConfigError),
-    Hosts(FileError),
-    Job(JobError)
-);

@@ -1,4 +1,4 @@
-//! The door: every call of the interface comes in here.
+//! The boundary to C: every call of the interface passes through here.
 //!
 //! [`call`] turns a failure into -1, `errno` and a text, and a panic into a failure.
 //! The rest checks what C hands over before anything is done with it; what cannot be
@@ -6,6 +6,7 @@
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
@@ -312,7 +313,15 @@ pub(crate) unsafe fn text<'a>(
 pub(crate) unsafe trait Versioned: Copy {
     const NAME: &'static str;
     /// The struct with its size and zeros.
-    const EMPTY: Self;
+    const EMPTY: Self = {
+        let mut zeros = MaybeUninit::<Self>::zeroed();
+        // SAFETY: by the contract of this trait the first member is a usize, and zeros are
+        // values of the others.
+        unsafe {
+            zeros.as_mut_ptr().cast::<usize>().write(size_of::<Self>());
+            zeros.assume_init()
+        }
+    };
 }
 
 /// Longer structs are certainly a mistake.
@@ -401,11 +410,6 @@ mod tests {
     // SAFETY: integers only, no padding, a usize first.
     unsafe impl Versioned for Sample {
         const NAME: &'static str = "sample";
-        const EMPTY: Sample = Sample {
-            size: size_of::<Sample>(),
-            first: 0,
-            second: 0,
-        };
     }
 
     fn read(words: &[u64]) -> Result<Sample, Failure> {

@@ -1,33 +1,30 @@
 //! The C interface of Dipole: `libdipole`.
 //!
-//! A thin door over `dipole_node`: it checks pointers, finds the endpoint of a
+//! A thin layer over `dipole_node`: it checks pointers, finds the endpoint of a
 //! descriptor, translates errors into `errno` and texts, and lets no panic out. The
 //! interface is described where its users read it, in `include/dipole.h` and the
 //! manual pages; a test compares the header with the functions here.
 //!
-//! `papers.rs` has the seven calls of DP §2, table 1, `message.rs` what sends and
+//! `dp.rs` has the seven calls of DP §2, table 1, `message.rs` what sends and
 //! receives besides, `edge.rs` and `queue.rs` edges, posted operations and their
-//! completions, `facts.rs` what tells. All go through `guard`; `handle` finds endpoints,
+//! completions, `query.rs` what asks. All go through `guard`; `handle` finds endpoints,
 //! `process` keeps the one node of the process.
 
+mod dp;
 mod edge;
-mod facts;
 mod failure;
 mod guard;
 mod handle;
 mod message;
 mod options;
-mod papers;
 mod process;
+mod query;
 mod queue;
 mod table;
 
+pub use dp::{dp_close, dp_fsync, dp_mmap, dp_open, dp_read, dp_target, dp_write};
 pub use edge::{
     DP_MESSAGE, dp_cancel, dp_edge, dp_edge_close, dp_edge_drain, dp_edge_send, dp_post,
-};
-pub use facts::{
-    dp_error, dp_own_address, dp_peer, dp_rank, dp_rank_of, dp_size, dp_stats, dp_strerror,
-    dp_version,
 };
 pub use message::{
     DP_DONTWAIT, DP_MORE, DP_UNRELIABLE, dp_add_target, dp_drain, dp_flush, dp_recv, dp_recv_copy,
@@ -37,7 +34,10 @@ pub use options::{
     Address, DP_ANY, DP_NONBLOCK, DP_NONE, NodeOptions, OpenOptions, Pool, Stats, dp_finish,
     dp_init, dp_open_with,
 };
-pub use papers::{dp_close, dp_fsync, dp_mmap, dp_open, dp_read, dp_target, dp_write};
+pub use query::{
+    dp_error, dp_own_address, dp_peer, dp_rank, dp_rank_of, dp_size, dp_stats, dp_strerror,
+    dp_version,
+};
 pub use queue::{
     Completion, DP_FAILED, DP_RECEIVED, DP_SENT, dp_queue_attach, dp_queue_attach_edge,
     dp_queue_close, dp_queue_open, dp_queue_wait,

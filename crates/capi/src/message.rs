@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use dipole_node::{Message, ReceiveError, SendError};
 
+use crate::dp;
 use crate::failure::Failure;
 use crate::guard::{self, Buffer, Out, call};
 use crate::handle::{self, Handle};
 use crate::options::Address;
-use crate::papers;
 use crate::process::lock;
 
 /// Do not wait: fail with `EAGAIN` instead.
@@ -193,9 +193,7 @@ pub extern "C" fn dp_add_target(fd: c_int, to: Address) -> c_int {
 /// Takes a target back.
 #[unsafe(no_mangle)]
 pub extern "C" fn dp_untarget(fd: c_int, nid: c_int, dpid: c_int) -> c_int {
-    call("dp_untarget", || {
-        remove_target(fd, papers::address(nid, dpid)?)
-    })
+    call("dp_untarget", || remove_target(fd, dp::address(nid, dpid)?))
 }
 
 /// Takes a target back, any numbers.

@@ -83,18 +83,6 @@ pub struct NodeOptions {
 // SAFETY: integers and raw pointers in an order without padding, a usize first.
 unsafe impl Versioned for NodeOptions {
     const NAME: &'static str = "struct dp_node_options";
-    const EMPTY: NodeOptions = NodeOptions {
-        size: size_of::<NodeOptions>(),
-        nid: 0,
-        reserved: 0,
-        runtime_dir: ptr::null(),
-        hosts: ptr::null(),
-        bind: ptr::null(),
-        link: ptr::null(),
-        spin_ns: 0,
-        connect_timeout_ns: 0,
-        linger_ns: 0,
-    };
 }
 
 /// `struct dp_open_options`.
@@ -114,12 +102,6 @@ pub struct OpenOptions {
 // SAFETY: integers in an order without padding, a usize first.
 unsafe impl Versioned for OpenOptions {
     const NAME: &'static str = "struct dp_open_options";
-    const EMPTY: OpenOptions = OpenOptions {
-        size: size_of::<OpenOptions>(),
-        flags: 0,
-        reserved: 0,
-        pool_bytes: 0,
-    };
 }
 
 /// `dpmmap_t`.
@@ -137,11 +119,6 @@ pub struct Pool {
 // SAFETY: an integer and a raw pointer in an order without padding, a usize first.
 unsafe impl Versioned for Pool {
     const NAME: &'static str = "dpmmap_t";
-    const EMPTY: Pool = Pool {
-        size: size_of::<Pool>(),
-        bytes: 0,
-        base: ptr::null(),
-    };
 }
 
 /// `struct dp_stats`.
@@ -203,33 +180,6 @@ pub struct Stats {
 // SAFETY: integers of one size, a usize first (this library is for 64-bit machines).
 unsafe impl Versioned for Stats {
     const NAME: &'static str = "struct dp_stats";
-    const EMPTY: Stats = Stats {
-        size: size_of::<Stats>(),
-        packets_sent: 0,
-        packets_received: 0,
-        bytes_sent: 0,
-        bytes_received: 0,
-        packets_dropped: 0,
-        link_full: 0,
-        units_sent: 0,
-        units_received: 0,
-        repeats: 0,
-        explicit_acks: 0,
-        messages_delivered: 0,
-        messages_refused: 0,
-        unreliable_sent: 0,
-        unreliable_dropped: 0,
-        peers: 0,
-        local_peers: 0,
-        local_records_sent: 0,
-        local_records_received: 0,
-        local_bytes_sent: 0,
-        local_bytes_received: 0,
-        local_bytes_fetched: 0,
-        local_wakes: 0,
-        pool_used_bytes: 0,
-        free_frames: 0,
-    };
 }
 
 const _: () = assert!(
@@ -306,7 +256,7 @@ pub(crate) fn open(dpid: u32, options: OpenOptions) -> Result<c_int, Failure> {
     let nonblocking = flags & DP_NONBLOCK != 0;
     status.set(rustix::fs::OFlags::NONBLOCK, nonblocking);
     rustix::fs::fcntl_setfl(&descriptor, status).map_err(descriptor_failure)?;
-    // Who does not spin sleeps sooner: asking first costs less than sleeping twice.
+    // Without spinning a call sleeps soon: asking first costs less than sleeping twice.
     let probe = message::PROBE.min(process.spin());
     handle::enter(endpoint, descriptor, nonblocking, probe)
 }
@@ -374,7 +324,7 @@ impl NodeOptions {
         // SAFETY: as above.
         if let Some(address) = unsafe { guard::text("bind", self.bind) }? {
             config.bind = parsed("bind", address, "an IP address of this node")?;
-            config.cards.clear();
+            config.interfaces.clear();
         }
         // SAFETY: as above.
         if let Some(link) = unsafe { guard::text("link", self.link) }? {

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Every arrow is watched in both directions, so that nothing stays behind whichever process dies:
-//! see [`mod@guard`].
+//! see `guard`.
 
 #![forbid(unsafe_code)]
 
@@ -25,7 +25,6 @@ mod reach;
 mod shim;
 
 use std::ffi::OsString;
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -89,55 +88,42 @@ pub struct RunArgs {
 }
 
 /// Why a job could not be run.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub(crate) enum RunError {
     /// The hosts file is invalid.
+    #[error(transparent)]
     Hosts(FileError),
     /// The cluster key cannot be loaded.
+    #[error("{variable}: {0}", variable = variables::KEY)]
     Key(KeyError),
     /// An environment variable is invalid.
+    #[error(transparent)]
     Environment(JobError),
     /// No agent of this node has written a file of nodes.
+    #[error(
+        "no agent of this node has listed the nodes ({file} is missing): start one \
+         with `dipole agent --discover`, with the same DIPOLE_NID and runtime directory, or \
+         name a hosts file (`./agent` if yours has this name)"
+    )]
     NoAgent { file: PathBuf },
     /// Not one host answered.
+    #[error(
+        "none of the {tried} hosts takes the job, so no rank was started; see above for \
+         each"
+    )]
     NoHost { tried: usize },
     /// The owners of the hosts that answered accept fewer ranks.
+    #[error(
+        "{ranks} ranks are too many: the owners of the hosts that answered take {capacity} in \
+         all now, so none was started; ask for fewer, or add hosts"
+    )]
     TooManyRanks { ranks: u32, capacity: u32 },
     /// A system call failed.
+    #[error("{doing} failed: {cause}")]
     System {
         doing: &'static str,
         cause: std::io::Error,
     },
-}
-
-impl std::error::Error for RunError {}
-
-impl fmt::Display for RunError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            RunError::Hosts(error) => error.fmt(f),
-            RunError::Key(error) => write!(f, "{}: {error}", variables::KEY),
-            RunError::Environment(error) => error.fmt(f),
-            RunError::NoAgent { file } => write!(
-                f,
-                "no agent of this node has listed the nodes ({} is missing): start one \
-                 with `dipole agent --discover`, with the same DIPOLE_NID and runtime directory, or \
-                 name a hosts file (`./agent` if yours has this name)",
-                file.display()
-            ),
-            RunError::NoHost { tried } => write!(
-                f,
-                "none of the {tried} hosts takes the job, so no rank was started; see above for \
-                 each"
-            ),
-            RunError::TooManyRanks { ranks, capacity } => write!(
-                f,
-                "{ranks} ranks are too many: the owners of the hosts that answered take {capacity} in \
-                 all now, so none was started; ask for fewer, or add hosts"
-            ),
-            RunError::System { doing, cause } => write!(f, "{doing} failed: {cause}"),
-        }
-    }
 }
 
 /// Runs the job; its status is that of the first rank that failed.

@@ -5,7 +5,6 @@
 //! why in the form in which a shim would refuse.
 
 use std::ffi::OsString;
-use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::process::{Command, ExitCode};
@@ -49,71 +48,44 @@ pub struct ReachArgs {
 }
 
 /// Why a call failed.
+#[derive(Debug, thiserror::Error)]
 enum CallError {
     /// Nothing listens at any address.
+    #[error("no agent answers at {}: {cause}", list(.at))]
     NoAgent {
         at: Vec<SocketAddr>,
         cause: io::Error,
     },
+    #[error("{0}")]
     Key(String),
-    Greeting {
-        agent: SocketAddr,
-        why: String,
-    },
+    #[error("{agent}: {why}")]
+    Greeting { agent: SocketAddr, why: String },
     /// The agent sent another proof than ours.
-    KeyMismatch {
-        agent: SocketAddr,
-        own: String,
-    },
+    #[error(
+        "the agent at {agent} does not hold the cluster key {own}: compare `dipole key \
+         show` on both machines, and set {} there to a copy of the same",
+        variables::KEY
+    )]
+    KeyMismatch { agent: SocketAddr, own: String },
     /// The agent hung up after our proof, in every attempt.
-    HungUp {
-        agent: SocketAddr,
-        own: String,
-    },
-    Silent {
-        agent: SocketAddr,
-    },
-    Refused {
-        reason: String,
-    },
-    System {
-        agent: SocketAddr,
-        cause: io::Error,
-    },
+    #[error(
+        "the agent at {agent} hung up on the proof of cluster key {own}: it holds another \
+         one (compare `dipole key show` on both machines, and set {} there to a copy of \
+         the same), or too many callers compete for it (see its log)",
+        variables::KEY
+    )]
+    HungUp { agent: SocketAddr, own: String },
+    #[error("the agent at {agent} does not answer; is it stopped, or its machine overloaded?")]
+    Silent { agent: SocketAddr },
+    #[error("refuses work: {reason}")]
+    Refused { reason: String },
+    #[error("the connection to the agent at {agent}: {cause}")]
+    System { agent: SocketAddr, cause: io::Error },
 }
 
-impl fmt::Display for CallError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            CallError::NoAgent { at, cause } => {
-                let at: Vec<String> = at.iter().map(SocketAddr::to_string).collect();
-                write!(f, "no agent answers at {}: {cause}", at.join(", "))
-            }
-            CallError::Key(why) => f.write_str(why),
-            CallError::Greeting { agent, why } => write!(f, "{agent}: {why}"),
-            CallError::KeyMismatch { agent, own } => write!(
-                f,
-                "the agent at {agent} does not hold the cluster key {own}: compare `dipole key \
-                 show` on both machines, and set {} there to a copy of the same",
-                variables::KEY
-            ),
-            CallError::HungUp { agent, own } => write!(
-                f,
-                "the agent at {agent} hung up on the proof of cluster key {own}: it holds another \
-                 one (compare `dipole key show` on both machines, and set {} there to a copy of \
-                 the same), or too many callers compete for it (see its log)",
-                variables::KEY
-            ),
-            CallError::Silent { agent } => write!(
-                f,
-                "the agent at {agent} does not answer; is it stopped, or its machine overloaded?"
-            ),
-            CallError::Refused { reason } => write!(f, "refuses work: {reason}"),
-            CallError::System { agent, cause } => {
-                write!(f, "the connection to the agent at {agent}: {cause}")
-            }
-        }
-    }
+fn list(addresses: &[SocketAddr]) -> String {
+    let addresses: Vec<String> = addresses.iter().map(SocketAddr::to_string).collect();
+    addresses.join(", ")
 }
 
 /// Reaches the node, by its agent or else by the shell.

@@ -4,6 +4,8 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 
+use delegate::delegate;
+
 use crate::shm::{ConnId, Hub, Payload, PushError, ShmError, ShmEvent, ShmStats};
 use crate::sim::SimHub;
 
@@ -28,16 +30,6 @@ impl From<SimHub> for AnyHub {
     }
 }
 
-/// The same call on whichever hub it is.
-macro_rules! on_hub {
-    ($any:expr, $hub:ident => $call:expr) => {
-        match $any {
-            AnyHub::Shared($hub) => $call,
-            AnyHub::Sim($hub) => $call,
-        }
-    };
-}
-
 impl AnyHub {
     /// [`Hub::descriptor`]; a simulated one has none.
     #[must_use]
@@ -46,83 +38,6 @@ impl AnyHub {
             AnyHub::Shared(hub) => Some(hub.descriptor()),
             AnyHub::Sim(_) => None,
         }
-    }
-
-    /// [`Hub::connect`].
-    ///
-    /// # Errors
-    /// [`ShmError`].
-    pub fn connect(&mut self, socket: &Path) -> Result<ConnId, ShmError> {
-        on_hub!(self, hub => hub.connect(socket))
-    }
-
-    /// [`Hub::close`].
-    pub fn close(&mut self, conn: ConnId) {
-        on_hub!(self, hub => hub.close(conn));
-    }
-
-    /// [`Hub::push`].
-    ///
-    /// # Errors
-    /// [`PushError`]; nothing was pushed.
-    #[inline]
-    pub fn push(&mut self, conn: ConnId, tag: u64, payload: &[u8]) -> Result<(), PushError> {
-        on_hub!(self, hub => hub.push(conn, tag, payload))
-    }
-
-    /// [`Hub::want_room`].
-    pub fn want_room(&mut self, conn: ConnId) {
-        on_hub!(self, hub => hub.want_room(conn));
-    }
-
-    /// [`Hub::ring`].
-    #[inline]
-    pub fn ring(&mut self, conn: ConnId) {
-        on_hub!(self, hub => hub.ring(conn));
-    }
-
-    /// [`Hub::is_read`].
-    pub fn is_read(&mut self, conn: ConnId) -> bool {
-        on_hub!(self, hub => hub.is_read(conn))
-    }
-
-    /// [`Hub::poll`].
-    #[inline]
-    pub fn poll(&mut self, limit: usize, take: &mut impl FnMut(ConnId, u64, Payload<'_>)) -> usize {
-        match self {
-            AnyHub::Shared(hub) => hub.poll(limit, take),
-            AnyHub::Sim(hub) => hub.poll(limit, take),
-        }
-    }
-
-    /// [`Hub::arm`].
-    pub fn arm(&mut self) -> bool {
-        on_hub!(self, hub => hub.arm())
-    }
-
-    /// [`Hub::disarm`].
-    pub fn disarm(&mut self) {
-        on_hub!(self, hub => hub.disarm());
-    }
-
-    /// [`Hub::take_woken`].
-    #[inline]
-    pub fn take_woken(&mut self) -> bool {
-        on_hub!(self, hub => hub.take_woken())
-    }
-
-    /// [`Hub::can_pull`].
-    #[must_use]
-    pub fn can_pull(&self, conn: ConnId) -> bool {
-        on_hub!(self, hub => hub.can_pull(conn))
-    }
-
-    /// [`Hub::pull`].
-    ///
-    /// # Errors
-    /// The memory cannot be read, or the peer is gone.
-    pub fn pull(&mut self, conn: ConnId, address: u64, into: &mut [u8]) -> io::Result<()> {
-        on_hub!(self, hub => hub.pull(conn, address, into))
     }
 
     /// [`Hub::address_of`].
@@ -147,9 +62,60 @@ impl AnyHub {
         }
     }
 
-    /// [`Hub::stats`].
-    #[must_use]
-    pub fn stats(&self) -> ShmStats {
-        on_hub!(self, hub => hub.stats())
+    delegate! {
+        to match self {
+            AnyHub::Shared(hub) => hub,
+            AnyHub::Sim(hub) => hub,
+        } {
+            /// [`Hub::connect`].
+            ///
+            /// # Errors
+            /// [`ShmError`].
+            pub fn connect(&mut self, socket: &Path) -> Result<ConnId, ShmError>;
+
+            /// [`Hub::close`].
+            pub fn close(&mut self, conn: ConnId);
+
+            /// [`Hub::push`].
+            ///
+            /// # Errors
+            /// [`PushError`]; nothing was pushed.
+            pub fn push(&mut self, conn: ConnId, tag: u64, payload: &[u8]) -> Result<(), PushError>;
+
+            /// [`Hub::want_room`].
+            pub fn want_room(&mut self, conn: ConnId);
+
+            /// [`Hub::ring`].
+            pub fn ring(&mut self, conn: ConnId);
+
+            /// [`Hub::is_read`].
+            pub fn is_read(&mut self, conn: ConnId) -> bool;
+
+            /// [`Hub::poll`].
+            pub fn poll(&mut self, limit: usize, take: &mut impl FnMut(ConnId, u64, Payload<'_>)) -> usize;
+
+            /// [`Hub::arm`].
+            pub fn arm(&mut self) -> bool;
+
+            /// [`Hub::disarm`].
+            pub fn disarm(&mut self);
+
+            /// [`Hub::take_woken`].
+            pub fn take_woken(&mut self) -> bool;
+
+            /// [`Hub::can_pull`].
+            #[must_use]
+            pub fn can_pull(&self, conn: ConnId) -> bool;
+
+            /// [`Hub::pull`].
+            ///
+            /// # Errors
+            /// The memory cannot be read, or the peer is gone.
+            pub fn pull(&mut self, conn: ConnId, address: u64, into: &mut [u8]) -> io::Result<()>;
+
+            /// [`Hub::stats`].
+            #[must_use]
+            pub fn stats(&self) -> ShmStats;
+        }
     }
 }

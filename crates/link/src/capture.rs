@@ -11,6 +11,7 @@ use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 
+use delegate::delegate;
 use etherparse::PacketBuilder;
 
 use crate::{Caps, Class, Incoming, Link, Outgoing};
@@ -27,9 +28,10 @@ const MOST_FRAME_BYTES: usize = 65_535 - 48;
 const HOP_LIMIT: u8 = 64;
 
 /// Why a capture could not be made or went no further.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum CaptureError {
     /// The file cannot be made.
+    #[error("cannot capture to {path}: {source}; check the directory and its permissions")]
     Create {
         /// The file.
         path: PathBuf,
@@ -37,6 +39,10 @@ pub enum CaptureError {
         source: io::Error,
     },
     /// Writing failed; the file is whole up to there, give or take one packet.
+    #[error(
+        "capturing to {path} stopped after {packets} packets: {source}; traffic goes on; \
+         make room or choose another place"
+    )]
     Write {
         /// The file.
         path: PathBuf,
@@ -45,38 +51,6 @@ pub enum CaptureError {
         /// What the system said.
         source: io::Error,
     },
-}
-
-impl fmt::Display for CaptureError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            CaptureError::Create { path, source } => write!(
-                f,
-                "cannot capture to {}: {source}; check the directory and its permissions",
-                path.display()
-            ),
-            CaptureError::Write {
-                path,
-                packets,
-                source,
-            } => write!(
-                f,
-                "capturing to {} stopped after {packets} packets: {source}; traffic goes on; \
-                 make room or choose another place",
-                path.display()
-            ),
-        }
-    }
-}
-
-impl std::error::Error for CaptureError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            CaptureError::Create { source, .. } | CaptureError::Write { source, .. } => {
-                Some(source)
-            }
-        }
-    }
 }
 
 /// Wraps a link and records what goes in and out.
@@ -234,22 +208,6 @@ fn version() -> [u8; 4] {
 }
 
 impl<L: Link> Link for Capture<L> {
-    fn caps(&self) -> Caps {
-        self.inner.caps()
-    }
-
-    fn local(&self, class: Class) -> SocketAddr {
-        self.inner.local(class)
-    }
-
-    fn locals(&self, class: Class) -> Vec<SocketAddr> {
-        self.inner.locals(class)
-    }
-
-    fn source(&self, class: Class, to: SocketAddr) -> SocketAddr {
-        self.inner.source(class, to)
-    }
-
     fn send(&mut self, now_ns: u64, batch: &[Outgoing<'_>]) -> io::Result<usize> {
         let taken = self.inner.send(now_ns, batch)?;
         if self.output.is_some() {
@@ -261,10 +219,6 @@ impl<L: Link> Link for Capture<L> {
             }
         }
         Ok(taken)
-    }
-
-    fn refuses_next(&self) -> bool {
-        self.inner.refuses_next()
     }
 
     fn poll(&mut self, now_ns: u64, class: Class) -> io::Result<usize> {
@@ -283,25 +237,19 @@ impl<L: Link> Link for Capture<L> {
         Ok(found)
     }
 
-    #[inline]
-    fn frame(&self, index: usize) -> Incoming<'_> {
-        self.inner.frame(index)
-    }
-
-    fn next_deadline_ns(&self) -> Option<u64> {
-        self.inner.next_deadline_ns()
-    }
-
-    fn arm(&mut self) -> bool {
-        self.inner.arm()
-    }
-
-    fn disarm(&mut self) {
-        self.inner.disarm();
-    }
-
-    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
-        self.inner.descriptors()
+    delegate! {
+        to self.inner {
+            fn caps(&self) -> Caps;
+            fn local(&self, class: Class) -> SocketAddr;
+            fn locals(&self, class: Class) -> Vec<SocketAddr>;
+            fn source(&self, class: Class, to: SocketAddr) -> SocketAddr;
+            fn refuses_next(&self) -> bool;
+            fn frame(&self, index: usize) -> Incoming<'_>;
+            fn next_deadline_ns(&self) -> Option<u64>;
+            fn arm(&mut self) -> bool;
+            fn disarm(&mut self);
+            fn descriptors(&self) -> Vec<BorrowedFd<'_>>;
+        }
     }
 }
 

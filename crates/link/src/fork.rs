@@ -7,6 +7,8 @@ use std::io;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU8, Ordering};
 
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+
 const PAGE_BYTES: usize = 4096;
 
 /// A mark that a forked child does not inherit.
@@ -27,27 +29,14 @@ impl ForkMark {
     /// # Errors
     /// When the kernel gives no page, or is older than 4.14.
     pub fn new() -> io::Result<ForkMark> {
-        // SAFETY: a new private anonymous mapping at an address the kernel
-        // chooses touches no memory of ours.
-        let address = unsafe {
-            libc::mmap(
-                ptr::null_mut(),
-                PAGE_BYTES,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-                -1,
-                0,
-            )
-        };
-        if address == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address the kernel chooses touches no memory of ours.
+        let address =
+            unsafe { mmap_anonymous(ptr::null_mut(), PAGE_BYTES, access, MapFlags::PRIVATE) }?;
         let page = NonNull::new(address.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         let mark = ForkMark { page };
         // SAFETY: the range is exactly the mapping made above, which `mark` owns.
-        if unsafe { libc::madvise(address, PAGE_BYTES, libc::MADV_WIPEONFORK) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
+        unsafe { madvise(address, PAGE_BYTES, Advice::LinuxWipeOnFork) }?;
         mark.flag().store(1, Ordering::Relaxed);
         Ok(mark)
     }
@@ -70,7 +59,7 @@ impl Drop for ForkMark {
     fn drop(&mut self) {
         // SAFETY: the mapping was made by `new` with this length and is unmapped
         // once; no reference into it is left.
-        unsafe { libc::munmap(self.page.as_ptr().cast(), PAGE_BYTES) };
+        let _unmapped = unsafe { munmap(self.page.as_ptr().cast(), PAGE_BYTES) };
     }
 }
 

@@ -14,7 +14,7 @@ pub mod fault;
 pub mod fork;
 mod multihomed;
 mod region;
-mod segment;
+pub mod segment;
 pub mod shm;
 pub mod signal;
 pub mod sim;
@@ -111,7 +111,7 @@ pub trait Link {
     /// The local address of a class, as peers should use it.
     fn local(&self, class: Class) -> SocketAddr;
 
-    /// The local addresses of a class, one for each card; the first is [`local`](Self::local).
+    /// The local addresses of a class, one for each interface; the first is [`local`](Self::local).
     fn locals(&self, class: Class) -> Vec<SocketAddr> {
         vec![self.local(class)]
     }
@@ -119,7 +119,7 @@ pub trait Link {
     /// The local address from which a frame of this class to `to` leaves, as far as is
     /// known now. May ask the kernel: not for every frame.
     fn source(&self, class: Class, to: SocketAddr) -> SocketAddr {
-        let _one_card = to;
+        let _one_interface = to;
         self.local(class)
     }
 

@@ -1,10 +1,10 @@
-//! Several cards behind one link: a frame leaves by the card from which the kernel
+//! Several interfaces behind one link: a frame leaves by the interface from which the kernel
 //! would reach its destination.
 //!
 //! A process binds the same kind of sockets on each, with the same ports; its peers learn all addresses in the
-//! handshake, and the protocol has a lane for each. What is sent by a card that is down is
+//! handshake, and the protocol has a lane for each. What is sent by an interface that is down is
 //! lost, as on any link: the protocol sees that and takes another lane. It also finds out
-//! which addresses answer at all; which of our cards leads to one is the kernel's routing
+//! which addresses answer at all; which of our interfaces leads to one is the kernel's routing
 //! table's business alone.
 
 use std::collections::HashMap;
@@ -18,14 +18,14 @@ use crate::{Caps, Class, Incoming, Link, Outgoing};
 /// A destination for which there was no way is asked about again after so long.
 const ASK_AGAIN_NS: u64 = 1_000_000_000;
 
-/// How often other ports are tried when those of the first card are taken on another.
+/// How often other ports are tried when those of the first interface are taken on another.
 const PORT_ATTEMPTS: u32 = 8;
 
 /// See the module.
 #[derive(Debug)]
 pub struct Multihomed<L> {
-    cards: Vec<L>,
-    /// By destination: which card, and until when that is believed.
+    interfaces: Vec<L>,
+    /// By destination: which interface, and until when that is believed.
     ways: HashMap<IpAddr, (usize, u64)>,
     /// Whose frames the last poll offers.
     polled: usize,
@@ -49,16 +49,16 @@ impl<L: Link> Multihomed<L> {
         options: &UdpOptions,
         finish: impl FnMut(Udp) -> L,
     ) -> Result<Multihomed<L>, OpenError> {
-        assert!(!addresses.is_empty(), "at least one card");
-        let mut cards = open(addresses, options);
+        assert!(!addresses.is_empty(), "at least one interface");
+        let mut interfaces = open(addresses, options);
         for _ in 0..PORT_ATTEMPTS {
-            if !matches!(cards, Err(OpenError::Bind { .. })) {
+            if !matches!(interfaces, Err(OpenError::Bind { .. })) {
                 break;
             }
-            cards = open(addresses, options);
+            interfaces = open(addresses, options);
         }
         Ok(Multihomed {
-            cards: cards?.into_iter().map(finish).collect(),
+            interfaces: interfaces?.into_iter().map(finish).collect(),
             ways: HashMap::new(),
             polled: 0,
             turn: 0,
@@ -66,47 +66,47 @@ impl<L: Link> Multihomed<L> {
         })
     }
 
-    /// The links, one for each card.
+    /// The links, one for each interface.
     #[must_use]
     pub fn links(&self) -> &[L] {
-        &self.cards
+        &self.interfaces
     }
 
-    /// By which card to send there.
+    /// By which interface to send there.
     #[inline]
     fn way(&mut self, to: IpAddr, now_ns: u64) -> usize {
         match self.ways.get(&to) {
-            Some((card, until)) if *until > now_ns => *card,
+            Some((interface, until)) if *until > now_ns => *interface,
             _ => self.find_way(to, now_ns),
         }
     }
 
-    /// The card from which the kernel would send there now.
+    /// The interface from which the kernel would send there now.
     fn routed(&self, to: IpAddr) -> Option<usize> {
         let from = source(to).ok();
-        let mut cards = self.cards.iter();
-        cards.position(|card| Some(card.local(Class::Small).ip()) == from)
+        let mut interfaces = self.interfaces.iter();
+        interfaces.position(|interface| Some(interface.local(Class::Small).ip()) == from)
     }
 
     #[cold]
     fn find_way(&mut self, to: IpAddr, now_ns: u64) -> usize {
         let found = self.routed(to);
-        let (card, until) = match (found, self.ways.get(&to)) {
-            (Some(card), _) => (card, u64::MAX),
-            // A card that is down has no routes.
+        let (interface, until) = match (found, self.ways.get(&to)) {
+            (Some(interface), _) => (interface, u64::MAX),
+            // An interface that is down has no routes.
             (None, Some((before, _))) => (*before, now_ns.saturating_add(ASK_AGAIN_NS)),
             (None, None) => (0, now_ns.saturating_add(ASK_AGAIN_NS)),
         };
-        self.ways.insert(to, (card, until));
-        card
+        self.ways.insert(to, (interface, until));
+        interface
     }
 }
 
 /// Links on all of them, with the same ports: who knows one address knows all.
 fn open(addresses: &[IpAddr], options: &UdpOptions) -> Result<Vec<Udp>, OpenError> {
-    let mut cards: Vec<Udp> = Vec::new();
+    let mut interfaces: Vec<Udp> = Vec::new();
     for address in addresses {
-        let ports = match cards.first() {
+        let ports = match interfaces.first() {
             None => options.clone(),
             Some(first) => UdpOptions {
                 small_port: first.local(Class::Small).port(),
@@ -114,9 +114,9 @@ fn open(addresses: &[IpAddr], options: &UdpOptions) -> Result<Vec<Udp>, OpenErro
                 ..options.clone()
             },
         };
-        cards.push(Udp::bind(*address, &ports)?);
+        interfaces.push(Udp::bind(*address, &ports)?);
     }
-    Ok(cards)
+    Ok(interfaces)
 }
 
 /// The address from which the kernel would send there.
@@ -133,43 +133,46 @@ fn source(to: IpAddr) -> io::Result<IpAddr> {
 
 impl<L: Link> Link for Multihomed<L> {
     fn caps(&self) -> Caps {
-        let caps = self.cards.iter().map(Link::caps);
+        let caps = self.interfaces.iter().map(Link::caps);
         let least = caps.reduce(|one, other| Caps {
             max_frame_bytes: one.max_frame_bytes.min(other.max_frame_bytes),
             receive_frames: one.receive_frames.min(other.receive_frames),
             looks_per_call: one.looks_per_call.min(other.looks_per_call),
         });
-        least.unwrap_or_else(|| unreachable!("at least one card"))
+        least.unwrap_or_else(|| unreachable!("at least one interface"))
     }
 
     fn local(&self, class: Class) -> SocketAddr {
-        self.cards[0].local(class)
+        self.interfaces[0].local(class)
     }
 
     fn locals(&self, class: Class) -> Vec<SocketAddr> {
-        self.cards.iter().map(|card| card.local(class)).collect()
+        self.interfaces
+            .iter()
+            .map(|interface| interface.local(class))
+            .collect()
     }
 
     fn source(&self, class: Class, to: SocketAddr) -> SocketAddr {
-        let known = self.ways.get(&to.ip()).map(|(card, _)| *card);
-        let card = known.or_else(|| self.routed(to.ip())).unwrap_or(0);
-        self.cards[card].local(class)
+        let known = self.ways.get(&to.ip()).map(|(interface, _)| *interface);
+        let interface = known.or_else(|| self.routed(to.ip())).unwrap_or(0);
+        self.interfaces[interface].local(class)
     }
 
     fn send(&mut self, now_ns: u64, batch: &[Outgoing<'_>]) -> io::Result<usize> {
         let mut taken = 0;
         self.refused_by = None;
         while let Some(first) = batch.get(taken) {
-            let card = self.way(first.to.ip(), now_ns);
+            let interface = self.way(first.to.ip(), now_ns);
             let rest = &batch[taken..];
             let alike = rest
                 .iter()
-                .take_while(|frame| self.way(frame.to.ip(), now_ns) == card)
+                .take_while(|frame| self.way(frame.to.ip(), now_ns) == interface)
                 .count();
-            let sent = self.cards[card].send(now_ns, &rest[..alike])?;
+            let sent = self.interfaces[interface].send(now_ns, &rest[..alike])?;
             taken += sent;
             if sent < alike {
-                self.refused_by = Some(card);
+                self.refused_by = Some(interface);
                 break;
             }
         }
@@ -178,16 +181,16 @@ impl<L: Link> Link for Multihomed<L> {
 
     fn refuses_next(&self) -> bool {
         self.refused_by
-            .is_some_and(|card| self.cards[card].refuses_next())
+            .is_some_and(|interface| self.interfaces[interface].refuses_next())
     }
 
     fn poll(&mut self, now_ns: u64, class: Class) -> io::Result<usize> {
-        for _ in 0..self.cards.len() {
-            let card = self.turn;
-            self.turn = (self.turn + 1) % self.cards.len();
-            let count = self.cards[card].poll(now_ns, class)?;
+        for _ in 0..self.interfaces.len() {
+            let interface = self.turn;
+            self.turn = (self.turn + 1) % self.interfaces.len();
+            let count = self.interfaces[interface].poll(now_ns, class)?;
             if count > 0 {
-                self.polled = card;
+                self.polled = interface;
                 return Ok(count);
             }
         }
@@ -195,27 +198,33 @@ impl<L: Link> Link for Multihomed<L> {
     }
 
     fn frame(&self, index: usize) -> Incoming<'_> {
-        self.cards[self.polled].frame(index)
+        self.interfaces[self.polled].frame(index)
     }
 
     fn next_deadline_ns(&self) -> Option<u64> {
-        self.cards.iter().filter_map(Link::next_deadline_ns).min()
+        self.interfaces
+            .iter()
+            .filter_map(Link::next_deadline_ns)
+            .min()
     }
 
     fn arm(&mut self) -> bool {
-        let awake = self.cards.iter_mut().position(|card| !card.arm());
-        for card in self.cards.iter_mut().take(awake.unwrap_or(0)) {
-            card.disarm();
+        let awake = self
+            .interfaces
+            .iter_mut()
+            .position(|interface| !interface.arm());
+        for interface in self.interfaces.iter_mut().take(awake.unwrap_or(0)) {
+            interface.disarm();
         }
         awake.is_none()
     }
 
     fn disarm(&mut self) {
-        self.cards.iter_mut().for_each(Link::disarm);
+        self.interfaces.iter_mut().for_each(Link::disarm);
     }
 
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
-        self.cards.iter().flat_map(Link::descriptors).collect()
+        self.interfaces.iter().flat_map(Link::descriptors).collect()
     }
 }
 
@@ -228,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_come_by_every_card_and_one_side_may_have_more_of_them() {
+    fn frames_come_by_every_interface_and_one_side_may_have_more_of_them() {
         // From loopback the kernel takes 127.0.0.1 as the source of all of it.
         let addresses = [ip("127.0.0.1"), ip("127.0.0.2")];
         let options = UdpOptions::default();

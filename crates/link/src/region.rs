@@ -11,12 +11,11 @@
 //! [`add`](Region::add) are never torn, and order the bytes around them: bytes written before a
 //! `store` or `add` are seen by whoever has loaded its value.
 
-use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::segment::Segment;
+use crate::segment::{MapFlags, Segment};
 
 const WORD_BYTES: usize = size_of::<AtomicU64>();
 
@@ -30,23 +29,31 @@ pub struct Region {
 }
 
 /// Why a region cannot be had or accessed.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum RegionError {
     /// The memory cannot be allocated.
+    #[error(
+        "cannot allocate a region of {bytes} bytes: {cause}; see the memory limit of the \
+         control group and `ulimit -v`"
+    )]
     Create {
         /// How many bytes were wanted.
         bytes: usize,
         /// The kernel's error.
+        #[source]
         cause: io::Error,
     },
     /// A descriptor cannot be mapped as a region of this size.
+    #[error("cannot map a peer's region of {bytes} bytes: {cause}")]
     Open {
         /// The size that was promised.
         bytes: usize,
         /// The kernel's error, or what is wrong with the descriptor.
+        #[source]
         cause: io::Error,
     },
     /// The bytes do not lie inside the region.
+    #[error("{length} bytes at {offset} are not inside the region of {bytes} bytes")]
     OutOfBounds {
         /// Where they begin.
         offset: usize,
@@ -56,48 +63,14 @@ pub enum RegionError {
         bytes: usize,
     },
     /// A word does not begin at a multiple of 8 bytes.
+    #[error("no word begins at {offset}: not a multiple of 8")]
     Misaligned {
         /// Where it begins.
         offset: usize,
     },
     /// The region was opened for reading.
+    #[error("the region was opened for reading only")]
     ReadOnly,
-}
-
-impl fmt::Display for RegionError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            RegionError::Create { bytes, cause } => write!(
-                f,
-                "cannot allocate a region of {bytes} bytes: {cause}; see the memory limit of the \
-                 control group and `ulimit -v`"
-            ),
-            RegionError::Open { bytes, cause } => {
-                write!(f, "cannot map a peer's region of {bytes} bytes: {cause}")
-            }
-            RegionError::OutOfBounds {
-                offset,
-                length,
-                bytes,
-            } => write!(
-                f,
-                "{length} bytes at {offset} are not inside the region of {bytes} bytes"
-            ),
-            RegionError::Misaligned { offset } => {
-                write!(f, "no word begins at {offset}: not a multiple of 8")
-            }
-            RegionError::ReadOnly => f.write_str("the region was opened for reading only"),
-        }
-    }
-}
-
-impl std::error::Error for RegionError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            RegionError::Create { cause, .. } | RegionError::Open { cause, .. } => Some(cause),
-            _ => None,
-        }
-    }
 }
 
 impl Region {
@@ -106,7 +79,7 @@ impl Region {
     /// # Errors
     /// [`RegionError::Create`]; also for 0 bytes.
     pub fn private(bytes: usize) -> Result<Region, RegionError> {
-        let memory = Segment::anonymous(bytes);
+        let memory = Segment::anonymous(bytes, MapFlags::PRIVATE);
         let memory = memory.map_err(|cause| RegionError::Create { bytes, cause })?;
         Ok(Region {
             memory,

@@ -1,11 +1,13 @@
 //! Mappings of page-aligned memory: of this process alone, or shared by a sealed file in memory.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
 
 use rustix::fs::{MemfdFlags, Mode, SealFlags};
 use rustix::io::Errno;
+use rustix::mm::{Advice, madvise, mmap, mmap_anonymous, munmap};
+pub use rustix::mm::{MapFlags, ProtFlags};
 
 /// Seals without which another process could truncate memory that is mapped here.
 const SHAPE: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
@@ -23,10 +25,10 @@ fn memory(name: &str) -> io::Result<OwnedFd> {
     Ok(file)
 }
 
-/// A mapping. If it is shared, other processes may write to it at any moment, so it is accessed
-/// by atomics and raw copies only.
+/// A mapping. If it is shared, the kernel or other processes may write to it at any moment, so it
+/// is accessed by atomics and raw copies only, except where its owner knows better.
 #[derive(Debug)]
-pub(crate) struct Segment {
+pub struct Segment {
     start: NonNull<u8>,
     length: usize,
     /// The process that made it: children do not inherit mappings.
@@ -35,16 +37,39 @@ pub(crate) struct Segment {
     on_heap: bool,
 }
 
-// SAFETY: the mapping belongs to the value and is reached only by atomics and raw
-// copies, from whatever thread.
+// SAFETY: the mapping belongs to the process, not to a thread, and is reached only through the
+// addresses that `at` gives, for whose use its callers answer.
 unsafe impl Send for Segment {}
 // SAFETY: as above.
 unsafe impl Sync for Segment {}
 
 impl Segment {
-    /// Zeroed memory of `length` bytes for this process alone.
-    pub(crate) fn anonymous(length: usize) -> io::Result<Segment> {
-        Segment::map(None, length, true)
+    /// Zeroed memory of `length` bytes for this process, shared with the kernel if `flags` say so.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn anonymous(length: usize, flags: MapFlags) -> io::Result<Segment> {
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address the kernel chooses touches no memory of ours.
+        let start = unsafe { mmap_anonymous(ptr::null_mut(), length, access, flags) }?;
+        Segment::own(start.cast(), length)
+    }
+
+    /// Maps a part of a file, shared with all who map it.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn of_file(
+        file: BorrowedFd<'_>,
+        offset: u64,
+        length: usize,
+        access: ProtFlags,
+        flags: MapFlags,
+    ) -> io::Result<Segment> {
+        let flags = flags | MapFlags::SHARED;
+        // SAFETY: as above.
+        let start = unsafe { mmap(ptr::null_mut(), length, access, flags, file, offset) }?;
+        Segment::own(start.cast(), length)
     }
 
     /// Zeroed memory of `length` bytes, and the descriptor by which others map it.
@@ -52,7 +77,7 @@ impl Segment {
         let file = memory("dipole")?;
         rustix::fs::ftruncate(&file, length as u64)?;
         rustix::fs::fcntl_add_seals(&file, SHAPE | SealFlags::SEAL)?;
-        let segment = Segment::map(Some(file.as_fd()), length, true)?;
+        let segment = Segment::map(file.as_fd(), length, true)?;
         Ok((segment, file))
     }
 
@@ -60,7 +85,7 @@ impl Segment {
     pub(crate) fn create_own(length: usize) -> io::Result<(Segment, OwnedFd)> {
         let file = memory("dipole-bell")?;
         rustix::fs::ftruncate(&file, length as u64)?;
-        let segment = Segment::map(Some(file.as_fd()), length, true)?;
+        let segment = Segment::map(file.as_fd(), length, true)?;
         rustix::fs::fcntl_add_seals(&file, SHAPE | SealFlags::FUTURE_WRITE | SealFlags::SEAL)?;
         Ok((segment, file))
     }
@@ -77,7 +102,7 @@ impl Segment {
         if u64::try_from(found) != Ok(length as u64) {
             return Err(refused("it is memory of another size"));
         }
-        Segment::map(Some(file), length, writable)
+        Segment::map(file, length, writable)
     }
 
     /// Memory of this process alone, for tests where nothing can be mapped.
@@ -99,45 +124,28 @@ impl Segment {
         std::alloc::Layout::from_size_align(length.max(1), 4096).expect("a small size")
     }
 
-    /// Without a file the memory is anonymous and private.
-    fn map(file: Option<BorrowedFd<'_>>, length: usize, writable: bool) -> io::Result<Segment> {
-        let flags = match file {
-            Some(_) => libc::MAP_SHARED,
-            None => libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-        };
-        let write = if writable { libc::PROT_WRITE } else { 0 };
-        // SAFETY: a new mapping at an address the kernel chooses touches no memory
-        // of ours.
-        let address = unsafe {
-            libc::mmap(
-                ptr::null_mut(),
-                length,
-                libc::PROT_READ | write,
-                flags,
-                file.map_or(-1, |file| file.as_raw_fd()),
-                0,
-            )
-        };
-        if address == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let start = NonNull::new(address.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+    fn map(file: BorrowedFd<'_>, length: usize, writable: bool) -> io::Result<Segment> {
+        let mut access = ProtFlags::READ;
+        access.set(ProtFlags::WRITE, writable);
+        Segment::of_file(file, 0, length, access, MapFlags::empty())
+    }
+
+    fn own(start: *mut u8, length: usize) -> io::Result<Segment> {
         let segment = Segment {
-            start,
+            start: NonNull::new(start).ok_or(io::ErrorKind::OutOfMemory)?,
             length,
             pid: std::process::id(),
             #[cfg(test)]
             on_heap: false,
         };
-        // SAFETY: exactly the mapping made above; children do not inherit it.
-        if unsafe { libc::madvise(address, length, libc::MADV_DONTFORK) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
+        // SAFETY: exactly the mapping just made; children do not inherit it.
+        unsafe { madvise(start.cast(), length, Advice::LinuxDontFork) }?;
         Ok(segment)
     }
 
     /// Its length in bytes.
-    pub(crate) fn length(&self) -> usize {
+    #[must_use]
+    pub fn length(&self) -> usize {
         self.length
     }
 
@@ -145,7 +153,9 @@ impl Segment {
     ///
     /// # Panics
     /// When they are not inside.
-    pub(crate) fn at(&self, offset: usize, length: usize) -> NonNull<u8> {
+    #[must_use]
+    #[inline]
+    pub fn at(&self, offset: usize, length: usize) -> NonNull<u8> {
         assert!(
             offset <= self.length && length <= self.length - offset,
             "inside the segment"
@@ -170,7 +180,7 @@ impl Drop for Segment {
         }
         // SAFETY: the mapping was made with this length, is unmapped once, and
         // whoever holds an address into it also holds the segment.
-        unsafe { libc::munmap(self.start.as_ptr().cast(), self.length) };
+        let _unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.length) };
     }
 }
 

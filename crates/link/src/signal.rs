@@ -145,10 +145,7 @@ impl Signal {
     /// True when the user's end and all its copies have been closed.
     #[must_use]
     pub fn hung_up(&self) -> bool {
-        let timeout = Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
+        let timeout = Timespec::default();
         let mut polled = [PollFd::new(&self.own, PollFlags::RDHUP)];
         matches!(poll(&mut polled, Some(&timeout)), Ok(1..))
     }
@@ -181,10 +178,7 @@ mod tests {
     use super::*;
 
     fn says(descriptor: BorrowedFd<'_>) -> PollFlags {
-        let timeout = Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
+        let timeout = Timespec::default();
         let mut polled = [PollFd::from_borrowed_fd(
             descriptor,
             PollFlags::IN | PollFlags::OUT,
@@ -220,10 +214,7 @@ mod tests {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
         epoll::add(&epoll, &user, epoll::EventData::new_u64(1), flags).unwrap();
-        let timeout = Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
+        let timeout = Timespec::default();
         let edges = || {
             let mut ready = Vec::with_capacity(4);
             let spare = rustix::buffer::spare_capacity(&mut ready);

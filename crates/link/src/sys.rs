@@ -4,11 +4,14 @@
 //! sending and receiving live in `udp/send.rs` and `udp/receive.rs`, since
 //! their pointers belong to buffers kept there.
 
-use std::ffi::CStr;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::ptr::{self, NonNull};
+
+use nix::ifaddrs::getifaddrs;
+use nix::net::if_::InterfaceFlags;
+use nix::sys::socket::getsockopt;
+use nix::sys::socket::sockopt::PeerCredentials;
 
 /// The length of a C type as system calls want it.
 #[allow(
@@ -23,7 +26,7 @@ pub const fn socklen_of<T>() -> libc::socklen_t {
 #[derive(Clone, Debug)]
 pub struct InterfaceAddress {
     /// The interface's name.
-    pub name: Vec<u8>,
+    pub name: String,
     /// The address.
     pub ip: IpAddr,
     /// The interface's number where the address is an IPv6 link-local one, else 0.
@@ -39,78 +42,46 @@ pub struct InterfaceAddress {
 /// # Errors
 /// What the kernel says.
 pub fn interface_addresses() -> io::Result<Vec<InterfaceAddress>> {
-    let mut head: *mut libc::ifaddrs = ptr::null_mut();
-    // SAFETY: `head` is a valid place for the one pointer that the call writes.
-    if unsafe { libc::getifaddrs(&raw mut head) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    let mut found = Vec::new();
-    let mut next = head;
-    while !next.is_null() {
-        // SAFETY: `next` is a node of the list that getifaddrs built; it stays
-        // allocated and unchanged until freeifaddrs below.
-        let entry = unsafe { &*next };
-        next = entry.ifa_next;
-        // SAFETY: `ifa_addr` is null or points to a socket address that is as
-        // long as its family says, aligned by the C library.
-        let Some((ip, scope_id)) = (unsafe { parse_sockaddr(entry.ifa_addr) }) else {
-            continue;
-        };
-        // SAFETY: `ifa_name` is a NUL-terminated string owned by the list.
-        let name = unsafe { CStr::from_ptr(entry.ifa_name) };
-        let has = |flag: libc::c_int| entry.ifa_flags & flag.cast_unsigned() != 0;
-        found.push(InterfaceAddress {
-            name: name.to_bytes().to_vec(),
+    let found = getifaddrs()?.filter_map(|one| {
+        let address = one.address?;
+        let v4 = address.as_sockaddr_in().map(|v4| (v4.ip().into(), 0));
+        let v6 = || Some(address.as_sockaddr_in6()?).map(|v6| (v6.ip().into(), v6.scope_id()));
+        let (ip, scope_id) = v4.or_else(v6)?;
+        Some(InterfaceAddress {
+            name: one.interface_name,
             ip,
             scope_id,
-            up: has(libc::IFF_UP),
-            loopback: has(libc::IFF_LOOPBACK),
-        });
-    }
-    // SAFETY: `head` came from getifaddrs, is freed once, and nothing borrowed
-    // from the list outlives the loop.
-    unsafe { libc::freeifaddrs(head) };
-    Ok(found)
+            up: one.flags.contains(InterfaceFlags::IFF_UP),
+            loopback: one.flags.contains(InterfaceFlags::IFF_LOOPBACK),
+        })
+    });
+    Ok(found.collect())
 }
 
-/// The address that a C socket address holds, with the scope of an IPv6 one.
+/// What kind of interface it is (`ARPHRD_...`), and its hardware address if that has six bytes.
 ///
-/// # Safety
-/// `address` is null or points to a readable socket address of the size that
-/// its family has, aligned for it.
-unsafe fn parse_sockaddr(address: *const libc::sockaddr) -> Option<(IpAddr, u32)> {
-    let address = NonNull::new(address.cast_mut())?;
-    // SAFETY: not null, hence readable by the caller's promise; every socket
-    // address starts with its family.
-    match libc::c_int::from(unsafe { address.as_ref().sa_family }) {
-        libc::AF_INET => {
-            // SAFETY: the family says that this is a whole `sockaddr_in`.
-            let v4 = unsafe { address.cast::<libc::sockaddr_in>().as_ref() };
-            let ip = Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr));
-            Some((IpAddr::V4(ip), 0))
-        }
-        libc::AF_INET6 => {
-            // SAFETY: the family says that this is a whole `sockaddr_in6`.
-            let v6 = unsafe { address.cast::<libc::sockaddr_in6>().as_ref() };
-            let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
-            Some((IpAddr::V6(ip), v6.sin6_scope_id))
-        }
-        _ => None,
-    }
+/// # Errors
+/// What the kernel says; there is no such interface.
+pub fn interface_hardware(name: &str) -> io::Result<(u16, [u8; 6])> {
+    let found = getifaddrs()?.find_map(|one| {
+        let link = *one.address?.as_link_addr()?;
+        (one.interface_name == name).then_some((link.hatype(), link.addr().unwrap_or_default()))
+    });
+    found.ok_or_else(|| rustix::io::Errno::NODEV.into())
 }
 
 /// The MTU in bytes of the named interface.
 ///
 /// # Errors
 /// What the kernel says, or the name is longer than any.
-pub fn interface_mtu(socket: BorrowedFd<'_>, name: &[u8]) -> io::Result<usize> {
+pub fn interface_mtu(socket: BorrowedFd<'_>, name: &str) -> io::Result<usize> {
     // SAFETY: `ifreq` is plain C data for which all zeros is valid.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     if name.len() >= request.ifr_name.len() {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    for (place, byte) in request.ifr_name.iter_mut().zip(name) {
-        *place = libc::c_char::from_ne_bytes([*byte]);
+    for (place, byte) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *place = libc::c_char::from_ne_bytes([byte]);
     }
     // SAFETY: SIOCGIFMTU reads the name, which is NUL-terminated since it is
     // shorter than its zeroed field, and writes inside `request`.
@@ -124,34 +95,34 @@ pub fn interface_mtu(socket: BorrowedFd<'_>, name: &[u8]) -> io::Result<usize> {
     usize::try_from(mtu).map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
-/// Switches a UDP socket option that is an integer.
+/// Sets a socket option to a plain C value.
 ///
 /// # Errors
 /// What the kernel says.
-pub fn set_udp_option(
+pub fn set_option<T: Copy>(
     socket: BorrowedFd<'_>,
+    level: libc::c_int,
     option: libc::c_int,
-    value: libc::c_int,
+    value: T,
 ) -> io::Result<()> {
-    // SAFETY: the pointer and the length describe `value`, which lives during
-    // the call; the kernel only reads it.
+    // SAFETY: pointer and length describe `value`, which the kernel only reads; where it
+    // holds a pointer (a filter), the kernel checks what that leads to.
     let result = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),
-            libc::SOL_UDP,
+            level,
             option,
             (&raw const value).cast(),
-            socklen_of::<libc::c_int>(),
+            socklen_of::<T>(),
         )
     };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
+    match result {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// Bytes that a socket has sent and that no card has taken yet, with what the kernel needs
+/// Bytes that a socket has sent and that no interface has taken yet, with what the kernel needs
 /// for them; `None` if it does not say.
 pub fn queued_bytes(socket: BorrowedFd<'_>) -> Option<libc::c_int> {
     let mut bytes: libc::c_int = 0;
@@ -193,29 +164,11 @@ pub struct Credentials {
 /// # Errors
 /// What the kernel says.
 pub fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
-    let mut found = libc::ucred {
-        pid: 0,
-        uid: 0,
-        gid: 0,
-    };
-    let mut length = socklen_of::<libc::ucred>();
-    // SAFETY: pointer and length describe `found`, plain integers, which the kernel fills.
-    let result = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_PEERCRED,
-            (&raw mut found).cast(),
-            &raw mut length,
-        )
-    };
-    if result != 0 {
-        return Err(io::Error::last_os_error());
-    }
+    let found = getsockopt(&socket, PeerCredentials)?;
     Ok(Credentials {
-        pid: found.pid,
-        uid: found.uid,
-        gid: found.gid,
+        pid: found.pid(),
+        uid: found.uid(),
+        gid: found.gid(),
     })
 }
 
@@ -228,7 +181,7 @@ mod tests {
     fn the_loopback_interface_is_found_with_its_mtu() {
         let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         let all = interface_addresses().unwrap();
-        let wanted = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        let wanted = IpAddr::from([127, 0, 0, 1]);
         let loopback = all.iter().find(|address| address.ip == wanted).unwrap();
         assert!(loopback.up && loopback.loopback);
         assert!(interface_mtu(socket.as_fd(), &loopback.name).unwrap() >= 1280);
@@ -244,7 +197,7 @@ mod tests {
     #[test]
     fn an_unknown_or_overlong_interface_name_is_an_error() {
         let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
-        assert!(interface_mtu(socket.as_fd(), b"nosuch0").is_err());
-        assert!(interface_mtu(socket.as_fd(), &[b'x'; 64]).is_err());
+        assert!(interface_mtu(socket.as_fd(), "nosuch0").is_err());
+        assert!(interface_mtu(socket.as_fd(), &"x".repeat(64)).is_err());
     }
 }

@@ -129,10 +129,7 @@ impl Sleeper {
 
     /// One call of the kernel; `TimedOut` also when only the timer has fired.
     fn poll_once(&self, with_timer: bool, timeout: Option<Duration>) -> io::Result<Woken> {
-        let timeout = timeout.map(|timeout| Timespec {
-            tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: timeout.subsec_nanos().into(),
-        });
+        let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
         let bell = self.descriptors.len();
         let count = bell + 1 + usize::from(with_timer);
         let mut polled: [PollFd<'_>; MAX_DESCRIPTORS + 2] = std::array::from_fn(|index| {
@@ -165,16 +162,9 @@ impl Sleeper {
 
     fn set_timer(&self, after: Duration) -> io::Result<()> {
         let after = after.max(Duration::from_nanos(1));
-        let it_value = Timespec {
-            tv_sec: i64::try_from(after.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: after.subsec_nanos().into(),
-        };
-        let it_interval = Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
+        let it_value = Timespec::try_from(after).map_err(io::Error::other)?;
         let new = Itimerspec {
-            it_interval,
+            it_interval: Timespec::default(),
             it_value,
         };
         timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &new)?;

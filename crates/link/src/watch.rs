@@ -55,10 +55,7 @@ impl Watch {
     /// The kernel object is broken.
     pub fn poll(&self, mut tell: impl FnMut(u64)) -> io::Result<()> {
         let mut space = [const { MaybeUninit::uninit() }; EVENTS];
-        let timeout = Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
+        let timeout = Timespec::default();
         match epoll::wait(&self.epoll, &mut space, Some(&timeout)) {
             Ok((ready, _)) => ready.iter().for_each(|event| tell(event.data.u64())),
             Err(Errno::INTR) => {}

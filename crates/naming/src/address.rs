@@ -41,14 +41,19 @@ impl Address {
 }
 
 /// Why a text is no node, endpoint or address.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
     /// There is no colon between node and endpoint.
+    #[error("`{found}` is no address: expected NID:DPID, two numbers, as in 1:7")]
     NoColon {
         /// What was read.
         found: String,
     },
     /// A part is not a number from 0 to 4294967295.
+    #[error(
+        "`{found}` is no {part}: expected a number from {} to 4294967295",
+        u8::from(*.part == "node")
+    )]
     BadNumber {
         /// Which part: `node` or `endpoint`.
         part: &'static str,
@@ -56,29 +61,9 @@ pub enum AddressError {
         found: String,
     },
     /// Node 0 names nobody.
+    #[error("node 0 names nobody; nodes are numbered from 1 to 4294967295")]
     NodeZero,
 }
-
-impl fmt::Display for AddressError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            AddressError::NoColon { found } => write!(
-                f,
-                "`{found}` is no address: expected NID:DPID, two numbers, as in 1:7"
-            ),
-            AddressError::BadNumber { part, found } => write!(
-                f,
-                "`{found}` is no {part}: expected a number from {} to 4294967295",
-                u8::from(*part == "node")
-            ),
-            AddressError::NodeZero => {
-                f.write_str("node 0 names nobody; nodes are numbered from 1 to 4294967295")
-            }
-        }
-    }
-}
-
-impl std::error::Error for AddressError {}
 
 fn number(part: &'static str, text: &str) -> Result<u32, AddressError> {
     text.parse().map_err(|_| AddressError::BadNumber {

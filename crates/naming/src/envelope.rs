@@ -48,8 +48,6 @@
 //! Kinds: 0 refusal (here), 1 question, 2 answer, 3 announcement ([`registry`](crate::registry)).
 //! Other crates take theirs from 16 on.
 
-use std::fmt;
-
 use crc_fast::{CrcAlgorithm, checksum};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -90,56 +88,42 @@ pub struct Header {
 }
 
 /// Why a packet is not taken, or not as this message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EnvelopeError {
     /// It is shorter than an empty envelope, or not as long as its header says.
+    #[error("a control packet cut or extended to {found_bytes} bytes")]
     Length {
         /// Its length.
         found_bytes: usize,
     },
     /// It does not begin as an envelope does.
+    #[error("no control packet")]
     NoEnvelope,
     /// It is of another version of this format.
+    #[error("a control packet of version {found}, this program knows version {VERSION}")]
     Version {
         /// Which.
         found: u8,
     },
     /// The checksum does not fit.
+    #[error("a damaged control packet")]
     Checksum,
     /// A bit is set that has no meaning.
+    #[error("a control packet with undefined flags")]
     Undefined,
     /// Its sender has not our cluster key, or has one where we have none.
+    #[error("a control packet of another cluster")]
     Stranger,
     /// It is another message.
+    #[error("an unexpected message of kind {found}")]
     Kind {
         /// Which.
         found: u8,
     },
     /// The body is not one of that message.
+    #[error("a control packet with a malformed body")]
     Body,
 }
-
-impl fmt::Display for EnvelopeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            EnvelopeError::Length { found_bytes } => {
-                write!(f, "a control packet cut or extended to {found_bytes} bytes")
-            }
-            EnvelopeError::NoEnvelope => f.write_str("no control packet"),
-            EnvelopeError::Version { found } => write!(
-                f,
-                "a control packet of version {found}, this program knows version {VERSION}"
-            ),
-            EnvelopeError::Checksum => f.write_str("a damaged control packet"),
-            EnvelopeError::Undefined => f.write_str("a control packet with undefined flags"),
-            EnvelopeError::Stranger => f.write_str("a control packet of another cluster"),
-            EnvelopeError::Kind { found } => write!(f, "an unexpected message of kind {found}"),
-            EnvelopeError::Body => f.write_str("a control packet with a malformed body"),
-        }
-    }
-}
-
-impl std::error::Error for EnvelopeError {}
 
 /// Tells a stranger that its question is not answered.
 #[derive(Debug, Serialize, Deserialize)]

@@ -3,7 +3,7 @@
 //! One line per node, `#` begins a comment:
 //!
 //! ```text
-//! # NID ADDRESS [port=P] [cards=ADDRESS,...] [control=ADDRESS] [slots=N] [ssh=DEST] [runtime=DIR] [name=TEXT]
+//! # NID ADDRESS [port=P] [interfaces=ADDRESS,...] [control=ADDRESS] [slots=N] [ssh=DEST] [runtime=DIR] [name=TEXT]
 //! 1 10.0.0.1 slots=4
 //! 2 10.0.0.2 slots=4 ssh=user@second runtime=/run/user/1000/dipole
 //! 3 fd00::3  port=7500 name=third
@@ -23,7 +23,7 @@ use crate::lines::{self, Fault, FileError, Line, Word};
 /// The UDP port on which a node answers where its endpoints are, unless `port=` says otherwise.
 pub const DEFAULT_DIRECTORY_PORT: u16 = 7411;
 /// Most interfaces of a node, with the first.
-pub const MAX_CARDS: usize = 4;
+pub const MAX_INTERFACES: usize = 4;
 /// More ranks than this on one host are a mistake in the file.
 pub const MAX_SLOTS: u32 = 65_536;
 /// What errors call a hosts file.
@@ -37,7 +37,7 @@ pub struct Host {
     /// Its IP address, also the one its processes bind.
     pub address: IpAddr,
     /// Addresses of its further interfaces.
-    pub cards: Vec<IpAddr>,
+    pub interfaces: Vec<IpAddr>,
     /// Its address on a separate network for questions and membership, none of its interfaces.
     pub control: Option<IpAddr>,
     /// The directory's UDP port.
@@ -63,8 +63,8 @@ impl Host {
     /// interfaces.
     #[must_use]
     pub fn directories(&self) -> Vec<SocketAddr> {
-        let cards = std::iter::once(&self.address).chain(&self.cards);
-        let addresses = self.control.iter().chain(cards);
+        let interfaces = std::iter::once(&self.address).chain(&self.interfaces);
+        let addresses = self.control.iter().chain(interfaces);
         addresses
             .map(|address| SocketAddr::new(*address, self.port))
             .collect()
@@ -79,11 +79,11 @@ impl Host {
         let mut add = |key: &str, value: Option<String>| {
             line.extend(value.map(|value| format!(" {key}={value}")));
         };
-        let cards: Vec<String> = self.cards.iter().map(ToString::to_string).collect();
+        let interfaces: Vec<String> = self.interfaces.iter().map(ToString::to_string).collect();
         add("port", Some(self.port.to_string()));
         add(
-            "cards",
-            Some(cards.join(",")).filter(|cards| !cards.is_empty()),
+            "interfaces",
+            Some(interfaces.join(",")).filter(|interfaces| !interfaces.is_empty()),
         );
         add("control", self.control.map(|ip| ip.to_string()));
         add("slots", Some(self.slots.to_string()));
@@ -128,7 +128,7 @@ impl Hosts {
             entries: vec![Host {
                 node,
                 address: IpAddr::V4(Ipv4Addr::LOCALHOST),
-                cards: Vec::new(),
+                interfaces: Vec::new(),
                 control: None,
                 port: DEFAULT_DIRECTORY_PORT,
                 slots: 1,
@@ -267,7 +267,7 @@ impl Hosts {
     pub fn directories_as_seen_from(&self, from: NodeId, host: &Host) -> Vec<SocketAddr> {
         let own = self.get(from);
         let is_own = |ip: IpAddr| {
-            own.is_some_and(|own| own.address == ip || own.cards.contains(&ip))
+            own.is_some_and(|own| own.address == ip || own.interfaces.contains(&ip))
                 && ip != host.address
                 && host.control != Some(ip)
         };
@@ -310,14 +310,15 @@ impl<'a> IntoIterator for &'a Hosts {
 }
 
 fn parse_line(mut line: Line<'_>) -> Result<Host, Fault> {
-    const OPTION: &str = "port=P, cards=ADDRESS[,ADDRESS], control=ADDRESS, slots=N, ssh=DEST, runtime=DIR or name=TEXT";
-    const CARDS: &str = "cards=ADDRESS[,ADDRESS[,ADDRESS]], each once, without the first one";
+    const OPTION: &str = "port=P, interfaces=ADDRESS[,ADDRESS], control=ADDRESS, slots=N, ssh=DEST, runtime=DIR or name=TEXT";
+    const INTERFACES: &str =
+        "interfaces=ADDRESS[,ADDRESS[,ADDRESS]], each once, without the first one";
     let node = line.next("a node number from 1 to 4294967295")?;
     let address = parse_address(&line.next::<String>("an IP address after the node number")?)?;
     let mut host = Host {
         node,
         address,
-        cards: Vec::new(),
+        interfaces: Vec::new(),
         control: None,
         port: DEFAULT_DIRECTORY_PORT,
         slots: 1,
@@ -328,13 +329,13 @@ fn parse_line(mut line: Line<'_>) -> Result<Host, Fault> {
     for option in line.options(OPTION)? {
         match option.key {
             "port" => host.port = option.number(1..=u16::MAX)?,
-            "cards" => {
-                let cards = option.value.split(',').map(parse_address);
-                host.cards = cards.collect::<Result<_, _>>()?;
-                let mut all: HashSet<IpAddr> = host.cards.iter().copied().collect();
+            "interfaces" => {
+                let interfaces = option.value.split(',').map(parse_address);
+                host.interfaces = interfaces.collect::<Result<_, _>>()?;
+                let mut all: HashSet<IpAddr> = host.interfaces.iter().copied().collect();
                 all.insert(address);
-                if all.len() != host.cards.len() + 1 || all.len() > MAX_CARDS {
-                    return Err(option.fault(CARDS));
+                if all.len() != host.interfaces.len() + 1 || all.len() > MAX_INTERFACES {
+                    return Err(option.fault(INTERFACES));
                 }
             }
             "control" => host.control = Some(parse_address(option.value)?),
@@ -356,12 +357,12 @@ fn parse_line(mut line: Line<'_>) -> Result<Host, Fault> {
         }
     }
     if let Some(control) = host.control
-        && (control == host.address || host.cards.contains(&control))
+        && (control == host.address || host.interfaces.contains(&control))
     {
         let found = format!("control={control}");
         return Err(Fault::new(
             &found,
-            "control=ADDRESS, none of the node's cards",
+            "control=ADDRESS, none of the node's interfaces",
         ));
     }
     Ok(host)
@@ -442,14 +443,20 @@ mod tests {
             ("1 10.0.0.1 name=", "expected name=TEXT"),
             (
                 "1 10.0.0.1 colour=red",
-                "found `colour=red`, expected port=P, cards=ADDRESS",
+                "found `colour=red`, expected port=P, interfaces=ADDRESS",
             ),
-            ("1 10.0.0.1 cards=10.1.0.1,", "expected an IPv4 or IPv6"),
-            ("1 10.0.0.1 cards=10.0.0.1", "expected cards=ADDRESS"),
-            ("1 10.0.0.1 cards=10.1.0.1,10.1.0.1", "each once"),
             (
-                "1 10.0.0.1 cards=10.1.0.1,10.2.0.1,10.3.0.1,10.4.0.1",
-                "expected cards=ADDRESS",
+                "1 10.0.0.1 interfaces=10.1.0.1,",
+                "expected an IPv4 or IPv6",
+            ),
+            (
+                "1 10.0.0.1 interfaces=10.0.0.1",
+                "expected interfaces=ADDRESS",
+            ),
+            ("1 10.0.0.1 interfaces=10.1.0.1,10.1.0.1", "each once"),
+            (
+                "1 10.0.0.1 interfaces=10.1.0.1,10.2.0.1,10.3.0.1,10.4.0.1",
+                "expected interfaces=ADDRESS",
             ),
             ("1 10.0.0.1 7411", "found `7411`, expected port=P"),
             (
@@ -472,8 +479,9 @@ mod tests {
     }
 
     #[test]
-    fn a_card_that_both_nodes_have_is_no_way_between_them() {
-        let text = "1 10.0.0.1 cards=172.17.0.1,10.1.0.1\n2 10.0.0.2 cards=172.17.0.1,10.1.0.2";
+    fn an_interface_that_both_nodes_have_is_no_way_between_them() {
+        let text =
+            "1 10.0.0.1 interfaces=172.17.0.1,10.1.0.1\n2 10.0.0.2 interfaces=172.17.0.1,10.1.0.2";
         let hosts = Hosts::parse(text).unwrap();
         let second = hosts.get(NodeId(2)).unwrap();
         let asked = |from| -> Vec<String> {
@@ -489,8 +497,8 @@ mod tests {
     }
 
     #[test]
-    fn a_node_with_several_cards_is_asked_on_each() {
-        let hosts = Hosts::parse("1 10.0.0.1 port=9 cards=10.1.0.1,fd00::1").unwrap();
+    fn a_node_with_several_interfaces_is_asked_on_each() {
+        let hosts = Hosts::parse("1 10.0.0.1 port=9 interfaces=10.1.0.1,fd00::1").unwrap();
         let asked = hosts.get(NodeId(1)).unwrap().directories();
         let asked: Vec<String> = asked.iter().map(ToString::to_string).collect();
         assert_eq!(asked, ["10.0.0.1:9", "10.1.0.1:9", "[fd00::1]:9"]);
@@ -498,8 +506,7 @@ mod tests {
 
     #[test]
     fn a_node_with_a_control_network_is_asked_there_first_and_its_line_reads_back() {
-        let text =
-            "1 10.0.0.1 port=9 cards=10.1.0.1 control=10.9.0.1 slots=2 ssh=a@b runtime=/r name=n";
+        let text = "1 10.0.0.1 port=9 interfaces=10.1.0.1 control=10.9.0.1 slots=2 ssh=a@b runtime=/r name=n";
         let hosts = Hosts::parse(text).unwrap();
         let host = hosts.get(NodeId(1)).unwrap();
         assert_eq!(host.line(), text);
@@ -508,10 +515,10 @@ mod tests {
         assert_eq!(asked, ["10.9.0.1:9", "10.0.0.1:9", "10.1.0.1:9"]);
         for same in [
             "1 10.0.0.1 control=10.0.0.1",
-            "1 10.0.0.1 control=10.1.0.1 cards=10.1.0.1",
+            "1 10.0.0.1 control=10.1.0.1 interfaces=10.1.0.1",
         ] {
             let said = Hosts::parse(same).unwrap_err().to_string();
-            assert!(said.contains("none of the node's cards"), "{said}");
+            assert!(said.contains("none of the node's interfaces"), "{said}");
         }
     }
 

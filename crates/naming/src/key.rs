@@ -12,6 +12,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use blake3::Hash;
 use rustix::fs::OFlags;
 
 use crate::environment;
@@ -30,9 +31,10 @@ pub struct ClusterKey {
 }
 
 /// Why there is no key.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum KeyError {
     /// The file cannot be read or written.
+    #[error("{doing} the cluster key {file}: {cause}")]
     System {
         /// Which file.
         file: PathBuf,
@@ -42,6 +44,10 @@ pub enum KeyError {
         cause: io::Error,
     },
     /// Others could read or change the file.
+    #[error(
+        "the cluster key {file} is open to other users (mode {mode:04o}): `chmod 600` it, and \
+         if strangers had access make a new one with `dipole key new`"
+    )]
     Open {
         /// Which file.
         file: PathBuf,
@@ -49,6 +55,10 @@ pub enum KeyError {
         mode: u32,
     },
     /// Another user owns the file.
+    #[error(
+        "the cluster key {file} belongs to user {found_uid}, who could change it; user \
+         {own_uid} needs a copy of their own"
+    )]
     Owner {
         /// Which file.
         file: PathBuf,
@@ -58,51 +68,21 @@ pub enum KeyError {
         own_uid: u32,
     },
     /// The variable that names the file is empty.
+    #[error(
+        "found an empty value, expected the file of a cluster key; unset the variable to \
+         go without a key"
+    )]
     NoFile,
     /// The file does not hold a key.
+    #[error(
+        "{file} is no cluster key: expected {} hexadecimal digits, as `dipole key new` writes",
+        KEY_BYTES * 2
+    )]
     Content {
         /// Which file.
         file: PathBuf,
     },
 }
-
-impl fmt::Display for KeyError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            KeyError::System { file, doing, cause } => {
-                write!(f, "{doing} the cluster key {}: {cause}", file.display())
-            }
-            KeyError::Open { file, mode } => write!(
-                f,
-                "the cluster key {} is open to other users (mode {mode:04o}): `chmod 600` it, and \
-                 if strangers had access make a new one with `dipole key new`",
-                file.display()
-            ),
-            KeyError::Owner {
-                file,
-                found_uid,
-                own_uid,
-            } => write!(
-                f,
-                "the cluster key {} belongs to user {found_uid}, who could change it; user \
-                 {own_uid} needs a copy of their own",
-                file.display()
-            ),
-            KeyError::NoFile => f.write_str(
-                "found an empty value, expected the file of a cluster key; unset the variable to \
-                 go without a key",
-            ),
-            KeyError::Content { file } => write!(
-                f,
-                "{} is no cluster key: expected {} hexadecimal digits, as `dipole key new` writes",
-                file.display(),
-                KEY_BYTES * 2
-            ),
-        }
-    }
-}
-
-impl std::error::Error for KeyError {}
 
 impl ClusterKey {
     /// A key from its bytes.
@@ -180,16 +160,9 @@ impl ClusterKey {
     /// Reads the digits.
     #[must_use]
     pub fn parse(text: &str) -> Option<ClusterKey> {
-        let digits = text.trim().as_bytes();
-        if digits.len() != KEY_BYTES * 2 {
-            return None;
-        }
-        let mut secret = [0; KEY_BYTES];
-        for (byte, pair) in secret.iter_mut().zip(digits.chunks_exact(2)) {
-            let value = |digit: u8| char::from(digit).to_digit(16);
-            *byte = u8::try_from(value(pair[0])? << 4 | value(pair[1])?).ok()?;
-        }
-        Some(ClusterKey::new(secret))
+        // Not that it were one: a key has a hash's bytes and digits.
+        let bytes = Hash::from_hex(text.trim()).ok()?;
+        Some(ClusterKey::new(*bytes.as_bytes()))
     }
 
     /// Makes a key from the system's randomness.
@@ -228,13 +201,13 @@ impl ClusterKey {
     /// The key in digits, as its file holds it: a secret.
     #[must_use]
     pub fn digits(&self) -> String {
-        hex(&self.secret[..])
+        Hash::from_bytes(*self.secret).to_string()
     }
 
     /// A name of the key by which people can compare it; it gives nothing of the key away.
     #[must_use]
     pub fn fingerprint(&self) -> String {
-        hex(&self.derive("dipole 2026 fingerprint")[..8])
+        Hash::from_bytes(self.derive("dipole 2026 fingerprint")).to_hex()[..16].to_owned()
     }
 
     /// The key of one purpose, named by a text that no other purpose uses.
@@ -291,13 +264,16 @@ impl fmt::Debug for MacKey {
 }
 
 /// How the cluster keys of two processes differ.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum KeyMismatch {
     /// Both have one, but not the same.
+    #[error("it has another cluster key than this process")]
     Different,
     /// Only we have one.
+    #[error("it has no cluster key, this process has one")]
     OnlyOurs,
     /// Only the other has one.
+    #[error("it has a cluster key, this process has none")]
     OnlyTheirs,
 }
 
@@ -323,20 +299,6 @@ impl KeyMismatch {
         };
         format!("{self}{}; {advice}", ours.unwrap_or_default())
     }
-}
-
-impl fmt::Display for KeyMismatch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            KeyMismatch::Different => "it has another cluster key than this process",
-            KeyMismatch::OnlyOurs => "it has no cluster key, this process has one",
-            KeyMismatch::OnlyTheirs => "it has a cluster key, this process has none",
-        })
-    }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

@@ -13,7 +13,6 @@
 //! The first line that fits a user counts. Processes check it when they register; a user with a
 //! modified library can ignore it. The kernel's limits bind everybody.
 
-use std::fmt;
 use std::io;
 use std::ops::RangeInclusive;
 use std::path::Path;
@@ -43,14 +42,23 @@ pub struct UserLimits {
 }
 
 /// A limit that has been reached, and how to raise it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LimitReached {
     /// This process has as many endpoints as it may.
+    #[error(
+        "this process has {limit} endpoints open, its limit; close some, or raise \
+         DIPOLE_MAX_ENDPOINTS"
+    )]
     Endpoints {
         /// How many that is.
         limit: u32,
     },
     /// This user has as many processes on this node as they may.
+    #[error(
+        "user {uid} has {} processes on this node, the limit; end some, or have it \
+         raised: {}",
+        .bound.limit, .bound.set_by
+    )]
     UserProcesses {
         /// The limit and where it was set.
         bound: Bound,
@@ -58,6 +66,11 @@ pub enum LimitReached {
         uid: u32,
     },
     /// This user has as many endpoints on this node as they may.
+    #[error(
+        "user {uid} has {} endpoints open on this node, the limit; close some, or have \
+         it raised: {}",
+        .bound.limit, .bound.set_by
+    )]
     UserEndpoints {
         /// The limit and where it was set.
         bound: Bound,
@@ -65,32 +78,6 @@ pub enum LimitReached {
         uid: u32,
     },
 }
-
-impl fmt::Display for LimitReached {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            LimitReached::Endpoints { limit } => write!(
-                f,
-                "this process has {limit} endpoints open, its limit; close some, or raise \
-                 DIPOLE_MAX_ENDPOINTS"
-            ),
-            LimitReached::UserProcesses { bound, uid } => write!(
-                f,
-                "user {uid} has {} processes on this node, the limit; end some, or have it \
-                 raised: {}",
-                bound.limit, bound.set_by
-            ),
-            LimitReached::UserEndpoints { bound, uid } => write!(
-                f,
-                "user {uid} has {} endpoints open on this node, the limit; close some, or have \
-                 it raised: {}",
-                bound.limit, bound.set_by
-            ),
-        }
-    }
-}
-
-impl std::error::Error for LimitReached {}
 
 impl UserLimits {
     /// What the file has for a user; nothing if there is no such file.

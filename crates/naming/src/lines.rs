@@ -14,18 +14,21 @@ use std::str::FromStr;
 const MAX_BYTES: u64 = 16 << 20;
 
 /// Why a file of lines cannot be used.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum FileError {
     /// It cannot be read.
+    #[error("cannot read the {what} {file}: {cause}")]
     Unreadable {
         /// What it is.
         what: &'static str,
         /// Which file.
         file: PathBuf,
         /// The operating system's error.
+        #[source]
         cause: io::Error,
     },
     /// A line is wrong.
+    #[error("{file}:{line}: {fault}")]
     Line {
         /// Which file.
         file: PathBuf,
@@ -35,39 +38,13 @@ pub enum FileError {
         fault: Fault,
     },
     /// It has no line at all.
+    #[error("{file}: found no line, expected at least one `{expected}`")]
     Empty {
         /// Which file.
         file: PathBuf,
         /// A line that would do.
         expected: &'static str,
     },
-}
-
-impl fmt::Display for FileError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            FileError::Unreadable { what, file, cause } => {
-                write!(f, "cannot read the {what} {}: {cause}", file.display())
-            }
-            FileError::Line { file, line, fault } => {
-                write!(f, "{}:{line}: {fault}", file.display())
-            }
-            FileError::Empty { file, expected } => write!(
-                f,
-                "{}: found no line, expected at least one `{expected}`",
-                file.display()
-            ),
-        }
-    }
-}
-
-impl std::error::Error for FileError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            FileError::Unreadable { cause, .. } => Some(cause),
-            _ => None,
-        }
-    }
 }
 
 /// What is wrong with a line.

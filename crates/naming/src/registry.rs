@@ -49,7 +49,6 @@ mod probe;
 mod resolve;
 mod sweep;
 
-use std::fmt;
 use std::fs::File;
 use std::io;
 use std::net::SocketAddr;
@@ -103,9 +102,13 @@ pub struct Owner {
 }
 
 /// Why the registry cannot be used.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum RegistryError {
     /// The directory belongs to another user.
+    #[error(
+        "the runtime directory {path} belongs to uid {uid}, not to uid {expected_uid}; set \
+         DIPOLE_RUNTIME_DIR to a directory of your own"
+    )]
     ForeignOwner {
         /// The directory.
         path: PathBuf,
@@ -115,6 +118,10 @@ pub enum RegistryError {
         expected_uid: u32,
     },
     /// Others could change what is in the directory.
+    #[error(
+        "the runtime directory {path} can be changed by others (mode {mode:04o}); \
+         `chmod go-w` it, or set DIPOLE_RUNTIME_DIR to another"
+    )]
     OpenToOthers {
         /// The directory.
         path: PathBuf,
@@ -122,6 +129,10 @@ pub enum RegistryError {
         mode: u32,
     },
     /// Others could put another directory in its place.
+    #[error(
+        "the runtime directory {path} could be replaced by others, who can write to {parent} (mode \
+         {mode:04o}); `chmod +t` that, or set DIPOLE_RUNTIME_DIR to a directory elsewhere"
+    )]
     LooseParent {
         /// The directory.
         path: PathBuf,
@@ -131,11 +142,16 @@ pub enum RegistryError {
         mode: u32,
     },
     /// The path is a symbolic link or no directory.
+    #[error(
+        "the runtime directory {path} is a symbolic link or no directory; set \
+         DIPOLE_RUNTIME_DIR to a directory of your own"
+    )]
     NoDirectory {
         /// The path.
         path: PathBuf,
     },
     /// A file operation failed.
+    #[error("registry: {doing} {path}: {cause}")]
     Io {
         /// What was being done.
         doing: &'static str,
@@ -145,6 +161,10 @@ pub enum RegistryError {
         cause: io::Error,
     },
     /// Somebody holds `registry.lock` for far too long: a stopped process, most likely.
+    #[error(
+        "registry: {path} was held by somebody for {waited_ms} ms; `fuser` names the process, \
+         let it go on (SIGCONT) or end it"
+    )]
     Stuck {
         /// The lock file.
         path: PathBuf,
@@ -152,8 +172,10 @@ pub enum RegistryError {
         waited_ms: u64,
     },
     /// The user has as many processes or endpoints here as they may.
+    #[error(transparent)]
     Limit(LimitReached),
     /// A file of a living owner cannot be understood.
+    #[error("registry: {path} is damaged ({reason}); end its owner and remove it")]
     Corrupt {
         /// The file.
         path: PathBuf,
@@ -162,63 +184,14 @@ pub enum RegistryError {
     },
 }
 
-impl fmt::Display for RegistryError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            RegistryError::ForeignOwner {
-                path,
-                uid,
-                expected_uid,
-            } => write!(
-                f,
-                "the runtime directory {} belongs to uid {uid}, not to uid {expected_uid}; set \
-                 DIPOLE_RUNTIME_DIR to a directory of your own",
-                path.display()
-            ),
-            RegistryError::OpenToOthers { path, mode } => write!(
-                f,
-                "the runtime directory {} can be changed by others (mode {mode:04o}); \
-                 `chmod go-w` it, or set DIPOLE_RUNTIME_DIR to another",
-                path.display()
-            ),
-            RegistryError::LooseParent { path, parent, mode } => write!(
-                f,
-                "the runtime directory {} could be replaced by others, who can write to {} (mode \
-                 {mode:04o}); `chmod +t` that, or set DIPOLE_RUNTIME_DIR to a directory elsewhere",
-                path.display(),
-                parent.display()
-            ),
-            RegistryError::Limit(reached) => reached.fmt(f),
-            RegistryError::NoDirectory { path } => write!(
-                f,
-                "the runtime directory {} is a symbolic link or no directory; set \
-                 DIPOLE_RUNTIME_DIR to a directory of your own",
-                path.display()
-            ),
-            RegistryError::Io { doing, path, cause } => {
-                write!(f, "registry: {doing} {}: {cause}", path.display())
-            }
-            RegistryError::Stuck { path, waited_ms } => write!(
-                f,
-                "registry: {} was held by somebody for {waited_ms} ms; `fuser` names the process, \
-                 let it go on (SIGCONT) or end it",
-                path.display()
-            ),
-            RegistryError::Corrupt { path, reason } => write!(
-                f,
-                "registry: {} is damaged ({reason}); end its owner and remove it",
-                path.display()
-            ),
-        }
-    }
-}
-
-impl std::error::Error for RegistryError {}
-
 /// Why an endpoint could not be claimed.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum ClaimError {
     /// Another process, or another node of this one, has it.
+    #[error(
+        "endpoint {address} is taken by process {pid} (`{command}`); choose another \
+         number or end that process"
+    )]
     Taken {
         /// Which endpoint.
         address: Address,
@@ -228,6 +201,10 @@ pub enum ClaimError {
         command: String,
     },
     /// The registration was made by the parent of this process.
+    #[error(
+        "endpoint {address} cannot be opened here: this node was opened by process \
+         {parent_pid} before fork; open a node of your own in the child"
+    )]
     Forked {
         /// Which endpoint.
         address: Address,
@@ -235,47 +212,8 @@ pub enum ClaimError {
         parent_pid: u32,
     },
     /// The registry cannot be used.
-    Registry(RegistryError),
-}
-
-impl fmt::Display for ClaimError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            ClaimError::Taken {
-                address,
-                pid,
-                command,
-            } => write!(
-                f,
-                "endpoint {address} is taken by process {pid} (`{command}`); choose another \
-                 number or end that process"
-            ),
-            ClaimError::Forked {
-                address,
-                parent_pid,
-            } => write!(
-                f,
-                "endpoint {address} cannot be opened here: this node was opened by process \
-                 {parent_pid} before fork; open a node of your own in the child"
-            ),
-            ClaimError::Registry(error) => error.fmt(f),
-        }
-    }
-}
-
-impl std::error::Error for ClaimError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            ClaimError::Registry(error) => Some(error),
-            _ => None,
-        }
-    }
-}
-
-impl From<RegistryError> for ClaimError {
-    fn from(error: RegistryError) -> ClaimError {
-        ClaimError::Registry(error)
-    }
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
 }
 
 /// The registry of one node, open for look-ups. Cheap to clone.

@@ -328,7 +328,7 @@ impl Soak<'_> {
         Ok(taken)
     }
 
-    /// Tells which cards carry what, where there are several.
+    /// Tells which interfaces carry what, where there are several.
     fn tell_paths(&mut self) {
         self.looked_at = Instant::now();
         for paths in self.node.paths() {

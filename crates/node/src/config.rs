@@ -12,7 +12,7 @@ use dipole_bpf::{DEFAULT_RING_BYTES, RING_BYTES, RxMode, TxMode};
 
 use crate::address::NodeId;
 use crate::environment;
-use crate::hosts::{Host, Hosts, MAX_CARDS};
+use crate::hosts::{Host, Hosts, MAX_INTERFACES};
 use crate::job::{self, JobError};
 use crate::key::{ClusterKey, KeyError};
 #[cfg(doc)]
@@ -43,7 +43,7 @@ pub mod variables {
     pub const MAX_PEERS: &str = "DIPOLE_MAX_PEERS";
     /// Where the node's agent lends rings and sockets for raw frames.
     pub const BROKER: &str = "DIPOLE_BROKER";
-    /// Bytes of the ring of each card that the kernel fills, a power of two.
+    /// Bytes of the ring of each interface that the kernel fills, a power of two.
     pub const RING_BYTES: &str = "DIPOLE_RING_BYTES";
     /// How the bpf link receives small packets: `ring`, `xdp-ring` or `af-xdp`.
     pub const BPF_RX: &str = "DIPOLE_BPF_RX";
@@ -63,7 +63,7 @@ pub mod variables {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Links {
     /// Shared memory between processes of a node where it can be had, packets else: by the
-    /// bpf link on cards where this process may open it, by UDP sockets on the others.
+    /// bpf link on interfaces where this process may open it, by UDP sockets on the others.
     /// A node with a fault plan or a capture uses packets only, since both are about
     /// packets.
     #[default]
@@ -73,7 +73,7 @@ pub enum Links {
     Shm,
     /// Packets only, by UDP sockets.
     Udp,
-    /// Packets only, by the bpf link: on a card where it cannot be opened that is an error.
+    /// Packets only, by the bpf link: on an interface where it cannot be opened that is an error.
     Bpf,
 }
 
@@ -92,7 +92,7 @@ impl std::str::FromStr for Links {
 }
 
 // The protocol has lanes for so many.
-const _: () = assert!(MAX_CARDS <= dipole_proto::wire::MAX_LANES / 2);
+const _: () = assert!(MAX_INTERFACES <= dipole_proto::wire::MAX_LANES / 2);
 
 /// How to open a [`Node`](crate::Node).
 #[derive(Clone, Debug)]
@@ -105,14 +105,14 @@ pub struct Config {
     pub hosts: Hosts,
     /// The IP address whose UDP ports carry this process's packets.
     pub bind: IpAddr,
-    /// Addresses of further cards of this machine, at most [`MAX_CARDS`] with the first: traffic goes on
+    /// Addresses of further interfaces of this machine, at most [`MAX_INTERFACES`] with the first: traffic goes on
     /// over the others when one fails, and bulk uses all.
-    pub cards: Vec<IpAddr>,
+    pub interfaces: Vec<IpAddr>,
     /// The cluster key: with one, other nodes' processes must prove that they hold it too.
     pub key: Option<ClusterKey>,
     /// What may carry messages.
     pub links: Links,
-    /// Bytes of the ring of each card that the kernel fills, where there is one: a power of
+    /// Bytes of the ring of each interface that the kernel fills, where there is one: a power of
     /// two.
     pub ring_bytes: u32,
     /// How the bpf link receives small packets.
@@ -211,7 +211,7 @@ impl Config {
             runtime_dir,
             hosts: Hosts::local_only(node),
             bind: IpAddr::V4(Ipv4Addr::LOCALHOST),
-            cards: Vec::new(),
+            interfaces: Vec::new(),
             key: None,
             links: Links::Auto,
             ring_bytes: DEFAULT_RING_BYTES,
@@ -314,7 +314,7 @@ impl Config {
     /// Takes the addresses that the hosts file has for this node.
     pub fn bind_as(&mut self, host: &Host) {
         self.bind = host.address;
-        self.cards.clone_from(&host.cards);
+        self.interfaces.clone_from(&host.interfaces);
     }
 
     /// True if processes of this node may be reached by shared memory.

@@ -59,7 +59,7 @@ pub use edge::{Edge, Operation};
 pub use endpoint::Endpoint;
 pub use engine::{Departure, Path, PathState, Paths, Traffic};
 pub use error::{CloseError, GoneReason, OpenError, ReceiveError, SendError, TargetError};
-pub use hosts::MAX_CARDS;
+pub use hosts::MAX_INTERFACES;
 pub use inbox::{Message, Pool};
 pub use key::{ClusterKey, KEY_BYTES, KeyError, KeyMismatch, MAC_BYTES, MacKey};
 pub use limits::{Bound, LIMITS_FILE, LimitReached, UserLimits};

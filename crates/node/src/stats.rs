@@ -13,7 +13,7 @@ pub struct Stats {
     pub peers: usize,
     /// What went through shared memory, if it is in use.
     pub local: Option<dipole_link::shm::ShmStats>,
-    /// What went by rings and raw frames, if some card has them.
+    /// What went by rings and raw frames, if some interface has them.
     pub bpf: Option<dipole_bpf::BpfStats>,
     /// Processes of this node, opening or open.
     pub local_peers: usize,

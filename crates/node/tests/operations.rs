@@ -30,6 +30,13 @@ fn directory() -> TempDir {
     tempfile::tempdir().expect("a directory")
 }
 
+/// Two nodes of one directory, which lasts as long as what is returned first.
+fn two_nodes(links: Links) -> (TempDir, Node, Node) {
+    let directory = directory();
+    let (here, there) = (node(&directory, links), node(&directory, links));
+    (directory, here, there)
+}
+
 fn edge(endpoint: &Endpoint, to: u32) -> Edge {
     endpoint
         .edge(Address::new(1, to))
@@ -56,8 +63,7 @@ fn serve(endpoint: &Endpoint, done: &AtomicBool) {
 #[test]
 fn an_edge_is_made_at_once_and_connects_when_its_target_is_opened() {
     for links in BOTH {
-        let directory = directory();
-        let (here, there) = (node(&directory, links), node(&directory, links));
+        let (_directory, here, there) = two_nodes(links);
         let from = endpoint(&here, 1);
         let edge = edge(&from, 2);
         assert!(matches!(
@@ -116,8 +122,7 @@ fn an_edge_to_nobody_fails_when_patience_is_over_and_says_why() {
 #[test]
 fn what_is_posted_before_the_edge_is_open_goes_in_order_and_completes() {
     for links in BOTH {
-        let directory = directory();
-        let (here, there) = (node(&directory, links), node(&directory, links));
+        let (_directory, here, there) = two_nodes(links);
         let from = endpoint(&here, 1);
         let queue = here.completion_queue();
         let edge = edge(&from, 2);
@@ -160,8 +165,7 @@ fn what_is_posted_before_the_edge_is_open_goes_in_order_and_completes() {
 #[test]
 fn one_descriptor_tells_of_all_that_is_attached_to_a_queue() {
     for links in BOTH {
-        let directory = directory();
-        let (here, there) = (node(&directory, links), node(&directory, links));
+        let (_directory, here, there) = two_nodes(links);
         let inboxes = [endpoint(&here, 10), endpoint(&here, 11)];
         let queue = here.completion_queue();
         let descriptor = queue.export().expect("a descriptor");
@@ -252,8 +256,7 @@ fn a_server_answers_a_thousand_clients_though_some_are_gone_before_their_answer(
 #[test]
 fn send_to_finds_its_target_and_keeps_the_edge() {
     for links in BOTH {
-        let directory = directory();
-        let (here, there) = (node(&directory, links), node(&directory, links));
+        let (_directory, here, there) = two_nodes(links);
         let from = endpoint(&here, 1);
         let to = endpoint(&there, 2);
         let done = AtomicBool::new(false);
@@ -278,8 +281,7 @@ fn send_to_finds_its_target_and_keeps_the_edge() {
 #[test]
 fn a_time_out_bounds_a_send_of_any_length_to_a_process_that_does_not_run() {
     for links in BOTH {
-        let directory = directory();
-        let (here, there) = (node(&directory, links), node(&directory, links));
+        let (_directory, here, there) = two_nodes(links);
         let (from, to) = (endpoint(&here, 1), endpoint(&there, 2));
         let edge = edge(&from, 2);
         std::thread::scope(|scope| {
@@ -304,8 +306,7 @@ fn a_time_out_bounds_a_send_of_any_length_to_a_process_that_does_not_run() {
 #[test]
 fn what_was_acknowledged_before_its_receiver_ended_counts_as_delivered() {
     for links in BOTH {
-        let directory = directory();
-        let (here, there) = (node(&directory, links), node(&directory, links));
+        let (_directory, here, there) = two_nodes(links);
         let (from, to) = (endpoint(&here, 1), endpoint(&there, 2));
         std::thread::scope(|scope| {
             scope.spawn(move || {
@@ -328,8 +329,7 @@ fn what_was_acknowledged_before_its_receiver_ended_counts_as_delivered() {
 #[test]
 fn what_its_receiver_did_not_take_before_it_ended_does_not() {
     for links in BOTH {
-        let directory = directory();
-        let (here, there) = (node(&directory, links), node(&directory, links));
+        let (_directory, here, there) = two_nodes(links);
         let (from, to) = (endpoint(&here, 1), endpoint(&there, 2));
         let edge = edge(&from, 2);
         std::thread::scope(|scope| {

@@ -12,23 +12,9 @@
 mod pair;
 
 use dipole_proto::{BeginError, Config, Drop, EdgeId, GoneReason};
-use pair::{Random, Wire};
+use pair::{Wire, connected, payload};
 
 const SECOND: u64 = 1_000_000_000;
-
-fn connected(seed: u64, config: &Config) -> (Wire, EdgeId) {
-    let mut wire = Wire::new(seed, 2, config);
-    wire.hosts[1].machine.open_endpoint(7, false);
-    let peer = wire.connect(0, 1);
-    assert!(wire.run(SECOND, |wire| wire.hosts[0].machine.is_open(peer)));
-    let edge = wire.hosts[0].machine.edge(peer, 1, 7).expect("open");
-    (wire, edge)
-}
-
-fn payload(index: u64, length: usize) -> Vec<u8> {
-    let mut random = Random(index);
-    (0..length).map(|_| random.next() as u8).collect()
-}
 
 /// Sends `count` messages of the given lengths and checks that they come in order.
 fn converse(wire: &mut Wire, edge: EdgeId, count: u64, length: impl Fn(u64) -> usize) {

@@ -3,7 +3,9 @@
 #![allow(missing_docs, reason = "tests")]
 
 use dipole_proto::wire::{PipeKind, PipeTag, RefusedReason};
-use dipole_proto::{BeginError, Config, EdgeId, Event, GoneReason, Instant, Machine, PeerId};
+use dipole_proto::{
+    BeginError, Begun, Config, EdgeId, Event, GoneReason, Instant, Machine, PeerId,
+};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -98,6 +100,22 @@ fn pair() -> [Process; 2] {
     [Process::new(1, &machine(2)), Process::new(2, &machine(1))]
 }
 
+/// The same with an edge from endpoint 1 of the first to 7 of the second.
+fn joined() -> ([Process; 2], EdgeId) {
+    let mut pair = pair();
+    pair[1].machine.open_endpoint(7, false);
+    let edge = pair[0].machine.edge(pair[0].peer, 1, 7).expect("room");
+    (pair, edge)
+}
+
+/// The same with a long message offered on the edge.
+fn offered() -> ([Process; 2], EdgeId, Begun) {
+    let (mut pair, edge) = joined();
+    let begun = pair[0].machine.begin(NOW, edge, 3000).expect("credit");
+    pair[0].machine.offer(edge, begun, 3000, 0x1000);
+    (pair, edge, begun)
+}
+
 /// Pushes the records of both until none is left.
 fn exchange(pair: &mut [Process; 2]) {
     loop {
@@ -150,9 +168,7 @@ fn deliver(to: &mut Process, tag: u64, length: usize) {
 
 #[test]
 fn credit_is_asked_for_and_comes_when_messages_are_read() {
-    let mut pair = pair();
-    pair[1].machine.open_endpoint(7, false);
-    let edge = pair[0].machine.edge(pair[0].peer, 1, 7).expect("room");
+    let (mut pair, edge) = joined();
     let mut sent = 0;
     while send(&mut pair, edge, 936).is_ok() {
         sent += 1;
@@ -167,11 +183,7 @@ fn credit_is_asked_for_and_comes_when_messages_are_read() {
 
 #[test]
 fn a_long_message_holds_up_later_ones_of_its_edge_until_it_has_been_fetched() {
-    let mut pair = pair();
-    pair[1].machine.open_endpoint(7, false);
-    let edge = pair[0].machine.edge(pair[0].peer, 1, 7).expect("room");
-    let begun = pair[0].machine.begin(NOW, edge, 3000).expect("credit");
-    pair[0].machine.offer(edge, begun, 3000, 0x1000);
+    let (mut pair, edge, _) = offered();
     exchange(&mut pair);
     send(&mut pair, edge, 5).expect("credit");
     assert!(pair[1].received.is_empty(), "the long one comes first");
@@ -185,11 +197,7 @@ fn a_long_message_holds_up_later_ones_of_its_edge_until_it_has_been_fetched() {
 
 #[test]
 fn a_message_that_cannot_be_fetched_comes_in_pieces() {
-    let mut pair = pair();
-    pair[1].machine.open_endpoint(7, false);
-    let edge = pair[0].machine.edge(pair[0].peer, 1, 7).expect("room");
-    let begun = pair[0].machine.begin(NOW, edge, 3000).expect("credit");
-    pair[0].machine.offer(edge, begun, 3000, 0x1000);
+    let (mut pair, edge, begun) = offered();
     exchange(&mut pair);
     let (on, sequence, number, total) = pair[1].fetches.remove(0);
     pair[1].machine.cannot_fetch(on, number, sequence, total);
@@ -209,11 +217,7 @@ fn a_message_that_cannot_be_fetched_comes_in_pieces() {
 
 #[test]
 fn an_edge_ends_after_its_offers_and_is_forgotten_by_both() {
-    let mut pair = pair();
-    pair[1].machine.open_endpoint(7, false);
-    let edge = pair[0].machine.edge(pair[0].peer, 1, 7).expect("room");
-    let begun = pair[0].machine.begin(NOW, edge, 3000).expect("credit");
-    pair[0].machine.offer(edge, begun, 3000, 0x1000);
+    let (mut pair, edge, _) = offered();
     pair[0].machine.close_edge(edge);
     exchange(&mut pair);
     assert_eq!(pair[0].forgotten, 0, "its message has not been fetched");

@@ -12,7 +12,7 @@ mod pair;
 
 use dipole_proto::wire::{CONTROL_LANE, HEADER_BYTES, Header, Kind, emit_echo};
 use dipole_proto::{BeginError, Config, Drop, EdgeId, PathChange, Seal};
-use pair::{Random, Wire, close};
+use pair::{Wire, close, connected, payload};
 
 const SECOND: u64 = 1_000_000_000;
 const MILLISECOND: u64 = 1_000_000;
@@ -23,20 +23,6 @@ fn jumbo() -> Config {
         frames: 2048,
         ..Config::default()
     }
-}
-
-fn connected(seed: u64, config: &Config) -> (Wire, EdgeId) {
-    let mut wire = Wire::new(seed, 2, config);
-    wire.hosts[1].machine.open_endpoint(7, false);
-    let peer = wire.connect(0, 1);
-    assert!(wire.run(SECOND, |wire| wire.hosts[0].machine.is_open(peer)));
-    let edge = wire.hosts[0].machine.edge(peer, 1, 7).expect("open");
-    (wire, edge)
-}
-
-fn payload(index: u64, length: usize) -> Vec<u8> {
-    let mut random = Random(index);
-    (0..length).map(|_| random.next() as u8).collect()
 }
 
 /// A stream of messages, each checked when it comes.

@@ -9,7 +9,7 @@ use crate::testbed::Testbed;
 const MOST_NODES: u32 = 250;
 /// The second byte of an address counts the networks.
 const MOST_NETWORKS: u32 = 8;
-/// More than a card here has use for.
+/// More than an interface here has use for.
 const MOST_QUEUES: u32 = 64;
 /// What IPv4 needs, and what a TAP device takes.
 const MTU_BYTES: std::ops::RangeInclusive<u32> = 576..=65_000;
@@ -56,7 +56,7 @@ impl Builder {
         self
     }
 
-    /// How many networks, up to 8. Every node has a card on each: `net0`, `net1`, ...
+    /// How many networks, up to 8. Every node has an interface on each: `net0`, `net1`, ...
     #[must_use]
     pub fn networks(mut self, networks: u32) -> Self {
         self.networks = networks;
@@ -77,14 +77,14 @@ impl Builder {
         self
     }
 
-    /// How many queues a card has for each direction, up to 64; 1 unless said otherwise.
+    /// How many queues an interface has for each direction, up to 64; 1 unless said otherwise.
     #[must_use]
     pub fn queues(mut self, queues: u32) -> Self {
         self.queues = queues;
         self
     }
 
-    /// How fast a card and a port of the switch send, in 10^6 bits per second.
+    /// How fast an interface and a port of the switch send, in 10^6 bits per second.
     #[must_use]
     pub fn rate_mbit(mut self, rate: u64) -> Self {
         self.rate_mbit = Some(rate);
@@ -98,7 +98,7 @@ impl Builder {
         self
     }
 
-    /// What cards join and cut; off where there is a rate or faults, else on.
+    /// What interfaces join and cut; off where there is a rate or faults, else on.
     #[must_use]
     pub fn offloads(mut self, offloads: Offloads) -> Self {
         self.offloads = Some(offloads);
@@ -156,7 +156,7 @@ impl Builder {
         }
         if !(1..=MOST_QUEUES).contains(&self.queues) {
             return refused(format!(
-                "{} queues of a card; there may be 1 to {MOST_QUEUES}",
+                "{} queues of an interface; there may be 1 to {MOST_QUEUES}",
                 self.queues
             ));
         }
@@ -169,11 +169,14 @@ impl Builder {
             return refused("a queue without a rate; nothing waits there, give a rate too".into());
         }
         if self.faults.is_some() && self.queues > 1 {
-            return refused("queues of a card at a switch that does harm; its TAP has one".into());
+            return refused(
+                "queues of an interface at a switch that does harm; its TAP has one".into(),
+            );
         }
         if self.faults.is_some() && self.queue_bytes.is_some() {
             return refused(
-                "a queue at a switch that does harm; it has none, only cards are shaped".into(),
+                "a queue at a switch that does harm; it has none, only interfaces are shaped"
+                    .into(),
             );
         }
         match (self.faults, self.offloads_in_force()) {
@@ -208,7 +211,7 @@ mod tests {
             ),
             (
                 Builder::default().faults(harm).rate_mbit(1).queue_bytes(9),
-                "only cards",
+                "only interfaces",
             ),
         ] {
             let message = builder.check().unwrap_err().to_string();

@@ -9,7 +9,7 @@ const UDP_HEADER_BYTES: usize = 8;
 const UDP_CHECKSUM_AT: usize = 6;
 const FRAGMENT_OFFSET_BITS: u16 = 0x1fff;
 
-/// Six bytes that name a card.
+/// Six bytes that name an interface.
 pub(crate) type Station = [u8; 6];
 
 /// Who is to get the frame, and who has sent it.

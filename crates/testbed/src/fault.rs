@@ -48,9 +48,9 @@ pub struct FaultCounters {
     pub frames: u64,
     /// Other frames; they pass.
     pub spared: u64,
-    /// Frames of `frames`, and their repetitions, handed to a card.
+    /// Frames of `frames`, and their repetitions, handed to an interface.
     pub delivered: u64,
-    /// Frames, and repetitions, whose card was down or full.
+    /// Frames, and repetitions, whose interface was down or full.
     pub undelivered: u64,
     /// Frames that vanished.
     pub dropped: u64,

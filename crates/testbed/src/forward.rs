@@ -1,4 +1,4 @@
-//! The switch without its wires: which card a frame goes to, what happens to it
+//! The switch without its wires: which interface a frame goes to, what happens to it
 //! on the way, which frames are held back. It owns no descriptor and reads no
 //! clock; at most [`MOST_HELD`] frames lie in it, beyond that none is held back.
 
@@ -14,7 +14,7 @@ const MOST_HELD: usize = 4096;
 /// A reordered frame that nobody overtakes goes on after this time.
 const REORDER_TIMEOUT: Duration = Duration::from_millis(10);
 
-/// A card of the switch, by its place in the list.
+/// An interface of the switch, by its place in the list.
 pub(crate) type Port = usize;
 
 /// Puts a frame on a port's wire; false if that could not be.

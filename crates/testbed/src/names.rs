@@ -33,8 +33,8 @@ pub(crate) fn folder(testbed: u32) -> PathBuf {
     std::env::temp_dir().join(format!("{FOLDER_PREFIX}{}-{testbed}", std::process::id()))
 }
 
-/// The card of every node on this network.
-pub(crate) fn card(network: u32) -> String {
+/// The interface of every node on this network.
+pub(crate) fn interface(network: u32) -> String {
     format!("net{network}")
 }
 

@@ -12,8 +12,8 @@ use crate::namespace::{call, ip, tc};
 use crate::offload;
 use crate::switch::Switch;
 
-/// What a card queues for sending, in frames: the kernel's own figure for a card.
-const CARD_QUEUE_FRAMES: u64 = 1000;
+/// What an interface queues for sending, in frames: the kernel's own figure for an interface.
+const INTERFACE_QUEUE_FRAMES: u64 = 1000;
 /// Frames that wait in a TAP for the switch; it has no way to slow a sender down.
 const TAP_QUEUE_FRAMES: u32 = 20_000;
 /// A shaper may send this much at once: the finer, the more like a wire.
@@ -24,7 +24,7 @@ const CARRIER_TIMEOUT: Duration = Duration::from_secs(20);
 const ETHERNET_BYTES: u64 = 14;
 
 /// A node's place on a network.
-pub(crate) struct Card<'a> {
+pub(crate) struct Interface<'a> {
     pub(crate) node: u32,
     pub(crate) namespace: &'a str,
     pub(crate) address: Ipv4Addr,
@@ -35,9 +35,9 @@ pub(crate) fn bridge(
     settings: &Builder,
     network: u32,
     hub: &str,
-    cards: &[Card<'_>],
+    interfaces: &[Interface<'_>],
 ) -> Result<&'static str, TestbedError> {
-    let (mtu, device) = (settings.mtu, names::card(network));
+    let (mtu, device) = (settings.mtu, names::interface(network));
     let bridge = format!("br{network}");
     // Snooping would ask for members now and then, and the asking takes part in what is measured.
     ip(&format!(
@@ -46,8 +46,8 @@ pub(crate) fn bridge(
     ip(&format!("-n {hub} link set {bridge} up"))?;
     let queues = format!("numtxqueues {0} numrxqueues {0}", settings.queues);
     let mut how = "";
-    for card in cards {
-        let (port, namespace) = (names::port(card.node, network), card.namespace);
+    for interface in interfaces {
+        let (port, namespace) = (names::port(interface.node, network), interface.namespace);
         ip(&format!(
             "-n {hub} link add {port} mtu {mtu} {queues} type veth peer name {device} mtu {mtu} \
              {queues} netns {namespace}"
@@ -66,18 +66,18 @@ pub(crate) fn bridge(
         }
         if let Some(rate_mbit) = settings.rate_mbit {
             shape(hub, &port, rate_mbit, settings.queue_in_force(), mtu)?;
-            shape(namespace, &device, rate_mbit, card_queue(mtu), mtu)?;
+            shape(namespace, &device, rate_mbit, interface_queue(mtu), mtu)?;
         }
         ip(&format!("-n {hub} link set {port} up"))?;
-        bring_up(card, &device)?;
+        bring_up(interface, &device)?;
     }
-    for card in cards {
-        wait_for_port(hub, card.node, network, true)?;
+    for interface in interfaces {
+        wait_for_port(hub, interface.node, network, true)?;
     }
     Ok(how)
 }
 
-/// Waits until the bridge has noticed that the card of a node is up, or down.
+/// Waits until the bridge has noticed that the interface of a node is up, or down.
 pub(crate) fn wait_for_port(
     hub: &str,
     node: u32,
@@ -113,34 +113,37 @@ pub(crate) fn switch(
     settings: &Builder,
     faults: crate::Faults,
     network: u32,
-    cards: &[Card<'_>],
+    interfaces: &[Interface<'_>],
 ) -> Result<Switch, TestbedError> {
-    let (mtu, device) = (settings.mtu, names::card(network));
-    let namespaces: Vec<&str> = cards.iter().map(|card| card.namespace).collect();
+    let (mtu, device) = (settings.mtu, names::interface(network));
+    let namespaces: Vec<&str> = interfaces
+        .iter()
+        .map(|interface| interface.namespace)
+        .collect();
     let switch = Switch::start(faults, network, &device, &namespaces)?;
-    for card in cards {
-        let namespace = card.namespace;
+    for interface in interfaces {
+        let namespace = interface.namespace;
         ip(&format!(
             "-n {namespace} link set {device} mtu {mtu} txqueuelen {TAP_QUEUE_FRAMES}"
         ))?;
         if let Some(rate_mbit) = settings.rate_mbit {
-            shape(namespace, &device, rate_mbit, card_queue(mtu), mtu)?;
+            shape(namespace, &device, rate_mbit, interface_queue(mtu), mtu)?;
         }
-        bring_up(card, &device)?;
+        bring_up(interface, &device)?;
     }
     Ok(switch)
 }
 
-fn bring_up(card: &Card<'_>, device: &str) -> Result<(), TestbedError> {
-    let (namespace, address) = (card.namespace, card.address);
+fn bring_up(interface: &Interface<'_>, device: &str) -> Result<(), TestbedError> {
+    let (namespace, address) = (interface.namespace, interface.address);
     ip(&format!(
         "-n {namespace} address add {address}/24 dev {device}"
     ))?;
     ip(&format!("-n {namespace} link set {device} up"))
 }
 
-fn card_queue(mtu: u32) -> u64 {
-    CARD_QUEUE_FRAMES * (u64::from(mtu) + ETHERNET_BYTES)
+fn interface_queue(mtu: u32) -> u64 {
+    INTERFACE_QUEUE_FRAMES * (u64::from(mtu) + ETHERNET_BYTES)
 }
 
 fn shape(

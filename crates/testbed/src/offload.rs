@@ -1,18 +1,18 @@
-//! Which offloads the cards of a testbed have. A veth carries packets of up to
+//! Which offloads the interfaces of a testbed have. A veth carries packets of up to
 //! 64 KiB that no real wire carries; shaping and losing them would say nothing.
 
 use crate::error::TestbedError;
 use crate::namespace::{inside, ip};
 use crate::netlink;
 
-/// What a card may join and leave to others to cut.
+/// What an interface may join and leave to others to cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Offloads {
     /// Every packet crosses the wire by itself and arrives by itself.
     Off,
     /// As the kernel makes a veth: long packets cross in one piece.
     On,
-    /// Every packet crosses by itself; the receiving card joins them (GRO).
+    /// Every packet crosses by itself; the receiving interface joins them (GRO).
     GroOnly,
 }
 

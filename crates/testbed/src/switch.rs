@@ -18,7 +18,7 @@ use crate::namespace::inside;
 
 /// The longest frame: the largest MTU, its header and one tag.
 const FRAME_BYTES: usize = (64 << 10) + 18;
-/// Frames taken from one card before the others have their turn.
+/// Frames taken from one interface before the others have their turn.
 const BATCH: usize = 64;
 
 /// A running switch; it ends when dropped.
@@ -29,7 +29,7 @@ pub(crate) struct Switch {
 }
 
 impl Switch {
-    /// Makes the card `device` in each of the namespaces and joins them.
+    /// Makes the interface `device` in each of the namespaces and joins them.
     pub(crate) fn start(
         faults: Faults,
         network: u32,
@@ -92,7 +92,7 @@ fn open(device: &str) -> io::Result<Tap> {
 
 struct Running {
     forwarder: Forwarder,
-    /// A card that is gone, as its namespace is, leaves nothing.
+    /// An interface that is gone, as its namespace is, leaves nothing.
     taps: Vec<Option<Tap>>,
     counters: Arc<Mutex<FaultCounters>>,
     stop: Arc<OwnedFd>,
@@ -162,7 +162,7 @@ impl Running {
     }
 }
 
-/// False when the card is down or gone.
+/// False when the interface is down or gone.
 fn write(taps: &[Option<Tap>], port: usize, frame: &[u8]) -> bool {
     let tap = taps.get(port).and_then(Option::as_ref);
     tap.is_some_and(|tap| rustix::io::write(tap.as_fd(), frame).is_ok())

@@ -15,7 +15,7 @@ use crate::error::TestbedError;
 use crate::fault::FaultCounters;
 use crate::names;
 use crate::namespace::{self, ip};
-use crate::network::{self, Card};
+use crate::network::{self, Interface};
 use crate::switch::Switch;
 
 /// The port of a node's directory; in a namespace of its own the usual one is free.
@@ -160,7 +160,7 @@ impl Testbed {
         namespace::inside(&self.node(node).namespace, function)
     }
 
-    /// The hosts file: all nodes with their addresses, those on further networks as `cards=`.
+    /// The hosts file: all nodes with their addresses, those on further networks as `interfaces=`.
     #[must_use]
     pub fn hosts_file(&self) -> PathBuf {
         self.folder.join("hosts")
@@ -178,12 +178,12 @@ impl Testbed {
         &self.folder
     }
 
-    /// Takes a node's card off a network, or puts it back; returns when the bridge knows.
+    /// Takes a node's interface off a network, or puts it back; returns when the bridge knows.
     ///
     /// # Errors
     /// - [`TestbedError::Command`]: `ip` failed; so it does for a network that there is not.
-    pub fn set_card(&self, node: u32, network: u32, up: bool) -> Result<(), TestbedError> {
-        let (namespace, device) = (&self.node(node).namespace, names::card(network));
+    pub fn set_interface(&self, node: u32, network: u32, up: bool) -> Result<(), TestbedError> {
+        let (namespace, device) = (&self.node(node).namespace, names::interface(network));
         let state = if up { "up" } else { "down" };
         ip(&format!("-n {namespace} link set {device} {state}"))?;
         if self.settings.faults.is_some() {
@@ -212,7 +212,7 @@ impl Testbed {
         all.fold(FaultCounters::default(), FaultCounters::plus)
     }
 
-    /// One line: what this testbed is and how its cards were set.
+    /// One line: what this testbed is and how its interfaces were set.
     #[must_use]
     pub fn description(&self) -> String {
         let settings = &self.settings;
@@ -270,20 +270,20 @@ impl Testbed {
             belongings::make_namespace(self.number, &hub)?;
         }
         for network in 0..self.settings.networks {
-            let cards: Vec<Card<'_>> = (1..)
+            let interfaces: Vec<Interface<'_>> = (1..)
                 .zip(&self.nodes)
-                .map(|(node, place)| Card {
+                .map(|(node, place)| Interface {
                     node,
                     namespace: &place.namespace,
                     address: address(network, node),
                 })
                 .collect();
             if let Some(faults) = self.settings.faults {
-                let switch = network::switch(&self.settings, faults, network, &cards)?;
+                let switch = network::switch(&self.settings, faults, network, &interfaces)?;
                 self.offloads = "TAP devices, which have no offloads";
                 self.switches.push(switch);
             } else {
-                self.offloads = network::bridge(&self.settings, network, &hub, &cards)?;
+                self.offloads = network::bridge(&self.settings, network, &hub, &interfaces)?;
             }
         }
         Ok(())
@@ -296,13 +296,13 @@ impl Testbed {
                 .iter()
                 .map(ToString::to_string)
                 .collect();
-            let cards = match further.is_empty() {
+            let interfaces = match further.is_empty() {
                 true => String::new(),
-                false => format!(" cards={}", further.join(",")),
+                false => format!(" interfaces={}", further.join(",")),
             };
             let _infallible = writeln!(
                 hosts,
-                "{node} {}{cards} port={DIRECTORY_PORT} slots={} runtime={} ssh={}",
+                "{node} {}{interfaces} port={DIRECTORY_PORT} slots={} runtime={} ssh={}",
                 address(0, node),
                 self.settings.slots,
                 place.runtime_dir.display(),
@@ -322,7 +322,7 @@ impl Testbed {
 
 impl Drop for Testbed {
     fn drop(&mut self) {
-        // First those who hold the cards: a device goes with its namespace only when nobody does.
+        // First those who hold the interfaces: a device goes with its namespace only when nobody does.
         self.switches.clear();
         belongings::remove(self.number);
     }

@@ -54,7 +54,7 @@ fn what_arrives_is_what_the_switch_says_it_passed() {
     let (from, to) = pair(&testbed);
     for number in 0..SENT {
         from.send(&number.to_be_bytes()).expect("it is sent");
-        // The first asks for the other's card; the rest must not wait in line for the answer.
+        // The first asks for the other's interface; the rest must not wait in line for the answer.
         if number == 0 {
             settled(&testbed, 1);
         }
@@ -115,14 +115,16 @@ fn damage_and_delay_reach_the_program() {
 }
 
 #[test]
-fn a_card_that_is_down_gets_nothing_from_the_switch() {
+fn an_interface_that_is_down_gets_nothing_from_the_switch() {
     let Some(testbed) = make(Testbed::builder().faults(Faults::default()).rate_mbit(1000)) else {
         return;
     };
     let (from, to) = pair(&testbed);
     from.send(b"one").expect("it is sent");
     assert_eq!(to.recv(&mut [0; 8]).expect("it arrives"), 3);
-    testbed.set_card(2, 0, false).expect("there is such a card");
+    testbed
+        .set_interface(2, 0, false)
+        .expect("there is such an interface");
     from.send(b"two").expect("it is sent");
     let counters = settled(&testbed, 2);
     assert_eq!((counters.delivered, counters.undelivered), (1, 1));

@@ -63,7 +63,7 @@ fn a_program_on_a_node_finds_itself_in_its_environment_and_in_the_hosts_file() {
 }
 
 #[test]
-fn a_card_down_stops_its_network_and_no_other() {
+fn an_interface_down_stops_its_network_and_no_other() {
     let Some(testbed) = make(Testbed::builder().networks(2)) else {
         return;
     };
@@ -77,11 +77,15 @@ fn a_card_down_stops_its_network_and_no_other() {
         to.recv_from(&mut [0; 16]).is_ok()
     };
     assert!(reaches(0) && reaches(1));
-    testbed.set_card(2, 0, false).expect("there is such a card");
+    testbed
+        .set_interface(2, 0, false)
+        .expect("there is such an interface");
     assert!(!reaches(0) && reaches(1));
-    testbed.set_card(2, 0, true).expect("there is such a card");
+    testbed
+        .set_interface(2, 0, true)
+        .expect("there is such an interface");
     assert!(reaches(0) && reaches(1));
-    assert!(testbed.set_card(1, 2, false).is_err());
+    assert!(testbed.set_interface(1, 2, false).is_err());
 }
 
 #[test]
@@ -132,7 +136,7 @@ fn a_long_datagram_passes_where_the_mtu_allows_it_and_not_elsewhere() {
     }
 }
 
-/// Bytes per packet at the receiving card of a stream.
+/// Bytes per packet at the receiving interface of a stream.
 fn packet_bytes(offloads: Offloads) -> Option<f64> {
     let testbed = make(Testbed::builder().offloads(offloads))?;
     let place = testbed.node(2).addresses[0];
@@ -198,19 +202,19 @@ fn killing_a_node_ends_its_processes_and_no_others() {
 }
 
 #[test]
-fn the_hosts_file_names_the_cards_on_all_networks() {
+fn the_hosts_file_names_the_interfaces_on_all_networks() {
     let Some(testbed) = make(Testbed::builder().networks(3)) else {
         return;
     };
     let text = std::fs::read_to_string(testbed.hosts_file()).expect("it is written");
     assert!(
-        text.contains("2 10.0.0.2 cards=10.1.0.2,10.2.0.2 port="),
+        text.contains("2 10.0.0.2 interfaces=10.1.0.2,10.2.0.2 port="),
         "{text}"
     );
 }
 
 /// The longest that one `recv` of a socket with UDP_GRO gives, and the bytes per packet at
-/// the receiving card, while datagrams are sent in runs.
+/// the receiving interface, while datagrams are sent in runs.
 fn joined_bytes(offloads: Offloads) -> Option<(usize, f64)> {
     const DATAGRAM_BYTES: usize = 1000;
     const RUNS: usize = 200;
@@ -254,7 +258,7 @@ fn joined_bytes(offloads: Offloads) -> Option<(usize, f64)> {
 }
 
 #[test]
-fn datagrams_that_cross_one_by_one_are_joined_by_the_receiving_card_where_it_shall() {
+fn datagrams_that_cross_one_by_one_are_joined_by_the_receiving_interface_where_it_shall() {
     let Some((longest, on_the_wire)) = joined_bytes(Offloads::GroOnly) else {
         return;
     };

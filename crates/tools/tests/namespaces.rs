@@ -14,7 +14,7 @@ use dipole_testbed::{Builder, Testbed};
 
 use common::example;
 
-/// Two nodes with a card on each of two networks, and room for two ranks each.
+/// Two nodes with an interface on each of two networks, and room for two ranks each.
 fn two_networks() -> Builder {
     Testbed::builder().networks(2).slots(2)
 }
@@ -35,12 +35,12 @@ fn dipole(testbed: &Testbed, node: u32) -> Command {
     command
 }
 
-/// Plugs the card of both nodes on a network in or out.
+/// Plugs the interface of both nodes on a network in or out.
 fn set_network(testbed: &Testbed, network: u32, up: bool) {
     for node in 1..=2 {
         testbed
-            .set_card(node, network, up)
-            .expect("there is such a card");
+            .set_interface(node, network, up)
+            .expect("there is such an interface");
     }
 }
 
@@ -172,7 +172,7 @@ fn a_file_crosses_from_node_to_node_through_loss_unchanged() {
 }
 
 #[test]
-fn a_file_crosses_though_the_first_of_two_cards_is_out_from_the_start() {
+fn a_file_crosses_though_the_first_of_two_interfaces_is_out_from_the_start() {
     let Some(testbed) = make(two_networks()) else {
         return;
     };
@@ -190,7 +190,7 @@ fn a_file_crosses_though_the_first_of_two_cards_is_out_from_the_start() {
 }
 
 #[test]
-fn a_stream_goes_on_while_either_of_two_cards_is_out() {
+fn a_stream_goes_on_while_either_of_two_interfaces_is_out() {
     const BLOCK_BYTES: usize = 1 << 20;
     const BLOCKS_PER_PHASE: usize = 24;
     let Some(testbed) = make(two_networks()) else {
@@ -209,9 +209,9 @@ fn a_stream_goes_on_while_either_of_two_cards_is_out() {
     let mut original = File::create(path(&testbed, "original")).expect("our own directory");
     let mut block = vec![0_u8; BLOCK_BYTES];
     let mut blocks = 0_usize;
-    // Bytes that each card has sent of a phase.
+    // Bytes that each interface has sent of a phase.
     let mut phase = || {
-        let before = [0, 1].map(|card| sent_by(&testbed, &format!("net{card}")));
+        let before = [0, 1].map(|interface| sent_by(&testbed, &format!("net{interface}")));
         for _ in 0..BLOCKS_PER_PHASE {
             blocks += 1;
             for (at, byte) in block.iter_mut().enumerate() {
@@ -220,25 +220,30 @@ fn a_stream_goes_on_while_either_of_two_cards_is_out() {
             original.write_all(&block).expect("there is room");
             input.write_all(&block).expect("the sender goes on");
         }
-        let sent =
-            [0, 1].map(|card: usize| sent_by(&testbed, &format!("net{card}")) - before[card]);
-        println!("{} and {} KiB by the cards", sent[0] >> 10, sent[1] >> 10);
-        // A quarter of a phase: a card did its share, or next to nothing.
+        let sent = [0, 1].map(|interface: usize| {
+            sent_by(&testbed, &format!("net{interface}")) - before[interface]
+        });
+        println!(
+            "{} and {} KiB by the interfaces",
+            sent[0] >> 10,
+            sent[1] >> 10
+        );
+        // A quarter of a phase: an interface did its share, or next to nothing.
         sent.map(|bytes| bytes > (BLOCK_BYTES * BLOCKS_PER_PHASE / 4) as u64)
     };
-    assert_eq!(phase(), [true, true], "bulk uses both cards");
+    assert_eq!(phase(), [true, true], "bulk uses both interfaces");
     set_network(&testbed, 1, false);
     assert_eq!(phase(), [true, false]);
     set_network(&testbed, 1, true);
     set_network(&testbed, 0, false);
     assert_eq!(phase(), [false, true]);
     set_network(&testbed, 0, true);
-    // A card that was given up rests for a while.
+    // An interface that was given up rests for a while.
     let plugged_in = std::time::Instant::now();
     while phase() != [true, true] {
         assert!(
             plugged_in.elapsed().as_secs() < 60,
-            "a card is not used again"
+            "an interface is not used again"
         );
     }
     drop(input);
@@ -255,30 +260,30 @@ fn bridges_and_overlays_that_lead_nowhere_carry_nothing_and_are_named() {
         return;
     };
     add_nowhere(&testbed);
-    // The second node names its cards in another order.
+    // The second node names its interfaces in another order.
     write(
         &testbed,
-        "cards",
-        "1 10.0.0.1 cards=172.17.0.1,10.9.0.1,10.1.0.1\n\
-         2 10.0.0.2 cards=10.1.0.2,10.9.0.2,172.17.0.1\n",
+        "interfaces",
+        "1 10.0.0.1 interfaces=172.17.0.1,10.9.0.1,10.1.0.1\n\
+         2 10.0.0.2 interfaces=10.1.0.2,10.9.0.2,172.17.0.1\n",
     );
     write(
         &testbed,
         "original",
         &"sixteen bytes.\n\n".repeat(BYTES / 16),
     );
-    let cards = path(&testbed, "cards");
+    let interfaces = path(&testbed, "interfaces");
     let mut receiver = dipole(&testbed, 2);
     receiver
         .args(RECEIVE)
         .arg("--hosts")
-        .arg(&cards)
+        .arg(&interfaces)
         .arg("--out");
     let receiver = spawn(receiver.arg(path(&testbed, "copy")));
     let before = sent_by(&testbed, "overlay0");
     let sent = dipole(&testbed, 1)
         .args(["send", "2:7", "--hosts"])
-        .arg(&cards)
+        .arg(&interfaces)
         .arg(path(&testbed, "original"))
         .env("DIPOLE_LOG", "info")
         .output()
@@ -304,21 +309,25 @@ fn bridges_and_overlays_that_lead_nowhere_carry_nothing_and_are_named() {
 }
 
 #[test]
-fn a_node_with_one_card_and_one_with_two_use_what_both_have() {
+fn a_node_with_one_interface_and_one_with_two_use_what_both_have() {
     let Some(testbed) = make(two_networks()) else {
         return;
     };
-    write(&testbed, "cards", "1 10.0.0.1 cards=10.1.0.1\n2 10.1.0.2\n");
+    write(
+        &testbed,
+        "interfaces",
+        "1 10.0.0.1 interfaces=10.1.0.1\n2 10.1.0.2\n",
+    );
     write(&testbed, "original", &"sixteen bytes.\n\n".repeat(1 << 18));
-    let cards = path(&testbed, "cards");
+    let interfaces = path(&testbed, "interfaces");
     for (from, to) in [(1, 2), (2, 1)] {
         let target = format!("{to}:7");
         let mut receiver = dipole(&testbed, to);
-        receiver.args(["recv", &target, "--hosts"]).arg(&cards);
+        receiver.args(["recv", &target, "--hosts"]).arg(&interfaces);
         let receiver = spawn(receiver.arg("--out").arg(path(&testbed, "copy")));
         let sent = dipole(&testbed, from)
             .args(["send", &target, "--hosts"])
-            .arg(&cards)
+            .arg(&interfaces)
             .arg(path(&testbed, "original"))
             .output()
             .expect("it starts");
@@ -329,24 +338,29 @@ fn a_node_with_one_card_and_one_with_two_use_what_both_have() {
 }
 
 #[test]
-fn doctor_names_every_pair_of_addresses_and_every_card() {
+fn doctor_names_every_pair_of_addresses_and_every_interface() {
     let Some(testbed) = make(two_networks()) else {
         return;
     };
     add_nowhere(&testbed);
     write(
         &testbed,
-        "cards",
-        "1 10.0.0.1 cards=172.17.0.1,10.9.0.1,10.1.0.1\n\
-         2 10.0.0.2 cards=172.17.0.1,10.9.0.2,10.1.0.2\n",
+        "interfaces",
+        "1 10.0.0.1 interfaces=172.17.0.1,10.9.0.1,10.1.0.1\n\
+         2 10.0.0.2 interfaces=172.17.0.1,10.9.0.2,10.1.0.2\n",
     );
-    let cards = path(&testbed, "cards");
-    let mut receiver = spawn(dipole(&testbed, 2).args(RECEIVE).arg("--hosts").arg(&cards));
+    let interfaces = path(&testbed, "interfaces");
+    let mut receiver = spawn(
+        dipole(&testbed, 2)
+            .args(RECEIVE)
+            .arg("--hosts")
+            .arg(&interfaces),
+    );
     let begun = std::time::Instant::now();
     let report = loop {
         let mut doctor = dipole(&testbed, 1);
         doctor.args(["doctor", "--timeout", "0.3", "--hosts"]);
-        let output = doctor.arg(&cards).output().expect("it starts");
+        let output = doctor.arg(&interfaces).output().expect("it starts");
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         if text.contains("10.0.0.1 <-> 10.0.0.2: answers") {
             break text;

@@ -8,7 +8,7 @@ use dipole_bpf::InterfaceId;
 use nix::ifaddrs::getifaddrs;
 use nix::net::if_::if_nametoindex;
 
-/// An address of a interface.
+/// An address of an interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Address {
     pub(super) ip: IpAddr,
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_loopback_address_is_on_the_first_card() {
+    fn the_loopback_address_is_on_the_first_interface() {
         let all = addresses().unwrap();
         let wanted: IpAddr = [127, 0, 0, 1].into();
         let found = all.iter().find(|one| one.ip == wanted).unwrap();

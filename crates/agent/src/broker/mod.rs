@@ -14,7 +14,6 @@ mod quota;
 mod server;
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::fs::Permissions;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
@@ -36,51 +35,29 @@ use server::Server;
 const VARIABLE: &str = "DIPOLE_BROKER";
 
 /// Why nothing can be granted.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub(super) enum BrokerError {
-    Policy(PolicyError),
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
     /// The agent was told to grant rings and cannot.
-    Unable {
-        missing: Vec<&'static str>,
-    },
+    #[error(
+        "an agent needs {} to grant rings: run it as root or as a service with \
+         AmbientCapabilities, or without --interfaces",
+        .missing.join(", ")
+    )]
+    Unable { missing: Vec<&'static str> },
     /// Another agent serves at this path.
-    Taken {
-        path: PathBuf,
-    },
+    #[error(
+        "another agent grants rings at {path}: stop it, or set {VARIABLE} to another path for \
+         this agent and its clients"
+    )]
+    Taken { path: PathBuf },
+    #[error("{doing} {path}: {cause}")]
     System {
         doing: &'static str,
         path: PathBuf,
         cause: io::Error,
     },
-}
-
-impl fmt::Display for BrokerError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            BrokerError::Policy(error) => error.fmt(f),
-            BrokerError::Unable { missing } => write!(
-                f,
-                "an agent needs {} to grant rings: run it as root or as a service with \
-                 AmbientCapabilities, or without --interfaces",
-                missing.join(", ")
-            ),
-            BrokerError::Taken { path } => write!(
-                f,
-                "another agent grants rings at {}: stop it, or set {VARIABLE} to another path for \
-                 this agent and its clients",
-                path.display()
-            ),
-            BrokerError::System { doing, path, cause } => {
-                write!(f, "{doing} {}: {cause}", path.display())
-            }
-        }
-    }
-}
-
-impl From<PolicyError> for BrokerError {
-    fn from(error: PolicyError) -> BrokerError {
-        BrokerError::Policy(error)
-    }
 }
 
 /// What is granted now, for `dipole agent status`.

@@ -1,6 +1,5 @@
 //! Which users may have rings on which interfaces: the administrator's TOML file.
 
-use std::fmt;
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -39,9 +38,9 @@ pub(crate) struct Policy {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct InterfacePolicy {
     pub(crate) name: String,
-    /// Principals gets a ring.
+    /// Who gets a ring.
     users: Principals,
-    /// Principals gets a socket for raw frames, too.
+    /// Who gets a socket for raw frames, too.
     raw_users: Principals,
     /// The longest ring.
     pub(crate) ring_bytes: u32,
@@ -54,7 +53,7 @@ struct Principals {
     groups: Vec<u32>,
 }
 
-/// What a user may have on a interface.
+/// What a user may have on an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Permission {
     Nothing,
@@ -95,48 +94,26 @@ enum Named {
 }
 
 /// Why the file cannot be used.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub(crate) enum PolicyError {
-    Unreadable {
-        file: PathBuf,
-        cause: io::Error,
-    },
+    #[error("cannot read the policy for interfaces, {file}: {cause}")]
+    Unreadable { file: PathBuf, cause: io::Error },
     /// Others than the agent's user could have written it.
+    #[error(
+        "{file} belongs to user {owner} with mode {mode:04o}: it must belong to root or the \
+         agent's user, and nobody else may write to it (`chown root`, `chmod go-w`)"
+    )]
     NotOurs {
         file: PathBuf,
         owner: u32,
         mode: u32,
     },
+    #[error("{file}, line {line}: {what}; there may be {EXPECTED}")]
     Wrong {
         file: PathBuf,
         line: usize,
         what: String,
     },
-}
-
-impl fmt::Display for PolicyError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            PolicyError::Unreadable { file, cause } => {
-                write!(
-                    f,
-                    "cannot read the policy for interfaces, {}: {cause}",
-                    file.display()
-                )
-            }
-            PolicyError::NotOurs { file, owner, mode } => write!(
-                f,
-                "{} belongs to user {owner} with mode {mode:04o}: it must belong to root or the \
-                 agent's user, and nobody else may write to it (`chown root`, `chmod go-w`)",
-                file.display()
-            ),
-            PolicyError::Wrong { file, line, what } => write!(
-                f,
-                "{}, line {line}: {what}; there may be {EXPECTED}",
-                file.display()
-            ),
-        }
-    }
 }
 
 /// The policy file, if there is one, and whether it was named.

@@ -115,12 +115,9 @@ impl Server {
         let mut ready = Vec::with_capacity(MAX_EVENTS);
         // At least a millisecond, so that a deadline that is nearly due is not spun for.
         let timeout = timeout.max(Duration::from_millis(1));
-        let timeout = Timespec {
-            tv_sec: timeout.as_secs().cast_signed(),
-            tv_nsec: timeout.subsec_nanos().into(),
-        };
+        let timeout = Timespec::try_from(timeout).ok();
         let into = rustix::buffer::spare_capacity(&mut ready);
-        match epoll::wait(&self.epoll, into, Some(&timeout)) {
+        match epoll::wait(&self.epoll, into, timeout.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }

@@ -56,36 +56,16 @@ struct Written {
 }
 
 /// Why the rules cannot be used.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub(crate) enum RulesError {
-    Unreadable {
-        file: PathBuf,
-        cause: io::Error,
-    },
+    #[error("cannot read the owner's rules {file}: {cause}")]
+    Unreadable { file: PathBuf, cause: io::Error },
+    #[error("the owner's rules {file}, line {line}: {what}; there may be {EXPECTED}")]
     Wrong {
         file: PathBuf,
         line: usize,
         what: String,
     },
-}
-
-impl fmt::Display for RulesError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            RulesError::Unreadable { file, cause } => {
-                write!(
-                    f,
-                    "cannot read the owner's rules {}: {cause}",
-                    file.display()
-                )
-            }
-            RulesError::Wrong { file, line, what } => write!(
-                f,
-                "the owner's rules {}, line {line}: {what}; there may be {EXPECTED}",
-                file.display()
-            ),
-        }
-    }
 }
 
 /// The state of the node that the rules refer to.

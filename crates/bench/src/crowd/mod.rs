@@ -88,7 +88,7 @@ pub(super) fn measure(
         pair.push(crowd.flow(2)?);
         many.push(crowd.flow(all)?);
         idle.push(crowd.pingpong(CrowdPart::Wait)?);
-        // Who flows needs somebody to flow to.
+        // With fewer there is no pair left to send to each other.
         if all >= 4 {
             busy.push(crowd.pingpong(CrowdPart::Flow { first: 2 })?);
         }

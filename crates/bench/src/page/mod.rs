@@ -11,8 +11,6 @@ mod chart;
 mod scale;
 mod table;
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
 use serde::Serialize;
 
 use super::control::{Kind, Placement};
@@ -50,7 +48,10 @@ pub(super) fn facts(
     failures: usize,
 ) -> RunInfo {
     let mut facts = vec![
-        ("Measured", now()),
+        (
+            "Measured",
+            jiff::Timestamp::now().strftime("%F %R UTC").to_string(),
+        ),
         ("Program", format!("dipole {}", env!("CARGO_PKG_VERSION"))),
         ("Command", std::env::args().collect::<Vec<_>>().join(" ")),
         ("System", machine::description()),
@@ -316,43 +317,11 @@ fn escape(text: &str) -> String {
         .replace('"', "&quot;")
 }
 
-/// "2026-11-21 07:30 UTC".
-fn now() -> String {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    let seconds = since.map_or(0, |since| since.as_secs());
-    let (year, month, day) = date(seconds / 86_400);
-    let (hour, minute) = (seconds / 3600 % 24, seconds / 60 % 60);
-    format!("{year}-{month:02}-{day:02} {hour:02}:{minute:02} UTC")
-}
-
-/// Year, month and day of a day counted from 1970-01-01, by eras of 400 years that begin in March.
-fn date(days: u64) -> (u64, u64, u64) {
-    let days = days + 719_468;
-    let (era, day_of_era) = (days / 146_097, days % 146_097);
-    let year_of_era =
-        (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month_from_march = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
-    let month = (month_from_march + 2) % 12 + 1;
-    let year = era * 400 + year_of_era + u64::from(month <= 2);
-    (year, month, day)
-}
-
 #[cfg(test)]
 mod tests {
     use clap::ValueEnum;
 
     use super::*;
-
-    #[test]
-    fn days_become_dates() {
-        assert_eq!(date(0), (1970, 1, 1));
-        assert_eq!(date(11_016), (2000, 2, 29));
-        assert_eq!(date(20_778), (2026, 11, 21));
-        assert_eq!(date(47_540), (2100, 2, 28));
-        assert_eq!(date(47_541), (2100, 3, 1));
-    }
 
     #[test]
     fn who_stands_in_one_figure_differs_in_colour() {

@@ -61,10 +61,10 @@ impl Frames {
     pub(crate) fn by_xdp(ip: IpAddr) -> io::Result<Self> {
         let udp = Udp::bind(ip, &UdpOptions::default()).map_err(io::Error::other)?;
         let own = udp.local(Class::Small);
-        let (card, _) = interface_of(ip)?;
-        let xsk = Xsk::open(&card, &XskOptions::default())?;
-        let hook = XskHook::attach(&card, &xsk, own)?;
-        let neighbours = Neighbours::open(&card, ip)?;
+        let (interface, _) = interface_of(ip)?;
+        let xsk = Xsk::open(&interface, &XskOptions::default())?;
+        let hook = XskHook::attach(&interface, &xsk, own)?;
+        let neighbours = Neighbours::open(&interface, ip)?;
         let xdp = Xdp {
             xsk,
             neighbours,

@@ -1,7 +1,7 @@
 //! `bare-udp-gso`: UDP sockets with `UDP_SEGMENT` and `UDP_GRO`, spinning.
 //!
 //! Work: a long message goes out in super-packets of up to 64 KiB that the
-//! kernel (or the card) cuts into packets of an Ethernet's size, and comes in
+//! kernel (or the interface) cuts into packets of an Ethernet's size, and comes in
 //! by as few calls; short messages go 40 to a call. The kernel copies each
 //! byte in and out once; short messages are gathered in a buffer first, as
 //! anything that packs them must. Fair: it is the fastest that UDP sockets

@@ -1,7 +1,6 @@
 //! What a broker checks of a client: its user, and that the passed socket proves ownership of an
 //! address and a port for as long as it is open.
 
-use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -40,49 +39,35 @@ impl Caller {
 }
 
 /// Why a socket proves no ownership.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum NotOwned {
     /// It is no UDP socket.
+    #[error("it is no UDP socket")]
     NotUdp,
     /// It belongs to another network namespace, whose addresses are unrelated.
+    #[error("it belongs to another network namespace than the broker")]
     Elsewhere,
     /// It is bound to no port, or to all addresses.
+    #[error("it is not bound to one address and a port")]
     Unbound,
     /// Its address belongs to one link only (fe80::).
+    #[error("its address is link-local; bind another address of the interface")]
     LinkLocal,
     /// It is connected to one peer.
+    #[error("it is connected")]
     Connected,
     /// Others may have the same port: by SO_REUSEADDR, SO_REUSEPORT, or because it is bound to a device.
+    #[error(
+        "others may have its port too: it has SO_REUSEADDR or SO_REUSEPORT, or is bound to a device"
+    )]
     Shared,
     /// The kernel chose its port, and it can be given up while the socket is open.
+    #[error("its port can be given up while it is open; bind it by its number, not as port 0")]
     Loose,
     /// A socket option cannot be read.
+    #[error("its options cannot be read: {0}")]
     System(io::Error),
 }
-
-impl fmt::Display for NotOwned {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let text = match self {
-            NotOwned::NotUdp => "it is no UDP socket",
-            NotOwned::Elsewhere => "it belongs to another network namespace than the broker",
-            NotOwned::Unbound => "it is not bound to one address and a port",
-            NotOwned::LinkLocal => {
-                "its address is link-local; bind another address of the interface"
-            }
-            NotOwned::Connected => "it is connected",
-            NotOwned::Shared => {
-                "others may have its port too: it has SO_REUSEADDR or SO_REUSEPORT, or is bound to a device"
-            }
-            NotOwned::Loose => {
-                "its port can be given up while it is open; bind it by its number, not as port 0"
-            }
-            NotOwned::System(cause) => return write!(f, "its options cannot be read: {cause}"),
-        };
-        f.write_str(text)
-    }
-}
-
-impl std::error::Error for NotOwned {}
 
 impl From<Errno> for NotOwned {
     fn from(error: Errno) -> NotOwned {

@@ -27,7 +27,7 @@ fn benches() -> Option<[Bench; 2]> {
         (Place::XdpGeneric, Hooked::Xdp { mac: MAC }),
     ];
     let interface = InterfaceId {
-        index: model::CARD,
+        index: model::INTERFACE,
         name: "lo".to_owned(),
     };
     if !rustix::process::geteuid().is_root() {
@@ -38,7 +38,7 @@ fn benches() -> Option<[Bench; 2]> {
         let parts = prepare(&interface, place, MAC).unwrap_or_else(|error| panic!("{error}"));
         let ring = create_ring(RING_BYTES).unwrap();
         for version in [4, 6] {
-            let key = maps::key(our_address(version), model::CARD, PORT);
+            let key = maps::key(our_address(version), model::INTERFACE, PORT);
             parts.full.set(&key, &[0; 8]).unwrap();
             parts.rings.set_map(&key, ring.as_fd()).unwrap();
         }
@@ -64,7 +64,7 @@ impl Bench {
 
     fn is_ours(key: &[u8; maps::KEY_BYTES]) -> bool {
         [4, 6]
-            .map(|version| maps::key(our_address(version), model::CARD, PORT))
+            .map(|version| maps::key(our_address(version), model::INTERFACE, PORT))
             .contains(key)
     }
 
@@ -181,7 +181,7 @@ fn a_full_ring_lets_packets_pass_and_counts_them() {
         let count = |reason: Reason| bench.parts.counters.sum(reason as u32).unwrap();
         assert_eq!(count(Reason::Full), 2);
         assert_eq!(count(Reason::Deposited), taken as u64 + 1);
-        let key = maps::key(our_address(4), model::CARD, PORT);
+        let key = maps::key(our_address(4), model::INTERFACE, PORT);
         let full = bench.parts.full.look_up(&key).unwrap();
         assert_eq!(full, Some(2_u64.to_ne_bytes().to_vec()));
     }

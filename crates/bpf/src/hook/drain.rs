@@ -1,7 +1,9 @@
 //! What lies in a ring, for tests: read without care for speed or hostile content.
 
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use dipole_link::segment::{MapFlags, ProtFlags, Segment};
 
 use crate::layout::RECORD_HEADER_BYTES;
 
@@ -18,8 +20,8 @@ pub(crate) struct Deposit {
 
 /// Both positions and the bytes of a ring, mapped.
 pub(crate) struct Drain {
-    consumer: *mut u8,
-    producer: *mut u8,
+    consumer: Segment,
+    producer: Segment,
     bytes: usize,
 }
 
@@ -30,54 +32,43 @@ const DISCARDED: u32 = 1 << 30;
 impl Drain {
     pub(crate) fn open(ring: BorrowedFd<'_>) -> Self {
         let bytes = usize::try_from(super::ring_bytes(ring).unwrap()).unwrap();
-        let map = |length, access, offset| {
-            // SAFETY: a fresh mapping, placed where nothing else is.
-            let place = unsafe {
-                libc::mmap(
-                    std::ptr::null_mut(),
-                    length,
-                    access,
-                    libc::MAP_SHARED,
-                    ring.as_raw_fd(),
-                    offset,
-                )
-            };
-            assert_ne!(place, libc::MAP_FAILED, "a ring can be mapped");
-            place.cast::<u8>()
+        let map = |offset, length, access| {
+            let made = Segment::of_file(ring, offset, length, access, MapFlags::empty());
+            made.expect("a ring can be mapped")
         };
-        let page = libc::off_t::try_from(PAGE).unwrap();
         Self {
-            consumer: map(PAGE, libc::PROT_READ | libc::PROT_WRITE, 0),
+            consumer: map(0, PAGE, ProtFlags::READ | ProtFlags::WRITE),
             // The kernel maps the data twice in a row, so that no record is cut.
-            producer: map(PAGE + 2 * bytes, libc::PROT_READ, page),
+            producer: map(PAGE as u64, PAGE + 2 * bytes, ProtFlags::READ),
             bytes,
         }
     }
 
     /// What has been deposited since the last call.
     pub(crate) fn take(&mut self) -> Vec<Deposit> {
-        // SAFETY: both pages are mapped as long as the process lives, and positions
+        // SAFETY: both pages are mapped as long as this value lives, and positions
         // stand at their begin, aligned.
         let (consumer, producer) = unsafe {
-            let consumer = &*self.consumer.cast::<AtomicU64>();
-            (consumer, &*self.producer.cast::<AtomicU64>())
+            let consumer = self.consumer.at(0, 8).cast::<AtomicU64>();
+            let producer = self.producer.at(0, 8).cast::<AtomicU64>();
+            (consumer.as_ref(), producer.as_ref())
         };
         let mut found = Vec::new();
         let mut at = consumer.load(Ordering::Relaxed);
         while at < producer.load(Ordering::Acquire) {
             let place = PAGE + usize::try_from(at).unwrap() % self.bytes;
+            let head = self.producer.at(place, 4).cast::<AtomicU32>();
             // SAFETY: below the producer's position lies a record's header, inside the mapping.
-            let head = unsafe { &*self.producer.add(place).cast::<AtomicU32>() };
+            let head = unsafe { head.as_ref() };
             let head = head.load(Ordering::Acquire);
             if head & BUSY != 0 {
                 break;
             }
             let reserved = usize::try_from(head & !DISCARDED).unwrap();
+            let start = self.producer.at(place + 8, reserved);
             // SAFETY: the record follows its header, whole because of the second mapping;
             // the kernel does not write it again before the consumer's position is past it.
-            let record = unsafe {
-                std::slice::from_raw_parts(self.producer.add(place + 8).cast_const(), reserved)
-            };
+            let record = unsafe { std::slice::from_raw_parts(start.as_ptr(), reserved) };
             if head & DISCARDED == 0 {
                 found.push(read(record));
             }

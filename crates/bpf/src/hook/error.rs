@@ -3,6 +3,8 @@
 use std::fmt;
 use std::io;
 
+use rustix::thread::CapabilitySet;
+
 /// What was tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
@@ -26,9 +28,9 @@ pub enum Step {
 
 impl Step {
     /// What the kernel asks for.
-    fn needs(self) -> &'static [(&'static str, u32)] {
-        const BPF: (&str, u32) = ("CAP_BPF", 39);
-        const NET_ADMIN: (&str, u32) = ("CAP_NET_ADMIN", 12);
+    fn needs(self) -> &'static [(&'static str, CapabilitySet)] {
+        const BPF: (&str, CapabilitySet) = ("CAP_BPF", CapabilitySet::BPF);
+        const NET_ADMIN: (&str, CapabilitySet) = ("CAP_NET_ADMIN", CapabilitySet::NET_ADMIN);
         match self {
             Self::Interface | Self::Kept => &[],
             Self::Map | Self::Entry => &[BPF],
@@ -62,15 +64,20 @@ impl fmt::Display for Step {
 }
 
 /// Why the kernel's part cannot be set up or changed on an interface.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum HookError {
     /// The kernel refused a step.
+    #[error(
+        "cannot open the bpf link on {interface}: {}",
+        explain(.interface, *.step, .cause, .log, .missing)
+    )]
     Refused {
         /// Which interface.
         interface: String,
         /// Which step.
         step: Step,
         /// The kernel's error.
+        #[source]
         cause: io::Error,
         /// The last lines of the verifier, if it was a program that it refused.
         log: String,
@@ -78,6 +85,10 @@ pub enum HookError {
         missing: Vec<&'static str>,
     },
     /// The interface's frames are not Ethernet.
+    #[error(
+        "cannot open the bpf link on {interface}: it is no Ethernet interface (kind {kind}); \
+         set DIPOLE_LINK=udp"
+    )]
     NotEthernet {
         /// Which interface.
         interface: String,
@@ -85,12 +96,48 @@ pub enum HookError {
         kind: u16,
     },
     /// Packets to this address are for several hosts or for none.
+    #[error(
+        "cannot deposit packets to {address} on {interface}: it is not the address of \
+         one host; name the interface's own address"
+    )]
     NotOneHost {
         /// Which interface.
         interface: String,
         /// The address.
         address: std::net::IpAddr,
     },
+}
+
+/// What happened in a step, and what to do.
+fn explain(
+    interface: &str,
+    step: Step,
+    cause: &io::Error,
+    log: &str,
+    missing: &[&'static str],
+) -> String {
+    let what = match missing {
+        [] => format!("{step} failed: {cause}"),
+        _ => format!("{step} needs {} ({cause})", missing.join(" and ")),
+    };
+    let log = match log {
+        "" => String::new(),
+        _ => format!("; the verifier says: {log}"),
+    };
+    let advice = match (missing.is_empty(), cause.raw_os_error()) {
+        (false, _) | (true, Some(libc::EPERM)) => format!(
+            "let the machine's agent grant rings on {interface} (/etc/dipole/interfaces.toml), \
+             or set DIPOLE_LINK=udp"
+        ),
+        (true, Some(libc::EBUSY)) if step == Step::Xdp => format!(
+            "another XDP program is there (ip link show {interface}): use TCX, or set DIPOLE_LINK=udp"
+        ),
+        (true, Some(libc::EINVAL)) if step.tells_age() => {
+            "TCX needs Linux 6.6, XDP needs 5.18: use DIPOLE_LINK=udp on older ones".to_owned()
+        }
+        _ => "set DIPOLE_LINK=udp".to_owned(),
+    };
+    format!("{what}{log}; {advice}")
 }
 
 impl HookError {
@@ -127,71 +174,10 @@ impl HookError {
 }
 
 /// Those that this thread does not have.
-fn missing(needed: &[(&'static str, u32)]) -> Vec<&'static str> {
-    let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    let held = line.and_then(|text| u64::from_str_radix(text.trim(), 16).ok());
+fn missing(needed: &[(&'static str, CapabilitySet)]) -> Vec<&'static str> {
     // CAP_SYS_ADMIN includes CAP_BPF, but should not be recommended.
-    let held = held.unwrap_or(0);
-    let has = |bit: u32| held >> bit & 1 == 1;
-    let lacking = needed.iter().filter(|(_, bit)| !has(*bit));
+    let held = rustix::thread::capabilities(None).map(|sets| sets.effective);
+    let held = held.unwrap_or(CapabilitySet::empty());
+    let lacking = needed.iter().filter(|(_, one)| !held.contains(*one));
     lacking.map(|(name, _)| *name).collect()
-}
-
-impl fmt::Display for HookError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Refused {
-                interface,
-                step,
-                cause,
-                log,
-                missing,
-            } => {
-                write!(f, "cannot open the bpf link on {interface}: {step}")?;
-                if missing.is_empty() {
-                    write!(f, " failed: {cause}")?;
-                } else {
-                    write!(f, " needs {} ({cause})", missing.join(" and "))?;
-                }
-                if !log.is_empty() {
-                    write!(f, "; the verifier says: {log}")?;
-                }
-                match (missing.is_empty(), cause.raw_os_error()) {
-                    (false, _) | (true, Some(libc::EPERM)) => write!(
-                        f,
-                        "; let the machine's agent grant rings on {interface} (/etc/dipole/interfaces.toml), or set DIPOLE_LINK=udp"
-                    ),
-                    (true, Some(libc::EBUSY)) if *step == Step::Xdp => write!(
-                        f,
-                        "; another XDP program is there (ip link show {interface}): use TCX, or set DIPOLE_LINK=udp"
-                    ),
-                    (true, Some(libc::EINVAL)) if step.tells_age() => write!(
-                        f,
-                        "; TCX needs Linux 6.6, XDP needs 5.18: use DIPOLE_LINK=udp on older ones"
-                    ),
-                    _ => write!(f, "; set DIPOLE_LINK=udp"),
-                }
-            }
-            Self::NotEthernet { interface, kind } => write!(
-                f,
-                "cannot open the bpf link on {interface}: it is no Ethernet interface (kind {kind}); \
-                 set DIPOLE_LINK=udp"
-            ),
-            Self::NotOneHost { interface, address } => write!(
-                f,
-                "cannot deposit packets to {address} on {interface}: it is not the address of \
-                 one host; name the interface's own address"
-            ),
-        }
-    }
-}
-
-impl std::error::Error for HookError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Refused { cause, .. } => Some(cause),
-            Self::NotEthernet { .. } | Self::NotOneHost { .. } => None,
-        }
-    }
 }

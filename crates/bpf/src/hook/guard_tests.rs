@@ -43,11 +43,11 @@ fn a_guarded_socket_sends_only_what_it_may() {
         unreachable!()
     };
     let (_, mac) = testbed
-        .inside(1, || sys::hardware("net0"))
+        .inside(1, || interface_hardware("net0"))
         .unwrap()
         .unwrap();
     let (_, to_mac) = testbed
-        .inside(2, || sys::hardware("net0"))
+        .inside(2, || interface_hardware("net0"))
         .unwrap()
         .unwrap();
     let frame = |marker: u8| {
@@ -66,7 +66,7 @@ fn a_guarded_socket_sends_only_what_it_may() {
         frame[at] ^= 1;
         frame
     };
-    let (mut lent, cookie) = frame_socket(&testbed, 1, &interface);
+    let (mut granted, cookie) = frame_socket(&testbed, 1, &interface);
     let allowed = Allowed {
         mac,
         address: own.into(),
@@ -81,18 +81,18 @@ fn a_guarded_socket_sends_only_what_it_may() {
     // Source MAC, version, fragment, protocol, source address, source port.
     for (count, at) in (1..).zip([6, 11, 12, 14, 20, 21, 23, 26, 29, 34, 35]) {
         // The kernel tells the sender, or not.
-        let _told = lent.write(&changed(at));
+        let _told = granted.write(&changed(at));
         assert_eq!(guard.refused().unwrap(), count, "byte {at}");
     }
-    lent.write_all(&frame(1)).unwrap();
+    granted.write_all(&frame(1)).unwrap();
     assert_eq!(received(), 1);
 
     let before = guard.refused().unwrap();
     guard.forbid(cookie).unwrap();
-    let _told = lent.write(&frame(2));
+    let _told = granted.write(&frame(2));
     assert_eq!(guard.refused().unwrap(), before + 1);
     // All zero is not allowed to one who may send nothing.
-    let _told = lent.write(&[0; 100]);
+    let _told = granted.write(&[0; 100]);
     assert_eq!(guard.refused().unwrap(), before + 2);
 
     // Others are not concerned.
@@ -100,7 +100,7 @@ fn a_guarded_socket_sends_only_what_it_may() {
     free.write_all(&frame(3)).unwrap();
     assert_eq!(received(), 3);
     guard.forget(cookie).unwrap();
-    lent.write_all(&frame(4)).unwrap();
+    granted.write_all(&frame(4)).unwrap();
     assert_eq!(received(), 4);
     assert_eq!(guard.refused().unwrap(), before + 2);
 
@@ -110,7 +110,7 @@ fn a_guarded_socket_sends_only_what_it_may() {
     // SAFETY: the pointer and the length describe `on`, which the kernel only reads.
     let result = unsafe {
         libc::setsockopt(
-            lent.as_raw_fd(),
+            granted.as_raw_fd(),
             libc::SOL_PACKET,
             libc::PACKET_QDISC_BYPASS,
             (&raw const on).cast(),
@@ -118,6 +118,6 @@ fn a_guarded_socket_sends_only_what_it_may() {
         )
     };
     assert_eq!(result, 0);
-    lent.write_all(&frame(5)).unwrap();
+    granted.write_all(&frame(5)).unwrap();
     assert_eq!(received(), 5);
 }

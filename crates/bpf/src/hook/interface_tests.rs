@@ -59,7 +59,7 @@ fn a_tagged_packet_is_somebody_elses() {
     frame[26..30].copy_from_slice(&testbed.node(1).addresses[0].octets());
     frame[30..34].copy_from_slice(&to.octets());
     let mac = testbed
-        .inside(2, || sys::hardware("net0"))
+        .inside(2, || interface_hardware("net0"))
         .unwrap()
         .unwrap()
         .1;
@@ -161,7 +161,7 @@ fn another_hosts_frames_are_not_taken() {
         ));
         socket(&testbed, 1).send_to(b"astray", to).unwrap();
         let own = testbed
-            .inside(2, || sys::hardware("net0"))
+            .inside(2, || interface_hardware("net0"))
             .unwrap()
             .unwrap()
             .1;

@@ -30,6 +30,8 @@ use super::InterfaceId;
 use super::program::assembler::AssemblyError;
 use super::program::dispatch::{self, Hooked};
 use super::program::maps::{self, Reason};
+use dipole_link::sys::interface_hardware;
+
 use super::sys::{self, AttachKind, Map, MapKind, MapShape, ProgramKind};
 
 /// Most rings on one interface.
@@ -334,7 +336,7 @@ fn prepare(interface: &InterfaceId, place: Place, mac: [u8; 6]) -> Result<Parts,
 
 /// The interface's own MAC address.
 fn check_ethernet(interface: &InterfaceId) -> Result<[u8; 6], HookError> {
-    let (kind, mac) = sys::hardware(&interface.name)
+    let (kind, mac) = interface_hardware(&interface.name)
         .map_err(|cause| HookError::refused(&interface.name, Step::Interface, cause))?;
     match kind {
         libc::ARPHRD_ETHER | libc::ARPHRD_LOOPBACK => Ok(mac),

@@ -5,8 +5,6 @@
 //! wants them, but for the maps' descriptors, which [`Program::linked`] fills in.
 //! Source: Documentation/bpf/standardization/instruction-set.rst of the kernel.
 
-use std::fmt;
-
 /// A register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reg {
@@ -129,28 +127,19 @@ impl Instruction {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Label(usize);
 
-/// Why a program cannot be put together: a mistake in the one who wrote it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Why a program cannot be put together: a mistake of its author.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum AssemblyError {
     /// A jump leads to a label that is nowhere.
+    #[error("label {label} is nowhere")]
     Nowhere { label: usize },
     /// A label is at two places.
+    #[error("label {label} is at two places")]
     Twice { label: usize },
     /// A jump is longer than 32767 instructions.
+    #[error("the jump to label {label} is too long")]
     TooFar { label: usize },
 }
-
-impl fmt::Display for AssemblyError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Nowhere { label } => write!(f, "label {label} is nowhere"),
-            Self::Twice { label } => write!(f, "label {label} is at two places"),
-            Self::TooFar { label } => write!(f, "the jump to label {label} is too long"),
-        }
-    }
-}
-
-impl std::error::Error for AssemblyError {}
 
 /// A program whose jumps are resolved; its maps have numbers yet, no descriptors.
 #[derive(Clone, Debug)]
@@ -257,7 +246,7 @@ impl Assembler {
         }
     }
 
-    /// `*(base + offset) += from`, 64 bits, whole whoever else does the same.
+    /// `*(base + offset) += from`, 64 bits, atomically.
     pub(crate) fn add_to_memory(&mut self, base: Reg, offset: i16, from: Reg) {
         self.push(ADD_TO_MEMORY_64, base, from, offset, 0);
     }

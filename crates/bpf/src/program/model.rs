@@ -9,7 +9,7 @@ use super::maps::{KEY_BYTES, Reason, key};
 use crate::layout::{CLASSES, MAX_PAYLOAD_BYTES};
 
 /// The interface whose packets they are: the loopback's number, where the kernel's test runs are.
-pub(crate) const CARD: u32 = 1;
+pub(crate) const INTERFACE: u32 = 1;
 pub(crate) const PORT: u16 = 4711;
 pub(crate) const FROM_PORT: u16 = 815;
 /// The loopback's.
@@ -155,7 +155,7 @@ fn seen(
         (source, destination) = (IpAddr::from(sixteen(22)), IpAddr::from(sixteen(38)));
         total = usize::from(word(frame, 18)?);
     }
-    let key = key(destination, CARD, word(frame, port_at)?);
+    let key = key(destination, INTERFACE, word(frame, port_at)?);
     if !ours(&key) {
         return None;
     }

@@ -25,11 +25,11 @@ fn input<'a>(hooked: Hooked, frame: &'a [u8], around: Around, linear: usize) -> 
                 (skb::LEN, u32::try_from(frame.len()).unwrap()),
                 (skb::PKT_TYPE, if around.other_host { 3 } else { 0 }),
                 (skb::VLAN_PRESENT, around.tagged.into()),
-                (skb::IFINDEX, model::CARD),
+                (skb::IFINDEX, model::INTERFACE),
                 (skb::GSO_SIZE, if around.merged { 100 } else { 0 }),
             ]),
         ),
-        Hooked::Xdp { .. } => ([0, 4], HashMap::from([(12, model::CARD)])),
+        Hooked::Xdp { .. } => ([0, 4], HashMap::from([(12, model::INTERFACE)])),
     };
     Input {
         frame,
@@ -41,7 +41,7 @@ fn input<'a>(hooked: Hooked, frame: &'a [u8], around: Around, linear: usize) -> 
 }
 
 fn ours(version: u8) -> [u8; maps::KEY_BYTES] {
-    key(our_address(version), model::CARD, PORT)
+    key(our_address(version), model::INTERFACE, PORT)
 }
 
 fn maps_with_room(room: usize) -> Maps {

@@ -3,14 +3,12 @@
 //! Structures are those of `linux/bpf.h`, as far as they are used here. The kernel takes
 //! a shorter one than its own as if the rest were zero.
 
-mod interface;
 mod map;
 mod program;
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-pub(crate) use interface::hardware;
 pub(crate) use map::{Map, MapKind, MapShape, create_map, map_facts};
 pub(crate) use program::{
     AttachKind, ProgramKind, XDP_GENERIC, XDP_NATIVE, attach, attached, detach, load, program_name,

@@ -7,6 +7,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use super::{Xsk, longest_received_frame};
 use crate::InterfaceId;
 use crate::program::queue::{self, Wanted};
+use dipole_link::sys::interface_hardware;
+
 use crate::sys::{self, AttachKind, Map, MapKind, MapShape, ProgramKind};
 
 const SOCKETS: MapShape<'static> = MapShape {
@@ -47,7 +49,7 @@ impl XskHook {
             io::Error::new(error.kind(), text)
         };
         let make = || -> io::Result<(OwnedFd, Map, Map)> {
-            let (_, mac) = sys::hardware(&interface.name)?;
+            let (_, mac) = interface_hardware(&interface.name)?;
             let sockets = Map::create(SOCKETS, None)?;
             let counter = Map::create(COUNTER, None)?;
             sockets.set_map(&[0; 4], xsk.as_fd())?;

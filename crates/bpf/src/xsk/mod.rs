@@ -24,7 +24,7 @@ use rustix::net::{
 
 pub use hook::XskHook;
 
-use self::ring::{Mapping, Piece, Ring, Which};
+use self::ring::{Memory, Piece, Ring, Which};
 use super::InterfaceId;
 use super::headers::read_udp;
 use super::raw::{RawFrame, Sent, Templates, write_frame};
@@ -89,7 +89,7 @@ pub struct Xsk {
     transmit: Ring<Piece>,
     receive: Option<Ring<Piece>>,
     /// First the pieces to send from, then those to receive into. Unmapped after the rings.
-    memory: Mapping,
+    memory: Memory,
     pieces: u32,
     /// Which of the pieces to send from are ours, and the same as a list.
     sending: Vec<bool>,
@@ -140,7 +140,7 @@ impl Xsk {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::XDP, SocketType::RAW, flags, None)?;
         let bytes = 2 * pieces as usize * PIECE_BYTES;
-        let memory = Mapping::memory(bytes)?;
+        let memory = Memory::new(bytes)?;
         let shared = XdpUmemReg {
             addr: memory.address(),
             len: bytes as u64,

@@ -4,66 +4,25 @@
 //! position makes us read outside a ring, no entry is believed to lie in the memory.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
-use std::ptr::{self, NonNull};
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use dipole_link::segment::{MapFlags, ProtFlags, Segment};
 use rustix::net::xdp::{XdpMmapOffsets, XdpRingOffset};
 
-/// A mapping of a file or of memory of our own; a child does not inherit it.
+/// Memory shared with the kernel alone.
 #[derive(Debug)]
-pub(super) struct Mapping {
-    start: NonNull<u8>,
-    length: usize,
-    pid: u32,
-}
+pub(super) struct Memory(Segment);
 
-// SAFETY: a mapping belongs to the process, not to a thread; who reaches into it does so by
-// atomics, or by exclusive borrows of the owner.
-unsafe impl Send for Mapping {}
-// SAFETY: by a shared borrow one can only read, or reach atomics; writing takes an
-// exclusive one.
-unsafe impl Sync for Mapping {}
-
-impl Mapping {
-    /// Memory shared with the kernel alone.
-    pub(super) fn memory(length: usize) -> io::Result<Mapping> {
-        let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_POPULATE;
-        Mapping::make(length, flags, -1, 0)
-    }
-
-    fn file(socket: BorrowedFd<'_>, length: usize, offset: i64) -> io::Result<Mapping> {
-        let flags = libc::MAP_SHARED | libc::MAP_POPULATE;
-        Mapping::make(length, flags, socket.as_raw_fd(), offset)
-    }
-
-    fn make(
-        length: usize,
-        flags: libc::c_int,
-        file: libc::c_int,
-        offset: i64,
-    ) -> io::Result<Mapping> {
-        let access = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a new mapping at an address that the kernel chooses touches nothing else.
-        let start = unsafe { libc::mmap(ptr::null_mut(), length, access, flags, file, offset) };
-        let start = match NonNull::new(start) {
-            Some(start) if start.as_ptr() != libc::MAP_FAILED => start,
-            _ => return Err(io::Error::last_os_error()),
-        };
-        let mapping = Mapping {
-            start: start.cast(),
-            length,
-            pid: std::process::id(),
-        };
-        // SAFETY: exactly the mapping made above.
-        if unsafe { libc::madvise(start.as_ptr(), length, libc::MADV_DONTFORK) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(mapping)
+impl Memory {
+    pub(super) fn new(length: usize) -> io::Result<Memory> {
+        let flags = MapFlags::SHARED | MapFlags::POPULATE;
+        Segment::anonymous(length, flags).map(Memory)
     }
 
     pub(super) fn address(&self) -> u64 {
-        self.start.as_ptr().addr() as u64
+        self.0.at(0, 0).as_ptr().addr() as u64
     }
 
     /// Bytes of it; the caller says by its borrow that nobody writes them.
@@ -72,7 +31,7 @@ impl Mapping {
     /// When they are not inside.
     #[inline]
     pub(super) fn bytes(&self, at: usize, length: usize) -> &[u8] {
-        let start = self.at(at, length);
+        let start = self.0.at(at, length);
         // SAFETY: inside the mapping (checked by `at`), initialised by the kernel (zeros).
         // The kernel writes to a piece only while it has been given away, and whoever gave
         // it away held the owner by an exclusive borrow that ended before it came back.
@@ -85,29 +44,9 @@ impl Mapping {
     /// When they are not inside.
     #[inline]
     pub(super) fn bytes_mut(&mut self, at: usize, length: usize) -> &mut [u8] {
-        let start = self.at(at, length);
+        let start = self.0.at(at, length);
         // SAFETY: as in `bytes`, and the exclusive borrow keeps other users away.
         unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), length) }
-    }
-
-    #[inline]
-    fn at(&self, at: usize, length: usize) -> NonNull<u8> {
-        assert!(
-            at <= self.length && length <= self.length - at,
-            "inside the mapping"
-        );
-        // SAFETY: inside the mapping, as just checked.
-        unsafe { self.start.add(at) }
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // In a forked child there is nothing, or something else by now.
-        if self.pid == std::process::id() {
-            // SAFETY: made with this length, unmapped once; borrows of it have ended.
-            unsafe { libc::munmap(self.start.as_ptr().cast(), self.length) };
-        }
     }
 }
 
@@ -137,7 +76,7 @@ pub(super) struct Piece {
 /// `u64` (where the piece lies) for the other two.
 #[derive(Debug)]
 pub(super) struct Ring<T> {
-    mapping: Mapping,
+    mapping: Segment,
     producer: usize,
     consumer: usize,
     flags: usize,
@@ -175,9 +114,9 @@ impl<T: Copy> Ring<T> {
         if !aligned {
             return Err(io::ErrorKind::InvalidData.into());
         }
-        let offset = i64::try_from(offset).map_err(|_| io::ErrorKind::InvalidData)?;
+        let access = ProtFlags::READ | ProtFlags::WRITE;
         Ok(Ring {
-            mapping: Mapping::file(socket, length, offset)?,
+            mapping: Segment::of_file(socket, offset, length, access, MapFlags::POPULATE)?,
             producer,
             consumer,
             flags,

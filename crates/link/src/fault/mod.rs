@@ -19,6 +19,7 @@ pub use plan::{Plan, PlanError};
 
 use crate::chance::{corrupt, happens};
 use crate::{Caps, Class, Incoming, Link, Outgoing};
+use delegate::delegate;
 
 /// Frames held back at most.
 pub const MAX_HELD_FRAMES: usize = 4096;
@@ -328,22 +329,6 @@ fn whole(frame: &Outgoing<'_>) -> Vec<u8> {
 }
 
 impl<L: Link> Link for Fault<L> {
-    fn caps(&self) -> Caps {
-        self.inner.caps()
-    }
-
-    fn local(&self, class: Class) -> SocketAddr {
-        self.inner.local(class)
-    }
-
-    fn locals(&self, class: Class) -> Vec<SocketAddr> {
-        self.inner.locals(class)
-    }
-
-    fn source(&self, class: Class, to: SocketAddr) -> SocketAddr {
-        self.inner.source(class, to)
-    }
-
     #[inline]
     fn send(&mut self, now_ns: u64, batch: &[Outgoing<'_>]) -> io::Result<usize> {
         if self.zero {
@@ -353,19 +338,10 @@ impl<L: Link> Link for Fault<L> {
         self.send_struck(now_ns, batch)
     }
 
-    fn refuses_next(&self) -> bool {
-        self.inner.refuses_next()
-    }
-
     #[inline]
     fn poll(&mut self, now_ns: u64, class: Class) -> io::Result<usize> {
         self.release(now_ns)?;
         self.inner.poll(now_ns, class)
-    }
-
-    #[inline]
-    fn frame(&self, index: usize) -> Incoming<'_> {
-        self.inner.frame(index)
     }
 
     fn next_deadline_ns(&self) -> Option<u64> {
@@ -378,16 +354,18 @@ impl<L: Link> Link for Fault<L> {
         held.into_iter().chain(self.inner.next_deadline_ns()).min()
     }
 
-    fn arm(&mut self) -> bool {
-        self.inner.arm()
-    }
-
-    fn disarm(&mut self) {
-        self.inner.disarm();
-    }
-
-    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
-        self.inner.descriptors()
+    delegate! {
+        to self.inner {
+            fn caps(&self) -> Caps;
+            fn local(&self, class: Class) -> SocketAddr;
+            fn locals(&self, class: Class) -> Vec<SocketAddr>;
+            fn source(&self, class: Class, to: SocketAddr) -> SocketAddr;
+            fn refuses_next(&self) -> bool;
+            fn frame(&self, index: usize) -> Incoming<'_>;
+            fn arm(&mut self) -> bool;
+            fn disarm(&mut self);
+            fn descriptors(&self) -> Vec<BorrowedFd<'_>>;
+        }
     }
 }
 

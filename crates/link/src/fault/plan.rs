@@ -42,24 +42,34 @@ impl Plan {
 }
 
 /// Why a text is not a [`Plan`].
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
     /// A part without `=`.
+    #[error("fault plan: `{part}` has no value; write it as name=value, as in drop=0.01")]
     NoValue {
         /// The part.
         part: String,
     },
     /// A name that is none of the known ones.
+    #[error(
+        "fault plan: there is no fault `{name}`; known are drop, delay, repeat, reorder, corrupt, \
+         and seed"
+    )]
     UnknownName {
         /// The name.
         name: String,
     },
     /// A name that was there before.
+    #[error("fault plan: `{name}` is given twice; keep one")]
     Twice {
         /// The name.
         name: String,
     },
     /// A probability that is no number from 0 to 1.
+    #[error(
+        "fault plan: `{value}` is no probability for {name}; give a number from 0 to 1, as in \
+         {name}=0.01"
+    )]
     Probability {
         /// Of which fault.
         name: String,
@@ -67,51 +77,21 @@ pub enum PlanError {
         value: String,
     },
     /// A delay without a time, or with one that cannot be read.
+    #[error(
+        "fault plan: the delay `{value}` has no readable time; \
+         give probability and time in ns, us, ms or s, as in delay=0.1:50us"
+    )]
     Time {
         /// What was given.
         value: String,
     },
     /// A seed that is no whole number.
+    #[error("fault plan: the seed `{value}` is no whole number below 2^64; as in seed=7")]
     Seed {
         /// What was given.
         value: String,
     },
 }
-
-impl fmt::Display for PlanError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            PlanError::NoValue { part } => {
-                write!(
-                    f,
-                    "fault plan: `{part}` has no value; write it as name=value, as in drop=0.01"
-                )
-            }
-            PlanError::UnknownName { name } => write!(
-                f,
-                "fault plan: there is no fault `{name}`; known are drop, delay, repeat, reorder, corrupt, and seed"
-            ),
-            PlanError::Twice { name } => write!(f, "fault plan: `{name}` is given twice; keep one"),
-            PlanError::Probability { name, value } => write!(
-                f,
-                "fault plan: `{value}` is no probability for {name}; give a number from 0 to 1, as in {name}=0.01"
-            ),
-            PlanError::Time { value } => write!(
-                f,
-                "fault plan: the delay `{value}` has no readable time; \
-                 give probability and time in ns, us, ms or s, as in delay=0.1:50us"
-            ),
-            PlanError::Seed { value } => {
-                write!(
-                    f,
-                    "fault plan: the seed `{value}` is no whole number below 2^64; as in seed=7"
-                )
-            }
-        }
-    }
-}
-
-impl std::error::Error for PlanError {}
 
 impl FromStr for Plan {
     type Err = PlanError;

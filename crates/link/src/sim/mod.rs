@@ -107,38 +107,27 @@ impl NetworkStats {
 }
 
 /// Why a process cannot join the network.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AttachError {
     /// Somebody has that address.
+    #[error(
+        "cannot attach to the simulated network at {address}: another port is there; \
+         drop or detach it first"
+    )]
     Taken {
         /// The address.
         address: SocketAddr,
     },
     /// Both classes were given the same address.
+    #[error(
+        "cannot attach to the simulated network: both classes were given {address}; \
+         give each its own port number"
+    )]
     SameAddress {
         /// The address.
         address: SocketAddr,
     },
 }
-
-impl fmt::Display for AttachError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            AttachError::Taken { address } => write!(
-                f,
-                "cannot attach to the simulated network at {address}: another port is there; \
-                 drop or detach it first"
-            ),
-            AttachError::SameAddress { address } => write!(
-                f,
-                "cannot attach to the simulated network: both classes were given {address}; \
-                 give each its own port number"
-            ),
-        }
-    }
-}
-
-impl std::error::Error for AttachError {}
 
 /// A handle to a simulated network; clones lead to the same one.
 #[derive(Clone)]

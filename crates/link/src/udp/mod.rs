@@ -2,7 +2,7 @@
 //!
 //! The small socket is tuned for the time one packet takes: an empty poll is
 //! one plain system call. The bulk socket is tuned for rate: runs of frames to
-//! one destination leave as one message that the kernel or the card cuts
+//! one destination leave as one message that the kernel or the interface cuts
 //! (`UDP_SEGMENT`), and arrive joined likewise (`UDP_GRO`). Packets are never
 //! fragmented. Nothing is allocated after opening.
 
@@ -95,7 +95,7 @@ pub struct Udp {
     bulk: OwnedFd,
     local: [SocketAddr; 2],
     caps: Caps,
-    /// Cleared for good when the kernel or the card cannot cut messages.
+    /// Cleared for good when the kernel or the interface cannot cut messages.
     gso: bool,
     sender: Sender,
     small_receiver: Receiver,
@@ -130,7 +130,7 @@ impl Udp {
         let bulk = open::open(ip, scope_id, Class::Bulk, options)?;
         // Kernels without GRO for UDP hand out single datagrams: slower, no less right.
         let gro = options.segmentation
-            && sys::set_udp_option(bulk.socket.as_fd(), libc::UDP_GRO, 1).is_ok();
+            && sys::set_option(bulk.socket.as_fd(), libc::SOL_UDP, libc::UDP_GRO, 1_i32).is_ok();
         let max_frame_bytes = open::frame_bytes(mtu_bytes, ip);
         let caps = Caps {
             max_frame_bytes,
@@ -278,7 +278,7 @@ impl Link for Udp {
                     if frames > 1 {
                         self.stats.gso_refused += 1;
                         match error {
-                            // No such option, or a card that cannot check sums.
+                            // No such option, or an interface that cannot check sums.
                             Errno::IO | Errno::NOPROTOOPT | Errno::OPNOTSUPP => self.gso = false,
                             // Too long for the path, or unknown: each frame tells.
                             Errno::INVAL | Errno::MSGSIZE => {

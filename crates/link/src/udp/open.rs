@@ -1,6 +1,5 @@
 //! Opening sockets, and how long a frame may be.
 
-use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -21,14 +20,22 @@ const ASSUMED_MTU_BYTES: usize = 1500;
 const PORT_ATTEMPTS: u32 = 8;
 
 /// Why a UDP link could not be opened.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// The address is not one that peers can send to.
+    #[error(
+        "cannot open the udp link on {ip}: peers need one address to answer to; \
+         give an address of this machine"
+    )]
     NotUnicast {
         /// What was asked for.
         ip: IpAddr,
     },
     /// No socket could be made.
+    #[error(
+        "cannot open the udp link on {ip}: making a socket failed: {source}; {}",
+        socket_advice(.source)
+    )]
     Socket {
         /// The address that it was for.
         ip: IpAddr,
@@ -36,6 +43,10 @@ pub enum OpenError {
         source: io::Error,
     },
     /// The address and port cannot be had.
+    #[error(
+        "cannot open the udp link: binding its {class:?} socket to {address} failed: {source}; {}",
+        bind_advice(.source)
+    )]
     Bind {
         /// What was asked for; port 0 means any.
         address: SocketAddr,
@@ -45,6 +56,10 @@ pub enum OpenError {
         source: io::Error,
     },
     /// A socket option that the link cannot do without was refused.
+    #[error(
+        "cannot open the udp link on {ip}: the kernel refuses {option}: {source}; \
+         Linux 5.4 or newer is needed"
+    )]
     Option {
         /// What the option is called.
         option: &'static str,
@@ -54,6 +69,10 @@ pub enum OpenError {
         source: io::Error,
     },
     /// The interfaces of this machine cannot be listed.
+    #[error(
+        "cannot open the udp link on {ip}: listing the network interfaces failed: {source}; \
+         check that netlink sockets are allowed"
+    )]
     Interfaces {
         /// The address that was looked for.
         ip: IpAddr,
@@ -62,72 +81,24 @@ pub enum OpenError {
     },
 }
 
-impl fmt::Display for OpenError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            OpenError::NotUnicast { ip } => write!(
-                f,
-                "cannot open the udp link on {ip}: peers need one address to answer to; \
-                 give an address of this machine"
-            ),
-            OpenError::Socket { ip, source } => {
-                write!(
-                    f,
-                    "cannot open the udp link on {ip}: making a socket failed: {source}; "
-                )?;
-                match source.raw_os_error() {
-                    Some(libc::EMFILE | libc::ENFILE) => {
-                        f.write_str("raise the limit of open files")
-                    }
-                    Some(libc::EAFNOSUPPORT) => f.write_str("this kernel lacks that IP version"),
-                    _ => f.write_str("check the limits of this process"),
-                }
-            }
-            OpenError::Bind {
-                address,
-                class,
-                source,
-            } => {
-                write!(
-                    f,
-                    "cannot open the udp link: binding its {class:?} socket to {address} failed: {source}; "
-                )?;
-                match source.kind() {
-                    io::ErrorKind::AddrInUse => {
-                        f.write_str("another process has that port; choose another or port 0")
-                    }
-                    io::ErrorKind::AddrNotAvailable => {
-                        f.write_str("no interface of this machine has that address; see `ip addr`")
-                    }
-                    io::ErrorKind::PermissionDenied => f.write_str(
-                        "ports below 1024 need CAP_NET_BIND_SERVICE; choose a higher one",
-                    ),
-                    _ => f.write_str("check the address"),
-                }
-            }
-            OpenError::Option { option, ip, source } => write!(
-                f,
-                "cannot open the udp link on {ip}: the kernel refuses {option}: {source}; \
-                 Linux 5.4 or newer is needed"
-            ),
-            OpenError::Interfaces { ip, source } => write!(
-                f,
-                "cannot open the udp link on {ip}: listing the network interfaces failed: {source}; \
-                 check that netlink sockets are allowed"
-            ),
-        }
+fn socket_advice(cause: &io::Error) -> &'static str {
+    match cause.raw_os_error() {
+        Some(libc::EMFILE | libc::ENFILE) => "raise the limit of open files",
+        Some(libc::EAFNOSUPPORT) => "this kernel lacks that IP version",
+        _ => "check the limits of this process",
     }
 }
 
-impl std::error::Error for OpenError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            OpenError::NotUnicast { .. } => None,
-            OpenError::Socket { source, .. }
-            | OpenError::Bind { source, .. }
-            | OpenError::Option { source, .. }
-            | OpenError::Interfaces { source, .. } => Some(source),
+fn bind_advice(cause: &io::Error) -> &'static str {
+    match cause.kind() {
+        io::ErrorKind::AddrInUse => "another process has that port; choose another or port 0",
+        io::ErrorKind::AddrNotAvailable => {
+            "no interface of this machine has that address; see `ip addr`"
         }
+        io::ErrorKind::PermissionDenied => {
+            "ports below 1024 need CAP_NET_BIND_SERVICE; choose a higher one"
+        }
+        _ => "check the address",
     }
 }
 
@@ -164,7 +135,7 @@ pub(super) fn open(
     Ok(Opened { socket, local })
 }
 
-/// Binds, to a port that stays the socket's until it is closed: a lender of rings wants that.
+/// Binds, to a port that stays the socket's until it is closed: a broker of rings asks for that.
 fn bind(socket: BorrowedFd<'_>, address: SocketAddr) -> io::Result<()> {
     let mut attempts = PORT_ATTEMPTS;
     loop {

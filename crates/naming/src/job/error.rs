@@ -24,14 +24,19 @@ impl fmt::Display for Launcher {
 }
 
 /// Why the environment describes no job.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JobError {
     /// A variable is not set.
+    #[error(
+        "this process belongs to no job: {variable} is not set; start it with \
+         `dipole run -n P PROGRAM`, srun or mpirun"
+    )]
     Missing {
         /// Its name.
         variable: &'static str,
     },
     /// A variable's value cannot be used.
+    #[error("{variable} is `{found}`, expected {expected}")]
     Bad {
         /// Its name.
         variable: &'static str,
@@ -41,6 +46,7 @@ pub enum JobError {
         expected: String,
     },
     /// A launcher started this process but did not set every variable that is needed.
+    #[error("{launcher} started this process but {variable} is not set; {advice}")]
     Lacking {
         /// Which launcher.
         launcher: Launcher,
@@ -50,6 +56,7 @@ pub enum JobError {
         advice: &'static str,
     },
     /// Two variables of a launcher, or the launcher and the hosts file, contradict each other.
+    #[error("{launcher} started this process but {between}; {advice}")]
     Disagreement {
         /// Which launcher.
         launcher: Launcher,
@@ -59,11 +66,17 @@ pub enum JobError {
         advice: &'static str,
     },
     /// The hosts file that `DIPOLE_HOSTS` names is wrong or cannot be read.
+    #[error("{cause}")]
     Hosts {
         /// What is wrong with it, and where.
         cause: String,
     },
     /// A node's name leads to no address.
+    #[error(
+        "no address of node `{name}` within {waited_s} s: {cause}; make the name \
+         known to this machine (DNS or /etc/hosts), or give the nodes in a hosts file \
+         (DIPOLE_HOSTS)"
+    )]
     Unresolved {
         /// The name.
         name: String,
@@ -73,51 +86,9 @@ pub enum JobError {
         cause: String,
     },
     /// The directory for what the job leaves on this node cannot be had.
+    #[error("{cause}")]
     Directory {
         /// Which, and why.
         cause: String,
     },
 }
-
-impl fmt::Display for JobError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            JobError::Missing { variable } => write!(
-                f,
-                "this process belongs to no job: {variable} is not set; start it with \
-                 `dipole run -n P PROGRAM`, srun or mpirun"
-            ),
-            JobError::Bad {
-                variable,
-                found,
-                expected,
-            } => write!(f, "{variable} is `{found}`, expected {expected}"),
-            JobError::Lacking {
-                launcher,
-                variable,
-                advice,
-            } => write!(
-                f,
-                "{launcher} started this process but {variable} is not set; {advice}"
-            ),
-            JobError::Disagreement {
-                launcher,
-                between,
-                advice,
-            } => write!(f, "{launcher} started this process but {between}; {advice}"),
-            JobError::Hosts { cause } | JobError::Directory { cause } => f.write_str(cause),
-            JobError::Unresolved {
-                name,
-                waited_s,
-                cause,
-            } => write!(
-                f,
-                "no address of node `{name}` within {waited_s} s: {cause}; make the name \
-                 known to this machine (DNS or /etc/hosts), or give the nodes in a hosts file \
-                 (DIPOLE_HOSTS)"
-            ),
-        }
-    }
-}
-
-impl std::error::Error for JobError {}

@@ -4,7 +4,6 @@
 //! unfold to is bounded before anything is unfolded.
 
 use std::collections::HashSet;
-use std::fmt;
 
 /// Longest list that is read.
 pub(super) const MAX_LIST_BYTES: usize = 1 << 20;
@@ -16,40 +15,23 @@ pub(super) const MAX_NAME_BYTES: usize = 253;
 const MAX_DIGITS: usize = 18;
 
 /// Why a list of nodes is refused.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum HostlistError {
     /// It has no business to be so long.
+    #[error("at most {MAX_LIST_BYTES} bytes, not {bytes}")]
     TooLong { bytes: usize },
     /// It names more nodes than a job can have.
+    #[error("at most {MAX_NAMES} nodes")]
     TooMany,
     /// A name would be longer than any host's.
+    #[error("names of at most {MAX_NAME_BYTES} bytes (at byte {})", .at + 1)]
     NameTooLong { at: usize },
     /// Something else than a name or a range.
+    #[error("{expected} at byte {}", .at + 1)]
     Unexpected { at: usize, expected: &'static str },
     /// A name stands there twice.
+    #[error("every node once, not `{name}` again")]
     Twice { name: String },
-}
-
-impl fmt::Display for HostlistError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            HostlistError::TooLong { bytes } => {
-                write!(f, "at most {MAX_LIST_BYTES} bytes, not {bytes}")
-            }
-            HostlistError::TooMany => write!(f, "at most {MAX_NAMES} nodes"),
-            HostlistError::NameTooLong { at } => {
-                write!(
-                    f,
-                    "names of at most {MAX_NAME_BYTES} bytes (at byte {})",
-                    at + 1
-                )
-            }
-            HostlistError::Unexpected { at, expected } => {
-                write!(f, "{expected} at byte {}", at + 1)
-            }
-            HostlistError::Twice { name } => write!(f, "every node once, not `{name}` again"),
-        }
-    }
 }
 
 /// One part of a name: itself, or what stands in brackets.

@@ -81,7 +81,7 @@ impl Names {
             entries.push(Host {
                 node: node_at(index),
                 address,
-                cards: Vec::new(),
+                interfaces: Vec::new(),
                 control: None,
                 port,
                 slots: 1,

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::address::NodeId;
 use crate::envelope::{self, Message};
-use crate::hosts::{MAX_CARDS, MAX_SLOTS};
+use crate::hosts::{MAX_INTERFACES, MAX_SLOTS};
 
 /// Longest name of a cluster or a node, in bytes.
 pub const MAX_NAME_BYTES: usize = 63;
@@ -27,7 +27,7 @@ pub struct Announcement {
     pub port: u16,
     /// How many ranks the launcher places there.
     pub slots: u32,
-    /// The addresses of its interfaces, best first; 1 to [`MAX_CARDS`].
+    /// The addresses of its interfaces, best first; 1 to [`MAX_INTERFACES`].
     pub addresses: Vec<IpAddr>,
     /// The address for questions and membership, if not those of its interfaces.
     pub control: Option<IpAddr>,
@@ -55,7 +55,7 @@ impl Message for Announcement {
             && self.life != 0
             && self.port != 0
             && (1..=MAX_SLOTS).contains(&self.slots)
-            && (1..=MAX_CARDS).contains(&self.addresses.len())
+            && (1..=MAX_INTERFACES).contains(&self.addresses.len())
             && addresses.all(|ip| {
                 let ip = ip.to_canonical();
                 !ip.is_unspecified() && !ip.is_multicast()
@@ -131,7 +131,7 @@ mod tests {
             cluster: "c".repeat(MAX_NAME_BYTES),
             name: "n".repeat(MAX_NAME_BYTES),
             version: "v".repeat(MAX_NAME_BYTES),
-            addresses: vec!["1.2.3.4".parse().unwrap(); MAX_CARDS],
+            addresses: vec!["1.2.3.4".parse().unwrap(); MAX_INTERFACES],
             ..said()
         };
         for said in [said(), bare, longest] {
@@ -155,7 +155,7 @@ mod tests {
             |said| said.slots = 0,
             |said| said.slots = MAX_SLOTS + 1,
             |said| said.addresses.clear(),
-            |said| said.addresses = vec![said.addresses[0]; MAX_CARDS + 1],
+            |said| said.addresses = vec![said.addresses[0]; MAX_INTERFACES + 1],
             |said| said.cluster = "c".repeat(MAX_NAME_BYTES + 1),
             |said| said.version = "a b".to_owned(),
         ];

@@ -88,7 +88,7 @@ fn services() -> MutexGuard<'static, BTreeMap<Key, Entry>> {
 }
 
 impl Directory {
-    /// Stands by to answer at `binds`, one for each card, for the node of `registry`;
+    /// Stands by to answer at `binds`, one for each interface, for the node of `registry`;
     /// returns at once.
     ///
     /// A port held by somebody else is reported by a warning and tried again.
@@ -261,17 +261,13 @@ fn serve(service: &Service, warning: &mut WarningInterval) -> Next {
     }
     warning.logged();
     let lacks_one = sockets.len() < binds.len();
-    let retry = Timespec {
-        tv_sec: REBIND.as_secs().cast_signed(),
-        tv_nsec: 0,
-    };
+    let retry = Timespec::try_from(REBIND).ok().filter(|_| lacks_one);
     loop {
         let mut watched = vec![PollFd::new(&service.wake, PollFlags::IN)];
         for (socket, _) in &sockets {
             watched.push(PollFd::new(socket, PollFlags::IN));
         }
-        let timeout = lacks_one.then_some(&retry);
-        match poll(&mut watched, timeout) {
+        match poll(&mut watched, retry.as_ref()) {
             Ok(0) => return Next::Again,
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => {

@@ -4,7 +4,6 @@
 //! `directory.lock`. When the agent ends, for whatever reason, the kernel frees both, and the
 //! processes of the node answer again.
 
-use std::fmt;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -28,14 +27,20 @@ const LAST_PAUSE: Duration = Duration::from_secs(1);
 const FIRST_WORD: Duration = Duration::from_secs(2);
 
 /// Why a process cannot become the node's agent.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum DirectoryLockError {
     /// There is one.
+    #[error("{} already; end it first", taken(*.pid))]
     Taken {
         /// Its process id, if it could be read.
         pid: Option<u32>,
     },
     /// The port at which the node is asked cannot be had.
+    #[error(
+        "cannot bind {address}: {cause}{}; end its process (`ss -ulpn`), or choose another \
+         port by `port=` in the hosts file",
+        Holder::suffix(*.address)
+    )]
     Port {
         /// Which.
         address: SocketAddr,
@@ -43,47 +48,23 @@ pub enum DirectoryLockError {
         cause: io::Error,
     },
     /// The process that answers now is of another cluster, or only one of the two has a key.
+    #[error(
+        "the process that answers for this node does not hand over to the agent: {mismatch}; \
+         give all processes of the node the same DIPOLE_KEY, and end those with another"
+    )]
     OtherCluster {
         /// How the keys differ.
         mismatch: KeyMismatch,
     },
     /// The registry cannot be used.
-    Registry(RegistryError),
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
 }
 
-impl fmt::Display for DirectoryLockError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            DirectoryLockError::Taken { pid: Some(pid) } => {
-                write!(
-                    f,
-                    "process {pid} is this node's agent already; end it first"
-                )
-            }
-            DirectoryLockError::Taken { pid: None } => {
-                f.write_str("this node has an agent already; end it first")
-            }
-            DirectoryLockError::Port { address, cause } => write!(
-                f,
-                "cannot bind {address}: {cause}{}; end its process (`ss -ulpn`), or choose another \
-                 port by `port=` in the hosts file",
-                Holder::suffix(*address)
-            ),
-            DirectoryLockError::OtherCluster { mismatch } => write!(
-                f,
-                "the process that answers for this node does not hand over to the agent: {mismatch}; \
-                 give all processes of the node the same DIPOLE_KEY, and end those with another"
-            ),
-            DirectoryLockError::Registry(error) => error.fmt(f),
-        }
-    }
-}
-
-impl std::error::Error for DirectoryLockError {}
-
-impl From<RegistryError> for DirectoryLockError {
-    fn from(error: RegistryError) -> DirectoryLockError {
-        DirectoryLockError::Registry(error)
+fn taken(pid: Option<u32>) -> String {
+    match pid {
+        Some(pid) => format!("process {pid} is this node's agent"),
+        None => "this node has an agent".to_owned(),
     }
 }
 
@@ -162,8 +143,8 @@ impl DirectoryLock {
     /// The answer to another node's question that arrived at an interface; `None` if the packet is
     /// no question or cannot be answered. Questions of strangers are refused and counted.
     #[must_use]
-    pub fn reply(&self, card: usize, packet: &[u8]) -> Option<Vec<u8>> {
-        let (_, answers) = self.sockets.get(card)?;
+    pub fn reply(&self, interface: usize, packet: &[u8]) -> Option<Vec<u8>> {
+        let (_, answers) = self.sockets.get(interface)?;
         match answers.reply(packet) {
             Ok(Reply::Answer(answer)) => Some(answer),
             Ok(Reply::Refusal(refusal)) => {

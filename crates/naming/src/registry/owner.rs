@@ -45,29 +45,27 @@ pub(super) fn create(folder: &Path, ports: &Ports) -> Result<(String, File), Reg
     Ok((name, file))
 }
 
-/// Reads the owner file `name` if its owner lives.
-pub(super) fn read_living(folder: &Path, name: &Path) -> Result<Option<Owner>, RegistryError> {
-    let path = folder.join(name);
-    let Some(file) = open(&path)? else {
+/// What an owner file says, if its owner lives.
+fn living(path: &Path) -> Result<Option<Record>, RegistryError> {
+    let Some(file) = open(path)? else {
         return Ok(None);
     };
-    if !is_locked(&file).map_err(failed("testing", &path))? {
+    if !is_locked(&file).map_err(failed("testing", path))? {
         return Ok(None);
     }
-    let record = read(file, &path)?;
-    Ok(record.runs().then_some(record.owner))
+    let record = read(file, path)?;
+    Ok(record.runs().then_some(record))
+}
+
+/// Reads the owner file `name` if its owner lives.
+pub(super) fn read_living(folder: &Path, name: &Path) -> Result<Option<Owner>, RegistryError> {
+    Ok(living(&folder.join(name))?.map(|record| record.owner))
 }
 
 /// True if the owner of this file lives.
 pub(super) fn is_alive(path: &Path) -> Result<bool, RegistryError> {
-    let Some(file) = open(path)? else {
-        return Ok(false);
-    };
-    if !is_locked(&file).map_err(failed("testing", path))? {
-        return Ok(false);
-    }
-    match read(file, path) {
-        Ok(record) => Ok(record.runs()),
+    match living(path) {
+        Ok(record) => Ok(record.is_some()),
         // Locked and unreadable: somebody lives, so it is not ours to remove.
         Err(RegistryError::Corrupt { .. }) => Ok(true),
         Err(error) => Err(error),
@@ -84,16 +82,7 @@ pub(super) fn this_process() -> ProcessKey {
 
 /// The process of an owner file, if it lives.
 pub(super) fn living_process(path: &Path) -> Result<Option<ProcessKey>, RegistryError> {
-    let Some(file) = open(path)? else {
-        return Ok(None);
-    };
-    if !is_locked(&file).map_err(failed("testing", path))? {
-        return Ok(None);
-    }
-    let record = read(file, path)?;
-    Ok(record
-        .runs()
-        .then_some((record.namespace, record.owner.pid)))
+    Ok(living(path)?.map(|record| (record.namespace, record.owner.pid)))
 }
 
 /// The incarnation that an owner file tells, as its other files have it in their names.

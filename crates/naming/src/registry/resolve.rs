@@ -1,6 +1,5 @@
 //! Finds the ports of an endpoint, here or on another node.
 
-use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
@@ -22,7 +21,7 @@ const LAST_PAUSE: Duration = Duration::from_millis(200);
 const FIRST_WARNING: Duration = Duration::from_secs(1);
 const WARNING_INTERVAL: Duration = Duration::from_secs(5);
 /// How long to wait for an answer from one of a node's interfaces.
-const CARD_PATIENCE: Duration = Duration::from_millis(100);
+const INTERFACE_PATIENCE: Duration = Duration::from_millis(100);
 
 /// Where the list of nodes comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,9 +38,10 @@ pub enum KnownBy {
 }
 
 /// Why an endpoint could not be found.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum ResolveError {
     /// Neither the hosts file nor this node's agent knows the node.
+    #[error("{}", unknown(.address.node, *.hosts))]
     UnknownNode {
         /// The endpoint that was looked for.
         address: Address,
@@ -49,6 +49,11 @@ pub enum ResolveError {
         hosts: KnownBy,
     },
     /// The node answers, but nobody opened the endpoint in time.
+    #[error(
+        "nobody opened it within {:.1} s; is the program that opens it running, by the \
+         same user and with the same runtime directory?",
+        .waited.as_secs_f64()
+    )]
     NoSuchEndpoint {
         /// The endpoint that was looked for.
         address: Address,
@@ -56,6 +61,11 @@ pub enum ResolveError {
         waited: Duration,
     },
     /// Nobody answered at the node's directory port.
+    #[error(
+        "nobody answered at {directory} within {:.1} s{}; is a program with the hosts file \
+         running there, and does UDP get through?",
+        .waited.as_secs_f64(), in_brackets(.cause.as_ref())
+    )]
     NoAnswer {
         /// The endpoint that was looked for.
         address: Address,
@@ -64,9 +74,15 @@ pub enum ResolveError {
         /// How long it was tried.
         waited: Duration,
         /// What the network last said, if anything.
+        #[source]
         cause: Option<io::Error>,
     },
     /// Another node answers there.
+    #[error(
+        "at {directory} node {answered} answers, not node {}; correct the hosts file or \
+         DIPOLE_NID there",
+        .address.node
+    )]
     WrongNode {
         /// The endpoint that was looked for.
         address: Address,
@@ -76,6 +92,10 @@ pub enum ResolveError {
         answered: NodeId,
     },
     /// The node is not of our cluster.
+    #[error(
+        "node {} at {directory} tells this process nothing: {}",
+        .address.node, .mismatch.explain(.fingerprint.as_deref())
+    )]
     OtherCluster {
         /// The endpoint that was looked for.
         address: Address,
@@ -87,99 +107,27 @@ pub enum ResolveError {
         fingerprint: Option<String>,
     },
     /// The registry of this node cannot be read.
-    Registry(RegistryError),
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
 }
 
-impl fmt::Display for ResolveError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            ResolveError::UnknownNode {
-                address,
-                hosts: KnownBy::Nothing,
-            } => write!(
-                f,
-                "node {} is not this one and there is no hosts file; name one (DIPOLE_HOSTS), or \
-                 let an agent of this node find the others (`dipole agent --discover`)",
-                address.node
-            ),
-            ResolveError::UnknownNode {
-                address,
-                hosts: KnownBy::Agent { waited },
-            } => write!(
-                f,
-                "this node's agent did not hear of node {} within {:.1} s; does an agent run \
-                 there, and here (`dipole agent status`)?",
-                address.node,
-                waited.as_secs_f64()
-            ),
-            ResolveError::UnknownNode { address, .. } => write!(
-                f,
-                "the hosts file has no node {}; add a line `{} ADDRESS`",
-                address.node, address.node
-            ),
-            ResolveError::NoSuchEndpoint { waited, .. } => write!(
-                f,
-                "nobody opened it within {:.1} s; is the program that opens it running, by the \
-                 same user and with the same runtime directory?",
-                waited.as_secs_f64()
-            ),
-            ResolveError::NoAnswer {
-                directory,
-                waited,
-                cause,
-                ..
-            } => {
-                let seconds = waited.as_secs_f64();
-                write!(f, "nobody answered at {directory} within {seconds:.1} s")?;
-                if let Some(cause) = cause {
-                    write!(f, " ({cause})")?;
-                }
-                f.write_str(
-                    "; is a program with the hosts file running there, and does UDP get through?",
-                )
-            }
-            ResolveError::WrongNode {
-                address,
-                directory,
-                answered,
-            } => write!(
-                f,
-                "at {directory} node {answered} answers, not node {}; correct the hosts file or \
-                 DIPOLE_NID there",
-                address.node
-            ),
-            ResolveError::OtherCluster {
-                address,
-                directory,
-                mismatch,
-                fingerprint,
-            } => write!(
-                f,
-                "node {} at {directory} tells this process nothing: {}",
-                address.node,
-                mismatch.explain(fingerprint.as_deref())
-            ),
-            ResolveError::Registry(error) => error.fmt(f),
-        }
+fn unknown(node: NodeId, hosts: KnownBy) -> String {
+    match hosts {
+        KnownBy::Nothing => format!(
+            "node {node} is not this one and there is no hosts file; name one (DIPOLE_HOSTS), or \
+             let an agent of this node find the others (`dipole agent --discover`)"
+        ),
+        KnownBy::Agent { waited } => format!(
+            "this node's agent did not hear of node {node} within {:.1} s; does an agent run \
+             there, and here (`dipole agent status`)?",
+            waited.as_secs_f64()
+        ),
+        KnownBy::File => format!("the hosts file has no node {node}; add a line `{node} ADDRESS`"),
     }
 }
 
-impl std::error::Error for ResolveError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            ResolveError::Registry(error) => Some(error),
-            ResolveError::NoAnswer {
-                cause: Some(cause), ..
-            } => Some(cause),
-            _ => None,
-        }
-    }
-}
-
-impl From<RegistryError> for ResolveError {
-    fn from(error: RegistryError) -> ResolveError {
-        ResolveError::Registry(error)
-    }
+fn in_brackets(cause: Option<&io::Error>) -> String {
+    cause.map_or(String::new(), |cause| format!(" ({cause})"))
 }
 
 /// Finds where `address` is, waiting up to `timeout` for it to be opened.
@@ -295,7 +243,7 @@ fn resolve_there(
     let mut answered = false;
     let mut attempts = 0;
     loop {
-        // Any card of the node will do.
+        // Any interface of the node will do.
         let directory = place.directories[attempts % place.directories.len()];
         attempts += 1;
         let attempt_ends = Instant::now() + wait.next_pause();
@@ -313,11 +261,11 @@ fn resolve_there(
             }
             Ok(Some((directory, Ok(found)))) => match found {
                 Found::At(ports) => {
-                    let card = match place.host.control == Some(directory.ip()) {
-                        true => card_that_answers(registry, &place, address),
+                    let interface = match place.host.control == Some(directory.ip()) {
+                        true => interface_that_answers(registry, &place, address),
                         false => directory.ip(),
                     };
-                    return Ok(reachable(ports, place.host.address, card));
+                    return Ok(reachable(ports, place.host.address, interface));
                 }
                 Found::WrongNode(answered) => {
                     return Err(ResolveError::WrongNode {
@@ -368,24 +316,24 @@ fn resolve_there(
     }
 }
 
-/// The card of a node that answers first, when its control network has told where the endpoint
-/// is: messages go by cards only. The first one if there is no other, or none answers.
-fn card_that_answers(registry: &Registry, place: &Place, address: Address) -> IpAddr {
+/// The interface of a node that answers first, when its control network has told where the endpoint
+/// is: messages go by interfaces only. The first one if there is no other, or none answers.
+fn interface_that_answers(registry: &Registry, place: &Place, address: Address) -> IpAddr {
     let first = place.host.address;
-    if place.host.cards.is_empty() {
+    if place.host.interfaces.is_empty() {
         return first;
     }
     let Ok(mut question) = Question::new(registry, address) else {
         return first;
     };
-    let is_card = |at: &&SocketAddr| place.host.control != Some(at.ip());
-    for card in place.directories.iter().filter(is_card) {
-        if let Err(cause) = question.ask(*card) {
-            tracing::debug!(%card, %cause, "a card cannot be asked");
+    let is_interface = |at: &&SocketAddr| place.host.control != Some(at.ip());
+    for interface in place.directories.iter().filter(is_interface) {
+        if let Err(cause) = question.ask(*interface) {
+            tracing::debug!(%interface, %cause, "an interface cannot be asked");
         }
     }
-    match question.answer(Instant::now() + CARD_PATIENCE) {
-        Ok(Some((card, _))) => card.ip(),
+    match question.answer(Instant::now() + INTERFACE_PATIENCE) {
+        Ok(Some((interface, _))) => interface.ip(),
         _ => first,
     }
 }
@@ -458,7 +406,7 @@ impl Question<'_> {
                 match self.read(*directory, socket) {
                     Ok(Some(answer)) => return Ok(Some((*directory, answer))),
                     Ok(None) => {}
-                    // Another card may still answer.
+                    // Another interface may still answer.
                     Err(cause) => failed = Some(cause),
                 }
             }
@@ -466,15 +414,12 @@ impl Question<'_> {
             if left.is_zero() {
                 return failed.map_or(Ok(None), Err);
             }
-            let timeout = Timespec {
-                tv_sec: left.as_secs().cast_signed(),
-                tv_nsec: left.subsec_nanos().into(),
-            };
+            let timeout = Timespec::try_from(left).ok();
             let sockets = self.sockets.iter();
             let mut watched: Vec<PollFd<'_>> = sockets
                 .map(|(_, socket)| PollFd::new(socket, PollFlags::IN))
                 .collect();
-            match poll(&mut watched, Some(&timeout)) {
+            match poll(&mut watched, timeout.as_ref()) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -520,7 +465,7 @@ impl Question<'_> {
     }
 }
 
-/// A process is reached by the card by which its node answered, one bound to "any address"
+/// A process is reached by the interface by which its node answered, one bound to "any address"
 /// as well; its ports are the same on all.
 fn reachable(mut ports: Ports, first: IpAddr, answered: IpAddr) -> Ports {
     for socket in [&mut ports.small, &mut ports.bulk] {

@@ -79,7 +79,7 @@ impl Drop for Process {
     }
 }
 
-fn say(text: impl fmt::Display) {
+fn say(text: impl std::fmt::Display) {
     println!("> {text}");
 }
 

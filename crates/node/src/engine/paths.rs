@@ -46,7 +46,7 @@ pub struct Paths {
     pub node: NodeId,
     /// The peer's incarnation.
     pub incarnation: u64,
-    /// In the order of the peer's cards.
+    /// In the order of the peer's interfaces.
     pub pairs: Vec<Path>,
 }
 

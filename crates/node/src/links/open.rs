@@ -10,7 +10,7 @@ use super::AnyLink;
 use crate::clock::Clock;
 use crate::config::{Config, Links};
 use crate::error::OpenError;
-use crate::hosts::MAX_CARDS;
+use crate::hosts::MAX_INTERFACES;
 
 /// Opens the link of a node: on one interface or several, with the fast path, capture and faults
 /// that the configuration asks for.
@@ -26,14 +26,14 @@ pub(crate) fn open_link(config: &Config, clock: Clock) -> Result<AnyLink, OpenEr
         refused = refused.take().or(cause);
         link
     };
-    let mut link = if config.cards.is_empty() {
+    let mut link = if config.interfaces.is_empty() {
         with_fast_path(Udp::bind(config.bind, &options).map_err(failed)?)
     } else {
         let mut addresses = vec![config.bind];
-        addresses.extend(&config.cards);
-        addresses.truncate(MAX_CARDS);
-        let cards = Multihomed::bind(&addresses, &options, with_fast_path);
-        AnyLink::from(cards.map_err(failed)?)
+        addresses.extend(&config.interfaces);
+        addresses.truncate(MAX_INTERFACES);
+        let interfaces = Multihomed::bind(&addresses, &options, with_fast_path);
+        AnyLink::from(interfaces.map_err(failed)?)
     };
     match refused {
         Some(cause) if config.links == Links::Bpf => {

@@ -32,6 +32,22 @@ impl Random {
     }
 }
 
+/// The bytes of a message, by its number.
+pub fn payload(index: u64, length: usize) -> Vec<u8> {
+    let mut random = Random(index);
+    (0..length).map(|_| random.next() as u8).collect()
+}
+
+/// Two hosts with an open session, and an edge from endpoint 1 of the first to 7 of the second.
+pub fn connected(seed: u64, config: &Config) -> (Wire, EdgeId) {
+    let mut wire = Wire::new(seed, 2, config);
+    wire.hosts[1].machine.open_endpoint(7, false);
+    let peer = wire.connect(0, 1);
+    assert!(wire.run(1_000_000_000, |wire| wire.hosts[0].machine.is_open(peer)));
+    let edge = wire.hosts[0].machine.edge(peer, 1, 7).expect("open");
+    (wire, edge)
+}
+
 pub struct Pool {
     frames: Vec<Vec<u8>>,
     ends: Vec<usize>,

@@ -102,7 +102,7 @@ fn packet(mtu: Option<u32>) -> Finding {
             "`ip link set DEVICE mtu 1500`, if all between the nodes carry that",
         ),
         Some(mtu @ 1500..9000) => Finding::good(NAME, format!("{mtu}")).advise(
-            "long messages go faster with 9000, if every card and switch between the nodes \
+            "long messages go faster with 9000, if every interface and switch between the nodes \
              carries that: `ip link set DEVICE mtu 9000` on all nodes",
         ),
         Some(mtu) => Finding::good(NAME, format!("{mtu}: packets of up to 9000 are used")),
@@ -175,13 +175,13 @@ fn rate(megabits: Option<i64>, duplex: Option<&str>) -> Finding {
         return Finding::slow(
             NAME,
             "half duplex: one direction at a time",
-            "let card and switch negotiate: `ethtool -s DEVICE autoneg on`, on both",
+            "let interface and switch negotiate: `ethtool -s DEVICE autoneg on`, on both",
         );
     }
     match megabits {
         Some(speed @ 1..1000) => Finding::slow(
             NAME,
-            format!("{speed} Mbit/s: below what card and cable usually reach"),
+            format!("{speed} Mbit/s: below what interface and cable usually reach"),
             "check the cable and the port of the switch",
         ),
         Some(speed @ 1000..) => Finding::good(NAME, format!("{speed} Mbit/s")),

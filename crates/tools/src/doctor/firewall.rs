@@ -47,7 +47,7 @@ fn judge(nft: Rules, legacy: Vec<String>) -> Finding {
                 "packets that the bpf link takes do not pass these rules, whatever they say: {}",
                 chains.join(", ")
             ),
-            "if they must hold for ports of Dipole, use DIPOLE_LINK=udp and do not lend the card",
+            "if they must hold for ports of Dipole, use DIPOLE_LINK=udp and do not grant the interface",
         ),
     }
 }

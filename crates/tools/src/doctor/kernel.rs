@@ -2,6 +2,8 @@
 
 use std::fs;
 
+use rustix::thread::CapabilitySet;
+
 use super::finding::Finding;
 
 pub(super) fn examine() -> Vec<Finding> {
@@ -126,7 +128,7 @@ fn cores(usable: usize) -> Finding {
         ),
         1 => Finding::slow(
             NAME,
-            "1 core may be used: who waits and who works take turns",
+            "1 core may be used: the process that waits and the one that works take turns",
             "give the machine or the container more cores (`taskset -p $$` shows which may be \
              used)",
         ),
@@ -134,53 +136,46 @@ fn cores(usable: usize) -> Finding {
     }
 }
 
-/// Number of a capability.
-pub(super) const NET_ADMIN: u32 = 12;
-const NET_RAW: u32 = 13;
-pub(super) const SYS_PTRACE: u32 = 19;
-const SYS_ADMIN: u32 = 21;
-const BPF: u32 = 39;
-
-/// The effective capabilities of this process as bits.
-fn effective_capabilities() -> Option<u64> {
-    capability_bits(&fs::read_to_string("/proc/self/status").ok()?)
-}
-
-fn capability_bits(status: &str) -> Option<u64> {
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix("CapEff:"))?;
-    u64::from_str_radix(line.trim(), 16).ok()
+/// The effective capabilities of this process.
+fn effective_capabilities() -> Option<CapabilitySet> {
+    let sets = rustix::thread::capabilities(None).ok()?;
+    Some(sets.effective)
 }
 
 /// True if this process has a capability.
-pub(super) fn may(capability: u32) -> bool {
-    effective_capabilities().is_some_and(|bits| bits >> capability & 1 == 1)
+pub(super) fn may(capability: CapabilitySet) -> bool {
+    effective_capabilities().is_some_and(|held| held.contains(capability))
 }
 
-fn capabilities(bits: Option<u64>) -> Finding {
+fn capabilities(held: Option<CapabilitySet>) -> Finding {
     const NAME: &str = "capabilities";
-    const USES: [(u32, &str, &str); 5] = [
+    const USES: [(CapabilitySet, &str, &str); 5] = [
         (
-            NET_ADMIN,
+            CapabilitySet::NET_ADMIN,
             "CAP_NET_ADMIN",
             "socket queues beyond the system's limit",
         ),
         (
-            SYS_PTRACE,
+            CapabilitySet::SYS_PTRACE,
             "CAP_SYS_PTRACE",
             "one-copy reads whatever Yama says",
         ),
-        (SYS_ADMIN, "CAP_SYS_ADMIN", "namespaces for `dipole bench`"),
-        (NET_RAW, "CAP_NET_RAW", "raw frames of the bpf link"),
-        (BPF, "CAP_BPF", "the bpf link"),
+        (
+            CapabilitySet::SYS_ADMIN,
+            "CAP_SYS_ADMIN",
+            "namespaces for `dipole bench`",
+        ),
+        (
+            CapabilitySet::NET_RAW,
+            "CAP_NET_RAW",
+            "raw frames of the bpf link",
+        ),
+        (CapabilitySet::BPF, "CAP_BPF", "the bpf link"),
     ];
-    let Some(bits) = bits else {
-        return Finding::unknown(NAME, "/proc/self/status does not tell the capabilities", "");
+    let Some(held) = held else {
+        return Finding::unknown(NAME, "the kernel does not tell the capabilities", "");
     };
-    let (has, lacks): (Vec<_>, Vec<_>) = USES
-        .iter()
-        .partition(|(number, ..)| bits >> number & 1 == 1);
+    let (has, lacks): (Vec<_>, Vec<_>) = USES.iter().partition(|(one, ..)| held.contains(*one));
     let names: Vec<&str> = has.iter().map(|(_, name, _)| *name).collect();
     let fact = match &names[..] {
         [] => "none; none is needed".to_owned(),
@@ -250,17 +245,16 @@ mod tests {
     }
 
     #[test]
-    fn capabilities_are_read_and_what_others_would_add_is_said() {
-        assert_eq!(
-            capability_bits("Name:\tx\nCapEff:\t0000000000001000\n"),
-            Some(1 << NET_ADMIN)
-        );
-        assert_eq!(capability_bits("Name:\tx\n"), None);
-        let found = capabilities(Some(1 << NET_ADMIN));
+    fn what_other_capabilities_would_add_is_said() {
+        let found = capabilities(Some(CapabilitySet::NET_ADMIN));
         assert_eq!(found.verdict, Good);
         assert!(found.fact.starts_with("CAP_NET_ADMIN;"));
         assert!(found.advice.contains("CAP_BPF") && !found.advice.contains("CAP_NET_ADMIN"));
-        assert!(capabilities(Some(0)).fact.starts_with("none;"));
-        assert_eq!(capabilities(Some(u64::MAX)).advice, "");
+        assert!(
+            capabilities(Some(CapabilitySet::empty()))
+                .fact
+                .starts_with("none;")
+        );
+        assert_eq!(capabilities(Some(CapabilitySet::all())).advice, "");
     }
 }

@@ -7,9 +7,10 @@ use dipole_node::registry::Registry;
 use dipole_node::{Config, Links, Node};
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::thread::CapabilitySet;
 
 use super::finding::Finding;
-use super::kernel::{SYS_PTRACE, may, read};
+use super::kernel::{may, read};
 
 pub(super) fn examine(config: &Config) -> Vec<Finding> {
     let directory = runtime_directory(config);
@@ -22,7 +23,7 @@ pub(super) fn examine(config: &Config) -> Vec<Finding> {
         findings.push(one_copy(
             own_memory_is_read(),
             scope.as_deref(),
-            may(SYS_PTRACE),
+            may(CapabilitySet::SYS_PTRACE),
         ));
     }
     findings

@@ -117,15 +117,15 @@ fn network(config: &Config, patience: Duration) -> Vec<Finding> {
             findings.extend(device::examine(device));
             findings.push(peer::examine_own(host, own));
         }
-        for card in &config.cards {
-            match device::of(*card, &devices) {
+        for interface in &config.interfaces {
+            match device::of(*interface, &devices) {
                 Some(device) => findings.extend(device::examine(device)),
-                None => findings.push(setup::no_card(*card).about(host.to_string())),
+                None => findings.push(setup::no_interface(*interface).about(host.to_string())),
             }
         }
     }
     let mut own_addresses = vec![config.bind];
-    own_addresses.extend(&config.cards);
+    own_addresses.extend(&config.interfaces);
     let mut shortcuts = false;
     for address in own_addresses.iter().filter(|one| !one.is_loopback()) {
         let (found, usable) = shortcut::examine(*address, config.ring_bytes);

@@ -1,5 +1,5 @@
 //! The pairs of addresses between this node and another where one of them has several
-//! cards: which of them sessions will use.
+//! interfaces: which of them sessions will use.
 
 use std::io;
 use std::net::IpAddr;
@@ -36,15 +36,15 @@ enum Outcome {
     Stranger(KeyMismatch),
 }
 
-/// Asks a node at each of its addresses; `cards` are those of this node.
-pub(super) fn examine(host: &Host, own: Own<'_>, cards: &[IpAddr]) -> Vec<Finding> {
+/// Asks a node at each of its addresses; `interfaces` are those of this node.
+pub(super) fn examine(host: &Host, own: Own<'_>, interfaces: &[IpAddr]) -> Vec<Finding> {
     let patience = own.patience;
-    if cards.len() < 2 && host.cards.is_empty() && host.control.is_none() {
+    if interfaces.len() < 2 && host.interfaces.is_empty() && host.control.is_none() {
         return Vec::new();
     }
     let addresses = host.directories().into_iter().map(|directory| {
         let theirs = directory.ip();
-        let leads_back = cards.contains(&theirs) && theirs != host.address;
+        let leads_back = interfaces.contains(&theirs) && theirs != host.address;
         let prober = Prober::open(None, directory, host.node, own.key);
         let ours = prober.as_ref().ok().and_then(|prober| prober.source().ok());
         let outcome = match prober {
@@ -106,7 +106,7 @@ fn judge_control(ours: Option<IpAddr>, theirs: IpAddr, outcome: &Outcome) -> Fin
         ),
         _ => Finding::slow(
             NAME,
-            format!("{pair}: the node does not answer there, questions go by its cards"),
+            format!("{pair}: the node does not answer there, questions go by its interfaces"),
             "mend that network, or correct `control=` in the hosts file",
         ),
     }
@@ -114,7 +114,8 @@ fn judge_control(ours: Option<IpAddr>, theirs: IpAddr, outcome: &Outcome) -> Fin
 
 fn judge(ours: Option<IpAddr>, theirs: IpAddr, outcome: &Outcome) -> Finding {
     const NAME: &str = "path";
-    const MEND: &str = "take the address out of `cards=` in the hosts file, or mend its network";
+    const MEND: &str =
+        "take the address out of `interfaces=` in the hosts file, or mend its network";
     let pair = match ours {
         Some(ours) => format!("{ours} <-> {theirs}"),
         None => format!("to {theirs}"),
@@ -128,7 +129,7 @@ fn judge(ours: Option<IpAddr>, theirs: IpAddr, outcome: &Outcome) -> Finding {
             NAME,
             format!("{pair}: an address of this node too, will not be used"),
             "bridges and overlays of containers have the same address everywhere: take it out of \
-             `cards=` in the hosts file",
+             `interfaces=` in the hosts file",
         ),
         Outcome::Short(bytes) => Finding::slow(
             NAME,

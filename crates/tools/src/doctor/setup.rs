@@ -177,11 +177,11 @@ pub(super) fn own_address(host: &Host, hosts: &Hosts, bind: IpAddr, devices: &[D
     Finding::good(NAME, format!("{address} is on a device of this machine")).about(subject)
 }
 
-/// A further card that this machine does not have.
-pub(super) fn no_card(address: IpAddr) -> Finding {
+/// A further interface that this machine does not have.
+pub(super) fn no_interface(address: IpAddr) -> Finding {
     Finding::broken(
         "own address",
-        format!("{address} of `cards=` is on no device of this machine, so no program starts"),
+        format!("{address} of `interfaces=` is on no device of this machine, so no program starts"),
         "correct the line of this node in the hosts file, or `ip addr add` it",
     )
 }

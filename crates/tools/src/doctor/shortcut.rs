@@ -1,4 +1,4 @@
-//! Whether small packets can go around the socket at a card (the bpf link), and what else is
+//! Whether small packets can go around the socket at an interface (the bpf link), and what else is
 //! attached there.
 
 use std::net::IpAddr;
@@ -14,65 +14,67 @@ use super::finding::Finding;
 const BROKER: &str = "DIPOLE_BROKER";
 const NAME: &str = "bpf link";
 
-/// By whose privileges a card could be used.
+/// What lets this process use the fast path of an interface.
 #[derive(Debug)]
-enum Means {
+enum Access {
     /// This process has the capabilities.
     Own,
-    /// What an agent that lends says.
-    Lent(Result<Granted, GrantError>),
+    /// What an agent that grants says.
+    Granted(Result<Granted, GrantError>),
 }
 
-/// What is found at the card with an address; the second is true if it can be used.
+/// What is found at the interface with an address; the second is true if it can be used.
 pub(super) fn examine(address: IpAddr, ring_bytes: u32) -> (Vec<Finding>, bool) {
-    let Ok((card, _)) = interface_of(address) else {
+    let Ok((interface, _)) = interface_of(address) else {
         return (Vec::new(), false);
     };
     let path = std::env::var_os(BROKER).filter(|value| !value.is_empty());
     let path = path.map_or_else(|| PathBuf::from(DEFAULT_PATH), PathBuf::from);
-    let means = match has_capabilities() {
-        true => Means::Own,
-        false => Means::Lent(preview(&path, address, ring_bytes)),
+    let access = match has_capabilities() {
+        true => Access::Own,
+        false => Access::Granted(preview(&path, address, ring_bytes)),
     };
-    let programs = attached(&card).ok();
+    let programs = attached(&interface).ok();
     // The kernel that can be asked for them has the place for ours.
-    let has_tcx = programs.is_some() || !matches!(means, Means::Own);
-    let finding = judge(&means, has_tcx, &path);
-    let usable = has_tcx && matches!(means, Means::Own | Means::Lent(Ok(_)));
+    let has_tcx = programs.is_some() || !matches!(access, Access::Own);
+    let finding = judge(&access, has_tcx, &path);
+    let usable = has_tcx && matches!(access, Access::Own | Access::Granted(Ok(_)));
     let mut findings = vec![finding];
     findings.extend(programs.and_then(|programs| others(&programs)));
-    findings.extend(xdp(&card));
-    let named = findings.into_iter().map(|one| one.about(&card.name));
+    findings.extend(xdp(&interface));
+    let named = findings.into_iter().map(|one| one.about(&interface.name));
     (named.collect(), usable)
 }
 
-fn judge(means: &Means, has_tcx: bool, path: &Path) -> Finding {
-    let allow = "an administrator can let `dipole agent` lend it: /etc/dipole/interfaces.toml";
-    match means {
-        Means::Own if has_tcx => Finding::good(NAME, "can be used, by this process's capabilities"),
-        Means::Own => Finding::slow(
+fn judge(access: &Access, has_tcx: bool, path: &Path) -> Finding {
+    let allow = "an administrator can let `dipole agent` grant it: /etc/dipole/interfaces.toml";
+    match access {
+        Access::Own if has_tcx => {
+            Finding::good(NAME, "can be used, by this process's capabilities")
+        }
+        Access::Own => Finding::slow(
             NAME,
             "the kernel has no TCX, so small packets take the slower XDP or the socket",
             "install Linux 6.6 or newer",
         ),
-        Means::Lent(Ok(granted)) => {
+        Access::Granted(Ok(granted)) => {
             let raw = match granted.sender {
                 true => "and a socket for raw frames",
                 false => "small packets are sent by the socket",
             };
             Finding::good(
                 NAME,
-                format!("the agent at {} lends a ring, {raw}", path.display()),
+                format!("the agent at {} grants a ring, {raw}", path.display()),
             )
         }
-        Means::Lent(Err(GrantError::NoBroker { .. })) => Finding::good(
+        Access::Granted(Err(GrantError::NoBroker { .. })) => Finding::good(
             NAME,
-            "not for this user, so small packets take the socket: nobody lends rings here",
+            "not for this user, so small packets take the socket: nobody grants rings here",
         )
         .advise(allow),
-        Means::Lent(Err(GrantError::Refused(refusal))) => {
+        Access::Granted(Err(GrantError::Refused(refusal))) => {
             let fact = format!(
-                "not lent, so small packets take the socket: {}",
+                "not granted, so small packets take the socket: {}",
                 refusal.text
             );
             match refusal.reason {
@@ -87,7 +89,7 @@ fn judge(means: &Means, has_tcx: bool, path: &Path) -> Finding {
                 _ => Finding::unknown(NAME, fact, "the agent's log says more"),
             }
         }
-        Means::Lent(Err(error)) => Finding::unknown(
+        Access::Granted(Err(error)) => Finding::unknown(
             NAME,
             error.to_string(),
             "`dipole agent status` of that agent",
@@ -113,9 +115,9 @@ fn others(programs: &[Attached]) -> Option<Finding> {
 }
 
 /// A program at XDP, which sees packets before all others.
-fn xdp(card: &InterfaceId) -> Option<Finding> {
+fn xdp(interface: &InterfaceId) -> Option<Finding> {
     let output = std::process::Command::new("ip")
-        .args(["-j", "link", "show", "dev", &card.name])
+        .args(["-j", "link", "show", "dev", &interface.name])
         .output()
         .ok()?;
     let id = xdp_of(&output.stdout)?;
@@ -137,8 +139,8 @@ mod tests {
     use super::*;
     use dipole_bpf::grant::wire::Refusal;
 
-    fn granted(sender: bool) -> Means {
-        Means::Lent(Ok(Granted {
+    fn granted(sender: bool) -> Access {
+        Access::Granted(Ok(Granted {
             interface: InterfaceId {
                 index: 2,
                 name: "eth0".to_owned(),
@@ -148,8 +150,8 @@ mod tests {
         }))
     }
 
-    fn refused(reason: Reason) -> Means {
-        Means::Lent(Err(GrantError::Refused(Refusal {
+    fn refused(reason: Reason) -> Access {
+        Access::Granted(Err(GrantError::Refused(Refusal {
             reason,
             text: "because".to_owned(),
         })))
@@ -157,25 +159,25 @@ mod tests {
 
     #[test]
     fn what_can_be_used_is_told_and_why_not() {
-        let nobody = Means::Lent(Err(GrantError::NoBroker {
+        let nobody = Access::Granted(Err(GrantError::NoBroker {
             path: "/x".into(),
             cause: std::io::ErrorKind::NotFound.into(),
         }));
-        let silent = Means::Lent(Err(GrantError::Silent { path: "/x".into() }));
-        for (means, has_tcx, verdict, word) in [
-            (Means::Own, true, Good, "capabilities"),
-            (Means::Own, false, Slow, "no TCX"),
+        let silent = Access::Granted(Err(GrantError::Silent { path: "/x".into() }));
+        for (access, has_tcx, verdict, word) in [
+            (Access::Own, true, Good, "capabilities"),
+            (Access::Own, false, Slow, "no TCX"),
             (granted(true), true, Good, "raw frames"),
             (granted(false), true, Good, "by the socket"),
-            (nobody, true, Good, "nobody lends"),
+            (nobody, true, Good, "nobody grants"),
             (refused(Reason::User), true, Good, "because"),
             (refused(Reason::Limit), true, Slow, "because"),
             (refused(Reason::Size), true, Slow, "because"),
             (refused(Reason::Kernel), true, Unknown, "because"),
             (silent, true, Unknown, "does not reply"),
         ] {
-            let found = judge(&means, has_tcx, Path::new("/x"));
-            assert_eq!(found.verdict, verdict, "{means:?}");
+            let found = judge(&access, has_tcx, Path::new("/x"));
+            assert_eq!(found.verdict, verdict, "{access:?}");
             assert!(found.fact.contains(word), "{}", found.fact);
         }
     }

@@ -1,7 +1,5 @@
 //! The messages of a stream, as postcard: [`Frame`].
 
-use std::fmt;
-
 use crc_fast::{CrcAlgorithm, Digest};
 use serde::{Deserialize, Serialize};
 
@@ -34,35 +32,19 @@ pub(super) struct Frame<'a> {
 }
 
 /// Why a message does not belong to a stream.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum FrameError {
-    Malformed {
-        length_bytes: usize,
-    },
+    #[error(
+        "a message of {length_bytes} bytes that is no part of a stream; is it `dipole \
+         send` of this version?"
+    )]
+    Malformed { length_bytes: usize },
     /// A piece is missing or was received twice.
+    #[error("a piece that begins at byte {found_bytes} where byte {expected_bytes} was next")]
     Offset {
         expected_bytes: u64,
         found_bytes: u64,
     },
-}
-
-impl fmt::Display for FrameError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            FrameError::Malformed { length_bytes } => write!(
-                f,
-                "a message of {length_bytes} bytes that is no part of a stream; is it `dipole \
-                 send` of this version?"
-            ),
-            FrameError::Offset {
-                expected_bytes,
-                found_bytes,
-            } => write!(
-                f,
-                "a piece that begins at byte {found_bytes} where byte {expected_bytes} was next"
-            ),
-        }
-    }
 }
 
 impl<'a> Frame<'a> {

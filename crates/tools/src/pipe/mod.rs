@@ -8,7 +8,6 @@ mod progress;
 mod recv;
 mod send;
 
-use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
@@ -48,116 +47,77 @@ struct PipeArgs {
 }
 
 /// Why a stream was not transferred completely.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 enum PipeError {
+    #[error(transparent)]
     Config(ConfigError),
+    #[error(transparent)]
     Hosts(FileError),
-    Fault {
-        plan: String,
-        reason: String,
-    },
+    #[error("--fault {plan}: {reason}")]
+    Fault { plan: String, reason: String },
     /// `recv NID:DPID` with the number of another node.
-    NotOurNode {
-        asked: Address,
-        own: NodeId,
-    },
+    #[error(
+        "cannot receive at {asked}: this is node {own}; give --nid {}, or another address",
+        .asked.node
+    )]
+    NotOurNode { asked: Address, own: NodeId },
+    #[error(transparent)]
     Open(OpenError),
+    #[error(transparent)]
     Target(TargetError),
+    #[error(transparent)]
     Send(SendError),
+    #[error(transparent)]
     Receive(ReceiveError),
     /// Reading the input or writing the output failed.
+    #[error("{doing}: {cause}")]
     File {
         doing: &'static str,
         cause: io::Error,
     },
     /// A message of the stream does not fit.
-    Frame {
-        from: Address,
-        cause: FrameError,
-    },
+    #[error("endpoint {from} sent {cause}")]
+    Frame { from: Address, cause: FrameError },
     /// One side has `--lines` and the other does not.
-    Mode {
-        from: Address,
-        lines: bool,
-    },
+    #[error("endpoint {from} {}", other_mode(*.lines))]
+    Mode { from: Address, lines: bool },
     /// Nothing was received for too long.
+    #[error(
+        "the stream of endpoint {from} was cut after {bytes} bytes: nothing was received for \
+         {seconds} s; the output is incomplete"
+    )]
     Silent {
         from: Address,
         seconds: u64,
         bytes: u64,
     },
     /// The stream differs from what its sender sent.
+    #[error(
+        "the stream of endpoint {from} is damaged: {found_bytes} of {expected_bytes} bytes \
+         arrived, or their CRC32C differs; send it again"
+    )]
     Damaged {
         from: Address,
         expected_bytes: u64,
         found_bytes: u64,
     },
     /// The receiver did not confirm that everything has arrived.
-    Unconfirmed {
-        to: Address,
-    },
+    #[error(
+        "endpoint {to} did not confirm that everything has arrived; the end may be missing there"
+    )]
+    Unconfirmed { to: Address },
     /// The other side has reported a failure.
-    Refused {
-        to: Address,
-        reason: String,
-    },
+    #[error("endpoint {to} reports: {reason}")]
+    Refused { to: Address, reason: String },
 }
 
-impl fmt::Display for PipeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            PipeError::Config(error) => error.fmt(f),
-            PipeError::Hosts(error) => error.fmt(f),
-            PipeError::Fault { plan, reason } => write!(f, "--fault {plan}: {reason}"),
-            PipeError::NotOurNode { asked, own } => write!(
-                f,
-                "cannot receive at {asked}: this is node {own}; give --nid {}, or another address",
-                asked.node
-            ),
-            PipeError::Open(error) => error.fmt(f),
-            PipeError::Target(error) => error.fmt(f),
-            PipeError::Send(error) => error.fmt(f),
-            PipeError::Receive(error) => error.fmt(f),
-            PipeError::File { doing, cause } => write!(f, "{doing}: {cause}"),
-            PipeError::Frame { from, cause } => write!(f, "endpoint {from} sent {cause}"),
-            PipeError::Mode { from, lines: true } => write!(
-                f,
-                "endpoint {from} sends a stream of bytes, not lines; leave out --lines here or \
-                 add it there"
-            ),
-            PipeError::Mode { from, lines: false } => write!(
-                f,
-                "endpoint {from} sends lines, not a stream of bytes; add --lines here or leave it \
-                 out there"
-            ),
-            PipeError::Silent {
-                from,
-                seconds,
-                bytes,
-            } => write!(
-                f,
-                "the stream of endpoint {from} was cut after {bytes} bytes: nothing was received for \
-                 {seconds} s; the output is incomplete"
-            ),
-            PipeError::Damaged {
-                from,
-                expected_bytes,
-                found_bytes,
-            } => write!(
-                f,
-                "the stream of endpoint {from} is damaged: {found_bytes} of {expected_bytes} bytes \
-                 arrived, or their CRC32C differs; send it again"
-            ),
-            PipeError::Unconfirmed { to } => write!(
-                f,
-                "endpoint {to} did not confirm that everything has arrived; the end may be missing there"
-            ),
-            PipeError::Refused { to, reason } => write!(f, "endpoint {to} reports: {reason}"),
-        }
+/// What the other side does, when this one has `--lines` or not.
+fn other_mode(lines: bool) -> &'static str {
+    match lines {
+        true => "sends a stream of bytes, not lines; leave out --lines here or add it there",
+        false => "sends lines, not a stream of bytes; add --lines here or leave it out there",
     }
 }
-
-impl std::error::Error for PipeError {}
 
 /// The configuration of environment and options; options win.
 fn configure(args: &PipeArgs) -> Result<Config, PipeError> {

@@ -244,7 +244,7 @@ fn adapted(seen: &[Vec<u8>], victims: &[Victim; 2]) -> Vec<(Ipv4Addr, Vec<u8>)> 
             continue;
         };
         let mut as_it_was = bytes.clone();
-        // Without a checksum, which the card was to fill in.
+        // Without a checksum, which the interface was to fill in.
         as_it_was[26..28].fill(0);
         packets.push((*to.small.ip(), as_it_was));
         packets.push((

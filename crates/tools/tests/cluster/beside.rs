@@ -1,4 +1,4 @@
-//! Other programs on a card, before, while and after processes have the bpf link there.
+//! Other programs on an interface, before, while and after processes have the bpf link there.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -85,8 +85,8 @@ impl Others<'_> {
 
 fn attached(testbed: &Testbed, node: u32) -> usize {
     let look = || {
-        let (card, _) = interface_of(testbed.node(node).addresses[0].into())?;
-        hook::attached(&card)
+        let (interface, _) = interface_of(testbed.node(node).addresses[0].into())?;
+        hook::attached(&interface)
     };
     let found = testbed.inside(node, look).expect("a namespace");
     found.expect("the kernel tells").len()
@@ -126,7 +126,7 @@ fn answers_pings(mut ping: Command, address: &str) -> bool {
 }
 
 #[test]
-fn other_programs_on_the_card_notice_nothing_and_nothing_is_left() {
+fn other_programs_on_the_interface_notice_nothing_and_nothing_is_left() {
     let Some(testbed) = crate::testbed(Testbed::builder().nodes(2).slots(2)) else {
         return;
     };

@@ -1,4 +1,4 @@
-//! More processes than cores, all with the bpf link on cards of several queues.
+//! More processes than cores, all with the bpf link on interfaces of several queues.
 
 use dipole_testbed::Testbed;
 
@@ -8,7 +8,7 @@ use crate::job::Job;
 const LEAST_SHARE: f64 = 0.25;
 
 #[test]
-fn eight_processes_a_node_share_a_card_of_four_queues() {
+fn eight_processes_a_node_share_an_interface_of_four_queues() {
     let Some(testbed) = crate::testbed(Testbed::builder().nodes(2).slots(8).queues(4)) else {
         return;
     };

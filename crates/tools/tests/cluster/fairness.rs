@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use dipole_testbed::Testbed;
 
 const RATE_MBIT: u64 = 200;
-/// The one whose card is narrow: everybody sends to it.
+/// The one whose interface is narrow: everybody sends to it.
 const RECEIVER: u32 = 3;
 const BLOCK_BYTES: usize = 64 << 10;
 /// Bytes of a question and of its answer, as of a key and its echo.
@@ -187,7 +187,7 @@ fn share_the_network(from_dipole: u32, from_tcp: u32) {
 }
 
 #[test]
-fn a_stream_and_tcp_share_a_card() {
+fn a_stream_and_tcp_share_an_interface() {
     share_the_network(1, 1);
 }
 

@@ -1,4 +1,4 @@
-//! Whole clusters in network namespaces, under what clusters suffer: cards and nodes that fail and
+//! Whole clusters in network namespaces, under what clusters suffer: interfaces and nodes that fail and
 //! come back, networks that lose, repeat and reorder, other traffic. Needs root; skipped aloud
 //! without.
 //!

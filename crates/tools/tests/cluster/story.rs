@@ -1,4 +1,4 @@
-//! Four nodes with two cards each: a card fails and comes back, a node is killed and comes back.
+//! Four nodes with two interfaces each: an interface fails and comes back, a node is killed and comes back.
 
 use std::thread;
 
@@ -7,26 +7,26 @@ use dipole_testbed::Testbed;
 use crate::job::Job;
 
 #[test]
-fn survivors_lose_nothing_while_a_card_and_then_a_node_fail_and_come_back() {
+fn survivors_lose_nothing_while_an_interface_and_then_a_node_fail_and_come_back() {
     let builder = Testbed::builder().nodes(4).networks(2).slots(2);
     let Some(testbed) = crate::testbed(builder) else {
         return;
     };
     let phase = crate::phase();
-    // Long enough for cards and ranks to be noticed on a busy machine too.
+    // Long enough for interfaces and ranks to be noticed on a busy machine too.
     let seconds = phase.as_secs_f64() * 5.0 + 8.0;
     let mut job = Job::soak(&testbed, 8, seconds, &["--on-loss", "restart"]);
     job.wait_for(8, "all ranks found");
     thread::sleep(phase / 2);
-    job.note("node 2: the first card is taken out");
-    testbed.set_card(2, 0, false).expect("a card");
+    job.note("node 2: the first interface is taken out");
+    testbed.set_interface(2, 0, false).expect("an interface");
     // Each of the six ranks elsewhere says so of both processes there.
     job.wait_for(12, "10.0.0.2 answers no longer: not used");
     thread::sleep(phase);
-    assert_eq!(job.count("is lost"), 0, "a card is no node");
+    assert_eq!(job.count("is lost"), 0, "an interface is no node");
     let before = job.count("10.0.0.2 small and bulk");
-    job.note("node 2: the first card is put back");
-    testbed.set_card(2, 0, true).expect("a card");
+    job.note("node 2: the first interface is put back");
+    testbed.set_interface(2, 0, true).expect("an interface");
     job.wait_for(before + 12, "10.0.0.2 small and bulk");
     thread::sleep(phase / 2);
     job.note("node 4 is killed");

@@ -16,7 +16,10 @@ fn two_networks() -> Option<Cluster> {
 
 fn set_network(cluster: &Cluster, network: u32, up: bool) {
     for node in 1..=4 {
-        cluster.testbed.set_card(node, network, up).expect("a card");
+        cluster
+            .testbed
+            .set_interface(node, network, up)
+            .expect("an interface");
     }
 }
 
@@ -48,12 +51,15 @@ fn nobody_is_declared_gone_while_one_of_two_networks_is_out() {
         set_network(&cluster, network, true);
         nobody_is_missed(&cluster, &agents);
     }
-    // A node that has lost its first card is still reached by those that have both.
-    cluster.testbed.set_card(2, 0, false).expect("a card");
+    // A node that has lost its first interface is still reached by those that have both.
+    cluster
+        .testbed
+        .set_interface(2, 0, false)
+        .expect("an interface");
     nobody_is_missed(&cluster, &agents);
 }
 
-/// Packets to the directory port that a node has sent by a card, as its firewall counts them.
+/// Packets to the directory port that a node has sent by an interface, as its firewall counts them.
 fn sent_by(cluster: &Cluster, node: u32, network: u32) -> u64 {
     let device = format!("/sys/class/net/net{network}/statistics/tx_packets");
     let mut command: Command = cluster.testbed.command(node, "cat");
@@ -62,18 +68,18 @@ fn sent_by(cluster: &Cluster, node: u32, network: u32) -> u64 {
 }
 
 #[test]
-fn questions_and_membership_go_by_the_control_network_and_by_the_cards_when_it_is_out() {
+fn questions_and_membership_go_by_the_control_network_and_by_the_interfaces_when_it_is_out() {
     let Some(cluster) = two_networks() else {
         return;
     };
     let agents: Vec<Agent> = (1..=4)
         .map(|node| {
             let place = cluster.testbed.node(node);
-            let (card, control) = (
+            let (interface, control) = (
                 place.addresses[0].to_string(),
                 place.addresses[1].to_string(),
             );
-            let bound = ["--discover", "--bind", &card, "--control", &control];
+            let bound = ["--discover", "--bind", &interface, "--control", &control];
             cluster.agent(node, &bound)
         })
         .collect();
@@ -83,12 +89,14 @@ fn questions_and_membership_go_by_the_control_network_and_by_the_cards_when_it_i
     std::thread::sleep(LONG);
     let before = (sent_by(&cluster, 1, 0), sent_by(&cluster, 1, 1));
     std::thread::sleep(LONG);
-    let by_card = sent_by(&cluster, 1, 0) - before.0;
+    let by_interface = sent_by(&cluster, 1, 0) - before.0;
     let by_control = sent_by(&cluster, 1, 1) - before.1;
-    println!("in {LONG:?}: {by_card} packets by the card, {by_control} by the control network");
+    println!(
+        "in {LONG:?}: {by_interface} packets by the interface, {by_control} by the control network"
+    );
     assert!(
-        by_control > 2 * by_card,
-        "{by_card} by the card, {by_control}"
+        by_control > 2 * by_interface,
+        "{by_interface} by the interface, {by_control}"
     );
 
     let file = cluster.testbed.node(1).runtime_dir.join("node-1/nodes");
@@ -102,13 +110,13 @@ fn questions_and_membership_go_by_the_control_network_and_by_the_cards_when_it_i
         let receiver = receiver.stdout(std::process::Stdio::piped()).spawn();
         let receiver = receiver.expect("it starts");
         let text = cluster.path("text");
-        std::fs::write(&text, "by the card").expect("our own folder");
+        std::fs::write(&text, "by the interface").expect("our own folder");
         let mut sender = cluster.dipole(1, &["send", "2:7"]);
         sender.stdin(std::fs::File::open(&text).expect("just written"));
         let sent = sender.output().expect("it runs");
         assert!(sent.status.success(), "{}", said(&sent));
         let output = receiver.wait_with_output().expect("our child");
-        assert_eq!(said(&output), "by the card");
+        assert_eq!(said(&output), "by the interface");
     };
     carry();
     set_network(&cluster, 1, false);

@@ -56,7 +56,7 @@ fn every_path_of_a_node_with_several_addresses_is_tried_with_a_cluster_key() {
     let free = UdpSocket::bind("127.0.0.1:0").expect("a port");
     let port = free.local_addr().expect("it is bound").port();
     drop(free);
-    let text = format!("1 127.0.0.2\n2 127.0.0.1 port={port} cards=127.0.0.3\n");
+    let text = format!("1 127.0.0.2\n2 127.0.0.1 port={port} interfaces=127.0.0.3\n");
     std::fs::write(place("hosts"), text).expect("our own directory");
     let dipole = |runtime, node| {
         let mut command = cleaned(Command::new(env!("CARGO_BIN_EXE_dipole")), &place(runtime));

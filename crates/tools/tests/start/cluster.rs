@@ -275,7 +275,10 @@ fn nothing_is_left_when_the_launchers_machine_is_cut_off() {
     let script = "echo $$; while :; do sleep 1000; done";
     let mut job = Job::start(&mut cluster.run(&["-n", "8"], script));
     let pids = job.pids(8);
-    cluster.testbed.set_card(1, 0, false).expect("a card");
+    cluster
+        .testbed
+        .set_interface(1, 0, false)
+        .expect("an interface");
     let (status, _) = job.ends();
     assert_eq!(status, Some(137), "the other hosts are lost");
     assert_gone(&pids);

@@ -78,7 +78,7 @@ fn started_again<T>(node: &Node, key: bool, meanwhile: impl FnOnce() -> T) -> (T
 
     let names = ["directory", "listener"];
     let names = &names[..1 + usize::from(key)];
-    assert_eq!(kept.len(), names.len(), "one card");
+    assert_eq!(kept.len(), names.len(), "one interface");
     let mut command = Command::new("sh");
     let count = names.len();
     let script = format!(

@@ -1,4 +1,4 @@
-//! What `dipole doctor` tells users of cards that are lent, or not.
+//! What `dipole doctor` tells users of interfaces that are granted, or not.
 
 use std::process::Command;
 
@@ -25,7 +25,7 @@ impl Scene {
             ]);
             command.arg(self.testbed.hosts_file());
             command.env("DIPOLE_RUNTIME_DIR", &runtime);
-            command.env("DIPOLE_BROKER", self.lender());
+            command.env("DIPOLE_BROKER", self.broker());
             command.env("DIPOLE_RING_BYTES", RING_BYTES.to_string());
             command.output().expect("it runs")
         };
@@ -70,19 +70,19 @@ fn each_user_is_told_what_they_get_and_what_is_attached_and_gone_around() {
     );
     assert!(scene.attached().is_empty(), "it only asked");
 
-    let loan = scene.borrow(BOB).expect("he may");
+    let grant = scene.grant(BOB).expect("he may");
     let told = scene.doctor(0);
     expect(&told, "bpf link", "net0", "by this process's capabilities");
     expect(&told, "programs", "net0", "dipole_ingress");
     let firewall = told.iter().find(|one| one.0 == "firewall");
     let fact = &firewall.expect("what it goes around").2;
     assert!(fact.contains("rules"), "{fact}");
-    drop(loan);
+    drop(grant);
     scene.kill_agent();
     expect(
         &scene.doctor(ALICE),
         "bpf link",
         "net0",
-        "nobody lends rings",
+        "nobody grants rings",
     );
 }

@@ -30,7 +30,7 @@ fn open(scene: &Scene, node: u32, uid: u32, links: Links) -> (Node, Endpoint) {
         config.hosts = Hosts::parse(&hosts).expect("a hosts file");
         config.bind = scene.address(node);
         config.links = links;
-        config.broker = scene.lender();
+        config.broker = scene.broker();
         config.ring_bytes = RING_BYTES;
         let node = Node::open(config).expect("a node");
         let endpoint = node.endpoint(EndpointId(7)).expect("free");

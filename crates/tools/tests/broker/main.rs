@@ -1,4 +1,4 @@
-//! An agent that lends rings and sockets for raw frames to other users: who gets what, what
+//! An agent that grants rings and sockets for raw frames to other users: who gets what, what
 //! they can do with it, and what is left when anybody dies. Needs root and namespaces.
 
 #![allow(missing_docs, reason = "tests")]

@@ -1,4 +1,4 @@
-//! Two nodes with real cards; on the first an agent that lends, and processes of several users.
+//! Two nodes with real interfaces; on the first an agent that grants, and processes of several users.
 
 use std::fs::OpenOptions;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -86,7 +86,7 @@ impl Scene {
         Some(scene)
     }
 
-    /// The same with an agent that lends.
+    /// The same with an agent that grants.
     pub(crate) fn with_agent() -> Option<Scene> {
         let mut scene = Scene::set()?;
         let mut agent = scene.command();
@@ -141,9 +141,9 @@ impl Scene {
     }
 
     pub(crate) fn words(&self) -> Vec<String> {
-        let cards = self.path("interfaces.toml").display().to_string();
+        let interfaces = self.path("interfaces.toml").display().to_string();
         let program = env!("CARGO_BIN_EXE_dipole");
-        [program, "agent", "--interfaces", &cards]
+        [program, "agent", "--interfaces", &interfaces]
             .map(str::to_owned)
             .to_vec()
     }
@@ -152,21 +152,21 @@ impl Scene {
     pub(crate) fn inside(&self, words: &[String]) -> Command {
         let mut command = self.testbed.command(1, &words[0]);
         command.args(&words[1..]);
-        command.env("DIPOLE_BROKER", self.path("lender"));
+        command.env("DIPOLE_BROKER", self.path("broker"));
         command.env("XDG_CONFIG_HOME", self.path("config"));
         command.env("DIPOLE_LOG", "info");
         command.env_remove("DIPOLE_KEY");
         command
     }
 
-    /// Returns when it lends.
+    /// Returns when it grants.
     pub(crate) fn start(&mut self, command: &mut Command) {
         self.agent = Some(command.spawn().expect("it starts"));
         self.answers();
     }
 
     pub(crate) fn answers(&self) {
-        wait_for("an agent that lends", || {
+        wait_for("an agent that grants", || {
             (self.asked(ALICE, RING_BYTES).is_ok()).then_some(())
         });
     }
@@ -182,8 +182,8 @@ impl Scene {
         agent.wait().expect("our child");
     }
 
-    pub(crate) fn lender(&self) -> PathBuf {
-        self.path("lender")
+    pub(crate) fn broker(&self) -> PathBuf {
+        self.path("broker")
     }
 
     pub(crate) fn address(&self, node: u32) -> IpAddr {
@@ -205,20 +205,20 @@ impl Scene {
         done.expect("the node")
     }
 
-    /// A loan of a user's, with the socket that it is for.
-    pub(crate) fn borrow(&self, uid: u32) -> Result<(Grant, UdpSocket), GrantError> {
+    /// A grant of a user's, with the socket that it is for.
+    pub(crate) fn grant(&self, uid: u32) -> Result<(Grant, UdpSocket), GrantError> {
         self.being(uid, || {
             let socket = self.bound();
-            let loan = request(&self.lender(), socket.as_fd(), RING_BYTES)?;
-            Ok((loan, socket))
+            let grant = request(&self.broker(), socket.as_fd(), RING_BYTES)?;
+            Ok((grant, socket))
         })
     }
 
-    /// What a lender says of a ring of some length, which is given back at once.
+    /// What a broker says of a ring of some length, which is given back at once.
     pub(crate) fn asked(&self, uid: u32, ring_bytes: u32) -> Result<(), GrantError> {
         self.being(uid, || {
             let socket = self.bound();
-            request(&self.lender(), socket.as_fd(), ring_bytes).map(drop)
+            request(&self.broker(), socket.as_fd(), ring_bytes).map(drop)
         })
     }
 
@@ -230,7 +230,7 @@ impl Scene {
         socket
     }
 
-    /// A whole link of a user's, by what the agent lends.
+    /// A whole link of a user's, by what the agent grants.
     pub(crate) fn link(&self, uid: u32) -> Bpf {
         self.being(uid, || {
             let udp = Udp::bind(self.address(1), &UdpOptions::default()).expect("a link");
@@ -238,8 +238,8 @@ impl Scene {
                 ring_bytes: RING_BYTES,
                 ..BpfOptions::default()
             };
-            let lent = FastPath::request(&udp, &self.lender(), &options);
-            Bpf::new(udp, lent.expect("it is lent"))
+            let granted = FastPath::request(&udp, &self.broker(), &options);
+            Bpf::new(udp, granted.expect("it is granted"))
         })
     }
 
@@ -254,10 +254,10 @@ impl Scene {
         (socket, at)
     }
 
-    pub(crate) fn card(&self) -> InterfaceId {
+    pub(crate) fn interface(&self) -> InterfaceId {
         let index = self.testbed.inside(1, || {
             let socket = UdpSocket::bind("127.0.0.1:0").expect("loopback");
-            name_to_index(&socket, "net0").expect("a card")
+            name_to_index(&socket, "net0").expect("an interface")
         });
         InterfaceId {
             index: index.expect("the node"),
@@ -265,14 +265,14 @@ impl Scene {
         }
     }
 
-    /// What is attached to the first node's card.
+    /// What is attached to the first node's interface.
     pub(crate) fn attached(&self) -> Vec<Attached> {
-        let card = self.card();
-        let found = self.testbed.inside(1, || attached(&card));
+        let interface = self.interface();
+        let found = self.testbed.inside(1, || attached(&interface));
         found.expect("the node").expect("root may ask")
     }
 
-    /// What the agent says of the card that it lends.
+    /// What the agent says of the interface that it grants.
     pub(crate) fn status(&self) -> serde_json::Value {
         let words = ["--json", "agent", "status"].map(str::to_owned);
         let program = [env!("CARGO_BIN_EXE_dipole").to_owned()];
@@ -285,10 +285,10 @@ impl Scene {
 
     pub(crate) fn counter(&self, name: &str) -> u64 {
         let status = self.status();
-        let card = &status["interfaces"][0];
+        let interface = &status["interfaces"][0];
         let counted = match name {
-            "refused" => &card["refused_frames"],
-            name => &card["counters"][name],
+            "refused" => &interface["refused_frames"],
+            name => &interface["counters"][name],
         };
         counted.as_u64().unwrap_or(0)
     }

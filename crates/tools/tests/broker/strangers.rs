@@ -25,10 +25,10 @@ const QUESTION: Request = Request {
 };
 
 impl Scene {
-    /// What is said to a user who sends this; none if the lender hangs up.
+    /// What is said to a user who sends this; none if the broker hangs up.
     fn told(&self, uid: u32, bytes: &[u8], files: &[BorrowedFd<'_>]) -> Option<Reply> {
         self.being(uid, || {
-            let connection = connect(&self.lender()).expect("it listens");
+            let connection = connect(&self.broker()).expect("it listens");
             send(connection.as_fd(), bytes, files).expect("sent");
             wait_for("an answer", || match recv(connection.as_fd()) {
                 Received::Nothing => None,
@@ -101,27 +101,27 @@ fn a_socket_that_does_not_prove_whose_port_it_is_gets_nothing() {
     let (reason, text) = scene.refused(ALICE, &[elsewhere.as_fd()]);
     assert_eq!(reason, Reason::Proof, "{text}");
     assert!(text.contains("another network namespace"), "{text}");
-    // Addresses of no card that is lent.
+    // Addresses of no interface that is granted.
     for ip in [
         scene.testbed.node(1).addresses[1].into(),
         [127, 0, 0, 1].into(),
     ] {
-        let asked = scene.being(ALICE, || preview(&scene.lender(), ip, RING_BYTES));
+        let asked = scene.being(ALICE, || preview(&scene.broker(), ip, RING_BYTES));
         assert_eq!(
-            self::reason(&asked.expect_err("not lent")),
+            self::reason(&asked.expect_err("not granted")),
             Reason::Interface
         );
     }
-    // And Bob's own socket, in the hands of another user while it is lent to him.
+    // And Bob's own socket, in the hands of another user while it is granted to him.
     let asked = |uid, socket: &UdpSocket| scene.told(uid, &QUESTION.encode(), &[socket.as_fd()]);
-    let (loan, lent) = scene.borrow(BOB).expect("he may");
+    let (grant, granted) = scene.grant(BOB).expect("he may");
     assert_eq!(
-        scene.refused(ALICE, &[lent.as_fd()]).0,
+        scene.refused(ALICE, &[granted.as_fd()]).0,
         Reason::Taken,
         "his"
     );
-    drop(loan);
-    assert!(matches!(asked(BOB, &lent), Some(Reply::Granted(_))));
+    drop(grant);
+    assert!(matches!(asked(BOB, &granted), Some(Reply::Granted(_))));
 }
 
 #[test]
@@ -141,10 +141,10 @@ fn rings_that_are_none_too_long_or_too_many_are_refused() {
         .expect("it is there")
         .into();
     let other = scene.testbed.inside(2, || {
-        let card = dipole_bpf::interface_of(scene.address(2))
-            .expect("a card")
+        let interface = dipole_bpf::interface_of(scene.address(2))
+            .expect("an interface")
             .0;
-        Hook::attach(&card, Place::Tcx).expect("root may")
+        Hook::attach(&interface, Place::Tcx).expect("root may")
     });
     let other = other.expect("the node");
     let long = create_ring(RING_BYTES * 2).expect("root may");
@@ -159,21 +159,21 @@ fn rings_that_are_none_too_long_or_too_many_are_refused() {
         assert_eq!(reason, Reason::Ring, "{what}: {text}");
     }
 
-    // A ring counts until nobody has it any more, lent or not.
+    // A ring counts until nobody has it any more, granted or not.
     wait_for("no rings", || (scene.status()["rings"] == 0).then_some(()));
-    let loans: Vec<_> = (0..RINGS)
-        .map(|_| scene.borrow(ALICE).expect("she may"))
+    let grants: Vec<_> = (0..RINGS)
+        .map(|_| scene.grant(ALICE).expect("she may"))
         .collect();
-    let kept: Vec<OwnedFd> = loans
+    let kept: Vec<OwnedFd> = grants
         .iter()
-        .map(|(loan, _)| loan.ring().try_clone_to_owned().expect("a descriptor"))
+        .map(|(grant, _)| grant.ring().try_clone_to_owned().expect("a descriptor"))
         .collect();
     let full = |scene: &Scene| {
         let error = scene.asked(ALICE, RING_BYTES).expect_err("one too many");
         assert_eq!(reason(&error), Reason::Limit, "{error}");
     };
     full(&scene);
-    drop(loans);
+    drop(grants);
     wait_for("nothing attached", || {
         scene.attached().is_empty().then_some(())
     });
@@ -207,12 +207,12 @@ fn whoever_sends_nonsense_says_nothing_or_will_not_be_closed_holds_up_nobody() {
     }
     assert_eq!(scene.refused(ALICE, &[]).0, Reason::Nonsense, "no proof");
 
-    // Sockets that linger for ten minutes when they are closed: the lender has the last copy.
+    // Sockets that linger for ten minutes when they are closed: the broker has the last copy.
     let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");
     let mut unread = Vec::new();
     let silent: Vec<OwnedFd> = scene.being(MALLORY, || {
         (0..100)
-            .map(|_| connect(&scene.lender()).expect("it listens"))
+            .map(|_| connect(&scene.broker()).expect("it listens"))
             .collect()
     });
     for _ in 0..12 {
@@ -223,7 +223,7 @@ fn whoever_sends_nonsense_says_nothing_or_will_not_be_closed_holds_up_nobody() {
         let filler = vec![0; 1 << 20];
         while std::io::Write::write(&mut &stream, &filler).is_ok() {}
         scene.being(MALLORY, || {
-            let connection = connect(&scene.lender()).expect("it listens");
+            let connection = connect(&scene.broker()).expect("it listens");
             // Not even heard where that user has too much open already.
             let _refused = send(
                 connection.as_fd(),
@@ -232,8 +232,8 @@ fn whoever_sends_nonsense_says_nothing_or_will_not_be_closed_holds_up_nobody() {
             );
             drop(stream);
         });
-        let (loan, _socket) = scene.borrow(ALICE).expect("she is served");
-        assert_eq!(loan.ring_bytes(), RING_BYTES);
+        let (grant, _socket) = scene.grant(ALICE).expect("she is served");
+        assert_eq!(grant.ring_bytes(), RING_BYTES);
     }
     let turned_away = scene.refused_or_not(MALLORY, &socket);
     assert_eq!(turned_away, Some(Reason::Busy));
@@ -248,7 +248,7 @@ impl Scene {
     /// The reason why a socket gets nothing.
     fn refused_or_not(&self, uid: u32, socket: &UdpSocket) -> Option<Reason> {
         self.being(uid, || {
-            let connection = connect(&self.lender()).expect("it listens");
+            let connection = connect(&self.broker()).expect("it listens");
             // It may have been refused before it could ask.
             let _sent = send(connection.as_fd(), &QUESTION.encode(), &[socket.as_fd()]);
             let heard = wait_for("an answer", || match recv(connection.as_fd()) {
@@ -329,11 +329,11 @@ fn a_port_whose_holder_shares_it_afterwards_is_lent_no_longer() {
     let Some(scene) = Scene::with_agent() else {
         return;
     };
-    let (_loan, socket) = scene.borrow(CAROL).expect("she may");
+    let (_grant, socket) = scene.grant(CAROL).expect("she may");
     assert_eq!(scene.attached().len(), 2, "program and guard");
     // Now others could bind it, too.
     sockopt::set_socket_reuseaddr(&socket, true).expect("an option");
-    wait_for("the loan's end", || {
+    wait_for("the grant's end", || {
         let left = scene.attached();
         (left.len() == 1).then_some(())
     });

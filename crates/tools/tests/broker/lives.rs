@@ -48,8 +48,8 @@ fn an_agent_that_is_killed_leaves_nothing_and_the_next_fills_the_same_ring() {
     wait_for("the ring again", || {
         spin(&scene, ALICE, &mut link);
         spin(&scene, CAROL, &mut raw);
-        let cards = &scene.status()["interfaces"];
-        let users = cards[0]["users"].as_array().map_or(0, Vec::len);
+        let interfaces = &scene.status()["interfaces"];
+        let users = interfaces[0]["users"].as_array().map_or(0, Vec::len);
         (users == 2 && raw.sends_raw()).then_some(())
     });
     talk(&scene, &mut link);
@@ -57,7 +57,7 @@ fn an_agent_that_is_killed_leaves_nothing_and_the_next_fills_the_same_ring() {
     talk(&scene, &mut raw);
 }
 
-/// Long enough for it to look after its loan, which it does now and then; as its user.
+/// Long enough for it to look after its grant, which it does now and then; as its user.
 fn spin(scene: &Scene, uid: u32, link: &mut dipole_bpf::Bpf) {
     scene.being(uid, || {
         for _ in 0..1 << 18 {
@@ -106,12 +106,12 @@ impl Manager {
         names
     }
 
-    /// Waits until it has so much of the lender's.
+    /// Waits until it has so much of the broker's.
     fn has(&self, wanted: usize) {
         wait_for("descriptors in keeping", || {
             let names = self.names();
-            let lent = names.iter().filter(|name| name.starts_with("broker-"));
-            (lent.count() == wanted).then_some(())
+            let granted = names.iter().filter(|name| name.starts_with("broker-"));
+            (granted.count() == wanted).then_some(())
         });
     }
 
@@ -191,7 +191,7 @@ fn rings_are_filled_while_an_agent_is_started_again_and_those_of_the_dead_are_sw
     scene.kill_agent();
     assert_eq!(scene.attached().len(), 2, "program and guard");
 
-    // Nobody lends, and the ring is filled.
+    // Nobody grants, and the ring is filled.
     talk(&scene, &mut link);
     assert_eq!((link.stats().by_ring, link.stats().by_socket), (100, 0));
     drop(dying);

@@ -57,7 +57,7 @@ fn with_permission_packets_come_by_a_ring_that_is_lent_and_without_the_agent_say
             scene.attached().is_empty().then_some(())
         });
     }
-    let refused = scene.borrow(MALLORY).expect_err("no permission");
+    let refused = scene.grant(MALLORY).expect_err("no permission");
     assert_eq!(reason(&refused), Reason::User);
     let text = refused.to_string();
     assert!(
@@ -69,10 +69,10 @@ fn with_permission_packets_come_by_a_ring_that_is_lent_and_without_the_agent_say
 
 /// The way from the first node to a peer.
 fn route(scene: &Scene, own: SocketAddr, to: SocketAddr) -> Route {
-    let card = scene.card();
+    let interface = scene.interface();
     let all = scene
         .testbed
-        .inside(1, || Neighbours::open(&card, own.ip()));
+        .inside(1, || Neighbours::open(&interface, own.ip()));
     let mut all = all.expect("the node").expect("the kernel tells");
     let socket = scene
         .testbed
@@ -92,7 +92,7 @@ fn sent(socket: &impl AsFd, route: &Route, from: SocketAddr, to: SocketAddr, pay
     let socket = socket.as_fd().try_clone_to_owned().expect("a descriptor");
     let mut sender = RawSender::from_socket(socket);
     match sender.send(route, from, to, [payload, &[]]) {
-        // One that is dropped looks to its sender as if the card had no room.
+        // One that is dropped looks to its sender as if the interface had no room.
         Ok(Sent::Taken | Sent::Full) => {}
         other => panic!("{other:?}"),
     }
@@ -104,9 +104,9 @@ fn raw_frames_must_come_from_their_owner_and_nothing_is_heard_by_their_socket() 
         return;
     };
     let (peer, to) = scene.peer();
-    let (mut loan, socket) = scene.borrow(CAROL).expect("she may");
+    let (mut grant, socket) = scene.grant(CAROL).expect("she may");
     let own = socket.local_addr().expect("bound");
-    let sender = loan.take_sender().expect("she may send raw frames");
+    let sender = grant.take_sender().expect("she may send raw frames");
     let way = route(&scene, own, to);
     let mut buffer = [0; 64];
     let mut next = || loop {
@@ -128,7 +128,7 @@ fn raw_frames_must_come_from_their_owner_and_nothing_is_heard_by_their_socket() 
         sent(&sender, &way, foreign_address, to, b"another's address");
         let mut strange = way;
         strange.own_mac = [2, 0, 0, 0, 0, 9];
-        sent(&sender, &strange, own, to, b"another's card");
+        sent(&sender, &strange, own, to, b"another's interface");
         sent(&sender, &way, own, to, b"mine again");
     });
     // In order: had one of the others been let through, it would have come first.
@@ -143,8 +143,8 @@ fn raw_frames_must_come_from_their_owner_and_nothing_is_heard_by_their_socket() 
     });
 
     // Given back, it sends nothing more, though she has it still.
-    drop(loan);
-    wait_for("the loan's end", || {
+    drop(grant);
+    wait_for("the grant's end", || {
         let status = scene.status();
         let users = status["interfaces"][0]["users"].as_array();
         users.is_some_and(Vec::is_empty).then_some(())
@@ -173,7 +173,7 @@ fn programs_of_a_user_without_privileges_use_what_is_lent() {
         .args(["recv", "1:7", "--nid", "1", "--hosts"])
         .arg(&hosts);
     receiver.env("DIPOLE_RUNTIME_DIR", scene.runtime_of(ALICE));
-    receiver.env("DIPOLE_BROKER", scene.lender());
+    receiver.env("DIPOLE_BROKER", scene.broker());
     receiver.env("DIPOLE_RING_BYTES", RING_BYTES.to_string());
     receiver.env("DIPOLE_LINK", "bpf");
     receiver.stdout(Stdio::piped());
@@ -185,7 +185,7 @@ fn programs_of_a_user_without_privileges_use_what_is_lent() {
     sender.env("DIPOLE_RUNTIME_DIR", scene.runtime_of(0));
     sender.env("DIPOLE_LINK", "udp").stdin(Stdio::piped());
     let mut sender = sender.spawn().expect("it starts");
-    let text = b"by a ring that was lent";
+    let text = b"by a ring that was granted";
     let mut stdin = sender.stdin.take().expect("piped");
     stdin.write_all(text).expect("it reads");
     drop(stdin);
@@ -193,9 +193,13 @@ fn programs_of_a_user_without_privileges_use_what_is_lent() {
     let received = receiver.wait_with_output().expect("our child");
     assert!(received.status.success(), "{received:?}");
     assert_eq!(received.stdout, text);
-    // One to see whether there is a lender, and this one.
+    // One to see whether there is a broker, and this one.
     let log = scene.said();
     let uid = format!("uid={ALICE}");
-    let lent = log.lines().filter(|line| line.contains("ring granted"));
-    assert_eq!(lent.filter(|line| line.contains(&uid)).count(), 2, "{log}");
+    let granted = log.lines().filter(|line| line.contains("ring granted"));
+    assert_eq!(
+        granted.filter(|line| line.contains(&uid)).count(),
+        2,
+        "{log}"
+    );
 }

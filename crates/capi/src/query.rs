@@ -1,4 +1,4 @@
-//! What tells: errors, addresses, the job, counters, the version.
+//! Calls that ask: errors, addresses, the job, counters, the version.
 
 use std::ffi::{c_char, c_int};
 
