@@ -116,7 +116,7 @@ pub unsafe extern "C" fn dp_stats(stats: *mut Stats) -> c_int {
             explicit_acks: protocol.explicit_acks,
             messages_delivered: protocol.messages_delivered,
             messages_refused: protocol.messages_refused,
-            unreliable_sent: protocol.loose_sent,
+            unreliable_sent: protocol.unreliable_sent,
             unreliable_dropped: traffic.unreliable_dropped,
             peers: facts.peers as u64,
             local_peers: facts.local_peers as u64,

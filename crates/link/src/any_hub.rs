@@ -48,15 +48,15 @@ impl AnyHub {
         }
     }
 
-    /// [`Hub::attend`].
+    /// [`Hub::poll_connections`].
     ///
     /// # Errors
     /// Only when the epoll is broken.
-    pub fn attend(&mut self, events: &mut Vec<ShmEvent>) -> io::Result<()> {
+    pub fn poll_connections(&mut self, events: &mut Vec<ShmEvent>) -> io::Result<()> {
         match self {
-            AnyHub::Shared(hub) => hub.attend(events),
+            AnyHub::Shared(hub) => hub.poll_connections(events),
             AnyHub::Sim(hub) => {
-                hub.attend(events);
+                hub.poll_connections(events);
                 Ok(())
             }
         }

@@ -101,7 +101,7 @@ fn still_serves(side: &mut Side) {
     let mut honest = Side::new();
     let conn = honest.hub.connect(&side.path()).expect("a listener");
     let here = side.wait("an honest peer", &mut || (), |side| {
-        honest.attend();
+        honest.poll_connections();
         side.try_opened(b"hello")
     });
     honest.opened();
@@ -192,7 +192,7 @@ fn be_hostile(path: &Path, random: &mut StdRng) {
             side.hub.poll(16, &mut |_, _, _| ());
             let _ = side.hub.is_read(conn);
             if random.random_bool(0.05) {
-                side.attend();
+                side.poll_connections();
                 side.hub.arm();
             }
             if random.random_bool(0.2) {
@@ -244,7 +244,7 @@ fn peers_that_scribble_over_shared_memory_harm_nobody_else() {
     while opened <= SCRIBBLERS || ended < opened || running(&mut children) {
         assert!(begun.elapsed() < LONGEST, "{next} honest records so far");
         side.poll();
-        side.attend();
+        side.poll_connections();
         while let Some((conn, facts)) = side.take_opened() {
             opened += 1;
             if facts.greeting == b"honest" {
@@ -386,7 +386,7 @@ fn descriptors_sent_along_with_anything_do_not_pile_up() {
         while sent < 2000 && say(&socket, &[WAKE], &files) {
             sent += 1;
         }
-        side.attend();
+        side.poll_connections();
     }
     side.wait("silence", &mut || (), |side| {
         (!is_readable(side.hub.descriptor())).then_some(())
@@ -432,7 +432,7 @@ fn those_that_never_greet_are_bounded_and_stop_nobody() {
     let mut sockets = Vec::new();
     for _ in 0..SILENT {
         sockets.push(connected(&path));
-        side.attend();
+        side.poll_connections();
     }
     let alive = sockets.iter().filter(|socket| !is_hung_up(socket)).count();
     assert_eq!(alive, 256);
@@ -475,7 +475,7 @@ fn without_descriptors_peers_are_turned_away_and_the_hub_stays_quiet() {
         raw_connect(socket, &path);
     }
     for _ in 0..3 {
-        side.attend();
+        side.poll_connections();
     }
     assert!(sockets.iter().all(is_hung_up), "left waiting");
     assert!(!is_readable(side.hub.descriptor()), "would never sleep");
@@ -525,7 +525,7 @@ fn another_user_cannot_connect() {
         return;
     };
     as_nobody("another_user_cannot_connect", &side);
-    side.attend();
+    side.poll_connections();
     assert!(side.take_opened().is_none());
     still_serves(&mut side);
 }
@@ -551,7 +551,7 @@ fn where_modes_let_another_user_connect_both_sides_refuse() {
         "where_modes_let_another_user_connect_both_sides_refuse",
         &side,
     );
-    side.attend();
+    side.poll_connections();
     assert!(side.take_opened().is_none());
     assert_eq!(side.hub.stats().strangers, 2);
     still_serves(&mut side);
@@ -572,7 +572,7 @@ fn who_would_be_one_too_many_is_told_and_gets_in_when_another_leaves() {
     narrow.opened();
     first.opened();
     let refused = second.hub.connect(&path).expect("a listener");
-    narrow.attend();
+    narrow.poll_connections();
     assert_eq!(second.closed_one(), (refused, Closing::Full));
     assert_eq!(narrow.hub.stats().turned_away, 1);
     let error = narrow.hub.connect(&second.path()).expect_err("the limit");

@@ -264,11 +264,11 @@ fn before_sleeping_an_end_that_was_not_told_is_told() {
     one.hub.close(conn);
     // Something is left to read, so it is not told yet, and never again by the epoll.
     let mut events = Vec::new();
-    two.hub.attend(&mut events).expect("an epoll");
+    two.hub.poll_connections(&mut events).expect("an epoll");
     assert!(events.is_empty());
     assert_eq!(two.try_receive_up_to(1, 0), 1);
     assert!(!two.hub.arm(), "asleep with an end untold");
-    two.hub.attend(&mut events).expect("an epoll");
+    two.hub.poll_connections(&mut events).expect("an epoll");
     assert!(matches!(events[..], [ShmEvent::Closed { .. }]));
     assert!(two.hub.arm());
 }

@@ -47,7 +47,7 @@ fn what_a_killed_process_had_pushed_is_read_before_its_end_and_nothing_of_it_sta
     child.wait().expect("a status");
     let mut events = Vec::new();
     while taken < RECORDS {
-        side.hub.attend(&mut events).expect("an epoll");
+        side.hub.poll_connections(&mut events).expect("an epoll");
         assert!(
             events.is_empty(),
             "told of its end after {taken}: {events:?}"

@@ -1,6 +1,7 @@
 //! All peers of one process: finds the one a packet belongs to, opens and ends
 //! sessions and pipes, lets each session send in turn.
 
+mod edges;
 mod packets;
 mod peers;
 mod pipes;
@@ -12,21 +13,17 @@ use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 
-use crate::channel::{Begun, Tell};
-use crate::config::{Config, MAX_MESSAGE_BYTES};
-use crate::error::{BeginError, ConnectError, EdgeError};
-use crate::event::{EdgeId, Event, GoneReason, INDEX_BITS, PeerId};
+use crate::config::Config;
+use crate::error::ConnectError;
+use crate::event::{Event, GoneReason, INDEX_BITS, PeerId};
 use crate::handshake::{Cookies, Letter, Outbox};
 use crate::key::Seal;
-use crate::send::Slot;
 use crate::session::{Frame, Frames, LaneStatus, Phase, Session, Transmit};
-use crate::shared::{Endpoint, Region, Shared};
+use crate::shared::Shared;
 use crate::stats::{Drop, Stats};
 use crate::time::Instant;
 use crate::timer::Timers;
-use crate::wire::{
-    Address, EdgeKey, HEADER_BYTES, HELLO_FIXED_BYTES, Hello, LANE_BYTES, LaneAddress,
-};
+use crate::wire::{Address, HEADER_BYTES, HELLO_FIXED_BYTES, Hello, LANE_BYTES, LaneAddress};
 
 use peers::{Peer, PeerTable};
 
@@ -183,7 +180,7 @@ impl Machine {
     pub fn acknowledge(&mut self, peer: PeerId) {
         if let Some(session) = self.session_mut(peer) {
             session.acknowledge_now();
-            self.attend(peer);
+            self.reschedule(peer);
         }
     }
 
@@ -313,218 +310,6 @@ impl Machine {
     #[must_use]
     pub fn next_unit(&self, peer: PeerId) -> u64 {
         self.session(peer).map_or(0, |session| session.window.top())
-    }
-
-    // ---- endpoints, regions, edges -----------------------------------------
-
-    /// Messages for `target` are taken from now on; as active-port messages if `port`.
-    pub fn open_endpoint(&mut self, target: u32, port: bool) {
-        let endpoint = Endpoint {
-            port,
-            ..Endpoint::default()
-        };
-        self.shared.endpoints.insert(target, endpoint);
-        self.shared.endpoints_generation += 1;
-    }
-
-    /// Messages for `target` are refused from now on, those held are forgotten; edges
-    /// from it end.
-    pub fn close_endpoint(&mut self, now: Instant, target: u32) {
-        self.shared.endpoints.remove(&target);
-        self.shared.endpoints_generation += 1;
-        let peers: Vec<PeerId> = self.peers().collect();
-        for peer in peers {
-            match self.peers.get_mut(peer) {
-                Some(Peer::Session(session)) => {
-                    session.close_target(target, now, &mut self.shared);
-                    session.close_source(target, &mut self.shared);
-                }
-                Some(Peer::Pipe(pipe)) => {
-                    pipe.channel.close_target(target, now, &mut self.shared);
-                    pipe.channel.close_source(target, &mut self.shared);
-                }
-                None => {}
-            }
-            self.attend(peer);
-        }
-    }
-
-    /// Endpoints that have sent to `target` and not ended: peer and source.
-    pub fn sources(&self, target: u32) -> impl Iterator<Item = (PeerId, u32)> + '_ {
-        self.peers.ids().flat_map(move |peer| {
-            let channel = self.peers.get(peer).map(Peer::channel);
-            let sources = channel.into_iter().flat_map(move |it| it.sources(target));
-            sources.map(move |source| (peer, source))
-        })
-    }
-
-    /// Placements into `region` are taken from now on.
-    pub fn open_region(&mut self, region: u32, key: u64, length: u64) {
-        self.shared.regions.insert(region, Region { key, length });
-    }
-
-    /// Placements into `region` are violations from now on.
-    pub fn close_region(&mut self, region: u32) {
-        self.shared.regions.remove(&region);
-    }
-
-    /// The outgoing edge from `source` to `target` at a peer, for one more user; after a
-    /// refusal it may be used again. Each user closes it once.
-    ///
-    /// # Errors
-    /// [`EdgeError`].
-    pub fn edge(&mut self, peer: PeerId, source: u32, target: u32) -> Result<EdgeId, EdgeError> {
-        let found = self.peers.get_mut(peer).ok_or(EdgeError::Gone)?;
-        found.channel_mut().edge(source, target)
-    }
-
-    /// One user of an outgoing edge less. With the last it ends: the peer is told after
-    /// all its messages, and both forget it. [`Event::EdgeForgotten`] follows.
-    pub fn close_edge(&mut self, edge: EdgeId) {
-        match self.peers.get_mut(edge.peer) {
-            Some(Peer::Session(session)) => session.close_edge(edge, &mut self.shared),
-            Some(Peer::Pipe(pipe)) => pipe.channel.close_edge(edge, &mut self.shared),
-            None => {}
-        }
-        self.attend(edge.peer);
-    }
-
-    /// Begins a message of `total` bytes: its edge's key and its number. The caller fills
-    /// frames with its records and queues them, or pushes it.
-    ///
-    /// # Errors
-    /// [`BeginError`]; after `NoCredit` the peer is asked for credit until
-    /// [`Event::Credit`] or [`cancel`](Self::cancel).
-    #[inline]
-    pub fn begin(&mut self, now: Instant, edge: EdgeId, total: u64) -> Result<Begun, BeginError> {
-        if total > MAX_MESSAGE_BYTES {
-            return Err(BeginError::TooLong {
-                limit: MAX_MESSAGE_BYTES,
-            });
-        }
-        let begun = match self.peers.get_mut(edge.peer) {
-            Some(Peer::Session(session)) => session.begin(edge, total, now, &self.shared),
-            Some(Peer::Pipe(pipe)) => {
-                let begun = pipe.begin(edge, total);
-                if !begun.is_ok_and(|begun| begun.is_first) {
-                    self.wake_pipe(edge.peer);
-                }
-                return begun;
-            }
-            None => return Err(BeginError::Gone),
-        };
-        if let Err(BeginError::NoCredit { .. }) = begun {
-            self.attend(edge.peer);
-        }
-        begun
-    }
-
-    /// Takes back the message begun last on an edge, of which nothing was sent.
-    pub fn retract(&mut self, edge: EdgeId, total: u64) {
-        if let Some(peer) = self.peers.get_mut(edge.peer) {
-            peer.channel_mut().retract(edge, total);
-        }
-    }
-
-    /// Begins an unreliable message: its edge's key and its number.
-    ///
-    /// # Errors
-    /// [`BeginError`]; `NoCredit` while an earlier life of the edge ends.
-    pub fn begin_unreliable(&mut self, edge: EdgeId) -> Result<(EdgeKey, u32), BeginError> {
-        let begun = match self.peers.get_mut(edge.peer) {
-            Some(Peer::Session(session)) => session.channel.begin_unreliable(edge),
-            Some(Peer::Pipe(pipe)) => pipe.begin_unreliable(edge),
-            None => Err(BeginError::Gone),
-        };
-        self.wake_pipe(edge.peer);
-        begun
-    }
-
-    /// Nobody waits for credit on this edge any more.
-    pub fn cancel(&mut self, edge: EdgeId) {
-        match self.peers.get_mut(edge.peer) {
-            Some(Peer::Session(session)) => session.cancel(edge),
-            Some(Peer::Pipe(pipe)) => pipe.channel.cancel(edge),
-            None => {}
-        }
-    }
-
-    /// After a refusal: the edge may be used again.
-    pub fn forgive(&mut self, edge: EdgeId) {
-        if let Some(peer) = self.peers.get_mut(edge.peer) {
-            peer.channel_mut().forgive(edge);
-        }
-    }
-
-    /// Endpoints and life of an outgoing edge.
-    #[must_use]
-    pub fn edge_key(&mut self, edge: EdgeId) -> Option<EdgeKey> {
-        self.peers.get_mut(edge.peer)?.channel_mut().key(edge)
-    }
-
-    /// Edges to and from all peers that have not been forgotten.
-    #[must_use]
-    pub fn edges(&self) -> (usize, usize) {
-        let channels = self.peers.iter().map(Peer::channel);
-        channels.fold((0, 0), |(out, incoming), channel| {
-            (
-                out + channel.outgoing_len(),
-                incoming + channel.incoming_len(),
-            )
-        })
-    }
-
-    /// Hands a filled frame over: one unit. False if the peer is gone (the frame
-    /// stays the caller's).
-    pub fn queue(&mut self, peer: PeerId, slot: Slot, bulk: bool) -> bool {
-        let Some(session) = self.session_mut(peer) else {
-            return false;
-        };
-        session.queue(slot, bulk);
-        self.wake(peer);
-        true
-    }
-
-    /// Hands over a frame with unreliable records: sent once, then free.
-    pub fn queue_loose(&mut self, peer: PeerId, slot: Slot, bulk: bool) -> bool {
-        let Some(session) = self.session_mut(peer) else {
-            return false;
-        };
-        session.queue_loose(slot, bulk);
-        self.wake(peer);
-        true
-    }
-
-    /// The application has given back a message of `total` bytes of an incoming
-    /// edge: its room can be granted again.
-    pub fn consumed(&mut self, now: Instant, edge: EdgeId, total: u64) {
-        let shared = &mut self.shared;
-        let tells = match self.peers.get_mut(edge.peer) {
-            Some(Peer::Session(session)) => session.consumed(edge, total, now, shared),
-            Some(Peer::Pipe(pipe)) => {
-                let tell = pipe.channel.consumed(edge, total, now, shared);
-                tell != Tell::Nothing || pipe.channel.has_notice()
-            }
-            None => false,
-        };
-        if tells {
-            self.attend(edge.peer);
-        }
-        if self.shared.someone_waits {
-            self.retry_oversize(now);
-        }
-    }
-
-    /// Bytes of received messages held for the application.
-    #[must_use]
-    pub fn pool_used(&self) -> u64 {
-        self.shared.pool.used()
-    }
-
-    /// Bytes granted to peers that they have not used or the application not consumed.
-    #[must_use]
-    pub fn credit_outstanding(&self) -> u64 {
-        self.shared.outstanding
     }
 
     // ---- time and output -----------------------------------------------------
@@ -841,7 +626,7 @@ impl Machine {
                 }
                 None => {}
             }
-            self.attend(edge.peer);
+            self.reschedule(edge.peer);
         }
     }
 
@@ -859,11 +644,11 @@ impl Machine {
             return;
         };
         action(session, &mut self.shared);
-        self.attend(peer);
+        self.reschedule(peer);
     }
 
     /// Lets a peer send and keeps its deadline.
-    fn attend(&mut self, peer: PeerId) {
+    fn reschedule(&mut self, peer: PeerId) {
         self.refresh_deadline(peer);
         self.wake(peer);
         self.wake_pipe(peer);

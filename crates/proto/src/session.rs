@@ -104,7 +104,7 @@ impl Backoff {
 
 /// What the peer is owed in acknowledgements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct AckDebt {
+pub(crate) struct PendingAck {
     /// Packets accepted since the last acknowledgement.
     pub(crate) packets: u32,
     /// When to send one even if nothing else goes out.
@@ -113,8 +113,8 @@ pub(crate) struct AckDebt {
     pub(crate) now: bool,
 }
 
-impl AckDebt {
-    const NONE: AckDebt = AckDebt {
+impl PendingAck {
+    const NONE: PendingAck = PendingAck {
         packets: 0,
         due: Instant::NEVER,
         now: false,
@@ -142,10 +142,10 @@ pub(crate) struct Session {
     pub(crate) window: SendWindow,
     pace: Pace,
     trip: RoundTrip,
-    loose: alloc::collections::VecDeque<(Slot, bool)>,
+    unreliable: alloc::collections::VecDeque<(Slot, bool)>,
     /// Units of the peer that have arrived.
     units: Holes,
-    debt: AckDebt,
+    pending_ack: PendingAck,
     /// Its edges.
     pub(crate) channel: Channel,
     /// Wishes for credit on edges that are not known count only from this control packet on.
@@ -207,9 +207,9 @@ impl Session {
             window: SendWindow::starting_at(first),
             pace: Pace::new(1),
             trip: RoundTrip::default(),
-            loose: alloc::collections::VecDeque::new(),
+            unreliable: alloc::collections::VecDeque::new(),
             units: Holes::starting_at(first),
-            debt: AckDebt::NONE,
+            pending_ack: PendingAck::NONE,
             channel: Channel::new(id, first),
             wishes_from: 0,
             prod: Backoff::OFF,
@@ -361,8 +361,8 @@ impl Session {
         self.window.queue(slot, bulk);
     }
 
-    pub(crate) fn queue_loose(&mut self, slot: Slot, bulk: bool) {
-        self.loose.push_back((slot, bulk));
+    pub(crate) fn queue_unreliable(&mut self, slot: Slot, bulk: bool) {
+        self.unreliable.push_back((slot, bulk));
     }
 
     /// The application gave back a message of `total` bytes; true if that changes what the
@@ -387,9 +387,9 @@ impl Session {
             Tell::Nothing => {}
             Tell::Soon => {
                 let due = now.after(shared.config.ack_delay_ns);
-                self.debt.due = self.debt.due.min(due);
+                self.pending_ack.due = self.pending_ack.due.min(due);
             }
-            Tell::Now => self.debt.now = true,
+            Tell::Now => self.pending_ack.now = true,
         }
     }
 
@@ -414,7 +414,7 @@ impl Session {
         for slot in self.window.clear() {
             shared.event(Event::Released { slot });
         }
-        for (slot, _) in self.loose {
+        for (slot, _) in self.unreliable {
             shared.event(Event::Released { slot });
         }
         shared.assemblies -= self.assemblies.len();
@@ -480,7 +480,7 @@ impl Session {
 
     /// When the peer was last heard, if nothing is owed to or by it.
     pub(crate) fn idle_since(&self) -> Option<Instant> {
-        let idle = self.is_open() && self.asked_at.is_none() && self.loose.is_empty();
+        let idle = self.is_open() && self.asked_at.is_none() && self.unreliable.is_empty();
         idle.then_some(self.last_heard)
     }
 
@@ -502,7 +502,7 @@ impl Session {
 
     /// What has arrived and was not told of is, with the next packet.
     pub(crate) fn acknowledge_now(&mut self) {
-        self.debt.now |= self.debt.packets > 0;
+        self.pending_ack.now |= self.pending_ack.packets > 0;
     }
 
     /// The smoothed round trip, if one was measured.

@@ -92,7 +92,7 @@ pub struct Stats {
     /// Messages whose endpoint was missing.
     pub messages_refused: u64,
     /// Unreliable packets sent.
-    pub loose_sent: u64,
+    pub unreliable_sent: u64,
     /// Lanes given up, their units handed to another.
     pub lanes_lost: u64,
     /// Probes sent, which ask whether an address of a peer answers.

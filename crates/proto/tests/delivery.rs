@@ -302,11 +302,11 @@ fn unreliable_messages_are_never_doubled() {
         }));
     }
     wire.run(SECOND, |_| false);
-    let mut seen = wire.hosts[1].loose.clone();
+    let mut seen = wire.hosts[1].unreliable.clone();
     assert!((50..100).contains(&seen.len()), "{}", seen.len());
     seen.sort();
     seen.dedup();
-    assert_eq!(seen.len(), wire.hosts[1].loose.len());
+    assert_eq!(seen.len(), wire.hosts[1].unreliable.len());
 }
 
 #[test]

@@ -147,7 +147,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "wishes-of-earlier-lives",
         effect: "a late wish of an edge that ended counts for its next life",
-        file: "crates/proto/src/channel/mod.rs",
+        file: "crates/proto/src/channel/receiving.rs",
         suite: Suite::Protocol("pipes"),
         snippet: "        if edge.key() != key {",
         replacement: "        if edge.key().ends() != key.ends() {",
@@ -155,7 +155,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "lives-fill-the-pool",
         effect: "each life of an edge gets its first credit whatever lies unread of those before",
-        file: "crates/proto/src/channel/mod.rs",
+        file: "crates/proto/src/channel/receiving.rs",
         suite: Suite::Protocol("delivery"),
         snippet: " || unread + next_life > room",
         replacement: "",
@@ -311,7 +311,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "sequence-not-widened",
         effect: "numbers of messages are taken for all of what they are the low 32 bits of",
-        file: "crates/proto/src/channel/mod.rs",
+        file: "crates/proto/src/channel/receiving.rs",
         suite: Suite::Simulator,
         snippet: "edge.map_or(sequence.into(), |edge| widen(sequence, edge.next()))",
         replacement: "edge.map_or(sequence.into(), |_| sequence.into())",
@@ -365,7 +365,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "regions-stay-open",
         effect: "placements reach a region that was closed",
-        file: "crates/proto/src/machine.rs",
+        file: "crates/proto/src/machine/edges.rs",
         suite: Suite::Protocol("delivery"),
         snippet: "self.shared.regions.remove(&region);",
         replacement: "let _open = region;",

@@ -6,8 +6,8 @@
 //! and, by its end, the news that the other process is gone. It moves records and
 //! knows nothing of what they mean.
 
-mod attend;
 mod bell;
+mod connections;
 mod control;
 mod error;
 mod event;
@@ -239,13 +239,13 @@ impl Hub {
         })
     }
 
-    /// Readable when [`attend`](Self::attend) has work.
+    /// Readable when [`poll_connections`](Self::poll_connections) has work.
     #[must_use]
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
 
-    /// Begins a connection; [`attend`](Self::attend) tells how it went.
+    /// Begins a connection; [`poll_connections`](Self::poll_connections) tells how it went.
     ///
     /// # Errors
     /// Nobody listens there, we may not connect, it is another user's process
@@ -448,7 +448,7 @@ impl Hub {
         if !open.waking.is_due(open.bell.word()) {
             return false;
         }
-        // A full socket holds wake-ups enough; a broken one is seen by `attend`.
+        // A full socket holds wake-ups enough; a broken one is seen by `poll_connections`.
         let _ = control::say(conn.socket.as_fd(), &Said::Wake, &[]);
         true
     }

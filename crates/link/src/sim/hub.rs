@@ -710,8 +710,8 @@ impl SimHub {
         address
     }
 
-    /// Like [`Hub::attend`](crate::shm::Hub::attend).
-    pub fn attend(&mut self, events: &mut Vec<ShmEvent>) {
+    /// Like [`Hub::poll_connections`](crate::shm::Hub::poll_connections).
+    pub fn poll_connections(&mut self, events: &mut Vec<ShmEvent>) {
         let mut state = self.state();
         let now_ns = state.now_ns;
         loop {

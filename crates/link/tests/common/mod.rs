@@ -98,9 +98,9 @@ impl Side {
     }
 
     /// Takes all news.
-    pub(crate) fn attend(&mut self) {
+    pub(crate) fn poll_connections(&mut self) {
         let mut events = Vec::new();
-        self.hub.attend(&mut events).expect("an epoll");
+        self.hub.poll_connections(&mut events).expect("an epoll");
         for event in events {
             match event {
                 ShmEvent::Opened { conn, facts } => {
@@ -154,7 +154,7 @@ impl Side {
                 return result;
             }
             self.poll();
-            self.attend();
+            self.poll_connections();
             if let Some(result) = attempt(self) {
                 return result;
             }
@@ -171,7 +171,7 @@ impl Side {
     ) -> R {
         let begun = Instant::now();
         loop {
-            self.attend();
+            self.poll_connections();
             if let Some(result) = attempt(self) {
                 return result;
             }

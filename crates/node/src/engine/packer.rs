@@ -380,7 +380,7 @@ impl Packer {
             };
             frame[head..head + chunk.len()].copy_from_slice(chunk);
             self.frames.fill(slot, HEADER_BYTES + head + chunk.len());
-            if !machine.queue_loose(edge.peer, slot, !whole) {
+            if !machine.queue_unreliable(edge.peer, slot, !whole) {
                 self.frames.put_back(slot);
             }
         }

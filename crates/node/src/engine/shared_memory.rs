@@ -413,7 +413,7 @@ impl SharedMemory {
     /// Connections that come and go. Rare.
     pub(super) fn poll_connections(&mut self, core: &mut Core) -> io::Result<()> {
         let mut events = std::mem::take(&mut self.events);
-        self.hub.attend(&mut events)?;
+        self.hub.poll_connections(&mut events)?;
         for event in events.drain(..) {
             match event {
                 ShmEvent::Opened { conn, facts } => self.opened(conn, &facts.greeting, core),

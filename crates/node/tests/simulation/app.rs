@@ -299,8 +299,8 @@ impl World {
         let tag = self
             .ledger
             .received(at, endpoint, from, source.endpoint.0, &message)?;
-        if tag.loose {
-            self.totals.loose_read += 1;
+        if tag.unreliable {
+            self.totals.unreliable_read += 1;
         } else {
             self.totals.read += 1;
             self.read_at_ns = self.now_ns;
@@ -551,12 +551,12 @@ impl World {
                 Err(blocked) => Err(format!("flow {flow}, in a long message: {blocked:?}")),
             };
         }
-        if tag.loose {
+        if tag.unreliable {
             let sent = engine.send_unreliable(now, edge, &pending.bytes);
             match sent {
                 Ok(()) => {
                     self.ledger.accepted(tag, length);
-                    self.totals.loose_accepted += 1;
+                    self.totals.unreliable_accepted += 1;
                     let (stream, number) = (tag.stream, tag.index);
                     self.trace.note(
                         self.now_ns,
@@ -657,12 +657,12 @@ impl World {
         let Some(stream) = self.flows[flow].stream else {
             return;
         };
-        let loose = self.permille(self.flows[flow].plan.loose_permille);
+        let unreliable = self.permille(self.flows[flow].plan.unreliable_permille);
         let more = self.permille(self.flows[flow].plan.more_permille);
-        let tag = self.ledger.next_tag(stream, loose);
+        let tag = self.ledger.next_tag(stream, unreliable);
         let (shortest, longest) = self.flows[flow].plan.bytes;
         let mut length = self.dice.random_range(shortest..=longest);
-        if loose || tag.index == 0 {
+        if unreliable || tag.index == 0 {
             length = length.max(TAG_BYTES);
         }
         self.flows[flow].pending = Some(Pending {

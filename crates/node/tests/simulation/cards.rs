@@ -2,7 +2,8 @@
 
 use dipole_link::sim::{NetworkConfig, PathConfig};
 
-use crate::scenario::{BULK_NETWORK, Draw, Place, card_address};
+use crate::draw::Draw;
+use crate::scenario::{BULK_NETWORK, Place, card_address};
 
 /// The networks of each node's cards, and one that is lost for good. All are on network 0,
 /// and on network 1 if one is lost; the order is anybody's.

@@ -36,8 +36,8 @@ struct Stream {
     /// The sender was told that the session ended, or it ended itself.
     over: bool,
     receiver: Option<Life>,
-    loose_sent: u32,
-    loose_seen: BTreeSet<u32>,
+    unreliable_sent: u32,
+    unreliable_seen: BTreeSet<u32>,
 }
 
 /// Who speaks to whom when a stream begins.
@@ -86,22 +86,22 @@ impl Ledger {
             owed_below: 0,
             over: false,
             receiver: None,
-            loose_sent: 0,
-            loose_seen: BTreeSet::new(),
+            unreliable_sent: 0,
+            unreliable_seen: BTreeSet::new(),
         });
         u32::try_from(self.streams.len() - 1).expect("streams are few")
     }
 
     /// The tag that the next message of a stream must bear.
-    pub fn next_tag(&self, stream: u32, loose: bool) -> Tag {
+    pub fn next_tag(&self, stream: u32, unreliable: bool) -> Tag {
         let entry = &self.streams[stream as usize];
-        let index = if loose {
-            entry.loose_sent
+        let index = if unreliable {
+            entry.unreliable_sent
         } else {
             u32::try_from(entry.lengths.len()).expect("messages are few")
         };
         Tag {
-            loose,
+            unreliable,
             stream,
             index,
         }
@@ -110,8 +110,8 @@ impl Ledger {
     /// The engine has accepted a message.
     pub fn accepted(&mut self, tag: Tag, length: usize) {
         let entry = &mut self.streams[tag.stream as usize];
-        if tag.loose {
-            entry.loose_sent += 1;
+        if tag.unreliable {
+            entry.unreliable_sent += 1;
         } else {
             entry
                 .lengths
@@ -173,7 +173,7 @@ impl Ledger {
                 .get(&edge)
                 .ok_or_else(|| format!("{here}: too short for a first message"))?;
             Tag {
-                loose: false,
+                unreliable: false,
                 stream,
                 index: self.streams[stream as usize].next,
             }
@@ -195,11 +195,11 @@ impl Ledger {
                 "{here}: an earlier process has read of this stream"
             ));
         }
-        if tag.loose {
-            if tag.index >= entry.loose_sent {
+        if tag.unreliable {
+            if tag.index >= entry.unreliable_sent {
                 return Err(format!("{here}: unreliable, and never sent"));
             }
-            if !entry.loose_seen.insert(tag.index) {
+            if !entry.unreliable_seen.insert(tag.index) {
                 return Err(format!("{here}: unreliable, and delivered twice"));
             }
             return Ok(tag);

@@ -13,6 +13,7 @@
 
 mod app;
 mod cards;
+mod draw;
 mod ledger;
 mod payload;
 mod scenario;

@@ -16,7 +16,7 @@ const OFFSETS: usize = 256 << 10;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tag {
     /// Sent unreliably.
-    pub loose: bool,
+    pub unreliable: bool,
     /// The stream it belongs to, see the ledger.
     pub stream: u32,
     /// Its position in the stream.
@@ -27,7 +27,7 @@ impl Tag {
     /// The tag of a message long enough to carry one.
     pub fn of(message: &[u8]) -> Option<Tag> {
         let (head, _) = message.split_first_chunk::<TAG_BYTES>()?;
-        let loose = match head[0] {
+        let unreliable = match head[0] {
             0xA5 => false,
             0x5A => true,
             _ => return None,
@@ -35,7 +35,7 @@ impl Tag {
         let word =
             |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
         Some(Tag {
-            loose,
+            unreliable,
             stream: word(1),
             index: word(5),
         })
@@ -57,7 +57,7 @@ impl Tag {
     }
 
     fn head(self) -> [u8; TAG_BYTES] {
-        let mut head = [if self.loose { 0x5A } else { 0xA5 }; TAG_BYTES];
+        let mut head = [if self.unreliable { 0x5A } else { 0xA5 }; TAG_BYTES];
         head[1..5].copy_from_slice(&self.stream.to_le_bytes());
         head[5..9].copy_from_slice(&self.index.to_le_bytes());
         head

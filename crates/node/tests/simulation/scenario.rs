@@ -3,34 +3,17 @@
 //! A *node* is a machine with its cards; several processes may run on it. Processes are
 //! counted through the cluster.
 
-use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use dipole_link::Class;
-use dipole_link::sim::{Bursts, NetworkConfig, PathConfig, SharedMemoryConfig};
-use dipole_node::{ClusterKey, KEY_BYTES};
+use dipole_link::sim::{NetworkConfig, PathConfig, SharedMemoryConfig};
+use dipole_node::ClusterKey;
 use dipole_proto::Config;
-use rand::{Rng, SeedableRng};
-use rand_chacha::ChaCha8Rng;
-
-use crate::cards::{cards, hopeless_pairs};
-use crate::payload::{LONGEST_BYTES, TAG_BYTES};
 
 pub const MICROSECOND: u64 = 1_000;
 pub const MILLISECOND: u64 = 1_000_000;
 pub const SECOND: u64 = 1_000_000_000;
-
-/// Packets that one seed may take, about.
-const PACKETS: u64 = 4000;
-/// One seed in this many has a cluster key.
-const KEY_EVERY: u64 = 3;
-/// One seed in this many has many nodes.
-const CROWD_EVERY: u64 = 50;
-/// Tells a second generator from the first: what it decides leaves the rest as it is.
-const APART: u64 = 0x0A9A_0000_0000_0000;
-/// Drawn apart: what the network's packet sizes do.
-const NARROW: u64 = 0x0A9B_0000_0000_0000;
 
 /// Everything that a seed decides.
 #[derive(Debug)]
@@ -65,7 +48,7 @@ pub struct Place {
 
 impl Place {
     /// The first of the numbers that endpoints of this process have and no others of its node.
-    fn endpoints(self) -> u32 {
+    pub fn endpoints(self) -> u32 {
         u32::try_from(self.rank).expect("few processes") * ENDPOINTS_PER_PROCESS
     }
 }
@@ -147,7 +130,7 @@ pub struct FlowPlan {
     /// Shortest and longest message.
     pub bytes: (usize, usize),
     /// One message in a thousand that is sent unreliably, times this.
-    pub loose_permille: u32,
+    pub unreliable_permille: u32,
     /// Of a thousand waits for credit, how many are given up.
     pub impatient_permille: u32,
     /// Of a thousand messages, how many may wait for others.
@@ -164,7 +147,7 @@ pub struct FlowPlan {
 
 /// Numbers of the endpoints that read, and of those that only send, in each process.
 const ENDPOINTS_PER_PROCESS: u32 = 10;
-const FIRST_SOURCE: u32 = 100;
+pub const FIRST_SOURCE: u32 = 100;
 
 /// Something that goes wrong, or is mended.
 #[derive(Clone, Debug)]
@@ -206,7 +189,7 @@ pub enum Narrow {
 impl Fault {
     /// True if it entitles nobody to give a peer up: a process that was not stepped, or
     /// whose clock jumped, knows that it was absent itself.
-    fn is_harmless(&self, nodes: &[NodePlan]) -> bool {
+    pub fn is_harmless(&self, nodes: &[NodePlan]) -> bool {
         let timeouts = nodes.iter().map(|node| node.config.peer_timeout_ns);
         match self {
             Fault::Jump { .. } => true,
@@ -259,143 +242,7 @@ impl NodePlan {
     }
 }
 
-pub struct Draw(pub ChaCha8Rng);
-
-impl Draw {
-    pub fn chance(&mut self, percent: u32) -> bool {
-        self.0.random_range(0..100) < percent
-    }
-
-    pub fn below(&mut self, bound: u64) -> u64 {
-        self.0.random_range(0..bound.max(1))
-    }
-
-    pub fn node(&mut self, nodes: usize) -> usize {
-        self.0.random_range(0..nodes)
-    }
-
-    /// Evenly over orders of magnitude.
-    pub fn scale(&mut self, low: u64, high: u64) -> u64 {
-        let (low_log, high_log) = ((low.max(1) as f64).ln(), (high.max(low).max(1) as f64).ln());
-        let drawn = (low_log + (high_log - low_log) * self.0.random::<f64>()).exp();
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "in range"
-        )]
-        let drawn = drawn as u64;
-        drawn.clamp(low, high)
-    }
-
-    /// A probability, or none.
-    pub fn share(&mut self, percent: u32, most: f64) -> f64 {
-        if self.chance(percent) {
-            most * self.0.random::<f64>()
-        } else {
-            0.0
-        }
-    }
-}
-
 impl Scenario {
-    /// What this seed means.
-    pub fn draw(seed: u64) -> Scenario {
-        let mut draw = Draw(ChaCha8Rng::seed_from_u64(seed));
-        let count = match seed % CROWD_EVERY {
-            49 => 16 + draw.node(49),
-            _ => [2, 2, 2, 3, 3, 4, 5, 6][draw.node(8)],
-        };
-        let network = network(&mut draw);
-        let calm_path = PathConfig {
-            latency_ns: network.path.latency_ns,
-            jitter_ns: network.path.jitter_ns,
-            ..PathConfig::default()
-        };
-        let mut calm_at_ns = draw.scale(MILLISECOND, 3 * SECOND);
-        let mut endpoints: Vec<Vec<EndpointPlan>> = (0..count)
-            .map(|_| endpoints(&mut draw, calm_at_ns))
-            .collect();
-        let ends = ends(&mut draw, &endpoints);
-        let (mut cards, lost_network) = cards(&mut draw, count, calm_at_ns);
-        let mut apart = Draw(ChaCha8Rng::seed_from_u64(seed ^ APART));
-        let (places, memory) = places(&mut apart, count);
-        for (process, place) in places.iter().enumerate() {
-            // Processes of a node have its cards.
-            let first = process - place.rank;
-            cards[process] = cards[first].clone();
-        }
-        let several = places.iter().any(|place| place.rank > 0);
-        let nodes: Vec<NodePlan> = (0..count)
-            .map(|node| {
-                let incoming = ends.iter().filter(|ends| ends.2 == node).count() as u64;
-                let endpoints = std::mem::take(&mut endpoints[node]);
-                NodePlan {
-                    place: places[node],
-                    shares_memory: several && apart.chance(85),
-                    config: Config {
-                        // Half of the seeds see numbers outgrow 32 bits, sooner or later.
-                        first_number: match seed % 4 {
-                            0 | 1 => 0,
-                            2 => u32::MAX - 40,
-                            _ => u32::MAX - 2_000,
-                        },
-                        ..config(&mut draw, node, &network, &endpoints, incoming)
-                    },
-                    busy_ns: if draw.chance(15) {
-                        draw.scale(10 * MICROSECOND, 3 * MILLISECOND)
-                    } else {
-                        0
-                    },
-                    cards: cards[node].clone(),
-                    watches: draw.chance(30),
-                    closes_unread: apart.chance(50),
-                    endpoints,
-                }
-            })
-            .collect();
-        let mut network = network;
-        hopeless_pairs(
-            &mut draw,
-            &places,
-            &cards,
-            lost_network.is_some(),
-            &mut network,
-        );
-        let mut faults = faults(&mut draw, &nodes, &mut calm_at_ns);
-        if let Some((at_ns, lost)) = lost_network {
-            faults.push((at_ns, Fault::LoseNetwork(lost)));
-            faults.sort_by_key(|(at_ns, _)| *at_ns);
-        }
-        let flows = flows(&mut draw, &ends, &nodes, &network, calm_at_ns);
-        let (nodes, mut flows) = number_endpoints(nodes, flows);
-        for flow in &mut flows {
-            let mut endpoints = nodes[flow.to].endpoints.iter();
-            // What a closed edge was refused, nobody could be told of.
-            let suits = endpoints.any(|endpoint| {
-                endpoint.id == flow.target && endpoint.presence == Presence::Always
-            });
-            if apart.chance(30) && suits {
-                flow.edge_messages = small(apart.scale(1, 100));
-            }
-        }
-        let keeps_peers = network.path.bursts.begin == 0.0
-            && faults.iter().all(|(_, fault)| fault.is_harmless(&nodes));
-        narrow(seed, network.max_frame_bytes, calm_at_ns, &mut faults);
-        Scenario {
-            seed,
-            network,
-            calm_path,
-            memory,
-            nodes,
-            flows,
-            faults,
-            calm_at_ns,
-            keeps_peers,
-            lost_network,
-            key: seed.is_multiple_of(KEY_EVERY).then(|| key(seed)),
-        }
-    }
-
     /// The process that an endpoint which sends belongs to.
     pub fn sender(&self, node: u32, source: u32) -> Option<usize> {
         let rank = source.checked_sub(FIRST_SOURCE)? / ENDPOINTS_PER_PROCESS;
@@ -469,7 +316,7 @@ impl Scenario {
                 target: 1,
                 messages: 400,
                 bytes: (64 << 10, 64 << 10),
-                loose_permille: 0,
+                unreliable_permille: 0,
                 impatient_permille: 0,
                 more_permille: 0,
                 gap_ns: 0,
@@ -484,394 +331,4 @@ impl Scenario {
             key: None,
         }
     }
-}
-
-/// Which process of the cluster runs where, and what the memory of a node does. Half the
-/// clusters have one process on each node.
-fn places(draw: &mut Draw, processes: usize) -> (Vec<Place>, SharedMemoryConfig) {
-    let mut places = vec![Place::default()];
-    let share = [0, 0, 50, 90][draw.node(4)];
-    for process in 1..processes {
-        let before = places[process - 1];
-        places.push(match draw.chance(share) && before.rank < 3 {
-            true => Place {
-                rank: before.rank + 1,
-                ..before
-            },
-            false => Place {
-                node: before.node + 1,
-                rank: 0,
-            },
-        });
-    }
-    let memory = SharedMemoryConfig {
-        ring_slots: usize::try_from(draw.scale(2, 1024)).expect("small"),
-        ring_bytes: usize::try_from(draw.scale(1 << 10, 1 << 20)).expect("small"),
-        visible_ns: draw.below(2) * draw.scale(1, MILLISECOND),
-        socket_ns: draw.scale(MICROSECOND, MILLISECOND),
-        short_polls: draw.share(50, 0.5),
-        fetches_refused: draw.share(40, 1.0),
-        fetches_failing: draw.share(40, 0.3),
-    };
-    (places, memory)
-}
-
-/// Endpoints of a node have different numbers, whichever process they belong to.
-fn number_endpoints(
-    mut nodes: Vec<NodePlan>,
-    mut flows: Vec<FlowPlan>,
-) -> (Vec<NodePlan>, Vec<FlowPlan>) {
-    for flow in &mut flows {
-        flow.source += nodes[flow.from].place.endpoints();
-        flow.target += nodes[flow.to].place.endpoints();
-    }
-    for node in &mut nodes {
-        let first = node.place.endpoints();
-        node.config.node = u32::try_from(node.place.node + 1).expect("small");
-        if node.shares_memory {
-            // What comes through memory cannot be refused: the pool has room for it.
-            let most =
-                u64::from(node.config.initial_credit_bytes).max(node.config.edge_window_bytes);
-            node.config.pool_bytes += flows.len() as u64 * (most + LONGEST_BYTES as u64 + 64);
-        }
-        for endpoint in &mut node.endpoints {
-            endpoint.id += first;
-        }
-    }
-    (nodes, flows)
-}
-
-/// A key that every number has for its own.
-pub fn key(number: u64) -> ClusterKey {
-    let mut bytes = [0; KEY_BYTES];
-    bytes[..8].copy_from_slice(&number.to_le_bytes());
-    ClusterKey::new(bytes)
-}
-
-fn network(draw: &mut Draw) -> NetworkConfig {
-    let latency_ns = draw.scale(MICROSECOND, 10 * MILLISECOND);
-    let stormy = draw.chance(85);
-    let mut path = PathConfig {
-        latency_ns,
-        jitter_ns: draw.below(2) * draw.below(latency_ns),
-        ..PathConfig::default()
-    };
-    if stormy {
-        path.loss = draw.share(55, 0.2);
-        path.duplicate = draw.share(30, 0.1);
-        path.reorder = draw.share(35, 0.2);
-        path.reorder_ns = draw.scale(MICROSECOND, 20 * latency_ns);
-        path.corrupt = draw.share(25, 0.05);
-        path.corrupt_bits = 3;
-        if draw.chance(20) {
-            path.bursts = Bursts {
-                begin: 0.02 * draw.0.random::<f64>(),
-                end: 0.1 + 0.4 * draw.0.random::<f64>(),
-                loss: 0.5 + 0.5 * draw.0.random::<f64>(),
-            };
-        }
-    }
-    let max_frame_bytes = [512, 1472, 1472, 1472, 1472, 8972][draw.node(6)];
-    NetworkConfig {
-        max_frame_bytes,
-        bytes_per_second: if draw.chance(25) {
-            0
-        } else {
-            draw.scale(4_000_000, 3_000_000_000)
-        },
-        transmit_queue_bytes: draw.scale(2 << 10, 1 << 20),
-        // A few packets at least: with fewer, every burst loses its tail for ever.
-        switch_queue_bytes: draw.scale(6 * max_frame_bytes as u64, 1 << 20),
-        receive_queue_frames: usize::try_from(draw.scale(16, 1024)).expect("small"),
-        path,
-        ..NetworkConfig::default()
-    }
-}
-
-fn endpoints(draw: &mut Draw, calm_at_ns: u64) -> Vec<EndpointPlan> {
-    let count = 1 + u32::try_from(draw.below(3)).expect("small");
-    (1..=count)
-        .map(|id| EndpointPlan {
-            id,
-            reader: match draw.below(100) {
-                0..65 => Reader::Eager,
-                65..80 => Reader::Slow {
-                    every_ns: draw.scale(MICROSECOND, 10 * MILLISECOND),
-                },
-                80..90 => Reader::Never,
-                _ => Reader::Stops {
-                    after: u32::try_from(draw.below(30)).expect("small"),
-                },
-            },
-            presence: match draw.below(100) {
-                0..78 => Presence::Always,
-                78..85 => Presence::Never,
-                85..93 => Presence::Changing(vec![draw.below(calm_at_ns)]),
-                _ => {
-                    let count = 1 + draw.below(8);
-                    let mut times: Vec<u64> = (0..count).map(|_| draw.below(calm_at_ns)).collect();
-                    times.sort_unstable();
-                    Presence::Changing(times)
-                }
-            },
-        })
-        .collect()
-}
-
-/// Sender, its endpoint, receiver, its endpoint.
-type Ends = (usize, u32, usize, u32);
-
-fn ends(draw: &mut Draw, endpoints: &[Vec<EndpointPlan>]) -> Vec<Ends> {
-    let nodes = endpoints.len();
-    let mut chosen = BTreeSet::new();
-    let shape = draw.below(3);
-    let wanted = if nodes > 6 { nodes } else { 1 + draw.node(12) };
-    for index in 0..wanted {
-        let (from, to) = match shape {
-            // A ring, many to one, anybody to anybody (sometimes itself).
-            0 => (index % nodes, (index + 1) % nodes),
-            1 => (1 + index % (nodes - 1), 0),
-            _ => (draw.node(nodes), draw.node(nodes)),
-        };
-        let target = endpoints[to][draw.node(endpoints[to].len())].id;
-        let source = FIRST_SOURCE + u32::try_from(draw.below(3)).expect("small");
-        chosen.insert((from, source, to, target));
-    }
-    chosen.into_iter().collect()
-}
-
-fn config(
-    draw: &mut Draw,
-    node: usize,
-    network: &NetworkConfig,
-    endpoints: &[EndpointPlan],
-    incoming: u64,
-) -> Config {
-    let most = network.max_frame_bytes;
-    let packet_bytes = if draw.chance(75) {
-        most
-    } else {
-        256 + draw.node(most - 255)
-    };
-    let tiny = draw.chance(15);
-    let initial = if tiny {
-        draw.scale(200, 4 << 10)
-    } else {
-        draw.scale(2 << 10, 64 << 10)
-    };
-    let edge_window_bytes = draw.scale(initial, 1 << 20);
-    let idle = endpoints.iter().any(|endpoint| endpoint.reader.is_idle());
-    // The reserve holds the longest pooled message and the packet it begins in.
-    let longest = edge_window_bytes.min(LONGEST_BYTES as u64 + 64);
-    let reserve = longest + costliest_packet(packet_bytes);
-    // What idle readers may hold at first, and as much again for the others.
-    let held = if idle || draw.chance(70) {
-        2 * incoming * initial
-    } else {
-        0
-    };
-    let spare = held + draw.scale(1, 1 << 20);
-    let max_timeout_ns = draw.scale(20 * MILLISECOND, 250 * MILLISECOND);
-    Config {
-        node: u32::try_from(node + 1).expect("small"),
-        packet_bytes,
-        frames: small(if draw.chance(20) {
-            draw.scale(1, 8)
-        } else {
-            draw.scale(16, 1024)
-        }),
-        window_packets: small(draw.scale(4, 1024)),
-        pool_bytes: reserve + spare,
-        pool_reserve_bytes: reserve,
-        initial_credit_bytes: small(initial),
-        edge_window_bytes,
-        reorder_packets: small(1 + draw.below(6)),
-        ack_delay_ns: draw.below(200 * MICROSECOND),
-        min_timeout_ns: draw.scale(200 * MICROSECOND, 5 * MILLISECOND),
-        max_timeout_ns,
-        peer_timeout_ns: draw.scale(30 * max_timeout_ns, 10 * SECOND),
-        ..Config::default()
-    }
-}
-
-/// What a packet full of empty messages takes from the pool.
-fn costliest_packet(packet_bytes: usize) -> u64 {
-    (packet_bytes / 16 * 64 + packet_bytes) as u64
-}
-
-fn faults(draw: &mut Draw, nodes: &[NodePlan], calm_at_ns: &mut u64) -> Vec<(u64, Fault)> {
-    let mut faults = Vec::new();
-    let count = if draw.chance(45) {
-        0
-    } else {
-        1 + draw.below(4)
-    };
-    let mut end_ns = *calm_at_ns;
-    let mut busy = BTreeSet::new();
-    for _ in 0..count {
-        let at_ns = draw.below(*calm_at_ns);
-        let for_ns = match draw.below(10) {
-            0 => draw.scale(SECOND, 15 * SECOND),
-            _ => draw.scale(100 * MICROSECOND, 500 * MILLISECOND),
-        };
-        let over_ns = at_ns + for_ns;
-        let node = draw.node(nodes.len());
-        match draw.below(12) {
-            0..2 => {
-                let group = (0..nodes.len()).filter(|_| draw.chance(50)).collect();
-                faults.push((at_ns, Fault::Partition(group)));
-                faults.push((over_ns, Fault::Heal));
-            }
-            2 => {
-                let other = draw.node(nodes.len());
-                faults.push((at_ns, Fault::Cut(node, other)));
-                faults.push((over_ns, Fault::Heal));
-            }
-            3..5 => faults.push((at_ns, Fault::Pause { node, for_ns })),
-            5..9 => {
-                // One end per node, or a process would begin twice.
-                if busy.insert(node) {
-                    let orderly = draw.chance(30);
-                    faults.push((at_ns, Fault::End { node, orderly }));
-                    faults.push((over_ns, Fault::Begin { node }));
-                }
-            }
-            9..11 => {
-                let card = draw.node(nodes[node].cards.len());
-                let card = |alive| Fault::Card { node, card, alive };
-                faults.push((at_ns, card(false)));
-                if draw.chance(80) {
-                    faults.push((over_ns, card(true)));
-                }
-            }
-            _ => {
-                let by_ns = draw.scale(MILLISECOND, 3600 * SECOND);
-                faults.push((at_ns, Fault::Jump { by_ns }));
-                end_ns += by_ns;
-            }
-        }
-        end_ns = end_ns.max(over_ns);
-    }
-    faults.sort_by_key(|(at_ns, _)| *at_ns);
-    *calm_at_ns = end_ns;
-    faults
-}
-
-/// Some seeds' network takes shorter packets for a time. Small ones pass, so no peer is lost.
-fn narrow(seed: u64, most: usize, calm_at_ns: u64, faults: &mut Vec<(u64, Fault)>) {
-    let mut draw = Draw(ChaCha8Rng::seed_from_u64(seed ^ NARROW));
-    let least = Config::default().least_packet_bytes;
-    if most <= least || !draw.chance(25) {
-        return;
-    }
-    for _ in 0..=draw.below(2) {
-        let at_ns = draw.below(calm_at_ns);
-        let over_ns = at_ns + draw.below(calm_at_ns - at_ns);
-        let bytes = least + draw.node(most - least);
-        let by = match draw.chance(50) {
-            true => Narrow::Cards,
-            false => Narrow::Switch,
-        };
-        faults.push((at_ns, Fault::Narrow { bytes, by }));
-        faults.push((over_ns, Fault::Narrow { bytes: most, by }));
-    }
-    faults.sort_by_key(|(at_ns, _)| *at_ns);
-}
-
-fn flows(
-    draw: &mut Draw,
-    ends: &[Ends],
-    nodes: &[NodePlan],
-    network: &NetworkConfig,
-    calm_at_ns: u64,
-) -> Vec<FlowPlan> {
-    // Small pools and long paths move little per round trip.
-    let rate = if network.bytes_per_second == 0 {
-        u64::MAX
-    } else {
-        network.bytes_per_second
-    };
-    let round_ns = 2 * (network.path.latency_ns + network.path.jitter_ns)
-        + nodes.iter().map(|node| node.busy_ns).sum::<u64>()
-        + MILLISECOND;
-    let at_once = nodes.iter().map(|node| {
-        let config = &node.config;
-        let packets = u64::from(config.frames.min(config.window_packets));
-        packets
-            .min(config.pool_bytes / config.packet_bytes as u64)
-            .max(1)
-    });
-    let packets = PACKETS.min(5 * SECOND / round_ns * at_once.min().unwrap_or(1));
-    let shortest = nodes.iter().map(|node| node.config.packet_bytes).min();
-    let each = shortest.unwrap_or(256).min(1472) as u64;
-    let budget = (packets * each).min(rate) / ends.len() as u64;
-    ends.iter()
-        .map(|&(from, source, to, target)| {
-            let endpoint = nodes[to]
-                .endpoints
-                .iter()
-                .find(|endpoint| endpoint.id == target);
-            let endpoint = endpoint.expect("drawn from them");
-            let mut bytes = match draw.below(6) {
-                0 => (0, 64),
-                1 => (0, 1400),
-                2 => (0, 9000),
-                3 => (1000, 40_000),
-                4 => (0, LONGEST_BYTES),
-                _ => {
-                    let length = draw.node(LONGEST_BYTES);
-                    (length, length)
-                }
-            };
-            // A single message may well be all that fits.
-            let most = usize::try_from(budget).unwrap_or(LONGEST_BYTES).max(64);
-            bytes = (bytes.0.min(most), bytes.1.min(most));
-            if endpoint.presence != Presence::Always {
-                bytes = (bytes.0.max(TAG_BYTES), bytes.1.max(TAG_BYTES));
-            }
-            let average = (bytes.0 + bytes.1) as u64 / 2 + 100;
-            let mut messages = (budget / average).clamp(1, 300);
-            if let Reader::Slow { every_ns } = endpoint.reader {
-                messages = messages.min((2 * SECOND / every_ns).max(1));
-            }
-            if nodes.len() > 6 {
-                messages = messages.min(20);
-            }
-            FlowPlan {
-                from,
-                source,
-                to,
-                target,
-                messages: small(messages),
-                bytes,
-                loose_permille: if draw.chance(70) {
-                    0
-                } else {
-                    small(draw.below(1000))
-                },
-                impatient_permille: if draw.chance(85) {
-                    0
-                } else {
-                    small(draw.below(60))
-                },
-                more_permille: if draw.chance(60) {
-                    0
-                } else {
-                    small(draw.below(1000))
-                },
-                gap_ns: if draw.chance(35) {
-                    0
-                } else {
-                    draw.below(calm_at_ns.min(20 * SECOND) / messages)
-                },
-                early: draw.chance(20),
-                particular: draw.chance(20),
-                edge_messages: 0,
-            }
-        })
-        .collect()
-}
-
-fn small(value: u64) -> u32 {
-    u32::try_from(value).expect("drawn small")
 }

@@ -9,7 +9,8 @@ use dipole_node::links::AnyLink;
 use dipole_node::{GoneReason, KeyMismatch};
 use dipole_proto::{Config, Instant, PeerId};
 
-use crate::scenario::{Place, Scenario, address, key};
+use crate::draw::key;
+use crate::scenario::{Place, Scenario, address};
 
 /// See the module.
 pub struct Stranger {

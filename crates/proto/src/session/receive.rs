@@ -7,7 +7,7 @@ use crate::lane::Lane;
 use crate::parts::PartArrival;
 use crate::pool::Admission;
 use crate::send::{Flight, Piece};
-use crate::session::{AckDebt, Session};
+use crate::session::{PendingAck, Session};
 use crate::shared::Shared;
 use crate::stats::Drop;
 use crate::time::Instant;
@@ -67,9 +67,9 @@ impl Session {
         match verdict {
             Ok(true) if header.flags.has(Flags::UNIT) => self.owe(header, now, shared),
             Ok(_) => {}
-            Err(Drop::Duplicate) if header.flags.has(Flags::UNIT) => self.debt.now = true,
+            Err(Drop::Duplicate) if header.flags.has(Flags::UNIT) => self.pending_ack.now = true,
             // No room, but its sender must hear that we live.
-            Err(_) if header.flags.has(Flags::REPEAT) => self.debt.now = true,
+            Err(_) if header.flags.has(Flags::REPEAT) => self.pending_ack.now = true,
             Err(_) => {}
         }
         if header.kind == Kind::Prod {
@@ -153,7 +153,7 @@ impl Session {
             }
         };
         if lane.incoming.has_new_hole(shared.config.reorder_packets) {
-            self.debt.now = true;
+            self.pending_ack.now = true;
         }
         if taken.is_ok() {
             let before = self.assemblies.len();
@@ -267,7 +267,7 @@ impl Session {
             shared.assemblies -= 1;
         }
         if lane.incoming.has_new_hole(shared.config.reorder_packets) {
-            self.debt.now = true;
+            self.pending_ack.now = true;
         }
         shared.stats.units_received += 1;
         Ok(true)
@@ -278,16 +278,18 @@ impl Session {
         self.sender_period = shared.senders.note(self.sender_period, now);
         // News: prods start again at their shortest pause (MaximiseProdPaceTo).
         self.prod = super::Backoff::OFF;
-        self.debt.packets += 1;
+        self.pending_ack.packets += 1;
         if header.flags.has(Flags::REPEAT) {
-            self.debt.now = true;
+            self.pending_ack.now = true;
         }
-        if header.flags.has(Flags::ACK_WANTED) && self.debt.packets >= shared.packets_per_ack() {
-            self.debt.now = true;
+        if header.flags.has(Flags::ACK_WANTED)
+            && self.pending_ack.packets >= shared.packets_per_ack()
+        {
+            self.pending_ack.now = true;
         }
         if header.flags.has(Flags::LAST) {
             let due = now.after(shared.config.ack_delay_ns);
-            self.debt.due = self.debt.due.min(due);
+            self.pending_ack.due = self.pending_ack.due.min(due);
         }
     }
 
@@ -302,7 +304,7 @@ impl Session {
         (now, from): (Instant, Address),
         shared: &mut Shared,
     ) {
-        let (accepted, loose) = (verdict == Some(true), verdict == Some(false));
+        let (accepted, without_unit) = (verdict == Some(true), verdict == Some(false));
         match record {
             Record::LaneAck(ack) => self.on_lane_ack(&ack, now, shared),
             Record::Credit { key, limit } => {
@@ -330,8 +332,8 @@ impl Session {
                 token,
                 length,
             } => self.on_echo(lane, token, length, shared),
-            Record::Message { unreliable, .. } if unreliable && loose => {
-                self.on_loose(record, shared);
+            Record::Message { unreliable, .. } if unreliable && without_unit => {
+                self.on_unreliable(record, shared);
             }
             Record::Message { unreliable, .. } if unreliable => {}
             sequenced if accepted => self.on_sequenced(sequenced, now, shared),
@@ -469,7 +471,7 @@ impl Session {
         }
     }
 
-    fn on_loose(&mut self, record: Record<'_>, shared: &mut Shared) {
+    fn on_unreliable(&mut self, record: Record<'_>, shared: &mut Shared) {
         let Record::Message {
             key,
             sequence,
@@ -626,11 +628,11 @@ impl Session {
         for lane in &mut self.lanes {
             lane.floor_due = lane.out.is_idle() && lane.told < lane.out.floor();
         }
-        self.debt.now = true;
+        self.pending_ack.now = true;
     }
 
     /// Nothing is owed any more: everything that has arrived was just told.
     pub(super) fn acknowledged(&mut self) {
-        self.debt = AckDebt::NONE;
+        self.pending_ack = PendingAck::NONE;
     }
 }

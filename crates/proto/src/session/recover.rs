@@ -23,7 +23,7 @@ impl Session {
             return retry_at.min(silence);
         }
         [
-            self.debt.due,
+            self.pending_ack.due,
             self.prod.at,
             self.tail.at,
             self.want.at,
@@ -56,9 +56,9 @@ impl Session {
         if !self.is_open() {
             return None;
         }
-        if now >= self.debt.due {
-            self.debt.due = Instant::NEVER;
-            self.debt.now = true;
+        if now >= self.pending_ack.due {
+            self.pending_ack.due = Instant::NEVER;
+            self.pending_ack.now = true;
         }
         if now >= self.prod.at {
             self.prod_due = true;

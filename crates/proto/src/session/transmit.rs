@@ -71,13 +71,13 @@ impl Session {
     /// True if [`poll_transmit`](Self::poll_transmit) may have something.
     pub(crate) fn has_transmit(&self) -> bool {
         self.is_open()
-            && (self.debt.now
+            && (self.pending_ack.now
                 || self.prod_due
                 || self.channel.wants_due
                 || self.paths.has_transmit()
                 || self.sizing.has_transmit()
                 || self.channel.has_notice()
-                || !self.loose.is_empty()
+                || !self.unreliable.is_empty()
                 || self.window.has_next(self.allowed()))
     }
 
@@ -108,21 +108,21 @@ impl Session {
         let has_unit = lane_open && self.window.has_next(self.allowed());
         if self.prod_due
             || self.channel.wants_due
-            || self.debt.now && self.needs_own_packet(has_unit)
+            || self.pending_ack.now && self.needs_own_packet(has_unit)
         {
             return self.control(frames, shared);
         }
         if has_unit && let Some(next) = self.next_piece(frames) {
             return self.piece(next, now, frames, shared);
         }
-        if self.debt.now {
+        if self.pending_ack.now {
             // The unit to ride on had arrived after all.
             return self.control(frames, shared);
         }
         loop {
-            let (slot, bulk) = self.loose.pop_front()?;
+            let (slot, bulk) = self.unreliable.pop_front()?;
             if self.fits(frames.filled(slot).1) {
-                return Some(self.loose(slot, bulk, frames, shared));
+                return Some(self.unreliable_packet(slot, bulk, frames, shared));
             }
             // Filled before the path became too narrow for it.
             shared.event(Event::Released { slot });
@@ -245,14 +245,14 @@ impl Session {
         Some(self.leaving(index, frame, end))
     }
 
-    fn loose(
+    fn unreliable_packet(
         &mut self,
         slot: Slot,
         bulk: bool,
         frames: &mut impl Frames,
         shared: &mut Shared,
     ) -> Transmit {
-        shared.stats.loose_sent += 1;
+        shared.stats.unreliable_sent += 1;
         let index = self.pick_lane(bulk, None);
         let mut header = self.control_header(Kind::Data);
         if self.lanes[index].bulk {
@@ -301,7 +301,8 @@ impl Session {
             end = self.put_wants(bytes, end, limit);
         }
         self.acknowledged();
-        self.debt.now = self.channel.has_grant() || self.lanes.iter().any(Lane::must_tell_floor);
+        self.pending_ack.now =
+            self.channel.has_grant() || self.lanes.iter().any(Lane::must_tell_floor);
         self.charge_unproven(index, end + self.seals.out.bytes());
         self.finish(header, bytes, end);
         Some(self.leaving(index, Frame::Scratch(slot), end))

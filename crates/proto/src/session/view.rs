@@ -148,7 +148,7 @@ impl Session {
             units_top: self.units.top(),
             control_next: self.control_number,
             timers: [
-                self.debt.due,
+                self.pending_ack.due,
                 self.prod.at,
                 self.tail.at,
                 self.want.at,
@@ -194,9 +194,9 @@ impl Session {
                 .timeout_ns(shortest, config.max_timeout_ns)
                 .hash(hasher);
         }
-        self.loose.hash(hasher);
-        let owed = self.debt.packets.min(shared.packets_per_ack());
-        (owed, self.debt.now).hash(hasher);
+        self.unreliable.hash(hasher);
+        let owed = self.pending_ack.packets.min(shared.packets_per_ack());
+        (owed, self.pending_ack.now).hash(hasher);
         self.channel.hash_state(hasher);
         let wishes = match self.wishes_from {
             0 => None,

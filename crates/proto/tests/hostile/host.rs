@@ -330,7 +330,7 @@ impl Host {
     }
 
     /// The application sends an unreliable message, if a frame is free.
-    pub fn send_loose(&mut self) {
+    pub fn send_unreliable(&mut self) {
         let Some(edge) = self.edge else {
             return;
         };
@@ -345,7 +345,7 @@ impl Host {
         wire::emit_message(&mut frame[at..], key, number, 4, true, false);
         self.ledger.ends[slot as usize] = at + wire::MESSAGE_BYTES + 4;
         assert!(
-            self.machine.queue_loose(edge.peer, slot, false),
+            self.machine.queue_unreliable(edge.peer, slot, false),
             "the session exists"
         );
     }

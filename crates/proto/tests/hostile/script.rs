@@ -75,7 +75,7 @@ impl Action {
         let now = conversation.now;
         match *self {
             Action::Send { host, length } => conversation.hosts[host].send(now, length),
-            Action::SendLoose { host } => conversation.hosts[host].send_loose(),
+            Action::SendLoose { host } => conversation.hosts[host].send_unreliable(),
             Action::Read { host } => {
                 conversation.hosts[host].read(now);
             }

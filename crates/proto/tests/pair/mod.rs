@@ -114,7 +114,7 @@ pub struct Host {
     pub forgotten: usize,
     /// Complete messages in the order of arrival, with their incoming edge.
     pub received: VecDeque<(EdgeId, Vec<u8>)>,
-    pub loose: Vec<Vec<u8>>,
+    pub unreliable: Vec<Vec<u8>>,
     pub placed: Vec<(u32, u64, Vec<u8>)>,
     pub regions: Vec<(u32, u64, u64)>,
     partial: BTreeMap<(EdgeId, u64), Vec<u8>>,
@@ -238,7 +238,7 @@ impl Wire {
             credits: 0,
             forgotten: 0,
             received: VecDeque::new(),
-            loose: Vec::new(),
+            unreliable: Vec::new(),
             placed: Vec::new(),
             regions: Vec::new(),
             partial: BTreeMap::new(),
@@ -473,7 +473,7 @@ impl Host {
                     let message = self.partial.remove(&(edge, sequence)).expect("was held");
                     self.received.push_back((edge, message));
                 }
-                Event::Unreliable { bytes, .. } => self.loose.push(packet[bytes].to_vec()),
+                Event::Unreliable { bytes, .. } => self.unreliable.push(packet[bytes].to_vec()),
                 Event::Placed {
                     region,
                     offset,
@@ -547,11 +547,11 @@ impl Host {
         Ok(sequence)
     }
 
-    /// Queues one frame with records that `emit` writes; `loose` for unreliable ones.
+    /// Queues one frame with records that `emit` writes; `unreliable` for unreliable ones.
     pub fn send_records(
         &mut self,
         peer: PeerId,
-        loose: bool,
+        unreliable: bool,
         emit: impl FnOnce(&mut [u8]) -> usize,
     ) -> bool {
         let Some(slot) = self.pool.free.pop() else {
@@ -560,8 +560,8 @@ impl Host {
         let frame = &mut self.pool.frames[slot as usize];
         let at = wire::HEADER_BYTES;
         self.pool.ends[slot as usize] = at + emit(&mut frame[at..]);
-        if loose {
-            self.machine.queue_loose(peer, slot, false)
+        if unreliable {
+            self.machine.queue_unreliable(peer, slot, false)
         } else {
             self.machine.queue(peer, slot, false)
         }

@@ -53,7 +53,7 @@ impl Hub {
     ///
     /// # Errors
     /// Only when the epoll is broken.
-    pub fn attend(&mut self, events: &mut Vec<ShmEvent>) -> io::Result<()> {
+    pub fn poll_connections(&mut self, events: &mut Vec<ShmEvent>) -> io::Result<()> {
         let mut ready = Vec::with_capacity(EVENTS);
         let timeout = rustix::event::Timespec {
             tv_sec: 0,

@@ -1,0 +1,557 @@
+//! The edges from the peer: messages put in their place, credit granted, ends. Spec §5.4 to
+//! §5.6.
+
+use alloc::vec::Vec;
+
+use super::incoming::{self, EdgeIn, Place};
+use super::{Channel, MAX_EDGES, MAX_STRAYS, MessagePiece, Notice, Placed, Tell};
+use crate::event::{EdgeId, Event};
+use crate::holes::widen;
+use crate::shared::{Oversize, Shared};
+use crate::stats::Drop;
+use crate::time::Instant;
+use crate::wire::{EdgeKey, RefusedReason, Wish};
+
+impl Channel {
+    /// The incoming edge with this key.
+    #[inline]
+    pub(crate) fn find_in(&self, key: EdgeKey) -> Option<u32> {
+        if let Some(last) = self.incoming.get(self.last)
+            && last.key().ends() == key.ends()
+            && !last.is_draining()
+        {
+            return Some(self.last);
+        }
+        self.incoming.find((key.target, key.source))
+    }
+
+    /// True if a further incoming edge would be one too many.
+    fn is_full(&self, shared: &Shared) -> bool {
+        self.incoming.len() - self.draining as usize >= MAX_EDGES as usize
+            || shared.edges_in >= shared.config.max_edges
+    }
+
+    fn open_in(&mut self, key: EdgeKey, shared: &mut Shared) -> Option<u32> {
+        if self.is_full(shared) {
+            shared.count(Drop::EdgesFull);
+            return None;
+        }
+        let ends = (key.target, key.source);
+        if let Some(former) = self.reserving.remove(&ends)
+            && let Some(former) = self.incoming.get_mut(former)
+        {
+            shared.outstanding -= former.outstanding();
+            former.release_reserved();
+            shared.outstanding += former.outstanding();
+        }
+        let edge = EdgeIn::new(key, &shared.config);
+        shared.outstanding += edge.outstanding();
+        shared.edges_in += 1;
+        Some(self.incoming.insert(ends, edge))
+    }
+
+    /// The incoming edge with this key, made on first use; `None` if there are too many.
+    #[inline]
+    pub(crate) fn find_or_open_in(&mut self, key: EdgeKey, shared: &mut Shared) -> Option<u32> {
+        let index = match self.find_in(key) {
+            Some(index) => index,
+            None => self.open_in(key, shared)?,
+        };
+        self.last = index;
+        Some(index)
+    }
+
+    /// Bytes of the pool that a piece would take.
+    #[inline]
+    pub(crate) fn pool_cost(&self, key: EdgeKey, sequence: u32, total: u64) -> u64 {
+        let edge = self.find_in(key).and_then(|index| self.incoming.get(index));
+        match edge {
+            Some(edge) => edge.pool_cost(widen(sequence, edge.next()), total),
+            None => crate::config::charge(total),
+        }
+    }
+
+    /// The number of a message on an incoming edge, from its low 32 bits.
+    #[inline]
+    pub(crate) fn widen(&self, index: u32, sequence: u32) -> u64 {
+        let edge = self.incoming.get(index);
+        edge.map_or(sequence.into(), |edge| widen(sequence, edge.next()))
+    }
+
+    /// A message has come for which no edge could be made: its sender is told.
+    pub(crate) fn refuse_stray(&mut self, key: EdgeKey, sequence: u32, shared: &mut Shared) {
+        shared.stats.messages_refused += 1;
+        if self.strays < MAX_STRAYS {
+            self.strays += 1;
+            self.notices.push_back(Notice::Refused {
+                key,
+                sequence: sequence.into(),
+                reason: RefusedReason::TooManyEdges,
+            });
+        }
+    }
+
+    /// Takes a whole message if it is what nearly all are: the next of an edge that is not
+    /// about to end, within its credit and window, for an open endpoint. If not, nothing has
+    /// changed and [`place`](Self::place) decides.
+    #[inline]
+    pub(crate) fn take_next(
+        &mut self,
+        edge: EdgeId,
+        sequence: u64,
+        total: u64,
+        shared: &mut Shared,
+    ) -> bool {
+        let Some(incoming) = self.incoming.get_exact(edge.index, edge.generation) else {
+            return false;
+        };
+        let is_open = incoming.open == (shared.endpoints_generation, true);
+        if !is_open || !incoming.take_next(sequence, total) {
+            return false;
+        }
+        shared.pool.take(crate::config::charge(total));
+        shared.stats.messages_delivered += 1;
+        true
+    }
+
+    /// Puts a piece of a message in its place. Grants follow where that frees credit.
+    #[inline]
+    pub(crate) fn place(
+        &mut self,
+        index: u32,
+        piece: MessagePiece,
+        now: Instant,
+        shared: &mut Shared,
+    ) -> (Placed, Tell) {
+        let Some(edge) = self.incoming.get_mut(index) else {
+            return (Placed::Violation, Tell::Nothing);
+        };
+        let refusal = refusal_for(edge, &piece, shared);
+        let (held, outstanding) = (edge.held(), edge.outstanding());
+        let length = (piece.bytes.end - piece.bytes.start) as u64;
+        let range = (piece.offset, length, piece.total);
+        let place = edge.place(piece.sequence, range, refusal.is_some());
+        shared.pool.take(edge.held() - held);
+        if edge.is_beyond_window(piece.total) {
+            self.begin_oversize(index, shared);
+        }
+        if place == Ok(Place::Deliver) {
+            shared.stats.messages_delivered += 1;
+            return (Placed::Deliver, Tell::Nothing);
+        }
+        self.place_rare(index, piece, place, refusal, outstanding, now, shared)
+    }
+
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "the cold half of `place`, kept apart for its size"
+    )]
+    fn place_rare(
+        &mut self,
+        index: u32,
+        piece: MessagePiece,
+        place: Result<Place, incoming::Violation>,
+        refusal: Option<RefusedReason>,
+        outstanding: u64,
+        now: Instant,
+        shared: &mut Shared,
+    ) -> (Placed, Tell) {
+        let id = self.incoming_id(index);
+        let placed = match place {
+            Ok(Place::Hold) => {
+                let target = self.incoming.get(index).map(|edge| edge.key().target);
+                shared.event(Event::Hold {
+                    edge: id,
+                    target: target.unwrap_or_default(),
+                    sequence: piece.sequence,
+                    offset: piece.offset,
+                    total: piece.total,
+                    bytes: piece.bytes,
+                });
+                Placed::Held
+            }
+            Ok(Place::Discard | Place::Deliver) => {
+                shared.stats.messages_refused += 1;
+                if let Some(reason) = refusal {
+                    self.refuse(index, piece.sequence, reason);
+                }
+                Placed::Discarded
+            }
+            Err(violation) => {
+                shared.count(Drop::Violation);
+                // It was acknowledged with its packet: its sender must not think it taken.
+                if violation == incoming::Violation::OverCredit {
+                    self.refuse(index, piece.sequence, RefusedReason::OverCredit);
+                }
+                return (Placed::Violation, Tell::Nothing);
+            }
+        };
+        (placed, self.advance(index, outstanding, now, shared))
+    }
+
+    /// Hands over what has become complete and renews the grant; the edge may be over.
+    fn advance(&mut self, index: u32, outstanding: u64, now: Instant, shared: &mut Shared) -> Tell {
+        self.hand_over_complete(index, shared);
+        let mut tell = Tell::Nothing;
+        if let Some(edge) = self.incoming.get(index)
+            && edge.outstanding() != outstanding
+        {
+            shared.outstanding = shared.outstanding + edge.outstanding() - outstanding;
+            tell = self.regrant(index, now, shared);
+        }
+        self.check_over(index, shared);
+        tell
+    }
+
+    /// All bytes of a message that was held from its beginning have been filled in
+    /// without the channel.
+    pub(crate) fn filled(
+        &mut self,
+        edge: EdgeId,
+        sequence: u64,
+        now: Instant,
+        shared: &mut Shared,
+    ) -> Tell {
+        let Some(incoming) = self.incoming.get_exact(edge.index, edge.generation) else {
+            return Tell::Nothing;
+        };
+        let outstanding = incoming.outstanding();
+        incoming.fill(sequence);
+        self.advance(edge.index, outstanding, now, shared)
+    }
+
+    /// True if this edge is still the one at its position.
+    #[inline]
+    pub(crate) fn is_current(&self, edge: EdgeId) -> bool {
+        self.incoming.generation(edge.index) == edge.generation
+    }
+
+    /// After [`Placed::Deliver`]: what to hand over, and to whom. The edge may end with it.
+    #[inline]
+    pub(crate) fn delivered(&mut self, index: u32, shared: &mut Shared) -> (EdgeId, EdgeKey) {
+        let id = self.incoming_id(index);
+        let key = self.incoming.get(index).map(EdgeIn::key);
+        if self.incoming.get(index).is_some_and(EdgeIn::has_end) {
+            self.check_over(index, shared);
+        }
+        (id, key.unwrap_or_default())
+    }
+
+    fn refuse(&mut self, index: u32, sequence: u64, reason: RefusedReason) {
+        if let Some(edge) = self.incoming.get_mut(index)
+            && !edge.refusal_due
+        {
+            edge.refusal_due = true;
+            self.notices.push_back(Notice::Refused {
+                key: edge.key(),
+                sequence,
+                reason,
+            });
+        }
+    }
+
+    fn hand_over_complete(&mut self, index: u32, shared: &mut Shared) {
+        let id = self.incoming_id(index);
+        let Some(edge) = self.incoming.get_mut(index) else {
+            return;
+        };
+        let key = edge.key();
+        while let Some(message) = edge.pop_complete() {
+            if !message.discard {
+                shared.stats.messages_delivered += 1;
+                shared.event(Event::Complete {
+                    edge: id,
+                    source: key.source,
+                    target: key.target,
+                    sequence: message.sequence,
+                });
+            }
+        }
+    }
+
+    /// Forgets an edge that has ended and all of whose messages have been handed over. Its
+    /// place is kept while the application has some of them.
+    fn check_over(&mut self, index: u32, shared: &mut Shared) {
+        let Some(edge) = self.incoming.get_mut(index) else {
+            return;
+        };
+        if !edge.is_over() {
+            return;
+        }
+        let (key, before) = (edge.key(), edge.outstanding());
+        let ends = (key.target, key.source);
+        if !edge.is_draining() {
+            let unread = edge.unread();
+            let mut next_life = 0;
+            if unread > 0
+                && let Some(endpoint) = shared.endpoints.get_mut(&key.target)
+            {
+                // A next life has its first credit beside what lies unread of this: of that
+                // an endpoint may hold a window, and the pool must have room for both, as
+                // for a window that grows.
+                next_life = shared.config.initial_credit_bytes.into();
+                let others = shared.outstanding - before;
+                let room = shared.pool.budget().saturating_sub(others);
+                let limit = shared.config.edge_window_bytes;
+                if endpoint.ended_unread + unread > limit || unread + next_life > room {
+                    return;
+                }
+                endpoint.ended_unread += unread;
+                self.reserving.insert(ends, index);
+            }
+            edge.drain(next_life);
+            shared.outstanding = shared.outstanding + edge.outstanding() - before;
+            shared.edges_in -= 1;
+            self.draining += 1;
+            self.notices.push_back(Notice::Forgotten { key });
+            self.grants_due.retain(|due| *due != index);
+            let id = self.incoming_id(index);
+            shared.forget_edge(id, key.target);
+            self.incoming.hide(ends, index);
+        }
+        if let Some(edge) = self.incoming.get(index)
+            && edge.has_consumed_all()
+        {
+            shared.outstanding -= edge.outstanding();
+            if self.reserving.get(&ends) == Some(&index) {
+                self.reserving.remove(&ends);
+            }
+            self.draining -= 1;
+            self.incoming.remove(ends, index);
+        }
+    }
+
+    /// The application gave back a message of `total` bytes. Whether the peer must be told.
+    #[inline]
+    pub(crate) fn consumed(
+        &mut self,
+        edge: EdgeId,
+        total: u64,
+        now: Instant,
+        shared: &mut Shared,
+    ) -> Tell {
+        let Some(incoming) = self.incoming.get_exact(edge.index, edge.generation) else {
+            return Tell::Nothing;
+        };
+        let before = incoming.outstanding();
+        let freed = incoming.consumed(total);
+        shared.pool.give_back(freed);
+        shared.outstanding = shared.outstanding + incoming.outstanding() - before;
+        if incoming.has_end() {
+            if incoming.is_draining()
+                && let Some(endpoint) = shared.endpoints.get_mut(&incoming.key().target)
+            {
+                let charge = crate::config::charge(total);
+                endpoint.ended_unread = endpoint.ended_unread.saturating_sub(charge);
+            }
+            if incoming.is_over() {
+                self.check_over(edge.index, shared);
+                return Tell::Nothing;
+            }
+        }
+        match incoming.may_regrant() {
+            true => self.regrant(edge.index, now, shared),
+            false => Tell::Nothing,
+        }
+    }
+
+    /// An endpoint was closed: gives back what its edges held. Whose messages had
+    /// arrived in part is told that they are not taken.
+    pub(crate) fn close_target(&mut self, target: u32, now: Instant, shared: &mut Shared) -> Tell {
+        let mut tell = Tell::Nothing;
+        let concerned: Vec<u32> = match self.draining {
+            0 => self.incoming.range(target).collect(),
+            _ => {
+                let edges = self.incoming.iter();
+                let edges = edges.filter(|(_, edge)| edge.key().target == target);
+                edges.map(|(index, _)| index).collect()
+            }
+        };
+        for index in concerned {
+            let Some(edge) = self.incoming.get_mut(index) else {
+                continue;
+            };
+            let before = edge.outstanding();
+            let (freed, partial) = edge.close();
+            shared.pool.give_back(freed);
+            shared.outstanding = shared.outstanding + edge.outstanding() - before;
+            if let Some(sequence) = partial {
+                self.refuse(index, sequence, RefusedReason::Closed);
+            }
+            // One that waits for its turn would wait for ever.
+            tell = tell.max(self.regrant(index, now, shared));
+            self.check_over(index, shared);
+        }
+        tell
+    }
+
+    /// Endpoints that send to `target` and have not ended.
+    pub(crate) fn sources(&self, target: u32) -> impl Iterator<Item = u32> + '_ {
+        let edges = self.incoming.range(target);
+        edges.filter_map(|index| Some(self.incoming.get(index)?.key().source))
+    }
+
+    /// True if the rest of some message must come.
+    pub(crate) fn awaits_pieces(&self) -> bool {
+        self.incoming.iter().any(|(_, edge)| edge.is_waiting())
+    }
+
+    /// Incoming edges, those included that have ended and whose messages wait to be read.
+    pub(crate) fn incoming_len(&self) -> usize {
+        self.incoming.len()
+    }
+
+    // ---- grants ------------------------------------------------------------------
+
+    /// Renews an edge's credit; how soon the peer should hear of it.
+    fn regrant(&mut self, index: u32, now: Instant, shared: &mut Shared) -> Tell {
+        let id = self.incoming_id(index);
+        let Some(edge) = self.incoming.get_mut(index) else {
+            return Tell::Nothing;
+        };
+        let before = edge.outstanding();
+        let wanting = edge.is_wanting();
+        let mut tell = edge.regrant(shared.credit_budget(), &shared.config);
+        let target = edge.key().target;
+        if let Some(endpoint) = shared.endpoints.get_mut(&target) {
+            // A sender that changed its mind may leave a part of its grant unused.
+            let is_over = |turn: Oversize| {
+                edge.has_consumed(turn.end) || turn.begun && edge.has_consumed_all()
+            };
+            if endpoint
+                .oversize
+                .is_some_and(|turn| turn.edge == id && is_over(turn))
+            {
+                endpoint.oversize = None;
+                edge.in_turn = false;
+            }
+            if edge.wants_oversize() {
+                // What our own turn brings may still be on its way.
+                let free = endpoint
+                    .oversize
+                    .is_none_or(|turn| turn.is_forfeit(shared.stepped_at, &shared.config));
+                if free {
+                    endpoint.oversize = Some(Oversize {
+                        edge: id,
+                        end: edge.grant_oversize(),
+                        begun: false,
+                        granted_at: now,
+                    });
+                    endpoint.waiting.retain(|waiting| *waiting != id);
+                    tell = true;
+                } else if !endpoint.waiting.contains(&id) {
+                    endpoint.waiting.push_back(id);
+                    shared.someone_waits = true;
+                }
+            }
+        } else if edge.wants_oversize() {
+            // Nobody takes it: let it come and be refused.
+            edge.grant_oversize();
+            tell = true;
+        }
+        shared.outstanding = shared.outstanding + edge.outstanding() - before;
+        if !tell {
+            return Tell::Nothing;
+        }
+        self.grant_due(index);
+        match wanting {
+            true => Tell::Now,
+            false => Tell::Soon,
+        }
+    }
+
+    /// Looks again at an edge that waited for another's over-long message.
+    pub(crate) fn retry_grant(&mut self, edge: EdgeId, now: Instant, shared: &mut Shared) -> Tell {
+        match self.incoming.get_exact(edge.index, edge.generation) {
+            Some(_) => self.regrant(edge.index, now, shared),
+            None => Tell::Nothing,
+        }
+    }
+
+    /// The message that an edge's turn is for has begun to arrive.
+    fn begin_oversize(&mut self, index: u32, shared: &mut Shared) {
+        let id = self.incoming_id(index);
+        if let Some(edge) = self.incoming.get(index)
+            && let Some(endpoint) = shared.endpoints.get_mut(&edge.key().target)
+            && let Some(turn) = &mut endpoint.oversize
+            && turn.edge == id
+        {
+            turn.begun = true;
+        }
+    }
+
+    fn grant_due(&mut self, index: u32) {
+        if !self.grants_due.contains(&index) {
+            self.grants_due.push(index);
+        }
+    }
+
+    /// A wish for credit. `may_open` unless it may be one of an edge that was forgotten.
+    pub(crate) fn on_credit_wanted(
+        &mut self,
+        key: EdgeKey,
+        wish: Wish,
+        may_open: bool,
+        now: Instant,
+        shared: &mut Shared,
+    ) -> Tell {
+        let index = match self.find_in(key) {
+            Some(index) => Some(index),
+            None if may_open => self.open_in(key, shared),
+            None => None,
+        };
+        let Some(index) = index else {
+            return Tell::Nothing;
+        };
+        let Some(edge) = self.incoming.get_mut(index) else {
+            return Tell::Nothing;
+        };
+        if edge.key() != key {
+            // One of an earlier life came late.
+            return Tell::Nothing;
+        }
+        if !edge.want(wish) {
+            shared.count(Drop::Violation);
+            return Tell::Nothing;
+        }
+        self.regrant(index, now, shared);
+        // Whatever was granted may have been lost on the way: say it again.
+        self.grant_due(index);
+        Tell::Now
+    }
+
+    /// The peer sends nothing from `sequence` on.
+    pub(crate) fn on_end(&mut self, key: EdgeKey, sequence: u32, shared: &mut Shared) {
+        let index = match self.find_in(key) {
+            Some(index) => Some(index),
+            // Its messages are still on their way.
+            None if widen(sequence, self.first) != self.first => self.open_in(key, shared),
+            None => None,
+        };
+        let Some(index) = index else {
+            self.notices.push_back(Notice::Forgotten { key });
+            return;
+        };
+        if let Some(edge) = self.incoming.get_mut(index) {
+            edge.end_at(widen(sequence, edge.next()));
+        }
+        self.check_over(index, shared);
+    }
+}
+
+/// Why this message would find nobody, if so. The endpoint table is asked again
+/// only after it changed.
+#[inline]
+fn refusal_for(edge: &mut EdgeIn, piece: &MessagePiece, shared: &Shared) -> Option<RefusedReason> {
+    if edge.open.0 != shared.endpoints_generation {
+        let open = shared
+            .endpoints
+            .get(&edge.key().target)
+            .is_some_and(|endpoint| endpoint.port == piece.port);
+        edge.open = (shared.endpoints_generation, open);
+    }
+    if !edge.open.1 {
+        return Some(RefusedReason::NoEndpoint);
+    }
+    (piece.total > crate::config::MAX_MESSAGE_BYTES).then_some(RefusedReason::TooLong)
+}

@@ -1,0 +1,249 @@
+//! The edges to the peer: opened, used, refused, ended, forgotten. Spec §5.5, §5.6.
+
+use alloc::vec::Vec;
+
+use super::outgoing::{Closed, EdgeOut};
+use super::{Begun, Channel, MAX_EDGES, Notice};
+use crate::error::{BeginError, EdgeError};
+use crate::event::{EdgeId, Event};
+use crate::holes::widen;
+use crate::shared::Shared;
+use crate::wire::{EdgeKey, RefusedReason};
+
+impl Channel {
+    /// The edge between two endpoints, made on first use; one more handle to it.
+    pub(crate) fn edge(&mut self, source: u32, target: u32) -> Result<EdgeId, EdgeError> {
+        if let Some(index) = self.outgoing.find((source, target)) {
+            if let Some(edge) = self.outgoing.get_mut(index) {
+                edge.open_again();
+            }
+            return Ok(self.outgoing_id(index));
+        }
+        if self.outgoing.len() >= MAX_EDGES as usize {
+            return Err(EdgeError::TooMany { limit: MAX_EDGES });
+        }
+        let key = EdgeKey {
+            source,
+            target,
+            life: self.take_life(),
+        };
+        let edge = EdgeOut::new(key, self.initial_credit, self.first);
+        let index = self.outgoing.insert((source, target), edge);
+        Ok(self.outgoing_id(index))
+    }
+
+    fn take_life(&mut self) -> u8 {
+        let life = self.next_life;
+        self.next_life = (life + 1) % EdgeKey::LIVES;
+        life
+    }
+
+    pub(super) fn outgoing_id(&self, index: u32) -> EdgeId {
+        EdgeId {
+            peer: self.peer,
+            index,
+            generation: self.outgoing.generation(index),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn incoming_id(&self, index: u32) -> EdgeId {
+        EdgeId {
+            peer: self.peer,
+            index,
+            generation: self.incoming.generation(index),
+        }
+    }
+
+    #[inline]
+    pub(super) fn out_mut(&mut self, edge: EdgeId) -> Option<&mut EdgeOut> {
+        self.outgoing.get_exact(edge.index, edge.generation)
+    }
+
+    /// Endpoints and life of an outgoing edge.
+    pub(crate) fn key(&mut self, edge: EdgeId) -> Option<EdgeKey> {
+        Some(self.out_mut(edge)?.key())
+    }
+
+    /// Begins a message of `total` bytes.
+    #[inline]
+    pub(crate) fn begin(&mut self, edge: EdgeId, total: u64) -> Result<Begun, BeginError> {
+        let out = (self.outgoing).get_exact(edge.index, edge.generation);
+        let out = out.ok_or(BeginError::Gone)?;
+        if let Some(reason) = out.refused() {
+            return Err(BeginError::Refused(reason));
+        }
+        let is_new = !out.is_known();
+        if let Some(sequence) = out.begin(total) {
+            let key = out.key();
+            // A longer one may have waited and been given up.
+            if !self.wanting.is_empty() {
+                self.wanting.retain(|wanting| *wanting != edge.index);
+            }
+            return Ok(Begun {
+                key,
+                sequence,
+                space: 0,
+                is_first: true,
+                is_new,
+            });
+        }
+        let (left, is_ending) = (out.left(), out.is_ending());
+        if !self.wanting.contains(&edge.index) {
+            self.wanting.push(edge.index);
+            self.wants_due |= !is_ending;
+        }
+        Err(BeginError::NoCredit { left })
+    }
+
+    /// Takes back the message begun last, of which nothing was sent.
+    pub(crate) fn retract(&mut self, edge: EdgeId, total: u64) {
+        if let Some(out) = self.out_mut(edge) {
+            out.retract(total);
+        }
+    }
+
+    /// Numbers an unreliable message. All edges have one sequence, as lives are numbered anew
+    /// after a while: pieces of an earlier one may still lie at the receiver.
+    pub(crate) fn begin_unreliable(&mut self, edge: EdgeId) -> Result<(EdgeKey, u32), BeginError> {
+        let out = self.out_mut(edge).ok_or(BeginError::Gone)?;
+        if out.is_ending() {
+            // Its earlier life has been told to be over.
+            return Err(BeginError::NoCredit { left: 0 });
+        }
+        let key = out.key();
+        self.next_unreliable = self.next_unreliable.wrapping_add(1);
+        Ok((key, self.next_unreliable))
+    }
+
+    /// Nobody waits for credit on this edge any more.
+    pub(crate) fn cancel(&mut self, edge: EdgeId) {
+        if let Some(out) = self.out_mut(edge) {
+            out.give_up();
+            self.wanting.retain(|wanting| *wanting != edge.index);
+        }
+    }
+
+    /// After a refusal: the edge may be used again.
+    pub(crate) fn forgive(&mut self, edge: EdgeId) {
+        // A handle more and one less leave only that.
+        if let Some(out) = self.out_mut(edge) {
+            out.open_again();
+            out.close(false);
+        }
+    }
+
+    /// One handle of an outgoing edge less; the edge ends with its last.
+    pub(crate) fn close_edge(&mut self, edge: EdgeId, shared: &mut Shared) {
+        if let Some(out) = self.out_mut(edge) {
+            let closed = out.close(false);
+            self.closed(edge.index, closed, shared);
+        }
+    }
+
+    /// A source endpoint was closed: its edges end.
+    pub(crate) fn close_source(&mut self, source: u32, shared: &mut Shared) {
+        let edges: Vec<u32> = self.outgoing.range(source).collect();
+        for index in edges {
+            if let Some(out) = self.outgoing.get_mut(index) {
+                let closed = out.close(true);
+                self.closed(index, closed, shared);
+            }
+        }
+    }
+
+    fn closed(&mut self, index: u32, closed: Closed, shared: &mut Shared) {
+        if closed == Closed::No {
+            return;
+        }
+        self.wanting.retain(|wanting| *wanting != index);
+        let Some(out) = self.outgoing.get(index) else {
+            return;
+        };
+        let (key, sequence) = (out.key(), out.next());
+        match closed {
+            Closed::Tell => self.notices.push_back(Notice::End { key, sequence }),
+            Closed::Forget => self.forget_outgoing(index, shared),
+            Closed::No => {}
+        }
+    }
+
+    fn forget_outgoing(&mut self, index: u32, shared: &mut Shared) {
+        let edge = self.outgoing_id(index);
+        if let Some(out) = self.outgoing.get(index) {
+            let key = out.key();
+            self.outgoing.remove((key.source, key.target), index);
+            shared.event(Event::EdgeForgotten { edge });
+        }
+    }
+
+    /// Outgoing edges, those that are ending included.
+    pub(crate) fn outgoing_len(&self) -> usize {
+        self.outgoing.len()
+    }
+
+    /// A grant.
+    pub(crate) fn on_credit(&mut self, key: EdgeKey, limit: u64, shared: &mut Shared) {
+        let Some(index) = self.outgoing.find((key.source, key.target)) else {
+            return;
+        };
+        let Some(out) = self.outgoing.get_mut(index) else {
+            return;
+        };
+        // One of an earlier life came late.
+        if out.key() == key && !out.is_ending() && out.grant(limit) {
+            self.wanting.retain(|wanting| *wanting != index);
+            let edge = self.outgoing_id(index);
+            shared.event(Event::Credit { edge });
+        }
+    }
+
+    /// Messages from this one on were not taken.
+    pub(crate) fn on_refused(
+        &mut self,
+        (source, target): (u32, u32),
+        sequence: u32,
+        reason: RefusedReason,
+        shared: &mut Shared,
+    ) {
+        let Some(index) = self.outgoing.find((source, target)) else {
+            return;
+        };
+        let Some(out) = self.outgoing.get_mut(index) else {
+            return;
+        };
+        let sequence = widen(sequence, out.next());
+        out.refuse(reason);
+        self.wanting.retain(|wanting| *wanting != index);
+        let edge = self.outgoing_id(index);
+        shared.event(Event::Refused {
+            edge,
+            sequence,
+            reason,
+        });
+    }
+
+    /// The peer has forgotten an edge that ended.
+    pub(crate) fn on_forgotten(&mut self, key: EdgeKey, shared: &mut Shared) {
+        let Some(index) = self.outgoing.find((key.source, key.target)) else {
+            return;
+        };
+        let (life, credit, first) = (self.next_life, self.initial_credit, self.first);
+        let Some(out) = self.outgoing.get_mut(index).filter(|out| out.key() == key) else {
+            return;
+        };
+        let waited = out.is_waiting();
+        match out.forgotten(life, credit, first) {
+            None => {}
+            Some(false) => self.forget_outgoing(index, shared),
+            Some(true) => {
+                self.take_life();
+                if waited {
+                    self.wanting.retain(|wanting| *wanting != index);
+                    let edge = self.outgoing_id(index);
+                    shared.event(Event::Credit { edge });
+                }
+            }
+        }
+    }
+}
