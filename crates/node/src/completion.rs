@@ -278,7 +278,7 @@ impl CompletionQueue {
             queues.export(engine, self.id)
         });
         let user = user.map_err(OpenError::Sleep)?;
-        self.inner.step_behind().map_err(OpenError::Sleep)?;
+        self.inner.ensure_progress().map_err(OpenError::Sleep)?;
         Ok(user)
     }
 }

@@ -136,7 +136,7 @@ impl Edge {
             Ok(edges.is_waiting())
         });
         if waits? {
-            self.inner.step_behind().map_err(SendError::Broken)?;
+            self.inner.ensure_progress().map_err(SendError::Broken)?;
         }
         Ok(())
     }

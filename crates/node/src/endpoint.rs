@@ -65,7 +65,7 @@ impl Endpoint {
     /// [`SendError::Ended`], [`SendError::Forked`], [`SendError::Broken`]: no threads are left.
     pub fn edge(&self, to: Address) -> Result<Edge, SendError> {
         let edge = self.open_edge(to)?;
-        self.step_behind(edge.id())?;
+        self.ensure_progress(edge.id())?;
         Ok(edge)
     }
 
@@ -81,14 +81,14 @@ impl Endpoint {
 
     /// An edge that connects while its caller does something else needs a thread that steps
     /// the engine, and so does one by packets, which are repeated when they are lost.
-    fn step_behind(&self, id: EdgeRef) -> Result<(), SendError> {
+    fn ensure_progress(&self, id: EdgeRef) -> Result<(), SendError> {
         let in_memory = self.inner.driver.with_last(|state, _| {
             let target = state.edges.target(id);
             target.is_some_and(|target| target.is_ok_and(|it| state.shares_memory(it.edge.peer)))
         });
         match in_memory {
             true => Ok(()),
-            false => self.inner.step_behind().map_err(SendError::Broken),
+            false => self.inner.ensure_progress().map_err(SendError::Broken),
         }
     }
 
@@ -150,11 +150,11 @@ impl Endpoint {
             edges.cached(engine, source, to, now)
         });
         if until != Until::Forever {
-            self.step_behind(id)?;
+            self.ensure_progress(id)?;
         }
         self.inner.send_along(source, (id, to), payload, until)?;
         match until {
-            Until::Forever => self.step_behind(id),
+            Until::Forever => self.ensure_progress(id),
             Until::Now | Until::For(_) => Ok(()),
         }
     }
@@ -195,7 +195,7 @@ impl Endpoint {
             drop(edge);
             return Err(target_error(error, to));
         }
-        self.step_behind(edge.id())
+        self.ensure_progress(edge.id())
             .map_err(|error| target_error(error, to))?;
         let taken = self.inner.driver.with_last(|state, _| {
             let (_, edges, _) = state.parts();
@@ -284,7 +284,7 @@ impl Endpoint {
         let user = user.map_err(OpenError::Sleep)?;
         let exported = Command::Exported(Arc::downgrade(&self.owner));
         self.inner.control.commands.post(exported);
-        self.inner.step_behind().map_err(OpenError::Sleep)?;
+        self.inner.ensure_progress().map_err(OpenError::Sleep)?;
         Ok(user)
     }
 

@@ -36,7 +36,7 @@ impl Inner {
     }
 
     /// From now on a thread steps the engine for those who are in no call.
-    pub(crate) fn step_behind(&self) -> std::io::Result<()> {
+    pub(crate) fn ensure_progress(&self) -> std::io::Result<()> {
         self.progress.start(&self.driver)
     }
 

@@ -26,7 +26,7 @@ impl Endpoint {
             return Poll::Ready(Err(ReceiveError::Forked));
         }
         let driver = &self.inner.driver;
-        if let Err(cause) = self.inner.step_behind() {
+        if let Err(cause) = self.inner.ensure_progress() {
             return Poll::Ready(Err(ReceiveError::Broken(cause)));
         }
         let id = self.id().0;

@@ -166,7 +166,7 @@ impl Inner {
             }
         }
         if long.is_some() && until != Until::Forever {
-            self.step_behind().map_err(SendError::Broken)?;
+            self.ensure_progress().map_err(SendError::Broken)?;
         }
         match long {
             Some(send) => self.send_rest(target, payload, send, until.after(begun_at.elapsed())),
