@@ -1,8 +1,8 @@
-//! Completion queues: what was posted and has gone, and what has arrived.
+//! Completion queues and counters: what was posted and has gone, and what has arrived.
 //!
 //! A queue has one descriptor for everything attached to it. Endpoints attached to a queue
 //! keep their messages until the queue is asked, so credit and bounds stay theirs; of
-//! posted operations a queue holds one entry each.
+//! posted operations a queue holds one entry each. A counter holds two numbers.
 
 use std::collections::VecDeque;
 use std::io;
@@ -49,7 +49,16 @@ pub enum Completion {
     },
 }
 
-/// A queue of the table.
+/// How many operations are done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Messages that are on their way.
+    pub sent: u64,
+    /// Operations that were not done.
+    pub failed: u64,
+}
+
+/// A queue or counter of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct QueueRef(u32);
 
@@ -61,10 +70,11 @@ struct QueueState {
     signal: Option<Signal>,
 }
 
-/// All queues of a process, under the driver's lock.
+/// All queues and counters of a process, under the driver's lock.
 #[derive(Debug, Default)]
 pub(crate) struct QueueTable {
     queues: FxHashMap<u32, QueueState>,
+    counters: FxHashMap<u32, Counts>,
     next: u32,
     by_endpoint: FxHashMap<u32, QueueRef>,
 }
@@ -76,8 +86,19 @@ impl QueueTable {
         QueueRef(self.next)
     }
 
+    fn open_counter(&mut self) -> QueueRef {
+        self.next += 1;
+        self.counters.insert(self.next, Counts::default());
+        QueueRef(self.next)
+    }
+
+    fn counts(&self, id: QueueRef) -> Counts {
+        self.counters.get(&id.0).copied().unwrap_or_default()
+    }
+
     fn close(&mut self, id: QueueRef) {
         self.queues.remove(&id.0);
+        self.counters.remove(&id.0);
         self.by_endpoint.retain(|_, queue| *queue != id);
     }
 
@@ -143,19 +164,25 @@ impl QueueTable {
         }
     }
 
-    /// Puts an entry into a queue, if the operation has one.
+    /// Puts an entry into a queue, or counts it, if the operation has one.
     pub(crate) fn push(
         &mut self,
         engine: &mut Engine,
         id: Option<QueueRef>,
         completion: Completion,
     ) {
-        if let Some(id) = id
-            && let Some(queue) = self.queues.get_mut(&id.0)
-        {
+        let Some(id) = id else { return };
+        if let Some(queue) = self.queues.get_mut(&id.0) {
             queue.entries.push_back(completion);
-            self.tell(engine, id);
+        } else if let Some(counts) = self.counters.get_mut(&id.0) {
+            match completion {
+                Completion::Failed { .. } => counts.failed += 1,
+                Completion::Sent { .. } | Completion::Received { .. } => counts.sent += 1,
+            }
+        } else {
+            return;
         }
+        self.tell(engine, id);
     }
 
     /// Somebody who waits for the queue looks at it.
@@ -280,6 +307,78 @@ impl CompletionQueue {
         let user = user.map_err(OpenError::Sleep)?;
         self.inner.ensure_progress().map_err(OpenError::Sleep)?;
         Ok(user)
+    }
+}
+
+/// Counts completions instead of keeping them, for a caller who wants to know how many of its
+/// operations are done, not which.
+#[derive(Debug)]
+pub struct CompletionCounter {
+    inner: Arc<Inner>,
+    id: QueueRef,
+}
+
+impl CompletionCounter {
+    pub(crate) fn new(inner: &Arc<Inner>) -> CompletionCounter {
+        let id = inner.driver.with_last(|state, _| {
+            let (_, _, queues) = state.parts();
+            queues.open_counter()
+        });
+        CompletionCounter {
+            inner: Arc::clone(inner),
+            id,
+        }
+    }
+
+    pub(crate) fn id(&self) -> QueueRef {
+        self.id
+    }
+
+    /// What has been counted so far.
+    ///
+    /// # Errors
+    /// [`ReceiveError::Broken`] and [`ReceiveError::Forked`].
+    pub fn counts(&self) -> Result<Counts, ReceiveError> {
+        let all = self.wait_until(0, Until::Now)?;
+        Ok(all.unwrap_or_default())
+    }
+
+    /// Waits until `count` operations are done, whether they failed or not, at most `timeout`;
+    /// `None` if they are not.
+    ///
+    /// # Errors
+    /// [`ReceiveError::Broken`] and [`ReceiveError::Forked`].
+    pub fn wait(&self, count: u64, timeout: Duration) -> Result<Option<Counts>, ReceiveError> {
+        self.wait_until(count, Until::For(timeout))
+    }
+
+    fn wait_until(&self, count: u64, until: Until) -> Result<Option<Counts>, ReceiveError> {
+        if self.inner.is_forked() {
+            return Err(ReceiveError::Forked);
+        }
+        let what = |_: &ProcessState| format!("{count} operations to be done");
+        let keys = [WaitKey::Queue(self.id.0)];
+        let waited = self.inner.driver.wait(until, &keys, &what, |state, _| {
+            let (_, _, queues) = state.parts();
+            let counts = queues.counts(self.id);
+            (counts.sent + counts.failed >= count).then_some(counts)
+        });
+        match waited {
+            Ok(counts) => Ok(Some(counts)),
+            Err(WaitError::TimedOut { .. }) => Ok(None),
+            Err(WaitError::Broken(cause)) => Err(ReceiveError::Broken(cause)),
+        }
+    }
+}
+
+impl Drop for CompletionCounter {
+    fn drop(&mut self) {
+        if !self.inner.is_forked() {
+            self.inner.driver.with_last(|state, _| {
+                let (_, _, queues) = state.parts();
+                queues.close(self.id);
+            });
+        }
     }
 }
 

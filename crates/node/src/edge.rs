@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::address::{Address, EndpointId};
-use crate::completion::{CompletionQueue, Context};
+use crate::completion::{CompletionCounter, CompletionQueue, Context, QueueRef};
 use crate::driver::{Until, WaitError};
 use crate::edges::EdgeRef;
 use crate::endpoint::EndpointOwner;
@@ -156,10 +156,19 @@ impl Edge {
 
     /// Completions of operations posted from now on appear in this queue.
     pub fn attach(&self, queue: &CompletionQueue) {
+        self.complete_at(queue.id());
+    }
+
+    /// Completions of operations posted from now on are counted there.
+    pub fn attach_counter(&self, counter: &CompletionCounter) {
+        self.complete_at(counter.id());
+    }
+
+    fn complete_at(&self, sink: QueueRef) {
         if !self.inner.is_forked() {
             self.inner.driver.with_last(|state, _| {
                 let (_, edges, _) = state.parts();
-                edges.attach(self.id, queue.id());
+                edges.attach(self.id, sink);
             });
         }
     }

@@ -48,7 +48,7 @@ mod stats;
 use dipole_naming::{address, environment, key, limits, lines, liveness};
 
 pub use address::{Address, AddressError, EndpointId, NodeId};
-pub use completion::{Completion, CompletionQueue, Context};
+pub use completion::{Completion, CompletionCounter, CompletionQueue, Context, Counts};
 pub use config::{Config, ConfigError, Links, variables};
 pub use dipole_link::fault::Plan as FaultPlan;
 pub use dipole_link::shm::ShmStats;

@@ -8,7 +8,7 @@ use dipole_link::{Class, Link};
 
 use crate::address::{EndpointId, NodeId};
 use crate::clock::Clock;
-use crate::completion::CompletionQueue;
+use crate::completion::{CompletionCounter, CompletionQueue};
 use crate::config::{Config, Links};
 use crate::control::Control;
 use crate::driver::Driver;
@@ -165,6 +165,12 @@ impl Node {
     #[must_use]
     pub fn completion_queue(&self) -> CompletionQueue {
         CompletionQueue::new(&self.inner)
+    }
+
+    /// A counter of completions for edges of this node.
+    #[must_use]
+    pub fn completion_counter(&self) -> CompletionCounter {
+        CompletionCounter::new(&self.inner)
     }
 
     /// Counters at this moment.

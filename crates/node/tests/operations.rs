@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use dipole_node::{
-    Address, Completion, CompletionQueue, Config, Edge, Endpoint, EndpointId, Links, Node, NodeId,
-    Operation, SendError,
+    Address, Completion, CompletionQueue, Config, Counts, Edge, Endpoint, EndpointId, Links, Node,
+    NodeId, Operation, SendError,
 };
 use rustix::event::{PollFd, PollFlags, poll};
 use tempfile::TempDir;
@@ -359,4 +359,45 @@ fn ephemeral_endpoints_have_numbers_of_their_own() {
     numbers.sort_unstable();
     numbers.dedup();
     assert_eq!(numbers.len(), 20);
+}
+
+#[test]
+fn a_counter_tells_how_many_operations_are_done_and_how_many_failed() {
+    const MANY: u64 = 500;
+    for links in BOTH {
+        let (_directory, here, there) = two_nodes(links);
+        let (from, to) = (endpoint(&here, 1), endpoint(&there, 2));
+        let counter = here.completion_counter();
+        let edge = edge(&from, 2);
+        edge.attach_counter(&counter);
+        assert_eq!(counter.counts().expect("a working link"), Counts::default());
+        assert_eq!(counter.wait(1, Duration::ZERO).expect("it works"), None);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for context in 0..MANY {
+                    let posted =
+                        edge.post(Operation::Message, &[IoSlice::new(b"counted")], context);
+                    posted.expect("room for all");
+                }
+            });
+            for _ in 0..MANY {
+                assert_eq!(message(&to), b"counted");
+            }
+        });
+        let all = counter.wait(MANY, PATIENCE).expect("a working link");
+        let sent = Counts {
+            sent: MANY,
+            failed: 0,
+        };
+        assert_eq!(all, Some(sent));
+        // Nobody opens this endpoint.
+        let nowhere = self::edge(&from, 99);
+        nowhere.attach_counter(&counter);
+        let posted = nowhere.post(Operation::Message, &[IoSlice::new(b"lost")], 7);
+        posted.expect("it waits for its target");
+        assert!(nowhere.cancel(7));
+        let failed = Counts { failed: 1, ..sent };
+        let all = counter.wait(MANY + 1, PATIENCE).expect("a working link");
+        assert_eq!(all, Some(failed));
+    }
 }
