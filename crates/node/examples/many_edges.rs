@@ -6,7 +6,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use dipole_node::{Address, Config, Edge, Endpoint, EndpointId, Links, Node, NodeId};
+use dipole_node::{Address, Config, Edge, Endpoint, EndpointId, Links, Node, NodeId, SendError};
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
@@ -38,7 +38,9 @@ fn main() -> Result<(), Error> {
         scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
                 if let Ok(message) = to.receive_timeout(Duration::from_millis(1)) {
-                    to.reply(&message, &message).expect("the other side reads");
+                    while let Err(error) = to.reply(&message, &message) {
+                        assert!(matches!(error, SendError::Full { .. }), "{error}");
+                    }
                 }
             }
         });
