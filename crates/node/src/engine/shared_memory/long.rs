@@ -166,13 +166,18 @@ impl SharedMemory {
         payload: &[u8],
     ) -> Result<bool, Blocked> {
         let connection = self.connection(id.0.peer).ok_or(Blocked::Gone(None))?;
+        match self.offers.offers.get(&id) {
+            None => return Ok(true),
+            Some(offer) if offer.copy.is_some() => return Ok(true),
+            Some(offer) if offer.streamed.is_none() => {
+                self.hub.want_room(connection);
+                return Ok(false);
+            }
+            Some(_) => {}
+        }
         let Some(mut offer) = self.offers.offers.remove(&id) else {
             return Ok(true);
         };
-        if offer.copy.is_some() {
-            self.offers.offers.insert(id, offer);
-            return Ok(true);
-        }
         if self.push_pieces(connection, id, &mut offer, payload) {
             machine.streamed(id.0, id.1);
             return Ok(true);
