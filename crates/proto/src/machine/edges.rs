@@ -76,7 +76,7 @@ impl Machine {
     }
 
     /// One user of an outgoing edge less. With the last it ends: the peer is told after
-    /// all its messages, and both forget it. [`Event::EdgeForgotten`] follows.
+    /// all its messages, and both forget it. [`Event::EdgeForgotten`](crate::Event::EdgeForgotten) follows.
     pub fn close_edge(&mut self, edge: EdgeId) {
         match self.peers.get_mut(edge.peer) {
             Some(Peer::Session(session)) => session.close_edge(edge, &mut self.shared),
@@ -91,7 +91,7 @@ impl Machine {
     ///
     /// # Errors
     /// [`BeginError`]; after `NoCredit` the peer is asked for credit until
-    /// [`Event::Credit`] or [`cancel`](Self::cancel).
+    /// [`Event::Credit`](crate::Event::Credit) or [`cancel`](Self::cancel).
     #[inline]
     pub fn begin(&mut self, now: Instant, edge: EdgeId, total: u64) -> Result<Begun, BeginError> {
         if total > MAX_MESSAGE_BYTES {
