@@ -149,14 +149,8 @@ impl Endpoint {
             let (engine, edges, _) = state.parts();
             edges.cached(engine, source, to, now)
         });
-        if until != Until::Forever {
-            self.ensure_progress(id)?;
-        }
-        self.inner.send_along(source, (id, to), payload, until)?;
-        match until {
-            Until::Forever => self.ensure_progress(id),
-            Until::Now | Until::For(_) => Ok(()),
-        }
+        self.ensure_progress(id)?;
+        self.inner.send_along(source, (id, to), payload, until)
     }
 
     /// Messages of this endpoint appear in a completion queue from now on.
