@@ -243,8 +243,9 @@ impl Stepper for Mailbox {
         false
     }
 
+    /// Tasks alone keep the progress thread from long naps.
     fn is_polled(&self) -> bool {
-        true
+        false
     }
 
     fn expects_memory(&self) -> bool {
