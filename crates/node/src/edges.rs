@@ -322,8 +322,16 @@ impl EdgeTable {
         Some(target)
     }
 
+    /// The process that an open edge leads to.
+    pub(crate) fn peer(&self, id: EdgeRef) -> Option<PeerId> {
+        match &self.get(id)?.stage {
+            Stage::Open(target) => Some(target.edge.peer),
+            Stage::Resolving | Stage::Opening(_) | Stage::Failed(_) => None,
+        }
+    }
+
     /// Where an edge leads; `None` while it connects.
-    pub(crate) fn target(&self, id: EdgeRef) -> Option<Result<Target, SendError>> {
+    fn target(&self, id: EdgeRef) -> Option<Result<Target, SendError>> {
         match self.get(id).map(|edge| &edge.stage) {
             None => Some(Err(SendError::Ended)),
             Some(Stage::Open(target)) => Some(Ok(target.clone())),

@@ -83,8 +83,8 @@ impl Endpoint {
     /// the engine, and so does one by packets, which are repeated when they are lost.
     fn ensure_progress(&self, id: EdgeRef) -> Result<(), SendError> {
         let in_memory = self.inner.driver.with_last(|state, _| {
-            let target = state.edges.target(id);
-            target.is_some_and(|target| target.is_ok_and(|it| state.shares_memory(it.edge.peer)))
+            let peer = state.edges.peer(id);
+            peer.is_some_and(|peer| state.shares_memory(peer))
         });
         match in_memory {
             true => Ok(()),
