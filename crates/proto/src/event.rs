@@ -3,7 +3,6 @@
 use core::fmt;
 use core::ops::Range;
 
-use crate::send::Slot;
 use crate::wire::{Address, EdgeKey, RefusedReason, ResetReason};
 
 /// A remote process that a session leads to, or led to. It is the connection id
@@ -187,11 +186,6 @@ pub enum Event {
         /// It had acknowledged everything.
         acknowledged: bool,
     },
-    /// The slot's unit has arrived, or never will: the frame is the caller's again.
-    Released {
-        /// Which frame.
-        slot: Slot,
-    },
     /// A whole message is next in order: take it from the packet.
     Deliver {
         /// On which edge.
@@ -202,6 +196,17 @@ pub enum Event {
         target: u32,
         /// Its bytes.
         bytes: Range<usize>,
+    },
+    /// Several whole messages of one edge are next in order: take them from the packet.
+    DeliverRun {
+        /// On which edge.
+        edge: EdgeId,
+        /// Sending endpoint.
+        source: u32,
+        /// Receiving endpoint.
+        target: u32,
+        /// Their records; [`Payloads`](crate::wire::Payloads) gives their bytes.
+        records: Range<usize>,
     },
     /// A piece of a message that is not complete or not next: keep it.
     Hold {

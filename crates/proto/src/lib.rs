@@ -8,9 +8,9 @@
 //! The order in which to call a [`Machine`], once per step:
 //!
 //! 1. for each packet that has come: [`Machine::address`], check its seal,
-//!    [`Machine::on_packet`], then [`Machine::poll_event`] until `None` (events
-//!    point into the packet);
-//! 2. [`Machine::on_timers`] with the time, and [`Machine::poll_event`] again;
+//!    [`Machine::on_packet`], then [`Machine::poll_released`] and
+//!    [`Machine::poll_event`] until `None` (events point into the packet);
+//! 2. [`Machine::on_timers`] with the time, and both again;
 //! 3. [`Machine::poll_transmit`] until `None`, handing each packet to a link;
 //! 4. wait for packets, but not beyond [`Machine::next_deadline`].
 //!

@@ -18,6 +18,7 @@ use crate::error::ConnectError;
 use crate::event::{Event, GoneReason, INDEX_BITS, PeerId};
 use crate::handshake::{Cookies, Letter, Outbox};
 use crate::key::Seal;
+use crate::send::Slot;
 use crate::session::{Frame, Frames, LaneStatus, Phase, Session, Transmit};
 use crate::shared::Shared;
 use crate::stats::{Drop, Stats};
@@ -456,11 +457,18 @@ impl Machine {
         !self.ready.is_empty() || self.outbox.front().is_some()
     }
 
-    /// True if [`poll_event`](Self::poll_event) has something.
+    /// True if [`poll_event`](Self::poll_event) or [`poll_released`](Self::poll_released) has
+    /// something.
     #[inline]
     #[must_use]
     pub fn has_event(&self) -> bool {
-        !self.shared.events.is_empty()
+        !self.shared.events.is_empty() || !self.shared.released.is_empty()
+    }
+
+    /// A frame whose unit has arrived, or never will: it is the caller's again.
+    #[inline]
+    pub fn poll_released(&mut self) -> Option<Slot> {
+        self.shared.released.pop()
     }
 
     /// The unit that the last packet completed, if it came in parts: what events point into

@@ -15,7 +15,7 @@ use alloc::vec::Vec;
 
 use crate::channel::{Begun, Channel, Tell};
 use crate::error::BeginError;
-use crate::event::{EdgeId, Event, PeerId};
+use crate::event::{EdgeId, PeerId};
 use crate::holes::Holes;
 use crate::key::Seal;
 use crate::lane::Lane;
@@ -412,10 +412,10 @@ impl Session {
     /// Ends the session: every slot goes back, all memory is forgotten.
     pub(crate) fn end(mut self, shared: &mut Shared) {
         for slot in self.window.clear() {
-            shared.event(Event::Released { slot });
+            shared.released.push(slot);
         }
         for (slot, _) in self.unreliable {
-            shared.event(Event::Released { slot });
+            shared.released.push(slot);
         }
         shared.assemblies -= self.assemblies.len();
         self.channel.end(shared);

@@ -6,6 +6,7 @@ use alloc::vec::Vec;
 use crate::config::Config;
 use crate::event::{EdgeId, Event, PeerId};
 use crate::pool::Pool;
+use crate::send::Slot;
 use crate::stats::{Drop, Stats};
 use crate::time::Instant;
 
@@ -71,6 +72,8 @@ pub(crate) struct Shared {
     pub(crate) endpoints_generation: u64,
     pub(crate) regions: BTreeMap<u32, Region>,
     pub(crate) events: VecDeque<Event>,
+    /// Frames whose units have arrived, or never will.
+    pub(crate) released: Vec<Slot>,
     pub(crate) stats: Stats,
     /// Sessions that are open, ours included: the thesis's p.
     pub(crate) processes: u32,
@@ -129,6 +132,7 @@ impl Shared {
             endpoints_generation: 1,
             regions: BTreeMap::new(),
             events: VecDeque::new(),
+            released: Vec::new(),
             stats: Stats::default(),
             processes: 1,
             outstanding: 0,

@@ -3,6 +3,7 @@
 //! Both carriers feed the machine here and handle its events at once, while the bytes
 //! that events refer to are at hand.
 
+use dipole_proto::wire::Payloads;
 use dipole_proto::{Event, Instant, Machine, PeerId};
 
 use super::dispatch::{Arrival, Dispatch, Source};
@@ -31,6 +32,7 @@ impl Core {
     /// Handles all events at hand; those with bytes refer to `source`.
     #[inline]
     pub(super) fn handle_events(&mut self, source: &(impl Source + ?Sized)) {
+        self.release_frames();
         while let Some(event) = self.machine.poll_event() {
             match event {
                 Event::Deliver {
@@ -46,14 +48,34 @@ impl Core {
                             source.copy(bytes, place);
                         });
                 }
-                Event::Released { slot } => {
-                    if let Some(peer) = self.packer.release(slot) {
-                        self.ready.notify(WaitKey::Peer(peer));
-                    }
-                    self.ready.notify(WaitKey::Frame);
+                Event::DeliverRun {
+                    edge,
+                    source: from,
+                    target,
+                    records,
+                } => {
+                    let arrival = self.arrival(edge.peer, from, target, Charge::Edge(edge));
+                    let run = Payloads::new(source.records(records));
+                    self.dispatch.deliver_run(&arrival, run, &mut self.ready);
                 }
                 other => self.handle_rare(other, source),
             }
+        }
+    }
+
+    /// Takes back the frames whose units have arrived.
+    #[inline]
+    fn release_frames(&mut self) {
+        let mut told = None;
+        while let Some(slot) = self.machine.poll_released() {
+            let streamed = self.packer.release(slot);
+            if let Some(peer) = streamed
+                && told != streamed
+            {
+                told = streamed;
+                self.ready.notify(WaitKey::Peer(peer));
+            }
+            self.ready.notify(WaitKey::Frame);
         }
     }
 
@@ -165,7 +187,7 @@ impl Core {
                 self.ready.notify(WaitKey::Peer(edge.peer));
             }
             Event::Deliver { .. }
-            | Event::Released { .. }
+            | Event::DeliverRun { .. }
             | Event::Placed { .. }
             | Event::RegionOpened { .. }
             | Event::RegionClosed { .. } => {}

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use dipole_link::shm::Payload;
-use dipole_proto::wire::EdgeKey;
+use dipole_proto::wire::{EdgeKey, Payloads};
 use dipole_proto::{EdgeId, PeerId};
 
 use super::endpoints::{EndpointState, EndpointTable};
@@ -24,12 +24,20 @@ const UNFINISHED_LIMIT: usize = 64;
 pub(super) trait Source {
     /// Copies a range of them; `place` is as long.
     fn copy(&self, range: Range<usize>, place: &mut [u8]);
+
+    /// The bytes of a range that holds the records of a run of messages.
+    fn records(&self, range: Range<usize>) -> &[u8];
 }
 
 impl Source for [u8] {
     #[inline]
     fn copy(&self, range: Range<usize>, place: &mut [u8]) {
         place.copy_from_slice(&self[range]);
+    }
+
+    #[inline]
+    fn records(&self, range: Range<usize>) -> &[u8] {
+        &self[range]
     }
 }
 
@@ -40,6 +48,11 @@ impl Source for Payload<'_> {
         if !place.is_empty() {
             self.copy_to(place);
         }
+    }
+
+    /// Runs come in packets alone.
+    fn records(&self, _range: Range<usize>) -> &[u8] {
+        &[]
     }
 }
 
@@ -119,6 +132,21 @@ impl Dispatch {
         note_ready(state, arrival.target, &mut self.newly_ready);
         ready.notify(WaitKey::Endpoint(arrival.target));
         true
+    }
+
+    /// Puts a run of messages into their inbox.
+    pub(super) fn deliver_run(&mut self, arrival: &Arrival, run: Payloads<'_>, ready: &mut Ready) {
+        let Some(state) = self.endpoints.get_mut(arrival.target) else {
+            return;
+        };
+        for message in run {
+            let (charge, origin, length) = (arrival.charge, arrival.origin, message.len());
+            state.inbox.push_with(charge, origin, length, |place| {
+                place.copy_from_slice(message);
+            });
+        }
+        note_ready(state, arrival.target, &mut self.newly_ready);
+        ready.notify(WaitKey::Endpoint(arrival.target));
     }
 
     /// The same with a message in a buffer of its own.

@@ -157,21 +157,22 @@ impl EdgeIn {
         self.place_ahead(sequence, (length, total), discard)
     }
 
-    /// Takes a whole message that is next, lies within credit and window, and is not the last
-    /// of an edge that ends. False: nothing has changed.
+    /// True if whole messages, the first with this number and charged `charge` together, are
+    /// next, lie within credit and window, and are not the last of an edge that ends.
     #[inline]
-    pub(crate) fn take_next(&mut self, sequence: u64, total: u64) -> bool {
-        let charge = charge(total);
-        let as_expected = sequence == self.next
+    pub(crate) fn expects(&self, sequence: u64, charge: u64) -> bool {
+        sequence == self.next
             && self.pending.is_empty()
             && charge <= self.window.min(self.granted - self.charged)
-            && self.end.is_none();
-        if as_expected {
-            self.charged += charge;
-            self.held += charge;
-            self.next += 1;
-        }
-        as_expected
+            && self.end.is_none()
+    }
+
+    /// Takes `count` messages that it [expects](Self::expects).
+    #[inline]
+    pub(crate) fn take_next(&mut self, count: u64, charge: u64) {
+        self.charged += charge;
+        self.held += charge;
+        self.next += count;
     }
 
     fn place_ahead(

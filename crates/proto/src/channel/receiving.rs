@@ -5,12 +5,13 @@ use alloc::vec::Vec;
 
 use super::incoming::{self, EdgeIn, Place};
 use super::{Channel, MAX_EDGES, MAX_STRAYS, MessagePiece, Notice, Placed, Tell};
+use crate::config::charge;
 use crate::event::{EdgeId, Event};
 use crate::holes::widen;
 use crate::shared::{Oversize, Shared};
 use crate::stats::Drop;
 use crate::time::Instant;
-use crate::wire::{EdgeKey, RefusedReason, Wish};
+use crate::wire::{EdgeKey, MessageRun, RefusedReason, Wish};
 
 impl Channel {
     /// The incoming edge with this key.
@@ -67,7 +68,7 @@ impl Channel {
         let edge = self.find_in(key).and_then(|index| self.incoming.get(index));
         match edge {
             Some(edge) => edge.pool_cost(widen(sequence, edge.next()), total),
-            None => crate::config::charge(total),
+            None => charge(total),
         }
     }
 
@@ -102,16 +103,44 @@ impl Channel {
         total: u64,
         shared: &mut Shared,
     ) -> bool {
+        let charge = charge(total);
         let Some(incoming) = self.incoming.get_exact(edge.index, edge.generation) else {
             return false;
         };
-        let is_open = incoming.open == (shared.endpoints_generation, true);
-        if !is_open || !incoming.take_next(sequence, total) {
-            return false;
+        let expected = is_known_open(incoming, shared) && incoming.expects(sequence, charge);
+        if expected {
+            incoming.take_next(1, charge);
+            note_taken(1, charge, shared);
         }
-        shared.pool.take(crate::config::charge(total));
-        shared.stats.messages_delivered += 1;
-        true
+        expected
+    }
+
+    /// The edge and the charge of a run of messages, if all of them are what nearly all are.
+    #[inline]
+    pub(crate) fn expects_run(&self, run: &MessageRun, shared: &Shared) -> Option<(u32, u64)> {
+        let index = self.find_in(run.key)?;
+        let edge = self.incoming.get(index)?;
+        let charge = run.payload_bytes() as u64 + u64::from(run.count) * charge(0);
+        let sequence = widen(run.sequence, edge.next());
+        let expected =
+            edge.key() == run.key && is_known_open(edge, shared) && edge.expects(sequence, charge);
+        expected.then_some((index, charge))
+    }
+
+    /// Takes a run of messages that it [expects](Self::expects_run).
+    #[inline]
+    pub(crate) fn take_run(
+        &mut self,
+        (index, charge): (u32, u64),
+        count: u32,
+        shared: &mut Shared,
+    ) -> EdgeId {
+        if let Some(edge) = self.incoming.get_mut(index) {
+            edge.take_next(count.into(), charge);
+            note_taken(count, charge, shared);
+        }
+        self.last = index;
+        self.incoming_id(index)
     }
 
     /// Puts a piece of a message in its place. Grants follow where that frees credit.
@@ -341,8 +370,7 @@ impl Channel {
             if incoming.is_draining()
                 && let Some(endpoint) = shared.endpoints.get_mut(&incoming.key().target)
             {
-                let charge = crate::config::charge(total);
-                endpoint.ended_unread = endpoint.ended_unread.saturating_sub(charge);
+                endpoint.ended_unread = endpoint.ended_unread.saturating_sub(charge(total));
             }
             if incoming.is_over() {
                 self.check_over(edge.index, shared);
@@ -537,6 +565,18 @@ impl Channel {
         }
         self.check_over(index, shared);
     }
+}
+
+/// True if the endpoint is open by what was last seen of the endpoint table.
+#[inline]
+fn is_known_open(edge: &EdgeIn, shared: &Shared) -> bool {
+    edge.open == (shared.endpoints_generation, true)
+}
+
+#[inline]
+fn note_taken(count: u32, charge: u64, shared: &mut Shared) {
+    shared.pool.take(charge);
+    shared.stats.messages_delivered += u64::from(count);
 }
 
 /// Why this message would find nobody, if so. The endpoint table is asked again

@@ -12,7 +12,8 @@ use crate::shared::Shared;
 use crate::stats::Drop;
 use crate::time::Instant;
 use crate::wire::{
-    Address, CONTROL_LANE, EdgeKey, Flags, Header, Kind, LaneAck, Packet, Part, Record,
+    Address, CONTROL_LANE, EdgeKey, Flags, Header, Kind, LaneAck, MESSAGE_BYTES, MessageRun,
+    Packet, Part, Record,
 };
 
 /// Units of all sessions that may come in parts at once, beside the next of each session.
@@ -20,6 +21,14 @@ const MAX_ASSEMBLIES: usize = 256;
 
 /// Notices to a peer that wait to be told, beyond which it opens and ends no more edges.
 const MAX_NOTICES: usize = 2 * crate::channel::MAX_EDGES as usize;
+
+/// What a packet carries, as far as it decides how it is taken.
+enum Content<'a> {
+    /// A run of messages that are next on the edge at this position.
+    Run(MessageRun, u32),
+    Record(Record<'a>),
+    Records,
+}
 
 impl Session {
     /// Takes a packet whose connection and trailer are right.
@@ -35,15 +44,21 @@ impl Session {
         if !header.part.is_whole() {
             return self.on_part(now, from, packet, shared);
         }
-        let (cost, alone) = self.check(packet)?;
+        let (cost, content) = self.check(packet, shared)?;
         if header.flags.has(Flags::ACK) {
             self.heard_from(from);
             self.on_ack(&header, now, shared);
         }
         let verdict = self.admit(&header, cost, shared);
-        match alone {
-            Some(record) => self.apply(record, verdict.ok(), &header, (now, from), shared),
-            None => {
+        match content {
+            Content::Run(run, index) if verdict == Ok(true) => {
+                self.take_run(&run, (index, cost), shared);
+            }
+            Content::Run(..) => {}
+            Content::Record(record) => {
+                self.apply(record, verdict.ok(), &header, (now, from), shared);
+            }
+            Content::Records => {
                 for record in packet.records().flatten() {
                     self.apply(record, verdict.ok(), &header, (now, from), shared);
                 }
@@ -178,10 +193,15 @@ impl Session {
         }
     }
 
-    /// Everything parses and stands where it may; the pool bytes it would take, and the
-    /// record if there is only one.
-    fn check<'a>(&self, packet: &Packet<'a>) -> Result<(u64, Option<Record<'a>>), Drop> {
+    /// Everything parses and stands where it may; the pool bytes it would take.
+    fn check<'a>(&self, packet: &Packet<'a>, shared: &Shared) -> Result<(u64, Content<'a>), Drop> {
         let in_unit = packet.header.flags.has(Flags::UNIT);
+        if in_unit
+            && let Some(run) = packet.run()
+            && let Some((index, charge)) = self.channel.expects_run(&run, shared)
+        {
+            return Ok((charge, Content::Run(run, index)));
+        }
         let mut cost = 0_u64;
         let mut records = packet.records();
         let mut is_first = true;
@@ -189,11 +209,11 @@ impl Session {
             let record = record.map_err(|_| Drop::Malformed)?;
             cost = cost.saturating_add(self.check_record(&record, in_unit)?);
             if is_first && records.is_at_end() {
-                return Ok((cost, Some(record)));
+                return Ok((cost, Content::Record(record)));
             }
             is_first = false;
         }
-        Ok((cost, None))
+        Ok((cost, Content::Records))
     }
 
     #[inline]
@@ -410,6 +430,28 @@ impl Session {
         }
     }
 
+    /// Takes a run of messages that was found to be what the channel expects.
+    #[inline]
+    fn take_run(&mut self, run: &MessageRun, expected: (u32, u64), shared: &mut Shared) {
+        let edge = self.channel.take_run(expected, run.count, shared);
+        let (source, target) = run.key.ends();
+        let records = run.records.clone();
+        shared.event(match run.count {
+            1 => Event::Deliver {
+                edge,
+                source,
+                target,
+                bytes: records.start + MESSAGE_BYTES..records.end,
+            },
+            _ => Event::DeliverRun {
+                edge,
+                source,
+                target,
+                records,
+            },
+        });
+    }
+
     #[inline]
     fn on_message(&mut self, record: Record<'_>, now: Instant, shared: &mut Shared) {
         let Record::Message {
@@ -428,20 +470,7 @@ impl Session {
             self.channel.refuse_stray(key, sequence, shared);
             return;
         };
-        let (edge, sequence) = (
-            self.channel.incoming_id(index),
-            self.channel.widen(index, sequence),
-        );
-        let is_whole = offset == 0 && payload.len() as u64 == total;
-        if is_whole && self.channel.take_next(edge, sequence, total, shared) {
-            shared.event(Event::Deliver {
-                edge,
-                source: key.source,
-                target: key.target,
-                bytes: payload,
-            });
-            return;
-        }
+        let sequence = self.channel.widen(index, sequence);
         let piece = MessagePiece {
             sequence,
             offset,
@@ -571,7 +600,7 @@ impl Session {
             };
             self.sizing.size.arrived(bytes);
             if let Some(slot) = self.window.arrived(piece) {
-                shared.event(Event::Released { slot });
+                shared.released.push(slot);
             }
         }
     }
@@ -605,7 +634,7 @@ impl Session {
     pub(super) fn units_arrived(&mut self, next: u64, shared: &mut Shared) {
         for unit in self.window.base()..next {
             if let Some(slot) = self.window.arrived(Piece::whole(unit)) {
-                shared.event(Event::Released { slot });
+                shared.released.push(slot);
             }
         }
     }

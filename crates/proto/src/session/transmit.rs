@@ -5,7 +5,7 @@ use core::ops::Range as Bytes;
 use ranges::RangeList;
 
 use crate::channel::Notice;
-use crate::event::{Event, PeerId};
+use crate::event::PeerId;
 use crate::key::Seal;
 use crate::lane::Lane;
 use crate::send::{Flight, Next, Slot};
@@ -125,7 +125,7 @@ impl Session {
                 return Some(self.unreliable_packet(slot, bulk, frames, shared));
             }
             // Filled before the path became too narrow for it.
-            shared.event(Event::Released { slot });
+            shared.released.push(slot);
         }
     }
 

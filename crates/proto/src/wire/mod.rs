@@ -10,6 +10,7 @@ mod cursor;
 mod header;
 mod pipe;
 mod record;
+mod run;
 
 pub use ack::{LaneAck, MAX_RANGES, Range};
 pub use address::Address;
@@ -29,6 +30,7 @@ pub use record::{
     emit_edge_forgotten, emit_fragment, emit_lane_ack, emit_message, emit_placement, emit_probe,
     emit_refused, emit_region, emit_region_end, emit_window,
 };
+pub use run::{MessageRun, Payloads};
 
 /// Bytes of the CRC32C trailer.
 pub const CRC_BYTES: usize = 4;
@@ -143,6 +145,13 @@ impl<'a> Packet<'a> {
     #[must_use]
     pub fn body(&self) -> &'a [u8] {
         &self.bytes[HEADER_BYTES..]
+    }
+
+    /// The run of messages that is all it carries, if so.
+    #[inline]
+    #[must_use]
+    pub fn run(&self) -> Option<MessageRun> {
+        MessageRun::parse(self.bytes)
     }
 
     /// The records, in order; each parsed as it is reached.

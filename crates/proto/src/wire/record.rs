@@ -7,7 +7,7 @@ use super::ack::{LaneAck, Range};
 use super::cursor::{put, u16_at, u32_at, u64_at};
 use super::header::HEADER_BYTES;
 
-const PREFIX_BYTES: usize = 4;
+pub(super) const PREFIX_BYTES: usize = 4;
 /// Bytes before the payload of a whole message.
 pub const MESSAGE_BYTES: usize = 16;
 /// Bytes before the payload of a message fragment.
@@ -29,7 +29,7 @@ pub const PROBE_BYTES: usize = 12;
 /// Bytes of an echo.
 pub const ECHO_BYTES: usize = 14;
 
-const MESSAGE: u8 = 0x01;
+pub(super) const MESSAGE: u8 = 0x01;
 const FRAGMENT: u8 = 0x02;
 const PLACEMENT: u8 = 0x03;
 const REGION: u8 = 0x04;
@@ -83,6 +83,12 @@ impl EdgeKey {
             target: u32_at(body, 4),
             life: flags >> LIFE_SHIFT,
         }
+    }
+
+    /// The key of a reliable message to an endpoint, if these are the flags of one.
+    #[inline]
+    pub(super) fn of_reliable(flags: u8, body: &[u8]) -> Option<EdgeKey> {
+        (flags & (FLAG_UNRELIABLE | FLAG_PORT) == 0).then(|| EdgeKey::parse(flags, body))
     }
 
     fn emit(self, bytes: &mut [u8]) {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
 use dipole_proto::config::MAX_MESSAGE_BYTES;
-use dipole_proto::wire::{self, Address, HEADER_BYTES, LaneAddress};
+use dipole_proto::wire::{self, Address, HEADER_BYTES, LaneAddress, Payloads};
 use dipole_proto::{
     Begun, Config, Drop, EdgeId, Event, Frame, Frames, Instant, Machine, PeerId, Slot,
 };
@@ -168,9 +168,11 @@ impl Host {
 
     /// Handles all events; `packet` is what they may point into.
     pub fn events(&mut self, packet: &[u8]) {
+        while let Some(slot) = self.machine.poll_released() {
+            self.ledger.give_back(slot);
+        }
         while let Some(event) = self.machine.poll_event() {
             match event {
-                Event::Released { slot } => self.ledger.give_back(slot),
                 Event::Connected { peer, .. } => {
                     self.edge = self.machine.edge(peer, 1, TARGET).ok()
                 }
@@ -179,6 +181,11 @@ impl Host {
                 Event::Deliver { edge, bytes, .. } => {
                     let message = Arrived::Whole(packet[bytes].to_vec());
                     self.unread.push_back((edge, message));
+                }
+                Event::DeliverRun { edge, records, .. } => {
+                    let messages = Payloads::new(&packet[records]);
+                    let messages = messages.map(|message| Arrived::Whole(message.to_vec()));
+                    self.unread.extend(messages.map(|message| (edge, message)));
                 }
                 Event::Hold {
                     edge,

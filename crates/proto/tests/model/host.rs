@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::rc::Rc;
 
-use dipole_proto::wire::{self, Address, LaneAddress};
+use dipole_proto::wire::{self, Address, LaneAddress, Payloads};
 use dipole_proto::{
     Begun, Config, Drop, EdgeId, Event, Frame, Frames, GoneReason, Instant, Machine, PeerId, Seal,
     Slot, Transmit, UnitState, config,
@@ -250,6 +250,15 @@ impl Host {
     }
 
     fn events(&mut self, packet: &[u8]) -> Result<(), String> {
+        while let Some(slot) = self.machine.poll_released() {
+            let used = &mut self.frames.used[slot as usize];
+            if !std::mem::take(used) {
+                return Err(format!("frame {slot} released twice"));
+            }
+            if let Some(buffers) = &mut self.buffers {
+                buffers.give();
+            }
+        }
         while let Some(event) = self.machine.poll_event() {
             match event {
                 Event::Connected { peer, .. } => {
@@ -262,15 +271,6 @@ impl Host {
                 Event::Gone { peer, reason, .. } => self.on_gone(peer, reason)?,
                 Event::Quiet { .. } => return Err("silence is not modelled".into()),
                 Event::Paths { .. } => {}
-                Event::Released { slot } => {
-                    let used = &mut self.frames.used[slot as usize];
-                    if !std::mem::take(used) {
-                        return Err(format!("frame {slot} released twice"));
-                    }
-                    if let Some(buffers) = &mut self.buffers {
-                        buffers.give();
-                    }
-                }
                 Event::Deliver {
                     edge,
                     source,
@@ -279,6 +279,17 @@ impl Host {
                 } => {
                     self.keep_buffer();
                     self.arrived(edge, (source, target), &packet[bytes])?;
+                }
+                Event::DeliverRun {
+                    edge,
+                    source,
+                    target,
+                    records,
+                } => {
+                    for message in Payloads::new(&packet[records]) {
+                        self.keep_buffer();
+                        self.arrived(edge, (source, target), message)?;
+                    }
                 }
                 Event::Hold {
                     edge,

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
-use dipole_proto::wire::{self, Address, LaneAddress};
+use dipole_proto::wire::{self, Address, LaneAddress, Payloads};
 use dipole_proto::{
     BeginError, Begun, Config, Drop, EdgeId, Event, Frame, Frames, GoneReason, Instant, Machine,
     PathChange, PeerId, Seal, Slot,
@@ -437,6 +437,13 @@ impl Host {
     }
 
     fn events(&mut self, packet: &[u8]) {
+        while let Some(slot) = self.machine.poll_released() {
+            assert!(
+                !self.pool.free.contains(&slot),
+                "slot {slot} released twice"
+            );
+            self.pool.free.push(slot);
+        }
         while let Some(event) = self.machine.poll_event() {
             match event {
                 Event::Connected { peer, .. } => self.connected.push(peer),
@@ -444,15 +451,12 @@ impl Host {
                 Event::Quiet { peer } => self.quiet.push(peer),
                 Event::TooManyPeers { from } => self.turned_away.push(from),
                 Event::Paths { change, .. } => self.changes.push(change),
-                Event::Released { slot } => {
-                    assert!(
-                        !self.pool.free.contains(&slot),
-                        "slot {slot} released twice"
-                    );
-                    self.pool.free.push(slot);
-                }
                 Event::Deliver { edge, bytes, .. } => {
                     self.received.push_back((edge, packet[bytes].to_vec()));
+                }
+                Event::DeliverRun { edge, records, .. } => {
+                    let messages = Payloads::new(&packet[records]);
+                    (self.received).extend(messages.map(|message| (edge, message.to_vec())));
                 }
                 Event::Hold {
                     edge,
