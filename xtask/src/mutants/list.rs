@@ -400,6 +400,34 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         replacement: "            self.ask(now);
             self.prod.again",
     },
+    Mutant {
+        name: "run-out-of-order",
+        effect: "a packet of messages is taken though one before it is missing",
+        file: "crates/proto/src/channel/incoming.rs",
+        suite: Suite::Simulator,
+        snippet: "sequence == self.next
+            && self.pending.is_empty()
+            && charge",
+        replacement: "sequence >= self.next
+            && self.pending.is_empty()
+            && charge",
+    },
+    Mutant {
+        name: "run-counted-once",
+        effect: "of several messages taken with a packet only one is numbered",
+        file: "crates/proto/src/channel/receiving.rs",
+        suite: Suite::Simulator,
+        snippet: "edge.take_next(count.into(), charge);",
+        replacement: "edge.take_next(u64::from(count.min(1)), charge);",
+    },
+    Mutant {
+        name: "run-charged-once",
+        effect: "of several messages taken with a packet only one is charged its overhead",
+        file: "crates/proto/src/channel/receiving.rs",
+        suite: Suite::Simulator,
+        snippet: "u64::from(run.count) * charge(0)",
+        replacement: "u64::from(run.count.min(1)) * charge(0)",
+    },
 ];
 
 impl Mutant {

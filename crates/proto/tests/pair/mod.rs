@@ -147,6 +147,8 @@ pub struct Wire {
     pub refused_above: Option<usize>,
     /// All packets sent: from where, where to, what.
     pub seen: Option<Vec<(Address, Address, Vec<u8>)>>,
+    /// Called with each packet and the host that is about to take it.
+    pub watch: Option<fn(&Host, Instant, Address, &[u8])>,
 }
 
 pub fn address(host: usize, port: u16) -> Address {
@@ -198,6 +200,7 @@ impl Wire {
             longest_on: None,
             refused_above: None,
             seen: None,
+            watch: None,
         };
         for index in 0..networks.len() {
             let host = wire.host(index, config);
@@ -307,6 +310,9 @@ impl Wire {
                 if host.home.ip[15] == to.ip[15] {
                     let card = usize::from(to.port.saturating_sub(1) / 2);
                     self.arrived[index][card.min(3)] += 1;
+                    if let Some(watch) = self.watch {
+                        watch(host, now, from, &bytes);
+                    }
                     host.take(now, from, &bytes);
                 }
             }
@@ -549,6 +555,38 @@ impl Host {
             assert!(self.machine.queue(edge.peer, slot, true));
         }
         Ok(sequence)
+    }
+
+    /// Sends messages in one packet, as many as credit allows; how many.
+    pub fn send_packed(&mut self, now: Instant, messages: &[(EdgeId, Vec<u8>)]) -> usize {
+        let Some(slot) = self.pool.free.pop() else {
+            return 0;
+        };
+        let frame = &mut self.pool.frames[slot as usize];
+        let (mut at, mut packed) = (wire::HEADER_BYTES, 0);
+        for (edge, payload) in messages {
+            let needed = wire::MESSAGE_BYTES + payload.len();
+            let Ok(begun) = self.machine.begin(now, *edge, payload.len() as u64) else {
+                break;
+            };
+            if at + needed > begun.space {
+                self.machine.retract(*edge, payload.len() as u64);
+                break;
+            }
+            let sequence = begun.sequence as u32;
+            let place = &mut frame[at..at + needed];
+            wire::emit_message(place, begun.key, sequence, payload.len(), false, false);
+            place[wire::MESSAGE_BYTES..].copy_from_slice(payload);
+            at += needed;
+            packed += 1;
+        }
+        if packed == 0 {
+            self.pool.free.push(slot);
+            return 0;
+        }
+        self.pool.ends[slot as usize] = at;
+        assert!(self.machine.queue(messages[0].0.peer, slot, false));
+        packed
     }
 
     /// Queues one frame with records that `emit` writes; `unreliable` for unreliable ones.

@@ -1,0 +1,194 @@
+//! A packet that carries what is expected is taken by a shorter way. Both ways must lead to
+//! the same: each packet is also given to a copy of its receiver, with one more record that
+//! every receiver skips, so that the copy takes it by the general way.
+
+#![allow(
+    missing_docs,
+    unreachable_pub,
+    dead_code,
+    clippy::cast_possible_truncation,
+    reason = "tests"
+)]
+
+mod pair;
+
+use std::collections::hash_map::DefaultHasher;
+use std::hash::Hasher;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use dipole_proto::wire::{Address, Flags, Header, Kind, Packet, Payloads};
+use dipole_proto::{Config, EdgeId, Event, Instant, Machine};
+use pair::{Host, Random, Wire, connected, payload};
+use proptest::prelude::*;
+
+const SECOND: u64 = 1_000_000_000;
+/// A record that may be skipped by who doesn't know it, without a body.
+const IGNORABLE_RECORD: [u8; 4] = [0x80, 0, 0, 0];
+
+/// Packets that were compared and are runs of one message, and of several.
+static LONE: AtomicU64 = AtomicU64::new(0);
+static PACKED: AtomicU64 = AtomicU64::new(0);
+
+/// What a machine is after a packet, as far as anybody can see.
+#[derive(Debug, PartialEq)]
+struct Outcome {
+    taken: String,
+    messages: Vec<(EdgeId, u32, u32, Vec<u8>)>,
+    others: Vec<String>,
+    released: Vec<u32>,
+    views: Vec<(String, u64)>,
+    pool_used: u64,
+    counters: String,
+}
+
+fn outcome(mut machine: Machine, now: Instant, from: Address, packet: &[u8]) -> Option<Outcome> {
+    let addressed = machine.address(now, from, packet).ok()?;
+    let taken = format!("{:?}", machine.on_packet(now, from, &addressed));
+    let (mut messages, mut others) = (Vec::new(), Vec::new());
+    while let Some(event) = machine.poll_event() {
+        match event {
+            Event::Deliver {
+                edge,
+                source,
+                target,
+                bytes,
+            } => messages.push((edge, source, target, packet[bytes].to_vec())),
+            Event::DeliverRun {
+                edge,
+                source,
+                target,
+                records,
+            } => {
+                for message in Payloads::new(&packet[records]) {
+                    messages.push((edge, source, target, message.to_vec()));
+                }
+            }
+            other => others.push(format!("{other:?}")),
+        }
+    }
+    let peers: Vec<_> = machine.peers().collect();
+    let views = peers.into_iter().map(|peer| {
+        let mut hasher = DefaultHasher::new();
+        let view = machine.view(now, peer, &mut hasher);
+        (format!("{view:?}"), hasher.finish())
+    });
+    Some(Outcome {
+        taken,
+        messages,
+        others,
+        views: views.collect(),
+        released: std::iter::from_fn(|| machine.poll_released()).collect(),
+        pool_used: machine.pool_used(),
+        counters: format!("{:?}", machine.stats()),
+    })
+}
+
+/// The packet with one more record. Trailers are not looked at here.
+fn lengthened(packet: &[u8], trailer_bytes: usize) -> Option<Vec<u8>> {
+    let mut header = Header::parse(packet).ok()?;
+    let end = usize::from(header.length) - trailer_bytes;
+    let mut longer = packet[..end].to_vec();
+    longer.extend(IGNORABLE_RECORD);
+    longer.extend(vec![0; trailer_bytes]);
+    header.length += IGNORABLE_RECORD.len() as u16;
+    header.emit(&mut longer);
+    Some(longer)
+}
+
+/// Compares what a packet would do to its receiver by either way.
+fn compare(host: &Host, now: Instant, from: Address, packet: &[u8]) {
+    let Ok(addressed) = host
+        .machine
+        .clone()
+        .address(now, from, packet)
+        .map(|addressed| {
+            (
+                addressed.seal.bytes(),
+                addressed.packet.header,
+                addressed.packet.run(),
+            )
+        })
+    else {
+        return;
+    };
+    let (trailer_bytes, header, run) = addressed;
+    if header.kind != Kind::Data || !header.flags.has(Flags::UNIT) || !header.part.is_whole() {
+        return;
+    }
+    let longer = lengthened(packet, trailer_bytes).expect("a packet");
+    assert!(Packet::parse(&longer, trailer_bytes).is_ok_and(|longer| longer.run().is_none()));
+    if let Some(run) = run {
+        let counter = if run.count == 1 { &LONE } else { &PACKED };
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+    assert_eq!(
+        outcome(host.machine.clone(), now, from, packet),
+        outcome(host.machine.clone(), now, from, &longer),
+    );
+}
+
+fn converse(seed: u64, loss: f64, initial_credit_bytes: u32) {
+    let config = Config {
+        initial_credit_bytes,
+        edge_window_bytes: 20_000,
+        pool_bytes: 30_000,
+        pool_reserve_bytes: 8_000,
+        ..Config::default()
+    };
+    let (mut wire, edge) = connected(seed, &config);
+    let other = wire.hosts[0].machine.edge(edge.peer, 2, 7).expect("open");
+    // Until so much has come that the bytes of the further record change nothing.
+    let mut begun = 0;
+    let warm = wire.run(60 * SECOND, |wire: &mut Wire| {
+        let now = wire.now;
+        begun += usize::from(begun < 20 && wire.hosts[0].send(now, edge, &[0; 1000]).is_ok());
+        while wire.hosts[1].read(now).is_some() {}
+        begun == 20 && wire.hosts[0].machine.is_acknowledged(edge.peer)
+    });
+    assert!(warm, "{begun} of 20 sent");
+    (wire.loss, wire.duplicate, wire.reorder) = (loss, loss / 2.0, loss);
+    wire.watch = Some(compare);
+    let mut random = Random(seed);
+    let (mut sent, mut received, count) = (0, 0, 60);
+    let finished = wire.run(60 * SECOND, |wire: &mut Wire| {
+        let now = wire.now;
+        while sent < count {
+            let edge = if random.chance(0.2) { other } else { edge };
+            let wanted = 1 + random.below(12);
+            let messages: Vec<(EdgeId, Vec<u8>)> = (sent..(sent + wanted).min(count))
+                .map(|index| (edge, payload(index, random.below(200) as usize)))
+                .collect();
+            let went = match random.chance(0.1) {
+                true => u64::from(wire.hosts[0].send(now, edge, &payload(sent, 3000)).is_ok()),
+                false => wire.hosts[0].send_packed(now, &messages) as u64,
+            };
+            sent += went;
+            if went == 0 {
+                break;
+            }
+        }
+        // Not all at once, so that credit and pool run out now and then.
+        while wire.hosts[1].read(now).is_some() {
+            received += 1;
+            if sent < count && random.chance(0.5) {
+                break;
+            }
+        }
+        received == count
+    });
+    assert!(finished, "{received} of {sent} sent");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256))]
+    #[test]
+    fn both_ways_lead_to_the_same(seed in any::<u64>(), loss in 0.0_f64..0.3, narrow in any::<bool>()) {
+        converse(seed, loss, if narrow { 1500 } else { 10_000 });
+    }
+}
+
+#[test]
+fn the_comparison_sees_packets_of_one_and_of_several_messages() {
+    converse(1, 0.0, 10_000);
+    assert!(LONE.load(Ordering::Relaxed) > 0 && PACKED.load(Ordering::Relaxed) > 0);
+}
