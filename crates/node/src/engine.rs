@@ -193,13 +193,29 @@ impl Engine {
     // ---- stepping ----------------------------------------------------------------
 
     /// Looks at the small port for as long as so many system calls take, until something
-    /// is there: the tightest way to wait while spinning. [`step`](Self::step) must follow.
+    /// is there: the tightest way to wait while spinning. True if something is, and no bulk
+    /// comes: [`take_found`](Self::take_found) may follow. Else [`step`](Self::step) must.
     ///
     /// # Errors
     /// Only when the link is broken.
     #[inline]
-    pub fn look(&mut self, now: Instant, calls: u32) -> io::Result<()> {
+    pub fn look(&mut self, now: Instant, calls: u32) -> io::Result<bool> {
         self.packets.look(now, calls)
+    }
+
+    /// Takes the packets that [`look`](Self::look) has found and sends what they ask for.
+    /// Timers, bulk and connections are left to the next [`step`](Self::step).
+    ///
+    /// # Errors
+    /// Only when the link is broken.
+    #[inline]
+    pub fn take_found(&mut self, now: Instant) -> io::Result<bool> {
+        let received = self.packets.take_found(now, &mut self.core)?;
+        self.came_by_memory &= !received;
+        if self.has_transmit() {
+            self.transmit(now)?;
+        }
+        Ok(received)
     }
 
     /// Before sleeping: false, and not armed, if something is there.

@@ -111,8 +111,15 @@ impl Stepper for ProcessState {
     }
 
     #[inline]
-    fn look(&mut self, now: Instant, calls: u32) -> io::Result<()> {
+    fn look(&mut self, now: Instant, calls: u32) -> io::Result<bool> {
         self.engine.look(now, calls)
+    }
+
+    #[inline]
+    fn take_found(&mut self, now: Instant) -> io::Result<bool> {
+        let came = self.engine.take_found(now)?;
+        self.advance();
+        Ok(came)
     }
 
     #[inline]

@@ -37,6 +37,8 @@ const TICK_NS: u64 = 200_000_000;
 const MAX_SENDS_PER_READING: u32 = 4096;
 /// Waits that found at once what they were for between two looks at everything else.
 const MAX_UNSTEPPED: u32 = 256;
+/// Looks that found packets and took only these between two looks at everything else.
+const MAX_FOUND: u32 = 16;
 /// Steps that a thread takes at most to arm for those who sleep.
 const MAX_STEPS_TO_ARM: u32 = 64;
 /// When a wait is first worth a warning.
@@ -83,6 +85,7 @@ pub(super) struct State<S> {
     pub(super) armed: usize,
     pub(super) progress: Progress,
     unstepped: u32,
+    found: u32,
     /// Waits and sends, to see whether there are any.
     pub(super) calls: u32,
     ticked: Instant,
@@ -126,6 +129,7 @@ impl<S: Stepper> Driver<S> {
                 armed: 0,
                 progress: Progress::new(now),
                 unstepped: 0,
+                found: 0,
                 calls: 0,
                 ticked: now,
                 sends_unseen: 0,
@@ -362,7 +366,7 @@ impl<S: Stepper> Driver<S> {
     /// One turn of a spinning waiter: where the last came from first.
     #[inline]
     fn look(&self, state: &mut State<S>, now: &mut Instant, turns: u32) -> io::Result<bool> {
-        let stepper = &mut state.stepper;
+        let State { stepper, found, .. } = state;
         if stepper.expects_memory() {
             for _ in 0..MEMORY_LOOKS {
                 if stepper.poll_memory() {
@@ -372,9 +376,12 @@ impl<S: Stepper> Driver<S> {
             if !turns.is_multiple_of(MEMORY_TURNS) {
                 return Ok(false);
             }
-        } else {
-            stepper.look(*now, LOOKS)?;
+        } else if stepper.look(*now, LOOKS)? && *found < MAX_FOUND {
+            // What somebody waits for is handed over first.
+            *found += 1;
+            return stepper.take_found(*now);
         }
+        *found = 0;
         *now = self.clock.now();
         stepper.step(*now, false)
     }

@@ -27,9 +27,14 @@ pub(crate) trait Stepper {
     /// or for something posted.
     fn is_polled(&self) -> bool;
 
-    /// Looks for small packets for as long as so many system calls take;
-    /// [`step`](Self::step) must follow.
-    fn look(&mut self, now: Instant, calls: u32) -> io::Result<()>;
+    /// Looks for small packets for as long as so many system calls take. True if there are
+    /// some and nothing else is urgent: [`take_found`](Self::take_found) may follow. Else
+    /// [`step`](Self::step) must.
+    fn look(&mut self, now: Instant, calls: u32) -> io::Result<bool>;
+
+    /// Takes what [`look`](Self::look) has found, sends what that asks for, and leaves all
+    /// else to the next step.
+    fn take_found(&mut self, now: Instant) -> io::Result<bool>;
 
     /// What was queued with more to come leaves.
     fn flush_deferred(&mut self);

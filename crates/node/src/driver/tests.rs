@@ -81,8 +81,13 @@ impl Stepper for Mailbox {
         false
     }
 
-    fn look(&mut self, _now: Instant, _calls: u32) -> io::Result<()> {
-        Ok(())
+    /// As if packets came in the small port alone.
+    fn look(&mut self, _now: Instant, _calls: u32) -> io::Result<bool> {
+        Ok(true)
+    }
+
+    fn take_found(&mut self, now: Instant) -> io::Result<bool> {
+        self.step(now, false)
     }
 
     fn flush_deferred(&mut self) {}

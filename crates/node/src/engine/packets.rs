@@ -82,19 +82,25 @@ impl PacketPort {
     }
 
     /// Looks at the small port for as long as so many system calls take, until something
-    /// is there.
+    /// is there. True if something is, and no bulk comes.
     #[inline]
-    pub(super) fn look(&mut self, now: Instant, calls: u32) -> io::Result<()> {
+    pub(super) fn look(&mut self, now: Instant, calls: u32) -> io::Result<bool> {
         // While bulk comes, its port shall not wait for the small one.
         let calls = if self.is_bulk_quiet() { calls } else { 1 };
         for _ in 0..calls * self.looks_per_call {
             let count = self.link.poll(now.0, Class::Small)?;
             if count > 0 {
                 self.looked = Some(count);
-                break;
+                return Ok(self.is_bulk_quiet());
             }
         }
-        Ok(())
+        Ok(false)
+    }
+
+    /// Takes what [`look`](Self::look) has found.
+    #[inline]
+    pub(super) fn take_found(&mut self, now: Instant, core: &mut Core) -> io::Result<bool> {
+        self.receive(now, core, Class::Small)
     }
 
     #[inline]

@@ -47,8 +47,13 @@ impl Stepper for Engine {
     }
 
     #[inline]
-    fn look(&mut self, now: Instant, calls: u32) -> io::Result<()> {
+    fn look(&mut self, now: Instant, calls: u32) -> io::Result<bool> {
         Engine::look(self, now, calls)
+    }
+
+    #[inline]
+    fn take_found(&mut self, now: Instant) -> io::Result<bool> {
+        Engine::take_found(self, now)
     }
 
     #[inline]
