@@ -408,6 +408,28 @@ impl Machine {
         }
     }
 
+    /// The packet that carries a frame which was just filled, if nothing else is to be sent to
+    /// this peer: the short way for a lone message. `None`, and nothing has changed, if it has
+    /// to be [queued](Self::queue).
+    #[inline]
+    pub fn transmit_alone(
+        &mut self,
+        now: Instant,
+        peer: PeerId,
+        slot: Slot,
+        frames: &mut impl Frames,
+    ) -> Option<Transmit> {
+        let session = self.peers.session_mut(peer)?;
+        if session.is_ready {
+            return None;
+        }
+        let transmit = session.transmit_alone(slot, now, frames, &mut self.shared)?;
+        let deadline = session.deadline(&self.shared);
+        self.timers.arm(session_index(peer), deadline);
+        self.wake(peer);
+        Some(transmit)
+    }
+
     /// The next packet to send; call until `None`.
     pub fn poll_transmit(&mut self, now: Instant, frames: &mut impl Frames) -> Option<Transmit> {
         if let Some(transmit) = self.poll_letter(frames) {

@@ -210,6 +210,14 @@ impl SendWindow {
         !self.repeats.is_empty() || !self.is_drained() || self.lost_part().is_some()
     }
 
+    /// Takes a filled frame that is to be sent at once: it must be [`sent`](Self::sent) before
+    /// the next call. `None`, and nothing has changed, if others wait, or `allowed` packets are
+    /// in flight.
+    pub(crate) fn next_alone(&mut self, slot: Slot, allowed: u32) -> Option<Next> {
+        let is_alone = self.is_drained() && self.repeats.is_empty() && self.cuts.is_empty();
+        (is_alone && self.flying < allowed).then(|| self.begin_unit(slot, false))
+    }
+
     /// The unit to send now, if fewer than `allowed` packets are in flight.
     /// Parts of the oldest unit go first, then repeats. It must be [`sent`](Self::sent) before
     /// the next call.
@@ -246,19 +254,24 @@ impl SendWindow {
             Some(slot) => (slot, false),
             None => (self.bulk.pop_front()?, true),
         };
-        let unit = self.base + self.units.len() as u64;
+        Some(self.begin_unit(slot, bulk))
+    }
+
+    /// Gives a frame its unit.
+    fn begin_unit(&mut self, slot: Slot, bulk: bool) -> Next {
+        let unit = self.top();
         self.units.push_back(Unit {
             slot,
             progress: Progress::UNSENT,
             bulk,
             bytes: 0,
         });
-        Some(Next {
+        Next {
             piece: Piece::whole(unit),
             slot,
             bulk,
             repeat: false,
-        })
+        }
     }
 
     /// The first part to be sent, and whether it has been sent before.

@@ -421,6 +421,18 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         replacement: "edge.take_next(u64::from(count.min(1)), charge);",
     },
     Mutant {
+        name: "alone-without-deadline",
+        effect: "for a message that left alone no repeat is planned",
+        file: "crates/proto/src/machine.rs",
+        suite: Suite::Simulator,
+        snippet: "self.timers.arm(session_index(peer), deadline);
+        self.wake(peer);
+        Some(transmit)",
+        replacement: "let _forgotten = deadline;
+        self.wake(peer);
+        Some(transmit)",
+    },
+    Mutant {
         name: "run-charged-once",
         effect: "of several messages taken with a packet only one is charged its overhead",
         file: "crates/proto/src/channel/receiving.rs",

@@ -230,6 +230,37 @@ impl Packer {
         Ok(())
     }
 
+    /// Copies a message into a frame of its own, to be sent at once. `None`, and nothing has
+    /// changed, unless it fits a packet, may be sent now, and no other waits before it.
+    #[inline]
+    pub(super) fn pack_alone(
+        &mut self,
+        machine: &mut Machine,
+        now: Instant,
+        edge: EdgeId,
+        payload: &[u8],
+    ) -> Option<Slot> {
+        let peer = self.peer(edge.peer);
+        if peer.open.is_some() || peer.is_streaming(edge) || self.frames.free() == 0 {
+            return None;
+        }
+        let total = payload.len() as u64;
+        let begun = machine.begin(now, edge, total).ok()?;
+        let end = HEADER_BYTES + MESSAGE_BYTES + payload.len();
+        if !begun.is_first || end > begun.space {
+            machine.retract(edge, total);
+            return None;
+        }
+        let slot = self.frames.take()?;
+        let place = &mut self.frames.space(slot)[HEADER_BYTES..end];
+        let (key, sequence) = (begun.key, low(begun.sequence));
+        wire::emit_message(place, key, sequence, payload.len(), false, false);
+        place[MESSAGE_BYTES..].copy_from_slice(payload);
+        self.frames.fill(slot, end);
+        self.frames.set_bulk(slot, None);
+        Some(slot)
+    }
+
     /// Begins a message longer than a packet; it must be continued to its end. One
     /// at a time per peer: the pieces of several would wait in each other's frames
     /// while the receiver has room for one only.

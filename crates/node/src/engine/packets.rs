@@ -5,7 +5,7 @@ use std::io;
 use arrayvec::ArrayVec;
 use dipole_link::{Class, Link, Outgoing};
 use dipole_proto::wire::{LaneAddress, MAX_LANES};
-use dipole_proto::{Drop, Instant, Transmit};
+use dipole_proto::{Drop, EdgeId, Instant, Transmit};
 
 use super::core::Core;
 use super::trailer::Trailers;
@@ -162,6 +162,56 @@ impl PacketPort {
             }
         }
         Ok(true)
+    }
+
+    /// Sends a message at once by the short way, if nothing waits before it. False, and nothing
+    /// has changed, if it does.
+    #[inline]
+    pub(super) fn send_alone(
+        &mut self,
+        now: Instant,
+        core: &mut Core,
+        edge: EdgeId,
+        payload: &[u8],
+    ) -> io::Result<bool> {
+        if self.has_batch() {
+            return Ok(false);
+        }
+        let Core {
+            machine, packer, ..
+        } = core;
+        let Some(slot) = packer.pack_alone(machine, now, edge, payload) else {
+            return Ok(false);
+        };
+        match machine.transmit_alone(now, edge.peer, slot, &mut packer.frames) {
+            Some(transmit) => self.send_one(now, core, transmit)?,
+            None => {
+                machine.queue(edge.peer, slot, false);
+            }
+        }
+        if core.machine.has_transmit() || core.packer.has_open_frames() || self.has_batch() {
+            self.transmit(now, core)?;
+        }
+        Ok(true)
+    }
+
+    /// Closes a packet and offers it to the link; it waits in the batch if that is full.
+    #[inline]
+    fn send_one(&mut self, now: Instant, core: &mut Core, transmit: Transmit) -> io::Result<()> {
+        let frames = &mut core.packer.frames;
+        let space = frames.space(slot_of(transmit.frame));
+        self.trailers.append(space, transmit.length, transmit.seal);
+        if self.link.send(now.0, &[outgoing(&transmit, frames)])? == 0 {
+            frames.pin(transmit.frame);
+            self.batch.push(transmit);
+            return Ok(());
+        }
+        self.traffic.packets_sent += 1;
+        self.traffic.bytes_sent += packet_bytes(&transmit) as u64;
+        if frames.free() == 0 {
+            core.ready.notify(crate::driver::WaitKey::Frame);
+        }
+        Ok(())
     }
 
     /// Sends everything that may go now.

@@ -584,7 +584,16 @@ impl World {
             return Ok(true);
         }
         let sent = if length <= engine.whole_limit(edge.peer) {
-            engine.send_whole(now, edge, &pending.bytes, pending.more)
+            // By the short way or the general one.
+            let alone = !pending.more
+                && tag.index % 2 == 0
+                && engine
+                    .send_alone(now, edge, &pending.bytes)
+                    .map_err(|error| error.to_string())?;
+            match alone {
+                true => Ok(()),
+                false => engine.send_whole(now, edge, &pending.bytes, pending.more),
+            }
         } else {
             // Who cannot wait has the message copied.
             let kept = pending.more && matches!(carrier, Carrier::Memory { .. });

@@ -129,6 +129,34 @@ impl Session {
         }
     }
 
+    /// The packet that carries a frame which the caller has just filled, if it may leave at
+    /// once and is all that there is to send: what [`queue`](Self::queue) and
+    /// [`poll_transmit`](Self::poll_transmit) would give. `None`, and nothing has changed, else.
+    #[inline]
+    pub(crate) fn transmit_alone(
+        &mut self,
+        slot: Slot,
+        now: Instant,
+        frames: &mut impl Frames,
+        shared: &mut Shared,
+    ) -> Option<Transmit> {
+        let others_wait = self.prod_due
+            || self.channel.wants_due
+            || self.paths.has_transmit()
+            || self.sizing.has_transmit()
+            || self.channel.has_notice()
+            || !self.unreliable.is_empty()
+            || self.pending_ack.now && self.needs_own_packet(true);
+        let may_leave = self.is_open()
+            && self.fits(frames.filled(slot).1)
+            && self.lanes.iter().all(|lane| lane.out.is_open());
+        if others_wait || !may_leave {
+            return None;
+        }
+        let next = self.window.next_alone(slot, self.allowed())?;
+        self.piece(next, now, frames, shared)
+    }
+
     /// True if packets may be so long, a trailer not counted.
     fn fits(&self, end: usize) -> bool {
         end + self.seals.out.bytes() <= self.packet_bytes()

@@ -48,8 +48,9 @@ pub fn connected(seed: u64, config: &Config) -> (Wire, EdgeId) {
     (wire, edge)
 }
 
+#[derive(Clone)]
 pub struct Pool {
-    frames: Vec<Vec<u8>>,
+    pub frames: Vec<Vec<u8>>,
     ends: Vec<usize>,
     free: Vec<Slot>,
     scratch: Vec<u8>,
@@ -69,6 +70,25 @@ impl Pool {
 
     pub fn free(&self) -> usize {
         self.free.len()
+    }
+
+    /// A frame with one whole message, if there is one.
+    pub fn pack(&mut self, begun: &Begun, payload: &[u8]) -> Option<Slot> {
+        let slot = self.free.pop()?;
+        let frame = &mut self.frames[slot as usize];
+        let (sequence, at) = (begun.sequence as u32, wire::HEADER_BYTES);
+        wire::emit_message(
+            &mut frame[at..],
+            begun.key,
+            sequence,
+            payload.len(),
+            false,
+            false,
+        );
+        let at = at + wire::MESSAGE_BYTES;
+        frame[at..at + payload.len()].copy_from_slice(payload);
+        self.ends[slot as usize] = at + payload.len();
+        Some(slot)
     }
 }
 
@@ -530,16 +550,11 @@ impl Host {
             return Err(BeginError::NoCredit { left: 0 });
         }
         let total = payload.len() as u64;
-        let Begun { key, sequence, .. } = self.machine.begin(now, edge, total)?;
+        let begun = self.machine.begin(now, edge, total)?;
+        let Begun { key, sequence, .. } = begun;
         let low = sequence as u32;
         if whole {
-            let slot = self.pool.free.pop().expect("counted");
-            let frame = &mut self.pool.frames[slot as usize];
-            let at = wire::HEADER_BYTES;
-            wire::emit_message(&mut frame[at..], key, low, payload.len(), false, false);
-            let at = at + wire::MESSAGE_BYTES;
-            frame[at..at + payload.len()].copy_from_slice(payload);
-            self.pool.ends[slot as usize] = at + payload.len();
+            let slot = self.pool.pack(&begun, payload).expect("counted");
             assert!(self.machine.queue(edge.peer, slot, false));
             return Ok(sequence);
         }
