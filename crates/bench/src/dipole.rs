@@ -141,15 +141,13 @@ impl Channel for Dipole {
         let sent = match (manner, self.patience) {
             (Manner::Unreliable, _) => self.endpoint.send_unreliable(payload),
             (Manner::More, _) => self.endpoint.send_more(payload),
-            (Manner::Now, Some(patience)) => self.endpoint.send_timeout(payload, patience),
+            // With a time-out long messages in shared memory would be copied once more.
+            (Manner::Now, Some(_)) => self.endpoint.send(payload),
             (Manner::Now, None) => self.endpoint.try_send(payload),
         };
         match sent {
             Ok(()) => Ok(true),
             Err(SendError::Full { .. }) => Ok(false),
-            Err(error @ SendError::TimedOut { waited, .. }) => {
-                Err(timed_out(&error.to_string(), waited))
-            }
             Err(error) => Err(failed(error)),
         }
     }

@@ -294,7 +294,8 @@ impl Endpoint {
     }
 
     /// Like [`send`](Self::send), but gives up if the message cannot begin within
-    /// `timeout`. One that has begun is sent to its end.
+    /// `timeout`. One that has begun is sent to its end; so that the call can return in time
+    /// all the same, a long one to a process of this node is copied first, which `send` spares.
     ///
     /// # Errors
     /// [`SendError::TimedOut`] and those of `send`; nothing was queued.

@@ -357,6 +357,28 @@ impl SendWindow {
         Some(slot)
     }
 
+    /// Notes that all units below `next` have arrived; `released` gets the slots that are free
+    /// now.
+    pub(crate) fn arrived_below(&mut self, next: u64, released: &mut Vec<Slot>) {
+        if !self.cuts.is_empty() || !self.notices.is_empty() {
+            released.extend((self.base..next).filter_map(|unit| self.arrived(Piece::whole(unit))));
+            return;
+        }
+        while let Some(front) = self.units.front() {
+            let has_arrived = front.progress.state == State::Arrived;
+            if self.base >= next && !has_arrived {
+                break;
+            }
+            if !has_arrived {
+                self.arrivals += 1;
+                self.flying -= u32::from(front.progress.is_flying());
+                released.push(front.slot);
+            }
+            self.units.pop_front();
+            self.base += 1;
+        }
+    }
+
     /// The lowest unit that has not arrived, or will be sent next.
     pub(crate) fn base(&self) -> u64 {
         self.base

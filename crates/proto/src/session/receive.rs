@@ -6,7 +6,7 @@ use crate::holes::{Arrival, widen};
 use crate::lane::Lane;
 use crate::parts::PartArrival;
 use crate::pool::Admission;
-use crate::send::{Flight, Piece};
+use crate::send::Flight;
 use crate::session::{PendingAck, Session};
 use crate::shared::Shared;
 use crate::stats::Drop;
@@ -632,11 +632,7 @@ impl Session {
     }
 
     pub(super) fn units_arrived(&mut self, next: u64, shared: &mut Shared) {
-        for unit in self.window.base()..next {
-            if let Some(slot) = self.window.arrived(Piece::whole(unit)) {
-                shared.released.push(slot);
-            }
-        }
+        self.window.arrived_below(next, &mut shared.released);
     }
 
     pub(super) fn settle_lanes(&mut self) {
