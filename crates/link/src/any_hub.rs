@@ -88,6 +88,9 @@ impl AnyHub {
             /// [`Hub::ring`].
             pub fn ring(&mut self, conn: ConnId);
 
+            /// [`Hub::has_room`].
+            pub fn has_room(&mut self, conn: ConnId) -> bool;
+
             /// [`Hub::is_read`].
             pub fn is_read(&mut self, conn: ConnId) -> bool;
 

@@ -5,9 +5,11 @@
 //! posted operations a queue holds one entry each. A counter holds two numbers.
 
 use std::collections::VecDeque;
+use std::future::{Future, poll_fn};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::task::{self, Poll};
 use std::time::Duration;
 
 use dipole_link::signal::Signal;
@@ -278,17 +280,48 @@ impl CompletionQueue {
         }
         let what = |_: &ProcessState| "a completion queue to have an entry".to_string();
         let keys = [WaitKey::Queue(self.id.0)];
-        let waited = self.inner.driver.wait(until, &keys, &what, |state, now| {
-            let (engine, _, queues) = state.parts();
-            let entry = queues.poll(engine, self.id, now)?;
-            // Credit that a sender waits for leaves with it.
-            Some(engine.transmit(now).map(|()| entry))
-        });
+        let waited =
+            (self.inner.driver).wait(until, &keys, &what, |state, now| self.take(state, now));
         match waited {
             Ok(Ok(entry)) => Ok(Some(entry)),
             Err(WaitError::TimedOut { .. }) => Ok(None),
             Ok(Err(cause)) | Err(WaitError::Broken(cause)) => Err(ReceiveError::Broken(cause)),
         }
+    }
+
+    /// The next completion, without blocking the thread.
+    ///
+    /// # Errors
+    /// [`ReceiveError::Broken`] and [`ReceiveError::Forked`].
+    pub fn next_async(&self) -> impl Future<Output = Result<Completion, ReceiveError>> {
+        poll_fn(|context| self.poll_next(context))
+    }
+
+    /// [`next_async`](Self::next_async) for callers who write their own futures.
+    pub fn poll_next(
+        &self,
+        context: &mut task::Context<'_>,
+    ) -> Poll<Result<Completion, ReceiveError>> {
+        if self.inner.is_forked() {
+            return Poll::Ready(Err(ReceiveError::Forked));
+        }
+        if let Err(cause) = self.inner.ensure_progress() {
+            return Poll::Ready(Err(ReceiveError::Broken(cause)));
+        }
+        let keys = [WaitKey::Queue(self.id.0)];
+        let driver = &self.inner.driver;
+        let taken = driver.wait_task(&keys, context.waker(), |state, now| {
+            let entry = self.take(state, now)?;
+            Some(entry.map_err(ReceiveError::Broken))
+        });
+        taken.map_or(Poll::Pending, Poll::Ready)
+    }
+
+    /// The oldest entry. Credit that its sender waits for leaves with it.
+    fn take(&self, state: &mut ProcessState, now: Instant) -> Option<io::Result<Completion>> {
+        let (engine, _, queues) = state.parts();
+        let entry = queues.poll(engine, self.id, now)?;
+        Some(engine.transmit(now).map(|()| entry))
     }
 
     /// The queue's descriptor, for `poll`, `select`, `epoll` and their like: readable while

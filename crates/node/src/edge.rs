@@ -1,7 +1,9 @@
 //! An edge: from an endpoint of this process to one target, and to it alone.
 
+use std::future::{Future, poll_fn};
 use std::io::IoSlice;
 use std::sync::Arc;
+use std::task::{self, Poll};
 use std::time::{Duration, Instant};
 
 use crate::address::{Address, EndpointId};
@@ -9,7 +11,7 @@ use crate::completion::{CompletionCounter, CompletionQueue, Context, QueueRef};
 use crate::driver::{Until, WaitError};
 use crate::edges::EdgeRef;
 use crate::endpoint::EndpointOwner;
-use crate::engine::Target;
+use crate::engine::{Target, wait_keys};
 use crate::error::SendError;
 use crate::inner::Inner;
 use crate::process::ProcessState;
@@ -110,6 +112,42 @@ impl Edge {
         let source = self.owner.id.0;
         let edge = (self.id, self.to);
         self.inner.send_along(source, edge, payload, until)
+    }
+
+    /// Sends a message without blocking the thread: ready once it is queued whole, as
+    /// [`try_send`](Self::try_send) queues it. Dropping the future before sends nothing.
+    ///
+    /// # Errors
+    /// Those of `try_send`, but for [`SendError::Full`].
+    pub fn send_async(&self, payload: &[u8]) -> impl Future<Output = Result<(), SendError>> {
+        poll_fn(move |context| self.poll_send(context, payload))
+    }
+
+    /// [`send_async`](Self::send_async) for callers who write their own futures.
+    pub fn poll_send(
+        &self,
+        context: &mut task::Context<'_>,
+        payload: &[u8],
+    ) -> Poll<Result<(), SendError>> {
+        let sent = self.try_send(payload);
+        if !matches!(sent, Err(SendError::Full { .. })) {
+            return Poll::Ready(sent);
+        }
+        if let Err(cause) = self.inner.ensure_progress() {
+            return Poll::Ready(Err(SendError::Broken(cause)));
+        }
+        let driver = &self.inner.driver;
+        let open = driver.with_last(|state, _| state.edges.idle_target(self.id));
+        let room = open.and_then(Result::ok);
+        let room = room.map(|target| wait_keys(target.edge));
+        let opening = [self.id.key()];
+        let keys = room.as_ref().map_or(&opening[..], |keys| &keys[..]);
+        let _none: Option<()> = driver.wait_task(keys, context.waker(), |_, _| None);
+        // There may have been room before the task was registered.
+        match self.try_send(payload) {
+            Err(SendError::Full { .. }) => Poll::Pending,
+            done => Poll::Ready(done),
+        }
     }
 
     /// Posts an operation on the gathered bytes, which are copied; never blocks. It is done

@@ -206,8 +206,10 @@ impl Node {
         self.inner.driver.with(|engine, _| engine.take_departures())
     }
 
-    /// Waits until every peer has acknowledged everything sent, and leaves.
-    /// Endpoints that still exist keep working.
+    /// Waits until every peer has acknowledged everything sent, and leaves. What lies in
+    /// memory shared with a process of this node waits there for its reader; to know that it
+    /// was read, [`drain`](crate::Endpoint::drain) before. Endpoints that still exist keep
+    /// working.
     ///
     /// # Errors
     /// [`CloseError::Unacknowledged`] after `linger`.

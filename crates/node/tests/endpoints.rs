@@ -351,6 +351,30 @@ fn a_peer_that_closes_is_reported(links: Links) {
     ));
 }
 
+#[test]
+fn who_leaves_waits_for_no_reader_of_shared_memory_and_what_it_sent_is_read_after() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (left, right) = (node(&directory, Links::Shm), node(&directory, Links::Shm));
+    let (from, to) = (endpoint(&left, 1), endpoint(&right, 2));
+    std::thread::scope(|scope| {
+        let answering = scope.spawn(|| to.receive_timeout(PATIENCE));
+        from.target(Address::new(1, 2)).expect("it exists");
+        from.send(b"hello").expect("it reads");
+        answering.join().expect("no panic").expect("in time");
+    });
+    for number in 0..5_u32 {
+        from.send(&number.to_le_bytes()).expect("room");
+    }
+    drop(from);
+    // Nobody reads, or looks at the end of the edge, before this returns.
+    left.close(Duration::from_millis(100))
+        .expect("all of it lies in the ring");
+    for number in 0..5_u32 {
+        let message = to.receive_timeout(PATIENCE).expect("it was sent");
+        assert_eq!(*message, number.to_le_bytes());
+    }
+}
+
 /// Each of these holds whatever carries the messages.
 macro_rules! over_each_link {
     ($($test:ident,)*) => {

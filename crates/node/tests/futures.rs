@@ -3,13 +3,17 @@
 #![allow(missing_docs, reason = "tests")]
 
 use std::future::Future;
+use std::io::IoSlice;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::Duration;
 
-use dipole_node::{Address, Config, EndpointId, Links, Node, NodeId, ReceiveError};
+use dipole_node::{
+    Address, Completion, Config, EndpointId, Links, Node, NodeId, Operation, ReceiveError,
+    SendError,
+};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -62,6 +66,66 @@ fn messages_wake_the_task_that_waits_for_them() {
             });
         });
     }
+}
+
+#[test]
+fn a_task_that_sends_waits_for_room_and_one_queue_wakes_for_what_it_posted() {
+    const MESSAGES: u32 = 300;
+    const BYTES: usize = 20_000;
+    for links in [Links::Shm, Links::Udp] {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (here, there) = (node(&directory, links), node(&directory, links));
+        let inbox = here.endpoint(EndpointId(7)).expect("free");
+        let outbox = there.endpoint(EndpointId(8)).expect("free");
+        // It still connects when the first message is sent.
+        let edge = outbox.edge(Address::new(1, 7)).expect("usable");
+        let queue = there.completion_queue();
+        edge.attach(&queue);
+        std::thread::scope(|scope| {
+            let inbox = &inbox;
+            scope.spawn(move || {
+                // Far more than fits the receiver's credit, so that the sender waits.
+                for number in 0..MESSAGES {
+                    let message = inbox.receive_timeout(PATIENCE).expect("it comes");
+                    assert_eq!(message[..4], number.to_le_bytes());
+                    assert_eq!(message.len(), BYTES);
+                }
+                let last = inbox.receive_timeout(PATIENCE).expect("it comes");
+                assert_eq!(&*last, b"posted");
+            });
+            block_on(async {
+                let mut message = vec![0; BYTES];
+                for number in 0..MESSAGES {
+                    message[..4].copy_from_slice(&number.to_le_bytes());
+                    edge.send_async(&message).await.expect("it is taken");
+                }
+                edge.post(Operation::Message, &[IoSlice::new(b"posted")], 42)
+                    .expect("room");
+                let done = queue.next_async().await.expect("it is done");
+                assert!(matches!(done, Completion::Sent { context: 42 }), "{done:?}");
+            });
+        });
+        // Nobody would acknowledge the end of the edge.
+        drop((inbox, here));
+    }
+}
+
+#[test]
+fn a_task_that_sends_to_nobody_is_told() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let config = Config::local(NodeId(1), directory.path().join("dipole"));
+    let node = Node::open(Config {
+        connect_timeout: Duration::from_millis(50),
+        ..config
+    });
+    let node = node.expect("a node on loopback");
+    let outbox = node.endpoint(EndpointId(8)).expect("free");
+    let edge = outbox.edge(Address::new(1, 99)).expect("usable");
+    let sent = block_on(edge.send_async(b"anybody?"));
+    assert!(
+        matches!(sent, Err(SendError::Unreachable { .. })),
+        "{sent:?}"
+    );
 }
 
 #[test]

@@ -453,6 +453,12 @@ impl Hub {
         true
     }
 
+    /// True if one more short record fits now, or none will ever be taken.
+    pub fn has_room(&mut self, conn: ConnId) -> bool {
+        let open = self.find(conn).and_then(|found| found.open.as_mut());
+        open.is_none_or(|open| open.out.has_slot())
+    }
+
     /// True if the peer has taken everything that was pushed.
     pub fn is_read(&mut self, conn: ConnId) -> bool {
         match self.find(conn) {

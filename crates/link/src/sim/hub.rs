@@ -565,6 +565,14 @@ impl SimHub {
         }
     }
 
+    /// Like [`Hub::has_room`](crate::shm::Hub::has_room).
+    pub fn has_room(&mut self, conn: ConnId) -> bool {
+        let mut state = self.state();
+        let slots = state.config.ring_slots;
+        let side = state.open_side(self.process, conn);
+        side.is_none_or(|side| state.end_mut(side.other()).ring.records.len() < slots)
+    }
+
     /// Like [`Hub::is_read`](crate::shm::Hub::is_read).
     pub fn is_read(&mut self, conn: ConnId) -> bool {
         let mut state = self.state();

@@ -557,11 +557,23 @@ impl Engine {
     /// True if every process has everything.
     #[must_use]
     pub fn is_acknowledged(&mut self) -> bool {
-        let machine = &self.core.machine;
-        let peers: Vec<PeerId> = machine.peers().collect();
+        let peers: Vec<PeerId> = self.core.machine.peers().collect();
         peers
             .into_iter()
             .all(|peer| self.is_peer_acknowledged(peer))
+    }
+
+    /// True if nothing is lost when this process leaves now: packets are acknowledged, and
+    /// what is in shared memory lies in rings, where it is found also afterwards.
+    #[must_use]
+    pub fn may_leave(&mut self) -> bool {
+        let peers: Vec<PeerId> = self.core.machine.peers().collect();
+        peers
+            .into_iter()
+            .all(|peer| match with_route(&mut self.memory, peer) {
+                Some((memory, _)) => memory.may_leave(&self.core.machine, peer),
+                None => self.is_peer_acknowledged(peer),
+            })
     }
 
     /// How messages get to a peer by shared memory, if they do.

@@ -262,6 +262,18 @@ impl SharedMemory {
         done
     }
 
+    /// True if all that was sent to a peer lies in its ring, and a goodbye may follow.
+    pub(super) fn may_leave(&mut self, machine: &Machine, peer: PeerId) -> bool {
+        let Some(id) = self.connection(peer) else {
+            return true;
+        };
+        let done = machine.is_acknowledged(peer) && self.hub.has_room(id);
+        if !done {
+            self.hub.want_room(id);
+        }
+        done
+    }
+
     /// Says goodbye to every process.
     pub(super) fn say_goodbye(&mut self) {
         let ids: Vec<ConnId> = self.connections.iter().flatten().map(|it| it.id).collect();
