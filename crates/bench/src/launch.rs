@@ -11,7 +11,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::SIDE_ARGUMENTS;
-use super::control::{Carrier, Go, Job, Outcome, Placement, Ready, Role, Task, Verdict, Workload};
+use super::control::{Carrier, Job, Outcome, Placement, Ready, Role, Task, Verdict, Workload};
 use super::machine::Cores;
 use super::subject::Subject;
 use super::testbed::{Testbed, node};
@@ -78,18 +78,14 @@ pub(crate) fn measure(entry: &Entry, testbed: &Testbed, cores: Cores) -> Result<
     if entry.subject.is_threads() {
         let mut lead = lead;
         lead.recv::<Ready>(SLACK)?;
-        lead.send(&Go::default())?;
+        lead.send(&Ready::default())?;
         return lead.verdict(entry.work.duration + SLACK);
     }
     let follow = start(Role::Follow)?;
     let (mut lead, mut follow) = (lead, follow);
     let (of_lead, of_follow) = (lead.recv::<Ready>(SLACK)?, follow.recv::<Ready>(SLACK)?);
-    follow.send(&Go {
-        ports: of_lead.ports,
-    })?;
-    lead.send(&Go {
-        ports: of_follow.ports,
-    })?;
+    follow.send(&of_lead)?;
+    lead.send(&of_follow)?;
     let limit = entry.work.duration + SLACK;
     let start = Instant::now();
     // Whichever fails says why; the other would only say that it waited in vain.
@@ -111,10 +107,8 @@ pub(crate) fn measure(entry: &Entry, testbed: &Testbed, cores: Cores) -> Result<
 
 fn job(entry: &Entry, testbed: &Testbed, cores: Cores, role: Role) -> Job {
     let (own, other) = testbed.addresses(entry.place, role);
-    let (core, other_core, other_role) = match role {
-        Role::Lead => (cores.lead, cores.follow, Role::Follow),
-        Role::Follow => (cores.follow, cores.lead, Role::Lead),
-    };
+    let (core, other_core) = role.own_and_other(cores.lead, cores.follow);
+    let (_, other_role) = role.own_and_other(Role::Lead, Role::Follow);
     Job {
         subject: entry.subject,
         work: entry.work.clone(),

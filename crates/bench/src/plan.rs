@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::control::{Carrier, Kind, Placement, Workload};
+use super::control::{Carrier, Kind, Placement, Workload, name_of};
 use super::crowd::CrowdPlan;
 use super::launch::Entry;
 use super::subject::{Subject, Waits};
@@ -121,7 +121,7 @@ impl Variation {
             (false, false) => "",
         };
         let unreliable = if self.unreliable { "-unreliable" } else { "" };
-        format!("{}{block}{unreliable}", self.kind.name())
+        format!("{}{block}{unreliable}", name_of(self.kind))
     }
 
     fn entry(self, bench: String, subject: Subject, fault: Option<String>) -> Entry {
@@ -298,7 +298,7 @@ fn check_options(arguments: &BenchArgs) -> Result<(), PlanError> {
         });
     }
     if is_crowd {
-        let given = [
+        let excluded = [
             ("--unreliable", arguments.unreliable),
             ("--drop", arguments.drop.is_some()),
             ("--subjects", !arguments.subjects.is_empty()),
@@ -306,7 +306,7 @@ fn check_options(arguments: &BenchArgs) -> Result<(), PlanError> {
             ("--on veth", arguments.on == On::Veth),
             ("--on loopback", arguments.on == On::Loopback),
         ];
-        if let Some((option, _)) = given.into_iter().find(|(_, given)| *given) {
+        if let Some(option) = first_given(&excluded) {
             return Err(PlanError::Excluded {
                 option,
                 by: "crowd",
@@ -314,6 +314,12 @@ fn check_options(arguments: &BenchArgs) -> Result<(), PlanError> {
         }
     }
     Ok(())
+}
+
+/// The first of these options that the command line has.
+fn first_given(options: &[(&'static str, bool)]) -> Option<&'static str> {
+    let mut given = options.iter().filter(|(_, is_given)| *is_given);
+    given.next().map(|(option, _)| *option)
 }
 
 fn crowd(arguments: &BenchArgs) -> Result<CrowdPlan, PlanError> {
@@ -358,13 +364,13 @@ fn check_numbers(arguments: &BenchArgs) -> Result<(), PlanError> {
 }
 
 fn table(arguments: &BenchArgs) -> Result<Vec<Group>, PlanError> {
-    let given = [
+    let for_a_kind = [
         ("--size", arguments.size.is_some()),
         ("--block", arguments.block),
         ("--unreliable", arguments.unreliable),
         ("--drop", arguments.drop.is_some()),
     ];
-    if let Some((option, _)) = given.into_iter().find(|(_, given)| *given) {
+    if let Some(option) = first_given(&for_a_kind) {
         return Err(PlanError::NeedsKind { option });
     }
     let duration = duration(arguments, TABLE_SECONDS);
@@ -498,15 +504,13 @@ fn of_kind(kind: Kind, arguments: &BenchArgs) -> Result<Group, PlanError> {
         carrier: carrier(arguments, place),
         rounds: rounds(arguments, TABLE_ROUNDS),
     };
-    if kind == Kind::Bidir && variation.unreliable {
+    let excluded = [
+        ("--unreliable", variation.unreliable),
+        ("--block", variation.block),
+    ];
+    if let (Kind::Bidir, Some(option)) = (kind, first_given(&excluded)) {
         return Err(PlanError::Excluded {
-            option: "--unreliable",
-            by: "bidir",
-        });
-    }
-    if kind == Kind::Bidir && variation.block {
-        return Err(PlanError::Excluded {
-            option: "--block",
+            option,
             by: "bidir",
         });
     }

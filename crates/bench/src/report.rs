@@ -4,7 +4,7 @@ use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{CellAlignment, Table};
 use serde::Serialize;
 
-use super::control::Outcome;
+use super::control::{Outcome, name_of};
 use super::launch::{Entry, leading_figure};
 use super::plan::{Group, size};
 use super::statistics::{Spread, as_float};
@@ -21,7 +21,7 @@ pub(crate) struct Measured {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Line {
     pub(crate) bench: String,
-    pub(crate) subject: &'static str,
+    pub(crate) subject: String,
     pub(crate) link: String,
     /// Where the sides ran: "veth", "loopback" or "node".
     pub(crate) testbed: &'static str,
@@ -83,7 +83,7 @@ impl Measured {
         let bytes = spread(|outcome| outcome.bytes_per_s);
         Some(Line {
             bench: self.entry.bench.clone(),
-            subject: self.entry.subject.name(),
+            subject: name_of(self.entry.subject),
             link: self.entry.link(testbed),
             testbed: testbed.name(self.entry.place),
             size_bytes,
@@ -126,7 +126,7 @@ impl Measured {
 
     pub(crate) fn label(&self) -> String {
         match &self.entry.fault {
-            None => self.entry.subject.name().to_owned(),
+            None => name_of(self.entry.subject),
             Some(_) => self.entry.bench.clone(),
         }
     }

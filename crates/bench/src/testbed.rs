@@ -15,7 +15,7 @@ use clap::ValueEnum;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
 
-use super::control::{Carrier, Placement, Role};
+use super::control::{Carrier, Placement, Role, name_of};
 
 /// Where `ip netns` keeps its names.
 const NAMESPACES: &str = "/run/netns";
@@ -144,18 +144,12 @@ impl Testbed {
             Placement::TwoNodes if self.veth => VETH,
             Placement::TwoNodes => LOOPBACK,
         };
-        match role {
-            Role::Lead => (lead.into(), follow.into()),
-            Role::Follow => (follow.into(), lead.into()),
-        }
+        role.own_and_other(lead.into(), follow.into())
     }
 
     pub(crate) fn namespace(&self, place: Placement, role: Role) -> Option<PathBuf> {
         let [lead, follow] = namespace_names(std::process::id());
-        let name = match role {
-            Role::Lead => lead,
-            Role::Follow => follow,
-        };
+        let (name, _) = role.own_and_other(lead, follow);
         (self.veth && place == Placement::TwoNodes).then(|| Path::new(NAMESPACES).join(name))
     }
 
@@ -180,7 +174,7 @@ impl Testbed {
             ("DIPOLE_NID", node(place, role).to_string().into()),
             ("DIPOLE_HOSTS", hosts),
             ("DIPOLE_RUNTIME_DIR", self.folder.join(registry).into()),
-            ("DIPOLE_LINK", carrier.name().into()),
+            ("DIPOLE_LINK", name_of(carrier).into()),
         ]
     }
 

@@ -19,7 +19,7 @@ use serde::Serialize;
 
 use super::Report;
 use super::control::{
-    Carrier, CrowdCount, CrowdJob, CrowdPart, Go, Outcome, Placement, Ready, Role, Task,
+    Carrier, CrowdCount, CrowdJob, CrowdPart, Outcome, Placement, Ready, Role, Task, name_of,
 };
 use super::launch::{RunError, SLACK, Worker};
 use super::machine::Cores;
@@ -43,7 +43,7 @@ pub(crate) struct CrowdPlan {
 #[derive(Debug, Serialize)]
 struct Line {
     bench: &'static str,
-    subject: &'static str,
+    subject: String,
     link: String,
     testbed: &'static str,
     size_bytes: usize,
@@ -123,7 +123,7 @@ impl Crowd<'_> {
         let testbed = self.testbed.name(Placement::OneNode);
         Line {
             bench,
-            subject: Subject::Dipole.name(),
+            subject: name_of(Subject::Dipole),
             link: Subject::Dipole.link(self.plan.carrier, testbed),
             testbed,
             size_bytes: self.plan.size_bytes,
@@ -153,12 +153,7 @@ impl Crowd<'_> {
         let mut workers = self.start(usize::from(self.plan.processes), part)?;
         // Where each round trip takes a scheduler's turn, those that must be made take long.
         let outcome: Outcome = workers[0].verdict(self.plan.duration + SLACK)?;
-        Ok(outcome.one_way.unwrap_or(OneWay {
-            p50_ns: 0.0,
-            mean80_ns: 0.0,
-            p99_ns: 0.0,
-            p999_ns: 0.0,
-        }))
+        Ok(outcome.one_way.unwrap_or_default())
     }
 
     /// Starts processes, lets them open their endpoints, then point them at each other, then begin.
@@ -196,7 +191,7 @@ impl Crowd<'_> {
                 worker.recv::<Ready>(SLACK)?;
             }
             for worker in &mut workers {
-                worker.send(&Go::default())?;
+                worker.send(&Ready::default())?;
             }
         }
         Ok(workers)

@@ -23,7 +23,7 @@ const RECEIVE_BUFFER_BYTES: usize = 8 << 20;
 /// What the kernel accounts for a datagram beyond its bytes.
 const OVERHEAD_BYTES: usize = 1024;
 
-pub(super) struct Datagrams {
+pub(crate) struct Datagrams {
     data: UdpSocket,
     counts: UdpSocket,
     spins: bool,
@@ -72,14 +72,14 @@ impl Datagrams {
         &self.data
     }
 
-    pub(super) fn ports(&self) -> io::Result<Vec<u16>> {
+    pub(crate) fn ports(&self) -> io::Result<Vec<u16>> {
         Ok(vec![
             self.data.local_addr()?.port(),
             self.counts.local_addr()?.port(),
         ])
     }
 
-    pub(super) fn connect(&self, other: IpAddr, ports: &[u16]) -> io::Result<()> {
+    pub(crate) fn connect(&self, other: IpAddr, ports: &[u16]) -> io::Result<()> {
         let &[data, counts] = ports else {
             return Err(broken(format!(
                 "two ports expected from the other side, not {ports:?}"

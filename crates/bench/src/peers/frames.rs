@@ -123,10 +123,6 @@ impl Channel for Frames {
         }
     }
 
-    fn try_flush(&mut self) -> io::Result<bool> {
-        Ok(true)
-    }
-
     fn try_receive<R>(
         &mut self,
         length: usize,

@@ -8,7 +8,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use super::super::channel::broken;
 use super::super::control::Role;
 use super::super::pingpong::GIVE_UP;
-use super::bytes::{Bytes, Duplicate};
+use super::bytes::Bytes;
 
 /// Before the connection: the side that listens.
 pub(crate) enum Waiting {
@@ -52,6 +52,6 @@ impl Waiting {
         stream.set_read_timeout(Some(GIVE_UP))?;
         stream.set_write_timeout(Some(GIVE_UP))?;
         stream.set_nonblocking(spins)?;
-        Ok(Bytes::new(stream.duplicate()?, stream, spins))
+        Ok(Bytes::new(stream.try_clone()?, stream, spins))
     }
 }

@@ -15,7 +15,7 @@ use super::super::control::{Kind, Workload};
 use super::datagrams::Datagrams;
 
 pub(crate) struct Udp {
-    datagrams: Datagrams,
+    pub(crate) datagrams: Datagrams,
     buffer: Vec<u8>,
 }
 
@@ -28,23 +28,11 @@ impl Udp {
             buffer: vec![0; work.size_bytes.max(64)],
         })
     }
-
-    pub(crate) fn ports(&self) -> io::Result<Vec<u16>> {
-        self.datagrams.ports()
-    }
-
-    pub(crate) fn connect(&self, other: IpAddr, ports: &[u16]) -> io::Result<()> {
-        self.datagrams.connect(other, ports)
-    }
 }
 
 impl Channel for Udp {
     fn try_send(&mut self, payload: &[u8], _manner: Manner) -> io::Result<bool> {
         self.datagrams.try_send(payload)
-    }
-
-    fn try_flush(&mut self) -> io::Result<bool> {
-        Ok(true)
     }
 
     fn try_receive<R>(

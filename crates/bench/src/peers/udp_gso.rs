@@ -26,7 +26,7 @@ const TRAIN_BYTES: usize = 65_507;
 const MESSAGES_PER_CALL: usize = 40;
 
 pub(crate) struct UdpGso {
-    datagrams: Datagrams,
+    pub(crate) datagrams: Datagrams,
     /// What one call sends at most.
     train_bytes: usize,
     /// Short messages that wait for more.
@@ -64,14 +64,6 @@ impl UdpGso {
             begin: 0,
             end: 0,
         })
-    }
-
-    pub(crate) fn ports(&self) -> io::Result<Vec<u16>> {
-        self.datagrams.ports()
-    }
-
-    pub(crate) fn connect(&self, other: IpAddr, ports: &[u16]) -> io::Result<()> {
-        self.datagrams.connect(other, ports)
     }
 }
 

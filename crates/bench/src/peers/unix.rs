@@ -11,7 +11,7 @@ use rustix::net::sockopt;
 
 use super::super::control::Role;
 use super::super::pingpong::GIVE_UP;
-use super::bytes::{Bytes, Duplicate};
+use super::bytes::Bytes;
 
 /// Bytes under way: more than the system's usual 208 KiB lets fewer calls carry more, and
 /// this still fits the second-level cache.
@@ -53,6 +53,6 @@ impl Waiting {
         stream.set_read_timeout(Some(GIVE_UP))?;
         stream.set_write_timeout(Some(GIVE_UP))?;
         stream.set_nonblocking(spins)?;
-        Ok(Bytes::new(stream.duplicate()?, stream, spins))
+        Ok(Bytes::new(stream.try_clone()?, stream, spins))
     }
 }
