@@ -12,6 +12,7 @@ use std::io;
 use std::path::PathBuf;
 
 use clap::Args;
+use dipole_naming::key::random_bytes;
 use dipole_naming::lines::FileError;
 use dipole_node::hosts::Hosts;
 use dipole_node::{
@@ -146,20 +147,10 @@ fn configure(args: &PipeArgs) -> Result<Config, PipeError> {
 
 /// A number for an endpoint that was not given one, above the numbers of all jobs.
 fn spare_endpoint() -> Result<EndpointId, PipeError> {
-    random_number()
-        .map(|number| EndpointId(u32::from_le_bytes([number[0], number[1], number[2], 0xff])))
+    random_bytes()
+        .map(|[low, middle, high]| EndpointId(u32::from_le_bytes([low, middle, high, 0xff])))
         .map_err(|cause| PipeError::File {
             doing: "drawing a random number",
             cause,
         })
-}
-
-fn random_number() -> io::Result<[u8; 8]> {
-    let mut bytes = [0; 8];
-    let length = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
-    if length == bytes.len() {
-        Ok(bytes)
-    } else {
-        Err(io::Error::other("too few random bytes"))
-    }
 }

@@ -9,11 +9,12 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use dipole_naming::key::random_bytes;
 use dipole_node::{Address, Endpoint, EndpointId, Node, ReceiveError};
 
 use super::frame::{Frame, Kind, Sum};
 use super::progress::{Progress, Summary};
-use super::{PipeArgs, PipeError, configure, random_number, spare_endpoint};
+use super::{PipeArgs, PipeError, configure, spare_endpoint};
 use crate::output::{Failure, json};
 
 /// Send a stream to an endpoint: standard input or a file
@@ -90,7 +91,7 @@ fn try_send(args: &SendArgs) -> Result<Summary<'static>, PipeError> {
         .and_then(|path| std::fs::metadata(path).ok())
         .filter(|found| found.is_file() && !args.pipe.lines)
         .map(|found| found.len());
-    let stream = random_number()
+    let stream = random_bytes()
         .map(u64::from_le_bytes)
         .map_err(failed("drawing a random number"))?;
     let from = match args.from {
