@@ -25,6 +25,7 @@ mod reach;
 mod shim;
 
 use std::ffi::OsString;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -184,6 +185,25 @@ fn file_of_agent() -> Result<PathBuf, RunError> {
     match file.exists() {
         true => Ok(file),
         false => Err(RunError::NoAgent { file }),
+    }
+}
+
+/// Reads a stream in pieces until it ends or breaks, or `take` fails.
+///
+/// # Errors
+/// Those of `take`.
+pub fn read_pieces<E>(
+    mut from: impl Read,
+    most_bytes: usize,
+    mut take: impl FnMut(&[u8]) -> Result<(), E>,
+) -> Result<(), E> {
+    let mut buffer = vec![0; most_bytes];
+    loop {
+        match from.read(&mut buffer) {
+            Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {}
+            Ok(0) | Err(_) => return Ok(()),
+            Ok(length) => take(&buffer[..length])?,
+        }
     }
 }
 
