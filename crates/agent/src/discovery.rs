@@ -78,6 +78,11 @@ impl Discovery {
         }
     }
 
+    /// The cluster whose nodes it discovers.
+    pub(super) fn cluster(&self) -> &str {
+        &self.cluster
+    }
+
     /// Announcements received from other clusters.
     pub(super) fn foreign(&self) -> u64 {
         self.foreign
@@ -148,8 +153,8 @@ impl Discovery {
             Some(known) if known.life == member.life => {}
             // If the known node is alive it answers itself; if not, it will soon be known as gone,
             // and the newcomer announces itself again.
-            Some(known) if known.addresses[..1] != member.addresses[..1] => {
-                return Ok(greets.then(|| Response::Forward(known.directories())));
+            Some(known) if known.facts.addresses[..1] != member.facts.addresses[..1] => {
+                return Ok(greets.then(|| Response::Forward(known.facts.directories())));
             }
             _ => membership.introduce(now, member, greets),
         }
@@ -170,7 +175,7 @@ impl Discovery {
         // Only a node that has received from this incarnation can name it, so no old packet ends it.
         if announcement.taken == self.own.life && is_older {
             return Err(Taken {
-                by: announcement.directories(),
+                by: announcement.facts.directories(),
                 age: Duration::from_millis(announcement.age_ms),
             });
         }
@@ -181,13 +186,16 @@ impl Discovery {
         tracing::warn!(
             event = "namesake",
             node = self.own.node,
-            address = ?announcement.directories(),
+            address = ?announcement.facts.directories(),
             "another node has this node's number: give one of the two another (--nid)"
         );
         let answer = Announcement {
             taken: announcement.life,
             ..own
         };
-        Ok(Some(Response::Announce(answer, announcement.directories())))
+        Ok(Some(Response::Announce(
+            answer,
+            announcement.facts.directories(),
+        )))
     }
 }

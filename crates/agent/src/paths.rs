@@ -64,7 +64,7 @@ impl Paths {
 
     /// The addresses that a packet goes to.
     pub(super) fn targets(&self, now: Duration, packet: &Outgoing) -> Vec<SocketAddr> {
-        let to = &packet.to;
+        let to = &packet.to.facts;
         let control = self.control.and(to.control);
         let control = control.map(|ip| SocketAddr::new(ip, to.port));
         let is_control_alive = now < self.control_received + CONTROL_SILENCE;
@@ -77,8 +77,12 @@ impl Paths {
         // An address that we have too, as those of bridges, would lead back here.
         let first = to.addresses.first();
         let leads_there = |at: &SocketAddr| !self.own.contains(&at.ip()) || Some(&at.ip()) == first;
-        let interfaces = to.interfaces().into_iter().filter(leads_there);
-        control.into_iter().chain(interfaces).collect()
+        let interfaces = to.addresses.iter();
+        let interfaces = interfaces.map(|ip| SocketAddr::new(*ip, to.port));
+        control
+            .into_iter()
+            .chain(interfaces.filter(leads_there))
+            .collect()
     }
 }
 

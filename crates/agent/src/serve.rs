@@ -18,7 +18,7 @@ use signal_hook::low_level::pipe;
 use super::announcer::Announcer;
 use super::broker::{self, Broker};
 use super::callers::Callers;
-use super::discovery::Taken;
+use super::discovery::{Discovery, Taken};
 use super::fd_store::{self, InheritedSockets};
 use super::member::{Member, now_as_life};
 use super::membership::{Membership, News, is_membership};
@@ -112,6 +112,7 @@ pub(super) fn serve(
     };
     let broker = Broker::start(
         args.interfaces.as_deref(),
+        &config.broker,
         broker::InheritedPrograms::of(std::mem::take(&mut kept.others)),
     )?;
     let are_stored = kept.count() == addresses.len() + listeners.len();
@@ -123,18 +124,15 @@ pub(super) fn serve(
         .set_nonblocking(true)
         .map_err(system("setting up the socket for the status"))?;
     let life = now_as_life();
-    let own = Member {
-        life,
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        ..Member::of_host(&host)
-    };
+    let mut own = Member::of_host(&host);
+    own.life = life;
+    own.facts.version = env!("CARGO_PKG_VERSION").to_owned();
     let from_hosts_file = match config.hosts.is_local_only() {
         true => Vec::new(),
         false => config.hosts.iter().cloned().collect(),
     };
     let begun = Instant::now();
-    let announcer =
-        discovery.map(|discovery| Announcer::open(&discovery, &host, &own, begun.elapsed()));
+    let announcer = discovery.map(|discovery| Announcer::open(&discovery, &own, begun.elapsed()));
     let announcer = announcer.transpose();
     let announcer = announcer.map_err(system("listening for announcements"))?;
     let nodes = Nodes::new(registry.nodes_file(), host.clone(), &from_hosts_file);
@@ -311,7 +309,7 @@ impl Agent<'_> {
     fn wait(&self, control: &Control) -> io::Result<Vec<bool>> {
         let mut due = self.membership.next_deadline();
         if let Some(announcer) = &self.announcer {
-            due = due.min(announcer.next_deadline());
+            due = due.min(announcer.discovery.next_deadline());
         }
         let mut timeout = due.saturating_sub(self.now());
         if let Some(due) = self.nodes.next_deadline() {
@@ -489,7 +487,7 @@ impl Agent<'_> {
                 address: seen.member.shown(),
                 state: if seen.there { "there" } else { "gone" }.to_owned(),
                 for_s: seen.since.elapsed().as_secs(),
-                version: seen.member.version.clone(),
+                version: seen.member.facts.version.clone(),
             };
             members.insert(*node, known);
         }
@@ -503,11 +501,12 @@ impl Agent<'_> {
                 endpoints: survey.endpoints.iter().map(|endpoint| endpoint.0).collect(),
             });
         let dropped = self.membership.dropped();
+        let discovery = self.announcer.as_ref().map(|one| &one.discovery);
         Ok(Status {
             node: self.config.node.0,
             address: self.address.to_string(),
-            cluster: self.announcer.as_ref().map(|one| one.cluster().to_owned()),
-            foreign: self.announcer.as_ref().map_or(0, Announcer::foreign),
+            cluster: discovery.map(|one| one.cluster().to_owned()),
+            foreign: discovery.map_or(0, Discovery::foreign),
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             running_s: self.begun.elapsed().as_secs(),

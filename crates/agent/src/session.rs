@@ -23,6 +23,7 @@ use dipole_launch::call::{
     Answer, Channel, Frame, GREETING_BYTES, Greeting, IDLE_LIMIT, MAX_CHUNK_BYTES, PROOF_BYTES,
     Receiver, Request, Sender, send_keepalives,
 };
+use dipole_launch::read_pieces;
 
 /// How long a caller may take to send its request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
@@ -50,10 +51,10 @@ pub struct SessionArgs {
     peer: SocketAddr,
     /// The greeting that the agent sent, in hexadecimal digits.
     #[arg(long, value_parser = digits::<GREETING_BYTES>)]
-    greeting: Digits<GREETING_BYTES>,
+    greeting: [u8; GREETING_BYTES],
     /// The caller's proof.
     #[arg(long, value_parser = digits::<PROOF_BYTES>)]
-    proof: Digits<PROOF_BYTES>,
+    proof: [u8; PROOF_BYTES],
     /// The agent's node.
     #[arg(long)]
     nid: NodeId,
@@ -62,9 +63,7 @@ pub struct SessionArgs {
     rules: Option<PathBuf>,
 }
 
-type Digits<const N: usize> = [u8; N];
-
-fn digits<const N: usize>(text: &str) -> Result<Digits<N>, String> {
+fn digits<const N: usize>(text: &str) -> Result<[u8; N], String> {
     let mut bytes = [0; N];
     if text.len() != N * 2 || !text.is_ascii() {
         return Err(format!("not {N} bytes"));
@@ -286,21 +285,14 @@ fn carry(
 }
 
 fn carry_stream(
-    mut from: impl Read,
+    from: impl Read,
     sender: &Mutex<Sender<TcpStream>>,
     frame: impl Fn(Vec<u8>) -> Frame,
 ) -> io::Result<()> {
-    let mut buffer = vec![0; MAX_CHUNK_BYTES];
-    loop {
-        match from.read(&mut buffer) {
-            Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {}
-            Ok(0) | Err(_) => return Ok(()),
-            Ok(length) => {
-                let mut sender = sender.lock().unwrap_or_else(PoisonError::into_inner);
-                sender.send(&frame(buffer[..length].to_vec()))?;
-            }
-        }
-    }
+    read_pieces(from, MAX_CHUNK_BYTES, |piece| {
+        let mut sender = sender.lock().unwrap_or_else(PoisonError::into_inner);
+        sender.send(&frame(piece.to_vec()))
+    })
 }
 
 /// The exit status as shells report it.

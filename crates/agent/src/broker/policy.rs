@@ -5,6 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use dipole_bpf::grant::ownership::Caller;
+use dipole_naming::environment::variable;
 use nix::unistd::{Group, User};
 use serde::Deserialize;
 
@@ -118,8 +119,8 @@ pub(crate) enum PolicyError {
 
 /// The policy file, if there is one, and whether it was named.
 pub(crate) fn locate(given: Option<&Path>) -> Option<(PathBuf, bool)> {
-    let set = std::env::var_os(VARIABLE).filter(|value| !value.is_empty());
-    match given.map(Path::to_owned).or(set.map(PathBuf::from)) {
+    let set = variable(VARIABLE).map(PathBuf::from);
+    match given.map(Path::to_owned).or(set) {
         Some(file) => Some((file, true)),
         None => {
             let file = PathBuf::from(DEFAULT_FILE);
