@@ -16,6 +16,7 @@ use dipole_node::{Address, Config, Endpoint, EndpointId, Node, ReceiveError, Sen
 
 use super::channel::{Channel, Manner, broken, timed_out};
 use super::control::{Carrier, Job, Kind, Role, name_of};
+use super::peers::Meet;
 use super::pingpong::{GIVE_UP, LOST_AFTER};
 use super::statistics::as_float;
 
@@ -25,9 +26,9 @@ const FOLLOW: u32 = 8;
 /// Longer than any wait: who spins never sleeps.
 const SPIN: Duration = Duration::from_secs(3600);
 
-/// Opens this side's node and an endpoint that points nowhere yet; id, hosts file and registry
-/// are in the environment.
-pub(crate) fn open(job: &Job) -> io::Result<Dipole> {
+/// Opens this side's node, whose id, hosts file and registry are in the environment, and points
+/// an endpoint at the other side's.
+pub(crate) fn open(job: &Job, meet: Meet) -> io::Result<Dipole> {
     let mut config = Config::from_env().map_err(failed)?;
     config.bind = job.own;
     if job.work.block {
@@ -40,8 +41,11 @@ pub(crate) fn open(job: &Job) -> io::Result<Dipole> {
         Some(plan) => Some(plan.parse().map_err(failed)?),
     };
     let node = Node::open(config).map_err(failed)?;
-    let (own, _) = job.role.own_and_other(LEAD, FOLLOW);
+    let (own, other) = job.role.own_and_other(LEAD, FOLLOW);
     let endpoint = node.endpoint(EndpointId(own)).map_err(failed)?;
+    meet(Vec::new())?;
+    let target = endpoint.target(Address::new(job.other_node, other));
+    target.map_err(failed)?;
     let patience = match job.work.kind {
         // One thread does both ways: it must not wait for either.
         Kind::Bidir if !job.work.two_threads_a_side => None,
@@ -68,14 +72,6 @@ pub(crate) struct Dipole {
 }
 
 impl Dipole {
-    /// Points this endpoint at the other side's, on that node.
-    pub(crate) fn connect(self, node: u32) -> io::Result<Self> {
-        let (_, other) = self.role.own_and_other(LEAD, FOLLOW);
-        let target = self.endpoint.target(Address::new(node, other));
-        target.map_err(failed)?;
-        Ok(self)
-    }
-
     /// An endpoint that points at the other side's, for calls that wait.
     pub(super) fn waiting(node: Node, endpoint: Endpoint, role: Role) -> Self {
         Self {

@@ -59,48 +59,16 @@ fn measure_side(job: &Job) -> io::Result<Outcome> {
     }
     machine::pin(job.core)?;
     match job.subject {
-        Subject::Dipole => {
-            let dipole = dipole::open(job)?;
-            meet(Vec::new())?;
-            drive(dipole.connect(job.other_node)?, job, job.role)
-        }
-        Subject::BareUdpSpin | Subject::BareUdpBlock => {
-            let udp = Udp::bind(job.own, &job.work, job.subject == Subject::BareUdpSpin)?;
-            let datagrams = &udp.datagrams;
-            datagrams.connect(job.other, &meet(datagrams.ports()?)?)?;
-            drive(udp, job, job.role)
-        }
-        Subject::BareUdpGso => {
-            let udp = UdpGso::bind(job.own, &job.work)?;
-            let datagrams = &udp.datagrams;
-            datagrams.connect(job.other, &meet(datagrams.ports()?)?)?;
-            drive(udp, job, job.role)
-        }
-        Subject::BareBpf | Subject::BareXdp => {
-            let frames = match job.subject {
-                Subject::BareBpf => Frames::by_ring(job.own)?,
-                _ => Frames::by_xdp(job.own)?,
-            };
-            let ports = meet(frames.ports())?;
-            drive(frames.connect(job.other, &ports)?, job, job.role)
-        }
-        Subject::BareTcpSpin | Subject::BareTcpBlock => {
-            let waiting = tcp::Waiting::bind(job.own, job.role)?;
-            let ports = meet(waiting.ports()?)?;
-            let spins = job.subject == Subject::BareTcpSpin;
-            drive(waiting.connect(job.other, &ports, spins)?, job, job.role)
-        }
+        Subject::Dipole => drive(dipole::open(job, meet)?, job, job.role),
+        Subject::BareUdpSpin | Subject::BareUdpBlock => drive(Udp::open(job, meet)?, job, job.role),
+        Subject::BareUdpGso => drive(UdpGso::open(job, meet)?, job, job.role),
+        Subject::BareBpf | Subject::BareXdp => drive(Frames::open(job, meet)?, job, job.role),
+        Subject::BareTcpSpin | Subject::BareTcpBlock => drive(tcp::open(job, meet)?, job, job.role),
         Subject::BareUnixSpin | Subject::BareUnixBlock => {
-            let waiting = unix::Waiting::bind(&job.meeting, job.role)?;
-            meet(Vec::new())?;
-            let spins = job.subject == Subject::BareUnixSpin;
-            drive(waiting.connect(spins)?, job, job.role)
+            drive(unix::open(job, meet)?, job, job.role)
         }
         Subject::BarePipeSpin | Subject::BarePipeBlock => {
-            let waiting = pipe::Waiting::bind(&job.meeting, job.role)?;
-            meet(Vec::new())?;
-            let spins = job.subject == Subject::BarePipeSpin;
-            drive(waiting.connect(spins)?, job, job.role)
+            drive(pipe::open(job, meet)?, job, job.role)
         }
         Subject::BareShm => {
             meet(Vec::new())?;

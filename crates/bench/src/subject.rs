@@ -77,7 +77,7 @@ impl Subject {
     }
 
     /// Its calls wait in the kernel.
-    fn blocks(self) -> bool {
+    pub(crate) fn blocks(self) -> bool {
         matches!(
             self,
             Subject::BareUdpBlock

@@ -13,8 +13,6 @@ pub(super) mod process;
 use std::error::Error;
 use std::time::Duration;
 
-use comfy_table::presets::UTF8_FULL_CONDENSED;
-use comfy_table::{CellAlignment, Table};
 use serde::Serialize;
 
 use super::Report;
@@ -24,6 +22,7 @@ use super::control::{
 use super::launch::{RunError, SLACK, Worker};
 use super::machine::Cores;
 use super::plan::size;
+use super::report::titled;
 use super::statistics::{OneWay, Spread, as_float};
 use super::subject::Subject;
 use super::testbed::Testbed;
@@ -248,17 +247,9 @@ fn middle(rounds: &[OneWay]) -> OneWay {
 }
 
 fn tables(plan: &CrowdPlan, lines: &[Line]) -> String {
-    let mut flows = table(&[
-        "processes",
-        "link",
-        "k msg/s",
-        "GB/s",
-        "x first",
-        "CPU ns/msg",
-        "least pair",
-        "most pair",
-    ]);
-    let mut pings = table(&["the others", "p50 us", "mean80 us", "p99 us", "p99.9 us"]);
+    let headings = "processes|link|k msg/s|GB/s|x first|CPU ns/msg|least pair|most pair";
+    let mut flows = titled(headings, 1);
+    let mut pings = titled("the others|p50 us|mean80 us|p99 us|p99.9 us", 1);
     let mut first = None;
     for line in lines {
         match &line.figures {
@@ -298,19 +289,6 @@ fn tables(plan: &CrowdPlan, lines: &[Line]) -> String {
          equal share)\n{flows}\n\npingpong of {size} between two of {all} processes (one way: \
          half of a round trip)\n{pings}\n\nfigures are medians of {rounds} rounds"
     )
-}
-
-fn table(header: &[&str]) -> Table {
-    let mut table = Table::new();
-    table
-        .load_preset(UTF8_FULL_CONDENSED)
-        .set_header(header.to_vec());
-    for column in 1..header.len() {
-        if let Some(column) = table.column_mut(column) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
-    table
 }
 
 #[cfg(test)]

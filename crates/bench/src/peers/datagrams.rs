@@ -12,7 +12,7 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use rustix::net::sockopt;
 
 use super::super::channel::broken;
-use super::{PATIENCE, not_now};
+use super::{Meet, PATIENCE, not_now};
 
 /// How many messages are under way at most.
 const WINDOW_MESSAGES: usize = 1024;
@@ -23,7 +23,7 @@ const RECEIVE_BUFFER_BYTES: usize = 8 << 20;
 /// What the kernel accounts for a datagram beyond its bytes.
 const OVERHEAD_BYTES: usize = 1024;
 
-pub(crate) struct Datagrams {
+pub(super) struct Datagrams {
     data: UdpSocket,
     counts: UdpSocket,
     spins: bool,
@@ -72,15 +72,10 @@ impl Datagrams {
         &self.data
     }
 
-    pub(crate) fn ports(&self) -> io::Result<Vec<u16>> {
-        Ok(vec![
-            self.data.local_addr()?.port(),
-            self.counts.local_addr()?.port(),
-        ])
-    }
-
-    pub(crate) fn connect(&self, other: IpAddr, ports: &[u16]) -> io::Result<()> {
-        let &[data, counts] = ports else {
+    pub(super) fn connect(&self, other: IpAddr, meet: Meet) -> io::Result<()> {
+        let (data, counts) = (self.data.local_addr()?, self.counts.local_addr()?);
+        let ports = meet(vec![data.port(), counts.port()])?;
+        let &[data, counts] = &ports[..] else {
             return Err(broken(format!(
                 "two ports expected from the other side, not {ports:?}"
             )));
