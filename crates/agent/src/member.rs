@@ -66,15 +66,12 @@ impl Member {
     pub(super) fn host(&self) -> Option<Host> {
         let (address, interfaces) = self.facts.addresses.split_first()?;
         Some(Host {
-            node: NodeId(self.node),
-            address: *address,
             interfaces: interfaces.to_vec(),
             control: self.facts.control,
             port: self.facts.port,
             slots: self.facts.slots,
-            ssh: None,
-            runtime_dir: None,
             name: Word::new(&self.facts.name),
+            ..Host::at(NodeId(self.node), *address)
         })
     }
 

@@ -115,15 +115,8 @@ impl NodeOptions {
                 });
             }
             None => Host {
-                node: config.node,
-                address: config.bind,
-                interfaces: Vec::new(),
-                control: None,
-                port: DEFAULT_DIRECTORY_PORT,
                 slots: cores(),
-                ssh: None,
-                runtime_dir: None,
-                name: None,
+                ..Host::at(config.node, config.bind)
             },
         };
         let mut interfaces = self.bind.clone();

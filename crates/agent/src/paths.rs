@@ -6,9 +6,10 @@
 
 use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
+use dipole_naming::net::address_towards;
 use dipole_node::hosts::Host;
 
 use super::membership::Outgoing;
@@ -96,20 +97,10 @@ pub(super) fn socket_to<'a>(
         sockets.filter(|socket| address(socket).is_some_and(|own| own.is_ipv4() == to.is_ipv4()));
     let mut all: Vec<&UdpSocket> = fitting.collect();
     if all.len() > 1 {
-        let any: IpAddr = match to {
-            SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-            SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-        };
-        let asked = UdpSocket::bind((any, 0)).and_then(|socket| {
-            socket.connect(to)?;
-            socket.local_addr()
-        });
-        if let Ok(by) = asked {
-            // None if the kernel would send by an interface that is not ours.
-            let index = all.iter().position(|one| address(one) == Some(by.ip()))?;
-            return Some(all.swap_remove(index));
-        }
-        return None;
+        // None if the kernel would send by an interface that is not ours.
+        let by = address_towards(to).ok()?;
+        let index = all.iter().position(|one| address(one) == Some(by))?;
+        return Some(all.swap_remove(index));
     }
     all.pop()
 }
