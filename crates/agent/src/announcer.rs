@@ -10,10 +10,9 @@ use super::discovery::{Discovery, Response, Taken};
 use super::member::Member;
 use super::membership::Membership;
 use super::options::DiscoveryOptions;
-use super::paths::socket_to;
+use super::paths::send;
 use super::segment::Segments;
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct Announcer {
     pub(super) discovery: Discovery,
@@ -82,26 +81,12 @@ impl Announcer {
             .on_announcement(now, &announcement, to_all, membership)?
         {
             Some(Response::Announce(announcement, addresses)) => {
-                send(
-                    directory_lock,
-                    &registry.seal_announcement(&announcement),
-                    &addresses,
-                );
+                let packet = registry.seal_announcement(&announcement);
+                send(directory_lock, &packet, &addresses);
             }
             Some(Response::Forward(addresses)) => send(directory_lock, packet, &addresses),
             None => {}
         }
         Ok(())
-    }
-}
-
-fn send(directory_lock: &DirectoryLock, packet: &[u8], addresses: &[SocketAddr]) {
-    let sockets: Vec<&UdpSocket> = directory_lock.sockets().collect();
-    for address in addresses {
-        let socket = socket_to(sockets.iter().copied(), *address);
-        let sent = socket.map(|socket| socket.send_to(packet, address));
-        if !matches!(sent, Some(Ok(_))) {
-            tracing::debug!(to = %address, ?sent, "an announcement could not be sent");
-        }
     }
 }

@@ -46,7 +46,6 @@ pub(super) enum Response {
     Forward(Vec<SocketAddr>),
 }
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct Discovery {
     cluster: String,

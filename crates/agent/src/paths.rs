@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use dipole_naming::net::address_towards;
 use dipole_node::hosts::Host;
+use dipole_node::registry::DirectoryLock;
 
 use super::membership::Outgoing;
 
@@ -20,7 +21,6 @@ const CONTROL_SILENCE: Duration = Duration::from_secs(3);
 const COPIES_WITHIN: Duration = Duration::from_millis(500);
 const MOST_REMEMBERED: usize = 256;
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct Paths {
     own: Vec<IpAddr>,
@@ -87,8 +87,19 @@ impl Paths {
     }
 }
 
+/// Sends a packet to agents at these addresses.
+pub(super) fn send(directory_lock: &DirectoryLock, packet: &[u8], addresses: &[SocketAddr]) {
+    for to in addresses {
+        let sent =
+            socket_to(directory_lock.sockets(), *to).map(|socket| socket.send_to(packet, to));
+        if !matches!(sent, Some(Ok(_))) {
+            tracing::debug!(%to, ?sent, "cannot send to another agent");
+        }
+    }
+}
+
 /// The socket for packets to an address: that of the interface by which the kernel would send.
-pub(super) fn socket_to<'a>(
+fn socket_to<'a>(
     sockets: impl Iterator<Item = &'a UdpSocket>,
     to: SocketAddr,
 ) -> Option<&'a UdpSocket> {

@@ -14,7 +14,6 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt};
 /// Link-local and transient.
 const GROUP: Ipv6Addr = Ipv6Addr::new(0xff12, 0, 0, 0, 0, 0, 0x4450, 0x5041);
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct Segments {
     port: u16,

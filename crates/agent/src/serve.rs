@@ -23,7 +23,7 @@ use super::fd_store::{self, InheritedSockets};
 use super::member::{Member, now_as_life};
 use super::membership::{Membership, News, is_membership};
 use super::nodes::Nodes;
-use super::paths::{Paths, socket_to};
+use super::paths::{self, Paths};
 use super::rules::{self, Rules};
 use super::status::{MemberStatus, ProcessStatus, Status, socket};
 use super::{AgentArgs, AgentError};
@@ -48,8 +48,6 @@ struct Agent<'a> {
     paths: Paths,
     /// None if nothing is granted.
     broker: Option<Broker>,
-    /// The nodes of the hosts file.
-    from_hosts_file: Vec<Host>,
     /// Since when other nodes are up or gone, and how they last described themselves.
     seen: BTreeMap<u32, Seen>,
     begun: Instant,
@@ -127,7 +125,7 @@ pub(super) fn serve(
     let mut own = Member::of_host(&host);
     own.life = life;
     own.facts.version = env!("CARGO_PKG_VERSION").to_owned();
-    let from_hosts_file = match config.hosts.is_local_only() {
+    let from_hosts_file: Vec<Host> = match config.hosts.is_local_only() {
         true => Vec::new(),
         false => config.hosts.iter().cloned().collect(),
     };
@@ -167,7 +165,6 @@ pub(super) fn serve(
         nodes,
         paths: Paths::new(&host, begun.elapsed()),
         broker,
-        from_hosts_file,
         seen: BTreeMap::new(),
         begun,
         replied: 0,
@@ -407,14 +404,8 @@ impl Agent<'_> {
     fn send(&mut self) {
         let now = self.now();
         for packet in self.membership.take_outgoing() {
-            for to in self.paths.targets(now, &packet) {
-                let Some(socket) = socket_to(self.directory_lock.sockets(), to) else {
-                    continue;
-                };
-                if let Err(cause) = socket.send_to(&packet.packet, to) {
-                    tracing::debug!(%to, %cause, "cannot send to another agent");
-                }
-            }
+            let targets = self.paths.targets(now, &packet);
+            paths::send(&self.directory_lock, &packet.packet, &targets);
         }
     }
 
@@ -469,28 +460,23 @@ impl Agent<'_> {
     }
 
     fn status(&self) -> Result<Status, dipole_node::registry::RegistryError> {
-        let mut members: BTreeMap<u32, MemberStatus> = BTreeMap::new();
-        let others = self.from_hosts_file.iter();
-        for host in others.filter(|host| host.node != self.config.node) {
-            let never = MemberStatus {
-                node: host.node.0,
-                address: Member::of_host(host).shown(),
-                state: "never seen".to_owned(),
-                for_s: self.begun.elapsed().as_secs(),
-                version: String::new(),
+        let described = |member: &Member, state: &str, since: Instant| {
+            let status = MemberStatus {
+                node: member.node,
+                address: member.shown(),
+                state: state.to_owned(),
+                for_s: since.elapsed().as_secs(),
+                version: member.facts.version.clone(),
             };
-            members.insert(host.node.0, never);
-        }
-        for (node, seen) in &self.seen {
-            let known = MemberStatus {
-                node: *node,
-                address: seen.member.shown(),
-                state: if seen.there { "there" } else { "gone" }.to_owned(),
-                for_s: seen.since.elapsed().as_secs(),
-                version: seen.member.facts.version.clone(),
-            };
-            members.insert(*node, known);
-        }
+            (member.node, status)
+        };
+        let known = self.membership.known().iter();
+        let known = known.map(|member| described(member, "never seen", self.begun));
+        let mut members: BTreeMap<u32, MemberStatus> = known.collect();
+        members.extend(self.seen.values().map(|seen| {
+            let state = if seen.there { "there" } else { "gone" };
+            described(&seen.member, state, seen.since)
+        }));
         let processes = self
             .registry
             .survey()?

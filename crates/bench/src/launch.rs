@@ -43,13 +43,11 @@ impl Entry {
 /// Why a measurement yields nothing.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RunError {
-    /// A process could not be started.
     #[error("cannot start this program again as a side: {0}; was it moved?")]
     Start(io::Error),
     /// A process ended without a verdict, or said something senseless.
     #[error("the {who} {heard}; its messages are above")]
     Lost { who: String, heard: String },
-    /// A process said nothing for too long.
     #[error(
         "the {who} said nothing for {:.0} s and was ended; is the machine overloaded?",
         .waited.as_secs_f64()

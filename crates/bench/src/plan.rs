@@ -64,33 +64,27 @@ pub(crate) enum PlanError {
     /// A subject cannot do the work asked for.
     #[error("{0}; choose another --size, kind or --subjects")]
     Refused(String),
-    /// An option needs a kind to act on.
     #[error("{option} needs a kind: pingpong, stream, bidir, rate or crowd")]
     NeedsKind { option: &'static str },
-    /// An option means something for one kind only.
     #[error("{option} is for {kind}")]
     OnlyFor {
         option: &'static str,
         kind: &'static str,
     },
-    /// Shared memory does not reach another node.
     #[error(
         "--link shm needs both sides on one node, and --on {on} makes two; use --on node \
          or --link udp"
     )]
     ShmApart { on: &'static str },
-    /// The bpf link begins at an interface.
     #[error(
         "--link bpf needs an interface, and --on {on} has none; use --on veth or another --link"
     )]
     BpfNeedsInterface { on: &'static str },
-    /// Two options exclude each other.
     #[error("{option} cannot go with {by}")]
     Excluded {
         option: &'static str,
         by: &'static str,
     },
-    /// A number lies outside its range.
     #[error("{option} {given} cannot be used: expected {expected}")]
     OutOfRange {
         option: &'static str,

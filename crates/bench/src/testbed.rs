@@ -43,16 +43,13 @@ pub(crate) enum On {
 /// Why there is no testbed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TestbedError {
-    /// Only root may make namespaces.
     #[error("cannot make network namespaces as user {user}; run as root or use --on loopback")]
     NotRoot { user: u32 },
-    /// An `ip` command failed.
     #[error(
         "cannot make a veth testbed: `{command}` failed: {cause}; install iproute2 and run \
          with CAP_NET_ADMIN and CAP_SYS_ADMIN, or use --on loopback"
     )]
     Ip { command: String, cause: String },
-    /// The folder for registries and the hosts file cannot be made.
     #[error("cannot use the folder {path}: {cause}; set TMPDIR to one that can be written")]
     Folder { path: PathBuf, cause: io::Error },
     /// Signals cannot be watched, so nothing would be cleaned up.

@@ -91,35 +91,28 @@ pub struct RunArgs {
 /// Why a job could not be run.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RunError {
-    /// The hosts file is invalid.
     #[error(transparent)]
     Hosts(FileError),
-    /// The cluster key cannot be loaded.
     #[error("{variable}: {0}", variable = variables::KEY)]
     Key(KeyError),
-    /// An environment variable is invalid.
     #[error(transparent)]
     Environment(JobError),
-    /// No agent of this node has written a file of nodes.
     #[error(
         "no agent of this node has listed the nodes ({file} is missing): start one \
          with `dipole agent --discover`, with the same DIPOLE_NID and runtime directory, or \
          name a hosts file (`./agent` if yours has this name)"
     )]
     NoAgent { file: PathBuf },
-    /// Not one host answered.
     #[error(
         "none of the {tried} hosts takes the job, so no rank was started; see above for \
          each"
     )]
     NoHost { tried: usize },
-    /// The owners of the hosts that answered accept fewer ranks.
     #[error(
         "{ranks} ranks are too many: the owners of the hosts that answered take {capacity} in \
          all now, so none was started; ask for fewer, or add hosts"
     )]
     TooManyRanks { ranks: u32, capacity: u32 },
-    /// A system call failed.
     #[error("{doing} failed: {cause}")]
     System {
         doing: &'static str,

@@ -51,7 +51,6 @@ pub struct ReachArgs {
 /// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 enum CallError {
-    /// Nothing listens at any address.
     #[error("no agent answers at {}: {cause}", list(.at))]
     NoAgent {
         at: Vec<SocketAddr>,

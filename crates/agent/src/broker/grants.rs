@@ -21,7 +21,6 @@ use super::server::refusal;
 use super::{BrokerStatus, InterfaceStatus, UserStatus};
 use crate::fd_store;
 
-/// See the module.
 pub(super) struct GrantTable {
     rules: Policy,
     here: Namespace,

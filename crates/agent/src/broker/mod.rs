@@ -37,14 +37,12 @@ use server::Server;
 pub(super) enum BrokerError {
     #[error(transparent)]
     Policy(#[from] PolicyError),
-    /// The agent was told to grant rings and cannot.
     #[error(
         "an agent needs {} to grant rings: run it as root or as a service with \
          AmbientCapabilities, or without --interfaces",
         .missing.join(", ")
     )]
     Unable { missing: Vec<&'static str> },
-    /// Another agent serves at this path.
     #[error(
         "another agent grants rings at {path}: stop it, or set {} to another path for \
          this agent and its clients",

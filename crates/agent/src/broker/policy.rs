@@ -99,7 +99,6 @@ enum Named {
 pub(crate) enum PolicyError {
     #[error("cannot read the policy for interfaces, {file}: {cause}")]
     Unreadable { file: PathBuf, cause: io::Error },
-    /// Others than the agent's user could have written it.
     #[error(
         "{file} belongs to user {owner} with mode {mode:04o}: it must belong to root or the \
          agent's user, and nobody else may write to it (`chown root`, `chmod go-w`)"

@@ -56,7 +56,6 @@ impl InheritedPrograms {
     }
 }
 
-/// See the module.
 pub(super) struct Programs {
     hooks: Vec<Open>,
     guards: Vec<Guard>,

@@ -70,19 +70,16 @@ enum PipeError {
     Send(SendError),
     #[error(transparent)]
     Receive(ReceiveError),
-    /// Reading the input or writing the output failed.
     #[error("{doing}: {cause}")]
     File {
         doing: &'static str,
         cause: io::Error,
     },
-    /// A message of the stream does not fit.
     #[error("endpoint {from} sent {cause}")]
     Frame { from: Address, cause: FrameError },
     /// One side has `--lines` and the other does not.
     #[error("endpoint {from} {}", other_mode(*.lines))]
     Mode { from: Address, lines: bool },
-    /// Nothing was received for too long.
     #[error(
         "the stream of endpoint {from} was cut after {bytes} bytes: nothing was received for \
          {seconds} s; the output is incomplete"
@@ -92,7 +89,6 @@ enum PipeError {
         seconds: u64,
         bytes: u64,
     },
-    /// The stream differs from what its sender sent.
     #[error(
         "the stream of endpoint {from} is damaged: {found_bytes} of {expected_bytes} bytes \
          arrived, or their CRC32C differs; send it again"
@@ -102,12 +98,10 @@ enum PipeError {
         expected_bytes: u64,
         found_bytes: u64,
     },
-    /// The receiver did not confirm that everything has arrived.
     #[error(
         "endpoint {to} did not confirm that everything has arrived; the end may be missing there"
     )]
     Unconfirmed { to: Address },
-    /// The other side has reported a failure.
     #[error("endpoint {to} reports: {reason}")]
     Refused { to: Address, reason: String },
 }
