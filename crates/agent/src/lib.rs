@@ -133,6 +133,8 @@ enum AgentError {
         variables::KEY
     )]
     NoKey,
+    #[error("a caller hung up: {0}")]
+    Caller(io::Error),
     #[error(
         "cannot listen at {address} (TCP) for work: {cause}; stop the process that does \
          (`ss -ltnp`), or choose another port with `port=` in the hosts file"

@@ -75,11 +75,11 @@ pub(crate) enum PlanError {
         "--link shm needs both sides on one node, and --on {on} makes two; use --on node \
          or --link udp"
     )]
-    ShmApart { on: &'static str },
+    ShmApart { on: String },
     #[error(
         "--link bpf needs an interface, and --on {on} has none; use --on veth or another --link"
     )]
-    BpfNeedsInterface { on: &'static str },
+    BpfNeedsInterface { on: String },
     #[error("{option} cannot go with {by}")]
     Excluded {
         option: &'static str,
@@ -237,15 +237,12 @@ pub(crate) fn plan(arguments: &BenchArgs) -> Result<Plan, PlanError> {
 /// messages there. `None`: it does not say.
 fn asked_place(arguments: &BenchArgs) -> Result<Option<Placement>, PlanError> {
     match (arguments.on, arguments.link) {
-        (On::Veth, LinkName::Shm) => Err(PlanError::ShmApart { on: "veth" }),
-        (On::Loopback, LinkName::Shm) => Err(PlanError::ShmApart { on: "loopback" }),
-        (On::Loopback | On::Node, LinkName::Bpf) => Err(PlanError::BpfNeedsInterface {
-            on: if arguments.on == On::Node {
-                "node"
-            } else {
-                "loopback"
-            },
-        }),
+        (on @ (On::Veth | On::Loopback), LinkName::Shm) => {
+            Err(PlanError::ShmApart { on: name_of(on) })
+        }
+        (on @ (On::Loopback | On::Node), LinkName::Bpf) => {
+            Err(PlanError::BpfNeedsInterface { on: name_of(on) })
+        }
         (On::Auto, LinkName::Bpf) => Ok(Some(Placement::TwoNodes)),
         (On::Node, _) | (On::Auto, LinkName::Shm) => Ok(Some(Placement::OneNode)),
         (On::Veth | On::Loopback, _) => Ok(Some(Placement::TwoNodes)),

@@ -9,7 +9,7 @@ mod recv;
 mod send;
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use dipole_naming::key::random_bytes;
@@ -114,6 +114,19 @@ fn other_mode(lines: bool) -> &'static str {
     }
 }
 
+/// Makes an error of what went wrong with the input, the output, or something else of the system.
+fn failed(doing: &'static str) -> impl FnOnce(io::Error) -> PipeError {
+    move |cause| PipeError::File { doing, cause }
+}
+
+/// Makes an error of what went wrong when a file was opened.
+fn cannot_open(path: &Path) -> impl FnOnce(io::Error) -> PipeError {
+    move |cause| {
+        let text = format!("{}: {cause}", path.display());
+        failed("opening the file")(io::Error::new(cause.kind(), text))
+    }
+}
+
 /// The configuration of environment and options; options win.
 fn configure(args: &PipeArgs) -> Result<Config, PipeError> {
     let mut config = Config::from_env().map_err(PipeError::Config)?;
@@ -141,10 +154,6 @@ fn configure(args: &PipeArgs) -> Result<Config, PipeError> {
 
 /// A number for an endpoint that was not given one, above the numbers of all jobs.
 fn spare_endpoint() -> Result<EndpointId, PipeError> {
-    random_bytes()
-        .map(|[low, middle, high]| EndpointId(u32::from_le_bytes([low, middle, high, 0xff])))
-        .map_err(|cause| PipeError::File {
-            doing: "drawing a random number",
-            cause,
-        })
+    let [low, middle, high] = random_bytes().map_err(failed("drawing a random number"))?;
+    Ok(EndpointId(u32::from_le_bytes([low, middle, high, 0xff])))
 }
