@@ -79,16 +79,14 @@ pub(super) fn serve(
     json: bool,
 ) -> Result<(), AgentError> {
     let node = config.node;
-    let given_rules = args.rules.as_deref();
     let discovery = args.node.discovery()?;
     let host = args.node.host(config, discovery.is_some())?;
     let system = |doing| move |cause| AgentError::System { doing, cause };
     // Readers of the status may have another working directory.
-    let given_rules = given_rules.map(std::path::absolute).transpose();
+    let given_rules = args.rules.as_deref().map(std::path::absolute).transpose();
     let given_rules = given_rules.map_err(system("finding the owner's rules"))?;
-    let given_rules = given_rules.as_deref();
     // A mistake in the rules is better reported now than to a caller who is refused.
-    Rules::load(rules::locate(given_rules).as_deref())?;
+    Rules::load(rules::locate(given_rules.as_deref()).as_deref())?;
     let caught = |signals: &[i32]| {
         let (caught, end) = UnixStream::pair()?;
         caught.set_nonblocking(true)?;
@@ -142,7 +140,7 @@ pub(super) fn serve(
                 node.0,
                 key.clone(),
                 listeners,
-                for_sessions(node, given_rules, json),
+                for_sessions(node, given_rules.as_deref(), json),
             )
             .map_err(system("finding this program"))?,
         ),
@@ -153,7 +151,7 @@ pub(super) fn serve(
         registry,
         directory_lock,
         address,
-        given_rules: given_rules.map(Path::to_owned),
+        given_rules,
         callers,
         membership: Membership::new(
             own,
@@ -358,17 +356,7 @@ impl Agent<'_> {
                     self.membership.on_packet(now, packet);
                 }
             } else if is_announcement(packet) {
-                if let Some(announcer) = &mut self.announcer {
-                    let (registry, directory_lock) = (self.registry, &self.directory_lock);
-                    announcer.on_packet(
-                        now,
-                        packet,
-                        false,
-                        registry,
-                        directory_lock,
-                        &mut self.membership,
-                    )?;
-                }
+                self.on_announcement(packet, false)?;
             } else if let Some(reply) = self.directory_lock.reply(interface, packet) {
                 self.replied += 1;
                 let _lost = socket.send_to(&reply, from);
@@ -380,25 +368,25 @@ impl Agent<'_> {
     /// Receives announcements that were broadcast.
     fn receive_broadcasts(&mut self, segment: usize) -> Result<(), Taken> {
         let mut buffer = [0; ProbeLength::LONGEST.bytes() + 1];
-        let Some(announcer) = &mut self.announcer else {
-            return Ok(());
-        };
         for _ in 0..MAX_PACKETS {
+            let Some(announcer) = &self.announcer else {
+                return Ok(());
+            };
             let Ok((length, _)) = announcer.receivers()[segment].recv_from(&mut buffer) else {
                 return Ok(());
             };
-            let (now, packet) = (self.begun.elapsed(), &buffer[..length]);
-            let (registry, directory_lock) = (self.registry, &self.directory_lock);
-            announcer.on_packet(
-                now,
-                packet,
-                true,
-                registry,
-                directory_lock,
-                &mut self.membership,
-            )?;
+            self.on_announcement(&buffer[..length], true)?;
         }
         Ok(())
+    }
+
+    fn on_announcement(&mut self, packet: &[u8], to_all: bool) -> Result<(), Taken> {
+        let Some(announcer) = &mut self.announcer else {
+            return Ok(());
+        };
+        let (now, membership) = (self.begun.elapsed(), &mut self.membership);
+        let (registry, directory_lock) = (self.registry, &self.directory_lock);
+        announcer.on_packet(now, packet, to_all, registry, directory_lock, membership)
     }
 
     fn send(&mut self) {

@@ -58,29 +58,21 @@ pub(crate) enum RunError {
     Failed { who: String, cause: String },
 }
 
-fn name(role: Role) -> String {
-    match role {
-        Role::Lead => "leading side".to_owned(),
-        Role::Follow => "following side".to_owned(),
-    }
-}
-
 /// Runs one measurement; the outcome holds the CPU time of both sides.
 pub(crate) fn measure(entry: &Entry, testbed: &Testbed, cores: Cores) -> Result<Outcome, RunError> {
     let start = |role| {
         let environment = testbed.environment(entry.place, role, entry.carrier);
         let task = Task::Side(job(entry, testbed, cores, role));
-        Worker::start(name(role), &task, environment)
+        let (who, _) = role.own_and_other("leading side", "following side");
+        Worker::start(who.to_owned(), &task, environment)
     };
-    let lead = start(Role::Lead)?;
+    let mut lead = start(Role::Lead)?;
     if entry.subject.is_threads() {
-        let mut lead = lead;
         lead.recv::<Ready>(SLACK)?;
         lead.send(&Ready::default())?;
         return lead.verdict(entry.work.duration + SLACK);
     }
-    let follow = start(Role::Follow)?;
-    let (mut lead, mut follow) = (lead, follow);
+    let mut follow = start(Role::Follow)?;
     let (of_lead, of_follow) = (lead.recv::<Ready>(SLACK)?, follow.recv::<Ready>(SLACK)?);
     follow.send(&of_lead)?;
     lead.send(&of_follow)?;
