@@ -7,13 +7,11 @@ use std::process::{Command, ExitStatus};
 /// Why a task failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
-    /// A program could not be started.
     #[error("cannot start {program}: {cause}")]
     Start { program: String, cause: io::Error },
     /// A program failed; it has said why.
     #[error("{command}: {status}")]
     Status { command: String, status: ExitStatus },
-    /// A file could not be read, written or removed.
     #[error("{path}: {cause}")]
     File { path: PathBuf, cause: io::Error },
     /// A task cannot be done; the text says why and what to do.

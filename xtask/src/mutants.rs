@@ -179,17 +179,14 @@ fn check(rows: &[Row], unchanged: &[(Suite, PathBuf)], sources: &Path) -> Result
             .iter()
             .find(|(suite, _)| *suite == row.mutant.suite);
         match (&row.outcome, program) {
-            (Outcome::Seed(seed), Some((suite, program))) => {
-                if !matches!(suite.run_seed(program, sources, *seed)?, Outcome::Passed) {
+            (found @ (Outcome::Seed(_) | Outcome::Test(_)), Some((suite, program))) => {
+                if suite.replay(program, sources, found)? != Outcome::Passed {
+                    let what = match found {
+                        Outcome::Test(test) => test.clone(),
+                        seed => seed.to_string(),
+                    };
                     complaints.push(format!(
-                        "{name}: seed {seed} fails without it too; mend that first"
-                    ));
-                }
-            }
-            (Outcome::Test(test), Some((suite, program))) => {
-                if !matches!(suite.run_test(program, sources, test)?, Outcome::Passed) {
-                    complaints.push(format!(
-                        "{name}: {test} fails without it too; mend that first"
+                        "{name}: {what} fails without it too; mend that first"
                     ));
                 }
             }

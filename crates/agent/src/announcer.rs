@@ -4,61 +4,42 @@ use std::io;
 use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
 
-use dipole_node::hosts::Host;
 use dipole_node::registry::{DirectoryLock, Registry};
 
 use super::discovery::{Discovery, Response, Taken};
 use super::member::Member;
 use super::membership::Membership;
 use super::options::DiscoveryOptions;
-use super::paths::socket_to;
+use super::paths::send;
 use super::segment::Segments;
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct Announcer {
-    discovery: Discovery,
+    pub(super) discovery: Discovery,
     segments: Option<Segments>,
     seeds: Vec<SocketAddr>,
-    cluster: String,
 }
 
 impl Announcer {
     pub(super) fn open(
         options: &DiscoveryOptions,
-        own: &Host,
-        member: &Member,
+        own: &Member,
         now: Duration,
     ) -> io::Result<Announcer> {
-        let mut interfaces = vec![own.address];
-        interfaces.extend(&own.interfaces);
         let segments = match options.on_segments {
-            true => Some(Segments::open(&interfaces, own.port)?),
+            true => Some(Segments::open(&own.facts.addresses, own.facts.port)?),
             false => None,
         };
         Ok(Announcer {
-            discovery: Discovery::new(&options.cluster, member.clone(), now, member.life),
+            discovery: Discovery::new(&options.cluster, own.clone(), now, own.life),
             segments,
             seeds: options.seeds.clone(),
-            cluster: options.cluster.clone(),
         })
-    }
-
-    pub(super) fn cluster(&self) -> &str {
-        &self.cluster
-    }
-
-    pub(super) fn foreign(&self) -> u64 {
-        self.discovery.foreign()
     }
 
     /// Sockets at which broadcasts arrive.
     pub(super) fn receivers(&self) -> &[UdpSocket] {
         self.segments.as_ref().map_or(&[], Segments::receivers)
-    }
-
-    pub(super) fn next_deadline(&self) -> Duration {
-        self.discovery.next_deadline()
     }
 
     /// Announces this node if it is time.
@@ -100,26 +81,12 @@ impl Announcer {
             .on_announcement(now, &announcement, to_all, membership)?
         {
             Some(Response::Announce(announcement, addresses)) => {
-                send(
-                    directory_lock,
-                    &registry.seal_announcement(&announcement),
-                    &addresses,
-                );
+                let packet = registry.seal_announcement(&announcement);
+                send(directory_lock, &packet, &addresses);
             }
             Some(Response::Forward(addresses)) => send(directory_lock, packet, &addresses),
             None => {}
         }
         Ok(())
-    }
-}
-
-fn send(directory_lock: &DirectoryLock, packet: &[u8], addresses: &[SocketAddr]) {
-    let sockets: Vec<&UdpSocket> = directory_lock.sockets().collect();
-    for address in addresses {
-        let socket = socket_to(sockets.iter().copied(), *address);
-        let sent = socket.map(|socket| socket.send_to(packet, address));
-        if !matches!(sent, Some(Ok(_))) {
-            tracing::debug!(to = %address, ?sent, "an announcement could not be sent");
-        }
     }
 }

@@ -23,7 +23,6 @@ const PROOF_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long no connection is accepted after that failed, for want of descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
-/// See the module.
 pub(super) struct Callers {
     node: u32,
     key: ClusterKey,

@@ -46,7 +46,6 @@ pub(super) enum Response {
     Forward(Vec<SocketAddr>),
 }
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct Discovery {
     cluster: String,
@@ -76,6 +75,11 @@ impl Discovery {
             random: StdRng::seed_from_u64(seed),
             foreign: 0,
         }
+    }
+
+    /// The cluster whose nodes it discovers.
+    pub(super) fn cluster(&self) -> &str {
+        &self.cluster
     }
 
     /// Announcements received from other clusters.
@@ -148,8 +152,8 @@ impl Discovery {
             Some(known) if known.life == member.life => {}
             // If the known node is alive it answers itself; if not, it will soon be known as gone,
             // and the newcomer announces itself again.
-            Some(known) if known.addresses[..1] != member.addresses[..1] => {
-                return Ok(greets.then(|| Response::Forward(known.directories())));
+            Some(known) if known.facts.addresses[..1] != member.facts.addresses[..1] => {
+                return Ok(greets.then(|| Response::Forward(known.facts.directories())));
             }
             _ => membership.introduce(now, member, greets),
         }
@@ -170,7 +174,7 @@ impl Discovery {
         // Only a node that has received from this incarnation can name it, so no old packet ends it.
         if announcement.taken == self.own.life && is_older {
             return Err(Taken {
-                by: announcement.directories(),
+                by: announcement.facts.directories(),
                 age: Duration::from_millis(announcement.age_ms),
             });
         }
@@ -181,13 +185,16 @@ impl Discovery {
         tracing::warn!(
             event = "namesake",
             node = self.own.node,
-            address = ?announcement.directories(),
+            address = ?announcement.facts.directories(),
             "another node has this node's number: give one of the two another (--nid)"
         );
         let answer = Announcement {
             taken: announcement.life,
             ..own
         };
-        Ok(Some(Response::Announce(answer, announcement.directories())))
+        Ok(Some(Response::Announce(
+            answer,
+            announcement.facts.directories(),
+        )))
     }
 }

@@ -48,10 +48,7 @@ pub(super) struct Entry {
 impl Jobs {
     pub(super) fn of(registry: &Registry) -> io::Result<Jobs> {
         let folder = registry.path().join("jobs");
-        match std::fs::create_dir(&folder) {
-            Err(cause) if cause.kind() != io::ErrorKind::AlreadyExists => return Err(cause),
-            _ => {}
-        }
+        std::fs::create_dir_all(&folder)?;
         let turn = file(&folder.join("turn"))?;
         while let Err(error) = flock(&turn, FlockOperation::LockExclusive) {
             if error != rustix::io::Errno::INTR {

@@ -94,7 +94,6 @@ enum What {
 enum AgentError {
     #[error(transparent)]
     Config(ConfigError),
-    /// The hosts file has no address for this node.
     #[error(
         "no hosts file has an address for node {node}: set DIPOLE_HOSTS to one with a \
          line `{node} ADDRESS`, and DIPOLE_NID to this node's number; or let the nodes find \
@@ -116,7 +115,6 @@ enum AgentError {
          omit --control"
     )]
     ControlIsInterface { control: IpAddr },
-    /// Another node has this node's number, and had it first.
     #[error(
         "node number {node} is taken: an agent at {by} has had it for {age_s} s; give \
          this node another (--nid, DIPOLE_NID), or stop that agent first"
@@ -130,12 +128,13 @@ enum AgentError {
     Rules(#[from] RulesError),
     #[error(transparent)]
     Broker(#[from] BrokerError),
-    /// A session without the agent's key.
     #[error(
         "an agent starts no work without a cluster key: set {} to its file",
         variables::KEY
     )]
     NoKey,
+    #[error("a caller hung up: {0}")]
+    Caller(io::Error),
     #[error(
         "cannot listen at {address} (TCP) for work: {cause}; stop the process that does \
          (`ss -ltnp`), or choose another port with `port=` in the hosts file"

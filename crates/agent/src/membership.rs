@@ -59,7 +59,6 @@ pub(super) enum News {
     Mistaken,
 }
 
-/// See the module.
 pub(super) struct Membership {
     foca: Foca<Member, PostcardCodec, StdRng, NoCustomBroadcast>,
     runtime: AccumulatingRuntime<Member>,
@@ -155,6 +154,11 @@ impl Membership {
             let done = self.foca.announce(member, &mut self.runtime);
             self.after(now, done);
         }
+    }
+
+    /// The other nodes of the hosts file.
+    pub(super) fn known(&self) -> &[Member] {
+        &self.known
     }
 
     /// A node that is up.

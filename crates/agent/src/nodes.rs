@@ -14,7 +14,6 @@ use super::member::Member;
 /// Shortest time between two writes, however many nodes come and go.
 const WRITE_EVERY: Duration = Duration::from_millis(100);
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct Nodes {
     file: PathBuf,

@@ -3,6 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use clap::Args;
+use dipole_naming::environment::variable;
 use dipole_naming::lines::Word;
 use dipole_node::hosts::{DEFAULT_DIRECTORY_PORT, Host, MAX_SLOTS};
 use dipole_node::registry::is_name;
@@ -72,10 +73,6 @@ fn seed(text: &str) -> Result<SocketAddr, String> {
         .map_err(|_| "expected an address such as 10.0.0.1, 10.0.0.1:7411 or [fd00::1]:7411".into())
 }
 
-fn set(variable: &str) -> Option<String> {
-    std::env::var(variable).ok().filter(|text| !text.is_empty())
-}
-
 fn wrong(variable: &'static str) -> impl Fn(String) -> AgentError {
     move |expected| AgentError::Variable { variable, expected }
 }
@@ -83,17 +80,17 @@ fn wrong(variable: &'static str) -> impl Fn(String) -> AgentError {
 impl NodeOptions {
     /// How other nodes are discovered; `None` if the hosts file alone names them.
     pub(super) fn discovery(&self) -> Result<Option<DiscoveryOptions>, AgentError> {
-        let on_segments = match set(DISCOVER).as_deref() {
+        let on_segments = match variable(DISCOVER).as_deref() {
             None | Some("0") => self.discover,
             Some("1") => true,
             Some(_) => return Err(wrong(DISCOVER)("expected 1 or 0".to_owned())),
         };
         let mut seeds = self.seeds.clone();
-        if let Some(text) = set(SEEDS).filter(|_| seeds.is_empty()) {
+        if let Some(text) = variable(SEEDS).filter(|_| seeds.is_empty()) {
             let all: Result<_, _> = text.split(',').map(seed).collect();
             seeds = all.map_err(wrong(SEEDS))?;
         }
-        let cluster = match (&self.cluster, set(CLUSTER)) {
+        let cluster = match (&self.cluster, variable(CLUSTER)) {
             (Some(cluster), _) => cluster.clone(),
             (None, Some(text)) => name(&text).map_err(wrong(CLUSTER))?,
             (None, None) => DEFAULT_CLUSTER.to_owned(),
@@ -118,19 +115,14 @@ impl NodeOptions {
                 });
             }
             None => Host {
-                node: config.node,
-                address: config.bind,
-                interfaces: Vec::new(),
-                control: None,
-                port: DEFAULT_DIRECTORY_PORT,
                 slots: cores(),
-                ssh: None,
-                runtime_dir: None,
-                name: None,
+                ..Host::at(config.node, config.bind)
             },
         };
         let mut interfaces = self.bind.clone();
-        if interfaces.is_empty() && written.is_none() && set(dipole_node::variables::BIND).is_none()
+        if interfaces.is_empty()
+            && written.is_none()
+            && variable(dipole_node::variables::BIND).is_none()
         {
             let system = |cause| AgentError::System {
                 doing: "listing the interfaces",

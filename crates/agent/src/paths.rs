@@ -6,10 +6,12 @@
 
 use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
+use dipole_naming::net::address_towards;
 use dipole_node::hosts::Host;
+use dipole_node::registry::DirectoryLock;
 
 use super::membership::Outgoing;
 
@@ -19,7 +21,6 @@ const CONTROL_SILENCE: Duration = Duration::from_secs(3);
 const COPIES_WITHIN: Duration = Duration::from_millis(500);
 const MOST_REMEMBERED: usize = 256;
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct Paths {
     own: Vec<IpAddr>,
@@ -64,7 +65,7 @@ impl Paths {
 
     /// The addresses that a packet goes to.
     pub(super) fn targets(&self, now: Duration, packet: &Outgoing) -> Vec<SocketAddr> {
-        let to = &packet.to;
+        let to = &packet.to.facts;
         let control = self.control.and(to.control);
         let control = control.map(|ip| SocketAddr::new(ip, to.port));
         let is_control_alive = now < self.control_received + CONTROL_SILENCE;
@@ -77,13 +78,28 @@ impl Paths {
         // An address that we have too, as those of bridges, would lead back here.
         let first = to.addresses.first();
         let leads_there = |at: &SocketAddr| !self.own.contains(&at.ip()) || Some(&at.ip()) == first;
-        let interfaces = to.interfaces().into_iter().filter(leads_there);
-        control.into_iter().chain(interfaces).collect()
+        let interfaces = to.addresses.iter();
+        let interfaces = interfaces.map(|ip| SocketAddr::new(*ip, to.port));
+        control
+            .into_iter()
+            .chain(interfaces.filter(leads_there))
+            .collect()
+    }
+}
+
+/// Sends a packet to agents at these addresses.
+pub(super) fn send(directory_lock: &DirectoryLock, packet: &[u8], addresses: &[SocketAddr]) {
+    for to in addresses {
+        let sent =
+            socket_to(directory_lock.sockets(), *to).map(|socket| socket.send_to(packet, to));
+        if !matches!(sent, Some(Ok(_))) {
+            tracing::debug!(%to, ?sent, "cannot send to another agent");
+        }
     }
 }
 
 /// The socket for packets to an address: that of the interface by which the kernel would send.
-pub(super) fn socket_to<'a>(
+fn socket_to<'a>(
     sockets: impl Iterator<Item = &'a UdpSocket>,
     to: SocketAddr,
 ) -> Option<&'a UdpSocket> {
@@ -92,20 +108,10 @@ pub(super) fn socket_to<'a>(
         sockets.filter(|socket| address(socket).is_some_and(|own| own.is_ipv4() == to.is_ipv4()));
     let mut all: Vec<&UdpSocket> = fitting.collect();
     if all.len() > 1 {
-        let any: IpAddr = match to {
-            SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-            SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-        };
-        let asked = UdpSocket::bind((any, 0)).and_then(|socket| {
-            socket.connect(to)?;
-            socket.local_addr()
-        });
-        if let Ok(by) = asked {
-            // None if the kernel would send by an interface that is not ours.
-            let index = all.iter().position(|one| address(one) == Some(by.ip()))?;
-            return Some(all.swap_remove(index));
-        }
-        return None;
+        // None if the kernel would send by an interface that is not ours.
+        let by = address_towards(to).ok()?;
+        let index = all.iter().position(|one| address(one) == Some(by))?;
+        return Some(all.swap_remove(index));
     }
     all.pop()
 }

@@ -6,6 +6,7 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
 
+use dipole_bpf::interface_of;
 use nix::ifaddrs::getifaddrs;
 use nix::net::if_::InterfaceFlags;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt};
@@ -13,7 +14,6 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt};
 /// Link-local and transient.
 const GROUP: Ipv6Addr = Ipv6Addr::new(0xff12, 0, 0, 0, 0, 0, 0x4450, 0x5041);
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct Segments {
     port: u16,
@@ -89,17 +89,13 @@ fn shared(address: SocketAddr) -> io::Result<UdpSocket> {
 
 /// The number of the interface with an address.
 fn scope_of(address: Ipv6Addr) -> io::Result<u32> {
-    let name = getifaddrs()?
-        .find(|one| {
-            let storage = one
-                .address
-                .as_ref()
-                .and_then(|storage| storage.as_sockaddr_in6());
-            storage.is_some_and(|found| found.ip() == address)
-        })
-        .map(|one| one.interface_name);
-    let name = name.ok_or_else(|| io::Error::other("no interface has the address"))?;
-    Ok(nix::net::if_::if_nametoindex(name.as_str())?)
+    match interface_of(address.into()) {
+        Ok((interface, _)) => Ok(interface.index),
+        Err(cause) => {
+            let text = format!("the interface of {address}: {cause}");
+            Err(io::Error::new(cause.kind(), text))
+        }
+    }
 }
 
 /// Addresses by which others may reach this machine: one of each interface that is up and can

@@ -18,12 +18,12 @@ use signal_hook::low_level::pipe;
 use super::announcer::Announcer;
 use super::broker::{self, Broker};
 use super::callers::Callers;
-use super::discovery::Taken;
+use super::discovery::{Discovery, Taken};
 use super::fd_store::{self, InheritedSockets};
 use super::member::{Member, now_as_life};
 use super::membership::{Membership, News, is_membership};
 use super::nodes::Nodes;
-use super::paths::{Paths, socket_to};
+use super::paths::{self, Paths};
 use super::rules::{self, Rules};
 use super::status::{MemberStatus, ProcessStatus, Status, socket};
 use super::{AgentArgs, AgentError};
@@ -48,8 +48,6 @@ struct Agent<'a> {
     paths: Paths,
     /// None if nothing is granted.
     broker: Option<Broker>,
-    /// The nodes of the hosts file.
-    from_hosts_file: Vec<Host>,
     /// Since when other nodes are up or gone, and how they last described themselves.
     seen: BTreeMap<u32, Seen>,
     begun: Instant,
@@ -81,16 +79,14 @@ pub(super) fn serve(
     json: bool,
 ) -> Result<(), AgentError> {
     let node = config.node;
-    let given_rules = args.rules.as_deref();
     let discovery = args.node.discovery()?;
     let host = args.node.host(config, discovery.is_some())?;
     let system = |doing| move |cause| AgentError::System { doing, cause };
     // Readers of the status may have another working directory.
-    let given_rules = given_rules.map(std::path::absolute).transpose();
+    let given_rules = args.rules.as_deref().map(std::path::absolute).transpose();
     let given_rules = given_rules.map_err(system("finding the owner's rules"))?;
-    let given_rules = given_rules.as_deref();
     // A mistake in the rules is better reported now than to a caller who is refused.
-    Rules::load(rules::locate(given_rules).as_deref())?;
+    Rules::load(rules::locate(given_rules.as_deref()).as_deref())?;
     let caught = |signals: &[i32]| {
         let (caught, end) = UnixStream::pair()?;
         caught.set_nonblocking(true)?;
@@ -112,6 +108,7 @@ pub(super) fn serve(
     };
     let broker = Broker::start(
         args.interfaces.as_deref(),
+        &config.broker,
         broker::InheritedPrograms::of(std::mem::take(&mut kept.others)),
     )?;
     let are_stored = kept.count() == addresses.len() + listeners.len();
@@ -123,18 +120,15 @@ pub(super) fn serve(
         .set_nonblocking(true)
         .map_err(system("setting up the socket for the status"))?;
     let life = now_as_life();
-    let own = Member {
-        life,
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        ..Member::of_host(&host)
-    };
-    let from_hosts_file = match config.hosts.is_local_only() {
+    let mut own = Member::of_host(&host);
+    own.life = life;
+    own.facts.version = env!("CARGO_PKG_VERSION").to_owned();
+    let from_hosts_file: Vec<Host> = match config.hosts.is_local_only() {
         true => Vec::new(),
         false => config.hosts.iter().cloned().collect(),
     };
     let begun = Instant::now();
-    let announcer =
-        discovery.map(|discovery| Announcer::open(&discovery, &host, &own, begun.elapsed()));
+    let announcer = discovery.map(|discovery| Announcer::open(&discovery, &own, begun.elapsed()));
     let announcer = announcer.transpose();
     let announcer = announcer.map_err(system("listening for announcements"))?;
     let nodes = Nodes::new(registry.nodes_file(), host.clone(), &from_hosts_file);
@@ -146,7 +140,7 @@ pub(super) fn serve(
                 node.0,
                 key.clone(),
                 listeners,
-                for_sessions(node, given_rules, json),
+                for_sessions(node, given_rules.as_deref(), json),
             )
             .map_err(system("finding this program"))?,
         ),
@@ -157,7 +151,7 @@ pub(super) fn serve(
         registry,
         directory_lock,
         address,
-        given_rules: given_rules.map(Path::to_owned),
+        given_rules,
         callers,
         membership: Membership::new(
             own,
@@ -169,7 +163,6 @@ pub(super) fn serve(
         nodes,
         paths: Paths::new(&host, begun.elapsed()),
         broker,
-        from_hosts_file,
         seen: BTreeMap::new(),
         begun,
         replied: 0,
@@ -311,7 +304,7 @@ impl Agent<'_> {
     fn wait(&self, control: &Control) -> io::Result<Vec<bool>> {
         let mut due = self.membership.next_deadline();
         if let Some(announcer) = &self.announcer {
-            due = due.min(announcer.next_deadline());
+            due = due.min(announcer.discovery.next_deadline());
         }
         let mut timeout = due.saturating_sub(self.now());
         if let Some(due) = self.nodes.next_deadline() {
@@ -363,17 +356,7 @@ impl Agent<'_> {
                     self.membership.on_packet(now, packet);
                 }
             } else if is_announcement(packet) {
-                if let Some(announcer) = &mut self.announcer {
-                    let (registry, directory_lock) = (self.registry, &self.directory_lock);
-                    announcer.on_packet(
-                        now,
-                        packet,
-                        false,
-                        registry,
-                        directory_lock,
-                        &mut self.membership,
-                    )?;
-                }
+                self.on_announcement(packet, false)?;
             } else if let Some(reply) = self.directory_lock.reply(interface, packet) {
                 self.replied += 1;
                 let _lost = socket.send_to(&reply, from);
@@ -385,38 +368,32 @@ impl Agent<'_> {
     /// Receives announcements that were broadcast.
     fn receive_broadcasts(&mut self, segment: usize) -> Result<(), Taken> {
         let mut buffer = [0; ProbeLength::LONGEST.bytes() + 1];
-        let Some(announcer) = &mut self.announcer else {
-            return Ok(());
-        };
         for _ in 0..MAX_PACKETS {
+            let Some(announcer) = &self.announcer else {
+                return Ok(());
+            };
             let Ok((length, _)) = announcer.receivers()[segment].recv_from(&mut buffer) else {
                 return Ok(());
             };
-            let (now, packet) = (self.begun.elapsed(), &buffer[..length]);
-            let (registry, directory_lock) = (self.registry, &self.directory_lock);
-            announcer.on_packet(
-                now,
-                packet,
-                true,
-                registry,
-                directory_lock,
-                &mut self.membership,
-            )?;
+            self.on_announcement(&buffer[..length], true)?;
         }
         Ok(())
+    }
+
+    fn on_announcement(&mut self, packet: &[u8], to_all: bool) -> Result<(), Taken> {
+        let Some(announcer) = &mut self.announcer else {
+            return Ok(());
+        };
+        let (now, membership) = (self.begun.elapsed(), &mut self.membership);
+        let (registry, directory_lock) = (self.registry, &self.directory_lock);
+        announcer.on_packet(now, packet, to_all, registry, directory_lock, membership)
     }
 
     fn send(&mut self) {
         let now = self.now();
         for packet in self.membership.take_outgoing() {
-            for to in self.paths.targets(now, &packet) {
-                let Some(socket) = socket_to(self.directory_lock.sockets(), to) else {
-                    continue;
-                };
-                if let Err(cause) = socket.send_to(&packet.packet, to) {
-                    tracing::debug!(%to, %cause, "cannot send to another agent");
-                }
-            }
+            let targets = self.paths.targets(now, &packet);
+            paths::send(&self.directory_lock, &packet.packet, &targets);
         }
     }
 
@@ -471,28 +448,23 @@ impl Agent<'_> {
     }
 
     fn status(&self) -> Result<Status, dipole_node::registry::RegistryError> {
-        let mut members: BTreeMap<u32, MemberStatus> = BTreeMap::new();
-        let others = self.from_hosts_file.iter();
-        for host in others.filter(|host| host.node != self.config.node) {
-            let never = MemberStatus {
-                node: host.node.0,
-                address: Member::of_host(host).shown(),
-                state: "never seen".to_owned(),
-                for_s: self.begun.elapsed().as_secs(),
-                version: String::new(),
+        let described = |member: &Member, state: &str, since: Instant| {
+            let status = MemberStatus {
+                node: member.node,
+                address: member.shown(),
+                state: state.to_owned(),
+                for_s: since.elapsed().as_secs(),
+                version: member.facts.version.clone(),
             };
-            members.insert(host.node.0, never);
-        }
-        for (node, seen) in &self.seen {
-            let known = MemberStatus {
-                node: *node,
-                address: seen.member.shown(),
-                state: if seen.there { "there" } else { "gone" }.to_owned(),
-                for_s: seen.since.elapsed().as_secs(),
-                version: seen.member.version.clone(),
-            };
-            members.insert(*node, known);
-        }
+            (member.node, status)
+        };
+        let known = self.membership.known().iter();
+        let known = known.map(|member| described(member, "never seen", self.begun));
+        let mut members: BTreeMap<u32, MemberStatus> = known.collect();
+        members.extend(self.seen.values().map(|seen| {
+            let state = if seen.there { "there" } else { "gone" };
+            described(&seen.member, state, seen.since)
+        }));
         let processes = self
             .registry
             .survey()?
@@ -503,11 +475,12 @@ impl Agent<'_> {
                 endpoints: survey.endpoints.iter().map(|endpoint| endpoint.0).collect(),
             });
         let dropped = self.membership.dropped();
+        let discovery = self.announcer.as_ref().map(|one| &one.discovery);
         Ok(Status {
             node: self.config.node.0,
             address: self.address.to_string(),
-            cluster: self.announcer.as_ref().map(|one| one.cluster().to_owned()),
-            foreign: self.announcer.as_ref().map_or(0, Announcer::foreign),
+            cluster: discovery.map(|one| one.cluster().to_owned()),
+            foreign: discovery.map_or(0, Discovery::foreign),
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             running_s: self.begun.elapsed().as_secs(),

@@ -23,6 +23,7 @@ use dipole_launch::call::{
     Answer, Channel, Frame, GREETING_BYTES, Greeting, IDLE_LIMIT, MAX_CHUNK_BYTES, PROOF_BYTES,
     Receiver, Request, Sender, send_keepalives,
 };
+use dipole_launch::read_pieces;
 
 /// How long a caller may take to send its request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
@@ -50,10 +51,10 @@ pub struct SessionArgs {
     peer: SocketAddr,
     /// The greeting that the agent sent, in hexadecimal digits.
     #[arg(long, value_parser = digits::<GREETING_BYTES>)]
-    greeting: Digits<GREETING_BYTES>,
+    greeting: [u8; GREETING_BYTES],
     /// The caller's proof.
     #[arg(long, value_parser = digits::<PROOF_BYTES>)]
-    proof: Digits<PROOF_BYTES>,
+    proof: [u8; PROOF_BYTES],
     /// The agent's node.
     #[arg(long)]
     nid: NodeId,
@@ -62,9 +63,7 @@ pub struct SessionArgs {
     rules: Option<PathBuf>,
 }
 
-type Digits<const N: usize> = [u8; N];
-
-fn digits<const N: usize>(text: &str) -> Result<Digits<N>, String> {
+fn digits<const N: usize>(text: &str) -> Result<[u8; N], String> {
     let mut bytes = [0; N];
     if text.len() != N * 2 || !text.is_ascii() {
         return Err(format!("not {N} bytes"));
@@ -88,30 +87,19 @@ pub fn session(args: &SessionArgs) -> ExitCode {
     let peer = args.peer;
     match serve(args) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(Failure::Agent(error)) => {
-            tracing::error!(event = "failed", %peer, %error, "session failed");
-            ExitCode::FAILURE
-        }
-        Err(Failure::Caller(cause)) => {
+        Err(AgentError::Caller(cause)) => {
             tracing::warn!(event = "caller-lost", %peer, %cause, "a caller hung up");
             ExitCode::FAILURE
         }
+        Err(error) => {
+            tracing::error!(event = "failed", %peer, %error, "session failed");
+            ExitCode::FAILURE
+        }
     }
 }
 
-enum Failure {
-    Agent(AgentError),
-    Caller(io::Error),
-}
-
-impl From<AgentError> for Failure {
-    fn from(error: AgentError) -> Failure {
-        Failure::Agent(error)
-    }
-}
-
-fn serve(args: &SessionArgs) -> Result<(), Failure> {
-    let system = |doing| move |cause| Failure::Agent(AgentError::System { doing, cause });
+fn serve(args: &SessionArgs) -> Result<(), AgentError> {
+    let system = |doing| move |cause| AgentError::System { doing, cause };
     let (config, registry) = opened(Some(args.nid))?;
     let key = config.key.clone().ok_or(AgentError::NoKey)?;
     let descriptor = io::stdin().as_fd().try_clone_to_owned();
@@ -120,18 +108,18 @@ fn serve(args: &SessionArgs) -> Result<(), Failure> {
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(REQUEST_TIMEOUT))
     };
-    set_up().map_err(Failure::Caller)?;
+    set_up().map_err(AgentError::Caller)?;
     let greeting = Greeting::from_bytes(args.greeting);
     let channel = Channel::answer(&mut stream, &key, &greeting, &args.proof);
-    let channel = channel.map_err(Failure::Caller)?;
-    let from = stream.try_clone().map_err(Failure::Caller)?;
+    let channel = channel.map_err(AgentError::Caller)?;
+    let from = stream.try_clone().map_err(AgentError::Caller)?;
     let (mut receiver, mut sender) = channel.split(from, stream);
-    let request: Request = match receiver.receive().map_err(Failure::Caller)? {
+    let request: Request = match receiver.receive().map_err(AgentError::Caller)? {
         Some(Frame::Request(bytes)) => {
             let request = serde_json::from_slice(&bytes);
-            readable(request.map_err(|cause| Failure::Caller(cause.into()))?)
+            readable(request.map_err(|cause| AgentError::Caller(cause.into()))?)
         }
-        _ => return Err(Failure::Caller(io::Error::other("it sent no request"))),
+        _ => return Err(AgentError::Caller(io::Error::other("it sent no request"))),
     };
     let (node, peer) = (config.node.0, args.peer);
     let (who, command) = (&request.who, &request.command);
@@ -154,7 +142,7 @@ fn serve(args: &SessionArgs) -> Result<(), Failure> {
         "work started"
     );
     let carried = answer(&mut sender, &Answer::Accepted { most_ranks })
-        .and_then(|()| carry(&mut guard, receiver, sender).map_err(Failure::Caller));
+        .and_then(|()| carry(&mut guard, receiver, sender).map_err(AgentError::Caller));
     // Its input ends here, so the guard ends even if the caller has gone.
     drop(guard.stdin.take());
     let status = guard.wait().map_err(system("waiting for a guard"))?;
@@ -181,11 +169,11 @@ fn readable(request: Request) -> Request {
     }
 }
 
-fn answer(sender: &mut Sender<TcpStream>, answer: &Answer) -> Result<(), Failure> {
+fn answer(sender: &mut Sender<TcpStream>, answer: &Answer) -> Result<(), AgentError> {
     serde_json::to_vec(answer)
         .map_err(io::Error::from)
         .and_then(|bytes| sender.send(&Frame::Answer(bytes)))
-        .map_err(Failure::Caller)
+        .map_err(AgentError::Caller)
 }
 
 /// Consults the owner's rules; the error is for the caller to read.
@@ -286,21 +274,14 @@ fn carry(
 }
 
 fn carry_stream(
-    mut from: impl Read,
+    from: impl Read,
     sender: &Mutex<Sender<TcpStream>>,
     frame: impl Fn(Vec<u8>) -> Frame,
 ) -> io::Result<()> {
-    let mut buffer = vec![0; MAX_CHUNK_BYTES];
-    loop {
-        match from.read(&mut buffer) {
-            Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {}
-            Ok(0) | Err(_) => return Ok(()),
-            Ok(length) => {
-                let mut sender = sender.lock().unwrap_or_else(PoisonError::into_inner);
-                sender.send(&frame(buffer[..length].to_vec()))?;
-            }
-        }
-    }
+    read_pieces(from, MAX_CHUNK_BYTES, |piece| {
+        let mut sender = sender.lock().unwrap_or_else(PoisonError::into_inner);
+        sender.send(&frame(piece.to_vec()))
+    })
 }
 
 /// The exit status as shells report it.

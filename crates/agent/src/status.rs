@@ -118,6 +118,13 @@ pub(super) fn completed(status: Status, registry: &Registry) -> Result<Status, A
     })
 }
 
+/// An empty table with these headings.
+fn titled<const N: usize>(headings: [&str; N]) -> Table {
+    let mut table = Table::new();
+    table.load_preset(UTF8_FULL_CONDENSED).set_header(headings);
+    table
+}
+
 pub(super) fn table(status: &Status) -> String {
     let mut text = format!(
         "agent of node {} at {}: process {}, version {}, for {} s, {} look-ups answered\n",
@@ -148,9 +155,7 @@ pub(super) fn table(status: &Status) -> String {
         Some(reason) => format!("would refuse work now: {reason}"),
     };
     let _infallible = writeln!(text, "{rules}\n{now}");
-    let mut members = Table::new();
-    members.load_preset(UTF8_FULL_CONDENSED);
-    members.set_header(["node", "address", "state", "for s", "version"]);
+    let mut members = titled(["node", "address", "state", "for s", "version"]);
     for member in &status.members {
         members.add_row([
             member.node.to_string(),
@@ -160,9 +165,7 @@ pub(super) fn table(status: &Status) -> String {
             member.version.clone(),
         ]);
     }
-    let mut processes = Table::new();
-    processes.load_preset(UTF8_FULL_CONDENSED);
-    processes.set_header(["pid", "endpoints", "command"]);
+    let mut processes = titled(["pid", "endpoints", "command"]);
     for process in &status.processes {
         let endpoints: Vec<String> = process.endpoints.iter().map(u32::to_string).collect();
         processes.add_row([
@@ -176,9 +179,7 @@ pub(super) fn table(status: &Status) -> String {
         text.push_str(&grants(broker));
     }
     if !status.jobs.is_empty() {
-        let mut jobs = Table::new();
-        jobs.load_preset(UTF8_FULL_CONDENSED);
-        jobs.set_header(["started for", "from", "ranks", "for s", "pid", "command"]);
+        let mut jobs = titled(["started for", "from", "ranks", "for s", "pid", "command"]);
         for job in &status.jobs {
             jobs.add_row([
                 job.who.clone(),
@@ -196,9 +197,7 @@ pub(super) fn table(status: &Status) -> String {
 
 /// What each user has on each interface, and what became of the packets for it.
 fn grants(broker: &BrokerStatus) -> String {
-    let mut grants = Table::new();
-    grants.load_preset(UTF8_FULL_CONDENSED);
-    grants.set_header([
+    let mut grants = titled([
         "interface",
         "attached",
         "user",

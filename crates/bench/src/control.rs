@@ -25,15 +25,10 @@ pub(crate) enum Kind {
     Rate,
 }
 
-impl Kind {
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Kind::Pingpong => "pingpong",
-            Kind::Stream => "stream",
-            Kind::Bidir => "bidir",
-            Kind::Rate => "rate",
-        }
-    }
+/// A value as the command line takes it and results show it.
+pub(crate) fn name_of(value: impl ValueEnum) -> String {
+    let value = value.to_possible_value().expect("none is hidden");
+    value.get_name().to_owned()
 }
 
 /// Which of the two sides.
@@ -45,6 +40,16 @@ pub(crate) enum Role {
     Follow,
 }
 
+impl Role {
+    /// Of what the two sides have, this one's and the other's.
+    pub(crate) fn own_and_other<T>(self, lead: T, follow: T) -> (T, T) {
+        match self {
+            Role::Lead => (lead, follow),
+            Role::Follow => (follow, lead),
+        }
+    }
+}
+
 /// Where the two sides of a measurement lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) enum Placement {
@@ -54,8 +59,8 @@ pub(crate) enum Placement {
     OneNode,
 }
 
-/// What carries Dipole's messages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+/// What carries Dipole's messages, by the names that `DIPOLE_LINK` takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
 pub(crate) enum Carrier {
     /// UDP sockets.
     Udp,
@@ -63,17 +68,6 @@ pub(crate) enum Carrier {
     Bpf,
     /// Shared memory.
     Shm,
-}
-
-impl Carrier {
-    /// As the variable that chooses it takes it.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Carrier::Udp => "udp",
-            Carrier::Bpf => "bpf",
-            Carrier::Shm => "shm",
-        }
-    }
 }
 
 /// One measurement, the same for every subject.
@@ -184,15 +178,10 @@ pub(crate) struct Job {
     pub(crate) fault: Option<String>,
 }
 
-/// A side is ready to be connected; the ports at which it waits.
+/// A side is ready to be connected at these ports; or, from the parent: both are, the other
+/// side at these. Begin.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Ready {
-    pub(crate) ports: Vec<u16>,
-}
-
-/// Both are ready; the other side's ports. Begin.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Go {
     pub(crate) ports: Vec<u16>,
 }
 

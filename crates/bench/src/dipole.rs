@@ -15,7 +15,8 @@ use std::time::Duration;
 use dipole_node::{Address, Config, Endpoint, EndpointId, Node, ReceiveError, SendError, Stats};
 
 use super::channel::{Channel, Manner, broken, timed_out};
-use super::control::{Carrier, Job, Kind, Role};
+use super::control::{Carrier, Job, Kind, Role, name_of};
+use super::peers::Meet;
 use super::pingpong::{GIVE_UP, LOST_AFTER};
 use super::statistics::as_float;
 
@@ -25,18 +26,9 @@ const FOLLOW: u32 = 8;
 /// Longer than any wait: who spins never sleeps.
 const SPIN: Duration = Duration::from_secs(3600);
 
-/// An endpoint that is open but points nowhere yet.
-pub(crate) struct Waiting {
-    node: Node,
-    endpoint: Endpoint,
-    other: Address,
-    patience: Option<Duration>,
-    role: Role,
-    carrier: Carrier,
-}
-
-/// Opens this side's node; its id, hosts file and registry are in the environment.
-pub(crate) fn open(job: &Job) -> io::Result<Waiting> {
+/// Opens this side's node, whose id, hosts file and registry are in the environment, and points
+/// an endpoint at the other side's.
+pub(crate) fn open(job: &Job, meet: Meet) -> io::Result<Dipole> {
     let mut config = Config::from_env().map_err(failed)?;
     config.bind = job.own;
     if job.work.block {
@@ -49,48 +41,24 @@ pub(crate) fn open(job: &Job) -> io::Result<Waiting> {
         Some(plan) => Some(plan.parse().map_err(failed)?),
     };
     let node = Node::open(config).map_err(failed)?;
-    let (own, other) = match job.role {
-        Role::Lead => (LEAD, FOLLOW),
-        Role::Follow => (FOLLOW, LEAD),
-    };
+    let (own, other) = job.role.own_and_other(LEAD, FOLLOW);
     let endpoint = node.endpoint(EndpointId(own)).map_err(failed)?;
-    let other = Address::new(job.other_node, other);
+    meet(Vec::new())?;
+    let target = endpoint.target(Address::new(job.other_node, other));
+    target.map_err(failed)?;
     let patience = match job.work.kind {
         // One thread does both ways: it must not wait for either.
         Kind::Bidir if !job.work.two_threads_a_side => None,
         _ if job.work.may_lose => Some(LOST_AFTER),
         _ => Some(GIVE_UP),
     };
-    Ok(Waiting {
+    Ok(Dipole {
         node,
-        endpoint,
-        other,
+        endpoint: Arc::new(endpoint),
         patience,
         role: job.role,
-        carrier: job.carrier,
+        carrier: Some(job.carrier),
     })
-}
-
-impl Waiting {
-    /// Points this endpoint at the other side's.
-    pub(crate) fn connect(self) -> io::Result<Dipole> {
-        self.endpoint.target(self.other).map_err(failed)?;
-        let Self {
-            node,
-            endpoint,
-            patience,
-            role,
-            carrier,
-            ..
-        } = self;
-        Ok(Dipole {
-            node,
-            endpoint: Arc::new(endpoint),
-            patience,
-            role,
-            carrier: Some(carrier),
-        })
-    }
 }
 
 pub(crate) struct Dipole {
@@ -122,7 +90,7 @@ impl Dipole {
             Some(carrier) if by_shm != (carrier == Carrier::Shm) => Err(broken(format!(
                 "the messages were to go by {}, but {} records went through shared memory; is \
                  DIPOLE_LINK obeyed?",
-                carrier.name(),
+                name_of(carrier),
                 stats.local.map_or(0, |local| local.records_out)
             ))),
             Some(Carrier::Bpf) if stats.bpf.is_none_or(|bpf| bpf.raw < bpf.socket) => {

@@ -11,7 +11,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::SIDE_ARGUMENTS;
-use super::control::{Carrier, Go, Job, Outcome, Placement, Ready, Role, Task, Verdict, Workload};
+use super::control::{Carrier, Job, Outcome, Placement, Ready, Role, Task, Verdict, Workload};
 use super::machine::Cores;
 use super::subject::Subject;
 use super::testbed::{Testbed, node};
@@ -43,13 +43,11 @@ impl Entry {
 /// Why a measurement yields nothing.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RunError {
-    /// A process could not be started.
     #[error("cannot start this program again as a side: {0}; was it moved?")]
     Start(io::Error),
     /// A process ended without a verdict, or said something senseless.
     #[error("the {who} {heard}; its messages are above")]
     Lost { who: String, heard: String },
-    /// A process said nothing for too long.
     #[error(
         "the {who} said nothing for {:.0} s and was ended; is the machine overloaded?",
         .waited.as_secs_f64()
@@ -60,36 +58,24 @@ pub(crate) enum RunError {
     Failed { who: String, cause: String },
 }
 
-fn name(role: Role) -> String {
-    match role {
-        Role::Lead => "leading side".to_owned(),
-        Role::Follow => "following side".to_owned(),
-    }
-}
-
 /// Runs one measurement; the outcome holds the CPU time of both sides.
 pub(crate) fn measure(entry: &Entry, testbed: &Testbed, cores: Cores) -> Result<Outcome, RunError> {
     let start = |role| {
         let environment = testbed.environment(entry.place, role, entry.carrier);
         let task = Task::Side(job(entry, testbed, cores, role));
-        Worker::start(name(role), &task, environment)
+        let (who, _) = role.own_and_other("leading side", "following side");
+        Worker::start(who.to_owned(), &task, environment)
     };
-    let lead = start(Role::Lead)?;
+    let mut lead = start(Role::Lead)?;
     if entry.subject.is_threads() {
-        let mut lead = lead;
         lead.recv::<Ready>(SLACK)?;
-        lead.send(&Go::default())?;
+        lead.send(&Ready::default())?;
         return lead.verdict(entry.work.duration + SLACK);
     }
-    let follow = start(Role::Follow)?;
-    let (mut lead, mut follow) = (lead, follow);
+    let mut follow = start(Role::Follow)?;
     let (of_lead, of_follow) = (lead.recv::<Ready>(SLACK)?, follow.recv::<Ready>(SLACK)?);
-    follow.send(&Go {
-        ports: of_lead.ports,
-    })?;
-    lead.send(&Go {
-        ports: of_follow.ports,
-    })?;
+    follow.send(&of_lead)?;
+    lead.send(&of_follow)?;
     let limit = entry.work.duration + SLACK;
     let start = Instant::now();
     // Whichever fails says why; the other would only say that it waited in vain.
@@ -111,10 +97,8 @@ pub(crate) fn measure(entry: &Entry, testbed: &Testbed, cores: Cores) -> Result<
 
 fn job(entry: &Entry, testbed: &Testbed, cores: Cores, role: Role) -> Job {
     let (own, other) = testbed.addresses(entry.place, role);
-    let (core, other_core, other_role) = match role {
-        Role::Lead => (cores.lead, cores.follow, Role::Follow),
-        Role::Follow => (cores.follow, cores.lead, Role::Lead),
-    };
+    let (core, other_core) = role.own_and_other(cores.lead, cores.follow);
+    let (_, other_role) = role.own_and_other(Role::Lead, Role::Follow);
     Job {
         subject: entry.subject,
         work: entry.work.clone(),

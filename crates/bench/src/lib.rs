@@ -38,7 +38,7 @@ use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
-use control::{Kind, Placement};
+use control::{Kind, Placement, name_of};
 use machine::{Cores, Stolen};
 use plan::{Group, Plan};
 use report::Measured;
@@ -327,7 +327,7 @@ impl Run<'_> {
         for _ in 0..group.rounds {
             cache_line_ns.extend(machine::cache_line_ns(self.cores)?);
             for one in &mut measured {
-                let subject = one.entry.subject.name();
+                let subject = name_of(one.entry.subject);
                 self.progress
                     .set_message(format!("{} {subject}", one.entry.bench));
                 let outcome = launch::measure(&one.entry, self.testbed, self.cores);

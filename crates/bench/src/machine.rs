@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use dipole_link::cpu;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
 use super::pingpong::nanoseconds;
@@ -23,13 +23,10 @@ pub(crate) struct Cores {
 impl Cores {
     /// The first two cores this process may use; twice the same if it has only one.
     pub(crate) fn choose() -> io::Result<Self> {
-        let allowed = sched_getaffinity(None)?;
-        let mut usable = (0..CpuSet::MAX_CPU).filter(|&core| allowed.is_set(core));
+        let mut usable = cpu::usable_cores()?.into_iter();
         let lead = usable.next().unwrap_or(0);
-        Ok(Self {
-            lead,
-            follow: usable.next().unwrap_or(lead),
-        })
+        let follow = usable.next().unwrap_or(lead);
+        Ok(Self { lead, follow })
     }
 
     pub(crate) fn are_one(self) -> bool {
@@ -39,11 +36,9 @@ impl Cores {
 
 /// Keeps the calling thread, and those it will start, on one core.
 pub(crate) fn pin(core: usize) -> io::Result<()> {
-    let mut set = CpuSet::new();
-    set.set(core);
-    sched_setaffinity(None, &set).map_err(|error| {
+    cpu::pin_to_core(core).map_err(|error| {
         io::Error::new(
-            io::Error::from(error).kind(),
+            error.kind(),
             format!("cannot stay on core {core}: {error}; is it in this process's cpuset?"),
         )
     })

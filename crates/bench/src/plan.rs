@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::control::{Carrier, Kind, Placement, Workload};
+use super::control::{Carrier, Kind, Placement, Workload, name_of};
 use super::crowd::CrowdPlan;
 use super::launch::Entry;
 use super::subject::{Subject, Waits};
@@ -64,33 +64,27 @@ pub(crate) enum PlanError {
     /// A subject cannot do the work asked for.
     #[error("{0}; choose another --size, kind or --subjects")]
     Refused(String),
-    /// An option needs a kind to act on.
     #[error("{option} needs a kind: pingpong, stream, bidir, rate or crowd")]
     NeedsKind { option: &'static str },
-    /// An option means something for one kind only.
     #[error("{option} is for {kind}")]
     OnlyFor {
         option: &'static str,
         kind: &'static str,
     },
-    /// Shared memory does not reach another node.
     #[error(
         "--link shm needs both sides on one node, and --on {on} makes two; use --on node \
          or --link udp"
     )]
-    ShmApart { on: &'static str },
-    /// The bpf link begins at an interface.
+    ShmApart { on: String },
     #[error(
         "--link bpf needs an interface, and --on {on} has none; use --on veth or another --link"
     )]
-    BpfNeedsInterface { on: &'static str },
-    /// Two options exclude each other.
+    BpfNeedsInterface { on: String },
     #[error("{option} cannot go with {by}")]
     Excluded {
         option: &'static str,
         by: &'static str,
     },
-    /// A number lies outside its range.
     #[error("{option} {given} cannot be used: expected {expected}")]
     OutOfRange {
         option: &'static str,
@@ -121,7 +115,7 @@ impl Variation {
             (false, false) => "",
         };
         let unreliable = if self.unreliable { "-unreliable" } else { "" };
-        format!("{}{block}{unreliable}", self.kind.name())
+        format!("{}{block}{unreliable}", name_of(self.kind))
     }
 
     fn entry(self, bench: String, subject: Subject, fault: Option<String>) -> Entry {
@@ -243,15 +237,12 @@ pub(crate) fn plan(arguments: &BenchArgs) -> Result<Plan, PlanError> {
 /// messages there. `None`: it does not say.
 fn asked_place(arguments: &BenchArgs) -> Result<Option<Placement>, PlanError> {
     match (arguments.on, arguments.link) {
-        (On::Veth, LinkName::Shm) => Err(PlanError::ShmApart { on: "veth" }),
-        (On::Loopback, LinkName::Shm) => Err(PlanError::ShmApart { on: "loopback" }),
-        (On::Loopback | On::Node, LinkName::Bpf) => Err(PlanError::BpfNeedsInterface {
-            on: if arguments.on == On::Node {
-                "node"
-            } else {
-                "loopback"
-            },
-        }),
+        (on @ (On::Veth | On::Loopback), LinkName::Shm) => {
+            Err(PlanError::ShmApart { on: name_of(on) })
+        }
+        (on @ (On::Loopback | On::Node), LinkName::Bpf) => {
+            Err(PlanError::BpfNeedsInterface { on: name_of(on) })
+        }
         (On::Auto, LinkName::Bpf) => Ok(Some(Placement::TwoNodes)),
         (On::Node, _) | (On::Auto, LinkName::Shm) => Ok(Some(Placement::OneNode)),
         (On::Veth | On::Loopback, _) => Ok(Some(Placement::TwoNodes)),
@@ -298,7 +289,7 @@ fn check_options(arguments: &BenchArgs) -> Result<(), PlanError> {
         });
     }
     if is_crowd {
-        let given = [
+        let excluded = [
             ("--unreliable", arguments.unreliable),
             ("--drop", arguments.drop.is_some()),
             ("--subjects", !arguments.subjects.is_empty()),
@@ -306,7 +297,7 @@ fn check_options(arguments: &BenchArgs) -> Result<(), PlanError> {
             ("--on veth", arguments.on == On::Veth),
             ("--on loopback", arguments.on == On::Loopback),
         ];
-        if let Some((option, _)) = given.into_iter().find(|(_, given)| *given) {
+        if let Some(option) = first_given(&excluded) {
             return Err(PlanError::Excluded {
                 option,
                 by: "crowd",
@@ -314,6 +305,12 @@ fn check_options(arguments: &BenchArgs) -> Result<(), PlanError> {
         }
     }
     Ok(())
+}
+
+/// The first of these options that the command line has.
+fn first_given(options: &[(&'static str, bool)]) -> Option<&'static str> {
+    let mut given = options.iter().filter(|(_, is_given)| *is_given);
+    given.next().map(|(option, _)| *option)
 }
 
 fn crowd(arguments: &BenchArgs) -> Result<CrowdPlan, PlanError> {
@@ -358,13 +355,13 @@ fn check_numbers(arguments: &BenchArgs) -> Result<(), PlanError> {
 }
 
 fn table(arguments: &BenchArgs) -> Result<Vec<Group>, PlanError> {
-    let given = [
+    let for_a_kind = [
         ("--size", arguments.size.is_some()),
         ("--block", arguments.block),
         ("--unreliable", arguments.unreliable),
         ("--drop", arguments.drop.is_some()),
     ];
-    if let Some((option, _)) = given.into_iter().find(|(_, given)| *given) {
+    if let Some(option) = first_given(&for_a_kind) {
         return Err(PlanError::NeedsKind { option });
     }
     let duration = duration(arguments, TABLE_SECONDS);
@@ -498,15 +495,13 @@ fn of_kind(kind: Kind, arguments: &BenchArgs) -> Result<Group, PlanError> {
         carrier: carrier(arguments, place),
         rounds: rounds(arguments, TABLE_ROUNDS),
     };
-    if kind == Kind::Bidir && variation.unreliable {
+    let excluded = [
+        ("--unreliable", variation.unreliable),
+        ("--block", variation.block),
+    ];
+    if let (Kind::Bidir, Some(option)) = (kind, first_given(&excluded)) {
         return Err(PlanError::Excluded {
-            option: "--unreliable",
-            by: "bidir",
-        });
-    }
-    if kind == Kind::Bidir && variation.block {
-        return Err(PlanError::Excluded {
-            option: "--block",
+            option,
             by: "bidir",
         });
     }

@@ -4,7 +4,7 @@ use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{CellAlignment, Table};
 use serde::Serialize;
 
-use super::control::Outcome;
+use super::control::{Outcome, name_of};
 use super::launch::{Entry, leading_figure};
 use super::plan::{Group, size};
 use super::statistics::{Spread, as_float};
@@ -21,7 +21,7 @@ pub(crate) struct Measured {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Line {
     pub(crate) bench: String,
-    pub(crate) subject: &'static str,
+    pub(crate) subject: String,
     pub(crate) link: String,
     /// Where the sides ran: "veth", "loopback" or "node".
     pub(crate) testbed: &'static str,
@@ -83,7 +83,7 @@ impl Measured {
         let bytes = spread(|outcome| outcome.bytes_per_s);
         Some(Line {
             bench: self.entry.bench.clone(),
-            subject: self.entry.subject.name(),
+            subject: name_of(self.entry.subject),
             link: self.entry.link(testbed),
             testbed: testbed.name(self.entry.place),
             size_bytes,
@@ -126,7 +126,7 @@ impl Measured {
 
     pub(crate) fn label(&self) -> String {
         match &self.entry.fault {
-            None => self.entry.subject.name().to_owned(),
+            None => name_of(self.entry.subject),
             Some(_) => self.entry.bench.clone(),
         }
     }
@@ -159,28 +159,16 @@ pub(crate) fn table(group: &Group, measured: &[Measured], testbed: &Testbed) -> 
         .iter()
         .flat_map(Measured::outcomes)
         .any(|outcome| outcome.one_way.is_some());
-    let mut header: Vec<String> = vec!["subject".into(), "link".into()];
-    let own: &[&str] = if is_latency {
-        &["p50 us", "min..max", "p99 us", "p99.9 us", "CPU ns/msg"]
-    } else {
-        &["GB/s", "min..max", "k msg/s", "CPU ns/msg"]
+    let headings = match is_latency {
+        true => "subject|link|p50 us|min..max|p99 us|p99.9 us|CPU ns/msg|x first",
+        false => "subject|link|GB/s|min..max|k msg/s|CPU ns/msg|x first",
     };
-    header.extend(own.iter().map(ToString::to_string));
-    let reference = &measured[0];
-    header.push("x first".to_owned());
-    let columns = header.len();
-    let mut table = Table::new();
-    table.load_preset(UTF8_FULL_CONDENSED).set_header(header);
+    let mut table = titled(headings, 2);
     for one in measured {
         let mut row = vec![one.label(), one.entry.link(testbed)];
         row.extend(figures(one, is_latency));
-        row.push(number(one.ratio(reference), 2));
+        row.push(number(one.ratio(&measured[0]), 2));
         table.add_row(row);
-    }
-    for column in 2..columns {
-        if let Some(column) = table.column_mut(column) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
     }
     let better = if is_latency {
         "one way, less is better"
@@ -188,6 +176,17 @@ pub(crate) fn table(group: &Group, measured: &[Measured], testbed: &Testbed) -> 
         "more is better"
     };
     format!("{} ({better})\n{table}", group.title)
+}
+
+/// An empty table with these headings, with `|` between them; the first stand over labels.
+pub(crate) fn titled(headings: &str, labels: usize) -> Table {
+    let headings: Vec<&str> = headings.split('|').collect();
+    let mut table = Table::new();
+    table.load_preset(UTF8_FULL_CONDENSED).set_header(headings);
+    for numbers in table.column_iter_mut().skip(labels) {
+        numbers.set_cell_alignment(CellAlignment::Right);
+    }
+    table
 }
 
 fn figures(one: &Measured, is_latency: bool) -> Vec<String> {

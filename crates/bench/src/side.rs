@@ -12,7 +12,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::channel::{Channel, broken};
-use super::control::{Go, Job, Kind, Outcome, Ready, Role, Task, Verdict, Workload};
+use super::control::{Job, Kind, Outcome, Ready, Role, Task, Verdict};
 use super::peers::frames::Frames;
 use super::peers::shm::Shm;
 use super::peers::udp::Udp;
@@ -23,12 +23,7 @@ use super::{crowd, dipole, flow, machine, pingpong};
 
 /// Reads a job from standard input, does it, and tells how it went.
 pub(crate) fn run() -> ExitCode {
-    let told = match measure() {
-        Ok(Done::Side(outcome)) => send(&Verdict::Done(outcome)),
-        // It has said what there was to say.
-        Ok(Done::Crowd) => Ok(()),
-        Err(error) => send(&Verdict::Failed(error.to_string())),
-    };
+    let told = measure().or_else(|error| send(&Verdict::Failed(error.to_string())));
     match told {
         Ok(()) => ExitCode::SUCCESS,
         // The parent is gone; there is nobody left to tell.
@@ -36,18 +31,12 @@ pub(crate) fn run() -> ExitCode {
     }
 }
 
-/// What has been done.
-enum Done {
-    Side(Outcome),
-    Crowd,
-}
-
-fn measure() -> io::Result<Done> {
+fn measure() -> io::Result<()> {
     // Whatever ends the parent ends this side too.
     set_parent_process_death_signal(Some(Signal::KILL))?;
     match recv()? {
-        Task::Side(job) => measure_side(&job).map(Done::Side),
-        Task::Crowd(job) => crowd::process::take_part(&job).map(|()| Done::Crowd),
+        Task::Side(job) => send(&Verdict::Done(measure_side(&job)?)),
+        Task::Crowd(job) => crowd::process::take_part(&job),
     }
 }
 
@@ -70,46 +59,16 @@ fn measure_side(job: &Job) -> io::Result<Outcome> {
     }
     machine::pin(job.core)?;
     match job.subject {
-        Subject::Dipole => {
-            let ready = dipole::open(job)?;
-            meet(Vec::new())?;
-            drive(ready.connect()?, job)
-        }
-        Subject::BareUdpSpin | Subject::BareUdpBlock => {
-            let udp = Udp::bind(job.own, &job.work, job.subject == Subject::BareUdpSpin)?;
-            udp.connect(job.other, &meet(udp.ports()?)?)?;
-            drive(udp, job)
-        }
-        Subject::BareUdpGso => {
-            let udp = UdpGso::bind(job.own, &job.work)?;
-            udp.connect(job.other, &meet(udp.ports()?)?)?;
-            drive(udp, job)
-        }
-        Subject::BareBpf | Subject::BareXdp => {
-            let frames = match job.subject {
-                Subject::BareBpf => Frames::by_ring(job.own)?,
-                _ => Frames::by_xdp(job.own)?,
-            };
-            let ports = meet(frames.ports())?;
-            drive(frames.connect(job.other, &ports)?, job)
-        }
-        Subject::BareTcpSpin | Subject::BareTcpBlock => {
-            let waiting = tcp::Waiting::bind(job.own, job.role)?;
-            let ports = meet(waiting.ports()?)?;
-            let spins = job.subject == Subject::BareTcpSpin;
-            drive(waiting.connect(job.other, &ports, spins)?, job)
-        }
+        Subject::Dipole => drive(dipole::open(job, meet)?, job, job.role),
+        Subject::BareUdpSpin | Subject::BareUdpBlock => drive(Udp::open(job, meet)?, job, job.role),
+        Subject::BareUdpGso => drive(UdpGso::open(job, meet)?, job, job.role),
+        Subject::BareBpf | Subject::BareXdp => drive(Frames::open(job, meet)?, job, job.role),
+        Subject::BareTcpSpin | Subject::BareTcpBlock => drive(tcp::open(job, meet)?, job, job.role),
         Subject::BareUnixSpin | Subject::BareUnixBlock => {
-            let waiting = unix::Waiting::bind(&job.meeting, job.role)?;
-            meet(Vec::new())?;
-            let spins = job.subject == Subject::BareUnixSpin;
-            drive(waiting.connect(spins)?, job)
+            drive(unix::open(job, meet)?, job, job.role)
         }
         Subject::BarePipeSpin | Subject::BarePipeBlock => {
-            let waiting = pipe::Waiting::bind(&job.meeting, job.role)?;
-            meet(Vec::new())?;
-            let spins = job.subject == Subject::BarePipeSpin;
-            drive(waiting.connect(spins)?, job)
+            drive(pipe::open(job, meet)?, job, job.role)
         }
         Subject::BareShm => {
             meet(Vec::new())?;
@@ -118,11 +77,8 @@ fn measure_side(job: &Job) -> io::Result<Outcome> {
     }
 }
 
-fn drive(channel: impl Channel + Send, job: &Job) -> io::Result<Outcome> {
-    play(channel, &job.work, job.role)
-}
-
-fn play(mut channel: impl Channel + Send, work: &Workload, role: Role) -> io::Result<Outcome> {
+fn drive(mut channel: impl Channel + Send, job: &Job, role: Role) -> io::Result<Outcome> {
+    let work = &job.work;
     let mut outcome = match (work.kind, role) {
         (Kind::Pingpong, Role::Lead) => pingpong::lead(&mut channel, work)?,
         (Kind::Pingpong, Role::Follow) => pingpong::follow(&mut channel, work)?,
@@ -136,13 +92,12 @@ fn play(mut channel: impl Channel + Send, work: &Workload, role: Role) -> io::Re
 /// Both sides as threads of this process; their CPU times are added up.
 fn drive_threads(job: &Job) -> io::Result<Outcome> {
     let (lead, follow) = Shm::pair(&job.work);
-    let work = &job.work;
     thread::scope(|scope| {
         let second = scope.spawn(move || {
             machine::pin(job.other_core)?;
-            play(follow, work, Role::Follow)
+            drive(follow, job, Role::Follow)
         });
-        let first = play(lead, work, Role::Lead);
+        let first = drive(lead, job, Role::Lead);
         let second = second
             .join()
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
@@ -155,7 +110,7 @@ fn drive_threads(job: &Job) -> io::Result<Outcome> {
 /// Tells the parent this side's ports and waits for those of the other.
 fn meet(ports: Vec<u16>) -> io::Result<Vec<u16>> {
     send(&Ready { ports })?;
-    Ok(recv::<Go>()?.ports)
+    Ok(recv::<Ready>()?.ports)
 }
 
 pub(super) fn send(message: &impl Serialize) -> io::Result<()> {

@@ -21,7 +21,7 @@ pub(crate) struct RoundTrips {
 }
 
 /// One-way times of one run in nanoseconds: each is half a round trip.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct OneWay {
     pub(crate) p50_ns: f64,
     pub(crate) mean80_ns: f64,

@@ -3,7 +3,7 @@
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-use super::control::{Carrier, Kind, Placement, Workload};
+use super::control::{Carrier, Kind, Placement, Workload, name_of};
 use super::flow::ACKNOWLEDGEMENT_BYTES;
 
 /// Longest UDP payload of a packet on an Ethernet of MTU 1500.
@@ -43,29 +43,11 @@ pub(crate) enum Subject {
 }
 
 impl Subject {
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Subject::Dipole => "dipole",
-            Subject::BareUdpSpin => "bare-udp-spin",
-            Subject::BareUdpBlock => "bare-udp-block",
-            Subject::BareUdpGso => "bare-udp-gso",
-            Subject::BareBpf => "bare-bpf",
-            Subject::BareXdp => "bare-xdp",
-            Subject::BareTcpSpin => "bare-tcp-spin",
-            Subject::BareTcpBlock => "bare-tcp-block",
-            Subject::BareUnixSpin => "bare-unix-spin",
-            Subject::BareUnixBlock => "bare-unix-block",
-            Subject::BarePipeSpin => "bare-pipe-spin",
-            Subject::BarePipeBlock => "bare-pipe-block",
-            Subject::BareShm => "bare-shm",
-        }
-    }
-
     /// What carries its bytes, and over a network the testbed it lies on.
     pub(crate) fn link(self, carrier: Carrier, testbed: &str) -> String {
         match self {
             Subject::Dipole => match carrier {
-                Carrier::Udp | Carrier::Bpf => format!("{}/{testbed}", carrier.name()),
+                Carrier::Udp | Carrier::Bpf => format!("{}/{testbed}", name_of(carrier)),
                 Carrier::Shm => "shm".to_owned(),
             },
             Subject::BareUdpSpin | Subject::BareUdpBlock | Subject::BareUdpGso => {
@@ -95,7 +77,7 @@ impl Subject {
     }
 
     /// Its calls wait in the kernel.
-    fn blocks(self) -> bool {
+    pub(crate) fn blocks(self) -> bool {
         matches!(
             self,
             Subject::BareUdpBlock
@@ -112,7 +94,7 @@ impl Subject {
 
     /// Why this subject cannot do that work; `None` if it can.
     pub(crate) fn refuses(self, work: &Workload) -> Option<String> {
-        let (name, kind, size_bytes) = (self.name(), work.kind, work.size_bytes);
+        let (name, kind, size_bytes) = (name_of(self), work.kind, work.size_bytes);
         if work.two_threads_a_side {
             if !self.takes_two_threads() {
                 return Some(format!(
@@ -134,7 +116,7 @@ impl Subject {
             return Some(format!(
                 "{name} has no window and no pieces: pingpongs of at most {LONGEST_FRAME_BYTES} \
                  bytes are what it does; {} of {size_bytes} were asked for",
-                kind.name()
+                name_of(kind)
             ));
         }
         if self == Subject::BareUdpGso && kind == Kind::Pingpong {
@@ -146,7 +128,7 @@ impl Subject {
             return Some(format!(
                 "{} needs messages of at least {ACKNOWLEDGEMENT_BYTES} bytes; {size_bytes} were \
                  asked for",
-                kind.name()
+                name_of(kind)
             ));
         }
         None
@@ -197,14 +179,6 @@ pub(crate) enum Waits {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn names_are_those_the_command_line_takes() {
-        for subject in Subject::value_variants() {
-            let value = subject.to_possible_value().expect("none is hidden");
-            assert_eq!(value.get_name(), subject.name());
-        }
-    }
 
     fn work(kind: Kind, size_bytes: usize) -> Workload {
         Workload {

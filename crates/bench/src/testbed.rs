@@ -15,7 +15,7 @@ use clap::ValueEnum;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
 
-use super::control::{Carrier, Placement, Role};
+use super::control::{Carrier, Placement, Role, name_of};
 
 /// Where `ip netns` keeps its names.
 const NAMESPACES: &str = "/run/netns";
@@ -43,16 +43,13 @@ pub(crate) enum On {
 /// Why there is no testbed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TestbedError {
-    /// Only root may make namespaces.
     #[error("cannot make network namespaces as user {user}; run as root or use --on loopback")]
     NotRoot { user: u32 },
-    /// An `ip` command failed.
     #[error(
         "cannot make a veth testbed: `{command}` failed: {cause}; install iproute2 and run \
          with CAP_NET_ADMIN and CAP_SYS_ADMIN, or use --on loopback"
     )]
     Ip { command: String, cause: String },
-    /// The folder for registries and the hosts file cannot be made.
     #[error("cannot use the folder {path}: {cause}; set TMPDIR to one that can be written")]
     Folder { path: PathBuf, cause: io::Error },
     /// Signals cannot be watched, so nothing would be cleaned up.
@@ -144,18 +141,12 @@ impl Testbed {
             Placement::TwoNodes if self.veth => VETH,
             Placement::TwoNodes => LOOPBACK,
         };
-        match role {
-            Role::Lead => (lead.into(), follow.into()),
-            Role::Follow => (follow.into(), lead.into()),
-        }
+        role.own_and_other(lead.into(), follow.into())
     }
 
     pub(crate) fn namespace(&self, place: Placement, role: Role) -> Option<PathBuf> {
         let [lead, follow] = namespace_names(std::process::id());
-        let name = match role {
-            Role::Lead => lead,
-            Role::Follow => follow,
-        };
+        let (name, _) = role.own_and_other(lead, follow);
         (self.veth && place == Placement::TwoNodes).then(|| Path::new(NAMESPACES).join(name))
     }
 
@@ -180,7 +171,7 @@ impl Testbed {
             ("DIPOLE_NID", node(place, role).to_string().into()),
             ("DIPOLE_HOSTS", hosts),
             ("DIPOLE_RUNTIME_DIR", self.folder.join(registry).into()),
-            ("DIPOLE_LINK", carrier.name().into()),
+            ("DIPOLE_LINK", name_of(carrier).into()),
         ]
     }
 

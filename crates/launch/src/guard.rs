@@ -86,10 +86,7 @@ fn try_guard(args: GuardArgs) -> std::io::Result<u8> {
         std::io::Error::other(format!("cannot start `{program}`: {cause}"))
     })?;
     drop(command);
-    let pid = i32::try_from(child.id())
-        .ok()
-        .and_then(Pid::from_raw)
-        .ok_or_else(|| std::io::Error::other("a child without a process id"))?;
+    let pid = Pid::from_child(&child);
     let ended = pidfd_open(pid, PidfdFlags::empty())?;
     let mut watched = vec![PollFd::new(&ended, PollFlags::IN)];
     watched.extend(parent.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));

@@ -41,8 +41,6 @@ pub(super) struct Reach<'a> {
 
 /// A host that the launcher has contacted.
 pub(super) struct Contact {
-    /// Index into the list of hosts.
-    pub(super) index: usize,
     pub(super) host: Host,
     pub(super) since: Instant,
     pub(super) state: State,
@@ -109,7 +107,6 @@ impl Contact {
             });
         }
         Ok(Contact {
-            index,
             host: host.clone(),
             since: Instant::now(),
             state: State::Waiting,

@@ -9,7 +9,6 @@ mod restart;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::io::Read;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
@@ -22,7 +21,7 @@ use signal_hook::iterator::Signals;
 use super::budget::Budget;
 use super::host::{Contact, HostEvent, Reach, State};
 use super::message::{Down, Ending, Up};
-use super::{HostsFile, RunArgs, RunError, descendants};
+use super::{HostsFile, RunArgs, RunError, descendants, read_pieces};
 use crate::output::Style;
 pub(crate) use loss::OnLoss;
 use loss::{Due, Losses};
@@ -77,7 +76,7 @@ pub(super) fn launch(args: RunArgs, hosts: &HostsFile, style: Style) -> Result<u
     let mut job = Launch {
         json: style == Style::Json,
         grace: args.grace,
-        contacts: Vec::new(),
+        contacts: BTreeMap::new(),
         running: BTreeMap::new(),
         status: None,
         interruptions: 0,
@@ -112,7 +111,8 @@ struct Means<'a> {
 struct Launch {
     json: bool,
     grace: Duration,
-    contacts: Vec<Contact>,
+    /// By number: the index of the host, or a later one if ranks return there.
+    contacts: BTreeMap<usize, Contact>,
     /// Ranks that have not ended, with the index of their host.
     running: BTreeMap<u32, usize>,
     /// Status of the first rank that failed.
@@ -170,21 +170,11 @@ impl Launch {
     fn forward_input(&self) {
         let (events, budget) = (self.events.clone(), self.input.clone());
         std::thread::spawn(move || {
-            let mut stdin = std::io::stdin().lock();
-            let mut buffer = vec![0; 1 << 15];
-            loop {
-                match stdin.read(&mut buffer) {
-                    Err(cause) if cause.kind() == std::io::ErrorKind::Interrupted => {}
-                    Ok(0) | Err(_) => {
-                        let _ = events.send(Event::InputEnd);
-                        return;
-                    }
-                    Ok(length) => {
-                        budget.take(length);
-                        let _ = events.send(Event::Input(buffer[..length].to_vec()));
-                    }
-                }
-            }
+            let _the_launcher_is_gone = read_pieces(std::io::stdin().lock(), 1 << 15, |piece| {
+                budget.take(piece.len());
+                events.send(Event::Input(piece.to_vec()))
+            });
+            let _ = events.send(Event::InputEnd);
         });
     }
 
@@ -193,7 +183,7 @@ impl Launch {
         loop {
             self.restart(means);
             let is_over = |contact: &Contact| contact.state == State::Gone;
-            if self.contacts.iter().all(is_over) && self.losses.next_at().is_none() {
+            if self.contacts.values().all(is_over) && self.losses.next_at().is_none() {
                 return;
             }
             let wake = [self.give_up_at, self.next_restart(means)];
@@ -222,7 +212,7 @@ impl Launch {
     }
 
     fn give_up(&mut self) {
-        let left = self.contacts.iter();
+        let left = self.contacts.values();
         let left: Vec<String> = left
             .filter(|contact| contact.state != State::Gone)
             .map(|contact| contact.host.to_string())
@@ -231,7 +221,7 @@ impl Launch {
             "gave up waiting for {} to report that nothing is left there",
             left.join(", ")
         ));
-        for contact in &mut self.contacts {
+        for contact in self.contacts.values_mut() {
             contact.disconnect();
         }
     }
@@ -239,9 +229,8 @@ impl Launch {
     fn on_message(&mut self, index: usize, message: Up, plan: &Plan) {
         match message {
             Up::Started { rank, pid } => {
-                let node = self
-                    .position(index)
-                    .map(|position| self.contacts[position].host.node.0);
+                let node = self.contacts.get(&index);
+                let node = node.map(|contact| contact.host.node.0);
                 self.event(json!({"event": "started", "rank": rank, "node": node, "pid": pid}));
             }
             Up::Output {
@@ -277,10 +266,10 @@ impl Launch {
             Ending::Code(code) => format!("ended with status {code}"),
             Ending::Signal(signal) => format!("was ended by signal {signal}"),
         };
-        let Some(position) = index.and_then(|index| self.position(index)) else {
+        let Some(contact) = index.and_then(|index| self.contacts.get(&index)) else {
             return;
         };
-        let node = self.contacts[position].host.node;
+        let node = contact.host.node;
         self.lose(
             &[rank],
             node,
@@ -302,13 +291,10 @@ impl Launch {
     }
 
     fn ended(&mut self, index: usize, reason: Option<String>) {
-        let Some(position) = self.position(index) else {
+        let contact = self.contacts.get_mut(&index);
+        let Some(contact) = contact.filter(|contact| contact.state != State::Gone) else {
             return;
         };
-        let contact = &mut self.contacts[position];
-        if contact.state == State::Gone {
-            return;
-        }
         contact.disconnect();
         let (host, node) = (contact.host.to_string(), contact.host.node);
         if self.has_not_returned(index, reason.as_deref()) {
@@ -343,34 +329,28 @@ impl Launch {
     }
 
     fn on_stderr(&mut self, index: usize, line: &str) {
-        let host = self.position(index).map_or_else(
+        let host = self.contacts.get(&index).map_or_else(
             || format!("host {index}"),
-            |position| self.contacts[position].host.to_string(),
+            |contact| contact.host.to_string(),
         );
         self.print_message(format!("{host}: {line}"));
     }
 
     fn send_to_rank_0(&self, message: Down) {
-        let at = self.running.get(&0).and_then(|index| self.position(*index));
-        match (at, message) {
-            (Some(position), message) => self.contacts[position].send(message),
+        let index = self.running.get(&0);
+        match (index.and_then(|index| self.contacts.get(index)), message) {
+            (Some(contact), message) => contact.send(message),
             (None, Down::Input(bytes)) => self.input.give(bytes.len()),
             (None, _) => {}
         }
     }
 
     fn send_to_all(&self, message: impl Fn() -> Down) {
-        for contact in &self.contacts {
+        for contact in self.contacts.values() {
             if contact.state == State::Ready {
                 contact.send(message());
             }
         }
-    }
-
-    fn position(&self, index: usize) -> Option<usize> {
-        self.contacts
-            .iter()
-            .position(|contact| contact.index == index)
     }
 
     /// The next event; `None` at the deadline.
@@ -404,7 +384,7 @@ impl Launch {
 
     /// Disconnects all hosts and waits until everything is printed.
     fn finish(&mut self) {
-        for contact in &mut self.contacts {
+        for contact in self.contacts.values_mut() {
             contact.disconnect();
         }
         let _ = self.print.send(Print::Done {

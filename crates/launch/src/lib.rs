@@ -25,6 +25,7 @@ mod reach;
 mod shim;
 
 use std::ffi::OsString;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -90,35 +91,28 @@ pub struct RunArgs {
 /// Why a job could not be run.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RunError {
-    /// The hosts file is invalid.
     #[error(transparent)]
     Hosts(FileError),
-    /// The cluster key cannot be loaded.
     #[error("{variable}: {0}", variable = variables::KEY)]
     Key(KeyError),
-    /// An environment variable is invalid.
     #[error(transparent)]
     Environment(JobError),
-    /// No agent of this node has written a file of nodes.
     #[error(
         "no agent of this node has listed the nodes ({file} is missing): start one \
          with `dipole agent --discover`, with the same DIPOLE_NID and runtime directory, or \
          name a hosts file (`./agent` if yours has this name)"
     )]
     NoAgent { file: PathBuf },
-    /// Not one host answered.
     #[error(
         "none of the {tried} hosts takes the job, so no rank was started; see above for \
          each"
     )]
     NoHost { tried: usize },
-    /// The owners of the hosts that answered accept fewer ranks.
     #[error(
         "{ranks} ranks are too many: the owners of the hosts that answered take {capacity} in \
          all now, so none was started; ask for fewer, or add hosts"
     )]
     TooManyRanks { ranks: u32, capacity: u32 },
-    /// A system call failed.
     #[error("{doing} failed: {cause}")]
     System {
         doing: &'static str,
@@ -184,6 +178,25 @@ fn file_of_agent() -> Result<PathBuf, RunError> {
     match file.exists() {
         true => Ok(file),
         false => Err(RunError::NoAgent { file }),
+    }
+}
+
+/// Reads a stream in pieces until it ends or breaks, or `take` fails.
+///
+/// # Errors
+/// Those of `take`.
+pub fn read_pieces<E>(
+    mut from: impl Read,
+    most_bytes: usize,
+    mut take: impl FnMut(&[u8]) -> Result<(), E>,
+) -> Result<(), E> {
+    let mut buffer = vec![0; most_bytes];
+    loop {
+        match from.read(&mut buffer) {
+            Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {}
+            Ok(0) | Err(_) => return Ok(()),
+            Ok(length) => take(&buffer[..length])?,
+        }
     }
 }
 

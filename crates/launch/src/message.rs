@@ -115,7 +115,7 @@ pub(super) enum Up {
 }
 
 /// Which of a rank's two outputs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Stream {
     Stdout,

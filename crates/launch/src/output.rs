@@ -37,7 +37,7 @@ pub(crate) struct Printer<Out, Err> {
     style: Style,
     stdout: Out,
     stderr: Err,
-    unfinished: BTreeMap<(u32, u8), Vec<u8>>,
+    unfinished: BTreeMap<(u32, Stream), Vec<u8>>,
 }
 
 impl<Out: Write, Err: Write> Printer<Out, Err> {
@@ -55,7 +55,7 @@ impl<Out: Write, Err: Write> Printer<Out, Err> {
         if self.style == Style::Raw {
             return self.put(stream, bytes);
         }
-        let key = (rank, stream as u8);
+        let key = (rank, stream);
         let mut line = self.unfinished.remove(&key).unwrap_or_default();
         let mut printed = Vec::new();
         for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
@@ -77,11 +77,6 @@ impl<Out: Write, Err: Write> Printer<Out, Err> {
     /// Prints what remains without a line break.
     pub(crate) fn finish(&mut self) -> io::Result<()> {
         for ((rank, stream), rest) in std::mem::take(&mut self.unfinished) {
-            let stream = if stream == Stream::Stdout as u8 {
-                Stream::Stdout
-            } else {
-                Stream::Stderr
-            };
             let mut printed = Vec::new();
             self.line(&mut printed, rank, stream, &rest);
             self.put(stream, &printed)?;

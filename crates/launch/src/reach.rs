@@ -15,6 +15,7 @@ use clap::Args;
 use dipole_node::{ClusterKey, variables};
 
 use super::message::{self, BANNER, Up};
+use super::read_pieces;
 use crate::call::{
     Answer, Channel, Frame, GREETING_BYTES, Greeting, IDLE_LIMIT, MAX_CHUNK_BYTES, Receiver,
     Request, Sender, send_keepalives,
@@ -50,7 +51,6 @@ pub struct ReachArgs {
 /// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 enum CallError {
-    /// Nothing listens at any address.
     #[error("no agent answers at {}: {cause}", list(.at))]
     NoAgent {
         at: Vec<SocketAddr>,
@@ -226,20 +226,15 @@ fn who() -> String {
 }
 
 fn carry_input(sender: &Mutex<Sender<TcpStream>>) {
-    let mut stdin = io::stdin().lock();
-    let mut buffer = vec![0; MAX_CHUNK_BYTES];
-    loop {
-        let frame = match stdin.read(&mut buffer) {
-            Err(cause) if cause.kind() == io::ErrorKind::Interrupted => continue,
-            Ok(0) | Err(_) => Frame::InputEnd,
-            Ok(length) => Frame::Data(buffer[..length].to_vec()),
-        };
-        // A lost connection is noticed by the thread that reads from it.
+    let send = |frame| {
         let mut sender = sender.lock().unwrap_or_else(PoisonError::into_inner);
-        if sender.send(&frame).is_err() || frame == Frame::InputEnd {
-            return;
-        }
-    }
+        sender.send(&frame)
+    };
+    // A lost connection is noticed by the thread that reads from it.
+    let _lost = read_pieces(io::stdin().lock(), MAX_CHUNK_BYTES, |piece| {
+        send(Frame::Data(piece.to_vec()))
+    })
+    .and_then(|()| send(Frame::InputEnd));
 }
 
 fn carry_output(mut receiver: Receiver<TcpStream>) -> io::Result<u8> {

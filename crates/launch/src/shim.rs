@@ -21,6 +21,7 @@ use super::budget::Budget;
 use super::descendants;
 use super::guard::watch_parent;
 use super::message::{self, BANNER, Down, Ending, Hello, Start, Stream, Up};
+use super::read_pieces;
 
 /// Arguments of the hidden subcommand `shim`.
 #[derive(Args, Debug)]
@@ -44,12 +45,6 @@ enum Event {
     Disconnected,
     Died(Pid, WaitStatus),
     NoChildren,
-}
-
-/// Input on its way to rank 0.
-enum Input {
-    Bytes(Vec<u8>),
-    End,
 }
 
 /// Runs the shim.
@@ -140,7 +135,8 @@ struct Rank {
 /// The ranks of this host.
 struct HostRanks {
     ranks: Vec<Rank>,
-    input: Option<Sender<Input>>,
+    /// Input for rank 0, until it ends.
+    input: Option<Sender<Vec<u8>>>,
     readers: Vec<std::thread::JoinHandle<()>>,
     outbox: Sender<Up>,
     budget: Budget,
@@ -202,13 +198,9 @@ impl HostRanks {
                 command.current_dir(&start.directory);
             }
             let mut child = command.spawn()?;
-            let pid = i32::try_from(child.id())
-                .ok()
-                .and_then(Pid::from_raw)
-                .ok_or_else(|| io::Error::other("a child without a process id"))?;
             self.ranks.push(Rank {
                 rank,
-                pid,
+                pid: Pid::from_child(&child),
                 running: true,
             });
             let _ = self.outbox.send(Up::Started {
@@ -233,24 +225,18 @@ impl HostRanks {
         Ok(())
     }
 
-    fn carry(&mut self, rank: u32, stream: Stream, mut from: impl Read + Send + 'static) {
+    fn carry(&mut self, rank: u32, stream: Stream, from: impl Read + Send + 'static) {
         let (outbox, budget) = (self.outbox.clone(), self.budget.clone());
         self.readers.push(std::thread::spawn(move || {
-            let mut buffer = vec![0; 1 << 16];
-            loop {
-                match from.read(&mut buffer) {
-                    Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {}
-                    Ok(0) | Err(_) => return,
-                    Ok(length) => {
-                        budget.take(length);
-                        let _ = outbox.send(Up::Output {
-                            rank,
-                            stream,
-                            bytes: buffer[..length].to_vec(),
-                        });
-                    }
-                }
-            }
+            let _nobody_listens = read_pieces(from, 1 << 16, |piece| {
+                budget.take(piece.len());
+                let bytes = piece.to_vec();
+                outbox.send(Up::Output {
+                    rank,
+                    stream,
+                    bytes,
+                })
+            });
         }));
     }
 
@@ -270,8 +256,13 @@ impl HostRanks {
                 inbox.recv().map_err(|_| RecvTimeoutError::Disconnected)
             };
             match event {
-                Ok(Event::Command(Down::Input(bytes))) => self.feed(Input::Bytes(bytes)),
-                Ok(Event::Command(Down::InputEnd)) => self.feed(Input::End),
+                Ok(Event::Command(Down::Input(bytes))) => {
+                    // The launcher sends input only to the host of rank 0.
+                    if let Some(input) = &self.input {
+                        let _ = input.send(bytes);
+                    }
+                }
+                Ok(Event::Command(Down::InputEnd)) => self.input = None,
                 Ok(Event::Command(Down::Signal(signal))) => {
                     if let Some(signal) = Signal::from_named_raw(signal) {
                         self.signal(signal);
@@ -289,13 +280,6 @@ impl HostRanks {
                 Ok(Event::Died(pid, status)) => self.died(pid, status),
                 Ok(Event::NoChildren) | Err(RecvTimeoutError::Disconnected) => return,
             }
-        }
-    }
-
-    fn feed(&mut self, input: Input) {
-        // The launcher sends input only to the host of rank 0.
-        if let Some(to_feed) = &self.input {
-            let _ = to_feed.send(input);
         }
     }
 
@@ -384,13 +368,10 @@ fn reap(events: &Sender<Event>) {
     }
 }
 
-fn feed(mut stdin: impl Write, to_feed: &Receiver<Input>, outbox: &Sender<Up>) {
+/// Dropping `stdin`, when no more input comes, is its end of file.
+fn feed(mut stdin: impl Write, to_feed: &Receiver<Vec<u8>>, outbox: &Sender<Up>) {
     let mut closed = false;
-    for input in to_feed {
-        let Input::Bytes(bytes) = input else {
-            // Dropping it is the end of file.
-            return;
-        };
+    for bytes in to_feed {
         // A rank that has closed its input does not concern the launcher.
         closed = closed || stdin.write_all(&bytes).is_err();
         let count = u32::try_from(bytes.len()).unwrap_or(u32::MAX);

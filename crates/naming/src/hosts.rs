@@ -53,6 +53,22 @@ pub struct Host {
 }
 
 impl Host {
+    /// A node of whose line nothing is known but the first two words.
+    #[must_use]
+    pub fn at(node: NodeId, address: IpAddr) -> Host {
+        Host {
+            node,
+            address,
+            interfaces: Vec::new(),
+            control: None,
+            port: DEFAULT_DIRECTORY_PORT,
+            slots: 1,
+            ssh: None,
+            runtime_dir: None,
+            name: None,
+        }
+    }
+
     /// Where this node's directory answers.
     #[must_use]
     pub fn directory(&self) -> SocketAddr {
@@ -69,9 +85,7 @@ impl Host {
             .map(|address| SocketAddr::new(*address, self.port))
             .collect()
     }
-}
 
-impl Host {
     /// The line of a hosts file that describes this node.
     #[must_use]
     pub fn line(&self) -> String {
@@ -125,17 +139,7 @@ impl Hosts {
     #[must_use]
     pub fn local_only(node: NodeId) -> Hosts {
         Hosts {
-            entries: vec![Host {
-                node,
-                address: IpAddr::V4(Ipv4Addr::LOCALHOST),
-                interfaces: Vec::new(),
-                control: None,
-                port: DEFAULT_DIRECTORY_PORT,
-                slots: 1,
-                ssh: None,
-                runtime_dir: None,
-                name: None,
-            }],
+            entries: vec![Host::at(node, IpAddr::V4(Ipv4Addr::LOCALHOST))],
             is_alone: true,
             source: None,
         }
@@ -315,17 +319,7 @@ fn parse_line(mut line: Line<'_>) -> Result<Host, Fault> {
         "interfaces=ADDRESS[,ADDRESS[,ADDRESS]], each once, without the first one";
     let node = line.next("a node number from 1 to 4294967295")?;
     let address = parse_address(&line.next::<String>("an IP address after the node number")?)?;
-    let mut host = Host {
-        node,
-        address,
-        interfaces: Vec::new(),
-        control: None,
-        port: DEFAULT_DIRECTORY_PORT,
-        slots: 1,
-        ssh: None,
-        runtime_dir: None,
-        name: None,
-    };
+    let mut host = Host::at(node, address);
     for option in line.options(OPTION)? {
         match option.key {
             "port" => host.port = option.number(1..=u16::MAX)?,

@@ -24,6 +24,19 @@ pub const MAC_BYTES: usize = 16;
 /// The key in digits, and some white space.
 const MAX_FILE_BYTES: u64 = 256;
 
+/// Bytes of the system's randomness, up to 256 of them.
+///
+/// # Errors
+/// The system has none.
+pub fn random_bytes<const N: usize>() -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    let length = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
+    match length == N {
+        true => Ok(bytes),
+        false => Err(io::Error::other("too few random bytes")),
+    }
+}
+
 /// The secret that the members of a cluster share. Cheap to clone; never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ClusterKey {
@@ -170,12 +183,7 @@ impl ClusterKey {
     /// # Errors
     /// The system has none.
     pub fn random() -> io::Result<ClusterKey> {
-        let mut secret = [0; KEY_BYTES];
-        let length = rustix::rand::getrandom(&mut secret, rustix::rand::GetRandomFlags::empty())?;
-        if length != KEY_BYTES {
-            return Err(io::Error::other("too few random bytes"));
-        }
-        Ok(ClusterKey::new(secret))
+        Ok(ClusterKey::new(random_bytes()?))
     }
 
     /// Writes the key to a file that must not exist yet, with mode 0600.

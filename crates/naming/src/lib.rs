@@ -19,5 +19,5 @@ pub mod key;
 pub mod limits;
 pub mod lines;
 pub mod liveness;
-mod net;
+pub mod net;
 pub mod registry;

@@ -67,7 +67,7 @@ use crate::envelope::{Authenticator, Header};
 use crate::key::ClusterKey;
 use crate::limits::{LimitReached, UserLimits};
 
-pub use announcement::{Announcement, MAX_NAME_BYTES, is_announcement, is_name};
+pub use announcement::{Announcement, MAX_NAME_BYTES, NodeFacts, is_announcement, is_name};
 pub use answer::version;
 pub use directory::{Directory, DirectoryCounters};
 pub use directory_lock::{DirectoryLock, DirectoryLockError};

@@ -134,17 +134,14 @@ impl Builder {
 
     fn check(&self) -> Result<(), TestbedError> {
         let refused = |why: String| Err(TestbedError::Refused { why });
-        if !(1..=MOST_NODES).contains(&self.nodes) {
-            return refused(format!(
-                "{} nodes; there may be 1 to {MOST_NODES}",
-                self.nodes
-            ));
-        }
-        if !(1..=MOST_NETWORKS).contains(&self.networks) {
-            return refused(format!(
-                "{} networks; there may be 1 to {MOST_NETWORKS}",
-                self.networks
-            ));
+        for (count, most, what) in [
+            (self.nodes, MOST_NODES, "nodes"),
+            (self.networks, MOST_NETWORKS, "networks"),
+            (self.queues, MOST_QUEUES, "queues of an interface"),
+        ] {
+            if !(1..=most).contains(&count) {
+                return refused(format!("{count} {what}; there may be 1 to {most}"));
+            }
         }
         if !MTU_BYTES.contains(&self.mtu) {
             return refused(format!(
@@ -152,12 +149,6 @@ impl Builder {
                 self.mtu,
                 MTU_BYTES.start(),
                 MTU_BYTES.end()
-            ));
-        }
-        if !(1..=MOST_QUEUES).contains(&self.queues) {
-            return refused(format!(
-                "{} queues of an interface; there may be 1 to {MOST_QUEUES}",
-                self.queues
             ));
         }
         if let Some(rate) = self.rate_mbit

@@ -12,7 +12,7 @@ mod pipe;
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use output::{Failure, Output};
 use tracing_subscriber::EnvFilter;
 
@@ -63,27 +63,6 @@ enum Command {
 }
 
 impl Command {
-    /// As it is typed.
-    fn name(&self) -> &'static str {
-        match self {
-            Command::Run(_) => "run",
-            Command::Send(_) => "send",
-            Command::Recv(_) => "recv",
-            Command::Bench(_) => "bench",
-            Command::Graph(_) => "graph",
-            Command::Agent(_) => "agent",
-            Command::Key(_) => "key",
-            Command::Doctor(_) => "doctor",
-            Command::Completions { .. } => "completions",
-            Command::Manual => "manual",
-            Command::Guard(_) => "guard",
-            Command::Shim(_) => "shim",
-            Command::Reach(_) => "reach",
-            Command::AgentSession(_) => "agent-session",
-            Command::RankExec(_) => "rank-exec",
-        }
-    }
-
     /// True for the agent and its sessions, whose output is their log.
     fn is_agent(&self) -> bool {
         match self {
@@ -95,7 +74,8 @@ impl Command {
 }
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+    let matches = Arguments::command().get_matches();
+    let arguments = Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     // Warnings are on by default: they name what a program waits for. An agent whose log is read
     // by a program logs everything that happens.
     let json = arguments.json;
@@ -112,7 +92,7 @@ fn main() -> ExitCode {
         log.with_ansi(std::io::stderr().is_terminal()).init();
     }
     let mut out = Output::new(std::io::stdout());
-    let command = arguments.command.name();
+    let command = matches.subcommand_name().unwrap_or_default();
     let done = run(arguments.command, json, &mut out);
     out.report(command, done, json, &mut std::io::stderr())
 }

@@ -1,13 +1,22 @@
-//! Standard output and the report of a command's failure.
+//! Standard output, how results look there, and the report of a command's failure.
 
 use std::error::Error;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
+use comfy_table::Table;
+use comfy_table::presets::UTF8_FULL_CONDENSED;
 use serde::Serialize;
 
 /// What shells report for a program that SIGPIPE ended.
 const BROKEN_PIPE: u8 = 128 + 13;
+
+/// An empty table with these headings.
+pub(crate) fn table<const N: usize>(headings: [&str; N]) -> Table {
+    let mut table = Table::new();
+    table.load_preset(UTF8_FULL_CONDENSED).set_header(headings);
+    table
+}
 
 /// A value as one line of JSON, without its line break.
 pub(crate) fn json(value: &impl Serialize) -> String {

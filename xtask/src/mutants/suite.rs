@@ -106,26 +106,20 @@ impl Suite {
         watch(&mut command)
     }
 
-    /// Runs the simulator on one seed.
-    pub(crate) fn run_seed(
+    /// Runs only what has found a mutant: a seed, or a test.
+    pub(crate) fn replay(
         self,
         program: &Path,
         sources: &Path,
-        seed: u64,
+        found: &Outcome,
     ) -> Result<Outcome, Failure> {
         let mut command = self.command(program, sources);
-        watch(command.env("DIPOLE_SEED", seed.to_string()))
-    }
-
-    /// Runs one test.
-    pub(crate) fn run_test(
-        self,
-        program: &Path,
-        sources: &Path,
-        test: &str,
-    ) -> Result<Outcome, Failure> {
-        let mut command = self.command(program, sources);
-        watch(command.args([test, "--exact"]))
+        match found {
+            Outcome::Seed(seed) => command.env("DIPOLE_SEED", seed.to_string()),
+            Outcome::Test(test) => command.args([test, "--exact"]),
+            Outcome::Passed | Outcome::Unclear(_) | Outcome::TimedOut => &mut command,
+        };
+        watch(&mut command)
     }
 
     fn command(self, program: &Path, sources: &Path) -> Command {

@@ -16,11 +16,11 @@ use dipole_bpf::hook::create_ring;
 use super::addresses::{Address, addresses};
 use super::live::{LiveGrants, LiveItem};
 use super::policy::{InterfacePolicy, Permission, Policy, is_ring_size};
-use super::programs::{InheritedPrograms, Programs};
+use super::programs::{InheritedPrograms, LIVE, Programs};
 use super::server::refusal;
 use super::{BrokerStatus, InterfaceStatus, UserStatus};
+use crate::fd_store;
 
-/// See the module.
 pub(super) struct GrantTable {
     rules: Policy,
     here: Namespace,
@@ -74,7 +74,7 @@ impl GrantTable {
         let live = LiveGrants::open(live)?;
         let mut programs = Programs::adopt(programs, &rules, now);
         if begins {
-            super::programs::keep(super::programs::LIVE, live.descriptor());
+            fd_store::store_one(LIVE, live.descriptor());
         }
         // Their owners are not known any more; they get new ones when they ask again.
         for item in live.alive()? {

@@ -11,7 +11,6 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::event::epoll;
 use rustix::io::Errno;
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct LiveGrants {
     epoll: OwnedFd,

@@ -22,7 +22,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use dipole_bpf::grant::{DEFAULT_PATH, channel};
+use dipole_bpf::grant::channel;
+use dipole_node::variables;
 use rustix::thread::CapabilitySet;
 use serde::{Deserialize, Serialize};
 
@@ -31,25 +32,21 @@ use policy::{Policy, PolicyError};
 pub(super) use programs::InheritedPrograms;
 use server::Server;
 
-/// Names the socket, for the agent and its clients.
-const VARIABLE: &str = "DIPOLE_BROKER";
-
 /// Why nothing can be granted.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum BrokerError {
     #[error(transparent)]
     Policy(#[from] PolicyError),
-    /// The agent was told to grant rings and cannot.
     #[error(
         "an agent needs {} to grant rings: run it as root or as a service with \
          AmbientCapabilities, or without --interfaces",
         .missing.join(", ")
     )]
     Unable { missing: Vec<&'static str> },
-    /// Another agent serves at this path.
     #[error(
-        "another agent grants rings at {path}: stop it, or set {VARIABLE} to another path for \
-         this agent and its clients"
+        "another agent grants rings at {path}: stop it, or set {} to another path for \
+         this agent and its clients",
+        variables::BROKER
     )]
     Taken { path: PathBuf },
     #[error("{doing} {path}: {cause}")]
@@ -105,6 +102,7 @@ impl Broker {
     /// default file is ignored, and a file that was named is an error.
     pub(super) fn start(
         given: Option<&Path>,
+        path: &Path,
         kept: InheritedPrograms,
     ) -> Result<Option<Broker>, BrokerError> {
         let Some((file, asked_for)) = policy::locate(given) else {
@@ -121,9 +119,7 @@ impl Broker {
             return Ok(None);
         }
         let rules = Policy::load(&file)?;
-        let path = std::env::var_os(VARIABLE).filter(|value| !value.is_empty());
-        let path = path.map_or_else(|| PathBuf::from(DEFAULT_PATH), PathBuf::from);
-        match Broker::open(&path, rules, kept) {
+        match Broker::open(path, rules, kept) {
             Err(error @ BrokerError::Taken { .. }) if !asked_for => {
                 tracing::warn!("no rings are granted: {error}");
                 Ok(None)

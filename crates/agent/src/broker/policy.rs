@@ -5,6 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use dipole_bpf::grant::ownership::Caller;
+use dipole_naming::environment::variable;
 use nix::unistd::{Group, User};
 use serde::Deserialize;
 
@@ -98,7 +99,6 @@ enum Named {
 pub(crate) enum PolicyError {
     #[error("cannot read the policy for interfaces, {file}: {cause}")]
     Unreadable { file: PathBuf, cause: io::Error },
-    /// Others than the agent's user could have written it.
     #[error(
         "{file} belongs to user {owner} with mode {mode:04o}: it must belong to root or the \
          agent's user, and nobody else may write to it (`chown root`, `chmod go-w`)"
@@ -118,8 +118,8 @@ pub(crate) enum PolicyError {
 
 /// The policy file, if there is one, and whether it was named.
 pub(crate) fn locate(given: Option<&Path>) -> Option<(PathBuf, bool)> {
-    let set = std::env::var_os(VARIABLE).filter(|value| !value.is_empty());
-    match given.map(Path::to_owned).or(set.map(PathBuf::from)) {
+    let set = variable(VARIABLE).map(PathBuf::from);
+    match given.map(Path::to_owned).or(set) {
         Some(file) => Some((file, true)),
         None => {
             let file = PathBuf::from(DEFAULT_FILE);

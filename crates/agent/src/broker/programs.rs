@@ -56,7 +56,6 @@ impl InheritedPrograms {
     }
 }
 
-/// See the module.
 pub(super) struct Programs {
     hooks: Vec<Open>,
     guards: Vec<Guard>,
@@ -98,14 +97,9 @@ impl Part {
     }
 }
 
-/// Has the service manager keep a descriptor.
-pub(super) fn keep(name: &str, file: BorrowedFd<'_>) {
-    fd_store::store_one(name, file);
-}
-
 fn keep_all(kind: &str, interface: &InterfaceId, files: &[BorrowedFd<'_>]) {
     for (part, file) in files.iter().enumerate() {
-        keep(&Part::name(kind, part, interface), *file);
+        fd_store::store_one(&Part::name(kind, part, interface), *file);
     }
 }
 

@@ -35,7 +35,6 @@ const REVALIDATE_EVERY: Duration = Duration::from_secs(1);
 /// How long no connection is accepted after that failed, for want of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// See the module.
 pub(super) struct Server {
     epoll: OwnedFd,
     listener: OwnedFd,

@@ -58,7 +58,6 @@ pub(crate) struct Dropped {
     pub(crate) repeated: u64,
 }
 
-/// See the module.
 #[derive(Debug)]
 pub(crate) struct PacketAuth {
     authenticator: Authenticator,

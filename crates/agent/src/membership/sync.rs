@@ -72,6 +72,8 @@ pub(super) fn differences<'a>(
 
 #[cfg(test)]
 mod tests {
+    use dipole_node::registry::NodeFacts;
+
     use super::super::auth::{Body, PacketAuth};
     use super::super::{MAX_DATA_BYTES, MAX_PACKET_BYTES};
     use super::*;
@@ -80,12 +82,14 @@ mod tests {
         Known::alive(Member {
             node,
             life: 1 << 50,
-            addresses: vec!["10.0.0.1".parse().unwrap()],
-            control: None,
-            port: 7411,
-            slots: 1,
-            name: String::new(),
-            version: "0.1.0".to_owned(),
+            facts: NodeFacts {
+                addresses: vec!["10.0.0.1".parse().unwrap()],
+                control: None,
+                port: 7411,
+                slots: 1,
+                name: String::new(),
+                version: "0.1.0".to_owned(),
+            },
         })
     }
 

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use dipole_naming::address::NodeId;
 use dipole_naming::envelope::{Authenticator, Header};
-use dipole_node::registry::Announcement;
+use dipole_node::registry::{Announcement, NodeFacts};
 
 use super::auth::{Body, PacketAuth};
 use super::*;
@@ -54,12 +54,14 @@ fn member(node: usize, life: u64) -> Member {
     Member {
         node: number(node),
         life,
-        addresses: vec![address(node).ip()],
-        control: None,
-        port: address(node).port(),
-        slots: 4,
-        name: String::new(),
-        version: "0.1.0".to_owned(),
+        facts: NodeFacts {
+            addresses: vec![address(node).ip()],
+            control: None,
+            port: address(node).port(),
+            slots: 4,
+            name: String::new(),
+            version: "0.1.0".to_owned(),
+        },
     }
 }
 
@@ -166,7 +168,7 @@ impl Cluster {
             assert!(packet.len() <= MAX_PACKET_BYTES);
             self.sent[node] += packet.len() as u64;
             self.count += 1;
-            let to = usize::from(to.port) - 1;
+            let to = usize::from(to.facts.port) - 1;
             if let Some(later) = self.again {
                 self.count += 1;
                 self.flying

@@ -10,6 +10,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use dipole_naming::environment::variable;
 use serde::Deserialize;
 
 use super::toml_lines;
@@ -80,16 +81,11 @@ pub(crate) struct HostState {
 
 /// Where the rules are: the given file, that of the environment, or the default one if it exists.
 pub(crate) fn locate(given: Option<&Path>) -> Option<PathBuf> {
-    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
-    if let Some(file) = given
-        .map(Path::to_owned)
-        .or_else(|| set(VARIABLE).map(PathBuf::from))
-    {
+    let set = |name| variable(name).map(PathBuf::from);
+    if let Some(file) = given.map(Path::to_owned).or_else(|| set(VARIABLE)) {
         return Some(file);
     }
-    let folder = set("XDG_CONFIG_HOME")
-        .map(PathBuf::from)
-        .or_else(|| Some(PathBuf::from(set("HOME")?).join(".config")))?;
+    let folder = set("XDG_CONFIG_HOME").or_else(|| Some(set("HOME")?.join(".config")))?;
     let file = folder.join("dipole/agent.toml");
     file.exists().then_some(file)
 }
@@ -188,11 +184,6 @@ impl Rules {
             false => Err(reasons.join("; ")),
         }
     }
-
-    /// True if the rules depend on who is logged in.
-    fn asks_for_users(&self) -> bool {
-        self.users != Users::Allow
-    }
 }
 
 impl fmt::Display for Rules {
@@ -220,9 +211,9 @@ impl fmt::Display for Rules {
 impl HostState {
     /// The present state.
     pub(crate) fn gather(rules: &Rules) -> io::Result<HostState> {
-        let users = match rules.asks_for_users() {
-            true => logged_in()?,
-            false => Vec::new(),
+        let users = match rules.users {
+            Users::Allow => Vec::new(),
+            Users::RefuseOthers | Users::Refuse => logged_in()?,
         };
         Ok(HostState {
             load_per_core: load_per_core()?,

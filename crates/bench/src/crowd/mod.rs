@@ -13,17 +13,16 @@ pub(super) mod process;
 use std::error::Error;
 use std::time::Duration;
 
-use comfy_table::presets::UTF8_FULL_CONDENSED;
-use comfy_table::{CellAlignment, Table};
 use serde::Serialize;
 
 use super::Report;
 use super::control::{
-    Carrier, CrowdCount, CrowdJob, CrowdPart, Go, Outcome, Placement, Ready, Role, Task,
+    Carrier, CrowdCount, CrowdJob, CrowdPart, Outcome, Placement, Ready, Role, Task, name_of,
 };
 use super::launch::{RunError, SLACK, Worker};
 use super::machine::Cores;
 use super::plan::size;
+use super::report::titled;
 use super::statistics::{OneWay, Spread, as_float};
 use super::subject::Subject;
 use super::testbed::Testbed;
@@ -43,7 +42,7 @@ pub(crate) struct CrowdPlan {
 #[derive(Debug, Serialize)]
 struct Line {
     bench: &'static str,
-    subject: &'static str,
+    subject: String,
     link: String,
     testbed: &'static str,
     size_bytes: usize,
@@ -123,7 +122,7 @@ impl Crowd<'_> {
         let testbed = self.testbed.name(Placement::OneNode);
         Line {
             bench,
-            subject: Subject::Dipole.name(),
+            subject: name_of(Subject::Dipole),
             link: Subject::Dipole.link(self.plan.carrier, testbed),
             testbed,
             size_bytes: self.plan.size_bytes,
@@ -153,12 +152,7 @@ impl Crowd<'_> {
         let mut workers = self.start(usize::from(self.plan.processes), part)?;
         // Where each round trip takes a scheduler's turn, those that must be made take long.
         let outcome: Outcome = workers[0].verdict(self.plan.duration + SLACK)?;
-        Ok(outcome.one_way.unwrap_or(OneWay {
-            p50_ns: 0.0,
-            mean80_ns: 0.0,
-            p99_ns: 0.0,
-            p999_ns: 0.0,
-        }))
+        Ok(outcome.one_way.unwrap_or_default())
     }
 
     /// Starts processes, lets them open their endpoints, then point them at each other, then begin.
@@ -196,7 +190,7 @@ impl Crowd<'_> {
                 worker.recv::<Ready>(SLACK)?;
             }
             for worker in &mut workers {
-                worker.send(&Go::default())?;
+                worker.send(&Ready::default())?;
             }
         }
         Ok(workers)
@@ -253,17 +247,9 @@ fn middle(rounds: &[OneWay]) -> OneWay {
 }
 
 fn tables(plan: &CrowdPlan, lines: &[Line]) -> String {
-    let mut flows = table(&[
-        "processes",
-        "link",
-        "k msg/s",
-        "GB/s",
-        "x first",
-        "CPU ns/msg",
-        "least pair",
-        "most pair",
-    ]);
-    let mut pings = table(&["the others", "p50 us", "mean80 us", "p99 us", "p99.9 us"]);
+    let headings = "processes|link|k msg/s|GB/s|x first|CPU ns/msg|least pair|most pair";
+    let mut flows = titled(headings, 1);
+    let mut pings = titled("the others|p50 us|mean80 us|p99 us|p99.9 us", 1);
     let mut first = None;
     for line in lines {
         match &line.figures {
@@ -303,19 +289,6 @@ fn tables(plan: &CrowdPlan, lines: &[Line]) -> String {
          equal share)\n{flows}\n\npingpong of {size} between two of {all} processes (one way: \
          half of a round trip)\n{pings}\n\nfigures are medians of {rounds} rounds"
     )
-}
-
-fn table(header: &[&str]) -> Table {
-    let mut table = Table::new();
-    table
-        .load_preset(UTF8_FULL_CONDENSED)
-        .set_header(header.to_vec());
-    for column in 1..header.len() {
-        if let Some(column) = table.column_mut(column) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
-    table
 }
 
 #[cfg(test)]

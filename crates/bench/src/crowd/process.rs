@@ -10,7 +10,7 @@ use dipole_node::{Address, Config, Endpoint, EndpointId, Message, Node, ReceiveE
 
 use super::super::channel::broken;
 use super::super::control::{
-    CrowdCount, CrowdJob, CrowdPart, Go, Kind, Ready, Role, Verdict, Workload,
+    CrowdCount, CrowdJob, CrowdPart, Kind, Ready, Role, Verdict, Workload,
 };
 use super::super::dipole::{Dipole, failed};
 use super::super::machine;
@@ -93,13 +93,13 @@ fn meet_twice(
     // Nobody sends to this one: waiting at it takes nothing away from the others.
     let bystander = open(node, BYSTANDER + number(job.index))?;
     send(&Ready::default())?;
-    recv::<Go>()?;
+    recv::<Ready>()?;
     point()?;
     send(&Ready::default())?;
     let (sender, heard) = mpsc::channel();
     thread::spawn(move || {
         // Only a process that ends has stopped listening.
-        let _nobody_listens = sender.send(recv::<Go>());
+        let _nobody_listens = sender.send(recv::<Ready>());
     });
     loop {
         match heard.try_recv() {
@@ -126,10 +126,7 @@ fn meet_twice(
 }
 
 fn play_pingpong(job: &CrowdJob, node: Node, role: Role) -> io::Result<()> {
-    let other = match role {
-        Role::Lead => 1,
-        Role::Follow => 0,
-    };
+    let (_, other) = role.own_and_other(0, 1);
     let endpoint = open(&node, inbox(job.index))?;
     meet_twice(job, &node, || {
         endpoint

@@ -13,7 +13,7 @@ mod table;
 
 use serde::Serialize;
 
-use super::control::{Kind, Placement};
+use super::control::{Kind, Placement, name_of};
 use super::machine::{self, Cores};
 use super::plan::{Group, size};
 use super::report::{Line, Measured};
@@ -262,8 +262,8 @@ fn curves(
         match curves.iter_mut().find(|curve| curve.name == line.subject) {
             Some(curve) => curve.points.push(point),
             None => curves.push(Curve {
-                name: line.subject.to_owned(),
-                family: family(line.subject),
+                name: line.subject.clone(),
+                family: family(&line.subject),
                 points: vec![point],
             }),
         }
@@ -284,8 +284,8 @@ fn distribution_curve(line: &Line) -> Curve {
         ),
     });
     Curve {
-        name: line.subject.to_owned(),
-        family: family(line.subject),
+        name: line.subject.clone(),
+        family: family(&line.subject),
         points: points.collect(),
     }
 }
@@ -300,7 +300,7 @@ fn family(subject: &str) -> &'static str {
         ("pipe", "pipe"),
         ("shm", "shm"),
     ];
-    if subject == Subject::Dipole.name() {
+    if subject == name_of(Subject::Dipole) {
         return "dipole";
     }
     let known = FAMILIES
@@ -332,14 +332,14 @@ mod tests {
                     let subjects = Subject::usual(kind, waits, place);
                     let families: std::collections::HashSet<_> = subjects
                         .iter()
-                        .map(|subject| family(subject.name()))
+                        .map(|subject| family(&name_of(*subject)))
                         .collect();
                     assert_eq!(families.len(), subjects.len(), "{subjects:?}");
                 }
             }
         }
         for subject in Subject::value_variants() {
-            assert!(STYLE.contains(&format!(".{}", family(subject.name()))));
+            assert!(STYLE.contains(&format!(".{}", family(&name_of(*subject)))));
         }
     }
 

@@ -7,93 +7,43 @@ use super::super::testbed::Testbed;
 use super::{escape, scale};
 
 /// A measured number: its name in `--json`, its heading, and what it is multiplied by to be shown.
-struct Column {
-    field: &'static str,
-    heading: &'static str,
-    factor: f64,
-    value: fn(&Line) -> Option<f64>,
-}
+type Column = (&'static str, &'static str, f64, fn(&Line) -> Option<f64>);
 
 const LATENCY: [Column; 8] = [
-    Column {
-        field: "p50_ns",
-        heading: "median, µs",
-        factor: 1e-3,
-        value: |line| line.p50_ns,
-    },
-    Column {
-        field: "p50_least_ns",
-        heading: "best round",
-        factor: 1e-3,
-        value: |line| line.p50_least_ns,
-    },
-    Column {
-        field: "p50_most_ns",
-        heading: "worst round",
-        factor: 1e-3,
-        value: |line| line.p50_most_ns,
-    },
-    Column {
-        field: "mean80_ns",
-        heading: "mean of the middle 80 %, µs",
-        factor: 1e-3,
-        value: |line| line.mean80_ns,
-    },
-    Column {
-        field: "p99_ns",
-        heading: "99 %, µs",
-        factor: 1e-3,
-        value: |line| line.p99_ns,
-    },
-    Column {
-        field: "p999_ns",
-        heading: "99.9 %, µs",
-        factor: 1e-3,
-        value: |line| line.p999_ns,
-    },
-    Column {
-        field: "end_to_end_bytes_per_s",
-        heading: "end to end, GB/s",
-        factor: 1e-9,
-        value: |line| line.end_to_end_bytes_per_s,
-    },
+    ("p50_ns", "median, µs", 1e-3, |line| line.p50_ns),
+    ("p50_least_ns", "best round", 1e-3, |line| line.p50_least_ns),
+    ("p50_most_ns", "worst round", 1e-3, |line| line.p50_most_ns),
+    ("mean80_ns", "mean of the middle 80 %, µs", 1e-3, |line| {
+        line.mean80_ns
+    }),
+    ("p99_ns", "99 %, µs", 1e-3, |line| line.p99_ns),
+    ("p999_ns", "99.9 %, µs", 1e-3, |line| line.p999_ns),
+    ("end_to_end_bytes_per_s", "end to end, GB/s", 1e-9, |line| {
+        line.end_to_end_bytes_per_s
+    }),
     CPU,
 ];
 
 const THROUGHPUT: [Column; 5] = [
-    Column {
-        field: "bytes_per_s",
-        heading: "median, GB/s",
-        factor: 1e-9,
-        value: |line| line.bytes_per_s,
-    },
-    Column {
-        field: "least_bytes_per_s",
-        heading: "worst round",
-        factor: 1e-9,
-        value: |line| line.least_bytes_per_s,
-    },
-    Column {
-        field: "most_bytes_per_s",
-        heading: "best round",
-        factor: 1e-9,
-        value: |line| line.most_bytes_per_s,
-    },
-    Column {
-        field: "messages_per_s",
-        heading: "thousand messages/s",
-        factor: 1e-3,
-        value: |line| line.messages_per_s,
-    },
+    ("bytes_per_s", "median, GB/s", 1e-9, |line| line.bytes_per_s),
+    ("least_bytes_per_s", "worst round", 1e-9, |line| {
+        line.least_bytes_per_s
+    }),
+    ("most_bytes_per_s", "best round", 1e-9, |line| {
+        line.most_bytes_per_s
+    }),
+    ("messages_per_s", "thousand messages/s", 1e-3, |line| {
+        line.messages_per_s
+    }),
     CPU,
 ];
 
-const CPU: Column = Column {
-    field: "cpu_ns_per_message",
-    heading: "CPU of both sides, ns/message",
-    factor: 1.0,
-    value: |line| line.cpu_ns_per_message,
-};
+const CPU: Column = (
+    "cpu_ns_per_message",
+    "CPU of both sides, ns/message",
+    1.0,
+    |line| line.cpu_ns_per_message,
+);
 
 /// One of the standard tables, with its ratios to the peers.
 pub(super) fn of_group(group: &Group, measured: &[Measured], testbed: &Testbed) -> String {
@@ -152,7 +102,7 @@ pub(super) fn of_lines(lines: &[Line]) -> String {
         .map(|line| {
             let labels = [
                 size(line.size_bytes),
-                line.subject.to_owned(),
+                line.subject.clone(),
                 line.link.clone(),
             ];
             row(line, columns, &labels, "")
@@ -165,7 +115,7 @@ pub(super) fn of_lines(lines: &[Line]) -> String {
 pub(super) fn of_distribution(lines: &[Line]) -> String {
     let mut headings = "<th>share of messages</th>".to_owned();
     for line in lines {
-        headings += &format!("<th>{}, µs</th>", escape(line.subject));
+        headings += &format!("<th>{}, µs</th>", escape(&line.subject));
     }
     let longest = lines.iter().max_by_key(|line| line.percentiles.len());
     let shares = longest.into_iter().flat_map(|line| &line.percentiles);
@@ -199,7 +149,7 @@ fn columns(line: &Line) -> &'static [Column] {
 }
 
 fn headings(columns: &[Column], first: &[&str]) -> String {
-    let headings = columns.iter().map(|column| column.heading);
+    let headings = columns.iter().map(|(_, heading, ..)| *heading);
     first
         .iter()
         .copied()
@@ -226,13 +176,12 @@ fn row(line: &Line, columns: &[Column], labels: &[String], more: &str) -> String
     for label in labels {
         row += &format!("<th>{}</th>", escape(label));
     }
-    for column in columns {
-        row += &match (column.value)(line) {
+    for (field, _, factor, value) in columns {
+        row += &match value(line) {
             None => "<td></td>".to_owned(),
             Some(value) => format!(
-                "<td data-field=\"{}\" data-value=\"{value}\">{}</td>",
-                column.field,
-                digits(value * column.factor)
+                "<td data-field=\"{field}\" data-value=\"{value}\">{}</td>",
+                digits(value * factor)
             ),
         };
     }

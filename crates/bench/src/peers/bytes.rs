@@ -8,10 +8,8 @@
 //! stream does; both sides know the length, so not even a length prefix is
 //! spent. The kernel keeps the stream reliable and in order, like ours.
 
-use std::fs::File;
 use std::io::{self, Read, Write};
-use std::net::TcpStream;
-use std::os::unix::net::UnixStream;
+use std::os::fd::{AsFd, OwnedFd};
 
 use super::super::channel::{Channel, Manner};
 use super::not_now;
@@ -21,30 +19,6 @@ const MESSAGES_PER_CALL: usize = 64;
 /// From here on a message is received by itself, straight to its place.
 const LONG_BYTES: usize = 16 << 10;
 const GATHER_BYTES: usize = 64 << 10;
-
-/// Something a second thread can have a handle of.
-pub(crate) trait Duplicate: Sized {
-    /// Another descriptor of the same open end.
-    fn duplicate(&self) -> io::Result<Self>;
-}
-
-impl Duplicate for TcpStream {
-    fn duplicate(&self) -> io::Result<Self> {
-        self.try_clone()
-    }
-}
-
-impl Duplicate for UnixStream {
-    fn duplicate(&self) -> io::Result<Self> {
-        self.try_clone()
-    }
-}
-
-impl Duplicate for File {
-    fn duplicate(&self) -> io::Result<Self> {
-        self.try_clone()
-    }
-}
 
 /// One side's end: where it reads and where it writes.
 pub(crate) struct Bytes<S> {
@@ -131,7 +105,7 @@ fn write_from<S: Write>(
     Ok(true)
 }
 
-impl<S: Read + Write + Duplicate> Channel for Bytes<S> {
+impl<S: Read + Write + AsFd + From<OwnedFd>> Channel for Bytes<S> {
     fn try_send(&mut self, payload: &[u8], manner: Manner) -> io::Result<bool> {
         if manner == Manner::More && payload.len() < LONG_BYTES {
             let full = self.gathered_messages == MESSAGES_PER_CALL
@@ -186,9 +160,10 @@ impl<S: Read + Write + Duplicate> Channel for Bytes<S> {
     }
 
     fn second(&self) -> io::Result<Self> {
+        let again = |end: &S| end.as_fd().try_clone_to_owned().map(S::from);
         Ok(Self::new(
-            self.reader.duplicate()?,
-            self.writer.duplicate()?,
+            again(&self.reader)?,
+            again(&self.writer)?,
             self.spins,
         ))
     }

@@ -12,7 +12,7 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use rustix::net::sockopt;
 
 use super::super::channel::broken;
-use super::{PATIENCE, not_now};
+use super::{Meet, PATIENCE, not_now};
 
 /// How many messages are under way at most.
 const WINDOW_MESSAGES: usize = 1024;
@@ -72,15 +72,10 @@ impl Datagrams {
         &self.data
     }
 
-    pub(super) fn ports(&self) -> io::Result<Vec<u16>> {
-        Ok(vec![
-            self.data.local_addr()?.port(),
-            self.counts.local_addr()?.port(),
-        ])
-    }
-
-    pub(super) fn connect(&self, other: IpAddr, ports: &[u16]) -> io::Result<()> {
-        let &[data, counts] = ports else {
+    pub(super) fn connect(&self, other: IpAddr, meet: Meet) -> io::Result<()> {
+        let (data, counts) = (self.data.local_addr()?, self.counts.local_addr()?);
+        let ports = meet(vec![data.port(), counts.port()])?;
+        let &[data, counts] = &ports[..] else {
             return Err(broken(format!(
                 "two ports expected from the other side, not {ports:?}"
             )));

@@ -17,6 +17,9 @@ use dipole_link::udp::{Udp, UdpOptions};
 use dipole_link::{Class, Link, Outgoing};
 
 use super::super::channel::{Channel, Manner, broken};
+use super::super::control::Job;
+use super::super::subject::Subject;
+use super::{Meet, only_port};
 
 /// What a send takes at least, by which time goes on for the routes: reading a clock is no
 /// part of what is measured.
@@ -43,55 +46,41 @@ struct Xdp {
 }
 
 impl Frames {
-    /// The kernel's ring, and raw frames.
-    pub(crate) fn by_ring(own: IpAddr) -> io::Result<Self> {
-        let udp = Udp::bind(own, &UdpOptions::default()).map_err(io::Error::other)?;
-        let fast_path = FastPath::open(&udp, &BpfOptions::default()).map_err(io::Error::other)?;
-        let link = Bpf::new(udp, fast_path);
-        let own = link.local(Class::Small);
-        Ok(Self {
-            way: Way::Ring(Box::new(link)),
-            own,
-            other: own,
-            now_ns: 0,
-        })
-    }
-
-    /// One AF_XDP socket for both ways, in copy mode.
-    pub(crate) fn by_xdp(ip: IpAddr) -> io::Result<Self> {
-        let udp = Udp::bind(ip, &UdpOptions::default()).map_err(io::Error::other)?;
+    pub(crate) fn open(job: &Job, meet: Meet) -> io::Result<Self> {
+        let udp = Udp::bind(job.own, &UdpOptions::default()).map_err(io::Error::other)?;
         let own = udp.local(Class::Small);
-        let (interface, _) = interface_of(ip)?;
-        let xsk = Xsk::open(&interface, &XskOptions::default())?;
-        let hook = XskHook::attach(&interface, &xsk, own)?;
-        let neighbours = Neighbours::open(&interface, ip)?;
-        let xdp = Xdp {
-            xsk,
-            neighbours,
-            udp,
-            _hook: hook,
+        let way = match job.subject {
+            Subject::BareBpf => by_ring(udp)?,
+            _ => by_xdp(udp, job.own)?,
         };
+        let port = only_port(&meet(vec![own.port()])?)?;
         Ok(Self {
-            way: Way::Xdp(Box::new(xdp)),
+            way,
             own,
-            other: own,
+            other: SocketAddr::new(job.other, port),
             now_ns: 0,
         })
     }
+}
 
-    pub(crate) fn ports(&self) -> Vec<u16> {
-        vec![self.own.port()]
-    }
+/// The kernel's ring, and raw frames.
+fn by_ring(udp: Udp) -> io::Result<Way> {
+    let fast_path = FastPath::open(&udp, &BpfOptions::default()).map_err(io::Error::other)?;
+    Ok(Way::Ring(Box::new(Bpf::new(udp, fast_path))))
+}
 
-    pub(crate) fn connect(mut self, other: IpAddr, ports: &[u16]) -> io::Result<Self> {
-        let &[port] = ports else {
-            return Err(broken(format!(
-                "one port expected from the other side, not {ports:?}"
-            )));
-        };
-        self.other = SocketAddr::new(other, port);
-        Ok(self)
-    }
+/// One AF_XDP socket for both ways, in copy mode.
+fn by_xdp(udp: Udp, ip: IpAddr) -> io::Result<Way> {
+    let (interface, _) = interface_of(ip)?;
+    let xsk = Xsk::open(&interface, &XskOptions::default())?;
+    let hook = XskHook::attach(&interface, &xsk, udp.local(Class::Small))?;
+    let neighbours = Neighbours::open(&interface, ip)?;
+    Ok(Way::Xdp(Box::new(Xdp {
+        xsk,
+        neighbours,
+        udp,
+        _hook: hook,
+    })))
 }
 
 impl Channel for Frames {
@@ -121,10 +110,6 @@ impl Channel for Frames {
                 Ok(xdp.xsk.send(&[frame])?.1 == Sent::Taken)
             }
         }
-    }
-
-    fn try_flush(&mut self) -> io::Result<bool> {
-        Ok(true)
     }
 
     fn try_receive<R>(

@@ -19,6 +19,21 @@ pub(crate) mod unix;
 use std::io;
 use std::time::Duration;
 
+use super::channel::broken;
+
+/// Tells the other side at which ports this one waits, once it does, and waits for its ports.
+pub(crate) type Meet = fn(Vec<u16>) -> io::Result<Vec<u16>>;
+
+/// The one port that the other side is to wait at.
+fn only_port(ports: &[u16]) -> io::Result<u16> {
+    match ports {
+        [port] => Ok(*port),
+        _ => Err(broken(format!(
+            "one port expected from the other side, not {ports:?}"
+        ))),
+    }
+}
+
 /// How long a blocking call waits for a datagram before it reports silence. A stream waits as
 /// long as anything may take: it repeats by itself.
 const PATIENCE: Duration = Duration::from_millis(500);

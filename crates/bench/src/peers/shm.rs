@@ -220,10 +220,6 @@ impl Channel for Shm {
         Ok(true)
     }
 
-    fn try_flush(&mut self) -> io::Result<bool> {
-        Ok(true)
-    }
-
     fn try_receive<R>(
         &mut self,
         length: usize,

@@ -3,55 +3,30 @@
 //! that of [`super::bytes`].
 
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 
-use super::super::channel::broken;
-use super::super::control::Role;
+use super::super::control::{Job, Role};
 use super::super::pingpong::GIVE_UP;
-use super::bytes::{Bytes, Duplicate};
+use super::bytes::Bytes;
+use super::{Meet, only_port};
 
-/// Before the connection: the side that listens.
-pub(crate) enum Waiting {
-    /// Will connect.
-    Lead,
-    /// Listens.
-    Follow(TcpListener),
-}
-
-impl Waiting {
-    pub(crate) fn bind(ip: IpAddr, role: Role) -> io::Result<Self> {
-        match role {
-            Role::Lead => Ok(Waiting::Lead),
-            Role::Follow => Ok(Waiting::Follow(TcpListener::bind((ip, 0))?)),
+/// Connects the two sides; the following one listens.
+pub(crate) fn open(job: &Job, meet: Meet) -> io::Result<Bytes<TcpStream>> {
+    let stream = match job.role {
+        Role::Lead => {
+            let port = only_port(&meet(Vec::new())?)?;
+            TcpStream::connect(SocketAddr::new(job.other, port))?
         }
-    }
-
-    pub(crate) fn ports(&self) -> io::Result<Vec<u16>> {
-        match self {
-            Waiting::Lead => Ok(Vec::new()),
-            Waiting::Follow(listener) => Ok(vec![listener.local_addr()?.port()]),
+        Role::Follow => {
+            let listener = TcpListener::bind((job.own, 0))?;
+            meet(vec![listener.local_addr()?.port()])?;
+            listener.accept()?.0
         }
-    }
-
-    pub(crate) fn connect(
-        self,
-        other: IpAddr,
-        ports: &[u16],
-        spins: bool,
-    ) -> io::Result<Bytes<TcpStream>> {
-        let stream = match (self, ports) {
-            (Waiting::Lead, &[port]) => TcpStream::connect(SocketAddr::new(other, port))?,
-            (Waiting::Lead, _) => {
-                return Err(broken(format!(
-                    "one port expected from the other side, not {ports:?}"
-                )));
-            }
-            (Waiting::Follow(listener), _) => listener.accept()?.0,
-        };
-        stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(GIVE_UP))?;
-        stream.set_write_timeout(Some(GIVE_UP))?;
-        stream.set_nonblocking(spins)?;
-        Ok(Bytes::new(stream.duplicate()?, stream, spins))
-    }
+    };
+    let spins = !job.subject.blocks();
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(GIVE_UP))?;
+    stream.set_write_timeout(Some(GIVE_UP))?;
+    stream.set_nonblocking(spins)?;
+    Ok(Bytes::new(stream.try_clone()?, stream, spins))
 }

@@ -8,10 +8,10 @@
 //! counting window of [`super::datagrams`] keeps it from losing anything.
 
 use std::io;
-use std::net::IpAddr;
 
 use super::super::channel::{Channel, Manner, broken};
-use super::super::control::{Kind, Workload};
+use super::super::control::{Job, Kind};
+use super::Meet;
 use super::datagrams::Datagrams;
 
 pub(crate) struct Udp {
@@ -20,31 +20,21 @@ pub(crate) struct Udp {
 }
 
 impl Udp {
-    pub(crate) fn bind(ip: IpAddr, work: &Workload, spins: bool) -> io::Result<Self> {
+    pub(crate) fn open(job: &Job, meet: Meet) -> io::Result<Self> {
+        let work = &job.work;
         let windowed = (work.kind != Kind::Pingpong).then_some((work.size_bytes, work.size_bytes));
-        let datagrams = Datagrams::bind(ip, spins, windowed)?;
+        let datagrams = Datagrams::bind(job.own, !job.subject.blocks(), windowed)?;
+        datagrams.connect(job.other, meet)?;
         Ok(Self {
             datagrams,
             buffer: vec![0; work.size_bytes.max(64)],
         })
-    }
-
-    pub(crate) fn ports(&self) -> io::Result<Vec<u16>> {
-        self.datagrams.ports()
-    }
-
-    pub(crate) fn connect(&self, other: IpAddr, ports: &[u16]) -> io::Result<()> {
-        self.datagrams.connect(other, ports)
     }
 }
 
 impl Channel for Udp {
     fn try_send(&mut self, payload: &[u8], _manner: Manner) -> io::Result<bool> {
         self.datagrams.try_send(payload)
-    }
-
-    fn try_flush(&mut self) -> io::Result<bool> {
-        Ok(true)
     }
 
     fn try_receive<R>(

@@ -10,12 +10,12 @@
 //! the super-packet travels whole, which a wire would not do.
 
 use std::io;
-use std::net::IpAddr;
 
 use nix::sys::socket::{setsockopt, sockopt};
 
 use super::super::channel::{Channel, Manner, broken};
-use super::super::control::Workload;
+use super::super::control::Job;
+use super::Meet;
 use super::datagrams::Datagrams;
 
 /// UDP payload of a packet on an Ethernet of MTU 1500.
@@ -40,8 +40,8 @@ pub(crate) struct UdpGso {
 }
 
 impl UdpGso {
-    pub(crate) fn bind(ip: IpAddr, work: &Workload) -> io::Result<Self> {
-        let size_bytes = work.size_bytes;
+    pub(crate) fn open(job: &Job, meet: Meet) -> io::Result<Self> {
+        let size_bytes = job.work.size_bytes;
         let short = size_bytes <= SEGMENT_BYTES;
         let segment_bytes = size_bytes.min(SEGMENT_BYTES);
         let most = TRAIN_BYTES / segment_bytes;
@@ -51,10 +51,11 @@ impl UdpGso {
             most
         };
         let train_bytes = segments * segment_bytes;
-        let datagrams = Datagrams::bind(ip, true, Some((size_bytes, train_bytes)))?;
+        let datagrams = Datagrams::bind(job.own, true, Some((size_bytes, train_bytes)))?;
         let segment = i32::try_from(segment_bytes).unwrap_or(i32::MAX);
         setsockopt(datagrams.socket(), sockopt::UdpGsoSegment, &segment)?;
         setsockopt(datagrams.socket(), sockopt::UdpGroSegment, &true)?;
+        datagrams.connect(job.other, meet)?;
         Ok(Self {
             datagrams,
             train_bytes,
@@ -64,14 +65,6 @@ impl UdpGso {
             begin: 0,
             end: 0,
         })
-    }
-
-    pub(crate) fn ports(&self) -> io::Result<Vec<u16>> {
-        self.datagrams.ports()
-    }
-
-    pub(crate) fn connect(&self, other: IpAddr, ports: &[u16]) -> io::Result<()> {
-        self.datagrams.connect(other, ports)
     }
 }
 

@@ -5,54 +5,42 @@
 use std::fs;
 use std::io;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
 
 use rustix::net::sockopt;
 
-use super::super::control::Role;
+use super::super::control::{Job, Role};
 use super::super::pingpong::GIVE_UP;
-use super::bytes::{Bytes, Duplicate};
+use super::Meet;
+use super::bytes::Bytes;
 
 /// Bytes under way: more than the system's usual 208 KiB lets fewer calls carry more, and
 /// this still fits the second-level cache.
 const SEND_BUFFER_BYTES: usize = 512 << 10;
 
-/// Before the connection.
-pub(crate) enum Waiting {
-    /// Will connect to that name.
-    Lead(PathBuf),
-    /// Listens there.
-    Follow(UnixListener, PathBuf),
-}
-
-impl Waiting {
-    pub(crate) fn bind(meeting: &Path, role: Role) -> io::Result<Self> {
-        let name = meeting.with_extension("socket");
-        match role {
-            Role::Lead => Ok(Waiting::Lead(name)),
-            Role::Follow => {
-                // A measurement that failed may have left it.
-                let _may_not_exist = fs::remove_file(&name);
-                Ok(Waiting::Follow(UnixListener::bind(&name)?, name))
-            }
+/// Connects the two sides; the following one listens.
+pub(crate) fn open(job: &Job, meet: Meet) -> io::Result<Bytes<UnixStream>> {
+    let name = job.meeting.with_extension("socket");
+    let stream = match job.role {
+        Role::Lead => {
+            meet(Vec::new())?;
+            UnixStream::connect(name)?
         }
-    }
-
-    pub(crate) fn connect(self, spins: bool) -> io::Result<Bytes<UnixStream>> {
-        let stream = match self {
-            Waiting::Lead(name) => UnixStream::connect(name)?,
-            Waiting::Follow(listener, name) => {
-                let stream = listener.accept()?.0;
-                fs::remove_file(name)?;
-                stream
-            }
-        };
-        if sockopt::set_socket_send_buffer_size_force(&stream, SEND_BUFFER_BYTES).is_err() {
-            sockopt::set_socket_send_buffer_size(&stream, SEND_BUFFER_BYTES)?;
+        Role::Follow => {
+            // A measurement that failed may have left it.
+            let _may_not_exist = fs::remove_file(&name);
+            let listener = UnixListener::bind(&name)?;
+            meet(Vec::new())?;
+            let stream = listener.accept()?.0;
+            fs::remove_file(name)?;
+            stream
         }
-        stream.set_read_timeout(Some(GIVE_UP))?;
-        stream.set_write_timeout(Some(GIVE_UP))?;
-        stream.set_nonblocking(spins)?;
-        Ok(Bytes::new(stream.duplicate()?, stream, spins))
+    };
+    if sockopt::set_socket_send_buffer_size_force(&stream, SEND_BUFFER_BYTES).is_err() {
+        sockopt::set_socket_send_buffer_size(&stream, SEND_BUFFER_BYTES)?;
     }
+    let spins = !job.subject.blocks();
+    stream.set_read_timeout(Some(GIVE_UP))?;
+    stream.set_write_timeout(Some(GIVE_UP))?;
+    stream.set_nonblocking(spins)?;
+    Ok(Bytes::new(stream.try_clone()?, stream, spins))
 }

@@ -7,6 +7,7 @@
 use std::io;
 use std::sync::LazyLock;
 
+use dipole_naming::key::random_bytes;
 use dipole_node::ClusterKey;
 use snow::params::NoiseParams;
 use snow::{Builder, HandshakeState};
@@ -20,6 +21,7 @@ const MAGIC: [u8; 8] = *b"dipole\x1a\n";
 const VERSION: u8 = 1;
 const STATUS_AT: usize = 9;
 const NUMBER_AT: usize = 10;
+const NUMBER_BYTES: usize = GREETING_BYTES - NUMBER_AT;
 const PURPOSE: &str = "dipole 2026 reach";
 
 static PARAMETERS: LazyLock<NoiseParams> = LazyLock::new(|| {
@@ -35,24 +37,20 @@ pub struct Greeting([u8; GREETING_BYTES]);
 impl Greeting {
     /// For a new call.
     pub fn draw() -> io::Result<Greeting> {
-        let mut bytes = [0; GREETING_BYTES];
-        bytes[..8].copy_from_slice(&MAGIC);
-        bytes[8] = VERSION;
-        let number = &mut bytes[NUMBER_AT..];
-        let wanted = number.len();
-        let length = rustix::rand::getrandom(number, rustix::rand::GetRandomFlags::empty())?;
-        match length == wanted {
-            true => Ok(Greeting(bytes)),
-            false => Err(io::Error::other("too few random bytes")),
-        }
+        Ok(Greeting::of(0, random_bytes()?))
     }
 
     /// For one too many.
     pub fn busy() -> Greeting {
+        Greeting::of(1, [0; NUMBER_BYTES])
+    }
+
+    fn of(status: u8, number: [u8; NUMBER_BYTES]) -> Greeting {
         let mut bytes = [0; GREETING_BYTES];
         bytes[..8].copy_from_slice(&MAGIC);
         bytes[8] = VERSION;
-        bytes[STATUS_AT] = 1;
+        bytes[STATUS_AT] = status;
+        bytes[NUMBER_AT..].copy_from_slice(&number);
         Greeting(bytes)
     }
 

@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use dipole_naming::environment::default_runtime_dir;
+use dipole_naming::key::random_bytes;
 use dipole_node::hosts::Host;
 use dipole_node::job::write_ranks;
 use dipole_node::{ClusterKey, NodeId, variables};
@@ -33,7 +34,7 @@ impl Plan {
         nodes: &[NodeId],
     ) -> Result<Plan, RunError> {
         let system = |doing| move |cause| RunError::System { doing, cause };
-        let random = random_bytes().map_err(system("drawing a job number"))?;
+        let random: [u8; 8] = random_bytes().map_err(system("drawing a job number"))?;
         let id = u64::from_le_bytes(random);
         // The upper half is the launcher's; two jobs at once get different parts of it.
         let base = 0x8000_0000 | (u32::from(u16::from_le_bytes([random[0], random[1]]) >> 1) << 16);
@@ -109,14 +110,4 @@ fn given_environment(names: &[String]) -> BTreeMap<String, OsString> {
         }
     }
     environment
-}
-
-fn random_bytes() -> std::io::Result<[u8; 8]> {
-    let mut bytes = [0; 8];
-    let length = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
-    if length == bytes.len() {
-        Ok(bytes)
-    } else {
-        Err(std::io::Error::other("too few random bytes"))
-    }
 }

@@ -55,8 +55,8 @@ pub(super) fn print_all(
                 Ok(())
             }
             Print::Event(event) => printer.event(&event.to_string()),
-            Print::Done { status } => printer.finish().and_then(|()| match (style, status) {
-                (Style::Json, status) => {
+            Print::Done { status } => printer.finish().and_then(|()| match style {
+                Style::Json => {
                     let done = json!({"event": "done", "status": status.unwrap_or(0)});
                     printer.event(&done.to_string())
                 }

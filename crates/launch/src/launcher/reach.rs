@@ -22,8 +22,8 @@ impl Launch {
         let started = Instant::now();
         let mut next_notice = FIRST_NOTICE;
         loop {
-            for contact in &self.contacts {
-                let slots = &mut list[contact.index].slots;
+            for (index, contact) in &self.contacts {
+                let slots = &mut list[*index].slots;
                 *slots = contact.most_ranks.map_or(*slots, |most| most.min(*slots));
             }
             let wanted = candidates(&list, &failed, args.ranks);
@@ -31,7 +31,7 @@ impl Launch {
                 return Err(RunError::NoHost { tried: list.len() });
             }
             for index in &wanted {
-                if self.position(*index).is_none()
+                if !self.contacts.contains_key(index)
                     && let Err(cause) = self.connect(*index, &list[*index], means)
                 {
                     self.print_message(format!("{} skipped: {cause}", list[*index]));
@@ -40,7 +40,7 @@ impl Launch {
             }
             let waiting: Vec<&Contact> = self
                 .contacts
-                .iter()
+                .values()
                 .filter(|contact| contact.state == State::Waiting)
                 .collect();
             if waiting.is_empty() && wanted.iter().all(|index| !failed.contains(index)) {
@@ -74,19 +74,20 @@ impl Launch {
                 Some(Event::Host(event)) => self.on_start_event(event, &mut failed),
                 _ => {}
             }
-            for position in 0..self.contacts.len() {
-                let contact = &self.contacts[position];
-                if contact.state == State::Waiting && contact.since.elapsed() >= args.start_timeout
-                {
-                    let seconds = args.start_timeout.as_secs_f64();
-                    self.skip(
-                        position,
-                        &format!("no answer within {seconds} s"),
-                        &mut failed,
-                    );
-                }
+            for index in self.late(means) {
+                let seconds = args.start_timeout.as_secs_f64();
+                let reason = format!("no answer within {seconds} s");
+                self.skip(index, &reason, &mut failed);
             }
         }
+    }
+
+    /// Contacts that have not answered in time.
+    pub(super) fn late(&self, means: &Means<'_>) -> Vec<usize> {
+        let late = self.contacts.iter().filter(|(_, contact)| {
+            contact.state == State::Waiting && contact.since.elapsed() >= means.args.start_timeout
+        });
+        late.map(|(index, _)| *index).collect()
     }
 
     /// Starts to contact a host. When ranks return there, the number of the contact is not the
@@ -105,14 +106,16 @@ impl Launch {
             }
         });
         let contact = Contact::start(number, host, &means.reach, &to_us, means.budget)?;
-        self.contacts.push(contact);
+        self.contacts.insert(number, contact);
         Ok(())
     }
 
-    fn skip(&mut self, position: usize, reason: &str, failed: &mut Vec<usize>) {
-        let contact = &mut self.contacts[position];
+    fn skip(&mut self, index: usize, reason: &str, failed: &mut Vec<usize>) {
+        let Some(contact) = self.contacts.get_mut(&index) else {
+            return;
+        };
         contact.disconnect();
-        failed.push(contact.index);
+        failed.push(index);
         let (host, node) = (contact.host.to_string(), contact.host.node.0);
         self.print_message(format!("{host} skipped: {reason}"));
         self.event(json!({"event": "skipped", "node": node, "reason": reason}));
@@ -122,40 +125,34 @@ impl Launch {
     fn on_start_event(&mut self, event: HostEvent, failed: &mut Vec<usize>) {
         match event {
             HostEvent::Message(index, Up::Hello(hello)) => {
-                let Some(position) = self.position(index) else {
+                let contact = self.contacts.get_mut(&index);
+                // A late answer of a host that was skipped changes nothing.
+                let Some(contact) = contact.filter(|contact| contact.state == State::Waiting)
+                else {
                     return;
                 };
-                // A late answer of a host that was skipped changes nothing.
-                if self.contacts[position].state != State::Waiting {
-                    return;
-                }
                 let own = env!("CARGO_PKG_VERSION");
                 if hello.version == own {
-                    let contact = &mut self.contacts[position];
                     contact.state = State::Ready;
                     contact.most_ranks = hello.most_ranks;
                     let node = contact.host.node.0;
                     self.event(json!({"event": "host", "node": node, "shim_pid": hello.pid}));
                 } else {
                     let reason = format!("its dipole is version {}, not {own}", hello.version);
-                    self.skip(position, &reason, failed);
+                    self.skip(index, &reason, failed);
                 }
             }
             HostEvent::Ended(index, reason) => {
-                if let Some(position) = self
-                    .position(index)
-                    .filter(|position| self.contacts[*position].state != State::Gone)
-                {
+                let contact = self.contacts.get(&index);
+                if contact.is_some_and(|contact| contact.state != State::Gone) {
                     let reason = reason.unwrap_or_else(|| "it ended at once".to_owned());
-                    self.skip(position, &reason, failed);
+                    self.skip(index, &reason, failed);
                 }
             }
             HostEvent::Message(index, Up::Refused(reason)) => {
-                if let Some(position) = self
-                    .position(index)
-                    .filter(|position| self.contacts[*position].state == State::Waiting)
-                {
-                    self.skip(position, &reason, failed);
+                let contact = self.contacts.get(&index);
+                if contact.is_some_and(|contact| contact.state == State::Waiting) {
+                    self.skip(index, &reason, failed);
                 }
             }
             HostEvent::StderrLine(index, line) => self.on_stderr(index, &line),
@@ -166,13 +163,9 @@ impl Launch {
     /// Distributes the ranks to the hosts that answered and starts them.
     pub(super) fn start(&mut self, means: &Means<'_>) -> Result<Plan, RunError> {
         let args = means.args;
-        self.contacts.sort_by_key(|contact| contact.index);
-        let ready: Vec<usize> = (0..self.contacts.len())
-            .filter(|position| self.contacts[*position].state == State::Ready)
-            .collect();
-        let capacities: Vec<Capacity> = ready
-            .iter()
-            .map(|position| &self.contacts[*position])
+        let is_ready = |contact: &Contact| contact.state == State::Ready;
+        let ready = || self.contacts.values().filter(|contact| is_ready(contact));
+        let capacities: Vec<Capacity> = ready()
             .map(|contact| Capacity {
                 slots: contact.host.slots,
                 most: contact.most_ranks,
@@ -183,24 +176,22 @@ impl Launch {
                 ranks: args.ranks,
                 capacity,
             })?;
-        let nodes: Vec<NodeId> = placed
-            .iter()
-            .map(|at| self.contacts[ready[*at]].host.node)
-            .collect();
+        let ready_nodes: Vec<NodeId> = ready().map(|contact| contact.host.node).collect();
+        let nodes: Vec<NodeId> = placed.iter().map(|at| ready_nodes[*at]).collect();
         let plan = Plan::new(args, means.hosts, &nodes)?;
-        for (at, position) in ready.iter().enumerate() {
+        let ready = self.contacts.iter_mut().filter(|(_, it)| is_ready(it));
+        for (at, (index, contact)) in ready.enumerate() {
             let ranks: Vec<u32> = (0..args.ranks)
                 .zip(&placed)
                 .filter(|(_, on)| **on == at)
                 .map(|(rank, _)| rank)
                 .collect();
-            let contact = &mut self.contacts[*position];
             if ranks.is_empty() {
                 contact.disconnect();
                 continue;
             }
             self.running
-                .extend(ranks.iter().map(|rank| (*rank, contact.index)));
+                .extend(ranks.iter().map(|rank| (*rank, *index)));
             let start = plan.start(&contact.host, ranks, 0);
             contact.send(Down::Start(Box::new(start)));
         }

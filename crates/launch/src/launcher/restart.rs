@@ -39,16 +39,8 @@ impl Launch {
     pub(super) fn restart(&mut self, means: &Means<'_>) {
         let now = Instant::now();
         let waited = |since: Instant| now.duration_since(since) >= means.args.start_timeout;
-        let late = self
-            .contacts
-            .iter_mut()
-            .filter(|contact| contact.state == State::Waiting && waited(contact.since));
-        let mut silent = Vec::new();
-        for contact in late {
-            contact.disconnect();
-            silent.push(contact.index);
-        }
-        for number in silent {
+        for number in self.late(means) {
+            self.disconnect(number);
             self.has_not_returned(number, Some("no answer"));
         }
         while let Some(due) = self.losses.take_due(now) {
@@ -61,8 +53,8 @@ impl Launch {
             let Some(host) = means.list.iter().find(|host| host.node == due.node) else {
                 continue;
             };
-            let number = self.contacts.iter().map(|contact| contact.index).max();
-            let number = number.map_or(0, |most| most + 1).max(means.list.len());
+            let last = self.contacts.keys().next_back();
+            let number = last.map_or(0, |last| last + 1).max(means.list.len());
             match self.connect(number, host, means) {
                 Ok(()) => {
                     self.returning.insert(number, due);
@@ -74,7 +66,7 @@ impl Launch {
 
     /// When [`restart`](Self::restart) has something to do again.
     pub(super) fn next_restart(&self, means: &Means<'_>) -> Option<Instant> {
-        let waiting = self.contacts.iter();
+        let waiting = self.contacts.values();
         let waiting = waiting.filter(|contact| contact.state == State::Waiting);
         let late = waiting.map(|contact| contact.since + means.args.start_timeout);
         late.chain(self.losses.next_at()).min()
@@ -82,11 +74,10 @@ impl Launch {
 
     /// The shim of a host that was lost, or of ranks that failed, has answered.
     pub(super) fn is_back(&mut self, number: usize, hello: &Hello, plan: &Plan) {
-        let (Some(due), Some(position)) = (self.returning.remove(&number), self.position(number))
-        else {
+        let contact = self.contacts.get_mut(&number);
+        let (Some(due), Some(contact)) = (self.returning.remove(&number), contact) else {
             return;
         };
-        let contact = &mut self.contacts[position];
         let own = env!("CARGO_PKG_VERSION");
         if hello.version != own {
             contact.disconnect();
@@ -142,9 +133,13 @@ impl Launch {
         }
         for (number, due) in std::mem::take(&mut self.returning) {
             self.status.get_or_insert(due.status);
-            if let Some(position) = self.position(number) {
-                self.contacts[position].disconnect();
-            }
+            self.disconnect(number);
+        }
+    }
+
+    fn disconnect(&mut self, number: usize) {
+        if let Some(contact) = self.contacts.get_mut(&number) {
+            contact.disconnect();
         }
     }
 }

@@ -2,12 +2,13 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket};
+use std::net::{IpAddr, ToSocketAddrs, UdpSocket};
 use std::time::{Duration, Instant};
 
 use super::{JobError, Lookup, node_at};
-use crate::hosts::{Host, Hosts};
+use crate::hosts::{DEFAULT_DIRECTORY_PORT, Host, Hosts};
 use crate::lines::Word;
+use crate::net::address_towards;
 
 /// Pauses between two attempts to resolve a name.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
@@ -44,7 +45,7 @@ pub(super) fn hosts_file(get: Lookup<'_>) -> Result<Option<Hosts>, JobError> {
 
 /// True if this machine has the address.
 pub(super) fn is_own(address: IpAddr) -> bool {
-    UdpSocket::bind(SocketAddr::new(address, 0)).is_ok()
+    UdpSocket::bind((address, 0)).is_ok()
 }
 
 impl Names {
@@ -79,15 +80,9 @@ impl Names {
             })?;
             *before = before.saturating_add(1);
             entries.push(Host {
-                node: node_at(index),
-                address,
-                interfaces: Vec::new(),
-                control: None,
                 port,
-                slots: 1,
-                ssh: None,
-                runtime_dir: None,
                 name: Word::new(name),
+                ..Host::at(node_at(index), address)
             });
         }
         Ok(Hosts::of(entries))
@@ -99,21 +94,12 @@ impl Names {
         let own = addresses[self.own];
         let elsewhere = addresses.iter().find(|address| !address.is_loopback());
         match elsewhere {
-            Some(peer) if own.is_loopback() => address_towards(*peer).unwrap_or(own),
+            Some(peer) if own.is_loopback() => {
+                address_towards((*peer, DEFAULT_DIRECTORY_PORT).into()).unwrap_or(own)
+            }
             _ => own,
         }
     }
-}
-
-/// The address that packets to `peer` leave from; nothing is sent.
-fn address_towards(peer: IpAddr) -> io::Result<IpAddr> {
-    let any: IpAddr = match peer {
-        IpAddr::V4(_) => std::net::Ipv4Addr::UNSPECIFIED.into(),
-        IpAddr::V6(_) => std::net::Ipv6Addr::UNSPECIFIED.into(),
-    };
-    let socket = UdpSocket::bind(SocketAddr::new(any, 0))?;
-    socket.connect(SocketAddr::new(peer, crate::hosts::DEFAULT_DIRECTORY_PORT))?;
-    Ok(socket.local_addr()?.ip())
 }
 
 fn wait_for(
@@ -252,7 +238,10 @@ mod tests {
             alone.own_address(&[ip("10.0.0.1"), ip("10.0.0.2")]),
             ip("10.0.0.1")
         );
-        assert_eq!(address_towards(ip("127.0.0.1")).unwrap(), ip("127.0.0.1"));
+        assert_eq!(
+            address_towards((ip("127.0.0.1"), 1).into()).unwrap(),
+            ip("127.0.0.1")
+        );
         assert!(is_own(ip("127.0.0.1")) && !is_own(ip("192.0.2.77")));
     }
 }

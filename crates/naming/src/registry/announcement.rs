@@ -23,6 +23,13 @@ pub struct Announcement {
     pub age_ms: u64,
     /// If not 0, addressed to the agent with this life: its node number is already taken.
     pub taken: u64,
+    /// The node as it describes itself.
+    pub facts: NodeFacts,
+}
+
+/// What an agent tells others about its node, besides its number.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeFacts {
     /// The directory's port.
     pub port: u16,
     /// How many ranks the launcher places there.
@@ -37,12 +44,28 @@ pub struct Announcement {
     pub version: String,
 }
 
-impl Announcement {
-    /// Where the node is asked, best first.
+impl NodeFacts {
+    /// Where the node is asked, on the control network first, then best first.
     #[must_use]
     pub fn directories(&self) -> Vec<SocketAddr> {
         let all = self.control.iter().chain(&self.addresses);
         all.map(|ip| SocketAddr::new(*ip, self.port)).collect()
+    }
+
+    /// Strangers must not fill files, terminals or memory, nor have packets sent to more addresses
+    /// than a node may have.
+    #[must_use]
+    pub fn is_valid(&self) -> bool {
+        let mut addresses = self.addresses.iter().chain(&self.control);
+        self.port != 0
+            && (1..=MAX_SLOTS).contains(&self.slots)
+            && (1..=MAX_INTERFACES).contains(&self.addresses.len())
+            && addresses.all(|ip| {
+                let ip = ip.to_canonical();
+                !ip.is_unspecified() && !ip.is_multicast()
+            })
+            && is_name(&self.name)
+            && is_name(&self.version)
     }
 }
 
@@ -50,19 +73,7 @@ impl Message for Announcement {
     const KIND: u8 = 3;
 
     fn is_valid(&self) -> bool {
-        let mut addresses = self.addresses.iter().chain(&self.control);
-        self.node.0 != 0
-            && self.life != 0
-            && self.port != 0
-            && (1..=MAX_SLOTS).contains(&self.slots)
-            && (1..=MAX_INTERFACES).contains(&self.addresses.len())
-            && addresses.all(|ip| {
-                let ip = ip.to_canonical();
-                !ip.is_unspecified() && !ip.is_multicast()
-            })
-            && [&self.cluster, &self.name, &self.version]
-                .iter()
-                .all(|text| is_name(text))
+        self.node.0 != 0 && self.life != 0 && is_name(&self.cluster) && self.facts.is_valid()
     }
 }
 
@@ -94,12 +105,14 @@ mod tests {
             life: 0x0102_0304_0506_0708,
             age_ms: 9,
             taken: 0,
-            port: 7411,
-            slots: 4,
-            addresses: vec!["10.0.0.3".parse().unwrap(), "fd00::3".parse().unwrap()],
-            control: Some("10.9.0.3".parse().unwrap()),
-            name: "third".to_owned(),
-            version: "0.1.0".to_owned(),
+            facts: NodeFacts {
+                port: 7411,
+                slots: 4,
+                addresses: vec!["10.0.0.3".parse().unwrap(), "fd00::3".parse().unwrap()],
+                control: Some("10.9.0.3".parse().unwrap()),
+                name: "third".to_owned(),
+                version: "0.1.0".to_owned(),
+            },
         }
     }
 
@@ -120,24 +133,31 @@ mod tests {
     fn announcements_read_back_what_was_written() {
         let bare = Announcement {
             cluster: String::new(),
-            name: String::new(),
-            version: String::new(),
-            control: None,
-            addresses: vec!["::1".parse().unwrap()],
             taken: u64::MAX,
+            facts: NodeFacts {
+                name: String::new(),
+                version: String::new(),
+                control: None,
+                addresses: vec!["::1".parse().unwrap()],
+                ..said().facts
+            },
             ..said()
         };
         let longest = Announcement {
             cluster: "c".repeat(MAX_NAME_BYTES),
-            name: "n".repeat(MAX_NAME_BYTES),
-            version: "v".repeat(MAX_NAME_BYTES),
-            addresses: vec!["1.2.3.4".parse().unwrap(); MAX_INTERFACES],
+            facts: NodeFacts {
+                name: "n".repeat(MAX_NAME_BYTES),
+                version: "v".repeat(MAX_NAME_BYTES),
+                addresses: vec!["1.2.3.4".parse().unwrap(); MAX_INTERFACES],
+                ..said().facts
+            },
             ..said()
         };
         for said in [said(), bare, longest] {
             assert_eq!(read(&said), Ok(said));
         }
         let asked: Vec<String> = said()
+            .facts
             .directories()
             .iter()
             .map(ToString::to_string)
@@ -151,13 +171,13 @@ mod tests {
         let changes: [fn(&mut Announcement); 9] = [
             |said| said.life = 0,
             |said| said.node = NodeId(0),
-            |said| said.port = 0,
-            |said| said.slots = 0,
-            |said| said.slots = MAX_SLOTS + 1,
-            |said| said.addresses.clear(),
-            |said| said.addresses = vec![said.addresses[0]; MAX_INTERFACES + 1],
+            |said| said.facts.port = 0,
+            |said| said.facts.slots = 0,
+            |said| said.facts.slots = MAX_SLOTS + 1,
+            |said| said.facts.addresses.clear(),
+            |said| said.facts.addresses = vec![said.facts.addresses[0]; MAX_INTERFACES + 1],
             |said| said.cluster = "c".repeat(MAX_NAME_BYTES + 1),
-            |said| said.version = "a b".to_owned(),
+            |said| said.facts.version = "a b".to_owned(),
         ];
         for (index, change) in changes.into_iter().enumerate() {
             let mut bad = said();
@@ -168,17 +188,15 @@ mod tests {
             for control in [false, true] {
                 let mut bad = said();
                 match control {
-                    true => bad.control = Some(ip(text)),
-                    false => bad.addresses.push(ip(text)),
+                    true => bad.facts.control = Some(ip(text)),
+                    false => bad.facts.addresses.push(ip(text)),
                 }
                 assert_eq!(read(&bad), Err(EnvelopeError::Body), "{text}");
             }
         }
         for text in ["a\nb", "a#b", "\u{1b}[2J", "\u{e4}"] {
-            let bad = Announcement {
-                name: text.to_owned(),
-                ..said()
-            };
+            let mut bad = said();
+            bad.facts.name = text.to_owned();
             assert_eq!(read(&bad), Err(EnvelopeError::Body), "{text:?}");
         }
     }

@@ -4,58 +4,26 @@ use std::fs;
 use std::net::IpAddr;
 use std::path::Path;
 
-use nix::ifaddrs::getifaddrs;
-use nix::net::if_::InterfaceFlags;
+use dipole_link::sys::InterfaceAddress;
 
 use super::finding::Finding;
 use super::kernel::read;
 use super::pause;
 
-/// An address of this machine and the device that has it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Device {
-    pub(super) name: String,
-    pub(super) address: IpAddr,
-    pub(super) loopback: bool,
-    pub(super) up: bool,
-    pub(super) running: bool,
-}
-
-/// All addresses of this machine.
-pub(super) fn list() -> std::io::Result<Vec<Device>> {
-    let addresses = getifaddrs()?.filter_map(|one| {
-        let storage = one.address?;
-        let v4 = storage
-            .as_sockaddr_in()
-            .map(|address| IpAddr::V4(address.ip()));
-        let v6 = || {
-            storage
-                .as_sockaddr_in6()
-                .map(|address| IpAddr::V6(address.ip()))
-        };
-        Some(Device {
-            address: v4.or_else(v6)?,
-            name: one.interface_name,
-            loopback: one.flags.contains(InterfaceFlags::IFF_LOOPBACK),
-            up: one.flags.contains(InterfaceFlags::IFF_UP),
-            running: one.flags.contains(InterfaceFlags::IFF_RUNNING),
-        })
-    });
-    Ok(addresses.collect())
-}
-
 /// The device of an address.
-pub(super) fn of(address: IpAddr, all: &[Device]) -> Option<&Device> {
-    let exact = all.iter().find(|one| one.address == address);
+pub(super) fn of(address: IpAddr, all: &[InterfaceAddress]) -> Option<&InterfaceAddress> {
+    let exact = all.iter().find(|one| one.ip == address);
     exact.or_else(|| all.iter().find(|one| one.loopback && address.is_loopback()))
 }
 
-pub(super) fn examine(device: &Device) -> Vec<Finding> {
+pub(super) fn examine(device: &InterfaceAddress) -> Vec<Finding> {
     let folder = Path::new("/sys/class/net").join(&device.name);
     let mtu = read(folder.join("mtu")).and_then(|text| text.parse().ok());
-    // The flag follows the carrier by up to a second.
-    let carrier = read(folder.join("carrier")).as_deref() != Some("0");
-    let mut findings = vec![link(device, carrier), packet(mtu)];
+    let carrier = read(folder.join("carrier"));
+    let mut findings = vec![
+        link(device, runs(carrier, read(folder.join("operstate")))),
+        packet(mtu),
+    ];
     if !device.loopback {
         findings.push(kind(kind_of(&folder)));
         let speed = read(folder.join("speed")).and_then(|text| text.parse().ok());
@@ -70,18 +38,25 @@ pub(super) fn examine(device: &Device) -> Vec<Finding> {
     named.collect()
 }
 
-fn link(device: &Device, carrier: bool) -> Finding {
+/// Whether a device that is up can send; its state follows the carrier by up to a second.
+fn runs(carrier: Option<String>, state: Option<String>) -> bool {
+    // A loopback or virtual device may have no state of its own.
+    let can_send = |state: String| ["up", "unknown"].contains(&&*state);
+    carrier.as_deref() != Some("0") && state.is_none_or(can_send)
+}
+
+fn link(device: &InterfaceAddress, runs: bool) -> Finding {
     const NAME: &str = "link";
-    match (device.up, device.running && carrier) {
-        (true, true) => Finding::good(NAME, format!("up, with {}", device.address)),
+    match (device.up, runs) {
+        (true, true) => Finding::good(NAME, format!("up, with {}", device.ip)),
         (true, false) => Finding::broken(
             NAME,
-            format!("has {} but no carrier", device.address),
+            format!("has {} but no carrier", device.ip),
             "check the cable and the port of the switch; a virtual device needs its other end up",
         ),
         (false, _) => Finding::broken(
             NAME,
-            format!("has {} but is down", device.address),
+            format!("has {} but is down", device.ip),
             format!("`ip link set {} up`", device.name),
         ),
     }
@@ -196,21 +171,21 @@ mod tests {
 
     #[test]
     fn links_without_power_or_carrier_are_broken() {
-        let mut device = list()
+        let mut device = dipole_link::sys::interface_addresses()
             .expect("devices")
             .into_iter()
             .find(|one| one.loopback);
         let device = device.as_mut().expect("a loopback device");
         assert_eq!(link(device, true).verdict, Good);
         assert_eq!(link(device, false).verdict, Broken);
-        device.running = false;
-        assert!(link(device, true).fact.contains("no carrier"));
+        assert!(link(device, false).fact.contains("no carrier"));
+        let said = |text: &str| Some(text.to_owned());
+        assert!(runs(None, None) && runs(said("1"), said("unknown")));
+        assert!(!runs(said("0"), said("up")) && !runs(said("1"), said("dormant")));
         device.up = false;
         assert!(link(device, true).advice.contains("ip link set lo up"));
-        assert_eq!(
-            of(IpAddr::from([127, 7, 7, 7]), std::slice::from_ref(device)),
-            Some(&*device)
-        );
+        let other = of(IpAddr::from([127, 7, 7, 7]), std::slice::from_ref(device));
+        assert_eq!(other.expect("its device").name, "lo");
     }
 
     #[test]

@@ -25,6 +25,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
+use dipole_link::sys::interface_addresses;
 use dipole_node::hosts::Host;
 use dipole_node::{Config, NodeId};
 
@@ -92,7 +93,7 @@ fn network(config: &Config, patience: Duration) -> Vec<Finding> {
         return Vec::new();
     }
     let mut findings = Vec::new();
-    let devices = device::list().unwrap_or_else(|cause| {
+    let devices = interface_addresses().unwrap_or_else(|cause| {
         findings.push(Finding::unknown(
             "devices",
             format!("the kernel does not list them: {cause}"),
@@ -128,7 +129,7 @@ fn network(config: &Config, patience: Duration) -> Vec<Finding> {
     own_addresses.extend(&config.interfaces);
     let mut shortcuts = false;
     for address in own_addresses.iter().filter(|one| !one.is_loopback()) {
-        let (found, usable) = shortcut::examine(*address, config.ring_bytes);
+        let (found, usable) = shortcut::examine(*address, config);
         findings.extend(found);
         shortcuts |= usable;
     }

@@ -1,39 +1,26 @@
 //! The pairs of addresses between this node and another where one of them has several
 //! interfaces: which of them sessions will use.
 
-use std::io;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use dipole_node::KeyMismatch;
 use dipole_node::hosts::Host;
 use dipole_node::registry::{ProbeLength, Prober, Reply};
 
 use super::finding::Finding;
-use super::peer::{Answer, Own, who};
-
-/// Tries of the longest packet.
-const TRIES: u32 = 3;
+use super::peer::{Answer, Own, TRIES, headers, who};
 
 /// What became of asking one of a node's addresses.
 #[derive(Debug)]
 enum Outcome {
     /// This node has it too.
     Own,
-    /// Nothing can be sent there.
-    Failed(io::Error),
     /// The node answers there, to packets of so many bytes (IP packets).
     Answers(usize),
     /// It answers, but not to packets of so many bytes.
     Short(usize),
-    /// Nobody does.
-    Silent,
-    /// The host is up, but nothing of Dipole runs there.
-    Refused,
-    /// Another node does.
-    Wrong,
-    /// Somebody with another cluster key does.
-    Stranger(KeyMismatch),
+    /// It does not answer; what does.
+    Not(Answer),
 }
 
 /// Asks a node at each of its addresses; `interfaces` are those of this node.
@@ -49,7 +36,7 @@ pub(super) fn examine(host: &Host, own: Own<'_>, interfaces: &[IpAddr]) -> Vec<F
         let ours = prober.as_ref().ok().and_then(|prober| prober.source().ok());
         let outcome = match prober {
             _ if leads_back => Outcome::Own,
-            Err(cause) => Outcome::Failed(cause),
+            Err(cause) => Outcome::Not(Answer::Failed(cause)),
             Ok(prober) => ask(&prober, ours.unwrap_or(theirs), patience),
         };
         let judged = match host.control == Some(theirs) {
@@ -64,11 +51,7 @@ pub(super) fn examine(host: &Host, own: Own<'_>, interfaces: &[IpAddr]) -> Vec<F
 fn ask(prober: &Prober, ours: IpAddr, patience: Duration) -> Outcome {
     match who(prober, patience) {
         Answer::Right => {}
-        Answer::Wrong => return Outcome::Wrong,
-        Answer::Silent => return Outcome::Silent,
-        Answer::Refused => return Outcome::Refused,
-        Answer::Stranger(mismatch) => return Outcome::Stranger(mismatch),
-        Answer::Failed(cause) => return Outcome::Failed(cause),
+        other => return Outcome::Not(other),
     }
     // What both devices take, as sessions agree on it.
     let longest = dipole_link::udp::longest_frame_bytes(ours).unwrap_or(0);
@@ -79,14 +62,13 @@ fn ask(prober: &Prober, ours: IpAddr, patience: Duration) -> Outcome {
         _ => longest,
     };
     let length = ProbeLength::nearest(longest.min(theirs));
-    let bytes = length.bytes();
-    let headers = if ours.is_ipv4() { 20 + 8 } else { 40 + 8 };
+    let bytes = length.bytes() + headers(ours);
     for _ in 0..TRIES {
         if let Reply::Answered(..) = prober.probe(length, patience / TRIES) {
-            return Outcome::Answers(bytes + headers);
+            return Outcome::Answers(bytes);
         }
     }
-    Outcome::Short(bytes + headers)
+    Outcome::Short(bytes)
 }
 
 /// A network for questions: no message goes there, so its MTU does not matter.
@@ -99,7 +81,7 @@ fn judge_control(ours: Option<IpAddr>, theirs: IpAddr, outcome: &Outcome) -> Fin
             NAME,
             format!("{pair}: answers, questions and membership go there"),
         ),
-        Outcome::Refused => Finding::unknown(
+        Outcome::Not(Answer::Refused) => Finding::unknown(
             NAME,
             format!("{pair}: the host answers, but no process of Dipole runs there"),
             "",
@@ -120,52 +102,47 @@ fn judge(ours: Option<IpAddr>, theirs: IpAddr, outcome: &Outcome) -> Finding {
         Some(ours) => format!("{ours} <-> {theirs}"),
         None => format!("to {theirs}"),
     };
-    match outcome {
-        Outcome::Answers(bytes) => Finding::good(
-            NAME,
-            format!("{pair}: answers to packets of {bytes} bytes, will be used"),
-        ),
-        Outcome::Own => Finding::slow(
-            NAME,
-            format!("{pair}: an address of this node too, will not be used"),
+    let (fact, advice) = match outcome {
+        Outcome::Answers(bytes) => {
+            let fact = format!("{pair}: answers to packets of {bytes} bytes, will be used");
+            return Finding::good(NAME, fact);
+        }
+        Outcome::Not(Answer::Refused) => {
+            let fact = format!("{pair}: the host answers, but no process of Dipole runs there");
+            return Finding::unknown(NAME, fact, "");
+        }
+        Outcome::Own => (
+            "an address of this node too, will not be used".to_owned(),
             "bridges and overlays of containers have the same address everywhere: take it out of \
              `interfaces=` in the hosts file",
         ),
-        Outcome::Short(bytes) => Finding::slow(
-            NAME,
-            format!("{pair}: no answer to packets of {bytes} bytes, will not be used"),
+        Outcome::Short(bytes) => (
+            format!("no answer to packets of {bytes} bytes, will not be used"),
             "set the same MTU on all that lies between",
         ),
-        Outcome::Silent => {
-            Finding::slow(NAME, format!("{pair}: no answer, will not be used"), MEND)
-        }
-        Outcome::Wrong => Finding::slow(
-            NAME,
-            format!("{pair}: another node answers, so it will not be used"),
-            MEND,
-        ),
-        Outcome::Stranger(mismatch) => Finding::slow(
-            NAME,
-            format!("{pair}: {mismatch}, so it will not be used"),
+        Outcome::Not(Answer::Stranger(mismatch)) => (
+            format!("{mismatch}, so it will not be used"),
             "give all nodes of a cluster the same DIPOLE_KEY",
         ),
-        Outcome::Failed(cause) => Finding::slow(
-            NAME,
-            format!("{pair}: nothing can be sent ({cause}), will not be used"),
+        Outcome::Not(Answer::Failed(cause)) => (
+            format!("nothing can be sent ({cause}), will not be used"),
             MEND,
         ),
-        Outcome::Refused => Finding::unknown(
-            NAME,
-            format!("{pair}: the host answers, but no process of Dipole runs there"),
-            "",
+        Outcome::Not(Answer::Silent) => ("no answer, will not be used".to_owned(), MEND),
+        // After the right answer it is asked for its longest packet, see above.
+        Outcome::Not(Answer::Wrong | Answer::Right) => (
+            "another node answers, so it will not be used".to_owned(),
+            MEND,
         ),
-    }
+    };
+    Finding::slow(NAME, format!("{pair}: {fact}"), advice)
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::finding::Verdict::{Good, Slow, Unknown};
     use super::*;
+    use std::io;
 
     #[test]
     fn pairs_that_do_not_answer_are_named_and_cost_no_more_than_speed() {
@@ -176,19 +153,19 @@ mod tests {
         assert!(good.fact.contains("10.1.0.1 <-> 10.1.0.2"), "{}", good.fact);
         for outcome in [
             Outcome::Own,
-            Outcome::Silent,
+            Outcome::Not(Answer::Silent),
             Outcome::Short(9000),
-            Outcome::Wrong,
-            Outcome::Failed(io::ErrorKind::NetworkUnreachable.into()),
+            Outcome::Not(Answer::Wrong),
+            Outcome::Not(Answer::Failed(io::ErrorKind::NetworkUnreachable.into())),
         ] {
             let found = judged(outcome);
             assert_eq!(found.verdict, Slow);
             assert!(found.fact.contains("not be used"), "{}", found.fact);
         }
-        assert_eq!(judged(Outcome::Refused).verdict, Unknown);
+        assert_eq!(judged(Outcome::Not(Answer::Refused)).verdict, Unknown);
         let control = |outcome| judge_control(Some(ours), theirs, &outcome);
         assert_eq!(control(Outcome::Short(1500)).verdict, Good);
-        let silent = control(Outcome::Silent);
+        let silent = control(Outcome::Not(Answer::Silent));
         assert_eq!(silent.verdict, Slow);
         assert!(silent.advice.contains("control="), "{}", silent.advice);
     }

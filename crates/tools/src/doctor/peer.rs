@@ -4,7 +4,7 @@
 //! mean.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::time::Duration;
 
 use dipole_node::hosts::Host;
@@ -17,7 +17,7 @@ use super::verdict::{self, Size};
 /// Questions by which loss and round trip are measured.
 const ROUNDS: u32 = 20;
 /// Tries of each length; one is enough on a path without loss.
-const TRIES: u32 = 3;
+pub(super) const TRIES: u32 = 3;
 
 /// What this side knows of itself.
 #[derive(Clone, Copy, Debug)]
@@ -117,12 +117,12 @@ fn converse(prober: &Prober, host: &Host, own: Own<'_>, source: IpAddr) -> Vec<F
     vec![
         verdict::round_trip(&times, ROUNDS),
         verdict::version(presence.version, dipole_node::registry::version(), host),
-        verdict::size(&size, headers(host.directory()), host),
+        verdict::size(&size, headers(host.address), host),
     ]
 }
 
 /// Bytes of IP and UDP headers.
-fn headers(to: SocketAddr) -> usize {
+pub(super) fn headers(to: IpAddr) -> usize {
     if to.is_ipv4() { 20 + 8 } else { 40 + 8 }
 }
 

@@ -4,10 +4,11 @@ use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
+use dipole_link::sys::InterfaceAddress;
+use dipole_naming::environment;
 use dipole_node::hosts::{Host, Hosts};
 use dipole_node::{Config, ConfigError, Links, NodeId, variables};
 
-use super::device::Device;
 use super::finding::Finding;
 
 /// The configuration that programs would have, as far as there is one, and what is
@@ -23,7 +24,7 @@ pub(super) fn configure(file: Option<PathBuf>, node: Option<NodeId>) -> (Config,
             error.to_string(),
             "no program of Dipole starts so; correct it",
         ));
-        Config::local(NodeId(1), dipole_naming::environment::default_runtime_dir())
+        Config::local(NodeId(1), environment::default_runtime_dir())
     });
     if let Some(node) = node
         && let Err(error) = config.act_as(node)
@@ -57,8 +58,7 @@ const CLUSTER_KEY: &str = "cluster key";
 
 /// Whether strangers are told from members; nothing to say of a node on its own.
 pub(super) fn cluster_key(config: &Config) -> Option<Finding> {
-    let file = std::env::var(variables::KEY).ok();
-    let file = file.filter(|name| !name.is_empty());
+    let file = environment::variable(variables::KEY);
     if let Some(key) = &config.key {
         let mode = file.as_ref().and_then(|name| std::fs::metadata(name).ok());
         let mode = mode.map(|found| format!(", mode {:04o}", found.permissions().mode() & 0o7777));
@@ -113,20 +113,25 @@ fn hosts(config: &Config) -> Finding {
 }
 
 /// Whether this node's address is one of this machine, and others can use it.
-pub(super) fn own_address(host: &Host, hosts: &Hosts, bind: IpAddr, devices: &[Device]) -> Finding {
+pub(super) fn own_address(
+    host: &Host,
+    hosts: &Hosts,
+    bind: IpAddr,
+    devices: &[InterfaceAddress],
+) -> Finding {
     const NAME: &str = "own address";
     let subject = host.to_string();
     let has = |address: IpAddr| {
         // The loopback device has all of 127.0.0.0/8.
         let mut all = devices.iter();
-        all.any(|one| one.address == address || (one.loopback && address.is_loopback()))
+        all.any(|one| one.ip == address || (one.loopback && address.is_loopback()))
     };
     let address = host.address;
     if !has(address) {
         let own: Vec<String> = devices
             .iter()
             .filter(|one| !one.loopback)
-            .map(|one| format!("{} on {}", one.address, one.name))
+            .map(|one| format!("{} on {}", one.ip, one.name))
             .collect();
         let own = if own.is_empty() {
             "only the loopback".to_owned()
@@ -191,13 +196,13 @@ mod tests {
     use super::super::finding::Verdict::{Broken, Good, Slow};
     use super::*;
 
-    fn device(name: &str, address: &str) -> Device {
-        Device {
+    fn device(name: &str, address: &str) -> InterfaceAddress {
+        InterfaceAddress {
             name: name.to_owned(),
-            address: address.parse().expect("an address"),
-            loopback: name == "lo",
+            ip: address.parse().expect("an address"),
+            scope_id: 0,
             up: true,
-            running: true,
+            loopback: name == "lo",
         }
     }
 

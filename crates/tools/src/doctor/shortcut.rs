@@ -2,16 +2,16 @@
 //! attached there.
 
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use dipole_bpf::grant::wire::{Granted, Reason};
-use dipole_bpf::grant::{DEFAULT_PATH, GrantError, preview};
+use dipole_bpf::grant::{GrantError, preview};
 use dipole_bpf::hook::{Attached, Side, attached};
 use dipole_bpf::{InterfaceId, has_capabilities, interface_of};
+use dipole_node::Config;
 
 use super::finding::Finding;
 
-const BROKER: &str = "DIPOLE_BROKER";
 const NAME: &str = "bpf link";
 
 /// What lets this process use the fast path of an interface.
@@ -24,20 +24,19 @@ enum Access {
 }
 
 /// What is found at the interface with an address; the second is true if it can be used.
-pub(super) fn examine(address: IpAddr, ring_bytes: u32) -> (Vec<Finding>, bool) {
+pub(super) fn examine(address: IpAddr, config: &Config) -> (Vec<Finding>, bool) {
     let Ok((interface, _)) = interface_of(address) else {
         return (Vec::new(), false);
     };
-    let path = std::env::var_os(BROKER).filter(|value| !value.is_empty());
-    let path = path.map_or_else(|| PathBuf::from(DEFAULT_PATH), PathBuf::from);
+    let path = &config.broker;
     let access = match has_capabilities() {
         true => Access::Own,
-        false => Access::Granted(preview(&path, address, ring_bytes)),
+        false => Access::Granted(preview(path, address, config.ring_bytes)),
     };
     let programs = attached(&interface).ok();
     // The kernel that can be asked for them has the place for ours.
     let has_tcx = programs.is_some() || !matches!(access, Access::Own);
-    let finding = judge(&access, has_tcx, &path);
+    let finding = judge(&access, has_tcx, path);
     let usable = has_tcx && matches!(access, Access::Own | Access::Granted(Ok(_)));
     let mut findings = vec![finding];
     findings.extend(programs.and_then(|programs| others(&programs)));

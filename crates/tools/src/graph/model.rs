@@ -10,11 +10,11 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use dipole_node::Address;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use toml::Spanned;
 
 /// A process: a set of endpoints on a node.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Process {
     pub(super) name: String,
     pub(super) node: u32,

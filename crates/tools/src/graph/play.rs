@@ -10,13 +10,13 @@ use std::net::Ipv4Addr;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use comfy_table::Table;
-use comfy_table::presets::UTF8_FULL_CONDENSED;
 use dipole_node::{Address, Config, Endpoint, EndpointId, Node, SendError};
 use serde::{Deserialize, Serialize};
+use tempfile::NamedTempFile;
 
 use super::Done;
 use super::model::Graph;
+use crate::output::table;
 
 /// How long a process waits for what must come.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -37,11 +37,11 @@ struct EdgeResult {
 
 /// Starts all processes and checks what they tell.
 pub(super) fn run(graph: &Graph, seconds: f64, rate: f64, json: bool, out: &mut dyn Write) -> Done {
-    let mut hosts = tempfile()?;
+    let mut hosts = NamedTempFile::new()?;
     // A number of our own, so that several graphs can be played at once.
     let port = 20_000 + std::process::id() % 20_000;
     for (index, node) in graph.nodes.iter().enumerate() {
-        writeln!(hosts.file, "{node} {} port={port}", loopback(index)?)?;
+        writeln!(hosts, "{node} {} port={port}", loopback(index)?)?;
     }
     let own = std::env::current_exe()?;
     let mut players = Vec::new();
@@ -57,7 +57,7 @@ pub(super) fn run(graph: &Graph, seconds: f64, rate: f64, json: bool, out: &mut 
                 &rate.to_string(),
             ])
             .env("DIPOLE_NID", process.node.to_string())
-            .env("DIPOLE_HOSTS", &hosts.path)
+            .env("DIPOLE_HOSTS", hosts.path())
             .env_remove("DIPOLE_BIND")
             // Closed when we die, which ends the players.
             .stdin(Stdio::piped())
@@ -86,10 +86,7 @@ pub(super) fn run(graph: &Graph, seconds: f64, rate: f64, json: bool, out: &mut 
             complete = false;
         }
     }
-    let mut table = Table::new();
-    table
-        .load_preset(UTF8_FULL_CONDENSED)
-        .set_header(["edge", "sent", "received", "msg/s", ""]);
+    let mut table = table(["edge", "sent", "received", "msg/s", ""]);
     for edge in &graph.edges {
         let key = (edge.from.to_string(), edge.to.to_string());
         let name = format!("{} -> {}", edge.from, edge.to);
@@ -132,26 +129,6 @@ impl Drop for Player {
             let _ = self.child.wait();
         }
     }
-}
-
-struct Temporary {
-    path: std::path::PathBuf,
-    file: std::fs::File,
-}
-
-impl Drop for Temporary {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.path);
-    }
-}
-
-fn tempfile() -> std::io::Result<Temporary> {
-    let path = std::env::temp_dir().join(format!("dipole-graph-{}.hosts", std::process::id()));
-    let file = std::fs::OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .open(&path)?;
-    Ok(Temporary { path, file })
 }
 
 /// 127.0.0.1, 127.0.0.2, and so on.

@@ -1,27 +1,19 @@
 //! A graph as a table, and as facts for scripts.
 
-use comfy_table::Table;
-use comfy_table::presets::UTF8_FULL_CONDENSED;
 use dipole_node::Address;
 use serde::Serialize;
 
-use super::model::Graph;
+use super::model::{Graph, Process};
+use crate::output;
 
 /// What a graph is, for `--json`.
 #[derive(Debug, Serialize)]
-pub(super) struct GraphSummary {
-    nodes: Vec<u32>,
-    processes: Vec<ProcessSummary>,
+pub(super) struct GraphSummary<'a> {
+    nodes: &'a [u32],
+    processes: &'a [Process],
     edges: Vec<[String; 2]>,
     broadcast_roots: Vec<String>,
     reduction_targets: Vec<String>,
-}
-
-#[derive(Debug, Serialize)]
-struct ProcessSummary {
-    name: String,
-    node: u32,
-    endpoints: Vec<u32>,
 }
 
 /// Endpoints with several edges: those that send to many, and those that many send to.
@@ -32,18 +24,13 @@ fn groups(graph: &Graph) -> (Vec<Address>, Vec<Address>) {
     (roots.collect(), targets.collect())
 }
 
-pub(super) fn summary(graph: &Graph) -> GraphSummary {
+pub(super) fn summary(graph: &Graph) -> GraphSummary<'_> {
     let (roots, targets) = groups(graph);
     let names = |all: Vec<Address>| all.iter().map(ToString::to_string).collect();
-    let processes = graph.processes.iter().map(|process| ProcessSummary {
-        name: process.name.clone(),
-        node: process.node,
-        endpoints: process.endpoints.clone(),
-    });
     let edges = graph.edges.iter();
     GraphSummary {
-        nodes: graph.nodes.clone(),
-        processes: processes.collect(),
+        nodes: &graph.nodes,
+        processes: &graph.processes,
         edges: edges
             .map(|edge| [edge.from.to_string(), edge.to.to_string()])
             .collect(),
@@ -54,14 +41,7 @@ pub(super) fn summary(graph: &Graph) -> GraphSummary {
 
 /// One row for each endpoint.
 pub(super) fn table(graph: &Graph) -> String {
-    let mut table = Table::new();
-    table.load_preset(UTF8_FULL_CONDENSED).set_header([
-        "process",
-        "node",
-        "endpoint",
-        "sends to",
-        "receives from",
-    ]);
+    let mut table = output::table(["process", "node", "endpoint", "sends to", "receives from"]);
     let mut last = None;
     for (index, address) in graph.endpoints() {
         let process = &graph.processes[index];

@@ -6,8 +6,6 @@ use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use comfy_table::Table;
-use comfy_table::presets::UTF8_FULL_CONDENSED;
 use dipole_naming::environment::default_runtime_dir;
 use dipole_node::registry::{EdgeTraffic, Registry};
 use dipole_node::{Address, NodeId};
@@ -15,6 +13,7 @@ use serde::Serialize;
 
 use super::Done;
 use super::model::Graph;
+use crate::output::table;
 
 /// One look.
 #[derive(Debug, Serialize)]
@@ -208,10 +207,7 @@ fn text(look: &Look) -> String {
         Some(false) => "not in the graph",
         _ => "",
     };
-    let mut endpoints = Table::new();
-    endpoints
-        .load_preset(UTF8_FULL_CONDENSED)
-        .set_header(["endpoint", "pid", "command", ""]);
+    let mut endpoints = table(["endpoint", "pid", "command", ""]);
     for seen in &look.endpoints {
         let command: String = seen.command.chars().take(48).collect();
         endpoints.add_row([
@@ -221,10 +217,7 @@ fn text(look: &Look) -> String {
             mark(seen.expected),
         ]);
     }
-    let mut edges = Table::new();
-    edges
-        .load_preset(UTF8_FULL_CONDENSED)
-        .set_header(["edge", "link", "messages", "msg/s", "MB/s", ""]);
+    let mut edges = table(["edge", "link", "messages", "msg/s", "MB/s", ""]);
     for seen in &look.edges {
         edges.add_row([
             format!("{} -> {}", seen.from, seen.to),

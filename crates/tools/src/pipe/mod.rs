@@ -9,9 +9,10 @@ mod recv;
 mod send;
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
+use dipole_naming::key::random_bytes;
 use dipole_naming::lines::FileError;
 use dipole_node::hosts::Hosts;
 use dipole_node::{
@@ -69,19 +70,16 @@ enum PipeError {
     Send(SendError),
     #[error(transparent)]
     Receive(ReceiveError),
-    /// Reading the input or writing the output failed.
     #[error("{doing}: {cause}")]
     File {
         doing: &'static str,
         cause: io::Error,
     },
-    /// A message of the stream does not fit.
     #[error("endpoint {from} sent {cause}")]
     Frame { from: Address, cause: FrameError },
     /// One side has `--lines` and the other does not.
     #[error("endpoint {from} {}", other_mode(*.lines))]
     Mode { from: Address, lines: bool },
-    /// Nothing was received for too long.
     #[error(
         "the stream of endpoint {from} was cut after {bytes} bytes: nothing was received for \
          {seconds} s; the output is incomplete"
@@ -91,7 +89,6 @@ enum PipeError {
         seconds: u64,
         bytes: u64,
     },
-    /// The stream differs from what its sender sent.
     #[error(
         "the stream of endpoint {from} is damaged: {found_bytes} of {expected_bytes} bytes \
          arrived, or their CRC32C differs; send it again"
@@ -101,12 +98,10 @@ enum PipeError {
         expected_bytes: u64,
         found_bytes: u64,
     },
-    /// The receiver did not confirm that everything has arrived.
     #[error(
         "endpoint {to} did not confirm that everything has arrived; the end may be missing there"
     )]
     Unconfirmed { to: Address },
-    /// The other side has reported a failure.
     #[error("endpoint {to} reports: {reason}")]
     Refused { to: Address, reason: String },
 }
@@ -116,6 +111,19 @@ fn other_mode(lines: bool) -> &'static str {
     match lines {
         true => "sends a stream of bytes, not lines; leave out --lines here or add it there",
         false => "sends lines, not a stream of bytes; add --lines here or leave it out there",
+    }
+}
+
+/// Makes an error of what went wrong with the input, the output, or something else of the system.
+fn failed(doing: &'static str) -> impl FnOnce(io::Error) -> PipeError {
+    move |cause| PipeError::File { doing, cause }
+}
+
+/// Makes an error of what went wrong when a file was opened.
+fn cannot_open(path: &Path) -> impl FnOnce(io::Error) -> PipeError {
+    move |cause| {
+        let text = format!("{}: {cause}", path.display());
+        failed("opening the file")(io::Error::new(cause.kind(), text))
     }
 }
 
@@ -146,20 +154,6 @@ fn configure(args: &PipeArgs) -> Result<Config, PipeError> {
 
 /// A number for an endpoint that was not given one, above the numbers of all jobs.
 fn spare_endpoint() -> Result<EndpointId, PipeError> {
-    random_number()
-        .map(|number| EndpointId(u32::from_le_bytes([number[0], number[1], number[2], 0xff])))
-        .map_err(|cause| PipeError::File {
-            doing: "drawing a random number",
-            cause,
-        })
-}
-
-fn random_number() -> io::Result<[u8; 8]> {
-    let mut bytes = [0; 8];
-    let length = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
-    if length == bytes.len() {
-        Ok(bytes)
-    } else {
-        Err(io::Error::other("too few random bytes"))
-    }
+    let [low, middle, high] = random_bytes().map_err(failed("drawing a random number"))?;
+    Ok(EndpointId(u32::from_le_bytes([low, middle, high, 0xff])))
 }

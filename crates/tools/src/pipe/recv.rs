@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self, ErrorKind, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::str::FromStr;
@@ -17,7 +17,7 @@ use dipole_node::{
 
 use super::frame::{Frame, FrameError, Kind, Sum};
 use super::progress::{Progress, Summary};
-use super::{PipeArgs, PipeError, configure, spare_endpoint};
+use super::{PipeArgs, PipeError, cannot_open, configure, failed, spare_endpoint};
 use crate::output::{Failure, json};
 
 /// Receive one stream at an endpoint: to standard output or a file
@@ -97,10 +97,7 @@ fn try_recv(args: &RecvArgs) -> Result<Summary<'static>, PipeError> {
     let endpoint = node.endpoint(endpoint).map_err(PipeError::Open)?;
     let reply = node.endpoint(spare_endpoint()?).map_err(PipeError::Open)?;
     let output: Box<dyn Write + Send> = match &args.out {
-        Some(path) => Box::new(File::create(path).map_err(|cause| PipeError::File {
-            doing: "opening the file",
-            cause: io::Error::new(cause.kind(), format!("{}: {cause}", path.display())),
-        })?),
+        Some(path) => Box::new(File::create(path).map_err(cannot_open(path))?),
         None => Box::new(io::stdout()),
     };
     let (to_write, pieces) = sync_channel(WAITING_MESSAGES);
@@ -222,10 +219,8 @@ impl Transfer<'_> {
                     self.sum.add(payload);
                     self.progress.add(payload.len());
                     if !self.write(&to_write, message) {
-                        return Err(written(writer).err().unwrap_or(PipeError::File {
-                            doing: "writing the output",
-                            cause: io::ErrorKind::BrokenPipe.into(),
-                        }));
+                        let broken = || failed("writing the output")(ErrorKind::BrokenPipe.into());
+                        return Err(written(writer).err().unwrap_or_else(broken));
                     }
                 }
                 Kind::End { crc } => {
@@ -321,10 +316,7 @@ fn written(writer: JoinHandle<io::Result<()>>) -> Result<(), PipeError> {
     writer
         .join()
         .unwrap_or_else(|_| Err(io::Error::other("the writer panicked")))
-        .map_err(|cause| PipeError::File {
-            doing: "writing the output",
-            cause,
-        })
+        .map_err(failed("writing the output"))
 }
 
 fn write_output(mut output: Box<dyn Write + Send>, pieces: &Receiver<Message>) -> io::Result<()> {

@@ -9,11 +9,12 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use dipole_naming::key::random_bytes;
 use dipole_node::{Address, Endpoint, EndpointId, Node, ReceiveError};
 
 use super::frame::{Frame, Kind, Sum};
 use super::progress::{Progress, Summary};
-use super::{PipeArgs, PipeError, configure, random_number, spare_endpoint};
+use super::{PipeArgs, PipeError, cannot_open, configure, failed, spare_endpoint};
 use crate::output::{Failure, json};
 
 /// Send a stream to an endpoint: standard input or a file
@@ -72,16 +73,12 @@ pub(crate) fn send(
 }
 
 fn try_send(args: &SendArgs) -> Result<Summary<'static>, PipeError> {
-    let failed = |doing| move |cause| PipeError::File { doing, cause };
     let timeout = Duration::from_secs(args.timeout);
     let mut config = configure(&args.pipe)?;
     config.connect_timeout = timeout;
     config.linger = LAST_ACK;
     let input: Box<dyn Read + Send> = match &args.file {
-        Some(path) => Box::new(File::open(path).map_err(|cause| PipeError::File {
-            doing: "opening the file",
-            cause: io::Error::new(cause.kind(), format!("{}: {cause}", path.display())),
-        })?),
+        Some(path) => Box::new(File::open(path).map_err(cannot_open(path))?),
         None => Box::new(io::stdin()),
     };
     let total_bytes = args
@@ -90,7 +87,7 @@ fn try_send(args: &SendArgs) -> Result<Summary<'static>, PipeError> {
         .and_then(|path| std::fs::metadata(path).ok())
         .filter(|found| found.is_file() && !args.pipe.lines)
         .map(|found| found.len());
-    let stream = random_number()
+    let stream = random_bytes()
         .map(u64::from_le_bytes)
         .map_err(failed("drawing a random number"))?;
     let from = match args.from {
@@ -166,10 +163,7 @@ impl Sender<'_> {
             };
             match event {
                 Ok(Event::Piece(piece)) => {
-                    let piece = piece.map_err(|cause| PipeError::File {
-                        doing: "reading the input",
-                        cause,
-                    })?;
+                    let piece = piece.map_err(failed("reading the input"))?;
                     self.send(if self.lines {
                         Kind::Line(&piece)
                     } else {
