@@ -16,6 +16,15 @@ pub struct InterfaceId {
     pub name: String,
 }
 
+impl InterfaceId {
+    /// An error that says what cannot be done with this interface.
+    pub(super) fn cannot(&self, what: &str, cause: &io::Error) -> io::Error {
+        let InterfaceId { index, name } = self;
+        let text = format!("cannot {what} interface {name} (number {index}): {cause}");
+        io::Error::new(cause.kind(), text)
+    }
+}
+
 /// The interface that has an address, and the scope of a link-local one.
 ///
 /// # Errors

@@ -102,18 +102,6 @@ pub fn create_ring(bytes: u32) -> io::Result<OwnedFd> {
     sys::create_map(shape, None)
 }
 
-/// How many bytes a ring has; asks for no privileges.
-///
-/// # Errors
-/// `InvalidInput` if the descriptor is not a ring, or the kernel's error.
-pub fn ring_bytes(ring: BorrowedFd<'_>) -> io::Result<u32> {
-    let facts = sys::map_facts(ring)?;
-    match facts.kind == MapKind::Ring as u32 {
-        true => Ok(facts.entries),
-        false => Err(io::ErrorKind::InvalidInput.into()),
-    }
-}
-
 /// The program at one interface's ingress, and which rings it fills.
 ///
 /// It stays while this, or a copy of its [`descriptors`](Self::descriptors), is open.

@@ -159,7 +159,6 @@ mod tests {
         let ethernet = Ethernet {
             destination: MAC,
             source: [2, 0, 0, 0, 0, 1],
-            vlan: None,
         };
         let payload = vec![7; length];
         let template = Template::new(&ethernet, from, to, 64).unwrap();

@@ -80,24 +80,24 @@ fn check(
     let verdicts = hooked.verdicts();
     let known = |key: &[u8; maps::KEY_BYTES]| [ours(4), ours(6)].contains(key);
     match fate(hooked, frame, around, known) {
-        Fate::Foreign => assert_eq!(returned, verdicts.passed),
-        Fate::Refused(reason, _) => {
+        None => assert_eq!(returned, verdicts.passed),
+        Some(Fate::Refused(reason, _)) => {
             assert_eq!(returned, verdicts.passed);
             counters[reason as usize] += 1;
         }
-        Fate::Taken { key, class, .. } if RECORD_HEADER_BYTES + class > room => {
+        Some(Fate::Taken { key, class, .. }) if RECORD_HEADER_BYTES + class > room => {
             assert_eq!(returned, verdicts.passed);
             counters[Reason::Full as usize] += 1;
             *full.get_mut(&key).unwrap() += 1;
         }
-        Fate::Taken {
+        Some(Fate::Taken {
             key,
             source,
             port,
             version,
             payload,
             class,
-        } => {
+        }) => {
             assert_eq!(returned, verdicts.taken);
             counters[Reason::Deposited as usize] += 1;
             let Maps::Ingress { rings: found, .. } = &after else {
@@ -136,7 +136,7 @@ fn each_rule_holds_at_each_place() {
                 check(hooked, &program, &frame, around, linear, usize::MAX);
             }
             let known = |key: &[u8; maps::KEY_BYTES]| [ours(4), ours(6)].contains(key);
-            if let Fate::Refused(reason, _) = fate(hooked, &frame, around, known) {
+            if let Some(Fate::Refused(reason, _)) = fate(hooked, &frame, around, known) {
                 fates.push(reason);
             }
         }
