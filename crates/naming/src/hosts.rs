@@ -53,6 +53,22 @@ pub struct Host {
 }
 
 impl Host {
+    /// A node of which only the address is known; all else is as a line without options has it.
+    #[must_use]
+    pub fn new(node: NodeId, address: IpAddr) -> Host {
+        Host {
+            node,
+            address,
+            interfaces: Vec::new(),
+            control: None,
+            port: DEFAULT_DIRECTORY_PORT,
+            slots: 1,
+            ssh: None,
+            runtime_dir: None,
+            name: None,
+        }
+    }
+
     /// Where this node's directory answers.
     #[must_use]
     pub fn directory(&self) -> SocketAddr {
@@ -69,9 +85,7 @@ impl Host {
             .map(|address| SocketAddr::new(*address, self.port))
             .collect()
     }
-}
 
-impl Host {
     /// The line of a hosts file that describes this node.
     #[must_use]
     pub fn line(&self) -> String {
@@ -125,19 +139,8 @@ impl Hosts {
     #[must_use]
     pub fn local_only(node: NodeId) -> Hosts {
         Hosts {
-            entries: vec![Host {
-                node,
-                address: IpAddr::V4(Ipv4Addr::LOCALHOST),
-                interfaces: Vec::new(),
-                control: None,
-                port: DEFAULT_DIRECTORY_PORT,
-                slots: 1,
-                ssh: None,
-                runtime_dir: None,
-                name: None,
-            }],
             is_alone: true,
-            source: None,
+            ..Hosts::of(vec![Host::new(node, Ipv4Addr::LOCALHOST.into())])
         }
     }
 
@@ -155,12 +158,9 @@ impl Hosts {
     /// # Errors
     /// As [`load`](Self::load).
     pub fn followed(path: &Path) -> Result<Hosts, FileError> {
-        Ok(Hosts {
-            source: Some(Source {
-                file: path.to_owned(),
-                is_agents: false,
-            }),
-            ..Hosts::load(path)?
+        Hosts::from_source(Source {
+            file: path.to_owned(),
+            is_agents: false,
         })
     }
 
@@ -173,29 +173,25 @@ impl Hosts {
         if !path.exists() {
             return Ok(None);
         }
-        Ok(Some(Hosts {
-            source: Some(Source {
-                file: path.to_owned(),
-                is_agents: true,
-            }),
-            ..Hosts::load(path)?
-        }))
+        let file = path.to_owned();
+        let is_agents = true;
+        Hosts::from_source(Source { file, is_agents }).map(Some)
+    }
+
+    fn from_source(source: Source) -> Result<Hosts, FileError> {
+        Ok(Hosts {
+            entries: Hosts::load(&source.file)?.entries,
+            is_alone: false,
+            source: Some(source),
+        })
     }
 
     /// The file as it is now, if it can be read and is one of those that are read again.
     #[must_use]
     pub fn again(&self) -> Option<Hosts> {
-        let source = self.source.clone()?;
-        match Hosts::load(&source.file) {
-            Ok(hosts) => Some(Hosts {
-                source: Some(source),
-                ..hosts
-            }),
-            Err(error) => {
-                tracing::debug!(%error, "a hosts file cannot be read again");
-                None
-            }
-        }
+        Hosts::from_source(self.source.clone()?)
+            .inspect_err(|error| tracing::debug!(%error, "a hosts file cannot be read again"))
+            .ok()
     }
 
     /// True if an agent keeps the file.
@@ -245,11 +241,7 @@ impl Hosts {
                 expected: "NID ADDRESS",
             });
         }
-        Ok(Hosts {
-            entries,
-            is_alone: false,
-            source: None,
-        })
+        Ok(Hosts::of(entries))
     }
 
     /// The nodes that a launcher has named.
@@ -315,17 +307,7 @@ fn parse_line(mut line: Line<'_>) -> Result<Host, Fault> {
         "interfaces=ADDRESS[,ADDRESS[,ADDRESS]], each once, without the first one";
     let node = line.next("a node number from 1 to 4294967295")?;
     let address = parse_address(&line.next::<String>("an IP address after the node number")?)?;
-    let mut host = Host {
-        node,
-        address,
-        interfaces: Vec::new(),
-        control: None,
-        port: DEFAULT_DIRECTORY_PORT,
-        slots: 1,
-        ssh: None,
-        runtime_dir: None,
-        name: None,
-    };
+    let mut host = Host::new(node, address);
     for option in line.options(OPTION)? {
         match option.key {
             "port" => host.port = option.number(1..=u16::MAX)?,

@@ -72,7 +72,6 @@ pub use answer::version;
 pub use directory::{Directory, DirectoryCounters};
 pub use directory_lock::{DirectoryLock, DirectoryLockError};
 pub use edge_stats::{EdgeStatsFile, EdgeTraffic, OwnerSurvey};
-pub use holder::Holder;
 pub(crate) use job_dir::job_dir;
 pub use messages::{Answer, Presence, ProbeLength, QUESTION_BYTES, Question};
 pub use probe::{Prober, Reply};
@@ -91,7 +90,7 @@ pub struct Ports {
 }
 
 /// A living owner.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Owner {
     /// Its process id.
     pub pid: u32,

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use super::{JobError, Lookup, node_at};
 use crate::hosts::{Host, Hosts};
 use crate::lines::Word;
+use crate::net::any_like;
 
 /// Pauses between two attempts to resolve a name.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
@@ -79,15 +80,9 @@ impl Names {
             })?;
             *before = before.saturating_add(1);
             entries.push(Host {
-                node: node_at(index),
-                address,
-                interfaces: Vec::new(),
-                control: None,
                 port,
-                slots: 1,
-                ssh: None,
-                runtime_dir: None,
                 name: Word::new(name),
+                ..Host::new(node_at(index), address)
             });
         }
         Ok(Hosts::of(entries))
@@ -107,12 +102,9 @@ impl Names {
 
 /// The address that packets to `peer` leave from; nothing is sent.
 fn address_towards(peer: IpAddr) -> io::Result<IpAddr> {
-    let any: IpAddr = match peer {
-        IpAddr::V4(_) => std::net::Ipv4Addr::UNSPECIFIED.into(),
-        IpAddr::V6(_) => std::net::Ipv6Addr::UNSPECIFIED.into(),
-    };
-    let socket = UdpSocket::bind(SocketAddr::new(any, 0))?;
-    socket.connect(SocketAddr::new(peer, crate::hosts::DEFAULT_DIRECTORY_PORT))?;
+    let peer = SocketAddr::new(peer, crate::hosts::DEFAULT_DIRECTORY_PORT);
+    let socket = UdpSocket::bind((any_like(peer), 0))?;
+    socket.connect(peer)?;
     Ok(socket.local_addr()?.ip())
 }
 

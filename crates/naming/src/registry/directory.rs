@@ -30,9 +30,8 @@ use rustix::fs::FlockOperation;
 
 use super::answer::{Answers, Reply, bound};
 use super::folder::{failed, flock, open_lock};
-use super::holder::Holder;
 use super::messages::ProbeLength;
-use super::{Registry, RegistryError, directory_lock};
+use super::{Registry, RegistryError, directory_lock, holder};
 use crate::envelope::Authenticator;
 
 /// How long to wait before a port that somebody else holds is tried again.
@@ -254,7 +253,7 @@ fn serve(service: &Service, warning: &mut WarningInterval) -> Next {
                 %cause,
                 "cannot bind the directory port{}; other nodes cannot find this one's endpoints \
                  by this address until it is free (`port=` in the hosts file chooses another)",
-                Holder::suffix(*bind)
+                holder::suffix(*bind)
             ),
             Err(_) => {}
         }
