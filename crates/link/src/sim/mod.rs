@@ -98,12 +98,6 @@ impl NetworkStats {
     pub fn dropped(&self, reason: DropReason) -> u64 {
         self.dropped[reason as usize]
     }
-
-    /// Frames lost for any reason.
-    #[must_use]
-    pub fn dropped_total(&self) -> u64 {
-        self.dropped.iter().sum()
-    }
 }
 
 /// Why a process cannot join the network.
@@ -180,7 +174,7 @@ impl Network {
         let mut state = self.lock();
         if let Some(port) = state.port_at(address) {
             let addresses = state.addresses_of(port);
-            state.detach(&addresses, Some(port));
+            state.detach(&addresses, port);
         }
     }
 
@@ -329,7 +323,7 @@ impl Link for Port {
 impl Drop for Port {
     fn drop(&mut self) {
         let addresses = self.cards.as_flattened();
-        self.network.lock().detach(addresses, Some(self.id));
+        self.network.lock().detach(addresses, self.id);
     }
 }
 

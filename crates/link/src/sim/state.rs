@@ -1,7 +1,6 @@
 //! The network itself: frames under way, queues, dice. One lock guards it all.
 
-use std::cmp::Ordering;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 
 use rand::{Rng, SeedableRng};
@@ -37,33 +36,10 @@ enum Stage {
 
 struct Event {
     at_ns: u64,
-    /// Equal times in the order of sending.
-    number: u64,
     stage: Stage,
     /// Later than its turn on purpose.
     late_ns: u64,
     frame: Frame,
-}
-
-impl PartialEq for Event {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other) == Ordering::Equal
-    }
-}
-
-impl Eq for Event {}
-
-impl PartialOrd for Event {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Event {
-    /// Reversed, so that the heap gives the earliest first.
-    fn cmp(&self, other: &Self) -> Ordering {
-        (other.at_ns, other.number).cmp(&(self.at_ns, self.number))
-    }
 }
 
 #[derive(Default)]
@@ -103,7 +79,8 @@ pub(super) struct State {
     now_ns: u64,
     next_number: u64,
     next_port: u64,
-    events: BinaryHeap<Event>,
+    /// By their times; equal times in the order of sending.
+    events: BTreeMap<(u64, u64), Event>,
     sockets: FxHashMap<SocketAddr, Socket>,
     paths: FxHashMap<(IpAddr, IpAddr), PathState>,
     cards: FxHashMap<IpAddr, Card>,
@@ -120,7 +97,7 @@ impl State {
             now_ns: 0,
             next_number: 0,
             next_port: 1,
-            events: BinaryHeap::new(),
+            events: BTreeMap::new(),
             sockets: FxHashMap::default(),
             paths: FxHashMap::default(),
             cards: FxHashMap::default(),
@@ -151,14 +128,11 @@ impl State {
         Ok(port)
     }
 
-    /// Closes the sockets at these addresses if they still belong to `port`
-    /// (or to anyone, for `None`); what waits in them is dropped.
-    pub(super) fn detach(&mut self, addresses: &[SocketAddr], port: Option<u64>) {
+    /// Closes the sockets at these addresses if they still belong to `port`; what waits in them
+    /// is dropped.
+    pub(super) fn detach(&mut self, addresses: &[SocketAddr], port: u64) {
         for address in addresses {
-            let Some(socket) = self.sockets.get(address) else {
-                continue;
-            };
-            if port.is_some_and(|port| port != socket.port) {
+            if self.port_at(*address) != Some(port) {
                 continue;
             }
             let socket = self.sockets.remove(address);
@@ -186,20 +160,16 @@ impl State {
     }
 
     pub(super) fn next_event_ns(&self) -> Option<u64> {
-        self.events.peek().map(|event| event.at_ns)
+        self.events.keys().next().map(|(at_ns, _)| *at_ns)
     }
 
     /// Lets everything happen that is due by `now_ns`. Time never goes back: an
     /// earlier `now_ns` counts as the latest seen.
     pub(super) fn advance(&mut self, now_ns: u64) {
-        while self
-            .events
-            .peek()
-            .is_some_and(|event| event.at_ns <= now_ns)
+        while let Some(first) = self.events.first_entry()
+            && first.key().0 <= now_ns
         {
-            let Some(event) = self.events.pop() else {
-                break;
-            };
+            let event = first.remove();
             self.now_ns = self.now_ns.max(event.at_ns);
             match event.stage {
                 Stage::Switch => self.pass_switch(event),
@@ -309,17 +279,15 @@ impl State {
         };
         self.push(Event {
             at_ns,
-            number: 0,
             stage,
             late_ns,
             frame,
         });
     }
 
-    fn push(&mut self, mut event: Event) {
-        event.number = self.next_number;
+    fn push(&mut self, event: Event) {
+        self.events.insert((event.at_ns, self.next_number), event);
         self.next_number += 1;
-        self.events.push(event);
     }
 
     fn pass_switch(&mut self, event: Event) {
