@@ -192,7 +192,7 @@ fn floor_ns(hooked: Hooked) -> u32 {
     let mut code = Assembler::default();
     code.set(Reg::R0, hooked.verdicts().passed);
     code.exit();
-    let code = code.finish().unwrap().linked(&[]);
+    let code = code.finish().linked(&[]);
     let (kind, at) = match hooked {
         Hooked::Tcx => (ProgramKind::SchedCls, AttachKind::TcxIngress),
         Hooked::Xdp { .. } => (ProgramKind::Xdp, AttachKind::Xdp),

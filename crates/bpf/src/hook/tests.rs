@@ -264,7 +264,7 @@ fn programs_of_others_stay_and_run_before_ours() {
     let mut code = Assembler::default();
     code.set(Reg::R0, -1);
     code.exit();
-    let code = code.finish().unwrap().linked(&[]);
+    let code = code.finish().linked(&[]);
     let (kind, at) = (ProgramKind::SchedCls, AttachKind::TcxIngress);
     let program = sys::load(kind, at, "somebody", &code).unwrap();
     let index = interface(&testbed, 2).index;

@@ -54,8 +54,7 @@ impl XskHook {
                 queue: xsk.queue(),
                 longest: longest_received_frame(),
             };
-            let code = queue::program(&wanted).map_err(io::Error::other)?;
-            let code = code.linked(&[&sockets, &counter].map(Map::number));
+            let code = queue::program(&wanted).linked(&[&sockets, &counter].map(Map::number));
             let loaded = sys::load(
                 ProgramKind::XdpWhole,
                 AttachKind::Xdp,
