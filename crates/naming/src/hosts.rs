@@ -479,22 +479,18 @@ mod tests {
     }
 
     #[test]
-    fn a_node_with_several_interfaces_is_asked_on_each() {
-        let hosts = Hosts::parse("1 10.0.0.1 port=9 interfaces=10.1.0.1,fd00::1").unwrap();
-        let asked = hosts.get(NodeId(1)).unwrap().directories();
-        let asked: Vec<String> = asked.iter().map(ToString::to_string).collect();
-        assert_eq!(asked, ["10.0.0.1:9", "10.1.0.1:9", "[fd00::1]:9"]);
-    }
-
-    #[test]
-    fn a_node_with_a_control_network_is_asked_there_first_and_its_line_reads_back() {
-        let text = "1 10.0.0.1 port=9 interfaces=10.1.0.1 control=10.9.0.1 slots=2 ssh=a@b runtime=/r name=n";
+    fn a_node_is_asked_on_its_control_network_first_then_on_each_interface_and_its_line_reads_back()
+    {
+        let text = "1 10.0.0.1 port=9 interfaces=10.1.0.1,fd00::1 control=10.9.0.1 slots=2 ssh=a@b runtime=/r name=n";
         let hosts = Hosts::parse(text).unwrap();
         let host = hosts.get(NodeId(1)).unwrap();
         assert_eq!(host.line(), text);
         let asked = host.directories();
         let asked: Vec<String> = asked.iter().map(ToString::to_string).collect();
-        assert_eq!(asked, ["10.9.0.1:9", "10.0.0.1:9", "10.1.0.1:9"]);
+        assert_eq!(
+            asked,
+            ["10.9.0.1:9", "10.0.0.1:9", "10.1.0.1:9", "[fd00::1]:9"]
+        );
         for same in [
             "1 10.0.0.1 control=10.0.0.1",
             "1 10.0.0.1 control=10.1.0.1 interfaces=10.1.0.1",

@@ -13,6 +13,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use blake3::Hash;
+use rand::TryRngCore;
+use rand::rngs::OsRng;
 use rustix::fs::OFlags;
 
 use crate::environment;
@@ -171,10 +173,8 @@ impl ClusterKey {
     /// The system has none.
     pub fn random() -> io::Result<ClusterKey> {
         let mut secret = [0; KEY_BYTES];
-        let length = rustix::rand::getrandom(&mut secret, rustix::rand::GetRandomFlags::empty())?;
-        if length != KEY_BYTES {
-            return Err(io::Error::other("too few random bytes"));
-        }
+        let drawn = OsRng.try_fill_bytes(&mut secret);
+        drawn.map_err(io::Error::other)?;
         Ok(ClusterKey::new(secret))
     }
 

@@ -69,7 +69,7 @@ use crate::limits::{LimitReached, UserLimits};
 
 pub use announcement::{Announcement, MAX_NAME_BYTES, is_announcement, is_name};
 pub use answer::version;
-pub use directory::{Directory, DirectoryCounters};
+pub use directory::Directory;
 pub use directory_lock::{DirectoryLock, DirectoryLockError};
 pub use edge_stats::{EdgeStatsFile, EdgeTraffic, OwnerSurvey};
 pub(crate) use job_dir::job_dir;
@@ -513,17 +513,12 @@ impl Drop for Claim {
 ///
 /// Shared, so that several who test at once do not take each other for the owner.
 fn is_locked(file: &File) -> io::Result<bool> {
-    loop {
-        match rustix::fs::flock(file, FlockOperation::NonBlockingLockShared) {
-            Ok(()) => {
-                rustix::fs::flock(file, FlockOperation::Unlock)?;
-                return Ok(false);
-            }
-            Err(rustix::io::Errno::WOULDBLOCK) => return Ok(true),
-            Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
+    match folder::flock(file, FlockOperation::NonBlockingLockShared) {
+        Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => return Ok(true),
+        locked => locked?,
     }
+    folder::flock(file, FlockOperation::Unlock)?;
+    Ok(false)
 }
 
 /// A random number.

@@ -21,7 +21,6 @@ use std::io;
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -46,29 +45,12 @@ pub struct Directory {
     service: Arc<Service>,
 }
 
-/// What the directory of this process has done.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DirectoryCounters {
-    /// Questions answered.
-    pub answered: u64,
-    /// Packets that were no question.
-    pub malformed: u64,
-    /// Questions that could not be answered: the registry or the socket failed.
-    pub failed: u64,
-    /// Questions of strangers, told that the cluster keys differ.
-    pub refused: u64,
-}
-
 #[derive(Debug)]
 struct Service {
     key: Key,
     registry: Registry,
     wake: OwnedFd,
     binds: Mutex<(Vec<SocketAddr>, Authenticator)>,
-    answered: AtomicU64,
-    malformed: AtomicU64,
-    failed: AtomicU64,
-    refused: AtomicU64,
 }
 
 /// A thread does not survive a fork, hence the pid.
@@ -118,10 +100,6 @@ impl Directory {
             registry: registry.clone(),
             wake,
             binds: Mutex::new((binds, registry.authenticator().clone())),
-            answered: AtomicU64::new(0),
-            malformed: AtomicU64::new(0),
-            failed: AtomicU64::new(0),
-            refused: AtomicU64::new(0),
         });
         let for_thread = Arc::clone(&service);
         std::thread::Builder::new()
@@ -136,17 +114,6 @@ impl Directory {
             },
         );
         Ok(Directory { service })
-    }
-
-    /// What the thread of this process has done so far.
-    #[must_use]
-    pub fn counters(&self) -> DirectoryCounters {
-        DirectoryCounters {
-            answered: self.service.answered.load(Ordering::Relaxed),
-            malformed: self.service.malformed.load(Ordering::Relaxed),
-            failed: self.service.failed.load(Ordering::Relaxed),
-            refused: self.service.refused.load(Ordering::Relaxed),
-        }
     }
 }
 
@@ -310,22 +277,16 @@ fn answer_all(service: &Service, socket: &UdpSocket, answers: &Answers) -> bool 
             Err(_) => return false,
         };
         let packet = &buffer[..length];
-        let (reply, done) = match answers.reply(packet) {
-            Ok(Reply::Answer(reply)) => (reply, &service.answered),
-            Ok(Reply::Refusal(reply)) => (reply, &service.refused),
-            Ok(Reply::Nothing) => (Vec::new(), &service.failed),
+        match answers.reply(packet) {
+            Ok(Reply::Answer(reply) | Reply::Refusal(reply)) => {
+                // Who gets no answer asks again.
+                let _lost = socket.send_to(&reply, from);
+            }
             // The agent's lock shows whether it was the agent that asked.
             Ok(Reply::Yield) if directory_lock::has_agent(&service.registry).unwrap_or(false) => {
                 return true;
             }
-            Ok(Reply::Yield) => continue,
-            Err(_) => {
-                service.malformed.fetch_add(1, Ordering::Relaxed);
-                continue;
-            }
-        };
-        let sent = !reply.is_empty() && socket.send_to(&reply, from).is_ok();
-        let counter = if sent { done } else { &service.failed };
-        counter.fetch_add(1, Ordering::Relaxed);
+            Ok(Reply::Nothing | Reply::Yield) | Err(_) => {}
+        }
     }
 }
