@@ -11,7 +11,6 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsFd, BorrowedFd};
 
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::neighbour::NeighbourState;
@@ -132,12 +131,6 @@ impl Neighbours {
     #[must_use]
     pub fn interface_state(&self) -> InterfaceState {
         self.state
-    }
-
-    /// Becomes readable when there are notifications to [`follow`](Self::follow).
-    #[must_use]
-    pub fn descriptor(&self) -> BorrowedFd<'_> {
-        self.notifications.as_fd()
     }
 
     /// The route to an address. `None`: there is none from this interface now, or this packet is

@@ -7,12 +7,10 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rustc_hash::FxHashMap;
 
-use super::{AttachError, DropReason, DropRecord, NetworkConfig, NetworkStats};
+use super::{AttachError, DropReason, NetworkConfig, NetworkStats};
 use crate::chance::{corrupt, happens};
 use crate::{Class, Outgoing};
 
-/// Drops remembered at most.
-const TRACE_RECORDS: usize = 1024;
 /// Spare buffers kept at most.
 const SPARE_BUFFERS: usize = 4096;
 /// Frames that one poll hands out at most.
@@ -74,7 +72,6 @@ pub(super) fn source(cards: &[[SocketAddr; 2]], class: Class, to: SocketAddr) ->
 pub(super) struct State {
     pub(super) config: NetworkConfig,
     pub(super) stats: NetworkStats,
-    pub(super) trace: VecDeque<DropRecord>,
     dice: ChaCha8Rng,
     now_ns: u64,
     next_number: u64,
@@ -92,7 +89,6 @@ impl State {
         State {
             config,
             stats: NetworkStats::default(),
-            trace: VecDeque::new(),
             dice: ChaCha8Rng::seed_from_u64(seed),
             now_ns: 0,
             next_number: 0,
@@ -128,35 +124,18 @@ impl State {
         Ok(port)
     }
 
-    /// Closes the sockets at these addresses if they still belong to `port`; what waits in them
-    /// is dropped.
-    pub(super) fn detach(&mut self, addresses: &[SocketAddr], port: u64) {
-        for address in addresses {
-            if self.port_at(*address) != Some(port) {
-                continue;
-            }
-            let socket = self.sockets.remove(address);
-            for frame in socket.into_iter().flat_map(|socket| socket.queue) {
-                self.drop_frame(frame, DropReason::Detached);
-            }
+    /// Closes the sockets of a port; what waits in them is dropped.
+    pub(super) fn detach(&mut self, port: u64) {
+        let own = self.sockets.extract_if(|_, socket| socket.port == port);
+        let waiting: Vec<Frame> = own.flat_map(|(_, socket)| socket.queue).collect();
+        for frame in waiting {
+            self.drop_frame(frame, DropReason::Detached);
         }
     }
 
     /// The port that has all sockets of a process.
     pub(super) fn port_at(&self, address: SocketAddr) -> Option<u64> {
         self.sockets.get(&address).map(|socket| socket.port)
-    }
-
-    /// The addresses of a port.
-    pub(super) fn addresses_of(&self, port: u64) -> Vec<SocketAddr> {
-        let own = self
-            .sockets
-            .iter()
-            .filter(|(_, socket)| socket.port == port);
-        let mut addresses: Vec<_> = own.map(|(&address, _)| address).collect();
-        // The order decides in which order frames are dropped.
-        addresses.sort_unstable();
-        addresses
     }
 
     pub(super) fn next_event_ns(&self) -> Option<u64> {
@@ -358,16 +337,6 @@ impl State {
 
     fn drop_frame(&mut self, frame: Frame, reason: DropReason) {
         self.stats.dropped[reason as usize] += 1;
-        if self.trace.len() == TRACE_RECORDS {
-            self.trace.pop_front();
-        }
-        self.trace.push_back(DropRecord {
-            at_ns: self.now_ns,
-            from: frame.from,
-            to: frame.to,
-            bytes: frame.bytes.len(),
-            reason,
-        });
         self.recycle(std::iter::once(frame));
     }
 }
