@@ -29,7 +29,7 @@ use std::net::SocketAddr;
 pub use any_hub::AnyHub;
 pub use capture::{Capture, CaptureError};
 pub use fault::Fault;
-pub use multihomed::Multihomed;
+pub use multihomed::{Multihomed, source_address};
 pub use udp::Udp;
 
 /// Which of a process's two ports a frame uses (`docs/protocol.md` §2.1).
