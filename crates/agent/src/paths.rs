@@ -9,7 +9,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
-use dipole_naming::net::address_towards;
+use dipole_naming::net::source_address;
 use dipole_node::hosts::Host;
 use dipole_node::registry::DirectoryLock;
 
@@ -109,7 +109,7 @@ fn socket_to<'a>(
     let mut all: Vec<&UdpSocket> = fitting.collect();
     if all.len() > 1 {
         // None if the kernel would send by an interface that is not ours.
-        let by = address_towards(to).ok()?;
+        let by = source_address(to.ip()).ok()?;
         let index = all.iter().position(|one| address(one) == Some(by))?;
         return Some(all.swap_remove(index));
     }

@@ -214,13 +214,17 @@ fn ways() -> [(&'static str, Way); 7] {
         }),
         ("AF_XDP, copied", |scene, frames| {
             for one in frames {
-                let _full = scene.xsk.send(std::slice::from_ref(one))?;
+                let _full = scene.xsk.put(one);
+                scene.xsk.flush()?;
             }
             Ok(())
         }),
         ("AF_XDP, copied, 32 per call", |scene, frames| {
             for some in frames.chunks(32) {
-                let _full = scene.xsk.send(some)?;
+                for one in some {
+                    let _full = scene.xsk.put(one);
+                }
+                scene.xsk.flush()?;
             }
             Ok(())
         }),

@@ -1,25 +1,24 @@
-//! Ethernet, VLAN, IP and UDP headers, written in place before a payload.
+//! Ethernet, IP and UDP headers, written in place before a payload.
 //!
 //! A [`Template`] holds the headers of one route and the sums over the parts of them that never
 //! change; for a frame only the lengths, the IPv4 identification and the checksums are
-//! filled in. Nothing is allocated. Sources: RFC 791, 768, 8200, 1071; IEEE 802.1Q.
+//! filled in. Nothing is allocated. No frame has a VLAN tag: a VLAN device adds it by itself.
+//! Sources: RFC 791, 768, 8200, 1071.
 
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 
-/// Longest headers: Ethernet, VLAN tag, IPv6, UDP.
-pub const MAX_HEADER_BYTES: usize = ETHERNET_BYTES + VLAN_BYTES + IPV6_BYTES + UDP_BYTES;
+/// Longest headers: Ethernet, IPv6, UDP.
+pub const MAX_HEADER_BYTES: usize = ETHERNET_BYTES + IPV6_BYTES + UDP_BYTES;
 
-pub(super) const ETHERNET_BYTES: usize = 14;
-pub(super) const VLAN_BYTES: usize = 4;
-pub(super) const IPV4_BYTES: usize = 20;
-pub(super) const IPV6_BYTES: usize = 40;
-pub(super) const UDP_BYTES: usize = 8;
+const ETHERNET_BYTES: usize = 14;
+const IPV4_BYTES: usize = 20;
+const IPV6_BYTES: usize = 40;
+const UDP_BYTES: usize = 8;
 
-pub(super) const TYPE_VLAN: u16 = 0x8100;
-pub(super) const TYPE_IPV4: u16 = 0x0800;
-pub(super) const TYPE_IPV6: u16 = 0x86dd;
-pub(super) const PROTOCOL_UDP: u8 = 17;
+const TYPE_IPV4: u16 = 0x0800;
+const TYPE_IPV6: u16 = 0x86dd;
+const PROTOCOL_UDP: u8 = 17;
 
 /// Bytes of IP and UDP headers before a payload to an address of this version.
 #[must_use]
@@ -37,17 +36,13 @@ pub struct Ethernet {
     pub destination: [u8; 6],
     /// The sending interface's.
     pub source: [u8; 6],
-    /// The VLAN and its priority (the tag's last 16 bits), where the frame itself must
-    /// say so; a VLAN device adds the tag by itself.
-    pub vlan: Option<u16>,
 }
 
 /// The headers of all frames on one route.
 #[derive(Clone, Debug)]
 pub struct Template {
     bytes: [u8; MAX_HEADER_BYTES],
-    /// Where the IP header begins, where the UDP header begins, where the payload begins.
-    ip: usize,
+    /// Where the UDP header begins, where the payload begins.
     udp: usize,
     end: usize,
     /// Sum over the IPv4 header without length and identification.
@@ -72,11 +67,7 @@ impl Template {
         };
         writer.put(&ethernet.destination);
         writer.put(&ethernet.source);
-        if let Some(tag) = ethernet.vlan {
-            writer.put(&TYPE_VLAN.to_be_bytes());
-            writer.put(&tag.to_be_bytes());
-        }
-        let ip = writer.at + 2;
+        let ip = ETHERNET_BYTES;
         let mut udp_sum = 0;
         match (from.ip(), to.ip()) {
             (IpAddr::V4(from), IpAddr::V4(to)) => {
@@ -105,7 +96,6 @@ impl Template {
         Some(Template {
             ip_sum: sum(&writer.bytes[ip..ip + IPV4_BYTES]),
             udp_sum,
-            ip,
             udp,
             end: writer.at,
             bytes: writer.bytes,
@@ -129,19 +119,20 @@ impl Template {
     pub fn finish(&self, identification: u16, payload: &[u8]) -> [u8; MAX_HEADER_BYTES] {
         let mut bytes = self.bytes;
         let udp_bytes = self.end - self.udp + payload.len();
-        let packet_bytes = u16::try_from(self.end - self.ip + payload.len());
+        let ip = ETHERNET_BYTES;
+        let packet_bytes = u16::try_from(self.end - ip + payload.len());
         let packet_bytes = packet_bytes.expect("a payload that fits an IP packet");
         // Below the length of the packet.
         let udp_length = u16::try_from(udp_bytes).unwrap_or(u16::MAX).to_be_bytes();
-        if self.udp - self.ip == IPV4_BYTES {
+        if self.udp - ip == IPV4_BYTES {
             let (length, identification) =
                 (packet_bytes.to_be_bytes(), identification.to_be_bytes());
-            bytes[self.ip + 2..self.ip + 4].copy_from_slice(&length);
-            bytes[self.ip + 4..self.ip + 6].copy_from_slice(&identification);
+            bytes[ip + 2..ip + 4].copy_from_slice(&length);
+            bytes[ip + 4..ip + 6].copy_from_slice(&identification);
             let sum = self.ip_sum + word(length) + word(identification);
-            bytes[self.ip + 10..self.ip + 12].copy_from_slice(&(!fold(sum)).to_ne_bytes());
+            bytes[ip + 10..ip + 12].copy_from_slice(&(!fold(sum)).to_ne_bytes());
         } else {
-            bytes[self.ip + 4..self.ip + 6].copy_from_slice(&udp_length);
+            bytes[ip + 4..ip + 6].copy_from_slice(&udp_length);
         }
         bytes[self.udp + 4..self.udp + 6].copy_from_slice(&udp_length);
         // The length counts twice: in the pseudo header and in the header.
@@ -219,15 +210,14 @@ pub fn fold(sum: u64) -> u16 {
 }
 
 /// Who sent the UDP datagram in a frame, and where its payload lies; `None` for anything
-/// but a whole one, unfragmented and without IP options. No checksum is looked at.
+/// but a whole one, untagged, unfragmented and without IP options. No checksum is looked at.
 #[must_use]
 pub fn read_udp(frame: &[u8]) -> Option<(SocketAddr, Range<usize>)> {
     let half = |at: usize| {
         let bytes = frame.get(at..)?.first_chunk()?;
         Some(u16::from_be_bytes(*bytes))
     };
-    let tagged = half(12)? == TYPE_VLAN;
-    let ip = ETHERNET_BYTES + if tagged { VLAN_BYTES } else { 0 };
+    let ip = ETHERNET_BYTES;
     let (source, udp, ip_end) = match half(ip - 2)? {
         TYPE_IPV4 => {
             let fragment = half(ip + 6)? & 0x3fff;
@@ -260,7 +250,10 @@ pub fn read_udp(frame: &[u8]) -> Option<(SocketAddr, Range<usize>)> {
 
 #[cfg(test)]
 mod tests {
-    use etherparse::{NetSlice, SlicedPacket, TransportSlice};
+    use std::net::{Ipv4Addr, Ipv6Addr};
+
+    use etherparse::checksum::Sum16BitWords;
+    use etherparse::{IpHeaders, IpNumber, Ipv4Header, Ipv6Header, PacketBuilder};
     use proptest::prelude::*;
 
     use super::*;
@@ -268,7 +261,6 @@ mod tests {
     const MAC: Ethernet = Ethernet {
         destination: [2, 0, 0, 0, 0, 9],
         source: [2, 0, 0, 0, 0, 7],
-        vlan: None,
     };
 
     fn frame(template: &Template, identification: u16, payload: &[u8]) -> Vec<u8> {
@@ -276,77 +268,58 @@ mod tests {
         [&headers[..template.bytes()], payload].concat()
     }
 
-    /// The checksum as the RFC has it, word by word.
-    fn slow(bytes: &[u8]) -> u16 {
-        let mut sum = 0_u64;
-        for pair in bytes.chunks(2) {
-            sum += u64::from(pair[0]) << 8 | pair.get(1).map_or(0, |low| u64::from(*low));
-        }
-        while sum > 0xffff {
-            sum = (sum & 0xffff) + (sum >> 16);
-        }
-        u16::try_from(sum).expect("folded")
-    }
-
-    fn address(v6: bool, bytes: [u8; 16], port: u16) -> SocketAddr {
-        let four: [u8; 4] = [bytes[0], bytes[1], bytes[2], bytes[3]];
-        let ip = if v6 {
-            IpAddr::from(bytes)
-        } else {
-            IpAddr::from(four)
-        };
-        SocketAddr::new(ip, port)
+    /// Source and destination, of either version.
+    fn ends() -> impl Strategy<Value = [IpAddr; 2]> {
+        let four = any::<[Ipv4Addr; 2]>().prop_map(|ends| ends.map(IpAddr::from));
+        let six = any::<[Ipv6Addr; 2]>().prop_map(|ends| ends.map(IpAddr::from));
+        prop_oneof![four, six]
     }
 
     proptest! {
         #[test]
-        fn frames_read_by_others_say_what_was_written(
-            v6: bool,
-            from: [u8; 16],
-            to: [u8; 16],
+        fn frames_are_as_others_write_them(
+            [source, destination] in ends(),
             ports: [u16; 2],
-            vlan in proptest::option::of(0_u16..4096),
             identification: u16,
             hops in 1_u8..,
             payload in proptest::collection::vec(any::<u8>(), 0..300),
         ) {
-            let (from, to) = (address(v6, from, ports[0]), address(v6, to, ports[1]));
-            let ethernet = Ethernet { vlan, ..MAC };
-            let template = Template::new(&ethernet, from, to, hops).expect("one version");
+            let from = SocketAddr::new(source, ports[0]);
+            let to = SocketAddr::new(destination, ports[1]);
+            let template = Template::new(&MAC, from, to, hops).expect("one version");
             let bytes = frame(&template, identification, &payload);
             let (sender, range) = read_udp(&bytes).expect("a whole packet");
             prop_assert_eq!((sender, &bytes[range]), (from, &payload[..]));
             prop_assert_eq!(read_udp(&bytes[..bytes.len() - 1]), None);
-            let packet = SlicedPacket::from_ethernet(&bytes).expect("a whole packet");
-            prop_assert_eq!(packet.vlan_ids().first().map(|id| id.value()), vlan);
-            let Some(TransportSlice::Udp(udp)) = packet.transport else {
-                panic!("no UDP");
+            let ip = match (source, destination) {
+                (IpAddr::V4(source), IpAddr::V4(destination)) => {
+                    let header = Ipv4Header {
+                        identification,
+                        dont_fragment: true,
+                        time_to_live: hops,
+                        protocol: IpNumber::UDP,
+                        source: source.octets(),
+                        destination: destination.octets(),
+                        ..Ipv4Header::default()
+                    };
+                    IpHeaders::Ipv4(header, Default::default())
+                }
+                (IpAddr::V6(source), IpAddr::V6(destination)) => {
+                    let header = Ipv6Header {
+                        next_header: IpNumber::UDP,
+                        hop_limit: hops,
+                        source: source.octets(),
+                        destination: destination.octets(),
+                        ..Ipv6Header::default()
+                    };
+                    IpHeaders::Ipv6(header, Default::default())
+                }
+                _ => unreachable!("one version"),
             };
-            prop_assert_eq!(udp.payload(), &payload[..]);
-            prop_assert_eq!([udp.source_port(), udp.destination_port()], ports);
-            let header = udp.to_header();
-            match packet.net.expect("an IP packet") {
-                NetSlice::Ipv4(ip) => {
-                    let ip = ip.header();
-                    prop_assert_eq!(IpAddr::V4(ip.source_addr()), from.ip());
-                    prop_assert_eq!(IpAddr::V4(ip.destination_addr()), to.ip());
-                    prop_assert_eq!(ip.to_header().calc_header_checksum(), ip.header_checksum());
-                    prop_assert_eq!(ip.identification(), identification);
-                    prop_assert_eq!(ip.ttl(), hops);
-                    prop_assert!(ip.dont_fragment());
-                    let sum = header.calc_checksum_ipv4(&ip.to_header(), &payload);
-                    prop_assert_eq!(udp.checksum(), sum.expect("short"));
-                }
-                NetSlice::Ipv6(ip) => {
-                    let ip = ip.header();
-                    prop_assert_eq!(IpAddr::V6(ip.source_addr()), from.ip());
-                    prop_assert_eq!(IpAddr::V6(ip.destination_addr()), to.ip());
-                    prop_assert_eq!(ip.hop_limit(), hops);
-                    let sum = header.calc_checksum_ipv6(&ip.to_header(), &payload);
-                    prop_assert_eq!(udp.checksum(), sum.expect("short"));
-                }
-                NetSlice::Arp(_) => panic!("not IP"),
-            }
+            let theirs = PacketBuilder::ethernet2(MAC.source, MAC.destination).ip(ip);
+            let mut wanted = Vec::new();
+            theirs.udp(ports[0], ports[1]).write(&mut wanted, &payload).expect("short");
+            prop_assert_eq!(bytes, wanted);
         }
 
         #[test]
@@ -377,9 +350,8 @@ mod tests {
         fn the_sum_is_that_of_the_rfc(
             bytes in proptest::collection::vec(prop_oneof![Just(0_u8), Just(0xff), any::<u8>()], 0..2000),
         ) {
-            let ours = fold(sum(&bytes)).to_ne_bytes();
-            let theirs = slow(&bytes).to_be_bytes();
-            prop_assert_eq!(ours, theirs);
+            let theirs = Sum16BitWords::new().add_slice(&bytes);
+            prop_assert_eq!(!fold(sum(&bytes)), theirs.ones_complement());
         }
     }
 

@@ -16,26 +16,28 @@ pub struct InterfaceId {
     pub name: String,
 }
 
+impl InterfaceId {
+    /// An error that says what cannot be done with this interface.
+    pub(super) fn cannot(&self, what: &str, cause: &io::Error) -> io::Error {
+        let InterfaceId { index, name } = self;
+        let text = format!("cannot {what} interface {name} (number {index}): {cause}");
+        io::Error::new(cause.kind(), text)
+    }
+}
+
 /// The interface that has an address, and the scope of a link-local one.
 ///
 /// # Errors
 /// No interface has the address, or the interfaces cannot be listed.
 pub fn interface_of(ip: IpAddr) -> io::Result<(InterfaceId, u32)> {
-    let all = sys::interface_addresses()?;
-    let mut all = all.into_iter();
-    let Some(found) = all.find(|address| address.ip == ip) else {
-        return Err(io::Error::new(
-            io::ErrorKind::AddrNotAvailable,
-            "no interface has it",
-        ));
-    };
+    let mut all = sys::interface_addresses()?.into_iter();
+    let found = all.find(|address| address.ip == ip);
+    let none = || io::Error::new(io::ErrorKind::AddrNotAvailable, "no interface has it");
+    let found = found.ok_or_else(none)?;
     let name = found.name;
-    let index = rustix::net::netdevice::name_to_index(&udp_socket()?, &name)?;
+    let socket = std::net::UdpSocket::bind((std::net::Ipv4Addr::UNSPECIFIED, 0))?;
+    let index = rustix::net::netdevice::name_to_index(&socket, &name)?;
     Ok((InterfaceId { index, name }, found.scope_id))
-}
-
-fn udp_socket() -> io::Result<std::net::UdpSocket> {
-    std::net::UdpSocket::bind((std::net::Ipv4Addr::UNSPECIFIED, 0))
 }
 
 /// True if this process has the capabilities that the bpf link needs: CAP_NET_ADMIN,

@@ -4,7 +4,6 @@
 //! passes on, or has no route on this interface, takes the UDP socket. So does bulk, except for
 //! runs that are cheaper as raw frames.
 
-use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -54,6 +53,7 @@ impl std::ops::Add for BpfStats {
 }
 
 /// See the module.
+#[derive(Debug)]
 pub struct Bpf {
     udp: Udp,
     rx: Option<RxPath>,
@@ -288,14 +288,4 @@ fn short_run(batch: &[Outgoing<'_>], longest: usize) -> usize {
     let run = batch.iter().take(longest + 1);
     let run = run.take_while(|frame| frame.to == first.to).count();
     if run > longest { 0 } else { run }
-}
-
-impl fmt::Debug for Bpf {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Bpf")
-            .field("udp", &self.udp)
-            .field("has_rx", &self.has_rx())
-            .field("sends_raw", &self.sends_raw())
-            .finish_non_exhaustive()
-    }
 }

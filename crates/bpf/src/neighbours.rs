@@ -11,7 +11,6 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsFd, BorrowedFd};
 
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::neighbour::NeighbourState;
@@ -19,7 +18,8 @@ use rustc_hash::FxBuildHasher;
 
 use super::InterfaceId;
 use super::headers::{Ethernet, ip_udp_bytes};
-use super::netlink::{LinkState, Neighbour, Notifications, Socket, own_address};
+pub use super::netlink::InterfaceState;
+use super::netlink::{Neighbour, RouteState, Socket, own_address};
 
 /// How long a route is cached without notifications: the kernel itself trusts a neighbour for
 /// some 30 s, and a path MTU reported by a router causes no notification.
@@ -67,43 +67,6 @@ impl Route {
         Ethernet {
             destination: self.mac,
             source: self.own_mac,
-            vlan: None,
-        }
-    }
-}
-
-/// State of an interface.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct InterfaceState {
-    /// Carries Ethernet frames.
-    pub ethernet: bool,
-    /// Switched on, with a carrier.
-    pub up: bool,
-    /// Its hardware address; zeros if it has none.
-    pub mac: [u8; 6],
-    /// Bytes of the longest IP packet.
-    pub mtu: usize,
-    /// The VLAN that this device is; it adds the tag itself.
-    pub vlan: Option<u16>,
-}
-
-impl InterfaceState {
-    const GONE: InterfaceState = InterfaceState {
-        ethernet: false,
-        up: false,
-        mac: [0; 6],
-        mtu: 0,
-        vlan: None,
-    };
-
-    fn of(link: &LinkState) -> InterfaceState {
-        let mtu = link.mtu.and_then(|mtu| usize::try_from(mtu).ok());
-        InterfaceState {
-            ethernet: link.ethernet,
-            up: link.up,
-            mac: link.mac.unwrap_or_default(),
-            mtu: mtu.unwrap_or(0),
-            vlan: link.vlan,
         }
     }
 }
@@ -145,21 +108,16 @@ impl Neighbours {
     /// # Errors
     /// When there is no such interface, or no socket to the kernel can be had.
     pub fn open(interface: &InterfaceId, own: IpAddr) -> io::Result<Neighbours> {
-        let tell = |error: io::Error| {
-            let InterfaceId { index, name } = interface;
-            let text =
-                format!("cannot ask the kernel about interface {name} (number {index}): {error}");
-            io::Error::new(error.kind(), text)
-        };
+        let tell = |cause| interface.cannot("ask the kernel about", &cause);
         // Subscribed before the first query, so no change is missed in between.
         let notifications = Socket::for_notifications().map_err(tell)?;
         let mut queries = Socket::for_queries().map_err(tell)?;
-        let found = queries.query_link(interface.index).map_err(tell)?;
+        let state = queries.query_link(interface.index).map_err(tell)?;
         Ok(Neighbours {
             interface: interface.clone(),
             own,
             has_own: is_local(&mut queries, interface.index, own),
-            state: InterfaceState::of(&found),
+            state,
             queries,
             notifications,
             known: HashMap::default(),
@@ -173,12 +131,6 @@ impl Neighbours {
     #[must_use]
     pub fn interface_state(&self) -> InterfaceState {
         self.state
-    }
-
-    /// Becomes readable when there are notifications to [`follow`](Self::follow).
-    #[must_use]
-    pub fn descriptor(&self) -> BorrowedFd<'_> {
-        self.notifications.as_fd()
     }
 
     /// The route to an address. `None`: there is none from this interface now, or this packet is
@@ -208,31 +160,26 @@ impl Neighbours {
         {
             return None;
         }
-        let (route, next_hop, stale) = match self.ask(to) {
-            Lookup::Route {
-                route,
-                next_hop,
-                stale,
-            } => (Some(route), next_hop, stale),
-            Lookup::None { next_hop } => (None, next_hop, false),
-        };
-        let valid_ns = if route.is_some() {
-            FRESH_NS
-        } else {
-            NO_ROUTE_NS
+        let way = (self.queries).query_route(self.interface.index, self.own, to);
+        let way = way.ok();
+        let next_hop = way.and_then(|way| way.gateway).unwrap_or(to);
+        let found = way.and_then(|way| self.ask(&way, next_hop));
+        let valid_ns = match found {
+            Some(_) => FRESH_NS,
+            None => NO_ROUTE_NS,
         };
         let until_ns = now_ns.saturating_add(valid_ns);
         if self.known.len() >= MAX_KNOWN {
             self.known.clear();
         }
         let known = Known {
-            route,
+            route: found.map(|(route, _)| route),
             next_hop,
             until_ns,
         };
         self.known.insert(to, known);
         // This once, a packet by the socket makes the kernel confirm a stale neighbour.
-        let route = route.filter(|_| !stale)?;
+        let (route, _) = found.filter(|(_, stale)| !stale)?;
         Some(Last {
             to,
             until_ns,
@@ -240,22 +187,14 @@ impl Neighbours {
         })
     }
 
-    fn ask(&mut self, to: IpAddr) -> Lookup {
-        let none = |next_hop| Lookup::None { next_hop };
+    /// The route by a next hop, and whether the kernel calls that stale.
+    fn ask(&mut self, found: &RouteState, next_hop: IpAddr) -> Option<(Route, bool)> {
         let interface = self.interface.index;
-        let Ok(found) = self.queries.query_route(interface, self.own, to) else {
-            return none(to);
-        };
-        let next_hop = found.gateway.unwrap_or(to);
         if !found.plain || found.interface != Some(interface) {
-            return none(next_hop);
+            return None;
         }
-        let Ok(neighbour) = self.queries.query_neighbour(interface, next_hop) else {
-            return none(next_hop);
-        };
-        let Some(mac) = usable(&neighbour) else {
-            return none(next_hop);
-        };
+        let neighbour = self.queries.query_neighbour(interface, next_hop).ok()?;
+        let mac = usable(&neighbour)?;
         let way_mtu = found.mtu.and_then(|mtu| usize::try_from(mtu).ok());
         self.serial += 1;
         let route = Route {
@@ -266,11 +205,7 @@ impl Neighbours {
             hops: found.hops.unwrap_or(HOPS),
             serial: self.serial,
         };
-        Lookup::Route {
-            route,
-            next_hop,
-            stale: neighbour.state == NeighbourState::Stale,
-        }
+        Some((route, neighbour.state == NeighbourState::Stale))
     }
 
     /// Applies the kernel's notifications and drops the routes that they may concern. Never
@@ -283,21 +218,14 @@ impl Neighbours {
         self.followed_ns = Some(now_ns);
         for _ in 0..MAX_NOTIFICATIONS {
             match self.notifications.notifications() {
-                Ok(Notifications::None) => return,
-                Ok(Notifications::Some(messages)) => {
-                    let mut change = Change {
-                        interface: self.interface.index,
-                        own: self.own,
-                        has_own: &mut self.has_own,
-                        state: &mut self.state,
-                        known: &mut self.known,
-                    };
-                    for message in &messages {
-                        change.apply(message);
+                Ok(None) => return,
+                Ok(Some(changes)) => {
+                    for change in &changes {
+                        self.apply(change);
                     }
                     self.last = None;
                 }
-                Ok(Notifications::Lost) | Err(_) => self.start_over(),
+                Err(_) => self.start_over(),
             }
         }
         // The rest is read next time; until then nothing cached is trusted.
@@ -314,60 +242,30 @@ impl Neighbours {
     fn start_over(&mut self) {
         self.forget();
         let found = self.queries.query_link(self.interface.index);
-        self.state = found.map_or(InterfaceState::GONE, |link| InterfaceState::of(&link));
+        self.state = found.unwrap_or_default();
         self.has_own = is_local(&mut self.queries, self.interface.index, self.own);
     }
-}
 
-enum Lookup {
-    Route {
-        route: Route,
-        next_hop: IpAddr,
-        stale: bool,
-    },
-    None {
-        next_hop: IpAddr,
-    },
-}
-
-/// What a notification may change.
-struct Change<'a> {
-    interface: u32,
-    own: IpAddr,
-    has_own: &'a mut bool,
-    state: &'a mut InterfaceState,
-    known: &'a mut HashMap<IpAddr, Known, FxBuildHasher>,
-}
-
-impl Change<'_> {
     fn apply(&mut self, message: &RouteNetlinkMessage) {
         use RouteNetlinkMessage::{
             DelAddress, DelLink, DelNeighbour, NewAddress, NewLink, NewNeighbour,
         };
+        let interface = self.interface.index;
+        let of_ours = |link| InterfaceState::of(link).filter(|link| link.index == interface);
         match message {
             NewNeighbour(neighbour) | DelNeighbour(neighbour) => {
                 if let Some(entry) = Neighbour::of(neighbour)
-                    && entry.interface == self.interface
+                    && entry.interface == interface
                 {
                     self.known
                         .retain(|_, known| known.next_hop != entry.address);
                 }
                 return;
             }
-            NewLink(link) => {
-                let link = LinkState::of(link).filter(|link| link.index == self.interface);
-                if let Some(link) = link {
-                    *self.state = InterfaceState::of(&link);
-                }
-            }
-            DelLink(link) => {
-                let link = LinkState::of(link).filter(|link| link.index == self.interface);
-                if link.is_some() {
-                    *self.state = InterfaceState::GONE;
-                }
-            }
-            NewAddress(address) if own_address(address) == Some(self.own) => *self.has_own = true,
-            DelAddress(address) if own_address(address) == Some(self.own) => *self.has_own = false,
+            NewLink(link) => self.state = of_ours(link).unwrap_or(self.state),
+            DelLink(link) if of_ours(link).is_some() => self.state = InterfaceState::default(),
+            NewAddress(address) if own_address(address) == Some(self.own) => self.has_own = true,
+            DelAddress(address) if own_address(address) == Some(self.own) => self.has_own = false,
             _ => {}
         }
         // Links, addresses, routes, rules, next hops: any route may have changed.

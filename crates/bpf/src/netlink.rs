@@ -3,13 +3,11 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
 use netlink_packet_core::{NLM_F_REQUEST, NetlinkMessage, NetlinkPayload};
 use netlink_packet_route::address::{AddressAttribute, AddressMessage};
-use netlink_packet_route::link::{
-    InfoData, InfoVlan, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage,
-};
+use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkLayerType, LinkMessage};
 use netlink_packet_route::neighbour::{
     NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState,
 };
@@ -31,53 +29,41 @@ const GROUPS: u32 = 1 | 1 << 2 | 1 << 4 | 1 << 8 | 1 << 6 | 1 << 10 | 1 << 7 | 1
 /// Larger than any datagram that the kernel sends.
 const BUFFER_BYTES: usize = 32 << 10;
 
-/// State of a network interface.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct LinkState {
+/// State of a network interface; the default is that of one that is gone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct InterfaceState {
     pub(super) index: u32,
-    pub(super) ethernet: bool,
-    /// Switched on, and with a carrier.
-    pub(super) up: bool,
-    pub(super) mac: Option<[u8; 6]>,
-    pub(super) mtu: Option<u32>,
-    /// The VLAN's number if this is a VLAN device.
-    pub(super) vlan: Option<u16>,
+    /// Carries Ethernet frames.
+    pub ethernet: bool,
+    /// Switched on, with a carrier.
+    pub up: bool,
+    /// Its hardware address; zeros if it has none.
+    pub mac: [u8; 6],
+    /// Bytes of the longest IP packet.
+    pub mtu: usize,
 }
 
-impl LinkState {
+impl InterfaceState {
     /// `None` for messages of other families, which use the same types (bridges).
-    pub(super) fn of(message: &LinkMessage) -> Option<LinkState> {
+    pub(super) fn of(message: &LinkMessage) -> Option<InterfaceState> {
         if message.header.interface_family != Family::Unspec {
             return None;
         }
-        let mut state = LinkState {
+        let mut state = InterfaceState {
             index: message.header.index,
             ethernet: message.header.link_layer_type == LinkLayerType::Ether,
             up: (message.header.flags).contains(LinkFlags::Up | LinkFlags::Running),
-            mac: None,
-            mtu: None,
-            vlan: None,
+            ..InterfaceState::default()
         };
         for attribute in &message.attributes {
             match attribute {
-                LinkAttribute::Address(mac) => state.mac = mac[..].try_into().ok(),
-                LinkAttribute::Mtu(mtu) => state.mtu = Some(*mtu),
-                LinkAttribute::LinkInfo(infos) => state.vlan = infos.iter().find_map(vlan),
+                LinkAttribute::Address(mac) => state.mac = mac[..].try_into().unwrap_or_default(),
+                LinkAttribute::Mtu(mtu) => state.mtu = usize::try_from(*mtu).unwrap_or(0),
                 _ => {}
             }
         }
         Some(state)
     }
-}
-
-fn vlan(info: &LinkInfo) -> Option<u16> {
-    let LinkInfo::Data(InfoData::Vlan(data)) = info else {
-        return None;
-    };
-    data.iter().find_map(|one| match one {
-        InfoVlan::Id(id) => Some(*id),
-        _ => None,
-    })
 }
 
 /// An entry of the neighbour table.
@@ -170,16 +156,15 @@ impl RouteState {
 /// The address of this machine that a message is about.
 pub(super) fn own_address(message: &AddressMessage) -> Option<IpAddr> {
     // On a point-to-point link IFA_ADDRESS is the peer's, and IFA_LOCAL ours.
-    let local = message.attributes.iter().find_map(|one| match one {
-        AddressAttribute::Local(ip) => Some(*ip),
-        _ => None,
-    });
-    local.or_else(|| {
-        message.attributes.iter().find_map(|one| match one {
-            AddressAttribute::Address(ip) => Some(*ip),
-            _ => None,
-        })
-    })
+    let mut address = None;
+    for attribute in &message.attributes {
+        match attribute {
+            AddressAttribute::Local(ip) => return Some(*ip),
+            AddressAttribute::Address(ip) => address = Some(*ip),
+            _ => {}
+        }
+    }
+    address
 }
 
 /// The messages of a datagram; an error ends them, since where the next one begins is unknown.
@@ -206,16 +191,6 @@ pub(super) struct Socket {
     socket: OwnedFd,
     buffer: Box<[u8]>,
     sequence: u32,
-}
-
-/// What the notification socket has to tell.
-#[derive(Debug)]
-pub(super) enum Notifications {
-    /// Nothing more at present.
-    None,
-    Some(Vec<RouteNetlinkMessage>),
-    /// Some were lost (the socket's buffer was full) or cannot be read.
-    Lost,
 }
 
 impl Socket {
@@ -245,36 +220,34 @@ impl Socket {
         })
     }
 
-    /// Fetches one datagram of notifications without waiting.
-    pub(super) fn notifications(&mut self) -> io::Result<Notifications> {
-        match self.receive() {
-            Ok(Some(length)) => {
-                let all: io::Result<Vec<_>> = messages(&self.buffer[..length]).collect();
-                let Ok(all) = all else {
-                    return Ok(Notifications::Lost);
-                };
-                let changes = all.into_iter().filter_map(|message| match message.payload {
-                    NetlinkPayload::InnerMessage(inner) => Some(inner),
-                    _ => None,
-                });
-                Ok(Notifications::Some(changes.collect()))
+    /// Fetches one datagram of notifications without waiting; `None` if there are no more at
+    /// present.
+    ///
+    /// # Errors
+    /// Some were lost (the socket's buffer was full) or cannot be read.
+    pub(super) fn notifications(&mut self) -> io::Result<Option<Vec<RouteNetlinkMessage>>> {
+        let length = match self.receive() {
+            Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+            received => received?,
+        };
+        let mut changes = Vec::new();
+        for message in messages(&self.buffer[..length]) {
+            if let NetlinkPayload::InnerMessage(change) = message?.payload {
+                changes.push(change);
             }
-            Ok(None) | Err(Errno::NOBUFS) => Ok(Notifications::Lost),
-            Err(Errno::AGAIN) => Ok(Notifications::None),
-            Err(error) => Err(error.into()),
         }
+        Ok(Some(changes))
     }
 
     /// The present state of an interface.
-    pub(super) fn query_link(&mut self, index: u32) -> io::Result<LinkState> {
+    pub(super) fn query_link(&mut self, index: u32) -> io::Result<InterfaceState> {
         let mut query = LinkMessage::default();
         query.header.index = index;
-        match self.query(RouteNetlinkMessage::GetLink(query))? {
-            RouteNetlinkMessage::NewLink(answer) => {
-                LinkState::of(&answer).ok_or_else(|| unreadable("not about an interface"))
-            }
-            _ => Err(unreadable("not about an interface")),
-        }
+        let state = match self.query(RouteNetlinkMessage::GetLink(query))? {
+            RouteNetlinkMessage::NewLink(answer) => InterfaceState::of(&answer),
+            _ => None,
+        };
+        state.ok_or_else(|| unreadable("not about an interface"))
     }
 
     /// The route of a packet from `source`; link-local destinations are taken to be on
@@ -309,12 +282,11 @@ impl Socket {
         query.header.family = family(of).0;
         query.header.ifindex = interface;
         query.attributes = vec![NeighbourAttribute::Destination(of.into())];
-        match self.query(RouteNetlinkMessage::GetNeighbour(query))? {
-            RouteNetlinkMessage::NewNeighbour(answer) => {
-                Neighbour::of(&answer).ok_or_else(|| unreadable("not about a neighbour"))
-            }
-            _ => Err(unreadable("not about a neighbour")),
-        }
+        let neighbour = match self.query(RouteNetlinkMessage::GetNeighbour(query))? {
+            RouteNetlinkMessage::NewNeighbour(answer) => Neighbour::of(&answer),
+            _ => None,
+        };
+        neighbour.ok_or_else(|| unreadable("not about a neighbour"))
     }
 
     /// Sends a query and reads its answer. The kernel answers before the sending returns, so
@@ -330,9 +302,7 @@ impl Socket {
         let kernel = SocketAddrNetlink::new(0, 0);
         sendto(&self.socket, &bytes, SendFlags::empty(), &kernel)?;
         loop {
-            let Some(length) = self.receive()? else {
-                return Err(unreadable("it is too long"));
-            };
+            let length = self.receive()?;
             for answer in messages(&self.buffer[..length]) {
                 let answer = answer?;
                 // Skips what is left of an earlier query.
@@ -348,28 +318,26 @@ impl Socket {
         }
     }
 
-    /// Length of a datagram from the kernel, in the buffer; `None` if it was longer than that.
-    fn receive(&mut self) -> rustix::io::Result<Option<usize>> {
+    /// Length of a datagram from the kernel, in the buffer.
+    fn receive(&mut self) -> io::Result<usize> {
         let flags = RecvFlags::DONTWAIT | RecvFlags::TRUNC;
         loop {
             match recvfrom(&self.socket, &mut self.buffer[..], flags) {
                 Ok((kept, length, from)) => {
                     let from = from.and_then(|from| SocketAddrNetlink::try_from(from).ok());
                     // Other processes may send to this socket, too.
-                    if from.is_some_and(|from| from.pid() == 0) {
-                        return Ok((length == kept).then_some(kept));
+                    if from.is_none_or(|from| from.pid() != 0) {
+                        continue;
                     }
+                    return match length == kept {
+                        true => Ok(kept),
+                        false => Err(unreadable("it is too long")),
+                    };
                 }
                 Err(Errno::INTR) => {}
-                Err(error) => return Err(error),
+                Err(error) => return Err(error.into()),
             }
         }
-    }
-}
-
-impl AsFd for Socket {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
     }
 }
 
@@ -388,15 +356,13 @@ fn unreadable(why: &str) -> io::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use netlink_packet_route::link::InfoKind;
 
     #[test]
     fn the_loopback_interface_and_the_route_to_it_are_known() {
         let mut socket = Socket::for_queries().expect("netlink");
         let loopback = socket.query_link(1).expect("every namespace has one");
         assert_eq!((loopback.index, loopback.ethernet), (1, false));
-        assert_eq!(loopback.vlan, None);
-        assert!(loopback.mtu.expect("an MTU") >= 1280);
+        assert!(loopback.mtu >= 1280);
         let own: IpAddr = [127, 0, 0, 1].into();
         let route = socket.query_route(1, own, own).expect("a route");
         assert_eq!((route.interface, route.plain), (Some(1), false));
@@ -435,17 +401,6 @@ mod tests {
         let found = RouteState::of(&message);
         assert_eq!(found.gateway, Some([0xfd; 16].into()));
         assert!(!found.plain);
-    }
-
-    #[test]
-    fn only_a_vlan_device_has_a_vlan_number() {
-        let mut message = LinkMessage::default();
-        assert_eq!(LinkState::of(&message).expect("a link").vlan, None);
-        message.attributes = vec![LinkAttribute::LinkInfo(vec![
-            LinkInfo::Kind(InfoKind::Vlan),
-            LinkInfo::Data(InfoData::Vlan(vec![InfoVlan::Id(7)])),
-        ])];
-        assert_eq!(LinkState::of(&message).expect("a link").vlan, Some(7));
     }
 
     #[test]

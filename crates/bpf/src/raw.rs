@@ -49,34 +49,14 @@ pub struct RawFrame<'a> {
     pub payload: [&'a [u8]; 2],
 }
 
-/// Counters of a sender.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RawStats {
-    /// Frames that the kernel took.
-    pub sent_frames: u64,
-    /// Times there was no room.
-    pub full: u64,
-    /// Frames longer than their route or the interface carries.
-    pub too_long: u64,
-    /// Frames refused because the interface was down or gone.
-    pub interface_down: u64,
-}
-
 /// The headers made for the frame before; most frames go where that went.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Templates {
     last: Option<(u64, SocketAddr, SocketAddr, Template)>,
     identification: u16,
 }
 
 impl Templates {
-    pub(super) fn new() -> Templates {
-        Templates {
-            last: None,
-            identification: 0,
-        }
-    }
-
     /// Headers for such a frame, to be [finished](Template::finish) with this identification;
     /// `None` when the addresses are of two IP versions.
     #[inline]
@@ -123,7 +103,6 @@ pub struct RawSender {
     socket: OwnedFd,
     templates: Templates,
     buffer: Box<[u8]>,
-    stats: RawStats,
 }
 
 impl RawSender {
@@ -149,16 +128,9 @@ impl RawSender {
     pub fn from_socket(socket: OwnedFd) -> RawSender {
         RawSender {
             socket,
-            templates: Templates::new(),
+            templates: Templates::default(),
             buffer: vec![0; BUFFER_BYTES].into_boxed_slice(),
-            stats: RawStats::default(),
         }
-    }
-
-    /// Counters since opening.
-    #[must_use]
-    pub fn stats(&self) -> RawStats {
-        self.stats
     }
 
     /// Sends one frame; the payload is copied before this returns. Never waits.
@@ -174,7 +146,6 @@ impl RawSender {
         payload: [&[u8]; 2],
     ) -> io::Result<Sent> {
         if payload[0].len() + payload[1].len() > route.longest_payload() {
-            self.stats.too_long += 1;
             return Ok(Sent::NotThisWay);
         }
         let Some((template, identification)) = self.templates.of(route, from, to) else {
@@ -183,49 +154,14 @@ impl RawSender {
         let end = write_frame(template, identification, payload, &mut self.buffer);
         loop {
             match send(&self.socket, &self.buffer[..end], SendFlags::DONTWAIT) {
-                Ok(_) => {
-                    self.stats.sent_frames += 1;
-                    return Ok(Sent::Taken);
-                }
+                Ok(_) => return Ok(Sent::Taken),
                 Err(Errno::INTR) => {}
-                Err(error) => return self.refused(error),
+                Err(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM) => return Ok(Sent::Full),
+                Err(Errno::MSGSIZE | Errno::NETDOWN | Errno::NXIO | Errno::NODEV) => {
+                    return Ok(Sent::NotThisWay);
+                }
+                Err(error) => return Err(error.into()),
             }
-        }
-    }
-
-    /// Sends frames in order: how many were taken, and what became of the one after those.
-    /// Never waits.
-    ///
-    /// # Errors
-    /// When the socket is broken and nothing was taken.
-    pub fn send_all(&mut self, frames: &[RawFrame<'_>]) -> io::Result<(usize, Sent)> {
-        for (taken, frame) in frames.iter().enumerate() {
-            match self.send(&frame.route, frame.from, frame.to, frame.payload) {
-                Ok(Sent::Taken) => {}
-                // The error comes again when the rest is offered.
-                Err(_) if taken > 0 => return Ok((taken, Sent::Full)),
-                end => return end.map(|end| (taken, end)),
-            }
-        }
-        Ok((frames.len(), Sent::Taken))
-    }
-
-    #[cold]
-    fn refused(&mut self, error: Errno) -> io::Result<Sent> {
-        match error {
-            Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM => {
-                self.stats.full += 1;
-                Ok(Sent::Full)
-            }
-            Errno::MSGSIZE => {
-                self.stats.too_long += 1;
-                Ok(Sent::NotThisWay)
-            }
-            Errno::NETDOWN | Errno::NXIO | Errno::NODEV => {
-                self.stats.interface_down += 1;
-                Ok(Sent::NotThisWay)
-            }
-            error => Err(error.into()),
         }
     }
 }
@@ -240,7 +176,6 @@ impl fmt::Debug for RawSender {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RawSender")
             .field("socket", &self.socket)
-            .field("stats", &self.stats)
             .finish_non_exhaustive()
     }
 }
@@ -273,25 +208,25 @@ pub fn guarded_socket(interface: &InterfaceId) -> io::Result<(OwnedFd, u64)> {
 }
 
 /// A packet socket that receives nothing, bound to an interface.
-fn packet_socket(interface: &InterfaceId) -> io::Result<OwnedFd> {
-    let InterfaceId { index, name } = interface;
-    let tell = |what: &str, error: io::Error| {
-        let text = format!("cannot {what} interface {name} (number {index}): {error}");
-        io::Error::new(error.kind(), text)
-    };
+pub(super) fn packet_socket(interface: &InterfaceId) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None)
-        .map_err(|error| tell("open a raw socket (it takes CAP_NET_RAW) for", error.into()))?;
-    bind_to(socket.as_fd(), *index, 0).map_err(|error| tell("bind a raw socket to", error))?;
+    let socket =
+        socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None).map_err(|error| {
+            interface.cannot(
+                "open a raw socket (it takes CAP_NET_RAW) for",
+                &error.into(),
+            )
+        })?;
+    bind_to(socket.as_fd(), interface.index)
+        .map_err(|cause| interface.cannot("bind a raw socket to", &cause))?;
     Ok(socket)
 }
 
-/// Binds a packet socket to an interface, for frames of an Ethernet type; of type 0 none come.
-fn bind_to(socket: BorrowedFd<'_>, interface: u32, ethernet_type: u16) -> io::Result<()> {
+/// Binds a packet socket to an interface, for frames of no Ethernet type: none come.
+fn bind_to(socket: BorrowedFd<'_>, interface: u32) -> io::Result<()> {
     // SAFETY: plain integers, for which zero is valid.
     let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
     address.sll_family = libc::c_ushort::try_from(libc::AF_PACKET).unwrap_or(0);
-    address.sll_protocol = ethernet_type.to_be();
     address.sll_ifindex =
         i32::try_from(interface).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
     // SAFETY: pointer and length describe `address`, which the kernel reads.

@@ -37,7 +37,7 @@ fn a_neighbour_is_found_and_the_second_look_asks_nobody() {
     ] {
         let mut ways = ways(&testbed, own);
         let state = ways.all.interface_state();
-        assert!(state.up && state.ethernet && state.vlan.is_none());
+        assert!(state.up && state.ethernet);
         assert_eq!(state.mtu, 1500);
         let first = ways.wait_for(peer, |_| true);
         assert_eq!((first.source, first.own_mac), (own, state.mac));

@@ -25,6 +25,16 @@ fn payload(length: usize) -> Vec<u8> {
     (0..=255).cycle().take(length).collect()
 }
 
+/// Offers frames in order: how many were taken, and what became of the one after those.
+fn send(xsk: &mut Xsk, frames: &[RawFrame<'_>]) -> (usize, Sent) {
+    let all = (0..)
+        .zip(frames)
+        .map(|(taken, frame)| (taken, xsk.put(frame)));
+    let end = all.into_iter().find(|(_, sent)| *sent != Sent::Taken);
+    xsk.flush().expect("works");
+    end.unwrap_or((frames.len(), Sent::Taken))
+}
+
 const SEND_ONLY: XskOptions = XskOptions {
     queue: 0,
     pieces: 64,
@@ -62,7 +72,7 @@ fn what_it_sends_arrives_at_a_socket() {
         let mut taken = 0;
         for (number, payload) in payloads.iter().enumerate() {
             while taken <= number {
-                let (count, end) = xsk.send(&frames[taken..]).expect("works");
+                let (count, end) = send(&mut xsk, &frames[taken..]);
                 assert_ne!(end, Sent::NotThisWay);
                 taken += count;
                 assert!(Instant::now() < deadline, "{taken} taken");
@@ -76,11 +86,9 @@ fn what_it_sends_arrives_at_a_socket() {
             payload: [&long, &[]],
             ..frames[0]
         };
-        let sent = xsk.send(&[refused, frames[0]]).expect("works");
+        let sent = send(&mut xsk, &[refused, frames[0]]);
         assert_eq!(sent, (0, Sent::NotThisWay));
     }
-    assert_eq!(xsk.stats().misplaced, 0);
-    assert_eq!(xsk.stats().sent_frames, 400);
 }
 
 #[test]
@@ -154,11 +162,6 @@ fn it_receives_what_a_socket_sends_and_others_get_the_rest() {
         stream.expect("the node").expect("TCP is let alone");
         assert_eq!(xsk.poll().expect("works"), 0);
         assert_eq!(hook.wrong_queue().expect("counted"), 0);
-        let stats = xsk.stats();
-        assert_eq!(
-            (stats.received_frames, stats.misplaced, stats.malformed),
-            (300, 0, 0)
-        );
         // Taken off, the socket gets what it got.
         drop(hook);
         sender.send_to(b"back", to).expect("sent");
@@ -243,7 +246,7 @@ fn jumbo_frames_go_in_as_far_as_a_piece_reaches() {
             to,
             payload: [&payload, &[]],
         };
-        assert_eq!(xsk.send(&[frame]).expect("works"), wanted);
+        assert_eq!(send(&mut xsk, &[frame]), wanted);
     }
     assert_eq!(receive(&there).1.len(), longest);
     assert!(longest_received_frame() < longest);

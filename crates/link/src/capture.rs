@@ -100,14 +100,12 @@ impl<L: Link> Capture<L> {
             packets: 0,
             record: Vec::with_capacity(1 << 16),
         };
-        for word in [
-            MAGIC,
-            u32::from_ne_bytes(version()),
-            0,
-            0,
-            SNAP_BYTES,
-            LINKTYPE_RAW,
-        ] {
+        capture.record.extend(MAGIC.to_ne_bytes());
+        // The format's version, 2.4.
+        capture
+            .record
+            .extend([2_u16, 4].map(u16::to_ne_bytes).concat());
+        for word in [0, 0, SNAP_BYTES, LINKTYPE_RAW] {
             capture.record.extend(word.to_ne_bytes());
         }
         capture.write_record();
@@ -119,28 +117,9 @@ impl<L: Link> Capture<L> {
         &self.inner
     }
 
-    /// The link inside, for changing it.
-    pub fn inner_mut(&mut self) -> &mut L {
-        &mut self.inner
-    }
-
-    /// Packets recorded.
-    pub fn packets(&self) -> u64 {
-        self.packets
-    }
-
     /// Why recording has stopped, if it has.
     pub fn failure(&self) -> Option<&CaptureError> {
         self.failure.as_ref()
-    }
-
-    /// Writes out what is still in memory; dropping does so too.
-    pub fn flush(&mut self) {
-        if let Some(output) = &mut self.output
-            && let Err(error) = output.flush()
-        {
-            self.stop(error);
-        }
     }
 
     /// Records one frame, unless no packet could carry it.
@@ -198,13 +177,6 @@ impl<L: Link> Capture<L> {
         tracing::error!("{failure}");
         self.failure = Some(failure);
     }
-}
-
-/// The two numbers of the format's version, 2.4, as one word of the file.
-fn version() -> [u8; 4] {
-    let [a, b] = 2_u16.to_ne_bytes();
-    let [c, d] = 4_u16.to_ne_bytes();
-    [a, b, c, d]
 }
 
 impl<L: Link> Link for Capture<L> {

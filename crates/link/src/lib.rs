@@ -13,7 +13,6 @@ pub mod cpu;
 pub mod fault;
 pub mod fork;
 mod multihomed;
-mod region;
 pub mod segment;
 pub mod shm;
 pub mod signal;
@@ -30,8 +29,7 @@ use std::net::SocketAddr;
 pub use any_hub::AnyHub;
 pub use capture::{Capture, CaptureError};
 pub use fault::Fault;
-pub use multihomed::Multihomed;
-pub use region::{Region, RegionError};
+pub use multihomed::{Multihomed, source_address};
 pub use udp::Udp;
 
 /// Which of a process's two ports a frame uses (`docs/protocol.md` §2.1).

@@ -83,7 +83,7 @@ impl<L: Link> Multihomed<L> {
 
     /// The interface from which the kernel would send there now.
     fn routed(&self, to: IpAddr) -> Option<usize> {
-        let from = source(to).ok();
+        let from = source_address(to).ok();
         let mut interfaces = self.interfaces.iter();
         interfaces.position(|interface| Some(interface.local(Class::Small).ip()) == from)
     }
@@ -119,14 +119,17 @@ fn open(addresses: &[IpAddr], options: &UdpOptions) -> Result<Vec<Udp>, OpenErro
     Ok(interfaces)
 }
 
-/// The address from which the kernel would send there.
-fn source(to: IpAddr) -> io::Result<IpAddr> {
+/// The address from which the kernel would send there; nothing is sent.
+///
+/// # Errors
+/// There is no way there.
+pub fn source_address(to: IpAddr) -> io::Result<IpAddr> {
     let any: IpAddr = match to {
         IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
         IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     };
     let socket = UdpSocket::bind((any, 0))?;
-    // Sends nothing; the port does not matter.
+    // Any port will do.
     socket.connect((to, 9))?;
     Ok(socket.local_addr()?.ip())
 }

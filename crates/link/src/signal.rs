@@ -81,19 +81,8 @@ impl Signal {
         if !self.readable {
             return Ok(());
         }
-        let known = self.number;
-        let number = match &user {
-            Some(user) => user.as_raw_fd(),
-            None => known,
-        };
-        // SAFETY: the borrow lasts for this call. The number may have been closed and
-        // used again by the program meanwhile: `fstat` tells, and what is not our
-        // socket is left alone.
-        let user = unsafe { BorrowedFd::borrow_raw(number) };
-        if identity(user).ok() != Some(self.inode) {
-            return Err(io::ErrorKind::NotFound.into());
-        }
-        self.number = number;
+        let number = user.map_or(self.number, |user| user.as_raw_fd());
+        let user = self.users_end(number)?;
         let mut bytes = [0; 8];
         loop {
             match rustix::net::recv(user, &mut bytes[..], RecvFlags::DONTWAIT) {
@@ -102,8 +91,21 @@ impl Signal {
                 Err(error) => return Err(error.into()),
             }
         }
+        self.number = number;
         self.readable = false;
         Ok(())
+    }
+
+    /// The user's end by a number that it may have.
+    fn users_end(&self, number: RawFd) -> io::Result<BorrowedFd<'_>> {
+        // SAFETY: borrowed for one call of this type's. The number may have been closed and
+        // used again by the program meanwhile: `fstat` tells, and what is not our
+        // socket is left alone.
+        let user = unsafe { BorrowedFd::borrow_raw(number) };
+        match self.is(user) {
+            true => Ok(user),
+            false => Err(io::ErrorKind::NotFound.into()),
+        }
     }
 
     /// Whether the user's end is writable.
@@ -124,11 +126,7 @@ impl Signal {
                 }
             }
         } else {
-            // SAFETY: as in `clear_readable`.
-            let user = unsafe { BorrowedFd::borrow_raw(self.number) };
-            if identity(user).ok() != Some(self.inode) {
-                return Err(io::ErrorKind::NotFound.into());
-            }
+            let user = self.users_end(self.number)?;
             let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
             loop {
                 match rustix::net::send(user, &FILLING, flags) {

@@ -21,7 +21,7 @@ impl EndpointId {
 }
 
 /// An endpoint on a node: where a message goes and where it came from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Address {
     /// The node.
     pub node: NodeId,

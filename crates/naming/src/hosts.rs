@@ -139,9 +139,8 @@ impl Hosts {
     #[must_use]
     pub fn local_only(node: NodeId) -> Hosts {
         Hosts {
-            entries: vec![Host::at(node, IpAddr::V4(Ipv4Addr::LOCALHOST))],
             is_alone: true,
-            source: None,
+            ..Hosts::of(vec![Host::at(node, Ipv4Addr::LOCALHOST.into())])
         }
     }
 
@@ -159,12 +158,9 @@ impl Hosts {
     /// # Errors
     /// As [`load`](Self::load).
     pub fn followed(path: &Path) -> Result<Hosts, FileError> {
-        Ok(Hosts {
-            source: Some(Source {
-                file: path.to_owned(),
-                is_agents: false,
-            }),
-            ..Hosts::load(path)?
+        Hosts::from_source(Source {
+            file: path.to_owned(),
+            is_agents: false,
         })
     }
 
@@ -177,29 +173,25 @@ impl Hosts {
         if !path.exists() {
             return Ok(None);
         }
-        Ok(Some(Hosts {
-            source: Some(Source {
-                file: path.to_owned(),
-                is_agents: true,
-            }),
-            ..Hosts::load(path)?
-        }))
+        let file = path.to_owned();
+        let is_agents = true;
+        Hosts::from_source(Source { file, is_agents }).map(Some)
+    }
+
+    fn from_source(source: Source) -> Result<Hosts, FileError> {
+        Ok(Hosts {
+            entries: Hosts::load(&source.file)?.entries,
+            is_alone: false,
+            source: Some(source),
+        })
     }
 
     /// The file as it is now, if it can be read and is one of those that are read again.
     #[must_use]
     pub fn again(&self) -> Option<Hosts> {
-        let source = self.source.clone()?;
-        match Hosts::load(&source.file) {
-            Ok(hosts) => Some(Hosts {
-                source: Some(source),
-                ..hosts
-            }),
-            Err(error) => {
-                tracing::debug!(%error, "a hosts file cannot be read again");
-                None
-            }
-        }
+        Hosts::from_source(self.source.clone()?)
+            .inspect_err(|error| tracing::debug!(%error, "a hosts file cannot be read again"))
+            .ok()
     }
 
     /// True if an agent keeps the file.
@@ -249,11 +241,7 @@ impl Hosts {
                 expected: "NID ADDRESS",
             });
         }
-        Ok(Hosts {
-            entries,
-            is_alone: false,
-            source: None,
-        })
+        Ok(Hosts::of(entries))
     }
 
     /// The nodes that a launcher has named.
@@ -491,22 +479,18 @@ mod tests {
     }
 
     #[test]
-    fn a_node_with_several_interfaces_is_asked_on_each() {
-        let hosts = Hosts::parse("1 10.0.0.1 port=9 interfaces=10.1.0.1,fd00::1").unwrap();
-        let asked = hosts.get(NodeId(1)).unwrap().directories();
-        let asked: Vec<String> = asked.iter().map(ToString::to_string).collect();
-        assert_eq!(asked, ["10.0.0.1:9", "10.1.0.1:9", "[fd00::1]:9"]);
-    }
-
-    #[test]
-    fn a_node_with_a_control_network_is_asked_there_first_and_its_line_reads_back() {
-        let text = "1 10.0.0.1 port=9 interfaces=10.1.0.1 control=10.9.0.1 slots=2 ssh=a@b runtime=/r name=n";
+    fn a_node_is_asked_on_its_control_network_first_then_on_each_interface_and_its_line_reads_back()
+    {
+        let text = "1 10.0.0.1 port=9 interfaces=10.1.0.1,fd00::1 control=10.9.0.1 slots=2 ssh=a@b runtime=/r name=n";
         let hosts = Hosts::parse(text).unwrap();
         let host = hosts.get(NodeId(1)).unwrap();
         assert_eq!(host.line(), text);
         let asked = host.directories();
         let asked: Vec<String> = asked.iter().map(ToString::to_string).collect();
-        assert_eq!(asked, ["10.9.0.1:9", "10.0.0.1:9", "10.1.0.1:9"]);
+        assert_eq!(
+            asked,
+            ["10.9.0.1:9", "10.0.0.1:9", "10.1.0.1:9", "[fd00::1]:9"]
+        );
         for same in [
             "1 10.0.0.1 control=10.0.0.1",
             "1 10.0.0.1 control=10.1.0.1 interfaces=10.1.0.1",

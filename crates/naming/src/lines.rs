@@ -48,7 +48,8 @@ pub enum FileError {
 }
 
 /// What is wrong with a line.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
 pub struct Fault(String);
 
 impl Fault {
@@ -63,12 +64,6 @@ impl Fault {
     #[must_use]
     pub fn because(text: String) -> Fault {
         Fault(text)
-    }
-}
-
-impl fmt::Display for Fault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
     }
 }
 

@@ -69,10 +69,9 @@ use crate::limits::{LimitReached, UserLimits};
 
 pub use announcement::{Announcement, MAX_NAME_BYTES, NodeFacts, is_announcement, is_name};
 pub use answer::version;
-pub use directory::{Directory, DirectoryCounters};
+pub use directory::Directory;
 pub use directory_lock::{DirectoryLock, DirectoryLockError};
 pub use edge_stats::{EdgeStatsFile, EdgeTraffic, OwnerSurvey};
-pub use holder::Holder;
 pub(crate) use job_dir::job_dir;
 pub use messages::{Answer, Presence, ProbeLength, QUESTION_BYTES, Question};
 pub use probe::{Prober, Reply};
@@ -91,7 +90,7 @@ pub struct Ports {
 }
 
 /// A living owner.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Owner {
     /// Its process id.
     pub pid: u32,
@@ -514,17 +513,12 @@ impl Drop for Claim {
 ///
 /// Shared, so that several who test at once do not take each other for the owner.
 fn is_locked(file: &File) -> io::Result<bool> {
-    loop {
-        match rustix::fs::flock(file, FlockOperation::NonBlockingLockShared) {
-            Ok(()) => {
-                rustix::fs::flock(file, FlockOperation::Unlock)?;
-                return Ok(false);
-            }
-            Err(rustix::io::Errno::WOULDBLOCK) => return Ok(true),
-            Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
+    match folder::flock(file, FlockOperation::NonBlockingLockShared) {
+        Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => return Ok(true),
+        locked => locked?,
     }
+    folder::flock(file, FlockOperation::Unlock)?;
+    Ok(false)
 }
 
 /// A random number.

@@ -14,7 +14,7 @@ pub struct RingInfo {
     pub map: u32,
 }
 
-/// Queries the properties of a ring.
+/// Queries the properties of a ring; asks for no privileges.
 ///
 /// # Errors
 /// The kernel's, or the descriptor is no ring.

@@ -82,16 +82,16 @@ impl Bench {
         let verdicts = self.hooked.verdicts();
         let mut wanted = (verdicts.passed, Vec::new());
         match fate(self.hooked, frame, around, Self::is_ours) {
-            Fate::Foreign => {}
-            Fate::Refused(reason, _) => self.counted[reason as usize] += 1,
-            Fate::Taken {
+            None => {}
+            Some(Fate::Refused(reason, _)) => self.counted[reason as usize] += 1,
+            Some(Fate::Taken {
                 source,
                 port,
                 version,
                 payload,
                 class,
                 ..
-            } => {
+            }) => {
                 self.counted[Reason::Deposited as usize] += 1;
                 let reserved = RECORD_HEADER_BYTES + class;
                 let deposit = Deposit {
@@ -192,7 +192,7 @@ fn floor_ns(hooked: Hooked) -> u32 {
     let mut code = Assembler::default();
     code.set(Reg::R0, hooked.verdicts().passed);
     code.exit();
-    let code = code.finish().unwrap().linked(&[]);
+    let code = code.finish().linked(&[]);
     let (kind, at) = match hooked {
         Hooked::Tcx => (ProgramKind::SchedCls, AttachKind::TcxIngress),
         Hooked::Xdp { .. } => (ProgramKind::Xdp, AttachKind::Xdp),

@@ -1,11 +1,11 @@
 //! What lies in a ring, for tests: read without care for speed or hostile content.
 
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-
-use dipole_link::segment::{MapFlags, ProtFlags, Segment};
+use std::sync::atomic::Ordering;
 
 use crate::layout::RECORD_HEADER_BYTES;
+use crate::mapping::Mapping;
+use crate::ring::Memory;
 
 /// A packet in a ring.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,62 +18,38 @@ pub(crate) struct Deposit {
     pub(crate) reserved: usize,
 }
 
-/// Both positions and the bytes of a ring, mapped.
-pub(crate) struct Drain {
-    consumer: Segment,
-    producer: Segment,
-    bytes: usize,
-}
+/// A ring, mapped.
+pub(crate) struct Drain(Mapping);
 
-const PAGE: usize = 4096;
 const BUSY: u32 = 1 << 31;
 const DISCARDED: u32 = 1 << 30;
 
 impl Drain {
     pub(crate) fn open(ring: BorrowedFd<'_>) -> Self {
-        let bytes = usize::try_from(super::ring_bytes(ring).unwrap()).unwrap();
-        let map = |offset, length, access| {
-            let made = Segment::of_file(ring, offset, length, access, MapFlags::empty());
-            made.expect("a ring can be mapped")
-        };
-        Self {
-            consumer: map(0, PAGE, ProtFlags::READ | ProtFlags::WRITE),
-            // The kernel maps the data twice in a row, so that no record is cut.
-            producer: map(PAGE as u64, PAGE + 2 * bytes, ProtFlags::READ),
-            bytes,
-        }
+        Self(Mapping::new(ring).expect("a ring can be mapped"))
     }
 
     /// What has been deposited since the last call.
     pub(crate) fn take(&mut self) -> Vec<Deposit> {
-        // SAFETY: both pages are mapped as long as this value lives, and positions
-        // stand at their begin, aligned.
-        let (consumer, producer) = unsafe {
-            let consumer = self.consumer.at(0, 8).cast::<AtomicU64>();
-            let producer = self.producer.at(0, 8).cast::<AtomicU64>();
-            (consumer.as_ref(), producer.as_ref())
-        };
+        let memory = &self.0;
+        let place = |at: u64| usize::try_from(at).unwrap() % memory.ring_bytes();
         let mut found = Vec::new();
-        let mut at = consumer.load(Ordering::Relaxed);
-        while at < producer.load(Ordering::Acquire) {
-            let place = PAGE + usize::try_from(at).unwrap() % self.bytes;
-            let head = self.producer.at(place, 4).cast::<AtomicU32>();
-            // SAFETY: below the producer's position lies a record's header, inside the mapping.
-            let head = unsafe { head.as_ref() };
-            let head = head.load(Ordering::Acquire);
+        let mut at = memory.consumer().load(Ordering::Relaxed);
+        while at < memory.producer().load(Ordering::Acquire) {
+            let head = memory.length(place(at));
             if head & BUSY != 0 {
                 break;
             }
             let reserved = usize::try_from(head & !DISCARDED).unwrap();
-            let start = self.producer.at(place + 8, reserved);
-            // SAFETY: the record follows its header, whole because of the second mapping;
+            let start = memory.data(place(at + 8), reserved);
+            // SAFETY: the record follows its header, whole since the data are mapped twice;
             // the kernel does not write it again before the consumer's position is past it.
             let record = unsafe { std::slice::from_raw_parts(start.as_ptr(), reserved) };
             if head & DISCARDED == 0 {
                 found.push(read(record));
             }
             at += u64::try_from((reserved + 8).next_multiple_of(8)).unwrap();
-            consumer.store(at, Ordering::Release);
+            memory.consumer().store(at, Ordering::Release);
         }
         found
     }

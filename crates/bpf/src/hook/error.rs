@@ -38,9 +38,7 @@ impl Step {
             Self::Tcx | Self::TcxEgress | Self::Xdp => &[NET_ADMIN],
         }
     }
-}
 
-impl Step {
     /// An old kernel calls it an invalid argument.
     fn tells_age(self) -> bool {
         let steps = [Self::Map, Self::Load, Self::Tcx, Self::TcxEgress, Self::Xdp];

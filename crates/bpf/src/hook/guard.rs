@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use super::error::{HookError, Step};
-use super::{check_ethernet, wrong_program};
+use super::{check_ethernet, load};
 use crate::InterfaceId;
 use crate::program::{guard, maps};
 use crate::sys::{self, AttachKind, Map, MapKind, MapShape, ProgramKind};
@@ -61,12 +61,9 @@ impl Guard {
         let failed = |step| move |cause| HookError::refused(&interface.name, step, cause);
         let cookies = Map::create(COOKIES, None).map_err(failed(Step::Map))?;
         let refused = Map::create(REFUSED, None).map_err(failed(Step::Map))?;
-        let program = guard::program().map_err(|wrong| wrong_program(interface, wrong))?;
-        let code = program.linked(&[cookies.number(), refused.number()]);
-        let (kind, at) = (ProgramKind::SchedCls, AttachKind::TcxEgress);
-        let program = sys::load(kind, at, "dipole_guard", &code).map_err(|rejected| {
-            HookError::rejected(&interface.name, Step::Load, rejected.cause, rejected.log)
-        })?;
+        let at = AttachKind::TcxEgress;
+        let (place, maps) = ((ProgramKind::SchedCls, at), [&cookies, &refused]);
+        let program = load(interface, place, "dipole_guard", &guard::program(), &maps)?;
         let link = sys::attach(program.as_fd(), interface.index, at, 0);
         Ok(Self {
             interface: interface.clone(),

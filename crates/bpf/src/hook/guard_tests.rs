@@ -3,28 +3,22 @@
 use std::fs::File;
 use std::io::Write;
 use std::net::IpAddr;
-use std::os::fd::AsRawFd;
 use std::time::Duration;
 
+use dipole_link::sys::set_option;
 use dipole_testbed::Testbed;
 
-use super::tests::{interface, raw_socket, socket, testbed};
+use super::tests::{interface, mac, socket, testbed};
 use super::*;
 use crate::program::model;
+use crate::raw::packet_socket;
 
 /// A socket that sends raw frames on a node's interface, and its cookie.
 pub(super) fn frame_socket(testbed: &Testbed, node: u32, interface: &InterfaceId) -> (File, u64) {
-    let socket = raw_socket(testbed, node, libc::AF_PACKET, libc::SOCK_RAW, 0);
-    // SAFETY: plain C data for which all zeros is valid.
-    let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
-    address.sll_family = u16::try_from(libc::AF_PACKET).unwrap();
-    address.sll_ifindex = i32::try_from(interface.index).unwrap();
-    let length = dipole_link::sys::socklen_of::<libc::sockaddr_ll>();
-    // SAFETY: the pointer and the length describe `address`, which the kernel only reads.
-    let result = unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), length) };
-    assert_eq!(result, 0);
+    let socket = testbed.inside(node, || packet_socket(interface));
+    let socket = socket.unwrap().unwrap();
     let cookie = rustix::net::sockopt::socket_cookie(&socket).unwrap();
-    (socket, cookie)
+    (socket.into(), cookie)
 }
 
 #[test]
@@ -42,14 +36,7 @@ fn a_guarded_socket_sends_only_what_it_may() {
     let IpAddr::V4(own) = testbed.node(1).addresses[0].into() else {
         unreachable!()
     };
-    let (_, mac) = testbed
-        .inside(1, || interface_hardware("net0"))
-        .unwrap()
-        .unwrap();
-    let (_, to_mac) = testbed
-        .inside(2, || interface_hardware("net0"))
-        .unwrap()
-        .unwrap();
+    let [mac, to_mac] = [1, 2].map(|node| mac(&testbed, node));
     let frame = |marker: u8| {
         let mut frame = model::packet(4, 1, 0);
         frame[..6].copy_from_slice(&to_mac);
@@ -106,18 +93,8 @@ fn a_guarded_socket_sends_only_what_it_may() {
 
     // What the guard does not see: documented, so it must be known when it changes.
     guard.forbid(cookie).unwrap();
-    let on: libc::c_int = 1;
-    // SAFETY: the pointer and the length describe `on`, which the kernel only reads.
-    let result = unsafe {
-        libc::setsockopt(
-            granted.as_raw_fd(),
-            libc::SOL_PACKET,
-            libc::PACKET_QDISC_BYPASS,
-            (&raw const on).cast(),
-            dipole_link::sys::socklen_of::<libc::c_int>(),
-        )
-    };
-    assert_eq!(result, 0);
+    let bypass = libc::PACKET_QDISC_BYPASS;
+    set_option(granted.as_fd(), libc::SOL_PACKET, bypass, 1_i32).unwrap();
     granted.write_all(&frame(5)).unwrap();
     assert_eq!(received(), 5);
 }

@@ -10,8 +10,9 @@ use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 
 use super::drain::{Deposit, Drain};
 use super::guard_tests::frame_socket;
-use super::tests::{attach, interface, socket, testbed, wait_for};
+use super::tests::{attach, interface, mac, socket, testbed, wait_for};
 use super::*;
+use crate::grant::ring_info;
 use crate::program::model;
 
 fn ip(words: &str) {
@@ -58,12 +59,7 @@ fn a_tagged_packet_is_somebody_elses() {
     let mut frame = model::packet(4, 10, 0);
     frame[26..30].copy_from_slice(&testbed.node(1).addresses[0].octets());
     frame[30..34].copy_from_slice(&to.octets());
-    let mac = testbed
-        .inside(2, || interface_hardware("net0"))
-        .unwrap()
-        .unwrap()
-        .1;
-    frame[..6].copy_from_slice(&mac);
+    frame[..6].copy_from_slice(&mac(&testbed, 2));
     model::set_checksum(&mut frame);
     // VLAN 5, before the Ethernet type.
     let tagged = [&frame[..12], &[0x81, 0, 0, 5], &frame[12..]].concat();
@@ -121,10 +117,8 @@ fn two_capabilities_suffice_and_a_missing_one_is_named() {
             hook.counters().unwrap();
         });
         // Its holder may ask a ring for its size with none.
-        let size = with_only(&testbed, CapabilitySet::empty(), || {
-            ring_bytes(ring.as_fd())
-        });
-        assert_eq!(size.unwrap(), 4096);
+        let size = with_only(&testbed, CapabilitySet::empty(), || ring_info(ring.as_fd()));
+        assert_eq!(size.unwrap().bytes, 4096);
     }
     let guard = with_only(&testbed, both, || Guard::attach(&interface));
     assert_eq!(guard.unwrap().refused().unwrap(), 0);
@@ -160,11 +154,7 @@ fn another_hosts_frames_are_not_taken() {
             to.ip()
         ));
         socket(&testbed, 1).send_to(b"astray", to).unwrap();
-        let own = testbed
-            .inside(2, || interface_hardware("net0"))
-            .unwrap()
-            .unwrap()
-            .1;
+        let own = mac(&testbed, 2);
         let deadline = std::time::Instant::now() + Duration::from_secs(10);
         while hook.counters().unwrap().other_hosts == 0 {
             assert!(std::time::Instant::now() < deadline, "{place}, {own:?}");

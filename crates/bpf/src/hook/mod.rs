@@ -27,7 +27,7 @@ pub use error::{HookError, Step};
 pub use guard::{Allowed, Guard};
 
 use super::InterfaceId;
-use super::program::assembler::AssemblyError;
+use super::program::assembler::Program;
 use super::program::dispatch::{self, Hooked};
 use super::program::maps::{self, Reason};
 use dipole_link::sys::interface_hardware;
@@ -100,18 +100,6 @@ pub fn create_ring(bytes: u32) -> io::Result<OwnedFd> {
         entries: bytes,
     };
     sys::create_map(shape, None)
-}
-
-/// How many bytes a ring has; asks for no privileges.
-///
-/// # Errors
-/// `InvalidInput` if the descriptor is not a ring, or the kernel's error.
-pub fn ring_bytes(ring: BorrowedFd<'_>) -> io::Result<u32> {
-    let facts = sys::map_facts(ring)?;
-    match facts.kind == MapKind::Ring as u32 {
-        true => Ok(facts.entries),
-        false => Err(io::ErrorKind::InvalidInput.into()),
-    }
 }
 
 /// The program at one interface's ingress, and which rings it fills.
@@ -321,11 +309,9 @@ fn prepare(interface: &InterfaceId, place: Place, mac: [u8; 6]) -> Result<Parts,
             (Hooked::Xdp { mac }, ProgramKind::Xdp, AttachKind::Xdp)
         }
     };
-    let program = dispatch::program(hooked).map_err(|wrong| wrong_program(interface, wrong))?;
-    let code = program.linked(&[&rings, &counters, &full].map(Map::number));
-    let program = sys::load(kind, at, "dipole_ingress", &code).map_err(|rejected| {
-        HookError::rejected(&interface.name, Step::Load, rejected.cause, rejected.log)
-    })?;
+    let code = dispatch::program(hooked);
+    let maps = [&rings, &counters, &full];
+    let program = load(interface, (kind, at), "dipole_ingress", &code, &maps)?;
     Ok(Parts {
         program,
         rings,
@@ -347,8 +333,18 @@ fn check_ethernet(interface: &InterfaceId) -> Result<[u8; 6], HookError> {
     }
 }
 
-fn wrong_program(interface: &InterfaceId, wrong: AssemblyError) -> HookError {
-    HookError::refused(&interface.name, Step::Load, io::Error::other(wrong))
+/// Loads a program with its maps, in the order of their numbers.
+fn load(
+    interface: &InterfaceId,
+    (kind, at): (ProgramKind, AttachKind),
+    name: &str,
+    program: &Program,
+    maps: &[&Map],
+) -> Result<OwnedFd, HookError> {
+    let numbers: Vec<i32> = maps.iter().map(|map| map.number()).collect();
+    sys::load(kind, at, name, &program.linked(&numbers)).map_err(|rejected| {
+        HookError::rejected(&interface.name, Step::Load, rejected.cause, rejected.log)
+    })
 }
 
 /// A program attached to an interface, of Dipole or not.

@@ -3,14 +3,17 @@
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::os::fd::{AsFd, AsRawFd, FromRawFd};
+use std::os::fd::AsFd;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use dipole_link::sys::set_option;
 use dipole_testbed::Testbed;
+use rustix::net::{AddressFamily, SocketType, ipproto};
 
 use super::drain::{Deposit, Drain};
 use super::*;
+use crate::grant::ring_info;
 use crate::program::assembler::{Assembler, Reg};
 
 const RING_BYTES: u32 = 1 << 16;
@@ -182,48 +185,27 @@ fn what_is_not_a_plain_packet_to_the_port_reaches_its_socket() {
 
 /// Sends with IP options from now on: four bytes that do nothing.
 fn send_options(socket: &UdpSocket) {
-    let nothing = [1_u8; 4];
-    // SAFETY: the pointer and the length describe `nothing`, which the kernel only reads.
-    let result = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::IPPROTO_IP,
-            libc::IP_OPTIONS,
-            nothing.as_ptr().cast(),
-            4,
-        )
-    };
-    assert_eq!(result, 0);
+    set_option(
+        socket.as_fd(),
+        libc::IPPROTO_IP,
+        libc::IP_OPTIONS,
+        [1_u8; 4],
+    )
+    .unwrap();
 }
 
-/// A socket of the kernel's, on a node.
-pub(super) fn raw_socket(
-    testbed: &Testbed,
-    node: u32,
-    family: i32,
-    kind: i32,
-    protocol: i32,
-) -> File {
-    let descriptor = testbed.inside(node, || {
-        // SAFETY: takes numbers only.
-        unsafe { libc::socket(family, kind | libc::SOCK_CLOEXEC, protocol) }
-    });
-    let descriptor = descriptor.unwrap();
-    assert!(descriptor >= 0);
-    // SAFETY: fresh from the call above; nobody else knows it.
-    unsafe { File::from_raw_fd(descriptor) }
+/// The MAC address of a node's interface.
+pub(super) fn mac(testbed: &Testbed, node: u32) -> [u8; 6] {
+    let found = testbed.inside(node, || interface_hardware("net0"));
+    found.unwrap().unwrap().1
 }
 
 /// An echo request from node 1 is answered.
 fn ping(testbed: &Testbed, to: IpAddr) {
-    let socket = raw_socket(
-        testbed,
-        1,
-        libc::AF_INET,
-        libc::SOCK_RAW,
-        libc::IPPROTO_ICMP,
-    );
-    let socket = UdpSocket::from(std::os::fd::OwnedFd::from(socket));
+    let socket = testbed.inside(1, || {
+        rustix::net::socket(AddressFamily::INET, SocketType::RAW, Some(ipproto::ICMP))
+    });
+    let socket = UdpSocket::from(socket.unwrap().unwrap());
     let patience = Some(Duration::from_secs(10));
     socket.set_read_timeout(patience).unwrap();
     // Type 8, code 0, checksum over six zero bytes.
@@ -282,7 +264,7 @@ fn programs_of_others_stay_and_run_before_ours() {
     let mut code = Assembler::default();
     code.set(Reg::R0, -1);
     code.exit();
-    let code = code.finish().unwrap().linked(&[]);
+    let code = code.finish().linked(&[]);
     let (kind, at) = (ProgramKind::SchedCls, AttachKind::TcxIngress);
     let program = sys::load(kind, at, "somebody", &code).unwrap();
     let index = interface(&testbed, 2).index;
@@ -426,9 +408,9 @@ fn addresses_of_several_hosts_and_other_maps_are_refused() {
     let refused = hook.add(own, 1, rings).unwrap_err().to_string();
     assert!(refused.contains("net0: changing a BPF map"), "{refused}");
     assert!(create_ring(5000).is_err());
-    assert_eq!(ring_bytes(ring.as_fd()).unwrap(), RING_BYTES);
-    assert!(ring_bytes(rings).is_err());
-    assert!(ring_bytes(File::open("/dev/null").unwrap().as_fd()).is_err());
+    assert_eq!(ring_info(ring.as_fd()).unwrap().bytes, RING_BYTES);
+    assert!(ring_info(rings).is_err());
+    assert!(ring_info(File::open("/dev/null").unwrap().as_fd()).is_err());
 }
 
 #[test]

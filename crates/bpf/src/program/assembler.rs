@@ -127,20 +127,6 @@ impl Instruction {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Label(usize);
 
-/// Why a program cannot be put together: a mistake of its author.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum AssemblyError {
-    /// A jump leads to a label that is nowhere.
-    #[error("label {label} is nowhere")]
-    Nowhere { label: usize },
-    /// A label is at two places.
-    #[error("label {label} is at two places")]
-    Twice { label: usize },
-    /// A jump is longer than 32767 instructions.
-    #[error("the jump to label {label} is too long")]
-    TooFar { label: usize },
-}
-
 /// A program whose jumps are resolved; its maps have numbers yet, no descriptors.
 #[derive(Clone, Debug)]
 pub(crate) struct Program {
@@ -173,7 +159,6 @@ pub(crate) struct Assembler {
     labels: Vec<Option<usize>>,
     /// Which instructions jump to which labels.
     jumps: Vec<(usize, Label)>,
-    twice: Option<Label>,
 }
 
 impl Assembler {
@@ -184,11 +169,12 @@ impl Assembler {
     }
 
     /// The label is here.
+    ///
+    /// # Panics
+    /// When it is somewhere else already.
     pub(crate) fn place(&mut self, label: Label) {
-        let here = self.instructions.len();
-        if self.labels[label.0].replace(here).is_some() {
-            self.twice = Some(label);
-        }
+        let before = self.labels[label.0].replace(self.instructions.len());
+        assert_eq!(before, None, "a label is at one place");
     }
 
     /// True if something jumps to the label.
@@ -291,22 +277,19 @@ impl Assembler {
 
     /// Resolves the jumps.
     ///
-    /// # Errors
-    /// When a label is missing, at two places or too far away.
-    pub(crate) fn finish(mut self) -> Result<Program, AssemblyError> {
-        if let Some(Label(label)) = self.twice {
-            return Err(AssemblyError::Twice { label });
-        }
-        for (at, Label(label)) in self.jumps {
-            let there = self.labels[label].ok_or(AssemblyError::Nowhere { label })?;
+    /// # Panics
+    /// When a label is nowhere, or a jump is longer than 32767 instructions: a mistake of the
+    /// program's author, which does not depend on what the program is for.
+    pub(crate) fn finish(mut self) -> Program {
+        for (at, label) in self.jumps {
+            let there = self.labels[label.0].expect("a label is somewhere");
             // From the instruction after the jump.
             let far = there.cast_signed() - (at + 1).cast_signed();
-            let offset = i16::try_from(far).map_err(|_| AssemblyError::TooFar { label })?;
-            self.instructions[at].offset = offset;
+            self.instructions[at].offset = i16::try_from(far).expect("a jump is short");
         }
-        Ok(Program {
+        Program {
             instructions: self.instructions,
-        })
+        }
     }
 }
 
@@ -326,7 +309,7 @@ mod tests {
         code.call(Helper::MapLookup);
         code.place(end);
         code.exit();
-        let bytes = code.finish().unwrap().linked(&[0x0102]).concat();
+        let bytes = code.finish().linked(&[0x0102]).concat();
         if cfg!(target_endian = "little") {
             let wanted: [[u8; 8]; 8] = [
                 [0xbf, 0x16, 0, 0, 0, 0, 0, 0],
@@ -343,26 +326,26 @@ mod tests {
     }
 
     #[test]
+    #[should_panic(expected = "a label is somewhere")]
     fn a_jump_to_nowhere_is_refused() {
         let mut code = Assembler::default();
         let label = code.label();
         code.jump(label);
-        let refused = code.finish().unwrap_err();
-        assert_eq!(refused, AssemblyError::Nowhere { label: 0 });
+        let _never = code.finish();
     }
 
     #[test]
-    fn a_label_is_at_one_place() {
+    #[should_panic(expected = "a label is at one place")]
+    fn a_label_at_two_places_is_refused() {
         let mut code = Assembler::default();
         let label = code.label();
         code.place(label);
         code.exit();
         code.place(label);
-        let refused = code.finish().unwrap_err();
-        assert_eq!(refused, AssemblyError::Twice { label: 0 });
     }
 
     #[test]
+    #[should_panic(expected = "a jump is short")]
     fn a_jump_that_does_not_fit_is_refused() {
         let mut code = Assembler::default();
         let label = code.label();
@@ -371,7 +354,6 @@ mod tests {
             code.exit();
         }
         code.place(label);
-        let refused = code.finish().unwrap_err();
-        assert_eq!(refused, AssemblyError::TooFar { label: 0 });
+        let _never = code.finish();
     }
 }

@@ -5,7 +5,7 @@
 //! why it passes on is told in `docs/bpf.md`. The path of foreign packets is short:
 //! three bytes of a frame say that it is not UDP.
 
-use super::assembler::{Assembler, AssemblyError, Helper, Label, Math, Program, Reg, Size, When};
+use super::assembler::{Assembler, Helper, Label, Math, Program, Reg, Size, When};
 use super::maps::{COUNTERS, FULL, RINGS, Reason};
 use super::packet::{
     ETHERNET_BYTES, ETHERTYPE, ETHERTYPE_IPV4, ETHERTYPE_IPV6, FRAGMENT, FRAGMENT_OFFSET, Ip, UDP,
@@ -89,10 +89,7 @@ fn constant(value: usize) -> i32 {
 
 /// The ingress program. R6 is the context, R7 the length of the payload, R8 points
 /// to the headers, in the packet or copied to the stack, R9 to the ring, then the record.
-///
-/// # Errors
-/// When the code below is wrong.
-pub(crate) fn program(hooked: Hooked) -> Result<Program, AssemblyError> {
+pub(crate) fn program(hooked: Hooked) -> Program {
     let mut code = Assembler::default();
     let pass = code.label();
     let refused = Reason::ALL.map(|_| code.label());

@@ -4,7 +4,7 @@
 //! allowed: MAC address, IP address, UDP port. Others of its frames are dropped and
 //! counted; frames of all other sockets pass.
 
-use super::assembler::{Assembler, AssemblyError, Helper, Label, Math, Program, Reg, Size, When};
+use super::assembler::{Assembler, Helper, Label, Math, Program, Reg, Size, When};
 use super::dispatch::look_up;
 use super::maps::{ALLOWED_ADDRESS, ALLOWED_PORTS, ALLOWED_VERSION, COOKIES, REFUSED};
 use super::packet::{ETHERNET_BYTES, ETHERTYPE, FRAGMENT, Ip, UDP, network_16, skb};
@@ -22,10 +22,7 @@ const COOKIE: i16 = -72;
 const INDEX: i16 = -76;
 
 /// The egress program. R6 is the context, R7 what is allowed, R8 the headers.
-///
-/// # Errors
-/// When the code below is wrong.
-pub(crate) fn program() -> Result<Program, AssemblyError> {
+pub(crate) fn program() -> Program {
     let mut code = Assembler::default();
     let (pass, refuse, six) = (code.label(), code.label(), code.label());
     code.set(R6, R1);

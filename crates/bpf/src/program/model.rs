@@ -6,6 +6,7 @@ use proptest::prelude::*;
 
 use super::dispatch::Hooked;
 use super::maps::{KEY_BYTES, Reason, key};
+use crate::headers;
 use crate::layout::{CLASSES, MAX_PAYLOAD_BYTES};
 
 /// The interface whose packets they are: the loopback's number, where the kernel's test runs are.
@@ -72,19 +73,13 @@ pub(crate) fn packet(version: u8, payload: usize, option_words: u8) -> Vec<u8> {
 /// Sets the checksum of an IPv4 header without options; bridges look at it.
 pub(crate) fn set_checksum(frame: &mut [u8]) {
     frame[24..26].fill(0);
-    let words = frame[14..34].chunks_exact(2);
-    let sum: u32 = words
-        .map(|word| u32::from(word[0]) << 8 | u32::from(word[1]))
-        .sum();
-    let sum = !u16::try_from(sum % 0xffff).unwrap();
-    frame[24..26].copy_from_slice(&sum.to_be_bytes());
+    let sum = !headers::fold(headers::sum(&frame[14..34]));
+    frame[24..26].copy_from_slice(&sum.to_ne_bytes());
 }
 
-/// What is to become of a packet.
+/// What is to become of a packet to one of our ports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
-    /// Passed, uncounted.
-    Foreign,
     /// Passed and counted.
     Refused(Reason, [u8; KEY_BYTES]),
     /// In the ring, if that has room: source address and port, payload, bytes reserved.
@@ -103,20 +98,8 @@ fn word(frame: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_be_bytes([bytes[0], bytes[1]]))
 }
 
-/// The rules. `ours` says whether there is a ring.
+/// The rules; `None` if it is passed, uncounted. `ours` says whether there is a ring.
 pub(crate) fn fate(
-    hooked: Hooked,
-    frame: &[u8],
-    around: Around,
-    ours: impl Fn(&[u8; KEY_BYTES]) -> bool,
-) -> Fate {
-    match seen(hooked, frame, around, ours) {
-        Some(fate) => fate,
-        None => Fate::Foreign,
-    }
-}
-
-fn seen(
     hooked: Hooked,
     frame: &[u8],
     around: Around,

@@ -6,7 +6,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use super::assembler::{Assembler, AssemblyError, Helper, Label, Math, Program, Reg, Size, When};
+use super::assembler::{Assembler, Helper, Label, Math, Program, Reg, Size, When};
 use super::packet::{
     ETHERNET_BYTES, ETHERTYPE, ETHERTYPE_IPV4, ETHERTYPE_IPV6, FRAGMENT, Ip, UDP, UDP_BYTES,
     network_16,
@@ -38,10 +38,7 @@ pub(crate) struct Wanted {
 }
 
 /// The program. R6 is the context, R7 points to the packet, R8 is its queue.
-///
-/// # Errors
-/// When the code below is wrong.
-pub(crate) fn program(wanted: &Wanted) -> Result<Program, AssemblyError> {
+pub(crate) fn program(wanted: &Wanted) -> Program {
     let ip = match wanted.to.ip() {
         IpAddr::V4(_) => Ip::V4,
         IpAddr::V6(_) => Ip::V6,
@@ -151,7 +148,7 @@ mod tests {
             queue,
             longest,
         };
-        program(&wanted).unwrap()
+        program(&wanted)
     }
 
     fn packet(version: u8, length: usize) -> Vec<u8> {
@@ -159,7 +156,6 @@ mod tests {
         let ethernet = Ethernet {
             destination: MAC,
             source: [2, 0, 0, 0, 0, 1],
-            vlan: None,
         };
         let payload = vec![7; length];
         let template = Template::new(&ethernet, from, to, 64).unwrap();
@@ -170,6 +166,10 @@ mod tests {
 
     /// What the program returns, and how many packets it has counted.
     fn fate(version: u8, frame: &[u8], queue: u32) -> (i32, u64) {
+        run_with(true, version, frame, queue)
+    }
+
+    fn run_with(has_socket: bool, version: u8, frame: &[u8], queue: u32) -> (i32, u64) {
         let input = Input {
             frame,
             linear: frame.len(),
@@ -177,7 +177,7 @@ mod tests {
             data: [DATA, DATA_END],
             cookie: 0,
         };
-        let (has_socket, wrong) = (true, 0);
+        let wrong = 0;
         let mut maps = Maps::Queue { has_socket, wrong };
         let returned = run(&code(version), &input, &mut maps).unwrap();
         let Maps::Queue { wrong, .. } = maps else {
@@ -230,17 +230,7 @@ mod tests {
 
     #[test]
     fn a_map_without_a_socket_passes() {
-        let frame = packet(4, 10);
-        let input = Input {
-            frame: &frame,
-            linear: frame.len(),
-            fields: HashMap::from([(RX_QUEUE, QUEUE)]),
-            data: [DATA, DATA_END],
-            cookie: 0,
-        };
-        let (has_socket, wrong) = (false, 0);
-        let returned = run(&code(4), &input, &mut Maps::Queue { has_socket, wrong });
-        assert_eq!(returned, Ok(XDP_PASS));
+        assert_eq!(run_with(false, 4, &packet(4, 10), QUEUE), (XDP_PASS, 0));
     }
 
     proptest! {

@@ -72,6 +72,7 @@ pub(crate) fn load(
 ) -> Result<OwnedFd, Rejected> {
     let attempt = |log: &mut [u8]| {
         #[repr(C)]
+        #[derive(Default)]
         struct Attributes {
             kind: u32,
             instruction_count: u32,
@@ -98,14 +99,13 @@ pub(crate) fn load(
                 true => pointer(log.as_mut_ptr().cast_const()),
                 false => 0,
             },
-            kernel_version: 0,
             flags: match kind {
                 ProgramKind::Xdp => XDP_HAS_FRAGS,
                 ProgramKind::SchedCls | ProgramKind::XdpWhole => 0,
             },
             name: name_of(name),
-            interface: 0,
             attach: attach as u32,
+            ..Attributes::default()
         };
         // SAFETY: instructions and log are given with their lengths, the license is a
         // string that ends with zero; the kernel writes only the log.
@@ -133,6 +133,7 @@ pub(crate) fn attach(
     flags: u32,
 ) -> io::Result<OwnedFd> {
     #[repr(C)]
+    #[derive(Default)]
     struct Attributes {
         program: u32,
         interface: u32,
@@ -147,9 +148,7 @@ pub(crate) fn attach(
         interface,
         kind: kind as u32,
         flags,
-        relative: 0,
-        padding: 0,
-        revision: 0,
+        ..Attributes::default()
     };
     // SAFETY: the structure holds no pointers.
     unsafe { call(LINK_CREATE, &mut attributes) }.map(own)
@@ -158,12 +157,9 @@ pub(crate) fn attach(
 /// Takes a program off its interface now; closing the last descriptor of the link does so only a
 /// moment later.
 pub(crate) fn detach(link: BorrowedFd<'_>) -> io::Result<()> {
-    #[repr(C)]
-    struct Attributes {
-        link: u32,
-    }
-    let mut attributes = Attributes { link: raw(link) };
-    // SAFETY: the structure holds no pointers.
+    // The structure's only field.
+    let mut attributes = raw(link);
+    // SAFETY: no pointers.
     unsafe { call(LINK_DETACH, &mut attributes) }.map(drop)
 }
 
@@ -172,6 +168,7 @@ pub(crate) fn attached(interface: u32, kind: AttachKind) -> io::Result<Vec<u32>>
     /// As many programs as the kernel lets be at one hook.
     const MOST: usize = 64;
     #[repr(C)]
+    #[derive(Default)]
     struct Attributes {
         interface: u32,
         kind: u32,
@@ -189,15 +186,9 @@ pub(crate) fn attached(interface: u32, kind: AttachKind) -> io::Result<Vec<u32>>
     let mut attributes = Attributes {
         interface,
         kind: kind as u32,
-        query_flags: 0,
-        attach_flags: 0,
         programs: pointer(programs.as_mut_ptr().cast_const()),
         count: length(&programs),
-        padding: 0,
-        program_flags: 0,
-        links: 0,
-        link_flags: 0,
-        revision: 0,
+        ..Attributes::default()
     };
     // SAFETY: the kernel writes at most `count` numbers to `programs`.
     unsafe { call(PROG_QUERY, &mut attributes) }?;
@@ -207,18 +198,9 @@ pub(crate) fn attached(interface: u32, kind: AttachKind) -> io::Result<Vec<u32>>
 
 /// The name of a program that is loaded, or why it cannot be told.
 pub(crate) fn program_name(id: u32) -> io::Result<String> {
-    #[repr(C)]
-    struct Attributes {
-        id: u32,
-        next: u32,
-        flags: u32,
-    }
-    let mut attributes = Attributes {
-        id,
-        next: 0,
-        flags: 0,
-    };
-    // SAFETY: the structure holds no pointers.
+    // With what follows in the structure zero, the number is all of it.
+    let mut attributes = id;
+    // SAFETY: no pointers.
     let program = unsafe { call(PROG_GET_BY_ID, &mut attributes) }.map(own)?;
     /// The begin of the kernel's; 64 bytes up to the name.
     #[repr(C)]
@@ -253,6 +235,7 @@ pub(crate) fn test_run(
     repeat: u32,
 ) -> io::Result<TestRun> {
     #[repr(C)]
+    #[derive(Default)]
     struct Attributes {
         program: u32,
         returned: u32,
@@ -273,24 +256,15 @@ pub(crate) fn test_run(
     }
     let mut attributes = Attributes {
         program: raw(program),
-        returned: 0,
         frame_bytes: length(frame),
-        out_bytes: 0,
         frame: pointer(frame),
-        out: 0,
         repeat,
-        duration: 0,
         context_bytes: length(context),
-        context_out_bytes: 0,
         context: match context.is_empty() {
             true => 0,
             false => pointer(context),
         },
-        context_out: 0,
-        flags: 0,
-        cpu: 0,
-        batch: 0,
-        padding: 0,
+        ..Attributes::default()
     };
     // SAFETY: frame and context are given with their lengths, and only read; nothing
     // is asked back but the numbers in the structure.

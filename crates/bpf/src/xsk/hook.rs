@@ -43,11 +43,6 @@ impl XskHook {
     /// # Errors
     /// Without CAP_BPF and CAP_NET_ADMIN, or when there is another program at this place.
     pub fn attach(interface: &InterfaceId, xsk: &Xsk, to: SocketAddr) -> io::Result<XskHook> {
-        let tell = |what: &str, error: io::Error| {
-            let InterfaceId { index, name } = interface;
-            let text = format!("cannot {what} interface {name} (number {index}): {error}");
-            io::Error::new(error.kind(), text)
-        };
         let make = || -> io::Result<(OwnedFd, Map, Map)> {
             let (_, mac) = interface_hardware(&interface.name)?;
             let sockets = Map::create(SOCKETS, None)?;
@@ -59,8 +54,7 @@ impl XskHook {
                 queue: xsk.queue(),
                 longest: longest_received_frame(),
             };
-            let code = queue::program(&wanted).map_err(io::Error::other)?;
-            let code = code.linked(&[&sockets, &counter].map(Map::number));
+            let code = queue::program(&wanted).linked(&[&sockets, &counter].map(Map::number));
             let loaded = sys::load(
                 ProgramKind::XdpWhole,
                 AttachKind::Xdp,
@@ -73,14 +67,16 @@ impl XskHook {
             })?;
             Ok((program, sockets, counter))
         };
-        let (program, sockets, counter) =
-            make().map_err(|error| tell("load the program of an AF_XDP socket for", error))?;
+        let (program, sockets, counter) = make().map_err(|cause| {
+            interface.cannot("load the program of an AF_XDP socket for", &cause)
+        })?;
         let mode = match xsk.is_zero_copy() {
             true => sys::XDP_NATIVE,
             false => sys::XDP_GENERIC,
         };
-        let link = sys::attach(program.as_fd(), interface.index, AttachKind::Xdp, mode)
-            .map_err(|error| tell("attach the program of an AF_XDP socket to", error))?;
+        let link = sys::attach(program.as_fd(), interface.index, AttachKind::Xdp, mode).map_err(
+            |cause| interface.cannot("attach the program of an AF_XDP socket to", &cause),
+        )?;
         Ok(XskHook {
             link,
             _sockets: sockets,

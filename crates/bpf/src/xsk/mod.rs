@@ -64,23 +64,6 @@ impl Default for XskOptions {
     }
 }
 
-/// What such a socket has done.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct XskStats {
-    /// Frames given to the kernel.
-    pub sent_frames: u64,
-    /// Times there was no room.
-    pub full: u64,
-    /// Frames longer than their route or a piece.
-    pub too_long: u64,
-    /// Frames handed out.
-    pub received_frames: u64,
-    /// Frames that came and were no whole UDP packets.
-    pub malformed: u64,
-    /// Entries of the kernel that did not lie where they must.
-    pub misplaced: u64,
-}
-
 /// See the module.
 pub struct Xsk {
     socket: OwnedFd,
@@ -101,7 +84,6 @@ pub struct Xsk {
     templates: Templates,
     queue: u32,
     zero_copy: bool,
-    stats: XskStats,
 }
 
 impl Xsk {
@@ -120,13 +102,9 @@ impl Xsk {
         {
             return Ok(xsk);
         }
-        Xsk::open_as(interface, options, SocketAddrXdpFlags::XDP_COPY).map_err(|error| {
-            let (InterfaceId { index, name }, queue) = (interface, options.queue);
-            let text = format!(
-                "cannot open an AF_XDP socket on queue {queue} of interface {name} (number {index}): \
-                 {error}"
-            );
-            io::Error::new(error.kind(), text)
+        Xsk::open_as(interface, options, SocketAddrXdpFlags::XDP_COPY).map_err(|cause| {
+            let what = format!("open an AF_XDP socket on queue {} of", options.queue);
+            interface.cannot(&what, &cause)
         })
     }
 
@@ -173,10 +151,9 @@ impl Xsk {
             free: (0..pieces).collect(),
             offered: Vec::with_capacity(MAX_POLL as usize),
             found: Vec::with_capacity(MAX_POLL as usize),
-            templates: Templates::new(),
+            templates: Templates::default(),
             queue: options.queue,
             zero_copy: false,
-            stats: XskStats::default(),
             socket,
         };
         for piece in pieces..2 * pieces {
@@ -203,39 +180,12 @@ impl Xsk {
         self.queue
     }
 
-    /// Counters since opening.
-    #[must_use]
-    pub fn stats(&self) -> XskStats {
-        self.stats
-    }
-
-    /// Sends frames in order, by one system call for some dozens: how many were taken, and
-    /// what became of the one after those. Never waits. Frames taken while the interface is down
-    /// leave when it is up again.
-    ///
-    /// # Errors
-    /// When the socket is broken.
-    pub fn send(&mut self, frames: &[RawFrame<'_>]) -> io::Result<(usize, Sent)> {
-        for (taken, frame) in frames.iter().enumerate() {
-            match self.put(frame) {
-                Sent::Taken => {}
-                end => {
-                    self.flush()?;
-                    return Ok((taken, end));
-                }
-            }
-        }
-        self.flush()?;
-        Ok((frames.len(), Sent::Taken))
-    }
-
     /// Puts a frame where [`flush`](Self::flush) sends it from.
     pub fn put(&mut self, frame: &RawFrame<'_>) -> Sent {
         if self.free.is_empty() {
             self.reap();
         }
         if self.free.is_empty() || self.transmit.room() == 0 {
-            self.stats.full += 1;
             return Sent::Full;
         }
         let Some(piece) = self.write(frame) else {
@@ -243,11 +193,11 @@ impl Xsk {
         };
         self.transmit.put(0, piece);
         self.transmit.publish(1);
-        self.stats.sent_frames += 1;
         Sent::Taken
     }
 
-    /// Sends what has been put, by one system call for some dozens of frames.
+    /// Sends what has been put, by one system call for some dozens of frames. Never waits. Frames
+    /// taken while the interface is down leave when it is up again.
     ///
     /// # Errors
     /// When the socket is broken.
@@ -261,13 +211,11 @@ impl Xsk {
     fn write(&mut self, frame: &RawFrame<'_>) -> Option<Piece> {
         let payload_bytes = frame.payload[0].len() + frame.payload[1].len();
         if payload_bytes > frame.route.longest_payload() {
-            self.stats.too_long += 1;
             return None;
         }
         let (template, identification) = self.templates.of(&frame.route, frame.from, frame.to)?;
         let length = template.bytes() + payload_bytes;
         if length > PIECE_BYTES {
-            self.stats.too_long += 1;
             return None;
         }
         let index = self.free.pop()?;
@@ -305,12 +253,11 @@ impl Xsk {
         for ahead in 0..count {
             let index = self.completion.peek(ahead) / PIECE_BYTES as u64;
             let index = u32::try_from(index).unwrap_or(u32::MAX);
-            match self.sending.get_mut(index as usize) {
-                Some(sending) if *sending => {
-                    *sending = false;
-                    self.free.push(index);
-                }
-                _ => self.stats.misplaced += 1,
+            // Entries that make no sense are passed over, here and in `poll`.
+            if let Some(sending) = self.sending.get_mut(index as usize)
+                && std::mem::take(sending)
+            {
+                self.free.push(index);
             }
         }
         self.completion.release(count);
@@ -331,17 +278,13 @@ impl Xsk {
         for ahead in 0..count {
             let piece = receive.peek(ahead);
             let Some((index, range)) = place_of(piece, pieces) else {
-                self.stats.misplaced += 1;
                 continue;
             };
             self.offered.push(index);
             let start = range.start;
-            match read_udp(self.memory.bytes(start, range.len())) {
-                Some((from, inner)) => {
-                    let payload = start + inner.start..start + inner.end;
-                    self.found.push((from, payload));
-                }
-                None => self.stats.malformed += 1,
+            if let Some((from, inner)) = read_udp(self.memory.bytes(start, range.len())) {
+                let payload = start + inner.start..start + inner.end;
+                self.found.push((from, payload));
             }
         }
         receive.release(count);
@@ -351,7 +294,6 @@ impl Xsk {
                 Err(error) => return Err(error.into()),
             }
         }
-        self.stats.received_frames += self.found.len() as u64;
         Ok(self.found.len())
     }
 
@@ -399,7 +341,6 @@ impl fmt::Debug for Xsk {
         f.debug_struct("Xsk")
             .field("socket", &self.socket)
             .field("queue", &self.queue)
-            .field("stats", &self.stats)
             .finish_non_exhaustive()
     }
 }

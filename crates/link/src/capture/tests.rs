@@ -83,7 +83,7 @@ fn what_goes_in_and_out_is_read_back_with_right_headers_and_times() {
         };
         other.send(1_000_000_007, &[answer]).unwrap();
         assert_eq!(link.poll(2_000_000_009, Class::Small).unwrap(), 1);
-        assert_eq!(link.packets(), 20);
+        assert_eq!(link.packets, 20);
 
         let file = shared.0.lock().unwrap().clone();
         assert_eq!(word(&file, 0), 0xa1b2_3c4d);
@@ -167,7 +167,7 @@ fn a_full_disk_ends_the_recording_but_not_the_traffic() {
             .unwrap();
         assert_eq!(sent, 1);
     }
-    assert_eq!(link.packets(), 1);
+    assert_eq!(link.packets, 1);
     let message = link.failure().unwrap().to_string();
     assert!(
         message.contains("disk stopped after 1 packets"),
@@ -190,7 +190,7 @@ fn only_frames_that_the_link_took_are_recorded() {
     };
     let taken = link.send(0, &vec![frame; 2000]).unwrap();
     assert!(taken < 2000);
-    assert_eq!(link.packets(), taken as u64);
+    assert_eq!(link.packets, taken as u64);
 }
 
 #[test]

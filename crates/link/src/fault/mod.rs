@@ -105,19 +105,9 @@ impl<L: Link> Fault<L> {
         &self.inner
     }
 
-    /// The link inside, for changing it.
-    pub fn inner_mut(&mut self) -> &mut L {
-        &mut self.inner
-    }
-
     /// How often each fault has struck.
     pub fn stats(&self) -> FaultStats {
         self.stats
-    }
-
-    /// The plan in force.
-    pub fn plan(&self) -> &Plan {
-        &self.plan
     }
 
     /// Draws what is to happen to the next frame; `None` spares it.

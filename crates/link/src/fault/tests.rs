@@ -144,7 +144,7 @@ fn a_link_that_takes_little_at_a_time_changes_no_fate() {
         let mut rest = &batch(&frames)[..];
         let mut calls = 0;
         while !rest.is_empty() || !link.ready.is_empty() {
-            link.inner_mut().room = Some(room);
+            link.inner.room = Some(room);
             let taken = link.send(0, rest).unwrap();
             rest = &rest[taken..];
             calls += 1;
@@ -177,7 +177,7 @@ fn every_fault_together_under_back_pressure_accounts_for_every_frame() {
         let mut rest = &all[..];
         let mut now_ns = 0;
         while !rest.is_empty() || link.next_deadline_ns().is_some() {
-            link.inner_mut().room = Some(3);
+            link.inner.room = Some(3);
             now_ns += 100_000;
             let taken = link.send(now_ns, &rest[..rest.len().min(50)]).unwrap();
             rest = &rest[taken..];
@@ -220,7 +220,7 @@ fn a_due_frame_waits_while_the_inner_link_is_full() {
     link.send(0, &batch(&frames)).unwrap();
     link.poll(50_000, Class::Small).unwrap();
     assert_eq!(link.next_deadline_ns(), Some(50_000));
-    link.inner_mut().room = Some(1);
+    link.inner.room = Some(1);
     link.poll(60_000, Class::Small).unwrap();
     assert_eq!(link.inner().frames, frames);
     assert_eq!(link.next_deadline_ns(), None);
@@ -275,5 +275,5 @@ fn no_more_frames_are_held_than_the_bound() {
     link.send(0, &batch(&frames)).unwrap();
     assert_eq!(link.stats().delayed, MAX_HELD_FRAMES as u64);
     assert_eq!(link.inner().frames.len(), 5000 - MAX_HELD_FRAMES);
-    assert_eq!(link.plan().delay_time, Duration::from_secs(1));
+    assert_eq!(link.plan.delay_time, Duration::from_secs(1));
 }

@@ -116,18 +116,15 @@ impl NetworkConfig {
     }
 
     pub(super) fn path_between(&self, from: IpAddr, to: IpAddr) -> &PathConfig {
-        if self.paths.is_empty() {
-            return &self.path;
-        }
         self.paths.get(&(from, to)).unwrap_or(&self.path)
     }
 
     pub(super) fn is_cut(&self, from: IpAddr, to: IpAddr) -> bool {
-        !self.cuts.is_empty() && self.cuts.contains(&(from, to))
+        self.cuts.contains(&(from, to))
     }
 
     pub(super) fn is_dead(&self, ip: IpAddr) -> bool {
-        !self.dead_cards.is_empty() && self.dead_cards.contains(&ip)
+        self.dead_cards.contains(&ip)
     }
 
     /// How long a card needs for a frame.

@@ -147,6 +147,13 @@ struct Process {
     stats: ShmStats,
 }
 
+impl Process {
+    /// Its ends of its connections.
+    fn sides(&self) -> Vec<Side> {
+        self.conns.iter().flatten().copied().collect()
+    }
+}
+
 /// Memory of a process that others were told of.
 #[derive(Debug)]
 struct Region {
@@ -300,6 +307,11 @@ impl State {
         self.processes[process].as_mut()
     }
 
+    /// The process of a hub, which is there as long as the hub.
+    fn own(&mut self, process: usize) -> &mut Process {
+        self.process(process).expect("its hub lives")
+    }
+
     fn within(&mut self, most_ns: u64) -> u64 {
         match most_ns {
             0 => 0,
@@ -389,9 +401,7 @@ impl State {
         match news {
             News::Hello => {
                 if self.enter(side).is_none() {
-                    if let Some(process) = self.process(process) {
-                        process.stats.turned_away += 1;
-                    }
+                    self.own(process).stats.turned_away += 1;
                     self.post(side.other(), News::Full);
                     self.post(side.other(), News::HungUp);
                     return;
@@ -401,11 +411,7 @@ impl State {
             }
             News::Answer if self.end(side).conn.is_some() => events.extend(self.opened(side)),
             News::Full => self.end_mut(side).was_full = true,
-            News::Wake => {
-                if let Some(process) = self.process(process) {
-                    process.woken = true;
-                }
-            }
+            News::Wake => self.own(process).woken = true,
             News::HungUp => self.end_mut(side).hung_up = true,
             News::Answer => {}
         }
@@ -485,10 +491,8 @@ impl SimHub {
         };
         let Some(conn) = state.enter(side) else {
             state.pairs.pop();
-            let limit = state.process(self.process).map(|it| it.max_connections);
-            return Err(ShmError::TooMany {
-                limit: limit.unwrap_or(0),
-            });
+            let limit = state.own(self.process).max_connections;
+            return Err(ShmError::TooMany { limit });
         };
         state.post(side.other(), News::Hello);
         Ok(conn)
@@ -533,10 +537,9 @@ impl SimHub {
             tag,
             payload: payload.to_vec(),
         });
-        if let Some(process) = state.process(self.process) {
-            process.stats.records_out += 1;
-            process.stats.bytes_out += payload.len() as u64;
-        }
+        let stats = &mut state.own(self.process).stats;
+        stats.records_out += 1;
+        stats.bytes_out += payload.len() as u64;
         Ok(())
     }
 
@@ -558,10 +561,8 @@ impl SimHub {
         for record in &mut state.end_mut(side.other()).ring.records {
             record.visible_ns = record.visible_ns.min(now_ns);
         }
-        if state.wake(side.other())
-            && let Some(process) = state.process(self.process)
-        {
-            process.stats.bells += 1;
+        if state.wake(side.other()) {
+            state.own(self.process).stats.bells += 1;
         }
     }
 
@@ -591,12 +592,7 @@ impl SimHub {
     pub fn poll(&mut self, limit: usize, take: &mut dyn FnMut(ConnId, u64, Payload<'_>)) -> usize {
         let mut shown = Vec::new();
         let mut state = self.state();
-        let own = self.process;
-        let Some(process) = state.process(own) else {
-            return 0;
-        };
-        let sides: Vec<Side> = process.conns.iter().flatten().copied().collect();
-        for side in sides {
+        for side in state.own(self.process).sides() {
             let mut most = limit;
             let short = state.config.short_polls;
             if happens(&mut state.dice, short) {
@@ -623,11 +619,10 @@ impl SimHub {
                 state.wake(side.other());
             }
         }
-        if let Some(process) = state.process(own) {
-            process.stats.records_in += shown.len() as u64;
-            let bytes = shown.iter().map(|(_, record)| record.payload.len() as u64);
-            process.stats.bytes_in += bytes.sum::<u64>();
-        }
+        let stats = &mut state.own(self.process).stats;
+        stats.records_in += shown.len() as u64;
+        let bytes = shown.iter().map(|(_, record)| record.payload.len() as u64);
+        stats.bytes_in += bytes.sum::<u64>();
         drop(state);
         for (conn, record) in &shown {
             take(*conn, record.tag, Payload::of(&record.payload));
@@ -639,12 +634,8 @@ impl SimHub {
     pub fn arm(&mut self) -> bool {
         let mut state = self.state();
         let now_ns = state.now_ns;
-        let Some(process) = &state.processes[self.process] else {
-            return true;
-        };
-        let sides: Vec<Side> = process.conns.iter().flatten().copied().collect();
         let mut waits = false;
-        for side in sides {
+        for side in state.own(self.process).sides() {
             let end = state.end(side);
             let news = end.ring.records.front();
             let news = news.is_some_and(|record| record.visible_ns <= now_ns);
@@ -655,9 +646,8 @@ impl SimHub {
                 waits = true;
             }
         }
-        if let Some(process) = state.process(self.process)
-            && !waits
-        {
+        if !waits {
+            let process = state.own(self.process);
             process.asleep = true;
             process.rung = false;
         }
@@ -666,16 +656,12 @@ impl SimHub {
 
     /// Like [`Hub::disarm`](crate::shm::Hub::disarm).
     pub fn disarm(&mut self) {
-        if let Some(process) = self.state().process(self.process) {
-            process.asleep = false;
-        }
+        self.state().own(self.process).asleep = false;
     }
 
     /// Like [`Hub::take_woken`](crate::shm::Hub::take_woken).
     pub fn take_woken(&mut self) -> bool {
-        let mut state = self.state();
-        let process = state.process(self.process);
-        process.is_some_and(|process| std::mem::take(&mut process.woken))
+        std::mem::take(&mut self.state().own(self.process).woken)
     }
 
     /// Like [`Hub::can_pull`](crate::shm::Hub::can_pull).
@@ -695,18 +681,14 @@ impl SimHub {
         let side = state.open_side(self.process, conn);
         let side = side.ok_or(io::ErrorKind::NotConnected)?;
         state.fetch(side, address, into)?;
-        if let Some(process) = state.process(self.process) {
-            process.stats.pulled_bytes += into.len() as u64;
-        }
+        state.own(self.process).stats.pulled_bytes += into.len() as u64;
         Ok(())
     }
 
     /// Where peers find `bytes`, as they are now.
     pub fn address_of(&mut self, bytes: &[u8]) -> u64 {
         let mut state = self.state();
-        let Some(process) = state.process(self.process) else {
-            return 0;
-        };
+        let process = state.own(self.process);
         let address = process.next_address;
         process.next_address += bytes.len() as u64 + GUARD_BYTES;
         process.regions.push(Region {
@@ -722,15 +704,11 @@ impl SimHub {
     pub fn poll_connections(&mut self, events: &mut Vec<ShmEvent>) {
         let mut state = self.state();
         let now_ns = state.now_ns;
+        let due = |letter: &Letter| letter.at_ns <= now_ns;
         loop {
-            let Some(process) = state.process(self.process) else {
-                return;
-            };
-            let due = |letter: &Letter| letter.at_ns <= now_ns;
-            let Some(at) = process.letters.iter().position(due) else {
-                break;
-            };
-            let Some(Letter { side, news, .. }) = process.letters.remove(at) else {
+            let letters = &mut state.own(self.process).letters;
+            let next = letters.iter().position(due);
+            let Some(Letter { side, news, .. }) = next.and_then(|at| letters.remove(at)) else {
                 break;
             };
             state.read(self.process, side, news, events);
@@ -753,23 +731,19 @@ impl SimHub {
     /// Counters.
     #[must_use]
     pub fn stats(&self) -> ShmStats {
-        let mut state = self.state();
-        let process = state.process(self.process);
-        process.map_or_else(ShmStats::default, |process| process.stats)
+        self.state().own(self.process).stats
     }
 }
 
 impl Drop for SimHub {
     fn drop(&mut self) {
         let mut state = self.state();
-        let Some(process) = state.process(self.process) else {
-            return;
-        };
-        let path = process.path.clone();
+        let process = state.own(self.process);
+        let path = std::mem::take(&mut process.path);
         let letters = std::mem::take(&mut process.letters);
-        let conns: Vec<Side> = process.conns.iter().flatten().copied().collect();
+        let sides = process.sides();
         state.listeners.remove(&path);
-        for side in conns {
+        for side in sides {
             state.close(side);
         }
         for letter in letters {

@@ -61,21 +61,6 @@ impl DropReason {
     ];
 }
 
-/// One lost frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DropRecord {
-    /// When it was lost.
-    pub at_ns: u64,
-    /// Who sent it.
-    pub from: SocketAddr,
-    /// Where it was to go.
-    pub to: SocketAddr,
-    /// Its length.
-    pub bytes: usize,
-    /// Why.
-    pub reason: DropReason,
-}
-
 /// What the network has done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NetworkStats {
@@ -97,12 +82,6 @@ impl NetworkStats {
     #[must_use]
     pub fn dropped(&self, reason: DropReason) -> u64 {
         self.dropped[reason as usize]
-    }
-
-    /// Frames lost for any reason.
-    #[must_use]
-    pub fn dropped_total(&self) -> u64 {
-        self.dropped.iter().sum()
     }
 }
 
@@ -179,8 +158,7 @@ impl Network {
     pub fn detach(&self, address: SocketAddr) {
         let mut state = self.lock();
         if let Some(port) = state.port_at(address) {
-            let addresses = state.addresses_of(port);
-            state.detach(&addresses, Some(port));
+            state.detach(port);
         }
     }
 
@@ -212,12 +190,6 @@ impl Network {
     #[must_use]
     pub fn stats(&self) -> NetworkStats {
         self.lock().stats
-    }
-
-    /// The last losses, oldest first; takes them away.
-    #[must_use]
-    pub fn take_trace(&self) -> Vec<DropRecord> {
-        self.lock().trace.drain(..).collect()
     }
 
     /// A thread that panicked in a closure of `change` leaves a whole network.
@@ -328,8 +300,7 @@ impl Link for Port {
 
 impl Drop for Port {
     fn drop(&mut self) {
-        let addresses = self.cards.as_flattened();
-        self.network.lock().detach(addresses, Some(self.id));
+        self.network.lock().detach(self.id);
     }
 }
 

@@ -1,19 +1,16 @@
 //! The network itself: frames under way, queues, dice. One lock guards it all.
 
-use std::cmp::Ordering;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rustc_hash::FxHashMap;
 
-use super::{AttachError, DropReason, DropRecord, NetworkConfig, NetworkStats};
+use super::{AttachError, DropReason, NetworkConfig, NetworkStats};
 use crate::chance::{corrupt, happens};
 use crate::{Class, Outgoing};
 
-/// Drops remembered at most.
-const TRACE_RECORDS: usize = 1024;
 /// Spare buffers kept at most.
 const SPARE_BUFFERS: usize = 4096;
 /// Frames that one poll hands out at most.
@@ -37,33 +34,10 @@ enum Stage {
 
 struct Event {
     at_ns: u64,
-    /// Equal times in the order of sending.
-    number: u64,
     stage: Stage,
     /// Later than its turn on purpose.
     late_ns: u64,
     frame: Frame,
-}
-
-impl PartialEq for Event {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other) == Ordering::Equal
-    }
-}
-
-impl Eq for Event {}
-
-impl PartialOrd for Event {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Event {
-    /// Reversed, so that the heap gives the earliest first.
-    fn cmp(&self, other: &Self) -> Ordering {
-        (other.at_ns, other.number).cmp(&(self.at_ns, self.number))
-    }
 }
 
 #[derive(Default)]
@@ -98,12 +72,12 @@ pub(super) fn source(cards: &[[SocketAddr; 2]], class: Class, to: SocketAddr) ->
 pub(super) struct State {
     pub(super) config: NetworkConfig,
     pub(super) stats: NetworkStats,
-    pub(super) trace: VecDeque<DropRecord>,
     dice: ChaCha8Rng,
     now_ns: u64,
     next_number: u64,
     next_port: u64,
-    events: BinaryHeap<Event>,
+    /// By their times; equal times in the order of sending.
+    events: BTreeMap<(u64, u64), Event>,
     sockets: FxHashMap<SocketAddr, Socket>,
     paths: FxHashMap<(IpAddr, IpAddr), PathState>,
     cards: FxHashMap<IpAddr, Card>,
@@ -115,12 +89,11 @@ impl State {
         State {
             config,
             stats: NetworkStats::default(),
-            trace: VecDeque::new(),
             dice: ChaCha8Rng::seed_from_u64(seed),
             now_ns: 0,
             next_number: 0,
             next_port: 1,
-            events: BinaryHeap::new(),
+            events: BTreeMap::new(),
             sockets: FxHashMap::default(),
             paths: FxHashMap::default(),
             cards: FxHashMap::default(),
@@ -151,20 +124,12 @@ impl State {
         Ok(port)
     }
 
-    /// Closes the sockets at these addresses if they still belong to `port`
-    /// (or to anyone, for `None`); what waits in them is dropped.
-    pub(super) fn detach(&mut self, addresses: &[SocketAddr], port: Option<u64>) {
-        for address in addresses {
-            let Some(socket) = self.sockets.get(address) else {
-                continue;
-            };
-            if port.is_some_and(|port| port != socket.port) {
-                continue;
-            }
-            let socket = self.sockets.remove(address);
-            for frame in socket.into_iter().flat_map(|socket| socket.queue) {
-                self.drop_frame(frame, DropReason::Detached);
-            }
+    /// Closes the sockets of a port; what waits in them is dropped.
+    pub(super) fn detach(&mut self, port: u64) {
+        let own = self.sockets.extract_if(|_, socket| socket.port == port);
+        let waiting: Vec<Frame> = own.flat_map(|(_, socket)| socket.queue).collect();
+        for frame in waiting {
+            self.drop_frame(frame, DropReason::Detached);
         }
     }
 
@@ -173,33 +138,17 @@ impl State {
         self.sockets.get(&address).map(|socket| socket.port)
     }
 
-    /// The addresses of a port.
-    pub(super) fn addresses_of(&self, port: u64) -> Vec<SocketAddr> {
-        let own = self
-            .sockets
-            .iter()
-            .filter(|(_, socket)| socket.port == port);
-        let mut addresses: Vec<_> = own.map(|(&address, _)| address).collect();
-        // The order decides in which order frames are dropped.
-        addresses.sort_unstable();
-        addresses
-    }
-
     pub(super) fn next_event_ns(&self) -> Option<u64> {
-        self.events.peek().map(|event| event.at_ns)
+        self.events.keys().next().map(|(at_ns, _)| *at_ns)
     }
 
     /// Lets everything happen that is due by `now_ns`. Time never goes back: an
     /// earlier `now_ns` counts as the latest seen.
     pub(super) fn advance(&mut self, now_ns: u64) {
-        while self
-            .events
-            .peek()
-            .is_some_and(|event| event.at_ns <= now_ns)
+        while let Some(first) = self.events.first_entry()
+            && first.key().0 <= now_ns
         {
-            let Some(event) = self.events.pop() else {
-                break;
-            };
+            let event = first.remove();
             self.now_ns = self.now_ns.max(event.at_ns);
             match event.stage {
                 Stage::Switch => self.pass_switch(event),
@@ -309,17 +258,15 @@ impl State {
         };
         self.push(Event {
             at_ns,
-            number: 0,
             stage,
             late_ns,
             frame,
         });
     }
 
-    fn push(&mut self, mut event: Event) {
-        event.number = self.next_number;
+    fn push(&mut self, event: Event) {
+        self.events.insert((event.at_ns, self.next_number), event);
         self.next_number += 1;
-        self.events.push(event);
     }
 
     fn pass_switch(&mut self, event: Event) {
@@ -390,16 +337,6 @@ impl State {
 
     fn drop_frame(&mut self, frame: Frame, reason: DropReason) {
         self.stats.dropped[reason as usize] += 1;
-        if self.trace.len() == TRACE_RECORDS {
-            self.trace.pop_front();
-        }
-        self.trace.push_back(DropRecord {
-            at_ns: self.now_ns,
-            from: frame.from,
-            to: frame.to,
-            bytes: frame.bytes.len(),
-            reason,
-        });
         self.recycle(std::iter::once(frame));
     }
 }

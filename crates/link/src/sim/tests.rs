@@ -206,13 +206,8 @@ fn many_to_one_overflows_the_switch_and_the_rest_arrives_at_line_rate() {
     let lost = network.stats().dropped(DropReason::SwitchQueue);
     assert!(lost > 50, "{lost}");
     assert_eq!(got + lost, 160);
-    let trace = network.take_trace();
-    assert_eq!(trace.len() as u64, lost);
-    assert!(
-        trace
-            .iter()
-            .all(|record| record.reason == DropReason::SwitchQueue && record.bytes == 934)
-    );
+    let others = DropReason::ALL.map(|reason| network.stats().dropped(reason));
+    assert_eq!(others.iter().sum::<u64>(), lost);
 }
 
 #[test]

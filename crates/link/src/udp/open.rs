@@ -1,7 +1,7 @@
 //! Opening sockets, and how long a frame may be.
 
 use std::io;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
@@ -141,7 +141,9 @@ fn bind(socket: BorrowedFd<'_>, address: SocketAddr) -> io::Result<()> {
     loop {
         rustix::net::bind(socket, &address)?;
         // A link-local address is bound to its device, which tying would undo.
-        if address.port() != 0 || matches!(address.ip(), IpAddr::V6(v6) if is_link_local(&v6)) {
+        if address.port() != 0
+            || matches!(address.ip(), IpAddr::V6(v6) if v6.is_unicast_link_local())
+        {
             return Ok(());
         }
         match sys::pin_port(socket) {
@@ -242,13 +244,11 @@ fn raise_buffers(socket: BorrowedFd<'_>, bytes: usize) {
 
 fn with_port(ip: IpAddr, port: u16, scope_id: u32) -> SocketAddr {
     match ip {
-        IpAddr::V6(v6) if is_link_local(&v6) => SocketAddrV6::new(v6, port, 0, scope_id).into(),
+        IpAddr::V6(v6) if v6.is_unicast_link_local() => {
+            SocketAddrV6::new(v6, port, 0, scope_id).into()
+        }
         ip => SocketAddr::new(ip, port),
     }
-}
-
-fn is_link_local(ip: &Ipv6Addr) -> bool {
-    ip.segments()[0] & 0xffc0 == 0xfe80
 }
 
 #[cfg(test)]
@@ -258,7 +258,7 @@ mod tests {
     #[test]
     fn frames_fit_the_packet_of_their_ip_version_and_stop_at_jumbo() {
         let v4 = IpAddr::from([127, 0, 0, 1]);
-        let v6 = IpAddr::V6(Ipv6Addr::LOCALHOST);
+        let v6 = IpAddr::V6(std::net::Ipv6Addr::LOCALHOST);
         assert_eq!(frame_bytes(1500, v4), 1472);
         assert_eq!(frame_bytes(1500, v6), 1452);
         assert_eq!(frame_bytes(9000, v6), 8952);

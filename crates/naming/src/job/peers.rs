@@ -5,10 +5,11 @@ use std::io;
 use std::net::{IpAddr, ToSocketAddrs, UdpSocket};
 use std::time::{Duration, Instant};
 
+use dipole_link::source_address;
+
 use super::{JobError, Lookup, node_at};
-use crate::hosts::{DEFAULT_DIRECTORY_PORT, Host, Hosts};
+use crate::hosts::{Host, Hosts};
 use crate::lines::Word;
-use crate::net::address_towards;
 
 /// Pauses between two attempts to resolve a name.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
@@ -94,9 +95,7 @@ impl Names {
         let own = addresses[self.own];
         let elsewhere = addresses.iter().find(|address| !address.is_loopback());
         match elsewhere {
-            Some(peer) if own.is_loopback() => {
-                address_towards((*peer, DEFAULT_DIRECTORY_PORT).into()).unwrap_or(own)
-            }
+            Some(peer) if own.is_loopback() => source_address(*peer).unwrap_or(own),
             _ => own,
         }
     }
@@ -238,10 +237,7 @@ mod tests {
             alone.own_address(&[ip("10.0.0.1"), ip("10.0.0.2")]),
             ip("10.0.0.1")
         );
-        assert_eq!(
-            address_towards((ip("127.0.0.1"), 1).into()).unwrap(),
-            ip("127.0.0.1")
-        );
+        assert_eq!(source_address(ip("127.0.0.1")).unwrap(), ip("127.0.0.1"));
         assert!(is_own(ip("127.0.0.1")) && !is_own(ip("192.0.2.77")));
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use super::folder::failed;
+use super::folder::names;
 use super::{RegistryError, owner, sweep};
 use crate::limits::{LimitReached, UserLimits};
 
@@ -14,8 +14,10 @@ pub(super) fn admit_process(folder: &Path, limits: &UserLimits) -> Result<(), Re
     };
     // Several nodes of one process are one process.
     let mut living = BTreeSet::new();
-    for name in names(folder, "owner-")? {
-        living.extend(owner::living_process(&folder.join(name))?);
+    for name in names(folder)? {
+        if name.starts_with("owner-") {
+            living.extend(owner::living_process(&folder.join(name))?);
+        }
     }
     living.remove(&owner::this_process());
     if living.len() < bound.limit as usize {
@@ -32,7 +34,8 @@ pub(super) fn admit_endpoint(folder: &Path, limits: &UserLimits) -> Result<(), R
     let Some(bound) = &limits.endpoints else {
         return Ok(());
     };
-    let is_full = || Ok(names(folder, "endpoint-")?.len() >= bound.limit as usize);
+    let is_endpoint = |name: &&String| name.starts_with("endpoint-");
+    let is_full = || Ok(names(folder)?.iter().filter(is_endpoint).count() >= bound.limit as usize);
     if !is_full()? {
         return Ok(());
     }
@@ -45,17 +48,4 @@ pub(super) fn admit_endpoint(folder: &Path, limits: &UserLimits) -> Result<(), R
         bound: bound.clone(),
         uid: rustix::process::geteuid().as_raw(),
     }))
-}
-
-fn names(folder: &Path, prefix: &str) -> Result<Vec<String>, RegistryError> {
-    let mut names = Vec::new();
-    for entry in std::fs::read_dir(folder).map_err(failed("reading", folder))? {
-        let name = entry.map_err(failed("reading", folder))?.file_name();
-        names.extend(
-            name.to_str()
-                .filter(|name| name.starts_with(prefix))
-                .map(str::to_owned),
-        );
-    }
-    Ok(names)
 }

@@ -21,7 +21,6 @@ use std::io;
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -30,9 +29,8 @@ use rustix::fs::FlockOperation;
 
 use super::answer::{Answers, Reply, bound};
 use super::folder::{failed, flock, open_lock};
-use super::holder::Holder;
 use super::messages::ProbeLength;
-use super::{Registry, RegistryError, directory_lock};
+use super::{Registry, RegistryError, directory_lock, holder};
 use crate::envelope::Authenticator;
 
 /// How long to wait before a port that somebody else holds is tried again.
@@ -47,29 +45,12 @@ pub struct Directory {
     service: Arc<Service>,
 }
 
-/// What the directory of this process has done.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DirectoryCounters {
-    /// Questions answered.
-    pub answered: u64,
-    /// Packets that were no question.
-    pub malformed: u64,
-    /// Questions that could not be answered: the registry or the socket failed.
-    pub failed: u64,
-    /// Questions of strangers, told that the cluster keys differ.
-    pub refused: u64,
-}
-
 #[derive(Debug)]
 struct Service {
     key: Key,
     registry: Registry,
     wake: OwnedFd,
     binds: Mutex<(Vec<SocketAddr>, Authenticator)>,
-    answered: AtomicU64,
-    malformed: AtomicU64,
-    failed: AtomicU64,
-    refused: AtomicU64,
 }
 
 /// A thread does not survive a fork, hence the pid.
@@ -119,10 +100,6 @@ impl Directory {
             registry: registry.clone(),
             wake,
             binds: Mutex::new((binds, registry.authenticator().clone())),
-            answered: AtomicU64::new(0),
-            malformed: AtomicU64::new(0),
-            failed: AtomicU64::new(0),
-            refused: AtomicU64::new(0),
         });
         let for_thread = Arc::clone(&service);
         std::thread::Builder::new()
@@ -137,17 +114,6 @@ impl Directory {
             },
         );
         Ok(Directory { service })
-    }
-
-    /// What the thread of this process has done so far.
-    #[must_use]
-    pub fn counters(&self) -> DirectoryCounters {
-        DirectoryCounters {
-            answered: self.service.answered.load(Ordering::Relaxed),
-            malformed: self.service.malformed.load(Ordering::Relaxed),
-            failed: self.service.failed.load(Ordering::Relaxed),
-            refused: self.service.refused.load(Ordering::Relaxed),
-        }
     }
 }
 
@@ -254,7 +220,7 @@ fn serve(service: &Service, warning: &mut WarningInterval) -> Next {
                 %cause,
                 "cannot bind the directory port{}; other nodes cannot find this one's endpoints \
                  by this address until it is free (`port=` in the hosts file chooses another)",
-                Holder::suffix(*bind)
+                holder::suffix(*bind)
             ),
             Err(_) => {}
         }
@@ -311,22 +277,16 @@ fn answer_all(service: &Service, socket: &UdpSocket, answers: &Answers) -> bool 
             Err(_) => return false,
         };
         let packet = &buffer[..length];
-        let (reply, done) = match answers.reply(packet) {
-            Ok(Reply::Answer(reply)) => (reply, &service.answered),
-            Ok(Reply::Refusal(reply)) => (reply, &service.refused),
-            Ok(Reply::Nothing) => (Vec::new(), &service.failed),
+        match answers.reply(packet) {
+            Ok(Reply::Answer(reply) | Reply::Refusal(reply)) => {
+                // Who gets no answer asks again.
+                let _lost = socket.send_to(&reply, from);
+            }
             // The agent's lock shows whether it was the agent that asked.
             Ok(Reply::Yield) if directory_lock::has_agent(&service.registry).unwrap_or(false) => {
                 return true;
             }
-            Ok(Reply::Yield) => continue,
-            Err(_) => {
-                service.malformed.fetch_add(1, Ordering::Relaxed);
-                continue;
-            }
-        };
-        let sent = !reply.is_empty() && socket.send_to(&reply, from).is_ok();
-        let counter = if sent { done } else { &service.failed };
-        counter.fetch_add(1, Ordering::Relaxed);
+            Ok(Reply::Nothing | Reply::Yield) | Err(_) => {}
+        }
     }
 }

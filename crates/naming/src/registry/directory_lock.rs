@@ -14,9 +14,8 @@ use rustix::fs::FlockOperation;
 
 use super::answer::{Answers, Reply, bound, settled};
 use super::folder::{failed, flock, open_lock};
-use super::holder::Holder;
 use super::messages::{QUESTION_BYTES, Question};
-use super::{Registry, RegistryError, is_locked, random_number};
+use super::{Registry, RegistryError, holder, is_locked, random_number};
 use crate::envelope::Header;
 use crate::key::KeyMismatch;
 
@@ -39,7 +38,7 @@ pub enum DirectoryLockError {
     #[error(
         "cannot bind {address}: {cause}{}; end its process (`ss -ulpn`), or choose another \
          port by `port=` in the hosts file",
-        Holder::suffix(*.address)
+        holder::suffix(*.address)
     )]
     Port {
         /// Which.

@@ -1,8 +1,8 @@
 //! Statistics of the edges of each process, while somebody watches.
 //!
 //! A watcher keeps the file `watched` fresh. Processes look at it a few times a second and, while
-//! it is fresh, write their edges and their traffic to `edges-<incarnation>`: lines of
-//! `source target link messages bytes`. Without a watcher nothing is written.
+//! it is fresh, write their edges and their traffic to `edges-<incarnation>`, in postcard's format.
+//! Without a watcher nothing is written.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -10,7 +10,9 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use super::folder::failed;
+use serde::{Deserialize, Serialize};
+
+use super::folder::{failed, names};
 use super::{Owner, Registry, RegistryError};
 use crate::address::{Address, EndpointId};
 
@@ -19,7 +21,7 @@ const STALE: Duration = Duration::from_secs(5);
 const WATCHED: &str = "watched";
 
 /// An edge of a process and what has gone along it since it was made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EdgeTraffic {
     /// The endpoint it begins at.
     pub source: EndpointId,
@@ -75,16 +77,14 @@ impl Registry {
         let mut found: Vec<(String, OwnerSurvey)> = Vec::new();
         let mut links = Vec::new();
         let folder = &self.folder;
-        for entry in std::fs::read_dir(folder).map_err(failed("reading", folder))? {
-            let name = entry.map_err(failed("reading", folder))?.file_name();
-            let Some(name) = name.to_str() else { continue };
+        for name in names(folder)? {
             if let Some(number) = name.strip_prefix("endpoint-")
                 && let Ok(endpoint) = number.parse()
-                && let Ok(owner) = std::fs::read_link(folder.join(name))
+                && let Ok(owner) = std::fs::read_link(folder.join(&name))
             {
                 links.push((owner, EndpointId(endpoint)));
             } else if name.starts_with("owner-")
-                && let Some(owner) = super::owner::read_living(folder, Path::new(name))?
+                && let Some(owner) = super::owner::read_living(folder, Path::new(&name))?
             {
                 let edges = read(&self.edge_stats_path(owner.ports.incarnation));
                 let survey = OwnerSurvey {
@@ -92,7 +92,7 @@ impl Registry {
                     endpoints: Vec::new(),
                     edges,
                 };
-                found.push((name.to_owned(), survey));
+                found.push((name, survey));
             }
         }
         for (owner, endpoint) in links {
@@ -144,15 +144,8 @@ impl EdgeStatsFile {
     /// # Errors
     /// The file cannot be written.
     pub fn write(&mut self, edges: impl Iterator<Item = EdgeTraffic>) -> io::Result<()> {
-        let mut text = String::new();
-        for edge in edges {
-            let link = if edge.local { "shm" } else { "udp" };
-            let (messages, bytes) = (edge.messages, edge.bytes);
-            text += &format!(
-                "{} {} {link} {messages} {bytes}\n",
-                edge.source, edge.target
-            );
-        }
+        let edges: Vec<EdgeTraffic> = edges.collect();
+        let bytes = postcard::to_allocvec(&edges).map_err(io::Error::other)?;
         // Put in place whole: a reader never sees half of it.
         let fresh = self.path.with_extension("new");
         let mut file: File = OpenOptions::new()
@@ -161,7 +154,7 @@ impl EdgeStatsFile {
             .truncate(true)
             .mode(0o600)
             .open(&fresh)?;
-        file.write_all(text.as_bytes())?;
+        file.write_all(&bytes)?;
         std::fs::rename(&fresh, &self.path)?;
         self.written = true;
         Ok(())
@@ -176,27 +169,10 @@ impl Drop for EdgeStatsFile {
     }
 }
 
-/// The edges in such a file; malformed lines are left out.
+/// The edges in such a file; none if it is not there or malformed.
 fn read(path: &Path) -> Vec<EdgeTraffic> {
-    let text = std::fs::read_to_string(path).unwrap_or_default();
-    text.lines().filter_map(parse).collect()
-}
-
-fn parse(line: &str) -> Option<EdgeTraffic> {
-    let mut words = line.split(' ');
-    let mut next = || words.next();
-    let edge = EdgeTraffic {
-        source: next()?.parse().ok()?,
-        target: next()?.parse().ok()?,
-        local: match next()? {
-            "shm" => true,
-            "udp" => false,
-            _ => return None,
-        },
-        messages: next()?.parse().ok()?,
-        bytes: next()?.parse().ok()?,
-    };
-    words.next().is_none().then_some(edge)
+    let bytes = std::fs::read(path).unwrap_or_default();
+    postcard::from_bytes(&bytes).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -234,22 +210,10 @@ mod tests {
         assert_eq!(survey[0].owner.pid, std::process::id());
         assert_eq!(survey[0].endpoints, [EndpointId(4), EndpointId(5)]);
         assert_eq!(survey[0].edges, [edge]);
+        std::fs::write(registry.edge_stats_path(77), [1, 2]).unwrap();
+        assert!(registry.survey().unwrap()[0].edges.is_empty(), "malformed");
         drop((stats, claims, registration));
         assert!(registry.survey().unwrap().is_empty());
         registry.unwatch();
-    }
-
-    #[test]
-    fn lines_that_make_no_sense_are_left_out() {
-        assert!(parse("1 2:3 shm 4 5").is_some());
-        for wrong in [
-            "",
-            "1 2:3 shm 4",
-            "1 2:3 shm 4 5 6",
-            "1 2 udp 4 5",
-            "1 2:3 tcp 4 5",
-        ] {
-            assert_eq!(parse(wrong), None, "{wrong}");
-        }
     }
 }

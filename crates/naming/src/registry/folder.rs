@@ -143,6 +143,16 @@ pub(super) fn open_lock(path: &Path) -> Result<File, RegistryError> {
         .map_err(failed("opening", path))
 }
 
+/// The names of what lies in a directory, without those that are no text: they are not ours.
+pub(super) fn names(folder: &Path) -> Result<Vec<String>, RegistryError> {
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(folder).map_err(failed("reading", folder))? {
+        let name = entry.map_err(failed("reading", folder))?.file_name();
+        names.extend(name.into_string());
+    }
+    Ok(names)
+}
+
 /// Removes a file that may be gone already.
 pub(super) fn remove(path: &Path) -> Result<(), RegistryError> {
     match std::fs::remove_file(path) {

@@ -1,44 +1,24 @@
 //! Which user's process has bound a UDP port of this machine, as /proc/net shows everybody.
 
-use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// The user whose process has a port.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Holder {
-    /// The user.
-    pub uid: u32,
-    /// Us.
-    pub own_uid: u32,
-}
-
-impl Holder {
-    /// The same as a suffix in brackets for an error message; empty if nobody is seen.
-    pub(super) fn suffix(address: SocketAddr) -> String {
-        Holder::of(address).map_or_else(String::new, |holder| format!(" ({holder})"))
-    }
-
-    /// The user whose process has bound this port, if /proc shows it.
-    pub(super) fn of(address: SocketAddr) -> Option<Holder> {
-        let uid = ["/proc/net/udp", "/proc/net/udp6"]
-            .into_iter()
-            .filter_map(|table| std::fs::read_to_string(table).ok())
-            .find_map(|table| holder(&table, address))?;
-        Some(Holder {
-            uid,
-            own_uid: rustix::process::geteuid().as_raw(),
-        })
-    }
-}
-
-impl fmt::Display for Holder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.uid == self.own_uid {
-            f.write_str("another process of this user has it")
-        } else {
-            write!(f, "a process of user {} has it", self.uid)
+/// Who has bound this port, in brackets behind an error; empty if /proc does not show it.
+pub(super) fn suffix(address: SocketAddr) -> String {
+    match user_of(address) {
+        None => String::new(),
+        Some(uid) if uid == rustix::process::geteuid().as_raw() => {
+            " (another process of this user has it)".to_owned()
         }
+        Some(uid) => format!(" (a process of user {uid} has it)"),
     }
+}
+
+/// The user whose process has bound this port, if /proc shows it.
+fn user_of(address: SocketAddr) -> Option<u32> {
+    ["/proc/net/udp", "/proc/net/udp6"]
+        .into_iter()
+        .filter_map(|table| std::fs::read_to_string(table).ok())
+        .find_map(|table| holder(&table, address))
 }
 
 /// The fields of a line: number, local address, remote address, state, queues, timer,
@@ -86,9 +66,8 @@ mod tests {
                 continue;
             };
             let bound = socket.local_addr().unwrap();
-            let found = Holder::of(bound).expect("it is there");
-            assert_eq!(found.uid, own_uid);
-            assert!(found.to_string().contains("another process of this user"));
+            assert_eq!(user_of(bound), Some(own_uid));
+            assert!(suffix(bound).contains("another process of this user"));
         }
     }
 
@@ -110,7 +89,5 @@ mod tests {
         assert_eq!(holder("127.0.0.2:7411"), None);
         assert_eq!(holder("127.0.0.2:7412"), Some(6));
         assert_eq!(holder("127.0.0.2:7413"), None);
-        let other = Holder { uid: 6, own_uid: 5 };
-        assert_eq!(other.to_string(), "a process of user 6 has it");
     }
 }

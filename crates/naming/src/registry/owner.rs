@@ -1,12 +1,12 @@
-//! The file of one owner: lines of `key value`, locked while the owner lives.
+//! The file of one owner, in postcard's format, locked while the owner lives.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
-use std::str::FromStr;
 
 use rustix::fs::FlockOperation;
+use serde::{Deserialize, Serialize};
 
 use super::folder::failed;
 use super::{Owner, Ports, RegistryError, is_locked, random_number};
@@ -31,16 +31,18 @@ pub(super) fn create(folder: &Path, ports: &Ports) -> Result<(String, File), Reg
         .map_err(failed("making", &path))?;
     rustix::fs::flock(&file, FlockOperation::LockExclusive)
         .map_err(|error| failed("locking", &path)(error.into()))?;
-    let text = format!(
-        "pid {pid}\nnamespace {}\nstarted {}\nsmall {}\nbulk {}\nincarnation {:016x}\ncommand {}\n",
-        pid_namespace(),
-        start_time(pid).unwrap_or(0),
-        ports.small,
-        ports.bulk,
-        ports.incarnation,
-        own_command(),
-    );
-    file.write_all(text.as_bytes())
+    let record = Record {
+        owner: Owner {
+            pid,
+            command: own_command(),
+            ports: *ports,
+        },
+        namespace: pid_namespace(),
+        started: start_time(pid).unwrap_or(0),
+    };
+    postcard::to_allocvec(&record)
+        .map_err(io::Error::other)
+        .and_then(|bytes| file.write_all(&bytes))
         .map_err(failed("writing", &path))?;
     Ok((name, file))
 }
@@ -99,9 +101,12 @@ fn open(path: &Path) -> Result<Option<File>, RegistryError> {
     }
 }
 
+#[derive(Serialize, Deserialize)]
 struct Record {
     owner: Owner,
+    /// Of pids; 0 if unknown.
     namespace: u64,
+    /// When the process started; 0 if unknown.
     started: u64,
 }
 
@@ -117,38 +122,13 @@ impl Record {
 }
 
 fn read(file: File, path: &Path) -> Result<Record, RegistryError> {
-    let mut text = String::new();
+    let mut bytes = Vec::new();
     file.take(MAX_FILE_BYTES)
-        .read_to_string(&mut text)
+        .read_to_end(&mut bytes)
         .map_err(failed("reading", path))?;
-    parse(&text).map_err(|reason| RegistryError::Corrupt {
+    postcard::from_bytes(&bytes).map_err(|_| RegistryError::Corrupt {
         path: path.to_owned(),
-        reason,
-    })
-}
-
-fn parse(text: &str) -> Result<Record, &'static str> {
-    fn value<'a>(text: &'a str, key: &str) -> Option<&'a str> {
-        text.lines()
-            .find_map(|line| line.strip_prefix(key)?.strip_prefix(' '))
-    }
-    fn parsed<T: FromStr>(text: &str, key: &str) -> Option<T> {
-        value(text, key)?.parse().ok()
-    }
-    Ok(Record {
-        owner: Owner {
-            pid: parsed(text, "pid").ok_or("no pid")?,
-            command: value(text, "command").ok_or("no command")?.to_owned(),
-            ports: Ports {
-                small: parsed(text, "small").ok_or("no small address")?,
-                bulk: parsed(text, "bulk").ok_or("no bulk address")?,
-                incarnation: value(text, "incarnation")
-                    .and_then(|hex| u64::from_str_radix(hex, 16).ok())
-                    .ok_or("no incarnation")?,
-            },
-        },
-        namespace: parsed(text, "namespace").ok_or("no namespace")?,
-        started: parsed(text, "started").ok_or("no start time")?,
+        reason: "it does not describe an owner",
     })
 }
 
@@ -186,26 +166,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_owner_file_that_lacks_a_line_is_refused_with_which() {
-        let whole = "pid 1\nnamespace 2\nstarted 3\nsmall 1.2.3.4:5\nbulk [::1]:6\nincarnation ff\ncommand a b\n";
-        let record = parse(whole).ok().unwrap();
-        assert_eq!(record.owner.command, "a b");
-        assert_eq!(record.owner.ports.incarnation, 255);
-        for key in [
-            "pid",
-            "namespace",
-            "started",
-            "small",
-            "bulk",
-            "incarnation",
-            "command",
-        ] {
-            let cut: String = whole
-                .lines()
-                .filter(|line| !line.starts_with(key))
-                .map(|line| format!("{line}\n"))
-                .collect();
-            assert!(parse(&cut).is_err(), "{key}");
+    fn an_owner_file_that_is_cut_is_refused_by_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let ports = Ports {
+            small: "1.2.3.4:5".parse().unwrap(),
+            bulk: "[::1]:6".parse().unwrap(),
+            incarnation: 255,
+        };
+        let (name, _locked) = create(folder.path(), &ports).unwrap();
+        let path = folder.path().join(&name);
+        let owner = read_living(folder.path(), name.as_ref()).unwrap().unwrap();
+        assert_eq!((owner.pid, owner.ports), (std::process::id(), ports));
+        assert_eq!(incarnation(&path).unwrap(), "00000000000000ff");
+        let whole = std::fs::read(&path).unwrap();
+        for length in 0..whole.len() {
+            std::fs::write(&path, &whole[..length]).unwrap();
+            let said = living(&path).err().unwrap().to_string();
+            assert!(said.contains(&name) && said.contains("damaged"), "{said}");
+            assert!(is_alive(&path).unwrap() && incarnation(&path).is_none());
         }
     }
 

@@ -2,21 +2,17 @@
 
 use std::path::{Path, PathBuf};
 
-use super::folder::{failed, remove};
+use super::folder::{names, remove};
 use super::{EDGES_PREFIX, RegistryError, SOCKET_PREFIX, owner};
 
 /// True if a living owner has this incarnation, or cannot be read.
 pub(super) fn lives(folder: &Path, incarnation: u64) -> Result<bool, RegistryError> {
     let wanted = format!("{incarnation:016x}");
-    for entry in std::fs::read_dir(folder).map_err(failed("reading", folder))? {
-        let entry = entry.map_err(failed("reading", folder))?;
-        let is_owner = entry
-            .file_name()
-            .to_str()
-            .is_some_and(|name| name.starts_with("owner-"));
-        if is_owner
-            && owner::incarnation(&entry.path()).is_none_or(|found| found == wanted)
-            && owner::is_alive(&entry.path())?
+    for name in names(folder)? {
+        let path = folder.join(&name);
+        if name.starts_with("owner-")
+            && owner::incarnation(&path).is_none_or(|found| found == wanted)
+            && owner::is_alive(&path)?
         {
             return Ok(true);
         }
@@ -30,19 +26,17 @@ pub(super) fn sweep(folder: &Path) -> Result<(), RegistryError> {
     let mut endpoints: Vec<PathBuf> = Vec::new();
     // Files named after an incarnation, and which.
     let mut incarnate: Vec<(PathBuf, String)> = Vec::new();
-    for entry in std::fs::read_dir(folder).map_err(failed("reading", folder))? {
-        let entry = entry.map_err(failed("reading", folder))?;
-        let name = entry.file_name();
-        let Some(name) = name.to_str() else { continue };
+    for name in names(folder)? {
+        let path = folder.join(&name);
         if name.starts_with("owner-") {
-            owners.push(entry.path());
+            owners.push(path);
         } else if name.starts_with("endpoint-") {
-            endpoints.push(entry.path());
+            endpoints.push(path);
         } else if let Some(incarnation) = [SOCKET_PREFIX, EDGES_PREFIX]
             .iter()
             .find_map(|prefix| name.strip_prefix(prefix)?.get(..16))
         {
-            incarnate.push((entry.path(), incarnation.to_owned()));
+            incarnate.push((path, incarnation.to_owned()));
         }
     }
     let mut living = Vec::new();

@@ -339,14 +339,16 @@ fn another_node_is_asked_and_answers_what_its_registry_says() {
     assert!(error.to_string().contains("node 2 answers"), "{error}");
     let error = resolve(&here, &wrong, Address::new(4, 7), PATIENCE).unwrap_err();
     assert!(error.to_string().contains("no node 4"), "{error}");
-    // A broken packet is counted and gets no answer; a whole one after it does.
+    // A broken packet gets no answer; a whole one after it does.
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    socket.set_nonblocking(true).unwrap();
     let target = hosts.get(NodeId(2)).unwrap().directory();
     socket.send_to(&[0x17; QUESTION_BYTES], target).unwrap();
     socket.send_to(&[], target).unwrap();
     assert!(ask(7, PATIENCE).is_ok());
-    assert_eq!(directory.counters().malformed, 2);
-    assert!(directory.counters().answered >= 4);
+    let nothing = socket.recv(&mut [0; 9]).unwrap_err();
+    assert_eq!(nothing.kind(), io::ErrorKind::WouldBlock);
+    drop(directory);
 }
 
 #[test]
@@ -383,9 +385,7 @@ fn a_directory_says_who_it_is_in_packets_as_long_as_the_question() {
     assert!(matches!(found, Reply::Answered(Answer::WrongNode, _)));
     let shown = wrong.probe(ProbeLength::SHORTEST, Duration::from_millis(20));
     assert!(matches!(shown, Reply::Silent), "{shown:?}");
-    assert_eq!(directory.counters().malformed, 0);
-    // The last is counted after it has left.
-    assert!(directory.counters().answered >= 4);
+    drop(directory);
     let short = Duration::from_millis(20);
     let silent = UdpSocket::bind("127.0.0.1:0").unwrap();
     let prober = Prober::open(None, silent.local_addr().unwrap(), NodeId(2), None).unwrap();
@@ -519,12 +519,6 @@ fn a_directory_with_a_key_tells_strangers_only_that_they_are() {
                 assert!(error.to_string().contains(&ours.fingerprint()), "{error}");
             }
             assert!(matches!(shown, Reply::Stranger(mismatch) if mismatch == between));
-        }
-        // It counts when it has answered.
-        let started = Instant::now();
-        while directory.counters().refused < 4 {
-            assert!(started.elapsed() < PATIENCE, "strangers are not counted");
-            std::thread::yield_now();
         }
         drop(directory);
         // The thread frees the port on its own time.

@@ -356,40 +356,32 @@ impl Machine<'_> {
                 let to = record.get_mut(begin..end).ok_or_else(outside)?;
                 to.iter_mut().zip(some).for_each(|(to, from)| *to = from);
             }
-            _ if begin == 0 && end == 8 => self.set_counter(region, number(bytes))?,
+            _ if begin == 0 && end == 8 => *self.counter(region)? = number(bytes),
             _ => return Err(outside()),
         }
         Ok(())
     }
 
-    fn map_value(&self, region: Region) -> Result<Vec<u8>, String> {
-        Ok(match (region, &*self.maps) {
-            (Region::Counter(index), Maps::Ingress { counters, .. }) => counters
-                [usize::try_from(index).unwrap()]
-            .to_ne_bytes()
-            .to_vec(),
-            (Region::FullCount(key), Maps::Ingress { full, .. }) => {
-                full[&key].to_ne_bytes().to_vec()
+    fn map_value(&mut self, region: Region) -> Result<Vec<u8>, String> {
+        match (region, &*self.maps) {
+            (Region::Allowed(cookie), Maps::Egress { allowed, .. }) => {
+                Ok(allowed[&cookie].to_vec())
             }
-            (Region::Refused, Maps::Egress { refused, .. }) => refused.to_ne_bytes().to_vec(),
-            (Region::Allowed(cookie), Maps::Egress { allowed, .. }) => allowed[&cookie].to_vec(),
-            (Region::WrongQueue, Maps::Queue { wrong, .. }) => wrong.to_ne_bytes().to_vec(),
-            _ => return Err(format!("{region:?} cannot be read")),
-        })
+            _ => Ok(self.counter(region)?.to_ne_bytes().to_vec()),
+        }
     }
 
-    fn set_counter(&mut self, region: Region, value: u64) -> Result<(), String> {
-        let place = match (region, &mut *self.maps) {
+    /// The number that a map has there.
+    fn counter(&mut self, region: Region) -> Result<&mut u64, String> {
+        Ok(match (region, &mut *self.maps) {
             (Region::Counter(index), Maps::Ingress { counters, .. }) => {
                 &mut counters[usize::try_from(index).unwrap()]
             }
             (Region::FullCount(key), Maps::Ingress { full, .. }) => full.get_mut(&key).unwrap(),
             (Region::Refused, Maps::Egress { refused, .. }) => refused,
             (Region::WrongQueue, Maps::Queue { wrong, .. }) => wrong,
-            _ => return Err(format!("{region:?} cannot be written")),
-        };
-        *place = value;
-        Ok(())
+            _ => return Err(format!("{region:?} cannot be read or written")),
+        })
     }
 }
 
