@@ -13,6 +13,7 @@ pub mod cpu;
 pub mod fault;
 pub mod fork;
 mod multihomed;
+mod region;
 pub mod segment;
 pub mod shm;
 pub mod signal;
@@ -30,6 +31,7 @@ pub use any_hub::AnyHub;
 pub use capture::{Capture, CaptureError};
 pub use fault::Fault;
 pub use multihomed::{Multihomed, source_address};
+pub use region::{Region, RegionError};
 pub use udp::Udp;
 
 /// Which of a process's two ports a frame uses (`docs/protocol.md` §2.1).

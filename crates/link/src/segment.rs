@@ -143,6 +143,12 @@ impl Segment {
         Ok(segment)
     }
 
+    /// Its length in bytes.
+    #[must_use]
+    pub fn length(&self) -> usize {
+        self.length
+    }
+
     /// The address of `length` bytes at `offset`.
     ///
     /// # Panics
