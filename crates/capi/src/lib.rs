@@ -8,7 +8,7 @@
 //! `dp.rs` has the seven calls of DP §2, table 1, `message.rs` what sends and
 //! receives besides, `edge.rs` and `queue.rs` edges, posted operations and their
 //! completions, `query.rs` what asks. All go through `guard`; `handle` finds endpoints,
-//! `process` keeps the one node of the process.
+//! `numbers` edges, `process` keeps the one node of the process.
 
 mod dp;
 mod edge;
@@ -16,6 +16,7 @@ mod failure;
 mod guard;
 mod handle;
 mod message;
+mod numbers;
 mod options;
 mod process;
 mod query;

@@ -14,9 +14,10 @@ use arc_swap::ArcSwapOption;
 use dipole_node::job::Job;
 use dipole_node::{Config, Node};
 
-use crate::edge::{self, EdgeNumbers};
+use crate::edge::EDGES;
 use crate::failure::Failure;
 use crate::handle::{FileId, Handle};
+use crate::numbers::Numbers;
 use crate::queue::OpenQueue;
 
 /// Counts forks: what was made in another generation belongs to the parent.
@@ -32,7 +33,7 @@ pub(crate) struct Process {
     node: Mutex<Option<Open>>,
     /// Endpoints by what their descriptors stand for.
     pub(crate) endpoints: Mutex<Endpoints>,
-    pub(crate) edges: Mutex<EdgeNumbers>,
+    pub(crate) edges: Mutex<Numbers>,
     /// Completion queues by the numbers of their descriptors.
     pub(crate) queues: Mutex<HashMap<c_int, Arc<OpenQueue>>>,
     /// What the process had before it was forked, never used and never dropped.
@@ -130,7 +131,7 @@ impl Process {
         for handle in endpoints.by_file.into_values() {
             handle.end();
         }
-        edge::close_all(self);
+        EDGES.close_all(self);
         let queues = std::mem::take(&mut *lock(&self.queues));
         drop(queues);
         Ok(closed?)
