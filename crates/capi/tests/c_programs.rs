@@ -196,6 +196,16 @@ fn what_is_posted_to_several_targets_completes_in_one_queue_though_one_is_gone()
 }
 
 #[test]
+fn a_counter_tells_how_many_posted_operations_are_done_and_how_many_failed() {
+    let bench = Bench::new();
+    let program = bench.compile("counter");
+    for link in ["shm", "udp"] {
+        let said = harness::run(bench.command(&program).env("DIPOLE_LINK", link));
+        assert_eq!(said, "counted\nwithdrawn\nclosed\n", "{link}");
+    }
+}
+
+#[test]
 fn a_descriptor_works_in_poll_select_and_epoll() {
     assert_eq!(
         Bench::new().example("waiting", &[]),
