@@ -133,7 +133,7 @@ impl Machine {
         {
             return Ok(session.id);
         }
-        // The same process, met by another of its cards.
+        // The same process, met by another of its interfaces.
         let met = self.by_incarnation.get(&incarnation);
         let met = met.filter(|_| incarnation != 0);
         if let Some(session) = met.and_then(|index| self.peers.session_at(*index)) {

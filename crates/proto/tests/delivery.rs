@@ -198,9 +198,9 @@ fn a_lane_that_dies_hands_its_units_to_another() {
 }
 
 #[test]
-fn either_of_two_cards_may_fail_and_come_back() {
+fn either_of_two_interfaces_may_fail_and_come_back() {
     for length in [50, 100_000] {
-        let mut wire = Wire::with_cards(31, 2, 2, &Config::default());
+        let mut wire = Wire::with_interfaces(31, 2, 2, &Config::default());
         wire.hosts[1].machine.open_endpoint(7, false);
         let peer = wire.connect(0, 1);
         assert!(wire.run(SECOND, |wire| wire.hosts[0].machine.is_open(peer)));

@@ -393,7 +393,7 @@ fn a_hello_with_a_proof_fits_the_shortest_packet() {
         packet_bytes: 256,
         ..with(KEY)
     };
-    let mut wire = Wire::with_cards(1, 2, 4, &config);
+    let mut wire = Wire::with_interfaces(1, 2, 4, &config);
     wire.seen = Some(Vec::new());
     let peer = wire.connect(0, 1);
     assert!(wire.run(SECOND, |wire| wire.hosts[0].machine.is_open(peer)));
