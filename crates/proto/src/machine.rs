@@ -20,7 +20,7 @@ use crate::handshake::{Cookies, Letter, Outbox};
 use crate::key::Seal;
 use crate::session::{Frame, Frames, LaneStatus, Phase, Session, Transmit};
 use crate::shared::Shared;
-use crate::stats::{Drop, Stats};
+use crate::stats::{DropReason, Stats};
 use crate::time::Instant;
 use crate::timer::Timers;
 use crate::wire::{Address, HEADER_BYTES, HELLO_FIXED_BYTES, Hello, LANE_BYTES, LaneAddress};
@@ -109,7 +109,7 @@ impl Machine {
     }
 
     /// Counts a drop that the caller found (a damaged packet).
-    pub fn count(&mut self, reason: Drop) {
+    pub fn count(&mut self, reason: DropReason) {
         self.shared.count(reason);
     }
 

@@ -12,7 +12,7 @@ mod pair;
 
 use dipole_proto::wire::{Address, Header, Hello, Kind, LaneAddress, Record};
 use dipole_proto::{
-    BeginError, Config, Drop, EdgeId, Frame, LaneState, LaneStatus, PathChange, PeerId, Seal,
+    BeginError, Config, DropReason, EdgeId, Frame, LaneState, LaneStatus, PathChange, PeerId, Seal,
 };
 use pair::{BRIDGE, Wire};
 
@@ -77,7 +77,7 @@ fn nothing_was_repeated(wire: &Wire) {
     for host in &wire.hosts {
         let stats = host.machine.stats();
         assert_eq!((stats.repeats, stats.lanes_lost), (0, 0), "{stats:?}");
-        assert_eq!(stats.dropped(Drop::Untracked), 0);
+        assert_eq!(stats.dropped(DropReason::Untracked), 0);
     }
 }
 

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use dipole_link::sim::{Network, SharedMemory};
 use dipole_node::engine::{Engine, Holdings};
 use dipole_node::links::AnyLink;
-use dipole_proto::{Drop, Instant};
+use dipole_proto::{DropReason, Instant};
 use rand::{Rng, RngCore, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -342,7 +342,7 @@ impl World {
     fn check(&self, index: usize, process: &Process) -> Result<(), String> {
         let config = &self.scenario.nodes[index].config;
         let machine = process.engine.machine();
-        let violations = machine.stats().dropped(Drop::Violation);
+        let violations = machine.stats().dropped(DropReason::Violation);
         if violations > 0 {
             return Err("it counts a violation, yet all peers are honest".into());
         }

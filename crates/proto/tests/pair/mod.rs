@@ -6,8 +6,8 @@ use std::ops::Range;
 
 use dipole_proto::wire::{self, Address, LaneAddress};
 use dipole_proto::{
-    BeginError, Begun, Config, Drop, EdgeId, Event, Frame, Frames, GoneReason, Instant, Machine,
-    PathChange, PeerId, Seal, Slot,
+    BeginError, Begun, Config, DropReason, EdgeId, Event, Frame, Frames, GoneReason, Instant,
+    Machine, PathChange, PeerId, Seal, Slot,
 };
 
 /// A small deterministic generator (SplitMix64): the tests need no better.
@@ -429,7 +429,7 @@ impl Host {
                     && bytes[covered.len()..rest] == proof(covered, self.secret());
                 let _counted = self.machine.on_packet(now, from, &addressed);
             } else {
-                self.machine.count(Drop::Damaged);
+                self.machine.count(DropReason::Damaged);
             }
         }
         let whole = self.machine.take_assembled();
