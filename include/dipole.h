@@ -48,7 +48,7 @@ extern "C" {
  *   EADDRINUSE     another process has the endpoint
  *   EADDRNOTAVAIL  the node's network address cannot be bound
  *   EAGAIN         the call would have to wait
- *   EBADF          the number is no endpoint, edge or queue, or its endpoint has ended
+ *   EBADF          the number is no endpoint, edge, queue or counter, or its endpoint has ended
  *   EBUSY          the node is already open
  *   ECANCELED      the operation was withdrawn before it began
  *   ECONNREFUSED   the receiving process has no such endpoint
@@ -200,8 +200,8 @@ ssize_t dp_edge_send(int edge, const void *msg, size_t len, int flags, int64_t t
 
 /* Posts an operation on the iovcnt (at most 1024) pieces of iov in a row. They are copied;
  * nothing waits. It is done in the edge's order, also if the edge still connects, and then its
- * context appears in the queue that the edge is attached to. EAGAIN if 1024 operations wait on
- * the edge, or 32 MiB in the process. */
+ * context appears in the queue that the edge is attached to, or the counter counts it. EAGAIN
+ * if 1024 operations wait on the edge, or 32 MiB in the process. */
 int dp_post(int edge, int operation, const struct iovec *iov, int iovcnt, uint64_t context);
 
 /* Withdraws an operation that was posted with this context. 1 if it had not begun: it
@@ -252,6 +252,34 @@ int dp_queue_wait(int queue, struct dp_completion *completions, int count, int64
 int dp_queue_close(int queue);
 
 /*
+ * Completion counters: how many posted operations are done, for who need not know which
+ *
+ * A counter is a small number, no descriptor.
+ */
+
+struct dp_counts {
+    uint64_t sent;   /* messages that are on their way; they have not arrived yet */
+    uint64_t failed; /* operations that were not done */
+};
+
+/* Opens a completion counter; its number. */
+int dp_counter_open(void);
+
+/* From now on completions of what is posted to the edge are counted there, and appear in no
+ * queue. */
+int dp_counter_attach_edge(int counter, int edge);
+
+/* What has been counted so far. */
+int dp_counter_read(int counter, struct dp_counts *counts);
+
+/* Waits until count operations are done since the counter was opened, whether they failed or
+ * not. counts may be NULL, else it gets what has been counted by then. */
+int dp_counter_wait(int counter, uint64_t count, struct dp_counts *counts, int64_t timeout_ns);
+
+/* Closes the counter. Edges stay. */
+int dp_counter_close(int counter);
+
+/*
  * Options: 0 and NULL always stand for the default. Set size to the struct's size, as
  * in struct dp_open_options options = { sizeof options };
  */
@@ -275,8 +303,9 @@ struct dp_node_options {
  * environment, as does dp_init(NULL). EBUSY if it is open. */
 int dp_init(const struct dp_node_options *options);
 
-/* Waits until everything sent is acknowledged, at most so long, ends all endpoints, edges and
- * queues and closes the node. Exit does so by itself. Descriptors are left to be closed. */
+/* Waits until everything sent is acknowledged, at most so long, ends all endpoints, edges,
+ * queues and counters and closes the node. Exit does so by itself. Descriptors are left to be
+ * closed. */
 int dp_finish(int64_t timeout_ns);
 
 #define DP_NONBLOCK 1 /* for dp_open_with: as if O_NONBLOCK were set by fcntl */

@@ -1,19 +1,15 @@
-//! Edges: the numbers that C programs hold for them, and their calls.
+//! Edges: their calls.
 
-use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
 use std::io::IoSlice;
-use std::mem;
-use std::sync::Arc;
 
-use dipole_node::{Edge, Operation, SendError};
+use dipole_node::{Edge, Operation};
 
 use crate::failure::Failure;
 use crate::guard::{self, call};
 use crate::message::{self, Patience};
+use crate::numbers::Numbered;
 use crate::options::Address;
-use crate::process::{self, Process, lock};
-use crate::table::Table;
 use crate::{DP_DONTWAIT, handle};
 
 /// For `dp_post`: a message to the edge's target.
@@ -22,84 +18,18 @@ pub const DP_MESSAGE: c_int = 0;
 /// As many pieces as Linux takes in one `writev`.
 const MAX_PIECES: usize = 1024;
 
-/// An edge that a C program holds.
-#[derive(Debug)]
-struct OpenEdge {
-    generation: u32,
-    edge: Edge,
-}
-
-static TABLE: Table<OpenEdge> = Table::new();
-
-/// Which numbers of edges are in use.
-#[derive(Debug, Default)]
-pub(crate) struct EdgeNumbers {
-    /// One more than the highest that was ever in use.
-    next: c_int,
-    free: VecDeque<c_int>,
-}
-
-/// Runs a call on an edge.
-#[inline]
-pub(crate) fn with<A>(
-    number: c_int,
-    body: impl FnOnce(&Edge) -> Result<A, Failure>,
-) -> Result<A, Failure> {
-    let slot = TABLE.slot(number).ok_or(Failure::NotAnEdge { number })?;
-    match &*slot.load() {
-        Some(open) if open.generation == process::generation() => body(&open.edge),
-        Some(_) => Err(Failure::Send(SendError::Forked)),
-        None => Err(Failure::NotAnEdge { number }),
-    }
-}
-
-/// Gives an edge a number.
-fn enter(edge: Edge) -> Result<c_int, Failure> {
-    let process = process::current();
-    let number = {
-        let mut numbers = lock(&process.edges);
-        numbers.free.pop_front().unwrap_or_else(|| {
-            numbers.next += 1;
-            numbers.next - 1
-        })
-    };
-    let slot = TABLE.make_slot(number);
-    let slot = slot.ok_or(Failure::NotAnEdge { number })?;
-    let generation = process::generation();
-    keep_inherited(slot.swap(Some(Arc::new(OpenEdge { generation, edge }))));
-    Ok(number)
-}
-
-/// Takes an edge out of the table; false if its number stands for none of this process.
-fn remove(number: c_int) -> Result<bool, Failure> {
-    let removed = TABLE.slot(number).and_then(|slot| slot.swap(None));
-    let removed = removed.ok_or(Failure::NotAnEdge { number })?;
-    Ok(!keep_inherited(Some(removed)))
-}
-
-/// Never drops what belongs to the parent process, since that could wait for a lock that one
-/// of its threads held when this process was forked. True if it was so.
-fn keep_inherited(edge: Option<Arc<OpenEdge>>) -> bool {
-    let generation = process::generation();
-    let inherited = edge.filter(|edge| edge.generation != generation);
-    inherited.map(mem::forget).is_some()
-}
-
-/// Closes all edges of a process.
-pub(crate) fn close_all(process: &Process) {
-    let numbers = mem::take(&mut *lock(&process.edges));
-    for number in 0..numbers.next {
-        // Some are closed already.
-        let _closed = remove(number);
-    }
-}
+/// The edges that C programs hold.
+pub(crate) static EDGES: Numbered<Edge> = Numbered::new(
+    |process| &process.edges,
+    |number| Failure::NotAnEdge { number },
+);
 
 /// An edge from an endpoint to another; its number.
 #[unsafe(no_mangle)]
 pub extern "C" fn dp_edge(fd: c_int, to: Address) -> c_int {
     call("dp_edge", || {
         let to = to.checked()?;
-        enter(handle::with(fd, |handle| Ok(handle.endpoint.edge(to)?))?)
+        EDGES.enter(handle::with(fd, |handle| Ok(handle.endpoint.edge(to)?))?)
     })
 }
 
@@ -119,7 +49,7 @@ pub unsafe extern "C" fn dp_edge_send(
         message::check_flags(flags, DP_DONTWAIT)?;
         // SAFETY: by contract.
         let message = unsafe { guard::message(msg, len) }?;
-        with(edge, |edge| {
+        EDGES.with(edge, |edge| {
             match Patience::new(flags, timeout_ns) {
                 Patience::None => edge.try_send(message)?,
                 Patience::For(timeout) => edge.send_timeout(message, timeout)?,
@@ -169,7 +99,7 @@ pub unsafe extern "C" fn dp_post(
             Ok(IoSlice::new(bytes))
         });
         let gathered: Vec<IoSlice<'_>> = gathered.collect::<Result<_, Failure>>()?;
-        with(edge, |edge| Ok(edge.post(operation, &gathered, context)?))?;
+        EDGES.with(edge, |edge| Ok(edge.post(operation, &gathered, context)?))?;
         Ok(0)
     })
 }
@@ -178,7 +108,7 @@ pub unsafe extern "C" fn dp_post(
 #[unsafe(no_mangle)]
 pub extern "C" fn dp_cancel(edge: c_int, context: u64) -> c_int {
     call("dp_cancel", || {
-        with(edge, |edge| Ok(edge.cancel(context).into()))
+        EDGES.with(edge, |edge| Ok(edge.cancel(context).into()))
     })
 }
 
@@ -187,7 +117,7 @@ pub extern "C" fn dp_cancel(edge: c_int, context: u64) -> c_int {
 pub extern "C" fn dp_edge_drain(edge: c_int, timeout_ns: i64) -> c_int {
     call("dp_edge_drain", || {
         let timeout = message::duration(timeout_ns);
-        with(edge, |edge| Ok(edge.flush(timeout)?))?;
+        EDGES.with(edge, |edge| Ok(edge.flush(timeout)?))?;
         Ok(0)
     })
 }
@@ -196,9 +126,7 @@ pub extern "C" fn dp_edge_drain(edge: c_int, timeout_ns: i64) -> c_int {
 #[unsafe(no_mangle)]
 pub extern "C" fn dp_edge_close(edge: c_int) -> c_int {
     call("dp_edge_close", || {
-        if remove(edge)? {
-            lock(&process::current().edges).free.push_back(edge);
-        }
+        EDGES.close(edge)?;
         Ok(0)
     })
 }

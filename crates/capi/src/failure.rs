@@ -50,9 +50,22 @@ pub(crate) enum Failure {
          dp_queue_open returned and that is not closed"
     )]
     NotAQueue { fd: c_int },
+    /// The number is no completion counter's, or not any more.
+    #[error(
+        "{number} is no completion counter of this process; use a number that \
+         dp_counter_open returned and that is not closed"
+    )]
+    NotACounter { number: c_int },
     /// A completion queue had nothing in the time given.
     #[error("completion queue {fd} {}", in_vain(.waited.as_ref()))]
     NoCompletion { fd: c_int, waited: Option<Duration> },
+    /// A completion counter had not counted so many in the time given.
+    #[error("fewer than {count} operations of completion counter {number} {}", not_done(.waited.as_ref()))]
+    NotDone {
+        number: c_int,
+        count: u64,
+        waited: Option<Duration>,
+    },
     /// The descriptor was inherited by `fork`.
     #[error(
         "descriptor {fd} was inherited by fork, its endpoint belongs to the parent \
@@ -123,6 +136,13 @@ fn in_vain(waited: Option<&Duration>) -> String {
     }
 }
 
+fn not_done(waited: Option<&Duration>) -> String {
+    match waited {
+        None => "are done; wait for the others".to_owned(),
+        Some(waited) => format!("were done after {waited:?}"),
+    }
+}
+
 /// Every error number that this library sets, and what it means then.
 pub(crate) const MEANINGS: [(c_int, &CStr); 26] = [
     (
@@ -141,7 +161,7 @@ pub(crate) const MEANINGS: [(c_int, &CStr); 26] = [
     (libc::EAGAIN, c"the call would have to wait"),
     (
         libc::EBADF,
-        c"the number is no endpoint, edge or queue, or its endpoint has ended",
+        c"the number is no endpoint, edge, queue or counter, or its endpoint has ended",
     ),
     (libc::EBUSY, c"the node is already open"),
     (
@@ -260,9 +280,12 @@ impl Failure {
             Failure::Job(JobError::Directory { .. }) => libc::EIO,
             Failure::NotAnEndpoint { .. }
             | Failure::NotAnEdge { .. }
-            | Failure::NotAQueue { .. } => libc::EBADF,
-            Failure::NoCompletion { waited: None, .. } => libc::EAGAIN,
-            Failure::NoCompletion { .. } => libc::ETIMEDOUT,
+            | Failure::NotAQueue { .. }
+            | Failure::NotACounter { .. } => libc::EBADF,
+            Failure::NoCompletion { waited: None, .. } | Failure::NotDone { waited: None, .. } => {
+                libc::EAGAIN
+            }
+            Failure::NoCompletion { .. } | Failure::NotDone { .. } => libc::ETIMEDOUT,
             Failure::Inherited { .. } => libc::ESTALE,
             Failure::NoMessage { .. } => libc::EAGAIN,
             Failure::NotHeld => libc::EINVAL,

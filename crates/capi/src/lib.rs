@@ -6,22 +6,28 @@
 //! manual pages; a test compares the header with the functions here.
 //!
 //! `dp.rs` has the seven calls of DP §2, table 1, `message.rs` what sends and
-//! receives besides, `edge.rs` and `queue.rs` edges, posted operations and their
-//! completions, `query.rs` what asks. All go through `guard`; `handle` finds endpoints,
-//! `process` keeps the one node of the process.
+//! receives besides, `edge.rs`, `queue.rs` and `counter.rs` edges, posted operations and
+//! their completions, `query.rs` what asks. All go through `guard`; `handle` finds
+//! endpoints, `numbers` edges and counters, `process` keeps the one node of the process.
 
+mod counter;
 mod dp;
 mod edge;
 mod failure;
 mod guard;
 mod handle;
 mod message;
+mod numbers;
 mod options;
 mod process;
 mod query;
 mod queue;
 mod table;
 
+pub use counter::{
+    Counts, dp_counter_attach_edge, dp_counter_close, dp_counter_open, dp_counter_read,
+    dp_counter_wait,
+};
 pub use dp::{dp_close, dp_fsync, dp_mmap, dp_open, dp_read, dp_target, dp_write};
 pub use edge::{
     DP_MESSAGE, dp_cancel, dp_edge, dp_edge_close, dp_edge_drain, dp_edge_send, dp_post,

@@ -14,9 +14,11 @@ use arc_swap::ArcSwapOption;
 use dipole_node::job::Job;
 use dipole_node::{Config, Node};
 
-use crate::edge::{self, EdgeNumbers};
+use crate::counter::COUNTERS;
+use crate::edge::EDGES;
 use crate::failure::Failure;
 use crate::handle::{FileId, Handle};
+use crate::numbers::Numbers;
 use crate::queue::OpenQueue;
 
 /// Counts forks: what was made in another generation belongs to the parent.
@@ -32,7 +34,8 @@ pub(crate) struct Process {
     node: Mutex<Option<Open>>,
     /// Endpoints by what their descriptors stand for.
     pub(crate) endpoints: Mutex<Endpoints>,
-    pub(crate) edges: Mutex<EdgeNumbers>,
+    pub(crate) edges: Mutex<Numbers>,
+    pub(crate) counters: Mutex<Numbers>,
     /// Completion queues by the numbers of their descriptors.
     pub(crate) queues: Mutex<HashMap<c_int, Arc<OpenQueue>>>,
     /// What the process had before it was forked, never used and never dropped.
@@ -75,6 +78,7 @@ pub(crate) fn current() -> Arc<Process> {
             node: Mutex::new(None),
             endpoints: Mutex::default(),
             edges: Mutex::default(),
+            counters: Mutex::default(),
             queues: Mutex::default(),
             parent: known.clone(),
         });
@@ -119,8 +123,8 @@ impl Process {
         Ok(())
     }
 
-    /// Waits until everything sent is acknowledged, ends all endpoints, edges and queues and
-    /// closes the node; the next endpoint opens a new one.
+    /// Waits until everything sent is acknowledged, ends all endpoints, edges, queues
+    /// and counters and closes the node; the next endpoint opens a new one.
     pub(crate) fn finish(&self, timeout: Option<Duration>) -> Result<(), Failure> {
         let Some(open) = lock(&self.node).take() else {
             return Ok(());
@@ -130,7 +134,8 @@ impl Process {
         for handle in endpoints.by_file.into_values() {
             handle.end();
         }
-        edge::close_all(self);
+        EDGES.close_all(self);
+        COUNTERS.close_all(self);
         let queues = std::mem::take(&mut *lock(&self.queues));
         drop(queues);
         Ok(closed?)

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use dipole_node::{CompletionQueue, EndpointId};
 
-use crate::edge;
+use crate::edge::EDGES;
 use crate::failure::Failure;
 use crate::guard::{self, Out, call};
 use crate::handle::{self, FileId, Handle};
@@ -185,7 +185,7 @@ pub extern "C" fn dp_queue_attach(queue: c_int, fd: c_int) -> c_int {
 pub extern "C" fn dp_queue_attach_edge(queue: c_int, edge: c_int) -> c_int {
     call("dp_queue_attach_edge", || {
         let open = find(queue)?;
-        edge::with(edge, |edge| {
+        EDGES.with(edge, |edge| {
             edge.attach(&open.queue);
             Ok(0)
         })

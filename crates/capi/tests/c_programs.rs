@@ -2,7 +2,13 @@
 
 mod harness;
 
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
 use harness::Bench;
+use rustix::process::Pid;
 
 /// The last line of what a program printed.
 fn last(said: &str) -> &str {
@@ -76,6 +82,98 @@ fn an_echo_server_is_not_held_up_by_clients_that_are_gone() {
     }
 }
 
+/// How many sockets a process has, and pieces of memory that it shares with others.
+fn held(pid: Pid) -> (usize, usize) {
+    let folder = format!("/proc/{}", pid.as_raw_nonzero());
+    let descriptors = std::fs::read_dir(format!("{folder}/fd")).expect("it runs");
+    let links = descriptors.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
+    // Copies stand for one socket.
+    let sockets: BTreeSet<PathBuf> = links
+        .filter(|it| it.to_string_lossy().starts_with("socket:"))
+        .collect();
+    let maps = std::fs::read_to_string(format!("{folder}/maps")).expect("it runs");
+    let is_shared = |line: &&str| line.contains("memfd:dipole");
+    (sockets.len(), maps.lines().filter(is_shared).count())
+}
+
+#[test]
+fn an_echo_server_serves_a_thousand_clients_of_which_some_are_killed() {
+    const PROCESSES: u32 = 20;
+    // Some are killed as soon as they have had their first echoes, others when all have.
+    let dies_early = |number: u32| number % 6 == 1;
+    let dies_late = |number: u32| number % 6 == 4;
+    // The UDP link keeps eight sockets connected to those it last sent much to.
+    for (link, spare) in [("shm", 0), ("udp", 8)] {
+        let bench = Bench::new();
+        let (server, client) = (bench.compile("echo_server"), bench.compile("echo_clients"));
+        let command = |program: &Path, arguments: &[&str]| {
+            let mut command = bench.command(program);
+            // An answer in a packet keeps a frame until it is acknowledged, one to a dead
+            // process until that is found out: more than there can be questions open.
+            command.env("DIPOLE_FRAMES", "2048");
+            command.env("DIPOLE_LINK", link).args(arguments);
+            command.stdin(Stdio::piped());
+            command
+        };
+        let clients = |number: u32| {
+            let first = (1000 + number * 50).to_string();
+            bench.start(&mut command(&client, &["7", &first]))
+        };
+        let mut server = bench.start(&mut command(&server, &["7"]));
+        server.wait_for("ready");
+        let before = held(server.program());
+
+        let started: Vec<_> = (0..PROCESSES)
+            .map(|number| (number, clients(number)))
+            .collect();
+        let (mut running, mut free) = (Vec::new(), Vec::new());
+        for (number, mut process) in started {
+            process.wait_for("up");
+            if dies_early(number) {
+                process.kill();
+                free.push(number);
+            } else {
+                running.push((number, process));
+            }
+        }
+        let mut living = Vec::new();
+        for (number, process) in running {
+            if dies_late(number) {
+                process.kill();
+                free.push(number);
+            } else {
+                living.push(process);
+            }
+        }
+        // Newcomers have the numbers of the dead.
+        for number in free.into_iter().take(2) {
+            let mut newcomers = clients(number);
+            newcomers.wait_for("up");
+            living.push(newcomers);
+        }
+        for mut process in living {
+            process.end_input();
+            assert_eq!(process.finish(), "heard everything\n", "{link}");
+        }
+
+        let deadline = Instant::now() + Duration::from_secs(60);
+        loop {
+            let (sockets, memory) = held(server.program());
+            if sockets <= before.0 + spare && memory == before.1 {
+                break;
+            }
+            assert!(
+                Instant::now() < deadline,
+                "{sockets} sockets and {memory} mappings are left, {before:?} before, {link}"
+            );
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let end = bench.compile("echo_client");
+        assert_eq!(harness::run(&mut command(&end, &["7", "end"])), "");
+        server.finish();
+    }
+}
+
 #[test]
 fn what_is_posted_to_several_targets_completes_in_one_queue_though_one_is_gone() {
     let bench = Bench::new();
@@ -94,6 +192,16 @@ fn what_is_posted_to_several_targets_completes_in_one_queue_though_one_is_gone()
             "{link}"
         );
         assert_eq!(server.finish(), "");
+    }
+}
+
+#[test]
+fn a_counter_tells_how_many_posted_operations_are_done_and_how_many_failed() {
+    let bench = Bench::new();
+    let program = bench.compile("counter");
+    for link in ["shm", "udp"] {
+        let said = harness::run(bench.command(&program).env("DIPOLE_LINK", link));
+        assert_eq!(said, "counted\nwithdrawn\nclosed\n", "{link}");
     }
 }
 

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::mem::{offset_of, size_of};
 
-use dipole::{Address, Completion, NodeOptions, OpenOptions, Pool, Stats};
+use dipole::{Address, Completion, Counts, NodeOptions, OpenOptions, Pool, Stats};
 use harness::{Bench, crate_dir, include_dir, run};
 
 fn header() -> String {
@@ -100,6 +100,7 @@ fn c_type(rust: &str) -> String {
         "isize" => "ssize_t",
         "Address" => "struct dp_address",
         "Completion" => "struct dp_completion",
+        "Counts" => "struct dp_counts",
         "libc::iovec" => "struct iovec",
         "NodeOptions" => "struct dp_node_options",
         "OpenOptions" => "struct dp_open_options",
@@ -147,6 +148,7 @@ fn layouts() -> String {
         "struct dp_completion",
         [kind, error, context, fd, reserved, source, message, length]
     );
+    layout!(text, Counts, "struct dp_counts", [sent, failed]);
     layout!(
         text,
         NodeOptions,

@@ -30,7 +30,7 @@ pub struct Config {
     /// Packets that may be arriving from all peers together without overflowing the link.
     pub window_packets: u32,
     /// Packets in flight to or from one peer. What flies must stay in the processor's
-    /// cache: on a virtual card 256 packets of 1472 bytes carried twice what 1024 did.
+    /// cache: on a virtual interface 256 packets of 1472 bytes carried twice what 1024 did.
     pub session_packets: u32,
     /// Peers at most; a hello beyond is refused, unless idle ones turn out to be dead.
     pub max_peers: u32,

@@ -62,5 +62,5 @@ pub use pipe::Delivery;
 pub use reach::LaneState;
 pub use send::Slot;
 pub use session::{Frame, Frames, LaneStatus, LaneView, Transmit, UnitState, UnitView, View};
-pub use stats::{Drop, Stats};
+pub use stats::{DropReason, Stats};
 pub use time::Instant;

@@ -21,7 +21,7 @@ use crate::key::Seal;
 use crate::send::Slot;
 use crate::session::{Frame, Frames, LaneStatus, Phase, Session, Transmit};
 use crate::shared::Shared;
-use crate::stats::{Drop, Stats};
+use crate::stats::{DropReason, Stats};
 use crate::time::Instant;
 use crate::timer::Timers;
 use crate::wire::{Address, HEADER_BYTES, HELLO_FIXED_BYTES, Hello, LANE_BYTES, LaneAddress};
@@ -110,7 +110,7 @@ impl Machine {
     }
 
     /// Counts a drop that the caller found (a damaged packet).
-    pub fn count(&mut self, reason: Drop) {
+    pub fn count(&mut self, reason: DropReason) {
         self.shared.count(reason);
     }
 
@@ -134,7 +134,7 @@ impl Machine {
         {
             return Ok(session.id);
         }
-        // The same process, met by another of its cards.
+        // The same process, met by another of its interfaces.
         let met = self.by_incarnation.get(&incarnation);
         let met = met.filter(|_| incarnation != 0);
         if let Some(session) = met.and_then(|index| self.peers.session_at(*index)) {

@@ -163,7 +163,7 @@ pub(crate) struct Session {
     /// Which of our ways leads to where the newest arrival came from, as an index:
     /// answers go back there.
     heard_on: usize,
-    /// Prods since the peer was last heard: each tries the next card.
+    /// Prods since the peer was last heard: each tries the next interface.
     unanswered: usize,
     /// Since when the peer owes us some sign of life.
     pub(crate) asked_at: Option<Instant>,

@@ -7,7 +7,7 @@ use crate::config::Config;
 use crate::event::{EdgeId, Event, PeerId};
 use crate::pool::Pool;
 use crate::send::Slot;
-use crate::stats::{Drop, Stats};
+use crate::stats::{DropReason, Stats};
 use crate::time::Instant;
 
 /// A region of memory opened to peers.
@@ -148,7 +148,7 @@ impl Shared {
         self.events.push_back(event);
     }
 
-    pub(crate) fn count(&mut self, reason: Drop) {
+    pub(crate) fn count(&mut self, reason: DropReason) {
         self.stats.count(reason);
     }
 

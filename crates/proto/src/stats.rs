@@ -2,7 +2,7 @@
 
 /// Why a packet, or a record in it, was not used. Each reason has a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Drop {
+pub enum DropReason {
     /// Not a packet of this protocol, or cut short.
     Malformed,
     /// Another protocol version.
@@ -31,41 +31,41 @@ pub enum Drop {
     EdgesFull,
 }
 
-impl Drop {
+impl DropReason {
     /// All reasons, in the order of [`Stats::drops`].
-    pub const ALL: [Drop; 13] = [
-        Drop::Malformed,
-        Drop::Version,
-        Drop::Damaged,
-        Drop::UnknownConnection,
-        Drop::WrongCookie,
-        Drop::Duplicate,
-        Drop::Untracked,
-        Drop::PoolLow,
-        Drop::PoolFull,
-        Drop::Violation,
-        Drop::Throttled,
-        Drop::WrongKey,
-        Drop::EdgesFull,
+    pub const ALL: [DropReason; 13] = [
+        DropReason::Malformed,
+        DropReason::Version,
+        DropReason::Damaged,
+        DropReason::UnknownConnection,
+        DropReason::WrongCookie,
+        DropReason::Duplicate,
+        DropReason::Untracked,
+        DropReason::PoolLow,
+        DropReason::PoolFull,
+        DropReason::Violation,
+        DropReason::Throttled,
+        DropReason::WrongKey,
+        DropReason::EdgesFull,
     ];
 
     /// A name for tables.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            Drop::Malformed => "malformed",
-            Drop::Version => "version",
-            Drop::Damaged => "damaged",
-            Drop::UnknownConnection => "unknown-connection",
-            Drop::WrongCookie => "wrong-cookie",
-            Drop::Duplicate => "duplicate",
-            Drop::Untracked => "untracked",
-            Drop::PoolLow => "pool-low",
-            Drop::PoolFull => "pool-full",
-            Drop::Violation => "violation",
-            Drop::Throttled => "throttled",
-            Drop::WrongKey => "wrong-key",
-            Drop::EdgesFull => "edges-full",
+            DropReason::Malformed => "malformed",
+            DropReason::Version => "version",
+            DropReason::Damaged => "damaged",
+            DropReason::UnknownConnection => "unknown-connection",
+            DropReason::WrongCookie => "wrong-cookie",
+            DropReason::Duplicate => "duplicate",
+            DropReason::Untracked => "untracked",
+            DropReason::PoolLow => "pool-low",
+            DropReason::PoolFull => "pool-full",
+            DropReason::Violation => "violation",
+            DropReason::Throttled => "throttled",
+            DropReason::WrongKey => "wrong-key",
+            DropReason::EdgesFull => "edges-full",
         }
     }
 }
@@ -97,23 +97,23 @@ pub struct Stats {
     pub lanes_lost: u64,
     /// Probes sent, which ask whether an address of a peer answers.
     pub probes: u64,
-    drops: [u64; Drop::ALL.len()],
+    drops: [u64; DropReason::ALL.len()],
 }
 
 impl Stats {
     /// Counts a drop.
-    pub fn count(&mut self, reason: Drop) {
+    pub fn count(&mut self, reason: DropReason) {
         self.drops[reason as usize] += 1;
     }
 
     /// How often a reason applied.
     #[must_use]
-    pub fn dropped(&self, reason: Drop) -> u64 {
+    pub fn dropped(&self, reason: DropReason) -> u64 {
         self.drops[reason as usize]
     }
 
     /// Reasons and their counts.
-    pub fn drops(&self) -> impl Iterator<Item = (Drop, u64)> + '_ {
-        Drop::ALL.into_iter().zip(self.drops)
+    pub fn drops(&self) -> impl Iterator<Item = (DropReason, u64)> + '_ {
+        DropReason::ALL.into_iter().zip(self.drops)
     }
 }

@@ -11,7 +11,7 @@
 
 mod pair;
 
-use dipole_proto::{BeginError, Config, Drop, EdgeId, GoneReason};
+use dipole_proto::{BeginError, Config, DropReason, EdgeId, GoneReason};
 use pair::{Wire, connected, payload};
 
 const SECOND: u64 = 1_000_000_000;
@@ -54,7 +54,7 @@ fn converse_from(
     assert!(finished, "sent {sent}, received {received} of {count}");
     let drops: Vec<_> = wire.hosts[1].machine.stats().drops().collect();
     assert_eq!(
-        wire.hosts[1].machine.stats().dropped(Drop::Violation),
+        wire.hosts[1].machine.stats().dropped(DropReason::Violation),
         0,
         "{drops:?}"
     );
@@ -198,9 +198,9 @@ fn a_lane_that_dies_hands_its_units_to_another() {
 }
 
 #[test]
-fn either_of_two_cards_may_fail_and_come_back() {
+fn either_of_two_interfaces_may_fail_and_come_back() {
     for length in [50, 100_000] {
-        let mut wire = Wire::with_cards(31, 2, 2, &Config::default());
+        let mut wire = Wire::with_interfaces(31, 2, 2, &Config::default());
         wire.hosts[1].machine.open_endpoint(7, false);
         let peer = wire.connect(0, 1);
         assert!(wire.run(SECOND, |wire| wire.hosts[0].machine.is_open(peer)));
@@ -390,11 +390,17 @@ fn placements_reach_open_regions_only() {
     }
     let placed = [(3, 96, b"data".to_vec())];
     assert_eq!(wire.hosts[1].placed, placed);
-    assert_eq!(wire.hosts[1].machine.stats().dropped(Drop::Violation), 2);
+    assert_eq!(
+        wire.hosts[1].machine.stats().dropped(DropReason::Violation),
+        2
+    );
     wire.hosts[1].machine.close_region(3);
     place(&mut wire, 0xFEED, 0);
     assert_eq!(wire.hosts[1].placed, placed);
-    assert_eq!(wire.hosts[1].machine.stats().dropped(Drop::Violation), 3);
+    assert_eq!(
+        wire.hosts[1].machine.stats().dropped(DropReason::Violation),
+        3
+    );
 }
 
 #[test]

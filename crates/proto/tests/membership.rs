@@ -11,7 +11,7 @@
 mod pair;
 
 use dipole_proto::wire::{self, Flags, HEADER_BYTES, Header, Hello, Kind, Reset, ResetReason};
-use dipole_proto::{Config, Drop, EdgeId, GoneReason, KeyMismatch, PeerId, Seal, SessionKey};
+use dipole_proto::{Config, DropReason, EdgeId, GoneReason, KeyMismatch, PeerId, Seal, SessionKey};
 use pair::{Wire, address, close};
 
 const SECOND: u64 = 1_000_000_000;
@@ -112,7 +112,7 @@ fn members_meet_and_their_checksums_are_masked() {
     close(&mut plain, Seal::OPEN, None);
     assert_ne!(&plain, bytes);
     // As somebody would send it who knows everything but the key.
-    let damaged = |wire: &Wire| wire.hosts[1].machine.stats().dropped(Drop::Damaged);
+    let damaged = |wire: &Wire| wire.hosts[1].machine.stats().dropped(DropReason::Damaged);
     let before = damaged(&wire);
     wire.hosts[1].take(wire.now, data[0].0, &plain);
     assert_eq!(damaged(&wire), before + 1);
@@ -163,7 +163,7 @@ fn who_has_another_key_or_none_learns_so_at_once_and_gets_no_session() {
         assert!(wire.hosts[1].connected.is_empty() && wire.hosts[1].gone.is_empty());
         assert_eq!(wire.hosts[1].machine.peers().count(), 0);
         let stats = wire.hosts[1].machine.stats();
-        assert_eq!(stats.dropped(Drop::WrongKey), 1, "{mismatch:?}");
+        assert_eq!(stats.dropped(DropReason::WrongKey), 1, "{mismatch:?}");
     }
 }
 
@@ -179,7 +179,10 @@ fn a_damaged_hello_says_nothing_about_keys() {
         damaged[bit / 8] ^= 1 << (bit % 8);
         wire.hosts[1].take(wire.now, *from, &damaged);
     }
-    assert_eq!(wire.hosts[1].machine.stats().dropped(Drop::WrongKey), 0);
+    assert_eq!(
+        wire.hosts[1].machine.stats().dropped(DropReason::WrongKey),
+        0
+    );
 }
 
 #[test]
@@ -374,14 +377,23 @@ fn a_welcome_of_a_stranger_or_of_an_earlier_handshake_opens_nothing() {
         let forged = letter(Kind::Welcome, to, seal, |body| welcome.emit(body));
         wire.hosts[0].take(wire.now, from, &forged);
     }
-    assert_eq!(wire.hosts[0].machine.stats().dropped(Drop::WrongKey), 2);
+    assert_eq!(
+        wire.hosts[0].machine.stats().dropped(DropReason::WrongKey),
+        2
+    );
     // Made by a member, but for another cookie.
     welcome.cookie = 77;
     let mut earlier = letter(Kind::Welcome, to, Seal::Proof, |body| welcome.emit(body));
     earlier.truncate(earlier.len() - Seal::Proof.bytes());
     close(&mut earlier, Seal::Proof, wire.hosts[0].secret());
     wire.hosts[0].take(wire.now, from, &earlier);
-    assert_eq!(wire.hosts[0].machine.stats().dropped(Drop::WrongCookie), 1);
+    assert_eq!(
+        wire.hosts[0]
+            .machine
+            .stats()
+            .dropped(DropReason::WrongCookie),
+        1
+    );
     assert!(wire.hosts[0].connected.is_empty());
     wire.dead_ports.clear();
     assert!(wire.run(SECOND, |wire| wire.hosts[0].machine.is_open(peer)));
@@ -393,7 +405,7 @@ fn a_hello_with_a_proof_fits_the_shortest_packet() {
         packet_bytes: 256,
         ..with(KEY)
     };
-    let mut wire = Wire::with_cards(1, 2, 4, &config);
+    let mut wire = Wire::with_interfaces(1, 2, 4, &config);
     wire.seen = Some(Vec::new());
     let peer = wire.connect(0, 1);
     assert!(wire.run(SECOND, |wire| wire.hosts[0].machine.is_open(peer)));
@@ -419,7 +431,7 @@ fn a_member_gets_in_while_strangers_use_up_all_answers() {
         wire.hosts[0].machine.is_open(peer)
     });
     assert!(opened);
-    assert!(wire.hosts[1].machine.stats().dropped(Drop::Throttled) > 0);
+    assert!(wire.hosts[1].machine.stats().dropped(DropReason::Throttled) > 0);
     let hellos = seen(&wire, Kind::Hello).len();
     assert_eq!(hellos, 2, "none had to be repeated");
 }

@@ -1,4 +1,4 @@
-//! Several cards: data go only by addresses that answer, and by all of those.
+//! Several interfaces: data go only by addresses that answer, and by all of those.
 
 #![allow(
     missing_docs,
@@ -12,21 +12,21 @@ mod pair;
 
 use dipole_proto::wire::{Address, Header, Hello, Kind, LaneAddress, Record};
 use dipole_proto::{
-    BeginError, Config, Drop, EdgeId, Frame, LaneState, LaneStatus, PathChange, PeerId, Seal,
+    BeginError, Config, DropReason, EdgeId, Frame, LaneState, LaneStatus, PathChange, PeerId, Seal,
 };
 use pair::{BRIDGE, Wire};
 
 const SECOND: u64 = 1_000_000_000;
 const MEGABYTE: usize = 1 << 20;
 
-fn open_by(wire: &mut Wire, card: usize) -> EdgeId {
+fn open_by(wire: &mut Wire, interface: usize) -> EdgeId {
     wire.hosts[1].machine.open_endpoint(7, false);
-    let peer = wire.connect_by(0, 1, card);
+    let peer = wire.connect_by(0, 1, interface);
     assert!(wire.run(SECOND, |wire| wire.hosts[0].machine.is_open(peer)));
     wire.hosts[0].machine.edge(peer, 1, 7).expect("open")
 }
 
-/// Hosts with a card on each of these networks, and an edge from the first to the second.
+/// Hosts with an interface on each of these networks, and an edge from the first to the second.
 fn connected(networks: [&[u8]; 2]) -> (Wire, EdgeId) {
     let config = Config {
         frames: 4096,
@@ -77,12 +77,12 @@ fn nothing_was_repeated(wire: &Wire) {
     for host in &wire.hosts {
         let stats = host.machine.stats();
         assert_eq!((stats.repeats, stats.lanes_lost), (0, 0), "{stats:?}");
-        assert_eq!(stats.dropped(Drop::Untracked), 0);
+        assert_eq!(stats.dropped(DropReason::Untracked), 0);
     }
 }
 
 #[test]
-fn a_card_that_leads_nowhere_costs_the_first_long_message_nothing() {
+fn an_interface_that_leads_nowhere_costs_the_first_long_message_nothing() {
     let (mut alone, edge) = connected([&[0], &[0]]);
     let alone_ns = send_megabytes(&mut alone, edge, 1);
     for nowhere in [5, BRIDGE] {
@@ -115,12 +115,14 @@ fn bulk_uses_every_address_that_answers_and_no_other() {
     // The receiver asks for itself.
     let back = wire.hosts[1].connected[0];
     assert_eq!(states(&wire, 1, back), expected);
-    let used: Vec<bool> = (0..4).map(|card| wire.arrived[1][card] > 100).collect();
+    let used: Vec<bool> = (0..4)
+        .map(|interface| wire.arrived[1][interface] > 100)
+        .collect();
     assert_eq!(used, [true, true, false, false], "{:?}", wire.arrived);
 }
 
 #[test]
-fn one_side_may_have_more_cards_than_the_other_and_name_them_in_another_order() {
+fn one_side_may_have_more_interfaces_than_the_other_and_name_them_in_another_order() {
     let cases: [[&[u8]; 2]; 5] = [
         [&[0, 1], &[0]],
         [&[0], &[0, 1]],
@@ -153,7 +155,7 @@ fn answers_take_the_network_that_questions_came_by_whatever_its_number() {
 }
 
 #[test]
-fn a_lost_card_is_told_asked_while_there_is_traffic_and_used_when_it_answers_again() {
+fn a_lost_interface_is_told_asked_while_there_is_traffic_and_used_when_it_answers_again() {
     let (mut wire, edge) = connected([&[0, 1], &[0, 1]]);
     send_megabytes(&mut wire, edge, 1);
     wire.dead_networks = vec![1];
@@ -215,7 +217,7 @@ fn a_process_says_goodbye_by_a_way_that_answers() {
     wire.dead_networks = vec![0];
     while states(&wire, 0, edge.peer)[0] != LaneState::Silent {
         let now = wire.now;
-        let sent = wire.hosts[0].send(now, edge, b"by which card?");
+        let sent = wire.hosts[0].send(now, edge, b"by which interface?");
         sent.expect("credit");
         let peer = edge.peer;
         wire.run(SECOND, |wire| wire.hosts[0].machine.is_acknowledged(peer));
@@ -256,7 +258,7 @@ fn an_answer_to_a_question_that_was_not_asked_proves_nothing() {
 }
 
 #[test]
-fn a_process_that_is_met_by_another_card_is_the_same() {
+fn a_process_that_is_met_by_another_interface_is_the_same() {
     let (mut wire, edge) = connected([&[0, 1], &[0, 1]]);
     let incarnation = wire.hosts[1].machine.incarnation();
     let now = wire.now;
@@ -268,7 +270,7 @@ fn a_process_that_is_met_by_another_card_is_the_same() {
 
 #[test]
 fn addresses_that_a_peer_names_and_that_do_not_answer_get_little_however_much_is_sent() {
-    // Cards 5 to 7 are a bystander's.
+    // Interfaces 5 to 7 are a bystander's.
     let config = Config {
         packet_bytes: 8972,
         frames: 4096,

@@ -17,10 +17,10 @@ use pair::{Wire, close};
 const SECOND: u64 = 1_000_000_000;
 const MILLISECOND: u64 = 1_000_000;
 
-/// Two hosts with this many cards each, all of whose lanes answer, and an edge from the
+/// Two hosts with this many interfaces each, all of whose lanes answer, and an edge from the
 /// first to the second.
-fn connected(seed: u64, cards: u8, config: &Config) -> (Wire, EdgeId) {
-    connected_by(Wire::with_cards(seed, 2, cards, config))
+fn connected(seed: u64, interfaces: u8, config: &Config) -> (Wire, EdgeId) {
+    connected_by(Wire::with_interfaces(seed, 2, interfaces, config))
 }
 
 fn connected_by(mut wire: Wire) -> (Wire, EdgeId) {
@@ -80,7 +80,7 @@ fn a_dead_lane_is_left_even_if_a_prod_comes_just_before_each_tail_time_out() {
             return;
         }
     }
-    panic!("the unit never left by the other card");
+    panic!("the unit never left by the other interface");
 }
 
 #[test]

@@ -11,7 +11,7 @@
 mod pair;
 
 use dipole_proto::wire::{CONTROL_LANE, HEADER_BYTES, Header, Kind, emit_echo};
-use dipole_proto::{BeginError, Config, Drop, EdgeId, PathChange, Seal};
+use dipole_proto::{BeginError, Config, DropReason, EdgeId, PathChange, Seal};
 use pair::{Wire, close, connected, payload};
 
 const SECOND: u64 = 1_000_000_000;
@@ -70,7 +70,10 @@ impl Stream {
         });
         assert!(finished, "sent {}, received {}", self.sent, self.received);
         assert_eq!(wire.hosts[1].machine.pool_used(), 0);
-        assert_eq!(wire.hosts[1].machine.stats().dropped(Drop::Violation), 0);
+        assert_eq!(
+            wire.hosts[1].machine.stats().dropped(DropReason::Violation),
+            0
+        );
         wire.now.since(begun)
     }
 

@@ -17,7 +17,7 @@ use dipole_proto::wire::{
     MAX_LANES, MAX_RANGES, Malformed, Packet, Part, RESET_BYTES, Range, Record, RefusedReason,
     Reset, ResetReason, Trailer, Trailers, Wish,
 };
-use dipole_proto::{Drop, Instant};
+use dipole_proto::{DropReason, Instant};
 use hostile::{Action, Conversation, Forgery, decode, play, play_honest};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -512,7 +512,7 @@ proptest! {
 }
 
 /// How often the second host counted this reason while `act` ran.
-fn counted(reason: Drop, act: impl FnOnce(&mut Conversation)) -> u64 {
+fn counted(reason: DropReason, act: impl FnOnce(&mut Conversation)) -> u64 {
     let mut conversation = Conversation::open();
     let now = conversation.now;
     conversation.hosts[0].send(now, 100);
@@ -532,26 +532,44 @@ fn every_bad_packet_is_counted_under_its_reason() {
         }
     };
     assert_eq!(
-        counted(Drop::Malformed, change(|bytes| bytes.truncate(31))),
+        counted(DropReason::Malformed, change(|bytes| bytes.truncate(31))),
         1
     );
     assert_eq!(
-        counted(Drop::Malformed, change(|bytes| bytes.truncate(60))),
+        counted(DropReason::Malformed, change(|bytes| bytes.truncate(60))),
         1
     );
-    assert_eq!(counted(Drop::Malformed, change(|bytes| bytes[0] |= 15)), 1);
     assert_eq!(
-        counted(Drop::Malformed, change(|bytes| bytes[HEADER_BYTES] = 0x7F)),
+        counted(DropReason::Malformed, change(|bytes| bytes[0] |= 15)),
         1
     );
-    assert_eq!(counted(Drop::Version, change(|bytes| bytes[0] ^= 0x30)), 1);
     assert_eq!(
-        counted(Drop::UnknownConnection, change(|bytes| bytes[4] ^= 0x80)),
+        counted(
+            DropReason::Malformed,
+            change(|bytes| bytes[HEADER_BYTES] = 0x7F)
+        ),
         1
     );
-    assert_eq!(counted(Drop::Untracked, change(|bytes| bytes[28] = 7)), 1);
+    assert_eq!(
+        counted(DropReason::Version, change(|bytes| bytes[0] ^= 0x30)),
+        1
+    );
+    assert_eq!(
+        counted(
+            DropReason::UnknownConnection,
+            change(|bytes| bytes[4] ^= 0x80)
+        ),
+        1
+    );
+    assert_eq!(
+        counted(DropReason::Untracked, change(|bytes| bytes[28] = 7)),
+        1
+    );
     // A reliable message in a packet without a unit.
-    assert_eq!(counted(Drop::Violation, change(|bytes| bytes[1] &= !1)), 1);
+    assert_eq!(
+        counted(DropReason::Violation, change(|bytes| bytes[1] &= !1)),
+        1
+    );
 }
 
 #[test]
@@ -566,7 +584,7 @@ fn a_packet_that_comes_again_is_a_duplicate() {
     for count in 1..5 {
         conversation.arrive(&packet);
         let stats = conversation.hosts[1].machine.stats();
-        assert_eq!(stats.dropped(Drop::Duplicate), count);
+        assert_eq!(stats.dropped(DropReason::Duplicate), count);
         assert_eq!(stats.messages_delivered, 1);
     }
 }
@@ -600,7 +618,7 @@ fn a_message_longer_than_all_credit_is_a_violation() {
         assert_eq!(conversation.hosts[1].machine.stats().messages_delivered, 1);
     }
     let stats = conversation.hosts[1].machine.stats();
-    assert_eq!(stats.dropped(Drop::Violation), 4, "{stats:?}");
+    assert_eq!(stats.dropped(DropReason::Violation), 4, "{stats:?}");
     conversation.end();
 }
 
@@ -624,7 +642,7 @@ fn a_hello_with_a_wrong_cookie_costs_no_peer() {
     };
     conversation.hosts[1].take(Instant(2_000_000_000), stranger, &bytes, true);
     let machine = &conversation.hosts[1].machine;
-    assert_eq!(machine.stats().dropped(Drop::WrongCookie), 1);
+    assert_eq!(machine.stats().dropped(DropReason::WrongCookie), 1);
     assert_eq!(machine.peers().count(), 1);
     conversation.end();
 }
@@ -643,8 +661,8 @@ fn strangers_are_answered_only_so_often() {
         conversation.hosts[1].take(now, stranger, &bytes, true);
     }
     let stats = conversation.hosts[1].machine.stats();
-    assert_eq!(stats.dropped(Drop::UnknownConnection), 2000);
-    assert!(stats.dropped(Drop::Throttled) >= 1000);
+    assert_eq!(stats.dropped(DropReason::UnknownConnection), 2000);
+    assert!(stats.dropped(DropReason::Throttled) >= 1000);
     let answers = conversation.hosts[1].transmit(now).len();
     assert!((1..=1000).contains(&answers), "{answers}");
 }

@@ -41,7 +41,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         suite: Suite::Simulator,
         snippet: "            Arrival::Duplicate => {
                 lane.incoming.record(number, floor);
-                return Err(Drop::Duplicate);
+                return Err(DropReason::Duplicate);
             }",
         replacement: "            Arrival::Duplicate => {}",
     },

@@ -9,6 +9,8 @@
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
+use rustix::process::{Pid, Signal, kill_process};
+
 /// A program that takes longer hangs.
 const LIMIT_SECONDS: &str = "120";
 
@@ -124,6 +126,28 @@ impl Running {
         assert_eq!(String::from_utf8_lossy(&said), line);
     }
 
+    /// The program itself: what was started is `timeout`, which started it.
+    pub fn program(&self) -> Pid {
+        let timeout = self.0.as_ref().expect("it runs until now").id();
+        let processes = std::fs::read_dir("/proc").expect("proc");
+        let mut pids = processes.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+        let pid = pids.find(|pid| parent(*pid) == Some(timeout));
+        pid.and_then(Pid::from_raw).expect("it runs until now")
+    }
+
+    /// Kills the program, and waits until it is gone.
+    pub fn kill(mut self) {
+        kill_process(self.program(), Signal::KILL).expect("our own process");
+        let mut child = self.0.take().expect("it runs until now");
+        child.wait().expect("`timeout` ends with it");
+    }
+
+    /// Its input ends.
+    pub fn end_input(&mut self) {
+        let child = self.0.as_mut().expect("it runs until now");
+        drop(child.stdin.take().expect("its input is ours"));
+    }
+
     /// Waits for its end; the rest of what it printed.
     pub fn finish(mut self) -> String {
         let child = self.0.take().expect("it runs until now");
@@ -138,6 +162,14 @@ impl Drop for Running {
             let _reaped = child.wait();
         }
     }
+}
+
+/// The process that started another one; none if that has ended.
+fn parent(pid: i32) -> Option<u32> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name may hold anything: what comes behind its last bracket is the state.
+    let (_, behind) = stat.rsplit_once(')')?;
+    behind.split_whitespace().nth(1)?.parse().ok()
 }
 
 /// Runs a command that must succeed; what it printed.

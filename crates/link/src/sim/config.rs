@@ -41,15 +41,15 @@ pub struct PathConfig {
 /// The whole network.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NetworkConfig {
-    /// Longest frame that cards take; longer ones are refused.
+    /// Longest frame that interfaces take; longer ones are refused.
     pub max_frame_bytes: usize,
     /// Longest frame that the switch passes on; it drops longer ones without a word.
     pub switch_frame_bytes: usize,
-    /// Speed of every card, in each direction; 0 for no limit.
+    /// Speed of every interface, in each direction; 0 for no limit.
     pub bytes_per_second: u64,
-    /// Bytes that wait in a card before `send` takes no more.
+    /// Bytes that wait in an interface before `send` takes no more.
     pub transmit_queue_bytes: u64,
-    /// Bytes that wait in the switch for one card before it drops.
+    /// Bytes that wait in the switch for one interface before it drops.
     pub switch_queue_bytes: u64,
     /// Frames that wait in one socket before the system drops.
     pub receive_queue_frames: usize,
@@ -60,7 +60,7 @@ pub struct NetworkConfig {
     /// Directions, sender and receiver, in which nothing passes.
     pub cuts: BTreeSet<(IpAddr, IpAddr)>,
     /// Multihomed that are dead in both directions.
-    pub dead_cards: BTreeSet<IpAddr>,
+    pub dead_interfaces: BTreeSet<IpAddr>,
 }
 
 impl Default for NetworkConfig {
@@ -80,7 +80,7 @@ impl Default for NetworkConfig {
             },
             paths: BTreeMap::new(),
             cuts: BTreeSet::new(),
-            dead_cards: BTreeSet::new(),
+            dead_interfaces: BTreeSet::new(),
         }
     }
 }
@@ -106,12 +106,12 @@ impl NetworkConfig {
         self.cuts.clear();
     }
 
-    /// Kills a card or brings it back.
-    pub fn set_card(&mut self, ip: IpAddr, alive: bool) {
+    /// Kills an interface or brings it back.
+    pub fn set_interface(&mut self, ip: IpAddr, alive: bool) {
         if alive {
-            self.dead_cards.remove(&ip);
+            self.dead_interfaces.remove(&ip);
         } else {
-            self.dead_cards.insert(ip);
+            self.dead_interfaces.insert(ip);
         }
     }
 
@@ -124,10 +124,10 @@ impl NetworkConfig {
     }
 
     pub(super) fn is_dead(&self, ip: IpAddr) -> bool {
-        self.dead_cards.contains(&ip)
+        self.dead_interfaces.contains(&ip)
     }
 
-    /// How long a card needs for a frame.
+    /// How long an interface needs for a frame.
     pub(super) fn wire_ns(&self, bytes: usize) -> u64 {
         // Ethernet, IP and UDP headers, gap and preamble travel too.
         let bytes = bytes as u64 + 66;
@@ -137,7 +137,7 @@ impl NetworkConfig {
             .unwrap_or(0)
     }
 
-    /// How many bytes a card moves in this time.
+    /// How many bytes an interface moves in this time.
     pub(super) fn wire_bytes(&self, time_ns: u64) -> u64 {
         let bytes = u128::from(time_ns) * u128::from(self.bytes_per_second) / 1_000_000_000;
         u64::try_from(bytes).unwrap_or(u64::MAX)

@@ -37,8 +37,8 @@ pub enum DropReason {
     ReceiveQueue,
     /// A cut or partition.
     Cut,
-    /// The sender's or the receiver's card is dead.
-    DeadCard,
+    /// The sender's or the receiver's interface is dead.
+    DeadInterface,
     /// Nobody has the address it went to.
     NoSocket,
     /// It waited in a socket whose process went away.
@@ -55,7 +55,7 @@ impl DropReason {
         DropReason::SwitchQueue,
         DropReason::ReceiveQueue,
         DropReason::Cut,
-        DropReason::DeadCard,
+        DropReason::DeadInterface,
         DropReason::NoSocket,
         DropReason::Detached,
     ];
@@ -128,25 +128,25 @@ impl Network {
     /// # Errors
     /// When one of them is in use.
     pub fn attach(&self, small: SocketAddr, bulk: SocketAddr) -> Result<Port, AttachError> {
-        self.attach_cards(&[[small, bulk]])
+        self.attach_interfaces(&[[small, bulk]])
     }
 
-    /// Lets a process join with several cards, each with an address for small packets and
-    /// one for bulk. A frame leaves by the card on the network of its destination (the
+    /// Lets a process join with several interfaces, each with an address for small packets and
+    /// one for bulk. A frame leaves by the interface on the network of its destination (the
     /// first 16 bits of an IPv4 address), by the first if there is none.
     ///
     /// # Errors
     /// When one of the addresses is in use.
     ///
     /// # Panics
-    /// When there are no cards.
-    pub fn attach_cards(&self, cards: &[[SocketAddr; 2]]) -> Result<Port, AttachError> {
-        assert!(!cards.is_empty(), "at least one card");
-        let id = self.lock().attach(cards.as_flattened())?;
+    /// When there are no interfaces.
+    pub fn attach_interfaces(&self, interfaces: &[[SocketAddr; 2]]) -> Result<Port, AttachError> {
+        assert!(!interfaces.is_empty(), "at least one interface");
+        let id = self.lock().attach(interfaces.as_flattened())?;
         Ok(Port {
             network: self.clone(),
             id,
-            cards: cards.to_vec(),
+            interfaces: interfaces.to_vec(),
             frames: Vec::new(),
             full_until_ns: None,
             refuses_next: false,
@@ -163,7 +163,7 @@ impl Network {
     }
 
     /// Changes the network while it runs. Frames under way keep the times they
-    /// have; cuts and dead cards stop them.
+    /// have; cuts and dead interfaces stop them.
     pub fn change(&self, change: impl FnOnce(&mut NetworkConfig)) {
         change(&mut self.lock().config);
     }
@@ -211,10 +211,10 @@ impl fmt::Debug for Network {
 pub struct Port {
     network: Network,
     id: u64,
-    /// Small and bulk of each card.
-    cards: Vec<[SocketAddr; 2]>,
+    /// Small and bulk of each interface.
+    interfaces: Vec<[SocketAddr; 2]>,
     frames: Vec<(Class, Frame)>,
-    /// When the card has room again, after it had none.
+    /// When the interface has room again, after it had none.
     full_until_ns: Option<u64>,
     refuses_next: bool,
 }
@@ -222,14 +222,14 @@ pub struct Port {
 impl Port {
     /// Fails once the network has taken this port away.
     fn check(&self, state: &State) -> io::Result<()> {
-        if state.port_at(self.cards[0][0]) == Some(self.id) {
+        if state.port_at(self.interfaces[0][0]) == Some(self.id) {
             return Ok(());
         }
         Err(io::Error::new(
             io::ErrorKind::NotConnected,
             format!(
                 "the simulated port {} was detached; attach again",
-                self.cards[0][0]
+                self.interfaces[0][0]
             ),
         ))
     }
@@ -246,22 +246,25 @@ impl Link for Port {
     }
 
     fn local(&self, class: Class) -> SocketAddr {
-        self.cards[0][class as usize]
+        self.interfaces[0][class as usize]
     }
 
     fn locals(&self, class: Class) -> Vec<SocketAddr> {
-        self.cards.iter().map(|card| card[class as usize]).collect()
+        self.interfaces
+            .iter()
+            .map(|interface| interface[class as usize])
+            .collect()
     }
 
     fn source(&self, class: Class, to: SocketAddr) -> SocketAddr {
-        state::source(&self.cards, class, to)
+        state::source(&self.interfaces, class, to)
     }
 
     fn send(&mut self, now_ns: u64, batch: &[Outgoing<'_>]) -> io::Result<usize> {
         let mut state = self.network.lock();
         self.check(&state)?;
         state.advance(now_ns);
-        let (taken, full_until_ns) = state.send(&self.cards, batch);
+        let (taken, full_until_ns) = state.send(&self.interfaces, batch);
         self.full_until_ns = full_until_ns;
         self.refuses_next = taken < batch.len() && full_until_ns.is_none();
         Ok(taken)
@@ -277,8 +280,8 @@ impl Link for Port {
         self.check(&state)?;
         state.advance(now_ns);
         self.full_until_ns = self.full_until_ns.filter(|&until_ns| until_ns > now_ns);
-        for card in &self.cards {
-            state.poll(card[class as usize], class, &mut self.frames);
+        for interface in &self.interfaces {
+            state.poll(interface[class as usize], class, &mut self.frames);
         }
         Ok(self.frames.len())
     }
@@ -292,7 +295,7 @@ impl Link for Port {
         }
     }
 
-    /// When a full card has room again.
+    /// When a full interface has room again.
     fn next_deadline_ns(&self) -> Option<u64> {
         self.full_until_ns
     }

@@ -26,7 +26,7 @@ pub(super) struct Frame {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// Reaches the switch's queue for the receiver's card.
+    /// Reaches the switch's queue for the receiver's interface.
     Switch,
     /// Reaches the receiver's socket.
     Socket,
@@ -48,7 +48,7 @@ struct PathState {
 }
 
 #[derive(Default)]
-struct Card {
+struct Interface {
     transmit_free_ns: u64,
     switch_free_ns: u64,
 }
@@ -58,15 +58,15 @@ struct Socket {
     queue: VecDeque<Frame>,
 }
 
-/// By which card a frame leaves: the one on the network of its destination.
-pub(super) fn source(cards: &[[SocketAddr; 2]], class: Class, to: SocketAddr) -> SocketAddr {
+/// By which interface a frame leaves: the one on the network of its destination.
+pub(super) fn source(interfaces: &[[SocketAddr; 2]], class: Class, to: SocketAddr) -> SocketAddr {
     let network = |address: SocketAddr| match address.ip() {
         IpAddr::V4(ip) => (ip.octets()[0], ip.octets()[1]),
         IpAddr::V6(ip) => (ip.octets()[0], ip.octets()[1]),
     };
     let class = class as usize;
-    let near = |card: &&[SocketAddr; 2]| network(card[class]) == network(to);
-    cards.iter().find(near).unwrap_or(&cards[0])[class]
+    let near = |interface: &&[SocketAddr; 2]| network(interface[class]) == network(to);
+    interfaces.iter().find(near).unwrap_or(&interfaces[0])[class]
 }
 
 pub(super) struct State {
@@ -80,7 +80,7 @@ pub(super) struct State {
     events: BTreeMap<(u64, u64), Event>,
     sockets: FxHashMap<SocketAddr, Socket>,
     paths: FxHashMap<(IpAddr, IpAddr), PathState>,
-    cards: FxHashMap<IpAddr, Card>,
+    interfaces: FxHashMap<IpAddr, Interface>,
     spare: Vec<Vec<u8>>,
 }
 
@@ -96,7 +96,7 @@ impl State {
             events: BTreeMap::new(),
             sockets: FxHashMap::default(),
             paths: FxHashMap::default(),
-            cards: FxHashMap::default(),
+            interfaces: FxHashMap::default(),
             spare: Vec::new(),
         }
     }
@@ -158,22 +158,26 @@ impl State {
         self.now_ns = self.now_ns.max(now_ns);
     }
 
-    /// Takes frames from a process; returns how many, and when its card has
+    /// Takes frames from a process; returns how many, and when its interface has
     /// room again if it is full. Else it took all, or refuses the next.
     pub(super) fn send(
         &mut self,
-        cards: &[[SocketAddr; 2]],
+        interfaces: &[[SocketAddr; 2]],
         batch: &[Outgoing<'_>],
     ) -> (usize, Option<u64>) {
         for (index, outgoing) in batch.iter().enumerate() {
             if outgoing.len() > self.config.max_frame_bytes {
                 return (index, None);
             }
-            let from = source(cards, outgoing.class, outgoing.to);
-            let free_ns = self.cards.entry(from.ip()).or_default().transmit_free_ns;
+            let from = source(interfaces, outgoing.class, outgoing.to);
+            let free_ns = self
+                .interfaces
+                .entry(from.ip())
+                .or_default()
+                .transmit_free_ns;
             let backlog_ns = free_ns.saturating_sub(self.now_ns);
             let backlog_bytes = self.config.wire_bytes(backlog_ns);
-            // An idle card takes any frame, or the smallest queue would stop it.
+            // An idle interface takes any frame, or the smallest queue would stop it.
             if backlog_ns > 0 && backlog_bytes >= self.config.transmit_queue_bytes {
                 return (index, Some(free_ns));
             }
@@ -197,11 +201,11 @@ impl State {
             return self.drop_frame(frame, DropReason::Empty);
         }
         let wire_ns = self.config.wire_ns(frame.bytes.len());
-        let card = self.cards.entry(source).or_default();
-        card.transmit_free_ns = card.transmit_free_ns.max(self.now_ns) + wire_ns;
-        let left_ns = card.transmit_free_ns;
+        let interface = self.interfaces.entry(source).or_default();
+        interface.transmit_free_ns = interface.transmit_free_ns.max(self.now_ns) + wire_ns;
+        let left_ns = interface.transmit_free_ns;
         if self.config.is_dead(source) {
-            return self.drop_frame(frame, DropReason::DeadCard);
+            return self.drop_frame(frame, DropReason::DeadInterface);
         }
         if self.config.is_cut(source, target) {
             return self.drop_frame(frame, DropReason::Cut);
@@ -272,15 +276,15 @@ impl State {
     fn pass_switch(&mut self, event: Event) {
         let bytes = event.frame.bytes.len();
         let wire_ns = self.config.wire_ns(bytes);
-        let card = self.cards.entry(event.frame.to.ip()).or_default();
-        let start_ns = card.switch_free_ns.max(event.at_ns);
+        let interface = self.interfaces.entry(event.frame.to.ip()).or_default();
+        let start_ns = interface.switch_free_ns.max(event.at_ns);
         let waiting_bytes = self.config.wire_bytes(start_ns - event.at_ns);
         // An idle switch passes any frame.
         if start_ns > event.at_ns && waiting_bytes + bytes as u64 > self.config.switch_queue_bytes {
             return self.drop_frame(event.frame, DropReason::SwitchQueue);
         }
-        card.switch_free_ns = start_ns + wire_ns;
-        let at_ns = card.switch_free_ns.saturating_add(event.late_ns);
+        interface.switch_free_ns = start_ns + wire_ns;
+        let at_ns = interface.switch_free_ns.saturating_add(event.late_ns);
         self.push(Event {
             at_ns,
             stage: Stage::Socket,
@@ -292,7 +296,7 @@ impl State {
     fn arrive(&mut self, frame: Frame) {
         // Who died or was cut off meanwhile receives nothing under way.
         if self.config.is_dead(frame.to.ip()) {
-            return self.drop_frame(frame, DropReason::DeadCard);
+            return self.drop_frame(frame, DropReason::DeadInterface);
         }
         if self.config.is_cut(frame.from.ip(), frame.to.ip()) {
             return self.drop_frame(frame, DropReason::Cut);

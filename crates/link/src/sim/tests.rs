@@ -63,7 +63,7 @@ fn numbered(count: u32) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn a_frame_arrives_after_both_cards_and_the_latency() {
+fn a_frame_arrives_after_both_interfaces_and_the_latency() {
     let config = NetworkConfig {
         bytes_per_second: 1_000_000_000,
         path: PathConfig {
@@ -211,7 +211,7 @@ fn many_to_one_overflows_the_switch_and_the_rest_arrives_at_line_rate() {
 }
 
 #[test]
-fn a_full_card_takes_no_more_until_the_time_it_tells() {
+fn a_full_interface_takes_no_more_until_the_time_it_tells() {
     let config = NetworkConfig {
         bytes_per_second: 1_000_000_000,
         transmit_queue_bytes: 5_000,
@@ -254,17 +254,17 @@ fn a_cut_works_one_way_and_a_partition_both() {
 }
 
 #[test]
-fn a_dead_card_loses_what_is_under_way_and_comes_back() {
+fn a_dead_interface_loses_what_is_under_way_and_comes_back() {
     let network = Network::new(1, NetworkConfig::default());
     let (mut a, mut b) = (attach(&network, 1), attach(&network, 2));
     send(&mut a, 0, 2, b"under way");
-    network.change(|config| config.set_card(ip(2), false));
+    network.change(|config| config.set_interface(ip(2), false));
     assert!(receive(&mut b, 100_000).is_empty());
     assert_eq!(send(&mut b, 100_000, 1, b"out"), 1);
-    network.change(|config| config.set_card(ip(2), true));
+    network.change(|config| config.set_interface(ip(2), true));
     send(&mut a, 100_000, 2, b"back");
     assert_eq!(receive(&mut b, 200_000), [b"back"]);
-    assert_eq!(network.stats().dropped(DropReason::DeadCard), 2);
+    assert_eq!(network.stats().dropped(DropReason::DeadInterface), 2);
 }
 
 #[test]

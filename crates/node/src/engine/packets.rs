@@ -5,7 +5,7 @@ use std::io;
 use arrayvec::ArrayVec;
 use dipole_link::{Class, Link, Outgoing};
 use dipole_proto::wire::{LaneAddress, MAX_LANES};
-use dipole_proto::{Drop, EdgeId, Instant, Transmit};
+use dipole_proto::{DropReason, EdgeId, Instant, Transmit};
 
 use super::core::Core;
 use super::trailer::Trailers;
@@ -152,7 +152,7 @@ impl PacketPort {
                 continue;
             };
             if !self.trailers.check(&mut addressed, frame.bytes) {
-                core.machine.count(Drop::Damaged);
+                core.machine.count(DropReason::Damaged);
                 continue;
             }
             let _counted = core.machine.on_packet(now, from, &addressed);

@@ -506,9 +506,9 @@ impl World {
                 }
             }
         }
-        let card = self.scenario.way_to(plan.to, self.now_ns);
+        let interface = self.scenario.way_to(plan.to, self.now_ns);
         let destination = Destination {
-            small: address(self.scenario.nodes[plan.to].place, Class::Small, card),
+            small: address(self.scenario.nodes[plan.to].place, Class::Small, interface),
             incarnation: there.filter(|_| plan.particular).unwrap_or(0),
         };
         let peer = process

@@ -8,7 +8,7 @@ use dipole_proto::Config;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use crate::cards::{cards, hopeless_pairs};
+use crate::interfaces::{hopeless_pairs, interfaces};
 use crate::payload::{LONGEST_BYTES, TAG_BYTES};
 use crate::scenario::{
     EndpointPlan, FIRST_SOURCE, Fault, FlowPlan, MICROSECOND, MILLISECOND, Narrow, NodePlan, Place,
@@ -83,13 +83,13 @@ impl Scenario {
             .map(|_| endpoints(&mut draw, calm_at_ns))
             .collect();
         let ends = ends(&mut draw, &endpoints);
-        let (mut cards, lost_network) = cards(&mut draw, count, calm_at_ns);
+        let (mut interfaces, lost_network) = interfaces(&mut draw, count, calm_at_ns);
         let mut apart = Draw(ChaCha8Rng::seed_from_u64(seed ^ APART));
         let (places, memory) = places(&mut apart, count);
         for (process, place) in places.iter().enumerate() {
-            // Processes of a node have its cards.
+            // Processes of a node have its interfaces.
             let first = process - place.rank;
-            cards[process] = cards[first].clone();
+            interfaces[process] = interfaces[first].clone();
         }
         let several = places.iter().any(|place| place.rank > 0);
         let nodes: Vec<NodePlan> = (0..count)
@@ -113,7 +113,7 @@ impl Scenario {
                     } else {
                         0
                     },
-                    cards: cards[node].clone(),
+                    interfaces: interfaces[node].clone(),
                     watches: draw.chance(30),
                     closes_unread: apart.chance(50),
                     endpoints,
@@ -124,7 +124,7 @@ impl Scenario {
         hopeless_pairs(
             &mut draw,
             &places,
-            &cards,
+            &interfaces,
             lost_network.is_some(),
             &mut network,
         );
@@ -415,11 +415,15 @@ fn faults(draw: &mut Draw, nodes: &[NodePlan], calm_at_ns: &mut u64) -> Vec<(u64
                 }
             }
             9..11 => {
-                let card = draw.node(nodes[node].cards.len());
-                let card = |alive| Fault::Card { node, card, alive };
-                faults.push((at_ns, card(false)));
+                let interface = draw.node(nodes[node].interfaces.len());
+                let interface = |alive| Fault::Interface {
+                    node,
+                    interface,
+                    alive,
+                };
+                faults.push((at_ns, interface(false)));
                 if draw.chance(80) {
-                    faults.push((over_ns, card(true)));
+                    faults.push((over_ns, interface(true)));
                 }
             }
             _ => {
@@ -447,7 +451,7 @@ fn narrow(seed: u64, most: usize, calm_at_ns: u64, faults: &mut Vec<(u64, Fault)
         let over_ns = at_ns + draw.below(calm_at_ns - at_ns);
         let bytes = least + draw.node(most - least);
         let by = match draw.chance(50) {
-            true => Narrow::Cards,
+            true => Narrow::Interfaces,
             false => Narrow::Switch,
         };
         faults.push((at_ns, Fault::Narrow { bytes, by }));

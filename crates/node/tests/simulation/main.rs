@@ -12,8 +12,8 @@
 #![allow(missing_docs, unreachable_pub, reason = "a test")]
 
 mod app;
-mod cards;
 mod draw;
+mod interfaces;
 mod ledger;
 mod payload;
 mod scenario;
@@ -153,7 +153,7 @@ fn two_thousand_seeds_break_no_rule() {
 
 /// Seeds beyond the first two thousand that once broke a rule.
 const ONCE_BROKEN: [u64; 9] = [
-    // A prod just before each tail time-out kept the blame from a dead card's lane.
+    // A prod just before each tail time-out kept the blame from a dead interface's lane.
     1_006_703,
     // The goodbye of a process was lost: its idle peer finds out after some minutes.
     9_001_128,

@@ -1,6 +1,6 @@
 //! What a seed means: a network, processes, who sends what to whom, what goes wrong.
 //!
-//! A *node* is a machine with its cards; several processes may run on it. Processes are
+//! A *node* is a machine with its interfaces; several processes may run on it. Processes are
 //! counted through the cluster.
 
 use std::net::{IpAddr, SocketAddr};
@@ -62,8 +62,8 @@ pub struct NodePlan {
     pub config: Config,
     /// The process computes this long between two steps; 0 for one that waits.
     pub busy_ns: u64,
-    /// The network of each of its cards, the first one first.
-    pub cards: Vec<u8>,
+    /// The network of each of its interfaces, the first one first.
+    pub interfaces: Vec<u8>,
     pub watches: bool,
     /// It closes endpoints without reading what they hold.
     pub closes_unread: bool,
@@ -158,15 +158,15 @@ pub enum Fault {
     Cut(usize, usize),
     /// Ends partitions and cuts.
     Heal,
-    /// A card, by its place among the node's, dies or comes back.
-    Card {
+    /// An interface, by its place among the node's, dies or comes back.
+    Interface {
         node: usize,
-        card: usize,
+        interface: usize,
         alive: bool,
     },
     /// Nothing crosses a network any more.
     LoseNetwork(u8),
-    /// Packets may only be so long, or as long as at first again: the cards refuse longer
+    /// Packets may only be so long, or as long as at first again: the interfaces refuse longer
     /// ones, or the switch drops them.
     Narrow { bytes: usize, by: Narrow },
     /// A process is not stepped for this long.
@@ -182,7 +182,7 @@ pub enum Fault {
 /// Who does not take long packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Narrow {
-    Cards,
+    Interfaces,
     Switch,
 }
 
@@ -199,11 +199,11 @@ impl Fault {
     }
 }
 
-/// The network of the bulk port of a node with one card, if it has a device of its own.
+/// The network of the bulk port of a node with one interface, if it has a device of its own.
 pub const BULK_NETWORK: u8 = 9;
 
-/// The address of a node's card on a network.
-pub fn card_address(node: usize, network: u8) -> IpAddr {
+/// The address of a node's interface on a network.
+pub fn interface_address(node: usize, network: u8) -> IpAddr {
     let node = u8::try_from(node + 1).expect("few nodes");
     IpAddr::from([10, network, 0, node])
 }
@@ -215,21 +215,21 @@ pub fn address(place: Place, class: Class, network: u8) -> SocketAddr {
         Class::Small => first,
         Class::Bulk => first + 1,
     };
-    SocketAddr::new(card_address(place.node, network), port)
+    SocketAddr::new(interface_address(place.node, network), port)
 }
 
 impl NodePlan {
-    /// Small and bulk address of each card.
+    /// Small and bulk address of each interface.
     pub fn addresses(&self) -> Vec<[SocketAddr; 2]> {
         let classes = [Class::Small, Class::Bulk];
-        match self.cards[..] {
+        match self.interfaces[..] {
             [small, BULK_NETWORK] => vec![[
                 address(self.place, Class::Small, small),
                 address(self.place, Class::Bulk, BULK_NETWORK),
             ]],
             _ => {
-                let cards = self.cards.iter();
-                cards
+                let interfaces = self.interfaces.iter();
+                interfaces
                     .map(|network| classes.map(|class| address(self.place, class, *network)))
                     .collect()
             }
@@ -262,21 +262,21 @@ impl Scenario {
             && other_plan.shares_memory
     }
 
-    /// By which network a node's directory answers, as it is asked on all: its first card
+    /// By which network a node's directory answers, as it is asked on all: its first interface
     /// on one that works.
     pub fn way_to(&self, node: usize, now_ns: u64) -> u8 {
         let works = |network: &&u8| match self.lost_network {
             None => **network == 0,
             Some((at_ns, lost)) => **network < 2 && (now_ns < at_ns || **network != lost),
         };
-        let mut cards = self.nodes[node].cards.iter();
-        *cards.find(works).expect("all are on these networks")
+        let mut interfaces = self.nodes[node].interfaces.iter();
+        *interfaces.find(works).expect("all are on these networks")
     }
 
     /// Long messages from one node to another, of whose packets one in a hundred
     /// is lost on the way there, to the end.
     pub fn lossy_stream(seed: u64) -> Scenario {
-        let ip = |node| card_address(node, 0);
+        let ip = |node| interface_address(node, 0);
         let mut network = NetworkConfig::default();
         let lossy = PathConfig {
             loss: 0.01,
@@ -294,7 +294,7 @@ impl Scenario {
                 ..Config::default()
             },
             busy_ns: 0,
-            cards: vec![0],
+            interfaces: vec![0],
             watches: false,
             closes_unread: false,
             endpoints: vec![EndpointPlan {

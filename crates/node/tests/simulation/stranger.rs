@@ -53,7 +53,7 @@ impl Stranger {
             own.as_ref(),
         );
         let now = Instant(now_ns);
-        let met = (scenario.nodes.iter()).filter(|plan| plan.cards.contains(&home));
+        let met = (scenario.nodes.iter()).filter(|plan| plan.interfaces.contains(&home));
         let knocked = met.map(|plan| {
             let to = Destination {
                 small: address(plan.place, Class::Small, home),

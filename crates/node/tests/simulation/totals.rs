@@ -1,8 +1,8 @@
 //! Sums over all seeds: that every fault really happens is checked too.
 
-use dipole_link::sim::{DropReason, NetworkStats};
+use dipole_link::sim::{self, NetworkStats};
 use dipole_node::GoneReason;
-use dipole_proto::{Drop, Stats};
+use dipole_proto::{DropReason, Stats};
 
 /// Why a peer is gone.
 const GONE_REASONS: [&str; 6] = [
@@ -36,7 +36,7 @@ pub struct Totals {
     pub pauses: u64,
     pub jumps: u64,
     pub partitions: u64,
-    pub cards: u64,
+    pub interfaces: u64,
     pub networks: u64,
     pub narrowings: u64,
     pub probes: u64,
@@ -45,14 +45,14 @@ pub struct Totals {
     pub duplicated: u64,
     pub reordered: u64,
     pub corrupted: u64,
-    pub lost: [u64; DropReason::ALL.len()],
+    pub lost: [u64; sim::DropReason::ALL.len()],
     pub units: u64,
     pub repeats: u64,
     pub tail_repeats: u64,
     pub acks: u64,
     pub prods: u64,
     pub lanes_lost: u64,
-    pub dropped: [u64; Drop::ALL.len()],
+    pub dropped: [u64; DropReason::ALL.len()],
 }
 
 impl Totals {
@@ -61,7 +61,7 @@ impl Totals {
         self.duplicated += stats.duplicated;
         self.reordered += stats.reordered;
         self.corrupted += stats.corrupted;
-        for (sum, reason) in self.lost.iter_mut().zip(DropReason::ALL) {
+        for (sum, reason) in self.lost.iter_mut().zip(sim::DropReason::ALL) {
             *sum += stats.dropped(reason);
         }
     }
@@ -94,7 +94,7 @@ impl Totals {
 
     /// Frames lost one by one, by chance.
     pub fn lost_by_chance(&self) -> u64 {
-        self.lost[DropReason::Loss as usize]
+        self.lost[sim::DropReason::Loss as usize]
     }
 
     pub fn add(&mut self, other: &Totals) {
@@ -131,7 +131,7 @@ impl Totals {
             pauses,
             jumps,
             partitions,
-            cards,
+            interfaces,
             networks,
             narrowings,
             probes,
@@ -150,10 +150,10 @@ impl Totals {
         for (name, value) in GONE_REASONS.iter().zip(&mut self.sessions_gone) {
             all.push((format!("gone {name}"), value));
         }
-        for (reason, value) in DropReason::ALL.iter().zip(&mut self.lost) {
+        for (reason, value) in sim::DropReason::ALL.iter().zip(&mut self.lost) {
             all.push((format!("lost {reason:?}"), value));
         }
-        for (reason, value) in Drop::ALL.iter().zip(&mut self.dropped) {
+        for (reason, value) in DropReason::ALL.iter().zip(&mut self.dropped) {
             all.push((format!("dropped {}", reason.name()), value));
         }
         all

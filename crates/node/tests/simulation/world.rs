@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use dipole_link::sim::{Network, SharedMemory};
 use dipole_node::engine::{Engine, Holdings};
 use dipole_node::links::AnyLink;
-use dipole_proto::{Drop, Instant};
+use dipole_proto::{DropReason, Instant};
 use rand::{Rng, RngCore, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -15,14 +15,15 @@ use crate::app::{Flow, Inlet};
 use crate::ledger::{Ledger, Life};
 use crate::payload::LONGEST_BYTES;
 use crate::scenario::{
-    Fault, MICROSECOND, Narrow, NodePlan, Presence, SECOND, Scenario, card_address,
+    Fault, MICROSECOND, Narrow, NodePlan, Presence, SECOND, Scenario, interface_address,
 };
 use crate::stranger::Stranger;
 use crate::totals::Totals;
 use crate::trace::{Trace, What};
 
 /// Virtual time within which something must be read, once faults have stopped, or all be done. (A
-/// pool that holds one message and cards that overtake each other cost a time-out per message.)
+/// pool that holds one message and interfaces that overtake each other cost a time-out per
+/// message.)
 const PROGRESS_NS: u64 = 60 * SECOND;
 /// How soon a process that found something to do looks again.
 const POLL_NS: u64 = MICROSECOND;
@@ -130,7 +131,7 @@ pub struct World {
     memories: Vec<SharedMemory>,
     pub now_ns: u64,
     pub nodes: Vec<Node>,
-    /// Small and bulk address of each card of each node.
+    /// Small and bulk address of each interface of each node.
     addresses: Vec<Vec<[SocketAddr; 2]>>,
     pub flows: Vec<Flow>,
     pub ledger: Ledger,
@@ -192,7 +193,7 @@ impl World {
                 let window =
                     u64::from(plan.config.initial_credit_bytes).max(plan.config.edge_window_bytes);
                 let edge_bound = window.max(LONGEST_BYTES as u64 + 64);
-                // Who has given a peer up comes again by another card, as another session,
+                // Who has given a peer up comes again by another interface, as another session,
                 // while the peer has no reason to give up the old one.
                 let sessions = 1 + u64::from(scenario.lost_network.is_some());
                 // An edge that ended may not be read when its next life begins.
@@ -281,8 +282,8 @@ impl World {
         let Some(process) = &node.process else {
             return u64::MAX;
         };
-        let mut cards = self.addresses[index].iter().flatten();
-        let waiting = cards.any(|address| self.network.waiting(*address) > 0);
+        let mut interfaces = self.addresses[index].iter().flatten();
+        let waiting = interfaces.any(|address| self.network.waiting(*address) > 0);
         let wanted = if waiting {
             0
         } else {
@@ -358,7 +359,7 @@ impl World {
     fn check(&self, index: usize, process: &Process) -> Result<(), String> {
         let config = &self.scenario.nodes[index].config;
         let machine = process.engine.machine();
-        let violations = machine.stats().dropped(Drop::Violation);
+        let violations = machine.stats().dropped(DropReason::Violation);
         if violations > 0 {
             return Err("it counts a violation, yet all peers are honest".into());
         }
@@ -579,7 +580,7 @@ impl World {
         let plan = &self.scenario.nodes[index];
         let port = self
             .network
-            .attach_cards(&self.addresses[index])
+            .attach_interfaces(&self.addresses[index])
             .expect("the forerunner has left");
         let node = &mut self.nodes[index];
         node.lives += 1;
@@ -660,11 +661,11 @@ impl World {
             Fault::Partition(group) => {
                 let group: Vec<usize> = group.iter().map(|it| self.node_of(*it)).collect();
                 let (these, those): (Vec<_>, Vec<_>) = self
-                    .cards()
+                    .interfaces()
                     .into_iter()
                     .partition(|(node, _)| group.contains(node));
-                let ips = |cards: Vec<(usize, std::net::IpAddr)>| -> Vec<_> {
-                    cards.into_iter().map(|(_, ip)| ip).collect()
+                let ips = |interfaces: Vec<(usize, std::net::IpAddr)>| -> Vec<_> {
+                    interfaces.into_iter().map(|(_, ip)| ip).collect()
                 };
                 let (these, those) = (ips(these), ips(those));
                 self.network
@@ -674,8 +675,16 @@ impl World {
             }
             Fault::Cut(from, to) => {
                 let (from, to) = (self.node_of(from), self.node_of(to));
-                for (_, from_ip) in self.cards().into_iter().filter(|card| card.0 == from) {
-                    for (_, to_ip) in self.cards().into_iter().filter(|card| card.0 == to) {
+                for (_, from_ip) in self
+                    .interfaces()
+                    .into_iter()
+                    .filter(|interface| interface.0 == from)
+                {
+                    for (_, to_ip) in self
+                        .interfaces()
+                        .into_iter()
+                        .filter(|interface| interface.0 == to)
+                    {
                         self.network.change(|config| config.cut(from_ip, to_ip));
                     }
                 }
@@ -686,12 +695,21 @@ impl World {
                 self.network.change(|config| config.heal());
                 self.trace.note(now_ns, 0, What::Network("healed"));
             }
-            Fault::Card { node, card, alive } => {
-                let network = self.scenario.nodes[node].cards[card];
-                let ip = card_address(self.node_of(node), network);
-                self.network.change(|config| config.set_card(ip, alive));
-                self.totals.cards += 1;
-                let what = if alive { "card back" } else { "card dead" };
+            Fault::Interface {
+                node,
+                interface,
+                alive,
+            } => {
+                let network = self.scenario.nodes[node].interfaces[interface];
+                let ip = interface_address(self.node_of(node), network);
+                self.network
+                    .change(|config| config.set_interface(ip, alive));
+                self.totals.interfaces += 1;
+                let what = if alive {
+                    "interface back"
+                } else {
+                    "interface dead"
+                };
                 self.trace.note(now_ns, node, What::Network(what));
             }
             Fault::LoseNetwork(lost) => {
@@ -701,7 +719,7 @@ impl World {
             }
             Fault::Narrow { bytes, by } => {
                 self.network.change(|config| match by {
-                    Narrow::Cards => config.max_frame_bytes = bytes,
+                    Narrow::Interfaces => config.max_frame_bytes = bytes,
                     Narrow::Switch => config.switch_frame_bytes = bytes,
                 });
                 self.totals.narrowings += 1;
@@ -729,27 +747,28 @@ impl World {
         }
     }
 
-    /// All cards, with their nodes.
-    fn cards(&self) -> Vec<(usize, std::net::IpAddr)> {
-        let mut cards = Vec::new();
+    /// All interfaces, with their nodes.
+    fn interfaces(&self) -> Vec<(usize, std::net::IpAddr)> {
+        let mut interfaces = Vec::new();
         for plan in &self.scenario.nodes {
-            for network in &plan.cards {
+            for network in &plan.interfaces {
                 let node = plan.place.node;
-                cards.push((node, card_address(node, *network)));
+                interfaces.push((node, interface_address(node, *network)));
             }
         }
-        cards
+        interfaces
     }
 
     fn node_of(&self, index: usize) -> usize {
         self.scenario.nodes[index].place.node
     }
 
-    /// All cards of a network die.
+    /// All interfaces of a network die.
     fn lose_network(&mut self, lost: u8) {
         for node in 0..self.nodes.len() {
-            let ip = card_address(node, lost);
-            self.network.change(|config| config.set_card(ip, false));
+            let ip = interface_address(node, lost);
+            self.network
+                .change(|config| config.set_interface(ip, false));
         }
     }
 
@@ -759,7 +778,7 @@ impl World {
         self.network.change(|config| {
             config.path = calm_path;
             config.heal();
-            config.dead_cards.clear();
+            config.dead_interfaces.clear();
         });
         if let Some((_, lost)) = self.scenario.lost_network {
             self.lose_network(lost);

@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use dipole_node::{Address, EndpointId, Links, Node};
-use dipole_proto::Drop as Reason;
+use dipole_proto::DropReason;
 
 use crate::{PATIENCE, Process, config};
 
@@ -84,8 +84,8 @@ pub(crate) fn talk(runtime: &Path, links: Links, rank: u32) {
         "end {departed} {} {} {} {}",
         stats.peers,
         stats.local.map_or(0, |local| local.strangers),
-        stats.protocol.dropped(Reason::WrongKey),
-        stats.protocol.dropped(Reason::UnknownConnection),
+        stats.protocol.dropped(DropReason::WrongKey),
+        stats.protocol.dropped(DropReason::UnknownConnection),
     );
 }
 

@@ -9,7 +9,7 @@ use crate::config::charge;
 use crate::event::{EdgeId, Event};
 use crate::holes::widen;
 use crate::shared::{Oversize, Shared};
-use crate::stats::Drop;
+use crate::stats::DropReason;
 use crate::time::Instant;
 use crate::wire::{EdgeKey, MessageRun, RefusedReason, Wish};
 
@@ -34,7 +34,7 @@ impl Channel {
 
     fn open_in(&mut self, key: EdgeKey, shared: &mut Shared) -> Option<u32> {
         if self.is_full(shared) {
-            shared.count(Drop::EdgesFull);
+            shared.count(DropReason::EdgesFull);
             return None;
         }
         let ends = (key.target, key.source);
@@ -207,7 +207,7 @@ impl Channel {
                 Placed::Discarded
             }
             Err(violation) => {
-                shared.count(Drop::Violation);
+                shared.count(DropReason::Violation);
                 // It was acknowledged with its packet: its sender must not think it taken.
                 if violation == incoming::Violation::OverCredit {
                     self.refuse(index, piece.sequence, RefusedReason::OverCredit);
@@ -539,7 +539,7 @@ impl Channel {
             return Tell::Nothing;
         }
         if !edge.want(wish) {
-            shared.count(Drop::Violation);
+            shared.count(DropReason::Violation);
             return Tell::Nothing;
         }
         self.regrant(index, now, shared);

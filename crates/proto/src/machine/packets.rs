@@ -7,7 +7,7 @@ use crate::handshake::{HelloBody, Letter};
 use crate::key::Seal;
 use crate::machine::{Machine, session_index};
 use crate::session::{Phase, Session};
-use crate::stats::Drop;
+use crate::stats::DropReason;
 use crate::time::{Instant, SECOND};
 use crate::wire::{
     Address, Bye, CRC_BYTES, Challenge, Flags, Header, Hello, Kind, Malformed, Packet, Reset,
@@ -40,7 +40,7 @@ impl Machine {
         now: Instant,
         from: Address,
         bytes: &'a [u8],
-    ) -> Result<Addressed<'a>, Drop> {
+    ) -> Result<Addressed<'a>, DropReason> {
         let header = Header::parse(bytes).map_err(|error| self.malformed(error))?;
         let in_session = matches!(header.kind, Kind::Data | Kind::Ack | Kind::Prod | Kind::Bye);
         if !in_session {
@@ -103,7 +103,7 @@ impl Machine {
         now: Instant,
         from: Address,
         addressed: &Addressed<'_>,
-    ) -> Result<(), Drop> {
+    ) -> Result<(), DropReason> {
         let packet = &addressed.packet;
         self.shared.assembled = None;
         let taken = match (packet.header.kind, addressed.peer) {
@@ -115,7 +115,7 @@ impl Machine {
             (Kind::Challenge, _) => self.on_challenge(now, packet),
             (Kind::Welcome, _) => self.on_welcome(now, packet, addressed.proven),
             (Kind::Reset, _) => self.on_reset(from, packet, addressed.proven),
-            _ => Err(Drop::Malformed),
+            _ => Err(DropReason::Malformed),
         };
         if let Err(reason) = taken {
             self.shared.count(reason);
@@ -130,11 +130,11 @@ impl Machine {
         from: Address,
         peer: PeerId,
         packet: &Packet<'_>,
-    ) -> Result<(), Drop> {
+    ) -> Result<(), DropReason> {
         let session = self
             .peers
             .session_mut(peer)
-            .ok_or(Drop::UnknownConnection)?;
+            .ok_or(DropReason::UnknownConnection)?;
         let taken = session.on_packet(now, from, packet, &mut self.shared);
         self.timers
             .arm(session_index(peer), session.deadline(&self.shared));
@@ -145,10 +145,10 @@ impl Machine {
         taken
     }
 
-    fn malformed(&mut self, error: Malformed) -> Drop {
+    fn malformed(&mut self, error: Malformed) -> DropReason {
         let reason = match error {
-            Malformed::BadVersion(_) => Drop::Version,
-            _ => Drop::Malformed,
+            Malformed::BadVersion(_) => DropReason::Version,
+            _ => DropReason::Malformed,
         };
         self.shared.count(reason);
         reason
@@ -156,7 +156,7 @@ impl Machine {
 
     /// No session has that connection. A reset tells the sender, but a packet that
     /// may be one of a session just opening is only dropped.
-    fn unknown(&mut self, now: Instant, from: Address, bytes: &[u8]) -> Drop {
+    fn unknown(&mut self, now: Instant, from: Address, bytes: &[u8]) -> DropReason {
         let opening = Header::parse(bytes)
             .ok()
             .is_some_and(|header| self.session(PeerId(header.connection)).is_some());
@@ -171,11 +171,11 @@ impl Machine {
                 echo: None,
             });
             if !self.outbox.answer(now, from, letter) {
-                self.shared.count(Drop::Throttled);
+                self.shared.count(DropReason::Throttled);
             }
         }
-        self.shared.count(Drop::UnknownConnection);
-        Drop::UnknownConnection
+        self.shared.count(DropReason::UnknownConnection);
+        DropReason::UnknownConnection
     }
 
     fn on_hello(
@@ -184,8 +184,8 @@ impl Machine {
         from: Address,
         packet: &Packet<'_>,
         proven: bool,
-    ) -> Result<(), Drop> {
-        let hello = Hello::parse(packet.body()).map_err(|_| Drop::Malformed)?;
+    ) -> Result<(), DropReason> {
+        let hello = Hello::parse(packet.body()).map_err(|_| DropReason::Malformed)?;
         // First of all, so that nothing else goes to who did not ask.
         if !self.cookies.check(now, from, &hello) {
             let cookie = self.cookies.make(now, from, &hello);
@@ -199,17 +199,20 @@ impl Machine {
             return if hello.cookie == 0 {
                 Ok(())
             } else {
-                Err(Drop::WrongCookie)
+                Err(DropReason::WrongCookie)
             };
         }
         let keyed = self.shared.config.key.is_some();
         let refusal = if keyed != packet.header.flags.has(Flags::PROVEN) || keyed && !proven {
-            Some((ResetReason::Key, Drop::WrongKey))
+            Some((ResetReason::Key, DropReason::WrongKey))
         } else if hello.versions.0 > crate::wire::VERSION || hello.versions.1 < crate::wire::VERSION
         {
-            Some((ResetReason::Version, Drop::Version))
+            Some((ResetReason::Version, DropReason::Version))
         } else if hello.echo != 0 && hello.echo != self.incarnation {
-            Some((ResetReason::UnknownConnection, Drop::UnknownConnection))
+            Some((
+                ResetReason::UnknownConnection,
+                DropReason::UnknownConnection,
+            ))
         } else {
             None
         };
@@ -226,7 +229,7 @@ impl Machine {
         to: Address,
         hello: &Hello,
         reason: ResetReason,
-    ) -> Result<(), Drop> {
+    ) -> Result<(), DropReason> {
         let keys_matter = reason == ResetReason::Key || self.shared.config.key.is_some();
         let letter = Letter::Reset(Reset {
             connection: hello.connection,
@@ -237,7 +240,12 @@ impl Machine {
     }
 
     /// A hello from somebody who receives at `from`.
-    fn accept_hello(&mut self, now: Instant, from: Address, hello: &Hello) -> Result<(), Drop> {
+    fn accept_hello(
+        &mut self,
+        now: Instant,
+        from: Address,
+        hello: &Hello,
+    ) -> Result<(), DropReason> {
         let keyed = self.shared.config.key.is_some();
         let known = self.by_home.get(&from).copied();
         let existing = known.and_then(|index| {
@@ -255,7 +263,7 @@ impl Machine {
             }
             // Each handshake has a connection of its own, so this one was seen before.
             _ if keyed && !self.cookies.spend(now, hello.cookie) => {
-                return Err(Drop::Duplicate);
+                return Err(DropReason::Duplicate);
             }
             Some((peer, Phase::Open, remote)) => {
                 let reason = if remote.incarnation == hello.incarnation {
@@ -280,19 +288,24 @@ impl Machine {
         Ok(())
     }
 
-    fn new_peer(&mut self, now: Instant, from: Address, hello: &Hello) -> Result<PeerId, Drop> {
+    fn new_peer(
+        &mut self,
+        now: Instant,
+        from: Address,
+        hello: &Hello,
+    ) -> Result<PeerId, DropReason> {
         let phase = Phase::Open;
         match self.add_session(from, phase, now) {
             Some(peer) => Ok(peer),
             // It says hello again; by then there may be room.
-            None if self.is_making_room(now) => Err(Drop::Throttled),
+            None if self.is_making_room(now) => Err(DropReason::Throttled),
             None => {
                 self.refuse(now, from, hello, ResetReason::TooManyPeers)?;
                 if now >= self.tell_full_at {
                     self.tell_full_at = now.after(SECOND);
                     self.shared.event(Event::TooManyPeers { from });
                 }
-                Err(Drop::Throttled)
+                Err(DropReason::Throttled)
             }
         }
     }
@@ -337,11 +350,13 @@ impl Machine {
         )))
     }
 
-    fn on_challenge(&mut self, now: Instant, packet: &Packet<'_>) -> Result<(), Drop> {
-        let challenge = Challenge::parse(packet.body()).map_err(|_| Drop::Malformed)?;
+    fn on_challenge(&mut self, now: Instant, packet: &Packet<'_>) -> Result<(), DropReason> {
+        let challenge = Challenge::parse(packet.body()).map_err(|_| DropReason::Malformed)?;
         let peer = PeerId(packet.header.connection);
         let incarnation = self.incarnation;
-        let session = self.session_mut(peer).ok_or(Drop::UnknownConnection)?;
+        let session = self
+            .session_mut(peer)
+            .ok_or(DropReason::UnknownConnection)?;
         let Phase::Opening {
             cookie,
             retry_at,
@@ -351,7 +366,7 @@ impl Machine {
             return Ok(());
         };
         if challenge.echo != incarnation {
-            return Err(Drop::WrongCookie);
+            return Err(DropReason::WrongCookie);
         }
         if challenge.cookie == cookie && now < retry_at {
             // Said already; the timer repeats it.
@@ -366,36 +381,41 @@ impl Machine {
         Ok(())
     }
 
-    fn on_welcome(&mut self, now: Instant, packet: &Packet<'_>, proven: bool) -> Result<(), Drop> {
-        let welcome = Hello::parse(packet.body()).map_err(|_| Drop::Malformed)?;
+    fn on_welcome(
+        &mut self,
+        now: Instant,
+        packet: &Packet<'_>,
+        proven: bool,
+    ) -> Result<(), DropReason> {
+        let welcome = Hello::parse(packet.body()).map_err(|_| DropReason::Malformed)?;
         let peer = PeerId(packet.header.connection);
-        let session = self.session(peer).ok_or(Drop::UnknownConnection)?;
+        let session = self.session(peer).ok_or(DropReason::UnknownConnection)?;
         if welcome.echo != self.incarnation {
-            return Err(Drop::WrongCookie);
+            return Err(DropReason::WrongCookie);
         }
         let Phase::Opening { cookie, .. } = session.phase else {
             return Ok(());
         };
         let keyed = self.shared.config.key.is_some();
         if keyed != packet.header.flags.has(Flags::PROVEN) || keyed && !proven {
-            return Err(Drop::WrongKey);
+            return Err(DropReason::WrongKey);
         }
         if keyed && welcome.cookie != cookie {
-            return Err(Drop::WrongCookie);
+            return Err(DropReason::WrongCookie);
         }
         let offered = self.shared.config.trailers;
         if offered.agree(welcome.trailers) != welcome.trailer {
-            return Err(Drop::Violation);
+            return Err(DropReason::Violation);
         }
         self.open(peer, &welcome, welcome.trailer, now);
         Ok(())
     }
 
-    fn on_bye(&mut self, peer: PeerId, packet: &Packet<'_>) -> Result<(), Drop> {
-        let bye = Bye::parse(packet.body()).map_err(|_| Drop::Malformed)?;
-        let session = self.session(peer).ok_or(Drop::UnknownConnection)?;
+    fn on_bye(&mut self, peer: PeerId, packet: &Packet<'_>) -> Result<(), DropReason> {
+        let bye = Bye::parse(packet.body()).map_err(|_| DropReason::Malformed)?;
+        let session = self.session(peer).ok_or(DropReason::UnknownConnection)?;
         if session.remote.incarnation != bye.incarnation {
-            return Err(Drop::WrongCookie);
+            return Err(DropReason::WrongCookie);
         }
         self.remove(peer, GoneReason::Closed);
         Ok(())
@@ -403,16 +423,21 @@ impl Machine {
 
     /// A reset counts if it names what only the peer could know. With a cluster key it must
     /// be proven too, unless it says that the keys differ.
-    fn on_reset(&mut self, from: Address, packet: &Packet<'_>, proven: bool) -> Result<(), Drop> {
-        let reset = Reset::parse(packet.body()).map_err(|_| Drop::Malformed)?;
-        let peer = (self.find_reset(from, &reset)).ok_or(Drop::UnknownConnection)?;
+    fn on_reset(
+        &mut self,
+        from: Address,
+        packet: &Packet<'_>,
+        proven: bool,
+    ) -> Result<(), DropReason> {
+        let reset = Reset::parse(packet.body()).map_err(|_| DropReason::Malformed)?;
+        let peer = (self.find_reset(from, &reset)).ok_or(DropReason::UnknownConnection)?;
         let keyed = self.shared.config.key.is_some();
         let reason = match reset.reason {
             ResetReason::Key => {
                 let theirs = packet.header.flags.has(Flags::PROVEN);
                 GoneReason::Key(KeyMismatch::between(keyed, theirs))
             }
-            _ if keyed && !proven => return Err(Drop::WrongKey),
+            _ if keyed && !proven => return Err(DropReason::WrongKey),
             other => GoneReason::Reset(other),
         };
         self.remove(peer, reason);
@@ -450,11 +475,11 @@ impl Machine {
             .map(|session| session.id)
     }
 
-    fn answer(&mut self, now: Instant, to: Address, letter: Letter) -> Result<(), Drop> {
+    fn answer(&mut self, now: Instant, to: Address, letter: Letter) -> Result<(), DropReason> {
         if self.outbox.answer(now, to, letter) {
             Ok(())
         } else {
-            Err(Drop::Throttled)
+            Err(DropReason::Throttled)
         }
     }
 }

@@ -9,7 +9,7 @@ use crate::pool::Admission;
 use crate::send::Flight;
 use crate::session::{PendingAck, Session};
 use crate::shared::Shared;
-use crate::stats::Drop;
+use crate::stats::DropReason;
 use crate::time::Instant;
 use crate::wire::{
     Address, CONTROL_LANE, EdgeKey, Flags, Header, Kind, LaneAck, MESSAGE_BYTES, MessageRun,
@@ -38,7 +38,7 @@ impl Session {
         from: Address,
         packet: &Packet<'_>,
         shared: &mut Shared,
-    ) -> Result<(), Drop> {
+    ) -> Result<(), DropReason> {
         let header = packet.header;
         self.paths.received(header.length);
         if !header.part.is_whole() {
@@ -72,17 +72,19 @@ impl Session {
     fn conclude(
         &mut self,
         header: &Header,
-        verdict: Result<bool, Drop>,
+        verdict: Result<bool, DropReason>,
         now: Instant,
         shared: &mut Shared,
-    ) -> Result<(), Drop> {
+    ) -> Result<(), DropReason> {
         // Only now is it known what the peer still owes.
         self.heard(now);
         self.progress(now, shared);
         match verdict {
             Ok(true) if header.flags.has(Flags::UNIT) => self.owe(header, now, shared),
             Ok(_) => {}
-            Err(Drop::Duplicate) if header.flags.has(Flags::UNIT) => self.pending_ack.now = true,
+            Err(DropReason::Duplicate) if header.flags.has(Flags::UNIT) => {
+                self.pending_ack.now = true
+            }
             // No room, but its sender must hear that we live.
             Err(_) if header.flags.has(Flags::REPEAT) => self.pending_ack.now = true,
             Err(_) => {}
@@ -103,7 +105,7 @@ impl Session {
         from: Address,
         packet: &Packet<'_>,
         shared: &mut Shared,
-    ) -> Result<(), Drop> {
+    ) -> Result<(), DropReason> {
         let (mut header, body) = (packet.header, packet.body());
         let unit = widen(header.unit, self.units.next());
         let most = shared.config.packet_bytes;
@@ -113,7 +115,7 @@ impl Session {
             header.part = Part::WHOLE;
             header.length = u16::try_from(whole.len()).unwrap_or(u16::MAX);
             header.emit(&mut whole);
-            let joined = Packet::behind(header, &whole, 0).map_err(|_| Drop::Malformed)?;
+            let joined = Packet::behind(header, &whole, 0).map_err(|_| DropReason::Malformed)?;
             self.on_packet(now, from, &joined, shared)?;
             shared.assembled = Some(whole);
             return Ok(());
@@ -135,9 +137,9 @@ impl Session {
         arrival: PartArrival,
         body: &[u8],
         shared: &mut Shared,
-    ) -> Result<bool, Drop> {
+    ) -> Result<bool, DropReason> {
         let Some(lane) = self.lanes.iter_mut().find(|lane| lane.id == header.lane) else {
-            return Err(Drop::Untracked);
+            return Err(DropReason::Untracked);
         };
         let number = widen(header.number, lane.incoming.next());
         let floor = number.saturating_sub(u64::from(header.settled));
@@ -147,11 +149,11 @@ impl Session {
             || self.assemblies.has(unit)
             || self.assemblies.has_room() && shared.assemblies < MAX_ASSEMBLIES;
         let taken = match (self.units.classify(unit), arrival) {
-            (Arrival::Duplicate, _) | (_, PartArrival::Duplicate) => Err(Drop::Duplicate),
-            (Arrival::Refused, _) => Err(Drop::Untracked),
-            (_, PartArrival::Contradiction) => Err(Drop::Violation),
+            (Arrival::Duplicate, _) | (_, PartArrival::Duplicate) => Err(DropReason::Duplicate),
+            (Arrival::Refused, _) => Err(DropReason::Untracked),
+            (_, PartArrival::Contradiction) => Err(DropReason::Violation),
             (Arrival::New, PartArrival::New | PartArrival::Last) if !has_room => {
-                Err(Drop::Untracked)
+                Err(DropReason::Untracked)
             }
             (Arrival::New, PartArrival::New | PartArrival::Last) => Ok(true),
         };
@@ -159,9 +161,9 @@ impl Session {
         match taken {
             Ok(_) if !tracked => {
                 lane.incoming.settle(floor);
-                return Err(Drop::Untracked);
+                return Err(DropReason::Untracked);
             }
-            Ok(_) | Err(Drop::Duplicate) => lane.incoming.record(number, floor),
+            Ok(_) | Err(DropReason::Duplicate) => lane.incoming.record(number, floor),
             Err(_) => {
                 lane.incoming.settle(floor);
                 return taken;
@@ -194,7 +196,11 @@ impl Session {
     }
 
     /// Everything parses and stands where it may; the pool bytes it would take.
-    fn check<'a>(&self, packet: &Packet<'a>, shared: &Shared) -> Result<(u64, Content<'a>), Drop> {
+    fn check<'a>(
+        &self,
+        packet: &Packet<'a>,
+        shared: &Shared,
+    ) -> Result<(u64, Content<'a>), DropReason> {
         let in_unit = packet.header.flags.has(Flags::UNIT);
         if in_unit
             && let Some(run) = packet.run()
@@ -206,7 +212,7 @@ impl Session {
         let mut records = packet.records();
         let mut is_first = true;
         while let Some(record) = records.next() {
-            let record = record.map_err(|_| Drop::Malformed)?;
+            let record = record.map_err(|_| DropReason::Malformed)?;
             cost = cost.saturating_add(self.check_record(&record, in_unit)?);
             if is_first && records.is_at_end() {
                 return Ok((cost, Content::Record(record)));
@@ -217,9 +223,11 @@ impl Session {
     }
 
     #[inline]
-    fn check_record(&self, record: &Record<'_>, in_unit: bool) -> Result<u64, Drop> {
+    fn check_record(&self, record: &Record<'_>, in_unit: bool) -> Result<u64, DropReason> {
         match *record {
-            Record::Message { unreliable, .. } if unreliable == in_unit => Err(Drop::Violation),
+            Record::Message { unreliable, .. } if unreliable == in_unit => {
+                Err(DropReason::Violation)
+            }
             Record::Message {
                 key,
                 sequence,
@@ -227,25 +235,32 @@ impl Session {
                 ..
             } if in_unit => Ok(self.channel.pool_cost(key, sequence, total)),
             Record::Message { .. } => Ok(0),
-            Record::EdgeEnd { .. } if self.channel.notices() > MAX_NOTICES => Err(Drop::EdgesFull),
-            _ if record.is_sequenced() && !in_unit => Err(Drop::Violation),
+            Record::EdgeEnd { .. } if self.channel.notices() > MAX_NOTICES => {
+                Err(DropReason::EdgesFull)
+            }
+            _ if record.is_sequenced() && !in_unit => Err(DropReason::Violation),
             _ => Ok(0),
         }
     }
 
     /// Records number and unit. `Ok(true)`: the unit is new and accepted;
     /// `Ok(false)`: there is no unit, use what else the packet says.
-    fn admit(&mut self, header: &Header, cost: u64, shared: &mut Shared) -> Result<bool, Drop> {
+    fn admit(
+        &mut self,
+        header: &Header,
+        cost: u64,
+        shared: &mut Shared,
+    ) -> Result<bool, DropReason> {
         if header.lane == CONTROL_LANE {
             let number = widen(header.number, self.control_seen.top());
             return if self.control_seen.record(number) {
                 Ok(false)
             } else {
-                Err(Drop::Duplicate)
+                Err(DropReason::Duplicate)
             };
         }
         let Some(lane) = self.lanes.iter_mut().find(|lane| lane.id == header.lane) else {
-            return Err(Drop::Untracked);
+            return Err(DropReason::Untracked);
         };
         let number = widen(header.number, lane.incoming.next());
         let floor = number.saturating_sub(u64::from(header.settled));
@@ -255,17 +270,17 @@ impl Session {
         }
         if lane.incoming.classify(number) == Arrival::Refused {
             lane.incoming.settle(floor);
-            return Err(Drop::Untracked);
+            return Err(DropReason::Untracked);
         }
         let unit = widen(header.unit, self.units.next());
         match self.units.classify(unit) {
             Arrival::Duplicate => {
                 lane.incoming.record(number, floor);
-                return Err(Drop::Duplicate);
+                return Err(DropReason::Duplicate);
             }
             Arrival::Refused => {
                 lane.incoming.settle(floor);
-                return Err(Drop::Untracked);
+                return Err(DropReason::Untracked);
             }
             Arrival::New => {}
         }
@@ -273,11 +288,11 @@ impl Session {
             Admission::Granted => {}
             Admission::LowOnRoom => {
                 lane.incoming.settle(floor);
-                return Err(Drop::PoolLow);
+                return Err(DropReason::PoolLow);
             }
             Admission::Exhausted => {
                 lane.incoming.settle(floor);
-                return Err(Drop::PoolFull);
+                return Err(DropReason::PoolFull);
             }
         }
         self.units.record(unit);
@@ -385,7 +400,7 @@ impl Session {
                         bytes: payload,
                     });
                 } else {
-                    shared.count(Drop::Violation);
+                    shared.count(DropReason::Violation);
                 }
             }
             Record::Region {

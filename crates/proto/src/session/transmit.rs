@@ -536,7 +536,7 @@ impl Session {
         self.window.queue_notices(slot);
     }
 
-    /// The lane for a class: one that has answered, bulk in turn over the cards; of the
+    /// The lane for a class: one that has answered, bulk in turn over the interfaces; of the
     /// other class if need be.
     fn pick_lane(&mut self, bulk: bool, avoided: Option<u8>) -> usize {
         // The first small lane nearly always: the search below would find it too.
@@ -572,15 +572,15 @@ impl Session {
     }
 
     /// The lane for a packet without a number of its own. Nobody acknowledges it, so a dead
-    /// card would swallow one after the other unseen: an answer goes back by the card that
-    /// was heard last, and prods and wishes that nobody answers try all of them.
+    /// interface would swallow one after the other unseen: an answer goes back by the interface
+    /// that was heard last, and prods and wishes that nobody answers try all of them.
     fn pick_control_lane(&mut self, kind: Kind) -> usize {
         let may_go = self.paths.unproven_left() >= LEAST_UNPROVEN;
         let leads_there = |lane: &Lane| {
             !lane.bulk && lane.reach.may_lead_there() && (may_go || lane.reach.is_heard())
         };
-        let cards = self.lanes.iter().filter(|lane| leads_there(lane)).count();
-        if cards < 2 {
+        let interfaces = self.lanes.iter().filter(|lane| leads_there(lane)).count();
+        if interfaces < 2 {
             return self.pick_lane(false, None);
         }
         let small = self.lanes.iter().enumerate();
@@ -590,7 +590,7 @@ impl Session {
         // Wishes for credit are questions too.
         let asks = kind == Kind::Prod || self.channel.wants_due;
         let step = if asks { self.unanswered } else { 0 };
-        let chosen = small.nth((first + step) % cards);
+        let chosen = small.nth((first + step) % interfaces);
         let chosen = chosen.map_or(0, |(index, _)| index);
         self.unanswered += usize::from(asks);
         chosen
@@ -656,7 +656,7 @@ const NOTICE_BYTES: usize = if REFUSED_BYTES > EDGE_END_BYTES {
     EDGE_END_BYTES
 };
 
-/// Packets sent over one card before bulk goes on over the next.
+/// Packets sent over one interface before bulk goes on over the next.
 const BULK_TURN: u32 = 32;
 
 #[allow(

@@ -4,7 +4,7 @@ use super::Malformed;
 use super::address::Address;
 use super::cursor::{put, u16_at, u32_at, u64_at};
 
-/// Most lanes of a session: four cards, small and bulk each.
+/// Most lanes of a session: four interfaces, small and bulk each.
 pub const MAX_LANES: usize = 8;
 
 /// Trailers a side can make and check, as a set of bits. Spec §2.5.

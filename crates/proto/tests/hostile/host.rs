@@ -6,7 +6,7 @@ use std::ops::Range;
 use dipole_proto::config::MAX_MESSAGE_BYTES;
 use dipole_proto::wire::{self, Address, HEADER_BYTES, LaneAddress, Payloads};
 use dipole_proto::{
-    Begun, Config, Drop, EdgeId, Event, Frame, Frames, Instant, Machine, PeerId, Slot,
+    Begun, Config, DropReason, EdgeId, Event, Frame, Frames, Instant, Machine, PeerId, Slot,
 };
 
 /// The endpoint that both applications have open.
@@ -149,8 +149,8 @@ impl Host {
         let taken = match self.machine.address(now, from, bytes) {
             Ok(addressed) if trailer_fits => self.machine.on_packet(now, from, &addressed),
             Ok(_) => {
-                self.machine.count(Drop::Damaged);
-                Err(Drop::Damaged)
+                self.machine.count(DropReason::Damaged);
+                Err(DropReason::Damaged)
             }
             Err(reason) => Err(reason),
         };

@@ -7,8 +7,8 @@ use std::rc::Rc;
 
 use dipole_proto::wire::{self, Address, LaneAddress, Payloads};
 use dipole_proto::{
-    Begun, Config, Drop, EdgeId, Event, Frame, Frames, GoneReason, Instant, Machine, PeerId, Seal,
-    Slot, Transmit, UnitState, config,
+    Begun, Config, DropReason, EdgeId, Event, Frame, Frames, GoneReason, Instant, Machine, PeerId,
+    Seal, Slot, Transmit, UnitState, config,
 };
 
 use super::scenario::{Scenario, Thread};
@@ -428,7 +428,11 @@ impl Host {
     /// What must hold in every state.
     pub fn check(&self, scenario: &Scenario) -> Result<(), String> {
         let stats = self.machine.stats();
-        for reason in [Drop::Malformed, Drop::Violation, Drop::Damaged] {
+        for reason in [
+            DropReason::Malformed,
+            DropReason::Violation,
+            DropReason::Damaged,
+        ] {
             if stats.dropped(reason) > 0 {
                 return Err(format!(
                     "host {} dropped a packet as {reason:?}",

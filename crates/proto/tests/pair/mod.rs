@@ -6,8 +6,8 @@ use std::ops::Range;
 
 use dipole_proto::wire::{self, Address, LaneAddress, Payloads};
 use dipole_proto::{
-    BeginError, Begun, Config, Drop, EdgeId, Event, Frame, Frames, GoneReason, Instant, Machine,
-    PathChange, PeerId, Seal, Slot,
+    BeginError, Begun, Config, DropReason, EdgeId, Event, Frame, Frames, GoneReason, Instant,
+    Machine, PathChange, PeerId, Seal, Slot,
 };
 
 /// A small deterministic generator (SplitMix64): the tests need no better.
@@ -154,12 +154,12 @@ pub struct Wire {
     pub dead_ports: Vec<u16>,
     /// Nothing crosses these networks.
     pub dead_networks: Vec<u8>,
-    /// The network of each card of each host. Each card has a small and a bulk lane; the
+    /// The network of each interface of each host. Each interface has a small and a bulk lane; the
     /// ports are 1, 2, 3, ... No packet gets from one network to another.
     networks: Vec<Vec<u8>>,
     pub lost: u64,
     pub sent: u64,
-    /// Packets that arrived at each card of each host.
+    /// Packets that arrived at each interface of each host.
     pub arrived: Vec<[u64; 4]>,
     /// A network that takes no packets longer than this.
     pub longest_on: Option<(u8, usize)>,
@@ -180,10 +180,10 @@ pub fn address(host: usize, port: u16) -> Address {
     Address { ip, port }
 }
 
-/// Networks from this number on are bridges: a card there has the same address on all hosts.
+/// Networks from this number on are bridges: an interface there has the same address on all hosts.
 pub const BRIDGE: u8 = 200;
 
-fn card_address(host: usize, network: u8, port: u16) -> Address {
+fn interface_address(host: usize, network: u8, port: u16) -> Address {
     let mut address = address(if network >= BRIDGE { 0 } else { host }, port);
     address.ip[14] = network;
     address
@@ -191,15 +191,15 @@ fn card_address(host: usize, network: u8, port: u16) -> Address {
 
 impl Wire {
     pub fn new(seed: u64, hosts: usize, config: &Config) -> Wire {
-        Wire::with_cards(seed, hosts, 1, config)
+        Wire::with_interfaces(seed, hosts, 1, config)
     }
 
-    pub fn with_cards(seed: u64, hosts: usize, cards: u8, config: &Config) -> Wire {
-        let networks: Vec<u8> = (0..cards).collect();
+    pub fn with_interfaces(seed: u64, hosts: usize, interfaces: u8, config: &Config) -> Wire {
+        let networks: Vec<u8> = (0..interfaces).collect();
         Wire::with_networks(seed, &vec![&networks[..]; hosts], config)
     }
 
-    /// Hosts with a card on each of the networks listed for them.
+    /// Hosts with an interface on each of the networks listed for them.
     pub fn with_networks(seed: u64, networks: &[&[u8]], config: &Config) -> Wire {
         let mut wire = Wire {
             now: Instant(1_000_000_000),
@@ -234,7 +234,7 @@ impl Wire {
         let lanes: Vec<LaneAddress> = (0..2 * networks.len() as u8)
             .map(|lane| {
                 let network = networks[usize::from(lane) / 2];
-                let address = card_address(index, network, u16::from(lane) + 1);
+                let address = interface_address(index, network, u16::from(lane) + 1);
                 LaneAddress {
                     lane,
                     bulk: lane % 2 == 1,
@@ -278,9 +278,9 @@ impl Wire {
         self.connect_by(from, to, 0)
     }
 
-    /// Opens a session to a card of the other host.
-    pub fn connect_by(&mut self, from: usize, to: usize, card: usize) -> PeerId {
-        let home = card_address(to, self.networks[to][card], 1 + 2 * card as u16);
+    /// Opens a session to an interface of the other host.
+    pub fn connect_by(&mut self, from: usize, to: usize, interface: usize) -> PeerId {
+        let home = interface_address(to, self.networks[to][interface], 1 + 2 * interface as u16);
         let now = self.now;
         self.hosts[from]
             .machine
@@ -328,8 +328,8 @@ impl Wire {
             let now = self.now;
             for (index, host) in self.hosts.iter_mut().enumerate() {
                 if host.home.ip[15] == to.ip[15] {
-                    let card = usize::from(to.port.saturating_sub(1) / 2);
-                    self.arrived[index][card.min(3)] += 1;
+                    let interface = usize::from(to.port.saturating_sub(1) / 2);
+                    self.arrived[index][interface.min(3)] += 1;
                     if let Some(watch) = self.watch {
                         watch(host, now, from, &bytes);
                     }
@@ -361,16 +361,16 @@ impl Wire {
                 host.events(&[]);
                 continue;
             }
-            // As a kernel routes: by the card on the network of the destination.
+            // As a kernel routes: by the interface on the network of the destination.
             let ports = if transmit.bulk {
                 [2, 4, 6, 8]
             } else {
                 [1, 3, 5, 7]
             };
             let networks = &self.networks[index];
-            let card = networks.iter().position(|one| *one == transmit.to.ip[14]);
-            let card = card.unwrap_or(0);
-            let from = card_address(index, networks[card], ports[card]);
+            let interface = networks.iter().position(|one| *one == transmit.to.ip[14]);
+            let interface = interface.unwrap_or(0);
+            let from = interface_address(index, networks[interface], ports[interface]);
             self.sent += 1;
             if let Some(seen) = &mut self.seen {
                 seen.push((from, transmit.to, bytes.clone()));
@@ -455,7 +455,7 @@ impl Host {
                     && bytes[covered.len()..rest] == proof(covered, self.secret());
                 let _counted = self.machine.on_packet(now, from, &addressed);
             } else {
-                self.machine.count(Drop::Damaged);
+                self.machine.count(DropReason::Damaged);
             }
         }
         let whole = self.machine.take_assembled();

@@ -1,13 +1,17 @@
-//! Which cards nodes have, and between which of their addresses nothing ever passes.
+//! Which interfaces nodes have, and between which of their addresses nothing ever passes.
 
 use dipole_link::sim::{NetworkConfig, PathConfig};
 
 use crate::draw::Draw;
-use crate::scenario::{BULK_NETWORK, Place, card_address};
+use crate::scenario::{BULK_NETWORK, Place, interface_address};
 
-/// The networks of each node's cards, and one that is lost for good. All are on network 0,
+/// The networks of each node's interfaces, and one that is lost for good. All are on network 0,
 /// and on network 1 if one is lost; the order is anybody's.
-pub fn cards(draw: &mut Draw, nodes: usize, calm_at_ns: u64) -> (Vec<Vec<u8>>, Option<(u64, u8)>) {
+pub fn interfaces(
+    draw: &mut Draw,
+    nodes: usize,
+    calm_at_ns: u64,
+) -> (Vec<Vec<u8>>, Option<(u64, u8)>) {
     match draw.below(10) {
         0..3 => return (vec![vec![0, BULK_NETWORK]; nodes], None),
         3..5 => return (vec![vec![0]; nodes], None),
@@ -17,15 +21,15 @@ pub fn cards(draw: &mut Draw, nodes: usize, calm_at_ns: u64) -> (Vec<Vec<u8>>, O
         .chance(25)
         .then(|| (draw.below(calm_at_ns), u8::from(draw.chance(50))));
     let of_one = |draw: &mut Draw| {
-        let mut cards = vec![0];
+        let mut interfaces = vec![0];
         for network in 1..3 {
             if draw.chance(60) || lost.is_some() && network == 1 {
-                cards.push(network);
+                interfaces.push(network);
             }
         }
-        let turns = draw.node(cards.len());
-        cards.rotate_left(turns);
-        cards
+        let turns = draw.node(interfaces.len());
+        interfaces.rotate_left(turns);
+        interfaces
     };
     ((0..nodes).map(|_| of_one(draw)).collect(), lost)
 }
@@ -35,7 +39,7 @@ pub fn cards(draw: &mut Draw, nodes: usize, calm_at_ns: u64) -> (Vec<Vec<u8>>, O
 pub fn hopeless_pairs(
     draw: &mut Draw,
     places: &[Place],
-    cards: &[Vec<u8>],
+    interfaces: &[Vec<u8>],
     second_too: bool,
     network: &mut NetworkConfig,
 ) {
@@ -45,8 +49,8 @@ pub fn hopeless_pairs(
         loss: 1.0,
         ..network.path
     };
-    for (from, own) in cards.iter().enumerate() {
-        let (from, there) = (places[from].node, cards.iter().zip(places));
+    for (from, own) in interfaces.iter().enumerate() {
+        let (from, there) = (places[from].node, interfaces.iter().zip(places));
         for (theirs, to) in there.filter(|(_, to)| to.node != from) {
             for (one, other) in own
                 .iter()
@@ -54,7 +58,10 @@ pub fn hopeless_pairs(
             {
                 // What is routed to a network that the sender is not on may get there or not.
                 if !(sound(one) && sound(other)) && draw.chance(share) {
-                    let pair = (card_address(from, one), card_address(to.node, other));
+                    let pair = (
+                        interface_address(from, one),
+                        interface_address(to.node, other),
+                    );
                     network.paths.insert(pair, hopeless);
                 }
             }

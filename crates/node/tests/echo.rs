@@ -1,0 +1,353 @@
+//! A thousand clients of one echo server, of which a third is killed in mid-exchange: the others
+//! get every echo, newcomers are served, and nothing is kept for the dead.
+
+#![allow(missing_docs, reason = "tests")]
+
+use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use dipole_node::{Address, Config, Endpoint, EndpointId, Links, Node, NodeId};
+
+const SERVER: Address = Address {
+    node: NodeId(1),
+    endpoint: EndpointId(7),
+};
+/// Processes of clients, and endpoints of each: every endpoint is a client with one question open.
+const PROCESSES: u32 = 20;
+const EACH: u32 = 50;
+const FIRST_CLIENT: u32 = 1000;
+/// Rounds of a process after it was told to stop.
+const LAST_ROUNDS: u32 = 5;
+const PATIENCE: Duration = Duration::from_secs(60);
+/// An answer in a packet keeps a frame until it is acknowledged, one to a dead process until that
+/// is found out: more than there can be questions open, newcomers' included.
+const FRAMES: u32 = 2048;
+/// Sockets that the UDP link keeps connected to those it last sent much to.
+const CONNECTED_SOCKETS: usize = 8;
+const BOTH: [Links; 2] = [Links::Shm, Links::Udp];
+
+fn name(links: Links) -> &'static str {
+    match links {
+        Links::Shm => "shm",
+        _ => "udp",
+    }
+}
+
+fn config(runtime: &Path, links: Links) -> Config {
+    let mut config = Config::local(NodeId(1), runtime.to_owned());
+    config.links = links;
+    config.protocol.frames = FRAMES;
+    config
+}
+
+/// A program whose node is of this test.
+fn command(program: &Path, runtime: &Path, links: Links) -> Command {
+    let mut command = Command::new(program);
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("DIPOLE_") {
+            command.env_remove(name);
+        }
+    }
+    command.env("DIPOLE_RUNTIME_DIR", runtime);
+    command.env("DIPOLE_LINK", name(links));
+    command
+}
+
+/// What a client asks in a round; the echo must be the same.
+fn question(client: &Endpoint, round: u32) -> Vec<u8> {
+    let id = client.address().endpoint.0;
+    let length = 8 + (id * 37 + round * 101) % 200;
+    let mut bytes = Vec::from(id.to_le_bytes());
+    bytes.extend(round.to_le_bytes());
+    bytes.resize(length as usize, round.to_le_bytes()[0]);
+    bytes
+}
+
+fn ask(client: &Endpoint, round: u32) {
+    let sent = client.send_to_timeout(SERVER, &question(client, round), PATIENCE);
+    sent.expect("the server reads");
+}
+
+fn hear(client: &Endpoint, round: u32) {
+    let echo = client.receive_timeout(PATIENCE).expect("an echo");
+    assert_eq!(echo.source(), SERVER);
+    assert_eq!(*echo, question(client, round), "round {round}");
+}
+
+/// What a process of clients does, until its input ends; nothing where it runs as a test.
+#[test]
+fn clients() {
+    let Ok(first) = std::env::var("DIPOLE_ECHO_FIRST") else {
+        return;
+    };
+    let first: u32 = first.parse().expect("a number");
+    let node = Node::open(Config::from_env().expect("set with it")).expect("a node");
+    let open = |id| node.endpoint(EndpointId(id)).expect("free");
+    let clients: Vec<Endpoint> = (first..first + EACH).map(open).collect();
+    let told = Arc::new(AtomicBool::new(false));
+    let tell = Arc::clone(&told);
+    std::thread::spawn(move || {
+        let _ends = std::io::stdin().read_to_end(&mut Vec::new());
+        tell.store(true, Ordering::Relaxed);
+    });
+    for client in &clients {
+        ask(client, 0);
+    }
+    let (mut round, mut left) = (0, LAST_ROUNDS);
+    while left > 0 {
+        // From here on all but one of them wait for their echoes at any moment.
+        for client in &clients {
+            hear(client, round);
+            ask(client, round + 1);
+        }
+        if round == 0 {
+            println!("\nup");
+        }
+        round += 1;
+        left -= u32::from(told.load(Ordering::Relaxed));
+    }
+    for client in &clients {
+        hear(client, round);
+    }
+    println!("\nheard everything");
+}
+
+/// A process of clients.
+struct Clients {
+    child: Child,
+    said: BufReader<ChildStdout>,
+}
+
+impl Clients {
+    fn start(runtime: &Path, links: Links, number: u32) -> Clients {
+        let test = std::env::current_exe().expect("this test");
+        let mut child = command(&test, runtime, links)
+            .args(["--exact", "clients", "--nocapture"])
+            .env("DIPOLE_ECHO_FIRST", first_client(number).to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("it starts");
+        let said = BufReader::new(child.stdout.take().expect("a pipe"));
+        Clients { child, said }
+    }
+
+    /// Waits for a line of its output.
+    fn wait_for(&mut self, wanted: &str) {
+        let mut lines = (&mut self.said).lines();
+        let said = lines.any(|line| line.expect("text") == wanted);
+        assert!(said, "a process of clients ended before it was {wanted:?}");
+    }
+
+    fn kill(mut self) {
+        self.child.kill().expect("our child");
+        self.child.wait().expect("our child");
+    }
+
+    /// Lets it come to its end, with every echo.
+    fn finish(mut self) {
+        drop(self.child.stdin.take());
+        self.wait_for("heard everything");
+        assert!(self.child.wait().expect("our child").success());
+    }
+}
+
+impl Drop for Clients {
+    fn drop(&mut self) {
+        let _ended_already = self.child.kill();
+        let _reaped = self.child.wait();
+    }
+}
+
+fn first_client(number: u32) -> u32 {
+    FIRST_CLIENT + number * EACH
+}
+
+/// Some are killed as soon as they have had their first echoes, others when all have.
+fn dies_early(number: u32) -> bool {
+    number % 6 == 1
+}
+
+fn dies_late(number: u32) -> bool {
+    number % 6 == 4
+}
+
+/// True for a client whose process is killed.
+fn dies(client: EndpointId) -> bool {
+    let number = (client.0 - FIRST_CLIENT) / EACH;
+    dies_early(number) || dies_late(number)
+}
+
+/// Runs all clients against a server that is up; `after_kills` is told how many processes of
+/// clients there are by then.
+fn run_clients(runtime: &Path, links: Links, after_kills: impl FnOnce(usize)) {
+    let started: Vec<(u32, Clients)> = (0..PROCESSES)
+        .map(|number| (number, Clients::start(runtime, links, number)))
+        .collect();
+    let mut running = Vec::new();
+    let mut free = Vec::new();
+    for (number, mut clients) in started {
+        clients.wait_for("up");
+        if dies_early(number) {
+            clients.kill();
+            free.push(number);
+        } else {
+            running.push((number, clients));
+        }
+    }
+    let mut living = Vec::new();
+    for (number, clients) in running {
+        if dies_late(number) {
+            clients.kill();
+            free.push(number);
+        } else {
+            living.push(clients);
+        }
+    }
+    // Newcomers have the numbers of the dead.
+    for number in free.drain(..2) {
+        let mut newcomers = Clients::start(runtime, links, number);
+        newcomers.wait_for("up");
+        living.push(newcomers);
+    }
+    after_kills(living.len());
+    for clients in living {
+        clients.finish();
+    }
+}
+
+/// Waits until something is so.
+fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "{what}: not in {PATIENCE:?}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn a_server_forgets_killed_clients_and_serves_the_others() {
+    for links in BOTH {
+        let directory = tempfile::tempdir().expect("a directory");
+        let runtime = directory.path().join("dipole");
+        let node = Node::open(config(&runtime, links)).expect("a node");
+        let server = node.endpoint(SERVER.endpoint).expect("free");
+        let before = node.stats();
+        let peers = || node.stats().peers + node.stats().local_peers;
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    let Ok(message) = server.receive_timeout(Duration::from_millis(5)) else {
+                        continue;
+                    };
+                    if let Err(error) = server.reply(&message, &message) {
+                        assert!(dies(message.source().endpoint), "{error}");
+                    }
+                }
+            });
+            run_clients(&runtime, links, |living| {
+                // The dead are forgotten while the others go on.
+                wait_until("only the living are peers", || peers() == living);
+            });
+            wait_until("nobody is a peer", || peers() == 0);
+            done.store(true, Ordering::Relaxed);
+        });
+        let after = node.stats();
+        assert_eq!(after.pool_used_bytes, 0);
+        assert_eq!(after.free_frames, before.free_frames);
+    }
+}
+
+/// The example, beside this test.
+fn example() -> PathBuf {
+    let own = std::env::current_exe().expect("this test");
+    let profile = own.parent().and_then(Path::parent).expect("its folders");
+    let program = profile.join("examples/echo_server");
+    if !program.exists() {
+        // `cargo test` builds examples unless told to build this test alone.
+        let mut build = Command::new(env!("CARGO"));
+        build.args([
+            "build",
+            "-q",
+            "-p",
+            "dipole-node",
+            "--example",
+            "echo_server",
+        ]);
+        if profile.ends_with("release") {
+            build.arg("--release");
+        }
+        assert!(build.status().expect("cargo").success());
+    }
+    program
+}
+
+/// A process that ends with its test.
+struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ended_already = self.0.kill();
+        let _reaped = self.0.wait();
+    }
+}
+
+/// How many sockets a process has, and pieces of memory that it shares with others.
+fn held(pid: u32) -> (usize, usize) {
+    let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("it runs");
+    let links = descriptors.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
+    let is_socket = |link: &PathBuf| link.to_string_lossy().starts_with("socket:");
+    // Copies stand for one socket.
+    let sockets: BTreeSet<PathBuf> = links.filter(is_socket).collect();
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("it runs");
+    let is_shared = |line: &&str| line.contains("memfd:dipole");
+    (sockets.len(), maps.lines().filter(is_shared).count())
+}
+
+#[test]
+fn the_example_serves_a_thousand_clients_of_which_some_are_killed() {
+    for links in BOTH {
+        let directory = tempfile::tempdir().expect("a directory");
+        let runtime = directory.path().join("dipole");
+        let child = command(&example(), &runtime, links)
+            .arg(SERVER.endpoint.to_string())
+            .env("DIPOLE_FRAMES", FRAMES.to_string())
+            .stderr(Stdio::piped())
+            .spawn();
+        let mut server = Server(child.expect("it starts"));
+        let mut said = BufReader::new(server.0.stderr.take().expect("a pipe"));
+        let mut line = String::new();
+        said.read_line(&mut line).expect("text");
+        assert_eq!(line, "echoing at 1:7\n");
+        let complaints = std::thread::spawn(move || {
+            let lines = said.lines().map(|line| line.expect("text"));
+            lines.collect::<Vec<String>>()
+        });
+        let before = held(server.0.id());
+        run_clients(&runtime, links, |_| {});
+        let spare = match links {
+            Links::Shm => 0,
+            _ => CONNECTED_SOCKETS,
+        };
+        wait_until("what the clients had is given back", || {
+            let (sockets, memory) = held(server.0.id());
+            sockets <= before.0 + spare && memory == before.1
+        });
+        assert!(server.0.try_wait().expect("our child").is_none());
+        drop(server);
+        for complaint in complaints.join().expect("no panic") {
+            let to = complaint.strip_prefix("no answer to 1:").expect(&complaint);
+            let (client, _) = to.split_once(':').expect("a number and a cause");
+            assert!(
+                dies(EndpointId(client.parse().expect("a number"))),
+                "{complaint}"
+            );
+        }
+    }
+}
