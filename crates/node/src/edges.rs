@@ -82,6 +82,17 @@ struct EdgeState {
     used: u64,
 }
 
+impl EdgeState {
+    /// True unless it has failed or its target's process is gone.
+    fn is_usable(&self, engine: &Engine) -> bool {
+        match &self.stage {
+            Stage::Open(target) => engine.machine().is_open(target.edge.peer),
+            Stage::Failed(_) => false,
+            Stage::Resolving | Stage::Opening(_) => true,
+        }
+    }
+}
+
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct EdgeTable {
@@ -237,12 +248,7 @@ impl EdgeTable {
         if let Some(id) = self.cached.get(&(source, to)).copied()
             && let Some(edge) = self.get(id)
         {
-            let usable = match &edge.stage {
-                Stage::Open(target) => engine.is_open(target.edge.peer).is_ok(),
-                Stage::Failed(_) => false,
-                Stage::Resolving | Stage::Opening(_) => true,
-            };
-            if usable {
+            if edge.is_usable(engine) {
                 self.touch(id);
                 return id;
             }
@@ -274,6 +280,26 @@ impl EdgeTable {
             .collect();
         by_use.sort_unstable_by_key(|(used, _)| *used);
         for (_, (source, to)) in by_use.into_iter().take(MAX_CACHED / 4) {
+            self.forget_cached(engine, source, to);
+        }
+    }
+
+    /// Edges that have not been closed.
+    pub(crate) fn len(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// Closes edges that endpoints keep to processes that are gone.
+    pub(crate) fn forget_gone(&mut self, engine: &mut Engine) {
+        let cached = self.cached.iter();
+        let gone: Vec<(u32, Address)> = cached
+            .filter(|(_, id)| {
+                self.get(**id)
+                    .is_none_or(|edge| edge.posts.is_empty() && !edge.is_usable(engine))
+            })
+            .map(|(key, _)| *key)
+            .collect();
+        for (source, to) in gone {
             self.forget_cached(engine, source, to);
         }
     }

@@ -177,6 +177,7 @@ impl Node {
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.inner.driver.with(|engine, _| Stats {
+            edges: engine.edges.len(),
             traffic: engine.traffic(),
             protocol: *engine.machine().stats(),
             peers: {

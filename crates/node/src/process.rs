@@ -161,6 +161,7 @@ impl Stepper for ProcessState {
     }
 
     fn tick(&mut self) {
+        self.edges.forget_gone(&mut self.engine);
         Stepper::tick(&mut self.engine);
     }
 

@@ -17,6 +17,8 @@ pub struct Stats {
     pub bpf: Option<dipole_bpf::BpfStats>,
     /// Processes of this node, opening or open.
     pub local_peers: usize,
+    /// Edges from endpoints of this process, besides the targets that endpoints point at.
+    pub edges: usize,
     /// Bytes of received messages that wait to be read.
     pub pool_used_bytes: u64,
     /// Frames that can be filled now.

@@ -230,6 +230,15 @@ fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
+/// Ends the serving thread.
+struct Done<'a>(&'a AtomicBool);
+
+impl Drop for Done<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 #[test]
 fn a_server_forgets_killed_clients_and_serves_the_others() {
     for links in BOTH {
@@ -251,12 +260,13 @@ fn a_server_forgets_killed_clients_and_serves_the_others() {
                     }
                 }
             });
+            let _ends_also_on_failure = Done(&done);
             run_clients(&runtime, links, |living| {
                 // The dead are forgotten while the others go on.
                 wait_until("only the living are peers", || peers() == living);
             });
             wait_until("nobody is a peer", || peers() == 0);
-            done.store(true, Ordering::Relaxed);
+            wait_until("no edge leads to the gone", || node.stats().edges == 0);
         });
         let after = node.stats();
         assert_eq!(after.pool_used_bytes, 0);

@@ -169,7 +169,8 @@ fn converse(seed: u64, loss: f64, initial_credit_bytes: u32) {
         ..Config::default()
     };
     let (mut wire, edge) = connected(seed, &config);
-    let other = wire.hosts[0].machine.edge(edge.peer, 2, 7).expect("open");
+    let peer = edge.peer;
+    let mut other = wire.hosts[0].machine.edge(peer, 2, 7).expect("open");
     // Until so much has come that the bytes of the further record change nothing.
     let mut begun = 0;
     let warm = wire.run(60 * SECOND, |wire: &mut Wire| {
@@ -186,6 +187,11 @@ fn converse(seed: u64, loss: f64, initial_credit_bytes: u32) {
     let finished = wire.run(60 * SECOND, |wire: &mut Wire| {
         let now = wire.now;
         while sent < count {
+            if random.chance(0.05) {
+                let machine = &mut wire.hosts[0].machine;
+                machine.close_edge(other);
+                other = machine.edge(peer, 2, 7).expect("open");
+            }
             let edge = if random.chance(0.2) { other } else { edge };
             let wanted = 1 + random.below(12);
             let messages: Vec<(EdgeId, Vec<u8>)> = (sent..(sent + wanted).min(count))
@@ -193,7 +199,11 @@ fn converse(seed: u64, loss: f64, initial_credit_bytes: u32) {
                 .collect();
             compare_sending(&wire.hosts[0], now, edge, &messages[0].1);
             let went = match random.chance(0.1) {
-                true => u64::from(wire.hosts[0].send(now, edge, &payload(sent, 3000)).is_ok()),
+                true => {
+                    // Some are longer than a window can be.
+                    let long = payload(sent, [3000, 25_000][random.below(2) as usize]);
+                    u64::from(wire.hosts[0].send(now, edge, &long).is_ok())
+                }
                 false => wire.hosts[0].send_packed(now, &messages) as u64,
             };
             sent += went;
