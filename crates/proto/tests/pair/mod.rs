@@ -168,8 +168,11 @@ pub struct Wire {
     /// All packets sent: from where, where to, what.
     pub seen: Option<Vec<(Address, Address, Vec<u8>)>>,
     /// Called with each packet and the host that is about to take it.
-    pub watch: Option<fn(&Host, Instant, Address, &[u8])>,
+    pub watch: Option<Watch>,
 }
+
+/// Sees a packet that a host is about to take: when, and from where.
+pub type Watch = fn(&Host, Instant, Address, &[u8]);
 
 pub fn address(host: usize, port: u16) -> Address {
     let mut ip = [0; 16];
