@@ -108,9 +108,6 @@ fn an_echo_server_serves_a_thousand_clients_of_which_some_are_killed() {
         let (server, client) = (bench.compile("echo_server"), bench.compile("echo_clients"));
         let command = |program: &Path, arguments: &[&str]| {
             let mut command = bench.command(program);
-            // An answer in a packet keeps a frame until it is acknowledged, one to a dead
-            // process until that is found out: more than there can be questions open.
-            command.env("DIPOLE_FRAMES", "2048");
             command.env("DIPOLE_LINK", link).args(arguments);
             command.stdin(Stdio::piped());
             command

@@ -137,16 +137,21 @@ impl Edge {
             return Poll::Ready(Err(SendError::Broken(cause)));
         }
         let driver = &self.inner.driver;
-        let open = driver.with_last(|state, _| state.edges.idle_target(self.id));
-        let room = open.and_then(Result::ok);
-        let room = room.map(|target| wait_keys(target.edge));
-        let opening = [self.id.key()];
-        let keys = room.as_ref().map_or(&opening[..], |keys| &keys[..]);
-        let _none: Option<()> = driver.wait_task(keys, context.waker(), |_, _| None);
-        // There may have been room before the task was registered.
-        match self.try_send(payload) {
-            Err(SendError::Full { .. }) => Poll::Pending,
-            done => Poll::Ready(done),
+        let idle = || driver.with_last(|state, _| state.edges.idle_target(self.id));
+        loop {
+            let target = idle().and_then(Result::ok);
+            let room = target.map(|target| wait_keys(target.edge));
+            let opening = [self.id.key()];
+            let keys = room.as_ref().map_or(&opening[..], |keys| &keys[..]);
+            let _none: Option<()> = driver.wait_task(keys, context.waker(), |_, _| None);
+            // What it waits for may have come before the task was registered.
+            let sent = self.try_send(payload);
+            if !matches!(sent, Err(SendError::Full { .. })) {
+                return Poll::Ready(sent);
+            }
+            if room.is_some() || idle().is_none() {
+                return Poll::Pending;
+            }
         }
     }
 
@@ -168,15 +173,7 @@ impl Edge {
         for slice in bytes {
             gathered.extend_from_slice(slice);
         }
-        let waits = self.inner.driver.with(|state, now| {
-            let (engine, edges, queues) = state.parts();
-            edges.post((engine, queues), self.id, gathered, context, now)?;
-            Ok(edges.is_waiting())
-        });
-        if waits? {
-            self.inner.ensure_progress().map_err(SendError::Broken)?;
-        }
-        Ok(())
+        self.inner.post(self.id, gathered, context)
     }
 
     /// Withdraws an operation that was posted with this context and has not begun: it
@@ -254,6 +251,24 @@ impl Drop for Edge {
 }
 
 impl Inner {
+    /// Posts a message to an edge; a thread sees to what has to wait.
+    pub(crate) fn post(
+        &self,
+        id: EdgeRef,
+        bytes: Vec<u8>,
+        context: Context,
+    ) -> Result<(), SendError> {
+        let waits = self.driver.with(|state, now| {
+            let (engine, edges, queues) = state.parts();
+            edges.post((engine, queues), id, bytes, context, now)?;
+            Ok(edges.is_waiting())
+        });
+        if waits? {
+            self.ensure_progress().map_err(SendError::Broken)?;
+        }
+        Ok(())
+    }
+
     /// Waits until an edge is open and nothing posted waits on it; where it leads.
     pub(crate) fn wait_target(
         &self,

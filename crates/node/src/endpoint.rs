@@ -14,7 +14,7 @@ use std::time::Duration;
 use dipole_proto::Instant;
 
 use crate::address::{Address, EndpointId};
-use crate::completion::CompletionQueue;
+use crate::completion::{CompletionQueue, Context};
 use crate::control::Command;
 use crate::driver::{Until, WaitError, WaitKey};
 use crate::edge::Edge;
@@ -27,6 +27,9 @@ use crate::registry::Claim;
 use crate::{Message, Pool};
 pub(crate) use owner::EndpointOwner;
 use send::More;
+
+/// Of an answer that waits: the edge that an endpoint keeps for answers has no queue.
+const UNWATCHED: Context = 0;
 
 /// An endpoint of this process: receives from anybody, sends along its edges.
 ///
@@ -95,12 +98,14 @@ impl Endpoint {
     /// Answers a message: sends to the endpoint it came from. Never blocks, and never looks
     /// for anybody: the process that sent it is known.
     ///
-    /// The endpoint keeps the edges that its answers take, 1024 at most; those used longest
-    /// ago are closed behind the scenes, which loses nothing.
+    /// While all frames are in use an answer waits in a copy: one process that has stopped
+    /// costs the others nothing. The endpoint keeps the edges that its answers take, 1024 at
+    /// most; those used longest ago are closed behind the scenes, which loses nothing.
     ///
     /// # Errors
     /// [`SendError::PeerGone`]: that process is gone. [`SendError::Full`]: it does not read
-    /// its answers, or frames are used up. Those of [`send`](Self::send).
+    /// its answers, or 1024 of them wait, or 32 MiB in this process. Those of
+    /// [`send`](Self::send).
     pub fn reply(&self, message: &Message, payload: &[u8]) -> Result<(), SendError> {
         self.check_usable()?;
         let (to, peer) = (message.source(), message.peer());
@@ -109,7 +114,12 @@ impl Endpoint {
             let (engine, edges, _) = state.parts();
             edges.answering(engine, source, (to, peer), now)
         })?;
-        self.inner.send_along(source, (id, to), payload, Until::Now)
+        match self.inner.send_along(source, (id, to), payload, Until::Now) {
+            Err(SendError::Full {
+                by_receiver: false, ..
+            }) => self.inner.post(id, payload.to_vec(), UNWATCHED),
+            sent => sent,
+        }
     }
 
     /// Sends to one endpoint, without an edge of the caller's. Waits as

@@ -7,12 +7,13 @@ use std::io;
 use std::ops::{Deref, DerefMut};
 
 use dipole_link::wait::Sleeper;
-use dipole_proto::Instant;
+use dipole_proto::{Instant, PeerId};
 
 use crate::completion::QueueTable;
 use crate::driver::{Ready, Stepper};
 use crate::edges::EdgeTable;
 use crate::engine::Engine;
+use crate::liveness::Verdict;
 use crate::registry::EdgeTraffic;
 
 /// See the module.
@@ -45,6 +46,12 @@ impl ProcessState {
         let mut traffic: Vec<EdgeTraffic> = self.engine.edges().collect();
         traffic.extend(self.edges.traffic(&self.engine));
         traffic
+    }
+
+    /// What has become known of a silent peer. Frames that it held may be what others wait for.
+    pub(crate) fn judge(&mut self, now: Instant, peer: PeerId, verdict: Verdict) {
+        self.engine.judge(now, peer, verdict);
+        self.advance();
     }
 
     /// Goes on with edges that connect and operations that wait, and notes messages for

@@ -24,9 +24,6 @@ const FIRST_CLIENT: u32 = 1000;
 /// Rounds of a process after it was told to stop.
 const LAST_ROUNDS: u32 = 5;
 const PATIENCE: Duration = Duration::from_secs(60);
-/// An answer in a packet keeps a frame until it is acknowledged, one to a dead process until that
-/// is found out: more than there can be questions open, newcomers' included.
-const FRAMES: u32 = 2048;
 /// Sockets that the UDP link keeps connected to those it last sent much to.
 const CONNECTED_SOCKETS: usize = 8;
 const BOTH: [Links; 2] = [Links::Shm, Links::Udp];
@@ -41,7 +38,6 @@ fn name(links: Links) -> &'static str {
 fn config(runtime: &Path, links: Links) -> Config {
     let mut config = Config::local(NodeId(1), runtime.to_owned());
     config.links = links;
-    config.protocol.frames = FRAMES;
     config
 }
 
@@ -274,28 +270,18 @@ fn a_server_forgets_killed_clients_and_serves_the_others() {
     }
 }
 
-/// The example, beside this test.
+/// The example, beside this test. `cargo test --test echo` alone would leave an old one.
 fn example() -> PathBuf {
     let own = std::env::current_exe().expect("this test");
     let profile = own.parent().and_then(Path::parent).expect("its folders");
-    let program = profile.join("examples/echo_server");
-    if !program.exists() {
-        // `cargo test` builds examples unless told to build this test alone.
-        let mut build = Command::new(env!("CARGO"));
-        build.args([
-            "build",
-            "-q",
-            "-p",
-            "dipole-node",
-            "--example",
-            "echo_server",
-        ]);
-        if profile.ends_with("release") {
-            build.arg("--release");
-        }
-        assert!(build.status().expect("cargo").success());
+    let mut build = Command::new(env!("CARGO"));
+    build.args(["build", "-q", "-p", "dipole-node"]);
+    build.args(["--example", "echo_server"]);
+    if profile.ends_with("release") {
+        build.arg("--release");
     }
-    program
+    assert!(build.status().expect("cargo").success());
+    profile.join("examples/echo_server")
 }
 
 /// A process that ends with its test.
@@ -327,7 +313,6 @@ fn the_example_serves_a_thousand_clients_of_which_some_are_killed() {
         let runtime = directory.path().join("dipole");
         let child = command(&example(), &runtime, links)
             .arg(SERVER.endpoint.to_string())
-            .env("DIPOLE_FRAMES", FRAMES.to_string())
             .stderr(Stdio::piped())
             .spawn();
         let mut server = Server(child.expect("it starts"));
