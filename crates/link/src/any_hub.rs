@@ -82,6 +82,12 @@ impl AnyHub {
             /// [`PushError`]; nothing was pushed.
             pub fn push(&mut self, conn: ConnId, tag: u64, payload: &[u8]) -> Result<(), PushError>;
 
+            /// [`Hub::push_notice`].
+            ///
+            /// # Errors
+            /// [`PushError`]; nothing was pushed.
+            pub fn push_notice(&mut self, conn: ConnId, tag: u64, payload: &[u8]) -> Result<(), PushError>;
+
             /// [`Hub::want_room`].
             pub fn want_room(&mut self, conn: ConnId);
 

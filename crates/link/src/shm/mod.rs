@@ -375,6 +375,28 @@ impl Hub {
         Ok(())
     }
 
+    /// Like [`push`](Self::push), of something that need not be read for everything to have
+    /// arrived: see [`is_read`](Self::is_read).
+    ///
+    /// # Errors
+    /// [`PushError`]; nothing was pushed.
+    pub fn push_notice(&mut self, conn: ConnId, tag: u64, payload: &[u8]) -> Result<(), PushError> {
+        let ring = |hub: &mut Self| {
+            let open = hub.find(conn)?.open.as_mut()?;
+            Some((open.large, open.out.needed()))
+        };
+        let before = ring(self);
+        self.push(conn, tag, payload)?;
+        // The first record of another ring shows that the old one was read.
+        if let Some((large, needed)) = before
+            && let Some(open) = self.find(conn).and_then(|found| found.open.as_mut())
+            && open.large == large
+        {
+            open.out.set_needed(needed);
+        }
+        Ok(())
+    }
+
     /// Makes the large ring if that helps.
     #[cold]
     fn push_slowly(&mut self, conn: ConnId, tag: u64, payload: &[u8]) -> Result<(), PushError> {
@@ -459,7 +481,7 @@ impl Hub {
         open.is_none_or(|open| open.out.has_slot())
     }
 
-    /// True if the peer has taken everything that was pushed.
+    /// True if the peer has taken everything that was pushed, but for notices at the end.
     pub fn is_read(&mut self, conn: ConnId) -> bool {
         match self.find(conn) {
             Some(Conn {

@@ -101,6 +101,9 @@ fn stamp(position: u64) -> u64 {
 pub(super) struct Producer<M = Mapped> {
     memory: M,
     position: u64,
+    /// The end of what the consumer must have taken for everything to have arrived: behind it
+    /// are notices.
+    needed: u64,
     near: Area,
     wide: Area,
     /// Slots that the consumer is known to have given back, and bytes of the areas.
@@ -125,6 +128,7 @@ impl<M: Memory> Producer<M> {
             ends: (0..memory.slot_count()).map(|_| (0, 0)).collect(),
             memory,
             position: 0,
+            needed: 0,
             near,
             wide,
             given_back: 0,
@@ -181,7 +185,18 @@ impl<M: Memory> Producer<M> {
         // Release: whoever sees the stamp sees the record.
         self.memory.header(slot).store(news, Ordering::Release);
         self.position += 1;
+        self.needed = self.position;
         true
+    }
+
+    /// The end of what must be taken.
+    pub(super) fn needed(&self) -> u64 {
+        self.needed
+    }
+
+    /// Sets it: what was pushed behind it are notices.
+    pub(super) fn set_needed(&mut self, needed: u64) {
+        self.needed = needed;
     }
 
     /// True if so many bytes go through the near area.
@@ -257,10 +272,10 @@ impl<M: Memory> Producer<M> {
         false
     }
 
-    /// True if the consumer has taken everything.
+    /// True if the consumer has taken everything but notices at the end.
     pub(super) fn is_read(&mut self) -> bool {
         self.refresh();
-        self.given_back == self.position
+        self.given_back >= self.needed
     }
 
     /// The consumer shall ring when it gives something back, or not any more.

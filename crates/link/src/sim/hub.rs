@@ -99,6 +99,7 @@ impl Side {
 #[derive(Debug)]
 struct Record {
     visible_ns: u64,
+    is_notice: bool,
     tag: u64,
     payload: Vec<u8>,
 }
@@ -534,12 +535,28 @@ impl SimHub {
         ring.bytes += payload.len();
         ring.records.push_back(Record {
             visible_ns: visible_ns.max(before),
+            is_notice: false,
             tag,
             payload: payload.to_vec(),
         });
         let stats = &mut state.own(self.process).stats;
         stats.records_out += 1;
         stats.bytes_out += payload.len() as u64;
+        Ok(())
+    }
+
+    /// Like [`Hub::push_notice`](crate::shm::Hub::push_notice).
+    ///
+    /// # Errors
+    /// [`PushError`]; nothing was pushed.
+    pub fn push_notice(&mut self, conn: ConnId, tag: u64, payload: &[u8]) -> Result<(), PushError> {
+        self.push(conn, tag, payload)?;
+        let mut state = self.state();
+        if let Some(side) = state.open_side(self.process, conn)
+            && let Some(pushed) = state.end_mut(side.other()).ring.records.back_mut()
+        {
+            pushed.is_notice = true;
+        }
         Ok(())
     }
 
@@ -581,7 +598,7 @@ impl SimHub {
             return true;
         };
         let ring = &mut state.end_mut(side.other()).ring;
-        let read = ring.records.is_empty();
+        let read = ring.records.iter().all(|record| record.is_notice);
         if read {
             ring.wanted = false;
         }

@@ -405,7 +405,7 @@ impl SharedMemory {
             return true;
         };
         while let Some(record) = machine.poll_record(peer) {
-            match self.hub.push(id, record.tag, record.bytes()) {
+            match self.hub.push_notice(id, record.tag, record.bytes()) {
                 Ok(()) => machine.pop_record(peer),
                 Err(PushError::Full) => {
                     self.hub.want_room(id);

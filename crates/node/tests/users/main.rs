@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use dipole_node::Links;
 use dipole_node::hosts::Hosts;
-use dipole_node::registry::{DirectoryLock, Registry};
+use dipole_node::registry::{DirectoryLock, Owner, Registry};
 use dipole_node::{ClusterKey, Config, NodeId};
 use tempfile::TempDir;
 
@@ -121,16 +121,13 @@ fn facts(node: &Path) -> Vec<Facts> {
     let owners = entries.map(|entry| entry.expect("an entry").path());
     let owners = owners.filter(|path| path.to_string_lossy().contains("/owner-"));
     let parsed = owners.map(|path| {
-        let text = std::fs::read_to_string(path).expect("root may");
-        let value = |key: &str| {
-            let mut lines = text.lines().filter_map(|line| line.split_once(' '));
-            lines.find(|(name, _)| *name == key).expect("a line").1
-        };
+        let bytes = std::fs::read(path).expect("root may");
+        let (Owner { pid, ports, .. }, _) = postcard::take_from_bytes(&bytes).expect("an owner");
         Facts {
-            pid: value("pid").parse().expect("a number"),
-            small: value("small").parse().expect("an address"),
-            bulk: value("bulk").parse().expect("an address"),
-            incarnation: u64::from_str_radix(value("incarnation"), 16).expect("hex"),
+            pid,
+            small: ports.small,
+            bulk: ports.bulk,
+            incarnation: ports.incarnation,
         }
     });
     parsed.collect()
