@@ -194,6 +194,52 @@ fn a_ring_takes_what_it_has_room_for_and_more_when_some_was_read() {
 }
 
 #[test]
+fn notices_at_the_end_need_not_be_read() {
+    let (mut one, mut two) = (Side::new(), Side::new());
+    let conn = one.hub.connect(&two.path()).expect("a listener");
+    two.opened();
+    one.opened();
+    let notice = |one: &mut Side, tag| one.hub.push_notice(conn, tag, &[]).expect("room");
+    let take = |two: &mut Side, taken: &mut u64, until: u64| {
+        while *taken < until {
+            *taken += two.try_receive_up_to(1, *taken);
+        }
+    };
+    // Who goes to sleep has told what it took.
+    let rest = |two: &mut Side| {
+        assert!(two.hub.arm());
+        two.hub.disarm();
+    };
+    let mut taken = 0;
+    one.push(conn, 0, &[]);
+    take(&mut two, &mut taken, 1);
+    rest(&mut two);
+    notice(&mut one, 1);
+    assert!(one.hub.is_read(conn));
+    one.push(conn, 2, &[]);
+    notice(&mut one, 3);
+    assert!(!one.hub.is_read(conn), "a record lies between two notices");
+    take(&mut two, &mut taken, 4);
+    rest(&mut two);
+    assert!(one.hub.is_read(conn));
+    // A notice that goes to the large ring does not hide what lies in the small one.
+    let mut pushed = 4;
+    while one.hub.stats().rings == 0 {
+        if one.hub.stats().records_out % 5 == 4 {
+            one.push(conn, pushed, &[]);
+        } else if one.hub.push_notice(conn, pushed, &[]).is_err() {
+            take(&mut two, &mut taken, pushed - 1);
+            continue;
+        }
+        pushed += 1;
+    }
+    assert!(!one.hub.is_read(conn));
+    take(&mut two, &mut taken, pushed);
+    rest(&mut two);
+    assert!(one.hub.is_read(conn));
+}
+
+#[test]
 fn room_that_another_push_has_seen_is_told_to_who_sleeps_for_it() {
     let (mut one, mut two) = (Side::new(), Side::new());
     let conn = one.hub.connect(&two.path()).expect("a listener");
