@@ -140,6 +140,15 @@ impl Packer {
         found.is_some_and(|found| found.id == peer && found.long_begun)
     }
 
+    /// The frames of a peer, if it is the one at its place.
+    #[inline]
+    fn current(&mut self, id: PeerId) -> Option<&mut PeerFrames> {
+        let found = self.peers.get_mut(id.index());
+        found.filter(|found| found.id == id)
+    }
+
+    /// The frames of a peer that the machine knows: those of one that had its place before
+    /// are gone.
     #[inline]
     fn peer(&mut self, id: PeerId) -> &mut PeerFrames {
         let index = id.index();
@@ -240,8 +249,8 @@ impl Packer {
         edge: EdgeId,
         payload: &[u8],
     ) -> Option<Slot> {
-        let peer = self.peer(edge.peer);
-        if peer.open.is_some() || peer.is_streaming(edge) || self.frames.free() == 0 {
+        let is_busy = |peer: &mut PeerFrames| peer.open.is_some() || peer.is_streaming(edge);
+        if self.current(edge.peer).is_some_and(is_busy) || self.frames.free() == 0 {
             return None;
         }
         let total = payload.len() as u64;
@@ -271,7 +280,7 @@ impl Packer {
         edge: EdgeId,
         total: usize,
     ) -> Result<PacketSend, Blocked> {
-        if self.peer(edge.peer).long_begun {
+        if self.has_long(edge.peer) {
             return Err(Blocked::NoFrame);
         }
         let Begun { key, sequence, .. } =
@@ -474,7 +483,9 @@ impl Packer {
     /// Queues the frame being filled; by the bulk lane if it is full or belongs to
     /// a stream.
     fn close_frame(&mut self, machine: &mut Machine, id: PeerId, full: bool) {
-        let peer = self.peer(id);
+        let Some(peer) = self.current(id) else {
+            return;
+        };
         let Some(open) = peer.open.take() else {
             return;
         };

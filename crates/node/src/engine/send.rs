@@ -532,6 +532,8 @@ impl Engine {
     pub fn is_open(&self, peer: PeerId) -> Result<bool, Blocked> {
         match self.core.peers.gone_reason(peer) {
             Some(reason) => Err(Blocked::Gone(Some(reason))),
+            // Another has its place since.
+            None if self.core.machine.node(peer).is_none() => Err(Blocked::Gone(None)),
             None => Ok(self.core.machine.is_open(peer)),
         }
     }
@@ -588,6 +590,8 @@ impl Engine {
             Blocked::Gone(None) | Blocked::Opening => {
                 match self.core.peers.gone_reason(edge.peer) {
                     Some(reason) => Blocked::Gone(Some(reason)),
+                    // Another has its place since.
+                    None if self.core.machine.node(edge.peer).is_none() => Blocked::Gone(None),
                     None => why,
                 }
             }
