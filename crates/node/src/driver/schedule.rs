@@ -85,6 +85,7 @@ pub(super) struct State<S> {
     pub(super) armed: usize,
     pub(super) progress: Progress,
     unstepped: u32,
+    /// Looks in a row that took only the packets they found.
     found: u32,
     /// Waits and sends, to see whether there are any.
     pub(super) calls: u32,

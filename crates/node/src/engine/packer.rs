@@ -517,3 +517,39 @@ pub(super) fn blocked(error: BeginError) -> Blocked {
 fn low(sequence: u64) -> u32 {
     sequence as u32
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dipole_proto::{Config, GoneReason};
+
+    #[test]
+    fn what_is_done_for_a_peer_that_is_gone_touches_nothing_of_the_one_at_its_place() {
+        let mut machine = Machine::new(Config::default(), 1, [2, 3], &[]);
+        let greeting = machine.greeting();
+        let gone = machine.open_pipe(greeting).expect("room");
+        machine.close_pipe(gone, GoneReason::Died);
+        let next = machine.open_pipe(greeting).expect("room");
+        assert_eq!(gone.index(), next.index(), "the same place");
+        let mut packer = Packer::new(FramePool::new(4, 256));
+        packer
+            .open_frame(&mut machine, gone, 10, 200)
+            .expect("free");
+        packer
+            .open_frame(&mut machine, next, 10, 200)
+            .expect("free");
+        let edge = EdgeId {
+            peer: gone,
+            index: 0,
+            generation: 0,
+        };
+        packer.flush(&mut machine, gone);
+        packer.forget(gone);
+        let begun = packer.begin_long(&mut machine, Instant(1), edge, 1 << 20);
+        assert!(matches!(begun, Err(Blocked::Gone(None))));
+        let packed = packer.pack_alone(&mut machine, Instant(1), edge, b"late");
+        assert_eq!(packed, None);
+        assert!(packer.is_filling(next) && packer.has_open_frames());
+        assert_eq!(packer.frames.free(), 3, "the frame of the first is free");
+    }
+}

@@ -530,10 +530,8 @@ impl Engine {
     /// # Errors
     /// [`Blocked::Gone`].
     pub fn is_open(&self, peer: PeerId) -> Result<bool, Blocked> {
-        match self.core.peers.gone_reason(peer) {
-            Some(reason) => Err(Blocked::Gone(Some(reason))),
-            // Another has its place since.
-            None if self.core.machine.node(peer).is_none() => Err(Blocked::Gone(None)),
+        match self.departed(peer) {
+            Some(gone) => Err(gone),
             None => Ok(self.core.machine.is_open(peer)),
         }
     }
@@ -587,16 +585,16 @@ impl Engine {
     /// Puts the reason in where a peer is gone.
     fn explained(&self, edge: EdgeId, why: Blocked) -> Blocked {
         match why {
-            Blocked::Gone(None) | Blocked::Opening => {
-                match self.core.peers.gone_reason(edge.peer) {
-                    Some(reason) => Blocked::Gone(Some(reason)),
-                    // Another has its place since.
-                    None if self.core.machine.node(edge.peer).is_none() => Blocked::Gone(None),
-                    None => why,
-                }
-            }
+            Blocked::Gone(None) | Blocked::Opening => self.departed(edge.peer).unwrap_or(why),
             other => other,
         }
+    }
+
+    /// That a peer is gone, if it is; why is not remembered once another has its place.
+    fn departed(&self, peer: PeerId) -> Option<Blocked> {
+        let reason = self.core.peers.gone_reason(peer);
+        let is_gone = reason.is_some() || self.core.machine.node(peer).is_none();
+        is_gone.then_some(Blocked::Gone(reason))
     }
 }
 
