@@ -490,7 +490,12 @@ fn as_nobody(test: &str, side: &Side) {
     let folder = tempfile::tempdir().expect("a folder");
     std::fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).expect("own");
     let program = folder.path().join("program");
-    std::fs::copy(std::env::current_exe().expect("this program"), &program).expect("a copy");
+    // By another process: one that a test beside this one starts would inherit the open copy, and
+    // a file that is open for writing cannot be executed.
+    let copied = std::process::Command::new("cp")
+        .args([&std::env::current_exe().expect("this program"), &program])
+        .status();
+    assert!(copied.expect("cp").success());
     let asked = other(test, side);
     let mut command = std::process::Command::new(&program);
     command.args(asked.get_args()).uid(NOBODY).gid(NOBODY);

@@ -434,7 +434,11 @@ fn what_the_administrator_allows_counts_whatever_the_environment_says() {
         return;
     }
     std::os::unix::fs::chown(at("user"), Some(USER), Some(USER)).expect("root may");
-    std::fs::copy(std::env::current_exe().expect("this"), at("program")).expect("a copy");
+    // By another process, so that none that a test beside this one starts inherits the open
+    // copy: what is open for writing cannot be executed.
+    let this = std::env::current_exe().expect("this");
+    let copied = Command::new("cp").args([this, at("program")]).status();
+    assert!(copied.expect("cp").success());
     let run = |file: &str| {
         let user = USER.to_string();
         let mut command = isolated(file);

@@ -45,11 +45,11 @@ impl Stage {
         let folder = tempfile::tempdir().expect("a folder");
         let stage = Stage { folder };
         open_to(&stage.path(""), 0o755);
-        std::fs::copy(
-            std::env::current_exe().expect("this"),
-            stage.path("program"),
-        )
-        .expect("copy");
+        // By another process, so that none that a test beside this one starts inherits the open
+        // copy: what is open for writing cannot be executed.
+        let this = std::env::current_exe().expect("this");
+        let copied = Command::new("cp").args([this, stage.path("program")]);
+        assert!(copied.status().expect("cp").success());
         for (name, uid) in [("alice", ALICE), ("bob", BOB)] {
             std::fs::create_dir(stage.path(name)).expect("a folder");
             chown(stage.path(name), Some(uid), Some(uid)).expect("root may");

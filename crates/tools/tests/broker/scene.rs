@@ -125,7 +125,11 @@ impl Scene {
     pub(crate) fn program(&self) -> PathBuf {
         let program = self.path("dipole");
         if !program.exists() {
-            std::fs::copy(env!("CARGO_BIN_EXE_dipole"), &program).expect("our own folder");
+            // By another process, so that none that a test beside this one starts inherits the
+            // open copy: what is open for writing cannot be executed.
+            let this = Path::new(env!("CARGO_BIN_EXE_dipole"));
+            let copied = Command::new("cp").args([this, &program]).status();
+            assert!(copied.expect("cp").success());
             let open = PermissionsExt::from_mode(0o755);
             std::fs::set_permissions(&program, open).expect("our own folder");
         }
