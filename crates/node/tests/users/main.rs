@@ -48,8 +48,10 @@ impl Stage {
         // By another process, so that none that a test beside this one starts inherits the open
         // copy: what is open for writing cannot be executed.
         let this = std::env::current_exe().expect("this");
-        let copied = Command::new("cp").args([this, stage.path("program")]);
-        assert!(copied.status().expect("cp").success());
+        let copied = Command::new("cp")
+            .args([this, stage.path("program")])
+            .status();
+        assert!(copied.expect("cp").success());
         for (name, uid) in [("alice", ALICE), ("bob", BOB)] {
             std::fs::create_dir(stage.path(name)).expect("a folder");
             chown(stage.path(name), Some(uid), Some(uid)).expect("root may");
