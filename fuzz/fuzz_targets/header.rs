@@ -1,4 +1,5 @@
-//! Any bytes are refused or are a header that emits exactly them.
+//! Any bytes are refused or are a header that emits exactly them; packets that lie one after the
+//! other are all found.
 
 #![no_main]
 
@@ -12,6 +13,14 @@ fuzz_target!(|bytes: &[u8]| {
         assert_eq!(again, bytes[..HEADER_BYTES]);
         assert!(!header.to_string().is_empty());
     }
+    let (mut rest, mut split) = (bytes, 0);
+    while !rest.is_empty() {
+        let (first, behind) = Packet::split_first(rest);
+        assert!(!first.is_empty());
+        split += first.len();
+        rest = behind;
+    }
+    assert_eq!(split, bytes.len());
     for trailer_bytes in [4, 8, 12, 16] {
         if let Ok(packet) = Packet::parse(bytes, trailer_bytes) {
             let length = usize::from(packet.header.length);

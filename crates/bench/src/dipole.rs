@@ -93,9 +93,13 @@ impl Dipole {
                 name_of(carrier),
                 stats.local.map_or(0, |local| local.records_out)
             ))),
-            Some(Carrier::Bpf) if stats.bpf.is_none_or(|bpf| bpf.raw < bpf.socket) => {
+            Some(Carrier::Bpf)
+                if stats
+                    .bpf
+                    .is_none_or(|bpf| bpf.raw + bpf.joined < bpf.socket) =>
+            {
                 Err(broken(format!(
-                    "the small packets were to leave as raw frames, but most took the socket: {:?}",
+                    "the small packets were to take the fast path, but most took the socket: {:?}",
                     stats.bpf
                 )))
             }

@@ -12,6 +12,7 @@ use super::fast_path::{FastPath, delegated_tx};
 use super::grant::GrantEvent;
 use super::rx_path::RxPath;
 use super::tx_path::TxPath;
+use crate::layout::MAX_PAYLOAD_BYTES;
 use dipole_link::udp::Udp;
 use dipole_link::{Caps, Class, Incoming, Link, Outgoing};
 
@@ -32,8 +33,10 @@ pub struct BpfStats {
     pub by_socket: u64,
     /// Small packets sent as raw frames.
     pub raw: u64,
-    /// Small packets sent by the UDP socket.
+    /// Small packets sent by the UDP socket one by one.
     pub socket: u64,
+    /// Small packets sent in runs, each as one message of the UDP socket.
+    pub joined: u64,
     /// Bulk packets sent as raw frames, in runs too short for the socket.
     pub raw_bulk: u64,
 }
@@ -47,6 +50,7 @@ impl std::ops::Add for BpfStats {
             by_socket: self.by_socket + other.by_socket,
             raw: self.raw + other.raw,
             socket: self.socket + other.socket,
+            joined: self.joined + other.joined,
             raw_bulk: self.raw_bulk + other.raw_bulk,
         }
     }
@@ -62,6 +66,8 @@ pub struct Bpf {
     by_ring: bool,
     /// Polls of the ring in a row that found nothing.
     quiet: u32,
+    /// Longest run of small frames that fits into a ring as one message.
+    joined_frames: usize,
     stats: BpfStats,
 }
 
@@ -69,7 +75,10 @@ impl Bpf {
     /// A UDP link with a fast path.
     #[must_use]
     pub fn new(udp: Udp, fast_path: FastPath) -> Bpf {
+        let caps = udp.caps();
+        let fits = MAX_PAYLOAD_BYTES / caps.max_frame_bytes;
         Bpf {
+            joined_frames: caps.small_run_frames.min(fits.max(1)),
             udp,
             rx: Some(fast_path.rx),
             tx: fast_path.tx,
@@ -193,6 +202,17 @@ impl Link for Bpf {
             let rest = &batch[taken..];
             let small = rest.iter().take_while(|frame| frame.class == Class::Small);
             let small = small.count();
+            let run = joined_run(&rest[..small], self.joined_frames);
+            if run > 1 {
+                // One message is cheaper than several frames, and goes into the ring as it is.
+                let sent = self.udp.send(now_ns, &rest[..run])?;
+                self.stats.joined += sent as u64;
+                taken += sent;
+                if sent < run {
+                    break;
+                }
+                continue;
+            }
             if small > 0 {
                 let raw = tx.send(now_ns, own, &rest[..small]);
                 self.stats.raw += raw as u64;
@@ -278,6 +298,26 @@ impl Link for Bpf {
         all.extend(self.rx.iter().map(AsFd::as_fd));
         all
     }
+}
+
+/// Length of the leading run of frames that may travel as one message of at most `longest`: all
+/// to one destination and as long as the first, but for the last, which may be shorter.
+#[inline]
+fn joined_run(batch: &[Outgoing<'_>], longest: usize) -> usize {
+    let Some((first, others)) = batch.split_first() else {
+        return 0;
+    };
+    let mut run = 1;
+    for frame in others.iter().take(longest.saturating_sub(1)) {
+        if frame.to != first.to || frame.len() > first.len() {
+            break;
+        }
+        run += 1;
+        if frame.len() < first.len() {
+            break;
+        }
+    }
+    run
 }
 
 /// Length of the leading run of bulk frames to one destination if it is short enough to leave

@@ -87,6 +87,50 @@ fn runs_leave_as_raw_frames_up_to_the_given_length_and_from_the_bulk_port() {
 }
 
 #[test]
+fn a_run_of_small_frames_goes_into_a_ring_as_one_record() {
+    let Some(bed) = make(Testbed::builder()) else {
+        return;
+    };
+    meet(&bed);
+    let open = |node| {
+        let options = UdpOptions {
+            join_small: true,
+            ..UdpOptions::default()
+        };
+        let open = || {
+            let udp = Udp::bind(address(&bed, node), &options).expect("an address");
+            let fast_path = FastPath::open(&udp, &BpfOptions::default()).expect("the bpf link");
+            Bpf::new(udp, fast_path)
+        };
+        bed.inside(node, open).expect("the node")
+    };
+    let (mut from, mut to) = (open(1), open(2));
+    let longest = from.caps().small_run_frames;
+    let frames: Vec<Vec<u8>> = (0..9).map(|number| vec![number; 1472]).collect();
+    let there = to.local(Class::Small);
+    for run in [2, 6, longest.min(9)] {
+        let batch = frames[..run].iter().map(|bytes| Outgoing {
+            class: Class::Small,
+            to: there,
+            head: bytes,
+            any_port: true,
+            payload: &[],
+        });
+        let batch: Vec<_> = batch.collect();
+        let joined = from.stats().joined;
+        assert_eq!(from.send(0, &batch).expect("works"), run);
+        assert!(from.stats().joined >= joined + run.min(6) as u64);
+        let mut got = Vec::new();
+        while got.len() < run * 1472 {
+            let count = to.poll(0, Class::Small).expect("works");
+            got.extend((0..count).flat_map(|index| to.frame(index).bytes.to_vec()));
+        }
+        assert!(got == frames[..run].concat(), "{run} frames");
+    }
+    assert_eq!(to.stats().by_socket, 0);
+}
+
+#[test]
 fn the_program_is_gone_at_once_when_the_link_is_dropped() {
     let Some(bed) = make(Testbed::builder()) else {
         return;

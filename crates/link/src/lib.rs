@@ -52,6 +52,9 @@ pub struct Caps {
     pub receive_frames: usize,
     /// Looks for small frames that take about as long as one system call.
     pub looks_per_call: u32,
+    /// Longest run of small frames to one destination that travels as one message. They may
+    /// [arrive](Incoming::bytes) so, too.
+    pub small_run_frames: usize,
 }
 
 /// One frame to send.
@@ -99,7 +102,8 @@ pub struct Incoming<'a> {
     pub class: Class,
     /// Who sent it, as the network says.
     pub from: SocketAddr,
-    /// The UDP payload.
+    /// The UDP payload; of small frames that travelled as one message, all of theirs, one after
+    /// the other.
     pub bytes: &'a [u8],
 }
 

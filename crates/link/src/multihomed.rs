@@ -141,6 +141,7 @@ impl<L: Link> Link for Multihomed<L> {
             max_frame_bytes: one.max_frame_bytes.min(other.max_frame_bytes),
             receive_frames: one.receive_frames.min(other.receive_frames),
             looks_per_call: one.looks_per_call.min(other.looks_per_call),
+            small_run_frames: one.small_run_frames.min(other.small_run_frames),
         });
         least.unwrap_or_else(|| unreachable!("at least one interface"))
     }

@@ -137,7 +137,7 @@ impl Engine {
             core: Core {
                 machine: Machine::new(config, incarnation, secret, &lanes),
                 dispatch: Dispatch::default(),
-                packer: Packer::new(frames),
+                packer: Packer::new(frames, caps.small_run_frames),
                 peers: Peers::default(),
                 ready: Ready::default(),
                 long_news: Vec::new(),

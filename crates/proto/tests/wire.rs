@@ -278,13 +278,13 @@ proptest! {
     #[test]
     fn a_packet_is_exactly_as_long_as_its_header_says(
         records in vec(any::<u8>(), 0..100),
-        padding in 0_usize..20,
+        behind in 0_usize..20,
         length in 0_u16..200,
     ) {
         let sound = packet_of(&records);
         let mut bytes = sound.clone();
-        bytes.extend(vec![0xFF; padding]);
-        let packet = Packet::parse(&bytes, CRC_BYTES).expect("padding is ignored");
+        bytes.extend(vec![0xFF; behind]);
+        let packet = Packet::parse(&bytes, CRC_BYTES).expect("what lies behind is another's");
         prop_assert_eq!(packet.body(), &records[..]);
         for keep in 0..sound.len() {
             prop_assert!(Packet::parse(&sound[..keep], CRC_BYTES).is_err());
@@ -292,6 +292,28 @@ proptest! {
         bytes[2..4].copy_from_slice(&length.to_le_bytes());
         let fits = (HEADER_BYTES + CRC_BYTES..=bytes.len()).contains(&usize::from(length));
         prop_assert_eq!(Packet::parse(&bytes, CRC_BYTES).is_ok(), fits);
+    }
+
+    #[test]
+    fn packets_that_lie_one_after_the_other_are_told_apart(
+        contents in vec(vec(any::<u8>(), 0..100), 1..5),
+    ) {
+        let packets: Vec<Vec<u8>> = contents.iter().map(|records| packet_of(records)).collect();
+        let joined = packets.concat();
+        let (mut rest, mut found) = (&joined[..], Vec::new());
+        while !rest.is_empty() {
+            let (first, behind) = Packet::split_first(rest);
+            found.push(first.to_vec());
+            rest = behind;
+        }
+        prop_assert_eq!(found, packets);
+    }
+
+    #[test]
+    fn what_begins_with_no_packet_is_not_split(bytes in vec(any::<u8>(), 0..100)) {
+        let (first, behind) = Packet::split_first(&bytes);
+        prop_assert_eq!(first.len() + behind.len(), bytes.len());
+        prop_assert!(bytes.is_empty() || first.len() >= bytes.len().min(HEADER_BYTES));
     }
 
     #[test]

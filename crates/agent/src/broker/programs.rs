@@ -363,7 +363,6 @@ impl Programs {
                 ("full", counters.full),
                 ("fragments", counters.fragments),
                 ("options", counters.options),
-                ("merged", counters.merged),
                 ("too-long", counters.too_long),
                 ("lengths", counters.lengths),
                 ("other-hosts", counters.other_hosts),

@@ -12,8 +12,6 @@ pub struct Counters {
     pub fragments: u64,
     /// IPv4 with options.
     pub options: u64,
-    /// Several packets that the kernel had joined.
-    pub merged: u64,
     /// Longer than the longest record.
     pub too_long: u64,
     /// Lengths that do not agree, or no payload.

@@ -247,7 +247,6 @@ impl Hook {
             full: count(Reason::Full)?,
             fragments: count(Reason::Fragment)?,
             options: count(Reason::Options)?,
-            merged: count(Reason::Merged)?,
             too_long: count(Reason::TooLong)?,
             lengths: count(Reason::Length)?,
             other_hosts: count(Reason::OtherHost)?,

@@ -262,9 +262,6 @@ impl Writer {
                 // PACKET_HOST is 0.
                 code.load(Size::Word, R4, R6, skb::PKT_TYPE);
                 code.jump_if(R4, When::Different, 0, refuse(Reason::OtherHost));
-                // Not gso_segs: that is 0 for packets joined in a virtual machine's host.
-                code.load(Size::Word, R4, R6, skb::GSO_SIZE);
-                code.jump_if(R4, When::Different, 0, refuse(Reason::Merged));
                 code.load(Size::Word, R0, R6, skb::LEN);
             }
             Hooked::Xdp { mac } => {

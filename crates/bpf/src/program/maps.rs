@@ -17,25 +17,22 @@ pub(crate) enum Reason {
     Fragment = 2,
     /// It has IP options.
     Options = 3,
-    /// Several packets that the kernel has joined.
-    Merged = 4,
-    TooLong = 5,
+    TooLong = 4,
     /// Lengths that do not agree, or no payload.
-    Length = 6,
+    Length = 5,
     /// Not addressed to this interface's own MAC address.
-    OtherHost = 7,
+    OtherHost = 6,
     /// The frame could not be read where its lengths said that it can.
-    Unreadable = 8,
+    Unreadable = 7,
 }
 
 impl Reason {
     /// In the order of their numbers.
-    pub(crate) const ALL: [Self; 9] = [
+    pub(crate) const ALL: [Self; 8] = [
         Self::Deposited,
         Self::Full,
         Self::Fragment,
         Self::Options,
-        Self::Merged,
         Self::TooLong,
         Self::Length,
         Self::OtherHost,

@@ -152,7 +152,6 @@ pub(crate) fn fate(
         (options, Reason::Options),
         (fragment, Reason::Fragment),
         (!own, Reason::OtherHost),
-        (tcx && around.merged, Reason::Merged),
         (!agree, Reason::Length),
         (udp_bytes > 8 + MAX_PAYLOAD_BYTES, Reason::TooLong),
     ];

@@ -16,6 +16,7 @@ impl Link for Sink {
             max_frame_bytes: 1472,
             receive_frames: 64,
             looks_per_call: 1,
+            small_run_frames: 1,
         }
     }
 

@@ -242,6 +242,7 @@ impl Link for Port {
             max_frame_bytes: state.config.max_frame_bytes,
             receive_frames: state.config.receive_queue_frames,
             looks_per_call: 1,
+            small_run_frames: 4,
         }
     }
 

@@ -52,12 +52,7 @@ impl Sender {
         let names = Array::new(vec![Name::zeroed(); MESSAGES]);
         let controls = Array::new(vec![segment_control(0); MESSAGES]);
         let pieces = Array::new(vec![Piece::EMPTY; PIECES]);
-        let headers = (0..MESSAGES).map(|message| {
-            let mut header = Header::zeroed();
-            header.0.msg_hdr.msg_name = names.place(message).cast();
-            header
-        });
-        let headers = Array::new(headers.collect());
+        let headers = Array::new(vec![Header::zeroed(); MESSAGES]);
         Sender {
             names,
             controls,
@@ -79,7 +74,27 @@ impl Sender {
         if let [frame] = run {
             return single(socket, frame, stats);
         }
-        let count = self.build(run, join);
+        self.messages(socket, run, (join, false), stats)
+    }
+
+    /// The same by a socket that is connected to the destination of all frames.
+    pub(super) fn run_connected(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        run: &[Outgoing<'_>],
+        stats: &mut UdpStats,
+    ) -> Progress {
+        self.messages(socket, run, (true, true), stats)
+    }
+
+    fn messages(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        run: &[Outgoing<'_>],
+        (join, connected): (bool, bool),
+        stats: &mut UdpStats,
+    ) -> Progress {
+        let count = self.build(run, join, connected);
         let mut done = 0;
         let mut taken = 0;
         while done < count {
@@ -120,9 +135,9 @@ impl Sender {
         Progress::Taken(taken)
     }
 
-    /// Fills messages from the start of `run` until something is used up;
-    /// returns how many.
-    fn build(&mut self, run: &[Outgoing<'_>], join: bool) -> usize {
+    /// Fills messages from the start of `run` until something is used up; returns how many.
+    /// Those for a `connected` socket bear no name.
+    fn build(&mut self, run: &[Outgoing<'_>], join: bool, connected: bool) -> usize {
         let mut messages = 0;
         let mut used = 0;
         // Pieces filled; a message begins only where its first frame surely fits.
@@ -156,7 +171,13 @@ impl Sender {
                     break;
                 }
             }
-            let name_bytes = self.names.slice_mut()[messages].set(&first.to);
+            let (name, name_bytes) = match connected {
+                true => (ptr::null_mut(), 0),
+                false => {
+                    let name_bytes = self.names.slice_mut()[messages].set(&first.to);
+                    (self.names.place(messages).cast(), name_bytes)
+                }
+            };
             let joined = frames > 1;
             if joined {
                 self.controls.slice_mut()[messages] = segment_control(segment);
@@ -168,6 +189,7 @@ impl Sender {
             };
             let pieces = self.pieces.place(pieces_before).cast();
             let header = &mut self.headers.slice_mut()[messages].0.msg_hdr;
+            header.msg_name = name;
             header.msg_namelen = name_bytes;
             header.msg_iov = pieces;
             header.msg_iovlen = (filled - pieces_before) as _;

@@ -77,6 +77,50 @@ fn a_run_leaves_and_arrives_as_one_message() {
 }
 
 #[test]
+fn small_frames_travel_as_one_message_where_both_sides_ask_for_it() {
+    let open = |join_small| {
+        let options = UdpOptions {
+            join_small,
+            ..UdpOptions::default()
+        };
+        Udp::bind(LOOPBACK, &options).unwrap()
+    };
+    let (mut sender, mut joining, mut plain) = (open(true), open(true), open(false));
+    if joining.caps().small_run_frames == 1 {
+        println!("SKIPPED: this kernel does not join datagrams");
+        return;
+    }
+    assert_eq!(plain.caps().small_run_frames, 1);
+    let frames = [vec![1; 1000], vec![2; 1000], vec![3; 10]];
+    // By the bound socket first, then by one that is connected.
+    for any_port in [false, true] {
+        for round in 0..40 {
+            for link in [&mut joining, &mut plain] {
+                let frame = |bytes| Outgoing {
+                    any_port,
+                    class: Class::Small,
+                    ..bulk(link.local(Class::Small), bytes)
+                };
+                let batch = [&frames[0], &frames[1], &frames[2]].map(|bytes| frame(bytes));
+                let before = sender.stats().gso_batches;
+                assert_eq!(sender.send(0, &batch).unwrap(), 3);
+                assert_eq!(sender.stats().gso_batches, before + 1);
+                let mut got = Vec::new();
+                while got.len() < 2010 {
+                    let count = link.poll(0, Class::Small).unwrap();
+                    // All at once by the plain call; apart by the one that says where they end.
+                    got.extend((0..count).flat_map(|index| link.frame(index).bytes.to_vec()));
+                }
+                assert!(got == frames.concat(), "round {round}");
+            }
+        }
+    }
+    let (joined, apart) = (joining.stats(), plain.stats());
+    assert!(joined.received_frames < apart.received_frames);
+    assert_eq!(apart.received_frames, 240);
+}
+
+#[test]
 fn a_run_refused_for_its_destination_is_lost_alone_and_keeps_segmentation() {
     let (mut a, mut b) = (open(), open());
     let nowhere = SocketAddr::new(LOOPBACK, 0);

@@ -87,6 +87,8 @@ impl PeerFrames {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PacketSend {
     edge: EdgeId,
+    /// By the bulk lane.
+    bulk: bool,
     key: EdgeKey,
     sequence: u32,
     offset: usize,
@@ -107,6 +109,8 @@ impl PacketSend {
 #[derive(Debug)]
 pub(super) struct Packer {
     pub(super) frames: FramePool,
+    /// Packets of the longest message that goes by the small lane.
+    small_run: usize,
     /// By [`PeerId::index`].
     peers: Vec<PeerFrames>,
     /// Peers with a frame being filled.
@@ -114,9 +118,12 @@ pub(super) struct Packer {
 }
 
 impl Packer {
-    pub(super) fn new(frames: FramePool) -> Packer {
+    /// A message that fills at most `small_run` packets goes by the small lane if no bulk is
+    /// before it.
+    pub(super) fn new(frames: FramePool, small_run: usize) -> Packer {
         Packer {
             frames,
+            small_run,
             peers: Vec::new(),
             open_frames: 0,
         }
@@ -286,9 +293,13 @@ impl Packer {
         let Begun { key, sequence, .. } =
             machine.begin(now, edge, total as u64).map_err(blocked)?;
         self.close_frame(machine, edge.peer, true);
-        self.peer(edge.peer).long_begun = true;
+        let is_short = total <= piece_bytes(machine, edge.peer) * self.small_run;
+        let is_first = machine.queued(edge.peer) == 0;
+        let peer = self.peer(edge.peer);
+        peer.long_begun = true;
         Ok(PacketSend {
             edge,
+            bulk: !is_short || !is_first || peer.is_streaming(edge),
             key,
             sequence: low(sequence),
             offset: 0,
@@ -316,6 +327,12 @@ impl Packer {
             true => Err(Blocked::NoFrame),
             false => Ok(()),
         }
+    }
+
+    /// True if all of a long message may be put into frames now.
+    pub(super) fn has_room_ahead(&self, machine: &Machine, peer: PeerId, total: usize) -> bool {
+        let ahead = FRAMES_AHEAD.saturating_sub(machine.queued(peer));
+        total <= piece_bytes(machine, peer) * ahead.min(self.free_for_long())
     }
 
     /// Copies as much of a long message as there are frames; true when all of it
@@ -357,12 +374,12 @@ impl Packer {
             frames.open = Some(OpenFrame {
                 slot: open.slot,
                 end: at + length,
-                bulk: true,
+                bulk: send.bulk,
             });
             // The last piece leaves room that the next message may use, unless
             // nothing is in front of it.
             if send.offset < total || machine.queued(peer) == 0 {
-                self.close_frame(machine, peer, true);
+                self.close_frame(machine, peer, send.bulk);
             }
         }
         self.peer(peer).long_begun = false;
@@ -500,6 +517,12 @@ impl Packer {
     }
 }
 
+/// Bytes of a long message that a packet to this peer takes.
+fn piece_bytes(machine: &Machine, peer: PeerId) -> usize {
+    let space = machine.packet_space(peer);
+    space.saturating_sub(HEADER_BYTES + FRAGMENT_BYTES)
+}
+
 pub(super) fn blocked(error: BeginError) -> Blocked {
     match error {
         BeginError::NoCredit { .. } => Blocked::NoCredit,
@@ -531,7 +554,7 @@ mod tests {
         machine.close_pipe(gone, GoneReason::Died);
         let next = machine.open_pipe(greeting).expect("room");
         assert_eq!(gone.index(), next.index(), "the same place");
-        let mut packer = Packer::new(FramePool::new(4, 256));
+        let mut packer = Packer::new(FramePool::new(4, 256), 1);
         packer
             .open_frame(&mut machine, gone, 10, 200)
             .expect("free");

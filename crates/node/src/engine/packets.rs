@@ -4,7 +4,7 @@ use std::io;
 
 use arrayvec::ArrayVec;
 use dipole_link::{Class, Link, Outgoing};
-use dipole_proto::wire::{LaneAddress, MAX_LANES};
+use dipole_proto::wire::{Address, LaneAddress, MAX_LANES, Packet};
 use dipole_proto::{DropReason, EdgeId, Instant, Transmit};
 
 use super::core::Core;
@@ -148,17 +148,12 @@ impl PacketPort {
             self.traffic.packets_received += 1;
             self.traffic.bytes_received += frame.bytes.len() as u64;
             let from = to_wire(frame.from);
-            let Ok(mut addressed) = core.machine.address(now, from, frame.bytes) else {
-                continue;
-            };
-            if !self.trailers.check(&mut addressed, frame.bytes) {
-                core.machine.count(DropReason::Damaged);
-                continue;
-            }
-            let _counted = core.machine.on_packet(now, from, &addressed);
-            match core.machine.take_assembled() {
-                None => core.handle_events(frame.bytes),
-                Some(whole) => core.handle_events(&whole[..]),
+            let (mut packet, mut behind) = Packet::split_first(frame.bytes);
+            take_packet(&self.trailers, core, (now, from), packet);
+            while !behind.is_empty() {
+                (packet, behind) = Packet::split_first(behind);
+                self.traffic.packets_received += 1;
+                take_packet(&self.trailers, core, (now, from), packet);
             }
         }
         Ok(true)
@@ -293,6 +288,28 @@ impl PacketPort {
         let retry = self.has_batch().then(|| now.after(LINK_RETRY_NS));
         let link = self.link.next_deadline_ns().map(Instant);
         [link, retry].into_iter().flatten().min()
+    }
+}
+
+/// Hands a packet to the protocol, if its trailer is right.
+#[inline]
+fn take_packet(
+    trailers: &Trailers,
+    core: &mut Core,
+    (now, from): (Instant, Address),
+    packet: &[u8],
+) {
+    let Ok(mut addressed) = core.machine.address(now, from, packet) else {
+        return;
+    };
+    if !trailers.check(&mut addressed, packet) {
+        core.machine.count(DropReason::Damaged);
+        return;
+    }
+    let _counted = core.machine.on_packet(now, from, &addressed);
+    match core.machine.take_assembled() {
+        None => core.handle_events(packet),
+        Some(whole) => core.handle_events(&whole[..]),
     }
 }
 

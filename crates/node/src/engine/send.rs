@@ -256,7 +256,10 @@ impl Engine {
             return Ok(memory.send_whole(machine, (route, edge), payload, more));
         }
         if payload.len() > self.whole_limit(edge.peer) {
-            return Ok(Err(Blocked::NoFrame));
+            return match more {
+                true => Ok(Err(Blocked::NoFrame)),
+                false => self.send_long_at_once(clock.now(), edge, payload),
+            };
         }
         let now = if more { clock.last() } else { clock.now() };
         if !more
@@ -273,6 +276,33 @@ impl Engine {
             self.transmit(clock.now())?;
         }
         Ok(sent)
+    }
+
+    /// Sends a message of several packets at once, if there is room for all of it ahead of
+    /// what may leave.
+    fn send_long_at_once(
+        &mut self,
+        now: Instant,
+        edge: EdgeId,
+        payload: &[u8],
+    ) -> std::io::Result<Result<(), Blocked>> {
+        let (machine, packer) = (&mut self.core.machine, &mut self.core.packer);
+        if !packer.has_room_ahead(machine, edge.peer, payload.len()) {
+            return Ok(Err(Blocked::NoFrame));
+        }
+        let is_first = machine.queued(edge.peer) == 0;
+        let mut send = match packer.begin_long(machine, now, edge, payload.len()) {
+            Ok(send) => send,
+            Err(why) => return Ok(Err(self.explained(edge, why))),
+        };
+        if !packer.continue_long(machine, &mut send, payload, 0) {
+            self.keep_long(LongSend(Long::Packets(send)), payload);
+        } else if is_first {
+            // All of it leaves in one call; where packets wait, the next message shares its last.
+            packer.flush(machine, edge.peer);
+        }
+        self.transmit(now)?;
+        Ok(Ok(()))
     }
 
     /// Sends a message in a packet by the short way that suits nearly all small ones: it fits

@@ -15,7 +15,10 @@ use crate::hosts::MAX_INTERFACES;
 /// Opens the link of a node: on one interface or several, with the fast path, capture and faults
 /// that the configuration asks for.
 pub(crate) fn open_link(config: &Config, clock: Clock) -> Result<AnyLink, OpenError> {
-    let options = UdpOptions::default();
+    let options = UdpOptions {
+        join_small: true,
+        ..UdpOptions::default()
+    };
     let failed = |cause: dipole_link::udp::OpenError| OpenError::Link {
         bind: config.bind,
         cause: cause.to_string(),

@@ -169,7 +169,7 @@ pub struct Header {
     pub kind: Kind,
     /// See [`Flags`].
     pub flags: Flags,
-    /// Bytes from the header to the end of the trailer; padding may follow.
+    /// Bytes from the header to the end of the trailer; another packet may follow.
     pub length: u16,
     /// The receiver's connection id; zero in handshake packets that have none.
     pub connection: u32,

@@ -135,6 +135,17 @@ impl<'a> Packet<'a> {
         })
     }
 
+    /// The first of the packets that lie one after the other in `bytes`, and what lies behind it.
+    #[must_use]
+    #[inline]
+    pub fn split_first(bytes: &'a [u8]) -> (&'a [u8], &'a [u8]) {
+        if bytes.len() < HEADER_BYTES {
+            return (bytes, &[]);
+        }
+        let length = usize::from(cursor::u16_at(bytes, 2)).max(HEADER_BYTES);
+        bytes.split_at_checked(length).unwrap_or((bytes, &[]))
+    }
+
     /// Header and records without the trailer: what the trailer covers.
     #[must_use]
     pub fn covered(&self) -> &'a [u8] {
