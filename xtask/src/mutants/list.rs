@@ -424,7 +424,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         name: "alone-without-deadline",
         effect: "for a message that left alone no repeat is planned",
         file: "crates/proto/src/machine.rs",
-        suite: Suite::Simulator,
+        suite: Suite::Protocol("prediction"),
         snippet: "self.timers.arm(session_index(peer), deadline);
         self.wake(peer);
         Some(transmit)",
