@@ -238,3 +238,32 @@ fn the_comparison_sees_every_short_way() {
         assert!(counter.load(Ordering::Relaxed) > 0);
     }
 }
+
+#[test]
+fn a_message_that_leaves_alone_has_a_deadline_beside_another_session() {
+    let mut wire = Wire::new(1, 3, &Config::default());
+    let peers = [1, 2].map(|host| {
+        wire.hosts[host].machine.open_endpoint(7, false);
+        wire.connect(0, host)
+    });
+    assert!(wire.run(SECOND, |wire| {
+        peers
+            .iter()
+            .all(|peer| wire.hosts[0].machine.is_open(*peer))
+    }));
+    wire.run(SECOND, |_| false);
+    let now = wire.now;
+    // Whichever of the two has something to do sooner.
+    for peer in peers {
+        let Host { machine, pool, .. } = &wire.hosts[0];
+        let (mut machine, mut pool) = (machine.clone(), pool.clone());
+        let edge = machine.edge(peer, 1, 7).expect("open");
+        let begun = machine.begin(now, edge, 5).expect("credit");
+        let slot = pool.pack(&begun, b"alone").expect("free");
+        let sent = machine.transmit_alone(now, peer, slot, &mut pool);
+        assert!(sent.is_some());
+        let deadline = machine.next_deadline().expect("a repeat");
+        let repeat_ns = machine.config().max_timeout_ns;
+        assert!(deadline <= now.after(repeat_ns), "{deadline:?} at {now:?}");
+    }
+}
