@@ -242,6 +242,7 @@ impl Link for Port {
             max_frame_bytes: state.config.max_frame_bytes,
             receive_frames: state.config.receive_queue_frames,
             looks_per_call: 1,
+            // Nothing is joined here, but messages of a few packets shall take the small port.
             small_run_frames: 4,
         }
     }

@@ -205,7 +205,7 @@ impl Udp {
     }
 
     /// Sends the first of these small frames, and those that may travel with it, by a socket
-    /// connected to its destination; how many were taken. None if there is no such socket, or
+    /// connected to its destination; how many were taken: none if there is no such socket, or
     /// it is of no use now.
     #[inline]
     fn send_connected(&mut self, batch: &[Outgoing<'_>]) -> usize {
@@ -299,14 +299,14 @@ impl Link for Udp {
                 continue;
             }
             let class = batch[taken].class;
-            if class == Class::Small && batch[taken].any_port {
+            let singly = taken < single_until;
+            if class == Class::Small && batch[taken].any_port && !singly {
                 let sent = self.send_connected(&batch[taken..]);
                 taken += sent;
                 if sent > 0 {
                     continue;
                 }
             }
-            let singly = taken < single_until;
             let limit = if singly { single_until } else { batch.len() };
             let run = &batch[taken..limit];
             let run = &run[..self.run_len(run)];

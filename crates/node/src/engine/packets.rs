@@ -145,13 +145,12 @@ impl PacketPort {
         }
         for index in 0..count {
             let frame = self.link.frame(index);
-            self.traffic.packets_received += 1;
             self.traffic.bytes_received += frame.bytes.len() as u64;
             let from = to_wire(frame.from);
-            let (mut packet, mut behind) = Packet::split_first(frame.bytes);
-            take_packet(&self.trailers, core, (now, from), packet);
-            while !behind.is_empty() {
-                (packet, behind) = Packet::split_first(behind);
+            let mut rest = frame.bytes;
+            while !rest.is_empty() {
+                let (packet, behind) = Packet::split_first(rest);
+                rest = behind;
                 self.traffic.packets_received += 1;
                 take_packet(&self.trailers, core, (now, from), packet);
             }
