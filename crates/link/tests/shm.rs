@@ -301,6 +301,55 @@ fn what_was_pushed_before_closing_is_read() {
 }
 
 #[test]
+fn what_a_process_pushed_before_it_ended_is_read_before_anything_of_its_successor() {
+    const COUNT: u64 = 20;
+    let mut reader = Side::new();
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("socket");
+    // The successor connects, or is connected to; the reader has seen the end first, or has not.
+    for (connects, sees) in [(true, true), (true, false), (false, true), (false, false)] {
+        let mut first = Side::at(&path, b"first");
+        let conn = first.hub.connect(&reader.path()).expect("a listener");
+        reader.opened();
+        first.opened();
+        let mut taken = 0;
+        for number in 0..COUNT {
+            while first.hub.push(conn, number, &pattern(number, 8)).is_err() {
+                taken += reader.try_receive_up_to(1, taken);
+            }
+        }
+        drop(first);
+        if sees {
+            reader.poll_connections();
+        }
+        let mut second = Side::at(&path, b"second");
+        if connects {
+            second.hub.connect(&reader.path()).expect("a listener");
+        } else {
+            reader.hub.connect(&path).expect("a listener");
+        }
+        while taken < COUNT {
+            for _ in 0..3 {
+                second.poll_connections();
+                reader.poll_connections();
+            }
+            assert!(
+                reader.take_opened().is_none(),
+                "{taken} of {COUNT} are read"
+            );
+            taken += reader.try_receive_up_to(1, taken);
+        }
+        while reader.take_opened().is_none() {
+            second.poll_connections();
+            reader.poll_connections();
+        }
+        assert_eq!(reader.closed(), Closing::HungUp);
+        drop(second);
+        assert_eq!(reader.closed(), Closing::HungUp);
+    }
+}
+
+#[test]
 fn before_sleeping_an_end_that_was_not_told_is_told() {
     let (mut one, mut two) = (Side::new(), Side::new());
     let conn = one.hub.connect(&two.path()).expect("a listener");

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::segment::Segment;
 
-/// Events, connections and messages of one connection handled in one call.
+/// Newcomers, and messages of one connection, handled in one call.
 const EVENTS: usize = 64;
 /// Times so many messages that may lie before a ring in a socket: far more than a
 /// socket holds.
@@ -51,10 +51,14 @@ impl Conn {
 impl Hub {
     /// Connections that come, greet and go, and wake-ups. Bounded work.
     ///
+    /// No connection is told of as opened while one whose peer has gone has records left: what
+    /// a process has pushed is shown before anything of the process that takes its place.
+    ///
     /// # Errors
     /// Only when the epoll is broken.
     pub fn poll_connections(&mut self, events: &mut Vec<ShmEvent>) -> io::Result<()> {
-        let mut ready = Vec::with_capacity(EVENTS);
+        // With room for all, so that no end is seen later than what came after it.
+        let mut ready = Vec::with_capacity(self.conns.len() + 1);
         let timeout = rustix::event::Timespec {
             tv_sec: 0,
             tv_nsec: 0,
@@ -67,22 +71,40 @@ impl Hub {
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
+        let mut accepts = false;
+        let mut beginning = Vec::new();
         for event in ready {
             let token = event.data.u64();
             if token == LISTENER {
-                self.accept(events);
+                accepts = true;
                 continue;
             }
             let index = usize::try_from(token & 0xffff_ffff).unwrap_or(usize::MAX);
             let known = self.conns.get(index).and_then(Option::as_ref);
-            if known.is_some_and(|conn| conn.id.token() == token) {
-                self.hear(index, events);
+            match known.filter(|conn| conn.id.token() == token) {
+                Some(conn) if conn.open.is_some() => _ = self.hear(index, events),
+                Some(_) => beginning.push(index),
+                None => {}
             }
         }
+        self.end_all(events);
+        if !self.ending.is_empty() {
+            return Ok(());
+        }
+        for index in beginning {
+            self.hear(index, events);
+        }
+        if accepts {
+            self.accept();
+        }
+        self.end_all(events);
+        Ok(())
+    }
+
+    fn end_all(&mut self, events: &mut Vec<ShmEvent>) {
         for conn in std::mem::take(&mut self.ending) {
             self.end(conn, events);
         }
-        Ok(())
     }
 
     /// Closes a connection that has ended and tells it, or leaves it for the next call
@@ -96,6 +118,7 @@ impl Hub {
             Some(what) => Closing::Broke { what },
             None if waits => {
                 self.ending.push(id);
+                self.set_active(id.index);
                 return;
             }
             None if conn.was_full => Closing::Full,
@@ -116,7 +139,9 @@ impl Hub {
         self.close(id);
     }
 
-    fn accept(&mut self, events: &mut Vec<ShmEvent>) {
+    /// Lets those in who have connected. What they say is heard in a later call: who has ended
+    /// before they came is known by then.
+    fn accept(&mut self) {
         for _ in 0..EVENTS {
             let socket = match control::accept(self.listener.as_fd()) {
                 Ok(Some(socket)) => socket,
@@ -130,10 +155,7 @@ impl Hub {
                 continue;
             }
             match self.enter(socket, None) {
-                Ok(conn) => {
-                    self.hear(conn.index(), events);
-                    self.bound_silent(conn);
-                }
+                Ok(conn) => self.bound_silent(conn),
                 Err(cause) => {
                     tracing::warn!("a process of this node is turned away: {cause}");
                 }
@@ -193,19 +215,15 @@ impl Hub {
 
     /// Keeps those that never greet from taking all descriptors.
     fn bound_silent(&mut self, conn: ConnId) {
-        let conns = &self.conns;
-        let is_silent = |id: &ConnId| {
-            let conn = conns.get(id.index()).and_then(Option::as_ref);
-            conn.is_some_and(|conn| conn.id == *id && conn.open.is_none())
-        };
-        if !is_silent(&conn) {
-            return;
-        }
         self.silent.push_back(conn);
         if self.silent.len() <= MAX_SILENT {
             return;
         }
-        self.silent.retain(is_silent);
+        let conns = &self.conns;
+        self.silent.retain(|id| {
+            let conn = conns.get(id.index()).and_then(Option::as_ref);
+            conn.is_some_and(|conn| conn.id == *id && conn.open.is_none())
+        });
         if self.silent.len() > MAX_SILENT
             && let Some(oldest) = self.silent.pop_front()
         {

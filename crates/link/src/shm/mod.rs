@@ -529,14 +529,22 @@ impl Hub {
             }
             let got = self.poll_one(index, limit, take);
             if got > 0 {
-                if self.active.len() >= ACTIVE {
-                    self.active.remove(0);
-                }
-                self.active.push(number);
+                self.set_active(number);
             }
             taken += got;
         }
         taken
+    }
+
+    /// Looks at a connection in every poll from now on.
+    fn set_active(&mut self, index: u32) {
+        if self.active.contains(&index) {
+            return;
+        }
+        if self.active.len() >= ACTIVE {
+            self.active.remove(0);
+        }
+        self.active.push(index);
     }
 
     #[inline]

@@ -320,7 +320,8 @@ impl State {
         }
     }
 
-    /// Sends news to the process of a side; news of one side stay in order.
+    /// Sends news to the process of a side. News of one side stay in order, and nobody seems
+    /// to come before one who had gone by then.
     fn post(&mut self, side: Side, news: News) {
         let most_ns = self.config.socket_ns;
         let at_ns = self.now_ns + self.within(most_ns);
@@ -328,7 +329,11 @@ impl State {
         let Some(process) = self.process(process) else {
             return;
         };
-        let before = process.letters.iter().filter(|letter| letter.side == side);
+        let comes = matches!(news, News::Hello | News::Answer);
+        let before = process
+            .letters
+            .iter()
+            .filter(|letter| letter.side == side || comes && letter.news == News::HungUp);
         let at_ns = before.map(|letter| letter.at_ns).fold(at_ns, u64::max);
         process.letters.push_back(Letter { at_ns, side, news });
     }
@@ -413,9 +418,25 @@ impl State {
             News::Answer if self.end(side).conn.is_some() => events.extend(self.opened(side)),
             News::Full => self.end_mut(side).was_full = true,
             News::Wake => self.own(process).woken = true,
-            News::HungUp => self.end_mut(side).hung_up = true,
+            News::HungUp => {
+                let now_ns = self.now_ns;
+                let end = self.end_mut(side);
+                end.hung_up = true;
+                for record in &mut end.ring.records {
+                    record.visible_ns = record.visible_ns.min(now_ns);
+                }
+            }
             News::Answer => {}
         }
+    }
+
+    /// True if a connection whose other side has hung up has records left.
+    fn has_rest(&self, process: usize) -> bool {
+        let conns = self.processes[process].iter().flat_map(|it| &it.conns);
+        conns.flatten().any(|side| {
+            let end = self.end(*side);
+            end.hung_up && end.open && !end.ring.records.is_empty()
+        })
     }
 
     /// A connection whose other side has hung up and of which everything was taken.
@@ -426,6 +447,22 @@ impl State {
             let over = end.hung_up && (!end.open || end.ring.records.is_empty());
             Some((*side, end.conn.filter(|_| over)?))
         })
+    }
+
+    fn tell_ends(&mut self, process: usize, events: &mut Vec<ShmEvent>) {
+        while let Some((side, conn)) = self.ended(process) {
+            let why = match self.end(side).was_full {
+                true => Closing::Full,
+                false => Closing::HungUp,
+            };
+            let all_read = self.end(side.other()).ring.records.is_empty();
+            events.push(ShmEvent::Closed {
+                conn,
+                why,
+                all_read,
+            });
+            self.close(side);
+        }
     }
 
     fn fetch(&mut self, side: Side, address: u64, into: &mut [u8]) -> io::Result<()> {
@@ -721,27 +758,19 @@ impl SimHub {
     pub fn poll_connections(&mut self, events: &mut Vec<ShmEvent>) {
         let mut state = self.state();
         let now_ns = state.now_ns;
-        let due = |letter: &Letter| letter.at_ns <= now_ns;
         loop {
+            state.tell_ends(self.process, events);
+            let has_rest = state.has_rest(self.process);
+            let due = |letter: &Letter| {
+                let comes = matches!(letter.news, News::Hello | News::Answer);
+                letter.at_ns <= now_ns && !(comes && has_rest)
+            };
             let letters = &mut state.own(self.process).letters;
             let next = letters.iter().position(due);
             let Some(Letter { side, news, .. }) = next.and_then(|at| letters.remove(at)) else {
                 break;
             };
             state.read(self.process, side, news, events);
-        }
-        while let Some((side, conn)) = state.ended(self.process) {
-            let why = match state.end(side).was_full {
-                true => Closing::Full,
-                false => Closing::HungUp,
-            };
-            let all_read = state.end(side.other()).ring.records.is_empty();
-            events.push(ShmEvent::Closed {
-                conn,
-                why,
-                all_read,
-            });
-            state.close(side);
         }
     }
 
