@@ -1,6 +1,7 @@
 //! What is done to and inside a network namespace: `ip` and `tc`, entering it,
 //! ending its processes.
 
+use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsFd;
@@ -85,18 +86,21 @@ pub(crate) fn kill_all(namespace: &str) -> io::Result<usize> {
         return Err(io::Error::other("it is the namespace of this process"));
     }
     let deadline = Instant::now() + DEATH_TIMEOUT;
-    let mut killed = 0;
+    // One that takes its time to end is found more than once.
+    let mut killed = HashSet::new();
     // Again until there is none: those found may have made others meanwhile.
     loop {
         let living = processes_in(&place)?;
         if living.is_empty() {
-            return Ok(killed);
+            return Ok(killed.len());
         }
         if Instant::now() > deadline {
             return Err(io::Error::other(format!("{living:?} do not end")));
         }
         for process in living {
-            killed += usize::from(kill(process, &place));
+            if kill(process, &place) {
+                killed.insert(process);
+            }
         }
         thread::sleep(Duration::from_millis(1));
     }
