@@ -219,7 +219,7 @@ impl Machine {
     pub fn is_acknowledged(&self, peer: PeerId) -> bool {
         match self.peers.get(peer) {
             Some(Peer::Session(session)) => session.is_acknowledged(),
-            Some(Peer::Pipe(pipe)) => !pipe.has_offers(),
+            Some(Peer::Pipe(pipe)) => !pipe.has_long(),
             None => true,
         }
     }

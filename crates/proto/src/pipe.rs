@@ -2,9 +2,9 @@
 //! Spec §9.
 //!
 //! The [`Channel`] does the work. What is left for the carrier is small: edges get
-//! numbers, messages are counted instead of numbered, and long messages are offered where
-//! they lie. The receiver copies them from there, or asks for them in pieces. Whatever
-//! breaks a rule ends the pipe: there is no network to blame.
+//! numbers, messages are counted instead of numbered, and long messages come in pieces or
+//! are offered where they lie. The receiver copies them from there, or asks for them in
+//! pieces. Whatever breaks a rule ends the pipe: there is no network to blame.
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
@@ -41,9 +41,9 @@ struct Stream {
     got: u64,
 }
 
-/// A long message of ours that the peer may be copying.
+/// A long message of ours that the peer may be copying, or whose pieces are being pushed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Offer {
+struct Long {
     edge: EdgeId,
     key: EdgeKey,
     sequence: u64,
@@ -67,7 +67,8 @@ pub(crate) struct Pipe {
     inbound: Vec<Option<Inbound>>,
     /// Messages that come in pieces, by the number of their edge, in order.
     streams: BTreeMap<u32, VecDeque<Stream>>,
-    offers: Vec<Offer>,
+    /// Long messages of ours that are under way.
+    long: Vec<Long>,
     /// Records that must not be overtaken by messages.
     queue: VecDeque<PipeRecord>,
     /// In the list of pipes with records to push.
@@ -85,7 +86,7 @@ impl Pipe {
             channel,
             inbound: Vec::new(),
             streams: BTreeMap::new(),
-            offers: Vec::new(),
+            long: Vec::new(),
             queue: VecDeque::new(),
             is_ready: false,
         }
@@ -131,29 +132,37 @@ impl Pipe {
     /// A message that has begun lies at `address` until [`Event::Taken`] or
     /// [`Event::StreamWanted`]: the record to push.
     pub(crate) fn offer(&mut self, edge: EdgeId, begun: Begun, total: u64, address: u64) {
-        self.offers.push(Offer {
+        self.begin_long(PipeKind::Offer, edge, begun, &[total, address]);
+    }
+
+    /// A message that has begun comes in pieces, which are pushed after this record.
+    pub(crate) fn announce(&mut self, edge: EdgeId, begun: Begun, total: u64) {
+        self.begin_long(PipeKind::Announce, edge, begun, &[total]);
+    }
+
+    fn begin_long(&mut self, kind: PipeKind, edge: EdgeId, begun: Begun, words: &[u64]) {
+        self.long.push(Long {
             edge,
             key: begun.key,
             sequence: begun.sequence,
         });
         let tag = PipeTag {
-            kind: PipeKind::Offer,
+            kind,
             extra: 0,
             number: edge.index,
         };
-        self.queue
-            .push_back(PipeRecord::new(tag, &[total, address]));
+        self.queue.push_back(PipeRecord::new(tag, words));
     }
 
-    /// All pieces of a message that was asked for have been pushed.
+    /// All pieces of a message have been pushed.
     pub(crate) fn streamed(&mut self, edge: EdgeId, sequence: u64) {
-        self.offers
-            .retain(|offer| (offer.edge, offer.sequence) != (edge, sequence));
+        self.long
+            .retain(|long| (long.edge, long.sequence) != (edge, sequence));
     }
 
-    /// True while messages that were offered have not been taken.
-    pub(crate) fn has_offers(&self) -> bool {
-        !self.offers.is_empty()
+    /// True while long messages have not been taken, or pushed to their last piece.
+    pub(crate) fn has_long(&self) -> bool {
+        !self.long.is_empty()
     }
 
     // ---- records to push -----------------------------------------------------------
@@ -221,7 +230,7 @@ impl Pipe {
                 return;
             };
             if let Notice::End { key, .. } = notice
-                && self.offers.iter().any(|offer| offer.key == key)
+                && self.long.iter().any(|long| long.key == key)
             {
                 self.channel.postpone_notice();
                 continue;
@@ -358,21 +367,26 @@ impl Pipe {
                 let [total, address] = pipe_words(payload)?;
                 self.on_offer(tag.number, total, address, now, shared)?;
             }
+            PipeKind::Announce => {
+                let [total] = pipe_words(payload)?;
+                let (_, sequence, _) = self.on_long(tag.number, total, now, shared)?;
+                self.expect_pieces(tag.number, sequence, total);
+            }
             PipeKind::Taken => {
                 let [number] = pipe_words(payload)?;
-                if let Some(offer) = self.take_offer(number, tag.number) {
+                if let Some(long) = self.take_long(number, tag.number) {
                     shared.event(Event::Taken {
-                        edge: offer.edge,
-                        sequence: offer.sequence,
+                        edge: long.edge,
+                        sequence: long.sequence,
                     });
                 }
             }
             PipeKind::Stream => {
                 let [number] = pipe_words(payload)?;
-                if let Some(offer) = self.find_offer(number, tag.number) {
+                if let Some(long) = self.find_long(number, tag.number) {
                     shared.event(Event::StreamWanted {
-                        edge: offer.edge,
-                        sequence: offer.sequence,
+                        edge: long.edge,
+                        sequence: long.sequence,
                     });
                 }
             }
@@ -459,8 +473,33 @@ impl Pipe {
         now: Instant,
         shared: &mut Shared,
     ) -> Result<(), Misbehaved> {
+        let (edge, sequence, placed) = self.on_long(number, total, now, shared)?;
+        match placed {
+            Placed::Held => shared.event(Event::Fetch {
+                edge,
+                sequence,
+                number,
+                total,
+                address,
+            }),
+            _ => {
+                self.channel.filled(edge, sequence, now, shared);
+                self.answer(PipeKind::Taken, number, sequence);
+            }
+        }
+        Ok(())
+    }
+
+    /// A long message begins, of which nothing has come: its number, and whether it is wanted.
+    fn on_long(
+        &mut self,
+        number: u32,
+        total: u64,
+        now: Instant,
+        shared: &mut Shared,
+    ) -> Result<(EdgeId, u64, Placed), Misbehaved> {
         if total == 0 {
-            return Err(Misbehaved("an offer of nothing"));
+            return Err(Misbehaved("a long message without bytes"));
         }
         let inbound = self.inbound(number)?;
         let (edge, sequence) = (inbound.edge, inbound.arrived);
@@ -472,22 +511,18 @@ impl Pipe {
             port: false,
             bytes: 0..0,
         };
-        let (placed, _) = self.channel.place(edge.index, piece, now, shared);
-        match placed {
-            Placed::Held => shared.event(Event::Fetch {
-                edge,
-                sequence,
-                number,
-                total,
-                address,
-            }),
-            Placed::Discarded | Placed::Deliver => {
-                self.channel.filled(edge, sequence, now, shared);
-                self.answer(PipeKind::Taken, number, sequence);
-            }
-            Placed::Violation => return Err(Misbehaved("more than it was granted")),
+        match self.channel.place(edge.index, piece, now, shared).0 {
+            Placed::Violation => Err(Misbehaved("more than it was granted")),
+            placed => Ok((edge, sequence, placed)),
         }
-        Ok(())
+    }
+
+    fn expect_pieces(&mut self, number: u32, sequence: u64, total: u64) {
+        self.streams.entry(number).or_default().push_back(Stream {
+            sequence,
+            total,
+            got: 0,
+        });
     }
 
     fn answer(&mut self, kind: PipeKind, number: u32, sequence: u64) {
@@ -514,11 +549,7 @@ impl Pipe {
 
     /// The message offered under `number` cannot be copied from where it lies.
     pub(crate) fn cannot_fetch(&mut self, number: u32, sequence: u64, total: u64) {
-        self.streams.entry(number).or_default().push_back(Stream {
-            sequence,
-            total,
-            got: 0,
-        });
+        self.expect_pieces(number, sequence, total);
         self.answer(PipeKind::Stream, number, sequence);
     }
 
@@ -558,16 +589,15 @@ impl Pipe {
         }
     }
 
-    fn find_offer(&self, number: u64, sequence: u32) -> Option<Offer> {
-        let named = |offer: &&Offer| {
-            u64::from(offer.edge.index) == number && low(offer.sequence) == sequence
-        };
-        self.offers.iter().find(named).copied()
+    fn find_long(&self, number: u64, sequence: u32) -> Option<Long> {
+        let named =
+            |long: &&Long| u64::from(long.edge.index) == number && low(long.sequence) == sequence;
+        self.long.iter().find(named).copied()
     }
 
-    fn take_offer(&mut self, number: u64, sequence: u32) -> Option<Offer> {
-        let found = self.find_offer(number, sequence)?;
-        self.offers.retain(|offer| *offer != found);
+    fn take_long(&mut self, number: u64, sequence: u32) -> Option<Long> {
+        let found = self.find_long(number, sequence)?;
+        self.long.retain(|long| *long != found);
         Some(found)
     }
 
@@ -582,7 +612,7 @@ impl Pipe {
         use core::hash::Hash;
         self.channel.hash_state(hasher);
         (self.id, self.remote.incarnation, &self.inbound).hash(hasher);
-        (&self.streams, &self.offers, &self.queue).hash(hasher);
+        (&self.streams, &self.long, &self.queue).hash(hasher);
     }
 }
 

@@ -271,11 +271,11 @@ fn one_each(first: Vec<Call>, second: Vec<Call>) -> [Vec<(Vec<Call>, bool)>; 2] 
 #[test]
 fn through_rings_of_one_record_whole_and_long_messages_arrive_in_order() {
     let calls = |long| vec![send(7, false), send(7, long), send(7, false), read(7, 3)];
-    for slots in [1, 2] {
+    for (slots, announced) in [(1, 0), (1, 2), (2, 0), (2, 2)] {
         let mut exchange = Exchange::new(one_each(calls(true), calls(false)));
-        exchange.slots = slots;
+        (exchange.slots, exchange.announced) = (slots, announced);
         exchange.credit_bytes = 8 * charge(6);
-        let name = format!("rings of {slots}, a long message among others, both ways");
+        let name = format!("rings of {slots}, a long message among others, both ways, {announced}");
         run_pipes(&name, exchange).assert_sound();
     }
 }
@@ -283,12 +283,16 @@ fn through_rings_of_one_record_whole_and_long_messages_arrive_in_order() {
 #[test]
 fn a_long_message_that_may_not_be_copied_comes_in_pieces_in_its_turn() {
     let sender = vec![send(7, true), send(7, true), send(7, false)];
-    for refused in [1, 2] {
+    for (refused, announced) in [(1, 0), (2, 0), (0, 3), (1, 1), (1, 2)] {
         let mut exchange = Exchange::new(one_each(sender.clone(), vec![read(7, 3)]));
         exchange.slots = 1;
         exchange.credit_bytes = 8 * charge(6);
-        exchange.refused_fetches = refused;
-        run_pipes(&format!("{refused} of 2 copies refused"), exchange).assert_sound();
+        (exchange.refused_fetches, exchange.announced) = (refused, announced);
+        run_pipes(
+            &format!("{refused} of 2 copies refused, {announced}"),
+            exchange,
+        )
+        .assert_sound();
     }
 }
 
@@ -309,15 +313,12 @@ fn an_edge_that_is_closed_and_opened_again_over_rings_delivers_in_both_lives() {
         Call::CloseEdge { target: 7 },
         send(7, false),
     ];
-    for slots in [1, 2] {
+    for (slots, announced) in [(1, 0), (1, 2), (2, 0), (2, 2)] {
         let mut exchange = Exchange::new(one_each(sender.clone(), vec![read(7, 3)]));
-        exchange.slots = slots;
+        (exchange.slots, exchange.announced) = (slots, announced);
         exchange.refused_fetches = 1;
-        run_pipes(
-            &format!("rings of {slots}, an edge of three lives"),
-            exchange,
-        )
-        .assert_sound();
+        let name = format!("rings of {slots}, an edge of three lives, {announced}");
+        run_pipes(&name, exchange).assert_sound();
     }
 }
 
@@ -334,10 +335,13 @@ fn whoever_sends_to_an_endpoint_that_closes_and_opens_is_told_what_is_missing() 
         vec![(sender, false)],
         vec![(reader, false), (vec![read(7, 3)], true)],
     ];
-    let mut exchange = Exchange::new(threads);
-    exchange.slots = 1;
-    exchange.refused_fetches = 1;
-    run_pipes("rings of 1, an endpoint that closes", exchange).assert_sound();
+    for announced in [0, 2] {
+        let mut exchange = Exchange::new(threads.clone());
+        (exchange.slots, exchange.announced) = (1, announced);
+        exchange.refused_fetches = 1;
+        let name = format!("rings of 1, an endpoint that closes, {announced}");
+        run_pipes(&name, exchange).assert_sound();
+    }
 }
 
 #[test]
@@ -347,9 +351,13 @@ fn over_rings_an_endpoint_that_is_never_read_holds_up_nobody_else_thanks_to_cred
         vec![sender(7, true), sender(8, true)],
         vec![(vec![read(7, 3)], false), (vec![read(8, 3)], true)],
     ];
-    let mut exchange = Exchange::new(threads);
-    (exchange.slots, exchange.credit_bytes) = (1, charge(6));
-    run_pipes("rings of 1, an endpoint read by chance", exchange).assert_sound();
+    for announced in [0, 7] {
+        let mut exchange = Exchange::new(threads.clone());
+        (exchange.slots, exchange.announced) = (1, announced);
+        exchange.credit_bytes = charge(6);
+        let name = format!("rings of 1, an endpoint read by chance, {announced}");
+        run_pipes(&name, exchange).assert_sound();
+    }
 }
 
 #[test]

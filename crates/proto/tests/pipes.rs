@@ -4,7 +4,7 @@
 
 use dipole_proto::wire::{PipeKind, PipeTag, RefusedReason};
 use dipole_proto::{
-    BeginError, Begun, Config, EdgeId, Event, GoneReason, Instant, Machine, PeerId,
+    BeginError, Begun, Config, EdgeId, Event, GoneReason, Instant, Machine, Misbehaved, PeerId,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -204,15 +204,59 @@ fn a_message_that_cannot_be_fetched_comes_in_pieces() {
     exchange(&mut pair);
     assert_eq!(pair[0].streams, [(edge, begun.sequence)]);
     for _ in 0..3 {
-        let tag = PipeTag::from_word(Machine::piece_tag(edge, false)).expect("sound");
-        let peer = pair[1].peer;
-        let taken = pair[1].machine.on_pipe_record(NOW, peer, tag, &[], 1000);
-        taken.expect("a piece of it");
-        pair[1].events();
+        push_piece(&mut pair[1], edge).expect("a piece of it");
     }
     pair[0].machine.streamed(edge, begun.sequence);
     assert_eq!(pair[1].received.len(), 1);
     assert!(pair[0].machine.is_acknowledged(pair[0].peer));
+}
+
+fn push_piece(to: &mut Process, edge: EdgeId) -> Result<(), Misbehaved> {
+    let tag = PipeTag::from_word(Machine::piece_tag(edge, false)).expect("sound");
+    let taken = to.machine.on_pipe_record(NOW, to.peer, tag, &[], 1000);
+    to.events();
+    taken
+}
+
+#[test]
+fn an_announced_message_comes_in_pieces_and_later_ones_and_the_end_wait_for_it() {
+    let (mut pair, edge) = joined();
+    let begun = pair[0].machine.begin(NOW, edge, 3000).expect("credit");
+    pair[0].machine.announce(edge, begun, 3000);
+    exchange(&mut pair);
+    send(&mut pair, edge, 5).expect("credit");
+    pair[0].machine.close_edge(edge);
+    exchange(&mut pair);
+    for _ in 0..3 {
+        assert!(pair[1].received.is_empty(), "the long one comes first");
+        assert!(!pair[0].machine.is_acknowledged(pair[0].peer));
+        push_piece(&mut pair[1], edge).expect("a piece of it");
+    }
+    let lengths: Vec<u64> = pair[1].received.iter().map(|(_, length)| *length).collect();
+    assert_eq!(lengths, [3000, 5]);
+    pair[0].machine.streamed(edge, begun.sequence);
+    exchange(&mut pair);
+    assert_eq!(pair[0].forgotten, 1, "the edge ends after it");
+    assert!(push_piece(&mut pair[1], edge).is_err(), "a piece too many");
+}
+
+#[test]
+fn an_announced_message_to_nobody_is_refused_and_its_pieces_hold_nothing() {
+    let mut pair = pair();
+    let edge = pair[0].machine.edge(pair[0].peer, 1, 9).expect("room");
+    let begun = pair[0].machine.begin(NOW, edge, 3000).expect("credit");
+    pair[0].machine.announce(edge, begun, 3000);
+    exchange(&mut pair);
+    assert_eq!(pair[0].refused, [(0, RefusedReason::NoEndpoint)]);
+    for _ in 0..3 {
+        push_piece(&mut pair[1], edge).expect("a piece of it");
+        assert_eq!(pair[1].machine.pool_used(), 0);
+    }
+    pair[0].machine.streamed(edge, begun.sequence);
+    pair[1].machine.open_endpoint(9, false);
+    pair[0].machine.forgive(edge);
+    send(&mut pair, edge, 5).expect("open now");
+    assert_eq!(pair[1].received.len(), 1);
 }
 
 #[test]
@@ -297,7 +341,7 @@ fn said() -> impl Strategy<Value = Said> {
     let word = || prop_oneof![3 => (0_u64..3, 6_u64..9).prop_map(|(a, b)| a << 32 | b), 2 => 0_u64..9000, 1 => any::<u64>()];
     prop_oneof![
         4 => (small(), 0_usize..5000).prop_map(|(number, length)| Said::Message(number, length)),
-        8 => (0_u8..13, 0_u8..66, small(), vec(word(), 0..3), 0_usize..5000).prop_map(
+        8 => (0_u8..14, 0_u8..66, small(), vec(word(), 0..3), 0_usize..5000).prop_map(
             |(kind, extra, number, words, length)| Said::Record(kind, extra, number, words, length)
         ),
         2 => Just(Said::Read),

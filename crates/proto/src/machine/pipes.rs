@@ -187,7 +187,17 @@ impl Machine {
         }
     }
 
-    /// All pieces of a message that was asked for have been pushed.
+    /// A long message that has begun comes in pieces, which are pushed behind all records
+    /// that wait, those of one edge message by message; then [`streamed`](Self::streamed). Not
+    /// while an earlier one of its edge is offered: its pieces might be asked for meanwhile.
+    pub fn announce(&mut self, edge: EdgeId, begun: Begun, total: u64) {
+        if let Some(pipe) = self.peers.pipe_mut(edge.peer) {
+            pipe.announce(edge, begun, total);
+            self.wake_pipe(edge.peer);
+        }
+    }
+
+    /// All pieces of a message have been pushed.
     pub fn streamed(&mut self, edge: EdgeId, sequence: u64) {
         if let Some(pipe) = self.peers.pipe_mut(edge.peer) {
             pipe.streamed(edge, sequence);

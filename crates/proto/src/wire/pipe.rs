@@ -8,7 +8,7 @@ use super::Malformed;
 use super::record::{EdgeKey, RefusedReason};
 
 /// Raised with every change of what follows.
-pub const PIPE_VERSION: u64 = 3;
+pub const PIPE_VERSION: u64 = 4;
 /// First word of a greeting: "dipole" and the version.
 const MAGIC: u64 = u64::from_be_bytes(*b"dipole\0\0") | PIPE_VERSION;
 /// Bytes of a greeting.
@@ -41,13 +41,15 @@ pub enum PipeKind {
     Taken,
     /// An offered message cannot be fetched: send it in pieces.
     Stream,
-    /// The next bytes of a message that was asked for in pieces.
+    /// A long message of this length comes in pieces, unasked.
+    Announce,
+    /// The next bytes of a message that comes in pieces.
     Piece,
     /// The process leaves in order.
     Bye,
 }
 
-const KINDS: [PipeKind; 13] = [
+const KINDS: [PipeKind; 14] = [
     PipeKind::Open,
     PipeKind::Message,
     PipeKind::Unreliable,
@@ -59,6 +61,7 @@ const KINDS: [PipeKind; 13] = [
     PipeKind::Offer,
     PipeKind::Taken,
     PipeKind::Stream,
+    PipeKind::Announce,
     PipeKind::Piece,
     PipeKind::Bye,
 ];

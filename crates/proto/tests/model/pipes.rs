@@ -58,6 +58,9 @@ pub struct Exchange {
     pub threads: [Vec<(Vec<Call>, bool)>; 2],
     /// Fetches that fail at most.
     pub refused_fetches: u8,
+    /// Which long messages to an endpoint, bit by bit, come in pieces unasked, unless an
+    /// earlier one is offered.
+    pub announced: u8,
     /// A send that cannot go on reads an endpoint instead (thesis §5.3, first rule).
     pub reads_when_blocked: Option<u32>,
 }
@@ -70,6 +73,7 @@ impl Exchange {
             pool_bytes: 16 * charge(LONG_BYTES),
             threads,
             refused_fetches: 0,
+            announced: 0,
             reads_when_blocked: None,
         }
     }
@@ -336,7 +340,7 @@ impl Pipes {
         };
         let is_over = match *call {
             Call::Send { target, long } => {
-                let sent = process.send(target, long, ring, exchange.slots, index);
+                let sent = process.send(target, long, ring, &exchange, index);
                 if !sent && let Some(endpoint) = exchange.reads_when_blocked {
                     process.read(endpoint);
                 }
@@ -429,9 +433,10 @@ impl Process {
         target: u32,
         long: bool,
         ring: &mut VecDeque<(Record, u8)>,
-        slots: usize,
+        exchange: &Exchange,
         index: usize,
     ) -> bool {
+        let slots = exchange.slots;
         let peer = self.peer;
         let edge = match self.edges.get(&target) {
             Some(edge) => *edge,
@@ -456,12 +461,18 @@ impl Process {
         };
         if long {
             let address = u64::from(mark[0]) << 8 | u64::from(mark[1]);
-            self.machine.offer(edge, begun, total, address);
+            let mut kept = self.kept.iter();
+            let is_offered = kept.any(|kept| kept.edge == edge && kept.streamed.is_none());
+            let announced = exchange.announced >> number & 1 == 1 && !is_offered;
+            match announced {
+                true => self.machine.announce(edge, begun, total),
+                false => self.machine.offer(edge, begun, total, address),
+            }
             self.kept.push(Kept {
                 edge,
                 sequence: begun.sequence,
                 mark,
-                streamed: None,
+                streamed: announced.then_some(0),
             });
         } else {
             let mut room = ring.len() < slots;
