@@ -6,6 +6,7 @@ use std::path::Path;
 
 use delegate::delegate;
 
+use crate::clock::monotonic_ns;
 use crate::shm::{ConnId, Hub, Payload, PushError, ShmError, ShmEvent, ShmStats};
 use crate::sim::SimHub;
 
@@ -45,6 +46,16 @@ impl AnyHub {
         match self {
             AnyHub::Shared(_) => Hub::address_of(bytes),
             AnyHub::Sim(hub) => hub.address_of(bytes),
+        }
+    }
+
+    /// The time, to measure how long something takes. In a simulation that is decided by the
+    /// seed: what depends on it goes either way.
+    #[must_use]
+    pub fn now_ns(&self) -> u64 {
+        match self {
+            AnyHub::Shared(_) => monotonic_ns(),
+            AnyHub::Sim(hub) => hub.now_ns(),
         }
     }
 

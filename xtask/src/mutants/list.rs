@@ -440,6 +440,22 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         snippet: "u64::from(run.count) * charge(0)",
         replacement: "u64::from(run.count.min(1)) * charge(0)",
     },
+    Mutant {
+        name: "pieces-before-announcement",
+        effect: "pieces of a long message overtake the record that announces it",
+        file: "crates/node/src/engine/shared_memory/long.rs",
+        suite: Suite::Simulator,
+        snippet: "let may_go = is_next && !machine.has_queued_records(id.0.peer);",
+        replacement: "let may_go = is_next;",
+    },
+    Mutant {
+        name: "announced-beside-offer",
+        effect: "a long message comes in pieces while an earlier one's may be asked for",
+        file: "crates/node/src/engine/shared_memory/long.rs",
+        suite: Suite::Simulator,
+        snippet: "*other == edge && message.streamed.is_none()",
+        replacement: "*other == edge && message.streamed.is_none() && message.length == 0",
+    },
 ];
 
 impl Mutant {

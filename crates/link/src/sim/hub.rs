@@ -739,6 +739,14 @@ impl SimHub {
         Ok(())
     }
 
+    /// Some time: how long things take is decided by the seed.
+    #[must_use]
+    pub fn now_ns(&self) -> u64 {
+        let mut state = self.state();
+        let most_ns = state.config.socket_ns;
+        state.now_ns + state.within(most_ns)
+    }
+
     /// Where peers find `bytes`, as they are now.
     pub fn address_of(&mut self, bytes: &[u8]) -> u64 {
         let mut state = self.state();

@@ -8,7 +8,7 @@ use dipole_proto::{EdgeError, EdgeId, Instant, PeerId};
 
 use super::Engine;
 use super::packer::PacketSend;
-use super::shared_memory::{OfferId, Route, SharedMemory};
+use super::shared_memory::{LongId, Route, SharedMemory};
 use crate::GoneReason;
 use crate::address::{Address, EndpointId};
 use crate::clock::Reading;
@@ -84,7 +84,7 @@ pub struct LongSend(Long);
 #[derive(Debug)]
 enum Long {
     Packets(PacketSend),
-    Memory(OfferId),
+    Memory(LongId),
 }
 
 /// A long message whose sender did not wait: it lies with the engine.
@@ -365,13 +365,12 @@ impl Engine {
             Some((memory, _)) => {
                 let full =
                     memory.copied_bytes() > 0 && memory.copied_bytes() + payload.len() > KEPT_BYTES;
-                let copy = match kept {
-                    true if full => return Err(Blocked::NoFrame),
-                    true => Some(self.core.dispatch.buffers().take(payload.len())),
-                    false => None,
-                };
-                let offered = memory.offer(machine, now, edge, payload, copy);
-                offered.map(Long::Memory)
+                if kept && full {
+                    return Err(Blocked::NoFrame);
+                }
+                let buffers = kept.then(|| self.core.dispatch.buffers());
+                let begun = memory.begin_long(machine, now, edge, payload, buffers);
+                begun.map(Long::Memory)
             }
             None => {
                 let packer = &mut self.core.packer;
@@ -420,14 +419,14 @@ impl Engine {
     /// [`Blocked::Gone`] only; without room it does nothing.
     pub fn continue_long(&mut self, send: &mut LongSend, payload: &[u8]) -> Result<bool, Blocked> {
         match &mut send.0 {
-            Long::Memory(offer) => {
-                let (memory, offer) = (&mut self.memory, *offer);
+            Long::Memory(id) => {
+                let (memory, id) = (&mut self.memory, *id);
                 let Some(memory) = memory else {
                     return Err(Blocked::Gone(None));
                 };
                 memory
-                    .continue_offer(&mut self.core.machine, offer, payload)
-                    .map_err(|why| self.explained(offer.0, why))
+                    .continue_long(&mut self.core.machine, id, payload)
+                    .map_err(|why| self.explained(id.0, why))
             }
             Long::Packets(send) => {
                 let edge = send.edge();
@@ -468,10 +467,10 @@ impl Engine {
     /// The caller of a long message gives it up in its middle: memory that a peer may be
     /// reading is about to go, so the connection to that peer ends.
     pub(crate) fn abandon_long(&mut self, send: LongSend) {
-        if let Long::Memory(offer) = send.0
+        if let Long::Memory(id) = send.0
             && let Some(memory) = &mut self.memory
         {
-            memory.abandon(offer, &mut self.core);
+            memory.abandon(id, &mut self.core);
         }
     }
 

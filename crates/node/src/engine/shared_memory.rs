@@ -1,10 +1,11 @@
 //! Processes of the same node: pushes and takes the records of the machine's pipes.
 //!
 //! The link keeps order and loses nothing; the protocol is the machine's. This part knows
-//! which connection leads to which peer, wakes sleeping peers, and makes the one copy
-//! of long messages (`shared_memory/long.rs`).
+//! which connection leads to which peer, wakes sleeping peers, and copies long messages
+//! (`shared_memory/long.rs`).
 
 mod long;
+mod transfer;
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -25,14 +26,15 @@ use super::packer::blocked;
 use crate::address::{Address, EndpointId, NodeId};
 use crate::driver::WaitKey;
 use crate::inbox::{Charge, Origin};
+pub(crate) use long::LongId;
 pub(super) use long::LongNews;
-pub(crate) use long::OfferId;
-use long::{Fetches, Offers};
+use long::{Fetches, OutgoingLong};
+use transfer::TransferChoice;
 
 /// Records taken in one turn.
 const POLL_LIMIT: usize = 256;
-/// Longest message that goes through the ring whole; longer ones are fetched by
-/// their receiver.
+/// Longest message that goes through the ring whole; longer ones come in pieces, or are
+/// fetched by their receiver.
 const EAGER_BYTES: usize = 16 << 10;
 
 /// A connection of the hub.
@@ -45,6 +47,8 @@ struct Connection {
     said_bye: bool,
     /// It has something new and may sleep.
     to_wake: bool,
+    /// How long messages go.
+    transfer: TransferChoice,
 }
 
 /// How messages get to a peer.
@@ -78,7 +82,7 @@ pub(super) struct SharedMemory {
     /// Peers with records that found no room in the ring.
     backlogged: Vec<PeerId>,
     fetches: Fetches,
-    offers: Offers,
+    outgoing: OutgoingLong,
     events: Vec<ShmEvent>,
     /// A process of this node died without a word: its files may be swept.
     died: bool,
@@ -103,7 +107,7 @@ impl SharedMemory {
             to_wake: Vec::new(),
             backlogged: Vec::new(),
             fetches: Fetches::default(),
-            offers: Offers::default(),
+            outgoing: OutgoingLong::default(),
             events: Vec::new(),
             died: false,
         })
@@ -378,7 +382,7 @@ impl SharedMemory {
     #[inline]
     fn is_idle(&self, core: &Core) -> bool {
         self.fetches.is_empty()
-            && !self.offers.has_streams()
+            && !self.outgoing.has_streams()
             && self.backlogged.is_empty()
             && core.long_news.is_empty()
             && !core.machine.has_ready_pipe()
@@ -534,7 +538,7 @@ impl SharedMemory {
             self.by_peer[peer.index()] = None;
             self.backlogged.retain(|backlogged| *backlogged != peer);
             self.fetches.forget(peer);
-            self.offers.forget(peer);
+            self.outgoing.forget(peer);
             core.machine.close_pipe(peer, reason);
             core.handle_events(&[][..]);
             if !all_read {
@@ -555,6 +559,7 @@ impl SharedMemory {
             state: State::Opening,
             said_bye: false,
             to_wake: false,
+            transfer: TransferChoice::default(),
         });
     }
 

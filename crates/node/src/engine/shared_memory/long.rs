@@ -1,26 +1,30 @@
-//! Long messages between processes of a node: one copy, made by the receiver.
+//! Long messages between processes of a node, through the ring or fetched: see `transfer.rs`.
 //!
-//! The sender offers where the message lies; the receiver fetches it into a buffer of its
-//! own, a part in each turn. Where the kernel does not allow that, it asks for the message,
-//! which then goes through the ring in pieces. A sender that will not wait has its message
-//! copied, and that copy is offered.
+//! Through the ring a message is announced and comes in pieces. To be fetched it is offered
+//! where it lies: the receiver copies it into a buffer of its own, a part in each turn. Where
+//! the kernel does not allow that, it asks for the message, which then comes in pieces. What is
+//! left of a message whose sender will not wait is copied first.
 
 use std::collections::VecDeque;
 use std::io;
+use std::sync::Arc;
 
-use dipole_link::shm::{ConnId, PushError};
+use dipole_link::shm::{ConnId, MAX_RECORD_BYTES};
 use dipole_proto::{EdgeId, Instant, Machine, PeerId};
 use rustc_hash::FxHashMap;
 
-use super::{Blocked, SharedMemory};
+use super::transfer::Transfer;
+use super::{Blocked, SharedMemory, find_mut};
 use crate::engine::core::Core;
 use crate::engine::packer::blocked;
-use crate::inbox::Buffer;
+use crate::inbox::{Buffer, Buffers};
 
 /// Bytes of a long message fetched in one turn, so that others get theirs.
 const FETCH_BYTES: usize = 1 << 20;
-/// Bytes of a long message in one record, where it cannot be fetched.
-const PIECE_BYTES: usize = 16 << 10;
+/// Parts of a long message that go through the ring, so that the first is copied out while the
+/// others are copied in; and how long they are at least.
+const PIECES: usize = 8;
+const MIN_PIECE_BYTES: usize = 16 << 10;
 
 /// What the machine says of long messages.
 #[derive(Debug)]
@@ -39,8 +43,8 @@ pub(in crate::engine) enum LongNews {
     Stream { edge: EdgeId, sequence: u64 },
 }
 
-/// A long message that was offered.
-pub(crate) type OfferId = (EdgeId, u64);
+/// A long message of ours.
+pub(crate) type LongId = (EdgeId, u64);
 
 /// A message that is being copied from a peer's memory.
 #[derive(Debug)]
@@ -70,43 +74,52 @@ impl Fetches {
     }
 }
 
-/// A message of ours that the peer has not taken.
+/// A message of ours that the peer has not taken, or that has not gone to its last piece.
 #[derive(Debug)]
-struct Offer {
+struct Outgoing {
     length: usize,
     /// How much has gone by the ring; `None` while the peer may fetch it.
     streamed: Option<usize>,
-    /// The message itself, where its sender does not wait.
-    copy: Option<Buffer>,
+    /// What is left of it, where its sender does not wait.
+    rest: Option<Rest>,
+    begun_ns: u64,
 }
 
-/// Messages of ours that peers have not taken.
+/// A copy of the end of a message.
+#[derive(Debug)]
+struct Rest {
+    bytes: Buffer,
+    /// How much of the message lies before it.
+    skipped: usize,
+}
+
+/// Long messages of ours that are under way.
 #[derive(Debug, Default)]
-pub(super) struct Offers {
-    offers: FxHashMap<OfferId, Offer>,
+pub(super) struct OutgoingLong {
+    messages: FxHashMap<LongId, Outgoing>,
     /// Bytes of copies among them.
     copied_bytes: usize,
-    /// Copies that go in pieces, in the order in which they were asked for.
-    streams: Vec<OfferId>,
+    /// Copies that go in pieces, in the order in which that was decided.
+    streams: Vec<LongId>,
 }
 
-impl Offers {
+impl OutgoingLong {
     /// True if copies go in pieces.
     #[inline]
     pub(super) fn has_streams(&self) -> bool {
         !self.streams.is_empty()
     }
 
-    fn remove(&mut self, id: OfferId) {
-        if let Some(offer) = self.offers.remove(&id)
-            && offer.copy.is_some()
-        {
-            self.copied_bytes -= offer.length;
+    fn remove(&mut self, id: LongId) -> Option<Outgoing> {
+        let message = self.messages.remove(&id)?;
+        if let Some(rest) = &message.rest {
+            self.copied_bytes -= rest.bytes.bytes().len();
         }
+        Some(message)
     }
 
     pub(super) fn forget(&mut self, peer: PeerId) {
-        let gone: Vec<OfferId> = self.offers.keys().copied().collect();
+        let gone: Vec<LongId> = self.messages.keys().copied().collect();
         for id in gone.into_iter().filter(|(edge, _)| edge.peer == peer) {
             self.remove(id);
         }
@@ -115,82 +128,132 @@ impl Offers {
 }
 
 impl SharedMemory {
-    /// Offers a long message, which must stay where it is until
-    /// [`continue_offer`](Self::continue_offer) says that it was taken. With `copy` it is
-    /// copied into that and the caller's need not stay.
-    pub(in crate::engine) fn offer(
+    /// Begins a long message, which must stay where it is until
+    /// [`continue_long`](Self::continue_long) says that it is no longer needed. With `buffers`
+    /// what is left of it is copied into one, and the caller's need not stay.
+    pub(in crate::engine) fn begin_long(
         &mut self,
         machine: &mut Machine,
         now: Instant,
         edge: EdgeId,
         payload: &[u8],
-        copy: Option<Buffer>,
-    ) -> Result<OfferId, Blocked> {
+        buffers: Option<&Arc<Buffers>>,
+    ) -> Result<LongId, Blocked> {
         let total = payload.len() as u64;
         let begun = machine.begin(now, edge, total);
         if begun.is_err() {
             self.push_records(machine);
         }
         let begun = begun.map_err(blocked)?;
-        let copy = copy.map(|mut copy| {
-            copy.bytes_mut().copy_from_slice(payload);
-            copy
-        });
-        let lies = copy.as_ref().map_or(payload, Buffer::bytes);
-        machine.offer(edge, begun, total, self.hub.address_of(lies));
+        let connection = self.connection(edge.peer).ok_or(Blocked::Gone(None))?;
         let id = (edge, begun.sequence);
-        if copy.is_some() {
-            self.offers.copied_bytes += payload.len();
-        }
-        let offer = Offer {
+        let mut message = Outgoing {
             length: payload.len(),
             streamed: None,
-            copy,
+            rest: None,
+            begun_ns: self.hub.now_ns(),
         };
-        self.offers.offers.insert(id, offer);
-        self.push_records(machine);
+        let transfer = self.transfer(connection, edge);
+        if transfer == Transfer::Ring {
+            machine.announce(edge, begun, total);
+            self.push_records(machine);
+            message.streamed = Some(0);
+            if self.push_pieces(machine, (connection, id), &mut message, (payload, 0)) {
+                self.note_streamed(machine, (connection, id), &message);
+                self.wake_peers();
+                return Ok(id);
+            }
+            self.hub.want_room(connection);
+        }
+        if let Some(buffers) = buffers {
+            let skipped = message.streamed.unwrap_or(0);
+            let mut bytes = buffers.take(payload.len() - skipped);
+            bytes.bytes_mut().copy_from_slice(&payload[skipped..]);
+            self.outgoing.copied_bytes += payload.len() - skipped;
+            message.rest = Some(Rest { bytes, skipped });
+        }
+        if transfer == Transfer::Fetch {
+            let rest = message.rest.as_ref();
+            let lies = rest.map_or(payload, |rest| rest.bytes.bytes());
+            machine.offer(edge, begun, total, self.hub.address_of(lies));
+            self.push_records(machine);
+        } else if message.rest.is_some() {
+            self.outgoing.streams.push(id);
+        }
+        self.outgoing.messages.insert(id, message);
         self.wake_peers();
         Ok(id)
     }
 
-    /// Bytes of copies of offered messages.
-    pub(in crate::engine) fn copied_bytes(&self) -> usize {
-        self.offers.copied_bytes
+    /// How the next long message of an edge goes. While one is offered, whose pieces might be
+    /// asked for, no other can come in pieces.
+    fn transfer(&self, connection: ConnId, edge: EdgeId) -> Transfer {
+        let mut others = self.outgoing.messages.iter();
+        if others.any(|((other, _), message)| *other == edge && message.streamed.is_none()) {
+            return Transfer::Fetch;
+        }
+        let found = self.find(connection);
+        found.map_or(Transfer::Fetch, |found| found.transfer.current())
     }
 
-    /// Goes on with a message that was offered; true once it has been taken.
-    pub(in crate::engine) fn continue_offer(
+    /// A message has gone to its last piece.
+    fn note_streamed(
         &mut self,
         machine: &mut Machine,
-        id: OfferId,
+        (connection, id): (ConnId, LongId),
+        message: &Outgoing,
+    ) {
+        machine.streamed(id.0, id.1);
+        if message.rest.is_none() {
+            self.note_time(connection, Transfer::Ring, message);
+        }
+    }
+
+    fn note_time(&mut self, connection: ConnId, transfer: Transfer, message: &Outgoing) {
+        let ns = self.hub.now_ns().saturating_sub(message.begun_ns);
+        if let Some(found) = find_mut(&mut self.connections, connection) {
+            found.transfer.note(transfer, message.length, ns);
+        }
+    }
+
+    /// Bytes of copies of long messages.
+    pub(in crate::engine) fn copied_bytes(&self) -> usize {
+        self.outgoing.copied_bytes
+    }
+
+    /// Goes on with a long message; true once the caller's is no longer needed.
+    pub(in crate::engine) fn continue_long(
+        &mut self,
+        machine: &mut Machine,
+        id: LongId,
         payload: &[u8],
     ) -> Result<bool, Blocked> {
         let connection = self.connection(id.0.peer).ok_or(Blocked::Gone(None))?;
-        match self.offers.offers.get(&id) {
+        match self.outgoing.messages.get(&id) {
             None => return Ok(true),
-            Some(offer) if offer.copy.is_some() => return Ok(true),
-            Some(offer) if offer.streamed.is_none() => {
+            Some(message) if message.rest.is_some() => return Ok(true),
+            Some(message) if message.streamed.is_none() => {
                 self.hub.want_room(connection);
                 return Ok(false);
             }
             Some(_) => {}
         }
-        let Some(mut offer) = self.offers.offers.remove(&id) else {
+        let Some(mut message) = self.outgoing.messages.remove(&id) else {
             return Ok(true);
         };
-        if self.push_pieces(connection, id, &mut offer, payload) {
-            machine.streamed(id.0, id.1);
+        if self.push_pieces(machine, (connection, id), &mut message, (payload, 0)) {
+            self.note_streamed(machine, (connection, id), &message);
             return Ok(true);
         }
-        self.offers.offers.insert(id, offer);
+        self.outgoing.messages.insert(id, message);
         self.hub.want_room(connection);
         Ok(false)
     }
 
-    /// The caller of an offered message gives up waiting though its memory may be read: the
-    /// connection must end.
-    pub(in crate::engine) fn abandon(&mut self, id: OfferId, core: &mut Core) {
-        if self.offers.offers.contains_key(&id)
+    /// The caller of a long message gives up waiting though its memory may be read, or pieces
+    /// are missing: the connection must end.
+    pub(in crate::engine) fn abandon(&mut self, id: LongId, core: &mut Core) {
+        if self.outgoing.messages.contains_key(&id)
             && let Some(connection) = self.connection(id.0.peer)
         {
             self.hub.close(connection);
@@ -204,7 +267,7 @@ impl SharedMemory {
         if !core.long_news.is_empty() {
             self.take_news(core);
         }
-        if !self.offers.streams.is_empty() {
+        if self.outgoing.has_streams() {
             self.stream_copies(&mut core.machine);
         }
         if !self.fetches.is_empty() {
@@ -229,16 +292,31 @@ impl SharedMemory {
                     address,
                     got: 0,
                 }),
-                LongNews::Taken { edge, sequence } => self.offers.remove((edge, sequence)),
-                LongNews::Stream { edge, sequence } => {
-                    let id = (edge, sequence);
-                    if let Some(offer) = self.offers.offers.get_mut(&id) {
-                        offer.streamed.get_or_insert(0);
-                        if offer.copy.is_some() {
-                            self.offers.streams.push(id);
-                        }
+                LongNews::Taken { edge, sequence } => {
+                    if let Some(message) = self.outgoing.remove((edge, sequence))
+                        && message.rest.is_none()
+                        && let Some(connection) = self.connection(edge.peer)
+                    {
+                        self.note_time(connection, Transfer::Fetch, &message);
                     }
                 }
+                LongNews::Stream { edge, sequence } => self.stream_wanted((edge, sequence)),
+            }
+        }
+    }
+
+    /// The peer cannot fetch a message.
+    fn stream_wanted(&mut self, id: LongId) {
+        let connection = self.connection(id.0.peer);
+        if let Some(found) = connection.and_then(|id| find_mut(&mut self.connections, id)) {
+            found.transfer.cannot_fetch();
+        }
+        if let Some(message) = self.outgoing.messages.get_mut(&id)
+            && message.streamed.is_none()
+        {
+            message.streamed = Some(0);
+            if message.rest.is_some() {
+                self.outgoing.streams.push(id);
             }
         }
     }
@@ -285,59 +363,64 @@ impl SharedMemory {
         }
     }
 
-    /// Sends pieces of copied long messages that cannot be fetched.
+    /// Sends pieces of copied long messages.
     fn stream_copies(&mut self, machine: &mut Machine) {
-        let mut waiting: Vec<OfferId> = Vec::new();
-        for id in std::mem::take(&mut self.offers.streams) {
+        let mut waiting: Vec<LongId> = Vec::new();
+        for id in std::mem::take(&mut self.outgoing.streams) {
             let Some(connection) = self.connection(id.0.peer) else {
                 continue;
             };
-            let Some(mut offer) = self.offers.offers.remove(&id) else {
+            let Some(mut message) = self.outgoing.messages.remove(&id) else {
                 continue;
             };
-            let Some(copy) = offer.copy.take() else {
+            let Some(rest) = message.rest.take() else {
                 continue;
             };
-            if self.push_pieces(connection, id, &mut offer, copy.bytes()) {
-                self.offers.copied_bytes -= offer.length;
+            let left = (rest.bytes.bytes(), rest.skipped);
+            if self.push_pieces(machine, (connection, id), &mut message, left) {
+                self.outgoing.copied_bytes -= rest.bytes.bytes().len();
                 machine.streamed(id.0, id.1);
                 continue;
             }
             self.hub.want_room(connection);
-            offer.copy = Some(copy);
-            self.offers.offers.insert(id, offer);
+            message.rest = Some(rest);
+            self.outgoing.messages.insert(id, message);
             waiting.push(id);
         }
-        self.offers.streams = waiting;
+        self.outgoing.streams = waiting;
     }
 
-    /// Pushes as much of a long message as the ring takes; true when all of it has gone.
+    /// Pushes as much of a long message as the ring takes, `payload` without the bytes that are
+    /// `skipped`; true when all of it has gone.
     fn push_pieces(
         &mut self,
-        connection: ConnId,
-        id: OfferId,
-        offer: &mut Offer,
-        payload: &[u8],
+        machine: &Machine,
+        (connection, id): (ConnId, LongId),
+        message: &mut Outgoing,
+        (payload, skipped): (&[u8], usize),
     ) -> bool {
-        // Pieces of an edge come one message after the other.
-        let mut others = self.offers.offers.iter();
+        // Pieces of an edge come one message after the other, behind what announces them.
+        let mut others = self.outgoing.messages.iter();
         let is_next = others.all(|((edge, sequence), other)| {
             *edge != id.0 || *sequence > id.1 || other.streamed.is_none()
         });
-        let Some(streamed) = offer.streamed.as_mut().filter(|_| is_next) else {
+        let may_go = is_next && !machine.has_queued_records(id.0.peer);
+        let Some(streamed) = message.streamed.as_mut().filter(|_| may_go) else {
             return false;
         };
         let tag = Machine::piece_tag(id.0, false);
-        while *streamed < offer.length {
-            let end = offer.length.min(*streamed + PIECE_BYTES);
-            match self.hub.push(connection, tag, &payload[*streamed..end]) {
+        let length = (message.length / PIECES).clamp(MIN_PIECE_BYTES, MAX_RECORD_BYTES);
+        while *streamed < message.length {
+            let end = message.length.min(*streamed + length);
+            let piece = &payload[*streamed - skipped..end - skipped];
+            match self.hub.push(connection, tag, piece) {
                 Ok(()) => *streamed = end,
-                Err(PushError::Full) => break,
                 // Its end is reported by `poll_connections`.
-                Err(_) => return false,
+                Err(_) => break,
             }
+            // It is copied out while the next is copied in.
+            self.hub.ring(connection);
         }
-        self.hub.ring(connection);
-        *streamed == offer.length
+        *streamed == message.length
     }
 }
