@@ -166,6 +166,16 @@ ssize_t dp_reply(int fd, const void *message, const void *msg, size_t len);
 ssize_t dp_recv(int fd, const void **address, struct dp_address *source, int flags,
                 int64_t timeout_ns);
 
+struct dp_message {
+    const void *address; /* where it lies until dp_fsync(fd, 1) gives it back */
+    size_t length;
+    struct dp_address source;
+};
+
+/* Waits for a message and takes all that wait, at most count, oldest first; how many. At less
+ * cost than dp_recv() one by one. */
+int dp_recv_many(int fd, struct dp_message *messages, int count, int flags, int64_t timeout_ns);
+
 /* Copies the next message; nothing is to be given back. If it is longer than len, the
  * call fails with EMSGSIZE and the message is there for the next one. */
 ssize_t dp_recv_copy(int fd, void *buf, size_t len, struct dp_address *source, int flags,

@@ -7,12 +7,15 @@
 //! The node is configured as any program's would be, but for how long a waiter
 //! spins.
 
+use std::collections::VecDeque;
 use std::fmt::Display;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dipole_node::{Address, Config, Endpoint, EndpointId, Node, ReceiveError, SendError, Stats};
+use dipole_node::{
+    Address, Config, Endpoint, EndpointId, Message, Node, ReceiveError, SendError, Stats,
+};
 
 use super::channel::{Channel, Manner, broken, timed_out};
 use super::control::{Carrier, Job, Kind, Role, name_of};
@@ -25,6 +28,8 @@ const LEAD: u32 = 7;
 const FOLLOW: u32 = 8;
 /// Longer than any wait: who spins never sleeps.
 const SPIN: Duration = Duration::from_secs(3600);
+/// Small messages that a receiver of many takes in one call.
+const TOGETHER: usize = 64;
 
 /// Opens this side's node, whose id, hosts file and registry are in the environment, and points
 /// an endpoint at the other side's.
@@ -58,6 +63,11 @@ pub(crate) fn open(job: &Job, meet: Meet) -> io::Result<Dipole> {
         patience,
         role: job.role,
         carrier: Some(job.carrier),
+        received: VecDeque::new(),
+        together: match job.work.kind {
+            Kind::Rate => TOGETHER,
+            _ => 1,
+        },
     })
 }
 
@@ -69,6 +79,10 @@ pub(crate) struct Dipole {
     role: Role,
     /// What must have carried the messages, if it is known.
     carrier: Option<Carrier>,
+    /// Received together, the oldest first.
+    received: VecDeque<Message>,
+    /// How many to receive together.
+    together: usize,
 }
 
 impl Dipole {
@@ -80,6 +94,22 @@ impl Dipole {
             patience: Some(GIVE_UP),
             role,
             carrier: None,
+            received: VecDeque::new(),
+            together: 1,
+        }
+    }
+
+    fn receive(&mut self) -> Result<Message, ReceiveError> {
+        let timeout = self.patience.unwrap_or_default();
+        if self.together == 1 {
+            return self.endpoint.receive_timeout(timeout);
+        }
+        loop {
+            if let Some(message) = self.received.pop_front() {
+                return Ok(message);
+            }
+            let (received, together) = (&mut self.received, self.together);
+            (self.endpoint).receive_many_timeout(received, together, timeout)?;
         }
     }
 
@@ -133,15 +163,13 @@ impl Channel for Dipole {
         length: usize,
         consume: impl FnOnce(&[u8]) -> R,
     ) -> io::Result<Option<R>> {
-        let received = match self.patience {
-            None => self.endpoint.try_receive().map_err(failed)?,
-            Some(patience) => match self.endpoint.receive_timeout(patience) {
-                Ok(message) => Some(message),
-                Err(ReceiveError::TimedOut { waited, .. }) => {
-                    return Err(timed_out("receiving", waited));
-                }
-                Err(error) => return Err(failed(error)),
-            },
+        let received = match self.receive() {
+            Ok(message) => Some(message),
+            Err(ReceiveError::TimedOut { .. }) if self.patience.is_none() => None,
+            Err(ReceiveError::TimedOut { waited, .. }) => {
+                return Err(timed_out("receiving", waited));
+            }
+            Err(error) => return Err(failed(error)),
         };
         match received {
             Some(message) if message.len() != length => Err(broken(format!(
@@ -157,6 +185,7 @@ impl Channel for Dipole {
         Ok(Self {
             node: self.node.clone(),
             endpoint: Arc::clone(&self.endpoint),
+            received: VecDeque::new(),
             ..*self
         })
     }

@@ -51,6 +51,27 @@ int main(void)
     CHECK_FAILS(dp_recv_copy(to, buffer, 7, NULL, 0, -1), EMSGSIZE, "8 bytes, the buffer 7");
     CHECK(dp_recv_copy(to, buffer, 8, NULL, 0, -1) == 8);
     CHECK(memcmp(buffer, "too long", 8) == 0);
+
+    /* Several in one call. */
+    struct dp_message many[3];
+    CHECK_FAILS(dp_recv_many(to, many, 3, DP_DONTWAIT, 0), EAGAIN, "no message waits");
+    CHECK_FAILS(dp_recv_many(to, many, 0, 0, -1), EINVAL, "count is 0");
+    CHECK_FAILS(dp_recv_many(to, NULL, 3, 0, -1), EFAULT, "messages is a null pointer");
+    for (int number = 0; number < 5; number++) {
+        CHECK(dp_write(from, &number, sizeof number) == sizeof number);
+    }
+    for (int taken = 0; taken < 5;) {
+        int count = dp_recv_many(to, many, 3, 0, -1);
+        CHECK(count >= 1 && count <= 3);
+        for (int i = 0; i < count; i++) {
+            int number = taken + i;
+            CHECK(many[i].length == sizeof number);
+            CHECK(memcmp(many[i].address, &number, sizeof number) == 0);
+            CHECK(many[i].source.dpid == 1);
+        }
+        CHECK(dp_fsync(to, count) == 0);
+        taken += count;
+    }
     puts("in place");
     free(text);
     return 0;

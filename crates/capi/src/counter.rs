@@ -1,7 +1,6 @@
 //! Completion counters: their calls.
 
 use std::ffi::c_int;
-use std::time::Duration;
 
 use dipole_node::CompletionCounter;
 
@@ -89,21 +88,20 @@ pub unsafe extern "C" fn dp_counter_wait(
     call("dp_counter_wait", || {
         // SAFETY: by contract.
         let place = unsafe { Out::maybe("counts", counts) }?;
-        let (timeout, waited) = match Patience::new(0, timeout_ns) {
-            Patience::None => (Duration::ZERO, None),
-            Patience::For(timeout) => (timeout, Some(timeout)),
-            Patience::Forever => (Duration::MAX, None),
-        };
-        COUNTERS.with(counter, |open| match open.wait(count, timeout)? {
-            Some(counts) => {
-                place.write(counts.into());
-                Ok(0)
+        let patience = Patience::new(0, timeout_ns);
+        let waited = matches!(patience, Patience::For(_)).then_some(patience.timeout());
+        COUNTERS.with(counter, |open| {
+            match open.wait(count, patience.timeout())? {
+                Some(counts) => {
+                    place.write(counts.into());
+                    Ok(0)
+                }
+                None => Err(Failure::NotDone {
+                    number: counter,
+                    count,
+                    waited,
+                }),
             }
-            None => Err(Failure::NotDone {
-                number: counter,
-                count,
-                waited,
-            }),
         })
     })
 }

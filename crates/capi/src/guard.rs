@@ -206,6 +206,16 @@ pub(crate) unsafe fn array<'a, T>(
 #[derive(Clone, Copy)]
 pub(crate) struct Out<T>(*mut T);
 
+/// How many places an array has.
+pub(crate) fn count(count: c_int) -> Result<usize, Failure> {
+    let places = usize::try_from(count).ok().filter(|places| *places > 0);
+    places.ok_or(Failure::BadNumber {
+        what: "count",
+        found: count.into(),
+        expected: "a number above 0",
+    })
+}
+
 impl<T> Out<T> {
     /// Checks the place before anything is done that could not be undone.
     ///

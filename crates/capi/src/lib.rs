@@ -33,8 +33,9 @@ pub use edge::{
     DP_MESSAGE, dp_cancel, dp_edge, dp_edge_close, dp_edge_drain, dp_edge_send, dp_post,
 };
 pub use message::{
-    DP_DONTWAIT, DP_MORE, DP_UNRELIABLE, dp_add_target, dp_drain, dp_flush, dp_recv, dp_recv_copy,
-    dp_remove_target, dp_reply, dp_send, dp_send_to, dp_untarget,
+    DP_DONTWAIT, DP_MORE, DP_UNRELIABLE, ReceivedMessage, dp_add_target, dp_drain, dp_flush,
+    dp_recv, dp_recv_copy, dp_recv_many, dp_remove_target, dp_reply, dp_send, dp_send_to,
+    dp_untarget,
 };
 pub use options::{
     Address, DP_ANY, DP_NONBLOCK, DP_NONE, NodeOptions, OpenOptions, Pool, Stats, dp_finish,

@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::time::Duration;
 
-use dipole_node::{Message, ReceiveError, SendError};
+use dipole_node::{Endpoint, Message, ReceiveError, SendError};
 
 use crate::dp;
 use crate::failure::Failure;
@@ -39,6 +39,15 @@ impl Patience {
             0 => Patience::None,
             1.. => Patience::For(duration(timeout_ns)),
             _ => Patience::Forever,
+        }
+    }
+
+    /// The time, endless as the longest there is.
+    pub(crate) fn timeout(self) -> Duration {
+        match self {
+            Patience::None => Duration::ZERO,
+            Patience::For(timeout) => timeout,
+            Patience::Forever => Duration::MAX,
         }
     }
 
@@ -138,31 +147,32 @@ fn gave_up_sending(failure: &Failure) -> bool {
 
 #[inline]
 pub(crate) fn receive(handle: &Handle, fd: c_int, patience: Patience) -> Result<Message, Failure> {
-    receive_fitting(handle, fd, usize::MAX, patience)
+    receive_by(handle, fd, patience, |endpoint, timeout| {
+        endpoint.receive_fitting(usize::MAX, timeout)
+    })
 }
 
-/// The next message if it has at most `bytes` bytes; a longer one stays where it is.
+/// Receives by `attempt`, which waits as long as it is told.
 #[inline]
-fn receive_fitting(
+fn receive_by<R>(
     handle: &Handle,
     fd: c_int,
-    bytes: usize,
     patience: Patience,
-) -> Result<Message, Failure> {
-    let endpoint = &handle.endpoint;
+    attempt: impl Fn(&Endpoint, Duration) -> Result<R, ReceiveError>,
+) -> Result<R, Failure> {
     let gave_up = |failure: &Failure| {
         matches!(
             failure,
             Failure::Receive(ReceiveError::TimedOut { .. }) | Failure::NoMessage { .. }
         )
     };
-    patiently(handle, fd, patience, gave_up, |patience| match patience {
-        Patience::None => match endpoint.receive_fitting(bytes, Duration::ZERO) {
-            Err(ReceiveError::TimedOut { .. }) => Err(Failure::NoMessage { fd }),
+    patiently(handle, fd, patience, gave_up, |patience| {
+        match attempt(&handle.endpoint, patience.timeout()) {
+            Err(ReceiveError::TimedOut { .. }) if patience == Patience::None => {
+                Err(Failure::NoMessage { fd })
+            }
             received => Ok(received?),
-        },
-        Patience::For(timeout) => Ok(endpoint.receive_fitting(bytes, timeout)?),
-        Patience::Forever => Ok(endpoint.receive_fitting(bytes, Duration::MAX)?),
+        }
     })
 }
 
@@ -311,6 +321,59 @@ pub unsafe extern "C" fn dp_recv(
     })
 }
 
+/// `struct dp_message`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ReceivedMessage {
+    /// Where it lies.
+    pub address: *const c_void,
+    /// Its length.
+    pub length: usize,
+    /// Who sent it.
+    pub source: Address,
+}
+
+/// Takes all messages that wait where they lie, at most `count`; how many.
+///
+/// # Safety
+/// `messages` points to `count` places.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dp_recv_many(
+    fd: c_int,
+    messages: *mut ReceivedMessage,
+    count: c_int,
+    flags: c_int,
+    timeout_ns: i64,
+) -> c_int {
+    call("dp_recv_many", || {
+        check_flags(flags, DP_DONTWAIT)?;
+        // SAFETY: by contract.
+        let places = unsafe { Out::new("messages", messages) }?;
+        let limit = guard::count(count)?;
+        let patience = Patience::new(flags, timeout_ns);
+        handle::with(fd, |handle| {
+            let received = receive_by(handle, fd, patience, |endpoint, timeout| {
+                let mut received = Vec::new();
+                endpoint.receive_many_timeout(&mut received, limit, timeout)?;
+                Ok(received)
+            })?;
+            for (index, message) in received.iter().enumerate() {
+                // SAFETY: no more than `limit` were taken, and as many places there are by
+                // contract.
+                unsafe { places.element(index) }.write(ReceivedMessage {
+                    address: message.as_ptr().cast(),
+                    length: message.len(),
+                    source: message.source().into(),
+                });
+            }
+            let taken = received.len();
+            lock(&handle.read).extend(received);
+            // It is at most `count`.
+            Ok(c_int::try_from(taken).unwrap_or(count))
+        })
+    })
+}
+
 /// Copies the next message; its length.
 ///
 /// # Safety
@@ -330,7 +393,9 @@ pub unsafe extern "C" fn dp_recv_copy(
         let (buffer, source) = unsafe { (Buffer::new(buf, len)?, Out::maybe("source", source)?) };
         let patience = Patience::new(flags, timeout_ns);
         handle::with(fd, |handle| {
-            let message = receive_fitting(handle, fd, buffer.length, patience)?;
+            let message = receive_by(handle, fd, patience, |endpoint, timeout| {
+                endpoint.receive_fitting(buffer.length, timeout)
+            })?;
             buffer.fill(&message);
             source.write(message.source().into());
             Ok(message.len().cast_signed())

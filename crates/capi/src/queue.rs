@@ -5,7 +5,6 @@ use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, IntoRawFd};
 use std::ptr;
 use std::sync::{Arc, Mutex, Weak};
-use std::time::Duration;
 
 use dipole_node::{CompletionQueue, EndpointId};
 
@@ -111,12 +110,7 @@ impl OpenQueue {
         count: usize,
         patience: Patience,
     ) -> Result<usize, Failure> {
-        let timeout = match patience {
-            Patience::None => Duration::ZERO,
-            Patience::For(timeout) => timeout,
-            Patience::Forever => Duration::MAX,
-        };
-        let waited = (patience != Patience::None).then_some(timeout);
+        let waited = (patience != Patience::None).then_some(patience.timeout());
         let mut filled = 0;
         while filled < count {
             let next = match waited {
@@ -206,12 +200,7 @@ pub unsafe extern "C" fn dp_queue_wait(
     call("dp_queue_wait", || {
         // SAFETY: by contract.
         let places = unsafe { Out::new("completions", completions) }?;
-        let places_count = usize::try_from(count).ok().filter(|count| *count > 0);
-        let places_count = places_count.ok_or(Failure::BadNumber {
-            what: "count",
-            found: count.into(),
-            expected: "a number above 0",
-        })?;
+        let places_count = guard::count(count)?;
         let patience = Patience::new(0, timeout_ns);
         let open = find(queue)?;
         // SAFETY: by contract.

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::mem::{offset_of, size_of};
 
-use dipole::{Address, Completion, Counts, NodeOptions, OpenOptions, Pool, Stats};
+use dipole::{Address, Completion, Counts, NodeOptions, OpenOptions, Pool, ReceivedMessage, Stats};
 use harness::{Bench, crate_dir, include_dir, run};
 
 fn header() -> String {
@@ -105,6 +105,7 @@ fn c_type(rust: &str) -> String {
         "NodeOptions" => "struct dp_node_options",
         "OpenOptions" => "struct dp_open_options",
         "Pool" => "dpmmap_t",
+        "ReceivedMessage" => "struct dp_message",
         "Stats" => "struct dp_stats",
         _ => panic!("`{rust}` is no type that C knows"),
     };
@@ -171,6 +172,12 @@ fn layouts() -> String {
         OpenOptions,
         "struct dp_open_options",
         [size, flags, reserved, pool_bytes]
+    );
+    layout!(
+        text,
+        ReceivedMessage,
+        "struct dp_message",
+        [address, length, source]
     );
     layout!(text, Pool, "dpmmap_t", [size, bytes, base]);
     layout!(

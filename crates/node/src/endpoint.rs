@@ -391,12 +391,12 @@ impl Endpoint {
         self.receive_until(Until::Forever)
     }
 
-    /// Waits for the next message, at most `timeout`.
+    /// Waits for the next message, at most `timeout`; with none it looks at the network once.
     ///
     /// # Errors
     /// [`ReceiveError::TimedOut`] and those of `receive`.
     pub fn receive_timeout(&self, timeout: Duration) -> Result<Message, ReceiveError> {
-        self.receive_until(Until::For(timeout))
+        self.receive_until(Until::within(timeout))
     }
 
     /// The next message if there is one; looks at the network once.
@@ -442,11 +442,7 @@ impl Endpoint {
         timeout: Duration,
     ) -> Result<Message, ReceiveError> {
         let id = self.id().0;
-        let until = match timeout.is_zero() {
-            true => Until::Now,
-            false => Until::For(timeout),
-        };
-        self.wait_message(until, |engine, now| {
+        self.wait_message(Until::within(timeout), |engine, now| {
             let needed = engine.next_length(id)?;
             if needed > bytes {
                 let given = bytes;
@@ -454,6 +450,48 @@ impl Endpoint {
             }
             engine.take(now, id).map(Ok)
         })?
+    }
+
+    /// Waits for a message and takes all that wait, at most `limit`, oldest first: at less cost
+    /// than one by one. How many; none only where `limit` is 0.
+    ///
+    /// # Errors
+    /// Those of [`receive`](Self::receive); nothing was taken.
+    pub fn receive_many(
+        &self,
+        messages: &mut impl Extend<Message>,
+        limit: usize,
+    ) -> Result<usize, ReceiveError> {
+        self.receive_many_until(messages, limit, Until::Forever)
+    }
+
+    /// The same, waiting at most `timeout`; with none it looks at the network once.
+    ///
+    /// # Errors
+    /// [`ReceiveError::TimedOut`] and those of `receive_many`.
+    pub fn receive_many_timeout(
+        &self,
+        messages: &mut impl Extend<Message>,
+        limit: usize,
+        timeout: Duration,
+    ) -> Result<usize, ReceiveError> {
+        self.receive_many_until(messages, limit, Until::within(timeout))
+    }
+
+    fn receive_many_until(
+        &self,
+        messages: &mut impl Extend<Message>,
+        limit: usize,
+        until: Until,
+    ) -> Result<usize, ReceiveError> {
+        let id = self.id().0;
+        if limit == 0 {
+            return Ok(0);
+        }
+        self.wait_message(until, |engine, now| {
+            let taken = engine.take_many(now, id, limit, messages);
+            (taken > 0).then_some(taken)
+        })
     }
 
     fn receive_until(&self, until: Until) -> Result<Message, ReceiveError> {

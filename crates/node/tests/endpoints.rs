@@ -55,6 +55,39 @@ fn pattern(index: usize, length: usize) -> Vec<u8> {
         .collect()
 }
 
+#[test]
+fn several_messages_are_received_in_one_call() {
+    for links in [Links::Udp, Links::Shm] {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (from, to) = pair(&directory, links);
+        let mut messages = Vec::new();
+        let none = to.receive_many_timeout(&mut messages, 8, Duration::ZERO);
+        assert!(
+            matches!(none, Err(ReceiveError::TimedOut { .. })),
+            "{none:?}"
+        );
+        assert_eq!(to.receive_many(&mut messages, 0).expect("at once"), 0);
+        let lengths = [0, 5, 1000, 40_000, 3, 3, 200_000, 1];
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for (index, length) in lengths.into_iter().enumerate() {
+                    from.send(&pattern(index, length)).expect("it reads");
+                }
+            });
+            while messages.len() < lengths.len() {
+                let before = messages.len();
+                let taken = to.receive_many_timeout(&mut messages, 3, PATIENCE);
+                let taken = taken.expect("in time");
+                assert!((1..=3).contains(&taken) && messages.len() == before + taken);
+            }
+        });
+        for (index, message) in messages.iter().enumerate() {
+            assert!(**message == pattern(index, lengths[index]), "{index}");
+            assert_eq!(message.source(), from.address());
+        }
+    }
+}
+
 fn messages_of_all_sizes_arrive_whole_and_in_order(links: Links) {
     let directory = tempfile::tempdir().expect("a directory");
     let (from, to) = pair(&directory, links);

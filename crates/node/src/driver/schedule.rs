@@ -56,6 +56,14 @@ pub(crate) enum Until {
 }
 
 impl Until {
+    /// At most this long.
+    pub(crate) fn within(timeout: Duration) -> Until {
+        match timeout.is_zero() {
+            true => Until::Now,
+            false => Until::For(timeout),
+        }
+    }
+
     /// What is left of it after a time.
     pub(crate) fn after(self, elapsed: Duration) -> Until {
         match self {

@@ -41,6 +41,38 @@ impl Engine {
         Some(message)
     }
 
+    /// Takes messages of an endpoint, oldest first, at most `limit`; how many.
+    pub fn take_many(
+        &mut self,
+        now: Instant,
+        endpoint: u32,
+        limit: usize,
+        messages: &mut impl Extend<Message>,
+    ) -> usize {
+        let Some(state) = self.core.dispatch.endpoints.get_mut(endpoint) else {
+            return 0;
+        };
+        let machine = &mut self.core.machine;
+        let mut taken = 0;
+        while taken < limit
+            && let Some(Token { charge, message }) = state.inbox.pop()
+        {
+            if let Charge::Edge(edge) = charge {
+                machine.consumed(now, edge, message.len() as u64);
+            }
+            messages.extend(Some(message));
+            taken += 1;
+        }
+        let exported = state.exported;
+        if machine.has_ready_pipe() {
+            self.push_records();
+        }
+        if exported && taken > 0 {
+            self.unsignal(endpoint);
+        }
+        taken
+    }
+
     /// True if a message waits at this endpoint.
     #[must_use]
     pub fn has_message(&self, endpoint: u32) -> bool {
