@@ -3,8 +3,9 @@
 //! Work: `bare-bpf` has the kernel's program deposit each packet in a ring of the
 //! process and sends raw frames by an AF_PACKET socket: just the parts of our bpf link,
 //! without any protocol. `bare-xdp` has an AF_XDP socket for both ways. Fair: headers
-//! and UDP checksums are written and the payload is copied once on each side; nothing
-//! is acknowledged or repeated, so they are the limit for what is built on those ways.
+//! and UDP checksums are written, the payload is copied into the frame, and out of the ring
+//! into the receiver's buffer; nothing is acknowledged or repeated, so they are the limit for
+//! what is built on those ways.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -30,6 +31,8 @@ pub(crate) struct Frames {
     own: SocketAddr,
     other: SocketAddr,
     now_ns: u64,
+    /// The message received last.
+    message: Vec<u8>,
 }
 
 enum Way {
@@ -62,6 +65,7 @@ impl Frames {
             own,
             other: SocketAddr::new(job.other, port),
             now_ns: 0,
+            message: Vec::new(),
         })
     }
 }
@@ -144,7 +148,9 @@ impl Channel for Frames {
                 bytes.len()
             )));
         }
-        Ok(Some(consume(bytes)))
+        self.message.clear();
+        self.message.extend_from_slice(bytes);
+        Ok(Some(consume(&self.message)))
     }
 
     fn finish(self) -> io::Result<Vec<String>> {
