@@ -20,6 +20,7 @@ use crate::endpoint::EndpointOwner;
 use crate::hosts::Hosts;
 use crate::liveness::LivenessProber;
 use crate::process::ProcessState;
+use crate::progress::ProgressThread;
 use crate::registry::{EdgeStatsFile, Registry};
 
 /// What the control thread is asked to do.
@@ -42,6 +43,8 @@ pub(crate) enum Command {
     Exported(Weak<EndpointOwner>),
     /// The last copy of its descriptor was closed.
     EndEndpoint(EndpointId),
+    /// There is a peer: step the engine also while no thread calls.
+    Serve,
     /// End the thread.
     Stop,
 }
@@ -72,6 +75,7 @@ impl Control {
         hosts: &Hosts,
         incarnation: u64,
         driver: &Arc<Driver<ProcessState>>,
+        progress: &Arc<ProgressThread>,
     ) -> io::Result<Control> {
         let (sender, commands) = channel();
         let sender = Commands(sender);
@@ -81,6 +85,7 @@ impl Control {
             statistics: Some(EdgeStatsFile::new(registry, incarnation)),
             exported: FxHashMap::default(),
             driver: Arc::clone(driver),
+            progress: Arc::clone(progress),
         };
         let thread = std::thread::Builder::new()
             .name("dipole-control".into())
@@ -117,6 +122,7 @@ struct Server {
     statistics: Option<EdgeStatsFile>,
     exported: FxHashMap<EndpointId, Weak<EndpointOwner>>,
     driver: Arc<Driver<ProcessState>>,
+    progress: Arc<ProgressThread>,
 }
 
 impl Server {
@@ -173,6 +179,11 @@ impl Server {
                 if let Some(verdict) = known {
                     self.driver
                         .with(|state, now| state.judge(now, peer, verdict));
+                }
+            }
+            Command::Serve => {
+                if let Err(cause) = self.progress.start(&self.driver) {
+                    tracing::warn!("peers wait until this process makes a call: {cause}");
                 }
             }
             // The loop's own.

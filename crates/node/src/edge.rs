@@ -133,9 +133,6 @@ impl Edge {
         if !matches!(sent, Err(SendError::Full { .. })) {
             return Poll::Ready(sent);
         }
-        if let Err(cause) = self.inner.ensure_progress() {
-            return Poll::Ready(Err(SendError::Broken(cause)));
-        }
         let driver = &self.inner.driver;
         let idle = || driver.with_last(|state, _| state.edges.idle_target(self.id));
         loop {
@@ -251,22 +248,17 @@ impl Drop for Edge {
 }
 
 impl Inner {
-    /// Posts a message to an edge; a thread sees to what has to wait.
+    /// Posts a message to an edge; the progress thread sees to what has to wait.
     pub(crate) fn post(
         &self,
         id: EdgeRef,
         bytes: Vec<u8>,
         context: Context,
     ) -> Result<(), SendError> {
-        let waits = self.driver.with(|state, now| {
+        self.driver.with(|state, now| {
             let (engine, edges, queues) = state.parts();
-            edges.post((engine, queues), id, bytes, context, now)?;
-            Ok(edges.is_waiting())
-        });
-        if waits? {
-            self.ensure_progress().map_err(SendError::Broken)?;
-        }
-        Ok(())
+            edges.post((engine, queues), id, bytes, context, now)
+        })
     }
 
     /// Waits until an edge is open and nothing posted waits on it; where it leads.

@@ -348,14 +348,6 @@ impl EdgeTable {
         Some(target)
     }
 
-    /// The process that an open edge leads to.
-    pub(crate) fn peer(&self, id: EdgeRef) -> Option<PeerId> {
-        match &self.get(id)?.stage {
-            Stage::Open(target) => Some(target.edge.peer),
-            Stage::Resolving | Stage::Opening(_) | Stage::Failed(_) => None,
-        }
-    }
-
     /// Where an edge leads; `None` while it connects.
     fn target(&self, id: EdgeRef) -> Option<Result<Target, SendError>> {
         match self.get(id).map(|edge| &edge.stage) {

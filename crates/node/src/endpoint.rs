@@ -18,7 +18,6 @@ use crate::completion::{CompletionQueue, Context};
 use crate::control::Command;
 use crate::driver::{Until, WaitError, WaitKey};
 use crate::edge::Edge;
-use crate::edges::EdgeRef;
 use crate::engine::Target;
 use crate::error::{OpenError, ReceiveError, SendError, TargetError};
 use crate::inner::Inner;
@@ -68,7 +67,7 @@ impl Endpoint {
     /// [`SendError::Ended`], [`SendError::Forked`], [`SendError::Broken`]: no threads are left.
     pub fn edge(&self, to: Address) -> Result<Edge, SendError> {
         let edge = self.open_edge(to)?;
-        self.ensure_progress(edge.id())?;
+        self.ensure_progress()?;
         Ok(edge)
     }
 
@@ -83,16 +82,9 @@ impl Endpoint {
     }
 
     /// An edge that connects while its caller does something else needs a thread that steps
-    /// the engine, and so does one by packets, which are repeated when they are lost.
-    fn ensure_progress(&self, id: EdgeRef) -> Result<(), SendError> {
-        let in_memory = self.inner.driver.with_last(|state, _| {
-            let peer = state.edges.peer(id);
-            peer.is_some_and(|peer| state.shares_memory(peer))
-        });
-        match in_memory {
-            true => Ok(()),
-            false => self.inner.ensure_progress().map_err(SendError::Broken),
-        }
+    /// the engine.
+    fn ensure_progress(&self) -> Result<(), SendError> {
+        self.inner.ensure_progress().map_err(SendError::Broken)
     }
 
     /// Answers a message: sends to the endpoint it came from. Never blocks, and never looks
@@ -159,7 +151,7 @@ impl Endpoint {
             let (engine, edges, _) = state.parts();
             edges.cached(engine, source, to, now)
         });
-        self.ensure_progress(id)?;
+        self.ensure_progress()?;
         self.inner.send_along(source, (id, to), payload, until)
     }
 
@@ -199,8 +191,6 @@ impl Endpoint {
             drop(edge);
             return Err(target_error(error, to));
         }
-        self.ensure_progress(edge.id())
-            .map_err(|error| target_error(error, to))?;
         let taken = self.inner.driver.with_last(|state, _| {
             let (_, edges, _) = state.parts();
             edges.take_open(edge.id())

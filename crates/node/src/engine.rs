@@ -31,7 +31,7 @@ use dipole_link::sim::SharedMemory as SimulatedMemory;
 use dipole_link::{AnyHub, Link};
 use dipole_proto::{Instant, Machine, PeerId};
 
-use crate::control::Commands;
+use crate::control::{Command, Commands};
 use crate::driver::{Ready, WaitKey};
 use crate::frames::FramePool;
 use crate::key::ClusterKey;
@@ -111,6 +111,8 @@ pub struct Engine {
     came_by_memory: bool,
     /// There is no session by the network.
     alone: bool,
+    /// The progress thread has been asked for.
+    is_served: bool,
     /// When it was last stepped: good enough for what needs no better time.
     stepped_at: Instant,
 }
@@ -150,6 +152,7 @@ impl Engine {
             steps: 0,
             came_by_memory: false,
             alone: false,
+            is_served: false,
             stepped_at: Instant(0),
         }
     }
@@ -266,6 +269,9 @@ impl Engine {
             && let Some(memory) = &mut self.memory
         {
             memory.poll_connections(&mut self.core)?;
+            if !self.is_served && memory.peers() > 0 {
+                self.ask_for_progress();
+            }
         }
         if look_everywhere {
             self.poll_exports()?;
@@ -278,6 +284,13 @@ impl Engine {
         Ok(self.step_packets(now, look_everywhere)? | came)
     }
 
+    /// Peers wait for this process to take what they send, whether it makes calls or not.
+    #[cold]
+    fn ask_for_progress(&mut self) {
+        self.is_served = true;
+        self.command(Command::Serve);
+    }
+
     fn step_packets(&mut self, now: Instant, look_everywhere: bool) -> io::Result<bool> {
         let received = (self.packets).receive_all(now, &mut self.core, look_everywhere)?;
         if received {
@@ -288,6 +301,9 @@ impl Engine {
             self.core.handle_events(&[][..]);
         }
         self.report_suspects();
+        if !self.is_served && self.core.machine.has_sessions() {
+            self.ask_for_progress();
+        }
         self.push_records();
         if !self.kept.is_empty() {
             self.continue_kept();

@@ -23,7 +23,7 @@ pub(crate) struct Inner {
     /// Answers other nodes where endpoints of this one are.
     pub(crate) _directory: Option<Directory>,
     pub(crate) fork: ForkMark,
-    pub(crate) progress: ProgressThread,
+    pub(crate) progress: Arc<ProgressThread>,
     pub(crate) control: Control,
 }
 

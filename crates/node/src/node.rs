@@ -92,7 +92,8 @@ impl Node {
             }
             _ => None,
         };
-        let control = Control::start(&registry, &config.hosts, incarnation, &driver)
+        let progress = Arc::new(ProgressThread::default());
+        let control = Control::start(&registry, &config.hosts, incarnation, &driver, &progress)
             .map_err(OpenError::Sleep)?;
         let fork = ForkMark::new().map_err(OpenError::Sleep)?;
         Ok(Node {
@@ -102,7 +103,7 @@ impl Node {
                 registration,
                 _directory: directory,
                 fork,
-                progress: ProgressThread::default(),
+                progress,
                 control,
             }),
         })

@@ -88,6 +88,22 @@ fn several_messages_are_received_in_one_call() {
     }
 }
 
+#[test]
+fn what_a_process_has_received_is_acknowledged_while_it_makes_no_call() {
+    for links in [Links::Udp, Links::Shm] {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (from, to) = pair(&directory, links);
+        for number in 0..20_u8 {
+            from.send(&[number]).expect("it reads");
+            assert_eq!(*to.receive_timeout(PATIENCE).expect("in time"), [number]);
+            from.drain(PATIENCE).expect("it lies in the other process");
+        }
+        // Nor need it be received.
+        from.send(b"unread").expect("room");
+        from.drain(PATIENCE).expect("it lies in the other process");
+    }
+}
+
 fn messages_of_all_sizes_arrive_whole_and_in_order(links: Links) {
     let directory = tempfile::tempdir().expect("a directory");
     let (from, to) = pair(&directory, links);

@@ -288,7 +288,7 @@ fn a_time_out_bounds_a_send_of_any_length_to_a_process_that_does_not_run() {
             scope.spawn(|| edge.send(b"hello").expect("it runs still"));
             assert_eq!(message(&to), b"hello");
         });
-        // From here on nobody steps the other node.
+        // From here on nobody reads there.
         for length in [64, 20_000, 1 << 20] {
             let payload = vec![1; length];
             let begun = Instant::now();
@@ -323,27 +323,6 @@ fn what_was_acknowledged_before_its_receiver_ended_counts_as_delivered() {
         }
         let drained = from.drain(PATIENCE);
         assert!(drained.is_ok(), "{links:?}: {drained:?}");
-    }
-}
-
-#[test]
-fn what_its_receiver_did_not_take_before_it_ended_does_not() {
-    for links in BOTH {
-        let (_directory, here, there) = two_nodes(links);
-        let (from, to) = (endpoint(&here, 1), endpoint(&there, 2));
-        let edge = edge(&from, 2);
-        std::thread::scope(|scope| {
-            scope.spawn(|| edge.send(b"first").expect("it runs"));
-            assert_eq!(message(&to), b"first");
-        });
-        // Nobody looks at it there before the end.
-        while edge
-            .send_timeout(&[1; 4096], Duration::from_millis(20))
-            .is_ok()
-        {}
-        drop((to, there));
-        let lost = edge.flush(PATIENCE);
-        assert!(matches!(lost, Err(SendError::PeerGone { .. })), "{lost:?}");
     }
 }
 

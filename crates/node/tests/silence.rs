@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use dipole_node::hosts::Hosts;
-use dipole_node::{Address, Config, EndpointId, GoneReason, Links, Node, NodeId};
+use dipole_node::{Address, Config, EndpointId, GoneReason, Links, Node, NodeId, SendError};
 use rustix::process::{Pid, Signal, kill_process};
 
 const QUIET: Duration = Duration::from_millis(200);
@@ -39,9 +39,14 @@ impl Testbed {
     }
 
     fn child(&self, part: &str) -> Process {
+        self.child_by(part, Links::Udp)
+    }
+
+    fn child_by(&self, part: &str, links: Links) -> Process {
         let mut child = Command::new(std::env::current_exe().expect("this test"))
             .args(["--exact", "child", "--nocapture"])
             .env("DIPOLE_SILENCE_PART", part)
+            .env("DIPOLE_SILENCE_LINKS", format!("{links:?}"))
             .env("DIPOLE_SILENCE_TESTBED", self.folder.path())
             .stdout(Stdio::piped())
             .spawn()
@@ -94,12 +99,12 @@ impl Drop for Process {
     }
 }
 
-fn node(testbed: &Path, id: u32) -> Node {
+fn node(testbed: &Path, id: u32, links: Links) -> Node {
     let hosts = Hosts::load(&testbed.join("hosts")).expect("a hosts file");
     let mut config = Config::local(NodeId(id), testbed.join(format!("runtime-{id}")));
     config.bind = hosts.get(NodeId(id)).expect("in it").address;
     config.hosts = hosts;
-    config.links = Links::Udp;
+    config.links = links;
     let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).expect("short");
     config.protocol.quiet_ns = nanoseconds(QUIET);
     config.protocol.peer_timeout_ns = nanoseconds(TIMEOUT);
@@ -113,7 +118,11 @@ fn child() {
         return;
     };
     let testbed = PathBuf::from(std::env::var("DIPOLE_SILENCE_TESTBED").expect("set with it"));
-    let node = node(&testbed, 2);
+    let links = match std::env::var("DIPOLE_SILENCE_LINKS").as_deref() {
+        Ok("Udp") => Links::Udp,
+        _ => Links::Shm,
+    };
+    let node = node(&testbed, 2, links);
     let endpoint = node.endpoint(EndpointId(if part == "echo" { 7 } else { 8 }));
     let endpoint = endpoint.expect("free");
     println!("\nup");
@@ -130,7 +139,11 @@ fn child() {
 
 /// An endpoint of this process, on this node, after the echo's first answer.
 fn meet(testbed: &Testbed, id: u32) -> (Node, dipole_node::Endpoint) {
-    let node = node(testbed.folder.path(), id);
+    meet_by(testbed, id, Links::Udp)
+}
+
+fn meet_by(testbed: &Testbed, id: u32, links: Links) -> (Node, dipole_node::Endpoint) {
+    let node = node(testbed.folder.path(), id, links);
     let endpoint = node.endpoint(EndpointId(1)).expect("free");
     endpoint.target(Address::new(2, 7)).expect("the echo");
     endpoint.send(b"hello").expect("sent");
@@ -192,4 +205,22 @@ fn a_killed_process_of_this_node_is_gone_though_only_packets_lead_there() {
     echo.kill();
     endpoint.send(b"and now?").expect("sent");
     assert_eq!(departure(&node, &endpoint), GoneReason::Died);
+}
+
+#[test]
+fn what_its_receiver_had_not_taken_when_it_was_killed_does_not_count_as_delivered() {
+    for links in [Links::Udp, Links::Shm] {
+        let testbed = Testbed::new();
+        let mut echo = testbed.child_by("echo", links);
+        let (_node, endpoint) = meet_by(&testbed, 2, links);
+        endpoint.drain(PATIENCE).expect("it answers");
+        echo.stop();
+        endpoint.send(b"never read").expect("room");
+        echo.kill();
+        let lost = endpoint.drain(PATIENCE);
+        assert!(
+            matches!(lost, Err(SendError::PeerGone { .. })),
+            "{links:?}: {lost:?}"
+        );
+    }
 }

@@ -156,6 +156,13 @@ fn killed_processes_leave_nothing_and_survivors_are_told() {
     let shared_memory_files = entries(Path::new("/dev/shm"));
     let node = Node::open(config(&runtime, Duration::from_millis(500))).expect("a node");
     let survivor = node.endpoint(EndpointId(SURVIVOR)).expect("free");
+    // A peer that came and went leaves the progress thread, which has descriptors of its own.
+    let first = start(&runtime, FIRST_VICTIM + victims);
+    survivor.receive_timeout(PATIENCE).expect("it sends");
+    drop(first);
+    while node.departed().is_empty() || node.stats().pool_used_bytes > 0 {
+        let _more = survivor.receive_timeout(Duration::from_millis(5));
+    }
     let (descriptors_before, mappings_before) = (descriptors(), shared_mappings());
 
     let mut steady = start(&runtime, STEADY);

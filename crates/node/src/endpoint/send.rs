@@ -165,15 +165,6 @@ impl Inner {
                 return Err(not_begun(error, until, why, target.address));
             }
         }
-        if long.is_some()
-            && until != Until::Forever
-            && let Err(cause) = self.ensure_progress()
-        {
-            // The message has begun: it is no failure of the call.
-            tracing::warn!(
-                "what a time-out leaves of a message goes on with the next call: {cause}"
-            );
-        }
         match long {
             Some(send) => self.send_rest(target, payload, send, until.after(begun_at.elapsed())),
             None => Ok(()),
