@@ -18,18 +18,31 @@ fn has_progress_thread() -> bool {
         .any(|name| name.trim() == "dipole-progress")
 }
 
-/// A progress thread would compete for the lock with threads that step the engine themselves.
+/// Those who wait for acknowledgements need it; a process alone, or that only waits, does not.
 #[test]
-fn who_only_targets_sends_and_receives_has_no_progress_thread() {
+fn the_progress_thread_comes_with_the_first_peer_or_edge() {
     let folder = tempfile::tempdir().expect("a directory");
     let open = || Node::open(Config::local(NodeId(1), folder.path().to_owned())).expect("a node");
+    // A thread names itself when it first runs.
+    let wait = || {
+        while !has_progress_thread() {
+            std::thread::yield_now();
+        }
+    };
+    let to = Address::new(1, 2);
+    {
+        let alone = open();
+        let endpoint = alone.endpoint(EndpointId(3)).expect("a free number");
+        assert!(endpoint.receive_timeout(Duration::from_millis(10)).is_err());
+        assert!(!has_progress_thread());
+        // An edge connects behind its owner.
+        let _edge = endpoint.edge(to).expect("threads are left");
+        wait();
+    }
+    assert!(!has_progress_thread(), "it ends with its node");
     let (one, other) = (open(), open());
     let sender = one.endpoint(EndpointId(1)).expect("a free number");
     let receiver = other.endpoint(EndpointId(2)).expect("a free number");
-    let to = Address {
-        node: NodeId(1),
-        endpoint: EndpointId(2),
-    };
     let targeted = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -40,16 +53,5 @@ fn who_only_targets_sends_and_receives_has_no_progress_thread() {
         sender.target(to).expect("it is open");
         targeted.store(true, Ordering::Relaxed);
     });
-    sender.send(b"hello").expect("a reader");
-    assert_eq!(&*receiver.receive().expect("a message"), b"hello");
-    assert!(!has_progress_thread());
-    let edge = sender.edge(Address {
-        endpoint: EndpointId(3),
-        ..to
-    });
-    // An edge connects behind its owner. A thread names itself when it first runs.
-    while !has_progress_thread() {
-        std::thread::yield_now();
-    }
-    drop(edge);
+    wait();
 }
