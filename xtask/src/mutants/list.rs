@@ -385,9 +385,9 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         suite: Suite::Simulator,
         snippet: "                self.answer(PipeKind::Taken, number, sequence);
             }
-            Placed::Violation",
+        }",
         replacement: "            }
-            Placed::Violation",
+        }",
     },
     Mutant {
         name: "prods-off",
