@@ -6,13 +6,15 @@
     sudo docs/mpi/compare.py --wire     # between two network namespaces
 
 Open MPI and MPICH are taken if their compilers are there (Debian: openmpi-bin libopenmpi-dev,
-mpich libmpich-dev). Prints a Markdown table: medians over the rounds, least and most in brackets.
+mpich libmpich-dev). Prints a Markdown table: medians over the rounds, least and most in brackets. Not under real-time
+priority with --wire: ranks that spin would keep the kernel's own threads from the cores.
 """
 
 import argparse
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -24,22 +26,29 @@ PINGPONG_BYTES = [64, 1400, 4096, 16384, 65536, 1 << 20]
 STREAM_BYTES = [64, 4096, 16384, 65536, 1 << 20]
 NAMESPACES = [f"dpmpi{os.getpid()}-{node}" for node in (1, 2)]
 SUBNET = "10.77.0"
-TIMEOUT_S = 120
+TIMEOUT_S = 60
 
 
 def last_json(command, environment=None):
     """The last line of JSON that a command prints, or None, with a word about why."""
     environment = {**os.environ, **(environment or {})}
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment)
+    # A group of its own: the ranks end with their launcher.
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                          env=environment, start_new_session=True) as running:
+        try:
+            output, errors = running.communicate(timeout=TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(running.pid, signal.SIGTERM)
+            output, errors = "", f"nothing for {TIMEOUT_S} s"
     found = []
-    for line in ran.stdout.splitlines():
+    for line in output.splitlines():
         try:
             found.append(json.loads(line))
         except ValueError:
             pass
     found = [one for one in found if "p50_ns" in one or "bytes_per_s" in one]
     if not found:
-        print(f"no figure from {' '.join(map(str, command))}:\n{ran.stderr[-500:]}", file=sys.stderr)
+        print(f"no figure from {' '.join(map(str, command))}:\n{errors[-500:]}", file=sys.stderr)
         return None
     return found[-1]
 
