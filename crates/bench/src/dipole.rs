@@ -143,7 +143,7 @@ impl Channel for Dipole {
         let sent = match (manner, self.patience) {
             (Manner::Unreliable, _) => self.endpoint.send_unreliable(payload),
             (Manner::More, _) => self.endpoint.send_more(payload),
-            // With a time-out long messages in shared memory would be copied once more.
+            // With a time-out what a ring has no room for would be copied once more.
             (Manner::Now, Some(_)) => self.endpoint.send(payload),
             (Manner::Now, None) => self.endpoint.try_send(payload),
         };

@@ -4,12 +4,15 @@
 //! Giving back is a plain store into the token's header, from any thread and in any
 //! order; the allocator takes back what lies at the tail. When nothing is out it starts
 //! again at the beginning, so that light traffic stays in few cache lines.
+//!
+//! Nobody counts tokens: an arena that is dropped while some are out is kept, and freed when
+//! they have been given back and further ones are dropped so.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ops::Deref;
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 /// Bytes of a token's header; payload is aligned to it.
 const HEADER_BYTES: usize = 8;
@@ -17,42 +20,106 @@ const ALIGNMENT: usize = 64;
 /// In a header: the token has been given back. The rest is its span in bytes.
 const FREE: u64 = 1 << 63;
 
-/// The memory itself; lives as long as the arena or any of its tokens.
+/// Dropped arenas of which tokens were out.
+static KEPT: Mutex<Kept> = Mutex::new(Kept {
+    blocks: Vec::new(),
+    look_at: 1,
+});
+
+/// See [`KEPT`]. They are looked through when there are twice as many as the last look left: each
+/// drop of an arena does a bounded part of that, however many tokens are out.
+#[derive(Debug)]
+struct Kept {
+    blocks: Vec<Block>,
+    look_at: usize,
+}
+
+impl Kept {
+    fn keep(&mut self, block: Block) {
+        self.blocks.push(block);
+        if self.blocks.len() >= self.look_at {
+            let blocks = std::mem::take(&mut self.blocks).into_iter();
+            self.blocks = blocks.filter_map(Block::free).collect();
+            self.look_at = 2 * self.blocks.len() + 1;
+        }
+    }
+}
+
+/// The memory, and what of it is out.
 #[derive(Debug)]
 struct Block {
     start: NonNull<u8>,
     layout: Layout,
+    /// Where the next token goes, and where the oldest lies; equal when none is out.
+    head: usize,
+    tail: usize,
 }
 
-// SAFETY: who may touch which bytes is decided by `Arena` and `Token`: the bytes of a
-// token that is out belong to it, headers are atomics.
+// SAFETY: it owns its memory. What lies between tail and head belongs to tokens, of which it
+// touches only headers, as atomics.
 unsafe impl Send for Block {}
-// SAFETY: as above.
-unsafe impl Sync for Block {}
 
 impl Block {
-    fn header(&self, at: usize) -> &AtomicU64 {
-        debug_assert!(at + HEADER_BYTES <= self.layout.size() && at.is_multiple_of(HEADER_BYTES));
-        // SAFETY: the callers give offsets of headers, which lie inside and are
-        // aligned; the memory was zeroed and headers are only reached as atomics.
-        unsafe { self.start.add(at).cast().as_ref() }
+    fn bytes(&self) -> usize {
+        self.layout.size()
     }
-}
 
-impl Drop for Block {
-    fn drop(&mut self) {
-        // SAFETY: allocated with this layout, freed once, when nobody refers to it.
+    fn header(&self, at: usize) -> NonNull<AtomicU64> {
+        debug_assert!(at + HEADER_BYTES <= self.bytes() && at.is_multiple_of(HEADER_BYTES));
+        // SAFETY: the callers give offsets of headers, which lie inside.
+        unsafe { self.start.add(at).cast() }
+    }
+
+    #[inline]
+    fn header_word(&self, at: usize) -> &AtomicU64 {
+        // SAFETY: aligned and inside, live as long as the block; the memory was zeroed and
+        // headers are only reached as atomics.
+        unsafe { self.header(at).as_ref() }
+    }
+
+    /// Takes back what was given back at the tail; true if nothing is out.
+    #[inline]
+    fn reclaim(&mut self) -> bool {
+        while self.tail != self.head {
+            if self.tail == self.bytes() {
+                self.tail = 0;
+                continue;
+            }
+            // Acquire: whoever gave it back has read it, and touches it no more.
+            let header = self.header_word(self.tail).load(Ordering::Acquire);
+            if header & FREE == 0 {
+                return false;
+            }
+            self.tail += usize::try_from(header & !FREE).unwrap_or(0);
+        }
+        self.head = 0;
+        self.tail = 0;
+        true
+    }
+
+    /// Frees the memory if nothing is out, else it is there for the next attempt.
+    fn free(mut self) -> Option<Block> {
+        if !self.reclaim() {
+            return Some(self);
+        }
+        // SAFETY: allocated with this layout, and freed once, as the block is consumed. No token
+        // is out: all headers were seen to be given back, after which a token is gone.
         unsafe { dealloc(self.start.as_ptr(), self.layout) };
+        None
     }
 }
 
 /// The allocator. See the module.
 #[derive(Debug)]
-pub struct Arena {
-    block: Arc<Block>,
-    /// Where the next token goes, and where the oldest lies; equal when none is out.
-    head: usize,
-    tail: usize,
+pub struct Arena(Block);
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        if let Some(block) = Block::free(Block { ..self.0 }) {
+            let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+            kept.keep(block);
+        }
+    }
 }
 
 impl Arena {
@@ -65,41 +132,42 @@ impl Arena {
         u32::try_from(layout.size() / HEADER_BYTES).ok()?;
         // SAFETY: the layout has a size above zero.
         let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
-        Some(Arena {
-            block: Arc::new(Block { start, layout }),
+        Some(Arena(Block {
+            start,
+            layout,
             head: 0,
             tail: 0,
-        })
+        }))
     }
 
     /// Its length in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        self.block.layout.size()
+        self.0.bytes()
     }
 
     /// Where its tokens lie.
     #[must_use]
     pub fn base(&self) -> *const u8 {
-        self.block.start.as_ptr()
+        self.0.start.as_ptr()
     }
 
     /// True if no token is out.
     #[must_use]
     pub fn is_empty(&mut self) -> bool {
-        self.reclaim();
-        self.head == self.tail
+        self.0.reclaim()
     }
 
     /// Where a span would begin.
     #[inline]
     fn place(&self, span: usize) -> Option<usize> {
+        let Block { head, tail, .. } = self.0;
         // One header stays between head and tail, so that full and empty differ.
-        let before_tail = self.tail.saturating_sub(HEADER_BYTES);
-        if self.head < self.tail {
-            (before_tail.checked_sub(self.head)? >= span).then_some(self.head)
-        } else if self.bytes() - self.head >= span {
-            Some(self.head)
+        let before_tail = tail.saturating_sub(HEADER_BYTES);
+        if head < tail {
+            (before_tail.checked_sub(head)? >= span).then_some(head)
+        } else if self.bytes() - head >= span {
+            Some(head)
         } else {
             (before_tail >= span).then_some(0)
         }
@@ -111,56 +179,35 @@ impl Arena {
     /// `fill`, if there is no room.
     #[inline]
     pub fn allocate<F: FnOnce(&mut [u8])>(&mut self, length: usize, fill: F) -> Result<Token, F> {
-        self.reclaim();
+        self.0.reclaim();
         let place = span(length).and_then(|span| Some((span, self.place(span)?)));
         let Some((span, at)) = place else {
             return Err(fill);
         };
-        let (Ok(token_at), Ok(token_length)) =
-            (u32::try_from(at / HEADER_BYTES), u32::try_from(length))
-        else {
+        let Ok(token_length) = u32::try_from(length) else {
             return Err(fill);
         };
-        if at != self.head && self.head < self.bytes() {
+        let block = &mut self.0;
+        if at != block.head && block.head < block.bytes() {
             // The rest of the block is skipped.
-            let rest = (self.bytes() - self.head) as u64;
-            let header = self.block.header(self.head);
+            let rest = (block.bytes() - block.head) as u64;
+            let header = block.header_word(block.head);
             header.store(FREE | rest, Ordering::Relaxed);
         }
-        self.head = at + span;
-        self.block.header(at).store(span as u64, Ordering::Relaxed);
+        block.head = at + span;
+        block.header_word(at).store(span as u64, Ordering::Relaxed);
         // SAFETY: `span` bytes at `at` lie inside and between head and tail, so no token
         // that is out has any of them; initialised, since the block was zeroed.
         let place = unsafe {
-            let start = self.block.start.add(at + HEADER_BYTES);
+            let start = block.start.add(at + HEADER_BYTES);
             std::slice::from_raw_parts_mut(start.as_ptr(), length)
         };
         // Should `fill` panic, the span is never given back, and nothing is read.
         fill(place);
         Ok(Token {
-            block: Arc::clone(&self.block),
-            at: token_at,
+            header: block.header(at),
             length: token_length,
         })
-    }
-
-    /// Takes back what was given back at the tail.
-    #[inline]
-    fn reclaim(&mut self) {
-        while self.tail != self.head {
-            if self.tail == self.bytes() {
-                self.tail = 0;
-                continue;
-            }
-            // Acquire: whoever gave it back has read it.
-            let header = self.block.header(self.tail).load(Ordering::Acquire);
-            if header & FREE == 0 {
-                return;
-            }
-            self.tail += usize::try_from(header & !FREE).unwrap_or(0);
-        }
-        self.head = 0;
-        self.tail = 0;
     }
 }
 
@@ -173,19 +220,16 @@ fn span(length: usize) -> Option<usize> {
 /// Memory of an arena that is out: read it, drop it.
 #[derive(Debug)]
 pub struct Token {
-    block: Arc<Block>,
-    /// Counted in headers, so that a token is two words: many are moved.
-    at: u32,
+    /// Behind it lies the payload. Its block lives until this has been marked as given back.
+    header: NonNull<AtomicU64>,
     length: u32,
 }
 
-impl Token {
-    /// Where its header lies in the block.
-    #[inline]
-    fn at(&self) -> usize {
-        self.at as usize * HEADER_BYTES
-    }
-}
+// SAFETY: its bytes are its own, and its header is an atomic; the block frees them only after
+// it was given back, whichever thread did that.
+unsafe impl Send for Token {}
+// SAFETY: shared, it only lets read bytes that nobody writes.
+unsafe impl Sync for Token {}
 
 impl Deref for Token {
     type Target = [u8];
@@ -195,7 +239,7 @@ impl Deref for Token {
         // SAFETY: the bytes behind the header belong to this token until it is dropped;
         // nobody writes them meanwhile.
         unsafe {
-            let start = self.block.start.add(self.at() + HEADER_BYTES);
+            let start = self.header.add(1).cast::<u8>();
             std::slice::from_raw_parts(start.as_ptr(), self.length as usize)
         }
     }
@@ -204,7 +248,9 @@ impl Deref for Token {
 impl Drop for Token {
     #[inline]
     fn drop(&mut self) {
-        let header = self.block.header(self.at());
+        // SAFETY: live until it is marked, in the last line, as given back: the block is freed
+        // by who has seen that mark, and after it nothing here touches the header.
+        let header = unsafe { self.header.as_ref() };
         // Only the allocator writes it otherwise, and not while the token is out.
         let span = header.load(Ordering::Relaxed);
         // Release: all reading came before.
@@ -282,6 +328,35 @@ mod tests {
         })
         .join()
         .unwrap();
+    }
+
+    #[test]
+    fn what_is_kept_for_tokens_is_freed_after_they_were_given_back() {
+        let mut kept = Kept {
+            blocks: Vec::new(),
+            look_at: 1,
+        };
+        let mut out = Vec::new();
+        for number in 0..100_u8 {
+            let mut arena = Arena::new(64).unwrap();
+            out.push(token(&mut arena, 10, number).unwrap());
+            kept.keep(Block { ..arena.0 });
+            std::mem::forget(arena);
+        }
+        assert_eq!(kept.blocks.len(), 100);
+        let last = out.pop().unwrap();
+        drop(out);
+        let mut more = 0;
+        while kept.blocks.len() > 1 {
+            more += 1;
+            assert!(more <= 200, "as many again at most");
+            let arena = Arena::new(64).unwrap();
+            kept.keep(Block { ..arena.0 });
+            std::mem::forget(arena);
+        }
+        assert_eq!(*last, [99; 10]);
+        drop(last);
+        assert!(kept.blocks.pop().and_then(Block::free).is_none());
     }
 
     #[test]

@@ -6,10 +6,12 @@
 
 mod any_hub;
 pub mod arena;
+pub mod busy_poll;
 mod capture;
 mod chance;
 pub mod clock;
 pub mod cpu;
+pub mod crc32c;
 pub mod fault;
 pub mod fork;
 mod multihomed;

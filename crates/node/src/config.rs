@@ -49,6 +49,8 @@ pub mod variables {
     pub const BPF_RX: &str = "DIPOLE_BPF_RX";
     /// How the bpf link sends raw frames: `af-packet` or `af-xdp`.
     pub const BPF_TX: &str = "DIPOLE_BPF_TX";
+    /// Whether looks at a socket poll the network card: 0 or 1.
+    pub const BUSY_POLL: &str = "DIPOLE_BUSY_POLL";
     /// Bytes of unread messages that this process holds, by packets and by shared memory each.
     pub const POOL_BYTES: &str = "DIPOLE_POOL_BYTES";
     /// Packets that this process may have in flight.
@@ -119,6 +121,9 @@ pub struct Config {
     pub receive: RxMode,
     /// How the bpf link sends raw frames.
     pub send: TxMode,
+    /// Whether looks at a UDP socket that find nothing poll the card's receive queue, so that a
+    /// thread that spins need not wait for an interrupt. `dipole doctor` says where that helps.
+    pub busy_poll: bool,
     /// The socket of the agent that lends rings to processes without privileges.
     pub broker: PathBuf,
     /// How long a waiter spins before it sleeps. Spinning suits a process with a
@@ -217,6 +222,7 @@ impl Config {
             ring_bytes: DEFAULT_RING_BYTES,
             receive: RxMode::default(),
             send: TxMode::default(),
+            busy_poll: false,
             broker: DEFAULT_PATH.into(),
             spin: SPIN,
             connect_timeout: Duration::from_secs(30),
@@ -378,6 +384,9 @@ impl Config {
         }
         if let Some(send) = parsed(variables::BPF_TX, "af-packet or af-xdp")? {
             config.send = send;
+        }
+        if let Some(on) = within(variables::BUSY_POLL, 0, 1)? {
+            config.busy_poll = on == 1;
         }
         config.bound_from_env()?;
         config.fault = parsed(variables::FAULT, "a fault plan such as drop=0.01,seed=7")?;

@@ -17,6 +17,7 @@ mod schedule;
 mod stepper;
 mod sync;
 mod waiters;
+mod want;
 
 #[cfg(test)]
 mod model;
@@ -26,3 +27,5 @@ mod tests;
 pub(crate) use ready::{Ready, WaitKey};
 pub(crate) use schedule::{Driver, Until, WaitError};
 pub(crate) use stepper::Stepper;
+pub use want::Polled;
+pub(crate) use want::Want;

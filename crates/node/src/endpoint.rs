@@ -7,6 +7,7 @@ mod future;
 mod owner;
 mod send;
 
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +17,7 @@ use dipole_proto::Instant;
 use crate::address::{Address, EndpointId};
 use crate::completion::{CompletionQueue, Context};
 use crate::control::Command;
-use crate::driver::{Until, WaitError, WaitKey};
+use crate::driver::{Polled, Stepper, Until, WaitError, WaitKey, Want};
 use crate::edge::Edge;
 use crate::engine::Target;
 use crate::error::{OpenError, ReceiveError, SendError, TargetError};
@@ -486,14 +487,29 @@ impl Endpoint {
 
     fn receive_until(&self, until: Until) -> Result<Message, ReceiveError> {
         let id = self.id().0;
-        self.wait_message(until, |engine, now| engine.take(now, id))
+        let hand_over = |state: &mut ProcessState| state.poll_memory_for(id);
+        self.wait_reading(until, |engine, now| engine.take(now, id), hand_over)
     }
 
-    #[inline]
     fn wait_message<R>(
         &self,
         until: Until,
-        mut attempt: impl FnMut(&mut ProcessState, Instant) -> Option<R>,
+        attempt: impl FnMut(&mut ProcessState, Instant) -> Option<R>,
+    ) -> Result<R, ReceiveError> {
+        let look = |state: &mut ProcessState| match state.poll_memory() {
+            true => Polled::Came,
+            false => Polled::Nothing,
+        };
+        self.wait_reading(until, attempt, look)
+    }
+
+    /// Waits for what `attempt` finds, or `hand_over` brings out of shared memory.
+    #[inline]
+    fn wait_reading<R>(
+        &self,
+        until: Until,
+        attempt: impl FnMut(&mut ProcessState, Instant) -> Option<R>,
+        hand_over: impl FnMut(&mut ProcessState) -> Polled<R>,
     ) -> Result<R, ReceiveError> {
         if self.inner.is_forked() {
             return Err(ReceiveError::Forked);
@@ -517,23 +533,15 @@ impl Endpoint {
                 )
             }
         };
-        let driver = &self.inner.driver;
-        let id = self.id().0;
-        // Not by way of the wait's result: it would be moved there several times.
         let mut taken = None;
-        let keys = [WaitKey::Endpoint(id)];
-        let waited = driver.wait(until, &keys, &what, |engine, now| {
-            if self.is_ended() {
-                return Some(Ok(()));
-            }
-            taken = attempt(engine, now);
-            taken.as_ref()?;
-            // Credit that the sender waits for leaves with it.
-            Some(match engine.has_transmit() {
-                true => engine.transmit(driver.now()),
-                false => Ok(()),
-            })
-        });
+        let reading = Reading {
+            endpoint: self,
+            taken: &mut taken,
+            attempt,
+            hand_over,
+        };
+        let keys = [WaitKey::Endpoint(self.id().0)];
+        let waited = (self.inner.driver).wait_for(until, &keys, &what, reading);
         match waited {
             // Closed by another thread while this one waited.
             Ok(Ok(())) => taken.ok_or(ReceiveError::Ended),
@@ -567,6 +575,56 @@ impl Endpoint {
             return Err(SendError::Ended);
         }
         Ok(())
+    }
+}
+
+/// What a reader waits for: what its attempts find, or that its endpoint ends.
+struct Reading<'a, R, A, H> {
+    endpoint: &'a Endpoint,
+    /// Not by way of the wait's result: it would be moved there several times.
+    taken: &'a mut Option<R>,
+    attempt: A,
+    hand_over: H,
+}
+
+impl<R, A, H> Reading<'_, R, A, H> {
+    /// Credit that a sender waits for leaves with what was taken.
+    #[inline]
+    fn give_credit(&self, state: &mut ProcessState) -> io::Result<()> {
+        match state.has_transmit() {
+            true => state.transmit(self.endpoint.inner.driver.now()),
+            false => Ok(()),
+        }
+    }
+}
+
+impl<R, A, H> Want<ProcessState> for Reading<'_, R, A, H>
+where
+    A: FnMut(&mut ProcessState, Instant) -> Option<R>,
+    H: FnMut(&mut ProcessState) -> Polled<R>,
+{
+    type Got = io::Result<()>;
+
+    #[inline]
+    fn attempt(&mut self, state: &mut ProcessState, now: Instant) -> Option<io::Result<()>> {
+        if self.endpoint.is_ended() {
+            return Some(Ok(()));
+        }
+        *self.taken = (self.attempt)(state, now);
+        self.taken.as_ref()?;
+        Some(self.give_credit(state))
+    }
+
+    #[inline]
+    fn poll_memory(&mut self, state: &mut ProcessState) -> Polled<io::Result<()>> {
+        match (self.hand_over)(state) {
+            Polled::Nothing => Polled::Nothing,
+            Polled::Came => Polled::Came,
+            Polled::Got(taken) => {
+                *self.taken = Some(taken);
+                Polled::Got(self.give_credit(state))
+            }
+        }
     }
 }
 

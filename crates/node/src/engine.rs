@@ -31,7 +31,9 @@ use dipole_link::sim::SharedMemory as SimulatedMemory;
 use dipole_link::{AnyHub, Link};
 use dipole_proto::{Instant, Machine, PeerId};
 
+use crate::Message;
 use crate::control::{Command, Commands};
+pub use crate::driver::Polled;
 use crate::driver::{Ready, WaitKey};
 use crate::frames::FramePool;
 use crate::key::ClusterKey;
@@ -245,15 +247,16 @@ impl Engine {
         self.packets.link_mut().disarm();
     }
 
-    /// Takes what processes of this node have sent; true if anything came.
+    /// Takes what processes of this node have sent. With a `reader`, an endpoint at which the
+    /// caller waits, the next message for it may be handed over at once.
     #[inline]
-    pub(crate) fn poll_memory(&mut self) -> bool {
+    pub fn poll_memory(&mut self, reader: Option<u32>) -> Polled<Message> {
         let Some(memory) = &mut self.memory else {
-            return false;
+            return Polled::Nothing;
         };
-        let came = memory.poll(self.stepped_at, &mut self.core);
-        self.came_by_memory |= came;
-        came
+        let polled = memory.poll(self.stepped_at, &mut self.core, reader);
+        self.came_by_memory |= polled.came();
+        polled
     }
 
     /// One turn: receive, let time act, send. True if anything came in.
@@ -263,15 +266,15 @@ impl Engine {
     /// Only when the link is broken.
     pub fn step(&mut self, now: Instant, look_everywhere: bool) -> io::Result<bool> {
         self.stepped_at = now;
-        let came = self.poll_memory();
+        let came = self.poll_memory(None).came();
         self.steps = self.steps.wrapping_add(1);
         if (look_everywhere || self.steps.is_multiple_of(CONNECTIONS_EVERY))
             && let Some(memory) = &mut self.memory
         {
             memory.poll_connections(&mut self.core)?;
-            if !self.is_served && memory.peers() > 0 {
-                self.ask_for_progress();
-            }
+        }
+        if !self.is_served && self.has_peers() {
+            self.ask_for_progress();
         }
         if look_everywhere {
             self.poll_exports()?;
@@ -282,6 +285,11 @@ impl Engine {
             return Ok(came);
         }
         Ok(self.step_packets(now, look_everywhere)? | came)
+    }
+
+    fn has_peers(&self) -> bool {
+        let by_memory = self.memory.as_ref().map_or(0, SharedMemory::peers);
+        by_memory > 0 || self.core.machine.has_sessions()
     }
 
     /// Peers wait for this process to take what they send, whether it makes calls or not.
@@ -301,9 +309,6 @@ impl Engine {
             self.core.handle_events(&[][..]);
         }
         self.report_suspects();
-        if !self.is_served && self.core.machine.has_sessions() {
-            self.ask_for_progress();
-        }
         self.push_records();
         if !self.kept.is_empty() {
             self.continue_kept();

@@ -16,8 +16,10 @@ use crate::address::Address;
 
 const FIRST_ARENA_BYTES: usize = 4 << 10;
 const LARGEST_ARENA_BYTES: usize = 256 << 10;
-/// Full arenas remembered until their readers let go.
-const RETIRED_ARENAS: usize = 4;
+/// Empty arenas kept for the next burst.
+const SPARE_ARENAS: usize = 4;
+/// Arenas looked through for an empty one: more than a pool of unread messages fills.
+const MAX_ARENAS: usize = 512;
 /// What an arena needs beside a message's bytes.
 const ARENA_OVERHEAD_BYTES: usize = 64;
 /// Bytes of free buffers kept for the next long messages.
@@ -170,7 +172,8 @@ const _: () = assert!(size_of::<Message>() <= 32 && size_of::<Token>() <= 48);
 pub(crate) struct Inbox {
     queue: VecDeque<Token>,
     arena: Option<Arena>,
-    retired: VecDeque<Arena>,
+    /// Those that were full, until their readers have let go, and some that are empty again.
+    others: Vec<Arena>,
 }
 
 impl Inbox {
@@ -183,6 +186,18 @@ impl Inbox {
         length: usize,
         fill: impl FnOnce(&mut [u8]),
     ) {
+        let message = self.message(origin, length, fill);
+        self.queue.push_back(Token { charge, message });
+    }
+
+    /// A small message that `fill` writes, for a reader who has it at once.
+    #[inline]
+    pub(crate) fn message(
+        &mut self,
+        origin: Origin,
+        length: usize,
+        fill: impl FnOnce(&mut [u8]),
+    ) -> Message {
         let mut fill = fill;
         let piece = loop {
             if let Some(arena) = &mut self.arena {
@@ -193,13 +208,10 @@ impl Inbox {
             }
             self.next_arena(length);
         };
-        self.queue.push_back(Token {
-            charge,
-            message: Message {
-                payload: Payload::Small(piece),
-                origin,
-            },
-        });
+        Message {
+            payload: Payload::Small(piece),
+            origin,
+        }
     }
 
     /// Makes an arena of `bytes` the one that messages are put in; where it lies.
@@ -209,7 +221,7 @@ impl Inbox {
             base: arena.base().addr(),
             bytes: arena.bytes(),
         };
-        self.retired.extend(self.arena.replace(arena));
+        self.others.extend(self.arena.replace(arena));
         Some(pool)
     }
 
@@ -249,22 +261,29 @@ impl Inbox {
         let needed = length + ARENA_OVERHEAD_BYTES;
         let full = self.arena.take();
         let double = full.as_ref().map_or(0, |full| full.bytes() * 2);
-        self.retired.extend(full);
-        let emptied = self
-            .retired
-            .iter_mut()
-            .position(|arena| arena.bytes() >= needed && arena.is_empty());
-        let next = match emptied.and_then(|index| self.retired.remove(index)) {
-            Some(arena) => arena,
-            None => {
-                let bytes = double.clamp(FIRST_ARENA_BYTES, LARGEST_ARENA_BYTES);
-                Arena::new(bytes.max(needed)).expect("memory for a message")
-            }
-        };
-        while self.retired.len() > RETIRED_ARENAS {
-            self.retired.pop_front();
+        self.others.extend(full);
+        if self.others.len() > MAX_ARENAS {
+            // Of a reader who keeps what it has read.
+            self.others.drain(..MAX_ARENAS / 2);
         }
-        self.arena = Some(next);
+        let (mut next, mut spare) = (None, 0);
+        // The one emptied last first: its memory is still in the cache.
+        for index in (0..self.others.len()).rev() {
+            let other = &mut self.others[index];
+            if !other.is_empty() {
+                continue;
+            }
+            if next.is_none() && other.bytes() >= needed {
+                next = Some(self.others.remove(index));
+            } else if spare < SPARE_ARENAS {
+                spare += 1;
+            } else {
+                self.others.remove(index);
+            }
+        }
+        let bytes = double.clamp(FIRST_ARENA_BYTES, LARGEST_ARENA_BYTES);
+        let new = || Arena::new(bytes.max(needed)).expect("memory for a message");
+        self.arena = Some(next.unwrap_or_else(new));
     }
 }
 

@@ -9,8 +9,9 @@ use std::ops::{Deref, DerefMut};
 use dipole_link::wait::Sleeper;
 use dipole_proto::{Instant, PeerId};
 
+use crate::Message;
 use crate::completion::QueueTable;
-use crate::driver::{Ready, Stepper};
+use crate::driver::{Polled, Ready, Stepper};
 use crate::edges::EdgeTable;
 use crate::engine::Engine;
 use crate::liveness::Verdict;
@@ -39,6 +40,16 @@ impl ProcessState {
     /// The parts, to be used together.
     pub(crate) fn parts(&mut self) -> (&mut Engine, &mut EdgeTable, &mut QueueTable) {
         (&mut self.engine, &mut self.edges, &mut self.queues)
+    }
+
+    /// Looks only at shared memory for a message to an endpoint at which the caller waits.
+    #[inline]
+    pub(crate) fn poll_memory_for(&mut self, reader: u32) -> Polled<Message> {
+        let polled = self.engine.poll_memory(Some(reader));
+        if polled.came() {
+            self.advance();
+        }
+        polled
     }
 
     /// What has gone along all edges.

@@ -368,6 +368,8 @@ fn limits_come_from_the_environment_and_wrong_ones_are_named() {
         ("DIPOLE_BPF_RX", "xdp-ring", "receive: XdpRing"),
         ("DIPOLE_BPF_RX", "af-xdp", "receive: AfXdp"),
         ("DIPOLE_BPF_TX", "af-xdp", "send: AfXdp"),
+        ("DIPOLE_BUSY_POLL", "1", "busy_poll: true"),
+        ("DIPOLE_BUSY_POLL", "0", "busy_poll: false"),
         ("DIPOLE_USER_PROCESSES", "80", "limit: 80"),
         ("DIPOLE_USER_ENDPOINTS", "81", "limit: 81"),
     ] {
@@ -381,6 +383,7 @@ fn limits_come_from_the_environment_and_wrong_ones_are_named() {
     for (name, least) in [
         ("DIPOLE_MAX_ENDPOINTS", "0"),
         ("DIPOLE_MAX_PEERS", "16384"),
+        ("DIPOLE_BUSY_POLL", "2"),
         ("DIPOLE_POOL_BYTES", "1000"),
         ("DIPOLE_FRAMES", "15"),
         ("DIPOLE_PEER_TIMEOUT_MS", "0"),

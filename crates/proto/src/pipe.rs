@@ -9,7 +9,7 @@
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 
-use crate::channel::{Begun, Channel, MessagePiece, Notice, Placed};
+use crate::channel::{Begun, Channel, MessagePiece, Notice, Placed, Tell};
 use crate::error::{BeginError, Misbehaved};
 use crate::event::{EdgeId, Event, PeerId};
 use crate::shared::Shared;
@@ -307,6 +307,29 @@ impl Pipe {
             Placed::Held | Placed::Discarded => Ok(None),
             Placed::Violation => Err(Misbehaved("more than it was granted")),
         }
+    }
+
+    /// The same for a message that its reader, an endpoint, has at once: it is consumed. `None`
+    /// if it is not for that endpoint, or not what nearly all are; then nothing has changed.
+    #[inline]
+    pub(crate) fn on_message_read(
+        &mut self,
+        number: u32,
+        length: usize,
+        reader: u32,
+        now: Instant,
+        shared: &mut Shared,
+    ) -> Option<(Delivery, bool)> {
+        let inbound = self.inbound.get_mut(number as usize)?.as_mut()?;
+        let (edge, key) = (inbound.edge, inbound.key);
+        if key.target != reader {
+            return None;
+        }
+        let total = length as u64;
+        let tell = (self.channel).take_read(edge, inbound.arrived, total, now, shared)?;
+        inbound.arrived += 1;
+        let tells = tell != Tell::Nothing || self.channel.has_notice();
+        Some((Delivery { edge, key }, tells))
     }
 
     /// Any record but a message. `payload` are the words of a control record; of a piece or

@@ -19,8 +19,10 @@
 
 mod model;
 
+use std::sync::atomic::Ordering;
+
 use model::fair::Stall;
-use model::pipes::{Call, Exchange, charge};
+use model::pipes::{Call, Exchange, READ_AT_ONCE, charge};
 use model::scenario::{Scenario, Thread};
 use model::{run, run_pipes};
 
@@ -278,6 +280,10 @@ fn through_rings_of_one_record_whole_and_long_messages_arrive_in_order() {
         let name = format!("rings of {slots}, a long message among others, both ways, {announced}");
         run_pipes(&name, exchange).assert_sound();
     }
+    assert!(
+        READ_AT_ONCE.load(Ordering::Relaxed) > 100,
+        "both ways to read are compared"
+    );
 }
 
 #[test]

@@ -449,6 +449,25 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         replacement: "let may_go = is_next;",
     },
     Mutant {
+        name: "read-past-inbox",
+        effect: "a message is handed to its reader before others that wait to be read",
+        file: "crates/node/src/engine/shared_memory.rs",
+        suite: Suite::Simulator,
+        snippet: "if !state.inbox.is_empty() {
+        return None;",
+        replacement: "if state.inbox.len() > 1000 {
+        return None;",
+    },
+    Mutant {
+        name: "read-at-once-unconsumed",
+        effect: "the room of a message that its reader has at once is never granted again",
+        file: "crates/proto/src/channel/incoming.rs",
+        suite: Suite::Protocol("model_check"),
+        snippet: "self.charged += charge;
+        self.consumed += charge;",
+        replacement: "self.charged += charge;",
+    },
+    Mutant {
         name: "announced-beside-offer",
         effect: "a long message comes in pieces while an earlier one's may be asked for",
         file: "crates/node/src/engine/shared_memory/long.rs",

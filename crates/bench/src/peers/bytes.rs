@@ -12,6 +12,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 
 use super::super::channel::{Channel, Manner};
+use super::buffer::Buffer;
 use super::not_now;
 
 /// Messages that leave by one call where they may.
@@ -29,7 +30,7 @@ pub(crate) struct Bytes<S> {
     gathered_messages: usize,
     /// How much of what is on offer (gathered or one message) has left.
     left_bytes: usize,
-    buffer: Vec<u8>,
+    buffer: Buffer,
     /// Where unread bytes begin and end in `buffer`.
     begin: usize,
     end: usize,
@@ -45,7 +46,7 @@ impl<S: Read + Write> Bytes<S> {
             gathered: Vec::with_capacity(GATHER_BYTES),
             gathered_messages: 0,
             left_bytes: 0,
-            buffer: vec![0; GATHER_BYTES],
+            buffer: Buffer::new(GATHER_BYTES),
             begin: 0,
             end: 0,
         }
@@ -84,7 +85,7 @@ impl<S: Read + Write> Bytes<S> {
             self.begin = 0;
         }
         if self.begin == 0 && self.buffer.len() != wanted && self.end <= wanted {
-            self.buffer.resize(wanted, 0);
+            self.buffer.resize(wanted);
         }
     }
 }

@@ -6,6 +6,7 @@
 //! checked alike by the same workload code, and each used as well as its
 //! interface allows (batches, segmentation, `TCP_NODELAY`, large buffers).
 
+mod buffer;
 pub(crate) mod bytes;
 pub(crate) mod datagrams;
 pub(crate) mod frames;

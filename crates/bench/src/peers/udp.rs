@@ -12,11 +12,12 @@ use std::io;
 use super::super::channel::{Channel, Manner, broken};
 use super::super::control::{Job, Kind};
 use super::Meet;
+use super::buffer::Buffer;
 use super::datagrams::Datagrams;
 
 pub(crate) struct Udp {
     datagrams: Datagrams,
-    buffer: Vec<u8>,
+    buffer: Buffer,
 }
 
 impl Udp {
@@ -27,7 +28,7 @@ impl Udp {
         datagrams.connect(job.other, meet)?;
         Ok(Self {
             datagrams,
-            buffer: vec![0; work.size_bytes.max(64)],
+            buffer: Buffer::new(work.size_bytes.max(64)),
         })
     }
 }

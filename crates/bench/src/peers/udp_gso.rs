@@ -16,6 +16,7 @@ use nix::sys::socket::{setsockopt, sockopt};
 use super::super::channel::{Channel, Manner, broken};
 use super::super::control::Job;
 use super::Meet;
+use super::buffer::Buffer;
 use super::datagrams::Datagrams;
 
 /// UDP payload of a packet on an Ethernet of MTU 1500.
@@ -33,7 +34,7 @@ pub(crate) struct UdpGso {
     gathered: Vec<u8>,
     /// How much of the long message on offer has left.
     left_bytes: usize,
-    buffer: Vec<u8>,
+    buffer: Buffer,
     /// Where unread messages begin and end in `buffer`.
     begin: usize,
     end: usize,
@@ -61,7 +62,7 @@ impl UdpGso {
             train_bytes,
             gathered: Vec::with_capacity(train_bytes),
             left_bytes: 0,
-            buffer: vec![0; size_bytes + TRAIN_BYTES],
+            buffer: Buffer::new(size_bytes + TRAIN_BYTES),
             begin: 0,
             end: 0,
         })

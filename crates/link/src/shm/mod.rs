@@ -602,7 +602,12 @@ impl Hub {
                 }
             }
         }
-        if open.into.is_awaited() && Self::ring_at(conn) {
+        // Whoever has taken something goes on at once; the next look has time for a fence.
+        let awaited = match taken {
+            0 => open.into.is_awaited(),
+            _ => open.into.seems_awaited(),
+        };
+        if awaited && Self::ring_at(conn) {
             self.stats.bells += 1;
         }
         (taken, false)

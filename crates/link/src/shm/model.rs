@@ -255,10 +255,14 @@ fn who_sleeps_for_records_is_woken() {
     });
 }
 
-/// What a consumer does before it looks whether it can sleep, as `Hub` does.
-fn tell(consumer: &mut Consumer<Model>, testbed: &Testbed, waking: &mut Waking) {
+/// What a consumer does at the end of a look that took something or nothing, as `Hub` does.
+fn tell(consumer: &mut Consumer<Model>, took: bool, testbed: &Testbed, waking: &mut Waking) {
     consumer.tell();
-    if consumer.is_awaited() {
+    let awaited = match took {
+        true => consumer.seems_awaited(),
+        false => consumer.is_awaited(),
+    };
+    if awaited {
         testbed.ring(waking);
     }
 }
@@ -274,10 +278,12 @@ fn who_sleeps_for_room_is_woken() {
                 let mut waking = Waking::default();
                 for number in 0..2 {
                     while !take(&mut consumer, number, 8) {
+                        tell(&mut consumer, false, &testbed, &mut waking);
                         loom::thread::yield_now();
                     }
-                    tell(&mut consumer, &testbed, &mut waking);
+                    tell(&mut consumer, true, &testbed, &mut waking);
                 }
+                tell(&mut consumer, false, &testbed, &mut waking);
             })
         };
         let mut sleep = Sleep::default();
@@ -301,12 +307,14 @@ fn who_sleeps_until_everything_was_read_is_woken() {
             let testbed = Arc::clone(&testbed);
             loom::thread::spawn(move || {
                 let mut waking = Waking::default();
-                let mut next = 0;
-                while next < 2 {
+                let (mut next, mut took) = (0, true);
+                while next < 2 || took {
+                    let before = next;
                     while take(&mut consumer, next, 8) {
                         next += 1;
                     }
-                    tell(&mut consumer, &testbed, &mut waking);
+                    took = next > before;
+                    tell(&mut consumer, took, &testbed, &mut waking);
                     loom::thread::yield_now();
                 }
             })

@@ -485,6 +485,15 @@ impl<M: Memory> Consumer<M> {
         }
     }
 
+    /// True if the producer is seen to wait for what was told. One that begins to wait just now
+    /// may be missed: [`is_awaited`](Self::is_awaited) must follow before this side sleeps.
+    #[inline]
+    pub(super) fn seems_awaited(&mut self) -> bool {
+        let awaited = self.memory.wish().load(Ordering::Relaxed) != 0;
+        self.news &= !awaited;
+        awaited
+    }
+
     /// True if the producer waits for what was told since the last call.
     #[inline]
     pub(super) fn is_awaited(&mut self) -> bool {

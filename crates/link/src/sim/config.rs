@@ -53,6 +53,9 @@ pub struct NetworkConfig {
     pub switch_queue_bytes: u64,
     /// Frames that wait in one socket before the system drops.
     pub receive_queue_frames: usize,
+    /// Probability that a small frame comes out of its socket in one piece with the one before
+    /// it, where a kernel may join them: from one sender, of one length but for a shorter last.
+    pub join: f64,
     /// The path between addresses that [`paths`](Self::paths) does not name.
     pub path: PathConfig,
     /// Paths by sender and receiver.
@@ -73,6 +76,7 @@ impl Default for NetworkConfig {
             transmit_queue_bytes: 1 << 20,
             switch_queue_bytes: 1 << 20,
             receive_queue_frames: 1024,
+            join: 0.0,
             path: PathConfig {
                 latency_ns: 5_000,
                 corrupt_bits: 3,

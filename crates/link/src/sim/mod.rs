@@ -6,7 +6,7 @@
 //! and the latest time given counts for the whole network.
 
 mod config;
-mod hub;
+mod memory;
 mod state;
 
 use std::fmt;
@@ -15,7 +15,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use config::{Bursts, NetworkConfig, PathConfig};
-pub use hub::{SharedMemory, SharedMemoryConfig, SimHub};
+pub use memory::{SharedMemory, SharedMemoryConfig, SimHub};
 use state::{Frame, State};
 
 use crate::{Caps, Class, Incoming, Link, Outgoing};
@@ -74,6 +74,8 @@ pub struct NetworkStats {
     pub reordered: u64,
     /// Frames damaged.
     pub corrupted: u64,
+    /// Frames that came out in one piece with another.
+    pub joined: u64,
     dropped: [u64; DropReason::ALL.len()],
 }
 
@@ -242,7 +244,6 @@ impl Link for Port {
             max_frame_bytes: state.config.max_frame_bytes,
             receive_frames: state.config.receive_queue_frames,
             looks_per_call: 1,
-            // Nothing is joined here, but messages of a few packets shall take the small port.
             small_run_frames: 4,
         }
     }

@@ -16,6 +16,9 @@ const SPARE_BUFFERS: usize = 4096;
 /// Frames that one poll hands out at most.
 const POLL_FRAMES: usize = 64;
 
+/// Bytes of frames that come out in one piece, about.
+const MAX_JOINED_BYTES: usize = 9000;
+
 /// A frame under way or waiting to be polled.
 #[derive(Debug)]
 pub(super) struct Frame {
@@ -322,8 +325,28 @@ impl State {
             return;
         };
         let count = socket.queue.len().min(POLL_FRAMES);
-        into.extend(socket.queue.drain(..count).map(|frame| (class, frame)));
         self.stats.delivered += count as u64;
+        let first = into.len();
+        // Length of the frames in the last piece, and whether one more may follow.
+        let (mut length, mut is_open) = (0, false);
+        for frame in socket.queue.drain(..count) {
+            let bytes = frame.bytes.len();
+            if class == Class::Small
+                && is_open
+                && bytes <= length
+                && let Some((_, piece)) = into[first..].last_mut()
+                && piece.from == frame.from
+                && happens(&mut self.dice, self.config.join)
+            {
+                piece.bytes.extend_from_slice(&frame.bytes);
+                is_open = bytes == length && piece.bytes.len() < MAX_JOINED_BYTES;
+                self.stats.joined += 1;
+                self.spare.push(frame.bytes);
+            } else {
+                (length, is_open) = (bytes, true);
+                into.push((class, frame));
+            }
+        }
     }
 
     pub(super) fn waiting(&self, address: SocketAddr) -> usize {

@@ -78,6 +78,11 @@ impl Piece {
         iov_base: std::ptr::null_mut(),
         iov_len: 0,
     });
+
+    /// True if these bytes lie right behind its own: one piece does for both.
+    pub(super) fn is_followed_by(&self, bytes: &[u8]) -> bool {
+        self.0.iov_base.addr() + self.0.iov_len == bytes.as_ptr().addr()
+    }
 }
 
 /// Space for the control messages of one message, aligned as `cmsghdr` wants.

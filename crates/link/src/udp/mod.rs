@@ -22,6 +22,7 @@ use rustix::net::sockopt;
 
 pub use open::{MAX_FRAME_BYTES, OpenError, longest_frame_bytes};
 
+use crate::busy_poll::BusyPolling;
 use crate::{Caps, Class, Incoming, Link, Outgoing, sys};
 use receive::Receiver;
 use routes::Routes;
@@ -58,19 +59,23 @@ pub struct UdpOptions {
     pub buffer_bytes: usize,
     /// Whether runs may travel as one message through the kernel (GSO, GRO).
     pub segmentation: bool,
+    /// Whether looks at the sockets that find nothing poll the interface's receive queue. Runs
+    /// then arrive as single frames.
+    pub busy_poll: bool,
     /// Whether runs of small frames do so, too. They are handed out as they arrive, joined:
     /// only for who knows the frames' lengths.
     pub join_small: bool,
 }
 
 impl Default for UdpOptions {
-    /// Any ports, 4 MiB, segmentation of bulk where the kernel has it.
+    /// Any ports, 4 MiB, segmentation of bulk where the kernel has it, packets by interrupts.
     fn default() -> Self {
         UdpOptions {
             small_port: 0,
             bulk_port: 0,
             buffer_bytes: 4 << 20,
             segmentation: true,
+            busy_poll: false,
             join_small: false,
         }
     }
@@ -110,6 +115,7 @@ pub struct Udp {
     /// Cleared for good when the kernel or the interface cannot cut messages.
     gso: bool,
     join_small: bool,
+    busy_polling: BusyPolling,
     sender: Sender,
     small_receiver: Receiver,
     bulk_receiver: Receiver,
@@ -145,8 +151,18 @@ impl Udp {
         let join = |socket: BorrowedFd<'_>| {
             sys::set_option(socket, libc::SOL_UDP, libc::UDP_GRO, 1_i32).is_ok()
         };
-        let gro = options.segmentation && join(bulk.socket.as_fd());
+        // While a process polls and interrupts are put off, the kernel holds back what it could
+        // join for up to a tick of its clock (4 ms).
+        let may_join = options.segmentation && !options.busy_poll;
+        let gro = may_join && join(bulk.socket.as_fd());
         let join_small = gro && options.join_small && join(small.socket.as_fd());
+        let busy_polling = match options.busy_poll {
+            true => {
+                let _as_the_other = BusyPolling::start(bulk.socket.as_fd());
+                BusyPolling::start(small.socket.as_fd())
+            }
+            false => BusyPolling::Off,
+        };
         let max_frame_bytes = open::frame_bytes(mtu_bytes, ip);
         let caps = Caps {
             max_frame_bytes,
@@ -164,6 +180,7 @@ impl Udp {
             caps,
             gso: options.segmentation,
             join_small,
+            busy_polling,
             sender: Sender::new(),
             small_receiver: match join_small {
                 true => Receiver::new(JOINED_SLOTS, JOINED_SLOT_BYTES, false),
@@ -190,6 +207,12 @@ impl Udp {
     #[must_use]
     pub fn uses_segmentation(&self) -> bool {
         self.gso
+    }
+
+    /// What became of [`UdpOptions::busy_poll`].
+    #[must_use]
+    pub fn busy_polling(&self) -> &BusyPolling {
+        &self.busy_polling
     }
 
     /// Why a frame is lost at once: the counter that tells.

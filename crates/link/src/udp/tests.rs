@@ -55,6 +55,19 @@ fn a_foreign_address_and_a_taken_port_are_told_apart() {
 }
 
 #[test]
+fn who_polls_lets_the_kernel_join_nothing() {
+    let options = UdpOptions {
+        busy_poll: true,
+        join_small: true,
+        ..UdpOptions::default()
+    };
+    let link = Udp::bind(LOOPBACK, &options).unwrap();
+    assert!(!matches!(link.busy_polling(), BusyPolling::Off));
+    assert_eq!(link.caps().small_run_frames, 1);
+    assert!(matches!(open().busy_polling(), BusyPolling::Off));
+}
+
+#[test]
 fn any_address_of_the_loopback_network_has_its_long_frames() {
     let link = Udp::bind(IpAddr::from([127, 9, 8, 7]), &UdpOptions::default()).unwrap();
     assert_eq!(link.caps().max_frame_bytes, MAX_FRAME_BYTES);
@@ -74,6 +87,31 @@ fn a_run_leaves_and_arrives_as_one_message() {
         assert_eq!(b.stats().gro_batches, 1);
     }
     assert_eq!((a.stats().sent_frames, b.stats().received_frames), (6, 6));
+}
+
+#[test]
+fn frames_that_lie_one_behind_the_other_arrive_like_others() {
+    let (mut a, mut b) = (open(), open());
+    let to = b.local(Class::Bulk);
+    let bytes: Vec<u8> = (0..250).cycle().take(5000).collect();
+    // A gap, a frame of two parts, and one that lies before the others.
+    let places = [
+        (1000..2000, 2000..2000),
+        (2000..3000, 3000..3000),
+        (3500..4000, 4000..4500),
+        (4500..4700, 4800..5000),
+        (0..1000, 1000..1000),
+    ];
+    let frames = places.clone().map(|(head, payload)| Outgoing {
+        payload: &bytes[payload],
+        ..bulk(to, &bytes[head])
+    });
+    assert_eq!(a.send(0, &frames).unwrap(), 5);
+    assert_eq!(b.poll(0, Class::Bulk).unwrap(), 5);
+    for (index, (head, payload)) in places.into_iter().enumerate() {
+        let frame = b.frame(index).bytes;
+        assert_eq!(frame, [&bytes[head], &bytes[payload]].concat());
+    }
 }
 
 #[test]

@@ -2,8 +2,10 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
+use dipole_link::busy_poll::{BusyPolling, receive_queue};
 use rustix::net::sockopt;
 
 use super::messages::{Answer, Presence, ProbeLength, QUESTION_BYTES, Question};
@@ -78,6 +80,27 @@ impl Prober {
             SocketAddr::V6(_) => sockopt::ipv6_mtu(&self.socket)?,
         };
         usize::try_from(mtu).map_err(io::Error::other)
+    }
+
+    /// The number of the receive queue by which the last answer came, if a process can poll it.
+    #[must_use]
+    pub fn receive_queue(&self) -> Option<u32> {
+        receive_queue(self.socket.as_fd())
+    }
+
+    /// From now on waits for answers without sleeping; with `polls` each look polls the receive
+    /// queue.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn spin(&self, polls: bool) -> io::Result<()> {
+        self.socket.set_nonblocking(true)?;
+        if !polls {
+            BusyPolling::stop(self.socket.as_fd());
+        } else if let BusyPolling::Refused(cause) = BusyPolling::start(self.socket.as_fd()) {
+            return Err(cause);
+        }
+        Ok(())
     }
 
     /// Asks where an endpoint of the node is, once.

@@ -4,7 +4,11 @@
 //! [`Device`] in place of descriptors in the kernel. No time-out ends a sleep here, so
 //! a lost wake-up is a deadlock, which loom reports.
 
-#![allow(dead_code, reason = "the model does not use all that the engine does")]
+#![allow(
+    dead_code,
+    unreachable_pub,
+    reason = "the model does not use all that the engine does"
+)]
 
 #[expect(
     clippy::duplicate_mod,
@@ -30,6 +34,12 @@ mod stepper;
 )]
 #[path = "waiters.rs"]
 mod waiters;
+#[expect(
+    clippy::duplicate_mod,
+    reason = "the same code against other primitives"
+)]
+#[path = "want.rs"]
+mod want;
 
 use std::collections::VecDeque;
 use std::io;

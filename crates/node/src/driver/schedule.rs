@@ -14,6 +14,7 @@ use super::sync::{
     AtomicBool, AtomicUsize, Clock, Mutex, MutexGuard, Reading, Sleeper, Waker, yield_core,
 };
 use super::waiters::{WaiterId, Waiters, wait_parked};
+use super::want::{Attempt, Polled, Want};
 use crate::clock::nanoseconds;
 use crate::driver::ready::WaitKey;
 
@@ -250,8 +251,20 @@ impl<S: Stepper> Driver<S> {
         until: Until,
         keys: &[WaitKey],
         what: &dyn Fn(&S) -> String,
-        mut attempt: impl FnMut(&mut S, Instant) -> Option<R>,
+        attempt: impl FnMut(&mut S, Instant) -> Option<R>,
     ) -> Result<R, WaitError> {
+        self.wait_for(until, keys, what, Attempt(attempt))
+    }
+
+    /// The same for what shared memory may hand over.
+    #[inline]
+    pub(crate) fn wait_for<W: Want<S>>(
+        &self,
+        until: Until,
+        keys: &[WaitKey],
+        what: &dyn Fn(&S) -> String,
+        mut want: W,
+    ) -> Result<W::Got, WaitError> {
         let mut state = self.lock();
         state.calls = state.calls.wrapping_add(1);
         state.unstepped += 1;
@@ -261,9 +274,13 @@ impl<S: Stepper> Driver<S> {
         }
         let last = state.last;
         state.stepper.flush_deferred();
-        let mut result = attempt(&mut state.stepper, last);
-        if result.is_none() && state.stepper.poll_memory() {
-            result = attempt(&mut state.stepper, last);
+        let mut result = want.attempt(&mut state.stepper, last);
+        if result.is_none() {
+            result = match want.poll_memory(&mut state.stepper) {
+                Polled::Got(got) => Some(got),
+                Polled::Came => want.attempt(&mut state.stepper, last),
+                Polled::Nothing => None,
+            };
         }
         // Also if what came was not for us: credit of a writer who sits in `poll`.
         self.publish(&mut state, last);
@@ -277,7 +294,7 @@ impl<S: Stepper> Driver<S> {
         }
         let mut waiter = None;
         let wait = Wait { until, keys, what };
-        let (mut state, now, result) = self.wait_on(state, now, &wait, &mut waiter, attempt);
+        let (mut state, now, result) = self.wait_on(state, now, &wait, &mut waiter, want);
         if let Some(id) = waiter {
             state.waiters.leave(id);
             let recording = !state.waiters.is_empty();
@@ -304,14 +321,14 @@ impl<S: Stepper> Driver<S> {
     }
 
     /// The wait itself; the state comes back locked.
-    fn wait_on<'a, R>(
+    fn wait_on<'a, W: Want<S>>(
         &'a self,
         mut state: MutexGuard<'a, State<S>>,
         mut now: Instant,
         wait: &Wait<'_, S>,
         waiter: &mut Option<WaiterId>,
-        mut attempt: impl FnMut(&mut S, Instant) -> Option<R>,
-    ) -> (MutexGuard<'a, State<S>>, Instant, Result<R, WaitError>) {
+        mut want: W,
+    ) -> (MutexGuard<'a, State<S>>, Instant, Result<W::Got, WaitError>) {
         let begun = now;
         let full_spin_ns = match wait.until {
             Until::Now => 0,
@@ -326,17 +343,24 @@ impl<S: Stepper> Driver<S> {
             };
             let spinning = now.since(begun) < spin_ns;
             let looked = match spinning {
-                true => self.look(&mut state, &mut now, turns),
+                true => self.look(&mut state, &mut now, &mut want, turns),
                 // What woke us comes first; the rest is looked at before the next sleep.
-                false if state.stepper.poll_memory() => Ok(true),
-                false => state.stepper.step(now, wait.until != Until::Now),
+                false => match want.poll_memory(&mut state.stepper) {
+                    Polled::Nothing => {
+                        let everywhere = wait.until != Until::Now;
+                        state.stepper.step(now, everywhere).map(|_| None)
+                    }
+                    Polled::Came => Ok(None),
+                    Polled::Got(got) => Ok(Some(got)),
+                },
             };
-            if let Err(cause) = looked {
-                return (state, now, Err(WaitError::Broken(cause)));
-            }
+            let got = match looked {
+                Ok(got) => got,
+                Err(cause) => return (state, now, Err(WaitError::Broken(cause))),
+            };
             state.last = now;
             self.tick_if_due(&mut state, now);
-            let result = attempt(&mut state.stepper, now);
+            let result = got.or_else(|| want.attempt(&mut state.stepper, now));
             self.publish(&mut state, now);
             if let Some(result) = result {
                 return (state, now, Ok(result));
@@ -374,25 +398,35 @@ impl<S: Stepper> Driver<S> {
 
     /// One turn of a spinning waiter: where the last came from first.
     #[inline]
-    fn look(&self, state: &mut State<S>, now: &mut Instant, turns: u32) -> io::Result<bool> {
+    fn look<W: Want<S>>(
+        &self,
+        state: &mut State<S>,
+        now: &mut Instant,
+        want: &mut W,
+        turns: u32,
+    ) -> io::Result<Option<W::Got>> {
         let State { stepper, found, .. } = state;
         if stepper.expects_memory() {
             for _ in 0..MEMORY_LOOKS {
-                if stepper.poll_memory() {
-                    return Ok(true);
+                match want.poll_memory(stepper) {
+                    Polled::Nothing => {}
+                    Polled::Came => return Ok(None),
+                    Polled::Got(got) => return Ok(Some(got)),
                 }
             }
             if !turns.is_multiple_of(MEMORY_TURNS) {
-                return Ok(false);
+                return Ok(None);
             }
         } else if stepper.look(*now, LOOKS)? && *found < MAX_FOUND {
             // What somebody waits for is handed over first.
             *found += 1;
-            return stepper.take_found(*now);
+            stepper.take_found(*now)?;
+            return Ok(None);
         }
         *found = 0;
         *now = self.clock.now();
-        stepper.step(*now, false)
+        stepper.step(*now, false)?;
+        Ok(None)
     }
 
     /// Between two turns of a spinning waiter.

@@ -23,8 +23,9 @@ use super::Blocked;
 use super::core::Core;
 use super::dispatch::Arrival;
 use super::packer::blocked;
+use crate::Message;
 use crate::address::{Address, EndpointId, NodeId};
-use crate::driver::WaitKey;
+use crate::driver::{Polled, WaitKey};
 use crate::inbox::{Charge, Origin};
 pub(crate) use long::LongId;
 pub(super) use long::LongNews;
@@ -336,12 +337,19 @@ impl SharedMemory {
 
     // ---- arriving records ------------------------------------------------------------
 
-    /// Takes what has come; true if anything did.
+    /// Takes what has come. `reader` is an endpoint at which somebody waits: a message for it
+    /// that comes first is handed over at once.
     #[inline]
-    pub(super) fn poll(&mut self, now: Instant, core: &mut Core) -> bool {
+    pub(super) fn poll(
+        &mut self,
+        now: Instant,
+        core: &mut Core,
+        reader: Option<u32>,
+    ) -> Polled<Message> {
         let connections = &mut self.connections;
         let node = NodeId(self.own.node);
         let mut broken = None;
+        let mut handed = None;
         let taken = self.hub.poll(POLL_LIMIT, &mut |id, word, payload| {
             let Some(found) = find_mut(connections, id) else {
                 return;
@@ -351,7 +359,16 @@ impl SharedMemory {
             };
             let done = match PipeTag::from_word(word) {
                 Ok(tag) if tag.kind == PipeKind::Message => {
-                    on_message(core, now, (peer, node), tag.number, &payload)
+                    let from = (peer, node);
+                    if handed.is_none()
+                        && let Some(reader) = reader
+                    {
+                        handed = hand_over(core, now, from, (tag.number, reader), &payload);
+                        if handed.is_some() {
+                            return;
+                        }
+                    }
+                    on_message(core, now, from, tag.number, &payload)
                 }
                 Ok(tag) => {
                     found.said_bye |= tag.kind == PipeKind::Bye;
@@ -363,8 +380,8 @@ impl SharedMemory {
                 broken = Some((id, why));
             }
         });
-        if taken == 0 && self.is_idle(core) {
-            return false;
+        if self.is_idle(core) && self.to_wake.is_empty() && broken.is_none() {
+            return polled(taken > 0, handed);
         }
         if let Some((id, why)) = broken {
             tracing::warn!("a process of this node is cut off: {why}");
@@ -376,7 +393,7 @@ impl SharedMemory {
             self.push_records(&mut core.machine);
         }
         self.wake_peers();
-        taken > 0
+        polled(taken > 0, handed)
     }
 
     #[inline]
@@ -574,6 +591,38 @@ impl SharedMemory {
 fn find_mut(connections: &mut [Option<Connection>], id: ConnId) -> Option<&mut Connection> {
     let found = connections.get_mut(id.index())?.as_mut()?;
     (found.id == id).then_some(found)
+}
+
+#[inline]
+fn polled(came: bool, handed: Option<Message>) -> Polled<Message> {
+    match handed {
+        Some(message) => Polled::Got(message),
+        None if came => Polled::Came,
+        None => Polled::Nothing,
+    }
+}
+
+/// A whole message for an endpoint whose reader waits, if nothing waits to be read before it.
+#[inline]
+fn hand_over(
+    core: &mut Core,
+    now: Instant,
+    (peer, node): (PeerId, NodeId),
+    (number, reader): (u32, u32),
+    payload: &Payload<'_>,
+) -> Option<Message> {
+    let state = core.dispatch.endpoints.get_mut(reader)?;
+    if !state.inbox.is_empty() {
+        return None;
+    }
+    let machine = &mut core.machine;
+    let delivery = machine.on_pipe_message_read(now, peer, number, payload.len(), reader)?;
+    let source = Address {
+        node,
+        endpoint: EndpointId(delivery.key.source),
+    };
+    let place = |place: &mut [u8]| payload.copy_to(place);
+    Some((state.inbox).message(Origin { source, peer }, payload.len(), place))
 }
 
 /// A whole message: straight into its inbox where it is next in order.

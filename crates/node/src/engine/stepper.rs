@@ -34,7 +34,7 @@ impl Stepper for Engine {
 
     #[inline]
     fn poll_memory(&mut self) -> bool {
-        Engine::poll_memory(self)
+        Engine::poll_memory(self, None).came()
     }
 
     #[inline]

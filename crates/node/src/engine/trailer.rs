@@ -1,5 +1,6 @@
 //! What closes packets: made when they leave, checked when they come. Spec §2.5, §2.6.
 
+use dipole_link::crc32c::crc32c;
 use dipole_proto::wire::{CRC_BYTES, PROOF_BYTES};
 use dipole_proto::{Addressed, Seal, SessionKey};
 
@@ -78,19 +79,12 @@ pub(super) fn session_key(key: &ClusterKey) -> SessionKey {
 
 #[inline]
 fn put_checksum(frame: &mut [u8], end: usize, mask: u32) {
-    let sum = checksum(&frame[..end]) ^ mask;
+    let sum = crc32c(&frame[..end]) ^ mask;
     frame[end..end + CRC_BYTES].copy_from_slice(&sum.to_le_bytes());
 }
 
 #[inline]
 fn checksum_is_right(frame: &[u8], end: usize, mask: u32) -> bool {
     let carried = frame.get(end..end + CRC_BYTES);
-    carried.is_some_and(|carried| carried == (checksum(&frame[..end]) ^ mask).to_le_bytes())
-}
-
-/// CRC32C, as the trailer carries it. Spec §2.5.
-#[inline]
-fn checksum(bytes: &[u8]) -> u32 {
-    let crc = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, bytes);
-    u32::try_from(crc).expect("a 32-bit checksum")
+    carried.is_some_and(|carried| carried == (crc32c(&frame[..end]) ^ mask).to_le_bytes())
 }

@@ -2,13 +2,14 @@
 
 use dipole_bpf::grant::GrantError;
 use dipole_bpf::{Bpf, BpfError, BpfOptions, FastPath, RxMode, TxMode, has_capabilities};
+use dipole_link::busy_poll::BusyPolling;
 use dipole_link::fault::Fault;
 use dipole_link::udp::{Udp, UdpOptions};
 use dipole_link::{Capture, Class, Link, Multihomed};
 
 use super::AnyLink;
 use crate::clock::Clock;
-use crate::config::{Config, Links};
+use crate::config::{Config, Links, variables};
 use crate::error::OpenError;
 use crate::hosts::MAX_INTERFACES;
 
@@ -17,6 +18,7 @@ use crate::hosts::MAX_INTERFACES;
 pub(crate) fn open_link(config: &Config, clock: Clock) -> Result<AnyLink, OpenError> {
     let options = UdpOptions {
         join_small: true,
+        busy_poll: config.busy_poll,
         ..UdpOptions::default()
     };
     let failed = |cause: dipole_link::udp::OpenError| OpenError::Link {
@@ -24,7 +26,8 @@ pub(crate) fn open_link(config: &Config, clock: Clock) -> Result<AnyLink, OpenEr
         cause: cause.to_string(),
     };
     let mut refused: Option<BpfError> = None;
-    let mut with_fast_path = |udp| {
+    let mut with_fast_path = |udp: Udp| {
+        tell_of_polling(&udp);
         let (link, cause) = add_fast_path(udp, config);
         refused = refused.take().or(cause);
         link
@@ -62,6 +65,22 @@ pub(crate) fn open_link(config: &Config, clock: Clock) -> Result<AnyLink, OpenEr
         link = AnyLink::Fault(Box::new(Fault::new(link, plan.clone())));
     }
     Ok(link)
+}
+
+/// Logs what a process may not expect who asked for busy polling.
+fn tell_of_polling(udp: &Udp) {
+    let at = udp.local(Class::Small).ip();
+    match udp.busy_polling() {
+        BusyPolling::Off | BusyPolling::Preferred => {}
+        BusyPolling::BesideInterrupts => tracing::info!(
+            "the receive queue of {at} is polled, interrupts come as well: keeping them off needs \
+             CAP_NET_ADMIN and Linux 5.11"
+        ),
+        BusyPolling::Refused(cause) => tracing::warn!(
+            "{} has no effect at {at}, packets come by interrupts: the kernel refuses: {cause}",
+            variables::BUSY_POLL
+        ),
+    }
 }
 
 /// Opens the fast path for an interface's small packets if the configuration wants it and it can

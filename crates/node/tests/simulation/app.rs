@@ -2,8 +2,8 @@
 
 use dipole_link::Class;
 use dipole_link::shm::{ConnId, ShmError};
-use dipole_node::engine::{Blocked, Destination, LongSend};
-use dipole_node::{Departure, GoneReason};
+use dipole_node::engine::{Blocked, Destination, LongSend, Polled};
+use dipole_node::{Departure, GoneReason, Message};
 use dipole_proto::{EdgeId, Instant, PeerId};
 use rand::Rng;
 
@@ -287,6 +287,37 @@ impl World {
         let Some(message) = process.engine.take(Instant(self.now_ns), endpoint) else {
             return Ok(false);
         };
+        self.note_read(index, endpoint, process, &message)?;
+        Ok(true)
+    }
+
+    /// A reader that waits at one of the endpoints looks at shared memory: it may have what
+    /// comes at once.
+    pub fn read_at_once(&mut self, index: usize, process: &mut Process) -> Result<(), String> {
+        let inlets = &self.nodes[index].inlets;
+        if inlets.is_empty() {
+            return Ok(());
+        }
+        let turn = usize::try_from(self.turns).unwrap_or(usize::MAX);
+        let inlet = &inlets[turn % inlets.len()];
+        if !inlet.is_open || !matches!(inlet.plan.reader, Reader::Eager) {
+            return Ok(());
+        }
+        let endpoint = inlet.plan.id;
+        while let Polled::Got(message) = process.engine.poll_memory(Some(endpoint)) {
+            self.totals.read_at_once += 1;
+            self.note_read(index, endpoint, process, &message)?;
+        }
+        Ok(())
+    }
+
+    fn note_read(
+        &mut self,
+        index: usize,
+        endpoint: u32,
+        process: &Process,
+        message: &Message,
+    ) -> Result<(), String> {
         let source = message.source();
         let from = self
             .scenario
@@ -298,7 +329,7 @@ impl World {
         };
         let tag = self
             .ledger
-            .received(at, endpoint, from, source.endpoint.0, &message)?;
+            .received(at, endpoint, from, source.endpoint.0, message)?;
         if tag.unreliable {
             self.totals.unreliable_read += 1;
         } else {
@@ -318,7 +349,7 @@ impl World {
                 bytes: message.len(),
             },
         );
-        Ok(true)
+        Ok(())
     }
 
     /// Lets the flows of a node send what they can.

@@ -72,7 +72,14 @@ impl Scenario {
             49 => 16 + draw.node(49),
             _ => [2, 2, 2, 3, 3, 4, 5, 6][draw.node(8)],
         };
-        let network = network(&mut draw);
+        let network = NetworkConfig {
+            join: match seed % 3 {
+                0 => 0.0,
+                1 => 0.5,
+                _ => 1.0,
+            },
+            ..network(&mut draw)
+        };
         let calm_path = PathConfig {
             latency_ns: network.path.latency_ns,
             jitter_ns: network.path.jitter_ns,

@@ -21,6 +21,7 @@ pub struct Totals {
     pub virtual_ms: u64,
     pub accepted: u64,
     pub read: u64,
+    pub read_at_once: u64,
     pub bytes_read: u64,
     pub oversize: u64,
     pub unreliable_accepted: u64,
@@ -45,6 +46,7 @@ pub struct Totals {
     pub duplicated: u64,
     pub reordered: u64,
     pub corrupted: u64,
+    pub joined: u64,
     pub lost: [u64; sim::DropReason::ALL.len()],
     pub units: u64,
     pub repeats: u64,
@@ -61,6 +63,7 @@ impl Totals {
         self.duplicated += stats.duplicated;
         self.reordered += stats.reordered;
         self.corrupted += stats.corrupted;
+        self.joined += stats.joined;
         for (sum, reason) in self.lost.iter_mut().zip(sim::DropReason::ALL) {
             *sum += stats.dropped(reason);
         }
@@ -117,6 +120,7 @@ impl Totals {
             virtual_ms,
             accepted,
             read,
+            read_at_once,
             bytes_read,
             oversize,
             unreliable_accepted,
@@ -140,6 +144,7 @@ impl Totals {
             duplicated,
             reordered,
             corrupted,
+            joined,
             units,
             repeats,
             tail_repeats,

@@ -175,6 +175,20 @@ impl EdgeIn {
         self.next += count;
     }
 
+    /// True if what is given back next surely had its room in the pool.
+    #[inline]
+    pub(crate) fn is_pooled(&self) -> bool {
+        self.unpooled.is_empty()
+    }
+
+    /// Takes a message that it [expects](Self::expects) and that is read at once.
+    #[inline]
+    pub(crate) fn take_read(&mut self, charge: u64) {
+        self.charged += charge;
+        self.consumed += charge;
+        self.next += 1;
+    }
+
     fn place_ahead(
         &mut self,
         sequence: u64,

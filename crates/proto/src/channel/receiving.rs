@@ -115,6 +115,35 @@ impl Channel {
         expected
     }
 
+    /// Takes a whole message as [`take_next`](Self::take_next) does, and as
+    /// [consumed](Self::consumed): its reader has it at once. `None` if not, and nothing has
+    /// changed.
+    #[inline]
+    pub(crate) fn take_read(
+        &mut self,
+        edge: EdgeId,
+        sequence: u64,
+        total: u64,
+        now: Instant,
+        shared: &mut Shared,
+    ) -> Option<Tell> {
+        let charge = charge(total);
+        let incoming = self.incoming.get_exact(edge.index, edge.generation)?;
+        let expected = is_known_open(incoming, shared)
+            && incoming.expects(sequence, charge)
+            && incoming.is_pooled();
+        if !expected {
+            return None;
+        }
+        incoming.take_read(charge);
+        shared.stats.messages_delivered += 1;
+        shared.outstanding -= charge;
+        Some(match incoming.may_regrant() {
+            true => self.regrant(edge.index, now, shared),
+            false => Tell::Nothing,
+        })
+    }
+
     /// The edge and the charge of a run of messages, if all of them are what nearly all are.
     #[inline]
     pub(crate) fn expects_run(&self, run: &MessageRun, shared: &Shared) -> Option<(u32, u64)> {

@@ -89,6 +89,32 @@ impl Machine {
         Ok(delivery)
     }
 
+    /// Takes a whole message as [`on_pipe_message`](Self::on_pipe_message) does if `reader`, the
+    /// endpoint it is for, has it at once: it is [consumed](Self::consumed) with that. `None`,
+    /// and nothing has changed, if it is for another, or anything about it is unusual.
+    #[inline]
+    pub fn on_pipe_message_read(
+        &mut self,
+        now: Instant,
+        peer: PeerId,
+        number: u32,
+        length: usize,
+        reader: u32,
+    ) -> Option<Delivery> {
+        let Some(Peer::Pipe(pipe)) = self.peers.get_mut(peer) else {
+            return None;
+        };
+        let shared = &mut self.shared;
+        let (delivery, tells) = pipe.on_message_read(number, length, reader, now, shared)?;
+        if tells {
+            self.wake_pipe(peer);
+        }
+        if self.shared.someone_waits {
+            self.retry_oversize(now);
+        }
+        Some(delivery)
+    }
+
     /// Takes any other record of a pipe. `payload` are the bytes of a control record; a
     /// piece or an unreliable message is known by its `length`.
     ///

@@ -5,9 +5,10 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::hash::Hash;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use dipole_proto::wire::{PipeKind, PipeTag};
-use dipole_proto::{BeginError, Config, EdgeId, Event, Instant, Machine, PeerId, config};
+use dipole_proto::{BeginError, Config, Delivery, EdgeId, Event, Instant, Machine, PeerId, config};
 use siphasher::sip128::{Hasher128, SipHasher13};
 
 use super::action::Action;
@@ -19,6 +20,9 @@ const LONG_BYTES: u64 = 6;
 const PIECE_BYTES: u64 = 4;
 /// There are no timers: a moment is as good as another.
 const NOW: Instant = Instant(1 << 20);
+
+/// Messages of which it was compared what a reader who has them at once leaves.
+pub static READ_AT_ONCE: AtomicU64 = AtomicU64::new(0);
 
 /// What one application does, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -273,11 +277,13 @@ impl Pipes {
         let tag = PipeTag::from_word(record.tag).map_err(|error| format!("{error:?}"))?;
         let length = record.bytes.len();
         if tag.kind == PipeKind::Message {
+            let before = process.machine.clone();
             let delivery = process
                 .machine
                 .on_pipe_message(NOW, process.peer, tag.number, length)
                 .map_err(|why| format!("cut off: {why}"))?;
             if let Some(delivery) = delivery {
+                process.compare_reading(before, (tag.number, length), delivery)?;
                 let (source, target) = delivery.key.ends();
                 process.arrived(
                     delivery.edge,
@@ -492,6 +498,47 @@ impl Process {
         }
         *self.sent.entry(target).or_default() += 1;
         true
+    }
+
+    /// A reader who has a message at once leaves the same as one who takes it and then reads it.
+    fn compare_reading(
+        &self,
+        mut before: Machine,
+        (number, length): (u32, usize),
+        delivery: Delivery,
+    ) -> Result<(), String> {
+        let reader = delivery.key.target;
+        if before
+            .on_pipe_message_read(NOW, self.peer, number, length, reader + 1)
+            .is_some()
+        {
+            return Err("a message was read at an endpoint it is not for".into());
+        }
+        let read = before.on_pipe_message_read(NOW, self.peer, number, length, reader);
+        let Some(read) = read else {
+            return Ok(());
+        };
+        READ_AT_ONCE.fetch_add(1, Ordering::Relaxed);
+        let mut after = self.machine.clone();
+        after.consumed(NOW, delivery.edge, length as u64);
+        let [short, long] = [before, after].map(|mut machine| {
+            let mut hasher = SipHasher13::new();
+            machine.hash_shared(&mut hasher);
+            machine.hash_pipe(self.peer, &mut hasher);
+            let events: Vec<_> = core::iter::from_fn(|| machine.poll_event()).collect();
+            let ready = machine.poll_ready_pipe();
+            let counters = format!("{:?}", machine.stats());
+            (
+                hasher.finish128().as_u128(),
+                format!("{events:?}"),
+                ready,
+                counters,
+            )
+        });
+        match read == delivery && short == long {
+            true => Ok(()),
+            false => Err(format!("read at once {short:?}, taken and read {long:?}")),
+        }
     }
 
     fn read(&mut self, endpoint: u32) -> bool {

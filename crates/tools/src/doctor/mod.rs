@@ -3,9 +3,10 @@
 //!
 //! Each part reads the system in one function and judges in another, which is tested
 //! alone: [`kernel`], [`limits`], [`memory`], [`setup`], [`device`], [`pause`],
-//! [`shortcut`], [`firewall`] for this machine, [`peer`], [`paths`] and [`verdict`] for the
-//! others. Nothing is changed but what every program makes: the runtime directory.
+//! [`shortcut`], [`firewall`] for this machine, [`peer`], [`paths`], [`busy_poll`] and
+//! [`verdict`] for the others. Nothing is changed but what every program makes: the runtime directory.
 
+mod busy_poll;
 mod device;
 mod finding;
 mod firewall;
@@ -105,6 +106,7 @@ fn network(config: &Config, patience: Duration) -> Vec<Finding> {
     let own = peer::Own {
         key: config.key.as_ref(),
         address: here.map(|_| config.bind),
+        device: here.map(|device| &*device.name),
         patience,
     };
     if let Some(host) = config.hosts.get(config.node) {

@@ -11,6 +11,7 @@ use dipole_node::hosts::Host;
 use dipole_node::registry::{self, Presence, ProbeLength, Prober, Reply};
 use dipole_node::{ClusterKey, EndpointId, KeyMismatch};
 
+use super::busy_poll;
 use super::finding::Finding;
 use super::verdict::{self, Size};
 
@@ -26,6 +27,8 @@ pub(super) struct Own<'a> {
     pub(super) key: Option<&'a ClusterKey>,
     /// The address that programs bind; `None` if this machine does not have it.
     pub(super) address: Option<IpAddr>,
+    /// The device that has it.
+    pub(super) device: Option<&'a str>,
     /// How long an answer is waited for.
     pub(super) patience: Duration,
 }
@@ -114,11 +117,16 @@ fn converse(prober: &Prober, host: &Host, own: Own<'_>, source: IpAddr) -> Vec<F
         usize::from(presence.max_packet_bytes),
         patience,
     );
-    vec![
+    // Last, since it leaves the socket spinning.
+    let polling = own
+        .device
+        .map(|device| busy_poll::examine(prober, device, patience));
+    let findings = [
         verdict::round_trip(&times, ROUNDS),
         verdict::version(presence.version, dipole_node::registry::version(), host),
         verdict::size(&size, headers(host.address), host),
-    ]
+    ];
+    findings.into_iter().chain(polling).collect()
 }
 
 /// Bytes of IP and UDP headers.

@@ -7,6 +7,7 @@
 #![allow(missing_docs, reason = "tests")]
 
 mod beside;
+mod busy_poll;
 #[path = "../common/mod.rs"]
 mod common;
 mod crowd;

@@ -33,6 +33,7 @@ fn a_healthy_pair_is_well() {
         &["packets of 1500 bytes get through"],
     );
     assert!(report.find("round trip", "node 2").is_some());
+    report.expect("busy polling", "node 2", "good", &["not to be had"]);
 }
 
 #[test]

@@ -140,12 +140,13 @@ impl SharedMemory {
         buffers: Option<&Arc<Buffers>>,
     ) -> Result<LongId, Blocked> {
         let total = payload.len() as u64;
+        // Before the message has begun: it could not be taken back.
+        let connection = self.connection(edge.peer).ok_or(Blocked::Gone(None))?;
         let begun = machine.begin(now, edge, total);
         if begun.is_err() {
             self.push_records(machine);
         }
         let begun = begun.map_err(blocked)?;
-        let connection = self.connection(edge.peer).ok_or(Blocked::Gone(None))?;
         let id = (edge, begun.sequence);
         let mut message = Outgoing {
             length: payload.len(),
@@ -196,7 +197,7 @@ impl SharedMemory {
         found.map_or(Transfer::Fetch, |found| found.transfer.current())
     }
 
-    /// A message has gone to its last piece.
+    /// A message has gone to its last piece, all of it from where its caller has it.
     fn note_streamed(
         &mut self,
         machine: &mut Machine,
@@ -204,9 +205,7 @@ impl SharedMemory {
         message: &Outgoing,
     ) {
         machine.streamed(id.0, id.1);
-        if message.rest.is_none() {
-            self.note_time(connection, Transfer::Ring, message);
-        }
+        self.note_time(connection, Transfer::Ring, message);
     }
 
     fn note_time(&mut self, connection: ConnId, transfer: Transfer, message: &Outgoing) {

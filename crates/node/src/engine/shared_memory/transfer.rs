@@ -7,7 +7,7 @@
 //! cannot see where its cores are, and they move. So both ways are timed now and then.
 
 /// Bytes after which a way has been timed.
-pub(super) const TRIAL_BYTES: u64 = 256 << 10;
+const TRIAL_BYTES: u64 = 256 << 10;
 /// Trials of the better way between two of the other.
 const TRIALS_BETWEEN: u32 = 256;
 /// A best time that is no longer reached comes closer to what is, by this part of itself.

@@ -1,0 +1,65 @@
+//! Messages of 64 bytes between two processes' nodes on one thread, for `docs/message_cost.py`,
+//! which counts what each costs between the functions below.
+//!
+//! ```text
+//! message_cost shm|udp
+//! ```
+
+use std::error::Error;
+use std::hint::black_box;
+
+use dipole_node::{Address, Config, Endpoint, EndpointId, Links, Node, NodeId};
+
+const PAYLOAD: [u8; 64] = [7; 64];
+/// Enough for sockets to be connected and rings to be made.
+const FIRST: u32 = 100;
+const COUNTED: u32 = 100;
+
+#[inline(never)]
+fn send(from: &Endpoint) {
+    from.send(black_box(&PAYLOAD)).expect("it is there");
+}
+
+#[inline(never)]
+fn receive(at: &Endpoint) {
+    let message = at.receive().expect("it comes");
+    assert_eq!(*message, PAYLOAD);
+}
+
+#[inline(never)]
+fn between() {
+    black_box(());
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let links = match std::env::args().nth(1).as_deref() {
+        Some("shm") => Links::Shm,
+        Some("udp") => Links::Udp,
+        _ => return Err("usage: message_cost shm|udp".into()),
+    };
+    let directory = tempfile::tempdir()?;
+    let mut config = Config::local(NodeId(1), directory.path().to_owned());
+    config.links = links;
+    let nodes = [Node::open(config.clone())?, Node::open(config)?];
+    let one = nodes[0].endpoint(EndpointId(1))?;
+    let two = nodes[1].endpoint(EndpointId(2))?;
+    std::thread::scope(|scope| {
+        // First contact takes both sides at the same time.
+        let there = scope.spawn(|| two.target(Address::new(1, 1)).map(|()| receive(&two)));
+        one.target(Address::new(1, 2))?;
+        send(&one);
+        there.join().expect("no panic")
+    })?;
+    // Where this program lies, for who reads its symbols.
+    println!("{:#x}", between as fn() as usize);
+    for round in 0..FIRST + COUNTED {
+        for (from, to) in [(&one, &two), (&two, &one)] {
+            send(from);
+            receive(to);
+            if round >= FIRST {
+                between();
+            }
+        }
+    }
+    Ok(())
+}

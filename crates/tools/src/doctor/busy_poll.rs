@@ -1,0 +1,138 @@
+//! Whether it helps to poll the network card instead of waiting for its interrupts
+//! (`DIPOLE_BUSY_POLL`), measured with answers of another node.
+
+use std::path::Path;
+use std::time::Duration;
+
+use dipole_node::registry::{Presence, ProbeLength, Prober, Reply};
+use rustix::thread::CapabilitySet;
+
+use super::finding::Finding;
+use super::kernel::{may, read};
+
+const NAME: &str = "busy polling";
+/// Questions in a row of one kind, and how often the kinds take turns.
+const RUN: u32 = 8;
+const TURNS: u32 = 8;
+
+/// What the interface does with interrupts while its queue is polled.
+#[derive(Debug)]
+struct Interrupts {
+    /// `napi_defer_hard_irqs` and `gro_flush_timeout` are set.
+    deferred: bool,
+    /// This process may ask for it.
+    allowed: bool,
+}
+
+/// Asks by a socket that has had answers: by interrupts and by polling in turn.
+pub(super) fn examine(prober: &Prober, device: &str, patience: Duration) -> Finding {
+    let set = |name: &str| {
+        let file = Path::new("/sys/class/net").join(device).join(name);
+        read(file).is_some_and(|value| value != "0")
+    };
+    let interrupts = Interrupts {
+        deferred: set("napi_defer_hard_irqs") && set("gro_flush_timeout"),
+        allowed: may(CapabilitySet::NET_ADMIN),
+    };
+    let measured = prober
+        .receive_queue()
+        .map(|_| medians(prober, patience).ok_or(()));
+    let finding = judge(measured, &interrupts);
+    let advice = finding.advice.replace("DEVICE", device);
+    finding.advise(advice)
+}
+
+/// Medians of round trips by interrupts and by polling; `None` if too few answers came, or the
+/// kernel does not poll.
+fn medians(prober: &Prober, patience: Duration) -> Option<[Duration; 2]> {
+    let mut times = [Vec::new(), Vec::new()];
+    for _ in 0..TURNS {
+        for (polls, times) in [false, true].into_iter().zip(&mut times) {
+            prober.spin(polls).ok()?;
+            for _ in 0..RUN {
+                let reply: Reply<Presence> = prober.probe(ProbeLength::SHORTEST, patience);
+                if let Reply::Answered(_, took) = reply {
+                    times.push(took);
+                }
+            }
+        }
+    }
+    let median = |mut times: Vec<Duration>| {
+        times.sort();
+        times.get((TURNS * RUN / 2) as usize).copied()
+    };
+    let [interrupts, polled] = times;
+    Some([median(interrupts)?, median(polled)?])
+}
+
+fn judge(measured: Option<Result<[Duration; 2], ()>>, interrupts: &Interrupts) -> Finding {
+    let [waiting, polling] = match measured {
+        Some(Ok(medians)) => medians,
+        Some(Err(())) => {
+            return Finding::unknown(
+                NAME,
+                "too few answers to tell, or this kernel does not poll",
+                "",
+            );
+        }
+        None => {
+            return Finding::good(
+                NAME,
+                "not to be had: its packets come by no receive queue that a process could poll \
+                 (virtual devices, or the other node is on this machine)",
+            );
+        }
+    };
+    let fact = format!("round trips take {polling:.0?} when polled, {waiting:.0?} by interrupts");
+    // Smaller differences are noise.
+    if polling * 10 > waiting * 9 {
+        return Finding::good(NAME, format!("of no use: {fact}"));
+    }
+    let off = "try to keep interrupts off while a process polls: `echo 2 > \
+               /sys/class/net/DEVICE/napi_defer_hard_irqs` and `echo 200000 > \
+               /sys/class/net/DEVICE/gro_flush_timeout`";
+    let switch = "DIPOLE_BUSY_POLL=1 for programs that spin and take UDP sockets";
+    Finding::good(NAME, format!("helps: {fact}")).advise(match interrupts {
+        Interrupts { deferred: true, .. } => switch.to_owned(),
+        Interrupts { allowed: true, .. } => format!("{switch}; an administrator can also {off}"),
+        Interrupts { .. } => {
+            format!("{switch}; with CAP_NET_ADMIN for them an administrator can also {off}")
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::finding::Verdict::{Good, Unknown};
+    use super::*;
+
+    #[test]
+    fn polling_is_advised_where_it_is_clearly_faster() {
+        let of = |waiting, polling, deferred, allowed| {
+            let medians = [waiting, polling].map(Duration::from_micros);
+            judge(Some(Ok(medians)), &Interrupts { deferred, allowed })
+        };
+        let found = of(50, 30, false, false);
+        assert!(found.fact.starts_with("helps: round trips take 30µs"));
+        assert!(found.advice.starts_with("DIPOLE_BUSY_POLL=1"));
+        assert!(found.advice.contains("with CAP_NET_ADMIN"));
+        assert!(!of(50, 30, false, true).advice.contains("CAP_NET_ADMIN"));
+        assert!(!of(50, 30, true, false).advice.contains("echo"));
+        for (waiting, polling) in [(50, 46), (50, 50), (30, 50)] {
+            let found = of(waiting, polling, false, true);
+            assert!(found.fact.starts_with("of no use"), "{}", found.fact);
+            assert_eq!(found.advice, "");
+        }
+    }
+
+    #[test]
+    fn without_a_queue_or_answers_nothing_is_advised() {
+        let interrupts = Interrupts {
+            deferred: false,
+            allowed: true,
+        };
+        let none = judge(None, &interrupts);
+        assert_eq!((none.verdict, &*none.advice), (Good, ""));
+        assert_eq!(judge(Some(Err(())), &interrupts).verdict, Unknown);
+    }
+}
