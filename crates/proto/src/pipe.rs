@@ -47,6 +47,8 @@ struct Long {
     edge: EdgeId,
     key: EdgeKey,
     sequence: u64,
+    /// The peer may still ask for it in pieces.
+    offered: bool,
 }
 
 /// A whole message has come: hand it over.
@@ -137,6 +139,10 @@ impl Pipe {
 
     /// A message that has begun comes in pieces, which are pushed after this record.
     pub(crate) fn announce(&mut self, edge: EdgeId, begun: Begun, total: u64) {
+        debug_assert!(
+            !self.has_offered(edge),
+            "pieces of an offered message would come among those of a later one"
+        );
         self.begin_long(PipeKind::Announce, edge, begun, &[total]);
     }
 
@@ -145,6 +151,7 @@ impl Pipe {
             edge,
             key: begun.key,
             sequence: begun.sequence,
+            offered: kind == PipeKind::Offer,
         });
         let tag = PipeTag {
             kind,
@@ -158,6 +165,13 @@ impl Pipe {
     pub(crate) fn streamed(&mut self, edge: EdgeId, sequence: u64) {
         self.long
             .retain(|long| (long.edge, long.sequence) != (edge, sequence));
+    }
+
+    /// True while a message of this edge is offered, whose pieces may be asked for.
+    pub(crate) fn has_offered(&self, edge: EdgeId) -> bool {
+        self.long
+            .iter()
+            .any(|long| long.offered && long.edge == edge)
     }
 
     /// True while long messages have not been taken, or pushed to their last piece.
@@ -406,7 +420,9 @@ impl Pipe {
             }
             PipeKind::Stream => {
                 let [number] = pipe_words(payload)?;
-                if let Some(long) = self.find_long(number, tag.number) {
+                let found = self.find_long(number, tag.number);
+                if let Some(long) = found.filter(|long| long.offered) {
+                    long.offered = false;
                     shared.event(Event::StreamWanted {
                         edge: long.edge,
                         sequence: long.sequence,
@@ -612,14 +628,14 @@ impl Pipe {
         }
     }
 
-    fn find_long(&self, number: u64, sequence: u32) -> Option<Long> {
-        let named =
-            |long: &&Long| u64::from(long.edge.index) == number && low(long.sequence) == sequence;
-        self.long.iter().find(named).copied()
+    fn find_long(&mut self, number: u64, sequence: u32) -> Option<&mut Long> {
+        self.long
+            .iter_mut()
+            .find(|long| u64::from(long.edge.index) == number && low(long.sequence) == sequence)
     }
 
     fn take_long(&mut self, number: u64, sequence: u32) -> Option<Long> {
-        let found = self.find_long(number, sequence)?;
+        let found = *self.find_long(number, sequence)?;
         self.long.retain(|long| *long != found);
         Some(found)
     }
