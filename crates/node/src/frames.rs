@@ -20,7 +20,7 @@ pub(crate) struct FramePool {
     capacity: usize,
     units: usize,
     ends: Vec<u32>,
-    free: Vec<Slot>,
+    free: FreeSlots,
     scratch_free: Vec<Slot>,
     state: Vec<State>,
     /// For whom a frame was queued on the bulk lane.
@@ -47,7 +47,7 @@ impl FramePool {
             capacity: packet_bytes,
             units,
             ends: vec![0; all],
-            free: (0..units).rev().map(slot).collect(),
+            free: FreeSlots::all(units),
             scratch_free: (units..all).rev().map(slot).collect(),
             state: vec![State::default(); all],
             bulk: vec![None; all],
@@ -125,6 +125,53 @@ impl FramePool {
     }
 }
 
+/// Free frames, the lowest taken first: what is taken one after the other mostly lies so, too,
+/// and is one piece of memory to the kernel.
+#[derive(Debug)]
+struct FreeSlots {
+    /// A bit for each frame.
+    words: Vec<u64>,
+    /// All words before this are zero.
+    first: usize,
+    count: usize,
+}
+
+impl FreeSlots {
+    fn all(count: usize) -> FreeSlots {
+        let mut slots = FreeSlots {
+            words: vec![0; count.div_ceil(64)],
+            first: 0,
+            count: 0,
+        };
+        for slot in 0..count {
+            slots.push(Slot::try_from(slot).expect("frames are few"));
+        }
+        slots
+    }
+
+    fn len(&self) -> usize {
+        self.count
+    }
+
+    fn push(&mut self, slot: Slot) {
+        let word = slot as usize / 64;
+        self.words[word] |= 1 << (slot % 64);
+        self.first = self.first.min(word);
+        self.count += 1;
+    }
+
+    fn pop(&mut self) -> Option<Slot> {
+        self.count = self.count.checked_sub(1)?;
+        while self.words[self.first] == 0 {
+            self.first += 1;
+        }
+        let word = &mut self.words[self.first];
+        let bit = word.trailing_zeros();
+        *word &= *word - 1;
+        Slot::try_from(self.first * 64).ok().map(|slot| slot + bit)
+    }
+}
+
 /// The slot of a frame, whatever its kind.
 pub(crate) fn slot_of(frame: Frame) -> Slot {
     match frame {
@@ -166,6 +213,21 @@ impl Frames for FramePool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_lowest_free_frame_is_taken_first() {
+        let mut slots = FreeSlots::all(130);
+        let all: Vec<Slot> = std::iter::from_fn(|| slots.pop()).collect();
+        assert_eq!(all, (0..130).collect::<Vec<Slot>>());
+        assert_eq!((slots.pop(), slots.len()), (None, 0));
+        for slot in [129, 64, 3] {
+            slots.push(slot);
+        }
+        assert_eq!([slots.pop(), slots.pop()], [Some(3), Some(64)]);
+        slots.push(0);
+        assert_eq!((slots.len(), slots.pop()), (2, Some(0)));
+        assert_eq!((slots.pop(), slots.pop()), (Some(129), None));
+    }
 
     #[test]
     fn a_frame_returns_only_when_link_and_machine_have_let_go() {

@@ -39,7 +39,7 @@ fn with_packet(name: &str, check: impl FnOnce(&Packet<'_>)) {
 fn the_handshake_of_the_capture_reads_as_the_text_says() {
     with_packet("hello", |packet| {
         let hello = Hello::parse(packet.body()).expect("sound");
-        assert_eq!(packet.header.kind, Kind::Hello);
+        assert_eq!(packet.header().kind, Kind::Hello);
         assert_eq!((hello.connection, hello.node), (0x082c_8000, 1));
         assert_eq!(hello.incarnation, 0x28e6_4500_c10d_5c86);
         assert_eq!(
@@ -55,12 +55,12 @@ fn the_handshake_of_the_capture_reads_as_the_text_says() {
     });
     with_packet("welcome", |packet| {
         let welcome = Hello::parse(packet.body()).expect("sound");
-        assert_eq!(packet.header.kind, Kind::Welcome);
+        assert_eq!(packet.header().kind, Kind::Welcome);
         assert_eq!(welcome.connection, 0xc095_4000);
         assert_eq!(welcome.echo, 0x28e6_4500_c10d_5c86);
     });
     with_packet("bye", |packet| {
-        assert_eq!(packet.header.kind, Kind::Bye);
+        assert_eq!(packet.header().kind, Kind::Bye);
         let bye = Bye::parse(packet.body()).expect("sound");
         assert_eq!(bye.incarnation, 0xcb41_c71a_c5a5_7259);
     });
@@ -70,7 +70,10 @@ fn the_handshake_of_the_capture_reads_as_the_text_says() {
 fn the_messages_of_the_capture_read_as_the_text_says() {
     for (name, number, length) in [("text", 0, 28), ("end", 1, 21)] {
         with_packet(name, |packet| {
-            assert_eq!((packet.header.number, packet.header.unit), (number, number));
+            assert_eq!(
+                (packet.header().number, packet.header().unit),
+                (number, number)
+            );
             let records: Vec<_> = packet
                 .records()
                 .map(|record| record.expect("sound"))
@@ -83,7 +86,7 @@ fn the_messages_of_the_capture_read_as_the_text_says() {
         });
     }
     with_packet("ack", |packet| {
-        let header = packet.header;
+        let header = packet.header();
         assert_eq!(header.kind, Kind::Ack);
         assert_eq!(
             (header.unit_next, header.lane_next, header.lane_end),
@@ -105,7 +108,7 @@ fn the_proven_reset_and_the_fingerprint_are_as_documented() {
 
     let bytes = block("vector proven-reset");
     let packet = Packet::parse(&bytes, PROOF_BYTES + CRC_BYTES).expect("sound");
-    assert!(packet.header.flags.has(Flags::PROVEN));
+    assert!(packet.header().flags.has(Flags::PROVEN));
     let reset = Reset {
         connection: 0x00A1_C003,
         reason: ResetReason::Key,

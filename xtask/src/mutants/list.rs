@@ -468,6 +468,14 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         replacement: "self.charged += charge;",
     },
     Mutant {
+        name: "last-piece-as-any",
+        effect: "the piece that makes a message whole is taken by the short way: nobody gets it",
+        file: "crates/proto/src/channel/incoming.rs",
+        suite: Suite::Protocol("prediction"),
+        snippet: "wanted && partial.got + length < total",
+        replacement: "wanted && partial.got + length <= total",
+    },
+    Mutant {
         name: "announced-beside-offer",
         effect: "a long message comes in pieces while an earlier one's may be asked for",
         file: "crates/node/src/engine/shared_memory/long.rs",

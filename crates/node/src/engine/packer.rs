@@ -69,17 +69,25 @@ impl PeerFrames {
 
     /// The open frame is closed, as a bulk frame or not.
     fn close_open(&mut self, bulk: bool) {
+        let mut edges = std::mem::take(&mut self.open_edges);
         if bulk {
             self.bulk_queued += 1;
-            for edge in &self.open_edges {
-                let index = *edge as usize;
-                if self.bulk_mark.len() <= index {
-                    self.bulk_mark.resize(index + 1, 0);
-                }
-                self.bulk_mark[index] = self.bulk_queued;
+            for edge in &edges {
+                self.note_bulk(*edge, 0);
             }
         }
-        self.open_edges.clear();
+        edges.clear();
+        self.open_edges = edges;
+    }
+
+    /// So many more bulk frames are queued, the last with a record of this edge.
+    fn note_bulk(&mut self, edge: u32, more: u64) {
+        let index = edge as usize;
+        self.bulk_queued += more;
+        if self.bulk_mark.len() <= index {
+            self.bulk_mark.resize(index + 1, 0);
+        }
+        self.bulk_mark[index] = self.bulk_queued;
     }
 }
 
@@ -102,6 +110,17 @@ impl PacketSend {
     /// Bytes that are in frames.
     pub(super) fn offset(&self) -> usize {
         self.offset
+    }
+
+    /// Writes the record of the next `length` bytes; `payload` is what lies behind the first
+    /// `skipped` bytes of the message.
+    fn emit_piece(&mut self, frame: &mut [u8], payload: &[u8], skipped: usize, length: usize) {
+        let from = self.offset - skipped;
+        let place = (self.offset as u64, (skipped + payload.len()) as u64);
+        wire::emit_fragment(frame, self.key, self.sequence, place, length, false, false);
+        frame[FRAGMENT_BYTES..FRAGMENT_BYTES + length]
+            .copy_from_slice(&payload[from..from + length]);
+        self.offset += length;
     }
 }
 
@@ -329,6 +348,11 @@ impl Packer {
         }
     }
 
+    /// Packets that a long message to this peer fills.
+    pub(super) fn pieces(&self, machine: &Machine, peer: PeerId, total: usize) -> usize {
+        total.div_ceil(piece_bytes(machine, peer).max(1))
+    }
+
     /// True if all of a long message may be put into frames now.
     pub(super) fn has_room_ahead(&self, machine: &Machine, peer: PeerId, total: usize) -> bool {
         let ahead = FRAMES_AHEAD.saturating_sub(machine.queued(peer));
@@ -344,6 +368,7 @@ impl Packer {
         payload: &[u8],
         skipped: usize,
     ) -> bool {
+        self.queue_full_pieces(machine, send, (payload, skipped), usize::MAX);
         let reserve = self.frames.units() / SMALL_SHARE;
         let (peer, total) = (send.edge.peer, skipped + payload.len());
         let space = machine.packet_space(peer);
@@ -355,25 +380,13 @@ impl Packer {
                 return false;
             };
             let length = (space - open.end - FRAGMENT_BYTES).min(total - send.offset);
-            let frame = self.frames.space(open.slot);
-            wire::emit_fragment(
-                &mut frame[open.end..],
-                send.key,
-                send.sequence,
-                (send.offset as u64, total as u64),
-                length,
-                false,
-                false,
-            );
-            let at = open.end + FRAGMENT_BYTES;
-            let from = send.offset - skipped;
-            frame[at..at + length].copy_from_slice(&payload[from..from + length]);
-            send.offset += length;
+            let frame = &mut self.frames.space(open.slot)[open.end..];
+            send.emit_piece(frame, payload, skipped, length);
             let frames = self.peer(peer);
             frames.note_record(send.edge);
             frames.open = Some(OpenFrame {
                 slot: open.slot,
-                end: at + length,
+                end: open.end + FRAGMENT_BYTES + length,
                 bulk: send.bulk,
             });
             // The last piece leaves room that the next message may use, unless
@@ -384,6 +397,47 @@ impl Packer {
         }
         self.peer(peer).long_begun = false;
         true
+    }
+
+    /// Queues at most so many pieces of a long message, as far as there are frames: those that
+    /// fill a frame each, which all do but the last. No other records are in those frames, so
+    /// that they are noted together.
+    pub(super) fn queue_full_pieces(
+        &mut self,
+        machine: &mut Machine,
+        send: &mut PacketSend,
+        (payload, skipped): (&[u8], usize),
+        most: usize,
+    ) {
+        if self.is_filling(send.edge.peer) {
+            return;
+        }
+        let (edge, total) = (send.edge, skipped + payload.len());
+        let end = machine.packet_space(edge.peer);
+        let length = end.saturating_sub(HEADER_BYTES + FRAGMENT_BYTES);
+        let ahead = FRAMES_AHEAD.saturating_sub(machine.queued(edge.peer));
+        let room = ahead.min(self.free_for_long()).min(most);
+        // At least a byte is left for the last.
+        let full = (total - send.offset).saturating_sub(1).checked_div(length);
+        let mut queued = 0;
+        for _ in 0..full.unwrap_or(0).min(room) {
+            let Some(slot) = self.frames.take() else {
+                break;
+            };
+            let frame = &mut self.frames.space(slot)[HEADER_BYTES..end];
+            send.emit_piece(frame, payload, skipped, length);
+            self.frames.fill(slot, end);
+            let bulk = send.bulk.then_some(edge.peer);
+            self.frames.set_bulk(slot, bulk);
+            if !machine.queue(edge.peer, slot, send.bulk) {
+                self.frames.put_back(slot);
+                break;
+            }
+            queued += 1;
+        }
+        if send.bulk && queued > 0 {
+            self.peer(edge.peer).note_bulk(edge.index, queued);
+        }
     }
 
     /// Frames that long messages may use now.

@@ -16,8 +16,9 @@ use crate::driver::WaitKey;
 use crate::inbox::Buffer;
 use crate::registry::EdgeTraffic;
 
-/// Frames queued with more to come that leave without waiting for it.
-const FULL_BURST_FRAMES: usize = 44;
+/// Frames that the kernel takes as one datagram. Queued with more to come, so many leave without
+/// waiting for it.
+const FULL_RUN_FRAMES: usize = 44;
 /// Bytes of messages that the engine keeps for senders who did not wait.
 const KEPT_BYTES: usize = 32 << 20;
 
@@ -272,7 +273,7 @@ impl Engine {
         let sent = self.send_whole(now, edge, payload, more);
         if !more {
             self.transmit(now)?;
-        } else if sent.is_err() || self.queued(edge.peer) >= FULL_BURST_FRAMES {
+        } else if sent.is_err() || self.queued(edge.peer) >= FULL_RUN_FRAMES {
             self.transmit(clock.now())?;
         }
         Ok(sent)
@@ -295,6 +296,20 @@ impl Engine {
             Ok(send) => send,
             Err(why) => return Ok(Err(self.explained(edge, why))),
         };
+        // In runs of the same length, each filled while the receiver takes the one before.
+        let pieces = packer.pieces(machine, edge.peer, payload.len());
+        let runs = pieces.div_ceil(FULL_RUN_FRAMES);
+        for _ in 1..runs {
+            let core = &mut self.core;
+            let (rest, most) = ((payload, 0), pieces.div_ceil(runs));
+            core.packer
+                .queue_full_pieces(&mut core.machine, &mut send, rest, most);
+            if let Err(error) = self.transmit(now) {
+                self.keep_long(LongSend(Long::Packets(send)), payload);
+                return Err(error);
+            }
+        }
+        let (machine, packer) = (&mut self.core.machine, &mut self.core.packer);
         if !packer.continue_long(machine, &mut send, payload, 0) {
             self.keep_long(LongSend(Long::Packets(send)), payload);
         } else if is_first {

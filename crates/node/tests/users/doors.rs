@@ -336,6 +336,6 @@ fn forged_packets_are_packets_of_the_protocol() {
     let bye = packet(0x19, 0, 5 << 14, 0, 0xff, &[1; 8]);
     for bytes in [data(5 << 14, 9), bye] {
         let parsed = Packet::parse(&bytes, 4).expect("a packet");
-        assert_eq!(parsed.header.connection, 5 << 14);
+        assert_eq!(parsed.header().connection, 5 << 14);
     }
 }

@@ -175,6 +175,27 @@ impl EdgeIn {
         self.next += count;
     }
 
+    /// True if a piece is of a message that has begun and is wanted, and not the last missing.
+    #[inline]
+    pub(crate) fn expects_piece(&self, sequence: u64, length: u64, total: u64) -> bool {
+        let partial = sequence
+            .checked_sub(self.next)
+            .and_then(|ahead| self.pending.get(usize::try_from(ahead).ok()?));
+        partial.is_some_and(|partial| {
+            let wanted = partial.begun && !partial.discard && partial.total == total;
+            wanted && partial.got + length < total
+        })
+    }
+
+    /// Takes a piece that it [expects](Self::expects_piece).
+    #[inline]
+    pub(crate) fn take_piece(&mut self, sequence: u64, length: u64) {
+        let ahead = usize::try_from(sequence - self.next);
+        if let Some(partial) = ahead.ok().and_then(|ahead| self.pending.get_mut(ahead)) {
+            partial.got += length;
+        }
+    }
+
     /// True if what is given back next surely had its room in the pool.
     #[inline]
     pub(crate) fn is_pooled(&self) -> bool {

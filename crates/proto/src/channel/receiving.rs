@@ -11,7 +11,7 @@ use crate::holes::widen;
 use crate::shared::{Oversize, Shared};
 use crate::stats::DropReason;
 use crate::time::Instant;
-use crate::wire::{EdgeKey, MessageRun, RefusedReason, Wish};
+use crate::wire::{EdgeKey, Fragment, MessageRun, RefusedReason, Wish};
 
 impl Channel {
     /// The incoming edge with this key.
@@ -170,6 +170,42 @@ impl Channel {
         }
         self.last = index;
         self.incoming_id(index)
+    }
+
+    /// The edge of a piece, if it is what nearly all pieces are: one more of a message that
+    /// has begun, but not its last.
+    #[inline]
+    pub(crate) fn expects_piece(&self, piece: &Fragment, shared: &Shared) -> Option<u32> {
+        let index = self.find_in(piece.key)?;
+        let edge = self.incoming.get(index)?;
+        let sequence = widen(piece.sequence, edge.next());
+        let expected = edge.key() == piece.key
+            && is_known_open(edge, shared)
+            && edge.expects_piece(sequence, piece.payload.len() as u64, piece.total);
+        expected.then_some(index)
+    }
+
+    /// Takes a piece that it [expects](Self::expects_piece).
+    #[inline]
+    pub(crate) fn take_piece(&mut self, index: u32, piece: Fragment, shared: &mut Shared) {
+        let edge = self.incoming_id(index);
+        if let Some(incoming) = self.incoming.get_mut(index) {
+            let sequence = widen(piece.sequence, incoming.next());
+            incoming.take_piece(sequence, piece.payload.len() as u64);
+            let is_beyond_window = incoming.is_beyond_window(piece.total);
+            shared.event(Event::Hold {
+                edge,
+                target: piece.key.target,
+                sequence,
+                offset: piece.offset,
+                total: piece.total,
+                bytes: piece.payload,
+            });
+            if is_beyond_window {
+                self.begin_oversize(index, shared);
+            }
+        }
+        self.last = index;
     }
 
     /// Puts a piece of a message in its place. Grants follow where that frees credit.

@@ -41,13 +41,17 @@ impl Machine {
         from: Address,
         bytes: &'a [u8],
     ) -> Result<Addressed<'a>, DropReason> {
-        let header = Header::parse(bytes).map_err(|error| self.malformed(error))?;
+        let packet = match Packet::checked(bytes) {
+            Ok(packet) => packet,
+            Err(error) => return Err(self.malformed(error)),
+        };
+        let header = packet.header();
         let in_session = matches!(header.kind, Kind::Data | Kind::Ack | Kind::Prod | Kind::Bye);
         if !in_session {
             let proven = header.flags.has(Flags::PROVEN);
             let seal = if proven { Seal::Proof } else { Seal::OPEN };
-            let packet = Packet::behind(header, bytes, seal.bytes())
-                .map_err(|error| self.malformed(error))?;
+            let packet = packet.without_trailer(seal.bytes());
+            let packet = packet.map_err(|error| self.malformed(error))?;
             return Ok(Addressed {
                 packet,
                 seal,
@@ -64,8 +68,8 @@ impl Machine {
         else {
             return Err(self.unknown(now, from, bytes));
         };
-        let packet =
-            Packet::behind(header, bytes, seal.bytes()).map_err(|error| self.malformed(error))?;
+        let packet = packet.without_trailer(seal.bytes());
+        let packet = packet.map_err(|error| self.malformed(error))?;
         Ok(Addressed {
             packet,
             seal,
@@ -81,11 +85,11 @@ impl Machine {
         if self.shared.config.key.is_none() {
             return false;
         }
-        match packet.header.kind {
+        match packet.header().kind {
             Kind::Hello => Hello::parse(packet.body()).is_ok_and(|hello| {
                 self.cookies.check(now, from, &hello) || self.outbox.is_exhausted(now)
             }),
-            Kind::Welcome => (self.session(PeerId(packet.header.connection)))
+            Kind::Welcome => (self.session(PeerId(packet.header().connection)))
                 .is_some_and(|session| !session.is_open()),
             Kind::Reset => Reset::parse(packet.body())
                 .is_ok_and(|reset| self.find_reset(from, &reset).is_some()),
@@ -106,7 +110,7 @@ impl Machine {
     ) -> Result<(), DropReason> {
         let packet = &addressed.packet;
         self.shared.assembled = None;
-        let taken = match (packet.header.kind, addressed.peer) {
+        let taken = match (packet.header().kind, addressed.peer) {
             (Kind::Data | Kind::Ack | Kind::Prod, Some(peer)) => {
                 self.on_session_packet(now, from, peer, packet)
             }
@@ -203,7 +207,7 @@ impl Machine {
             };
         }
         let keyed = self.shared.config.key.is_some();
-        let refusal = if keyed != packet.header.flags.has(Flags::PROVEN) || keyed && !proven {
+        let refusal = if keyed != packet.header().flags.has(Flags::PROVEN) || keyed && !proven {
             Some((ResetReason::Key, DropReason::WrongKey))
         } else if hello.versions.0 > crate::wire::VERSION || hello.versions.1 < crate::wire::VERSION
         {
@@ -352,7 +356,7 @@ impl Machine {
 
     fn on_challenge(&mut self, now: Instant, packet: &Packet<'_>) -> Result<(), DropReason> {
         let challenge = Challenge::parse(packet.body()).map_err(|_| DropReason::Malformed)?;
-        let peer = PeerId(packet.header.connection);
+        let peer = PeerId(packet.header().connection);
         let incarnation = self.incarnation;
         let session = self
             .session_mut(peer)
@@ -388,7 +392,7 @@ impl Machine {
         proven: bool,
     ) -> Result<(), DropReason> {
         let welcome = Hello::parse(packet.body()).map_err(|_| DropReason::Malformed)?;
-        let peer = PeerId(packet.header.connection);
+        let peer = PeerId(packet.header().connection);
         let session = self.session(peer).ok_or(DropReason::UnknownConnection)?;
         if welcome.echo != self.incarnation {
             return Err(DropReason::WrongCookie);
@@ -397,7 +401,7 @@ impl Machine {
             return Ok(());
         };
         let keyed = self.shared.config.key.is_some();
-        if keyed != packet.header.flags.has(Flags::PROVEN) || keyed && !proven {
+        if keyed != packet.header().flags.has(Flags::PROVEN) || keyed && !proven {
             return Err(DropReason::WrongKey);
         }
         if keyed && welcome.cookie != cookie {
@@ -434,7 +438,7 @@ impl Machine {
         let keyed = self.shared.config.key.is_some();
         let reason = match reset.reason {
             ResetReason::Key => {
-                let theirs = packet.header.flags.has(Flags::PROVEN);
+                let theirs = packet.header().flags.has(Flags::PROVEN);
                 GoneReason::Key(KeyMismatch::between(keyed, theirs))
             }
             _ if keyed && !proven => return Err(DropReason::WrongKey),

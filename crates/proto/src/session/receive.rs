@@ -12,8 +12,8 @@ use crate::shared::Shared;
 use crate::stats::DropReason;
 use crate::time::Instant;
 use crate::wire::{
-    Address, CONTROL_LANE, EdgeKey, Flags, Header, Kind, LaneAck, MESSAGE_BYTES, MessageRun,
-    Packet, Part, Record,
+    Address, CONTROL_LANE, EdgeKey, Flags, Fragment, Header, Kind, LaneAck, MESSAGE_BYTES,
+    MessageRun, Packet, Part, Record,
 };
 
 /// Units of all sessions that may come in parts at once, beside the next of each session.
@@ -26,6 +26,8 @@ const MAX_NOTICES: usize = 2 * crate::channel::MAX_EDGES as usize;
 enum Content<'a> {
     /// A run of messages that are next on the edge at this position.
     Run(MessageRun, u32),
+    /// One more piece of a message that has begun on the edge at this position.
+    Fragment(Fragment, u32),
     Record(Record<'a>),
     Records,
 }
@@ -39,7 +41,7 @@ impl Session {
         packet: &Packet<'_>,
         shared: &mut Shared,
     ) -> Result<(), DropReason> {
-        let header = packet.header;
+        let header = packet.header();
         self.paths.received(header.length);
         if !header.part.is_whole() {
             return self.on_part(now, from, packet, shared);
@@ -54,7 +56,12 @@ impl Session {
             Content::Run(run, index) if verdict == Ok(true) => {
                 self.take_run(&run, (index, cost), shared);
             }
-            Content::Run(..) => {}
+            Content::Fragment(piece, index) if verdict == Ok(true) => {
+                self.channel.take_piece(index, piece, shared);
+                // What is held keeps memory: its sender is asked soon.
+                self.keep_alive_soon(now, shared);
+            }
+            Content::Run(..) | Content::Fragment(..) => {}
             Content::Record(record) => {
                 self.apply(record, verdict.ok(), &header, (now, from), shared);
             }
@@ -106,7 +113,7 @@ impl Session {
         packet: &Packet<'_>,
         shared: &mut Shared,
     ) -> Result<(), DropReason> {
-        let (mut header, body) = (packet.header, packet.body());
+        let (mut header, body) = (packet.header(), packet.body());
         let unit = widen(header.unit, self.units.next());
         let most = shared.config.packet_bytes;
         let arrival = self.assemblies.classify(unit, header.part, body, most);
@@ -115,7 +122,7 @@ impl Session {
             header.part = Part::WHOLE;
             header.length = u16::try_from(whole.len()).unwrap_or(u16::MAX);
             header.emit(&mut whole);
-            let joined = Packet::behind(header, &whole, 0).map_err(|_| DropReason::Malformed)?;
+            let joined = Packet::parse(&whole, 0).map_err(|_| DropReason::Malformed)?;
             self.on_packet(now, from, &joined, shared)?;
             shared.assembled = Some(whole);
             return Ok(());
@@ -201,12 +208,18 @@ impl Session {
         packet: &Packet<'a>,
         shared: &Shared,
     ) -> Result<(u64, Content<'a>), DropReason> {
-        let in_unit = packet.header.flags.has(Flags::UNIT);
+        let in_unit = packet.header().flags.has(Flags::UNIT);
         if in_unit
             && let Some(run) = packet.run()
             && let Some((index, charge)) = self.channel.expects_run(&run, shared)
         {
             return Ok((charge, Content::Run(run, index)));
+        }
+        if in_unit
+            && let Some(piece) = packet.fragment()
+            && let Some(index) = self.channel.expects_piece(&piece, shared)
+        {
+            return Ok((0, Content::Fragment(piece, index)));
         }
         let mut cost = 0_u64;
         let mut records = packet.records();

@@ -38,6 +38,7 @@ pub enum Kind {
 }
 
 impl Kind {
+    #[inline]
     fn from_bits(bits: u8) -> Option<Kind> {
         Some(match bits {
             0 => Kind::Hello,
@@ -149,12 +150,11 @@ impl Part {
         self.last == 0
     }
 
-    fn from_bits(bits: u8) -> Option<Part> {
-        let part = Part {
+    fn from_bits(bits: u8) -> Part {
+        Part {
             index: bits & 15,
             last: bits >> 4,
-        };
-        (part.index <= part.last).then_some(part)
+        }
     }
 
     fn bits(self) -> u8 {
@@ -200,35 +200,44 @@ impl Header {
     /// # Errors
     /// [`Malformed`] for a short slice, a foreign version, an unknown kind or lane.
     pub fn parse(bytes: &[u8]) -> Result<Header, Malformed> {
-        if bytes.len() < HEADER_BYTES {
+        Header::check(bytes).map(Header::read)
+    }
+
+    /// The first 32 bytes, if they are a header.
+    #[inline]
+    pub(super) fn check(bytes: &[u8]) -> Result<&[u8; HEADER_BYTES], Malformed> {
+        let Some(bytes) = bytes.first_chunk::<HEADER_BYTES>() else {
             return Err(Malformed::Truncated {
                 needed: HEADER_BYTES,
                 found: bytes.len(),
             });
-        }
-        let bytes = &bytes[..HEADER_BYTES];
+        };
         if bytes[0] >> 4 != VERSION {
             return Err(Malformed::BadVersion(bytes[0] >> 4));
         }
         let kind = Kind::from_bits(bytes[0] & 15).ok_or(Malformed::BadKind(bytes[0] & 15))?;
-        let lane = bytes[28] & 15;
-        let ack_lane = bytes[28] >> 4;
-        for lane in [lane, ack_lane] {
+        for lane in [bytes[28] & 15, bytes[28] >> 4] {
             if usize::from(lane) >= super::MAX_LANES && lane != CONTROL_LANE {
                 return Err(Malformed::BadLane(lane));
             }
         }
-        let part = Part::from_bits(bytes[29]).ok_or(Malformed::BadField("part"))?;
+        let part = Part::from_bits(bytes[29]);
         let in_unit = kind == Kind::Data && Flags(bytes[1]).has(Flags::UNIT);
-        if !part.is_whole() && !in_unit {
+        if part.index > part.last || !part.is_whole() && !in_unit {
             return Err(Malformed::BadField("part"));
         }
         let allowed = if kind.may_be_proven() { 0x7F } else { 0x3F };
         if bytes[1] & !allowed != 0 {
             return Err(Malformed::BadField("flags"));
         }
-        Ok(Header {
-            kind,
+        Ok(bytes)
+    }
+
+    /// The fields of bytes that have been [checked](Self::check).
+    #[inline]
+    pub(super) fn read(bytes: &[u8; HEADER_BYTES]) -> Header {
+        Header {
+            kind: Kind::from_bits(bytes[0] & 15).expect("a kind that was checked"),
             flags: Flags(bytes[1]),
             length: u16_at(bytes, 2),
             connection: u32_at(bytes, 4),
@@ -237,11 +246,11 @@ impl Header {
             unit_next: u32_at(bytes, 16),
             lane_next: u32_at(bytes, 20),
             lane_end: u32_at(bytes, 24),
-            lane,
-            ack_lane,
-            part,
+            lane: bytes[28] & 15,
+            ack_lane: bytes[28] >> 4,
+            part: Part::from_bits(bytes[29]),
             settled: u16_at(bytes, 30),
-        })
+        }
     }
 
     /// Writes the header into the first 32 bytes.

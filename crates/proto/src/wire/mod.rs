@@ -30,7 +30,7 @@ pub use record::{
     emit_edge_forgotten, emit_fragment, emit_lane_ack, emit_message, emit_placement, emit_probe,
     emit_refused, emit_region, emit_region_end, emit_window,
 };
-pub use run::{MessageRun, Payloads};
+pub use run::{Fragment, MessageRun, Payloads};
 
 /// Bytes of the CRC32C trailer.
 pub const CRC_BYTES: usize = 4;
@@ -91,48 +91,62 @@ impl core::fmt::Display for Malformed {
 
 impl core::error::Error for Malformed {}
 
-/// A packet whose header is sound: the header, and where its records lie.
+/// A packet whose header is sound, without its trailer.
+///
+/// The header is read from the packet's bytes wherever it is needed: a copy of its fields on
+/// the stack, written and read in pieces of different size, would stall the processor until
+/// the bytes of the packet before have been written.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet<'a> {
-    /// The parsed header.
-    pub header: Header,
+    head: &'a [u8; HEADER_BYTES],
     bytes: &'a [u8],
 }
 
 impl<'a> Packet<'a> {
-    /// Parses the header and checks the length; `trailer_bytes` is what the
+    /// Checks the header and the length; `trailer_bytes` is what the
     /// session agreed on (handshake packets: [`CRC_BYTES`]).
     ///
     /// # Errors
     /// [`Malformed`], with what is wrong. Spec §2.
     pub fn parse(bytes: &'a [u8], trailer_bytes: usize) -> Result<Packet<'a>, Malformed> {
-        Packet::behind(Header::parse(bytes)?, bytes, trailer_bytes)
+        Packet::checked(bytes)?.without_trailer(trailer_bytes)
     }
 
-    /// The same behind a header that has been parsed.
+    /// All bytes that the header speaks of.
     ///
     /// # Errors
     /// [`Malformed`], with what is wrong. Spec §2.
     #[inline]
-    pub(crate) fn behind(
-        header: Header,
-        bytes: &'a [u8],
-        trailer_bytes: usize,
-    ) -> Result<Packet<'a>, Malformed> {
-        let length = usize::from(header.length);
-        if length < HEADER_BYTES + trailer_bytes {
-            return Err(Malformed::BadLength(header.length));
+    pub(crate) fn checked(bytes: &'a [u8]) -> Result<Packet<'a>, Malformed> {
+        let head = Header::check(bytes)?;
+        Ok(Packet { head, bytes })
+    }
+
+    /// The same without the trailer and what lies behind it.
+    ///
+    /// # Errors
+    /// [`Malformed`], with what is wrong. Spec §2.
+    #[inline]
+    pub(crate) fn without_trailer(self, trailer_bytes: usize) -> Result<Packet<'a>, Malformed> {
+        let found = self.bytes.len();
+        let needed = usize::from(self.header().length);
+        if needed < HEADER_BYTES + trailer_bytes {
+            return Err(Malformed::BadLength(self.header().length));
         }
-        if bytes.len() < length {
-            return Err(Malformed::Truncated {
-                needed: length,
-                found: bytes.len(),
-            });
+        if found < needed {
+            return Err(Malformed::Truncated { needed, found });
         }
         Ok(Packet {
-            header,
-            bytes: &bytes[..length - trailer_bytes],
+            bytes: &self.bytes[..needed - trailer_bytes],
+            ..self
         })
+    }
+
+    /// The header.
+    #[inline]
+    #[must_use]
+    pub fn header(&self) -> Header {
+        Header::read(self.head)
     }
 
     /// The first of the packets that lie one after the other in `bytes`, and what lies behind it.
@@ -163,6 +177,13 @@ impl<'a> Packet<'a> {
     #[must_use]
     pub fn run(&self) -> Option<MessageRun> {
         MessageRun::parse(self.bytes)
+    }
+
+    /// The piece of a message that is all it carries, if so.
+    #[inline]
+    #[must_use]
+    pub fn fragment(&self) -> Option<Fragment> {
+        Fragment::parse(self.bytes)
     }
 
     /// The records, in order; each parsed as it is reached.

@@ -30,7 +30,7 @@ pub const PROBE_BYTES: usize = 12;
 pub const ECHO_BYTES: usize = 14;
 
 pub(super) const MESSAGE: u8 = 0x01;
-const FRAGMENT: u8 = 0x02;
+pub(super) const FRAGMENT: u8 = 0x02;
 const PLACEMENT: u8 = 0x03;
 const REGION: u8 = 0x04;
 const REGION_END: u8 = 0x05;
@@ -77,6 +77,7 @@ impl EdgeKey {
         self.life << LIFE_SHIFT
     }
 
+    #[inline]
     fn parse(flags: u8, body: &[u8]) -> EdgeKey {
         EdgeKey {
             source: u32_at(body, 0),

@@ -1,11 +1,12 @@
-//! What most packets carry: whole messages of one edge with consecutive numbers, and nothing
-//! else. Such a run is recognised in one pass and taken as one. Spec §4.2.
+//! What most packets carry, and nothing else: whole messages of one edge with consecutive
+//! numbers, or a piece of a longer one. Either is recognised in one pass and taken as one.
+//! Spec §4.2.
 
 use core::ops::Range;
 
 use super::cursor::{u16_at, u32_at, u64_at};
 use super::header::HEADER_BYTES;
-use super::record::{EdgeKey, MESSAGE, MESSAGE_BYTES, PREFIX_BYTES};
+use super::record::{EdgeKey, FRAGMENT, FRAGMENT_BYTES, MESSAGE, MESSAGE_BYTES, PREFIX_BYTES};
 
 /// Reliable messages to an endpoint, a record each, that fill a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,6 +60,45 @@ impl MessageRun {
     }
 }
 
+/// A piece of a reliable message to an endpoint that fills a packet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fragment {
+    /// The edge.
+    pub key: EdgeKey,
+    /// Number of the message on its edge, low 32 bits.
+    pub sequence: u32,
+    /// Where the piece belongs in the message; it ends within.
+    pub offset: u64,
+    /// Bytes of the whole message.
+    pub total: u64,
+    /// Where the piece lies in the packet.
+    pub payload: Range<usize>,
+}
+
+impl Fragment {
+    /// The piece that fills a packet (without its trailer), if one does.
+    #[inline]
+    pub(super) fn parse(packet: &[u8]) -> Option<Fragment> {
+        let records = packet.get(HEADER_BYTES..)?;
+        let head = records.first_chunk::<FRAGMENT_BYTES>()?;
+        let key = EdgeKey::of_reliable(head[1], &head[PREFIX_BYTES..])?;
+        let length = records.len() - FRAGMENT_BYTES;
+        let fills = PREFIX_BYTES + usize::from(u16_at(head, 2)) == records.len();
+        let (offset, total) = (u64_at(head, 16), u64_at(head, 24));
+        let end = offset.checked_add(length as u64)?;
+        if head[0] != FRAGMENT || !fills || length == 0 || end > total {
+            return None;
+        }
+        Some(Fragment {
+            key,
+            sequence: u32_at(head, 12),
+            offset,
+            total,
+            payload: packet.len() - length..packet.len(),
+        })
+    }
+}
+
 /// Bytes of the record that begins with `head`, if it can be that of a message.
 #[inline]
 fn record_bytes(head: &[u8; MESSAGE_BYTES]) -> Option<usize> {
@@ -95,7 +135,7 @@ impl<'a> Iterator for Payloads<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::{emit_message, emit_window};
+    use crate::wire::{emit_fragment, emit_message, emit_window};
     use alloc::vec;
     use alloc::vec::Vec;
 
@@ -162,5 +202,46 @@ mod tests {
             None,
             "shorter than its own fields"
         );
+    }
+
+    #[test]
+    fn a_piece_that_fills_a_packet_is_a_fragment() {
+        let whole = |offset, total, unreliable, port| {
+            let mut packet = vec![0; HEADER_BYTES + FRAGMENT_BYTES + 5];
+            let place = (offset, total);
+            emit_fragment(
+                &mut packet[HEADER_BYTES..],
+                KEY,
+                7,
+                place,
+                5,
+                unreliable,
+                port,
+            );
+            packet
+        };
+        let packet = whole(10, 100, false, false);
+        let piece = Fragment::parse(&packet).expect("a piece");
+        assert_eq!((piece.key, piece.sequence), (KEY, 7));
+        assert_eq!((piece.offset, piece.total), (10, 100));
+        assert_eq!(piece.payload, HEADER_BYTES + FRAGMENT_BYTES..packet.len());
+        assert!(Fragment::parse(&whole(95, 100, false, false)).is_some());
+        let others = [
+            whole(96, 100, false, false),
+            whole(u64::MAX, u64::MAX, false, false),
+            whole(10, 100, true, false),
+            whole(10, 100, false, true),
+        ];
+        for other in others {
+            assert_eq!(Fragment::parse(&other), None);
+        }
+        for shorter in 0..packet.len() {
+            assert_eq!(Fragment::parse(&packet[..shorter]), None, "{shorter}");
+        }
+        let mut more = packet;
+        more.resize(more.len() + 8, 0);
+        let at = more.len() - 8;
+        emit_window(&mut more[at..], 5);
+        assert_eq!(Fragment::parse(&more), None);
     }
 }

@@ -67,7 +67,7 @@ struct Parsed<'a> {
 impl<'a> Parsed<'a> {
     fn new(flight: &'a Flight) -> Option<Parsed<'a>> {
         let packet = Packet::parse(&flight.bytes, CRC_BYTES).ok()?;
-        let header = packet.header;
+        let header = packet.header();
         matches!(header.kind, Kind::Data | Kind::Ack | Kind::Prod).then_some(Parsed {
             from: usize::from(flight.from),
             header,
