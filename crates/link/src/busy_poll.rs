@@ -9,7 +9,7 @@
 //! `include/uapi/asm-generic/socket.h`.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 
 use crate::sys;
 
@@ -58,20 +58,8 @@ impl BusyPolling {
 /// packet, and where packets come by none. Of a socket that is not connected the first packet decides.
 #[must_use]
 pub fn receive_queue(socket: BorrowedFd<'_>) -> Option<u32> {
-    let mut queue: libc::c_uint = 0;
-    let mut bytes = sys::socklen_of::<libc::c_uint>();
-    // SAFETY: the kernel writes at most `bytes` bytes to `queue`, which is that long, and their
-    // number to `bytes`; both live during the call.
-    let result = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            SO_INCOMING_NAPI_ID,
-            (&raw mut queue).cast(),
-            &raw mut bytes,
-        )
-    };
-    (result == 0 && queue != 0).then_some(queue)
+    let queue: u32 = sys::socket_option(socket, SO_INCOMING_NAPI_ID).ok()?;
+    (queue != 0).then_some(queue)
 }
 
 #[cfg(test)]

@@ -95,6 +95,43 @@ pub fn interface_mtu(socket: BorrowedFd<'_>, name: &str) -> io::Result<usize> {
     usize::try_from(mtu).map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
+/// Types for which every pattern of bits is a value.
+///
+/// # Safety
+/// They must be such.
+pub unsafe trait Integer: Default {}
+// SAFETY: integers are.
+unsafe impl Integer for u64 {}
+// SAFETY: integers are.
+unsafe impl Integer for u32 {}
+// SAFETY: integers are.
+unsafe impl Integer for libc::c_int {}
+
+/// Reads an option of `SOL_SOCKET` that has the size of `T`.
+///
+/// # Errors
+/// What the kernel says; [`io::ErrorKind::InvalidData`] if the option has another size.
+pub fn socket_option<T: Integer>(socket: BorrowedFd<'_>, option: libc::c_int) -> io::Result<T> {
+    let mut value = T::default();
+    let mut length = socklen_of::<T>();
+    // SAFETY: pointer and length describe `value`, an integer as `Integer` promises, so
+    // that whatever the kernel writes is valid; it lives during the call.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            option,
+            (&raw mut value).cast(),
+            &raw mut length,
+        )
+    };
+    match result {
+        0 if length == socklen_of::<T>() => Ok(value),
+        0 => Err(io::ErrorKind::InvalidData.into()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 /// Sets a socket option to a plain C value.
 ///
 /// # Errors

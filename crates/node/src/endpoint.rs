@@ -496,10 +496,7 @@ impl Endpoint {
         until: Until,
         attempt: impl FnMut(&mut ProcessState, Instant) -> Option<R>,
     ) -> Result<R, ReceiveError> {
-        let look = |state: &mut ProcessState| match state.poll_memory() {
-            true => Polled::Came,
-            false => Polled::Nothing,
-        };
+        let look = |state: &mut ProcessState| state.poll_memory().into();
         self.wait_reading(until, attempt, look)
     }
 

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketType, ipproto, sockopt};
 
-use dipole_link::sys::{peer_credentials, socklen_of};
+use dipole_link::sys::{peer_credentials, socket_option};
 
 /// The process at the other end of a connection, as the kernel reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -151,41 +151,14 @@ pub fn still_owned(socket: BorrowedFd<'_>) -> Result<SocketAddr, NotOwned> {
     Ok(SocketAddr::new(ip, bound.port()))
 }
 
-/// Reads a socket option that has the size of `T`.
-fn option<T: Integer>(socket: BorrowedFd<'_>, option: libc::c_int) -> io::Result<T> {
-    let mut value = T::default();
-    let mut length = socklen_of::<T>();
-    // SAFETY: pointer and length describe `value`, an integer (`Integer` is for those only), so
-    // that whatever the kernel writes is valid; it lives during the call.
-    let result = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            option,
-            (&raw mut value).cast(),
-            &raw mut length,
-        )
-    };
-    match result {
-        0 if length == socklen_of::<T>() => Ok(value),
-        0 => Err(io::ErrorKind::InvalidData.into()),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
-/// Types for which every pattern of bits is a value.
-trait Integer: Default {}
-impl Integer for u64 {}
-impl Integer for libc::c_int {}
-
 /// Which network namespace a socket is of.
 fn namespace_cookie(socket: BorrowedFd<'_>) -> io::Result<u64> {
-    option(socket, libc::SO_NETNS_COOKIE)
+    socket_option(socket, libc::SO_NETNS_COOKIE)
 }
 
 /// The device that a socket is bound to; 0 for none.
 fn bound_device(socket: BorrowedFd<'_>) -> io::Result<libc::c_int> {
-    option(socket, libc::SO_BINDTOIFINDEX)
+    socket_option(socket, libc::SO_BINDTOIFINDEX)
 }
 
 /// The supplementary groups of the process at the other end of a connected unix socket.

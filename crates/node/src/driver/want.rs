@@ -24,6 +24,17 @@ impl<T> Polled<T> {
     }
 }
 
+impl<T> From<bool> for Polled<T> {
+    /// Whether anything came in.
+    #[inline]
+    fn from(came: bool) -> Polled<T> {
+        match came {
+            true => Polled::Came,
+            false => Polled::Nothing,
+        }
+    }
+}
+
 /// What a thread waits for.
 pub(crate) trait Want<S: Stepper> {
     /// What it gets.
@@ -35,10 +46,7 @@ pub(crate) trait Want<S: Stepper> {
     /// Looks only at shared memory, from where it may be handed over at once.
     #[inline]
     fn poll_memory(&mut self, stepper: &mut S) -> Polled<Self::Got> {
-        match stepper.poll_memory() {
-            true => Polled::Came,
-            false => Polled::Nothing,
-        }
+        stepper.poll_memory().into()
     }
 }
 

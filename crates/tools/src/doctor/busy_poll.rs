@@ -24,6 +24,20 @@ struct Interrupts {
     allowed: bool,
 }
 
+/// What asking has shown.
+#[derive(Debug)]
+enum Measured {
+    /// Answers come by no receive queue that a process could poll.
+    NoQueue,
+    /// Too few answers came, or the kernel does not poll.
+    TooLittle,
+    /// Medians of round trips.
+    RoundTrips {
+        waiting: Duration,
+        polling: Duration,
+    },
+}
+
 /// Asks by a socket that has had answers: by interrupts and by polling in turn.
 pub(super) fn examine(prober: &Prober, device: &str, patience: Duration) -> Finding {
     let set = |name: &str| {
@@ -34,17 +48,17 @@ pub(super) fn examine(prober: &Prober, device: &str, patience: Duration) -> Find
         deferred: set("napi_defer_hard_irqs") && set("gro_flush_timeout"),
         allowed: may(CapabilitySet::NET_ADMIN),
     };
-    let measured = prober
-        .receive_queue()
-        .map(|_| medians(prober, patience).ok_or(()));
-    let finding = judge(measured, &interrupts);
+    let measured = match prober.receive_queue() {
+        Some(_) => measure(prober, patience).unwrap_or(Measured::TooLittle),
+        None => Measured::NoQueue,
+    };
+    let finding = judge(&measured, &interrupts);
     let advice = finding.advice.replace("DEVICE", device);
     finding.advise(advice)
 }
 
-/// Medians of round trips by interrupts and by polling; `None` if too few answers came, or the
-/// kernel does not poll.
-fn medians(prober: &Prober, patience: Duration) -> Option<[Duration; 2]> {
+/// Medians of round trips by interrupts and by polling, if enough answers came.
+fn measure(prober: &Prober, patience: Duration) -> Option<Measured> {
     let mut times = [Vec::new(), Vec::new()];
     for _ in 0..TURNS {
         for (polls, times) in [false, true].into_iter().zip(&mut times) {
@@ -62,20 +76,23 @@ fn medians(prober: &Prober, patience: Duration) -> Option<[Duration; 2]> {
         times.get((TURNS * RUN / 2) as usize).copied()
     };
     let [interrupts, polled] = times;
-    Some([median(interrupts)?, median(polled)?])
+    Some(Measured::RoundTrips {
+        waiting: median(interrupts)?,
+        polling: median(polled)?,
+    })
 }
 
-fn judge(measured: Option<Result<[Duration; 2], ()>>, interrupts: &Interrupts) -> Finding {
-    let [waiting, polling] = match measured {
-        Some(Ok(medians)) => medians,
-        Some(Err(())) => {
+fn judge(measured: &Measured, interrupts: &Interrupts) -> Finding {
+    let (waiting, polling) = match *measured {
+        Measured::RoundTrips { waiting, polling } => (waiting, polling),
+        Measured::TooLittle => {
             return Finding::unknown(
                 NAME,
                 "too few answers to tell, or this kernel does not poll",
                 "",
             );
         }
-        None => {
+        Measured::NoQueue => {
             return Finding::good(
                 NAME,
                 "not to be had: its packets come by no receive queue that a process could poll \
@@ -109,8 +126,9 @@ mod tests {
     #[test]
     fn polling_is_advised_where_it_is_clearly_faster() {
         let of = |waiting, polling, deferred, allowed| {
-            let medians = [waiting, polling].map(Duration::from_micros);
-            judge(Some(Ok(medians)), &Interrupts { deferred, allowed })
+            let [waiting, polling] = [waiting, polling].map(Duration::from_micros);
+            let measured = Measured::RoundTrips { waiting, polling };
+            judge(&measured, &Interrupts { deferred, allowed })
         };
         let found = of(50, 30, false, false);
         assert!(found.fact.starts_with("helps: round trips take 30µs"));
@@ -131,8 +149,8 @@ mod tests {
             deferred: false,
             allowed: true,
         };
-        let none = judge(None, &interrupts);
+        let none = judge(&Measured::NoQueue, &interrupts);
         assert_eq!((none.verdict, &*none.advice), (Good, ""));
-        assert_eq!(judge(Some(Err(())), &interrupts).verdict, Unknown);
+        assert_eq!(judge(&Measured::TooLittle, &interrupts).verdict, Unknown);
     }
 }
