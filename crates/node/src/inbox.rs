@@ -6,7 +6,7 @@
 //! used again once their readers have let go, so a steady stream allocates nothing.
 
 use std::collections::VecDeque;
-use std::ops::Deref;
+use std::ops::{Deref, RangeInclusive};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use dipole_link::arena::{Arena, Token as Piece};
@@ -16,13 +16,13 @@ use crate::address::Address;
 
 const FIRST_ARENA_BYTES: usize = 4 << 10;
 const LARGEST_ARENA_BYTES: usize = 256 << 10;
-/// Empty arenas kept for the next burst.
-const SPARE_ARENAS: usize = 4;
+/// Arenas that an endpoint whose messages have all been taken keeps.
+const IDLE_ARENAS: usize = 4;
 /// Arenas looked through for an empty one: more than a pool of unread messages fills.
 const MAX_ARENAS: usize = 512;
 /// What an arena needs beside a message's bytes.
 const ARENA_OVERHEAD_BYTES: usize = 64;
-/// Bytes of free buffers kept for the next long messages.
+/// Bytes of free memory kept for the next messages, of a process.
 const SPARE_BYTES: usize = 32 << 20;
 
 /// A received message, read where it lies.
@@ -72,7 +72,7 @@ impl Deref for Message {
     }
 }
 
-/// Buffers for long messages, used again.
+/// Memory for messages, used again: buffers for long ones, arenas for others.
 #[derive(Debug, Default)]
 pub(crate) struct Buffers {
     spare: Mutex<Spare>,
@@ -81,7 +81,15 @@ pub(crate) struct Buffers {
 #[derive(Debug, Default)]
 struct Spare {
     buffers: Vec<Vec<u8>>,
+    arenas: Vec<Arena>,
+    /// Of both.
     bytes: usize,
+}
+
+impl Spare {
+    fn has_room(&self, bytes: usize) -> bool {
+        self.bytes + bytes <= SPARE_BYTES && self.buffers.len() + self.arenas.len() < 1024
+    }
 }
 
 impl Buffers {
@@ -107,9 +115,28 @@ impl Buffers {
 
     fn give_back(&self, buffer: Vec<u8>) {
         let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
-        if spare.bytes + buffer.len() <= SPARE_BYTES && spare.buffers.len() < 1024 {
+        if spare.has_room(buffer.len()) {
             spare.bytes += buffer.len();
             spare.buffers.push(buffer);
+        }
+    }
+
+    /// The arena that was emptied last of those with so many bytes: it is still in the cache.
+    fn take_arena(&self, bytes: RangeInclusive<usize>) -> Option<Arena> {
+        let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
+        let fits = |arena: &Arena| bytes.contains(&arena.bytes());
+        let index = spare.arenas.iter().rposition(fits)?;
+        let arena = spare.arenas.remove(index);
+        spare.bytes -= arena.bytes();
+        Some(arena)
+    }
+
+    /// Takes back an arena of which nothing is out.
+    fn give_back_arena(&self, arena: Arena) {
+        let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
+        if spare.has_room(arena.bytes()) {
+            spare.bytes += arena.bytes();
+            spare.arenas.push(arena);
         }
     }
 }
@@ -172,11 +199,20 @@ const _: () = assert!(size_of::<Message>() <= 32 && size_of::<Token>() <= 48);
 pub(crate) struct Inbox {
     queue: VecDeque<Token>,
     arena: Option<Arena>,
-    /// Those that were full, until their readers have let go, and some that are empty again.
+    /// Those that were full, until their readers have let go.
     others: Vec<Arena>,
+    buffers: Arc<Buffers>,
 }
 
 impl Inbox {
+    /// An empty one, with memory from `buffers`.
+    pub(crate) fn new(buffers: Arc<Buffers>) -> Inbox {
+        Inbox {
+            buffers,
+            ..Inbox::default()
+        }
+    }
+
     /// Makes room for a small message that `fill` writes.
     #[inline]
     pub(crate) fn push_with(
@@ -237,7 +273,11 @@ impl Inbox {
     /// The oldest message.
     #[inline]
     pub(crate) fn pop(&mut self) -> Option<Token> {
-        self.queue.pop_front()
+        let token = self.queue.pop_front();
+        if self.queue.is_empty() && self.others.len() > IDLE_ARENAS {
+            self.give_back_empty();
+        }
+        token
     }
 
     /// Length of the oldest message.
@@ -266,24 +306,20 @@ impl Inbox {
             // Of a reader who keeps what it has read.
             self.others.drain(..MAX_ARENAS / 2);
         }
-        let (mut next, mut spare) = (None, 0);
-        // The one emptied last first: its memory is still in the cache.
-        for index in (0..self.others.len()).rev() {
-            let other = &mut self.others[index];
-            if !other.is_empty() {
-                continue;
-            }
-            if next.is_none() && other.bytes() >= needed {
-                next = Some(self.others.remove(index));
-            } else if spare < SPARE_ARENAS {
-                spare += 1;
-            } else {
-                self.others.remove(index);
-            }
-        }
+        self.give_back_empty();
         let bytes = double.clamp(FIRST_ARENA_BYTES, LARGEST_ARENA_BYTES);
-        let new = || Arena::new(bytes.max(needed)).expect("memory for a message");
-        self.arena = Some(next.unwrap_or_else(new));
+        let bytes = bytes.max(needed);
+        let emptied = self.buffers.take_arena(needed..=bytes);
+        let new = || Arena::new(bytes).expect("memory for a message");
+        self.arena = Some(emptied.unwrap_or_else(new));
+    }
+
+    /// Arenas whose readers have let go may serve others.
+    #[cold]
+    fn give_back_empty(&mut self) {
+        for arena in self.others.extract_if(.., Arena::is_empty) {
+            self.buffers.give_back_arena(arena);
+        }
     }
 }
 
@@ -292,6 +328,7 @@ mod tests {
     use super::*;
     use crate::address::{EndpointId, NodeId};
     use dipole_proto::{Config, Machine};
+    use std::collections::HashSet;
 
     fn origin() -> Origin {
         let mut machine = Machine::new(Config::default(), 1, [1, 2], &[]);
@@ -320,6 +357,29 @@ mod tests {
             assert_eq!(&**message, original.as_slice());
         }
         assert_eq!(kept.len(), sent.len());
+    }
+
+    #[test]
+    fn the_memory_of_a_burst_serves_the_next_also_of_others() {
+        let (buffers, origin) = (Arc::new(Buffers::default()), origin());
+        // Where the arenas lie that it needs.
+        let burst = |inbox: &mut Inbox| {
+            let mut places = HashSet::new();
+            for _ in 0..100 {
+                inbox.push_with(Charge::None, origin, 16 << 10, |_| ());
+                places.extend(inbox.arena.as_ref().map(|arena| arena.base().addr()));
+            }
+            while inbox.pop().is_some() {}
+            assert!(inbox.others.len() <= IDLE_ARENAS);
+            places
+        };
+        let mut inboxes = [(); 2].map(|()| Inbox::new(Arc::clone(&buffers)));
+        let mut places = HashSet::new();
+        for _ in 0..10 {
+            places.extend(inboxes.iter_mut().flat_map(&burst));
+        }
+        // Those of one burst, those that grew to them, and what the other keeps meanwhile.
+        assert!(places.len() < 20, "{} arenas", places.len());
     }
 
     #[test]

@@ -3,6 +3,8 @@
 //! Both carriers feed the machine here and handle its events at once, while the bytes
 //! that events refer to are at hand.
 
+use std::sync::Arc;
+
 use dipole_proto::wire::Payloads;
 use dipole_proto::{Event, Instant, Machine, PeerId};
 
@@ -208,7 +210,8 @@ impl Core {
 
     /// Opens an inbox for messages to `endpoint`.
     pub(super) fn open_endpoint(&mut self, endpoint: u32) {
-        self.dispatch.endpoints.open(endpoint);
+        let buffers = Arc::clone(self.dispatch.buffers());
+        self.dispatch.endpoints.open(endpoint, buffers);
         self.machine.open_endpoint(endpoint, false);
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 
 use super::send::Target;
-use crate::inbox::Inbox;
+use crate::inbox::{Buffers, Inbox};
 
 /// An open endpoint.
 #[derive(Debug)]
@@ -38,13 +38,13 @@ pub(super) struct EndpointTable {
 }
 
 impl EndpointTable {
-    pub(super) fn open(&mut self, endpoint: u32) {
+    pub(super) fn open(&mut self, endpoint: u32, buffers: Arc<Buffers>) {
         self.close(endpoint);
         let index = u32::try_from(self.states.len()).expect("endpoints have 32-bit numbers");
         self.by_endpoint.insert(endpoint, index);
         self.states.push(EndpointState {
             endpoint,
-            inbox: Inbox::default(),
+            inbox: Inbox::new(buffers),
             targets: None,
             exported: false,
             newly_ready: false,
@@ -103,7 +103,7 @@ mod tests {
     fn an_endpoint_is_found_until_it_is_closed_whatever_others_do() {
         let mut endpoints = EndpointTable::default();
         for endpoint in 0..100 {
-            endpoints.open(endpoint * 7);
+            endpoints.open(endpoint * 7, Arc::default());
         }
         for endpoint in (0..100).step_by(3) {
             assert!(endpoints.close(endpoint * 7).is_some());
