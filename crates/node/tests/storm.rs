@@ -160,9 +160,11 @@ fn killed_processes_leave_nothing_and_survivors_are_told() {
     let first = start(&runtime, FIRST_VICTIM + victims);
     survivor.receive_timeout(PATIENCE).expect("it sends");
     drop(first);
-    while node.departed().is_empty() || node.stats().pool_used_bytes > 0 {
-        let _more = survivor.receive_timeout(Duration::from_millis(5));
+    let mut is_quiet = false;
+    while !is_quiet || node.stats().local_peers > 0 || node.stats().pool_used_bytes > 0 {
+        is_quiet = survivor.receive_timeout(Duration::from_millis(20)).is_err();
     }
+    assert_eq!(node.departed().len(), 1);
     let (descriptors_before, mappings_before) = (descriptors(), shared_mappings());
 
     let mut steady = start(&runtime, STEADY);
