@@ -132,8 +132,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         effect: "whoever carries a proof gets a session, right or wrong",
         file: "crates/proto/src/machine/packets.rs",
         suite: Suite::Simulator,
-        snippet: "let refusal = if keyed != packet.header.flags.has(Flags::PROVEN) || keyed && !proven {",
-        replacement: "let refusal = if keyed != packet.header.flags.has(Flags::PROVEN) {",
+        snippet: "let refusal = if keyed != packet.header().flags.has(Flags::PROVEN) || keyed && !proven {",
+        replacement: "let refusal = if keyed != packet.header().flags.has(Flags::PROVEN) {",
     },
     Mutant {
         name: "wishes-overtake",
