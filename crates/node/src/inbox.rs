@@ -201,6 +201,8 @@ pub(crate) struct Inbox {
     arena: Option<Arena>,
     /// Those that were full, until their readers have let go.
     others: Vec<Arena>,
+    /// Where the arena lies that was asked for: it serves nobody else.
+    pool: Option<usize>,
     buffers: Arc<Buffers>,
 }
 
@@ -258,6 +260,7 @@ impl Inbox {
             bytes: arena.bytes(),
         };
         self.others.extend(self.arena.replace(arena));
+        self.pool = Some(pool.base);
         Some(pool)
     }
 
@@ -306,6 +309,14 @@ impl Inbox {
             // Of a reader who keeps what it has read.
             self.others.drain(..MAX_ARENAS / 2);
         }
+        let is_own = |arena: &mut Arena| Some(arena.base().addr()) == self.pool;
+        let is_ready = |arena: &mut Arena| is_own(arena) && arena.is_empty();
+        let own = self.others.extract_if(.., is_ready).next();
+        if own.as_ref().is_some_and(|own| own.bytes() >= needed) {
+            self.arena = own;
+            return;
+        }
+        self.others.extend(own);
         self.give_back_empty();
         let bytes = double.clamp(FIRST_ARENA_BYTES, LARGEST_ARENA_BYTES);
         let bytes = bytes.max(needed);
@@ -317,7 +328,9 @@ impl Inbox {
     /// Arenas whose readers have let go may serve others.
     #[cold]
     fn give_back_empty(&mut self) {
-        for arena in self.others.extract_if(.., Arena::is_empty) {
+        let pool = self.pool;
+        let is_spare = |arena: &mut Arena| Some(arena.base().addr()) != pool && arena.is_empty();
+        for arena in self.others.extract_if(.., is_spare) {
             self.buffers.give_back_arena(arena);
         }
     }
@@ -380,6 +393,29 @@ mod tests {
         }
         // Those of one burst, those that grew to them, and what the other keeps meanwhile.
         assert!(places.len() < 20, "{} arenas", places.len());
+    }
+
+    #[test]
+    fn the_pool_that_was_asked_for_is_used_again_and_serves_nobody_else() {
+        let (buffers, origin) = (Arc::new(Buffers::default()), origin());
+        let mut inbox = Inbox::new(Arc::clone(&buffers));
+        let pool = inbox.set_arena(1 << 20).expect("memory");
+        let lies_in_pool = |message: &Message| {
+            let at = message.as_ptr().addr();
+            (pool.base..pool.base + pool.bytes).contains(&at)
+        };
+        for _ in 0..3 {
+            for _ in 0..200 {
+                inbox.push_with(Charge::None, origin, 16 << 10, |_| ());
+            }
+            let tokens = std::iter::from_fn(|| inbox.pop());
+            let inside = tokens.filter(|token| lies_in_pool(&token.message)).count();
+            assert!(inside > 50, "{inside} of 200");
+        }
+        let spare = buffers.spare.lock().unwrap();
+        let others = spare.arenas.iter();
+        assert!(others.clone().count() > 0);
+        assert!(others.clone().all(|arena| arena.base().addr() != pool.base));
     }
 
     #[test]
