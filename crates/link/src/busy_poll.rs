@@ -17,7 +17,7 @@ const SO_BUSY_POLL: libc::c_int = 46;
 const SO_INCOMING_NAPI_ID: libc::c_int = 56;
 const SO_PREFER_BUSY_POLL: libc::c_int = 69;
 
-/// What looks at a socket that find nothing do.
+/// What the kernel does when a look at a socket finds no packet.
 #[derive(Debug, Default)]
 pub enum BusyPolling {
     /// Nothing: packets come by interrupts.
@@ -25,9 +25,9 @@ pub enum BusyPolling {
     Off,
     /// The kernel refuses to poll; packets come by interrupts.
     Refused(io::Error),
-    /// They poll the receive queue, interrupts come as well.
+    /// It polls the receive queue, interrupts come as well.
     BesideInterrupts,
-    /// They poll the receive queue. Interrupts stay off meanwhile, if the interface's
+    /// It polls the receive queue. Interrupts stay off meanwhile, if the interface's
     /// `napi_defer_hard_irqs` and `gro_flush_timeout` are set.
     Preferred,
 }

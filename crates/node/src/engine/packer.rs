@@ -69,15 +69,12 @@ impl PeerFrames {
 
     /// The open frame is closed, as a bulk frame or not.
     fn close_open(&mut self, bulk: bool) {
-        let mut edges = std::mem::take(&mut self.open_edges);
-        if bulk {
-            self.bulk_queued += 1;
-            for edge in &edges {
-                self.note_bulk(*edge, 0);
+        self.bulk_queued += u64::from(bulk);
+        while let Some(edge) = self.open_edges.pop() {
+            if bulk {
+                self.note_bulk(edge, 0);
             }
         }
-        edges.clear();
-        self.open_edges = edges;
     }
 
     /// So many more bulk frames are queued, the last with a record of this edge.
