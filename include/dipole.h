@@ -48,7 +48,7 @@ extern "C" {
  *   EADDRINUSE     another process has the endpoint
  *   EADDRNOTAVAIL  the node's network address cannot be bound
  *   EAGAIN         the call would have to wait
- *   EBADF          the number is no endpoint, edge, queue or counter, or its endpoint has ended
+ *   EBADF          the number is no endpoint, edge, queue, counter or region, or its endpoint has ended
  *   EBUSY          the node is already open
  *   ECANCELED      the operation was withdrawn before it began
  *   ECONNREFUSED   the receiving process has no such endpoint
@@ -62,10 +62,12 @@ extern "C" {
  *   EMFILE         no descriptors or threads are left, or the process has as many endpoints as it may
  *   EMSGSIZE       the message is too long, or the buffer too short
  *   ENFILE         the user has as many processes or endpoints on this node as they may
- *   ENOENT         the process belongs to no job
+ *   ENOENT         the process belongs to no job, or the endpoint has no open region with this key
  *   ENOMEM         the pool cannot be had
  *   ENXIO          the node is not open
  *   EOPNOTSUPP     shared memory was asked for and cannot be used
+ *   EPERM          the region was not opened for that
+ *   ERANGE         it would reach beyond the region
  *   ESTALE         the descriptor belongs to the parent process
  *   ETIMEDOUT      it did not happen in the time given
  *   EUSERS         the process, or the peer's, has as many peers as it may
@@ -218,12 +220,68 @@ int dp_post(int edge, int operation, const struct iovec *iov, int iovcnt, uint64
  * completes with ECANCELED. 0 if there is none, because it is done, for example. */
 int dp_cancel(int edge, uint64_t context);
 
-/* dp_drain() for the edge's target; waits for what was posted, too. */
+/* dp_drain() for the edge's target; waits for what was posted, too, and until what was put is in
+ * its place. */
 int dp_edge_drain(int edge, int64_t timeout_ns);
 
 /* Closes the edge. What was sent still arrives; what was posted and has not begun is dropped,
  * without a completion. */
 int dp_edge_close(int edge);
+
+/*
+ * Regions: memory of an endpoint that others put into, get from and update
+ *
+ * Whoever has a region's key, which nobody guesses, and an edge to its endpoint may do what
+ * its owner allows. What is not allowed changes nothing: ENOENT (the endpoint has no open region
+ * with this key), ERANGE (beyond its end), EPERM (not opened for that), EINVAL (a word begins at a
+ * multiple of 8). Operations of an edge begin in its order; puts have no order among each other. A
+ * message that is sent after them on the same edge arrives when they are done.
+ */
+
+#define DP_ALLOW_PUT 1    /* others may write into it */
+#define DP_ALLOW_GET 2    /* others may read from it */
+#define DP_ALLOW_UPDATE 4 /* others may add to its 64-bit words, and swap them */
+
+/* Opens memory to others; the region's number, which is no descriptor, and its key. Until
+ * dp_region_close() the memory must stay, and this process reads and writes in it only what
+ * nobody operates on meanwhile, words by atomic operations. */
+int dp_region_open(int fd, void *memory, size_t length, int rights, uint64_t *key);
+
+/* Closes a region. When this returns nobody accesses its memory any more. */
+int dp_region_close(int region);
+
+/* Puts data at an offset of a region of the edge's target. Returns when they are on their way, as
+ * dp_edge_send() does; dp_edge_drain() waits until they are there, and fails if a put since
+ * the last one was refused. flags: DP_DONTWAIT or 0. */
+int dp_put(int edge, uint64_t key, uint64_t offset, const void *data, size_t len, int flags,
+           int64_t timeout_ns);
+
+/* The same, and tells the owner once all of the data are there: its endpoint gets a notice,
+ * which comes like a message of 0 bytes. */
+int dp_put_notify(int edge, uint64_t key, uint64_t offset, const void *data, size_t len,
+                  uint64_t value, int flags, int64_t timeout_ns);
+
+struct dp_notice {
+    uint64_t key;    /* of the region */
+    uint64_t offset; /* where the data lie */
+    uint64_t length; /* how many bytes they are */
+    uint64_t value;  /* the initiator's */
+};
+
+/* 1, and what it says, if a message that was read and not given back is a notice; else 0. */
+int dp_notice(int fd, const void *message, struct dp_notice *notice);
+
+/* Gets len bytes at an offset of a region of the edge's target. */
+int dp_get(int edge, uint64_t key, uint64_t offset, void *into, size_t len, int64_t timeout_ns);
+
+/* Adds to the 64-bit word at an offset, wrapping around, in one step for all who do. before may be
+ * NULL, else it gets what the word was. After ETIMEDOUT or ECONNRESET it may have been done. */
+int dp_fetch_add(int edge, uint64_t key, uint64_t offset, uint64_t value, uint64_t *before,
+                 int64_t timeout_ns);
+
+/* Sets the 64-bit word at an offset to a new value if it is what is expected, in one step. */
+int dp_compare_swap(int edge, uint64_t key, uint64_t offset, uint64_t expected, uint64_t new_value,
+                    uint64_t *before, int64_t timeout_ns);
 
 /*
  * Completion queues: what was posted and is done, what has arrived

@@ -10,7 +10,7 @@ use std::time::Duration;
 use dipole_node::FileError;
 use dipole_node::job::JobError;
 use dipole_node::{
-    CloseError, ConfigError, LimitReached, OpenError, ReceiveError, SendError, TargetError,
+    CloseError, ConfigError, LimitReached, OpenError, Outcome, ReceiveError, SendError, TargetError,
 };
 
 /// What went wrong in a call.
@@ -56,6 +56,12 @@ pub(crate) enum Failure {
          dp_counter_open returned and that is not closed"
     )]
     NotACounter { number: c_int },
+    /// The number stands for no region.
+    #[error(
+        "{number} is no region of this process: dp_region_close takes \
+         what dp_region_open returned and that is not closed"
+    )]
+    NotARegion { number: c_int },
     /// A completion queue had nothing in the time given.
     #[error("completion queue {fd} {}", in_vain(.waited.as_ref()))]
     NoCompletion { fd: c_int, waited: Option<Duration> },
@@ -144,7 +150,7 @@ fn not_done(waited: Option<&Duration>) -> String {
 }
 
 /// Every error number that this library sets, and what it means then.
-pub(crate) const MEANINGS: [(c_int, &CStr); 26] = [
+pub(crate) const MEANINGS: [(c_int, &CStr); 28] = [
     (
         libc::E2BIG,
         c"an option is set that this version of the library does not know",
@@ -161,7 +167,7 @@ pub(crate) const MEANINGS: [(c_int, &CStr); 26] = [
     (libc::EAGAIN, c"the call would have to wait"),
     (
         libc::EBADF,
-        c"the number is no endpoint, edge, queue or counter, or its endpoint has ended",
+        c"the number is no endpoint, edge, queue, counter or region, or its endpoint has ended",
     ),
     (libc::EBUSY, c"the node is already open"),
     (
@@ -197,13 +203,18 @@ pub(crate) const MEANINGS: [(c_int, &CStr); 26] = [
         libc::ENFILE,
         c"the user has as many processes or endpoints on this node as they may",
     ),
-    (libc::ENOENT, c"the process belongs to no job"),
+    (
+        libc::ENOENT,
+        c"the process belongs to no job, or the endpoint has no open region with this key",
+    ),
     (libc::ENOMEM, c"the pool cannot be had"),
     (libc::ENXIO, c"the node is not open"),
     (
         libc::EOPNOTSUPP,
         c"shared memory was asked for and cannot be used",
     ),
+    (libc::EPERM, c"the region was not opened for that"),
+    (libc::ERANGE, c"it would reach beyond the region"),
     (
         libc::ESTALE,
         c"the descriptor belongs to the parent process",
@@ -231,6 +242,7 @@ impl Failure {
             Failure::Send(SendError::Ended)
                 | Failure::Receive(ReceiveError::Ended)
                 | Failure::Target(TargetError::Ended)
+                | Failure::Open(OpenError::Ended)
         )
     }
 
@@ -248,6 +260,7 @@ impl Failure {
                 OpenError::Pool { .. } => libc::ENOMEM,
                 OpenError::SharedMemory { .. } => libc::EOPNOTSUPP,
                 OpenError::Forked => libc::ESTALE,
+                OpenError::Ended => libc::EBADF,
             },
             Failure::Target(error) => target_errno(error),
             Failure::Send(error) => match error {
@@ -257,6 +270,7 @@ impl Failure {
                 SendError::TooLong { .. } => libc::EMSGSIZE,
                 SendError::Refused { .. } => libc::ECONNREFUSED,
                 SendError::PeerGone { .. } => libc::ECONNRESET,
+                SendError::NotDone { outcome, .. } => outcome_errno(*outcome),
                 SendError::Broken(_) => libc::EIO,
                 SendError::Unreachable(cause) => target_errno(cause),
                 SendError::Cancelled { .. } => libc::ECANCELED,
@@ -281,7 +295,8 @@ impl Failure {
             Failure::NotAnEndpoint { .. }
             | Failure::NotAnEdge { .. }
             | Failure::NotAQueue { .. }
-            | Failure::NotACounter { .. } => libc::EBADF,
+            | Failure::NotACounter { .. }
+            | Failure::NotARegion { .. } => libc::EBADF,
             Failure::NoCompletion { waited: None, .. } | Failure::NotDone { waited: None, .. } => {
                 libc::EAGAIN
             }
@@ -326,5 +341,16 @@ fn target_errno(error: &TargetError) -> c_int {
         TargetError::Broken(_) => libc::EIO,
         TargetError::Ended => libc::EBADF,
         TargetError::Forked => libc::ESTALE,
+    }
+}
+
+/// Why an operation on memory was not done.
+fn outcome_errno(outcome: Outcome) -> c_int {
+    match outcome {
+        Outcome::NoRegion => libc::ENOENT,
+        Outcome::OutOfBounds => libc::ERANGE,
+        Outcome::NotAllowed => libc::EPERM,
+        Outcome::Misaligned => libc::EINVAL,
+        Outcome::Done => libc::EIO,
     }
 }

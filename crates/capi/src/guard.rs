@@ -178,6 +178,21 @@ pub(crate) unsafe fn bytes<'a>(
     Ok(unsafe { std::slice::from_raw_parts(bytes.cast(), length) })
 }
 
+/// Memory of the caller to be written to, which names it `what`.
+///
+/// # Safety
+/// `place` is null or points to `length` bytes that nobody else accesses during the call.
+pub(crate) unsafe fn bytes_mut<'a>(
+    what: &'static str,
+    place: *mut c_void,
+    length: usize,
+) -> Result<&'a mut [u8], Failure> {
+    // SAFETY: whoever may write may read, too.
+    let bytes = unsafe { self::bytes(what, place, length) }?;
+    // SAFETY: checked as `bytes`; writable and nobody else's by contract.
+    Ok(unsafe { std::slice::from_raw_parts_mut(bytes.as_ptr().cast_mut(), length) })
+}
+
 /// An array of the caller.
 ///
 /// # Safety

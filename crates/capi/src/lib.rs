@@ -8,7 +8,7 @@
 //! `dp.rs` has the seven calls of DP §2, table 1, `message.rs` what sends and
 //! receives besides, `edge.rs`, `queue.rs` and `counter.rs` edges, posted operations and
 //! their completions, `query.rs` what asks. All go through `guard`; `handle` finds
-//! endpoints, `numbers` edges and counters, `process` keeps the one node of the process.
+//! endpoints, `numbers` edges, counters and regions, `process` keeps the one node of the process.
 
 mod counter;
 mod dp;
@@ -22,6 +22,7 @@ mod options;
 mod process;
 mod query;
 mod queue;
+mod region;
 mod table;
 
 pub use counter::{
@@ -48,4 +49,8 @@ pub use query::{
 pub use queue::{
     Completion, DP_FAILED, DP_RECEIVED, DP_SENT, dp_queue_attach, dp_queue_attach_edge,
     dp_queue_close, dp_queue_open, dp_queue_wait,
+};
+pub use region::{
+    DP_ALLOW_GET, DP_ALLOW_PUT, DP_ALLOW_UPDATE, Notice, dp_compare_swap, dp_fetch_add, dp_get,
+    dp_notice, dp_put, dp_put_notify, dp_region_close, dp_region_open,
 };

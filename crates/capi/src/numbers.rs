@@ -1,4 +1,4 @@
-//! What C programs hold by a number that is no descriptor: edges and counters.
+//! What C programs hold by a number that is no descriptor: edges, counters and regions.
 //!
 //! A number is used again only after all others that are free, so that one held too long
 //! rarely stands for something else.

@@ -20,6 +20,7 @@ use crate::failure::Failure;
 use crate::handle::{FileId, Handle};
 use crate::numbers::Numbers;
 use crate::queue::OpenQueue;
+use crate::region::REGIONS;
 
 /// Counts forks: what was made in another generation belongs to the parent.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
@@ -36,6 +37,7 @@ pub(crate) struct Process {
     pub(crate) endpoints: Mutex<Endpoints>,
     pub(crate) edges: Mutex<Numbers>,
     pub(crate) counters: Mutex<Numbers>,
+    pub(crate) regions: Mutex<Numbers>,
     /// Completion queues by the numbers of their descriptors.
     pub(crate) queues: Mutex<HashMap<c_int, Arc<OpenQueue>>>,
     /// What the process had before it was forked, never used and never dropped.
@@ -79,6 +81,7 @@ pub(crate) fn current() -> Arc<Process> {
             endpoints: Mutex::default(),
             edges: Mutex::default(),
             counters: Mutex::default(),
+            regions: Mutex::default(),
             queues: Mutex::default(),
             parent: known.clone(),
         });
@@ -135,6 +138,7 @@ impl Process {
             handle.end();
         }
         EDGES.close_all(self);
+        REGIONS.close_all(self);
         COUNTERS.close_all(self);
         let queues = std::mem::take(&mut *lock(&self.queues));
         drop(queues);

@@ -77,6 +77,8 @@ impl OpenQueue {
                 context,
                 ..Completion::EMPTY
             }),
+            // C programs post messages alone.
+            Done::Done { .. } => None,
             Done::Failed { context, error } => Some(Completion {
                 kind: DP_FAILED,
                 error: guard::keep("dp_queue_wait", Failure::Send(error)),

@@ -193,6 +193,28 @@ fn what_is_posted_to_several_targets_completes_in_one_queue_though_one_is_gone()
 }
 
 #[test]
+fn what_a_region_does_not_allow_changes_nothing_and_is_told() {
+    let bench = Bench::new();
+    let program = bench.compile("regions");
+    for link in ["auto", "udp"] {
+        let mut command = bench.command(&program);
+        let said = harness::run(command.env("DIPOLE_LINK", link).arg("31"));
+        assert_eq!(said, "", "{link}");
+    }
+}
+
+#[test]
+fn a_hash_table_lies_in_the_memory_of_several_processes_and_one_is_killed() {
+    let bench = Bench::new();
+    let program = bench.compile("hash_table");
+    for link in ["shm", "udp"] {
+        let mut command = bench.command(&program);
+        let said = harness::run(command.env("DIPOLE_LINK", link).args(["41", "4", "300"]));
+        assert_eq!(said, "4 processes, 300 keys each\n", "{link}");
+    }
+}
+
+#[test]
 fn a_counter_tells_how_many_posted_operations_are_done_and_how_many_failed() {
     let bench = Bench::new();
     let program = bench.compile("counter");

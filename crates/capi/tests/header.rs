@@ -7,7 +7,9 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::mem::{offset_of, size_of};
 
-use dipole::{Address, Completion, Counts, NodeOptions, OpenOptions, Pool, ReceivedMessage, Stats};
+use dipole::{
+    Address, Completion, Counts, NodeOptions, Notice, OpenOptions, Pool, ReceivedMessage, Stats,
+};
 use harness::{Bench, crate_dir, include_dir, run};
 
 fn header() -> String {
@@ -103,6 +105,7 @@ fn c_type(rust: &str) -> String {
         "Counts" => "struct dp_counts",
         "libc::iovec" => "struct iovec",
         "NodeOptions" => "struct dp_node_options",
+        "Notice" => "struct dp_notice",
         "OpenOptions" => "struct dp_open_options",
         "Pool" => "dpmmap_t",
         "ReceivedMessage" => "struct dp_message",
@@ -169,6 +172,12 @@ fn layouts() -> String {
     );
     layout!(
         text,
+        Notice,
+        "struct dp_notice",
+        [key, offset, length, value]
+    );
+    layout!(
+        text,
         OpenOptions,
         "struct dp_open_options",
         [size, flags, reserved, pool_bytes]
@@ -221,6 +230,9 @@ fn constants() -> Vec<(&'static str, i64)> {
         ("DP_MORE", dipole::DP_MORE.into()),
         ("DP_UNRELIABLE", dipole::DP_UNRELIABLE.into()),
         ("DP_MESSAGE", dipole::DP_MESSAGE.into()),
+        ("DP_ALLOW_PUT", dipole::DP_ALLOW_PUT.into()),
+        ("DP_ALLOW_GET", dipole::DP_ALLOW_GET.into()),
+        ("DP_ALLOW_UPDATE", dipole::DP_ALLOW_UPDATE.into()),
         ("DP_SENT", dipole::DP_SENT.into()),
         ("DP_FAILED", dipole::DP_FAILED.into()),
         ("DP_RECEIVED", dipole::DP_RECEIVED.into()),

@@ -93,6 +93,12 @@ impl AnyHub {
             /// [`PushError`]; nothing was pushed.
             pub fn push(&mut self, conn: ConnId, tag: u64, payload: &[u8]) -> Result<(), PushError>;
 
+            /// [`Hub::push_parts`].
+            ///
+            /// # Errors
+            /// [`PushError`]; nothing was pushed.
+            pub fn push_parts(&mut self, conn: ConnId, tag: u64, head: &[u8], rest: &[u8]) -> Result<(), PushError>;
+
             /// [`Hub::push_notice`].
             ///
             /// # Errors

@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
 use std::io;
+use std::ops::Deref;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::task::{self, Poll};
@@ -19,8 +20,9 @@ use rustc_hash::FxHashMap;
 use crate::Message;
 use crate::address::EndpointId;
 use crate::driver::{Stepper, Until, WaitError, WaitKey};
-use crate::engine::Engine;
+use crate::engine::{Engine, OperationResult};
 use crate::error::{OpenError, ReceiveError, SendError};
+use crate::inbox::Buffer;
 use crate::inner::Inner;
 use crate::process::ProcessState;
 
@@ -34,6 +36,15 @@ pub enum Completion {
     Sent {
         /// As it was posted.
         context: Context,
+    },
+    /// A posted operation on memory is done.
+    Done {
+        /// As it was posted.
+        context: Context,
+        /// Of fetch-and-add and compare-and-swap: what the word was.
+        value: u64,
+        /// What was got.
+        data: Data,
     },
     /// A posted operation was not done.
     Failed {
@@ -51,10 +62,28 @@ pub enum Completion {
     },
 }
 
+/// What a get has brought.
+#[derive(Debug, Default)]
+pub struct Data(Option<Buffer>);
+
+impl Data {
+    pub(crate) fn new(buffer: Buffer) -> Data {
+        Data(Some(buffer))
+    }
+}
+
+impl Deref for Data {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.0.as_ref().map_or(&[], Buffer::bytes)
+    }
+}
+
 /// How many operations are done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Messages that are on their way.
+    /// Messages that are on their way, and operations on memory that are done.
     pub sent: u64,
     /// Operations that were not done.
     pub failed: u64,
@@ -179,12 +208,33 @@ impl QueueTable {
         } else if let Some(counts) = self.counters.get_mut(&id.0) {
             match completion {
                 Completion::Failed { .. } => counts.failed += 1,
-                Completion::Sent { .. } | Completion::Received { .. } => counts.sent += 1,
+                Completion::Sent { .. } | Completion::Done { .. } | Completion::Received { .. } => {
+                    counts.sent += 1;
+                }
             }
         } else {
             return;
         }
         self.tell(engine, id);
+    }
+
+    /// Notes posted operations that have their results.
+    pub(crate) fn note_finished(&mut self, engine: &mut Engine) {
+        while let Some((posted, result)) = engine.next_finished() {
+            let (context, target) = (posted.context, posted.to);
+            let completion = match result {
+                OperationResult::Done(value, data) => Completion::Done {
+                    context,
+                    value,
+                    data,
+                },
+                failed => Completion::Failed {
+                    context,
+                    error: SendError::from_operation(failed, target),
+                },
+            };
+            self.push(engine, posted.queue, completion);
+        }
     }
 
     /// Somebody who waits for the queue looks at it.

@@ -1,20 +1,26 @@
 //! An edge: from an endpoint of this process to one target, and to it alone.
 
+mod memory;
+
 use std::future::{Future, poll_fn};
 use std::io::IoSlice;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{self, Poll};
 use std::time::{Duration, Instant};
+
+use dipole_proto::wire::{self, OperationKind};
 
 use crate::address::{Address, EndpointId};
 use crate::completion::{CompletionCounter, CompletionQueue, Context, QueueRef};
 use crate::driver::{Until, WaitError};
 use crate::edges::EdgeRef;
 use crate::endpoint::EndpointOwner;
-use crate::engine::{Target, wait_keys};
+use crate::engine::{MAX_GET_BYTES, Target, wait_keys};
 use crate::error::SendError;
 use crate::inner::Inner;
 use crate::process::ProcessState;
+use crate::region::RegionKey;
 
 /// What can be posted to an edge.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -23,6 +29,93 @@ pub enum Operation {
     /// A message to the target endpoint.
     #[default]
     Message,
+    /// The bytes belong at an offset of a region of the target; done once they are there.
+    Put {
+        /// The region.
+        key: RegionKey,
+        /// Where.
+        offset: u64,
+        /// What its owner is told then, if anything.
+        notice: Option<u64>,
+    },
+    /// Bytes of a region of the target, at most 16 MiB; they come with the completion.
+    Get {
+        /// The region.
+        key: RegionKey,
+        /// Where they begin.
+        offset: u64,
+        /// How many they are.
+        length: usize,
+    },
+    /// Adds to a 64-bit word of a region; what it was comes with the completion.
+    FetchAdd {
+        /// The region.
+        key: RegionKey,
+        /// Where, a multiple of 8.
+        offset: u64,
+        /// What is added, wrapping around.
+        value: u64,
+    },
+    /// Sets a 64-bit word of a region if it is as expected; what it was comes with the
+    /// completion.
+    CompareSwap {
+        /// The region.
+        key: RegionKey,
+        /// Where, a multiple of 8.
+        offset: u64,
+        /// What it must be.
+        expected: u64,
+        /// What it becomes.
+        new: u64,
+    },
+}
+
+impl Operation {
+    /// The data of a compare-and-swap.
+    pub(crate) fn word(&self) -> Option<[u8; 8]> {
+        match self {
+            Operation::CompareSwap { expected, .. } => Some(expected.to_le_bytes()),
+            _ => None,
+        }
+    }
+
+    /// Its head on the wire but for the id; `None` of a message. An answer is wanted.
+    pub(crate) fn head(&self) -> Option<wire::Operation> {
+        let (kind, key, offset, value) = match *self {
+            Operation::Message => return None,
+            Operation::Put {
+                key,
+                offset,
+                notice,
+            } => (OperationKind::Put, key, offset, notice.unwrap_or(0)),
+            Operation::Get {
+                key,
+                offset,
+                length,
+            } => (OperationKind::Get, key, offset, length as u64),
+            Operation::FetchAdd { key, offset, value } => {
+                (OperationKind::FetchAdd, key, offset, value)
+            }
+            Operation::CompareSwap {
+                key, offset, new, ..
+            } => (OperationKind::CompareSwap, key, offset, new),
+        };
+        Some(wire::Operation {
+            kind,
+            wants_answer: true,
+            gives_notice: matches!(
+                self,
+                Operation::Put {
+                    notice: Some(_),
+                    ..
+                }
+            ),
+            id: 0,
+            key: key.0,
+            offset,
+            value,
+        })
+    }
 }
 
 /// An edge of an endpoint. Messages of one edge arrive once and in order.
@@ -36,6 +129,8 @@ pub struct Edge {
     owner: Arc<EndpointOwner>,
     id: EdgeRef,
     to: Address,
+    /// Puts have been sent that nobody waited for.
+    has_put: AtomicBool,
 }
 
 impl Edge {
@@ -50,6 +145,7 @@ impl Edge {
             owner: Arc::clone(owner),
             id,
             to,
+            has_put: AtomicBool::new(false),
         }
     }
 
@@ -111,7 +207,7 @@ impl Edge {
         self.check_usable()?;
         let source = self.owner.id.0;
         let edge = (self.id, self.to);
-        self.inner.send_along(source, edge, payload, until)
+        self.inner.send_along(source, edge, payload.into(), until)
     }
 
     /// Sends a message without blocking the thread: ready once it is queued whole, as
@@ -152,12 +248,13 @@ impl Edge {
         }
     }
 
-    /// Posts an operation on the gathered bytes, which are copied; never blocks. It is done
+    /// Posts an operation on the gathered bytes, which are copied; never blocks. It is begun
     /// in the edge's order, also if the edge still connects. Its `context` appears in the
     /// queue that the edge is [attached](Self::attach) to when it is done or has failed.
     ///
     /// # Errors
-    /// [`SendError::Full`]: 1024 operations wait on this edge, or 32 MiB in this process.
+    /// [`SendError::Full`]: 1024 operations wait on this edge, or 32 MiB in this process;
+    /// [`SendError::TooLong`] of a get.
     pub fn post(
         &self,
         operation: Operation,
@@ -165,12 +262,17 @@ impl Edge {
         context: Context,
     ) -> Result<(), SendError> {
         self.check_usable()?;
-        let Operation::Message = operation;
+        if let Operation::Get { length, .. } = operation
+            && length > MAX_GET_BYTES
+        {
+            let limit = MAX_GET_BYTES as u64;
+            return Err(SendError::TooLong { length, limit });
+        }
         let mut gathered = Vec::with_capacity(bytes.iter().map(|slice| slice.len()).sum());
         for slice in bytes {
             gathered.extend_from_slice(slice);
         }
-        self.inner.post(self.id, gathered, context)
+        self.inner.post(self.id, operation, gathered, context)
     }
 
     /// Withdraws an operation that was posted with this context and has not begun: it
@@ -205,15 +307,20 @@ impl Edge {
         }
     }
 
-    /// Waits until everything sent to the target's process has been acknowledged: it lies
-    /// in its endpoint's token buffer pool.
+    /// Waits until everything sent to the target's process has been acknowledged: messages lie
+    /// in its endpoint's token buffer pool, what was put lies in its place.
     ///
     /// # Errors
+    /// [`SendError::NotDone`]: a put since the last flush was refused, and why the first was.
     /// [`SendError::TimedOut`], [`SendError::PeerGone`], [`SendError::Broken`].
     pub fn flush(&self, timeout: Duration) -> Result<(), SendError> {
         self.check_usable()?;
         let begun = Instant::now();
         let until = Until::For(timeout);
+        if self.has_put.load(Ordering::Relaxed) {
+            self.fence(until)?;
+        }
+        let until = until.after(begun.elapsed());
         let target = self.inner.wait_target(self.id, self.to, until)?;
         self.inner
             .wait_acknowledged(&target, until.after(begun.elapsed()))
@@ -248,16 +355,17 @@ impl Drop for Edge {
 }
 
 impl Inner {
-    /// Posts a message to an edge; the progress thread sees to what has to wait.
+    /// Posts an operation to an edge; the progress thread sees to what has to wait.
     pub(crate) fn post(
         &self,
         id: EdgeRef,
+        operation: Operation,
         bytes: Vec<u8>,
         context: Context,
     ) -> Result<(), SendError> {
         self.driver.with(|state, now| {
             let (engine, edges, queues) = state.parts();
-            edges.post((engine, queues), id, bytes, context, now)
+            edges.post((engine, queues), id, (operation, bytes), context, now)
         })
     }
 

@@ -16,7 +16,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use dipole_link::shm::{ConnId, ShmError};
-use dipole_proto::{ConnectError, EdgeError, EdgeId, Instant, PeerId};
+use dipole_proto::wire;
+use dipole_proto::{ConnectError, EdgeError, Instant, PeerId};
 use rustc_hash::FxHashMap;
 
 use crate::address::Address;
@@ -24,7 +25,10 @@ use crate::clock::Reading;
 use crate::completion::{Completion, Context, QueueRef, QueueTable};
 use crate::config::Links;
 use crate::driver::Stepper;
-use crate::engine::{Blocked, Destination, Engine, Target};
+use crate::edge::Operation;
+use crate::engine::{
+    AnswerPlace, Blocked, Content, Destination, Engine, OperationId, Posted, Target,
+};
 use crate::error::{GoneReason, SendError, TargetError};
 use crate::registry::{EdgeTraffic, Ports};
 use connector::Job;
@@ -61,9 +65,10 @@ enum Stage {
     Failed(Arc<TargetError>),
 }
 
-/// A message that waits for its turn.
+/// An operation that waits for its turn.
 #[derive(Debug)]
 struct Post {
+    operation: Operation,
     context: Context,
     bytes: Vec<u8>,
 }
@@ -375,7 +380,7 @@ impl EdgeTable {
         &mut self,
         engine: &mut Engine,
         id: EdgeRef,
-        payload: &[u8],
+        content: Content<'_>,
         clock: &mut Reading<'_>,
     ) -> std::io::Result<bool> {
         let Some(EdgeState {
@@ -390,12 +395,49 @@ impl EdgeTable {
             return Ok(false);
         }
         let sent = engine
-            .send_at_once(target.edge, payload, false, clock)?
+            .send_at_once(target.edge, content, false, clock)?
             .is_ok();
         if sent {
-            target.sent.count(payload.len());
+            target.sent.count(content.payload().len());
         }
         Ok(sent)
+    }
+
+    /// Asks something of another's memory at once, if the edge is open and takes it now: the
+    /// id under which the answer comes. The head has none yet.
+    ///
+    /// # Errors
+    /// Only when the link is broken.
+    #[inline]
+    pub(crate) fn ask_fast(
+        &mut self,
+        engine: &mut Engine,
+        id: EdgeRef,
+        (mut head, data): (wire::Operation, &[u8]),
+        place: &mut Option<AnswerPlace>,
+        clock: &mut Reading<'_>,
+    ) -> std::io::Result<Option<OperationId>> {
+        let Some(EdgeState {
+            stage: Stage::Open(target),
+            posts,
+            ..
+        }) = self.get(id)
+        else {
+            return Ok(None);
+        };
+        if !posts.is_empty() {
+            return Ok(None);
+        }
+        let is_fence = head.kind == wire::OperationKind::Fence;
+        let wanted = (is_fence, place.take().unwrap_or(AnswerPlace::None));
+        head.id = engine.expect_answer(clock.last(), target.edge, wanted, None);
+        let bytes = head.to_bytes();
+        let content = Content::operation(&bytes, data);
+        let sent = engine.send_at_once(target.edge, content, false, clock);
+        if !matches!(sent, Ok(Ok(()))) {
+            *place = engine.forget_operation(head.id);
+        }
+        Ok(sent?.is_ok().then_some(head.id))
     }
 
     /// Where completions of an edge go.
@@ -405,8 +447,8 @@ impl EdgeTable {
         }
     }
 
-    /// Posts a message: it is sent when its turn comes, and its context appears in the
-    /// edge's queue then.
+    /// Posts an operation: it begins when its turn comes, and its context appears in the
+    /// edge's queue when it is done; a message when it has gone.
     ///
     /// # Errors
     /// [`SendError::Full`]: as much waits as may.
@@ -414,7 +456,7 @@ impl EdgeTable {
         &mut self,
         (engine, queues): (&mut Engine, &mut QueueTable),
         id: EdgeRef,
-        bytes: Vec<u8>,
+        (operation, bytes): (Operation, Vec<u8>),
         context: Context,
         now: Instant,
     ) -> Result<(), SendError> {
@@ -429,7 +471,11 @@ impl EdgeTable {
             });
         }
         let length = bytes.len();
-        edge.posts.push_back(Post { context, bytes });
+        edge.posts.push_back(Post {
+            operation,
+            context,
+            bytes,
+        });
         self.posted_bytes += length;
         if !self.waiting.contains(&id) {
             self.waiting.push(id);
@@ -591,7 +637,7 @@ impl EdgeTable {
                 let result = match &edge.stage {
                     Stage::Resolving | Stage::Opening(_) => break,
                     Stage::Failed(cause) => Err(SendError::Unreachable(Arc::clone(cause))),
-                    Stage::Open(target) => match send_copy(engine, target.edge, &post.bytes, now) {
+                    Stage::Open(target) => match send_post(engine, target, post, edge.queue, now) {
                         Ok(()) => {
                             target.sent.count(post.bytes.len());
                             Ok(())
@@ -602,12 +648,14 @@ impl EdgeTable {
                         }
                     },
                 };
-                let context = post.context;
+                let (context, is_message) = (post.context, post.operation == Operation::Message);
                 released += post.bytes.len();
                 edge.posts.pop_front();
                 moved = true;
                 let queue = edge.queue;
                 let completion = match result {
+                    // Another is done when its answer is here.
+                    Ok(()) if !is_message => continue,
                     Ok(()) => Completion::Sent { context },
                     Err(error) => Completion::Failed { context, error },
                 };
@@ -635,16 +683,22 @@ impl EdgeTable {
     }
 }
 
-/// Sends a message whose bytes do not outlive the call.
-fn send_copy(engine: &mut Engine, edge: EdgeId, bytes: &[u8], now: Instant) -> Result<(), Blocked> {
-    if bytes.len() <= engine.whole_limit(edge.peer) {
-        return engine.send_whole(now, edge, bytes, false);
-    }
-    let mut send = engine.begin_long(now, edge, bytes, true)?;
-    if !engine.continue_long(&mut send, bytes)? {
-        engine.keep_long(send, bytes);
-    }
-    Ok(())
+/// Begins what was posted.
+fn send_post(
+    engine: &mut Engine,
+    target: &Target,
+    post: &Post,
+    queue: Option<QueueRef>,
+    now: Instant,
+) -> Result<(), Blocked> {
+    let posted = Posted {
+        context: post.context,
+        queue,
+        to: target.address,
+    };
+    let what = (&post.operation, &post.bytes[..]);
+    let begun = engine.begin_posted(now, target.edge, what, Some(posted));
+    begun.map(drop)
 }
 
 /// Begins to meet a process; `None` if it has gone meanwhile.

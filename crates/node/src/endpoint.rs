@@ -18,11 +18,12 @@ use crate::address::{Address, EndpointId};
 use crate::completion::{CompletionQueue, Context};
 use crate::control::Command;
 use crate::driver::{Polled, Stepper, Until, WaitError, WaitKey, Want};
-use crate::edge::Edge;
+use crate::edge::{Edge, Operation};
 use crate::engine::Target;
 use crate::error::{OpenError, ReceiveError, SendError, TargetError};
 use crate::inner::Inner;
 use crate::process::ProcessState;
+use crate::region::{Region, RegionMemory, Rights};
 use crate::registry::Claim;
 use crate::{Message, Pool};
 pub(crate) use owner::EndpointOwner;
@@ -88,6 +89,18 @@ impl Endpoint {
         self.inner.ensure_progress().map_err(SendError::Broken)
     }
 
+    /// Opens memory to those who have an edge to this endpoint and the region's key, as far as
+    /// `rights` allow.
+    ///
+    /// # Errors
+    /// [`OpenError::Ended`], [`OpenError::Forked`], [`OpenError::Sleep`]: no threads are left.
+    ///
+    /// # Source
+    /// The regions of active ports, GAMMA §2.
+    pub fn open_region(&self, memory: RegionMemory, rights: Rights) -> Result<Region, OpenError> {
+        Region::open(&self.inner, &self.owner, memory, rights)
+    }
+
     /// Answers a message: sends to the endpoint it came from. Never blocks, and never looks
     /// for anybody: the process that sent it is known.
     ///
@@ -107,10 +120,15 @@ impl Endpoint {
             let (engine, edges, _) = state.parts();
             edges.answering(engine, source, (to, peer), now)
         })?;
-        match self.inner.send_along(source, (id, to), payload, Until::Now) {
+        match self
+            .inner
+            .send_along(source, (id, to), payload.into(), Until::Now)
+        {
             Err(SendError::Full {
                 by_receiver: false, ..
-            }) => self.inner.post(id, payload.to_vec(), UNWATCHED),
+            }) => self
+                .inner
+                .post(id, Operation::Message, payload.to_vec(), UNWATCHED),
             sent => sent,
         }
     }
@@ -153,7 +171,8 @@ impl Endpoint {
             edges.cached(engine, source, to, now)
         });
         self.ensure_progress()?;
-        self.inner.send_along(source, (id, to), payload, until)
+        self.inner
+            .send_along(source, (id, to), payload.into(), until)
     }
 
     /// Messages of this endpoint appear in a completion queue from now on.

@@ -5,6 +5,7 @@
 //! `engine/packets.rs` (the link of packets), `engine/shared_memory.rs` (processes of this
 //! node), and `engine/core.rs`, which both feed: the protocol and what its events change.
 
+mod content;
 mod core;
 mod departures;
 mod dispatch;
@@ -12,6 +13,7 @@ mod endpoints;
 mod exports;
 mod inboxes;
 mod liveness;
+mod operations;
 mod packer;
 mod packets;
 mod paths;
@@ -39,10 +41,14 @@ use crate::frames::FramePool;
 use crate::key::ClusterKey;
 use crate::links::AnyLink;
 use crate::net::to_wire;
+pub use content::Content;
 use core::Core;
 pub use departures::{Departure, MAX_DEPARTURES};
 use dispatch::Dispatch;
 use exports::Exports;
+use operations::Operations;
+pub(crate) use operations::{AnswerPlace, MAX_GET_BYTES, Posted};
+pub use operations::{OperationId, OperationResult};
 use packer::Packer;
 use packets::PacketPort;
 pub use paths::{Path, PathState, Paths};
@@ -144,6 +150,7 @@ impl Engine {
                 packer: Packer::new(frames, caps.small_run_frames),
                 peers: Peers::default(),
                 ready: Ready::default(),
+                operations: Operations::default(),
                 long_news: Vec::new(),
             },
             packets: PacketPort::new(link, Trailers::new(key)),
@@ -217,6 +224,7 @@ impl Engine {
     pub fn take_found(&mut self, now: Instant) -> io::Result<bool> {
         let received = self.packets.take_found(now, &mut self.core)?;
         self.came_by_memory &= !received;
+        self.tend_operations(now);
         if self.has_transmit() {
             self.transmit(now)?;
         }
@@ -256,6 +264,7 @@ impl Engine {
         };
         let polled = memory.poll(self.stepped_at, &mut self.core, reader);
         self.came_by_memory |= polled.came();
+        self.tend_operations(self.stepped_at);
         polled
     }
 
@@ -309,6 +318,8 @@ impl Engine {
             self.core.handle_events(&[][..]);
         }
         self.report_suspects();
+        self.time_operations(now);
+        self.tend_operations(now);
         self.push_records();
         if !self.kept.is_empty() {
             self.continue_kept();
@@ -342,6 +353,7 @@ impl Engine {
         [
             self.core.machine.next_deadline(),
             self.packets.next_deadline(now),
+            self.operations_deadline(),
         ]
         .into_iter()
         .flatten()

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dipole_proto::wire::{RefusedReason, ResetReason};
+use dipole_proto::wire::{Outcome, RefusedReason, ResetReason};
 
 use crate::address::Address;
 use crate::key::KeyMismatch;
@@ -120,6 +120,8 @@ pub enum OpenError {
     Sleep(io::Error),
     /// The handle was inherited by a forked child.
     Forked,
+    /// The endpoint has been ended.
+    Ended,
 }
 
 impl fmt::Display for OpenError {
@@ -165,6 +167,7 @@ impl fmt::Display for OpenError {
                 "cannot make an epoll descriptor: {cause}; raise the limit of open files (ulimit -n)"
             ),
             OpenError::Forked => f.write_str(FORKED),
+            OpenError::Ended => f.write_str(ENDED),
         }
     }
 }
@@ -359,6 +362,13 @@ pub enum SendError {
         /// Why.
         reason: RefusedReason,
     },
+    /// An operation on memory was not done, or not all puts before a flush.
+    NotDone {
+        /// Of whose memory.
+        target: Address,
+        /// Why.
+        outcome: Outcome,
+    },
     /// The peer is gone; point the endpoint anew if it comes back.
     PeerGone {
         /// To whom.
@@ -414,13 +424,15 @@ impl fmt::Display for SendError {
                     RefusedReason::NoEndpoint => "its process has no such endpoint open",
                     RefusedReason::Closed => "it was closed",
                     RefusedReason::TooLong => "the message is longer than it takes",
-                    RefusedReason::NoRegion => "no such region is open",
                     RefusedReason::TooManyEdges => {
                         "its process keeps as many edges as it can; close some"
                     }
                     RefusedReason::OverCredit => "more was sent than it had granted",
                 };
                 write!(f, "endpoint {target} refused messages: {why}")
+            }
+            SendError::NotDone { target, outcome } => {
+                write!(f, "endpoint {target} did not do the operation: {outcome}")
             }
             SendError::PeerGone {
                 target,

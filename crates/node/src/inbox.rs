@@ -13,6 +13,7 @@ use dipole_link::arena::{Arena, Token as Piece};
 use dipole_proto::{EdgeId, PeerId};
 
 use crate::address::Address;
+use crate::region::{Notice, RegionKey};
 
 const FIRST_ARENA_BYTES: usize = 4 << 10;
 const LARGEST_ARENA_BYTES: usize = 256 << 10;
@@ -30,6 +31,8 @@ const SPARE_BYTES: usize = 32 << 20;
 pub struct Message {
     payload: Payload,
     origin: Origin,
+    /// It is no message, but tells of a put: [`NOTICE_BYTES`].
+    is_notice: bool,
 }
 
 /// Where a message came from.
@@ -55,6 +58,24 @@ impl Message {
         self.origin.source
     }
 
+    /// What was put into a region of the endpoint, if this is no message but the
+    /// [notice](crate::Edge::put_notify) of that; as a message it has no bytes.
+    #[must_use]
+    pub fn notice(&self) -> Option<Notice> {
+        let bytes = match &self.payload {
+            Payload::Small(bytes) if self.is_notice => bytes,
+            _ => return None,
+        };
+        let (words, _) = bytes.as_chunks::<8>();
+        let word = |at: usize| words.get(at).map_or(0, |word| u64::from_le_bytes(*word));
+        Some(Notice {
+            key: RegionKey(word(0)),
+            offset: word(1),
+            length: word(2),
+            value: word(3),
+        })
+    }
+
     /// The process that sent it.
     pub(crate) fn peer(&self) -> PeerId {
         self.origin.peer
@@ -66,11 +87,15 @@ impl Deref for Message {
 
     fn deref(&self) -> &[u8] {
         match &self.payload {
+            Payload::Small(piece) if self.is_notice => &piece[..0],
             Payload::Small(piece) => piece,
             Payload::Long(buffer) => buffer.bytes(),
         }
     }
 }
+
+/// Bytes of a notice: the region's key, where, how many, and a value of the initiator's.
+pub(crate) const NOTICE_BYTES: usize = 32;
 
 /// Memory for messages, used again: buffers for long ones, arenas for others.
 #[derive(Debug, Default)]
@@ -228,6 +253,19 @@ impl Inbox {
         self.queue.push_back(Token { charge, message });
     }
 
+    /// Makes room for the notice of a put.
+    pub(crate) fn push_notice(
+        &mut self,
+        charge: Charge,
+        origin: Origin,
+        notice: &[u8; NOTICE_BYTES],
+    ) {
+        let place = |place: &mut [u8]| place.copy_from_slice(notice);
+        let mut message = self.message(origin, NOTICE_BYTES, place);
+        message.is_notice = true;
+        self.queue.push_back(Token { charge, message });
+    }
+
     /// A small message that `fill` writes, for a reader who has it at once.
     #[inline]
     pub(crate) fn message(
@@ -249,6 +287,7 @@ impl Inbox {
         Message {
             payload: Payload::Small(piece),
             origin,
+            is_notice: false,
         }
     }
 
@@ -269,6 +308,7 @@ impl Inbox {
         let message = Message {
             payload: Payload::Long(Box::new(buffer)),
             origin,
+            is_notice: false,
         };
         self.queue.push_back(Token { charge, message });
     }

@@ -43,12 +43,13 @@ mod net;
 mod node;
 mod process;
 mod progress;
+mod region;
 mod stats;
 
 use dipole_naming::{address, environment, key, limits, lines, liveness};
 
 pub use address::{Address, AddressError, EndpointId, NodeId};
-pub use completion::{Completion, CompletionCounter, CompletionQueue, Context, Counts};
+pub use completion::{Completion, CompletionCounter, CompletionQueue, Context, Counts, Data};
 pub use config::{Config, ConfigError, Links, variables};
 pub use dipole_link::fault::Plan as FaultPlan;
 pub use dipole_link::shm::ShmStats;
@@ -65,4 +66,5 @@ pub use key::{ClusterKey, KEY_BYTES, KeyError, KeyMismatch, MAC_BYTES, MacKey};
 pub use limits::{Bound, LIMITS_FILE, LimitReached, UserLimits};
 pub use lines::FileError;
 pub use node::Node;
+pub use region::{Notice, Outcome, Region, RegionError, RegionKey, RegionMemory, Rights};
 pub use stats::Stats;

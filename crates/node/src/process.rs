@@ -69,7 +69,8 @@ impl ProcessState {
     /// completion queues.
     #[inline]
     fn advance(&mut self) {
-        if self.edges.is_waiting() || self.queues.is_watching() {
+        let has_finished = self.engine.has_finished();
+        if has_finished || self.edges.is_waiting() || self.queues.is_watching() {
             self.advance_waiting();
         }
     }
@@ -77,6 +78,7 @@ impl ProcessState {
     #[cold]
     fn advance_waiting(&mut self) {
         let now = self.stepped_at;
+        self.queues.note_finished(&mut self.engine);
         self.edges.advance(&mut self.engine, &mut self.queues, now);
         self.queues.note_messages(&mut self.engine);
     }

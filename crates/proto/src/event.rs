@@ -218,9 +218,26 @@ pub enum Event {
         sequence: u64,
         /// Where the piece belongs.
         offset: u64,
-        /// Length of the whole message.
+        /// Length of the whole message, or of an operation's data.
         total: u64,
+        /// It is of an operation on memory: the bytes begin with its
+        /// [head](crate::wire::Operation), whose place alone counts; what `bytes` then holds of
+        /// its data is the piece. Pieces in a pipe come without it, after a first one of the
+        /// head alone.
+        operation: bool,
         /// The piece.
+        bytes: Range<usize>,
+    },
+    /// An operation on memory is whole and next in order.
+    Operation {
+        /// On which edge. It is [consumed](crate::Machine::consumed), as a message without
+        /// bytes, once it is done.
+        edge: EdgeId,
+        /// Endpoint that asks for it.
+        source: u32,
+        /// Endpoint that is asked.
+        target: u32,
+        /// Its head and its data.
         bytes: Range<usize>,
     },
     /// A message kept by `Hold` is complete and next in order.
@@ -248,37 +265,6 @@ pub enum Event {
         total: u64,
         /// The piece.
         bytes: Range<usize>,
-    },
-    /// Data for an open region.
-    Placed {
-        /// From whom.
-        peer: PeerId,
-        /// Which region.
-        region: u32,
-        /// Notification number, zero for none.
-        notify: u32,
-        /// Where the data belong.
-        offset: u64,
-        /// The data.
-        bytes: Range<usize>,
-    },
-    /// A peer opened a region of its memory to us.
-    RegionOpened {
-        /// Whose.
-        peer: PeerId,
-        /// Which.
-        region: u32,
-        /// Key for placements.
-        key: u64,
-        /// Bytes.
-        length: u64,
-    },
-    /// A peer closed a region.
-    RegionClosed {
-        /// Whose.
-        peer: PeerId,
-        /// Which.
-        region: u32,
     },
     /// A long message lies in the memory of a process of this node: copy it from there
     /// into what [`Event::Hold`] began, then say [`Machine::fetched`](crate::Machine::fetched)

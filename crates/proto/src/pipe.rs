@@ -8,6 +8,7 @@
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
+use core::ops::Range;
 
 use crate::channel::{Begun, Channel, MessagePiece, Notice, Placed, Tell};
 use crate::error::{BeginError, Misbehaved};
@@ -15,8 +16,8 @@ use crate::event::{EdgeId, Event, PeerId};
 use crate::shared::Shared;
 use crate::time::Instant;
 use crate::wire::{
-    EdgeKey, Greeting, Malformed, PipeKind, PipeRecord, PipeTag, Wish, ends_to_word, key_from_word,
-    pipe_words, reason_from_extra,
+    EdgeKey, Greeting, Malformed, OPERATION_BYTES, PipeKind, PipeRecord, PipeTag, Wish,
+    ends_to_word, key_from_word, pipe_words, reason_from_extra,
 };
 
 /// Records that wait until the peer reads its ring; one that keeps the rules asks for a few
@@ -38,6 +39,7 @@ struct Inbound {
 struct Stream {
     sequence: u64,
     total: u64,
+    operation: bool,
     got: u64,
 }
 
@@ -133,20 +135,39 @@ impl Pipe {
 
     /// A message that has begun lies at `address` until [`Event::Taken`] or
     /// [`Event::StreamWanted`]: the record to push.
-    pub(crate) fn offer(&mut self, edge: EdgeId, begun: Begun, total: u64, address: u64) {
-        self.begin_long(PipeKind::Offer, edge, begun, &[total, address]);
+    pub(crate) fn offer(
+        &mut self,
+        edge: EdgeId,
+        begun: Begun,
+        (total, address): (u64, u64),
+        head: Option<&[u8; OPERATION_BYTES]>,
+    ) {
+        self.begin_long(PipeKind::Offer, edge, begun, &[total, address], head);
     }
 
     /// A message that has begun comes in pieces, which are pushed after this record.
-    pub(crate) fn announce(&mut self, edge: EdgeId, begun: Begun, total: u64) {
+    pub(crate) fn announce(
+        &mut self,
+        edge: EdgeId,
+        begun: Begun,
+        total: u64,
+        head: Option<&[u8; OPERATION_BYTES]>,
+    ) {
         debug_assert!(
             !self.has_offered(edge),
             "pieces of an offered message would come among those of a later one"
         );
-        self.begin_long(PipeKind::Announce, edge, begun, &[total]);
+        self.begin_long(PipeKind::Announce, edge, begun, &[total], head);
     }
 
-    fn begin_long(&mut self, kind: PipeKind, edge: EdgeId, begun: Begun, words: &[u64]) {
+    fn begin_long(
+        &mut self,
+        kind: PipeKind,
+        edge: EdgeId,
+        begun: Begun,
+        words: &[u64],
+        head: Option<&[u8; OPERATION_BYTES]>,
+    ) {
         self.long.push(Long {
             edge,
             key: begun.key,
@@ -158,7 +179,11 @@ impl Pipe {
             extra: 0,
             number: edge.index,
         };
-        self.queue.push_back(PipeRecord::new(tag, words));
+        let record = PipeRecord::new(tag, words);
+        self.queue.push_back(match head {
+            Some(head) => record.with_head(head),
+            None => record,
+        });
     }
 
     /// All pieces of a message have been pushed.
@@ -307,13 +332,7 @@ impl Pipe {
         if !self.channel.is_current(edge) {
             return Err(Misbehaved("a message on an edge that has ended"));
         }
-        let piece = MessagePiece {
-            sequence,
-            offset: 0,
-            total,
-            port: false,
-            bytes: 0..length,
-        };
+        let piece = MessagePiece::whole(sequence, 0..length);
         inbound.arrived += 1;
         let (placed, _) = self.channel.place(edge.index, piece, now, shared);
         match placed {
@@ -400,14 +419,18 @@ impl Pipe {
                 let key = key_from_word(ends, tag.extra)?;
                 self.channel.on_forgotten(key, shared);
             }
+            PipeKind::Operation => self.on_operation(tag.number, length, now, shared)?,
             PipeKind::Offer => {
-                let [total, address] = pipe_words(payload)?;
-                self.on_offer(tag.number, total, address, now, shared)?;
+                let (words, head) = split_head(payload, 16);
+                let [total, address] = pipe_words(words)?;
+                self.on_offer(tag.number, (total, address), head, now, shared)?;
             }
             PipeKind::Announce => {
-                let [total] = pipe_words(payload)?;
-                let (_, sequence, _) = self.on_long(tag.number, total, now, shared)?;
-                self.expect_pieces(tag.number, sequence, total);
+                let (words, head) = split_head(payload, 8);
+                let [total] = pipe_words(words)?;
+                let is_operation = head.is_some();
+                let (_, sequence, _) = self.on_long(tag.number, total, head, now, shared)?;
+                self.expect_pieces(tag.number, sequence, total, is_operation);
             }
             PipeKind::Taken => {
                 let [number] = pipe_words(payload)?;
@@ -504,15 +527,48 @@ impl Pipe {
         Ok(())
     }
 
-    fn on_offer(
+    /// A whole operation of `length` bytes, its head among them.
+    fn on_operation(
         &mut self,
         number: u32,
-        total: u64,
-        address: u64,
+        length: usize,
         now: Instant,
         shared: &mut Shared,
     ) -> Result<(), Misbehaved> {
-        let (edge, sequence, placed) = self.on_long(number, total, now, shared)?;
+        let data = length
+            .checked_sub(OPERATION_BYTES)
+            .ok_or(Misbehaved("an operation without a head"))?;
+        let inbound = self.inbound(number)?;
+        let (edge, key) = (inbound.edge, inbound.key);
+        let piece = MessagePiece {
+            length: data as u64,
+            total: data as u64,
+            operation: true,
+            ..MessagePiece::whole(inbound.arrived, 0..length)
+        };
+        inbound.arrived += 1;
+        match self.channel.place(edge.index, piece, now, shared).0 {
+            Placed::Deliver => shared.event(Event::Operation {
+                edge,
+                source: key.source,
+                target: key.target,
+                bytes: 0..length,
+            }),
+            Placed::Held | Placed::Discarded => {}
+            Placed::Violation => return Err(Misbehaved("more than it was granted")),
+        }
+        Ok(())
+    }
+
+    fn on_offer(
+        &mut self,
+        number: u32,
+        (total, address): (u64, u64),
+        head: Option<Range<usize>>,
+        now: Instant,
+        shared: &mut Shared,
+    ) -> Result<(), Misbehaved> {
+        let (edge, sequence, placed) = self.on_long(number, total, head, now, shared)?;
         match placed {
             Placed::Held => shared.event(Event::Fetch {
                 edge,
@@ -534,6 +590,7 @@ impl Pipe {
         &mut self,
         number: u32,
         total: u64,
+        head: Option<Range<usize>>,
         now: Instant,
         shared: &mut Shared,
     ) -> Result<(EdgeId, u64, Placed), Misbehaved> {
@@ -546,9 +603,10 @@ impl Pipe {
         let piece = MessagePiece {
             sequence,
             offset: 0,
+            length: 0,
             total,
-            port: false,
-            bytes: 0..0,
+            operation: head.is_some(),
+            bytes: head.unwrap_or(0..0),
         };
         match self.channel.place(edge.index, piece, now, shared).0 {
             Placed::Violation => Err(Misbehaved("more than it was granted")),
@@ -556,10 +614,11 @@ impl Pipe {
         }
     }
 
-    fn expect_pieces(&mut self, number: u32, sequence: u64, total: u64) {
+    fn expect_pieces(&mut self, number: u32, sequence: u64, total: u64, operation: bool) {
         self.streams.entry(number).or_default().push_back(Stream {
             sequence,
             total,
+            operation,
             got: 0,
         });
     }
@@ -587,8 +646,9 @@ impl Pipe {
     }
 
     /// The message offered under `number` cannot be copied from where it lies.
-    pub(crate) fn cannot_fetch(&mut self, number: u32, sequence: u64, total: u64) {
-        self.expect_pieces(number, sequence, total);
+    pub(crate) fn cannot_fetch(&mut self, edge: EdgeId, number: u32, sequence: u64, total: u64) {
+        let operation = self.channel.is_operation(edge, sequence);
+        self.expect_pieces(number, sequence, total, operation);
         self.answer(PipeKind::Stream, number, sequence);
     }
 
@@ -611,8 +671,9 @@ impl Pipe {
         let piece = MessagePiece {
             sequence: stream.sequence,
             offset: stream.got,
+            length,
             total: stream.total,
-            port: false,
+            operation: stream.operation,
             bytes: 0..end,
         };
         stream.got += length;
@@ -652,6 +713,15 @@ impl Pipe {
         self.channel.hash_state(hasher);
         (self.id, self.remote.incarnation, &self.inbound).hash(hasher);
         (&self.streams, &self.long, &self.queue).hash(hasher);
+    }
+}
+
+/// The first `bytes` of a record's payload, and where the head of an operation lies behind them.
+fn split_head(payload: &[u8], bytes: usize) -> (&[u8], Option<Range<usize>>) {
+    let whole = bytes..bytes + OPERATION_BYTES;
+    match payload.len() == whole.end {
+        true => (&payload[..bytes], Some(whole)),
+        false => (payload, None),
     }
 }
 

@@ -1,4 +1,4 @@
-//! What all sessions of a process share: pool, endpoints, regions, events, counters.
+//! What all sessions of a process share: pool, endpoints, events, counters.
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
@@ -9,13 +9,6 @@ use crate::pool::Pool;
 use crate::send::Slot;
 use crate::stats::{DropReason, Stats};
 use crate::time::Instant;
-
-/// A region of memory opened to peers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Region {
-    pub(crate) key: u64,
-    pub(crate) length: u64,
-}
 
 /// The turn of an edge whose message is longer than its window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,7 +44,6 @@ const FORFEIT_TIMEOUTS: u64 = 4;
 /// One open endpoint, as far as admission needs it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Endpoint {
-    pub(crate) port: bool,
     /// Whose over-long message is admitted now.
     pub(crate) oversize: Option<Oversize>,
     /// Edges waiting for that.
@@ -70,7 +62,6 @@ pub(crate) struct Shared {
     pub(crate) someone_waits: bool,
     /// Changes whenever an endpoint opens or closes; never zero.
     pub(crate) endpoints_generation: u64,
-    pub(crate) regions: BTreeMap<u32, Region>,
     pub(crate) events: VecDeque<Event>,
     /// Frames whose units have arrived, or never will.
     pub(crate) released: Vec<Slot>,
@@ -130,7 +121,6 @@ impl Shared {
             endpoints: BTreeMap::new(),
             someone_waits: false,
             endpoints_generation: 1,
-            regions: BTreeMap::new(),
             events: VecDeque::new(),
             released: Vec::new(),
             stats: Stats::default(),

@@ -35,7 +35,7 @@ fn kill(wire: &mut Wire, host: usize) {
 
 /// The clients have opened a session with the first host, one after the other.
 fn join(wire: &mut Wire, clients: std::ops::RangeInclusive<usize>) -> Vec<EdgeId> {
-    wire.hosts[0].machine.open_endpoint(7, false);
+    wire.hosts[0].machine.open_endpoint(7);
     let join = |client: usize| {
         let peer = wire.connect(client, 0);
         assert!(wire.run(SECOND, |wire| wire.hosts[client].machine.is_open(peer)));

@@ -137,7 +137,7 @@ fn an_application_that_never_reads_stops_its_own_senders_only() {
         ..Config::default()
     };
     let (mut wire, quick) = connected(9, &config);
-    wire.hosts[1].machine.open_endpoint(8, false);
+    wire.hosts[1].machine.open_endpoint(8);
     let stuck = wire.hosts[0].machine.edge(quick.peer, 1, 8).expect("open");
     let now = wire.now;
     let mut taken = 0;
@@ -181,7 +181,7 @@ fn a_missing_endpoint_is_told_to_the_sender() {
         wire.hosts[0].send(now, nowhere, b"again"),
         Err(BeginError::Refused(_))
     ));
-    wire.hosts[1].machine.open_endpoint(99, false);
+    wire.hosts[1].machine.open_endpoint(99);
     wire.hosts[0].machine.forgive(nowhere);
     wire.hosts[0]
         .send(now, nowhere, b"now")
@@ -201,7 +201,7 @@ fn a_lane_that_dies_hands_its_units_to_another() {
 fn either_of_two_interfaces_may_fail_and_come_back() {
     for length in [50, 100_000] {
         let mut wire = Wire::with_interfaces(31, 2, 2, &Config::default());
-        wire.hosts[1].machine.open_endpoint(7, false);
+        wire.hosts[1].machine.open_endpoint(7);
         let peer = wire.connect(0, 1);
         assert!(wire.run(SECOND, |wire| wire.hosts[0].machine.is_open(peer)));
         let edge = wire.hosts[0].machine.edge(peer, 1, 7).expect("open");
@@ -222,7 +222,7 @@ fn either_of_two_interfaces_may_fail_and_come_back() {
 fn a_restarted_process_ends_the_old_session_and_opens_a_new_one() {
     let (mut wire, edge) = connected(17, &Config::default());
     wire.restart(1);
-    wire.hosts[1].machine.open_endpoint(7, false);
+    wire.hosts[1].machine.open_endpoint(7);
     let now = wire.now;
     wire.hosts[0]
         .send(now, edge, b"to the dead")
@@ -371,36 +371,6 @@ fn a_peer_that_dies_before_it_has_forgotten_an_edge_is_found_out() {
     assert!(matches!(begun, Err(BeginError::NoCredit { .. })));
     wire.hosts[1].home.ip[15] = 9;
     assert!(wire.run(6 * SECOND, |wire| !wire.hosts[0].gone.is_empty()));
-}
-
-#[test]
-fn placements_reach_open_regions_only() {
-    let (mut wire, edge) = connected(37, &Config::default());
-    let place = |wire: &mut Wire, key, offset| {
-        assert!(wire.hosts[0].send_records(edge.peer, false, |bytes| {
-            dipole_proto::wire::emit_placement(bytes, (3, key), 0, offset, 4);
-            bytes[28..32].copy_from_slice(b"data");
-            32
-        }));
-        wire.run(SECOND, |_| false);
-    };
-    wire.hosts[1].machine.open_region(3, 0xFEED, 100);
-    for (key, offset) in [(0xFEED, 96), (0xFEED, 97), (0xBEEF, 0)] {
-        place(&mut wire, key, offset);
-    }
-    let placed = [(3, 96, b"data".to_vec())];
-    assert_eq!(wire.hosts[1].placed, placed);
-    assert_eq!(
-        wire.hosts[1].machine.stats().dropped(DropReason::Violation),
-        2
-    );
-    wire.hosts[1].machine.close_region(3);
-    place(&mut wire, 0xFEED, 0);
-    assert_eq!(wire.hosts[1].placed, placed);
-    assert_eq!(
-        wire.hosts[1].machine.stats().dropped(DropReason::Violation),
-        3
-    );
 }
 
 #[test]

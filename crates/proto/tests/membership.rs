@@ -31,7 +31,7 @@ fn wire(first: Option<SessionKey>, second: Option<SessionKey>) -> Wire {
     wire.hosts[1] = wire.host(1, &with(second));
     wire.seen = Some(Vec::new());
     for host in &mut wire.hosts {
-        host.machine.open_endpoint(7, false);
+        host.machine.open_endpoint(7);
     }
     wire
 }

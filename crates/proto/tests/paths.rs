@@ -20,7 +20,7 @@ const SECOND: u64 = 1_000_000_000;
 const MEGABYTE: usize = 1 << 20;
 
 fn open_by(wire: &mut Wire, interface: usize) -> EdgeId {
-    wire.hosts[1].machine.open_endpoint(7, false);
+    wire.hosts[1].machine.open_endpoint(7);
     let peer = wire.connect_by(0, 1, interface);
     assert!(wire.run(SECOND, |wire| wire.hosts[0].machine.is_open(peer)));
     wire.hosts[0].machine.edge(peer, 1, 7).expect("open")
@@ -134,7 +134,7 @@ fn one_side_may_have_more_interfaces_than_the_other_and_name_them_in_another_ord
         let (mut wire, edge) = connected(networks);
         send_megabytes(&mut wire, edge, 2);
         let back = wire.hosts[1].connected[0];
-        wire.hosts[0].machine.open_endpoint(8, false);
+        wire.hosts[0].machine.open_endpoint(8);
         let back = wire.hosts[1].machine.edge(back, 7, 8).expect("open");
         send_megabytes_from(&mut wire, 1, back, 2);
         nothing_was_repeated(&wire);

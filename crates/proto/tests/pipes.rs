@@ -103,7 +103,7 @@ fn pair() -> [Process; 2] {
 /// The same with an edge from endpoint 1 of the first to 7 of the second.
 fn joined() -> ([Process; 2], EdgeId) {
     let mut pair = pair();
-    pair[1].machine.open_endpoint(7, false);
+    pair[1].machine.open_endpoint(7);
     let edge = pair[0].machine.edge(pair[0].peer, 1, 7).expect("room");
     (pair, edge)
 }
@@ -112,7 +112,7 @@ fn joined() -> ([Process; 2], EdgeId) {
 fn offered() -> ([Process; 2], EdgeId, Begun) {
     let (mut pair, edge) = joined();
     let begun = pair[0].machine.begin(NOW, edge, 3000).expect("credit");
-    pair[0].machine.offer(edge, begun, 3000, 0x1000);
+    pair[0].machine.offer(edge, begun, (3000, 0x1000), None);
     (pair, edge, begun)
 }
 
@@ -152,7 +152,7 @@ fn send(pair: &mut [Process; 2], edge: EdgeId, length: usize) -> Result<(), Begi
     let begun = pair[0].machine.begin(NOW, edge, length as u64);
     exchange(pair);
     begun?;
-    deliver(&mut pair[1], Machine::message_tag(edge), length);
+    deliver(&mut pair[1], Machine::message_tag(edge, false), length);
     exchange(pair);
     Ok(())
 }
@@ -222,7 +222,7 @@ fn push_piece(to: &mut Process, edge: EdgeId) -> Result<(), Misbehaved> {
 fn an_announced_message_comes_in_pieces_and_later_ones_and_the_end_wait_for_it() {
     let (mut pair, edge) = joined();
     let begun = pair[0].machine.begin(NOW, edge, 3000).expect("credit");
-    pair[0].machine.announce(edge, begun, 3000);
+    pair[0].machine.announce(edge, begun, 3000, None);
     exchange(&mut pair);
     send(&mut pair, edge, 5).expect("credit");
     pair[0].machine.close_edge(edge);
@@ -245,7 +245,7 @@ fn an_announced_message_to_nobody_is_refused_and_its_pieces_hold_nothing() {
     let mut pair = pair();
     let edge = pair[0].machine.edge(pair[0].peer, 1, 9).expect("room");
     let begun = pair[0].machine.begin(NOW, edge, 3000).expect("credit");
-    pair[0].machine.announce(edge, begun, 3000);
+    pair[0].machine.announce(edge, begun, 3000, None);
     exchange(&mut pair);
     assert_eq!(pair[0].refused, [(0, RefusedReason::NoEndpoint)]);
     for _ in 0..3 {
@@ -253,7 +253,7 @@ fn an_announced_message_to_nobody_is_refused_and_its_pieces_hold_nothing() {
         assert_eq!(pair[1].machine.pool_used(), 0);
     }
     pair[0].machine.streamed(edge, begun.sequence);
-    pair[1].machine.open_endpoint(9, false);
+    pair[1].machine.open_endpoint(9);
     pair[0].machine.forgive(edge);
     send(&mut pair, edge, 5).expect("open now");
     assert_eq!(pair[1].received.len(), 1);
@@ -284,7 +284,7 @@ fn an_edge_ends_after_its_offers_and_is_forgotten_by_both() {
 #[test]
 fn a_late_wish_of_an_edge_that_ended_gets_its_next_life_no_credit() {
     let mut pair = pair();
-    pair[1].machine.open_endpoint(7, false);
+    pair[1].machine.open_endpoint(7);
     let edge = pair[0].machine.edge(pair[0].peer, 1, 7).expect("room");
     let earlier = pair[0].machine.edge_key(edge).expect("open");
     send(&mut pair, edge, 10).expect("credit");
@@ -322,7 +322,7 @@ fn a_message_to_nobody_is_refused_and_its_sender_told() {
         pair[0].machine.begin(NOW, edge, 1),
         Err(BeginError::Refused(RefusedReason::NoEndpoint))
     );
-    pair[1].machine.open_endpoint(9, false);
+    pair[1].machine.open_endpoint(9);
     pair[0].machine.forgive(edge);
     send(&mut pair, edge, 10).expect("open now");
     assert_eq!(pair[1].received.len(), 1);
@@ -354,7 +354,7 @@ proptest! {
     fn whatever_a_peer_pushes_harms_only_its_own_pipe(script in vec(said(), 0..200)) {
         let mut process = Process::new(1, &machine(2));
         for endpoint in 6..9 {
-            process.machine.open_endpoint(endpoint, false);
+            process.machine.open_endpoint(endpoint);
         }
         let bound = process.machine.config().pool_bytes;
         for said in script {
@@ -391,7 +391,7 @@ proptest! {
                 Said::Close(endpoint) => {
                     // What its inbox held is dropped, and the machine knows.
                     machine.close_endpoint(NOW, endpoint);
-                    machine.open_endpoint(endpoint, false);
+                    machine.open_endpoint(endpoint);
                     process.received.clear();
                     Ok(())
                 }

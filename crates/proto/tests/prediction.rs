@@ -256,7 +256,7 @@ fn the_comparison_sees_every_short_way() {
 fn a_message_that_leaves_alone_has_a_deadline_beside_another_session() {
     let mut wire = Wire::new(1, 3, &Config::default());
     let peers = [1, 2].map(|host| {
-        wire.hosts[host].machine.open_endpoint(7, false);
+        wire.hosts[host].machine.open_endpoint(7);
         wire.connect(0, host)
     });
     assert!(wire.run(SECOND, |wire| {

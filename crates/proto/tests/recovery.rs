@@ -24,7 +24,7 @@ fn connected(seed: u64, interfaces: u8, config: &Config) -> (Wire, EdgeId) {
 }
 
 fn connected_by(mut wire: Wire) -> (Wire, EdgeId) {
-    wire.hosts[1].machine.open_endpoint(7, false);
+    wire.hosts[1].machine.open_endpoint(7);
     let peer = wire.connect(0, 1);
     assert!(wire.run(SECOND, |wire| wire.hosts[0].machine.is_open(peer)));
     wire.run(SECOND, |_| false);

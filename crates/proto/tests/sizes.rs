@@ -132,7 +132,7 @@ fn a_path_that_drops_long_packets_in_mid_stream_is_found_out_at_once() {
 fn a_path_that_never_carried_long_packets_costs_the_first_messages_some_time_outs() {
     let mut wire = Wire::new(2, 2, &jumbo());
     wire.longest_on = Some((0, 1472));
-    wire.hosts[1].machine.open_endpoint(7, false);
+    wire.hosts[1].machine.open_endpoint(7);
     let peer = wire.connect(0, 1);
     assert!(wire.run(SECOND, |wire| wire.hosts[0].machine.is_open(peer)));
     let edge = wire.hosts[0].machine.edge(peer, 1, 7).expect("open");

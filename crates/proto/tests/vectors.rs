@@ -4,8 +4,8 @@
 
 use dipole_proto::wire::{
     Address, Challenge, EdgeKey, Flags, HEADER_BYTES, Header, Hello, Kind, LaneAddress,
-    MESSAGE_BYTES, Packet, Range, Record, Reset, ResetReason, emit_echo, emit_lane_ack,
-    emit_message, emit_probe,
+    MESSAGE_BYTES, OPERATION_BYTES, Operation, OperationKind, Packet, Range, Record, Reset,
+    ResetReason, emit_echo, emit_lane_ack, emit_message, emit_probe,
 };
 
 /// The fenced block "vector NAME" of the specification; `CRC` stands for four bytes.
@@ -31,6 +31,34 @@ fn finish(mut header: Header, mut bytes: Vec<u8>) -> Vec<u8> {
     header.length = u16::try_from(bytes.len() + 4).expect("short");
     header.emit(&mut bytes);
     bytes
+}
+
+#[test]
+fn the_put_is_as_documented() {
+    let operation = Operation {
+        kind: OperationKind::Put,
+        wants_answer: false,
+        gives_notice: true,
+        id: 0,
+        key: 0x0102_0304_0506_0708,
+        offset: 16,
+        value: 9,
+    };
+    let key = EdgeKey {
+        source: 1,
+        target: 7,
+        life: 0,
+    };
+    let mut bytes = vec![0; HEADER_BYTES + MESSAGE_BYTES];
+    let payload = OPERATION_BYTES + 3;
+    emit_message(&mut bytes[HEADER_BYTES..], key, 5, payload, false, true);
+    bytes.extend(operation.to_bytes());
+    bytes.extend(b"abc");
+    let mut header = Header::handshake(Kind::Data, 0x00A1_C003);
+    header.flags = Flags(Flags::UNIT.0 | Flags::ACK.0 | Flags::LAST.0);
+    (header.number, header.unit, header.settled) = (9, 12, 2);
+    (header.lane, header.ack_lane) = (0, 0);
+    assert_eq!(finish(header, bytes), documented("put"));
 }
 
 #[test]

@@ -14,8 +14,8 @@ mod samples;
 use dipole_proto::wire::{
     self, Address, Bye, CHALLENGE_BYTES, CONTROL_LANE, CRC_BYTES, Challenge, EdgeKey,
     FRAGMENT_BYTES, Flags, HEADER_BYTES, HELLO_FIXED_BYTES, Header, Hello, Kind, LaneAddress,
-    MAX_LANES, MAX_RANGES, Malformed, Packet, Part, RESET_BYTES, Range, Record, RefusedReason,
-    Reset, ResetReason, Trailer, Trailers, Wish,
+    MAX_LANES, MAX_RANGES, Malformed, OPERATION_BYTES, Packet, Part, RESET_BYTES, Range, Record,
+    RefusedReason, Reset, ResetReason, Trailer, Trailers, Wish,
 };
 use dipole_proto::{DropReason, Instant};
 use hostile::{Action, Conversation, Forgery, decode, play, play_honest};
@@ -146,7 +146,6 @@ fn sample() -> impl Strategy<Value = Sample> {
         RefusedReason::NoEndpoint,
         RefusedReason::Closed,
         RefusedReason::TooLong,
-        RefusedReason::NoRegion,
         RefusedReason::TooManyEdges,
         RefusedReason::OverCredit,
     ]);
@@ -155,18 +154,19 @@ fn sample() -> impl Strategy<Value = Sample> {
         ((u64::from(a), total), data)
     });
     prop_oneof![
-        (edge(), any::<u32>(), data(), any::<(bool, bool)>())
-            .prop_map(|(edge, sequence, data, (a, b))| Sample::Message(edge, sequence, data, a, b)),
-        (edge(), any::<u32>(), piece, any::<(bool, bool)>()).prop_map(
-            |(edge, sequence, (place, data), (a, b))| {
-                Sample::Fragment(edge, sequence, place, data, a, b)
+        (edge(), any::<u32>(), data(), any::<bool>())
+            .prop_map(|(edge, sequence, data, a)| Sample::Message(edge, sequence, data, a, false)),
+        (edge(), any::<u32>(), piece.clone(), any::<bool>()).prop_map(
+            |(edge, sequence, (place, data), a)| {
+                Sample::Fragment(edge, sequence, place, data, a, false)
             }
         ),
-        (any::<(u32, u64)>(), any::<u32>(), any::<u64>(), data())
-            .prop_map(|(region, notify, at, data)| Sample::Placement(region, notify, at, data)),
-        any::<(u32, u64, u64)>()
-            .prop_map(|(region, key, length)| Sample::Region(region, key, length)),
-        any::<u32>().prop_map(Sample::RegionEnd),
+        (edge(), any::<u32>(), vec(any::<u8>(), OPERATION_BYTES..80))
+            .prop_map(|(edge, sequence, data)| Sample::Message(edge, sequence, data, false, true)),
+        (edge(), any::<u32>(), piece).prop_map(|(edge, sequence, (place, mut data))| {
+            data.extend([7; OPERATION_BYTES]);
+            Sample::Fragment(edge, sequence, place, data, false, true)
+        }),
         (edge(), any::<(u32, u32)>())
             .prop_map(|(edge, (sequence, control))| Sample::EdgeEnd(edge, sequence, control)),
         edge().prop_map(Sample::EdgeForgotten),
@@ -244,7 +244,7 @@ proptest! {
         let covered = bytes.len() - CRC_BYTES;
         let packet = Packet::parse(&bytes, CRC_BYTES).expect("sound");
         for record in packet.records().flatten() {
-            if let Record::Message { payload, .. } | Record::Placement { payload, .. } = record {
+            if let Record::Message { payload, .. } = record {
                 prop_assert!(payload.start <= payload.end && payload.end <= covered);
             }
         }

@@ -483,6 +483,48 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         snippet: "*other == edge && message.streamed.is_none()",
         replacement: "*other == edge && message.streamed.is_none() && message.length == 0",
     },
+    Mutant {
+        name: "put-piece-at-start",
+        effect: "each piece of a put is written to where the put begins",
+        file: "crates/node/src/engine/operations.rs",
+        suite: Suite::Simulator,
+        snippet: "let at = place_in(operation.offset, at as u64);",
+        replacement: "let at = place_in(operation.offset, at as u64 * 0);",
+    },
+    Mutant {
+        name: "region-outlives-endpoint",
+        effect: "operations change memory of an endpoint that was closed",
+        file: "crates/node/src/engine/operations.rs",
+        suite: Suite::Simulator,
+        snippet: "        let keys: Vec<u64> = of.map(|(key, _)| *key).collect();
+        for key in keys {",
+        replacement: "        let keys: Vec<u64> = of.map(|(key, _)| *key).collect();
+        for key in keys.into_iter().take(0) {",
+    },
+    Mutant {
+        name: "bounds-unchecked",
+        effect: "an operation beyond the end of a region is not refused as such",
+        file: "crates/proto/src/region.rs",
+        suite: Suite::Simulator,
+        snippet: "if end.is_none_or(|end| end > self.length) {",
+        replacement: "if end.is_none_or(|end| end > u64::MAX - self.length) {",
+    },
+    Mutant {
+        name: "answer-of-a-get-forgets-its-place",
+        effect: "pieces of an answer are written over each other",
+        file: "crates/node/src/engine/operations/requests.rs",
+        suite: Suite::Simulator,
+        snippet: "let (at, length) = (place_in(offset, 0), bytes.len());",
+        replacement: "let (at, length) = (place_in(offset, 0).min(0), bytes.len());",
+    },
+    Mutant {
+        name: "credit-of-answers-lost",
+        effect: "the credit of an answered question is never given back",
+        file: "crates/node/src/engine/operations/answers.rs",
+        suite: Suite::Simulator,
+        snippet: "                    self.core.operations.consumed.extend(answer.charge);",
+        replacement: "                    let _kept = answer.charge;",
+    },
 ];
 
 impl Mutant {

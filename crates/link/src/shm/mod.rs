@@ -358,20 +358,36 @@ impl Hub {
     /// [`PushError`]; nothing was pushed.
     #[inline]
     pub fn push(&mut self, conn: ConnId, tag: u64, payload: &[u8]) -> Result<(), PushError> {
+        self.push_parts(conn, tag, &[], payload)
+    }
+
+    /// Like [`push`](Self::push), a record whose payload comes in two parts.
+    ///
+    /// # Errors
+    /// [`PushError`]; nothing was pushed.
+    #[inline]
+    pub fn push_parts(
+        &mut self,
+        conn: ConnId,
+        tag: u64,
+        head: &[u8],
+        rest: &[u8],
+    ) -> Result<(), PushError> {
+        let length = head.len() + rest.len();
         let Some(Conn {
             open: Some(open), ..
         }) = self.find(conn)
         else {
             return Err(PushError::Gone);
         };
-        let usable = open.large || (payload.len() <= INLINE_BYTES && !open.was_full);
-        if !usable || payload.len() > MAX_RECORD_BYTES || !open.out.push(tag, payload) {
-            return self.push_slowly(conn, tag, payload);
+        let usable = open.large || (length <= INLINE_BYTES && !open.was_full);
+        if !usable || length > MAX_RECORD_BYTES || !open.out.push_parts(tag, head, rest) {
+            return self.push_slowly(conn, tag, head, rest);
         }
         let room_came = open.out.take_room_came();
         self.room_came |= room_came;
         self.stats.records_out += 1;
-        self.stats.bytes_out += payload.len() as u64;
+        self.stats.bytes_out += length as u64;
         Ok(())
     }
 
@@ -399,11 +415,16 @@ impl Hub {
 
     /// Makes the large ring if that helps.
     #[cold]
-    fn push_slowly(&mut self, conn: ConnId, tag: u64, payload: &[u8]) -> Result<(), PushError> {
-        if payload.len() > MAX_RECORD_BYTES {
-            return Err(PushError::TooLong {
-                length: payload.len(),
-            });
+    fn push_slowly(
+        &mut self,
+        conn: ConnId,
+        tag: u64,
+        head: &[u8],
+        rest: &[u8],
+    ) -> Result<(), PushError> {
+        let length = head.len() + rest.len();
+        if length > MAX_RECORD_BYTES {
+            return Err(PushError::TooLong { length });
         }
         let options = self.options;
         let place = Place::alone(options.ring_slots, options.ring_bytes);
@@ -437,7 +458,7 @@ impl Hub {
         open.large = true;
         self.room_came |= is_awaited;
         self.stats.rings += 1;
-        self.push(conn, tag, payload)
+        self.push_parts(conn, tag, head, rest)
     }
 
     /// The caller is going to wait for room, or for everything to be read: the peer

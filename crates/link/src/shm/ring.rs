@@ -12,6 +12,7 @@
 //! The other side may be hostile: what it wrote is read once and checked, positions
 //! are counted on this side, and payload is copied, never looked at in place.
 
+use std::ops::Range;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::Ordering;
 
@@ -149,15 +150,22 @@ impl<M: Memory> Producer<M> {
     /// Copies a record in; false: no room now, or none for such a length at all.
     #[inline]
     pub(super) fn push(&mut self, tag: u64, payload: &[u8]) -> bool {
+        self.push_parts(tag, &[], payload)
+    }
+
+    /// The same with a payload in two parts.
+    #[inline]
+    pub(super) fn push_parts(&mut self, tag: u64, head: &[u8], rest: &[u8]) -> bool {
         if !self.has_slot() {
             return false;
         }
         let slot = slot_of(&self.memory, self.position);
-        let length = payload.len() as u64;
+        let bytes = head.len() + rest.len();
+        let length = bytes as u64;
         let mut news = stamp(self.position) | length;
         self.memory.touch(Spot::Slot(slot), true);
         let behind = self.memory.bytes(Spot::Slot(slot));
-        let place = if payload.len() <= INLINE_BYTES {
+        let place = if bytes <= INLINE_BYTES {
             // SAFETY: behind the tag; `INLINE_BYTES` remain of the slot.
             unsafe { behind.add(8) }
         } else {
@@ -172,11 +180,13 @@ impl<M: Memory> Producer<M> {
             self.memory.touch(spot, true);
             self.memory.bytes(spot)
         };
-        // SAFETY: `place` has room for the payload, `behind` is aligned and has room for
+        // SAFETY: `place` has room for both parts, `behind` is aligned and has room for
         // the tag. Both are ours until the header is written: the consumer has given
-        // them back. The payload is memory of this process alone, so they do not overlap.
+        // them back. The parts are memory of this process alone, so they do not overlap.
         unsafe {
-            ptr::copy_nonoverlapping(payload.as_ptr(), place.as_ptr(), payload.len());
+            ptr::copy_nonoverlapping(head.as_ptr(), place.as_ptr(), head.len());
+            let behind_head = place.as_ptr().add(head.len());
+            ptr::copy_nonoverlapping(rest.as_ptr(), behind_head, rest.len());
             behind.cast::<u64>().write(tag);
         }
         if let Some(ends) = self.ends.get_mut(slot) {
@@ -352,6 +362,23 @@ impl<'a> Payload<'a> {
         // alone. The producer may write meanwhile if it is hostile: then the copy holds
         // whatever it wrote.
         unsafe { ptr::copy_nonoverlapping(self.place.as_ptr(), into.as_mut_ptr(), self.length) };
+    }
+
+    /// A part of it.
+    ///
+    /// # Panics
+    /// When the range is not inside.
+    #[inline]
+    #[must_use]
+    pub fn part(&self, range: Range<usize>) -> Payload<'a> {
+        let inside = range.start <= range.end && range.end <= self.length;
+        assert!(inside, "inside the payload");
+        Payload {
+            // SAFETY: inside the payload's bytes, as just checked.
+            place: unsafe { self.place.add(range.start) },
+            length: range.len(),
+            _ring: std::marker::PhantomData,
+        }
     }
 
     /// The eight bytes at `offset` as a little-endian number.

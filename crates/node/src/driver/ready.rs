@@ -32,6 +32,8 @@ pub(crate) enum WaitKey {
     RingSpace,
     /// An edge of the public API was opened, has failed, or has nothing waiting.
     Connecting(u64),
+    /// An operation on another's memory has its answer.
+    Operation(u32),
     /// A completion queue has an entry.
     Queue(u32),
 }

@@ -6,7 +6,7 @@ use super::{Endpoint, Target, Until};
 use crate::address::Address;
 use crate::driver::WaitError;
 use crate::edges::EdgeRef;
-use crate::engine::{Blocked, LongSend, wait_keys};
+use crate::engine::{Blocked, Content, LongSend, wait_keys};
 use crate::error::SendError;
 use crate::inner::Inner;
 use crate::process::ProcessState;
@@ -48,7 +48,7 @@ impl Endpoint {
         for target in self.some_targets()?.iter() {
             let (id, more) = (self.id().0, more == More::Comes);
             self.inner
-                .send_to_target(id, target, payload, until, more)?;
+                .send_to_target(id, target, payload.into(), until, more)?;
         }
         Ok(())
     }
@@ -69,12 +69,12 @@ impl Inner {
         &self,
         source: u32,
         (id, to): (EdgeRef, Address),
-        payload: &[u8],
+        content: Content<'_>,
         until: Until,
     ) -> Result<(), SendError> {
         let sent = self.driver.sending(|state, clock| {
             let (engine, edges, _) = state.parts();
-            edges.send_fast(engine, id, payload, clock)
+            edges.send_fast(engine, id, content, clock)
         });
         if sent.map_err(SendError::Broken)? {
             return Ok(());
@@ -82,7 +82,7 @@ impl Inner {
         let begun = Instant::now();
         let sent = self.wait_target(id, to, until).and_then(|target| {
             let left = until.after(begun.elapsed());
-            self.send_to_target(source, &target, payload, left, false)
+            self.send_to_target(source, &target, content, left, false)
         });
         if matches!(sent, Err(SendError::Full { .. })) {
             self.driver.with_last(|engine, _| {
@@ -93,25 +93,25 @@ impl Inner {
         sent
     }
 
-    fn send_to_target(
+    pub(crate) fn send_to_target(
         &self,
         source: u32,
         target: &Target,
-        payload: &[u8],
+        content: Content<'_>,
         until: Until,
         more: bool,
     ) -> Result<(), SendError> {
         let driver = &self.driver;
         let first =
-            driver.sending(|engine, clock| engine.send_at_once(target.edge, payload, more, clock));
+            driver.sending(|engine, clock| engine.send_at_once(target.edge, content, more, clock));
         match first.map_err(SendError::Broken)? {
             Ok(()) => {}
             Err(Blocked::NoFrame | Blocked::NoCredit | Blocked::Opening) => {
-                self.send_waiting(source, target, payload, until, more)?;
+                self.send_waiting(source, target, content, until, more)?;
             }
-            Err(blocked) => return Err(send_error(blocked, target, payload.len())),
+            Err(blocked) => return Err(send_error(blocked, target, content.payload().len())),
         }
-        driver.with_last(|_, _| target.sent.count(payload.len()));
+        driver.with_last(|_, _| target.sent.count(content.payload().len()));
         Ok(())
     }
 
@@ -120,24 +120,24 @@ impl Inner {
         &self,
         id: u32,
         target: &Target,
-        payload: &[u8],
+        content: Content<'_>,
         until: Until,
         more: bool,
     ) -> Result<(), SendError> {
-        let edge = target.edge;
+        let (edge, payload) = (target.edge, content.payload());
         let (begun_at, mut long, mut why) = (Instant::now(), None, Blocked::NoFrame);
         let what = |_: &ProcessState| format!("endpoint {} to take a message", target.address);
         let keys = wait_keys(edge);
         let driver = &self.driver;
         let begun = driver.wait(until, &keys, &what, |engine, now| {
-            let sent = if payload.len() <= engine.whole_limit(edge.peer) {
-                engine.send_whole(now, edge, payload, more)
+            let sent = if content.bytes() <= engine.whole_limit(edge.peer) {
+                engine.send_whole(now, edge, content, more)
             } else {
                 let begun = match until {
-                    Until::Now => engine.begin_long_at_once(now, edge, payload),
+                    Until::Now => engine.begin_long_at_once(now, edge, content),
                     // Who will not wait for its end gives a copy where it would be needed.
-                    Until::For(_) => engine.begin_long(now, edge, payload, true),
-                    Until::Forever => engine.begin_long(now, edge, payload, false),
+                    Until::For(_) => engine.begin_long(now, edge, content, true),
+                    Until::Forever => engine.begin_long(now, edge, content, false),
                 };
                 begun.map(|send| long = Some(send))
             };

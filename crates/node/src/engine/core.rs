@@ -9,6 +9,7 @@ use dipole_proto::wire::Payloads;
 use dipole_proto::{Event, Instant, Machine, PeerId};
 
 use super::dispatch::{Arrival, Dispatch, Source};
+use super::operations::Operations;
 use super::packer::Packer;
 use super::peers::Peers;
 use super::shared_memory::LongNews;
@@ -26,6 +27,8 @@ pub(super) struct Core {
     pub(super) peers: Peers,
     /// What waiting threads may wait for and has happened.
     pub(super) ready: Ready,
+    /// Operations on memory, of others and of our own.
+    pub(super) operations: Operations,
     /// News of long messages in shared memory, for the part that copies them.
     pub(super) long_news: Vec<LongNews>,
 }
@@ -60,6 +63,12 @@ impl Core {
                     let run = Payloads::new(source.records(records));
                     self.dispatch.deliver_run(&arrival, run, &mut self.ready);
                 }
+                Event::Operation {
+                    edge,
+                    source: from,
+                    target,
+                    bytes,
+                } => self.on_operation(edge, (from, target), bytes, source),
                 other => self.handle_rare(other, source),
             }
         }
@@ -105,16 +114,24 @@ impl Core {
                 sequence,
                 offset,
                 total,
+                operation,
                 bytes,
-            } => self
-                .dispatch
-                .hold((edge, target, sequence), (offset, total), bytes, source),
+            } => {
+                let (of, place) = ((edge, target, sequence), (offset, total));
+                match operation || self.operations.is_arriving(edge, sequence) {
+                    true => self.hold_operation(of, place, (operation, bytes), source),
+                    false => self.dispatch.hold(of, place, bytes, source),
+                }
+            }
             Event::Complete {
                 edge,
                 source: from,
                 target,
                 sequence,
             } => {
+                if self.operations.is_arriving(edge, sequence) {
+                    return self.complete_operation(edge, from, sequence);
+                }
                 let arrival = self.arrival(edge.peer, from, target, Charge::Edge(edge));
                 self.dispatch.complete(&arrival, sequence, &mut self.ready);
             }
@@ -161,9 +178,15 @@ impl Core {
                 reason,
                 acknowledged,
             } => self.on_gone(peer, GoneReason::from(reason), acknowledged),
-            Event::Credit { edge }
-            | Event::Refused { edge, .. }
-            | Event::EdgeForgotten { edge } => {
+            Event::Refused { edge, reason, .. } => {
+                self.refuse_operations(edge, reason);
+                self.ready.notify(WaitKey::Edge(edge));
+            }
+            Event::EdgeForgotten { edge } => {
+                self.operations.forget_edge(edge);
+                self.ready.notify(WaitKey::Edge(edge));
+            }
+            Event::Credit { edge } => {
                 self.ready.notify(WaitKey::Edge(edge));
             }
             Event::Fetch {
@@ -188,11 +211,7 @@ impl Core {
                 self.long_news.push(LongNews::Stream { edge, sequence });
                 self.ready.notify(WaitKey::Peer(edge.peer));
             }
-            Event::Deliver { .. }
-            | Event::DeliverRun { .. }
-            | Event::Placed { .. }
-            | Event::RegionOpened { .. }
-            | Event::RegionClosed { .. } => {}
+            Event::Deliver { .. } | Event::DeliverRun { .. } | Event::Operation { .. } => {}
         }
     }
 
@@ -200,6 +219,7 @@ impl Core {
         let packed = !self.packer.is_filling(peer) && !self.packer.has_long(peer);
         self.packer.forget(peer);
         self.dispatch.forget_peer(peer);
+        self.forget_operations(peer, reason);
         self.peers.left(peer, reason);
         if !(acknowledged && packed) {
             self.peers.set_unacknowledged(peer);
@@ -212,7 +232,7 @@ impl Core {
     pub(super) fn open_endpoint(&mut self, endpoint: u32) {
         let buffers = Arc::clone(self.dispatch.buffers());
         self.dispatch.endpoints.open(endpoint, buffers);
-        self.machine.open_endpoint(endpoint, false);
+        self.machine.open_endpoint(endpoint);
     }
 
     /// Closes an inbox: what it holds is dropped, what comes is refused, its edges end.

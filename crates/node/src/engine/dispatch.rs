@@ -13,7 +13,7 @@ use dipole_proto::{EdgeId, PeerId};
 
 use super::endpoints::{EndpointState, EndpointTable};
 use crate::driver::{Ready, WaitKey};
-use crate::inbox::{Buffer, Buffers, Charge, Origin};
+use crate::inbox::{Buffer, Buffers, Charge, NOTICE_BYTES, Origin};
 
 /// Unreliable messages that one endpoint holds at most.
 const UNRELIABLE_LIMIT: usize = 4096;
@@ -42,11 +42,10 @@ impl Source for [u8] {
 }
 
 impl Source for Payload<'_> {
-    /// Events of a pipe refer to all of a record, or to none of it.
     #[inline]
-    fn copy(&self, _all: Range<usize>, place: &mut [u8]) {
+    fn copy(&self, range: Range<usize>, place: &mut [u8]) {
         if !place.is_empty() {
-            self.copy_to(place);
+            self.part(range).copy_to(place);
         }
     }
 
@@ -129,6 +128,22 @@ impl Dispatch {
         state
             .inbox
             .push_with(arrival.charge, arrival.origin, length, fill);
+        note_ready(state, arrival.target, &mut self.newly_ready);
+        ready.notify(WaitKey::Endpoint(arrival.target));
+        true
+    }
+
+    /// Puts the notice of a put into its inbox; false if there is none.
+    pub(super) fn deliver_notice(
+        &mut self,
+        arrival: &Arrival,
+        notice: &[u8; NOTICE_BYTES],
+        ready: &mut Ready,
+    ) -> bool {
+        let Some(state) = self.endpoints.get_mut(arrival.target) else {
+            return false;
+        };
+        (state.inbox).push_notice(arrival.charge, arrival.origin, notice);
         note_ready(state, arrival.target, &mut self.newly_ready);
         ready.notify(WaitKey::Endpoint(arrival.target));
         true

@@ -16,6 +16,8 @@ impl Engine {
     /// Closes an inbox; what it holds is dropped, what comes is refused, its edges end.
     pub fn close_endpoint(&mut self, endpoint: u32) {
         self.forget_export(endpoint);
+        self.tend_operations(self.stepped_at);
+        self.close_regions_of(endpoint);
         self.flush_all();
         self.core.close_endpoint(self.stepped_at, endpoint);
         self.core.handle_events(&[][..]);

@@ -4,6 +4,7 @@ use dipole_proto::wire::{self, EdgeKey, FRAGMENT_BYTES, HEADER_BYTES, MESSAGE_BY
 use dipole_proto::{BeginError, Begun, EdgeId, Frames, Instant, Machine, PeerId, Slot};
 
 use super::Blocked;
+use super::content::{Content, Head};
 use crate::frames::FramePool;
 
 /// Frames filled ahead of what may leave: two full runs. More would have left the
@@ -96,6 +97,8 @@ pub(super) struct PacketSend {
     bulk: bool,
     key: EdgeKey,
     sequence: u32,
+    /// Of an operation: each piece begins with it.
+    head: Option<Head>,
     offset: usize,
 }
 
@@ -114,10 +117,27 @@ impl PacketSend {
     fn emit_piece(&mut self, frame: &mut [u8], payload: &[u8], skipped: usize, length: usize) {
         let from = self.offset - skipped;
         let place = (self.offset as u64, (skipped + payload.len()) as u64);
-        wire::emit_fragment(frame, self.key, self.sequence, place, length, false, false);
-        frame[FRAGMENT_BYTES..FRAGMENT_BYTES + length]
+        let head = self.head.as_ref().map_or(&[][..], |head| &head[..]);
+        let bytes = head.len() + length;
+        let is_operation = self.head.is_some();
+        wire::emit_fragment(
+            frame,
+            self.key,
+            self.sequence,
+            place,
+            bytes,
+            false,
+            is_operation,
+        );
+        frame[FRAGMENT_BYTES..FRAGMENT_BYTES + head.len()].copy_from_slice(head);
+        frame[FRAGMENT_BYTES + head.len()..FRAGMENT_BYTES + bytes]
             .copy_from_slice(&payload[from..from + length]);
         self.offset += length;
+    }
+
+    /// Bytes of a piece that are none of the message's.
+    fn overhead_bytes(&self) -> usize {
+        FRAGMENT_BYTES + self.head.map_or(0, |head| head.len())
     }
 }
 
@@ -225,12 +245,12 @@ impl Packer {
         machine: &mut Machine,
         now: Instant,
         edge: EdgeId,
-        payload: &[u8],
+        content: Content<'_>,
         more: bool,
     ) -> Result<(), Blocked> {
-        let total = payload.len() as u64;
+        let total = content.charged_bytes();
         let begun = machine.begin(now, edge, total).map_err(blocked)?;
-        let needed = MESSAGE_BYTES + payload.len();
+        let needed = MESSAGE_BYTES + content.bytes();
         if HEADER_BYTES + needed > begun.space {
             machine.retract(edge, total);
             // Packets have become shorter since the caller looked.
@@ -242,15 +262,7 @@ impl Packer {
         };
         let frame = self.frames.space(open.slot);
         let place = &mut frame[open.end..open.end + needed];
-        wire::emit_message(
-            place,
-            begun.key,
-            low(begun.sequence),
-            payload.len(),
-            false,
-            false,
-        );
-        place[MESSAGE_BYTES..].copy_from_slice(payload);
+        content.emit(place, begun.key, low(begun.sequence));
         open.end += needed;
         let peer = self.peer(edge.peer);
         open.bulk |= peer.is_streaming(edge);
@@ -270,24 +282,22 @@ impl Packer {
         machine: &mut Machine,
         now: Instant,
         edge: EdgeId,
-        payload: &[u8],
+        content: Content<'_>,
     ) -> Option<Slot> {
         let is_busy = |peer: &mut PeerFrames| peer.open.is_some() || peer.is_streaming(edge);
         if self.current(edge.peer).is_some_and(is_busy) || self.frames.free() == 0 {
             return None;
         }
-        let total = payload.len() as u64;
+        let total = content.charged_bytes();
         let begun = machine.begin(now, edge, total).ok()?;
-        let end = HEADER_BYTES + MESSAGE_BYTES + payload.len();
+        let end = HEADER_BYTES + MESSAGE_BYTES + content.bytes();
         if !begun.is_first || end > begun.space {
             machine.retract(edge, total);
             return None;
         }
         let slot = self.frames.take()?;
         let place = &mut self.frames.space(slot)[HEADER_BYTES..end];
-        let (key, sequence) = (begun.key, low(begun.sequence));
-        wire::emit_message(place, key, sequence, payload.len(), false, false);
-        place[MESSAGE_BYTES..].copy_from_slice(payload);
+        content.emit(place, begun.key, low(begun.sequence));
         self.frames.fill(slot, end);
         self.frames.set_bulk(slot, None);
         Some(slot)
@@ -301,15 +311,15 @@ impl Packer {
         machine: &mut Machine,
         now: Instant,
         edge: EdgeId,
-        total: usize,
+        content: Content<'_>,
     ) -> Result<PacketSend, Blocked> {
         if self.has_long(edge.peer) {
             return Err(Blocked::NoFrame);
         }
-        let Begun { key, sequence, .. } =
-            machine.begin(now, edge, total as u64).map_err(blocked)?;
+        let begun = machine.begin(now, edge, content.charged_bytes());
+        let Begun { key, sequence, .. } = begun.map_err(blocked)?;
         self.close_frame(machine, edge.peer, true);
-        let is_short = total <= piece_bytes(machine, edge.peer) * self.small_run;
+        let is_short = content.payload.len() <= piece_bytes(machine, edge.peer) * self.small_run;
         let is_first = machine.queued(edge.peer) == 0;
         let peer = self.peer(edge.peer);
         peer.long_begun = true;
@@ -318,6 +328,7 @@ impl Packer {
             bulk: !is_short || !is_first || peer.is_streaming(edge),
             key,
             sequence: low(sequence),
+            head: content.head.copied(),
             offset: 0,
         })
     }
@@ -373,17 +384,18 @@ impl Packer {
             if self.frames.free() <= reserve || machine.queued(peer) >= FRAMES_AHEAD {
                 return false;
             }
-            let Some(open) = self.open_frame(machine, peer, FRAGMENT_BYTES + 1, space) else {
+            let overhead = send.overhead_bytes();
+            let Some(open) = self.open_frame(machine, peer, overhead + 1, space) else {
                 return false;
             };
-            let length = (space - open.end - FRAGMENT_BYTES).min(total - send.offset);
+            let length = (space - open.end - overhead).min(total - send.offset);
             let frame = &mut self.frames.space(open.slot)[open.end..];
             send.emit_piece(frame, payload, skipped, length);
             let frames = self.peer(peer);
             frames.note_record(send.edge);
             frames.open = Some(OpenFrame {
                 slot: open.slot,
-                end: open.end + FRAGMENT_BYTES + length,
+                end: open.end + overhead + length,
                 bulk: send.bulk,
             });
             // The last piece leaves room that the next message may use, unless
@@ -411,7 +423,7 @@ impl Packer {
         }
         let (edge, total) = (send.edge, skipped + payload.len());
         let end = machine.packet_space(edge.peer);
-        let length = end.saturating_sub(HEADER_BYTES + FRAGMENT_BYTES);
+        let length = end.saturating_sub(HEADER_BYTES + send.overhead_bytes());
         let ahead = FRAMES_AHEAD.saturating_sub(machine.queued(edge.peer));
         let room = ahead.min(self.free_for_long()).min(most);
         // At least a byte is left for the last.
@@ -619,9 +631,10 @@ mod tests {
         };
         packer.flush(&mut machine, gone);
         packer.forget(gone);
-        let begun = packer.begin_long(&mut machine, Instant(1), edge, 1 << 20);
+        let long = vec![0; 1 << 20];
+        let begun = packer.begin_long(&mut machine, Instant(1), edge, Content::from(&long[..]));
         assert!(matches!(begun, Err(Blocked::Gone(None))));
-        let packed = packer.pack_alone(&mut machine, Instant(1), edge, b"late");
+        let packed = packer.pack_alone(&mut machine, Instant(1), edge, Content::from(&b"late"[..]));
         assert_eq!(packed, None);
         assert!(packer.is_filling(next) && packer.has_open_frames());
         assert_eq!(packer.frames.free(), 3, "the frame of the first is free");

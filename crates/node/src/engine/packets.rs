@@ -7,6 +7,7 @@ use dipole_link::{Class, Link, Outgoing};
 use dipole_proto::wire::{Address, LaneAddress, MAX_LANES, Packet};
 use dipole_proto::{DropReason, EdgeId, Instant, Transmit};
 
+use super::content::Content;
 use super::core::Core;
 use super::trailer::Trailers;
 use super::{BATCH, Traffic};
@@ -166,7 +167,7 @@ impl PacketPort {
         now: Instant,
         core: &mut Core,
         edge: EdgeId,
-        payload: &[u8],
+        content: Content<'_>,
     ) -> io::Result<bool> {
         if self.has_batch() {
             return Ok(false);
@@ -174,7 +175,7 @@ impl PacketPort {
         let Core {
             machine, packer, ..
         } = core;
-        let Some(slot) = packer.pack_alone(machine, now, edge, payload) else {
+        let Some(slot) = packer.pack_alone(machine, now, edge, content) else {
             return Ok(false);
         };
         match machine.transmit_alone(now, edge.peer, slot, &mut packer.frames) {

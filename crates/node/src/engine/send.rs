@@ -7,6 +7,7 @@ use dipole_proto::wire::{HEADER_BYTES, MESSAGE_BYTES, RefusedReason};
 use dipole_proto::{EdgeError, EdgeId, Instant, PeerId};
 
 use super::Engine;
+use super::content::Content;
 use super::packer::PacketSend;
 use super::shared_memory::{LongId, Route, SharedMemory};
 use crate::GoneReason;
@@ -209,6 +210,7 @@ impl Engine {
         more: bool,
         clock: &mut Reading<'_>,
     ) -> std::io::Result<bool> {
+        let content = Content::from(payload);
         let endpoints = &self.core.dispatch.endpoints;
         let Some([target]) = endpoints.get(endpoint).and_then(|state| state.targets()) else {
             return Ok(false);
@@ -218,14 +220,14 @@ impl Engine {
             let machine = &mut self.core.machine;
             let sent = payload.len() <= route.eager_bytes
                 && memory
-                    .send_whole(machine, (route, edge), payload, more)
+                    .send_whole(machine, (route, edge), content, more)
                     .is_ok();
             if sent {
                 target.sent.count(payload.len());
             }
             return Ok(sent);
         }
-        let sent = self.send_at_once(edge, payload, more, clock)?.is_ok();
+        let sent = self.send_at_once(edge, content, more, clock)?.is_ok();
         if sent
             && let Some(state) = self.core.dispatch.endpoints.get(endpoint)
             && let Some([target]) = state.targets()
@@ -235,7 +237,7 @@ impl Engine {
         Ok(sent)
     }
 
-    /// Sends a message that goes whole at once, or with `more` to come when they have come.
+    /// Sends what goes whole at once, or with `more` to come when they have come.
     ///
     /// # Errors
     /// The outer one only when the link is broken; [`Blocked`] when nothing was queued.
@@ -243,34 +245,34 @@ impl Engine {
     pub(crate) fn send_at_once(
         &mut self,
         edge: EdgeId,
-        payload: &[u8],
+        content: Content<'_>,
         more: bool,
         clock: &mut Reading<'_>,
     ) -> std::io::Result<Result<(), Blocked>> {
         if let Some(memory) = &mut self.memory
             && let Some(route) = memory.route(edge.peer)
         {
-            if payload.len() > route.eager_bytes {
+            if content.bytes() > route.eager_bytes {
                 return Ok(Err(Blocked::NoFrame));
             }
             let machine = &mut self.core.machine;
-            return Ok(memory.send_whole(machine, (route, edge), payload, more));
+            return Ok(memory.send_whole(machine, (route, edge), content, more));
         }
-        if payload.len() > self.whole_limit(edge.peer) {
+        if content.bytes() > self.whole_limit(edge.peer) {
             return match more {
                 true => Ok(Err(Blocked::NoFrame)),
-                false => self.send_long_at_once(clock.now(), edge, payload),
+                false => self.send_long_at_once(clock.now(), edge, content),
             };
         }
         let now = if more { clock.last() } else { clock.now() };
         if !more
             && self
                 .packets
-                .send_alone(now, &mut self.core, edge, payload)?
+                .send_alone(now, &mut self.core, edge, content)?
         {
             return Ok(Ok(()));
         }
-        let sent = self.send_whole(now, edge, payload, more);
+        let sent = self.send_whole(now, edge, content, more);
         if !more {
             self.transmit(now)?;
         } else if sent.is_err() || self.queued(edge.peer) >= FULL_RUN_FRAMES {
@@ -285,14 +287,15 @@ impl Engine {
         &mut self,
         now: Instant,
         edge: EdgeId,
-        payload: &[u8],
+        content: Content<'_>,
     ) -> std::io::Result<Result<(), Blocked>> {
+        let payload = content.payload;
         let (machine, packer) = (&mut self.core.machine, &mut self.core.packer);
         if !packer.has_room_ahead(machine, edge.peer, payload.len()) {
             return Ok(Err(Blocked::NoFrame));
         }
         let is_first = machine.queued(edge.peer) == 0;
-        let mut send = match packer.begin_long(machine, now, edge, payload.len()) {
+        let mut send = match packer.begin_long(machine, now, edge, content) {
             Ok(send) => send,
             Err(why) => return Ok(Err(self.explained(edge, why))),
         };
@@ -326,70 +329,72 @@ impl Engine {
     /// # Errors
     /// Only when the link is broken.
     #[inline]
-    pub fn send_alone(
+    pub fn send_alone<'a>(
         &mut self,
         now: Instant,
         edge: EdgeId,
-        payload: &[u8],
+        content: impl Into<Content<'a>>,
     ) -> std::io::Result<bool> {
         if self.shares_memory(edge.peer) {
             return Ok(false);
         }
-        self.packets.send_alone(now, &mut self.core, edge, payload)
+        (self.packets).send_alone(now, &mut self.core, edge, content.into())
     }
 
-    /// Queues a message that goes whole. With `more` it may wait for others; else packets
+    /// Queues what goes whole. With `more` it may wait for others; else packets
     /// leave with the next [`transmit`](Self::transmit).
     ///
     /// # Errors
     /// [`Blocked`]; nothing was queued.
     #[inline]
-    pub fn send_whole(
+    pub fn send_whole<'a>(
         &mut self,
         now: Instant,
         edge: EdgeId,
-        payload: &[u8],
+        content: impl Into<Content<'a>>,
         more: bool,
     ) -> Result<(), Blocked> {
+        let content = content.into();
         let machine = &mut self.core.machine;
         let sent = match with_route(&mut self.memory, edge.peer) {
-            Some((memory, route)) => memory.send_whole(machine, (route, edge), payload, more),
+            Some((memory, route)) => memory.send_whole(machine, (route, edge), content, more),
             None => {
                 let packer = &mut self.core.packer;
-                packer.send_whole(machine, now, edge, payload, more)
+                packer.send_whole(machine, now, edge, content, more)
             }
         };
         sent.map_err(|why| self.explained(edge, why))
     }
 
-    /// Begins a message that does not go whole. In shared memory `payload` must stay where
-    /// it is until the message has been continued to its end, unless it is `kept`: copied
+    /// Begins what does not go whole. In shared memory its bytes must stay where
+    /// they are until the message has been continued to its end, unless it is `kept`: copied
     /// into memory of the engine.
     ///
     /// # Errors
     /// [`Blocked`]; nothing was queued.
-    pub fn begin_long(
+    pub fn begin_long<'a>(
         &mut self,
         now: Instant,
         edge: EdgeId,
-        payload: &[u8],
+        content: impl Into<Content<'a>>,
         kept: bool,
     ) -> Result<LongSend, Blocked> {
+        let content = content.into();
         let machine = &mut self.core.machine;
         let begun = match with_route(&mut self.memory, edge.peer) {
             Some((memory, _)) => {
-                let full =
-                    memory.copied_bytes() > 0 && memory.copied_bytes() + payload.len() > KEPT_BYTES;
+                let full = memory.copied_bytes() > 0
+                    && memory.copied_bytes() + content.payload.len() > KEPT_BYTES;
                 if kept && full {
                     return Err(Blocked::NoFrame);
                 }
                 let buffers = kept.then(|| self.core.dispatch.buffers());
-                let begun = memory.begin_long(machine, now, edge, payload, buffers);
+                let begun = memory.begin_long(machine, now, edge, content, buffers);
                 begun.map(Long::Memory)
             }
             None => {
                 let packer = &mut self.core.packer;
-                let begun = packer.begin_long(machine, now, edge, payload.len());
+                let begun = packer.begin_long(machine, now, edge, content);
                 begun.map(Long::Packets)
             }
         };
@@ -404,18 +409,20 @@ impl Engine {
     ///
     /// # Errors
     /// [`Blocked`]; nothing was queued.
-    pub fn begin_long_at_once(
+    pub fn begin_long_at_once<'a>(
         &mut self,
         now: Instant,
         edge: EdgeId,
-        payload: &[u8],
+        content: impl Into<Content<'a>>,
     ) -> Result<LongSend, Blocked> {
+        let content = content.into();
+        let length = content.payload.len();
         if self.shares_memory(edge.peer) {
-            if payload.len() > KEPT_BYTES {
+            if length > KEPT_BYTES {
                 let limit = KEPT_BYTES as u64;
                 return Err(Blocked::TooLong { limit });
             }
-            return self.begin_long(now, edge, payload, true);
+            return self.begin_long(now, edge, content, true);
         }
         // Before anything is said of frames: one that is gone takes none.
         if !self.core.machine.is_open(edge.peer) {
@@ -423,8 +430,8 @@ impl Engine {
         }
         let machine = &self.core.machine;
         let packer = &self.core.packer;
-        packer.has_frames_for(machine, edge.peer, payload.len())?;
-        self.begin_long(now, edge, payload, false)
+        packer.has_frames_for(machine, edge.peer, length)?;
+        self.begin_long(now, edge, content, false)
     }
 
     /// Goes on with a long message as far as there is room; true when the caller's `payload`

@@ -20,6 +20,7 @@ use dipole_proto::{EdgeId, GoneReason, Instant, Machine, Misbehaved, PeerId};
 use rustc_hash::FxHashMap;
 
 use super::Blocked;
+use super::content::Content;
 use super::core::Core;
 use super::dispatch::Arrival;
 use super::packer::blocked;
@@ -189,10 +190,10 @@ impl SharedMemory {
         &mut self,
         machine: &mut Machine,
         (route, edge): (Route, EdgeId),
-        payload: &[u8],
+        content: Content<'_>,
         more: bool,
     ) -> Result<(), Blocked> {
-        let (id, total) = (route.id, payload.len() as u64);
+        let (id, total) = (route.id, content.charged_bytes());
         let begun = machine.begin_whole(edge, total);
         // What was to be told before must not be overtaken.
         if !begun.is_ok_and(|is_first| is_first) {
@@ -203,7 +204,9 @@ impl SharedMemory {
                 return Err(Blocked::NoFrame);
             }
         }
-        if let Err(error) = self.hub.push(id, Machine::message_tag(edge), payload) {
+        let tag = Machine::message_tag(edge, content.head.is_some());
+        let head = content.head.map_or(&[][..], |head| &head[..]);
+        if let Err(error) = self.hub.push_parts(id, tag, head, content.payload) {
             machine.retract(edge, total);
             return Err(self.full_or_gone(id, &error));
         }
@@ -673,7 +676,7 @@ fn on_record(
 ) -> Result<(), Misbehaved> {
     let mut words = [0; 8 * PIPE_WORDS];
     let control: &[u8] = match tag.kind {
-        PipeKind::Piece | PipeKind::Unreliable => &[],
+        PipeKind::Piece | PipeKind::Unreliable | PipeKind::Operation => &[],
         _ => {
             let words = words.get_mut(..payload.len());
             let words = words.ok_or(Misbehaved("a control record that is too long"))?;

@@ -8,6 +8,7 @@ use dipole_proto::{EdgeId, Instant, PeerId};
 use rand::Rng;
 
 use crate::ledger::{Ends, Life};
+use crate::memory::Asking;
 use crate::payload::{TAG_BYTES, Tag};
 use crate::scenario::{EndpointPlan, FlowPlan, MILLISECOND, Presence, Reader, SECOND, address};
 use crate::trace::What;
@@ -82,6 +83,8 @@ pub struct Flow {
     /// Why it last could not go on.
     blocked: Option<Blocked>,
     refused: bool,
+    /// What it has asked of its target's memory.
+    pub asking: Asking,
 }
 
 impl Flow {
@@ -99,11 +102,16 @@ impl Flow {
             due_ns: 0,
             blocked: None,
             refused: false,
+            asking: Asking::default(),
         }
     }
 
     /// All messages planned have been dealt with.
     pub fn is_done(&self) -> bool {
+        self.has_sent_all() && self.asking.is_idle()
+    }
+
+    fn has_sent_all(&self) -> bool {
         self.done >= self.plan.messages && self.long.is_none()
     }
 
@@ -189,6 +197,7 @@ impl World {
             self.memory(index).overwrite(&socket, bytes);
         }
         self.flows[flow].forget_session(self.now_ns);
+        self.regions.forget(flow, &mut self.flows[flow].asking);
     }
 
     /// Opens, reads and closes endpoints.
@@ -230,6 +239,10 @@ impl World {
         self.nodes[index].inlets[position].is_open = wanted;
         if wanted {
             process.engine.open_endpoint(id);
+            if self.scenario.has_regions {
+                let flows = self.flows.len();
+                self.regions.open((index, id), flows, &mut process.engine);
+            }
             self.trace
                 .note(now_ns, index, What::Opened { endpoint: id });
         } else {
@@ -239,6 +252,7 @@ impl World {
                 while self.take(index, id, process)? {}
             }
             process.engine.close_endpoint(id);
+            self.regions.close((index, id));
             self.trace
                 .note(now_ns, index, What::Closed { endpoint: id });
         }
@@ -318,6 +332,10 @@ impl World {
         process: &Process,
         message: &Message,
     ) -> Result<(), String> {
+        if self.regions.noticed((index, endpoint), message)? {
+            self.totals.notices += 1;
+            return Ok(());
+        }
         let source = message.source();
         let from = self
             .scenario
@@ -374,13 +392,16 @@ impl World {
 
     fn drive(&mut self, index: usize, flow: usize, process: &mut Process) -> Result<(), String> {
         let now = Instant(self.now_ns);
+        if self.scenario.has_regions {
+            self.take_answers(flow, process)?;
+        }
         for _ in 0..BURST {
             if self.flows[flow].at_ns > self.now_ns {
                 let at_ns = self.flows[flow].at_ns;
                 self.wake_app(index, at_ns);
                 return Ok(());
             }
-            if self.flows[flow].is_done() {
+            if self.flows[flow].has_sent_all() {
                 return self.probe(index, flow, process);
             }
             if !self.has_edge(index, flow, process)? {
@@ -391,6 +412,9 @@ impl World {
                 let due_ns = self.flows[flow].due_ns;
                 self.wake_app(index, due_ns);
                 return Ok(());
+            }
+            if self.scenario.has_regions && self.flows[flow].pending.is_none() {
+                self.ask(flow, process);
             }
             if !self.send_one(index, flow, process)? {
                 return Ok(());
@@ -405,6 +429,31 @@ impl World {
         }
         self.wake_app(index, self.now_ns);
         Ok(())
+    }
+
+    /// Takes the answers to what a flow has asked.
+    fn take_answers(&mut self, flow: usize, process: &mut Process) -> Result<(), String> {
+        let asking = (flow, &mut self.flows[flow].asking);
+        let taken = self.regions.answers(asking, &mut process.engine)?;
+        if taken > 0 {
+            self.totals.operations += taken;
+            self.read_at_ns = self.now_ns;
+        }
+        Ok(())
+    }
+
+    /// Asks something of the memory of a flow's target now and then.
+    fn ask(&mut self, flow: usize, process: &mut Process) {
+        let state = &mut self.flows[flow];
+        let at = (state.plan.to, state.plan.target);
+        if let Some(edge) = state.edge
+            && state.done < state.plan.messages
+            && self.dice.random_range(0..3) == 0
+        {
+            let by = (&mut process.engine, edge, Instant(self.now_ns));
+            let asking = (flow, &mut state.asking);
+            self.regions.ask(asking, at, by, &mut self.dice);
+        }
     }
 
     /// Makes a session and an edge; false while that takes time.

@@ -19,6 +19,8 @@ use crate::scenario::{
 const PACKETS: u64 = 4000;
 /// One seed in this many has a cluster key.
 const KEY_EVERY: u64 = 3;
+/// One seed in this many has regions.
+const REGIONS_EVERY: u64 = 4;
 /// One seed in this many has many nodes.
 const CROWD_EVERY: u64 = 50;
 /// Tells a second generator from the first: what it decides leaves the rest as it is.
@@ -167,6 +169,7 @@ impl Scenario {
             keeps_peers,
             lost_network,
             key: seed.is_multiple_of(KEY_EVERY).then(|| key(seed)),
+            has_regions: seed % REGIONS_EVERY == 3,
         }
     }
 }

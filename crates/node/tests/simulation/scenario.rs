@@ -37,6 +37,8 @@ pub struct Scenario {
     pub lost_network: Option<(u64, u8)>,
     /// What all nodes share; then a stranger with another one tries to get in.
     pub key: Option<ClusterKey>,
+    /// Endpoints have regions, and flows work on them.
+    pub has_regions: bool,
 }
 
 /// Where a process runs: its node, and how many others there come before it.
@@ -329,6 +331,7 @@ impl Scenario {
             keeps_peers: true,
             lost_network: None,
             key: None,
+            has_regions: false,
         }
     }
 }

@@ -16,6 +16,7 @@ pub use turn::Process;
 
 use crate::app::{Flow, Inlet};
 use crate::ledger::{Ledger, Life};
+use crate::memory::Regions;
 use crate::payload::LONGEST_BYTES;
 use crate::scenario::{Fault, Narrow, NodePlan, SECOND, Scenario, interface_address};
 use crate::stranger::Stranger;
@@ -99,6 +100,7 @@ pub struct World {
     addresses: Vec<Vec<[SocketAddr; 2]>>,
     pub flows: Vec<Flow>,
     pub ledger: Ledger,
+    pub regions: Regions,
     pub trace: Trace,
     pub totals: Totals,
     pub stage: Stage,
@@ -163,6 +165,11 @@ impl World {
                 // An edge that ended may not be read when its next life begins.
                 let lives = 1 + u64::from(flows().any(|flow| flow.edge_messages > 0));
                 let edge_bound = sessions * lives * edge_bound;
+                // Answers come by edges of their own, one from each process.
+                let answering = match scenario.has_regions {
+                    true => scenario.nodes.len() as u64 * lives * sessions,
+                    false => 0,
+                };
                 Node {
                     process: None,
                     lives: 0,
@@ -170,7 +177,7 @@ impl World {
                     free_at_ns: 0,
                     app_at_ns: 0,
                     inlets: plan.endpoints.iter().cloned().map(Inlet::new).collect(),
-                    credit_bound: flows().count() as u64 * edge_bound,
+                    credit_bound: flows().count() as u64 * edge_bound + answering * window,
                     activations: (0, 0),
                 }
             })
@@ -187,6 +194,7 @@ impl World {
             nodes,
             flows: scenario.flows.iter().cloned().map(Flow::new).collect(),
             ledger: Ledger::default(),
+            regions: Regions::default(),
             trace,
             totals: Totals::default(),
             stage: Stage::Storm,
@@ -408,6 +416,7 @@ impl World {
 
     /// Everybody says goodbye; nothing may be left behind.
     fn farewell(&mut self) -> Result<(), String> {
+        self.regions.check()?;
         for index in 0..self.nodes.len() {
             let Some(process) = &mut self.nodes[index].process else {
                 continue;
@@ -505,12 +514,14 @@ impl World {
             self.trace.note(self.now_ns, index, What::Crashed);
         }
         self.totals.add_machine(process.engine.machine().stats());
+        self.regions.close_all(index);
         for flow in 0..self.flows.len() {
             if self.flows[flow].plan.from == index {
                 if let Some(stream) = self.flows[flow].stream {
                     self.ledger.told_gone(stream);
                 }
                 self.flows[flow].forget_session(self.now_ns);
+                self.regions.forget(flow, &mut self.flows[flow].asking);
             }
         }
     }

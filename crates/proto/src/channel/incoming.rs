@@ -7,6 +7,7 @@
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
+use super::MessagePiece;
 use crate::config::{Config, MAX_MESSAGE_BYTES, charge};
 use crate::wire::{EdgeKey, Wish};
 
@@ -37,15 +38,30 @@ pub(crate) enum Violation {
 struct Partial {
     begun: bool,
     discard: bool,
+    operation: bool,
     total: u64,
     got: u64,
+}
+
+impl Partial {
+    /// What it is charged: an operation as a message without bytes.
+    fn charge(&self) -> u64 {
+        charge_for(self.total, self.operation)
+    }
+}
+
+#[inline]
+fn charge_for(total: u64, operation: bool) -> u64 {
+    match operation {
+        true => charge(0),
+        false => charge(total),
+    }
 }
 
 /// A message that is complete and next in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Completed {
     pub(crate) sequence: u64,
-    pub(crate) total: u64,
     pub(crate) discard: bool,
 }
 
@@ -121,7 +137,7 @@ impl EdgeIn {
 
     /// Bytes of the pool that this piece would take: those of its whole message
     /// when it is the first of it.
-    pub(crate) fn pool_cost(&self, sequence: u64, total: u64) -> u64 {
+    pub(crate) fn pool_cost(&self, sequence: u64, total: u64, operation: bool) -> u64 {
         let Some(index) = sequence.checked_sub(self.next) else {
             return 0;
         };
@@ -129,10 +145,11 @@ impl EdgeIn {
             .ok()
             .and_then(|index| self.pending.get(index))
             .is_some_and(|partial| partial.begun);
-        if begun || self.is_beyond_window(total) {
+        let charge = charge_for(total, operation);
+        if begun || charge > self.window {
             0
         } else {
-            charge(total)
+            charge
         }
     }
 
@@ -140,21 +157,21 @@ impl EdgeIn {
     #[inline]
     pub(crate) fn place(
         &mut self,
-        sequence: u64,
-        (offset, length, total): (u64, u64, u64),
+        piece: &MessagePiece,
         discard: bool,
     ) -> Result<Place, Violation> {
-        let whole = offset == 0 && length == total;
-        if sequence == self.next && whole && self.pending.is_empty() {
-            self.charge(total, discard)?;
+        let whole = piece.offset == 0 && piece.length == piece.total;
+        if piece.sequence == self.next && whole && self.pending.is_empty() {
+            let charge = charge_for(piece.total, piece.operation);
+            self.charge(charge, discard)?;
             self.next += 1;
             if discard {
-                self.consumed += charge(total);
+                self.consumed += charge;
                 return Ok(Place::Discard);
             }
             return Ok(Place::Deliver);
         }
-        self.place_ahead(sequence, (length, total), discard)
+        self.place_ahead(piece, discard)
     }
 
     /// True if whole messages, the first with this number and charged `charge` together, are
@@ -182,8 +199,8 @@ impl EdgeIn {
             .checked_sub(self.next)
             .and_then(|ahead| self.pending.get(usize::try_from(ahead).ok()?));
         partial.is_some_and(|partial| {
-            let wanted = partial.begun && !partial.discard && partial.total == total;
-            wanted && partial.got + length < total
+            let wanted = partial.begun && !partial.discard && !partial.operation;
+            wanted && partial.total == total && partial.got + length < total
         })
     }
 
@@ -210,40 +227,45 @@ impl EdgeIn {
         self.next += 1;
     }
 
-    fn place_ahead(
-        &mut self,
-        sequence: u64,
-        (length, total): (u64, u64),
-        discard: bool,
-    ) -> Result<Place, Violation> {
-        let ahead = sequence
+    fn place_ahead(&mut self, piece: &MessagePiece, discard: bool) -> Result<Place, Violation> {
+        let (total, operation) = (piece.total, piece.operation);
+        let ahead = (piece.sequence)
             .checked_sub(self.next)
             .filter(|ahead| *ahead < MAX_AHEAD)
             .ok_or(Violation::Contradiction)?;
         let index = usize::try_from(ahead).map_err(|_| Violation::Contradiction)?;
         if !self.pending.get(index).is_some_and(|partial| partial.begun) {
-            self.charge(total, discard)?;
+            self.charge(charge_for(total, operation), discard)?;
             if self.pending.len() <= index {
                 self.pending.resize(index + 1, Partial::default());
             }
             self.pending[index] = Partial {
                 begun: true,
                 discard,
+                operation,
                 total,
                 got: 0,
             };
         }
         let partial = &mut self.pending[index];
-        if partial.total != total || partial.got + length > total {
+        let is_same = partial.total == total && partial.operation == operation;
+        if !is_same || partial.got + piece.length > total {
             return Err(Violation::Contradiction);
         }
         // The first piece decided about the whole message; `close` changes that.
-        partial.got += length;
+        partial.got += piece.length;
         Ok(if partial.discard {
             Place::Discard
         } else {
             Place::Hold
         })
+    }
+
+    /// True if what has begun under this number is an operation.
+    pub(crate) fn is_operation(&self, sequence: u64) -> bool {
+        let ahead = sequence.checked_sub(self.next);
+        let partial = ahead.and_then(|ahead| self.pending.get(usize::try_from(ahead).ok()?));
+        partial.is_some_and(|partial| partial.operation)
     }
 
     /// The rest of a message that has begun is there.
@@ -263,30 +285,29 @@ impl EdgeIn {
         }
         let completed = Completed {
             sequence: self.next,
-            total: front.total,
             discard: front.discard,
         };
-        self.pending.pop_front();
-        self.next += 1;
         if completed.discard {
             // It never held anything of the pool, or gave it back in `close`.
-            self.consumed += charge(completed.total);
+            self.consumed += front.charge();
         }
+        self.pending.pop_front();
+        self.next += 1;
         Some(completed)
     }
 
-    fn charge(&mut self, total: u64, discard: bool) -> Result<(), Violation> {
+    fn charge(&mut self, charge: u64, discard: bool) -> Result<(), Violation> {
         let charged = self
             .charged
-            .checked_add(charge(total))
+            .checked_add(charge)
             .filter(|charged| *charged <= self.granted)
             .ok_or(Violation::OverCredit)?;
         self.charged = charged;
         if !discard {
-            if self.is_beyond_window(total) {
-                self.unpooled.push(total);
+            if charge > self.window {
+                self.unpooled.push(charge);
             } else {
-                self.held += charge(total);
+                self.held += charge;
             }
         }
         Ok(())
@@ -294,28 +315,34 @@ impl EdgeIn {
 
     /// The application has given a message back; bytes returned to the pool.
     pub(crate) fn consumed(&mut self, total: u64) -> u64 {
-        self.consumed += charge(total);
-        if let Some(index) = self.unpooled.iter().position(|unpooled| *unpooled == total) {
+        let charge = charge(total);
+        self.consumed += charge;
+        if let Some(index) = self
+            .unpooled
+            .iter()
+            .position(|unpooled| *unpooled == charge)
+        {
             self.unpooled.swap_remove(index);
             return 0;
         }
-        let freed = charge(total).min(self.held);
+        let freed = charge.min(self.held);
         self.held -= freed;
         freed
     }
 
-    /// The endpoint was closed: nothing held is wanted. Bytes returned to the pool, and
-    /// the first message of which a part had arrived: its sender must be told.
+    /// The endpoint was closed: no message held is wanted. Bytes returned to the pool, and
+    /// the first message of which a part had arrived: its sender must be told. Operations go
+    /// on, since each is answered by itself.
     pub(crate) fn close(&mut self) -> (u64, Option<u64>) {
         let (mut waiting, mut first) = (0, None);
         for (sequence, partial) in (self.next..).zip(&mut self.pending) {
             if partial.begun {
-                waiting += charge(partial.total);
-                if !partial.discard {
+                waiting += partial.charge();
+                if !partial.discard && !partial.operation {
                     first.get_or_insert(sequence);
                 }
             }
-            partial.discard = true;
+            partial.discard = !partial.operation;
         }
         self.consumed = self.charged - waiting;
         self.unpooled.clear();
@@ -496,8 +523,17 @@ mod tests {
     }
 
     fn whole(edge: &mut EdgeIn, sequence: u64, length: u64) -> Place {
-        edge.place(sequence, (0, length, length), false)
+        edge.place(&piece(sequence, (0, length, length)), false)
             .expect("within credit")
+    }
+
+    fn piece(sequence: u64, (offset, length, total): (u64, u64, u64)) -> MessagePiece {
+        MessagePiece {
+            offset,
+            length,
+            total,
+            ..MessagePiece::whole(sequence, 0..0)
+        }
     }
 
     #[test]
@@ -516,11 +552,12 @@ mod tests {
     fn pieces_in_any_order_make_one_message() {
         let (mut edge, _config) = edge();
         for offset in [20, 0, 10] {
-            assert_eq!(edge.place(0, (offset, 10, 30), false), Ok(Place::Hold));
+            let placed = edge.place(&piece(0, (offset, 10, 30)), false);
+            assert_eq!(placed, Ok(Place::Hold));
         }
         assert!(edge.pop_complete().is_some());
         assert_eq!(
-            edge.place(0, (0, 10, 30), false),
+            edge.place(&piece(0, (0, 10, 30)), false),
             Err(Violation::Contradiction)
         );
     }
@@ -532,7 +569,8 @@ mod tests {
         assert_eq!(out.begin(936), Some(0));
         assert_eq!(out.begin(0), None);
         assert_eq!(whole(&mut edge, 0, 936), Place::Deliver);
-        assert_eq!(edge.place(1, (0, 1, 1), false), Err(Violation::OverCredit));
+        let placed = edge.place(&piece(1, (0, 1, 1)), false);
+        assert_eq!(placed, Err(Violation::OverCredit));
         assert_eq!(edge.consumed(936), 1000);
         assert!(edge.regrant(0, &config));
         assert!(out.grant(edge.granted()));

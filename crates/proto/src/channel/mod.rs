@@ -78,10 +78,33 @@ pub struct Begun {
 pub(crate) struct MessagePiece {
     pub(crate) sequence: u64,
     pub(crate) offset: u64,
+    pub(crate) length: u64,
     pub(crate) total: u64,
-    pub(crate) port: bool,
-    /// Where its bytes lie in what the carrier was given.
+    /// It is of an operation on memory, which needs no room: its data go where they belong.
+    pub(crate) operation: bool,
+    /// Where its bytes lie in what the carrier was given, with the operation's head if that
+    /// comes with each piece.
     pub(crate) bytes: Range<usize>,
+}
+
+impl MessagePiece {
+    /// True if its bytes begin with the head of an operation.
+    fn has_head(&self) -> bool {
+        self.bytes.len() as u64 > self.length
+    }
+
+    /// The piece that is all of a message with so many bytes, which its carrier was given.
+    pub(crate) fn whole(sequence: u64, bytes: Range<usize>) -> MessagePiece {
+        let length = bytes.len() as u64;
+        MessagePiece {
+            sequence,
+            offset: 0,
+            length,
+            total: length,
+            operation: false,
+            bytes,
+        }
+    }
 }
 
 /// What became of a piece.

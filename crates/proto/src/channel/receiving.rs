@@ -64,10 +64,17 @@ impl Channel {
 
     /// Bytes of the pool that a piece would take.
     #[inline]
-    pub(crate) fn pool_cost(&self, key: EdgeKey, sequence: u32, total: u64) -> u64 {
+    pub(crate) fn pool_cost(
+        &self,
+        key: EdgeKey,
+        sequence: u32,
+        total: u64,
+        operation: bool,
+    ) -> u64 {
         let edge = self.find_in(key).and_then(|index| self.incoming.get(index));
         match edge {
-            Some(edge) => edge.pool_cost(widen(sequence, edge.next()), total),
+            Some(edge) => edge.pool_cost(widen(sequence, edge.next()), total, operation),
+            None if operation => charge(0),
             None => charge(total),
         }
     }
@@ -199,6 +206,7 @@ impl Channel {
                 sequence,
                 offset: piece.offset,
                 total: piece.total,
+                operation: false,
                 bytes: piece.payload,
             });
             if is_beyond_window {
@@ -222,11 +230,9 @@ impl Channel {
         };
         let refusal = refusal_for(edge, &piece, shared);
         let (held, outstanding) = (edge.held(), edge.outstanding());
-        let length = (piece.bytes.end - piece.bytes.start) as u64;
-        let range = (piece.offset, length, piece.total);
-        let place = edge.place(piece.sequence, range, refusal.is_some());
+        let place = edge.place(&piece, refusal.is_some());
         shared.pool.take(edge.held() - held);
-        if edge.is_beyond_window(piece.total) {
+        if edge.is_beyond_window(piece.total) && !piece.operation {
             self.begin_oversize(index, shared);
         }
         if place == Ok(Place::Deliver) {
@@ -260,6 +266,7 @@ impl Channel {
                     sequence: piece.sequence,
                     offset: piece.offset,
                     total: piece.total,
+                    operation: piece.has_head(),
                     bytes: piece.bytes,
                 });
                 Placed::Held
@@ -297,6 +304,12 @@ impl Channel {
         tell
     }
 
+    /// True if what has begun under this number is an operation.
+    pub(crate) fn is_operation(&self, edge: EdgeId, sequence: u64) -> bool {
+        let incoming = self.incoming.get(edge.index);
+        incoming.is_some_and(|incoming| incoming.is_operation(sequence))
+    }
+
     /// All bytes of a message that was held from its beginning have been filled in
     /// without the channel.
     pub(crate) fn filled(
@@ -332,15 +345,30 @@ impl Channel {
     }
 
     fn refuse(&mut self, index: u32, sequence: u64, reason: RefusedReason) {
-        if let Some(edge) = self.incoming.get_mut(index)
-            && !edge.refusal_due
-        {
+        let Some(edge) = self.incoming.get_mut(index) else {
+            return;
+        };
+        let of = edge.key();
+        if !edge.refusal_due {
             edge.refusal_due = true;
             self.notices.push_back(Notice::Refused {
-                key: edge.key(),
+                key: of,
                 sequence,
                 reason,
             });
+            return;
+        }
+        // What waits to be told speaks of all from its message on.
+        for notice in &mut self.notices {
+            if let Notice::Refused {
+                key,
+                sequence: first,
+                ..
+            } = notice
+                && *key == of
+            {
+                *first = (*first).min(sequence);
+            }
         }
     }
 
@@ -649,13 +677,11 @@ fn note_taken(count: u32, charge: u64, shared: &mut Shared) {
 #[inline]
 fn refusal_for(edge: &mut EdgeIn, piece: &MessagePiece, shared: &Shared) -> Option<RefusedReason> {
     if edge.open.0 != shared.endpoints_generation {
-        let open = shared
-            .endpoints
-            .get(&edge.key().target)
-            .is_some_and(|endpoint| endpoint.port == piece.port);
+        let open = shared.endpoints.contains_key(&edge.key().target);
         edge.open = (shared.endpoints_generation, open);
     }
-    if !edge.open.1 {
+    // Whether an operation is allowed its owner decides, and answers.
+    if !edge.open.1 && !piece.operation {
         return Some(RefusedReason::NoEndpoint);
     }
     (piece.total > crate::config::MAX_MESSAGE_BYTES).then_some(RefusedReason::TooLong)

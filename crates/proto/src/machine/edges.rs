@@ -1,4 +1,4 @@
-//! Endpoints, regions and edges of a machine, whatever carries them.
+//! Endpoints and edges of a machine, whatever carries them.
 
 use alloc::vec::Vec;
 
@@ -9,18 +9,14 @@ use crate::config::MAX_MESSAGE_BYTES;
 use crate::error::{BeginError, EdgeError};
 use crate::event::{EdgeId, PeerId};
 use crate::send::Slot;
-use crate::shared::{Endpoint, Region};
+use crate::shared::Endpoint;
 use crate::time::Instant;
 use crate::wire::EdgeKey;
 
 impl Machine {
-    /// Messages for `target` are taken from now on; as active-port messages if `port`.
-    pub fn open_endpoint(&mut self, target: u32, port: bool) {
-        let endpoint = Endpoint {
-            port,
-            ..Endpoint::default()
-        };
-        self.shared.endpoints.insert(target, endpoint);
+    /// Messages for `target` are taken from now on.
+    pub fn open_endpoint(&mut self, target: u32) {
+        self.shared.endpoints.insert(target, Endpoint::default());
         self.shared.endpoints_generation += 1;
     }
 
@@ -55,14 +51,9 @@ impl Machine {
         })
     }
 
-    /// Placements into `region` are taken from now on.
-    pub fn open_region(&mut self, region: u32, key: u64, length: u64) {
-        self.shared.regions.insert(region, Region { key, length });
-    }
-
-    /// Placements into `region` are violations from now on.
-    pub fn close_region(&mut self, region: u32) {
-        self.shared.regions.remove(&region);
+    /// A number that nobody can guess, for the key of a region.
+    pub fn draw_key(&mut self) -> u64 {
+        u64::from(self.next_random()) << 32 | u64::from(self.next_random())
     }
 
     /// The outgoing edge from `source` to `target` at a peer, for one more user; after a

@@ -8,7 +8,7 @@ use crate::event::{EdgeId, Event, GoneReason, PeerId};
 use crate::machine::{Machine, Peer};
 use crate::pipe::{Delivery, Pipe};
 use crate::time::Instant;
-use crate::wire::{Greeting, PipeKind, PipeRecord, PipeTag};
+use crate::wire::{Greeting, OPERATION_BYTES, PipeKind, PipeRecord, PipeTag};
 
 impl Machine {
     /// What this process tells others of its node.
@@ -136,12 +136,16 @@ impl Machine {
         Ok(())
     }
 
-    /// The tag under which a message of this edge is pushed.
+    /// The tag under which a message of this edge is pushed, or an operation with its head.
     #[inline]
     #[must_use]
-    pub fn message_tag(edge: EdgeId) -> u64 {
+    pub fn message_tag(edge: EdgeId, operation: bool) -> u64 {
+        let kind = match operation {
+            true => PipeKind::Operation,
+            false => PipeKind::Message,
+        };
         PipeTag {
-            kind: PipeKind::Message,
+            kind,
             extra: 0,
             number: edge.index,
         }
@@ -203,12 +207,18 @@ impl Machine {
         }
     }
 
-    /// A long message that has begun lies at `address` and stays there until
-    /// [`Event::Taken`], or until [`streamed`](Self::streamed) after
+    /// A long message that has begun, or the data of an operation with this `head`, lies at an address and stays
+    /// there until [`Event::Taken`], or until [`streamed`](Self::streamed) after
     /// [`Event::StreamWanted`].
-    pub fn offer(&mut self, edge: EdgeId, begun: Begun, total: u64, address: u64) {
+    pub fn offer(
+        &mut self,
+        edge: EdgeId,
+        begun: Begun,
+        (total, address): (u64, u64),
+        head: Option<&[u8; OPERATION_BYTES]>,
+    ) {
         if let Some(pipe) = self.peers.pipe_mut(edge.peer) {
-            pipe.offer(edge, begun, total, address);
+            pipe.offer(edge, begun, (total, address), head);
             self.wake_pipe(edge.peer);
         }
     }
@@ -216,9 +226,15 @@ impl Machine {
     /// A long message that has begun comes in pieces, which are pushed behind all records
     /// that wait, those of one edge message by message; then [`streamed`](Self::streamed). Not
     /// while an earlier one of its edge is offered: its pieces might be asked for meanwhile.
-    pub fn announce(&mut self, edge: EdgeId, begun: Begun, total: u64) {
+    pub fn announce(
+        &mut self,
+        edge: EdgeId,
+        begun: Begun,
+        total: u64,
+        head: Option<&[u8; OPERATION_BYTES]>,
+    ) {
         if let Some(pipe) = self.peers.pipe_mut(edge.peer) {
-            pipe.announce(edge, begun, total);
+            pipe.announce(edge, begun, total, head);
             self.wake_pipe(edge.peer);
         }
     }
@@ -242,7 +258,7 @@ impl Machine {
     /// The message of an [`Event::Fetch`] cannot be copied from where it lies.
     pub fn cannot_fetch(&mut self, edge: EdgeId, number: u32, sequence: u64, total: u64) {
         if let Some(pipe) = self.peers.pipe_mut(edge.peer) {
-            pipe.cannot_fetch(number, sequence, total);
+            pipe.cannot_fetch(edge, number, sequence, total);
             self.wake_pipe(edge.peer);
         }
     }

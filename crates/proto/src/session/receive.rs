@@ -13,7 +13,7 @@ use crate::stats::DropReason;
 use crate::time::Instant;
 use crate::wire::{
     Address, CONTROL_LANE, EdgeKey, Flags, Fragment, Header, Kind, LaneAck, MESSAGE_BYTES,
-    MessageRun, Packet, Part, Record,
+    MessageRun, Packet, Part, Record, operation_bytes,
 };
 
 /// Units of all sessions that may come in parts at once, beside the next of each session.
@@ -245,8 +245,9 @@ impl Session {
                 key,
                 sequence,
                 total,
+                operation,
                 ..
-            } if in_unit => Ok(self.channel.pool_cost(key, sequence, total)),
+            } if in_unit => Ok(self.channel.pool_cost(key, sequence, total, operation)),
             Record::Message { .. } => Ok(0),
             Record::EdgeEnd { .. } if self.channel.notices() > MAX_NOTICES => {
                 Err(DropReason::EdgesFull)
@@ -393,43 +394,6 @@ impl Session {
     fn on_sequenced(&mut self, record: Record<'_>, now: Instant, shared: &mut Shared) {
         match record {
             Record::Message { .. } => self.on_message(record, now, shared),
-            Record::Placement {
-                region,
-                notify,
-                key,
-                offset,
-                payload,
-            } => {
-                let end = offset.checked_add(payload.len() as u64);
-                let fits = shared.regions.get(&region).is_some_and(|open| {
-                    open.key == key && end.is_some_and(|end| end <= open.length)
-                });
-                if fits {
-                    shared.event(Event::Placed {
-                        peer: self.id,
-                        region,
-                        notify,
-                        offset,
-                        bytes: payload,
-                    });
-                } else {
-                    shared.count(DropReason::Violation);
-                }
-            }
-            Record::Region {
-                region,
-                key,
-                length,
-            } => shared.event(Event::RegionOpened {
-                peer: self.id,
-                region,
-                key,
-                length,
-            }),
-            Record::RegionEnd { region } => shared.event(Event::RegionClosed {
-                peer: self.id,
-                region,
-            }),
             Record::EdgeEnd {
                 key,
                 sequence,
@@ -487,7 +451,7 @@ impl Session {
             sequence,
             offset,
             total,
-            port,
+            operation,
             payload,
             ..
         } = record
@@ -502,19 +466,29 @@ impl Session {
         let piece = MessagePiece {
             sequence,
             offset,
+            length: (payload.len() - operation_bytes(operation)) as u64,
             total,
-            port,
+            operation,
             bytes: payload.clone(),
         };
         let (placed, tell) = self.channel.place(index, piece, now, shared);
         match placed {
             Placed::Deliver => {
                 let (edge, EdgeKey { source, target, .. }) = self.channel.delivered(index, shared);
-                shared.event(Event::Deliver {
-                    edge,
-                    source,
-                    target,
-                    bytes: payload,
+                let bytes = payload;
+                shared.event(match operation {
+                    false => Event::Deliver {
+                        edge,
+                        source,
+                        target,
+                        bytes,
+                    },
+                    true => Event::Operation {
+                        edge,
+                        source,
+                        target,
+                        bytes,
+                    },
                 });
             }
             Placed::Held => {

@@ -8,6 +8,7 @@ mod address;
 mod control;
 mod cursor;
 mod header;
+mod operation;
 mod pipe;
 mod record;
 mod run;
@@ -19,16 +20,17 @@ pub use control::{
     MAX_LANES, RESET_BYTES, RESET_ECHO_BYTES, Reset, ResetReason, Trailer, Trailers,
 };
 pub use header::{CONTROL_LANE, Flags, HEADER_BYTES, Header, Kind, Part, VERSION};
+pub use operation::{OPERATION_BYTES, Operation, OperationKind, Outcome};
 pub use pipe::{
     GREETING_BYTES, Greeting, PIPE_VERSION, PIPE_WORDS, PipeKind, PipeRecord, PipeTag, pipe_words,
 };
 pub(crate) use pipe::{ends_to_word, key_from_word, reason_from_extra};
+pub(crate) use record::operation_bytes;
 pub use record::{
     CREDIT_BYTES, CREDIT_WANTED_BYTES, ECHO_BYTES, EDGE_END_BYTES, EDGE_FORGOTTEN_BYTES, EdgeKey,
-    FRAGMENT_BYTES, MESSAGE_BYTES, PLACEMENT_BYTES, PROBE_BYTES, REFUSED_BYTES, Record, Records,
-    RefusedReason, Wish, emit_credit, emit_credit_wanted, emit_echo, emit_edge_end,
-    emit_edge_forgotten, emit_fragment, emit_lane_ack, emit_message, emit_placement, emit_probe,
-    emit_refused, emit_region, emit_region_end, emit_window,
+    FRAGMENT_BYTES, MESSAGE_BYTES, PROBE_BYTES, REFUSED_BYTES, Record, Records, RefusedReason,
+    Wish, emit_credit, emit_credit_wanted, emit_echo, emit_edge_end, emit_edge_forgotten,
+    emit_fragment, emit_lane_ack, emit_message, emit_probe, emit_refused, emit_window,
 };
 pub use run::{Fragment, MessageRun, Payloads};
 

@@ -5,16 +5,17 @@
 //! carry only that.
 
 use super::Malformed;
+use super::operation::OPERATION_BYTES;
 use super::record::{EdgeKey, RefusedReason};
 
 /// Raised with every change of what follows.
-pub const PIPE_VERSION: u64 = 4;
+pub const PIPE_VERSION: u64 = 5;
 /// First word of a greeting: "dipole" and the version.
 const MAGIC: u64 = u64::from_be_bytes(*b"dipole\0\0") | PIPE_VERSION;
 /// Bytes of a greeting.
 pub const GREETING_BYTES: usize = 32;
 /// Words of the longest control record.
-pub const PIPE_WORDS: usize = 2;
+pub const PIPE_WORDS: usize = 6;
 
 /// What a record is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -35,21 +36,23 @@ pub enum PipeKind {
     End,
     /// An edge that ended is forgotten.
     Forgotten,
-    /// A long message lies in the sender's memory: length, address.
+    /// A long message lies in the sender's memory: length, address; the head of an operation.
     Offer,
     /// An offered message has been fetched, or is not wanted.
     Taken,
     /// An offered message cannot be fetched: send it in pieces.
     Stream,
-    /// A long message of this length comes in pieces, unasked.
+    /// A long message of this length comes in pieces, unasked; the head of an operation.
     Announce,
     /// The next bytes of a message that comes in pieces.
     Piece,
     /// The process leaves in order.
     Bye,
+    /// An operation on memory, whole: its head, its data.
+    Operation,
 }
 
-const KINDS: [PipeKind; 14] = [
+const KINDS: [PipeKind; 15] = [
     PipeKind::Open,
     PipeKind::Message,
     PipeKind::Unreliable,
@@ -64,6 +67,7 @@ const KINDS: [PipeKind; 14] = [
     PipeKind::Announce,
     PipeKind::Piece,
     PipeKind::Bye,
+    PipeKind::Operation,
 ];
 
 /// Kind, a small value, and the number of an edge.
@@ -114,6 +118,18 @@ pub struct PipeRecord {
 }
 
 impl PipeRecord {
+    /// The record that begins an operation: its head behind the words.
+    ///
+    /// # Panics
+    /// When there is no room for it.
+    #[must_use]
+    pub(crate) fn with_head(mut self, head: &[u8; OPERATION_BYTES]) -> PipeRecord {
+        let (words, _) = head.as_chunks::<8>();
+        self.words[self.count..self.count + words.len()].copy_from_slice(words);
+        self.count += words.len();
+        self
+    }
+
     /// A record of these words.
     ///
     /// # Panics

@@ -6,14 +6,13 @@ use super::Malformed;
 use super::ack::{LaneAck, Range};
 use super::cursor::{put, u16_at, u32_at, u64_at};
 use super::header::HEADER_BYTES;
+use super::operation::OPERATION_BYTES;
 
 pub(super) const PREFIX_BYTES: usize = 4;
 /// Bytes before the payload of a whole message.
 pub const MESSAGE_BYTES: usize = 16;
 /// Bytes before the payload of a message fragment.
 pub const FRAGMENT_BYTES: usize = 32;
-/// Bytes before the data of a placement.
-pub const PLACEMENT_BYTES: usize = 28;
 /// Bytes of a credit.
 pub const CREDIT_BYTES: usize = 20;
 /// Bytes of a wish for credit.
@@ -31,9 +30,6 @@ pub const ECHO_BYTES: usize = 14;
 
 pub(super) const MESSAGE: u8 = 0x01;
 pub(super) const FRAGMENT: u8 = 0x02;
-const PLACEMENT: u8 = 0x03;
-const REGION: u8 = 0x04;
-const REGION_END: u8 = 0x05;
 const EDGE_END: u8 = 0x06;
 const REFUSED: u8 = 0x07;
 const EDGE_FORGOTTEN: u8 = 0x08;
@@ -47,7 +43,7 @@ const ECHO: u8 = 0x15;
 const IGNORABLE: u8 = 0x80;
 
 const FLAG_UNRELIABLE: u8 = 1;
-const FLAG_PORT: u8 = 2;
+const FLAG_OPERATION: u8 = 2;
 /// The life of the edge stands above the flags.
 const LIFE_SHIFT: u32 = 2;
 
@@ -89,7 +85,7 @@ impl EdgeKey {
     /// The key of a reliable message to an endpoint, if these are the flags of one.
     #[inline]
     pub(super) fn of_reliable(flags: u8, body: &[u8]) -> Option<EdgeKey> {
-        (flags & (FLAG_UNRELIABLE | FLAG_PORT) == 0).then(|| EdgeKey::parse(flags, body))
+        (flags & (FLAG_UNRELIABLE | FLAG_OPERATION) == 0).then(|| EdgeKey::parse(flags, body))
     }
 
     fn emit(self, bytes: &mut [u8]) {
@@ -107,8 +103,6 @@ pub enum RefusedReason {
     Closed,
     /// Longer than the receiver takes.
     TooLong,
-    /// A placement outside any open region, or with a wrong key.
-    NoRegion,
     /// The receiver has as many edges as it can keep.
     TooManyEdges,
     /// More than the receiver had granted: the sender broke a rule.
@@ -125,9 +119,8 @@ impl RefusedReason {
             0 => RefusedReason::NoEndpoint,
             1 => RefusedReason::Closed,
             2 => RefusedReason::TooLong,
-            3 => RefusedReason::NoRegion,
-            4 => RefusedReason::TooManyEdges,
-            5 => RefusedReason::OverCredit,
+            3 => RefusedReason::TooManyEdges,
+            4 => RefusedReason::OverCredit,
             _ => return Err(Malformed::BadField("refusal reason")),
         })
     }
@@ -136,49 +129,22 @@ impl RefusedReason {
 /// One record, parsed. `payload` is a range of bytes of the packet.
 #[derive(Clone, Debug)]
 pub enum Record<'a> {
-    /// A piece of a message, or all of it.
+    /// A piece of a message or of an operation, or all of it.
     Message {
-        /// The edge; its target is an endpoint or an active port.
+        /// The edge.
         key: EdgeKey,
         /// Number of the message on its edge, low 32 bits.
         sequence: u32,
         /// Where the payload belongs in the message.
         offset: u64,
-        /// Bytes of the whole message.
+        /// Bytes of the whole message, or of an operation's data.
         total: u64,
         /// Sent without repeats.
         unreliable: bool,
-        /// `target` names an active port.
-        port: bool,
+        /// An operation on memory: the payload begins with its [head](super::Operation).
+        operation: bool,
         /// Where the payload lies in the packet.
         payload: Bytes<usize>,
-    },
-    /// Data for an open region.
-    Placement {
-        /// Region id.
-        region: u32,
-        /// Handed to the receiver with the last byte of a notification; zero for none.
-        notify: u32,
-        /// Key announced when the region was opened.
-        key: u64,
-        /// Where the data belong in the region.
-        offset: u64,
-        /// Where the data lie in the packet.
-        payload: Bytes<usize>,
-    },
-    /// A region of the sender is open.
-    Region {
-        /// Region id.
-        region: u32,
-        /// Key that placements must carry.
-        key: u64,
-        /// Bytes.
-        length: u64,
-    },
-    /// A region of the sender is closed.
-    RegionEnd {
-        /// Region id.
-        region: u32,
     },
     /// The source endpoint sends nothing more on this edge.
     EdgeEnd {
@@ -250,12 +216,7 @@ impl Record<'_> {
     pub fn is_sequenced(&self) -> bool {
         match self {
             Record::Message { unreliable, .. } => !unreliable,
-            Record::Placement { .. }
-            | Record::Region { .. }
-            | Record::RegionEnd { .. }
-            | Record::EdgeEnd { .. }
-            | Record::EdgeForgotten { .. }
-            | Record::Refused { .. } => true,
+            Record::EdgeEnd { .. } | Record::EdgeForgotten { .. } | Record::Refused { .. } => true,
             Record::LaneAck(_)
             | Record::Credit { .. }
             | Record::CreditWanted { .. }
@@ -338,25 +299,30 @@ fn parse_body(
     let need = |bytes: usize| if body.len() < bytes { Err(bad) } else { Ok(()) };
     Ok(match kind {
         MESSAGE => {
-            need(12)?;
+            let operation = is_operation(flags)?;
+            let head = operation_bytes(operation);
+            need(12 + head)?;
             let payload = begin + 12..begin + body.len();
             Record::Message {
                 key: EdgeKey::parse(flags, body),
                 sequence: u32_at(body, 8),
                 offset: 0,
-                total: payload.len() as u64,
+                total: (payload.len() - head) as u64,
                 unreliable: flags & FLAG_UNRELIABLE != 0,
-                port: flags & FLAG_PORT != 0,
+                operation,
                 payload,
             }
         }
         FRAGMENT => {
-            need(28)?;
+            let operation = is_operation(flags)?;
+            let head = operation_bytes(operation);
+            need(28 + head)?;
             let payload = begin + 28..begin + body.len();
             let offset = u64_at(body, 12);
             let total = u64_at(body, 20);
-            match offset.checked_add(payload.len() as u64) {
-                Some(end) if end <= total && !payload.is_empty() => {}
+            let length = (payload.len() - head) as u64;
+            match offset.checked_add(length) {
+                Some(end) if end <= total && length > 0 => {}
                 _ => return Err(Malformed::BadField("fragment")),
             }
             Record::Message {
@@ -365,32 +331,8 @@ fn parse_body(
                 offset,
                 total,
                 unreliable: flags & FLAG_UNRELIABLE != 0,
-                port: flags & FLAG_PORT != 0,
+                operation,
                 payload,
-            }
-        }
-        PLACEMENT => {
-            need(24)?;
-            Record::Placement {
-                region: u32_at(body, 0),
-                notify: u32_at(body, 4),
-                key: u64_at(body, 8),
-                offset: u64_at(body, 16),
-                payload: begin + 24..begin + body.len(),
-            }
-        }
-        REGION => {
-            need(20)?;
-            Record::Region {
-                region: u32_at(body, 0),
-                key: u64_at(body, 4),
-                length: u64_at(body, 12),
-            }
-        }
-        REGION_END => {
-            need(4)?;
-            Record::RegionEnd {
-                region: u32_at(body, 0),
             }
         }
         EDGE_END => {
@@ -482,12 +424,31 @@ fn prefix(bytes: &mut [u8], kind: u8, flags: u8, size: usize) {
     put(bytes, 2, &size.to_le_bytes());
 }
 
-fn message_flags(unreliable: bool, port: bool) -> u8 {
-    (u8::from(unreliable) * FLAG_UNRELIABLE) | (u8::from(port) * FLAG_PORT)
+fn message_flags(unreliable: bool, operation: bool) -> u8 {
+    (u8::from(unreliable) * FLAG_UNRELIABLE) | (u8::from(operation) * FLAG_OPERATION)
 }
 
-/// Writes the head of a whole message of `length` bytes; the payload follows at
-/// [`MESSAGE_BYTES`].
+/// Whether a message's flags are those of an operation, which is never unreliable.
+#[inline]
+fn is_operation(flags: u8) -> Result<bool, Malformed> {
+    match flags & (FLAG_UNRELIABLE | FLAG_OPERATION) {
+        FLAG_OPERATION => Ok(true),
+        0 | FLAG_UNRELIABLE => Ok(false),
+        _ => Err(Malformed::BadField("flags of a message")),
+    }
+}
+
+/// Bytes of a payload that are no data.
+#[inline]
+pub(crate) fn operation_bytes(operation: bool) -> usize {
+    match operation {
+        true => OPERATION_BYTES,
+        false => 0,
+    }
+}
+
+/// Writes the head of a whole message with a payload of `length` bytes, which follows at
+/// [`MESSAGE_BYTES`]; that of an operation begins with its own head.
 ///
 /// # Panics
 /// When `bytes` is shorter, or `length` does not fit a packet.
@@ -498,21 +459,22 @@ pub fn emit_message(
     sequence: u32,
     length: usize,
     unreliable: bool,
-    port: bool,
+    operation: bool,
 ) {
     let bytes = &mut bytes[..MESSAGE_BYTES];
     prefix(
         bytes,
         MESSAGE,
-        message_flags(unreliable, port) | key.flags(),
+        message_flags(unreliable, operation) | key.flags(),
         MESSAGE_BYTES - PREFIX_BYTES + length,
     );
     key.emit(bytes);
     put(bytes, 12, &sequence.to_le_bytes());
 }
 
-/// Writes the head of `length` bytes at `offset` of a message of `total`; the
-/// payload follows at [`FRAGMENT_BYTES`].
+/// Writes the head of a piece at `offset` of a message of `total` bytes; its payload of
+/// `length` bytes follows at [`FRAGMENT_BYTES`], and that of an operation begins with its own
+/// head, which counts for `length` alone.
 ///
 /// # Panics
 /// When `bytes` is shorter, or `length` does not fit a packet.
@@ -523,55 +485,19 @@ pub fn emit_fragment(
     (offset, total): (u64, u64),
     length: usize,
     unreliable: bool,
-    port: bool,
+    operation: bool,
 ) {
     let bytes = &mut bytes[..FRAGMENT_BYTES];
     prefix(
         bytes,
         FRAGMENT,
-        message_flags(unreliable, port) | key.flags(),
+        message_flags(unreliable, operation) | key.flags(),
         FRAGMENT_BYTES - PREFIX_BYTES + length,
     );
     key.emit(bytes);
     put(bytes, 12, &sequence.to_le_bytes());
     put(bytes, 16, &offset.to_le_bytes());
     put(bytes, 24, &total.to_le_bytes());
-}
-
-/// Writes the head of `length` bytes for `offset` of a region; the data follow at
-/// [`PLACEMENT_BYTES`].
-///
-/// # Panics
-/// When `bytes` is shorter, or `length` does not fit a packet.
-pub fn emit_placement(
-    bytes: &mut [u8],
-    (region, key): (u32, u64),
-    notify: u32,
-    offset: u64,
-    length: usize,
-) {
-    let bytes = &mut bytes[..PLACEMENT_BYTES];
-    prefix(bytes, PLACEMENT, 0, PLACEMENT_BYTES - PREFIX_BYTES + length);
-    put(bytes, 4, &region.to_le_bytes());
-    put(bytes, 8, &notify.to_le_bytes());
-    put(bytes, 12, &key.to_le_bytes());
-    put(bytes, 20, &offset.to_le_bytes());
-}
-
-/// Writes a region's opening; returns its bytes.
-pub fn emit_region(bytes: &mut [u8], region: u32, key: u64, length: u64) -> usize {
-    prefix(bytes, REGION, 0, 20);
-    put(bytes, 4, &region.to_le_bytes());
-    put(bytes, 8, &key.to_le_bytes());
-    put(bytes, 16, &length.to_le_bytes());
-    24
-}
-
-/// Writes a region's end; returns its bytes.
-pub fn emit_region_end(bytes: &mut [u8], region: u32) -> usize {
-    prefix(bytes, REGION_END, 0, 4);
-    put(bytes, 4, &region.to_le_bytes());
-    8
 }
 
 /// Writes an edge's end; returns its bytes, [`EDGE_END_BYTES`].

@@ -4,15 +4,13 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
 use dipole_proto::config::MAX_MESSAGE_BYTES;
-use dipole_proto::wire::{self, Address, HEADER_BYTES, LaneAddress, Payloads};
+use dipole_proto::wire::{self, Address, HEADER_BYTES, LaneAddress, OPERATION_BYTES, Payloads};
 use dipole_proto::{
     Begun, Config, DropReason, EdgeId, Event, Frame, Frames, Instant, Machine, PeerId, Slot,
 };
 
 /// The endpoint that both applications have open.
 pub const TARGET: u32 = 7;
-/// The region that both applications have open.
-pub const REGION: (u32, u64, u64) = (3, 0xFEED, 1_000);
 /// Packets that one step may produce at most: far more than the frames allow.
 const MAX_BURST: usize = 5_000;
 const SCRATCH: Slot = u32::MAX;
@@ -121,8 +119,7 @@ impl Host {
         });
         let seed = index as u64 + 1;
         let mut machine = Machine::new(config.clone(), seed, [seed, !seed], &lanes);
-        machine.open_endpoint(TARGET, false);
-        machine.open_region(REGION.0, REGION.1, REGION.2);
+        machine.open_endpoint(TARGET);
         let frames = config.frames as usize;
         Host {
             machine,
@@ -192,15 +189,20 @@ impl Host {
                     sequence,
                     offset,
                     total,
+                    operation,
                     bytes,
                     ..
                 } => {
-                    let end = offset + bytes.len() as u64;
+                    let head = if operation { OPERATION_BYTES } else { 0 };
+                    let end = offset + (packet[bytes.clone()].len() - head) as u64;
                     assert!(
                         end <= total && total <= MAX_MESSAGE_BYTES,
                         "{offset} of {total}"
                     );
-                    self.hold((edge, sequence), offset, total, &packet[bytes]);
+                    match operation {
+                        true => self.hold((edge, sequence), 0, 0, &[]),
+                        false => self.hold((edge, sequence), offset, total, &packet[bytes]),
+                    }
                 }
                 Event::Complete { edge, sequence, .. } => {
                     let (total, pieces) = (self.partial.remove(&(edge, sequence)))
@@ -211,12 +213,12 @@ impl Host {
                 Event::Unreliable { total, bytes, .. } => {
                     assert!(packet[bytes].len() as u64 <= total);
                 }
-                Event::Placed { offset, bytes, .. } => {
-                    assert!(offset + packet[bytes].len() as u64 <= REGION.2);
+                Event::Operation { edge, bytes, .. } => {
+                    assert!(packet[bytes].len() >= OPERATION_BYTES);
+                    // It is charged as a message without bytes.
+                    self.unread.push_back((edge, Arrived::Whole(Vec::new())));
                 }
-                Event::RegionOpened { .. }
-                | Event::RegionClosed { .. }
-                | Event::EdgeForgotten { .. }
+                Event::EdgeForgotten { .. }
                 | Event::Fetch { .. }
                 | Event::Taken { .. }
                 | Event::StreamWanted { .. }
@@ -250,7 +252,7 @@ impl Host {
     /// The application opens or closes its endpoint; closing forgets what is unread.
     pub fn set_open(&mut self, now: Instant, open: bool) {
         if open {
-            self.machine.open_endpoint(TARGET, false);
+            self.machine.open_endpoint(TARGET);
         } else {
             self.machine.close_endpoint(now, TARGET);
             self.unread.clear();

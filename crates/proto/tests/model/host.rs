@@ -160,7 +160,7 @@ impl Host {
         let secret = [incarnation ^ 0x5EC2E7, 77];
         let mut machine = Machine::new(config, incarnation, secret, &lanes);
         for endpoint in &scenario.endpoints {
-            machine.open_endpoint(*endpoint, false);
+            machine.open_endpoint(*endpoint);
         }
         Host {
             index,

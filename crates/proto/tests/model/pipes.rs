@@ -210,7 +210,7 @@ impl Pipes {
                 if calls.contains(&Call::Open { endpoint }) {
                     process.lossy.insert(endpoint);
                 } else {
-                    process.machine.open_endpoint(endpoint, false);
+                    process.machine.open_endpoint(endpoint);
                 }
             }
         }
@@ -364,7 +364,7 @@ impl Pipes {
                 done + u8::from(read) >= count
             }
             Call::Open { endpoint } => {
-                process.machine.open_endpoint(endpoint, false);
+                process.machine.open_endpoint(endpoint);
                 true
             }
             Call::Close { endpoint } => {
@@ -471,8 +471,8 @@ impl Process {
             let is_offered = kept.any(|kept| kept.edge == edge && kept.streamed.is_none());
             let announced = exchange.announced >> number & 1 == 1 && !is_offered;
             match announced {
-                true => self.machine.announce(edge, begun, total),
-                false => self.machine.offer(edge, begun, total, address),
+                true => self.machine.announce(edge, begun, total, None),
+                false => self.machine.offer(edge, begun, (total, address), None),
             }
             self.kept.push(Kept {
                 edge,
@@ -492,7 +492,7 @@ impl Process {
                 self.machine.retract(edge, total);
                 return false;
             }
-            let tag = Machine::message_tag(edge);
+            let tag = Machine::message_tag(edge, false);
             let bytes = mark.to_vec();
             ring.push_back((Record { tag, bytes }, GONE));
         }

@@ -1,7 +1,7 @@
 //! Machines on a virtual wire: a clock, a lossy in-memory network, and an
 //! application that checks what it gets. Shared by the conversations in `tests/`.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
 use dipole_proto::wire::{self, Address, LaneAddress, Payloads};
@@ -41,7 +41,7 @@ pub fn payload(index: u64, length: usize) -> Vec<u8> {
 /// Two hosts with an open session, and an edge from endpoint 1 of the first to 7 of the second.
 pub fn connected(seed: u64, config: &Config) -> (Wire, EdgeId) {
     let mut wire = Wire::new(seed, 2, config);
-    wire.hosts[1].machine.open_endpoint(7, false);
+    wire.hosts[1].machine.open_endpoint(7);
     let peer = wire.connect(0, 1);
     assert!(wire.run(1_000_000_000, |wire| wire.hosts[0].machine.is_open(peer)));
     let edge = wire.hosts[0].machine.edge(peer, 1, 7).expect("open");
@@ -135,8 +135,10 @@ pub struct Host {
     /// Complete messages in the order of arrival, with their incoming edge.
     pub received: VecDeque<(EdgeId, Vec<u8>)>,
     pub unreliable: Vec<Vec<u8>>,
-    pub placed: Vec<(u32, u64, Vec<u8>)>,
-    pub regions: Vec<(u32, u64, u64)>,
+    /// Complete operations in the order of arrival: edge, head and data.
+    pub operations: Vec<(EdgeId, Vec<u8>)>,
+    /// Operations of which a part is held.
+    begun: BTreeSet<(EdgeId, u64)>,
     partial: BTreeMap<(EdgeId, u64), Vec<u8>>,
 }
 
@@ -265,8 +267,8 @@ impl Wire {
             forgotten: 0,
             received: VecDeque::new(),
             unreliable: Vec::new(),
-            placed: Vec::new(),
-            regions: Vec::new(),
+            operations: Vec::new(),
+            begun: BTreeSet::new(),
             partial: BTreeMap::new(),
         }
     }
@@ -492,37 +494,39 @@ impl Host {
                     sequence,
                     offset,
                     total,
+                    operation,
                     bytes,
                     ..
                 } => {
-                    let message = self
-                        .partial
-                        .entry((edge, sequence))
-                        .or_insert_with(|| vec![0; total as usize]);
-                    message[offset as usize..offset as usize + bytes.len()]
-                        .copy_from_slice(&packet[bytes]);
+                    let (head, data) = match operation {
+                        true => packet[bytes].split_at(wire::OPERATION_BYTES),
+                        false => (&[][..], &packet[bytes]),
+                    };
+                    let message = self.partial.entry((edge, sequence)).or_insert_with(|| {
+                        let mut message = head.to_vec();
+                        message.resize(head.len() + total as usize, 0);
+                        message
+                    });
+                    if operation {
+                        self.begun.insert((edge, sequence));
+                    }
+                    let at = head.len() + offset as usize;
+                    message[at..at + data.len()].copy_from_slice(data);
                 }
                 Event::Complete { edge, sequence, .. } => {
                     let message = self.partial.remove(&(edge, sequence)).expect("was held");
-                    self.received.push_back((edge, message));
+                    match self.begun.remove(&(edge, sequence)) {
+                        true => self.operations.push((edge, message)),
+                        false => self.received.push_back((edge, message)),
+                    }
                 }
                 Event::Unreliable { bytes, .. } => self.unreliable.push(packet[bytes].to_vec()),
-                Event::Placed {
-                    region,
-                    offset,
-                    bytes,
-                    ..
-                } => self.placed.push((region, offset, packet[bytes].to_vec())),
-                Event::RegionOpened {
-                    region,
-                    key,
-                    length,
-                    ..
-                } => self.regions.push((region, key, length)),
+                Event::Operation { edge, bytes, .. } => {
+                    self.operations.push((edge, packet[bytes].to_vec()));
+                }
                 Event::Refused { sequence, .. } => self.refused.push(sequence),
                 Event::Credit { .. } => self.credits += 1,
                 Event::EdgeForgotten { .. } => self.forgotten += 1,
-                Event::RegionClosed { .. } => {}
                 pipe @ (Event::Fetch { .. } | Event::Taken { .. } | Event::StreamWanted { .. }) => {
                     panic!("{pipe:?} of a session")
                 }

@@ -2,7 +2,7 @@
 //! `tests/wire.rs` and the fuzzer.
 
 use dipole_proto::wire::{
-    self, EdgeKey, FRAGMENT_BYTES, MESSAGE_BYTES, PLACEMENT_BYTES, Range, Record, RefusedReason,
+    self, EdgeKey, FRAGMENT_BYTES, MESSAGE_BYTES, OPERATION_BYTES, Range, Record, RefusedReason,
     Wish,
 };
 
@@ -12,9 +12,6 @@ use dipole_proto::wire::{
 pub enum Sample {
     Message(EdgeKey, u32, Vec<u8>, bool, bool),
     Fragment(EdgeKey, u32, (u64, u64), Vec<u8>, bool, bool),
-    Placement((u32, u64), u32, u64, Vec<u8>),
-    Region(u32, u64, u64),
-    RegionEnd(u32),
     EdgeEnd(EdgeKey, u32, u32),
     EdgeForgotten(EdgeKey),
     Refused((u32, u32), u32, RefusedReason),
@@ -31,12 +28,12 @@ impl Sample {
     pub fn emit(&self) -> Vec<u8> {
         let mut bytes = vec![0; 512];
         let length = match self {
-            Sample::Message(edge, sequence, data, unreliable, port) => {
+            Sample::Message(edge, sequence, data, unreliable, operation) => {
                 let size = data.len();
-                wire::emit_message(&mut bytes, *edge, *sequence, size, *unreliable, *port);
+                wire::emit_message(&mut bytes, *edge, *sequence, size, *unreliable, *operation);
                 fill(&mut bytes, MESSAGE_BYTES, data)
             }
-            Sample::Fragment(edge, sequence, place, data, unreliable, port) => {
+            Sample::Fragment(edge, sequence, place, data, unreliable, operation) => {
                 let size = data.len();
                 wire::emit_fragment(
                     &mut bytes,
@@ -45,18 +42,10 @@ impl Sample {
                     *place,
                     size,
                     *unreliable,
-                    *port,
+                    *operation,
                 );
                 fill(&mut bytes, FRAGMENT_BYTES, data)
             }
-            Sample::Placement(region, notify, offset, data) => {
-                wire::emit_placement(&mut bytes, *region, *notify, *offset, data.len());
-                fill(&mut bytes, PLACEMENT_BYTES, data)
-            }
-            Sample::Region(region, key, length) => {
-                wire::emit_region(&mut bytes, *region, *key, *length)
-            }
-            Sample::RegionEnd(region) => wire::emit_region_end(&mut bytes, *region),
             Sample::EdgeEnd(edge, sequence, control) => {
                 wire::emit_edge_end(&mut bytes, *edge, *sequence, *control)
             }
@@ -94,29 +83,17 @@ impl Sample {
                 offset,
                 total,
                 unreliable,
-                port,
+                operation,
                 payload,
             } => {
                 let (edge, data) = (key, packet[payload].to_vec());
-                if offset == 0 && total == data.len() as u64 {
-                    Sample::Message(edge, sequence, data, unreliable, port)
+                let head = if operation { OPERATION_BYTES } else { 0 };
+                if offset == 0 && total == (data.len() - head) as u64 {
+                    Sample::Message(edge, sequence, data, unreliable, operation)
                 } else {
-                    Sample::Fragment(edge, sequence, (offset, total), data, unreliable, port)
+                    Sample::Fragment(edge, sequence, (offset, total), data, unreliable, operation)
                 }
             }
-            Record::Placement {
-                region,
-                notify,
-                key,
-                offset,
-                payload,
-            } => Sample::Placement((region, key), notify, offset, packet[payload].to_vec()),
-            Record::Region {
-                region,
-                key,
-                length,
-            } => Sample::Region(region, key, length),
-            Record::RegionEnd { region } => Sample::RegionEnd(region),
             Record::EdgeEnd {
                 key,
                 sequence,
@@ -149,10 +126,10 @@ impl Sample {
     /// length of a probe means nothing.
     pub fn normal(self) -> Sample {
         match self {
-            Sample::Fragment(edge, sequence, (0, total), data, unreliable, port)
+            Sample::Fragment(edge, sequence, (0, total), data, unreliable, operation)
                 if total == data.len() as u64 =>
             {
-                Sample::Message(edge, sequence, data, unreliable, port)
+                Sample::Message(edge, sequence, data, unreliable, operation)
             }
             Sample::Probe(lane, token, _) => Sample::Probe(lane, token, wire::PROBE_BYTES),
             other => other,

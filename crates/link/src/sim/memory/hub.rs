@@ -112,6 +112,20 @@ impl SimHub {
         Ok(())
     }
 
+    /// Like [`Hub::push_parts`](crate::shm::Hub::push_parts).
+    ///
+    /// # Errors
+    /// [`PushError`]; nothing was pushed.
+    pub fn push_parts(
+        &mut self,
+        conn: ConnId,
+        tag: u64,
+        head: &[u8],
+        rest: &[u8],
+    ) -> Result<(), PushError> {
+        self.push(conn, tag, &[head, rest].concat())
+    }
+
     /// Like [`Hub::push_notice`](crate::shm::Hub::push_notice).
     ///
     /// # Errors

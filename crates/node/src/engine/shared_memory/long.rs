@@ -15,6 +15,7 @@ use rustc_hash::FxHashMap;
 
 use super::transfer::Transfer;
 use super::{Blocked, SharedMemory, find_mut};
+use crate::engine::content::Content;
 use crate::engine::core::Core;
 use crate::engine::packer::blocked;
 use crate::inbox::{Buffer, Buffers};
@@ -136,13 +137,13 @@ impl SharedMemory {
         machine: &mut Machine,
         now: Instant,
         edge: EdgeId,
-        payload: &[u8],
+        content: Content<'_>,
         buffers: Option<&Arc<Buffers>>,
     ) -> Result<LongId, Blocked> {
-        let total = payload.len() as u64;
+        let (payload, total) = (content.payload, content.payload.len() as u64);
         // Before the message has begun: it could not be taken back.
         let connection = self.connection(edge.peer).ok_or(Blocked::Gone(None))?;
-        let begun = machine.begin(now, edge, total);
+        let begun = machine.begin(now, edge, content.charged_bytes());
         if begun.is_err() {
             self.push_records(machine);
         }
@@ -156,7 +157,7 @@ impl SharedMemory {
         };
         let transfer = self.transfer(connection, edge);
         if transfer == Transfer::Ring {
-            machine.announce(edge, begun, total);
+            machine.announce(edge, begun, total, content.head);
             self.push_records(machine);
             message.streamed = Some(0);
             if self.push_pieces(machine, (connection, id), &mut message, (payload, 0)) {
@@ -176,7 +177,8 @@ impl SharedMemory {
         if transfer == Transfer::Fetch {
             let rest = message.rest.as_ref();
             let lies = rest.map_or(payload, |rest| rest.bytes.bytes());
-            machine.offer(edge, begun, total, self.hub.address_of(lies));
+            let place = (total, self.hub.address_of(lies));
+            machine.offer(edge, begun, place, content.head);
             self.push_records(machine);
         } else if message.rest.is_some() {
             self.outgoing.streams.push(id);
@@ -335,22 +337,29 @@ impl SharedMemory {
             total,
             ..
         } = fetch;
-        let fetched = match core.dispatch.assembly(edge, sequence) {
-            Some(room) => {
-                let begin = usize::try_from(fetch.got).expect("a position in memory");
-                let end = room.len().min(begin + FETCH_BYTES);
-                let address = fetch.address.wrapping_add(fetch.got);
-                fetch.got = end as u64;
-                match self.hub.can_pull(connection) {
-                    true => self.hub.pull(connection, address, &mut room[begin..end]),
-                    false => Err(io::ErrorKind::PermissionDenied.into()),
-                }
+        let begin = usize::try_from(fetch.got).expect("a position in memory");
+        let left = usize::try_from(total).expect("a length in memory") - begin;
+        let length = left.min(FETCH_BYTES);
+        let address = fetch.address.wrapping_add(fetch.got);
+        let mut fetched = Ok(());
+        let hub = &mut self.hub;
+        let mut pull = |room: &mut [u8]| {
+            fetched = match hub.can_pull(connection) {
+                true => hub.pull(connection, address, room),
+                false => Err(io::ErrorKind::PermissionDenied.into()),
             }
-            // Its endpoint was closed.
-            None => {
-                fetch.got = total;
-                Ok(())
+        };
+        let room = match core.operations.is_arriving(edge, sequence) {
+            true => (core.operations).fill((edge, sequence), (begin, length), pull),
+            false => {
+                let room = core.dispatch.assembly(edge, sequence);
+                room.map(|room| pull(&mut room[begin..begin + length]))
             }
+        };
+        fetch.got = match room {
+            Some(()) => fetch.got + length as u64,
+            // Its endpoint was closed, or the operation is not allowed.
+            None => total,
         };
         match fetched {
             Ok(()) if fetch.got < total => self.fetches.waiting.push_front(fetch),

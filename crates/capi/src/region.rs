@@ -1,0 +1,275 @@
+//! Regions of memory, and operations on those of others.
+
+use std::ffi::{c_int, c_void};
+use std::ptr::NonNull;
+
+use dipole_node::{Edge, Message, Region, RegionKey, RegionMemory, Rights, SendError};
+
+use crate::edge::EDGES;
+use crate::failure::Failure;
+use crate::guard::{self, Out, call};
+use crate::message::{self, Patience};
+use crate::numbers::Numbered;
+use crate::process::lock;
+use crate::{DP_DONTWAIT, handle};
+
+/// Others may write into the region.
+pub const DP_ALLOW_PUT: c_int = 1;
+/// Others may read from it.
+pub const DP_ALLOW_GET: c_int = 2;
+/// Others may add to, and swap, its words.
+pub const DP_ALLOW_UPDATE: c_int = 4;
+
+/// The regions that C programs hold.
+pub(crate) static REGIONS: Numbered<OpenRegion> = Numbered::new(
+    |process| &process.regions,
+    |number| Failure::NotARegion { number },
+);
+
+/// A region over memory of a C program.
+#[derive(Debug)]
+pub(crate) struct OpenRegion {
+    region: Option<Region>,
+    memory: RegionMemory,
+}
+
+impl Drop for OpenRegion {
+    fn drop(&mut self) {
+        // First nobody reaches it by its key, then nobody reaches it at all.
+        self.region = None;
+        self.memory.revoke();
+    }
+}
+
+/// `struct dp_notice`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Notice {
+    /// Key of the region.
+    pub key: u64,
+    /// Where the data lie.
+    pub offset: u64,
+    /// How many bytes they are.
+    pub length: u64,
+    /// The initiator's.
+    pub value: u64,
+}
+
+/// Opens memory to those who have an edge to the endpoint and the key; the region's number.
+///
+/// # Safety
+/// `memory` points to `length` bytes that stay until `dp_region_close` has returned, and that
+/// others of this process do not access while an operation may; `key` to a place for the key.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dp_region_open(
+    fd: c_int,
+    memory: *mut c_void,
+    length: usize,
+    rights: c_int,
+    key: *mut u64,
+) -> c_int {
+    call("dp_region_open", || {
+        let all = DP_ALLOW_PUT | DP_ALLOW_GET | DP_ALLOW_UPDATE;
+        message::check_flags(rights, all)?;
+        // SAFETY: by contract.
+        let place = unsafe { Out::new("key", key) }?;
+        let start = NonNull::new(memory.cast::<u8>()).ok_or(Failure::Null { what: "memory" })?;
+        let rights = Rights {
+            put: rights & DP_ALLOW_PUT != 0,
+            get: rights & DP_ALLOW_GET != 0,
+            update: rights & DP_ALLOW_UPDATE != 0,
+        };
+        // SAFETY: by contract; `OpenRegion` revokes it.
+        let memory = unsafe { RegionMemory::from_raw(start, length) };
+        let region = handle::with(fd, |handle| {
+            Ok(handle.endpoint.open_region(memory.clone(), rights)?)
+        })?;
+        place.write(region.key().0);
+        REGIONS.enter(OpenRegion {
+            region: Some(region),
+            memory,
+        })
+    })
+}
+
+/// Closes a region: nobody accesses its memory any more when this returns.
+#[unsafe(no_mangle)]
+pub extern "C" fn dp_region_close(region: c_int) -> c_int {
+    call("dp_region_close", || {
+        REGIONS.close(region)?;
+        Ok(0)
+    })
+}
+
+/// What a put says to the owner of a region, in the place of a message.
+///
+/// # Safety
+/// `notice` points to a place for it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dp_notice(
+    fd: c_int,
+    message: *const c_void,
+    notice: *mut Notice,
+) -> c_int {
+    call("dp_notice", || {
+        // SAFETY: by contract.
+        let place = unsafe { Out::new("notice", notice) }?;
+        handle::with(fd, |handle| {
+            let read = lock(&handle.read);
+            let is_it = |held: &&Message| held.as_ptr().cast() == message;
+            let mut held = read.iter().rev().filter(is_it).peekable();
+            held.peek().ok_or(Failure::NotHeld)?;
+            let Some(found) = held.find_map(Message::notice) else {
+                return Ok(0);
+            };
+            place.write(Notice {
+                key: found.key.0,
+                offset: found.offset,
+                length: found.length,
+                value: found.value,
+            });
+            Ok(1)
+        })
+    })
+}
+
+fn put(
+    edge: &Edge,
+    (key, offset): (u64, u64),
+    (data, notice): (&[u8], Option<u64>),
+    patience: Patience,
+) -> Result<(), SendError> {
+    let key = RegionKey(key);
+    match (patience, notice) {
+        (Patience::None, _) => edge.try_put(key, offset, data, notice),
+        (Patience::For(timeout), _) => edge.put_timeout(key, offset, data, notice, timeout),
+        (Patience::Forever, None) => edge.put(key, offset, data),
+        (Patience::Forever, Some(value)) => edge.put_notify(key, offset, data, value),
+    }
+}
+
+/// Puts bytes into a region of an edge's target.
+///
+/// # Safety
+/// `data` points to `len` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dp_put(
+    edge: c_int,
+    key: u64,
+    offset: u64,
+    data: *const c_void,
+    len: usize,
+    flags: c_int,
+    timeout_ns: i64,
+) -> c_int {
+    call("dp_put", || {
+        message::check_flags(flags, DP_DONTWAIT)?;
+        // SAFETY: by contract.
+        let data = unsafe { guard::message(data, len) }?;
+        let patience = Patience::new(flags, timeout_ns);
+        EDGES.with(edge, |edge| {
+            Ok(put(edge, (key, offset), (data, None), patience)?)
+        })?;
+        Ok(0)
+    })
+}
+
+/// The same, and tells the owner when all of them are there.
+///
+/// # Safety
+/// `data` points to `len` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dp_put_notify(
+    edge: c_int,
+    key: u64,
+    offset: u64,
+    data: *const c_void,
+    len: usize,
+    value: u64,
+    flags: c_int,
+    timeout_ns: i64,
+) -> c_int {
+    call("dp_put_notify", || {
+        message::check_flags(flags, DP_DONTWAIT)?;
+        // SAFETY: by contract.
+        let data = unsafe { guard::message(data, len) }?;
+        let patience = Patience::new(flags, timeout_ns);
+        let what = (data, Some(value));
+        EDGES.with(edge, |edge| Ok(put(edge, (key, offset), what, patience)?))?;
+        Ok(0)
+    })
+}
+
+/// Gets bytes of a region of an edge's target.
+///
+/// # Safety
+/// `into` points to `len` bytes that nobody else accesses meanwhile.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dp_get(
+    edge: c_int,
+    key: u64,
+    offset: u64,
+    into: *mut c_void,
+    len: usize,
+    timeout_ns: i64,
+) -> c_int {
+    call("dp_get", || {
+        // SAFETY: by contract.
+        let into = unsafe { guard::bytes_mut("into", into, len) }?;
+        let timeout = Patience::new(0, timeout_ns).timeout();
+        EDGES.with(edge, |edge| {
+            Ok(edge.get(RegionKey(key), offset, into, timeout)?)
+        })?;
+        Ok(0)
+    })
+}
+
+/// Adds to a word of a region of an edge's target.
+///
+/// # Safety
+/// `before` points to a place for what it was or is null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dp_fetch_add(
+    edge: c_int,
+    key: u64,
+    offset: u64,
+    value: u64,
+    before: *mut u64,
+    timeout_ns: i64,
+) -> c_int {
+    call("dp_fetch_add", || {
+        // SAFETY: by contract.
+        let place = unsafe { Out::maybe("before", before) }?;
+        let timeout = Patience::new(0, timeout_ns).timeout();
+        EDGES.with(edge, |edge| {
+            place.write(edge.fetch_add(RegionKey(key), offset, value, timeout)?);
+            Ok(0)
+        })
+    })
+}
+
+/// Sets a word of a region of an edge's target if it is as expected.
+///
+/// # Safety
+/// `before` points to a place for what it was or is null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dp_compare_swap(
+    edge: c_int,
+    key: u64,
+    offset: u64,
+    expected: u64,
+    new: u64,
+    before: *mut u64,
+    timeout_ns: i64,
+) -> c_int {
+    call("dp_compare_swap", || {
+        // SAFETY: by contract.
+        let place = unsafe { Out::maybe("before", before) }?;
+        let timeout = Patience::new(0, timeout_ns).timeout();
+        EDGES.with(edge, |edge| {
+            let found = edge.compare_swap(RegionKey(key), offset, expected, new, timeout)?;
+            place.write(found);
+            Ok(0)
+        })
+    })
+}

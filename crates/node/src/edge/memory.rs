@@ -1,0 +1,309 @@
+//! Operations on another process's memory. Spec §5.9.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use dipole_proto::wire::{self, OperationKind};
+
+use super::{Edge, Operation};
+use crate::address::Address;
+use crate::completion::Data;
+use crate::driver::{Until, WaitError, WaitKey};
+use crate::engine::{AnswerPlace, Content, MAX_GET_BYTES, OperationId, OperationResult};
+use crate::error::SendError;
+use crate::process::ProcessState;
+use crate::region::{RegionKey, RegionMemory};
+
+/// What is got through a buffer of the engine's and copied: cheaper than lending memory.
+const COPIED_BYTES: usize = 4 << 10;
+
+impl Edge {
+    /// Puts bytes at an offset of a region of the target. Returns when they are on their way, as
+    /// [`send`](Self::send) does; that they lie in their place, or were refused, is told by the
+    /// next [`flush`](Self::flush). Puts have no order among each other; a message that is sent
+    /// later on this edge arrives after they are done.
+    ///
+    /// # Errors
+    /// Those of [`send`](Self::send).
+    ///
+    /// # Source
+    /// One-sided transfers of Nectar §2.1; the regions of active ports, GAMMA §2.
+    pub fn put(&self, key: RegionKey, offset: u64, data: &[u8]) -> Result<(), SendError> {
+        self.put_until(key, offset, (data, None), Until::Forever)
+    }
+
+    /// Like [`put`](Self::put), and tells the owner once all of the data are there, and all that
+    /// was sent on this edge before: its endpoint receives a [notice](crate::Message::notice).
+    ///
+    /// # Errors
+    /// Those of [`put`](Self::put).
+    pub fn put_notify(
+        &self,
+        key: RegionKey,
+        offset: u64,
+        data: &[u8],
+        value: u64,
+    ) -> Result<(), SendError> {
+        self.put_until(key, offset, (data, Some(value)), Until::Forever)
+    }
+
+    /// [`put`](Self::put), or [`put_notify`](Self::put_notify) with a value, within `timeout`: as
+    /// [`send_timeout`](Self::send_timeout).
+    ///
+    /// # Errors
+    /// [`SendError::TimedOut`] and those of [`put`](Self::put).
+    pub fn put_timeout(
+        &self,
+        key: RegionKey,
+        offset: u64,
+        data: &[u8],
+        notice: Option<u64>,
+        timeout: Duration,
+    ) -> Result<(), SendError> {
+        self.put_until(key, offset, (data, notice), Until::For(timeout))
+    }
+
+    /// [`put`](Self::put), or [`put_notify`](Self::put_notify) with a value, without blocking:
+    /// as [`try_send`](Self::try_send).
+    ///
+    /// # Errors
+    /// [`SendError::Full`] and those of [`put`](Self::put).
+    pub fn try_put(
+        &self,
+        key: RegionKey,
+        offset: u64,
+        data: &[u8],
+        notice: Option<u64>,
+    ) -> Result<(), SendError> {
+        self.put_until(key, offset, (data, notice), Until::Now)
+    }
+
+    fn put_until(
+        &self,
+        key: RegionKey,
+        offset: u64,
+        (data, notice): (&[u8], Option<u64>),
+        until: Until,
+    ) -> Result<(), SendError> {
+        self.check_usable()?;
+        let source = self.owner.id.0;
+        if !self.has_put.load(Ordering::Relaxed) {
+            let target = self.inner.wait_target(self.id, self.to, until)?;
+            let ends = (source, self.to.endpoint.0);
+            let note = |engine: &mut ProcessState, _| engine.note_unanswered(target.edge, ends);
+            self.inner.driver.with_last(note);
+            self.has_put.store(true, Ordering::Relaxed);
+        }
+        let head = wire::Operation {
+            kind: OperationKind::Put,
+            wants_answer: false,
+            gives_notice: notice.is_some(),
+            id: 0,
+            key: key.0,
+            offset,
+            value: notice.unwrap_or(0),
+        };
+        let head = head.to_bytes();
+        let content = Content::operation(&head, data);
+        self.inner
+            .send_along(source, (self.id, self.to), content, until)
+    }
+
+    /// Fills `into` with bytes at an offset of a region of the target, within `timeout`. What
+    /// was put on this edge before is there already.
+    ///
+    /// # Errors
+    /// [`SendError::NotDone`], [`SendError::TimedOut`] and those of [`send`](Self::send); then
+    /// `into` may hold any part of the bytes.
+    pub fn get(
+        &self,
+        key: RegionKey,
+        offset: u64,
+        into: &mut [u8],
+        timeout: Duration,
+    ) -> Result<(), SendError> {
+        let (begun, until) = (Instant::now(), Until::For(timeout));
+        if into.len() <= COPIED_BYTES {
+            let buffer = self
+                .inner
+                .driver
+                .with_last(|engine, _| engine.take_buffer(into.len()));
+            let length = into.len();
+            let operation = Operation::Get {
+                key,
+                offset,
+                length,
+            };
+            let (_, got) = self.ask(operation, AnswerPlace::Buffer(buffer), until)?;
+            into.copy_from_slice(&got);
+            return Ok(());
+        }
+        let mut at = offset;
+        for part in into.chunks_mut(MAX_GET_BYTES) {
+            let length = part.len();
+            RegionMemory::lend(part, |memory| {
+                let place = AnswerPlace::Memory {
+                    memory: memory.clone(),
+                    length,
+                };
+                let operation = Operation::Get {
+                    key,
+                    offset: at,
+                    length,
+                };
+                self.ask(operation, place, until.after(begun.elapsed()))
+            })?;
+            at = at.saturating_add(length as u64);
+        }
+        Ok(())
+    }
+
+    /// Adds `value` to the 64-bit word at an offset of a region of the target, wrapping around,
+    /// in one step for all who do; what it was.
+    ///
+    /// # Errors
+    /// [`SendError::NotDone`] and those of [`send`](Self::send): it was not done.
+    /// [`SendError::TimedOut`], [`SendError::PeerGone`]: it may have been, or be later.
+    pub fn fetch_add(
+        &self,
+        key: RegionKey,
+        offset: u64,
+        value: u64,
+        timeout: Duration,
+    ) -> Result<u64, SendError> {
+        let operation = Operation::FetchAdd { key, offset, value };
+        let (word, _) = self.ask(operation, AnswerPlace::None, Until::For(timeout))?;
+        Ok(word)
+    }
+
+    /// Sets the 64-bit word at an offset of a region of the target to `new` if it is `expected`,
+    /// in one step; what it was.
+    ///
+    /// # Errors
+    /// Those of [`fetch_add`](Self::fetch_add).
+    pub fn compare_swap(
+        &self,
+        key: RegionKey,
+        offset: u64,
+        expected: u64,
+        new: u64,
+        timeout: Duration,
+    ) -> Result<u64, SendError> {
+        let operation = Operation::CompareSwap {
+            key,
+            offset,
+            expected,
+            new,
+        };
+        let (word, _) = self.ask(operation, AnswerPlace::None, Until::For(timeout))?;
+        Ok(word)
+    }
+
+    /// Waits until all operations on this edge are done.
+    pub(super) fn fence(&self, until: Until) -> Result<(), SendError> {
+        let head = wire::Operation {
+            kind: OperationKind::Fence,
+            wants_answer: true,
+            gives_notice: false,
+            id: 0,
+            key: 0,
+            offset: 0,
+            value: 0,
+        };
+        self.ask_with(head, &[], AnswerPlace::None, until).map(drop)
+    }
+
+    fn ask(
+        &self,
+        operation: Operation,
+        place: AnswerPlace,
+        until: Until,
+    ) -> Result<(u64, Data), SendError> {
+        let word = operation.word();
+        let data = word.as_ref().map_or(&[][..], |word| &word[..]);
+        match operation.head() {
+            Some(head) => self.ask_with(head, data, place, until),
+            None => Ok((0, Data::default())),
+        }
+    }
+
+    /// Asks something of the target's memory and waits for the answer: a word, and what was got
+    /// if that goes to a buffer.
+    fn ask_with(
+        &self,
+        head: wire::Operation,
+        data: &[u8],
+        place: AnswerPlace,
+        until: Until,
+    ) -> Result<(u64, Data), SendError> {
+        self.check_usable()?;
+        let (begun, driver) = (Instant::now(), &self.inner.driver);
+        let mut place = Some(place);
+        let asked = driver.sending(|state, clock| {
+            let (engine, edges, _) = state.parts();
+            edges.ask_fast(engine, self.id, (head, data), &mut place, clock)
+        });
+        let id = match asked.map_err(SendError::Broken)? {
+            Some(id) => id,
+            None => self.ask_slowly(head, data, place, until)?,
+        };
+        let what = |_: &ProcessState| format!("endpoint {} to answer", self.to);
+        let left = until.after(begun.elapsed());
+        let keys = [WaitKey::Operation(id)];
+        let answered = driver.wait(left, &keys, &what, |state, _| state.take_operation(id));
+        match answered {
+            Ok(OperationResult::Done(value, got)) => Ok((value, got)),
+            Ok(failed) => Err(SendError::from_operation(failed, self.to)),
+            Err(error) => {
+                driver.with_last(|state, _| drop(state.forget_operation(id)));
+                Err(match error {
+                    WaitError::TimedOut { waited } => SendError::TimedOut {
+                        target: self.to,
+                        waited,
+                    },
+                    WaitError::Broken(cause) => SendError::Broken(cause),
+                })
+            }
+        }
+    }
+
+    /// Asks once the edge is open and there is room.
+    fn ask_slowly(
+        &self,
+        mut head: wire::Operation,
+        data: &[u8],
+        place: Option<AnswerPlace>,
+        until: Until,
+    ) -> Result<OperationId, SendError> {
+        let begun = Instant::now();
+        let target = self.inner.wait_target(self.id, self.to, until)?;
+        let is_fence = head.kind == OperationKind::Fence;
+        let place = place.unwrap_or(AnswerPlace::None);
+        let driver = &self.inner.driver;
+        let id = driver.with_last(|engine, now| {
+            engine.expect_answer(now, target.edge, (is_fence, place), None)
+        });
+        head.id = id;
+        let bytes = head.to_bytes();
+        let content = Content::operation(&bytes, data);
+        let left = until.after(begun.elapsed());
+        let source = self.owner.id.0;
+        let sent = (self.inner).send_to_target(source, &target, content, left, false);
+        if sent.is_err() {
+            driver.with_last(|state, _| drop(state.forget_operation(id)));
+        }
+        sent.map(|()| id)
+    }
+}
+
+impl SendError {
+    /// Why an operation on a target's memory was not done.
+    pub(crate) fn from_operation(result: OperationResult, target: Address) -> SendError {
+        match result {
+            OperationResult::Refused(outcome) => SendError::NotDone { target, outcome },
+            OperationResult::NotTaken(reason) => SendError::Refused { target, reason },
+            OperationResult::Gone(reason) => SendError::PeerGone { target, reason },
+            OperationResult::Done(..) => unreachable!("it was done"),
+        }
+    }
+}

@@ -1,0 +1,376 @@
+//! Regions and what flows do with them: put, get, add, and what must not be done.
+//!
+//! Each endpoint that a flow leads to has a region while it is open. A flow has a word and a
+//! slot of its own there, of which this module knows what they may hold. Nothing else of the
+//! region ever changes, nor anything of a region that is closed.
+
+use std::collections::BTreeMap;
+
+use dipole_node::engine::{Blocked, Engine, OperationId, OperationResult};
+use dipole_node::{Message, Operation, Outcome, RegionKey, RegionMemory, Rights};
+use dipole_proto::{EdgeId, Instant};
+use rand::Rng;
+use rand_chacha::ChaCha8Rng;
+
+use crate::payload::Tag;
+
+/// Longest put of a flow.
+const SLOT_BYTES: usize = 20 << 10;
+/// Between slots, never written.
+const GUARD_BYTES: usize = 64;
+/// Before the first slot: words.
+const WORDS_BYTES: usize = 1 << 10;
+/// Operations that a flow has open at once.
+const MOST_OPEN: usize = 3;
+
+fn slot_of(flow: usize) -> usize {
+    WORDS_BYTES + GUARD_BYTES + flow * (SLOT_BYTES + GUARD_BYTES)
+}
+
+/// What a flow has put.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Put {
+    index: u32,
+    length: usize,
+}
+
+/// What a flow may have done to a region.
+#[derive(Clone, Copy, Debug, Default)]
+struct Cell {
+    /// Additions that were answered, and those whose fate is unknown.
+    added: u64,
+    uncertain: u64,
+    last_put: Option<Put>,
+    /// Its session ended in the middle of something: the slot may hold anything of it.
+    tainted: bool,
+}
+
+/// A region and what flows know of it.
+#[derive(Debug)]
+struct Opened {
+    memory: RegionMemory,
+    cells: Vec<Cell>,
+    is_open: bool,
+    /// What it held when it was closed.
+    left: Vec<u8>,
+}
+
+/// What a flow has asked.
+#[derive(Debug)]
+struct Asked {
+    id: OperationId,
+    key: u64,
+    what: What,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum What {
+    Put,
+    Get(Option<Put>),
+    Add,
+    /// It must not be done.
+    Wrong(Outcome),
+}
+
+/// The operations of a flow that are under way.
+#[derive(Debug, Default)]
+pub struct Asking {
+    asked: Vec<Asked>,
+    puts: u32,
+}
+
+impl Asking {
+    pub fn is_idle(&self) -> bool {
+        self.asked.is_empty()
+    }
+
+    fn is_putting(&self) -> bool {
+        let mut asked = self.asked.iter();
+        asked.any(|asked| matches!(asked.what, What::Put))
+    }
+}
+
+/// All regions of the cluster.
+#[derive(Debug, Default)]
+pub struct Regions {
+    by_key: BTreeMap<u64, Opened>,
+    /// The open one of an endpoint: process and number.
+    open: BTreeMap<(usize, u32), u64>,
+}
+
+impl Regions {
+    /// An endpoint has been opened.
+    pub fn open(&mut self, at: (usize, u32), flows: usize, engine: &mut Engine) {
+        let memory = RegionMemory::new(slot_of(flows)).expect("memory");
+        let key = engine.open_region(at.1, memory.clone(), Rights::ALL);
+        let opened = Opened {
+            memory,
+            cells: vec![Cell::default(); flows],
+            is_open: true,
+            left: Vec::new(),
+        };
+        self.by_key.insert(key, opened);
+        self.open.insert(at, key);
+    }
+
+    /// An endpoint is closed, or its process has ended.
+    pub fn close(&mut self, at: (usize, u32)) {
+        if let Some(key) = self.open.remove(&at)
+            && let Some(opened) = self.by_key.get_mut(&key)
+        {
+            opened.is_open = false;
+            opened.left = opened.contents();
+        }
+    }
+
+    /// All endpoints of a process are closed.
+    pub fn close_all(&mut self, process: usize) {
+        let of = |at: &&(usize, u32)| at.0 == process;
+        let closed: Vec<(usize, u32)> = self.open.keys().filter(of).copied().collect();
+        for at in closed {
+            self.close(at);
+        }
+    }
+
+    /// Begins something on the region of a flow's target, unless enough is under way.
+    pub fn ask(
+        &mut self,
+        (flow, asking): (usize, &mut Asking),
+        at: (usize, u32),
+        (engine, edge, now): (&mut Engine, EdgeId, Instant),
+        dice: &mut ChaCha8Rng,
+    ) {
+        if asking.asked.len() >= MOST_OPEN {
+            return;
+        }
+        let key = self.open.get(&at).copied();
+        let (key, known) = (key.unwrap_or(7), key.is_some());
+        let cell = self.by_key.get(&key).map(|opened| opened.cells[flow]);
+        let cell = cell.unwrap_or_default();
+        let region = RegionKey(key);
+        let (slot, word) = (slot_of(flow) as u64, 8 * flow as u64);
+        let length = dice.random_range(0..=SLOT_BYTES);
+        let length = if dice.random_range(0..3) == 0 {
+            length
+        } else {
+            length / 64
+        };
+        let mut bytes = Vec::new();
+        let index = asking.puts;
+        let get = |length| Operation::Get {
+            key: region,
+            offset: slot,
+            length,
+        };
+        let put = |offset, notice| Operation::Put {
+            key: region,
+            offset,
+            notice,
+        };
+        let add = |key, offset| Operation::FetchAdd {
+            key,
+            offset,
+            value: 1,
+        };
+        let end = slot_of(0) as u64 + (1 << 30);
+        let (operation, what) = match dice.random_range(0..10) {
+            // Puts have no order among each other.
+            0..4 if !asking.is_putting() => {
+                bytes = contents(flow, index, length);
+                let told = dice.random_range(0..2) == 0;
+                let notice = told.then_some((flow as u64) << 32 | u64::from(index));
+                (put(slot, notice), What::Put)
+            }
+            4..6 => match cell.last_put {
+                Some(last) => (get(last.length), What::Get(cell.last_put)),
+                None => (get(length), What::Get(None)),
+            },
+            0..4 | 6..8 => (add(region, word), What::Add),
+            8 => {
+                let other = RegionKey(key ^ 1);
+                (add(other, word), What::Wrong(Outcome::NoRegion))
+            }
+            _ => {
+                bytes = contents(flow, index, length.max(1));
+                (put(end, None), What::Wrong(Outcome::OutOfBounds))
+            }
+        };
+        let what = match known {
+            true => what,
+            false => What::Wrong(Outcome::NoRegion),
+        };
+        match engine.begin_operation(now, edge, &operation, &bytes) {
+            Ok(id) => {
+                if matches!(what, What::Put)
+                    && let Some(opened) = self.by_key.get_mut(&key)
+                {
+                    let length = bytes.len();
+                    opened.cells[flow].last_put = Some(Put { index, length });
+                    asking.puts += 1;
+                }
+                asking.asked.push(Asked { id, key, what });
+            }
+            // Nobody waits for credit here.
+            Err(Blocked::NoCredit) => engine.cancel(edge),
+            Err(_) => {}
+        }
+    }
+
+    /// Takes the answers that have come; how many.
+    pub fn answers(
+        &mut self,
+        (flow, asking): (usize, &mut Asking),
+        engine: &mut Engine,
+    ) -> Result<u64, String> {
+        let mut taken = 0;
+        while let Some(asked) = asking.asked.first()
+            && let Some(result) = engine.take_operation(asked.id)
+        {
+            let asked = asking.asked.remove(0);
+            taken += 1;
+            self.answered(flow, &asked, result)
+                .map_err(|what| format!("flow {flow}, {:?}: {what}", asked.what))?;
+        }
+        Ok(taken)
+    }
+
+    fn answered(
+        &mut self,
+        flow: usize,
+        asked: &Asked,
+        result: OperationResult,
+    ) -> Result<(), String> {
+        let opened = self.by_key.get_mut(&asked.key);
+        let closed = opened.as_ref().is_none_or(|opened| !opened.is_open);
+        let cell = opened.map(|opened| &mut opened.cells[flow]);
+        match (result, asked.what, cell) {
+            (OperationResult::Done(..), What::Wrong(_), _) => Err("it was done".into()),
+            (OperationResult::Done(word, _), What::Add, Some(cell)) => {
+                let most = cell.added + cell.uncertain;
+                if word < cell.added || word > most {
+                    return Err(format!("the word was {word}, not {} to {most}", cell.added));
+                }
+                cell.added += 1;
+                Ok(())
+            }
+            (OperationResult::Done(_, got), What::Get(Some(put)), Some(cell)) => {
+                let right = contents(flow, put.index, put.length) == *got;
+                // A later put may have come before the answer was sent.
+                let last = cell.last_put == Some(put);
+                match right || cell.tainted || !last {
+                    true => Ok(()),
+                    false => Err(format!("it got something else than {put:?}")),
+                }
+            }
+            (OperationResult::Done(..), ..) => Ok(()),
+            (OperationResult::Refused(outcome), What::Wrong(expected), _)
+                if outcome == expected =>
+            {
+                Ok(())
+            }
+            // The region was closed meanwhile.
+            (OperationResult::Refused(Outcome::NoRegion), _, _) if closed => Ok(()),
+            (OperationResult::Gone(_), _, cell) => {
+                if let Some(cell) = cell {
+                    Regions::lost(cell, asked.what);
+                }
+                Ok(())
+            }
+            (other, ..) => Err(format!("it came to {other:?}")),
+        }
+    }
+
+    fn lost(cell: &mut Cell, what: What) {
+        cell.uncertain += u64::from(matches!(what, What::Add));
+        cell.tainted |= matches!(what, What::Put);
+    }
+
+    /// A flow's session is over, and with it whatever was not answered.
+    pub fn forget(&mut self, flow: usize, asking: &mut Asking) {
+        for asked in asking.asked.drain(..) {
+            if let Some(opened) = self.by_key.get_mut(&asked.key) {
+                Regions::lost(&mut opened.cells[flow], asked.what);
+            }
+        }
+        // Of what it was told was done something may still be on its way again.
+        for opened in self.by_key.values_mut() {
+            opened.cells[flow].tainted = true;
+        }
+    }
+
+    /// A notice was read: all of its data must be there, unless they were overwritten since.
+    pub fn noticed(&self, at: (usize, u32), message: &Message) -> Result<bool, String> {
+        let Some(notice) = message.notice() else {
+            return Ok(false);
+        };
+        let flow = usize::try_from(notice.value >> 32).unwrap_or(usize::MAX);
+        let key = self.open.get(&at).copied();
+        let opened = self.by_key.get(&notice.key.0);
+        let cell = opened.and_then(|opened| Some((opened, opened.cells.get(flow)?)));
+        let Some((opened, cell)) = cell.filter(|_| key == Some(notice.key.0)) else {
+            // Of a region that its endpoint had before.
+            return match self.by_key.contains_key(&notice.key.0) {
+                true => Ok(true),
+                false => Err(format!("a notice of no region: {notice:?}")),
+            };
+        };
+        let index = u32::try_from(notice.value & u64::from(u32::MAX)).expect("32 bits");
+        let length = usize::try_from(notice.length).expect("short");
+        if cell.tainted || cell.last_put.is_none_or(|last| last.index != index) {
+            return Ok(true);
+        }
+        let mut found = vec![0; length];
+        let place = usize::try_from(notice.offset).expect("inside");
+        let read = opened.memory.read(place, &mut found);
+        match read.is_ok() && found == contents(flow, index, length) {
+            true => Ok(true),
+            false => Err(format!("a notice before its data: {notice:?}")),
+        }
+    }
+
+    /// What must hold of all regions in the end.
+    pub fn check(&self) -> Result<(), String> {
+        self.by_key.values().try_for_each(Opened::check)
+    }
+}
+
+impl Opened {
+    fn contents(&self) -> Vec<u8> {
+        let mut all = vec![0; self.memory.bytes()];
+        self.memory.read(0, &mut all).expect("all of it");
+        all
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let all = self.contents();
+        if !self.is_open && all != self.left {
+            return Err("a region changed after it was closed".into());
+        }
+        for (flow, cell) in self.cells.iter().enumerate() {
+            let word = self.memory.load(8 * flow).expect("a word");
+            let most = cell.added + cell.uncertain;
+            // What was answered after the region was closed had been done before.
+            if word < cell.added || word > most {
+                return Err(format!(
+                    "flow {flow} has added {} to {most}, the word is {word}",
+                    cell.added
+                ));
+            }
+            let guard = slot_of(flow) - GUARD_BYTES;
+            if all[guard..slot_of(flow)].iter().any(|byte| *byte != 0) {
+                return Err(format!("what lies before flow {flow} was written to"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What a flow puts.
+fn contents(flow: usize, index: u32, length: usize) -> Vec<u8> {
+    let tag = Tag {
+        unreliable: false,
+        stream: u32::try_from(flow).expect("few") | 1 << 31,
+        index,
+    };
+    tag.message(length)
+}

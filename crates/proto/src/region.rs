@@ -1,0 +1,158 @@
+//! What a region of memory allows whom. Spec §5.9.
+//!
+//! The memory itself is the caller's; this decides which operations may touch it, on what the
+//! peer says, which may be anything.
+
+use crate::wire::{Operation, OperationKind, Outcome};
+
+/// Bytes of what fetch-and-add and compare-and-swap change.
+const WORD_BYTES: u64 = 8;
+
+/// What others may do with a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Rights {
+    /// Write into it.
+    pub put: bool,
+    /// Read from it.
+    pub get: bool,
+    /// Fetch-and-add, compare-and-swap.
+    pub update: bool,
+}
+
+impl Rights {
+    /// Everything.
+    pub const ALL: Rights = Rights {
+        put: true,
+        get: true,
+        update: true,
+    };
+    /// Nothing; what is allowed can be added.
+    pub const NONE: Rights = Rights {
+        put: false,
+        get: false,
+        update: false,
+    };
+}
+
+/// A region as far as it decides who may do what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Region {
+    /// The endpoint whose edges lead to it.
+    pub endpoint: u32,
+    /// Its bytes.
+    pub length: u64,
+    /// What others may do.
+    pub rights: Rights,
+}
+
+impl Region {
+    /// Whether an operation with so many bytes of data, asked of the endpoint `target`, may be
+    /// done.
+    ///
+    /// # Errors
+    /// The outcome to answer with.
+    pub fn check(&self, target: u32, operation: &Operation, data: u64) -> Result<(), Outcome> {
+        let (allowed, length) = match operation.kind {
+            OperationKind::Put => (self.rights.put, data),
+            OperationKind::Get => (self.rights.get, operation.value),
+            OperationKind::FetchAdd | OperationKind::CompareSwap => {
+                (self.rights.update, WORD_BYTES)
+            }
+            OperationKind::Fence | OperationKind::Answer(_) => return Err(Outcome::NoRegion),
+        };
+        if self.endpoint != target {
+            return Err(Outcome::NoRegion);
+        }
+        if !allowed {
+            return Err(Outcome::NotAllowed);
+        }
+        let end = operation.offset.checked_add(length);
+        if end.is_none_or(|end| end > self.length) {
+            return Err(Outcome::OutOfBounds);
+        }
+        let is_word = !matches!(operation.kind, OperationKind::Put | OperationKind::Get);
+        match is_word && !operation.offset.is_multiple_of(WORD_BYTES) {
+            true => Err(Outcome::Misaligned),
+            false => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(kind: OperationKind, offset: u64, bytes: u64, rights: Rights) -> Result<(), Outcome> {
+        let region = Region {
+            endpoint: 5,
+            length: 100,
+            rights,
+        };
+        let operation = Operation {
+            kind,
+            wants_answer: false,
+            gives_notice: false,
+            id: 1,
+            key: 2,
+            offset,
+            value: bytes,
+        };
+        region.check(5, &operation, bytes)
+    }
+
+    #[test]
+    fn what_lies_inside_is_allowed_to_who_has_the_right() {
+        let rights = |put, get, update| Rights { put, get, update };
+        let only_put = rights(true, false, false);
+        assert_eq!(check(OperationKind::Put, 0, 100, only_put), Ok(()));
+        assert_eq!(check(OperationKind::Put, 100, 0, only_put), Ok(()));
+        assert_eq!(
+            check(OperationKind::Get, 0, 1, only_put),
+            Err(Outcome::NotAllowed)
+        );
+        assert_eq!(
+            check(OperationKind::Get, 1, 99, rights(false, true, false)),
+            Ok(())
+        );
+        let update = rights(false, false, true);
+        for kind in [OperationKind::FetchAdd, OperationKind::CompareSwap] {
+            assert_eq!(check(kind, 88, 8, update), Ok(()));
+            assert_eq!(check(kind, 92, 8, update), Err(Outcome::Misaligned));
+            assert_eq!(check(kind, 96, 8, update), Err(Outcome::OutOfBounds));
+            assert_eq!(check(kind, 0, 8, only_put), Err(Outcome::NotAllowed));
+        }
+    }
+
+    #[test]
+    fn nothing_reaches_beyond_the_end_however_it_is_said() {
+        for kind in [OperationKind::Put, OperationKind::Get] {
+            for (offset, bytes) in [(101, 0), (1, 100), (u64::MAX, 2), (2, u64::MAX)] {
+                let checked = check(kind, offset, bytes, Rights::ALL);
+                assert_eq!(
+                    checked,
+                    Err(Outcome::OutOfBounds),
+                    "{kind:?} {offset} {bytes}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_region_serves_the_edges_to_its_endpoint_alone() {
+        let region = Region {
+            endpoint: 5,
+            length: 100,
+            rights: Rights::ALL,
+        };
+        let get = Operation {
+            kind: OperationKind::Get,
+            wants_answer: true,
+            gives_notice: false,
+            id: 1,
+            key: 2,
+            offset: 0,
+            value: 8,
+        };
+        assert_eq!(region.check(6, &get, 0), Err(Outcome::NoRegion));
+    }
+}
