@@ -44,7 +44,8 @@ impl Peer {
 #[derive(Clone, Debug, Default)]
 pub(super) struct PeerTable {
     slots: Vec<Option<Peer>>,
-    free: Vec<u32>,
+    /// Positions that are free, by the peer that was there last.
+    free: Vec<PeerId>,
 }
 
 impl PeerTable {
@@ -56,16 +57,23 @@ impl PeerTable {
         make: impl FnOnce(PeerId) -> Peer,
     ) -> Option<PeerId> {
         let limit = limit.min((1 << INDEX_BITS) - 1) as usize;
-        let index = match self.free.pop() {
-            Some(index) => index,
+        let former = self.free.pop();
+        let index = match former {
+            Some(former) => former.index(),
             None if self.slots.len() < limit => {
                 self.slots.push(None);
-                u32::try_from(self.slots.len() - 1).ok()?
+                self.slots.len() - 1
             }
             None => return None,
         };
-        let id = PeerId((random << INDEX_BITS | index).max(1 << INDEX_BITS | index));
-        self.slots[index as usize] = Some(make(id));
+        let low = u32::try_from(index).ok()?;
+        let id_of = |random: u32| PeerId((random << INDEX_BITS | low).max(1 << INDEX_BITS | low));
+        let mut id = id_of(random);
+        if former == Some(id) {
+            // Chance has drawn the same once more.
+            id = id_of(!random);
+        }
+        self.slots[index] = Some(make(id));
         Some(id)
     }
 
@@ -73,7 +81,7 @@ impl PeerTable {
     pub(super) fn remove(&mut self, peer: PeerId) -> Option<Peer> {
         let slot = self.slots.get_mut(peer.index())?;
         let found = slot.take_if(|found| found.id() == peer)?;
-        self.free.extend(u32::try_from(peer.index()));
+        self.free.push(peer);
         Some(found)
     }
 
