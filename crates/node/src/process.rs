@@ -185,6 +185,11 @@ impl Stepper for ProcessState {
         Stepper::tick(&mut self.engine);
     }
 
+    #[inline]
+    fn take_served(&mut self) -> bool {
+        Stepper::take_served(&mut self.engine)
+    }
+
     fn waited_long(&mut self, now: Instant) {
         Stepper::waited_long(&mut self.engine, now);
     }

@@ -330,6 +330,7 @@ impl<S: Stepper> Driver<S> {
         mut want: W,
     ) -> (MutexGuard<'a, State<S>>, Instant, Result<W::Got, WaitError>) {
         let begun = now;
+        let mut spins_from = now;
         let full_spin_ns = match wait.until {
             Until::Now => 0,
             Until::Forever | Until::For(_) => nanoseconds(self.spin),
@@ -341,7 +342,7 @@ impl<S: Stepper> Driver<S> {
                 true => full_spin_ns.min(CROWDED_SPIN_NS),
                 false => full_spin_ns,
             };
-            let spinning = now.since(begun) < spin_ns;
+            let spinning = now.since(spins_from) < spin_ns;
             let looked = match spinning {
                 true => self.look(&mut state, &mut now, &mut want, turns),
                 // What woke us comes first; the rest is looked at before the next sleep.
@@ -359,6 +360,9 @@ impl<S: Stepper> Driver<S> {
                 Err(cause) => return (state, now, Err(WaitError::Broken(cause))),
             };
             state.last = now;
+            if state.stepper.take_served() {
+                spins_from = now;
+            }
             self.tick_if_due(&mut state, now);
             let result = got.or_else(|| want.attempt(&mut state.stepper, now));
             self.publish(&mut state, now);

@@ -62,6 +62,12 @@ pub(crate) trait Stepper {
     /// Called a few times a second by a process that does anything.
     fn tick(&mut self);
 
+    /// True once after it has served others: a waiter that does spins on, as they will ask again.
+    #[inline]
+    fn take_served(&mut self) -> bool {
+        false
+    }
+
     /// A thread has waited for seconds.
     fn waited_long(&mut self, now: Instant);
 }

@@ -63,6 +63,8 @@ pub(super) struct Operations {
     requests: Requests,
     /// When something must be done though nothing arrives.
     tend_at: Instant,
+    /// Something was done for others since that was last asked.
+    has_served: bool,
 }
 
 impl Default for Operations {
@@ -74,6 +76,7 @@ impl Default for Operations {
             answers: Answers::default(),
             requests: Requests::default(),
             tend_at: Instant::NEVER,
+            has_served: false,
         }
     }
 }
@@ -537,7 +540,14 @@ impl Engine {
         }
     }
 
+    /// True once after something was done for others.
+    #[inline]
+    pub(super) fn take_answered(&mut self) -> bool {
+        std::mem::take(&mut self.core.operations.has_served)
+    }
+
     fn tend_busy(&mut self, now: Instant) {
+        self.core.operations.has_served = true;
         if self.core.operations.answers.is_busy() {
             let tend_at = self.send_answers(now);
             let operations = &mut self.core.operations;

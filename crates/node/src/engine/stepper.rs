@@ -99,6 +99,11 @@ impl Stepper for Engine {
         self.command(Command::ShowEdges);
     }
 
+    #[inline]
+    fn take_served(&mut self) -> bool {
+        self.take_answered()
+    }
+
     fn waited_long(&mut self, now: Instant) {
         self.watch_peers(now, true);
     }
