@@ -26,7 +26,7 @@ pub(crate) use pipe::{ends_to_word, key_from_word, reason_from_extra};
 pub use record::{
     CREDIT_BYTES, CREDIT_WANTED_BYTES, ECHO_BYTES, EDGE_END_BYTES, EDGE_FORGOTTEN_BYTES, EdgeKey,
     FRAGMENT_BYTES, MESSAGE_BYTES, PLACEMENT_BYTES, PROBE_BYTES, REFUSED_BYTES, Record, Records,
-    RefusedReason, Wish, emit_credit, emit_credit_wanted, emit_echo, emit_edge_end,
+    RefusedReason, Wish, emit_backlog, emit_credit, emit_credit_wanted, emit_echo, emit_edge_end,
     emit_edge_forgotten, emit_fragment, emit_lane_ack, emit_message, emit_placement, emit_probe,
     emit_refused, emit_region, emit_region_end, emit_window,
 };
