@@ -28,8 +28,10 @@ extern crate std;
 
 mod channel;
 pub mod config;
+mod downlink;
 mod error;
 mod event;
+mod grants;
 mod handshake;
 mod holes;
 mod key;

@@ -325,6 +325,10 @@ impl Machine {
         if now >= due {
             self.on_due(now, absence);
         }
+        self.shared.grants.stepped(now);
+        while let Some(peer) = self.shared.grants.next_news() {
+            self.with(peer, |session, _| session.tell_window());
+        }
         if self.shared.someone_waits {
             self.retry_oversize(now);
         }

@@ -16,12 +16,16 @@ const FLOOR: u32 = 4;
 /// takes its packets seldom because it has no core of its own.
 const SHARE: u32 = 32;
 const START: u32 = 64;
+/// Of what a receiver grants that holds others back, losses leave so many.
+const LEAST_GRANTED: u32 = 8;
 
 /// The limit of packets in flight.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Pace {
     limit: u32,
     max: u32,
+    /// What the peer grants.
+    granted: u32,
     /// From here on it grows by one packet per window.
     knee: u32,
     sent: u32,
@@ -32,8 +36,8 @@ pub(crate) struct Pace {
     settling: bool,
 }
 
-/// What can move the limit: limit, knee, sent, lost, overflowed, settling.
-pub(crate) type View = (u32, u32, u32, u32, bool, bool);
+/// What can move the limit: limit, granted, knee, sent, lost, overflowed, settling.
+pub(crate) type View = (u32, u32, u32, u32, u32, bool, bool);
 
 impl Pace {
     pub(crate) fn new(max: u32) -> Pace {
@@ -41,6 +45,7 @@ impl Pace {
         Pace {
             limit: START.min(max),
             max,
+            granted: max,
             knee: u32::MAX,
             sent: 0,
             lost: 0,
@@ -51,16 +56,24 @@ impl Pace {
 
     /// Packets allowed in flight now.
     pub(crate) fn allowed(&self) -> u32 {
-        self.limit
+        // A receiver that grants little knows its link better than losses tell.
+        let least = self.restricted_to().map_or(0, |_| LEAST_GRANTED);
+        self.limit.max(least).min(self.granted)
+    }
+
+    /// What the peer grants, if that is less than could be.
+    pub(crate) fn restricted_to(&self) -> Option<u32> {
+        (self.granted < self.max).then_some(self.granted)
     }
 
     /// The state, what cannot move the limit left out.
     pub(crate) fn view(&self) -> View {
         if self.max <= FLOOR {
-            return (self.limit, 0, 0, 0, false, false);
+            return (self.limit, self.granted, 0, 0, 0, false, false);
         }
         let Pace {
             limit,
+            granted,
             knee,
             sent,
             lost,
@@ -68,18 +81,17 @@ impl Pace {
             settling,
             ..
         } = *self;
-        (limit, knee, sent, lost, overflowed, settling)
+        (limit, granted, knee, sent, lost, overflowed, settling)
     }
 
-    /// The peer takes at most this many packets from us.
-    pub(crate) fn cap(&mut self, max: u32) {
-        self.max = max.max(1);
-        self.limit = self.limit.min(self.max);
+    /// The peer takes at most this many packets from us now.
+    pub(crate) fn grant(&mut self, packets: u32) {
+        self.granted = packets;
     }
 
     pub(crate) fn sent(&mut self) {
         self.sent += 1;
-        if self.sent < self.limit {
+        if self.sent < self.allowed() {
             return;
         }
         if self.lost * TOLERATED_LOSS > self.sent {
@@ -176,7 +188,9 @@ mod tests {
     fn the_peers_window_is_never_exceeded() {
         let mut pace = Pace::new(1000);
         run(&mut pace, 20_000, 1000);
-        pace.cap(10);
+        pace.grant(10);
         assert_eq!(pace.allowed(), 10);
+        pace.grant(0);
+        assert_eq!(pace.restricted_to(), Some(0));
     }
 }

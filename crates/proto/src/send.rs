@@ -202,6 +202,16 @@ impl SendWindow {
         self.small.len() + self.bulk.len()
     }
 
+    /// True if a small packet waits for its first sending.
+    pub(crate) fn has_small(&self) -> bool {
+        !self.small.is_empty()
+    }
+
+    /// The unit number after the last that is queued.
+    pub(crate) fn end(&self) -> u64 {
+        self.top() + self.queued() as u64
+    }
+
     /// True if units of either kind could be offered with `allowed` in flight.
     pub(crate) fn has_next(&self, allowed: u32) -> bool {
         if self.flying >= allowed {

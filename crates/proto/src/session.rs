@@ -178,6 +178,12 @@ pub(crate) struct Session {
     expecting: bool,
     sender_period: u64,
     told_window: u32,
+    /// The window has changed since the peer was told.
+    pub(crate) window_due: bool,
+    /// The unit number after those that the peer knows to wait.
+    told_backlog: u64,
+    /// The same of the peer's units.
+    backlog: u64,
     pub(crate) is_ready: bool,
 }
 
@@ -230,6 +236,9 @@ impl Session {
             expecting: false,
             sender_period: u64::MAX,
             told_window: 0,
+            window_due: false,
+            told_backlog: first,
+            backlog: first,
             is_ready: false,
         }
     }
@@ -262,7 +271,8 @@ impl Session {
         let most = most.min(usize::from(hello.max_packet_bytes));
         self.sizing = Sizing::new(shared.config.least_packet_bytes, most);
         let frames = shared.config.frames.min(shared.config.session_packets);
-        self.pace = Pace::new(hello.window_packets.min(frames));
+        self.pace = Pace::new(frames);
+        self.pace.grant(hello.window_packets);
         self.told_window = shared.config.hello_window();
         self.channel.open(hello.initial_credit_bytes);
         if let Phase::Opening { .. } = self.phase
@@ -498,6 +508,11 @@ impl Session {
     /// True if the peer has every message that was sent.
     pub(crate) fn is_acknowledged(&self) -> bool {
         self.window.has_only_notices()
+    }
+
+    /// The window is told with the next packet.
+    pub(crate) fn tell_window(&mut self) {
+        (self.window_due, self.pending_ack.now) = (true, true);
     }
 
     /// What has arrived and was not told of is, with the next packet.

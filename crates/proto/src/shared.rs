@@ -5,6 +5,7 @@ use alloc::vec::Vec;
 
 use crate::config::Config;
 use crate::event::{EdgeId, Event, PeerId};
+use crate::grants::Grants;
 use crate::pool::Pool;
 use crate::send::Slot;
 use crate::stats::{DropReason, Stats};
@@ -72,7 +73,7 @@ pub(crate) struct Shared {
     pub(crate) outstanding: u64,
     /// Incoming edges that have not ended.
     pub(crate) edges_in: u32,
-    pub(crate) senders: Senders,
+    pub(crate) grants: Grants,
     /// Units of all sessions of which some parts have arrived.
     pub(crate) assemblies: usize,
     /// The unit that the last packet completed, if it came in parts: events point into it.
@@ -81,43 +82,10 @@ pub(crate) struct Shared {
     pub(crate) stepped_at: Instant,
 }
 
-/// How many peers are sending at the moment, counted per few milliseconds.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Senders {
-    period: u64,
-    this: u32,
-    last: u32,
-}
-
-impl Senders {
-    /// Notes a sender that was last heard in `heard` period; its new period.
-    pub(crate) fn note(&mut self, heard: u64, now: Instant) -> u64 {
-        let period = now.0 >> 22;
-        if period != self.period {
-            self.last = if period == self.period + 1 {
-                self.this
-            } else {
-                0
-            };
-            self.this = 0;
-            self.period = period;
-        }
-        if heard != period {
-            self.this += 1;
-        }
-        period
-    }
-
-    fn count(self) -> u32 {
-        self.this.max(self.last).max(1)
-    }
-}
-
 impl Shared {
     pub(crate) fn new(config: Config) -> Shared {
         Shared {
             pool: Pool::new(config.pool_bytes, config.pool_reserve_bytes),
-            config,
             endpoints: BTreeMap::new(),
             someone_waits: false,
             endpoints_generation: 1,
@@ -127,7 +95,8 @@ impl Shared {
             processes: 1,
             outstanding: 0,
             edges_in: 0,
-            senders: Senders::default(),
+            grants: Grants::new(config.window_packets, config.session_packets),
+            config,
             assemblies: 0,
             assembled: None,
             stepped_at: Instant(0),
@@ -148,18 +117,11 @@ impl Shared {
     }
 
     /// Packets that may come from a peer before it is acknowledged without
-    /// having asked: the thesis's n/2p, and never more than a quarter of what one
-    /// peer may have in flight.
-    pub(crate) fn packets_per_ack(&self) -> u32 {
+    /// having asked: the thesis's n/2p, and never more than a quarter of the `window` that it
+    /// was told.
+    pub(crate) fn packets_per_ack(&self, window: u32) -> u32 {
         let n = self.config.frames + self.config.window_packets;
-        let quarter = self.peer_window() / 4;
-        (n / (2 * self.processes.max(1))).min(quarter).max(1)
-    }
-
-    /// This process's window shared among the peers that are sending.
-    pub(crate) fn peer_window(&self) -> u32 {
-        let share = self.config.window_packets / self.senders.count();
-        share.min(self.config.session_packets).max(4)
+        (n / (2 * self.processes.max(1))).min(window / 4).max(1)
     }
 
     /// This process did not step for a while: that time is nobody's delay.
@@ -209,6 +171,7 @@ impl Shared {
 
     /// Forgets a peer's place in the queues for over-long messages.
     pub(crate) fn forget_peer(&mut self, peer: PeerId) {
+        self.grants.forget(peer);
         for endpoint in self.endpoints.values_mut() {
             endpoint.waiting.retain(|edge| edge.peer != peer);
             if endpoint.oversize.is_some_and(|turn| turn.edge.peer == peer) {

@@ -183,6 +183,7 @@ fn sample() -> impl Strategy<Value = Sample> {
             Sample::CreditWanted(edge, Wish { need, message })
         }),
         any::<u32>().prop_map(Sample::Window),
+        any::<u32>().prop_map(Sample::Backlog),
         (any::<u8>(), any::<u64>(), 12_usize..200)
             .prop_map(|(lane, token, length)| Sample::Probe(lane, token, length)),
         any::<(u8, u64, u16)>().prop_map(|(lane, token, length)| Sample::Echo(lane, token, length)),

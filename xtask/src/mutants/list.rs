@@ -62,6 +62,14 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         replacement: "self.channel.wants_due = false;",
     },
     Mutant {
+        name: "window-told-once",
+        effect: "a window that was lost is not told again",
+        file: "crates/proto/src/session/transmit.rs",
+        suite: Suite::Simulator,
+        snippet: "if small_change && !shared.grants.is_limited() || bytes.len() < 8 {",
+        replacement: "if small_change || bytes.len() < 8 {",
+    },
+    Mutant {
         name: "reserve-for-others",
         effect: "the pool's reserve is open to all units but the next in sequence",
         file: "crates/proto/src/session/receive.rs",

@@ -33,7 +33,7 @@ impl Machine {
     pub fn hash_shared(&self, hasher: &mut impl Hasher) {
         let shared = &self.shared;
         (&shared.pool, shared.processes, shared.outstanding).hash(hasher);
-        (&shared.endpoints, shared.peer_window()).hash(hasher);
+        (&shared.endpoints, &shared.grants).hash(hasher);
         (&self.ready, self.random, self.peers.len()).hash(hasher);
         self.outbox.letters().hash(hasher);
     }

@@ -43,6 +43,7 @@ impl Session {
     ) -> Result<(), DropReason> {
         let header = packet.header();
         self.paths.received(header.length);
+        shared.grants.heard(header.length);
         if !header.part.is_whole() {
             return self.on_part(now, from, packet, shared);
         }
@@ -324,15 +325,18 @@ impl Session {
 
     /// Plans the acknowledgement of an accepted unit (thesis §5.2.1).
     fn owe(&mut self, header: &Header, now: Instant, shared: &mut Shared) {
-        self.sender_period = shared.senders.note(self.sender_period, now);
+        let sender = (self.id, self.sender_period);
+        let left = self.backlog_left();
+        self.sender_period = shared.grants.arrived(sender, left, now);
         // News: prods start again at their shortest pause (MaximiseProdPaceTo).
         self.prod = super::Backoff::OFF;
         self.pending_ack.packets += 1;
         if header.flags.has(Flags::REPEAT) {
             self.pending_ack.now = true;
+            shared.grants.lost();
         }
         if header.flags.has(Flags::ACK_WANTED)
-            && self.pending_ack.packets >= shared.packets_per_ack()
+            && self.pending_ack.packets >= shared.packets_per_ack(self.told_window)
         {
             self.pending_ack.now = true;
         }
@@ -340,6 +344,12 @@ impl Session {
             let due = now.after(shared.config.ack_delay_ns);
             self.pending_ack.due = self.pending_ack.due.min(due);
         }
+    }
+
+    /// Packets that the peer told of and that have not arrived.
+    pub(super) fn backlog_left(&self) -> u32 {
+        let left = self.backlog.saturating_sub(self.units.next());
+        u32::try_from(left).unwrap_or(u32::MAX)
     }
 
     /// Hands a record on: sequenced ones only with an accepted unit, unreliable
@@ -373,7 +383,7 @@ impl Session {
             }
             Record::Window { packets } => {
                 let own = shared.config.frames.min(shared.config.session_packets);
-                self.pace.cap(packets.min(own));
+                self.pace.grant(packets.min(own));
             }
             Record::Probe { lane, token } => self.on_probe(lane, token, header.length, from),
             Record::Echo {
@@ -381,6 +391,10 @@ impl Session {
                 token,
                 length,
             } => self.on_echo(lane, token, length, shared),
+            Record::Backlog { end } => {
+                self.backlog = widen(end, self.units.next());
+                shared.grants.has_left(self.id, self.backlog_left(), now);
+            }
             Record::Message { unreliable, .. } if unreliable && without_unit => {
                 self.on_unreliable(record, shared);
             }
@@ -418,7 +432,8 @@ impl Session {
             | Record::CreditWanted { .. }
             | Record::Window { .. }
             | Record::Probe { .. }
-            | Record::Echo { .. } => {}
+            | Record::Echo { .. }
+            | Record::Backlog { .. } => {}
         }
     }
 

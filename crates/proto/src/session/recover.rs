@@ -123,6 +123,7 @@ impl Session {
     /// Something is missing or expected: ask for it, not sooner than a round trip.
     pub(super) fn arm_prod(&mut self, now: Instant, shared: &Shared) {
         let missing = self.expecting
+            || self.window.flying() == 0 && self.is_held()
             || !self.units.is_whole()
             || self.lanes.iter().any(|lane| !lane.incoming.is_whole());
         if !missing {

@@ -14,7 +14,7 @@ use crate::shared::Shared;
 use crate::time::Instant;
 use crate::wire::{
     Address, CONTROL_LANE, CREDIT_BYTES, CREDIT_WANTED_BYTES, ECHO_BYTES, EDGE_END_BYTES, Flags,
-    HEADER_BYTES, Header, Kind, PROBE_BYTES, Part, REFUSED_BYTES, Range, emit_credit,
+    HEADER_BYTES, Header, Kind, PROBE_BYTES, Part, REFUSED_BYTES, Range, emit_backlog, emit_credit,
     emit_credit_wanted, emit_echo, emit_edge_end, emit_edge_forgotten, emit_lane_ack, emit_probe,
     emit_refused, emit_window,
 };
@@ -78,11 +78,31 @@ impl Session {
                 || self.sizing.has_transmit()
                 || self.channel.has_notice()
                 || !self.unreliable.is_empty()
-                || self.window.has_next(self.allowed()))
+                || self.window.has_next(self.allowed())
+                || self.must_tell_backlog())
     }
 
     fn allowed(&self) -> u32 {
-        self.pace.allowed().max(self.window.flying() + self.forced)
+        // A small packet may always go, one at a time.
+        let least = u32::from(self.window.has_small());
+        let allowed = self.pace.allowed().max(least);
+        allowed.max(self.window.flying() + self.forced)
+    }
+
+    /// True if the peer's window keeps back what could be sent.
+    pub(super) fn is_held(&self) -> bool {
+        let granted = self.pace.restricted_to();
+        granted.is_some_and(|granted| self.window.flying() >= granted)
+            && self.window.has_next(u32::MAX)
+            && !self.window.has_next(self.allowed())
+    }
+
+    /// True if the peer does not know how much waits for its grants, or all that it knows of
+    /// has been sent.
+    fn must_tell_backlog(&self) -> bool {
+        self.is_held()
+            && self.told_backlog <= self.window.top()
+            && self.told_backlog < self.window.end()
     }
 
     /// The next packet of this session.
@@ -109,8 +129,12 @@ impl Session {
         if self.prod_due
             || self.channel.wants_due
             || self.pending_ack.now && self.needs_own_packet(has_unit)
+            || self.must_tell_backlog()
         {
-            return self.control(frames, shared);
+            let packet = self.control(frames, shared);
+            // What is told may be lost, and so may the grant.
+            self.arm_prod(now, shared);
+            return packet;
         }
         if has_unit && let Some(next) = self.next_piece(frames) {
             return self.piece(next, now, frames, shared);
@@ -189,6 +213,7 @@ impl Session {
     /// An acknowledgement rides on a unit, unless it says more than the header can.
     fn needs_own_packet(&self, has_unit: bool) -> bool {
         !has_unit
+            || self.window_due
             || self.channel.has_grant()
             || self.lanes.iter().filter(|lane| lane.incoming.dirty).count() > 1
             || self.lanes.iter().any(|lane| !lane.incoming.is_whole())
@@ -322,6 +347,7 @@ impl Session {
         let limit = limit - self.seals.out.bytes();
         let mut end = HEADER_BYTES;
         end += self.put_window(&mut bytes[end..limit], shared);
+        end += self.put_backlog(&mut bytes[end..limit]);
         end = self.put_lane_acks(bytes, end, limit, shared);
         end = self.put_credits(bytes, end, limit);
         // Their number tells wishes of an edge that has ended from those of its next life.
@@ -493,14 +519,24 @@ impl Session {
     }
 
     fn put_window(&mut self, bytes: &mut [u8], shared: &Shared) -> usize {
-        let window = shared.peer_window();
+        let window = shared.grants.window(self.id);
         let told = self.told_window;
         let small_change = u64::from(window.abs_diff(told)) * 4 <= u64::from(told);
-        if small_change || bytes.len() < 8 {
+        self.window_due = false;
+        // One that is lost must not stay so where much depends on it.
+        if small_change && !shared.grants.is_limited() || bytes.len() < 8 {
             return 0;
         }
         self.told_window = window;
         emit_window(bytes, window)
+    }
+
+    fn put_backlog(&mut self, bytes: &mut [u8]) -> usize {
+        if !self.is_held() || bytes.len() < 8 {
+            return 0;
+        }
+        self.told_backlog = self.window.end();
+        emit_backlog(bytes, low(self.told_backlog))
     }
 
     /// True while notices wait for a frame.

@@ -195,7 +195,8 @@ impl Session {
                 .hash(hasher);
         }
         self.unreliable.hash(hasher);
-        let owed = self.pending_ack.packets.min(shared.packets_per_ack());
+        let per_ack = shared.packets_per_ack(self.told_window);
+        let owed = self.pending_ack.packets.min(per_ack);
         (owed, self.pending_ack.now).hash(hasher);
         self.channel.hash_state(hasher);
         let wishes = match self.wishes_from {
@@ -208,6 +209,8 @@ impl Session {
         }
         (self.tail_arrivals == self.window.arrivals()).hash(hasher);
         (self.forced, self.detour, self.told_window).hash(hasher);
+        let told = self.told_backlog.saturating_sub(self.window.base());
+        (self.window_due, told, self.backlog_left()).hash(hasher);
         if self.lanes.len() > 2 {
             (self.heard_on, self.unanswered).hash(hasher);
         }

@@ -29,8 +29,9 @@ pub(crate) use record::operation_bytes;
 pub use record::{
     CREDIT_BYTES, CREDIT_WANTED_BYTES, ECHO_BYTES, EDGE_END_BYTES, EDGE_FORGOTTEN_BYTES, EdgeKey,
     FRAGMENT_BYTES, MESSAGE_BYTES, PROBE_BYTES, REFUSED_BYTES, Record, Records, RefusedReason,
-    Wish, emit_credit, emit_credit_wanted, emit_echo, emit_edge_end, emit_edge_forgotten,
-    emit_fragment, emit_lane_ack, emit_message, emit_probe, emit_refused, emit_window,
+    Wish, emit_backlog, emit_credit, emit_credit_wanted, emit_echo, emit_edge_end,
+    emit_edge_forgotten, emit_fragment, emit_lane_ack, emit_message, emit_probe, emit_refused,
+    emit_window,
 };
 pub use run::{Fragment, MessageRun, Payloads};
 

@@ -39,6 +39,7 @@ const CREDIT_WANTED: u8 = 0x12;
 const WINDOW: u8 = 0x13;
 const PROBE: u8 = 0x14;
 const ECHO: u8 = 0x15;
+const BACKLOG: u8 = 0x16;
 /// Records of this range may be skipped by who doesn't know them.
 const IGNORABLE: u8 = 0x80;
 
@@ -208,6 +209,11 @@ pub enum Record<'a> {
         /// Length of the packet that brought it, trailer included.
         length: u16,
     },
+    /// The sender of this record may not send all that it has.
+    Backlog {
+        /// The unit number after the last that waits.
+        end: u32,
+    },
 }
 
 impl Record<'_> {
@@ -222,7 +228,8 @@ impl Record<'_> {
             | Record::CreditWanted { .. }
             | Record::Window { .. }
             | Record::Probe { .. }
-            | Record::Echo { .. } => false,
+            | Record::Echo { .. }
+            | Record::Backlog { .. } => false,
         }
     }
 }
@@ -396,6 +403,12 @@ fn parse_body(
                 lane: flags,
                 token: u64_at(body, 0),
                 length: u16_at(body, 8),
+            }
+        }
+        BACKLOG => {
+            need(4)?;
+            Record::Backlog {
+                end: u32_at(body, 0),
             }
         }
         _ => return Err(bad),
@@ -582,6 +595,13 @@ pub fn emit_credit_wanted(bytes: &mut [u8], key: EdgeKey, wish: Wish) -> usize {
 pub fn emit_window(bytes: &mut [u8], packets: u32) -> usize {
     prefix(bytes, WINDOW, 0, 4);
     put(bytes, 4, &packets.to_le_bytes());
+    8
+}
+
+/// Writes how much waits; returns its bytes.
+pub fn emit_backlog(bytes: &mut [u8], end: u32) -> usize {
+    prefix(bytes, BACKLOG, 0, 4);
+    put(bytes, 4, &end.to_le_bytes());
     8
 }
 

@@ -22,6 +22,7 @@ pub enum Sample {
     /// Lane, round, bytes of the whole record.
     Probe(u8, u64, usize),
     Echo(u8, u64, u16),
+    Backlog(u32),
 }
 
 impl Sample {
@@ -69,6 +70,7 @@ impl Sample {
             Sample::Echo(lane, token, length) => {
                 wire::emit_echo(&mut bytes, *lane, *token, *length)
             }
+            Sample::Backlog(end) => wire::emit_backlog(&mut bytes, *end),
         };
         bytes.truncate(length);
         bytes
@@ -119,6 +121,7 @@ impl Sample {
                 token,
                 length,
             } => Sample::Echo(lane, token, length),
+            Record::Backlog { end } => Sample::Backlog(end),
         }
     }
 

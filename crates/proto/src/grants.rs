@@ -1,0 +1,401 @@
+//! Who of the peers may send how much to this process. Spec §6.7.
+//!
+//! What comes here passes one link, and the queue of one switch port before it. While that
+//! queue has never overflowed, the window is shared evenly among those who send. Afterwards
+//! [`Grants`] keeps what is on its way below the limit that [`Downlink`] finds. Who is held
+//! back says how much waits; few send at a time, those with least left first.
+
+use alloc::vec::Vec;
+
+use crate::downlink::Downlink;
+use crate::event::PeerId;
+use crate::time::{Instant, MILLISECOND, SECOND};
+
+/// Packets that may come at once unasked: less than any switch port holds.
+const UNASKED: u32 = 32;
+/// Packets that a sender gets at least, so that it is acknowledged seldom; those for whom
+/// none are left wait.
+const SHARE: u32 = 8;
+/// The limit is shared out anew when so many packets of it are free.
+const LEAST_FREE: u32 = 4;
+/// Who does not use what it was granted for so long does not keep others waiting.
+const STALL_NS: u64 = MILLISECOND;
+/// Several send here at once if that was so within this time.
+const CROWDED_NS: u64 = SECOND;
+
+/// How many peers are sending at the moment, counted per few milliseconds.
+#[derive(Clone, Copy, Debug, Default)]
+struct Senders {
+    period: u64,
+    this: u32,
+    last: u32,
+}
+
+impl Senders {
+    /// Notes a sender that was last heard in `heard` period; its new period.
+    fn note(&mut self, heard: u64, now: Instant) -> u64 {
+        let period = now.0 >> 22;
+        if period != self.period {
+            self.last = if period == self.period + 1 {
+                self.this
+            } else {
+                0
+            };
+            self.this = 0;
+            self.period = period;
+        }
+        if heard != period {
+            self.this += 1;
+        }
+        period
+    }
+
+    fn count(self) -> u32 {
+        self.this.max(self.last).max(1)
+    }
+}
+
+/// A peer that has more to send than it may.
+#[derive(Clone, Copy, Debug)]
+struct Waiting {
+    peer: PeerId,
+    /// Its place in the order of coming.
+    turn: u64,
+    /// Packets that have not arrived.
+    left: u32,
+    window: u32,
+    /// Packets that may be on their way: it hears late of a window that shrinks.
+    bound: u32,
+    /// When it was last heard, or granted something else.
+    active_at: Instant,
+}
+
+impl Waiting {
+    /// How much of the limit it takes.
+    fn charged(&self, now: Instant) -> u32 {
+        match self.is_stalled(now) {
+            true => 0,
+            false => self.bound.min(self.left),
+        }
+    }
+
+    fn is_stalled(&self, now: Instant) -> bool {
+        self.bound > 0 && now.since(self.active_at) > STALL_NS
+    }
+}
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub(crate) struct Grants {
+    window_packets: u32,
+    session_packets: u32,
+    senders: Senders,
+    downlink: Downlink,
+    waiting: Vec<Waiting>,
+    turns: u64,
+    /// Packets of the limit that nobody has, about.
+    free: u32,
+    /// So much of the limit is granted: more with each packet since somebody waits.
+    opened: u32,
+    /// Most that have waited at once, now and before.
+    crowd: u32,
+    last_crowd: u32,
+    /// Whose window has changed.
+    news: Vec<PeerId>,
+    heard: Option<PeerId>,
+    heard_at: Instant,
+    crowded_until: Instant,
+}
+
+impl Grants {
+    pub(crate) fn new(window_packets: u32, session_packets: u32) -> Grants {
+        Grants {
+            window_packets,
+            session_packets,
+            senders: Senders::default(),
+            downlink: Downlink::new(window_packets),
+            waiting: Vec::new(),
+            turns: 0,
+            free: 0,
+            opened: UNASKED,
+            crowd: 0,
+            last_crowd: 0,
+            news: Vec::new(),
+            heard: None,
+            heard_at: Instant(0),
+            crowded_until: Instant(0),
+        }
+    }
+
+    /// True once the queue has overflowed: windows are told with every acknowledgement.
+    pub(crate) fn is_limited(&self) -> bool {
+        self.downlink.limit().is_some()
+    }
+
+    fn is_crowded(&self) -> bool {
+        self.heard_at < self.crowded_until
+    }
+
+    /// Packets that this peer may have on their way here.
+    pub(crate) fn window(&self, peer: PeerId) -> u32 {
+        let known = self.waiting.iter().find(|it| it.peer == peer);
+        match (known, self.downlink.limit()) {
+            (Some(waiting), Some(_)) => waiting.window,
+            (None, Some(limit)) if self.is_crowded() => {
+                // From all who may begin at once.
+                let crowd = self.crowd.max(self.last_crowd).max(self.senders.count());
+                limit.min(UNASKED) / crowd
+            }
+            _ => {
+                let share = self.window_packets / self.senders.count();
+                share.min(self.session_packets).max(4)
+            }
+        }
+    }
+
+    /// A packet of so many bytes has arrived.
+    #[inline]
+    pub(crate) fn heard(&mut self, bytes: u16) {
+        self.downlink.heard(bytes);
+    }
+
+    /// A unit has arrived from a peer last heard in the `period`, which told of `left` packets
+    /// that have not arrived; its new period.
+    #[inline]
+    pub(crate) fn arrived(
+        &mut self,
+        (peer, period): (PeerId, u64),
+        left: u32,
+        now: Instant,
+    ) -> u64 {
+        self.downlink.unit_arrived();
+        if self.heard != Some(peer) {
+            if self.heard.is_some() {
+                self.crowded_until = now.after(CROWDED_NS);
+            }
+            self.heard = Some(peer);
+        }
+        self.heard_at = now;
+        if let Some(limit) = self.downlink.limit()
+            && (left > 0 || !self.waiting.is_empty())
+        {
+            if self.opened < limit {
+                self.opened += 1;
+                self.free = self.free.saturating_add(1);
+            }
+            self.has_left(peer, left, now);
+        }
+        self.senders.note(period, now)
+    }
+
+    /// A unit arrived that had been lost before.
+    pub(crate) fn lost(&mut self) {
+        if self.is_crowded() {
+            self.downlink.lost();
+        }
+    }
+
+    /// A peer has so many packets that have not arrived.
+    pub(crate) fn has_left(&mut self, peer: PeerId, left: u32, now: Instant) {
+        if !self.is_limited() {
+            return;
+        }
+        let known = self.waiting.iter().position(|it| it.peer == peer);
+        let Some(index) = known else {
+            if left > 0 {
+                self.wait(peer, left, now);
+            }
+            return;
+        };
+        if left == 0 {
+            self.waiting.swap_remove(index);
+            self.free = u32::MAX;
+            return;
+        }
+        let waiting = &mut self.waiting[index];
+        let charged = waiting.charged(now);
+        // It has more than it told of, or asks again: somebody may not use his share.
+        if left > waiting.left || waiting.window == 0 {
+            self.free = u32::MAX;
+        }
+        waiting.bound = waiting.window.max(waiting.bound.saturating_sub(1));
+        (waiting.left, waiting.active_at) = (left, now);
+        let freed = charged.saturating_sub(waiting.charged(now));
+        self.free = self.free.saturating_add(freed);
+    }
+
+    fn wait(&mut self, peer: PeerId, left: u32, now: Instant) {
+        self.waiting.push(Waiting {
+            peer,
+            turn: self.turns,
+            left,
+            window: 0,
+            bound: 0,
+            active_at: now,
+        });
+        self.turns += 1;
+        let count = u32::try_from(self.waiting.len()).unwrap_or(u32::MAX);
+        self.crowd = self.crowd.max(count);
+        self.free = u32::MAX;
+    }
+
+    /// A peer is gone.
+    pub(crate) fn forget(&mut self, peer: PeerId) {
+        self.waiting.retain(|it| it.peer != peer);
+        self.news.retain(|it| *it != peer);
+        self.free = u32::MAX;
+    }
+
+    /// All packets at hand have been taken.
+    #[inline]
+    pub(crate) fn stepped(&mut self, now: Instant) {
+        if self.downlink.stepped(now) && !self.waiting.is_empty() {
+            self.free = u32::MAX;
+        }
+        if self.free >= LEAST_FREE {
+            self.share_out(now);
+        }
+    }
+
+    /// A peer whose window has changed and is to be told.
+    pub(crate) fn next_news(&mut self) -> Option<PeerId> {
+        self.news.pop()
+    }
+
+    /// Shares the limit out anew.
+    fn share_out(&mut self, now: Instant) {
+        self.free = 0;
+        let Some(limit) = self.downlink.limit() else {
+            return;
+        };
+        if self.waiting.is_empty() {
+            if self.crowd > 0 {
+                self.last_crowd = self.crowd.max(self.last_crowd - self.last_crowd / 8);
+                self.crowd = 0;
+            }
+            self.opened = UNASKED;
+            self.downlink.rest();
+            return;
+        }
+        // Least left first; but the oldest of all keeps its share, or it might starve.
+        let oldest = self.waiting.iter().map(|it| it.turn).min();
+        self.waiting
+            .sort_unstable_by_key(|it| (Some(it.turn) != oldest, it.left, it.turn));
+        let opened = limit.min(self.opened);
+        let count = u32::try_from(self.waiting.len()).unwrap_or(u32::MAX);
+        let share = (opened / count).max(SHARE);
+        let charged = self.waiting.iter().map(|it| it.charged(now)).sum();
+        let mut free = opened.saturating_sub(charged);
+        let mut rest = opened;
+        for waiting in &mut self.waiting {
+            let wanted = share.min(rest);
+            let more = wanted.saturating_sub(waiting.bound).min(free);
+            let window = wanted.min(waiting.bound + more);
+            free -= more;
+            if !waiting.is_stalled(now) {
+                rest -= window.min(waiting.left);
+            }
+            waiting.bound = waiting.bound.max(window);
+            if window != waiting.window {
+                (waiting.window, waiting.active_at) = (window, now);
+                if !self.news.contains(&waiting.peer) {
+                    self.news.push(waiting.peer);
+                }
+            }
+        }
+        self.downlink.is_used(rest == 0 && opened == limit);
+    }
+}
+
+/// Only what decides who may send: models compare as equal what differs in times.
+impl core::hash::Hash for Grants {
+    fn hash<H: core::hash::Hasher>(&self, state: &mut H) {
+        let crowd = self.crowd.max(self.last_crowd).max(self.senders.count());
+        (&self.downlink, crowd, self.opened).hash(state);
+        for it in &self.waiting {
+            (it.peer, it.turn, it.left, it.window, it.bound).hash(state);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Grants that have seen a full queue, the time, and this many peers.
+    fn overflowed(peers: u32) -> (Grants, Instant, Vec<PeerId>) {
+        let (mut grants, now) = (Grants::new(1024, 256), Instant(1));
+        let peers: Vec<PeerId> = (1..=peers).map(PeerId).collect();
+        for peer in &peers {
+            grants.arrived((*peer, u64::MAX), 0, now);
+        }
+        grants.lost();
+        (grants, now, peers)
+    }
+
+    fn windows(grants: &Grants, peers: &[PeerId]) -> Vec<u32> {
+        peers.iter().map(|peer| grants.window(*peer)).collect()
+    }
+
+    #[test]
+    fn the_window_is_shared_evenly_while_nothing_overflows() {
+        let mut grants = Grants::new(1024, 256);
+        assert_eq!(grants.window(PeerId(1)), 256);
+        for peer in 1..=64 {
+            grants.arrived((PeerId(peer), u64::MAX), 0, Instant(1));
+        }
+        assert_eq!(grants.window(PeerId(1)), 16);
+    }
+
+    #[test]
+    fn few_send_at_a_time_with_the_least_left_first_and_the_oldest() {
+        let (mut grants, now, peers) = overflowed(64);
+        assert_eq!(windows(&grants, &peers), [0; 64], "nobody unasked");
+        for (peer, left) in peers.iter().zip([100, 90, 80, 10]) {
+            grants.has_left(*peer, left, now);
+        }
+        grants.stepped(now);
+        assert_eq!(windows(&grants, &peers[..4]), [8, 0, 0, 8]);
+        // Each is told once.
+        let mut told: Vec<PeerId> = core::iter::from_fn(|| grants.next_news()).collect();
+        told.sort_unstable();
+        assert_eq!(told, [peers[0], peers[3]]);
+        // The shortest is over: the next has its share.
+        grants.has_left(peers[3], 0, now);
+        grants.stepped(now);
+        assert_eq!(windows(&grants, &peers[..3]), [8, 0, 8]);
+    }
+
+    #[test]
+    fn a_window_that_shrinks_is_not_given_away_before_its_packets_came() {
+        let (mut grants, now, peers) = overflowed(2);
+        grants.has_left(peers[0], 100, now);
+        grants.stepped(now);
+        assert_eq!(grants.window(peers[0]), 16);
+        grants.has_left(peers[1], 100, now);
+        grants.stepped(now);
+        assert_eq!(windows(&grants, &peers), [8, 0]);
+        for left in (92..100).rev() {
+            grants.arrived((peers[0], 0), left, now);
+        }
+        grants.stepped(now);
+        assert_eq!(windows(&grants, &peers), [8, 8]);
+    }
+
+    #[test]
+    fn who_does_not_use_its_share_keeps_nobody_waiting() {
+        let (mut grants, now, peers) = overflowed(3);
+        for peer in &peers {
+            grants.has_left(*peer, 100, now);
+        }
+        grants.stepped(now);
+        assert_eq!(windows(&grants, &peers), [8, 8, 0]);
+        let later = now.after(2 * STALL_NS);
+        grants.has_left(peers[2], 100, later);
+        grants.stepped(later);
+        assert_eq!(windows(&grants, &peers), [8, 8, 8]);
+        grants.forget(peers[0]);
+        grants.stepped(later);
+        assert_eq!(grants.waiting.len(), 2);
+    }
+}
