@@ -522,8 +522,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         effect: "pieces of an answer are written over each other",
         file: "crates/node/src/engine/operations/requests.rs",
         suite: Suite::Simulator,
-        snippet: "let (at, length) = (place_in(offset, 0), bytes.len());",
-        replacement: "let (at, length) = (place_in(offset, 0).min(0), bytes.len());",
+        snippet: "        pending.place.fill(at, length, write)",
+        replacement: "        pending.place.fill(at.min(0), length, write)",
     },
     Mutant {
         name: "credit-of-answers-lost",

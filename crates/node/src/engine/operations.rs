@@ -206,7 +206,7 @@ impl Core {
             OperationKind::CompareSwap => source.copy(data, &mut arrived.word),
             OperationKind::Answer(_) => {
                 let answer = (edge.peer, &operation, total);
-                operations.requests.place(answer, 0, data, source);
+                operations.requests.place(answer, data, source);
             }
             OperationKind::Get | OperationKind::FetchAdd | OperationKind::Fence => {}
         }

@@ -8,7 +8,6 @@ use dipole_proto::wire::{Operation, Outcome, RefusedReason};
 use dipole_proto::{EdgeId, Instant, PeerId};
 use rustc_hash::FxHashMap;
 
-use super::place_in;
 use crate::address::Address;
 use crate::completion::{Context, Data, QueueRef};
 use crate::driver::WaitKey;
@@ -178,19 +177,15 @@ impl Requests {
         is_it.then_some(pending)
     }
 
-    /// Puts a piece of an answer where its asker wants it.
+    /// Puts a whole answer where its asker wants it.
     pub(super) fn place(
         &mut self,
-        (peer, answer, total): (PeerId, &Operation, u64),
-        offset: u64,
+        answer: (PeerId, &Operation, u64),
         bytes: Range<usize>,
         source: &(impl Source + ?Sized),
     ) {
-        let (at, length) = (place_in(offset, 0), bytes.len());
-        if let Some(pending) = self.asked(peer, answer, total) {
-            let copy = |place: &mut [u8]| source.copy(bytes, place);
-            let _gone = pending.place.fill(at, length, copy);
-        }
+        let all = (0, bytes.len());
+        let _gone = self.fill(answer, all, |place| source.copy(bytes, place));
     }
 
     /// Lets `write` fill a part of where an answer goes; `None` if nobody wants it.
