@@ -34,6 +34,8 @@ pub(crate) enum WaitKey {
     Connecting(u64),
     /// A completion queue has an entry.
     Queue(u32),
+    /// The handler of a port has returned.
+    Port(u32),
 }
 
 /// See the module.
