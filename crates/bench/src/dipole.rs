@@ -24,8 +24,8 @@ use super::pingpong::{GIVE_UP, LOST_AFTER};
 use super::statistics::as_float;
 
 /// The endpoints of the two sides: they may lie on one node.
-const LEAD: u32 = 7;
-const FOLLOW: u32 = 8;
+pub(super) const LEAD: u32 = 7;
+pub(super) const FOLLOW: u32 = 8;
 /// Longer than any wait: who spins never sleeps.
 const SPIN: Duration = Duration::from_secs(3600);
 /// Small messages that a receiver of many takes in one call.
@@ -34,18 +34,7 @@ const TOGETHER: usize = 64;
 /// Opens this side's node, whose id, hosts file and registry are in the environment, and points
 /// an endpoint at the other side's.
 pub(crate) fn open(job: &Job, meet: Meet) -> io::Result<Dipole> {
-    let mut config = Config::from_env().map_err(failed)?;
-    config.bind = job.own;
-    if job.work.block {
-        config.spin = Duration::ZERO;
-    } else if !job.work.two_threads_a_side {
-        config.spin = SPIN;
-    }
-    config.fault = match &job.fault {
-        None => None,
-        Some(plan) => Some(plan.parse().map_err(failed)?),
-    };
-    let node = Node::open(config).map_err(failed)?;
+    let node = open_node(job, |_| ())?;
     let (own, other) = job.role.own_and_other(LEAD, FOLLOW);
     let endpoint = node.endpoint(EndpointId(own)).map_err(failed)?;
     meet(Vec::new())?;
@@ -69,6 +58,23 @@ pub(crate) fn open(job: &Job, meet: Meet) -> io::Result<Dipole> {
             _ => 1,
         },
     })
+}
+
+/// Opens this side's node, configured as the job says.
+pub(super) fn open_node(job: &Job, change: impl FnOnce(&mut Config)) -> io::Result<Node> {
+    let mut config = Config::from_env().map_err(failed)?;
+    config.bind = job.own;
+    if job.work.block {
+        config.spin = Duration::ZERO;
+    } else if !job.work.two_threads_a_side {
+        config.spin = SPIN;
+    }
+    config.fault = match &job.fault {
+        None => None,
+        Some(plan) => Some(plan.parse().map_err(failed)?),
+    };
+    change(&mut config);
+    Node::open(config).map_err(failed)
 }
 
 pub(crate) struct Dipole {
@@ -110,30 +116,6 @@ impl Dipole {
             }
             let (received, together) = (&mut self.received, self.together);
             (self.endpoint).receive_many_timeout(received, together, timeout)?;
-        }
-    }
-
-    /// A figure must not be filed under what did not carry it.
-    fn check_carrier(&self, stats: &Stats) -> io::Result<()> {
-        let by_shm = stats.local.is_some_and(|local| local.records_out > 0);
-        match self.carrier {
-            Some(carrier) if by_shm != (carrier == Carrier::Shm) => Err(broken(format!(
-                "the messages were to go by {}, but {} records went through shared memory; is \
-                 DIPOLE_LINK obeyed?",
-                name_of(carrier),
-                stats.local.map_or(0, |local| local.records_out)
-            ))),
-            Some(Carrier::Bpf)
-                if stats
-                    .bpf
-                    .is_none_or(|bpf| bpf.raw + bpf.joined < bpf.socket) =>
-            {
-                Err(broken(format!(
-                    "the small packets were to take the fast path, but most took the socket: {:?}",
-                    stats.bpf
-                )))
-            }
-            _ => Ok(()),
         }
     }
 }
@@ -192,13 +174,37 @@ impl Channel for Dipole {
 
     fn finish(self) -> io::Result<Vec<String>> {
         let stats = self.node.stats();
-        self.check_carrier(&stats)?;
+        check_carrier(self.carrier, &stats)?;
         drop(self.endpoint);
         self.node.close(GIVE_UP).map_err(failed)?;
         Ok(match self.role {
             Role::Lead => remarks(&stats),
             Role::Follow => Vec::new(),
         })
+    }
+}
+
+/// A figure must not be filed under what did not carry it.
+pub(super) fn check_carrier(carrier: Option<Carrier>, stats: &Stats) -> io::Result<()> {
+    let by_shm = stats.local.is_some_and(|local| local.records_out > 0);
+    match carrier {
+        Some(carrier) if by_shm != (carrier == Carrier::Shm) => Err(broken(format!(
+            "the messages were to go by {}, but {} records went through shared memory; is \
+             DIPOLE_LINK obeyed?",
+            name_of(carrier),
+            stats.local.map_or(0, |local| local.records_out)
+        ))),
+        Some(Carrier::Bpf)
+            if stats
+                .bpf
+                .is_none_or(|bpf| bpf.raw + bpf.joined < bpf.socket) =>
+        {
+            Err(broken(format!(
+                "the small packets were to take the fast path, but most took the socket: {:?}",
+                stats.bpf
+            )))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -3,8 +3,8 @@
 //! Each figure comes from two processes (this program, started again), each pinned to a core of its
 //! own, and each subject takes its turn in every round: the machine drifts, so only figures of one
 //! table may be compared.
-//! `plan` says what is measured, `testbed` where, `launch` connects two `side`s, `pingpong`
-//! and `flow` are the workloads, `dipole` and `peers` the subjects, `report` and `page` the
+//! `plan` says what is measured, `testbed` where, `launch` connects two `side`s, `pingpong`,
+//! `flow` and `port` are the workloads, `dipole` and `peers` the subjects, `report` and `page` the
 //! results. `crowd` stands alone: many processes at once on few cores.
 
 #![forbid(unsafe_code)]
@@ -20,6 +20,7 @@ mod page;
 mod peers;
 mod pingpong;
 mod plan;
+mod port;
 mod report;
 mod side;
 mod statistics;
@@ -111,6 +112,8 @@ pub struct BenchArgs {
 enum Topic {
     /// Work between two sides.
     Work(Kind),
+    /// Round trips by endpoints and by active ports.
+    Port,
     /// Many processes on two cores.
     Crowd,
 }
@@ -122,6 +125,7 @@ impl ValueEnum for Topic {
             Topic::Work(Kind::Stream),
             Topic::Work(Kind::Bidir),
             Topic::Work(Kind::Rate),
+            Topic::Port,
             Topic::Crowd,
         ]
     }
@@ -129,6 +133,10 @@ impl ValueEnum for Topic {
     fn to_possible_value(&self) -> Option<PossibleValue> {
         match self {
             Topic::Work(kind) => kind.to_possible_value(),
+            Topic::Port => Some(
+                PossibleValue::new("port")
+                    .help("Round trips by handlers of active ports, beside those by endpoints"),
+            ),
             Topic::Crowd => Some(
                 PossibleValue::new("crowd").help("Many processes of one node on two cores at once"),
             ),

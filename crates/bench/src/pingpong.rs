@@ -17,7 +17,7 @@ pub(crate) const STOP: u8 = 0x80;
 const SEQUENCE: u8 = 0x7f;
 /// M7: at least so many round trips make a figure.
 pub(crate) const LEAST_ROUND_TRIPS: u64 = 200;
-const WARM_UP_ROUND_TRIPS: u64 = 200;
+pub(crate) const WARM_UP_ROUND_TRIPS: u64 = 200;
 /// How long anything may take before the run is given up.
 pub(crate) const GIVE_UP: Duration = Duration::from_secs(10);
 /// When a message of an unreliable subject counts as lost and is sent again.
@@ -166,7 +166,7 @@ pub(crate) fn echo<C: Channel>(
 }
 
 /// Writes a mark on the first byte and its sequence number on the last.
-fn stamp(payload: &mut [u8], mark: u8) {
+pub(crate) fn stamp(payload: &mut [u8], mark: u8) {
     if let Some(last) = payload.last_mut() {
         *last = mark & SEQUENCE;
     }
@@ -174,7 +174,7 @@ fn stamp(payload: &mut [u8], mark: u8) {
 }
 
 /// The mark of a message, `None` where its two ends disagree.
-fn read_stamp(message: &[u8]) -> Option<u8> {
+pub(crate) fn read_stamp(message: &[u8]) -> Option<u8> {
     let (mark, last) = (*message.first()?, *message.last()?);
     (message.len() == 1 || last == mark & SEQUENCE).then_some(mark)
 }

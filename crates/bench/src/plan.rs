@@ -64,7 +64,7 @@ pub(crate) enum PlanError {
     /// A subject cannot do the work asked for.
     #[error("{0}; choose another --size, kind or --subjects")]
     Refused(String),
-    #[error("{option} needs a kind: pingpong, stream, bidir, rate or crowd")]
+    #[error("{option} needs a kind: pingpong, stream, bidir, rate, port or crowd")]
     NeedsKind { option: &'static str },
     #[error("{option} is for {kind}")]
     OnlyFor {
@@ -213,6 +213,7 @@ pub(crate) fn plan(arguments: &BenchArgs) -> Result<Plan, PlanError> {
     let mut groups = match arguments.kind {
         Some(Topic::Crowd) => return crowd(arguments).map(Plan::Crowd),
         None => table(arguments)?,
+        Some(Topic::Port) => vec![ports(arguments)?],
         Some(Topic::Work(kind)) => vec![of_kind(kind, arguments)?],
     };
     if arguments.html.is_some() {
@@ -518,6 +519,33 @@ fn of_kind(kind: Kind, arguments: &BenchArgs) -> Result<Group, PlanError> {
         return Ok(variation.group(&arguments.subjects));
     }
     Ok(variation.usual())
+}
+
+/// Round trips by endpoints and by active ports, beside each other.
+fn ports(arguments: &BenchArgs) -> Result<Group, PlanError> {
+    let excluded = [
+        ("--unreliable", arguments.unreliable),
+        ("--drop", arguments.drop.is_some()),
+        ("--subjects", !arguments.subjects.is_empty()),
+        ("--html", arguments.html.is_some()),
+    ];
+    if let Some(option) = first_given(&excluded) {
+        return Err(PlanError::Excluded { option, by: "port" });
+    }
+    let pingpong = of_kind(Kind::Pingpong, arguments)?;
+    let ours = pingpong.entries.iter();
+    let ours = ours.filter(|entry| entry.subject == Subject::Dipole);
+    let subjects = [Subject::Dipole, Subject::DipolePort, Subject::DipolePorts];
+    let entries = ours.flat_map(|entry| {
+        subjects.map(|subject| Entry {
+            subject,
+            ..entry.clone()
+        })
+    });
+    Ok(Group {
+        entries: entries.collect(),
+        ..pingpong
+    })
 }
 
 /// A size as people write it.

@@ -19,7 +19,7 @@ use super::peers::udp::Udp;
 use super::peers::udp_gso::UdpGso;
 use super::peers::{pipe, tcp, unix};
 use super::subject::Subject;
-use super::{crowd, dipole, flow, machine, pingpong};
+use super::{crowd, dipole, flow, machine, pingpong, port};
 
 /// Reads a job from standard input, does it, and tells how it went.
 pub(crate) fn run() -> ExitCode {
@@ -60,6 +60,7 @@ fn measure_side(job: &Job) -> io::Result<Outcome> {
     machine::pin(job.core)?;
     match job.subject {
         Subject::Dipole => drive(dipole::open(job, meet)?, job, job.role),
+        Subject::DipolePort | Subject::DipolePorts => port::measure(job, meet),
         Subject::BareUdpSpin | Subject::BareUdpBlock => drive(Udp::open(job, meet)?, job, job.role),
         Subject::BareUdpGso => drive(UdpGso::open(job, meet)?, job, job.role),
         Subject::BareBpf | Subject::BareXdp => drive(Frames::open(job, meet)?, job, job.role),

@@ -16,6 +16,10 @@ const LONGEST_DATAGRAM_BYTES: usize = 65_507;
 pub(crate) enum Subject {
     /// This project
     Dipole,
+    /// The same by active ports: handlers answer handlers
+    DipolePort,
+    /// The same among 10,000 more open ports a side
+    DipolePorts,
     /// UDP sockets, one datagram a message, non-blocking calls in a loop
     BareUdpSpin,
     /// The same with blocking calls
@@ -46,7 +50,7 @@ impl Subject {
     /// What carries its bytes, and over a network the testbed it lies on.
     pub(crate) fn link(self, carrier: Carrier, testbed: &str) -> String {
         match self {
-            Subject::Dipole => match carrier {
+            Subject::Dipole | Subject::DipolePort | Subject::DipolePorts => match carrier {
                 Carrier::Udp | Carrier::Bpf => format!("{}/{testbed}", name_of(carrier)),
                 Carrier::Shm => "shm".to_owned(),
             },
@@ -60,6 +64,11 @@ impl Subject {
             Subject::BarePipeSpin | Subject::BarePipeBlock => "pipe".to_owned(),
             Subject::BareShm => "shm".to_owned(),
         }
+    }
+
+    /// Handlers of active ports do the work.
+    pub(crate) fn is_ports(self) -> bool {
+        matches!(self, Subject::DipolePort | Subject::DipolePorts)
     }
 
     /// Both sides are threads of one process.
@@ -117,6 +126,15 @@ impl Subject {
                 "{name} has no window and no pieces: pingpongs of at most {LONGEST_FRAME_BYTES} \
                  bytes are what it does; {} of {size_bytes} were asked for",
                 name_of(kind)
+            ));
+        }
+        if self.is_ports() && (kind != Kind::Pingpong || work.unreliable) {
+            return Some(format!(
+                "{name} is for reliable pingpongs; {} was asked for",
+                match work.unreliable {
+                    true => "an unreliable one".to_owned(),
+                    false => name_of(kind),
+                }
             ));
         }
         if self == Subject::BareUdpGso && kind == Kind::Pingpong {

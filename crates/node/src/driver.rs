@@ -7,7 +7,8 @@
 //!
 //! What steps, [`Stepper`], says which keys became ready ([`Ready`]); only waiters of
 //! these keys are woken ([`waiters`]). Where descriptors have been exported or tasks
-//! wait, a progress thread steps while no thread waits here ([`progress`]).
+//! wait, a progress thread steps while no thread waits here ([`progress`]). Handlers of ports
+//! run between steps ([`work`]).
 //!
 //! `model.rs` runs this driver under loom.
 
@@ -18,6 +19,7 @@ mod stepper;
 mod sync;
 mod waiters;
 mod want;
+mod work;
 
 #[cfg(test)]
 mod model;
@@ -29,3 +31,4 @@ pub(crate) use schedule::{Driver, Until, WaitError};
 pub(crate) use stepper::Stepper;
 pub use want::Polled;
 pub(crate) use want::Want;
+pub(crate) use work::Work;

@@ -518,6 +518,59 @@ impl std::error::Error for ReceiveError {
     }
 }
 
+/// Why an active port handles no more messages, or why it cannot be waited for.
+#[derive(Debug)]
+pub enum PortError {
+    /// Its handler panicked: the port is closed, and its senders are refused.
+    Panicked {
+        /// Which port.
+        port: Address,
+        /// What the panic said.
+        message: String,
+    },
+    /// It was closed by its handler.
+    Closed {
+        /// Which port.
+        port: Address,
+    },
+    /// Its own handler waits for it, which would never end.
+    WithinHandler {
+        /// Which port.
+        port: Address,
+    },
+    /// The link is broken.
+    Broken(io::Error),
+    /// The handle was inherited by a forked child.
+    Forked,
+}
+
+impl fmt::Display for PortError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            PortError::Panicked { port, message } => write!(
+                f,
+                "the handler of port {port} panicked: {message}; the port is closed, open it anew"
+            ),
+            PortError::Closed { port } => write!(f, "port {port} was closed by its handler"),
+            PortError::WithinHandler { port } => write!(
+                f,
+                "the handler of port {port} waits for its own port; it handles one message at a time"
+            ),
+            PortError::Broken(cause) => write!(f, "the link is broken: {cause}"),
+            PortError::Forked => f.write_str(FORKED),
+        }
+    }
+}
+
+impl std::error::Error for PortError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            PortError::Broken(cause) => Some(cause),
+            _ => None,
+        }
+    }
+}
+
 /// Why closing did not end cleanly.
 #[derive(Debug)]
 pub enum CloseError {

@@ -41,6 +41,7 @@ mod inner;
 pub mod links;
 mod net;
 mod node;
+mod port;
 mod process;
 mod progress;
 mod region;
@@ -59,12 +60,15 @@ pub use dipole_proto::{Config as ProtocolConfig, Stats as ProtocolStats};
 pub use edge::{Edge, Operation};
 pub use endpoint::Endpoint;
 pub use engine::{Departure, Path, PathState, Paths, Traffic};
-pub use error::{CloseError, GoneReason, OpenError, ReceiveError, SendError, TargetError};
+pub use error::{
+    CloseError, GoneReason, OpenError, PortError, ReceiveError, SendError, TargetError,
+};
 pub use hosts::MAX_INTERFACES;
 pub use inbox::{Message, Pool};
 pub use key::{ClusterKey, KEY_BYTES, KeyError, KeyMismatch, MAC_BYTES, MacKey};
 pub use limits::{Bound, LIMITS_FILE, LimitReached, UserLimits};
 pub use lines::FileError;
 pub use node::Node;
+pub use port::{ActivePort, PortContext};
 pub use region::{Notice, Outcome, Region, RegionError, RegionKey, RegionMemory, Rights};
 pub use stats::Stats;

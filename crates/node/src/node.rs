@@ -6,6 +6,7 @@ use std::time::Duration;
 use dipole_link::fork::ForkMark;
 use dipole_link::{Class, Link};
 
+use crate::Message;
 use crate::address::{EndpointId, NodeId};
 use crate::clock::Clock;
 use crate::completion::{CompletionCounter, CompletionQueue};
@@ -19,6 +20,7 @@ use crate::error::{CloseError, OpenError};
 use crate::inner::Inner;
 use crate::limits::{LIMITS_FILE, UserLimits};
 use crate::links::{AnyLink, open_link};
+use crate::port::{ActivePort, PortContext};
 use crate::process::ProcessState;
 use crate::progress::ProgressThread;
 use crate::registry::{ClaimError, Directory, Ports, Registry, RegistryError};
@@ -148,6 +150,25 @@ impl Node {
             .driver
             .with(|engine, _| engine.open_endpoint(id.0));
         Ok(Endpoint::new(Arc::clone(&self.inner), claim))
+    }
+
+    /// Opens an endpoint whose messages run `handler` instead of waiting to be read: see
+    /// [`ActivePort`].
+    ///
+    /// # Errors
+    /// Those of [`endpoint`](Self::endpoint); [`OpenError::Sleep`]: no threads are left.
+    ///
+    /// # Source
+    /// The active ports of GAMMA.
+    pub fn open_port(
+        &self,
+        id: EndpointId,
+        handler: impl FnMut(&PortContext, Message) + Send + 'static,
+    ) -> Result<ActivePort, OpenError> {
+        let endpoint = self.endpoint(id)?;
+        let started = self.inner.progress.start_both(&self.inner.driver);
+        started.map_err(OpenError::Sleep)?;
+        Ok(ActivePort::new(&self.inner, endpoint, handler))
     }
 
     /// Opens an endpoint with a free number out of [`EndpointId::EPHEMERAL`].

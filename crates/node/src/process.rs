@@ -11,10 +11,11 @@ use dipole_proto::{Instant, PeerId};
 
 use crate::Message;
 use crate::completion::QueueTable;
-use crate::driver::{Polled, Ready, Stepper};
+use crate::driver::{Polled, Ready, Stepper, WaitKey};
 use crate::edges::EdgeTable;
 use crate::engine::Engine;
 use crate::liveness::Verdict;
+use crate::port::{PortTable, PortWork};
 use crate::registry::EdgeTraffic;
 
 /// See the module.
@@ -23,6 +24,7 @@ pub(crate) struct ProcessState {
     engine: Engine,
     pub(crate) edges: EdgeTable,
     pub(crate) queues: QueueTable,
+    pub(crate) ports: PortTable,
     /// When it was last stepped.
     stepped_at: Instant,
 }
@@ -33,6 +35,7 @@ impl ProcessState {
             engine,
             edges,
             queues: QueueTable::default(),
+            ports: PortTable::default(),
             stepped_at: Instant(0),
         }
     }
@@ -101,6 +104,52 @@ impl DerefMut for ProcessState {
 }
 
 impl Stepper for ProcessState {
+    type Work = PortWork;
+
+    #[inline]
+    fn has_work(&self) -> bool {
+        self.engine.has_port_message()
+    }
+
+    /// Credit that the sender waits for leaves with what is taken.
+    fn take_work(&mut self, now: Instant) -> Option<PortWork> {
+        loop {
+            let (endpoint, port, message) = self.engine.take_for_port(now)?;
+            if let Some(handler) = self.ports.begin(port) {
+                if self.engine.has_transmit()
+                    && let Err(cause) = self.engine.transmit(now)
+                {
+                    // Whoever steps next is told.
+                    tracing::debug!("credit was not sent: {cause}");
+                }
+                return Some(PortWork {
+                    endpoint,
+                    port,
+                    handler,
+                    message: Some(message),
+                });
+            }
+        }
+    }
+
+    fn finish_work(&mut self, work: PortWork) -> Option<PortWork> {
+        let PortWork {
+            endpoint,
+            port,
+            handler,
+            message,
+        } = work;
+        self.engine.port_returned(endpoint, port);
+        self.engine.ready().notify(WaitKey::Port(port.number()));
+        let handler = self.ports.finish(port, handler)?;
+        Some(PortWork {
+            endpoint,
+            port,
+            handler,
+            message,
+        })
+    }
+
     fn sleeper(&self) -> io::Result<Sleeper> {
         Stepper::sleeper(&self.engine)
     }
@@ -127,7 +176,10 @@ impl Stepper for ProcessState {
     }
 
     fn is_polled(&self) -> bool {
-        self.edges.is_waiting() || self.queues.has_exports() || self.engine.is_polled()
+        self.edges.is_waiting()
+            || self.queues.has_exports()
+            || !self.ports.is_empty()
+            || self.engine.is_polled()
     }
 
     #[inline]

@@ -5,8 +5,7 @@
 //! first exported descriptor, waiting task, or edge that connects while its owner does something
 //! else.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use crate::driver::Driver;
@@ -15,39 +14,63 @@ use crate::process::ProcessState;
 /// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct ProgressThread {
-    thread: Mutex<Option<JoinHandle<()>>>,
-    /// It must not start again.
-    stopped: AtomicBool,
+    threads: Mutex<Threads>,
+}
+
+#[derive(Debug, Default)]
+struct Threads {
+    running: Vec<JoinHandle<()>>,
+    /// No more are started.
+    stopped: bool,
 }
 
 impl ProgressThread {
     /// Starts the thread unless it runs, or was stopped.
     pub(crate) fn start(&self, driver: &Arc<Driver<ProcessState>>) -> std::io::Result<()> {
-        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
-        if thread.is_some() || self.stopped.load(Ordering::Relaxed) {
-            return Ok(());
+        self.start_up_to(1, driver)
+    }
+
+    /// The same, and another: one steps while the other runs handlers.
+    pub(crate) fn start_both(&self, driver: &Arc<Driver<ProcessState>>) -> std::io::Result<()> {
+        self.start_up_to(2, driver)
+    }
+
+    fn start_up_to(&self, count: usize, driver: &Arc<Driver<ProcessState>>) -> std::io::Result<()> {
+        let mut threads = self.lock();
+        while threads.running.len() < count && !threads.stopped {
+            let driver = Arc::clone(driver);
+            let spawned = std::thread::Builder::new()
+                .name("dipole-progress".into())
+                .spawn(move || {
+                    if let Err(error) = driver.serve() {
+                        tracing::error!("descriptors are not served any more: {error:?}");
+                    }
+                })?;
+            threads.running.push(spawned);
         }
-        let driver = Arc::clone(driver);
-        let spawned = std::thread::Builder::new()
-            .name("dipole-progress".into())
-            .spawn(move || {
-                if let Err(error) = driver.serve() {
-                    tracing::error!("descriptors are not served any more: {error:?}");
-                }
-            })?;
-        *thread = Some(spawned);
         Ok(())
     }
 
-    /// Ends the thread and waits for its end.
+    /// Ends the threads and waits for their end.
     pub(crate) fn stop(&self, driver: &Driver<ProcessState>) {
-        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
-        self.stopped.store(true, Ordering::Relaxed);
-        if let Some(thread) = thread.take() {
-            driver.stop();
-            if thread.join().is_err() {
+        let mut threads = self.lock();
+        threads.stopped = true;
+        let running = std::mem::take(&mut threads.running);
+        drop(threads);
+        if running.is_empty() {
+            return;
+        }
+        driver.stop();
+        for thread in running {
+            // A handler that this one runs may be the last to hold the node.
+            let is_own = thread.thread().id() == std::thread::current().id();
+            if !is_own && thread.join().is_err() {
                 tracing::error!("the progress thread panicked");
             }
         }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Threads> {
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -165,6 +165,43 @@ fn real_sockets_carry_messages_without_allocating() {
 }
 
 #[test]
+fn a_message_to_a_port_is_handled_and_answered_without_allocating() {
+    for links in [Links::Shm, Links::Udp] {
+        let directory = tempfile::tempdir().expect("a directory");
+        let config = Config::local(NodeId(1), directory.path().join("dipole"));
+        let config = Config { links, ..config };
+        let node = Node::open(config).expect("opens");
+        let port = node.open_port(EndpointId(7), |port, message| {
+            port.reply(&message, &message).expect("it is there");
+        });
+        let port = port.expect("free");
+        let client = node.endpoint(EndpointId(8)).expect("free");
+        client.target(port.address()).expect("exists");
+        let round = || {
+            for _ in 0..1000 {
+                client.send(&[3; 64]).expect("sent");
+                assert_eq!(client.receive().expect("comes").len(), 64);
+            }
+        };
+        for _ in 0..20 {
+            round();
+        }
+        let counted = measure(round);
+        // In shared memory each sixteenth step looks for connections, which allocates.
+        let allowed = if links == Links::Shm {
+            1000 / 16 + 4
+        } else {
+            4
+        };
+        assert!(
+            counted.count_total <= allowed,
+            "{} allocations for 1000 messages and answers by {links:?}",
+            counted.count_total
+        );
+    }
+}
+
+#[test]
 fn an_idle_peer_costs_at_most_four_kibibytes() {
     let peers = 100;
     let mut testbed = Testbed::new(peers + 1);

@@ -40,6 +40,12 @@ mod waiters;
 )]
 #[path = "want.rs"]
 mod want;
+#[expect(
+    clippy::duplicate_mod,
+    reason = "the same code against other primitives"
+)]
+#[path = "work.rs"]
+mod work;
 
 use std::collections::VecDeque;
 use std::io;
@@ -52,6 +58,7 @@ use super::ready::{Ready, WaitKey};
 use schedule::{Driver, Until};
 use stepper::Stepper;
 use sync::{Clock, Device, Sleeper};
+use work::Work;
 
 /// What the driver is built on, as loom knows it.
 mod sync {
@@ -67,6 +74,10 @@ mod sync {
 
     pub(super) use loom::sync::{Arc, Mutex, MutexGuard};
     pub(super) use loom::thread::yield_now as yield_core;
+
+    loom::thread_local! {
+        pub(super) static NESTED: std::cell::Cell<u32> = std::cell::Cell::new(0);
+    }
 
     /// A nap is over as soon as another thread has run.
     pub(super) fn sleep(_nap: Duration) {
@@ -84,6 +95,10 @@ mod sync {
 
         pub(super) fn notify_one(&self) {
             self.0.notify_one();
+        }
+
+        pub(super) fn notify_all(&self) {
+            self.0.notify_all();
         }
 
         pub(super) fn wait<'a, T>(
@@ -214,12 +229,26 @@ mod sync {
 }
 
 /// The stepped thing: messages to endpoints.
-#[derive(Debug)]
 struct Mailbox {
     device: Arc<Device>,
     inboxes: [VecDeque<()>; 3],
     woken: bool,
     ready: Ready,
+    /// Runs for each message to [`PORT`].
+    handler: Option<Box<dyn FnMut() + Send>>,
+    handled: usize,
+}
+
+/// The endpoint with a handler, in models that have one.
+const PORT: u32 = 2;
+
+/// The handler, while it runs.
+struct Handling(Box<dyn FnMut() + Send>);
+
+impl Work for Handling {
+    fn run(&mut self) {
+        (self.0)();
+    }
 }
 
 impl Mailbox {
@@ -234,6 +263,29 @@ impl Mailbox {
 }
 
 impl Stepper for Mailbox {
+    type Work = Handling;
+
+    fn has_work(&self) -> bool {
+        self.handler.is_some() && !self.inboxes[PORT as usize].is_empty()
+    }
+
+    fn take_work(&mut self, _now: Instant) -> Option<Handling> {
+        match self.has_work() {
+            true => {
+                self.take(PORT);
+                self.handler.take().map(Handling)
+            }
+            false => None,
+        }
+    }
+
+    fn finish_work(&mut self, work: Handling) -> Option<Handling> {
+        self.handler = Some(work.0);
+        self.handled += 1;
+        self.ready.notify(WaitKey::Port(PORT));
+        None
+    }
+
     fn sleeper(&self) -> io::Result<Sleeper> {
         Ok(Sleeper::new(&self.device))
     }
@@ -315,12 +367,29 @@ impl Process {
             inboxes: Default::default(),
             woken: false,
             ready: Ready::default(),
+            handler: None,
+            handled: 0,
         };
         let driver = Driver::new(mailbox, Clock::default(), Duration::ZERO);
         Process {
             device,
             driver: Arc::new(driver.expect("a model has descriptors")),
         }
+    }
+
+    /// From now on messages to [`PORT`] run what `handler` makes.
+    fn open_port<H: FnMut() + Send + 'static>(
+        &self,
+        handler: impl FnOnce(Arc<Driver<Mailbox>>) -> H,
+    ) {
+        let handler = Box::new(handler(Arc::clone(&self.driver)));
+        self.driver
+            .with_last(|mailbox, _| mailbox.handler = Some(handler));
+    }
+
+    /// Drops a handler that owns what owns it.
+    fn close_port(&self) {
+        drop(self.driver.with_last(|mailbox, _| mailbox.handler.take()));
     }
 
     /// A thread that receives so many messages of an endpoint.
@@ -447,6 +516,95 @@ fn the_progress_thread_gives_way_to_a_thread_that_waits_and_serves_a_task_after_
         }
         process.driver.stop();
         sender.join().expect("no panic");
+        serving.join().expect("no panic");
+    });
+}
+
+#[test]
+fn a_handler_runs_on_a_thread_that_waits_for_something_else() {
+    check(3, || {
+        let process = Process::new();
+        process.open_port(|driver| move || driver.with(|mailbox, _| mailbox.deliver(0)));
+        let waiting = process.receiver(0, 2);
+        process.device.push(PORT);
+        process.device.push(PORT);
+        waiting.join().expect("no panic");
+        process.close_port();
+    });
+}
+
+#[test]
+fn threads_get_their_messages_while_one_of_them_runs_a_handler_that_waits() {
+    check(2, || {
+        let process = Process::new();
+        process.open_port(|driver| move || receive(&driver, 0));
+        let first = process.receiver(1, 1);
+        process.device.push(PORT);
+        process.device.push(1);
+        process.device.push(0);
+        let handled = |mailbox: &mut Mailbox, _| (mailbox.handled > 0).then_some(());
+        let keys = [WaitKey::Port(PORT)];
+        let what = |_: &Mailbox| String::new();
+        let waited = process.driver.wait(Until::Forever, &keys, &what, handled);
+        waited.expect("a model is never broken");
+        first.join().expect("no panic");
+        process.close_port();
+    });
+}
+
+#[test]
+fn a_handler_that_sleeps_leaves_a_thread_that_steps() {
+    check(2, || {
+        let process = Process::new();
+        let [released, done] = [(); 2].map(|()| std::sync::Arc::new(Task::default()));
+        let (release, told) = (
+            std::sync::Arc::clone(&released),
+            std::sync::Arc::clone(&done),
+        );
+        // It sleeps outside the driver, for what the other thread brings.
+        process.open_port(|_| {
+            move || {
+                released.sleep();
+                std::task::Wake::wake_by_ref(&told);
+            }
+        });
+        let serving = [(); 2].map(|()| {
+            let driver = Arc::clone(&process.driver);
+            loom::thread::spawn(move || driver.serve().expect("a model is never broken"))
+        });
+        process.device.push(PORT);
+        process.device.push(1);
+        let waker = std::task::Waker::from(release);
+        let keys = [WaitKey::Endpoint(1)];
+        let attempt = |mailbox: &mut Mailbox, _| mailbox.take(1);
+        let taken = process.driver.wait_task(&keys, &waker, attempt);
+        if taken.is_some() {
+            waker.wake();
+        }
+        done.sleep();
+        process.driver.stop();
+        for thread in serving {
+            thread.join().expect("no panic");
+        }
+    });
+}
+
+#[test]
+fn the_progress_thread_runs_handlers_while_nobody_waits() {
+    check(2, || {
+        let process = Process::new();
+        let task = std::sync::Arc::new(Task::default());
+        let told = std::sync::Arc::clone(&task);
+        process.open_port(|_| move || std::task::Wake::wake_by_ref(&told));
+        let serving = {
+            let driver = Arc::clone(&process.driver);
+            loom::thread::spawn(move || driver.serve().expect("a model is never broken"))
+        };
+        process.device.push(PORT);
+        task.sleep();
+        process.driver.with(|mailbox, _| mailbox.deliver(PORT));
+        task.sleep();
+        process.driver.stop();
         serving.join().expect("no panic");
     });
 }

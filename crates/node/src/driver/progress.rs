@@ -3,6 +3,7 @@
 //! It keeps out of the way of threads that wait in the driver themselves: while one
 //! does, and for [`NAP`] after, it only naps.
 
+use std::io;
 use std::sync::PoisonError;
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use dipole_proto::Instant;
 
 use super::schedule::{Driver, State, WaitError, unlock};
 use super::stepper::Stepper;
-use super::sync::{Arc, Condvar, MutexGuard, Waker, sleep};
+use super::sync::{Arc, Condvar, MutexGuard, Sleeper, Waker, sleep};
 use crate::clock::nanoseconds;
 
 /// How long the progress thread stays out of the way of waiting threads, and so
@@ -22,7 +23,8 @@ const LONG_NAP: Duration = Duration::from_millis(4);
 /// nothing to do: it may sleep until it is called.
 const LONG_SLEEP_NS: u64 = 10_000_000;
 
-/// What the progress thread does, and when it has something to do.
+/// What the progress thread does, and when it has something to do. Where work is to be run there
+/// are two, which take turns.
 #[derive(Debug)]
 pub(super) struct Progress {
     doing: Doing,
@@ -33,6 +35,20 @@ pub(super) struct Progress {
     waiting: usize,
     left: Instant,
     stop: bool,
+    /// Threads that serve; those of them that wait until nobody steps any more.
+    threads: usize,
+    spare: usize,
+    is_served: bool,
+    vacant: Arc<Condvar>,
+}
+
+/// What a thread that runs work does otherwise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Busy {
+    /// It waits, and steps for others.
+    Waiting,
+    /// Something else.
+    Otherwise,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +72,10 @@ impl Progress {
             waiting: 0,
             left: now,
             stop: false,
+            threads: 0,
+            spare: 0,
+            is_served: false,
+            vacant: Arc::new(Condvar::new()),
         }
     }
 
@@ -105,6 +125,31 @@ impl Progress {
         }
     }
 
+    /// A thread runs work: it does not step meanwhile.
+    pub(super) fn begin_work(&mut self, busy: Busy, now: Instant) {
+        if busy == Busy::Waiting {
+            self.leave(now);
+        }
+    }
+
+    /// It goes on with its wait, if it was in one.
+    pub(super) fn end_work(&mut self, busy: Busy) {
+        if busy == Busy::Waiting {
+            self.enter();
+        }
+    }
+
+    /// True if the thread that serves may run work.
+    fn may_work(&self) -> bool {
+        self.spare > 0 || self.threads == 1
+    }
+
+    /// There is work that nobody else may run.
+    pub(super) fn call(&mut self) {
+        self.unpark();
+        self.wake_for(Instant(0));
+    }
+
     /// True while threads step that wait in the driver, or did until a moment ago.
     fn is_needless(&self, now: Instant) -> bool {
         self.waiting > 0 || now.since(self.left) < nanoseconds(NAP)
@@ -112,25 +157,66 @@ impl Progress {
 }
 
 impl<S: Stepper> Driver<S> {
-    /// Steps for those who wait elsewhere, until [`stop`](Self::stop).
+    /// Steps for those who wait elsewhere, until [`stop`](Self::stop). Of several threads that
+    /// serve, one steps; it runs work if another can take its place meanwhile, or if it is alone.
     ///
     /// # Errors
     /// Only when the link is broken.
     pub(crate) fn serve(&self) -> Result<(), WaitError> {
         let mut state = self.lock();
         let sleeper = state.stepper.sleeper().map_err(WaitError::Broken)?;
-        state.progress.waker = Some(sleeper.waker());
+        state.progress.threads += 1;
+        loop {
+            while state.progress.is_served && !state.progress.stop {
+                state.progress.spare += 1;
+                let vacant = Arc::clone(&state.progress.vacant);
+                let woken = vacant.wait(state);
+                state = woken.unwrap_or_else(PoisonError::into_inner);
+                state.progress.spare -= 1;
+            }
+            if state.progress.stop {
+                return Ok(());
+            }
+            state.progress.is_served = true;
+            state.progress.waker = Some(sleeper.waker());
+            let stepped;
+            (state, stepped) = self.serve_until_work(state, &sleeper);
+            state.progress.is_served = false;
+            state.progress.vacant.notify_one();
+            stepped.map_err(WaitError::Broken)?;
+            let mut worked = true;
+            while worked {
+                (state, worked) = self.run_work(state, None, Busy::Otherwise, &mut || ());
+            }
+        }
+    }
+
+    /// Steps until there is work that this thread may run, or it is told to stop.
+    fn serve_until_work<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State<S>>,
+        sleeper: &Sleeper,
+    ) -> (MutexGuard<'a, State<S>>, io::Result<()>) {
         let mut calls = state.calls;
         while !state.progress.stop {
+            // It may be what threads that wait have left.
+            if state.stepper.has_work() && state.progress.may_work() {
+                break;
+            }
             let mut now = self.clock.now();
             if state.progress.is_needless(now) {
                 state = self.nap(state, now);
                 continue;
             }
-            state.stepper.step(now, true).map_err(WaitError::Broken)?;
+            if let Err(cause) = state.stepper.step(now, true) {
+                return (state, Err(cause));
+            }
             state.last = now;
             self.tick_if_due(&mut state, now);
             self.publish(&mut state, now);
+            if state.stepper.has_work() && state.progress.may_work() {
+                break;
+            }
             // To be woken for all that threads that call will look at soon would slow them down.
             let others_call = std::mem::replace(&mut calls, state.calls) != state.calls;
             if others_call && !state.is_polled() {
@@ -151,9 +237,11 @@ impl<S: Stepper> Driver<S> {
             state = self.lock();
             state.progress.doing = Doing::Running;
             self.disarm(&mut state, now);
-            slept.map_err(WaitError::Broken)?;
+            if let Err(cause) = slept {
+                return (state, Err(cause));
+            }
         }
-        Ok(())
+        (state, Ok(()))
     }
 
     /// The progress thread keeps out of the way.
@@ -189,6 +277,7 @@ impl<S: Stepper> Driver<S> {
         let mut state = self.lock();
         state.progress.stop = true;
         state.progress.unparked.notify_one();
+        state.progress.vacant.notify_all();
         state.progress.wake();
     }
 }

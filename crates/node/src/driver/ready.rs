@@ -36,6 +36,8 @@ pub(crate) enum WaitKey {
     Operation(u32),
     /// A completion queue has an entry.
     Queue(u32),
+    /// The handler of a port has returned.
+    Port(u32),
 }
 
 /// See the module.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use dipole_proto::Instant;
 
-use super::progress::Progress;
+use super::progress::{Busy, Progress};
 use super::stepper::Stepper;
 use super::sync::{
     AtomicBool, AtomicUsize, Clock, Mutex, MutexGuard, Reading, Sleeper, Waker, yield_core,
@@ -115,7 +115,7 @@ impl<S: Stepper> State<S> {
 pub(crate) struct Driver<S> {
     pub(super) state: Mutex<State<S>>,
     sleeper: Sleeper,
-    waker: Waker,
+    pub(super) waker: Waker,
     pub(super) clock: Clock,
     spin: Duration,
     /// Threads that want the lock while another spins on it.
@@ -165,7 +165,7 @@ impl<S: Stepper> Driver<S> {
         state.last = now;
         let result = action(&mut state.stepper, now);
         self.publish(&mut state, now);
-        unlock(state);
+        self.leave(state);
         result
     }
 
@@ -177,7 +177,7 @@ impl<S: Stepper> Driver<S> {
         let last = state.last;
         let result = action(&mut state.stepper, last);
         self.publish(&mut state, last);
-        unlock(state);
+        self.leave(state);
         result
     }
 
@@ -196,7 +196,7 @@ impl<S: Stepper> Driver<S> {
         if state.sends_unseen >= state.sends_per_reading {
             self.tick_after_sends(&mut state);
         }
-        unlock(state);
+        self.leave(state);
         result
     }
 
@@ -239,7 +239,7 @@ impl<S: Stepper> Driver<S> {
             state.waiters.enter_task(keys, waker);
         }
         self.publish(&mut state, now);
-        unlock(state);
+        self.leave(state);
         result
     }
 
@@ -285,7 +285,8 @@ impl<S: Stepper> Driver<S> {
         // Also if what came was not for us: credit of a writer who sits in `poll`.
         self.publish(&mut state, last);
         if let Some(result) = result {
-            unlock(state);
+            let (state, _) = self.run_work(state, None, Busy::Otherwise, &mut || ());
+            self.leave(state);
             return Ok(result);
         }
         let now = self.clock.now();
@@ -303,7 +304,7 @@ impl<S: Stepper> Driver<S> {
         if until != Until::Now {
             state.progress.leave(now);
         }
-        unlock(state);
+        self.leave(state);
         result
     }
 
@@ -329,11 +330,14 @@ impl<S: Stepper> Driver<S> {
         waiter: &mut Option<WaiterId>,
         mut want: W,
     ) -> (MutexGuard<'a, State<S>>, Instant, Result<W::Got, WaitError>) {
-        let begun = now;
-        let mut spins_from = now;
+        let (begun, mut spinning_since) = (now, now);
         let full_spin_ns = match wait.until {
             Until::Now => 0,
             Until::Forever | Until::For(_) => nanoseconds(self.spin),
+        };
+        let busy = match wait.until {
+            Until::Now => Busy::Otherwise,
+            Until::Forever | Until::For(_) => Busy::Waiting,
         };
         let mut warn_ns = FIRST_WARNING_NS;
         let mut turns = 0_u32;
@@ -342,7 +346,7 @@ impl<S: Stepper> Driver<S> {
                 true => full_spin_ns.min(CROWDED_SPIN_NS),
                 false => full_spin_ns,
             };
-            let spinning = now.since(spins_from) < spin_ns;
+            let spinning = now.since(spinning_since) < spin_ns;
             let looked = match spinning {
                 true => self.look(&mut state, &mut now, &mut want, turns),
                 // What woke us comes first; the rest is looked at before the next sleep.
@@ -361,13 +365,22 @@ impl<S: Stepper> Driver<S> {
             };
             state.last = now;
             if state.stepper.take_served() {
-                spins_from = now;
+                spinning_since = now;
             }
             self.tick_if_due(&mut state, now);
-            let result = got.or_else(|| want.attempt(&mut state.stepper, now));
+            let mut result = got.or_else(|| want.attempt(&mut state.stepper, now));
             self.publish(&mut state, now);
+            let worked;
+            (state, worked) = self.run_work(state, *waiter, busy, &mut || want.worked());
+            if worked {
+                result = result.or_else(|| want.attempt(&mut state.stepper, now));
+            }
             if let Some(result) = result {
                 return (state, now, Ok(result));
+            }
+            if worked {
+                now = self.clock.now();
+                spinning_since = now;
             }
             let waited_ns = now.since(begun);
             let left_ns = wait.left_ns(waited_ns);
@@ -381,7 +394,9 @@ impl<S: Stepper> Driver<S> {
                 state.stepper.waited_long(now);
                 warn_ns *= 2;
             }
-            if spinning {
+            if worked {
+                // There may be more of it.
+            } else if spinning {
                 unlock(state);
                 turns = turns.wrapping_add(1);
                 self.pause(turns);

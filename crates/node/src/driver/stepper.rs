@@ -5,11 +5,15 @@ use std::io;
 use dipole_proto::Instant;
 
 use super::sync::Sleeper;
+use super::work::Work;
 use crate::driver::ready::Ready;
 
 /// Something that receives, sends and keeps time when it is stepped, and never waits.
 /// The driver calls it with its lock held.
 pub(crate) trait Stepper {
+    /// What is to be run with the lock released.
+    type Work: Work;
+
     /// A sleeper that returns when [`step`](Self::step) has something to do.
     fn sleeper(&self) -> io::Result<Sleeper>;
 
@@ -58,6 +62,15 @@ pub(crate) trait Stepper {
     /// At the end of a call in which something became ready: descriptors of the user's
     /// are brought up to date.
     fn publish(&mut self);
+
+    /// True if there is work to be run.
+    fn has_work(&self) -> bool;
+
+    /// Work to be run by the calling thread.
+    fn take_work(&mut self, now: Instant) -> Option<Self::Work>;
+
+    /// After it has run; what is left of it, if nobody wants it any more.
+    fn finish_work(&mut self, work: Self::Work) -> Option<Self::Work>;
 
     /// Called a few times a second by a process that does anything.
     fn tick(&mut self);

@@ -9,3 +9,8 @@ pub(super) use dipole_link::cpu::yield_core;
 pub(super) use dipole_link::wait::{Sleeper, Waker};
 
 pub(super) use crate::clock::{Clock, Reading};
+
+thread_local! {
+    /// Pieces of work that this thread runs, one within another.
+    pub(super) static NESTED: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
+}

@@ -52,6 +52,20 @@ impl Mailbox {
 }
 
 impl Stepper for Mailbox {
+    type Work = std::convert::Infallible;
+
+    fn has_work(&self) -> bool {
+        false
+    }
+
+    fn take_work(&mut self, _now: Instant) -> Option<Self::Work> {
+        None
+    }
+
+    fn finish_work(&mut self, work: Self::Work) -> Option<Self::Work> {
+        match work {}
+    }
+
     fn sleeper(&self) -> io::Result<Sleeper> {
         let sleeper = Sleeper::new(&[])?;
         locked(&self.wire.sleepers).push(sleeper.waker());

@@ -70,6 +70,11 @@ impl Waiters {
         if let Some(thread) = self.threads[id.0].take() {
             self.bells.push(thread.bell);
         }
+        self.resign(id);
+    }
+
+    /// The thread will be busy with something else: a parked one leads.
+    pub(super) fn resign(&mut self, id: WaiterId) {
         if self.leader == Some(id) {
             self.leader = None;
             self.appoint();

@@ -43,6 +43,9 @@ pub(crate) trait Want<S: Stepper> {
     /// Looks whether it is there.
     fn attempt(&mut self, stepper: &mut S, now: Instant) -> Option<Self::Got>;
 
+    /// A handler has run on this thread, which has the lock released.
+    fn worked(&mut self) {}
+
     /// Looks only at shared memory, from where it may be handed over at once.
     #[inline]
     fn poll_memory(&mut self, stepper: &mut S) -> Polled<Self::Got> {

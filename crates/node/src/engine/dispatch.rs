@@ -11,7 +11,7 @@ use dipole_link::shm::Payload;
 use dipole_proto::wire::{EdgeKey, Payloads};
 use dipole_proto::{EdgeId, PeerId};
 
-use super::endpoints::{EndpointState, EndpointTable};
+use super::endpoints::{EndpointState, EndpointTable, Tells};
 use crate::driver::{Ready, WaitKey};
 use crate::inbox::{Buffer, Buffers, Charge, NOTICE_BYTES, Origin};
 
@@ -94,6 +94,8 @@ pub(super) struct Dispatch {
     buffers: Arc<Buffers>,
     /// Exported endpoints that got a message since descriptors were last made ready.
     pub(super) newly_ready: Vec<u32>,
+    /// Endpoints with a handler that have messages and whose handler does not run.
+    pub(super) ports: VecDeque<u32>,
     unreliable_dropped: u64,
 }
 
@@ -128,7 +130,7 @@ impl Dispatch {
         state
             .inbox
             .push_with(arrival.charge, arrival.origin, length, fill);
-        note_ready(state, arrival.target, &mut self.newly_ready);
+        note_ready(state, &mut self.newly_ready, &mut self.ports);
         ready.notify(WaitKey::Endpoint(arrival.target));
         true
     }
@@ -144,7 +146,7 @@ impl Dispatch {
             return false;
         };
         (state.inbox).push_notice(arrival.charge, arrival.origin, notice);
-        note_ready(state, arrival.target, &mut self.newly_ready);
+        note_ready(state, &mut self.newly_ready, &mut self.ports);
         ready.notify(WaitKey::Endpoint(arrival.target));
         true
     }
@@ -160,7 +162,7 @@ impl Dispatch {
                 place.copy_from_slice(message);
             });
         }
-        note_ready(state, arrival.target, &mut self.newly_ready);
+        note_ready(state, &mut self.newly_ready, &mut self.ports);
         ready.notify(WaitKey::Endpoint(arrival.target));
     }
 
@@ -170,7 +172,7 @@ impl Dispatch {
             state
                 .inbox
                 .push_buffer(arrival.charge, arrival.origin, buffer);
-            note_ready(state, arrival.target, &mut self.newly_ready);
+            note_ready(state, &mut self.newly_ready, &mut self.ports);
             ready.notify(WaitKey::Endpoint(arrival.target));
         }
     }
@@ -288,10 +290,14 @@ impl Dispatch {
 }
 
 #[inline]
-fn note_ready(state: &mut EndpointState, endpoint: u32, newly_ready: &mut Vec<u32>) {
-    if state.exported && !state.newly_ready {
-        state.newly_ready = true;
-        newly_ready.push(endpoint);
+fn note_ready(state: &mut EndpointState, descriptors: &mut Vec<u32>, ports: &mut VecDeque<u32>) {
+    if state.tells == Tells::Waiters || state.listed {
+        return;
+    }
+    state.listed = true;
+    match state.tells {
+        Tells::Port(_) => ports.push_back(state.endpoint),
+        _ => descriptors.push(state.endpoint),
     }
 }
 

@@ -6,18 +6,30 @@ use rustc_hash::FxHashMap;
 
 use super::send::Target;
 use crate::inbox::{Buffers, Inbox};
+use crate::port::PortRef;
+
+/// Who is told, beside threads and tasks that wait, when a message comes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Tells {
+    /// Nobody.
+    Waiters,
+    /// Who polls the endpoint's descriptor.
+    Descriptor,
+    /// This port's handler.
+    Port(PortRef),
+}
 
 /// An open endpoint.
 #[derive(Debug)]
 pub(super) struct EndpointState {
-    endpoint: u32,
+    pub(super) endpoint: u32,
     pub(super) inbox: Inbox,
     /// Where it points.
     pub(super) targets: Option<Arc<[Target]>>,
-    /// It has a descriptor to be made ready.
-    pub(super) exported: bool,
-    /// In the list of those that got a message since descriptors were last made ready.
-    pub(super) newly_ready: bool,
+    /// Who is told when a message comes.
+    pub(super) tells: Tells,
+    /// In the list of those whose messages are still to be told.
+    pub(super) listed: bool,
 }
 
 impl EndpointState {
@@ -46,8 +58,8 @@ impl EndpointTable {
             endpoint,
             inbox: Inbox::new(buffers),
             targets: None,
-            exported: false,
-            newly_ready: false,
+            tells: Tells::Waiters,
+            listed: false,
         });
     }
 

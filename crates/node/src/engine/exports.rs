@@ -12,6 +12,7 @@ use dipole_link::watch::Watch;
 use rustc_hash::FxHashMap;
 
 use super::Engine;
+use super::endpoints::Tells;
 use crate::address::EndpointId;
 use crate::control::Command;
 
@@ -59,7 +60,7 @@ impl Engine {
         }
         exports.signals.insert(endpoint, signal);
         if let Some(state) = self.core.dispatch.endpoints.get_mut(endpoint) {
-            state.exported = true;
+            state.tells = Tells::Descriptor;
         }
         Ok(user)
     }
@@ -82,7 +83,7 @@ impl Engine {
             .dispatch
             .endpoints
             .get(endpoint)
-            .is_some_and(|state| state.exported && state.inbox.is_empty());
+            .is_some_and(|state| state.tells == Tells::Descriptor && state.inbox.is_empty());
         if empty
             && let Some(exports) = &mut self.exports
             && let Some(signal) = exports.signals.get_mut(&endpoint)
@@ -133,7 +134,7 @@ impl Engine {
         let dispatch = &mut self.core.dispatch;
         for endpoint in dispatch.newly_ready.drain(..) {
             let waits = dispatch.endpoints.get_mut(endpoint).is_some_and(|state| {
-                state.newly_ready = false;
+                state.listed = false;
                 !state.inbox.is_empty()
             });
             if waits

@@ -3,8 +3,10 @@
 use dipole_proto::{Instant, PeerId};
 
 use super::Engine;
+use super::endpoints::Tells;
 use crate::address::{Address, EndpointId};
 use crate::inbox::{Charge, Token};
+use crate::port::PortRef;
 use crate::{Message, Pool};
 
 impl Engine {
@@ -29,7 +31,7 @@ impl Engine {
     pub fn take(&mut self, now: Instant, endpoint: u32) -> Option<Message> {
         let state = self.core.dispatch.endpoints.get_mut(endpoint)?;
         let Token { charge, message } = state.inbox.pop()?;
-        let exported = state.exported;
+        let exported = state.tells == Tells::Descriptor;
         if let Charge::Edge(edge) = charge {
             let machine = &mut self.core.machine;
             machine.consumed(now, edge, message.len() as u64);
@@ -65,7 +67,7 @@ impl Engine {
             messages.extend(Some(message));
             taken += 1;
         }
-        let exported = state.exported;
+        let exported = state.tells == Tells::Descriptor;
         if machine.has_ready_pipe() {
             self.push_records();
         }
@@ -73,6 +75,50 @@ impl Engine {
             self.unsignal(endpoint);
         }
         taken
+    }
+
+    /// From now on an endpoint's messages are for a port's handler.
+    pub(crate) fn set_port(&mut self, endpoint: u32, port: PortRef) {
+        let dispatch = &mut self.core.dispatch;
+        if let Some(state) = dispatch.endpoints.get_mut(endpoint) {
+            state.tells = Tells::Port(port);
+            state.listed = !state.inbox.is_empty();
+            dispatch.ports.extend(state.listed.then_some(endpoint));
+        }
+    }
+
+    /// True if a port has a message and its handler does not run.
+    #[inline]
+    pub(crate) fn has_port_message(&self) -> bool {
+        !self.core.dispatch.ports.is_empty()
+    }
+
+    /// The next message for a port. Its endpoint is passed over until
+    /// [`port_returned`](Self::port_returned).
+    pub(crate) fn take_for_port(&mut self, now: Instant) -> Option<(u32, PortRef, Message)> {
+        loop {
+            let endpoint = self.core.dispatch.ports.pop_front()?;
+            let state = self.core.dispatch.endpoints.get(endpoint);
+            let Some(Tells::Port(port)) = state.map(|state| state.tells) else {
+                continue;
+            };
+            if let Some(message) = self.take(now, endpoint) {
+                return Some((endpoint, port, message));
+            }
+            self.port_returned(endpoint, port);
+        }
+    }
+
+    /// The handler of a port has returned: the next message is to be told.
+    #[inline]
+    pub(crate) fn port_returned(&mut self, endpoint: u32, port: PortRef) {
+        let dispatch = &mut self.core.dispatch;
+        if let Some(state) = dispatch.endpoints.get_mut(endpoint)
+            && state.tells == Tells::Port(port)
+        {
+            state.listed = !state.inbox.is_empty();
+            dispatch.ports.extend(state.listed.then_some(endpoint));
+        }
     }
 
     /// True if a message waits at this endpoint.

@@ -1,5 +1,6 @@
 //! The engine as the driver steps it.
 
+use std::convert::Infallible;
 use std::io;
 
 use dipole_link::wait::Sleeper;
@@ -24,6 +25,21 @@ impl Engine {
 }
 
 impl Stepper for Engine {
+    /// Handlers are the process's.
+    type Work = Infallible;
+
+    fn has_work(&self) -> bool {
+        false
+    }
+
+    fn take_work(&mut self, _now: Instant) -> Option<Infallible> {
+        None
+    }
+
+    fn finish_work(&mut self, work: Infallible) -> Option<Infallible> {
+        match work {}
+    }
+
     fn sleeper(&self) -> io::Result<Sleeper> {
         Sleeper::new(&self.descriptors())
     }
