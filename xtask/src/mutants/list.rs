@@ -100,8 +100,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         effect: "a message is handed over though an earlier one is missing",
         file: "crates/proto/src/channel/incoming.rs",
         suite: Suite::Simulator,
-        snippet: "if sequence == self.next && whole && self.pending.is_empty() {",
-        replacement: "if sequence >= self.next && whole && self.pending.is_empty() {",
+        snippet: "if piece.sequence == self.next && whole && self.pending.is_empty() {",
+        replacement: "if piece.sequence >= self.next && whole && self.pending.is_empty() {",
     },
     Mutant {
         name: "unanswered-lanes-used",
