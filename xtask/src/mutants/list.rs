@@ -100,8 +100,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         effect: "a message is handed over though an earlier one is missing",
         file: "crates/proto/src/channel/incoming.rs",
         suite: Suite::Simulator,
-        snippet: "if sequence == self.next && whole && self.pending.is_empty() {",
-        replacement: "if sequence >= self.next && whole && self.pending.is_empty() {",
+        snippet: "if piece.sequence == self.next && whole && self.pending.is_empty() {",
+        replacement: "if piece.sequence >= self.next && whole && self.pending.is_empty() {",
     },
     Mutant {
         name: "unanswered-lanes-used",
@@ -181,9 +181,9 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         effect: "a message that an application gives back counts twice",
         file: "crates/proto/src/channel/incoming.rs",
         suite: Suite::Simulator,
-        snippet: "        self.consumed += charge(total);
+        snippet: "        self.consumed += charge;
         if let Some(index)",
-        replacement: "        self.consumed += 2 * charge(total);
+        replacement: "        self.consumed += 2 * charge;
         if let Some(index)",
     },
     Mutant {
@@ -371,14 +371,6 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         replacement: "self.limit = limit;",
     },
     Mutant {
-        name: "regions-stay-open",
-        effect: "placements reach a region that was closed",
-        file: "crates/proto/src/machine/edges.rs",
-        suite: Suite::Protocol("delivery"),
-        snippet: "self.shared.regions.remove(&region);",
-        replacement: "let _open = region;",
-    },
-    Mutant {
         name: "hello-taken-again",
         effect: "a handshake that was recorded opens a session again",
         file: "crates/proto/src/machine/packets.rs",
@@ -480,8 +472,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         effect: "the piece that makes a message whole is taken by the short way: nobody gets it",
         file: "crates/proto/src/channel/incoming.rs",
         suite: Suite::Protocol("prediction"),
-        snippet: "wanted && partial.got + length < total",
-        replacement: "wanted && partial.got + length <= total",
+        snippet: "wanted && partial.total == total && partial.got + length < total",
+        replacement: "wanted && partial.total == total && partial.got + length <= total",
     },
     Mutant {
         name: "announced-beside-offer",
