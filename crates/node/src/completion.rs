@@ -20,7 +20,7 @@ use rustc_hash::FxHashMap;
 use crate::Message;
 use crate::address::EndpointId;
 use crate::driver::{Stepper, Until, WaitError, WaitKey};
-use crate::engine::{Engine, OperationResult};
+use crate::engine::Engine;
 use crate::error::{OpenError, ReceiveError, SendError};
 use crate::inbox::Buffer;
 use crate::inner::Inner;
@@ -222,16 +222,13 @@ impl QueueTable {
     pub(crate) fn note_finished(&mut self, engine: &mut Engine) {
         while let Some((posted, result)) = engine.next_finished() {
             let (context, target) = (posted.context, posted.to);
-            let completion = match result {
-                OperationResult::Done(value, data) => Completion::Done {
+            let completion = match result.of(target) {
+                Ok((value, data)) => Completion::Done {
                     context,
                     value,
                     data,
                 },
-                failed => Completion::Failed {
-                    context,
-                    error: SendError::from_operation(failed, target),
-                },
+                Err(error) => Completion::Failed { context, error },
             };
             self.push(engine, posted.queue, completion);
         }

@@ -252,8 +252,7 @@ impl Edge {
         let keys = [WaitKey::Operation(id)];
         let answered = driver.wait(left, &keys, &what, |state, _| state.take_operation(id));
         match answered {
-            Ok(OperationResult::Done(value, got)) => Ok((value, got)),
-            Ok(failed) => Err(SendError::from_operation(failed, self.to)),
+            Ok(result) => result.of(self.to),
             Err(error) => {
                 driver.with_last(|state, _| drop(state.forget_operation(id)));
                 Err(match error {
@@ -296,14 +295,14 @@ impl Edge {
     }
 }
 
-impl SendError {
-    /// Why an operation on a target's memory was not done.
-    pub(crate) fn from_operation(result: OperationResult, target: Address) -> SendError {
-        match result {
-            OperationResult::Refused(outcome) => SendError::NotDone { target, outcome },
-            OperationResult::NotTaken(reason) => SendError::Refused { target, reason },
-            OperationResult::Gone(reason) => SendError::PeerGone { target, reason },
-            OperationResult::Done(..) => unreachable!("it was done"),
+impl OperationResult {
+    /// A word, and what was got; or why a target's memory was not operated on.
+    pub(crate) fn of(self, target: Address) -> Result<(u64, Data), SendError> {
+        match self {
+            OperationResult::Done(word, data) => Ok((word, data)),
+            OperationResult::Refused(outcome) => Err(SendError::NotDone { target, outcome }),
+            OperationResult::NotTaken(reason) => Err(SendError::Refused { target, reason }),
+            OperationResult::Gone(reason) => Err(SendError::PeerGone { target, reason }),
         }
     }
 }

@@ -291,7 +291,7 @@ impl Core {
             return;
         }
         let answer = Answer {
-            head: operation.answer((from, target), outcome, value).to_bytes(),
+            operation: operation.answer((from, target), outcome, value),
             data,
             charge,
             asked: target,
@@ -542,7 +542,7 @@ impl Engine {
 
     /// True once after something was done for others.
     #[inline]
-    pub(super) fn take_answered(&mut self) -> bool {
+    pub(super) fn take_served(&mut self) -> bool {
         std::mem::take(&mut self.core.operations.has_served)
     }
 

@@ -117,7 +117,7 @@ impl Stepper for Engine {
 
     #[inline]
     fn take_served(&mut self) -> bool {
-        self.take_answered()
+        Engine::take_served(self)
     }
 
     fn waited_long(&mut self, now: Instant) {

@@ -8,12 +8,12 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use dipole_link::Region as Memory;
-use dipole_proto::wire::Outcome;
+use dipole_proto::wire::{Operation, OperationKind, Outcome};
 use dipole_proto::{EdgeId, Instant, PeerId};
 use rustc_hash::FxHashMap;
 
 use crate::address::EndpointId;
-use crate::engine::content::{Content, Head};
+use crate::engine::content::Content;
 use crate::engine::{Blocked, Engine, LongSend};
 use crate::inbox::{Buffer, Buffers};
 
@@ -29,7 +29,7 @@ const LONGEST_RETRY_NS: u64 = 250_000_000;
 /// An answer that has not been sent.
 #[derive(Debug)]
 pub(super) struct Answer {
-    pub(super) head: Head,
+    pub(super) operation: Operation,
     pub(super) data: AnswerData,
     /// The edge of the question, whose credit it holds until it is sent.
     pub(super) charge: Option<EdgeId>,
@@ -92,8 +92,7 @@ impl Answer {
             let _gone = memory.read(*offset, copy.bytes_mut());
             AnswerData::Copy(copy)
         } else {
-            // See `Operation::to_bytes`.
-            self.head[2] = Outcome::NoRegion as u8;
+            self.operation.kind = OperationKind::Answer(Outcome::NoRegion);
             AnswerData::None
         };
     }
@@ -258,8 +257,9 @@ impl Engine {
                 *edge.insert(made.map_err(|_| Blocked::Gone(None))?)
             }
         };
+        let head = answer.operation.to_bytes();
         answer.with_data(|data| {
-            let content = Content::operation(&answer.head, data);
+            let content = Content::operation(&head, data);
             if content.bytes() > self.whole_limit(peer) {
                 let kept = self.shares_memory(peer);
                 let long = self.begin_long(now, edge, content, kept)?;
