@@ -178,8 +178,9 @@ struct dp_message {
  * cost than dp_recv() one by one. */
 int dp_recv_many(int fd, struct dp_message *messages, int count, int flags, int64_t timeout_ns);
 
-/* Copies the next message; nothing is to be given back. If it is longer than len, the
- * call fails with EMSGSIZE and the message is there for the next one. */
+/* Copies the next message; nothing is to be given back. A long one that arrives while the call
+ * waits comes into buf without a copy. If it is longer than len, the call fails with EMSGSIZE
+ * and the message is there for the next one. */
 ssize_t dp_recv_copy(int fd, void *buf, size_t len, struct dp_address *source, int flags,
                      int64_t timeout_ns);
 
@@ -208,13 +209,15 @@ int dp_edge(int fd, struct dp_address to);
  * sent to its end behind the call. */
 ssize_t dp_edge_send(int edge, const void *msg, size_t len, int flags, int64_t timeout_ns);
 
-#define DP_MESSAGE 0 /* an operation: a message to the edge's target */
+#define DP_ZEROCOPY 8 /* the message is not copied: it stays as it is until the completion */
 
-/* Posts an operation on the iovcnt (at most 1024) pieces of iov in a row. They are copied;
- * nothing waits. It is done in the edge's order, also if the edge still connects, and then its
- * context appears in the queue that the edge is attached to, or the counter counts it. EAGAIN
- * if 1024 operations wait on the edge, or 32 MiB in the process. */
-int dp_post(int edge, int operation, const struct iovec *iov, int iovcnt, uint64_t context);
+/* Posts the iovcnt (at most 1024) pieces of iov in a row as a message. They are copied, unless
+ * flags say DP_ZEROCOPY, which takes one piece; nothing waits. The message is sent in the edge's
+ * order, also if the edge still connects, and then its context appears in the queue that the
+ * edge is attached to, or the counter counts it. Long ones complete when they are no longer
+ * needed, maybe later than shorter ones that were posted after them. EAGAIN if 1024 operations
+ * wait on the edge, or copies of 32 MiB in the process. */
+int dp_post(int edge, int flags, const struct iovec *iov, int iovcnt, uint64_t context);
 
 /* Withdraws an operation that was posted with this context. 1 if it had not begun: it
  * completes with ECANCELED. 0 if there is none, because it is done, for example. */
@@ -283,6 +286,27 @@ int dp_fetch_add(int edge, uint64_t key, uint64_t offset, uint64_t value, uint64
 int dp_compare_swap(int edge, uint64_t key, uint64_t offset, uint64_t expected, uint64_t new_value,
                     uint64_t *before, int64_t timeout_ns);
 
+#define DP_PUT 1
+#define DP_GET 2
+#define DP_FETCH_ADD 3
+#define DP_COMPARE_SWAP 4
+#define DP_NOTIFY 1 /* DP_PUT: the owner is told, as by dp_put_notify() */
+
+struct dp_operation {
+    int kind;          /* one of the four */
+    int flags;         /* DP_PUT: DP_NOTIFY or 0; else 0 */
+    uint64_t key;      /* of the region */
+    uint64_t offset;   /* where in it */
+    void *memory;      /* DP_PUT: what is put; DP_GET: where it goes */
+    size_t length;     /* of that; a get takes at most 16 MiB */
+    uint64_t value;    /* of the notice; what is added; what the word becomes */
+    uint64_t expected; /* DP_COMPARE_SWAP: what the word must be */
+};
+
+/* Posts an operation on a region of the edge's target, as dp_post() a message. The memory is
+ * the library's until the completion, DP_DONE or DP_FAILED, also if the edge is closed before. */
+int dp_post_operation(int edge, const struct dp_operation *operation, uint64_t context);
+
 /*
  * Completion queues: what was posted and is done, what has arrived
  */
@@ -290,11 +314,13 @@ int dp_compare_swap(int edge, uint64_t key, uint64_t offset, uint64_t expected, 
 #define DP_SENT 1     /* a posted message is on its way; it has not arrived yet */
 #define DP_FAILED 2   /* a posted operation was not done */
 #define DP_RECEIVED 3 /* a message has arrived at an attached endpoint */
+#define DP_DONE 4     /* a posted operation on memory is done */
 
 struct dp_completion {
-    int kind;                 /* DP_SENT, DP_FAILED or DP_RECEIVED */
+    int kind;                 /* DP_SENT, DP_DONE, DP_FAILED or DP_RECEIVED */
     int error;                /* DP_FAILED: an error number of the table above, else 0 */
-    uint64_t context;         /* DP_SENT, DP_FAILED: as it was posted */
+    uint64_t context;         /* but for DP_RECEIVED: as it was posted */
+    uint64_t value;           /* DP_DONE: what the word was */
     int fd;                   /* DP_RECEIVED: the endpoint, else -1 */
     uint32_t reserved;        /* 0 */
     struct dp_address source; /* DP_RECEIVED: who sent the message */

@@ -12,7 +12,7 @@ static int counter, edge;
 static int post(int to, uint64_t context)
 {
     struct iovec piece = { "counted", 7 };
-    return dp_post(to, DP_MESSAGE, &piece, 1, context);
+    return dp_post(to, 0, &piece, 1, context);
 }
 
 static void *post_some(void *unused)

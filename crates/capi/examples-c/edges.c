@@ -27,7 +27,7 @@ static int post(int edge, const char *head, const char *tail, uint64_t context)
         { (void *)head, strlen(head) },
         { (void *)tail, strlen(tail) },
     };
-    return dp_post(edge, DP_MESSAGE, pieces, 2, context);
+    return dp_post(edge, 0, pieces, 2, context);
 }
 
 static struct dp_completion next(int queue)
@@ -115,10 +115,11 @@ int main(int count, char **arguments)
     CHECK_FAILS(dp_edge_close(connecting), EBADF, "no edge");
     CHECK_FAILS(dp_edge_send(-1, "x", 1, 0, -1), EBADF, "-1 is no edge");
     CHECK_FAILS(dp_edge_send(edges[0], "x", 1, DP_MORE, -1), EINVAL, "flags are 0x2");
-    CHECK_FAILS(dp_post(edges[0], 9, NULL, 0, 0), EINVAL, "operation is 9");
-    CHECK_FAILS(dp_post(edges[0], DP_MESSAGE, NULL, 1, 0), EFAULT, "iov is a null pointer");
-    CHECK_FAILS(dp_post(edges[0], DP_MESSAGE, &piece, 1, 0), EFAULT, "iov_base is a null");
-    CHECK_FAILS(dp_post(edges[0], DP_MESSAGE, &piece, -1, 0), EINVAL, "iovcnt is -1");
+    CHECK_FAILS(dp_post(edges[0], 1, NULL, 0, 0), EINVAL, "flags are 0x1");
+    CHECK_FAILS(dp_post(edges[0], DP_ZEROCOPY, NULL, 2, 0), EINVAL, "iovcnt is 2");
+    CHECK_FAILS(dp_post(edges[0], 0, NULL, 1, 0), EFAULT, "iov is a null pointer");
+    CHECK_FAILS(dp_post(edges[0], 0, &piece, 1, 0), EFAULT, "iov_base is a null");
+    CHECK_FAILS(dp_post(edges[0], 0, &piece, -1, 0), EINVAL, "iovcnt is -1");
     CHECK_FAILS(dp_queue_wait(queue, &done, 0, 0), EINVAL, "count is 0");
     CHECK_FAILS(dp_queue_wait(queue, NULL, 1, 0), EFAULT, "completions is a null pointer");
     CHECK_FAILS(dp_queue_wait(fd, &done, 1, 0), EBADF, "no completion queue");

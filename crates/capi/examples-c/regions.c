@@ -4,6 +4,14 @@
 
 static const int64_t LONG_NS = 60000000000;
 
+static struct dp_completion complete(int queue, int posted, uint64_t context)
+{
+    struct dp_completion done;
+    CHECK(posted == 0);
+    CHECK(dp_queue_wait(queue, &done, 1, LONG_NS) == 1 && done.context == context);
+    return done;
+}
+
 int main(int count, char **arguments)
 {
     static unsigned char memory[4096];
@@ -50,6 +58,53 @@ int main(int count, char **arguments)
     CHECK(notice.key == key && notice.offset == 10);
     CHECK(notice.length == 3 && notice.value == 99);
     CHECK(memcmp(memory + 10, "abc", 3) == 0);
+
+    /* The same, posted. */
+    int queue = dp_queue_open();
+    CHECK(queue >= 0 && dp_queue_attach_edge(queue, edge) == 0);
+    char text[4] = "post";
+    uint64_t got = 0;
+    struct dp_operation put = { .kind = DP_PUT, .flags = DP_NOTIFY, .key = key, .offset = 20,
+                                .memory = text, .length = 4, .value = 7 };
+    struct dp_operation get = { .kind = DP_GET, .key = other, .offset = 8, .memory = &got,
+                                .length = 8 };
+    struct dp_operation add = { .kind = DP_FETCH_ADD, .key = other, .offset = 16, .value = 5 };
+    struct dp_operation swap = { .kind = DP_COMPARE_SWAP, .key = other, .offset = 16,
+                                 .value = 9, .expected = 5 };
+    struct dp_operation wrong = { .kind = DP_GET, .key = key, .memory = &got, .length = 8 };
+    CHECK(complete(queue, dp_post_operation(edge, &put, 1), 1).kind == DP_DONE);
+    CHECK(memcmp(memory + 20, "post", 4) == 0);
+    CHECK(dp_recv(fd, &message, NULL, 0, LONG_NS) == 0);
+    CHECK(dp_notice(fd, message, &notice) == 1 && notice.value == 7);
+    CHECK(complete(queue, dp_post_operation(edge, &get, 2), 2).kind == DP_DONE && got == 3);
+    CHECK(complete(queue, dp_post_operation(edge, &add, 3), 3).value == 0);
+    struct dp_completion done = complete(queue, dp_post_operation(edge, &swap, 4), 4);
+    CHECK(done.kind == DP_DONE && done.value == 5);
+    done = complete(queue, dp_post_operation(edge, &wrong, 5), 5);
+    CHECK(done.kind == DP_FAILED && done.error == EPERM && got == 3);
+    wrong.kind = 5;
+    CHECK_FAILS(dp_post_operation(edge, &wrong, 6), EINVAL, "kind is 5");
+    wrong.kind = DP_PUT, wrong.memory = NULL;
+    CHECK_FAILS(dp_post_operation(edge, &wrong, 6), EFAULT, "memory");
+    CHECK_FAILS(dp_post_operation(edge, NULL, 6), EFAULT, "operation");
+    get.flags = DP_NOTIFY;
+    CHECK_FAILS(dp_post_operation(edge, &get, 6), EINVAL, "flags are 0x1");
+
+    /* A long message without a copy here, and straight to where it is wanted. */
+    size_t length = 3 << 20;
+    char *sent = malloc(length), *received = malloc(length);
+    CHECK(sent != NULL && received != NULL);
+    for (size_t at = 0; at < length; at++) {
+        sent[at] = (char)(at / 512 + at);
+    }
+    struct iovec piece = { sent, length };
+    CHECK(dp_post(edge, DP_ZEROCOPY, &piece, 1, 8) == 0);
+    CHECK(dp_recv_copy(fd, received, length, NULL, 0, LONG_NS) == (ssize_t)length);
+    CHECK(complete(queue, 0, 8).kind == DP_SENT);
+    CHECK(memcmp(sent, received, length) == 0);
+    free(sent);
+    free(received);
+    CHECK(dp_queue_close(queue) == 0);
 
     CHECK(dp_region_close(region) == 0);
     CHECK(dp_put(edge, key, 0, "late", 4, 0, LONG_NS) == 0);

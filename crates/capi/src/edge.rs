@@ -12,8 +12,8 @@ use crate::numbers::Numbered;
 use crate::options::Address;
 use crate::{DP_DONTWAIT, handle};
 
-/// For `dp_post`: a message to the edge's target.
-pub const DP_MESSAGE: c_int = 0;
+/// For `dp_post`: the message is not copied.
+pub const DP_ZEROCOPY: c_int = 8;
 
 /// As many pieces as Linux takes in one `writev`.
 const MAX_PIECES: usize = 1024;
@@ -61,35 +61,34 @@ pub unsafe extern "C" fn dp_edge_send(
     })
 }
 
-/// Posts an operation on gathered bytes.
+/// Posts a message of gathered bytes.
 ///
 /// # Safety
-/// `iov` points to `iovcnt` pieces, each of which points to as many bytes as it says.
+/// `iov` points to `iovcnt` pieces, each of which points to as many bytes as it says; with
+/// [`DP_ZEROCOPY`] they stay as they are until the completion.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dp_post(
     edge: c_int,
-    operation: c_int,
+    flags: c_int,
     iov: *const libc::iovec,
     iovcnt: c_int,
     context: u64,
 ) -> c_int {
     call("dp_post", || {
-        let operation = match operation {
-            DP_MESSAGE => Operation::Message,
-            _ => {
-                return Err(Failure::BadNumber {
-                    what: "operation",
-                    found: operation.into(),
-                    expected: "DP_MESSAGE",
-                });
-            }
-        };
+        message::check_flags(flags, DP_ZEROCOPY)?;
+        let shared = flags & DP_ZEROCOPY != 0;
         let count = usize::try_from(iovcnt).ok();
-        let count = count.filter(|count| *count <= MAX_PIECES);
+        let count = match shared {
+            true => count.filter(|count| *count == 1),
+            false => count.filter(|count| *count <= MAX_PIECES),
+        };
         let count = count.ok_or(Failure::BadNumber {
             what: "iovcnt",
             found: iovcnt.into(),
-            expected: "a number from 0 to 1024",
+            expected: match shared {
+                true => "1, with DP_ZEROCOPY",
+                false => "a number from 0 to 1024",
+            },
         })?;
         // SAFETY: by contract.
         let pieces = unsafe { guard::array("iov", iov, count) }?;
@@ -99,7 +98,14 @@ pub unsafe extern "C" fn dp_post(
             Ok(IoSlice::new(bytes))
         });
         let gathered: Vec<IoSlice<'_>> = gathered.collect::<Result<_, Failure>>()?;
-        EDGES.with(edge, |edge| Ok(edge.post(operation, &gathered, context)?))?;
+        EDGES.with(edge, |edge| match pieces {
+            [piece] if shared => {
+                // SAFETY: by contract.
+                let bytes = unsafe { guard::shared(piece.iov_base, piece.iov_len) };
+                Ok(edge.post_bytes(Operation::Message, bytes, context)?)
+            }
+            _ => Ok(edge.post(Operation::Message, &gathered, context)?),
+        })?;
         Ok(0)
     })
 }

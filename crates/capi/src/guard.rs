@@ -9,7 +9,10 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::ptr;
+use std::ptr::{self, NonNull};
+use std::slice;
+
+use dipole_node::{Bytes, RegionMemory};
 
 use crate::failure::Failure;
 
@@ -276,6 +279,37 @@ impl<T> Out<T> {
     }
 }
 
+/// Memory of the caller's that is read until an operation completes.
+struct Shared {
+    place: *const u8,
+    length: usize,
+}
+
+// SAFETY: whoever made it promises that the memory stays, for whichever thread.
+unsafe impl Send for Shared {}
+
+impl AsRef<[u8]> for Shared {
+    fn as_ref(&self) -> &[u8] {
+        // SAFETY: as promised to `shared`; not empty.
+        unsafe { slice::from_raw_parts(self.place, self.length) }
+    }
+}
+
+/// Memory as bytes that operations share; it has been checked that it is not null.
+///
+/// # Safety
+/// As long as any of the bytes are left, `place` is valid for reads of `length` bytes, and nobody
+/// writes to them.
+pub(crate) unsafe fn shared(place: *const c_void, length: usize) -> Bytes {
+    match length {
+        0 => Bytes::new(),
+        _ => Bytes::from_owner(Shared {
+            place: place.cast(),
+            length,
+        }),
+    }
+}
+
 /// A buffer to copy a message to.
 #[derive(Clone, Copy)]
 pub(crate) struct Buffer {
@@ -293,6 +327,21 @@ impl Buffer {
         }
         let place = place.cast();
         Ok(Buffer { place, length })
+    }
+
+    /// Lets `use_it` have a buffer that is not empty as memory, which reaches nothing afterwards.
+    pub(crate) fn lend<R>(self, use_it: impl FnOnce(&RegionMemory) -> R) -> R {
+        struct Lent(RegionMemory);
+        impl Drop for Lent {
+            fn drop(&mut self) {
+                self.0.revoke();
+            }
+        }
+        let start = NonNull::new(self.place).unwrap_or(NonNull::dangling());
+        // SAFETY: valid for writes of so many bytes by contract, until this returns; nobody reads
+        // what has not been written before.
+        let lent = Lent(unsafe { RegionMemory::from_raw(start, self.length) });
+        use_it(&lent.0)
     }
 
     /// Copies a message that fits; the caller has compared the lengths.

@@ -31,7 +31,7 @@ pub use counter::{
 };
 pub use dp::{dp_close, dp_fsync, dp_mmap, dp_open, dp_read, dp_target, dp_write};
 pub use edge::{
-    DP_MESSAGE, dp_cancel, dp_edge, dp_edge_close, dp_edge_drain, dp_edge_send, dp_post,
+    DP_ZEROCOPY, dp_cancel, dp_edge, dp_edge_close, dp_edge_drain, dp_edge_send, dp_post,
 };
 pub use message::{
     DP_DONTWAIT, DP_MORE, DP_UNRELIABLE, ReceivedMessage, dp_add_target, dp_drain, dp_flush,
@@ -47,10 +47,11 @@ pub use query::{
     dp_version,
 };
 pub use queue::{
-    Completion, DP_FAILED, DP_RECEIVED, DP_SENT, dp_queue_attach, dp_queue_attach_edge,
+    Completion, DP_DONE, DP_FAILED, DP_RECEIVED, DP_SENT, dp_queue_attach, dp_queue_attach_edge,
     dp_queue_close, dp_queue_open, dp_queue_wait,
 };
 pub use region::{
-    DP_ALLOW_GET, DP_ALLOW_PUT, DP_ALLOW_UPDATE, Notice, dp_compare_swap, dp_fetch_add, dp_get,
-    dp_notice, dp_put, dp_put_notify, dp_region_close, dp_region_open,
+    DP_ALLOW_GET, DP_ALLOW_PUT, DP_ALLOW_UPDATE, DP_COMPARE_SWAP, DP_FETCH_ADD, DP_GET, DP_NOTIFY,
+    DP_PUT, Notice, PostedOperation, dp_compare_swap, dp_fetch_add, dp_get, dp_notice,
+    dp_post_operation, dp_put, dp_put_notify, dp_region_close, dp_region_open,
 };

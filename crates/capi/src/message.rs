@@ -12,6 +12,9 @@ use crate::handle::{self, Handle};
 use crate::options::Address;
 use crate::process::lock;
 
+/// Buffers up to this length are copied to; longer ones are offered for what arrives.
+const SHORT_BYTES: usize = 4 << 10;
+
 /// Do not wait: fail with `EAGAIN` instead.
 pub const DP_DONTWAIT: c_int = 1;
 /// More messages follow: this one may wait for them and share their packet.
@@ -374,7 +377,7 @@ pub unsafe extern "C" fn dp_recv_many(
     })
 }
 
-/// Copies the next message; its length.
+/// Has the next message in a buffer; its length.
 ///
 /// # Safety
 /// `buf` points to `len` bytes, `source` to a place for an address or is null.
@@ -393,12 +396,16 @@ pub unsafe extern "C" fn dp_recv_copy(
         let (buffer, source) = unsafe { (Buffer::new(buf, len)?, Out::maybe("source", source)?) };
         let patience = Patience::new(flags, timeout_ns);
         handle::with(fd, |handle| {
-            let message = receive_by(handle, fd, patience, |endpoint, timeout| {
-                endpoint.receive_fitting(buffer.length, timeout)
+            let (length, from) = receive_by(handle, fd, patience, |endpoint, timeout| {
+                if buffer.length > SHORT_BYTES {
+                    return buffer.lend(|memory| endpoint.receive_to_region(memory, timeout));
+                }
+                let message = endpoint.receive_fitting(buffer.length, timeout)?;
+                buffer.fill(&message);
+                Ok((message.len(), message.source()))
             })?;
-            buffer.fill(&message);
-            source.write(message.source().into());
-            Ok(message.len().cast_signed())
+            source.write(from.into());
+            Ok(length.cast_signed())
         })
     })
 }

@@ -23,16 +23,21 @@ pub const DP_FAILED: c_int = 2;
 /// In `kind`: a message has arrived at an attached endpoint.
 pub const DP_RECEIVED: c_int = 3;
 
+/// In `kind`: a posted operation on memory is done.
+pub const DP_DONE: c_int = 4;
+
 /// `struct dp_completion`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Completion {
-    /// [`DP_SENT`], [`DP_FAILED`] or [`DP_RECEIVED`].
+    /// [`DP_SENT`], [`DP_DONE`], [`DP_FAILED`] or [`DP_RECEIVED`].
     pub kind: c_int,
     /// Why it failed.
     pub error: c_int,
     /// As it was posted.
     pub context: u64,
+    /// What the word was.
+    pub value: u64,
     /// At which endpoint the message is.
     pub fd: c_int,
     /// Must be 0.
@@ -50,6 +55,7 @@ impl Completion {
         kind: 0,
         error: 0,
         context: 0,
+        value: 0,
         fd: -1,
         reserved: 0,
         source: Address { nid: 0, dpid: 0 },
@@ -77,8 +83,12 @@ impl OpenQueue {
                 context,
                 ..Completion::EMPTY
             }),
-            // C programs post messages alone.
-            Done::Done { .. } => None,
+            Done::Done { context, value, .. } => Some(Completion {
+                kind: DP_DONE,
+                context,
+                value,
+                ..Completion::EMPTY
+            }),
             Done::Failed { context, error } => Some(Completion {
                 kind: DP_FAILED,
                 error: guard::keep("dp_queue_wait", Failure::Send(error)),

@@ -3,7 +3,9 @@
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
 
-use dipole_node::{Edge, Message, Region, RegionKey, RegionMemory, Rights, SendError};
+use dipole_node::{
+    Bytes, Edge, Message, Operation, Region, RegionKey, RegionMemory, Rights, SendError,
+};
 
 use crate::edge::EDGES;
 use crate::failure::Failure;
@@ -13,6 +15,16 @@ use crate::numbers::Numbered;
 use crate::process::lock;
 use crate::{DP_DONTWAIT, handle};
 
+/// An operation: bytes into a region.
+pub const DP_PUT: c_int = 1;
+/// An operation: bytes out of a region.
+pub const DP_GET: c_int = 2;
+/// An operation: adds to a word.
+pub const DP_FETCH_ADD: c_int = 3;
+/// An operation: sets a word that is as expected.
+pub const DP_COMPARE_SWAP: c_int = 4;
+/// Of a put: the owner is told.
+pub const DP_NOTIFY: c_int = 1;
 /// Others may write into the region.
 pub const DP_ALLOW_PUT: c_int = 1;
 /// Others may read from it.
@@ -196,6 +208,89 @@ pub unsafe extern "C" fn dp_put_notify(
         let patience = Patience::new(flags, timeout_ns);
         let what = (data, Some(value));
         EDGES.with(edge, |edge| Ok(put(edge, (key, offset), what, patience)?))?;
+        Ok(0)
+    })
+}
+
+/// `struct dp_operation`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct PostedOperation {
+    /// [`DP_PUT`], [`DP_GET`], [`DP_FETCH_ADD`] or [`DP_COMPARE_SWAP`].
+    pub kind: c_int,
+    /// Of a put: [`DP_NOTIFY`] or 0.
+    pub flags: c_int,
+    /// Key of the region.
+    pub key: u64,
+    /// Where in it.
+    pub offset: u64,
+    /// What is put, or where goes what is got.
+    pub memory: *mut c_void,
+    /// How many bytes.
+    pub length: usize,
+    /// Of the notice; what is added; what the word becomes.
+    pub value: u64,
+    /// What the word must be.
+    pub expected: u64,
+}
+
+/// Posts an operation on a region of an edge's target.
+///
+/// # Safety
+/// `operation` points to one; its memory to as many bytes as it says, which stay until the
+/// completion, of a put as they are, of a get without anybody else who accesses them.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dp_post_operation(
+    edge: c_int,
+    operation: *const PostedOperation,
+    context: u64,
+) -> c_int {
+    call("dp_post_operation", || {
+        // SAFETY: by contract.
+        let [posted] = unsafe { guard::array("operation", operation, 1) }? else {
+            return Err(Failure::Null { what: "operation" });
+        };
+        let (memory, length) = (posted.memory, posted.length);
+        let (key, offset, value) = (RegionKey(posted.key), posted.offset, posted.value);
+        let allowed = if posted.kind == DP_PUT { DP_NOTIFY } else { 0 };
+        message::check_flags(posted.flags, allowed)?;
+        if memory.is_null() && length > 0 {
+            return Err(Failure::Null { what: "memory" });
+        }
+        let operation = match posted.kind {
+            DP_GET => {
+                let start = NonNull::new(memory.cast()).unwrap_or(NonNull::dangling());
+                // SAFETY: by contract; after the completion nothing reaches it any more.
+                let into = unsafe { RegionMemory::from_raw(start, length) };
+                EDGES.with(edge, |edge| Ok(edge.post_get(key, offset, into, context)?))?;
+                return Ok(0);
+            }
+            DP_PUT => Operation::Put {
+                key,
+                offset,
+                notice: (posted.flags == DP_NOTIFY).then_some(value),
+            },
+            DP_FETCH_ADD => Operation::FetchAdd { key, offset, value },
+            DP_COMPARE_SWAP => Operation::CompareSwap {
+                key,
+                offset,
+                expected: posted.expected,
+                new: value,
+            },
+            kind => {
+                return Err(Failure::BadNumber {
+                    what: "kind",
+                    found: kind.into(),
+                    expected: "DP_PUT, DP_GET, DP_FETCH_ADD or DP_COMPARE_SWAP",
+                });
+            }
+        };
+        let bytes = match posted.kind {
+            // SAFETY: by contract.
+            DP_PUT => unsafe { guard::shared(memory, length) },
+            _ => Bytes::new(),
+        };
+        EDGES.with(edge, |edge| Ok(edge.post_bytes(operation, bytes, context)?))?;
         Ok(0)
     })
 }

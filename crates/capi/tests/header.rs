@@ -8,7 +8,8 @@ use std::fmt::Write as _;
 use std::mem::{offset_of, size_of};
 
 use dipole::{
-    Address, Completion, Counts, NodeOptions, Notice, OpenOptions, Pool, ReceivedMessage, Stats,
+    Address, Completion, Counts, NodeOptions, Notice, OpenOptions, Pool, PostedOperation,
+    ReceivedMessage, Stats,
 };
 use harness::{Bench, crate_dir, include_dir, run};
 
@@ -108,6 +109,7 @@ fn c_type(rust: &str) -> String {
         "Notice" => "struct dp_notice",
         "OpenOptions" => "struct dp_open_options",
         "Pool" => "dpmmap_t",
+        "PostedOperation" => "struct dp_operation",
         "ReceivedMessage" => "struct dp_message",
         "Stats" => "struct dp_stats",
         _ => panic!("`{rust}` is no type that C knows"),
@@ -150,7 +152,15 @@ fn layouts() -> String {
         text,
         Completion,
         "struct dp_completion",
-        [kind, error, context, fd, reserved, source, message, length]
+        [
+            kind, error, context, value, fd, reserved, source, message, length
+        ]
+    );
+    layout!(
+        text,
+        PostedOperation,
+        "struct dp_operation",
+        [kind, flags, key, offset, memory, length, value, expected]
     );
     layout!(text, Counts, "struct dp_counts", [sent, failed]);
     layout!(
@@ -229,13 +239,19 @@ fn constants() -> Vec<(&'static str, i64)> {
         ("DP_DONTWAIT", dipole::DP_DONTWAIT.into()),
         ("DP_MORE", dipole::DP_MORE.into()),
         ("DP_UNRELIABLE", dipole::DP_UNRELIABLE.into()),
-        ("DP_MESSAGE", dipole::DP_MESSAGE.into()),
+        ("DP_ZEROCOPY", dipole::DP_ZEROCOPY.into()),
+        ("DP_PUT", dipole::DP_PUT.into()),
+        ("DP_GET", dipole::DP_GET.into()),
+        ("DP_FETCH_ADD", dipole::DP_FETCH_ADD.into()),
+        ("DP_COMPARE_SWAP", dipole::DP_COMPARE_SWAP.into()),
+        ("DP_NOTIFY", dipole::DP_NOTIFY.into()),
         ("DP_ALLOW_PUT", dipole::DP_ALLOW_PUT.into()),
         ("DP_ALLOW_GET", dipole::DP_ALLOW_GET.into()),
         ("DP_ALLOW_UPDATE", dipole::DP_ALLOW_UPDATE.into()),
         ("DP_SENT", dipole::DP_SENT.into()),
         ("DP_FAILED", dipole::DP_FAILED.into()),
         ("DP_RECEIVED", dipole::DP_RECEIVED.into()),
+        ("DP_DONE", dipole::DP_DONE.into()),
         ("DP_ANY", dipole::DP_ANY.into()),
         ("DP_NONBLOCK", dipole::DP_NONBLOCK.into()),
         ("DP_NONE", dipole::DP_NONE),

@@ -152,6 +152,12 @@ impl Region {
         self.shared().length
     }
 
+    /// True for clones of the same.
+    #[must_use]
+    pub fn is_same(&self, other: &Region) -> bool {
+        Arc::ptr_eq(&self.bytes, &other.bytes)
+    }
+
     /// No clone reaches the memory any more. Waits for those that do just now.
     pub fn revoke(&self) {
         *self.exclusive() = Bytes::NONE;

@@ -32,7 +32,7 @@ pub type Context = u64;
 /// What has happened.
 #[derive(Debug)]
 pub enum Completion {
-    /// A posted message is on its way, in its edge's order.
+    /// A posted message is on its way, in its edge's order; its bytes are no longer needed.
     Sent {
         /// As it was posted.
         context: Context,
@@ -218,8 +218,19 @@ impl QueueTable {
         self.tell(engine, id);
     }
 
-    /// Notes posted operations that have their results.
+    /// Notes posted operations that are done since they were begun.
     pub(crate) fn note_finished(&mut self, engine: &mut Engine) {
+        while let Some((posted, sent)) = engine.sent_posts().pop_front() {
+            let (context, target) = (posted.context, posted.to);
+            let completion = match sent {
+                Ok(()) => Completion::Sent { context },
+                Err(reason) => Completion::Failed {
+                    context,
+                    error: SendError::PeerGone { target, reason },
+                },
+            };
+            self.push(engine, posted.queue, completion);
+        }
         while let Some((posted, result)) = engine.next_finished() {
             let (context, target) = (posted.context, posted.to);
             let completion = match result.of(target) {

@@ -9,18 +9,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{self, Poll};
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use dipole_proto::wire::{self, OperationKind};
 
 use crate::address::{Address, EndpointId};
 use crate::completion::{CompletionCounter, CompletionQueue, Context, QueueRef};
 use crate::driver::{Until, WaitError};
-use crate::edges::EdgeRef;
+use crate::edges::{EdgeRef, PostedBytes};
 use crate::endpoint::EndpointOwner;
 use crate::engine::{MAX_GET_BYTES, Target, wait_keys};
 use crate::error::SendError;
 use crate::inner::Inner;
 use crate::process::ProcessState;
-use crate::region::RegionKey;
+use crate::region::{RegionKey, RegionMemory};
 
 /// What can be posted to an edge.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -253,12 +254,65 @@ impl Edge {
     /// queue that the edge is [attached](Self::attach) to when it is done or has failed.
     ///
     /// # Errors
-    /// [`SendError::Full`]: 1024 operations wait on this edge, or 32 MiB in this process;
-    /// [`SendError::TooLong`] of a get.
+    /// [`SendError::Full`]: 1024 operations wait on this edge, or copies of 32 MiB in this
+    /// process; [`SendError::TooLong`] of a get.
     pub fn post(
         &self,
         operation: Operation,
         bytes: &[IoSlice<'_>],
+        context: Context,
+    ) -> Result<(), SendError> {
+        let mut gathered = Vec::with_capacity(bytes.iter().map(|slice| slice.len()).sum());
+        for slice in bytes {
+            gathered.extend_from_slice(slice);
+        }
+        self.post_any(operation, PostedBytes::Copied(gathered), context)
+    }
+
+    /// Like [`post`](Self::post), but the bytes are not copied: the library shares them until the
+    /// completion, and a long message goes straight from them to the receiver. Long ones complete
+    /// when they have been taken out of them, not in the order in which they were posted.
+    /// [`Bytes::from_owner`] makes any memory such bytes.
+    ///
+    /// # Errors
+    /// [`SendError::Full`]: 1024 operations wait on this edge; [`SendError::TooLong`] of a get.
+    ///
+    /// # Source
+    /// The non-blocking zero-copy send of GAMMA §2.
+    pub fn post_bytes(
+        &self,
+        operation: Operation,
+        bytes: Bytes,
+        context: Context,
+    ) -> Result<(), SendError> {
+        self.post_any(operation, PostedBytes::Shared(bytes), context)
+    }
+
+    /// Posts a get of as many bytes as there are in `into`, which is to be left alone until the
+    /// completion; see [`post`](Self::post).
+    ///
+    /// # Errors
+    /// Those of `post`.
+    pub fn post_get(
+        &self,
+        key: RegionKey,
+        offset: u64,
+        into: RegionMemory,
+        context: Context,
+    ) -> Result<(), SendError> {
+        let length = into.bytes();
+        let get = Operation::Get {
+            key,
+            offset,
+            length,
+        };
+        self.post_any(get, PostedBytes::Into(into), context)
+    }
+
+    fn post_any(
+        &self,
+        operation: Operation,
+        bytes: PostedBytes,
         context: Context,
     ) -> Result<(), SendError> {
         self.check_usable()?;
@@ -268,11 +322,7 @@ impl Edge {
             let limit = MAX_GET_BYTES as u64;
             return Err(SendError::TooLong { length, limit });
         }
-        let mut gathered = Vec::with_capacity(bytes.iter().map(|slice| slice.len()).sum());
-        for slice in bytes {
-            gathered.extend_from_slice(slice);
-        }
-        self.inner.post(self.id, operation, gathered, context)
+        self.inner.post(self.id, operation, bytes, context)
     }
 
     /// Withdraws an operation that was posted with this context and has not begun: it
@@ -360,7 +410,7 @@ impl Inner {
         &self,
         id: EdgeRef,
         operation: Operation,
-        bytes: Vec<u8>,
+        bytes: PostedBytes,
         context: Context,
     ) -> Result<(), SendError> {
         self.driver.with(|state, now| {

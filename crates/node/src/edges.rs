@@ -6,7 +6,7 @@
 //! open from the start, since its process is known.
 //!
 //! Under the driver's lock, and bounded: [`MAX_POSTED`] operations an edge,
-//! [`MAX_POSTED_BYTES`] in all.
+//! [`MAX_POSTED_BYTES`] of copies in all.
 
 mod connector;
 mod id;
@@ -14,7 +14,9 @@ mod id;
 use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
+use bytes::Bytes;
 use dipole_link::shm::{ConnId, ShmError};
 use dipole_proto::wire;
 use dipole_proto::{ConnectError, EdgeError, Instant, PeerId};
@@ -27,9 +29,10 @@ use crate::config::Links;
 use crate::driver::Stepper;
 use crate::edge::Operation;
 use crate::engine::{
-    AnswerPlace, Blocked, Content, Destination, Engine, OperationId, Posted, Target,
+    AnswerPlace, Begun, Blocked, Content, Destination, Engine, OperationId, Posted, Target,
 };
 use crate::error::{GoneReason, SendError, TargetError};
+use crate::region::RegionMemory;
 use crate::registry::{EdgeTraffic, Ports};
 use connector::Job;
 pub(crate) use connector::{Answer, Connector, Policy};
@@ -37,7 +40,7 @@ pub(crate) use id::EdgeRef;
 
 /// Operations that wait on one edge at most.
 const MAX_POSTED: usize = 1024;
-/// Bytes of messages that wait on all edges at most.
+/// Bytes that posted operations hold copies of at most, waiting or begun.
 const MAX_POSTED_BYTES: usize = 32 << 20;
 /// Edges that one endpoint keeps for answers.
 const MAX_CACHED: usize = 1024;
@@ -70,7 +73,38 @@ enum Stage {
 struct Post {
     operation: Operation,
     context: Context,
+    bytes: Bytes,
+    /// Of a get, where its data go; else they come with the completion.
+    into: Option<RegionMemory>,
+}
+
+/// Bytes that were copied when they were posted, counted among all of the process until they are
+/// no longer needed.
+struct Copied {
     bytes: Vec<u8>,
+    all: Arc<AtomicUsize>,
+}
+
+impl AsRef<[u8]> for Copied {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Drop for Copied {
+    fn drop(&mut self) {
+        self.all.fetch_sub(self.bytes.len(), Ordering::Relaxed);
+    }
+}
+
+/// The bytes of an operation that is posted.
+pub(crate) enum PostedBytes {
+    /// Copied from the caller's.
+    Copied(Vec<u8>),
+    /// Shared with the caller, who keeps them as they are.
+    Shared(Bytes),
+    /// None: of a get, where its data go.
+    Into(RegionMemory),
 }
 
 #[derive(Debug)]
@@ -106,7 +140,7 @@ pub(crate) struct EdgeTable {
     next_life: u32,
     /// Edges that connect, or have operations waiting.
     waiting: Vec<EdgeRef>,
-    posted_bytes: usize,
+    copied_bytes: Arc<AtomicUsize>,
     cached: FxHashMap<(u32, Address), EdgeRef>,
     uses: u64,
     connector: Connector,
@@ -119,7 +153,7 @@ impl EdgeTable {
             free: Vec::new(),
             next_life: 0,
             waiting: Vec::new(),
-            posted_bytes: 0,
+            copied_bytes: Arc::default(),
             cached: FxHashMap::default(),
             uses: 0,
             connector,
@@ -323,8 +357,6 @@ impl EdgeTable {
         if let Some(edge) = self.slots[id.index as usize].take() {
             self.free.push(id.index);
             self.waiting.retain(|waiting| *waiting != id);
-            let left: usize = edge.posts.iter().map(|post| post.bytes.len()).sum();
-            self.posted_bytes -= left;
             if let Stage::Open(target) = edge.stage {
                 engine.close_edge(target.edge);
             }
@@ -456,27 +488,37 @@ impl EdgeTable {
         &mut self,
         (engine, queues): (&mut Engine, &mut QueueTable),
         id: EdgeRef,
-        (operation, bytes): (Operation, Vec<u8>),
+        (operation, bytes): (Operation, PostedBytes),
         context: Context,
         now: Instant,
     ) -> Result<(), SendError> {
-        let full = self.posted_bytes > 0 && self.posted_bytes + bytes.len() > MAX_POSTED_BYTES;
+        let copied = self.copied_bytes.load(Ordering::Relaxed);
+        let full = |more| copied > 0 && copied + more > MAX_POSTED_BYTES;
+        let all = Arc::clone(&self.copied_bytes);
         let Some(edge) = self.get_mut(id) else {
             return Err(SendError::Ended);
         };
+        let full = matches!(&bytes, PostedBytes::Copied(bytes) if full(bytes.len()));
         if full || edge.posts.len() >= MAX_POSTED {
             return Err(SendError::Full {
                 target: edge.to,
                 by_receiver: false,
             });
         }
-        let length = bytes.len();
+        let (bytes, into) = match bytes {
+            PostedBytes::Shared(bytes) => (bytes, None),
+            PostedBytes::Into(memory) => (Bytes::new(), Some(memory)),
+            PostedBytes::Copied(bytes) => {
+                all.fetch_add(bytes.len(), Ordering::Relaxed);
+                (Bytes::from_owner(Copied { bytes, all }), None)
+            }
+        };
         edge.posts.push_back(Post {
             operation,
             context,
             bytes,
+            into,
         });
-        self.posted_bytes += length;
         if !self.waiting.contains(&id) {
             self.waiting.push(id);
         }
@@ -496,10 +538,9 @@ impl EdgeTable {
         };
         let (to, queue) = (edge.to, edge.queue);
         let found = edge.posts.iter().position(|post| post.context == context);
-        let Some(post) = found.and_then(|at| edge.posts.remove(at)) else {
+        if found.and_then(|at| edge.posts.remove(at)).is_none() {
             return false;
-        };
-        self.posted_bytes -= post.bytes.len();
+        }
         let error = SendError::Cancelled { target: to };
         queues.push(engine, queue, Completion::Failed { context, error });
         true
@@ -630,7 +671,6 @@ impl EdgeTable {
         id: EdgeRef,
         now: Instant,
     ) {
-        let mut released = 0;
         let mut moved = false;
         if let Some(edge) = self.get_mut(id) {
             while let Some(post) = edge.posts.front() {
@@ -638,9 +678,9 @@ impl EdgeTable {
                     Stage::Resolving | Stage::Opening(_) => break,
                     Stage::Failed(cause) => Err(SendError::Unreachable(Arc::clone(cause))),
                     Stage::Open(target) => match send_post(engine, target, post, edge.queue, now) {
-                        Ok(()) => {
+                        Ok(begun) => {
                             target.sent.count(post.bytes.len());
-                            Ok(())
+                            Ok(begun)
                         }
                         Err(Blocked::NoFrame | Blocked::NoCredit | Blocked::Opening) => break,
                         Err(blocked) => {
@@ -648,15 +688,14 @@ impl EdgeTable {
                         }
                     },
                 };
-                let (context, is_message) = (post.context, post.operation == Operation::Message);
-                released += post.bytes.len();
+                let context = post.context;
                 edge.posts.pop_front();
                 moved = true;
                 let queue = edge.queue;
                 let completion = match result {
-                    // Another is done when its answer is here.
-                    Ok(()) if !is_message => continue,
-                    Ok(()) => Completion::Sent { context },
+                    Ok(Begun::Sent) => Completion::Sent { context },
+                    // The engine says when it is done.
+                    Ok(Begun::GoesOn | Begun::Asked(_)) => continue,
                     Err(error) => Completion::Failed { context, error },
                 };
                 queues.push(engine, queue, completion);
@@ -665,7 +704,6 @@ impl EdgeTable {
                 engine.ready().notify(id.key());
             }
         }
-        self.posted_bytes -= released;
         if moved && let Err(cause) = engine.transmit(now) {
             // The next thread that steps the engine is told, too.
             tracing::warn!("sending what was posted: {cause}");
@@ -690,15 +728,14 @@ fn send_post(
     post: &Post,
     queue: Option<QueueRef>,
     now: Instant,
-) -> Result<(), Blocked> {
+) -> Result<Begun, Blocked> {
     let posted = Posted {
         context: post.context,
         queue,
         to: target.address,
     };
-    let what = (&post.operation, &post.bytes[..]);
-    let begun = engine.begin_posted(now, target.edge, what, Some(posted));
-    begun.map(drop)
+    let what = (&post.operation, &post.bytes, post.into.as_ref());
+    engine.begin_posted(now, target.edge, what, Some(posted))
 }
 
 /// Begins to meet a process; `None` if it has gone meanwhile.

@@ -19,6 +19,7 @@ use crate::completion::{CompletionQueue, Context};
 use crate::control::Command;
 use crate::driver::{Polled, Stepper, Until, WaitError, WaitKey, Want};
 use crate::edge::{Edge, Operation};
+use crate::edges::PostedBytes;
 use crate::engine::Target;
 use crate::error::{OpenError, ReceiveError, SendError, TargetError};
 use crate::inner::Inner;
@@ -31,6 +32,8 @@ use send::More;
 
 /// Of an answer that waits: the edge that an endpoint keeps for answers has no queue.
 const UNWATCHED: Context = 0;
+/// Memory up to this length is not offered for what arrives, but copied to.
+const COPIED_BYTES: usize = 4 << 10;
 
 /// An endpoint of this process: receives from anybody, sends along its edges.
 ///
@@ -126,9 +129,12 @@ impl Endpoint {
         {
             Err(SendError::Full {
                 by_receiver: false, ..
-            }) => self
-                .inner
-                .post(id, Operation::Message, payload.to_vec(), UNWATCHED),
+            }) => self.inner.post(
+                id,
+                Operation::Message,
+                PostedBytes::Copied(payload.to_vec()),
+                UNWATCHED,
+            ),
             sent => sent,
         }
     }
@@ -421,23 +427,84 @@ impl Endpoint {
         }
     }
 
-    /// Waits for the next message and copies it; its length and source.
+    /// Waits for the next message and has it in memory of the caller's: its length and source. A
+    /// short one is copied; a long one that arrives meanwhile comes there straight from the link,
+    /// or from its sender's memory in another process of this node.
     ///
     /// # Errors
-    /// [`ReceiveError::TooShort`] leaves the message in place; those of `receive`.
+    /// [`ReceiveError::TooShort`] leaves the message in place; those of `receive`. The memory may
+    /// then hold a part of a message that is still to be received.
+    ///
+    /// # Source
+    /// Single copy, Nectar §2.1 and §3.1.
     pub fn receive_into(&self, buffer: &mut [u8]) -> Result<(usize, Address), ReceiveError> {
-        let id = self.id().0;
-        self.wait_message(Until::Forever, |engine, now| {
-            let needed = engine.next_length(id)?;
-            if needed > buffer.len() {
-                return Some(Err(ReceiveError::TooShort {
-                    needed,
-                    given: buffer.len(),
-                }));
+        self.receive_into_until(buffer, Until::Forever)
+    }
+
+    /// The same, waiting at most `timeout`; with none it looks at the network once.
+    ///
+    /// # Errors
+    /// [`ReceiveError::TimedOut`] and those of `receive_into`.
+    pub fn receive_into_timeout(
+        &self,
+        buffer: &mut [u8],
+        timeout: Duration,
+    ) -> Result<(usize, Address), ReceiveError> {
+        self.receive_into_until(buffer, Until::within(timeout))
+    }
+
+    fn receive_into_until(
+        &self,
+        buffer: &mut [u8],
+        until: Until,
+    ) -> Result<(usize, Address), ReceiveError> {
+        if buffer.len() > COPIED_BYTES {
+            return RegionMemory::lend(buffer, |memory| self.receive_to(memory, until));
+        }
+        let message = self.receive_fitting_until(buffer.len(), until)?;
+        buffer[..message.len()].copy_from_slice(&message);
+        Ok((message.len(), message.source()))
+    }
+
+    /// Like [`receive_into_timeout`](Self::receive_into_timeout), into memory that others may
+    /// reach, too.
+    ///
+    /// # Errors
+    /// Those of `receive_into_timeout`.
+    pub fn receive_to_region(
+        &self,
+        memory: &RegionMemory,
+        timeout: Duration,
+    ) -> Result<(usize, Address), ReceiveError> {
+        self.receive_to(memory, Until::within(timeout))
+    }
+
+    fn receive_to(
+        &self,
+        memory: &RegionMemory,
+        until: Until,
+    ) -> Result<(usize, Address), ReceiveError> {
+        /// Takes the memory back, whatever ends the wait.
+        struct Offer<'a>(&'a Endpoint, &'a RegionMemory);
+        impl Drop for Offer<'_> {
+            fn drop(&mut self) {
+                let Offer(endpoint, memory) = self;
+                if !endpoint.inner.is_forked() {
+                    let id = endpoint.id().0;
+                    (endpoint.inner.driver).with_last(|engine, _| engine.withdraw(id, memory));
+                }
             }
-            let message = engine.take(now, id)?;
-            buffer[..message.len()].copy_from_slice(&message);
-            Some(Ok((message.len(), message.source())))
+        }
+        let id = self.id().0;
+        let mut offer = None;
+        let given = memory.bytes();
+        self.wait_message(until, |engine, now| {
+            let taken = engine.take_into(now, id, memory);
+            if taken.is_none() {
+                offer.get_or_insert_with(|| Offer(self, memory));
+            }
+            let too_short = |needed| ReceiveError::TooShort { needed, given };
+            Some(taken?.map_err(too_short))
         })?
     }
 
@@ -451,8 +518,12 @@ impl Endpoint {
         bytes: usize,
         timeout: Duration,
     ) -> Result<Message, ReceiveError> {
+        self.receive_fitting_until(bytes, Until::within(timeout))
+    }
+
+    fn receive_fitting_until(&self, bytes: usize, until: Until) -> Result<Message, ReceiveError> {
         let id = self.id().0;
-        self.wait_message(Until::within(timeout), |engine, now| {
+        self.wait_message(until, |engine, now| {
             let needed = engine.next_length(id)?;
             if needed > bytes {
                 let given = bytes;

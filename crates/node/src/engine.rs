@@ -18,6 +18,8 @@ mod packer;
 mod packets;
 mod paths;
 mod peers;
+mod posted;
+mod receives;
 mod send;
 mod shared_memory;
 mod stepper;
@@ -47,12 +49,14 @@ pub use departures::{Departure, MAX_DEPARTURES};
 use dispatch::Dispatch;
 use exports::Exports;
 use operations::Operations;
-pub(crate) use operations::{AnswerPlace, MAX_GET_BYTES, Posted};
-pub use operations::{OperationId, OperationResult};
+pub(crate) use operations::{AnswerPlace, MAX_GET_BYTES};
+pub use operations::{Begun, OperationId, OperationResult};
 use packer::Packer;
 use packets::PacketPort;
 pub use paths::{Path, PathState, Paths};
 use peers::Peers;
+pub(crate) use posted::Posted;
+use posted::SentPosts;
 pub use send::{Blocked, LongSend};
 pub(crate) use send::{Target, wait_keys};
 use shared_memory::SharedMemory;
@@ -152,6 +156,7 @@ impl Engine {
                 ready: Ready::default(),
                 operations: Operations::default(),
                 long_news: Vec::new(),
+                sent_posts: SentPosts::default(),
             },
             packets: PacketPort::new(link, Trailers::new(key)),
             memory: None,
@@ -225,6 +230,7 @@ impl Engine {
         let received = self.packets.take_found(now, &mut self.core)?;
         self.came_by_memory &= !received;
         self.tend_operations(now);
+        self.continue_kept();
         if self.has_transmit() {
             self.transmit(now)?;
         }
@@ -321,9 +327,7 @@ impl Engine {
         self.time_operations(now);
         self.tend_operations(now);
         self.push_records();
-        if !self.kept.is_empty() {
-            self.continue_kept();
-        }
+        self.continue_kept();
         if self.has_transmit() || self.packets.has_batch() || self.core.packer.has_open_frames() {
             self.transmit(now)?;
         }

@@ -48,7 +48,15 @@ pub(crate) struct Origin {
 enum Payload {
     Small(Piece),
     /// Boxed: rare, and larger than what is moved for every message should be.
-    Long(Box<Buffer>),
+    Long(Box<Long>),
+}
+
+#[derive(Debug)]
+enum Long {
+    Buffer(Buffer),
+    /// So many bytes in memory that a reader of the endpoint has offered; no such message leaves
+    /// the engine.
+    Placed(usize),
 }
 
 impl Message {
@@ -76,6 +84,24 @@ impl Message {
         })
     }
 
+    /// Its length, wherever it lies.
+    #[inline]
+    pub(crate) fn length(&self) -> usize {
+        self.placed().unwrap_or_else(|| self.len())
+    }
+
+    /// Its length, if it lies in memory of a reader.
+    #[inline]
+    fn placed(&self) -> Option<usize> {
+        match &self.payload {
+            Payload::Small(_) => None,
+            Payload::Long(long) => match **long {
+                Long::Buffer(_) => None,
+                Long::Placed(length) => Some(length),
+            },
+        }
+    }
+
     /// The process that sent it.
     pub(crate) fn peer(&self) -> PeerId {
         self.origin.peer
@@ -89,7 +115,10 @@ impl Deref for Message {
         match &self.payload {
             Payload::Small(piece) if self.is_notice => &piece[..0],
             Payload::Small(piece) => piece,
-            Payload::Long(buffer) => buffer.bytes(),
+            Payload::Long(long) => match &**long {
+                Long::Buffer(buffer) => buffer.bytes(),
+                Long::Placed(_) => &[],
+            },
         }
     }
 }
@@ -306,11 +335,35 @@ impl Inbox {
     /// Takes over a long message.
     pub(crate) fn push_buffer(&mut self, charge: Charge, origin: Origin, buffer: Buffer) {
         let message = Message {
-            payload: Payload::Long(Box::new(buffer)),
+            payload: Payload::Long(Box::new(Long::Buffer(buffer))),
             origin,
             is_notice: false,
         };
         self.queue.push_back(Token { charge, message });
+    }
+
+    /// A message lies in memory of a reader.
+    pub(crate) fn push_placed(&mut self, charge: Charge, origin: Origin, length: usize) {
+        let message = Message {
+            payload: Payload::Long(Box::new(Long::Placed(length))),
+            origin,
+            is_notice: false,
+        };
+        self.queue.push_back(Token { charge, message });
+    }
+
+    /// True if the oldest message lies in memory of a reader.
+    pub(crate) fn is_next_placed(&self) -> bool {
+        let next = self.queue.front();
+        next.is_some_and(|token| token.message.placed().is_some())
+    }
+
+    /// The message in memory of a reader has been copied out of it.
+    pub(crate) fn replace_placed(&mut self, buffer: Buffer) {
+        let mut messages = self.queue.iter_mut().map(|token| &mut token.message);
+        if let Some(message) = messages.find(|message| message.placed().is_some()) {
+            message.payload = Payload::Long(Box::new(Long::Buffer(buffer)));
+        }
     }
 
     /// The oldest message.
@@ -325,7 +378,7 @@ impl Inbox {
 
     /// Length of the oldest message.
     pub(crate) fn next_length(&self) -> Option<usize> {
-        self.queue.front().map(|token| token.message.len())
+        self.queue.front().map(|token| token.message.length())
     }
 
     /// True if nothing waits.

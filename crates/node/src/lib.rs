@@ -50,6 +50,8 @@ mod stats;
 use dipole_naming::{address, environment, key, limits, lines, liveness};
 
 pub use address::{Address, AddressError, EndpointId, NodeId};
+/// Bytes that several share: [`Edge::post_bytes`].
+pub use bytes::Bytes;
 pub use completion::{Completion, CompletionCounter, CompletionQueue, Context, Counts, Data};
 pub use config::{Config, ConfigError, Links, variables};
 pub use dipole_link::fault::Plan as FaultPlan;

@@ -12,6 +12,7 @@ use super::dispatch::{Arrival, Dispatch, Source};
 use super::operations::Operations;
 use super::packer::Packer;
 use super::peers::Peers;
+use super::posted::SentPosts;
 use super::shared_memory::LongNews;
 use crate::GoneReason;
 use crate::address::{Address, EndpointId};
@@ -31,6 +32,8 @@ pub(super) struct Core {
     pub(super) operations: Operations,
     /// News of long messages in shared memory, for the part that copies them.
     pub(super) long_news: Vec<LongNews>,
+    /// Completions of long messages that were posted.
+    pub(super) sent_posts: SentPosts,
 }
 
 impl Core {

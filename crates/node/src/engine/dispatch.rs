@@ -7,11 +7,13 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
+use dipole_link::Region as Memory;
 use dipole_link::shm::Payload;
 use dipole_proto::wire::{EdgeKey, Payloads};
 use dipole_proto::{EdgeId, PeerId};
 
 use super::endpoints::{EndpointState, EndpointTable, Tells};
+use super::receives::{self, Holds, Place, Receives};
 use crate::driver::{Ready, WaitKey};
 use crate::inbox::{Buffer, Buffers, Charge, NOTICE_BYTES, Origin};
 
@@ -69,7 +71,8 @@ struct Assembly {
     edge: EdgeId,
     target: u32,
     sequence: u64,
-    buffer: Buffer,
+    total: usize,
+    place: Place,
 }
 
 /// An unreliable message of which pieces have arrived.
@@ -92,6 +95,8 @@ pub(super) struct Dispatch {
     /// The one begun last at the end.
     unreliable: VecDeque<UnreliableAssembly>,
     buffers: Arc<Buffers>,
+    /// Memory of readers who wait.
+    receives: Receives,
     /// Exported endpoints that got a message since descriptors were last made ready.
     pub(super) newly_ready: Vec<u32>,
     /// Endpoints with a handler that have messages and whose handler does not run.
@@ -195,24 +200,37 @@ impl Dispatch {
         source: &(impl Source + ?Sized),
     ) {
         let index = self.find(edge, sequence).unwrap_or_else(|| {
+            let total = length(total);
+            let offered = match self.receives.is_empty() {
+                true => None,
+                false => self.receives.claim(target, (edge, sequence), total),
+            };
             self.assemblies.push(Assembly {
                 edge,
                 target,
                 sequence,
-                buffer: self.buffers.take(length(total)),
+                total,
+                place: offered.unwrap_or_else(|| Place::Buffer(self.buffers.take(total))),
             });
             self.last = self.assemblies.len() - 1;
             self.last
         });
-        let at = length(offset);
-        let place = &mut self.assemblies[index].buffer.bytes_mut()[at..at + bytes.len()];
-        source.copy(bytes, place);
+        let (at, piece) = (length(offset), bytes.len());
+        let place = &mut self.assemblies[index].place;
+        place.fill(at, piece, |place| source.copy(bytes, place));
     }
 
-    /// The room of a message of which pieces have arrived.
-    pub(super) fn assembly(&mut self, edge: EdgeId, sequence: u64) -> Option<&mut [u8]> {
+    /// Lets `write` fill a part of a message of which pieces have arrived; `None` if there is no
+    /// such message.
+    pub(super) fn fill(
+        &mut self,
+        (edge, sequence): (EdgeId, u64),
+        (at, length): (usize, usize),
+        write: impl FnOnce(&mut [u8]),
+    ) -> Option<()> {
         let index = self.find(edge, sequence)?;
-        Some(self.assemblies[index].buffer.bytes_mut())
+        self.assemblies[index].place.fill(at, length, write);
+        Some(())
     }
 
     /// All pieces of a message have come, and it is next in order.
@@ -220,8 +238,71 @@ impl Dispatch {
         if let Charge::Edge(edge) = arrival.charge
             && let Some(index) = self.find(edge, sequence)
         {
-            let assembly = self.assemblies.swap_remove(index);
-            self.deliver_buffer(arrival, assembly.buffer, ready);
+            let Assembly { total, place, .. } = self.assemblies.swap_remove(index);
+            match place {
+                Place::Buffer(buffer) => self.deliver_buffer(arrival, buffer, ready),
+                Place::Reader(_) => self.deliver_placed(arrival, total, ready),
+            }
+        }
+    }
+
+    /// A message is complete in memory of its endpoint's reader.
+    fn deliver_placed(&mut self, arrival: &Arrival, total: usize, ready: &mut Ready) {
+        if let Some(state) = self.endpoints.get_mut(arrival.target) {
+            self.receives.completed(arrival.target, total);
+            (state.inbox).push_placed(arrival.charge, arrival.origin, total);
+            note_ready(state, &mut self.newly_ready, &mut self.ports);
+            ready.notify(WaitKey::Endpoint(arrival.target));
+        }
+    }
+
+    /// A reader has nothing to read, and offers memory for the next long message.
+    pub(super) fn offer(&mut self, endpoint: u32, memory: &Memory) {
+        if self.endpoints.get(endpoint).is_some() {
+            self.receives.offer(endpoint, memory);
+        }
+    }
+
+    /// True if a reader has offered this memory.
+    pub(super) fn has_offered(&self, endpoint: u32, memory: &Memory) -> bool {
+        self.receives.has(endpoint, memory)
+    }
+
+    /// True if the oldest message of an endpoint lies in this memory, which is the reader's again.
+    pub(super) fn take_placed(&mut self, endpoint: u32, memory: &Memory) -> bool {
+        let state = self.endpoints.get(endpoint);
+        state.is_some_and(|state| state.inbox.is_next_placed())
+            && self.receives.take(endpoint, memory)
+    }
+
+    /// Messages of an endpoint are read elsewhere than in the memory that was offered.
+    #[inline]
+    pub(super) fn withdraw(&mut self, endpoint: u32) {
+        if !self.receives.is_empty() {
+            self.withdraw_offered(endpoint);
+        }
+    }
+
+    #[cold]
+    fn withdraw_offered(&mut self, endpoint: u32) {
+        let Some((memory, holds)) = self.receives.withdraw(endpoint) else {
+            return;
+        };
+        match holds {
+            Holds::Nothing => {}
+            Holds::Pieces(edge, sequence) => {
+                if let Some(index) = self.find(edge, sequence) {
+                    let assembly = &mut self.assemblies[index];
+                    let buffer = receives::copy(&memory, assembly.total, &self.buffers);
+                    assembly.place = Place::Buffer(buffer);
+                }
+            }
+            Holds::Message(total) => {
+                if let Some(state) = self.endpoints.get_mut(endpoint) {
+                    let buffer = receives::copy(&memory, total, &self.buffers);
+                    state.inbox.replace_placed(buffer);
+                }
+            }
         }
     }
 
@@ -279,6 +360,7 @@ impl Dispatch {
         self.assemblies.retain(|assembly| assembly.target != target);
         self.unreliable
             .retain(|unreliable| unreliable.key.target != target);
+        drop(self.receives.withdraw(target));
     }
 
     /// A peer is gone: what has come from it in part is dropped.
@@ -286,6 +368,7 @@ impl Dispatch {
         self.assemblies
             .retain(|assembly| assembly.edge.peer != peer);
         self.unreliable.retain(|unreliable| unreliable.peer != peer);
+        self.receives.forget_peer(peer);
     }
 }
 

@@ -1,5 +1,6 @@
 //! Messages that have arrived: endpoints opened and closed, messages taken.
 
+use dipole_link::Region as Memory;
 use dipole_proto::{Instant, PeerId};
 
 use super::Engine;
@@ -29,12 +30,19 @@ impl Engine {
     /// Takes the oldest message of an endpoint; its room is granted again.
     #[inline]
     pub fn take(&mut self, now: Instant, endpoint: u32) -> Option<Message> {
+        self.core.dispatch.withdraw(endpoint);
+        self.pop(now, endpoint)
+    }
+
+    /// Takes the oldest message, wherever it lies.
+    #[inline]
+    fn pop(&mut self, now: Instant, endpoint: u32) -> Option<Message> {
         let state = self.core.dispatch.endpoints.get_mut(endpoint)?;
         let Token { charge, message } = state.inbox.pop()?;
         let exported = state.tells == Tells::Descriptor;
         if let Charge::Edge(edge) = charge {
             let machine = &mut self.core.machine;
-            machine.consumed(now, edge, message.len() as u64);
+            machine.consumed(now, edge, message.length() as u64);
             if machine.has_ready_pipe() {
                 self.push_records();
             }
@@ -45,6 +53,42 @@ impl Engine {
         Some(message)
     }
 
+    /// Takes the oldest message of an endpoint into memory of its reader: its length and source.
+    /// With no message the memory is offered, so that a long one is put together there; it must
+    /// then be [withdrawn](Self::withdraw) before it is revoked.
+    ///
+    /// # Errors
+    /// The length of a message that does not fit, which stays.
+    pub fn take_into(
+        &mut self,
+        now: Instant,
+        endpoint: u32,
+        memory: &Memory,
+    ) -> Option<Result<(usize, Address), usize>> {
+        let Some(length) = self.next_length(endpoint) else {
+            self.core.dispatch.offer(endpoint, memory);
+            return None;
+        };
+        if length > memory.bytes() {
+            return Some(Err(length));
+        }
+        let message = if self.core.dispatch.take_placed(endpoint, memory) {
+            self.pop(now, endpoint)?
+        } else {
+            let message = self.take(now, endpoint)?;
+            memory.write(0, &message).ok()?;
+            message
+        };
+        Some(Ok((length, message.source())))
+    }
+
+    /// A reader takes the memory back that it has offered.
+    pub fn withdraw(&mut self, endpoint: u32, memory: &Memory) {
+        if self.core.dispatch.has_offered(endpoint, memory) {
+            self.core.dispatch.withdraw(endpoint);
+        }
+    }
+
     /// Takes messages of an endpoint, oldest first, at most `limit`; how many.
     pub fn take_many(
         &mut self,
@@ -53,6 +97,7 @@ impl Engine {
         limit: usize,
         messages: &mut impl Extend<Message>,
     ) -> usize {
+        self.core.dispatch.withdraw(endpoint);
         let Some(state) = self.core.dispatch.endpoints.get_mut(endpoint) else {
             return 0;
         };

@@ -10,6 +10,7 @@ mod requests;
 
 use std::ops::Range;
 
+use bytes::Bytes;
 use dipole_link::Region as Memory;
 use dipole_proto::wire::{
     OPERATION_BYTES, Operation as Wire, OperationKind, Outcome, RefusedReason,
@@ -20,17 +21,29 @@ use rustc_hash::FxHashMap;
 use super::content::Content;
 use super::core::Core;
 use super::dispatch::Source;
+use super::posted::{Posted, SentPosts};
 use super::{Blocked, Engine};
 use crate::edge::Operation;
 use crate::error::GoneReason;
 use crate::inbox::{Buffer, Charge, NOTICE_BYTES};
 use answers::{ANSWERS, Answer, AnswerData, Answers};
-pub(crate) use requests::{AnswerPlace, Posted};
+pub(crate) use requests::AnswerPlace;
 pub use requests::{OperationId, OperationResult};
 use requests::{Requests, WATCH_AFTER_NS};
 
 /// Longest piece of memory that one operation gets; more takes several.
 pub(crate) const MAX_GET_BYTES: usize = 16 << 20;
+
+/// What an operation that has begun waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Begun {
+    /// For nothing: all of a message is on its way.
+    Sent,
+    /// A long message goes on by itself.
+    GoesOn,
+    /// For the target's answer.
+    Asked(OperationId),
+}
 
 /// A region of this process.
 #[derive(Debug)]
@@ -426,8 +439,7 @@ impl Engine {
         self.core.operations.answers.close_endpoint(endpoint);
     }
 
-    /// Begins an operation on the memory of an edge's target: the id of its answer. What does
-    /// not fit the frames at hand is copied and goes on by itself.
+    /// Begins an operation along an edge. What does not fit the frames at hand goes on by itself.
     ///
     /// # Errors
     /// [`Blocked`]; nothing was begun.
@@ -436,54 +448,51 @@ impl Engine {
         now: Instant,
         edge: EdgeId,
         operation: &Operation,
-        bytes: &[u8],
-    ) -> Result<OperationId, Blocked> {
-        self.begin_posted(now, edge, (operation, bytes), None)
+        bytes: &Bytes,
+    ) -> Result<Begun, Blocked> {
+        self.begin_posted(now, edge, (operation, bytes, None), None)
     }
 
     pub(crate) fn begin_posted(
         &mut self,
         now: Instant,
         edge: EdgeId,
-        (operation, bytes): (&Operation, &[u8]),
+        (operation, bytes, into): (&Operation, &Bytes, Option<&Memory>),
         posted: Option<Posted>,
-    ) -> Result<OperationId, Blocked> {
+    ) -> Result<Begun, Blocked> {
         let Some(mut head) = operation.head() else {
-            return self.send_copy(now, edge, Content::from(bytes)).map(|()| 0);
+            let sent = self.send_shared(now, edge, None, bytes, posted)?;
+            return Ok(if sent { Begun::Sent } else { Begun::GoesOn });
         };
         let place = match *operation {
-            Operation::Get { length, .. } => AnswerPlace::Buffer(self.take_buffer(length)),
+            Operation::Get { length, .. } => match into {
+                Some(memory) => AnswerPlace::Memory {
+                    memory: memory.clone(),
+                    length,
+                },
+                None => AnswerPlace::Buffer(self.take_buffer(length)),
+            },
             _ => AnswerPlace::None,
         };
         head.id = self.expect_answer(now, edge, (false, place), posted);
-        let word = operation.word();
-        let data = match operation {
-            Operation::Put { .. } => bytes,
-            _ => word.as_ref().map_or(&[][..], |word| &word[..]),
-        };
         let head_bytes = head.to_bytes();
-        let sent = self.send_copy(now, edge, Content::operation(&head_bytes, data));
+        let sent = match operation {
+            Operation::Put { .. } => {
+                // Its completion comes with the answer.
+                let sent = self.send_shared(now, edge, Some(&head_bytes), bytes, None);
+                sent.map(drop)
+            }
+            _ => {
+                let word = operation.word();
+                let data = word.as_ref().map_or(&[][..], |word| &word[..]);
+                let content = Content::operation(&head_bytes, data);
+                self.send_whole(now, edge, content, false)
+            }
+        };
         if sent.is_err() {
             self.forget_operation(head.id);
         }
-        sent.map(|()| head.id)
-    }
-
-    /// Sends something whose bytes do not outlive the call.
-    fn send_copy(
-        &mut self,
-        now: Instant,
-        edge: EdgeId,
-        content: Content<'_>,
-    ) -> Result<(), Blocked> {
-        if content.bytes() <= self.whole_limit(edge.peer) {
-            return self.send_whole(now, edge, content, false);
-        }
-        let mut send = self.begin_long(now, edge, content, true)?;
-        if !self.continue_long(&mut send, content.payload())? {
-            self.keep_long(send, content.payload());
-        }
-        Ok(())
+        sent.map(|()| Begun::Asked(head.id))
     }
 
     /// The next operation on an edge waits for an answer under the id that this returns.
@@ -520,15 +529,20 @@ impl Engine {
         self.core.dispatch.buffers().take(length)
     }
 
+    /// Posted messages that have gone since they were begun.
+    pub(crate) fn sent_posts(&mut self) -> &mut SentPosts {
+        &mut self.core.sent_posts
+    }
+
     /// The next posted operation that has its result.
     pub(crate) fn next_finished(&mut self) -> Option<(Posted, OperationResult)> {
         self.core.operations.requests.next_finished()
     }
 
-    /// True if [`next_finished`](Self::next_finished) has something.
+    /// True if something that was posted is done since it was begun.
     #[inline]
     pub(crate) fn has_finished(&self) -> bool {
-        self.core.operations.requests.has_finished()
+        self.core.operations.requests.has_finished() || !self.core.sent_posts.is_empty()
     }
 
     /// Sends answers, and gives back the credit of what is done.

@@ -3,18 +3,19 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use bytes::Bytes;
 use dipole_proto::wire::{HEADER_BYTES, MESSAGE_BYTES, RefusedReason};
 use dipole_proto::{EdgeError, EdgeId, Instant, PeerId};
 
 use super::Engine;
-use super::content::Content;
+use super::content::{Content, Head};
 use super::packer::PacketSend;
+use super::posted::{Keep, Posted, Rest};
 use super::shared_memory::{LongId, Route, SharedMemory};
 use crate::GoneReason;
 use crate::address::{Address, EndpointId};
 use crate::clock::Reading;
 use crate::driver::WaitKey;
-use crate::inbox::Buffer;
 use crate::registry::EdgeTraffic;
 
 /// Frames that the kernel takes as one datagram. Queued with more to come, so many leave without
@@ -93,8 +94,7 @@ enum Long {
 #[derive(Debug)]
 pub(super) struct Kept {
     send: PacketSend,
-    rest: Buffer,
-    skipped: usize,
+    rest: Rest,
 }
 
 /// What a thread that cannot send along an edge, or waits until all of it is acknowledged,
@@ -388,8 +388,11 @@ impl Engine {
                 if kept && full {
                     return Err(Blocked::NoFrame);
                 }
-                let buffers = kept.then(|| self.core.dispatch.buffers());
-                let begun = memory.begin_long(machine, now, edge, content, buffers);
+                let keep = match kept {
+                    true => Keep::Copy(self.core.dispatch.buffers()),
+                    false => Keep::No,
+                };
+                let begun = memory.begin_long(machine, now, edge, content, keep);
                 begun.map(Long::Memory)
             }
             None => {
@@ -472,15 +475,9 @@ impl Engine {
     pub(crate) fn keep_long(&mut self, send: LongSend, payload: &[u8]) {
         match send.0 {
             Long::Packets(send) => {
-                let skipped = send.offset();
-                let rest = &payload[skipped..];
-                let mut buffer = self.core.dispatch.buffers().take(rest.len());
-                buffer.bytes_mut().copy_from_slice(rest);
-                self.kept.push(Kept {
-                    send,
-                    rest: buffer,
-                    skipped,
-                });
+                let buffers = self.core.dispatch.buffers();
+                let rest = Rest::copy(payload, send.offset(), buffers);
+                self.kept.push(Kept { send, rest });
             }
             Long::Memory(_) => self.abandon_long(send),
         }
@@ -497,23 +494,69 @@ impl Engine {
     }
 
     /// Goes on with long messages whose senders did not wait.
+    #[inline]
     pub(super) fn continue_kept(&mut self) {
+        if !self.kept.is_empty() {
+            self.continue_all_kept();
+        }
+    }
+
+    fn continue_all_kept(&mut self) {
         let core = &mut self.core;
-        self.kept.retain_mut(|kept| {
-            let peer = kept.send.edge().peer;
-            if !core.machine.is_open(peer) {
-                return false;
-            }
-            let (rest, skipped) = (kept.rest.bytes(), kept.skipped);
-            let machine = &mut core.machine;
-            let done = core
-                .packer
-                .continue_long(machine, &mut kept.send, rest, skipped);
-            if done {
-                core.ready.notify(WaitKey::Peer(peer));
-            }
-            !done
+        let ended = self.kept.extract_if(.., |kept| {
+            let is_open = core.machine.is_open(kept.send.edge().peer);
+            let (packer, machine) = (&mut core.packer, &mut core.machine);
+            !is_open || packer.continue_long(machine, &mut kept.send, &kept.rest, kept.rest.skipped)
         });
+        for Kept { send, rest } in ended.collect::<Vec<_>>() {
+            let edge = send.edge();
+            core.ready.notify(WaitKey::Peer(edge.peer));
+            let sent = core.machine.is_open(edge.peer);
+            rest.release(edge, core, sent);
+        }
+    }
+
+    /// Sends a message, or an operation with its data, of which the engine shares the bytes: what
+    /// finds no room goes on by itself. True if none of it is left.
+    ///
+    /// # Errors
+    /// [`Blocked`]; nothing was queued.
+    pub(super) fn send_shared(
+        &mut self,
+        now: Instant,
+        edge: EdgeId,
+        head: Option<&Head>,
+        bytes: &Bytes,
+        posted: Option<Posted>,
+    ) -> Result<bool, Blocked> {
+        let content = Content {
+            head,
+            payload: bytes,
+        };
+        if content.bytes() <= self.whole_limit(edge.peer) {
+            return self.send_whole(now, edge, content, false).map(|()| true);
+        }
+        let machine = &mut self.core.machine;
+        let sent = match with_route(&mut self.memory, edge.peer) {
+            Some((memory, _)) => {
+                let keep = Keep::Shared(bytes, posted);
+                let begun = memory.begin_long(machine, now, edge, content, keep);
+                begun.map(|id| memory.has_sent(id))
+            }
+            None => {
+                let packer = &mut self.core.packer;
+                let begun = packer.begin_long(machine, now, edge, content);
+                begun.map(|mut send| {
+                    let done = packer.continue_long(machine, &mut send, bytes, 0);
+                    if !done {
+                        let rest = Rest::shared(bytes, posted);
+                        self.kept.push(Kept { send, rest });
+                    }
+                    done
+                })
+            }
+        };
+        sent.map_err(|why| self.explained(edge, why))
     }
 
     /// Frames that long messages may use now.

@@ -558,9 +558,9 @@ impl SharedMemory {
             self.by_peer[peer.index()] = None;
             self.backlogged.retain(|backlogged| *backlogged != peer);
             self.fetches.forget(peer);
-            self.outgoing.forget(peer);
             core.machine.close_pipe(peer, reason);
             core.handle_events(&[][..]);
+            self.outgoing.forget(peer, core);
             if !all_read {
                 core.peers.set_unacknowledged(peer);
             }

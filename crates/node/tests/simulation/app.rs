@@ -1,9 +1,12 @@
 //! The applications: flows that send, endpoints that read, each in its way.
 
+use std::path::PathBuf;
+
 use dipole_link::Class;
 use dipole_link::shm::{ConnId, ShmError};
+use dipole_link::sim::SharedMemory;
 use dipole_node::engine::{Blocked, Destination, LongSend, Polled};
-use dipole_node::{Departure, GoneReason, Message};
+use dipole_node::{Address, Bytes, Departure, GoneReason, Message, Operation, RegionMemory};
 use dipole_proto::{EdgeId, Instant, PeerId};
 use rand::Rng;
 
@@ -20,6 +23,27 @@ const BURST: u32 = 64;
 const RETRY_NS: u64 = 5 * MILLISECOND;
 /// Pause between questions whether what is missing was refused.
 const PROBE_NS: u64 = 50 * MILLISECOND;
+/// Memory of a reader; some messages are longer.
+const OFFERED_BYTES: usize = 48 << 10;
+
+/// A message that the engine shares: when it has let go, others no longer find it there.
+struct Lent {
+    bytes: Vec<u8>,
+    socket: PathBuf,
+    memory: SharedMemory,
+}
+
+impl AsRef<[u8]> for Lent {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        self.memory.overwrite(&self.socket, &self.bytes);
+    }
+}
 
 /// A receiving endpoint of the running process.
 #[derive(Debug)]
@@ -28,6 +52,8 @@ pub struct Inlet {
     pub is_open: bool,
     taken: u32,
     next_ns: u64,
+    /// Memory that its reader offers for what comes.
+    offered: Option<RegionMemory>,
 }
 
 impl Inlet {
@@ -37,6 +63,7 @@ impl Inlet {
             is_open: false,
             taken: 0,
             next_ns: 0,
+            offered: None,
         }
     }
 }
@@ -252,6 +279,9 @@ impl World {
                 while self.take(index, id, process)? {}
             }
             process.engine.close_endpoint(id);
+            if let Some(memory) = self.nodes[index].inlets[position].offered.take() {
+                memory.revoke();
+            }
             self.regions.close((index, id));
             self.trace
                 .note(now_ns, index, What::Closed { endpoint: id });
@@ -298,11 +328,51 @@ impl World {
 
     /// Reads one message, if there is one.
     fn take(&mut self, index: usize, endpoint: u32, process: &mut Process) -> Result<bool, String> {
+        if endpoint.is_multiple_of(2)
+            && !self.scenario.has_regions
+            && let Some(taken) = self.take_into(index, endpoint, process)?
+        {
+            return Ok(taken);
+        }
         let Some(message) = process.engine.take(Instant(self.now_ns), endpoint) else {
             return Ok(false);
         };
-        self.note_read(index, endpoint, process, &message)?;
+        self.note_message(index, endpoint, process, &message)?;
         Ok(true)
+    }
+
+    /// Reads one message into memory that is offered for it beforehand; `None` if it does not fit.
+    fn take_into(
+        &mut self,
+        index: usize,
+        endpoint: u32,
+        process: &mut Process,
+    ) -> Result<Option<bool>, String> {
+        let mut inlets = self.nodes[index].inlets.iter_mut();
+        let Some(inlet) = inlets.find(|inlet| inlet.plan.id == endpoint) else {
+            return Ok(None);
+        };
+        let new = || RegionMemory::new(OFFERED_BYTES).expect("memory");
+        let memory = inlet.offered.get_or_insert_with(new).clone();
+        // Now and then it stops waiting.
+        if self.turns.is_multiple_of(16) {
+            process.engine.withdraw(endpoint, &memory);
+        }
+        let taken = process
+            .engine
+            .take_into(Instant(self.now_ns), endpoint, &memory);
+        let (length, source) = match taken {
+            None => return Ok(Some(false)),
+            Some(Err(_)) => return Ok(None),
+            Some(Ok(taken)) => taken,
+        };
+        let mut bytes = vec![0; length];
+        let read = memory.read(0, &mut bytes);
+        read.and_then(|()| memory.write(0, &vec![0xEE; length]))
+            .map_err(|error| error.to_string())?;
+        self.totals.read_into += 1;
+        self.note_read(index, endpoint, process, (source, &bytes))?;
+        Ok(Some(true))
     }
 
     /// A reader that waits at one of the endpoints looks at shared memory: it may have what
@@ -320,12 +390,12 @@ impl World {
         let endpoint = inlet.plan.id;
         while let Polled::Got(message) = process.engine.poll_memory(Some(endpoint)) {
             self.totals.read_at_once += 1;
-            self.note_read(index, endpoint, process, &message)?;
+            self.note_message(index, endpoint, process, &message)?;
         }
         Ok(())
     }
 
-    fn note_read(
+    fn note_message(
         &mut self,
         index: usize,
         endpoint: u32,
@@ -336,7 +406,16 @@ impl World {
             self.totals.notices += 1;
             return Ok(());
         }
-        let source = message.source();
+        self.note_read(index, endpoint, process, (message.source(), message))
+    }
+
+    fn note_read(
+        &mut self,
+        index: usize,
+        endpoint: u32,
+        process: &Process,
+        (source, message): (Address, &[u8]),
+    ) -> Result<(), String> {
         let from = self
             .scenario
             .sender(source.node.0, source.endpoint.0)
@@ -609,6 +688,7 @@ impl World {
     ) -> Result<bool, String> {
         let now = Instant(self.now_ns);
         self.prepare(flow);
+        let node_memory = self.memory(index).clone();
         let state = &mut self.flows[flow];
         let (Some(carrier), Some(edge), Some(pending)) =
             (state.carrier, state.edge, &state.pending)
@@ -675,10 +755,23 @@ impl World {
                 false => engine.send_whole(now, edge, &pending.bytes, pending.more),
             }
         } else {
-            // Who cannot wait has the message copied.
-            let kept = pending.more && matches!(carrier, Carrier::Memory { .. });
-            let begun = engine.begin_long(now, edge, &pending.bytes, kept);
-            begun.map(|long| state.long = (!kept).then_some(long))
+            // Who cannot wait has the message copied, or shared.
+            let in_memory = matches!(carrier, Carrier::Memory { .. });
+            if pending.more && tag.index.is_multiple_of(2) {
+                let lent = Lent {
+                    bytes: pending.bytes.clone(),
+                    socket: self.scenario.nodes[index].socket(),
+                    memory: node_memory,
+                };
+                self.totals.shared += 1;
+                let bytes = Bytes::from_owner(lent);
+                let begun = engine.begin_operation(now, edge, &Operation::Message, &bytes);
+                begun.map(drop)
+            } else {
+                let kept = pending.more && in_memory;
+                let begun = engine.begin_long(now, edge, &pending.bytes, kept);
+                begun.map(|long| state.long = (!kept).then_some(long))
+            }
         };
         state.blocked = sent.err();
         match sent {

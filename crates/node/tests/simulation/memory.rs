@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use dipole_node::engine::{Blocked, Engine, OperationId, OperationResult};
+use dipole_node::engine::{Begun, Blocked, Engine, OperationId, OperationResult};
 use dipole_node::{Message, Operation, Outcome, RegionKey, RegionMemory, Rights};
 use dipole_proto::{EdgeId, Instant};
 use rand::Rng;
@@ -199,8 +199,8 @@ impl Regions {
             true => what,
             false => What::Wrong(Outcome::NoRegion),
         };
-        match engine.begin_operation(now, edge, &operation, &bytes) {
-            Ok(id) => {
+        match engine.begin_operation(now, edge, &operation, &bytes.clone().into()) {
+            Ok(Begun::Asked(id)) => {
                 if matches!(what, What::Put)
                     && let Some(opened) = self.by_key.get_mut(&key)
                 {
@@ -210,6 +210,7 @@ impl Regions {
                 }
                 asking.asked.push(Asked { id, key, what });
             }
+            Ok(Begun::Sent | Begun::GoesOn) => {}
             // Nobody waits for credit here.
             Err(Blocked::NoCredit) => engine.cancel(edge),
             Err(_) => {}

@@ -8,10 +8,10 @@ use dipole_proto::wire::{Operation, Outcome, RefusedReason};
 use dipole_proto::{EdgeId, Instant, PeerId};
 use rustc_hash::FxHashMap;
 
-use crate::address::Address;
-use crate::completion::{Context, Data, QueueRef};
+use crate::completion::Data;
 use crate::driver::WaitKey;
 use crate::engine::dispatch::Source;
+use crate::engine::posted::Posted;
 use crate::error::GoneReason;
 use crate::inbox::Buffer;
 
@@ -66,14 +66,6 @@ pub enum OperationResult {
     NotTaken(RefusedReason),
     /// Its process is gone.
     Gone(Option<GoneReason>),
-}
-
-/// Who has posted an operation, and where its completion goes.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Posted {
-    pub(crate) context: Context,
-    pub(crate) queue: Option<QueueRef>,
-    pub(crate) to: Address,
 }
 
 /// An operation that waits for its answer, or whose asker has not taken it.

@@ -7,7 +7,6 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::sync::Arc;
 
 use dipole_link::shm::{ConnId, MAX_RECORD_BYTES};
 use dipole_proto::{EdgeId, Instant, Machine, PeerId};
@@ -18,7 +17,7 @@ use super::{Blocked, SharedMemory, find_mut};
 use crate::engine::content::Content;
 use crate::engine::core::Core;
 use crate::engine::packer::blocked;
-use crate::inbox::{Buffer, Buffers};
+use crate::engine::posted::{Keep, Rest};
 
 /// Bytes of a long message fetched in one turn, so that others get theirs.
 const FETCH_BYTES: usize = 1 << 20;
@@ -86,21 +85,13 @@ struct Outgoing {
     begun_ns: u64,
 }
 
-/// A copy of the end of a message.
-#[derive(Debug)]
-struct Rest {
-    bytes: Buffer,
-    /// How much of the message lies before it.
-    skipped: usize,
-}
-
 /// Long messages of ours that are under way.
 #[derive(Debug, Default)]
 pub(super) struct OutgoingLong {
     messages: FxHashMap<LongId, Outgoing>,
     /// Bytes of copies among them.
     copied_bytes: usize,
-    /// Copies that go in pieces, in the order in which that was decided.
+    /// Those that go in pieces though their senders do not wait, in the order in which that was decided.
     streams: Vec<LongId>,
 }
 
@@ -114,15 +105,18 @@ impl OutgoingLong {
     fn remove(&mut self, id: LongId) -> Option<Outgoing> {
         let message = self.messages.remove(&id)?;
         if let Some(rest) = &message.rest {
-            self.copied_bytes -= rest.bytes.bytes().len();
+            self.copied_bytes -= rest.copied_bytes();
         }
         Some(message)
     }
 
-    pub(super) fn forget(&mut self, peer: PeerId) {
+    /// A peer is gone: so are the messages to it.
+    pub(super) fn forget(&mut self, peer: PeerId, core: &mut Core) {
         let gone: Vec<LongId> = self.messages.keys().copied().collect();
         for id in gone.into_iter().filter(|(edge, _)| edge.peer == peer) {
-            self.remove(id);
+            if let Some(rest) = self.remove(id).and_then(|message| message.rest) {
+                rest.release(id.0, core, false);
+            }
         }
         self.streams.retain(|(edge, _)| edge.peer != peer);
     }
@@ -130,15 +124,15 @@ impl OutgoingLong {
 
 impl SharedMemory {
     /// Begins a long message, which must stay where it is until
-    /// [`continue_long`](Self::continue_long) says that it is no longer needed. With `buffers`
-    /// what is left of it is copied into one, and the caller's need not stay.
+    /// [`continue_long`](Self::continue_long) says that it is no longer needed, unless what is
+    /// left of it is to be kept.
     pub(in crate::engine) fn begin_long(
         &mut self,
         machine: &mut Machine,
         now: Instant,
         edge: EdgeId,
         content: Content<'_>,
-        buffers: Option<&Arc<Buffers>>,
+        keep: Keep<'_>,
     ) -> Result<LongId, Blocked> {
         let (payload, total) = (content.payload, content.payload.len() as u64);
         // Before the message has begun: it could not be taken back.
@@ -167,16 +161,16 @@ impl SharedMemory {
             }
             self.hub.want_room(connection);
         }
-        if let Some(buffers) = buffers {
-            let skipped = message.streamed.unwrap_or(0);
-            let mut bytes = buffers.take(payload.len() - skipped);
-            bytes.bytes_mut().copy_from_slice(&payload[skipped..]);
-            self.outgoing.copied_bytes += payload.len() - skipped;
-            message.rest = Some(Rest { bytes, skipped });
-        }
+        let skipped = message.streamed.unwrap_or(0);
+        message.rest = match keep {
+            Keep::No => None,
+            Keep::Copy(buffers) => Some(Rest::copy(payload, skipped, buffers)),
+            Keep::Shared(bytes, posted) => Some(Rest::shared(bytes, posted)),
+        };
+        let rest = message.rest.as_ref();
+        self.outgoing.copied_bytes += rest.map_or(0, Rest::copied_bytes);
         if transfer == Transfer::Fetch {
-            let rest = message.rest.as_ref();
-            let lies = rest.map_or(payload, |rest| rest.bytes.bytes());
+            let lies = rest.map_or(payload, |rest| rest);
             let place = (total, self.hub.address_of(lies));
             machine.offer(edge, begun, place, content.head);
             self.push_records(machine);
@@ -215,6 +209,11 @@ impl SharedMemory {
         if let Some(found) = find_mut(&mut self.connections, connection) {
             found.transfer.note(transfer, message.length, ns);
         }
+    }
+
+    /// True if nothing is left of a long message that has begun.
+    pub(in crate::engine) fn has_sent(&self, id: LongId) -> bool {
+        !self.outgoing.messages.contains_key(&id)
     }
 
     /// Bytes of copies of long messages.
@@ -269,7 +268,7 @@ impl SharedMemory {
             self.take_news(core);
         }
         if self.outgoing.has_streams() {
-            self.stream_copies(&mut core.machine);
+            self.stream_rests(core);
         }
         if !self.fetches.is_empty() {
             self.fetch(now, core);
@@ -277,7 +276,8 @@ impl SharedMemory {
     }
 
     fn take_news(&mut self, core: &mut Core) {
-        for news in core.long_news.drain(..) {
+        let mut all = std::mem::take(&mut core.long_news);
+        for news in all.drain(..) {
             match news {
                 LongNews::Fetch {
                     edge,
@@ -294,16 +294,19 @@ impl SharedMemory {
                     got: 0,
                 }),
                 LongNews::Taken { edge, sequence } => {
-                    if let Some(message) = self.outgoing.remove((edge, sequence))
-                        && message.rest.is_none()
-                        && let Some(connection) = self.connection(edge.peer)
-                    {
+                    let Some(mut message) = self.outgoing.remove((edge, sequence)) else {
+                        continue;
+                    };
+                    if let Some(rest) = message.rest.take() {
+                        rest.release(edge, core, true);
+                    } else if let Some(connection) = self.connection(edge.peer) {
                         self.note_time(connection, Transfer::Fetch, &message);
                     }
                 }
                 LongNews::Stream { edge, sequence } => self.stream_wanted((edge, sequence)),
             }
         }
+        core.long_news = all;
     }
 
     /// The peer cannot fetch a message.
@@ -343,7 +346,7 @@ impl SharedMemory {
         let address = fetch.address.wrapping_add(fetch.got);
         let mut fetched = Ok(());
         let hub = &mut self.hub;
-        let mut pull = |room: &mut [u8]| {
+        let pull = |room: &mut [u8]| {
             fetched = match hub.can_pull(connection) {
                 true => hub.pull(connection, address, room),
                 false => Err(io::ErrorKind::PermissionDenied.into()),
@@ -351,10 +354,7 @@ impl SharedMemory {
         };
         let room = match core.operations.is_arriving(edge, sequence) {
             true => (core.operations).fill((edge, sequence), (begin, length), pull),
-            false => {
-                let room = core.dispatch.assembly(edge, sequence);
-                room.map(|room| pull(&mut room[begin..begin + length]))
-            }
+            false => (core.dispatch).fill((edge, sequence), (begin, length), pull),
         };
         fetch.got = match room {
             Some(()) => fetch.got + length as u64,
@@ -371,8 +371,8 @@ impl SharedMemory {
         }
     }
 
-    /// Sends pieces of copied long messages.
-    fn stream_copies(&mut self, machine: &mut Machine) {
+    /// Sends pieces of long messages that were kept.
+    fn stream_rests(&mut self, core: &mut Core) {
         let mut waiting: Vec<LongId> = Vec::new();
         for id in std::mem::take(&mut self.outgoing.streams) {
             let Some(connection) = self.connection(id.0.peer) else {
@@ -384,10 +384,11 @@ impl SharedMemory {
             let Some(rest) = message.rest.take() else {
                 continue;
             };
-            let left = (rest.bytes.bytes(), rest.skipped);
+            let (machine, left) = (&mut core.machine, (&rest[..], rest.skipped));
             if self.push_pieces(machine, (connection, id), &mut message, left) {
-                self.outgoing.copied_bytes -= rest.bytes.bytes().len();
+                self.outgoing.copied_bytes -= rest.copied_bytes();
                 machine.streamed(id.0, id.1);
+                rest.release(id.0, core, true);
                 continue;
             }
             self.hub.want_room(connection);

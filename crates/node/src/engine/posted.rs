@@ -1,0 +1,103 @@
+//! Long messages that go on without their senders.
+
+use std::collections::VecDeque;
+use std::ops::Deref;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use dipole_proto::EdgeId;
+
+use super::core::Core;
+use crate::address::Address;
+use crate::completion::{Context, QueueRef};
+use crate::error::GoneReason;
+use crate::inbox::{Buffer, Buffers};
+
+/// Who has posted an operation, and where its completion goes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Posted {
+    pub(crate) context: Context,
+    pub(crate) queue: Option<QueueRef>,
+    pub(crate) to: Address,
+}
+
+/// How the bytes of a long message stay when its sender does not.
+#[derive(Clone, Copy)]
+pub(super) enum Keep<'a> {
+    /// The sender stays: see `continue_long`.
+    No,
+    /// Copied.
+    Copy(&'a Arc<Buffers>),
+    /// The engine shares them.
+    Shared(&'a Bytes, Option<Posted>),
+}
+
+/// Bytes that outlive the call that sends them.
+#[derive(Debug)]
+enum Lasting {
+    Copy(Buffer),
+    Shared(Bytes),
+}
+
+/// What is left of a message whose sender does not wait.
+#[derive(Debug)]
+pub(super) struct Rest {
+    bytes: Lasting,
+    /// How much of the message lies before it.
+    pub(super) skipped: usize,
+    posted: Option<Posted>,
+}
+
+impl Rest {
+    /// A copy of the end of a message.
+    pub(super) fn copy(payload: &[u8], skipped: usize, buffers: &Arc<Buffers>) -> Rest {
+        let mut buffer = buffers.take(payload.len() - skipped);
+        buffer.bytes_mut().copy_from_slice(&payload[skipped..]);
+        Rest {
+            bytes: Lasting::Copy(buffer),
+            skipped,
+            posted: None,
+        }
+    }
+
+    /// All of a message, where it lies.
+    pub(super) fn shared(bytes: &Bytes, posted: Option<Posted>) -> Rest {
+        Rest {
+            bytes: Lasting::Shared(bytes.clone()),
+            skipped: 0,
+            posted,
+        }
+    }
+
+    /// Bytes that were copied.
+    pub(super) fn copied_bytes(&self) -> usize {
+        match &self.bytes {
+            Lasting::Copy(buffer) => buffer.bytes().len(),
+            Lasting::Shared(_) => 0,
+        }
+    }
+
+    /// Lets go of the bytes: all of them have been sent, or the peer is gone. Who posted them is
+    /// to be told.
+    pub(super) fn release(self, edge: EdgeId, core: &mut Core, sent: bool) {
+        if let Some(posted) = self.posted {
+            let gone = || core.peers.gone_reason(edge.peer);
+            let sent = if sent { Ok(()) } else { Err(gone()) };
+            core.sent_posts.push_back((posted, sent));
+        }
+    }
+}
+
+impl Deref for Rest {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match &self.bytes {
+            Lasting::Copy(buffer) => buffer.bytes(),
+            Lasting::Shared(bytes) => bytes,
+        }
+    }
+}
+
+/// Posted messages whose bytes are no longer needed, or whose peer is gone.
+pub(super) type SentPosts = VecDeque<(Posted, Result<(), Option<GoneReason>>)>;
