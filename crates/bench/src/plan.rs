@@ -654,7 +654,10 @@ fn mixed(arguments: &BenchArgs) -> Result<Vec<Group>, PlanError> {
             })
         });
         Group {
-            title: format!("{}, alone and beside messages of 1 MiB", variation.title()),
+            title: format!(
+                "{}, alone and (+) beside messages of 1 MiB",
+                variation.title()
+            ),
             rounds: variation.rounds,
             is_point: false,
             entries: entries.collect(),

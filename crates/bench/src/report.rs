@@ -132,8 +132,8 @@ impl Measured {
         match &self.entry.fault {
             None if self.entry.bench.starts_with("mixed") => {
                 let is_alone = self.entry.work.kind != Kind::Mixed;
-                let how = if is_alone { "alone" } else { "beside" };
-                format!("{} {how}", name_of(self.entry.subject))
+                let mark = if is_alone { "" } else { " +" };
+                format!("{}{mark}", name_of(self.entry.subject))
             }
             None => name_of(self.entry.subject),
             Some(_) => self.entry.bench.clone(),

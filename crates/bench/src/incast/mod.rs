@@ -354,8 +354,7 @@ fn now_ns() -> u64 {
 }
 
 fn table(plan: &IncastPlan, lines: &[Line]) -> String {
-    let headings =
-        "subject|link|lost first|lost later|of the link|min..max|p50|p99|most|first|MB/s";
+    let headings = "subject|link|lost first|later|of link|min..max|p50|p99|first|MB/s";
     let mut table = titled(headings, 2);
     for line in lines {
         table.add_row(vec![
@@ -367,7 +366,6 @@ fn table(plan: &IncastPlan, lines: &[Line]) -> String {
             format!("{:.2}..{:.2}", line.least_efficiency, line.most_efficiency),
             format!("{:.2}", line.p50_over_ideal),
             format!("{:.2}", line.p99_over_ideal),
-            format!("{:.2}", line.most_over_ideal),
             format!("{:.2}", line.first_over_ideal),
             format!("{:.1}", line.bytes_per_s * 1e-6),
         ]);
@@ -376,9 +374,10 @@ fn table(plan: &IncastPlan, lines: &[Line]) -> String {
         .map(|line| format!("{} of {}", line.bursts, line.subject))
         .collect();
     format!(
-        "\n{} of {} each to one at {RATE_MBIT} Mbit/s, queue of {}, {} turns (first: the first \
-         burst of a turn; lost: packets in all turns;\np50, p99, most: time of a message; those \
-         and first: x the time the link needs for all)\n{table}\n{} bursts after the first",
+        "\n{} of {} each to one at {RATE_MBIT} Mbit/s, queue of {}, {} turns\n\
+         lost: packets in the first burst of all turns, and later; p50, p99: time of a message, x \
+         the\ntime that the link needs for all of them; first: of the first burst\n{table}\n{} \
+         bursts after the first",
         plan.senders,
         size(plan.size_bytes),
         size(QUEUE_BYTES as usize),
