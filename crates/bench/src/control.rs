@@ -23,6 +23,8 @@ pub(crate) enum Kind {
     Bidir,
     /// One way, small messages that may be packed: messages a second
     Rate,
+    /// Round trips beside a stream of long messages
+    Mixed,
 }
 
 /// A value as the command line takes it and results show it.
@@ -114,6 +116,41 @@ pub(crate) enum Task {
     Side(Job),
     /// Be one of a crowd.
     Crowd(CrowdJob),
+    /// Be one of many that send to one, or that one.
+    Incast(IncastJob),
+}
+
+/// What one process of an incast does.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct IncastJob {
+    pub(crate) subject: Subject,
+    pub(crate) part: IncastPart,
+    pub(crate) senders: u32,
+    pub(crate) core: usize,
+    pub(crate) namespace: PathBuf,
+    /// The address of the one that receives.
+    pub(crate) receiver: IpAddr,
+    pub(crate) size_bytes: usize,
+}
+
+/// The parts played in an incast.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum IncastPart {
+    /// Receives from all others.
+    Receive,
+    /// Sends to the one that receives.
+    Send,
+}
+
+/// From the parent: send one message, or receive these.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Go {
+    /// When to send, by the clock that never jumps.
+    pub(crate) at_ns: u64,
+    /// How many come to the receiver.
+    pub(crate) messages: u32,
+    /// The first byte of these messages.
+    pub(crate) number: u8,
 }
 
 /// What one process of a crowd does.

@@ -26,6 +26,8 @@ use super::statistics::as_float;
 /// The endpoints of the two sides: they may lie on one node.
 pub(super) const LEAD: u32 = 7;
 pub(super) const FOLLOW: u32 = 8;
+/// What the ids of a second pair of endpoints have more.
+const SECOND: u32 = 2;
 /// Longer than any wait: who spins never sleeps.
 const SPIN: Duration = Duration::from_secs(3600);
 /// Small messages that a receiver of many takes in one call.
@@ -35,10 +37,31 @@ const TOGETHER: usize = 64;
 /// an endpoint at the other side's.
 pub(crate) fn open(job: &Job, meet: Meet) -> io::Result<Dipole> {
     let node = open_node(job, |_| ())?;
-    let (own, other) = job.role.own_and_other(LEAD, FOLLOW);
-    let endpoint = node.endpoint(EndpointId(own)).map_err(failed)?;
+    let endpoint = open_endpoint(&node, job, 0)?;
     meet(Vec::new())?;
-    let target = endpoint.target(Address::new(job.other_node, other));
+    point(node, endpoint, job, 0)
+}
+
+/// [`open`], with two endpoints of one node.
+pub(crate) fn open_two(job: &Job, meet: Meet) -> io::Result<(Dipole, Dipole)> {
+    let node = open_node(job, |_| ())?;
+    let (one, other) = (
+        open_endpoint(&node, job, 0)?,
+        open_endpoint(&node, job, SECOND)?,
+    );
+    meet(Vec::new())?;
+    let one = point(node.clone(), one, job, 0)?;
+    Ok((one, point(node, other, job, SECOND)?))
+}
+
+fn open_endpoint(node: &Node, job: &Job, beyond: u32) -> io::Result<Endpoint> {
+    let (own, _) = job.role.own_and_other(LEAD, FOLLOW);
+    node.endpoint(EndpointId(own + beyond)).map_err(failed)
+}
+
+fn point(node: Node, endpoint: Endpoint, job: &Job, beyond: u32) -> io::Result<Dipole> {
+    let (_, other) = job.role.own_and_other(LEAD, FOLLOW);
+    let target = endpoint.target(Address::new(job.other_node, other + beyond));
     target.map_err(failed)?;
     let patience = match job.work.kind {
         // One thread does both ways: it must not wait for either.

@@ -4,8 +4,9 @@
 //! own, and each subject takes its turn in every round: the machine drifts, so only figures of one
 //! table may be compared.
 //! `plan` says what is measured, `testbed` where, `launch` connects two `side`s, `pingpong`,
-//! `flow` and `port` are the workloads, `dipole` and `peers` the subjects, `report` and `page` the
-//! results. `crowd` stands alone: many processes at once on few cores.
+//! `flow`, `mixed`, `port` and `memory` are the workloads, `dipole` and `peers` the subjects, `report` and `page` the
+//! results. `crowd` and `incast` stand alone: many processes at once, on few cores or on a network
+//! of their own.
 
 #![forbid(unsafe_code)]
 
@@ -14,8 +15,11 @@ mod control;
 mod crowd;
 mod dipole;
 mod flow;
+mod incast;
 mod launch;
 mod machine;
+mod memory;
+mod mixed;
 mod page;
 mod peers;
 mod pingpong;
@@ -90,6 +94,9 @@ pub struct BenchArgs {
     /// How many processes share two cores [default: 8]
     #[arg(long, value_parser = clap::value_parser!(u16).range(2..=64))]
     processes: Option<u16>,
+    /// How many nodes send to one at once (incast) [default: 7]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=200))]
+    senders: Option<u32>,
     /// Subjects to measure, separated by commas [default: dipole and its usual peers]
     #[arg(long, value_enum, value_delimiter = ',', value_name = "SUBJECT,..")]
     subjects: Vec<Subject>,
@@ -114,8 +121,12 @@ enum Topic {
     Work(Kind),
     /// Round trips by endpoints and by active ports.
     Port,
+    /// Operations on the other side's memory.
+    Memory(Subject),
     /// Many processes on two cores.
     Crowd,
+    /// Many nodes that send to one.
+    Incast,
 }
 
 impl ValueEnum for Topic {
@@ -125,8 +136,13 @@ impl ValueEnum for Topic {
             Topic::Work(Kind::Stream),
             Topic::Work(Kind::Bidir),
             Topic::Work(Kind::Rate),
+            Topic::Work(Kind::Mixed),
             Topic::Port,
+            Topic::Memory(Subject::DipolePut),
+            Topic::Memory(Subject::DipoleGet),
+            Topic::Memory(Subject::DipoleAtomic),
             Topic::Crowd,
+            Topic::Incast,
         ]
     }
 
@@ -137,9 +153,25 @@ impl ValueEnum for Topic {
                 PossibleValue::new("port")
                     .help("Round trips by handlers of active ports, beside those by endpoints"),
             ),
+            Topic::Memory(Subject::DipolePut) => Some(
+                PossibleValue::new("put")
+                    .help("Puts into the other side's memory, beside messages and copies"),
+            ),
+            Topic::Memory(Subject::DipoleGet) => Some(
+                PossibleValue::new("get")
+                    .help("Gets from the other side's memory, beside messages and copies"),
+            ),
+            Topic::Memory(_) => Some(
+                PossibleValue::new("atomic")
+                    .help("Fetch-and-add on the other side's memory, beside messages"),
+            ),
             Topic::Crowd => Some(
                 PossibleValue::new("crowd").help("Many processes of one node on two cores at once"),
             ),
+            Topic::Incast => Some(PossibleValue::new("incast").help(
+                "Many nodes send a long message to one at once, by a switch of 1 Gbit/s with short \
+                 queues (needs root)",
+            )),
         }
     }
 }
@@ -215,6 +247,10 @@ fn measure(arguments: &BenchArgs, report: &mut Report<'_>) -> Result<bool, Box<d
             report.note(&machine_line(cores))?;
             return crowd::measure(&plan, &testbed, cores, report);
         }
+        Plan::Incast(plan) => {
+            report.note(&machine_line(cores))?;
+            return incast::measure(&plan, cores, report);
+        }
     };
     let page = arguments.html.as_deref().map(begin_page).transpose()?;
     let mut entries = groups.iter().flat_map(|group| &group.entries);
@@ -272,8 +308,11 @@ fn print_group(
     report: &mut Report<'_>,
 ) -> io::Result<()> {
     if report.json {
-        for line in measured.iter().filter_map(|one| one.line(testbed)) {
-            report.object(&line)?;
+        for one in measured {
+            if let Some(mut line) = one.line(testbed) {
+                line.p99_over_alone = report::p99_over_alone(one, measured);
+                report.object(&line)?;
+            }
         }
     } else if !group.is_point {
         report.result(&format!("\n{}", report::table(group, measured, testbed)))?;

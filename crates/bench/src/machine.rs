@@ -54,7 +54,7 @@ pub(crate) fn thread_cpu_ns() -> u64 {
     in_nanoseconds(clock_gettime(ClockId::ThreadCPUTime))
 }
 
-fn in_nanoseconds(time: Timespec) -> u64 {
+pub(crate) fn in_nanoseconds(time: Timespec) -> u64 {
     let part = |number: i64| u64::try_from(number).unwrap_or(0);
     part(time.tv_sec) * 1_000_000_000 + part(time.tv_nsec)
 }

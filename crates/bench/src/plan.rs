@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::control::{Carrier, Kind, Placement, Workload, name_of};
 use super::crowd::CrowdPlan;
+use super::incast::IncastPlan;
 use super::launch::Entry;
 use super::subject::{Subject, Waits};
 use super::testbed::On;
@@ -56,6 +57,8 @@ pub(crate) enum Plan {
     Groups(Vec<Group>),
     /// Many processes at once.
     Crowd(CrowdPlan),
+    /// Many nodes that send to one.
+    Incast(IncastPlan),
 }
 
 /// Why the command line makes no plan.
@@ -64,7 +67,9 @@ pub(crate) enum PlanError {
     /// A subject cannot do the work asked for.
     #[error("{0}; choose another --size, kind or --subjects")]
     Refused(String),
-    #[error("{option} needs a kind: pingpong, stream, bidir, rate, port or crowd")]
+    #[error(
+        "{option} needs a kind: pingpong, stream, bidir, rate, mixed, port, put, get, atomic, crowd or incast"
+    )]
     NeedsKind { option: &'static str },
     #[error("{option} is for {kind}")]
     OnlyFor {
@@ -170,6 +175,42 @@ impl Variation {
         group
     }
 
+    /// What carries Dipole's messages here, and what would without the bpf link.
+    fn carriers(self) -> Vec<Carrier> {
+        match (self.carrier, self.place) {
+            (Carrier::Bpf, Placement::TwoNodes) => vec![Carrier::Bpf, Carrier::Udp],
+            (carrier, _) => vec![carrier],
+        }
+    }
+
+    /// Operations on memory, the same by messages, and what copies the same bytes.
+    fn on_memory(self, subject: Subject) -> Group {
+        let peers: &[Subject] = match (self.kind, self.place) {
+            (Kind::Pingpong, _) => &[],
+            (_, Placement::TwoNodes) => &[Subject::BareUdpGso],
+            (Kind::Stream, Placement::OneNode) => &[Subject::BareShm, Subject::BareReadv],
+            (_, Placement::OneNode) => &[Subject::BareShm],
+        };
+        let bench = || {
+            format!(
+                "{}-{}",
+                name_of(subject).trim_start_matches("dipole-"),
+                self.bench()
+            )
+        };
+        let ours = self.carriers().into_iter().flat_map(|carrier| {
+            [subject, Subject::Dipole]
+                .map(|one| Variation { carrier, ..self }.entry(bench(), one, None))
+        });
+        let peers = peers.iter().map(|&peer| self.entry(bench(), peer, None));
+        Group {
+            title: format!("{}, {}", bench(), self.title()),
+            rounds: self.rounds,
+            is_point: false,
+            entries: ours.chain(peers).collect(),
+        }
+    }
+
     /// What the link is worth: ours without it, and what is possible with its parts alone.
     fn beside_udp(self, group: &mut Group, waits: Waits) {
         let entry =
@@ -212,8 +253,11 @@ pub(crate) fn plan(arguments: &BenchArgs) -> Result<Plan, PlanError> {
     check_options(arguments)?;
     let mut groups = match arguments.kind {
         Some(Topic::Crowd) => return crowd(arguments).map(Plan::Crowd),
+        Some(Topic::Incast) => return incast(arguments).map(Plan::Incast),
         None => table(arguments)?,
         Some(Topic::Port) => vec![ports(arguments)?],
+        Some(Topic::Memory(subject)) => memory(subject, arguments)?,
+        Some(Topic::Work(Kind::Mixed)) => mixed(arguments)?,
         Some(Topic::Work(kind)) => vec![of_kind(kind, arguments)?],
     };
     if arguments.html.is_some() {
@@ -283,13 +327,21 @@ fn check_options(arguments: &BenchArgs) -> Result<(), PlanError> {
             kind: "crowd",
         });
     }
+    let is_incast = arguments.kind == Some(Topic::Incast);
+    if arguments.senders.is_some() && !is_incast {
+        return Err(PlanError::OnlyFor {
+            option: "--senders",
+            kind: "incast",
+        });
+    }
     if arguments.threads == 2 && arguments.kind != Some(Topic::Work(Kind::Bidir)) {
         return Err(PlanError::OnlyFor {
             option: "--threads 2",
             kind: "bidir",
         });
     }
-    if is_crowd {
+    if is_crowd || is_incast {
+        let by = if is_crowd { "crowd" } else { "incast" };
         let excluded = [
             ("--unreliable", arguments.unreliable),
             ("--drop", arguments.drop.is_some()),
@@ -297,12 +349,12 @@ fn check_options(arguments: &BenchArgs) -> Result<(), PlanError> {
             ("--html", arguments.html.is_some()),
             ("--on veth", arguments.on == On::Veth),
             ("--on loopback", arguments.on == On::Loopback),
+            ("--on node", is_incast && arguments.on == On::Node),
+            ("--link shm", is_incast && arguments.link == LinkName::Shm),
+            ("--block", is_incast && arguments.block),
         ];
         if let Some(option) = first_given(&excluded) {
-            return Err(PlanError::Excluded {
-                option,
-                by: "crowd",
-            });
+            return Err(PlanError::Excluded { option, by });
         }
     }
     Ok(())
@@ -322,6 +374,16 @@ fn crowd(arguments: &BenchArgs) -> Result<CrowdPlan, PlanError> {
         rounds: rounds(arguments, TABLE_ROUNDS),
         block: arguments.block,
         carrier: carrier(arguments, Placement::OneNode),
+    })
+}
+
+fn incast(arguments: &BenchArgs) -> Result<IncastPlan, PlanError> {
+    Ok(IncastPlan {
+        senders: arguments.senders.unwrap_or(7),
+        size_bytes: arguments.size.unwrap_or(64 << 10),
+        duration: duration(arguments, KIND_SECONDS),
+        turns: rounds(arguments, TABLE_ROUNDS),
+        carrier: carrier(arguments, Placement::TwoNodes),
     })
 }
 
@@ -483,6 +545,7 @@ fn of_kind(kind: Kind, arguments: &BenchArgs) -> Result<Group, PlanError> {
         Kind::Pingpong | Kind::Rate => 64,
         Kind::Stream => 1 << 20,
         Kind::Bidir => 64 << 10,
+        Kind::Mixed => 1 << 10,
     };
     let place = asked_place(arguments)?.unwrap_or(Placement::TwoNodes);
     let variation = Variation {
@@ -546,6 +609,108 @@ fn ports(arguments: &BenchArgs) -> Result<Group, PlanError> {
         entries: entries.collect(),
         ..pingpong
     })
+}
+
+/// Short messages alone and beside long ones, in turns.
+fn mixed(arguments: &BenchArgs) -> Result<Vec<Group>, PlanError> {
+    let excluded = [
+        ("--unreliable", arguments.unreliable),
+        ("--drop", arguments.drop.is_some()),
+        ("--subjects", !arguments.subjects.is_empty()),
+        ("--html", arguments.html.is_some()),
+    ];
+    if let Some(option) = first_given(&excluded) {
+        return Err(PlanError::Excluded {
+            option,
+            by: "mixed",
+        });
+    }
+    let asked = asked_place(arguments)?;
+    let places = [Placement::TwoNodes, Placement::OneNode].into_iter();
+    let places = places.filter(|&place| asked.is_none_or(|asked| asked == place));
+    let group = |place| {
+        let variation = Variation {
+            kind: Kind::Mixed,
+            size_bytes: arguments.size.unwrap_or(1 << 10),
+            duration: duration(arguments, KIND_SECONDS),
+            block: arguments.block,
+            unreliable: false,
+            two_threads_a_side: true,
+            place,
+            carrier: carrier(arguments, place),
+            rounds: rounds(arguments, TABLE_ROUNDS),
+        };
+        let subjects = variation.carriers().into_iter();
+        let subjects = subjects.map(|carrier| (Subject::Dipole, carrier));
+        let subjects = subjects.chain([(Subject::BareTcpBlock, variation.carrier)]);
+        let entries = subjects.flat_map(|(subject, carrier)| {
+            [(Kind::Pingpong, "mixed-alone"), (Kind::Mixed, "mixed")].map(|(kind, bench)| {
+                let varied = Variation {
+                    kind,
+                    carrier,
+                    ..variation
+                };
+                varied.entry(bench.to_owned(), subject, None)
+            })
+        });
+        Group {
+            title: format!(
+                "{}, alone and (+) beside messages of 1 MiB",
+                variation.title()
+            ),
+            rounds: variation.rounds,
+            is_point: false,
+            entries: entries.collect(),
+        }
+    };
+    Ok(places.map(group).collect())
+}
+
+/// Operations on memory beside the messages and the copies that they are compared with.
+fn memory(subject: Subject, arguments: &BenchArgs) -> Result<Vec<Group>, PlanError> {
+    let by = match subject {
+        Subject::DipolePut => "put",
+        Subject::DipoleGet => "get",
+        _ => "atomic",
+    };
+    let excluded = [
+        ("--size", arguments.size.is_some()),
+        ("--unreliable", arguments.unreliable),
+        ("--block", arguments.block),
+        ("--drop", arguments.drop.is_some()),
+        ("--subjects", !arguments.subjects.is_empty()),
+        ("--html", arguments.html.is_some()),
+    ];
+    if let Some(option) = first_given(&excluded) {
+        return Err(PlanError::Excluded { option, by });
+    }
+    let words = [(Kind::Pingpong, 8), (Kind::Rate, 8)];
+    let long = (Kind::Stream, 1 << 20);
+    let works = match subject {
+        Subject::DipoleGet => vec![words[0], (Kind::Pingpong, 1 << 20), long],
+        Subject::DipolePut => vec![words[0], words[1], long],
+        _ => words.to_vec(),
+    };
+    let asked = asked_place(arguments)?;
+    let places = [Placement::TwoNodes, Placement::OneNode].into_iter();
+    let places = places.filter(|&place| asked.is_none_or(|asked| asked == place));
+    Ok(places
+        .flat_map(|place| works.iter().map(move |&work| (place, work)))
+        .map(|(place, (kind, size_bytes))| {
+            Variation {
+                kind,
+                size_bytes,
+                duration: duration(arguments, TABLE_SECONDS),
+                block: false,
+                unreliable: false,
+                two_threads_a_side: false,
+                place,
+                carrier: carrier(arguments, place),
+                rounds: rounds(arguments, TABLE_ROUNDS),
+            }
+            .on_memory(subject)
+        })
+        .collect())
 }
 
 /// A size as people write it.

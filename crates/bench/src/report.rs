@@ -4,7 +4,7 @@ use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{CellAlignment, Table};
 use serde::Serialize;
 
-use super::control::{Outcome, name_of};
+use super::control::{Kind, Outcome, name_of};
 use super::launch::{Entry, leading_figure};
 use super::plan::{Group, size};
 use super::statistics::{Spread, as_float};
@@ -39,6 +39,9 @@ pub(crate) struct Line {
     pub(crate) p99_ns: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) p999_ns: Option<f64>,
+    /// Of round trips beside a stream: `p99_ns` over that of the same alone, round by round.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) p99_over_alone: Option<f64>,
     /// Size by the median one-way time: M11's end-to-end throughput.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) end_to_end_bytes_per_s: Option<f64>,
@@ -95,6 +98,7 @@ impl Measured {
             p999_ns: median(|outcome| outcome.one_way.map(|times| times.p999_ns)),
             end_to_end_bytes_per_s: p50
                 .map(|p50| tenth(as_float(size_bytes as u64) * 1e9 / p50.median.max(0.1))),
+            p99_over_alone: None,
             percentiles: self.percentiles(),
             messages_per_s: median(|outcome| outcome.messages_per_s),
             bytes_per_s: bytes.map(|bytes| bytes.median),
@@ -126,6 +130,11 @@ impl Measured {
 
     pub(crate) fn label(&self) -> String {
         match &self.entry.fault {
+            None if self.entry.bench.starts_with("mixed") => {
+                let is_alone = self.entry.work.kind != Kind::Mixed;
+                let mark = if is_alone { "" } else { " +" };
+                format!("{}{mark}", name_of(self.entry.subject))
+            }
             None => name_of(self.entry.subject),
             Some(_) => self.entry.bench.clone(),
         }
@@ -220,6 +229,25 @@ fn figures(one: &Measured, is_latency: bool) -> Vec<String> {
     ]
 }
 
+/// How much longer the slowest round trips take beside a stream than alone; the median of rounds.
+pub(crate) fn p99_over_alone(one: &Measured, all: &[Measured]) -> Option<f64> {
+    let is_same = |other: &&Measured| {
+        other.entry.work.kind == Kind::Pingpong
+            && other.entry.subject == one.entry.subject
+            && other.entry.carrier == one.entry.carrier
+    };
+    if one.entry.work.kind != Kind::Mixed {
+        return None;
+    }
+    let alone = all.iter().find(is_same)?;
+    let rounds = one.rounds.iter().zip(&alone.rounds);
+    let ratios = rounds.filter_map(|(beside, alone)| {
+        let p99 = |outcome: &Option<Outcome>| Some(outcome.as_ref()?.one_way?.p99_ns);
+        Some(p99(beside)? / p99(alone)?.max(1.0))
+    });
+    Spread::of(ratios).map(|spread| (spread.median * 1e3).round() / 1e3)
+}
+
 /// The remarks of subjects, each once.
 pub(crate) fn remarks(measured: &[Measured]) -> Vec<String> {
     let mut remarks = Vec::new();
@@ -233,6 +261,12 @@ pub(crate) fn remarks(measured: &[Measured]) -> Vec<String> {
                     size(one.entry.work.size_bytes)
                 )
             }));
+        }
+        if let Some(ratio) = p99_over_alone(one, measured) {
+            let label = one.label();
+            remarks.push(format!(
+                "{label}: p99 {ratio:.2} x that alone, round by round"
+            ));
         }
     }
     remarks

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{self, BufRead, Write};
 use std::os::fd::AsFd;
+use std::path::Path;
 use std::process::ExitCode;
 use std::thread;
 
@@ -14,12 +15,13 @@ use serde::de::DeserializeOwned;
 use super::channel::{Channel, broken};
 use super::control::{Job, Kind, Outcome, Ready, Role, Task, Verdict};
 use super::peers::frames::Frames;
+use super::peers::readv::Readv;
 use super::peers::shm::Shm;
 use super::peers::udp::Udp;
 use super::peers::udp_gso::UdpGso;
 use super::peers::{pipe, tcp, unix};
 use super::subject::Subject;
-use super::{crowd, dipole, flow, machine, pingpong, port};
+use super::{crowd, dipole, flow, incast, machine, memory, mixed, pingpong, port};
 
 /// Reads a job from standard input, does it, and tells how it went.
 pub(crate) fn run() -> ExitCode {
@@ -37,30 +39,27 @@ fn measure() -> io::Result<()> {
     match recv()? {
         Task::Side(job) => send(&Verdict::Done(measure_side(&job)?)),
         Task::Crowd(job) => crowd::process::take_part(&job),
+        Task::Incast(job) => incast::process::take_part(&job),
     }
 }
 
 fn measure_side(job: &Job) -> io::Result<Outcome> {
     if let Some(path) = &job.namespace {
-        let name = path.display();
-        let enter = || -> io::Result<()> {
-            let file = File::open(path)?;
-            Ok(move_into_link_name_space(
-                file.as_fd(),
-                Some(LinkNameSpaceType::Network),
-            )?)
-        };
-        enter().map_err(|error| {
-            io::Error::new(
-                error.kind(),
-                format!("cannot enter the namespace {name}: {error}"),
-            )
-        })?;
+        enter(path)?;
     }
     machine::pin(job.core)?;
     match job.subject {
+        Subject::Dipole if job.work.kind == Kind::Mixed => {
+            mixed::drive(dipole::open_two(job, meet)?, job)
+        }
+        Subject::BareTcpBlock if job.work.kind == Kind::Mixed => {
+            mixed::drive(tcp::open_two(job, meet)?, job)
+        }
         Subject::Dipole => drive(dipole::open(job, meet)?, job, job.role),
         Subject::DipolePort | Subject::DipolePorts => port::measure(job, meet),
+        Subject::DipolePut | Subject::DipoleGet | Subject::DipoleAtomic => {
+            memory::measure(job, meet)
+        }
         Subject::BareUdpSpin | Subject::BareUdpBlock => drive(Udp::open(job, meet)?, job, job.role),
         Subject::BareUdpGso => drive(UdpGso::open(job, meet)?, job, job.role),
         Subject::BareBpf | Subject::BareXdp => drive(Frames::open(job, meet)?, job, job.role),
@@ -73,9 +72,26 @@ fn measure_side(job: &Job) -> io::Result<Outcome> {
         }
         Subject::BareShm => {
             meet(Vec::new())?;
-            drive_threads(job)
+            drive_threads(job, Shm::pair(&job.work))
+        }
+        Subject::BareReadv => {
+            meet(Vec::new())?;
+            drive_threads(job, Readv::pair(&job.work))
         }
     }
+}
+
+/// Enters a network namespace by its file.
+pub(super) fn enter(path: &Path) -> io::Result<()> {
+    let entered = File::open(path).and_then(|file| {
+        let network = Some(LinkNameSpaceType::Network);
+        Ok(move_into_link_name_space(file.as_fd(), network)?)
+    });
+    entered.map_err(|error| {
+        let name = path.display();
+        let told = format!("cannot enter the namespace {name}: {error}");
+        io::Error::new(error.kind(), told)
+    })
 }
 
 fn drive(mut channel: impl Channel + Send, job: &Job, role: Role) -> io::Result<Outcome> {
@@ -91,8 +107,7 @@ fn drive(mut channel: impl Channel + Send, job: &Job, role: Role) -> io::Result<
 }
 
 /// Both sides as threads of this process; their CPU times are added up.
-fn drive_threads(job: &Job) -> io::Result<Outcome> {
-    let (lead, follow) = Shm::pair(&job.work);
+fn drive_threads<C: Channel + Send>(job: &Job, (lead, follow): (C, C)) -> io::Result<Outcome> {
     thread::scope(|scope| {
         let second = scope.spawn(move || {
             machine::pin(job.other_core)?;

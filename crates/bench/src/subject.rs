@@ -20,6 +20,12 @@ pub(crate) enum Subject {
     DipolePort,
     /// The same among 10,000 more open ports a side
     DipolePorts,
+    /// Puts into the other side's memory, up to their flush
+    DipolePut,
+    /// Gets from the other side's memory, one by one
+    DipoleGet,
+    /// Fetch-and-add on a word of the other side's memory
+    DipoleAtomic,
     /// UDP sockets, one datagram a message, non-blocking calls in a loop
     BareUdpSpin,
     /// The same with blocking calls
@@ -44,13 +50,20 @@ pub(crate) enum Subject {
     BarePipeBlock,
     /// Rings in memory between two threads: the limit of the machine
     BareShm,
+    /// One process_vm_readv a message between two threads
+    BareReadv,
 }
 
 impl Subject {
     /// What carries its bytes, and over a network the testbed it lies on.
     pub(crate) fn link(self, carrier: Carrier, testbed: &str) -> String {
         match self {
-            Subject::Dipole | Subject::DipolePort | Subject::DipolePorts => match carrier {
+            Subject::Dipole
+            | Subject::DipolePort
+            | Subject::DipolePorts
+            | Subject::DipolePut
+            | Subject::DipoleGet
+            | Subject::DipoleAtomic => match carrier {
                 Carrier::Udp | Carrier::Bpf => format!("{}/{testbed}", name_of(carrier)),
                 Carrier::Shm => "shm".to_owned(),
             },
@@ -63,6 +76,7 @@ impl Subject {
             Subject::BareUnixSpin | Subject::BareUnixBlock => "unix".to_owned(),
             Subject::BarePipeSpin | Subject::BarePipeBlock => "pipe".to_owned(),
             Subject::BareShm => "shm".to_owned(),
+            Subject::BareReadv => "readv".to_owned(),
         }
     }
 
@@ -71,9 +85,17 @@ impl Subject {
         matches!(self, Subject::DipolePort | Subject::DipolePorts)
     }
 
+    /// Works on the other side's memory.
+    pub(crate) fn is_memory(self) -> bool {
+        matches!(
+            self,
+            Subject::DipolePut | Subject::DipoleGet | Subject::DipoleAtomic
+        )
+    }
+
     /// Both sides are threads of one process.
     pub(crate) fn is_threads(self) -> bool {
-        self == Subject::BareShm
+        matches!(self, Subject::BareShm | Subject::BareReadv)
     }
 
     pub(crate) fn is_datagrams(self) -> bool {
@@ -98,7 +120,10 @@ impl Subject {
 
     /// Two threads may use one of its connections at once.
     fn takes_two_threads(self) -> bool {
-        !self.is_datagrams() && !matches!(self, Subject::BareUdpGso | Subject::BareShm)
+        !self.is_datagrams()
+            && !self.is_memory()
+            && !self.is_threads()
+            && self != Subject::BareUdpGso
     }
 
     /// Why this subject cannot do that work; `None` if it can.
@@ -135,6 +160,22 @@ impl Subject {
                     true => "an unreliable one".to_owned(),
                     false => name_of(kind),
                 }
+            ));
+        }
+        if kind == Kind::Mixed && !matches!(self, Subject::Dipole | Subject::BareTcpBlock) {
+            return Some(format!(
+                "{name} has no second connection for a stream beside"
+            ));
+        }
+        if self.is_memory() && (work.unreliable || kind == Kind::Bidir) {
+            return Some(format!(
+                "{name} works on memory, reliably and one way; {} was asked for",
+                name_of(kind)
+            ));
+        }
+        if self == Subject::DipoleAtomic && size_bytes != 8 {
+            return Some(format!(
+                "{name} updates words of 8 bytes; {size_bytes} were asked for"
             ));
         }
         if self == Subject::BareUdpGso && kind == Kind::Pingpong {

@@ -40,5 +40,6 @@ mod testbed;
 pub use builder::Builder;
 pub use error::TestbedError;
 pub use fault::{FaultCounters, Faults};
+pub use network::PortCounters;
 pub use offload::Offloads;
 pub use testbed::{NodePlace, Testbed};

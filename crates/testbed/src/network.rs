@@ -23,6 +23,15 @@ const LEAST_BURST_FRAMES: u64 = 4;
 const CARRIER_TIMEOUT: Duration = Duration::from_secs(20);
 const ETHERNET_BYTES: u64 = 14;
 
+/// What the port of a shaped switch has done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PortCounters {
+    /// Bytes of frames that left towards the node, headers of Ethernet included.
+    pub sent_bytes: u64,
+    /// Frames for the node that found the queue full.
+    pub dropped_packets: u64,
+}
+
 /// A node's place on a network.
 pub(crate) struct Interface<'a> {
     pub(crate) node: u32,
@@ -162,8 +171,52 @@ fn shape(
     ))
 }
 
+/// What the port of a switch has done, from the words of `tc`.
+pub(crate) fn port_counters(
+    hub: &str,
+    node: u32,
+    network: u32,
+) -> Result<PortCounters, TestbedError> {
+    let words = format!("-n {hub} -s qdisc show dev {}", names::port(node, network));
+    let said = call("tc", &words)?;
+    counters(&said).ok_or_else(|| TestbedError::Command {
+        command: format!("tc {words}"),
+        cause: format!("no counters of a shaper in: {}", said.trim()),
+    })
+}
+
+/// `Sent 1514 bytes 1 pkt (dropped 0, ...` of the root, which stands first.
+fn counters(said: &str) -> Option<PortCounters> {
+    let number_after = |word: &str| {
+        let (_, rest) = said.split_once(word)?;
+        let digits = rest.split(|letter: char| !letter.is_ascii_digit()).next()?;
+        digits.parse().ok()
+    };
+    Some(PortCounters {
+        sent_bytes: number_after("Sent ")?,
+        dropped_packets: number_after("(dropped ")?,
+    })
+}
+
 /// Bytes that a shaped device may send at once.
 pub(crate) fn burst_bytes(rate_mbit: u64, mtu: u32) -> u64 {
     let frames = LEAST_BURST_FRAMES * (u64::from(mtu) + ETHERNET_BYTES);
     frames.max(rate_mbit * BURST_US / 8)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_are_found_in_the_words_of_tc() {
+        let said = "qdisc tbf 8001: root refcnt 2 rate 1Gbit burst 25000b lat 524us \n Sent \
+                    1234 bytes 5 pkt (dropped 67, overlimits 8 requeues 0) \n backlog 0b 0p";
+        let expected = PortCounters {
+            sent_bytes: 1234,
+            dropped_packets: 67,
+        };
+        assert_eq!(counters(said), Some(expected));
+        assert_eq!(counters("qdisc noqueue 0: root refcnt 2"), None);
+    }
 }

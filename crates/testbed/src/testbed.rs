@@ -15,7 +15,7 @@ use crate::error::TestbedError;
 use crate::fault::FaultCounters;
 use crate::names;
 use crate::namespace::{self, ip};
-use crate::network::{self, Interface};
+use crate::network::{self, Interface, PortCounters};
 use crate::switch::Switch;
 
 /// The port of a node's directory; in a namespace of its own the usual one is free.
@@ -210,6 +210,21 @@ impl Testbed {
     pub fn fault_counters(&self) -> FaultCounters {
         let all = self.switches.iter().map(Switch::counters);
         all.fold(FaultCounters::default(), FaultCounters::plus)
+    }
+
+    /// What the switch port of a node has done, on a testbed with a rate.
+    ///
+    /// # Errors
+    /// - [`TestbedError::Command`]: `tc` failed; so it does where nothing is shaped.
+    pub fn port_counters(&self, node: u32, network: u32) -> Result<PortCounters, TestbedError> {
+        network::port_counters(&names::hub(self.number), node, network)
+    }
+
+    /// What a shaped interface or port may send at once, beyond its rate.
+    #[must_use]
+    pub fn burst_bytes(&self) -> u64 {
+        let burst = |rate| network::burst_bytes(rate, self.settings.mtu);
+        self.settings.rate_mbit.map_or(0, burst)
     }
 
     /// One line: what this testbed is and how its interfaces were set.

@@ -298,6 +298,91 @@ fn a_crowd_tells_throughput_shares_and_latencies() {
 }
 
 #[test]
+fn an_incast_tells_what_is_lost_and_how_long_messages_take() {
+    if let Some(why) = dipole_testbed::Testbed::why_not() {
+        eprintln!("SKIPPED an_incast_tells_what_is_lost_and_how_long_messages_take: {why}");
+        return;
+    }
+    let objects = objects("incast --senders 3");
+    assert_eq!(subjects(&objects), ["link", "dipole", "tcp"]);
+    for object in &objects {
+        assert_eq!(text(object, "bench"), "incast");
+        assert_eq!(number(object, "senders"), 3.0);
+        assert_eq!(number(object, "size_bytes"), 65_536.0);
+        assert!(number(object, "lost_packets") >= 0.0, "{object}");
+        assert!(number(object, "first_lost_packets") >= 0.0, "{object}");
+        // No link is faster than itself, but for what its clock and its burst are off.
+        let efficiency = number(object, "efficiency");
+        assert!(0.0 < efficiency && efficiency < 1.2, "{object}");
+        let [p50, p99] = ["p50_over_ideal", "p99_over_ideal"].map(|name| number(object, name));
+        assert!(0.0 < p50 && p50 <= p99, "{object}");
+    }
+    assert!(objects[1..].iter().all(|one| number(one, "bursts") >= 10.0));
+}
+
+#[test]
+fn operations_on_memory_are_measured_beside_messages_and_copies() {
+    for (topic, expected) in [
+        (
+            "put",
+            "put-pingpong: dipole-put dipole; put-rate: dipole-put dipole bare-shm; \
+             put-stream: dipole-put dipole bare-shm bare-readv",
+        ),
+        (
+            "get",
+            "get-pingpong: dipole-get dipole dipole-get dipole; \
+             get-stream: dipole-get dipole bare-shm bare-readv",
+        ),
+        (
+            "atomic",
+            "atomic-pingpong: dipole-atomic dipole; atomic-rate: dipole-atomic dipole bare-shm",
+        ),
+    ] {
+        let objects = objects(&format!("{topic} --on node"));
+        let mut found = String::new();
+        for object in &objects {
+            let bench = text(object, "bench");
+            match bench.ends_with("pingpong") {
+                true => check_latency(object),
+                false => check_throughput(object),
+            }
+            if !found.contains(bench) {
+                let first = if found.is_empty() { "" } else { "; " };
+                found += &format!("{first}{bench}:");
+            }
+            found += &format!(" {}", text(object, "subject"));
+        }
+        assert_eq!(found, expected);
+    }
+    let apart = objects("put --on loopback");
+    assert!(subjects(&apart).contains(&"bare-udp-gso"), "{apart:?}");
+}
+
+#[test]
+fn short_messages_are_measured_alone_and_beside_long_ones() {
+    let objects = objects("mixed --on loopback");
+    let rows = objects.iter().map(|object| {
+        let is_beside = text(object, "bench") == "mixed";
+        // The stream's own speed and how much worse they fare stand where there is a stream.
+        for field in ["bytes_per_s", "p99_over_alone"] {
+            assert_eq!(object[field].is_number(), is_beside, "{object}");
+        }
+        assert!(
+            number(object, "p50_ns") <= number(object, "p99_ns"),
+            "{object}"
+        );
+        (text(object, "subject"), text(object, "bench"))
+    });
+    let expected = [
+        ("dipole", "mixed-alone"),
+        ("dipole", "mixed"),
+        ("bare-tcp-block", "mixed-alone"),
+        ("bare-tcp-block", "mixed"),
+    ];
+    assert_eq!(rows.collect::<Vec<_>>(), expected);
+}
+
+#[test]
 fn odd_sizes_go_through_every_peer() {
     for size in [5, 1473, 70_001] {
         let all = "bare-tcp-spin,bare-tcp-block,bare-udp-gso,bare-shm,bare-unix-spin,\
@@ -367,6 +452,13 @@ fn what_cannot_be_measured_is_refused_with_status_2_and_a_reason() {
             "pingpong --link shm --on veth",
             "--on veth makes two; use --on node",
         ),
+        (
+            "incast --on loopback",
+            "--on loopback cannot go with incast",
+        ),
+        ("crowd --senders 3", "--senders is for incast"),
+        ("get --size 64", "--size cannot go with get"),
+        ("mixed --drop 0.1", "--drop cannot go with mixed"),
         ("nonsense", "nonsense"),
     ] {
         let output = output(arguments);

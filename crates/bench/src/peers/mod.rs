@@ -11,6 +11,7 @@ pub(crate) mod bytes;
 pub(crate) mod datagrams;
 pub(crate) mod frames;
 pub(crate) mod pipe;
+pub(crate) mod readv;
 pub(crate) mod shm;
 pub(crate) mod tcp;
 pub(crate) mod udp;
@@ -26,7 +27,7 @@ use super::channel::broken;
 pub(crate) type Meet = fn(Vec<u16>) -> io::Result<Vec<u16>>;
 
 /// The one port that the other side is to wait at.
-fn only_port(ports: &[u16]) -> io::Result<u16> {
+pub(super) fn only_port(ports: &[u16]) -> io::Result<u16> {
     match ports {
         [port] => Ok(*port),
         _ => Err(broken(format!(

@@ -12,17 +12,35 @@ use super::{Meet, only_port};
 
 /// Connects the two sides; the following one listens.
 pub(crate) fn open(job: &Job, meet: Meet) -> io::Result<Bytes<TcpStream>> {
-    let stream = match job.role {
+    let [stream] = connect(job, meet)?;
+    prepare(stream, job)
+}
+
+/// [`open`], with two connections.
+pub(crate) fn open_two(job: &Job, meet: Meet) -> io::Result<(Bytes<TcpStream>, Bytes<TcpStream>)> {
+    let [one, other] = connect(job, meet)?;
+    Ok((prepare(one, job)?, prepare(other, job)?))
+}
+
+fn connect<const COUNT: usize>(job: &Job, meet: Meet) -> io::Result<[TcpStream; COUNT]> {
+    let streams = match job.role {
         Role::Lead => {
             let port = only_port(&meet(Vec::new())?)?;
-            TcpStream::connect(SocketAddr::new(job.other, port))?
+            let connect = |_| TcpStream::connect(SocketAddr::new(job.other, port));
+            (0..COUNT).map(connect).collect::<io::Result<Vec<_>>>()?
         }
         Role::Follow => {
             let listener = TcpListener::bind((job.own, 0))?;
             meet(vec![listener.local_addr()?.port()])?;
-            listener.accept()?.0
+            // They come in the order in which they were made: one after the other.
+            let accept = |_| Ok(listener.accept()?.0);
+            (0..COUNT).map(accept).collect::<io::Result<Vec<_>>>()?
         }
     };
+    Ok(streams.try_into().expect("as many as were asked for"))
+}
+
+fn prepare(stream: TcpStream, job: &Job) -> io::Result<Bytes<TcpStream>> {
     let spins = !job.subject.blocks();
     stream.set_nodelay(true)?;
     stream.set_read_timeout(Some(GIVE_UP))?;

@@ -18,7 +18,7 @@ fn arguments(line: &str) -> BenchArgs {
 fn planned(line: &str) -> Result<Vec<Group>, PlanError> {
     plan(&arguments(line)).map(|plan| match plan {
         Plan::Groups(groups) => groups,
-        Plan::Crowd(crowd) => panic!("{crowd:?}"),
+        other => panic!("{other:?}"),
     })
 }
 
@@ -95,6 +95,32 @@ fn a_crowd_has_eight_processes_unless_told_otherwise() {
             panic!("{line} is no crowd");
         };
         assert_eq!((crowd.processes, crowd.size_bytes), (processes, 64));
+    }
+}
+
+#[test]
+fn an_incast_is_of_seven_messages_of_64_kib_unless_told_otherwise() {
+    let lines = [("incast", 7, 65_536), ("incast --senders 3 --size 9", 3, 9)];
+    for (line, senders, size_bytes) in lines {
+        let Ok(Plan::Incast(incast)) = plan(&arguments(line)) else {
+            panic!("{line} is no incast");
+        };
+        assert_eq!((incast.senders, incast.size_bytes), (senders, size_bytes));
+    }
+}
+
+#[test]
+fn operations_on_memory_are_planned_for_both_places_and_each_beside_messages() {
+    for topic in ["put", "get", "atomic"] {
+        let groups = planned(topic).expect("a plan");
+        let is_apart = |group: &&Group| group.entries[0].place == Placement::TwoNodes;
+        assert_eq!(groups.iter().filter(is_apart).count() * 2, groups.len());
+        for group in &groups {
+            let subjects = group.entries.iter().map(|entry| entry.subject);
+            let subjects: Vec<_> = subjects.collect();
+            assert!(subjects[0].is_memory(), "{topic}: {subjects:?}");
+            assert!(subjects.contains(&Subject::Dipole), "{topic}: {subjects:?}");
+        }
     }
 }
 
@@ -176,6 +202,15 @@ fn what_cannot_be_done_is_refused_with_the_option_named() {
         ("pingpong --threads 2", "--threads 2 is for bidir"),
         ("pingpong --processes 4", "--processes is for crowd"),
         ("crowd --html page.html", "--html cannot go with crowd"),
+        ("crowd --senders 3", "--senders is for incast"),
+        ("incast --link shm", "--link shm cannot go with incast"),
+        ("put --block", "--block cannot go with put"),
+        ("mixed --unreliable", "--unreliable cannot go with mixed"),
+        (
+            "rate --size 64 --subjects dipole-atomic",
+            "words of 8 bytes",
+        ),
+        ("bidir --subjects dipole-get", "reliably and one way"),
         (
             "bidir --threads 2 --subjects bare-shm",
             "two threads of a side",

@@ -346,7 +346,7 @@ impl<S: Stepper> Driver<S> {
                 true => full_spin_ns.min(CROWDED_SPIN_NS),
                 false => full_spin_ns,
             };
-            let spinning = now.since(spinning_since) < spin_ns;
+            let mut spinning = now.since(spinning_since) < spin_ns;
             let looked = match spinning {
                 true => self.look(&mut state, &mut now, &mut want, turns),
                 // What woke us comes first; the rest is looked at before the next sleep.
@@ -366,6 +366,8 @@ impl<S: Stepper> Driver<S> {
             state.last = now;
             if state.stepper.take_served() {
                 spinning_since = now;
+                // Whoever was served asks again at once, more often than not.
+                spinning = spin_ns > 0;
             }
             self.tick_if_due(&mut state, now);
             let mut result = got.or_else(|| want.attempt(&mut state.stepper, now));

@@ -1,0 +1,122 @@
+//! `bare-readv`: one `process_vm_readv` a message between two pinned threads: what the kernel's
+//! copy from one address space to another can do.
+//!
+//! Work: the sender shows where its message lies, the receiver has the kernel copy it once, and
+//! says that it has it. Short messages, which open and close a measurement, go by [`Shm`]. Fair:
+//! both threads belong to one process, which spares the kernel only the check of permissions; it
+//! finds and pins the sender's pages all the same. A limit to be seen, as [`Shm`] is.
+
+use std::io::{self, IoSliceMut};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use nix::sys::uio::{RemoteIoVec, process_vm_readv};
+use nix::unistd::getpid;
+
+use super::super::channel::{Channel, Manner, broken};
+use super::super::control::Workload;
+use super::shm::Shm;
+
+/// From here on messages are copied by the kernel.
+const LONG_BYTES: usize = 2048;
+
+/// Where the message lies that waits to be copied; 0: there is none.
+#[repr(align(128))]
+struct Offer(AtomicUsize);
+
+/// One end.
+pub(crate) struct Readv {
+    short: Shm,
+    out: Arc<Offer>,
+    offered: bool,
+    inward: Arc<Offer>,
+    message: Vec<u8>,
+}
+
+impl Readv {
+    /// The two ends for that work.
+    pub(crate) fn pair(work: &Workload) -> (Self, Self) {
+        let [there, back] = [(); 2].map(|()| Arc::new(Offer(AtomicUsize::new(0))));
+        let (lead, follow) = Shm::pair(work);
+        let end = |short, out: &Arc<Offer>, inward: &Arc<Offer>| Self {
+            short,
+            out: Arc::clone(out),
+            offered: false,
+            inward: Arc::clone(inward),
+            message: vec![0; work.size_bytes],
+        };
+        (end(lead, &there, &back), end(follow, &back, &there))
+    }
+}
+
+impl Channel for Readv {
+    fn try_send(&mut self, payload: &[u8], manner: Manner) -> io::Result<bool> {
+        if payload.len() < LONG_BYTES {
+            return self.short.try_send(payload, manner);
+        }
+        if !self.offered {
+            // Release: what lies there is written.
+            (self.out.0).store(payload.as_ptr().addr(), Ordering::Release);
+            self.offered = true;
+        }
+        // Acquire: it has been read before it is written again.
+        self.offered = self.out.0.load(Ordering::Acquire) != 0;
+        Ok(!self.offered)
+    }
+
+    fn try_receive<R>(
+        &mut self,
+        length: usize,
+        consume: impl FnOnce(&[u8]) -> R,
+    ) -> io::Result<Option<R>> {
+        if length < LONG_BYTES {
+            return self.short.try_receive(length, consume);
+        }
+        let base = self.inward.0.load(Ordering::Acquire);
+        if base == 0 {
+            return Ok(None);
+        }
+        let message = &mut self.message[..length];
+        let from = [RemoteIoVec { base, len: length }];
+        let copied = process_vm_readv(getpid(), &mut [IoSliceMut::new(message)], &from)?;
+        if copied != length {
+            return Err(broken(format!("{copied} of {length} bytes were copied")));
+        }
+        self.inward.0.store(0, Ordering::Release);
+        Ok(Some(consume(&self.message[..length])))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::super::control::Kind;
+    use super::*;
+
+    #[test]
+    fn a_message_is_copied_once_it_is_shown_and_sent_once_it_is_copied() {
+        let work = Workload {
+            kind: Kind::Stream,
+            size_bytes: 5000,
+            duration: Duration::ZERO,
+            unreliable: false,
+            block: false,
+            may_lose: false,
+            threads: true,
+            two_threads_a_side: false,
+        };
+        let (mut one, mut other) = Readv::pair(&work);
+        let sent: Vec<u8> = (0..5000_usize)
+            .map(|index| index.to_le_bytes()[0])
+            .collect();
+        assert!(!one.try_send(&sent, Manner::Now).expect("no error"));
+        let received = other.try_receive(5000, <[u8]>::to_vec).expect("no error");
+        assert_eq!(received.as_ref(), Some(&sent));
+        assert!(one.try_send(&sent, Manner::Now).expect("no error"));
+        assert_eq!(
+            other.try_receive(5000, <[u8]>::len).expect("no error"),
+            None
+        );
+    }
+}
