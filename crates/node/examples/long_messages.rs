@@ -1,0 +1,131 @@
+//! What a copy of a long message costs: messages that are copied when they are posted and when
+//! they are read, beside messages that the library shares and that arrive where they are wanted.
+//! `long_messages shm|udp [bytes]`, on two threads of one process.
+
+use std::error::Error;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use dipole_node::{
+    Address, Bytes, Completion, CompletionQueue, Config, Edge, Endpoint, EndpointId, Links, Node,
+    NodeId, Operation,
+};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+const UNDER_WAY: usize = 4;
+const ROUND: Duration = Duration::from_millis(200);
+const ROUNDS: usize = 9;
+
+#[derive(Clone, Copy, PartialEq)]
+enum Way {
+    Copied,
+    Shared,
+    Placed,
+    SharedAndPlaced,
+}
+
+impl Way {
+    fn shares(self) -> bool {
+        matches!(self, Way::Shared | Way::SharedAndPlaced)
+    }
+
+    fn places(self) -> bool {
+        matches!(self, Way::Placed | Way::SharedAndPlaced)
+    }
+}
+
+fn send(
+    edge: &Edge,
+    queue: &CompletionQueue,
+    message: &Bytes,
+    count: usize,
+    way: Way,
+) -> Result<(), Box<dyn Error + Send + Sync>> {
+    let mut under_way = 0;
+    for sent in 0..count + UNDER_WAY {
+        if sent < count {
+            match way.shares() {
+                true => edge.post_bytes(Operation::Message, message.clone(), 0)?,
+                false => edge.post(Operation::Message, &[std::io::IoSlice::new(message)], 0)?,
+            }
+            under_way += 1;
+        }
+        while under_way >= UNDER_WAY || (sent >= count && under_way > 0) {
+            match queue.wait(PATIENCE)? {
+                Some(Completion::Sent { .. }) => under_way -= 1,
+                other => return Err(format!("{other:?}").into()),
+            }
+        }
+    }
+    Ok(())
+}
+
+fn receive(
+    endpoint: &Endpoint,
+    memory: &mut [u8],
+    count: usize,
+    way: Way,
+) -> Result<(), Box<dyn Error + Send + Sync>> {
+    for _ in 0..count {
+        if way.places() {
+            endpoint.receive_into_timeout(memory, PATIENCE)?;
+        } else {
+            let message = endpoint.receive_timeout(PATIENCE)?;
+            memory[..message.len()].copy_from_slice(&message);
+        }
+    }
+    Ok(())
+}
+
+fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
+    let mut arguments = std::env::args().skip(1);
+    let links = match arguments.next().as_deref() {
+        Some("shm") => Links::Shm,
+        Some("udp") => Links::Udp,
+        _ => return Err("long_messages shm|udp [bytes]".into()),
+    };
+    let bytes: usize = arguments.next().map_or(Ok(1 << 20), |text| text.parse())?;
+    let directory = std::env::temp_dir().join(format!("long-messages-{}", std::process::id()));
+    let open = || {
+        let config = Config::local(NodeId(1), directory.clone());
+        Node::open(Config { links, ..config })
+    };
+    let (here, there) = (open()?, open()?);
+    let from = here.endpoint(EndpointId(1))?;
+    let to = there.endpoint(EndpointId(2))?;
+    let (edge, queue) = (from.edge(Address::new(1, 2))?, here.completion_queue());
+    edge.attach(&queue);
+    let message = Bytes::from(vec![7; bytes]);
+    let mut memory = vec![0; bytes];
+    let mut run = |count, way| {
+        thread::scope(|scope| {
+            let begun = Instant::now();
+            let sender = scope.spawn(|| send(&edge, &queue, &message, count, way));
+            receive(&to, &mut memory, count, way)?;
+            sender.join().map_err(|_| "the sender panicked")??;
+            Ok::<_, Box<dyn Error + Send + Sync>>(begun.elapsed())
+        })
+    };
+    let ways = [
+        ("copied twice more", Way::Copied),
+        ("shared", Way::Shared),
+        ("placed", Way::Placed),
+        ("shared and placed", Way::SharedAndPlaced),
+    ];
+    let tried = run(64, Way::Copied)?;
+    let count = (ROUND.as_secs_f64() / tried.as_secs_f64() * 64.0).max(8.0) as usize;
+    let mut rates = ways.map(|_| Vec::new());
+    for _ in 0..ROUNDS {
+        for ((_, way), rates) in ways.iter().zip(&mut rates) {
+            let took = run(count, *way)?;
+            rates.push((count * bytes) as f64 / took.as_secs_f64() / 1e9);
+        }
+    }
+    for ((name, _), mut rates) in ways.into_iter().zip(rates) {
+        rates.sort_by(f64::total_cmp);
+        let [least, median, most] = [rates[0], rates[ROUNDS / 2], rates[ROUNDS - 1]];
+        println!("{name:18} {median:6.2} GB/s ({least:.2} to {most:.2})");
+    }
+    let _gone = std::fs::remove_dir_all(&directory);
+    Ok(())
+}
