@@ -253,7 +253,8 @@ impl Edge {
     /// queue that the edge is [attached](Self::attach) to when it is done or has failed.
     ///
     /// # Errors
-    /// [`SendError::Full`]: 1024 operations wait on this edge, or 32 MiB in this process;
+    /// [`SendError::Full`]: 1024 operations wait on this edge, or 32 MiB in this process, or the
+    /// others are left less than this edge would have;
     /// [`SendError::TooLong`] of a get.
     pub fn post(
         &self,

@@ -37,7 +37,8 @@ pub(crate) use id::EdgeRef;
 
 /// Operations that wait on one edge at most.
 const MAX_POSTED: usize = 1024;
-/// Bytes of messages that wait on all edges at most.
+/// Bytes of messages that wait on all edges at most; one edge has no more than it leaves to the
+/// others.
 const MAX_POSTED_BYTES: usize = 32 << 20;
 /// Edges that one endpoint keeps for answers.
 const MAX_CACHED: usize = 1024;
@@ -460,11 +461,21 @@ impl EdgeTable {
         context: Context,
         now: Instant,
     ) -> Result<(), SendError> {
-        let full = self.posted_bytes > 0 && self.posted_bytes + bytes.len() > MAX_POSTED_BYTES;
+        let (all, left) = (
+            self.posted_bytes,
+            MAX_POSTED_BYTES.saturating_sub(self.posted_bytes),
+        );
         let Some(edge) = self.get_mut(id) else {
             return Err(SendError::Ended);
         };
-        if full || edge.posts.len() >= MAX_POSTED {
+        let own = || {
+            edge.posts
+                .iter()
+                .map(|post| post.bytes.len())
+                .sum::<usize>()
+        };
+        let is_full = all > 0 && all + bytes.len() > left && own() + bytes.len() > left;
+        if is_full || edge.posts.len() >= MAX_POSTED {
             return Err(SendError::Full {
                 target: edge.to,
                 by_receiver: false,
