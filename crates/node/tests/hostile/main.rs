@@ -18,6 +18,7 @@ use dipole_node::{
     SendError,
 };
 use dipole_proto::wire::{OPERATION_BYTES, Operation, OperationKind, Outcome};
+use dipole_testbed::Testbed;
 use packets::Packets;
 use records::Records;
 
@@ -76,13 +77,14 @@ struct Victim {
     _other: Endpoint,
     links: Links,
     directory: SocketAddr,
+    bed: Option<Testbed>,
     folder: tempfile::TempDir,
 }
 
 /// A node with a hosts file of its own, so that packets need no key; `None` where the machine
 /// allows no such link.
-fn node(folder: &Path, id: u32, bind: IpAddr, links: Links) -> Option<Node> {
-    let mut config = Config::local(NodeId(id), folder.join("runtime"));
+fn node(folder: &Path, bind: IpAddr, links: Links) -> Option<Node> {
+    let mut config = Config::local(NodeId(1), folder.join("runtime"));
     if links != Links::Shm {
         config.bind = bind;
         config.hosts = Hosts::load(&folder.join("hosts")).expect("a hosts file");
@@ -103,19 +105,44 @@ fn region(endpoint: &Endpoint, rights: Rights) -> Region {
     endpoint.open_region(memory, rights).expect("open")
 }
 
+/// Two nodes with interfaces: the bpf link has none on loopback.
+fn testbed() -> Option<Testbed> {
+    if let Some(why) = Testbed::why_not() {
+        eprintln!("SKIPPED by Bpf: {why}");
+        return None;
+    }
+    Some(Testbed::builder().build().expect("a testbed can be made"))
+}
+
+/// Calls a function where the victim is.
+fn inside<T: Send>(bed: Option<&Testbed>, function: impl FnOnce() -> T + Send) -> T {
+    match bed {
+        Some(bed) => bed.inside(1, function).expect("the node"),
+        None => function(),
+    }
+}
+
 impl Victim {
     fn new(links: Links) -> Option<Victim> {
         static LAST: AtomicU8 = AtomicU8::new(0);
         let own = LAST.fetch_add(1, Ordering::Relaxed) + 1;
         let [.., high, low] = std::process::id().to_be_bytes();
-        let bind = IpAddr::V4(Ipv4Addr::new(127, high | 1, low, own));
+        let bed = match links {
+            Links::Bpf => Some(testbed()?),
+            _ => None,
+        };
+        let bind = match &bed {
+            Some(bed) => bed.node(1).addresses[0],
+            None => Ipv4Addr::new(127, high | 1, low, own),
+        };
         let folder = tempfile::tempdir().expect("a directory");
-        let socket = UdpSocket::bind((bind, 0)).expect("loopback");
-        let directory = socket.local_addr().expect("bound");
-        drop(socket);
+        let socket = inside(bed.as_ref(), || UdpSocket::bind((bind, 0)));
+        let directory = socket.and_then(|socket| socket.local_addr());
+        let directory = directory.expect("a free port");
         let hosts = format!("1 {bind} port={}\n", directory.port());
         std::fs::write(folder.path().join("hosts"), hosts).expect("a file");
-        let node = node(folder.path(), 1, bind, links)?;
+        let node = inside(bed.as_ref(), || node(folder.path(), directory.ip(), links))?;
+        assert_eq!(node.stats().bpf.is_some(), links == Links::Bpf);
         let endpoint = node.endpoint(EndpointId(VICTIM)).expect("free");
         let other = node.endpoint(EndpointId(VICTIM + 1)).expect("free");
         let only_get = Rights {
@@ -132,6 +159,7 @@ impl Victim {
             node,
             links,
             directory,
+            bed,
             folder,
         })
     }
@@ -140,7 +168,7 @@ impl Victim {
     fn attacker(&self) -> Box<dyn Carrier> {
         let mut carrier: Box<dyn Carrier> = match self.links {
             Links::Shm => Box::new(Records::new(&self.folder.path().join("runtime"))),
-            _ => Box::new(Packets::new(self.directory)),
+            _ => Box::new(self.packets()),
         };
         let begun = Instant::now();
         while !carrier.is_open() {
@@ -151,17 +179,35 @@ impl Victim {
         carrier
     }
 
+    fn packets(&self) -> Packets {
+        let port = inside(self.bed.as_ref(), || packets::port_at(self.directory));
+        let bind = |ip: Ipv4Addr| UdpSocket::bind((ip, 0)).expect("a free port");
+        let socket = match &self.bed {
+            Some(bed) => bed.inside(2, || bind(bed.node(2).addresses[0])),
+            None => Ok(bind(Ipv4Addr::LOCALHOST)),
+        };
+        Packets::new(socket.expect("the node"), port)
+    }
+
     /// What nobody may change is as it was, and an honest process is served.
     fn is_well(&self) {
         for region in [&self.readable, &self.elsewhere] {
             is_guarded(region.memory(), 0..BYTES);
         }
         self.serves();
+        if let Some(bpf) = self.node.stats().bpf {
+            assert!(
+                bpf.by_ring > 0,
+                "the attacker's packets came past the ring: {bpf:?}"
+            );
+        }
     }
 
     fn serves(&self) {
-        let honest =
-            node(self.folder.path(), 1, self.directory.ip(), self.links).expect("as the victim");
+        let honest = inside(self.bed.as_ref(), || {
+            node(self.folder.path(), self.directory.ip(), self.links)
+        });
+        let honest = honest.expect("as the victim");
         let endpoint = honest.endpoint(EndpointId::ANY).expect("free");
         let edge = endpoint.edge(self.endpoint.address()).expect("usable");
         let key = self.open.key();

@@ -70,12 +70,12 @@ fn wire_address(address: SocketAddr) -> Address {
 
 /// A UDP port at an address of this machine that takes packets of sessions: any but that of
 /// its directory.
-fn port_at(directory: SocketAddr) -> SocketAddr {
+pub(crate) fn port_at(directory: SocketAddr) -> SocketAddr {
     let IpAddr::V4(ip) = directory.ip() else {
         panic!("{directory} is not of version 4");
     };
     let wanted = format!("{:08X}", u32::from_le_bytes(ip.octets()));
-    let sockets = std::fs::read_to_string("/proc/net/udp").expect("proc");
+    let sockets = std::fs::read_to_string("/proc/thread-self/net/udp").expect("proc");
     let mut ports = sockets.lines().skip(1).filter_map(|line| {
         let (ip, port) = line.split_whitespace().nth(1)?.split_once(':')?;
         let port = u16::from_str_radix(port, 16).expect("a port");
@@ -85,9 +85,8 @@ fn port_at(directory: SocketAddr) -> SocketAddr {
 }
 
 impl Packets {
-    /// One that says hello to the process whose node has this directory.
-    pub(crate) fn new(directory: SocketAddr) -> Packets {
-        let socket = UdpSocket::bind("127.0.0.1:0").expect("loopback");
+    /// One that says hello to the process that has this port.
+    pub(crate) fn new(socket: UdpSocket, to: SocketAddr) -> Packets {
         socket.set_nonblocking(true).expect("a socket");
         let address = wire_address(socket.local_addr().expect("bound"));
         let lanes = [(0, false), (1, true)].map(|(lane, bulk)| LaneAddress {
@@ -105,7 +104,7 @@ impl Packets {
         };
         let incarnation = rand::random();
         let mut machine = Machine::new(config, incarnation, [incarnation, 1], &lanes);
-        let to = wire_address(port_at(directory));
+        let to = wire_address(to);
         machine.connect(Instant(1), to, 0).expect("room for one");
         Packets {
             socket,
