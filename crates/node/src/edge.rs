@@ -254,8 +254,8 @@ impl Edge {
     /// queue that the edge is [attached](Self::attach) to when it is done or has failed.
     ///
     /// # Errors
-    /// [`SendError::Full`]: 1024 operations wait on this edge, or copies of 32 MiB in this
-    /// process; [`SendError::TooLong`] of a get.
+    /// [`SendError::Full`]: 1024 operations wait on this edge, or copies of 32 MiB in this process,
+    /// or the others are left less than this edge would have; [`SendError::TooLong`] of a get.
     pub fn post(
         &self,
         operation: Operation,

@@ -40,7 +40,8 @@ pub(crate) use id::EdgeRef;
 
 /// Operations that wait on one edge at most.
 const MAX_POSTED: usize = 1024;
-/// Bytes that posted operations hold copies of at most, waiting or begun.
+/// Bytes that posted operations hold copies of at most, waiting or begun; one edge has no more
+/// than it leaves to the others.
 const MAX_POSTED_BYTES: usize = 32 << 20;
 /// Edges that one endpoint keeps for answers.
 const MAX_CACHED: usize = 1024;
@@ -78,11 +79,20 @@ struct Post {
     into: Option<RegionMemory>,
 }
 
-/// Bytes that were copied when they were posted, counted among all of the process until they are
-/// no longer needed.
+/// Bytes that were copied when they were posted, counted among those of the process and of their
+/// edge until they are no longer needed.
 struct Copied {
     bytes: Vec<u8>,
-    all: Arc<AtomicUsize>,
+    counters: [Arc<AtomicUsize>; 2],
+}
+
+impl Copied {
+    fn new(bytes: Vec<u8>, counters: [Arc<AtomicUsize>; 2]) -> Copied {
+        for counter in &counters {
+            counter.fetch_add(bytes.len(), Ordering::Relaxed);
+        }
+        Copied { bytes, counters }
+    }
 }
 
 impl AsRef<[u8]> for Copied {
@@ -93,7 +103,9 @@ impl AsRef<[u8]> for Copied {
 
 impl Drop for Copied {
     fn drop(&mut self) {
-        self.all.fetch_sub(self.bytes.len(), Ordering::Relaxed);
+        for counter in &self.counters {
+            counter.fetch_sub(self.bytes.len(), Ordering::Relaxed);
+        }
     }
 }
 
@@ -117,6 +129,8 @@ struct EdgeState {
     deadline: Instant,
     posts: VecDeque<Post>,
     queue: Option<QueueRef>,
+    /// Bytes of copies of what was posted to it.
+    copied_bytes: Option<Arc<AtomicUsize>>,
     /// When it was last used, as a count of uses, for an endpoint's cache.
     used: u64,
 }
@@ -209,6 +223,7 @@ impl EdgeTable {
             deadline: now.after(self.connector.patience_ns()),
             posts: VecDeque::new(),
             queue: None,
+            copied_bytes: None,
             used: self.uses,
         });
         EdgeRef { index, life }
@@ -492,14 +507,19 @@ impl EdgeTable {
         context: Context,
         now: Instant,
     ) -> Result<(), SendError> {
-        let copied = self.copied_bytes.load(Ordering::Relaxed);
-        let full = |more| copied > 0 && copied + more > MAX_POSTED_BYTES;
-        let all = Arc::clone(&self.copied_bytes);
+        let all = self.copied_bytes.load(Ordering::Relaxed);
+        let left = MAX_POSTED_BYTES.saturating_sub(all);
+        let counted = Arc::clone(&self.copied_bytes);
         let Some(edge) = self.get_mut(id) else {
             return Err(SendError::Ended);
         };
-        let full = matches!(&bytes, PostedBytes::Copied(bytes) if full(bytes.len()));
-        if full || edge.posts.len() >= MAX_POSTED {
+        let is_full = |more: usize| {
+            let own = edge.copied_bytes.as_ref();
+            let own = own.map_or(0, |own| own.load(Ordering::Relaxed));
+            all > 0 && all + more > left && own + more > left
+        };
+        let is_full = matches!(&bytes, PostedBytes::Copied(bytes) if is_full(bytes.len()));
+        if is_full || edge.posts.len() >= MAX_POSTED {
             return Err(SendError::Full {
                 target: edge.to,
                 by_receiver: false,
@@ -509,8 +529,9 @@ impl EdgeTable {
             PostedBytes::Shared(bytes) => (bytes, None),
             PostedBytes::Into(memory) => (Bytes::new(), Some(memory)),
             PostedBytes::Copied(bytes) => {
-                all.fetch_add(bytes.len(), Ordering::Relaxed);
-                (Bytes::from_owner(Copied { bytes, all }), None)
+                let own = Arc::clone(edge.copied_bytes.get_or_insert_default());
+                let counters = [counted, own];
+                (Bytes::from_owner(Copied::new(bytes, counters)), None)
             }
         };
         edge.posts.push_back(Post {

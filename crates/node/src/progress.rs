@@ -11,6 +11,9 @@ use std::thread::JoinHandle;
 use crate::driver::Driver;
 use crate::process::ProcessState;
 
+/// Threads at most, where handlers do not return.
+const MAX_THREADS: usize = 16;
+
 /// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct ProgressThread {
@@ -26,23 +29,49 @@ struct Threads {
 
 impl ProgressThread {
     /// Starts the thread unless it runs, or was stopped.
-    pub(crate) fn start(&self, driver: &Arc<Driver<ProcessState>>) -> std::io::Result<()> {
+    pub(crate) fn start(
+        self: &Arc<Self>,
+        driver: &Arc<Driver<ProcessState>>,
+    ) -> std::io::Result<()> {
         self.start_up_to(1, driver)
     }
 
     /// The same, and another: one steps while the other runs handlers.
-    pub(crate) fn start_both(&self, driver: &Arc<Driver<ProcessState>>) -> std::io::Result<()> {
+    pub(crate) fn start_both(
+        self: &Arc<Self>,
+        driver: &Arc<Driver<ProcessState>>,
+    ) -> std::io::Result<()> {
         self.start_up_to(2, driver)
     }
 
-    fn start_up_to(&self, count: usize, driver: &Arc<Driver<ProcessState>>) -> std::io::Result<()> {
+    /// One more, since handlers do not return.
+    fn start_another(self: &Arc<Self>, driver: &Arc<Driver<ProcessState>>) {
+        let running = self.lock().running.len();
+        if running >= MAX_THREADS {
+            return;
+        }
+        tracing::warn!(
+            "a handler of a port has kept a thread of the node for 10 ms while others wait: \
+             there is one thread more, {MAX_THREADS} at most"
+        );
+        if let Err(cause) = self.start_up_to(running + 1, driver) {
+            tracing::warn!("no further thread for handlers can be started: {cause}");
+        }
+    }
+
+    fn start_up_to(
+        self: &Arc<Self>,
+        count: usize,
+        driver: &Arc<Driver<ProcessState>>,
+    ) -> std::io::Result<()> {
         let mut threads = self.lock();
         while threads.running.len() < count && !threads.stopped {
-            let driver = Arc::clone(driver);
+            let (own, driver) = (Arc::clone(self), Arc::clone(driver));
             let spawned = std::thread::Builder::new()
                 .name("dipole-progress".into())
                 .spawn(move || {
-                    if let Err(error) = driver.serve() {
+                    let more = || own.start_another(&driver);
+                    if let Err(error) = driver.serve(Some(&more)) {
                         tracing::error!("descriptors are not served any more: {error:?}");
                     }
                 })?;

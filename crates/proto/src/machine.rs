@@ -241,6 +241,14 @@ impl Machine {
             .map_or(0, |session| session.window.queued())
     }
 
+    /// Frames of this peer that are queued, in flight or lost; those behind a missing unit count
+    /// until it has arrived.
+    #[must_use]
+    pub fn held(&self, peer: PeerId) -> usize {
+        self.session(peer)
+            .map_or(0, |session| session.window.held())
+    }
+
     /// The smoothed round trip to a peer in ns.
     #[must_use]
     pub fn round_trip_ns(&self, peer: PeerId) -> Option<u64> {

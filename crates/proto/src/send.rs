@@ -202,6 +202,11 @@ impl SendWindow {
         self.small.len() + self.bulk.len()
     }
 
+    /// Number of frames that are queued or whose units have not all arrived.
+    pub(crate) fn held(&self) -> usize {
+        self.units.len() + self.queued()
+    }
+
     /// True if a small packet waits for its first sending.
     pub(crate) fn has_small(&self) -> bool {
         !self.small.is_empty()

@@ -497,7 +497,7 @@ fn the_progress_thread_gives_way_to_a_thread_that_waits_and_serves_a_task_after_
         let process = Process::new();
         let serving = {
             let driver = Arc::clone(&process.driver);
-            loom::thread::spawn(move || driver.serve().expect("a model is never broken"))
+            loom::thread::spawn(move || driver.serve(None).expect("a model is never broken"))
         };
         let sender = {
             let device = Arc::clone(&process.device);
@@ -570,7 +570,7 @@ fn a_handler_that_sleeps_leaves_a_thread_that_steps() {
         });
         let serving = [(); 2].map(|()| {
             let driver = Arc::clone(&process.driver);
-            loom::thread::spawn(move || driver.serve().expect("a model is never broken"))
+            loom::thread::spawn(move || driver.serve(None).expect("a model is never broken"))
         });
         process.device.push(PORT);
         process.device.push(1);
@@ -598,7 +598,7 @@ fn the_progress_thread_runs_handlers_while_nobody_waits() {
         process.open_port(|_| move || std::task::Wake::wake_by_ref(&told));
         let serving = {
             let driver = Arc::clone(&process.driver);
-            loom::thread::spawn(move || driver.serve().expect("a model is never broken"))
+            loom::thread::spawn(move || driver.serve(None).expect("a model is never broken"))
         };
         process.device.push(PORT);
         task.sleep();

@@ -22,9 +22,11 @@ const LONG_NAP: Duration = Duration::from_millis(4);
 /// A thread that has slept in a wait for this long leaves the progress thread
 /// nothing to do: it may sleep until it is called.
 const LONG_SLEEP_NS: u64 = 10_000_000;
+/// Work that waits for so long, while no other is done, is held up by what does not return.
+const HELD_UP_NS: u64 = 10_000_000;
 
 /// What the progress thread does, and when it has something to do. Where work is to be run there
-/// are two, which take turns.
+/// are two, which take turns; more come when all but one are held up in work.
 #[derive(Debug)]
 pub(super) struct Progress {
     doing: Doing,
@@ -40,6 +42,10 @@ pub(super) struct Progress {
     spare: usize,
     is_served: bool,
     vacant: Arc<Condvar>,
+    /// Pieces of work that are done; how many were when some was first found that nobody may
+    /// run, and when that was.
+    done: u64,
+    held_up: Option<(u64, Instant)>,
 }
 
 /// What a thread that runs work does otherwise.
@@ -76,6 +82,8 @@ impl Progress {
             spare: 0,
             is_served: false,
             vacant: Arc::new(Condvar::new()),
+            done: 0,
+            held_up: None,
         }
     }
 
@@ -132,6 +140,22 @@ impl Progress {
         }
     }
 
+    /// A piece of work is done.
+    pub(super) fn note_done(&mut self) {
+        self.done = self.done.wrapping_add(1);
+    }
+
+    /// There is work that no thread that serves may run: whether they are held up.
+    fn is_held_up(&mut self, now: Instant) -> bool {
+        match self.held_up {
+            Some((done, since)) if done == self.done => now.since(since) >= HELD_UP_NS,
+            _ => {
+                self.held_up = Some((self.done, now));
+                false
+            }
+        }
+    }
+
     /// It goes on with its wait, if it was in one.
     pub(super) fn end_work(&mut self, busy: Busy) {
         if busy == Busy::Waiting {
@@ -159,10 +183,11 @@ impl Progress {
 impl<S: Stepper> Driver<S> {
     /// Steps for those who wait elsewhere, until [`stop`](Self::stop). Of several threads that
     /// serve, one steps; it runs work if another can take its place meanwhile, or if it is alone.
+    /// `more` has another thread serve: it is called while work waits for what does not return.
     ///
     /// # Errors
     /// Only when the link is broken.
-    pub(crate) fn serve(&self) -> Result<(), WaitError> {
+    pub(crate) fn serve(&self, more: Option<&dyn Fn()>) -> Result<(), WaitError> {
         let mut state = self.lock();
         let sleeper = state.stepper.sleeper().map_err(WaitError::Broken)?;
         state.progress.threads += 1;
@@ -180,7 +205,7 @@ impl<S: Stepper> Driver<S> {
             state.progress.is_served = true;
             state.progress.waker = Some(sleeper.waker());
             let stepped;
-            (state, stepped) = self.serve_until_work(state, &sleeper);
+            (state, stepped) = self.serve_until_work(state, &sleeper, more);
             state.progress.is_served = false;
             state.progress.vacant.notify_one();
             stepped.map_err(WaitError::Broken)?;
@@ -196,6 +221,7 @@ impl<S: Stepper> Driver<S> {
         &'a self,
         mut state: MutexGuard<'a, State<S>>,
         sleeper: &Sleeper,
+        more: Option<&dyn Fn()>,
     ) -> (MutexGuard<'a, State<S>>, io::Result<()>) {
         let mut calls = state.calls;
         while !state.progress.stop {
@@ -214,8 +240,19 @@ impl<S: Stepper> Driver<S> {
             state.last = now;
             self.tick_if_due(&mut state, now);
             self.publish(&mut state, now);
-            if state.stepper.has_work() && state.progress.may_work() {
+            let waits = state.stepper.has_work();
+            if waits && state.progress.may_work() {
                 break;
+            }
+            let more = more.filter(|_| waits);
+            if let Some(more) = more
+                && state.progress.is_held_up(now)
+            {
+                state.progress.held_up = None;
+                unlock(state);
+                more();
+                state = self.lock();
+                continue;
             }
             // To be woken for all that threads that call will look at soon would slow them down.
             let others_call = std::mem::replace(&mut calls, state.calls) != state.calls;
@@ -230,7 +267,11 @@ impl<S: Stepper> Driver<S> {
             }
             state.armed += 1;
             now = self.clock.now();
-            let until = state.stepper.next_deadline(now);
+            let mut until = state.stepper.next_deadline(now);
+            if more.is_some() {
+                let look = now.after(HELD_UP_NS);
+                until = Some(until.map_or(look, |until| until.min(look)));
+            }
             state.progress.doing = Doing::Sleeping(until.unwrap_or(Instant(u64::MAX)));
             unlock(state);
             let slept = sleeper.sleep(until.map(|until| Duration::from_nanos(until.since(now))));

@@ -83,6 +83,7 @@ impl<S: Stepper> Driver<S> {
             worked();
             state = self.lock();
             let left = state.stepper.finish_work(work);
+            state.progress.note_done();
             let now = state.last;
             self.publish(&mut state, now);
             if left.is_some() {

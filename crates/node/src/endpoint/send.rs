@@ -198,7 +198,7 @@ impl Inner {
                 if done {
                     return Some(Ok(()));
                 }
-                if engine.queued(peer) > 0 || engine.frames_for_long() == 0 {
+                if engine.queued(peer) > 0 || engine.frames_for_long(peer) == 0 {
                     return None;
                 }
                 if engine.shares_memory(peer) {

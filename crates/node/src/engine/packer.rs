@@ -285,7 +285,7 @@ impl Packer {
         content: Content<'_>,
     ) -> Option<Slot> {
         let is_busy = |peer: &mut PeerFrames| peer.open.is_some() || peer.is_streaming(edge);
-        if self.current(edge.peer).is_some_and(is_busy) || self.frames.free() == 0 {
+        if self.current(edge.peer).is_some_and(is_busy) || self.share(machine, edge.peer) == 0 {
             return None;
         }
         let total = content.charged_bytes();
@@ -350,7 +350,8 @@ impl Packer {
             let limit = ((self.frames.units() - reserve) * piece) as u64;
             return Err(Blocked::TooLong { limit });
         }
-        match frames > self.free_for_long() {
+        // One for which nothing is under way waits for no other: what finds no frame is kept.
+        match frames > self.free_for_long() && machine.held(peer) > 0 {
             true => Err(Blocked::NoFrame),
             false => Ok(()),
         }
@@ -364,7 +365,8 @@ impl Packer {
     /// True if all of a long message may be put into frames now.
     pub(super) fn has_room_ahead(&self, machine: &Machine, peer: PeerId, total: usize) -> bool {
         let ahead = FRAMES_AHEAD.saturating_sub(machine.queued(peer));
-        total <= piece_bytes(machine, peer) * ahead.min(self.free_for_long())
+        let room = ahead.min(self.free_for_long_to(machine, peer));
+        total <= piece_bytes(machine, peer) * room
     }
 
     /// Copies as much of a long message as there are frames; true when all of it
@@ -425,7 +427,9 @@ impl Packer {
         let end = machine.packet_space(edge.peer);
         let length = end.saturating_sub(HEADER_BYTES + send.overhead_bytes());
         let ahead = FRAMES_AHEAD.saturating_sub(machine.queued(edge.peer));
-        let room = ahead.min(self.free_for_long()).min(most);
+        let room = ahead
+            .min(self.free_for_long_to(machine, edge.peer))
+            .min(most);
         // At least a byte is left for the last.
         let full = (total - send.offset).saturating_sub(1).checked_div(length);
         let mut queued = 0;
@@ -449,8 +453,25 @@ impl Packer {
         }
     }
 
+    /// Frames that this peer may take now: it holds no more than it leaves to the others, so one
+    /// that takes nothing does not keep them from sending.
+    #[inline]
+    fn share(&self, machine: &Machine, peer: PeerId) -> usize {
+        let free = self.frames.free();
+        match self.frames.units() - free < free {
+            // Nobody holds as much.
+            true => free.div_ceil(2),
+            false => free.saturating_sub(machine.held(peer)).div_ceil(2),
+        }
+    }
+
+    /// Of the frames that long messages may use now, those for this peer.
+    pub(super) fn free_for_long_to(&self, machine: &Machine, peer: PeerId) -> usize {
+        self.free_for_long().min(self.share(machine, peer))
+    }
+
     /// Frames that long messages may use now.
-    pub(super) fn free_for_long(&self) -> usize {
+    fn free_for_long(&self) -> usize {
         self.frames
             .free()
             .saturating_sub(self.frames.units() / SMALL_SHARE)
@@ -548,6 +569,9 @@ impl Packer {
                 return Some(open);
             }
             self.close_frame(machine, id, true);
+        }
+        if self.share(machine, id) == 0 {
+            return None;
         }
         let slot = self.frames.take()?;
         let open = OpenFrame {

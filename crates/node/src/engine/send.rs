@@ -21,7 +21,8 @@ use crate::registry::EdgeTraffic;
 /// Frames that the kernel takes as one datagram. Queued with more to come, so many leave without
 /// waiting for it.
 const FULL_RUN_FRAMES: usize = 44;
-/// Bytes of messages that the engine keeps for senders who did not wait.
+/// Bytes of messages that the engine keeps for senders who did not wait; those for one process
+/// have no more than they leave to the others.
 const KEPT_BYTES: usize = 32 << 20;
 
 /// Why a message was not queued.
@@ -383,9 +384,7 @@ impl Engine {
         let machine = &mut self.core.machine;
         let begun = match with_route(&mut self.memory, edge.peer) {
             Some((memory, _)) => {
-                let full = memory.copied_bytes() > 0
-                    && memory.copied_bytes() + content.payload.len() > KEPT_BYTES;
-                if kept && full {
+                if kept && !memory.may_keep(edge.peer, content.payload.len(), KEPT_BYTES) {
                     return Err(Blocked::NoFrame);
                 }
                 let keep = match kept {
@@ -559,10 +558,11 @@ impl Engine {
         sent.map_err(|why| self.explained(edge, why))
     }
 
-    /// Frames that long messages may use now.
+    /// Frames that long messages to this peer may use now.
     #[must_use]
-    pub fn frames_for_long(&self) -> usize {
-        self.core.packer.free_for_long()
+    pub fn frames_for_long(&self, peer: PeerId) -> usize {
+        let core = &self.core;
+        core.packer.free_for_long_to(&core.machine, peer)
     }
 
     /// Sends a message without repeats; packets leave with the next

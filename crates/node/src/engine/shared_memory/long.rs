@@ -102,6 +102,15 @@ impl OutgoingLong {
         !self.streams.is_empty()
     }
 
+    /// Bytes of copies for one peer.
+    fn copied_to(&self, peer: PeerId) -> usize {
+        let messages = self.messages.iter();
+        let of = messages.filter(|((edge, _), _)| edge.peer == peer);
+        of.filter_map(|(_, message)| message.rest.as_ref())
+            .map(Rest::copied_bytes)
+            .sum()
+    }
+
     fn remove(&mut self, id: LongId) -> Option<Outgoing> {
         let message = self.messages.remove(&id)?;
         if let Some(rest) = &message.rest {
@@ -216,9 +225,11 @@ impl SharedMemory {
         !self.outgoing.messages.contains_key(&id)
     }
 
-    /// Bytes of copies of long messages.
-    pub(in crate::engine) fn copied_bytes(&self) -> usize {
-        self.outgoing.copied_bytes
+    /// Whether a copy of so many more bytes may be kept for a peer, of `most` in all.
+    pub(in crate::engine) fn may_keep(&self, peer: PeerId, bytes: usize, most: usize) -> bool {
+        let all = self.outgoing.copied_bytes;
+        let left = most.saturating_sub(all);
+        all == 0 || all + bytes <= left || self.outgoing.copied_to(peer) + bytes <= left
     }
 
     /// Goes on with a long message; true once the caller's is no longer needed.
