@@ -1,6 +1,6 @@
 //! What a copy of a long message costs: messages that are copied when they are posted and when
 //! they are read, beside messages that the library shares and that arrive where they are wanted.
-//! `long_messages shm|udp [bytes]`, on two threads of one process.
+//! `long_messages shm|udp [bytes [under way]]`, on two threads of one process.
 
 use std::error::Error;
 use std::thread;
@@ -12,7 +12,6 @@ use dipole_node::{
 };
 
 const PATIENCE: Duration = Duration::from_secs(30);
-const UNDER_WAY: usize = 4;
 const ROUND: Duration = Duration::from_millis(200);
 const ROUNDS: usize = 9;
 
@@ -38,11 +37,11 @@ fn send(
     edge: &Edge,
     queue: &CompletionQueue,
     message: &Bytes,
-    count: usize,
+    (count, most): (usize, usize),
     way: Way,
 ) -> Result<(), Box<dyn Error + Send + Sync>> {
     let mut under_way = 0;
-    for sent in 0..count + UNDER_WAY {
+    for sent in 0..=count {
         if sent < count {
             match way.shares() {
                 true => edge.post_bytes(Operation::Message, message.clone(), 0)?,
@@ -50,7 +49,7 @@ fn send(
             }
             under_way += 1;
         }
-        while under_way >= UNDER_WAY || (sent >= count && under_way > 0) {
+        while under_way >= most || (sent == count && under_way > 0) {
             match queue.wait(PATIENCE)? {
                 Some(Completion::Sent { .. }) => under_way -= 1,
                 other => return Err(format!("{other:?}").into()),
@@ -82,9 +81,10 @@ fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
     let links = match arguments.next().as_deref() {
         Some("shm") => Links::Shm,
         Some("udp") => Links::Udp,
-        _ => return Err("long_messages shm|udp [bytes]".into()),
+        _ => return Err("long_messages shm|udp [bytes [under way]]".into()),
     };
     let bytes: usize = arguments.next().map_or(Ok(1 << 20), |text| text.parse())?;
+    let most: usize = arguments.next().map_or(Ok(4), |text| text.parse())?;
     let directory = std::env::temp_dir().join(format!("long-messages-{}", std::process::id()));
     let open = || {
         let config = Config::local(NodeId(1), directory.clone());
@@ -100,7 +100,7 @@ fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
     let mut run = |count, way| {
         thread::scope(|scope| {
             let begun = Instant::now();
-            let sender = scope.spawn(|| send(&edge, &queue, &message, count, way));
+            let sender = scope.spawn(|| send(&edge, &queue, &message, (count, most), way));
             receive(&to, &mut memory, count, way)?;
             sender.join().map_err(|_| "the sender panicked")??;
             Ok::<_, Box<dyn Error + Send + Sync>>(begun.elapsed())

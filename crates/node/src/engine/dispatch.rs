@@ -201,9 +201,9 @@ impl Dispatch {
     ) {
         let index = self.find(edge, sequence).unwrap_or_else(|| {
             let total = length(total);
-            let offered = match self.receives.is_empty() {
-                true => None,
-                false => self.receives.claim(target, (edge, sequence), total),
+            let offered = match self.is_likely_next(target) {
+                true => self.receives.claim(target, (edge, sequence), total),
+                false => None,
             };
             self.assemblies.push(Assembly {
                 edge,
@@ -218,6 +218,15 @@ impl Dispatch {
         let (at, piece) = (length(offset), bytes.len());
         let place = &mut self.assemblies[index].place;
         place.fill(at, piece, |place| source.copy(bytes, place));
+    }
+
+    /// True if a reader has offered memory, and no message waits or has begun that would be read
+    /// before one that begins now.
+    #[inline]
+    fn is_likely_next(&self, target: u32) -> bool {
+        !self.receives.is_empty()
+            && !self.assemblies.iter().any(|other| other.target == target)
+            && (self.endpoints.get(target)).is_some_and(|state| state.inbox.is_empty())
     }
 
     /// Lets `write` fill a part of a message of which pieces have arrived; `None` if there is no
