@@ -328,7 +328,9 @@ impl Group {
         };
         self.call(call, deadline, |group, turn| {
             let turn = turn.patient(is_patient);
-            group.disseminate(&turn, &list).map(|()| call.length)
+            group.disseminate(&turn, &list)?;
+            group.open_edges()?;
+            Ok(call.length)
         })
     }
 }

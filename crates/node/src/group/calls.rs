@@ -259,6 +259,10 @@ impl Group {
             let (to, from) = shape::partners(rank, size, round);
             self.send(turn, to, at, data)?;
             self.hear(turn, from, at)?;
+            if turn.number == 0 {
+                // While it is there: whether it is gone shows only at an edge that was open.
+                self.edge(from)?;
+            }
         }
         Ok(())
     }
@@ -313,6 +317,24 @@ impl Group {
                 }
                 Ok(Some(seat))
             }
+        }
+    }
+
+    /// Opens the edges that reductions take, for the same reason.
+    pub(super) fn open_edges(&self) -> Result<(), GroupError> {
+        let (rank, size) = (self.rank(), self.size());
+        let folded = match shape::seat(rank, size) {
+            Seat::Folded(into) => Some(into),
+            Seat::Seated(seat, gives) => {
+                for bit in 0..shape::seats(size).ilog2() {
+                    self.edge(shape::seated(seat ^ (1 << bit), size))?;
+                }
+                gives
+            }
+        };
+        match folded {
+            Some(partner) => self.edge(partner).map(drop).map_err(GroupError::Send),
+            None => Ok(()),
         }
     }
 

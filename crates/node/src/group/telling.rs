@@ -25,6 +25,8 @@ pub(super) const FIRST_PROBE: Duration = Duration::from_millis(20);
 /// which repeats what was lost.
 const GRACE: Duration = Duration::from_millis(100);
 const LONG_GRACE: Duration = Duration::from_secs(1);
+/// Members of a generation that has begun were all there: an edge to one connects in this time.
+const CONNECTING_NS: u64 = 5_000_000_000;
 /// How long others are told at most that the generation has ended.
 const TELLING: Duration = Duration::from_secs(2);
 /// How long who leaves waits until what it passes on has gone.
@@ -102,10 +104,24 @@ impl Group {
     /// knows.
     pub(super) fn ask(&self, turn: &Turn, rank: usize) -> Result<(), SendError> {
         let probe = self.notice(GroupKind::Probe, turn.number);
-        match self.edge(rank)?.try_send(&probe.to_bytes()) {
+        let edge = self.edge(rank)?;
+        match edge.try_send(&probe.to_bytes()) {
+            Err(SendError::Full { target, .. }) if !turn.is_patient && self.is_lost(&edge) => {
+                let reason = None;
+                Err(SendError::PeerGone { target, reason })
+            }
             Err(SendError::Full { .. }) => Ok(()),
             asked => asked,
         }
+    }
+
+    /// True if an edge leads to nobody any more, though it may be too full to say so, or wait for
+    /// somebody to come.
+    fn is_lost(&self, edge: &Edge) -> bool {
+        self.shared.inner.driver.with(|state, now| {
+            let (engine, edges, _) = state.parts();
+            edges.is_lost(engine, edge.id(), (now, CONNECTING_NS))
+        })
     }
 
     /// A member that may come back is looked for anew.
@@ -149,6 +165,15 @@ impl Group {
             return Err(self.ended());
         }
         let is_over = turn.deadline.left().is_zero();
+        let cause = match cause {
+            SendError::TimedOut { target, .. }
+                if !turn.is_patient && self.is_lost(&*self.edge(to)?) =>
+            {
+                let reason = None;
+                SendError::PeerGone { target, reason }
+            }
+            cause => cause,
+        };
         match cause {
             SendError::TimedOut { .. } if is_over => Err(self.timed_out(to)),
             SendError::TimedOut { .. } => Ok(()),
