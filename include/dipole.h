@@ -48,11 +48,12 @@ extern "C" {
  *   EADDRINUSE     another process has the endpoint
  *   EADDRNOTAVAIL  the node's network address cannot be bound
  *   EAGAIN         the call would have to wait
- *   EBADF          the number is no endpoint, edge, queue, counter or region, or its endpoint has ended
+ *   EBADF          the number stands for nothing open of this kind, or its endpoint has ended
  *   EBUSY          the node is already open
  *   ECANCELED      the operation was withdrawn before it began
  *   ECONNREFUSED   the receiving process has no such endpoint
  *   ECONNRESET     the peer process is gone
+ *   EDEADLK        a handler waits for its own port
  *   EDESTADDRREQ   the endpoint has no target
  *   EFAULT         a pointer is null or misaligned
  *   EHOSTUNREACH   the endpoint cannot be found
@@ -67,6 +68,7 @@ extern "C" {
  *   ENXIO          the node is not open
  *   EOPNOTSUPP     shared memory was asked for and cannot be used
  *   EPERM          the region was not opened for that
+ *   EPROTO         members of a group make different calls, or have different lists of members
  *   ERANGE         it would reach beyond the region
  *   ESTALE         the descriptor belongs to the parent process
  *   ETIMEDOUT      it did not happen in the time given
@@ -374,6 +376,94 @@ int dp_counter_wait(int counter, uint64_t count, struct dp_counts *counts, int64
 int dp_counter_close(int counter);
 
 /*
+ * Active ports: endpoints whose messages run a function
+ *
+ * A port is a small number, no descriptor. Its handler runs once for each message, one at a time, in
+ * the order of each edge, on a thread that waits in any call of this library, else on one of the
+ * library's own, within half a millisecond. It may make all calls but those of groups; it must not
+ * wait for a lock that such a thread holds, and must not leave by longjmp() or a C++ exception.
+ * message and what it points to are valid until it returns.
+ */
+
+typedef void (*dp_handler)(int port, const struct dp_message *message, void *context);
+
+/* Opens an endpoint with a handler, which gets the context; the port's number. DP_ANY: any free
+ * endpoint. */
+int dp_port_open(uint32_t dpid, dp_handler handler, void *context);
+
+/* The port's own address, for those who send to it. */
+int dp_port_address(int port, struct dp_address *address);
+
+/* In the port's handler: answers the message that it runs for, as dp_reply() does; returns len. */
+ssize_t dp_port_reply(int port, const void *msg, size_t len);
+
+/* Runs handlers on this thread until the port has handled so many messages since it was opened.
+ * EBADF if it is closed meanwhile, EDEADLK in its own handler. */
+int dp_port_wait(int port, uint64_t handled, int64_t timeout_ns);
+
+/* Closes the port. When this returns its handler does not run any more, unless that called this. */
+int dp_port_close(int port);
+
+/*
+ * Groups: members that make the same calls in the same order
+ *
+ * A group is a small number, no descriptor; its calls are made by one thread at a time, and not by
+ * handlers. If one fails, the group has ended for all members, whose calls fail likewise: ECONNRESET (a
+ * member's process is gone), ECONNREFUSED (it closed the group), ETIMEDOUT (it waited in vain),
+ * EPROTO (members make different calls, or have different lists); dp_error() names the members.
+ */
+
+/* Takes part in a group of count members as number own, and waits for the others. All give the same
+ * list, of endpoints that are not open: the group opens own. generation: 0, or as all agree if members
+ * of an earlier list are in it. The group's number. */
+int dp_group_open(const struct dp_address *members, int count, int own, uint64_t generation,
+                  int64_t timeout_ns);
+
+/* This member's rank, which is its place in the list, and how many there are. */
+int dp_group_rank(int group);
+int dp_group_size(int group);
+
+/* Returns when all members have called it. */
+int dp_barrier(int group, int64_t timeout_ns);
+
+/* The len bytes of root, which all know, come to all. */
+int dp_broadcast(int group, int root, void *data, size_t len, int64_t timeout_ns);
+
+#define DP_SUM_U64 1 /* operations on uint64_t, int64_t and double; sums of integers wrap around */
+#define DP_MIN_U64 2
+#define DP_MAX_U64 3
+#define DP_SUM_I64 4
+#define DP_MIN_I64 5
+#define DP_MAX_I64 6
+#define DP_SUM_F64 7
+#define DP_MIN_F64 8 /* NaN is greater than all others */
+#define DP_MAX_F64 9
+
+/* Combines the numbers of all members, each with those at the same place. Then data have the
+ * result: at root, where others keep theirs, or everywhere. len is in bytes. */
+int dp_reduce(int group, int root, void *data, size_t len, int operation, int64_t timeout_ns);
+int dp_allreduce(int group, void *data, size_t len, int operation, int64_t timeout_ns);
+
+/* Makes of two results one, in the place of the first, which is of lower ranks than the second.
+ * Must be associative, need not be commutative; makes no calls of the group. */
+typedef void (*dp_combine)(void *left, const void *right, size_t len, void *context);
+
+int dp_reduce_by(int group, int root, void *data, size_t len, dp_combine combine, void *context,
+                 int64_t timeout_ns);
+int dp_allreduce_by(int group, void *data, size_t len, dp_combine combine, void *context,
+                    int64_t timeout_ns);
+
+/* How many members are known to be gone, or to have left; ranks gets the first count of them. */
+int dp_group_gone(int group, int *ranks, int count);
+
+/* Goes on without those, and without count ranks more: all who are left call this, and agree. They
+ * keep their order and have new ranks. EPROTO if the others took this member for gone. */
+int dp_group_without(int group, const int *ranks, int count, int64_t timeout_ns);
+
+/* Leaves the group. What others wait for of calls that this member has made still comes. */
+int dp_group_close(int group);
+
+/*
  * Options: 0 and NULL always stand for the default. Set size to the struct's size, as
  * in struct dp_open_options options = { sizeof options };
  */
@@ -398,7 +488,7 @@ struct dp_node_options {
 int dp_init(const struct dp_node_options *options);
 
 /* Waits until everything sent is acknowledged, at most so long, ends all endpoints, edges,
- * queues and counters and closes the node. Exit does so by itself. Descriptors are left to be
+ * queues, counters, regions, ports and groups and closes the node. Exit does so by itself. Descriptors are left to be
  * closed. */
 int dp_finish(int64_t timeout_ns);
 

@@ -10,7 +10,8 @@ use std::time::Duration;
 use dipole_node::FileError;
 use dipole_node::job::JobError;
 use dipole_node::{
-    CloseError, ConfigError, LimitReached, OpenError, Outcome, ReceiveError, SendError, TargetError,
+    CloseError, ConfigError, GroupError, LimitReached, OpenError, Outcome, PortError, ReceiveError,
+    SendError, TargetError,
 };
 
 /// What went wrong in a call.
@@ -62,6 +63,35 @@ pub(crate) enum Failure {
          what dp_region_open returned and that is not closed"
     )]
     NotARegion { number: c_int },
+    /// The number stands for no port.
+    #[error(
+        "{number} is no port of this process; use a number that dp_port_open returned and \
+         that is not closed"
+    )]
+    NotAPort { number: c_int },
+    /// The number stands for no group.
+    #[error(
+        "{number} is no group of this process; use a number that dp_group_open returned and \
+         that is not closed"
+    )]
+    NotAGroup { number: c_int },
+    /// Something was answered outside of a handler.
+    #[error(
+        "the handler of port {number} does not run on this thread; dp_port_reply answers the \
+         message that it runs for"
+    )]
+    NoHandler { number: c_int },
+    /// A port had not handled so many messages in the time given.
+    #[error("fewer than {handled} messages of port {number} {}", not_handled(.waited.as_ref()))]
+    NotHandled {
+        number: c_int,
+        handled: u64,
+        waited: Option<Duration>,
+    },
+    #[error(transparent)]
+    Port(#[from] PortError),
+    #[error(transparent)]
+    Group(#[from] GroupError),
     /// A completion queue had nothing in the time given.
     #[error("completion queue {fd} {}", in_vain(.waited.as_ref()))]
     NoCompletion { fd: c_int, waited: Option<Duration> },
@@ -149,8 +179,15 @@ fn not_done(waited: Option<&Duration>) -> String {
     }
 }
 
+fn not_handled(waited: Option<&Duration>) -> String {
+    match waited {
+        None => "are handled; wait for the others".to_owned(),
+        Some(waited) => format!("were handled after {waited:?}"),
+    }
+}
+
 /// Every error number that this library sets, and what it means then.
-pub(crate) const MEANINGS: [(c_int, &CStr); 28] = [
+pub(crate) const MEANINGS: [(c_int, &CStr); 30] = [
     (
         libc::E2BIG,
         c"an option is set that this version of the library does not know",
@@ -167,7 +204,7 @@ pub(crate) const MEANINGS: [(c_int, &CStr); 28] = [
     (libc::EAGAIN, c"the call would have to wait"),
     (
         libc::EBADF,
-        c"the number is no endpoint, edge, queue, counter or region, or its endpoint has ended",
+        c"the number stands for nothing open of this kind, or its endpoint has ended",
     ),
     (libc::EBUSY, c"the node is already open"),
     (
@@ -179,6 +216,7 @@ pub(crate) const MEANINGS: [(c_int, &CStr); 28] = [
         c"the receiving process has no such endpoint",
     ),
     (libc::ECONNRESET, c"the peer process is gone"),
+    (libc::EDEADLK, c"a handler waits for its own port"),
     (libc::EDESTADDRREQ, c"the endpoint has no target"),
     (libc::EFAULT, c"a pointer is null or misaligned"),
     (libc::EHOSTUNREACH, c"the endpoint cannot be found"),
@@ -214,6 +252,10 @@ pub(crate) const MEANINGS: [(c_int, &CStr); 28] = [
         c"shared memory was asked for and cannot be used",
     ),
     (libc::EPERM, c"the region was not opened for that"),
+    (
+        libc::EPROTO,
+        c"members of a group make different calls, or have different lists of members",
+    ),
     (libc::ERANGE, c"it would reach beyond the region"),
     (
         libc::ESTALE,
@@ -249,34 +291,9 @@ impl Failure {
     /// The error number of this failure.
     pub(crate) fn errno(&self) -> c_int {
         match self {
-            Failure::Open(error) => match error {
-                OpenError::Taken { .. } => libc::EADDRINUSE,
-                OpenError::Registry { .. } | OpenError::Capture { .. } => libc::EACCES,
-                OpenError::Limit(LimitReached::Endpoints { .. }) => libc::EMFILE,
-                OpenError::Limit(_) => libc::ENFILE,
-                OpenError::UserLimits(_) => libc::EINVAL,
-                OpenError::Link { .. } => libc::EADDRNOTAVAIL,
-                OpenError::Sleep(_) => libc::EMFILE,
-                OpenError::Pool { .. } => libc::ENOMEM,
-                OpenError::SharedMemory { .. } => libc::EOPNOTSUPP,
-                OpenError::Forked => libc::ESTALE,
-                OpenError::Ended => libc::EBADF,
-            },
+            Failure::Open(error) => open_errno(error),
             Failure::Target(error) => target_errno(error),
-            Failure::Send(error) => match error {
-                SendError::NoTarget { .. } => libc::EDESTADDRREQ,
-                SendError::Full { .. } => libc::EAGAIN,
-                SendError::TimedOut { .. } => libc::ETIMEDOUT,
-                SendError::TooLong { .. } => libc::EMSGSIZE,
-                SendError::Refused { .. } => libc::ECONNREFUSED,
-                SendError::PeerGone { .. } => libc::ECONNRESET,
-                SendError::NotDone { outcome, .. } => outcome_errno(*outcome),
-                SendError::Broken(_) => libc::EIO,
-                SendError::Unreachable(cause) => target_errno(cause),
-                SendError::Cancelled { .. } => libc::ECANCELED,
-                SendError::Ended => libc::EBADF,
-                SendError::Forked => libc::ESTALE,
-            },
+            Failure::Send(error) => send_errno(error),
             Failure::Receive(error) => match error {
                 ReceiveError::TimedOut { .. } => libc::ETIMEDOUT,
                 ReceiveError::TooShort { .. } => libc::EMSGSIZE,
@@ -296,14 +313,20 @@ impl Failure {
             | Failure::NotAnEdge { .. }
             | Failure::NotAQueue { .. }
             | Failure::NotACounter { .. }
-            | Failure::NotARegion { .. } => libc::EBADF,
-            Failure::NoCompletion { waited: None, .. } | Failure::NotDone { waited: None, .. } => {
-                libc::EAGAIN
+            | Failure::NotARegion { .. }
+            | Failure::NotAPort { .. }
+            | Failure::NotAGroup { .. } => libc::EBADF,
+            Failure::NoCompletion { waited: None, .. }
+            | Failure::NotDone { waited: None, .. }
+            | Failure::NotHandled { waited: None, .. } => libc::EAGAIN,
+            Failure::NoCompletion { .. } | Failure::NotDone { .. } | Failure::NotHandled { .. } => {
+                libc::ETIMEDOUT
             }
-            Failure::NoCompletion { .. } | Failure::NotDone { .. } => libc::ETIMEDOUT,
+            Failure::Port(error) => port_errno(error),
+            Failure::Group(error) => group_errno(error),
             Failure::Inherited { .. } => libc::ESTALE,
             Failure::NoMessage { .. } => libc::EAGAIN,
-            Failure::NotHeld => libc::EINVAL,
+            Failure::NotHeld | Failure::NoHandler { .. } => libc::EINVAL,
             Failure::Null { .. } | Failure::Misaligned { .. } => libc::EFAULT,
             Failure::Config(_)
             | Failure::Hosts(_)
@@ -323,6 +346,63 @@ impl Failure {
             Failure::NotOpen => libc::ENXIO,
             Failure::Descriptor { .. } | Failure::Panic(_) => libc::EIO,
         }
+    }
+}
+
+fn open_errno(error: &OpenError) -> c_int {
+    match error {
+        OpenError::Taken { .. } => libc::EADDRINUSE,
+        OpenError::Registry { .. } | OpenError::Capture { .. } => libc::EACCES,
+        OpenError::Limit(LimitReached::Endpoints { .. }) => libc::EMFILE,
+        OpenError::Limit(_) => libc::ENFILE,
+        OpenError::UserLimits(_) => libc::EINVAL,
+        OpenError::Link { .. } => libc::EADDRNOTAVAIL,
+        OpenError::Sleep(_) => libc::EMFILE,
+        OpenError::Pool { .. } => libc::ENOMEM,
+        OpenError::SharedMemory { .. } => libc::EOPNOTSUPP,
+        OpenError::Forked => libc::ESTALE,
+        OpenError::Ended => libc::EBADF,
+    }
+}
+
+fn send_errno(error: &SendError) -> c_int {
+    match error {
+        SendError::NoTarget { .. } => libc::EDESTADDRREQ,
+        SendError::Full { .. } => libc::EAGAIN,
+        SendError::TimedOut { .. } => libc::ETIMEDOUT,
+        SendError::TooLong { .. } => libc::EMSGSIZE,
+        SendError::Refused { .. } => libc::ECONNREFUSED,
+        SendError::PeerGone { .. } => libc::ECONNRESET,
+        SendError::NotDone { outcome, .. } => outcome_errno(*outcome),
+        SendError::Broken(_) => libc::EIO,
+        SendError::Unreachable(cause) => target_errno(cause),
+        SendError::Cancelled { .. } => libc::ECANCELED,
+        SendError::Ended => libc::EBADF,
+        SendError::Forked => libc::ESTALE,
+    }
+}
+
+fn port_errno(error: &PortError) -> c_int {
+    match error {
+        PortError::Closed { .. } => libc::EBADF,
+        PortError::WithinHandler { .. } => libc::EDEADLK,
+        PortError::Panicked { .. } | PortError::Broken(_) => libc::EIO,
+        PortError::Forked => libc::ESTALE,
+    }
+}
+
+fn group_errno(error: &GroupError) -> c_int {
+    match error {
+        GroupError::Members { .. } => libc::EINVAL,
+        GroupError::Open(cause) => open_errno(cause),
+        GroupError::Gone { .. } => libc::ECONNRESET,
+        GroupError::Left { .. } => libc::ECONNREFUSED,
+        GroupError::TimedOut { .. } => libc::ETIMEDOUT,
+        GroupError::Mismatch { .. }
+        | GroupError::Disagreement { .. }
+        | GroupError::Excluded { .. } => libc::EPROTO,
+        GroupError::Send(cause) => send_errno(cause),
+        GroupError::Port(cause) => port_errno(cause),
     }
 }
 

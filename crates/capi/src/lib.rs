@@ -7,18 +7,20 @@
 //!
 //! `dp.rs` has the seven calls of DP §2, table 1, `message.rs` what sends and
 //! receives besides, `edge.rs`, `queue.rs` and `counter.rs` edges, posted operations and
-//! their completions, `query.rs` what asks. All go through `guard`; `handle` finds
-//! endpoints, `numbers` edges, counters and regions, `process` keeps the one node of the process.
+//! their completions, `region.rs` regions, `port.rs` and `group.rs` ports and groups, `query.rs` what asks. All go through `guard`; `handle` finds
+//! endpoints, `numbers` what has a number and no descriptor, `process` keeps the one node of the process.
 
 mod counter;
 mod dp;
 mod edge;
 mod failure;
+mod group;
 mod guard;
 mod handle;
 mod message;
 mod numbers;
 mod options;
+mod port;
 mod process;
 mod query;
 mod queue;
@@ -33,6 +35,12 @@ pub use dp::{dp_close, dp_fsync, dp_mmap, dp_open, dp_read, dp_target, dp_write}
 pub use edge::{
     DP_ZEROCOPY, dp_cancel, dp_edge, dp_edge_close, dp_edge_drain, dp_edge_send, dp_post,
 };
+pub use group::{
+    CombineFunction, DP_MAX_F64, DP_MAX_I64, DP_MAX_U64, DP_MIN_F64, DP_MIN_I64, DP_MIN_U64,
+    DP_SUM_F64, DP_SUM_I64, DP_SUM_U64, dp_allreduce, dp_allreduce_by, dp_barrier, dp_broadcast,
+    dp_group_close, dp_group_gone, dp_group_open, dp_group_rank, dp_group_size, dp_group_without,
+    dp_reduce, dp_reduce_by,
+};
 pub use message::{
     DP_DONTWAIT, DP_MORE, DP_UNRELIABLE, ReceivedMessage, dp_add_target, dp_drain, dp_flush,
     dp_recv, dp_recv_copy, dp_recv_many, dp_remove_target, dp_reply, dp_send, dp_send_to,
@@ -41,6 +49,9 @@ pub use message::{
 pub use options::{
     Address, DP_ANY, DP_NONBLOCK, DP_NONE, NodeOptions, OpenOptions, Pool, Stats, dp_finish,
     dp_init, dp_open_with,
+};
+pub use port::{
+    Handler, dp_port_address, dp_port_close, dp_port_open, dp_port_reply, dp_port_wait,
 };
 pub use query::{
     dp_error, dp_own_address, dp_peer, dp_rank, dp_rank_of, dp_size, dp_stats, dp_strerror,

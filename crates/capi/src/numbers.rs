@@ -1,4 +1,5 @@
-//! What C programs hold by a number that is no descriptor: edges, counters and regions.
+//! What C programs hold by a number that is no descriptor: edges, counters, regions, ports
+//! and groups.
 //!
 //! A number is used again only after all others that are free, so that one held too long
 //! rarely stands for something else.

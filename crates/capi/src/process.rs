@@ -17,8 +17,10 @@ use dipole_node::{Config, Node};
 use crate::counter::COUNTERS;
 use crate::edge::EDGES;
 use crate::failure::Failure;
+use crate::group::GROUPS;
 use crate::handle::{FileId, Handle};
 use crate::numbers::Numbers;
+use crate::port::PORTS;
 use crate::queue::OpenQueue;
 use crate::region::REGIONS;
 
@@ -38,6 +40,8 @@ pub(crate) struct Process {
     pub(crate) edges: Mutex<Numbers>,
     pub(crate) counters: Mutex<Numbers>,
     pub(crate) regions: Mutex<Numbers>,
+    pub(crate) ports: Mutex<Numbers>,
+    pub(crate) groups: Mutex<Numbers>,
     /// Completion queues by the numbers of their descriptors.
     pub(crate) queues: Mutex<HashMap<c_int, Arc<OpenQueue>>>,
     /// What the process had before it was forked, never used and never dropped.
@@ -82,6 +86,8 @@ pub(crate) fn current() -> Arc<Process> {
             edges: Mutex::default(),
             counters: Mutex::default(),
             regions: Mutex::default(),
+            ports: Mutex::default(),
+            groups: Mutex::default(),
             queues: Mutex::default(),
             parent: known.clone(),
         });
@@ -132,11 +138,13 @@ impl Process {
         let Some(open) = lock(&self.node).take() else {
             return Ok(());
         };
+        GROUPS.close_all(self);
         let closed = open.node.close(timeout.unwrap_or(open.linger));
         let endpoints = std::mem::take(&mut *lock(&self.endpoints));
         for handle in endpoints.by_file.into_values() {
             handle.end();
         }
+        PORTS.close_all(self);
         EDGES.close_all(self);
         REGIONS.close_all(self);
         COUNTERS.close_all(self);

@@ -215,6 +215,31 @@ fn a_hash_table_lies_in_the_memory_of_several_processes_and_one_is_killed() {
 }
 
 #[test]
+fn a_port_runs_its_handler_for_another_process() {
+    let bench = Bench::new();
+    let program = bench.compile("port");
+    for link in ["auto", "udp"] {
+        let mut command = bench.command(&program);
+        let said = harness::run(command.env("DIPOLE_LINK", link).arg("51"));
+        assert_eq!(said, "1001 answers\n", "{link}");
+    }
+}
+
+#[test]
+fn a_group_goes_on_without_a_member_that_was_killed() {
+    let bench = Bench::new();
+    let program = bench.compile("group");
+    for link in ["shm", "udp"] {
+        for size in ["2", "5"] {
+            let mut command = bench.command(&program);
+            let said = harness::run(command.env("DIPOLE_LINK", link).args(["61", size]));
+            let others = size.parse::<u32>().expect("a number") - 1;
+            assert_eq!(said, format!("{others} went on without rank 1\n"), "{link}");
+        }
+    }
+}
+
+#[test]
 fn a_counter_tells_how_many_posted_operations_are_done_and_how_many_failed() {
     let bench = Bench::new();
     let program = bench.compile("counter");

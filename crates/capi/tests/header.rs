@@ -33,7 +33,7 @@ fn declarations() -> String {
 fn declared() -> BTreeSet<String> {
     declarations()
         .lines()
-        .filter(|line| !line.starts_with(['#', ' ', '}']))
+        .filter(|line| !line.starts_with(['#', ' ', '}']) && !line.starts_with("typedef"))
         .filter_map(|line| {
             let name = line.split_once('(')?.0;
             let name = name.rsplit([' ', '*']).next()?;
@@ -102,6 +102,8 @@ fn c_type(rust: &str) -> String {
         "usize" => "size_t",
         "isize" => "ssize_t",
         "Address" => "struct dp_address",
+        "CombineFunction" => "dp_combine",
+        "Handler" => "dp_handler",
         "Completion" => "struct dp_completion",
         "Counts" => "struct dp_counts",
         "libc::iovec" => "struct iovec",
@@ -245,6 +247,15 @@ fn constants() -> Vec<(&'static str, i64)> {
         ("DP_FETCH_ADD", dipole::DP_FETCH_ADD.into()),
         ("DP_COMPARE_SWAP", dipole::DP_COMPARE_SWAP.into()),
         ("DP_NOTIFY", dipole::DP_NOTIFY.into()),
+        ("DP_SUM_U64", dipole::DP_SUM_U64.into()),
+        ("DP_MIN_U64", dipole::DP_MIN_U64.into()),
+        ("DP_MAX_U64", dipole::DP_MAX_U64.into()),
+        ("DP_SUM_I64", dipole::DP_SUM_I64.into()),
+        ("DP_MIN_I64", dipole::DP_MIN_I64.into()),
+        ("DP_MAX_I64", dipole::DP_MAX_I64.into()),
+        ("DP_SUM_F64", dipole::DP_SUM_F64.into()),
+        ("DP_MIN_F64", dipole::DP_MIN_F64.into()),
+        ("DP_MAX_F64", dipole::DP_MAX_F64.into()),
         ("DP_ALLOW_PUT", dipole::DP_ALLOW_PUT.into()),
         ("DP_ALLOW_GET", dipole::DP_ALLOW_GET.into()),
         ("DP_ALLOW_UPDATE", dipole::DP_ALLOW_UPDATE.into()),

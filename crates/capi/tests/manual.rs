@@ -31,7 +31,7 @@ fn every_function_has_a_page_with_its_prototype() {
     let mut functions = 0;
     for line in header
         .lines()
-        .filter(|line| !line.starts_with([' ', '#', '/']))
+        .filter(|line| !line.starts_with([' ', '#', '/']) && !line.starts_with("typedef"))
     {
         let Some((before, _)) = line.split_once('(') else {
             continue;

@@ -113,7 +113,7 @@ fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
         ("shared and placed", Way::SharedAndPlaced),
     ];
     let tried = run(64, Way::Copied)?;
-    let count = (ROUND.as_secs_f64() / tried.as_secs_f64() * 64.0).max(8.0) as usize;
+    let count = usize::try_from(64 * ROUND.as_nanos() / tried.as_nanos().max(1))?.max(8);
     let mut rates = ways.map(|_| Vec::new());
     for _ in 0..ROUNDS {
         for ((_, way), rates) in ways.iter().zip(&mut rates) {

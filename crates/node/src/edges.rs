@@ -418,6 +418,20 @@ impl EdgeTable {
         }
     }
 
+    /// True if an edge has failed, its target's process is gone, whatever waits on it, or it has
+    /// been connecting for longer than `patience_ns`.
+    pub(crate) fn is_lost(
+        &self,
+        engine: &Engine,
+        id: EdgeRef,
+        (now, patience_ns): (Instant, u64),
+    ) -> bool {
+        self.get(id).is_none_or(|edge| match edge.stage {
+            Stage::Resolving | Stage::Opening(_) => now.since(edge.begun) > patience_ns,
+            Stage::Open(_) | Stage::Failed(_) => !edge.is_usable(engine),
+        })
+    }
+
     /// Sends at once if the edge is open and takes the message now; else false.
     ///
     /// # Errors

@@ -528,7 +528,7 @@ pub enum PortError {
         /// What the panic said.
         message: String,
     },
-    /// It was closed by its handler.
+    /// It was closed, by its handler or its owner.
     Closed {
         /// Which port.
         port: Address,
@@ -551,7 +551,7 @@ impl fmt::Display for PortError {
                 f,
                 "the handler of port {port} panicked: {message}; the port is closed, open it anew"
             ),
-            PortError::Closed { port } => write!(f, "port {port} was closed by its handler"),
+            PortError::Closed { port } => write!(f, "port {port} is closed"),
             PortError::WithinHandler { port } => write!(
                 f,
                 "the handler of port {port} waits for its own port; it handles one message at a time"

@@ -36,6 +36,7 @@ mod endpoint;
 pub mod engine;
 mod error;
 mod frames;
+mod group;
 mod inbox;
 mod inner;
 pub mod links;
@@ -65,6 +66,7 @@ pub use engine::{Departure, Path, PathState, Paths, Traffic};
 pub use error::{
     CloseError, GoneReason, OpenError, PortError, ReceiveError, SendError, TargetError,
 };
+pub use group::{Combine, Group, GroupError, Member, Members, Number};
 pub use hosts::MAX_INTERFACES;
 pub use inbox::{Message, Pool};
 pub use key::{ClusterKey, KEY_BYTES, KeyError, KeyMismatch, MAC_BYTES, MacKey};

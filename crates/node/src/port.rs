@@ -8,7 +8,7 @@ mod table;
 use std::any::Any;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -51,6 +51,7 @@ pub struct ActivePort {
     inner: Arc<Inner>,
     shared: Arc<Shared>,
     port: PortRef,
+    has_ended: AtomicBool,
 }
 
 /// The port as its handler sees it.
@@ -102,6 +103,7 @@ impl ActivePort {
             inner: Arc::clone(inner),
             shared,
             port,
+            has_ended: AtomicBool::new(false),
         }
     }
 
@@ -203,11 +205,11 @@ impl ActivePort {
 
     /// Closes the port, as dropping it does.
     pub fn close(self) {}
-}
 
-impl Drop for ActivePort {
-    fn drop(&mut self) {
-        if self.inner.is_forked() {
+    /// Closes the port, as dropping it does, though handles to it are left: their waits end with
+    /// [`PortError::Closed`].
+    pub fn end(&self) {
+        if self.inner.is_forked() || self.has_ended.swap(true, Ordering::Relaxed) {
             return;
         }
         self.shared.endpoint.end();
@@ -230,6 +232,12 @@ impl Drop for ActivePort {
             }
             handler
         });
+    }
+}
+
+impl Drop for ActivePort {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 

@@ -7,6 +7,7 @@ mod ack;
 mod address;
 mod control;
 mod cursor;
+mod group;
 mod header;
 mod operation;
 mod pipe;
@@ -18,6 +19,10 @@ pub use address::Address;
 pub use control::{
     BYE_BYTES, Bye, CHALLENGE_BYTES, Challenge, HELLO_FIXED_BYTES, Hello, LANE_BYTES, LaneAddress,
     MAX_LANES, RESET_BYTES, RESET_ECHO_BYTES, Reset, ResetReason, Trailer, Trailers,
+};
+pub use group::{
+    ANY_LENGTH, GROUP_HEAD_BYTES, GroupCall, GroupEnding, GroupHead, GroupKind, GroupOperation,
+    members_from_bytes, members_to_bytes,
 };
 pub use header::{CONTROL_LANE, Flags, HEADER_BYTES, Header, Kind, Part, VERSION};
 pub use operation::{OPERATION_BYTES, Operation, OperationKind, Outcome};

@@ -1,0 +1,340 @@
+//! Groups: barriers, broadcasts and reductions.
+
+use std::ffi::{c_int, c_void};
+use std::sync::Mutex;
+
+use dipole_node::{Combine, Group, Members};
+
+use crate::failure::Failure;
+use crate::guard::{self, Out, call};
+use crate::message::Patience;
+use crate::numbers::Numbered;
+use crate::options::Address;
+use crate::process::{self, lock};
+
+/// The sum of `uint64_t`, wrapping around.
+pub const DP_SUM_U64: c_int = 1;
+/// The least `uint64_t`.
+pub const DP_MIN_U64: c_int = 2;
+/// The greatest `uint64_t`.
+pub const DP_MAX_U64: c_int = 3;
+/// The sum of `int64_t`, wrapping around.
+pub const DP_SUM_I64: c_int = 4;
+/// The least `int64_t`.
+pub const DP_MIN_I64: c_int = 5;
+/// The greatest `int64_t`.
+pub const DP_MAX_I64: c_int = 6;
+/// The sum of `double`.
+pub const DP_SUM_F64: c_int = 7;
+/// The least `double`.
+pub const DP_MIN_F64: c_int = 8;
+/// The greatest `double`.
+pub const DP_MAX_F64: c_int = 9;
+
+/// `dp_combine`.
+pub type CombineFunction = Option<
+    unsafe extern "C" fn(left: *mut c_void, right: *const c_void, len: usize, context: *mut c_void),
+>;
+
+/// The groups that C programs hold.
+pub(crate) static GROUPS: Numbered<Mutex<Group>> = Numbered::new(
+    |process| &process.groups,
+    |number| Failure::NotAGroup { number },
+);
+
+fn with<A>(
+    group: c_int,
+    body: impl FnOnce(&mut Group) -> Result<A, Failure>,
+) -> Result<A, Failure> {
+    GROUPS.with(group, |group| body(&mut lock(group)))
+}
+
+/// A rank that a program names.
+fn rank(what: &'static str, rank: c_int) -> Result<usize, Failure> {
+    usize::try_from(rank).map_err(|_| Failure::BadNumber {
+        what,
+        found: rank.into(),
+        expected: "a rank, from 0 on",
+    })
+}
+
+/// A rank or a size, which fits: a group has fewer members than there are endpoints.
+fn number(number: usize) -> c_int {
+    c_int::try_from(number).unwrap_or(c_int::MAX)
+}
+
+/// A function that makes of two results one, in the place of the first.
+type Combining = Box<dyn FnMut(&mut [u8], &[u8])>;
+
+/// The ready function of an operation, for so many bytes.
+fn ready(operation: c_int, len: usize) -> Result<Combining, Failure> {
+    if !len.is_multiple_of(8) {
+        return Err(Failure::BadNumber {
+            what: "len",
+            found: i64::try_from(len).unwrap_or(i64::MAX),
+            expected: "a multiple of 8",
+        });
+    }
+    Ok(match operation {
+        DP_SUM_U64 => Box::new(Combine::Sum.bytes::<u64>()),
+        DP_MIN_U64 => Box::new(Combine::Min.bytes::<u64>()),
+        DP_MAX_U64 => Box::new(Combine::Max.bytes::<u64>()),
+        DP_SUM_I64 => Box::new(Combine::Sum.bytes::<i64>()),
+        DP_MIN_I64 => Box::new(Combine::Min.bytes::<i64>()),
+        DP_MAX_I64 => Box::new(Combine::Max.bytes::<i64>()),
+        DP_SUM_F64 => Box::new(Combine::Sum.bytes::<f64>()),
+        DP_MIN_F64 => Box::new(Combine::Min.bytes::<f64>()),
+        DP_MAX_F64 => Box::new(Combine::Max.bytes::<f64>()),
+        _ => {
+            return Err(Failure::BadNumber {
+                what: "operation",
+                found: operation.into(),
+                expected: "one of DP_SUM_U64 to DP_MAX_F64",
+            });
+        }
+    })
+}
+
+/// The program's own function.
+///
+/// # Safety
+/// `combine` may be called with this context, on this thread, as long as the result is used.
+unsafe fn own(combine: CombineFunction, context: *mut c_void) -> Result<Combining, Failure> {
+    let combine = combine.ok_or(Failure::Null { what: "combine" })?;
+    Ok(Box::new(move |left, right| {
+        let (place, length) = (left.as_mut_ptr().cast(), left.len());
+        // SAFETY: both are `length` bytes, apart from each other; the function is the program's,
+        // called as declared.
+        unsafe { combine(place, right.as_ptr().cast(), length, context) };
+    }))
+}
+
+/// Takes part in a group as one of its members; the group's number.
+///
+/// # Safety
+/// `members` points to `count` addresses.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dp_group_open(
+    members: *const Address,
+    count: c_int,
+    own: c_int,
+    generation: u64,
+    timeout_ns: i64,
+) -> c_int {
+    call("dp_group_open", || {
+        let count = guard::count(count)?;
+        // SAFETY: by contract.
+        let members = unsafe { guard::array("members", members, count) }?;
+        let addresses: Result<Vec<_>, _> = members.iter().map(|it| it.checked()).collect();
+        let addresses = addresses?;
+        let members = Members {
+            generation,
+            addresses,
+        };
+        let node = process::current().node()?;
+        let timeout = Patience::new(0, timeout_ns).timeout();
+        GROUPS.enter(Mutex::new(node.group(
+            members,
+            rank("own", own)?,
+            timeout,
+        )?))
+    })
+}
+
+/// This process's rank in a group.
+#[unsafe(no_mangle)]
+pub extern "C" fn dp_group_rank(group: c_int) -> c_int {
+    call("dp_group_rank", || {
+        with(group, |group| Ok(number(group.rank())))
+    })
+}
+
+/// How many members a group has.
+#[unsafe(no_mangle)]
+pub extern "C" fn dp_group_size(group: c_int) -> c_int {
+    call("dp_group_size", || {
+        with(group, |group| Ok(number(group.size())))
+    })
+}
+
+/// Returns when all members have called it.
+#[unsafe(no_mangle)]
+pub extern "C" fn dp_barrier(group: c_int, timeout_ns: i64) -> c_int {
+    call("dp_barrier", || {
+        let timeout = Patience::new(0, timeout_ns).timeout();
+        with(group, |group| Ok(group.barrier(timeout)?))?;
+        Ok(0)
+    })
+}
+
+/// The root's bytes come to all.
+///
+/// # Safety
+/// `data` points to `len` bytes that nobody else accesses meanwhile.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dp_broadcast(
+    group: c_int,
+    root: c_int,
+    data: *mut c_void,
+    len: usize,
+    timeout_ns: i64,
+) -> c_int {
+    call("dp_broadcast", || {
+        // SAFETY: by contract.
+        let data = unsafe { guard::bytes_mut("data", data, len) }?;
+        let timeout = Patience::new(0, timeout_ns).timeout();
+        let root = rank("root", root)?;
+        with(group, |group| {
+            Ok(group.broadcast_slice(root, data, timeout)?)
+        })?;
+        Ok(0)
+    })
+}
+
+/// Combines numbers of all members for the root.
+///
+/// # Safety
+/// `data` points to `len` bytes that nobody else accesses meanwhile.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dp_reduce(
+    group: c_int,
+    root: c_int,
+    data: *mut c_void,
+    len: usize,
+    operation: c_int,
+    timeout_ns: i64,
+) -> c_int {
+    call("dp_reduce", || {
+        // SAFETY: by contract.
+        let data = unsafe { guard::bytes_mut("data", data, len) }?;
+        let timeout = Patience::new(0, timeout_ns).timeout();
+        let (root, combine) = (rank("root", root)?, ready(operation, len)?);
+        with(group, |group| {
+            Ok(group.reduce(root, data, combine, timeout)?)
+        })?;
+        Ok(0)
+    })
+}
+
+/// Combines numbers of all members for all.
+///
+/// # Safety
+/// That of `dp_reduce`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dp_allreduce(
+    group: c_int,
+    data: *mut c_void,
+    len: usize,
+    operation: c_int,
+    timeout_ns: i64,
+) -> c_int {
+    call("dp_allreduce", || {
+        // SAFETY: by contract.
+        let data = unsafe { guard::bytes_mut("data", data, len) }?;
+        let timeout = Patience::new(0, timeout_ns).timeout();
+        let combine = ready(operation, len)?;
+        with(group, |group| Ok(group.allreduce(data, combine, timeout)?))?;
+        Ok(0)
+    })
+}
+
+/// `dp_reduce` by a function of the program.
+///
+/// # Safety
+/// That of `dp_reduce`; `combine` may be called with `context` until this returns.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dp_reduce_by(
+    group: c_int,
+    root: c_int,
+    data: *mut c_void,
+    len: usize,
+    combine: CombineFunction,
+    context: *mut c_void,
+    timeout_ns: i64,
+) -> c_int {
+    call("dp_reduce_by", || {
+        // SAFETY: by contract.
+        let data = unsafe { guard::bytes_mut("data", data, len) }?;
+        let timeout = Patience::new(0, timeout_ns).timeout();
+        // SAFETY: by contract.
+        let (root, combine) = (rank("root", root)?, unsafe { self::own(combine, context) }?);
+        with(group, |group| {
+            Ok(group.reduce(root, data, combine, timeout)?)
+        })?;
+        Ok(0)
+    })
+}
+
+/// `dp_allreduce` by a function of the program.
+///
+/// # Safety
+/// That of `dp_reduce_by`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dp_allreduce_by(
+    group: c_int,
+    data: *mut c_void,
+    len: usize,
+    combine: CombineFunction,
+    context: *mut c_void,
+    timeout_ns: i64,
+) -> c_int {
+    call("dp_allreduce_by", || {
+        // SAFETY: by contract.
+        let data = unsafe { guard::bytes_mut("data", data, len) }?;
+        let timeout = Patience::new(0, timeout_ns).timeout();
+        // SAFETY: by contract.
+        let combine = unsafe { self::own(combine, context) }?;
+        with(group, |group| Ok(group.allreduce(data, combine, timeout)?))?;
+        Ok(0)
+    })
+}
+
+/// Members that are known to be gone; how many there are.
+///
+/// # Safety
+/// `ranks` points to `count` places.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dp_group_gone(group: c_int, ranks: *mut c_int, count: c_int) -> c_int {
+    call("dp_group_gone", || {
+        let count = guard::count(count)?;
+        // SAFETY: by contract.
+        let places = unsafe { Out::new("ranks", ranks) }?;
+        let gone = with(group, |group| Ok(group.gone()))?;
+        for (at, member) in gone.iter().take(count).enumerate() {
+            // SAFETY: there are `count` places by contract.
+            unsafe { places.element(at) }.write(number(member.rank));
+        }
+        Ok(number(gone.len()))
+    })
+}
+
+/// Goes on as the next generation, without those that are gone.
+///
+/// # Safety
+/// `ranks` points to `count` ranks.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dp_group_without(
+    group: c_int,
+    ranks: *const c_int,
+    count: c_int,
+    timeout_ns: i64,
+) -> c_int {
+    call("dp_group_without", || {
+        let count = rank("count", count)?;
+        // SAFETY: by contract.
+        let ranks = unsafe { guard::array("ranks", ranks, count) }?;
+        let ranks: Result<Vec<_>, _> = ranks.iter().map(|it| rank("ranks", *it)).collect();
+        let (ranks, timeout) = (ranks?, Patience::new(0, timeout_ns).timeout());
+        with(group, |group| Ok(group.reform_without(&ranks, timeout)?))?;
+        Ok(0)
+    })
+}
+
+/// Leaves a group.
+#[unsafe(no_mangle)]
+pub extern "C" fn dp_group_close(group: c_int) -> c_int {
+    call("dp_group_close", || {
+        GROUPS.close(group)?;
+        Ok(0)
+    })
+}

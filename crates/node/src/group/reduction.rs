@@ -1,0 +1,115 @@
+//! What is combined: ready functions for numbers.
+
+use std::cmp::Ordering;
+
+/// How numbers are combined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Combine {
+    /// Their sum; of integers it wraps around.
+    Sum,
+    /// The least.
+    Min,
+    /// The greatest.
+    Max,
+}
+
+/// A number that members of a group combine: `u64`, `i64`, `f64`. In messages it is little-endian.
+///
+/// Least and greatest of `f64` are those of [`f64::total_cmp`], so that the result does not
+/// depend on who is asked first: NaN is greater than all others, -0.0 less than 0.0.
+pub trait Number: Copy + sealed::Sealed {
+    /// As it is sent.
+    #[must_use]
+    fn to_bytes(self) -> [u8; 8];
+    /// From what was sent.
+    #[must_use]
+    fn from_bytes(bytes: [u8; 8]) -> Self;
+    /// The sum of two.
+    #[must_use]
+    fn sum(self, other: Self) -> Self;
+    /// Which is greater.
+    #[must_use]
+    fn order(self, other: Self) -> Ordering;
+}
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+macro_rules! number {
+    ($type:ty, $sum:expr, $order:expr) => {
+        impl sealed::Sealed for $type {}
+
+        impl Number for $type {
+            fn to_bytes(self) -> [u8; 8] {
+                self.to_le_bytes()
+            }
+
+            fn from_bytes(bytes: [u8; 8]) -> $type {
+                <$type>::from_le_bytes(bytes)
+            }
+
+            fn sum(self, other: $type) -> $type {
+                $sum(self, other)
+            }
+
+            fn order(self, other: $type) -> Ordering {
+                $order(&self, &other)
+            }
+        }
+    };
+}
+
+number!(u64, u64::wrapping_add, u64::cmp);
+number!(i64, i64::wrapping_add, i64::cmp);
+number!(f64, |a, b| a + b, f64::total_cmp);
+
+impl Combine {
+    fn of<T: Number>(self, left: T, right: T) -> T {
+        match self {
+            Combine::Sum => left.sum(right),
+            Combine::Min if right.order(left).is_lt() => right,
+            Combine::Max if right.order(left).is_gt() => right,
+            Combine::Min | Combine::Max => left,
+        }
+    }
+
+    /// Combines numbers that lie in bytes, for [`Group::reduce`](super::Group::reduce).
+    pub fn bytes<T: Number>(self) -> impl Fn(&mut [u8], &[u8]) {
+        move |left, right| {
+            let (left, right) = (left.as_chunks_mut::<8>().0, right.as_chunks::<8>().0);
+            for (left, right) in left.iter_mut().zip(right) {
+                *left = self
+                    .of(T::from_bytes(*left), T::from_bytes(*right))
+                    .to_bytes();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn combined<T: Number + PartialEq>(how: Combine, left: T, right: T) -> T {
+        let mut bytes = left.to_bytes();
+        how.bytes::<T>()(&mut bytes, &right.to_bytes());
+        T::from_bytes(bytes)
+    }
+
+    #[test]
+    fn numbers_of_each_type_are_combined() {
+        assert_eq!(combined(Combine::Sum, u64::MAX, 2), 1);
+        assert_eq!(combined(Combine::Sum, -5_i64, 2), -3);
+        assert_eq!(
+            combined(Combine::Sum, 0.5_f64, 0.25).to_bits(),
+            0.75_f64.to_bits()
+        );
+        assert_eq!(combined(Combine::Min, -5_i64, 2), -5);
+        assert_eq!(combined(Combine::Max, -5_i64, 2), 2);
+        assert_eq!(combined(Combine::Min, u64::MAX, 2), 2);
+        let zero = combined(Combine::Min, 0.0_f64, -0.0);
+        assert!(zero.is_sign_negative());
+        assert!(combined(Combine::Max, f64::NAN, 1.0).is_nan());
+    }
+}
