@@ -5,6 +5,9 @@
 //! [`Grants`] keeps what is on its way below the limit that [`Downlink`] finds. Who is held
 //! back says how much waits; few send at a time, those with least left first.
 
+#[cfg(test)]
+mod model;
+
 use alloc::vec::Vec;
 
 use crate::downlink::Downlink;
@@ -323,7 +326,7 @@ mod tests {
     use super::*;
 
     /// Grants that have seen a full queue, the time, and this many peers.
-    fn overflowed(peers: u32) -> (Grants, Instant, Vec<PeerId>) {
+    pub(super) fn overflowed(peers: u32) -> (Grants, Instant, Vec<PeerId>) {
         let (mut grants, now) = (Grants::new(1024, 256), Instant(1));
         let peers: Vec<PeerId> = (1..=peers).map(PeerId).collect();
         for peer in &peers {

@@ -1,0 +1,194 @@
+//! All orders in which peers begin, packets come and acknowledgements go, within small bounds,
+//! while the queue of this process's port has overflowed: grants are conserved, and nobody
+//! starves. Spec §6.7, §8.
+
+use alloc::collections::BTreeSet;
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::hash::Hash;
+
+use siphasher::sip128::{Hasher128, SipHasher13};
+
+use super::tests::overflowed;
+use super::*;
+
+/// What a sender was told: packets that have arrived, and how many may be on their way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+struct Told {
+    arrived: u32,
+    window: u32,
+}
+
+impl Told {
+    /// The number after the last packet that it allows.
+    fn end(self) -> u32 {
+        self.arrived + self.window
+    }
+}
+
+/// A peer with packets to send, which leave as soon as they may.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+struct Sender {
+    packets: u32,
+    arrived: u32,
+    told: Told,
+    /// An acknowledgement on its way; a newer one takes its place, as if it was lost.
+    telling: Option<Told>,
+    has_begun: bool,
+    is_gone: bool,
+}
+
+impl Sender {
+    fn left(&self) -> u32 {
+        self.packets - self.arrived
+    }
+
+    fn flying(&self) -> u32 {
+        self.told
+            .end()
+            .min(self.packets)
+            .saturating_sub(self.arrived)
+    }
+
+    /// Packets that are on their way, or will be whatever it is told from here on.
+    fn exposed(&self) -> u32 {
+        let telling = self.telling.map_or(0, Told::end);
+        let end = self.told.end().max(telling).min(self.packets);
+        end.saturating_sub(self.arrived)
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Action {
+    Begin,
+    Arrive,
+    Hear,
+    Leave,
+}
+
+const ACTIONS: [Action; 4] = [Action::Begin, Action::Arrive, Action::Hear, Action::Leave];
+
+#[derive(Clone)]
+struct World {
+    grants: Grants,
+    now: Instant,
+    peers: Vec<PeerId>,
+    senders: Vec<Sender>,
+    /// Peers that may still leave with packets unsent.
+    departures: u32,
+}
+
+impl World {
+    fn tell(&mut self, at: usize) {
+        let window = self.grants.window(self.peers[at]);
+        let sender = &mut self.senders[at];
+        let arrived = sender.arrived;
+        sender.telling = Some(Told { arrived, window });
+    }
+
+    /// The world after an action of one peer; `None` if it cannot be.
+    fn after(&self, at: usize, action: Action) -> Option<World> {
+        let mut next = self.clone();
+        let (peer, now) = (self.peers[at], self.now);
+        let sender = &mut next.senders[at];
+        if sender.is_gone {
+            return None;
+        }
+        match action {
+            Action::Begin if !sender.has_begun => {
+                sender.has_begun = true;
+                next.grants.has_left(peer, sender.packets, now);
+            }
+            Action::Arrive if sender.flying() > 0 => {
+                sender.arrived += 1;
+                let left = sender.left();
+                next.grants.arrived((peer, 0), left, now);
+                next.grants.stepped(now);
+                next.tell(at);
+            }
+            Action::Hear => sender.told = sender.telling.take()?,
+            Action::Leave if sender.left() > 0 && self.departures > 0 => {
+                sender.is_gone = true;
+                next.departures -= 1;
+                next.grants.forget(peer);
+            }
+            _ => return None,
+        }
+        next.grants.stepped(now);
+        while let Some(told) = next.grants.next_news() {
+            let index = next.peers.iter().position(|it| *it == told)?;
+            next.tell(index);
+        }
+        Some(next)
+    }
+
+    fn check(&self, is_last: bool) -> Result<(), String> {
+        let there = || self.senders.iter().filter(|it| !it.is_gone);
+        let exposed: u32 = there().map(Sender::exposed).sum();
+        let limit = self.grants.downlink.limit().unwrap_or(u32::MAX);
+        if exposed > limit {
+            return Err(alloc::format!(
+                "{exposed} packets may come, the limit is {limit}"
+            ));
+        }
+        match is_last && there().any(|it| it.left() > 0) {
+            true => Err(String::from("somebody waits for ever")),
+            false => Ok(()),
+        }
+    }
+
+    fn digest(&self) -> u128 {
+        let mut hasher = SipHasher13::new();
+        (&self.grants, &self.senders, self.departures).hash(&mut hasher);
+        self.grants.free.hash(&mut hasher);
+        hasher.finish128().as_u128()
+    }
+}
+
+/// Visits all states; how many there are, or the first that breaks a rule.
+fn explore(packets: &[u32], departures: u32) -> Result<usize, String> {
+    // So many have sent at once that nobody may send unasked.
+    let (grants, now, mut peers) = overflowed(64);
+    peers.truncate(packets.len());
+    let sender = |packets: &u32| Sender {
+        packets: *packets,
+        ..Sender::default()
+    };
+    let first = World {
+        grants,
+        now,
+        peers,
+        senders: packets.iter().map(sender).collect(),
+        departures,
+    };
+    let mut seen = BTreeSet::from([first.digest()]);
+    let mut open = alloc::vec![first];
+    while let Some(world) = open.pop() {
+        let mut is_last = true;
+        for at in 0..world.senders.len() {
+            for action in ACTIONS {
+                let Some(next) = world.after(at, action) else {
+                    continue;
+                };
+                // Who leaves does so of its own will: nobody may wait for that.
+                is_last &= matches!(action, Action::Leave);
+                if seen.insert(next.digest()) {
+                    open.push(next);
+                }
+            }
+        }
+        world
+            .check(is_last)
+            .map_err(|why| alloc::format!("{why}: {:?}", world.senders))?;
+    }
+    Ok(seen.len())
+}
+
+#[test]
+fn grants_are_conserved_and_nobody_starves_in_any_order_of_packets() {
+    for (packets, departures) in [(&[14, 9][..], 1), (&[9, 3, 1], 0)] {
+        let states = explore(packets, departures);
+        let states = states.unwrap_or_else(|why| panic!("{packets:?}: {why}"));
+        assert!(states > 1000, "{packets:?}: {states} states");
+    }
+}
