@@ -457,6 +457,11 @@ impl Engine {
         }
     }
 
+    /// Asks a peer now and then whether it lives.
+    pub(crate) fn watch(&mut self, now: Instant, peer: PeerId) {
+        self.core.machine.watch(now, peer, true);
+    }
+
     /// Peers that are gone since the last call, in order; the latest [`MAX_DEPARTURES`] if
     /// there were more.
     pub fn take_departures(&mut self) -> Vec<Departure> {

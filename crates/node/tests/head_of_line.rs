@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dipole_node::{
     Address, Completion, CompletionQueue, Config, Edge, Endpoint, EndpointId, Links, Message, Node,
@@ -485,6 +485,31 @@ fn who_waits_for_the_stuck_one_waits_alone(links: Links) {
     }
 }
 
+/// All that was sent has been acknowledged and nothing more may be: nothing is under way by whose
+/// silence the death would show, and no attempt lasts long enough to ask.
+fn a_sender_that_tries_in_short_turns_learns_that_its_receiver_died(links: Links) {
+    let directory = tempfile::tempdir().expect("a directory");
+    let runtime = directory.path().join("dipole");
+    let what = ((STUCK, 1), (Why::Unread, links));
+    let receiver = Process::start(&runtime, what.0, what.1, &mut HashMap::new());
+    let node = node(&runtime, links);
+    let sender = node.endpoint(EndpointId(SENDER)).expect("free");
+    let edge = sender.edge(Address::new(1, STUCK)).expect("usable");
+    edge.wait_open(PATIENCE).expect("open");
+    while edge.send_timeout(&[7; 8000], 50 * SHORT).is_ok() {}
+    edge.flush(PATIENCE).expect("acknowledged");
+    drop(receiver);
+    let begun = Instant::now();
+    let gone = loop {
+        match edge.send_timeout(&[7; 8000], SHORT) {
+            Err(SendError::TimedOut { .. }) => {}
+            ended => break ended,
+        }
+        assert!(begun.elapsed() < PATIENCE, "{links:?}: nothing tells");
+    };
+    assert!(matches!(gone, Err(SendError::PeerGone { .. })), "{gone:?}");
+}
+
 macro_rules! by_both {
     ($($test:ident: $call:expr;)*) => {
         $(mod $test {
@@ -506,4 +531,5 @@ by_both! {
     an_endpoint_that_is_not_read_holds_up_nobody: |links| one_thread_sends_to_all(Why::Unread, links);
     a_handler_that_does_not_return_holds_up_nobody: |links| one_thread_sends_to_all(Why::Handler, links);
     who_waits_for_a_stopped_process_waits_alone: who_waits_for_the_stuck_one_waits_alone;
+    a_killed_process_is_found_out: a_sender_that_tries_in_short_turns_learns_that_its_receiver_died;
 }

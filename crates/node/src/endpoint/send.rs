@@ -160,7 +160,11 @@ impl Inner {
                 // Of one that may not wait the wish stands: news of credit make its
                 // descriptor writable.
                 if until != Until::Now {
-                    driver.with(|engine, _| engine.cancel(edge));
+                    driver.with(|engine, now| {
+                        engine.cancel(edge);
+                        // Who tries again and again never waits long enough to find out by that.
+                        engine.watch(now, edge.peer);
+                    });
                 }
                 return Err(not_begun(error, until, why, target.address));
             }
