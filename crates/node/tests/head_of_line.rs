@@ -488,6 +488,12 @@ fn who_waits_for_the_stuck_one_waits_alone(links: Links) {
 /// All that was sent has been acknowledged and nothing more may be: nothing is under way by whose
 /// silence the death would show, and no attempt lasts long enough to ask.
 fn a_sender_that_tries_in_short_turns_learns_that_its_receiver_died(links: Links) {
+    for waits in [true, false] {
+        tries_in_short_turns(links, waits);
+    }
+}
+
+fn tries_in_short_turns(links: Links, waits: bool) {
     let directory = tempfile::tempdir().expect("a directory");
     let runtime = directory.path().join("dipole");
     let what = ((STUCK, 1), (Why::Unread, links));
@@ -501,11 +507,19 @@ fn a_sender_that_tries_in_short_turns_learns_that_its_receiver_died(links: Links
     drop(receiver);
     let begun = Instant::now();
     let gone = loop {
-        match edge.send_timeout(&[7; 8000], SHORT) {
+        let sent = match waits {
+            true => edge.send_timeout(&[7; 8000], SHORT),
+            false => edge.try_send(&[7; 8000]),
+        };
+        match sent {
             Err(SendError::TimedOut { .. }) => {}
+            Err(SendError::Full { .. }) => std::thread::sleep(SHORT),
             ended => break ended,
         }
-        assert!(begun.elapsed() < PATIENCE, "{links:?}: nothing tells");
+        assert!(
+            begun.elapsed() < PATIENCE,
+            "{links:?}, {waits}: nothing tells"
+        );
     };
     assert!(matches!(gone, Err(SendError::PeerGone { .. })), "{gone:?}");
 }
