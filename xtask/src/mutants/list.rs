@@ -492,14 +492,6 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         replacement: "    let copied = memory.read(0, &mut buffer.bytes_mut()[..0]);",
     },
     Mutant {
-        name: "offered-twice",
-        effect: "two messages are put together in the same memory of a reader",
-        file: "crates/node/src/engine/receives.rs",
-        suite: Suite::Simulator,
-        snippet: "if !matches!(found.holds, Holds::Nothing) || total > found.bytes {",
-        replacement: "if total > found.bytes {",
-    },
-    Mutant {
         name: "kept-once",
         effect: "a long message whose sender does not wait goes on only once",
         file: "crates/node/src/engine/send.rs",
