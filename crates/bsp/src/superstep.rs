@@ -1,0 +1,1 @@
+//! What happens in a superstep, without any I/O: what is recorded, what is exchanged, in which order it takes effect.
