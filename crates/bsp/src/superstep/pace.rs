@@ -13,8 +13,6 @@ use rand::{Rng, SeedableRng};
 pub enum Medium {
     /// Nothing: a switch, to which everybody has a full-duplex link. Q = 1.
     Switch,
-    /// A switch, to which everybody has a link for one direction at a time. Q = 2.
-    HalfDuplex,
     /// One medium for all. Q is the number of senders.
     Bus,
 }
@@ -36,7 +34,6 @@ impl Slots {
     pub fn in_cycle(&self, senders: u32) -> u32 {
         let most = match self.medium {
             Medium::Switch => 1,
-            Medium::HalfDuplex => 2,
             Medium::Bus => u32::MAX,
         };
         senders.clamp(1, most)
@@ -137,7 +134,7 @@ mod tests {
         let own = times(Pace::new(Some(BUS), senders, 3), cycles);
         for (cycle, at_ns) in own.into_iter().enumerate() {
             let within_ns = at_ns - 500 - cycle as u64 * cycle_ns;
-            assert!(within_ns < cycle_ns && within_ns % 10_000 == 0);
+            assert!(within_ns < cycle_ns && within_ns.is_multiple_of(10_000));
             drawn[(within_ns / 10_000) as usize] += 1;
         }
         // A thousand each, and four standard deviations to either side.
@@ -170,9 +167,7 @@ mod tests {
     fn the_medium_decides_how_many_slots_make_a_cycle() {
         let in_cycle = |medium, senders| Slots { medium, ..BUS }.in_cycle(senders);
         assert_eq!(in_cycle(Medium::Bus, 7), 7);
-        assert_eq!(in_cycle(Medium::HalfDuplex, 7), 2);
         assert_eq!(in_cycle(Medium::Switch, 7), 1);
-        assert_eq!(in_cycle(Medium::HalfDuplex, 1), 1);
         assert_eq!(in_cycle(Medium::Bus, 0), 1);
     }
 }
