@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::failure::Failure;
 
-pub(crate) use endpoint::Endpoints;
+pub use endpoint::Endpoints;
 
 /// Messages between ranks: in order between two of them, none lost, none twice.
 pub trait Carrier {
@@ -50,7 +50,6 @@ pub enum AnyCarrier {
     /// Nothing: there is one rank.
     None,
     /// Endpoints of Dipole.
-    #[doc(hidden)]
     Endpoints(Box<Endpoints>),
 }
 

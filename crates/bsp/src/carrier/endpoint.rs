@@ -17,7 +17,7 @@ const SHORT_BYTES: usize = 8 << 10;
 
 /// See the module.
 #[derive(Debug)]
-pub(crate) struct Endpoints {
+pub struct Endpoints {
     job: Job,
     // Before the node: what they are attached to goes last.
     edges: Vec<Option<Route>>,
@@ -48,7 +48,7 @@ impl Endpoints {
     ///
     /// # Errors
     /// It cannot be opened.
-    pub(crate) fn open(job: Job, config: Config) -> Result<Endpoints, Failure> {
+    pub fn open(job: Job, config: Config) -> Result<Endpoints, Failure> {
         let node = Node::open(config)?;
         let endpoint = node.endpoint(job.own_address().endpoint)?;
         let queue = node.completion_queue();

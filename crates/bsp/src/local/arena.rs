@@ -74,10 +74,6 @@ pub(crate) struct LocalParcel {
 }
 
 impl LocalParcel {
-    pub(crate) fn is_empty(&self) -> bool {
-        self.first == 0
-    }
-
     /// Where it begins, for its reader.
     pub(crate) fn first(&self) -> usize {
         self.first
