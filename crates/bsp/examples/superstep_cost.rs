@@ -38,26 +38,34 @@ fn main() -> Result<(), Box<dyn Error>> {
     if rank == 0 {
         println!("{size} ranks: median, 99th percentile of a superstep");
         for (name, times) in [("empty", empty), ("put of 8", one), ("get of 8", got)] {
-            println!("{name:10} {:?} {:?}", times[rounds / 2], times[rounds * 99 / 100]);
+            println!(
+                "{name:10} {:?} {:?}",
+                times[rounds / 2],
+                times[rounds * 99 / 100]
+            );
         }
     }
     for bytes in [4096, 65_536, LONG] {
         for is_unbuffered in [false, true] {
-            let times = times(&mut process, 400_usize.min((512 << 20) / bytes), |process| {
-                for step in 1..size {
-                    let to = (rank + step) % size;
-                    let offset = (rank as usize * LONG) as u64;
-                    let (from, bytes) = (source.as_ptr(), bytes as u64);
-                    // SAFETY: both live until the program has ended, and nobody else puts there.
-                    unsafe {
-                        match is_unbuffered {
-                            true => process.put_unbuffered(to, from, address, offset, bytes)?,
-                            false => process.put(to, from, address, offset, bytes)?,
+            let times = times(
+                &mut process,
+                400_usize.min((512 << 20) / bytes),
+                |process| {
+                    for step in 1..size {
+                        let to = (rank + step) % size;
+                        let offset = (rank as usize * LONG) as u64;
+                        let (from, bytes) = (source.as_ptr(), bytes as u64);
+                        // SAFETY: both live until the program has ended, and nobody else puts there.
+                        unsafe {
+                            match is_unbuffered {
+                                true => process.put_unbuffered(to, from, address, offset, bytes)?,
+                                false => process.put(to, from, address, offset, bytes)?,
+                            }
                         }
                     }
-                }
-                Ok(())
-            })?;
+                    Ok(())
+                },
+            )?;
             if rank == 0 {
                 let median = times[times.len() / 2];
                 let sent = (bytes * (size as usize - 1)) as f64;

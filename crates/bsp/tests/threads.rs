@@ -1,8 +1,8 @@
 //! Random programs whose ranks are threads: with shared memory, with messages, and with both.
 
-mod common;
-
 #![allow(missing_docs, reason = "tests")]
+
+mod common;
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;

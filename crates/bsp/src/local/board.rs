@@ -162,7 +162,7 @@ impl<'a> Board<'a> {
     pub(crate) fn say(&self, epoch: u32, said: Said<'_>) {
         let line = Board::line(epoch);
         let facts = said.facts.map_or(0, |_| HAS_FACTS);
-        let flags = u32::from(said.pulls) * PULLS | facts;
+        let flags = (u32::from(said.pulls) * PULLS) | facts;
         let half = self.window.half_word(line + FLAGS);
         half.store(flags, Ordering::Relaxed);
         if let Some((at, bytes)) = said.facts {

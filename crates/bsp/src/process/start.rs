@@ -124,7 +124,7 @@ impl<C: Carrier> Process<C> {
         };
         let arenas = mates.as_ref().map_or((0, 0), |mates| {
             let start = mates.board_bytes();
-            (start, (mates.window.length() - start) / 2 & !4095)
+            (start, ((mates.window.length() - start) / 2) & !4095)
         });
         let arena = |which| {
             let start = arenas.0 + which * arenas.1;

@@ -150,8 +150,10 @@ mod tests {
 
     #[test]
     fn a_size_of_tags_holds_for_sending_at_once_and_for_reading_a_superstep_later() {
-        let mut sizes = TagSizes::default();
-        sizes.set = 4;
+        let mut sizes = TagSizes {
+            set: 4,
+            ..TagSizes::default()
+        };
         assert_eq!((sizes.read, sizes.sent), (0, 0));
         sizes.advance();
         assert_eq!((sizes.read, sizes.sent), (0, 4));
