@@ -1,6 +1,7 @@
 //! Ways to move messages between ranks that share no memory.
 
 mod endpoint;
+mod tcp;
 
 use std::ops::Deref;
 use std::time::Duration;
@@ -8,6 +9,7 @@ use std::time::Duration;
 use crate::failure::Failure;
 
 pub use endpoint::Endpoints;
+pub use tcp::Tcp;
 
 /// Messages between ranks: in order between two of them, none lost, none twice.
 pub trait Carrier {
@@ -45,21 +47,43 @@ pub trait Carrier {
 
 /// Whatever carries this program's messages.
 #[derive(Debug)]
-#[non_exhaustive]
 pub enum AnyCarrier {
     /// Nothing: there is one rank.
     None,
     /// Endpoints of Dipole.
     Endpoints(Box<Endpoints>),
+    /// Plain TCP.
+    Tcp(Box<Tcp>),
+}
+
+/// A message by any of them.
+#[derive(Debug)]
+pub enum AnyMessage {
+    /// It lies where its link has put it.
+    Message(dipole_node::Message),
+    /// It was read from a stream.
+    Bytes(Vec<u8>),
+}
+
+impl Deref for AnyMessage {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            AnyMessage::Message(message) => message,
+            AnyMessage::Bytes(bytes) => bytes,
+        }
+    }
 }
 
 impl Carrier for AnyCarrier {
-    type Message = dipole_node::Message;
+    type Message = AnyMessage;
 
     fn has_room(&mut self) -> Result<bool, Failure> {
         match self {
             AnyCarrier::None => Ok(true),
             AnyCarrier::Endpoints(endpoints) => endpoints.has_room(),
+            AnyCarrier::Tcp(tcp) => tcp.has_room(),
         }
     }
 
@@ -67,20 +91,26 @@ impl Carrier for AnyCarrier {
         match self {
             AnyCarrier::None => Ok(()),
             AnyCarrier::Endpoints(endpoints) => endpoints.send(to, message),
+            AnyCarrier::Tcp(tcp) => tcp.send(to, message),
         }
     }
 
-    fn receive(&mut self, patience: Duration) -> Result<Option<(u32, Self::Message)>, Failure> {
-        match self {
-            AnyCarrier::None => Ok(None),
-            AnyCarrier::Endpoints(endpoints) => endpoints.receive(patience),
-        }
+    fn receive(&mut self, patience: Duration) -> Result<Option<(u32, AnyMessage)>, Failure> {
+        Ok(match self {
+            AnyCarrier::None => None,
+            AnyCarrier::Endpoints(endpoints) => (endpoints.receive(patience)?)
+                .map(|(from, message)| (from, AnyMessage::Message(message))),
+            AnyCarrier::Tcp(tcp) => {
+                (tcp.receive(patience)?).map(|(from, message)| (from, AnyMessage::Bytes(message)))
+            }
+        })
     }
 
     fn check(&mut self, ranks: &mut dyn Iterator<Item = u32>) -> Result<(), Failure> {
         match self {
             AnyCarrier::None => Ok(()),
             AnyCarrier::Endpoints(endpoints) => endpoints.check(ranks),
+            AnyCarrier::Tcp(tcp) => tcp.check(ranks),
         }
     }
 
@@ -88,6 +118,7 @@ impl Carrier for AnyCarrier {
         match self {
             AnyCarrier::None => {}
             AnyCarrier::Endpoints(endpoints) => endpoints.close(patience),
+            AnyCarrier::Tcp(tcp) => tcp.close(patience),
         }
     }
 }

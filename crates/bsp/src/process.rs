@@ -64,7 +64,8 @@ pub struct Process<C: Carrier> {
     size: u32,
     begun: Instant,
     call: Call,
-    carrier: C,
+    /// Not needed once all ranks are known to be on this node.
+    carrier: Option<C>,
     exchange: Exchange<C::Message>,
     mates: Option<Mates>,
     /// For even and odd supersteps.

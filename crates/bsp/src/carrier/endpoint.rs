@@ -40,7 +40,7 @@ struct Route {
 
 /// A number that comes back when a message has left: to whom it went, and its length.
 fn context(to: u32, length: usize) -> u64 {
-    u64::from(to) << 40 | length as u64
+    (u64::from(to) << 40) | length as u64
 }
 
 impl Endpoints {

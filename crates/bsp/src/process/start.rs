@@ -3,10 +3,10 @@
 use std::time::{Duration, Instant};
 
 use dipole_node::job::Job;
-use dipole_node::{Config, Links};
+use dipole_node::{Config, Links, variables};
 
 use super::{Call, Process};
-use crate::carrier::{AnyCarrier, Carrier, Endpoints};
+use crate::carrier::{AnyCarrier, Carrier, Endpoints, Tcp};
 use crate::failure::Failure;
 use crate::local::{Arena, Invitation, LocalParcel, Mates};
 use crate::misuse::Misuse;
@@ -56,14 +56,20 @@ impl Process<AnyCarrier> {
             }
         };
         let (rank, size) = (job.rank, job.size);
+        let apart: Vec<_> = (0..size).collect();
+        if std::env::var_os(variables::LINK).is_some_and(|link| link == "tcp") {
+            let config = Config::from_env_with(Links::Auto)?;
+            let carrier = AnyCarrier::Tcp(Box::new(Tcp::connect(&job, &config)?));
+            return Process::join(carrier, rank, size, most, &Places::new(&apart));
+        }
         let mut config = Config::from_env()?;
         if config.protocol.max_peers < size {
             config.protocol.max_peers = size;
         }
         let nodes: Vec<_> = job.addresses.iter().map(|address| address.node).collect();
-        let places = match config.links {
-            Links::Auto | Links::Shm => Places::new(&nodes),
-            Links::Udp | Links::Bpf => Places::new(&(0..size).collect::<Vec<_>>()),
+        let places = match config.may_share_memory() {
+            true => Places::new(&nodes),
+            false => Places::new(&apart),
         };
         let carrier = AnyCarrier::Endpoints(Box::new(Endpoints::open(job, config)?));
         Process::join(carrier, rank, size, most, &places)
@@ -138,7 +144,7 @@ impl<C: Carrier> Process<C> {
                 name: "bsp_begin",
                 place: None,
             },
-            carrier,
+            carrier: Some(carrier),
             exchange: Exchange::new(rank, places.clone()),
             local: vec![LocalParcel::default(); ranks.len()],
             remote: (0..size).map(|_| Parcel::default()).collect(),
@@ -158,6 +164,9 @@ impl<C: Carrier> Process<C> {
         };
         process.invite(early)?;
         process.end_superstep(Ending::Sync)?;
+        if places.nodes() == 1 {
+            process.close(Duration::ZERO);
+        }
         process.begun = Instant::now();
         Ok(process)
     }
@@ -170,7 +179,7 @@ impl<C: Carrier> Process<C> {
             mates.invitation().encode(&mut hello);
             missing.extend(mates.others().map(|(_, rank)| rank));
             for to in &missing {
-                self.carrier.send(*to, hello.clone())?;
+                self.carrier()?.send(*to, hello.clone())?;
             }
         }
         for (from, message) in early {
@@ -178,10 +187,10 @@ impl<C: Carrier> Process<C> {
         }
         let mut patience = Patience::new();
         while !missing.is_empty() {
-            match self.carrier.receive(LOOK)? {
+            match self.carrier()?.receive(LOOK)? {
                 Some((from, message)) => self.welcome(from, message, &mut missing)?,
                 None => {
-                    self.carrier.check(&mut missing.iter().copied())?;
+                    self.carrier()?.check(&mut missing.iter().copied())?;
                     say(self.rank, &mut patience, &missing);
                 }
             }

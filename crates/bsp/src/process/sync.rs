@@ -162,7 +162,7 @@ impl<C: Carrier> Process<C> {
     /// Those of [`sync`](Self::sync).
     pub fn end(mut self) -> Result<(), Failure> {
         self.end_superstep(Ending::End)?;
-        self.carrier.close(Duration::from_secs(5));
+        self.close(Duration::from_secs(5));
         Ok(())
     }
 
@@ -596,11 +596,11 @@ impl<C: Carrier> Process<C> {
     /// Sends what there is room for; true if nothing is left.
     fn transmit(&mut self) -> Result<bool, Failure> {
         while self.exchange.has_transmit() {
-            if !self.carrier.has_room()? {
+            if !self.carrier()?.has_room()? {
                 return Ok(false);
             }
             if let Some((to, message)) = self.exchange.poll_transmit() {
-                self.carrier.send(to, message)?;
+                self.carrier()?.send(to, message)?;
             }
         }
         Ok(true)
@@ -623,10 +623,10 @@ impl<C: Carrier> Process<C> {
         let mut patience = None;
         loop {
             let is_sent = self.transmit()?;
-            if let Some((from, message)) = self.carrier.receive(LOOK)? {
+            if let Some((from, message)) = self.carrier()?.receive(LOOK)? {
                 return self.take(from, message);
             }
-            if !is_sent && self.carrier.has_room()? {
+            if !is_sent && self.carrier()?.has_room()? {
                 return Ok(());
             }
             if begun.elapsed() < LOOK {
@@ -639,7 +639,7 @@ impl<C: Carrier> Process<C> {
             if let Some(mates) = &self.mates {
                 mates.check()?;
             }
-            self.carrier.check(&mut waits.iter().copied())?;
+            self.carrier()?.check(&mut waits.iter().copied())?;
             let epoch = self.exchange.superstep().wrapping_add(1);
             let patience = patience.get_or_insert_with(Patience::new);
             tell(&self.call, self.rank, epoch, patience, &waits);
@@ -659,12 +659,26 @@ impl<C: Carrier> Process<C> {
     pub(super) fn tell_abort(&mut self) {
         let head = Head::new(Kind::Abort, self.exchange.superstep()).encode();
         for to in 0..self.size {
-            if !self.exchange.places().are_together(to, self.rank) {
+            if let Some(carrier) = &mut self.carrier
+                && !self.exchange.places().are_together(to, self.rank)
+            {
                 // Whoever cannot be told is gone, or will find out.
-                let _told = self.carrier.send(to, head.to_vec());
+                let _told = carrier.send(to, head.to_vec());
             }
         }
-        self.carrier.close(Duration::from_millis(500));
+        self.close(Duration::from_millis(500));
+    }
+
+    pub(super) fn carrier(&mut self) -> Result<&mut C, Failure> {
+        let closed = || std::io::ErrorKind::NotConnected.into();
+        let carrier = self.carrier.as_mut().ok_or_else(closed);
+        carrier.map_err(Failure::system("messages to other nodes"))
+    }
+
+    pub(super) fn close(&mut self, patience: Duration) {
+        if let Some(mut carrier) = self.carrier.take() {
+            carrier.close(patience);
+        }
     }
 }
 
