@@ -333,7 +333,12 @@ impl<C: Carrier> Process<C> {
             None => Ok(()),
             Some((one, other, difference)) => {
                 let told = |rank| known.facts(rank).told(&difference, rank);
-                Err(Misuse::Disagree(told(one), told(other)).into())
+                let misuse = Misuse::Disagree {
+                    speaker: one,
+                    one: told(one),
+                    other: told(other),
+                };
+                Err(misuse.into())
             }
         }
     }
