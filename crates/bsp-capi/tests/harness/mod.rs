@@ -13,6 +13,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use dipole_testbed::Testbed;
+
 /// A job that takes longer hangs.
 const LIMIT: Duration = Duration::from_secs(60);
 /// How long a rank may go on when another has ended with a failure.
@@ -91,6 +93,7 @@ impl Bench {
             program: program.to_owned(),
             nodes: vec![1; size as usize],
             hosts: None,
+            testbed: None,
             arguments: Vec::new(),
             variables: Vec::new(),
             prompt: PROMPT,
@@ -104,6 +107,7 @@ pub struct Job<'a> {
     program: PathBuf,
     nodes: Vec<u32>,
     hosts: Option<PathBuf>,
+    testbed: Option<&'a Testbed>,
     arguments: Vec<String>,
     variables: Vec<(String, String)>,
     prompt: Duration,
@@ -154,6 +158,16 @@ impl<'a> Job<'a> {
         self
     }
 
+    /// Puts the ranks on nodes of a testbed, with so many each.
+    pub fn testbed(mut self, testbed: &'a Testbed, ranks: &[u32]) -> Job<'a> {
+        self.testbed = Some(testbed);
+        self.nodes = (1..)
+            .zip(ranks)
+            .flat_map(|(node, count)| std::iter::repeat_n(node, *count as usize))
+            .collect();
+        self
+    }
+
     /// Ends the other ranks soon after one has failed, as a launcher does.
     pub fn ended_by_the_launcher(mut self) -> Job<'a> {
         self.prompt = Duration::from_millis(500);
@@ -161,19 +175,26 @@ impl<'a> Job<'a> {
     }
 
     fn command(&self, rank: usize, job: u64) -> Command {
-        let mut command = Command::new(&self.program);
-        for (name, _) in std::env::vars_os() {
-            if name.to_string_lossy().starts_with("DIPOLE_") {
-                command.env_remove(name);
-            }
-        }
         let node = self.nodes[rank];
-        let runtime = self.bench.path().join(format!("registry.{node}"));
+        let mut command = match self.testbed {
+            // It says where the node is.
+            Some(testbed) => testbed.command(node, &self.program),
+            None => {
+                let mut command = Command::new(&self.program);
+                for (name, _) in std::env::vars_os() {
+                    if name.to_string_lossy().starts_with("DIPOLE_") {
+                        command.env_remove(name);
+                    }
+                }
+                let runtime = self.bench.path().join(format!("registry.{node}"));
+                command.env("DIPOLE_RUNTIME_DIR", runtime);
+                command.env("DIPOLE_NID", node.to_string());
+                command
+            }
+        };
         let ranks: Vec<_> = self.nodes.iter().map(ToString::to_string).collect();
         command
             .args(&self.arguments)
-            .env("DIPOLE_RUNTIME_DIR", runtime)
-            .env("DIPOLE_NID", node.to_string())
             .env("DIPOLE_RANK", rank.to_string())
             .env("DIPOLE_SIZE", self.nodes.len().to_string())
             .env("DIPOLE_JOB", job.to_string())
