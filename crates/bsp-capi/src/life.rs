@@ -59,7 +59,10 @@ fn begin(most: i64) {
     match Process::begin(most) {
         Ok(Some(process)) => section::begin(process),
         // More were launched than are wanted.
-        Ok(None) => exit(),
+        Ok(None) => {
+            section::leave_out();
+            exit()
+        }
         Err(failure) => refuse(site, &failure.to_string()),
     }
     watch_the_end();
@@ -103,11 +106,11 @@ fn watch_the_end() {
 
 extern "C" fn at_exit() {
     match section::stage() {
-        Stage::Inside => section::abort("exit", "the program ends without bsp_end"),
+        Stage::Inside => refuse(Site::of("exit"), "the program ends without bsp_end"),
         Stage::Announced if launched().1 > 1 => {
-            section::abort(
-                "exit",
-                "the program ends without bsp_begin, in which the other processes wait",
+            refuse(
+                Site::of("exit"),
+                "the program ends without bsp_begin, in which the other ranks wait",
             );
         }
         _ => {}
