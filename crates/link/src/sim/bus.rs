@@ -10,8 +10,6 @@ use std::net::IpAddr;
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 
-use super::state::Frame;
-
 /// After so many collisions the range of back-offs grows no more.
 const MOST_DOUBLINGS: u32 = 10;
 /// After so many collisions a frame is given up.
@@ -38,41 +36,40 @@ enum Carrier {
     },
 }
 
-struct Waiting {
-    frame: Frame,
+struct Waiting<F> {
+    frame: F,
     wire_ns: u64,
 }
 
-#[derive(Default)]
-struct Station {
-    queue: VecDeque<Waiting>,
+struct Station<F> {
+    queue: VecDeque<Waiting<F>>,
     queued_ns: u64,
     collisions: u32,
     attempt_at_ns: Option<u64>,
 }
 
 /// What became of a frame.
-pub(super) enum Outcome {
+pub(super) enum Outcome<F> {
     /// It has passed the bus.
-    Passed(Frame),
+    Passed(F),
     /// It collided too often.
-    GivenUp(Frame),
+    GivenUp(F),
 }
 
-pub(super) struct Bus {
+pub(super) struct Bus<F> {
     config: BusConfig,
     carrier: Carrier,
     /// Who is sending what has only begun.
     begun: Vec<IpAddr>,
-    stations: BTreeMap<IpAddr, Station>,
+    stations: BTreeMap<IpAddr, Station<F>>,
     /// Times that somebody began to send.
     pub(super) attempts: u64,
     /// Attempts that met another.
     pub(super) collisions: u64,
 }
 
-impl Bus {
-    pub(super) fn new(config: BusConfig) -> Bus {
+impl<F> Bus<F> {
+    pub(super) fn new(config: BusConfig) -> Bus<F> {
         Bus {
             config,
             carrier: Carrier::Quiet,
@@ -88,9 +85,9 @@ impl Bus {
         self.stations.get(&ip).map_or(0, |it| it.queued_ns)
     }
 
-    /// A frame waits to be sent.
-    pub(super) fn push(&mut self, now_ns: u64, frame: Frame, wire_ns: u64) {
-        let station = self.stations.entry(frame.from.ip()).or_default();
+    /// A frame waits to be sent by an interface.
+    pub(super) fn push(&mut self, now_ns: u64, from: IpAddr, frame: F, wire_ns: u64) {
+        let station = self.stations.entry(from).or_default();
         if station.queue.is_empty() {
             station.attempt_at_ns = Some(now_ns);
         }
@@ -113,7 +110,7 @@ impl Bus {
     }
 
     /// Lets happen what happens next.
-    pub(super) fn step(&mut self, dice: &mut ChaCha8Rng) -> Vec<Outcome> {
+    pub(super) fn step(&mut self, dice: &mut ChaCha8Rng) -> Vec<Outcome<F>> {
         let attempt = self.stations.iter().filter_map(|(ip, station)| {
             let at_ns = station.attempt_at_ns?;
             Some((at_ns, *ip))
@@ -153,7 +150,7 @@ impl Bus {
         }
     }
 
-    fn carrier_event(&mut self, now_ns: u64, dice: &mut ChaCha8Rng) -> Vec<Outcome> {
+    fn carrier_event(&mut self, now_ns: u64, dice: &mut ChaCha8Rng) -> Vec<Outcome<F>> {
         match self.carrier {
             Carrier::Quiet => Vec::new(),
             Carrier::Begun { at_ns } => self.heard_by_all(at_ns, now_ns, dice),
@@ -167,7 +164,12 @@ impl Bus {
     }
 
     /// Everybody hears who has begun, also they themselves.
-    fn heard_by_all(&mut self, begun_ns: u64, now_ns: u64, dice: &mut ChaCha8Rng) -> Vec<Outcome> {
+    fn heard_by_all(
+        &mut self,
+        begun_ns: u64,
+        now_ns: u64,
+        dice: &mut ChaCha8Rng,
+    ) -> Vec<Outcome<F>> {
         let begun = std::mem::take(&mut self.begun);
         if let [ip] = begun[..] {
             let first = self.stations.get(&ip).and_then(|it| it.queue.front());
@@ -202,9 +204,20 @@ impl Bus {
     }
 }
 
-impl Station {
+impl<F> Default for Station<F> {
+    fn default() -> Station<F> {
+        Station {
+            queue: VecDeque::new(),
+            queued_ns: 0,
+            collisions: 0,
+            attempt_at_ns: None,
+        }
+    }
+}
+
+impl<F> Station<F> {
     /// The first frame is done with.
-    fn finish(&mut self, now_ns: u64) -> Option<Frame> {
+    fn finish(&mut self, now_ns: u64) -> Option<F> {
         self.collisions = 0;
         let done = self.queue.pop_front()?;
         self.queued_ns -= done.wire_ns;

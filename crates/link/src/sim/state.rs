@@ -85,7 +85,7 @@ pub(super) struct State {
     sockets: FxHashMap<SocketAddr, Socket>,
     paths: FxHashMap<(IpAddr, IpAddr), PathState>,
     interfaces: FxHashMap<IpAddr, Interface>,
-    bus: Option<Bus>,
+    bus: Option<Bus<Frame>>,
     spare: Vec<Vec<u8>>,
 }
 
@@ -221,7 +221,7 @@ impl State {
         }
         let wire_ns = self.config.wire_ns(frame.bytes.len());
         if let Some(bus) = &mut self.bus {
-            return bus.push(self.now_ns, frame, wire_ns);
+            return bus.push(self.now_ns, frame.from.ip(), frame, wire_ns);
         }
         let interface = self.interfaces.entry(frame.from.ip()).or_default();
         interface.transmit_free_ns = interface.transmit_free_ns.max(self.now_ns) + wire_ns;
