@@ -8,12 +8,12 @@ use dipole_link::window::Source;
 use super::{Process, Pull, Wanted};
 use crate::carrier::Carrier;
 use crate::failure::Failure;
-use crate::local::{Mates, Milestone, Said};
+use crate::local::{LocalParcel, Mates, Milestone, Said};
 use crate::misuse::Misuse;
 use crate::parcel::Parcel;
 use crate::patience::Patience;
 use crate::superstep::exchange::Body;
-use crate::superstep::facts::Ending;
+use crate::superstep::facts::{Ending, Facts};
 use crate::superstep::message::{Head, Kind};
 use crate::superstep::queue::Queue;
 use crate::superstep::record::{Malformed, Record, Records};
@@ -173,8 +173,15 @@ impl<C: Carrier> Process<C> {
         self.arrive(epoch)?;
         self.transmit()?;
         self.gather(epoch)?;
-        self.agree()?;
         self.queue.clear();
+        if self.exchange.knowledge().is_silent() {
+            // The end of the last rounds may still be on its way to others.
+            self.pump(|_| true)?;
+            self.tags.advance();
+            self.clear_arena(epoch);
+            return Ok(self.exchange.advance()?);
+        }
+        self.agree()?;
         self.pull()?;
         let (asks, is_asked) = (
             !self.wanted.is_empty(),
@@ -205,7 +212,7 @@ impl<C: Carrier> Process<C> {
     /// Hands over what was recorded for ranks of other nodes, beginning with the next rank:
     /// everybody sends to somebody else first (a Latin square).
     fn send_parcels(&mut self) {
-        for step in 1..self.size {
+        for step in 1..self.size * u32::from(self.exchange.places().nodes() > 1) {
             let to = (self.rank + step) % self.size;
             let parcel = &mut self.remote[to as usize];
             if !parcel.is_empty() {
@@ -277,7 +284,7 @@ impl<C: Carrier> Process<C> {
                 }
                 if let Some(facts) = facts {
                     let bytes = facts.to_vec();
-                    let facts = crate::superstep::facts::Facts::decode(&mut &bytes[..]);
+                    let facts = Facts::decode(&mut &bytes[..]);
                     knowledge.add_facts(rank, facts.ok_or(Malformed)?);
                 }
             }
@@ -512,7 +519,7 @@ impl<C: Carrier> Process<C> {
                 if !self.exchange.knowledge().talks(rank, self.rank) {
                     continue;
                 }
-                let mut theirs = crate::local::LocalParcel::default();
+                let mut theirs = LocalParcel::default();
                 for records in mates.records(mate, epoch) {
                     effects.answer(records, |ticket, data| {
                         let record = record(ticket)(0, data.length() as u64);
@@ -595,15 +602,22 @@ impl<C: Carrier> Process<C> {
         self.asked.clear();
         self.wanted.clear();
         self.is_pulled = false;
-        if let Some(mates) = &self.mates {
-            self.arenas[epoch as usize % 2].clear(&mates.window);
-            self.local.fill(Default::default());
-        }
+        self.local.fill(LocalParcel::default());
+        self.clear_arena(epoch);
         self.exchange.advance()?;
         Ok(())
     }
 
+    /// Makes room for the records of the next superstep, where those of the one before were.
+    #[inline]
+    fn clear_arena(&mut self, epoch: u32) {
+        if let Some(mates) = &self.mates {
+            self.arenas[epoch as usize % 2].clear(&mates.window);
+        }
+    }
+
     /// Sends what there is room for; true if nothing is left.
+    #[inline]
     fn transmit(&mut self) -> Result<bool, Failure> {
         while self.exchange.has_transmit() {
             if !self.carrier()?.has_room()? {
@@ -617,6 +631,7 @@ impl<C: Carrier> Process<C> {
     }
 
     /// Sends and takes messages until `is_done` and everything is sent.
+    #[inline]
     fn pump(&mut self, is_done: impl Fn(&Self) -> bool) -> Result<(), Failure> {
         loop {
             let is_sent = self.transmit()?;

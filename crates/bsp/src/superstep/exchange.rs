@@ -427,9 +427,12 @@ impl<M: Deref<Target = [u8]>> Exchange<M> {
     /// What came early makes no sense.
     pub fn advance(&mut self) -> Result<(), Unexpected> {
         self.superstep = self.superstep.wrapping_add(1);
+        self.knowledge.clear();
+        if self.places.nodes() == 1 {
+            return Ok(());
+        }
         self.has_begun = false;
         self.rounds.clear();
-        self.knowledge.clear();
         self.parcels.fill(Count::default());
         self.answers.fill(Count::default());
         for (from, message) in std::mem::take(&mut self.early) {
