@@ -272,6 +272,14 @@ fn tell(position: &str, rank: u32, failure: &Failure) {
     }
 }
 
+/// Ends this process, which could not begin.
+#[cold]
+pub(crate) fn fail_to_begin(site: Site, failure: &Failure) -> ! {
+    let rank = launched().0;
+    tell(&format!("rank {rank}: {}", site.call()), rank, failure);
+    leave()
+}
+
 #[cold]
 fn fail(site: Site, process: &mut Process<AnyCarrier>, failure: &Failure) -> ! {
     process.at(site.call());

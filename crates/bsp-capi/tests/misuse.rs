@@ -162,3 +162,41 @@ fn a_wrong_message_is_told() {
 fn a_wrong_collective_is_told() {
     judge_all("collectives_");
 }
+
+#[test]
+fn a_rank_that_dies_ends_the_others() {
+    let bench = Bench::new();
+    let program = bench.compile(&source("late.c"), &["-std=gnu11"]);
+    for what in ["crashes", "leaves"] {
+        // By packets a silent rank is found out much later; there the launcher ends the others.
+        for link in ["auto", "tcp"] {
+            let job = bench.job(&program, 3).argument(what);
+            let done = job.variable("DIPOLE_LINK", link).run();
+            for rank in &done.ranks {
+                let ended = !rank.status.success() && !rank.was_ended;
+                assert!(ended, "{what}, {link}: {done:?}");
+            }
+            // Whoever finds out tells the others.
+            let told = "rank 1 has ended without bsp_end";
+            let complaints = done.complaints();
+            let is_told = complaints.iter().any(|said| said.contains(told));
+            assert!(is_told, "{what}, {link}: {done:?}");
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_waits_long_says_for_whom() {
+    let bench = Bench::new();
+    let program = bench.compile(&source("late.c"), &["-std=gnu11"]);
+    let done = bench.job(&program, 3).argument("sleeps").run();
+    assert_eq!(done.output(), "");
+    let complaints = done.complaints();
+    assert!(!complaints.is_empty(), "{done:?}");
+    for said in complaints {
+        assert!(
+            said.contains("bsp_sync at ") && said.contains(" s for rank 1"),
+            "{said}"
+        );
+    }
+}

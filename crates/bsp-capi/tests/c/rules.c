@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 static int p, me, left, right;
 
@@ -488,6 +490,16 @@ static void functions_have_addresses(void)
     sync();
 }
 
+static void children_may_exit(void)
+{
+    pid_t child = fork();
+    if (child == 0)
+        exit(7);
+    int status = 0;
+    REQUIRE(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 7);
+    bsp_sync();
+}
+
 static void names_of_the_oxford_toolset_work(void)
 {
     int x = 0, size = 4, count, bytes;
@@ -538,6 +550,7 @@ static const struct {
     RULE(long_messages_arrive),
     RULE(clocks_go_forward),
     RULE(functions_have_addresses),
+    RULE(children_may_exit),
     RULE(names_of_the_oxford_toolset_work),
 };
 
@@ -553,7 +566,9 @@ int main(void)
     for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++) {
         rules[i].holds();
         if (me == 0)
-            printf("%s\n", rules[i].name);
+            puts(rules[i].name);
+        /* A child would print what has not been written yet once more. */
+        fflush(stdout);
     }
     bsp_end();
     return 0;
