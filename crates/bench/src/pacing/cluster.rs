@@ -192,10 +192,11 @@ pub(super) struct Exchange {
 /// When chunks leave.
 enum Leaving {
     Paced(Pace),
-    /// At random, with this mean distance.
-    Poisson {
-        mean_ns: f64,
-        last_ns: f64,
+    /// At a random moment of each interval.
+    Random {
+        interval_ns: f64,
+        /// When the next interval begins.
+        at_ns: f64,
         dice: StdRng,
     },
 }
@@ -204,14 +205,14 @@ impl Leaving {
     fn next(&mut self, now_ns: u64, bytes: usize) -> u64 {
         match self {
             Leaving::Paced(pace) => pace.next(now_ns, bytes),
-            Leaving::Poisson {
-                mean_ns,
-                last_ns,
+            Leaving::Random {
+                interval_ns,
+                at_ns,
                 dice,
             } => {
-                let share: f64 = dice.random_range(f64::EPSILON..1.0);
-                *last_ns -= share.ln() * *mean_ns;
-                in_ns(*last_ns).max(now_ns)
+                let leaves_ns = *at_ns + dice.random_range(0.0..*interval_ns);
+                *at_ns += *interval_ns;
+                in_ns(leaves_ns).max(now_ns)
             }
         }
     }
@@ -365,10 +366,10 @@ impl Cluster {
     /// medium of one interface carries.
     pub(super) fn offer(&mut self, relation: &Relation, load: f64) -> Exchange {
         let chunk_ns = self.setup.message_ns(self.setup.chunk_bytes) as f64;
-        let mean_ns = chunk_ns * f64::from(relation.senders()) / load;
-        self.exchange_when(relation, |begin_ns, seed| Leaving::Poisson {
-            mean_ns,
-            last_ns: begin_ns as f64,
+        let interval_ns = chunk_ns * f64::from(relation.senders()) / load;
+        self.exchange_when(relation, |begin_ns, seed| Leaving::Random {
+            interval_ns,
+            at_ns: begin_ns as f64,
             dice: StdRng::seed_from_u64(seed),
         })
     }

@@ -148,12 +148,11 @@ fn paced(setup: Setup, chunk_bytes: usize, factor: f64) -> Setup {
         epsilon_ns: in_ns(chunk_ns * factor),
         medium,
     };
-    // Within two rounds something goes the other way, for acknowledgements to ride on.
-    let round = setup.processes as u64 * slots.epsilon_ns;
+    let processes = u32::try_from(setup.processes).expect("few");
     Setup {
         chunk_bytes,
         slots: Some(slots),
-        ..acknowledged_within(setup, 2 * round)
+        ..acknowledged_within(setup, slots.acknowledgement_delay_ns(processes))
     }
 }
 

@@ -15,6 +15,7 @@ use crate::patience::Patience;
 use crate::superstep::exchange::Body;
 use crate::superstep::facts::{Ending, Facts};
 use crate::superstep::message::{Head, Kind};
+use crate::superstep::pace::Pace;
 use crate::superstep::queue::Queue;
 use crate::superstep::record::{Malformed, Record, Records};
 use crate::superstep::registrations::Registrations;
@@ -182,6 +183,9 @@ impl<C: Carrier> Process<C> {
             return Ok(self.exchange.advance()?);
         }
         self.agree()?;
+        if self.slots.is_some() {
+            self.set_pace(self.exchange.knowledge().senders());
+        }
         self.pull()?;
         let (asks, is_asked) = (
             !self.wanted.is_empty(),
@@ -209,16 +213,26 @@ impl<C: Carrier> Process<C> {
         self.facts.pops.extend_from_slice(pops);
     }
 
-    /// Hands over what was recorded for ranks of other nodes, beginning with the next rank:
-    /// everybody sends to somebody else first (a Latin square).
+    /// Hands over what was recorded for ranks of other nodes.
     fn send_parcels(&mut self) {
-        for step in 1..self.size * u32::from(self.exchange.places().nodes() > 1) {
-            let to = (self.rank + step) % self.size;
-            let parcel = &mut self.remote[to as usize];
-            if !parcel.is_empty() {
+        if self.exchange.places().nodes() == 1 {
+            return;
+        }
+        for (to, parcel) in (0..).zip(&mut self.remote) {
+            if to != self.rank && !parcel.is_empty() {
                 self.exchange.send_parcel(to, parcel.take());
             }
         }
+        if self.slots.is_some() {
+            self.set_pace(self.size);
+        }
+    }
+
+    /// So many ranks send in this superstep.
+    pub(super) fn set_pace(&mut self, senders: u32) {
+        let superstep = u64::from(self.exchange.superstep());
+        let seed = (superstep << 32) | u64::from(self.rank);
+        self.pace = Pace::new(self.slots, senders, seed);
     }
 
     /// Says to the ranks of this node what this one has, and that it has come.
@@ -616,18 +630,43 @@ impl<C: Carrier> Process<C> {
         }
     }
 
-    /// Sends what there is room for; true if nothing is left.
+    /// Sends what there is room for, and whose slot has begun; true if nothing is left.
     #[inline]
     fn transmit(&mut self) -> Result<bool, Failure> {
-        while self.exchange.has_transmit() {
+        while self.exchange.has_transmit() || self.next_chunk.is_some() {
             if !self.carrier()?.has_room()? {
                 return Ok(false);
             }
-            if let Some((to, message)) = self.exchange.poll_transmit() {
+            if self.slots.is_some() && !self.exchange.is_urgent() {
+                if !self.transmit_in_slot()? {
+                    return Ok(false);
+                }
+            } else if let Some((to, message)) = self.exchange.poll_transmit() {
                 self.carrier()?.send(to, message)?;
             }
         }
         Ok(true)
+    }
+
+    /// Sends the next chunk if its slot has begun.
+    fn transmit_in_slot(&mut self) -> Result<bool, Failure> {
+        let now = self.begun.elapsed();
+        let chunk = self.next_chunk.take().or_else(|| {
+            let (to, chunk) = self.exchange.poll_transmit()?;
+            let now_ns = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
+            let due = Duration::from_nanos(self.pace.next(now_ns, chunk.len()));
+            Some((due, to, chunk))
+        });
+        match chunk {
+            Some((due, to, chunk)) if due <= now => {
+                self.carrier()?.send(to, chunk)?;
+                Ok(true)
+            }
+            early => {
+                self.next_chunk = early;
+                Ok(false)
+            }
+        }
     }
 
     /// Sends and takes messages until `is_done` and everything is sent.
@@ -647,7 +686,11 @@ impl<C: Carrier> Process<C> {
         let mut patience = None;
         loop {
             let is_sent = self.transmit()?;
-            if let Some((from, message)) = self.carrier()?.receive(LOOK)? {
+            let slot = self.next_chunk.as_ref().map(|(due, ..)| *due);
+            let patience_now = slot.map_or(LOOK, |due| {
+                due.saturating_sub(self.begun.elapsed()).min(LOOK)
+            });
+            if let Some((from, message)) = self.carrier()?.receive(patience_now)? {
                 return self.take(from, message);
             }
             if !is_sent && self.carrier()?.has_room()? {
