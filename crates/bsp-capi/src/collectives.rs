@@ -4,20 +4,17 @@
 //! before happens too. Which algorithm is used follows from the cost of a superstep, h g + l bytes' times (BSP, ch. 2):
 //! everyone to everyone directly while that is short, else in more supersteps with fewer bytes.
 //!
-//! What is short goes to memory of the library's own, registered once ([`Scratch`]); what is long goes straight to the
+//! What is short goes to memory of the library's own, registered once ([`crate::scratch`]); what is long goes straight to the
 //! caller's, registered for the purpose, which costs a superstep.
 
 use std::ptr;
 
 use dipole_bsp::Failure;
-use dipole_bsp::carrier::AnyCarrier;
 
+use crate::scratch::{Cell, Process, cells, in_memory};
 use crate::section::Inside;
 
-type Process = dipole_bsp::Process<AnyCarrier>;
-
-/// l / g: as many bytes as a process exchanges in the time of an empty superstep; between 2 and 20 KiB on the links
-/// measured so far.
+/// l / g, in round numbers: as many bytes as a process exchanges in the time of an empty superstep.
 const BYTES_PER_SUPERSTEP: u64 = 8 << 10;
 
 /// What is longer goes to the caller's memory.
@@ -25,52 +22,6 @@ const MOST_SCRATCH: u64 = 64 << 10;
 
 /// Combines the second and the third value, in this order, into the first.
 pub(crate) type Combine<'a> = &'a mut dyn FnMut(*mut u8, *mut u8, *mut u8);
-
-/// A value of any type: aligned for all of them.
-type Cell = u128;
-
-/// So many bytes, aligned for values of any type.
-fn cells(bytes: usize) -> Vec<Cell> {
-    vec![0; bytes.div_ceil(size_of::<Cell>())]
-}
-
-/// An amount that lies in memory, and so has an address.
-fn in_memory(bytes: u64) -> usize {
-    usize::try_from(bytes).unwrap_or(usize::MAX)
-}
-
-/// Memory that others put into, in two halves that take turns: while one process still reads what came in the last
-/// superstep, others are writing already what comes in this one.
-#[derive(Default)]
-pub(crate) struct Scratch {
-    memory: Vec<Cell>,
-    half: u64,
-    second: bool,
-}
-
-impl Scratch {
-    fn handle(&mut self) -> *mut u8 {
-        self.memory.as_mut_ptr().cast()
-    }
-
-    /// Makes halves of at least so many bytes, on all processes alike.
-    fn reserve(&mut self, process: &mut Process, bytes: u64) -> Result<(), Failure> {
-        if bytes <= self.half {
-            return Ok(());
-        }
-        let half = bytes.next_power_of_two().max(1 << 10);
-        let mut larger = cells(in_memory(2 * half));
-        // SAFETY: the memory stays until it is popped, and is reached by pointers only.
-        unsafe { process.push_registration(larger.as_mut_ptr().cast(), 2 * half) }?;
-        if self.half > 0 {
-            process.pop_registration(self.handle().cast_const().cast())?;
-        }
-        process.sync()?;
-        self.memory = larger;
-        self.half = half;
-        Ok(())
-    }
-}
 
 /// Where bytes of others shall lie after the next superstep.
 struct Arrival {
@@ -138,10 +89,7 @@ impl Inside {
             process, scratch, ..
         } = self;
         if most <= MOST_SCRATCH {
-            scratch.reserve(process, most)?;
-            let base = if scratch.second { scratch.half } else { 0 };
-            scratch.second = !scratch.second;
-            let handle = scratch.handle();
+            let (handle, base) = scratch.turn(process, most)?;
             // SAFETY: within the memory, whose halves have `most` bytes and more.
             let ours = unsafe { handle.add(in_memory(base)) };
             if let Some((from, offset, bytes)) = own {

@@ -5,7 +5,7 @@
 //! read it, in `include/bsp.h` and the manual pages; a test compares the header with the functions here.
 //!
 //! `section.rs` is the way into every call. `life.rs` begins and ends, `text.rs` is `bsp_abort`, `memory.rs` has registration, put and get,
-//! `messages.rs` sends and receives, `collectives.rs` has the algorithms and `level1.rs` the functions of the collectives, `number.rs` the arguments of both dialects.
+//! `messages.rs` sends and receives, `collectives.rs` has the algorithms and `level1.rs` the functions of the collectives, `scratch.rs` memory for them, `number.rs` the arguments of both dialects.
 
 mod collectives;
 mod level1;
@@ -13,6 +13,7 @@ mod life;
 mod memory;
 mod messages;
 mod number;
+mod scratch;
 mod section;
 mod text;
 

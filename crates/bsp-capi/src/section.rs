@@ -12,14 +12,13 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use dipole_bsp::carrier::AnyCarrier;
-use dipole_bsp::{Call, Failure, Misuse, Process};
+use dipole_bsp::{Call, Failure, Misuse};
 
-use crate::collectives::Scratch;
+use crate::scratch::{Process, Scratch};
 
 /// What belongs to the program's parallel part.
 pub(crate) struct Inside {
-    pub(crate) process: Process<AnyCarrier>,
+    pub(crate) process: Process,
     pub(crate) scratch: Scratch,
     /// When `bsp_dtime` was called last, in seconds since the beginning.
     pub(crate) lap: f64,
@@ -141,7 +140,7 @@ pub(crate) fn launched() -> (u32, u32) {
 }
 
 /// The program is inside from now on.
-pub(crate) fn begin(process: Process<AnyCarrier>) {
+pub(crate) fn begin(process: Process) {
     PLACE.0.store(process.size(), Ordering::Relaxed);
     PLACE.1.store(process.rank(), Ordering::Relaxed);
     OWNER.store(thread(), Ordering::Relaxed);
@@ -281,7 +280,7 @@ pub(crate) fn fail_to_begin(site: Site, failure: &Failure) -> ! {
 }
 
 #[cold]
-fn fail(site: Site, process: &mut Process<AnyCarrier>, failure: &Failure) -> ! {
+fn fail(site: Site, process: &mut Process, failure: &Failure) -> ! {
     process.at(site.call());
     tell(&process.position(), process.rank(), failure);
     process.abort();

@@ -1,5 +1,6 @@
 //! How ranks find each other and begin.
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use dipole_node::job::Job;
@@ -128,8 +129,14 @@ impl<C: Carrier> Process<C> {
             _ => wait_start(&mut carrier, rank, &mut early)?.clamp(1, size),
         };
         if rank >= taking_part {
+            // Rank 0 goes on when it knows that nobody waits for it any more.
+            let head = Head::new(Kind::Start, 0);
+            carrier.send(0, head.encode().to_vec())?;
             carrier.close(Duration::from_secs(5));
             return Ok(None);
+        }
+        if rank == 0 {
+            part_with(&mut carrier, taking_part..size, &mut early)?;
         }
         let places = places.of_first(taking_part);
         Process::meet(carrier, rank, taking_part, &places, early).map(Some)
@@ -240,6 +247,31 @@ impl<C: Carrier> Process<C> {
             _ => self.take(from, message),
         }
     }
+}
+
+/// Waits until those who take no part know it; what comes of others meanwhile is kept.
+fn part_with<C: Carrier>(
+    carrier: &mut C,
+    surplus: Range<u32>,
+    early: &mut Vec<(u32, C::Message)>,
+) -> Result<(), Failure> {
+    let mut missing: Vec<u32> = surplus.collect();
+    let is_one = |(from, _): &(u32, C::Message)| missing.contains(from);
+    let (parted, others): (Vec<_>, Vec<_>) = early.drain(..).partition(is_one);
+    *early = others;
+    missing.retain(|rank| parted.iter().all(|(from, _)| from != rank));
+    let mut patience = Patience::new();
+    while !missing.is_empty() {
+        match carrier.receive(LOOK)? {
+            Some((from, _)) if missing.contains(&from) => missing.retain(|rank| *rank != from),
+            Some(other) => early.push(other),
+            None => {
+                carrier.check(&missing)?;
+                say(0, &mut patience, &missing);
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Waits for what rank 0 says; what comes of others meanwhile is kept.
