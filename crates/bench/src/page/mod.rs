@@ -9,12 +9,13 @@
 
 mod chart;
 mod scale;
+mod supersteps;
 mod table;
 
 use serde::Serialize;
 
 use super::control::{Kind, Placement, name_of};
-use super::machine::{self, Cores};
+use super::machine;
 use super::plan::{Group, size};
 use super::report::{Line, Measured};
 use super::statistics::as_float;
@@ -22,6 +23,7 @@ use super::subject::Subject;
 use super::testbed::Testbed;
 use chart::{Chart, Curve, Point};
 use scale::Scale;
+pub(super) use supersteps::of_supersteps;
 
 const STYLE: &str = include_str!("style.css");
 const SIZE: (Scale, &str) = (Scale::Bytes, "message size, bytes");
@@ -34,16 +36,15 @@ pub(super) struct RunInfo(Vec<(&'static str, String)>);
 
 /// All measurements, as the page embeds them.
 #[derive(Serialize)]
-struct Data<'a> {
+struct Data<'a, T> {
     facts: &'a RunInfo,
-    measurements: Vec<Line>,
+    measurements: &'a [T],
 }
 
-/// Collects it; `closing` is what was found out during the run.
+/// Collects it; `between` is what joins nodes, `closing` what was found out during the run.
 pub(super) fn facts(
-    testbed: &Testbed,
-    cores: Cores,
-    apart: bool,
+    between: Option<String>,
+    cores: String,
     closing: &str,
     failures: usize,
 ) -> RunInfo {
@@ -57,13 +58,8 @@ pub(super) fn facts(
         ("System", machine::description()),
     ];
     facts.extend(machine::processor().map(|processor| ("Processor", processor)));
-    facts.push((
-        "Cores used",
-        format!("{} and {}, one process on each", cores.lead, cores.follow),
-    ));
-    if apart {
-        facts.push(("Between nodes", testbed.description()));
-    }
+    facts.push(("Cores used", cores));
+    facts.extend(between.map(|between| ("Between nodes", between)));
     facts.push(("During the run", closing.to_owned()));
     if let Some(load) = machine::load() {
         facts.push(("Load at the end", format!("{load:.2}")));
@@ -82,21 +78,33 @@ pub(super) fn page(
     testbed: &Testbed,
 ) -> String {
     let mut body = String::new();
-    body += "<header><h1>Dipole beside its peers</h1>\
-             <p>Every subject did the same work, in turns, in one run: compare within this page only. \
-             Marks are medians over rounds; the bars through them reach from the best to the worst round. \
-             Point at a mark for its numbers.</p><dl>";
-    for (name, value) in &facts.0 {
-        body += &format!("<dt>{name}</dt><dd>{}</dd>", escape(value));
-    }
-    body += "</dl></header>\n";
     for place in [Placement::TwoNodes, Placement::OneNode] {
         body += &section(place, groups, testbed);
     }
     let lines = groups.iter().flat_map(|(_, measured)| measured);
+    let lines: Vec<Line> = lines.filter_map(|one| one.line(testbed)).collect();
+    let text = "Every subject did the same work, in turns, in one run: compare within this page \
+                only. Marks are medians over rounds; the bars through them reach from the best to \
+                the worst round. Point at a mark for its numbers.";
+    document("Dipole beside its peers", text, facts, &body, &lines)
+}
+
+/// A page with a heading, words on how to read it, figures and tables, and what they show.
+fn document(
+    title: &str,
+    text: &str,
+    facts: &RunInfo,
+    body: &str,
+    measurements: &[impl Serialize],
+) -> String {
+    let mut header = format!("<header><h1>{title}</h1><p>{text}</p><dl>");
+    for (name, value) in &facts.0 {
+        header += &format!("<dt>{name}</dt><dd>{}</dd>", escape(value));
+    }
+    header += "</dl></header>\n";
     let data = Data {
         facts,
-        measurements: lines.filter_map(|one| one.line(testbed)).collect(),
+        measurements,
     };
     // No "</script>" can stand in it.
     let data = serde_json::to_string(&data)
@@ -106,7 +114,7 @@ pub(super) fn page(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
          <title>Dipole bench</title>\n<link rel=\"icon\" href=\"data:,\">\n\
-         <style>\n{STYLE}</style>\n</head>\n<body>\n{body}\
+         <style>\n{STYLE}</style>\n</head>\n<body>\n{header}{body}\
          <script type=\"application/json\" id=\"data\">{data}</script>\n</body>\n</html>\n"
     )
 }

@@ -74,6 +74,15 @@ impl Process<AnyCarrier> {
         let carrier = AnyCarrier::Endpoints(Box::new(Endpoints::open(job, config)?));
         Process::join(carrier, rank, size, most, &places)
     }
+
+    /// Counters of the links to ranks of other nodes, if they are Dipole's.
+    #[must_use]
+    pub fn stats(&self) -> Option<dipole_node::Stats> {
+        match &self.carrier {
+            Some(AnyCarrier::Endpoints(endpoints)) => Some(endpoints.stats()),
+            _ => None,
+        }
+    }
 }
 
 impl<C: Carrier> Process<C> {
