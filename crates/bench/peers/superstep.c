@@ -186,14 +186,14 @@ static void measure(const char *what, enum call call, enum pattern pattern, size
     free(took);
 }
 
-/* Multiplications and additions of y += a x, in Mflop/s. */
+/* Multiplications and additions of y += a x; rank 0 prints what all ranks measured. */
 static void flops(void)
 {
     static double x[VECTOR], y[VECTOR];
+    double *own = malloc(samples * sizeof *own), *all = malloc(size * samples * sizeof *all);
     for (int i = 0; i < VECTOR; i++)
         x[i] = i, y[i] = 1;
     MPI_Barrier(MPI_COMM_WORLD);
-    printf("{\"what\":\"flops\",\"call\":\"\",\"rank\":%d,\"bytes\":0,\"messages\":0,\"ns\":[", rank);
     for (int sample = 0; sample < samples; sample++) {
         double begun = now_ns(), took;
         long turns = 0;
@@ -205,10 +205,19 @@ static void flops(void)
             turns++;
             took = now_ns() - begun;
         } while (took < seconds * 1e9 / samples);
-        printf("%s%.3f", sample ? "," : "", took / (2.0 * VECTOR * turns));
+        own[sample] = took / (2.0 * VECTOR * turns);
     }
-    printf("],\"h\":[]}\n");
+    MPI_Gather(own, samples, MPI_DOUBLE, all, samples, MPI_DOUBLE, 0, MPI_COMM_WORLD);
+    for (int from = 0; rank == 0 && from < size; from++) {
+        printf("{\"what\":\"flops\",\"call\":\"\",\"rank\":%d,\"bytes\":0,\"messages\":0,\"ns\":[",
+               from);
+        for (int sample = 0; sample < samples; sample++)
+            printf("%s%.3f", sample ? "," : "", all[from * samples + sample]);
+        printf("],\"h\":[]}\n");
+    }
     fflush(stdout);
+    free(own);
+    free(all);
 }
 
 static void pin(const char *cores)

@@ -332,21 +332,23 @@ impl Run<'_> {
                 }
             }
         }
-        let is_bound = !cores.is_empty();
-        let rows = turns.iter().filter_map(|turn| {
+        let mut rows = Vec::new();
+        for turn in &turns {
             let place = self.place(turn.link, ranks);
             let (nodes, testbed) = (place.nodes(ranks), place.name(turn.link));
-            let subject = turn.name();
-            Row::of(
-                &turn.told,
-                subject,
-                ranks,
-                nodes,
-                (turn.link, testbed),
-                is_bound,
-            )
-        });
-        Ok((rows.collect(), failures))
+            let (name, link) = (turn.name(), turn.link);
+            let row = Row::of(&turn.told, name, ranks, nodes, (link, testbed), !cores.is_empty());
+            if row.is_none() {
+                failures += 1;
+                let link = link.name();
+                eprintln!(
+                    "dipole bsp probe: {name}, {ranks} ranks by {link}: they ended before all was \
+                     measured, without an error"
+                );
+            }
+            rows.extend(row);
+        }
+        Ok((rows, failures))
     }
 
     fn place(&self, link: Link, ranks: u32) -> Place<'_> {
