@@ -20,7 +20,10 @@ const MAY_USE: [(&str, &[&str]); 14] = [
     ("fabric", &["naming", "node"]),
     ("launch", &["naming", "node"]),
     ("agent", &["launch", "naming", "node", "bpf"]),
-    ("bench", &["naming", "node", "bpf", "link", "bsp", "testbed"]),
+    (
+        "bench",
+        &["naming", "node", "bpf", "link", "testbed", "bsp", "proto"],
+    ),
     (
         "tools",
         &[

@@ -6,7 +6,8 @@
 //! `plan` says what is measured, `testbed` where, `launch` connects two `side`s, `pingpong`,
 //! `flow`, `mixed`, `port` and `memory` are the workloads, `dipole` and `peers` the subjects, `report` and `page` the
 //! results. `crowd` and `incast` stand alone: many processes at once, on few cores or on a network
-//! of their own; and so does `bsp`, which measures supersteps between the ranks of a job.
+//! of their own; and so do `pacing`, which simulates, and `bsp`, which measures supersteps between the
+//! ranks of a job.
 
 #![forbid(unsafe_code)]
 
@@ -21,6 +22,7 @@ mod launch;
 mod machine;
 mod memory;
 mod mixed;
+mod pacing;
 mod page;
 mod peers;
 mod pingpong;
@@ -129,6 +131,8 @@ enum Topic {
     Crowd,
     /// Many nodes that send to one.
     Incast,
+    /// Supersteps in virtual time.
+    Pacing,
 }
 
 impl ValueEnum for Topic {
@@ -145,6 +149,7 @@ impl ValueEnum for Topic {
             Topic::Memory(Subject::DipoleAtomic),
             Topic::Crowd,
             Topic::Incast,
+            Topic::Pacing,
         ]
     }
 
@@ -173,6 +178,9 @@ impl ValueEnum for Topic {
             Topic::Incast => Some(PossibleValue::new("incast").help(
                 "Many nodes send a long message to one at once, by a switch of 1 Gbit/s with short \
                  queues (needs root)",
+            )),
+            Topic::Pacing => Some(PossibleValue::new("pacing").help(
+                "Supersteps in every order and at every pace, on a simulated bus and switch",
             )),
         }
     }
@@ -249,6 +257,7 @@ fn measure(arguments: &BenchArgs, report: &mut Report<'_>) -> Result<bool, Box<d
             report.note(&machine_line(cores))?;
             return crowd::measure(&plan, &testbed, cores, report);
         }
+        Plan::Pacing(plan) => return pacing::measure(&plan, arguments.html.as_deref(), report),
         Plan::Incast(plan) => {
             report.note(&machine_line(cores))?;
             return incast::measure(&plan, cores, report);

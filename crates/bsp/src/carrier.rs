@@ -39,7 +39,7 @@ pub trait Carrier {
     ///
     /// # Errors
     /// [`Failure::Gone`].
-    fn check(&mut self, ranks: &mut dyn Iterator<Item = u32>) -> Result<(), Failure>;
+    fn check(&mut self, ranks: &[u32]) -> Result<(), Failure>;
 
     /// Waits until what was sent has arrived, at most `patience`, and lets go of everything.
     fn close(&mut self, patience: Duration);
@@ -106,7 +106,7 @@ impl Carrier for AnyCarrier {
         })
     }
 
-    fn check(&mut self, ranks: &mut dyn Iterator<Item = u32>) -> Result<(), Failure> {
+    fn check(&mut self, ranks: &[u32]) -> Result<(), Failure> {
         match self {
             AnyCarrier::None => Ok(()),
             AnyCarrier::Endpoints(endpoints) => endpoints.check(ranks),

@@ -12,6 +12,7 @@ pub mod misuse;
 mod parcel;
 mod patience;
 mod process;
+pub mod profile;
 pub mod superstep;
 
 pub use failure::Failure;

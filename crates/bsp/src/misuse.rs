@@ -84,6 +84,13 @@ pub enum Misuse {
     #[error("the queue is empty: ask bsp_qsize or bsp_get_tag before")]
     EmptyQueue,
     /// Two ranks did not do the same in a superstep.
-    #[error("{0}, but {1}: all ranks must do the same in a superstep")]
-    Disagree(String, String),
+    #[error("{one}, but {other}: all ranks must do the same in a superstep")]
+    Disagree {
+        /// The rank that says so; all find it out.
+        speaker: u32,
+        /// What one has done.
+        one: String,
+        /// What another has done.
+        other: String,
+    },
 }

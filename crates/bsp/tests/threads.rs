@@ -42,7 +42,7 @@ impl Carrier for Channels {
         }
     }
 
-    fn check(&mut self, _ranks: &mut dyn Iterator<Item = u32>) -> Result<(), Failure> {
+    fn check(&mut self, _ranks: &[u32]) -> Result<(), Failure> {
         Ok(())
     }
 

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod bsp;
+mod calibrate;
 mod doctor;
 mod graph;
 mod key;
@@ -35,6 +36,7 @@ enum Command {
     Recv(pipe::RecvArgs),
     Bench(dipole_bench::BenchArgs),
     Bsp(bsp::BspArgs),
+    Calibrate(calibrate::CalibrateArgs),
     Graph(graph::GraphArgs),
     Agent(dipole_agent::AgentArgs),
     Key(key::KeyArgs),
@@ -108,6 +110,7 @@ fn run(command: Command, json: bool, out: &mut dyn Write) -> Result<ExitCode, Fa
             dipole_bench::execute(args, json, out).map_err(|error| Failure::with_status(2, error))
         }
         Command::Bsp(args) => bsp::execute(&args, json, out),
+        Command::Calibrate(args) => calibrate::execute(&args, json, out),
         Command::Graph(args) => graph::execute(&args, json, out),
         Command::Agent(args) => {
             dipole_agent::execute(&args, json, out)?;

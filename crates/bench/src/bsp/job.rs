@@ -198,7 +198,7 @@ impl Job<'_> {
                 words.extend(["--mca", "pml", "ob1", "--mca", "btl", btl].map(OsString::from));
                 if !is_local {
                     // Puts would go through memory that all ranks of a machine share.
-                    words.extend(["--mca", "osc", "^sm"].map(OsString::from));
+                    words.extend(["--mca", "osc", "pt2pt"].map(OsString::from));
                 }
                 if self.cores.is_empty() {
                     words.extend(["--mca", "mpi_yield_when_idle", "1"].map(OsString::from));

@@ -21,6 +21,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use dipole_bsp::profile::{Cost, Profile, ProfileError};
 
 use super::control::name_of;
 use super::machine::{self, Cores};
@@ -47,7 +48,8 @@ const JOB_LIMIT: Duration = Duration::from_secs(90);
 ///
 /// s: Mflop/s of a rank (y += a x, 1024 long). l: an empty superstep. g: what each byte of a long
 /// h-relation (h: the most bytes that a rank sends or receives) adds to that.
-/// Intervals are of the median, by order statistics, with 95 % confidence.
+/// Intervals are of the median, by order statistics, with 95 % confidence. Saved, unless --quick, in
+/// the profiles of the links (DIPOLE_PROFILE, by default ~/.config/dipole/profile).
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "Examples:\n  \
     dipole bsp probe                          2 and 4 ranks, every link there is\n  \
@@ -259,6 +261,11 @@ pub fn probe(
     }
     let closing = closing_line(&cache_line_ns, stolen);
     report.note(&format!("\n{closing}"))?;
+    if !arguments.quick {
+        for file in save(&rows)? {
+            report.note(&format!("saved in {}", file.display()))?;
+        }
+    }
     if let Some((path, file)) = file {
         let between = testbed.as_ref().map(dipole_testbed::Testbed::description);
         let cores = format!(
@@ -273,6 +280,34 @@ pub fn probe(
         0 => Ok(ExitCode::SUCCESS),
         _ => Ok(ExitCode::FAILURE),
     }
+}
+
+/// Keeps what Dipole's supersteps cost in the profiles of their links.
+fn save(rows: &[Row]) -> Result<Vec<PathBuf>, ProfileError> {
+    let mut links: Vec<&str> = Vec::new();
+    // One rank alone says nothing of a link.
+    let own = rows.iter().filter(|row| row.subject == "dipole" && row.p > 1);
+    for row in own.clone() {
+        if !links.contains(&&*row.link) {
+            links.push(&row.link);
+        }
+    }
+    let saved = links.into_iter().map(|link| {
+        let mut profile = Profile::load(link)?.unwrap_or_else(|| Profile::new(link));
+        for row in own.clone().filter(|row| row.link == link) {
+            profile.set_cost(Cost {
+                p: row.p,
+                nodes: row.nodes,
+                s_mflops: row.s_mflops,
+                l_ns: row.l_ns,
+                l_ci_ns: row.l_ci_ns,
+                g_ns_per_byte: row.g_ns_per_byte,
+                g_sd: row.g_sd,
+            });
+        }
+        profile.save()
+    });
+    saved.collect()
 }
 
 /// What all measurements have in common.

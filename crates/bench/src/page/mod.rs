@@ -21,8 +21,8 @@ use super::report::{Line, Measured};
 use super::statistics::as_float;
 use super::subject::Subject;
 use super::testbed::Testbed;
-use chart::{Chart, Curve, Point};
-use scale::Scale;
+pub(super) use chart::{Chart, Curve, Point};
+pub(super) use scale::Scale;
 pub(super) use supersteps::of_supersteps;
 
 const STYLE: &str = include_str!("style.css");
@@ -86,35 +86,59 @@ pub(super) fn page(
     let text = "Every subject did the same work, in turns, in one run: compare within this page \
                 only. Marks are medians over rounds; the bars through them reach from the best to \
                 the worst round. Point at a mark for its numbers.";
-    document("Dipole beside its peers", text, facts, &body, &lines)
+    measured_page(
+        ("Dipole beside its peers", text),
+        facts,
+        &body,
+        &lines,
+    )
 }
 
-/// A page with a heading, words on how to read it, figures and tables, and what they show.
-fn document(
-    title: &str,
-    text: &str,
+/// A page of measurements: what it is, how to read it, about the run, figures and tables.
+fn measured_page(
+    words: (&str, &str),
     facts: &RunInfo,
     body: &str,
     measurements: &[impl Serialize],
 ) -> String {
-    let mut header = format!("<header><h1>{title}</h1><p>{text}</p><dl>");
-    for (name, value) in &facts.0 {
-        header += &format!("<dt>{name}</dt><dd>{}</dd>", escape(value));
-    }
-    header += "</dl></header>\n";
     let data = Data {
         facts,
         measurements,
     };
+    document(&(header(words, &facts.0) + body), &data)
+}
+
+/// A page of figures alone, with the data behind them.
+pub(super) fn figures_page(
+    words: (&str, &str),
+    facts: &[(&str, String)],
+    charts: &[Chart],
+    data: &impl Serialize,
+) -> String {
+    let mut body = header(words, facts) + "<section>\n";
+    body.extend(charts.iter().map(|chart| chart.html("")));
+    body += "</section>\n";
+    document(&body, data)
+}
+
+fn header((title, text): (&str, &str), facts: &[(&str, String)]) -> String {
+    let mut header = format!("<header><h1>{title}</h1>\n<p>{text}</p><dl>");
+    for (name, value) in facts {
+        header += &format!("<dt>{name}</dt><dd>{}</dd>", escape(value));
+    }
+    header + "</dl></header>\n"
+}
+
+fn document(body: &str, data: &impl Serialize) -> String {
     // No "</script>" can stand in it.
-    let data = serde_json::to_string(&data)
+    let data = serde_json::to_string(data)
         .expect("plain data is JSON")
         .replace('<', "\\u003c");
     format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
          <title>Dipole bench</title>\n<link rel=\"icon\" href=\"data:,\">\n\
-         <style>\n{STYLE}</style>\n</head>\n<body>\n{header}{body}\
+         <style>\n{STYLE}</style>\n</head>\n<body>\n{body}\
          <script type=\"application/json\" id=\"data\">{data}</script>\n</body>\n</html>\n"
     )
 }

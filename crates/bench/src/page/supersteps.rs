@@ -6,7 +6,7 @@ use super::super::bsp::table::{link, longest, pattern};
 use super::super::statistics::as_float;
 use super::chart::{Chart, Curve, Point};
 use super::scale::Scale;
-use super::{RunInfo, document, escape, table};
+use super::{RunInfo, escape, measured_page, table};
 
 /// A figure of a row: its heading, what it is multiplied by, and how to find it.
 type Column = (&'static str, f64, fn(&Row) -> Option<f64>);
@@ -43,7 +43,7 @@ pub(in super::super) fn of_supersteps(facts: &RunInfo, rows: &[Row]) -> String {
                 speed of a processor (the BSP model). Every subject did the same work, in turns, in \
                 one run: compare within this page only. Marks are medians; the bars through them \
                 are their 95 % confidence intervals. Point at a mark for its numbers.";
-    document("What supersteps cost", text, facts, &body, rows)
+    measured_page(("What supersteps cost", text), facts, &body, rows)
 }
 
 fn exchange(p: u32, rows: &[&Row]) -> Chart {

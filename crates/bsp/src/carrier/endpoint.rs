@@ -1,6 +1,6 @@
 //! Messages of ranks over endpoints of Dipole.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use dipole_node::job::Job;
@@ -154,22 +154,30 @@ impl Carrier for Endpoints {
         if let Some(message) = self.came.take() {
             return Ok(self.with_rank(message));
         }
-        if self.posted == 0 {
-            return match self.endpoint.receive_timeout(patience) {
-                Ok(message) => Ok(self.with_rank(message)),
-                Err(ReceiveError::TimedOut { .. }) => Ok(None),
-                Err(error) => Err(error.into()),
+        let until = Instant::now() + patience;
+        let is_full = self.posted >= WINDOW_BYTES;
+        while self.posted > 0 {
+            let left = until.saturating_duration_since(Instant::now());
+            let Some(completion) = self.queue.wait(left)? else {
+                return Ok(None);
             };
+            if let Some(message) = self.note(completion)? {
+                return Ok(self.with_rank(message));
+            }
+            if is_full && self.posted < WINDOW_BYTES {
+                return Ok(None);
+            }
         }
-        let Some(completion) = self.queue.wait(patience)? else {
-            return Ok(None);
-        };
-        let message = self.note(completion)?;
-        Ok(message.and_then(|message| self.with_rank(message)))
+        let left = until.saturating_duration_since(Instant::now());
+        match self.endpoint.receive_timeout(left) {
+            Ok(message) => Ok(self.with_rank(message)),
+            Err(ReceiveError::TimedOut { .. }) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
     }
 
-    fn check(&mut self, ranks: &mut dyn Iterator<Item = u32>) -> Result<(), Failure> {
-        for rank in ranks {
+    fn check(&mut self, ranks: &[u32]) -> Result<(), Failure> {
+        for &rank in ranks {
             // An open edge is watched: its peer is asked whether it lives when it is silent.
             match self.route(rank)?.edge.wait_open(Duration::ZERO) {
                 Ok(()) | Err(SendError::TimedOut { .. }) => {}

@@ -402,8 +402,8 @@ impl Carrier for Tcp {
         }
     }
 
-    fn check(&mut self, ranks: &mut dyn Iterator<Item = u32>) -> Result<(), Failure> {
-        for rank in ranks {
+    fn check(&mut self, ranks: &[u32]) -> Result<(), Failure> {
+        for &rank in ranks {
             let peer = self.peers.get(rank as usize).and_then(Option::as_ref);
             if let Some(cause) = peer.and_then(|peer| peer.ended.clone()) {
                 return Err(Failure::Gone { rank, cause });

@@ -171,8 +171,11 @@ impl<C: Carrier> Process<C> {
             facts: Facts::default(),
             spread: Vec::new(),
         };
-        process.invite(early)?;
-        process.end_superstep(Ending::Sync)?;
+        let met = process.invite(early);
+        if let Err(failure) = met.and_then(|()| process.end_superstep(Ending::Sync)) {
+            process.abort();
+            return Err(failure);
+        }
         if places.nodes() == 1 {
             process.close(Duration::ZERO);
         }
@@ -199,7 +202,7 @@ impl<C: Carrier> Process<C> {
             match self.carrier()?.receive(LOOK)? {
                 Some((from, message)) => self.welcome(from, message, &mut missing)?,
                 None => {
-                    self.carrier()?.check(&mut missing.iter().copied())?;
+                    self.carrier()?.check(&missing)?;
                     say(self.rank, &mut patience, &missing);
                 }
             }
@@ -234,7 +237,7 @@ fn wait_start<C: Carrier>(
     let mut patience = Patience::new();
     loop {
         let Some((from, message)) = carrier.receive(LOOK)? else {
-            carrier.check(&mut std::iter::once(0))?;
+            carrier.check(&[0])?;
             say(rank, &mut patience, &[0]);
             continue;
         };

@@ -1,7 +1,7 @@
 //! The end of a superstep: everybody tells who has something for whom, then it is moved, and
 //! takes effect: gets are read everywhere, then written, then puts.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use dipole_link::window::Source;
 
@@ -333,7 +333,12 @@ impl<C: Carrier> Process<C> {
             None => Ok(()),
             Some((one, other, difference)) => {
                 let told = |rank| known.facts(rank).told(&difference, rank);
-                Err(Misuse::Disagree(told(one), told(other)).into())
+                let misuse = Misuse::Disagree {
+                    speaker: one,
+                    one: told(one),
+                    other: told(other),
+                };
+                Err(misuse.into())
             }
         }
     }
@@ -403,6 +408,17 @@ impl<C: Carrier> Process<C> {
             exchange.knowledge().talks(*rank, own)
                 && !exchange.places().are_together(*rank, own)
                 && !exchange.has_parcel(*rank)
+        };
+        (0..self.size).filter(is_missing)
+    }
+
+    /// Ranks of other nodes whose answers have not all come.
+    fn unanswered(&self) -> impl Iterator<Item = u32> {
+        let (exchange, own) = (&self.exchange, self.rank);
+        let is_missing = move |rank: &u32| {
+            self.asked.contains(*rank)
+                && !exchange.places().are_together(*rank, own)
+                && !exchange.has_answers(*rank)
         };
         (0..self.size).filter(is_missing)
     }
@@ -544,13 +560,7 @@ impl<C: Carrier> Process<C> {
                 take_answers(&self.wanted, Source::from(&*body))?;
                 self.exchange.let_go(&body);
             }
-            let places = self.exchange.places();
-            let is_missing = |rank: u32| {
-                self.asked.contains(rank)
-                    && !places.are_together(rank, self.rank)
-                    && !self.exchange.has_answers(rank)
-            };
-            if !(0..self.size).any(is_missing) {
+            if self.unanswered().next().is_none() {
                 return Ok(());
             }
             self.wait_message()?;
@@ -619,7 +629,6 @@ impl<C: Carrier> Process<C> {
 
     /// Sends what there is room for and waits for a message, or for room.
     fn wait_message(&mut self) -> Result<(), Failure> {
-        let begun = Instant::now();
         let mut patience = None;
         loop {
             let is_sent = self.transmit()?;
@@ -629,17 +638,15 @@ impl<C: Carrier> Process<C> {
             if !is_sent && self.carrier()?.has_room()? {
                 return Ok(());
             }
-            if begun.elapsed() < LOOK {
-                continue;
-            }
             let waits: Vec<u32> = match self.exchange.waits_for() {
                 Some(rank) => vec![rank],
+                None if self.is_complete() => self.unanswered().collect(),
                 None => self.missing().collect(),
             };
             if let Some(mates) = &self.mates {
                 mates.check()?;
             }
-            self.carrier()?.check(&mut waits.iter().copied())?;
+            self.carrier()?.check(&waits)?;
             let epoch = self.exchange.superstep().wrapping_add(1);
             let patience = patience.get_or_insert_with(Patience::new);
             tell(&self.call, self.rank, epoch, patience, &waits);

@@ -7,9 +7,11 @@
 
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
+use serde::{Deserialize, Serialize};
 
 /// What those who send at the same time share.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Medium {
     /// Nothing: a switch, to which everybody has a full-duplex link. Q = 1.
     Switch,
@@ -18,7 +20,7 @@ pub enum Medium {
 }
 
 /// Slots of a network, as measured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Slots {
     /// Bytes of payload that a full slot holds; nothing longer should be sent in one piece.
     pub bytes: u32,

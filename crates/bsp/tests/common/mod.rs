@@ -287,21 +287,35 @@ impl Program {
     pub fn run<C: Carrier>(
         &self,
         mut process: Process<C>,
+        compute: impl FnMut(usize),
+    ) -> Result<(), Failure> {
+        match self.run_supersteps(&mut process, compute) {
+            Ok(()) => process.end(),
+            Err(failure) => {
+                process.abort();
+                Err(failure)
+            }
+        }
+    }
+
+    fn run_supersteps<C: Carrier>(
+        &self,
+        process: &mut Process<C>,
         mut compute: impl FnMut(usize),
     ) -> Result<(), Failure> {
         let rank = process.rank() as usize;
         let mut memory: Vec<Vec<u8>> = vec![vec![0; AREA_BYTES]];
-        register(&mut process, &mut memory[0])?;
+        register(process, &mut memory[0])?;
         process.sync()?;
         for (number, (step, after)) in self.supersteps.iter().zip(&self.after).enumerate() {
             compute(number);
             for action in &step.actions {
-                act(&mut process, rank, &mut memory, action)?;
+                act(process, rank, &mut memory, action)?;
             }
             if let Some(parts) = &step.push {
                 memory.push(vec![0; parts[rank]]);
                 let last = memory.len() - 1;
-                register(&mut process, &mut memory[last])?;
+                register(process, &mut memory[last])?;
             }
             if let Some(area) = step.pop {
                 process.pop_registration(handle(&memory[area]))?;
@@ -332,7 +346,7 @@ impl Program {
                 "rank {rank}, superstep {number}: other messages"
             );
         }
-        process.end()
+        Ok(())
     }
 }
 
