@@ -300,13 +300,20 @@ mod tests {
             g_sd: 0.1,
         };
         let mut profile = paced();
-        for one in [cost(4, 4, 1.0), cost(2, 2, 2.0), cost(4, 1, 3.0), cost(4, 4, 4.0)] {
+        for one in [
+            cost(4, 4, 1.0),
+            cost(2, 2, 2.0),
+            cost(4, 1, 3.0),
+            cost(4, 4, 4.0),
+        ] {
             profile.set_cost(one);
         }
         let kept: Vec<f64> = profile.cost.iter().map(|cost| cost.l_ns).collect();
         assert_eq!(kept, [2.0, 3.0, 4.0]);
         let directory = tempfile::tempdir().expect("a directory");
-        profile.save_to(directory.path()).expect("it can be written");
+        profile
+            .save_to(directory.path())
+            .expect("it can be written");
         let found = Profile::load_from(directory.path(), "udp").expect("as written");
         assert_eq!(found, Some(profile));
     }

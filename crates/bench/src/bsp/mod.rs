@@ -286,7 +286,9 @@ pub fn probe(
 fn save(rows: &[Row]) -> Result<Vec<PathBuf>, ProfileError> {
     let mut links: Vec<&str> = Vec::new();
     // One rank alone says nothing of a link.
-    let own = rows.iter().filter(|row| row.subject == "dipole" && row.p > 1);
+    let own = rows
+        .iter()
+        .filter(|row| row.subject == "dipole" && row.p > 1);
     for row in own.clone() {
         if !links.contains(&&*row.link) {
             links.push(&row.link);
@@ -372,7 +374,14 @@ impl Run<'_> {
             let place = self.place(turn.link, ranks);
             let (nodes, testbed) = (place.nodes(ranks), place.name(turn.link));
             let (name, link) = (turn.name(), turn.link);
-            let row = Row::of(&turn.told, name, ranks, nodes, (link, testbed), !cores.is_empty());
+            let row = Row::of(
+                &turn.told,
+                name,
+                ranks,
+                nodes,
+                (link, testbed),
+                !cores.is_empty(),
+            );
             if row.is_none() {
                 failures += 1;
                 let link = link.name();

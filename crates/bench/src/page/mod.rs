@@ -86,12 +86,7 @@ pub(super) fn page(
     let text = "Every subject did the same work, in turns, in one run: compare within this page \
                 only. Marks are medians over rounds; the bars through them reach from the best to \
                 the worst round. Point at a mark for its numbers.";
-    measured_page(
-        ("Dipole beside its peers", text),
-        facts,
-        &body,
-        &lines,
-    )
+    measured_page(("Dipole beside its peers", text), facts, &body, &lines)
 }
 
 /// A page of measurements: what it is, how to read it, about the run, figures and tables.
