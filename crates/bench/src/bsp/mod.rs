@@ -326,6 +326,8 @@ struct Turn<'a> {
     peer: Option<&'a Peer>,
     link: Link,
     told: Vec<Told>,
+    /// It would take its time again.
+    has_failed: bool,
 }
 
 impl Run<'_> {
@@ -345,7 +347,7 @@ impl Run<'_> {
         };
         for _ in 0..self.plan.rounds {
             cache_line_ns.extend(machine::cache_line_ns(self.cores)?);
-            for turn in &mut turns {
+            for turn in turns.iter_mut().filter(|turn| !turn.has_failed) {
                 let place = self.place(turn.link, ranks);
                 let (plan, link) = (self.plan, turn.link);
                 let job = Job {
@@ -363,6 +365,7 @@ impl Run<'_> {
                     Ok(told) => turn.told.extend(told),
                     Err(error) => {
                         failures += 1;
+                        turn.has_failed = true;
                         let (name, link) = (turn.name(), link.name());
                         eprintln!("dipole bsp probe: {name}, {ranks} ranks by {link}: {error}");
                     }
@@ -382,7 +385,7 @@ impl Run<'_> {
                 (link, testbed),
                 !cores.is_empty(),
             );
-            if row.is_none() {
+            if row.is_none() && !turn.has_failed {
                 failures += 1;
                 let link = link.name();
                 eprintln!(
@@ -408,6 +411,7 @@ impl Run<'_> {
             peer,
             link,
             told: Vec::new(),
+            has_failed: false,
         };
         // One rank alone uses no link.
         let used = if ranks == 1 { 1 } else { self.plan.links.len() };

@@ -25,7 +25,8 @@ pub(crate) struct Row {
     pub(crate) l_ns: f64,
     /// How far the 95 % confidence interval of the median reaches from it.
     pub(crate) l_ci_ns: f64,
-    /// Of the longest total exchange by the better call: (time - l) / h, the median.
+    /// Of the longest total exchange by the better call: what h adds to the fastest empty
+    /// superstep, by h; the median.
     pub(crate) g_ns_per_byte: f64,
     /// Its standard deviation from superstep to superstep.
     pub(crate) g_sd: f64,
@@ -70,7 +71,7 @@ pub(crate) struct Relation {
     pub(crate) h_bytes: usize,
     /// Of a superstep.
     pub(crate) ns: Estimate,
-    /// Beyond l, by h.
+    /// Beyond the fastest empty superstep, by h.
     pub(crate) g_ns_per_byte: Estimate,
 }
 
@@ -160,11 +161,12 @@ impl Row {
 }
 
 fn relation(sample: &Sample, samples: &Samples) -> Option<Relation> {
-    // What the same call needs for nothing.
+    // The least that empty supersteps of the same call took: a stall among them would make long
+    // ones look as if they cost nothing.
     let same = |one: &&Sample| one.call == sample.call;
     let sync = samples.all(What::Sync).find(same);
     let sync = sync.or_else(|| samples.first(What::Sync))?;
-    let l_ns = Estimate::of(sync.ns.iter().copied())?.median;
+    let l_ns = sync.ns.iter().copied().fold(f64::INFINITY, f64::min);
     let h = |index: usize| match sample.h.get(index) {
         Some(h) => h.max(1.0),
         None => as_float(sample.bytes as u64),
@@ -280,8 +282,8 @@ mod tests {
             sample(What::Sync, "put", 0, &[100.0; 4]),
             sample(What::EachSync, "put", 0, &[100.0; 8]),
             sample(What::Exchange, "put", 10, &[300.0; 8]),
-            sample(What::Exchange, "put", 1000, &[2100.0; 8]),
-            sample(What::Exchange, "hpput", 1000, &[1100.0; 8]),
+            sample(What::Exchange, "put", 1000, &[2090.0; 8]),
+            sample(What::Exchange, "hpput", 1000, &[1090.0; 8]),
             sample(What::Spray, "put", 4, &[800.0; 8]),
         ];
         told.extend([Told::Packets { packets }, Told::Packets { packets }]);
@@ -291,7 +293,7 @@ mod tests {
             rank: 0,
             bytes: 1000,
             messages: 0,
-            ns: vec![300.0, 1100.0],
+            ns: vec![290.0, 1090.0],
             h: vec![100.0, 500.0],
         }));
         told
@@ -304,7 +306,7 @@ mod tests {
     #[test]
     fn s_l_and_g_come_from_all_rounds_and_g_from_the_better_call_with_the_longest_h() {
         let row = row(&told()).expect("a row");
-        assert_eq!((row.s_mflops, row.l_ns, row.l_ci_ns), (2000.0, 100.0, 0.0));
+        assert_eq!((row.s_mflops, row.l_ns, row.l_ci_ns), (2000.0, 100.0, 10.0));
         assert_eq!((row.g_ns_per_byte, &*row.call), (1.0, "hpput"));
         assert_eq!((row.l_flops, row.half_h_bytes), (200.0, 100.0));
         assert_eq!(row.spray[0].ns.median, 200.0);
