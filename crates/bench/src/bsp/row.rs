@@ -161,12 +161,17 @@ impl Row {
 }
 
 fn relation(sample: &Sample, samples: &Samples) -> Option<Relation> {
-    // The least that empty supersteps of the same call took: a stall among them would make long
+    // The least that an empty superstep of the same call took: a stall among them would make long
     // ones look as if they cost nothing.
-    let same = |one: &&Sample| one.call == sample.call;
-    let sync = samples.all(What::Sync).find(same);
-    let sync = sync.or_else(|| samples.first(What::Sync))?;
-    let l_ns = sync.ns.iter().copied().fold(f64::INFINITY, f64::min);
+    let empty = [What::Sync, What::EachSync].into_iter();
+    let empty = empty.flat_map(|what| samples.all(what));
+    let same = empty.clone().filter(|one| one.call == sample.call);
+    let least = |ns: f64, one: &Sample| one.ns.iter().copied().fold(ns, f64::min);
+    // By unbuffered puts an empty superstep is the same.
+    let l_ns = match same.fold(f64::INFINITY, least) {
+        ns if ns.is_finite() => ns,
+        _ => empty.fold(f64::INFINITY, least),
+    };
     let h = |index: usize| match sample.h.get(index) {
         Some(h) => h.max(1.0),
         None => as_float(sample.bytes as u64),
@@ -280,7 +285,7 @@ mod tests {
             sample(What::Flops, "put", 0, &[0.5; 8]),
             sample(What::Sync, "put", 0, &[90.0, 100.0, 100.0, 110.0]),
             sample(What::Sync, "put", 0, &[100.0; 4]),
-            sample(What::EachSync, "put", 0, &[100.0; 8]),
+            sample(What::EachSync, "put", 0, &[120.0; 8]),
             sample(What::Exchange, "put", 10, &[300.0; 8]),
             sample(What::Exchange, "put", 1000, &[2090.0; 8]),
             sample(What::Exchange, "hpput", 1000, &[1090.0; 8]),

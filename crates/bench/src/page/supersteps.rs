@@ -98,7 +98,7 @@ fn spray(p: u32, bytes: usize, rows: &[&Row]) -> Chart {
         title: format!("Spray latency of {bytes} bytes"),
         text: "A rank sends so many messages to another, which returns them when it has them all: \
                half of the time, by their number. Less is better.",
-        x: (Scale::Number, "messages"),
+        x: (Scale::Bytes, "messages"),
         y: (Scale::Number, "time per message, µs"),
         curves: curves.collect(),
     }
