@@ -242,19 +242,14 @@ impl Samples {
 
 /// Peers have the limits of the Dipole row beside them: they were measured in the same run.
 pub(crate) fn complete(rows: &mut [Row]) {
-    let limits: Vec<(u32, String, &str, Option<f64>, Option<f64>)> = (rows.iter())
+    let own: Vec<Row> = (rows.iter())
         .filter(|row| row.subject == "dipole")
-        .map(|row| {
-            let (copy, one_way) = (row.copy_ns_per_byte, row.one_way_ns);
-            (row.p, row.link.clone(), row.testbed, copy, one_way)
-        })
+        .cloned()
         .collect();
     for row in rows.iter_mut().filter(|row| row.subject != "dipole") {
-        let beside = |(p, _, testbed, ..): &&(u32, String, &str, _, _)| {
-            *p == row.p && *testbed == row.testbed
-        };
-        if let Some((.., copy, one_way)) = limits.iter().find(beside) {
-            (row.copy_ns_per_byte, row.one_way_ns) = (*copy, *one_way);
+        let beside = |own: &&Row| (own.p, own.testbed) == (row.p, row.testbed);
+        if let Some(own) = own.iter().find(beside) {
+            (row.copy_ns_per_byte, row.one_way_ns) = (own.copy_ns_per_byte, own.one_way_ns);
         }
     }
 }

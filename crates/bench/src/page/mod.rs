@@ -110,7 +110,7 @@ pub(super) fn figures_page(
     charts: &[Chart],
     data: &impl Serialize,
 ) -> String {
-    let mut body = header(words, facts) + "<section>\n";
+    let mut body = header(words, facts) + "<section>\n<h2>Figures</h2>\n";
     body.extend(charts.iter().map(|chart| chart.html("")));
     body += "</section>\n";
     document(&body, data)
