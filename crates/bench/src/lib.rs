@@ -6,10 +6,12 @@
 //! `plan` says what is measured, `testbed` where, `launch` connects two `side`s, `pingpong`,
 //! `flow`, `mixed`, `port` and `memory` are the workloads, `dipole` and `peers` the subjects, `report` and `page` the
 //! results. `crowd` and `incast` stand alone: many processes at once, on few cores or on a network
-//! of their own; and `pacing`, which simulates.
+//! of their own; and so do `pacing`, which simulates, and `bsp`, which measures supersteps between the
+//! ranks of a job.
 
 #![forbid(unsafe_code)]
 
+mod bsp;
 mod channel;
 mod control;
 mod crowd;
@@ -44,6 +46,7 @@ use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
+pub use bsp::{ProbeArgs, RankArgs, probe, rank};
 use control::{Kind, Placement, name_of};
 use machine::{Cores, Stolen};
 use plan::{Group, Plan};
@@ -302,7 +305,9 @@ fn measure(arguments: &BenchArgs, report: &mut Report<'_>) -> Result<bool, Box<d
     let closing = closing_line(&cache_line_ns, run.stolen);
     report.note(&format!("\n{closing}"))?;
     if let Some((path, file)) = page {
-        let facts = page::facts(&testbed, cores, apart, &closing, failures);
+        let between = apart.then(|| testbed.description());
+        let cores = format!("{} and {}, one process on each", cores.lead, cores.follow);
+        let facts = page::facts(between, cores, &closing, failures);
         write_page(path, file, &page::page(&facts, &finished, &testbed))?;
         report.note(&format!("figures and tables are in {}", path.display()))?;
     }

@@ -150,6 +150,11 @@ impl Testbed {
         (self.veth && place == Placement::TwoNodes).then(|| Path::new(NAMESPACES).join(name))
     }
 
+    /// For files of this run.
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
     /// What names of sockets and pipes begin with.
     pub(crate) fn meeting(&self) -> PathBuf {
         self.folder.join("meet")

@@ -4,6 +4,7 @@
 //! Hill et al., "BSPlib: The BSP programming library" (1998); its runtime in
 //! `bsp-protocols-thesis`, ch. 3-5.
 
+pub mod area;
 pub mod carrier;
 mod failure;
 mod local;

@@ -24,6 +24,9 @@ pub struct Profile {
     /// How to pace supersteps, if that has been measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pacing: Option<Pacing>,
+    /// What supersteps cost, as far as that has been measured.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cost: Vec<Cost>,
     /// Other measurements.
     #[serde(flatten)]
     rest: Map<String, Value>,
@@ -44,6 +47,25 @@ pub struct Pacing {
     pub unpaced_g_ns_per_byte: f64,
     /// See there.
     pub unpaced_g_sd: f64,
+}
+
+/// What `dipole bsp probe` found: the parameters of the BSP model.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Cost {
+    /// How many ranks there were.
+    pub p: u32,
+    /// On how many nodes.
+    pub nodes: u32,
+    /// Floating-point operations of a rank, in millions a second.
+    pub s_mflops: f64,
+    /// An empty superstep.
+    pub l_ns: f64,
+    /// How far the 95 % confidence interval of the median reaches from it.
+    pub l_ci_ns: f64,
+    /// Time per byte of a long h-relation beyond that, and its standard deviation.
+    pub g_ns_per_byte: f64,
+    /// See there.
+    pub g_sd: f64,
 }
 
 /// A profile that cannot be read or written.
@@ -116,8 +138,17 @@ impl Profile {
             version: VERSION,
             link: link.to_owned(),
             pacing: None,
+            cost: Vec::new(),
             rest: Map::new(),
         }
+    }
+
+    /// Keeps what supersteps cost, in place of what was measured with as many ranks and nodes.
+    pub fn set_cost(&mut self, cost: Cost) {
+        let is_other = |known: &Cost| (known.p, known.nodes) != (cost.p, cost.nodes);
+        self.cost.retain(is_other);
+        self.cost.push(cost);
+        self.cost.sort_by_key(|cost| (cost.p, cost.nodes));
     }
 
     /// This user's profile of a kind of link, `None` if nothing has been measured.
@@ -242,7 +273,7 @@ mod tests {
     #[test]
     fn what_others_have_measured_stays() {
         let directory = tempfile::tempdir().expect("a directory");
-        let text = r#"{"version": 1, "link": "udp", "cost": [{"p": 2, "l_ns": 9000.0}]}"#;
+        let text = r#"{"version": 1, "link": "udp", "hops": [{"p": 2, "l_ns": 9000.0}]}"#;
         std::fs::write(directory.path().join("udp.json"), text).expect("it can be written");
         let mut profile = Profile::load_from(directory.path(), "udp")
             .expect("a profile")
@@ -253,8 +284,38 @@ mod tests {
             .expect("it can be written");
         let text = std::fs::read_to_string(directory.path().join("udp.json")).expect("a file");
         let value: Value = serde_json::from_str(&text).expect("JSON");
-        assert_eq!(value["cost"][0]["l_ns"], 9000.0);
+        assert_eq!(value["hops"][0]["l_ns"], 9000.0);
         assert_eq!(value["pacing"]["slots"]["medium"], "switch");
+    }
+
+    #[test]
+    fn a_newer_cost_replaces_that_of_as_many_ranks_and_nodes() {
+        let cost = |p, nodes, l_ns| Cost {
+            p,
+            nodes,
+            s_mflops: 1000.0,
+            l_ns,
+            l_ci_ns: 1.0,
+            g_ns_per_byte: 1.0,
+            g_sd: 0.1,
+        };
+        let mut profile = paced();
+        for one in [
+            cost(4, 4, 1.0),
+            cost(2, 2, 2.0),
+            cost(4, 1, 3.0),
+            cost(4, 4, 4.0),
+        ] {
+            profile.set_cost(one);
+        }
+        let kept: Vec<f64> = profile.cost.iter().map(|cost| cost.l_ns).collect();
+        assert_eq!(kept, [2.0, 3.0, 4.0]);
+        let directory = tempfile::tempdir().expect("a directory");
+        profile
+            .save_to(directory.path())
+            .expect("it can be written");
+        let found = Profile::load_from(directory.path(), "udp").expect("as written");
+        assert_eq!(found, Some(profile));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+mod bsp;
 mod calibrate;
 mod doctor;
 mod graph;
@@ -34,6 +35,7 @@ enum Command {
     Send(pipe::SendArgs),
     Recv(pipe::RecvArgs),
     Bench(dipole_bench::BenchArgs),
+    Bsp(bsp::BspArgs),
     Calibrate(calibrate::CalibrateArgs),
     Graph(graph::GraphArgs),
     Agent(dipole_agent::AgentArgs),
@@ -107,6 +109,7 @@ fn run(command: Command, json: bool, out: &mut dyn Write) -> Result<ExitCode, Fa
         Command::Bench(args) => {
             dipole_bench::execute(args, json, out).map_err(|error| Failure::with_status(2, error))
         }
+        Command::Bsp(args) => bsp::execute(&args, json, out),
         Command::Calibrate(args) => calibrate::execute(&args, json, out),
         Command::Graph(args) => graph::execute(&args, json, out),
         Command::Agent(args) => {

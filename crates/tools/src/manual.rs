@@ -19,20 +19,19 @@ pub(crate) fn completions(
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints the page of the program and one of each command that is not hidden.
-pub(crate) fn pages(mut command: Command, mut out: &mut dyn Write) -> Result<ExitCode, Failure> {
+/// Prints the page of the program and one of each command that is not hidden, and of theirs.
+pub(crate) fn pages(mut command: Command, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     command.build();
-    let commands = command.get_subcommands().filter(|sub| !sub.is_hide_set());
-    let shown = commands.filter(|sub| sub.get_name() != "help").cloned();
-    let all: Vec<Command> = std::iter::once(command.clone()).chain(shown).collect();
-    for one in all {
-        let name = match one.get_name() {
-            "dipole" => "dipole".to_owned(),
-            sub => format!("dipole-{sub}"),
-        };
-        let page = clap_mangen::Man::new(one.name(name.clone()));
-        writeln!(out, "\u{1}{name}.1")?;
-        page.render(&mut out)?;
-    }
+    page(&command, "dipole", out)?;
     Ok(ExitCode::SUCCESS)
+}
+
+fn page(command: &Command, name: &str, mut out: &mut dyn Write) -> Result<(), Failure> {
+    writeln!(out, "\u{1}{name}.1")?;
+    clap_mangen::Man::new(command.clone().name(name.to_owned())).render(&mut out)?;
+    let commands = command.get_subcommands().filter(|sub| !sub.is_hide_set());
+    for sub in commands.filter(|sub| sub.get_name() != "help") {
+        page(sub, &format!("{name}-{}", sub.get_name()), out)?;
+    }
+    Ok(())
 }

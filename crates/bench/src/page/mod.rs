@@ -9,12 +9,13 @@
 
 mod chart;
 mod scale;
+mod supersteps;
 mod table;
 
 use serde::Serialize;
 
 use super::control::{Kind, Placement, name_of};
-use super::machine::{self, Cores};
+use super::machine;
 use super::plan::{Group, size};
 use super::report::{Line, Measured};
 use super::statistics::as_float;
@@ -22,6 +23,7 @@ use super::subject::Subject;
 use super::testbed::Testbed;
 pub(super) use chart::{Chart, Curve, Point};
 pub(super) use scale::Scale;
+pub(super) use supersteps::of_supersteps;
 
 const STYLE: &str = include_str!("style.css");
 const SIZE: (Scale, &str) = (Scale::Bytes, "message size, bytes");
@@ -34,16 +36,15 @@ pub(super) struct RunInfo(Vec<(&'static str, String)>);
 
 /// All measurements, as the page embeds them.
 #[derive(Serialize)]
-struct Data<'a> {
+struct Data<'a, T> {
     facts: &'a RunInfo,
-    measurements: Vec<Line>,
+    measurements: &'a [T],
 }
 
-/// Collects it; `closing` is what was found out during the run.
+/// Collects it; `between` is what joins nodes, `closing` what was found out during the run.
 pub(super) fn facts(
-    testbed: &Testbed,
-    cores: Cores,
-    apart: bool,
+    between: Option<String>,
+    cores: String,
     closing: &str,
     failures: usize,
 ) -> RunInfo {
@@ -57,13 +58,8 @@ pub(super) fn facts(
         ("System", machine::description()),
     ];
     facts.extend(machine::processor().map(|processor| ("Processor", processor)));
-    facts.push((
-        "Cores used",
-        format!("{} and {}, one process on each", cores.lead, cores.follow),
-    ));
-    if apart {
-        facts.push(("Between nodes", testbed.description()));
-    }
+    facts.push(("Cores used", cores));
+    facts.extend(between.map(|between| ("Between nodes", between)));
     facts.push(("During the run", closing.to_owned()));
     if let Some(load) = machine::load() {
         facts.push(("Load at the end", format!("{load:.2}")));
@@ -82,40 +78,50 @@ pub(super) fn page(
     testbed: &Testbed,
 ) -> String {
     let mut body = String::new();
-    body += "<header><h1>Dipole beside its peers</h1>\
-             <p>Every subject did the same work, in turns, in one run: compare within this page only. \
-             Marks are medians over rounds; the bars through them reach from the best to the worst round. \
-             Point at a mark for its numbers.</p><dl>";
-    for (name, value) in &facts.0 {
-        body += &format!("<dt>{name}</dt><dd>{}</dd>", escape(value));
-    }
-    body += "</dl></header>\n";
     for place in [Placement::TwoNodes, Placement::OneNode] {
         body += &section(place, groups, testbed);
     }
     let lines = groups.iter().flat_map(|(_, measured)| measured);
+    let lines: Vec<Line> = lines.filter_map(|one| one.line(testbed)).collect();
+    let text = "Every subject did the same work, in turns, in one run: compare within this page \
+                only. Marks are medians over rounds; the bars through them reach from the best to \
+                the worst round. Point at a mark for its numbers.";
+    measured_page(("Dipole beside its peers", text), facts, &body, &lines)
+}
+
+/// A page of measurements: what it is, how to read it, about the run, figures and tables.
+fn measured_page(
+    words: (&str, &str),
+    facts: &RunInfo,
+    body: &str,
+    measurements: &[impl Serialize],
+) -> String {
     let data = Data {
         facts,
-        measurements: lines.filter_map(|one| one.line(testbed)).collect(),
+        measurements,
     };
-    document(&body, &data)
+    document(&(header(words, &facts.0) + body), &data)
 }
 
 /// A page of figures alone, with the data behind them.
 pub(super) fn figures_page(
-    (title, text): (&str, &str),
+    words: (&str, &str),
     facts: &[(&str, String)],
     charts: &[Chart],
     data: &impl Serialize,
 ) -> String {
-    let mut body = format!("<header><h1>{title}</h1><p>{text}</p><dl>");
-    for (name, value) in facts {
-        body += &format!("<dt>{name}</dt><dd>{}</dd>", escape(value));
-    }
-    body += "</dl></header>\n<section>\n<h2>Figures</h2>\n";
+    let mut body = header(words, facts) + "<section>\n<h2>Figures</h2>\n";
     body.extend(charts.iter().map(|chart| chart.html("")));
     body += "</section>\n";
     document(&body, data)
+}
+
+fn header((title, text): (&str, &str), facts: &[(&str, String)]) -> String {
+    let mut header = format!("<header><h1>{title}</h1>\n<p>{text}</p><dl>");
+    for (name, value) in facts {
+        header += &format!("<dt>{name}</dt><dd>{}</dd>", escape(value));
+    }
+    header + "</dl></header>\n"
 }
 
 fn document(body: &str, data: &impl Serialize) -> String {

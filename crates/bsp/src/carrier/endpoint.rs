@@ -64,6 +64,11 @@ impl Endpoints {
         })
     }
 
+    /// Counters of this rank's links.
+    pub(crate) fn stats(&self) -> dipole_node::Stats {
+        self.node.stats()
+    }
+
     fn route(&mut self, to: u32) -> Result<&mut Route, Failure> {
         let place = &mut self.edges[to as usize];
         if place.is_none() {

@@ -81,6 +81,15 @@ impl Process<AnyCarrier> {
         let link = if links == Links::Bpf { "bpf" } else { "udp" };
         paced(Process::join(carrier, rank, size, most, &places)?, link)
     }
+
+    /// Counters of the links to ranks of other nodes, if they are Dipole's.
+    #[must_use]
+    pub fn stats(&self) -> Option<dipole_node::Stats> {
+        match &self.carrier {
+            Some(AnyCarrier::Endpoints(endpoints)) => Some(endpoints.stats()),
+            _ => None,
+        }
+    }
 }
 
 /// Lets a process send in the slots that were found for a link, if it sends at all.

@@ -1,0 +1,118 @@
+//! What repeated measurements say: a median with its confidence interval, and how they spread.
+
+use serde::Serialize;
+
+use super::super::statistics::{Spread, as_float};
+
+/// How often an interval may miss, on each side.
+const MISS: f64 = 0.025;
+
+/// A figure measured again and again.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct Estimate {
+    pub(crate) median: f64,
+    /// Between these lies the median of all that could be measured, with 95 % confidence.
+    pub(crate) low: f64,
+    pub(crate) high: f64,
+    pub(crate) mean: f64,
+    /// Standard deviation of single values.
+    pub(crate) sd: f64,
+    pub(crate) p99: f64,
+    pub(crate) count: usize,
+}
+
+impl Estimate {
+    /// `None` if nothing was measured.
+    ///
+    /// The interval makes no assumption about the distribution: the k-th smallest value lies above
+    /// the median as seldom as k heads are not reached in so many throws of a coin. With fewer
+    /// than 6 values it is all of them, and less certain.
+    pub(crate) fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
+        let mut sorted: Vec<f64> = values.into_iter().collect();
+        sorted.sort_by(f64::total_cmp);
+        let median = Spread::of(sorted.iter().copied())?.median;
+        let (count, n) = (sorted.len(), as_float(sorted.len() as u64));
+        let outside = values_outside(count);
+        let mean = sorted.iter().sum::<f64>() / n;
+        let squares = sorted.iter().map(|value| (value - mean).powi(2));
+        Some(Self {
+            median,
+            low: sorted[outside],
+            high: sorted[count - 1 - outside],
+            mean,
+            sd: (squares.sum::<f64>() / (n - 1.0).max(1.0)).sqrt(),
+            p99: sorted[(count * 99).div_ceil(100).max(1) - 1],
+            count,
+        })
+    }
+
+    /// How far the interval reaches from the median, at most.
+    pub(crate) fn margin(&self) -> f64 {
+        (self.median - self.low).max(self.high - self.median)
+    }
+}
+
+/// How many of the smallest and of the largest values an interval leaves out.
+fn values_outside(count: usize) -> usize {
+    // Chances of so many heads in `count` throws, by logarithms: they get small.
+    let n = as_float(count as u64);
+    let (mut logarithm, mut below, mut outside) = (-n * 2_f64.ln(), 0.0, 0);
+    for heads in 0..count / 2 {
+        below += logarithm.exp();
+        if below > MISS {
+            break;
+        }
+        outside = heads;
+        let heads = as_float(heads as u64);
+        logarithm += ((n - heads) / (heads + 1.0)).ln();
+    }
+    outside
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_interval_of_a_median_leaves_out_what_tables_of_the_sign_test_say() {
+        // k of the k-th smallest value, for 95 %: 1 of 6, 2 of 10, 6 of 20, 10 of 30, 40 of 100.
+        for (count, k) in [(6, 1), (10, 2), (20, 6), (30, 10), (100, 40)] {
+            assert_eq!(values_outside(count), k - 1, "{count}");
+        }
+        assert_eq!(values_outside(1), 0);
+        // So many throws that no single chance can be written as a float.
+        let k = values_outside(100_000);
+        assert!((49_600..49_760).contains(&k), "{k}");
+    }
+
+    #[test]
+    fn an_estimate_tells_median_interval_mean_deviation_and_percentile() {
+        let estimate = Estimate::of((1..=20).rev().map(f64::from)).expect("values");
+        assert_eq!(
+            (estimate.low, estimate.median, estimate.high),
+            (6.0, 10.5, 15.0)
+        );
+        assert_eq!(
+            (estimate.mean, estimate.p99, estimate.count),
+            (10.5, 20.0, 20)
+        );
+        assert_eq!(estimate.margin(), 4.5);
+        assert!(
+            (estimate.sd - 35_f64.sqrt()).abs() < 1e-9,
+            "{}",
+            estimate.sd
+        );
+        let one = Estimate::of([3.0]).expect("a value");
+        assert_eq!((one.low, one.high, one.sd), (3.0, 3.0, 0.0));
+        assert_eq!(Estimate::of([]), None);
+    }
+
+    #[test]
+    fn a_single_stall_moves_the_mean_and_not_the_interval() {
+        let calm = Estimate::of([1.0; 20]).expect("values");
+        let stalled = [1.0; 19].into_iter().chain([1000.0]);
+        let stalled = Estimate::of(stalled).expect("values");
+        assert_eq!((stalled.low, stalled.high), (calm.low, calm.high));
+        assert!(stalled.mean > 50.0 && stalled.p99 == 1000.0);
+    }
+}

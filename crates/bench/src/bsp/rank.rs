@@ -1,0 +1,364 @@
+//! A rank of `dipole bsp probe`: this program, started by `dipole run`.
+
+use std::error::Error;
+use std::hint::black_box;
+use std::io::{self, ErrorKind, Write};
+use std::net::{SocketAddr, UdpSocket};
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use dipole_bsp::Failure;
+use dipole_bsp::area::{Area, Copy};
+
+use super::super::machine;
+use super::super::pingpong::nanoseconds;
+use super::super::statistics::as_float;
+use super::pattern::{Pattern, Relation};
+use super::sample::{Packets, Sample, Told, What};
+
+/// Length of the vectors that `s` is measured with.
+const VECTOR: usize = 1024;
+/// Supersteps timed one by one, at most.
+const MOST_EACH: usize = 2000;
+/// Lengths and numbers of messages that are sprayed (thesis, figures 6.3 to 6.5).
+pub(super) const SPRAYED_BYTES: [usize; 3] = [4, 256, 1400];
+const SPRAYED: [usize; 6] = [1, 4, 16, 64, 256, 1024];
+/// A relation's h, up to the largest.
+const LEAST_H: usize = 64;
+const H_FACTOR: usize = 16;
+/// A datagram not answered by then is lost.
+const PATIENCE: Duration = Duration::from_millis(200);
+
+/// What a rank is to do.
+#[derive(Args, Clone, Debug)]
+pub struct RankArgs {
+    /// Seconds for each measurement
+    #[arg(long)]
+    pub(super) seconds: f64,
+    /// How often each is repeated
+    #[arg(long)]
+    pub(super) samples: usize,
+    /// The largest h
+    #[arg(long)]
+    pub(super) most_bytes: usize,
+    /// Cores of the ranks, if they stay on them
+    #[arg(long, value_delimiter = ',')]
+    pub(super) cores: Vec<usize>,
+    /// Where ranks 0 and 1 may exchange bare datagrams
+    #[arg(long, value_delimiter = ',')]
+    pub(super) bare: Vec<SocketAddr>,
+}
+
+/// Takes part, and prints what was measured.
+///
+/// # Errors
+/// The program cannot run, or its results cannot be printed.
+pub fn rank(args: &RankArgs) -> Result<(), Box<dyn Error>> {
+    let (rank, _) = dipole_bsp::launched()?;
+    if let Some(core) = args.cores.get(rank as usize) {
+        machine::pin(*core)?;
+    }
+    // Twice the largest h in what others put, and room for messages that are sprayed.
+    let sprayed = SPRAYED_BYTES[2] * SPRAYED[5];
+    let area = Area::begin(2 * args.most_bytes + sprayed)?;
+    let mut rank = Rank { args, area };
+    rank.measure()?;
+    rank.area.end()?;
+    Ok(())
+}
+
+struct Rank<'a> {
+    args: &'a RankArgs,
+    area: Area,
+}
+
+impl Rank<'_> {
+    fn measure(&mut self) -> Result<(), Box<dyn Error>> {
+        let (size, most) = (self.area.size(), self.args.most_bytes);
+        self.flops()?;
+        if let [lead, follow] = self.args.bare[..] {
+            self.one_way(lead, follow)?;
+        }
+        self.copies()?;
+        let relation = |pattern, h| Relation { pattern, h, size };
+        let empty = relation(Pattern::Nothing, 0);
+        self.supersteps(What::Sync, empty, Copy::Buffered)?;
+        self.supersteps(What::EachSync, empty, Copy::Buffered)?;
+        if size > 1 {
+            self.supersteps(What::Put, relation(Pattern::Word, 8), Copy::Buffered)?;
+        }
+        for copy in [Copy::Buffered, Copy::Unbuffered] {
+            let smaller = std::iter::successors(Some(LEAST_H), |h| Some(h * H_FACTOR));
+            for h in smaller.take_while(|h| *h < most) {
+                self.supersteps(What::Exchange, relation(Pattern::Exchange, h), copy)?;
+            }
+            let before = self.packets();
+            self.supersteps(What::Exchange, relation(Pattern::Exchange, most), copy)?;
+            if let (Some(before), Some(after)) = (before, self.packets())
+                && copy == Copy::Unbuffered
+            {
+                let packets = after.combined(before, u64::saturating_sub);
+                tell(&Told::Packets { packets })?;
+            }
+            if size == 1 {
+                continue;
+            }
+            let patterns = [
+                (What::Gather, Pattern::Gather),
+                (What::Scatter, Pattern::Scatter),
+                (What::Random, Pattern::Random),
+            ];
+            for (what, pattern) in patterns {
+                self.supersteps(what, relation(pattern, most), copy)?;
+            }
+        }
+        for bytes in SPRAYED_BYTES {
+            for messages in SPRAYED.into_iter().filter(|_| size > 1) {
+                let what = self.sample(What::Spray, Copy::Buffered, bytes, messages);
+                if let Some(sample) = self.time(what, |area, _| spray(area, bytes, messages))? {
+                    tell(&Told::Sample(sample))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn sample(&self, what: What, copy: Copy, bytes: usize, messages: usize) -> Sample {
+        let call = match copy {
+            Copy::Buffered => "put",
+            Copy::Unbuffered => "hpput",
+        };
+        Sample {
+            what,
+            call: call.to_owned(),
+            rank: self.area.rank(),
+            bytes,
+            messages,
+            ns: Vec::new(),
+            h: Vec::new(),
+        }
+    }
+
+    fn supersteps(&mut self, what: What, relation: Relation, copy: Copy) -> Result<(), Failed> {
+        let sample = self.sample(what, copy, relation.h, 0);
+        let of = (relation, copy);
+        let timed = self.time(sample, |area, step| superstep(area, of, step))?;
+        if let Some(mut sample) = timed {
+            if relation.pattern == Pattern::Random {
+                let steps = 0..sample.ns.len() as u64;
+                sample.h = steps
+                    .map(|step| as_float(relation.h(step) as u64))
+                    .collect();
+            }
+            tell(&Told::Sample(sample))?;
+        }
+        Ok(())
+    }
+
+    /// Times what all ranks do together; rank 0 has the result.
+    fn time(
+        &mut self,
+        mut sample: Sample,
+        mut what: impl FnMut(&mut Area, u64) -> Result<(), Failure>,
+    ) -> Result<Option<Sample>, Failed> {
+        let area = &mut self.area;
+        let mut once = Duration::MAX;
+        for _ in 0..5 {
+            let begun = Instant::now();
+            what(area, 0)?;
+            once = once.min(begun.elapsed());
+        }
+        let fitting = self.args.seconds * 1e9 / as_float(nanoseconds(once).max(1));
+        let fitting = whole(fitting);
+        let (samples, each) = match sample.what {
+            What::EachSync => (fitting.clamp(self.args.samples, MOST_EACH), 1),
+            What::Random => (self.args.samples, 1),
+            _ => (self.args.samples, (fitting / self.args.samples).max(1)),
+        };
+        let plan = area.announce((samples as u64) << 32 | each as u64)?;
+        let (samples, each) = (plan >> 32, plan & u64::from(u32::MAX));
+        for step in 0..samples {
+            let begun = Instant::now();
+            for _ in 0..each {
+                what(area, step)?;
+            }
+            let took = as_float(nanoseconds(begun.elapsed()));
+            sample.ns.push(took / as_float(each));
+        }
+        Ok((sample.rank == 0).then_some(sample))
+    }
+
+    /// Multiplications and additions of y += a x.
+    fn flops(&mut self) -> Result<(), Failed> {
+        let x: Vec<f64> = (0..VECTOR as u64).map(as_float).collect();
+        let mut y = vec![1.0; VECTOR];
+        let mut sample = self.sample(What::Flops, Copy::Buffered, 0, 0);
+        let samples = self.args.samples;
+        self.area.sync()?;
+        let each = Duration::from_secs_f64(self.args.seconds) / u32::try_from(samples)?;
+        for _ in 0..samples {
+            let begun = Instant::now();
+            let mut turns = 0_u64;
+            while begun.elapsed() < each {
+                let a = if turns.is_multiple_of(2) { 0.5 } else { -0.5 };
+                for (y, x) in y.iter_mut().zip(&x) {
+                    *y += a * x;
+                }
+                black_box(&mut y);
+                turns += 1;
+            }
+            let took = as_float(nanoseconds(begun.elapsed()));
+            sample
+                .ns
+                .push(took / as_float(2 * VECTOR as u64 * turns.max(1)));
+        }
+        tell(&Told::Sample(sample))?;
+        Ok(())
+    }
+
+    /// Every rank copies as much as it would put.
+    fn copies(&mut self) -> Result<(), Failed> {
+        let from = vec![1_u8; self.args.most_bytes];
+        let mut into = vec![0_u8; self.args.most_bytes];
+        let mut sample = self.sample(What::Copy, Copy::Buffered, self.args.most_bytes, 0);
+        for _ in 0..self.args.samples {
+            self.area.sync()?;
+            let begun = Instant::now();
+            into.copy_from_slice(black_box(&from));
+            black_box(&mut into);
+            sample.ns.push(as_float(nanoseconds(begun.elapsed())));
+        }
+        if sample.rank == 0 {
+            tell(&Told::Sample(sample))?;
+        }
+        Ok(())
+    }
+
+    /// Half a round trip of a datagram of 64 bytes, both ranks spinning.
+    fn one_way(&mut self, lead: SocketAddr, follow: SocketAddr) -> Result<(), Failed> {
+        let rank = self.area.rank();
+        let mut sample = self.sample(What::OneWay, Copy::Buffered, 64, 1);
+        let own = if rank == 0 { lead } else { follow };
+        let socket = match rank {
+            0 | 1 => Some(bare(own)?),
+            _ => None,
+        };
+        self.area.sync()?;
+        let rounds = MOST_EACH + 1;
+        match socket {
+            Some(socket) if rank == 0 => {
+                socket.connect(follow)?;
+                for _ in 0..rounds {
+                    let begun = Instant::now();
+                    socket.send(&[0; 64])?;
+                    if await_datagram(&socket)?.is_some() {
+                        let took = as_float(nanoseconds(begun.elapsed()));
+                        sample.ns.push(took / 2.0);
+                    }
+                }
+                // The first had to find its way.
+                sample.ns.drain(..1.min(sample.ns.len()));
+                tell(&Told::Sample(sample))?;
+            }
+            Some(socket) => {
+                for _ in 0..rounds {
+                    if let Some(from) = await_datagram(&socket)? {
+                        socket.send_to(&[0; 64], from)?;
+                    }
+                }
+            }
+            None => {}
+        }
+        self.area.sync()?;
+        Ok(())
+    }
+
+    fn packets(&self) -> Option<Packets> {
+        let stats = self.area.stats()?;
+        let protocol = stats.protocol;
+        Some(Packets {
+            sent: stats.traffic.packets_sent,
+            units: protocol.units_sent + protocol.repeats,
+            repeats: protocol.repeats,
+            explicit_acks: protocol.explicit_acks,
+            implicit_acks: protocol.implicit_acks,
+            dropped: protocol.drops().map(|(_, count)| count).sum(),
+        })
+    }
+}
+
+/// Why a rank gives up.
+type Failed = Box<dyn Error>;
+
+/// One superstep of a relation; what others put lies in slots, by rank.
+fn superstep(
+    area: &mut Area,
+    (relation, copy): (Relation, Copy),
+    step: u64,
+) -> Result<(), Failure> {
+    let (rank, size) = (area.rank(), area.size());
+    if relation.pattern != Pattern::Nothing {
+        let offset = rank as usize * relation.slot();
+        for distance in 1..=size {
+            let to = (rank + distance) % size;
+            let bytes = relation.bytes(step, rank, to);
+            area.put(to, offset, bytes, copy)?;
+        }
+    }
+    area.sync()
+}
+
+/// Rank 0 puts messages one by one, rank 1 returns them when it has them all.
+fn spray(area: &mut Area, bytes: usize, messages: usize) -> Result<(), Failure> {
+    for turn in 0..2 {
+        if area.rank() == turn {
+            for message in 0..messages {
+                area.put(1 - turn, message * bytes, bytes, Copy::Buffered)?;
+            }
+        }
+        area.sync()?;
+    }
+    Ok(())
+}
+
+fn bare(own: SocketAddr) -> io::Result<UdpSocket> {
+    let socket = UdpSocket::bind(own).map_err(|cause| {
+        let text = format!("cannot open {own} for bare datagrams: {cause}");
+        io::Error::new(cause.kind(), text)
+    })?;
+    socket.set_nonblocking(true)?;
+    Ok(socket)
+}
+
+/// Who sent the next datagram; `None` if none comes.
+fn await_datagram(socket: &UdpSocket) -> io::Result<Option<SocketAddr>> {
+    let begun = Instant::now();
+    let mut buffer = [0; 64];
+    while begun.elapsed() < PATIENCE {
+        match socket.recv_from(&mut buffer) {
+            Ok((_, from)) => return Ok(Some(from)),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => std::hint::spin_loop(),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(None)
+}
+
+/// Prints a line at once, so that ranks do not mix theirs.
+fn tell(told: &Told) -> io::Result<()> {
+    let mut line = serde_json::to_vec(told)?;
+    line.push(b'\n');
+    let mut out = io::stdout().lock();
+    out.write_all(&line)?;
+    out.flush()
+}
+
+/// So many whole ones.
+#[allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a float too large or below 0 becomes the nearest number there is"
+)]
+pub(super) fn whole(number: f64) -> usize {
+    number as usize
+}

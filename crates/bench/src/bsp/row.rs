@@ -1,0 +1,372 @@
+//! The parameters of one subject with so many ranks on one link, from what its ranks told.
+
+use serde::Serialize;
+
+use super::super::statistics::as_float;
+use super::Link;
+use super::estimate::Estimate;
+use super::sample::{Packets, Sample, Told, What};
+
+/// One line of `--json`. Times are in nanoseconds.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Row {
+    /// `dipole`, or a peer's name.
+    pub(crate) subject: &'static str,
+    pub(crate) p: u32,
+    pub(crate) nodes: u32,
+    pub(crate) link: String,
+    /// What the link crosses: `veth`, `loopback`, or nothing (`node`).
+    pub(crate) testbed: &'static str,
+    /// Ranks stay on a core of their own.
+    pub(crate) is_bound: bool,
+    /// Speed of a rank while all compute.
+    pub(crate) s_mflops: f64,
+    /// An empty superstep: the median of batches.
+    pub(crate) l_ns: f64,
+    /// How far the 95 % confidence interval of the median reaches from it.
+    pub(crate) l_ci_ns: f64,
+    /// Of the longest total exchange by the better call: what h adds to the fastest empty
+    /// superstep, by h; the median.
+    pub(crate) g_ns_per_byte: f64,
+    /// Its standard deviation from superstep to superstep.
+    pub(crate) g_sd: f64,
+    /// The same in operations of the processor: l s, and g s for a byte.
+    pub(crate) l_flops: f64,
+    pub(crate) g_flops_per_byte: f64,
+    /// h whose transfer takes as long as the superstep around it: l / g.
+    pub(crate) half_h_bytes: f64,
+    pub(crate) call: String,
+    /// Empty supersteps one by one.
+    pub(crate) sync_p50_ns: f64,
+    pub(crate) sync_p99_ns: f64,
+    /// A superstep in which everybody puts 8 bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) put_ns: Option<f64>,
+    /// What a rank needs to copy a byte of the same h, while all copy: the limit within a node.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) copy_ns_per_byte: Option<f64>,
+    /// What a bare datagram needs from node to node: the limit between nodes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) one_way_ns: Option<f64>,
+    pub(crate) empty: Vec<Empty>,
+    pub(crate) relations: Vec<Relation>,
+    pub(crate) spray: Vec<Spray>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) packets: Option<Packets>,
+}
+
+/// Empty supersteps by one of the calls there are.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Empty {
+    pub(crate) call: String,
+    pub(crate) ns: Estimate,
+}
+
+/// Supersteps of one pattern, h and call.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Relation {
+    pub(crate) pattern: What,
+    pub(crate) call: String,
+    /// The largest, if it varies.
+    pub(crate) h_bytes: usize,
+    /// Of a superstep.
+    pub(crate) ns: Estimate,
+    /// Beyond the fastest empty superstep, by h.
+    pub(crate) g_ns_per_byte: Estimate,
+}
+
+/// Messages one after the other and back: half of the time, by their number.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Spray {
+    pub(crate) call: String,
+    pub(crate) size_bytes: usize,
+    pub(crate) messages: usize,
+    pub(crate) ns: Estimate,
+}
+
+impl Row {
+    /// `None` if something essential was not told.
+    pub(crate) fn of(
+        told: &[Told],
+        subject: &'static str,
+        p: u32,
+        nodes: u32,
+        (link, testbed): (Link, &'static str),
+        is_bound: bool,
+    ) -> Option<Row> {
+        let samples = Samples::of(told);
+        let sync = samples.first(What::Sync)?;
+        let l = Estimate::of(sync.ns.iter().copied())?;
+        let each = Estimate::of(samples.first(What::EachSync)?.ns.iter().copied())?;
+        let flops = Estimate::of(samples.all(What::Flops).flat_map(|one| one.ns.clone()))?;
+        let s_mflops = 1e3 / flops.median;
+        let median = |what| {
+            let sample = samples.first(what)?;
+            Some(Estimate::of(sample.ns.iter().copied())?.median)
+        };
+        let patterns = [What::Exchange, What::Gather, What::Scatter, What::Random];
+        let all = patterns.into_iter().flat_map(|what| samples.all(what));
+        let relations: Vec<Relation> = all.filter_map(|one| relation(one, &samples)).collect();
+        let longest = relations.iter().filter(|one| one.pattern == What::Exchange);
+        let longest_h = longest.clone().map(|one| one.h_bytes).max()?;
+        let best = longest
+            .filter(|one| one.h_bytes == longest_h)
+            .min_by(|a, b| a.g_ns_per_byte.median.total_cmp(&b.g_ns_per_byte.median))?;
+        let g = best.g_ns_per_byte;
+        let spray = samples.all(What::Spray).filter_map(|one| {
+            let each = 2.0 * as_float(one.messages as u64);
+            Some(Spray {
+                call: one.call.clone(),
+                size_bytes: one.bytes,
+                messages: one.messages,
+                ns: Estimate::of(one.ns.iter().map(|ns| ns / each))?,
+            })
+        });
+        let empty = samples.all(What::Sync).filter_map(|one| {
+            Some(Empty {
+                call: one.call.clone(),
+                ns: Estimate::of(one.ns.iter().copied())?,
+            })
+        });
+        Some(Row {
+            subject,
+            p,
+            nodes,
+            link: link.name(),
+            testbed,
+            is_bound,
+            s_mflops,
+            l_ns: l.median,
+            l_ci_ns: l.margin(),
+            g_ns_per_byte: g.median,
+            g_sd: g.sd,
+            l_flops: l.median * s_mflops * 1e-3,
+            g_flops_per_byte: g.median * s_mflops * 1e-3,
+            half_h_bytes: l.median / g.median,
+            call: best.call.clone(),
+            sync_p50_ns: each.median,
+            sync_p99_ns: each.p99,
+            put_ns: median(What::Put),
+            copy_ns_per_byte: samples.first(What::Copy).and_then(|copy| {
+                let bytes = as_float(copy.bytes as u64);
+                Some(Estimate::of(copy.ns.iter().copied())?.median / bytes)
+            }),
+            one_way_ns: median(What::OneWay),
+            empty: empty.collect(),
+            spray: spray.collect(),
+            packets: samples.packets,
+            relations,
+        })
+    }
+}
+
+fn relation(sample: &Sample, samples: &Samples) -> Option<Relation> {
+    // The least that an empty superstep of the same call took: a stall among them would make long
+    // ones look as if they cost nothing.
+    let empty = [What::Sync, What::EachSync].into_iter();
+    let empty = empty.flat_map(|what| samples.all(what));
+    let same = empty.clone().filter(|one| one.call == sample.call);
+    let least = |ns: f64, one: &Sample| one.ns.iter().copied().fold(ns, f64::min);
+    // By unbuffered puts an empty superstep is the same.
+    let l_ns = match same.fold(f64::INFINITY, least) {
+        ns if ns.is_finite() => ns,
+        _ => empty.fold(f64::INFINITY, least),
+    };
+    let h = |index: usize| match sample.h.get(index) {
+        Some(h) => h.max(1.0),
+        None => as_float(sample.bytes as u64),
+    };
+    let by_h = sample.ns.iter().enumerate();
+    let by_h = by_h.map(|(index, ns)| (ns - l_ns).max(0.0) / h(index));
+    let largest = sample.h.iter().copied().fold(0.0, f64::max);
+    Some(Relation {
+        pattern: sample.what,
+        call: sample.call.clone(),
+        h_bytes: match sample.h.is_empty() {
+            true => sample.bytes,
+            false => super::rank::whole(largest),
+        },
+        ns: Estimate::of(sample.ns.iter().copied())?,
+        g_ns_per_byte: Estimate::of(by_h)?,
+    })
+}
+
+/// Samples of all rounds, those of the same thing joined.
+struct Samples {
+    samples: Vec<Sample>,
+    packets: Option<Packets>,
+}
+
+impl Samples {
+    fn of(told: &[Told]) -> Samples {
+        let mut samples: Vec<Sample> = Vec::new();
+        let mut packets: Option<Packets> = None;
+        for told in told {
+            match told {
+                Told::Packets { packets: some } => {
+                    let so_far = packets.unwrap_or_default();
+                    packets = Some(so_far.combined(*some, u64::saturating_add));
+                }
+                Told::Sample(sample) => {
+                    let is_same = |one: &&mut Sample| {
+                        (one.what, &one.call, one.bytes, one.messages, one.rank)
+                            == (
+                                sample.what,
+                                &sample.call,
+                                sample.bytes,
+                                sample.messages,
+                                sample.rank,
+                            )
+                    };
+                    match samples.iter_mut().find(is_same) {
+                        Some(one) => {
+                            one.ns.extend(&sample.ns);
+                            one.h.extend(&sample.h);
+                        }
+                        None => samples.push(sample.clone()),
+                    }
+                }
+            }
+        }
+        Samples { samples, packets }
+    }
+
+    fn all(&self, what: What) -> impl Iterator<Item = &Sample> + Clone {
+        self.samples.iter().filter(move |one| one.what == what)
+    }
+
+    fn first(&self, what: What) -> Option<&Sample> {
+        self.all(what).next()
+    }
+}
+
+/// Peers have the limits of the Dipole row beside them: they were measured in the same run.
+pub(crate) fn complete(rows: &mut [Row]) {
+    let own: Vec<Row> = (rows.iter())
+        .filter(|row| row.subject == "dipole")
+        .cloned()
+        .collect();
+    for row in rows.iter_mut().filter(|row| row.subject != "dipole") {
+        let beside = |own: &&Row| (own.p, own.testbed) == (row.p, row.testbed);
+        if let Some(own) = own.iter().find(beside) {
+            (row.copy_ns_per_byte, row.one_way_ns) = (own.copy_ns_per_byte, own.one_way_ns);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(what: What, call: &str, bytes: usize, ns: &[f64]) -> Told {
+        Told::Sample(Sample {
+            what,
+            call: call.to_owned(),
+            rank: 0,
+            bytes,
+            messages: 2,
+            ns: ns.to_vec(),
+            h: Vec::new(),
+        })
+    }
+
+    fn told() -> Vec<Told> {
+        let packets = Packets {
+            sent: 10,
+            units: 8,
+            ..Packets::default()
+        };
+        let mut told = vec![
+            sample(What::Flops, "put", 0, &[0.5; 8]),
+            sample(What::Sync, "put", 0, &[90.0, 100.0, 100.0, 110.0]),
+            sample(What::Sync, "put", 0, &[100.0; 4]),
+            sample(What::EachSync, "put", 0, &[120.0; 8]),
+            sample(What::Exchange, "put", 10, &[300.0; 8]),
+            sample(What::Exchange, "put", 1000, &[2090.0; 8]),
+            sample(What::Exchange, "hpput", 1000, &[1090.0; 8]),
+            sample(What::Spray, "put", 4, &[800.0; 8]),
+        ];
+        told.extend([Told::Packets { packets }, Told::Packets { packets }]);
+        told.push(Told::Sample(Sample {
+            what: What::Random,
+            call: "put".into(),
+            rank: 0,
+            bytes: 1000,
+            messages: 0,
+            ns: vec![290.0, 1090.0],
+            h: vec![100.0, 500.0],
+        }));
+        told
+    }
+
+    fn row(told: &[Told]) -> Option<Row> {
+        Row::of(told, "dipole", 2, 1, (Link::Shm, "node"), true)
+    }
+
+    #[test]
+    fn s_l_and_g_come_from_all_rounds_and_g_from_the_better_call_with_the_longest_h() {
+        let row = row(&told()).expect("a row");
+        assert_eq!((row.s_mflops, row.l_ns, row.l_ci_ns), (2000.0, 100.0, 10.0));
+        assert_eq!((row.g_ns_per_byte, &*row.call), (1.0, "hpput"));
+        assert_eq!((row.l_flops, row.half_h_bytes), (200.0, 100.0));
+        assert_eq!(row.spray[0].ns.median, 200.0);
+        assert_eq!(row.packets.expect("told").sent, 20);
+        let random = row.relations.last().expect("relations");
+        assert_eq!((random.pattern, random.h_bytes), (What::Random, 500));
+        assert_eq!(random.g_ns_per_byte.median, 2.0);
+    }
+
+    #[test]
+    fn a_line_of_json_has_what_readers_look_for() {
+        let row = row(&told()).expect("a row");
+        let line = serde_json::to_value(row).expect("JSON");
+        for field in [
+            "p",
+            "nodes",
+            "s_mflops",
+            "l_ns",
+            "l_ci_ns",
+            "g_ns_per_byte",
+            "g_sd",
+        ] {
+            assert!(line[field].is_number(), "{field}: {line}");
+        }
+        assert_eq!(
+            (&line["link"], &line["subject"]),
+            (&"shm".into(), &"dipole".into())
+        );
+        assert_eq!(line["relations"][0]["pattern"], "exchange");
+    }
+
+    #[test]
+    fn ranks_that_did_not_finish_make_no_row() {
+        let told = told();
+        assert_eq!(row(&told[..3]), None);
+        assert_eq!(row(&[]), None);
+    }
+
+    #[test]
+    fn peers_get_the_limits_of_the_same_run_and_place() {
+        let own = row(&told()).expect("a row");
+        let own = Row {
+            copy_ns_per_byte: Some(0.5),
+            ..own
+        };
+        let peer = |p, testbed| Row {
+            subject: "mpich",
+            copy_ns_per_byte: None,
+            p,
+            testbed,
+            ..own.clone()
+        };
+        let mut rows = vec![
+            own.clone(),
+            peer(2, "node"),
+            peer(2, "veth"),
+            peer(4, "node"),
+        ];
+        complete(&mut rows);
+        let limits: Vec<_> = rows.iter().map(|row| row.copy_ns_per_byte).collect();
+        assert_eq!(limits, [Some(0.5), Some(0.5), None, None]);
+    }
+}

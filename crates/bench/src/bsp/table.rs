@@ -1,0 +1,234 @@
+//! The parameters as text tables.
+
+use super::super::plan::size;
+use super::super::report::titled;
+use super::super::statistics::as_float;
+use super::row::{Relation, Row};
+use super::sample::What;
+
+/// All tables, one after the other.
+pub(crate) fn all(rows: &[Row]) -> String {
+    let tables = [
+        parameters(rows),
+        empty(rows),
+        relations(rows),
+        spray(rows),
+        packets(rows),
+    ];
+    tables.concat()
+}
+
+fn parameters(rows: &[Row]) -> String {
+    let headings = "subject|link|p|nodes|s Mflop/s|l us|95 % of l|p50 us|p99 us|+8 B us|\
+                    l / one way|g ns/B|sd|by|GB/s|copy / g|l/g";
+    let mut table = titled(headings, 2);
+    for row in rows {
+        table.add_row(vec![
+            row.subject.to_owned(),
+            link(row),
+            row.p.to_string(),
+            row.nodes.to_string(),
+            format!("{:.0}", row.s_mflops),
+            us(row.l_ns),
+            format!("+-{}", us(row.l_ci_ns)),
+            us(row.sync_p50_ns),
+            us(row.sync_p99_ns),
+            row.put_ns.map_or_else(dash, us),
+            row.one_way_ns
+                .map_or_else(dash, |one_way| format!("{:.2}", row.l_ns / one_way)),
+            digits(row.g_ns_per_byte),
+            digits(row.g_sd),
+            row.call.clone(),
+            digits(1.0 / row.g_ns_per_byte),
+            row.copy_ns_per_byte
+                .filter(|_| row.nodes == 1)
+                .map_or_else(dash, |copy| format!("{:.2}", copy / row.g_ns_per_byte)),
+            size(super::rank::whole(row.half_h_bytes)),
+        ]);
+    }
+    format!(
+        "\nparameters: l is an empty superstep, g what a byte of the longest total exchange adds \
+         (median, sd of\nsingle supersteps); one way: a bare datagram between the nodes; copy: \
+         memcpy by all ranks at once\n{table}\n"
+    )
+}
+
+/// By other calls than the one that l is of.
+fn empty(rows: &[Row]) -> String {
+    let mut table = titled("subject|link|p|call|us|95 %|p99 us of batches", 2);
+    let mut is_empty = true;
+    for row in rows {
+        for one in row.empty.iter().skip(1) {
+            is_empty = false;
+            table.add_row(vec![
+                row.subject.to_owned(),
+                link(row),
+                row.p.to_string(),
+                one.call.clone(),
+                us(one.ns.median),
+                format!("{}..{}", us(one.ns.low), us(one.ns.high)),
+                us(one.ns.p99),
+            ]);
+        }
+    }
+    match is_empty {
+        true => String::new(),
+        false => format!(
+            "\nempty supersteps by other calls (l of an MPI library is its barrier; put: a fence)\n{table}\n"
+        ),
+    }
+}
+
+fn relations(rows: &[Row]) -> String {
+    let headings = "subject|link|p|pattern|by|h|us|p99 us|g ns/B|95 %|mean|sd|sd %|GB/s";
+    let mut table = titled(headings, 2);
+    for row in rows {
+        for one in longest(row) {
+            let g = one.g_ns_per_byte;
+            table.add_row(vec![
+                row.subject.to_owned(),
+                link(row),
+                row.p.to_string(),
+                pattern(one.pattern).to_owned(),
+                one.call.clone(),
+                size(one.h_bytes),
+                us(one.ns.median),
+                us(one.ns.p99),
+                digits(g.median),
+                format!("{}..{}", digits(g.low), digits(g.high)),
+                digits(g.mean),
+                digits(g.sd),
+                format!("{:.0}", 100.0 * g.sd / g.mean),
+                digits(1.0 / g.median),
+            ]);
+        }
+    }
+    format!(
+        "\nlong h-relations, balanced (exchange) and skewed; mean and sd of single supersteps\n{table}\n"
+    )
+}
+
+/// The longest relation of each pattern and call.
+pub(crate) fn longest(row: &Row) -> impl Iterator<Item = &Relation> {
+    row.relations.iter().filter(|one| {
+        let mut same = row.relations.iter();
+        same.all(|other| {
+            (other.pattern, &other.call) != (one.pattern, &one.call) || other.h_bytes <= one.h_bytes
+        })
+    })
+}
+
+fn spray(rows: &[Row]) -> String {
+    let counts = counts(rows);
+    if counts.is_empty() {
+        return String::new();
+    }
+    let mut headings = "subject|link|p|by|bytes".to_owned();
+    for count in &counts {
+        headings += &format!("|{count}");
+    }
+    let mut table = titled(&headings, 2);
+    for row in rows {
+        let mut lines: Vec<(&str, usize)> = Vec::new();
+        for one in &row.spray {
+            if !lines.contains(&(&one.call, one.size_bytes)) {
+                lines.push((&one.call, one.size_bytes));
+            }
+        }
+        for (call, bytes) in lines {
+            let mut cells = vec![
+                row.subject.to_owned(),
+                link(row),
+                row.p.to_string(),
+                call.to_owned(),
+                bytes.to_string(),
+            ];
+            cells.extend(counts.iter().map(|count| {
+                let mut same = row.spray.iter();
+                let one = same.find(|one| {
+                    (&*one.call, one.size_bytes, one.messages) == (call, bytes, *count)
+                });
+                one.map_or_else(dash, |one| us(one.ns.median))
+            }));
+            table.add_row(cells);
+        }
+    }
+    format!(
+        "\nspray latency, us a message (half of there and back), by the number of messages\n{table}\n"
+    )
+}
+
+fn counts(rows: &[Row]) -> Vec<usize> {
+    let all = rows.iter().flat_map(|row| &row.spray);
+    let mut counts: Vec<usize> = all.map(|one| one.messages).collect();
+    counts.sort_unstable();
+    counts.dedup();
+    counts
+}
+
+fn packets(rows: &[Row]) -> String {
+    let headings = "link|p|packets|units|repeats|explicit acks|implicit acks|dropped";
+    let mut table = titled(headings, 1);
+    let mut is_empty = true;
+    for row in rows {
+        if let Some(packets) = row.packets {
+            is_empty = false;
+            let share = |count: u64| {
+                let units = as_float(packets.units.max(1));
+                format!("{count} ({:.1} %)", 100.0 * as_float(count) / units)
+            };
+            table.add_row(vec![
+                link(row),
+                row.p.to_string(),
+                packets.sent.to_string(),
+                packets.units.to_string(),
+                share(packets.repeats),
+                share(packets.explicit_acks),
+                share(packets.implicit_acks),
+                packets.dropped.to_string(),
+            ]);
+        }
+    }
+    match is_empty {
+        true => String::new(),
+        false => format!(
+            "\npackets of all ranks in the longest total exchanges; shares are of the units \
+             sent, again too\n{table}\n"
+        ),
+    }
+}
+
+pub(crate) fn pattern(what: What) -> &'static str {
+    match what {
+        What::Exchange => "exchange",
+        What::Gather => "gather",
+        What::Scatter => "scatter",
+        What::Random => "random",
+        _ => "other",
+    }
+}
+
+pub(crate) fn link(row: &Row) -> String {
+    match &*row.link {
+        "shm" => "shm".to_owned(),
+        link => format!("{link}/{}", row.testbed),
+    }
+}
+
+fn us(ns: f64) -> String {
+    digits(ns * 1e-3)
+}
+
+/// Three digits that count.
+fn digits(value: f64) -> String {
+    match value.abs() {
+        value if value >= 100.0 => format!("{value:.0}"),
+        value if value >= 10.0 => format!("{value:.1}"),
+        value if value >= 0.1 => format!("{value:.2}"),
+        _ => format!("{value:.3}"),
+    }
+}
+
+fn dash() -> String {
+    "-".to_owned()
+}
