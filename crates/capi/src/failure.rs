@@ -300,6 +300,8 @@ impl Failure {
                 ReceiveError::Broken(_) => libc::EIO,
                 ReceiveError::Ended => libc::EBADF,
                 ReceiveError::Forked => libc::ESTALE,
+                ReceiveError::Cancelled => libc::ECANCELED,
+                ReceiveError::TooManyPosted { .. } => libc::EAGAIN,
             },
             Failure::Close(error) => match error {
                 CloseError::Unacknowledged { .. } => libc::ETIMEDOUT,
