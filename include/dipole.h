@@ -211,7 +211,8 @@ int dp_edge(int fd, struct dp_address to);
  * sent to its end behind the call. */
 ssize_t dp_edge_send(int edge, const void *msg, size_t len, int flags, int64_t timeout_ns);
 
-#define DP_ZEROCOPY 8 /* the message is not copied: it stays as it is until the completion */
+#define DP_ZEROCOPY 8 /* the message is not copied: it stays as it is until the completion, so the
+                       * edge must be attached to a queue or counter (EINVAL) */
 
 /* Posts the iovcnt (at most 1024) pieces of iov in a row as a message. They are copied, unless
  * flags say DP_ZEROCOPY, which takes one piece; nothing waits. The message is sent in the edge's
@@ -306,7 +307,8 @@ struct dp_operation {
 };
 
 /* Posts an operation on a region of the edge's target, as dp_post() a message. The memory is
- * the library's until the completion, DP_DONE or DP_FAILED, also if the edge is closed before. */
+ * the library's until the completion, DP_DONE or DP_FAILED, also if the edge is closed before. For
+ * DP_PUT and DP_GET the edge must be attached to a queue or counter (EINVAL). */
 int dp_post_operation(int edge, const struct dp_operation *operation, uint64_t context);
 
 /*

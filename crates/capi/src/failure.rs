@@ -57,6 +57,12 @@ pub(crate) enum Failure {
          dp_counter_open returned and that is not closed"
     )]
     NotACounter { number: c_int },
+    /// Memory would be lent without a word when it is its owner's again.
+    #[error(
+        "edge {number} is attached to no completion queue or counter, so nothing would tell when \
+         the memory is free again; call dp_queue_attach_edge or dp_counter_attach_edge first"
+    )]
+    Unattached { number: c_int },
     /// The number stands for no region.
     #[error(
         "{number} is no region of this process: dp_region_close takes \
@@ -328,7 +334,9 @@ impl Failure {
             Failure::Group(error) => group_errno(error),
             Failure::Inherited { .. } => libc::ESTALE,
             Failure::NoMessage { .. } => libc::EAGAIN,
-            Failure::NotHeld | Failure::NoHandler { .. } => libc::EINVAL,
+            Failure::NotHeld | Failure::NoHandler { .. } | Failure::Unattached { .. } => {
+                libc::EINVAL
+            }
             Failure::Null { .. } | Failure::Misaligned { .. } => libc::EFAULT,
             Failure::Config(_)
             | Failure::Hosts(_)
