@@ -6,7 +6,7 @@
 //! `plan` says what is measured, `testbed` where, `launch` connects two `side`s, `pingpong`,
 //! `flow`, `mixed`, `port` and `memory` are the workloads, `dipole` and `peers` the subjects, `report` and `page` the
 //! results. `crowd` and `incast` stand alone: many processes at once, on few cores or on a network
-//! of their own.
+//! of their own; and `pacing`, which simulates.
 
 #![forbid(unsafe_code)]
 
@@ -20,6 +20,7 @@ mod launch;
 mod machine;
 mod memory;
 mod mixed;
+mod pacing;
 mod page;
 mod peers;
 mod pingpong;
@@ -127,6 +128,8 @@ enum Topic {
     Crowd,
     /// Many nodes that send to one.
     Incast,
+    /// Supersteps in virtual time.
+    Pacing,
 }
 
 impl ValueEnum for Topic {
@@ -143,6 +146,7 @@ impl ValueEnum for Topic {
             Topic::Memory(Subject::DipoleAtomic),
             Topic::Crowd,
             Topic::Incast,
+            Topic::Pacing,
         ]
     }
 
@@ -171,6 +175,9 @@ impl ValueEnum for Topic {
             Topic::Incast => Some(PossibleValue::new("incast").help(
                 "Many nodes send a long message to one at once, by a switch of 1 Gbit/s with short \
                  queues (needs root)",
+            )),
+            Topic::Pacing => Some(PossibleValue::new("pacing").help(
+                "Supersteps in every order and at every pace, on a simulated bus and switch",
             )),
         }
     }
@@ -247,6 +254,7 @@ fn measure(arguments: &BenchArgs, report: &mut Report<'_>) -> Result<bool, Box<d
             report.note(&machine_line(cores))?;
             return crowd::measure(&plan, &testbed, cores, report);
         }
+        Plan::Pacing(plan) => return pacing::measure(&plan, arguments.html.as_deref(), report),
         Plan::Incast(plan) => {
             report.note(&machine_line(cores))?;
             return incast::measure(&plan, cores, report);

@@ -6,6 +6,7 @@ use super::control::{Carrier, Kind, Placement, Workload, name_of};
 use super::crowd::CrowdPlan;
 use super::incast::IncastPlan;
 use super::launch::Entry;
+use super::pacing::PacingPlan;
 use super::subject::{Subject, Waits};
 use super::testbed::On;
 use super::{BenchArgs, LinkName, Topic};
@@ -59,6 +60,7 @@ pub(crate) enum Plan {
     Crowd(CrowdPlan),
     /// Many nodes that send to one.
     Incast(IncastPlan),
+    Pacing(PacingPlan),
 }
 
 /// Why the command line makes no plan.
@@ -68,7 +70,7 @@ pub(crate) enum PlanError {
     #[error("{0}; choose another --size, kind or --subjects")]
     Refused(String),
     #[error(
-        "{option} needs a kind: pingpong, stream, bidir, rate, mixed, port, put, get, atomic, crowd or incast"
+        "{option} needs a kind: pingpong, stream, bidir, rate, mixed, port, put, get, atomic, crowd, incast or pacing"
     )]
     NeedsKind { option: &'static str },
     #[error("{option} is for {kind}")]
@@ -254,6 +256,7 @@ pub(crate) fn plan(arguments: &BenchArgs) -> Result<Plan, PlanError> {
     let mut groups = match arguments.kind {
         Some(Topic::Crowd) => return crowd(arguments).map(Plan::Crowd),
         Some(Topic::Incast) => return incast(arguments).map(Plan::Incast),
+        Some(Topic::Pacing) => return Ok(Plan::Pacing(pacing(arguments))),
         None => table(arguments)?,
         Some(Topic::Port) => vec![ports(arguments)?],
         Some(Topic::Memory(subject)) => memory(subject, arguments)?,
@@ -340,6 +343,22 @@ fn check_options(arguments: &BenchArgs) -> Result<(), PlanError> {
             kind: "bidir",
         });
     }
+    if arguments.kind == Some(Topic::Pacing) {
+        let excluded = [
+            ("--unreliable", arguments.unreliable),
+            ("--drop", arguments.drop.is_some()),
+            ("--subjects", !arguments.subjects.is_empty()),
+            ("--on", arguments.on != On::Auto),
+            ("--link", arguments.link != LinkName::Auto),
+            ("--block", arguments.block),
+            ("--size", arguments.size.is_some()),
+            ("--seconds", arguments.seconds.is_some()),
+        ];
+        if let Some(option) = first_given(&excluded) {
+            let by = "pacing";
+            return Err(PlanError::Excluded { option, by });
+        }
+    }
     if is_crowd || is_incast {
         let by = if is_crowd { "crowd" } else { "incast" };
         let excluded = [
@@ -396,6 +415,16 @@ fn incast(arguments: &BenchArgs) -> Result<IncastPlan, PlanError> {
         turns: rounds(arguments, TABLE_ROUNDS),
         carrier: carrier(arguments, Placement::TwoNodes),
     })
+}
+
+fn pacing(arguments: &BenchArgs) -> PacingPlan {
+    let supersteps = arguments
+        .rounds
+        .unwrap_or(if arguments.quick { 3 } else { 20 });
+    PacingPlan {
+        supersteps: supersteps as usize,
+        quick: arguments.quick,
+    }
 }
 
 fn check_numbers(arguments: &BenchArgs) -> Result<(), PlanError> {

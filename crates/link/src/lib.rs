@@ -24,6 +24,7 @@ pub mod sys;
 pub mod udp;
 pub mod wait;
 pub mod watch;
+pub mod window;
 pub mod word;
 
 use std::io;

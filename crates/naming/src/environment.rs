@@ -12,6 +12,8 @@ pub mod variables {
     pub const HOSTS: &str = "DIPOLE_HOSTS";
     /// The file of the cluster key.
     pub const KEY: &str = "DIPOLE_KEY";
+    /// Where `dipole calibrate` saves what it has measured.
+    pub const PROFILE: &str = "DIPOLE_PROFILE";
 }
 
 /// A variable that is set and not empty.
@@ -45,6 +47,22 @@ fn runtime_dir_from(get: &dyn Fn(&str) -> Option<String>) -> PathBuf {
     }
 }
 
+/// Where measured properties of links are kept: the directory that `DIPOLE_PROFILE` names, else
+/// `dipole/profile` in the user's folder of configuration; `None` if there is none.
+#[must_use]
+pub fn profile_dir() -> Option<PathBuf> {
+    profile_dir_from(&variable)
+}
+
+fn profile_dir_from(get: &dyn Fn(&str) -> Option<String>) -> Option<PathBuf> {
+    let set = |name| get(name).map(PathBuf::from);
+    if let Some(given) = set(variables::PROFILE) {
+        return Some(given);
+    }
+    let folder = set("XDG_CONFIG_HOME").or_else(|| Some(set("HOME")?.join(".config")))?;
+    Some(folder.join("dipole/profile"))
+}
+
 /// The directory of this user on this machine, with or without a session.
 pub(crate) fn user_dir() -> PathBuf {
     PathBuf::from(format!(
@@ -69,5 +87,27 @@ mod tests {
         assert_eq!(with(&both), PathBuf::from("/a"));
         assert_eq!(with(&both[1..]), PathBuf::from("/b/dipole"));
         assert!(with(&[]).starts_with("/tmp"));
+    }
+
+    #[test]
+    fn profiles_lie_where_the_user_says_or_with_other_configuration() {
+        let all = [
+            ("DIPOLE_PROFILE", "/a"),
+            ("XDG_CONFIG_HOME", "/b"),
+            ("HOME", "/c"),
+        ];
+        let with = |given: &[(&str, &str)]| {
+            profile_dir_from(&|name| {
+                let found = given.iter().find(|(key, _)| *key == name);
+                found.map(|(_, value)| (*value).to_owned())
+            })
+        };
+        assert_eq!(with(&all), Some(PathBuf::from("/a")));
+        assert_eq!(with(&all[1..]), Some(PathBuf::from("/b/dipole/profile")));
+        assert_eq!(
+            with(&all[2..]),
+            Some(PathBuf::from("/c/.config/dipole/profile"))
+        );
+        assert_eq!(with(&[]), None);
     }
 }

@@ -324,7 +324,8 @@ impl Config {
     }
 
     /// True if processes of this node may be reached by shared memory.
-    pub(crate) fn may_share_memory(&self) -> bool {
+    #[must_use]
+    pub fn may_share_memory(&self) -> bool {
         match self.links {
             Links::Shm => true,
             Links::Auto => self.fault.is_none() && self.capture.is_none(),
@@ -340,6 +341,15 @@ impl Config {
     /// # Errors
     /// [`ConfigError`], naming the variable or the line of the hosts file.
     pub fn from_env() -> Result<Config, ConfigError> {
+        let links = parsed(variables::LINK, "auto, shm, udp or bpf")?;
+        Config::from_env_with(links.unwrap_or_default())
+    }
+
+    /// The same with these links, whatever the environment says of links.
+    ///
+    /// # Errors
+    /// Those of `from_env`.
+    pub fn from_env_with(links: Links) -> Result<Config, ConfigError> {
         let node: u32 = parsed(variables::NODE, "a node id from 1 to 4294967295")?.unwrap_or(1);
         if node == 0 {
             return Err(ConfigError::Variable {
@@ -349,6 +359,7 @@ impl Config {
             });
         }
         let mut config = Config::local(NodeId(node), environment::default_runtime_dir());
+        config.links = links;
         if let Some(place) = job::place_from_env().map_err(ConfigError::Launcher)? {
             config.node = place.node;
             config.hosts = place.hosts.unwrap_or_else(|| Hosts::local_only(place.node));
@@ -375,9 +386,6 @@ impl Config {
         }
         if let Some(ms) = within(variables::PEER_TIMEOUT_MS, 300, 86_400_000)? {
             config.set_peer_timeout(ms);
-        }
-        if let Some(links) = parsed(variables::LINK, "auto, shm, udp or bpf")? {
-            config.links = links;
         }
         if let Some(receive) = parsed(variables::BPF_RX, "ring, xdp-ring or af-xdp")? {
             config.receive = receive;

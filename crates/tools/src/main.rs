@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+mod calibrate;
 mod doctor;
 mod graph;
 mod key;
@@ -33,6 +34,7 @@ enum Command {
     Send(pipe::SendArgs),
     Recv(pipe::RecvArgs),
     Bench(dipole_bench::BenchArgs),
+    Calibrate(calibrate::CalibrateArgs),
     Graph(graph::GraphArgs),
     Agent(dipole_agent::AgentArgs),
     Key(key::KeyArgs),
@@ -105,6 +107,7 @@ fn run(command: Command, json: bool, out: &mut dyn Write) -> Result<ExitCode, Fa
         Command::Bench(args) => {
             dipole_bench::execute(args, json, out).map_err(|error| Failure::with_status(2, error))
         }
+        Command::Calibrate(args) => calibrate::execute(&args, json, out),
         Command::Graph(args) => graph::execute(&args, json, out),
         Command::Agent(args) => {
             dipole_agent::execute(&args, json, out)?;

@@ -18,37 +18,37 @@ const BOTTOM: f64 = 58.0;
 const LABEL_DISTANCE: f64 = 42.0;
 
 /// One figure.
-pub(super) struct Chart {
-    pub(super) id: String,
-    pub(super) title: String,
+pub(crate) struct Chart {
+    pub(crate) id: String,
+    pub(crate) title: String,
     /// How to read it.
-    pub(super) text: &'static str,
-    pub(super) x: (Scale, &'static str),
-    pub(super) y: (Scale, &'static str),
-    pub(super) curves: Vec<Curve>,
+    pub(crate) text: &'static str,
+    pub(crate) x: (Scale, &'static str),
+    pub(crate) y: (Scale, &'static str),
+    pub(crate) curves: Vec<Curve>,
 }
 
 /// One subject's curve.
-pub(super) struct Curve {
-    pub(super) name: String,
+pub(crate) struct Curve {
+    pub(crate) name: String,
     /// Colour and mark.
-    pub(super) family: &'static str,
-    pub(super) points: Vec<Point>,
+    pub(crate) family: &'static str,
+    pub(crate) points: Vec<Point>,
 }
 
 /// One measurement.
-pub(super) struct Point {
-    pub(super) x: f64,
-    pub(super) y: f64,
+pub(crate) struct Point {
+    pub(crate) x: f64,
+    pub(crate) y: f64,
     /// How far the rounds spread.
-    pub(super) spread: Option<(f64, f64)>,
+    pub(crate) spread: Option<(f64, f64)>,
     /// Told when the mark is pointed at.
-    pub(super) note: String,
+    pub(crate) note: String,
 }
 
 impl Chart {
     /// The figure with its legend, `behind` it what belongs to it; nothing without a point.
-    pub(super) fn html(&self, behind: &str) -> String {
+    pub(crate) fn html(&self, behind: &str) -> String {
         let points = || self.curves.iter().flat_map(|curve| &curve.points);
         let spreads = points().filter_map(|point| point.spread);
         let x = Axis::over(self.x.0, points().map(|point| point.x));

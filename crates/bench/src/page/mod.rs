@@ -20,8 +20,8 @@ use super::report::{Line, Measured};
 use super::statistics::as_float;
 use super::subject::Subject;
 use super::testbed::Testbed;
-use chart::{Chart, Curve, Point};
-use scale::Scale;
+pub(super) use chart::{Chart, Curve, Point};
+pub(super) use scale::Scale;
 
 const STYLE: &str = include_str!("style.css");
 const SIZE: (Scale, &str) = (Scale::Bytes, "message size, bytes");
@@ -98,8 +98,29 @@ pub(super) fn page(
         facts,
         measurements: lines.filter_map(|one| one.line(testbed)).collect(),
     };
+    document(&body, &data)
+}
+
+/// A page of figures alone, with the data behind them.
+pub(super) fn figures_page(
+    (title, text): (&str, &str),
+    facts: &[(&str, String)],
+    charts: &[Chart],
+    data: &impl Serialize,
+) -> String {
+    let mut body = format!("<header><h1>{title}</h1><p>{text}</p><dl>");
+    for (name, value) in facts {
+        body += &format!("<dt>{name}</dt><dd>{}</dd>", escape(value));
+    }
+    body += "</dl></header>\n<section>\n";
+    body.extend(charts.iter().map(|chart| chart.html("")));
+    body += "</section>\n";
+    document(&body, data)
+}
+
+fn document(body: &str, data: &impl Serialize) -> String {
     // No "</script>" can stand in it.
-    let data = serde_json::to_string(&data)
+    let data = serde_json::to_string(data)
         .expect("plain data is JSON")
         .replace('<', "\\u003c");
     format!(

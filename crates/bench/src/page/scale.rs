@@ -1,14 +1,16 @@
-//! Logarithmic axes: where a value lies, and which values get a mark and a label.
+//! Axes, most of them logarithmic: where a value lies, and which values get a mark and a label.
 
 /// What an axis shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Scale {
+pub(crate) enum Scale {
     /// Powers of two, labelled as sizes.
     Bytes,
     /// Powers of ten, labelled as plain numbers.
     Number,
     /// Shares of 1: each step to the right leaves a tenth of the rest.
     Nines,
+    /// From 0, in equal steps.
+    Linear,
 }
 
 /// One place on an axis.
@@ -38,6 +40,7 @@ impl Axis {
         let (low, high) = match scale {
             Scale::Bytes => (low, high),
             Scale::Nines => (0.0, high.max(1.0)),
+            Scale::Linear => (0.0, (high / step(high)).ceil() * step(high)),
             // To thirds of a decade: about 1, 2, 5.
             Scale::Number => (
                 (low * 3.0 - 0.2).floor() / 3.0,
@@ -70,6 +73,13 @@ impl Axis {
                     label: share(value),
                 })
                 .collect(),
+            Scale::Linear => (0..=20)
+                .map(|count| f64::from(count) * step(self.high))
+                .map(|value| Tick {
+                    value,
+                    label: number(value),
+                })
+                .collect(),
             Scale::Number => {
                 // Where there is little to see between powers of ten, 2 and 5 are told too.
                 let labels_between = self.high - self.low < 2.5;
@@ -100,7 +110,16 @@ fn place(scale: Scale, value: f64) -> f64 {
         Scale::Bytes => value.max(1.0).log2(),
         Scale::Number => value.max(1e-6).log10(),
         Scale::Nines => -(1.0 - value).max(1e-9).log10(),
+        Scale::Linear => value,
     }
+}
+
+/// The distance of ticks from 0 to this value: 1, 2 or 5 times a power of ten, some eight of them.
+fn step(high: f64) -> f64 {
+    let power = 10_f64.powf((high.max(1e-6) / 4.0).log10().floor());
+    let steps = [1.0, 2.0, 5.0].map(|digit| digit * power);
+    let fits = |step: &f64| high / step <= 10.0;
+    steps.into_iter().find(fits).unwrap_or(10.0 * power)
 }
 
 fn bytes(power: i32) -> String {
@@ -121,11 +140,8 @@ pub(super) fn share(share: f64) -> String {
 
 /// A round number without needless zeros.
 fn number(value: f64) -> String {
-    if value >= 1.0 {
-        return format!("{value:.0}");
-    }
     let text = format!("{value:.6}");
-    text.trim_end_matches('0').to_owned()
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
 #[cfg(test)]
@@ -160,7 +176,7 @@ mod tests {
     #[test]
     fn every_value_lies_within_its_axis() {
         for values in [[0.037, 0.9], [5.0, 5.0], [1e-3, 1e6]] {
-            for scale in [Scale::Bytes, Scale::Number] {
+            for scale in [Scale::Bytes, Scale::Number, Scale::Linear] {
                 let axis = Axis::over(scale, values.into_iter()).expect("values");
                 for value in values {
                     let position = axis.position(value);
@@ -176,5 +192,15 @@ mod tests {
         let axis = Axis::over(Scale::Nines, [0.0, 0.999].into_iter()).expect("values");
         assert!((axis.position(0.9) - 1.0 / 3.0).abs() < 1e-9);
         assert_eq!(labels(&axis), ["0 %", "50 %", "90 %", "99 %", "99.9 %"]);
+    }
+
+    #[test]
+    fn a_linear_axis_begins_at_zero_and_has_round_ticks() {
+        let axis = Axis::over(Scale::Linear, [0.3, 1.25].into_iter()).expect("values");
+        let expected = ["0", "0.2", "0.4", "0.6", "0.8", "1", "1.2", "1.4"];
+        assert_eq!(labels(&axis), expected);
+        assert!((axis.position(0.7) - 0.5).abs() < 1e-9);
+        let axis = Axis::over(Scale::Linear, [2000.0].into_iter()).expect("values");
+        assert_eq!(labels(&axis)[..3], ["0", "200", "400"]);
     }
 }

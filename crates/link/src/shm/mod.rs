@@ -14,7 +14,7 @@ mod event;
 mod memory;
 #[cfg(all(test, not(miri)))]
 mod model;
-mod pull;
+pub mod pull;
 mod ring;
 
 use std::collections::VecDeque;

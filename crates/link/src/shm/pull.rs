@@ -8,16 +8,32 @@ const PROBE_BYTES: usize = size_of::<u64>();
 
 /// A random number in a process's memory, and where it lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Probe {
-    pub(super) at: u64,
-    pub(super) number: u64,
+pub struct Probe {
+    /// Where it lies.
+    pub at: u64,
+    /// The number.
+    pub number: u64,
+}
+
+impl Probe {
+    /// The probe that a number is, as long as it stays where it is.
+    #[must_use]
+    pub fn of(number: &u64) -> Probe {
+        Probe {
+            at: std::ptr::from_ref(number).expose_provenance() as u64,
+            number: *number,
+        }
+    }
 }
 
 /// Fills `into` from `address` of process `pid`, if that has the probe: process
 /// numbers are used again, and another process's bytes must not be taken for the
 /// peer's. Each call of the kernel reads both, from one process. Without room only the
 /// probe is looked for.
-pub(super) fn pull(pid: i32, probe: Probe, address: u64, into: &mut [u8]) -> io::Result<()> {
+///
+/// # Errors
+/// The kernel's; the process is gone, or has no such memory.
+pub fn pull(pid: i32, probe: Probe, address: u64, into: &mut [u8]) -> io::Result<()> {
     let mut from = address;
     let mut rest = into;
     loop {

@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
+use super::BusConfig;
+
 /// Loss in bursts (Gilbert and Elliott): a path is in a good or a bad state and
 /// may change it with every frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -45,8 +47,10 @@ pub struct NetworkConfig {
     pub max_frame_bytes: usize,
     /// Longest frame that the switch passes on; it drops longer ones without a word.
     pub switch_frame_bytes: usize,
-    /// Speed of every interface, in each direction; 0 for no limit.
+    /// Speed of every interface, in each direction, or of the bus; 0 for no limit.
     pub bytes_per_second: u64,
+    /// A bus of that speed carries everything, no switch; decided when the network is made.
+    pub bus: Option<BusConfig>,
     /// Bytes that wait in an interface before `send` takes no more.
     pub transmit_queue_bytes: u64,
     /// Bytes that wait in the switch for one interface before it drops.
@@ -73,6 +77,7 @@ impl Default for NetworkConfig {
             max_frame_bytes: 1472,
             switch_frame_bytes: usize::MAX,
             bytes_per_second: 3_125_000_000,
+            bus: None,
             transmit_queue_bytes: 1 << 20,
             switch_queue_bytes: 1 << 20,
             receive_queue_frames: 1024,

@@ -1,10 +1,11 @@
 //! A whole network in memory, under virtual time, decided by a seed.
 //!
-//! Multihomed, paths, a switch and sockets are modelled; faults are probabilities of
+//! Interfaces, paths, a switch or a bus, and sockets are modelled; faults are probabilities of
 //! a path. The same seed, configuration and calls give the same run. Nothing
 //! happens by itself: time passes when a port sends or polls with a later time,
 //! and the latest time given counts for the whole network.
 
+mod bus;
 mod config;
 mod memory;
 mod state;
@@ -14,6 +15,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+pub use bus::BusConfig;
 pub use config::{Bursts, NetworkConfig, PathConfig};
 pub use memory::{SharedMemory, SharedMemoryConfig, SimHub};
 use state::{Frame, State};
@@ -43,11 +45,13 @@ pub enum DropReason {
     NoSocket,
     /// It waited in a socket whose process went away.
     Detached,
+    /// It collided on the bus too often.
+    Collisions,
 }
 
 impl DropReason {
     /// All reasons.
-    pub const ALL: [DropReason; 10] = [
+    pub const ALL: [DropReason; 11] = [
         DropReason::Empty,
         DropReason::TooLong,
         DropReason::Loss,
@@ -58,6 +62,7 @@ impl DropReason {
         DropReason::DeadInterface,
         DropReason::NoSocket,
         DropReason::Detached,
+        DropReason::Collisions,
     ];
 }
 
@@ -76,6 +81,10 @@ pub struct NetworkStats {
     pub corrupted: u64,
     /// Frames that came out in one piece with another.
     pub joined: u64,
+    /// Times that an interface began to send on the bus.
+    pub attempts: u64,
+    /// Those of them that met another.
+    pub collisions: u64,
     dropped: [u64; DropReason::ALL.len()],
 }
 

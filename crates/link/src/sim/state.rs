@@ -7,6 +7,7 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rustc_hash::FxHashMap;
 
+use super::bus::{Bus, Outcome};
 use super::{AttachError, DropReason, NetworkConfig, NetworkStats};
 use crate::chance::{corrupt, happens};
 use crate::{Class, Outgoing};
@@ -84,12 +85,14 @@ pub(super) struct State {
     sockets: FxHashMap<SocketAddr, Socket>,
     paths: FxHashMap<(IpAddr, IpAddr), PathState>,
     interfaces: FxHashMap<IpAddr, Interface>,
+    bus: Option<Bus>,
     spare: Vec<Vec<u8>>,
 }
 
 impl State {
     pub(super) fn new(seed: u64, config: NetworkConfig) -> State {
         State {
+            bus: config.bus.map(Bus::new),
             config,
             stats: NetworkStats::default(),
             dice: ChaCha8Rng::seed_from_u64(seed),
@@ -142,16 +145,28 @@ impl State {
     }
 
     pub(super) fn next_event_ns(&self) -> Option<u64> {
-        self.events.keys().next().map(|(at_ns, _)| *at_ns)
+        let first = self.events.keys().next().map(|(at_ns, _)| *at_ns);
+        first.into_iter().chain(self.bus_event_ns()).min()
+    }
+
+    fn bus_event_ns(&self) -> Option<u64> {
+        self.bus.as_ref()?.next_event_ns()
     }
 
     /// Lets everything happen that is due by `now_ns`. Time never goes back: an
     /// earlier `now_ns` counts as the latest seen.
     pub(super) fn advance(&mut self, now_ns: u64) {
-        while let Some(first) = self.events.first_entry()
-            && first.key().0 <= now_ns
+        while let Some(at_ns) = self.next_event_ns()
+            && at_ns <= now_ns
         {
-            let event = first.remove();
+            if self.bus_event_ns() == Some(at_ns) {
+                self.now_ns = self.now_ns.max(at_ns);
+                self.step_bus();
+                continue;
+            }
+            let Some((_, event)) = self.events.pop_first() else {
+                break;
+            };
             self.now_ns = self.now_ns.max(event.at_ns);
             match event.stage {
                 Stage::Switch => self.pass_switch(event),
@@ -173,11 +188,13 @@ impl State {
                 return (index, None);
             }
             let from = source(interfaces, outgoing.class, outgoing.to);
-            let free_ns = self
-                .interfaces
-                .entry(from.ip())
-                .or_default()
-                .transmit_free_ns;
+            let free_ns = match &self.bus {
+                Some(bus) => self.now_ns + bus.queued_ns(from.ip()),
+                None => {
+                    let interface = self.interfaces.entry(from.ip()).or_default();
+                    interface.transmit_free_ns
+                }
+            };
             let backlog_ns = free_ns.saturating_sub(self.now_ns);
             let backlog_bytes = self.config.wire_bytes(backlog_ns);
             // An idle interface takes any frame, or the smallest queue would stop it.
@@ -194,19 +211,41 @@ impl State {
         let mut bytes = self.spare.pop().unwrap_or_default();
         bytes.clear();
         outgoing.append_to(&mut bytes);
-        let mut frame = Frame {
+        let frame = Frame {
             from,
             to: outgoing.to,
             bytes,
         };
-        let (source, target) = (from.ip(), frame.to.ip());
         if frame.bytes.is_empty() {
             return self.drop_frame(frame, DropReason::Empty);
         }
         let wire_ns = self.config.wire_ns(frame.bytes.len());
-        let interface = self.interfaces.entry(source).or_default();
+        if let Some(bus) = &mut self.bus {
+            return bus.push(self.now_ns, frame, wire_ns);
+        }
+        let interface = self.interfaces.entry(frame.from.ip()).or_default();
         interface.transmit_free_ns = interface.transmit_free_ns.max(self.now_ns) + wire_ns;
         let left_ns = interface.transmit_free_ns;
+        self.leave(frame, left_ns);
+    }
+
+    fn step_bus(&mut self) {
+        let Some(bus) = &mut self.bus else {
+            return;
+        };
+        let outcomes = bus.step(&mut self.dice);
+        (self.stats.attempts, self.stats.collisions) = (bus.attempts, bus.collisions);
+        for outcome in outcomes {
+            match outcome {
+                Outcome::Passed(frame) => self.leave(frame, self.now_ns),
+                Outcome::GivenUp(frame) => self.drop_frame(frame, DropReason::Collisions),
+            }
+        }
+    }
+
+    /// A frame has left its interface.
+    fn leave(&mut self, mut frame: Frame, left_ns: u64) {
+        let (source, target) = (frame.from.ip(), frame.to.ip());
         if self.config.is_dead(source) {
             return self.drop_frame(frame, DropReason::DeadInterface);
         }
@@ -258,10 +297,11 @@ impl State {
     }
 
     fn schedule(&mut self, at_ns: u64, late_ns: u64, frame: Frame) {
-        // Without a speed the switch has no queue.
-        let (stage, at_ns, late_ns) = match self.config.bytes_per_second {
-            0 => (Stage::Socket, at_ns.saturating_add(late_ns), 0),
-            _ => (Stage::Switch, at_ns, late_ns),
+        // A bus has no queue, nor has a switch without a speed.
+        let has_queue = self.bus.is_none() && self.config.bytes_per_second > 0;
+        let (stage, at_ns, late_ns) = match has_queue {
+            false => (Stage::Socket, at_ns.saturating_add(late_ns), 0),
+            true => (Stage::Switch, at_ns, late_ns),
         };
         self.push(Event {
             at_ns,

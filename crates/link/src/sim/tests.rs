@@ -356,3 +356,58 @@ fn attach_errors_say_which_address_and_what_to_do() {
         "{error}"
     );
 }
+
+/// 10 Mbit/s, and a cable of 25 us.
+fn bus(seed: u64) -> Network {
+    let config = NetworkConfig {
+        bytes_per_second: 1_250_000,
+        bus: Some(BusConfig {
+            propagation_ns: 25_000,
+        }),
+        path: PathConfig::default(),
+        ..NetworkConfig::default()
+    };
+    Network::new(seed, config)
+}
+
+#[test]
+fn on_a_bus_one_frame_passes_at_a_time_whoever_sends_it() {
+    let network = bus(1);
+    let mut ports: Vec<Port> = (1..=4).map(|node| attach(&network, node)).collect();
+    // 1000 bytes on the wire take 800 us; the second finds the medium in use.
+    assert_eq!(send(&mut ports[0], 0, 3, &[1; 934]), 1);
+    assert_eq!(send(&mut ports[1], 100_000, 4, &[2; 934]), 1);
+    assert!(receive(&mut ports[2], 799_999).is_empty());
+    assert_eq!(receive(&mut ports[2], 800_000).len(), 1);
+    assert!(receive(&mut ports[3], 1_599_999).is_empty());
+    assert_eq!(receive(&mut ports[3], 1_600_000).len(), 1);
+    assert_eq!(network.stats().collisions, 0);
+}
+
+#[test]
+fn who_begins_before_it_hears_the_other_collides_and_all_pass_in_the_end() {
+    for seed in 0..20 {
+        let network = bus(seed);
+        let mut ports: Vec<Port> = (1..=8).map(|node| attach(&network, node)).collect();
+        for (index, port) in ports.iter_mut().enumerate().skip(1) {
+            assert_eq!(send(port, index as u64 * 1_000, 1, &[3; 934]), 1);
+        }
+        let passed = receive(&mut ports[0], 1_000_000_000);
+        assert_eq!(passed.len(), 7, "seed {seed}");
+        let stats = network.stats();
+        assert!(stats.collisions >= 7, "seed {seed}: {stats:?}");
+        assert_eq!(stats.attempts, stats.collisions + 7, "seed {seed}");
+        assert_eq!(network.next_event_ns(), None, "seed {seed}");
+    }
+}
+
+#[test]
+fn a_station_that_waits_on_the_bus_takes_no_more_than_its_queue() {
+    let network = bus(1);
+    network.change(|config| config.transmit_queue_bytes = 3_000);
+    let mut port = attach(&network, 1);
+    let taken: usize = (0..10).map(|_| send(&mut port, 0, 2, &[0; 934])).sum();
+    assert_eq!(taken, 3);
+    let again_ns = port.next_deadline_ns().expect("it is full");
+    assert_eq!(send(&mut port, again_ns, 2, &[0; 934]), 1);
+}

@@ -1,0 +1,124 @@
+//! Ways to move messages between ranks that share no memory.
+
+mod endpoint;
+mod tcp;
+
+use std::ops::Deref;
+use std::time::Duration;
+
+use crate::failure::Failure;
+
+pub use endpoint::Endpoints;
+pub use tcp::Tcp;
+
+/// Messages between ranks: in order between two of them, none lost, none twice.
+pub trait Carrier {
+    /// A message that came.
+    type Message: Deref<Target = [u8]>;
+
+    /// True if another message can be sent now; looks whether it can.
+    ///
+    /// # Errors
+    /// What was sent did not arrive.
+    fn has_room(&mut self) -> Result<bool, Failure>;
+
+    /// Sends a message; never blocks.
+    ///
+    /// # Errors
+    /// The rank is gone or out of reach.
+    fn send(&mut self, to: u32, message: Vec<u8>) -> Result<(), Failure>;
+
+    /// The next message and who sent it, waiting at most `patience` and only until there is
+    /// room again, if there was none.
+    ///
+    /// # Errors
+    /// What was sent did not arrive; nothing can be received.
+    fn receive(&mut self, patience: Duration) -> Result<Option<(u32, Self::Message)>, Failure>;
+
+    /// Fails if one of these ranks is known to be gone.
+    ///
+    /// # Errors
+    /// [`Failure::Gone`].
+    fn check(&mut self, ranks: &[u32]) -> Result<(), Failure>;
+
+    /// Waits until what was sent has arrived, at most `patience`, and lets go of everything.
+    fn close(&mut self, patience: Duration);
+}
+
+/// Whatever carries this program's messages.
+#[derive(Debug)]
+pub enum AnyCarrier {
+    /// Nothing: there is one rank.
+    None,
+    /// Endpoints of Dipole.
+    Endpoints(Box<Endpoints>),
+    /// Plain TCP.
+    Tcp(Box<Tcp>),
+}
+
+/// A message by any of them.
+#[derive(Debug)]
+pub enum AnyMessage {
+    /// It lies where its link has put it.
+    Message(dipole_node::Message),
+    /// It was read from a stream.
+    Bytes(Vec<u8>),
+}
+
+impl Deref for AnyMessage {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            AnyMessage::Message(message) => message,
+            AnyMessage::Bytes(bytes) => bytes,
+        }
+    }
+}
+
+impl Carrier for AnyCarrier {
+    type Message = AnyMessage;
+
+    fn has_room(&mut self) -> Result<bool, Failure> {
+        match self {
+            AnyCarrier::None => Ok(true),
+            AnyCarrier::Endpoints(endpoints) => endpoints.has_room(),
+            AnyCarrier::Tcp(tcp) => tcp.has_room(),
+        }
+    }
+
+    fn send(&mut self, to: u32, message: Vec<u8>) -> Result<(), Failure> {
+        match self {
+            AnyCarrier::None => Ok(()),
+            AnyCarrier::Endpoints(endpoints) => endpoints.send(to, message),
+            AnyCarrier::Tcp(tcp) => tcp.send(to, message),
+        }
+    }
+
+    fn receive(&mut self, patience: Duration) -> Result<Option<(u32, AnyMessage)>, Failure> {
+        Ok(match self {
+            AnyCarrier::None => None,
+            AnyCarrier::Endpoints(endpoints) => (endpoints.receive(patience)?)
+                .map(|(from, message)| (from, AnyMessage::Message(message))),
+            AnyCarrier::Tcp(tcp) => {
+                (tcp.receive(patience)?).map(|(from, message)| (from, AnyMessage::Bytes(message)))
+            }
+        })
+    }
+
+    fn check(&mut self, ranks: &[u32]) -> Result<(), Failure> {
+        match self {
+            AnyCarrier::None => Ok(()),
+            AnyCarrier::Endpoints(endpoints) => endpoints.check(ranks),
+            AnyCarrier::Tcp(tcp) => tcp.check(ranks),
+        }
+    }
+
+    fn close(&mut self, patience: Duration) {
+        match self {
+            AnyCarrier::None => {}
+            AnyCarrier::Endpoints(endpoints) => endpoints.close(patience),
+            AnyCarrier::Tcp(tcp) => tcp.close(patience),
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! Messages of ranks over endpoints of Dipole.
+
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use dipole_node::job::Job;
+use dipole_node::{Completion, CompletionQueue, Config, Edge, Endpoint, Message, Node, SendError};
+use dipole_node::{Operation, ReceiveError};
+
+use super::Carrier;
+use crate::failure::Failure;
+
+/// Bytes that may be on their way at once; the rest waits for its turn in the schedule.
+const WINDOW_BYTES: usize = 1 << 20;
+/// Longest message that is sent at once, by copying it into a packet.
+const SHORT_BYTES: usize = 8 << 10;
+
+/// See the module.
+#[derive(Debug)]
+pub struct Endpoints {
+    job: Job,
+    // Before the node: what they are attached to goes last.
+    edges: Vec<Option<Route>>,
+    queue: CompletionQueue,
+    endpoint: Endpoint,
+    node: Node,
+    /// Bytes posted that have not left.
+    posted: usize,
+    /// Came while somebody looked for room.
+    came: Option<Message>,
+}
+
+/// The way to a rank.
+#[derive(Debug)]
+struct Route {
+    edge: Edge,
+    /// Messages posted that have not left: those that follow must not overtake them.
+    posted: usize,
+}
+
+/// A number that comes back when a message has left: to whom it went, and its length.
+fn context(to: u32, length: usize) -> u64 {
+    (u64::from(to) << 40) | length as u64
+}
+
+impl Endpoints {
+    /// Opens this rank's endpoint.
+    ///
+    /// # Errors
+    /// It cannot be opened.
+    pub fn open(job: Job, config: Config) -> Result<Endpoints, Failure> {
+        let node = Node::open(config)?;
+        let endpoint = node.endpoint(job.own_address().endpoint)?;
+        let queue = node.completion_queue();
+        endpoint.attach(&queue);
+        Ok(Endpoints {
+            edges: (0..job.size).map(|_| None).collect(),
+            job,
+            queue,
+            endpoint,
+            node,
+            posted: 0,
+            came: None,
+        })
+    }
+
+    fn route(&mut self, to: u32) -> Result<&mut Route, Failure> {
+        let place = &mut self.edges[to as usize];
+        if place.is_none() {
+            let edge = self.endpoint.edge(self.job.addresses[to as usize])?;
+            edge.attach(&self.queue);
+            *place = Some(Route { edge, posted: 0 });
+        }
+        place.as_mut().ok_or_else(|| unreachable(to, &"no edge"))
+    }
+
+    /// Takes note of what has happened; a message is for the caller.
+    fn note(&mut self, completion: Completion) -> Result<Option<Message>, Failure> {
+        let (context, lost) = match completion {
+            Completion::Received { message, .. } => return Ok(Some(message)),
+            Completion::Sent { context } | Completion::Done { context, .. } => (context, None),
+            Completion::Failed { context, error } => (context, Some(error)),
+        };
+        let to = u32::try_from(context >> 40).unwrap_or(u32::MAX);
+        self.posted -= usize::try_from(context & ((1 << 40) - 1)).unwrap_or(0);
+        if let Some(Some(route)) = self.edges.get_mut(to as usize) {
+            route.posted -= 1;
+        }
+        lost.map_or(Ok(None), |error| Err(failed(to, error)))
+    }
+
+    fn with_rank(&self, message: Message) -> Option<(u32, Message)> {
+        let rank = self.job.rank_of(message.source());
+        if rank.is_none() {
+            let source = message.source();
+            tracing::warn!(%source, "a message from outside of the program was dropped");
+        }
+        rank.map(|rank| (rank, message))
+    }
+}
+
+fn unreachable(rank: u32, cause: &dyn std::fmt::Display) -> Failure {
+    Failure::Unreachable {
+        rank,
+        cause: cause.to_string(),
+    }
+}
+
+fn failed(rank: u32, error: SendError) -> Failure {
+    let cause = error.to_string();
+    match error {
+        SendError::PeerGone { .. } | SendError::Refused { .. } => Failure::Gone { rank, cause },
+        SendError::Unreachable(_) => Failure::Unreachable { rank, cause },
+        error => Failure::Send(error),
+    }
+}
+
+impl Carrier for Endpoints {
+    type Message = Message;
+
+    fn has_room(&mut self) -> Result<bool, Failure> {
+        while self.posted >= WINDOW_BYTES && self.came.is_none() {
+            match self.queue.poll()? {
+                Some(completion) => self.came = self.note(completion)?,
+                None => return Ok(false),
+            }
+        }
+        Ok(self.posted < WINDOW_BYTES)
+    }
+
+    fn send(&mut self, to: u32, message: Vec<u8>) -> Result<(), Failure> {
+        let length = message.len();
+        let route = self.route(to)?;
+        if length <= SHORT_BYTES && route.posted == 0 {
+            match route.edge.try_send(&message) {
+                Err(SendError::Full { .. }) => {}
+                sent => return sent.map_err(|error| failed(to, error)),
+            }
+        }
+        let bytes = Bytes::from(message);
+        let posted = (route.edge).post_bytes(Operation::Message, bytes, context(to, length));
+        posted.map_err(|error| failed(to, error))?;
+        route.posted += 1;
+        self.posted += length;
+        Ok(())
+    }
+
+    fn receive(&mut self, patience: Duration) -> Result<Option<(u32, Message)>, Failure> {
+        if let Some(message) = self.came.take() {
+            return Ok(self.with_rank(message));
+        }
+        let until = Instant::now() + patience;
+        let is_full = self.posted >= WINDOW_BYTES;
+        while self.posted > 0 {
+            let left = until.saturating_duration_since(Instant::now());
+            let Some(completion) = self.queue.wait(left)? else {
+                return Ok(None);
+            };
+            if let Some(message) = self.note(completion)? {
+                return Ok(self.with_rank(message));
+            }
+            if is_full && self.posted < WINDOW_BYTES {
+                return Ok(None);
+            }
+        }
+        let left = until.saturating_duration_since(Instant::now());
+        match self.endpoint.receive_timeout(left) {
+            Ok(message) => Ok(self.with_rank(message)),
+            Err(ReceiveError::TimedOut { .. }) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn check(&mut self, ranks: &[u32]) -> Result<(), Failure> {
+        for &rank in ranks {
+            // An open edge is watched: its peer is asked whether it lives when it is silent.
+            match self.route(rank)?.edge.wait_open(Duration::ZERO) {
+                Ok(()) | Err(SendError::TimedOut { .. }) => {}
+                Err(error) => return Err(failed(rank, error)),
+            }
+        }
+        Ok(())
+    }
+
+    fn close(&mut self, patience: Duration) {
+        self.edges.clear();
+        // Whoever has not taken everything by then will not.
+        let _closed = self.node.clone().close(patience);
+    }
+}

@@ -1,0 +1,19 @@
+//! BSPlib on Dipole: programs that compute, communicate and synchronise in supersteps.
+//!
+//! # Source
+//! Hill et al., "BSPlib: The BSP programming library" (1998); its runtime in
+//! `bsp-protocols-thesis`, ch. 3-5.
+
+pub mod carrier;
+mod failure;
+mod local;
+pub mod misuse;
+mod parcel;
+mod patience;
+mod process;
+pub mod profile;
+pub mod superstep;
+
+pub use failure::Failure;
+pub use misuse::Misuse;
+pub use process::{Call, Process, check_most, launched};

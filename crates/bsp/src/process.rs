@@ -1,0 +1,206 @@
+//! One rank of a program, from `bsp_begin` to `bsp_end`.
+
+mod record;
+mod start;
+mod sync;
+
+pub use start::{check_most, launched};
+
+use std::ffi::c_void;
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use crate::carrier::Carrier;
+use crate::failure::Failure;
+use crate::local::{Arena, LocalParcel, Mates};
+use crate::misuse::Misuse;
+use crate::parcel::Parcel;
+use crate::superstep::exchange::Exchange;
+use crate::superstep::facts::{Facts, Part};
+use crate::superstep::knowledge::Ranks;
+use crate::superstep::queue::{Queue, Queued, TagSizes};
+use crate::superstep::registrations::Registrations;
+
+/// A call of the program's, and where it stands in its source.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Call {
+    /// Its name.
+    pub name: &'static str,
+    /// The source file and the line, if they are known.
+    pub place: Option<(&'static str, u32)>,
+}
+
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)?;
+        match self.place {
+            Some((file, line)) => write!(f, " at {file}:{line}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Bytes that a get waits for.
+#[derive(Clone, Copy, Debug)]
+struct Wanted {
+    into: *mut u8,
+    bytes: u64,
+}
+
+/// Memory of another rank of the node that this one copies at the end of the superstep.
+#[derive(Clone, Copy, Debug)]
+struct Pull {
+    mate: usize,
+    address: u64,
+    wanted: Wanted,
+}
+
+/// See the module. The carrier moves what goes to ranks with whom no memory is shared.
+///
+/// Calls only record; [`sync`](Self::sync) moves everything.
+#[derive(Debug)]
+pub struct Process<C: Carrier> {
+    rank: u32,
+    size: u32,
+    begun: Instant,
+    call: Call,
+    /// Not needed once all ranks are known to be on this node.
+    carrier: Option<C>,
+    exchange: Exchange<C::Message>,
+    mates: Option<Mates>,
+    /// For even and odd supersteps.
+    arenas: [Arena; 2],
+    /// Records for ranks of this node, by index.
+    local: Vec<LocalParcel>,
+    /// Records for the others and for this rank itself, by rank.
+    remote: Vec<Parcel>,
+    /// To whom there are records, and of whom is got.
+    row: Ranks,
+    asked: Ranks,
+    wanted: Vec<Wanted>,
+    pulls: Vec<Pull>,
+    /// Others copy memory of this rank at the end of the superstep.
+    is_pulled: bool,
+    registrations: Registrations,
+    tags: TagSizes,
+    tag_calls: u32,
+    queue: Queue,
+    facts: Facts,
+    spread: Vec<u8>,
+}
+
+// SAFETY: the addresses in it are the program's, which promised that they stay valid until the
+// superstep ends, whichever thread ends it.
+unsafe impl<C: Carrier + Send> Send for Process<C> where C::Message: Send {}
+
+impl<C: Carrier> Process<C> {
+    /// This rank.
+    #[must_use]
+    pub fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn size(&self) -> u32 {
+        self.size
+    }
+
+    /// Time since the program began here.
+    #[must_use]
+    pub fn elapsed(&self) -> Duration {
+        self.begun.elapsed()
+    }
+
+    /// The superstep under way, from 0.
+    #[must_use]
+    pub fn superstep(&self) -> u32 {
+        // The first was the one in which all began.
+        self.exchange.superstep().wrapping_sub(1)
+    }
+
+    /// Says which call of the program's the next one is, for messages.
+    #[inline]
+    pub fn at(&mut self, call: Call) {
+        self.call = call;
+    }
+
+    /// Where the program is, as messages begin.
+    #[must_use]
+    pub fn position(&self) -> String {
+        let (rank, superstep, call) = (self.rank, self.superstep(), self.call);
+        format!("rank {rank}, superstep {superstep}: {call}")
+    }
+
+    /// Registers memory from the next superstep on, as this rank's part of an area.
+    ///
+    /// # Errors
+    /// NULL with a size.
+    ///
+    /// # Safety
+    /// While it is registered, as many bytes can be read and written there in `sync`, and
+    /// nobody else uses those that ranks put and get meanwhile.
+    pub unsafe fn push_registration(
+        &mut self,
+        address: *mut c_void,
+        bytes: u64,
+    ) -> Result<(), Failure> {
+        let address = address.expose_provenance() as u64;
+        Ok(self.registrations.push(Part { address, bytes })?)
+    }
+
+    /// Takes the newest registration of an address back, from the next superstep on.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn pop_registration(&mut self, address: *const c_void) -> Result<(), Failure> {
+        Ok(self.registrations.pop(address.addr() as u64)?)
+    }
+
+    /// Sets the size of tags of messages sent from the next superstep on; what was set before.
+    pub fn set_tag_size(&mut self, bytes: u64) -> u64 {
+        self.tag_calls += 1;
+        std::mem::replace(&mut self.tags.set, bytes)
+    }
+
+    /// The size of tags of messages sent in this superstep.
+    #[must_use]
+    pub fn tag_size(&self) -> u64 {
+        self.tags.sent
+    }
+
+    /// Messages in the queue, and bytes of their payloads.
+    #[must_use]
+    pub fn queue_size(&self) -> (u64, u64) {
+        (self.queue.count(), self.queue.payload_bytes())
+    }
+
+    /// The next message of the queue.
+    #[must_use]
+    pub fn first_message(&self) -> Option<Queued<'_>> {
+        self.queue.first()
+    }
+
+    /// Takes the next message off the queue; it stays where it lies until the superstep ends.
+    pub fn take_message(&mut self) -> Option<Queued<'_>> {
+        self.queue.take()
+    }
+
+    fn check_rank(&self, rank: u32) -> Result<(), Misuse> {
+        if rank < self.size {
+            return Ok(());
+        }
+        let size = self.size;
+        let rank = i64::from(rank);
+        Err(Misuse::NoSuchRank { rank, size })
+    }
+
+    /// Tells all ranks that the program ends by an error of this one; they end, too, at their
+    /// next `sync`.
+    pub fn abort(&mut self) {
+        if let Some(mates) = &self.mates {
+            mates.abort();
+        }
+        self.tell_abort();
+    }
+}

@@ -1,0 +1,233 @@
+//! The calls that record what is to be done at the end of the superstep.
+
+use std::ffi::c_void;
+
+use dipole_link::window::Source;
+
+use super::{Process, Pull, Wanted};
+use crate::carrier::Carrier;
+use crate::failure::Failure;
+use crate::misuse::Misuse;
+use crate::superstep::record::Record;
+
+/// Shorter ones are copied twice: that costs less than asking the kernel for one copy.
+const PULLED_BYTES: u64 = 16 << 10;
+
+/// A destination's records.
+enum To {
+    /// A rank of this node, by index.
+    Mate(usize),
+    Other,
+}
+
+impl<C: Carrier> Process<C> {
+    fn to(&self, rank: u32) -> To {
+        match &self.mates {
+            Some(mates) if rank != self.rank => mates.index(rank).map_or(To::Other, To::Mate),
+            _ => To::Other,
+        }
+    }
+
+    /// The mate that a rank is, if its memory can be copied from here.
+    fn open_mate(&self, rank: u32) -> Option<usize> {
+        match (self.to(rank), &self.mates) {
+            (To::Mate(mate), Some(mates)) if mates.can_pull(mate) => Some(mate),
+            _ => None,
+        }
+    }
+
+    /// Adds a record whose data stay together.
+    fn add(&mut self, to: u32, record: Record, data: &[Source<'_>]) -> Result<(), Failure> {
+        self.row.insert(to);
+        match (self.to(to), &self.mates) {
+            (To::Mate(mate), Some(mates)) => {
+                let arena = &mut self.arenas[self.exchange.superstep() as usize % 2];
+                self.local[mate].push((&mates.window, arena), record, data)
+            }
+            _ => {
+                self.remote[to as usize].push(record, data);
+                Ok(())
+            }
+        }
+    }
+
+    /// Puts bytes into another rank's part of an area at the end of the superstep. They are
+    /// copied at once.
+    ///
+    /// # Errors
+    /// What [`Misuse`] has of ranks, areas and bounds, unless there are no bytes.
+    ///
+    /// # Safety
+    /// As many bytes can be read there.
+    #[inline]
+    pub unsafe fn put(
+        &mut self,
+        to: u32,
+        from: *const u8,
+        area: *const c_void,
+        offset: u64,
+        bytes: u64,
+    ) -> Result<(), Failure> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.check_rank(to)?;
+        if from.is_null() {
+            return Err(Misuse::Null("the source").into());
+        }
+        let (slot, _) = (self.registrations).find(area.addr() as u64, to, offset, bytes)?;
+        let length = usize::try_from(bytes).unwrap_or(usize::MAX);
+        // SAFETY: the caller's promise, for as long as this call.
+        let data = unsafe { Source::at(from, length) };
+        if let (To::Mate(_), Some(_)) = (self.to(to), &self.mates) {
+            let record = Record::Put {
+                slot,
+                offset,
+                length: bytes,
+            };
+            return self.add(to, record, &[data]);
+        }
+        self.row.insert(to);
+        self.remote[to as usize].push_cut(data, |done, length| Record::Put {
+            slot,
+            offset: offset + done,
+            length,
+        });
+        Ok(())
+    }
+
+    /// The same without a copy of the bytes where that is possible: at any moment until the
+    /// end of the superstep.
+    ///
+    /// # Errors
+    /// Those of `put`.
+    ///
+    /// # Safety
+    /// As many bytes can be read there until the superstep ends, and nobody changes them.
+    pub unsafe fn put_unbuffered(
+        &mut self,
+        to: u32,
+        from: *const u8,
+        area: *const c_void,
+        offset: u64,
+        bytes: u64,
+    ) -> Result<(), Failure> {
+        if bytes < PULLED_BYTES || to >= self.size || self.open_mate(to).is_none() || from.is_null()
+        {
+            // SAFETY: the caller's promise is larger.
+            return unsafe { self.put(to, from, area, offset, bytes) };
+        }
+        let (slot, _) = (self.registrations).find(area.addr() as u64, to, offset, bytes)?;
+        let record = Record::Fetch {
+            slot,
+            offset,
+            length: bytes,
+        };
+        let address = (from.expose_provenance() as u64).to_ne_bytes();
+        self.is_pulled = true;
+        self.add(to, record, &[Source::from(&address[..])])
+    }
+
+    /// Gets bytes of another rank's part of an area, as they are at the end of the superstep
+    /// before anything is put.
+    ///
+    /// # Errors
+    /// Those of [`put`](Self::put).
+    ///
+    /// # Safety
+    /// As many bytes can be written there until the superstep ends, and nobody else uses them.
+    pub unsafe fn get(
+        &mut self,
+        of: u32,
+        area: *const c_void,
+        offset: u64,
+        into: *mut u8,
+        bytes: u64,
+    ) -> Result<(), Failure> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.check_rank(of)?;
+        if into.is_null() {
+            return Err(Misuse::Null("the destination").into());
+        }
+        let (slot, _) = (self.registrations).find(area.addr() as u64, of, offset, bytes)?;
+        let ticket = (self.wanted.len() as u64).to_ne_bytes();
+        self.wanted.push(Wanted { into, bytes });
+        self.asked.insert(of);
+        let record = Record::Get {
+            slot,
+            offset,
+            length: bytes,
+        };
+        self.add(of, record, &[Source::from(&ticket[..])])
+    }
+
+    /// The same without a copy on the way where that is possible; neither before nor after
+    /// what is put.
+    ///
+    /// # Errors
+    /// Those of [`put`](Self::put).
+    ///
+    /// # Safety
+    /// That of [`get`](Self::get).
+    pub unsafe fn get_unbuffered(
+        &mut self,
+        of: u32,
+        area: *const c_void,
+        offset: u64,
+        into: *mut u8,
+        bytes: u64,
+    ) -> Result<(), Failure> {
+        let mate = match of < self.size && bytes >= PULLED_BYTES && !into.is_null() {
+            true => self.open_mate(of),
+            false => None,
+        };
+        let Some(mate) = mate else {
+            // SAFETY: the caller's promise.
+            return unsafe { self.get(of, area, offset, into, bytes) };
+        };
+        let (_, address) = (self.registrations).find(area.addr() as u64, of, offset, bytes)?;
+        let wanted = Wanted { into, bytes };
+        self.pulls.push(Pull {
+            mate,
+            address,
+            wanted,
+        });
+        Ok(())
+    }
+
+    /// Sends a message to the queue of a rank, which has it in the next superstep. Tag and
+    /// payload are copied at once.
+    ///
+    /// # Errors
+    /// There is no such rank, or a pointer is NULL where there are bytes.
+    ///
+    /// # Safety
+    /// As many bytes can be read there: those of the tag as many as [`tag_size`](Self::tag_size) says.
+    pub unsafe fn send(
+        &mut self,
+        to: u32,
+        tag: *const u8,
+        payload: *const u8,
+        bytes: u64,
+    ) -> Result<(), Failure> {
+        self.check_rank(to)?;
+        let part = |start: *const u8, bytes: u64, what| {
+            let length = usize::try_from(bytes).unwrap_or(usize::MAX);
+            match (start.is_null(), length) {
+                (_, 0) => Ok(Source::from(&[][..])),
+                (true, _) => Err(Misuse::Null(what)),
+                // SAFETY: the caller's promise, for as long as this call.
+                (false, _) => Ok(unsafe { Source::at(start, length) }),
+            }
+        };
+        let tag = part(tag, self.tags.sent, "the tag")?;
+        let payload = part(payload, bytes, "the payload")?;
+        let record = Record::Message {
+            tag: self.tags.sent,
+            length: bytes,
+        };
+        self.add(to, record, &[tag, payload])
+    }
+}

@@ -1,0 +1,262 @@
+//! How ranks find each other and begin.
+
+use std::time::{Duration, Instant};
+
+use dipole_node::job::Job;
+use dipole_node::{Config, Links, variables};
+
+use super::{Call, Process};
+use crate::carrier::{AnyCarrier, Carrier, Endpoints, Tcp};
+use crate::failure::Failure;
+use crate::local::{Arena, Invitation, LocalParcel, Mates};
+use crate::misuse::Misuse;
+use crate::parcel::Parcel;
+use crate::patience::Patience;
+use crate::superstep::exchange::{Exchange, Places};
+use crate::superstep::facts::{Ending, Facts};
+use crate::superstep::knowledge::Ranks;
+use crate::superstep::message::{Head, Kind};
+use crate::superstep::queue::{Queue, TagSizes};
+use crate::superstep::record::Malformed;
+use crate::superstep::registrations::Registrations;
+
+/// How long a rank waits for a message before it says so.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// This process's rank and the number of ranks, as its launcher says; one alone without.
+///
+/// # Errors
+/// The launcher's variables make no sense.
+pub fn launched() -> Result<(u32, u32), Failure> {
+    Ok(job()?.map_or((0, 1), |job| (job.rank, job.size)))
+}
+
+/// The job there is, if there is one.
+fn job() -> Result<Option<Job>, Failure> {
+    use dipole_node::job::JobError;
+    match Job::from_env() {
+        Ok(job) => Ok(Some(job)),
+        Err(JobError::Missing { .. }) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+impl Process<AnyCarrier> {
+    /// Begins the program with the other processes of the job, at most `most` of them (as rank 0
+    /// says: what others give does not count). `None` for a process that is too many.
+    ///
+    /// # Errors
+    /// The job or its links are not as they must be; a rank does not come.
+    pub fn begin(most: Option<u32>) -> Result<Option<Process<AnyCarrier>>, Failure> {
+        let job = match job()? {
+            Some(job) if job.size > 1 => job,
+            _ => {
+                let alone = Places::new(&[0]);
+                return Process::meet(AnyCarrier::None, 0, 1, &alone, Vec::new()).map(Some);
+            }
+        };
+        let (rank, size) = (job.rank, job.size);
+        let apart: Vec<_> = (0..size).collect();
+        if std::env::var_os(variables::LINK).is_some_and(|link| link == "tcp") {
+            let config = Config::from_env_with(Links::Auto)?;
+            let carrier = AnyCarrier::Tcp(Box::new(Tcp::connect(&job, &config)?));
+            return Process::join(carrier, rank, size, most, &Places::new(&apart));
+        }
+        let mut config = Config::from_env()?;
+        if config.protocol.max_peers < size {
+            config.protocol.max_peers = size;
+        }
+        let nodes: Vec<_> = job.addresses.iter().map(|address| address.node).collect();
+        let places = match config.may_share_memory() {
+            true => Places::new(&nodes),
+            false => Places::new(&apart),
+        };
+        let carrier = AnyCarrier::Endpoints(Box::new(Endpoints::open(job, config)?));
+        Process::join(carrier, rank, size, most, &places)
+    }
+}
+
+impl<C: Carrier> Process<C> {
+    /// Begins as rank `rank` of `size` that a carrier connects, of whom rank 0 lets at most `most`
+    /// take part; `None` if this one does not.
+    ///
+    /// # Errors
+    /// A rank does not come.
+    pub fn join(
+        mut carrier: C,
+        rank: u32,
+        size: u32,
+        most: Option<u32>,
+        places: &Places,
+    ) -> Result<Option<Process<C>>, Failure> {
+        let mut early = Vec::new();
+        let taking_part = match rank {
+            0 => {
+                let taking_part = most.map_or(size, |most| most.clamp(1, size));
+                let head = Head {
+                    total: taking_part,
+                    ..Head::new(Kind::Start, 0)
+                };
+                for to in 1..size {
+                    while !carrier.has_room()? {
+                        early.extend(carrier.receive(LOOK)?);
+                    }
+                    carrier.send(to, head.encode().to_vec())?;
+                }
+                taking_part
+            }
+            _ => wait_start(&mut carrier, rank, &mut early)?.clamp(1, size),
+        };
+        if rank >= taking_part {
+            carrier.close(Duration::from_secs(5));
+            return Ok(None);
+        }
+        let places = places.of_first(taking_part);
+        Process::meet(carrier, rank, taking_part, &places, early).map(Some)
+    }
+
+    /// Opens shared memory with the ranks of this node, and waits for all others.
+    fn meet(
+        carrier: C,
+        rank: u32,
+        size: u32,
+        places: &Places,
+        early: Vec<(u32, C::Message)>,
+    ) -> Result<Process<C>, Failure> {
+        let ranks: Vec<u32> = places.mates(rank).collect();
+        let mates = match ranks.len() {
+            1 => None,
+            _ => Some(Mates::new(rank, size, &ranks)?),
+        };
+        let arenas = mates.as_ref().map_or((0, 0), |mates| {
+            let start = mates.board_bytes();
+            (start, ((mates.window.length() - start) / 2) & !4095)
+        });
+        let arena = |which| {
+            let start = arenas.0 + which * arenas.1;
+            Arena::new(start, start + arenas.1)
+        };
+        let mut process = Process {
+            rank,
+            size,
+            begun: Instant::now(),
+            call: Call {
+                name: "bsp_begin",
+                place: None,
+            },
+            carrier: Some(carrier),
+            exchange: Exchange::new(rank, places.clone()),
+            local: vec![LocalParcel::default(); ranks.len()],
+            remote: (0..size).map(|_| Parcel::default()).collect(),
+            mates,
+            arenas: [arena(0), arena(1)],
+            row: Ranks::new(size),
+            asked: Ranks::new(size),
+            wanted: Vec::new(),
+            pulls: Vec::new(),
+            is_pulled: false,
+            registrations: Registrations::new(rank, size),
+            tags: TagSizes::default(),
+            tag_calls: 0,
+            queue: Queue::default(),
+            facts: Facts::default(),
+            spread: Vec::new(),
+        };
+        let met = process.invite(early);
+        if let Err(failure) = met.and_then(|()| process.end_superstep(Ending::Sync)) {
+            process.abort();
+            return Err(failure);
+        }
+        if places.nodes() == 1 {
+            process.close(Duration::ZERO);
+        }
+        process.begun = Instant::now();
+        Ok(process)
+    }
+
+    /// Tells the ranks of this node how to share memory, and learns it of them.
+    fn invite(&mut self, early: Vec<(u32, C::Message)>) -> Result<(), Failure> {
+        let mut missing: Vec<u32> = Vec::new();
+        if let Some(mates) = &self.mates {
+            let mut hello = Head::new(Kind::Hello, 0).encode().to_vec();
+            mates.invitation().encode(&mut hello);
+            missing.extend(mates.others().map(|(_, rank)| rank));
+            for to in &missing {
+                self.carrier()?.send(*to, hello.clone())?;
+            }
+        }
+        for (from, message) in early {
+            self.welcome(from, message, &mut missing)?;
+        }
+        let mut patience = Patience::new();
+        while !missing.is_empty() {
+            match self.carrier()?.receive(LOOK)? {
+                Some((from, message)) => self.welcome(from, message, &mut missing)?,
+                None => {
+                    self.carrier()?.check(&missing)?;
+                    say(self.rank, &mut patience, &missing);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn welcome(
+        &mut self,
+        from: u32,
+        message: C::Message,
+        missing: &mut Vec<u32>,
+    ) -> Result<(), Failure> {
+        match (Head::decode(&message), &mut self.mates) {
+            (Some((head, body)), Some(mates)) if head.kind == Kind::Hello => {
+                let invited = Invitation::decode(body).ok_or(Malformed)?;
+                mates.join(from, invited)?;
+                missing.retain(|rank| *rank != from);
+                Ok(())
+            }
+            _ => self.take(from, message),
+        }
+    }
+}
+
+/// Waits for what rank 0 says; what comes of others meanwhile is kept.
+fn wait_start<C: Carrier>(
+    carrier: &mut C,
+    rank: u32,
+    early: &mut Vec<(u32, C::Message)>,
+) -> Result<u32, Failure> {
+    let mut patience = Patience::new();
+    loop {
+        let Some((from, message)) = carrier.receive(LOOK)? else {
+            carrier.check(&[0])?;
+            say(rank, &mut patience, &[0]);
+            continue;
+        };
+        match Head::decode(&message) {
+            Some((head, _)) if head.kind == Kind::Start && from == 0 => return Ok(head.total),
+            Some((head, _)) if head.kind == Kind::Abort => {
+                return Err(Failure::Aborted { rank: from });
+            }
+            Some(_) => early.push((from, message)),
+            None => return Err(Malformed.into()),
+        }
+    }
+}
+
+fn say(rank: u32, patience: &mut Patience, missing: &[u32]) {
+    if let Some(waited) = patience.word() {
+        let waited = waited.as_secs();
+        eprintln!("bsp: rank {rank} has waited {waited} s in bsp_begin for ranks {missing:?}");
+    }
+}
+
+/// Refuses a number of ranks that is none.
+///
+/// # Errors
+/// It is not positive.
+pub fn check_most(most: i64) -> Result<u32, Failure> {
+    match u32::try_from(most) {
+        Ok(most @ 1..) => Ok(most),
+        _ => Err(Misuse::NoRanks { most }.into()),
+    }
+}

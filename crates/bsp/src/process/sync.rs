@@ -1,0 +1,710 @@
+//! The end of a superstep: everybody tells who has something for whom, then it is moved, and
+//! takes effect: gets are read everywhere, then written, then puts.
+
+use std::time::Duration;
+
+use dipole_link::window::Source;
+
+use super::{Process, Pull, Wanted};
+use crate::carrier::Carrier;
+use crate::failure::Failure;
+use crate::local::{Mates, Milestone, Said};
+use crate::misuse::Misuse;
+use crate::parcel::Parcel;
+use crate::patience::Patience;
+use crate::superstep::exchange::Body;
+use crate::superstep::facts::Ending;
+use crate::superstep::message::{Head, Kind};
+use crate::superstep::queue::Queue;
+use crate::superstep::record::{Malformed, Record, Records};
+use crate::superstep::registrations::Registrations;
+
+/// How long a rank waits for a message before it asks whether the others live.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// What records take effect on.
+struct Effects<'a> {
+    registrations: &'a Registrations,
+    queue: &'a mut Queue,
+    tag_bytes: u64,
+    mates: Option<&'a Mates>,
+}
+
+impl Effects<'_> {
+    /// Where bytes of this rank's part of an area lie.
+    fn place(&self, slot: u32, offset: u64, bytes: u64) -> Result<*mut u8, Malformed> {
+        let address = self.registrations.own(slot, offset, bytes);
+        let address = usize::try_from(address.ok_or(Malformed)?).map_err(|_| Malformed)?;
+        Ok(std::ptr::with_exposed_provenance_mut(address))
+    }
+
+    /// Writes puts, and queues messages. Gets were answered before.
+    fn apply(&mut self, records: Source<'_>, mate: Option<usize>) -> Result<(), Failure> {
+        for record in Records::new(records) {
+            match record? {
+                (
+                    Record::Put {
+                        slot,
+                        offset,
+                        length,
+                    },
+                    data,
+                ) => {
+                    let place = self.place(slot, offset, length)?;
+                    // SAFETY: inside a registered part, as just checked, which the program
+                    // leaves to this until the superstep has ended.
+                    unsafe { data.copy_to(place) };
+                }
+                (
+                    Record::Fetch {
+                        slot,
+                        offset,
+                        length,
+                    },
+                    data,
+                ) => {
+                    let (Some(mates), Some(mate)) = (self.mates, mate) else {
+                        return Err(Malformed.into());
+                    };
+                    let place = self.place(slot, offset, length)?;
+                    let length = usize::try_from(length).map_err(|_| Malformed)?;
+                    // SAFETY: as above.
+                    let into = unsafe { std::slice::from_raw_parts_mut(place, length) };
+                    mates.pull(mate, data.word(0), into)?;
+                }
+                (Record::Message { tag, .. }, data) if tag == self.tag_bytes => {
+                    let tag = usize::try_from(tag).map_err(|_| Malformed)?;
+                    self.queue.push(tag, data);
+                }
+                (Record::Get { .. }, _) => {}
+                (Record::Message { .. } | Record::Answer { .. }, _) => {
+                    return Err(Malformed.into());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads what is asked for, and hands it over with the ticket of each get.
+    fn answer(
+        &self,
+        records: Source<'_>,
+        mut reply: impl FnMut(u64, Source<'_>) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        for record in Records::new(records) {
+            let (
+                Record::Get {
+                    slot,
+                    offset,
+                    length,
+                },
+                ticket,
+            ) = record?
+            else {
+                continue;
+            };
+            let place = self.place(slot, offset, length)?;
+            let length = usize::try_from(length).map_err(|_| Malformed)?;
+            // SAFETY: inside a registered part, as just checked; nothing writes there before
+            // all gets have been read.
+            let data = unsafe { Source::at(place, length) };
+            reply(ticket.word(0), data)?;
+        }
+        Ok(())
+    }
+}
+
+/// Writes what gets have brought.
+fn take_answers(wanted: &[Wanted], records: Source<'_>) -> Result<(), Failure> {
+    for record in Records::new(records) {
+        let (
+            Record::Answer {
+                ticket,
+                offset,
+                length,
+            },
+            data,
+        ) = record?
+        else {
+            return Err(Malformed.into());
+        };
+        let get = usize::try_from(ticket).ok().and_then(|at| wanted.get(at));
+        let get = get.ok_or(Malformed)?;
+        let end = offset.checked_add(length).ok_or(Malformed)?;
+        if end > get.bytes {
+            return Err(Malformed.into());
+        }
+        let at = usize::try_from(offset).map_err(|_| Malformed)?;
+        // SAFETY: inside the destination of that get, which its caller leaves to this until
+        // the superstep has ended.
+        unsafe { data.copy_to(get.into.add(at)) };
+    }
+    Ok(())
+}
+
+impl<C: Carrier> Process<C> {
+    /// Ends the superstep: returns when all ranks have ended it and everything they have put,
+    /// got and sent is where it belongs.
+    ///
+    /// # Errors
+    /// The ranks did not do the same, [`Failure::Gone`], [`Failure::Aborted`]; the program must
+    /// end then.
+    ///
+    /// # Source
+    /// BSP §5.1.
+    pub fn sync(&mut self) -> Result<(), Failure> {
+        self.end_superstep(Ending::Sync)
+    }
+
+    /// Ends the last superstep.
+    ///
+    /// # Errors
+    /// Those of [`sync`](Self::sync).
+    pub fn end(mut self) -> Result<(), Failure> {
+        self.end_superstep(Ending::End)?;
+        self.close(Duration::from_secs(5));
+        Ok(())
+    }
+
+    pub(super) fn end_superstep(&mut self, ending: Ending) -> Result<(), Failure> {
+        let epoch = self.exchange.superstep().wrapping_add(1);
+        self.collect_facts(ending);
+        self.send_parcels();
+        self.arrive(epoch)?;
+        self.transmit()?;
+        self.gather(epoch)?;
+        self.agree()?;
+        self.queue.clear();
+        self.pull()?;
+        let (asks, is_asked) = (
+            !self.wanted.is_empty(),
+            self.exchange.knowledge().is_asked(self.rank),
+        );
+        if asks || is_asked {
+            self.exchange_with_gets(epoch)?;
+        } else {
+            self.exchange_without_gets(epoch)?;
+        }
+        if self.exchange.knowledge().has_pulls() {
+            self.let_others_finish(epoch)?;
+        }
+        self.begin_superstep(epoch)
+    }
+
+    fn collect_facts(&mut self, ending: Ending) {
+        self.facts.ending = ending;
+        self.facts.tag_calls = self.tag_calls;
+        if self.tag_calls > 0 {
+            self.facts.tag_bytes = self.tags.set;
+        }
+        self.facts.pushes.extend(self.registrations.pushes());
+        let pops = self.registrations.pops();
+        self.facts.pops.extend_from_slice(pops);
+    }
+
+    /// Hands over what was recorded for ranks of other nodes, beginning with the next rank:
+    /// everybody sends to somebody else first (a Latin square).
+    fn send_parcels(&mut self) {
+        for step in 1..self.size {
+            let to = (self.rank + step) % self.size;
+            let parcel = &mut self.remote[to as usize];
+            if !parcel.is_empty() {
+                self.exchange.send_parcel(to, parcel.take());
+            }
+        }
+    }
+
+    /// Says to the ranks of this node what this one has, and that it has come.
+    fn arrive(&mut self, epoch: u32) -> Result<(), Failure> {
+        let knowledge = self.exchange.knowledge_mut();
+        knowledge.add_row(self.rank, self.row.words().iter().copied());
+        knowledge.add_asked(self.asked.words().iter().copied());
+        let pulls = self.is_pulled || !self.pulls.is_empty();
+        if pulls {
+            knowledge.add_pulls();
+        }
+        let has_facts = !self.facts.is_plain();
+        if has_facts {
+            knowledge.add_facts(self.rank, self.facts.clone());
+        }
+        let Some(mates) = &self.mates else {
+            return Ok(());
+        };
+        let own = mates.board(mates.own());
+        for (mate, rank) in mates.others() {
+            if self.row.contains(rank) {
+                own.set_records(epoch, mate, self.local[mate].first());
+            }
+        }
+        let mut facts = None;
+        if has_facts {
+            self.spread.clear();
+            self.facts.encode(&mut self.spread);
+            let arena = &mut self.arenas[self.exchange.superstep() as usize % 2];
+            let at = arena.write(&mates.window, &self.spread)?;
+            facts = Some((at, self.spread.len()));
+        }
+        own.say(
+            epoch,
+            Said {
+                row: self.row.words(),
+                asked: self.asked.words(),
+                pulls,
+                facts,
+            },
+        );
+        mates.reach(Milestone::Arrived, epoch);
+        Ok(())
+    }
+
+    /// Waits until it is known of all ranks what they have for whom.
+    fn gather(&mut self, epoch: u32) -> Result<(), Failure> {
+        let mut patience = Patience::new();
+        if let Some(mates) = &self.mates {
+            for (mate, rank) in mates.others() {
+                let pause = &mut |rank| {
+                    tell(&self.call, self.rank, epoch, &mut patience, &[rank]);
+                    Ok(())
+                };
+                mates.wait(mate, Milestone::Arrived, epoch, pause)?;
+                let board = mates.board(mate);
+                let knowledge = self.exchange.knowledge_mut();
+                knowledge.add_row(rank, board.said(epoch).map(|(row, _)| row));
+                knowledge.add_asked(board.said(epoch).map(|(_, asked)| asked));
+                let (pulls, facts) = board.flags(epoch);
+                if pulls {
+                    knowledge.add_pulls();
+                }
+                if let Some(facts) = facts {
+                    let bytes = facts.to_vec();
+                    let facts = crate::superstep::facts::Facts::decode(&mut &bytes[..]);
+                    knowledge.add_facts(rank, facts.ok_or(Malformed)?);
+                }
+            }
+        }
+        if self.exchange.places().nodes() == 1 {
+            return Ok(());
+        }
+        if self.exchange.is_leader() {
+            self.exchange.begin_rounds()?;
+            self.pump(|process| process.exchange.is_known())?;
+            return self.spread_knowledge(epoch);
+        }
+        self.learn(epoch, &mut patience)
+    }
+
+    /// Tells the ranks of this node what is known of the others.
+    fn spread_knowledge(&mut self, epoch: u32) -> Result<(), Failure> {
+        let Some(mates) = &self.mates else {
+            return Ok(());
+        };
+        self.spread.clear();
+        self.exchange.knowledge().encode(&mut self.spread);
+        let arena = &mut self.arenas[self.exchange.superstep() as usize % 2];
+        let at = arena.write(&mates.window, &self.spread)?;
+        let own = mates.board(mates.own());
+        own.set_known(at, self.spread.len());
+        mates.reach(Milestone::Known, epoch);
+        Ok(())
+    }
+
+    /// Waits for what the leader of this node tells of the others.
+    fn learn(&mut self, epoch: u32, patience: &mut Patience) -> Result<(), Failure> {
+        let leader = self.exchange.places().leader(self.rank);
+        let Some(mates) = &self.mates else {
+            return Ok(());
+        };
+        let mate = mates.index(leader).unwrap_or(0);
+        let pause = &mut |_| {
+            let words = "ranks of other nodes";
+            tell_words(&self.call, self.rank, epoch, patience, words);
+            Ok(())
+        };
+        mates.wait(mate, Milestone::Known, epoch, pause)?;
+        let known = mates.board(mate).known().ok_or(Malformed)?.to_vec();
+        let absorbed = self.exchange.knowledge_mut().absorb(&mut &known[..]);
+        Ok(absorbed.ok_or(Malformed)?)
+    }
+
+    /// All ranks must have ended the superstep in the same way.
+    fn agree(&self) -> Result<(), Failure> {
+        let known = self.exchange.knowledge();
+        match known.difference() {
+            None => Ok(()),
+            Some((one, other, difference)) => {
+                let told = |rank| known.facts(rank).told(&difference, rank);
+                let misuse = Misuse::Disagree {
+                    speaker: one,
+                    one: told(one),
+                    other: told(other),
+                };
+                Err(misuse.into())
+            }
+        }
+    }
+
+    /// Copies what was got without a copy on the way.
+    fn pull(&mut self) -> Result<(), Failure> {
+        let Some(mates) = &self.mates else {
+            return Ok(());
+        };
+        for Pull {
+            mate,
+            address,
+            wanted,
+        } in self.pulls.drain(..)
+        {
+            let length = usize::try_from(wanted.bytes).unwrap_or(usize::MAX);
+            // SAFETY: the destination of a get, left to this until the superstep has ended.
+            let into = unsafe { std::slice::from_raw_parts_mut(wanted.into, length) };
+            mates.pull(mate, address, into)?;
+        }
+        Ok(())
+    }
+
+    fn effects(&mut self) -> Effects<'_> {
+        Effects {
+            registrations: &self.registrations,
+            queue: &mut self.queue,
+            tag_bytes: self.tags.sent,
+            mates: self.mates.as_ref(),
+        }
+    }
+
+    /// Applies what ranks of this node have recorded, this one first.
+    fn apply_local(&mut self, own: &[Vec<u8>], epoch: u32) -> Result<(), Failure> {
+        let knowledge = self.exchange.knowledge();
+        let mut effects = Effects {
+            registrations: &self.registrations,
+            queue: &mut self.queue,
+            tag_bytes: self.tags.sent,
+            mates: self.mates.as_ref(),
+        };
+        for chunk in own {
+            effects.apply(Parcel::records(chunk), None)?;
+        }
+        let Some(mates) = &self.mates else {
+            return Ok(());
+        };
+        // Beginning behind this rank: not everybody reads the same memory at once.
+        for (mate, rank) in mates.others_in_turn() {
+            if knowledge.talks(rank, self.rank) {
+                for records in mates.records(mate, epoch) {
+                    effects.apply(records, Some(mate))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Ranks of other nodes that have sent something, of which not all has come.
+    fn is_complete(&self) -> bool {
+        self.missing().next().is_none()
+    }
+
+    fn missing(&self) -> impl Iterator<Item = u32> {
+        let (exchange, own) = (&self.exchange, self.rank);
+        let is_missing = move |rank: &u32| {
+            exchange.knowledge().talks(*rank, own)
+                && !exchange.places().are_together(*rank, own)
+                && !exchange.has_parcel(*rank)
+        };
+        (0..self.size).filter(is_missing)
+    }
+
+    /// Ranks of other nodes whose answers have not all come.
+    fn unanswered(&self) -> impl Iterator<Item = u32> {
+        let (exchange, own) = (&self.exchange, self.rank);
+        let is_missing = move |rank: &u32| {
+            self.asked.contains(*rank)
+                && !exchange.places().are_together(*rank, own)
+                && !exchange.has_answers(*rank)
+        };
+        (0..self.size).filter(is_missing)
+    }
+
+    /// Everything takes effect as it comes, since nobody gets from or for this rank.
+    fn exchange_without_gets(&mut self, epoch: u32) -> Result<(), Failure> {
+        let own = self.remote[self.rank as usize].take();
+        self.apply_local(&own, epoch)?;
+        if self.exchange.places().nodes() == 1 {
+            return Ok(());
+        }
+        loop {
+            while let Some((_, body)) = self.exchange.take_parcel() {
+                self.effects().apply(Source::from(&*body), None)?;
+                self.exchange.let_go(&body);
+            }
+            if self.is_complete() && self.transmit()? {
+                return Ok(());
+            }
+            self.wait_message()?;
+        }
+    }
+
+    /// Gets are read when all have been asked for, written when all of this rank's have been
+    /// read, and then puts.
+    fn exchange_with_gets(&mut self, epoch: u32) -> Result<(), Failure> {
+        self.pump(|process| process.is_complete())?;
+        let mut came: Vec<(u32, Body<C::Message>)> = Vec::new();
+        while let Some(parcel) = self.exchange.take_parcel() {
+            came.push(parcel);
+        }
+        let own = self.remote[self.rank as usize].take();
+        let own_answers = self.answer_all(&own, &came, epoch)?;
+        for chunk in &own_answers {
+            take_answers(&self.wanted, Parcel::records(chunk))?;
+        }
+        self.take_local_answers(epoch)?;
+        self.take_remote_answers()?;
+        self.apply_local(&own, epoch)?;
+        for (_, body) in &came {
+            self.effects().apply(Source::from(&**body), None)?;
+            self.exchange.let_go(body);
+        }
+        self.pump(|_| true)
+    }
+
+    /// Answers all gets of this rank's memory; returns the answers to its own.
+    fn answer_all(
+        &mut self,
+        own: &[Vec<u8>],
+        came: &[(u32, Body<C::Message>)],
+        epoch: u32,
+    ) -> Result<Vec<Vec<u8>>, Failure> {
+        let mut answers: Vec<(u32, Parcel)> = vec![(self.rank, Parcel::default())];
+        let effects = Effects {
+            registrations: &self.registrations,
+            queue: &mut self.queue,
+            tag_bytes: self.tags.sent,
+            mates: self.mates.as_ref(),
+        };
+        let record = |ticket: u64| {
+            move |offset: u64, length: u64| Record::Answer {
+                ticket,
+                offset,
+                length,
+            }
+        };
+        for chunk in own {
+            let mine = &mut answers[0].1;
+            effects.answer(Parcel::records(chunk), |ticket, data| {
+                mine.push_cut(data, record(ticket));
+                Ok(())
+            })?;
+        }
+        for (from, body) in came {
+            let known = answers.iter().position(|(to, _)| to == from);
+            let index = known.unwrap_or_else(|| {
+                answers.push((*from, Parcel::default()));
+                answers.len() - 1
+            });
+            let theirs = &mut answers[index].1;
+            effects.answer(Source::from(&**body), |ticket, data| {
+                theirs.push_cut(data, record(ticket));
+                Ok(())
+            })?;
+        }
+        if let Some(mates) = &self.mates {
+            let arena = &mut self.arenas[self.exchange.superstep() as usize % 2];
+            let board = mates.board(mates.own());
+            for (mate, rank) in mates.others() {
+                if !self.exchange.knowledge().talks(rank, self.rank) {
+                    continue;
+                }
+                let mut theirs = crate::local::LocalParcel::default();
+                for records in mates.records(mate, epoch) {
+                    effects.answer(records, |ticket, data| {
+                        let record = record(ticket)(0, data.length() as u64);
+                        theirs.push((&mates.window, arena), record, &[data])
+                    })?;
+                }
+                board.set_answers(mate, theirs.first());
+            }
+            mates.reach(Milestone::Answered, epoch);
+        }
+        let own_answers = answers[0].1.take();
+        for (to, parcel) in &mut answers[1..] {
+            if !parcel.is_empty() {
+                self.exchange.send_answers(*to, parcel.take());
+            }
+        }
+        self.transmit()?;
+        Ok(own_answers)
+    }
+
+    fn take_local_answers(&mut self, epoch: u32) -> Result<(), Failure> {
+        let Some(mates) = &self.mates else {
+            return Ok(());
+        };
+        let mut patience = Patience::new();
+        for (mate, rank) in mates.others_in_turn() {
+            if !self.asked.contains(rank) {
+                continue;
+            }
+            let pause = &mut |rank| {
+                tell(&self.call, self.rank, epoch, &mut patience, &[rank]);
+                Ok(())
+            };
+            mates.wait(mate, Milestone::Answered, epoch, pause)?;
+            for records in mates.answers(mate) {
+                take_answers(&self.wanted, records)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn take_remote_answers(&mut self) -> Result<(), Failure> {
+        loop {
+            while let Some((_, body)) = self.exchange.take_answers() {
+                take_answers(&self.wanted, Source::from(&*body))?;
+                self.exchange.let_go(&body);
+            }
+            if self.unanswered().next().is_none() {
+                return Ok(());
+            }
+            self.wait_message()?;
+        }
+    }
+
+    /// Others may still copy memory of this rank.
+    fn let_others_finish(&mut self, epoch: u32) -> Result<(), Failure> {
+        let Some(mates) = &self.mates else {
+            return Ok(());
+        };
+        mates.reach(Milestone::Finished, epoch);
+        let mut patience = Patience::new();
+        for (mate, _) in mates.others() {
+            let pause = &mut |rank| {
+                tell(&self.call, self.rank, epoch, &mut patience, &[rank]);
+                Ok(())
+            };
+            mates.wait(mate, Milestone::Finished, epoch, pause)?;
+        }
+        Ok(())
+    }
+
+    fn begin_superstep(&mut self, epoch: u32) -> Result<(), Failure> {
+        self.tags.advance();
+        self.tag_calls = 0;
+        if self.exchange.knowledge().has_facts() {
+            self.registrations.commit(self.exchange.knowledge());
+        }
+        self.facts.clear();
+        self.row.clear();
+        self.asked.clear();
+        self.wanted.clear();
+        self.is_pulled = false;
+        if let Some(mates) = &self.mates {
+            self.arenas[epoch as usize % 2].clear(&mates.window);
+            self.local.fill(Default::default());
+        }
+        self.exchange.advance()?;
+        Ok(())
+    }
+
+    /// Sends what there is room for; true if nothing is left.
+    fn transmit(&mut self) -> Result<bool, Failure> {
+        while self.exchange.has_transmit() {
+            if !self.carrier()?.has_room()? {
+                return Ok(false);
+            }
+            if let Some((to, message)) = self.exchange.poll_transmit() {
+                self.carrier()?.send(to, message)?;
+            }
+        }
+        Ok(true)
+    }
+
+    /// Sends and takes messages until `is_done` and everything is sent.
+    fn pump(&mut self, is_done: impl Fn(&Self) -> bool) -> Result<(), Failure> {
+        loop {
+            let is_sent = self.transmit()?;
+            if is_sent && is_done(self) {
+                return Ok(());
+            }
+            self.wait_message()?;
+        }
+    }
+
+    /// Sends what there is room for and waits for a message, or for room.
+    fn wait_message(&mut self) -> Result<(), Failure> {
+        let mut patience = None;
+        loop {
+            let is_sent = self.transmit()?;
+            if let Some((from, message)) = self.carrier()?.receive(LOOK)? {
+                return self.take(from, message);
+            }
+            if !is_sent && self.carrier()?.has_room()? {
+                return Ok(());
+            }
+            let waits: Vec<u32> = match self.exchange.waits_for() {
+                Some(rank) => vec![rank],
+                None if self.is_complete() => self.unanswered().collect(),
+                None => self.missing().collect(),
+            };
+            if let Some(mates) = &self.mates {
+                mates.check()?;
+            }
+            self.carrier()?.check(&waits)?;
+            let epoch = self.exchange.superstep().wrapping_add(1);
+            let patience = patience.get_or_insert_with(Patience::new);
+            tell(&self.call, self.rank, epoch, patience, &waits);
+        }
+    }
+
+    /// Takes a message of another rank.
+    pub(super) fn take(&mut self, from: u32, message: C::Message) -> Result<(), Failure> {
+        match Head::decode(&message) {
+            Some((head, _)) if head.kind == Kind::Abort => Err(Failure::Aborted { rank: from }),
+            Some((head, _)) => Ok(self.exchange.accept(from, head, message)?),
+            None => Err(Malformed.into()),
+        }
+    }
+
+    /// Tells ranks of other nodes that the program ends.
+    pub(super) fn tell_abort(&mut self) {
+        let head = Head::new(Kind::Abort, self.exchange.superstep()).encode();
+        for to in 0..self.size {
+            if let Some(carrier) = &mut self.carrier
+                && !self.exchange.places().are_together(to, self.rank)
+            {
+                // Whoever cannot be told is gone, or will find out.
+                let _told = carrier.send(to, head.to_vec());
+            }
+        }
+        self.close(Duration::from_millis(500));
+    }
+
+    pub(super) fn carrier(&mut self) -> Result<&mut C, Failure> {
+        let closed = || std::io::ErrorKind::NotConnected.into();
+        let carrier = self.carrier.as_mut().ok_or_else(closed);
+        carrier.map_err(Failure::system("messages to other nodes"))
+    }
+
+    pub(super) fn close(&mut self, patience: Duration) {
+        if let Some(mut carrier) = self.carrier.take() {
+            carrier.close(patience);
+        }
+    }
+}
+
+/// Says for which ranks a rank waits, now and then.
+fn tell(call: &super::Call, rank: u32, epoch: u32, patience: &mut Patience, waits: &[u32]) {
+    let names: Vec<_> = waits.iter().map(ToString::to_string).collect();
+    let words = match waits {
+        [_] => format!("rank {}", names[0]),
+        _ => format!("ranks {}", names.join(", ")),
+    };
+    tell_words(call, rank, epoch, patience, &words);
+}
+
+fn tell_words(call: &super::Call, rank: u32, epoch: u32, patience: &mut Patience, waits: &str) {
+    if let Some(waited) = patience.word() {
+        let superstep = epoch.wrapping_sub(2);
+        let waited = waited.as_secs();
+        eprintln!(
+            "bsp: rank {rank}, superstep {superstep}: {call} has waited {waited} s for {waits}"
+        );
+    }
+}

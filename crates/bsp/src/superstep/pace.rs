@@ -1,0 +1,175 @@
+//! When a process may send its next chunk.
+//!
+//! Time is divided into cycles of Q slots of length epsilon; a process sends in one slot of each
+//! cycle, drawn at random, because clocks do not agree: Q processes fill the network and do not
+//! flood it. What a slot holds and how long it lasts is measured ([`Slots`]); where nothing was
+//! measured, or nothing is to be gained, everything leaves at once. Thesis ch. 4.
+
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use serde::{Deserialize, Serialize};
+
+/// What those who send at the same time share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Medium {
+    /// Nothing: a switch, to which everybody has a full-duplex link. Q = 1.
+    Switch,
+    /// One medium for all. Q is the number of senders.
+    Bus,
+}
+
+/// Slots of a network, as measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Slots {
+    /// Bytes of payload that a full slot holds; nothing longer should be sent in one piece.
+    pub bytes: u32,
+    /// How long a full slot lasts.
+    pub epsilon_ns: u64,
+    /// What senders share.
+    pub medium: Medium,
+}
+
+impl Slots {
+    /// How many slots make a cycle when so many processes send.
+    #[must_use]
+    pub fn in_cycle(&self, senders: u32) -> u32 {
+        let most = match self.medium {
+            Medium::Switch => 1,
+            Medium::Bus => u32::MAX,
+        };
+        senders.clamp(1, most)
+    }
+
+    /// How long the slot of a chunk lasts: in proportion to its bytes.
+    #[must_use]
+    pub fn epsilon_ns(&self, bytes: usize) -> u64 {
+        let full = u128::from(self.bytes.max(1));
+        let ns = u128::from(self.epsilon_ns) * bytes as u128 / full;
+        u64::try_from(ns).unwrap_or(u64::MAX)
+    }
+}
+
+/// The pace of one process in one superstep.
+#[derive(Clone, Debug)]
+pub struct Pace {
+    slots: Option<Slots>,
+    in_cycle: u32,
+    /// When the next cycle begins, once one has begun.
+    cycle_at_ns: Option<u64>,
+    dice: StdRng,
+}
+
+impl Pace {
+    /// `senders` processes send in this superstep. Without slots everything leaves at once. The
+    /// seed should differ between processes and supersteps.
+    #[must_use]
+    pub fn new(slots: Option<Slots>, senders: u32, seed: u64) -> Pace {
+        Pace {
+            slots,
+            in_cycle: slots.map_or(1, |slots| slots.in_cycle(senders)),
+            cycle_at_ns: None,
+            dice: StdRng::seed_from_u64(seed),
+        }
+    }
+
+    /// Takes the next slot, for a chunk of so many bytes; when it begins, `now_ns` at the earliest.
+    ///
+    /// Who comes late (because of a timer, or because the network took nothing) makes up for one
+    /// cycle at most: more would be a burst.
+    pub fn next(&mut self, now_ns: u64, bytes: usize) -> u64 {
+        let Some(slots) = self.slots else {
+            return now_ns;
+        };
+        let epsilon_ns = slots.epsilon_ns(bytes);
+        let cycle_ns = epsilon_ns.saturating_mul(u64::from(self.in_cycle));
+        let least_ns = now_ns.saturating_sub(cycle_ns);
+        let begin_ns = self.cycle_at_ns.map_or(now_ns, |at_ns| at_ns.max(least_ns));
+        self.cycle_at_ns = Some(begin_ns.saturating_add(cycle_ns));
+        let slot = u64::from(self.dice.random_range(0..self.in_cycle));
+        begin_ns
+            .saturating_add(epsilon_ns.saturating_mul(slot))
+            .max(now_ns)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BUS: Slots = Slots {
+        bytes: 1000,
+        epsilon_ns: 10_000,
+        medium: Medium::Bus,
+    };
+    const SWITCH: Slots = Slots {
+        medium: Medium::Switch,
+        ..BUS
+    };
+
+    /// When a process that is always in time sends so many full chunks.
+    fn times(mut pace: Pace, chunks: usize) -> Vec<u64> {
+        let mut now_ns = 500;
+        let mut next = || {
+            now_ns = pace.next(now_ns, 1000);
+            now_ns
+        };
+        (0..chunks).map(|_| next()).collect()
+    }
+
+    #[test]
+    fn without_slots_everything_leaves_at_once() {
+        assert_eq!(times(Pace::new(None, 8, 1), 3), [500; 3]);
+    }
+
+    #[test]
+    fn on_a_switch_chunks_leave_one_slot_apart_however_many_send() {
+        let own = times(Pace::new(Some(SWITCH), 8, 1), 4);
+        assert_eq!(own, [500, 10_500, 20_500, 30_500]);
+    }
+
+    #[test]
+    fn on_a_bus_every_process_sends_once_in_each_cycle_and_in_every_slot_as_often() {
+        let (senders, cycles) = (5, 5_000);
+        let cycle_ns = 10_000 * u64::from(senders);
+        let mut drawn = [0; 5];
+        let own = times(Pace::new(Some(BUS), senders, 3), cycles);
+        for (cycle, at_ns) in own.into_iter().enumerate() {
+            let within_ns = at_ns - 500 - cycle as u64 * cycle_ns;
+            assert!(within_ns < cycle_ns && within_ns.is_multiple_of(10_000));
+            drawn[(within_ns / 10_000) as usize] += 1;
+        }
+        // A thousand each, and four standard deviations to either side.
+        let is_even = drawn.iter().all(|count| (887..1113).contains(count));
+        assert!(is_even, "{drawn:?}");
+    }
+
+    #[test]
+    fn a_short_chunk_takes_a_short_slot() {
+        let mut pace = Pace::new(Some(SWITCH), 8, 1);
+        assert_eq!(pace.next(0, 100), 0);
+        assert_eq!(pace.next(0, 1000), 1_000);
+        assert_eq!(pace.next(1_000, 0), 11_000);
+        assert_eq!(pace.next(11_000, 1000), 11_000);
+    }
+
+    #[test]
+    fn who_is_late_makes_up_for_one_cycle_and_sends_no_burst() {
+        let mut pace = Pace::new(Some(SWITCH), 8, 1);
+        assert_eq!(pace.next(0, 1000), 0);
+        // A little late: the grid stays.
+        assert_eq!(pace.next(12_000, 1000), 12_000);
+        assert_eq!(pace.next(12_000, 1000), 20_000);
+        // Very late.
+        let late = [900_000; 3].map(|now_ns| pace.next(now_ns, 1000));
+        assert_eq!(late, [900_000, 900_000, 910_000]);
+    }
+
+    #[test]
+    fn the_medium_decides_how_many_slots_make_a_cycle() {
+        let in_cycle = |medium, senders| Slots { medium, ..BUS }.in_cycle(senders);
+        assert_eq!(in_cycle(Medium::Bus, 7), 7);
+        assert_eq!(in_cycle(Medium::Switch, 7), 1);
+        assert_eq!(in_cycle(Medium::Bus, 0), 1);
+    }
+}

@@ -1,0 +1,163 @@
+//! The messages a rank has been sent in the superstep before.
+
+use std::collections::VecDeque;
+
+use dipole_link::window::Source;
+use zerocopy::IntoBytes;
+
+/// Tags and payloads begin at multiples of this.
+const ALIGNMENT: usize = size_of::<u128>();
+
+/// Sizes of tags: what holds now and what will.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TagSizes {
+    /// Of messages that can be read.
+    pub read: u64,
+    /// Of messages that are sent.
+    pub sent: u64,
+    /// Set last.
+    pub set: u64,
+}
+
+impl TagSizes {
+    /// Ends a superstep.
+    pub fn advance(&mut self) {
+        self.read = self.sent;
+        self.sent = self.set;
+    }
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Queue {
+    words: Vec<u128>,
+    entries: VecDeque<Entry>,
+    payload_bytes: u64,
+}
+
+/// A message: its place in `words`, tag first.
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    word: usize,
+    tag: usize,
+    length: usize,
+}
+
+/// A message as it lies in the queue.
+#[derive(Clone, Copy, Debug)]
+pub struct Queued<'a> {
+    /// Its tag.
+    pub tag: &'a [u8],
+    /// Its payload.
+    pub payload: &'a [u8],
+}
+
+impl Queue {
+    /// Drops all messages.
+    pub fn clear(&mut self) {
+        self.words.clear();
+        self.entries.clear();
+        self.payload_bytes = 0;
+    }
+
+    /// Adds one: its tag of `tag` bytes and its payload behind it.
+    ///
+    /// # Panics
+    /// When it is shorter than its tag.
+    pub fn push(&mut self, tag: usize, message: Source<'_>) {
+        let length = message.length() - tag;
+        let word = self.words.len();
+        let behind = word + tag.div_ceil(ALIGNMENT);
+        self.words.resize(behind + length.div_ceil(ALIGNMENT), 0);
+        let (own_tag, own_payload) = self.words[word..].split_at_mut(behind - word);
+        let places = [
+            (own_tag, message.part(0, tag)),
+            (own_payload, message.part(tag, length)),
+        ];
+        for (place, bytes) in places {
+            bytes.copy_into(&mut place.as_mut_bytes()[..bytes.length()]);
+        }
+        self.entries.push_back(Entry { word, tag, length });
+        self.payload_bytes += length as u64;
+    }
+
+    /// Messages there are.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.entries.len() as u64
+    }
+
+    /// Bytes of their payloads.
+    #[must_use]
+    pub fn payload_bytes(&self) -> u64 {
+        self.payload_bytes
+    }
+
+    /// The next one.
+    #[must_use]
+    pub fn first(&self) -> Option<Queued<'_>> {
+        let entry = self.entries.front()?;
+        Some(entry.of(&self.words))
+    }
+
+    /// Takes the next one off; it stays where it lies until all are dropped.
+    pub fn take(&mut self) -> Option<Queued<'_>> {
+        let entry = self.entries.pop_front()?;
+        self.payload_bytes -= entry.length as u64;
+        Some(entry.of(&self.words))
+    }
+}
+
+impl Entry {
+    fn of(self, words: &[u128]) -> Queued<'_> {
+        let payload = self.word + self.tag.div_ceil(ALIGNMENT);
+        Queued {
+            tag: &words[self.word..payload].as_bytes()[..self.tag],
+            payload: &words[payload..].as_bytes()[..self.length],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_come_as_they_were_sent_and_lie_aligned() {
+        let mut queue = Queue::default();
+        let messages: [(&[u8], &[u8]); 4] = [
+            (b"tag", b"payload"),
+            (b"", b""),
+            (b"t", &[7; 100]),
+            (&[1; 33], b""),
+        ];
+        for (tag, payload) in messages {
+            let both = [tag, payload].concat();
+            queue.push(tag.len(), Source::from(&both[..]));
+        }
+        assert_eq!((queue.count(), queue.payload_bytes()), (4, 107));
+        for (tag, payload) in messages {
+            let first = queue.first().expect("one");
+            assert_eq!((first.tag, first.payload), (tag, payload));
+            let taken = queue.take().expect("one");
+            assert_eq!((taken.tag, taken.payload), (tag, payload));
+            assert!(payload.is_empty() || taken.payload.as_ptr().cast::<u128>().is_aligned());
+            assert!(tag.is_empty() || taken.tag.as_ptr().cast::<u128>().is_aligned());
+        }
+        assert!(queue.take().is_none());
+        assert_eq!((queue.count(), queue.payload_bytes()), (0, 0));
+    }
+
+    #[test]
+    fn a_size_of_tags_holds_for_sending_at_once_and_for_reading_a_superstep_later() {
+        let mut sizes = TagSizes {
+            set: 4,
+            ..TagSizes::default()
+        };
+        assert_eq!((sizes.read, sizes.sent), (0, 0));
+        sizes.advance();
+        assert_eq!((sizes.read, sizes.sent), (0, 4));
+        sizes.advance();
+        assert_eq!((sizes.read, sizes.sent), (4, 4));
+    }
+}

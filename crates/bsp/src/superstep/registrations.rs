@@ -1,0 +1,240 @@
+//! Areas of memory that all ranks have registered together.
+//!
+//! The n-th push of all ranks makes one area, with a part of each. What is pushed and popped in
+//! a superstep counts from the next one on.
+
+use rustc_hash::FxHashMap;
+
+use super::facts::Part;
+use super::knowledge::Knowledge;
+use crate::misuse::Misuse;
+
+/// See the module.
+#[derive(Debug)]
+pub struct Registrations {
+    own: u32,
+    size: u32,
+    /// Areas in use, by number: the part of each rank.
+    areas: FxHashMap<u32, Box<[Part]>>,
+    /// Areas in use by where this rank's part begins, the newest last.
+    by_address: FxHashMap<u64, Vec<u32>>,
+    /// Number of the next area pushed.
+    next: u32,
+    pushed: Vec<Pushed>,
+    popped: Vec<u32>,
+}
+
+/// Pushed in this superstep.
+#[derive(Clone, Copy, Debug)]
+struct Pushed {
+    part: Part,
+    is_popped: bool,
+}
+
+impl Registrations {
+    /// None yet.
+    #[must_use]
+    pub fn new(own: u32, size: u32) -> Registrations {
+        Registrations {
+            own,
+            size,
+            areas: FxHashMap::default(),
+            by_address: FxHashMap::default(),
+            next: 0,
+            pushed: Vec::new(),
+            popped: Vec::new(),
+        }
+    }
+
+    /// This rank's part of a new area.
+    ///
+    /// # Errors
+    /// NULL with a size.
+    pub fn push(&mut self, part: Part) -> Result<(), Misuse> {
+        if part.is_null() && part.bytes > 0 {
+            return Err(Misuse::NullWithSize { bytes: part.bytes });
+        }
+        self.pushed.push(Pushed {
+            part,
+            is_popped: false,
+        });
+        Ok(())
+    }
+
+    /// Takes back the newest area whose part of this rank begins at `address`.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn pop(&mut self, address: u64) -> Result<(), Misuse> {
+        let is_it = |pushed: &Pushed| !pushed.is_popped && pushed.part.address == address;
+        if let Some(index) = self.pushed.iter().rposition(is_it) {
+            self.pushed[index].is_popped = true;
+            let index = u32::try_from(index).unwrap_or(u32::MAX);
+            self.popped.push(self.next + index);
+            return Ok(());
+        }
+        let known = self.by_address.get(&address).into_iter().flatten();
+        let newest = known.rev().find(|number| !self.popped.contains(number));
+        let number = *newest.ok_or(Misuse::NeverPushed { address })?;
+        self.popped.push(number);
+        Ok(())
+    }
+
+    /// What was pushed in this superstep.
+    pub fn pushes(&self) -> impl Iterator<Item = Part> {
+        self.pushed.iter().map(|pushed| pushed.part)
+    }
+
+    /// The areas popped in this superstep.
+    #[must_use]
+    pub fn pops(&self) -> &[u32] {
+        &self.popped
+    }
+
+    /// The area that `address` names to this rank, and where `bytes` at `offset` of another rank's
+    /// part of it lie.
+    ///
+    /// # Errors
+    /// It names none, or they are not inside.
+    #[inline]
+    pub fn find(
+        &self,
+        address: u64,
+        rank: u32,
+        offset: u64,
+        bytes: u64,
+    ) -> Result<(u32, u64), Misuse> {
+        let newest = match address {
+            0 => return Err(Misuse::Null("the registered address")),
+            _ => self.by_address.get(&address).and_then(|all| all.last()),
+        };
+        let Some(&number) = newest else {
+            let is_fresh = |pushed: &Pushed| pushed.part.address == address;
+            return Err(match self.pushed.iter().any(is_fresh) {
+                true => Misuse::NotYetRegistered { address },
+                false => Misuse::NotRegistered { address },
+            });
+        };
+        let part = self.areas[&number][rank as usize];
+        if part.is_null() {
+            return Err(Misuse::NoPart { rank });
+        }
+        match offset.checked_add(bytes) {
+            Some(end) if end <= part.bytes => Ok((number, part.address.wrapping_add(offset))),
+            _ => Err(Misuse::OutOfBounds {
+                rank,
+                offset,
+                bytes,
+                registered: part.bytes,
+            }),
+        }
+    }
+
+    /// Where bytes of this rank's part of an area lie, if they are inside.
+    #[must_use]
+    #[inline]
+    pub fn own(&self, area: u32, offset: u64, bytes: u64) -> Option<u64> {
+        let part = self.areas.get(&area)?[self.own as usize];
+        let end = offset.checked_add(bytes)?;
+        (!part.is_null() && end <= part.bytes).then(|| part.address.wrapping_add(offset))
+    }
+
+    /// Makes what all ranks have pushed and popped count.
+    pub fn commit(&mut self, known: &Knowledge) {
+        for (number, index) in (self.next..).zip(0..self.pushed.len()) {
+            let parts = (0..self.size).map(|rank| known.facts(rank).pushes[index]);
+            self.areas.insert(number, parts.collect());
+            let address = self.pushed[index].part.address;
+            self.by_address.entry(address).or_default().push(number);
+        }
+        self.next += u32::try_from(self.pushed.len()).unwrap_or(u32::MAX);
+        self.pushed.clear();
+        for number in self.popped.drain(..) {
+            let Some(parts) = self.areas.remove(&number) else {
+                continue;
+            };
+            let address = parts[self.own as usize].address;
+            if let Some(known) = self.by_address.get_mut(&address) {
+                known.retain(|known| *known != number);
+                if known.is_empty() {
+                    self.by_address.remove(&address);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::facts::Facts;
+    use super::*;
+
+    const X: u64 = 0x1000;
+
+    fn part(address: u64, bytes: u64) -> Part {
+        Part { address, bytes }
+    }
+
+    /// Ends a superstep in which the other of two ranks pushed parts of its own.
+    fn sync(own: &mut Registrations, others: &[Part]) {
+        let mut known = Knowledge::new(2);
+        for (rank, pushes) in [(0, own.pushes().collect()), (1, others.to_vec())] {
+            let facts = Facts {
+                pushes,
+                ..Facts::default()
+            };
+            known.add_facts(rank, facts);
+        }
+        own.commit(&known);
+    }
+
+    #[test]
+    fn an_area_counts_from_the_next_superstep_on_and_its_newest_registration_wins() {
+        let mut own = Registrations::new(0, 2);
+        own.push(part(X, 16)).expect("an area");
+        assert_eq!(
+            own.find(X, 1, 0, 8),
+            Err(Misuse::NotYetRegistered { address: X })
+        );
+        sync(&mut own, &[part(X + 64, 8)]);
+        assert_eq!(own.find(X, 1, 0, 8), Ok((0, X + 64)));
+        assert_eq!(own.find(X, 0, 8, 8), Ok((0, X + 8)));
+        assert!(matches!(
+            own.find(X, 1, 1, 8),
+            Err(Misuse::OutOfBounds { registered: 8, .. })
+        ));
+        assert!(own.find(X, 1, u64::MAX, 8).is_err());
+        own.push(part(X, 4)).expect("again");
+        sync(&mut own, &[part(0, 0)]);
+        assert_eq!(own.find(X, 1, 0, 4), Err(Misuse::NoPart { rank: 1 }));
+        own.pop(X).expect("the second");
+        assert_eq!(own.find(X, 0, 0, 4), Ok((1, X)), "it counts till the end");
+        sync(&mut own, &[]);
+        assert_eq!(own.find(X, 1, 0, 4), Ok((0, X + 64)));
+    }
+
+    #[test]
+    fn pops_take_the_newest_and_may_come_in_any_order() {
+        let mut own = Registrations::new(0, 2);
+        let y = X + 8;
+        own.push(part(X, 4)).expect("an area");
+        own.push(part(y, 4)).expect("an area");
+        own.push(part(X, 2)).expect("an area");
+        own.pop(X).expect("the third");
+        own.pop(X).expect("the first");
+        assert_eq!(own.pops(), [2, 0]);
+        assert_eq!(own.pop(X), Err(Misuse::NeverPushed { address: X }));
+        sync(&mut own, &[part(X, 4), part(y, 4), part(X, 2)]);
+        assert_eq!(
+            own.find(X, 1, 0, 1),
+            Err(Misuse::NotRegistered { address: X })
+        );
+        assert_eq!(own.find(y, 1, 0, 4), Ok((1, y)));
+        assert!(own.push(part(0, 1)).is_err());
+        own.push(part(0, 0)).expect("no part");
+        own.pop(0).expect("the same");
+        assert_eq!(own.own(1, 0, 4), Some(y));
+        assert_eq!(own.own(1, 1, 4), None);
+        assert_eq!(own.own(0, 0, 1), None);
+    }
+}

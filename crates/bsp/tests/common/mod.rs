@@ -1,0 +1,422 @@
+//! Random programs, and what must come of them.
+
+#![allow(dead_code, unreachable_pub, reason = "not every test uses everything")]
+
+use std::ffi::c_void;
+
+use dipole_bsp::carrier::Carrier;
+use dipole_bsp::{Failure, Process};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+/// Bytes of each rank's part of the area that is always registered.
+pub const AREA_BYTES: usize = 400_000;
+const LONGEST_BYTES: usize = 150_000;
+
+/// What a rank does in a superstep.
+#[derive(Clone, Debug)]
+enum Action {
+    Put {
+        by: usize,
+        to: usize,
+        area: usize,
+        at: usize,
+        bytes: Vec<u8>,
+        is_unbuffered: bool,
+    },
+    Get {
+        by: usize,
+        of: usize,
+        area: usize,
+        at: usize,
+        length: usize,
+        /// Where it belongs in the same area of this rank.
+        into: usize,
+        is_unbuffered: bool,
+    },
+    Send {
+        by: usize,
+        to: usize,
+        tag: Vec<u8>,
+        payload: Vec<u8>,
+    },
+}
+
+/// A superstep of all ranks.
+#[derive(Clone, Debug, Default)]
+struct Superstep {
+    actions: Vec<Action>,
+    /// Registered for the next superstep: bytes of each rank's part.
+    push: Option<Vec<usize>>,
+    /// Popped at its end: which of the areas there are.
+    pop: Option<usize>,
+    tag_bytes: Option<usize>,
+}
+
+/// A program: what all ranks do, and their memory and queues after each superstep.
+#[derive(Debug)]
+pub struct Program {
+    size: usize,
+    supersteps: Vec<Superstep>,
+    after: Vec<State>,
+}
+
+type Mail = Vec<(Vec<u8>, Vec<u8>)>;
+
+/// What a rank has after a superstep.
+#[derive(Clone, Debug)]
+struct State {
+    /// By area and rank; an area that was popped keeps its memory.
+    memory: Vec<Vec<Vec<u8>>>,
+    queues: Vec<Mail>,
+}
+
+fn random_bytes(dice: &mut ChaCha8Rng, length: usize) -> Vec<u8> {
+    let mut bytes = vec![0; length];
+    dice.fill(&mut bytes[..]);
+    bytes
+}
+
+fn some_length(dice: &mut ChaCha8Rng, most: usize) -> usize {
+    let bound = match dice.random_range(0..10) {
+        0..6 => 40,
+        6..9 => 3_000,
+        _ => LONGEST_BYTES,
+    };
+    dice.random_range(0..=bound.min(most))
+}
+
+/// Hands out ranges of a rank's memory, none twice in a superstep.
+struct Ranges(Vec<Vec<usize>>);
+
+impl Ranges {
+    fn take(&mut self, area: usize, rank: usize, length: usize, bytes: usize) -> Option<usize> {
+        let next = &mut self.0[area][rank];
+        let at = *next;
+        (at + length <= bytes).then(|| {
+            *next += length;
+            at
+        })
+    }
+}
+
+impl Program {
+    /// A program of so many ranks and supersteps that follows from a seed.
+    pub fn random(seed: u64, size: usize, supersteps: usize) -> Program {
+        let mut dice = ChaCha8Rng::seed_from_u64(seed);
+        let mut state = State {
+            memory: vec![vec![vec![0; AREA_BYTES]; size]],
+            queues: vec![Vec::new(); size],
+        };
+        let mut program = Program {
+            size,
+            supersteps: Vec::new(),
+            after: Vec::new(),
+        };
+        let mut alive = vec![0];
+        let (mut sent_tag, mut set_tag) = (0, 0);
+        for _ in 0..supersteps {
+            let mut step = Superstep::default();
+            program.fill(&mut dice, &state, &alive, sent_tag, &mut step);
+            program.finish(&mut state, &step);
+            if dice.random_bool(0.15) {
+                let parts: Vec<_> = (0..size).map(|_| dice.random_range(1..5_000)).collect();
+                let memory = parts.iter().map(|bytes| vec![0; *bytes]);
+                state.memory.push(memory.collect());
+                alive.push(state.memory.len() - 1);
+                step.push = Some(parts);
+            }
+            if alive.len() > 2 && dice.random_bool(0.2) {
+                // Not one that has just been pushed: it does not count yet.
+                let which = dice.random_range(1..alive.len() - 1);
+                step.pop = Some(alive.remove(which));
+            }
+            sent_tag = set_tag;
+            if dice.random_bool(0.1) {
+                set_tag = dice.random_range(0..20);
+                step.tag_bytes = Some(set_tag);
+                sent_tag = set_tag;
+            }
+            program.supersteps.push(step);
+            program.after.push(state.clone());
+        }
+        program
+    }
+
+    fn fill(
+        &self,
+        dice: &mut ChaCha8Rng,
+        state: &State,
+        alive: &[usize],
+        tag_bytes: usize,
+        step: &mut Superstep,
+    ) {
+        let ranges = vec![vec![0; self.size]; state.memory.len()];
+        // What is put or got into, and what may be read and written at any moment.
+        let mut written = Ranges(ranges);
+        let count = match dice.random_range(0..4) {
+            0 => 0,
+            1 => 1,
+            _ => dice.random_range(0..8 * self.size),
+        };
+        let has_gets = dice.random_bool(0.5);
+        for _ in 0..count {
+            let (by, other) = (
+                dice.random_range(0..self.size),
+                dice.random_range(0..self.size),
+            );
+            let area = alive[dice.random_range(0..alive.len())];
+            let bytes = |rank: usize| state.memory[area][rank].len();
+            let is_unbuffered = dice.random_bool(0.4);
+            let action = match dice.random_range(0..3) {
+                0 => {
+                    let length = some_length(dice, bytes(other));
+                    let Some(at) = written.take(area, other, length, bytes(other)) else {
+                        continue;
+                    };
+                    Action::Put {
+                        by,
+                        to: other,
+                        area,
+                        at,
+                        bytes: random_bytes(dice, length),
+                        is_unbuffered,
+                    }
+                }
+                1 if has_gets => {
+                    let length = some_length(dice, bytes(other).min(bytes(by)));
+                    let Some(into) = written.take(area, by, length, bytes(by)) else {
+                        continue;
+                    };
+                    // What is got without a copy must not change in the superstep.
+                    let (at, is_unbuffered) = match is_unbuffered {
+                        true => match written.take(area, other, length, bytes(other)) {
+                            Some(at) => (at, true),
+                            None => continue,
+                        },
+                        false => (dice.random_range(0..=bytes(other) - length), false),
+                    };
+                    Action::Get {
+                        by,
+                        of: other,
+                        area,
+                        at,
+                        length,
+                        into,
+                        is_unbuffered,
+                    }
+                }
+                _ => {
+                    let length = some_length(dice, LONGEST_BYTES);
+                    Action::Send {
+                        by,
+                        to: other,
+                        tag: random_bytes(dice, tag_bytes),
+                        payload: random_bytes(dice, length),
+                    }
+                }
+            };
+            // A put where something is got, too: the put must win.
+            if let Action::Get {
+                by,
+                area,
+                into,
+                length,
+                is_unbuffered: false,
+                ..
+            } = action
+                && dice.random_bool(0.3)
+            {
+                step.actions.push(Action::Put {
+                    by: other,
+                    to: by,
+                    area,
+                    at: into,
+                    bytes: random_bytes(dice, length),
+                    is_unbuffered: false,
+                });
+            }
+            step.actions.push(action);
+        }
+    }
+
+    /// What a superstep makes of the state.
+    fn finish(&self, state: &mut State, step: &Superstep) {
+        let before = state.memory.clone();
+        for queue in &mut state.queues {
+            queue.clear();
+        }
+        for action in &step.actions {
+            if let Action::Get {
+                by,
+                of,
+                area,
+                at,
+                length,
+                into,
+                ..
+            } = action
+            {
+                let got = &before[*area][*of][*at..at + length];
+                state.memory[*area][*by][*into..into + length].copy_from_slice(got);
+            }
+        }
+        for action in &step.actions {
+            match action {
+                Action::Put {
+                    to,
+                    area,
+                    at,
+                    bytes,
+                    ..
+                } => {
+                    state.memory[*area][*to][*at..at + bytes.len()].copy_from_slice(bytes);
+                }
+                Action::Send {
+                    to, tag, payload, ..
+                } => state.queues[*to].push((tag.clone(), payload.clone())),
+                Action::Get { .. } => {}
+            }
+        }
+        for queue in &mut state.queues {
+            queue.sort();
+        }
+    }
+
+    /// Runs this rank's part, and compares after each superstep; `compute` happens in each.
+    pub fn run<C: Carrier>(
+        &self,
+        mut process: Process<C>,
+        compute: impl FnMut(usize),
+    ) -> Result<(), Failure> {
+        match self.run_supersteps(&mut process, compute) {
+            Ok(()) => process.end(),
+            Err(failure) => {
+                process.abort();
+                Err(failure)
+            }
+        }
+    }
+
+    fn run_supersteps<C: Carrier>(
+        &self,
+        process: &mut Process<C>,
+        mut compute: impl FnMut(usize),
+    ) -> Result<(), Failure> {
+        let rank = process.rank() as usize;
+        let mut memory: Vec<Vec<u8>> = vec![vec![0; AREA_BYTES]];
+        register(process, &mut memory[0])?;
+        process.sync()?;
+        for (number, (step, after)) in self.supersteps.iter().zip(&self.after).enumerate() {
+            compute(number);
+            for action in &step.actions {
+                act(process, rank, &mut memory, action)?;
+            }
+            if let Some(parts) = &step.push {
+                memory.push(vec![0; parts[rank]]);
+                let last = memory.len() - 1;
+                register(process, &mut memory[last])?;
+            }
+            if let Some(area) = step.pop {
+                process.pop_registration(handle(&memory[area]))?;
+            }
+            if let Some(bytes) = step.tag_bytes {
+                process.set_tag_size(bytes as u64);
+            }
+            process.sync()?;
+            for (area, found) in memory.iter().enumerate() {
+                let expected = &after.memory[area][rank];
+                let differs = (found.iter().zip(expected)).position(|(one, other)| one != other);
+                assert_eq!(
+                    differs, None,
+                    "rank {rank}, superstep {number}, area {area}: {step:?}"
+                );
+            }
+            let mut mail = Mail::new();
+            let (count, bytes) = process.queue_size();
+            while let Some(message) = process.take_message() {
+                mail.push((message.tag.to_vec(), message.payload.to_vec()));
+            }
+            assert_eq!(mail.len() as u64, count);
+            let payloads = mail.iter().map(|(_, payload)| payload.len() as u64);
+            assert_eq!(payloads.sum::<u64>(), bytes);
+            mail.sort();
+            assert!(
+                mail == after.queues[rank],
+                "rank {rank}, superstep {number}: other messages"
+            );
+        }
+        Ok(())
+    }
+}
+
+fn handle(memory: &[u8]) -> *const c_void {
+    memory.as_ptr().cast()
+}
+
+fn register<C: Carrier>(process: &mut Process<C>, memory: &mut [u8]) -> Result<(), Failure> {
+    let bytes = memory.len() as u64;
+    // SAFETY: it lives until the program has ended, and is compared only between supersteps.
+    unsafe { process.push_registration(memory.as_mut_ptr().cast(), bytes) }
+}
+
+fn act<C: Carrier>(
+    process: &mut Process<C>,
+    rank: usize,
+    memory: &mut [Vec<u8>],
+    action: &Action,
+) -> Result<(), Failure> {
+    let number = |rank: usize| u32::try_from(rank).expect("a rank");
+    match action {
+        Action::Put {
+            by,
+            to,
+            area,
+            at,
+            bytes,
+            is_unbuffered,
+        } if *by == rank => {
+            let area = handle(&memory[*area]);
+            let (to, at, length) = (number(*to), *at as u64, bytes.len() as u64);
+            // SAFETY: the plan outlives the superstep.
+            unsafe {
+                match is_unbuffered {
+                    true => process.put_unbuffered(to, bytes.as_ptr(), area, at, length),
+                    false => process.put(to, bytes.as_ptr(), area, at, length),
+                }
+            }
+        }
+        Action::Get {
+            by,
+            of,
+            area,
+            at,
+            length,
+            into,
+            is_unbuffered,
+        } if *by == rank => {
+            let memory = &mut memory[*area];
+            let place = memory[*into..into + length].as_mut_ptr();
+            let area = handle(memory);
+            let (of, at, length) = (number(*of), *at as u64, *length as u64);
+            // SAFETY: inside memory that lives until the program has ended.
+            unsafe {
+                match is_unbuffered {
+                    true => process.get_unbuffered(of, area, at, place, length),
+                    false => process.get(of, area, at, place, length),
+                }
+            }
+        }
+        Action::Send {
+            by,
+            to,
+            tag,
+            payload,
+        } if *by == rank => {
+            let length = payload.len() as u64;
+            // SAFETY: both are as long as said.
+            unsafe { process.send(number(*to), tag.as_ptr(), payload.as_ptr(), length) }
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,90 @@
+/*
+ * Sorts by regular samples: each process sorts its keys and shows p of them to all, the
+ * sample says which keys belong to whom, messages carry them there.
+ *
+ *     sample_sort: 20000 keys, median 2130214864
+ */
+#include <bsp.h>
+#include <string.h>
+
+#include "common.h"
+
+enum { KEYS = 20000 };
+
+static int compare(const void *left, const void *right)
+{
+    uint32_t a = *(const uint32_t *)left, b = *(const uint32_t *)right;
+    return (a > b) - (a < b);
+}
+
+int main(void)
+{
+    bsp_begin(bsp_nprocs());
+    int p = bsp_nprocs(), me = bsp_pid();
+    int begin = block_begin(KEYS, me, p), count = block_begin(KEYS, me + 1, p) - begin;
+
+    uint32_t *keys = allocate(count, sizeof *keys);
+    uint32_t *sample = allocate((size_t)p * p, sizeof *sample);
+    int *counts = allocate(p, sizeof *counts);
+    bsp_push_reg(sample, p * p * (int)sizeof *sample);
+    bsp_push_reg(counts, p * (int)sizeof *counts);
+    for (int i = 0; i < count; i++)
+        keys[i] = noise(begin + i);
+    qsort(keys, count, sizeof *keys, compare);
+    bsp_sync();
+
+    for (int s = 0; s < p; s++) {
+        uint32_t key = keys[(int64_t)s * count / p];
+        for (int to = 0; to < p; to++)
+            bsp_put(to, &key, sample, (me * p + s) * (int)sizeof key, sizeof key);
+    }
+    bsp_sync();
+
+    qsort(sample, (size_t)p * p, sizeof *sample, compare);
+    for (int to = 0, first = 0; to < p; to++) {
+        int last = first;
+        while (last < count && (to == p - 1 || keys[last] < sample[(to + 1) * p]))
+            last++;
+        bsp_send(to, NULL, keys + first, (last - first) * (int)sizeof *keys);
+        first = last;
+    }
+    bsp_sync();
+
+    int messages, bytes;
+    bsp_qsize(&messages, &bytes);
+    int received = bytes / (int)sizeof *keys;
+    uint32_t *sorted = allocate(received, sizeof *sorted);
+    for (int at = 0; messages > 0; messages--) {
+        int length;
+        bsp_get_tag(&length, NULL);
+        bsp_move(sorted + at, length);
+        at += length / (int)sizeof *sorted;
+    }
+    qsort(sorted, received, sizeof *sorted, compare);
+    for (int to = 0; to < p; to++)
+        bsp_put(to, &received, counts, me * (int)sizeof received, sizeof received);
+    bsp_sync();
+
+    /* The sequential result, of which this process should have its part. */
+    uint32_t *all = allocate(KEYS, sizeof *all);
+    for (int i = 0; i < KEYS; i++)
+        all[i] = noise(i);
+    qsort(all, KEYS, sizeof *all, compare);
+    int before = 0, total = 0;
+    for (int from = 0; from < p; from++) {
+        before += from < me ? counts[from] : 0;
+        total += counts[from];
+    }
+    REQUIRE(total == KEYS, "%d keys of %d are left", total, KEYS);
+    REQUIRE(memcmp(sorted, all + before, received * sizeof *sorted) == 0, "not sorted");
+    if (me == 0)
+        printf("sample_sort: %d keys, median %u\n", KEYS, (unsigned)all[KEYS / 2]);
+
+    free(all);
+    free(sorted);
+    free(counts);
+    free(sample);
+    free(keys);
+    bsp_end();
+    return 0;
+}

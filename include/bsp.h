@@ -1,0 +1,238 @@
+/*
+ * bsp.h - BSPlib: programs in supersteps (libbsp)
+ *
+ * The processes of a program compute, ask for communication, and end the superstep
+ * together by bsp_sync(), after which all of it has happened. The manual pages say more:
+ * bsp(7), and one in section 3 for each group below.
+ *
+ *     int main(void)
+ *     {
+ *         int left = -1;
+ *         bsp_begin(bsp_nprocs());
+ *         int me = bsp_pid(), p = bsp_nprocs();
+ *         bsp_push_reg(&left, sizeof left);
+ *         bsp_sync();
+ *         bsp_put((me + 1) % p, &me, &left, 0, sizeof left);
+ *         bsp_sync();
+ *         printf("process %d of %d has %d to its left\n", me, p, left);
+ *         bsp_end();
+ *         return 0;
+ *     }
+ *
+ *     cc program.c $(pkg-config --cflags --libs bsp) && dipole run -n 4 ./a.out
+ *
+ * Two dialects. The classic one (Hill et al., 1998; Oxford BSP toolset, BSPonMPI) has int
+ * for processes, sizes and offsets. With BSP_MULTICORE defined before this header, or by
+ * including <mcbsp.h>, it is MulticoreBSP's: unsigned int for processes, size_t for
+ * sizes, so that areas and messages may be larger than 2 GiB. One library serves both,
+ * also within one program.
+ *
+ * A call that breaks a rule ends the whole job, with a message that says which rule,
+ * process, superstep, and file and line of the call. Macros of the functions' names find
+ * out the latter; with BSP_NO_CALL_SITES defined there are none.
+ *
+ * All calls of a process are made by the thread that called bsp_begin().
+ *
+ * SPDX-License-Identifier: Apache-2.0 OR MIT
+ */
+#ifndef DIPOLE_BSP_H
+#define DIPOLE_BSP_H
+
+#include <stdarg.h>
+#include <stddef.h>
+/* Programs written for the Oxford toolset rely on it. */
+#include <stdio.h>
+
+#ifdef BSP_MULTICORE
+/* By this name portable programs find out that the types are these. */
+#ifndef _H_MCBSP
+#define _H_MCBSP
+#endif
+typedef unsigned int bsp_pid_t;
+typedef unsigned int bsp_nprocs_t;
+typedef size_t bsp_size_t;
+/* What differs in types has another symbol in the library, but the same name. */
+#define BSP_DIALECT_(symbol) __asm__(symbol)
+#else
+typedef int bsp_pid_t;
+typedef int bsp_nprocs_t;
+typedef int bsp_size_t;
+#define BSP_DIALECT_(symbol)
+#endif
+
+#ifdef __GNUC__
+#define BSP_PRINTF_(at) __attribute__((format(printf, at, at + 1)))
+#define BSP_VPRINTF_(at) __attribute__((format(printf, at, 0)))
+#define BSP_NORETURN_ __attribute__((noreturn))
+#else
+#define BSP_PRINTF_(at)
+#define BSP_VPRINTF_(at)
+#define BSP_NORETURN_
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/*
+ * Beginning and end: bsp_begin(3)
+ */
+void bsp_init(void (*spmd)(void), int argc, char **argv);
+void bsp_begin(bsp_nprocs_t maxprocs) BSP_DIALECT_("mcbsp_begin");
+void bsp_end(void);
+bsp_nprocs_t bsp_nprocs(void);
+bsp_pid_t bsp_pid(void);
+void bsp_abort(const char *format, ...) BSP_PRINTF_(1) BSP_NORETURN_;
+void bsp_vabort(const char *format, va_list arguments) BSP_VPRINTF_(1) BSP_NORETURN_;
+void bsp_abort_va(const char *format, va_list arguments) BSP_VPRINTF_(1) BSP_NORETURN_;
+/* The same with a text as it stands, for languages without printf. */
+void bsp_abort_text(const char *text) BSP_NORETURN_;
+void bsp_fix_argv(int *argc, char ***argv);
+
+/*
+ * Supersteps and time: bsp_sync(3), bsp_time(3)
+ */
+void bsp_sync(void);
+double bsp_time(void);
+double bsp_dtime(void);
+double bsp_cputime(void);
+
+/*
+ * Registration: bsp_push_reg(3)
+ */
+void bsp_push_reg(const void *address, bsp_size_t size) BSP_DIALECT_("mcbsp_push_reg");
+void bsp_pop_reg(const void *address);
+void bsp_pushregister(const void *address, bsp_size_t size) BSP_DIALECT_("mcbsp_push_reg");
+void bsp_popregister(const void *address);
+
+/*
+ * Remote memory: bsp_put(3)
+ */
+void bsp_put(bsp_pid_t pid, const void *src, void *dst, bsp_size_t offset,
+             bsp_size_t nbytes) BSP_DIALECT_("mcbsp_put");
+void bsp_hpput(bsp_pid_t pid, const void *src, void *dst, bsp_size_t offset,
+               bsp_size_t nbytes) BSP_DIALECT_("mcbsp_hpput");
+void bsp_get(bsp_pid_t pid, const void *src, bsp_size_t offset, void *dst,
+             bsp_size_t nbytes) BSP_DIALECT_("mcbsp_get");
+void bsp_hpget(bsp_pid_t pid, const void *src, bsp_size_t offset, void *dst,
+               bsp_size_t nbytes) BSP_DIALECT_("mcbsp_hpget");
+
+/*
+ * Messages: bsp_send(3)
+ */
+void bsp_set_tagsize(bsp_size_t *size) BSP_DIALECT_("mcbsp_set_tagsize");
+void bsp_set_tag_size(bsp_size_t *size) BSP_DIALECT_("mcbsp_set_tagsize");
+void bsp_send(bsp_pid_t pid, const void *tag, const void *payload, bsp_size_t nbytes)
+    BSP_DIALECT_("mcbsp_send");
+void bsp_hpsend(bsp_pid_t pid, const void *tag, const void *payload, bsp_size_t nbytes)
+    BSP_DIALECT_("mcbsp_hpsend");
+void bsp_qsize(bsp_nprocs_t *messages, bsp_size_t *bytes) BSP_DIALECT_("mcbsp_qsize");
+void bsp_bsmp_info(bsp_nprocs_t *messages, bsp_size_t *bytes) BSP_DIALECT_("mcbsp_qsize");
+void bsp_get_tag(bsp_size_t *status, void *tag) BSP_DIALECT_("mcbsp_get_tag");
+void bsp_move(void *payload, bsp_size_t size) BSP_DIALECT_("mcbsp_move");
+bsp_size_t bsp_hpmove(void **tag, void **payload) BSP_DIALECT_("mcbsp_hpmove");
+
+/*
+ * Collectives: bsp_bcast(3). Each ends the superstep that it is called in.
+ */
+/* Combines left and right, the earlier process's value, into result. */
+typedef void (*bsp_operator)(void *result, void *left, void *right, bsp_size_t *nbytes);
+
+void bsp_bcast(bsp_pid_t root, const void *src, void *dst, bsp_size_t nbytes)
+    BSP_DIALECT_("mcbsp_bcast");
+void bsp_gather(bsp_pid_t root, const void *src, void *dst, bsp_size_t nbytes)
+    BSP_DIALECT_("mcbsp_gather");
+void bsp_scatter(bsp_pid_t root, const void *src, void *dst, bsp_size_t nbytes)
+    BSP_DIALECT_("mcbsp_scatter");
+void bsp_allgather(const void *src, void *dst, bsp_size_t nbytes)
+    BSP_DIALECT_("mcbsp_allgather");
+void bsp_total_exchange(const void *src, void *dst, bsp_size_t nbytes)
+    BSP_DIALECT_("mcbsp_total_exchange");
+void bsp_reduce(bsp_pid_t root, bsp_operator op, const void *src, void *dst,
+                bsp_size_t nbytes) BSP_DIALECT_("mcbsp_reduce");
+void bsp_fold(bsp_operator op, const void *src, void *dst, bsp_size_t nbytes)
+    BSP_DIALECT_("mcbsp_fold");
+void bsp_scan(bsp_operator op, const void *src, void *dst, bsp_size_t nbytes)
+    BSP_DIALECT_("mcbsp_scan");
+
+/* Of one value of each process: over all of them, and over those up to the caller. */
+int bsp_all(int value);
+int bsp_any(int value);
+int bsp_sumI(int value);
+int bsp_productI(int value);
+int bsp_minI(int value);
+int bsp_maxI(int value);
+int bsp_sumI_prefix(int value);
+int bsp_productI_prefix(int value);
+int bsp_minI_prefix(int value);
+int bsp_maxI_prefix(int value);
+float bsp_sumR(float value);
+float bsp_productR(float value);
+float bsp_minR(float value);
+float bsp_maxR(float value);
+float bsp_sumR_prefix(float value);
+float bsp_productR_prefix(float value);
+float bsp_minR_prefix(float value);
+float bsp_maxR_prefix(float value);
+double bsp_sumD(double value);
+double bsp_productD(double value);
+double bsp_minD(double value);
+double bsp_maxD(double value);
+double bsp_sumD_prefix(double value);
+double bsp_productD_prefix(double value);
+double bsp_minD_prefix(double value);
+double bsp_maxD_prefix(double value);
+
+/*
+ * Where the program is: what the macros below tell the library.
+ */
+void bsp_call_site(const char *file, int line);
+bsp_pid_t bsp_pid_at(const char *file, int line);
+double bsp_time_at(const char *file, int line);
+
+#ifdef __cplusplus
+}
+#endif
+
+/* The name of a function without parentheses is the function. */
+#if !defined BSP_NO_CALL_SITES && \
+    (!defined __STRICT_ANSI__ || (defined __cplusplus && __cplusplus >= 201103L) || \
+     (defined __STDC_VERSION__ && __STDC_VERSION__ >= 199901L))
+#define BSP_AT_(call) (bsp_call_site(__FILE__, __LINE__), call)
+#define bsp_init(...) BSP_AT_(bsp_init(__VA_ARGS__))
+#define bsp_begin(...) BSP_AT_(bsp_begin(__VA_ARGS__))
+#define bsp_end() BSP_AT_(bsp_end())
+#define bsp_abort(...) BSP_AT_(bsp_abort(__VA_ARGS__))
+#define bsp_sync() BSP_AT_(bsp_sync())
+#define bsp_push_reg(...) BSP_AT_(bsp_push_reg(__VA_ARGS__))
+#define bsp_pop_reg(...) BSP_AT_(bsp_pop_reg(__VA_ARGS__))
+#define bsp_pushregister(...) BSP_AT_(bsp_pushregister(__VA_ARGS__))
+#define bsp_popregister(...) BSP_AT_(bsp_popregister(__VA_ARGS__))
+#define bsp_put(...) BSP_AT_(bsp_put(__VA_ARGS__))
+#define bsp_hpput(...) BSP_AT_(bsp_hpput(__VA_ARGS__))
+#define bsp_get(...) BSP_AT_(bsp_get(__VA_ARGS__))
+#define bsp_hpget(...) BSP_AT_(bsp_hpget(__VA_ARGS__))
+#define bsp_set_tagsize(...) BSP_AT_(bsp_set_tagsize(__VA_ARGS__))
+#define bsp_set_tag_size(...) BSP_AT_(bsp_set_tag_size(__VA_ARGS__))
+#define bsp_send(...) BSP_AT_(bsp_send(__VA_ARGS__))
+#define bsp_hpsend(...) BSP_AT_(bsp_hpsend(__VA_ARGS__))
+#define bsp_qsize(...) BSP_AT_(bsp_qsize(__VA_ARGS__))
+#define bsp_bsmp_info(...) BSP_AT_(bsp_bsmp_info(__VA_ARGS__))
+#define bsp_get_tag(...) BSP_AT_(bsp_get_tag(__VA_ARGS__))
+#define bsp_move(...) BSP_AT_(bsp_move(__VA_ARGS__))
+#define bsp_hpmove(...) BSP_AT_(bsp_hpmove(__VA_ARGS__))
+#define bsp_bcast(...) BSP_AT_(bsp_bcast(__VA_ARGS__))
+#define bsp_gather(...) BSP_AT_(bsp_gather(__VA_ARGS__))
+#define bsp_scatter(...) BSP_AT_(bsp_scatter(__VA_ARGS__))
+#define bsp_allgather(...) BSP_AT_(bsp_allgather(__VA_ARGS__))
+#define bsp_total_exchange(...) BSP_AT_(bsp_total_exchange(__VA_ARGS__))
+/* Operators are mostly written for pointers to what they combine. */
+#define bsp_reduce(root, op, ...) BSP_AT_(bsp_reduce(root, (bsp_operator)(op), __VA_ARGS__))
+#define bsp_fold(op, ...) BSP_AT_(bsp_fold((bsp_operator)(op), __VA_ARGS__))
+#define bsp_scan(op, ...) BSP_AT_(bsp_scan((bsp_operator)(op), __VA_ARGS__))
+/* These stand in the arguments of others. */
+#define bsp_pid() bsp_pid_at(__FILE__, __LINE__)
+#define bsp_time() bsp_time_at(__FILE__, __LINE__)
+#endif
+
+#endif

@@ -1,0 +1,6 @@
+/*
+ * bsp_level1.h - the collectives, under the name that the Oxford BSP toolset had for them
+ *
+ * SPDX-License-Identifier: Apache-2.0 OR MIT
+ */
+#include <bsp.h>
