@@ -18,6 +18,8 @@ const LIST: &str = "share/dipole/installed";
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// Version of the binary interface: the number in the library's soname.
 const INTERFACE: &str = "0";
+/// For programs in C and Fortran.
+const HEADERS: [&str; 5] = ["dipole.h", "bsp.h", "bsp_level1.h", "mcbsp.h", "bsp.f90"];
 const PROGRAM: u32 = 0o755;
 const DATA: u32 = 0o644;
 const SHELLS: [(&str, &str); 3] = [
@@ -91,7 +93,14 @@ pub(crate) fn install(arguments: &Arguments) -> Result<(), Failure> {
     let prefix = arguments.place.root()?;
     run(cargo()
         .args(["build", "--locked", "--profile", &arguments.profile])
-        .args(["-p", "dipole-tools", "-p", "dipole-capi"]))?;
+        .args([
+            "-p",
+            "dipole-tools",
+            "-p",
+            "dipole-capi",
+            "-p",
+            "dipole-bsp-capi",
+        ]))?;
     let built = target_directory()?.join(match arguments.profile.as_str() {
         "dev" => "debug",
         other => other,
@@ -144,30 +153,27 @@ pub(crate) fn uninstall(place: &Place) -> Result<(), Failure> {
 fn items(built: &Path, prefix: &Path) -> Result<Vec<Item>, Failure> {
     let copy = |from: &Path| Content::Copy(from.to_owned());
     let program = built.join("dipole");
-    let versioned = format!("libdipole.so.{VERSION}");
-    let interface = format!("libdipole.so.{INTERFACE}");
-    let mut items = vec![
-        Item::new("bin/dipole", copy(&program), PROGRAM),
-        Item::new(
-            format!("lib/{versioned}"),
-            copy(&built.join("libdipole.so")),
-            PROGRAM,
-        ),
-        Item::new(
-            format!("lib/{interface}"),
-            Content::Link(versioned),
-            PROGRAM,
-        ),
-        Item::new("lib/libdipole.so", Content::Link(interface), PROGRAM),
-        Item::new("lib/libdipole.a", copy(&built.join("libdipole.a")), DATA),
-        Item::new(
-            "include/dipole.h",
-            copy(&root().join("include/dipole.h")),
-            DATA,
-        ),
+    let mut items = vec![Item::new("bin/dipole", copy(&program), PROGRAM)];
+    for name in ["dipole", "bsp"] {
+        items.extend(library(built, name));
+    }
+    for script in ["bspcc", "bsprun"] {
+        let from = root().join("crates/bsp-capi/bin").join(script);
+        items.push(Item::new(format!("bin/{script}"), copy(&from), PROGRAM));
+    }
+    for header in HEADERS {
+        let from = root().join("include").join(header);
+        items.push(Item::new(format!("include/{header}"), copy(&from), DATA));
+    }
+    items.extend([
         Item::new(
             "lib/pkgconfig/dipole.pc",
             Content::Text(filled("crates/capi/dipole.pc.in", prefix)?),
+            DATA,
+        ),
+        Item::new(
+            "lib/pkgconfig/bsp.pc",
+            Content::Text(filled("crates/bsp-capi/bsp.pc.in", prefix)?),
             DATA,
         ),
         Item::new(
@@ -180,7 +186,7 @@ fn items(built: &Path, prefix: &Path) -> Result<Vec<Item>, Failure> {
             Content::Text(filled("examples/systemd/dipole-broker.service.in", prefix)?),
             DATA,
         ),
-    ];
+    ]);
     items.extend(manual(&program)?);
     for (shell, to) in SHELLS {
         let text = ask(Command::new(&program).args(["completions", shell]))
@@ -188,6 +194,28 @@ fn items(built: &Path, prefix: &Path) -> Result<Vec<Item>, Failure> {
         items.push(Item::new(to, Content::Text(text.into_bytes()), DATA));
     }
     Ok(items)
+}
+
+/// A library, shared under the names that programs and linkers ask for, and static.
+fn library(built: &Path, name: &str) -> [Item; 4] {
+    let shared = format!("lib{name}.so");
+    let versioned = format!("{shared}.{VERSION}");
+    let interface = format!("{shared}.{INTERFACE}");
+    let copy = |file: &str| Content::Copy(built.join(file));
+    [
+        Item::new(format!("lib/{versioned}"), copy(&shared), PROGRAM),
+        Item::new(
+            format!("lib/{interface}"),
+            Content::Link(versioned),
+            PROGRAM,
+        ),
+        Item::new(format!("lib/{shared}"), Content::Link(interface), PROGRAM),
+        Item::new(
+            format!("lib/lib{name}.a"),
+            copy(&format!("lib{name}.a")),
+            DATA,
+        ),
+    ]
 }
 
 /// A file that tells where things are installed.

@@ -31,6 +31,39 @@ int main(void)
 }
 "#;
 
+/// In supersteps: every rank learns who is to its left.
+const IN_SUPERSTEPS: &str = r#"
+#include <bsp.h>
+
+int main(void)
+{
+    int left = -1;
+    bsp_begin(bsp_nprocs());
+    int me = bsp_pid(), p = bsp_nprocs();
+    bsp_push_reg(&left, sizeof left);
+    bsp_sync();
+    bsp_put((me + 1) % p, &me, &left, 0, sizeof left);
+    bsp_sync();
+    if (left != (me + p - 1) % p || p == 2)
+        bsp_abort("%d is to the left of %d", left, me);
+    if (bsp_sumI(1) == p && me == 0)
+        printf("round of %d\n", p);
+    bsp_end();
+    return 0;
+}
+"#;
+
+const IN_FORTRAN: &str = "program round
+  use bsp
+  implicit none
+  integer :: all
+  call bsp_begin(bsp_nprocs())
+  all = bsp_sum(1)
+  if (bsp_pid() == 0) print '(a, i0)', 'round of ', all
+  call bsp_end()
+end program
+";
+
 fn said(output: &Output) -> String {
     let both = [&output.stdout[..], &output.stderr[..]].concat();
     String::from_utf8_lossy(&both).into_owned()
@@ -75,13 +108,26 @@ fn a_c_program_needs_only_what_is_installed_and_nothing_stays_when_it_is_removed
     let installed = destdir.join(PREFIX.trim_start_matches('/'));
     for (file, mode) in [
         ("bin/dipole", 0o755),
+        ("bin/bspcc", 0o755),
+        ("bin/bsprun", 0o755),
         ("include/dipole.h", 0o644),
+        ("include/bsp.h", 0o644),
+        ("include/bsp_level1.h", 0o644),
+        ("include/mcbsp.h", 0o644),
+        ("include/bsp.f90", 0o644),
+        ("lib/libbsp.a", 0o644),
+        ("lib/libbsp.so", 0o755),
+        ("lib/libbsp.so.0", 0o755),
+        ("lib/pkgconfig/bsp.pc", 0o644),
         ("lib/libdipole.a", 0o644),
         ("lib/libdipole.so", 0o755),
         ("lib/libdipole.so.0", 0o755),
         ("lib/pkgconfig/dipole.pc", 0o644),
         ("share/man/man1/dipole-bench.1", 0o644),
+        ("share/man/man1/bspcc.1", 0o644),
+        ("share/man/man3/bsp_put.3", 0o644),
         ("share/man/man3/dp_open.3", 0o644),
+        ("share/man/man7/bsp.7", 0o644),
         ("share/man/man7/dipole.7", 0o644),
         ("share/bash-completion/completions/dipole", 0o644),
         ("share/zsh/site-functions/_dipole", 0o644),
@@ -98,11 +144,11 @@ fn a_c_program_needs_only_what_is_installed_and_nothing_stays_when_it_is_removed
 
     // Away from the tree, as a user would: pkg-config says how.
     fs::write(testbed.path().join("outside.c"), PROGRAM).expect("a file");
-    let pkg_config = |what: &[&str]| -> Option<Vec<String>> {
+    let pkg_config = |package: &str, what: &[&str]| -> Option<Vec<String>> {
         let mut command = Command::new("pkg-config");
         command
             .args(what)
-            .arg("dipole")
+            .arg(package)
             .env("PKG_CONFIG_PATH", installed.join("lib/pkgconfig"))
             .env("PKG_CONFIG_SYSROOT_DIR", &destdir);
         let output = command.output().ok()?;
@@ -110,42 +156,42 @@ fn a_c_program_needs_only_what_is_installed_and_nothing_stays_when_it_is_removed
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         Some(text.split_whitespace().map(str::to_owned).collect())
     };
-    let (dynamic, fixed) = match (
-        pkg_config(&["--cflags", "--libs"]),
-        pkg_config(&["--cflags", "--libs", "--static"]),
+    let words = |package: &str| match (
+        pkg_config(package, &["--cflags", "--libs"]),
+        pkg_config(package, &["--cflags", "--libs", "--static"]),
     ) {
         (Some(dynamic), Some(fixed)) => (dynamic, fixed),
         _ => {
             eprintln!("pkg-config is missing (package pkg-config): SKIPPED, paths given by hand");
             let include = format!("-I{}", installed.join("include").display());
-            let library = format!("-L{}", installed.join("lib").display());
+            let folder = format!("-L{}", installed.join("lib").display());
+            let library = format!("-l{package}");
             let words = |more: &[&str]| -> Vec<String> {
-                let first = [include.as_str(), library.as_str(), "-ldipole"];
+                let first = [&include, &folder, &library].map(String::as_str);
                 first.iter().chain(more).map(ToString::to_string).collect()
             };
             (words(&[]), words(&["-lpthread", "-lm", "-ldl"]))
         }
     };
-    let compile = |name: &str, words: &[String]| {
+    let compile = |name: &str, source: &str, words: &[String]| {
         run(Command::new("cc")
             .current_dir(testbed.path())
-            .args(["-Wall", "-Wextra", "-Werror", "-o", name, "outside.c"])
+            .args(["-Wall", "-Wextra", "-Werror", "-o", name, source])
             .args(words));
     };
-    compile("dynamic", &dynamic);
-    // The archive by name, since -ldipole would take the shared library.
-    let archive = installed.join("lib/libdipole.a").display().to_string();
-    let fixed: Vec<String> = fixed
-        .into_iter()
-        .map(|word| {
-            if word == "-ldipole" {
-                archive.clone()
-            } else {
-                word
-            }
-        })
-        .collect();
-    compile("fixed", &fixed);
+    // The archive by name, since -l would take the shared library.
+    let archived = |package: &str, words: Vec<String>| -> Vec<String> {
+        let archive = installed.join(format!("lib/lib{package}.a"));
+        let shared = format!("-l{package}");
+        let replaced = words.into_iter().map(|word| match word == shared {
+            true => archive.display().to_string(),
+            false => word,
+        });
+        replaced.collect()
+    };
+    let (dynamic, fixed) = words("dipole");
+    compile("dynamic", "outside.c", &dynamic);
+    compile("fixed", "outside.c", &archived("dipole", fixed));
     for (name, library_path) in [("dynamic", Some(installed.join("lib"))), ("fixed", None)] {
         let mut program = Command::new(testbed.path().join(name));
         program
@@ -154,6 +200,54 @@ fn a_c_program_needs_only_what_is_installed_and_nothing_stays_when_it_is_removed
             .envs(library_path.map(|path| ("LD_LIBRARY_PATH", path)));
         assert_eq!(run(&mut program), "outside\n", "{name}");
     }
+
+    fs::write(testbed.path().join("supersteps.c"), IN_SUPERSTEPS).expect("a file");
+    fs::write(testbed.path().join("supersteps.f90"), IN_FORTRAN).expect("a file");
+    let (dynamic, fixed) = words("bsp");
+    compile("bsp-dynamic", "supersteps.c", &dynamic);
+    compile("bsp-fixed", "supersteps.c", &archived("bsp", fixed));
+    let bspcc = |name: &str, words: &[&str]| {
+        run(Command::new(installed.join("bin/bspcc"))
+            .current_dir(testbed.path())
+            .args(["-Wall", "-Wextra", "-Werror", "-o", name])
+            .args(words));
+    };
+    bspcc("bsp-cc", &["supersteps.c"]);
+    bspcc(
+        "bsp-large",
+        &[
+            "--mcbsp",
+            "-Wno-format",
+            "-Wno-sign-compare",
+            "supersteps.c",
+        ],
+    );
+    let mut programs = vec!["bsp-dynamic", "bsp-fixed", "bsp-cc", "bsp-large"];
+    if Command::new("gfortran").arg("--version").output().is_ok() {
+        bspcc("bsp-fortran", &["supersteps.f90"]);
+        programs.push("bsp-fortran");
+    } else {
+        eprintln!("SKIPPED: gfortran is not installed (package gfortran)");
+    }
+    for name in programs {
+        // Only those that pkg-config helped with must be told where the library is.
+        let library_path = (name == "bsp-dynamic").then(|| installed.join("lib"));
+        let mut command = Command::new(installed.join("bin/bsprun"));
+        command
+            .args(["-npes", "3"])
+            .arg(testbed.path().join(name))
+            .env_remove("LD_LIBRARY_PATH")
+            .envs(library_path.map(|path| ("LD_LIBRARY_PATH", path)));
+        assert_eq!(run(&mut command), "round of 3\n", "{name}");
+    }
+
+    // One that ends with an error ends everywhere.
+    let mut failing = Command::new(installed.join("bin/bsprun"));
+    failing.args(["-npes", "2", "-splitio"]).arg(testbed.path().join("bsp-cc"));
+    let output = failing.output().expect("it starts");
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    let message = "superstep 2: bsp_abort at supersteps.c:14: ";
+    assert!(said(&output).contains(message), "{}", said(&output));
 
     run(&mut xtask("uninstall", &destdir));
     assert_eq!(files(&destdir), Vec::<PathBuf>::new());

@@ -75,7 +75,7 @@ impl Scratch {
 /// Where bytes of others shall lie after the next superstep.
 struct Arrival {
     into: *mut u8,
-    /// How many come here; the same places of `into` are left alone that nobody writes to only if they go there directly.
+    /// How many come here.
     here: u64,
     /// The most that come to any process.
     most: u64,

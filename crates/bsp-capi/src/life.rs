@@ -2,6 +2,7 @@
 
 use std::ffi::{c_char, c_int, c_uint};
 use std::sync::Once;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use dipole_bsp::{Process, check_most};
 
@@ -59,8 +60,11 @@ fn begin(most: i64) {
     match Process::begin(most) {
         Ok(Some(process)) => section::begin(process),
         // More were launched than are wanted.
-        Ok(None) => exit(),
-        Err(failure) => refuse(site, &failure.to_string()),
+        Ok(None) => {
+            section::leave_out();
+            exit()
+        }
+        Err(failure) => section::fail_to_begin(site, &failure),
     }
     watch_the_end();
 }
@@ -91,10 +95,14 @@ fn exit() -> ! {
     unsafe { libc::exit(0) }
 }
 
+/// The process whose end is watched.
+static PROCESS: AtomicU32 = AtomicU32::new(0);
+
 /// Sees to it that a program does not end in the middle, while others wait for it.
 fn watch_the_end() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
+        PROCESS.store(std::process::id(), Ordering::Relaxed);
         // SAFETY: the function stays, since the library is not unloaded (-z nodelete). That it cannot be
         // registered takes away a message, no more.
         let _status = unsafe { libc::atexit(at_exit) };
@@ -102,12 +110,16 @@ fn watch_the_end() {
 }
 
 extern "C" fn at_exit() {
+    // A child of it may end whenever it wants.
+    if PROCESS.load(Ordering::Relaxed) != std::process::id() {
+        return;
+    }
     match section::stage() {
-        Stage::Inside => section::abort("exit", "the program ends without bsp_end"),
+        Stage::Inside => refuse(Site::of("exit"), "the program ends without bsp_end"),
         Stage::Announced if launched().1 > 1 => {
-            section::abort(
-                "exit",
-                "the program ends without bsp_begin, in which the other processes wait",
+            refuse(
+                Site::of("exit"),
+                "the program ends without bsp_begin, in which the other ranks wait",
             );
         }
         _ => {}

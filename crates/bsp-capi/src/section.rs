@@ -80,6 +80,11 @@ pub(crate) fn announce() {
     STAGE.store(Stage::Announced as u32, Ordering::Relaxed);
 }
 
+/// This process takes no part.
+pub(crate) fn leave_out() {
+    STAGE.store(Stage::After as u32, Ordering::Relaxed);
+}
+
 /// Tells the library where the call is that follows; what the macros of `bsp.h` do.
 ///
 /// # Safety
@@ -267,6 +272,14 @@ fn tell(position: &str, rank: u32, failure: &Failure) {
     }
 }
 
+/// Ends this process, which could not begin.
+#[cold]
+pub(crate) fn fail_to_begin(site: Site, failure: &Failure) -> ! {
+    let rank = launched().0;
+    tell(&format!("rank {rank}: {}", site.call()), rank, failure);
+    leave()
+}
+
 #[cold]
 fn fail(site: Site, process: &mut Process<AnyCarrier>, failure: &Failure) -> ! {
     process.at(site.call());
@@ -295,28 +308,21 @@ fn why_not() -> &'static str {
     }
 }
 
-/// Refuses a call that is made where none may be, which ends this process, and by that the job.
+/// Ends the job with a reason, from wherever the program is.
 #[cold]
 pub(crate) fn refuse(site: Site, why: &str) -> ! {
-    say(&format!("rank {}: {}", launched().0, site.call()), why);
-    leave()
-}
-
-/// Ends the job with the program's own message, from wherever it is.
-#[cold]
-pub(crate) fn abort(name: &'static str, text: &str) -> ! {
-    let site = Site::of(name);
     if OWNER.load(Ordering::Relaxed) == thread() {
         // SAFETY: this thread is the owner. If a call of it is under way (an operator's collective), that one never
         // goes on.
         if let Some(inside) = unsafe { &mut *SECTION.inside.get() } {
             inside.process.at(site.call());
-            say(&inside.process.position(), text);
+            say(&inside.process.position(), why);
             inside.process.abort();
             leave()
         }
     }
-    refuse(site, text)
+    say(&format!("rank {}: {}", launched().0, site.call()), why);
+    leave()
 }
 
 /// Ends this process with a status that says so; what it has printed is written out.

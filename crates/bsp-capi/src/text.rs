@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
-use crate::section;
+use crate::section::{Site, refuse};
 
 /// Longer messages are cut off.
 const LONGEST_MESSAGE: usize = 4096;
@@ -140,5 +140,5 @@ pub unsafe extern "C" fn bsp_abort_text(text: *const c_char) -> ! {
 }
 
 fn end_with(text: &str) -> ! {
-    section::abort("bsp_abort", text.trim_end())
+    refuse(Site::of("bsp_abort"), text.trim_end())
 }

@@ -4,6 +4,7 @@ use dipole_node::{ConfigError, OpenError, ReceiveError, SendError, job};
 use thiserror::Error;
 
 use crate::misuse::Misuse;
+use crate::profile::ProfileError;
 use crate::superstep::exchange::Unexpected;
 use crate::superstep::record::Malformed;
 
@@ -42,6 +43,9 @@ pub enum Failure {
     /// The environment is wrong.
     #[error("{0}")]
     Config(#[from] ConfigError),
+    /// What was measured of this machine cannot be read.
+    #[error("{0}")]
+    Profile(#[from] ProfileError),
     /// Endpoints could not be opened.
     #[error("{0}")]
     Open(#[from] OpenError),

@@ -12,8 +12,10 @@ mod parcel;
 mod patience;
 mod process;
 pub mod profile;
+mod program;
 pub mod superstep;
 
 pub use failure::Failure;
 pub use misuse::Misuse;
 pub use process::{Call, Process, check_most, launched};
+pub use program::{Area, Element, Program, Received};

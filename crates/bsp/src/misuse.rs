@@ -80,6 +80,16 @@ pub enum Misuse {
         /// As given.
         most: i64,
     },
+    /// A tag of another length than tags have.
+    #[error(
+        "a tag of {given} bytes, where tags have {set}: set_tag_size counts from the next superstep on"
+    )]
+    TagSize {
+        /// As given.
+        given: u64,
+        /// As set.
+        set: u64,
+    },
     /// There is no message to move.
     #[error("the queue is empty: ask bsp_qsize or bsp_get_tag before")]
     EmptyQueue,

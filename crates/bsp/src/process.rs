@@ -18,8 +18,10 @@ use crate::parcel::Parcel;
 use crate::superstep::exchange::Exchange;
 use crate::superstep::facts::{Facts, Part};
 use crate::superstep::knowledge::Ranks;
+use crate::superstep::pace::{Pace, Slots};
 use crate::superstep::queue::{Queue, Queued, TagSizes};
 use crate::superstep::registrations::Registrations;
+use crate::superstep::schedule::Order;
 
 /// A call of the program's, and where it stands in its source.
 #[derive(Clone, Copy, Debug, Default)]
@@ -67,6 +69,11 @@ pub struct Process<C: Carrier> {
     /// Not needed once all ranks are known to be on this node.
     carrier: Option<C>,
     exchange: Exchange<C::Message>,
+    /// Slots in which chunks leave, if any were found to be of use on this link.
+    slots: Option<Slots>,
+    pace: Pace,
+    /// A chunk that has its slot already, and to whom it goes.
+    next_chunk: Option<(Duration, u32, Vec<u8>)>,
     mates: Option<Mates>,
     /// For even and odd supersteps.
     arenas: [Arena; 2],
@@ -117,6 +124,17 @@ impl<C: Carrier> Process<C> {
     pub fn superstep(&self) -> u32 {
         // The first was the one in which all began.
         self.exchange.superstep().wrapping_sub(1)
+    }
+
+    /// Sends to ranks of other nodes in another order than a Latin square, for comparison.
+    pub fn set_order(&mut self, order: Order) {
+        self.exchange.set_order(order);
+    }
+
+    /// Sends to ranks of other nodes in slots of time, or no longer.
+    pub fn set_slots(&mut self, slots: Option<Slots>) {
+        self.slots = slots;
+        self.set_pace(self.size);
     }
 
     /// Says which call of the program's the next one is, for messages.

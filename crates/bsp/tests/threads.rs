@@ -11,6 +11,8 @@ use std::time::Duration;
 use common::Program;
 use dipole_bsp::carrier::Carrier;
 use dipole_bsp::superstep::exchange::Places;
+use dipole_bsp::superstep::pace::{Medium, Slots};
+use dipole_bsp::superstep::schedule::Order;
 use dipole_bsp::{Failure, Process};
 
 /// Messages between threads.
@@ -63,14 +65,20 @@ fn carriers(size: usize) -> Vec<Channels> {
 
 /// Runs a program whose ranks are on these nodes.
 fn run(program: &Program, nodes: &[u32]) {
+    run_with(program, nodes, |_| {});
+}
+
+/// The same; `prepare` sets up each rank.
+fn run_with(program: &Program, nodes: &[u32], prepare: impl Fn(&mut Process<Channels>) + Sync) {
     let places = Places::new(nodes);
     let size = u32::try_from(nodes.len()).expect("few");
     thread::scope(|scope| {
         for (rank, carrier) in (0..).zip(carriers(nodes.len())) {
-            let places = &places;
+            let (places, prepare) = (&places, &prepare);
             scope.spawn(move || {
                 let process = Process::join(carrier, rank, size, None, places);
-                let process = process.expect("all come").expect("it takes part");
+                let mut process = process.expect("all come").expect("it takes part");
+                prepare(&mut process);
                 program.run(process, |_| {}).expect("it is right");
             });
         }
@@ -117,6 +125,21 @@ fn ranks_that_send_messages() {
 fn several_ranks_on_several_nodes() {
     run_seeds(&[0, 0, 1, 1]);
     run_seeds(&[0, 1, 0, 1, 2, 2, 2]);
+}
+
+#[test]
+fn ranks_that_send_in_slots_and_in_any_order() {
+    for (seed, medium) in [(1, Medium::Bus), (2, Medium::Switch)] {
+        let slots = Slots {
+            bytes: 64 << 10,
+            epsilon_ns: 50_000,
+            medium,
+        };
+        run_with(&Program::random(seed, 4, 10), &[0, 0, 1, 2], |process| {
+            process.set_slots(Some(slots));
+            process.set_order(Order::Random { seed });
+        });
+    }
 }
 
 #[test]

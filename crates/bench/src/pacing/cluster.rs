@@ -25,8 +25,8 @@ const POLL_NS: u64 = 1_000;
 const PAUSE_NS: u64 = 1_000_000;
 /// A superstep that takes longer never ends.
 const MOST_NS: u64 = 600_000_000_000;
-/// What waits in an interface.
-const TRANSMIT_QUEUE_BYTES: u64 = 64 << 10;
+/// Enough for what blind processes have on their way to their interface.
+const FRAMES: u32 = 4096;
 /// Ethernet, IP and UDP headers, gap and preamble.
 const FRAME_BYTES: u64 = 66;
 const PACKET_BYTES: usize = 1472;
@@ -60,6 +60,8 @@ pub(super) struct Setup {
     pub(super) blind: bool,
     /// How long an acknowledgement waits for a packet to ride on.
     pub(super) ack_delay_ns: u64,
+    /// A packet is not repeated sooner.
+    pub(super) least_timeout_ns: u64,
     pub(super) seed: u64,
 }
 
@@ -190,10 +192,11 @@ pub(super) struct Exchange {
 /// When chunks leave.
 enum Leaving {
     Paced(Pace),
-    /// At random, with this mean distance.
-    Poisson {
-        mean_ns: f64,
-        last_ns: f64,
+    /// At a random moment of each interval.
+    Random {
+        interval_ns: f64,
+        /// When the next interval begins.
+        at_ns: f64,
         dice: StdRng,
     },
 }
@@ -202,14 +205,14 @@ impl Leaving {
     fn next(&mut self, now_ns: u64, bytes: usize) -> u64 {
         match self {
             Leaving::Paced(pace) => pace.next(now_ns, bytes),
-            Leaving::Poisson {
-                mean_ns,
-                last_ns,
+            Leaving::Random {
+                interval_ns,
+                at_ns,
                 dice,
             } => {
-                let share: f64 = dice.random_range(f64::EPSILON..1.0);
-                *last_ns -= share.ln() * *mean_ns;
-                in_ns(*last_ns).max(now_ns)
+                let leaves_ns = *at_ns + dice.random_range(0.0..*interval_ns);
+                *at_ns += *interval_ns;
+                in_ns(leaves_ns).max(now_ns)
             }
         }
     }
@@ -264,14 +267,15 @@ impl Cluster {
     /// All processes know each other already.
     pub(super) fn new(setup: &Setup) -> Cluster {
         let count = setup.processes;
-        let (queue_bytes, bus) = match setup.carrier {
-            Carrier::Switch { queue_bytes } => (queue_bytes, None),
-            Carrier::Bus { propagation_ns } => (0, Some(BusConfig { propagation_ns })),
+        // What waits in an interface of a bus is short, or repeats would wait for seconds.
+        let (switch_queue_bytes, transmit_queue_bytes, bus) = match setup.carrier {
+            Carrier::Switch { queue_bytes } => (queue_bytes, 1 << 20, None),
+            Carrier::Bus { propagation_ns } => (0, 16 << 10, Some(BusConfig { propagation_ns })),
         };
         let config = NetworkConfig {
             bytes_per_second: setup.mbit_per_second * 125_000,
-            switch_queue_bytes: queue_bytes,
-            transmit_queue_bytes: TRANSMIT_QUEUE_BYTES,
+            switch_queue_bytes,
+            transmit_queue_bytes,
             bus,
             path: PathConfig {
                 latency_ns: setup.latency_ns,
@@ -288,11 +292,14 @@ impl Cluster {
             let config = Config {
                 node: u32::try_from(number).expect("few processes"),
                 packet_bytes: PACKET_BYTES,
+                frames: FRAMES,
+                ack_delay_ns: setup.ack_delay_ns,
+                // Repeats take slots too: not before everybody has had some.
+                min_timeout_ns: setup.least_timeout_ns,
+                max_timeout_ns: setup.least_timeout_ns.saturating_mul(8).max(250_000_000),
                 // A crowded bus lets some wait for seconds.
                 peer_timeout_ns: 60_000_000_000,
-                ack_delay_ns: setup.ack_delay_ns,
-                min_timeout_ns: setup.ack_delay_ns.saturating_mul(2).max(1_000_000),
-                max_timeout_ns: setup.ack_delay_ns.saturating_mul(8).max(250_000_000),
+                quiet_ns: 60_000_000_000,
                 ..Config::default()
             };
             let link = AnyLink::from(port);
@@ -359,10 +366,10 @@ impl Cluster {
     /// medium of one interface carries.
     pub(super) fn offer(&mut self, relation: &Relation, load: f64) -> Exchange {
         let chunk_ns = self.setup.message_ns(self.setup.chunk_bytes) as f64;
-        let mean_ns = chunk_ns * f64::from(relation.senders()) / load;
-        self.exchange_when(relation, |begin_ns, seed| Leaving::Poisson {
-            mean_ns,
-            last_ns: begin_ns as f64,
+        let interval_ns = chunk_ns * f64::from(relation.senders()) / load;
+        self.exchange_when(relation, |begin_ns, seed| Leaving::Random {
+            interval_ns,
+            at_ns: begin_ns as f64,
             dice: StdRng::seed_from_u64(seed),
         })
     }
@@ -535,7 +542,13 @@ impl Process {
         let edge = self.edges[to].expect("connected");
         let engine = &mut self.engine;
         let begun = if blind {
-            engine.send_unreliable(now, edge, payload).map(|()| None)
+            let pieces = payload.chunks(PIECE_BYTES);
+            let sent = pieces.map_while(|piece| engine.send_unreliable(now, edge, piece).ok());
+            // Of what has begun the rest is lost too.
+            match sent.count() {
+                0 => Err(Blocked::NoFrame),
+                _ => Ok(None),
+            }
         } else if payload.len() <= engine.whole_limit(edge.peer) {
             let sent = engine.send_whole(now, edge, payload, false);
             sent.map(|()| None)

@@ -80,7 +80,10 @@ fn loads(lines: &[Line]) -> [Chart; 2] {
     bus.push(("model (4.1)".to_owned(), by_model.collect()));
     let switch = grouped(
         of("switch"),
-        |line| line.order.to_owned(),
+        |line| match line.chunk_bytes {
+            PIECE_BYTES => "packets".to_owned(),
+            bytes => format!("bursts of {} KiB", bytes >> 10),
+        },
         |line| {
             let x = line.offered.unwrap_or(0.0);
             let note = format!("G {x}, S {:.3}", carried(line));
@@ -100,8 +103,8 @@ fn loads(lines: &[Line]) -> [Chart; 2] {
         Chart {
             id: "load-switch".into(),
             title: "Load and throughput, switch".into(),
-            text: "Total exchange of 8 processes, 1 Gbit/s, queues of 64 KiB, what is lost is lost. Bytes \
-                   that arrive by bytes offered, both by what the links carry.",
+            text: "8 processes send to the others in random orders at random times; 1 Gbit/s, queues of \
+                   64 KiB. Nothing is held back or repeated. Both by what the links carry.",
             x: (Scale::Linear, "load G of each link"),
             y: (Scale::Linear, "throughput S"),
             curves: curves(switch),

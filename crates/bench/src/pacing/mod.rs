@@ -117,6 +117,7 @@ fn switch() -> Setup {
         ahead: usize::MAX,
         blind: false,
         ack_delay_ns: 25_000,
+        least_timeout_ns: 1_000_000,
         seed: SEED,
     }
 }
@@ -130,6 +131,7 @@ fn bus(processes: usize) -> Setup {
         skew_ns: 1_000_000,
         chunk_bytes: PIECE_BYTES,
         ack_delay_ns: 1_000_000,
+        least_timeout_ns: 200_000_000,
         ..switch()
     }
 }
@@ -146,13 +148,29 @@ fn paced(setup: Setup, chunk_bytes: usize, factor: f64) -> Setup {
         epsilon_ns: in_ns(chunk_ns * factor),
         medium,
     };
-    let round = setup.processes as u64 * slots.epsilon_ns;
+    let processes = u32::try_from(setup.processes).expect("few");
     Setup {
         chunk_bytes,
         slots: Some(slots),
-        // Within two rounds something goes the other way.
-        ack_delay_ns: setup.ack_delay_ns.max(2 * round),
+        ..acknowledged_within(setup, slots.acknowledgement_delay_ns(processes))
+    }
+}
+
+/// The same with acknowledgements that wait so long, and repeats that wait for them.
+fn acknowledged_within(setup: Setup, ack_delay_ns: u64) -> Setup {
+    Setup {
+        ack_delay_ns,
+        least_timeout_ns: setup.least_timeout_ns.max(2 * ack_delay_ns),
         ..setup
+    }
+}
+
+/// The slots of one and the acknowledgements of the other.
+fn acknowledging_at_once(slotted: Setup, own: Setup) -> Setup {
+    Setup {
+        slots: slotted.slots,
+        chunk_bytes: slotted.chunk_bytes,
+        ..own
     }
 }
 
@@ -270,8 +288,8 @@ impl PacingPlan {
                 lines.push(measure_one("4.2", &setup, &pattern, Some(load), 3));
             }
         }
-        for order in ORDERS {
-            let bytes = 64 << 10;
+        for chunk_bytes in [PIECE_BYTES, 16 << 10, 64 << 10] {
+            let bytes = 256 << 10;
             let pattern = Pattern {
                 name: "total exchange",
                 bytes,
@@ -279,11 +297,11 @@ impl PacingPlan {
             };
             let setup = Setup {
                 blind: true,
-                order,
-                chunk_bytes: PIECE_BYTES,
+                order: Order::Random { seed: SEED },
+                chunk_bytes,
                 ..switch()
             };
-            for load in self.some(&[0.2, 0.4, 0.6, 0.8, 0.9, 1.0, 1.2]) {
+            for load in self.some(&[0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2]) {
                 // Of every interface, of which there are eight.
                 let mut line = measure_one("4.2", &setup, &pattern, Some(load * 8.0), 3);
                 line.offered = Some(load);
@@ -316,7 +334,8 @@ impl PacingPlan {
                     // Once in some cycles, or for every packet.
                     let cycle_us = packet_us * SLACK * processes as f64;
                     let delay_us = cycle_us * delay_cycles;
-                    setup.ack_delay_ns = in_ns(delay_us * 1e3).max(base.ack_delay_ns);
+                    let delay_ns = in_ns(delay_us * 1e3).max(base.ack_delay_ns);
+                    setup = acknowledged_within(setup, delay_ns);
                     let mut line = measure_one(figure, &setup, &pattern, None, self.supersteps);
                     line.epsilon_ns = Some(epsilon_us as u64 * 1000);
                     lines.push(line);
@@ -333,8 +352,13 @@ impl PacingPlan {
                 0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 1.0, 1.03, 1.1, 1.2, 1.35, 1.5,
             ];
             for factor in self.some(&all) {
-                let mut setup = paced(switch(), chunk_bytes, factor);
-                setup.slots = setup.slots.filter(|_| factor > 0.0);
+                let setup = match factor {
+                    0.0 => Setup {
+                        chunk_bytes,
+                        ..switch()
+                    },
+                    _ => paced(switch(), chunk_bytes, factor),
+                };
                 let mut line = measure_one("4.6", &setup, &pattern, None, self.supersteps);
                 line.epsilon_over_chunk = Some(factor);
                 lines.push(line);
@@ -359,7 +383,9 @@ impl PacingPlan {
                     chunk_bytes: PIECE_BYTES,
                     ..own
                 };
-                for setup in [paced(own, SLOT_BYTES, SLACK), own, blind] {
+                let slotted = paced(own, SLOT_BYTES, SLACK);
+                let at_once = acknowledging_at_once(slotted, own);
+                for setup in [slotted, at_once, own, blind] {
                     lines.push(measure_one("6.8", &setup, &pattern, None, self.supersteps));
                 }
             }
@@ -380,6 +406,7 @@ impl PacingPlan {
             let own = Setup { order, ..switch() };
             for setup in [
                 paced(own, SLOT_BYTES, SLACK),
+                acknowledging_at_once(paced(own, SLOT_BYTES, SLACK), own),
                 paced(own, 4 << 10, SLACK),
                 own,
             ] {
@@ -407,7 +434,8 @@ pub(super) fn measure(
         plan.supersteps
     ))?;
     let mut all = Vec::new();
-    let parts: [(&str, fn(&PacingPlan) -> Vec<Line>); 4] = [
+    type Part = fn(&PacingPlan) -> Vec<Line>;
+    let parts: [(&str, Part); 4] = [
         ("Load and throughput (figure 4.2)", PacingPlan::loads),
         ("Slots (figures 4.3, 4.4, 4.6, 4.7)", PacingPlan::slots),
         ("Order of destinations (table 6.8)", PacingPlan::orders),
@@ -433,8 +461,8 @@ pub(super) fn measure(
 }
 
 fn table(lines: &[Line]) -> String {
-    let headings = "on|p|relation|bytes|order|slot, us|of link|ms|sd|g ns/B|sd %|lost %|arrived|acks %|\
-                    repeats|first|lost";
+    let headings = "on|p|relation|bytes|order|slot, us|ack, us|of link|ms|sd|g ns/B|sd %|lost %|arrived|\
+                    acks %|repeats|first|lost";
     let mut table = titled(headings, 5);
     for line in lines {
         let slot = match (line.epsilon_ns, line.offered, line.blind) {
@@ -450,6 +478,7 @@ fn table(lines: &[Line]) -> String {
             line.bytes.to_string(),
             line.order.to_owned(),
             slot,
+            format!("{:.0}", line.ack_delay_ns as f64 * 1e-3),
             format!("{:.3}", line.efficiency),
             format!("{:.2}", line.time_ns * 1e-6),
             format!("{:.2}", line.time_sd_ns * 1e-6),

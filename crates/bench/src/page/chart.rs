@@ -107,7 +107,7 @@ impl Chart {
         for Tick { value, label } in frame.x.ticks() {
             let at = frame.left(value);
             out += &format!("<path class=\"major\" d=\"M{at:.1} {TOP}V{bottom}\"/>");
-            if at - last >= LABEL_DISTANCE {
+            if !label.is_empty() && at - last >= LABEL_DISTANCE {
                 last = at;
                 out += &format!(
                     "<text class=\"x\" x=\"{at:.1}\" y=\"{:.1}\">{label}</text>",

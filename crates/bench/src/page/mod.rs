@@ -112,7 +112,7 @@ pub(super) fn figures_page(
     for (name, value) in facts {
         body += &format!("<dt>{name}</dt><dd>{}</dd>", escape(value));
     }
-    body += "</dl></header>\n<section>\n";
+    body += "</dl></header>\n<section>\n<h2>Figures</h2>\n";
     body.extend(charts.iter().map(|chart| chart.html("")));
     body += "</section>\n";
     document(&body, data)

@@ -1,7 +1,8 @@
 //! The words in front of a window: how far its rank has come, and where it put what.
 
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{Ordering, compiler_fence, fence};
 
+use dipole_link::membarrier;
 use dipole_link::window::{Source, Window};
 
 use crate::superstep::knowledge::words;
@@ -66,6 +67,7 @@ pub(crate) struct Board<'a> {
     window: &'a Window,
     words: usize,
     mates: usize,
+    accepts_fences: bool,
 }
 
 impl<'a> Board<'a> {
@@ -74,6 +76,7 @@ impl<'a> Board<'a> {
             window,
             words: words(size),
             mates,
+            accepts_fences: membarrier::accept(),
         }
     }
 
@@ -112,7 +115,10 @@ impl<'a> Board<'a> {
         let word = self.window.half_word(Board::place(milestone, epoch));
         word.store(epoch, Ordering::Release);
         // Who sleeps has said so before it looked at the word for the last time.
-        fence(Ordering::SeqCst);
+        match self.accepts_fences {
+            true => compiler_fence(Ordering::SeqCst),
+            false => fence(Ordering::SeqCst),
+        }
     }
 
     /// Wakes who sleeps on a milestone's word of this rank.
@@ -126,7 +132,9 @@ impl<'a> Board<'a> {
         self.window
             .half_word(SLEEPS)
             .store(index, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
+        if mate.is_some() {
+            membarrier::impose();
+        }
     }
 
     /// True if its rank sleeps for the one of this index.

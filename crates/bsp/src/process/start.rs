@@ -12,10 +12,12 @@ use crate::local::{Arena, Invitation, LocalParcel, Mates};
 use crate::misuse::Misuse;
 use crate::parcel::Parcel;
 use crate::patience::Patience;
+use crate::profile::Profile;
 use crate::superstep::exchange::{Exchange, Places};
 use crate::superstep::facts::{Ending, Facts};
 use crate::superstep::knowledge::Ranks;
 use crate::superstep::message::{Head, Kind};
+use crate::superstep::pace::Pace;
 use crate::superstep::queue::{Queue, TagSizes};
 use crate::superstep::record::Malformed;
 use crate::superstep::registrations::Registrations;
@@ -60,7 +62,8 @@ impl Process<AnyCarrier> {
         if std::env::var_os(variables::LINK).is_some_and(|link| link == "tcp") {
             let config = Config::from_env_with(Links::Auto)?;
             let carrier = AnyCarrier::Tcp(Box::new(Tcp::connect(&job, &config)?));
-            return Process::join(carrier, rank, size, most, &Places::new(&apart));
+            let joined = Process::join(carrier, rank, size, most, &Places::new(&apart))?;
+            return paced(joined, "tcp");
         }
         let mut config = Config::from_env()?;
         if config.protocol.max_peers < size {
@@ -71,9 +74,26 @@ impl Process<AnyCarrier> {
             true => Places::new(&nodes),
             false => Places::new(&apart),
         };
+        let links = config.links;
         let carrier = AnyCarrier::Endpoints(Box::new(Endpoints::open(job, config)?));
-        Process::join(carrier, rank, size, most, &places)
+        // Bulk of either link goes through sockets.
+        let link = if links == Links::Bpf { "bpf" } else { "udp" };
+        paced(Process::join(carrier, rank, size, most, &places)?, link)
     }
+}
+
+/// Lets a process send in the slots that were found for a link, if it sends at all.
+fn paced(
+    mut joined: Option<Process<AnyCarrier>>,
+    link: &str,
+) -> Result<Option<Process<AnyCarrier>>, Failure> {
+    if let Some(process) = &mut joined
+        && process.exchange.places().nodes() > 1
+        && let Some(profile) = Profile::load(link)?
+    {
+        process.set_slots(profile.pacing.and_then(|pacing| pacing.slots));
+    }
+    Ok(joined)
 }
 
 impl<C: Carrier> Process<C> {
@@ -146,6 +166,9 @@ impl<C: Carrier> Process<C> {
             },
             carrier: Some(carrier),
             exchange: Exchange::new(rank, places.clone()),
+            slots: None,
+            pace: Pace::new(None, size, 0),
+            next_chunk: None,
             local: vec![LocalParcel::default(); ranks.len()],
             remote: (0..size).map(|_| Parcel::default()).collect(),
             mates,

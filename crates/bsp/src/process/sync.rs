@@ -8,13 +8,14 @@ use dipole_link::window::Source;
 use super::{Process, Pull, Wanted};
 use crate::carrier::Carrier;
 use crate::failure::Failure;
-use crate::local::{Mates, Milestone, Said};
+use crate::local::{LocalParcel, Mates, Milestone, Said};
 use crate::misuse::Misuse;
 use crate::parcel::Parcel;
 use crate::patience::Patience;
 use crate::superstep::exchange::Body;
-use crate::superstep::facts::Ending;
+use crate::superstep::facts::{Ending, Facts};
 use crate::superstep::message::{Head, Kind};
+use crate::superstep::pace::Pace;
 use crate::superstep::queue::Queue;
 use crate::superstep::record::{Malformed, Record, Records};
 use crate::superstep::registrations::Registrations;
@@ -173,8 +174,18 @@ impl<C: Carrier> Process<C> {
         self.arrive(epoch)?;
         self.transmit()?;
         self.gather(epoch)?;
-        self.agree()?;
         self.queue.clear();
+        if self.exchange.knowledge().is_silent() {
+            // The end of the last rounds may still be on its way to others.
+            self.pump(|_| true)?;
+            self.tags.advance();
+            self.clear_arena(epoch);
+            return Ok(self.exchange.advance()?);
+        }
+        self.agree()?;
+        if self.slots.is_some() {
+            self.set_pace(self.exchange.knowledge().senders());
+        }
         self.pull()?;
         let (asks, is_asked) = (
             !self.wanted.is_empty(),
@@ -202,16 +213,26 @@ impl<C: Carrier> Process<C> {
         self.facts.pops.extend_from_slice(pops);
     }
 
-    /// Hands over what was recorded for ranks of other nodes, beginning with the next rank:
-    /// everybody sends to somebody else first (a Latin square).
+    /// Hands over what was recorded for ranks of other nodes.
     fn send_parcels(&mut self) {
-        for step in 1..self.size {
-            let to = (self.rank + step) % self.size;
-            let parcel = &mut self.remote[to as usize];
-            if !parcel.is_empty() {
+        if self.exchange.places().nodes() == 1 {
+            return;
+        }
+        for (to, parcel) in (0..).zip(&mut self.remote) {
+            if to != self.rank && !parcel.is_empty() {
                 self.exchange.send_parcel(to, parcel.take());
             }
         }
+        if self.slots.is_some() {
+            self.set_pace(self.size);
+        }
+    }
+
+    /// So many ranks send in this superstep.
+    pub(super) fn set_pace(&mut self, senders: u32) {
+        let superstep = u64::from(self.exchange.superstep());
+        let seed = (superstep << 32) | u64::from(self.rank);
+        self.pace = Pace::new(self.slots, senders, seed);
     }
 
     /// Says to the ranks of this node what this one has, and that it has come.
@@ -277,7 +298,7 @@ impl<C: Carrier> Process<C> {
                 }
                 if let Some(facts) = facts {
                     let bytes = facts.to_vec();
-                    let facts = crate::superstep::facts::Facts::decode(&mut &bytes[..]);
+                    let facts = Facts::decode(&mut &bytes[..]);
                     knowledge.add_facts(rank, facts.ok_or(Malformed)?);
                 }
             }
@@ -512,7 +533,7 @@ impl<C: Carrier> Process<C> {
                 if !self.exchange.knowledge().talks(rank, self.rank) {
                     continue;
                 }
-                let mut theirs = crate::local::LocalParcel::default();
+                let mut theirs = LocalParcel::default();
                 for records in mates.records(mate, epoch) {
                     effects.answer(records, |ticket, data| {
                         let record = record(ticket)(0, data.length() as u64);
@@ -595,28 +616,61 @@ impl<C: Carrier> Process<C> {
         self.asked.clear();
         self.wanted.clear();
         self.is_pulled = false;
-        if let Some(mates) = &self.mates {
-            self.arenas[epoch as usize % 2].clear(&mates.window);
-            self.local.fill(Default::default());
-        }
+        self.local.fill(LocalParcel::default());
+        self.clear_arena(epoch);
         self.exchange.advance()?;
         Ok(())
     }
 
-    /// Sends what there is room for; true if nothing is left.
+    /// Makes room for the records of the next superstep, where those of the one before were.
+    #[inline]
+    fn clear_arena(&mut self, epoch: u32) {
+        if let Some(mates) = &self.mates {
+            self.arenas[epoch as usize % 2].clear(&mates.window);
+        }
+    }
+
+    /// Sends what there is room for, and whose slot has begun; true if nothing is left.
+    #[inline]
     fn transmit(&mut self) -> Result<bool, Failure> {
-        while self.exchange.has_transmit() {
+        while self.exchange.has_transmit() || self.next_chunk.is_some() {
             if !self.carrier()?.has_room()? {
                 return Ok(false);
             }
-            if let Some((to, message)) = self.exchange.poll_transmit() {
+            if self.slots.is_some() && !self.exchange.is_urgent() {
+                if !self.transmit_in_slot()? {
+                    return Ok(false);
+                }
+            } else if let Some((to, message)) = self.exchange.poll_transmit() {
                 self.carrier()?.send(to, message)?;
             }
         }
         Ok(true)
     }
 
+    /// Sends the next chunk if its slot has begun.
+    fn transmit_in_slot(&mut self) -> Result<bool, Failure> {
+        let now = self.begun.elapsed();
+        let chunk = self.next_chunk.take().or_else(|| {
+            let (to, chunk) = self.exchange.poll_transmit()?;
+            let now_ns = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
+            let due = Duration::from_nanos(self.pace.next(now_ns, chunk.len()));
+            Some((due, to, chunk))
+        });
+        match chunk {
+            Some((due, to, chunk)) if due <= now => {
+                self.carrier()?.send(to, chunk)?;
+                Ok(true)
+            }
+            early => {
+                self.next_chunk = early;
+                Ok(false)
+            }
+        }
+    }
+
     /// Sends and takes messages until `is_done` and everything is sent.
+    #[inline]
     fn pump(&mut self, is_done: impl Fn(&Self) -> bool) -> Result<(), Failure> {
         loop {
             let is_sent = self.transmit()?;
@@ -632,7 +686,11 @@ impl<C: Carrier> Process<C> {
         let mut patience = None;
         loop {
             let is_sent = self.transmit()?;
-            if let Some((from, message)) = self.carrier()?.receive(LOOK)? {
+            let slot = self.next_chunk.as_ref().map(|(due, ..)| *due);
+            let patience_now = slot.map_or(LOOK, |due| {
+                due.saturating_sub(self.begun.elapsed()).min(LOOK)
+            });
+            if let Some((from, message)) = self.carrier()?.receive(patience_now)? {
                 return self.take(from, message);
             }
             if !is_sent && self.carrier()?.has_room()? {

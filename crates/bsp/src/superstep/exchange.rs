@@ -10,6 +10,7 @@ use std::ops::Deref;
 use super::knowledge::Knowledge;
 use super::message::{HEAD_BYTES, Head, Kind};
 use super::rounds::Rounds;
+use super::schedule::{Order, Turns};
 
 /// Bytes of messages that may be kept where the link has put them: their senders' credit.
 const LENT_BYTES: usize = 128 << 10;
@@ -154,7 +155,13 @@ pub struct Exchange<M> {
     early: Vec<(u32, Held<M>)>,
     /// Bytes of the links' memory that are kept.
     lent: usize,
-    outgoing: VecDeque<(u32, Vec<u8>)>,
+    /// Rounds: others wait for them.
+    rounds_out: VecDeque<(u32, Vec<u8>)>,
+    /// Parcels and answers, by rank.
+    outgoing: Vec<VecDeque<Vec<u8>>>,
+    /// How many they are.
+    waiting: usize,
+    turns: Turns,
     /// A parcel that is to travel with the first round.
     inline: Option<Vec<u8>>,
 }
@@ -177,7 +184,10 @@ impl<M: Deref<Target = [u8]>> Exchange<M> {
             came_answers: VecDeque::new(),
             early: Vec::new(),
             lent: 0,
-            outgoing: VecDeque::new(),
+            rounds_out: VecDeque::new(),
+            outgoing: vec![VecDeque::new(); size],
+            waiting: 0,
+            turns: Turns::new(Order::LatinSquare, own as usize, size),
             inline: None,
             places,
         }
@@ -242,8 +252,14 @@ impl<M: Deref<Target = [u8]>> Exchange<M> {
                 ..Head::new(kind, self.superstep)
             };
             chunk[..HEAD_BYTES].copy_from_slice(&head.encode());
-            self.outgoing.push_back((to, chunk));
+            self.outgoing[to as usize].push_back(chunk);
+            self.waiting += 1;
         }
+    }
+
+    /// Sends to the others in another order from now on.
+    pub fn set_order(&mut self, order: Order) {
+        self.turns = Turns::new(order, self.own as usize, self.places.nodes.len());
     }
 
     /// Begins the rounds, when all ranks of this node are at the end of the superstep and what they
@@ -279,8 +295,7 @@ impl<M: Deref<Target = [u8]>> Exchange<M> {
         if let Some(chunk) = inline {
             message.extend_from_slice(&chunk[HEAD_BYTES..]);
         }
-        // Before bulk: others wait for it.
-        self.outgoing.push_front((to, message));
+        self.rounds_out.push_back((to, message));
     }
 
     fn finish_rounds(&mut self) -> Result<(), Unexpected> {
@@ -413,12 +428,25 @@ impl<M: Deref<Target = [u8]>> Exchange<M> {
     #[must_use]
     #[inline]
     pub fn has_transmit(&self) -> bool {
-        !self.outgoing.is_empty()
+        !self.rounds_out.is_empty() || self.waiting > 0
     }
 
-    /// The next message to send.
+    /// True if the next message is one for which others wait, and no bulk.
+    #[must_use]
+    pub fn is_urgent(&self) -> bool {
+        !self.rounds_out.is_empty()
+    }
+
+    /// The next message to send: rounds first, then one to each rank in turn.
     pub fn poll_transmit(&mut self) -> Option<(u32, Vec<u8>)> {
-        self.outgoing.pop_front()
+        if let Some(round) = self.rounds_out.pop_front() {
+            return Some(round);
+        }
+        let outgoing = &mut self.outgoing;
+        let to = self.turns.next(|to| !outgoing[to].is_empty())?;
+        let chunk = outgoing[to].pop_front()?;
+        self.waiting -= 1;
+        Some((u32::try_from(to).unwrap_or(u32::MAX), chunk))
     }
 
     /// Begins the next superstep, when everything of this one has been taken and sent.
@@ -427,9 +455,12 @@ impl<M: Deref<Target = [u8]>> Exchange<M> {
     /// What came early makes no sense.
     pub fn advance(&mut self) -> Result<(), Unexpected> {
         self.superstep = self.superstep.wrapping_add(1);
+        self.knowledge.clear();
+        if self.places.nodes() == 1 {
+            return Ok(());
+        }
         self.has_begun = false;
         self.rounds.clear();
-        self.knowledge.clear();
         self.parcels.fill(Count::default());
         self.answers.fill(Count::default());
         for (from, message) in std::mem::take(&mut self.early) {

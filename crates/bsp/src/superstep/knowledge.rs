@@ -71,6 +71,8 @@ pub struct Knowledge {
     words: usize,
     /// The matrix: bit j of row i if rank i sends something to rank j.
     rows: Vec<u64>,
+    /// Some row has a bit.
+    has_rows: bool,
     /// Ranks of which somebody gets something.
     asked: Ranks,
     /// Somebody's memory is read by another process until the superstep ends.
@@ -88,6 +90,7 @@ impl Knowledge {
             size,
             words,
             rows: vec![0; words * size as usize],
+            has_rows: false,
             asked: Ranks::new(size),
             pulls: false,
             facts: Vec::new(),
@@ -96,10 +99,22 @@ impl Knowledge {
 
     /// Forgets all.
     pub fn clear(&mut self) {
+        if self.is_silent() {
+            return;
+        }
         self.rows.fill(0);
+        self.has_rows = false;
         self.asked.clear();
         self.pulls = false;
         self.facts.clear();
+    }
+
+    /// True if nobody has anything for anybody, and nothing to tell.
+    #[must_use]
+    #[inline]
+    pub fn is_silent(&self) -> bool {
+        // Whoever gets something has asked for it by a record.
+        !self.has_rows && !self.pulls && self.facts.is_empty()
     }
 
     /// Adds to whom a rank sends.
@@ -109,6 +124,7 @@ impl Knowledge {
         let own = &mut self.rows[start..start + self.words];
         for (own, other) in own.iter_mut().zip(row) {
             *own |= other;
+            self.has_rows |= other != 0;
         }
     }
 
@@ -231,6 +247,7 @@ impl Knowledge {
             for word in 0..self.words {
                 let bits = facts::take_long(bytes)? & self.within(word);
                 self.rows[rank as usize * self.words + word] |= bits;
+                self.has_rows |= bits != 0;
             }
         }
         if flags & 2 != 0 {

@@ -41,6 +41,16 @@ impl Slots {
         senders.clamp(1, most)
     }
 
+    /// How long acknowledgements should wait (`ack_delay_ns` of the protocol) where so many
+    /// processes exchange chunks: two rounds, within which everybody has slots for everybody else,
+    /// so that they ride on data. The least time-out must be longer, or packets that have
+    /// arrived are repeated: twice that suits.
+    #[must_use]
+    pub fn acknowledgement_delay_ns(&self, processes: u32) -> u64 {
+        let rounds = u64::from(processes).saturating_mul(2);
+        self.epsilon_ns.saturating_mul(rounds)
+    }
+
     /// How long the slot of a chunk lasts: in proportion to its bytes.
     #[must_use]
     pub fn epsilon_ns(&self, bytes: usize) -> u64 {
@@ -163,6 +173,11 @@ mod tests {
         // Very late.
         let late = [900_000; 3].map(|now_ns| pace.next(now_ns, 1000));
         assert_eq!(late, [900_000, 900_000, 910_000]);
+    }
+
+    #[test]
+    fn acknowledgements_may_wait_for_two_rounds() {
+        assert_eq!(SWITCH.acknowledgement_delay_ns(8), 160_000);
     }
 
     #[test]

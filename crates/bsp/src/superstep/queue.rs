@@ -54,6 +54,7 @@ pub struct Queued<'a> {
 
 impl Queue {
     /// Drops all messages.
+    #[inline]
     pub fn clear(&mut self) {
         self.words.clear();
         self.entries.clear();

@@ -25,11 +25,28 @@ pub(super) const CHUNK_BYTES: usize = 64 << 10;
 pub(super) type Relation<'a> = &'a dyn Fn(usize, usize) -> usize;
 
 /// What supersteps took, the same at all members.
+#[derive(Default)]
 pub(super) struct Measured {
     /// Of each superstep, what its slowest process took.
     pub(super) times_ns: Vec<u64>,
+    /// Packets sent again, and for the first time.
+    packets: [u64; 2],
+}
+
+impl Measured {
+    /// More of the same.
+    pub(super) fn add(&mut self, more: Measured) {
+        self.times_ns.extend(more.times_ns);
+        for (packets, more) in self.packets.iter_mut().zip(more.packets) {
+            *packets += more;
+        }
+    }
+
     /// Packets sent again, by all packets.
-    pub(super) repeats: f64,
+    #[allow(clippy::cast_precision_loss, reason = "far below 2^53")]
+    pub(super) fn repeats(&self) -> f64 {
+        self.packets[0] as f64 / self.packets[1].max(1) as f64
+    }
 }
 
 /// This process as one of the job's.
@@ -139,9 +156,7 @@ impl Member {
         ];
         self.group
             .allreduce_numbers(&mut packets, Combine::Sum, PATIENCE)?;
-        #[allow(clippy::cast_precision_loss, reason = "far below 2^53")]
-        let repeats = packets[0] as f64 / packets[1].max(1) as f64;
-        Ok(Measured { times_ns, repeats })
+        Ok(Measured { times_ns, packets })
     }
 
     /// How long it took here.

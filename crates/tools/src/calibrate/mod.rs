@@ -17,7 +17,7 @@ use serde_json::json;
 
 use crate::output::{Failure, table};
 use choice::{Trial, best};
-use exchange::Member;
+use exchange::{Measured, Member};
 
 /// Bytes of a slot. Short queues lose some of what is longer.
 const SLOT_BYTES: [u32; 3] = [32 << 10, 16 << 10, 8 << 10];
@@ -27,8 +27,10 @@ const FACTORS: [f64; 8] = [0.9, 1.0, 1.03, 1.06, 1.1, 1.15, 1.25, 1.4];
 const LEAST_NS: u64 = 10_000_000;
 const LEAST_BYTES: usize = 128 << 10;
 const MOST_BYTES: usize = 2 << 20;
-/// Supersteps that show what the links carry.
-const LEARNING: u32 = 3;
+/// Supersteps of which the shortest shows what the links carry.
+const LEARNING: u32 = 8;
+/// Every trial takes its turn so often: networks and machines drift.
+const TURNS: u32 = 2;
 
 /// Measure the links between the nodes of a job, and save what supersteps should know of them
 ///
@@ -131,11 +133,15 @@ fn trials(member: &mut Member, rounds: u32) -> Result<(usize, Vec<Trial>), Failu
             }));
         }
     }
-    let mut trials = Vec::new();
-    for slots in plans {
-        let measured = member.measure(&total(bytes), slots, rounds)?;
-        trials.push(Trial::new(slots, &measured.times_ns, h, measured.repeats));
+    let mut measured: Vec<Measured> = plans.iter().map(|_| Measured::default()).collect();
+    for _ in 0..TURNS {
+        for (slots, so_far) in plans.iter().zip(&mut measured) {
+            so_far.add(member.measure(&total(bytes), *slots, rounds.div_ceil(TURNS))?);
+        }
     }
+    let both = plans.into_iter().zip(&measured);
+    let trials = both.map(|(slots, all)| Trial::new(slots, &all.times_ns, h, all.repeats()));
+    let trials = trials.collect();
     Ok((bytes, trials))
 }
 

@@ -1,0 +1,25 @@
+/*
+ * Rank 1 does what the argument says while the others wait for it.
+ */
+#include <bsp.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+int main(int argc, char **argv)
+{
+    bsp_begin(bsp_nprocs());
+    bsp_sync();
+    if (argc == 2 && bsp_pid() == 1) {
+        if (strcmp(argv[1], "sleeps") == 0)
+            sleep(7);
+        if (strcmp(argv[1], "crashes") == 0)
+            raise(SIGKILL);
+        if (strcmp(argv[1], "leaves") == 0)
+            _exit(3);
+    }
+    bsp_sync(); /* here */
+    bsp_end();
+    return 0;
+}

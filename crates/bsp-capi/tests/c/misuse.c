@@ -1,0 +1,746 @@
+/*
+ * Every rule that a program can break, broken by the function that the argument names.
+ *
+ * The comment before a function says what the job must say, without file and line; they
+ * are those of the call that is marked. "alone" are those that need one process, "ended by
+ * the launcher" those whose other processes do not begin.
+ */
+#include <bsp.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static int p, me, x[4], y[4], z[4];
+
+/* Begins, with x, y and z registered in superstep 0; the rest is in superstep 1. */
+static void begin(void)
+{
+    bsp_begin(bsp_nprocs());
+    p = bsp_nprocs();
+    me = bsp_pid();
+    bsp_push_reg(x, sizeof x);
+    /* 4 bytes on rank 0, 8 on rank 1, ... */
+    bsp_push_reg(y, (me + 1) * (int)sizeof y[0]);
+    bsp_push_reg(me == 2 ? NULL : z, me == 2 ? 0 : sizeof z);
+    bsp_sync();
+}
+
+static void end(void)
+{
+    bsp_sync();
+    bsp_end();
+}
+
+static void nothing(void)
+{
+}
+
+/* ---- life ---- */
+
+/* alone: rank 0: bsp_init: called twice */
+static void life_init_twice(void)
+{
+    bsp_init(nothing, 0, NULL);
+    bsp_init(nothing, 0, NULL); /* here */
+}
+
+/* alone: rank 0: bsp_init: the function must not be NULL */
+static void life_init_of_no_function(void)
+{
+    bsp_init(NULL, 0, NULL); /* here */
+}
+
+/* rank 1, superstep 1: bsp_init: called after bsp_begin: it must be the first statement of main */
+static void life_init_after_begin(void)
+{
+    begin();
+    if (me == 1)
+        bsp_init(nothing, 0, NULL); /* here */
+    end();
+}
+
+/* alone: rank 0: bsp_init: called after bsp_end: it must be the first statement of main */
+static void life_init_after_end(void)
+{
+    begin();
+    end();
+    bsp_init(nothing, 0, NULL); /* here */
+}
+
+/* ended by the launcher: rank 0: exit: the program ends without bsp_begin, in which the other ranks wait */
+static void life_init_without_begin(void)
+{
+    bsp_init(begin, 0, NULL);
+}
+
+/* rank 1, superstep 1: bsp_begin: called twice */
+static void life_begin_twice(void)
+{
+    begin();
+    if (me == 1)
+        bsp_begin(1); /* here */
+    end();
+}
+
+/* ended by the launcher: rank 0: bsp_begin: a program needs at least one rank, not 0 */
+static void life_begin_of_none(void)
+{
+    bsp_begin(0); /* here */
+}
+
+/* ended by the launcher: rank 0: bsp_begin: a program needs at least one rank, not -3 */
+static void life_begin_of_less(void)
+{
+    bsp_begin(-3); /* here */
+}
+
+/* alone: rank 0: bsp_begin: called after bsp_end: there is one parallel part */
+static void life_begin_again(void)
+{
+    begin();
+    end();
+    bsp_begin(1); /* here */
+}
+
+/* alone: rank 0: bsp_end: called before bsp_begin */
+static void life_end_without_begin(void)
+{
+    bsp_end(); /* here */
+}
+
+/* alone: rank 0: bsp_end: called after bsp_end */
+static void life_end_twice(void)
+{
+    begin();
+    end();
+    bsp_end(); /* here */
+}
+
+/* rank 0, superstep 1: bsp_sync: rank 0 is in bsp_sync, but rank 1 is in bsp_end: all ranks must do the same in a superstep */
+static void life_end_while_others_sync(void)
+{
+    begin();
+    if (me == 1)
+        bsp_end();
+    bsp_sync(); /* here */
+}
+
+/* rank 0, superstep 1: bsp_end: rank 0 is in bsp_end, but rank 1 is in bsp_sync: all ranks must do the same in a superstep */
+static void life_sync_while_others_end(void)
+{
+    begin();
+    if (me != 0)
+        bsp_sync();
+    bsp_end(); /* here */
+}
+
+/* rank 1, superstep 1: exit: the program ends without bsp_end */
+static void life_exit_without_end(void)
+{
+    begin();
+    if (me == 1)
+        exit(0);
+    end();
+}
+
+/* alone: rank 0: bsp_pid: called before bsp_begin */
+static void life_pid_before_begin(void)
+{
+    x[0] = bsp_pid(); /* here */
+}
+
+/* alone: rank 0: bsp_pid: called after bsp_end */
+static void life_pid_after_end(void)
+{
+    begin();
+    end();
+    x[0] = bsp_pid(); /* here */
+}
+
+/* alone: rank 0: bsp_time: called before bsp_begin */
+static void life_time_before_begin(void)
+{
+    x[0] = bsp_time() > 0; /* here */
+}
+
+/* alone: rank 0: bsp_sync: called before bsp_begin */
+static void life_sync_before_begin(void)
+{
+    bsp_sync(); /* here */
+}
+
+/* alone: rank 0: bsp_put: called after bsp_end */
+static void life_put_after_end(void)
+{
+    begin();
+    end();
+    bsp_put(0, x, y, 0, 4); /* here */
+}
+
+/* rank 2, superstep 1: bsp_abort: 7 of 3.5 are too many */
+static void life_abort(void)
+{
+    begin();
+    if (me == 2)
+        bsp_abort("%d of %.1f are %s\n", 7, 3.5, "too many"); /* here */
+    end();
+}
+
+/* ended by the launcher: rank 1: bsp_abort: a b c d e f g h 1.5 */
+static void life_abort_before_begin(void)
+{
+    if (strcmp(getenv("DIPOLE_RANK"), "1") == 0)
+        bsp_abort("%s %s %s %s %s %s %s %s %g", "a", "b", "c", "d", "e", "f", "g", "h", 1.5); /* here */
+    begin();
+    end();
+}
+
+/* alone: rank 0: bsp_abort: late */
+static void life_abort_after_end(void)
+{
+    begin();
+    end();
+    bsp_abort("late"); /* here */
+}
+
+static void *elsewhere(void *unused)
+{
+    bsp_sync(); /* thread */
+    return unused;
+}
+
+/* alone: rank 0: bsp_sync: called by another thread than the one that called bsp_begin */
+static void life_sync_by_another_thread(void)
+{
+    pthread_t thread;
+    begin();
+    pthread_create(&thread, NULL, elsewhere, NULL);
+    pthread_join(thread, NULL);
+}
+
+/* ---- registration ---- */
+
+/* rank 1, superstep 1: bsp_push_reg: the size must not be negative: -4 */
+static void registration_of_a_negative_size(void)
+{
+    begin();
+    bsp_push_reg(x, me == 1 ? -4 : 4); /* here */
+    end();
+}
+
+/* rank 1, superstep 1: bsp_push_reg: NULL can be registered with size 0 only, not 4 */
+static void registration_of_null_with_a_size(void)
+{
+    begin();
+    bsp_push_reg(me == 1 ? NULL : x, 4); /* here */
+    end();
+}
+
+/* rank 0, superstep 1: bsp_sync: rank 0 has called bsp_push_reg 0 times, but rank 1 has called bsp_push_reg once: all ranks must do the same in a superstep */
+static void registration_by_one_alone(void)
+{
+    begin();
+    if (me == 1)
+        bsp_push_reg(x, 4);
+    bsp_sync(); /* here */
+}
+
+/* rank 0, superstep 1: bsp_sync: rank 0 has called bsp_push_reg 3 times, but rank 1 has called bsp_push_reg 2 times: all ranks must do the same in a superstep */
+static void registration_more_often(void)
+{
+    begin();
+    bsp_push_reg(x, 4);
+    bsp_push_reg(NULL, 0);
+    if (me == 0)
+        bsp_push_reg(y, 4);
+    bsp_sync(); /* here */
+}
+
+/* rank 1, superstep 1: bsp_pop_reg: has not been pushed, or has been popped already */
+static void registration_popped_that_was_not_pushed(void)
+{
+    begin();
+    bsp_pop_reg(me == 1 ? x + 1 : x); /* here */
+    end();
+}
+
+/* rank 1, superstep 1: bsp_pop_reg: has not been pushed, or has been popped already */
+static void registration_popped_twice(void)
+{
+    begin();
+    bsp_pop_reg(x);
+    bsp_pop_reg(me == 1 ? x : y); /* here */
+    end();
+}
+
+/* rank 0, superstep 1: bsp_sync: rank 0 has called bsp_pop_reg 0 times, but rank 1 has called bsp_pop_reg once: all ranks must do the same in a superstep */
+static void registration_popped_by_one_alone(void)
+{
+    begin();
+    if (me == 1)
+        bsp_pop_reg(x);
+    bsp_sync(); /* here */
+}
+
+/* rank 0, superstep 1: bsp_sync: rank 0 has popped registration 0 (counted from 0), but rank 1 has popped registration 1 (counted from 0): all ranks must do the same in a superstep */
+static void registration_popped_of_another_area(void)
+{
+    begin();
+    bsp_pop_reg(me == 1 ? y : x);
+    bsp_sync(); /* here */
+}
+
+/* rank 0, superstep 1: bsp_sync: rank 0 has popped registration 0, 1 (counted from 0), but rank 1 has popped registration 1, 0 (counted from 0): all ranks must do the same in a superstep */
+static void registration_popped_in_another_order(void)
+{
+    begin();
+    bsp_pop_reg(me == 1 ? y : x);
+    bsp_pop_reg(me == 1 ? x : y);
+    bsp_sync(); /* here */
+}
+
+/* ---- memory ---- */
+
+/* rank 1, superstep 1: bsp_put: there is no rank 3: this program has 3 */
+static void memory_put_to_no_rank(void)
+{
+    begin();
+    bsp_put(me == 1 ? p : 0, x, x, 0, 4); /* here */
+    end();
+}
+
+/* rank 1, superstep 1: bsp_put: there is no rank -1: this program has 3 */
+static void memory_put_to_a_negative_rank(void)
+{
+    begin();
+    bsp_put(me == 1 ? -1 : 0, x, x, 0, 4); /* here */
+    end();
+}
+
+/* rank 1, superstep 1: bsp_hpput: there is no rank 3: this program has 3 */
+static void memory_hpput_to_no_rank(void)
+{
+    begin();
+    bsp_hpput(me == 1 ? p : 0, x, y, 0, 4); /* here */
+    end();
+}
+
+/* rank 1, superstep 1: bsp_get: there is no rank 3: this program has 3 */
+static void memory_get_of_no_rank(void)
+{
+    begin();
+    bsp_get(me == 1 ? p : 0, x, 0, y, 4); /* here */
+    end();
+}
+
+/* rank 1, superstep 1: bsp_hpget: there is no rank -2: this program has 3 */
+static void memory_hpget_of_no_rank(void)
+{
+    begin();
+    bsp_hpget(me == 1 ? -2 : 0, x, 0, y, 4); /* here */
+    end();
+}
+
+/* rank 1, superstep 1: bsp_put: the offset must not be negative: -4 */
+static void memory_put_at_a_negative_offset(void)
+{
+    begin();
+    bsp_put(0, x, x, me == 1 ? -4 : 0, 4); /* here */
+    end();
+}
+
+/* rank 1, superstep 1: bsp_get: the offset must not be negative: -4 */
+static void memory_get_at_a_negative_offset(void)
+{
+    begin();
+    bsp_get(0, x, me == 1 ? -4 : 0, y, 4); /* here */
+    end();
+}
+
+/* rank 1, superstep 1: bsp_put: the number of bytes must not be negative: -1 */
+static void memory_put_of_negative_bytes(void)
+{
+    begin();
+    bsp_put(0, x, x, 0, me == 1 ? -1 : 4); /* here */
+    end();
+}
+
+/* rank 1, superstep 1: bsp_get: the number of bytes must not be negative: -1 */
+static void memory_get_of_negative_bytes(void)
+{
+    begin();
+    bsp_get(0, x, 0, y, me == 1 ? -1 : 4); /* here */
+    end();
+}
+
+/* rank 1, superstep 1: bsp_put: the destination must not be NULL */
+static void memory_put_to_null(void)
+{
+    begin();
+    bsp_put(0, x, me == 1 ? NULL : x, 0, 4); /* here */
+    end();
+}
+
+/* rank 1, superstep 1: bsp_put: the source must not be NULL */
+static void memory_put_of_null(void)
+{
+    begin();
+    bsp_put(0, me == 1 ? NULL : x, x, 0, 4); /* here */
+    end();
+}
+
+/* rank 1, superstep 1: bsp_get: the source must not be NULL */
+static void memory_get_of_null(void)
+{
+    begin();
+    bsp_get(0, me == 1 ? NULL : x, 0, y, 4); /* here */
+    end();
+}
+
+/* rank 1, superstep 1: bsp_get: the destination must not be NULL */
+static void memory_get_to_null(void)
+{
+    begin();
+    bsp_get(0, x, 0, me == 1 ? NULL : y, 4); /* here */
+    end();
+}
+
+/* rank 1, superstep 1: bsp_put: is not registered here: register it with bsp_push_reg and bsp_sync, and give the address itself, not one inside the area */
+static void memory_put_to_an_address_within(void)
+{
+    begin();
+    bsp_put(0, y, me == 1 ? x + 1 : x, 0, 4); /* here */
+    end();
+}
+
+/* rank 1, superstep 1: bsp_get: is not registered here: register it with bsp_push_reg and bsp_sync, and give the address itself, not one inside the area */
+static void memory_get_of_what_is_not_registered(void)
+{
+    int other[1];
+    begin();
+    bsp_get(0, me == 1 ? other : x, 0, y, 4); /* here */
+    end();
+}
+
+/* rank 1, superstep 1: bsp_put: has been registered in this superstep only, which takes effect after the next bsp_sync */
+static void memory_put_to_what_was_just_registered(void)
+{
+    int other[1];
+    begin();
+    bsp_push_reg(other, sizeof other);
+    bsp_put(0, y, me == 1 ? other : x, 0, 4); /* here */
+    end();
+}
+
+/* rank 1, superstep 2: bsp_put: is not registered here: register it with bsp_push_reg and bsp_sync, and give the address itself, not one inside the area */
+static void memory_put_to_what_was_popped(void)
+{
+    begin();
+    bsp_pop_reg(x);
+    bsp_sync();
+    bsp_put(0, z, me == 1 ? x : y, 0, 4); /* here */
+    end();
+}
+
+/* rank 1, superstep 1: bsp_put: rank 2 holds no part of this area: it has registered NULL */
+static void memory_put_where_nothing_is(void)
+{
+    begin();
+    bsp_put(me == 1 ? 2 : 0, x, me == 2 ? x : z, 0, 4); /* here */
+    end();
+}
+
+/* rank 2, superstep 1: bsp_get: is not registered here: register it with bsp_push_reg and bsp_sync, and give the address itself, not one inside the area */
+static void memory_get_by_who_has_no_part(void)
+{
+    begin();
+    bsp_get(0, me == 2 ? z : x, 0, y, 4); /* here */
+    end();
+}
+
+/* rank 2, superstep 1: bsp_put: 4 bytes at offset 4 reach beyond the 4 bytes that rank 0 has registered */
+static void memory_put_beyond_the_end(void)
+{
+    begin();
+    bsp_put(0, x, y, me == 2 ? 4 : 0, 4); /* here */
+    end();
+}
+
+/* rank 0, superstep 1: bsp_get: 12 bytes at offset 0 reach beyond the 8 bytes that rank 1 has registered */
+static void memory_get_beyond_the_end(void)
+{
+    begin();
+    bsp_get(1, y, 0, x, me == 0 ? 12 : 8); /* here */
+    end();
+}
+
+/* rank 0, superstep 1: bsp_hpput: 8 bytes at offset 4 reach beyond the 8 bytes that rank 1 has registered */
+static void memory_hpput_beyond_the_end(void)
+{
+    begin();
+    if (me == 0)
+        bsp_hpput(1, x, y, 4, 8); /* here */
+    end();
+}
+
+/* rank 1, superstep 1: bsp_hpget: 5 bytes at offset 0 reach beyond the 4 bytes that rank 0 has registered */
+static void memory_hpget_beyond_the_end(void)
+{
+    begin();
+    if (me == 1)
+        bsp_hpget(0, y, 0, x, 5); /* here */
+    end();
+}
+
+/* rank 1, superstep 2: bsp_put: 4 bytes at offset 0 reach beyond the 0 bytes that rank 2 has registered */
+static void memory_put_to_who_cannot_be_reached(void)
+{
+    begin();
+    bsp_push_reg(x, me == 2 ? 0 : 4);
+    bsp_sync();
+    if (me == 1)
+        bsp_put(2, y, x, 0, 4); /* here */
+    end();
+}
+
+/* ---- messages ---- */
+
+/* rank 1, superstep 1: bsp_set_tagsize: the pointer to the size must not be NULL */
+static void messages_tag_size_null(void)
+{
+    int size = 4;
+    begin();
+    bsp_set_tagsize(me == 1 ? NULL : &size); /* here */
+    end();
+}
+
+/* rank 1, superstep 1: bsp_set_tagsize: the size of tags must not be negative: -4 */
+static void messages_tag_size_negative(void)
+{
+    begin();
+    int size = me == 1 ? -4 : 4;
+    bsp_set_tagsize(&size); /* here */
+    end();
+}
+
+/* rank 0, superstep 1: bsp_sync: rank 0 has called bsp_set_tagsize 2 times, but rank 1 has called bsp_set_tagsize once: all ranks must do the same in a superstep */
+static void messages_tag_size_more_often(void)
+{
+    int size = 4;
+    begin();
+    bsp_set_tagsize(&size);
+    size = 4;
+    if (me != 1)
+        bsp_set_tagsize(&size);
+    bsp_sync(); /* here */
+}
+
+/* rank 0, superstep 1: bsp_sync: rank 0 has set a tag size of 4 bytes, but rank 1 has set a tag size of 8 bytes: all ranks must do the same in a superstep */
+static void messages_tag_size_differs(void)
+{
+    begin();
+    int size = me == 1 ? 8 : 4;
+    bsp_set_tagsize(&size);
+    bsp_sync(); /* here */
+}
+
+/* rank 1, superstep 1: bsp_send: there is no rank 3: this program has 3 */
+static void messages_to_no_rank(void)
+{
+    begin();
+    bsp_send(me == 1 ? p : 0, NULL, x, 4); /* here */
+    end();
+}
+
+/* rank 1, superstep 1: bsp_send: there is no rank -1: this program has 3 */
+static void messages_to_a_negative_rank(void)
+{
+    begin();
+    bsp_send(me == 1 ? -1 : 0, NULL, NULL, 0); /* here */
+    end();
+}
+
+/* rank 1, superstep 1: bsp_send: the number of bytes must not be negative: -4 */
+static void messages_of_negative_bytes(void)
+{
+    begin();
+    bsp_send(0, NULL, x, me == 1 ? -4 : 4); /* here */
+    end();
+}
+
+/* rank 1, superstep 1: bsp_send: the payload must not be NULL */
+static void messages_without_payload(void)
+{
+    begin();
+    bsp_send(0, NULL, me == 1 ? NULL : x, 4); /* here */
+    end();
+}
+
+/* rank 1, superstep 2: bsp_send: the tag must not be NULL */
+static void messages_without_tag(void)
+{
+    int size = 4;
+    begin();
+    bsp_set_tagsize(&size);
+    bsp_sync();
+    bsp_send(0, me == 1 ? NULL : y, x, 4); /* here */
+    end();
+}
+
+/* rank 1, superstep 1: bsp_qsize: the pointer to the number of messages must not be NULL */
+static void messages_counted_nowhere(void)
+{
+    int count, bytes;
+    begin();
+    bsp_qsize(me == 1 ? NULL : &count, &bytes); /* here */
+    end();
+}
+
+/* rank 1, superstep 1: bsp_get_tag: the pointer to the status must not be NULL */
+static void messages_status_nowhere(void)
+{
+    int status;
+    begin();
+    bsp_get_tag(me == 1 ? NULL : &status, NULL); /* here */
+    end();
+}
+
+/* rank 1, superstep 3: bsp_get_tag: the tag must not be NULL */
+static void messages_tag_nowhere(void)
+{
+    int size = 4, status;
+    begin();
+    bsp_set_tagsize(&size);
+    bsp_sync();
+    bsp_send(1, x, y, 4);
+    bsp_sync();
+    bsp_get_tag(&status, me == 1 ? NULL : x); /* here */
+    end();
+}
+
+/* rank 1, superstep 1: bsp_move: the queue is empty: ask bsp_qsize or bsp_get_tag before */
+static void messages_moved_from_an_empty_queue(void)
+{
+    begin();
+    if (me == 1)
+        bsp_move(x, 4); /* here */
+    end();
+}
+
+/* rank 1, superstep 2: bsp_move: the size of the buffer must not be negative: -1 */
+static void messages_moved_to_a_negative_buffer(void)
+{
+    begin();
+    bsp_send(me, NULL, x, 4);
+    bsp_sync();
+    bsp_move(x, me == 1 ? -1 : 4); /* here */
+    end();
+}
+
+/* rank 1, superstep 2: bsp_move: the buffer must not be NULL */
+static void messages_moved_to_null(void)
+{
+    begin();
+    bsp_send(me, NULL, x, 4);
+    bsp_sync();
+    bsp_move(me == 1 ? NULL : x, 4); /* here */
+    end();
+}
+
+/* rank 1, superstep 1: bsp_hpmove: the pointer to the tag must not be NULL */
+static void messages_hpmoved_without_a_tag(void)
+{
+    void *tag, *payload;
+    begin();
+    bsp_hpmove(me == 1 ? NULL : &tag, &payload); /* here */
+    end();
+}
+
+/* rank 1, superstep 1: bsp_hpmove: the pointer to the payload must not be NULL */
+static void messages_hpmoved_without_a_payload(void)
+{
+    void *tag, *payload;
+    begin();
+    bsp_hpmove(&tag, me == 1 ? NULL : &payload); /* here */
+    end();
+}
+
+/* ---- collectives ---- */
+
+/* rank 1, superstep 1: bsp_bcast: there is no rank 3: this program has 3 */
+static void collectives_of_no_root(void)
+{
+    begin();
+    bsp_bcast(me == 1 ? p : 0, x, y, 4); /* here */
+    end();
+}
+
+/* rank 1, superstep 1: bsp_gather: the number of bytes must not be negative: -4 */
+static void collectives_of_negative_bytes(void)
+{
+    begin();
+    bsp_gather(0, x, y, me == 1 ? -4 : 0); /* here */
+    end();
+}
+
+/* rank 1, superstep 1: bsp_scatter: the destination must not be NULL */
+static void collectives_to_null(void)
+{
+    begin();
+    bsp_scatter(0, x, me == 1 ? NULL : y, 4); /* here */
+    end();
+}
+
+/* rank 1, superstep 1: bsp_fold: the operator must not be NULL */
+static void collectives_without_an_operator(void)
+{
+    begin();
+    if (me == 1)
+        bsp_fold(NULL, x, y, 4); /* here */
+    end();
+}
+
+static void talkative(int *result, int *left, int *right, int *nbytes)
+{
+    *result = *left + *right + *nbytes;
+    bsp_sync(); /* operator */
+}
+
+/* alone: rank 0, superstep 1: bsp_scan: the source must not be NULL */
+static void collectives_of_null(void)
+{
+    begin();
+    bsp_scan(talkative, NULL, y, 4); /* here */
+}
+
+static void addition(int *result, int *left, int *right, int *nbytes)
+{
+    *result = *left + *right;
+    (void)nbytes;
+}
+
+/* rank 1, superstep 3: bsp_sync: an operator of a collective may not communicate */
+static void collectives_that_call_others(void)
+{
+    begin();
+    if (me == 1)
+        bsp_reduce(1, talkative, x, y, 4);
+    else
+        bsp_reduce(1, addition, x, y, 4);
+    end();
+}
+
+/* What the test has found above. */
+#include "cases.h"
+
+int main(int argc, char **argv)
+{
+    for (size_t i = 0; argc > 1 && i < sizeof cases / sizeof cases[0]; i++)
+        if (strcmp(argv[1], cases[i].name) == 0) {
+            cases[i].run();
+            return 0;
+        }
+    return 99;
+}

@@ -1,0 +1,575 @@
+/*
+ * What a program may rely on, rule by rule; every function begins and ends a superstep.
+ * Prints the name of each rule that held.
+ */
+#include <bsp.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static int p, me, left, right;
+
+#define REQUIRE(is_so)                                         \
+    do {                                                       \
+        if (!(is_so))                                          \
+            bsp_abort("%s:%d: not so: %s", __func__, __LINE__, #is_so); \
+    } while (0)
+
+/* ---- registration ---- */
+
+static void registration_takes_effect_in_the_next_superstep(void)
+{
+    int x = -1;
+    bsp_push_reg(&x, sizeof x);
+    bsp_sync();
+    bsp_put(right, &me, &x, 0, sizeof x);
+    bsp_sync();
+    REQUIRE(x == left);
+    bsp_pop_reg(&x);
+    bsp_sync();
+}
+
+static void sizes_may_differ(void)
+{
+    int *x = calloc(p, sizeof *x);
+    bsp_push_reg(x, (me + 1) * (int)sizeof *x);
+    bsp_sync();
+    for (int to = 0; to < p; to++)
+        bsp_put(to, &me, x, to * (int)sizeof *x, sizeof *x);
+    bsp_sync();
+    REQUIRE(x[me] >= 0 && x[me] < p);
+    for (int i = 0; i < p; i++)
+        REQUIRE(i == me || x[i] == 0);
+    bsp_pop_reg(x);
+    bsp_sync();
+    free(x);
+}
+
+static void size_0_reaches_and_cannot_be_reached(void)
+{
+    int x = 0;
+    bsp_push_reg(&x, me == 0 ? sizeof x : 0);
+    bsp_sync();
+    if (me == p - 1)
+        bsp_put(0, &p, &x, 0, sizeof x);
+    bsp_sync();
+    REQUIRE(x == (me == 0 ? p : 0));
+    bsp_pop_reg(&x);
+    bsp_sync();
+}
+
+static void null_everywhere_is_pushed_and_popped_in_pairs(void)
+{
+    int x = 0;
+    bsp_push_reg(NULL, 0);
+    bsp_push_reg(&x, sizeof x);
+    bsp_sync();
+    bsp_pop_reg(NULL);
+    bsp_put(right, &p, &x, 0, sizeof x);
+    bsp_sync();
+    REQUIRE(x == p);
+    bsp_pop_reg(&x);
+    bsp_sync();
+}
+
+static void null_means_no_part(void)
+{
+    int x = 0, y = 0;
+    int *part = me == p - 1 && p > 1 ? NULL : &x;
+    bsp_push_reg(part, part ? sizeof x : 0);
+    bsp_push_reg(me == 0 && p > 1 ? NULL : &y, me == 0 && p > 1 ? 0 : sizeof y);
+    bsp_sync();
+    if (part)
+        bsp_put(0, &p, part, 0, sizeof x);
+    bsp_sync();
+    REQUIRE(x == (me == 0 ? p : 0));
+    /* In the order of the areas. */
+    bsp_pop_reg(part);
+    bsp_pop_reg(me == 0 && p > 1 ? NULL : &y);
+    bsp_sync();
+}
+
+static void pop_takes_effect_at_the_end_of_the_superstep(void)
+{
+    int x = 0;
+    bsp_push_reg(&x, sizeof x);
+    bsp_sync();
+    bsp_pop_reg(&x);
+    bsp_put(right, &p, &x, 0, sizeof x);
+    bsp_sync();
+    REQUIRE(x == p);
+}
+
+static void push_and_pop_in_one_superstep_cancel(void)
+{
+    int x[2] = {0, 0};
+    bsp_push_reg(x, sizeof x);
+    bsp_sync();
+    bsp_push_reg(x, sizeof x[0]);
+    bsp_pop_reg(x);
+    bsp_sync();
+    bsp_put(right, &p, x, sizeof x[0], sizeof x[1]);
+    bsp_sync();
+    REQUIRE(x[0] == 0 && x[1] == p);
+    bsp_pop_reg(x);
+    bsp_sync();
+}
+
+static void the_newest_registration_counts(void)
+{
+    int x[4] = {0}, y = 0;
+    bsp_push_reg(x, sizeof x[0]);
+    bsp_sync();
+    bsp_push_reg(x, sizeof x);
+    bsp_push_reg(&y, sizeof y);
+    bsp_sync();
+    /* Grown, and y pushed later is popped later. */
+    bsp_put(right, &p, x, 3 * (int)sizeof x[0], sizeof x[0]);
+    bsp_pop_reg(x);
+    bsp_sync();
+    REQUIRE(x[3] == p);
+    bsp_put(right, &p, x, 0, sizeof x[0]);
+    bsp_put(right, &p, &y, 0, sizeof y);
+    bsp_pop_reg(&y);
+    bsp_pop_reg(x);
+    bsp_sync();
+    REQUIRE(x[0] == p && y == p);
+}
+
+static void areas_may_belong_to_different_variables(void)
+{
+    int x = 0, y = 0;
+    bsp_push_reg(me % 2 ? &x : &y, sizeof x);
+    bsp_sync();
+    bsp_put(right, &p, me % 2 ? &x : &y, 0, sizeof x);
+    bsp_pop_reg(me % 2 ? &x : &y);
+    bsp_sync();
+    REQUIRE((me % 2 ? x : y) == p);
+}
+
+static void memory_that_is_gone_is_not_touched(void)
+{
+    void *memory = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    bsp_push_reg(memory, 4096);
+    bsp_sync();
+    munmap(memory, 4096);
+    bsp_sync();
+    bsp_pop_reg(memory);
+    bsp_sync();
+}
+
+/* ---- memory ---- */
+
+static void the_source_of_a_put_is_free_at_once(void)
+{
+    int x = -1, value = me;
+    bsp_push_reg(&x, sizeof x);
+    bsp_sync();
+    bsp_put(right, &value, &x, 0, sizeof x);
+    value = -2;
+    REQUIRE(x == -1);
+    bsp_sync();
+    REQUIRE(x == left);
+    bsp_pop_reg(&x);
+    bsp_sync();
+}
+
+static void a_get_sees_what_the_superstep_has_computed(void)
+{
+    int x = -1, y = -1;
+    bsp_push_reg(&x, sizeof x);
+    bsp_sync();
+    bsp_get(right, &x, 0, &y, sizeof y);
+    REQUIRE(y == -1);
+    x = me;
+    bsp_sync();
+    REQUIRE(y == right);
+    bsp_pop_reg(&x);
+    bsp_sync();
+}
+
+static void gets_read_before_puts_write(void)
+{
+    int x = me, y = -1;
+    bsp_push_reg(&x, sizeof x);
+    bsp_sync();
+    int other = 100 + me;
+    bsp_put(right, &other, &x, 0, sizeof x);
+    bsp_get(right, &x, 0, &y, sizeof y);
+    bsp_sync();
+    REQUIRE(y == right && x == 100 + left);
+    bsp_pop_reg(&x);
+    bsp_sync();
+}
+
+static void gets_read_before_gets_write(void)
+{
+    int x = me;
+    bsp_push_reg(&x, sizeof x);
+    bsp_sync();
+    bsp_get(right, &x, 0, &x, sizeof x);
+    bsp_sync();
+    REQUIRE(x == right);
+    bsp_pop_reg(&x);
+    bsp_sync();
+}
+
+static void a_put_beats_a_get(void)
+{
+    int x = me;
+    bsp_push_reg(&x, sizeof x);
+    bsp_sync();
+    int other = 100 + me;
+    bsp_put(right, &other, &x, 0, sizeof x);
+    bsp_get(right, &x, 0, &x, sizeof x);
+    bsp_sync();
+    REQUIRE(x == 100 + left);
+    bsp_pop_reg(&x);
+    bsp_sync();
+}
+
+static void of_puts_to_one_place_one_remains(void)
+{
+    int x[64];
+    bsp_push_reg(x, sizeof x);
+    bsp_sync();
+    int values[64];
+    for (int i = 0; i < 64; i++)
+        values[i] = me;
+    for (int to = 0; to < p; to++)
+        bsp_put(to, values, x, 0, sizeof x);
+    bsp_sync();
+    for (int i = 0; i < 64; i++)
+        REQUIRE(x[i] == x[0] && x[i] >= 0 && x[i] < p);
+    bsp_pop_reg(x);
+    bsp_sync();
+}
+
+static void nothing_is_checked_of_no_bytes(void)
+{
+    int x;
+    bsp_put(p + 7, NULL, NULL, -3, 0);
+    bsp_get(-1, NULL, -3, NULL, 0);
+    bsp_hpput(p, NULL, &x, 0, 0);
+    bsp_hpget(p, &x, 9, NULL, 0);
+    bsp_sync();
+}
+
+static void long_ones_and_unbuffered_ones_arrive(void)
+{
+    enum { WORDS = 50000 };
+    int *x = malloc(WORDS * sizeof *x), *y = malloc(WORDS * sizeof *y),
+        *z = malloc(WORDS * sizeof *z);
+    for (int round = 0; round < 4; round++) {
+        for (int i = 0; i < WORDS; i++) {
+            x[i] = -1;
+            y[i] = me * WORDS + i;
+            z[i] = -1;
+        }
+        bsp_push_reg(x, WORDS * (int)sizeof *x);
+        bsp_push_reg(y, WORDS * (int)sizeof *y);
+        bsp_sync();
+        if (round % 2) {
+            bsp_hpput(right, y, x, 0, WORDS * (int)sizeof *x);
+            bsp_hpget(left, y, 4, z, (WORDS - 1) * (int)sizeof *x);
+        } else {
+            bsp_put(right, y, x, 0, WORDS * (int)sizeof *x);
+            bsp_get(left, y, 4, z, (WORDS - 1) * (int)sizeof *x);
+        }
+        bsp_sync();
+        for (int i = 0; i < WORDS; i++) {
+            REQUIRE(x[i] == left * WORDS + i);
+            REQUIRE(z[i] == (i + 1 < WORDS ? left * WORDS + i + 1 : -1));
+        }
+        bsp_pop_reg(y);
+        bsp_pop_reg(x);
+    }
+    bsp_sync();
+    free(x);
+    free(y);
+    free(z);
+}
+
+static void many_short_ones_arrive(void)
+{
+    enum { EACH = 3000 };
+    int *x = calloc((size_t)p * EACH, sizeof *x);
+    bsp_push_reg(x, p * EACH * (int)sizeof *x);
+    bsp_sync();
+    for (int i = 0; i < EACH; i++)
+        for (int to = 0; to < p; to++) {
+            int value = me * EACH + i;
+            bsp_put(to, &value, x, value * (int)sizeof value, sizeof value);
+        }
+    bsp_sync();
+    for (int i = 0; i < p * EACH; i++)
+        REQUIRE(x[i] == i);
+    bsp_pop_reg(x);
+    bsp_sync();
+    free(x);
+}
+
+/* ---- messages ---- */
+
+static int set_tag_size(int size)
+{
+    bsp_set_tagsize(&size);
+    return size;
+}
+
+static void tag_sizes_are_those_of_the_superstep_before(void)
+{
+    int status = 7, tag[2] = {-1, -1}, sent[2] = {me, 77};
+    /* Of two calls the last counts; each answers what was set before. */
+    REQUIRE(set_tag_size(12) == 0);
+    REQUIRE(set_tag_size(8) == 12);
+    /* Without a tag yet. */
+    bsp_send(right, NULL, &me, sizeof me);
+    bsp_sync();
+    bsp_send(right, sent, NULL, 0);
+    bsp_get_tag(&status, tag);
+    REQUIRE(status == sizeof me && tag[0] == -1);
+    REQUIRE(set_tag_size(0) == 8);
+    bsp_sync();
+    /* The queue keeps the size that it was sent with. */
+    bsp_send(right, NULL, NULL, 0);
+    bsp_get_tag(&status, tag);
+    REQUIRE(status == 0 && tag[0] == left && tag[1] == 77);
+    bsp_sync();
+    tag[0] = -1;
+    bsp_get_tag(&status, tag);
+    REQUIRE(status == 0 && tag[0] == -1);
+    bsp_sync();
+}
+
+static void messages_of_nothing_are_counted(void)
+{
+    int count = -1, bytes = -1;
+    for (int to = 0; to < p; to++)
+        bsp_send(to, NULL, NULL, 0);
+    bsp_send(me, NULL, "five", 5);
+    bsp_qsize(&count, &bytes);
+    REQUIRE(count == 0 && bytes == 0);
+    bsp_sync();
+    bsp_qsize(&count, &bytes);
+    REQUIRE(count == p + 1 && bytes == 5);
+    bsp_qsize(&count, NULL);
+    for (; count > 0; count--) {
+        int left_over, status;
+        bsp_get_tag(&status, NULL);
+        bsp_move(NULL, 0);
+        bsp_qsize(&left_over, &bytes);
+        REQUIRE(left_over == count - 1);
+    }
+    REQUIRE(bytes == 0);
+    bsp_sync();
+}
+
+static void an_empty_queue_has_status_minus_1(void)
+{
+    int status = 5, tag = 6;
+    void *no_tag = &tag, *no_payload = &status;
+    bsp_get_tag(&status, &tag);
+    REQUIRE(status == -1 && tag == 6);
+    REQUIRE(bsp_hpmove(&no_tag, &no_payload) == -1);
+    REQUIRE(no_tag == &tag && no_payload == &status);
+    bsp_sync();
+}
+
+static void move_copies_what_fits(void)
+{
+    char buffer[8];
+    int status;
+    for (int i = 0; i < 3; i++)
+        bsp_send(right, NULL, "abcdef", 6);
+    bsp_sync();
+    for (int max = 2; max <= 8; max += 3) {
+        memset(buffer, '.', sizeof buffer);
+        bsp_get_tag(&status, NULL);
+        bsp_get_tag(&status, NULL);
+        REQUIRE(status == 6);
+        bsp_move(buffer, max);
+        int copied = max < 6 ? max : 6;
+        REQUIRE(memcmp(buffer, "abcdef", copied) == 0);
+        REQUIRE(buffer[copied] == '.');
+    }
+    bsp_get_tag(&status, NULL);
+    REQUIRE(status == -1);
+    bsp_sync();
+}
+
+static void hpmove_points_to_aligned_bytes_that_stay(void)
+{
+    enum { MESSAGES = 10 };
+    double *payloads[MESSAGES];
+    int *tags[MESSAGES], size = sizeof(int);
+    bsp_set_tagsize(&size);
+    bsp_sync();
+    for (int i = 0; i < MESSAGES; i++) {
+        double values[3] = {i, i * 0.5, me};
+        bsp_send(right, &i, values, (i % 3 + 1) * (int)sizeof values[0]);
+    }
+    bsp_sync();
+    for (int i = 0; i < MESSAGES; i++) {
+        void *tag, *payload;
+        int length = bsp_hpmove(&tag, &payload);
+        tags[i] = tag;
+        payloads[i] = payload;
+        REQUIRE((uintptr_t)tag % sizeof(int) == 0 && (uintptr_t)payload % sizeof(double) == 0);
+        REQUIRE(length == (*tags[i] % 3 + 1) * (int)sizeof(double));
+    }
+    int seen = 0;
+    for (int i = 0; i < MESSAGES; i++) {
+        seen |= 1 << *tags[i];
+        REQUIRE(payloads[i][0] == *tags[i]);
+        REQUIRE(*tags[i] % 3 < 2 || payloads[i][2] == left);
+    }
+    REQUIRE(seen == (1 << MESSAGES) - 1);
+    size = 0;
+    bsp_set_tagsize(&size);
+    bsp_sync();
+}
+
+static void the_queue_is_dropped_at_the_next_sync(void)
+{
+    int count;
+    bsp_send(right, NULL, "lost", 4);
+    bsp_sync();
+    bsp_sync();
+    bsp_qsize(&count, NULL);
+    REQUIRE(count == 0);
+}
+
+static void long_messages_arrive(void)
+{
+    enum { BYTES = 300000 };
+    char *sent = malloc(BYTES), *came = malloc(BYTES);
+    memset(sent, 'a' + me % 26, BYTES);
+    bsp_send(right, NULL, sent, BYTES);
+    memset(sent, '-', BYTES);
+    bsp_sync();
+    bsp_move(came, BYTES);
+    for (int i = 0; i < BYTES; i++)
+        REQUIRE(came[i] == 'a' + left % 26);
+    bsp_hpsend(right, NULL, came, BYTES);
+    bsp_sync();
+    bsp_move(sent, BYTES);
+    REQUIRE(sent[BYTES - 1] == 'a' + (left + p - 1) % p % 26);
+    bsp_sync();
+    free(sent);
+    free(came);
+}
+
+/* ---- life ---- */
+
+static void clocks_go_forward(void)
+{
+    double before = bsp_time(), used = bsp_cputime();
+    REQUIRE(before >= 0 && used >= 0);
+    bsp_dtime();
+    bsp_sync();
+    double lap = bsp_dtime();
+    REQUIRE(lap >= 0 && bsp_time() >= before + lap && bsp_cputime() >= used);
+}
+
+static void functions_have_addresses(void)
+{
+    void (*sync)(void) = bsp_sync;
+    int (*pid)(void) = bsp_pid;
+    void (*put)(int, const void *, void *, int, int) = &bsp_put;
+    int x = 0;
+    bsp_push_reg(&x, sizeof x);
+    sync();
+    put((pid() + 1) % p, &p, &x, 0, sizeof x);
+    (bsp_sync)();
+    REQUIRE(x == p && pid() == me);
+    bsp_pop_reg(&x);
+    sync();
+}
+
+static void children_may_exit(void)
+{
+    pid_t child = fork();
+    if (child == 0)
+        exit(7);
+    int status = 0;
+    REQUIRE(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 7);
+    bsp_sync();
+}
+
+static void names_of_the_oxford_toolset_work(void)
+{
+    int x = 0, size = 4, count, bytes;
+    bsp_pushregister(&x, sizeof x);
+    bsp_set_tag_size(&size);
+    bsp_sync();
+    bsp_put(right, &p, &x, 0, sizeof x);
+    bsp_send(right, &me, "abc", 3);
+    bsp_popregister(&x);
+    bsp_sync();
+    bsp_bsmp_info(&count, &bytes);
+    REQUIRE(x == p && count == 1 && bytes == 3);
+    size = 0;
+    bsp_set_tag_size(&size);
+    bsp_sync();
+}
+
+#define RULE(name) {#name, name}
+static const struct {
+    const char *name;
+    void (*holds)(void);
+} rules[] = {
+    RULE(registration_takes_effect_in_the_next_superstep),
+    RULE(sizes_may_differ),
+    RULE(size_0_reaches_and_cannot_be_reached),
+    RULE(null_everywhere_is_pushed_and_popped_in_pairs),
+    RULE(null_means_no_part),
+    RULE(pop_takes_effect_at_the_end_of_the_superstep),
+    RULE(push_and_pop_in_one_superstep_cancel),
+    RULE(the_newest_registration_counts),
+    RULE(areas_may_belong_to_different_variables),
+    RULE(memory_that_is_gone_is_not_touched),
+    RULE(the_source_of_a_put_is_free_at_once),
+    RULE(a_get_sees_what_the_superstep_has_computed),
+    RULE(gets_read_before_puts_write),
+    RULE(gets_read_before_gets_write),
+    RULE(a_put_beats_a_get),
+    RULE(of_puts_to_one_place_one_remains),
+    RULE(nothing_is_checked_of_no_bytes),
+    RULE(long_ones_and_unbuffered_ones_arrive),
+    RULE(many_short_ones_arrive),
+    RULE(tag_sizes_are_those_of_the_superstep_before),
+    RULE(messages_of_nothing_are_counted),
+    RULE(an_empty_queue_has_status_minus_1),
+    RULE(move_copies_what_fits),
+    RULE(hpmove_points_to_aligned_bytes_that_stay),
+    RULE(the_queue_is_dropped_at_the_next_sync),
+    RULE(long_messages_arrive),
+    RULE(clocks_go_forward),
+    RULE(functions_have_addresses),
+    RULE(children_may_exit),
+    RULE(names_of_the_oxford_toolset_work),
+};
+
+int main(void)
+{
+    int launched = bsp_nprocs();
+    bsp_begin(launched);
+    p = bsp_nprocs();
+    me = bsp_pid();
+    left = (me + p - 1) % p;
+    right = (me + 1) % p;
+    REQUIRE(p == launched && me >= 0 && me < p);
+    for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++) {
+        rules[i].holds();
+        if (me == 0)
+            puts(rules[i].name);
+        /* A child would print what has not been written yet once more. */
+        fflush(stdout);
+    }
+    bsp_end();
+    return 0;
+}

@@ -1,0 +1,165 @@
+//! The examples print the same on every number of ranks, by every link, on one node and on two, also when packets are
+//! lost. Each compares itself with a sequential result.
+
+mod harness;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use dipole_testbed::{Faults, Testbed};
+use harness::{Bench, Done, Job, root};
+
+/// The examples in C; those whose head does not say what they print are no programs.
+fn examples() -> Vec<(PathBuf, String)> {
+    let folder = root().join("examples/bsp");
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder).expect("the examples are there") {
+        let path = entry.expect("an entry").path();
+        if path.extension().is_some_and(|it| it == "c") {
+            let line = expected(&path, " *     ");
+            found.push((path, line));
+        }
+    }
+    found.sort();
+    assert!(found.len() >= 10, "{found:?}");
+    found
+}
+
+/// What a program prints, as its head says.
+fn expected(path: &Path, indent: &str) -> String {
+    let text = std::fs::read_to_string(path).expect("a program is text");
+    let name = path.file_stem().expect("a file").to_string_lossy();
+    let begin = format!("{indent}{name}: ");
+    let line = text.lines().find(|line| line.starts_with(&begin));
+    let line = line.unwrap_or_else(|| panic!("{name} does not say what it prints"));
+    format!("{}\n", &line[indent.len()..])
+}
+
+/// Compiles the examples and runs each in some way.
+fn each(run: impl Fn(&Bench, &Path, &dyn Fn(Done))) {
+    let bench = Bench::new();
+    let options = ["-std=c11", "-Wno-unused-function"];
+    for (source, line) in examples() {
+        let program = bench.compile(&source, &options);
+        run(&bench, &program, &|done| {
+            assert_eq!(done.output(), line, "{}", source.display());
+        });
+    }
+}
+
+fn on_some_ranks(sizes: &[u32], change: impl Fn(Job<'_>) -> Job<'_>) {
+    each(|bench, program, check| {
+        for size in sizes {
+            check(change(bench.job(program, *size)).run());
+        }
+    });
+}
+
+#[test]
+fn by_shared_memory() {
+    on_some_ranks(&[1, 2, 3, 4, 7, 8], |job| job);
+}
+
+#[test]
+fn by_udp() {
+    on_some_ranks(&[2, 3, 4, 7, 8], |job| job.variable("DIPOLE_LINK", "udp"));
+}
+
+#[test]
+fn by_tcp() {
+    on_some_ranks(&[2, 3, 4, 7, 8], |job| job.variable("DIPOLE_LINK", "tcp"));
+}
+
+#[test]
+fn on_two_nodes() {
+    each(|bench, program, check| {
+        for ranks in [[1, 1], [2, 1], [2, 2], [3, 4]] {
+            check(bench.job(program, 1).nodes(&ranks).run());
+        }
+    });
+}
+
+#[test]
+fn though_packets_are_lost() {
+    let lossy = "drop=0.01,seed=7";
+    each(|bench, program, check| {
+        let job = |size| bench.job(program, size).variable("DIPOLE_FAULT", lossy);
+        check(job(3).variable("DIPOLE_LINK", "udp").run());
+        check(job(4).nodes(&[2, 2]).run());
+    });
+}
+
+#[test]
+fn by_the_kernels_rings() {
+    if let Some(why) = Testbed::why_not() {
+        eprintln!("SKIPPED: {why}");
+        return;
+    }
+    let testbed = Testbed::builder()
+        .nodes(2)
+        .build()
+        .expect("a testbed can be made");
+    each(|bench, program, check| {
+        for ranks in [[1, 1], [2, 1], [2, 2], [4, 4]] {
+            let job = bench.job(program, 1).testbed(&testbed, &ranks);
+            check(job.variable("DIPOLE_LINK", "bpf").run());
+        }
+    });
+}
+
+#[test]
+fn between_machines_whose_network_loses_packets() {
+    if let Some(why) = Testbed::why_not() {
+        eprintln!("SKIPPED: {why}");
+        return;
+    }
+    let lossy = Testbed::builder().nodes(2).faults(Faults {
+        drop: 0.01,
+        ..Faults::default()
+    });
+    let testbed = lossy.build().expect("a testbed can be made");
+    each(|bench, program, check| check(bench.job(program, 1).testbed(&testbed, &[2, 2]).run()));
+}
+
+#[test]
+fn in_fortran() {
+    if Command::new("gfortran").arg("--version").output().is_err() {
+        eprintln!("SKIPPED: gfortran is not installed (package gfortran)");
+        return;
+    }
+    let bench = Bench::new();
+    let module = root().join("include/bsp.f90");
+    let strict = [
+        "-std=f2008",
+        "-Wall",
+        "-Wextra",
+        "-Wno-compare-reals",
+        "-Werror",
+        "-J",
+    ];
+    let folder = bench.path().display().to_string();
+    let options = [&strict[..], &[&folder]].concat();
+    harness::run(
+        Command::new("gfortran")
+            .args(&options)
+            .arg("-c")
+            .arg(&module)
+            .arg("-o")
+            .arg(bench.path().join("bsp.o")),
+    );
+    let object = bench.path().join("bsp.o").display().to_string();
+    for name in ["heat", "all_calls"] {
+        let source = match name {
+            "heat" => root().join("examples/bsp/heat.f90"),
+            _ => harness::source("all_calls.f90"),
+        };
+        let line = expected(&source, "!     ");
+        let options = [&options[..], &[&object]].concat();
+        let program = bench.compile_by("gfortran", name.as_ref(), &source, &options);
+        for size in [1, 2, 3, 4, 7, 8] {
+            assert_eq!(bench.job(&program, size).run().output(), line, "{name}");
+        }
+        let udp = bench.job(&program, 3).variable("DIPOLE_LINK", "udp");
+        assert_eq!(udp.run().output(), line, "{name}");
+    }
+}

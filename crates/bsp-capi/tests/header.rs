@@ -1,0 +1,252 @@
+//! The headers say what the library is, in every dialect, language and standard, and its manual knows every function.
+
+mod harness;
+
+use std::collections::BTreeSet;
+use std::process::Command;
+
+use harness::{Bench, root, run};
+
+fn header() -> String {
+    std::fs::read_to_string(root().join("include/bsp.h")).expect("the header is there")
+}
+
+/// A function of the header, and its symbol in the other dialect if it has another one.
+struct Function {
+    name: String,
+    multicore: Option<String>,
+}
+
+fn functions() -> Vec<Function> {
+    let header = header();
+    // Declarations are what ends with a semicolon between the brackets of `extern "C"`.
+    let (_, body) = header
+        .split_once("extern \"C\" {")
+        .expect("it is for C++, too");
+    let (body, _) = body.split_once("#ifdef __cplusplus").expect("it ends");
+    let mut found = Vec::new();
+    for declaration in body.split(';') {
+        let code: Vec<&str> = declaration
+            .lines()
+            .filter(|line| {
+                !line.starts_with(['#', '/', ' '])
+                    || line.starts_with("    BSP_")
+                    || line.starts_with("     ")
+            })
+            .collect();
+        let code = code.join(" ");
+        let Some((before, _)) = code.split_once('(') else {
+            continue;
+        };
+        let Some(name) = before
+            .split_whitespace()
+            .last()
+            .filter(|name| name.starts_with("bsp_"))
+        else {
+            continue;
+        };
+        let symbol = code
+            .split_once("BSP_DIALECT_(\"")
+            .and_then(|(_, rest)| rest.split_once('"'));
+        found.push(Function {
+            name: name.to_owned(),
+            multicore: symbol.map(|(symbol, _)| symbol.to_owned()),
+        });
+    }
+    assert!(found.len() > 60, "{} functions", found.len());
+    found
+}
+
+#[test]
+fn the_library_exports_what_the_header_declares_in_either_dialect_and_nothing_else() {
+    let declared: BTreeSet<String> = functions()
+        .into_iter()
+        .flat_map(|function| [Some(function.name), function.multicore])
+        .flatten()
+        .collect();
+    let symbols = run(Command::new("nm")
+        .args(["-D", "--defined-only", "--format=posix"])
+        .arg(harness::built("libbsp.so")));
+    let exported: BTreeSet<String> = symbols
+        .lines()
+        .filter_map(|line| line.split_whitespace().next())
+        .map(str::to_owned)
+        .collect();
+    assert_eq!(exported, declared);
+}
+
+#[test]
+fn every_macro_is_a_function_that_the_header_declares() {
+    let declared: BTreeSet<String> = functions().into_iter().map(|it| it.name).collect();
+    let header = header();
+    let macros = header
+        .lines()
+        .filter_map(|line| line.strip_prefix("#define bsp_"));
+    let mut count = 0;
+    for rest in macros {
+        let (name, body) = rest.split_once('(').expect("macros have arguments");
+        let name = format!("bsp_{name}");
+        assert!(declared.contains(&name), "{name}");
+        assert!(
+            body.contains(&format!("{name}(")) || body.contains(&format!("{name}_at(")),
+            "{name}: {body}"
+        );
+        count += 1;
+    }
+    assert!(count > 20);
+}
+
+#[test]
+fn every_compiler_and_language_takes_the_headers() {
+    let bench = Bench::new();
+    let includes = "#include <bsp.h>\n#include <bsp_level1.h>\n#include <bsp.h>\n";
+    let others = "#include <mcbsp.h>\n#include <bsp.h>\n";
+    for (compiler, suffix, standards) in [
+        ("cc", "c", &["c90", "c99", "c11", "c17"][..]),
+        ("c++", "cc", &["c++98", "c++11", "c++17", "c++20"][..]),
+    ] {
+        for (name, text) in [("classic", includes), ("multicore", others)] {
+            let source = bench.path().join(format!("{name}.{suffix}"));
+            std::fs::write(&source, text).expect("our own folder");
+            for standard in standards {
+                run(Command::new(compiler)
+                    .arg(format!("-std={standard}"))
+                    .args(["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-c", "-I"])
+                    .arg(root().join("include"))
+                    .arg(&source)
+                    .arg("-o")
+                    .arg(bench.path().join("only.o")));
+            }
+        }
+    }
+}
+
+/// Programs as they have been written since 1996, and in C++.
+#[test]
+fn old_programs_and_programs_in_cpp_run() {
+    let bench = Bench::new();
+    let old = "#include \"bsp.h\"\n\
+        int x;\n\
+        void spmd_part() {\n\
+          int n;\n\
+          bsp_begin(bsp_nprocs());\n\
+          bsp_push_reg(&x, sizeof(int));\n\
+          bsp_sync();\n\
+          n = bsp_pid();\n\
+          bsp_put((n + 1) % bsp_nprocs(), &n, &x, 0, sizeof(int));\n\
+          bsp_sync();\n\
+          if (x != (n + bsp_nprocs() - 1) % bsp_nprocs()) bsp_abort(\"x is %d\\n\", x);\n\
+          if (n == 0) printf(\"fine\\n\");\n\
+          bsp_end();\n\
+        }\n\
+        void main(argc, argv) int argc; char **argv; {\n\
+          bsp_init(spmd_part, argc, argv);\n\
+          spmd_part();\n\
+          exit(0);\n\
+        }\n";
+    // Portable programs of today take the types from the header, or say them once more.
+    let today = "#include <bsp.h>\n\
+        #if !defined _H_MCBSP && !defined BSPONMPI_BSP_H\n\
+        typedef int bsp_pid_t; typedef int bsp_nprocs_t; typedef int bsp_size_t;\n\
+        #endif\n\
+        int main(void) {\n\
+          bsp_begin(bsp_nprocs());\n\
+          bsp_nprocs_t p = bsp_nprocs(); bsp_pid_t me = bsp_pid(); bsp_size_t bytes = sizeof me;\n\
+          bsp_set_tagsize(&bytes); bsp_sync();\n\
+          bsp_send((me + 1) % p, &me, &p, sizeof p); bsp_sync();\n\
+          bsp_size_t status; bsp_pid_t from; bsp_get_tag(&status, &from);\n\
+          if (status != sizeof p || from != (me + p - 1) % p) bsp_abort(\"no\");\n\
+          if (me == 0) puts(\"fine\");\n\
+          bsp_end(); return 0; }\n";
+    let cpp = "#include <bsp.h>\n#include <cstdio>\n#include <vector>\n#include <functional>\n\
+        int main() {\n\
+          bsp_begin(bsp_nprocs());\n\
+          std::vector<double> all(bsp_nprocs()); double own = bsp_pid();\n\
+          bsp_allgather(&own, all.data(), sizeof own);\n\
+          std::function<void()> sync = bsp_sync; sync();\n\
+          for (int i = 0; i < bsp_nprocs(); i++) if (all[i] != i) bsp_abort(\"%d\", i);\n\
+          if (bsp_pid() == 0) std::puts(\"fine\");\n\
+          bsp_end(); }\n";
+    let programs = [
+        ("cc", "old.c", old, &["-std=gnu90", "-w"][..]),
+        (
+            "cc",
+            "today.c",
+            today,
+            &["-std=c11", "-Wall", "-Wpedantic", "-Werror"],
+        ),
+        (
+            "cc",
+            "large.c",
+            today,
+            &[
+                "-std=c11",
+                "-Wall",
+                "-Wpedantic",
+                "-Werror",
+                "-DBSP_MULTICORE",
+            ],
+        ),
+        (
+            "c++",
+            "modern.cc",
+            cpp,
+            &["-std=c++17", "-Wall", "-Wextra", "-Werror"],
+        ),
+    ];
+    for (compiler, file, text, options) in programs {
+        let source = bench.path().join(file);
+        std::fs::write(&source, text).expect("our own folder");
+        let program = bench.compile_by(
+            compiler,
+            file.split('.').next().unwrap_or(file).as_ref(),
+            &source,
+            options,
+        );
+        for size in [1, 3] {
+            assert_eq!(bench.job(&program, size).run().output(), "fine\n", "{file}");
+        }
+    }
+}
+
+/// What a page has, by name; a page that only refers to another one has that one's text.
+fn page(name: &str) -> String {
+    let folder = root().join("docs/man");
+    let read = |file: &str| {
+        std::fs::read_to_string(folder.join(file)).unwrap_or_else(|cause| panic!("{file}: {cause}"))
+    };
+    let text = read(&format!("{name}.3"));
+    match text.strip_prefix(".so man3/") {
+        Some(other) => read(other.trim()),
+        None => text,
+    }
+}
+
+#[test]
+fn every_function_has_a_page_with_its_prototype() {
+    // What the macros call is no one else's business.
+    for Function { name, .. } in functions() {
+        if name == "bsp_call_site" || name.ends_with("_at") {
+            continue;
+        }
+        let text = page(&name);
+        assert!(
+            text.contains(&format!("\n.Fn {name} ")),
+            "{name}.3: no prototype"
+        );
+        let listed = [format!("\n.Nm {name}\n"), format!("\n.Nm {name} ,\n")];
+        assert!(
+            listed.iter().any(|it| text.contains(it)),
+            "{name}.3: not in NAME"
+        );
+    }
+}
+
+#[test]
+fn the_shared_library_has_the_name_that_programs_ask_for() {
+    let facts = run(Command::new("readelf")
+        .arg("-d")
+        .arg(harness::built("libbsp.so")));
+    assert!(facts.contains("Library soname: [libbsp.so.0]"), "{facts}");
+    assert!(facts.contains("NODELETE"), "{facts}");
+}

@@ -1,0 +1,77 @@
+//! What a program may rely on, by every link and on several numbers of ranks. The rules are in `c/rules.c`.
+
+mod harness;
+
+use harness::{Bench, source};
+
+/// Links that need no privileges.
+const LINKS: [&str; 2] = ["auto", "udp"];
+
+#[test]
+fn every_rule_holds_by_each_link() {
+    let bench = Bench::new();
+    let program = bench.compile(&source("rules.c"), &["-std=gnu11"]);
+    let rules = std::fs::read_to_string(source("rules.c")).expect("the program is there");
+    let rules = rules
+        .lines()
+        .filter(|line| line.starts_with("    RULE("))
+        .count();
+    assert!(rules > 25);
+    for link in LINKS {
+        for size in [1, 2, 3, 4] {
+            let said = bench
+                .job(&program, size)
+                .variable("DIPOLE_LINK", link)
+                .run()
+                .output();
+            assert_eq!(said.lines().count(), rules, "{link}, {size} ranks: {said}");
+        }
+    }
+}
+
+#[test]
+fn every_rule_holds_on_two_nodes_though_packets_are_lost() {
+    let bench = Bench::new();
+    let program = bench.compile(&source("rules.c"), &["-std=gnu11"]);
+    for fault in ["", "drop=0.01,seed=7"] {
+        let job = bench.job(&program, 4).nodes(&[2, 2]);
+        let said = job.variable("DIPOLE_FAULT", fault).run().output();
+        assert!(said.lines().count() > 25, "{said}");
+    }
+}
+
+#[test]
+fn collectives_of_every_length_are_right() {
+    let bench = Bench::new();
+    let program = bench.compile(&source("collectives.c"), &["-std=c11"]);
+    for link in LINKS {
+        for size in [1, 2, 3, 4, 5, 8] {
+            let said = bench
+                .job(&program, size)
+                .variable("DIPOLE_LINK", link)
+                .run()
+                .output();
+            assert_eq!(said, "collected\n", "{link}, {size} ranks");
+        }
+    }
+}
+
+#[test]
+fn the_other_dialect_has_large_areas_and_other_answers() {
+    let bench = Bench::new();
+    let program = bench.compile(&source("multicore.c"), &["-std=gnu11"]);
+    for link in LINKS {
+        for (launched, wanted) in [(1, 1), (3, 3), (4, 2), (2, 9)] {
+            let job = bench.job(&program, launched).argument(&format!("{wanted}"));
+            let done = job.variable("DIPOLE_LINK", link).run();
+            let processes = wanted.min(launched);
+            // Ranks that are too many end without a word.
+            let said = done.output();
+            assert_eq!(
+                said,
+                format!("first\n{processes} processes\nlast\n"),
+                "{link}"
+            );
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! Fences that cost only the side that seldom comes by.
+//!
+//! Two sides that each write a word and then read the other's need a fence between: else both may
+//! miss what the other wrote. Where one of them is about to sleep, it can make all others pass a fence
+//! (`membarrier(2)`), and they need none of their own.
+
+use std::sync::OnceLock;
+
+use libc::c_int;
+
+// As in the kernel's `linux/membarrier.h`.
+const GLOBAL_EXPEDITED: c_int = 1 << 1;
+const REGISTER_GLOBAL_EXPEDITED: c_int = 1 << 2;
+
+fn call(command: c_int) -> bool {
+    // SAFETY: takes two numbers and touches no memory of this process.
+    let done = unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) };
+    done == 0
+}
+
+/// Lets other processes make this one pass a fence. False if the system cannot: then this
+/// process needs fences of its own.
+pub fn accept() -> bool {
+    static IS_ACCEPTED: OnceLock<bool> = OnceLock::new();
+    *IS_ACCEPTED.get_or_init(|| call(REGISTER_GLOBAL_EXPEDITED))
+}
+
+/// Makes every process that [accepts](accept) it pass a fence, and this thread, too.
+pub fn impose() {
+    std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+    // Without it nobody has accepted.
+    let _done = call(GLOBAL_EXPEDITED);
+    std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, compiler_fence};
+
+    use super::*;
+
+    #[test]
+    fn of_two_sides_at_least_one_sees_the_other() {
+        if cfg!(miri) || !accept() {
+            eprintln!("skipped: the system has no membarrier");
+            return;
+        }
+        let (words, seen) = (
+            [AtomicU32::new(0), AtomicU32::new(0)],
+            AtomicBool::new(true),
+        );
+        let barrier = std::sync::Barrier::new(2);
+        std::thread::scope(|scope| {
+            let light = scope.spawn(|| {
+                (1..2000)
+                    .map(|round| {
+                        barrier.wait();
+                        words[0].store(round, Ordering::Release);
+                        compiler_fence(Ordering::SeqCst);
+                        let found = words[1].load(Ordering::Acquire) == round;
+                        barrier.wait();
+                        found
+                    })
+                    .collect::<Vec<_>>()
+            });
+            let heavy: Vec<bool> = (1..2000)
+                .map(|round| {
+                    barrier.wait();
+                    words[1].store(round, Ordering::Release);
+                    impose();
+                    let found = words[0].load(Ordering::Acquire) == round;
+                    barrier.wait();
+                    found
+                })
+                .collect();
+            let light = light.join().expect("it ends");
+            let both_missed = heavy.iter().zip(&light).any(|(one, other)| !one && !other);
+            seen.store(!both_missed, Ordering::Relaxed);
+        });
+        assert!(seen.into_inner());
+    }
+}
