@@ -211,7 +211,8 @@ int dp_edge(int fd, struct dp_address to);
  * sent to its end behind the call. */
 ssize_t dp_edge_send(int edge, const void *msg, size_t len, int flags, int64_t timeout_ns);
 
-#define DP_ZEROCOPY 8 /* the message is not copied: it stays as it is until the completion */
+#define DP_ZEROCOPY 8 /* the message is not copied: it stays as it is until the completion, so the
+                       * edge must be attached to a queue or counter (EINVAL) */
 
 /* Posts the iovcnt (at most 1024) pieces of iov in a row as a message. They are copied, unless
  * flags say DP_ZEROCOPY, which takes one piece; nothing waits. The message is sent in the edge's
@@ -306,7 +307,8 @@ struct dp_operation {
 };
 
 /* Posts an operation on a region of the edge's target, as dp_post() a message. The memory is
- * the library's until the completion, DP_DONE or DP_FAILED, also if the edge is closed before. */
+ * the library's until the completion, DP_DONE or DP_FAILED, also if the edge is closed before. For
+ * DP_PUT and DP_GET the edge must be attached to a queue or counter (EINVAL). */
 int dp_post_operation(int edge, const struct dp_operation *operation, uint64_t context);
 
 /*
@@ -317,17 +319,18 @@ int dp_post_operation(int edge, const struct dp_operation *operation, uint64_t c
 #define DP_FAILED 2   /* a posted operation was not done */
 #define DP_RECEIVED 3 /* a message has arrived at an attached endpoint */
 #define DP_DONE 4     /* a posted operation on memory is done */
+#define DP_FILLED 5   /* the memory of a posted receive holds a message */
 
 struct dp_completion {
-    int kind;                 /* DP_SENT, DP_DONE, DP_FAILED or DP_RECEIVED */
+    int kind;                 /* one of the five */
     int error;                /* DP_FAILED: an error number of the table above, else 0 */
     uint64_t context;         /* but for DP_RECEIVED: as it was posted */
     uint64_t value;           /* DP_DONE: what the word was */
-    int fd;                   /* DP_RECEIVED: the endpoint, else -1 */
+    int fd;                   /* DP_RECEIVED, DP_FILLED: the endpoint, else -1 */
     uint32_t reserved;        /* 0 */
-    struct dp_address source; /* DP_RECEIVED: who sent the message */
+    struct dp_address source; /* DP_RECEIVED, DP_FILLED: who sent the message */
     const void *message;      /* DP_RECEIVED: where it lies until dp_fsync(fd, 1) */
-    size_t length;            /* DP_RECEIVED: its length */
+    size_t length;            /* DP_RECEIVED, DP_FILLED: its length */
 };
 
 /* Opens a completion queue. Its descriptor, one for everything attached to it, is readable
@@ -339,6 +342,19 @@ int dp_queue_open(void);
  * had. */
 int dp_queue_attach(int queue, int fd);
 int dp_queue_attach_edge(int queue, int edge);
+
+/* Posts memory for the next message of the endpoint that none posted before takes; nothing waits.
+ * A long message that arrives later comes there straight from the link, or from its sender's
+ * memory. The context appears in the queue: DP_FILLED, or DP_FAILED with EMSGSIZE (the message is
+ * longer than len and stays for the next), ECANCELED or EBADF (the endpoint was closed). The memory
+ * is the library's until then, or until the queue is closed. Messages go to posted memory before
+ * they appear in a queue; who else receives at the endpoint meanwhile may be first. EAGAIN if 1024
+ * wait. */
+int dp_post_receive(int fd, int queue, void *buf, size_t len, uint64_t context);
+
+/* Withdraws the receive that was posted with this context first. 1 if it waited: it completes with
+ * ECANCELED. 0 if there is none. */
+int dp_cancel_receive(int fd, uint64_t context);
 
 /* Waits for a completion and takes as many as there are, at most count; returns how many. If
  * one is DP_FAILED, dp_error() has the story of the last such one. */

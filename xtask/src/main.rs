@@ -101,12 +101,16 @@ fn simulate(seeds: u64, from: u64, fresh: bool) -> Result<(), Failure> {
 }
 
 fn model(bound: Option<u64>) -> Result<(), Failure> {
-    let mut command = cargo();
-    command
-        .args(["test", "--release", "-p", "dipole-proto"])
-        .args(["--test", "model_check", "--", "--nocapture"]);
-    if let Some(bound) = bound {
-        command.env("DIPOLE_MODEL_BOUND", bound.to_string());
+    for tests in [&["--test", "model_check"][..], &["--lib", "grants::model"]] {
+        let mut command = cargo();
+        command
+            .args(["test", "--release", "-p", "dipole-proto"])
+            .args(tests)
+            .args(["--", "--nocapture"]);
+        if let Some(bound) = bound {
+            command.env("DIPOLE_MODEL_BOUND", bound.to_string());
+        }
+        run(&mut command)?;
     }
-    run(&mut command)
+    Ok(())
 }

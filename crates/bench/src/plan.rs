@@ -362,10 +362,6 @@ fn check_options(arguments: &BenchArgs) -> Result<(), PlanError> {
     if is_crowd || is_incast {
         let by = if is_crowd { "crowd" } else { "incast" };
         let excluded = [
-            ("--unreliable", arguments.unreliable),
-            ("--drop", arguments.drop.is_some()),
-            ("--subjects", !arguments.subjects.is_empty()),
-            ("--html", arguments.html.is_some()),
             ("--on veth", arguments.on == On::Veth),
             ("--on loopback", arguments.on == On::Loopback),
             ("--on node", is_incast && arguments.on == On::Node),
@@ -375,8 +371,23 @@ fn check_options(arguments: &BenchArgs) -> Result<(), PlanError> {
         if let Some(option) = first_given(&excluded) {
             return Err(PlanError::Excluded { option, by });
         }
+        check_own_subjects(arguments, by)?;
     }
     Ok(())
+}
+
+/// Of a kind that says itself whom it compares, and how they send.
+fn check_own_subjects(arguments: &BenchArgs, by: &'static str) -> Result<(), PlanError> {
+    let excluded = [
+        ("--unreliable", arguments.unreliable),
+        ("--drop", arguments.drop.is_some()),
+        ("--subjects", !arguments.subjects.is_empty()),
+        ("--html", arguments.html.is_some()),
+    ];
+    match first_given(&excluded) {
+        Some(option) => Err(PlanError::Excluded { option, by }),
+        None => Ok(()),
+    }
 }
 
 /// The first of these options that the command line has.
@@ -615,15 +626,7 @@ fn of_kind(kind: Kind, arguments: &BenchArgs) -> Result<Group, PlanError> {
 
 /// Round trips by endpoints and by active ports, beside each other.
 fn ports(arguments: &BenchArgs) -> Result<Group, PlanError> {
-    let excluded = [
-        ("--unreliable", arguments.unreliable),
-        ("--drop", arguments.drop.is_some()),
-        ("--subjects", !arguments.subjects.is_empty()),
-        ("--html", arguments.html.is_some()),
-    ];
-    if let Some(option) = first_given(&excluded) {
-        return Err(PlanError::Excluded { option, by: "port" });
-    }
+    check_own_subjects(arguments, "port")?;
     let pingpong = of_kind(Kind::Pingpong, arguments)?;
     let ours = pingpong.entries.iter();
     let ours = ours.filter(|entry| entry.subject == Subject::Dipole);
@@ -642,18 +645,7 @@ fn ports(arguments: &BenchArgs) -> Result<Group, PlanError> {
 
 /// Short messages alone and beside long ones, in turns.
 fn mixed(arguments: &BenchArgs) -> Result<Vec<Group>, PlanError> {
-    let excluded = [
-        ("--unreliable", arguments.unreliable),
-        ("--drop", arguments.drop.is_some()),
-        ("--subjects", !arguments.subjects.is_empty()),
-        ("--html", arguments.html.is_some()),
-    ];
-    if let Some(option) = first_given(&excluded) {
-        return Err(PlanError::Excluded {
-            option,
-            by: "mixed",
-        });
-    }
+    check_own_subjects(arguments, "mixed")?;
     let asked = asked_place(arguments)?;
     let places = [Placement::TwoNodes, Placement::OneNode].into_iter();
     let places = places.filter(|&place| asked.is_none_or(|asked| asked == place));
@@ -704,15 +696,12 @@ fn memory(subject: Subject, arguments: &BenchArgs) -> Result<Vec<Group>, PlanErr
     };
     let excluded = [
         ("--size", arguments.size.is_some()),
-        ("--unreliable", arguments.unreliable),
         ("--block", arguments.block),
-        ("--drop", arguments.drop.is_some()),
-        ("--subjects", !arguments.subjects.is_empty()),
-        ("--html", arguments.html.is_some()),
     ];
     if let Some(option) = first_given(&excluded) {
         return Err(PlanError::Excluded { option, by });
     }
+    check_own_subjects(arguments, by)?;
     let words = [(Kind::Pingpong, 8), (Kind::Rate, 8)];
     let long = (Kind::Stream, 1 << 20);
     let works = match subject {

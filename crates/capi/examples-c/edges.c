@@ -117,6 +117,11 @@ int main(int count, char **arguments)
     CHECK_FAILS(dp_edge_send(edges[0], "x", 1, DP_MORE, -1), EINVAL, "flags are 0x2");
     CHECK_FAILS(dp_post(edges[0], 1, NULL, 0, 0), EINVAL, "flags are 0x1");
     CHECK_FAILS(dp_post(edges[0], DP_ZEROCOPY, NULL, 2, 0), EINVAL, "iovcnt is 2");
+    int alone = dp_edge(fd, (struct dp_address){ 1, 999998 });
+    char lent[1];
+    struct iovec whole = { lent, sizeof lent };
+    CHECK_FAILS(dp_post(alone, DP_ZEROCOPY, &whole, 1, 0), EINVAL, "no completion queue or counter");
+    CHECK(dp_post(alone, 0, &whole, 1, 0) == 0 && dp_edge_close(alone) == 0);
     CHECK_FAILS(dp_post(edges[0], 0, NULL, 1, 0), EFAULT, "iov is a null pointer");
     CHECK_FAILS(dp_post(edges[0], 0, &piece, 1, 0), EFAULT, "iov_base is a null");
     CHECK_FAILS(dp_post(edges[0], 0, &piece, -1, 0), EINVAL, "iovcnt is -1");

@@ -5,6 +5,23 @@
 
 enum { HELD = 200, LONG = 100000 };
 
+static void send_long(int from, const char *text)
+{
+    while (dp_send(from, text, LONG, DP_DONTWAIT, 0) < 0) {
+        /* More than a new edge may send: writable again once it has allowed more. */
+        CHECK(errno == EAGAIN);
+        struct pollfd room = { .fd = from, .events = POLLOUT };
+        CHECK(poll(&room, 1, 10000) == 1);
+    }
+}
+
+static struct dp_completion next(int queue)
+{
+    struct dp_completion done;
+    CHECK(dp_queue_wait(queue, &done, 1, 10000000000) == 1);
+    return done;
+}
+
 int main(void)
 {
     int from = dp_open(1);
@@ -29,12 +46,7 @@ int main(void)
     char *text = malloc(LONG);
     CHECK(text != NULL);
     memset(text, 'x', LONG);
-    while (dp_send(from, text, LONG, DP_DONTWAIT, 0) < 0) {
-        /* More than a new edge may send: writable again once it has allowed more. */
-        CHECK(errno == EAGAIN);
-        struct pollfd room = { .fd = from, .events = POLLOUT };
-        CHECK(poll(&room, 1, 10000) == 1);
-    }
+    send_long(from, text);
     CHECK(dp_write(from, NULL, 0) == 0);
     char *place, *empty;
     CHECK(dp_read(to, &place) == LONG && memcmp(place, text, LONG) == 0);
@@ -72,6 +84,36 @@ int main(void)
         CHECK(dp_fsync(to, count) == 0);
         taken += count;
     }
+
+    /* Memory for messages that will come. */
+    int queue = dp_queue_open();
+    char *posted = calloc(1, LONG);
+    CHECK(queue >= 0 && posted != NULL);
+    CHECK_FAILS(dp_post_receive(to, from, buffer, 8, 0), EBADF, "completion queue");
+    CHECK_FAILS(dp_post_receive(to, queue, NULL, 8, 0), EFAULT, "buf is a null pointer");
+    CHECK(dp_post_receive(to, queue, buffer, sizeof buffer, 1) == 0);
+    CHECK(dp_post_receive(to, queue, buffer, sizeof buffer, 2) == 0);
+    CHECK(dp_post_receive(to, queue, posted, 10, 3) == 0);
+    CHECK(dp_post_receive(to, queue, posted, LONG, 4) == 0);
+    CHECK(dp_cancel_receive(to, 1) == 1 && dp_cancel_receive(to, 1) == 0);
+    struct dp_completion done = next(queue);
+    CHECK(done.kind == DP_FAILED && done.error == ECANCELED && done.context == 1);
+    CHECK(dp_write(from, "posted", 6) == 6);
+    done = next(queue);
+    CHECK(done.kind == DP_FILLED && done.context == 2 && done.fd == to && done.length == 6);
+    CHECK(done.source.dpid == 1 && done.message == NULL && memcmp(buffer, "posted", 6) == 0);
+    send_long(from, text);
+    done = next(queue);
+    CHECK(done.kind == DP_FAILED && done.error == EMSGSIZE && done.context == 3);
+    done = next(queue);
+    CHECK(done.kind == DP_FILLED && done.context == 4 && done.length == LONG);
+    CHECK(memcmp(posted, text, LONG) == 0);
+    CHECK(dp_post_receive(to, queue, posted, LONG, 5) == 0);
+    CHECK(dp_close(to) == 0);
+    done = next(queue);
+    CHECK(done.kind == DP_FAILED && done.error == EBADF && done.context == 5);
+    CHECK(dp_queue_close(queue) == 0);
+    free(posted);
     puts("in place");
     free(text);
     return 0;

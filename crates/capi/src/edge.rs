@@ -98,16 +98,25 @@ pub unsafe extern "C" fn dp_post(
             Ok(IoSlice::new(bytes))
         });
         let gathered: Vec<IoSlice<'_>> = gathered.collect::<Result<_, Failure>>()?;
-        EDGES.with(edge, |edge| match pieces {
+        EDGES.with(edge, |open| match pieces {
             [piece] if shared => {
+                check_attached(edge, open)?;
                 // SAFETY: by contract.
                 let bytes = unsafe { guard::shared(piece.iov_base, piece.iov_len) };
-                Ok(edge.post_bytes(Operation::Message, bytes, context)?)
+                Ok(open.post_bytes(Operation::Message, bytes, context)?)
             }
-            _ => Ok(edge.post(Operation::Message, &gathered, context)?),
+            _ => Ok(open.post(Operation::Message, &gathered, context)?),
         })?;
         Ok(0)
     })
+}
+
+/// Whose memory is lent must hear when it is free again.
+pub(crate) fn check_attached(number: c_int, edge: &Edge) -> Result<(), Failure> {
+    match edge.is_attached() {
+        true => Ok(()),
+        false => Err(Failure::Unattached { number }),
+    }
 }
 
 /// Withdraws a posted operation; 1 if it had not begun, else 0.

@@ -57,6 +57,12 @@ pub(crate) enum Failure {
          dp_counter_open returned and that is not closed"
     )]
     NotACounter { number: c_int },
+    /// Memory would be lent without a word when it is its owner's again.
+    #[error(
+        "edge {number} is attached to no completion queue or counter, so nothing would tell when \
+         the memory is free again; call dp_queue_attach_edge or dp_counter_attach_edge first"
+    )]
+    Unattached { number: c_int },
     /// The number stands for no region.
     #[error(
         "{number} is no region of this process: dp_region_close takes \
@@ -300,6 +306,8 @@ impl Failure {
                 ReceiveError::Broken(_) => libc::EIO,
                 ReceiveError::Ended => libc::EBADF,
                 ReceiveError::Forked => libc::ESTALE,
+                ReceiveError::Cancelled => libc::ECANCELED,
+                ReceiveError::TooManyPosted { .. } => libc::EAGAIN,
             },
             Failure::Close(error) => match error {
                 CloseError::Unacknowledged { .. } => libc::ETIMEDOUT,
@@ -326,7 +334,9 @@ impl Failure {
             Failure::Group(error) => group_errno(error),
             Failure::Inherited { .. } => libc::ESTALE,
             Failure::NoMessage { .. } => libc::EAGAIN,
-            Failure::NotHeld | Failure::NoHandler { .. } => libc::EINVAL,
+            Failure::NotHeld | Failure::NoHandler { .. } | Failure::Unattached { .. } => {
+                libc::EINVAL
+            }
             Failure::Null { .. } | Failure::Misaligned { .. } => libc::EFAULT,
             Failure::Config(_)
             | Failure::Hosts(_)

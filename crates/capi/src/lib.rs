@@ -58,8 +58,9 @@ pub use query::{
     dp_version,
 };
 pub use queue::{
-    Completion, DP_DONE, DP_FAILED, DP_RECEIVED, DP_SENT, dp_queue_attach, dp_queue_attach_edge,
-    dp_queue_close, dp_queue_open, dp_queue_wait,
+    Completion, DP_DONE, DP_FAILED, DP_FILLED, DP_RECEIVED, DP_SENT, dp_cancel_receive,
+    dp_post_receive, dp_queue_attach, dp_queue_attach_edge, dp_queue_close, dp_queue_open,
+    dp_queue_wait,
 };
 pub use region::{
     DP_ALLOW_GET, DP_ALLOW_PUT, DP_ALLOW_UPDATE, DP_COMPARE_SWAP, DP_FETCH_ADD, DP_GET, DP_NOTIFY,

@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, IntoRawFd};
-use std::ptr;
+use std::ptr::{self, NonNull};
 use std::sync::{Arc, Mutex, Weak};
 
-use dipole_node::{CompletionQueue, EndpointId};
+use dipole_node::{CompletionQueue, EndpointId, RegionMemory};
 
 use crate::edge::EDGES;
 use crate::failure::Failure;
@@ -25,12 +25,14 @@ pub const DP_RECEIVED: c_int = 3;
 
 /// In `kind`: a posted operation on memory is done.
 pub const DP_DONE: c_int = 4;
+/// In `kind`: the memory of a posted receive holds a message.
+pub const DP_FILLED: c_int = 5;
 
 /// `struct dp_completion`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Completion {
-    /// [`DP_SENT`], [`DP_DONE`], [`DP_FAILED`] or [`DP_RECEIVED`].
+    /// [`DP_SENT`], [`DP_DONE`], [`DP_FILLED`], [`DP_FAILED`] or [`DP_RECEIVED`].
     pub kind: c_int,
     /// Why it failed.
     pub error: c_int,
@@ -69,11 +71,15 @@ impl Completion {
 pub(crate) struct OpenQueue {
     file: FileId,
     queue: CompletionQueue,
-    /// Attached endpoints.
+    /// Endpoints attached, or with receives that were posted.
     endpoints: Mutex<HashMap<EndpointId, Weak<Handle>>>,
 }
 
 impl OpenQueue {
+    fn handle(&self, endpoint: EndpointId) -> Option<Arc<Handle>> {
+        lock(&self.endpoints).get(&endpoint)?.upgrade()
+    }
+
     /// What C is told of a completion; `None` if the endpoint of a message has ended.
     fn describe(&self, completion: dipole_node::Completion) -> Option<Completion> {
         use dipole_node::Completion as Done;
@@ -95,8 +101,28 @@ impl OpenQueue {
                 context,
                 ..Completion::EMPTY
             }),
+            Done::Filled {
+                context,
+                endpoint,
+                source,
+                length,
+                ..
+            } => Some(Completion {
+                kind: DP_FILLED,
+                context,
+                fd: self.handle(endpoint).map_or(-1, |handle| handle.fd),
+                source: source.into(),
+                length,
+                ..Completion::EMPTY
+            }),
+            Done::NotFilled { context, error, .. } => Some(Completion {
+                kind: DP_FAILED,
+                error: guard::keep("dp_queue_wait", Failure::Receive(error)),
+                context,
+                ..Completion::EMPTY
+            }),
             Done::Received { endpoint, message } => {
-                let handle = lock(&self.endpoints).get(&endpoint)?.upgrade()?;
+                let handle = self.handle(endpoint)?;
                 let completion = Completion {
                     kind: DP_RECEIVED,
                     fd: handle.fd,
@@ -219,6 +245,44 @@ pub unsafe extern "C" fn dp_queue_wait(
         let filled = unsafe { open.fill(queue, places, places_count, patience) }?;
         // It is at most `count`.
         Ok(c_int::try_from(filled).unwrap_or(count))
+    })
+}
+
+/// Posts memory for the next message of an endpoint.
+///
+/// # Safety
+/// `buf` points to `len` bytes, which nobody else accesses until the completion, or until the
+/// queue or the endpoint is closed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dp_post_receive(
+    fd: c_int,
+    queue: c_int,
+    buf: *mut c_void,
+    len: usize,
+    context: u64,
+) -> c_int {
+    call("dp_post_receive", || {
+        if buf.is_null() && len > 0 {
+            return Err(Failure::Null { what: "buf" });
+        }
+        let (open, handle) = (find(queue)?, handle::find(fd)?);
+        let start = NonNull::new(buf.cast()).unwrap_or(NonNull::dangling());
+        // SAFETY: by contract; after the completion nothing reaches it any more.
+        let memory = unsafe { RegionMemory::from_raw(start, len) };
+        let id = handle.endpoint.address().endpoint;
+        lock(&open.endpoints).insert(id, Arc::downgrade(&handle));
+        handle.endpoint.post_receive(memory, &open.queue, context)?;
+        Ok(0)
+    })
+}
+
+/// Withdraws a posted receive; 1 if it waited, else 0.
+#[unsafe(no_mangle)]
+pub extern "C" fn dp_cancel_receive(fd: c_int, context: u64) -> c_int {
+    call("dp_cancel_receive", || {
+        handle::with(fd, |handle| {
+            Ok(handle.endpoint.cancel_receive(context).into())
+        })
     })
 }
 

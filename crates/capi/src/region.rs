@@ -7,7 +7,7 @@ use dipole_node::{
     Bytes, Edge, Message, Operation, Region, RegionKey, RegionMemory, Rights, SendError,
 };
 
-use crate::edge::EDGES;
+use crate::edge::{EDGES, check_attached};
 use crate::failure::Failure;
 use crate::guard::{self, Out, call};
 use crate::message::{self, Patience};
@@ -262,7 +262,10 @@ pub unsafe extern "C" fn dp_post_operation(
                 let start = NonNull::new(memory.cast()).unwrap_or(NonNull::dangling());
                 // SAFETY: by contract; after the completion nothing reaches it any more.
                 let into = unsafe { RegionMemory::from_raw(start, length) };
-                EDGES.with(edge, |edge| Ok(edge.post_get(key, offset, into, context)?))?;
+                EDGES.with(edge, |open| {
+                    check_attached(edge, open)?;
+                    Ok(open.post_get(key, offset, into, context)?)
+                })?;
                 return Ok(0);
             }
             DP_PUT => Operation::Put {
@@ -290,7 +293,12 @@ pub unsafe extern "C" fn dp_post_operation(
             DP_PUT => unsafe { guard::shared(memory, length) },
             _ => Bytes::new(),
         };
-        EDGES.with(edge, |edge| Ok(edge.post_bytes(operation, bytes, context)?))?;
+        EDGES.with(edge, |open| {
+            if posted.kind == DP_PUT {
+                check_attached(edge, open)?;
+            }
+            Ok(open.post_bytes(operation, bytes, context)?)
+        })?;
         Ok(0)
     })
 }

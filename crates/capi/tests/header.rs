@@ -263,6 +263,7 @@ fn constants() -> Vec<(&'static str, i64)> {
         ("DP_FAILED", dipole::DP_FAILED.into()),
         ("DP_RECEIVED", dipole::DP_RECEIVED.into()),
         ("DP_DONE", dipole::DP_DONE.into()),
+        ("DP_FILLED", dipole::DP_FILLED.into()),
         ("DP_ANY", dipole::DP_ANY.into()),
         ("DP_NONBLOCK", dipole::DP_NONBLOCK.into()),
         ("DP_NONE", dipole::DP_NONE),

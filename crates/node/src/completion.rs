@@ -18,13 +18,14 @@ use dipole_proto::Instant;
 use rustc_hash::FxHashMap;
 
 use crate::Message;
-use crate::address::EndpointId;
+use crate::address::{Address, EndpointId};
 use crate::driver::{Stepper, Until, WaitError, WaitKey};
 use crate::engine::Engine;
 use crate::error::{OpenError, ReceiveError, SendError};
 use crate::inbox::Buffer;
 use crate::inner::Inner;
 use crate::process::ProcessState;
+use crate::region::RegionMemory;
 
 /// A number of the caller's that comes back with the completion of an operation.
 pub type Context = u64;
@@ -52,6 +53,28 @@ pub enum Completion {
         context: Context,
         /// Why.
         error: SendError,
+    },
+    /// The memory of a posted receive holds a message.
+    Filled {
+        /// As it was posted.
+        context: Context,
+        /// Where.
+        endpoint: EndpointId,
+        /// Who sent the message.
+        source: Address,
+        /// Its length.
+        length: usize,
+        /// As it was posted.
+        memory: RegionMemory,
+    },
+    /// A posted receive got no message.
+    NotFilled {
+        /// As it was posted.
+        context: Context,
+        /// Why.
+        error: ReceiveError,
+        /// As it was posted.
+        memory: RegionMemory,
     },
     /// A message has arrived at an attached endpoint.
     Received {
@@ -207,10 +230,11 @@ impl QueueTable {
             queue.entries.push_back(completion);
         } else if let Some(counts) = self.counters.get_mut(&id.0) {
             match completion {
-                Completion::Failed { .. } => counts.failed += 1,
-                Completion::Sent { .. } | Completion::Done { .. } | Completion::Received { .. } => {
-                    counts.sent += 1;
-                }
+                Completion::Failed { .. } | Completion::NotFilled { .. } => counts.failed += 1,
+                Completion::Sent { .. }
+                | Completion::Done { .. }
+                | Completion::Filled { .. }
+                | Completion::Received { .. } => counts.sent += 1,
             }
         } else {
             return;
@@ -480,6 +504,7 @@ impl Drop for CompletionQueue {
                 let (engine, _, queues) = state.parts();
                 queues.close(self.id);
                 engine.ready().set_watched(queues.is_watching());
+                state.close_queue(self.id);
             });
         }
     }

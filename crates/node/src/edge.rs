@@ -348,6 +348,13 @@ impl Edge {
         self.complete_at(counter.id());
     }
 
+    /// True if completions of what is posted appear, or are counted, anywhere.
+    #[must_use]
+    pub fn is_attached(&self) -> bool {
+        let driver = &self.inner.driver;
+        !self.inner.is_forked() && driver.with_last(|state, _| state.edges.is_attached(self.id))
+    }
+
     fn complete_at(&self, sink: QueueRef) {
         if !self.inner.is_forked() {
             self.inner.driver.with_last(|state, _| {

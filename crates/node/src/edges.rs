@@ -3,20 +3,18 @@
 //! An edge is resolved (which process has the endpoint: [`Connector`], on threads of its
 //! own), then opened (its process answers), then used. What is posted before waits here.
 //! An edge that failed stays failed and says why. To the source of a message an edge is
-//! open from the start, since its process is known.
+//! open from the start, since its process is known. What is posted is bounded (`posts.rs`).
 //!
-//! Under the driver's lock, and bounded: [`MAX_POSTED`] operations an edge,
-//! [`MAX_POSTED_BYTES`] of copies in all.
+//! All is under the driver's lock.
 
 mod connector;
 mod id;
+mod posts;
 
-use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 
-use bytes::Bytes;
 use dipole_link::shm::{ConnId, ShmError};
 use dipole_proto::wire;
 use dipole_proto::{ConnectError, EdgeError, Instant, PeerId};
@@ -24,25 +22,19 @@ use rustc_hash::FxHashMap;
 
 use crate::address::Address;
 use crate::clock::Reading;
-use crate::completion::{Completion, Context, QueueRef, QueueTable};
+use crate::completion::{Context, QueueRef, QueueTable};
 use crate::config::Links;
 use crate::driver::Stepper;
 use crate::edge::Operation;
-use crate::engine::{
-    AnswerPlace, Begun, Blocked, Content, Destination, Engine, OperationId, Posted, Target,
-};
+use crate::engine::{AnswerPlace, Blocked, Content, Destination, Engine, OperationId, Target};
 use crate::error::{GoneReason, SendError, TargetError};
-use crate::region::RegionMemory;
 use crate::registry::{EdgeTraffic, Ports};
 use connector::Job;
 pub(crate) use connector::{Answer, Connector, Policy};
 pub(crate) use id::EdgeRef;
+pub(crate) use posts::PostedBytes;
+use posts::Posts;
 
-/// Operations that wait on one edge at most.
-const MAX_POSTED: usize = 1024;
-/// Bytes that posted operations hold copies of at most, waiting or begun; one edge has no more
-/// than it leaves to the others.
-const MAX_POSTED_BYTES: usize = 32 << 20;
 /// Edges that one endpoint keeps for answers.
 const MAX_CACHED: usize = 1024;
 /// What a process says that has as many peers as it may.
@@ -69,56 +61,6 @@ enum Stage {
     Failed(Arc<TargetError>),
 }
 
-/// An operation that waits for its turn.
-#[derive(Debug)]
-struct Post {
-    operation: Operation,
-    context: Context,
-    bytes: Bytes,
-    /// Of a get, where its data go; else they come with the completion.
-    into: Option<RegionMemory>,
-}
-
-/// Bytes that were copied when they were posted, counted among those of the process and of their
-/// edge until they are no longer needed.
-struct Copied {
-    bytes: Vec<u8>,
-    counters: [Arc<AtomicUsize>; 2],
-}
-
-impl Copied {
-    fn new(bytes: Vec<u8>, counters: [Arc<AtomicUsize>; 2]) -> Copied {
-        for counter in &counters {
-            counter.fetch_add(bytes.len(), Ordering::Relaxed);
-        }
-        Copied { bytes, counters }
-    }
-}
-
-impl AsRef<[u8]> for Copied {
-    fn as_ref(&self) -> &[u8] {
-        &self.bytes
-    }
-}
-
-impl Drop for Copied {
-    fn drop(&mut self) {
-        for counter in &self.counters {
-            counter.fetch_sub(self.bytes.len(), Ordering::Relaxed);
-        }
-    }
-}
-
-/// The bytes of an operation that is posted.
-pub(crate) enum PostedBytes {
-    /// Copied from the caller's.
-    Copied(Vec<u8>),
-    /// Shared with the caller, who keeps them as they are.
-    Shared(Bytes),
-    /// None: of a get, where its data go.
-    Into(RegionMemory),
-}
-
 #[derive(Debug)]
 struct EdgeState {
     life: u32,
@@ -127,10 +69,7 @@ struct EdgeState {
     stage: Stage,
     begun: Instant,
     deadline: Instant,
-    posts: VecDeque<Post>,
-    queue: Option<QueueRef>,
-    /// Bytes of copies of what was posted to it.
-    copied_bytes: Option<Arc<AtomicUsize>>,
+    posts: Posts,
     /// When it was last used, as a count of uses, for an endpoint's cache.
     used: u64,
 }
@@ -221,9 +160,7 @@ impl EdgeTable {
             stage,
             begun: now,
             deadline: now.after(self.connector.patience_ns()),
-            posts: VecDeque::new(),
-            queue: None,
-            copied_bytes: None,
+            posts: Posts::default(),
             used: self.uses,
         });
         EdgeRef { index, life }
@@ -501,10 +438,15 @@ impl EdgeTable {
         Ok(sent?.is_ok().then_some(head.id))
     }
 
+    /// True if completions of an edge go anywhere.
+    pub(crate) fn is_attached(&self, id: EdgeRef) -> bool {
+        self.get(id).is_some_and(|edge| edge.posts.is_attached())
+    }
+
     /// Where completions of an edge go.
     pub(crate) fn attach(&mut self, id: EdgeRef, queue: QueueRef) {
         if let Some(edge) = self.get_mut(id) {
-            edge.queue = Some(queue);
+            edge.posts.attach(queue);
         }
     }
 
@@ -521,39 +463,16 @@ impl EdgeTable {
         context: Context,
         now: Instant,
     ) -> Result<(), SendError> {
-        let all = self.copied_bytes.load(Ordering::Relaxed);
-        let left = MAX_POSTED_BYTES.saturating_sub(all);
-        let counted = Arc::clone(&self.copied_bytes);
+        let all = Arc::clone(&self.copied_bytes);
         let Some(edge) = self.get_mut(id) else {
             return Err(SendError::Ended);
         };
-        let is_full = |more: usize| {
-            let own = edge.copied_bytes.as_ref();
-            let own = own.map_or(0, |own| own.load(Ordering::Relaxed));
-            all > 0 && all + more > left && own + more > left
-        };
-        let is_full = matches!(&bytes, PostedBytes::Copied(bytes) if is_full(bytes.len()));
-        if is_full || edge.posts.len() >= MAX_POSTED {
+        if !edge.posts.push((operation, bytes), context, &all) {
             return Err(SendError::Full {
                 target: edge.to,
                 by_receiver: false,
             });
         }
-        let (bytes, into) = match bytes {
-            PostedBytes::Shared(bytes) => (bytes, None),
-            PostedBytes::Into(memory) => (Bytes::new(), Some(memory)),
-            PostedBytes::Copied(bytes) => {
-                let own = Arc::clone(edge.copied_bytes.get_or_insert_default());
-                let counters = [counted, own];
-                (Bytes::from_owner(Copied::new(bytes, counters)), None)
-            }
-        };
-        edge.posts.push_back(Post {
-            operation,
-            context,
-            bytes,
-            into,
-        });
         if !self.waiting.contains(&id) {
             self.waiting.push(id);
         }
@@ -571,14 +490,7 @@ impl EdgeTable {
         let Some(edge) = self.get_mut(id) else {
             return false;
         };
-        let (to, queue) = (edge.to, edge.queue);
-        let found = edge.posts.iter().position(|post| post.context == context);
-        if found.and_then(|at| edge.posts.remove(at)).is_none() {
-            return false;
-        }
-        let error = SendError::Cancelled { target: to };
-        queues.push(engine, queue, Completion::Failed { context, error });
-        true
+        edge.posts.cancel((engine, queues), edge.to, context)
     }
 
     /// The connector has an answer.
@@ -706,38 +618,17 @@ impl EdgeTable {
         id: EdgeRef,
         now: Instant,
     ) {
-        let mut moved = false;
-        if let Some(edge) = self.get_mut(id) {
-            while let Some(post) = edge.posts.front() {
-                let result = match &edge.stage {
-                    Stage::Resolving | Stage::Opening(_) => break,
-                    Stage::Failed(cause) => Err(SendError::Unreachable(Arc::clone(cause))),
-                    Stage::Open(target) => match send_post(engine, target, post, edge.queue, now) {
-                        Ok(begun) => {
-                            target.sent.count(post.bytes.len());
-                            Ok(begun)
-                        }
-                        Err(Blocked::NoFrame | Blocked::NoCredit | Blocked::Opening) => break,
-                        Err(blocked) => {
-                            Err(SendError::from_blocked(blocked, edge.to, post.bytes.len()))
-                        }
-                    },
-                };
-                let context = post.context;
-                edge.posts.pop_front();
-                moved = true;
-                let queue = edge.queue;
-                let completion = match result {
-                    Ok(Begun::Sent) => Completion::Sent { context },
-                    // The engine says when it is done.
-                    Ok(Begun::GoesOn | Begun::Asked(_)) => continue,
-                    Err(error) => Completion::Failed { context, error },
-                };
-                queues.push(engine, queue, completion);
-            }
-            if moved && edge.posts.is_empty() {
-                engine.ready().notify(id.key());
-            }
+        let Some(edge) = self.get_mut(id) else {
+            return;
+        };
+        let target = match &edge.stage {
+            Stage::Open(target) => Ok(target),
+            Stage::Failed(cause) => Err(cause),
+            Stage::Resolving | Stage::Opening(_) => return,
+        };
+        let moved = (edge.posts).advance((engine, queues), edge.to, target, now);
+        if moved && edge.posts.is_empty() {
+            engine.ready().notify(id.key());
         }
         if moved && let Err(cause) = engine.transmit(now) {
             // The next thread that steps the engine is told, too.
@@ -754,23 +645,6 @@ impl EdgeTable {
         })
         .collect()
     }
-}
-
-/// Begins what was posted.
-fn send_post(
-    engine: &mut Engine,
-    target: &Target,
-    post: &Post,
-    queue: Option<QueueRef>,
-    now: Instant,
-) -> Result<Begun, Blocked> {
-    let posted = Posted {
-        context: post.context,
-        queue,
-        to: target.address,
-    };
-    let what = (&post.operation, &post.bytes, post.into.as_ref());
-    engine.begin_posted(now, target.edge, what, Some(posted))
 }
 
 /// Begins to meet a process; `None` if it has gone meanwhile.

@@ -5,6 +5,7 @@
 
 mod future;
 mod owner;
+mod posted;
 mod send;
 
 use std::io;
@@ -28,6 +29,7 @@ use crate::region::{Region, RegionMemory, Rights};
 use crate::registry::Claim;
 use crate::{Message, Pool};
 pub(crate) use owner::EndpointOwner;
+pub(crate) use posted::PostedReceives;
 use send::More;
 
 /// Of an answer that waits: the edge that an endpoint keeps for answers has no queue.

@@ -486,6 +486,13 @@ pub enum ReceiveError {
     Forked,
     /// The endpoint has been ended.
     Ended,
+    /// A posted receive was withdrawn.
+    Cancelled,
+    /// So many posted receives wait at the endpoint.
+    TooManyPosted {
+        /// How many may.
+        limit: usize,
+    },
 }
 
 impl fmt::Display for ReceiveError {
@@ -505,6 +512,11 @@ impl fmt::Display for ReceiveError {
             ReceiveError::Broken(cause) => write!(f, "the link is broken: {cause}"),
             ReceiveError::Forked => f.write_str(FORKED),
             ReceiveError::Ended => f.write_str(ENDED),
+            ReceiveError::Cancelled => f.write_str("the posted receive was withdrawn"),
+            ReceiveError::TooManyPosted { limit } => write!(
+                f,
+                "{limit} posted receives wait at the endpoint; take completions before you post more"
+            ),
         }
     }
 }

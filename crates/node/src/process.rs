@@ -10,9 +10,10 @@ use dipole_link::wait::Sleeper;
 use dipole_proto::{Instant, PeerId};
 
 use crate::Message;
-use crate::completion::QueueTable;
+use crate::completion::{QueueRef, QueueTable};
 use crate::driver::{Polled, Ready, Stepper, WaitKey};
 use crate::edges::EdgeTable;
+use crate::endpoint::PostedReceives;
 use crate::engine::Engine;
 use crate::liveness::Verdict;
 use crate::port::{PortTable, PortWork};
@@ -25,6 +26,7 @@ pub(crate) struct ProcessState {
     pub(crate) edges: EdgeTable,
     pub(crate) queues: QueueTable,
     pub(crate) ports: PortTable,
+    pub(crate) receives: PostedReceives,
     /// When it was last stepped.
     stepped_at: Instant,
 }
@@ -36,6 +38,7 @@ impl ProcessState {
             edges,
             queues: QueueTable::default(),
             ports: PortTable::default(),
+            receives: PostedReceives::default(),
             stepped_at: Instant(0),
         }
     }
@@ -43,6 +46,29 @@ impl ProcessState {
     /// The parts, to be used together.
     pub(crate) fn parts(&mut self) -> (&mut Engine, &mut EdgeTable, &mut QueueTable) {
         (&mut self.engine, &mut self.edges, &mut self.queues)
+    }
+
+    /// Posted receives, and what they need.
+    pub(crate) fn receiving(&mut self) -> (&mut PostedReceives, &mut Engine, &mut QueueTable) {
+        (&mut self.receives, &mut self.engine, &mut self.queues)
+    }
+
+    /// Fills what was posted with what has come.
+    pub(crate) fn advance_receives(&mut self, now: Instant) {
+        let (receives, engine, queues) = self.receiving();
+        receives.advance(engine, queues, now);
+    }
+
+    /// An endpoint is about to be closed.
+    pub(crate) fn close_receives(&mut self, endpoint: u32) {
+        let (receives, engine, queues) = self.receiving();
+        receives.close_endpoint((engine, queues), endpoint);
+    }
+
+    /// A completion queue was closed.
+    pub(crate) fn close_queue(&mut self, queue: QueueRef) {
+        let (receives, engine, _) = self.receiving();
+        receives.close_queue(engine, queue);
     }
 
     /// Looks only at shared memory for a message to an endpoint at which the caller waits.
@@ -73,7 +99,8 @@ impl ProcessState {
     #[inline]
     fn advance(&mut self) {
         let has_finished = self.engine.has_finished();
-        if has_finished || self.edges.is_waiting() || self.queues.is_watching() {
+        let has_posted = self.edges.is_waiting() || !self.receives.is_empty();
+        if has_finished || has_posted || self.queues.is_watching() {
             self.advance_waiting();
         }
     }
@@ -83,6 +110,9 @@ impl ProcessState {
         let now = self.stepped_at;
         self.queues.note_finished(&mut self.engine);
         self.edges.advance(&mut self.engine, &mut self.queues, now);
+        if !self.receives.is_empty() {
+            self.advance_receives(now);
+        }
         self.queues.note_messages(&mut self.engine);
     }
 }
@@ -177,6 +207,7 @@ impl Stepper for ProcessState {
 
     fn is_polled(&self) -> bool {
         self.edges.is_waiting()
+            || !self.receives.is_empty()
             || self.queues.has_exports()
             || !self.ports.is_empty()
             || self.engine.is_polled()

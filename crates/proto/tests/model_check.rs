@@ -22,6 +22,7 @@ mod model;
 use std::sync::atomic::Ordering;
 
 use model::fair::Stall;
+use model::memory::Ask;
 use model::pipes::{Call, Exchange, READ_AT_ONCE, charge};
 use model::scenario::{Scenario, Thread};
 use model::{run, run_pipes};
@@ -379,4 +380,95 @@ fn over_rings_too_credit_does_not_save_two_applications_that_both_only_send() {
         vec![send(7, false), send(7, false)],
     );
     run_pipes("the same, a blocked sender reads", exchange).assert_absent(Stall::Livelock);
+}
+
+// ---- operations on memory ---------------------------------------------------------------
+
+fn ask(ask: Ask) -> Call {
+    Call::Ask { target: 7, ask }
+}
+
+fn put(long: bool, notice: bool) -> Call {
+    ask(Ask::Put { long, notice })
+}
+
+/// Asks of the first process; the second reads notices and messages, as many as there are.
+fn operations(asks: Vec<Call>, owner: Vec<(Vec<Call>, bool)>) -> Exchange {
+    let mut exchange = Exchange::new([vec![(asks, false)], owner]);
+    exchange.credit_bytes = 4 * charge(6);
+    exchange
+}
+
+#[test]
+fn operations_are_done_once_in_order_and_inside_their_region() {
+    let asks = vec![
+        ask(Ask::Add),
+        put(true, true),
+        ask(Ask::Beyond),
+        ask(Ask::Add),
+        put(false, false),
+        send(7, true),
+        ask(Ask::Get),
+        ask(Ask::Misaligned),
+        ask(Ask::Add),
+    ];
+    for (slots, announced, refused) in [(1, 0, 0), (1, 2, 1), (1, 6, 0), (2, 0, 2), (2, 6, 0)] {
+        let reader = vec![(vec![read(7, 2)], false)];
+        let mut exchange = operations(asks.clone(), reader);
+        (exchange.slots, exchange.announced) = (slots, announced);
+        exchange.refused_fetches = refused;
+        let name =
+            format!("operations, rings of {slots}, {announced} announced, {refused} refused");
+        run_pipes(&name, exchange).assert_sound();
+    }
+}
+
+#[test]
+fn a_region_that_is_closed_at_any_moment_changes_no_more_and_all_is_answered() {
+    let asks = vec![
+        put(true, true),
+        ask(Ask::Add),
+        put(true, false),
+        ask(Ask::Add),
+        put(false, true),
+    ];
+    for (slots, announced, refused) in [(1, 0, 1), (1, 1, 0), (1, 5, 0), (2, 0, 2), (2, 4, 1)] {
+        let threads = vec![(vec![Call::Revoke], false), (vec![read(7, 2)], true)];
+        let mut exchange = operations(asks.clone(), threads);
+        (exchange.slots, exchange.announced) = (slots, announced);
+        exchange.refused_fetches = refused;
+        let name = format!("a region is closed, rings of {slots}, {announced}, {refused} refused");
+        run_pipes(&name, exchange).assert_sound();
+    }
+}
+
+#[test]
+fn both_ask_each_other_with_credit_for_one_question() {
+    let calls = vec![ask(Ask::Add), put(true, false), ask(Ask::Add)];
+    for (slots, announced) in [(1, 0), (1, 2), (2, 2)] {
+        let mut exchange = Exchange::new(one_each(calls.clone(), calls[..2].to_vec()));
+        (exchange.slots, exchange.announced) = (slots, announced);
+        exchange.credit_bytes = charge(0);
+        let name = format!("credit of one question, both ask, rings of {slots}, {announced}");
+        run_pipes(&name, exchange).assert_sound();
+    }
+}
+
+#[test]
+fn operations_on_an_endpoint_that_closes_are_answered_and_messages_refused() {
+    let asks = vec![
+        ask(Ask::Add),
+        send(7, false),
+        put(true, false),
+        ask(Ask::Add),
+    ];
+    let owner = vec![Call::Open { endpoint: 7 }, Call::Close { endpoint: 7 }];
+    for (slots, announced) in [(1, 0), (1, 2), (2, 0)] {
+        let threads = vec![(owner.clone(), false), (vec![read(7, 1)], true)];
+        let mut exchange = operations(asks.clone(), threads);
+        (exchange.slots, exchange.announced) = (slots, announced);
+        exchange.refused_fetches = 1;
+        let name = format!("asked while an endpoint closes, rings of {slots}, {announced}");
+        run_pipes(&name, exchange).assert_sound();
+    }
 }

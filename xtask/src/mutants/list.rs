@@ -541,6 +541,30 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         snippet: "                    self.core.operations.consumed.extend(answer.charge);",
         replacement: "                    let _kept = answer.charge;",
     },
+    Mutant {
+        name: "operations-dropped-with-endpoint",
+        effect: "an operation that has begun when its endpoint closes is never answered",
+        file: "crates/proto/src/channel/incoming.rs",
+        suite: Suite::Protocol("model_check"),
+        snippet: "partial.discard = !partial.operation;",
+        replacement: "partial.discard = true;",
+    },
+    Mutant {
+        name: "room-of-operations-lost",
+        effect: "when an endpoint closes, the room of operations that go on is given back twice",
+        file: "crates/proto/src/channel/incoming.rs",
+        suite: Suite::Protocol("model_check"),
+        snippet: "let freed = self.held.saturating_sub(kept);",
+        replacement: "let freed = self.held.saturating_sub(kept * 0);",
+    },
+    Mutant {
+        name: "pieces-of-a-put-as-message",
+        effect: "a put that cannot be fetched comes in pieces that count as a message's",
+        file: "crates/proto/src/pipe.rs",
+        suite: Suite::Protocol("model_check"),
+        snippet: "let operation = self.channel.is_operation(edge, sequence);",
+        replacement: "let operation = false;",
+    },
 ];
 
 impl Mutant {

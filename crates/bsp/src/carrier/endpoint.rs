@@ -85,6 +85,8 @@ impl Endpoints {
             Completion::Received { message, .. } => return Ok(Some(message)),
             Completion::Sent { context } | Completion::Done { context, .. } => (context, None),
             Completion::Failed { context, error } => (context, Some(error)),
+            // No receives are posted.
+            Completion::Filled { .. } | Completion::NotFilled { .. } => return Ok(None),
         };
         let to = u32::try_from(context >> 40).unwrap_or(u32::MAX);
         self.posted -= usize::try_from(context & ((1 << 40) - 1)).unwrap_or(0);

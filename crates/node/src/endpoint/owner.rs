@@ -44,6 +44,8 @@ impl EndpointOwner {
             let (engine, edges, queues) = state.parts();
             edges.close_endpoint(engine, id);
             queues.detach_endpoint(engine, id);
+            state.close_receives(id);
+            let (engine, _, _) = state.parts();
             engine.close_endpoint(id);
             if let Err(cause) = engine.transmit(now) {
                 tracing::warn!("closing endpoint {id}: {cause}");

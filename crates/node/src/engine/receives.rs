@@ -61,8 +61,13 @@ impl Receives {
         self.0.is_empty()
     }
 
+    fn position(&self, endpoint: u32) -> Option<usize> {
+        self.0.iter().position(|it| it.endpoint == endpoint)
+    }
+
     fn find(&mut self, endpoint: u32) -> Option<&mut Receive> {
-        self.0.iter_mut().find(|it| it.endpoint == endpoint)
+        let at = self.position(endpoint)?;
+        self.0.get_mut(at)
     }
 
     /// A reader offers memory, unless one has.
@@ -101,25 +106,24 @@ impl Receives {
 
     /// True if a message is in this memory, which then is the reader's again.
     pub(super) fn take(&mut self, endpoint: u32, memory: &Memory) -> bool {
-        let is_it = |it: &mut Receive| {
-            it.endpoint == endpoint
-                && it.memory.is_same(memory)
-                && matches!(it.holds, Holds::Message(_))
-        };
-        self.0.extract_if(.., is_it).next().is_some()
+        let found = self.position(endpoint).filter(|at| {
+            let it = &self.0[*at];
+            it.memory.is_same(memory) && matches!(it.holds, Holds::Message(_))
+        });
+        found.map(|at| self.0.swap_remove(at)).is_some()
     }
 
     /// Takes out what a reader has offered, and what lies there.
     pub(super) fn withdraw(&mut self, endpoint: u32) -> Option<(Memory, Holds)> {
-        let at = self.0.iter().position(|it| it.endpoint == endpoint)?;
+        let at = self.position(endpoint)?;
         let Receive { memory, holds, .. } = self.0.swap_remove(at);
         Some((memory, holds))
     }
 
     /// True if an endpoint's readers have offered this memory.
     pub(super) fn has(&self, endpoint: u32, memory: &Memory) -> bool {
-        let mut all = self.0.iter();
-        all.any(|it| it.endpoint == endpoint && it.memory.is_same(memory))
+        let found = self.position(endpoint);
+        found.is_some_and(|at| self.0[at].memory.is_same(memory))
     }
 
     /// A peer is gone: pieces of its messages are worth nothing.

@@ -196,7 +196,13 @@ impl World {
             // idle ones, which nobody misses, when they are asked whether they live.
             let grace_ns = 25 * SECOND;
             let was_idle = self.stage == Stage::Closed && self.has_lost_sessions();
-            if self.now_ns > self.scenario.calm_at_ns + grace_ns && !was_idle {
+            // One that is stopped is rightly given up.
+            let was_stopped = self.scenario.stuck.is_some_and(|stuck| {
+                let there = self.scenario.nodes[stuck.node].config.node;
+                !stuck.is_stepped && (stuck.node == index || node == there)
+            });
+            let late = self.now_ns > self.scenario.calm_at_ns + grace_ns;
+            if late && !was_idle && !was_stopped {
                 return Err(format!(
                     "gave up node {node} long after the last fault: {reason}"
                 ));
@@ -379,7 +385,7 @@ impl World {
     /// comes at once.
     pub fn read_at_once(&mut self, index: usize, process: &mut Process) -> Result<(), String> {
         let inlets = &self.nodes[index].inlets;
-        if inlets.is_empty() {
+        if inlets.is_empty() || self.nodes[index].is_stuck {
             return Ok(());
         }
         let turn = usize::try_from(self.turns).unwrap_or(usize::MAX);
@@ -609,7 +615,7 @@ impl World {
                 },
                 target: plan.target,
                 may_refuse: target.presence != Presence::Always,
-                idle_reader: target.reader.is_idle(),
+                idle_reader: target.reader.is_idle() || self.sticks(index) || self.sticks(plan.to),
             });
             self.flows[flow].stream = Some(stream);
             self.trace

@@ -12,7 +12,7 @@ use crate::interfaces::{hopeless_pairs, interfaces};
 use crate::payload::{LONGEST_BYTES, TAG_BYTES};
 use crate::scenario::{
     EndpointPlan, FIRST_SOURCE, Fault, FlowPlan, MICROSECOND, MILLISECOND, Narrow, NodePlan, Place,
-    Presence, Reader, SECOND, Scenario,
+    Presence, Reader, SECOND, Scenario, Stuck,
 };
 
 /// Packets that one seed may take, about.
@@ -21,12 +21,16 @@ const PACKETS: u64 = 4000;
 const KEY_EVERY: u64 = 3;
 /// One seed in this many has regions.
 const REGIONS_EVERY: u64 = 4;
+/// One seed in this many has a process that gets stuck.
+const STUCK_EVERY: u64 = 9;
 /// One seed in this many has many nodes.
 const CROWD_EVERY: u64 = 50;
 /// Tells a second generator from the first: what it decides leaves the rest as it is.
 const APART: u64 = 0x0A9A_0000_0000_0000;
 /// Drawn apart: what the network's packet sizes do.
 const NARROW: u64 = 0x0A9B_0000_0000_0000;
+/// Which process gets stuck.
+const STUCK: u64 = 0x0A9C_0000_0000_0000;
 
 pub struct Draw(pub ChaCha8Rng);
 
@@ -154,6 +158,10 @@ impl Scenario {
                 flow.edge_messages = small(apart.scale(1, 100));
             }
         }
+        let stuck = match seed % STUCK_EVERY {
+            4 => stick(seed, &flows, calm_at_ns, &mut faults),
+            _ => None,
+        };
         let keeps_peers = network.path.bursts.begin == 0.0
             && faults.iter().all(|(_, fault)| fault.is_harmless(&nodes));
         narrow(seed, network.max_frame_bytes, calm_at_ns, &mut faults);
@@ -170,6 +178,7 @@ impl Scenario {
             lost_network,
             key: seed.is_multiple_of(KEY_EVERY).then(|| key(seed)),
             has_regions: seed % REGIONS_EVERY == 3,
+            stuck,
         }
     }
 }
@@ -447,6 +456,34 @@ fn faults(draw: &mut Draw, nodes: &[NodePlan], calm_at_ns: &mut u64) -> Vec<(u64
     faults.sort_by_key(|(at_ns, _)| *at_ns);
     *calm_at_ns = end_ns;
     faults
+}
+
+/// A process to which others send, while others yet have to do with each other, gets stuck: its
+/// application, or all of it.
+fn stick(
+    seed: u64,
+    flows: &[FlowPlan],
+    calm_at_ns: u64,
+    faults: &mut Vec<(u64, Fault)>,
+) -> Option<Stuck> {
+    let mut draw = Draw(ChaCha8Rng::seed_from_u64(seed ^ STUCK));
+    let mut targets: Vec<usize> = flows.iter().map(|flow| flow.to).collect();
+    targets.retain(|node| {
+        let mut others = flows.iter();
+        others.any(|flow| flow.from != *node && flow.to != *node)
+    });
+    if targets.is_empty() {
+        return None;
+    }
+    let node = targets[draw.node(targets.len())];
+    let is_stepped = draw.chance(50);
+    let stuck = Stuck { node, is_stepped };
+    faults.retain(|(_, fault)| {
+        !matches!(fault, Fault::End { node: it, .. } | Fault::Begin { node: it } | Fault::Pause { node: it, .. } if *it == node)
+    });
+    faults.push((draw.below(calm_at_ns), Fault::Stick(stuck)));
+    faults.sort_by_key(|(at_ns, _)| *at_ns);
+    Some(stuck)
 }
 
 /// Some seeds' network takes shorter packets for a time. Small ones pass, so no peer is lost.

@@ -39,6 +39,16 @@ pub struct Scenario {
     pub key: Option<ClusterKey>,
     /// Endpoints have regions, and flows work on them.
     pub has_regions: bool,
+    /// Gets stuck, by a fault, until all others are done.
+    pub stuck: Option<Stuck>,
+}
+
+/// A process that is stuck.
+#[derive(Clone, Copy, Debug)]
+pub struct Stuck {
+    pub node: usize,
+    /// Its application makes no calls, but its engine is stepped; else nothing is.
+    pub is_stepped: bool,
 }
 
 /// Where a process runs: its node, and how many others there come before it.
@@ -173,6 +183,8 @@ pub enum Fault {
     Narrow { bytes: usize, by: Narrow },
     /// A process is not stepped for this long.
     Pause { node: usize, for_ns: u64 },
+    /// A process gets stuck.
+    Stick(Stuck),
     /// A process ends, with a goodbye or without.
     End { node: usize, orderly: bool },
     /// Another begins on the same ports.
@@ -195,6 +207,7 @@ impl Fault {
         let timeouts = nodes.iter().map(|node| node.config.peer_timeout_ns);
         match self {
             Fault::Jump { .. } => true,
+            Fault::Stick(stuck) => stuck.is_stepped,
             Fault::Pause { for_ns, .. } => *for_ns < timeouts.min().unwrap_or(0) / 8,
             _ => false,
         }
@@ -332,6 +345,7 @@ impl Scenario {
             lost_network: None,
             key: None,
             has_regions: false,
+            stuck: None,
         }
     }
 }

@@ -21,6 +21,8 @@ pub enum What {
     Left,
     /// It is not stepped for a while.
     Paused { until_ns: u64 },
+    /// It makes no calls, or is not stepped, until all others are done.
+    Stuck,
     /// All clocks jumped.
     Jumped { by_ns: u64 },
     /// The network changed.

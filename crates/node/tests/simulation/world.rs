@@ -18,7 +18,7 @@ use crate::app::{Flow, Inlet};
 use crate::ledger::{Ledger, Life};
 use crate::memory::Regions;
 use crate::payload::LONGEST_BYTES;
-use crate::scenario::{Fault, Narrow, NodePlan, SECOND, Scenario, interface_address};
+use crate::scenario::{Fault, Narrow, NodePlan, SECOND, Scenario, Stuck, interface_address};
 use crate::stranger::Stranger;
 use crate::totals::Totals;
 use crate::trace::{Trace, What};
@@ -78,6 +78,8 @@ pub struct Node {
     pub process: Option<Process>,
     lives: u32,
     paused_until_ns: u64,
+    /// Its application makes no calls.
+    pub is_stuck: bool,
     /// Busy until then.
     free_at_ns: u64,
     /// When its application wants to do something.
@@ -174,6 +176,7 @@ impl World {
                     process: None,
                     lives: 0,
                     paused_until_ns: 0,
+                    is_stuck: false,
                     free_at_ns: 0,
                     app_at_ns: 0,
                     inlets: plan.endpoints.iter().cloned().map(Inlet::new).collect(),
@@ -322,6 +325,9 @@ impl World {
         self.trace.note(self.now_ns, 0, What::Stage(next.name()));
         for node in &mut self.nodes {
             node.app_at_ns = self.now_ns;
+            if next == Stage::AllRead {
+                (node.is_stuck, node.paused_until_ns) = (false, 0);
+            }
         }
         Ok(())
     }
@@ -362,8 +368,16 @@ impl World {
         stranger.or_else(|| self.ledger.open(idle_too))
     }
 
-    /// True if nobody reads what this flow sends before the end.
+    /// True if this process gets stuck.
+    pub fn sticks(&self, node: usize) -> bool {
+        self.scenario.stuck.is_some_and(|stuck| stuck.node == node)
+    }
+
+    /// True if nobody sends, or reads, all of this flow before the end.
     pub fn is_idle_flow(&self, flow: &Flow) -> bool {
+        if self.sticks(flow.plan.from) || self.sticks(flow.plan.to) {
+            return true;
+        }
         self.nodes[flow.plan.to]
             .inlets
             .iter()
@@ -614,6 +628,16 @@ impl World {
                 self.totals.pauses += 1;
                 self.trace.note(now_ns, node, What::Paused { until_ns });
             }
+            Fault::Stick(Stuck { node, is_stepped }) => {
+                if is_stepped {
+                    self.nodes[node].is_stuck = true;
+                    self.totals.stuck += 1;
+                } else {
+                    self.nodes[node].paused_until_ns = u64::MAX;
+                    self.totals.stopped += 1;
+                }
+                self.trace.note(now_ns, node, What::Stuck);
+            }
             Fault::End { node, orderly } => self.end(node, orderly),
             Fault::Begin { node } => {
                 if self.nodes[node].process.is_none() {
@@ -666,7 +690,9 @@ impl World {
             self.lose_network(lost);
         }
         for index in 0..self.nodes.len() {
-            self.nodes[index].paused_until_ns = 0;
+            if self.nodes[index].paused_until_ns < u64::MAX {
+                self.nodes[index].paused_until_ns = 0;
+            }
             if self.nodes[index].process.is_none() {
                 self.begin(index);
             }

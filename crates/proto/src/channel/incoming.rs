@@ -331,14 +331,16 @@ impl EdgeIn {
     }
 
     /// The endpoint was closed: no message held is wanted. Bytes returned to the pool, and
-    /// the first message of which a part had arrived: its sender must be told. Operations go
-    /// on, since each is answered by itself.
+    /// the first message of which a part had arrived: its sender must be told. Operations that
+    /// have begun go on, since each is answered by itself, and keep their room.
     pub(crate) fn close(&mut self) -> (u64, Option<u64>) {
-        let (mut waiting, mut first) = (0, None);
+        let (mut waiting, mut kept, mut first) = (0, 0, None);
         for (sequence, partial) in (self.next..).zip(&mut self.pending) {
             if partial.begun {
                 waiting += partial.charge();
-                if !partial.discard && !partial.operation {
+                if partial.operation {
+                    kept += partial.charge();
+                } else if !partial.discard {
                     first.get_or_insert(sequence);
                 }
             }
@@ -346,7 +348,9 @@ impl EdgeIn {
         }
         self.consumed = self.charged - waiting;
         self.unpooled.clear();
-        (core::mem::take(&mut self.held), first)
+        let freed = self.held.saturating_sub(kept);
+        self.held -= freed;
+        (freed, first)
     }
 
     /// Notes what the peer waits for; false if no message can need that much, or it has

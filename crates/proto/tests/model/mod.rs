@@ -6,6 +6,7 @@ pub mod explore;
 pub mod fair;
 pub mod host;
 pub mod key;
+pub mod memory;
 pub mod pipes;
 pub mod scenario;
 pub mod world;

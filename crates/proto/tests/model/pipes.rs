@@ -13,6 +13,7 @@ use siphasher::sip128::{Hasher128, SipHasher13};
 
 use super::action::Action;
 use super::explore::{GONE, System};
+use super::memory::{ANSWERS, Answer, Ask, Asking, Concluded, Owner, data_byte};
 
 /// Bytes of a message that goes whole, of one that is offered, and of a piece of that.
 const WHOLE_BYTES: u64 = 2;
@@ -48,6 +49,13 @@ pub enum Call {
     Close {
         endpoint: u32,
     },
+    /// Asks for an operation on the region of this endpoint.
+    Ask {
+        target: u32,
+        ask: Ask,
+    },
+    /// Closes the region; its endpoint stays open.
+    Revoke,
 }
 
 /// What the two processes do, and within which bounds.
@@ -99,6 +107,8 @@ struct Kept {
     edge: EdgeId,
     sequence: u64,
     mark: [u8; 2],
+    /// Of an operation: its data go, and its id is the mark.
+    operation: bool,
     /// How much has gone in pieces; `None` while it may be copied.
     streamed: Option<u64>,
 }
@@ -142,6 +152,8 @@ struct Process {
     lossy: BTreeSet<u32>,
     /// It was told of a refusal.
     told: bool,
+    owner: Owner,
+    asking: Asking,
 }
 
 /// See the module.
@@ -188,6 +200,8 @@ impl Pipes {
                 expected: BTreeMap::new(),
                 lossy: BTreeSet::new(),
                 told: false,
+                owner: Owner::default(),
+                asking: Asking::default(),
             };
             index += 1;
             process
@@ -201,7 +215,14 @@ impl Pipes {
         for index in 0..2 {
             let calls = world.exchange.threads[index].iter();
             let calls: Vec<Call> = calls.flat_map(|(calls, _)| calls.clone()).collect();
+            let asked = world.exchange.threads[1 - index].iter();
+            let mut asked = asked.flat_map(|(calls, _)| calls);
             let process = &mut world.processes[index];
+            if let Some(Call::Ask { target, .. }) =
+                asked.find(|call| matches!(call, Call::Ask { .. }))
+            {
+                process.owner.open_region(*target);
+            }
             for call in &calls {
                 let Call::Read { endpoint, .. } = *call else {
                     continue;
@@ -230,6 +251,12 @@ impl Pipes {
                     ));
                 }
             }
+            let (added, counter) = (process.asking.added(), other.owner.counter());
+            if added != counter {
+                return Err(format!(
+                    "{added} additions were done, the counter says {counter}"
+                ));
+            }
         }
         Ok(())
     }
@@ -255,7 +282,10 @@ impl Pipes {
             while *streamed < LONG_BYTES && ring.len() < slots {
                 let length = PIECE_BYTES.min(LONG_BYTES - *streamed);
                 let mut bytes = vec![0; length as usize];
-                bytes[..2].copy_from_slice(&kept.mark);
+                match kept.operation {
+                    true => bytes.fill(data_byte(kept.mark[1].into())),
+                    false => bytes[..2].copy_from_slice(&kept.mark),
+                }
                 let tag = Machine::piece_tag(kept.edge, false);
                 ring.push_back((Record { tag, bytes }, GONE));
                 *streamed += length;
@@ -268,6 +298,9 @@ impl Pipes {
         if let Some(at) = done {
             let kept = process.kept.remove(at);
             process.machine.streamed(kept.edge, kept.sequence);
+            return self.pump(index);
+        }
+        if process.push_answer(ring, slots) {
             self.pump(index);
         }
     }
@@ -295,7 +328,7 @@ impl Pipes {
             return process.events(&record.bytes);
         }
         let control: &[u8] = match tag.kind {
-            PipeKind::Piece | PipeKind::Unreliable => &[],
+            PipeKind::Piece | PipeKind::Unreliable | PipeKind::Operation => &[],
             _ => &record.bytes,
         };
         process
@@ -323,6 +356,10 @@ impl Pipes {
         if refused {
             process.machine.cannot_fetch(edge, number, sequence, total);
             return process.events(&[]);
+        }
+        let of = (edge.index, sequence);
+        if process.owner.is_arriving(of) {
+            process.owner.fetched(of, (address as u8).into());
         }
         // What its endpoint no longer wants is not copied.
         if let Some(held) = process.held.get_mut(&(edge.index, sequence)) {
@@ -352,6 +389,11 @@ impl Pipes {
                 }
                 sent
             }
+            Call::Ask { target, ask } => process.ask((target, ask), ring, &exchange, index),
+            Call::Revoke => {
+                process.owner.revoke();
+                true
+            }
             Call::CloseEdge { target } => {
                 if let Some(edge) = process.edges.remove(&target) {
                     process.machine.close_edge(edge);
@@ -369,6 +411,7 @@ impl Pipes {
             }
             Call::Close { endpoint } => {
                 process.inbox.remove(&endpoint);
+                process.owner.close_endpoint();
                 process.lossy.insert(endpoint);
                 process.machine.close_endpoint(NOW, endpoint);
                 process.held.retain(|_, held| held.target != endpoint);
@@ -390,12 +433,15 @@ impl Pipes {
                 .map(|(_, length, _)| charge(*length))
                 .sum();
             let held: u64 = process.held.values().map(|held| charge(held.total)).sum();
+            let operations = process.owner.charged() * charge(0);
             let used = process.machine.pool_used();
-            if used != unread + held {
+            if used != unread + held + operations {
                 return Err(format!(
-                    "the pool counts {used} bytes, {unread} are unread and {held} held"
+                    "the pool counts {used} bytes, {unread} are unread, {held} held, {operations} \
+                     are of operations"
                 ));
             }
+            process.owner.check()?;
             // Beside the messages of a life that has ended credit is reserved for the next.
             let threads = self.exchange.threads.iter().flatten();
             let mut calls = threads.flat_map(|(calls, _)| calls);
@@ -416,6 +462,8 @@ impl Pipes {
     fn is_quiet(&self, index: usize) -> bool {
         let process = &self.processes[index];
         process.kept.is_empty()
+            && process.owner.is_quiet()
+            && process.asking.is_quiet()
             && process.fetches.is_empty()
             && process.machine.is_acknowledged(process.peer)
     }
@@ -433,6 +481,126 @@ impl Pipes {
 }
 
 impl Process {
+    /// The edge to an endpoint, made when it is first used.
+    fn edge(&mut self, target: u32) -> Option<EdgeId> {
+        if let Some(edge) = self.edges.get(&target) {
+            return Some(*edge);
+        }
+        let source = if target == ANSWERS { ANSWERS } else { 1 };
+        let edge = self.machine.edge(self.peer, source, target).ok()?;
+        Some(*self.edges.entry(target).or_insert(edge))
+    }
+
+    /// Pushes the records that go before; true if there is room for one more.
+    fn push_records(&mut self, ring: &mut VecDeque<(Record, u8)>, slots: usize) -> bool {
+        while ring.len() < slots {
+            let Some(record) = self.machine.poll_record(self.peer) else {
+                return true;
+            };
+            self.machine.pop_record(self.peer);
+            let (tag, bytes) = (record.tag, record.bytes().to_vec());
+            ring.push_back((Record { tag, bytes }, GONE));
+        }
+        false
+    }
+
+    /// True if the question is on its way; nothing was begun if not.
+    fn ask(
+        &mut self,
+        (target, ask): (u32, Ask),
+        ring: &mut VecDeque<(Record, u8)>,
+        exchange: &Exchange,
+        index: usize,
+    ) -> bool {
+        let Some(edge) = self.edge(target) else {
+            return false;
+        };
+        let id = self.asking.next_id();
+        let head = ask.head(id).to_bytes();
+        let begun = match self.machine.begin(NOW, edge, 0) {
+            Ok(begun) => begun,
+            Err(why) => {
+                if matches!(why, BeginError::Refused(_)) {
+                    self.machine.forgive(edge);
+                    self.told = true;
+                }
+                return false;
+            }
+        };
+        if ask.is_long() {
+            let mark = [index as u8 + 1, id as u8];
+            let address = u64::from(mark[0]) << 8 | u64::from(mark[1]);
+            let mut kept = self.kept.iter();
+            let is_offered = kept.any(|kept| kept.edge == edge && kept.streamed.is_none());
+            let announced = exchange.announced >> id & 1 == 1 && !is_offered;
+            match announced {
+                true => self.machine.announce(edge, begun, LONG_BYTES, Some(&head)),
+                false => {
+                    let place = (LONG_BYTES, address);
+                    self.machine.offer(edge, begun, place, Some(&head));
+                }
+            }
+            self.kept.push(Kept {
+                edge,
+                sequence: begun.sequence,
+                mark,
+                operation: true,
+                streamed: announced.then_some(0),
+            });
+        } else {
+            if !self.push_records(ring, exchange.slots) {
+                self.machine.retract(edge, 0);
+                return false;
+            }
+            let data = vec![data_byte(id); ask.data_bytes()];
+            let bytes = [&head[..], &data].concat();
+            let tag = Machine::message_tag(edge, true);
+            ring.push_back((Record { tag, bytes }, GONE));
+        }
+        self.asking.asked(ask);
+        true
+    }
+
+    /// Pushes the oldest answer, if there is one and there is room; then what it holds is given
+    /// back.
+    fn push_answer(&mut self, ring: &mut VecDeque<(Record, u8)>, slots: usize) -> bool {
+        if self.owner.answers.is_empty() {
+            return false;
+        }
+        let Some(edge) = self.edge(ANSWERS) else {
+            return false;
+        };
+        if self.machine.begin(NOW, edge, 0).is_err() {
+            return false;
+        }
+        if !self.push_records(ring, slots) {
+            self.machine.retract(edge, 0);
+            return false;
+        }
+        let Some(Answer { head, data, charge }) = self.owner.answers.pop_front() else {
+            return false;
+        };
+        let bytes = [&head.to_bytes()[..], &data].concat();
+        let tag = Machine::message_tag(edge, true);
+        ring.push_back((Record { tag, bytes }, GONE));
+        if let Some(edge) = charge {
+            self.machine.consumed(NOW, edge, 0);
+        }
+        true
+    }
+
+    /// An operation is done; what it was of may be given back.
+    fn concluded(&mut self, target: u32, concluded: Concluded) {
+        match concluded {
+            Concluded::Answered(edge) => self.machine.consumed(NOW, edge, 0),
+            Concluded::Notice(edge) => {
+                let inbox = self.inbox.entry(target).or_default();
+                inbox.push_back((edge, 0, 0));
+            }
+            Concluded::Asked => {}
+        }
+    }
+
     /// True if the message is on its way; nothing was begun if not.
     fn send(
         &mut self,
@@ -442,14 +610,8 @@ impl Process {
         exchange: &Exchange,
         index: usize,
     ) -> bool {
-        let slots = exchange.slots;
-        let peer = self.peer;
-        let edge = match self.edges.get(&target) {
-            Some(edge) => *edge,
-            None => match self.machine.edge(peer, 1, target) {
-                Ok(edge) => *self.edges.entry(target).or_insert(edge),
-                Err(_) => return false,
-            },
+        let Some(edge) = self.edge(target) else {
+            return false;
         };
         let number = *self.sent.entry(target).or_default();
         let mark = [index as u8 + 1, target as u8 * 16 + number];
@@ -478,17 +640,11 @@ impl Process {
                 edge,
                 sequence: begun.sequence,
                 mark,
+                operation: false,
                 streamed: announced.then_some(0),
             });
         } else {
-            let mut room = ring.len() < slots;
-            while room && let Some(record) = self.machine.poll_record(peer) {
-                self.machine.pop_record(peer);
-                let (tag, bytes) = (record.tag, record.bytes().to_vec());
-                ring.push_back((Record { tag, bytes }, GONE));
-                room = ring.len() < slots;
-            }
-            if !room {
+            if !self.push_records(ring, exchange.slots) {
                 self.machine.retract(edge, total);
                 return false;
             }
@@ -578,10 +734,17 @@ impl Process {
                     edge,
                     target,
                     sequence,
+                    offset,
                     bytes,
                     total,
-                    ..
+                    operation,
                 } => {
+                    if operation || self.owner.is_arriving((edge.index, sequence)) {
+                        let of = (edge.index, sequence, target);
+                        let bytes = &record[bytes];
+                        self.owner.hold(of, (offset, total), operation, bytes)?;
+                        continue;
+                    }
                     let held = self.held.entry((edge.index, sequence)).or_default();
                     (held.target, held.total) = (target, total);
                     held.got += bytes.len() as u64;
@@ -598,6 +761,12 @@ impl Process {
                     target,
                     sequence,
                 } => {
+                    if self.owner.is_arriving((edge.index, sequence)) {
+                        let of = (edge, source);
+                        let concluded = self.owner.complete(&mut self.asking, of, sequence)?;
+                        self.concluded(target, concluded);
+                        continue;
+                    }
                     let held = self.held.remove(&(edge.index, sequence));
                     let held = held.ok_or("a message is complete that never came")?;
                     self.arrived(edge, (source, target), held.got, held.mark[1])?;
@@ -622,6 +791,17 @@ impl Process {
                     let mut kept = self.kept.iter_mut();
                     let kept = kept.find(|it| (it.edge, it.sequence) == (edge, sequence));
                     kept.ok_or("a stream of no message")?.streamed = Some(0);
+                }
+                Event::Operation {
+                    edge,
+                    source,
+                    target,
+                    bytes,
+                } => {
+                    let of = (edge, source, target);
+                    let whole = &record[bytes];
+                    let concluded = self.owner.whole(&mut self.asking, of, whole)?;
+                    self.concluded(target, concluded);
                 }
                 Event::Refused { .. } => self.told = true,
                 Event::Credit { .. } | Event::EdgeForgotten { .. } => {}
@@ -690,6 +870,7 @@ impl System for Pipes {
             (&process.edges, &process.sent, &process.kept).hash(&mut hasher);
             (&process.fetches, &process.held, &process.inbox).hash(&mut hasher);
             (&process.expected, &process.lossy, process.told).hash(&mut hasher);
+            (&process.owner, &process.asking).hash(&mut hasher);
             for (record, _) in ring {
                 record.hash(&mut hasher);
             }

@@ -79,8 +79,10 @@ impl World {
         process.step(now).map_err(|error| error.to_string())?;
         self.departures(index, process)?;
         self.nodes[index].app_at_ns = u64::MAX;
-        self.read(index, process)?;
-        self.send(index, process)?;
+        if !self.nodes[index].is_stuck {
+            self.read(index, process)?;
+            self.send(index, process)?;
+        }
         // Frames come back when the link takes them: somebody may wait for one.
         let free = process.engine.free_frames();
         process
