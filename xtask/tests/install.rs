@@ -243,7 +243,9 @@ fn a_c_program_needs_only_what_is_installed_and_nothing_stays_when_it_is_removed
 
     // One that ends with an error ends everywhere.
     let mut failing = Command::new(installed.join("bin/bsprun"));
-    failing.args(["-npes", "2", "-splitio"]).arg(testbed.path().join("bsp-cc"));
+    failing
+        .args(["-npes", "2", "-splitio"])
+        .arg(testbed.path().join("bsp-cc"));
     let output = failing.output().expect("it starts");
     assert_eq!(output.status.code(), Some(1), "{}", said(&output));
     let message = "superstep 2: bsp_abort at supersteps.c:14: ";
