@@ -168,9 +168,9 @@ fn a_rank_that_dies_ends_the_others() {
     let bench = Bench::new();
     let program = bench.compile(&source("late.c"), &["-std=gnu11"]);
     for what in ["crashes", "leaves"] {
-        // By packets a silent rank is found out much later; there the launcher ends the others.
-        for link in ["auto", "tcp"] {
+        for link in ["auto", "udp", "tcp"] {
             let job = bench.job(&program, 3).argument(what);
+            let job = job.variable("DIPOLE_PEER_TIMEOUT_MS", "2000");
             let done = job.variable("DIPOLE_LINK", link).run();
             for rank in &done.ranks {
                 let ended = !rank.status.success() && !rank.was_ended;

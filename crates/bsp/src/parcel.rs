@@ -6,15 +6,27 @@ use crate::superstep::message::HEAD_BYTES as MESSAGE_HEAD_BYTES;
 use crate::superstep::record::{HEAD_BYTES, Record, filled};
 
 /// Longest message of records: long ones are cut, except what must stay together.
-const CHUNK_BYTES: usize = 64 << 10;
+pub(crate) const CHUNK_BYTES: usize = 64 << 10;
+/// Shorter ones are not worth their heads.
+const LEAST_CHUNK_BYTES: usize = 4 << 10;
 
 /// Records in memory of this process, in chunks that are messages once they have a head.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Parcel {
     chunks: Vec<Vec<u8>>,
+    /// Longest chunk, but for what must stay together.
+    most: usize,
 }
 
 impl Parcel {
+    /// An empty one whose chunks have at most so many bytes.
+    pub(crate) fn new(most: usize) -> Parcel {
+        Parcel {
+            chunks: Vec::new(),
+            most: most.clamp(LEAST_CHUNK_BYTES, CHUNK_BYTES),
+        }
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.chunks.is_empty()
     }
@@ -35,6 +47,7 @@ impl Parcel {
     /// offset.
     pub(crate) fn push_cut(&mut self, data: Source<'_>, record: impl Fn(u64, u64) -> Record) {
         const LEAST: usize = HEAD_BYTES + 1024;
+        let most = self.most;
         let mut done = 0;
         while done < data.length() {
             let left = data.length() - done;
@@ -42,7 +55,7 @@ impl Parcel {
                 (HEAD_BYTES + filled(left)).min(LEAST),
                 HEAD_BYTES + filled(left),
             );
-            let room = (CHUNK_BYTES - chunk.len() - HEAD_BYTES) & !7;
+            let room = (most - chunk.len() - HEAD_BYTES) & !7;
             let length = left.min(room);
             chunk.extend_from_slice(&record(done as u64, length as u64).head());
             data.part(done, length).append_to(chunk);
@@ -53,11 +66,11 @@ impl Parcel {
 
     /// The chunk for a record of at least `least` bytes, of which `wanted` are still to come.
     fn chunk(&mut self, least: usize, wanted: usize) -> &mut Vec<u8> {
-        let fits = |chunk: &Vec<u8>| chunk.len() + least <= CHUNK_BYTES;
+        let fits = |chunk: &Vec<u8>| chunk.len() + least <= self.most;
         if !self.chunks.last().is_some_and(fits) {
             let usual = match self.chunks.len() {
-                0 => (MESSAGE_HEAD_BYTES + wanted).clamp(256, CHUNK_BYTES),
-                _ => CHUNK_BYTES,
+                0 => (MESSAGE_HEAD_BYTES + wanted).clamp(256, self.most),
+                _ => self.most,
             };
             let mut chunk = Vec::with_capacity(usual.max(MESSAGE_HEAD_BYTES + least));
             chunk.resize(MESSAGE_HEAD_BYTES, 0);
@@ -86,7 +99,7 @@ mod tests {
     #[test]
     fn long_data_are_cut_and_what_belongs_together_is_not() {
         let data: Vec<u8> = (0..300_000_u32).map(|byte| byte.to_le_bytes()[0]).collect();
-        let mut parcel = Parcel::default();
+        let mut parcel = Parcel::new(CHUNK_BYTES);
         parcel.push(
             Record::Message { tag: 2, length: 1 },
             &[Source::from(&[1, 2][..]), Source::from(&[3][..])],

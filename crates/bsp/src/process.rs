@@ -14,7 +14,7 @@ use crate::carrier::Carrier;
 use crate::failure::Failure;
 use crate::local::{Arena, LocalParcel, Mates};
 use crate::misuse::Misuse;
-use crate::parcel::Parcel;
+use crate::parcel::{CHUNK_BYTES, Parcel};
 use crate::superstep::exchange::Exchange;
 use crate::superstep::facts::{Facts, Part};
 use crate::superstep::knowledge::Ranks;
@@ -71,6 +71,8 @@ pub struct Process<C: Carrier> {
     exchange: Exchange<C::Message>,
     /// Slots in which chunks leave, if any were found to be of use on this link.
     slots: Option<Slots>,
+    /// Longest message of records: one slot's.
+    chunk_bytes: usize,
     pace: Pace,
     /// A chunk that has its slot already, and to whom it goes.
     next_chunk: Option<(Duration, u32, Vec<u8>)>,
@@ -134,6 +136,11 @@ impl<C: Carrier> Process<C> {
     /// Sends to ranks of other nodes in slots of time, or no longer.
     pub fn set_slots(&mut self, slots: Option<Slots>) {
         self.slots = slots;
+        let bytes = slots.and_then(|slots| usize::try_from(slots.bytes).ok());
+        self.chunk_bytes = bytes.unwrap_or(CHUNK_BYTES);
+        for parcel in self.remote.iter_mut().filter(|parcel| parcel.is_empty()) {
+            *parcel = Parcel::new(self.chunk_bytes);
+        }
         self.set_pace(self.size);
     }
 

@@ -9,6 +9,7 @@ use dipole_node::{Operation, ReceiveError};
 
 use super::Carrier;
 use crate::failure::Failure;
+use crate::superstep::message::{Head, Kind};
 
 /// Bytes that may be on their way at once; the rest waits for its turn in the schedule.
 const WINDOW_BYTES: usize = 1 << 20;
@@ -36,6 +37,8 @@ struct Route {
     edge: Edge,
     /// Messages posted that have not left: those that follow must not overtake them.
     posted: usize,
+    /// It was sent something only to find out whether it lives, and has not been heard of since.
+    is_asked: bool,
 }
 
 /// A number that comes back when a message has left: to whom it went, and its length.
@@ -74,7 +77,11 @@ impl Endpoints {
         if place.is_none() {
             let edge = self.endpoint.edge(self.job.addresses[to as usize])?;
             edge.attach(&self.queue);
-            *place = Some(Route { edge, posted: 0 });
+            *place = Some(Route {
+                edge,
+                posted: 0,
+                is_asked: false,
+            });
         }
         place.as_mut().ok_or_else(|| unreachable(to, &"no edge"))
     }
@@ -96,8 +103,11 @@ impl Endpoints {
         lost.map_or(Ok(None), |error| Err(failed(to, error)))
     }
 
-    fn with_rank(&self, message: Message) -> Option<(u32, Message)> {
+    fn with_rank(&mut self, message: Message) -> Option<(u32, Message)> {
         let rank = self.job.rank_of(message.source());
+        if let Some(Some(route)) = rank.map(|rank| &mut self.edges[rank as usize]) {
+            route.is_asked = false;
+        }
         if rank.is_none() {
             let source = message.source();
             tracing::warn!(%source, "a message from outside of the program was dropped");
@@ -180,8 +190,17 @@ impl Carrier for Endpoints {
 
     fn check(&mut self, ranks: &[u32]) -> Result<(), Failure> {
         for &rank in ranks {
-            // An open edge is watched: its peer is asked whether it lives when it is silent.
-            match self.route(rank)?.edge.wait_open(Duration::ZERO) {
+            let route = self.route(rank)?;
+            // A peer that owes no acknowledgement may die unnoticed.
+            if !route.is_asked && route.posted == 0 {
+                let alive = Head::new(Kind::Alive, 0).encode();
+                match route.edge.try_send(&alive) {
+                    Ok(()) => route.is_asked = true,
+                    Err(SendError::Full { .. }) => {}
+                    Err(error) => return Err(failed(rank, error)),
+                }
+            }
+            match route.edge.wait_open(Duration::ZERO) {
                 Ok(()) | Err(SendError::TimedOut { .. }) => {}
                 Err(error) => return Err(failed(rank, error)),
             }

@@ -11,14 +11,14 @@ use crate::carrier::{AnyCarrier, Carrier, Endpoints, Tcp};
 use crate::failure::Failure;
 use crate::local::{Arena, Invitation, LocalParcel, Mates};
 use crate::misuse::Misuse;
-use crate::parcel::Parcel;
+use crate::parcel::{CHUNK_BYTES, Parcel};
 use crate::patience::Patience;
 use crate::profile::Profile;
 use crate::superstep::exchange::{Exchange, Places};
 use crate::superstep::facts::{Ending, Facts};
 use crate::superstep::knowledge::Ranks;
 use crate::superstep::message::{Head, Kind};
-use crate::superstep::pace::Pace;
+use crate::superstep::pace::{Pace, Slots};
 use crate::superstep::queue::{Queue, TagSizes};
 use crate::superstep::record::Malformed;
 use crate::superstep::registrations::Registrations;
@@ -64,7 +64,7 @@ impl Process<AnyCarrier> {
             let config = Config::from_env_with(Links::Auto)?;
             let carrier = AnyCarrier::Tcp(Box::new(Tcp::connect(&job, &config)?));
             let joined = Process::join(carrier, rank, size, most, &Places::new(&apart))?;
-            return paced(joined, "tcp");
+            return Ok(paced(joined, slots("tcp")?));
         }
         let mut config = Config::from_env()?;
         if config.protocol.max_peers < size {
@@ -75,11 +75,25 @@ impl Process<AnyCarrier> {
             true => Places::new(&nodes),
             false => Places::new(&apart),
         };
-        let links = config.links;
-        let carrier = AnyCarrier::Endpoints(Box::new(Endpoints::open(job, config)?));
         // Bulk of either link goes through sockets.
-        let link = if links == Links::Bpf { "bpf" } else { "udp" };
-        paced(Process::join(carrier, rank, size, most, &places)?, link)
+        let link = match config.links {
+            Links::Bpf => "bpf",
+            Links::Auto | Links::Shm | Links::Udp => "udp",
+        };
+        let slots = match places.nodes() {
+            1 => None,
+            _ => slots(link)?,
+        };
+        if let Some(slots) = slots {
+            let protocol = &mut config.protocol;
+            protocol.ack_delay_ns = slots.acknowledgement_delay_ns(size);
+            let least = protocol.ack_delay_ns.saturating_mul(2);
+            protocol.min_timeout_ns = protocol.min_timeout_ns.max(least);
+            protocol.max_timeout_ns = protocol.max_timeout_ns.max(protocol.min_timeout_ns);
+        }
+        let carrier = AnyCarrier::Endpoints(Box::new(Endpoints::open(job, config)?));
+        let joined = Process::join(carrier, rank, size, most, &places)?;
+        Ok(paced(joined, slots))
     }
 
     /// Counters of the links to ranks of other nodes, if they are Dipole's.
@@ -92,18 +106,22 @@ impl Process<AnyCarrier> {
     }
 }
 
-/// Lets a process send in the slots that were found for a link, if it sends at all.
+/// The slots that were found to be of use on a link.
+fn slots(link: &str) -> Result<Option<Slots>, Failure> {
+    let profile = Profile::load(link)?;
+    let pacing = profile.and_then(|profile| profile.pacing);
+    Ok(pacing.and_then(|pacing| pacing.slots))
+}
+
+/// Lets a process send in slots, if it takes part.
 fn paced(
     mut joined: Option<Process<AnyCarrier>>,
-    link: &str,
-) -> Result<Option<Process<AnyCarrier>>, Failure> {
-    if let Some(process) = &mut joined
-        && process.exchange.places().nodes() > 1
-        && let Some(profile) = Profile::load(link)?
-    {
-        process.set_slots(profile.pacing.and_then(|pacing| pacing.slots));
+    slots: Option<Slots>,
+) -> Option<Process<AnyCarrier>> {
+    if let Some(process) = &mut joined {
+        process.set_slots(slots);
     }
-    Ok(joined)
+    joined
 }
 
 impl<C: Carrier> Process<C> {
@@ -183,10 +201,11 @@ impl<C: Carrier> Process<C> {
             carrier: Some(carrier),
             exchange: Exchange::new(rank, places.clone()),
             slots: None,
+            chunk_bytes: CHUNK_BYTES,
             pace: Pace::new(None, size, 0),
             next_chunk: None,
             local: vec![LocalParcel::default(); ranks.len()],
-            remote: (0..size).map(|_| Parcel::default()).collect(),
+            remote: (0..size).map(|_| Parcel::new(CHUNK_BYTES)).collect(),
             mates,
             arenas: [arena(0), arena(1)],
             row: Ranks::new(size),

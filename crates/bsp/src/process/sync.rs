@@ -493,7 +493,8 @@ impl<C: Carrier> Process<C> {
         came: &[(u32, Body<C::Message>)],
         epoch: u32,
     ) -> Result<Vec<Vec<u8>>, Failure> {
-        let mut answers: Vec<(u32, Parcel)> = vec![(self.rank, Parcel::default())];
+        let chunk_bytes = self.chunk_bytes;
+        let mut answers: Vec<(u32, Parcel)> = vec![(self.rank, Parcel::new(self.chunk_bytes))];
         let effects = Effects {
             registrations: &self.registrations,
             queue: &mut self.queue,
@@ -517,7 +518,7 @@ impl<C: Carrier> Process<C> {
         for (from, body) in came {
             let known = answers.iter().position(|(to, _)| to == from);
             let index = known.unwrap_or_else(|| {
-                answers.push((*from, Parcel::default()));
+                answers.push((*from, Parcel::new(chunk_bytes)));
                 answers.len() - 1
             });
             let theirs = &mut answers[index].1;
@@ -715,6 +716,8 @@ impl<C: Carrier> Process<C> {
     pub(super) fn take(&mut self, from: u32, message: C::Message) -> Result<(), Failure> {
         match Head::decode(&message) {
             Some((head, _)) if head.kind == Kind::Abort => Err(Failure::Aborted { rank: from }),
+            // That it has come is the answer.
+            Some((head, _)) if head.kind == Kind::Alive => Ok(()),
             Some((head, _)) => Ok(self.exchange.accept(from, head, message)?),
             None => Err(Malformed.into()),
         }

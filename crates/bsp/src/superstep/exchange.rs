@@ -390,7 +390,7 @@ impl<M: Deref<Target = [u8]>> Exchange<M> {
                 }
                 self.finish_rounds()?;
             }
-            Kind::Start | Kind::Hello | Kind::Abort => return Err(unexpected),
+            Kind::Start | Kind::Hello | Kind::Abort | Kind::Alive => return Err(unexpected),
         }
         Ok(())
     }

@@ -21,6 +21,8 @@ pub enum Kind {
     Answers,
     /// The job ends with an error.
     Abort,
+    /// Somebody waits: whether this rank's process lives is seen from whether it takes this.
+    Alive,
 }
 
 /// The head of a message.
@@ -41,13 +43,14 @@ pub struct Head {
     pub knowledge: u32,
 }
 
-const KINDS: [Kind; 6] = [
+const KINDS: [Kind; 7] = [
     Kind::Start,
     Kind::Hello,
     Kind::Round,
     Kind::Parcel,
     Kind::Answers,
     Kind::Abort,
+    Kind::Alive,
 ];
 /// Tells messages of this runtime from others'.
 const MARK: u16 = 0xB5B1;
@@ -128,7 +131,7 @@ mod tests {
             assert_eq!(Head::decode(&bytes), None);
         }
         let mut bytes = Head::new(Kind::Abort, 0).encode();
-        bytes[2] = 6;
+        bytes[2] = 7;
         assert_eq!(Head::decode(&bytes), None);
     }
 }
