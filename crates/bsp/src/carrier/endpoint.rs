@@ -16,6 +16,9 @@ const WINDOW_BYTES: usize = 1 << 20;
 /// Longest message that is sent at once, by copying it into a packet.
 const SHORT_BYTES: usize = 8 << 10;
 
+/// How long after a question whether a rank lives the next one follows.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
+
 /// See the module.
 #[derive(Debug)]
 pub struct Endpoints {
@@ -37,8 +40,8 @@ struct Route {
     edge: Edge,
     /// Messages posted that have not left: those that follow must not overtake them.
     posted: usize,
-    /// It was sent something only to find out whether it lives, and has not been heard of since.
-    is_asked: bool,
+    /// When it was last sent something only to find out whether it lives.
+    asked_at: Option<Instant>,
 }
 
 /// A number that comes back when a message has left: to whom it went, and its length.
@@ -80,7 +83,7 @@ impl Endpoints {
             *place = Some(Route {
                 edge,
                 posted: 0,
-                is_asked: false,
+                asked_at: None,
             });
         }
         place.as_mut().ok_or_else(|| unreachable(to, &"no edge"))
@@ -103,11 +106,8 @@ impl Endpoints {
         lost.map_or(Ok(None), |error| Err(failed(to, error)))
     }
 
-    fn with_rank(&mut self, message: Message) -> Option<(u32, Message)> {
+    fn with_rank(&self, message: Message) -> Option<(u32, Message)> {
         let rank = self.job.rank_of(message.source());
-        if let Some(Some(route)) = rank.map(|rank| &mut self.edges[rank as usize]) {
-            route.is_asked = false;
-        }
         if rank.is_none() {
             let source = message.source();
             tracing::warn!(%source, "a message from outside of the program was dropped");
@@ -192,10 +192,11 @@ impl Carrier for Endpoints {
         for &rank in ranks {
             let route = self.route(rank)?;
             // A peer that owes no acknowledgement may die unnoticed.
-            if !route.is_asked && route.posted == 0 {
+            let is_due = route.asked_at.is_none_or(|at| at.elapsed() >= ASK_AGAIN);
+            if is_due && route.posted == 0 {
                 let alive = Head::new(Kind::Alive, 0).encode();
                 match route.edge.try_send(&alive) {
-                    Ok(()) => route.is_asked = true,
+                    Ok(()) => route.asked_at = Some(Instant::now()),
                     Err(SendError::Full { .. }) => {}
                     Err(error) => return Err(failed(rank, error)),
                 }
