@@ -1,0 +1,1 @@
+//! A libfabric provider named `dipole`: unmodified MPI programs run over Dipole.
