@@ -21,7 +21,8 @@ use crate::abi::eq::{FidCntr, FidCq};
 use crate::abi::errno::{FI_EINVAL, FI_ENOAV, FI_ENOMEM, FI_ENOSYS, FI_ETOOSMALL};
 use crate::abi::fabric::{
     FI_ADDR_UNSPEC, FI_CLASS_AV, FI_CLASS_CNTR, FI_CLASS_CQ, FI_CLASS_EP, FI_CLASS_EQ,
-    FI_COMPLETION, FI_ENABLE, FI_RECV, FI_SELECTIVE_COMPLETION, FI_SEND, Fid, Info, Ops,
+    FI_COMPLETION, FI_DIRECTED_RECV, FI_ENABLE, FI_RECV, FI_SELECTIVE_COMPLETION, FI_SEND, Fid,
+    Info, Ops,
 };
 use crate::abi::missing;
 use crate::av::Av;
@@ -67,6 +68,8 @@ pub(crate) struct Ep {
     transmit: Direction,
     receive: Direction,
     least_room: AtomicUsize,
+    /// Receives take messages from one source if they name it.
+    is_directed: bool,
     _domain: Arc<Domain>,
 }
 
@@ -136,6 +139,7 @@ impl Ep {
             transmit: Direction::default(),
             receive: Direction::default(),
             least_room: AtomicUsize::new(LEAST_ROOM),
+            is_directed: info.is_none_or(|info| info.caps & FI_DIRECTED_RECV != 0),
             _domain: Arc::clone(domain),
         };
         if let Some(info) = info {
@@ -188,6 +192,7 @@ impl Ep {
     fn source(&self, index: u64) -> Result<Option<u64>, Failure> {
         match index {
             FI_ADDR_UNSPEC => Ok(None),
+            _ if !self.is_directed => Ok(None),
             index => Ok(Some(number(self.name(index)?.messages))),
         }
     }

@@ -24,8 +24,7 @@ const PRIMARY: u64 = FI_MSG | FI_TAGGED | FI_RMA;
 /// Directions: all, if a program asks for none.
 const DIRECTIONS: u64 = FI_SEND | FI_RECV | FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
 /// What costs nothing.
-const SECONDARY: u64 =
-    FI_MULTI_RECV | FI_DIRECTED_RECV | FI_SOURCE | FI_LOCAL_COMM | FI_REMOTE_COMM;
+const SECONDARY: u64 = FI_MULTI_RECV | FI_SOURCE | FI_LOCAL_COMM | FI_REMOTE_COMM;
 const REMOTE: u64 = FI_RMA | FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
 
 /// Operations that may be under way.
@@ -46,7 +45,7 @@ struct Offer {
 
 impl Offer {
     fn all() -> Offer {
-        let caps = PRIMARY | DIRECTIONS | SECONDARY;
+        let caps = PRIMARY | DIRECTIONS | SECONDARY | FI_DIRECTED_RECV;
         Offer {
             caps,
             tx: TxAttr {
@@ -144,7 +143,9 @@ impl Offer {
         if hints.caps & PRIMARY != 0 {
             let asked = hints.caps & DIRECTIONS;
             let directions = if asked == 0 { DIRECTIONS } else { asked };
-            let mut caps = (hints.caps & PRIMARY) | directions | SECONDARY;
+            // Who does not ask for receives from one source gives them any.
+            let chosen = hints.caps & (PRIMARY | FI_DIRECTED_RECV);
+            let mut caps = chosen | directions | SECONDARY;
             if hints.caps & FI_RMA == 0 {
                 caps &= !REMOTE;
             }
