@@ -1,0 +1,3 @@
+//! Dipole as a provider of libfabric.
+
+pub mod matching;

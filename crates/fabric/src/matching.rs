@@ -1,0 +1,674 @@
+//! Which receive takes which message: the matching rules of tagged messages.
+//!
+//! [`Matcher`] keeps the receives that were posted and found no message, and the
+//! messages that arrived and found no receive. Of the receives that match an
+//! arriving message the one posted first takes it; of the messages that match a
+//! receive it takes the one that arrived first. It knows neither memory nor
+//! peers: receives and messages are values of its caller, sources are numbers.
+//!
+//! A receive matches by hash if it ignores few bits of the tag (MPI libraries
+//! let theirs ignore the bits of their own protocol); all others are compared
+//! in the order they were posted. Its bound is its caller's: each receive and
+//! each message kept takes a slot, which the next one uses again.
+//!
+//! Untagged messages are those with tag 0 in a matcher of their own.
+
+/// What a receive takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// From whom; from anybody if `None`.
+    pub source: Option<u64>,
+    /// The tag of the messages it takes.
+    pub tag: u64,
+    /// Bits of the tag that do not matter.
+    pub ignore: u64,
+}
+
+impl Wanted {
+    /// Whether a message with this source and tag may be taken.
+    #[must_use]
+    pub fn matches(&self, source: u64, tag: u64) -> bool {
+        (self.tag ^ tag) & !self.ignore == 0 && self.source.is_none_or(|wanted| wanted == source)
+    }
+}
+
+/// Names a receive that waits. Never names another one, even if its slot is used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Token {
+    slot: u32,
+    number: u64,
+}
+
+/// What became of a receive.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Posted<R, U> {
+    /// This message had arrived before; it is no longer kept.
+    Matched(U, R),
+    /// It waits.
+    Queued(Token),
+}
+
+/// Receives that wait for messages, and messages that wait for receives.
+#[derive(Debug)]
+pub struct Matcher<R, U> {
+    expected: Table<Expected<R>, 2>,
+    unexpected: Table<Kept<U>, 3>,
+    /// Bits that hashing leaves out, since some receives ignore them.
+    loose: u64,
+}
+
+/// A receive that wants no more than this many bits ignored is found by hash.
+const MOST_LOOSE_BITS: u32 = 8;
+
+impl<R, U> Default for Matcher<R, U> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<R, U> Matcher<R, U> {
+    /// One that keeps nothing yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Matcher {
+            expected: Table::new(),
+            unexpected: Table::new(),
+            loose: 0,
+        }
+    }
+
+    /// Posts a receive: gives it the first kept message that matches, or lets it wait.
+    pub fn post(&mut self, wanted: Wanted, receive: R) -> Posted<R, U> {
+        if let Some(message) = self.claim(&wanted) {
+            return Posted::Matched(message, receive);
+        }
+        self.learn(wanted.ignore);
+        let (slot, number) = self.expected.add(Expected { wanted, receive }, self.loose);
+        Posted::Queued(Token { slot, number })
+    }
+
+    /// The receive that takes an arriving message; it waits no longer.
+    pub fn arrive(&mut self, source: u64, tag: u64) -> Option<R> {
+        let token = self.find(source, tag)?;
+        self.withdraw(token)
+    }
+
+    /// The receive that takes an arriving message. It goes on waiting, as one does whose
+    /// memory has room for more messages.
+    #[must_use]
+    pub fn find(&self, source: u64, tag: u64) -> Option<Token> {
+        let table = &self.expected;
+        if table.is_empty() {
+            return None;
+        }
+        let hash = tag & !self.loose;
+        let lists = [
+            ANYWHERE,
+            table.list(Some(source), hash),
+            table.list(None, hash),
+        ];
+        let first = |list| {
+            let mut fits = table.walk(list, 1);
+            fits.find(|&slot| table.value(slot).wanted.matches(source, tag))
+        };
+        let found = lists.into_iter().filter_map(first);
+        let earliest = found.min_by_key(|&slot| table.number(slot))?;
+        Some(Token {
+            slot: earliest,
+            number: table.number(earliest),
+        })
+    }
+
+    /// A receive that waits.
+    pub fn receive_mut(&mut self, token: Token) -> Option<&mut R> {
+        let held = self.expected.holds(token.slot, token.number);
+        held.then(|| &mut self.expected.value_mut(token.slot).receive)
+    }
+
+    /// Takes a receive out that waits.
+    pub fn withdraw(&mut self, token: Token) -> Option<R> {
+        let held = self.expected.holds(token.slot, token.number);
+        held.then(|| self.expected.take(token.slot).receive)
+    }
+
+    /// Takes the first receive out for which this holds.
+    pub fn cancel(&mut self, mut is_it: impl FnMut(&R) -> bool) -> Option<R> {
+        let table = &self.expected;
+        let slot = (table.walk(ALL, 0)).find(|&slot| is_it(&table.value(slot).receive))?;
+        Some(self.expected.take(slot).receive)
+    }
+
+    /// Keeps a message that no receive takes, as [`arrive`](Self::arrive) or
+    /// [`find`](Self::find) said.
+    pub fn keep(&mut self, source: u64, tag: u64, message: U) {
+        let kept = Kept {
+            source,
+            tag,
+            message,
+        };
+        self.unexpected.add(kept, self.loose);
+    }
+
+    /// The kept message that a receive would take.
+    #[must_use]
+    pub fn peek(&self, wanted: &Wanted) -> Option<&U> {
+        let slot = self.first_kept(wanted)?;
+        Some(&self.unexpected.value(slot).message)
+    }
+
+    /// Takes the kept message out that a receive would take.
+    pub fn claim(&mut self, wanted: &Wanted) -> Option<U> {
+        let slot = self.first_kept(wanted)?;
+        Some(self.unexpected.take(slot).message)
+    }
+
+    /// How many receives wait.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.expected.used
+    }
+
+    /// How many messages are kept.
+    #[must_use]
+    pub fn kept(&self) -> usize {
+        self.unexpected.used
+    }
+
+    fn first_kept(&self, wanted: &Wanted) -> Option<u32> {
+        let table = &self.unexpected;
+        if table.is_empty() {
+            return None;
+        }
+        let (list, chain) = match (wanted.ignore & !self.loose == 0, wanted.source) {
+            (true, Some(_)) => (table.list(wanted.source, wanted.tag & !self.loose), 1),
+            (true, None) => (table.list(None, wanted.tag & !self.loose), 2),
+            (false, _) => (ALL, 0),
+        };
+        table.walk(list, chain).find(|&slot| {
+            let kept = table.value(slot);
+            wanted.matches(kept.source, kept.tag)
+        })
+    }
+
+    /// Leaves the bits out of hashing that a receive ignores, if they are few.
+    fn learn(&mut self, ignore: u64) {
+        let loose = self.loose | ignore;
+        if loose != self.loose && loose.count_ones() <= MOST_LOOSE_BITS {
+            self.loose = loose;
+            self.expected.file_again(loose);
+            self.unexpected.file_again(loose);
+        }
+    }
+}
+
+/// A receive that waits. It is in the list of all and in one other.
+#[derive(Debug)]
+struct Expected<R> {
+    wanted: Wanted,
+    receive: R,
+}
+
+/// A message that waits. It is in the list of all, in that of its source and tag, and in
+/// that of its tag.
+#[derive(Debug)]
+struct Kept<U> {
+    source: u64,
+    tag: u64,
+    message: U,
+}
+
+/// All entries, in order.
+const ALL: u32 = 0;
+/// Receives that ignore too much to be hashed.
+const ANYWHERE: u32 = 1;
+/// How many lists stand before the hashed ones.
+const NAMED: u32 = 2;
+/// No slot.
+const NONE: u32 = u32::MAX;
+
+/// What is kept in lists of a [`Table`].
+trait Filed<const LISTS: usize> {
+    /// The lists it belongs to, [`ALL`] first; `list` is [`Table::list`].
+    fn lists(&self, loose: u64, list: impl Fn(Option<u64>, u64) -> u32) -> [u32; LISTS];
+}
+
+impl<R> Filed<2> for Expected<R> {
+    fn lists(&self, loose: u64, list: impl Fn(Option<u64>, u64) -> u32) -> [u32; 2] {
+        let hashed = self.wanted.ignore & !loose == 0;
+        let own = match hashed {
+            true => list(self.wanted.source, self.wanted.tag & !loose),
+            false => ANYWHERE,
+        };
+        [ALL, own]
+    }
+}
+
+impl<U> Filed<3> for Kept<U> {
+    fn lists(&self, loose: u64, list: impl Fn(Option<u64>, u64) -> u32) -> [u32; 3] {
+        let tag = self.tag & !loose;
+        [ALL, list(Some(self.source), tag), list(None, tag)]
+    }
+}
+
+/// Entries in slots, each in several linked lists, which all keep the order of adding.
+#[derive(Debug)]
+struct Table<T, const LISTS: usize> {
+    slots: Vec<Slot<T, LISTS>>,
+    free: Vec<u32>,
+    used: usize,
+    /// The number of the next entry.
+    next: u64,
+    /// First and last slot of each list: [`ALL`], [`ANYWHERE`], then a power of two of
+    /// lists by source and tag, and as many by tag alone.
+    ends: Vec<Ends>,
+}
+
+#[derive(Debug)]
+struct Slot<T, const LISTS: usize> {
+    value: Option<T>,
+    number: u64,
+    links: [Link; LISTS],
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Link {
+    list: u32,
+    previous: u32,
+    next: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Ends {
+    first: u32,
+    last: u32,
+}
+
+const EMPTY: Ends = Ends {
+    first: NONE,
+    last: NONE,
+};
+
+const UNLINKED: Link = Link {
+    list: ALL,
+    previous: NONE,
+    next: NONE,
+};
+
+/// How many lists of either kind a table has at first.
+const FIRST_LISTS: u32 = 64;
+
+impl<T: Filed<LISTS>, const LISTS: usize> Table<T, LISTS> {
+    fn new() -> Self {
+        Table {
+            slots: Vec::new(),
+            free: Vec::new(),
+            used: 0,
+            next: 0,
+            ends: vec![EMPTY; (NAMED + 2 * FIRST_LISTS) as usize],
+        }
+    }
+
+    /// Adds an entry behind all others; its slot and number.
+    fn add(&mut self, value: T, loose: u64) -> (u32, u64) {
+        if self.used >= self.hashed() as usize {
+            let more = NAMED + 4 * self.hashed();
+            self.ends.resize(more as usize, EMPTY);
+            self.file_again(loose);
+        }
+        let number = self.next;
+        self.next += 1;
+        self.used += 1;
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(Slot {
+                value: None,
+                number,
+                links: [UNLINKED; LISTS],
+            });
+            u32::try_from(self.slots.len() - 1).expect("memory ends before 2^32 entries")
+        });
+        let lists = value.lists(loose, |source, tag| self.list(source, tag));
+        let entry = &mut self.slots[slot as usize];
+        entry.value = Some(value);
+        entry.number = number;
+        self.link(slot, lists);
+        (slot, number)
+    }
+
+    /// Takes an entry out.
+    fn take(&mut self, slot: u32) -> T {
+        let links = self.slots[slot as usize].links;
+        for (chain, link) in links.into_iter().enumerate() {
+            match link.previous {
+                NONE => self.ends[link.list as usize].first = link.next,
+                previous => self.slots[previous as usize].links[chain].next = link.next,
+            }
+            match link.next {
+                NONE => self.ends[link.list as usize].last = link.previous,
+                next => self.slots[next as usize].links[chain].previous = link.previous,
+            }
+        }
+        self.used -= 1;
+        self.free.push(slot);
+        let value = self.slots[slot as usize].value.take();
+        value.expect("a slot in a list is used")
+    }
+
+    /// Puts all entries into their lists anew, in order.
+    fn file_again(&mut self, loose: u64) {
+        let mut slot = self.ends[ALL as usize].first;
+        self.ends.fill(EMPTY);
+        while slot != NONE {
+            let next = self.slots[slot as usize].links[0].next;
+            let lists = (self.value(slot)).lists(loose, |source, tag| self.list(source, tag));
+            self.link(slot, lists);
+            slot = next;
+        }
+    }
+
+    /// Puts an entry at the end of its lists.
+    fn link(&mut self, slot: u32, lists: [u32; LISTS]) {
+        for (chain, list) in lists.into_iter().enumerate() {
+            let ends = &mut self.ends[list as usize];
+            let previous = ends.last;
+            ends.last = slot;
+            match previous {
+                NONE => ends.first = slot,
+                previous => self.slots[previous as usize].links[chain].next = slot,
+            }
+            self.slots[slot as usize].links[chain] = Link {
+                list,
+                previous,
+                next: NONE,
+            };
+        }
+    }
+
+    /// Slots of a list in order, which its entries hold in this place of theirs.
+    fn walk(&self, list: u32, chain: usize) -> impl Iterator<Item = u32> + '_ {
+        let next = move |slot: u32| (slot != NONE).then_some(slot);
+        std::iter::successors(next(self.ends[list as usize].first), move |&slot| {
+            next(self.slots[slot as usize].links[chain].next)
+        })
+    }
+
+    /// The list of a tag, from one source or whoever.
+    fn list(&self, source: Option<u64>, tag: u64) -> u32 {
+        // Fibonacci hashing: the upper bits of the product depend on all bits.
+        const RATIO: u64 = 0x9E37_79B9_7F4A_7C15;
+        let of_source = source.map_or(0, |source| source.wrapping_mul(RATIO).rotate_left(29));
+        let mixed = (tag ^ of_source ^ (tag >> 32)).wrapping_mul(RATIO);
+        let kind = if source.is_some() { 0 } else { self.hashed() };
+        #[allow(clippy::cast_possible_truncation, reason = "32 bits are left")]
+        let upper = (mixed >> 32) as u32;
+        NAMED + kind + (upper & (self.hashed() - 1))
+    }
+
+    /// How many lists there are by source and tag, as many as by tag.
+    fn hashed(&self) -> u32 {
+        #[allow(clippy::cast_possible_truncation, reason = "they are named by 32 bits")]
+        let lists = self.ends.len() as u32;
+        (lists - NAMED) / 2
+    }
+
+    fn is_empty(&self) -> bool {
+        self.used == 0
+    }
+
+    fn holds(&self, slot: u32, number: u64) -> bool {
+        let entry = self.slots.get(slot as usize);
+        entry.is_some_and(|entry| entry.number == number && entry.value.is_some())
+    }
+
+    fn number(&self, slot: u32) -> u64 {
+        self.slots[slot as usize].number
+    }
+
+    fn value(&self, slot: u32) -> &T {
+        let value = self.slots[slot as usize].value.as_ref();
+        value.expect("a slot in a list is used")
+    }
+
+    fn value_mut(&mut self, slot: u32) -> &mut T {
+        let value = self.slots[slot as usize].value.as_mut();
+        value.expect("a slot in a list is used")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// MPI libraries ignore the bits of their own protocol in every receive.
+    const PROTOCOL: u64 = 0x3 << 62;
+    const ANY_TAG: u64 = PROTOCOL | 0xffff_ffff;
+
+    fn wanted(source: Option<u64>, tag: u64, ignore: u64) -> Wanted {
+        Wanted {
+            source,
+            tag,
+            ignore,
+        }
+    }
+
+    fn queued<R, U>(posted: Posted<R, U>) -> Token {
+        match posted {
+            Posted::Queued(token) => token,
+            Posted::Matched(..) => panic!("no message was kept"),
+        }
+    }
+
+    #[test]
+    fn receive_posted_first_takes_the_message_whatever_its_kind() {
+        let mut matcher = Matcher::<u32, ()>::new();
+        queued(matcher.post(wanted(None, 0, ANY_TAG), 1));
+        queued(matcher.post(wanted(Some(5), 7, PROTOCOL), 2));
+        queued(matcher.post(wanted(None, 7, 0), 3));
+        assert_eq!(matcher.arrive(5, 7), Some(1));
+        assert_eq!(matcher.arrive(5, 7 | 1 << 62), Some(2));
+        assert_eq!(matcher.arrive(5, 7), Some(3));
+        assert_eq!(matcher.arrive(5, 7), None);
+    }
+
+    #[test]
+    fn receive_takes_the_message_that_came_first() {
+        let mut matcher = Matcher::<(), u32>::new();
+        matcher.keep(1, 7, 10);
+        matcher.keep(2, 7, 20);
+        matcher.keep(2, 8, 30);
+        assert_eq!(matcher.peek(&wanted(Some(2), 0, ANY_TAG)), Some(&20));
+        assert_eq!(matcher.claim(&wanted(Some(2), 8, 0)), Some(30));
+        let posted = matcher.post(wanted(None, 7, PROTOCOL), ());
+        assert_eq!(posted, Posted::Matched(10, ()));
+        assert_eq!((matcher.kept(), matcher.waiting()), (1, 0));
+    }
+
+    #[test]
+    fn receive_that_was_found_goes_on_waiting_until_it_is_withdrawn() {
+        let mut matcher = Matcher::<u32, ()>::new();
+        let token = queued(matcher.post(wanted(None, 0, 0), 3));
+        for left in (0..3).rev() {
+            assert_eq!(matcher.find(9, 0), Some(token));
+            let room = matcher.receive_mut(token).expect("it waits");
+            *room -= 1;
+            assert_eq!(*room, left);
+        }
+        assert_eq!(matcher.withdraw(token), Some(0));
+        assert_eq!(matcher.withdraw(token), None);
+        assert_eq!(matcher.find(9, 0), None);
+    }
+
+    #[test]
+    fn token_of_a_receive_that_is_gone_does_not_name_the_next_one_in_its_slot() {
+        let mut matcher = Matcher::<u32, ()>::new();
+        let gone = queued(matcher.post(wanted(None, 1, 0), 1));
+        assert_eq!(matcher.arrive(0, 1), Some(1));
+        queued(matcher.post(wanted(None, 1, 0), 2));
+        assert_eq!(matcher.receive_mut(gone), None);
+        assert_eq!(matcher.withdraw(gone), None);
+        assert_eq!(matcher.cancel(|&receive| receive == 2), Some(2));
+    }
+
+    #[test]
+    fn nothing_grows_while_as_many_wait_as_before() {
+        let mut matcher = Matcher::<u64, u64>::new();
+        let round = |matcher: &mut Matcher<u64, u64>, first: u64| {
+            for tag in first..first + 200 {
+                queued(matcher.post(wanted(Some(1), tag, PROTOCOL), tag));
+                matcher.keep(2, tag, tag);
+            }
+            for tag in first..first + 200 {
+                assert_eq!(matcher.arrive(1, tag), Some(tag));
+                assert_eq!(matcher.claim(&wanted(Some(2), tag, 0)), Some(tag));
+            }
+        };
+        round(&mut matcher, 0);
+        let sizes = |matcher: &Matcher<u64, u64>| {
+            let (expected, unexpected) = (&matcher.expected, &matcher.unexpected);
+            let of = (expected.slots.capacity(), expected.ends.len());
+            (of, unexpected.slots.capacity(), unexpected.ends.len())
+        };
+        let before = sizes(&matcher);
+        for turn in 1..50 {
+            round(&mut matcher, turn * 1000);
+        }
+        assert_eq!(sizes(&matcher), before);
+    }
+
+    #[test]
+    fn tags_and_sources_that_count_up_spread_over_the_lists() {
+        let mut matcher = Matcher::<(), u64>::new();
+        for source in 0..32 {
+            for tag in 0..32 {
+                matcher.keep(source, tag << 32 | 5, 0);
+            }
+        }
+        let table = &matcher.unexpected;
+        let longest = (NAMED..NAMED + table.hashed()).map(|list| table.walk(list, 1).count());
+        assert!(longest.max() < Some(16));
+    }
+
+    /// The rules said plainly: two lists, searched from the front.
+    #[derive(Default)]
+    struct Model {
+        expected: Vec<(Wanted, u32)>,
+        unexpected: Vec<(u64, u64, u32)>,
+    }
+
+    impl Model {
+        fn claim(&mut self, wanted: &Wanted) -> Option<u32> {
+            let at = self.at(wanted)?;
+            Some(self.unexpected.remove(at).2)
+        }
+
+        fn at(&self, wanted: &Wanted) -> Option<usize> {
+            let mut kept = self.unexpected.iter();
+            kept.position(|&(source, tag, _)| wanted.matches(source, tag))
+        }
+
+        fn arrive(&mut self, source: u64, tag: u64) -> Option<u32> {
+            let mut expected = self.expected.iter();
+            let at = expected.position(|(wanted, _)| wanted.matches(source, tag))?;
+            Some(self.expected.remove(at).1)
+        }
+
+        fn cancel(&mut self, receive: u32) -> Option<u32> {
+            let mut expected = self.expected.iter();
+            let at = expected.position(|&(_, posted)| posted == receive)?;
+            Some(self.expected.remove(at).1)
+        }
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Post(Wanted),
+        Arrive(u64, u64),
+        Peek(Wanted),
+        Claim(Wanted),
+        /// Of the receives posted so far, by their identifier.
+        Cancel(prop::sample::Index),
+        /// By its token.
+        Withdraw(prop::sample::Index),
+    }
+
+    fn tags() -> impl Strategy<Value = u64> {
+        (0..4u64, 0..3u64, 0..4u64)
+            .prop_map(|(low, context, bits)| bits << 62 | context << 32 | low)
+    }
+
+    fn wishes() -> impl Strategy<Value = Wanted> {
+        let ignore = prop_oneof![
+            4 => Just(PROTOCOL),
+            2 => Just(0),
+            2 => Just(ANY_TAG),
+            1 => Just(u64::MAX),
+            1 => Just(1),
+            1 => Just(0x3ff << 30),
+        ];
+        (prop::option::weighted(0.7, 0..5u64), tags(), ignore)
+            .prop_map(|(source, tag, ignore)| wanted(source, tag, ignore))
+    }
+
+    fn steps() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            8 => wishes().prop_map(Step::Post),
+            8 => (0..5u64, tags()).prop_map(|(source, tag)| Step::Arrive(source, tag)),
+            2 => wishes().prop_map(Step::Peek),
+            1 => wishes().prop_map(Step::Claim),
+            1 => any::<prop::sample::Index>().prop_map(Step::Cancel),
+            1 => any::<prop::sample::Index>().prop_map(Step::Withdraw),
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(500))]
+
+        #[test]
+        fn matcher_decides_as_two_plain_lists_do(steps in prop::collection::vec(steps(), 1..400)) {
+            let (mut matcher, mut model) = (Matcher::<u32, u32>::new(), Model::default());
+            let mut tokens = Vec::new();
+            for (name, step) in (0u32..).zip(steps) {
+                match step {
+                    Step::Post(wanted) => match (matcher.post(wanted, name), model.claim(&wanted)) {
+                        (Posted::Matched(message, receive), claimed) => {
+                            prop_assert_eq!(receive, name);
+                            prop_assert_eq!(Some(message), claimed);
+                        }
+                        (Posted::Queued(token), claimed) => {
+                            prop_assert_eq!(claimed, None);
+                            model.expected.push((wanted, name));
+                            tokens.push((token, name));
+                        }
+                    },
+                    Step::Arrive(source, tag) => {
+                        let taken = model.arrive(source, tag);
+                        prop_assert_eq!(matcher.arrive(source, tag), taken);
+                        if taken.is_none() {
+                            matcher.keep(source, tag, name);
+                            model.unexpected.push((source, tag, name));
+                        }
+                    }
+                    Step::Peek(wanted) => {
+                        let seen = model.at(&wanted).map(|at| &model.unexpected[at].2);
+                        prop_assert_eq!(matcher.peek(&wanted), seen);
+                    }
+                    Step::Claim(wanted) => {
+                        prop_assert_eq!(matcher.claim(&wanted), model.claim(&wanted));
+                    }
+                    Step::Cancel(index) if !tokens.is_empty() => {
+                        let receive = index.get(&tokens).1;
+                        let cancelled = matcher.cancel(|&posted| posted == receive);
+                        prop_assert_eq!(cancelled, model.cancel(receive));
+                    }
+                    Step::Withdraw(index) if !tokens.is_empty() => {
+                        let &(token, receive) = index.get(&tokens);
+                        prop_assert_eq!(matcher.withdraw(token), model.cancel(receive));
+                    }
+                    Step::Cancel(_) | Step::Withdraw(_) => {}
+                }
+                prop_assert_eq!(matcher.waiting(), model.expected.len());
+                prop_assert_eq!(matcher.kept(), model.unexpected.len());
+            }
+        }
+    }
+}
