@@ -1,3 +1,3 @@
-//! Dipole as a provider of libfabric.
+//! A libfabric provider named `dipole`: unmodified MPI programs run over Dipole.
 
 pub mod matching;
