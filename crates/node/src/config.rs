@@ -13,7 +13,7 @@ use dipole_bpf::{DEFAULT_RING_BYTES, RING_BYTES, RxMode, TxMode};
 use crate::address::NodeId;
 use crate::environment;
 use crate::hosts::{Host, Hosts, MAX_INTERFACES};
-use crate::job::{self, JobError};
+use crate::job::{self, JobError, Place};
 use crate::key::{ClusterKey, KeyError};
 #[cfg(doc)]
 use crate::limits::LIMITS_FILE;
@@ -350,6 +350,15 @@ impl Config {
     /// # Errors
     /// Those of `from_env`.
     pub fn from_env_with(links: Links) -> Result<Config, ConfigError> {
+        let place = job::place_from_env().map_err(ConfigError::Launcher)?;
+        Config::from_env_at(links, place)
+    }
+
+    /// The same in a place that the caller has found, whoever started the process.
+    ///
+    /// # Errors
+    /// Those of `from_env`.
+    pub fn from_env_at(links: Links, place: Option<Place>) -> Result<Config, ConfigError> {
         let node: u32 = parsed(variables::NODE, "a node id from 1 to 4294967295")?.unwrap_or(1);
         if node == 0 {
             return Err(ConfigError::Variable {
@@ -360,7 +369,7 @@ impl Config {
         }
         let mut config = Config::local(NodeId(node), environment::default_runtime_dir());
         config.links = links;
-        if let Some(place) = job::place_from_env().map_err(ConfigError::Launcher)? {
+        if let Some(place) = place {
             config.node = place.node;
             config.hosts = place.hosts.unwrap_or_else(|| Hosts::local_only(place.node));
             config.runtime_dir = place.runtime_dir.unwrap_or(config.runtime_dir);

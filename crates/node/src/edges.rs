@@ -187,6 +187,24 @@ impl EdgeTable {
         id
     }
 
+    /// The same to an endpoint of a process that the caller knows how to reach: nobody is asked.
+    pub(crate) fn open_at(
+        &mut self,
+        engine: &mut Engine,
+        source: u32,
+        (to, ports): (Address, Ports),
+        now: Instant,
+    ) -> EdgeRef {
+        if engine.peer_of_source(source, to).is_some() {
+            return self.open(engine, source, to, now);
+        }
+        let id = self.insert(source, to, Stage::Resolving, now);
+        self.waiting.push(id);
+        let socket = self.connector.policy().socket_of(to, ports.incarnation);
+        self.resolved(engine, id, (ports, socket), now);
+        id
+    }
+
     /// The edge that answers go by to an endpoint of a known process.
     ///
     /// # Errors

@@ -26,7 +26,7 @@ use crate::error::{OpenError, ReceiveError, SendError, TargetError};
 use crate::inner::Inner;
 use crate::process::ProcessState;
 use crate::region::{Region, RegionMemory, Rights};
-use crate::registry::Claim;
+use crate::registry::{Claim, Ports};
 use crate::{Message, Pool};
 pub(crate) use owner::EndpointOwner;
 pub(crate) use posted::PostedReceives;
@@ -74,6 +74,23 @@ impl Endpoint {
     /// [`SendError::Ended`], [`SendError::Forked`], [`SendError::Broken`]: no threads are left.
     pub fn edge(&self, to: Address) -> Result<Edge, SendError> {
         let edge = self.open_edge(to)?;
+        self.ensure_progress()?;
+        Ok(edge)
+    }
+
+    /// The same to an endpoint of a process that told the caller where it is
+    /// ([`Node::ports`](crate::Node::ports)): neither a hosts file nor a directory is asked, so
+    /// its node may be one that this one has never heard of.
+    ///
+    /// # Errors
+    /// Those of [`edge`](Self::edge).
+    pub fn edge_at(&self, to: Address, ports: Ports) -> Result<Edge, SendError> {
+        self.check_usable()?;
+        let id = self.inner.driver.with(|state, now| {
+            let (engine, edges, _) = state.parts();
+            edges.open_at(engine, self.id().0, (to, ports), now)
+        });
+        let edge = Edge::new(&self.inner, &self.owner, id, to);
         self.ensure_progress()?;
         Ok(edge)
     }

@@ -12,7 +12,7 @@ use crate::driver::{Driver, Until, WaitError, WaitKey};
 use crate::error::CloseError;
 use crate::process::ProcessState;
 use crate::progress::ProgressThread;
-use crate::registry::{Directory, Registration};
+use crate::registry::{Directory, Ports, Registration};
 
 #[derive(Debug)]
 pub(crate) struct Inner {
@@ -20,6 +20,7 @@ pub(crate) struct Inner {
     pub(crate) driver: Arc<Driver<ProcessState>>,
     pub(crate) config: Config,
     pub(crate) registration: Registration,
+    pub(crate) ports: Ports,
     /// Answers other nodes where endpoints of this one are.
     pub(crate) _directory: Option<Directory>,
     pub(crate) fork: ForkMark,

@@ -103,6 +103,7 @@ impl Node {
                 driver,
                 config,
                 registration,
+                ports,
                 _directory: directory,
                 fork,
                 progress,
@@ -115,6 +116,13 @@ impl Node {
     #[must_use]
     pub fn id(&self) -> NodeId {
         self.inner.config.node
+    }
+
+    /// Where this process is reached, for those who ask no directory:
+    /// [`Endpoint::edge_at`].
+    #[must_use]
+    pub fn ports(&self) -> Ports {
+        self.inner.ports
     }
 
     /// Opens an endpoint of this node.

@@ -54,7 +54,7 @@ impl Policy {
 
     /// Where to meet the owner of an endpoint in shared memory, if it is of this node
     /// and offers it.
-    fn socket_of(&self, target: Address, incarnation: u64) -> Option<PathBuf> {
+    pub(crate) fn socket_of(&self, target: Address, incarnation: u64) -> Option<PathBuf> {
         if target.node != self.node || !self.may_share_memory {
             return None;
         }

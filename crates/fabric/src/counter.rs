@@ -1,0 +1,142 @@
+//! Counters as C sees them.
+
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::abi::eq::{CntrOps, FidCntr};
+use crate::abi::errno::{FI_EAVAIL, FI_EBUSY, FI_ETIMEDOUT};
+use crate::abi::fabric::{FI_CLASS_CNTR, Fid, Ops};
+use crate::completion::Cntr;
+use crate::guard::{Failure, call, fid, give, object, ops, take};
+
+/// See the module.
+pub(crate) struct Counter(pub(crate) Arc<Cntr>);
+
+static OPS: Ops = ops(close);
+static CNTR_OPS: CntrOps = CntrOps {
+    size: size_of::<CntrOps>(),
+    read,
+    readerr,
+    add,
+    set,
+    wait,
+    adderr,
+    seterr,
+};
+
+impl Counter {
+    /// # Safety
+    /// `out` is null or valid for writes.
+    pub(crate) unsafe fn open(
+        out: *mut *mut FidCntr,
+        context: *mut c_void,
+    ) -> Result<c_int, Failure> {
+        let fid = FidCntr {
+            fid: fid(FI_CLASS_CNTR, context, &OPS),
+            ops: &CNTR_OPS,
+        };
+        // SAFETY: valid by contract.
+        unsafe { give(out, fid, Counter(Arc::default())) }
+    }
+}
+
+/// The counter that C means.
+///
+/// # Safety
+/// `counter` is null or one of this provider's.
+unsafe fn counter<'a>(counter: *const FidCntr) -> Result<&'a Cntr, Failure> {
+    // SAFETY: the contract is the same.
+    let counter: &Counter = unsafe { object(counter) }?;
+    Ok(&counter.0)
+}
+
+unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
+    call(|| {
+        // SAFETY: a counter; C holds it still.
+        if !unsafe { counter(fid.cast()) }?.sources.is_empty() {
+            return Err(Failure(FI_EBUSY));
+        }
+        // SAFETY: made by `Counter::open`, given up by C.
+        unsafe { take::<FidCntr, Counter>(fid) }.map(|_| 0)
+    })
+}
+
+/// # Safety
+/// That of [`counter`].
+unsafe fn look(fid: *mut FidCntr, which: impl FnOnce(&Cntr) -> &AtomicU64) -> u64 {
+    // SAFETY: the contract is the same.
+    let Ok(counter) = (unsafe { counter(fid) }) else {
+        return 0;
+    };
+    counter.sources.progress();
+    which(counter).load(Ordering::Acquire)
+}
+
+unsafe extern "C" fn read(fid: *mut FidCntr) -> u64 {
+    // SAFETY: a counter of this provider.
+    unsafe { look(fid, |counter| &counter.value) }
+}
+
+unsafe extern "C" fn readerr(fid: *mut FidCntr) -> u64 {
+    // SAFETY: a counter of this provider.
+    unsafe { look(fid, |counter| &counter.failed) }
+}
+
+/// # Safety
+/// That of [`counter`].
+unsafe fn change(fid: *mut FidCntr, change: impl FnOnce(&Cntr)) -> c_int {
+    call(|| {
+        // SAFETY: the contract is the same.
+        change(unsafe { counter(fid) }?);
+        Ok(0)
+    })
+}
+
+unsafe extern "C" fn add(fid: *mut FidCntr, value: u64) -> c_int {
+    let add = |counter: &Cntr| {
+        counter.value.fetch_add(value, Ordering::AcqRel);
+    };
+    // SAFETY: a counter of this provider.
+    unsafe { change(fid, add) }
+}
+
+unsafe extern "C" fn set(fid: *mut FidCntr, value: u64) -> c_int {
+    // SAFETY: a counter of this provider.
+    unsafe { change(fid, |counter| counter.value.store(value, Ordering::Release)) }
+}
+
+unsafe extern "C" fn adderr(fid: *mut FidCntr, value: u64) -> c_int {
+    let add = |counter: &Cntr| {
+        counter.failed.fetch_add(value, Ordering::AcqRel);
+    };
+    // SAFETY: a counter of this provider.
+    unsafe { change(fid, add) }
+}
+
+unsafe extern "C" fn seterr(fid: *mut FidCntr, value: u64) -> c_int {
+    // SAFETY: a counter of this provider.
+    unsafe {
+        change(fid, |counter| {
+            counter.failed.store(value, Ordering::Release)
+        })
+    }
+}
+
+unsafe extern "C" fn wait(fid: *mut FidCntr, threshold: u64, timeout: c_int) -> c_int {
+    call(|| {
+        // SAFETY: a counter of this provider.
+        let counter = unsafe { counter(fid) }?;
+        let timeout = u64::try_from(timeout).ok().map(Duration::from_millis);
+        let failed = counter.failed.load(Ordering::Acquire);
+        let reached = counter.sources.wait(timeout, || {
+            if counter.value.load(Ordering::Acquire) >= threshold {
+                return Some(Ok(0));
+            }
+            let has_failed = counter.failed.load(Ordering::Acquire) != failed;
+            has_failed.then_some(Err(Failure(FI_EAVAIL)))
+        });
+        reached.unwrap_or(Err(Failure(FI_ETIMEDOUT)))
+    })
+}

@@ -1,0 +1,224 @@
+//! Domains: this process's node, and what is opened there.
+
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+use dipole_node::{Endpoint, EndpointId, Node};
+
+use crate::abi::domain::{AvAttr, DomainOps, FidAv, FidDomain, FidMr, MrAttr, MrOps};
+use crate::abi::endpoint::FidEp;
+use crate::abi::eq::{CntrAttr, CqAttr, FidCntr, FidCq};
+use crate::abi::errno::{FI_EBUSY, FI_EINVAL, FI_ENODATA};
+use crate::abi::fabric::{FI_CLASS_DOMAIN, Fid, Info, Ops};
+use crate::abi::missing;
+use crate::av::Av;
+use crate::counter::Counter;
+use crate::endpoint::Ep;
+use crate::guard::{Failure, call, fid, give, given, object, ops, take};
+use crate::mr::{Access, Mr};
+use crate::place;
+use crate::queue::Queue;
+
+/// What the objects of a domain share.
+pub(crate) struct Domain {
+    /// Registered memory belongs to it; no messages go there.
+    pub(crate) regions: Endpoint,
+    pub(crate) node: Node,
+}
+
+static OPS: Ops = Ops { bind, ..ops(close) };
+static DOMAIN_OPS: DomainOps = DomainOps {
+    size: size_of::<DomainOps>(),
+    av_open,
+    cq_open,
+    endpoint,
+    scalable_ep: missing,
+    cntr_open,
+    poll_open: missing,
+    stx_ctx: missing,
+    srx_ctx: missing,
+    query_atomic: missing,
+    query_collective: missing,
+    endpoint2: missing,
+};
+static MR_OPS: MrOps = MrOps {
+    size: size_of::<MrOps>(),
+    reg,
+    regv,
+    regattr,
+};
+
+impl Domain {
+    /// Opens this process's node.
+    ///
+    /// # Safety
+    /// `out` is null or valid for writes.
+    pub(crate) unsafe fn open(
+        _: *const Info,
+        out: *mut *mut FidDomain,
+        context: *mut c_void,
+    ) -> Result<c_int, Failure> {
+        let opened = place::config().and_then(|config| {
+            let node = Node::open(config).map_err(|error| error.to_string())?;
+            let regions = node.endpoint(EndpointId::ANY);
+            let regions = regions.map_err(|error| error.to_string())?;
+            Ok(Domain { regions, node })
+        });
+        let domain = opened.map_err(|cause| {
+            eprintln!("dipole: the libfabric provider cannot be used: {cause}");
+            Failure(FI_ENODATA)
+        })?;
+        let fid = FidDomain {
+            fid: fid(FI_CLASS_DOMAIN, context, &OPS),
+            ops: &DOMAIN_OPS,
+            mr: &MR_OPS,
+        };
+        // SAFETY: valid by contract.
+        unsafe { give(out, fid, Arc::new(domain)) }
+    }
+}
+
+/// The domain that C means.
+///
+/// # Safety
+/// `domain` is null or a domain of this provider.
+unsafe fn domain<'a>(domain: *const FidDomain) -> Result<&'a Arc<Domain>, Failure> {
+    // SAFETY: the contract is the same.
+    unsafe { object(domain) }
+}
+
+unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
+    call(|| {
+        // SAFETY: a domain; C holds it still.
+        let users = Arc::strong_count(unsafe { domain(fid.cast()) }?);
+        if users > 1 {
+            return Err(Failure(FI_EBUSY));
+        }
+        // SAFETY: made by `open`, given up by C.
+        let domain = unsafe { take::<FidDomain, Arc<Domain>>(fid) }?;
+        drop(domain);
+        Ok(0)
+    })
+}
+
+/// Queues of events may be bound to a domain: there are no events.
+unsafe extern "C" fn bind(_: *mut Fid, _: *mut Fid, _: u64) -> c_int {
+    0
+}
+
+unsafe extern "C" fn av_open(
+    fid: *mut FidDomain,
+    _: *mut AvAttr,
+    out: *mut *mut FidAv,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: a domain of this provider, and a place for an answer.
+    call(|| unsafe {
+        domain(fid)?;
+        Av::open(out, context)
+    })
+}
+
+unsafe extern "C" fn cq_open(
+    fid: *mut FidDomain,
+    attr: *mut CqAttr,
+    out: *mut *mut FidCq,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: a domain of this provider, valid attributes, and a place for an answer.
+    call(|| unsafe {
+        domain(fid)?;
+        Queue::open(given(attr), out, context)
+    })
+}
+
+unsafe extern "C" fn cntr_open(
+    fid: *mut FidDomain,
+    _: *mut CntrAttr,
+    out: *mut *mut FidCntr,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: a domain of this provider, and a place for an answer.
+    call(|| unsafe {
+        domain(fid)?;
+        Counter::open(out, context)
+    })
+}
+
+unsafe extern "C" fn endpoint(
+    fid: *mut FidDomain,
+    info: *mut Info,
+    out: *mut *mut FidEp,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: a domain of this provider, valid attributes, and a place for an answer.
+    call(|| unsafe { Ep::open(domain(fid)?, given(info), out, context) })
+}
+
+unsafe extern "C" fn reg(
+    fid: *mut Fid,
+    memory: *const c_void,
+    length: usize,
+    access: u64,
+    _: u64,
+    _: u64,
+    _: u64,
+    out: *mut *mut FidMr,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: the program answers for its memory until it closes the region.
+    call(|| unsafe {
+        let access = Access { access, context };
+        Mr::open(domain(fid.cast())?, (memory, length), access, out)
+    })
+}
+
+unsafe extern "C" fn regv(
+    fid: *mut Fid,
+    vector: *const libc::iovec,
+    count: usize,
+    access: u64,
+    _: u64,
+    _: u64,
+    _: u64,
+    out: *mut *mut FidMr,
+    context: *mut c_void,
+) -> c_int {
+    call(|| {
+        // SAFETY: `count` elements.
+        let piece = unsafe { given(vector) };
+        let piece = piece.filter(|_| count == 1).ok_or(Failure(FI_EINVAL))?;
+        let memory = (piece.iov_base.cast_const(), piece.iov_len);
+        // SAFETY: as in `reg`.
+        unsafe {
+            let access = Access { access, context };
+            Mr::open(domain(fid.cast())?, memory, access, out)
+        }
+    })
+}
+
+unsafe extern "C" fn regattr(
+    fid: *mut Fid,
+    attr: *const MrAttr,
+    _: u64,
+    out: *mut *mut FidMr,
+) -> c_int {
+    // SAFETY: valid attributes.
+    let Some(attr) = (unsafe { given(attr) }) else {
+        return -FI_EINVAL;
+    };
+    // SAFETY: as in `regv`.
+    unsafe {
+        regv(
+            fid,
+            attr.mr_iov,
+            attr.iov_count,
+            attr.access,
+            0,
+            0,
+            0,
+            out,
+            attr.context,
+        )
+    }
+}

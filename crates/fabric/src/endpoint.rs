@@ -1,0 +1,346 @@
+//! Endpoints as C sees them; `endpoint/messages.rs`, `endpoint/tagged.rs` and `endpoint/rma.rs`
+//! are their calls.
+
+mod messages;
+mod rma;
+mod tagged;
+
+use std::ffi::{c_int, c_void};
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+use dipole_node::EndpointId;
+
+use crate::abi::atomic::AtomicOps;
+use crate::abi::cm::CmOps;
+use crate::abi::domain::FidAv;
+use crate::abi::endpoint::{EpOps, FI_OPT_ENDPOINT, FI_OPT_MIN_MULTI_RECV, FidEp};
+use crate::abi::eq::{FidCntr, FidCq};
+use crate::abi::errno::{FI_EINVAL, FI_ENOAV, FI_ENOMEM, FI_ENOSYS, FI_ETOOSMALL};
+use crate::abi::fabric::{
+    FI_ADDR_UNSPEC, FI_CLASS_AV, FI_CLASS_CNTR, FI_CLASS_CQ, FI_CLASS_EP, FI_CLASS_EQ,
+    FI_COMPLETION, FI_ENABLE, FI_RECV, FI_SELECTIVE_COMPLETION, FI_SEND, Fid, Info, Ops,
+};
+use crate::abi::missing;
+use crate::av::Av;
+use crate::completion::lock;
+use crate::counter::Counter;
+use crate::domain::Domain;
+use crate::exchange::Exchange;
+use crate::guard::{
+    Failure, call, class, copy_out, fid, give, given, object, ops, read_at, take, write_at,
+};
+use crate::name::{Name, number};
+use crate::queue::Queue;
+
+/// Bytes that memory for several messages must have left, unless the program says otherwise.
+const LEAST_ROOM: usize = 64;
+
+/// One direction of an endpoint.
+#[derive(Default)]
+struct Direction {
+    /// Flags of operations that give none.
+    flags: AtomicU64,
+    /// Only operations that ask for it are seen to complete.
+    is_selective: AtomicBool,
+}
+
+impl Direction {
+    #[inline]
+    fn flags(&self) -> u64 {
+        self.flags.load(Ordering::Relaxed)
+    }
+
+    /// Whether the program sees that an operation with these flags completes.
+    #[inline]
+    fn wants(&self, flags: u64) -> bool {
+        flags & FI_COMPLETION != 0 || !self.is_selective.load(Ordering::Relaxed)
+    }
+}
+
+/// See the module.
+pub(crate) struct Ep {
+    exchange: Mutex<Exchange>,
+    av: OnceLock<Arc<Av>>,
+    transmit: Direction,
+    receive: Direction,
+    least_room: AtomicUsize,
+    _domain: Arc<Domain>,
+}
+
+static OPS: Ops = Ops {
+    bind,
+    control,
+    ..ops(close)
+};
+static EP_OPS: EpOps = EpOps {
+    size: size_of::<EpOps>(),
+    cancel,
+    getopt,
+    setopt,
+    tx_ctx: missing,
+    rx_ctx: missing,
+    rx_size_left: missing,
+    tx_size_left: missing,
+};
+static CM_OPS: CmOps = CmOps {
+    size: size_of::<CmOps>(),
+    setname: missing,
+    getname,
+    getpeer: missing,
+    connect: missing,
+    listen: missing,
+    accept: missing,
+    reject: missing,
+    shutdown: missing,
+    join: missing,
+};
+static ATOMIC_OPS: AtomicOps = AtomicOps {
+    size: size_of::<AtomicOps>(),
+    write: missing,
+    writev: missing,
+    writemsg: missing,
+    inject: missing,
+    readwrite: missing,
+    readwritev: missing,
+    readwritemsg: missing,
+    compwrite: missing,
+    compwritev: missing,
+    compwritemsg: missing,
+    writevalid: missing,
+    readwritevalid: missing,
+    compwritevalid: missing,
+};
+
+impl Ep {
+    /// Opens an endpoint of this process's node.
+    ///
+    /// # Safety
+    /// `out` is null or valid for writes; the pointers of `info` are null or valid.
+    pub(crate) unsafe fn open(
+        domain: &Arc<Domain>,
+        info: Option<&Info>,
+        out: *mut *mut FidEp,
+        context: *mut c_void,
+    ) -> Result<c_int, Failure> {
+        let endpoint = domain.node.endpoint(EndpointId::ANY).map_err(|error| {
+            eprintln!("dipole: no endpoint can be opened: {error}");
+            Failure(FI_ENOMEM)
+        })?;
+        let regions = domain.regions.address();
+        let ep = Ep {
+            exchange: Mutex::new(Exchange::new(domain.node.clone(), endpoint, regions)),
+            av: OnceLock::new(),
+            transmit: Direction::default(),
+            receive: Direction::default(),
+            least_room: AtomicUsize::new(LEAST_ROOM),
+            _domain: Arc::clone(domain),
+        };
+        if let Some(info) = info {
+            // SAFETY: null or valid by contract.
+            let (tx, rx) = unsafe { (given(info.tx_attr), given(info.rx_attr)) };
+            let set =
+                |direction: &Direction, flags| direction.flags.store(flags, Ordering::Relaxed);
+            set(&ep.transmit, tx.map_or(0, |tx| tx.op_flags));
+            set(&ep.receive, rx.map_or(0, |rx| rx.op_flags));
+        }
+        let fid = FidEp {
+            fid: fid(FI_CLASS_EP, context, &OPS),
+            ops: &EP_OPS,
+            cm: &CM_OPS,
+            msg: &messages::OPS,
+            rma: &rma::OPS,
+            tagged: &tagged::OPS,
+            atomic: &ATOMIC_OPS,
+            collective: ptr::null(),
+        };
+        // SAFETY: valid by contract.
+        unsafe { give(out, fid, Arc::new(ep)) }
+    }
+
+    /// Goes on with what has begun; true if anything happened.
+    #[inline]
+    pub(crate) fn progress(&self) -> bool {
+        lock(&self.exchange).progress()
+    }
+
+    /// Sleeps until something comes, at most `timeout`.
+    pub(crate) fn wait(&self, timeout: Duration) {
+        lock(&self.exchange).wait(timeout);
+    }
+
+    /// The number of whoever has this address.
+    pub(crate) fn find(&self, address: u64) -> Option<u64> {
+        self.av.get()?.find(address)
+    }
+
+    /// Whom a number means.
+    #[inline]
+    fn name(&self, index: u64) -> Result<Name, Failure> {
+        let av = self.av.get().ok_or(Failure(FI_ENOAV))?;
+        av.get(index).ok_or(Failure(FI_EINVAL))
+    }
+
+    /// From whom a receive takes messages.
+    #[inline]
+    fn source(&self, index: u64) -> Result<Option<u64>, Failure> {
+        match index {
+            FI_ADDR_UNSPEC => Ok(None),
+            index => Ok(Some(number(self.name(index)?.messages))),
+        }
+    }
+
+    fn bind_queue(self: &Arc<Ep>, queue: &Queue, flags: u64) {
+        let selective = flags & FI_SELECTIVE_COMPLETION != 0;
+        let sinks = &mut lock(&self.exchange).sinks;
+        if flags & FI_SEND != 0 {
+            sinks.transmit = Some(Arc::clone(&queue.cq));
+            (self.transmit.is_selective).store(selective, Ordering::Relaxed);
+        }
+        if flags & FI_RECV != 0 {
+            sinks.receive = Some(Arc::clone(&queue.cq));
+            (self.receive.is_selective).store(selective, Ordering::Relaxed);
+        }
+        queue.cq.sources.add(self);
+    }
+
+    /// Nobody waits for it any more, and what it sent has left.
+    fn end(self: &Arc<Ep>) {
+        let mut exchange = lock(&self.exchange);
+        exchange.drain();
+        let sinks = std::mem::take(&mut exchange.sinks);
+        drop(exchange);
+        for queue in [sinks.transmit, sinks.receive].into_iter().flatten() {
+            queue.sources.remove(self);
+        }
+        for (_, counter) in sinks.counters {
+            counter.sources.remove(self);
+        }
+    }
+}
+
+/// The endpoint that C means.
+///
+/// # Safety
+/// `ep` is null or one of this provider's.
+#[inline]
+unsafe fn ep<'a>(ep: *const FidEp) -> Result<&'a Arc<Ep>, Failure> {
+    // SAFETY: the contract is the same.
+    unsafe { object(ep) }
+}
+
+unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
+    call(|| {
+        // SAFETY: made by `Ep::open`, given up by C.
+        let ep = unsafe { take::<FidEp, Arc<Ep>>(fid) }?;
+        ep.end();
+        Ok(0)
+    })
+}
+
+unsafe extern "C" fn bind(fid: *mut Fid, other: *mut Fid, flags: u64) -> c_int {
+    call(|| {
+        // SAFETY: an endpoint, and an object of this provider.
+        let (ep, class) = unsafe { (ep(fid.cast())?, class(other)?) };
+        match class {
+            FI_CLASS_AV => {
+                // SAFETY: its class says what it is.
+                let av: &Arc<Av> = unsafe { object(other.cast::<FidAv>()) }?;
+                let bound = ep.av.set(Arc::clone(av));
+                bound.map_err(|_| Failure(FI_EINVAL))?;
+            }
+            FI_CLASS_CQ => {
+                // SAFETY: as above.
+                let queue: &Queue = unsafe { object(other.cast::<FidCq>()) }?;
+                ep.bind_queue(queue, flags);
+            }
+            FI_CLASS_CNTR => {
+                // SAFETY: as above.
+                let counter: &Counter = unsafe { object(other.cast::<FidCntr>()) }?;
+                let counters = &mut lock(&ep.exchange).sinks.counters;
+                counters.push((flags, Arc::clone(&counter.0)));
+                counter.0.sources.add(ep);
+            }
+            // No events.
+            FI_CLASS_EQ => {}
+            _ => return Err(Failure(FI_EINVAL)),
+        }
+        Ok(0)
+    })
+}
+
+unsafe extern "C" fn control(_: *mut Fid, command: c_int, _: *mut c_void) -> c_int {
+    match command {
+        // It is from the start.
+        FI_ENABLE => 0,
+        _ => -FI_ENOSYS,
+    }
+}
+
+unsafe extern "C" fn cancel(fid: *mut Fid, context: *mut c_void) -> isize {
+    call(|| {
+        // SAFETY: an endpoint of this provider.
+        let ep = unsafe { ep(fid.cast()) }?;
+        lock(&ep.exchange).cancel(context.expose_provenance());
+        Ok(0)
+    })
+}
+
+unsafe extern "C" fn getname(fid: *mut Fid, place: *mut c_void, length: *mut usize) -> c_int {
+    call(|| {
+        // SAFETY: an endpoint of this provider.
+        let name = lock(&unsafe { ep(fid.cast()) }?.exchange).name();
+        // SAFETY: a place of that length.
+        match unsafe { copy_out(&name.encode(), place, length) }? {
+            true => Ok(0),
+            false => Err(Failure(FI_ETOOSMALL)),
+        }
+    })
+}
+
+unsafe extern "C" fn getopt(
+    fid: *mut Fid,
+    level: c_int,
+    option: c_int,
+    place: *mut c_void,
+    length: *mut usize,
+) -> c_int {
+    call(|| {
+        // SAFETY: an endpoint of this provider.
+        let ep = unsafe { ep(fid.cast()) }?;
+        if (level, option) != (FI_OPT_ENDPOINT, FI_OPT_MIN_MULTI_RECV) {
+            return Err(Failure(libc::ENOPROTOOPT));
+        }
+        // SAFETY: a place for this option, and for its length.
+        unsafe {
+            write_at(place.cast(), 0, ep.least_room.load(Ordering::Relaxed));
+            write_at(length, 0, size_of::<usize>());
+        }
+        Ok(0)
+    })
+}
+
+unsafe extern "C" fn setopt(
+    fid: *mut Fid,
+    level: c_int,
+    option: c_int,
+    value: *const c_void,
+    length: usize,
+) -> c_int {
+    call(|| {
+        // SAFETY: an endpoint of this provider.
+        let ep = unsafe { ep(fid.cast()) }?;
+        if (level, option) != (FI_OPT_ENDPOINT, FI_OPT_MIN_MULTI_RECV) {
+            return Err(Failure(libc::ENOPROTOOPT));
+        }
+        if value.is_null() || length < size_of::<usize>() {
+            return Err(Failure(FI_EINVAL));
+        }
+        // SAFETY: not null, of that length.
+        let room = unsafe { read_at(value.cast::<usize>(), 0) };
+        ep.least_room.store(room, Ordering::Relaxed);
+        Ok(0)
+    })
+}

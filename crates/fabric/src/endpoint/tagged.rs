@@ -1,0 +1,215 @@
+//! Calls for messages with tags.
+
+use std::ffi::c_void;
+
+use super::messages::Label;
+use super::{Ep, ep};
+use crate::abi::endpoint::FidEp;
+use crate::abi::errno::FI_EINVAL;
+use crate::abi::fabric::{FI_CLAIM, FI_DISCARD, FI_PEEK, FI_REMOTE_CQ_DATA};
+use crate::abi::tagged::{MsgTagged, TaggedOps};
+use crate::completion::lock;
+use crate::exchange::{Look, Posting};
+use crate::guard::{Failure, call, given};
+use crate::matching::Wanted;
+use crate::memory::Pieces;
+
+pub(super) static OPS: TaggedOps = TaggedOps {
+    size: size_of::<TaggedOps>(),
+    recv,
+    recvv,
+    recvmsg,
+    send,
+    sendv,
+    sendmsg,
+    inject,
+    senddata,
+    injectdata,
+};
+
+impl Ep {
+    #[inline]
+    fn receive_tagged(
+        &self,
+        to: Pieces,
+        wanted: (u64, u64, u64),
+        context: *mut c_void,
+        flags: u64,
+    ) -> Result<isize, Failure> {
+        let (from, tag, ignore) = wanted;
+        let wanted = Wanted {
+            source: self.source(from)?,
+            tag,
+            ignore,
+        };
+        let posting = Posting {
+            is_tagged: true,
+            wanted,
+            to,
+            context: context.expose_provenance(),
+            notify: self.receive.wants(flags),
+            least_room: None,
+        };
+        let mut exchange = lock(&self.exchange);
+        if flags & (FI_PEEK | FI_CLAIM | FI_DISCARD) == 0 {
+            exchange.post(&posting)?;
+        } else if flags & FI_PEEK != 0 {
+            let look = match (flags & FI_CLAIM != 0, flags & FI_DISCARD != 0) {
+                (true, _) => Look::Claim,
+                (false, true) => Look::Discard,
+                (false, false) => Look::Peek,
+            };
+            exchange.look(true, wanted, posting.context, look);
+        } else if flags & FI_DISCARD != 0 {
+            exchange.discard_claimed(&posting)?;
+        } else {
+            exchange.post_claimed(&posting)?;
+        }
+        Ok(0)
+    }
+}
+
+/// A message with a tag.
+fn tagged(to: u64, tag: u64, data: Option<u64>) -> Label {
+    Label {
+        tag: Some(tag),
+        data,
+        to,
+    }
+}
+
+unsafe extern "C" fn recv(
+    fid: *mut FidEp,
+    place: *mut c_void,
+    length: usize,
+    _: *mut c_void,
+    from: u64,
+    tag: u64,
+    ignore: u64,
+    context: *mut c_void,
+) -> isize {
+    call(|| {
+        // SAFETY: an endpoint, and memory that is its until the operation completes.
+        let (ep, to) = unsafe { (ep(fid)?, Pieces::one(place, length)?) };
+        ep.receive_tagged(to, (from, tag, ignore), context, ep.receive.flags())
+    })
+}
+
+unsafe extern "C" fn recvv(
+    fid: *mut FidEp,
+    vector: *const libc::iovec,
+    _: *mut *mut c_void,
+    count: usize,
+    from: u64,
+    tag: u64,
+    ignore: u64,
+    context: *mut c_void,
+) -> isize {
+    call(|| {
+        // SAFETY: as in `recv`.
+        let (ep, to) = unsafe { (ep(fid)?, Pieces::many(vector, count)?) };
+        ep.receive_tagged(to, (from, tag, ignore), context, ep.receive.flags())
+    })
+}
+
+unsafe extern "C" fn recvmsg(fid: *mut FidEp, message: *const MsgTagged, flags: u64) -> isize {
+    call(|| {
+        // SAFETY: valid during the call.
+        let message = unsafe { given(message) }.ok_or(Failure(FI_EINVAL))?;
+        // SAFETY: as in `recv`.
+        let (ep, to) = unsafe { (ep(fid)?, Pieces::many(message.msg_iov, message.iov_count)?) };
+        let wanted = (message.addr, message.tag, message.ignore);
+        ep.receive_tagged(to, wanted, message.context, flags)
+    })
+}
+
+unsafe extern "C" fn send(
+    fid: *mut FidEp,
+    place: *const c_void,
+    length: usize,
+    _: *mut c_void,
+    to: u64,
+    tag: u64,
+    context: *mut c_void,
+) -> isize {
+    call(|| {
+        // SAFETY: an endpoint, and memory that stays until the operation completes.
+        let (ep, from) = unsafe { (ep(fid)?, Pieces::one(place, length)?) };
+        ep.send(from, tagged(to, tag, None), context, ep.transmit.flags())
+    })
+}
+
+unsafe extern "C" fn sendv(
+    fid: *mut FidEp,
+    vector: *const libc::iovec,
+    _: *mut *mut c_void,
+    count: usize,
+    to: u64,
+    tag: u64,
+    context: *mut c_void,
+) -> isize {
+    call(|| {
+        // SAFETY: as in `send`.
+        let (ep, from) = unsafe { (ep(fid)?, Pieces::many(vector, count)?) };
+        ep.send(from, tagged(to, tag, None), context, ep.transmit.flags())
+    })
+}
+
+unsafe extern "C" fn sendmsg(fid: *mut FidEp, message: *const MsgTagged, flags: u64) -> isize {
+    call(|| {
+        // SAFETY: valid during the call.
+        let message = unsafe { given(message) }.ok_or(Failure(FI_EINVAL))?;
+        // SAFETY: as in `send`.
+        let (ep, from) = unsafe { (ep(fid)?, Pieces::many(message.msg_iov, message.iov_count)?) };
+        let data = (flags & FI_REMOTE_CQ_DATA != 0).then_some(message.data);
+        let label = tagged(message.addr, message.tag, data);
+        ep.send(from, label, message.context, flags)
+    })
+}
+
+unsafe extern "C" fn inject(
+    fid: *mut FidEp,
+    place: *const c_void,
+    length: usize,
+    to: u64,
+    tag: u64,
+) -> isize {
+    call(|| {
+        // SAFETY: an endpoint, and memory that is read during the call.
+        let (ep, from) = unsafe { (ep(fid)?, Pieces::one(place, length)?) };
+        ep.inject(from, tagged(to, tag, None))
+    })
+}
+
+unsafe extern "C" fn senddata(
+    fid: *mut FidEp,
+    place: *const c_void,
+    length: usize,
+    _: *mut c_void,
+    data: u64,
+    to: u64,
+    tag: u64,
+    context: *mut c_void,
+) -> isize {
+    call(|| {
+        // SAFETY: as in `send`.
+        let (ep, from) = unsafe { (ep(fid)?, Pieces::one(place, length)?) };
+        let label = tagged(to, tag, Some(data));
+        ep.send(from, label, context, ep.transmit.flags())
+    })
+}
+
+unsafe extern "C" fn injectdata(
+    fid: *mut FidEp,
+    place: *const c_void,
+    length: usize,
+    data: u64,
+    to: u64,
+    tag: u64,
+) -> isize {
+    call(|| {
+        // SAFETY: as in `inject`.
+        let (ep, from) = unsafe { (ep(fid)?, Pieces::one(place, length)?) };
+        ep.inject(from, tagged(to, tag, Some(data)))
+    })
+}

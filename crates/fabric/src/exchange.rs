@@ -1,0 +1,413 @@
+//! Messages and operations of one endpoint of libfabric over one of Dipole.
+//!
+//! A short message goes whole, behind a head (`exchange/wire.rs`); it is copied into the receive
+//! that takes it, or kept until there is one. Of a long one the head tells where it lies: whoever
+//! takes it gets it from there straight into the receive's memory, and says so, which completes
+//! the send. `exchange/receives.rs` is the receiving side, `exchange/remote.rs` reads and writes
+//! others' regions.
+//!
+//! Nothing here blocks: what finds no room is posted, or told to be tried again.
+
+mod receives;
+mod remote;
+mod wire;
+
+use std::collections::VecDeque;
+use std::io::IoSlice;
+use std::time::{Duration, Instant};
+
+use dipole_node::registry::Ports;
+use dipole_node::{
+    Address, Completion, CompletionQueue, Edge, Endpoint, EndpointId, NodeId, Operation,
+    ReceiveError, Region, Rights, SendError,
+};
+use rustc_hash::FxHashMap;
+
+use crate::abi::errno::{
+    FI_EACCES, FI_ECANCELED, FI_ECONNABORTED, FI_EIO, FI_EMSGSIZE, FI_ETIMEDOUT,
+};
+use crate::abi::fabric::{FI_MSG, FI_SEND, FI_TAGGED};
+use crate::completion::{Entry, Sinks};
+use crate::guard::{AGAIN, Failure};
+use crate::matching::Matcher;
+use crate::memory::{Lent, Pieces};
+use crate::name::{Name, number};
+use receives::{Arrived, Receive};
+pub(crate) use receives::{Look, Posting};
+pub(crate) use remote::Asked;
+use remote::{Fetch, Remote};
+use wire::{Head, Kind, Offer};
+
+/// Longest message that goes whole.
+pub(crate) const EAGER_BYTES: usize = 8 << 10;
+/// Messages taken in one look.
+const MOST_MESSAGES: usize = 32;
+/// Looks without anything new between two questions whether peers are gone.
+const LOOKS_PER_CHECK: u32 = 4096;
+/// The context of what nobody asks about.
+const UNWATCHED: u64 = 0;
+/// What receivers of long messages may do.
+const READABLE: Rights = Rights {
+    get: true,
+    ..Rights::NONE
+};
+/// How long an endpoint that is closed waits until what it sent has left.
+const LINGER: Duration = Duration::from_secs(10);
+
+/// A message that the program sends.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sending {
+    pub(crate) is_tagged: bool,
+    pub(crate) tag: u64,
+    pub(crate) data: Option<u64>,
+    pub(crate) from: Pieces,
+    pub(crate) context: usize,
+    /// The program wants to see it completed.
+    pub(crate) wanted: bool,
+    /// It is complete when its receiver has it.
+    pub(crate) is_confirmed: bool,
+}
+
+impl Sending {
+    fn flags(&self) -> u64 {
+        FI_SEND | if self.is_tagged { FI_TAGGED } else { FI_MSG }
+    }
+
+    fn entry(&self) -> Entry {
+        Entry {
+            context: self.context,
+            flags: self.flags(),
+            length: self.from.length(),
+            ..Entry::default()
+        }
+    }
+
+    fn head(&self, kind: Kind) -> Head {
+        Head {
+            kind,
+            is_tagged: self.is_tagged,
+            has_data: self.data.is_some(),
+            tag: self.tag,
+            data: self.data.unwrap_or(0),
+        }
+    }
+}
+
+/// The way to a peer.
+struct Peer {
+    edge: Edge,
+    /// Known of those that this process sends to.
+    incarnation: Option<u64>,
+}
+
+/// A long message that its receiver has not fetched.
+struct Offered {
+    /// Closed when this is dropped, before the memory.
+    _region: Region,
+    _memory: Lent,
+    to: u64,
+    wanted: bool,
+    entry: Entry,
+}
+
+/// What a completion of the node's queue belongs to.
+enum Pending {
+    Fetch(Fetch),
+    Remote(Remote),
+}
+
+/// See the module.
+pub(crate) struct Exchange {
+    own: Name,
+    // Before the endpoint: what is attached to it goes first.
+    peers: FxHashMap<u64, Peer>,
+    offered: FxHashMap<u64, Offered>,
+    pending: FxHashMap<u64, Pending>,
+    tagged: Matcher<Receive, Arrived>,
+    untagged: Matcher<Receive, Arrived>,
+    /// Taken out of the messages that wait, by the context of whoever claimed them.
+    claimed: Vec<(usize, Arrived)>,
+    /// Gets that found no room.
+    delayed: VecDeque<(u64, receives::Get)>,
+    /// Messages that wait where they came.
+    held: usize,
+    /// The last number of an operation.
+    last: u64,
+    /// Posted, and not completed.
+    posted: usize,
+    scratch: Vec<u8>,
+    looks: u32,
+    pub(crate) sinks: Sinks,
+    queue: CompletionQueue,
+    endpoint: Endpoint,
+    node: dipole_node::Node,
+}
+
+impl Exchange {
+    pub(crate) fn new(node: dipole_node::Node, endpoint: Endpoint, regions: Address) -> Exchange {
+        Exchange {
+            own: Name {
+                messages: endpoint.address(),
+                regions,
+                ports: node.ports(),
+            },
+            peers: FxHashMap::default(),
+            offered: FxHashMap::default(),
+            pending: FxHashMap::default(),
+            tagged: Matcher::new(),
+            untagged: Matcher::new(),
+            claimed: Vec::new(),
+            delayed: VecDeque::new(),
+            held: 0,
+            last: UNWATCHED,
+            posted: 0,
+            scratch: Vec::new(),
+            looks: 0,
+            sinks: Sinks::default(),
+            queue: node.completion_queue(),
+            endpoint,
+            node,
+        }
+    }
+
+    pub(crate) fn name(&self) -> Name {
+        self.own
+    }
+
+    fn next(&mut self) -> u64 {
+        self.last += 1;
+        self.last
+    }
+
+    /// The way to an endpoint of a process whose whereabouts are known, or which has sent here.
+    fn peer(&mut self, to: Address, ports: Option<Ports>) -> Result<&Peer, Failure> {
+        let Exchange {
+            peers,
+            endpoint,
+            queue,
+            ..
+        } = self;
+        let entry = match peers.entry(number(to)) {
+            std::collections::hash_map::Entry::Occupied(known) => return Ok(known.into_mut()),
+            std::collections::hash_map::Entry::Vacant(entry) => entry,
+        };
+        let edge = match ports {
+            Some(ports) => endpoint.edge_at(to, ports),
+            None => endpoint.edge(to),
+        };
+        let edge = edge.map_err(|error| failed(&error))?;
+        edge.attach(queue);
+        Ok(entry.insert(Peer {
+            edge,
+            incarnation: ports.map(|ports| ports.incarnation),
+        }))
+    }
+
+    /// Sends a message.
+    ///
+    /// # Errors
+    /// `AGAIN`: there is no room just now. The peer is gone.
+    #[inline]
+    pub(crate) fn send(&mut self, to: &Name, message: Sending) -> Result<(), Failure> {
+        if to.messages == self.own.messages {
+            self.send_to_self(&message);
+        } else if message.from.length() <= EAGER_BYTES && !message.is_confirmed {
+            let mut scratch = std::mem::take(&mut self.scratch);
+            scratch.clear();
+            scratch.extend_from_slice(&message.head(Kind::Message).encode());
+            message.from.gather(&mut scratch);
+            let sent = self.send_bytes((to.messages, Some(to.ports)), &scratch);
+            self.scratch = scratch;
+            sent?;
+        } else {
+            return self.offer(to, message);
+        }
+        self.sinks.complete(message.wanted, message.entry());
+        Ok(())
+    }
+
+    /// Sends bytes at once, or lets a copy wait for its turn.
+    #[inline]
+    fn send_bytes(
+        &mut self,
+        (to, ports): (Address, Option<Ports>),
+        bytes: &[u8],
+    ) -> Result<(), Failure> {
+        let edge = &self.peer(to, ports)?.edge;
+        match edge.try_send(bytes) {
+            Ok(()) => return Ok(()),
+            Err(SendError::Full { .. }) => {}
+            Err(error) => return Err(failed(&error)),
+        }
+        let posted = edge.post(Operation::Message, &[IoSlice::new(bytes)], UNWATCHED);
+        posted.map_err(|error| failed(&error))?;
+        self.posted += 1;
+        Ok(())
+    }
+
+    /// Tells where a long message lies.
+    fn offer(&mut self, to: &Name, message: Sending) -> Result<(), Failure> {
+        let memory = message.from.shown();
+        let region = (self.endpoint)
+            .open_region(memory.memory.clone(), READABLE)
+            .map_err(|_| Failure(FI_EIO))?;
+        let number = self.next();
+        let offer = Offer {
+            length: message.from.length() as u64,
+            key: region.key().0,
+            number,
+        };
+        let mut bytes = message.head(Kind::Offer).encode().to_vec();
+        bytes.extend_from_slice(&offer.encode());
+        self.send_bytes((to.messages, Some(to.ports)), &bytes)?;
+        let offered = Offered {
+            _region: region,
+            _memory: memory,
+            to: self::number(to.messages),
+            wanted: message.wanted,
+            entry: message.entry(),
+        };
+        self.offered.insert(number, offered);
+        Ok(())
+    }
+
+    /// The receiver of an offered message has it, or could not fetch it.
+    fn fetched(&mut self, number: u64, failure: u64) {
+        if let Some(offered) = self.offered.remove(&number) {
+            let mut entry = offered.entry;
+            entry.failure = i32::try_from(failure)
+                .ok()
+                .filter(|number| *number != 0)
+                .map(|number| (number, 0));
+            self.sinks.complete(offered.wanted, entry);
+        }
+    }
+
+    /// Takes what has come and goes on with what has begun; true if there was anything.
+    pub(crate) fn progress(&mut self) -> bool {
+        let mut count = 0;
+        while count < MOST_MESSAGES {
+            match self.endpoint.try_receive() {
+                Ok(Some(message)) => self.receive(message),
+                Ok(None) | Err(ReceiveError::Forked) => break,
+                Err(error) => {
+                    tracing::error!("receiving: {error}");
+                    break;
+                }
+            }
+            count += 1;
+        }
+        while self.posted > 0
+            && let Ok(Some(completion)) = self.queue.poll()
+        {
+            self.note(completion);
+            count += 1;
+        }
+        if !self.delayed.is_empty() {
+            self.get_delayed();
+        }
+        if count == 0 {
+            self.looks += 1;
+            if self.looks >= LOOKS_PER_CHECK {
+                self.looks = 0;
+                self.note_departures();
+            }
+        }
+        count > 0
+    }
+
+    /// Sleeps until something comes, at most `timeout`.
+    pub(crate) fn wait(&mut self, timeout: Duration) {
+        // Completions of what was posted wake nobody who waits for messages.
+        let nap = match self.posted {
+            0 => timeout,
+            _ => timeout.min(Duration::from_millis(1)),
+        };
+        if let Ok(message) = self.endpoint.receive_timeout(nap) {
+            self.receive(message);
+        }
+    }
+
+    fn note(&mut self, completion: Completion) {
+        let (context, result) = match completion {
+            Completion::Sent { context } | Completion::Done { context, .. } => (context, Ok(())),
+            Completion::Failed { context, error } => (context, Err(failed(&error))),
+            // No receives are posted, no messages wait there.
+            _ => return,
+        };
+        self.posted -= 1;
+        match self.pending.remove(&context) {
+            Some(Pending::Fetch(fetch)) => self.fetch_goes_on(context, fetch, result),
+            Some(Pending::Remote(remote)) => self.remote_goes_on(context, remote, result),
+            None => {}
+        }
+    }
+
+    /// Operations that wait for processes that are gone fail.
+    fn note_departures(&mut self) {
+        let departed = self.node.departed();
+        if departed.is_empty() {
+            return;
+        }
+        let is_gone = |incarnation: Option<u64>| {
+            departed
+                .iter()
+                .any(|gone| Some(gone.incarnation) == incarnation)
+        };
+        let gone: Vec<u64> = (self.peers.iter())
+            .filter(|(_, peer)| is_gone(peer.incarnation))
+            .map(|(address, _)| *address)
+            .collect();
+        for address in gone {
+            self.peer_is_gone(address);
+        }
+    }
+
+    fn peer_is_gone(&mut self, address: u64) {
+        let offered = self.offered.iter();
+        let lost: Vec<u64> = offered
+            .filter(|(_, offered)| offered.to == address)
+            .map(|(number, _)| *number)
+            .collect();
+        for number in lost {
+            self.fetched(number, u64::from(FI_ECONNABORTED.unsigned_abs()));
+        }
+        self.fail_receives_from(address);
+    }
+
+    /// Waits until what was sent has left, at most for [`LINGER`].
+    pub(crate) fn drain(&mut self) {
+        let until = Instant::now() + LINGER;
+        while self.posted > 0 && Instant::now() < until {
+            if !self.progress() {
+                self.wait(Duration::from_millis(1));
+            }
+        }
+    }
+}
+
+/// The address that a number stands for.
+fn address(number: u64) -> Address {
+    let half = |number: u64| u32::try_from(number & 0xffff_ffff).unwrap_or_default();
+    Address {
+        node: NodeId(half(number >> 32)),
+        endpoint: EndpointId(half(number)),
+    }
+}
+
+/// The number of a failure.
+fn failed(error: &SendError) -> Failure {
+    let failure = match error {
+        SendError::Full { .. } => return AGAIN,
+        SendError::TimedOut { .. } => FI_ETIMEDOUT,
+        SendError::TooLong { .. } => FI_EMSGSIZE,
+        SendError::NotDone { .. } => FI_EACCES,
+        SendError::PeerGone { .. } | SendError::Refused { .. } | SendError::Unreachable(_) => {
+            FI_ECONNABORTED
+        }
+        SendError::Cancelled { .. } => FI_ECANCELED,
+        _ => FI_EIO,
+    };
+    tracing::error!("{error}");
+    Failure(failure)
+}

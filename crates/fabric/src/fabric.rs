@@ -1,0 +1,188 @@
+//! The provider and its one fabric.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::ptr;
+
+use crate::abi::domain::FidDomain;
+use crate::abi::eq::{EqAttr, EqOps, FidEq};
+use crate::abi::errno::FI_EAGAIN;
+use crate::abi::fabric::{
+    FI_CLASS_CQ, FI_CLASS_EQ, FI_CLASS_FABRIC, FabricAttr, FabricOps, Fid, FidFabric, Info, Ops,
+    version,
+};
+use crate::abi::missing;
+use crate::abi::prov::Provider;
+use crate::domain::Domain;
+use crate::guard::{AGAIN, call, class, fid, give, object, ops, read_at, strerror, take};
+use crate::info::{self, NAME};
+use crate::queue::Queue;
+
+/// What this provider speaks; libfabric serves older programs.
+const SPOKEN: u32 = version(2, 6);
+
+struct Shared(Provider);
+
+// SAFETY: libfabric alone writes to it, to what is its own, under its lock.
+unsafe impl Sync for Shared {}
+
+static PROVIDER: Shared = Shared(Provider {
+    version: version(1, 0),
+    fi_version: SPOKEN,
+    context: [ptr::null_mut(); 4],
+    name: NAME.as_ptr(),
+    getinfo,
+    fabric: open,
+    cleanup,
+});
+
+/// What libfabric calls first.
+#[unsafe(no_mangle)]
+pub extern "C" fn fi_prov_ini() -> *mut Provider {
+    let copied = Box::new(Provider {
+        context: [ptr::null_mut(); 4],
+        ..PROVIDER.0
+    });
+    // libfabric keeps it until the process ends.
+    Box::into_raw(copied)
+}
+
+unsafe extern "C" fn getinfo(
+    _: u32,
+    _: *const c_char,
+    _: *const c_char,
+    _: u64,
+    hints: *const Info,
+    out: *mut *mut Info,
+) -> c_int {
+    // SAFETY: libfabric's own structs, valid during the call.
+    call(|| unsafe { info::getinfo(hints, out) })
+}
+
+unsafe extern "C" fn cleanup() {}
+
+static OPS: Ops = ops(close);
+static FABRIC_OPS: FabricOps = FabricOps {
+    size: size_of::<FabricOps>(),
+    domain,
+    passive_ep: missing,
+    eq_open,
+    wait_open: missing,
+    trywait,
+    domain2: missing,
+};
+
+unsafe extern "C" fn open(
+    _: *mut FabricAttr,
+    out: *mut *mut FidFabric,
+    context: *mut c_void,
+) -> c_int {
+    let fabric = FidFabric {
+        fid: fid(FI_CLASS_FABRIC, context, &OPS),
+        ops: &FABRIC_OPS,
+        api_version: SPOKEN,
+    };
+    // SAFETY: valid for writes by libfabric's contract.
+    call(|| unsafe { give(out, fabric, ()) })
+}
+
+unsafe extern "C" fn close(fabric: *mut Fid) -> c_int {
+    // SAFETY: made by `open`, given up by C.
+    call(|| unsafe { take::<FidFabric, ()>(fabric) }.map(|()| 0))
+}
+
+unsafe extern "C" fn domain(
+    _: *mut FidFabric,
+    info: *mut Info,
+    out: *mut *mut FidDomain,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: valid by libfabric's contract.
+    call(|| unsafe { Domain::open(info, out, context) })
+}
+
+/// Says whether waiting for descriptors may begin: nothing is there already.
+unsafe extern "C" fn trywait(_: *mut FidFabric, fids: *mut *mut Fid, count: c_int) -> c_int {
+    call(|| {
+        for index in 0..usize::try_from(count).unwrap_or(0) {
+            // SAFETY: as many as `count` says.
+            let fid = unsafe { read_at(fids, index) };
+            // SAFETY: an object of this provider.
+            if unsafe { class(fid) }? == FI_CLASS_CQ {
+                // SAFETY: its class says what it is.
+                let queue: &Queue = unsafe { object(fid.cast::<crate::abi::eq::FidCq>()) }?;
+                if !queue.may_wait() {
+                    return Err(AGAIN);
+                }
+            }
+        }
+        Ok(0)
+    })
+}
+
+static EQ_OPS: EqOps = EqOps {
+    size: size_of::<EqOps>(),
+    read: eq_read,
+    readerr: eq_readerr,
+    write: missing,
+    sread: eq_sread,
+    strerror: eq_strerror,
+};
+static EQ_FID_OPS: Ops = ops(eq_close);
+
+/// A queue of events: nothing here makes any.
+unsafe extern "C" fn eq_open(
+    _: *mut FidFabric,
+    _: *mut EqAttr,
+    out: *mut *mut FidEq,
+    context: *mut c_void,
+) -> c_int {
+    let eq = FidEq {
+        fid: fid(FI_CLASS_EQ, context, &EQ_FID_OPS),
+        ops: &EQ_OPS,
+    };
+    // SAFETY: valid for writes by libfabric's contract.
+    call(|| unsafe { give(out, eq, ()) })
+}
+
+unsafe extern "C" fn eq_close(eq: *mut Fid) -> c_int {
+    // SAFETY: made by `eq_open`, given up by C.
+    call(|| unsafe { take::<FidEq, ()>(eq) }.map(|()| 0))
+}
+
+unsafe extern "C" fn eq_read(
+    _: *mut FidEq,
+    _: *mut u32,
+    _: *mut c_void,
+    _: usize,
+    _: u64,
+) -> isize {
+    -(FI_EAGAIN as isize)
+}
+
+unsafe extern "C" fn eq_readerr(_: *mut FidEq, _: *mut c_void, _: u64) -> isize {
+    -(FI_EAGAIN as isize)
+}
+
+unsafe extern "C" fn eq_sread(
+    _: *mut FidEq,
+    _: *mut u32,
+    _: *mut c_void,
+    _: usize,
+    timeout: c_int,
+    _: u64,
+) -> isize {
+    if let Ok(timeout) = u64::try_from(timeout) {
+        std::thread::sleep(std::time::Duration::from_millis(timeout));
+    }
+    -(FI_EAGAIN as isize)
+}
+
+unsafe extern "C" fn eq_strerror(
+    _: *mut FidEq,
+    number: c_int,
+    _: *const c_void,
+    _: *mut c_char,
+    _: usize,
+) -> *const c_char {
+    strerror(number)
+}

@@ -1,0 +1,201 @@
+//! The boundary to libfabric: objects behind the pointers that C holds, and what its calls return.
+//!
+//! Every object that libfabric sees is an [`Object`]: what the interface has of it, followed by
+//! what is ours. C gets a pointer to it, which every call brings back. Panics end here as
+//! -`FI_EIO`.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr;
+
+use crate::abi::errno::{FI_EAGAIN, FI_EINVAL, FI_EIO, FI_ENOSYS};
+use crate::abi::fabric::{Fid, Ops};
+use crate::abi::missing;
+
+/// A failure by its number, which calls return negated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Failure(pub(crate) i32);
+
+pub(crate) const AGAIN: Failure = Failure(FI_EAGAIN);
+
+/// What a call returns.
+pub(crate) trait Answer {
+    fn from_number(number: i32) -> Self;
+}
+
+impl Answer for c_int {
+    fn from_number(number: i32) -> c_int {
+        number
+    }
+}
+
+impl Answer for isize {
+    fn from_number(number: i32) -> isize {
+        number as isize
+    }
+}
+
+/// Runs the body of a call.
+#[inline]
+pub(crate) fn call<A: Answer>(body: impl FnOnce() -> Result<A, Failure>) -> A {
+    // What bodies share lies behind locks that forgive a panic.
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(answer)) => answer,
+        Ok(Err(Failure(number))) => A::from_number(-number),
+        Err(_) => A::from_number(-FI_EIO),
+    }
+}
+
+/// What C has a pointer to.
+#[repr(C)]
+pub(crate) struct Object<F, T> {
+    /// First: C sees a pointer to this.
+    fid: F,
+    inner: T,
+}
+
+/// Gives an object to C, which holds it until it closes it.
+///
+/// # Safety
+/// `out` is null or valid for writes.
+pub(crate) unsafe fn give<F, T>(out: *mut *mut F, fid: F, inner: T) -> Result<c_int, Failure> {
+    if out.is_null() {
+        return Err(Failure(FI_EINVAL));
+    }
+    let object = Box::into_raw(Box::new(Object { fid, inner }));
+    // SAFETY: not null; valid for writes by contract.
+    unsafe { out.write(object.cast()) };
+    Ok(0)
+}
+
+/// The object that C means.
+///
+/// # Safety
+/// `fid` is null or came from [`give`] with the same types, and has not been taken back.
+#[inline]
+pub(crate) unsafe fn object<'a, F, T>(fid: *const F) -> Result<&'a T, Failure> {
+    if fid.is_null() {
+        return Err(Failure(FI_EINVAL));
+    }
+    // SAFETY: points to an object by contract; nobody has a mutable reference to its inner part.
+    Ok(unsafe { &(*fid.cast::<Object<F, T>>()).inner })
+}
+
+/// Takes an object back that C closes.
+///
+/// # Safety
+/// That of [`object`]; nobody uses the pointer afterwards.
+pub(crate) unsafe fn take<F, T>(fid: *mut Fid) -> Result<T, Failure> {
+    if fid.is_null() {
+        return Err(Failure(FI_EINVAL));
+    }
+    // SAFETY: `give` made it from a box of this type, and C gives it up.
+    let object = unsafe { Box::from_raw(fid.cast::<Object<F, T>>()) };
+    Ok(object.inner)
+}
+
+/// The kind of an object.
+///
+/// # Safety
+/// `fid` is null or points to an object of this provider.
+pub(crate) unsafe fn class(fid: *const Fid) -> Result<usize, Failure> {
+    // SAFETY: every object begins with its `Fid`.
+    let fid = unsafe { fid.as_ref() }.ok_or(Failure(FI_EINVAL))?;
+    Ok(fid.class)
+}
+
+/// What begins an object.
+pub(crate) fn fid(class: usize, context: *mut c_void, ops: &'static Ops) -> Fid {
+    Fid {
+        class,
+        context,
+        ops,
+    }
+}
+
+/// Operations of an object that can be closed.
+pub(crate) const fn ops(close: unsafe extern "C" fn(*mut Fid) -> c_int) -> Ops {
+    Ops {
+        size: size_of::<Ops>(),
+        close,
+        bind: no_bind,
+        control: no_control,
+        ops_open: missing,
+        tostr: missing,
+        ops_set: missing,
+    }
+}
+
+unsafe extern "C" fn no_bind(_: *mut Fid, _: *mut Fid, _: u64) -> c_int {
+    -FI_ENOSYS
+}
+
+unsafe extern "C" fn no_control(_: *mut Fid, _: c_int, _: *mut c_void) -> c_int {
+    -FI_ENOSYS
+}
+
+/// What C handed over, if anything.
+///
+/// # Safety
+/// `place` is null or points to a valid value that is not written to as long as the result is used.
+pub(crate) unsafe fn given<'a, T>(place: *const T) -> Option<&'a T> {
+    // SAFETY: the contract is the same.
+    unsafe { place.as_ref() }
+}
+
+/// Copies bytes to C as far as there is room, and tells how many there are.
+///
+/// # Safety
+/// `length` is null or valid; `place` is null or valid for writes of as many bytes as it says.
+pub(crate) unsafe fn copy_out(
+    bytes: &[u8],
+    place: *mut c_void,
+    length: *mut usize,
+) -> Result<bool, Failure> {
+    if length.is_null() {
+        return Err(Failure(FI_EINVAL));
+    }
+    // SAFETY: not null, valid by contract.
+    let room = unsafe { length.replace(bytes.len()) };
+    if !place.is_null() {
+        let count = bytes.len().min(room);
+        // SAFETY: valid for writes of `room` bytes by contract.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), place.cast::<u8>(), count) };
+    }
+    Ok(!place.is_null() && room >= bytes.len())
+}
+
+/// Bytes at `index` of an array of records.
+///
+/// # Safety
+/// `array` points to more than `index` records of `N` bytes.
+pub(crate) unsafe fn record<const N: usize>(array: *const c_void, index: usize) -> [u8; N] {
+    // SAFETY: within the array by contract; bytes need no alignment.
+    unsafe { array.cast::<[u8; N]>().add(index).read() }
+}
+
+/// Writes an element of an array of C's, if there is one.
+///
+/// # Safety
+/// `array` is null or valid for writes of more than `index` elements.
+pub(crate) unsafe fn write_at<T>(array: *mut T, index: usize, value: T) {
+    if !array.is_null() {
+        // SAFETY: within the array by contract. C's entries may lie at any place.
+        unsafe { array.add(index).write_unaligned(value) };
+    }
+}
+
+/// Reads an element of an array of C's.
+///
+/// # Safety
+/// `array` is valid for reads of more than `index` elements.
+pub(crate) unsafe fn read_at<T: Copy>(array: *const T, index: usize) -> T {
+    // SAFETY: within the array by contract.
+    unsafe { array.add(index).read_unaligned() }
+}
+
+/// The text that C has of a number of a failure.
+pub(crate) fn strerror(number: c_int) -> *const c_char {
+    // SAFETY: any number is allowed; the text is the C library's.
+    unsafe { libc::strerror(number) }
+}

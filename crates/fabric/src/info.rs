@@ -1,0 +1,340 @@
+//! What this provider offers, and whether that suits what a program asks for.
+
+use std::ffi::{CStr, c_char, c_int};
+use std::ptr;
+
+use crate::abi::errno::{FI_ENODATA, FI_ENOMEM};
+use crate::abi::fabric::{
+    DomainAttr, EpAttr, FI_AV_TABLE, FI_AV_UNSPEC, FI_DIRECTED_RECV, FI_EP_RDM, FI_EP_UNSPEC,
+    FI_FORMAT_UNSPEC, FI_LOCAL_COMM, FI_MR_PROV_KEY, FI_MSG, FI_MULTI_RECV, FI_ORDER_SAS,
+    FI_PROGRESS_AUTO, FI_PROGRESS_MANUAL, FI_PROGRESS_UNSPEC, FI_PROTO_UNSPEC, FI_READ, FI_RECV,
+    FI_REMOTE_COMM, FI_REMOTE_READ, FI_REMOTE_WRITE, FI_RM_ENABLED, FI_RMA, FI_SEND, FI_SOURCE,
+    FI_TAGGED, FI_THREAD_SAFE, FI_THREAD_UNSPEC, FI_WRITE, FabricAttr, Info, RxAttr, TxAttr,
+};
+use crate::exchange::EAGER_BYTES;
+use crate::guard::{Failure, given};
+use crate::memory::MAX_PIECES;
+use crate::name::NAME_BYTES;
+
+/// The provider, its fabric and its domain.
+pub(crate) const NAME: &CStr = c"dipole";
+
+/// What endpoints can do that a program must ask for.
+const PRIMARY: u64 = FI_MSG | FI_TAGGED | FI_RMA;
+/// Directions: all, if a program asks for none.
+const DIRECTIONS: u64 = FI_SEND | FI_RECV | FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
+/// What costs nothing.
+const SECONDARY: u64 =
+    FI_MULTI_RECV | FI_DIRECTED_RECV | FI_SOURCE | FI_LOCAL_COMM | FI_REMOTE_COMM;
+const REMOTE: u64 = FI_RMA | FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
+
+/// Operations that may be under way.
+const QUEUE: usize = 1024;
+const MAX_MESSAGE_BYTES: usize = 1 << 40;
+/// Tags may have all bits (`FI_TAG_GENERIC`).
+const TAG_FORMAT: u64 = 0xaaaa_aaaa_aaaa_aaaa;
+const MANY: usize = 1 << 16;
+
+/// Everything that is offered.
+struct Offer {
+    caps: u64,
+    tx: TxAttr,
+    rx: RxAttr,
+    ep: EpAttr,
+    domain: DomainAttr,
+}
+
+impl Offer {
+    fn all() -> Offer {
+        let caps = PRIMARY | DIRECTIONS | SECONDARY;
+        Offer {
+            caps,
+            tx: TxAttr {
+                caps,
+                mode: 0,
+                op_flags: 0,
+                msg_order: FI_ORDER_SAS,
+                comp_order: 0,
+                inject_size: EAGER_BYTES,
+                size: QUEUE,
+                iov_limit: MAX_PIECES,
+                rma_iov_limit: 1,
+                tclass: 0,
+            },
+            rx: RxAttr {
+                caps,
+                mode: 0,
+                op_flags: 0,
+                msg_order: FI_ORDER_SAS,
+                comp_order: 0,
+                total_buffered_recv: 0,
+                size: QUEUE,
+                iov_limit: MAX_PIECES,
+            },
+            ep: EpAttr {
+                kind: FI_EP_RDM,
+                protocol: FI_PROTO_UNSPEC,
+                protocol_version: 1,
+                max_msg_size: MAX_MESSAGE_BYTES,
+                msg_prefix_size: 0,
+                max_order_raw_size: 0,
+                max_order_war_size: 0,
+                max_order_waw_size: 0,
+                mem_tag_format: TAG_FORMAT,
+                tx_ctx_cnt: 1,
+                rx_ctx_cnt: 1,
+                auth_key_size: 0,
+                auth_key: ptr::null_mut(),
+            },
+            domain: DomainAttr {
+                domain: ptr::null_mut(),
+                name: ptr::null_mut(),
+                threading: FI_THREAD_SAFE,
+                control_progress: FI_PROGRESS_AUTO,
+                data_progress: FI_PROGRESS_MANUAL,
+                resource_mgmt: FI_RM_ENABLED,
+                av_type: FI_AV_TABLE,
+                mr_mode: FI_MR_PROV_KEY,
+                mr_key_size: 8,
+                cq_data_size: 8,
+                cq_cnt: MANY,
+                ep_cnt: MANY,
+                tx_ctx_cnt: MANY,
+                rx_ctx_cnt: MANY,
+                max_ep_tx_ctx: 1,
+                max_ep_rx_ctx: 1,
+                max_ep_stx_ctx: 0,
+                max_ep_srx_ctx: 0,
+                cntr_cnt: MANY,
+                mr_iov_limit: 1,
+                caps: FI_LOCAL_COMM | FI_REMOTE_COMM,
+                mode: 0,
+                auth_key: ptr::null_mut(),
+                auth_key_size: 0,
+                max_err_data: 0,
+                mr_cnt: MANY,
+                tclass: 0,
+                max_ep_auth_key: 0,
+                max_group_id: 0,
+            },
+        }
+    }
+
+    /// Becomes what the program asks for; why it cannot.
+    ///
+    /// # Safety
+    /// The pointers of `hints` are null or valid, as libfabric gives them.
+    unsafe fn suit(&mut self, hints: &Info) -> Result<(), &'static str> {
+        if hints.addr_format != FI_FORMAT_UNSPEC {
+            return Err("another format of addresses");
+        }
+        // SAFETY: valid by contract.
+        if let Some(domain) = unsafe { given(hints.domain_attr) } {
+            // SAFETY: as above.
+            unsafe { self.suit_domain(domain) }?;
+        } else {
+            self.domain.mr_mode = 0;
+        }
+        if self.domain.mr_mode & FI_MR_PROV_KEY == 0 {
+            self.caps &= !REMOTE;
+        }
+        if hints.caps & !self.caps != 0 {
+            return Err("capabilities");
+        }
+        if hints.caps & PRIMARY != 0 {
+            let asked = hints.caps & DIRECTIONS;
+            let directions = if asked == 0 { DIRECTIONS } else { asked };
+            let mut caps = (hints.caps & PRIMARY) | directions | SECONDARY;
+            if hints.caps & FI_RMA == 0 {
+                caps &= !REMOTE;
+            }
+            self.caps &= caps;
+        }
+        (self.tx.caps, self.rx.caps) = (self.caps, self.caps);
+        // SAFETY: valid by contract.
+        if let Some(tx) = unsafe { given(hints.tx_attr) } {
+            self.suit_tx(tx)?;
+        }
+        // SAFETY: as above.
+        if let Some(rx) = unsafe { given(hints.rx_attr) } {
+            self.suit_rx(rx)?;
+        }
+        // SAFETY: as above.
+        if let Some(ep) = unsafe { given(hints.ep_attr) } {
+            self.suit_ep(ep)?;
+        }
+        Ok(())
+    }
+
+    unsafe fn suit_domain(&mut self, asked: &DomainAttr) -> Result<(), &'static str> {
+        // SAFETY: null or a C string, by the contract of `suit`.
+        if unsafe { is_other(asked.name) } {
+            return Err("another domain");
+        }
+        let ours = &mut self.domain;
+        if asked.threading != FI_THREAD_UNSPEC {
+            ours.threading = asked.threading;
+        }
+        if asked.data_progress == FI_PROGRESS_AUTO {
+            return Err("automatic progress");
+        }
+        if asked.control_progress != FI_PROGRESS_UNSPEC {
+            ours.control_progress = asked.control_progress;
+        }
+        if asked.av_type != FI_AV_UNSPEC {
+            ours.av_type = asked.av_type;
+        }
+        if asked.mr_mode & FI_MR_PROV_KEY == 0 {
+            ours.mr_mode = 0;
+        }
+        if asked.cq_data_size > ours.cq_data_size || asked.mr_key_size > ours.mr_key_size {
+            return Err("sizes of data or keys");
+        }
+        Ok(())
+    }
+
+    fn suit_tx(&mut self, asked: &TxAttr) -> Result<(), &'static str> {
+        let ours = &mut self.tx;
+        if asked.caps & !ours.caps != 0 || asked.msg_order & !ours.msg_order != 0 {
+            return Err("capabilities or orders of sends");
+        }
+        if asked.comp_order & !ours.comp_order != 0 {
+            return Err("orders of completions");
+        }
+        if asked.inject_size > ours.inject_size
+            || asked.size > ours.size
+            || asked.iov_limit > ours.iov_limit
+            || asked.rma_iov_limit > ours.rma_iov_limit
+        {
+            return Err("sizes of sends");
+        }
+        ours.op_flags = asked.op_flags;
+        Ok(())
+    }
+
+    fn suit_rx(&mut self, asked: &RxAttr) -> Result<(), &'static str> {
+        let ours = &mut self.rx;
+        if asked.caps & !ours.caps != 0 || asked.msg_order & !ours.msg_order != 0 {
+            return Err("capabilities or orders of receives");
+        }
+        if asked.comp_order & !ours.comp_order != 0 {
+            return Err("orders of completions");
+        }
+        if asked.size > ours.size || asked.iov_limit > ours.iov_limit {
+            return Err("sizes of receives");
+        }
+        ours.op_flags = asked.op_flags;
+        Ok(())
+    }
+
+    fn suit_ep(&mut self, asked: &EpAttr) -> Result<(), &'static str> {
+        let ours = &self.ep;
+        if asked.kind != FI_EP_UNSPEC && asked.kind != FI_EP_RDM {
+            return Err("another type of endpoint");
+        }
+        if asked.protocol != FI_PROTO_UNSPEC || asked.max_msg_size > ours.max_msg_size {
+            return Err("another protocol, or longer messages");
+        }
+        if asked.tx_ctx_cnt > 1 || asked.rx_ctx_cnt > 1 || asked.auth_key_size > 0 {
+            return Err("several contexts, or keys");
+        }
+        if asked.max_order_raw_size > 0
+            || asked.max_order_war_size > 0
+            || asked.max_order_waw_size > 0
+        {
+            return Err("orders of operations on memory");
+        }
+        Ok(())
+    }
+
+    /// As libfabric frees it: every part by itself.
+    fn allocate(self) -> Result<*mut Info, Failure> {
+        let fabric = FabricAttr {
+            fabric: ptr::null_mut(),
+            name: name()?,
+            // libfabric's to set.
+            prov_name: ptr::null_mut(),
+            prov_version: 0,
+            api_version: 0,
+        };
+        let domain = DomainAttr {
+            name: name()?,
+            ..self.domain
+        };
+        allocated(Info {
+            next: ptr::null_mut(),
+            caps: self.caps,
+            mode: 0,
+            addr_format: FI_FORMAT_UNSPEC,
+            src_addrlen: NAME_BYTES,
+            dest_addrlen: NAME_BYTES,
+            src_addr: ptr::null_mut(),
+            dest_addr: ptr::null_mut(),
+            handle: ptr::null_mut(),
+            tx_attr: allocated(self.tx)?,
+            rx_attr: allocated(self.rx)?,
+            ep_attr: allocated(self.ep)?,
+            domain_attr: allocated(domain)?,
+            fabric_attr: allocated(fabric)?,
+            nic: ptr::null_mut(),
+        })
+    }
+}
+
+/// What a program that gave these hints is offered.
+///
+/// # Safety
+/// `hints` is null or what libfabric gives, `out` null or valid for writes.
+pub(crate) unsafe fn getinfo(hints: *const Info, out: *mut *mut Info) -> Result<c_int, Failure> {
+    let mut offer = Offer::all();
+    // SAFETY: valid by contract.
+    if let Some(hints) = unsafe { given(hints) } {
+        // SAFETY: as above.
+        let fabric = unsafe { given(hints.fabric_attr) };
+        // SAFETY: as above: null or a C string.
+        let is_other = fabric.is_some_and(|fabric| unsafe { is_other(fabric.name) });
+        // SAFETY: as above.
+        let suits = unsafe { offer.suit(hints) };
+        let why_not = if is_other {
+            Some("another fabric")
+        } else {
+            suits.err()
+        };
+        if let Some(why_not) = why_not {
+            tracing::info!("not offered, since a program asked for: {why_not}");
+            return Err(Failure(FI_ENODATA));
+        }
+    }
+    let info = offer.allocate()?;
+    // SAFETY: valid for writes by contract.
+    unsafe { crate::guard::write_at(out, 0, info) };
+    Ok(0)
+}
+
+/// # Safety
+/// `name` is null or a C string.
+unsafe fn is_other(name: *const c_char) -> bool {
+    // SAFETY: not null where it is read; a C string by contract.
+    !name.is_null() && unsafe { CStr::from_ptr(name) } != NAME
+}
+
+/// Memory that libfabric frees.
+fn allocated<T>(value: T) -> Result<*mut T, Failure> {
+    // SAFETY: any size is allowed; the result is checked.
+    let place = unsafe { libc::malloc(size_of::<T>()) }.cast::<T>();
+    if place.is_null() {
+        return Err(Failure(FI_ENOMEM));
+    }
+    // SAFETY: not null, as long as a `T`, aligned for anything.
+    unsafe { place.write(value) };
+    Ok(place)
+}
+
+fn name() -> Result<*mut c_char, Failure> {
+    // SAFETY: a C string.
+    let copy = unsafe { libc::strdup(NAME.as_ptr()) };
+    if copy.is_null() {
+        return Err(Failure(FI_ENOMEM));
+    }
+    Ok(copy)
+}

@@ -1,0 +1,230 @@
+//! Memory of programs that operations read and fill until they complete.
+
+use std::ffi::c_void;
+use std::ptr::{self, NonNull};
+use std::slice;
+
+use dipole_node::{Bytes, RegionMemory};
+
+use crate::abi::errno::FI_EINVAL;
+use crate::guard::Failure;
+
+/// Pieces of memory that one operation may have.
+pub(crate) const MAX_PIECES: usize = 4;
+
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    start: *mut u8,
+    length: usize,
+}
+
+const NONE: Piece = Piece {
+    start: ptr::null_mut(),
+    length: 0,
+};
+
+/// Memory that a program gave to an operation.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pieces {
+    list: [Piece; MAX_PIECES],
+    count: usize,
+    length: usize,
+}
+
+// SAFETY: whoever made it promises that the memory stays for the operation, whichever thread
+// goes on with it.
+unsafe impl Send for Pieces {}
+
+impl Pieces {
+    /// One piece.
+    ///
+    /// # Safety
+    /// Until the operation completes, `start` is valid for reads of `length` bytes, and for
+    /// writes if the operation fills it; nobody writes to it meanwhile, and if it is filled nobody
+    /// reads it.
+    pub(crate) unsafe fn one(start: *const c_void, length: usize) -> Result<Pieces, Failure> {
+        if (start.is_null() && length > 0) || isize::try_from(length).is_err() {
+            return Err(Failure(FI_EINVAL));
+        }
+        let mut list = [NONE; MAX_PIECES];
+        list[0] = Piece {
+            start: start.cast_mut().cast(),
+            length,
+        };
+        Ok(Pieces {
+            list,
+            count: 1,
+            length,
+        })
+    }
+
+    /// As many as a vector has.
+    ///
+    /// # Safety
+    /// `vector` is null or points to `count` elements, each of which is as [`one`](Self::one)
+    /// wants it.
+    pub(crate) unsafe fn many(vector: *const libc::iovec, count: usize) -> Result<Pieces, Failure> {
+        if count > MAX_PIECES || (vector.is_null() && count > 0) {
+            return Err(Failure(FI_EINVAL));
+        }
+        let mut pieces = Pieces {
+            list: [NONE; MAX_PIECES],
+            count,
+            length: 0,
+        };
+        for index in 0..count {
+            // SAFETY: within the vector by contract.
+            let element = unsafe { vector.add(index).read() };
+            // SAFETY: the contract is the same.
+            let piece = unsafe { Pieces::one(element.iov_base, element.iov_len) }?;
+            pieces.list[index] = piece.list[0];
+            pieces.length = (pieces.length.checked_add(piece.length)).ok_or(Failure(FI_EINVAL))?;
+        }
+        Ok(pieces)
+    }
+
+    /// Bytes of all pieces.
+    #[inline]
+    pub(crate) fn length(&self) -> usize {
+        self.length
+    }
+
+    /// Where the first begins, as completions tell it.
+    #[inline]
+    pub(crate) fn address(&self) -> usize {
+        self.list[0].start.addr()
+    }
+
+    /// Appends all bytes.
+    #[inline]
+    pub(crate) fn gather(&self, into: &mut Vec<u8>) {
+        for piece in &self.list[..self.count] {
+            if piece.length > 0 {
+                // SAFETY: not null as it has bytes, readable by the contract of `one`.
+                let bytes = unsafe { slice::from_raw_parts(piece.start, piece.length) };
+                into.extend_from_slice(bytes);
+            }
+        }
+    }
+
+    /// Copies as many of the bytes in as there is room for.
+    #[inline]
+    pub(crate) fn fill(&self, mut bytes: &[u8]) {
+        for piece in &self.list[..self.count] {
+            let length = piece.length.min(bytes.len());
+            let (now, rest) = bytes.split_at(length);
+            if length > 0 {
+                // SAFETY: not null as it has bytes; valid for writes of at least so many, and
+                // nobody else's, by the contract of `one`.
+                unsafe { ptr::copy_nonoverlapping(now.as_ptr(), piece.start, length) };
+            }
+            bytes = rest;
+        }
+    }
+
+    /// A part of the memory, which must lie in the first piece.
+    pub(crate) fn part(&self, offset: usize, length: usize) -> Pieces {
+        let first = self.list[0];
+        assert!(offset + length <= first.length, "a part lies inside");
+        let mut list = [NONE; MAX_PIECES];
+        list[0] = Piece {
+            start: first.start.wrapping_add(offset),
+            length,
+        };
+        Pieces {
+            list,
+            count: 1,
+            length,
+        }
+    }
+
+    /// The first `length` bytes as memory that operations fill, in parts of at most `most` bytes:
+    /// each with its offset from the beginning.
+    pub(crate) fn regions(&self, length: usize, most: usize) -> Vec<(usize, Lent)> {
+        let (mut regions, mut at) = (Vec::new(), 0);
+        for piece in &self.list[..self.count] {
+            let mut inside = 0;
+            while inside < piece.length && at < length {
+                let part = (piece.length - inside).min(length - at).min(most);
+                let start = piece.start.wrapping_add(inside);
+                // SAFETY: within the piece, which is as `one` wants it for as long.
+                regions.push((at, unsafe { Lent::new(start, part) }));
+                inside += part;
+                at += part;
+            }
+        }
+        regions
+    }
+
+    /// All bytes as memory that others read; copied unless they are in one piece.
+    pub(crate) fn shown(&self) -> Lent {
+        if self.count == 1 {
+            // SAFETY: as `one` wants it; a region that is only read is not written to.
+            return unsafe { Lent::new(self.list[0].start, self.length) };
+        }
+        let mut bytes = Vec::with_capacity(self.length);
+        self.gather(&mut bytes);
+        Lent::owned(bytes)
+    }
+
+    /// All bytes, shared until the operation completes; copied unless they are in one piece.
+    pub(crate) fn shared(&self) -> Bytes {
+        struct Shared(Pieces);
+        // SAFETY: not written to until the operation completes, by the contract of `one`.
+        impl AsRef<[u8]> for Shared {
+            fn as_ref(&self) -> &[u8] {
+                let piece = &self.0.list[0];
+                // SAFETY: not null as it has bytes; readable until the operation completes.
+                unsafe { slice::from_raw_parts(piece.start, piece.length) }
+            }
+        }
+        if self.length == 0 {
+            Bytes::new()
+        } else if self.count == 1 {
+            Bytes::from_owner(Shared(*self))
+        } else {
+            let mut bytes = Vec::with_capacity(self.length);
+            self.gather(&mut bytes);
+            bytes.into()
+        }
+    }
+}
+
+/// Memory that others reach until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Lent {
+    pub(crate) memory: RegionMemory,
+    _bytes: Vec<u8>,
+}
+
+impl Lent {
+    /// # Safety
+    /// As long as this lives, `start` is valid for reads of `length` bytes, and for writes if
+    /// anybody is allowed to write there; what programs do with memory that they let others
+    /// reach is theirs to order.
+    pub(crate) unsafe fn new(start: *mut u8, length: usize) -> Lent {
+        let start = NonNull::new(start).unwrap_or(NonNull::dangling());
+        Lent {
+            // SAFETY: the contract is the same; revoked when this is dropped.
+            memory: unsafe { RegionMemory::from_raw(start, length) },
+            _bytes: Vec::new(),
+        }
+    }
+
+    fn owned(mut bytes: Vec<u8>) -> Lent {
+        // SAFETY: the vector is not touched as long as this lives.
+        let lent = unsafe { Lent::new(bytes.as_mut_ptr(), bytes.len()) };
+        let memory = lent.memory.clone();
+        std::mem::forget(lent);
+        Lent {
+            memory,
+            _bytes: bytes,
+        }
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        self.memory.revoke();
+    }
+}

@@ -1,0 +1,84 @@
+//! Registered memory: a region that others reach by its key.
+
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+use dipole_node::{Region, Rights};
+
+use crate::abi::domain::FidMr;
+use crate::abi::errno::FI_ENOMEM;
+use crate::abi::fabric::{FI_CLASS_MR, FI_REMOTE_READ, FI_REMOTE_WRITE, Fid, Ops};
+use crate::domain::Domain;
+use crate::guard::{Failure, call, fid, give, ops, take};
+use crate::memory::Lent;
+
+/// What others may do, and the program's context.
+pub(crate) struct Access {
+    pub(crate) access: u64,
+    pub(crate) context: *mut c_void,
+}
+
+/// See the module.
+pub(crate) struct Mr {
+    // Closed before the memory is given back.
+    _region: Region,
+    _memory: Lent,
+    _domain: Arc<Domain>,
+}
+
+static OPS: Ops = Ops {
+    bind,
+    control,
+    ..ops(close)
+};
+
+impl Mr {
+    /// Opens memory to others.
+    ///
+    /// # Safety
+    /// Until C closes it, the memory is valid for what others may do; `out` is null or valid for
+    /// writes.
+    pub(crate) unsafe fn open(
+        domain: &Arc<Domain>,
+        (start, length): (*const c_void, usize),
+        Access { access, context }: Access,
+        out: *mut *mut FidMr,
+    ) -> Result<c_int, Failure> {
+        // SAFETY: valid by contract.
+        let memory = unsafe { Lent::new(start.cast_mut().cast(), length) };
+        let rights = Rights {
+            put: access & FI_REMOTE_WRITE != 0,
+            get: access & FI_REMOTE_READ != 0,
+            update: false,
+        };
+        let region = domain.regions.open_region(memory.memory.clone(), rights);
+        let region = region.map_err(|_| Failure(FI_ENOMEM))?;
+        let fid = FidMr {
+            fid: fid(FI_CLASS_MR, context, &OPS),
+            mem_desc: std::ptr::null_mut(),
+            key: region.key().0,
+        };
+        let mr = Mr {
+            _region: region,
+            _memory: memory,
+            _domain: Arc::clone(domain),
+        };
+        // SAFETY: valid by contract.
+        unsafe { give(out, fid, mr) }
+    }
+}
+
+unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
+    // SAFETY: made by `Mr::open`, given up by C.
+    call(|| unsafe { take::<FidMr, Mr>(fid) }.map(|_| 0))
+}
+
+/// Counters and endpoints may be bound to memory: nothing follows from that.
+unsafe extern "C" fn bind(_: *mut Fid, _: *mut Fid, _: u64) -> c_int {
+    0
+}
+
+/// Memory is enabled from the start.
+unsafe extern "C" fn control(_: *mut Fid, _: c_int, _: *mut c_void) -> c_int {
+    0
+}

@@ -1,0 +1,115 @@
+//! Which node this process belongs to, where no launcher of Dipole says so.
+//!
+//! `DIPOLE_NID` and the hosts file are obeyed. Without them a job that runs on this machine alone
+//! needs no network; any other uses the address that this machine has on the way to others (or
+//! `DIPOLE_BIND`), and is the node with that number. Ranks tell each other their addresses
+//! ([`Name`](crate::name::Name)), so they need no list of nodes.
+
+use std::net::{IpAddr, UdpSocket};
+
+use dipole_node::hosts::Hosts;
+use dipole_node::job::{Place, place_from_env};
+use dipole_node::{Config, Links, NodeId, variables};
+
+/// Addresses of documentation: routes to them are the way to everywhere. Nothing is sent there.
+const ELSEWHERE: [&str; 2] = ["192.0.2.1:9", "[2001:db8::1]:9"];
+
+/// How to open this process's node.
+pub(crate) fn config() -> Result<Config, String> {
+    let links = match variable(variables::LINK) {
+        Some(links) => links.parse().map_err(|()| {
+            format!(
+                "{}={links}: expected auto, shm, udp or bpf",
+                variables::LINK
+            )
+        })?,
+        None => Links::Auto,
+    };
+    let place = match variable(variables::NODE) {
+        Some(_) => None,
+        None => place()?,
+    };
+    Config::from_env_at(links, place).map_err(|error| error.to_string())
+}
+
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+fn place() -> Result<Option<Place>, String> {
+    if let Some(file) = variable(variables::HOSTS) {
+        let hosts = Hosts::followed(file.as_ref()).map_err(|error| error.to_string())?;
+        let own = (hosts.iter().find(|host| is_own(host.address)))
+            .map(|host| host.node)
+            .ok_or_else(|| {
+                format!(
+                    "{file} has no address of this machine; set {}",
+                    variables::NODE
+                )
+            })?;
+        return Ok(Some(Place {
+            node: own,
+            hosts: Some(hosts),
+            runtime_dir: None,
+        }));
+    }
+    match place_from_env() {
+        // All ranks are here, the launcher named the nodes, or there is none.
+        Ok(Some(place)) => return Ok(Some(place)),
+        Ok(None) if !is_told_of_others() => return Ok(None),
+        // On several nodes, which Open MPI and MPICH do not name.
+        Ok(None) | Err(_) => {}
+    }
+    let address = match variable(variables::BIND) {
+        Some(bind) => bind
+            .parse()
+            .map_err(|_| format!("{}={bind}: expected an IP address", variables::BIND))?,
+        None => address_on_the_way().ok_or_else(|| {
+            let bind = variables::BIND;
+            format!("this machine has no way to others; set {bind} to its address on their network")
+        })?,
+    };
+    let node = NodeId(number(address));
+    let hosts = Hosts::parse(&format!("{node} {address}")).map_err(|error| error.to_string())?;
+    Ok(Some(Place {
+        node,
+        hosts: Some(hosts),
+        runtime_dir: None,
+    }))
+}
+
+/// True where the user says on which address others reach this process.
+fn is_told_of_others() -> bool {
+    variable(variables::BIND).is_some()
+}
+
+fn is_own(address: IpAddr) -> bool {
+    UdpSocket::bind((address, 0)).is_ok()
+}
+
+/// Where packets to other networks leave from; else where those to any neighbour would.
+fn address_on_the_way() -> Option<IpAddr> {
+    ELSEWHERE.iter().find_map(|there| {
+        let any = if there.starts_with('[') {
+            "[::]:0"
+        } else {
+            "0.0.0.0:0"
+        };
+        let socket = UdpSocket::bind(any).ok()?;
+        socket.connect(there).ok()?;
+        let own = socket.local_addr().ok()?.ip();
+        (!own.is_loopback()).then_some(own)
+    })
+}
+
+/// The number of the node with an address: itself if it is of IPv4.
+fn number(address: IpAddr) -> u32 {
+    let number = match address {
+        IpAddr::V4(address) => u32::from(address),
+        // FNV-1a: the same on every machine.
+        IpAddr::V6(address) => (address.octets().iter()).fold(0x811c_9dc5, |hash: u32, byte| {
+            (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193)
+        }),
+    };
+    number.max(1)
+}

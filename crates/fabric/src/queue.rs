@@ -1,0 +1,253 @@
+//! Completion queues as C sees them.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::ptr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::abi::eq::{
+    CqAttr, CqEntry, CqErrEntry, CqOps, FI_CQ_FORMAT_CONTEXT, FI_CQ_FORMAT_DATA, FI_CQ_FORMAT_MSG,
+    FI_CQ_FORMAT_UNSPEC, FI_WAIT_NONE, FI_WAIT_UNSPEC, FI_WAIT_YIELD, FidCq,
+};
+use crate::abi::errno::{FI_EAVAIL, FI_EBUSY, FI_EINVAL, FI_ENOSYS};
+use crate::abi::fabric::{FI_ADDR_NOTAVAIL, FI_CLASS_CQ, Fid, Ops};
+use crate::completion::{Cq, Entry};
+use crate::guard::{AGAIN, Failure, call, fid, give, given, object, ops, strerror, take, write_at};
+
+/// See the module.
+pub(crate) struct Queue {
+    pub(crate) cq: Arc<Cq>,
+    format: c_int,
+}
+
+static OPS: Ops = ops(close);
+static CQ_OPS: CqOps = CqOps {
+    size: size_of::<CqOps>(),
+    read,
+    readfrom,
+    readerr,
+    sread,
+    sreadfrom,
+    signal,
+    strerror: error_text,
+};
+
+impl Queue {
+    /// # Safety
+    /// `out` is null or valid for writes.
+    pub(crate) unsafe fn open(
+        attr: Option<&CqAttr>,
+        out: *mut *mut FidCq,
+        context: *mut c_void,
+    ) -> Result<c_int, Failure> {
+        let wait = attr.map_or(FI_WAIT_NONE, |attr| attr.wait_obj);
+        if ![FI_WAIT_NONE, FI_WAIT_UNSPEC, FI_WAIT_YIELD].contains(&wait) {
+            return Err(Failure(FI_ENOSYS));
+        }
+        let format = attr.map_or(FI_CQ_FORMAT_UNSPEC, |attr| attr.format);
+        let fid = FidCq {
+            fid: fid(FI_CLASS_CQ, context, &OPS),
+            ops: &CQ_OPS,
+        };
+        let cq = Arc::default();
+        // SAFETY: valid by contract.
+        unsafe { give(out, fid, Queue { cq, format }) }
+    }
+
+    /// True if nothing is there that a waiter would miss.
+    pub(crate) fn may_wait(&self) -> bool {
+        self.cq.sources.progress();
+        self.cq.is_empty()
+    }
+
+    /// Reads at most `count` entries into C's array, and where they came from.
+    ///
+    /// # Safety
+    /// The arrays are null or as long as `count` says.
+    #[inline]
+    unsafe fn read(
+        &self,
+        place: *mut c_void,
+        count: usize,
+        sources: *mut u64,
+    ) -> Result<isize, Failure> {
+        let mut names = Vec::new();
+        let out = |index, entry: &Entry| {
+            // SAFETY: within the array, whose entries have this queue's format.
+            unsafe { self.write(place, index, entry) };
+            if !sources.is_null() {
+                names.push(entry.source);
+            }
+        };
+        let read = self.cq.read(count, out).ok_or(Failure(FI_EAVAIL))?;
+        for (index, source) in names.into_iter().enumerate() {
+            let number = self.cq.sources.resolve(source).unwrap_or(FI_ADDR_NOTAVAIL);
+            // SAFETY: within the array.
+            unsafe { write_at(sources, index, number) };
+        }
+        match read {
+            0 if count > 0 => Err(AGAIN),
+            read => isize::try_from(read).map_err(|_| Failure(FI_EINVAL)),
+        }
+    }
+
+    #[inline]
+    unsafe fn write(&self, place: *mut c_void, index: usize, entry: &Entry) {
+        let whole = CqEntry {
+            op_context: ptr::with_exposed_provenance_mut(entry.context),
+            flags: entry.flags,
+            len: entry.length,
+            buf: ptr::with_exposed_provenance_mut(entry.buffer),
+            data: entry.data,
+            tag: entry.tag,
+        };
+        let CqEntry {
+            op_context,
+            flags,
+            len,
+            buf,
+            data,
+            ..
+        } = whole;
+        let (context, head) = (op_context.expose_provenance(), op_context);
+        // SAFETY: within the array by contract; the format says what its entries are.
+        unsafe {
+            match self.format {
+                FI_CQ_FORMAT_UNSPEC | FI_CQ_FORMAT_CONTEXT => {
+                    write_at(place.cast::<*mut c_void>(), index, head);
+                }
+                FI_CQ_FORMAT_MSG => {
+                    let words = [context as u64, flags, len as u64];
+                    write_at(place.cast(), index, words);
+                }
+                FI_CQ_FORMAT_DATA => {
+                    let buf = buf.expose_provenance() as u64;
+                    let words = [context as u64, flags, len as u64, buf, data];
+                    write_at(place.cast(), index, words);
+                }
+                _ => write_at(place.cast::<CqEntry>(), index, whole),
+            }
+        }
+    }
+}
+
+/// The queue that C means.
+///
+/// # Safety
+/// `queue` is null or one of this provider's.
+#[inline]
+unsafe fn queue<'a>(queue: *const FidCq) -> Result<&'a Queue, Failure> {
+    // SAFETY: the contract is the same.
+    unsafe { object(queue) }
+}
+
+unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
+    call(|| {
+        // SAFETY: a queue; C holds it still.
+        if !unsafe { queue(fid.cast()) }?.cq.sources.is_empty() {
+            return Err(Failure(FI_EBUSY));
+        }
+        // SAFETY: made by `Queue::open`, given up by C.
+        unsafe { take::<FidCq, Queue>(fid) }.map(|_| 0)
+    })
+}
+
+unsafe extern "C" fn read(fid: *mut FidCq, place: *mut c_void, count: usize) -> isize {
+    // SAFETY: the contract is the same.
+    unsafe { readfrom(fid, place, count, ptr::null_mut()) }
+}
+
+unsafe extern "C" fn readfrom(
+    fid: *mut FidCq,
+    place: *mut c_void,
+    count: usize,
+    sources: *mut u64,
+) -> isize {
+    call(|| {
+        // SAFETY: a queue of this provider.
+        let queue = unsafe { queue(fid) }?;
+        if queue.cq.is_empty() {
+            queue.cq.sources.progress();
+        }
+        // SAFETY: arrays of so many entries.
+        unsafe { queue.read(place, count, sources) }
+    })
+}
+
+unsafe extern "C" fn readerr(fid: *mut FidCq, place: *mut CqErrEntry, _: u64) -> isize {
+    call(|| {
+        // SAFETY: a queue of this provider.
+        let entry = unsafe { queue(fid) }?.cq.read_failed().ok_or(AGAIN)?;
+        let (err, olen) = entry.failure.unwrap_or_default();
+        // The caller's buffer for data of errors stays what it was; there are none.
+        // SAFETY: null, or an entry that C has filled in.
+        let (err_data, size) = unsafe { given(place) }.map_or((ptr::null_mut(), 0), |place| {
+            (place.err_data, place.err_data_size)
+        });
+        let written = CqErrEntry {
+            op_context: ptr::with_exposed_provenance_mut(entry.context),
+            flags: entry.flags,
+            len: entry.length,
+            buf: ptr::with_exposed_provenance_mut(entry.buffer),
+            data: entry.data,
+            tag: entry.tag,
+            olen,
+            err,
+            prov_errno: err,
+            err_data,
+            err_data_size: size.min(0),
+        };
+        // SAFETY: null, or a place for an entry.
+        unsafe { write_at(place, 0, written) };
+        Ok(1)
+    })
+}
+
+unsafe extern "C" fn sread(
+    fid: *mut FidCq,
+    place: *mut c_void,
+    count: usize,
+    cond: *const c_void,
+    timeout: c_int,
+) -> isize {
+    // SAFETY: the contract is the same.
+    unsafe { sreadfrom(fid, place, count, ptr::null_mut(), cond, timeout) }
+}
+
+unsafe extern "C" fn sreadfrom(
+    fid: *mut FidCq,
+    place: *mut c_void,
+    count: usize,
+    sources: *mut u64,
+    _: *const c_void,
+    timeout: c_int,
+) -> isize {
+    call(|| {
+        // SAFETY: a queue of this provider.
+        let queue = unsafe { queue(fid) }?;
+        if queue.cq.is_empty() {
+            let timeout = u64::try_from(timeout).ok().map(Duration::from_millis);
+            queue.cq.wait(timeout);
+        }
+        // SAFETY: arrays of so many entries.
+        unsafe { queue.read(place, count, sources) }
+    })
+}
+
+unsafe extern "C" fn signal(fid: *mut FidCq) -> c_int {
+    call(|| {
+        // SAFETY: a queue of this provider.
+        unsafe { queue(fid) }?.cq.signal();
+        Ok(0)
+    })
+}
+
+unsafe extern "C" fn error_text(
+    _: *mut FidCq,
+    number: c_int,
+    _: *const c_void,
+    _: *mut c_char,
+    _: usize,
+) -> *const c_char {
+    strerror(number)
+}
