@@ -93,7 +93,6 @@ impl Bench {
             nodes: vec![ranks],
             testbed: None,
             hosts: None,
-            options: Vec::new(),
             variables: Vec::new(),
         }
     }
@@ -108,7 +107,6 @@ pub(crate) struct Job<'a> {
     nodes: Vec<u32>,
     testbed: Option<&'a Testbed>,
     hosts: Option<PathBuf>,
-    options: Vec<String>,
     variables: Vec<(String, String)>,
 }
 
@@ -130,12 +128,6 @@ impl<'a> Job<'a> {
 
     pub(crate) fn variable(mut self, name: &str, value: &str) -> Job<'a> {
         self.variables.push((name.to_owned(), value.to_owned()));
-        self
-    }
-
-    /// Gives `mpirun` an option.
-    pub(crate) fn option(mut self, option: &str) -> Job<'a> {
-        self.options.push(option.to_owned());
         self
     }
 
@@ -184,7 +176,6 @@ impl<'a> Job<'a> {
         };
         command
             .args(["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"])
-            .args(&self.options)
             .env("FI_PROVIDER_PATH", self.bench.folder.path())
             .env("OMPI_MCA_pml", "cm")
             .env("OMPI_MCA_mtl", "ofi")
