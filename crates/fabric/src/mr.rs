@@ -6,7 +6,7 @@ use std::sync::Arc;
 use dipole_node::{Region, Rights};
 
 use crate::abi::domain::FidMr;
-use crate::abi::errno::FI_ENOMEM;
+use crate::abi::errno::{FI_EINVAL, FI_ENOMEM};
 use crate::abi::fabric::{FI_CLASS_MR, FI_REMOTE_READ, FI_REMOTE_WRITE, Fid, Ops};
 use crate::domain::Domain;
 use crate::guard::{Failure, call, fid, give, ops, take};
@@ -44,6 +44,10 @@ impl Mr {
         Access { access, context }: Access,
         out: *mut *mut FidMr,
     ) -> Result<c_int, Failure> {
+        // MPICH tries to open all memory there is, and goes another way if it cannot.
+        if (start.is_null() && length > 0) || isize::try_from(length).is_err() {
+            return Err(Failure(FI_EINVAL));
+        }
         // SAFETY: valid by contract.
         let memory = unsafe { Lent::new(start.cast_mut().cast(), length) };
         let rights = Rights {

@@ -1,0 +1,105 @@
+//! MPI programs as they are run over the provider by the Open MPI of this machine: all ranks on one node, on two, and
+//! on nodes whose network loses packets. Each program checks all that it gets.
+
+mod harness;
+
+use std::path::Path;
+
+use dipole_testbed::{Faults, Testbed};
+use harness::{Bench, Job};
+
+/// The programs, and arguments that let them end soon.
+const PROGRAMS: [(&str, &[&str]); 4] = [
+    ("collectives", &["5000"]),
+    ("datatypes", &[]),
+    ("messages", &["4194304", "40"]),
+    ("windows", &["100000"]),
+];
+
+/// Kernels that compute something, by their arguments.
+const KERNELS: [(&str, &[&str]); 4] = [
+    ("ep", &["S"]),
+    ("is", &["16"]),
+    ("cg", &["2000"]),
+    ("ft", &["7"]),
+];
+
+/// Compiles programs and runs each in some way.
+fn each(programs: &[(&str, &[&str])], run: impl Fn(&Bench, &Path, &dyn Fn(Job<'_>))) {
+    let Some(bench) = Bench::new() else { return };
+    for (name, arguments) in programs {
+        let program = bench.compile(name);
+        run(&bench, &program, &|job| {
+            job.arguments(arguments).run().assert_right(name);
+        });
+    }
+}
+
+#[test]
+fn programs_are_right_by_shared_memory() {
+    each(&PROGRAMS, |bench, program, check| {
+        for ranks in [1, 2, 4, 8] {
+            check(bench.job(program, ranks));
+        }
+    });
+}
+
+#[test]
+fn programs_are_right_by_udp() {
+    each(&PROGRAMS, |bench, program, check| {
+        for ranks in [1, 2, 4, 8] {
+            check(bench.job(program, ranks).variable("DIPOLE_LINK", "udp"));
+        }
+    });
+}
+
+#[test]
+fn programs_are_right_on_two_nodes_though_packets_are_lost() {
+    each(&PROGRAMS, |bench, program, check| {
+        let job = || bench.job(program, 1).nodes(&[2, 2]);
+        check(job());
+        check(job().variable("DIPOLE_FAULT", "drop=0.01,seed=7"));
+    });
+}
+
+#[test]
+fn kernels_compute_what_they_should() {
+    each(&KERNELS, |bench, program, check| {
+        check(bench.job(program, 4));
+        check(bench.job(program, 1).nodes(&[2, 2]));
+    });
+}
+
+#[test]
+fn programs_are_right_between_machines_by_the_kernels_rings_and_though_their_network_loses_packets()
+{
+    if let Some(why) = Testbed::why_not() {
+        eprintln!("SKIPPED: {why}");
+        return;
+    }
+    let testbed = Testbed::builder().nodes(2);
+    let sound = testbed.build().expect("a testbed can be made");
+    let lossy = Testbed::builder().nodes(2).faults(Faults {
+        drop: 0.01,
+        ..Faults::default()
+    });
+    let lossy = lossy.build().expect("a testbed can be made");
+    each(&PROGRAMS, |bench, program, check| {
+        let job = bench.job(program, 1).testbed(&sound, &[2, 2]);
+        check(job.variable("DIPOLE_LINK", "bpf"));
+        check(bench.job(program, 1).testbed(&lossy, &[2, 2]));
+    });
+}
+
+#[test]
+fn death_of_a_rank_ends_the_job_with_a_message() {
+    let Some(bench) = Bench::new() else { return };
+    let program = bench.compile("killed");
+    for link in ["auto", "udp"] {
+        let done = (bench.job(&program, 3))
+            .variable("DIPOLE_LINK", link)
+            .run();
+        assert!(!done.was_ended && !done.status.success(), "{done:?}");
+        assert!(done.err.contains("signal 9"), "{done:?}");
+    }
+}
