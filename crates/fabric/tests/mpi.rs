@@ -96,9 +96,7 @@ fn death_of_a_rank_ends_the_job_with_a_message() {
     let Some(bench) = Bench::new() else { return };
     let program = bench.compile("killed");
     for link in ["auto", "udp"] {
-        let done = (bench.job(&program, 3))
-            .variable("DIPOLE_LINK", link)
-            .run();
+        let done = (bench.job(&program, 3)).variable("DIPOLE_LINK", link).run();
         assert!(!done.was_ended && !done.status.success(), "{done:?}");
         assert!(done.err.contains("signal 9"), "{done:?}");
     }

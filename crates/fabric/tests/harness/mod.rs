@@ -73,7 +73,14 @@ impl Bench {
         let mut compiler = clean("mpicc.openmpi");
         // The constants of MPI's own header offend the last two.
         compiler
-            .args(["-std=c11", "-O1", "-Wall", "-Wextra", "-Wpedantic", "-Werror"])
+            .args([
+                "-std=c11",
+                "-O1",
+                "-Wall",
+                "-Wextra",
+                "-Wpedantic",
+                "-Werror",
+            ])
             .args(["-Wno-stringop-overflow", "-Wno-stringop-overread"])
             .arg("-o")
             .args([&program, &source])
@@ -175,7 +182,12 @@ impl<'a> Job<'a> {
             None => clean("mpirun.openmpi"),
         };
         command
-            .args(["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"])
+            .args([
+                "--allow-run-as-root",
+                "--oversubscribe",
+                "--bind-to",
+                "none",
+            ])
             .env("FI_PROVIDER_PATH", self.bench.folder.path())
             .env("OMPI_MCA_pml", "cm")
             .env("OMPI_MCA_mtl", "ofi")
