@@ -17,7 +17,7 @@ const MAY_USE: [(&str, &[&str]); 14] = [
     ("bsp", &["link", "node"]),
     ("bsp-capi", &["bsp"]),
     ("capi", &["naming", "node"]),
-    ("fabric", &["naming", "node"]),
+    ("fabric", &["node"]),
     ("launch", &["naming", "node"]),
     ("agent", &["launch", "naming", "node", "bpf"]),
     (
@@ -34,12 +34,13 @@ const MAY_USE: [(&str, &[&str]); 14] = [
 ];
 
 /// Crates whose code may hold unsafe blocks.
-const MAY_BE_UNSAFE: [&str; 5] = [
+const MAY_BE_UNSAFE: [&str; 6] = [
     "crates/link",
     "crates/bpf",
     "crates/capi",
     "crates/bsp",
     "crates/bsp-capi",
+    "crates/fabric",
 ];
 
 fn root() -> PathBuf {

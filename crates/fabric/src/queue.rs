@@ -179,11 +179,9 @@ unsafe extern "C" fn readerr(fid: *mut FidCq, place: *mut CqErrEntry, _: u64) ->
         // SAFETY: a queue of this provider.
         let entry = unsafe { queue(fid) }?.cq.read_failed().ok_or(AGAIN)?;
         let (err, olen) = entry.failure.unwrap_or_default();
-        // The caller's buffer for data of errors stays what it was; there are none.
+        // A buffer of the caller's for data of the error stays there: there are none.
         // SAFETY: null, or an entry that C has filled in.
-        let (err_data, size) = unsafe { given(place) }.map_or((ptr::null_mut(), 0), |place| {
-            (place.err_data, place.err_data_size)
-        });
+        let err_data = unsafe { given(place) }.map_or(ptr::null_mut(), |place| place.err_data);
         let written = CqErrEntry {
             op_context: ptr::with_exposed_provenance_mut(entry.context),
             flags: entry.flags,
@@ -195,7 +193,7 @@ unsafe extern "C" fn readerr(fid: *mut FidCq, place: *mut CqErrEntry, _: u64) ->
             err,
             prov_errno: err,
             err_data,
-            err_data_size: size.min(0),
+            err_data_size: 0,
         };
         // SAFETY: null, or a place for an entry.
         unsafe { write_at(place, 0, written) };

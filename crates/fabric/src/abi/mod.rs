@@ -20,6 +20,9 @@ pub mod tagged;
 pub type Missing = unsafe extern "C" fn() -> isize;
 
 /// See [`Missing`].
+///
+/// # Safety
+/// None is needed: it uses nothing of what it is given.
 pub unsafe extern "C" fn missing() -> isize {
     -(errno::FI_ENOSYS as isize)
 }

@@ -1,0 +1,132 @@
+//! libfabric's own programs over the provider of this build: `fi_info` lists it, `fi_pingpong` talks over it, by
+//! shared memory and by packets.
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+/// A program that takes longer hangs.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// The provider, under the name that libfabric looks for, and a registry of its own.
+struct Place {
+    folder: tempfile::TempDir,
+}
+
+impl Place {
+    /// None if libfabric's programs are not installed, which has then been said.
+    fn new() -> Option<Place> {
+        if Command::new("fi_info").arg("--version").output().is_err() {
+            let required = std::env::var_os("DIPOLE_REQUIRE_LAUNCHERS");
+            assert!(
+                required.is_none_or(|value| value != "1"),
+                "DIPOLE_REQUIRE_LAUNCHERS is set but fi_info is not installed (Debian: libfabric-bin)"
+            );
+            eprintln!("SKIPPED: fi_info is not installed (Debian: libfabric-bin)");
+            return None;
+        }
+        let folder = tempfile::tempdir().expect("a folder");
+        let link = folder.path().join("libdipole-fi.so");
+        std::os::unix::fs::symlink(library(), link).expect("a link");
+        Some(Place { folder })
+    }
+
+    fn command(&self, program: &str, arguments: &[&str]) -> Command {
+        let mut command = Command::new(program);
+        command
+            .args(arguments)
+            .env("FI_PROVIDER_PATH", self.folder.path())
+            .env("DIPOLE_RUNTIME_DIR", self.folder.path().join("run"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        for name in ["DIPOLE_NID", "DIPOLE_HOSTS", "DIPOLE_LINK", "FI_PROVIDER"] {
+            command.env_remove(name);
+        }
+        command
+    }
+}
+
+fn library() -> PathBuf {
+    let test = std::env::current_exe().expect("the path of this test");
+    let deps = test.parent().expect("it lies in deps").to_owned();
+    let here = deps.join("libdipole_fi.so");
+    match here.exists() {
+        true => here,
+        false => deps
+            .parent()
+            .unwrap_or(Path::new(""))
+            .join("libdipole_fi.so"),
+    }
+}
+
+/// What a program says, if it ends in time.
+fn ended(mut child: Child) -> Output {
+    let until = Instant::now() + LIMIT;
+    while child.try_wait().expect("a child").is_none() {
+        if Instant::now() > until {
+            child.kill().expect("a child can be killed");
+            let output = child.wait_with_output().expect("what it said");
+            panic!("it hangs: {output:?}");
+        }
+        sleep(Duration::from_millis(10));
+    }
+    child.wait_with_output().expect("what it said")
+}
+
+#[test]
+fn the_provider_is_listed_with_what_mpi_asks_for() {
+    let Some(place) = Place::new() else { return };
+    let caps =
+        "FI_TAGGED|FI_MSG|FI_RMA|FI_DIRECTED_RECV|FI_MULTI_RECV|FI_LOCAL_COMM|FI_REMOTE_COMM";
+    let asked = ["-v", "-p", "dipole", "-t", "FI_EP_RDM", "-c", caps];
+    let listed = ended(place.command("fi_info", &asked).spawn().expect("it starts"));
+    let text = String::from_utf8_lossy(&listed.stdout);
+    assert!(listed.status.success(), "{listed:?}");
+    for said in [
+        "prov_name: dipole",
+        "FI_ORDER_SAS",
+        "FI_THREAD_SAFE",
+        "FI_MR_PROV_KEY",
+        "cq_data_size: 8",
+    ] {
+        assert!(text.contains(said), "{said} in {text}");
+    }
+    let asked = ["-p", "dipole", "-t", "FI_EP_MSG"];
+    let refused = ended(place.command("fi_info", &asked).spawn().expect("it starts"));
+    assert!(!refused.status.success(), "{refused:?}");
+}
+
+#[test]
+fn pingpong_answers_by_every_link() {
+    let Some(place) = Place::new() else { return };
+    for (mode, link) in [("tagged", "auto"), ("msg", "auto"), ("tagged", "udp")] {
+        let free = TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr());
+        let port = free.expect("a free port").port().to_string();
+        // Contents are compared (-c).
+        let common = ["-p", "dipole", "-e", "rdm", "-m", mode, "-I", "20", "-c"];
+        let side = |more: &[&str]| {
+            let arguments = [&common, more].concat();
+            let mut command = place.command("fi_pingpong", &arguments);
+            command.env("DIPOLE_LINK", link).spawn().expect("it starts")
+        };
+        let server = side(&["-B", &port]);
+        // It says nowhere when it listens; a client that is too early is refused at once.
+        let until = Instant::now() + LIMIT;
+        let client = loop {
+            sleep(Duration::from_millis(100));
+            let client = ended(side(&["-P", &port, "127.0.0.1"]));
+            if client.status.success() || Instant::now() > until {
+                break client;
+            }
+        };
+        let server = ended(server);
+        assert!(client.status.success(), "{mode} {link}: {client:?}");
+        assert!(server.status.success(), "{mode} {link}: {server:?}");
+        let text = String::from_utf8_lossy(&client.stdout);
+        let longest = text.lines().find(|line| line.starts_with("1m "));
+        assert!(longest.is_some(), "{mode} {link}: {text}");
+    }
+}
