@@ -20,6 +20,8 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 const INTERFACE: &str = "0";
 /// For programs in C and Fortran.
 const HEADERS: [&str; 5] = ["dipole.h", "bsp.h", "bsp_level1.h", "mcbsp.h", "bsp.f90"];
+/// Where the libfabric of the same prefix looks for providers.
+const PROVIDER: &str = "lib/libfabric/libdipole-fi.so";
 const PROGRAM: u32 = 0o755;
 const DATA: u32 = 0o644;
 const SHELLS: [(&str, &str); 3] = [
@@ -100,6 +102,8 @@ pub(crate) fn install(arguments: &Arguments) -> Result<(), Failure> {
             "dipole-capi",
             "-p",
             "dipole-bsp-capi",
+            "-p",
+            "dipole-fabric",
         ]))?;
     let built = target_directory()?.join(match arguments.profile.as_str() {
         "dev" => "debug",
@@ -113,7 +117,14 @@ pub(crate) fn install(arguments: &Arguments) -> Result<(), Failure> {
         println!("{}", prefix.join(&item.to).display());
     }
     let list = Item::new(LIST, Content::Text(listed.into_bytes()), DATA);
-    put(&prefix, &list)
+    put(&prefix, &list)?;
+    let folder = arguments.place.prefix.join(PROVIDER);
+    let folder = folder.parent().unwrap_or(Path::new("/"));
+    println!(
+        "MPI uses Dipole with FI_PROVIDER_PATH={} and what `dipole mpi-env` says",
+        folder.display()
+    );
+    Ok(())
 }
 
 /// Removes what an installation left there.
@@ -157,6 +168,8 @@ fn items(built: &Path, prefix: &Path) -> Result<Vec<Item>, Failure> {
     for name in ["dipole", "bsp"] {
         items.extend(library(built, name));
     }
+    let provider = built.join("libdipole_fi.so");
+    items.push(Item::new(PROVIDER, copy(&provider), PROGRAM));
     for script in ["bspcc", "bsprun"] {
         let from = root().join("crates/bsp-capi/bin").join(script);
         items.push(Item::new(format!("bin/{script}"), copy(&from), PROGRAM));

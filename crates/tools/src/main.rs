@@ -8,6 +8,7 @@ mod doctor;
 mod graph;
 mod key;
 mod manual;
+mod mpi;
 mod output;
 mod pipe;
 
@@ -40,6 +41,7 @@ enum Command {
     Graph(graph::GraphArgs),
     Agent(dipole_agent::AgentArgs),
     Key(key::KeyArgs),
+    MpiEnv(mpi::MpiEnvArgs),
     Doctor(doctor::DoctorArgs),
     /// Print the completions of a shell
     Completions {
@@ -117,6 +119,7 @@ fn run(command: Command, json: bool, out: &mut dyn Write) -> Result<ExitCode, Fa
             Ok(ExitCode::SUCCESS)
         }
         Command::Key(args) => key::execute(&args, json, out),
+        Command::MpiEnv(args) => mpi::execute(&args, json, out),
         Command::Doctor(args) => doctor::execute(args, json, out),
         Command::Completions { shell } => manual::completions(shell, Arguments::command(), out),
         Command::Manual => manual::pages(Arguments::command(), out),

@@ -2,8 +2,8 @@
 //! file, and says what will be used, why not better, and what to do.
 //!
 //! Each part reads the system in one function and judges in another, which is tested
-//! alone: [`kernel`], [`limits`], [`memory`], [`setup`], [`device`], [`pause`],
-//! [`shortcut`], [`firewall`] for this machine, [`peer`], [`paths`], [`busy_poll`] and
+//! alone: [`kernel`], [`limits`], [`memory`], [`mpi`], [`setup`], [`device`],
+//! [`pause`], [`shortcut`], [`firewall`] for this machine, [`peer`], [`paths`], [`busy_poll`] and
 //! [`verdict`] for the others. Nothing is changed but what every program makes: the runtime directory.
 
 mod busy_poll;
@@ -13,6 +13,7 @@ mod firewall;
 mod kernel;
 mod limits;
 mod memory;
+mod mpi;
 mod paths;
 mod pause;
 mod peer;
@@ -75,6 +76,7 @@ pub(crate) fn execute(
     findings.extend(kernel::examine());
     findings.extend(limits::examine());
     findings.extend(memory::examine(&config));
+    findings.extend(mpi::examine());
     findings.extend(network(&config, patience));
     if json {
         for finding in &findings {

@@ -1,0 +1,154 @@
+//! `dipole mpi-env`: what an MPI library must be told to use Dipole's libfabric provider.
+
+use std::fmt::Write as _;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Args, ValueEnum};
+
+use crate::output::Failure;
+
+/// Print the variables that make an MPI library use Dipole
+///
+/// As commands of a shell: eval "$(dipole mpi-env openmpi)", then mpirun as
+/// ever. Without a library those of both are printed.
+#[derive(Args, Debug)]
+pub(crate) struct MpiEnvArgs {
+    /// The library
+    library: Option<Library>,
+}
+
+/// An MPI library that runs over libfabric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Library {
+    /// Open MPI, from 4.1
+    Openmpi,
+    /// MPICH built for libfabric (ch4:ofi), from 4.1
+    Mpich,
+}
+
+/// Where libfabric looks for providers, by its own choice only in its own installation.
+pub(crate) const FOLDER: &str = "FI_PROVIDER_PATH";
+
+impl Library {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Library::Openmpi => "Open MPI",
+            Library::Mpich => "MPICH",
+        }
+    }
+
+    /// What it must be told beside [`FOLDER`].
+    pub(crate) fn needed(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            Library::Openmpi => &[
+                ("OMPI_MCA_pml", "cm"),
+                ("OMPI_MCA_mtl", "ofi"),
+                ("OMPI_MCA_mtl_ofi_provider_include", "dipole"),
+            ],
+            Library::Mpich => &[("FI_PROVIDER", "dipole"), ("MPIR_CVAR_CH4_NETMOD", "ofi")],
+        }
+    }
+
+    /// What else it is told.
+    fn advised(self) -> (&'static str, &'static str) {
+        match self {
+            // Debian leaves out the one-sided communication that goes by messages.
+            Library::Openmpi => ("OMPI_MCA_osc", "^ucx"),
+            // Else ranks of a node use its own shared memory.
+            Library::Mpich => ("MPIR_CVAR_NOLOCAL", "1"),
+        }
+    }
+}
+
+/// The provider that belongs to this program: installed with it, or built beside it.
+pub(crate) fn provider() -> Option<PathBuf> {
+    let program = std::env::current_exe().ok()?.canonicalize().ok()?;
+    let folder = program.parent()?;
+    let installed = folder.join("../lib/libfabric/libdipole-fi.so");
+    let built = folder.join("libdipole_fi.so");
+    [installed, built]
+        .into_iter()
+        .find_map(|path| path.canonicalize().ok())
+}
+
+/// All that a library must be told, with the provider in a folder.
+pub(crate) fn environment(library: Library, folder: &Path) -> Vec<(&'static str, String)> {
+    let needed = library.needed().iter().copied();
+    let others = needed.chain([library.advised()]);
+    let others = others.map(|(name, value)| (name, value.to_owned()));
+    let folder = (FOLDER, folder.display().to_string());
+    std::iter::once(folder).chain(others).collect()
+}
+
+pub(crate) fn execute(
+    args: &MpiEnvArgs,
+    json: bool,
+    out: &mut dyn Write,
+) -> Result<ExitCode, Failure> {
+    let provider = provider().ok_or_else(|| {
+        Failure::from(
+            "libdipole-fi.so is not installed with this program; `cargo xtask install` does",
+        )
+    })?;
+    let folder = provider.parent().unwrap_or(Path::new("/"));
+    let libraries = match args.library {
+        Some(library) => vec![library],
+        None => vec![Library::Openmpi, Library::Mpich],
+    };
+    for library in libraries {
+        let variables = environment(library, folder);
+        if json {
+            let variables = variables
+                .into_iter()
+                .map(|(name, value)| (name, value.into()));
+            let object = serde_json::Map::from_iter(
+                variables.map(|(name, value): (&str, serde_json::Value)| (name.to_owned(), value)),
+            );
+            let line = serde_json::json!({"library": library.name(), "variables": object});
+            writeln!(out, "{line}")?;
+        } else {
+            write!(out, "{}", text(library, &variables))?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn text(library: Library, variables: &[(&str, String)]) -> String {
+    let mut text = format!("# {}\n", library.name());
+    for (name, value) in variables {
+        let _infallible = writeln!(text, "export {name}={}", quoted(value));
+    }
+    text
+}
+
+/// As a shell reads it.
+fn quoted(value: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-+,:".contains(&byte);
+    match value.bytes().all(plain) {
+        true => value.to_owned(),
+        false => format!("'{}'", value.replace('\'', r"'\''")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    #[test]
+    fn a_shell_that_evaluates_the_text_has_the_variables_whatever_the_folder_is_called() {
+        let folder = Path::new("/opt/it's $HOME/lib");
+        for library in [Library::Openmpi, Library::Mpich] {
+            let variables = environment(library, folder);
+            let script = text(library, &variables) + "env";
+            let shell = Command::new("sh").arg("-c").arg(script).output().unwrap();
+            let said = String::from_utf8(shell.stdout).unwrap();
+            for (name, value) in variables {
+                let line = format!("{name}={value}");
+                assert!(said.lines().any(|said| said == line), "{line}: {said}");
+            }
+        }
+    }
+}
