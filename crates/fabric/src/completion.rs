@@ -7,7 +7,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::abi::fabric::{FI_READ, FI_RECV, FI_SEND, FI_WRITE};
-use crate::endpoint::Ep;
 
 /// Looks that find nothing after which others get the core between them.
 const IDLE_LOOKS: u32 = 128;
@@ -34,23 +33,36 @@ pub(crate) struct Entry {
     pub(crate) failure: Option<(i32, usize)>,
 }
 
+/// What completions come from: an endpoint.
+pub(crate) trait Source: Send + Sync {
+    /// Goes on with what has begun; true if anything happened.
+    fn progress(&self) -> bool;
+
+    /// Sleeps until something comes, at most `timeout`.
+    fn wait(&self, timeout: Duration);
+
+    /// The program's number of whoever has this address.
+    fn find(&self, address: u64) -> Option<u64>;
+}
+
 /// Endpoints that somebody waits for.
 #[derive(Default)]
 pub(crate) struct Sources {
-    endpoints: Mutex<Vec<Arc<Ep>>>,
+    endpoints: Mutex<Vec<Arc<dyn Source>>>,
     idle: AtomicU32,
 }
 
 impl Sources {
-    pub(crate) fn add(&self, endpoint: &Arc<Ep>) {
+    pub(crate) fn add(&self, endpoint: Arc<dyn Source>) {
         let mut endpoints = lock(&self.endpoints);
-        if !endpoints.iter().any(|known| Arc::ptr_eq(known, endpoint)) {
-            endpoints.push(Arc::clone(endpoint));
+        let is_it = |known: &Arc<dyn Source>| is_same(known, &*endpoint);
+        if !endpoints.iter().any(is_it) {
+            endpoints.push(endpoint);
         }
     }
 
-    pub(crate) fn remove(&self, endpoint: &Arc<Ep>) {
-        lock(&self.endpoints).retain(|known| !Arc::ptr_eq(known, endpoint));
+    pub(crate) fn remove(&self, endpoint: &dyn Source) {
+        lock(&self.endpoints).retain(|known| !is_same(known, endpoint));
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -105,6 +117,10 @@ impl Sources {
         let endpoints = lock(&self.endpoints);
         endpoints.iter().find_map(|endpoint| endpoint.find(source))
     }
+}
+
+fn is_same(known: &Arc<dyn Source>, other: &dyn Source) -> bool {
+    std::ptr::addr_eq(Arc::as_ptr(known), other)
 }
 
 /// A queue of completions.

@@ -3,8 +3,6 @@
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-use dipole_node::{Endpoint, EndpointId, Node};
-
 use crate::abi::domain::{AvAttr, DomainOps, FidAv, FidDomain, FidMr, MrAttr, MrOps};
 use crate::abi::endpoint::FidEp;
 use crate::abi::eq::{CntrAttr, CqAttr, FidCntr, FidCq};
@@ -16,15 +14,8 @@ use crate::counter::Counter;
 use crate::endpoint::Ep;
 use crate::guard::{Failure, call, fid, give, given, object, ops, take};
 use crate::mr::{Access, Mr};
-use crate::place;
+use crate::place::Domain;
 use crate::queue::Queue;
-
-/// What the objects of a domain share.
-pub(crate) struct Domain {
-    /// Registered memory belongs to it; no messages go there.
-    pub(crate) regions: Endpoint,
-    pub(crate) node: Node,
-}
 
 static OPS: Ops = Ops { bind, ..ops(close) };
 static DOMAIN_OPS: DomainOps = DomainOps {
@@ -48,34 +39,25 @@ static MR_OPS: MrOps = MrOps {
     regattr,
 };
 
-impl Domain {
-    /// Opens this process's node.
-    ///
-    /// # Safety
-    /// `out` is null or valid for writes.
-    pub(crate) unsafe fn open(
-        _: *const Info,
-        out: *mut *mut FidDomain,
-        context: *mut c_void,
-    ) -> Result<c_int, Failure> {
-        let opened = place::config().and_then(|config| {
-            let node = Node::open(config).map_err(|error| error.to_string())?;
-            let regions = node.endpoint(EndpointId::ANY);
-            let regions = regions.map_err(|error| error.to_string())?;
-            Ok(Domain { regions, node })
-        });
-        let domain = opened.map_err(|cause| {
-            eprintln!("dipole: the libfabric provider cannot be used: {cause}");
-            Failure(FI_ENODATA)
-        })?;
-        let fid = FidDomain {
-            fid: fid(FI_CLASS_DOMAIN, context, &OPS),
-            ops: &DOMAIN_OPS,
-            mr: &MR_OPS,
-        };
-        // SAFETY: valid by contract.
-        unsafe { give(out, fid, Arc::new(domain)) }
-    }
+/// Opens this process's node.
+///
+/// # Safety
+/// `out` is null or valid for writes.
+pub(crate) unsafe fn open(
+    out: *mut *mut FidDomain,
+    context: *mut c_void,
+) -> Result<c_int, Failure> {
+    let domain = Domain::open().map_err(|cause| {
+        eprintln!("dipole: the libfabric provider cannot be used: {cause}");
+        Failure(FI_ENODATA)
+    })?;
+    let fid = FidDomain {
+        fid: fid(FI_CLASS_DOMAIN, context, &OPS),
+        ops: &DOMAIN_OPS,
+        mr: &MR_OPS,
+    };
+    // SAFETY: valid by contract.
+    unsafe { give(out, fid, Arc::new(domain)) }
 }
 
 /// The domain that C means.

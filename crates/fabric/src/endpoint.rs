@@ -26,14 +26,14 @@ use crate::abi::fabric::{
 };
 use crate::abi::missing;
 use crate::av::Av;
-use crate::completion::lock;
+use crate::completion::{Source, lock};
 use crate::counter::Counter;
-use crate::domain::Domain;
 use crate::exchange::Exchange;
 use crate::guard::{
     Failure, call, class, copy_out, fid, give, given, object, ops, read_at, take, write_at,
 };
 use crate::name::{Name, number};
+use crate::place::Domain;
 use crate::queue::Queue;
 
 /// Bytes that memory for several messages must have left, unless the program says otherwise.
@@ -153,31 +153,15 @@ impl Ep {
         let fid = FidEp {
             fid: fid(FI_CLASS_EP, context, &OPS),
             ops: &EP_OPS,
-            cm: &CM_OPS,
+            cm: ptr::from_ref(&CM_OPS).cast(),
             msg: &messages::OPS,
-            rma: &rma::OPS,
-            tagged: &tagged::OPS,
-            atomic: &ATOMIC_OPS,
+            rma: ptr::from_ref(&rma::OPS).cast(),
+            tagged: ptr::from_ref(&tagged::OPS).cast(),
+            atomic: ptr::from_ref(&ATOMIC_OPS).cast(),
             collective: ptr::null(),
         };
         // SAFETY: valid by contract.
         unsafe { give(out, fid, Arc::new(ep)) }
-    }
-
-    /// Goes on with what has begun; true if anything happened.
-    #[inline]
-    pub(crate) fn progress(&self) -> bool {
-        lock(&self.exchange).progress()
-    }
-
-    /// Sleeps until something comes, at most `timeout`.
-    pub(crate) fn wait(&self, timeout: Duration) {
-        lock(&self.exchange).wait(timeout);
-    }
-
-    /// The number of whoever has this address.
-    pub(crate) fn find(&self, address: u64) -> Option<u64> {
-        self.av.get()?.find(address)
     }
 
     /// Whom a number means.
@@ -208,7 +192,7 @@ impl Ep {
             sinks.receive = Some(Arc::clone(&queue.cq));
             (self.receive.is_selective).store(selective, Ordering::Relaxed);
         }
-        queue.cq.sources.add(self);
+        queue.cq.sources.add(Arc::clone(self) as Arc<dyn Source>);
     }
 
     /// Nobody waits for it any more, and what it sent has left.
@@ -218,11 +202,26 @@ impl Ep {
         let sinks = std::mem::take(&mut exchange.sinks);
         drop(exchange);
         for queue in [sinks.transmit, sinks.receive].into_iter().flatten() {
-            queue.sources.remove(self);
+            queue.sources.remove(&**self);
         }
         for (_, counter) in sinks.counters {
-            counter.sources.remove(self);
+            counter.sources.remove(&**self);
         }
+    }
+}
+
+impl Source for Ep {
+    #[inline]
+    fn progress(&self) -> bool {
+        lock(&self.exchange).progress()
+    }
+
+    fn wait(&self, timeout: Duration) {
+        lock(&self.exchange).wait(timeout);
+    }
+
+    fn find(&self, address: u64) -> Option<u64> {
+        self.av.get()?.find(address)
     }
 }
 
@@ -266,7 +265,7 @@ unsafe extern "C" fn bind(fid: *mut Fid, other: *mut Fid, flags: u64) -> c_int {
                 let counter: &Counter = unsafe { object(other.cast::<FidCntr>()) }?;
                 let counters = &mut lock(&ep.exchange).sinks.counters;
                 counters.push((flags, Arc::clone(&counter.0)));
-                counter.0.sources.add(ep);
+                counter.0.sources.add(Arc::clone(ep) as Arc<dyn Source>);
             }
             // No events.
             FI_CLASS_EQ => {}

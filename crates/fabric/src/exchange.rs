@@ -14,6 +14,7 @@ mod wire;
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use dipole_node::registry::Ports;
@@ -32,10 +33,10 @@ use crate::guard::{AGAIN, Failure};
 use crate::matching::Matcher;
 use crate::memory::{Lent, Pieces};
 use crate::name::{Name, number};
-use receives::{Arrived, Receive};
+use receives::{Arrived, Fetch, Receive};
 pub(crate) use receives::{Look, Posting};
 pub(crate) use remote::Asked;
-use remote::{Fetch, Remote};
+use remote::Remote;
 use wire::{Head, Kind, Offer};
 
 /// Longest message that goes whole.
@@ -291,7 +292,7 @@ impl Exchange {
                 Ok(Some(message)) => self.receive(message),
                 Ok(None) | Err(ReceiveError::Forked) => break,
                 Err(error) => {
-                    tracing::error!("receiving: {error}");
+                    say(&error);
                     break;
                 }
             }
@@ -408,6 +409,17 @@ fn failed(error: &SendError) -> Failure {
         SendError::Cancelled { .. } => FI_ECANCELED,
         _ => FI_EIO,
     };
-    tracing::error!("{error}");
+    say(error);
     Failure(failure)
+}
+
+/// Tells the user why operations fail: MPI libraries say only that they did.
+#[cold]
+fn say(error: &dyn std::fmt::Display) {
+    /// Lines that a process says at most.
+    const MOST: u32 = 16;
+    static SAID: AtomicU32 = AtomicU32::new(0);
+    if SAID.fetch_add(1, Ordering::Relaxed) < MOST {
+        eprintln!("dipole: {error}");
+    }
 }

@@ -3,8 +3,7 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
 
-use crate::abi::domain::FidDomain;
-use crate::abi::eq::{EqAttr, EqOps, FidEq};
+use crate::abi::eq::{EqOps, FidCq, FidEq};
 use crate::abi::errno::FI_EAGAIN;
 use crate::abi::fabric::{
     FI_CLASS_CQ, FI_CLASS_EQ, FI_CLASS_FABRIC, FabricAttr, FabricOps, Fid, FidFabric, Info, Ops,
@@ -12,7 +11,7 @@ use crate::abi::fabric::{
 };
 use crate::abi::missing;
 use crate::abi::prov::Provider;
-use crate::domain::Domain;
+use crate::domain;
 use crate::guard::{AGAIN, call, class, fid, give, object, ops, read_at, strerror, take};
 use crate::info::{self, NAME};
 use crate::queue::Queue;
@@ -63,7 +62,7 @@ unsafe extern "C" fn cleanup() {}
 static OPS: Ops = ops(close);
 static FABRIC_OPS: FabricOps = FabricOps {
     size: size_of::<FabricOps>(),
-    domain,
+    domain: open_domain,
     passive_ep: missing,
     eq_open,
     wait_open: missing,
@@ -90,14 +89,14 @@ unsafe extern "C" fn close(fabric: *mut Fid) -> c_int {
     call(|| unsafe { take::<FidFabric, ()>(fabric) }.map(|()| 0))
 }
 
-unsafe extern "C" fn domain(
+unsafe extern "C" fn open_domain(
     _: *mut FidFabric,
-    info: *mut Info,
-    out: *mut *mut FidDomain,
+    _: *mut Info,
+    out: *mut *mut c_void,
     context: *mut c_void,
 ) -> c_int {
     // SAFETY: valid by libfabric's contract.
-    call(|| unsafe { Domain::open(info, out, context) })
+    call(|| unsafe { domain::open(out.cast(), context) })
 }
 
 /// Says whether waiting for descriptors may begin: nothing is there already.
@@ -109,7 +108,7 @@ unsafe extern "C" fn trywait(_: *mut FidFabric, fids: *mut *mut Fid, count: c_in
             // SAFETY: an object of this provider.
             if unsafe { class(fid) }? == FI_CLASS_CQ {
                 // SAFETY: its class says what it is.
-                let queue: &Queue = unsafe { object(fid.cast::<crate::abi::eq::FidCq>()) }?;
+                let queue: &Queue = unsafe { object(fid.cast::<FidCq>()) }?;
                 if !queue.may_wait() {
                     return Err(AGAIN);
                 }
@@ -132,8 +131,8 @@ static EQ_FID_OPS: Ops = ops(eq_close);
 /// A queue of events: nothing here makes any.
 unsafe extern "C" fn eq_open(
     _: *mut FidFabric,
-    _: *mut EqAttr,
-    out: *mut *mut FidEq,
+    _: *mut c_void,
+    out: *mut *mut c_void,
     context: *mut c_void,
 ) -> c_int {
     let eq = FidEq {
@@ -141,7 +140,7 @@ unsafe extern "C" fn eq_open(
         ops: &EQ_OPS,
     };
     // SAFETY: valid for writes by libfabric's contract.
-    call(|| unsafe { give(out, eq, ()) })
+    call(|| unsafe { give(out.cast(), eq, ()) })
 }
 
 unsafe extern "C" fn eq_close(eq: *mut Fid) -> c_int {

@@ -8,9 +8,9 @@ use dipole_node::{Region, Rights};
 use crate::abi::domain::FidMr;
 use crate::abi::errno::{FI_EINVAL, FI_ENOMEM};
 use crate::abi::fabric::{FI_CLASS_MR, FI_REMOTE_READ, FI_REMOTE_WRITE, Fid, Ops};
-use crate::domain::Domain;
 use crate::guard::{Failure, call, fid, give, ops, take};
 use crate::memory::Lent;
+use crate::place::Domain;
 
 /// What others may do, and the program's context.
 pub(crate) struct Access {

@@ -1,4 +1,4 @@
-//! Which node this process belongs to, where no launcher of Dipole says so.
+//! This process's node, and which one that is where no launcher of Dipole says so.
 //!
 //! `DIPOLE_NID` and the hosts file are obeyed. Without them a job that runs on this machine alone
 //! needs no network; any other uses the address that this machine has on the way to others (or
@@ -9,13 +9,30 @@ use std::net::{IpAddr, UdpSocket};
 
 use dipole_node::hosts::Hosts;
 use dipole_node::job::{Place, place_from_env};
-use dipole_node::{Config, Links, NodeId, variables};
+use dipole_node::{Config, Endpoint, EndpointId, Links, Node, NodeId, variables};
 
 /// Addresses of documentation: routes to them are the way to everywhere. Nothing is sent there.
 const ELSEWHERE: [&str; 2] = ["192.0.2.1:9", "[2001:db8::1]:9"];
 
+/// What the objects of a domain share.
+pub(crate) struct Domain {
+    /// Registered memory belongs to it; no messages go there.
+    pub(crate) regions: Endpoint,
+    pub(crate) node: Node,
+}
+
+impl Domain {
+    /// Opens this process's node; why it cannot be.
+    pub(crate) fn open() -> Result<Domain, String> {
+        let node = Node::open(config()?).map_err(|error| error.to_string())?;
+        let regions = node.endpoint(EndpointId::ANY);
+        let regions = regions.map_err(|error| error.to_string())?;
+        Ok(Domain { regions, node })
+    }
+}
+
 /// How to open this process's node.
-pub(crate) fn config() -> Result<Config, String> {
+fn config() -> Result<Config, String> {
     let links = match variable(variables::LINK) {
         Some(links) => links.parse().map_err(|()| {
             format!(

@@ -3,11 +3,7 @@
 use std::ffi::{c_int, c_void};
 
 use super::Missing;
-use super::atomic::AtomicOps;
-use super::cm::CmOps;
 use super::fabric::Fid;
-use super::rma::RmaOps;
-use super::tagged::TaggedOps;
 
 /// `FI_OPT_ENDPOINT`
 pub const FI_OPT_ENDPOINT: c_int = 0;
@@ -95,17 +91,17 @@ pub struct MsgOps {
     pub injectdata: unsafe extern "C" fn(*mut FidEp, *const c_void, usize, u64, u64) -> isize,
 }
 
-/// `struct fid_ep`.
+/// `struct fid_ep`. The tables that other headers have are not named here.
 #[repr(C)]
 #[derive(Debug)]
 #[allow(missing_docs, reason = "as the manual page fi_endpoint(3) has them")]
 pub struct FidEp {
     pub fid: Fid,
     pub ops: *const EpOps,
-    pub cm: *const CmOps,
+    pub cm: *const c_void,
     pub msg: *const MsgOps,
-    pub rma: *const RmaOps,
-    pub tagged: *const TaggedOps,
-    pub atomic: *const AtomicOps,
+    pub rma: *const c_void,
+    pub tagged: *const c_void,
+    pub atomic: *const c_void,
     pub collective: *const c_void,
 }

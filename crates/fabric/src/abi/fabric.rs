@@ -3,8 +3,6 @@
 use std::ffi::{c_char, c_int, c_void};
 
 use super::Missing;
-use super::domain::FidDomain;
-use super::eq::{EqAttr, FidEq};
 
 macro_rules! flags {
     ($($name:ident = $bit:literal;)*) => {
@@ -190,7 +188,7 @@ pub struct EpAttr {
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "as the manual page fi_domain(3) has them")]
 pub struct DomainAttr {
-    pub domain: *mut FidDomain,
+    pub domain: *mut c_void,
     pub name: *mut c_char,
     pub threading: c_int,
     pub control_progress: c_int,
@@ -257,17 +255,17 @@ pub struct Info {
     pub nic: *mut c_void,
 }
 
-/// `struct fi_ops_fabric`.
+/// `struct fi_ops_fabric`. What other headers have is not named here.
 #[repr(C)]
 #[derive(Debug)]
 #[allow(missing_docs, reason = "as the manual page fi_fabric(3) has them")]
 pub struct FabricOps {
     pub size: usize,
     pub domain:
-        unsafe extern "C" fn(*mut FidFabric, *mut Info, *mut *mut FidDomain, *mut c_void) -> c_int,
+        unsafe extern "C" fn(*mut FidFabric, *mut Info, *mut *mut c_void, *mut c_void) -> c_int,
     pub passive_ep: Missing,
     pub eq_open:
-        unsafe extern "C" fn(*mut FidFabric, *mut EqAttr, *mut *mut FidEq, *mut c_void) -> c_int,
+        unsafe extern "C" fn(*mut FidFabric, *mut c_void, *mut *mut c_void, *mut c_void) -> c_int,
     pub wait_open: Missing,
     pub trywait: unsafe extern "C" fn(*mut FidFabric, *mut *mut Fid, c_int) -> c_int,
     pub domain2: Missing,

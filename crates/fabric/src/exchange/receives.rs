@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use dipole_node::{Message, RegionKey, SendError};
 
-use super::remote::Fetch;
 use super::wire::{HEAD_BYTES, Head, Kind, Offer};
 use super::{Entry, Exchange, Pending, Sending, address, failed};
 use crate::abi::errno::{FI_ECANCELED, FI_ECONNABORTED, FI_EINVAL, FI_EIO, FI_ENOMSG, FI_ETRUNC};
@@ -167,6 +166,22 @@ pub(super) struct Get {
     key: u64,
     offset: usize,
     into: Lent,
+}
+
+/// A long message that is being fetched.
+pub(super) struct Fetch {
+    /// Gets that have not completed.
+    left: usize,
+    wanted: bool,
+    failure: Option<Failure>,
+    from: u64,
+    /// Its sender's number of it.
+    number: u64,
+    head: Head,
+    length: usize,
+    receive: Receive,
+    /// Where the gets put it.
+    memory: Vec<Lent>,
 }
 
 impl Exchange {

@@ -1,9 +1,7 @@
-//! Operations on others' memory: the program's own, and gets of long messages.
+//! Operations of the program on others' memory.
 
 use dipole_node::{Bytes, Operation, RegionKey};
 
-use super::receives::Receive;
-use super::wire::Head;
 use super::{Entry, Exchange, Pending, failed};
 use crate::abi::fabric::{FI_READ, FI_RMA, FI_WRITE};
 use crate::guard::Failure;
@@ -12,22 +10,6 @@ use crate::name::Name;
 
 /// Longest piece that one operation reads.
 const MOST_READ_BYTES: usize = 16 << 20;
-
-/// A long message that is being fetched.
-pub(super) struct Fetch {
-    /// Gets that have not completed.
-    pub(super) left: usize,
-    pub(super) wanted: bool,
-    pub(super) failure: Option<Failure>,
-    pub(super) from: u64,
-    /// Its sender's number of it.
-    pub(super) number: u64,
-    pub(super) head: Head,
-    pub(super) length: usize,
-    pub(super) receive: Receive,
-    /// Where the gets put it.
-    pub(super) memory: Vec<Lent>,
-}
 
 /// An operation of the program on another's memory.
 pub(super) struct Remote {
