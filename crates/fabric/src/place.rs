@@ -2,14 +2,16 @@
 //!
 //! `DIPOLE_NID` and the hosts file are obeyed. Without them a job that runs on this machine alone
 //! needs no network; any other uses the address that this machine has on the way to others (or
-//! `DIPOLE_BIND`), and is the node with that number. Ranks tell each other their addresses
-//! ([`Name`](crate::name::Name)), so they need no list of nodes.
+//! `DIPOLE_BIND`, or its only one), and is the node with that number. Ranks tell each other their
+//! addresses ([`Name`](crate::name::Name)), so they need no list of nodes.
 
 use std::net::{IpAddr, UdpSocket};
 
 use dipole_node::hosts::Hosts;
 use dipole_node::job::{Place, place_from_env};
-use dipole_node::{Config, Endpoint, EndpointId, Links, Node, NodeId, variables};
+use dipole_node::{
+    Config, Endpoint, EndpointId, Links, Node, NodeId, interface_addresses, variables,
+};
 
 /// Addresses of documentation: routes to them are the way to everywhere. Nothing is sent there.
 const ELSEWHERE: [&str; 2] = ["192.0.2.1:9", "[2001:db8::1]:9"];
@@ -81,9 +83,13 @@ fn place() -> Result<Option<Place>, String> {
         Some(bind) => bind
             .parse()
             .map_err(|_| format!("{}={bind}: expected an IP address", variables::BIND))?,
-        None => address_on_the_way().ok_or_else(|| {
+        None => address_on_the_way().or_else(only_address).ok_or_else(|| {
             let bind = variables::BIND;
-            format!("this machine has no way to others; set {bind} to its address on their network")
+            format!(
+                "this machine has no route to other networks and not exactly one IPv4 address; set \
+                 {bind} to its address on the network of the others, or {} to a hosts file",
+                variables::HOSTS
+            )
         })?,
     };
     let node = NodeId(number(address));
@@ -117,6 +123,16 @@ fn address_on_the_way() -> Option<IpAddr> {
         let own = socket.local_addr().ok()?.ip();
         (!own.is_loopback()).then_some(own)
     })
+}
+
+/// On a network without a gateway: the address of this machine, if it has but one.
+fn only_address() -> Option<IpAddr> {
+    let all = interface_addresses().ok()?;
+    let mut usable = all
+        .iter()
+        .filter(|one| one.up && !one.loopback && one.ip.is_ipv4());
+    let first = usable.next()?.ip;
+    usable.next().is_none().then_some(first)
 }
 
 /// The number of the node with an address: itself if it is of IPv4.

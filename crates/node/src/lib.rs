@@ -57,6 +57,7 @@ pub use completion::{Completion, CompletionCounter, CompletionQueue, Context, Co
 pub use config::{Config, ConfigError, Links, variables};
 pub use dipole_link::fault::Plan as FaultPlan;
 pub use dipole_link::shm::ShmStats;
+pub use dipole_link::sys::{InterfaceAddress, interface_addresses};
 pub use dipole_naming::environment::profile_dir;
 pub use dipole_naming::{hosts, job, registry};
 pub use dipole_proto::wire::{RefusedReason, ResetReason};
