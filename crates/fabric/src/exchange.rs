@@ -41,9 +41,7 @@ use wire::{Head, Kind, Offer};
 
 /// Longest message that goes whole.
 pub(crate) const EAGER_BYTES: usize = 8 << 10;
-/// Messages taken in one look.
-const MOST_MESSAGES: usize = 32;
-/// Looks without anything new between two questions whether peers are gone.
+/// Looks between two questions whether peers are gone.
 const LOOKS_PER_CHECK: u32 = 4096;
 /// The context of what nobody asks about.
 const UNWATCHED: u64 = 0;
@@ -285,36 +283,49 @@ impl Exchange {
     }
 
     /// Takes what has come and goes on with what has begun; true if there was anything.
+    ///
+    /// One thing at a time: to look once more, in vain, costs more than a message.
+    #[inline]
     pub(crate) fn progress(&mut self) -> bool {
-        let mut count = 0;
-        while count < MOST_MESSAGES {
-            match self.endpoint.try_receive() {
-                Ok(Some(message)) => self.receive(message),
-                Ok(None) | Err(ReceiveError::Forked) => break,
-                Err(error) => {
-                    say(&error);
-                    break;
-                }
-            }
-            count += 1;
-        }
-        while self.posted > 0
-            && let Ok(Some(completion)) = self.queue.poll()
-        {
-            self.note(completion);
-            count += 1;
-        }
+        let has_moved = match self.posted {
+            0 => self.take_message(),
+            // In turn, since each looks at the network.
+            _ if self.looks & 1 == 0 => self.take_completion() || self.take_message(),
+            _ => self.take_message(),
+        };
         if !self.delayed.is_empty() {
             self.get_delayed();
         }
-        if count == 0 {
-            self.looks += 1;
-            if self.looks >= LOOKS_PER_CHECK {
-                self.looks = 0;
-                self.note_departures();
+        self.looks = self.looks.wrapping_add(1);
+        if !has_moved && self.looks.is_multiple_of(LOOKS_PER_CHECK) {
+            self.note_departures();
+        }
+        has_moved
+    }
+
+    #[inline]
+    fn take_message(&mut self) -> bool {
+        match self.endpoint.try_receive() {
+            Ok(Some(message)) => {
+                self.receive(message);
+                true
+            }
+            Ok(None) | Err(ReceiveError::Forked) => false,
+            Err(error) => {
+                say(&error);
+                false
             }
         }
-        count > 0
+    }
+
+    fn take_completion(&mut self) -> bool {
+        match self.queue.poll() {
+            Ok(Some(completion)) => {
+                self.note(completion);
+                true
+            }
+            Ok(None) | Err(_) => false,
+        }
     }
 
     /// Sleeps until something comes, at most `timeout`.

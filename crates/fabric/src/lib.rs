@@ -3,7 +3,7 @@
 //! libfabric loads it as `libdipole-fi.so` from the folders of `FI_PROVIDER_PATH`. It offers
 //! reliable, connectionless endpoints (`FI_EP_RDM`) with messages, tagged messages, and reads and
 //! writes of registered memory. Each is an endpoint of Dipole; a process has one node
-//! (`place.rs`), and tells the others by its endpoint's [`name`] where it is reached.
+//! (`place.rs`), and tells the others by its endpoint's name where it is reached.
 //!
 //! `abi/` is libfabric's interface as data; `guard.rs` turns what C hands over into what Rust has.
 //! `fabric.rs`, `domain.rs`, `av.rs`, `mr.rs`, `queue.rs`, `counter.rs` and `endpoint.rs` are the
