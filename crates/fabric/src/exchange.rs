@@ -41,6 +41,8 @@ use wire::{Head, Kind, Offer};
 
 /// Longest message that goes whole.
 pub(crate) const EAGER_BYTES: usize = 8 << 10;
+/// Looks at shared memory, if there is any, of which one is at the network, too.
+const LOOKS_PER_STEP: u32 = 8;
 /// Looks between two questions whether peers are gone.
 const LOOKS_PER_CHECK: u32 = 4096;
 /// The context of what nobody asks about.
@@ -136,6 +138,8 @@ pub(crate) struct Exchange {
     posted: usize,
     scratch: Vec<u8>,
     looks: u32,
+    /// Some peers are of this node.
+    shares_memory: bool,
     pub(crate) sinks: Sinks,
     queue: CompletionQueue,
     endpoint: Endpoint,
@@ -162,6 +166,7 @@ impl Exchange {
             posted: 0,
             scratch: Vec::new(),
             looks: 0,
+            shares_memory: false,
             sinks: Sinks::default(),
             queue: node.completion_queue(),
             endpoint,
@@ -196,6 +201,8 @@ impl Exchange {
         };
         let edge = edge.map_err(|error| failed(&error))?;
         edge.attach(queue);
+        self.shares_memory |=
+            to.node == self.own.messages.node && self.node.stats().local.is_some();
         Ok(entry.insert(Peer {
             edge,
             incarnation: ports.map(|ports| ports.incarnation),
@@ -305,7 +312,12 @@ impl Exchange {
 
     #[inline]
     fn take_message(&mut self) -> bool {
-        match self.endpoint.try_receive() {
+        let may_glance = self.shares_memory && !self.looks.is_multiple_of(LOOKS_PER_STEP);
+        let received = match may_glance {
+            true => self.endpoint.glance(),
+            false => self.endpoint.try_receive(),
+        };
+        match received {
             Ok(Some(message)) => {
                 self.receive(message);
                 true

@@ -446,6 +446,34 @@ impl Endpoint {
         }
     }
 
+    /// The next message if it has come, or lies in memory shared with its sender: costs much less
+    /// than [`try_receive`](Self::try_receive), which has to be called now and then besides, since
+    /// nothing here looks at the network.
+    ///
+    /// # Errors
+    /// [`ReceiveError::Broken`], [`ReceiveError::Forked`] and [`ReceiveError::Ended`].
+    #[inline]
+    pub fn glance(&self) -> Result<Option<Message>, ReceiveError> {
+        if self.inner.is_forked() {
+            return Err(ReceiveError::Forked);
+        }
+        if self.is_ended() {
+            return Err(ReceiveError::Ended);
+        }
+        let id = self.id().0;
+        let mut taken = None;
+        let reading = Reading {
+            endpoint: self,
+            taken: &mut taken,
+            attempt: |engine: &mut ProcessState, now| engine.take(now, id),
+            hand_over: |state: &mut ProcessState| state.poll_memory_for(id),
+        };
+        match self.inner.driver.glance(reading) {
+            Some(Err(cause)) => Err(ReceiveError::Broken(cause)),
+            Some(Ok(())) | None => Ok(taken),
+        }
+    }
+
     /// Waits for the next message and has it in memory of the caller's: its length and source. A
     /// short one is copied; a long one that arrives meanwhile comes there straight from the link,
     /// or from its sender's memory in another process of this node.

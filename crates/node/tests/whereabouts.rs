@@ -1,0 +1,86 @@
+//! Processes that told each other where they are: no hosts file, no directory; and looks that cost little.
+
+#![allow(missing_docs, reason = "tests")]
+
+use std::io::IoSlice;
+use std::time::{Duration, Instant};
+
+use dipole_node::{
+    Address, ClusterKey, Config, Edge, EndpointId, Message, Node, NodeId, Operation,
+};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Sends though the edge still connects, which takes calls of the other side.
+fn post(edge: &Edge, text: &[u8]) {
+    let posted = edge.post(Operation::Message, &[IoSlice::new(text)], 0);
+    posted.expect("there is room");
+}
+
+fn config(node: u32, directory: &std::path::Path) -> Config {
+    Config::local(NodeId(node), directory.join(format!("node{node}")))
+}
+
+#[test]
+fn an_edge_to_a_process_of_an_unknown_node_leads_there_and_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let key = ClusterKey::random().unwrap();
+    let [first, second] = [1, 2].map(|node| {
+        let mut config = config(node, directory.path());
+        config.key = Some(key.clone());
+        Node::open(config).unwrap()
+    });
+    let here = first.endpoint(EndpointId(10)).unwrap();
+    let there = second.endpoint(EndpointId(20)).unwrap();
+    let edge = here.edge_at(there.address(), second.ports()).unwrap();
+    post(&edge, b"out");
+    let message = there.receive_timeout(PATIENCE).unwrap();
+    assert_eq!(
+        (&*message, message.source()),
+        (&b"out"[..], Address::new(1, 10))
+    );
+    // Who has received from a process knows where it is.
+    let back = there.edge(here.address()).unwrap();
+    post(&back, b"back");
+    assert_eq!(&*here.receive_timeout(PATIENCE).unwrap(), b"back");
+}
+
+#[test]
+fn an_edge_to_a_process_that_is_gone_says_so() {
+    let directory = tempfile::tempdir().unwrap();
+    let [first, second] = [1, 2].map(|node| Node::open(config(node, directory.path())).unwrap());
+    let here = first.endpoint(EndpointId(10)).unwrap();
+    let (to, ports) = (Address::new(1, 20), second.ports());
+    drop(second);
+    let mut brief = config(1, directory.path());
+    brief.connect_timeout = Duration::from_millis(300);
+    let third = Node::open(brief).unwrap();
+    let elsewhere = third.endpoint(EndpointId(30)).unwrap();
+    let edge = elsewhere.edge_at(to, ports).unwrap();
+    assert!(edge.wait_open(PATIENCE).is_err());
+    drop(here);
+}
+
+#[test]
+fn a_glance_finds_what_lies_in_shared_memory() {
+    let directory = tempfile::tempdir().unwrap();
+    let nodes = [(); 2].map(|()| Node::open(config(1, directory.path())).unwrap());
+    let here = nodes[0].endpoint(EndpointId(10)).unwrap();
+    let there = nodes[1].endpoint(EndpointId(20)).unwrap();
+    assert!(there.glance().unwrap().is_none());
+    let edge = here.edge(there.address()).unwrap();
+    post(&edge, b"first");
+    assert_eq!(&*there.receive_timeout(PATIENCE).unwrap(), b"first");
+    post(&edge, b"second");
+    let until = Instant::now() + PATIENCE;
+    let found: Option<Message> = loop {
+        let found = there.glance().unwrap();
+        if found.is_some() || Instant::now() > until {
+            break found;
+        }
+        std::thread::yield_now();
+    };
+    assert_eq!(found.as_deref(), Some(&b"second"[..]));
+    there.end();
+    assert!(there.glance().is_err());
+}
