@@ -157,11 +157,11 @@ impl<C: Carrier> Process<C> {
         self.end_superstep(Ending::Sync)
     }
 
-    /// Ends the last superstep.
+    /// Ends the last superstep; nothing else can be done then.
     ///
     /// # Errors
     /// Those of [`sync`](Self::sync).
-    pub fn end(mut self) -> Result<(), Failure> {
+    pub fn end(&mut self) -> Result<(), Failure> {
         self.end_superstep(Ending::End)?;
         self.close(Duration::from_secs(5));
         Ok(())
