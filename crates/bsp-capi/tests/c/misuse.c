@@ -3,7 +3,7 @@
  *
  * The comment before a function says what the job must say, without file and line; they
  * are those of the call that is marked. "alone" are those that need one process, "ended by
- * the launcher" those whose other processes do not begin.
+ * the launcher" those whose other processes do not begin, "rank R" those that any rank may say.
  */
 #include <bsp.h>
 #include <pthread.h>
@@ -302,6 +302,14 @@ static void registration_popped_in_another_order(void)
 }
 
 /* ---- memory ---- */
+
+/* rank R, superstep 1: bsp_put: there is no rank 3: this program has 3 */
+static void memory_put_wrong_on_all_ranks(void)
+{
+    begin();
+    bsp_put(p, y, x, 0, 4); /* here */
+    end();
+}
 
 /* rank 1, superstep 1: bsp_put: there is no rank 3: this program has 3 */
 static void memory_put_to_no_rank(void)

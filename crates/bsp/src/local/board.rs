@@ -20,7 +20,7 @@ const ANSWERED: usize = 3 * LINE_BYTES;
 const FINISHED: usize = 4 * LINE_BYTES;
 /// Of a node's leader: the superstep of which all nodes are known, and where that is written.
 const KNOWN: usize = 5 * LINE_BYTES;
-/// Not 0 once it has ended the program by an error.
+/// Not 0 once it has ended the program by an error: of its own, or of another rank.
 const ABORTED: usize = 6 * LINE_BYTES;
 /// What is too long for a line.
 const TABLES: usize = 4096;
@@ -46,6 +46,14 @@ pub(crate) enum Milestone {
     Finished,
     /// It knows all nodes.
     Known,
+}
+
+/// Who was wrong where a rank has ended the program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum By {
+    Itself = 1,
+    Another = 2,
 }
 
 /// What a rank says at the end of a superstep.
@@ -143,14 +151,19 @@ impl<'a> Board<'a> {
         self.window.half_word(SLEEPS).load(Ordering::Relaxed) as usize == mate + 1
     }
 
-    /// Says that this rank has ended the program.
-    pub(crate) fn abort(&self) {
-        self.window.half_word(ABORTED).store(1, Ordering::Release);
+    /// Says that this rank has ended the program, by an error of whom.
+    pub(crate) fn abort(&self, by: By) {
+        let word = self.window.half_word(ABORTED);
+        word.store(by as u32, Ordering::SeqCst);
     }
 
-    /// True if its rank has.
-    pub(crate) fn has_aborted(&self) -> bool {
-        self.window.half_word(ABORTED).load(Ordering::Acquire) != 0
+    /// By whose error its rank has ended the program, if it has.
+    pub(crate) fn aborted(&self) -> Option<By> {
+        match self.window.half_word(ABORTED).load(Ordering::SeqCst) {
+            0 => None,
+            own if own == By::Itself as u32 => Some(By::Itself),
+            _ => Some(By::Another),
+        }
     }
 
     fn table(&self, epoch: u32) -> usize {

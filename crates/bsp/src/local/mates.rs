@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::arena::Chunks;
-use super::board::{Board, Milestone};
+use super::board::{Board, By, Milestone};
 use crate::failure::Failure;
 use crate::superstep::facts::{put, put_long, take, take_long};
 
@@ -298,7 +298,7 @@ impl Mates {
     /// # Errors
     /// [`Failure::Aborted`].
     pub(crate) fn check(&self) -> Result<(), Failure> {
-        let aborted = |(mate, _): &(usize, u32)| self.board(*mate).has_aborted();
+        let aborted = |(mate, _): &(usize, u32)| self.board(*mate).aborted().is_some();
         match self.others().find(aborted) {
             Some((_, rank)) => Err(Failure::Aborted { rank }),
             None => Ok(()),
@@ -324,7 +324,13 @@ impl Mates {
     }
 
     /// Tells the others that this rank ends the program.
-    pub(crate) fn abort(&self) {
-        self.board(self.own).abort();
+    pub(crate) fn abort(&self, by: By) {
+        self.board(self.own).abort(by);
+    }
+
+    /// True if a rank below this one has ended the program by an error of its own.
+    pub(crate) fn lower_was_wrong(&self) -> bool {
+        let lower = (0..self.own).map(|mate| self.board(mate).aborted());
+        lower.into_iter().any(|aborted| aborted == Some(By::Itself))
     }
 }

@@ -723,20 +723,6 @@ impl<C: Carrier> Process<C> {
         }
     }
 
-    /// Tells ranks of other nodes that the program ends.
-    pub(super) fn tell_abort(&mut self) {
-        let head = Head::new(Kind::Abort, self.exchange.superstep()).encode();
-        for to in 0..self.size {
-            if let Some(carrier) = &mut self.carrier
-                && !self.exchange.places().are_together(to, self.rank)
-            {
-                // Whoever cannot be told is gone, or will find out.
-                let _told = carrier.send(to, head.to_vec());
-            }
-        }
-        self.close(Duration::from_millis(500));
-    }
-
     pub(super) fn carrier(&mut self) -> Result<&mut C, Failure> {
         let closed = || std::io::ErrorKind::NotConnected.into();
         let carrier = self.carrier.as_mut().ok_or_else(closed);
