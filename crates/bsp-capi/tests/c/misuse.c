@@ -220,6 +220,27 @@ static void life_sync_by_another_thread(void)
     pthread_join(thread, NULL);
 }
 
+/* rank 0, superstep 1: mcbsp_checkpoint: libbsp makes no checkpoints: save what the program needs to go on by itself, between two calls of bsp_sync */
+static void life_checkpoint(void)
+{
+    begin();
+    if (me == 0)
+        mcbsp_checkpoint(); /* here */
+    end();
+}
+
+/* alone: rank 0, superstep 3: bsp_sync: libbsp makes no checkpoints: save what the program needs to go on by itself, between two calls of bsp_sync */
+static void life_checkpoint_that_is_due(void)
+{
+    begin();
+    mcbsp_set_checkpoint_frequency(2);
+    mcbsp_disable_checkpoints();
+    bsp_sync();
+    mcbsp_enable_checkpoints();
+    for (int i = 0; i < 2; i++)
+        bsp_sync(); /* here */
+}
+
 /* ---- registration ---- */
 
 /* rank 1, superstep 1: bsp_push_reg: the size must not be negative: -4 */
@@ -302,6 +323,15 @@ static void registration_popped_in_another_order(void)
 }
 
 /* ---- memory ---- */
+
+/* rank 1, superstep 1: bsp_hpget: there is no rank 7: this program has 3 */
+static void memory_get_compiled_with_another_header(void)
+{
+    begin();
+    if (me == 1)
+        bsp_hpget_cpp(7, x, 0, y, 4, __LINE__, __FILE__); /* here */
+    end();
+}
 
 /* rank R, superstep 1: bsp_put: there is no rank 3: this program has 3 */
 static void memory_put_wrong_on_all_ranks(void)
