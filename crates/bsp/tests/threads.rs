@@ -26,13 +26,17 @@ struct Channels {
     rank: u32,
     others: Vec<Sender<(u32, Vec<u8>)>>,
     inbox: Receiver<(u32, Vec<u8>)>,
+    /// There is room now and then only.
+    dice: ChaCha8Rng,
+    has_room: bool,
 }
 
 impl Carrier for Channels {
     type Message = Vec<u8>;
 
     fn has_room(&mut self) -> Result<bool, Failure> {
-        Ok(true)
+        self.has_room = self.dice.random_bool(0.8);
+        Ok(self.has_room)
     }
 
     fn send(&mut self, to: u32, message: Vec<u8>) -> Result<(), Failure> {
@@ -44,6 +48,10 @@ impl Carrier for Channels {
     }
 
     fn receive(&mut self, patience: Duration) -> Result<Option<(u32, Vec<u8>)>, Failure> {
+        let patience = match std::mem::replace(&mut self.has_room, true) {
+            true => patience,
+            false => Duration::from_micros(20),
+        };
         match self.inbox.recv_timeout(patience) {
             Ok(found) => Ok(Some(found)),
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => Ok(None),
@@ -65,6 +73,8 @@ fn carriers(size: usize) -> Vec<Channels> {
             rank,
             others: senders.clone(),
             inbox,
+            dice: ChaCha8Rng::seed_from_u64(rank.into()),
+            has_room: true,
         })
         .collect()
 }

@@ -176,9 +176,7 @@ impl<C: Carrier> Process<C> {
         self.gather(epoch)?;
         self.queue.clear();
         if self.exchange.knowledge().is_silent() {
-            // The end of the last rounds may still be on its way to others.
-            self.pump(|_| true)?;
-            self.tags.advance();
+            // Nobody has set another size of tags, and the rounds have been sent.
             self.clear_arena(epoch);
             return Ok(self.exchange.advance()?);
         }
@@ -682,11 +680,16 @@ impl<C: Carrier> Process<C> {
         }
     }
 
-    /// Sends what there is room for and waits for a message, or for room.
+    /// Sends what there is room for and waits for a message, or for room, unless the last has been sent by this.
     fn wait_message(&mut self) -> Result<(), Failure> {
         let mut patience = None;
         loop {
+            let has_waited = self.exchange.has_transmit() || self.next_chunk.is_some();
             let is_sent = self.transmit()?;
+            if has_waited && is_sent {
+                // That may be all that its caller waits for.
+                return Ok(());
+            }
             let slot = self.next_chunk.as_ref().map(|(due, ..)| *due);
             let patience_now = slot.map_or(LOOK, |due| {
                 due.saturating_sub(self.begun.elapsed()).min(LOOK)

@@ -369,12 +369,17 @@ impl Program {
             }
             let mut mail = Mail::new();
             let (count, bytes) = process.queue_size();
+            let expected = after.queues[rank].iter();
+            let expected_bytes: usize = expected.map(|(_, payload)| payload.len()).sum();
+            assert_eq!(count as usize, after.queues[rank].len());
+            assert_eq!(bytes as usize, expected_bytes);
+            // What is not read is not there any more after the next superstep.
+            if number % 3 == 2 {
+                continue;
+            }
             while let Some(message) = process.take_message() {
                 mail.push((message.tag.to_vec(), message.payload.to_vec()));
             }
-            assert_eq!(mail.len() as u64, count);
-            let payloads = mail.iter().map(|(_, payload)| payload.len() as u64);
-            assert_eq!(payloads.sum::<u64>(), bytes);
             mail.sort();
             assert!(
                 mail == after.queues[rank],
