@@ -5,6 +5,8 @@
 mod common;
 
 use std::ffi::c_void;
+use std::io::{Write, stderr};
+use std::process::abort;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::Duration;
@@ -101,12 +103,13 @@ fn run_ranks(nodes: &[u32], rank: impl Fn(&mut Process<Channels>) -> Result<(), 
     let places = Places::new(nodes);
     let size = u32::try_from(nodes.len()).expect("few");
     let (ended, end) = channel::<()>();
+    let test = thread::current().name().unwrap_or_default().to_owned();
     thread::scope(|scope| {
         scope.spawn(move || {
             if end.recv_timeout(LIMIT) == Err(RecvTimeoutError::Timeout) {
-                // Its threads cannot be ended by themselves.
-                eprintln!("a rank hangs");
-                std::process::abort();
+                // Its threads cannot be ended by themselves, and what is printed would be kept.
+                let _told = writeln!(stderr(), "test {test} hangs");
+                abort();
             }
         });
         for (number, carrier) in (0..).zip(carriers(nodes.len())) {

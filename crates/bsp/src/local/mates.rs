@@ -190,14 +190,20 @@ impl Mates {
 
     /// What another rank of the node has recorded for this one.
     pub(crate) fn records(&self, mate: usize, epoch: u32) -> Chunks<'_> {
-        let first = self.board(mate).records(epoch, self.own);
-        Chunks::new(self.window_of(mate), first)
+        let (board, window) = (self.board(mate), self.window_of(mate));
+        match board.few(epoch) {
+            Some(few) => Chunks::few(window, few),
+            None => Chunks::new(window, board.records(epoch, self.own)),
+        }
     }
 
     /// What it has answered to this one.
     pub(crate) fn answers(&self, mate: usize) -> Chunks<'_> {
-        let first = self.board(mate).answers(self.own);
-        Chunks::new(self.window_of(mate), first)
+        let (board, window) = (self.board(mate), self.window_of(mate));
+        match board.few_answers(self.own) {
+            Some(few) => Chunks::few(window, few),
+            None => Chunks::new(window, board.answers(self.own)),
+        }
     }
 
     /// True if the memory of a rank of the node can be read.

@@ -8,7 +8,7 @@ use dipole_link::window::Source;
 use super::{Process, Pull, Wanted};
 use crate::carrier::Carrier;
 use crate::failure::Failure;
-use crate::local::{LocalParcel, Mates, Milestone, Said};
+use crate::local::{FEW_ANSWERS_BYTES, FEW_BYTES, LocalParcel, Mates, Milestone, Said};
 use crate::misuse::Misuse;
 use crate::parcel::Parcel;
 use crate::patience::Patience;
@@ -250,9 +250,16 @@ impl<C: Carrier> Process<C> {
             return Ok(());
         };
         let own = mates.board(mates.own());
-        for (mate, rank) in mates.others() {
-            if self.row.contains(rank) {
-                own.set_records(epoch, mate, self.local[mate].first());
+        let mut talking = mates.others().filter(|(_, rank)| self.row.contains(*rank));
+        let few = match (talking.next(), talking.next()) {
+            (Some((mate, _)), None) if !has_facts => self.local[mate].few(&mates.window, FEW_BYTES),
+            _ => None,
+        };
+        if few.is_none() {
+            for (mate, rank) in mates.others() {
+                if self.row.contains(rank) {
+                    own.set_records(epoch, mate, self.local[mate].first());
+                }
             }
         }
         let mut facts = None;
@@ -270,6 +277,7 @@ impl<C: Carrier> Process<C> {
                 asked: self.asked.words(),
                 pulls,
                 facts,
+                few,
             },
         );
         mates.reach(Milestone::Arrived, epoch);
@@ -528,6 +536,7 @@ impl<C: Carrier> Process<C> {
         if let Some(mates) = &self.mates {
             let arena = &mut self.arenas[self.exchange.superstep() as usize % 2];
             let board = mates.board(mates.own());
+            let mut asking = Vec::new();
             for (mate, rank) in mates.others() {
                 if !self.exchange.knowledge().talks(rank, self.rank) {
                     continue;
@@ -540,7 +549,17 @@ impl<C: Carrier> Process<C> {
                     })?;
                 }
                 board.set_answers(mate, theirs.first());
+                if theirs.first() != 0 {
+                    asking.push((mate, theirs));
+                }
             }
+            let few = match &asking[..] {
+                [(mate, theirs)] => {
+                    (theirs.few(&mates.window, FEW_ANSWERS_BYTES)).map(|few| (*mate, few))
+                }
+                _ => None,
+            };
+            board.set_few_answers(few);
             mates.reach(Milestone::Answered, epoch);
         }
         let own_answers = answers[0].1.take();
