@@ -258,7 +258,7 @@ impl<'a> Board<'a> {
     pub(crate) fn set_few_answers(&self, few: Option<(usize, Source<'_>)>) {
         let mut told = 0;
         if let Some((mate, answers)) = few {
-            told = (mate as u32 + 1) << FEW_SHIFT | answers.length() as u32;
+            told = u32::try_from((mate + 1) << FEW_SHIFT | answers.length()).unwrap_or(0);
             self.window.write(ANSWERED + FEW_ANSWERS, answers);
         }
         let half = self.window.half_word(ANSWERED + 4);

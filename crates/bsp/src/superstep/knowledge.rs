@@ -460,7 +460,7 @@ mod tests {
         let every_second = |rank: u32| {
             let mut row = Ranks::new(SIZE);
             (0..SIZE)
-                .filter(|to| (to + rank) % 2 == 0)
+                .filter(|to| (to + rank).is_multiple_of(2))
                 .for_each(|to| row.insert(to));
             row
         };

@@ -368,11 +368,9 @@ impl Program {
                 );
             }
             let mut mail = Mail::new();
-            let (count, bytes) = process.queue_size();
-            let expected = after.queues[rank].iter();
-            let expected_bytes: usize = expected.map(|(_, payload)| payload.len()).sum();
-            assert_eq!(count as usize, after.queues[rank].len());
-            assert_eq!(bytes as usize, expected_bytes);
+            let expected = &after.queues[rank];
+            let bytes: usize = expected.iter().map(|(_, payload)| payload.len()).sum();
+            assert_eq!(process.queue_size(), (expected.len() as u64, bytes as u64));
             // What is not read is not there any more after the next superstep.
             if number % 3 == 2 {
                 continue;
