@@ -116,6 +116,9 @@ void bsp_get(bsp_pid_t pid, const void *src, bsp_size_t offset, void *dst,
              bsp_size_t nbytes) BSP_DIALECT_("mcbsp_get");
 void bsp_hpget(bsp_pid_t pid, const void *src, bsp_size_t offset, void *dst,
                bsp_size_t nbytes) BSP_DIALECT_("mcbsp_hpget");
+/* At once, of a process of the same node. */
+void bsp_direct_get(bsp_pid_t pid, const void *src, bsp_size_t offset, void *dst,
+                    bsp_size_t nbytes) BSP_DIALECT_("mcbsp_direct_get");
 
 /*
  * Messages: bsp_send(3)
@@ -248,6 +251,7 @@ size_t mcbsp_get_safe_checkpoint_frequency(void);
 #define bsp_hpput(...) BSP_AT_(bsp_hpput(__VA_ARGS__))
 #define bsp_get(...) BSP_AT_(bsp_get(__VA_ARGS__))
 #define bsp_hpget(...) BSP_AT_(bsp_hpget(__VA_ARGS__))
+#define bsp_direct_get(...) BSP_AT_(bsp_direct_get(__VA_ARGS__))
 #define bsp_set_tagsize(...) BSP_AT_(bsp_set_tagsize(__VA_ARGS__))
 #define bsp_set_tag_size(...) BSP_AT_(bsp_set_tag_size(__VA_ARGS__))
 #define bsp_send(...) BSP_AT_(bsp_send(__VA_ARGS__))

@@ -324,6 +324,24 @@ static void registration_popped_in_another_order(void)
 
 /* ---- memory ---- */
 
+/* rank 1, superstep 1: bsp_direct_get: 8 bytes at offset 0 reach beyond the 4 bytes that rank 0 has registered */
+static void memory_direct_get_beyond_the_area(void)
+{
+    begin();
+    if (me == 1)
+        bsp_direct_get(0, y, 0, x, 8); /* here */
+    end();
+}
+
+/* rank 1, superstep 1: bsp_direct_get: the destination must not be NULL */
+static void memory_direct_get_to_null(void)
+{
+    begin();
+    if (me == 1)
+        bsp_direct_get(0, x, 0, NULL, 4); /* here */
+    end();
+}
+
 /* rank 1, superstep 1: bsp_hpget: there is no rank 7: this program has 3 */
 static void memory_get_compiled_with_another_header(void)
 {

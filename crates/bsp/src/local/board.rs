@@ -23,6 +23,8 @@ const FINISHED: usize = 4 * LINE_BYTES;
 const KNOWN: usize = 5 * LINE_BYTES;
 /// Not 0 once it has ended the program by an error: of its own, or of another rank.
 const ABORTED: usize = 6 * LINE_BYTES;
+/// The superstep that it has left: all that was put into its memory is there.
+const LEFT: usize = 7 * LINE_BYTES;
 /// What is too long for a line.
 const TABLES: usize = 4096;
 
@@ -52,6 +54,8 @@ pub(crate) enum Milestone {
     Finished,
     /// It knows all nodes.
     Known,
+    /// It is in the next superstep.
+    Left,
 }
 
 /// Who was wrong where a rank has ended the program.
@@ -118,6 +122,7 @@ impl<'a> Board<'a> {
             Milestone::Answered => ANSWERED,
             Milestone::Finished => FINISHED,
             Milestone::Known => KNOWN,
+            Milestone::Left => LEFT,
         }
     }
 

@@ -178,7 +178,9 @@ impl<C: Carrier> Process<C> {
         if self.exchange.knowledge().is_silent() {
             // Nobody has set another size of tags, and the rounds have been sent.
             self.clear_arena(epoch);
-            return Ok(self.exchange.advance()?);
+            self.exchange.advance()?;
+            self.leave(epoch);
+            return Ok(());
         }
         self.agree()?;
         if self.slots.is_some() {
@@ -197,7 +199,36 @@ impl<C: Carrier> Process<C> {
         if self.exchange.knowledge().has_pulls() {
             self.let_others_finish(epoch)?;
         }
-        self.begin_superstep(epoch)
+        self.begin_superstep(epoch)?;
+        self.leave(epoch);
+        Ok(())
+    }
+
+    /// Says to the ranks of this node that its memory is as it is to be.
+    #[inline]
+    fn leave(&self, epoch: u32) {
+        if let Some(mates) = &self.mates {
+            mates.reach(Milestone::Left, epoch);
+        }
+    }
+
+    /// Waits until a rank of this node has left the superstep before this one.
+    pub(super) fn wait_left(&self, mate: usize) -> Result<(), Failure> {
+        let (Some(mates), epoch) = (&self.mates, self.exchange.superstep()) else {
+            return Ok(());
+        };
+        let mut patience = Patience::new();
+        let pause = &mut |rank| {
+            tell(
+                &self.call,
+                self.rank,
+                epoch.wrapping_add(1),
+                &mut patience,
+                &[rank],
+            );
+            Ok(())
+        };
+        mates.wait(mate, Milestone::Left, epoch, pause)
     }
 
     fn collect_facts(&mut self, ending: Ending) {
