@@ -15,9 +15,8 @@ mod sample_sort;
 #[path = "../examples/transpose.rs"]
 mod transpose;
 
-/// A rank of a job, in a process of its own.
+/// One rank alone, or a rank of a job: the other test runs this again, as many processes.
 #[test]
-#[ignore = "the other tests run it, as many processes"]
 fn as_a_rank() {
     let told = match std::env::var("EXAMPLE").as_deref() {
         Ok("prefix_sums") => prefix_sums::prefix_sums(),
@@ -37,7 +36,7 @@ fn run(example: &str, size: usize, link: &str) -> Vec<String> {
     let ranks: Vec<_> = (0..size)
         .map(|rank| {
             Command::new(std::env::current_exe().expect("this program"))
-                .args(["as_a_rank", "--exact", "--ignored", "--nocapture"])
+                .args(["as_a_rank", "--exact", "--nocapture"])
                 .env("EXAMPLE", example)
                 .env("DIPOLE_RUNTIME_DIR", registry.path())
                 .env("DIPOLE_NID", "1")
