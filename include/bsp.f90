@@ -22,7 +22,7 @@ module bsp
 
   public :: bsp_init, bsp_begin, bsp_end, bsp_nprocs, bsp_pid, bsp_abort
   public :: bsp_sync, bsp_time, bsp_dtime, bsp_cputime
-  public :: bsp_push_reg, bsp_pop_reg, bsp_put, bsp_hpput, bsp_get, bsp_hpget
+  public :: bsp_push_reg, bsp_pop_reg, bsp_put, bsp_hpput, bsp_get, bsp_hpget, bsp_direct_get
   public :: bsp_set_tagsize, bsp_send, bsp_hpsend, bsp_qsize, bsp_get_tag, bsp_move, bsp_hpmove
   public :: bsp_bcast, bsp_gather, bsp_scatter, bsp_allgather, bsp_total_exchange
   public :: bsp_reduce, bsp_fold, bsp_scan
@@ -132,6 +132,20 @@ module bsp
       type(c_ptr), value :: src, dst
     end subroutine
     subroutine hpget_size(pid, src, offset, dst, nbytes) bind(c, name="mcbsp_hpget")
+      import :: c_int, c_ptr, c_size_t
+      integer(c_int), value :: pid
+      type(c_ptr), value :: src, dst
+      integer(c_size_t), value :: offset, nbytes
+    end subroutine
+  end interface
+
+  interface bsp_direct_get
+    subroutine direct_get_int(pid, src, offset, dst, nbytes) bind(c, name="bsp_direct_get")
+      import :: c_int, c_ptr
+      integer(c_int), value :: pid, offset, nbytes
+      type(c_ptr), value :: src, dst
+    end subroutine
+    subroutine direct_get_size(pid, src, offset, dst, nbytes) bind(c, name="mcbsp_direct_get")
       import :: c_int, c_ptr, c_size_t
       integer(c_int), value :: pid
       type(c_ptr), value :: src, dst

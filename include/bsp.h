@@ -116,6 +116,9 @@ void bsp_get(bsp_pid_t pid, const void *src, bsp_size_t offset, void *dst,
              bsp_size_t nbytes) BSP_DIALECT_("mcbsp_get");
 void bsp_hpget(bsp_pid_t pid, const void *src, bsp_size_t offset, void *dst,
                bsp_size_t nbytes) BSP_DIALECT_("mcbsp_hpget");
+/* At once, of a process of the same node. */
+void bsp_direct_get(bsp_pid_t pid, const void *src, bsp_size_t offset, void *dst,
+                    bsp_size_t nbytes) BSP_DIALECT_("mcbsp_direct_get");
 
 /*
  * Messages: bsp_send(3)
@@ -190,6 +193,42 @@ void bsp_call_site(const char *file, int line);
 bsp_pid_t bsp_pid_at(const char *file, int line);
 double bsp_time_at(const char *file, int line);
 
+/*
+ * The same for what was compiled with the header of the Oxford toolset, whose macros call
+ * these, in its types.
+ */
+void bsp_init_cpp(void (*spmd)(void), int argc, char **argv, int line, const char *file);
+void bsp_sync_cpp(int line, const char *file);
+void bsp_push_reg_cpp(const void *address, int size, int line, const char *file);
+void bsp_pop_reg_cpp(const void *address, int line, const char *file);
+void bsp_put_cpp(int pid, const void *src, void *dst, int offset, int nbytes, int line,
+                 const char *file);
+void bsp_hpput_cpp(int pid, const void *src, void *dst, int offset, int nbytes, int line,
+                   const char *file);
+void bsp_get_cpp(int pid, const void *src, int offset, void *dst, int nbytes, int line,
+                 const char *file);
+void bsp_hpget_cpp(int pid, const void *src, int offset, void *dst, int nbytes, int line,
+                   const char *file);
+void bsp_set_tagsize_cpp(int *size, int line, const char *file);
+void bsp_send_cpp(int pid, const void *tag, const void *payload, int nbytes, int line,
+                  const char *file);
+void bsp_qsize_cpp(int *messages, int *bytes, int line, const char *file);
+void bsp_get_tag_cpp(int *status, void *tag, int line, const char *file);
+void bsp_move_cpp(void *payload, int size, int line, const char *file);
+int bsp_hpmove_cpp(void **tag, void **payload, int line, const char *file);
+
+/*
+ * MulticoreBSP's checkpoints: mcbsp_checkpoint(3). There are none: the program ends where
+ * one would be made.
+ */
+void mcbsp_checkpoint(void);
+void mcbsp_enable_checkpoints(void);
+void mcbsp_disable_checkpoints(void);
+void mcbsp_set_checkpoint_frequency(size_t supersteps);
+size_t mcbsp_get_checkpoint_frequency(void);
+void mcbsp_set_safe_checkpoint_frequency(size_t supersteps);
+size_t mcbsp_get_safe_checkpoint_frequency(void);
+
 #ifdef __cplusplus
 }
 #endif
@@ -212,6 +251,7 @@ double bsp_time_at(const char *file, int line);
 #define bsp_hpput(...) BSP_AT_(bsp_hpput(__VA_ARGS__))
 #define bsp_get(...) BSP_AT_(bsp_get(__VA_ARGS__))
 #define bsp_hpget(...) BSP_AT_(bsp_hpget(__VA_ARGS__))
+#define bsp_direct_get(...) BSP_AT_(bsp_direct_get(__VA_ARGS__))
 #define bsp_set_tagsize(...) BSP_AT_(bsp_set_tagsize(__VA_ARGS__))
 #define bsp_set_tag_size(...) BSP_AT_(bsp_set_tag_size(__VA_ARGS__))
 #define bsp_send(...) BSP_AT_(bsp_send(__VA_ARGS__))
@@ -221,6 +261,7 @@ double bsp_time_at(const char *file, int line);
 #define bsp_get_tag(...) BSP_AT_(bsp_get_tag(__VA_ARGS__))
 #define bsp_move(...) BSP_AT_(bsp_move(__VA_ARGS__))
 #define bsp_hpmove(...) BSP_AT_(bsp_hpmove(__VA_ARGS__))
+#define mcbsp_checkpoint() BSP_AT_(mcbsp_checkpoint())
 #define bsp_bcast(...) BSP_AT_(bsp_bcast(__VA_ARGS__))
 #define bsp_gather(...) BSP_AT_(bsp_gather(__VA_ARGS__))
 #define bsp_scatter(...) BSP_AT_(bsp_scatter(__VA_ARGS__))

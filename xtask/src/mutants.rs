@@ -48,7 +48,7 @@ pub(crate) fn mutants(arguments: &Arguments) -> Result<(), Failure> {
     let chosen = choose(arguments)?;
     if arguments.list {
         for mutant in chosen {
-            println!("{:28} {:12} {}", mutant.name, mutant.suite, mutant.effect);
+            println!("{:32} {:12} {}", mutant.name, mutant.suite, mutant.effect);
         }
         return Ok(());
     }
@@ -156,12 +156,12 @@ pub(crate) fn commit_number() -> Result<u64, Failure> {
 
 fn print(rows: &[Row]) {
     println!(
-        "\n{:28} {:12} {:>14} {:>9}",
+        "\n{:32} {:12} {:>14} {:>9}",
         "mutant", "suite", "found by", "time"
     );
     for row in rows {
         println!(
-            "{:28} {:12} {:>14} {:7.1} s",
+            "{:32} {:12} {:>14} {:7.1} s",
             row.mutant.name,
             row.mutant.suite,
             row.outcome.to_string(),

@@ -6,20 +6,29 @@
 //!
 //! `section.rs` is the way into every call. `life.rs` begins and ends, `text.rs` is `bsp_abort`, `memory.rs` has registration, put and get,
 //! `messages.rs` sends and receives, `collectives.rs` has the algorithms and `level1.rs` the functions of the collectives, `scratch.rs` memory for them, `number.rs` the arguments of both dialects.
+//! `oxford.rs` and `checkpoint.rs` are calls that other libraries have.
 
+mod checkpoint;
 mod collectives;
 mod level1;
 mod life;
 mod memory;
 mod messages;
 mod number;
+mod oxford;
 mod scratch;
 mod section;
 mod text;
 
+pub use checkpoint::{
+    mcbsp_checkpoint, mcbsp_disable_checkpoints, mcbsp_enable_checkpoints,
+    mcbsp_get_checkpoint_frequency, mcbsp_get_safe_checkpoint_frequency,
+    mcbsp_set_checkpoint_frequency, mcbsp_set_safe_checkpoint_frequency,
+};
 pub use level1::*;
 pub use life::*;
 pub use memory::*;
 pub use messages::*;
+pub use oxford::*;
 pub use section::bsp_call_site;
 pub use text::{bsp_abort, bsp_abort_text, bsp_abort_va, bsp_vabort};

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use dipole_bsp::{Process, check_most};
 
+use crate::checkpoint;
 use crate::section::{self, Site, Stage, call, call_and_wait, launched, refuse};
 
 /// Names the function that is the parallel part, if that is not `main`.
@@ -207,6 +208,7 @@ pub extern "C" fn bsp_cputime() -> f64 {
 /// Ends the superstep.
 #[unsafe(no_mangle)]
 pub extern "C" fn bsp_sync() {
+    checkpoint::count_superstep();
     call_and_wait("bsp_sync", |inside| inside.process.sync());
 }
 

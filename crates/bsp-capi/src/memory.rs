@@ -23,7 +23,18 @@ struct Transfer<R, S> {
     rank: R,
     offset: S,
     bytes: S,
-    unbuffered: bool,
+    when: When,
+}
+
+/// When bytes are moved.
+#[derive(Clone, Copy)]
+enum When {
+    /// At the end of the superstep.
+    End,
+    /// At any time until then.
+    Whenever,
+    /// Before the call returns.
+    AtOnce,
 }
 
 /// # Safety
@@ -48,16 +59,16 @@ unsafe fn put<R: Rank, S: Size>(it: Transfer<R, S>, from: *const c_void, handle:
         let from = from.cast();
         // SAFETY: readable by contract.
         unsafe {
-            match it.unbuffered {
-                false => process.put(to, from, handle, offset, bytes),
-                true => process.put_unbuffered(to, from, handle, offset, bytes),
+            match it.when {
+                When::End | When::AtOnce => process.put(to, from, handle, offset, bytes),
+                When::Whenever => process.put_unbuffered(to, from, handle, offset, bytes),
             }
         }
     });
 }
 
 /// # Safety
-/// `into` is writable for so many bytes when the superstep ends, or if unbuffered from now on.
+/// `into` is writable for so many bytes when the superstep ends, or from now on if they may be moved before.
 #[inline]
 unsafe fn get<R: Rank, S: Size>(it: Transfer<R, S>, handle: *const c_void, into: *mut c_void) {
     call(it.name, |inside| {
@@ -77,9 +88,10 @@ unsafe fn get<R: Rank, S: Size>(it: Transfer<R, S>, handle: *const c_void, into:
         let into = into.cast();
         // SAFETY: writable by contract.
         unsafe {
-            match it.unbuffered {
-                false => process.get(of, handle, offset, into, bytes),
-                true => process.get_unbuffered(of, handle, offset, into, bytes),
+            match it.when {
+                When::End => process.get(of, handle, offset, into, bytes),
+                When::Whenever => process.get_unbuffered(of, handle, offset, into, bytes),
+                When::AtOnce => process.get_at_once(of, handle, offset, into, bytes),
             }
         }
     });
@@ -101,7 +113,7 @@ pub extern "C" fn bsp_popregister(address: *const c_void) {
 
 /// The functions of a dialect, by its types and symbols.
 macro_rules! dialect {
-    ($rank:ty, $size:ty, $push:ident, $put:ident, $hpput:ident, $get:ident, $hpget:ident) => {
+    ($rank:ty, $size:ty, $push:ident, $put:ident, $hpput:ident, $get:ident, $hpget:ident, $direct_get:ident) => {
         /// Registers memory for communication from the next superstep on.
         ///
         /// # Safety
@@ -129,7 +141,7 @@ macro_rules! dialect {
                 rank: pid,
                 offset,
                 bytes: nbytes,
-                unbuffered: false,
+                when: When::End,
             };
             // SAFETY: the contract is the same.
             unsafe { put(it, src, dst) }
@@ -152,7 +164,7 @@ macro_rules! dialect {
                 rank: pid,
                 offset,
                 bytes: nbytes,
-                unbuffered: true,
+                when: When::Whenever,
             };
             // SAFETY: the contract is the same.
             unsafe { put(it, src, dst) }
@@ -175,7 +187,7 @@ macro_rules! dialect {
                 rank: pid,
                 offset,
                 bytes: nbytes,
-                unbuffered: false,
+                when: When::End,
             };
             // SAFETY: the contract is the same.
             unsafe { get(it, src, dst) }
@@ -198,7 +210,30 @@ macro_rules! dialect {
                 rank: pid,
                 offset,
                 bytes: nbytes,
-                unbuffered: true,
+                when: When::Whenever,
+            };
+            // SAFETY: the contract is the same.
+            unsafe { get(it, src, dst) }
+        }
+
+        /// Copies from registered memory of another process of this node before it returns.
+        ///
+        /// # Safety
+        /// The destination is writable for `nbytes`.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $direct_get(
+            pid: $rank,
+            src: *const c_void,
+            offset: $size,
+            dst: *mut c_void,
+            nbytes: $size,
+        ) {
+            let it = Transfer {
+                name: "bsp_direct_get",
+                rank: pid,
+                offset,
+                bytes: nbytes,
+                when: When::AtOnce,
             };
             // SAFETY: the contract is the same.
             unsafe { get(it, src, dst) }
@@ -213,7 +248,8 @@ dialect!(
     bsp_put,
     bsp_hpput,
     bsp_get,
-    bsp_hpget
+    bsp_hpget,
+    bsp_direct_get
 );
 dialect!(
     c_uint,
@@ -222,7 +258,8 @@ dialect!(
     mcbsp_put,
     mcbsp_hpput,
     mcbsp_get,
-    mcbsp_hpget
+    mcbsp_hpget,
+    mcbsp_direct_get
 );
 
 /// As [`bsp_push_reg`].

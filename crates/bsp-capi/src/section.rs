@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use dipole_bsp::{Call, Failure, Misuse};
+use dipole_bsp::{Call, Failure};
 
 use crate::scratch::{Process, Scratch};
 
@@ -201,12 +201,7 @@ fn run<A>(site: Site, body: impl FnOnce(&mut Inside) -> Result<A, Failure>) -> A
             answer
         }
         Ok(Err(failure)) => fail(site, &mut inside.process, &failure),
-        Err(panic) => {
-            inside.process.at(site.call());
-            say(&inside.process.position(), &internal(&*panic));
-            inside.process.abort();
-            leave()
-        }
+        Err(panic) => end_for(site, &mut inside.process, &internal(&*panic)),
     }
 }
 
@@ -228,26 +223,13 @@ pub(crate) fn call_and_wait<A>(
 
 /// Ends the parallel part for good; which rank this was.
 pub(crate) fn end(name: &'static str) -> u32 {
-    let site = Site::of(name);
-    let (inside, busy) = enter(site);
-    let Some(mut inside) = inside.take() else {
-        refuse(site, why_not());
-    };
-    inside.process.at(site.call());
-    let (position, rank) = (inside.process.position(), inside.process.rank());
-    match catch_unwind(AssertUnwindSafe(|| inside.process.end())) {
-        Ok(Ok(())) => {}
-        Ok(Err(failure)) => {
-            tell(&position, rank, &failure);
-            leave()
-        }
-        Err(panic) => {
-            say(&position, &internal(&*panic));
-            leave()
-        }
-    }
+    let rank = call_and_wait(name, |inside| {
+        inside.process.end()?;
+        Ok(inside.process.rank())
+    });
+    // SAFETY: this thread is the owner, and the call is over.
+    unsafe { *SECTION.inside.get() = None };
     STAGE.store(Stage::After as u32, Ordering::Relaxed);
-    *busy = false;
     OWNER.store(0, Ordering::Relaxed);
     rank
 }
@@ -256,34 +238,47 @@ fn say(position: &str, what: &str) {
     eprintln!("bsp: {position}: {what}");
 }
 
-/// How much longer than the one that tells why the job ends the others go on, which its launcher ends as soon as one
-/// of them has ended.
-const TIME_TO_TELL: Duration = Duration::from_millis(300);
-
-/// Says why the job ends, unless another process does.
-fn tell(position: &str, rank: u32, failure: &Failure) {
-    match failure {
-        Failure::Aborted { .. } => {}
-        Failure::Misuse(Misuse::Disagree { speaker, .. }) if *speaker != rank => {
-            std::thread::sleep(TIME_TO_TELL);
-        }
-        _ => say(position, &failure.to_string()),
-    }
-}
+/// How long processes that say nothing leave to the one that says why the job ends: their launcher ends all as soon
+/// as one has ended.
+const TIME_TO_TELL: Duration = Duration::from_millis(200);
 
 /// Ends this process, which could not begin.
 #[cold]
 pub(crate) fn fail_to_begin(site: Site, failure: &Failure) -> ! {
-    let rank = launched().0;
-    tell(&format!("rank {rank}: {}", site.call()), rank, failure);
+    match failure {
+        Failure::Aborted { .. } => std::thread::sleep(TIME_TO_TELL),
+        _ => {
+            let rank = launched().0;
+            say(
+                &format!("rank {rank}: {}", site.call()),
+                &failure.to_string(),
+            );
+        }
+    }
     leave()
 }
 
 #[cold]
 fn fail(site: Site, process: &mut Process, failure: &Failure) -> ! {
-    process.at(site.call());
-    tell(&process.position(), process.rank(), failure);
-    process.abort();
+    let speaks = process.fail(failure);
+    end_with(site, process, speaks, &failure.to_string())
+}
+
+/// Ends the job for a reason.
+#[cold]
+fn end_for(site: Site, process: &mut Process, why: &str) -> ! {
+    let speaks = process.abort();
+    end_with(site, process, speaks, why)
+}
+
+#[cold]
+fn end_with(site: Site, process: &mut Process, speaks: bool, why: &str) -> ! {
+    if speaks {
+        process.at(site.call());
+        say(&process.position(), why);
+    } else {
+        std::thread::sleep(TIME_TO_TELL);
+    }
     leave()
 }
 
@@ -314,10 +309,7 @@ pub(crate) fn refuse(site: Site, why: &str) -> ! {
         // SAFETY: this thread is the owner. If a call of it is under way (an operator's collective), that one never
         // goes on.
         if let Some(inside) = unsafe { &mut *SECTION.inside.get() } {
-            inside.process.at(site.call());
-            say(&inside.process.position(), why);
-            inside.process.abort();
-            leave()
+            end_for(site, &mut inside.process, why);
         }
     }
     say(&format!("rank {}: {}", launched().0, site.call()), why);

@@ -102,13 +102,12 @@ fn judge(bench: &Bench, program: &Path, case: &Case, link: &str) -> Result<(), S
     let place = case
         .line
         .map(|line| format!(" at {}:{line}", source("misuse.c").display()));
-    let begin = format!(
-        "bsp: {}: {}{}",
-        case.who,
-        case.call,
-        place.unwrap_or_default()
-    );
-    if !said.starts_with(&begin) || !said.ends_with(&case.text) {
+    let place = place.unwrap_or_default();
+    let is_said_of = |rank: u32| {
+        let who = case.who.replacen("rank R", &format!("rank {rank}"), 1);
+        said.starts_with(&format!("bsp: {who}: {}{place}", case.call))
+    };
+    if !(0..size).any(is_said_of) || !said.ends_with(&case.text) {
         return wrong("another message");
     }
     for rank in &done.ranks {

@@ -78,3 +78,23 @@ fn the_other_dialect_has_large_areas_and_other_answers() {
         }
     }
 }
+
+#[test]
+fn memory_of_the_node_s_ranks_is_read_before_the_superstep_ends() {
+    let bench = Bench::new();
+    let program = bench.compile(&source("direct.c"), &["-std=gnu11"]);
+    for size in [1, 2, 4] {
+        assert_eq!(bench.job(&program, size).run().output(), "read\n", "{size}");
+    }
+    let done = bench.job(&program, 2).nodes(&[1, 1]).run();
+    let complaints = done.complaints();
+    let told = |said: &&str| said.contains("bsp_direct_get at ") && said.contains("use bsp_get");
+    assert!(
+        complaints.len() == 1 && complaints.iter().all(told),
+        "{done:?}"
+    );
+    assert!(
+        done.ranks.iter().all(|rank| !rank.status.success()),
+        "{done:?}"
+    );
+}

@@ -47,6 +47,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     for bytes in [4096, 65_536, LONG] {
         for is_unbuffered in [false, true] {
+            let before = process.stats().unwrap_or_default().protocol;
             let times = times(
                 &mut process,
                 400_usize.min((512 << 20) / bytes),
@@ -72,6 +73,17 @@ fn main() -> Result<(), Box<dyn Error>> {
                 let name = if is_unbuffered { "hpput" } else { "put" };
                 let rate = sent / median.as_secs_f64() / 1e9;
                 println!("{name:6} of {bytes:8} to all: {median:?}, {rate:.2} GB/s per rank");
+                if let Some(stats) = process.stats() {
+                    let counts = stats.protocol;
+                    let (sent, alone) = (
+                        counts.units_sent - before.units_sent,
+                        counts.explicit_acks - before.explicit_acks,
+                    );
+                    let share = 100.0 * alone as f64 / sent.max(1) as f64;
+                    println!(
+                        "       {sent} packets of data, {alone} of acknowledgements alone: {share:.1} %"
+                    );
+                }
             }
         }
     }

@@ -153,7 +153,7 @@ impl Area {
     ///
     /// # Errors
     /// Those of [`Process::end`].
-    pub fn end(self) -> Result<(), Failure> {
+    pub fn end(mut self) -> Result<(), Failure> {
         self.process.end()
     }
 }

@@ -37,6 +37,15 @@ pub enum Failure {
         /// Why.
         cause: String,
     },
+    /// Memory that cannot be read while its rank computes.
+    #[error(
+        "the memory of rank {rank} cannot be read before the superstep ends: only ranks of one node that share memory \
+         (DIPOLE_LINK) can, where the system allows it; use bsp_get"
+    )]
+    OutOfReach {
+        /// Whose.
+        rank: u32,
+    },
     /// Its launcher's environment does not say which rank this is.
     #[error("{0}")]
     Job(#[from] job::JobError),

@@ -11,5 +11,5 @@ mod board;
 mod mates;
 
 pub(crate) use arena::{Arena, LocalParcel};
-pub(crate) use board::{Milestone, Said};
+pub(crate) use board::{By, FEW_ANSWERS_BYTES, FEW_BYTES, Milestone, Said};
 pub(crate) use mates::{Invitation, Mates};

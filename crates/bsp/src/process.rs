@@ -1,5 +1,6 @@
 //! One rank of a program, from `bsp_begin` to `bsp_end`.
 
+mod abort;
 mod record;
 mod start;
 mod sync;
@@ -218,14 +219,5 @@ impl<C: Carrier> Process<C> {
         let size = self.size;
         let rank = i64::from(rank);
         Err(Misuse::NoSuchRank { rank, size })
-    }
-
-    /// Tells all ranks that the program ends by an error of this one; they end, too, at their
-    /// next `sync`.
-    pub fn abort(&mut self) {
-        if let Some(mates) = &self.mates {
-            mates.abort();
-        }
-        self.tell_abort();
     }
 }

@@ -366,7 +366,7 @@ impl Program {
     ///
     /// # Errors
     /// Those of [`sync`](Self::sync).
-    pub fn end(self) -> Result<(), Failure> {
+    pub fn end(mut self) -> Result<(), Failure> {
         self.process.end()
     }
 

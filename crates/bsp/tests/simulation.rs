@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use common::Program;
+use common::{Program, run_rank};
 use dipole_bsp::carrier::Carrier;
 use dipole_bsp::superstep::exchange::Places;
 use dipole_bsp::{Failure, Process};
@@ -474,8 +474,11 @@ fn run(seed: u64, has_crash: bool) -> (usize, Option<usize>, Vec<Result<(), Fail
                 let size = u32::try_from(places.nodes()).expect("few");
                 let ended = catch_unwind(AssertUnwindSafe(|| {
                     let joined = Process::join(own(), rank, size, None, places)?;
-                    program.run(joined.expect("all take part"), |superstep| {
-                        clock.pause(Pause::Compute(skew[superstep]));
+                    run_rank(joined.expect("all take part"), |process| {
+                        let compute = |superstep: usize| {
+                            clock.pause(Pause::Compute(skew[superstep]));
+                        };
+                        program.run(process, compute)
                     })
                 }));
                 let pause = ended.map_or(Pause::Panicked, Pause::Ended);

@@ -21,6 +21,8 @@ pub(crate) enum Suite {
     Simulator,
     /// An integration test of the protocol, by name.
     Protocol(&'static str),
+    /// Programs in supersteps, whose ranks are threads.
+    Supersteps,
 }
 
 impl fmt::Display for Suite {
@@ -28,6 +30,7 @@ impl fmt::Display for Suite {
         f.pad(match self {
             Suite::Simulator => "simulator",
             Suite::Protocol(name) => name,
+            Suite::Supersteps => "supersteps",
         })
     }
 }
@@ -77,6 +80,7 @@ impl Suite {
         match self {
             Suite::Simulator => command.args(["-p", "dipole-node", "--test", "simulation"]),
             Suite::Protocol(test) => command.args(["-p", "dipole-proto", "--test", test]),
+            Suite::Supersteps => command.args(["-p", "dipole-bsp", "--test", "threads"]),
         };
         let said = ask(command.stderr(Stdio::inherit())).ok_or_else(|| {
             Failure::Told(format!("{name} does not compile ({})", describe(&command)))
@@ -203,10 +207,11 @@ fn named_seed(line: &str) -> Option<u64> {
     digits.parse().ok()
 }
 
-/// The harness says "test NAME ... FAILED".
+/// The harness says "test NAME ... FAILED", a test that ends itself "test NAME hangs".
 fn failed_test(line: &str) -> Option<String> {
-    let name = line.strip_prefix("test ")?.strip_suffix(" ... FAILED")?;
-    Some(name.to_owned())
+    let rest = line.strip_prefix("test ")?;
+    let name = [" ... FAILED", " hangs"].map(|end| rest.strip_suffix(end));
+    name.into_iter().flatten().next().map(str::to_owned)
 }
 
 #[cfg(test)]
@@ -224,6 +229,7 @@ mod tests {
     #[test]
     fn the_test_that_failed_is_read_from_the_harness() {
         assert_eq!(failed_test("test a::b ... FAILED"), Some("a::b".to_owned()));
+        assert_eq!(failed_test("test a::b hangs"), Some("a::b".to_owned()));
         assert_eq!(failed_test("test a::b ... ok"), None);
     }
 }

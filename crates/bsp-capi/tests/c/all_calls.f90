@@ -50,6 +50,9 @@ contains
     call bsp_hpget(left, c_loc(own), 0_c_size_t, c_loc(got), 4_c_size_t)
     call bsp_sync()
     call require(other == left .and. got == left, "hpput and hpget")
+    call bsp_direct_get(me, c_loc(own), 0, c_loc(got), 4)
+    call bsp_direct_get(me, c_loc(own), 0_c_size_t, c_loc(got), 4_c_size_t)
+    call require(got == me, "direct_get")
     call bsp_pop_reg(c_loc(own))
     call bsp_pop_reg(c_loc(other))
 

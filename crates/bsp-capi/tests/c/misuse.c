@@ -3,7 +3,7 @@
  *
  * The comment before a function says what the job must say, without file and line; they
  * are those of the call that is marked. "alone" are those that need one process, "ended by
- * the launcher" those whose other processes do not begin.
+ * the launcher" those whose other processes do not begin, "rank R" those that any rank may say.
  */
 #include <bsp.h>
 #include <pthread.h>
@@ -220,6 +220,27 @@ static void life_sync_by_another_thread(void)
     pthread_join(thread, NULL);
 }
 
+/* rank 0, superstep 1: mcbsp_checkpoint: libbsp makes no checkpoints: save what the program needs to go on by itself, between two calls of bsp_sync */
+static void life_checkpoint(void)
+{
+    begin();
+    if (me == 0)
+        mcbsp_checkpoint(); /* here */
+    end();
+}
+
+/* alone: rank 0, superstep 3: bsp_sync: libbsp makes no checkpoints: save what the program needs to go on by itself, between two calls of bsp_sync */
+static void life_checkpoint_that_is_due(void)
+{
+    begin();
+    mcbsp_set_checkpoint_frequency(2);
+    mcbsp_disable_checkpoints();
+    bsp_sync();
+    mcbsp_enable_checkpoints();
+    for (int i = 0; i < 2; i++)
+        bsp_sync(); /* here */
+}
+
 /* ---- registration ---- */
 
 /* rank 1, superstep 1: bsp_push_reg: the size must not be negative: -4 */
@@ -302,6 +323,41 @@ static void registration_popped_in_another_order(void)
 }
 
 /* ---- memory ---- */
+
+/* rank 1, superstep 1: bsp_direct_get: 8 bytes at offset 0 reach beyond the 4 bytes that rank 0 has registered */
+static void memory_direct_get_beyond_the_area(void)
+{
+    begin();
+    if (me == 1)
+        bsp_direct_get(0, y, 0, x, 8); /* here */
+    end();
+}
+
+/* rank 1, superstep 1: bsp_direct_get: the destination must not be NULL */
+static void memory_direct_get_to_null(void)
+{
+    begin();
+    if (me == 1)
+        bsp_direct_get(0, x, 0, NULL, 4); /* here */
+    end();
+}
+
+/* rank 1, superstep 1: bsp_hpget: there is no rank 7: this program has 3 */
+static void memory_get_compiled_with_another_header(void)
+{
+    begin();
+    if (me == 1)
+        bsp_hpget_cpp(7, x, 0, y, 4, __LINE__, __FILE__); /* here */
+    end();
+}
+
+/* rank R, superstep 1: bsp_put: there is no rank 3: this program has 3 */
+static void memory_put_wrong_on_all_ranks(void)
+{
+    begin();
+    bsp_put(p, y, x, 0, 4); /* here */
+    end();
+}
 
 /* rank 1, superstep 1: bsp_put: there is no rank 3: this program has 3 */
 static void memory_put_to_no_rank(void)

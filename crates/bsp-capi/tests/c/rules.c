@@ -517,11 +517,59 @@ static void names_of_the_oxford_toolset_work(void)
     bsp_sync();
 }
 
+/* ---- calls of other libraries ---- */
+
+#define HERE __LINE__, __FILE__
+
+static void calls_that_end_with_line_and_file_are_the_same(void)
+{
+    int x[3] = {-1, -1, me}, y = -1, size = sizeof me, count = 0, bytes = 0, tag = -1;
+    void *where = NULL, *payload = NULL;
+    bsp_push_reg_cpp(x, sizeof x, HERE);
+    bsp_set_tagsize_cpp(&size, HERE);
+    REQUIRE(size == 0);
+    bsp_sync_cpp(HERE);
+    bsp_put_cpp(right, &me, x, 0, sizeof me, HERE);
+    bsp_hpput_cpp(right, &me, x, sizeof me, sizeof me, HERE);
+    bsp_get_cpp(right, x, 2 * sizeof me, &y, sizeof y, HERE);
+    bsp_send_cpp(left, &me, "abc", 3, HERE);
+    bsp_send_cpp(left, &me, "abc", 3, HERE);
+    bsp_sync_cpp(HERE);
+    REQUIRE(x[0] == left && x[1] == left && y == right);
+    bsp_qsize_cpp(&count, &bytes, HERE);
+    REQUIRE(count == 2 && bytes == 6);
+    bsp_get_tag_cpp(&size, &tag, HERE);
+    REQUIRE(size == 3 && tag == right);
+    bsp_move_cpp(x, 2, HERE);
+    REQUIRE(bsp_hpmove_cpp(&where, &payload, HERE) == 3);
+    REQUIRE(memcmp(payload, "abc", 3) == 0 && memcmp(where, &right, sizeof right) == 0);
+    bsp_hpget_cpp(left, x, 2 * sizeof me, &y, sizeof y, HERE);
+    size = 0;
+    bsp_set_tagsize_cpp(&size, HERE);
+    bsp_pop_reg_cpp(x, HERE);
+    bsp_sync_cpp(HERE);
+    REQUIRE(y == left);
+}
+
+static void how_often_checkpoints_would_be_made_is_kept(void)
+{
+    REQUIRE(mcbsp_get_checkpoint_frequency() == 0);
+    mcbsp_set_checkpoint_frequency(1000000);
+    REQUIRE(mcbsp_get_checkpoint_frequency() == 1000000);
+    REQUIRE(mcbsp_get_safe_checkpoint_frequency() == 1000000);
+    mcbsp_set_safe_checkpoint_frequency(3);
+    REQUIRE(mcbsp_get_safe_checkpoint_frequency() == 3);
+    mcbsp_set_checkpoint_frequency(0);
+    bsp_sync();
+}
+
 #define RULE(name) {#name, name}
 static const struct {
     const char *name;
     void (*holds)(void);
 } rules[] = {
+    RULE(calls_that_end_with_line_and_file_are_the_same),
+    RULE(how_often_checkpoints_would_be_made_is_kept),
     RULE(registration_takes_effect_in_the_next_superstep),
     RULE(sizes_may_differ),
     RULE(size_0_reaches_and_cannot_be_reached),

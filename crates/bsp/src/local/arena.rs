@@ -79,6 +79,13 @@ impl LocalParcel {
         self.first
     }
 
+    /// All of it, if it is one chunk of at most `most` bytes.
+    #[inline]
+    pub(crate) fn few<'a>(&self, window: &'a Window, most: usize) -> Option<Source<'a>> {
+        let is_few = self.chunk == self.first && (1..=most).contains(&self.used);
+        is_few.then(|| window.source(self.chunk + CHUNK_HEAD_BYTES, self.used))
+    }
+
     /// Adds a record with its data.
     #[inline]
     pub(crate) fn push(
@@ -116,7 +123,6 @@ impl LocalParcel {
         let room = room.max(wanted);
         let at = arena.take(CHUNK_HEAD_BYTES + room)?;
         window.word(at).store(0, Ordering::Relaxed);
-        window.word(at + 8).store(0, Ordering::Relaxed);
         match self.first {
             0 => self.first = at,
             _ => window.word(self.chunk).store(at as u64, Ordering::Relaxed),
@@ -131,20 +137,36 @@ impl LocalParcel {
 pub(crate) struct Chunks<'a> {
     window: &'a Window,
     at: usize,
+    /// Records that are not in an arena, and the only ones.
+    few: Option<Source<'a>>,
 }
 
 impl<'a> Chunks<'a> {
     /// Those from `first` on.
     pub(crate) fn new(window: &'a Window, first: u64) -> Chunks<'a> {
         let at = usize::try_from(first).unwrap_or(0);
-        Chunks { window, at }
+        let few = None;
+        Chunks { window, at, few }
+    }
+
+    /// These alone.
+    pub(crate) fn few(window: &'a Window, few: Source<'a>) -> Chunks<'a> {
+        Chunks {
+            window,
+            at: 0,
+            few: Some(few),
+        }
     }
 }
 
 impl<'a> Iterator for Chunks<'a> {
     type Item = Source<'a>;
 
+    #[inline]
     fn next(&mut self) -> Option<Source<'a>> {
+        if let Some(few) = self.few.take() {
+            return Some(few);
+        }
         // A rank that writes nonsense here has a broken memory; the window's bounds hold all the same.
         let is_inside = self.at.is_multiple_of(8)
             && self.at != 0

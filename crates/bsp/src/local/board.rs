@@ -10,18 +10,21 @@ use crate::superstep::knowledge::words;
 const LINE_BYTES: usize = 64;
 /// A line for even and one for odd supersteps: what a rank says of a superstep is read until
 /// the end of the next. The epoch, flags, to whom it has records, of whom it gets, where its facts
-/// are, and where its records for the first ranks of the node begin.
+/// are, and where its records for the first ranks of the node begin; or, instead of the last two,
+/// few records for a single rank of the node: they come with the line that all look at.
 const ARRIVED: usize = 0;
 /// One more than the index of the rank for whose word this rank sleeps.
 const SLEEPS: usize = 2 * LINE_BYTES;
-/// The superstep whose gets it has answered.
+/// The superstep whose gets it has answered; for whom and how many are few answers, and these.
 const ANSWERED: usize = 3 * LINE_BYTES;
 /// The superstep in which it needs no other rank's memory any more.
 const FINISHED: usize = 4 * LINE_BYTES;
 /// Of a node's leader: the superstep of which all nodes are known, and where that is written.
 const KNOWN: usize = 5 * LINE_BYTES;
-/// Not 0 once it has ended the program by an error.
+/// Not 0 once it has ended the program by an error: of its own, or of another rank.
 const ABORTED: usize = 6 * LINE_BYTES;
+/// The superstep that it has left: all that was put into its memory is there.
+const LEFT: usize = 7 * LINE_BYTES;
 /// What is too long for a line.
 const TABLES: usize = 4096;
 
@@ -31,9 +34,14 @@ const ASKED: usize = 16;
 const FACTS: usize = 24;
 const HEADS: usize = 40;
 const HEADS_IN_LINE: usize = 3;
+/// Where few records lie in a line, which they fill up.
+const FEW: usize = FACTS;
+const FEW_ANSWERS: usize = 8;
 
 const PULLS: u32 = 1;
 const HAS_FACTS: u32 = 2;
+/// The bytes of few records stand above the flags.
+const FEW_SHIFT: u32 = 8;
 
 /// A moment that one rank waits for another to reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +54,16 @@ pub(crate) enum Milestone {
     Finished,
     /// It knows all nodes.
     Known,
+    /// It is in the next superstep.
+    Left,
+}
+
+/// Who was wrong where a rank has ended the program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum By {
+    Itself = 1,
+    Another = 2,
 }
 
 /// What a rank says at the end of a superstep.
@@ -59,7 +77,14 @@ pub(crate) struct Said<'a> {
     pub(crate) pulls: bool,
     /// Where its facts are in its window, if there are any.
     pub(crate) facts: Option<(usize, usize)>,
+    /// Few records for the only rank of the node to whom it has any, if there are no facts.
+    pub(crate) few: Option<Source<'a>>,
 }
+
+/// Most bytes of few records.
+pub(crate) const FEW_BYTES: usize = LINE_BYTES - FEW;
+/// Most bytes of few answers.
+pub(crate) const FEW_ANSWERS_BYTES: usize = LINE_BYTES - FEW_ANSWERS;
 
 /// The board of a window of one of so many ranks, so many of them of this node.
 #[derive(Clone, Copy, Debug)]
@@ -97,6 +122,7 @@ impl<'a> Board<'a> {
             Milestone::Answered => ANSWERED,
             Milestone::Finished => FINISHED,
             Milestone::Known => KNOWN,
+            Milestone::Left => LEFT,
         }
     }
 
@@ -143,14 +169,19 @@ impl<'a> Board<'a> {
         self.window.half_word(SLEEPS).load(Ordering::Relaxed) as usize == mate + 1
     }
 
-    /// Says that this rank has ended the program.
-    pub(crate) fn abort(&self) {
-        self.window.half_word(ABORTED).store(1, Ordering::Release);
+    /// Says that this rank has ended the program, by an error of whom.
+    pub(crate) fn abort(&self, by: By) {
+        let word = self.window.half_word(ABORTED);
+        word.store(by as u32, Ordering::SeqCst);
     }
 
-    /// True if its rank has.
-    pub(crate) fn has_aborted(&self) -> bool {
-        self.window.half_word(ABORTED).load(Ordering::Acquire) != 0
+    /// By whose error its rank has ended the program, if it has.
+    pub(crate) fn aborted(&self) -> Option<By> {
+        match self.window.half_word(ABORTED).load(Ordering::SeqCst) {
+            0 => None,
+            own if own == By::Itself as u32 => Some(By::Itself),
+            _ => Some(By::Another),
+        }
     }
 
     fn table(&self, epoch: u32) -> usize {
@@ -170,7 +201,11 @@ impl<'a> Board<'a> {
     pub(crate) fn say(&self, epoch: u32, said: Said<'_>) {
         let line = Board::line(epoch);
         let facts = said.facts.map_or(0, |_| HAS_FACTS);
-        let flags = (u32::from(said.pulls) * PULLS) | facts;
+        let mut flags = (u32::from(said.pulls) * PULLS) | facts;
+        if let Some(few) = said.few {
+            flags |= u32::try_from(few.length()).unwrap_or(0) << FEW_SHIFT;
+            self.window.write(line + FEW, few);
+        }
         let half = self.window.half_word(line + FLAGS);
         half.store(flags, Ordering::Relaxed);
         if let Some((at, bytes)) = said.facts {
@@ -211,6 +246,36 @@ impl<'a> Board<'a> {
         let flags = flags.load(Ordering::Relaxed);
         let facts = (flags & HAS_FACTS != 0).then(|| self.range(line + FACTS));
         (flags & PULLS != 0, facts.flatten())
+    }
+
+    /// Records for the only rank of the node to whom its rank has any, if they are few.
+    #[inline]
+    pub(crate) fn few(&self, epoch: u32) -> Option<Source<'a>> {
+        let line = Board::line(epoch);
+        let flags = self.window.half_word(line + FLAGS);
+        let bytes = (flags.load(Ordering::Relaxed) >> FEW_SHIFT) as usize;
+        (1..=FEW_BYTES)
+            .contains(&bytes)
+            .then(|| self.window.source(line + FEW, bytes))
+    }
+
+    /// Writes answers for the only rank of the node that has asked, if they are few; else none are.
+    pub(crate) fn set_few_answers(&self, few: Option<(usize, Source<'_>)>) {
+        let mut told = 0;
+        if let Some((mate, answers)) = few {
+            told = u32::try_from((mate + 1) << FEW_SHIFT | answers.length()).unwrap_or(0);
+            self.window.write(ANSWERED + FEW_ANSWERS, answers);
+        }
+        let half = self.window.half_word(ANSWERED + 4);
+        half.store(told, Ordering::Relaxed);
+    }
+
+    /// Answers for a rank of the node, if it is the only one and they are few.
+    pub(crate) fn few_answers(&self, mate: usize) -> Option<Source<'a>> {
+        let told = self.window.half_word(ANSWERED + 4).load(Ordering::Relaxed);
+        let bytes = (told & ((1 << FEW_SHIFT) - 1)) as usize;
+        let is_its = (told >> FEW_SHIFT) as usize == mate + 1 && bytes <= FEW_ANSWERS_BYTES;
+        is_its.then(|| self.window.source(ANSWERED + FEW_ANSWERS, bytes))
     }
 
     /// The bytes of which a place and a length are written at `at`, if they are inside.
@@ -284,6 +349,7 @@ mod tests {
                         asked: &asked,
                         pulls: epoch == 2,
                         facts: (epoch == 3).then_some((8192, 16)),
+                        few: None,
                     },
                 );
                 for mate in 0..mates {
@@ -302,6 +368,28 @@ mod tests {
                     assert_eq!(board.answers(mate), mate as u64 + 640);
                 }
             }
+            let few = [4; FEW_BYTES];
+            let said = Said {
+                row: &vec![1; words(size)],
+                asked: &vec![2; words(size)],
+                pulls: true,
+                facts: None,
+                few: Some(Source::from(&few[..])),
+            };
+            board.say(4, said);
+            assert_eq!(board.few(4).map(Source::to_vec), Some(few.to_vec()));
+            assert!(board.few(3).is_none() && board.flags(4).0 && board.flags(4).1.is_none());
+            assert!(board.said(4).all(|said| said == (1, 2)));
+            let answers = [7; FEW_ANSWERS_BYTES];
+            board.set_few_answers(Some((1, Source::from(&answers[..]))));
+            board.reach(Milestone::Answered, 4);
+            assert_eq!(
+                board.few_answers(1).map(Source::to_vec),
+                Some(answers.to_vec())
+            );
+            assert!(board.few_answers(0).is_none());
+            board.set_few_answers(None);
+            assert!(board.few_answers(1).is_none());
             assert!(Board::bytes(size, mates) <= 16 << 10);
         }
     }

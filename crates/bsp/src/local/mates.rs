@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::arena::Chunks;
-use super::board::{Board, Milestone};
+use super::board::{Board, By, Milestone};
 use crate::failure::Failure;
 use crate::superstep::facts::{put, put_long, take, take_long};
 
@@ -190,14 +190,20 @@ impl Mates {
 
     /// What another rank of the node has recorded for this one.
     pub(crate) fn records(&self, mate: usize, epoch: u32) -> Chunks<'_> {
-        let first = self.board(mate).records(epoch, self.own);
-        Chunks::new(self.window_of(mate), first)
+        let (board, window) = (self.board(mate), self.window_of(mate));
+        match board.few(epoch) {
+            Some(few) => Chunks::few(window, few),
+            None => Chunks::new(window, board.records(epoch, self.own)),
+        }
     }
 
     /// What it has answered to this one.
     pub(crate) fn answers(&self, mate: usize) -> Chunks<'_> {
-        let first = self.board(mate).answers(self.own);
-        Chunks::new(self.window_of(mate), first)
+        let (board, window) = (self.board(mate), self.window_of(mate));
+        match board.few_answers(self.own) {
+            Some(few) => Chunks::few(window, few),
+            None => Chunks::new(window, board.answers(self.own)),
+        }
     }
 
     /// True if the memory of a rank of the node can be read.
@@ -298,7 +304,7 @@ impl Mates {
     /// # Errors
     /// [`Failure::Aborted`].
     pub(crate) fn check(&self) -> Result<(), Failure> {
-        let aborted = |(mate, _): &(usize, u32)| self.board(*mate).has_aborted();
+        let aborted = |(mate, _): &(usize, u32)| self.board(*mate).aborted().is_some();
         match self.others().find(aborted) {
             Some((_, rank)) => Err(Failure::Aborted { rank }),
             None => Ok(()),
@@ -324,7 +330,13 @@ impl Mates {
     }
 
     /// Tells the others that this rank ends the program.
-    pub(crate) fn abort(&self) {
-        self.board(self.own).abort();
+    pub(crate) fn abort(&self, by: By) {
+        self.board(self.own).abort(by);
+    }
+
+    /// True if a rank below this one has ended the program by an error of its own.
+    pub(crate) fn lower_was_wrong(&self) -> bool {
+        let lower = (0..self.own).map(|mate| self.board(mate).aborted());
+        lower.into_iter().any(|aborted| aborted == Some(By::Itself))
     }
 }

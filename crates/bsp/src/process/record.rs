@@ -197,6 +197,50 @@ impl<C: Carrier> Process<C> {
         Ok(())
     }
 
+    /// Gets bytes of another rank's part of an area at once, as that rank has them at this moment:
+    /// what it changes in this superstep may or may not be there.
+    ///
+    /// # Errors
+    /// Those of [`put`](Self::put); [`Failure::OutOfReach`].
+    ///
+    /// # Safety
+    /// As many bytes can be written there, and nobody else uses them.
+    pub unsafe fn get_at_once(
+        &mut self,
+        of: u32,
+        area: *const c_void,
+        offset: u64,
+        into: *mut u8,
+        bytes: u64,
+    ) -> Result<(), Failure> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.check_rank(of)?;
+        if into.is_null() {
+            return Err(Misuse::Null("the destination").into());
+        }
+        let (_, address) = (self.registrations).find(area.addr() as u64, of, offset, bytes)?;
+        let length = usize::try_from(bytes).unwrap_or(usize::MAX);
+        if of == self.rank {
+            let from = usize::try_from(address).unwrap_or(0);
+            // SAFETY: inside a registered part, as just checked; writable by the caller's promise.
+            unsafe {
+                let own = Source::at(std::ptr::with_exposed_provenance(from), length);
+                own.copy_to(into);
+            }
+            return Ok(());
+        }
+        let out_of_reach = Failure::OutOfReach { rank: of };
+        let mate = self.open_mate(of).ok_or(out_of_reach)?;
+        self.wait_left(mate)?;
+        // SAFETY: the caller's promise.
+        let into = unsafe { std::slice::from_raw_parts_mut(into, length) };
+        self.mates
+            .as_ref()
+            .map_or(Ok(()), |mates| mates.pull(mate, address, into))
+    }
+
     /// Sends a message to the queue of a rank, which has it in the next superstep. Tag and
     /// payload are copied at once.
     ///

@@ -23,6 +23,8 @@ use crate::superstep::queue::{Queue, TagSizes};
 use crate::superstep::record::Malformed;
 use crate::superstep::registrations::Registrations;
 
+/// How long acknowledgements wait, without slots, for what the next superstep sends the other way.
+const ACK_DELAY_NS: u64 = 500_000;
 /// How long a rank waits for a message before it says so.
 const LOOK: Duration = Duration::from_millis(500);
 
@@ -84,9 +86,10 @@ impl Process<AnyCarrier> {
             1 => None,
             _ => slots(link)?,
         };
-        if let Some(slots) = slots {
+        if places.nodes() > 1 {
             let protocol = &mut config.protocol;
-            protocol.ack_delay_ns = slots.acknowledgement_delay_ns(size);
+            let delay_ns = slots.map_or(ACK_DELAY_NS, |slots| slots.acknowledgement_delay_ns(size));
+            protocol.ack_delay_ns = delay_ns;
             let least = protocol.ack_delay_ns.saturating_mul(2);
             protocol.min_timeout_ns = protocol.min_timeout_ns.max(least);
             protocol.max_timeout_ns = protocol.max_timeout_ns.max(protocol.min_timeout_ns);

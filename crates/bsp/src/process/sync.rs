@@ -8,7 +8,7 @@ use dipole_link::window::Source;
 use super::{Process, Pull, Wanted};
 use crate::carrier::Carrier;
 use crate::failure::Failure;
-use crate::local::{LocalParcel, Mates, Milestone, Said};
+use crate::local::{FEW_ANSWERS_BYTES, FEW_BYTES, LocalParcel, Mates, Milestone, Said};
 use crate::misuse::Misuse;
 use crate::parcel::Parcel;
 use crate::patience::Patience;
@@ -157,11 +157,11 @@ impl<C: Carrier> Process<C> {
         self.end_superstep(Ending::Sync)
     }
 
-    /// Ends the last superstep.
+    /// Ends the last superstep; nothing else can be done then.
     ///
     /// # Errors
     /// Those of [`sync`](Self::sync).
-    pub fn end(mut self) -> Result<(), Failure> {
+    pub fn end(&mut self) -> Result<(), Failure> {
         self.end_superstep(Ending::End)?;
         self.close(Duration::from_secs(5));
         Ok(())
@@ -176,11 +176,11 @@ impl<C: Carrier> Process<C> {
         self.gather(epoch)?;
         self.queue.clear();
         if self.exchange.knowledge().is_silent() {
-            // The end of the last rounds may still be on its way to others.
-            self.pump(|_| true)?;
-            self.tags.advance();
+            // Nobody has set another size of tags, and the rounds have been sent.
             self.clear_arena(epoch);
-            return Ok(self.exchange.advance()?);
+            self.exchange.advance()?;
+            self.leave(epoch);
+            return Ok(());
         }
         self.agree()?;
         if self.slots.is_some() {
@@ -199,7 +199,36 @@ impl<C: Carrier> Process<C> {
         if self.exchange.knowledge().has_pulls() {
             self.let_others_finish(epoch)?;
         }
-        self.begin_superstep(epoch)
+        self.begin_superstep(epoch)?;
+        self.leave(epoch);
+        Ok(())
+    }
+
+    /// Says to the ranks of this node that its memory is as it is to be.
+    #[inline]
+    fn leave(&self, epoch: u32) {
+        if let Some(mates) = &self.mates {
+            mates.reach(Milestone::Left, epoch);
+        }
+    }
+
+    /// Waits until a rank of this node has left the superstep before this one.
+    pub(super) fn wait_left(&self, mate: usize) -> Result<(), Failure> {
+        let (Some(mates), epoch) = (&self.mates, self.exchange.superstep()) else {
+            return Ok(());
+        };
+        let mut patience = Patience::new();
+        let pause = &mut |rank| {
+            tell(
+                &self.call,
+                self.rank,
+                epoch.wrapping_add(1),
+                &mut patience,
+                &[rank],
+            );
+            Ok(())
+        };
+        mates.wait(mate, Milestone::Left, epoch, pause)
     }
 
     fn collect_facts(&mut self, ending: Ending) {
@@ -252,9 +281,16 @@ impl<C: Carrier> Process<C> {
             return Ok(());
         };
         let own = mates.board(mates.own());
-        for (mate, rank) in mates.others() {
-            if self.row.contains(rank) {
-                own.set_records(epoch, mate, self.local[mate].first());
+        let mut talking = mates.others().filter(|(_, rank)| self.row.contains(*rank));
+        let few = match (talking.next(), talking.next()) {
+            (Some((mate, _)), None) if !has_facts => self.local[mate].few(&mates.window, FEW_BYTES),
+            _ => None,
+        };
+        if few.is_none() {
+            for (mate, rank) in mates.others() {
+                if self.row.contains(rank) {
+                    own.set_records(epoch, mate, self.local[mate].first());
+                }
             }
         }
         let mut facts = None;
@@ -272,6 +308,7 @@ impl<C: Carrier> Process<C> {
                 asked: self.asked.words(),
                 pulls,
                 facts,
+                few,
             },
         );
         mates.reach(Milestone::Arrived, epoch);
@@ -530,6 +567,7 @@ impl<C: Carrier> Process<C> {
         if let Some(mates) = &self.mates {
             let arena = &mut self.arenas[self.exchange.superstep() as usize % 2];
             let board = mates.board(mates.own());
+            let mut asking = Vec::new();
             for (mate, rank) in mates.others() {
                 if !self.exchange.knowledge().talks(rank, self.rank) {
                     continue;
@@ -542,7 +580,17 @@ impl<C: Carrier> Process<C> {
                     })?;
                 }
                 board.set_answers(mate, theirs.first());
+                if theirs.first() != 0 {
+                    asking.push((mate, theirs));
+                }
             }
+            let few = match &asking[..] {
+                [(mate, theirs)] => {
+                    (theirs.few(&mates.window, FEW_ANSWERS_BYTES)).map(|few| (*mate, few))
+                }
+                _ => None,
+            };
+            board.set_few_answers(few);
             mates.reach(Milestone::Answered, epoch);
         }
         let own_answers = answers[0].1.take();
@@ -682,11 +730,16 @@ impl<C: Carrier> Process<C> {
         }
     }
 
-    /// Sends what there is room for and waits for a message, or for room.
+    /// Sends what there is room for and waits for a message, or for room, unless the last has been sent by this.
     fn wait_message(&mut self) -> Result<(), Failure> {
         let mut patience = None;
         loop {
+            let has_waited = self.exchange.has_transmit() || self.next_chunk.is_some();
             let is_sent = self.transmit()?;
+            if has_waited && is_sent {
+                // That may be all that its caller waits for.
+                return Ok(());
+            }
             let slot = self.next_chunk.as_ref().map(|(due, ..)| *due);
             let patience_now = slot.map_or(LOOK, |due| {
                 due.saturating_sub(self.begun.elapsed()).min(LOOK)
@@ -721,20 +774,6 @@ impl<C: Carrier> Process<C> {
             Some((head, _)) => Ok(self.exchange.accept(from, head, message)?),
             None => Err(Malformed.into()),
         }
-    }
-
-    /// Tells ranks of other nodes that the program ends.
-    pub(super) fn tell_abort(&mut self) {
-        let head = Head::new(Kind::Abort, self.exchange.superstep()).encode();
-        for to in 0..self.size {
-            if let Some(carrier) = &mut self.carrier
-                && !self.exchange.places().are_together(to, self.rank)
-            {
-                // Whoever cannot be told is gone, or will find out.
-                let _told = carrier.send(to, head.to_vec());
-            }
-        }
-        self.close(Duration::from_millis(500));
     }
 
     pub(super) fn carrier(&mut self) -> Result<&mut C, Failure> {

@@ -64,6 +64,19 @@ pub fn words(size: u32) -> usize {
     size.div_ceil(64) as usize
 }
 
+/// How a row is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+enum Form {
+    Words = 0,
+    Talking = 1,
+    Silent = 2,
+}
+
+const FORM_SHIFT: u32 = 30;
+/// Among at most so many ranks each has a number of 16 bits.
+const LISTED: u32 = 1 << 16;
+
 /// See the module.
 #[derive(Clone, Debug)]
 pub struct Knowledge {
@@ -221,10 +234,7 @@ impl Knowledge {
         facts::put(into, u32::try_from(rows().count()).unwrap_or(u32::MAX));
         facts::put(into, u32::try_from(self.facts.len()).unwrap_or(u32::MAX));
         for (rank, row) in rows() {
-            facts::put(into, u32::try_from(rank).unwrap_or(u32::MAX));
-            for word in row {
-                facts::put_long(into, *word);
-            }
+            self.encode_row(u32::try_from(rank).unwrap_or(u32::MAX), row, into);
         }
         if has_asked {
             for word in self.asked.words() {
@@ -243,12 +253,7 @@ impl Knowledge {
         let flags = facts::take(bytes)?;
         let (rows, told) = (facts::take(bytes)?, facts::take(bytes)?);
         for _ in 0..rows {
-            let rank = facts::take(bytes).filter(|rank| *rank < self.size)?;
-            for word in 0..self.words {
-                let bits = facts::take_long(bytes)? & self.within(word);
-                self.rows[rank as usize * self.words + word] |= bits;
-                self.has_rows |= bits != 0;
-            }
+            self.absorb_row(bytes)?;
         }
         if flags & 2 != 0 {
             for word in 0..self.words {
@@ -261,6 +266,69 @@ impl Knowledge {
             let facts = Facts::decode(bytes)?;
             self.add_facts(rank, facts);
         }
+        Some(())
+    }
+
+    /// Writes a row in the shortest form: its words, the ranks in it, or those that are not. The
+    /// form stands above the rank.
+    fn encode_row(&self, rank: u32, row: &[u64], into: &mut Vec<u8>) {
+        let talking: u32 = row.iter().map(|word| word.count_ones()).sum();
+        let silent = self.size - talking;
+        let form = match 2 * talking.min(silent) as usize + 4 < 8 * self.words {
+            true if self.size > LISTED => Form::Words,
+            true if talking <= silent => Form::Talking,
+            true => Form::Silent,
+            false => Form::Words,
+        };
+        facts::put(into, rank | (form as u32) << FORM_SHIFT);
+        if form == Form::Words {
+            row.iter().for_each(|word| facts::put_long(into, *word));
+            return;
+        }
+        facts::put(into, talking.min(silent));
+        for (index, word) in (0_u32..).zip(row) {
+            let mut bits = match form {
+                Form::Silent => !word & self.within(index as usize),
+                _ => *word,
+            };
+            while bits != 0 {
+                let listed = 64 * index + bits.trailing_zeros();
+                into.extend_from_slice(&u16::try_from(listed).unwrap_or(u16::MAX).to_le_bytes());
+                bits &= bits - 1;
+            }
+        }
+    }
+
+    fn absorb_row(&mut self, bytes: &mut &[u8]) -> Option<()> {
+        let head = facts::take(bytes)?;
+        let rank = head & ((1 << FORM_SHIFT) - 1);
+        if rank >= self.size {
+            return None;
+        }
+        let form = head >> FORM_SHIFT;
+        if form == Form::Words as u32 {
+            for word in 0..self.words {
+                let bits = facts::take_long(bytes)? & self.within(word);
+                self.rows[rank as usize * self.words + word] |= bits;
+                self.has_rows |= bits != 0;
+            }
+            return Some(());
+        }
+        let mut row = Ranks::new(self.size);
+        for _ in 0..facts::take(bytes)? {
+            let (listed, rest) = bytes.split_first_chunk()?;
+            *bytes = rest;
+            let listed = u32::from(u16::from_le_bytes(*listed));
+            row.insert(Some(listed).filter(|listed| *listed < self.size)?);
+        }
+        if form == Form::Silent as u32 {
+            for word in 0..self.words {
+                row.0[word] = !row.0[word] & self.within(word);
+            }
+        } else if form != Form::Talking as u32 {
+            return None;
+        }
+        self.add_row(rank, row.0);
         Some(())
     }
 
@@ -345,6 +413,76 @@ mod tests {
             let mut known = Knowledge::new(size);
             let _refused = known.absorb(&mut &bytes[..]);
             prop_assert!(known.senders() <= size);
+        }
+    }
+
+    /// What a rank knows of those in a pattern, and the bytes of the longest message, when each
+    /// rank tells what it has been told.
+    fn disseminated(size: u32, row: impl Fn(u32) -> Ranks) -> (Knowledge, usize) {
+        // Before round k a rank knows of the 2^k ranks up to itself.
+        let known_by = |last: u32, count: u32| {
+            let mut known = Knowledge::new(size);
+            for back in 0..count.min(size) {
+                let rank = (last + size - back) % size;
+                known.add_row(rank, row(rank).0);
+            }
+            known
+        };
+        let mut known = known_by(0, 1);
+        let mut longest = 0;
+        for round in 0..super::super::rounds::count(size as usize) {
+            let teller = known_by((size - (1 << round)) % size, 1 << round);
+            let mut told = Vec::new();
+            teller.encode(&mut told);
+            longest = longest.max(told.len());
+            assert_eq!(known.absorb(&mut &told[..]), Some(()));
+        }
+        (known, longest)
+    }
+
+    #[test]
+    fn many_ranks_of_whom_each_talks_to_few_or_to_almost_all_need_few_bytes() {
+        const SIZE: u32 = 2048;
+        let ring = |rank: u32, partners: u32| {
+            let mut row = Ranks::new(SIZE);
+            for step in 1..=partners {
+                row.insert((rank + step * step) % SIZE);
+            }
+            row
+        };
+        let all = |rank: u32| {
+            let mut row = Ranks::new(SIZE);
+            (0..SIZE)
+                .filter(|to| *to != rank)
+                .for_each(|to| row.insert(to));
+            row
+        };
+        let every_second = |rank: u32| {
+            let mut row = Ranks::new(SIZE);
+            (0..SIZE)
+                .filter(|to| (to + rank).is_multiple_of(2))
+                .for_each(|to| row.insert(to));
+            row
+        };
+        // The matrix has 512 KiB, of which half are told in the last round.
+        let patterns: [(&dyn Fn(u32) -> Ranks, usize); 4] = [
+            (&|rank| ring(rank, 1), 12 << 10),
+            (&|rank| ring(rank, 8), 26 << 10),
+            (&all, 12 << 10),
+            (&every_second, 262 << 10),
+        ];
+        for (which, (row, most)) in patterns.into_iter().enumerate() {
+            let (known, longest) = disseminated(SIZE, row);
+            for rank in 0..SIZE {
+                let start = rank as usize * known.words;
+                assert_eq!(
+                    known.rows[start..start + known.words],
+                    row(rank).0,
+                    "{which}"
+                );
+            }
+            assert_eq!(known.senders(), SIZE);
+            assert!(longest <= most, "{which}: {longest} bytes");
         }
     }
 

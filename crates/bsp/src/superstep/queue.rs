@@ -8,11 +8,9 @@ use zerocopy::IntoBytes;
 /// Tags and payloads begin at multiples of this.
 const ALIGNMENT: usize = size_of::<u128>();
 
-/// Sizes of tags: what holds now and what will.
+/// Sizes of tags: what holds now and what will. Messages in the queue have their own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TagSizes {
-    /// Of messages that can be read.
-    pub read: u64,
     /// Of messages that are sent.
     pub sent: u64,
     /// Set last.
@@ -22,7 +20,6 @@ pub struct TagSizes {
 impl TagSizes {
     /// Ends a superstep.
     pub fn advance(&mut self) {
-        self.read = self.sent;
         self.sent = self.set;
     }
 }
@@ -150,15 +147,9 @@ mod tests {
     }
 
     #[test]
-    fn a_size_of_tags_holds_for_sending_at_once_and_for_reading_a_superstep_later() {
-        let mut sizes = TagSizes {
-            set: 4,
-            ..TagSizes::default()
-        };
-        assert_eq!((sizes.read, sizes.sent), (0, 0));
+    fn a_size_of_tags_holds_from_the_next_superstep_on() {
+        let mut sizes = TagSizes { sent: 1, set: 4 };
         sizes.advance();
-        assert_eq!((sizes.read, sizes.sent), (0, 4));
-        sizes.advance();
-        assert_eq!((sizes.read, sizes.sent), (4, 4));
+        assert_eq!(sizes, TagSizes { sent: 4, set: 4 });
     }
 }

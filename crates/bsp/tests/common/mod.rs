@@ -3,6 +3,8 @@
 #![allow(dead_code, unreachable_pub, reason = "not every test uses everything")]
 
 use std::ffi::c_void;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use dipole_bsp::carrier::Carrier;
 use dipole_bsp::{Failure, Process};
@@ -12,6 +14,8 @@ use rand_chacha::ChaCha8Rng;
 /// Bytes of each rank's part of the area that is always registered.
 pub const AREA_BYTES: usize = 400_000;
 const LONGEST_BYTES: usize = 150_000;
+/// Written over what was got without a copy, as soon as the superstep has ended.
+const SCRIBBLE: u8 = 0x5C;
 
 /// What a rank does in a superstep.
 #[derive(Clone, Debug)]
@@ -40,6 +44,23 @@ enum Action {
         tag: Vec<u8>,
         payload: Vec<u8>,
     },
+}
+
+impl Action {
+    /// What a rank may change as soon as it has left the superstep: rank, area, and where.
+    fn freed(&self) -> Option<(usize, usize, Range<usize>)> {
+        match self {
+            Action::Get {
+                of,
+                area,
+                at,
+                length,
+                is_unbuffered: true,
+                ..
+            } => Some((*of, *area, *at..at + length)),
+            _ => None,
+        }
+    }
 }
 
 /// A superstep of all ranks.
@@ -84,6 +105,22 @@ fn some_length(dice: &mut ChaCha8Rng, most: usize) -> usize {
         _ => LONGEST_BYTES,
     };
     dice.random_range(0..=bound.min(most))
+}
+
+/// Runs what a rank does, and ends it; if something is wrong, the others do not wait for it.
+pub fn run_rank<C: Carrier>(
+    mut process: Process<C>,
+    what: impl FnOnce(&mut Process<C>) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let run = AssertUnwindSafe(|| {
+        what(&mut process)?;
+        process.end()
+    });
+    let ended = catch_unwind(run);
+    if !matches!(ended, Ok(Ok(()))) {
+        process.abort();
+    }
+    ended.unwrap_or_else(|violation| resume_unwind(violation))
 }
 
 /// Hands out ranges of a rank's memory, none twice in a superstep.
@@ -278,6 +315,9 @@ impl Program {
                 Action::Get { .. } => {}
             }
         }
+        for range in step.actions.iter().filter_map(Action::freed) {
+            state.memory[range.1][range.0][range.2].fill(SCRIBBLE);
+        }
         for queue in &mut state.queues {
             queue.sort();
         }
@@ -285,20 +325,6 @@ impl Program {
 
     /// Runs this rank's part, and compares after each superstep; `compute` happens in each.
     pub fn run<C: Carrier>(
-        &self,
-        mut process: Process<C>,
-        compute: impl FnMut(usize),
-    ) -> Result<(), Failure> {
-        match self.run_supersteps(&mut process, compute) {
-            Ok(()) => process.end(),
-            Err(failure) => {
-                process.abort();
-                Err(failure)
-            }
-        }
-    }
-
-    fn run_supersteps<C: Carrier>(
         &self,
         process: &mut Process<C>,
         mut compute: impl FnMut(usize),
@@ -309,8 +335,9 @@ impl Program {
         process.sync()?;
         for (number, (step, after)) in self.supersteps.iter().zip(&self.after).enumerate() {
             compute(number);
+            let mut lent = Vec::new();
             for action in &step.actions {
-                act(process, rank, &mut memory, action)?;
+                act(process, rank, &mut memory, action, &mut lent)?;
             }
             if let Some(parts) = &step.push {
                 memory.push(vec![0; parts[rank]]);
@@ -324,6 +351,14 @@ impl Program {
                 process.set_tag_size(bytes as u64);
             }
             process.sync()?;
+            // Nobody may need any more what is this rank's own again.
+            for bytes in &mut lent {
+                bytes.fill(SCRIBBLE);
+            }
+            let freed = step.actions.iter().filter_map(Action::freed);
+            for (_, area, range) in freed.filter(|(of, ..)| *of == rank) {
+                memory[area][range].fill(SCRIBBLE);
+            }
             for (area, found) in memory.iter().enumerate() {
                 let expected = &after.memory[area][rank];
                 let differs = (found.iter().zip(expected)).position(|(one, other)| one != other);
@@ -333,13 +368,16 @@ impl Program {
                 );
             }
             let mut mail = Mail::new();
-            let (count, bytes) = process.queue_size();
+            let expected = &after.queues[rank];
+            let bytes: usize = expected.iter().map(|(_, payload)| payload.len()).sum();
+            assert_eq!(process.queue_size(), (expected.len() as u64, bytes as u64));
+            // What is not read is not there any more after the next superstep.
+            if number % 3 == 2 {
+                continue;
+            }
             while let Some(message) = process.take_message() {
                 mail.push((message.tag.to_vec(), message.payload.to_vec()));
             }
-            assert_eq!(mail.len() as u64, count);
-            let payloads = mail.iter().map(|(_, payload)| payload.len() as u64);
-            assert_eq!(payloads.sum::<u64>(), bytes);
             mail.sort();
             assert!(
                 mail == after.queues[rank],
@@ -365,6 +403,7 @@ fn act<C: Carrier>(
     rank: usize,
     memory: &mut [Vec<u8>],
     action: &Action,
+    lent: &mut Vec<Vec<u8>>,
 ) -> Result<(), Failure> {
     let number = |rank: usize| u32::try_from(rank).expect("a rank");
     match action {
@@ -378,12 +417,17 @@ fn act<C: Carrier>(
         } if *by == rank => {
             let area = handle(&memory[*area]);
             let (to, at, length) = (number(*to), *at as u64, bytes.len() as u64);
-            // SAFETY: the plan outlives the superstep.
-            unsafe {
-                match is_unbuffered {
-                    true => process.put_unbuffered(to, bytes.as_ptr(), area, at, length),
-                    false => process.put(to, bytes.as_ptr(), area, at, length),
-                }
+            let mut source = bytes.clone();
+            if *is_unbuffered {
+                lent.push(source);
+                let source = lent[lent.len() - 1].as_ptr();
+                // SAFETY: it is kept until the superstep has ended.
+                unsafe { process.put_unbuffered(to, source, area, at, length) }
+            } else {
+                // SAFETY: it lives as long as the call.
+                let put = unsafe { process.put(to, source.as_ptr(), area, at, length) };
+                source.fill(SCRIBBLE);
+                put
             }
         }
         Action::Get {
