@@ -55,11 +55,15 @@ pub(in super::super) fn of_supersteps(facts: &RunInfo, rows: &[Row]) -> String {
 }
 
 fn latency(rows: &[Row]) -> Chart {
-    let least = |row: &Row| (row.l_ns - row.l_ci_ns).max(1.0) * 1e-3;
+    // The first is what l is of.
+    let spread = |row: &Row| {
+        let l = row.empty.first()?.ns;
+        Some((l.low * 1e-3, l.high * 1e-3))
+    };
     let point = |row: &Row| Point {
         x: f64::from(row.p),
         y: row.l_ns * 1e-3,
-        spread: Some((least(row), (row.l_ns + row.l_ci_ns) * 1e-3)),
+        spread: spread(row),
         note: format!(
             "{}, {} ranks: {} µs",
             name(row),
@@ -189,6 +193,7 @@ fn curve(row: &Row, points: Vec<Point>) -> Curve {
         ("dipole", _) => "dipole",
         ("open-mpi", "shm") => "unix",
         ("open-mpi", _) => "gso",
+        ("mpich", "tcp") => "peer",
         _ => "pipe",
     };
     Curve {
