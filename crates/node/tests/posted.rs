@@ -222,7 +222,7 @@ fn all_that_is_posted_completes_once_though_the_edge_or_its_endpoint_closes() {
         let (long, short): (Bytes, Bytes) = (pattern(LONG, 1).into(), pattern(100, 2).into());
         for context in 0..POSTS as u64 {
             // The receiver reads nothing, so that not all can begin.
-            let bytes = [&long, &short][context as usize % 2].clone();
+            let bytes = if context % 2 == 0 { &long } else { &short }.clone();
             match context % 4 {
                 0 | 1 => pair.edge.post_bytes(Operation::Message, bytes, context),
                 2 => {

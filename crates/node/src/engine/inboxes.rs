@@ -11,6 +11,10 @@ use crate::inbox::{Charge, Token};
 use crate::port::PortRef;
 use crate::{Message, Pool};
 
+/// Length and source of a message that went into its reader's memory, or the length of one that
+/// does not fit.
+type Taken = Result<(usize, Address), usize>;
+
 impl Engine {
     /// Opens an inbox for messages to `endpoint`.
     pub fn open_endpoint(&mut self, endpoint: u32) {
@@ -60,12 +64,7 @@ impl Engine {
     ///
     /// # Errors
     /// The length of a message that does not fit, which stays.
-    pub fn take_into(
-        &mut self,
-        now: Instant,
-        endpoint: u32,
-        memory: &Memory,
-    ) -> Option<Result<(usize, Address), usize>> {
+    pub fn take_into(&mut self, now: Instant, endpoint: u32, memory: &Memory) -> Option<Taken> {
         let Some(length) = self.next_length(endpoint) else {
             self.core.dispatch.offer(endpoint, memory);
             return None;
@@ -95,7 +94,7 @@ impl Engine {
         now: Instant,
         endpoint: u32,
         posted: impl Fn(usize) -> Option<&'a Memory>,
-    ) -> Option<(usize, Result<(usize, Address), usize>)> {
+    ) -> Option<(usize, Taken)> {
         let length = self.next_length(endpoint)?;
         let dispatch = &mut self.core.dispatch;
         let all = || (0..).map_while(&posted);
