@@ -16,7 +16,7 @@
 
 enum call { ALLTOALLV, PUT, BSPONMPI, CALLS };
 enum pattern { NOTHING, WORD, EXCHANGE, GATHER, SCATTER, RANDOM, SPRAY };
-enum { MOST_EACH = 2000, VECTOR = 1024, MOST_MESSAGES = 1024 };
+enum { MOST_EACH = 2000, VECTOR = 1024, MOST_MESSAGES = 1024, TRIALS = 3, FEWEST_SAMPLES = 6 };
 
 static const char *const CALL_NAMES[] = {"alltoallv", "put", "bsponmpi"};
 
@@ -147,17 +147,19 @@ static void measure(const char *what, enum call call, enum pattern pattern, size
 {
     int is_each = strcmp(what, "each-sync") == 0;
     double begun, once = 1e18;
-    for (int trial = 0; trial < 5; trial++) {
+    for (int trial = 0; trial < TRIALS; trial++) {
         begun = now_ns();
         perform(call, pattern, h, 0, messages);
         double took = now_ns() - begun;
         once = took < once ? took : once;
     }
-    long plan[2] = {samples, (long)(seconds * 1e9 / samples / once)};
-    if (is_each) {
-        plan[0] = (long)(seconds * 1e9 / once);
-        plan[0] = plan[0] < samples ? samples : plan[0] > MOST_EACH ? MOST_EACH : plan[0];
-    }
+    /* What takes long is repeated less often, but as often as a confidence interval needs. */
+    long fitting = (long)(seconds * 1e9 / once);
+    long fewest = samples < FEWEST_SAMPLES ? samples : FEWEST_SAMPLES;
+    fewest = fitting < fewest ? fewest : fitting < samples ? fitting : samples;
+    long plan[2] = {fewest, fitting / fewest};
+    if (is_each)
+        plan[0] = fitting < fewest ? fewest : fitting > MOST_EACH ? MOST_EACH : fitting;
     if (is_each || pattern == RANDOM || plan[1] < 1)
         plan[1] = 1;
     MPI_Bcast(plan, 2, MPI_LONG, 0, MPI_COMM_WORLD);

@@ -62,18 +62,22 @@ fn by_shared_memory() {
 
 #[test]
 fn by_udp() {
-    on_some_ranks(&[2, 3, 4, 7, 8], |job| job.variable("DIPOLE_LINK", "udp"));
+    on_some_ranks(&[1, 2, 3, 4, 7, 8], |job| {
+        job.variable("DIPOLE_LINK", "udp")
+    });
 }
 
 #[test]
 fn by_tcp() {
-    on_some_ranks(&[2, 3, 4, 7, 8], |job| job.variable("DIPOLE_LINK", "tcp"));
+    on_some_ranks(&[1, 2, 3, 4, 7, 8], |job| {
+        job.variable("DIPOLE_LINK", "tcp")
+    });
 }
 
 #[test]
 fn on_two_nodes() {
     each(|bench, program, check| {
-        for ranks in [[1, 1], [2, 1], [2, 2], [3, 4]] {
+        for ranks in [[1, 1], [2, 1], [2, 2], [3, 4], [4, 4]] {
             check(bench.job(program, 1).nodes(&ranks).run());
         }
     });
@@ -100,7 +104,7 @@ fn by_the_kernels_rings() {
         .build()
         .expect("a testbed can be made");
     each(|bench, program, check| {
-        for ranks in [[1, 1], [2, 1], [2, 2], [4, 4]] {
+        for ranks in [[1, 1], [2, 1], [2, 2], [3, 4], [4, 4]] {
             let job = bench.job(program, 1).testbed(&testbed, &ranks);
             check(job.variable("DIPOLE_LINK", "bpf").run());
         }
@@ -118,7 +122,12 @@ fn between_machines_whose_network_loses_packets() {
         ..Faults::default()
     });
     let testbed = lossy.build().expect("a testbed can be made");
-    each(|bench, program, check| check(bench.job(program, 1).testbed(&testbed, &[2, 2]).run()));
+    each(|bench, program, check| {
+        for link in ["udp", "bpf", "tcp"] {
+            let job = bench.job(program, 1).testbed(&testbed, &[2, 2]);
+            check(job.variable("DIPOLE_LINK", link).run());
+        }
+    });
 }
 
 #[test]

@@ -8,6 +8,7 @@ use dipole_node::Stats;
 use crate::carrier::AnyCarrier;
 use crate::failure::Failure;
 use crate::process::Process;
+use crate::superstep::schedule::Order;
 
 /// Bytes in front of what is put, for [`Area::announce`].
 const WORD_BYTES: usize = 8;
@@ -141,6 +142,11 @@ impl Area {
         let mut word = [0; WORD_BYTES];
         word.copy_from_slice(&self.area[..WORD_BYTES]);
         Ok(u64::from_ne_bytes(word))
+    }
+
+    /// Sends to ranks of other nodes in another order from now on.
+    pub fn set_order(&mut self, order: Order) {
+        self.process.set_order(order);
     }
 
     /// Counters of the links to other ranks; `None` if there is no link of Dipole's.

@@ -105,7 +105,9 @@ int main(int count, char **arguments)
     CHECK_FAILS(dp_edge_send(connecting, "z", 1, 0, 1000000), ETIMEDOUT, "1:999999");
     CHECK_FAILS(dp_edge_drain(connecting, 1000000), ETIMEDOUT, "1:999999");
     CHECK(dp_edge_close(connecting) == 0);
-    /* What was left of it completes no more. */
+    /* What had not begun is withdrawn with it, once. */
+    done = next(queue);
+    CHECK(done.kind == DP_FAILED && done.context == 8 && done.error == ECANCELED);
     CHECK_FAILS(dp_queue_wait(queue, &done, 1, 0), EAGAIN, "is empty");
     CHECK_FAILS(dp_queue_wait(queue, &done, 1, 1000000), ETIMEDOUT, "was empty for");
     puts("withdrawn");

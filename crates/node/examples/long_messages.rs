@@ -1,5 +1,6 @@
 //! What a copy of a long message costs: messages that are copied when they are posted and when
-//! they are read, beside messages that the library shares and that arrive where they are wanted.
+//! they are read, beside messages that the library shares and that arrive where they are wanted, in
+//! memory of a reader who waits or of receives that are posted, twice as many as are under way.
 //! `long_messages shm|udp [bytes [under way]]`, on two threads of one process.
 
 use std::error::Error;
@@ -8,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use dipole_node::{
     Address, Bytes, Completion, CompletionQueue, Config, Edge, Endpoint, EndpointId, Links, Node,
-    NodeId, Operation,
+    NodeId, Operation, RegionMemory,
 };
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -21,15 +22,24 @@ enum Way {
     Shared,
     Placed,
     SharedAndPlaced,
+    Posted,
+    SharedAndPosted,
 }
 
 impl Way {
     fn shares(self) -> bool {
-        matches!(self, Way::Shared | Way::SharedAndPlaced)
+        matches!(
+            self,
+            Way::Shared | Way::SharedAndPlaced | Way::SharedAndPosted
+        )
     }
 
     fn places(self) -> bool {
         matches!(self, Way::Placed | Way::SharedAndPlaced)
+    }
+
+    fn posts(self) -> bool {
+        matches!(self, Way::Posted | Way::SharedAndPosted)
     }
 }
 
@@ -76,6 +86,27 @@ fn receive(
     Ok(())
 }
 
+fn receive_posted(
+    endpoint: &Endpoint,
+    queue: &CompletionQueue,
+    memories: &[RegionMemory],
+    count: usize,
+) -> Result<(), Box<dyn Error + Send + Sync>> {
+    for memory in memories.iter().take(count) {
+        endpoint.post_receive(memory.clone(), queue, 0)?;
+    }
+    for left in (0..count).rev() {
+        match queue.wait(PATIENCE)? {
+            Some(Completion::Filled { memory, .. }) if left >= memories.len() => {
+                endpoint.post_receive(memory, queue, 0)?;
+            }
+            Some(Completion::Filled { .. }) => {}
+            other => return Err(format!("{other:?}").into()),
+        }
+    }
+    Ok(())
+}
+
 fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
     let mut arguments = std::env::args().skip(1);
     let links = match arguments.next().as_deref() {
@@ -97,11 +128,17 @@ fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
     edge.attach(&queue);
     let message = Bytes::from(vec![7; bytes]);
     let mut memory = vec![0; bytes];
+    let filled = there.completion_queue();
+    let memories = (0..2 * most).map(|_| RegionMemory::new(bytes));
+    let memories: Vec<RegionMemory> = memories.collect::<Result<_, _>>()?;
     let mut run = |count, way| {
         thread::scope(|scope| {
             let begun = Instant::now();
             let sender = scope.spawn(|| send(&edge, &queue, &message, (count, most), way));
-            receive(&to, &mut memory, count, way)?;
+            match way.posts() {
+                true => receive_posted(&to, &filled, &memories, count)?,
+                false => receive(&to, &mut memory, count, way)?,
+            }
             sender.join().map_err(|_| "the sender panicked")??;
             Ok::<_, Box<dyn Error + Send + Sync>>(begun.elapsed())
         })
@@ -111,6 +148,8 @@ fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
         ("shared", Way::Shared),
         ("placed", Way::Placed),
         ("shared and placed", Way::SharedAndPlaced),
+        ("posted", Way::Posted),
+        ("shared and posted", Way::SharedAndPosted),
     ];
     let tried = run(64, Way::Copied)?;
     let count = usize::try_from(64 * ROUND.as_nanos() / tried.as_nanos().max(1))?.max(8);

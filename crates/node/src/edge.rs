@@ -122,8 +122,8 @@ impl Operation {
 /// An edge of an endpoint. Messages of one edge arrive once and in order.
 ///
 /// Several threads may use it at once. Dropping it closes it: what was sent still arrives,
-/// what was posted and has not begun is dropped. Two edges between the same endpoints share
-/// one order.
+/// what was posted and has not begun completes as [`SendError::Cancelled`], also when its endpoint
+/// ends. Two edges between the same endpoints share one order.
 #[derive(Debug)]
 pub struct Edge {
     inner: Arc<Inner>,
@@ -401,8 +401,8 @@ impl Drop for Edge {
     fn drop(&mut self) {
         if !self.inner.is_forked() {
             self.inner.driver.with(|state, now| {
-                let (engine, edges, _) = state.parts();
-                edges.close(engine, self.id);
+                let (engine, edges, queues) = state.parts();
+                edges.close(engine, queues, self.id);
                 if let Err(cause) = engine.transmit(now) {
                     tracing::warn!("closing the edge to {}: {cause}", self.to);
                 }

@@ -315,26 +315,37 @@ impl EdgeTable {
 
     fn forget_cached(&mut self, engine: &mut Engine, source: u32, to: Address) {
         if let Some(id) = self.cached.remove(&(source, to)) {
-            self.close(engine, id);
+            // What is posted to it completes nowhere: only its endpoint uses it.
+            let _posts = self.remove(engine, id);
         }
     }
 
-    /// Closes an edge: what was sent still arrives, what still waits is dropped.
-    pub(crate) fn close(&mut self, engine: &mut Engine, id: EdgeRef) {
-        if self.get(id).is_none() {
-            return;
+    /// Closes an edge: what was sent still arrives, what still waits is withdrawn.
+    pub(crate) fn close(&mut self, engine: &mut Engine, queues: &mut QueueTable, id: EdgeRef) {
+        if let Some((to, mut posts)) = self.remove(engine, id) {
+            posts.cancel_all((engine, queues), to);
         }
-        if let Some(edge) = self.slots[id.index as usize].take() {
-            self.free.push(id.index);
-            self.waiting.retain(|waiting| *waiting != id);
-            if let Stage::Open(target) = edge.stage {
-                engine.close_edge(target.edge);
-            }
+    }
+
+    /// Closes an edge; what still waits on it.
+    fn remove(&mut self, engine: &mut Engine, id: EdgeRef) -> Option<(Address, Posts)> {
+        self.get(id)?;
+        let edge = self.slots[id.index as usize].take()?;
+        self.free.push(id.index);
+        self.waiting.retain(|waiting| *waiting != id);
+        if let Stage::Open(target) = edge.stage {
+            engine.close_edge(target.edge);
         }
+        Some((edge.to, edge.posts))
     }
 
     /// Closes all edges of an endpoint.
-    pub(crate) fn close_endpoint(&mut self, engine: &mut Engine, source: u32) {
+    pub(crate) fn close_endpoint(
+        &mut self,
+        engine: &mut Engine,
+        queues: &mut QueueTable,
+        source: u32,
+    ) {
         self.cached.retain(|(endpoint, _), _| *endpoint != source);
         for index in 0..self.slots.len() {
             if let Some(edge) = &self.slots[index]
@@ -342,7 +353,7 @@ impl EdgeTable {
             {
                 let life = edge.life;
                 let index = u32::try_from(index).expect("fewer edges than 2^32");
-                self.close(engine, EdgeRef { index, life });
+                self.close(engine, queues, EdgeRef { index, life });
             }
         }
     }

@@ -54,9 +54,9 @@ enum Payload {
 #[derive(Debug)]
 enum Long {
     Buffer(Buffer),
-    /// So many bytes in memory that a reader of the endpoint has offered; no such message leaves
-    /// the engine.
-    Placed(usize),
+    /// So many bytes in memory that a reader of the endpoint has offered under this number; no such
+    /// message leaves the engine.
+    Placed(usize, u32),
 }
 
 impl Message {
@@ -87,17 +87,18 @@ impl Message {
     /// Its length, wherever it lies.
     #[inline]
     pub(crate) fn length(&self) -> usize {
-        self.placed().unwrap_or_else(|| self.len())
+        self.placed()
+            .map_or_else(|| self.len(), |(length, _)| length)
     }
 
-    /// Its length, if it lies in memory of a reader.
+    /// Its length and the number of its memory, if that is of a reader.
     #[inline]
-    fn placed(&self) -> Option<usize> {
+    fn placed(&self) -> Option<(usize, u32)> {
         match &self.payload {
             Payload::Small(_) => None,
             Payload::Long(long) => match **long {
                 Long::Buffer(_) => None,
-                Long::Placed(length) => Some(length),
+                Long::Placed(length, offer) => Some((length, offer)),
             },
         }
     }
@@ -117,7 +118,7 @@ impl Deref for Message {
             Payload::Small(piece) => piece,
             Payload::Long(long) => match &**long {
                 Long::Buffer(buffer) => buffer.bytes(),
-                Long::Placed(_) => &[],
+                Long::Placed(..) => &[],
             },
         }
     }
@@ -343,25 +344,31 @@ impl Inbox {
     }
 
     /// A message lies in memory of a reader.
-    pub(crate) fn push_placed(&mut self, charge: Charge, origin: Origin, length: usize) {
+    pub(crate) fn push_placed(
+        &mut self,
+        charge: Charge,
+        origin: Origin,
+        (length, offer): (usize, u32),
+    ) {
         let message = Message {
-            payload: Payload::Long(Box::new(Long::Placed(length))),
+            payload: Payload::Long(Box::new(Long::Placed(length, offer))),
             origin,
             is_notice: false,
         };
         self.queue.push_back(Token { charge, message });
     }
 
-    /// True if the oldest message lies in memory of a reader.
-    pub(crate) fn is_next_placed(&self) -> bool {
-        let next = self.queue.front();
-        next.is_some_and(|token| token.message.placed().is_some())
+    /// Number of the memory of a reader in which the oldest message lies, if it does.
+    pub(crate) fn next_placed(&self) -> Option<u32> {
+        let (_, offer) = self.queue.front()?.message.placed()?;
+        Some(offer)
     }
 
-    /// The message in memory of a reader has been copied out of it.
-    pub(crate) fn replace_placed(&mut self, buffer: Buffer) {
+    /// The message in this memory of a reader has been copied out of it.
+    pub(crate) fn replace_placed(&mut self, offer: u32, buffer: Buffer) {
         let mut messages = self.queue.iter_mut().map(|token| &mut token.message);
-        if let Some(message) = messages.find(|message| message.placed().is_some()) {
+        let is_it = |message: &&mut Message| message.placed().is_some_and(|(_, it)| it == offer);
+        if let Some(message) = messages.find(is_it) {
             message.payload = Payload::Long(Box::new(Long::Buffer(buffer)));
         }
     }

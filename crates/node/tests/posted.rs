@@ -183,6 +183,99 @@ fn what_is_posted_on_an_edge_that_is_closed_arrives_if_it_had_begun() {
     }
 }
 
+/// Contexts of all completions that come before nothing has come for a while; how many were
+/// withdrawn.
+fn all_completions(queue: &CompletionQueue, expected: usize) -> (Vec<u64>, usize) {
+    let (mut contexts, mut withdrawn) = (Vec::new(), 0);
+    let moment = Duration::from_millis(50);
+    loop {
+        let patience = match contexts.len() < expected {
+            true => PATIENCE,
+            false => moment,
+        };
+        match queue.wait(patience).expect("a working link") {
+            Some(Completion::Sent { context } | Completion::Done { context, .. }) => {
+                contexts.push(context);
+            }
+            Some(Completion::Failed { context, error }) => {
+                contexts.push(context);
+                withdrawn += usize::from(matches!(error, SendError::Cancelled { .. }));
+            }
+            Some(other) => panic!("{other:?}"),
+            None => break,
+        }
+    }
+    contexts.sort_unstable();
+    (contexts, withdrawn)
+}
+
+#[test]
+fn all_that_is_posted_completes_once_though_the_edge_or_its_endpoint_closes() {
+    const POSTS: usize = 40;
+    for (links, by_endpoint) in BOTH.into_iter().flat_map(|it| [(it, false), (it, true)]) {
+        let pair = pair(links);
+        meet(&pair.edge, &pair.to);
+        let region = pair
+            .to
+            .open_region(RegionMemory::new(LONG).expect("memory"), Rights::ALL);
+        let region = region.expect("open");
+        let (long, short): (Bytes, Bytes) = (pattern(LONG, 1).into(), pattern(100, 2).into());
+        for context in 0..POSTS as u64 {
+            // The receiver reads nothing, so that not all can begin.
+            let bytes = if context % 2 == 0 { &long } else { &short }.clone();
+            match context % 4 {
+                0 | 1 => pair.edge.post_bytes(Operation::Message, bytes, context),
+                2 => {
+                    let put = Operation::Put {
+                        key: region.key(),
+                        offset: 0,
+                        notice: None,
+                    };
+                    pair.edge.post_bytes(put, bytes, context)
+                }
+                _ => {
+                    let into = RegionMemory::new(100).expect("memory");
+                    pair.edge.post_get(region.key(), 0, into, context)
+                }
+            }
+            .expect("posted");
+        }
+        let (edge, from) = (pair.edge, pair.from);
+        match by_endpoint {
+            true => drop(from),
+            false => edge.close(),
+        }
+        let reader = thread::scope(|scope| {
+            // What has begun is read, so that it can end.
+            let reader = scope.spawn(|| {
+                let patience = Duration::from_millis(300);
+                while pair.to.receive_timeout(patience).is_ok() {}
+            });
+            let (contexts, withdrawn) = all_completions(&pair.queue, POSTS);
+            assert_eq!(contexts, (0..POSTS as u64).collect::<Vec<_>>(), "{links:?}");
+            assert!(withdrawn > 0, "{links:?}: all had begun");
+            reader.join()
+        });
+        reader.expect("no panic");
+        assert!(long.is_unique() && short.is_unique(), "{links:?}");
+    }
+}
+
+#[test]
+fn what_is_posted_on_an_edge_that_never_opened_is_withdrawn_when_it_closes() {
+    let pair = pair(Links::Shm);
+    let edge = pair.from.edge(Address::new(1, 77)).expect("usable");
+    edge.attach(&pair.queue);
+    let bytes: Bytes = pattern(100, 2).into();
+    for context in 0..3 {
+        edge.post_bytes(Operation::Message, bytes.clone(), context)
+            .expect("posted");
+    }
+    edge.close();
+    assert_eq!(all_completions(&pair.queue, 3), (vec![0, 1, 2], 3));
+    assert!(bytes.is_unique());
+}
+
 #[test]
 fn a_posted_put_takes_shared_bytes_and_a_posted_get_fills_memory() {
     for links in BOTH {

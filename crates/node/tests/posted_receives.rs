@@ -321,3 +321,118 @@ fn the_1025th_is_refused_and_all_others_are_filled_by_many_senders() {
     });
     assert_eq!(seen, [256; 4]);
 }
+
+/// Sends messages of many lengths, each beginning with who sent it and its number.
+fn send_many(endpoint: &Endpoint, who: u32, count: usize) {
+    const LENGTHS: [usize; 7] = [8, LONG, 1400, LONG - 1, 40_000, 9, 70_000];
+    let edge = endpoint.edge(Address::new(1, 2)).expect("usable");
+    for number in 0..count {
+        let length = LENGTHS[(number + who as usize) % LENGTHS.len()];
+        let mut message = pattern(length, number);
+        let head = [who, u32::try_from(number).expect("few")];
+        message[..8].copy_from_slice(&head.map(u32::to_le_bytes).concat());
+        edge.send_timeout(&message, PATIENCE).expect("sent");
+    }
+    edge.flush(PATIENCE).expect("acknowledged");
+}
+
+/// Who sent a message, and its number, if it is whole.
+fn checked(message: &[u8]) -> (usize, usize) {
+    let word = |at: usize| u32::from_le_bytes(message[at..at + 4].try_into().expect("four"));
+    let (who, number) = (word(0) as usize, word(4) as usize);
+    assert!(
+        message[8..] == pattern(message.len(), number)[8..],
+        "{who}: {number}"
+    );
+    (who, number)
+}
+
+const SENDERS: u32 = 3;
+const EACH: usize = 40;
+
+fn with_senders(pair: &Pair, receive: impl FnOnce()) {
+    let others: Vec<Endpoint> = (0..SENDERS)
+        .map(|who| pair.here.endpoint(EndpointId(10 + who)).expect("free"))
+        .collect();
+    std::thread::scope(|scope| {
+        for (who, endpoint) in (0..).zip(&others) {
+            scope.spawn(move || send_many(endpoint, who, EACH));
+        }
+        receive();
+    });
+}
+
+#[test]
+fn messages_of_several_sources_are_whole_and_in_order_in_memory_posted_again_and_again() {
+    for links in BOTH {
+        let pair = pair(links);
+        for context in 0..5 {
+            pair.post(LONG, context);
+        }
+        with_senders(&pair, || {
+            let mut seen = [0; SENDERS as usize];
+            for _ in 0..SENDERS as usize * EACH {
+                let Completion::Filled {
+                    context,
+                    length,
+                    memory,
+                    ..
+                } = pair.completion()
+                else {
+                    panic!("{links:?}: not filled");
+                };
+                let (who, number) = checked(&contents(&memory, length));
+                assert_eq!(number, seen[who], "{links:?}: in the order of its edge");
+                seen[who] += 1;
+                let posted = pair.to.post_receive(memory, &pair.queue, context);
+                posted.expect("posted");
+            }
+        });
+    }
+}
+
+#[test]
+fn what_is_posted_cancelled_and_read_otherwise_meanwhile_gets_each_message_once() {
+    for links in BOTH {
+        let pair = pair(links);
+        for context in 0..4 {
+            pair.post(LONG, context);
+        }
+        with_senders(&pair, || {
+            let (mut seen, mut turn) = (std::collections::BTreeSet::new(), 0);
+            let mut place = vec![0; LONG];
+            while seen.len() < SENDERS as usize * EACH {
+                turn += 1;
+                // Who reads without posting takes the memory's contents away.
+                if turn % 3 == 0
+                    && let Ok(Some(message)) = pair.to.try_receive()
+                {
+                    assert!(seen.insert(checked(&message)), "{links:?}: twice");
+                }
+                if turn % 5 == 0
+                    && let Ok((length, _)) =
+                        pair.to.receive_into_timeout(&mut place, Duration::ZERO)
+                {
+                    assert!(seen.insert(checked(&place[..length])), "{links:?}: twice");
+                }
+                if turn % 2 == 0 {
+                    let _it_may_be_filled = pair.to.cancel_receive(turn % 4);
+                }
+                let moment = Duration::from_micros(100);
+                match pair.queue.wait(moment).expect("a working link") {
+                    Some(Completion::Filled { length, memory, .. }) => {
+                        let message = contents(&memory, length);
+                        assert!(seen.insert(checked(&message)), "{links:?}: twice");
+                        pair.post(LONG, turn % 4);
+                    }
+                    Some(Completion::NotFilled { error, .. }) => {
+                        assert!(matches!(error, ReceiveError::Cancelled), "{error:?}");
+                        pair.post(LONG, turn % 4);
+                    }
+                    Some(other) => panic!("{other:?}"),
+                    None => {}
+                }
+            }
+        });
+    }
+}

@@ -75,6 +75,9 @@ fn each_number_of_ranks_and_each_link_has_a_line_with_s_l_and_g() {
             is_udp
         );
         assert_eq!(row["one_way_ns"].is_number(), is_udp);
+        // Orders differ from three on.
+        let orders = row["orders"].as_array().expect("orders");
+        assert_eq!(!orders.is_empty(), is_udp && row["p"] == 3, "{row}");
         assert!(row["copy_ns_per_byte"].is_number());
     }
 }
@@ -83,13 +86,23 @@ fn each_number_of_ranks_and_each_link_has_a_line_with_s_l_and_g() {
 fn the_tables_and_the_page_show_what_was_measured() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("page.html");
-    let arguments = format!("{TINY} --ranks 2 --link shm --page {}", file.display());
+    let links = "--ranks 2,3 --link shm,udp";
+    let arguments = format!("{TINY} {links} --page {}", file.display());
     let text = succeeded(&probe(&arguments));
-    for heading in ["parameters", "h-relations", "spray latency"] {
+    for heading in [
+        "parameters",
+        "h-relations",
+        "spray latency",
+        "Latin square",
+        "only acks",
+    ] {
         assert!(text.contains(heading), "{heading}: {text}");
     }
     let page = std::fs::read_to_string(&file).expect("the page");
     for part in [
+        "id=\"l\"",
+        "id=\"g\"",
+        "without the Latin square",
         "id=\"exchange-2\"",
         "id=\"spray-2-1400\"",
         "data-subject=\"dipole, shm\"",

@@ -67,6 +67,17 @@ pub struct ProbeArgs {
     /// Where ranks run that share no memory
     #[arg(long, value_enum, default_value_t = Where::Auto)]
     on: Where,
+    /// Shape the network between the namespaces: Mbit/s of each port of its switch
+    #[arg(long, value_name = "MBIT", value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    rate_mbit: Option<u64>,
+    /// What waits at most at a port of a shaped network
+    #[arg(
+        long,
+        value_name = "BYTES",
+        default_value_t = 65_536,
+        requires = "rate_mbit"
+    )]
+    queue_bytes: u32,
     /// Measure Open MPI and MPICH, too, if they are installed
     #[arg(long)]
     peers: bool,
@@ -127,6 +138,8 @@ enum ProbeError {
     NoTestbed(String),
     #[error("--link bpf needs root and namespaces of its own ({0}); leave it out")]
     NoBpf(String),
+    #[error("--rate-mbit shapes what joins namespaces, and there are none ({0}); leave it out")]
+    NotShaped(String),
     #[error("--on veth is for links between nodes; name one of them: --link udp, tcp or bpf")]
     OnlyShm,
 }
@@ -168,6 +181,10 @@ fn plan(arguments: &ProbeArgs, why_not: Option<&str>) -> Result<ProbePlan, Probe
     if links.contains(&Link::Bpf) && !is_apart {
         let why = why_not.unwrap_or("not --on loopback");
         return Err(ProbeError::NoBpf(why.to_owned()));
+    }
+    if arguments.rate_mbit.is_some() && !is_apart {
+        let why = why_not.unwrap_or("not --on loopback");
+        return Err(ProbeError::NotShaped(why.to_owned()));
     }
     if arguments.on == Where::Veth && links == [Link::Shm] {
         return Err(ProbeError::OnlyShm);
@@ -222,7 +239,14 @@ pub fn probe(
     let most = plan.ranks.iter().copied().max().unwrap_or(1);
     let has_nodes = plan.is_apart && most > 1 && plan.links.iter().any(|link| *link != Link::Shm);
     let testbed = match has_nodes {
-        true => Some(dipole_testbed::Testbed::builder().nodes(most).build()?),
+        true => {
+            let mut builder = dipole_testbed::Testbed::builder().nodes(most);
+            if let Some(rate) = arguments.rate_mbit {
+                let queue = arguments.queue_bytes;
+                builder = builder.rate_mbit(rate).queue_bytes(queue);
+            }
+            Some(builder.build()?)
+        }
         false => None,
     };
     if let Some(testbed) = &testbed {
@@ -481,5 +505,7 @@ mod tests {
         assert!(refused("--link bpf", why).contains("no root"));
         assert!(refused("--link bpf --on loopback", None).contains("leave it out"));
         assert!(refused("--link shm --on veth", None).contains("--link udp"));
+        assert!(refused("--rate-mbit 100", why).contains("no root"));
+        assert!(refused("--rate-mbit 100 --on loopback", None).contains("leave it out"));
     }
 }

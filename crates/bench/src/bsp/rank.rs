@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use dipole_bsp::Failure;
 use dipole_bsp::area::{Area, Copy};
+use dipole_bsp::superstep::schedule::Order;
+use dipole_proto::DropReason;
 
 use super::super::machine;
 use super::super::pingpong::nanoseconds;
@@ -26,6 +28,15 @@ const SPRAYED: [usize; 6] = [1, 4, 16, 64, 256, 1024];
 /// A relation's h, up to the largest.
 const LEAST_H: usize = 64;
 const H_FACTOR: usize = 16;
+/// Lengths of the messages of total exchanges in several orders: 16k and 32k words (thesis, table
+/// 6.8).
+const ORDERED_BYTES: [usize; 2] = [64 << 10, 128 << 10];
+pub(super) const LATIN_SQUARE: &str = "latin-square";
+pub(super) const BY_DESTINATION: &str = "destination";
+/// How often a superstep is tried before it is measured.
+const TRIALS: usize = 3;
+/// What takes long is repeated less often, but as often as a confidence interval needs.
+const FEWEST_SAMPLES: usize = 6;
 /// A datagram not answered by then is lost.
 const PATIENCE: Duration = Duration::from_millis(200);
 
@@ -112,6 +123,10 @@ impl Rank<'_> {
                 self.supersteps(what, relation(pattern, most), copy)?;
             }
         }
+        // Only what goes by messages has an order.
+        if size > 2 && !self.args.bare.is_empty() {
+            self.orders()?;
+        }
         for bytes in SPRAYED_BYTES {
             for messages in SPRAYED.into_iter().filter(|_| size > 1) {
                 let what = self.sample(What::Spray, Copy::Buffered, bytes, messages);
@@ -120,6 +135,33 @@ impl Rank<'_> {
                 }
             }
         }
+        Ok(())
+    }
+
+    /// Total exchanges with and without the Latin square, in turns.
+    fn orders(&mut self) -> Result<(), Failed> {
+        let size = self.area.size();
+        for bytes in ORDERED_BYTES {
+            let (pattern, h) = (Pattern::Exchange, bytes * (size as usize - 1));
+            if h > 2 * self.args.most_bytes {
+                continue;
+            }
+            let relation = Relation { pattern, h, size };
+            let (square, naive) = (Order::LatinSquare, Order::Naive);
+            for order in [square, naive, naive, square] {
+                self.area.set_order(order);
+                let mut sample = self.sample(What::Ordered, Copy::Unbuffered, bytes, 0);
+                sample.call = match order {
+                    Order::LatinSquare => LATIN_SQUARE.to_owned(),
+                    _ => BY_DESTINATION.to_owned(),
+                };
+                let of = (relation, Copy::Unbuffered);
+                if let Some(sample) = self.time(sample, |area, step| superstep(area, of, step))? {
+                    tell(&Told::Sample(sample))?;
+                }
+            }
+        }
+        self.area.set_order(Order::LatinSquare);
         Ok(())
     }
 
@@ -163,17 +205,21 @@ impl Rank<'_> {
     ) -> Result<Option<Sample>, Failed> {
         let area = &mut self.area;
         let mut once = Duration::MAX;
-        for _ in 0..5 {
+        for _ in 0..TRIALS {
             let begun = Instant::now();
             what(area, 0)?;
             once = once.min(begun.elapsed());
         }
         let fitting = self.args.seconds * 1e9 / as_float(nanoseconds(once).max(1));
         let fitting = whole(fitting);
+        let fewest = FEWEST_SAMPLES.min(self.args.samples);
+        let samples = self.args.samples.min(fitting.max(fewest));
         let (samples, each) = match sample.what {
-            What::EachSync => (fitting.clamp(self.args.samples, MOST_EACH), 1),
-            What::Random => (self.args.samples, 1),
-            _ => (self.args.samples, (fitting / self.args.samples).max(1)),
+            What::EachSync => (fitting.clamp(samples, MOST_EACH), 1),
+            What::Random => (samples, 1),
+            // Not two in one measurement: their deviation is looked at.
+            What::Ordered => (fitting.clamp(samples, self.args.samples), 1),
+            _ => (samples, (fitting / samples).max(1)),
         };
         let plan = area.announce((samples as u64) << 32 | each as u64)?;
         let (samples, each) = (plan >> 32, plan & u64::from(u32::MAX));
@@ -276,13 +322,18 @@ impl Rank<'_> {
     fn packets(&self) -> Option<Packets> {
         let stats = self.area.stats()?;
         let protocol = stats.protocol;
+        let dropped: u64 = protocol.drops().map(|(_, count)| count).sum();
+        let duplicates = protocol.dropped(DropReason::Duplicate);
         Some(Packets {
             sent: stats.traffic.packets_sent,
             units: protocol.units_sent + protocol.repeats,
             repeats: protocol.repeats,
+            received: protocol.units_received,
             explicit_acks: protocol.explicit_acks,
+            prods: protocol.prods,
             implicit_acks: protocol.implicit_acks,
-            dropped: protocol.drops().map(|(_, count)| count).sum(),
+            duplicates,
+            dropped: dropped - duplicates,
         })
     }
 }

@@ -50,6 +50,8 @@ pub(crate) struct Row {
     pub(crate) one_way_ns: Option<f64>,
     pub(crate) empty: Vec<Empty>,
     pub(crate) relations: Vec<Relation>,
+    /// Total exchanges in several orders of destinations.
+    pub(crate) orders: Vec<Ordered>,
     pub(crate) spray: Vec<Spray>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) packets: Option<Packets>,
@@ -73,6 +75,15 @@ pub(crate) struct Relation {
     pub(crate) ns: Estimate,
     /// Beyond the fastest empty superstep, by h.
     pub(crate) g_ns_per_byte: Estimate,
+}
+
+/// Total exchanges of messages of this length, in an order of destinations.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Ordered {
+    pub(crate) order: String,
+    pub(crate) message_bytes: usize,
+    /// Of a superstep.
+    pub(crate) ns: Estimate,
 }
 
 /// Messages one after the other and back: half of the time, by their number.
@@ -122,6 +133,13 @@ impl Row {
                 ns: Estimate::of(one.ns.iter().map(|ns| ns / each))?,
             })
         });
+        let orders = samples.all(What::Ordered).filter_map(|one| {
+            Some(Ordered {
+                order: one.call.clone(),
+                message_bytes: one.bytes,
+                ns: Estimate::of(one.ns.iter().copied())?,
+            })
+        });
         let empty = samples.all(What::Sync).filter_map(|one| {
             Some(Empty {
                 call: one.call.clone(),
@@ -153,6 +171,7 @@ impl Row {
             }),
             one_way_ns: median(What::OneWay),
             empty: empty.collect(),
+            orders: orders.collect(),
             spray: spray.collect(),
             packets: samples.packets,
             relations,
@@ -284,6 +303,9 @@ mod tests {
             sample(What::Exchange, "put", 10, &[300.0; 8]),
             sample(What::Exchange, "put", 1000, &[2090.0; 8]),
             sample(What::Exchange, "hpput", 1000, &[1090.0; 8]),
+            sample(What::Ordered, "latin-square", 64, &[500.0; 4]),
+            sample(What::Ordered, "destination", 64, &[900.0; 8]),
+            sample(What::Ordered, "latin-square", 64, &[700.0; 4]),
             sample(What::Spray, "put", 4, &[800.0; 8]),
         ];
         told.extend([Told::Packets { packets }, Told::Packets { packets }]);
@@ -310,6 +332,13 @@ mod tests {
         assert_eq!((row.g_ns_per_byte, &*row.call), (1.0, "hpput"));
         assert_eq!((row.l_flops, row.half_h_bytes), (200.0, 100.0));
         assert_eq!(row.spray[0].ns.median, 200.0);
+        let orders: Vec<_> = (row.orders.iter())
+            .map(|one| (&*one.order, one.message_bytes, one.ns.median))
+            .collect();
+        assert_eq!(
+            orders,
+            [("latin-square", 64, 600.0), ("destination", 64, 900.0)]
+        );
         assert_eq!(row.packets.expect("told").sent, 20);
         let random = row.relations.last().expect("relations");
         assert_eq!((random.pattern, random.h_bytes), (What::Random, 500));

@@ -16,6 +16,8 @@ pub(crate) enum What {
     Put,
     /// A total exchange.
     Exchange,
+    /// A total exchange of messages of so many bytes; the call is the order of destinations.
+    Ordered,
     /// All to rank 0.
     Gather,
     /// Rank 0 to all.
@@ -53,10 +55,17 @@ pub(crate) struct Packets {
     /// Sent to be acknowledged, the first time and again.
     pub(crate) units: u64,
     pub(crate) repeats: u64,
+    /// Received for the first time.
+    pub(crate) received: u64,
+    /// Packets that only acknowledge.
     pub(crate) explicit_acks: u64,
+    /// Packets that only ask for an acknowledgement.
+    pub(crate) prods: u64,
     /// Units acknowledged by the end of a superstep.
     pub(crate) implicit_acks: u64,
-    /// Received and of no use: duplicates and others.
+    /// Received again.
+    pub(crate) duplicates: u64,
+    /// Received and of no use for other reasons.
     pub(crate) dropped: u64,
 }
 
@@ -67,8 +76,11 @@ impl Packets {
             sent: how(self.sent, other.sent),
             units: how(self.units, other.units),
             repeats: how(self.repeats, other.repeats),
+            received: how(self.received, other.received),
             explicit_acks: how(self.explicit_acks, other.explicit_acks),
+            prods: how(self.prods, other.prods),
             implicit_acks: how(self.implicit_acks, other.implicit_acks),
+            duplicates: how(self.duplicates, other.duplicates),
             dropped: how(self.dropped, other.dropped),
         }
     }

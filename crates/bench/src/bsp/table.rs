@@ -3,7 +3,8 @@
 use super::super::plan::size;
 use super::super::report::titled;
 use super::super::statistics::as_float;
-use super::row::{Relation, Row};
+use super::rank::{BY_DESTINATION, LATIN_SQUARE};
+use super::row::{Ordered, Relation, Row};
 use super::sample::What;
 
 /// All tables, one after the other.
@@ -12,6 +13,7 @@ pub(crate) fn all(rows: &[Row]) -> String {
         parameters(rows),
         empty(rows),
         relations(rows),
+        orders(rows),
         spray(rows),
         packets(rows),
     ];
@@ -118,6 +120,44 @@ pub(crate) fn longest(row: &Row) -> impl Iterator<Item = &Relation> {
     })
 }
 
+/// Exchanges by the Latin square, and beside each the same in the order of destinations.
+pub(crate) fn by_order(row: &Row) -> impl Iterator<Item = (&Ordered, &Ordered)> {
+    let square = (row.orders.iter()).filter(|one| one.order == LATIN_SQUARE);
+    square.filter_map(|square| {
+        let naive = row
+            .orders
+            .iter()
+            .find(|one| one.order == BY_DESTINATION && one.message_bytes == square.message_bytes)?;
+        Some((square, naive))
+    })
+}
+
+fn orders(rows: &[Row]) -> String {
+    let headings = "link|p|message|Latin square us|95 %|sd %|by destination us|95 %|sd %|x";
+    let mut table = titled(headings, 1);
+    let mut is_empty = true;
+    for row in rows {
+        for (square, naive) in by_order(row) {
+            is_empty = false;
+            let mut cells = vec![link(row), row.p.to_string(), size(square.message_bytes)];
+            for one in [square.ns, naive.ns] {
+                cells.push(us(one.median));
+                cells.push(format!("{}..{}", us(one.low), us(one.high)));
+                cells.push(format!("{:.0}", 100.0 * one.sd / one.mean));
+            }
+            cells.push(format!("{:.2}", naive.ns.median / square.ns.median));
+            table.add_row(cells);
+        }
+    }
+    match is_empty {
+        true => String::new(),
+        false => format!(
+            "\ntotal exchange, to the next rank first (Latin square) and to rank 0 first; single \
+             supersteps\n{table}\n"
+        ),
+    }
+}
+
 fn spray(rows: &[Row]) -> String {
     let counts = counts(rows);
     if counts.is_empty() {
@@ -167,7 +207,8 @@ fn counts(rows: &[Row]) -> Vec<usize> {
 }
 
 fn packets(rows: &[Row]) -> String {
-    let headings = "link|p|packets|units|repeats|explicit acks|implicit acks|dropped";
+    let headings = "link|p|packets|units|received|repeats|only acks|prods|implicit acks|duplicates|\
+                    dropped";
     let mut table = titled(headings, 1);
     let mut is_empty = true;
     for row in rows {
@@ -182,9 +223,12 @@ fn packets(rows: &[Row]) -> String {
                 row.p.to_string(),
                 packets.sent.to_string(),
                 packets.units.to_string(),
+                packets.received.to_string(),
                 share(packets.repeats),
                 share(packets.explicit_acks),
+                share(packets.prods),
                 share(packets.implicit_acks),
+                packets.duplicates.to_string(),
                 packets.dropped.to_string(),
             ]);
         }
@@ -192,8 +236,8 @@ fn packets(rows: &[Row]) -> String {
     match is_empty {
         true => String::new(),
         false => format!(
-            "\npackets of all ranks in the longest total exchanges; shares are of the units \
-             sent, again too\n{table}\n"
+            "\npackets of all ranks in the longest total exchanges; shares are of the units sent, \
+             again too; only acks:\npackets with no unit\n{table}\n"
         ),
     }
 }

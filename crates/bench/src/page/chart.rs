@@ -190,6 +190,7 @@ fn mark(family: &str, left: f64, top: f64, note: &str) -> String {
         "udp" => "M-4-4H4V4H-4Z",
         "tcp" => "M0-5L5 4H-5Z",
         "gso" => "M0 5L5-4H-5Z",
+        "peer" => "M-4.5-4.5H4.5L-4.5 4.5H4.5Z",
         "shm" => "M0-5.5L5.5 0 0 5.5-5.5 0Z",
         "unix" => "M-1.6-5H1.6V-1.6H5V1.6H1.6V5H-1.6V1.6H-5V-1.6H-1.6Z",
         _ => "M-5-3H5V3H-5Z",

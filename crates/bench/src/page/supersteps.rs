@@ -1,8 +1,8 @@
-//! The page of `dipole bsp probe --page`: time over h, spray latency over the number of messages,
-//! and the parameters as tables.
+//! The page of `dipole bsp probe --page`: l and g over the number of ranks, time over h, spray
+//! latency over the number of messages, and the parameters as tables.
 
 use super::super::bsp::Row;
-use super::super::bsp::table::{link, longest, pattern};
+use super::super::bsp::table::{by_order, link, longest, pattern};
 use super::super::statistics::as_float;
 use super::chart::{Chart, Curve, Point};
 use super::scale::Scale;
@@ -30,10 +30,18 @@ pub(in super::super) fn of_supersteps(facts: &RunInfo, rows: &[Row]) -> String {
     let mut body = String::new();
     let mut ranks: Vec<u32> = rows.iter().map(|row| row.p).collect();
     ranks.dedup();
+    if ranks.len() > 1 {
+        let figures = [latency(rows), gap(rows)].map(|chart| chart.html(""));
+        body += &format!(
+            "<section>\n<h2>By ranks</h2>\n{}</section>\n",
+            figures.concat()
+        );
+    }
     for p in ranks {
         let these: Vec<&Row> = rows.iter().filter(|row| row.p == p).collect();
         body += &format!("<section>\n<h2>{p} ranks</h2>\n");
-        body += &exchange(p, &these).html(&behind(&relations(&these)));
+        let behind = behind(&relations(&these)) + &orders(&these);
+        body += &exchange(p, &these).html(&behind);
         for bytes in [4, 256, 1400] {
             body += &spray(p, bytes, &these).html("");
         }
@@ -44,6 +52,79 @@ pub(in super::super) fn of_supersteps(facts: &RunInfo, rows: &[Row]) -> String {
                 one run: compare within this page only. Marks are medians; the bars through them \
                 are their 95 % confidence intervals. Point at a mark for its numbers.";
     measured_page(("What supersteps cost", text), facts, &body, rows)
+}
+
+fn latency(rows: &[Row]) -> Chart {
+    // The first is what l is of.
+    let spread = |row: &Row| {
+        let l = row.empty.first()?.ns;
+        Some((l.low * 1e-3, l.high * 1e-3))
+    };
+    let point = |row: &Row| Point {
+        x: f64::from(row.p),
+        y: row.l_ns * 1e-3,
+        spread: spread(row),
+        note: format!(
+            "{}, {} ranks: {} µs",
+            name(row),
+            row.p,
+            table::digits(row.l_ns * 1e-3)
+        ),
+    };
+    Chart {
+        id: "l".into(),
+        title: "l, an empty superstep".into(),
+        text: "Of MPI libraries: a barrier. Less is better.",
+        x: (Scale::Linear, "ranks"),
+        y: (Scale::Number, "l, µs"),
+        curves: by_ranks(rows, |_| true, point),
+    }
+}
+
+fn gap(rows: &[Row]) -> Chart {
+    let best = |row: &Row| {
+        let same = longest(row).find(|one| one.call == row.call);
+        same.map(|one| one.g_ns_per_byte)
+    };
+    let point = |row: &Row| Point {
+        x: f64::from(row.p),
+        y: row.g_ns_per_byte,
+        // A logarithmic axis has no 0.
+        spread: best(row).map(|g| (g.low.max(g.median * 0.1), g.high)),
+        note: format!(
+            "{}, {} ranks, by {}: {} ns/byte",
+            name(row),
+            row.p,
+            row.call,
+            table::digits(row.g_ns_per_byte)
+        ),
+    };
+    Chart {
+        id: "g".into(),
+        title: "g, a byte of a long total exchange".into(),
+        text: "By the better call of each subject; of MPI libraries that is MPI_Alltoallv or \
+               MPI_Put. Less is better.",
+        x: (Scale::Linear, "ranks"),
+        y: (Scale::Number, "g, ns/byte"),
+        curves: by_ranks(rows, |row| row.g_ns_per_byte > 0.0, point),
+    }
+}
+
+/// A curve for each subject and link, over the number of ranks.
+fn by_ranks(
+    rows: &[Row],
+    is_shown: impl Fn(&Row) -> bool,
+    point: impl Fn(&Row) -> Point,
+) -> Vec<Curve> {
+    let mut curves: Vec<Curve> = Vec::new();
+    for row in rows.iter().filter(|row| is_shown(row)) {
+        // One rank alone uses no link; it stands with those of its node.
+        match curves.iter_mut().find(|curve| curve.name == name(row)) {
+            Some(curve) => curve.points.push(point(row)),
+            None => curves.push(curve(row, vec![point(row)])),
+        }
+    }
+    curves
 }
 
 fn exchange(p: u32, rows: &[&Row]) -> Chart {
@@ -112,6 +193,7 @@ fn curve(row: &Row, points: Vec<Point>) -> Curve {
         ("dipole", _) => "dipole",
         ("open-mpi", "shm") => "unix",
         ("open-mpi", _) => "gso",
+        ("mpich", "tcp") => "peer",
         _ => "pipe",
     };
     Curve {
@@ -167,6 +249,38 @@ fn relations(rows: &[&Row]) -> String {
         })
     });
     in_table(&headings, lines)
+}
+
+/// What the order of destinations does to total exchanges; nothing where it was not measured.
+fn orders(rows: &[&Row]) -> String {
+    let headings = [
+        "subject",
+        "bytes of a message",
+        "Latin square, µs",
+        "sd",
+        "by destination, µs",
+        "sd",
+        "times",
+    ];
+    let lines = rows.iter().flat_map(|row| {
+        by_order(row).map(|(square, naive)| {
+            let mut cells = vec![name(row), square.message_bytes.to_string()];
+            let (square, naive) = (square.ns, naive.ns);
+            for one in [square, naive] {
+                cells.extend([one.median, one.sd].map(|ns| table::digits(ns * 1e-3)));
+            }
+            cells.push(table::digits(naive.median / square.median));
+            cells
+        })
+    });
+    let lines: Vec<Vec<String>> = lines.collect();
+    if lines.is_empty() {
+        return String::new();
+    }
+    format!(
+        "<details><summary>Total exchange with and without the Latin square</summary>{}</details>\n",
+        in_table(&headings, lines.into_iter())
+    )
 }
 
 fn in_table(headings: &[&str], lines: impl Iterator<Item = Vec<String>>) -> String {

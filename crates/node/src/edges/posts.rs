@@ -166,9 +166,29 @@ impl Posts {
         if found.and_then(|at| self.waiting.remove(at)).is_none() {
             return false;
         }
+        self.withdrawn((engine, queues), to, context);
+        true
+    }
+
+    /// Withdraws all: the edge is closed.
+    pub(super) fn cancel_all(
+        &mut self,
+        (engine, queues): (&mut Engine, &mut QueueTable),
+        to: Address,
+    ) {
+        while let Some(post) = self.waiting.pop_front() {
+            self.withdrawn((&mut *engine, &mut *queues), to, post.context);
+        }
+    }
+
+    fn withdrawn(
+        &self,
+        (engine, queues): (&mut Engine, &mut QueueTable),
+        to: Address,
+        context: Context,
+    ) {
         let error = SendError::Cancelled { target: to };
         queues.push(engine, self.queue, Completion::Failed { context, error });
-        true
     }
 
     /// Begins all that can begin along an edge to `to`; where that has failed all fails likewise.

@@ -42,7 +42,7 @@ impl EndpointOwner {
         let id = self.id.0;
         self.driver.with(|state, now| {
             let (engine, edges, queues) = state.parts();
-            edges.close_endpoint(engine, id);
+            edges.close_endpoint(engine, queues, id);
             queues.detach_endpoint(engine, id);
             state.close_receives(id);
             let (engine, _, _) = state.parts();

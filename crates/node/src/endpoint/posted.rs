@@ -1,9 +1,9 @@
 //! Receives that are posted: memory for an endpoint's next messages, filled in order while their
 //! owner does something else.
 //!
-//! The memory posted first is offered to the engine, so that a long message is put together there;
-//! what comes otherwise is copied. Under the driver's lock, and bounded: [`MAX_POSTED`] receives
-//! an endpoint.
+//! The memory posted first, of [`MAX_OFFERED`] receives, is offered to the engine, so that long
+//! messages are put together there; what comes otherwise is copied. Under the driver's lock, and
+//! bounded: [`MAX_POSTED`] receives an endpoint.
 
 use std::collections::VecDeque;
 
@@ -18,6 +18,9 @@ use crate::region::RegionMemory;
 
 /// Receives that wait at one endpoint at most.
 const MAX_POSTED: usize = 1024;
+/// Of these, whose memory is offered to the engine: as many long messages as are likely to be on
+/// their way at once.
+const MAX_OFFERED: usize = 16;
 
 #[derive(Debug)]
 struct PostedReceive {
@@ -86,12 +89,17 @@ impl PostedReceives {
     /// Fills memory with the messages that have come, and offers it for those that will.
     pub(crate) fn advance(&mut self, engine: &mut Engine, queues: &mut QueueTable, now: Instant) {
         for (endpoint, waiting) in &mut self.0 {
-            while let Some(first) = waiting.front()
-                && let Some(taken) = engine.take_into(now, *endpoint, &first.memory)
-                && let Some(first) = waiting.pop_front()
+            while let Some((at, taken)) =
+                engine.take_posted(now, *endpoint, |at| waiting.get(at).map(|it| &it.memory))
+                && let Some(receive) = waiting.remove(at)
             {
-                let queue = first.queue;
-                queues.push(engine, Some(queue), first.filled(*endpoint, taken));
+                let queue = receive.queue;
+                queues.push(engine, Some(queue), receive.filled(*endpoint, taken));
+            }
+            if engine.offered(*endpoint) < waiting.len().min(MAX_OFFERED) {
+                for receive in waiting.iter().take(MAX_OFFERED) {
+                    engine.offer_posted(*endpoint, &receive.memory);
+                }
             }
         }
         self.0.retain(|(_, waiting)| !waiting.is_empty());
@@ -169,7 +177,8 @@ impl PostedReceives {
 impl Endpoint {
     /// Posts memory for the next message that none posted before takes; returns at once. The
     /// message is put there as [`receive_into`](Self::receive_into) does it, and `context` appears
-    /// in the queue with it. Until then, or until the queue or the endpoint is closed, the memory
+    /// in the queue with it. A long message keeps the memory in which it has begun to arrive:
+    /// messages of several sources may fill what was posted in another order. Until then, or until the queue or the endpoint is closed, the memory
     /// is to be left alone. Posted receives go before messages of an attached endpoint; who else
     /// receives here meanwhile may be first.
     ///

@@ -123,7 +123,10 @@ impl Core {
                 let (of, place) = ((edge, target, sequence), (offset, total));
                 match operation || self.operations.is_arriving(edge, sequence) {
                     true => self.hold_operation(of, place, (operation, bytes), source),
-                    false => self.dispatch.hold(of, place, bytes, source),
+                    false => {
+                        let next = || self.machine.next_message(edge);
+                        self.dispatch.hold(of, place, bytes, source, next);
+                    }
                 }
             }
             Event::Complete {

@@ -13,7 +13,7 @@ use dipole_proto::wire::{EdgeKey, Payloads};
 use dipole_proto::{EdgeId, PeerId};
 
 use super::endpoints::{EndpointState, EndpointTable, Tells};
-use super::receives::{self, Holds, Place, Receives};
+use super::receives::{self, Holds, OfferId, Place, Receives};
 use crate::driver::{Ready, WaitKey};
 use crate::inbox::{Buffer, Buffers, Charge, NOTICE_BYTES, Origin};
 
@@ -95,8 +95,8 @@ pub(super) struct Dispatch {
     /// The one begun last at the end.
     unreliable: VecDeque<UnreliableAssembly>,
     buffers: Arc<Buffers>,
-    /// Memory of readers who wait.
-    receives: Receives,
+    /// Memory that readers have offered.
+    pub(super) receives: Receives,
     /// Exported endpoints that got a message since descriptors were last made ready.
     pub(super) newly_ready: Vec<u32>,
     /// Endpoints with a handler that have messages and whose handler does not run.
@@ -191,19 +191,24 @@ impl Dispatch {
         Some(self.last)
     }
 
-    /// Keeps a piece of a message; its first, even an empty one, makes room for all of it.
+    /// Keeps a piece of a message; its first, even an empty one, makes room for all of it. The edge
+    /// hands over the message with the number `next` as its next one.
     pub(super) fn hold(
         &mut self,
         (edge, target, sequence): (EdgeId, u32, u64),
         (offset, total): (u64, u64),
         bytes: Range<usize>,
         source: &(impl Source + ?Sized),
+        next: impl FnOnce() -> u64,
     ) {
         let index = self.find(edge, sequence).unwrap_or_else(|| {
             let total = length(total);
-            let offered = match self.is_likely_next(target) {
-                true => self.receives.claim(target, (edge, sequence), total),
-                false => None,
+            let offered = match self.receives.is_empty() {
+                true => None,
+                false => {
+                    let ahead = self.ahead(target, (edge, sequence), next());
+                    self.receives.claim(target, (edge, sequence), total, ahead)
+                }
             };
             self.assemblies.push(Assembly {
                 edge,
@@ -220,13 +225,22 @@ impl Dispatch {
         place.fill(at, piece, |place| source.copy(bytes, place));
     }
 
-    /// True if a reader has offered memory, and no message waits or has begun that would be read
-    /// before one that begins now.
-    #[inline]
-    fn is_likely_next(&self, target: u32) -> bool {
-        !self.receives.is_empty()
-            && !self.assemblies.iter().any(|other| other.target == target)
-            && (self.endpoints.get(target)).is_some_and(|state| state.inbox.is_empty())
+    /// How many messages that lie in no reader's memory are likely to be read before one that
+    /// begins now: those that wait, those that have begun, and those before it on its edge of
+    /// which nothing has come.
+    #[cold]
+    fn ahead(&self, target: u32, (edge, sequence): (EdgeId, u64), next: u64) -> usize {
+        let waiting = (self.endpoints.get(target)).map_or(0, |state| state.inbox.len());
+        let of = self.receives.of(target);
+        let placed = of
+            .filter(|it| matches!(it.holds, Holds::Message(_)))
+            .count();
+        let begun = self.assemblies.iter().filter(|it| it.target == target);
+        let in_buffers = begun.filter(|it| matches!(it.place, Place::Buffer(_)));
+        let before = |it: &&Assembly| it.edge == edge && (next..sequence).contains(&it.sequence);
+        let known = self.assemblies.iter().filter(before).count();
+        let unknown = length(sequence.saturating_sub(next)).saturating_sub(known);
+        waiting.saturating_sub(placed) + in_buffers.count() + unknown
     }
 
     /// Lets `write` fill a part of a message of which pieces have arrived; `None` if there is no
@@ -250,66 +264,88 @@ impl Dispatch {
             let Assembly { total, place, .. } = self.assemblies.swap_remove(index);
             match place {
                 Place::Buffer(buffer) => self.deliver_buffer(arrival, buffer, ready),
-                Place::Reader(_) => self.deliver_placed(arrival, total, ready),
+                Place::Reader(_, offer) => self.deliver_placed(arrival, (total, offer), ready),
             }
         }
     }
 
     /// A message is complete in memory of its endpoint's reader.
-    fn deliver_placed(&mut self, arrival: &Arrival, total: usize, ready: &mut Ready) {
+    fn deliver_placed(
+        &mut self,
+        arrival: &Arrival,
+        (total, offer): (usize, OfferId),
+        ready: &mut Ready,
+    ) {
         if let Some(state) = self.endpoints.get_mut(arrival.target) {
-            self.receives.completed(arrival.target, total);
-            (state.inbox).push_placed(arrival.charge, arrival.origin, total);
+            self.receives.completed(offer, total);
+            (state.inbox).push_placed(arrival.charge, arrival.origin, (total, offer));
             note_ready(state, &mut self.newly_ready, &mut self.ports);
             ready.notify(WaitKey::Endpoint(arrival.target));
         }
     }
 
-    /// A reader has nothing to read, and offers memory for the next long message.
+    /// A reader who waits offers memory for the next long message, unless one has.
     pub(super) fn offer(&mut self, endpoint: u32, memory: &Memory) {
+        if self.receives.of(endpoint).next().is_none() {
+            self.offer_more(endpoint, memory);
+        }
+    }
+
+    /// A receive is posted: its memory is offered behind that of the others.
+    pub(super) fn offer_more(&mut self, endpoint: u32, memory: &Memory) {
         if self.endpoints.get(endpoint).is_some() {
             self.receives.offer(endpoint, memory);
         }
     }
 
-    /// True if a reader has offered this memory.
-    pub(super) fn has_offered(&self, endpoint: u32, memory: &Memory) -> bool {
-        self.receives.has(endpoint, memory)
+    /// In which memory of a reader's the oldest message of an endpoint lies.
+    pub(super) fn next_placed(&self, endpoint: u32) -> Option<OfferId> {
+        self.endpoints.get(endpoint)?.inbox.next_placed()
     }
 
     /// True if the oldest message of an endpoint lies in this memory, which is the reader's again.
     pub(super) fn take_placed(&mut self, endpoint: u32, memory: &Memory) -> bool {
-        let state = self.endpoints.get(endpoint);
-        state.is_some_and(|state| state.inbox.is_next_placed())
-            && self.receives.take(endpoint, memory)
+        let placed = self.next_placed(endpoint);
+        let found = self.receives.with(endpoint, memory).map(|it| it.id);
+        placed.is_some()
+            && placed == found
+            && found.and_then(|id| self.receives.withdraw(id)).is_some()
     }
 
     /// Messages of an endpoint are read elsewhere than in the memory that was offered.
     #[inline]
     pub(super) fn withdraw(&mut self, endpoint: u32) {
         if !self.receives.is_empty() {
-            self.withdraw_offered(endpoint);
+            self.withdraw_all(endpoint);
         }
     }
 
     #[cold]
-    fn withdraw_offered(&mut self, endpoint: u32) {
-        let Some((memory, holds)) = self.receives.withdraw(endpoint) else {
+    fn withdraw_all(&mut self, endpoint: u32) {
+        let first = |receives: &Receives| receives.of(endpoint).next().map(|it| it.id);
+        while let Some(id) = first(&self.receives) {
+            self.withdraw_offered(endpoint, id);
+        }
+    }
+
+    /// A reader takes memory back: what lies there is copied into a buffer.
+    pub(super) fn withdraw_offered(&mut self, endpoint: u32, id: OfferId) {
+        let Some(receive) = self.receives.withdraw(id) else {
             return;
         };
-        match holds {
+        match receive.holds {
             Holds::Nothing => {}
             Holds::Pieces(edge, sequence) => {
                 if let Some(index) = self.find(edge, sequence) {
                     let assembly = &mut self.assemblies[index];
-                    let buffer = receives::copy(&memory, assembly.total, &self.buffers);
+                    let buffer = receives::copy(&receive.memory, assembly.total, &self.buffers);
                     assembly.place = Place::Buffer(buffer);
                 }
             }
             Holds::Message(total) => {
                 if let Some(state) = self.endpoints.get_mut(endpoint) {
-                    let buffer = receives::copy(&memory, total, &self.buffers);
-                    state.inbox.replace_placed(buffer);
+                    let buffer = receives::copy(&receive.memory, total, &self.buffers);
+                    state.inbox.replace_placed(id, buffer);
                 }
             }
         }
@@ -369,7 +405,7 @@ impl Dispatch {
         self.assemblies.retain(|assembly| assembly.target != target);
         self.unreliable
             .retain(|unreliable| unreliable.key.target != target);
-        drop(self.receives.withdraw(target));
+        self.receives.forget_endpoint(target);
     }
 
     /// A peer is gone: what has come from it in part is dropped.

@@ -5,10 +5,15 @@ use dipole_proto::{Instant, PeerId};
 
 use super::Engine;
 use super::endpoints::Tells;
+use super::receives::Holds;
 use crate::address::{Address, EndpointId};
 use crate::inbox::{Charge, Token};
 use crate::port::PortRef;
 use crate::{Message, Pool};
+
+/// Length and source of a message that went into its reader's memory, or the length of one that
+/// does not fit.
+type Taken = Result<(usize, Address), usize>;
 
 impl Engine {
     /// Opens an inbox for messages to `endpoint`.
@@ -59,12 +64,7 @@ impl Engine {
     ///
     /// # Errors
     /// The length of a message that does not fit, which stays.
-    pub fn take_into(
-        &mut self,
-        now: Instant,
-        endpoint: u32,
-        memory: &Memory,
-    ) -> Option<Result<(usize, Address), usize>> {
+    pub fn take_into(&mut self, now: Instant, endpoint: u32, memory: &Memory) -> Option<Taken> {
         let Some(length) = self.next_length(endpoint) else {
             self.core.dispatch.offer(endpoint, memory);
             return None;
@@ -82,10 +82,70 @@ impl Engine {
         Some(Ok((length, message.source())))
     }
 
+    /// Takes the oldest message of an endpoint into memory of a receive that is posted, the `at`th,
+    /// which others follow: which one, and the message's length and source. It is the one in which
+    /// the message lies, unless one before that is empty; else the first that is empty. With no
+    /// message, and for those that will come, the first of them are [offered](Self::offer_posted).
+    ///
+    /// # Errors
+    /// The length of a message that does not fit, which stays.
+    pub fn take_posted<'a>(
+        &mut self,
+        now: Instant,
+        endpoint: u32,
+        posted: impl Fn(usize) -> Option<&'a Memory>,
+    ) -> Option<(usize, Taken)> {
+        let length = self.next_length(endpoint)?;
+        let dispatch = &mut self.core.dispatch;
+        let all = || (0..).map_while(&posted);
+        let placed = dispatch.next_placed(endpoint);
+        let is_empty = |memory: &Memory| {
+            let offered = dispatch.receives.with(endpoint, memory);
+            offered.is_none_or(|it| it.holds == Holds::Nothing)
+        };
+        let lies_in = |memory: &Memory| {
+            let offered = dispatch.receives.with(endpoint, memory);
+            placed.is_some() && offered.map(|it| it.id) == placed
+        };
+        // If all hold pieces of others, those of the first give way.
+        let at = all()
+            .position(|it| is_empty(it) || lies_in(it))
+            .unwrap_or(0);
+        let memory = posted(at)?;
+        if length > memory.bytes() {
+            self.withdraw(endpoint, memory);
+            return Some((at, Err(length)));
+        }
+        if dispatch.take_placed(endpoint, memory) {
+            let message = self.pop(now, endpoint)?;
+            return Some((at, Ok((length, message.source()))));
+        }
+        if let Some(offer) = placed {
+            dispatch.withdraw_offered(endpoint, offer);
+        }
+        self.withdraw(endpoint, memory);
+        let message = self.pop(now, endpoint)?;
+        memory.write(0, &message).ok()?;
+        Some((at, Ok((length, message.source()))))
+    }
+
+    /// How many receives have offered memory at an endpoint.
+    pub fn offered(&self, endpoint: u32) -> usize {
+        self.core.dispatch.receives.of(endpoint).count()
+    }
+
+    /// Offers memory of a receive that is posted, unless it is: a long message is put together
+    /// there. It must be [withdrawn](Self::withdraw) before it is revoked, but what was
+    /// [taken](Self::take_posted) is its reader's.
+    pub fn offer_posted(&mut self, endpoint: u32, memory: &Memory) {
+        self.core.dispatch.offer_more(endpoint, memory);
+    }
+
     /// A reader takes the memory back that it has offered.
     pub fn withdraw(&mut self, endpoint: u32, memory: &Memory) {
-        if self.core.dispatch.has_offered(endpoint, memory) {
-            self.core.dispatch.withdraw(endpoint);
+        let dispatch = &mut self.core.dispatch;
+        if let Some(offer) = dispatch.receives.with(endpoint, memory).map(|it| it.id) {
+            dispatch.withdraw_offered(endpoint, offer);
         }
     }
 

@@ -304,6 +304,13 @@ impl Channel {
         tell
     }
 
+    /// The number of the message that this edge hands over next; 0 if it is over.
+    pub(crate) fn next_message(&self, edge: EdgeId) -> u64 {
+        let incoming = self.incoming.get(edge.index);
+        let incoming = incoming.filter(|_| self.is_current(edge));
+        incoming.map_or(0, EdgeIn::next)
+    }
+
     /// True if what has begun under this number is an operation.
     pub(crate) fn is_operation(&self, edge: EdgeId, sequence: u64) -> bool {
         let incoming = self.incoming.get(edge.index);

@@ -150,6 +150,13 @@ impl Machine {
         self.peers.get_mut(edge.peer)?.channel_mut().key(edge)
     }
 
+    /// The number of the message that an edge from a peer hands over next; 0 if it is over.
+    #[must_use]
+    pub fn next_message(&self, edge: EdgeId) -> u64 {
+        let peer = self.peers.get(edge.peer);
+        peer.map_or(0, |peer| peer.channel().next_message(edge))
+    }
+
     /// Edges to and from all peers that have not been forgotten.
     #[must_use]
     pub fn edges(&self) -> (usize, usize) {
