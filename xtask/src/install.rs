@@ -18,6 +18,13 @@ const LIST: &str = "share/dipole/installed";
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// Version of the binary interface: the number in the library's soname.
 const INTERFACE: &str = "0";
+/// What installed files are built from.
+const INSTALLED: [&str; 4] = [
+    "dipole-tools",
+    "dipole-capi",
+    "dipole-bsp-capi",
+    "dipole-fabric",
+];
 /// For programs in C and Fortran.
 const HEADERS: [&str; 5] = ["dipole.h", "bsp.h", "bsp_level1.h", "mcbsp.h", "bsp.f90"];
 /// Where the libfabric of the same prefix looks for providers.
@@ -93,18 +100,15 @@ impl Item {
 /// Builds and installs.
 pub(crate) fn install(arguments: &Arguments) -> Result<(), Failure> {
     let prefix = arguments.place.root()?;
-    run(cargo()
-        .args(["build", "--locked", "--profile", &arguments.profile])
-        .args([
-            "-p",
-            "dipole-tools",
-            "-p",
-            "dipole-capi",
-            "-p",
-            "dipole-bsp-capi",
-            "-p",
-            "dipole-fabric",
-        ]))?;
+    let mut build = cargo();
+    build.args(["build", "--locked", "--profile", &arguments.profile]);
+    match arguments.profile.as_str() {
+        // With the features that the tests add to dependencies: what they have built is not
+        // built again.
+        "dev" => build.args(["--workspace", "--lib", "--bins", "--tests"]),
+        _ => build.args(INSTALLED.map(|package| ["-p", package]).as_flattened()),
+    };
+    run(&mut build)?;
     let built = target_directory()?.join(match arguments.profile.as_str() {
         "dev" => "debug",
         other => other,

@@ -8,7 +8,7 @@ use std::process::Command;
 use super::list::Mutant;
 use crate::command::{Failure, ask, at, root};
 
-/// The copy below `target/mutants`; its build is kept from one mutant to the next.
+/// The copy below `target/mutants`; it shares what is built of other crates with the workspace.
 pub(crate) struct Copy {
     sources: PathBuf,
     target: PathBuf,
@@ -23,7 +23,7 @@ impl Copy {
         let home = root().join("target").join("mutants");
         let copy = Copy {
             sources: home.join("work"),
-            target: home.join("target"),
+            target: root().join("target"),
             kept: home.join("kept"),
         };
         let mut git = Command::new("git");

@@ -74,8 +74,7 @@ impl Suite {
             .current_dir(sources)
             .env("CARGO_TARGET_DIR", target)
             .env("CARGO_INCREMENTAL", "1")
-            // What a mutant leaves unused is no news.
-            .env("RUSTFLAGS", "-Awarnings")
+            // What a mutant leaves unused is no news: warnings go where the programs are named.
             .args(["test", "--no-run", "--quiet", "--message-format", "json"]);
         match self {
             Suite::Simulator => command.args(["-p", "dipole-node", "--test", "simulation"]),

@@ -475,6 +475,17 @@ impl World {
         Ok(())
     }
 
+    /// Sends what is left of messages that have begun: no call returns in the middle of one, so
+    /// no application gets stuck there.
+    pub fn send_rest(&mut self, index: usize, process: &mut Process) -> Result<(), String> {
+        for flow in 0..self.flows.len() {
+            if self.flows[flow].plan.from == index && self.flows[flow].long.is_some() {
+                self.send_one(index, flow, process)?;
+            }
+        }
+        Ok(())
+    }
+
     fn drive(&mut self, index: usize, flow: usize, process: &mut Process) -> Result<(), String> {
         let now = Instant(self.now_ns);
         if self.scenario.has_regions {

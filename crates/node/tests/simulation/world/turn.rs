@@ -79,7 +79,9 @@ impl World {
         process.step(now).map_err(|error| error.to_string())?;
         self.departures(index, process)?;
         self.nodes[index].app_at_ns = u64::MAX;
-        if !self.nodes[index].is_stuck {
+        if self.nodes[index].is_stuck {
+            self.send_rest(index, process)?;
+        } else {
             self.read(index, process)?;
             self.send(index, process)?;
         }
