@@ -29,6 +29,15 @@ pub struct Addressed<'a> {
     peer: Option<PeerId>,
 }
 
+impl Addressed<'_> {
+    /// The same packet once its records are decrypted: header and records, without a trailer.
+    #[must_use]
+    pub fn decrypted<'a>(&self, bytes: &'a [u8]) -> Addressed<'a> {
+        let packet = self.packet.with_bytes(bytes);
+        Addressed { packet, ..*self }
+    }
+}
+
 impl Machine {
     /// Parses the header and finds the session. Packets for nobody are counted,
     /// and answered with a reset.

@@ -151,6 +151,13 @@ impl<'a> Packet<'a> {
         })
     }
 
+    /// The same packet where its bytes lie decrypted.
+    pub(crate) fn with_bytes<'b>(&self, bytes: &'b [u8]) -> Packet<'b> {
+        debug_assert_eq!(bytes.len(), self.bytes.len(), "the same packet");
+        let head = bytes.first_chunk().unwrap_or(&[0; HEADER_BYTES]);
+        Packet { head, bytes }
+    }
+
     /// The header.
     #[inline]
     #[must_use]
