@@ -220,6 +220,12 @@ pub enum TargetError {
         /// Our key's fingerprint, if we have one.
         fingerprint: Option<String>,
     },
+    /// Its process protects packets in another way: its cluster key has another security
+    /// setting.
+    OtherSecurity {
+        /// Which endpoint.
+        target: Address,
+    },
     /// Only shared memory may be used (`DIPOLE_LINK=shm`), and it cannot.
     NoSharedMemory {
         /// Which endpoint.
@@ -287,6 +293,13 @@ impl fmt::Display for TargetError {
                 "endpoint {target} takes nothing from this process; of node {}: {}",
                 target.node,
                 mismatch.explain(fingerprint.as_deref())
+            ),
+            TargetError::OtherSecurity { target } => write!(
+                f,
+                "endpoint {target} takes nothing from this process: the cluster key of node {} \
+                 has another security setting (off, auth or encrypt) than ours; copy the key \
+                 file of one node to the other",
+                target.node
             ),
             TargetError::NoSharedMemory { target, cause } => write!(
                 f,

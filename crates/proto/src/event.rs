@@ -116,8 +116,7 @@ impl fmt::Display for GoneReason {
             GoneReason::Reset(ResetReason::TooManyPeers) => "it takes no further peers",
             GoneReason::Reset(ResetReason::Key) => "it is of another cluster",
             GoneReason::Reset(ResetReason::Security) => {
-                "its cluster key has another security setting than ours: copy the key file of one \
-                 node to the other"
+                "its cluster key has another security setting than ours"
             }
             GoneReason::Key(mismatch) => return mismatch.fmt(f),
             GoneReason::Misbehaved => "it broke the rules and was cut off",

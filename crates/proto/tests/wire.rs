@@ -352,9 +352,9 @@ proptest! {
             (2, &255_u16.to_le_bytes()),
             (4, &[0; 4]),
             (28, &[0; 4]),
-            (45, &[4]),
+            (45, &[3]),
             (46, &[0]),
-            (48, &[8]),
+            (HELLO_FIXED_BYTES, &[8]),
         ];
         for (at, value) in excluded {
             let mut bytes = sound.clone();

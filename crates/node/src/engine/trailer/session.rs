@@ -398,6 +398,57 @@ mod tests {
         );
     }
 
+    /// A packet of the specification.
+    fn documented(name: &str) -> Vec<u8> {
+        let specification = include_str!("../../../../../docs/protocol.md");
+        let begin = format!("```vector {name}\n");
+        let (_, block) = specification.split_once(&begin).expect("it is documented");
+        let (block, _) = block.split_once("```").expect("it ends");
+        let bytes = block.split_whitespace();
+        let bytes = bytes.filter(|byte| *byte != "CRC");
+        bytes
+            .map(|byte| u8::from_str_radix(byte, 16).expect("hexadecimal"))
+            .collect()
+    }
+
+    #[test]
+    fn the_packets_are_as_documented() {
+        let count = |from: u8| std::array::from_fn(|at| from + at as u8);
+        let key = ClusterKey::new(count(0));
+        let mut keys = [0, 32].map(|from| SessionKeys {
+            secret: count(from),
+            ..SessionKeys::new(&key, [0, 0])
+        });
+        let of = [
+            (0x1122_3344_5566_7788, 0x00a1_c003, 0x0102_0304_0506_0708),
+            (0x99aa_bbcc_ddee_ff00, 0x0123_4000, 0x1112_1314_1516_1718),
+        ];
+        let parties = [0, 1].map(|side| Party {
+            incarnation: of[side].0,
+            connection: of[side].1,
+            salt: of[side].2,
+            share: keys[side].share(),
+        });
+        let (own, remote) = (parties[1].clone(), parties[0].clone());
+        let (index, serial) = SESSION;
+        for (name, encrypts) in [("authenticated", false), ("encrypted", true)] {
+            keys[1].agree(&Agreement {
+                serial,
+                index,
+                own: own.clone(),
+                remote: remote.clone(),
+            });
+            let mut packet = documented("message");
+            let length = packet.len();
+            packet[2] += (COUNTER_BYTES + TAG_BYTES) as u8;
+            packet.resize(length + COUNTER_BYTES + TAG_BYTES, 0);
+            assert!(keys[1].seal(SESSION, &mut packet, length, encrypts));
+            packet.extend(dipole_link::crc32c::crc32c(&packet).to_le_bytes());
+            let hex: Vec<String> = packet.iter().map(|byte| format!("{byte:02x}")).collect();
+            assert_eq!(packet, documented(name), "{name}: {}", hex.join(" "));
+        }
+    }
+
     proptest! {
         #[test]
         fn a_window_takes_each_counter_once(counters in proptest::collection::vec(0..3 * WINDOW, 0..500)) {
