@@ -220,6 +220,21 @@ fn read(bytes: &[u8]) -> (Vec<Sample>, Option<Malformed>) {
 
 // ---- parsers ----------------------------------------------------------------
 
+#[test]
+fn a_session_is_protected_as_the_stricter_side_wants_or_there_is_none() {
+    let (off, auth, encrypt) = (Trailers::CRC32C, Trailers::AUTH, Trailers::ENCRYPT);
+    for (one, two, agreed) in [
+        (off, off, Some(Trailer::Crc32c)),
+        (auth, auth, Some(Trailer::Auth)),
+        (auth, encrypt, Some(Trailer::Encrypt)),
+        (encrypt, encrypt, Some(Trailer::Encrypt)),
+        (off, auth, None),
+        (off, encrypt, None),
+    ] {
+        assert_eq!((one.agree(two), two.agree(one)), (agreed, agreed));
+    }
+}
+
 proptest! {
     #![proptest_config(cases(1_000))]
 

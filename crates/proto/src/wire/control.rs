@@ -63,13 +63,14 @@ impl Trailers {
     /// Packets are encrypted.
     pub const ENCRYPT: Trailers = Trailers(4);
 
-    /// The strongest trailer that both sets hold, if there is one.
+    /// The first trailer that both sets hold, if there is one: each side leaves out what does
+    /// less than it wants.
     #[must_use]
     pub fn agree(self, other: Trailers) -> Option<Trailer> {
         match self.0 & other.0 {
-            both if both & 4 != 0 => Some(Trailer::Encrypt),
-            both if both & 2 != 0 => Some(Trailer::Auth),
             both if both & 1 != 0 => Some(Trailer::Crc32c),
+            both if both & 2 != 0 => Some(Trailer::Auth),
+            both if both & 4 != 0 => Some(Trailer::Encrypt),
             _ => None,
         }
     }

@@ -477,21 +477,19 @@ fn who_sees_all_reads_nothing_encrypted_and_can_add_nothing() {
             assert_eq!(sent.expect("node 3"), 1);
         };
         let before = two.stats();
-        let bits = [8 * 33, 8 * (packet.len() - 28), 8 * (packet.len() - 20)];
         forge(packet);
-        for bit in bits {
-            forge(&packets::altered(packet, bit, false));
-            forge(&packets::altered(packet, bit, true));
+        // A counter that is still to come, or the packet would be taken for a repetition.
+        let new = packets::altered(packet, 8 * (packet.len() - 28) + 20, true);
+        let (header, records, tag) = (8 * 12, 8 * 40, 8 * (packet.len() - 20));
+        for bit in [header, records, tag] {
+            forge(&packets::altered(&new, bit, false));
+            forge(&packets::altered(&new, bit, true));
         }
-        // An old counter that is another packet's is no new one.
         scene.converse(&first, &second, &over);
         let after = two.stats();
         let count = |name| dropped(&after, name) - dropped(&before, name);
-        assert!(count("replayed") > 0, "{security}");
-        assert!(count("damaged") > 0, "{security}");
-        assert!(count("forged") > 0, "{security}");
-        let all = count("replayed") + count("damaged") + count("forged");
-        assert_eq!(all, 1 + 2 * bits.len() as u64, "{security}");
+        let counts = ["replayed", "damaged", "forged"].map(count);
+        assert_eq!(counts, [1, 3, 3], "{security}");
     }
 }
 
