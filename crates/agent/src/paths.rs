@@ -13,7 +13,7 @@ use dipole_naming::net::source_address;
 use dipole_node::hosts::Host;
 use dipole_node::registry::DirectoryLock;
 
-use super::membership::Outgoing;
+use super::member::Member;
 
 /// Gossip arrives about every second.
 const CONTROL_SILENCE: Duration = Duration::from_secs(3);
@@ -63,15 +63,15 @@ impl Paths {
         true
     }
 
-    /// The addresses that a packet goes to.
-    pub(super) fn targets(&self, now: Duration, packet: &Outgoing) -> Vec<SocketAddr> {
-        let to = &packet.to.facts;
+    /// The addresses that a packet to a member goes to.
+    pub(super) fn targets(&self, now: Duration, to: &Member, is_urgent: bool) -> Vec<SocketAddr> {
+        let to = &to.facts;
         let control = self.control.and(to.control);
         let control = control.map(|ip| SocketAddr::new(ip, to.port));
         let is_control_alive = now < self.control_received + CONTROL_SILENCE;
         if let Some(control) = control
             && is_control_alive
-            && !packet.is_urgent
+            && !is_urgent
         {
             return vec![control];
         }
@@ -119,7 +119,6 @@ fn socket_to<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::member::Member;
     use dipole_node::hosts::Hosts;
 
     fn host(line: &str) -> Host {
@@ -128,12 +127,8 @@ mod tests {
     }
 
     fn targets(paths: &Paths, now: u64, to: &str, is_urgent: bool) -> Vec<String> {
-        let packet = Outgoing {
-            to: Member::of_host(&host(to)),
-            packet: Vec::new(),
-            is_urgent,
-        };
-        let all = paths.targets(Duration::from_secs(now), &packet);
+        let to = Member::of_host(&host(to));
+        let all = paths.targets(Duration::from_secs(now), &to, is_urgent);
         all.iter().map(|at| at.ip().to_string()).collect()
     }
 

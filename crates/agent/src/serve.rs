@@ -8,6 +8,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use dipole_naming::key::random_bytes;
 use dipole_node::hosts::Host;
 use dipole_node::registry::{DirectoryLock, ProbeLength, Registry, is_announcement};
 use dipole_node::{ClusterKey, Config, NodeId};
@@ -21,7 +22,7 @@ use super::callers::Callers;
 use super::discovery::{Discovery, Taken};
 use super::fd_store::{self, InheritedSockets};
 use super::member::{Member, now_as_life};
-use super::membership::{Membership, News, is_membership};
+use super::membership::{MAX_MEMBERS, Membership, News, Secrets, is_membership};
 use super::nodes::Nodes;
 use super::paths::{self, Paths};
 use super::rules::{self, Rules};
@@ -119,16 +120,18 @@ pub(super) fn serve(
     asked
         .set_nonblocking(true)
         .map_err(system("setting up the socket for the status"))?;
-    let life = now_as_life();
     let mut own = Member::of_host(&host);
-    own.life = life;
+    own.life = now_as_life();
     own.facts.version = env!("CARGO_PKG_VERSION").to_owned();
     let from_hosts_file: Vec<Host> = match config.hosts.is_local_only() {
         true => Vec::new(),
         false => config.hosts.iter().cloned().collect(),
     };
     let begun = Instant::now();
-    let announcer = discovery.map(|discovery| Announcer::open(&discovery, &own, begun.elapsed()));
+    let announcer = discovery.map(|discovery| {
+        let seed = u64::from_le_bytes(random_bytes()?);
+        Announcer::open(&discovery, &own, begun.elapsed(), seed)
+    });
     let announcer = announcer.transpose();
     let announcer = announcer.map_err(system("listening for announcements"))?;
     let nodes = Nodes::new(registry.nodes_file(), host.clone(), &from_hosts_file);
@@ -156,7 +159,7 @@ pub(super) fn serve(
         membership: Membership::new(
             own,
             known,
-            life ^ u64::from(std::process::id()) << 40,
+            Secrets::draw().map_err(system("drawing random numbers"))?,
             config.key.as_ref(),
         ),
         announcer,
@@ -353,7 +356,7 @@ impl Agent<'_> {
             if is_membership(packet) {
                 let to = socket.local_addr().ok().map(|at| at.ip());
                 if self.paths.is_new(now, to, packet) {
-                    self.membership.on_packet(now, packet);
+                    self.membership.on_packet(now, from, packet);
                 }
             } else if is_announcement(packet) {
                 self.on_announcement(packet, false)?;
@@ -391,9 +394,10 @@ impl Agent<'_> {
 
     fn send(&mut self) {
         let now = self.now();
-        for packet in self.membership.take_outgoing() {
-            let targets = self.paths.targets(now, &packet);
-            paths::send(&self.directory_lock, &packet.packet, &targets);
+        let paths = &self.paths;
+        let targets = |to: &Member, is_urgent| paths.targets(now, to, is_urgent);
+        for (to, packet) in self.membership.take_outgoing(now, targets) {
+            paths::send(&self.directory_lock, &packet, &[to]);
         }
     }
 
@@ -420,6 +424,18 @@ impl Agent<'_> {
                     );
                     continue;
                 }
+                News::ClockSetBack(ahead) => {
+                    tracing::warn!(
+                        event = "clock-set-back",
+                        node,
+                        ahead_s = ahead.as_secs(),
+                        "other nodes knew an agent of this node that started {} s later than this \
+                         one by its clock: the clock was set back, or another agent has this \
+                         node's number; this agent goes on as the later one",
+                        ahead.as_secs()
+                    );
+                    continue;
+                }
             };
             let (peer, address) = (member.node, member.shown());
             if there {
@@ -437,6 +453,14 @@ impl Agent<'_> {
                     since,
                 },
             );
+            if self.seen.len() > MAX_MEMBERS {
+                let gone = self.seen.iter().filter(|(_, seen)| !seen.there);
+                let longest = gone.min_by_key(|(_, seen)| seen.since);
+                let Some(node) = longest.map(|(node, _)| *node) else {
+                    continue;
+                };
+                self.seen.remove(&node);
+            }
         }
     }
 

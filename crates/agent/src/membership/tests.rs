@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use dipole_naming::address::NodeId;
 use dipole_naming::envelope::{Authenticator, Header};
-use dipole_node::registry::{Announcement, NodeFacts};
+use dipole_node::registry::{ANNOUNCEMENT_BYTES, Announcement, NodeFacts};
 
 use super::auth::{Body, PacketAuth};
 use super::*;
@@ -35,7 +35,9 @@ struct Cluster {
     /// Every packet arrives again, so much later, if at all.
     again: Option<Duration>,
     /// By arrival, then in the order of sending.
-    flying: BTreeMap<(Duration, u64), (usize, Vec<u8>)>,
+    flying: BTreeMap<(Duration, u64), (SocketAddr, SocketAddr, Vec<u8>)>,
+    /// What came to addresses of nobody.
+    elsewhere: Vec<(SocketAddr, Vec<u8>)>,
     sent: Vec<u64>,
     count: u64,
     now: Duration,
@@ -48,6 +50,16 @@ fn address(node: usize) -> SocketAddr {
 
 fn number(node: usize) -> u32 {
     u32::try_from(node + 1).expect("few nodes")
+}
+
+fn secrets(seed: u64) -> Secrets {
+    let mut bytes = [0; dipole_node::KEY_BYTES];
+    bytes[..8].copy_from_slice(&seed.to_le_bytes());
+    Secrets {
+        run: seed,
+        seed,
+        tokens: ClusterKey::new(bytes).mac_key("test"),
+    }
 }
 
 fn member(node: usize, life: u64) -> Member {
@@ -87,6 +99,7 @@ impl Cluster {
             key,
             again: None,
             flying: BTreeMap::new(),
+            elsewhere: Vec::new(),
             sent: vec![0; nodes],
             count: 0,
             now: Duration::from_secs(1),
@@ -107,8 +120,8 @@ impl Cluster {
     /// Starts an agent that announces itself.
     fn appear(&mut self, node: usize, life: u64) {
         let (own, seed) = (member(node, life), node as u64 + 1000 * life);
-        self.announcers[node] = Some(Discovery::new("test", own.clone(), self.now, seed));
-        self.nodes[node] = Some(Membership::new(own, Vec::new(), seed, None));
+        self.announcers[node] = Some(Discovery::new("test", self.now, seed));
+        self.nodes[node] = Some(Membership::new(own, Vec::new(), secrets(seed), None));
         self.announce(node);
     }
 
@@ -132,15 +145,17 @@ impl Cluster {
             else {
                 continue;
             };
-            let word = announcer.on_announcement(self.now, said, by.is_none(), membership);
+            let to_all = by.is_none();
+            let word =
+                announcer.on_announcement(self.now, said, to_all, ANNOUNCEMENT_BYTES, membership);
             let next = match word.expect("no namesakes") {
-                Some(Response::Announce(said, places)) => Some((said, places)),
-                Some(Response::Forward(places)) => Some((said.clone(), places)),
+                Some(Response::Announce(said, to)) => Some((said, to)),
+                Some(Response::Forward(to)) => Some((said.clone(), to)),
                 None => None,
             };
-            if let Some((said, places)) = next {
+            if let Some((said, to)) = next {
                 self.count += 1;
-                let to = usize::from(places[0].port()) - 1;
+                let to = usize::from(to.port()) - 1;
                 let arrival = (self.now + DELAY, self.count);
                 self.said.insert(arrival, (said, Some(to)));
             }
@@ -153,8 +168,12 @@ impl Cluster {
         let others = (0..self.nodes.len()).filter(|other| *other != node);
         let known = others.map(|other| member(other, 0));
         let seed = node as u64 + 1000 * life;
-        let mut started =
-            Membership::new(member(node, life), known.collect(), seed, self.key.as_ref());
+        let mut started = Membership::new(
+            member(node, life),
+            known.collect(),
+            secrets(seed),
+            self.key.as_ref(),
+        );
         started.on_timers(self.now);
         self.nodes[node] = Some(started);
         self.collect(node);
@@ -164,19 +183,23 @@ impl Cluster {
         let Some(membership) = &mut self.nodes[node] else {
             return;
         };
-        for Outgoing { to, packet, .. } in membership.take_outgoing() {
+        let targets = |to: &Member, _| to.facts.directories();
+        for (to, packet) in membership.take_outgoing(self.now, targets) {
             assert!(packet.len() <= MAX_PACKET_BYTES);
             self.sent[node] += packet.len() as u64;
-            self.count += 1;
-            let to = usize::from(to.facts.port) - 1;
+            let from = address(node);
             if let Some(later) = self.again {
-                self.count += 1;
-                self.flying
-                    .insert((self.now + later, self.count), (to, packet.clone()));
+                self.put(later, from, to, packet.clone());
             }
-            self.flying
-                .insert((self.now + DELAY, self.count), (to, packet));
+            self.put(DELAY, from, to, packet);
         }
+    }
+
+    /// Sends a packet from whatever address.
+    fn put(&mut self, delay: Duration, from: SocketAddr, to: SocketAddr, packet: Vec<u8>) {
+        self.count += 1;
+        let arrival = (self.now + delay, self.count);
+        self.flying.insert(arrival, (from, to, packet));
     }
 
     fn run(&mut self, time: Duration) {
@@ -208,13 +231,18 @@ impl Cluster {
                     self.hear(&said, to);
                 }
             } else if packet == Some(next) {
-                let Some((_, (to, bytes))) = self.flying.pop_first() else {
+                let Some((_, (from, to, bytes))) = self.flying.pop_first() else {
                     unreachable!("just seen")
                 };
-                if let Some(node) = &mut self.nodes[to] {
-                    node.on_packet(self.now, &bytes);
+                let index = usize::from(to.port()) - 1;
+                match self.nodes.get_mut(index) {
+                    Some(Some(node)) => {
+                        node.on_packet(self.now, from, &bytes);
+                        self.collect(index);
+                    }
+                    Some(None) => {}
+                    None => self.elsewhere.push((to, bytes)),
                 }
-                self.collect(to);
             } else if let Some((_, node)) = timer {
                 self.announce(node);
                 if let Some(membership) = &mut self.nodes[node] {
@@ -292,16 +320,16 @@ fn a_node_that_leaves_is_gone_at_once() {
 
 #[test]
 fn nonsense_is_ignored() {
-    let mut one = Membership::new(member(0, 1), Vec::new(), 1, None);
+    let mut one = Membership::new(member(0, 1), Vec::new(), secrets(1), None);
     let now = Duration::from_secs(1);
-    one.on_packet(now, &[]);
+    one.on_packet(now, address(1), &[]);
     let mut random = StdRng::seed_from_u64(3);
     let mut stranger = PacketAuth::new(None, 2, 1);
     for length in 0..1000_usize {
         let mut data = vec![0; length];
         rand::Rng::fill_bytes(&mut random, &mut data);
-        one.on_packet(now, &data);
-        one.on_packet(now, &stranger.seal(1, Body::Swim(data)));
+        one.on_packet(now, address(1), &data);
+        one.on_packet(now, address(1), &stranger.seal(1, Body::Swim(data)));
     }
     assert_eq!(one.members().count(), 0);
 }
