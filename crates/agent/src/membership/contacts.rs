@@ -269,6 +269,18 @@ impl Contacts {
         self.credit.remove(&node);
     }
 
+    /// How many addresses, hints and packets are remembered.
+    #[cfg(test)]
+    pub(super) fn counts(&self) -> [usize; 5] {
+        [
+            self.answered.len(),
+            self.asked.len(),
+            self.hints.len(),
+            self.credit.len(),
+            self.sent.len(),
+        ]
+    }
+
     /// Drops what is out of date.
     pub(super) fn prune(&mut self, now: Duration) {
         self.asked
