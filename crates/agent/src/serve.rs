@@ -179,9 +179,18 @@ pub(super) fn serve(
     };
     let pid = std::process::id();
     tracing::info!(event = "agent-up", node = node.0, %address, pid, key, "agent");
+    if key.is_some() && rustix::process::geteuid().is_root() {
+        tracing::warn!(
+            event = "root",
+            node = node.0,
+            "this agent runs as root: whoever holds the cluster key can run any program as root \
+             here; start it as a user without privileges"
+        );
+    }
     if !json {
         eprintln!("agent of node {node} at {address}, {work}");
     }
+    agent.know_callers();
     let done = agent.run(&Control {
         status: asked,
         stop: ended,
@@ -403,7 +412,11 @@ impl Agent<'_> {
 
     fn handle_news(&mut self) {
         let node = self.config.node.0;
-        for news in self.membership.take_news() {
+        let all_news = self.membership.take_news();
+        if !all_news.is_empty() {
+            self.know_callers();
+        }
+        for news in all_news {
             let (member, there) = match news {
                 News::Came(member) => (member, true),
                 News::Went(member) => (member, false),
@@ -461,6 +474,18 @@ impl Agent<'_> {
                 };
                 self.seen.remove(&node);
             }
+        }
+    }
+
+    /// Tells which callers are of this cluster's nodes.
+    fn know_callers(&mut self) {
+        let own = std::iter::once(self.membership.own());
+        let all = own
+            .chain(self.membership.known())
+            .chain(self.membership.members());
+        let addresses = all.flat_map(|one| one.facts.addresses.iter().chain(&one.facts.control));
+        if let Some(callers) = &mut self.callers {
+            callers.know(addresses.copied());
         }
     }
 
