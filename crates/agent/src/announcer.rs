@@ -58,7 +58,7 @@ impl Announcer {
         if let Some(segments) = &self.segments {
             segments.broadcast(&packet);
         }
-        send(directory_lock, &packet, &self.seeds);
+        send(directory_lock.sockets(), &packet, &self.seeds);
     }
 
     /// Handles an announcement that was sent to all, or to this node alone.
@@ -88,10 +88,10 @@ impl Announcer {
                 // Announcements are of one length. A shorter one has no answer.
                 let answer = registry.seal_announcement(&announcement);
                 if answer.len() <= packet.len() {
-                    send(directory_lock, &answer, &[to]);
+                    send(directory_lock.sockets(), &answer, &[to]);
                 }
             }
-            Some(Response::Forward(to)) => send(directory_lock, packet, &[to]),
+            Some(Response::Forward(to)) => send(directory_lock.sockets(), packet, &[to]),
             None => {}
         }
         Ok(())

@@ -166,7 +166,7 @@ impl Membership {
         };
         Membership {
             hellos: own.node as usize,
-            auth: PacketAuth::new(key, own.node, run),
+            auth: PacketAuth::new(key, own.node, run, own.facts.port),
             foca: Foca::new(own, config, StdRng::seed_from_u64(seed), PostcardCodec),
             runtime: AccumulatingRuntime::new(),
             timers: BTreeMap::new(),
@@ -214,7 +214,7 @@ impl Membership {
 
     /// True if the node has answered at this address.
     pub(super) fn is_at(&self, node: u32, address: SocketAddr) -> bool {
-        self.contacts.is_at(node, plain(address))
+        self.contacts.via(node, plain(address)).is_some()
     }
 
     fn is_full_for(&self, node: u32) -> bool {
@@ -327,17 +327,18 @@ impl Membership {
             return;
         };
         let from = plain(from);
+        let at = SocketAddr::new(from.ip(), received.port);
         let node = received.from;
         match received.body {
             Body::Challenge { token, .. } => return self.on_challenge(now, from, node, token),
-            Body::Answer { .. } => return self.on_answer(now, from, &received),
+            Body::Answer { .. } => return self.on_answer(now, (at, from), &received),
             _ => {}
         }
-        if !self.contacts.knows(from, node, received.run) {
+        if !self.contacts.knows(at, from, (node, received.run)) {
             self.auth.is_unproven();
-            let challenge = self.challenge(now, node, from);
+            let challenge = self.challenge(now, node, at);
             if challenge.len() <= packet.len() {
-                self.queued.push(Queued::Address(from, challenge));
+                self.queued.push(Queued::Address(at, challenge));
             }
             return;
         }
@@ -347,7 +348,7 @@ impl Membership {
         self.contacts.earn(node, packet.len());
         let mut credit = packet.len();
         match received.body {
-            Body::Swim(data) => self.on_swim(now, from, node, &data, &mut credit),
+            Body::Swim(data) => self.on_swim(now, at, node, &data, &mut credit),
             Body::SyncRequest(digests) => self.on_sync_request(now, node, digests),
             Body::SyncResponse(members) => self.on_sync_response(now, node, members, &mut credit),
             Body::Challenge { .. } | Body::Answer { .. } => {}
@@ -371,7 +372,12 @@ impl Membership {
         }
     }
 
-    fn on_answer(&mut self, now: Duration, from: SocketAddr, received: &Received) {
+    fn on_answer(
+        &mut self,
+        now: Duration,
+        (at, via): (SocketAddr, SocketAddr),
+        received: &Received,
+    ) {
         let Body::Answer {
             token,
             digest: described,
@@ -381,12 +387,13 @@ impl Membership {
             return;
         };
         let node = received.from;
-        if !self.contacts.answer(now, from, token, (node, received.run)) {
+        let whose = (node, received.run);
+        if !self.contacts.answer(now, (at, via), token, whose) {
             return;
         }
         self.auth.begin(received);
         self.outlive(now, u64::from_le_bytes(least_life));
-        if let Some(hint) = self.contacts.take_hint(from)
+        if let Some(hint) = self.contacts.take_hint(at)
             && hint.member.node == node
             && digest(&hint.member) == described
         {
@@ -398,10 +405,10 @@ impl Membership {
                 self.after(now, done);
             }
         }
-        if let Some(body) = self.contacts.take_held(node, from) {
-            self.contacts.sent(now, vec![from], node, body.clone());
+        if let Some(body) = self.contacts.take_held(node, at) {
+            self.contacts.sent(now, vec![via], node, body.clone());
             let packet = self.auth.seal(node, body);
-            self.queued.push(Queued::Address(from, packet));
+            self.queued.push(Queued::Address(via, packet));
         }
     }
 
@@ -430,11 +437,11 @@ impl Membership {
         });
     }
 
-    /// Handles a packet of foca's from a node that has answered at `from`.
+    /// Handles a packet of foca's from a node that has answered at `at`.
     fn on_swim(
         &mut self,
         now: Duration,
-        from: SocketAddr,
+        at: SocketAddr,
         node: u32,
         data: &[u8],
         credit: &mut usize,
@@ -449,14 +456,14 @@ impl Membership {
         };
         // Nobody speaks for another, or of addresses that are not its own.
         let mut addresses = header.src.facts.directories().into_iter().map(plain);
-        if header.src.node != node || !addresses.any(|at| at == from) || self.is_full_for(node) {
+        if header.src.node != node || !addresses.any(|own| own == at) || self.is_full_for(node) {
             return;
         }
         if header.message == Message::TurnUndead {
             // Its answer says which incarnation it would take.
             if now >= self.next_renewal {
-                let challenge = self.challenge(now, node, from);
-                self.queued.push(Queued::Address(from, challenge));
+                let challenge = self.challenge(now, node, at);
+                self.queued.push(Queued::Address(at, challenge));
             }
             return;
         }
@@ -577,9 +584,13 @@ impl Membership {
                     is_urgent,
                 } => (to, body, is_urgent),
             };
-            let targets = targets(&to, is_urgent).into_iter().map(plain);
-            let (there, others): (Vec<SocketAddr>, Vec<SocketAddr>) =
-                targets.partition(|at| self.contacts.is_at(to.node, *at));
+            let (mut there, mut others) = (Vec::new(), Vec::new());
+            for at in targets(&to, is_urgent).into_iter().map(plain) {
+                match self.contacts.via(to.node, at) {
+                    Some(via) => there.push(via),
+                    None => others.push(at),
+                }
+            }
             let is_free =
                 self.auth.has_key() || self.known.iter().any(|known| known.node == to.node);
             for at in &others {

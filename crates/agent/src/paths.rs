@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use dipole_naming::net::source_address;
 use dipole_node::hosts::Host;
-use dipole_node::registry::DirectoryLock;
 
 use super::member::Member;
 
@@ -87,11 +86,14 @@ impl Paths {
     }
 }
 
-/// Sends a packet to agents at these addresses.
-pub(super) fn send(directory_lock: &DirectoryLock, packet: &[u8], addresses: &[SocketAddr]) {
+/// Sends a packet to agents at these addresses, from that of these sockets which fits.
+pub(super) fn send<'a>(
+    sockets: impl Iterator<Item = &'a UdpSocket> + Clone,
+    packet: &[u8],
+    addresses: &[SocketAddr],
+) {
     for to in addresses {
-        let sent =
-            socket_to(directory_lock.sockets(), *to).map(|socket| socket.send_to(packet, to));
+        let sent = socket_to(sockets.clone(), *to).map(|socket| socket.send_to(packet, to));
         if !matches!(sent, Some(Ok(_))) {
             tracing::debug!(%to, ?sent, "cannot send to another agent");
         }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpListener};
+use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -38,6 +38,8 @@ struct Agent<'a> {
     config: &'a Config,
     registry: &'a Registry,
     directory_lock: DirectoryLock,
+    /// Where members send to, by interface. Strangers do not know these ports.
+    members_sockets: Vec<UdpSocket>,
     address: SocketAddr,
     given_rules: Option<PathBuf>,
     /// None without a cluster key.
@@ -103,6 +105,13 @@ pub(super) fn serve(
     let addresses = host.directories();
     let address = addresses[0];
     let directory_lock = DirectoryLock::take(registry, &addresses, directories)?;
+    let members_sockets = addresses.iter().map(|address| {
+        let socket = UdpSocket::bind((address.ip(), 0))?;
+        socket.set_nonblocking(true)?;
+        Ok(socket)
+    });
+    let members_sockets: io::Result<Vec<UdpSocket>> = members_sockets.collect();
+    let members_sockets = members_sockets.map_err(system("binding ports for other agents"))?;
     let listeners = match config.key {
         Some(_) => listen(&addresses, &mut kept)?,
         None => Vec::new(),
@@ -153,6 +162,7 @@ pub(super) fn serve(
         config,
         registry,
         directory_lock,
+        members_sockets,
         address,
         given_rules,
         callers,
@@ -283,8 +293,15 @@ impl Agent<'_> {
             if fixed[2] {
                 let _how_many = (&control.child).read(&mut [0; 64]);
             }
-            let (interfaces, callers) = others.split_at(self.directory_lock.sockets().count());
-            for (interface, ready) in interfaces.iter().enumerate() {
+            let interfaces = self.directory_lock.sockets().count();
+            let (directories, others) = others.split_at(interfaces);
+            let (members, callers) = others.split_at(self.members_sockets.len());
+            for (interface, ready) in members.iter().enumerate() {
+                if *ready {
+                    self.receive_of_members(interface);
+                }
+            }
+            for (interface, ready) in directories.iter().enumerate() {
                 if *ready {
                     self.receive(interface).map_err(Ended::Taken)?;
                 }
@@ -312,7 +329,7 @@ impl Agent<'_> {
     }
 
     /// Sleeps until there is something to do; tells what is ready: control, directory sockets,
-    /// broadcast receivers, callers.
+    /// those for members, broadcast receivers, callers.
     fn wait(&self, control: &Control) -> io::Result<Vec<bool>> {
         let mut due = self.membership.next_deadline();
         if let Some(announcer) = &self.announcer {
@@ -328,6 +345,7 @@ impl Agent<'_> {
             PollFd::new(&control.child, PollFlags::IN),
         ];
         let sockets = self.directory_lock.sockets();
+        let sockets = sockets.chain(&self.members_sockets);
         watched.extend(sockets.map(|socket| PollFd::new(socket, PollFlags::IN)));
         let receivers = self.announcer.iter().flat_map(Announcer::receivers);
         watched.extend(receivers.map(|socket| PollFd::new(socket, PollFlags::IN)));
@@ -377,6 +395,26 @@ impl Agent<'_> {
         Ok(())
     }
 
+    /// Receives what members send.
+    fn receive_of_members(&mut self, interface: usize) {
+        let mut buffer = [0; ProbeLength::LONGEST.bytes() + 1];
+        for _ in 0..MAX_PACKETS {
+            let socket = &self.members_sockets[interface];
+            let (length, from) = match socket.recv_from(&mut buffer) {
+                Ok(received) => received,
+                Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => return,
+                // An ICMP error for an earlier packet.
+                Err(_) => continue,
+            };
+            let packet = &buffer[..length];
+            let now = self.begun.elapsed();
+            let to = socket.local_addr().ok().map(|at| at.ip());
+            if is_membership(packet) && self.paths.is_new(now, to, packet) {
+                self.membership.on_packet(now, from, packet);
+            }
+        }
+    }
+
     /// Receives announcements that were broadcast.
     fn receive_broadcasts(&mut self, segment: usize) -> Result<(), Taken> {
         let mut buffer = [0; ProbeLength::LONGEST.bytes() + 1];
@@ -406,7 +444,7 @@ impl Agent<'_> {
         let paths = &self.paths;
         let targets = |to: &Member, is_urgent| paths.targets(now, to, is_urgent);
         for (to, packet) in self.membership.take_outgoing(now, targets) {
-            paths::send(&self.directory_lock, &packet, &[to]);
+            paths::send(self.members_sockets.iter(), &packet, &[to]);
         }
     }
 

@@ -19,8 +19,9 @@ use super::sync::Digests;
 use crate::member::Member;
 
 /// Most bytes of a packet besides the data in its [`Body`].
-pub(crate) const EXTRA_BYTES: usize = MAX_OVERHEAD_BYTES + RUN_BYTES + MAX_FRONT_BYTES;
+pub(crate) const EXTRA_BYTES: usize = MAX_OVERHEAD_BYTES + RUN_BYTES + PORT_BYTES + MAX_FRONT_BYTES;
 const RUN_BYTES: usize = 8;
+const PORT_BYTES: usize = 2;
 /// The kind of a body, and how much data follows.
 const MAX_FRONT_BYTES: usize = 4;
 
@@ -54,6 +55,8 @@ pub(crate) struct Received {
     pub(crate) from: u32,
     /// A random number of the agent that sent it.
     pub(crate) run: u64,
+    /// The port of its directory; it sends from another.
+    pub(crate) port: u16,
     number: u64,
     pub(crate) body: Body,
 }
@@ -62,6 +65,8 @@ pub(crate) struct Received {
 struct Packet {
     /// Drawn by the sender when it started.
     run: [u8; RUN_BYTES],
+    /// Of the sender's directory.
+    port: [u8; PORT_BYTES],
     body: Body,
 }
 
@@ -88,6 +93,7 @@ pub(crate) struct PacketAuth {
     authenticator: Authenticator,
     node: u32,
     run: u64,
+    port: u16,
     number: u64,
     /// By node: the run that has answered, and its highest number. `None` without a key.
     highest: Option<BTreeMap<u32, (u64, u64)>>,
@@ -96,11 +102,12 @@ pub(crate) struct PacketAuth {
 
 impl PacketAuth {
     /// For this run of a node's agent.
-    pub(crate) fn new(key: Option<&ClusterKey>, node: u32, run: u64) -> PacketAuth {
+    pub(crate) fn new(key: Option<&ClusterKey>, node: u32, run: u64, port: u16) -> PacketAuth {
         PacketAuth {
             authenticator: Authenticator::new(key),
             node,
             run,
+            port,
             number: 0,
             highest: key.map(|_| BTreeMap::new()),
             dropped: Dropped::default(),
@@ -124,8 +131,8 @@ impl PacketAuth {
             to: NodeId(to),
             nonce: self.number,
         };
-        let run = self.run.to_le_bytes();
-        self.authenticator.seal(header, &Packet { run, body })
+        let (run, port) = (self.run.to_le_bytes(), self.port.to_le_bytes());
+        self.authenticator.seal(header, &Packet { run, port, body })
     }
 
     /// The packet, if it is for us and of our cluster.
@@ -141,10 +148,11 @@ impl PacketAuth {
         if to.0 != self.node || from.0 == self.node {
             return None;
         }
-        let Packet { run, body } = opened.read().ok()?;
+        let Packet { run, port, body } = opened.read().ok()?;
         Some(Received {
             from: from.0,
             run: u64::from_le_bytes(run),
+            port: u16::from_le_bytes(port),
             number: nonce,
             body,
         })
@@ -190,7 +198,7 @@ mod tests {
 
     fn of(byte: Option<u8>, node: u32) -> PacketAuth {
         let key = byte.map(|byte| ClusterKey::new([byte; KEY_BYTES]));
-        PacketAuth::new(key.as_ref(), node, 5)
+        PacketAuth::new(key.as_ref(), node, 5, 7411)
     }
 
     fn swim(text: &str) -> Body {
@@ -217,7 +225,7 @@ mod tests {
         let later = receiver.open(&sender.seal(2, swim(""))).unwrap();
         assert!(receiver.is_new(&later) && !receiver.is_new(&later));
         // Another run of the sender begins anew, whatever its number, and the earlier one is over.
-        let mut again = PacketAuth::new(Some(&ClusterKey::new([1; KEY_BYTES])), 1, 4);
+        let mut again = PacketAuth::new(Some(&ClusterKey::new([1; KEY_BYTES])), 1, 4, 7411);
         let back = receiver.open(&again.seal(2, swim("back"))).unwrap();
         assert!(!receiver.is_new(&back));
         receiver.begin(&back);

@@ -5,6 +5,10 @@
 //! answer returns it. So asking a stranger costs no memory, an answer cannot be recorded and sent
 //! again, whatever the clocks of both sides say, and who names somebody else's address sends
 //! nobody there. Challenges are no longer than what caused them, and answers as long as they.
+//!
+//! An agent is challenged at the port of its directory, which everybody knows, and answers from
+//! another, which only those know whom it talks to. From then on it is there that it gets what
+//! members say, so whoever fills the queue of the known port keeps no member from another.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -56,6 +60,8 @@ fn first(mac: [u8; 16]) -> [u8; 8] {
 struct Contact {
     node: u32,
     run: u64,
+    /// Where the answer came from.
+    via: SocketAddr,
 }
 
 /// An address that has not answered, and what waits for it.
@@ -86,6 +92,7 @@ struct Sent {
 #[derive(Debug)]
 pub(super) struct Contacts {
     secret: MacKey,
+    /// By the address of the directory, as all that follows.
     answered: BTreeMap<SocketAddr, Contact>,
     asked: BTreeMap<SocketAddr, Asked>,
     hints: BTreeMap<SocketAddr, Hint>,
@@ -123,11 +130,12 @@ impl Contacts {
         first(self.secret.mac(&bytes))
     }
 
-    /// An answer from an address; false if it answers no challenge of ours, or too many have.
+    /// An answer for an address, sent from `via`; false if it answers no challenge of ours, or too
+    /// many have.
     pub(super) fn answer(
         &mut self,
         now: Duration,
-        from: SocketAddr,
+        (at, via): (SocketAddr, SocketAddr),
         token: [u8; TOKEN_BYTES],
         (node, run): (u32, u64),
     ) -> bool {
@@ -135,25 +143,24 @@ impl Contacts {
         let periods = [period, period.wrapping_sub(1)];
         let is_ours = periods
             .iter()
-            .any(|period| self.token_of(*period, from) == token);
-        let has_room = self.answered.len() < MAX_CONTACTS || self.answered.contains_key(&from);
+            .any(|period| self.token_of(*period, at) == token);
+        let has_room = self.answered.len() < MAX_CONTACTS || self.answered.contains_key(&at);
         if is_ours && has_room {
-            self.answered.insert(from, Contact { node, run });
+            self.answered.insert(at, Contact { node, run, via });
         }
         is_ours && has_room
     }
 
-    /// True if this run of the node has answered at that address.
-    pub(super) fn knows(&self, at: SocketAddr, node: u32, run: u64) -> bool {
+    /// True if this run of the node has answered at that address, and sends from `via`.
+    pub(super) fn knows(&self, at: SocketAddr, via: SocketAddr, (node, run): (u32, u64)) -> bool {
         let contact = self.answered.get(&at);
-        contact.is_some_and(|known| known.node == node && known.run == run)
+        contact.is_some_and(|known| (known.node, known.run, known.via) == (node, run, via))
     }
 
-    /// True if the node has answered there.
-    pub(super) fn is_at(&self, node: u32, at: SocketAddr) -> bool {
-        self.answered
-            .get(&at)
-            .is_some_and(|known| known.node == node)
+    /// Where a node that has answered at an address wants to be sent to.
+    pub(super) fn via(&self, node: u32, at: SocketAddr) -> Option<SocketAddr> {
+        let contact = self.answered.get(&at)?;
+        (contact.node == node).then_some(contact.via)
     }
 
     /// A packet of so many bytes came from the node.

@@ -36,6 +36,8 @@ struct Cluster {
     again: Option<Duration>,
     /// By arrival, then in the order of sending.
     flying: BTreeMap<(Duration, u64), (SocketAddr, SocketAddr, Vec<u8>)>,
+    /// Nothing gets through to the ports that everybody knows.
+    deaf: bool,
     /// Whether packets are recorded, and which were: sender, receiver, bytes.
     record: bool,
     recorded: Vec<(SocketAddr, SocketAddr, Vec<u8>)>,
@@ -49,6 +51,15 @@ struct Cluster {
 fn address(node: usize) -> SocketAddr {
     let number = u16::try_from(node + 1).expect("few nodes");
     SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), number)
+}
+
+/// From here on are the ports at which only members are heard.
+const PRIVATE: u16 = 20_000;
+
+/// Where an agent sends from.
+fn private(node: usize) -> SocketAddr {
+    let at = address(node);
+    SocketAddr::new(at.ip(), at.port() + PRIVATE)
 }
 
 fn number(node: usize) -> u32 {
@@ -102,6 +113,7 @@ impl Cluster {
             key,
             again: None,
             flying: BTreeMap::new(),
+            deaf: false,
             record: false,
             recorded: Vec::new(),
             elsewhere: Vec::new(),
@@ -195,7 +207,7 @@ impl Cluster {
         for (to, packet) in membership.take_outgoing(self.now, targets) {
             assert!(packet.len() <= MAX_PACKET_BYTES);
             self.sent[node] += packet.len() as u64;
-            let from = address(node);
+            let from = private(node);
             if let Some(later) = self.again {
                 self.put(later, from, to, packet.clone());
             }
@@ -245,8 +257,12 @@ impl Cluster {
                 let Some((_, (from, to, bytes))) = self.flying.pop_first() else {
                     unreachable!("just seen")
                 };
-                let index = usize::from(to.port()) - 1;
-                match self.nodes.get_mut(index).filter(|_| to.ip().is_loopback()) {
+                let index = usize::from(to.port() % PRIVATE) - 1;
+                if self.deaf && to.port() < PRIVATE {
+                    continue;
+                }
+                let is_inside = to.ip().is_loopback();
+                match self.nodes.get_mut(index).filter(|_| is_inside) {
                     Some(Some(node)) => {
                         node.on_packet(self.now, from, &bytes);
                         self.collect(index);
@@ -335,7 +351,7 @@ fn nonsense_is_ignored() {
     let now = Duration::from_secs(1);
     one.on_packet(now, address(1), &[]);
     let mut random = StdRng::seed_from_u64(3);
-    let mut stranger = PacketAuth::new(None, 2, 1);
+    let mut stranger = PacketAuth::new(None, 2, 1, 2);
     for length in 0..1000_usize {
         let mut data = vec![0; length];
         rand::Rng::fill_bytes(&mut random, &mut data);
@@ -434,8 +450,15 @@ fn hundreds_of_nodes_agree_within_seconds_and_send_as_little_as_fifty() {
 }
 
 /// A bystander, or a stranger who hears what is sent there.
-fn outside(number: u16) -> SocketAddr {
-    SocketAddr::new([10, 9, 9, 9].into(), number)
+fn outside(number: u8) -> SocketAddr {
+    SocketAddr::new([10, 9, 9, number].into(), STRANGE_PORT)
+}
+
+const STRANGE_PORT: u16 = 9;
+
+/// What seals a stranger's packets.
+fn strange(node: u32) -> PacketAuth {
+    PacketAuth::new(None, node, 7, STRANGE_PORT)
 }
 
 /// A node of a stranger's making.
@@ -507,7 +530,7 @@ fn a_bystander_gets_no_more_than_a_stranger_sends() {
         let (bystander, own) = (outside(1), outside(2));
         let mut victim = forged(0, 1, bystander);
         victim.facts.addresses = vec![bystander.ip(); 4];
-        let mut stranger = PacketAuth::new(None, 100, 7);
+        let mut stranger = strange(100);
         let mut sent = 0;
         // In the bystander's name.
         let named = forged(100, 9, bystander);
@@ -595,7 +618,8 @@ fn recorded_packets_do_not_bring_a_dead_node_back_to_an_agent_that_was_restarted
     for membership in cluster.nodes.iter_mut().flatten() {
         membership.take_news();
     }
-    let replayed = recorded.iter().filter(|(_, to, _)| *to == address(0));
+    let to_first = [address(0), private(0)];
+    let replayed = recorded.iter().filter(|(_, to, _)| to_first.contains(to));
     let replayed: Vec<_> = replayed.cloned().collect();
     assert!(replayed.len() > 20, "{}", replayed.len());
     for (from, to, packet) in replayed {
@@ -606,6 +630,26 @@ fn recorded_packets_do_not_bring_a_dead_node_back_to_an_agent_that_was_restarted
     cluster.run(Duration::from_secs(10));
     for membership in cluster.nodes.iter_mut().flatten() {
         assert_eq!(membership.take_news(), []);
+    }
+}
+
+#[test]
+fn nobody_is_missed_while_the_ports_that_strangers_know_are_full() {
+    let key = ClusterKey::new([1; dipole_node::KEY_BYTES]);
+    for key in [None, Some(key)] {
+        let mut cluster = Cluster::with_key(5, key);
+        cluster.until_agreed(5, Duration::from_secs(10));
+        cluster.run(Duration::from_secs(60));
+        for membership in cluster.nodes.iter_mut().flatten() {
+            membership.take_news();
+        }
+        cluster.deaf = true;
+        cluster.run(Duration::from_secs(60));
+        for membership in cluster.nodes.iter_mut().flatten() {
+            assert_eq!(membership.take_news(), []);
+        }
+        cluster.nodes[3] = None;
+        cluster.until_agreed(4, Duration::from_secs(30));
     }
 }
 
@@ -649,7 +693,7 @@ fn a_life_that_a_stranger_names_holds_no_node_for_ever() {
         cluster.until_agreed(2, Duration::from_secs(30));
         let own = outside(2);
         let claim = forged(3, life, own);
-        let mut stranger = PacketAuth::new(None, 3, 7);
+        let mut stranger = strange(3);
         for _ in 0..3 {
             for to in 0..2 {
                 let body = swim(&claim, &member(to, 1), Message::Announce, &[]);
@@ -674,7 +718,7 @@ fn an_answer_counts_once_asked_from_where_it_was_asked_and_in_time() {
     let mut one = Membership::new(member(0, 1), Vec::new(), secrets(1), None);
     // Who was not asked has no answer: tokens cannot be guessed, nor used from elsewhere.
     let now = Duration::from_secs(1);
-    let mut stranger = PacketAuth::new(None, 2, 7);
+    let mut stranger = PacketAuth::new(None, 2, 7, address(1).port());
     let claim = member(1, 9);
     let ask = stranger.seal(1, swim(&claim, &member(0, 1), Message::Announce, &[]));
     one.on_packet(now, address(1), &ask);
@@ -698,7 +742,7 @@ fn an_answer_counts_once_asked_from_where_it_was_asked_and_in_time() {
         one.members().count()
     };
     assert_eq!(answer(&mut one, now, [0; 8], address(1)), 0);
-    assert_eq!(answer(&mut one, now, token, address(2)), 0);
+    assert_eq!(answer(&mut one, now, token, outside(2)), 0);
     let late = now + Duration::from_secs(60);
     assert_eq!(answer(&mut one, late, token, address(1)), 0);
     assert_eq!(answer(&mut one, now, token, address(1)), 1);
@@ -708,18 +752,22 @@ fn an_answer_counts_once_asked_from_where_it_was_asked_and_in_time() {
 fn strangers_fill_no_memory() {
     let mut one = Membership::new(member(0, 1), Vec::new(), secrets(1), None);
     let now = Duration::from_secs(1);
-    let mut stranger = PacketAuth::new(None, 2, 7);
+    let mut stranger = strange(2);
     let claim = member(1, 9);
     let mut bytes = 0;
     for round in 0..400_u32 {
         let told = (0..30).map(|index| {
             let number = 100 + round * 30 + index;
             let [_, a, b, c] = number.to_be_bytes();
-            forged(number, 1, SocketAddr::new([10, a, b, c].into(), 9))
+            forged(
+                number,
+                1,
+                SocketAddr::new([10, a, b, c].into(), STRANGE_PORT),
+            )
         });
         let told: Vec<_> = told.map(foca::Member::alive).collect();
-        let port = u16::try_from(round + 1).expect("few");
-        let from = SocketAddr::new([10, 8, 0, 0].into(), port);
+        let [.., high, low] = round.to_be_bytes();
+        let from = SocketAddr::new([10, 8, high, low].into(), STRANGE_PORT);
         let speaker = forged(2, 9, from);
         let mut said = || {
             let body = swim(&speaker, &member(0, 1), Message::Gossip, &told);
