@@ -193,7 +193,7 @@ impl Discovery {
             );
         }
         // The answer ends a younger one; an older one has to announce that itself.
-        if announcement.taken != 0 {
+        if announcement.taken != 0 && is_older {
             return Ok(None);
         }
         let answer = Announcement {
