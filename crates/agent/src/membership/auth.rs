@@ -14,7 +14,6 @@ use dipole_naming::envelope::{
 use dipole_naming::key::ClusterKey;
 use serde::{Deserialize, Serialize};
 
-use super::contacts::TOKEN_BYTES;
 use super::sync::Digests;
 use crate::member::Member;
 
@@ -22,6 +21,7 @@ use crate::member::Member;
 pub(crate) const EXTRA_BYTES: usize = MAX_OVERHEAD_BYTES + RUN_BYTES + PORT_BYTES + MAX_FRONT_BYTES;
 const RUN_BYTES: usize = 8;
 const PORT_BYTES: usize = 2;
+pub(super) const TOKEN_BYTES: usize = 8;
 /// The kind of a body, and how much data follows.
 const MAX_FRONT_BYTES: usize = 4;
 

@@ -16,10 +16,9 @@ use std::time::Duration;
 
 use dipole_naming::key::{ClusterKey, KEY_BYTES, MacKey};
 
-use super::auth::Body;
+use super::auth::{Body, TOKEN_BYTES};
 use crate::member::Member;
 
-pub(super) const TOKEN_BYTES: usize = 8;
 /// How long a token is good, at least.
 const TOKEN_TIME: Duration = Duration::from_secs(8);
 /// Addresses that have answered, at most.
