@@ -70,7 +70,7 @@ pub(crate) struct Ep {
     least_room: AtomicUsize,
     /// Receives take messages from one source if they name it.
     is_directed: bool,
-    _domain: Arc<Domain>,
+    domain: Arc<Domain>,
 }
 
 static OPS: Ops = Ops {
@@ -140,7 +140,7 @@ impl Ep {
             receive: Direction::default(),
             least_room: AtomicUsize::new(LEAST_ROOM),
             is_directed: info.is_none_or(|info| info.caps & FI_DIRECTED_RECV != 0),
-            _domain: Arc::clone(domain),
+            domain: Arc::clone(domain),
         };
         if let Some(info) = info {
             // SAFETY: null or valid by contract.
@@ -213,7 +213,16 @@ impl Ep {
 impl Source for Ep {
     #[inline]
     fn progress(&self) -> bool {
-        lock(&self.exchange).progress()
+        let mut exchange = lock(&self.exchange);
+        let has_moved = exchange.progress();
+        if !has_moved && exchange.is_quiet() {
+            let find = |address| {
+                let av = self.av.get()?;
+                av.get(av.find(address)?)
+            };
+            exchange.ask_peers(find, |incarnation| self.domain.gone_reason(incarnation));
+        }
+        has_moved
     }
 
     fn wait(&self, timeout: Duration) {
