@@ -166,7 +166,7 @@ impl Ep {
 
     /// Whom a number means.
     #[inline]
-    fn name(&self, index: u64) -> Result<Name, Failure> {
+    fn name(&self, index: u64) -> Result<&Name, Failure> {
         let av = self.av.get().ok_or(Failure(FI_ENOAV))?;
         av.get(index).ok_or(Failure(FI_EINVAL))
     }
@@ -197,10 +197,7 @@ impl Ep {
 
     /// Nobody waits for it any more, and what it sent has left.
     fn end(self: &Arc<Ep>) {
-        let mut exchange = lock(&self.exchange);
-        exchange.drain();
-        let sinks = std::mem::take(&mut exchange.sinks);
-        drop(exchange);
+        let sinks = lock(&self.exchange).end();
         for queue in [sinks.transmit, sinks.receive].into_iter().flatten() {
             queue.sources.remove(&**self);
         }
@@ -218,7 +215,7 @@ impl Source for Ep {
         if !has_moved && exchange.is_quiet() {
             let find = |address| {
                 let av = self.av.get()?;
-                av.get(av.find(address)?)
+                av.get(av.find(address)?).copied()
             };
             exchange.ask_peers(find, |incarnation| self.domain.gone_reason(incarnation));
         }

@@ -415,8 +415,20 @@ impl Exchange {
         self.fail_receives_from(number, why);
     }
 
+    /// Its program closes the endpoint: what has not come, or was not fetched, never will be, and
+    /// the memory of all that is the program's again.
+    pub(crate) fn end(&mut self) -> Sinks {
+        self.drain();
+        self.offered.clear();
+        self.pending.clear();
+        self.delayed.clear();
+        self.claimed.clear();
+        (self.tagged, self.untagged) = (Matcher::new(), Matcher::new());
+        std::mem::take(&mut self.sinks)
+    }
+
     /// Waits until what was sent has left, at most for [`LINGER`].
-    pub(crate) fn drain(&mut self) {
+    fn drain(&mut self) {
         let until = Instant::now() + LINGER;
         while self.posted > 0 && Instant::now() < until {
             if !self.progress() {

@@ -46,6 +46,8 @@ impl Library {
                 ("OMPI_MCA_pml", "cm"),
                 ("OMPI_MCA_mtl", "ofi"),
                 ("OMPI_MCA_mtl_ofi_provider_include", "dipole"),
+                // Else windows may go by another provider (`btl ofi`), where accumulate is wrong.
+                ("OMPI_MCA_btl_ofi_provider_include", "dipole"),
             ],
             Library::Mpich => &[("FI_PROVIDER", "dipole"), ("MPIR_CVAR_CH4_NETMOD", "ofi")],
         }
