@@ -25,7 +25,7 @@ pub(crate) struct Av {
 }
 
 /// Slots of the first chunk.
-const FIRST_SLOTS: u64 = 64;
+const FIRST_SLOTS: usize = 64;
 const CHUNKS: usize = 32;
 
 #[derive(Default)]
@@ -70,9 +70,10 @@ impl Av {
     /// The slots of a chunk, of which the number's is that one.
     #[inline]
     fn place(index: u64) -> Option<(usize, usize)> {
-        let chunk = (index / FIRST_SLOTS).checked_add(1)?.ilog2();
+        let index = usize::try_from(index).ok()?;
+        let chunk = (index / FIRST_SLOTS + 1).ilog2();
         let before = FIRST_SLOTS * ((1 << chunk) - 1);
-        Some((chunk as usize, usize::try_from(index - before).ok()?))
+        Some((chunk as usize, index - before))
     }
 
     #[inline]
@@ -100,7 +101,7 @@ impl Av {
         let index = known.count;
         let (chunk, at) = Av::place(index)?;
         let slots = self.chunks.get(chunk)?.get_or_init(|| {
-            let slots = (FIRST_SLOTS << chunk) as usize;
+            let slots = FIRST_SLOTS << chunk;
             std::iter::repeat_with(Slot::default).take(slots).collect()
         });
         slots[at].name.set(name).ok()?;
