@@ -369,7 +369,7 @@ impl EdgeTable {
     }
 
     /// Where an edge leads; `None` while it connects.
-    fn target(&self, id: EdgeRef) -> Option<Result<Target, SendError>> {
+    pub(crate) fn target(&self, id: EdgeRef) -> Option<Result<Target, SendError>> {
         match self.get(id).map(|edge| &edge.stage) {
             None => Some(Err(SendError::Ended)),
             Some(Stage::Open(target)) => Some(Ok(target.clone())),
