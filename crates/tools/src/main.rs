@@ -93,6 +93,11 @@ fn main() -> ExitCode {
             let done = printed.map(|()| ExitCode::SUCCESS).map_err(Failure::from);
             return out.report("help", done, false, &mut std::io::stderr());
         }
+        Err(wrong) if std::env::args_os().any(|word| word == "--json") => {
+            let failure = Failure::with_status(2, wrong.render().to_string());
+            let out = Output::new(std::io::stdout());
+            return out.report("usage", Err(failure), true, &mut std::io::stderr());
+        }
         Err(wrong) => wrong.exit(),
     };
     let arguments = Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());

@@ -103,6 +103,16 @@ fn with_json_errors_are_json_too() {
 }
 
 #[test]
+fn with_json_wrong_usage_is_json_too() {
+    let output = dipole(&["--json", "recv", "x"]).output().expect("it runs");
+    assert_eq!(output.status.code(), Some(2));
+    let text = errors(&output);
+    let event: serde_json::Value = serde_json::from_str(text.trim()).expect("one object");
+    let cause = event["text"].as_str().expect("text");
+    assert!(cause.contains("`x` is no endpoint"), "{text}");
+}
+
+#[test]
 fn a_log_level_that_is_none_is_refused() {
     let mut command = dipole(&["key", "show", "/nowhere/key"]);
     let output = command
