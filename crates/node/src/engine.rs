@@ -514,7 +514,7 @@ impl Engine {
         let (outgoing_edges, incoming_edges) = machine.edges();
         Holdings {
             pool_bytes: machine.pool_used(),
-            granted_bytes: machine.credit_outstanding(),
+            granted_bytes: machine.credit_committed(),
             outgoing_edges,
             incoming_edges,
             unfinished_messages: self.core.dispatch.unfinished(),

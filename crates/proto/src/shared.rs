@@ -69,8 +69,8 @@ pub(crate) struct Shared {
     pub(crate) stats: Stats,
     /// Sessions that are open, ours included: the thesis's p.
     pub(crate) processes: u32,
-    /// Bytes granted to peers and not consumed, over all edges.
-    pub(crate) outstanding: u64,
+    /// Bytes of memory that are spoken for, over all incoming edges.
+    pub(crate) committed: u64,
     /// Incoming edges that have not ended.
     pub(crate) edges_in: u32,
     pub(crate) grants: Grants,
@@ -93,7 +93,7 @@ impl Shared {
             released: Vec::new(),
             stats: Stats::default(),
             processes: 1,
-            outstanding: 0,
+            committed: 0,
             edges_in: 0,
             grants: Grants::new(config.window_packets, config.session_packets),
             config,
@@ -111,9 +111,9 @@ impl Shared {
         self.stats.count(reason);
     }
 
-    /// Bytes that may still be granted beyond what is out.
+    /// Bytes that windows may still grow by.
     pub(crate) fn credit_budget(&self) -> u64 {
-        self.pool.budget().saturating_sub(self.outstanding)
+        self.pool.budget().saturating_sub(self.committed)
     }
 
     /// Packets that may come from a peer before it is acknowledged without

@@ -329,7 +329,7 @@ fn lives_of_an_edge_that_is_not_read_get_no_more_credit_than_the_pool_has_room_f
             sender.machine.close_edge(edge);
             edge = sender.machine.edge(edge.peer, 1, 7).expect("open");
         }
-        assert!(wire.hosts[1].machine.credit_outstanding() <= 8000);
+        assert!(wire.hosts[1].machine.credit_committed() <= 8000);
         sent
     };
     // Longer than a peer may be silent that owes an answer; this one owes none.

@@ -277,7 +277,7 @@ fn an_edge_ends_after_its_offers_and_is_forgotten_by_both() {
     );
     pair[1].consume();
     assert_eq!(pair[1].machine.edges(), (0, 0));
-    assert_eq!(pair[1].machine.credit_outstanding(), 0);
+    assert_eq!(pair[1].machine.credit_committed(), 0);
     assert_eq!(pair[1].machine.pool_used(), 0);
 }
 
@@ -294,7 +294,7 @@ fn a_late_wish_of_an_edge_that_ended_gets_its_next_life_no_credit() {
     let edge = pair[0].machine.edge(pair[0].peer, 1, 7).expect("room");
     send(&mut pair, edge, 10).expect("credit");
     pair[1].consume();
-    let granted = pair[1].machine.credit_outstanding();
+    let granted = pair[1].machine.credit_committed();
     let tag = |life| PipeTag {
         kind: PipeKind::CreditWanted,
         extra: life,
@@ -308,7 +308,7 @@ fn a_late_wish_of_an_edge_that_ended_gets_its_next_life_no_credit() {
         let machine = &mut pair[1].machine;
         let taken = machine.on_pipe_record(NOW, peer, tag(life), bytes, bytes.len());
         taken.expect("sound");
-        assert_eq!(machine.credit_outstanding() > granted, is_granted);
+        assert_eq!(machine.credit_committed() > granted, is_granted);
     }
 }
 
@@ -421,7 +421,7 @@ proptest! {
         }
         process.machine.close_pipe(process.peer, GoneReason::Misbehaved);
         prop_assert_eq!(process.machine.pool_used(), 0);
-        prop_assert_eq!(process.machine.credit_outstanding(), 0);
+        prop_assert_eq!(process.machine.credit_committed(), 0);
         prop_assert_eq!(process.machine.edges(), (0, 0));
     }
 }

@@ -153,7 +153,7 @@ fn two_thousand_seeds_break_no_rule() {
 }
 
 /// Seeds beyond the first two thousand that once broke a rule.
-const ONCE_BROKEN: [u64; 11] = [
+const ONCE_BROKEN: [u64; 12] = [
     // A prod just before each tail time-out kept the blame from a dead interface's lane.
     1_006_703,
     // The goodbye of a process was lost: its idle peer finds out after some minutes.
@@ -175,6 +175,9 @@ const ONCE_BROKEN: [u64; 11] = [
     158_392_211_339_038,
     // A new session drew the connection id of the one before, and was taken to be gone.
     36_458_691_290_869,
+    // What a window had free while its grant was not renewed yet was given to another window,
+    // until both were full and the pool with them.
+    77_000_000_825,
 ];
 
 #[test]

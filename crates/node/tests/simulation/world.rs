@@ -446,7 +446,7 @@ impl World {
             let left = (
                 frames - process.engine.free_frames(),
                 process.engine.holdings().pool_bytes,
-                machine.credit_outstanding(),
+                machine.credit_committed(),
                 machine.peers().count(),
             );
             if left != (0, 0, 0, 0) {

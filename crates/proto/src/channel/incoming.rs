@@ -373,9 +373,14 @@ impl EdgeIn {
         self.wanted > self.granted
     }
 
-    /// Bytes granted and not yet consumed: what the peer may still make us hold.
-    pub(crate) fn outstanding(&self) -> u64 {
-        self.granted - self.consumed
+    /// Bytes of memory that are spoken for: what is granted and not consumed, or its window,
+    /// as far as which the grant follows what is consumed.
+    pub(crate) fn committed(&self) -> u64 {
+        let granted = self.granted - self.consumed;
+        match self.draining {
+            true => granted,
+            false => granted.max(self.window),
+        }
     }
 
     /// False while [`regrant`](Self::regrant) would change nothing: the peer does not wait,
@@ -618,10 +623,7 @@ mod tests {
         whole(&mut edge, 0, 36);
         whole(&mut edge, 2, 36);
         assert_eq!(edge.close(), (200, Some(2)));
-        assert_eq!(
-            edge.outstanding(),
-            900,
-            "message 2 waits for 1, then is discarded"
-        );
+        let kept = (edge.consumed, edge.held);
+        assert_eq!(kept, (100, 0), "message 2 waits for 1, then is discarded");
     }
 }

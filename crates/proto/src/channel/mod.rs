@@ -294,7 +294,7 @@ impl Channel {
     /// The peer is gone: everything that was held for it is given back.
     pub(crate) fn end(self, shared: &mut Shared) {
         for (_, edge) in self.incoming.iter() {
-            shared.outstanding -= edge.outstanding();
+            shared.committed -= edge.committed();
             shared.pool.give_back(edge.held());
             shared.edges_in -= u32::from(!edge.is_draining());
             if edge.is_draining()

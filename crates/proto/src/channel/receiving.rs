@@ -41,12 +41,12 @@ impl Channel {
         if let Some(former) = self.reserving.remove(&ends)
             && let Some(former) = self.incoming.get_mut(former)
         {
-            shared.outstanding -= former.outstanding();
+            shared.committed -= former.committed();
             former.release_reserved();
-            shared.outstanding += former.outstanding();
+            shared.committed += former.committed();
         }
         let edge = EdgeIn::new(key, &shared.config);
-        shared.outstanding += edge.outstanding();
+        shared.committed += edge.committed();
         shared.edges_in += 1;
         Some(self.incoming.insert(ends, edge))
     }
@@ -142,9 +142,10 @@ impl Channel {
         if !expected {
             return None;
         }
+        let before = incoming.committed();
         incoming.take_read(charge);
         shared.stats.messages_delivered += 1;
-        shared.outstanding -= charge;
+        shared.committed = shared.committed + incoming.committed() - before;
         Some(match incoming.may_regrant() {
             true => self.regrant(edge.index, now, shared),
             false => Tell::Nothing,
@@ -229,7 +230,7 @@ impl Channel {
             return (Placed::Violation, Tell::Nothing);
         };
         let refusal = refusal_for(edge, &piece, shared);
-        let (held, outstanding) = (edge.held(), edge.outstanding());
+        let (held, committed) = (edge.held(), edge.committed());
         let place = edge.place(&piece, refusal.is_some());
         shared.pool.take(edge.held() - held);
         if edge.is_beyond_window(piece.total) && !piece.operation {
@@ -239,7 +240,7 @@ impl Channel {
             shared.stats.messages_delivered += 1;
             return (Placed::Deliver, Tell::Nothing);
         }
-        self.place_rare(index, piece, place, refusal, outstanding, now, shared)
+        self.place_rare(index, piece, place, refusal, committed, now, shared)
     }
 
     #[allow(
@@ -252,7 +253,7 @@ impl Channel {
         piece: MessagePiece,
         place: Result<Place, incoming::Violation>,
         refusal: Option<RefusedReason>,
-        outstanding: u64,
+        committed: u64,
         now: Instant,
         shared: &mut Shared,
     ) -> (Placed, Tell) {
@@ -287,17 +288,17 @@ impl Channel {
                 return (Placed::Violation, Tell::Nothing);
             }
         };
-        (placed, self.advance(index, outstanding, now, shared))
+        (placed, self.advance(index, committed, now, shared))
     }
 
     /// Hands over what has become complete and renews the grant; the edge may be over.
-    fn advance(&mut self, index: u32, outstanding: u64, now: Instant, shared: &mut Shared) -> Tell {
+    fn advance(&mut self, index: u32, committed: u64, now: Instant, shared: &mut Shared) -> Tell {
         self.hand_over_complete(index, shared);
         let mut tell = Tell::Nothing;
         if let Some(edge) = self.incoming.get(index)
-            && edge.outstanding() != outstanding
+            && edge.committed() != committed
         {
-            shared.outstanding = shared.outstanding + edge.outstanding() - outstanding;
+            shared.committed = shared.committed + edge.committed() - committed;
             tell = self.regrant(index, now, shared);
         }
         self.check_over(index, shared);
@@ -329,9 +330,9 @@ impl Channel {
         let Some(incoming) = self.incoming.get_exact(edge.index, edge.generation) else {
             return Tell::Nothing;
         };
-        let outstanding = incoming.outstanding();
+        let committed = incoming.committed();
         incoming.fill(sequence);
-        self.advance(edge.index, outstanding, now, shared)
+        self.advance(edge.index, committed, now, shared)
     }
 
     /// True if this edge is still the one at its position.
@@ -407,7 +408,7 @@ impl Channel {
         if !edge.is_over() {
             return;
         }
-        let (key, before) = (edge.key(), edge.outstanding());
+        let (key, before) = (edge.key(), edge.committed());
         let ends = (key.target, key.source);
         if !edge.is_draining() {
             let unread = edge.unread();
@@ -419,7 +420,7 @@ impl Channel {
                 // an endpoint may hold a window, and the pool must have room for both, as
                 // for a window that grows.
                 next_life = shared.config.initial_credit_bytes.into();
-                let others = shared.outstanding - before;
+                let others = shared.committed - before;
                 let room = shared.pool.budget().saturating_sub(others);
                 let limit = shared.config.edge_window_bytes;
                 if endpoint.ended_unread + unread > limit || unread + next_life > room {
@@ -429,7 +430,7 @@ impl Channel {
                 self.reserving.insert(ends, index);
             }
             edge.drain(next_life);
-            shared.outstanding = shared.outstanding + edge.outstanding() - before;
+            shared.committed = shared.committed + edge.committed() - before;
             shared.edges_in -= 1;
             self.draining += 1;
             self.notices.push_back(Notice::Forgotten { key });
@@ -441,7 +442,7 @@ impl Channel {
         if let Some(edge) = self.incoming.get(index)
             && edge.has_consumed_all()
         {
-            shared.outstanding -= edge.outstanding();
+            shared.committed -= edge.committed();
             if self.reserving.get(&ends) == Some(&index) {
                 self.reserving.remove(&ends);
             }
@@ -462,10 +463,10 @@ impl Channel {
         let Some(incoming) = self.incoming.get_exact(edge.index, edge.generation) else {
             return Tell::Nothing;
         };
-        let before = incoming.outstanding();
+        let before = incoming.committed();
         let freed = incoming.consumed(total);
         shared.pool.give_back(freed);
-        shared.outstanding = shared.outstanding + incoming.outstanding() - before;
+        shared.committed = shared.committed + incoming.committed() - before;
         if incoming.has_end() {
             if incoming.is_draining()
                 && let Some(endpoint) = shared.endpoints.get_mut(&incoming.key().target)
@@ -499,10 +500,10 @@ impl Channel {
             let Some(edge) = self.incoming.get_mut(index) else {
                 continue;
             };
-            let before = edge.outstanding();
+            let before = edge.committed();
             let (freed, partial) = edge.close();
             shared.pool.give_back(freed);
-            shared.outstanding = shared.outstanding + edge.outstanding() - before;
+            shared.committed = shared.committed + edge.committed() - before;
             if let Some(sequence) = partial {
                 self.refuse(index, sequence, RefusedReason::Closed);
             }
@@ -537,7 +538,7 @@ impl Channel {
         let Some(edge) = self.incoming.get_mut(index) else {
             return Tell::Nothing;
         };
-        let before = edge.outstanding();
+        let before = edge.committed();
         let wanting = edge.is_wanting();
         let mut tell = edge.regrant(shared.credit_budget(), &shared.config);
         let target = edge.key().target;
@@ -577,7 +578,7 @@ impl Channel {
             edge.grant_oversize();
             tell = true;
         }
-        shared.outstanding = shared.outstanding + edge.outstanding() - before;
+        shared.committed = shared.committed + edge.committed() - before;
         if !tell {
             return Tell::Nothing;
         }

@@ -216,9 +216,10 @@ impl Machine {
         self.shared.pool.used()
     }
 
-    /// Bytes granted to peers that they have not used or the application not consumed.
+    /// Bytes that peers may make this process hold, those included that it holds: what they were
+    /// granted and will be granted again as the application consumes.
     #[must_use]
-    pub fn credit_outstanding(&self) -> u64 {
-        self.shared.outstanding
+    pub fn credit_committed(&self) -> u64 {
+        self.shared.committed
     }
 }

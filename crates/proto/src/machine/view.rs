@@ -32,7 +32,7 @@ impl Machine {
     /// Feeds what all sessions share to `hasher`: pool, endpoints, letters.
     pub fn hash_shared(&self, hasher: &mut impl Hasher) {
         let shared = &self.shared;
-        (&shared.pool, shared.processes, shared.outstanding).hash(hasher);
+        (&shared.pool, shared.processes, shared.committed).hash(hasher);
         (&shared.endpoints, &shared.grants).hash(hasher);
         (&self.ready, self.random, self.peers.len()).hash(hasher);
         self.outbox.letters().hash(hasher);

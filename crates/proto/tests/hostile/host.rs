@@ -379,6 +379,6 @@ impl Host {
             "slots are lost"
         );
         assert_eq!(self.machine.pool_used(), 0, "pool bytes are lost");
-        assert_eq!(self.machine.credit_outstanding(), 0, "credit is lost");
+        assert_eq!(self.machine.credit_committed(), 0, "credit is lost");
     }
 }

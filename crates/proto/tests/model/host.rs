@@ -442,7 +442,7 @@ impl Host {
         }
         let unread: usize = self.inbox.values().map(VecDeque::len).sum();
         let kept = (unread + self.held.len()) as u64 * message_charge();
-        let (used, granted) = (self.machine.pool_used(), self.machine.credit_outstanding());
+        let (used, granted) = (self.machine.pool_used(), self.machine.credit_committed());
         if used != kept || used > scenario.config.pool_bytes {
             return Err(format!("the pool counts {used} bytes, {kept} are kept"));
         }

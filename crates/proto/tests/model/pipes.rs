@@ -448,7 +448,7 @@ impl Pipes {
             let lives = calls.any(|call| matches!(call, Call::CloseEdge { .. }));
             let edges = process.machine.edges().1 as u64 + u64::from(lives);
             let bound = edges * self.exchange.credit_bytes;
-            let granted = process.machine.credit_outstanding();
+            let granted = process.machine.credit_committed();
             if granted > bound {
                 return Err(format!(
                     "{granted} bytes are granted, at most {bound} may be"

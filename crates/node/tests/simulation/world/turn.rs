@@ -128,10 +128,10 @@ impl World {
         }
         // Whoever has nobody to read is let come, to be refused.
         let reads = |inlet: &Inlet| inlet.plan.presence == Presence::Always;
-        if self.nodes[index].inlets.iter().all(reads) && machine.credit_outstanding() > bound {
+        if self.nodes[index].inlets.iter().all(reads) && machine.credit_committed() > bound {
             return Err(format!(
                 "it has {} bytes of credit out, at most {bound} make sense",
-                machine.credit_outstanding()
+                machine.credit_committed()
             ));
         }
         if process.engine.free_frames() > config.frames as usize {
