@@ -6,13 +6,14 @@
 
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::process::{Command, ExitCode};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Args;
-use dipole_node::{ClusterKey, variables};
+use dipole_node::registry::{ProbeLength, Prober, Reply};
+use dipole_node::{ClusterKey, NodeId, variables};
 
 use super::message::{self, BANNER, Up};
 use super::read_pieces;
@@ -28,6 +29,11 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(8);
 /// How often an agent that is busy or hangs up is called, with pauses that double.
 const ATTEMPTS: u32 = 6;
 const ATTEMPT_PAUSE: Duration = Duration::from_millis(100);
+/// How long an agent may be silent before its node's directory is asked.
+const SILENCE: Duration = Duration::from_secs(3);
+/// How often and how long each address is asked, before the machine is taken for gone.
+const QUESTIONS: u32 = 3;
+const QUESTION_TIMEOUT: Duration = Duration::from_millis(300);
 /// What `ssh` returns when it could not connect.
 const SHELL_FAILED: i32 = 255;
 
@@ -37,6 +43,9 @@ pub struct ReachArgs {
     /// Addresses of the agent, on each of its interfaces.
     #[arg(value_delimiter = ',', required = true)]
     agent: Vec<SocketAddr>,
+    /// The node that the agent answers for.
+    #[arg(long)]
+    node: NodeId,
     /// How many ranks may be placed there.
     #[arg(long)]
     ranks: u32,
@@ -132,10 +141,15 @@ pub fn reach(args: &ReachArgs) -> ExitCode {
         }
     };
     let (receiver, sender) = call;
+    let heard = Arc::new(Mutex::new(Instant::now()));
+    if let (Ok(stream), Ok(key)) = (sender.stream().try_clone(), load_key()) {
+        let (agent, node, heard) = (args.agent.clone(), args.node, Arc::clone(&heard));
+        std::thread::spawn(move || watch_machine(&agent, node, &key, &heard, &stream));
+    }
     let sender = Arc::new(Mutex::new(sender));
     send_keepalives(Arc::clone(&sender));
     std::thread::spawn(move || carry_input(&sender));
-    match carry_output(receiver) {
+    match carry_output(receiver, &heard) {
         Ok(status) => ExitCode::from(status),
         Err(cause) => {
             eprintln!("dipole reach: the agent's connection ended: {cause}");
@@ -166,9 +180,7 @@ fn run_shell(args: &ReachArgs, error: &CallError) -> ExitCode {
 type Call = (Receiver<TcpStream>, Sender<TcpStream>);
 
 fn call(args: &ReachArgs) -> Result<Call, CallError> {
-    let file = std::env::var_os(variables::KEY)
-        .ok_or_else(|| CallError::Key(format!("{} is not set", variables::KEY)))?;
-    let key = ClusterKey::load(file.as_ref()).map_err(|error| CallError::Key(error.to_string()))?;
+    let key = load_key()?;
     let (agent, mut stream) = connect(&args.agent)?;
     let system = |cause: io::Error| match cause.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => CallError::Silent { agent },
@@ -229,6 +241,49 @@ fn call(args: &ReachArgs) -> Result<Call, CallError> {
     Ok((receiver, sender))
 }
 
+fn load_key() -> Result<ClusterKey, CallError> {
+    let file = std::env::var_os(variables::KEY)
+        .ok_or_else(|| CallError::Key(format!("{} is not set", variables::KEY)))?;
+    ClusterKey::load(file.as_ref()).map_err(|error| CallError::Key(error.to_string()))
+}
+
+/// Ends the connection when the machine is gone: its agent has been silent, and its directory, which
+/// answers whatever programs do there, says nothing either.
+fn watch_machine(
+    agent: &[SocketAddr],
+    node: NodeId,
+    key: &ClusterKey,
+    heard: &Mutex<Instant>,
+    stream: &TcpStream,
+) {
+    loop {
+        let last = *heard.lock().unwrap_or_else(PoisonError::into_inner);
+        let silence = last.elapsed();
+        if silence < SILENCE {
+            std::thread::sleep(SILENCE - silence);
+            continue;
+        }
+        let answers = |at: &SocketAddr| {
+            let Ok(prober) = Prober::open(None, *at, node, Some(key)) else {
+                return false;
+            };
+            (0..QUESTIONS).any(|_| {
+                let reply = prober.probe(ProbeLength::SHORTEST, QUESTION_TIMEOUT);
+                !matches!(reply, Reply::Silent | Reply::Failed(_))
+            })
+        };
+        if !agent.iter().any(answers) {
+            eprintln!(
+                "dipole reach: its machine does not answer: silent for {} s, and so is its directory",
+                last.elapsed().as_secs()
+            );
+            let _gone = stream.shutdown(Shutdown::Both);
+            return;
+        }
+        std::thread::sleep(SILENCE / 3);
+    }
+}
+
 fn connect(agent: &[SocketAddr]) -> Result<(SocketAddr, TcpStream), CallError> {
     let mut last = io::Error::other("no address");
     for address in agent {
@@ -263,9 +318,11 @@ fn carry_input(sender: &Mutex<Sender<TcpStream>>) {
     .and_then(|()| send(Frame::InputEnd));
 }
 
-fn carry_output(mut receiver: Receiver<TcpStream>) -> io::Result<u8> {
+fn carry_output(mut receiver: Receiver<TcpStream>, heard: &Mutex<Instant>) -> io::Result<u8> {
     loop {
-        match receiver.receive().map_err(name_timeout)? {
+        let frame = receiver.receive().map_err(name_timeout)?;
+        *heard.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        match frame {
             Some(Frame::Data(bytes)) => {
                 let mut out = io::stdout().lock();
                 out.write_all(&bytes)?;

@@ -288,7 +288,7 @@ impl fmt::Display for TargetError {
             }
             TargetError::TimedOut { target, waited } => write!(
                 f,
-                "the process of endpoint {target} did not answer within {waited:?}; \
+                "the process of endpoint {target} did not answer within {waited:.1?}; \
                  is it waiting or receiving? Does a firewall drop UDP?"
             ),
             TargetError::PeerGone {
@@ -441,7 +441,7 @@ impl fmt::Display for SendError {
                  DIPOLE_FRAMES"
             ),
             SendError::TimedOut { target, waited } => {
-                write!(f, "endpoint {target} took nothing for {waited:?}")
+                write!(f, "endpoint {target} took nothing for {waited:.1?}")
             }
             SendError::TooLong { length, limit } => write!(
                 f,
@@ -529,7 +529,7 @@ impl fmt::Display for ReceiveError {
             ReceiveError::TimedOut { endpoint, waited } => {
                 write!(
                     f,
-                    "no message came to endpoint {endpoint} within {waited:?}"
+                    "no message came to endpoint {endpoint} within {waited:.1?}"
                 )
             }
             ReceiveError::TooShort { needed, given } => write!(
@@ -630,7 +630,7 @@ impl fmt::Display for CloseError {
         match self {
             CloseError::Unacknowledged { waited } => write!(
                 f,
-                "after {waited:?} some messages were still unacknowledged; their receivers may not have them"
+                "after {waited:.1?} some messages were still unacknowledged; their receivers may not have them"
             ),
             CloseError::Broken(cause) => write!(f, "the link is broken: {cause}"),
             CloseError::Forked => f.write_str(FORKED),

@@ -196,7 +196,7 @@ fn a_proof_that_was_overheard_serves_nobody_else() {
     let between = TcpListener::bind("127.0.0.1:0").expect("loopback");
     let address = between.local_addr().expect("bound");
     let mut command = node.dipole(&["reach", &address.to_string()]);
-    command.args(["--ranks", "1", "--job", "x", "--", "false"]);
+    command.args(["--node", "1", "--ranks", "1", "--job", "x", "--", "false"]);
     let caller = std::thread::spawn(move || command.output().expect("it runs"));
     let (mut caller_side, _) = between.accept().expect("it calls");
     let mut agent_side = node.connect();
@@ -242,7 +242,7 @@ fn what_is_no_agent_and_what_does_not_listen_is_told_apart() {
     let shell = node.write("shell", "#!/bin/sh\necho reached by shell\nexit 255\n");
     let mut command = node.dipole(&["reach", &node.address.to_string()]);
     command
-        .args(["--ranks", "1", "--job", "x", "--", "sh"])
+        .args(["--node", "1", "--ranks", "1", "--job", "x", "--", "sh"])
         .arg(shell);
     command.env("DIPOLE_LOG", "info");
     let output = said(&command.output().expect("it runs"));
