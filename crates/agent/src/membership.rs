@@ -306,12 +306,13 @@ impl Membership {
         if !self.up.contains_key(&from) {
             return;
         }
-        let before = self.news.len();
+        let (before, unspent) = (self.news.len(), *credit);
         let updates = self.believed(now, members, credit);
         let updates = updates.into_iter();
         let done = self.foca.apply_many(updates, false, &mut self.runtime);
         self.after(now, done);
-        if self.news.len() > before {
+        // There is more to learn where something was, be it whom to ask.
+        if self.news.len() > before || *credit < unspent {
             self.sync = Sync {
                 next: now + SYNC_NEXT,
                 pause: SYNC_SOON,
