@@ -272,9 +272,8 @@ fn registry_error(config: &Config, cause: RegistryError) -> OpenError {
 fn user_limits(config: &Config) -> Result<UserLimits, OpenError> {
     let uid = rustix::process::geteuid().as_raw();
     let file = UserLimits::load(LIMITS_FILE.as_ref(), uid);
-    let file = file.map_err(|cause| {
-        out_of_descriptors(&cause).unwrap_or_else(|| OpenError::UserLimits(cause))
-    })?;
+    let file =
+        file.map_err(|cause| out_of_descriptors(&cause).unwrap_or(OpenError::UserLimits(cause)))?;
     Ok(file.and(config.user_limits.clone()))
 }
 
