@@ -6,7 +6,7 @@ use std::net::UdpSocket;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Instant;
 
 use dipole_node::NodeId;
@@ -34,6 +34,8 @@ pub(super) struct Reach<'a> {
     pub(super) own_node: Option<NodeId>,
     /// With a cluster key, agents are tried first.
     pub(super) has_key: bool,
+    /// The hosts are what an agent knows, which nobody has written down.
+    pub(super) is_discovered: bool,
     /// How many ranks the job has, and its command, for the rules of agents.
     pub(super) ranks: u32,
     pub(super) job: String,
@@ -47,7 +49,7 @@ pub(super) struct Contact {
     /// How many ranks it accepts, if its owner has set a limit.
     pub(super) most_ranks: Option<u32>,
     /// Written by a thread: a network that hangs must not stop the launcher.
-    to_write: Option<Sender<Down>>,
+    to_write: Option<Sender<(Down, Option<Sender<()>>)>>,
 }
 
 /// The state of a contact.
@@ -82,13 +84,16 @@ impl Contact {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
         let mut child = command.spawn()?;
-        let (to_write, messages) = channel::<Down>();
+        let (to_write, messages) = channel::<(Down, Option<Sender<()>>)>();
         if let Some(mut stdin) = child.stdin.take() {
             std::thread::spawn(move || {
-                for message in messages {
+                for (message, written) in messages {
                     // A lost host is noticed by the thread that reads from it.
                     if message::write(&message, &mut stdin).is_err() {
                         return;
+                    }
+                    if let Some(written) = written {
+                        let _nobody_waits = written.send(());
                     }
                 }
             });
@@ -118,8 +123,17 @@ impl Contact {
     /// Sends the shim a message; a lost host is noticed by its reader.
     pub(super) fn send(&self, message: Down) {
         if let Some(to_write) = &self.to_write {
-            let _ = to_write.send(message);
+            let _ = to_write.send((message, None));
         }
+    }
+
+    /// The same; what is returned receives, or ends, when the message has left.
+    pub(super) fn send_noting(&self, message: Down) -> Receiver<()> {
+        let (written, left) = channel();
+        if let Some(to_write) = &self.to_write {
+            let _ = to_write.send((message, Some(written)));
+        }
+        left
     }
 
     /// Disconnects: the guard and the shim end everything there.
@@ -139,8 +153,16 @@ fn guard_arguments(host: &Host, reach: &Reach<'_>, own: &Path) -> Vec<OsString> 
     if reach.has_key && reach.shell.is_empty() && host.ssh.is_none() {
         let addresses: Vec<String> = host.directories().iter().map(ToString::to_string).collect();
         arguments.extend([own.into(), "reach".into(), addresses.join(",").into()]);
-        let ranks = reach.ranks.min(host.slots).to_string();
+        let (node, ranks) = (
+            host.node.to_string(),
+            reach.ranks.min(host.slots).to_string(),
+        );
+        arguments.extend(["--node", &node].map(OsString::from));
         arguments.extend(["--ranks", &ranks, "--job", &reach.job, "--"].map(OsString::from));
+        // A shell would be handed the key without a proof that the host has it.
+        if reach.is_discovered {
+            return arguments;
+        }
     }
     if reach.shell.is_empty() {
         arguments.extend(
@@ -148,7 +170,8 @@ fn guard_arguments(host: &Host, reach: &Reach<'_>, own: &Path) -> Vec<OsString> 
                 "ssh",
                 "-oBatchMode=yes",
                 "-oConnectTimeout=5",
-                "-oServerAliveInterval=15",
+                "-oServerAliveInterval=2",
+                "-oServerAliveCountMax=3",
             ]
             .map(OsString::from),
         );
@@ -214,10 +237,15 @@ mod tests {
     use dipole_node::hosts::Hosts;
 
     fn words(line: &str, shell: &[&str], own_node: Option<u32>) -> Vec<String> {
-        words_with(line, shell, own_node, false)
+        words_with(line, shell, own_node, [false, false])
     }
 
-    fn words_with(line: &str, shell: &[&str], own_node: Option<u32>, has_key: bool) -> Vec<String> {
+    fn words_with(
+        line: &str,
+        shell: &[&str],
+        own_node: Option<u32>,
+        [has_key, is_discovered]: [bool; 2],
+    ) -> Vec<String> {
         let hosts = Hosts::parse(line).unwrap();
         let shell: Vec<String> = shell.iter().map(|word| (*word).to_owned()).collect();
         let reach = Reach {
@@ -225,6 +253,7 @@ mod tests {
             program: Path::new("/opt/my tools/dipole"),
             own_node: own_node.map(NodeId),
             has_key,
+            is_discovered,
             ranks: 3,
             job: "sort big".to_owned(),
         };
@@ -250,15 +279,20 @@ mod tests {
     #[test]
     fn with_a_key_the_agent_is_asked_first_unless_somebody_says_how_the_host_is_reached() {
         let line = "1 192.0.2.1 port=9 interfaces=192.0.3.1 slots=2";
-        let words = words_with(line, &[], None, true);
+        let words = words_with(line, &[], None, [true, false]);
         let agent = ["--", "/d", "reach", "192.0.2.1:9,192.0.3.1:9"];
         assert_eq!(words[..4], agent);
-        assert_eq!(words[4..8], ["--ranks", "2", "--job", "sort big"]);
-        assert_eq!(words[8..10], ["--", "ssh"]);
+        assert_eq!(words[4..6], ["--node", "1"]);
+        assert_eq!(words[6..10], ["--ranks", "2", "--job", "sort big"]);
+        assert_eq!(words[10..12], ["--", "ssh"]);
         for (line, shell) in [(line, &["sh"][..]), ("1 192.0.2.1 ssh=there", &[])] {
-            let given = words_with(line, shell, None, true);
+            let given = words_with(line, shell, None, [true, false]);
             assert!(!given.contains(&"reach".to_owned()), "{given:?}");
         }
-        assert!(words_with(line, &[], Some(1), true).is_empty());
+        assert!(words_with(line, &[], Some(1), [true, false]).is_empty());
+        // Nobody has said that this host may have the key.
+        let discovered = words_with(line, &[], None, [true, true]);
+        assert_eq!(discovered[..8], words[..8]);
+        assert_eq!(discovered[8..], ["--"]);
     }
 }

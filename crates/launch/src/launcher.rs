@@ -14,8 +14,11 @@ use std::time::{Duration, Instant};
 
 use dipole_node::hosts::Host;
 use dipole_node::job::node_from_env;
+use rustix::process::{Signal, getpid, kill_process};
 use serde_json::json;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
+use signal_hook::consts::{
+    SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGSTOP, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2,
+};
 use signal_hook::iterator::Signals;
 
 use super::budget::Budget;
@@ -26,7 +29,7 @@ use crate::output::Style;
 pub(crate) use loss::OnLoss;
 use loss::{Due, Losses};
 use plan::Plan;
-use print::{Print, print_all};
+use print::{Files, Print, print_all};
 use restart::names;
 
 /// Input for rank 0 in flight.
@@ -39,6 +42,11 @@ const NOTICE_EVERY: Duration = Duration::from_secs(5);
 /// How much longer than the grace period a host may take to report that it is done.
 const LAST_REPORT: Duration = Duration::from_secs(5);
 
+/// How long the message that stops a host's ranks may take to leave.
+const WRITTEN_WITHIN: Duration = Duration::from_secs(1);
+/// The status of a job that took longer than --timeout, as timeout(1) has it.
+const OUT_OF_TIME: u8 = 124;
+
 /// Characters of the program and its arguments that agents get to see.
 const MAX_JOB_CHARS: usize = 500;
 
@@ -47,8 +55,8 @@ enum Event {
     Signal(i32),
     Input(Vec<u8>),
     InputEnd,
-    /// The reader of our output is gone.
-    OutputBroken,
+    /// Our output cannot be written.
+    OutputBroken(std::io::Error),
     Printed,
 }
 
@@ -57,8 +65,10 @@ pub(super) fn launch(args: RunArgs, hosts: &HostsFile, style: Style) -> Result<u
     let system = |doing| move |cause| RunError::System { doing, cause };
     descendants::adopt_orphans().map_err(system("adopting orphans"))?;
     let (events, inbox) = channel();
-    let forwarded = [SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2];
-    let mut signals = Signals::new(forwarded).map_err(system("catching signals"))?;
+    let caught = [
+        SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT,
+    ];
+    let mut signals = Signals::new(caught).map_err(system("catching signals"))?;
     std::thread::spawn({
         let events = events.clone();
         move || {
@@ -69,9 +79,10 @@ pub(super) fn launch(args: RunArgs, hosts: &HostsFile, style: Style) -> Result<u
     });
     let budget = Budget::new(OUTPUT_BUDGET_BYTES);
     let (print, to_print) = channel();
+    let files = args.output_dir.clone().map(Files::new).transpose()?;
     std::thread::spawn({
         let (events, budget) = (events.clone(), budget.clone());
-        move || print_all(style, &to_print, &budget, &events)
+        move || print_all(style, files, &to_print, &budget, &events)
     });
     let mut job = Launch {
         json: style == Style::Json,
@@ -81,6 +92,7 @@ pub(super) fn launch(args: RunArgs, hosts: &HostsFile, style: Style) -> Result<u
         status: None,
         interruptions: 0,
         give_up_at: None,
+        out_of_time_at: None,
         losses: Losses::new(args.on_loss, args.restarts),
         returning: BTreeMap::new(),
         some_ended_well: false,
@@ -119,6 +131,8 @@ struct Launch {
     status: Option<u8>,
     interruptions: u32,
     give_up_at: Option<Instant>,
+    /// When the job must have ended.
+    out_of_time_at: Option<Instant>,
     losses: Losses,
     /// Contacts for restarts, and the ranks to be started there.
     returning: BTreeMap<usize, Due>,
@@ -148,6 +162,7 @@ impl Launch {
             program: args.dipole.as_deref().unwrap_or(&own),
             own_node: node_from_env().map_err(RunError::Environment)?,
             has_key: hosts.key.is_some(),
+            is_discovered: hosts.hosts.is_of_agent(),
             ranks: args.ranks,
             job: describe(&args.command),
         };
@@ -162,6 +177,7 @@ impl Launch {
             return Ok(status);
         }
         let plan = self.start(&means)?;
+        self.out_of_time_at = args.timeout.map(|timeout| Instant::now() + timeout);
         self.supervise(&means, &plan);
         Ok(self.status.unwrap_or(0))
     }
@@ -186,7 +202,10 @@ impl Launch {
             if self.contacts.values().all(is_over) && self.losses.next_at().is_none() {
                 return;
             }
-            let wake = [self.give_up_at, self.next_restart(means)];
+            let wake = [
+                self.give_up_at.or(self.out_of_time_at),
+                self.next_restart(means),
+            ];
             match self.next(wake.into_iter().flatten().min()) {
                 Some(Event::Host(HostEvent::Message(index, message))) => {
                     self.on_message(index, message, plan);
@@ -198,13 +217,16 @@ impl Launch {
                 Some(Event::Signal(signal)) => self.forward_signal(signal),
                 Some(Event::Input(bytes)) => self.send_to_rank_0(Down::Input(bytes)),
                 Some(Event::InputEnd) => self.send_to_rank_0(Down::InputEnd),
-                Some(Event::OutputBroken) => {
-                    self.fail(Ending::Signal(13).status());
-                }
+                Some(Event::OutputBroken(cause)) => self.output_broken(&cause),
                 Some(Event::Printed) => {}
                 None if self.give_up_at.is_some_and(|at| at <= Instant::now()) => {
                     self.give_up();
                     return;
+                }
+                None if self.out_of_time_at.is_some_and(|at| at <= Instant::now()) => {
+                    self.out_of_time_at = None;
+                    self.print_message("the time of --timeout is up: ending the job".to_owned());
+                    self.fail(OUT_OF_TIME);
                 }
                 None => {}
             }
@@ -231,6 +253,7 @@ impl Launch {
             Up::Started { rank, pid } => {
                 let node = self.contacts.get(&index);
                 let node = node.map(|contact| contact.host.node.0);
+                let _ = self.print.send(Print::Started(rank));
                 self.event(json!({"event": "started", "rank": rank, "node": node, "pid": pid}));
             }
             Up::Output {
@@ -249,10 +272,19 @@ impl Launch {
             Up::Warning(text) => self.on_stderr(index, &text),
             Up::Hello(hello) => self.is_back(index, &hello, plan),
             Up::Refused(reason) => {
-                self.has_not_returned(index, Some(&reason));
+                if !self.has_not_returned(index, Some(&reason)) {
+                    self.refused(index, &reason);
+                }
             }
             Up::Done => {}
         }
+    }
+
+    /// A host starts none of its ranks.
+    fn refused(&mut self, index: usize, reason: &str) {
+        self.on_stderr(index, reason);
+        self.running.retain(|_, on| *on != index);
+        self.fail(1);
     }
 
     fn exited(&mut self, rank: u32, ending: Ending) {
@@ -316,11 +348,42 @@ impl Launch {
         }
     }
 
+    /// Ends the job whose output cannot be written, quietly if its reader has left.
+    fn output_broken(&mut self, cause: &std::io::Error) {
+        if cause.kind() == std::io::ErrorKind::BrokenPipe {
+            self.fail(Ending::Signal(13).status());
+        } else {
+            self.print_message(format!("cannot write the output: {cause}; ending the job"));
+            self.fail(1);
+        }
+    }
+
+    /// Stops the ranks and then this process, as Ctrl-Z stops one program.
+    fn stop(&self) {
+        let ready = self.contacts.values();
+        let ready = ready.filter(|contact| contact.state == State::Ready);
+        let sent: Vec<_> = ready
+            .map(|contact| contact.send_noting(Down::Signal(SIGSTOP)))
+            .collect();
+        for written in sent {
+            let _lost = written.recv_timeout(WRITTEN_WITHIN);
+        }
+        let _continued = kill_process(getpid(), Signal::STOP);
+    }
+
     fn forward_signal(&mut self, signal: i32) {
+        if signal == SIGTSTP {
+            return self.stop();
+        }
         self.send_to_all(|| Down::Signal(signal));
         if matches!(signal, SIGINT | SIGTERM | SIGHUP | SIGQUIT) {
             self.interruptions += 1;
             self.stop_restarts();
+            if self.interruptions == 1 {
+                self.print_message(
+                    "the signal went to the ranks; a second one ends the job".to_owned(),
+                );
+            }
             if self.interruptions == 2 {
                 self.print_message("a second signal: ending the job".to_owned());
                 self.fail(Ending::Signal(small(signal)).status());
@@ -394,7 +457,19 @@ impl Launch {
         self.print = closed;
         loop {
             match self.next(None) {
-                Some(Event::Printed | Event::OutputBroken) | None => return,
+                Some(Event::OutputBroken(cause)) => {
+                    let broken = cause.kind() == std::io::ErrorKind::BrokenPipe;
+                    let status = if broken {
+                        Ending::Signal(13).status()
+                    } else {
+                        1
+                    };
+                    self.status.get_or_insert(status);
+                    return;
+                }
+                Some(Event::Printed) | None => return,
+                Some(Event::Signal(SIGTSTP)) => self.stop(),
+                Some(Event::Signal(SIGCONT)) => {}
                 // The user does not want to wait for a reader of our output that is stuck.
                 Some(Event::Signal(_)) => return,
                 Some(_) => {}

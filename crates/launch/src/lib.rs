@@ -63,8 +63,20 @@ pub struct RunArgs {
     /// Put the rank before every line: `[3] line`
     #[arg(long)]
     tag: bool,
-    /// Pass a variable on to the ranks; may be repeated
-    #[arg(long = "env", value_name = "NAME[=VALUE]")]
+    /// Write what rank R prints to DIR/R.out and DIR/R.err, which are made anew
+    #[arg(long, value_name = "DIR", conflicts_with = "tag")]
+    output_dir: Option<PathBuf>,
+    /// Start the ranks in this directory, which each host must have [default: the current one, else the home directory]
+    #[arg(long, value_name = "DIR")]
+    wdir: Option<PathBuf>,
+    /// Start more ranks than the hosts file has slots
+    #[arg(long)]
+    oversubscribe: bool,
+    /// End the job after so many seconds, with status 124
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    timeout: Option<Duration>,
+    /// Set a variable of the ranks, or pass on one that names something of this machine (HOME, ...); may be repeated
+    #[arg(long = "env", value_name = "NAME[=VALUE]", value_parser = assignment)]
     environment: Vec<String>,
     /// How long a host may take to answer, in seconds
     #[arg(long, value_name = "SECONDS", default_value = "15", value_parser = seconds)]
@@ -109,10 +121,16 @@ pub(crate) enum RunError {
     )]
     NoHost { tried: usize },
     #[error(
-        "{ranks} ranks are too many: the owners of the hosts that answered take {capacity} in \
-         all now, so none was started; ask for fewer, or add hosts"
+        "{ranks} ranks are too many: the hosts that answered take {capacity} in all (their slots \
+         in the hosts file, or what their owners allow), so none was started; ask for fewer, add \
+         hosts or slots, or give --oversubscribe for more ranks than slots"
     )]
     TooManyRanks { ranks: u32, capacity: u32 },
+    #[error("there is no directory {} to write output to: {cause}", .directory.display())]
+    OutputDir {
+        directory: PathBuf,
+        cause: std::io::Error,
+    },
     #[error("{doing} failed: {cause}")]
     System {
         doing: &'static str,
@@ -197,6 +215,13 @@ pub fn read_pieces<E>(
             Ok(0) | Err(_) => return Ok(()),
             Ok(length) => take(&buffer[..length])?,
         }
+    }
+}
+
+fn assignment(text: &str) -> Result<String, String> {
+    match text.split_once('=').map_or(text, |(name, _)| name) {
+        "" => Err("a variable has a name, as in NAME=VALUE".to_owned()),
+        _ => Ok(text.to_owned()),
     }
 }
 

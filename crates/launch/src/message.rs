@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// Written first by a shim.
-pub(super) const BANNER: &[u8] = b"\ndipole-shim 2\n";
+pub(super) const BANNER: &[u8] = b"\ndipole-shim 3\n";
 const LENGTH_BYTES: usize = 4;
 /// Longer than any hosts file with its command line.
 const MAX_MESSAGE_BYTES: usize = 64 << 20;
@@ -35,6 +35,8 @@ pub(super) struct Start {
     /// The same for all ranks of the host.
     pub(super) environment: BTreeMap<String, OsString>,
     pub(super) directory: PathBuf,
+    /// Nothing is started where there is no such directory; else it is the home directory.
+    pub(super) directory_required: bool,
     /// The text of the hosts file, for hosts that do not share a file system.
     pub(super) hosts: Option<String>,
     /// The cluster key.

@@ -6,13 +6,14 @@
 
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::process::{Command, ExitCode};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Args;
-use dipole_node::{ClusterKey, variables};
+use dipole_node::registry::{ProbeLength, Prober, Reply};
+use dipole_node::{ClusterKey, NodeId, variables};
 
 use super::message::{self, BANNER, Up};
 use super::read_pieces;
@@ -25,9 +26,14 @@ use crate::call::{
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long an agent may take to greet and to answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(8);
-/// How often an agent that hangs up is called before the last attempt, with growing pauses.
-const ATTEMPTS: u32 = 3;
+/// How often an agent that is busy or hangs up is called, with pauses that double.
+const ATTEMPTS: u32 = 6;
 const ATTEMPT_PAUSE: Duration = Duration::from_millis(100);
+/// How long an agent may be silent before its node's directory is asked.
+const SILENCE: Duration = Duration::from_secs(3);
+/// How often and how long each address is asked, before the machine is taken for gone.
+const QUESTIONS: u32 = 3;
+const QUESTION_TIMEOUT: Duration = Duration::from_millis(300);
 /// What `ssh` returns when it could not connect.
 const SHELL_FAILED: i32 = 255;
 
@@ -37,14 +43,17 @@ pub struct ReachArgs {
     /// Addresses of the agent, on each of its interfaces.
     #[arg(value_delimiter = ',', required = true)]
     agent: Vec<SocketAddr>,
+    /// The node that the agent answers for.
+    #[arg(long)]
+    node: NodeId,
     /// How many ranks may be placed there.
     #[arg(long)]
     ranks: u32,
     /// The job's program and its arguments.
     #[arg(long, allow_hyphen_values = true)]
     job: String,
-    /// What to run instead if nothing listens there.
-    #[arg(last = true, required = true)]
+    /// What to run instead if nothing listens there; if empty, nothing is.
+    #[arg(last = true)]
     shell: Vec<OsString>,
 }
 
@@ -56,25 +65,36 @@ enum CallError {
         at: Vec<SocketAddr>,
         cause: io::Error,
     },
+    /// Besides, there is no other way.
+    #[error(
+        "{0}; other nodes know this one, but nobody has written it down, so the cluster key is \
+         not given to it by a remote shell: start `dipole agent` there with this key, or name \
+         the node in a hosts file"
+    )]
+    NoOtherWay(Box<CallError>),
     #[error("{0}")]
     Key(String),
     #[error("{agent}: {why}")]
     Greeting { agent: SocketAddr, why: String },
-    /// The agent sent another proof than ours.
+    /// The agent sent another proof than ours, or says that ours is of another key.
     #[error(
         "the agent at {agent} does not hold the cluster key {own}: compare `dipole key \
          show` on both machines, and set {} there to a copy of the same",
         variables::KEY
     )]
     KeyMismatch { agent: SocketAddr, own: String },
-    /// The agent hung up after our proof, in every attempt.
+    /// The agent hung up after our proof without a word, in every attempt.
     #[error(
-        "the agent at {agent} hung up on the proof of cluster key {own}: it holds another \
-         one (compare `dipole key show` on both machines, and set {} there to a copy of \
-         the same), or too many callers compete for it (see its log)",
-        variables::KEY
+        "the agent at {agent} hung up on the proof of cluster key {own}: it ended, or something \
+         between the two machines cuts connections off (see its log)"
     )]
     HungUp { agent: SocketAddr, own: String },
+    /// In every attempt others had taken all places.
+    #[error(
+        "the agent at {agent} is busy: too many callers or jobs compete for it; try again \
+         later, and see its log for who they are"
+    )]
+    Busy { agent: SocketAddr },
     #[error("the agent at {agent} does not answer; is it stopped, or its machine overloaded?")]
     Silent { agent: SocketAddr },
     #[error("refuses work: {reason}")]
@@ -90,19 +110,28 @@ fn list(addresses: &[SocketAddr]) -> String {
 
 /// Reaches the node, by its agent or else by the shell.
 pub fn reach(args: &ReachArgs) -> ExitCode {
-    // An agent under load drops the caller that has waited longest: another attempt may succeed.
-    let mut attempts = (1..=ATTEMPTS).map(|attempt| {
-        std::thread::sleep(ATTEMPT_PAUSE * (attempt - 1));
-        call(args)
-    });
-    let last = attempts.find(|call| !matches!(call, Err(CallError::HungUp { .. })));
-    let call = match last.unwrap_or_else(|| call(args)) {
+    // An agent under load sends callers away: another attempt may succeed.
+    let (mut tried, mut attempt) = (1, call(args));
+    while tried < ATTEMPTS
+        && matches!(
+            attempt,
+            Err(CallError::HungUp { .. } | CallError::Busy { .. })
+        )
+    {
+        std::thread::sleep(ATTEMPT_PAUSE * (1 << (tried - 1)));
+        (tried, attempt) = (tried + 1, call(args));
+    }
+    let call = match attempt {
         Ok(call) => call,
-        Err(error @ CallError::NoAgent { .. }) => {
+        Err(error @ CallError::NoAgent { .. }) if !args.shell.is_empty() => {
             tracing::info!("{error}; trying {}", args.shell[0].display());
             return run_shell(args, &error);
         }
         Err(error) => {
+            let error = match error {
+                CallError::NoAgent { .. } => CallError::NoOtherWay(Box::new(error)),
+                error => error,
+            };
             let refused = Up::Refused(error.to_string());
             let mut out = io::stdout().lock();
             let _hung_up = out
@@ -112,10 +141,15 @@ pub fn reach(args: &ReachArgs) -> ExitCode {
         }
     };
     let (receiver, sender) = call;
+    let heard = Arc::new(Mutex::new(Instant::now()));
+    if let (Ok(stream), Ok(key)) = (sender.stream().try_clone(), load_key()) {
+        let (agent, node, heard) = (args.agent.clone(), args.node, Arc::clone(&heard));
+        std::thread::spawn(move || watch_machine(&agent, node, &key, &heard, &stream));
+    }
     let sender = Arc::new(Mutex::new(sender));
     send_keepalives(Arc::clone(&sender));
     std::thread::spawn(move || carry_input(&sender));
-    match carry_output(receiver) {
+    match carry_output(receiver, &heard) {
         Ok(status) => ExitCode::from(status),
         Err(cause) => {
             eprintln!("dipole reach: the agent's connection ended: {cause}");
@@ -146,9 +180,7 @@ fn run_shell(args: &ReachArgs, error: &CallError) -> ExitCode {
 type Call = (Receiver<TcpStream>, Sender<TcpStream>);
 
 fn call(args: &ReachArgs) -> Result<Call, CallError> {
-    let file = std::env::var_os(variables::KEY)
-        .ok_or_else(|| CallError::Key(format!("{} is not set", variables::KEY)))?;
-    let key = ClusterKey::load(file.as_ref()).map_err(|error| CallError::Key(error.to_string()))?;
+    let key = load_key()?;
     let (agent, mut stream) = connect(&args.agent)?;
     let system = |cause: io::Error| match cause.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => CallError::Silent { agent },
@@ -167,15 +199,21 @@ fn call(args: &ReachArgs) -> Result<Call, CallError> {
         system(cause)
     })?;
     let greeting = Greeting::from_bytes(greeting);
+    if greeting.is_busy() {
+        return Err(CallError::Busy { agent });
+    }
     greeting
         .check()
         .map_err(|why| CallError::Greeting { agent, why })?;
     let channel = Channel::call(&mut stream, &key, &greeting).map_err(|cause| {
-        use io::ErrorKind::{ConnectionReset, InvalidData, UnexpectedEof};
+        use io::ErrorKind::{
+            BrokenPipe, ConnectionReset, InvalidData, PermissionDenied, ResourceBusy, UnexpectedEof,
+        };
         let own = key.fingerprint();
         match cause.kind() {
-            InvalidData => CallError::KeyMismatch { agent, own },
-            UnexpectedEof | ConnectionReset => CallError::HungUp { agent, own },
+            InvalidData | PermissionDenied => CallError::KeyMismatch { agent, own },
+            ResourceBusy => CallError::Busy { agent },
+            BrokenPipe | UnexpectedEof | ConnectionReset => CallError::HungUp { agent, own },
             _ => system(cause),
         }
     })?;
@@ -201,6 +239,49 @@ fn call(args: &ReachArgs) -> Result<Call, CallError> {
     let patience = sender.stream().set_read_timeout(Some(IDLE_LIMIT));
     patience.map_err(system)?;
     Ok((receiver, sender))
+}
+
+fn load_key() -> Result<ClusterKey, CallError> {
+    let file = std::env::var_os(variables::KEY)
+        .ok_or_else(|| CallError::Key(format!("{} is not set", variables::KEY)))?;
+    ClusterKey::load(file.as_ref()).map_err(|error| CallError::Key(error.to_string()))
+}
+
+/// Ends the connection when the machine is gone: its agent has been silent, and its directory, which
+/// answers whatever programs do there, says nothing either.
+fn watch_machine(
+    agent: &[SocketAddr],
+    node: NodeId,
+    key: &ClusterKey,
+    heard: &Mutex<Instant>,
+    stream: &TcpStream,
+) {
+    loop {
+        let last = *heard.lock().unwrap_or_else(PoisonError::into_inner);
+        let silence = last.elapsed();
+        if silence < SILENCE {
+            std::thread::sleep(SILENCE - silence);
+            continue;
+        }
+        let answers = |at: &SocketAddr| {
+            let Ok(prober) = Prober::open(None, *at, node, Some(key)) else {
+                return false;
+            };
+            (0..QUESTIONS).any(|_| {
+                let reply = prober.probe(ProbeLength::SHORTEST, QUESTION_TIMEOUT);
+                !matches!(reply, Reply::Silent | Reply::Failed(_))
+            })
+        };
+        if !agent.iter().any(answers) {
+            eprintln!(
+                "dipole reach: its machine does not answer: silent for {} s, and so is its directory",
+                last.elapsed().as_secs()
+            );
+            let _gone = stream.shutdown(Shutdown::Both);
+            return;
+        }
+        std::thread::sleep(SILENCE / 3);
+    }
 }
 
 fn connect(agent: &[SocketAddr]) -> Result<(SocketAddr, TcpStream), CallError> {
@@ -237,9 +318,11 @@ fn carry_input(sender: &Mutex<Sender<TcpStream>>) {
     .and_then(|()| send(Frame::InputEnd));
 }
 
-fn carry_output(mut receiver: Receiver<TcpStream>) -> io::Result<u8> {
+fn carry_output(mut receiver: Receiver<TcpStream>, heard: &Mutex<Instant>) -> io::Result<u8> {
     loop {
-        match receiver.receive().map_err(name_timeout)? {
+        let frame = receiver.receive().map_err(name_timeout)?;
+        *heard.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        match frame {
             Some(Frame::Data(bytes)) => {
                 let mut out = io::stdout().lock();
                 out.write_all(&bytes)?;

@@ -161,6 +161,11 @@ impl HostRanks {
             .map(|key| in_memory("dipole-key", &key.0));
         let key = key.transpose()?;
         let directory_is_there = start.directory.is_dir();
+        if !directory_is_there && start.directory_required {
+            let reason = format!("there is no directory {}", start.directory.display());
+            let _ = self.outbox.send(Up::Refused(reason));
+            return Ok(());
+        }
         if !directory_is_there {
             let _ = self.outbox.send(Up::Warning(format!(
                 "there is no directory {}; the ranks start in the home directory",

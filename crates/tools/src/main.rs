@@ -80,20 +80,56 @@ impl Command {
 }
 
 fn main() -> ExitCode {
-    let matches = Arguments::command().get_matches();
+    let matches = match manual::with_notes(Arguments::command()).try_get_matches() {
+        Ok(matches) => matches,
+        // Help, which is wanted on standard output, may not fit on a disk either.
+        Err(asked) if !asked.use_stderr() => {
+            let mut out = Output::new(std::io::stdout());
+            let text = asked.render();
+            let printed = match std::io::stdout().is_terminal() {
+                true => write!(out, "{}", text.ansi()),
+                false => write!(out, "{text}"),
+            };
+            let done = printed.map(|()| ExitCode::SUCCESS).map_err(Failure::from);
+            return out.report("help", done, false, &mut std::io::stderr());
+        }
+        Err(wrong) if std::env::args_os().any(|word| word == "--json") => {
+            let failure = Failure::with_status(2, wrong.render().to_string());
+            let out = Output::new(std::io::stdout());
+            return out.report("usage", Err(failure), true, &mut std::io::stderr());
+        }
+        Err(wrong) => wrong.exit(),
+    };
     let arguments = Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     // Warnings are on by default: they name what a program waits for. An agent whose log is read
     // by a program logs everything that happens.
     let json = arguments.json;
     let logs_json = json && arguments.command.is_agent();
     let usual = if logs_json { "info" } else { "warn" };
-    let filter = EnvFilter::try_from_env("DIPOLE_LOG").unwrap_or_else(|_| EnvFilter::new(usual));
+    let wanted = std::env::var("DIPOLE_LOG").unwrap_or_default();
+    let filter = match &*wanted {
+        "" => EnvFilter::new(usual),
+        text => match EnvFilter::builder().parse(text) {
+            Ok(filter) => filter,
+            Err(cause) => {
+                eprintln!(
+                    "dipole: DIPOLE_LOG: found `{text}`, expected a level, such as info: {cause}"
+                );
+                return ExitCode::from(2);
+            }
+        },
+    };
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .with_target(false);
     if logs_json {
         log.json().flatten_event(true).init();
+    } else if wanted.is_empty() && !arguments.command.is_agent() {
+        // Among the messages of a command for people.
+        log.without_time()
+            .with_ansi(std::io::stderr().is_terminal())
+            .init();
     } else {
         log.with_ansi(std::io::stderr().is_terminal()).init();
     }

@@ -1,4 +1,7 @@
-//! Manual pages and shell completions, from the descriptions of the command line.
+//! Manual pages, what `--help` ends with, and shell completions, from the descriptions of the command
+//! line and from [`notes`].
+
+mod notes;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -6,6 +9,7 @@ use std::process::ExitCode;
 use clap::Command;
 
 use crate::output::Failure;
+use notes::{Notes, notes};
 
 /// Prints the completions of a shell.
 pub(crate) fn completions(
@@ -19,19 +23,179 @@ pub(crate) fn completions(
     Ok(ExitCode::SUCCESS)
 }
 
+/// Gives a command and those below it examples and statuses at the end of their help.
+pub(crate) fn with_notes(command: Command) -> Command {
+    fn noted(command: Command, name: &str) -> Command {
+        let text = help(&notes(name));
+        let command = match command.is_hide_set() {
+            true => command,
+            false => command.after_help(text),
+        };
+        command.mut_subcommands(|sub| {
+            let name = format!("{name}-{}", sub.get_name());
+            noted(sub, &name)
+        })
+    }
+    noted(command, "dipole")
+}
+
+fn help(notes: &Notes) -> String {
+    let mut text = "Examples:\n".to_owned();
+    for (line, what) in notes.examples {
+        text += &format!("  {line}\n      {what}\n");
+    }
+    text += "\nExit status:\n";
+    for (status, meaning) in notes.status {
+        text += &format!("  {status:5} {meaning}\n");
+    }
+    text + &format!("\nEnvironment: {}; dipole(7)", notes.environment.join(", "))
+}
+
 /// Prints the page of the program and one of each command that is not hidden, and of theirs.
-pub(crate) fn pages(mut command: Command, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+pub(crate) fn pages(command: Command, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+    // There is no page of the command `help`.
+    let mut command = without_help(command);
     command.build();
-    page(&command, "dipole", out)?;
+    page(&command, "dipole", None, out)?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn page(command: &Command, name: &str, mut out: &mut dyn Write) -> Result<(), Failure> {
+fn without_help(command: Command) -> Command {
+    command
+        .disable_help_subcommand(true)
+        .mut_subcommands(without_help)
+}
+
+fn page(
+    command: &Command,
+    name: &str,
+    parent: Option<&str>,
+    mut out: &mut dyn Write,
+) -> Result<(), Failure> {
     writeln!(out, "\u{1}{name}.1")?;
-    clap_mangen::Man::new(command.clone().name(name.to_owned())).render(&mut out)?;
     let commands = command.get_subcommands().filter(|sub| !sub.is_hide_set());
-    for sub in commands.filter(|sub| sub.get_name() != "help") {
-        page(sub, &format!("{name}-{}", sub.get_name()), out)?;
+    let commands: Vec<(String, &Command)> = commands
+        .map(|sub| (format!("{name}-{}", sub.get_name()), sub))
+        .collect();
+    let source = format!("Dipole {}", env!("CARGO_PKG_VERSION"));
+    let man = clap_mangen::Man::new(command.clone().name(name.to_owned()))
+        .manual("Dipole")
+        .source(source);
+    man.render_title(&mut out)?;
+    man.render_name_section(&mut out)?;
+    man.render_synopsis_section(&mut out)?;
+    man.render_description_section(&mut out)?;
+    man.render_options_section(&mut out)?;
+    if !commands.is_empty() {
+        man.render_subcommands_section(&mut out)?;
+    }
+    let notes = notes(name);
+    writeln!(out, ".SH \"EXIT STATUS\"")?;
+    for (status, meaning) in notes.status {
+        writeln!(out, ".TP\n{}\n{}", roff(status), roff(meaning))?;
+    }
+    writeln!(out, ".SH ENVIRONMENT")?;
+    for variable in notes.environment {
+        writeln!(out, "{}", roff(variable))?;
+        writeln!(out, ".br")?;
+    }
+    writeln!(out, "dipole(7) says what each of them means.")?;
+    writeln!(out, ".SH EXAMPLES")?;
+    for (line, what) in notes.examples {
+        writeln!(out, ".TP\n{}\n{}", roff(line), roff(what))?;
+    }
+    let see = parent.into_iter().chain(notes.see.iter().copied());
+    let mut see: Vec<String> = see.map(|name| format!("{}(1)", roff(name))).collect();
+    see.push("dipole(7)".to_owned());
+    writeln!(out, ".SH \"SEE ALSO\"\n{}", see.join(", "))?;
+    for (below, sub) in commands {
+        page(sub, &below, Some(name), out)?;
     }
     Ok(())
+}
+
+/// A line of text for roff.
+fn roff(text: &str) -> String {
+    let text = text.replace('\\', "\\e").replace('-', "\\-");
+    match text.starts_with(['.', '\'']) {
+        true => format!("\\&{text}"),
+        false => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+    use std::collections::BTreeSet;
+
+    fn all_pages() -> Vec<(String, String)> {
+        let mut text = Vec::new();
+        pages(crate::Arguments::command(), &mut text).unwrap_or_else(|_| panic!("a vector"));
+        let text = String::from_utf8(text).expect("UTF-8");
+        let pages = text.split('\u{1}').skip(1);
+        pages
+            .map(|page| page.split_once('\n').expect("a name"))
+            .map(|(name, page)| (name.to_owned(), page.to_owned()))
+            .collect()
+    }
+
+    #[test]
+    fn every_page_has_all_sections_and_cites_only_pages_that_are_there() {
+        let pages = all_pages();
+        let names: BTreeSet<String> = pages
+            .iter()
+            .map(|(name, _)| name.replace(".1", "(1)"))
+            .collect();
+        for (name, page) in &pages {
+            for section in ["\"EXIT STATUS\"", "ENVIRONMENT", "EXAMPLES", "\"SEE ALSO\""] {
+                assert!(
+                    page.contains(&format!(".SH {section}\n")),
+                    "{name}: {section}"
+                );
+            }
+            let plain = page.replace("\\-", "-");
+            let cited = plain
+                .split(|c: char| c.is_whitespace() || c == ',')
+                .filter(|word| word.ends_with("(1)") && word.starts_with("dipole"));
+            for word in cited {
+                assert!(names.contains(word), "{name} cites {word}");
+            }
+        }
+    }
+
+    #[test]
+    fn help_ends_with_examples_and_statuses() {
+        let mut command = with_notes(crate::Arguments::command());
+        let recv = command.find_subcommand_mut("recv").expect("it is there");
+        let text = recv.render_help().to_string();
+        for words in [
+            "Examples:\n  dipole recv",
+            "Exit status:\n  0 ",
+            "Environment: ",
+        ] {
+            assert!(text.contains(words), "{words}: {text}");
+        }
+    }
+
+    #[test]
+    fn every_example_is_understood_and_every_variable_documented() {
+        let documented = include_str!("../../../docs/man/dipole.7");
+        for (name, _) in all_pages() {
+            let notes = notes(name.trim_end_matches(".1"));
+            for (line, _) in notes.examples {
+                let words = line.split_whitespace();
+                let words: Vec<&str> = words.skip_while(|word| *word != "dipole").collect();
+                let end = words
+                    .iter()
+                    .position(|word| matches!(*word, "|" | ">" | "<"));
+                let words = &words[..end.unwrap_or(words.len())];
+                let matched = crate::Arguments::command().try_get_matches_from(words);
+                assert!(matched.is_ok(), "{name}: {line}: {:?}", matched.err());
+            }
+            for variable in notes.environment {
+                assert!(documented.contains(variable), "{name}: {variable}");
+            }
+        }
+    }
 }

@@ -9,7 +9,7 @@ use comfy_table::presets::UTF8_FULL_CONDENSED;
 use serde::Serialize;
 
 /// What shells report for a program that SIGPIPE ended.
-const BROKEN_PIPE: u8 = 128 + 13;
+pub(crate) const BROKEN_PIPE: u8 = 128 + 13;
 
 /// An empty table with these headings.
 pub(crate) fn table<const N: usize>(headings: [&str; N]) -> Table {

@@ -359,7 +359,7 @@ fn doctor_names_every_pair_of_addresses_and_every_interface() {
     let begun = std::time::Instant::now();
     let report = loop {
         let mut doctor = dipole(&testbed, 1);
-        doctor.args(["doctor", "--timeout", "0.3", "--hosts"]);
+        doctor.args(["doctor", "--verbose", "--timeout", "0.3", "--hosts"]);
         let output = doctor.arg(&interfaces).output().expect("it starts");
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         if text.contains("10.0.0.1 <-> 10.0.0.2: answers") {

@@ -52,7 +52,13 @@ fn a_reader_that_has_left_ends_a_command_quietly() {
 
 #[test]
 fn a_full_disk_is_an_error_with_its_cause() {
-    for words in [&["completions", "bash"][..], &["graph", GRAPH]] {
+    for words in [
+        &["completions", "bash"][..],
+        &["graph", GRAPH],
+        &["--help"],
+        &["help", "run"],
+        &["doctor"],
+    ] {
         let full: File = OpenOptions::new()
             .write(true)
             .open("/dev/full")
@@ -94,4 +100,29 @@ fn with_json_errors_are_json_too() {
         let cause = event["text"].as_str().expect("text");
         assert!(cause.contains("/nowhere/"), "{text}");
     }
+}
+
+#[test]
+fn with_json_wrong_usage_is_json_too() {
+    let output = dipole(&["--json", "recv", "x"]).output().expect("it runs");
+    assert_eq!(output.status.code(), Some(2));
+    let text = errors(&output);
+    let event: serde_json::Value = serde_json::from_str(text.trim()).expect("one object");
+    let cause = event["text"].as_str().expect("text");
+    assert!(cause.contains("`x` is no endpoint"), "{text}");
+}
+
+#[test]
+fn a_log_level_that_is_none_is_refused() {
+    let mut command = dipole(&["key", "show", "/nowhere/key"]);
+    let output = command
+        .env("DIPOLE_LOG", "foo,,=")
+        .output()
+        .expect("it runs");
+    assert_eq!(output.status.code(), Some(2));
+    assert!(
+        errors(&output).contains("DIPOLE_LOG: found `foo,,=`"),
+        "{}",
+        errors(&output)
+    );
 }

@@ -1,9 +1,13 @@
 //! `dipole send` and `dipole recv` as two processes.
 
+use std::fs::{File, Permissions};
 use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
+
+use rustix::process::{Pid, Signal, kill_process};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -150,29 +154,210 @@ fn an_empty_stream_is_whole() {
     assert!(received.status.success() && received.stdout.is_empty());
 }
 
+/// Where these processes find each other as nodes of their own, without a common directory.
+fn two_nodes(folder: &Path, port: u16) -> (Command, Command) {
+    let hosts = folder.join("hosts");
+    let text = format!("1 127.0.0.1 port={port}\n2 127.0.0.2 port={port}\n");
+    std::fs::write(&hosts, text).unwrap();
+    let node = |nid: &str, words: &[&str]| {
+        let mut command = dipole(folder, words);
+        command.env("DIPOLE_RUNTIME_DIR", folder.join(nid));
+        command.arg("--hosts").arg(&hosts).args(["--nid", nid]);
+        command
+    };
+    let receiver = node("1", &["recv", "7", "--silence", "100000"]);
+    (receiver, node("2", &["send", "1:7"]))
+}
+
 #[test]
-fn a_sender_that_is_killed_leaves_a_cut_stream_which_is_an_error() {
+fn whoever_ends_first_however_the_other_ends_at_once_and_says_why() {
+    let ends = [
+        ("send", Signal::KILL),
+        ("send", Signal::INT),
+        ("recv", Signal::KILL),
+        ("recv", Signal::TERM),
+    ];
+    std::thread::scope(|scope| {
+        for (port, (ends, signal)) in (7611..).zip(ends) {
+            scope.spawn(move || one_ends(ends, signal, None));
+            scope.spawn(move || one_ends(ends, signal, Some(port)));
+        }
+    });
+}
+
+/// On one node, or on two whose directories have this port.
+fn one_ends(ends: &str, signal: Signal, port: Option<u16>) {
     let folder = tempfile::tempdir().unwrap();
-    let mut receiver = Running::start(&mut dipole(folder.path(), &["recv", "7", "--silence", "3"]));
-    let mut sender = Running::start(dipole(folder.path(), &["send", "1:7"]).stdin(Stdio::piped()));
+    let (mut recv, mut send) = match port {
+        Some(port) => two_nodes(folder.path(), port),
+        None => (
+            dipole(folder.path(), &["recv", "7", "--silence", "100000"]),
+            dipole(folder.path(), &["send", "1:7"]),
+        ),
+    };
+    let mut receiver = Running::start(&mut recv);
+    let mut sender = Running::start(send.stdin(Stdio::piped()));
     let mut input = sender.child().stdin.take().unwrap();
     input.write_all(b"half").unwrap();
     let mut half = [0; 4];
     let mut output = receiver.child().stdout.take().unwrap();
     output.read_exact(&mut half).unwrap();
+    let (mut first, last) = match ends {
+        "send" => (sender, receiver),
+        _ => (receiver, sender),
+    };
+    let pid = Pid::from_child(first.child());
+    kill_process(pid, signal).unwrap();
+    let last = last.ends();
+    assert_eq!(last.status.code(), Some(1));
+    let says = err(&last);
+    let why = match (signal, ends) {
+        (Signal::INT, _) => "interrupted there (SIGINT)",
+        (Signal::TERM, _) => "ended there (SIGTERM)",
+        (_, "send") => "was cut after 4 bytes: the process of endpoint",
+        _ => "is gone",
+    };
+    assert!(says.contains(why), "{ends}, {signal:?}, {port:?}: {says}");
+}
+
+#[test]
+fn several_files_arrive_by_their_names_with_modes_and_times() {
+    let folder = tempfile::tempdir().unwrap();
+    let (from, to) = (folder.path().join("from"), folder.path().join("to"));
+    std::fs::create_dir(&from).unwrap();
+    std::fs::create_dir(&to).unwrap();
+    let names = ["empty", "run me", "large"];
+    let modified = SystemTime::UNIX_EPOCH + Duration::from_millis(1_234_567_890_123);
+    for (name, length) in names.iter().zip([0, 100, 1_000_003]) {
+        let path = from.join(name);
+        std::fs::write(&path, content(length)).unwrap();
+        std::fs::set_permissions(&path, Permissions::from_mode(0o751)).unwrap();
+        let file = File::options().write(true).open(&path).unwrap();
+        file.set_modified(modified).unwrap();
+    }
+    // One that is there is replaced.
+    std::fs::write(to.join("large"), "old").unwrap();
+    let receiver =
+        Running::start(dipole(folder.path(), &["--json", "recv", "7", "--out"]).arg(&to));
+    let mut send = dipole(folder.path(), &["send", "1:7"]);
+    let sender = Running::start(send.args(names.map(|name| from.join(name))));
+    let (sent, received) = (sender.ends(), receiver.ends());
+    assert!(sent.status.success(), "{}", err(&sent));
+    assert!(received.status.success(), "{}", err(&received));
+    let told: Vec<serde_json::Value> = String::from_utf8_lossy(&received.stdout)
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    for (name, told) in names.iter().zip(&told) {
+        let (here, there) = (from.join(name), to.join(name));
+        assert!(std::fs::read(&there).unwrap() == std::fs::read(here).unwrap());
+        let found = there.metadata().unwrap();
+        assert_eq!(found.permissions().mode() & 0o7777, 0o751);
+        assert_eq!(found.modified().unwrap(), modified);
+        assert_eq!(told["file"], *name);
+        assert!(!to.join(format!("{name}.part")).exists());
+    }
+    assert_eq!(told.len(), 3);
+}
+
+#[test]
+fn several_files_and_those_without_a_name_need_a_fitting_place() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("a");
+    std::fs::write(&file, "a").unwrap();
+    for (out, files, why) in [
+        ("b", &[&file, &file][..], "sends several files"),
+        ("", &[], "has no file name"),
+    ] {
+        let out = folder.path().join(out);
+        let receiver = Running::start(dipole(folder.path(), &["recv", "7", "--out"]).arg(&out));
+        let sender = Running::start(dipole(folder.path(), &["send", "1:7"]).args(files));
+        for side in [receiver.ends(), sender.ends()] {
+            assert_eq!(side.status.code(), Some(1));
+            assert!(err(&side).contains(why), "{}", err(&side));
+        }
+    }
+}
+
+#[test]
+fn a_cut_file_keeps_another_name_and_goes_on_where_it_was_cut() {
+    let folder = tempfile::tempdir().unwrap();
+    let (from, to) = (folder.path().join("from"), folder.path().join("to"));
+    let part = folder.path().join("to.part");
+    let whole = content(5_000_003);
+    std::fs::write(&from, &whole).unwrap();
+    // Cut: the sender's input stalls after 4 bytes, and it is killed.
+    let receiver = || {
+        let mut recv = dipole(folder.path(), &["--json", "recv", "7", "--resume", "--out"]);
+        Running::start(recv.arg(&to))
+    };
+    let first = receiver();
+    let mut sender = Running::start(dipole(folder.path(), &["send", "1:7"]).stdin(Stdio::piped()));
+    let mut input = sender.child().stdin.take().unwrap();
+    input.write_all(&whole[..4]).unwrap();
+    let started = Instant::now();
+    while std::fs::metadata(&part).map_or(0, |found| found.len()) < 4 {
+        assert!(started.elapsed() < PATIENCE, "nothing arrives");
+        std::thread::yield_now();
+    }
     sender.child().kill().unwrap();
-    let received = receiver.ends();
-    assert_eq!(received.status.code(), Some(1));
-    assert!(
-        err(&received).contains("dipole recv: "),
-        "{}",
-        err(&received)
-    );
-    assert!(
-        err(&received).contains("was cut after 4 bytes"),
-        "{}",
-        err(&received)
-    );
+    assert_eq!(first.ends().status.code(), Some(1));
+    assert!(!to.exists() && part.exists());
+    // The same beginning is kept, another one is not.
+    let mut other = whole[..4_000_000].to_vec();
+    other[17] ^= 1;
+    for (there, resumed) in [(&whole[..4_000_000], true), (&other, false)] {
+        std::fs::write(&part, there).unwrap();
+        let receiver = receiver();
+        let sender = Running::start(dipole(folder.path(), &["send", "1:7"]).arg(&from));
+        let (sent, received) = (sender.ends(), receiver.ends());
+        assert!(sent.status.success(), "{}", err(&sent));
+        assert!(std::fs::read(&to).unwrap() == whole && !part.exists());
+        let told: serde_json::Value = serde_json::from_slice(&received.stdout).unwrap();
+        assert_eq!(told["bytes"], 5_000_003);
+        assert_eq!(told["messages"].as_u64().unwrap() < 16, resumed, "{told}");
+    }
+}
+
+#[test]
+fn a_receiver_that_keeps_listening_takes_one_sender_after_the_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut receiver = Running::start(&mut dipole(folder.path(), &["recv", "7", "--keep"]));
+    let mut output = receiver.child().stdout.take().unwrap();
+    for text in ["one", "two"] {
+        let mut send = dipole(folder.path(), &["send", "1:7"]);
+        let mut sender = Running::start(send.stdin(Stdio::piped()));
+        sender
+            .child()
+            .stdin
+            .take()
+            .unwrap()
+            .write_all(text.as_bytes())
+            .unwrap();
+        let mut read = [0; 3];
+        output.read_exact(&mut read).unwrap();
+        assert_eq!(read, text.as_bytes());
+        assert!(sender.ends().status.success());
+    }
+    kill_process(Pid::from_child(receiver.child()), Signal::TERM).unwrap();
+    assert_eq!(receiver.ends().status.code(), Some(128 + 15));
+}
+
+#[test]
+fn a_node_that_the_hosts_file_does_not_list_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let hosts = folder.path().join("hosts");
+    std::fs::write(&hosts, "3 127.0.0.1\n").unwrap();
+    for words in [&[][..], &["--nid", "5"]] {
+        let mut recv = dipole(folder.path(), &["recv", "7", "--hosts"]);
+        let ended = Running::start(recv.arg(&hosts).args(words)).ends();
+        assert_eq!(ended.status.code(), Some(1));
+        assert!(
+            err(&ended).contains("the hosts file does not list"),
+            "{}",
+            err(&ended)
+        );
+    }
 }
 
 #[test]

@@ -449,6 +449,7 @@ fn hosts_that_fail_or_hang_are_skipped_and_their_ranks_go_elsewhere() {
     let output = run(&[
         "-n",
         "3",
+        "--oversubscribe",
         "--start-timeout",
         "3",
         "--rsh",
@@ -606,4 +607,129 @@ fn the_cluster_key_reaches_the_ranks_of_all_hosts_and_nobody_else() {
         .unwrap();
     assert_eq!(status(&output), 1);
     assert!(err(&output).contains("DIPOLE_KEY") && err(&output).contains("chmod 600"));
+}
+
+#[test]
+fn slots_hold_unless_more_ranks_are_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let hosts = hosts_file(folder.path(), "1 127.0.0.1\n2 127.0.0.2 slots=2\n");
+    let too_many = run(&["-n", "4", "--hosts", &hosts, "echo", "started"]);
+    assert_eq!((status(&too_many), &*out(&too_many)), (1, ""));
+    let said = err(&too_many);
+    assert!(
+        said.contains("take 3 in all") && said.contains("--oversubscribe"),
+        "{said}"
+    );
+    let script = "echo $DIPOLE_NID";
+    let words = [
+        "-n",
+        "4",
+        "--oversubscribe",
+        "--hosts",
+        &hosts,
+        "sh",
+        "-c",
+        script,
+    ];
+    let all = run(&words);
+    assert_eq!(
+        lines(&all),
+        ["1", "2"].map(str::to_owned).into(),
+        "{}",
+        err(&all)
+    );
+    assert_eq!(out(&all).lines().count(), 4);
+}
+
+#[test]
+fn ranks_start_where_they_are_told_or_not_at_all() {
+    let folder = tempfile::tempdir().unwrap();
+    let place = folder.path().canonicalize().unwrap();
+    let output = run(&["-n", "2", "--wdir", place.to_str().unwrap(), "pwd"]);
+    assert_eq!(out(&output), format!("{0}\n{0}\n", place.display()));
+    let output = run(&["-n", "2", "--wdir", "/nowhere/at-all", "echo", "started"]);
+    assert_eq!((status(&output), &*out(&output)), (1, ""));
+    assert!(
+        err(&output).contains("there is no directory /nowhere/at-all"),
+        "{}",
+        err(&output)
+    );
+}
+
+#[test]
+fn a_job_ends_when_its_time_is_up() {
+    let output = run(&["-n", "2", "--timeout", "0.2", "sleep", "1000"]);
+    assert_eq!(status(&output), 124);
+    assert!(
+        err(&output).contains("the time of --timeout is up"),
+        "{}",
+        err(&output)
+    );
+}
+
+#[test]
+fn each_output_of_each_rank_goes_to_a_file_of_its_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let files = folder.path().join("new/folder");
+    let script = "printf '\\377 %s' $DIPOLE_RANK; [ $DIPOLE_RANK = 0 ] || echo error >&2";
+    let directory = files.to_str().unwrap();
+    let output = run(&["-n", "2", "--output-dir", directory, "sh", "-c", script]);
+    assert_eq!(
+        (status(&output), &*out(&output)),
+        (0, ""),
+        "{}",
+        err(&output)
+    );
+    for (name, content) in [
+        ("0.out", &b"\xff 0"[..]),
+        ("0.err", b""),
+        ("1.out", b"\xff 1"),
+        ("1.err", b"error\n"),
+    ] {
+        assert_eq!(std::fs::read(files.join(name)).unwrap(), content, "{name}");
+    }
+}
+
+#[test]
+fn a_launcher_that_is_stopped_stops_its_ranks_and_takes_them_along_again() {
+    let script = "echo $$; while :; do sleep 0.01; done";
+    let mut job = Job::start(dipole().args(["run", "-n", "2", "sh", "-c", script]));
+    let ranks = job.numbers(2);
+    let are = |state: &str| {
+        let started = Instant::now();
+        for number in ranks.iter().copied().chain([job.id()]) {
+            let is = || {
+                let text = std::fs::read_to_string(format!("/proc/{number}/status")).unwrap();
+                text.contains("State:\tT") == (state == "stopped")
+            };
+            while !is() {
+                assert!(started.elapsed() < PATIENCE, "{number} is not {state}");
+                std::thread::yield_now();
+            }
+        }
+    };
+    job.signal(Signal::TSTP);
+    are("stopped");
+    job.signal(Signal::CONT);
+    are("running");
+    job.signal(Signal::TERM);
+    assert_eq!(job.ends().0, Some(128 + 15));
+}
+
+#[test]
+fn an_output_that_cannot_be_written_is_no_reader_that_has_left() {
+    let full = std::fs::File::options()
+        .write(true)
+        .open("/dev/full")
+        .unwrap();
+    let mut command = dipole();
+    command.args(["run", "-n", "2", "echo", "x"]).stdout(full);
+    let output = command.output().unwrap();
+    assert_eq!(status(&output), 1);
+    assert!(err(&output).contains("No space left"), "{}", err(&output));
+}
+
+#[test]
+fn a_variable_without_a_name_is_refused() {
+    assert_eq!(status(&run(&["-n", "1", "--env", "=x", "true"])), 2);
 }

@@ -42,7 +42,7 @@ pub enum Answer {
 }
 
 /// How often each end of an accepted call sends a keepalive.
-const KEEPALIVE_EVERY: Duration = Duration::from_secs(10);
+const KEEPALIVE_EVERY: Duration = Duration::from_secs(1);
 /// How long an end may be silent before its machine is taken for gone.
 ///
 /// The kernel's keepalives would not do: they cannot tell a machine that is gone from one whose

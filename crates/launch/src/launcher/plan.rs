@@ -20,6 +20,7 @@ pub(super) struct Plan {
     command: Vec<OsString>,
     environment: BTreeMap<String, OsString>,
     directory: PathBuf,
+    directory_required: bool,
     /// The text of the hosts file, if there is one.
     hosts: Option<String>,
     /// The digits of the cluster key.
@@ -48,12 +49,17 @@ impl Plan {
             environment.insert(name.to_owned(), value.into());
         }
         // Whoever passes the variable itself on means a file that each host has.
-        let key = hosts.key.as_ref().map(ClusterKey::digits);
+        let key = hosts.key.as_ref().map(ClusterKey::text);
         let key = key.filter(|_| !environment.contains_key(variables::KEY));
         Ok(Plan {
             command: args.command.clone(),
             environment,
-            directory: std::env::current_dir().map_err(system("finding the directory"))?,
+            directory: match &args.wdir {
+                Some(given) => std::path::absolute(given),
+                None => std::env::current_dir(),
+            }
+            .map_err(system("finding the directory"))?,
+            directory_required: args.wdir.is_some(),
             hosts: hosts.text.clone(),
             key,
         })
@@ -77,12 +83,49 @@ impl Plan {
             command: self.command.clone(),
             environment,
             directory: self.directory.clone(),
+            directory_required: self.directory_required,
             hosts: self.hosts.clone(),
             key: self.key.clone().map(Secret),
         }
     }
 }
 
+/// Variables that say something of this machine, this user here, or this login, and so nothing
+/// of another host's.
+const OF_THE_MACHINE: [&str; 16] = [
+    "HOME",
+    "HOSTNAME",
+    "LOGNAME",
+    "MAIL",
+    "OLDPWD",
+    "PATH",
+    "PWD",
+    "SHELL",
+    "SHLVL",
+    "TERM",
+    "TMPDIR",
+    "TTY",
+    "USER",
+    "XAUTHORITY",
+    "DISPLAY",
+    "_",
+];
+/// How names of further ones begin.
+const OF_THE_LOGIN: [&str; 8] = [
+    "SSH_",
+    "XDG_",
+    "DBUS_",
+    "SYSTEMD_",
+    "NOTIFY_",
+    "LISTEN_",
+    "INVOCATION_",
+    "WAYLAND_",
+];
+/// What names a place for Dipole.
+const PLACES: [&str; 6] = ["NID", "RUNTIME_DIR", "HOSTS", "BIND", "CAPTURE", "KEY"];
+
+/// The same for all ranks, whichever way their host is reached: this process's environment, but
+/// for what means something else on another machine, and what `--env` says.
 fn given_environment(names: &[String]) -> BTreeMap<String, OsString> {
     let mut environment = BTreeMap::new();
     for given in names {
@@ -97,17 +140,45 @@ fn given_environment(names: &[String]) -> BTreeMap<String, OsString> {
             }
         }
     }
-    // What tunes Dipole tunes it on all hosts; what names a place does not.
     for (name, value) in std::env::vars_os() {
         let Ok(name) = name.into_string() else {
             continue;
         };
-        let is_place = ["NID", "RUNTIME_DIR", "HOSTS", "BIND", "CAPTURE", "KEY"]
-            .iter()
-            .any(|place| name.strip_prefix("DIPOLE_") == Some(place));
-        if name.starts_with("DIPOLE_") && !is_place {
+        if is_portable(&name) {
             environment.entry(name).or_insert(value);
         }
     }
     environment
+}
+
+fn is_portable(name: &str) -> bool {
+    !match name.strip_prefix("DIPOLE_") {
+        Some(rest) => PLACES.contains(&rest),
+        None => {
+            OF_THE_MACHINE.contains(&name)
+                || OF_THE_LOGIN.iter().any(|login| name.starts_with(login))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_means_something_else_on_another_machine_stays_here() {
+        for name in ["FOO", "DIPOLE_LINK", "LD_LIBRARY_PATH", "OMP_NUM_THREADS"] {
+            assert!(is_portable(name), "{name}");
+        }
+        for name in [
+            "HOME",
+            "PATH",
+            "DIPOLE_NID",
+            "DIPOLE_KEY",
+            "SSH_AUTH_SOCK",
+            "_",
+        ] {
+            assert!(!is_portable(name), "{name}");
+        }
+    }
 }

@@ -1,14 +1,55 @@
 //! Prints what the job prints, on a thread of its own, so that a slow reader stops no host.
 
-use std::io::{stderr, stdout};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Write, stderr, stdout};
+use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender};
 
 use serde_json::json;
 
 use super::Event;
-use crate::Stream;
 use crate::budget::Budget;
 use crate::output::{Printer, Style};
+use crate::{RunError, Stream};
+
+/// A file for each output of each rank.
+pub(super) struct Files {
+    directory: PathBuf,
+    open: BTreeMap<(u32, Stream), File>,
+}
+
+impl Files {
+    pub(super) fn new(directory: PathBuf) -> Result<Files, RunError> {
+        match std::fs::create_dir_all(&directory) {
+            Ok(()) => Ok(Files {
+                directory,
+                open: BTreeMap::new(),
+            }),
+            Err(cause) => Err(RunError::OutputDir { directory, cause }),
+        }
+    }
+
+    fn started(&mut self, rank: u32) -> io::Result<()> {
+        for (stream, ending) in [(Stream::Stdout, "out"), (Stream::Stderr, "err")] {
+            if let std::collections::btree_map::Entry::Vacant(none) =
+                self.open.entry((rank, stream))
+            {
+                let path = self.directory.join(format!("{rank}.{ending}"));
+                none.insert(File::create(path)?);
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, rank: u32, stream: Stream, bytes: &[u8]) -> io::Result<()> {
+        self.started(rank)?;
+        match self.open.get_mut(&(rank, stream)) {
+            Some(file) => file.write_all(bytes),
+            None => Ok(()),
+        }
+    }
+}
 
 pub(super) enum Print {
     Output {
@@ -16,6 +57,8 @@ pub(super) enum Print {
         stream: Stream,
         bytes: Vec<u8>,
     },
+    /// The rank runs.
+    Started(u32),
     Message(String),
     Event(serde_json::Value),
     /// The last message.
@@ -27,6 +70,7 @@ pub(super) enum Print {
 /// Prints until [`Print::Done`]'s sender is gone.
 pub(super) fn print_all(
     style: Style,
+    mut files: Option<Files>,
     to_print: &Receiver<Print>,
     budget: &Budget,
     events: &Sender<Event>,
@@ -40,14 +84,18 @@ pub(super) fn print_all(
                 stream,
                 bytes,
             } => {
-                let result = if broken {
-                    Ok(())
-                } else {
-                    printer.output(rank, stream, &bytes)
+                let result = match &mut files {
+                    _ if broken => Ok(()),
+                    Some(files) => files.write(rank, stream, &bytes),
+                    None => printer.output(rank, stream, &bytes),
                 };
                 budget.give(bytes.len());
                 result
             }
+            Print::Started(rank) => match &mut files {
+                Some(files) if !broken => files.started(rank),
+                _ => Ok(()),
+            },
             Print::Message(text) => {
                 // If standard error is closed there is no other way to report it.
                 let _ =
@@ -63,9 +111,11 @@ pub(super) fn print_all(
                 _ => Ok(()),
             }),
         };
-        if result.is_err() && !broken {
+        if let Err(cause) = result
+            && !broken
+        {
             broken = true;
-            let _ = events.send(Event::OutputBroken);
+            let _ = events.send(Event::OutputBroken(cause));
         }
     }
     let _ = events.send(Event::Printed);

@@ -6,6 +6,7 @@ use std::time::Instant;
 use dipole_node::NodeId;
 use dipole_node::hosts::Host;
 use serde_json::json;
+use signal_hook::consts::{SIGCONT, SIGTSTP};
 
 use super::plan::Plan;
 use super::{Event, FIRST_NOTICE, Launch, Means, NOTICE_EVERY, small};
@@ -66,6 +67,8 @@ impl Launch {
                 .min()
                 .unwrap_or(started + next_notice);
             match self.next(Some(wake)) {
+                Some(Event::Signal(SIGTSTP)) => self.stop(),
+                Some(Event::Signal(SIGCONT)) => {}
                 Some(Event::Signal(signal)) => {
                     let status = Ending::Signal(small(signal)).status();
                     self.status = Some(status);
@@ -165,10 +168,16 @@ impl Launch {
         let args = means.args;
         let is_ready = |contact: &Contact| contact.state == State::Ready;
         let ready = || self.contacts.values().filter(|contact| is_ready(contact));
+        // This machine alone takes any number: it has no line that says otherwise.
+        let is_bounded = means.hosts.text.is_some() && !args.oversubscribe;
         let capacities: Vec<Capacity> = ready()
-            .map(|contact| Capacity {
-                slots: contact.host.slots,
-                most: contact.most_ranks,
+            .map(|contact| {
+                let (slots, most) = (contact.host.slots, contact.most_ranks);
+                let most = match is_bounded {
+                    true => Some(most.map_or(slots, |most| most.min(slots))),
+                    false => most,
+                };
+                Capacity { slots, most }
             })
             .collect();
         let placed =

@@ -99,7 +99,7 @@ impl Finding {
     }
 }
 
-fn count(findings: &[&Finding], verdict: Verdict) -> usize {
+fn count(findings: &[Finding], verdict: Verdict) -> usize {
     let same = findings.iter().filter(|finding| finding.verdict == verdict);
     same.count()
 }
@@ -110,46 +110,73 @@ pub(super) fn status(findings: &[Finding], strict: bool) -> u8 {
     u8::from(has(Verdict::Broken) || (strict && has(Verdict::Slow)))
 }
 
-/// Findings as text: a line each, and one more if there is something to do. The worst come last,
-/// where the reader looks first.
-pub(super) fn text(findings: &[Finding], colours: bool) -> String {
-    let mut findings: Vec<&Finding> = findings.iter().collect();
-    findings.sort_by_key(|one| one.verdict);
+/// Findings as text: the worst first, each with what to do in the same line; of what is good only the
+/// names, unless `all` facts are wanted.
+pub(super) fn text(findings: &[Finding], all: bool, colours: bool) -> String {
+    let (good, mut shown): (Vec<&Finding>, Vec<&Finding>) = findings
+        .iter()
+        .partition(|one| !all && one.verdict == Verdict::Good);
+    shown.sort_by_key(|one| std::cmp::Reverse(one.verdict));
     let subject = |one: &Finding| match &*one.subject {
         HERE => String::new(),
         other => other.to_owned(),
     };
-    let width =
-        |of: &dyn Fn(&Finding) -> usize| findings.iter().map(|one| of(one)).max().unwrap_or(0);
+    let width = |of: &dyn Fn(&Finding) -> usize| shown.iter().map(|one| of(one)).max().unwrap_or(0);
     let names = width(&|one| one.name.len());
     let subjects = width(&|one| subject(one).chars().count());
     let mut text = String::new();
-    for one in &findings {
+    for one in &shown {
         let (on, off) = match one.verdict {
             Verdict::Broken if colours => ("\x1b[31m", "\x1b[0m"),
             Verdict::Slow if colours => ("\x1b[33m", "\x1b[0m"),
             _ => ("", ""),
         };
         text += &format!(
-            "{on}{:7}{off}  {:names$}  {:subjects$}  {}\n",
+            "{on}{:7}{off}  {:names$}  {:subjects$}  {}",
             one.verdict.word(),
             one.name,
             subject(one),
             one.fact
         );
         if !one.advice.is_empty() {
-            text += &format!("{:7}  {:names$}  -> {}\n", "", "", one.advice);
+            text += &format!(" -> {}", one.advice);
+        }
+        text.push('\n');
+    }
+    for (subject, names) in by_subject(&good) {
+        text += &format!("good     {subject}: {}\n", names.join(", "));
+    }
+    let of = |verdict| count(findings, verdict);
+    text += &format!(
+        "{} broken, {} slow, {} unknown, {} good",
+        of(Verdict::Broken),
+        of(Verdict::Slow),
+        of(Verdict::Unknown),
+        of(Verdict::Good),
+    );
+    if !good.is_empty() {
+        text += " (facts: --verbose)";
+    }
+    text
+}
+
+/// The names of findings about each subject, without repetition, in the order of the first.
+fn by_subject<'a>(findings: &[&'a Finding]) -> Vec<(&'a str, Vec<&'static str>)> {
+    let mut groups: Vec<(&str, Vec<&'static str>)> = Vec::new();
+    for one in findings {
+        let group = groups
+            .iter()
+            .position(|(subject, _)| *subject == one.subject);
+        let group = group.unwrap_or_else(|| {
+            groups.push((&one.subject, Vec::new()));
+            groups.len() - 1
+        });
+        let names = &mut groups[group].1;
+        if !names.contains(&one.name) {
+            names.push(one.name);
         }
     }
-    let of = |verdict| count(&findings, verdict);
-    text += &format!(
-        "{} good, {} slow, {} broken, {} unknown",
-        of(Verdict::Good),
-        of(Verdict::Slow),
-        of(Verdict::Broken),
-        of(Verdict::Unknown)
-    );
-    text
+    groups
 }
 
 #[cfg(test)]
@@ -170,17 +197,27 @@ mod tests {
     }
 
     #[test]
-    fn text_has_a_line_for_each_fact_and_one_for_each_advice_and_ends_with_what_is_broken() {
+    fn the_worst_comes_first_with_what_to_do_and_of_what_is_good_only_the_name() {
         let findings = [
-            Finding::broken("route", "there is none", "make one").about("node 2"),
             Finding::good("clock", "tsc"),
+            Finding::slow("cores", "one", "get another"),
+            Finding::good("kernel", "new"),
+            Finding::broken("route", "there is none", "make one").about("node 2"),
         ];
-        let lines: Vec<String> = text(&findings, false).lines().map(str::to_owned).collect();
-        assert_eq!(lines[0], "good     clock          tsc");
-        assert_eq!(lines[1], "BROKEN   route  node 2  there is none");
-        assert_eq!(lines[2], "                -> make one");
-        assert_eq!(lines[3], "1 good, 0 slow, 1 broken, 0 unknown");
-        assert_eq!(lines.len(), 4);
-        assert!(text(&findings, true).contains("\x1b[31mBROKEN \x1b[0m"));
+        let lines = |all| -> Vec<String> {
+            let text = text(&findings, all, false);
+            text.lines().map(str::to_owned).collect()
+        };
+        let short = [
+            "BROKEN   route  node 2  there is none -> make one",
+            "slow     cores          one -> get another",
+            "good     this machine: clock, kernel",
+            "1 broken, 1 slow, 0 unknown, 2 good (facts: --verbose)",
+        ];
+        assert_eq!(lines(false), short);
+        let all = lines(true);
+        assert_eq!(all.len(), 5);
+        assert_eq!(all[2], "good     clock           tsc");
+        assert!(text(&findings, false, true).contains("\x1b[31mBROKEN \x1b[0m"));
     }
 }

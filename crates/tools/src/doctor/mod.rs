@@ -52,6 +52,9 @@ pub(crate) struct DoctorArgs {
     /// Fail also if something works, but slower than need be
     #[arg(long)]
     strict: bool,
+    /// Print facts also of what is good
+    #[arg(long, short)]
+    verbose: bool,
     /// How long each node may take to answer, in seconds
     #[arg(long, default_value_t = 1.0, value_name = "S", value_parser = patience)]
     timeout: f64,
@@ -84,7 +87,11 @@ pub(crate) fn execute(
         }
     } else {
         let colours = std::io::stdout().is_terminal();
-        writeln!(out, "{}", finding::text(&findings, colours))?;
+        writeln!(
+            out,
+            "{}",
+            finding::text(&findings, arguments.verbose, colours)
+        )?;
     }
     let status = finding::status(&findings, arguments.strict);
     Ok(ExitCode::from(status))

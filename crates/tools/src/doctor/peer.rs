@@ -4,9 +4,10 @@
 //! mean.
 
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, UdpSocket};
 use std::time::Duration;
 
+use dipole_naming::key::random_bytes;
 use dipole_node::hosts::Host;
 use dipole_node::registry::{self, Presence, ProbeLength, Prober, Reply};
 use dipole_node::{ClusterKey, EndpointId, KeyMismatch};
@@ -19,6 +20,9 @@ use super::verdict::{self, Size};
 const ROUNDS: u32 = 20;
 /// Tries of each length; one is enough on a path without loss.
 pub(super) const TRIES: u32 = 3;
+
+/// Among these ports the kernel chooses, unless an administrator says otherwise.
+const DATA_PORTS: std::ops::Range<u16> = 32_768..61_000;
 
 /// What this side knows of itself.
 #[derive(Clone, Copy, Debug)]
@@ -122,11 +126,30 @@ fn converse(prober: &Prober, host: &Host, own: Own<'_>, source: IpAddr) -> Vec<F
         .device
         .map(|device| busy_poll::examine(prober, device, patience));
     let findings = [
+        verdict::data_ports(asked_ports(from, host.address, own.patience), host),
         verdict::round_trip(&times, ROUNDS),
         verdict::version(presence.version, dipole_node::registry::version(), host),
         verdict::size(&size, headers(host.address), host),
     ];
     findings.into_iter().chain(polling).collect()
+}
+
+/// Whether packets reach the ports of a node that processes have: a closed one refuses, which one
+/// that a firewall guards does not.
+fn asked_ports(from: IpAddr, to: IpAddr, patience: Duration) -> io::Result<bool> {
+    for _ in 0..TRIES {
+        let [low, high] = random_bytes()?;
+        let port = DATA_PORTS.start + u16::from_le_bytes([low, high]) % DATA_PORTS.len() as u16;
+        let socket = UdpSocket::bind((from, 0))?;
+        socket.connect((to, port))?;
+        socket.set_read_timeout(Some(patience / TRIES))?;
+        let refused = |cause: io::Error| cause.kind() == io::ErrorKind::ConnectionRefused;
+        let sent = socket.send(&[]).and_then(|_| socket.recv(&mut [0]));
+        if sent.is_err_and(refused) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Bytes of IP and UDP headers.
@@ -188,7 +211,7 @@ pub(super) fn examine_own(host: &Host, own: Own<'_>) -> Finding {
     // Only when nobody answers may the port be tried.
     let free = match answer {
         Answer::Right | Answer::Wrong | Answer::Stranger(_) => Ok(()),
-        _ => std::net::UdpSocket::bind(host.directory()).map(drop),
+        _ => UdpSocket::bind(host.directory()).map(drop),
     };
     verdict::own_directory(&answer, free, host).about(host.to_string())
 }

@@ -271,5 +271,25 @@ pub(super) fn size(size: &Size, headers: usize, host: &Host) -> Finding {
     }
 }
 
+/// Whether a closed port of the node refused a packet.
+pub(super) fn data_ports(refused: io::Result<bool>, host: &Host) -> Finding {
+    const NAME: &str = "data ports";
+    let node = host.node;
+    match refused {
+        Ok(true) => Finding::good(NAME, "packets reach ports that the kernel chooses"),
+        Ok(false) => Finding::broken(
+            NAME,
+            format!(
+                "port {} answers, but packets to other ports of node {node} vanish: messages, \
+                 which go there, will not arrive",
+                host.directory().port()
+            ),
+            "let the firewalls on the way pass all UDP between the nodes (or, if messages do \
+             arrive, ICMP port-unreachable)",
+        ),
+        Err(cause) => Finding::unknown(NAME, format!("they cannot be asked: {cause}"), ""),
+    }
+}
+
 #[cfg(test)]
 mod tests;

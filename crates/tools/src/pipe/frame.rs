@@ -3,16 +3,42 @@
 use crc_fast::{CrcAlgorithm, Digest};
 use serde::{Deserialize, Serialize};
 
+/// What is known of a file beside its content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct FileFacts<'a> {
+    /// The last part of its path.
+    #[serde(with = "serde_bytes")]
+    pub(super) name: &'a [u8],
+    /// Permission bits.
+    pub(super) mode: u32,
+    /// When it was last changed, in nanoseconds since 1970.
+    pub(super) modified_ns: i64,
+    pub(super) length_bytes: u64,
+}
+
 /// The content of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Kind<'a> {
+    /// A file begins, or a stream that is none.
+    Begin {
+        #[serde(borrow)]
+        file: Option<FileFacts<'a>>,
+        lines: bool,
+        /// Another one follows this one.
+        more: bool,
+    },
+    /// Receiver to sender: go on; the bytes before this message's offset are there from an
+    /// earlier transfer, with this CRC32C.
+    Ready { crc: u32 },
+    /// What follows begins at this offset: that of `Ready` if these bytes are the same here, else 0.
+    From,
     /// A piece of a stream of bytes.
     Bytes(#[serde(with = "serde_bytes")] &'a [u8]),
     /// A line without its line break.
     Line(#[serde(with = "serde_bytes")] &'a [u8]),
-    /// The stream ends at this offset, with this CRC32C of all payloads.
+    /// It ends at this offset, with this CRC32C of all bytes before.
     End { crc: u32 },
-    /// The sender is there but has nothing to send for now.
+    /// Whoever sends this is there, but has nothing to send for now.
     Alive,
     /// Receiver to sender: everything has arrived and is stored.
     Complete,
@@ -23,9 +49,9 @@ pub(super) enum Kind<'a> {
 /// A message of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Frame<'a> {
-    /// Random, so that two streams are never mistaken for one.
+    /// Random, so that two transfers are never mistaken for one.
     pub(super) stream: u64,
-    /// Bytes of the stream before this message.
+    /// Bytes of the file or stream before this message.
     pub(super) offset_bytes: u64,
     #[serde(borrow)]
     pub(super) kind: Kind<'a>,
@@ -99,7 +125,20 @@ mod tests {
 
     #[test]
     fn every_kind_reads_back_as_written() {
+        let file = FileFacts {
+            name: b"a \xff",
+            mode: 0o640,
+            modified_ns: -1,
+            length_bytes: 1 << 40,
+        };
         for kind in [
+            Kind::Begin {
+                file: Some(file),
+                lines: false,
+                more: true,
+            },
+            Kind::Ready { crc: 7 },
+            Kind::From,
             Kind::Bytes(b"abc"),
             Kind::Line(b""),
             Kind::End { crc: 0xfedc_ba98 },

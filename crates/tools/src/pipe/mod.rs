@@ -1,15 +1,19 @@
-//! `dipole send` and `dipole recv`: a stream of bytes or lines from one terminal,
+//! `dipole send` and `dipole recv`: files, or a stream of bytes or lines, from one terminal,
 //! process or machine to another, by the number of an endpoint.
 //!
-//! The receiver confirms that everything has arrived; only then do both return 0.
+//! The receiver confirms that everything has arrived; only then do both return 0. Whichever side
+//! ends first, on purpose or not, the other ends too and says why.
 
+mod destination;
 mod frame;
+mod interrupt;
 mod progress;
 mod recv;
 mod send;
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::Args;
 use dipole_naming::key::random_bytes;
@@ -47,6 +51,11 @@ struct PipeArgs {
     progress: bool,
 }
 
+/// How long the other side may take to confirm what is sent last.
+const LAST_ACK: Duration = Duration::from_secs(1);
+/// How long one wait lasts before it is asked whether the other side is still there.
+const LOOK: Duration = Duration::from_millis(100);
+
 /// Why a stream was not transferred completely.
 #[derive(Debug, thiserror::Error)]
 enum PipeError {
@@ -80,14 +89,11 @@ enum PipeError {
     /// One side has `--lines` and the other does not.
     #[error("endpoint {from} {}", other_mode(*.lines))]
     Mode { from: Address, lines: bool },
-    #[error(
-        "the stream of endpoint {from} was cut after {bytes} bytes: nothing was received for \
-         {seconds} s; the output is incomplete"
-    )]
-    Silent {
+    #[error("the stream of endpoint {from} was cut after {bytes} bytes: {why}")]
+    Cut {
         from: Address,
-        seconds: u64,
         bytes: u64,
+        why: String,
     },
     #[error(
         "the stream of endpoint {from} is damaged: {found_bytes} of {expected_bytes} bytes \
@@ -104,6 +110,22 @@ enum PipeError {
     Unconfirmed { to: Address },
     #[error("endpoint {to} reports: {reason}")]
     Refused { to: Address, reason: String },
+    #[error(
+        "what endpoint {from} sends has no file name (standard input): give a file to --out, not a \
+         directory"
+    )]
+    Nameless { from: Address },
+    #[error("endpoint {from} sends several files: give an existing directory to --out")]
+    Several { from: Address },
+    #[error("endpoint {from} sends a file named `{name}`, which is no name for a file")]
+    Name { from: Address, name: String },
+    #[error("another process writes {}; wait for it, or end it", .part.display())]
+    Busy { part: PathBuf },
+    #[error(
+        "this is node {node}, which the hosts file does not list, so nobody could find it: add a \
+         line `{node} ADDRESS`, or say which node this is (DIPOLE_NID or --nid)"
+    )]
+    NotListed { node: NodeId },
 }
 
 /// What the other side does, when this one has `--lines` or not.
@@ -119,11 +141,11 @@ fn failed(doing: &'static str) -> impl FnOnce(io::Error) -> PipeError {
     move |cause| PipeError::File { doing, cause }
 }
 
-/// Makes an error of what went wrong when a file was opened.
-fn cannot_open(path: &Path) -> impl FnOnce(io::Error) -> PipeError {
+/// Makes an error of what went wrong with a file.
+fn failed_at(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> PipeError {
     move |cause| {
         let text = format!("{}: {cause}", path.display());
-        failed("opening the file")(io::Error::new(cause.kind(), text))
+        failed(doing)(io::Error::new(cause.kind(), text))
     }
 }
 
@@ -138,6 +160,10 @@ fn configure(args: &PipeArgs) -> Result<Config, PipeError> {
     }
     if (args.nid.is_some() || args.hosts.is_some()) && !config.hosts.is_local_only() {
         config.settle();
+    }
+    let hosts = &config.hosts;
+    if !hosts.is_local_only() && !hosts.is_of_agent() && hosts.get(config.node).is_none() {
+        return Err(PipeError::NotListed { node: config.node });
     }
     if let Some(plan) = &args.fault {
         let parsed: Result<FaultPlan, _> = plan.parse();

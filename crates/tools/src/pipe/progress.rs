@@ -12,6 +12,7 @@ const REPORT_EVERY: Duration = Duration::from_secs(1);
 /// Progress of one stream.
 pub(super) struct Progress {
     started: Instant,
+    there_bytes: u64,
     bytes: u64,
     messages: u64,
     show: Show,
@@ -28,6 +29,10 @@ enum Show {
 pub(super) struct Summary<'a> {
     pub(super) event: &'a str,
     pub(super) peer: String,
+    /// The file, if there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) file: Option<String>,
+    /// Of the whole file, also of what an earlier transfer had brought.
     pub(super) bytes: u64,
     pub(super) messages: u64,
     pub(super) seconds: f64,
@@ -60,15 +65,18 @@ impl Progress {
         };
         Progress {
             started,
+            there_bytes: 0,
             bytes: 0,
             messages: 0,
             show,
         }
     }
 
-    /// The clock begins with the stream, not with the wait for it.
-    pub(super) fn begin(&mut self) {
+    /// The clock begins with the stream, not with the wait for it; so much is there already.
+    pub(super) fn begin(&mut self, there_bytes: u64) {
         self.started = Instant::now();
+        self.there_bytes = there_bytes;
+        self.bytes = there_bytes;
     }
 
     /// One more message.
@@ -82,7 +90,7 @@ impl Progress {
                 let now = Instant::now();
                 if now >= *next {
                     *next = now + REPORT_EVERY;
-                    let rate = per_second(self.bytes, now - self.started);
+                    let rate = per_second(self.bytes - self.there_bytes, now - self.started);
                     eprintln!("{who} {}, {}/s", HumanBytes(self.bytes), whole_bytes(rate));
                 }
             }
@@ -90,9 +98,15 @@ impl Progress {
     }
 
     /// Removes the bar and summarises the transfer.
-    pub(super) fn finish<'a>(&self, event: &'a str, peer: String, crc: u32) -> Summary<'a> {
+    pub(super) fn finish<'a>(
+        &self,
+        event: &'a str,
+        peer: String,
+        file: Option<String>,
+        crc: u32,
+    ) -> Summary<'a> {
         let took = self.started.elapsed();
-        let rate = per_second(self.bytes, took);
+        let rate = per_second(self.bytes - self.there_bytes, took);
         match &self.show {
             Show::Nothing => {}
             Show::Bar(bar) => bar.finish_and_clear(),
@@ -106,6 +120,7 @@ impl Progress {
         Summary {
             event,
             peer,
+            file,
             bytes: self.bytes,
             messages: self.messages,
             seconds: took.as_secs_f64(),

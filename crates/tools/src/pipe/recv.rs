@@ -7,29 +7,41 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::str::FromStr;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use dipole_node::{
-    Address, Endpoint, EndpointId, GoneReason, Message, Node, ReceiveError, SendError,
+    Address, Edge, Endpoint, EndpointId, GoneReason, Message, Node, ReceiveError, SendError,
 };
 
-use super::frame::{Frame, FrameError, Kind, Sum};
+use super::destination::{Destination, place_in};
+use super::frame::{FileFacts, Frame, FrameError, Kind, Sum};
+use super::interrupt::{self, Partner};
 use super::progress::{Progress, Summary};
-use super::{PipeArgs, PipeError, cannot_open, configure, failed, spare_endpoint};
-use crate::output::{Failure, json};
+use super::{LOOK, PipeArgs, PipeError, configure, failed, spare_endpoint};
+use crate::output::{BROKEN_PIPE, Failure, json};
 
-/// Receive one stream at an endpoint: to standard output or a file
+/// Receive files, or a stream, at an endpoint
+///
+/// A file has the name PATH.part until all of it is there and its checksum (CRC32C) is the
+/// sender's; then it gets the sender's mode and time, and its own name.
 #[derive(Args, Debug)]
 pub(crate) struct RecvArgs {
     /// The endpoint, with or without this node's number
     #[arg(value_name = "[NID:]DPID")]
     at: At,
-    /// Write to this file [default: standard output]
-    #[arg(long, value_name = "FILE")]
+    /// Write to this file, or to files in this directory by their senders' names [default: standard output]
+    #[arg(long, value_name = "PATH")]
     out: Option<PathBuf>,
-    /// How long a stream that has begun may be silent, in seconds
+    /// Go on receiving from one sender after the other, until a signal
+    #[arg(long)]
+    keep: bool,
+    /// Go on with what an earlier transfer left in PATH.part, if the file begins so
+    #[arg(long, requires = "out")]
+    resume: bool,
+    /// How long a sender that lives may be silent, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     silence: u64,
     #[command(flatten)]
@@ -61,190 +73,410 @@ const WAITING_MESSAGES: usize = 16;
 const STEP: Duration = Duration::from_millis(5);
 /// How long one wait for the first message lasts: too short for the node to warn of it.
 const IDLE_WAIT: Duration = Duration::from_secs(1);
+/// How often a silent sender is asked whether it is there.
+const ASK_EVERY: Duration = Duration::from_secs(1);
 /// How long the confirmation may take to reach the sender.
 const CONFIRM: Duration = Duration::from_secs(10);
 
-/// Receives; the status is 0 only if the stream is whole.
+/// Receives; the status is 0 only if everything is whole.
 pub(crate) fn recv(
     args: &RecvArgs,
     as_json: bool,
     out: &mut dyn Write,
 ) -> Result<ExitCode, Failure> {
-    let summary = try_recv(args)?;
-    match &args.out {
-        Some(_) if as_json => writeln!(out, "{}", json(&summary))?,
-        // Standard output has the stream itself.
-        None if as_json => writeln!(io::stderr(), "{}", json(&summary))?,
-        _ => {}
-    }
-    Ok(ExitCode::SUCCESS)
-}
-
-fn try_recv(args: &RecvArgs) -> Result<Summary<'static>, PipeError> {
     let mut config = configure(&args.pipe)?;
     config.connect_timeout = CONFIRM;
     let endpoint = match args.at {
         At::Here(endpoint) => endpoint,
         At::Full(address) if address.node == config.node => address.endpoint,
         At::Full(asked) => {
-            return Err(PipeError::NotOurNode {
-                asked,
-                own: config.node,
-            });
+            let own = config.node;
+            return Err(PipeError::NotOurNode { asked, own }.into());
         }
     };
     let node = Node::open(config).map_err(PipeError::Open)?;
     let endpoint = node.endpoint(endpoint).map_err(PipeError::Open)?;
     let reply = node.endpoint(spare_endpoint()?).map_err(PipeError::Open)?;
-    let output: Box<dyn Write + Send> = match &args.out {
-        Some(path) => Box::new(File::create(path).map_err(cannot_open(path))?),
-        None => Box::new(io::stdout()),
-    };
-    let (to_write, pieces) = sync_channel(WAITING_MESSAGES);
-    let writer = std::thread::spawn(move || write_output(output, &pieces));
-    let mut receiver = Transfer {
+    let reply = Arc::new(reply);
+    let partner = Partner::default();
+    interrupt::watch(Arc::clone(&reply), Arc::clone(&partner))
+        .map_err(failed("catching signals"))?;
+    let mut receiver = Listener {
+        args,
+        node: &node,
         endpoint: &endpoint,
         reply: &reply,
-        lines: args.pipe.lines,
-        silence: Duration::from_secs(args.silence),
-        source: None,
-        sum: Sum::new(),
-        progress: Progress::new("received", None, args.pipe.progress),
+        partner,
         rejected: HashSet::new(),
     };
-    let outcome = receiver.run(to_write, writer);
-    let Some((source, stream)) = receiver.source else {
-        return Err(outcome.err().unwrap_or(PipeError::Unconfirmed {
-            to: endpoint.address(),
-        }));
-    };
-    let crc = receiver.sum.crc();
-    let summary = receiver
-        .progress
-        .finish("received", source.to_string(), crc);
-    match outcome {
-        Ok(()) => match report(&reply, source, stream, None) {
-            // Our stream is complete; a sender that has read that may close at once.
-            Ok(())
-            | Err(PipeError::Send(SendError::PeerGone {
-                reason: Some(GoneReason::Closed),
-                ..
-            })) => {}
-            Err(error) => {
-                eprintln!(
-                    "dipole recv: the sender may not know that everything has arrived: {error}"
-                )
+    loop {
+        let mut told = Ok(());
+        let outcome = receiver.transfer(&mut |summary| {
+            told = match &args.out {
+                Some(_) if as_json => writeln!(out, "{}", json(&summary)),
+                // Standard output has the stream itself.
+                None if as_json => writeln!(io::stderr(), "{}", json(&summary)),
+                _ => Ok(()),
             }
-        },
-        Err(error) => {
-            // A sender that is gone or has given up itself needs no report.
-            if !matches!(error, PipeError::Silent { .. } | PipeError::Refused { .. }) {
-                let _ = report(&reply, source, stream, Some(&error.to_string()));
+        });
+        told?;
+        match outcome {
+            // Who reads our output has read enough.
+            Err(PipeError::File { cause, .. })
+                if args.out.is_none() && cause.kind() == ErrorKind::BrokenPipe =>
+            {
+                return Ok(ExitCode::from(BROKEN_PIPE));
             }
-            return Err(error);
+            Err(error) if !args.keep => return Err(error.into()),
+            Err(error) => eprintln!("dipole recv: {error}"),
+            Ok(()) if !args.keep => return Ok(ExitCode::SUCCESS),
+            Ok(()) => {}
         }
     }
-    Ok(summary)
 }
 
-struct Transfer<'a> {
+/// Receives from one sender after the other.
+struct Listener<'a> {
+    args: &'a RecvArgs,
+    node: &'a Node,
     endpoint: &'a Endpoint,
     /// Sends answers, and keeps the node working while the output is slow.
     reply: &'a Endpoint,
-    lines: bool,
-    silence: Duration,
-    source: Option<(Address, u64)>,
-    sum: Sum,
-    progress: Progress,
+    partner: Partner,
     rejected: HashSet<(Address, u64)>,
 }
 
-impl Transfer<'_> {
-    /// Receives until the stream has ended and is written.
-    fn run(
-        &mut self,
-        to_write: SyncSender<Message>,
-        writer: JoinHandle<io::Result<()>>,
-    ) -> Result<(), PipeError> {
-        let mut last = Instant::now();
+impl Listener<'_> {
+    /// Receives all that one sender sends.
+    fn transfer(&mut self, tell: &mut dyn FnMut(Summary<'_>)) -> Result<(), PipeError> {
+        let begin = self.await_begin()?;
+        let frame = Frame::parse(&begin).expect("it was parsed before");
+        let (source, stream) = (begin.source(), frame.stream);
+        let own = Some((source, stream));
+        let back = self.reply.edge(source).map_err(PipeError::Send)?;
+        *self.partner.lock().unwrap_or_else(PoisonError::into_inner) = own;
+        let mut transfer = Transfer {
+            listener: self,
+            back,
+            source,
+            stream,
+            last: Instant::now(),
+            asked: Instant::now(),
+            gone: None,
+        };
+        let outcome = transfer.run(begin, tell);
+        let back = transfer.back;
+        // A sender that is gone or has given up itself needs no report.
+        if let Err(error) = &outcome
+            && !matches!(error, PipeError::Cut { .. } | PipeError::Refused { .. })
+        {
+            let _ = report(&back, stream, 0, Kind::Failed(&error.to_string()));
+        }
+        *self.partner.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        outcome
+    }
+
+    /// Waits for somebody who begins to send.
+    fn await_begin(&mut self) -> Result<Message, PipeError> {
         loop {
-            let limit = match self.source {
-                Some(_) => self.silence,
-                None => IDLE_WAIT,
-            };
-            let message = match self.endpoint.receive_timeout(limit) {
+            let message = match self.endpoint.receive_timeout(IDLE_WAIT) {
                 Ok(message) => message,
-                Err(ReceiveError::TimedOut { .. }) if self.source.is_none() => continue,
-                Err(ReceiveError::TimedOut { .. }) => return Err(self.timed_out()),
+                Err(ReceiveError::TimedOut { .. }) => continue,
                 Err(error) => return Err(PipeError::Receive(error)),
             };
             let from = message.source();
-            let frame = match Frame::parse(&message) {
-                Ok(frame) => frame,
-                // A stranger cannot end a stream that has begun.
-                Err(_) if self.source.is_some_and(|(source, _)| source != from) => continue,
+            match Frame::parse(&message).map(|frame| frame.kind) {
+                Ok(Kind::Begin { .. }) => return Ok(message),
+                // The end of an earlier transfer.
+                Ok(_) => {}
                 Err(cause) => return Err(PipeError::Frame { from, cause }),
-            };
-            let own = *self.source.get_or_insert_with(|| {
-                self.progress.begin();
-                (from, frame.stream)
-            });
-            if own != (from, frame.stream) {
-                self.reject(from, frame.stream);
-                if last.elapsed() > self.silence {
-                    return Err(self.timed_out());
-                }
-                continue;
             }
-            last = Instant::now();
-            if frame.offset_bytes != self.sum.length_bytes() {
-                return Err(PipeError::Frame {
-                    from,
-                    cause: FrameError::Offset {
-                        expected_bytes: self.sum.length_bytes(),
-                        found_bytes: frame.offset_bytes,
-                    },
-                });
+        }
+    }
+
+    fn reject(&mut self, from: Address, stream: u64) {
+        if self.rejected.insert((from, stream)) {
+            eprintln!("dipole recv: endpoint {from} sends too; only the first is received");
+            let reason = Kind::Failed("it receives from another sender now");
+            let _ = self
+                .reply
+                .edge(from)
+                .map_err(PipeError::Send)
+                .and_then(|back| report(&back, stream, 0, reason).map_err(PipeError::Send));
+        }
+    }
+
+    /// Lets the node work for a moment, so that the peer sees we are alive.
+    fn step(&self) -> Result<(), PipeError> {
+        match self.reply.receive_timeout(STEP) {
+            Ok(_) | Err(ReceiveError::TimedOut { .. }) => Ok(()),
+            Err(error) => Err(PipeError::Receive(error)),
+        }
+    }
+}
+
+/// What one sender sends.
+struct Transfer<'a, 'b> {
+    listener: &'a mut Listener<'b>,
+    /// To the sender.
+    back: Edge,
+    source: Address,
+    stream: u64,
+    /// When something came last.
+    last: Instant,
+    /// When the sender was asked last whether it is there.
+    asked: Instant,
+    /// Why the sender is gone; what it sent before may still lie here.
+    gone: Option<String>,
+}
+
+impl Transfer<'_, '_> {
+    fn run(&mut self, begin: Message, tell: &mut dyn FnMut(Summary<'_>)) -> Result<(), PipeError> {
+        let mut begin = begin;
+        loop {
+            let more = self.receive_one(&begin, tell)?;
+            if !more {
+                return Ok(());
+            }
+            begin = self.next(0)?;
+        }
+    }
+
+    /// Receives one file or stream; returns whether another follows.
+    fn receive_one(
+        &mut self,
+        begin: &Message,
+        tell: &mut dyn FnMut(Summary<'_>),
+    ) -> Result<bool, PipeError> {
+        let (source, args) = (self.source, self.listener.args);
+        let Kind::Begin { file, lines, more } = self.parsed(begin)?.kind else {
+            return Err(self.unexpected(begin));
+        };
+        if lines != args.pipe.lines {
+            return Err(PipeError::Mode {
+                from: source,
+                lines: args.pipe.lines,
+            });
+        }
+        let mut destination = self.open(file.as_ref(), more)?;
+        let have = match (&mut destination, &file) {
+            (Some(destination), Some(file)) if args.resume => destination.sum(file.length_bytes)?,
+            _ => Sum::new(),
+        };
+        let total_bytes = file.filter(|_| !lines).map(|file| file.length_bytes);
+        let mut progress = Progress::new("received", total_bytes, args.pipe.progress);
+        let outcome = self.content(have, destination.as_mut(), lines, &mut progress);
+        let name = file.map(|file| String::from_utf8_lossy(file.name).into_owned());
+        let crc = outcome.as_ref().map_or(0, Sum::crc);
+        let summary = progress.finish("received", source.to_string(), name, crc);
+        let sum = match (outcome, destination) {
+            (Ok(sum), Some(destination)) => destination.finish(file.as_ref()).map(|()| sum),
+            (Ok(sum), None) => Ok(sum),
+            (Err(error), destination) => {
+                let left = destination.and_then(Destination::abandon);
+                if let Some((part, bytes)) = left {
+                    let how = match file {
+                        Some(_) => "; with --resume the next transfer goes on there",
+                        None => "",
+                    };
+                    eprintln!("dipole recv: {bytes} bytes are in {}{how}", part.display());
+                }
+                Err(error)
+            }
+        }?;
+        let told = report(&self.back, self.stream, sum.length_bytes(), Kind::Complete);
+        tell(summary);
+        match told {
+            // What we have is complete; a sender that has read that may close at once.
+            Err(SendError::PeerGone {
+                reason: Some(GoneReason::Closed),
+                ..
+            })
+            | Ok(()) => {}
+            Err(error) if more => return Err(PipeError::Send(error)),
+            Err(error) => eprintln!(
+                "dipole recv: the sender may not know that everything has arrived: {error}"
+            ),
+        }
+        Ok(more)
+    }
+
+    /// Where a file or stream goes; `None` is standard output.
+    fn open(
+        &self,
+        file: Option<&FileFacts<'_>>,
+        more: bool,
+    ) -> Result<Option<Destination>, PipeError> {
+        let from = self.source;
+        let args = self.listener.args;
+        let Some(out) = &args.out else {
+            return Ok(None);
+        };
+        let path = match (out.is_dir(), file) {
+            (true, Some(file)) => place_in(out, file.name).ok_or_else(|| PipeError::Name {
+                from,
+                name: String::from_utf8_lossy(file.name)
+                    .escape_debug()
+                    .to_string(),
+            })?,
+            (true, None) => return Err(PipeError::Nameless { from }),
+            (false, _) if more => return Err(PipeError::Several { from }),
+            (false, _) => out.clone(),
+        };
+        Destination::open(&path, args.resume).map(Some)
+    }
+
+    /// Receives and writes what follows a beginning, up to its end.
+    fn content(
+        &mut self,
+        have: Sum,
+        destination: Option<&mut Destination>,
+        lines: bool,
+        progress: &mut Progress,
+    ) -> Result<Sum, PipeError> {
+        let ready = Kind::Ready { crc: have.crc() };
+        report(&self.back, self.stream, have.length_bytes(), ready).map_err(PipeError::Send)?;
+        let mut sum = have;
+        let from = self.next(sum.length_bytes())?;
+        let frame = self.parsed(&from)?;
+        match frame.kind {
+            Kind::From if frame.offset_bytes == sum.length_bytes() => {}
+            Kind::From if frame.offset_bytes == 0 => sum = Sum::new(),
+            Kind::From => return Err(self.misplaced(&sum, frame.offset_bytes)),
+            _ => return Err(self.unexpected(&from)),
+        }
+        progress.begin(sum.length_bytes());
+        let output: Box<dyn Write + Send> = match destination {
+            Some(destination) => {
+                let file: io::Result<File> = destination.begin_at(sum.length_bytes());
+                Box::new(file.map_err(failed("writing the output"))?)
+            }
+            None => Box::new(io::stdout()),
+        };
+        let (to_write, pieces) = sync_channel(WAITING_MESSAGES);
+        let writer = std::thread::spawn(move || write_output(output, &pieces));
+        loop {
+            let message = self.next(sum.length_bytes())?;
+            let frame = self.parsed(&message)?;
+            if frame.offset_bytes != sum.length_bytes() {
+                return Err(self.misplaced(&sum, frame.offset_bytes));
             }
             match frame.kind {
-                Kind::Bytes(_) | Kind::Line(_)
-                    if matches!(frame.kind, Kind::Line(_)) != self.lines =>
+                Kind::Bytes(payload) | Kind::Line(payload)
+                    if matches!(frame.kind, Kind::Line(_)) == lines =>
                 {
-                    return Err(PipeError::Mode {
-                        from,
-                        lines: self.lines,
-                    });
-                }
-                Kind::Bytes(payload) | Kind::Line(payload) => {
-                    self.sum.add(payload);
-                    self.progress.add(payload.len());
+                    sum.add(payload);
+                    progress.add(payload.len());
                     if !self.write(&to_write, message) {
                         let broken = || failed("writing the output")(ErrorKind::BrokenPipe.into());
                         return Err(written(writer).err().unwrap_or_else(broken));
                     }
                 }
                 Kind::End { crc } => {
-                    if crc != self.sum.crc() {
+                    if crc != sum.crc() {
                         return Err(PipeError::Damaged {
-                            from,
+                            from: self.source,
                             expected_bytes: frame.offset_bytes,
-                            found_bytes: self.sum.length_bytes(),
+                            found_bytes: sum.length_bytes(),
                         });
                     }
                     drop(to_write);
                     while !writer.is_finished() {
-                        self.step()?;
+                        self.listener.step()?;
                     }
-                    return written(writer);
+                    return written(writer).map(|()| sum);
                 }
+                _ => return Err(self.unexpected(&message)),
+            }
+        }
+    }
+
+    /// The sender's next message that says something; so many bytes have come.
+    fn next(&mut self, bytes: u64) -> Result<Message, PipeError> {
+        let cut = |from, why| PipeError::Cut { from, bytes, why };
+        loop {
+            let message = match self.listener.endpoint.receive_timeout(LOOK) {
+                Ok(message) => message,
+                Err(ReceiveError::TimedOut { .. }) => {
+                    if let Some(why) = self.gone.take() {
+                        return Err(cut(self.source, why));
+                    }
+                    let silence = self.last.elapsed();
+                    if silence > Duration::from_secs(self.listener.args.silence) {
+                        let why = format!("nothing was received for {} s", silence.as_secs());
+                        return Err(cut(self.source, why));
+                    }
+                    self.ask();
+                    continue;
+                }
+                Err(error) => return Err(PipeError::Receive(error)),
+            };
+            let from = message.source();
+            let Ok(frame) = Frame::parse(&message) else {
+                // A stranger cannot end a stream that has begun.
+                if from != self.source {
+                    continue;
+                }
+                return Err(self.unexpected(&message));
+            };
+            if (from, frame.stream) != (self.source, self.stream) {
+                self.listener.reject(from, frame.stream);
+                continue;
+            }
+            self.last = Instant::now();
+            match frame.kind {
+                Kind::Alive => {}
                 Kind::Failed(reason) => {
                     return Err(PipeError::Refused {
                         to: from,
                         reason: reason.to_owned(),
                     });
                 }
-                Kind::Alive | Kind::Complete => {}
+                _ => return Ok(message),
             }
+        }
+    }
+
+    /// Finds out whether a sender that says nothing lives.
+    fn ask(&mut self) {
+        if self.listener.node.departed().is_empty() && self.asked.elapsed() < ASK_EVERY {
+            return;
+        }
+        self.asked = Instant::now();
+        let mut message = Vec::new();
+        Frame {
+            stream: self.stream,
+            offset_bytes: 0,
+            kind: Kind::Alive,
+        }
+        .write(&mut message);
+        match self.back.try_send(&message) {
+            Ok(()) | Err(SendError::Full { .. }) => {}
+            Err(error) => self.gone = Some(error.to_string()),
+        }
+    }
+
+    fn parsed<'m>(&self, message: &'m Message) -> Result<Frame<'m>, PipeError> {
+        let from = self.source;
+        Frame::parse(message).map_err(|cause| PipeError::Frame { from, cause })
+    }
+
+    fn unexpected(&self, message: &Message) -> PipeError {
+        PipeError::Frame {
+            from: self.source,
+            cause: FrameError::Malformed {
+                length_bytes: message.len(),
+            },
+        }
+    }
+
+    fn misplaced(&self, sum: &Sum, found_bytes: u64) -> PipeError {
+        PipeError::Frame {
+            from: self.source,
+            cause: FrameError::Offset {
+                expected_bytes: sum.length_bytes(),
+                found_bytes,
+            },
         }
     }
 
@@ -257,59 +489,24 @@ impl Transfer<'_> {
                 Err(TrySendError::Disconnected(_)) => return false,
                 Err(TrySendError::Full(back)) => message = back,
             }
-            if self.step().is_err() {
+            if self.listener.step().is_err() {
                 return false;
             }
         }
     }
-
-    /// Lets the node work for a moment, so that the peer sees we are alive.
-    fn step(&self) -> Result<(), PipeError> {
-        match self.reply.receive_timeout(STEP) {
-            Ok(_) | Err(ReceiveError::TimedOut { .. }) => Ok(()),
-            Err(error) => Err(PipeError::Receive(error)),
-        }
-    }
-
-    fn reject(&mut self, from: Address, stream: u64) {
-        if self.rejected.insert((from, stream)) {
-            eprintln!("dipole recv: endpoint {from} sends too; only the first stream is received");
-            let _ = report(self.reply, from, stream, Some("it receives another stream"));
-        }
-    }
-
-    fn timed_out(&self) -> PipeError {
-        let from = self
-            .source
-            .map_or(self.endpoint.address(), |(source, _)| source);
-        PipeError::Silent {
-            from,
-            seconds: self.silence.as_secs(),
-            bytes: self.sum.length_bytes(),
-        }
-    }
 }
 
-/// Reports the outcome to the sender.
-fn report(
-    reply: &Endpoint,
-    to: Address,
-    stream: u64,
-    broken: Option<&str>,
-) -> Result<(), PipeError> {
+/// Tells the sender, and waits until it has that.
+fn report(edge: &Edge, stream: u64, offset_bytes: u64, kind: Kind<'_>) -> Result<(), SendError> {
     let mut message = Vec::new();
     Frame {
-        kind: broken.map_or(Kind::Complete, Kind::Failed),
         stream,
-        offset_bytes: 0,
+        offset_bytes,
+        kind,
     }
     .write(&mut message);
-    reply.target(to).map_err(PipeError::Target)?;
-    let sent = reply
-        .send_timeout(&message, CONFIRM)
-        .and_then(|()| reply.drain(CONFIRM));
-    reply.untarget(to);
-    sent.map_err(PipeError::Send)
+    edge.send_timeout(&message, CONFIRM)?;
+    edge.flush(CONFIRM)
 }
 
 fn written(writer: JoinHandle<io::Result<()>>) -> Result<(), PipeError> {

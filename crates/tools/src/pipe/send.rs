@@ -1,30 +1,38 @@
 //! `dipole send`.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read, Write};
-use std::path::PathBuf;
+use std::io::{self, BufRead, BufReader, Read, Seek, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use dipole_naming::key::random_bytes;
 use dipole_node::{Address, Endpoint, EndpointId, Node, ReceiveError};
 
-use super::frame::{Frame, Kind, Sum};
+use super::destination::sum_of;
+use super::frame::{FileFacts, Frame, Kind, Sum};
+use super::interrupt::{self, Partner};
 use super::progress::{Progress, Summary};
-use super::{PipeArgs, PipeError, cannot_open, configure, failed, spare_endpoint};
+use super::{LAST_ACK, LOOK, PipeArgs, PipeError, configure, failed, failed_at, spare_endpoint};
 use crate::output::{Failure, json};
 
-/// Send a stream to an endpoint: standard input or a file
+/// Send files, or a stream, to an endpoint
+///
+/// `dipole recv` there may be started before or after. Both return 0 only when the receiver has
+/// confirmed that everything has arrived, with the same checksum (CRC32C).
 #[derive(Args, Debug)]
 pub(crate) struct SendArgs {
     /// Where to: node and endpoint
     #[arg(value_name = "NID:DPID")]
     to: Address,
-    /// The file [default: standard input]
-    file: Option<PathBuf>,
+    /// The files [default: standard input]
+    #[arg(value_name = "FILE")]
+    files: Vec<PathBuf>,
     /// Endpoint to send from [default: a random one]
     #[arg(long, value_name = "DPID")]
     from: Option<EndpointId>,
@@ -41,17 +49,19 @@ const PIECE_BYTES: usize = 256 << 10;
 const LONGEST_LINE_BYTES: u64 = 16 << 20;
 /// How often a sender with nothing to send sends a keepalive.
 const ALIVE: Duration = Duration::from_secs(2);
-
 /// How long one wait for the receiver's report lasts: too short for the node to warn that
 /// nothing arrives, as nothing should before the end.
 const POLL: Duration = Duration::from_secs(1);
-/// How long the receiver may take to acknowledge our last message, which matters little.
-const LAST_ACK: Duration = Duration::from_secs(1);
 
 enum Event {
     /// A piece of the input, or what went wrong with it.
     Piece(io::Result<Vec<u8>>),
     InputEnd,
+    /// The receiver is ready, and has this much already, with this CRC32C.
+    Ready {
+        offset_bytes: u64,
+        crc: u32,
+    },
     /// The receiver has confirmed everything.
     Complete,
     /// The receiver reports a failure.
@@ -65,28 +75,11 @@ pub(crate) fn send(
     as_json: bool,
     out: &mut dyn Write,
 ) -> Result<ExitCode, Failure> {
-    let summary = try_send(args)?;
-    if as_json {
-        writeln!(out, "{}", json(&summary))?;
-    }
-    Ok(ExitCode::SUCCESS)
-}
-
-fn try_send(args: &SendArgs) -> Result<Summary<'static>, PipeError> {
     let timeout = Duration::from_secs(args.timeout);
     let mut config = configure(&args.pipe)?;
     config.connect_timeout = timeout;
     config.linger = LAST_ACK;
-    let input: Box<dyn Read + Send> = match &args.file {
-        Some(path) => Box::new(File::open(path).map_err(cannot_open(path))?),
-        None => Box::new(io::stdin()),
-    };
-    let total_bytes = args
-        .file
-        .as_ref()
-        .and_then(|path| std::fs::metadata(path).ok())
-        .filter(|found| found.is_file() && !args.pipe.lines)
-        .map(|found| found.len());
+    let inputs = inputs(&args.files)?;
     let stream = random_bytes()
         .map(u64::from_le_bytes)
         .map_err(failed("drawing a random number"))?;
@@ -97,71 +90,178 @@ fn try_send(args: &SendArgs) -> Result<Summary<'static>, PipeError> {
 
     let node = Node::open(config).map_err(PipeError::Open)?;
     let endpoint = Arc::new(node.endpoint(from).map_err(PipeError::Open)?);
+    let partner = Partner::default();
+    interrupt::watch(Arc::clone(&endpoint), Arc::clone(&partner))
+        .map_err(failed("catching signals"))?;
     endpoint.target(args.to).map_err(PipeError::Target)?;
 
     let (events, inbox) = sync_channel(4);
-    std::thread::spawn({
-        let (events, lines) = (events.clone(), args.pipe.lines);
-        move || read_input(input, lines, &events)
-    });
     // While we wait for input this thread waits in the node, which then repeats lost packets.
     let listener = std::thread::spawn({
-        let endpoint = Arc::clone(&endpoint);
-        move || await_report(&endpoint, stream, &events)
+        let (endpoint, events, count) = (Arc::clone(&endpoint), events.clone(), inputs.len());
+        move || await_reports(&endpoint, stream, count, &events)
     });
     let mut sender = Sender {
+        node: &node,
         endpoint: &endpoint,
         to: args.to,
         stream,
         lines: args.pipe.lines,
         timeout,
+        partner,
         sum: Sum::new(),
-        progress: Progress::new("sent", total_bytes, args.pipe.progress),
+        progress: Progress::new("sent", None, false),
         message: Vec::with_capacity(PIECE_BYTES + 64),
+        last: Instant::now(),
     };
-    let outcome = sender.run(&inbox);
-    let crc = sender.sum.crc();
-    let summary = sender.progress.finish("sent", args.to.to_string(), crc);
-    match &outcome {
-        Ok(()) | Err(PipeError::Refused { .. }) => {
-            // The receiver's report has ended it; now the node can close.
-            let _ = listener.join();
-            // The receiver waits for the acknowledgement of its report. One more message carries
-            // it, and is repeated if it gets lost.
-            let _ = sender.send(Kind::Alive);
-            let _ = endpoint.drain(LAST_ACK);
+    let count = inputs.len();
+    for (input, number) in inputs.into_iter().zip(1..) {
+        let length_bytes = input.length_bytes.filter(|_| !args.pipe.lines);
+        sender.progress = Progress::new("sent", length_bytes, args.pipe.progress);
+        let name = input.name();
+        let outcome = sender.send_one(input, number < count, &events, &inbox);
+        let crc = sender.sum.crc();
+        let summary = sender
+            .progress
+            .finish("sent", args.to.to_string(), name, crc);
+        if let Err(error) = outcome {
+            sender.give_up(&error);
+            return Err(error.into());
         }
-        Err(error @ PipeError::File { .. }) => {
-            // The receiver need not wait for the rest.
-            let _ = sender.send(Kind::Failed(&error.to_string()));
-            let _ = endpoint.drain(timeout);
-        }
-        Err(_) => {}
+        tell(&summary, as_json, out)?;
     }
-    outcome.map(|()| summary)
+    // The receiver's report has ended it; now the node can close.
+    let _ = listener.join();
+    // The receiver waits for the acknowledgement of its report. One more message carries it, and is
+    // repeated if it gets lost.
+    let _ = sender.send(Kind::Alive);
+    let _ = endpoint.drain(LAST_ACK);
+    Ok(ExitCode::SUCCESS)
+}
+
+fn tell(summary: &Summary<'_>, as_json: bool, out: &mut dyn Write) -> io::Result<()> {
+    match as_json {
+        true => writeln!(out, "{}", json(summary)),
+        false => Ok(()),
+    }
+}
+
+/// What is to be sent.
+struct Input {
+    /// The name as it was given; `None` for standard input.
+    path: Option<PathBuf>,
+    from: File,
+    /// If it is a regular file.
+    length_bytes: Option<u64>,
+    mode: u32,
+    modified_ns: i64,
+}
+
+impl Input {
+    fn open(path: &Path) -> Result<Input, PipeError> {
+        let open = || {
+            let from = File::open(path)?;
+            let found = from.metadata()?;
+            if found.is_dir() {
+                return Err(io::ErrorKind::IsADirectory.into());
+            }
+            Ok((from, found))
+        };
+        let (from, found) = open().map_err(failed_at("opening the file", path))?;
+        Ok(Input {
+            path: Some(path.to_owned()),
+            from,
+            length_bytes: found.is_file().then_some(found.len()),
+            mode: found.mode() & 0o777,
+            modified_ns: found
+                .mtime()
+                .saturating_mul(1_000_000_000)
+                .saturating_add(found.mtime_nsec()),
+        })
+    }
+
+    fn standard() -> io::Result<Input> {
+        let from = std::os::fd::AsFd::as_fd(&io::stdin()).try_clone_to_owned()?;
+        Ok(Input {
+            path: None,
+            from: from.into(),
+            length_bytes: None,
+            mode: 0,
+            modified_ns: 0,
+        })
+    }
+
+    fn name(&self) -> Option<String> {
+        let path = self.path.as_ref()?;
+        Some(path.display().to_string())
+    }
+
+    /// What the receiver is told of a regular file.
+    fn facts(&self) -> Option<FileFacts<'_>> {
+        Some(FileFacts {
+            name: self.path.as_ref()?.file_name()?.as_bytes(),
+            mode: self.mode,
+            modified_ns: self.modified_ns,
+            length_bytes: self.length_bytes?,
+        })
+    }
+}
+
+/// All of them are opened first: a name that is wrong is no half of a transfer.
+fn inputs(files: &[PathBuf]) -> Result<Vec<Input>, PipeError> {
+    match files {
+        [] => {
+            let input = Input::standard().map_err(failed("opening standard input"))?;
+            Ok(vec![input])
+        }
+        files => files.iter().map(|path| Input::open(path)).collect(),
+    }
 }
 
 struct Sender<'a> {
+    node: &'a Node,
     endpoint: &'a Endpoint,
     to: Address,
     stream: u64,
     lines: bool,
     timeout: Duration,
+    partner: Partner,
     sum: Sum,
     progress: Progress,
     message: Vec<u8>,
+    /// When something was sent last.
+    last: Instant,
 }
 
 impl Sender<'_> {
-    fn run(&mut self, inbox: &Receiver<Event>) -> Result<(), PipeError> {
-        self.progress.begin();
-        let mut confirmed_by: Option<Instant> = None;
+    fn send_one(
+        &mut self,
+        mut input: Input,
+        more: bool,
+        events: &SyncSender<Event>,
+        inbox: &Receiver<Event>,
+    ) -> Result<(), PipeError> {
+        self.sum = Sum::new();
+        self.send(Kind::Begin {
+            file: input.facts(),
+            lines: self.lines,
+            more,
+        })?;
+        let mut confirmed_by = Some(Instant::now() + self.timeout);
         loop {
-            let event = match confirmed_by {
-                Some(until) => inbox.recv_timeout(until.saturating_duration_since(Instant::now())),
-                None => inbox.recv_timeout(ALIVE),
-            };
-            match event {
+            match inbox.recv_timeout(LOOK) {
+                Ok(Event::Ready { offset_bytes, crc }) => {
+                    let now = Some((self.to, self.stream));
+                    *self.partner.lock().unwrap_or_else(PoisonError::into_inner) = now;
+                    confirmed_by = None;
+                    self.begin(&mut input, offset_bytes, crc)?;
+                    let from = input
+                        .from
+                        .try_clone()
+                        .map_err(failed("opening the input"))?;
+                    let (events, lines) = (events.clone(), self.lines);
+                    std::thread::spawn(move || read_input(from, lines, &events));
+                }
                 Ok(Event::Piece(piece)) => {
                     let piece = piece.map_err(failed("reading the input"))?;
                     self.send(if self.lines {
@@ -178,8 +278,7 @@ impl Sender<'_> {
                     })?;
                     confirmed_by = Some(Instant::now() + self.timeout);
                 }
-                Ok(Event::Complete) if confirmed_by.is_some() => return Ok(()),
-                Ok(Event::Complete) => {}
+                Ok(Event::Complete) => return Ok(()),
                 Ok(Event::Failed(reason)) => {
                     return Err(PipeError::Refused {
                         to: self.to,
@@ -187,11 +286,52 @@ impl Sender<'_> {
                     });
                 }
                 Ok(Event::Lost(error)) => return Err(PipeError::Receive(error)),
-                Err(RecvTimeoutError::Timeout) if confirmed_by.is_none() => {
-                    self.send(Kind::Alive)?;
+                Err(RecvTimeoutError::Timeout) => {
+                    if confirmed_by.is_some_and(|by| by <= Instant::now()) {
+                        return Err(PipeError::Unconfirmed { to: self.to });
+                    }
+                    // If the process that is gone was the receiver's, this is an error.
+                    if !self.node.departed().is_empty() || self.last.elapsed() >= ALIVE {
+                        self.send(Kind::Alive)?;
+                    }
                 }
-                Err(_) => return Err(PipeError::Unconfirmed { to: self.to }),
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(PipeError::Unconfirmed { to: self.to });
+                }
             }
+        }
+    }
+
+    /// Goes on behind what the receiver has, if that is how this file begins.
+    fn begin(&mut self, input: &mut Input, there_bytes: u64, crc: u32) -> Result<(), PipeError> {
+        if there_bytes > 0 {
+            let failed = failed("reading the input");
+            let same = sum_of(&mut input.from, there_bytes).and_then(|sum| {
+                if sum.length_bytes() == there_bytes && sum.crc() == crc {
+                    return Ok(Some(sum));
+                }
+                input.from.rewind().map(|()| None)
+            });
+            if let Some(sum) = same.map_err(failed)? {
+                self.sum = sum;
+            }
+        }
+        self.progress.begin(self.sum.length_bytes());
+        self.send(Kind::From)
+    }
+
+    /// Tells the receiver, which need not wait for the rest.
+    fn give_up(&mut self, error: &PipeError) {
+        match error {
+            PipeError::File { .. } => {
+                let _ = self.send(Kind::Failed(&error.to_string()));
+                let _ = self.endpoint.drain(self.timeout);
+            }
+            PipeError::Refused { .. } => {
+                let _ = self.send(Kind::Alive);
+                let _ = self.endpoint.drain(LAST_ACK);
+            }
+            _ => {}
         }
     }
 
@@ -202,11 +342,12 @@ impl Sender<'_> {
             offset_bytes: self.sum.length_bytes(),
         }
         .write(&mut self.message);
+        self.last = Instant::now();
         self.endpoint.send(&self.message).map_err(PipeError::Send)
     }
 }
 
-fn read_input(input: Box<dyn Read + Send>, lines: bool, events: &SyncSender<Event>) {
+fn read_input(input: File, lines: bool, events: &SyncSender<Event>) {
     let mut input = BufReader::with_capacity(PIECE_BYTES, input);
     loop {
         let piece = if lines {
@@ -260,22 +401,35 @@ fn next_line(input: &mut impl BufRead) -> io::Result<Option<Vec<u8>>> {
     Ok(Some(line))
 }
 
-fn await_report(endpoint: &Endpoint, stream: u64, events: &SyncSender<Event>) {
-    loop {
+/// Passes on what the receiver reports, until it has confirmed so many files or streams.
+fn await_reports(endpoint: &Endpoint, stream: u64, mut left: usize, events: &SyncSender<Event>) {
+    while left > 0 {
         let event = match endpoint.receive_timeout(POLL) {
             Err(ReceiveError::TimedOut { .. }) => continue,
             Ok(message) => match Frame::parse(&message) {
                 Ok(frame) if frame.stream == stream => match frame.kind {
-                    Kind::Complete => Event::Complete,
-                    Kind::Failed(reason) => Event::Failed(reason.to_owned()),
+                    Kind::Ready { crc } => Event::Ready {
+                        offset_bytes: frame.offset_bytes,
+                        crc,
+                    },
+                    Kind::Complete => {
+                        left -= 1;
+                        Event::Complete
+                    }
+                    Kind::Failed(reason) => {
+                        left = 0;
+                        Event::Failed(reason.to_owned())
+                    }
                     _ => continue,
                 },
                 _ => continue,
             },
-            Err(error) => Event::Lost(error),
+            Err(error) => {
+                left = 0;
+                Event::Lost(error)
+            }
         };
-        let last = !matches!(event, Event::Piece(_) | Event::InputEnd);
-        if events.send(event).is_err() || last {
+        if events.send(event).is_err() {
             return;
         }
     }

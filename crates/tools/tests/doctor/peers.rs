@@ -37,6 +37,27 @@ fn a_healthy_pair_is_well() {
 }
 
 #[test]
+fn a_firewall_that_passes_the_directory_alone_is_seen() {
+    let Some(testbed) = Testbed::make("w", false) else {
+        return;
+    };
+    let _receiver = testbed.receiver();
+    let report = testbed.report_once_answered();
+    report.expect("data ports", "node 2", "good", &["packets reach"]);
+    // As a firewall would: what comes for other ports vanishes without a word, before the rule that
+    // delivers to this machine, which is first unless it is moved.
+    testbed.ip(2, "rule add pref 10 lookup local");
+    testbed.ip(2, "rule del pref 0");
+    testbed.ip(
+        2,
+        "rule add pref 1 iif eth0 ipproto udp dport 7412-65534 blackhole",
+    );
+    let report = testbed.report();
+    let words = ["port 7411 answers", "other ports of node 2 vanish"];
+    report.expect("data ports", "node 2", "broken", &words);
+}
+
+#[test]
 fn ends_of_different_mtu_are_seen_from_both() {
     let Some(testbed) = Testbed::make("m", false) else {
         return;

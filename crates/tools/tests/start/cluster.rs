@@ -178,17 +178,17 @@ fn ranks_see_what_they_would_by_ssh_and_nothing_of_the_agent() {
     };
     let _agents = cluster.agents();
     let script = "echo $DIPOLE_RANK $DIPOLE_NID $GIVEN $DIPOLE_LOG ${OF_THE_AGENT-hidden} \
-                  ${NOTIFY_SOCKET-none} $(pwd) $DIPOLE_RUNTIME_DIR ${HOME:+home}";
+                  ${NOTIFY_SOCKET-none} $(pwd) $DIPOLE_RUNTIME_DIR ${HOME:+home} $INHERITED";
     let mut command = cluster.run(&["-n", "8", "--env", "GIVEN=x"], script);
-    command.env("DIPOLE_LOG", "error");
+    command.env("DIPOLE_LOG", "error").env("INHERITED", "too");
     let output = command.output().expect("it starts");
     assert!(output.status.success(), "{}", said(&output));
     let folder = cluster.testbed.folder().display();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    for rank in 2..8_u32 {
+    for rank in 0..8_u32 {
         let node = rank / 2 + 1;
         let runtime = cluster.testbed.node(node).runtime_dir.display();
-        let wanted = format!("{rank} {node} x error hidden none {folder} {runtime} home");
+        let wanted = format!("{rank} {node} x error hidden none {folder} {runtime} home too");
         assert!(text.lines().any(|line| line == wanted), "{wanted}\n{text}");
     }
     // Descriptors of the agent, such as its listener, are not theirs.
@@ -279,8 +279,12 @@ fn nothing_is_left_when_the_launchers_machine_is_cut_off() {
         .testbed
         .set_interface(1, 0, false)
         .expect("an interface");
+    let mut errors = job.launcher.stderr.take().expect("a pipe");
     let (status, _) = job.ends();
     assert_eq!(status, Some(137), "the other hosts are lost");
+    let mut said = String::new();
+    errors.read_to_string(&mut said).expect("a pipe");
+    assert!(said.contains("its machine does not answer"), "{said}");
     assert_gone(&pids);
 }
 
@@ -339,14 +343,15 @@ fn a_job_says_which_node_refuses_and_why_and_goes_where_it_is_welcome() {
         command.env("DIPOLE_KEY", &other_key);
     });
     // Nodes 1 and 4 have two places each, and 4 has no agent.
-    let output = cluster.run(&["-n", "8"], "echo $DIPOLE_NID").output();
+    let all = ["-n", "8", "--oversubscribe"];
+    let output = cluster.run(&all, "echo $DIPOLE_NID").output();
     let output = output.expect("it starts");
     assert!(output.status.success(), "{}", said(&output));
     assert_eq!(String::from_utf8_lossy(&output.stdout), "1\n".repeat(8));
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
     for wanted in [
         "node 2 (10.0.0.2) skipped: refuses work: 0 ranks run there, and the owner allows at most 0",
-        "node 3 (10.0.0.3) skipped: the agent at 10.0.0.3:7411 hung up on the proof of cluster key",
+        "node 3 (10.0.0.3) skipped: the agent at 10.0.0.3:7411 does not hold the cluster key",
         "node 4 (10.0.0.4): no agent answers at 10.0.0.4:7411",
         "start `dipole agent` there with this cluster key, or make `ssh` work",
     ] {

@@ -155,7 +155,9 @@ impl Node {
 
     pub(crate) fn caller(&self, key: &str) -> Command {
         let mut command = self.dipole(&["reach", &self.address.to_string()]);
-        command.args(["--ranks", "3", "--job", "sort big", "--", "false"]);
+        command.args([
+            "--node", "1", "--ranks", "3", "--job", "sort big", "--", "false",
+        ]);
         command.env("DIPOLE_KEY", self.path(key));
         command
     }

@@ -1,0 +1,46 @@
+//! Ctrl-C and SIGTERM: the other side is told before this process ends.
+
+use std::io;
+use std::process::exit;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use dipole_node::{Address, Endpoint};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use super::LAST_ACK;
+use super::frame::{Frame, Kind};
+
+/// With whom there is a transfer, and its number, while there is one.
+pub(super) type Partner = Arc<Mutex<Option<(Address, u64)>>>;
+
+/// From now on a signal ends the process as it would anyway, after a word to the partner.
+pub(super) fn watch(endpoint: Arc<Endpoint>, partner: Partner) -> io::Result<()> {
+    let mut signals = Signals::new([SIGINT, SIGTERM])?;
+    std::thread::spawn(move || {
+        let Some(signal) = signals.forever().next() else {
+            return;
+        };
+        let now = *partner.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((to, stream)) = now {
+            let reason = match signal {
+                SIGINT => "it was interrupted there (SIGINT)",
+                _ => "it was ended there (SIGTERM)",
+            };
+            let mut message = Vec::new();
+            Frame {
+                stream,
+                offset_bytes: 0,
+                kind: Kind::Failed(reason),
+            }
+            .write(&mut message);
+            // Who does not take it finds out by this process's end.
+            let _ = endpoint.edge(to).and_then(|edge| {
+                edge.send_timeout(&message, LAST_ACK)?;
+                edge.flush(LAST_ACK)
+            });
+        }
+        exit(128 + signal);
+    });
+    Ok(())
+}
