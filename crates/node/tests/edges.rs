@@ -302,7 +302,7 @@ fn get_and_close(steps: usize) -> bool {
     pair.engines[1].open_endpoint(7);
     let edge = pair.edge(7, 7);
     let memory = RegionMemory::new(BYTES).expect("memory");
-    let held: Vec<u8> = (0..BYTES).map(|at| (at % 251) as u8).collect();
+    let held: Vec<u8> = (0..=250).cycle().take(BYTES).collect();
     memory.write(0, &held).expect("it fits");
     let key = pair.engines[1].open_region(7, memory.clone(), Rights::ALL);
     let get = Operation::Get {

@@ -496,8 +496,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         effect: "a long message whose sender does not wait goes on only once",
         file: "crates/node/src/engine/send.rs",
         suite: Suite::Simulator,
-        snippet: "            !is_open || packer.continue_long(machine, &mut kept.send, &kept.rest, kept.rest.skipped)",
-        replacement: "            packer.continue_long(machine, &mut kept.send, &kept.rest, kept.rest.skipped) | true",
+        snippet: "            !is_open || rest.show(go_on).unwrap_or(true)",
+        replacement: "            rest.show(go_on).unwrap_or(true) | true",
     },
     Mutant {
         name: "put-piece-at-start",
