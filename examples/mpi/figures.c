@@ -10,7 +10,7 @@
 #include <sched.h>
 #include <string.h>
 
-enum { MOST = 200000, WINDOW = 64, LONG = 1 << 20, LONG_WINDOW = 8, PART = 4096 };
+enum { MOST = 200000, WINDOW = 64, MIDDLE = 64 << 10, LONG = 1 << 20, LONG_WINDOW = 8, PART = 4096 };
 
 static int rank, size;
 static double seconds = 0.5, samples[MOST];
@@ -53,6 +53,7 @@ static void stream(int bytes, int window)
 }
 
 static void latency(void) { ping_pong(8); }
+static void middle_message(void) { ping_pong(MIDDLE); }
 static void long_message(void) { ping_pong(LONG); }
 static void rate(void) { stream(8, WINDOW); }
 static void bandwidth(void) { stream(LONG, LONG_WINDOW); }
@@ -74,6 +75,7 @@ static const struct figure {
     double divided, amount;
 } FIGURES[] = {
     {"latency-8B", "us", latency, 2, 0},
+    {"latency-64KiB", "us", middle_message, 2, 0},
     {"latency-1MiB", "us", long_message, 2, 0},
     {"bandwidth-1MiB", "MB/s", bandwidth, 0, (double)LONG *LONG_WINDOW},
     {"rate-8B", "M/s", rate, 0, WINDOW},

@@ -25,13 +25,14 @@ impl Announcer {
         options: &DiscoveryOptions,
         own: &Member,
         now: Duration,
+        seed: u64,
     ) -> io::Result<Announcer> {
         let segments = match options.on_segments {
             true => Some(Segments::open(&own.facts.addresses, own.facts.port)?),
             false => None,
         };
         Ok(Announcer {
-            discovery: Discovery::new(&options.cluster, own.clone(), now, own.life),
+            discovery: Discovery::new(&options.cluster, now, seed),
             segments,
             seeds: options.seeds.clone(),
         })
@@ -57,7 +58,7 @@ impl Announcer {
         if let Some(segments) = &self.segments {
             segments.broadcast(&packet);
         }
-        send(directory_lock, &packet, &self.seeds);
+        send(directory_lock.sockets(), &packet, &self.seeds);
     }
 
     /// Handles an announcement that was sent to all, or to this node alone.
@@ -76,15 +77,21 @@ impl Announcer {
         let Some(announcement) = registry.open_announcement(packet) else {
             return Ok(());
         };
-        match self
-            .discovery
-            .on_announcement(now, &announcement, to_all, membership)?
-        {
-            Some(Response::Announce(announcement, addresses)) => {
-                let packet = registry.seal_announcement(&announcement);
-                send(directory_lock, &packet, &addresses);
+        match self.discovery.on_announcement(
+            now,
+            &announcement,
+            to_all,
+            packet.len(),
+            membership,
+        )? {
+            Some(Response::Announce(announcement, to)) => {
+                // Announcements are of one length. A shorter one has no answer.
+                let answer = registry.seal_announcement(&announcement);
+                if answer.len() <= packet.len() {
+                    send(directory_lock.sockets(), &answer, &[to]);
+                }
             }
-            Some(Response::Forward(addresses)) => send(directory_lock, packet, &addresses),
+            Some(Response::Forward(to)) => send(directory_lock.sockets(), packet, &[to]),
             None => {}
         }
         Ok(())

@@ -1,12 +1,14 @@
 //! Incoming calls that request work: a caller gets a greeting and two seconds to prove that it
 //! holds the cluster key; then a session process of its own serves it.
 //!
-//! Nothing here blocks. At most [`MAX_UNPROVEN`] callers are pending at once, the oldest of which
-//! gives way to a new one; at most [`MAX_SESSIONS`] sessions run.
+//! Nothing here blocks. At most [`MAX_UNPROVEN`] callers of known addresses are pending at once, and
+//! as many of others: strangers take no place of members. Who makes one too many gives way to it
+//! is of the address with the most callers, so one that floods displaces itself; it is told that
+//! the agent is busy. At most [`MAX_SESSIONS`] sessions run.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -20,6 +22,11 @@ use dipole_launch::call::{Greeting, PROOF_BYTES, verify};
 const MAX_UNPROVEN: usize = 32;
 const MAX_SESSIONS: usize = 256;
 const PROOF_TIMEOUT: Duration = Duration::from_secs(2);
+/// Connections that the kernel keeps for us to accept, and how many are accepted in one turn.
+const BACKLOG: i32 = 4096;
+const MAX_ACCEPTED: usize = 64;
+/// Refusals for one reason that are logged in a second; the others are counted.
+const MAX_LOGGED: u64 = 10;
 /// How long no connection is accepted after that failed, for want of descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
@@ -30,14 +37,24 @@ pub(super) struct Callers {
     unproven: VecDeque<Caller>,
     sessions: Vec<Child>,
     accepts_again_at: Option<Instant>,
+    /// The addresses of the nodes that are there.
+    known: BTreeSet<IpAddr>,
+    refusals: Refusals,
     /// The program and the arguments that all its sessions get.
     program: PathBuf,
     arguments: Vec<std::ffi::OsString>,
 }
 
+/// Those of this second.
+struct Refusals {
+    since: Instant,
+    by_reason: BTreeMap<&'static str, u64>,
+}
+
 struct Caller {
     stream: TcpStream,
     peer: SocketAddr,
+    is_known: bool,
     greeting: Greeting,
     proof: [u8; PROOF_BYTES],
     received: usize,
@@ -59,6 +76,9 @@ impl Callers {
         listeners: Vec<TcpListener>,
         arguments: Vec<std::ffi::OsString>,
     ) -> io::Result<Callers> {
+        for listener in &listeners {
+            rustix::net::listen(listener, BACKLOG)?;
+        }
         Ok(Callers {
             node,
             key,
@@ -66,10 +86,20 @@ impl Callers {
             unproven: VecDeque::new(),
             sessions: Vec::new(),
             accepts_again_at: None,
+            known: BTreeSet::new(),
+            refusals: Refusals {
+                since: Instant::now(),
+                by_reason: BTreeMap::new(),
+            },
             // Looked up now: once the program is replaced on disk, the path is another.
             program: std::env::current_exe()?,
             arguments,
         })
+    }
+
+    /// The addresses of the nodes that are there, whose callers strangers do not displace.
+    pub(super) fn know(&mut self, addresses: impl Iterator<Item = IpAddr>) {
+        self.known = addresses.map(|ip| ip.to_canonical()).collect();
     }
 
     /// Where work is requested.
@@ -102,13 +132,18 @@ impl Callers {
             self.accepts_again_at = None;
         }
         for (index, _) in listeners.iter().enumerate().filter(|(_, ready)| **ready) {
-            self.accept(index, now);
+            for _ in 0..MAX_ACCEPTED {
+                if !self.accept(index, now) {
+                    break;
+                }
+            }
         }
         self.sessions
             .retain_mut(|session| !matches!(session.try_wait(), Ok(Some(_))));
     }
 
-    fn accept(&mut self, index: usize, now: Instant) {
+    /// False if nobody waits to be accepted.
+    fn accept(&mut self, index: usize, now: Instant) -> bool {
         let (mut stream, peer) = match self.listeners[index].accept() {
             Ok(accepted) => accepted,
             Err(cause) => {
@@ -117,7 +152,7 @@ impl Callers {
                     tracing::warn!(event = "accept-failed", node = self.node, %cause, "cannot accept callers");
                     self.accepts_again_at = Some(now + ACCEPT_PAUSE);
                 }
-                return;
+                return false;
             }
         };
         let greeting = match self.sessions.len() {
@@ -132,22 +167,47 @@ impl Callers {
         });
         let greeting = match greeted {
             Ok(greeting) if greeting != Greeting::busy() => greeting,
-            Ok(_) => return self.refused(peer, "too many sessions are running"),
-            Err(_) => return self.refused(peer, "the greeting could not be sent"),
+            Ok(_) => {
+                self.refused(now, peer, "too many sessions are running");
+                return true;
+            }
+            Err(_) => {
+                self.refused(now, peer, "the greeting could not be sent");
+                return true;
+            }
         };
-        if self.unproven.len() == MAX_UNPROVEN
-            && let Some(oldest) = self.unproven.pop_front()
-        {
-            self.refused(oldest.peer, "it gave way to a later caller");
-        }
+        let is_known = self.known.contains(&peer.ip().to_canonical());
         self.unproven.push_back(Caller {
             stream,
             peer,
+            is_known,
             greeting,
             proof: [0; PROOF_BYTES],
             received: 0,
             until: now + PROOF_TIMEOUT,
         });
+        if let Some(caller) = self.one_too_many(is_known) {
+            caller.end(Greeting::busy());
+            self.refused(now, caller.peer, "it gave way to a later caller");
+        }
+        true
+    }
+
+    /// The caller that has to go, if there are too many: the oldest of the address with the most.
+    fn one_too_many(&mut self, is_known: bool) -> Option<Caller> {
+        let alike = |caller: &&Caller| caller.is_known == is_known;
+        if self.unproven.iter().filter(alike).count() <= MAX_UNPROVEN {
+            return None;
+        }
+        let mut counts: BTreeMap<IpAddr, usize> = BTreeMap::new();
+        for caller in self.unproven.iter().filter(alike) {
+            *counts.entry(source(caller.peer)).or_default() += 1;
+        }
+        let most = counts.values().copied().max();
+        let goes =
+            |caller: &Caller| alike(&caller) && counts.get(&source(caller.peer)).copied() == most;
+        let index = self.unproven.iter().position(goes)?;
+        self.unproven.remove(index)
     }
 
     fn read_proofs(&mut self, ready: &[bool], now: Instant) {
@@ -159,12 +219,15 @@ impl Callers {
             };
             match progress {
                 Progress::Incomplete if caller.until > now => self.unproven.push_back(caller),
-                Progress::Incomplete => self.refused(caller.peer, "it sent no proof in time"),
-                Progress::Failed(why) => self.refused(caller.peer, why),
+                Progress::Incomplete => self.refused(now, caller.peer, "it sent no proof in time"),
+                Progress::Failed(why) => self.refused(now, caller.peer, why),
                 Progress::Proof if verify(&self.key, &caller.greeting, &caller.proof) => {
                     self.start_session(caller);
                 }
-                Progress::Proof => self.refused(caller.peer, "it holds another cluster key"),
+                Progress::Proof => {
+                    caller.end(Greeting::other_key());
+                    self.refused(now, caller.peer, "it holds another cluster key");
+                }
             }
         }
     }
@@ -192,12 +255,45 @@ impl Callers {
         }
     }
 
-    fn refused(&self, peer: SocketAddr, reason: &str) {
-        tracing::info!(event = "caller-refused", node = self.node, %peer, reason, "caller refused");
+    fn refused(&mut self, now: Instant, peer: SocketAddr, reason: &'static str) {
+        let (node, refusals) = (self.node, &mut self.refusals);
+        if now >= refusals.since + Duration::from_secs(1) {
+            refusals.since = now;
+            for (reason, count) in std::mem::take(&mut refusals.by_reason) {
+                let others = count.saturating_sub(MAX_LOGGED);
+                if others > 0 {
+                    tracing::warn!(
+                        event = "callers-refused",
+                        node,
+                        others,
+                        reason,
+                        "more callers were refused in a second"
+                    );
+                }
+            }
+        }
+        let count = refusals.by_reason.entry(reason).or_default();
+        *count += 1;
+        if *count <= MAX_LOGGED {
+            tracing::info!(event = "caller-refused", node, %peer, reason, "caller refused");
+        }
+    }
+}
+
+/// What counts as one address: whoever has one of IPv6 has 2^64.
+fn source(peer: SocketAddr) -> IpAddr {
+    match peer.ip().to_canonical() {
+        IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64).into(),
+        ip => ip,
     }
 }
 
 impl Caller {
+    /// Tells why no call comes of it, as far as the send buffer takes it.
+    fn end(&self, why: Greeting) {
+        let _may_be_gone = (&self.stream).write_all(why.bytes());
+    }
+
     fn read_proof(&mut self) -> Progress {
         loop {
             match self.stream.read(&mut self.proof[self.received..]) {

@@ -5,7 +5,6 @@
 //! newcomer is not flooded. From then on news travels with the membership protocol, and
 //! announcements become rare: the more nodes, the rarer.
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -29,6 +28,11 @@ const ALONE_PAUSE: Duration = Duration::from_secs(10);
 const RARE_PAUSE: Duration = Duration::from_secs(60);
 const FOR_EACH: Duration = Duration::from_secs(1);
 
+/// How long after its start an agent gives way to another with its number.
+const FIRST_TIME: Duration = Duration::from_secs(10);
+/// Between two warnings that there is one.
+const WARN_EVERY: Duration = Duration::from_secs(10);
+
 /// Another node has this node's number, and had it first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Taken {
@@ -40,38 +44,35 @@ pub(super) struct Taken {
 /// What to send in response to an announcement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Response {
-    /// An announcement of this node, to the addresses of another.
-    Announce(Announcement, Vec<SocketAddr>),
-    /// The packet as received, to the node whose number it claims.
-    Forward(Vec<SocketAddr>),
+    /// An announcement of this node, to an address of another.
+    Announce(Announcement, SocketAddr),
+    /// The packet as received, to the node whose number it claims, where that has answered.
+    Forward(SocketAddr),
 }
 
 #[derive(Debug)]
 pub(super) struct Discovery {
     cluster: String,
-    own: Member,
     begun: Duration,
     next: Duration,
     pause: Duration,
     sent: u32,
-    /// By node: its latest incarnation and the age of that. Packets arrive by several paths, and
-    /// strangers may replay them.
-    seen: BTreeMap<u32, (u64, u64)>,
+    /// When another node with this node's number is logged again.
+    next_warning: Duration,
     random: StdRng,
     /// Announcements of other clusters.
     foreign: u64,
 }
 
 impl Discovery {
-    pub(super) fn new(cluster: &str, own: Member, now: Duration, seed: u64) -> Discovery {
+    pub(super) fn new(cluster: &str, now: Duration, seed: u64) -> Discovery {
         Discovery {
             cluster: cluster.to_owned(),
-            own,
             begun: now,
             next: now,
             pause: FIRST_PAUSE,
             sent: 0,
-            seen: BTreeMap::new(),
+            next_warning: now,
             random: StdRng::seed_from_u64(seed),
             foreign: 0,
         }
@@ -109,16 +110,17 @@ impl Discovery {
         };
         // Not all at once, when they were started at once.
         self.next = now + pause.mul_f64(self.random.random_range(0.75..1.25));
-        Some(self.announcement(now))
+        Some(self.announcement(now, membership))
     }
 
-    fn announcement(&self, now: Duration) -> Announcement {
+    fn announcement(&self, now: Duration, membership: &Membership) -> Announcement {
         let age = now.saturating_sub(self.begun).as_millis();
         let age_ms = u64::try_from(age).unwrap_or(u64::MAX);
-        self.own.announcement(&self.cluster, age_ms)
+        membership.own().announcement(&self.cluster, age_ms)
     }
 
-    /// Handles an announcement that was sent to this node alone, or to all.
+    /// Handles an announcement that was sent to this node alone, or to all. Anybody may have
+    /// written it, for any address: what it causes there is no more than `packet_bytes`.
     ///
     /// # Errors
     /// [`Taken`]: this node has to stop.
@@ -127,74 +129,78 @@ impl Discovery {
         now: Duration,
         announcement: &Announcement,
         to_all: bool,
+        packet_bytes: usize,
         membership: &mut Membership,
     ) -> Result<Option<Response>, Taken> {
         if announcement.cluster != self.cluster {
             self.foreign += 1;
             return Ok(None);
         }
-        if announcement.node.0 == self.own.node {
-            return self.on_namesake(now, announcement);
+        if announcement.node.0 == membership.own().node {
+            return self.on_namesake(now, announcement, membership);
         }
         if announcement.taken != 0 {
             return Ok(None);
         }
-        let this = (announcement.life, announcement.age_ms);
-        let seen = self.seen.entry(announcement.node.0).or_default();
-        if this <= *seen {
-            return Ok(None);
-        }
-        *seen = this;
         let others = u32::try_from(membership.members().count()).unwrap_or(u32::MAX);
         let greets = !to_all || self.random.random_range(0..=others) < GREETERS;
+        if !greets {
+            return Ok(None);
+        }
         let member = Member::of_announcement(announcement);
         match membership.member(member.node) {
             Some(known) if known.life == member.life => {}
             // If the known node is alive it answers itself; if not, it will soon be known as gone,
             // and the newcomer announces itself again.
             Some(known) if known.facts.addresses[..1] != member.facts.addresses[..1] => {
-                return Ok(greets.then(|| Response::Forward(known.facts.directories())));
+                let directories = known.facts.directories().into_iter();
+                let mut there = directories.filter(|at| membership.is_at(known.node, *at));
+                return Ok(there.next().map(Response::Forward));
             }
-            _ => membership.introduce(now, member, greets),
+            // All who greet spend as much together as the packet weighs.
+            _ => membership.ask(now, &member, true, &mut (packet_bytes / GREETERS as usize)),
         }
         Ok(None)
     }
 
-    /// Of two nodes with one number the younger gives way. Each measures its age by its own clock.
+    /// Of two nodes with one number the younger gives way, if it has just started: nobody who is
+    /// there is ended by packets. Each measures its age by its own clock.
     fn on_namesake(
         &mut self,
         now: Duration,
         announcement: &Announcement,
+        membership: &Membership,
     ) -> Result<Option<Response>, Taken> {
-        if announcement.life == self.own.life {
+        let own = self.announcement(now, membership);
+        if announcement.life == own.life {
             return Ok(None);
         }
-        let own = self.announcement(now);
         let is_older = (announcement.age_ms, announcement.life) > (own.age_ms, own.life);
         // Only a node that has received from this incarnation can name it, so no old packet ends it.
-        if announcement.taken == self.own.life && is_older {
+        if announcement.taken == own.life && is_older && now < self.begun + FIRST_TIME {
             return Err(Taken {
                 by: announcement.facts.directories(),
                 age: Duration::from_millis(announcement.age_ms),
             });
         }
+        if now >= self.next_warning {
+            self.next_warning = now + WARN_EVERY;
+            tracing::warn!(
+                event = "namesake",
+                node = own.node.0,
+                address = ?announcement.facts.directories(),
+                "another node has this node's number: give one of the two another (--nid)"
+            );
+        }
         // The answer ends a younger one; an older one has to announce that itself.
         if announcement.taken != 0 && is_older {
             return Ok(None);
         }
-        tracing::warn!(
-            event = "namesake",
-            node = self.own.node,
-            address = ?announcement.facts.directories(),
-            "another node has this node's number: give one of the two another (--nid)"
-        );
         let answer = Announcement {
             taken: announcement.life,
             ..own
         };
-        Ok(Some(Response::Announce(
-            answer,
-            announcement.facts.directories(),
-        )))
+        let mut addresses = announcement.facts.directories().into_iter();
+        Ok(addresses.next().map(|at| Response::Announce(answer, at)))
     }
 }

@@ -4,22 +4,30 @@
 //! Every few seconds a node probes one other, directly and then through others; news travels on
 //! those packets. So what a node sends does not grow with their number. Besides, two nodes
 //! synchronise what they know (`sync`): always after joining, then rarely.
+//!
+//! What arrives is judged here before foca sees it: whoever has not answered a challenge is not
+//! listened to, and an address that has not answered one gets nothing else (`contacts`). With a
+//! cluster key members are believed what they say of others; without one a node is there only if it
+//! has answered itself.
 
 use std::collections::BTreeMap;
+use std::io;
+use std::net::SocketAddr;
 use std::num::{NonZeroU8, NonZeroUsize};
 use std::time::Duration;
 
-use dipole_node::ClusterKey;
+use dipole_naming::key::{ClusterKey, MacKey, random_bytes};
 use foca::{
     AccumulatingRuntime, Codec, Config, Foca, Header, Message, NoCustomBroadcast,
-    OwnedNotification, PeriodicParams, PostcardCodec, Timer,
+    OwnedNotification, PeriodicParams, PostcardCodec, State, Timer,
 };
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-use super::member::Member;
+use super::member::{Member, is_later, later_by};
 pub(super) use auth::is_membership;
-use auth::{Body, Dropped, EXTRA_BYTES, PacketAuth};
+use auth::{Body, Dropped, EXTRA_BYTES, PacketAuth, Received};
+use contacts::{Contacts, digest, plain};
 use sync::Digests;
 
 /// Longest packet: any network carries it in one piece.
@@ -46,6 +54,11 @@ const FIRST_HELLOS_EVERY: Duration = Duration::from_secs(1);
 const HELLO_EVERY: Duration = Duration::from_secs(5);
 /// How long a node is remembered as gone.
 const FORGET_AFTER: Duration = Duration::from_secs(600);
+/// Nodes that are known at once, those that are gone included.
+pub(super) const MAX_MEMBERS: usize = 1 << 14;
+/// Between two new incarnations of this node, whatever others say of it.
+const RENEW_EVERY: Duration = Duration::from_secs(1);
+const PRUNE_EVERY: Duration = Duration::from_secs(10);
 
 /// A change of the membership.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,6 +70,25 @@ pub(super) enum News {
     Returned(Member),
     /// Others took this node for gone; it has corrected them.
     Mistaken,
+    /// Others knew an incarnation of this node that began so much later than it did by its clock.
+    ClockSetBack(Duration),
+}
+
+/// Random numbers that nobody else knows.
+pub(super) struct Secrets {
+    run: u64,
+    seed: u64,
+    tokens: MacKey,
+}
+
+impl Secrets {
+    pub(super) fn draw() -> io::Result<Secrets> {
+        Ok(Secrets {
+            run: u64::from_le_bytes(random_bytes()?),
+            seed: u64::from_le_bytes(random_bytes()?),
+            tokens: ClusterKey::random()?.mac_key("dipole 2026 token"),
+        })
+    }
 }
 
 pub(super) struct Membership {
@@ -68,9 +100,15 @@ pub(super) struct Membership {
     timers: BTreeMap<(Duration, u64), Timer<Member>>,
     set: u64,
     news: Vec<News>,
-    outgoing: Vec<Outgoing>,
+    queued: Vec<Queued>,
+    contacts: Contacts,
     /// The other nodes that are up.
     up: BTreeMap<u32, Member>,
+    /// The last incarnation of those that are gone, and since when.
+    gone: BTreeMap<u32, (u64, Duration)>,
+    /// When this node may begin another incarnation.
+    next_renewal: Duration,
+    next_prune: Duration,
     /// The nodes of the hosts file.
     known: Vec<Member>,
     next_hello: Duration,
@@ -78,13 +116,16 @@ pub(super) struct Membership {
     sync: Sync,
 }
 
-/// A packet to another agent.
-#[derive(Clone, Debug)]
-pub(super) struct Outgoing {
-    pub(super) to: Member,
-    pub(super) packet: Vec<u8>,
-    /// The usual path may have failed: all are to be tried.
-    pub(super) is_urgent: bool,
+/// What is to be sent to another agent.
+#[derive(Debug)]
+enum Queued {
+    /// `is_urgent`: the usual path may have failed, all are to be tried.
+    Member {
+        to: Member,
+        body: Body,
+        is_urgent: bool,
+    },
+    Address(SocketAddr, Vec<u8>),
 }
 
 /// The next synchronisation.
@@ -102,9 +143,10 @@ impl Membership {
     pub(super) fn new(
         own: Member,
         known: Vec<Member>,
-        seed: u64,
+        secrets: Secrets,
         key: Option<&ClusterKey>,
     ) -> Membership {
+        let Secrets { run, seed, tokens } = secrets;
         let config = Config {
             probe_period: PROBE_EVERY,
             probe_rtt: PROBE_TIMEOUT,
@@ -124,14 +166,18 @@ impl Membership {
         };
         Membership {
             hellos: own.node as usize,
-            auth: PacketAuth::new(key, own.node, own.life),
+            auth: PacketAuth::new(key, own.node, run, own.facts.port),
             foca: Foca::new(own, config, StdRng::seed_from_u64(seed), PostcardCodec),
             runtime: AccumulatingRuntime::new(),
             timers: BTreeMap::new(),
             set: 0,
             news: Vec::new(),
-            outgoing: Vec::new(),
+            queued: Vec::new(),
+            contacts: Contacts::new(tokens),
             up: BTreeMap::new(),
+            gone: BTreeMap::new(),
+            next_renewal: Duration::ZERO,
+            next_prune: Duration::ZERO,
             known,
             next_hello: Duration::ZERO,
             random: StdRng::seed_from_u64(seed.rotate_left(32)),
@@ -144,16 +190,42 @@ impl Membership {
         }
     }
 
-    /// Adds a node that has announced itself. If it is not to be greeted, another node tells it and
-    /// the others about each other.
-    pub(super) fn introduce(&mut self, now: Duration, member: Member, greet: bool) {
-        let update = std::iter::once(foca::Member::alive(member.clone()));
-        let done = self.foca.apply_many(update, greet, &mut self.runtime);
-        self.after(now, done);
-        if greet {
-            let done = self.foca.announce(member, &mut self.runtime);
-            self.after(now, done);
+    /// Asks a node that is said to be somewhere; it is added once it has answered there, and
+    /// greeted if it has said so itself. Challenges take no more bytes than `credit`.
+    pub(super) fn ask(&mut self, now: Duration, member: &Member, greet: bool, credit: &mut usize) {
+        if self.is_full_for(member.node) {
+            return;
         }
+        for at in member.facts.directories().into_iter().map(plain) {
+            let challenge = self.challenge(now, member.node, at);
+            if let Some(left) = credit.checked_sub(challenge.len())
+                && self.contacts.hint(now, at, member, greet)
+            {
+                *credit = left;
+                self.queued.push(Queued::Address(at, challenge));
+            }
+        }
+    }
+
+    /// This node as others know it.
+    pub(super) fn own(&self) -> &Member {
+        self.foca.identity()
+    }
+
+    /// True if the node has answered at this address.
+    pub(super) fn is_at(&self, node: u32, address: SocketAddr) -> bool {
+        self.contacts.via(node, plain(address)).is_some()
+    }
+
+    fn is_full_for(&self, node: u32) -> bool {
+        let is_known = self.up.contains_key(&node) || self.gone.contains_key(&node);
+        !is_known && self.up.len() + self.gone.len() >= MAX_MEMBERS
+    }
+
+    fn challenge(&mut self, now: Duration, node: u32, at: SocketAddr) -> Vec<u8> {
+        let token = self.contacts.token(now, at);
+        let zeros = [[0; 8]; 2];
+        self.auth.seal(node, Body::Challenge { token, zeros })
     }
 
     /// The other nodes of the hosts file.
@@ -224,12 +296,19 @@ impl Membership {
         }
     }
 
-    fn on_sync_response(&mut self, now: Duration, from: u32, members: Vec<foca::Member<Member>>) {
+    fn on_sync_response(
+        &mut self,
+        now: Duration,
+        from: u32,
+        members: Vec<foca::Member<Member>>,
+        credit: &mut usize,
+    ) {
         if !self.up.contains_key(&from) {
             return;
         }
         let before = self.news.len();
-        let updates = members.into_iter();
+        let updates = self.believed(now, members, credit);
+        let updates = updates.into_iter();
         let done = self.foca.apply_many(updates, false, &mut self.runtime);
         self.after(now, done);
         if self.news.len() > before {
@@ -243,18 +322,197 @@ impl Membership {
     }
 
     /// Handles a packet. Those of strangers are counted, malformed ones ignored.
-    pub(super) fn on_packet(&mut self, now: Duration, packet: &[u8]) {
-        let Some((from, body)) = self.auth.open(packet) else {
+    pub(super) fn on_packet(&mut self, now: Duration, from: SocketAddr, packet: &[u8]) {
+        let Some(received) = self.auth.open(packet) else {
             return;
         };
-        match body {
-            Body::Swim(data) => {
-                let done = self.foca.handle_data(&data, &mut self.runtime);
+        let from = plain(from);
+        let at = SocketAddr::new(from.ip(), received.port);
+        let node = received.from;
+        match received.body {
+            Body::Challenge { token, .. } => return self.on_challenge(now, from, node, token),
+            Body::Answer { .. } => return self.on_answer(now, (at, from), &received),
+            _ => {}
+        }
+        if !self.contacts.knows(at, from, (node, received.run)) {
+            self.auth.is_unproven();
+            let challenge = self.challenge(now, node, at);
+            if challenge.len() <= packet.len() {
+                self.queued.push(Queued::Address(at, challenge));
+            }
+            return;
+        }
+        if !self.auth.is_new(&received) {
+            return;
+        }
+        self.contacts.earn(node, packet.len());
+        let mut credit = packet.len();
+        match received.body {
+            Body::Swim(data) => self.on_swim(now, at, node, &data, &mut credit),
+            Body::SyncRequest(digests) => self.on_sync_request(now, node, digests),
+            Body::SyncResponse(members) => self.on_sync_response(now, node, members, &mut credit),
+            Body::Challenge { .. } | Body::Answer { .. } => {}
+        }
+    }
+
+    fn on_challenge(&mut self, now: Duration, from: SocketAddr, node: u32, token: [u8; 8]) {
+        let up = self.up.get(&node).map(|member| member.life);
+        let gone = self.gone.get(&node).map(|(life, _)| later_by(*life, 1));
+        let answer = Body::Answer {
+            token,
+            digest: digest(self.foca.identity()),
+            least_life: up.or(gone).unwrap_or(0).to_le_bytes(),
+        };
+        let answer = self.auth.seal(node, answer);
+        self.queued.push(Queued::Address(from, answer));
+        // What made it ask was not taken.
+        if let Some(body) = self.contacts.take_sent(now, node, from) {
+            let packet = self.auth.seal(node, body);
+            self.queued.push(Queued::Address(from, packet));
+        }
+    }
+
+    fn on_answer(
+        &mut self,
+        now: Duration,
+        (at, via): (SocketAddr, SocketAddr),
+        received: &Received,
+    ) {
+        let Body::Answer {
+            token,
+            digest: described,
+            least_life,
+        } = received.body
+        else {
+            return;
+        };
+        let node = received.from;
+        let whose = (node, received.run);
+        if !self.contacts.answer(now, (at, via), token, whose) {
+            return;
+        }
+        self.auth.begin(received);
+        self.outlive(now, u64::from_le_bytes(least_life));
+        if let Some(hint) = self.contacts.take_hint(at)
+            && hint.member.node == node
+            && digest(&hint.member) == described
+        {
+            let update = std::iter::once(foca::Member::alive(hint.member.clone()));
+            let done = self.foca.apply_many(update, true, &mut self.runtime);
+            self.after(now, done);
+            if hint.greet {
+                let done = self.foca.announce(hint.member, &mut self.runtime);
                 self.after(now, done);
             }
-            Body::SyncRequest(digests) => self.on_sync_request(now, from, digests),
-            Body::SyncResponse(members) => self.on_sync_response(now, from, members),
         }
+        if let Some(body) = self.contacts.take_held(node, at) {
+            self.contacts.sent(now, vec![via], node, body.clone());
+            let packet = self.auth.seal(node, body);
+            self.queued.push(Queued::Address(via, packet));
+        }
+    }
+
+    /// Others take no incarnation of this node that is earlier than `least`: begins a later one.
+    fn outlive(&mut self, now: Duration, least: u64) {
+        let own = self.foca.identity();
+        if least == 0 || !is_later(least, own.life) || now < self.next_renewal {
+            return;
+        }
+        self.next_renewal = now + RENEW_EVERY;
+        let ahead = Duration::from_micros(least.wrapping_sub(own.life));
+        let next = Member {
+            life: later_by(least, 1),
+            ..own.clone()
+        };
+        let done = self.foca.change_identity(next, &mut self.runtime);
+        self.after(now, done);
+        // Connected again.
+        let done = self
+            .foca
+            .apply_many(std::iter::empty(), false, &mut self.runtime);
+        self.after(now, done);
+        self.news.push(match ahead < RENEW_EVERY {
+            true => News::Mistaken,
+            false => News::ClockSetBack(ahead),
+        });
+    }
+
+    /// Handles a packet of foca's from a node that has answered at `at`.
+    fn on_swim(
+        &mut self,
+        now: Duration,
+        at: SocketAddr,
+        node: u32,
+        data: &[u8],
+        credit: &mut usize,
+    ) {
+        let Some(Swim {
+            header,
+            head,
+            updates,
+        }) = Swim::read(data)
+        else {
+            return;
+        };
+        // Nobody speaks for another, or of addresses that are not its own.
+        let mut addresses = header.src.facts.directories().into_iter().map(plain);
+        if header.src.node != node || !addresses.any(|own| own == at) || self.is_full_for(node) {
+            return;
+        }
+        if header.message == Message::TurnUndead {
+            // Its answer says which incarnation it would take.
+            if now >= self.next_renewal {
+                let challenge = self.challenge(now, node, at);
+                self.queued.push(Queued::Address(at, challenge));
+            }
+            return;
+        }
+        let updates = self.believed(now, updates, credit);
+        let data = Swim::written(head, &updates);
+        let done = self.foca.handle_data(&data, &mut self.runtime);
+        self.after(now, done);
+    }
+
+    /// What is taken of what a member says about others. Those who are said to be somewhere are
+    /// asked, for no more bytes than `credit`.
+    fn believed(
+        &mut self,
+        now: Duration,
+        said: Vec<foca::Member<Member>>,
+        credit: &mut usize,
+    ) -> Vec<foca::Member<Member>> {
+        let mut believed = Vec::with_capacity(said.len());
+        for update in said {
+            let member = update.id();
+            let is_believed = if member.node == self.foca.identity().node {
+                let own = self.foca.identity();
+                let is_mortal = update.state() != State::Down || now >= self.next_renewal;
+                if member == own && update.state() == State::Down && is_mortal {
+                    self.next_renewal = now + RENEW_EVERY;
+                }
+                member == own && is_mortal
+            } else {
+                let known = self.up.get(&member.node);
+                match update.state() {
+                    _ if known == Some(member) => true,
+                    State::Down => known.is_some() && self.auth.has_key(),
+                    _ if self.auth.has_key() => !self.is_full_for(member.node),
+                    _ => {
+                        let is_past = |life| !is_later(member.life, life);
+                        let up = known.map(|known| known.life);
+                        let gone = self.gone.get(&member.node).map(|(life, _)| *life);
+                        if !up.or(gone).is_some_and(is_past) {
+                            self.ask(now, member, false, credit);
+                        }
+                        false
+                    }
+                }
+            };
+            if is_believed {
+                believed.push(update);
+            }
+        }
+        believed
     }
 
     /// Runs due timers.
@@ -264,6 +522,12 @@ impl Membership {
         }
         if now >= self.sync.next {
             self.start_sync(now);
+        }
+        if now >= self.next_prune {
+            self.next_prune = now + PRUNE_EVERY;
+            self.contacts.prune(now);
+            self.gone
+                .retain(|_, (_, since)| now < *since + FORGET_AFTER);
         }
         while let Some(entry) = self.timers.first_entry()
             && entry.key().0 <= now
@@ -301,8 +565,50 @@ impl Membership {
         std::mem::take(&mut self.news)
     }
 
-    pub(super) fn take_outgoing(&mut self) -> Vec<Outgoing> {
-        std::mem::take(&mut self.outgoing)
+    /// Packets to send. `targets` tells the addresses for what a member is to get.
+    pub(super) fn take_outgoing(
+        &mut self,
+        now: Duration,
+        targets: impl Fn(&Member, bool) -> Vec<SocketAddr>,
+    ) -> Vec<(SocketAddr, Vec<u8>)> {
+        let mut outgoing = Vec::new();
+        for queued in std::mem::take(&mut self.queued) {
+            let (to, body, is_urgent) = match queued {
+                Queued::Address(to, packet) => {
+                    outgoing.push((to, packet));
+                    continue;
+                }
+                Queued::Member {
+                    to,
+                    body,
+                    is_urgent,
+                } => (to, body, is_urgent),
+            };
+            let (mut there, mut others) = (Vec::new(), Vec::new());
+            for at in targets(&to, is_urgent).into_iter().map(plain) {
+                match self.contacts.via(to.node, at) {
+                    Some(via) => there.push(via),
+                    None => others.push(at),
+                }
+            }
+            let is_free =
+                self.auth.has_key() || self.known.iter().any(|known| known.node == to.node);
+            for at in &others {
+                let challenge = self.challenge(now, to.node, *at);
+                let bytes = challenge.len();
+                if self.contacts.may_ask(now, to.node, *at, bytes, is_free) {
+                    outgoing.push((*at, challenge));
+                }
+            }
+            if there.is_empty() {
+                self.contacts.hold(to.node, &others, &body);
+                continue;
+            }
+            let packet = self.auth.seal(to.node, body.clone());
+            outgoing.extend(there.iter().map(|at| (*at, packet.clone())));
+            self.contacts.sent(now, there, to.node, body);
+        }
+        outgoing
     }
 
     fn after(&mut self, now: Duration, done: Result<(), foca::Error>) {
@@ -323,11 +629,14 @@ impl Membership {
                     if self.up.is_empty() {
                         self.sync.next = self.sync.next.min(now + SYNC_SOON);
                     }
+                    self.gone.remove(&member.node);
                     self.up.insert(member.node, member.clone());
                     self.news.push(News::Came(member));
                 }
                 OwnedNotification::MemberDown(member) => {
                     self.up.remove(&member.node);
+                    self.contacts.forget(member.node);
+                    self.gone.insert(member.node, (member.life, now));
                     self.news.push(News::Went(member));
                 }
                 OwnedNotification::Rename(_, member) => {
@@ -343,12 +652,51 @@ impl Membership {
     }
 
     fn put(&mut self, to: Member, body: Body, is_urgent: bool) {
-        let packet = self.auth.seal(to.node, body);
-        self.outgoing.push(Outgoing {
+        self.queued.push(Queued::Member {
             to,
-            packet,
+            body,
             is_urgent,
         });
+    }
+}
+
+/// A packet of foca's, taken apart.
+struct Swim<'a> {
+    header: Header<Member>,
+    /// The header's bytes.
+    head: &'a [u8],
+    updates: Vec<foca::Member<Member>>,
+}
+
+impl Swim<'_> {
+    fn read(data: &[u8]) -> Option<Swim<'_>> {
+        let mut rest = data;
+        let header = PostcardCodec.decode_header(&mut rest).ok()?;
+        let head = &data[..data.len() - rest.len()];
+        let mut updates = Vec::new();
+        if let Some((count, members)) = rest.split_first_chunk() {
+            rest = members;
+            for _ in 0..u16::from_be_bytes(*count) {
+                updates.push(PostcardCodec.decode_member(&mut rest).ok()?);
+            }
+        }
+        rest.is_empty().then_some(Swim {
+            header,
+            head,
+            updates,
+        })
+    }
+
+    fn written(head: &[u8], updates: &[foca::Member<Member>]) -> Vec<u8> {
+        let mut data = head.to_vec();
+        if let Ok(count @ 1..) = u16::try_from(updates.len()) {
+            data.extend(count.to_be_bytes());
+            for update in updates {
+                // A vector takes whatever has been read.
+                let _written = PostcardCodec.encode_member(update, &mut data);
+            }
+        }
+        data
     }
 }
 
@@ -371,6 +719,7 @@ fn nonzero(number: usize) -> NonZeroUsize {
 }
 
 mod auth;
+mod contacts;
 mod sync;
 #[cfg(test)]
 mod tests;

@@ -11,9 +11,8 @@ use std::time::Duration;
 
 use dipole_naming::net::source_address;
 use dipole_node::hosts::Host;
-use dipole_node::registry::DirectoryLock;
 
-use super::membership::Outgoing;
+use super::member::Member;
 
 /// Gossip arrives about every second.
 const CONTROL_SILENCE: Duration = Duration::from_secs(3);
@@ -63,15 +62,15 @@ impl Paths {
         true
     }
 
-    /// The addresses that a packet goes to.
-    pub(super) fn targets(&self, now: Duration, packet: &Outgoing) -> Vec<SocketAddr> {
-        let to = &packet.to.facts;
+    /// The addresses that a packet to a member goes to.
+    pub(super) fn targets(&self, now: Duration, to: &Member, is_urgent: bool) -> Vec<SocketAddr> {
+        let to = &to.facts;
         let control = self.control.and(to.control);
         let control = control.map(|ip| SocketAddr::new(ip, to.port));
         let is_control_alive = now < self.control_received + CONTROL_SILENCE;
         if let Some(control) = control
             && is_control_alive
-            && !packet.is_urgent
+            && !is_urgent
         {
             return vec![control];
         }
@@ -87,11 +86,14 @@ impl Paths {
     }
 }
 
-/// Sends a packet to agents at these addresses.
-pub(super) fn send(directory_lock: &DirectoryLock, packet: &[u8], addresses: &[SocketAddr]) {
+/// Sends a packet to agents at these addresses, from that of these sockets which fits.
+pub(super) fn send<'a>(
+    sockets: impl Iterator<Item = &'a UdpSocket> + Clone,
+    packet: &[u8],
+    addresses: &[SocketAddr],
+) {
     for to in addresses {
-        let sent =
-            socket_to(directory_lock.sockets(), *to).map(|socket| socket.send_to(packet, to));
+        let sent = socket_to(sockets.clone(), *to).map(|socket| socket.send_to(packet, to));
         if !matches!(sent, Some(Ok(_))) {
             tracing::debug!(%to, ?sent, "cannot send to another agent");
         }
@@ -119,7 +121,6 @@ fn socket_to<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::member::Member;
     use dipole_node::hosts::Hosts;
 
     fn host(line: &str) -> Host {
@@ -128,12 +129,8 @@ mod tests {
     }
 
     fn targets(paths: &Paths, now: u64, to: &str, is_urgent: bool) -> Vec<String> {
-        let packet = Outgoing {
-            to: Member::of_host(&host(to)),
-            packet: Vec::new(),
-            is_urgent,
-        };
-        let all = paths.targets(Duration::from_secs(now), &packet);
+        let to = Member::of_host(&host(to));
+        let all = paths.targets(Duration::from_secs(now), &to, is_urgent);
         all.iter().map(|at| at.ip().to_string()).collect()
     }
 

@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpListener};
+use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use dipole_naming::key::random_bytes;
 use dipole_node::hosts::Host;
 use dipole_node::registry::{DirectoryLock, ProbeLength, Registry, is_announcement};
 use dipole_node::{ClusterKey, Config, NodeId};
@@ -21,7 +22,7 @@ use super::callers::Callers;
 use super::discovery::{Discovery, Taken};
 use super::fd_store::{self, InheritedSockets};
 use super::member::{Member, now_as_life};
-use super::membership::{Membership, News, is_membership};
+use super::membership::{MAX_MEMBERS, Membership, News, Secrets, is_membership};
 use super::nodes::Nodes;
 use super::paths::{self, Paths};
 use super::rules::{self, Rules};
@@ -37,6 +38,8 @@ struct Agent<'a> {
     config: &'a Config,
     registry: &'a Registry,
     directory_lock: DirectoryLock,
+    /// Where members send to, by interface. Strangers do not know these ports.
+    members_sockets: Vec<UdpSocket>,
     address: SocketAddr,
     given_rules: Option<PathBuf>,
     /// None without a cluster key.
@@ -102,6 +105,13 @@ pub(super) fn serve(
     let addresses = host.directories();
     let address = addresses[0];
     let directory_lock = DirectoryLock::take(registry, &addresses, directories)?;
+    let members_sockets = addresses.iter().map(|address| {
+        let socket = UdpSocket::bind((address.ip(), 0))?;
+        socket.set_nonblocking(true)?;
+        Ok(socket)
+    });
+    let members_sockets: io::Result<Vec<UdpSocket>> = members_sockets.collect();
+    let members_sockets = members_sockets.map_err(system("binding ports for other agents"))?;
     let listeners = match config.key {
         Some(_) => listen(&addresses, &mut kept)?,
         None => Vec::new(),
@@ -119,16 +129,18 @@ pub(super) fn serve(
     asked
         .set_nonblocking(true)
         .map_err(system("setting up the socket for the status"))?;
-    let life = now_as_life();
     let mut own = Member::of_host(&host);
-    own.life = life;
+    own.life = now_as_life();
     own.facts.version = env!("CARGO_PKG_VERSION").to_owned();
     let from_hosts_file: Vec<Host> = match config.hosts.is_local_only() {
         true => Vec::new(),
         false => config.hosts.iter().cloned().collect(),
     };
     let begun = Instant::now();
-    let announcer = discovery.map(|discovery| Announcer::open(&discovery, &own, begun.elapsed()));
+    let announcer = discovery.map(|discovery| {
+        let seed = u64::from_le_bytes(random_bytes()?);
+        Announcer::open(&discovery, &own, begun.elapsed(), seed)
+    });
     let announcer = announcer.transpose();
     let announcer = announcer.map_err(system("listening for announcements"))?;
     let nodes = Nodes::new(registry.nodes_file(), host.clone(), &from_hosts_file);
@@ -150,13 +162,14 @@ pub(super) fn serve(
         config,
         registry,
         directory_lock,
+        members_sockets,
         address,
         given_rules,
         callers,
         membership: Membership::new(
             own,
             known,
-            life ^ u64::from(std::process::id()) << 40,
+            Secrets::draw().map_err(system("drawing random numbers"))?,
             config.key.as_ref(),
         ),
         announcer,
@@ -176,9 +189,18 @@ pub(super) fn serve(
     };
     let pid = std::process::id();
     tracing::info!(event = "agent-up", node = node.0, %address, pid, key, "agent");
+    if key.is_some() && rustix::process::geteuid().is_root() {
+        tracing::warn!(
+            event = "root",
+            node = node.0,
+            "this agent runs as root: whoever holds the cluster key can run any program as root \
+             here; start it as a user without privileges"
+        );
+    }
     if !json {
         eprintln!("agent of node {node} at {address}, {work}");
     }
+    agent.know_callers();
     let done = agent.run(&Control {
         status: asked,
         stop: ended,
@@ -271,8 +293,15 @@ impl Agent<'_> {
             if fixed[2] {
                 let _how_many = (&control.child).read(&mut [0; 64]);
             }
-            let (interfaces, callers) = others.split_at(self.directory_lock.sockets().count());
-            for (interface, ready) in interfaces.iter().enumerate() {
+            let interfaces = self.directory_lock.sockets().count();
+            let (directories, others) = others.split_at(interfaces);
+            let (members, callers) = others.split_at(self.members_sockets.len());
+            for (interface, ready) in members.iter().enumerate() {
+                if *ready {
+                    self.receive_of_members(interface);
+                }
+            }
+            for (interface, ready) in directories.iter().enumerate() {
                 if *ready {
                     self.receive(interface).map_err(Ended::Taken)?;
                 }
@@ -300,7 +329,7 @@ impl Agent<'_> {
     }
 
     /// Sleeps until there is something to do; tells what is ready: control, directory sockets,
-    /// broadcast receivers, callers.
+    /// those for members, broadcast receivers, callers.
     fn wait(&self, control: &Control) -> io::Result<Vec<bool>> {
         let mut due = self.membership.next_deadline();
         if let Some(announcer) = &self.announcer {
@@ -316,6 +345,7 @@ impl Agent<'_> {
             PollFd::new(&control.child, PollFlags::IN),
         ];
         let sockets = self.directory_lock.sockets();
+        let sockets = sockets.chain(&self.members_sockets);
         watched.extend(sockets.map(|socket| PollFd::new(socket, PollFlags::IN)));
         let receivers = self.announcer.iter().flat_map(Announcer::receivers);
         watched.extend(receivers.map(|socket| PollFd::new(socket, PollFlags::IN)));
@@ -353,7 +383,7 @@ impl Agent<'_> {
             if is_membership(packet) {
                 let to = socket.local_addr().ok().map(|at| at.ip());
                 if self.paths.is_new(now, to, packet) {
-                    self.membership.on_packet(now, packet);
+                    self.membership.on_packet(now, from, packet);
                 }
             } else if is_announcement(packet) {
                 self.on_announcement(packet, false)?;
@@ -363,6 +393,26 @@ impl Agent<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Receives what members send.
+    fn receive_of_members(&mut self, interface: usize) {
+        let mut buffer = [0; ProbeLength::LONGEST.bytes() + 1];
+        for _ in 0..MAX_PACKETS {
+            let socket = &self.members_sockets[interface];
+            let (length, from) = match socket.recv_from(&mut buffer) {
+                Ok(received) => received,
+                Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => return,
+                // An ICMP error for an earlier packet.
+                Err(_) => continue,
+            };
+            let packet = &buffer[..length];
+            let now = self.begun.elapsed();
+            let to = socket.local_addr().ok().map(|at| at.ip());
+            if is_membership(packet) && self.paths.is_new(now, to, packet) {
+                self.membership.on_packet(now, from, packet);
+            }
+        }
     }
 
     /// Receives announcements that were broadcast.
@@ -391,15 +441,20 @@ impl Agent<'_> {
 
     fn send(&mut self) {
         let now = self.now();
-        for packet in self.membership.take_outgoing() {
-            let targets = self.paths.targets(now, &packet);
-            paths::send(&self.directory_lock, &packet.packet, &targets);
+        let paths = &self.paths;
+        let targets = |to: &Member, is_urgent| paths.targets(now, to, is_urgent);
+        for (to, packet) in self.membership.take_outgoing(now, targets) {
+            paths::send(self.members_sockets.iter(), &packet, &[to]);
         }
     }
 
     fn handle_news(&mut self) {
         let node = self.config.node.0;
-        for news in self.membership.take_news() {
+        let all_news = self.membership.take_news();
+        if !all_news.is_empty() {
+            self.know_callers();
+        }
+        for news in all_news {
             let (member, there) = match news {
                 News::Came(member) => (member, true),
                 News::Went(member) => (member, false),
@@ -420,6 +475,18 @@ impl Agent<'_> {
                     );
                     continue;
                 }
+                News::ClockSetBack(ahead) => {
+                    tracing::warn!(
+                        event = "clock-set-back",
+                        node,
+                        ahead_s = ahead.as_secs(),
+                        "other nodes knew an agent of this node that started {} s later than this \
+                         one by its clock: the clock was set back, or another agent has this \
+                         node's number; this agent goes on as the later one",
+                        ahead.as_secs()
+                    );
+                    continue;
+                }
             };
             let (peer, address) = (member.node, member.shown());
             if there {
@@ -437,6 +504,26 @@ impl Agent<'_> {
                     since,
                 },
             );
+            if self.seen.len() > MAX_MEMBERS {
+                let gone = self.seen.iter().filter(|(_, seen)| !seen.there);
+                let longest = gone.min_by_key(|(_, seen)| seen.since);
+                let Some(node) = longest.map(|(node, _)| *node) else {
+                    continue;
+                };
+                self.seen.remove(&node);
+            }
+        }
+    }
+
+    /// Tells which callers are of this cluster's nodes.
+    fn know_callers(&mut self) {
+        let own = std::iter::once(self.membership.own());
+        let all = own
+            .chain(self.membership.known())
+            .chain(self.membership.members());
+        let addresses = all.flat_map(|one| one.facts.addresses.iter().chain(&one.facts.control));
+        if let Some(callers) = &mut self.callers {
+            callers.know(addresses.copied());
         }
     }
 

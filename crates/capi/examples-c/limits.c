@@ -2,9 +2,33 @@
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
 #include <stdlib.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+/* Whatever the descriptor would be for that cannot be had, the number is EMFILE. */
+static void run_out_of_descriptors(void)
+{
+    struct rlimit limit, few;
+    CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+    int next = dup(1);
+    CHECK(next >= 0 && close(next) == 0);
+    int refused = 0;
+    for (few = limit, few.rlim_cur = (rlim_t)next; few.rlim_cur < limit.rlim_cur; few.rlim_cur++) {
+        CHECK(setrlimit(RLIMIT_NOFILE, &few) == 0);
+        if (dp_open(1) >= 0)
+            break;
+        CHECK(errno == EMFILE);
+        refused++;
+    }
+    CHECK(refused > 3);
+    CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+    CHECK(dp_finish(0) == 0);
+}
 
 int main(void)
 {
+    run_out_of_descriptors();
+
     CHECK(setenv("DIPOLE_MAX_ENDPOINTS", "1", 1) == 0);
     int first = dp_open(1);
     CHECK(first >= 0);

@@ -426,7 +426,7 @@ fn target_errno(error: &TargetError) -> c_int {
         TargetError::TooManyPeers { .. }
         | TargetError::TooManyEdges { .. }
         | TargetError::PeerFull { .. } => libc::EUSERS,
-        TargetError::OtherCluster { .. } => libc::EKEYREJECTED,
+        TargetError::OtherCluster { .. } | TargetError::OtherSecurity { .. } => libc::EKEYREJECTED,
         TargetError::NoSharedMemory { .. } => libc::EOPNOTSUPP,
         TargetError::Broken(_) => libc::EIO,
         TargetError::Ended => libc::EBADF,

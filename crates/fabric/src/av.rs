@@ -1,7 +1,8 @@
 //! Address vectors: names of endpoints by small numbers.
 
 use std::ffi::{CString, c_char, c_int, c_void};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use rustc_hash::FxHashMap;
 
@@ -15,13 +16,27 @@ use crate::guard::{
 };
 use crate::name::{NAME_BYTES, Name, number};
 
-/// See the module.
+/// See the module. Names are found without a lock: each has a slot that stays.
 #[derive(Default)]
-pub(crate) struct Av(Mutex<Names>);
+pub(crate) struct Av {
+    /// Each has twice as many slots as the one before.
+    chunks: [OnceLock<Box<[Slot]>>; CHUNKS],
+    known: Mutex<Known>,
+}
+
+/// Slots of the first chunk.
+const FIRST_SLOTS: usize = 64;
+const CHUNKS: usize = 32;
 
 #[derive(Default)]
-struct Names {
-    names: Vec<Option<Name>>,
+struct Slot {
+    name: OnceLock<Name>,
+    is_removed: AtomicBool,
+}
+
+#[derive(Default)]
+struct Known {
+    count: u64,
     by_number: FxHashMap<u64, u64>,
 }
 
@@ -52,34 +67,57 @@ impl Av {
         unsafe { give(out, fid, Arc::new(Av::default())) }
     }
 
+    /// The slots of a chunk, of which the number's is that one.
+    #[inline]
+    fn place(index: u64) -> Option<(usize, usize)> {
+        let index = usize::try_from(index).ok()?;
+        let chunk = (index / FIRST_SLOTS + 1).ilog2();
+        let before = FIRST_SLOTS * ((1 << chunk) - 1);
+        Some((chunk as usize, index - before))
+    }
+
+    #[inline]
+    fn slot(&self, index: u64) -> Option<&Slot> {
+        let (chunk, at) = Av::place(index)?;
+        self.chunks.get(chunk)?.get()?.get(at)
+    }
+
     /// The name that a number stands for.
     #[inline]
-    pub(crate) fn get(&self, index: u64) -> Option<Name> {
-        let names = lock(&self.0);
-        *names.names.get(usize::try_from(index).ok()?)?
+    pub(crate) fn get(&self, index: u64) -> Option<&Name> {
+        let slot = self.slot(index)?;
+        let is_removed = slot.is_removed.load(Ordering::Acquire);
+        slot.name.get().filter(|_| !is_removed)
     }
 
     /// The number of whoever has this address.
     pub(crate) fn find(&self, address: u64) -> Option<u64> {
-        lock(&self.0).by_number.get(&address).copied()
+        lock(&self.known).by_number.get(&address).copied()
     }
 
-    fn insert(&self, name: Name) -> u64 {
-        let mut names = lock(&self.0);
-        let index = names.names.len() as u64;
-        names.names.push(Some(name));
-        names.by_number.insert(number(name.messages), index);
-        index
+    /// The number that a name gets; `None` when there are none left.
+    fn insert(&self, name: Name) -> Option<u64> {
+        let mut known = lock(&self.known);
+        let index = known.count;
+        let (chunk, at) = Av::place(index)?;
+        let slots = self.chunks.get(chunk)?.get_or_init(|| {
+            let slots = FIRST_SLOTS << chunk;
+            std::iter::repeat_with(Slot::default).take(slots).collect()
+        });
+        slots[at].name.set(name).ok()?;
+        known.count += 1;
+        known.by_number.insert(number(name.messages), index);
+        Some(index)
     }
 
-    fn remove(&self, index: u64) -> Option<Name> {
-        let mut names = lock(&self.0);
-        let name = names.names.get_mut(usize::try_from(index).ok()?)?.take()?;
-        let number = number(name.messages);
-        if names.by_number.get(&number) == Some(&index) {
-            names.by_number.remove(&number);
+    fn remove(&self, index: u64) -> Option<()> {
+        let mut known = lock(&self.known);
+        let number = number(self.get(index)?.messages);
+        self.slot(index)?.is_removed.store(true, Ordering::Release);
+        if known.by_number.get(&number) == Some(&index) {
+            known.by_number.remove(&number);
         }
-        Some(name)
+        Some(())
     }
 }
 
@@ -117,10 +155,9 @@ unsafe extern "C" fn insert(
         for index in 0..count {
             // SAFETY: as many names as `count` says.
             let name = Name::decode(&unsafe { record::<NAME_BYTES>(names, index) });
-            let number = name.map_or(FI_ADDR_NOTAVAIL, |name| {
-                inserted += 1;
-                av.insert(name)
-            });
+            let number = name.and_then(|name| av.insert(name));
+            inserted += c_int::from(number.is_some());
+            let number = number.unwrap_or(FI_ADDR_NOTAVAIL);
             // SAFETY: null, or as many places as `count` says.
             unsafe { write_at(out, index, number) };
         }
@@ -171,4 +208,48 @@ unsafe extern "C" fn straddr(
     // SAFETY: a place of that length.
     let _fits = unsafe { copy_out(text.as_bytes_with_nul(), place.cast(), length) };
     place
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dipole_node::Address;
+    use dipole_node::registry::Ports;
+
+    fn name(endpoint: u32) -> Name {
+        let address = Address::new(1, endpoint);
+        let small = ([127, 0, 0, 1], 9).into();
+        Name {
+            messages: address,
+            regions: address,
+            ports: Ports {
+                small,
+                bulk: small,
+                incarnation: 7,
+            },
+        }
+    }
+
+    #[test]
+    fn names_are_found_by_their_numbers_until_they_are_removed() {
+        let av = Av::default();
+        for endpoint in 1..1000 {
+            assert_eq!(av.insert(name(endpoint)), Some(u64::from(endpoint) - 1));
+        }
+        for endpoint in 1..1000 {
+            let index = u64::from(endpoint) - 1;
+            assert_eq!(av.get(index), Some(&name(endpoint)));
+            assert_eq!(av.find(number(name(endpoint).messages)), Some(index));
+        }
+        assert_eq!(av.remove(500), Some(()));
+        assert_eq!((av.get(500), av.remove(500)), (None, None));
+        assert_eq!(av.find(number(name(501).messages)), None);
+        assert_eq!(av.get(501), Some(&name(502)));
+        for nobody in [999, 1 << 40, u64::MAX] {
+            assert_eq!(av.get(nobody), None);
+        }
+        // The same endpoint again has another number.
+        assert_eq!(av.insert(name(501)), Some(999));
+        assert_eq!(av.find(number(name(501).messages)), Some(999));
+    }
 }

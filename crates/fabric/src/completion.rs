@@ -2,8 +2,8 @@
 //! while they do.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::abi::fabric::{FI_READ, FI_RECV, FI_SEND, FI_WRITE};
@@ -48,39 +48,65 @@ pub(crate) trait Source: Send + Sync {
 /// Endpoints that somebody waits for.
 #[derive(Default)]
 pub(crate) struct Sources {
-    endpoints: Mutex<Vec<Arc<dyn Source>>>,
+    /// The first one ever, nearly always the only one: it is reached without a lock, and stays
+    /// here until this is dropped.
+    first: OnceLock<Arc<dyn Source>>,
+    has_first: AtomicBool,
+    others: Mutex<Vec<Arc<dyn Source>>>,
+    has_others: AtomicBool,
     idle: AtomicU32,
 }
 
 impl Sources {
     pub(crate) fn add(&self, endpoint: Arc<dyn Source>) {
-        let mut endpoints = lock(&self.endpoints);
-        let is_it = |known: &Arc<dyn Source>| is_same(known, &*endpoint);
-        if !endpoints.iter().any(is_it) {
-            endpoints.push(endpoint);
+        let first = self.first.get_or_init(|| Arc::clone(&endpoint));
+        if is_same(first, &*endpoint) {
+            self.has_first.store(true, Ordering::Release);
+            return;
         }
+        let mut others = lock(&self.others);
+        if !others.iter().any(|known| is_same(known, &*endpoint)) {
+            others.push(endpoint);
+        }
+        self.has_others.store(true, Ordering::Release);
     }
 
     pub(crate) fn remove(&self, endpoint: &dyn Source) {
-        lock(&self.endpoints).retain(|known| !is_same(known, endpoint));
+        if (self.first.get()).is_some_and(|first| is_same(first, endpoint)) {
+            self.has_first.store(false, Ordering::Release);
+        }
+        let mut others = lock(&self.others);
+        others.retain(|known| !is_same(known, endpoint));
+        (self.has_others).store(!others.is_empty(), Ordering::Release);
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        lock(&self.endpoints).is_empty()
+        self.first().is_none() && !self.has_others.load(Ordering::Acquire)
+    }
+
+    #[inline]
+    fn first(&self) -> Option<&Arc<dyn Source>> {
+        let is_there = self.has_first.load(Ordering::Acquire);
+        self.first.get().filter(|_| is_there)
     }
 
     /// Goes on with what the endpoints have begun, and takes what has come.
     #[inline]
     pub(crate) fn progress(&self) {
-        let mut moved = false;
-        for endpoint in lock(&self.endpoints).iter() {
-            moved |= endpoint.progress();
+        let mut moved = self.first().is_some_and(|first| first.progress());
+        if self.has_others.load(Ordering::Acquire) {
+            for endpoint in lock(&self.others).iter() {
+                moved |= endpoint.progress();
+            }
         }
+        // Threads that look at the same time may count wrong.
+        let idle = self.idle.load(Ordering::Relaxed);
         if moved {
             self.idle.store(0, Ordering::Relaxed);
-        } else if self.idle.fetch_add(1, Ordering::Relaxed) >= IDLE_LOOKS {
+        } else if idle < IDLE_LOOKS {
+            self.idle.store(idle + 1, Ordering::Relaxed);
+        } else {
             // Programs look again at once, also where they are more than there are cores.
-            self.idle.store(IDLE_LOOKS, Ordering::Relaxed);
             std::thread::yield_now();
         }
     }
@@ -104,8 +130,8 @@ impl Sources {
                 return None;
             }
             // Only one can be slept for; the others are looked at when the nap is over.
-            let first = lock(&self.endpoints).first().cloned();
-            match first {
+            let other = || lock(&self.others).first().cloned();
+            match self.first().cloned().or_else(other) {
                 Some(endpoint) => endpoint.wait(left),
                 None => std::thread::sleep(left),
             }
@@ -114,8 +140,11 @@ impl Sources {
 
     /// The program's number of whoever sent a message.
     pub(crate) fn resolve(&self, source: u64) -> Option<u64> {
-        let endpoints = lock(&self.endpoints);
-        endpoints.iter().find_map(|endpoint| endpoint.find(source))
+        let first = self.first().and_then(|first| first.find(source));
+        first.or_else(|| {
+            let others = lock(&self.others);
+            others.iter().find_map(|endpoint| endpoint.find(source))
+        })
     }
 }
 
@@ -127,6 +156,8 @@ fn is_same(known: &Arc<dyn Source>, other: &dyn Source) -> bool {
 #[derive(Default)]
 pub(crate) struct Cq {
     entries: Mutex<VecDeque<Entry>>,
+    /// How many they are, for those who look in vain.
+    length: AtomicUsize,
     pub(crate) sources: Sources,
     /// Waiters are to return.
     signalled: AtomicU32,
@@ -135,36 +166,42 @@ pub(crate) struct Cq {
 impl Cq {
     #[inline]
     pub(crate) fn push(&self, entry: Entry) {
-        lock(&self.entries).push_back(entry);
+        let mut entries = lock(&self.entries);
+        entries.push_back(entry);
+        self.length.store(entries.len(), Ordering::Release);
     }
 
     /// Takes at most `most` entries that have not failed, in order: how many. `None`: the
     /// next one has failed.
     #[inline]
     pub(crate) fn read(&self, most: usize, mut out: impl FnMut(usize, &Entry)) -> Option<usize> {
+        if self.is_empty() {
+            return Some(0);
+        }
         let mut count = 0;
         let mut entries = lock(&self.entries);
-        while count < most
-            && let Some(entry) = entries.front()
-        {
-            if entry.failure.is_some() {
-                return (count > 0).then_some(count);
+        let has_failed = loop {
+            match entries.front() {
+                Some(entry) if count < most && entry.failure.is_none() => out(count, entry),
+                next => break next.is_some_and(|entry| count < most && entry.failure.is_some()),
             }
-            out(count, entry);
             entries.pop_front();
             count += 1;
-        }
-        Some(count)
+        };
+        self.length.store(entries.len(), Ordering::Release);
+        (count > 0 || !has_failed).then_some(count)
     }
 
+    #[inline]
     pub(crate) fn is_empty(&self) -> bool {
-        lock(&self.entries).is_empty()
+        self.length.load(Ordering::Acquire) == 0
     }
 
     /// Takes the next entry if it has failed.
     pub(crate) fn read_failed(&self) -> Option<Entry> {
         let mut entries = lock(&self.entries);
         entries.front()?.failure?;
+        self.length.store(entries.len() - 1, Ordering::Release);
         entries.pop_front()
     }
 

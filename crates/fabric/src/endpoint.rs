@@ -70,7 +70,7 @@ pub(crate) struct Ep {
     least_room: AtomicUsize,
     /// Receives take messages from one source if they name it.
     is_directed: bool,
-    _domain: Arc<Domain>,
+    domain: Arc<Domain>,
 }
 
 static OPS: Ops = Ops {
@@ -140,7 +140,7 @@ impl Ep {
             receive: Direction::default(),
             least_room: AtomicUsize::new(LEAST_ROOM),
             is_directed: info.is_none_or(|info| info.caps & FI_DIRECTED_RECV != 0),
-            _domain: Arc::clone(domain),
+            domain: Arc::clone(domain),
         };
         if let Some(info) = info {
             // SAFETY: null or valid by contract.
@@ -166,7 +166,7 @@ impl Ep {
 
     /// Whom a number means.
     #[inline]
-    fn name(&self, index: u64) -> Result<Name, Failure> {
+    fn name(&self, index: u64) -> Result<&Name, Failure> {
         let av = self.av.get().ok_or(Failure(FI_ENOAV))?;
         av.get(index).ok_or(Failure(FI_EINVAL))
     }
@@ -197,10 +197,7 @@ impl Ep {
 
     /// Nobody waits for it any more, and what it sent has left.
     fn end(self: &Arc<Ep>) {
-        let mut exchange = lock(&self.exchange);
-        exchange.drain();
-        let sinks = std::mem::take(&mut exchange.sinks);
-        drop(exchange);
+        let sinks = lock(&self.exchange).end();
         for queue in [sinks.transmit, sinks.receive].into_iter().flatten() {
             queue.sources.remove(&**self);
         }
@@ -213,7 +210,16 @@ impl Ep {
 impl Source for Ep {
     #[inline]
     fn progress(&self) -> bool {
-        lock(&self.exchange).progress()
+        let mut exchange = lock(&self.exchange);
+        let has_moved = exchange.progress();
+        if !has_moved && exchange.is_quiet() {
+            let find = |address| {
+                let av = self.av.get()?;
+                av.get(av.find(address)?).copied()
+            };
+            exchange.ask_peers(find, |incarnation| self.domain.gone_reason(incarnation));
+        }
+        has_moved
     }
 
     fn wait(&self, timeout: Duration) {

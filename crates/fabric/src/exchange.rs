@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 
 use dipole_node::registry::Ports;
 use dipole_node::{
-    Address, Completion, CompletionQueue, Edge, Endpoint, EndpointId, NodeId, Operation,
-    ReceiveError, Region, Rights, SendError,
+    Address, Completion, CompletionQueue, Edge, Endpoint, EndpointId, GoneReason, NodeId,
+    Operation, ReceiveError, Region, Rights, SendError,
 };
 use rustc_hash::FxHashMap;
 
@@ -43,8 +43,10 @@ use wire::{Head, Kind, Offer};
 pub(crate) const EAGER_BYTES: usize = 8 << 10;
 /// Looks at shared memory, if there is any, of which one is at the network, too.
 const LOOKS_PER_STEP: u32 = 8;
-/// Looks between two questions whether peers are gone.
+/// Looks in vain between two at the clock.
 const LOOKS_PER_CHECK: u32 = 4096;
+/// Whoever is waited for is asked so often whether it lives.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
 /// The context of what nobody asks about.
 const UNWATCHED: u64 = 0;
 /// What receivers of long messages may do.
@@ -94,13 +96,6 @@ impl Sending {
     }
 }
 
-/// The way to a peer.
-struct Peer {
-    edge: Edge,
-    /// Known of those that this process sends to.
-    incarnation: Option<u64>,
-}
-
 /// A long message that its receiver has not fetched.
 struct Offered {
     /// Closed when this is dropped, before the memory.
@@ -121,7 +116,7 @@ enum Pending {
 pub(crate) struct Exchange {
     own: Name,
     // Before the endpoint: what is attached to it goes first.
-    peers: FxHashMap<u64, Peer>,
+    edges: FxHashMap<u64, Edge>,
     offered: FxHashMap<u64, Offered>,
     pending: FxHashMap<u64, Pending>,
     tagged: Matcher<Receive, Arrived>,
@@ -138,6 +133,8 @@ pub(crate) struct Exchange {
     posted: usize,
     scratch: Vec<u8>,
     looks: u32,
+    /// When peers were last asked whether they live.
+    asked_at: Instant,
     /// Some peers are of this node.
     shares_memory: bool,
     pub(crate) sinks: Sinks,
@@ -154,7 +151,7 @@ impl Exchange {
                 regions,
                 ports: node.ports(),
             },
-            peers: FxHashMap::default(),
+            edges: FxHashMap::default(),
             offered: FxHashMap::default(),
             pending: FxHashMap::default(),
             tagged: Matcher::new(),
@@ -166,6 +163,7 @@ impl Exchange {
             posted: 0,
             scratch: Vec::new(),
             looks: 0,
+            asked_at: Instant::now(),
             shares_memory: false,
             sinks: Sinks::default(),
             queue: node.completion_queue(),
@@ -184,14 +182,14 @@ impl Exchange {
     }
 
     /// The way to an endpoint of a process whose whereabouts are known, or which has sent here.
-    fn peer(&mut self, to: Address, ports: Option<Ports>) -> Result<&Peer, Failure> {
+    fn edge(&mut self, to: Address, ports: Option<Ports>) -> Result<&Edge, Failure> {
         let Exchange {
-            peers,
+            edges,
             endpoint,
             queue,
             ..
         } = self;
-        let entry = match peers.entry(number(to)) {
+        let entry = match edges.entry(number(to)) {
             std::collections::hash_map::Entry::Occupied(known) => return Ok(known.into_mut()),
             std::collections::hash_map::Entry::Vacant(entry) => entry,
         };
@@ -203,10 +201,7 @@ impl Exchange {
         edge.attach(queue);
         self.shares_memory |=
             to.node == self.own.messages.node && self.node.stats().local.is_some();
-        Ok(entry.insert(Peer {
-            edge,
-            incarnation: ports.map(|ports| ports.incarnation),
-        }))
+        Ok(entry.insert(edge))
     }
 
     /// Sends a message.
@@ -239,7 +234,7 @@ impl Exchange {
         (to, ports): (Address, Option<Ports>),
         bytes: &[u8],
     ) -> Result<(), Failure> {
-        let edge = &self.peer(to, ports)?.edge;
+        let edge = self.edge(to, ports)?;
         match edge.try_send(bytes) {
             Ok(()) => return Ok(()),
             Err(SendError::Full { .. }) => {}
@@ -304,9 +299,6 @@ impl Exchange {
             self.get_delayed();
         }
         self.looks = self.looks.wrapping_add(1);
-        if !has_moved && self.looks.is_multiple_of(LOOKS_PER_CHECK) {
-            self.note_departures();
-        }
         has_moved
     }
 
@@ -347,8 +339,10 @@ impl Exchange {
             0 => timeout,
             _ => timeout.min(Duration::from_millis(1)),
         };
-        if let Ok(message) = self.endpoint.receive_timeout(nap) {
-            self.receive(message);
+        match self.endpoint.receive_timeout(nap) {
+            Ok(message) => self.receive(message),
+            // After a nap, not after so many looks.
+            Err(_) => self.looks |= LOOKS_PER_CHECK - 1,
         }
     }
 
@@ -367,40 +361,74 @@ impl Exchange {
         }
     }
 
-    /// Operations that wait for processes that are gone fail.
-    fn note_departures(&mut self) {
-        let departed = self.node.departed();
-        if departed.is_empty() {
-            return;
-        }
-        let is_gone = |incarnation: Option<u64>| {
-            departed
-                .iter()
-                .any(|gone| Some(gone.incarnation) == incarnation)
-        };
-        let gone: Vec<u64> = (self.peers.iter())
-            .filter(|(_, peer)| is_gone(peer.incarnation))
-            .map(|(address, _)| *address)
-            .collect();
-        for address in gone {
-            self.peer_is_gone(address);
+    /// True when those that are waited for are to be asked whether they live.
+    #[inline]
+    pub(crate) fn is_quiet(&mut self) -> bool {
+        self.looks.is_multiple_of(LOOKS_PER_CHECK) && self.asked_at.elapsed() >= ASK_AGAIN
+    }
+
+    /// Has those that somebody waits for asked whether they live; what waits for one that is gone
+    /// fails. `find` knows the names of sources, `gone` why processes are gone.
+    #[cold]
+    pub(crate) fn ask_peers(
+        &mut self,
+        find: impl Fn(u64) -> Option<Name>,
+        gone: impl Fn(u64) -> Option<GoneReason>,
+    ) {
+        self.asked_at = Instant::now();
+        let mut waited_for: Vec<u64> = self.sources().collect();
+        waited_for.extend(self.offered.values().map(|offered| offered.to));
+        waited_for.sort_unstable();
+        waited_for.dedup();
+        waited_for.retain(|number| *number != self::number(self.own.messages));
+        for number in waited_for {
+            let (target, ports) = (address(number), find(number).map(|name| name.ports));
+            let reason = ports.and_then(|ports| gone(ports.incarnation));
+            let asked = match reason {
+                Some(_) => Err(SendError::PeerGone { target, reason }),
+                None => match self.edge(target, ports) {
+                    Ok(edge) => edge.watch(),
+                    Err(_) => continue,
+                },
+            };
+            match asked {
+                Ok(()) | Err(SendError::Full { .. }) => {}
+                Err(error) => {
+                    // What it sent before.
+                    while self.take_message() {}
+                    self.peer_is_gone(number, &error);
+                }
+            }
         }
     }
 
-    fn peer_is_gone(&mut self, address: u64) {
+    fn peer_is_gone(&mut self, number: u64, error: &SendError) {
+        let Failure(why) = failed(error);
         let offered = self.offered.iter();
         let lost: Vec<u64> = offered
-            .filter(|(_, offered)| offered.to == address)
-            .map(|(number, _)| *number)
+            .filter(|(_, offered)| offered.to == number)
+            .map(|(lost, _)| *lost)
             .collect();
-        for number in lost {
-            self.fetched(number, u64::from(FI_ECONNABORTED.unsigned_abs()));
+        for lost in lost {
+            self.fetched(lost, u64::from(why.unsigned_abs()));
         }
-        self.fail_receives_from(address);
+        self.fail_receives_from(number, why);
+    }
+
+    /// Its program closes the endpoint: what has not come, or was not fetched, never will be, and
+    /// the memory of all that is the program's again.
+    pub(crate) fn end(&mut self) -> Sinks {
+        self.drain();
+        self.offered.clear();
+        self.pending.clear();
+        self.delayed.clear();
+        self.claimed.clear();
+        (self.tagged, self.untagged) = (Matcher::new(), Matcher::new());
+        std::mem::take(&mut self.sinks)
     }
 
     /// Waits until what was sent has left, at most for [`LINGER`].
-    pub(crate) fn drain(&mut self) {
+    fn drain(&mut self) {
         let until = Instant::now() + LINGER;
         while self.posted > 0 && Instant::now() < until {
             if !self.progress() {

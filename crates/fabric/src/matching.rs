@@ -138,6 +138,12 @@ impl<R, U> Matcher<R, U> {
         Some(self.expected.take(slot).receive)
     }
 
+    /// The receives that wait, in the order in which they were posted.
+    pub fn receives(&self) -> impl Iterator<Item = &R> {
+        let table = &self.expected;
+        table.walk(ALL, 0).map(|slot| &table.value(slot).receive)
+    }
+
     /// Keeps a message that no receive takes, as [`arrive`](Self::arrive) or
     /// [`find`](Self::find) said.
     pub fn keep(&mut self, source: u64, tag: u64, message: U) {

@@ -6,12 +6,16 @@
 //! addresses ([`Name`](crate::name::Name)), so they need no list of nodes.
 
 use std::net::{IpAddr, UdpSocket};
+use std::sync::Mutex;
 
 use dipole_node::hosts::Hosts;
 use dipole_node::job::{Place, place_from_env};
 use dipole_node::{
-    Config, Endpoint, EndpointId, Links, Node, NodeId, interface_addresses, variables,
+    Config, Endpoint, EndpointId, GoneReason, Links, Node, NodeId, interface_addresses, variables,
 };
+use rustc_hash::FxHashMap;
+
+use crate::completion::lock;
 
 /// Addresses of documentation: routes to them are the way to everywhere. Nothing is sent there.
 const ELSEWHERE: [&str; 2] = ["192.0.2.1:9", "[2001:db8::1]:9"];
@@ -21,6 +25,8 @@ pub(crate) struct Domain {
     /// Registered memory belongs to it; no messages go there.
     pub(crate) regions: Endpoint,
     pub(crate) node: Node,
+    /// Processes that are gone, by their incarnations.
+    departed: Mutex<FxHashMap<u64, GoneReason>>,
 }
 
 impl Domain {
@@ -29,7 +35,19 @@ impl Domain {
         let node = Node::open(config()?).map_err(|error| error.to_string())?;
         let regions = node.endpoint(EndpointId::ANY);
         let regions = regions.map_err(|error| error.to_string())?;
-        Ok(Domain { regions, node })
+        Ok(Domain {
+            regions,
+            node,
+            departed: Mutex::default(),
+        })
+    }
+
+    /// Why a process is gone that this one has met.
+    pub(crate) fn gone_reason(&self, incarnation: u64) -> Option<GoneReason> {
+        let mut departed = lock(&self.departed);
+        let news = self.node.departed().into_iter();
+        departed.extend(news.map(|gone| (gone.incarnation, gone.reason)));
+        departed.get(&incarnation).copied()
     }
 }
 

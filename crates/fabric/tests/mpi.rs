@@ -104,3 +104,14 @@ fn death_of_a_rank_ends_the_job_with_a_message() {
         assert!(told, "{done:?}");
     }
 }
+
+#[test]
+fn a_rank_that_waits_for_a_dead_one_is_told_where_the_launcher_lets_the_job_go_on() {
+    let Some(bench) = Bench::new() else { return };
+    let program = bench.compile("killed");
+    for link in ["auto", "udp"] {
+        let job = (bench.job(&program, 3)).variable("DIPOLE_LINK", link);
+        let done = job.variable("OMPI_MCA_orte_enable_recovery", "1").run();
+        assert!(!done.was_ended && done.err.contains("is gone"), "{done:?}");
+    }
+}

@@ -34,6 +34,8 @@ pub(super) struct Reach<'a> {
     pub(super) own_node: Option<NodeId>,
     /// With a cluster key, agents are tried first.
     pub(super) has_key: bool,
+    /// The hosts are what an agent knows, which nobody has written down.
+    pub(super) is_discovered: bool,
     /// How many ranks the job has, and its command, for the rules of agents.
     pub(super) ranks: u32,
     pub(super) job: String,
@@ -157,6 +159,10 @@ fn guard_arguments(host: &Host, reach: &Reach<'_>, own: &Path) -> Vec<OsString> 
         );
         arguments.extend(["--node", &node].map(OsString::from));
         arguments.extend(["--ranks", &ranks, "--job", &reach.job, "--"].map(OsString::from));
+        // A shell would be handed the key without a proof that the host has it.
+        if reach.is_discovered {
+            return arguments;
+        }
     }
     if reach.shell.is_empty() {
         arguments.extend(
@@ -231,10 +237,15 @@ mod tests {
     use dipole_node::hosts::Hosts;
 
     fn words(line: &str, shell: &[&str], own_node: Option<u32>) -> Vec<String> {
-        words_with(line, shell, own_node, false)
+        words_with(line, shell, own_node, [false, false])
     }
 
-    fn words_with(line: &str, shell: &[&str], own_node: Option<u32>, has_key: bool) -> Vec<String> {
+    fn words_with(
+        line: &str,
+        shell: &[&str],
+        own_node: Option<u32>,
+        [has_key, is_discovered]: [bool; 2],
+    ) -> Vec<String> {
         let hosts = Hosts::parse(line).unwrap();
         let shell: Vec<String> = shell.iter().map(|word| (*word).to_owned()).collect();
         let reach = Reach {
@@ -242,6 +253,7 @@ mod tests {
             program: Path::new("/opt/my tools/dipole"),
             own_node: own_node.map(NodeId),
             has_key,
+            is_discovered,
             ranks: 3,
             job: "sort big".to_owned(),
         };
@@ -267,16 +279,20 @@ mod tests {
     #[test]
     fn with_a_key_the_agent_is_asked_first_unless_somebody_says_how_the_host_is_reached() {
         let line = "1 192.0.2.1 port=9 interfaces=192.0.3.1 slots=2";
-        let words = words_with(line, &[], None, true);
+        let words = words_with(line, &[], None, [true, false]);
         let agent = ["--", "/d", "reach", "192.0.2.1:9,192.0.3.1:9"];
         assert_eq!(words[..4], agent);
         assert_eq!(words[4..6], ["--node", "1"]);
         assert_eq!(words[6..10], ["--ranks", "2", "--job", "sort big"]);
         assert_eq!(words[10..12], ["--", "ssh"]);
         for (line, shell) in [(line, &["sh"][..]), ("1 192.0.2.1 ssh=there", &[])] {
-            let given = words_with(line, shell, None, true);
+            let given = words_with(line, shell, None, [true, false]);
             assert!(!given.contains(&"reach".to_owned()), "{given:?}");
         }
-        assert!(words_with(line, &[], Some(1), true).is_empty());
+        assert!(words_with(line, &[], Some(1), [true, false]).is_empty());
+        // Nobody has said that this host may have the key.
+        let discovered = words_with(line, &[], None, [true, true]);
+        assert_eq!(discovered[..8], words[..8]);
+        assert_eq!(discovered[8..], ["--"]);
     }
 }

@@ -162,6 +162,7 @@ impl Launch {
             program: args.dipole.as_deref().unwrap_or(&own),
             own_node: node_from_env().map_err(RunError::Environment)?,
             has_key: hosts.key.is_some(),
+            is_discovered: hosts.hosts.is_of_agent(),
             ranks: args.ranks,
             job: describe(&args.command),
         };

@@ -26,8 +26,8 @@ use crate::call::{
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long an agent may take to greet and to answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(8);
-/// How often an agent that hangs up is called before the last attempt, with growing pauses.
-const ATTEMPTS: u32 = 3;
+/// How often an agent that is busy or hangs up is called, with pauses that double.
+const ATTEMPTS: u32 = 6;
 const ATTEMPT_PAUSE: Duration = Duration::from_millis(100);
 /// How long an agent may be silent before its node's directory is asked.
 const SILENCE: Duration = Duration::from_secs(3);
@@ -52,8 +52,8 @@ pub struct ReachArgs {
     /// The job's program and its arguments.
     #[arg(long, allow_hyphen_values = true)]
     job: String,
-    /// What to run instead if nothing listens there.
-    #[arg(last = true, required = true)]
+    /// What to run instead if nothing listens there; if empty, nothing is.
+    #[arg(last = true)]
     shell: Vec<OsString>,
 }
 
@@ -65,25 +65,36 @@ enum CallError {
         at: Vec<SocketAddr>,
         cause: io::Error,
     },
+    /// Besides, there is no other way.
+    #[error(
+        "{0}; other nodes know this one, but nobody has written it down, so the cluster key is \
+         not given to it by a remote shell: start `dipole agent` there with this key, or name \
+         the node in a hosts file"
+    )]
+    NoOtherWay(Box<CallError>),
     #[error("{0}")]
     Key(String),
     #[error("{agent}: {why}")]
     Greeting { agent: SocketAddr, why: String },
-    /// The agent sent another proof than ours.
+    /// The agent sent another proof than ours, or says that ours is of another key.
     #[error(
         "the agent at {agent} does not hold the cluster key {own}: compare `dipole key \
          show` on both machines, and set {} there to a copy of the same",
         variables::KEY
     )]
     KeyMismatch { agent: SocketAddr, own: String },
-    /// The agent hung up after our proof, in every attempt.
+    /// The agent hung up after our proof without a word, in every attempt.
     #[error(
-        "the agent at {agent} hung up on the proof of cluster key {own}: it holds another \
-         one (compare `dipole key show` on both machines, and set {} there to a copy of \
-         the same), or too many callers compete for it (see its log)",
-        variables::KEY
+        "the agent at {agent} hung up on the proof of cluster key {own}: it ended, or something \
+         between the two machines cuts connections off (see its log)"
     )]
     HungUp { agent: SocketAddr, own: String },
+    /// In every attempt others had taken all places.
+    #[error(
+        "the agent at {agent} is busy: too many callers or jobs compete for it; try again \
+         later, and see its log for who they are"
+    )]
+    Busy { agent: SocketAddr },
     #[error("the agent at {agent} does not answer; is it stopped, or its machine overloaded?")]
     Silent { agent: SocketAddr },
     #[error("refuses work: {reason}")]
@@ -99,19 +110,28 @@ fn list(addresses: &[SocketAddr]) -> String {
 
 /// Reaches the node, by its agent or else by the shell.
 pub fn reach(args: &ReachArgs) -> ExitCode {
-    // An agent under load drops the caller that has waited longest: another attempt may succeed.
-    let mut attempts = (1..=ATTEMPTS).map(|attempt| {
-        std::thread::sleep(ATTEMPT_PAUSE * (attempt - 1));
-        call(args)
-    });
-    let last = attempts.find(|call| !matches!(call, Err(CallError::HungUp { .. })));
-    let call = match last.unwrap_or_else(|| call(args)) {
+    // An agent under load sends callers away: another attempt may succeed.
+    let (mut tried, mut attempt) = (1, call(args));
+    while tried < ATTEMPTS
+        && matches!(
+            attempt,
+            Err(CallError::HungUp { .. } | CallError::Busy { .. })
+        )
+    {
+        std::thread::sleep(ATTEMPT_PAUSE * (1 << (tried - 1)));
+        (tried, attempt) = (tried + 1, call(args));
+    }
+    let call = match attempt {
         Ok(call) => call,
-        Err(error @ CallError::NoAgent { .. }) => {
+        Err(error @ CallError::NoAgent { .. }) if !args.shell.is_empty() => {
             tracing::info!("{error}; trying {}", args.shell[0].display());
             return run_shell(args, &error);
         }
         Err(error) => {
+            let error = match error {
+                CallError::NoAgent { .. } => CallError::NoOtherWay(Box::new(error)),
+                error => error,
+            };
             let refused = Up::Refused(error.to_string());
             let mut out = io::stdout().lock();
             let _hung_up = out
@@ -179,15 +199,21 @@ fn call(args: &ReachArgs) -> Result<Call, CallError> {
         system(cause)
     })?;
     let greeting = Greeting::from_bytes(greeting);
+    if greeting.is_busy() {
+        return Err(CallError::Busy { agent });
+    }
     greeting
         .check()
         .map_err(|why| CallError::Greeting { agent, why })?;
     let channel = Channel::call(&mut stream, &key, &greeting).map_err(|cause| {
-        use io::ErrorKind::{ConnectionReset, InvalidData, UnexpectedEof};
+        use io::ErrorKind::{
+            BrokenPipe, ConnectionReset, InvalidData, PermissionDenied, ResourceBusy, UnexpectedEof,
+        };
         let own = key.fingerprint();
         match cause.kind() {
-            InvalidData => CallError::KeyMismatch { agent, own },
-            UnexpectedEof | ConnectionReset => CallError::HungUp { agent, own },
+            InvalidData | PermissionDenied => CallError::KeyMismatch { agent, own },
+            ResourceBusy => CallError::Busy { agent },
+            BrokenPipe | UnexpectedEof | ConnectionReset => CallError::HungUp { agent, own },
             _ => system(cause),
         }
     })?;

@@ -133,6 +133,12 @@ impl AnyHub {
             #[must_use]
             pub fn can_pull(&self, conn: ConnId) -> bool;
 
+            /// [`Hub::hide`].
+            pub fn hide(&mut self);
+
+            /// [`Hub::show`].
+            pub fn show(&mut self);
+
             /// [`Hub::pull`].
             ///
             /// # Errors

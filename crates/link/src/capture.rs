@@ -5,10 +5,11 @@
 //! the recording, never the traffic.
 
 use std::fmt;
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io::{self, BufWriter, Write};
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use delegate::delegate;
@@ -66,6 +67,25 @@ pub struct Capture<L> {
     record: Vec<u8>,
 }
 
+/// A new file, or one of this user that is emptied, which nobody else may read: it will hold
+/// what programs said to each other. A symbolic link is refused, since in a directory of others it
+/// may lead anywhere; so is what belongs to another user.
+fn private_file(path: &Path) -> io::Result<File> {
+    let mut options = File::options();
+    options.write(true).create(true).mode(0o600);
+    let file = options.custom_flags(libc::O_NOFOLLOW).open(path)?;
+    let found = file.metadata()?;
+    if found.is_file() {
+        if found.uid() != rustix::process::geteuid().as_raw() {
+            let text = "it belongs to another user";
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
+        }
+        file.set_permissions(Permissions::from_mode(0o600))?;
+        file.set_len(0)?;
+    }
+    Ok(file)
+}
+
 impl<L: Link> Capture<L> {
     /// Makes the file, over one that is there, and records to it.
     ///
@@ -79,7 +99,7 @@ impl<L: Link> Capture<L> {
             path: path.to_owned(),
             source,
         };
-        let file = File::create(path).map_err(failed)?;
+        let file = private_file(path).map_err(failed)?;
         let output = Box::new(BufWriter::with_capacity(1 << 18, file));
         Ok(Self::to_writer(inner, output, path, epoch_offset_ns))
     }

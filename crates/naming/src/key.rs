@@ -37,10 +37,49 @@ pub fn random_bytes<const N: usize>() -> io::Result<[u8; N]> {
     }
 }
 
-/// The secret that the members of a cluster share. Cheap to clone; never printed.
+/// How packets between nodes are protected by the cluster key.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Security {
+    /// Sessions open only between holders of the key; their packets are checked for damage.
+    Off,
+    /// Each packet proves who sent it.
+    #[default]
+    Auth,
+    /// And nobody else can read it.
+    Encrypt,
+}
+
+impl Security {
+    /// All of them, with what a key file calls them.
+    pub const ALL: [(&str, Security); 3] = [
+        ("off", Security::Off),
+        ("auth", Security::Auth),
+        ("encrypt", Security::Encrypt),
+    ];
+
+    /// The setting of that name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Security> {
+        let found = Security::ALL.into_iter().find(|(known, _)| *known == name);
+        found.map(|(_, security)| security)
+    }
+}
+
+impl fmt::Display for Security {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = Security::ALL
+            .into_iter()
+            .find(|(_, security)| security == self);
+        f.pad(name.map_or("", |(name, _)| name))
+    }
+}
+
+/// The secret that the members of a cluster share, and what it is used for. Cheap to clone; never
+/// printed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ClusterKey {
     secret: Arc<[u8; KEY_BYTES]>,
+    security: Security,
 }
 
 /// Why there is no key.
@@ -88,7 +127,8 @@ pub enum KeyError {
     NoFile,
     /// The file does not hold a key.
     #[error(
-        "{file} is no cluster key: expected {} hexadecimal digits, as `dipole key new` writes",
+        "{file} is no cluster key: expected {} hexadecimal digits, and perhaps a line \
+         `security=off`, `auth` or `encrypt`, as `dipole key new` writes",
         KEY_BYTES * 2
     )]
     Content {
@@ -103,7 +143,20 @@ impl ClusterKey {
     pub fn new(secret: [u8; KEY_BYTES]) -> ClusterKey {
         ClusterKey {
             secret: Arc::new(secret),
+            security: Security::default(),
         }
+    }
+
+    /// The same key, used in another way.
+    #[must_use]
+    pub fn with_security(self, security: Security) -> ClusterKey {
+        ClusterKey { security, ..self }
+    }
+
+    /// How packets are protected.
+    #[must_use]
+    pub fn security(&self) -> Security {
+        self.security
     }
 
     /// Reads a key. Its file must belong to this user, or to root, and be closed to all others.
@@ -170,12 +223,21 @@ impl ClusterKey {
         }
     }
 
-    /// Reads the digits.
+    /// Reads what a key's file holds: the digits, then how packets are protected
+    /// (`security=off`, `auth` or `encrypt`; `auth` if nothing is said).
     #[must_use]
     pub fn parse(text: &str) -> Option<ClusterKey> {
+        let (digits, rest) = text.trim().split_once('\n').unwrap_or((text.trim(), ""));
         // Not that it were one: a key has a hash's bytes and digits.
-        let bytes = Hash::from_hex(text.trim()).ok()?;
-        Some(ClusterKey::new(*bytes.as_bytes()))
+        let bytes = Hash::from_hex(digits.trim()).ok()?;
+        let key = ClusterKey::new(*bytes.as_bytes());
+        match rest.trim() {
+            "" => Some(key),
+            setting => {
+                let security = Security::named(setting.strip_prefix("security=")?)?;
+                Some(key.with_security(security))
+            }
+        }
     }
 
     /// Makes a key from the system's randomness.
@@ -202,14 +264,15 @@ impl ClusterKey {
             .mode(0o600)
             .open(file)
             .map_err(system)?;
-        writeln!(opened, "{}", self.digits()).map_err(system)?;
+        opened.write_all(self.text().as_bytes()).map_err(system)?;
         opened.sync_all().map_err(system)
     }
 
-    /// The key in digits, as its file holds it: a secret.
+    /// What its file holds: a secret.
     #[must_use]
-    pub fn digits(&self) -> String {
-        Hash::from_bytes(*self.secret).to_string()
+    pub fn text(&self) -> String {
+        let digits = Hash::from_bytes(*self.secret);
+        format!("{digits}\nsecurity={}\n", self.security)
     }
 
     /// A name of the key by which people can compare it; it gives nothing of the key away.
@@ -358,12 +421,20 @@ mod tests {
         let file = directory.path().join("key");
         let digits = "0123456789abcdefABCDEF0123456789".repeat(2);
         assert!(ClusterKey::parse(&format!(" {digits}\n")).is_some());
+        for (name, security) in Security::ALL {
+            let key = ClusterKey::parse(&format!("{digits}\nsecurity={name}\n")).unwrap();
+            assert_eq!(key.security(), security);
+            assert_eq!(ClusterKey::parse(&key.text()), Some(key));
+        }
         for bad in [
             String::new(),
             digits[1..].to_owned(),
             format!("{digits}00"),
             digits.replace('a', "g"),
             digits.replacen("01", "+1", 1),
+            format!("{digits}\nsecurity=none\n"),
+            format!("{digits}\nauth\n"),
+            format!("{digits}\nsecurity=off\nsecurity=auth\n"),
         ] {
             std::fs::write(&file, &bad).unwrap();
             std::fs::set_permissions(&file, Permissions::from_mode(0o600)).unwrap();
@@ -403,7 +474,8 @@ mod tests {
     #[test]
     fn printing_a_key_does_not_give_it_away() {
         let key = ClusterKey::random().unwrap();
-        let (printed, digits) = (format!("{key:?} {:?}", key.mac_key("x")), key.digits());
+        let (printed, digits) = (format!("{key:?} {:?}", key.mac_key("x")), key.text());
+        let digits = &digits[..KEY_BYTES * 2];
         for part in 0..digits.len() - 8 {
             assert!(!printed.contains(&digits[part..part + 8]), "{printed}");
         }

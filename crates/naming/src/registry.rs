@@ -67,7 +67,9 @@ use crate::envelope::{Authenticator, Header};
 use crate::key::ClusterKey;
 use crate::limits::{LimitReached, UserLimits};
 
-pub use announcement::{Announcement, MAX_NAME_BYTES, NodeFacts, is_announcement, is_name};
+pub use announcement::{
+    ANNOUNCEMENT_BYTES, Announcement, MAX_NAME_BYTES, NodeFacts, is_announcement, is_name,
+};
 pub use answer::version;
 pub use directory::Directory;
 pub use directory_lock::{DirectoryLock, DirectoryLockError};
@@ -369,7 +371,8 @@ impl Registry {
             to: NodeId(0),
             nonce: 0,
         };
-        self.authenticator.seal(header, said)
+        self.authenticator
+            .seal_to_length(header, said, ANNOUNCEMENT_BYTES)
     }
 
     /// The announcement in a packet, if it comes from a member of our cluster.

@@ -176,6 +176,30 @@ impl Edge {
         self.inner.wait_target(self.id, self.to, until).map(drop)
     }
 
+    /// Has the target's process asked now and then whether it lives, though nothing is sent to
+    /// it: for those who only wait for its messages. Never blocks; whoever waits for long calls
+    /// it again, to be told when that process is gone.
+    ///
+    /// # Errors
+    /// [`SendError::PeerGone`], [`SendError::Unreachable`]; [`SendError::Full`] while the edge
+    /// connects.
+    pub fn watch(&self) -> Result<(), SendError> {
+        self.check_usable()?;
+        let to = self.to;
+        self.inner.driver.with(|state, now| {
+            let connecting = SendError::Full {
+                target: to,
+                by_receiver: false,
+            };
+            let peer = state.edges.target(self.id).ok_or(connecting)??.edge.peer;
+            let (engine, _, _) = state.parts();
+            let lives = engine.is_open(peer);
+            lives.map_err(|gone| SendError::from_blocked(gone, to, 0))?;
+            engine.watch(now, peer);
+            Ok(())
+        })
+    }
+
     /// Sends a message. It is copied; it leaves before this returns unless earlier packets
     /// still wait. Blocks while the edge connects, and while frames or the receiver's credit
     /// are used up, receiving meanwhile. Delivery is confirmed only by [`flush`](Self::flush).

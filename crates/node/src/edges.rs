@@ -38,7 +38,9 @@ use posts::Posts;
 /// Edges that one endpoint keeps for answers.
 const MAX_CACHED: usize = 1024;
 /// What a process says that has as many peers as it may.
-const FULL: GoneReason = GoneReason::Reset(dipole_proto::wire::ResetReason::TooManyPeers);
+const FULL: GoneReason = GoneReason::Reset(wire::ResetReason::TooManyPeers);
+/// What a process says that protects packets in another way.
+const OTHER_SECURITY: GoneReason = GoneReason::Reset(wire::ResetReason::Security);
 /// Without a hosts file packets prove the node's own key, with one the cluster's.
 const OTHER_VIEW: &str = "of its process and this one only one has a hosts file, so they do not \
                           talk by packets; set DIPOLE_HOSTS in both or in none, or let them share \
@@ -367,7 +369,7 @@ impl EdgeTable {
     }
 
     /// Where an edge leads; `None` while it connects.
-    fn target(&self, id: EdgeRef) -> Option<Result<Target, SendError>> {
+    pub(crate) fn target(&self, id: EdgeRef) -> Option<Result<Target, SendError>> {
         match self.get(id).map(|edge| &edge.stage) {
             None => Some(Err(SendError::Ended)),
             Some(Stage::Open(target)) => Some(Ok(target.clone())),
@@ -730,6 +732,7 @@ fn refusal(
 ) -> Option<TargetError> {
     match reason? {
         FULL => Some(TargetError::PeerFull { target }),
+        OTHER_SECURITY => Some(TargetError::OtherSecurity { target }),
         // One of our node has another view of where the others are.
         GoneReason::Key(_)
             if by_packets && target.node == policy.node && policy.fingerprint.is_none() =>

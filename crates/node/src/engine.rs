@@ -144,7 +144,7 @@ impl Engine {
         config.packet_bytes = config.packet_bytes.min(caps.max_frame_bytes);
         let arriving = u32::try_from(caps.receive_frames).unwrap_or(u32::MAX);
         config.window_packets = config.window_packets.min(arriving).max(4);
-        config.key = key.map(trailer::session_key);
+        let trailers = Trailers::new(key, secret, &mut config);
         let lanes = packets::lanes(&link);
         let frames = FramePool::new(config.frames as usize, config.packet_bytes);
         Engine {
@@ -158,7 +158,7 @@ impl Engine {
                 long_news: Vec::new(),
                 sent_posts: SentPosts::default(),
             },
-            packets: PacketPort::new(link, Trailers::new(key)),
+            packets: PacketPort::new(link, trailers),
             memory: None,
             kept: Vec::new(),
             exports: None,

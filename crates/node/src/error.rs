@@ -116,7 +116,7 @@ pub enum OpenError {
         /// What the kernel said.
         cause: String,
     },
-    /// No epoll or eventfd can be had.
+    /// No descriptor can be had: of an epoll or eventfd, or of anything for want of descriptors.
     Sleep(io::Error),
     /// The handle was inherited by a forked child.
     Forked,
@@ -164,7 +164,7 @@ impl fmt::Display for OpenError {
             }
             OpenError::Sleep(cause) => write!(
                 f,
-                "cannot make an epoll descriptor: {cause}; raise the limit of open files (ulimit -n)"
+                "no descriptor can be had: {cause}; raise the limit of open files (ulimit -n)"
             ),
             OpenError::Forked => f.write_str(FORKED),
             OpenError::Ended => f.write_str(ENDED),
@@ -180,6 +180,21 @@ impl std::error::Error for OpenError {
             _ => None,
         }
     }
+}
+
+/// What it comes to if descriptors are all that lacks.
+pub(crate) fn out_of_descriptors(cause: &(dyn std::error::Error + 'static)) -> Option<OpenError> {
+    use rustix::io::Errno;
+    let causes = std::iter::successors(Some(cause), |cause| cause.source());
+    let numbers = causes.filter_map(|cause| cause.downcast_ref::<io::Error>()?.raw_os_error());
+    let mut lacking = numbers.filter(|number| {
+        [Errno::MFILE, Errno::NFILE]
+            .map(Errno::raw_os_error)
+            .contains(number)
+    });
+    lacking
+        .next()
+        .map(|number| OpenError::Sleep(io::Error::from_raw_os_error(number)))
 }
 
 const FORKED: &str =
@@ -219,6 +234,12 @@ pub enum TargetError {
         mismatch: KeyMismatch,
         /// Our key's fingerprint, if we have one.
         fingerprint: Option<String>,
+    },
+    /// Its process protects packets in another way: its cluster key has another security
+    /// setting.
+    OtherSecurity {
+        /// Which endpoint.
+        target: Address,
     },
     /// Only shared memory may be used (`DIPOLE_LINK=shm`), and it cannot.
     NoSharedMemory {
@@ -287,6 +308,13 @@ impl fmt::Display for TargetError {
                 "endpoint {target} takes nothing from this process; of node {}: {}",
                 target.node,
                 mismatch.explain(fingerprint.as_deref())
+            ),
+            TargetError::OtherSecurity { target } => write!(
+                f,
+                "endpoint {target} takes nothing from this process: the cluster key of node {} \
+                 has another security setting (off, auth or encrypt) than ours; copy the key \
+                 file of one node to the other",
+                target.node
             ),
             TargetError::NoSharedMemory { target, cause } => write!(
                 f,

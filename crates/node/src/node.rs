@@ -16,7 +16,7 @@ use crate::driver::Driver;
 use crate::edges::{Connector, EdgeTable, Policy};
 use crate::endpoint::Endpoint;
 use crate::engine::{Departure, Engine, Paths};
-use crate::error::{CloseError, OpenError};
+use crate::error::{CloseError, OpenError, out_of_descriptors};
 use crate::inner::Inner;
 use crate::limits::{LIMITS_FILE, UserLimits};
 use crate::links::{AnyLink, open_link};
@@ -255,26 +255,26 @@ impl Node {
 fn registry_error(config: &Config, cause: RegistryError) -> OpenError {
     match cause {
         RegistryError::Limit(reached) => OpenError::Limit(reached),
-        RegistryError::Io { cause, .. } if is_out_of_descriptors(&cause) => OpenError::Sleep(cause),
-        cause => OpenError::Registry {
-            directory: config.runtime_dir.clone(),
-            cause: cause.to_string(),
-        },
+        cause => {
+            let lacking = match &cause {
+                RegistryError::Io { cause, .. } => out_of_descriptors(cause),
+                other => out_of_descriptors(other),
+            };
+            lacking.unwrap_or_else(|| OpenError::Registry {
+                directory: config.runtime_dir.clone(),
+                cause: cause.to_string(),
+            })
+        }
     }
-}
-
-fn is_out_of_descriptors(cause: &std::io::Error) -> bool {
-    use rustix::io::Errno;
-    let number = cause.raw_os_error();
-    [Errno::MFILE, Errno::NFILE]
-        .map(|errno| Some(errno.raw_os_error()))
-        .contains(&number)
 }
 
 /// What the administrator and the environment let this user have on this node.
 fn user_limits(config: &Config) -> Result<UserLimits, OpenError> {
     let uid = rustix::process::geteuid().as_raw();
-    let file = UserLimits::load(LIMITS_FILE.as_ref(), uid).map_err(OpenError::UserLimits)?;
+    let file = UserLimits::load(LIMITS_FILE.as_ref(), uid);
+    let file = file.map_err(|cause| {
+        out_of_descriptors(&cause).unwrap_or_else(|| OpenError::UserLimits(cause))
+    })?;
     Ok(file.and(config.user_limits.clone()))
 }
 

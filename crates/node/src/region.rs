@@ -48,7 +48,8 @@ pub struct Notice {
 /// An open region of an endpoint of this process. Dropping it closes it, and so does the end
 /// of its endpoint: then nobody reaches the memory by its key.
 ///
-/// Its owner reads and writes by these methods, each in one piece as others see it.
+/// Its owner reads and writes by the methods of its memory, each in one piece as others see it, but
+/// for long gets: they may find some of what is written meanwhile.
 #[derive(Debug)]
 pub struct Region {
     inner: Arc<Inner>,

@@ -10,9 +10,12 @@ use std::time::Duration;
 
 use allocation_counter::measure;
 use dipole_link::sim::{Network, NetworkConfig, SharedMemory, SharedMemoryConfig};
-use dipole_node::engine::{Destination, Engine};
+use dipole_node::engine::{Begun, Destination, Engine, OperationResult};
 use dipole_node::links::AnyLink;
-use dipole_node::{Address, Config, EndpointId, Links, Node, NodeId, ProtocolConfig, SendError};
+use dipole_node::{
+    Address, Bytes, Config, EndpointId, Links, Node, NodeId, Operation, Outcome, ProtocolConfig,
+    RegionKey, RegionMemory, Rights, SendError,
+};
 use dipole_proto::{EdgeId, Instant, PeerId};
 
 /// What the two processes of a test share.
@@ -289,4 +292,62 @@ fn an_endpoint_that_is_never_read_holds_up_nobody_in_shared_memory() {
 #[test]
 fn an_endpoint_that_is_never_read_holds_up_nobody_by_packets() {
     a_stuck_endpoint_holds_up_nobody(Links::Udp);
+}
+
+/// Gets from a region that is closed after so many steps of either process, whose memory is then
+/// used for something else; whether that was done.
+fn get_and_close(steps: usize) -> bool {
+    const BYTES: usize = 1 << 20;
+    let mut pair = Pair::new(Carrier::Memory);
+    pair.engines[1].open_endpoint(7);
+    let edge = pair.edge(7, 7);
+    let memory = RegionMemory::new(BYTES).expect("memory");
+    let held: Vec<u8> = (0..BYTES).map(|at| (at % 251) as u8).collect();
+    memory.write(0, &held).expect("it fits");
+    let key = pair.engines[1].open_region(7, memory.clone(), Rights::ALL);
+    let get = Operation::Get {
+        key: RegionKey(key),
+        offset: 0,
+        length: BYTES,
+    };
+    let begin = |pair: &mut Pair| {
+        let begun = pair.engines[0].begin_operation(pair.now, edge, &get, &Bytes::new());
+        match begun.expect("there is room") {
+            Begun::Asked(id) => id,
+            other => panic!("{other:?}"),
+        }
+    };
+    // The first goes through the ring; then fetching is tried.
+    let id = begin(&mut pair);
+    pair.settle(50);
+    assert!(pair.engines[0].take_operation(id).is_some());
+    let id = begin(&mut pair);
+    for step in 0..steps {
+        pair.engines[(step + 1) % 2]
+            .step(pair.now, true)
+            .expect("a working link");
+        pair.now = pair.now.after(1000);
+        pair.memory.advance(pair.now.0);
+    }
+    pair.engines[1].close_region(key);
+    let overwrite = |bytes: &[u8]| pair.memory.overwrite(Path::new("/process-2"), bytes);
+    memory.show(0, BYTES, overwrite).expect("all of it");
+    memory.write(0, &vec![0xff; BYTES]).expect("all of it");
+    memory.revoke();
+    pair.settle(100);
+    match pair.engines[0].take_operation(id) {
+        Some(OperationResult::Done(_, data)) => {
+            assert!(data[..] == held, "after {steps} steps: not what it held");
+            true
+        }
+        Some(OperationResult::Refused(Outcome::NoRegion)) => false,
+        other => panic!("after {steps} steps: {other:?}"),
+    }
+}
+
+#[test]
+fn what_is_got_from_a_region_that_is_closed_meanwhile_is_what_it_held() {
+    let done: Vec<bool> = (0..20).map(get_and_close).collect();
+    assert!(!done[0], "it was closed before it was asked");
+    assert!(done[19], "it was closed afterwards");
 }

@@ -224,3 +224,27 @@ fn what_its_receiver_had_not_taken_when_it_was_killed_does_not_count_as_delivere
         );
     }
 }
+
+#[test]
+fn a_killed_process_to_which_nothing_is_sent_is_gone_where_it_is_watched() {
+    for links in [Links::Udp, Links::Shm] {
+        let testbed = Testbed::new();
+        let mut echo = testbed.child_by("echo", links);
+        let (_node, endpoint) = meet_by(&testbed, 2, links);
+        let edge = endpoint.edge(Address::new(2, 7)).expect("it is known");
+        endpoint.drain(PATIENCE).expect("it answers");
+        edge.wait_open(PATIENCE).expect("it answers");
+        edge.watch().expect("it lives");
+        echo.kill();
+        let begun = Instant::now();
+        let gone = loop {
+            assert!(endpoint.receive_timeout(QUIET / 4).is_err());
+            assert!(begun.elapsed() < PATIENCE, "{links:?}: nobody was told");
+            if let Err(gone) = edge.watch() {
+                break gone;
+            }
+        };
+        let is_right = matches!(gone, SendError::PeerGone { .. });
+        assert!(is_right, "{links:?}: {gone}");
+    }
+}

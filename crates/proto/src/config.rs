@@ -2,7 +2,7 @@
 
 use crate::key::SessionKey;
 use crate::time::{MICROSECOND, MILLISECOND, SECOND};
-use crate::wire::Trailers;
+use crate::wire::{SHARE_BYTES, Trailers};
 
 /// The smallest packet that every process can take.
 pub const MIN_PACKET_BYTES: usize = 256;
@@ -65,8 +65,10 @@ pub struct Config {
     /// The number at which packets, units and messages begin, the same for all processes:
     /// zero but for those who want to see numbers outgrow 32 bits.
     pub first_number: u32,
-    /// Trailers offered.
+    /// Trailers offered. Others than CRC32C need a key.
     pub trailers: Trailers,
+    /// What this process contributes to the keys of its sessions, for the caller to understand.
+    pub share: [u8; SHARE_BYTES],
     /// With a subkey of the cluster key, only who proves to hold that key gets a session.
     pub key: Option<SessionKey>,
 }
@@ -96,6 +98,7 @@ impl Default for Config {
             idle_check_ns: 300 * SECOND,
             first_number: 0,
             trailers: Trailers::CRC32C,
+            share: [0; SHARE_BYTES],
             key: None,
         }
     }

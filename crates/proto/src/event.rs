@@ -115,6 +115,9 @@ impl fmt::Display for GoneReason {
             GoneReason::Reset(ResetReason::Version) => "it speaks another protocol version",
             GoneReason::Reset(ResetReason::TooManyPeers) => "it takes no further peers",
             GoneReason::Reset(ResetReason::Key) => "it is of another cluster",
+            GoneReason::Reset(ResetReason::Security) => {
+                "its cluster key has another security setting than ours"
+            }
             GoneReason::Key(mismatch) => return mismatch.fmt(f),
             GoneReason::Misbehaved => "it broke the rules and was cut off",
         })

@@ -60,6 +60,13 @@ impl Cookies {
         hasher.finish()
     }
 
+    /// What a session adds to its keys: no two of this process have the same.
+    pub(crate) fn salt(&self, serial: u64) -> u64 {
+        let mut hasher = SipHasher24::new_with_keys(self.secret[1], self.secret[0]);
+        hasher.write_u64(serial);
+        hasher.finish()
+    }
+
     pub(crate) fn make(&self, now: Instant, from: Address, hello: &Hello) -> u64 {
         self.for_period(now.0 / COOKIE_PERIOD_NS, from, hello)
     }

@@ -7,7 +7,7 @@ use core::hash::Hasher;
 
 use siphasher::sip::SipHasher24;
 
-use crate::wire::{CRC_BYTES, PROOF_BYTES, Trailer};
+use crate::wire::{CRC_BYTES, PROOF_BYTES, SHARE_BYTES, Trailer};
 
 /// A subkey of the cluster key, for sessions only. Never printed.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -45,8 +45,15 @@ pub enum Seal {
         /// See [`SessionKey`].
         mask: u32,
     },
-    /// An authentication tag of this many bytes.
-    Tag(u8),
+    /// A counter, a tag and a CRC32C, made with the keys of a session.
+    Session {
+        /// Which one: see [`Agreement::serial`].
+        serial: u64,
+        /// Where its keys lie: [`Agreement::index`].
+        index: u32,
+        /// The records are encrypted.
+        encrypts: bool,
+    },
     /// A proof that the sender holds the cluster key, over header and body; then a CRC32C
     /// of all before it, the proof included.
     Proof,
@@ -61,18 +68,37 @@ impl Seal {
     pub fn bytes(self) -> usize {
         match self {
             Seal::Crc32c { .. } => CRC_BYTES,
-            Seal::Tag(bytes) => usize::from(bytes),
+            Seal::Session { .. } => Trailer::Auth.bytes(),
             Seal::Proof => PROOF_BYTES + CRC_BYTES,
         }
     }
+}
 
-    /// What a session agreed on, with the mask of one direction.
-    pub(crate) fn of_session(trailer: Trailer, mask: u32) -> Seal {
-        match trailer {
-            Trailer::Crc32c => Seal::Crc32c { mask },
-            Trailer::Tag(bytes) => Seal::Tag(bytes),
-        }
-    }
+/// What both sides of a session have told each other of themselves: with the cluster key,
+/// what the keys of its packets are made of. Spec §2.7.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Agreement {
+    /// Number of the session in this machine; no two have the same.
+    pub serial: u64,
+    /// Sessions that exist at the same time have different ones, below the bound on peers.
+    pub index: u32,
+    /// This side.
+    pub own: Party,
+    /// The peer.
+    pub remote: Party,
+}
+
+/// One side of a session.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Party {
+    /// Of its process.
+    pub incarnation: u64,
+    /// The id that packets to it carry.
+    pub connection: u32,
+    /// Random number that it drew for this session.
+    pub salt: u64,
+    /// Its process's share: see [`Config::share`](crate::Config::share).
+    pub share: [u8; SHARE_BYTES],
 }
 
 #[cfg(test)]

@@ -17,9 +17,9 @@ use crate::config::Config;
 use crate::error::ConnectError;
 use crate::event::{Event, GoneReason, INDEX_BITS, PeerId};
 use crate::handshake::{Cookies, Letter, Outbox};
-use crate::key::Seal;
+use crate::key::{Agreement, Seal};
 use crate::send::Slot;
-use crate::session::{Frame, Frames, LaneStatus, Phase, Session, Transmit};
+use crate::session::{Frame, Frames, LaneStatus, Own, Phase, Session, Transmit};
 use crate::shared::Shared;
 use crate::stats::{DropReason, Stats};
 use crate::time::Instant;
@@ -58,6 +58,10 @@ pub struct Machine {
     turn_left: u32,
     timers: Timers,
     random: u64,
+    /// Sessions that there have been.
+    sessions: u64,
+    /// Of the sessions that have opened since the caller last asked.
+    agreements: Vec<Agreement>,
 }
 
 impl Machine {
@@ -88,6 +92,8 @@ impl Machine {
             turn_left: TURN,
             timers: Timers::default(),
             random: secret[0] ^ secret[1].rotate_left(32) ^ incarnation,
+            sessions: 0,
+            agreements: Vec::new(),
         }
     }
 
@@ -512,6 +518,13 @@ impl Machine {
         self.shared.assembled.take()
     }
 
+    /// What the sides of a session that has just opened, and whose packets are closed with
+    /// [`Seal::Session`], have told each other. To be asked for after each packet outside
+    /// sessions, before anything is sent.
+    pub fn take_agreement(&mut self) -> Option<Agreement> {
+        self.agreements.pop()
+    }
+
     /// What happened, oldest first. Events that point into a packet, or a unit that it
     /// [completed](Self::take_assembled), must be handled before the next packet is given.
     pub fn poll_event(&mut self) -> Option<Event> {
@@ -560,7 +573,7 @@ impl Machine {
 
     fn own_hello(&self, peer: PeerId) -> Hello {
         let config = &self.shared.config;
-        // In the shortest packets a proof takes the place of the eighth lane.
+        // The shortest packets have no room for all lanes.
         let rest = HEADER_BYTES + HELLO_FIXED_BYTES + self.letter_seal().bytes();
         let room = config.packet_bytes.saturating_sub(rest) / LANE_BYTES;
         let lanes = self.lanes.len().min(room);
@@ -572,6 +585,10 @@ impl Machine {
         hello.window_packets = config.hello_window();
         hello.initial_credit_bytes = config.initial_credit_bytes;
         hello.trailers = config.trailers;
+        hello.share = config.share;
+        if let Some(session) = self.session(peer) {
+            hello.salt = session.own.salt;
+        }
         hello
     }
 
@@ -579,10 +596,16 @@ impl Machine {
         let (limit, random) = (self.shared.config.max_peers, self.next_random());
         let first = u64::from(self.shared.config.first_number);
         let cookies = &self.cookies;
+        let serial = self.sessions;
         let id = self.peers.add(limit, random, |id| {
-            let secret = cookies.session_secret(id.connection());
-            Peer::Session(Box::new(Session::new(id, home, phase, secret, first, now)))
+            let own = Own {
+                serial,
+                salt: cookies.salt(serial),
+                secret: cookies.session_secret(id.connection()),
+            };
+            Peer::Session(Box::new(Session::new(id, own, home, phase, first, now)))
         })?;
+        self.sessions += 1;
         let index = session_index(id);
         self.by_home.insert(home, index);
         Some(id)

@@ -15,7 +15,7 @@ use alloc::vec::Vec;
 
 use crate::channel::{Begun, Channel, Tell};
 use crate::error::BeginError;
-use crate::event::{EdgeId, PeerId};
+use crate::event::{EdgeId, INDEX_BITS, PeerId};
 use crate::holes::Holes;
 use crate::key::Seal;
 use crate::lane::Lane;
@@ -55,6 +55,17 @@ pub(crate) struct Remote {
     pub(crate) node: u32,
     /// What it takes on a new edge before any grant.
     pub(crate) initial_credit_bytes: u32,
+}
+
+/// What this side drew for a session.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Own {
+    /// See [`Agreement::serial`](crate::Agreement::serial).
+    pub(crate) serial: u64,
+    /// Told to the peer; no other session has it.
+    pub(crate) salt: u64,
+    /// Known to nobody else.
+    pub(crate) secret: u64,
 }
 
 /// What closes the packets of a session, by direction.
@@ -125,6 +136,7 @@ impl PendingAck {
 #[derive(Clone, Debug)]
 pub(crate) struct Session {
     pub(crate) id: PeerId,
+    pub(crate) own: Own,
     pub(crate) phase: Phase,
     pub(crate) remote: Remote,
     /// Where hellos go and come from: the peer's first small address.
@@ -188,17 +200,19 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// `secret` is random and known to nobody else; numbers begin at `first`.
+    /// Numbers begin at `first`.
     pub(crate) fn new(
         id: PeerId,
+        own: Own,
         home: Address,
         phase: Phase,
-        secret: u64,
         first: u64,
         now: Instant,
     ) -> Session {
+        let secret = own.secret;
         Session {
             id,
+            own,
             phase,
             remote: Remote::default(),
             home,
@@ -262,10 +276,19 @@ impl Session {
         };
         let here = (own_incarnation, self.id.connection());
         let there = (hello.incarnation, hello.connection);
-        let mask = |from, to| shared.config.key.map_or(0, |key| key.mask(from, to));
+        let seal = |from, to| match trailer {
+            Trailer::Crc32c => Seal::Crc32c {
+                mask: shared.config.key.map_or(0, |key| key.mask(from, to)),
+            },
+            Trailer::Auth | Trailer::Encrypt => Seal::Session {
+                serial: self.own.serial,
+                index: self.id.connection() & ((1 << INDEX_BITS) - 1),
+                encrypts: trailer == Trailer::Encrypt,
+            },
+        };
         self.seals = Seals {
-            out: Seal::of_session(trailer, mask(here, there)),
-            incoming: Seal::of_session(trailer, mask(there, here)),
+            out: seal(here, there),
+            incoming: seal(there, here),
         };
         let most = shared.config.packet_bytes;
         let most = most.min(usize::from(hello.max_packet_bytes));

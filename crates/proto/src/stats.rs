@@ -29,11 +29,17 @@ pub enum DropReason {
     WrongKey,
     /// It needs an edge, and there are as many as there may be.
     EdgesFull,
+    /// Not damaged, but its tag is wrong: somebody else made or changed it.
+    Forged,
+    /// A packet of the session that was taken before, or is too old to tell.
+    Replayed,
+    /// A handshake with somebody who offers no trailer that we take.
+    Security,
 }
 
 impl DropReason {
     /// All reasons, in the order of [`Stats::drops`].
-    pub const ALL: [DropReason; 13] = [
+    pub const ALL: [DropReason; 16] = [
         DropReason::Malformed,
         DropReason::Version,
         DropReason::Damaged,
@@ -47,6 +53,9 @@ impl DropReason {
         DropReason::Throttled,
         DropReason::WrongKey,
         DropReason::EdgesFull,
+        DropReason::Forged,
+        DropReason::Replayed,
+        DropReason::Security,
     ];
 
     /// A name for tables.
@@ -66,6 +75,9 @@ impl DropReason {
             DropReason::Throttled => "throttled",
             DropReason::WrongKey => "wrong-key",
             DropReason::EdgesFull => "edges-full",
+            DropReason::Forged => "forged",
+            DropReason::Replayed => "replayed",
+            DropReason::Security => "security",
         }
     }
 }

@@ -108,6 +108,8 @@ fn the_handshake_is_as_documented() {
     hello.node = 2;
     hello.window_packets = 1024;
     hello.initial_credit_bytes = 32768;
+    hello.salt = 0x0102_0304_0506_0708;
+    hello.share = std::array::from_fn(|at| 0x20 + at as u8);
     let mut bytes = vec![0; HEADER_BYTES + hello.bytes()];
     hello.emit(&mut bytes[HEADER_BYTES..]);
     let bytes = finish(Header::handshake(Kind::Hello, 0), bytes);

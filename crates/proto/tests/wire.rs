@@ -99,13 +99,13 @@ prop_compose! {
         versions in any::<(u8, u8)>(),
         max_packet_bytes in 256_u16..,
         (connection, window_packets) in (1_u32.., 1_u32..),
-        (incarnation, cookie, echo) in any::<(u64, u64, u64)>(),
+        (incarnation, cookie, echo, salt) in any::<(u64, u64, u64, u64)>(),
+        share in any::<[u8; 32]>(),
         (node, initial_credit_bytes, trailers) in any::<(u32, u32, u8)>(),
         trailer in prop::sample::select(vec![
             Trailer::Crc32c,
-            Trailer::Tag(8),
-            Trailer::Tag(12),
-            Trailer::Tag(16),
+            Trailer::Auth,
+            Trailer::Encrypt,
         ]),
     ) -> Hello {
         let mut hello = Hello::new(&lanes);
@@ -118,7 +118,9 @@ prop_compose! {
         hello.window_packets = window_packets;
         hello.initial_credit_bytes = initial_credit_bytes;
         hello.echo = echo;
-        hello.trailers = Trailers(trailers | 1);
+        hello.trailers = Trailers(trailers);
+        hello.salt = salt;
+        hello.share = share;
         hello.trailer = trailer;
         hello
     }
@@ -217,6 +219,21 @@ fn read(bytes: &[u8]) -> (Vec<Sample>, Option<Malformed>) {
 }
 
 // ---- parsers ----------------------------------------------------------------
+
+#[test]
+fn a_session_is_protected_as_the_stricter_side_wants_or_there_is_none() {
+    let (off, auth, encrypt) = (Trailers::CRC32C, Trailers::AUTH, Trailers::ENCRYPT);
+    for (one, two, agreed) in [
+        (off, off, Some(Trailer::Crc32c)),
+        (auth, auth, Some(Trailer::Auth)),
+        (auth, encrypt, Some(Trailer::Encrypt)),
+        (encrypt, encrypt, Some(Trailer::Encrypt)),
+        (off, auth, None),
+        (off, encrypt, None),
+    ] {
+        assert_eq!((one.agree(two), two.agree(one)), (agreed, agreed));
+    }
+}
 
 proptest! {
     #![proptest_config(cases(1_000))]
@@ -333,10 +350,9 @@ proptest! {
         hello.emit(&mut bytes);
         let bit = bit.index(bytes.len() * 8);
         bytes[bit / 8] ^= 1 << (bit % 8);
-        // Bits that version 1 ignores: the unused class bits, CRC32C in
-        // the set of trailers (always taken as set).
+        // Bits that version 1 ignores: the unused class bits.
         let class = |at: usize| at >= HELLO_FIXED_BYTES && (at - HELLO_FIXED_BYTES) % 20 == 1;
-        let ignored = bit / 8 == 47 || class(bit / 8) && bit % 8 != 0 || bit == 44 * 8;
+        let ignored = bit / 8 == 47 || class(bit / 8) && bit % 8 != 0;
         match Hello::parse(&bytes) {
             Ok(other) => prop_assert_eq!(other == hello, ignored, "bit {}", bit),
             Err(_) => prop_assert!(!ignored, "bit {}", bit),
@@ -351,9 +367,9 @@ proptest! {
             (2, &255_u16.to_le_bytes()),
             (4, &[0; 4]),
             (28, &[0; 4]),
-            (45, &[4]),
+            (45, &[3]),
             (46, &[0]),
-            (48, &[8]),
+            (HELLO_FIXED_BYTES, &[8]),
         ];
         for (at, value) in excluded {
             let mut bytes = sound.clone();
@@ -390,6 +406,7 @@ proptest! {
             ResetReason::Version,
             ResetReason::TooManyPeers,
             ResetReason::Key,
+            ResetReason::Security,
         ] {
             for echo in [None, Some(echo)] {
                 let reset = Reset { connection, reason, echo };

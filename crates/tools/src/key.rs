@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use crate::output::Failure;
 use clap::{Args, Subcommand};
-use dipole_node::{ClusterKey, KeyError};
+use dipole_node::{ClusterKey, KeyError, Security};
 
 /// Make a cluster key, or tell which one a file holds
 ///
@@ -24,6 +24,10 @@ enum What {
     New {
         /// The file
         file: PathBuf,
+        /// How packets between nodes are protected: off (only handshakes are proven), auth (each
+        /// packet proves who sent it) or encrypt
+        #[arg(long, value_name = "SETTING", default_value_t, value_parser = security)]
+        security: Security,
     },
     /// Print the fingerprint of a key, which is no secret
     Show {
@@ -32,31 +36,41 @@ enum What {
     },
 }
 
+fn security(text: &str) -> Result<Security, String> {
+    let names = Security::ALL.map(|(name, _)| name).join(", ");
+    Security::named(text).ok_or_else(|| format!("expected one of {names}"))
+}
+
 pub(crate) fn execute(
     args: &KeyArgs,
     json: bool,
     out: &mut dyn Write,
 ) -> Result<ExitCode, Failure> {
-    let fingerprint = run(&args.what)?;
+    let key = run(&args.what)?;
+    let (fingerprint, security) = (key.fingerprint(), key.security().to_string());
     match json {
-        true => writeln!(out, "{}", serde_json::json!({"fingerprint": fingerprint}))?,
-        false => writeln!(out, "{fingerprint}")?,
+        true => {
+            let said = serde_json::json!({"fingerprint": fingerprint, "security": security});
+            writeln!(out, "{said}")?;
+        }
+        false => writeln!(out, "{fingerprint} {security}")?,
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn run(what: &What) -> Result<String, KeyError> {
+fn run(what: &What) -> Result<ClusterKey, KeyError> {
     let key = match what {
-        What::New { file } => {
+        What::New { file, security } => {
             let key = ClusterKey::random().map_err(|cause| KeyError::System {
                 file: file.clone(),
                 doing: "finding random bytes for",
                 cause,
             })?;
+            let key = key.with_security(*security);
             key.save(file)?;
             key
         }
         What::Show { file } => ClusterKey::load(file)?,
     };
-    Ok(key.fingerprint())
+    Ok(key)
 }

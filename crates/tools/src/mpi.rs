@@ -52,12 +52,16 @@ impl Library {
     }
 
     /// What else it is told.
-    fn advised(self) -> (&'static str, &'static str) {
+    fn advised(self) -> &'static [(&'static str, &'static str)] {
         match self {
-            // Debian leaves out the one-sided communication that goes by messages.
-            Library::Openmpi => ("OMPI_MCA_osc", "^ucx"),
+            Library::Openmpi => &[
+                // Else windows may go by another provider (`btl ofi`), where accumulate is wrong.
+                ("OMPI_MCA_btl_ofi_provider_include", "dipole"),
+                // Debian leaves out the one-sided communication that goes by messages.
+                ("OMPI_MCA_osc", "^ucx"),
+            ],
             // Else ranks of a node use its own shared memory.
-            Library::Mpich => ("MPIR_CVAR_NOLOCAL", "1"),
+            Library::Mpich => &[("MPIR_CVAR_NOLOCAL", "1")],
         }
     }
 }
@@ -76,7 +80,7 @@ pub(crate) fn provider() -> Option<PathBuf> {
 /// All that a library must be told, with the provider in a folder.
 pub(crate) fn environment(library: Library, folder: &Path) -> Vec<(&'static str, String)> {
     let needed = library.needed().iter().copied();
-    let others = needed.chain([library.advised()]);
+    let others = needed.chain(library.advised().iter().copied());
     let others = others.map(|(name, value)| (name, value.to_owned()));
     let folder = (FOLDER, folder.display().to_string());
     std::iter::once(folder).chain(others).collect()

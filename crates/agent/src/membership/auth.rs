@@ -1,7 +1,9 @@
 //! Membership packets: sealed as control packets, accepted from our cluster only, each only once.
 //!
-//! The numbers of a sender's incarnation grow, so that replays are recognised. That takes a
-//! cluster key: without one anybody could use up a sender's numbers, so replays are not checked.
+//! The numbers of a sender's run grow, so that replays are recognised; which run is the present
+//! one an answer to a challenge tells, so no clock and no memory of earlier times is needed. That
+//! takes a cluster key: without one anybody could use up a sender's numbers, so replays are not
+//! checked.
 
 use std::collections::BTreeMap;
 
@@ -16,9 +18,10 @@ use super::sync::Digests;
 use crate::member::Member;
 
 /// Most bytes of a packet besides the data in its [`Body`].
-pub(crate) const EXTRA_BYTES: usize = MAX_OVERHEAD_BYTES + MAX_LIFE_BYTES + MAX_FRONT_BYTES;
-/// A number of 64 bits.
-const MAX_LIFE_BYTES: usize = 10;
+pub(crate) const EXTRA_BYTES: usize = MAX_OVERHEAD_BYTES + RUN_BYTES + PORT_BYTES + MAX_FRONT_BYTES;
+const RUN_BYTES: usize = 8;
+const PORT_BYTES: usize = 2;
+pub(super) const TOKEN_BYTES: usize = 8;
 /// The kind of a body, and how much data follows.
 const MAX_FRONT_BYTES: usize = 4;
 
@@ -31,12 +34,39 @@ pub(crate) enum Body {
     SyncRequest(Digests),
     /// Members of the buckets that differ.
     SyncResponse(Vec<foca::Member<Member>>),
+    /// Asks for an answer that returns the token; as long as that.
+    Challenge {
+        token: [u8; TOKEN_BYTES],
+        zeros: [[u8; 8]; 2],
+    },
+    /// The answer to a challenge.
+    Answer {
+        token: [u8; TOKEN_BYTES],
+        /// Of the sender's description of itself.
+        digest: [u8; 8],
+        /// The sender takes no earlier incarnation of the receiver; 0 if it knows none.
+        least_life: [u8; 8],
+    },
+}
+
+/// A packet of our cluster, for us.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Received {
+    pub(crate) from: u32,
+    /// A random number of the agent that sent it.
+    pub(crate) run: u64,
+    /// The port of its directory; it sends from another.
+    pub(crate) port: u16,
+    number: u64,
+    pub(crate) body: Body,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Packet {
-    /// The sender's incarnation.
-    life: u64,
+    /// Drawn by the sender when it started.
+    run: [u8; RUN_BYTES],
+    /// Of the sender's directory.
+    port: [u8; PORT_BYTES],
     body: Body,
 }
 
@@ -54,7 +84,7 @@ pub(crate) fn is_membership(packet: &[u8]) -> bool {
 pub(crate) struct Dropped {
     /// From senders without our key, or with one where we have none.
     pub(crate) strangers: u64,
-    /// Received before, or overtaken by later ones of their sender.
+    /// Received before, overtaken by later ones of their sender, or of a run that did not answer.
     pub(crate) repeated: u64,
 }
 
@@ -62,20 +92,22 @@ pub(crate) struct Dropped {
 pub(crate) struct PacketAuth {
     authenticator: Authenticator,
     node: u32,
-    life: u64,
+    run: u64,
+    port: u16,
     number: u64,
-    /// By node: its latest incarnation, and the highest number of that. `None` without a key.
+    /// By node: the run that has answered, and its highest number. `None` without a key.
     highest: Option<BTreeMap<u32, (u64, u64)>>,
     dropped: Dropped,
 }
 
 impl PacketAuth {
-    /// For this incarnation of a node.
-    pub(crate) fn new(key: Option<&ClusterKey>, node: u32, life: u64) -> PacketAuth {
+    /// For this run of a node's agent.
+    pub(crate) fn new(key: Option<&ClusterKey>, node: u32, run: u64, port: u16) -> PacketAuth {
         PacketAuth {
             authenticator: Authenticator::new(key),
             node,
-            life,
+            run,
+            port,
             number: 0,
             highest: key.map(|_| BTreeMap::new()),
             dropped: Dropped::default(),
@@ -86,6 +118,11 @@ impl PacketAuth {
         self.dropped
     }
 
+    /// True if members have proven to hold a key, and so are trusted.
+    pub(crate) fn has_key(&self) -> bool {
+        self.highest.is_some()
+    }
+
     /// The packet for a node.
     pub(crate) fn seal(&mut self, to: u32, body: Body) -> Vec<u8> {
         self.number += 1;
@@ -94,12 +131,12 @@ impl PacketAuth {
             to: NodeId(to),
             nonce: self.number,
         };
-        let life = self.life;
-        self.authenticator.seal(header, &Packet { life, body })
+        let (run, port) = (self.run.to_le_bytes(), self.port.to_le_bytes());
+        self.authenticator.seal(header, &Packet { run, port, body })
     }
 
-    /// The sender and the body, if the packet is for us, of our cluster, and new.
-    pub(crate) fn open(&mut self, packet: &[u8]) -> Option<(u32, Body)> {
+    /// The packet, if it is for us and of our cluster.
+    pub(crate) fn open(&mut self, packet: &[u8]) -> Option<Received> {
         let opened = match self.authenticator.open(packet) {
             Ok(opened) => opened,
             Err(error) => {
@@ -108,19 +145,49 @@ impl PacketAuth {
             }
         };
         let Header { from, to, nonce } = opened.header;
-        if to.0 != self.node {
+        if to.0 != self.node || from.0 == self.node {
             return None;
         }
-        let Packet { life, body } = opened.read().ok()?;
+        let Packet { run, port, body } = opened.read().ok()?;
+        Some(Received {
+            from: from.0,
+            run: u64::from_le_bytes(run),
+            port: u16::from_le_bytes(port),
+            number: nonce,
+            body,
+        })
+    }
+
+    /// The sender has answered a challenge: from here on its packets are new.
+    pub(crate) fn begin(&mut self, answer: &Received) {
         if let Some(highest) = &mut self.highest {
-            let highest = highest.entry(from.0).or_default();
-            if (life, nonce) <= *highest {
-                self.dropped.repeated += 1;
-                return None;
-            }
-            *highest = (life, nonce);
+            let last = highest.entry(answer.from).or_default();
+            *last = match *last {
+                (run, number) if run == answer.run => (run, number.max(answer.number)),
+                _ => (answer.run, answer.number),
+            };
         }
-        Some((from.0, body))
+    }
+
+    /// True once for each packet of a run that has answered.
+    pub(crate) fn is_new(&mut self, packet: &Received) -> bool {
+        let Some(highest) = &mut self.highest else {
+            return true;
+        };
+        let last = highest.get_mut(&packet.from);
+        match last.filter(|(run, number)| *run == packet.run && packet.number > *number) {
+            Some(last) => last.1 = packet.number,
+            None => {
+                self.dropped.repeated += 1;
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Counts a packet of a run that has not answered.
+    pub(crate) fn is_unproven(&mut self) {
+        self.dropped.repeated += u64::from(self.has_key());
     }
 }
 
@@ -131,37 +198,43 @@ mod tests {
 
     fn of(byte: Option<u8>, node: u32) -> PacketAuth {
         let key = byte.map(|byte| ClusterKey::new([byte; KEY_BYTES]));
-        PacketAuth::new(key.as_ref(), node, 5)
+        PacketAuth::new(key.as_ref(), node, 5, 7411)
     }
 
     fn swim(text: &str) -> Body {
         Body::Swim(text.as_bytes().to_vec())
     }
 
+    fn opened(receiver: &mut PacketAuth, packet: &[u8]) -> Option<Body> {
+        receiver.open(packet).map(|received| received.body)
+    }
+
     #[test]
-    fn only_the_addressed_node_accepts_a_packet_and_only_once() {
+    fn only_the_addressed_node_accepts_a_packet_and_each_only_once() {
         let mut sender = of(Some(1), 1);
         let packet = sender.seal(2, swim("news"));
         assert!(is_membership(&packet));
+        assert_eq!(opened(&mut of(Some(1), 3), &packet), None);
         let mut receiver = of(Some(1), 2);
-        assert_eq!(receiver.open(&packet), Some((1, swim("news"))));
-        assert_eq!(receiver.open(&packet), None);
-        assert_eq!(of(Some(1), 3).open(&packet), None);
-        let later = sender.seal(2, swim(""));
-        assert_eq!(receiver.open(&later), Some((1, swim(""))));
-        // Another incarnation of the sender begins anew, and the earlier one is over.
-        let mut again = PacketAuth {
-            life: 6,
-            ..of(Some(1), 1)
-        };
-        let back = again.seal(2, swim("back"));
-        assert_eq!(receiver.open(&back), Some((1, swim("back"))));
-        assert_eq!(receiver.open(&sender.seal(2, swim("old"))), None);
-        let dropped = Dropped {
-            strangers: 0,
-            repeated: 2,
-        };
-        assert_eq!(receiver.dropped(), dropped);
+        let first = receiver.open(&packet).unwrap();
+        assert_eq!((first.from, &first.body), (1, &swim("news")));
+        assert!(!receiver.is_new(&first), "nobody has answered");
+        let answer = receiver.open(&sender.seal(2, swim("answer"))).unwrap();
+        receiver.begin(&answer);
+        assert!(!receiver.is_new(&first), "from before the answer");
+        let later = receiver.open(&sender.seal(2, swim(""))).unwrap();
+        assert!(receiver.is_new(&later) && !receiver.is_new(&later));
+        // Another run of the sender begins anew, whatever its number, and the earlier one is over.
+        let mut again = PacketAuth::new(Some(&ClusterKey::new([1; KEY_BYTES])), 1, 4, 7411);
+        let back = receiver.open(&again.seal(2, swim("back"))).unwrap();
+        assert!(!receiver.is_new(&back));
+        receiver.begin(&back);
+        let next = receiver.open(&again.seal(2, swim("next"))).unwrap();
+        assert!(receiver.is_new(&next));
+        let old = receiver.open(&sender.seal(2, swim("old"))).unwrap();
+        assert!(!receiver.is_new(&old));
+        assert_eq!(receiver.dropped().repeated, 5);
+        assert_eq!(receiver.dropped().strangers, 0);
     }
 
     #[test]
@@ -169,20 +242,20 @@ mod tests {
         for (ours, theirs) in [(Some(1), Some(2)), (Some(1), None), (None, Some(1))] {
             let packet = of(theirs, 1).seal(2, swim("news"));
             let mut receiver = of(ours, 2);
-            assert_eq!(receiver.open(&packet), None);
+            assert_eq!(opened(&mut receiver, &packet), None);
             assert_eq!(receiver.dropped().strangers, 1);
         }
         let packet = of(None, 1).seal(2, swim("news"));
-        assert_eq!(of(None, 2).open(&packet), Some((1, swim("news"))));
+        assert_eq!(opened(&mut of(None, 2), &packet), Some(swim("news")));
         let packet = of(Some(1), 1).seal(2, swim("news"));
         let mut receiver = of(Some(1), 2);
         for bit in 0..packet.len() * 8 {
             let mut bad = packet.clone();
             bad[bit / 8] ^= 1 << (bit % 8);
-            assert_eq!(receiver.open(&bad), None, "bit {bit}");
+            assert_eq!(opened(&mut receiver, &bad), None, "bit {bit}");
         }
         for length in 0..packet.len() {
-            assert_eq!(receiver.open(&packet[..length]), None, "{length}");
+            assert_eq!(opened(&mut receiver, &packet[..length]), None, "{length}");
         }
         assert_eq!(receiver.dropped().repeated, 0);
         assert!(receiver.open(&packet).is_some());
@@ -191,8 +264,24 @@ mod tests {
     #[test]
     fn a_packet_is_longer_than_its_data_by_no_more_than_is_reserved() {
         let mut sender = of(Some(1), u32::MAX);
-        (sender.life, sender.number) = (u64::MAX, u64::MAX - 1);
+        (sender.run, sender.number) = (u64::MAX, u64::MAX - 1);
         let packet = sender.seal(u32::MAX, Body::Swim(vec![0; 1000]));
         assert!(packet.len() <= 1000 + EXTRA_BYTES, "{}", packet.len());
+    }
+
+    #[test]
+    fn an_answer_is_as_long_as_the_challenge() {
+        let mut sender = of(Some(1), 1);
+        let challenge = Body::Challenge {
+            token: [7; 8],
+            zeros: [[0; 8]; 2],
+        };
+        let answer = Body::Answer {
+            token: [255; 8],
+            digest: [255; 8],
+            least_life: [255; 8],
+        };
+        let challenge = sender.seal(2, challenge);
+        assert_eq!(sender.seal(2, answer).len(), challenge.len());
     }
 }

@@ -106,7 +106,9 @@ mod tests {
                 break;
             };
             let body = Body::SyncResponse(members.clone());
-            assert!(PacketAuth::new(None, 9, 1 << 50).seal(7, body).len() <= MAX_PACKET_BYTES);
+            assert!(
+                PacketAuth::new(None, 9, 1 << 50, 7411).seal(7, body).len() <= MAX_PACKET_BYTES
+            );
             assert!(!members.is_empty());
             for member in members {
                 if !has.contains(&member) {

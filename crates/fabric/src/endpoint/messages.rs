@@ -76,7 +76,7 @@ impl Ep {
             wanted,
             is_confirmed: flags & FI_DELIVERY_COMPLETE != 0 && !is_injected,
         };
-        lock(&self.exchange).send(&name, sending)?;
+        lock(&self.exchange).send(name, sending)?;
         Ok(0)
     }
 

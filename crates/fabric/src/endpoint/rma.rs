@@ -62,7 +62,7 @@ impl Ep {
     ) -> Result<isize, Failure> {
         let asked = self.ask(local, there, context, (flags, self.transmit.wants(flags)));
         let name = self.name(there.peer)?;
-        lock(&self.exchange).read(&name, &asked)?;
+        lock(&self.exchange).read(name, &asked)?;
         Ok(0)
     }
 
@@ -78,7 +78,7 @@ impl Ep {
         }
         let asked = self.ask(local, there, context, (flags, wanted));
         let name = self.name(there.peer)?;
-        lock(&self.exchange).write(&name, &asked)?;
+        lock(&self.exchange).write(name, &asked)?;
         Ok(0)
     }
 

@@ -6,7 +6,7 @@ use dipole_node::{Message, RegionKey, SendError};
 
 use super::wire::{HEAD_BYTES, Head, Kind, Offer};
 use super::{Entry, Exchange, Pending, Sending, address, failed};
-use crate::abi::errno::{FI_ECANCELED, FI_ECONNABORTED, FI_EINVAL, FI_EIO, FI_ENOMSG, FI_ETRUNC};
+use crate::abi::errno::{FI_ECANCELED, FI_EINVAL, FI_EIO, FI_ENOMSG, FI_ETRUNC};
 use crate::abi::fabric::{FI_MSG, FI_MULTI_RECV, FI_RECV, FI_REMOTE_CQ_DATA, FI_TAGGED};
 use crate::guard::Failure;
 use crate::matching::{Matcher, Posted, Wanted};
@@ -396,13 +396,19 @@ impl Exchange {
         self.sinks.complete(true, entry);
     }
 
+    /// From whom the receives that wait want messages, where they say so.
+    pub(super) fn sources(&self) -> impl Iterator<Item = u64> {
+        let waiting = self.tagged.receives().chain(self.untagged.receives());
+        waiting.filter_map(|receive| receive.source)
+    }
+
     /// Nobody will send what these receives wait for.
-    pub(super) fn fail_receives_from(&mut self, address: u64) {
+    pub(super) fn fail_receives_from(&mut self, address: u64, why: i32) {
         let is_it = |receive: &Receive| receive.source == Some(address);
         while let Some(receive) =
             (self.tagged.cancel(is_it)).or_else(|| self.untagged.cancel(is_it))
         {
-            self.fail_receive(&receive, FI_ECONNABORTED);
+            self.fail_receive(&receive, why);
         }
     }
 
@@ -445,8 +451,8 @@ impl Exchange {
         while let Some((number, get)) = self.delayed.pop_front() {
             let offset = get.offset as u64;
             let into = get.into.memory.clone();
-            let posted = self.peer(address(get.from), None).and_then(|peer| {
-                let posted = (peer.edge).post_get(RegionKey(get.key), offset, into, number);
+            let posted = self.edge(address(get.from), None).and_then(|edge| {
+                let posted = edge.post_get(RegionKey(get.key), offset, into, number);
                 match posted {
                     Err(SendError::Full { .. }) => Ok(false),
                     posted => posted.map(|()| true).map_err(|error| failed(&error)),

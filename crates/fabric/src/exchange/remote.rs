@@ -50,7 +50,7 @@ impl Exchange {
     /// `AGAIN`; the peer is gone.
     pub(crate) fn write(&mut self, to: &Name, asked: &Asked) -> Result<(), Failure> {
         let number = self.next();
-        let edge = &self.peer(to.regions, Some(to.ports))?.edge;
+        let edge = self.edge(to.regions, Some(to.ports))?;
         let put = Operation::Put {
             key: RegionKey(asked.key),
             offset: asked.offset,
@@ -84,7 +84,7 @@ impl Exchange {
     /// `AGAIN`; the peer is gone.
     pub(crate) fn read(&mut self, from: &Name, asked: &Asked) -> Result<(), Failure> {
         let number = self.next();
-        let edge = &self.peer(from.regions, Some(from.ports))?.edge;
+        let edge = self.edge(from.regions, Some(from.ports))?;
         let parts = asked.local.regions(asked.local.length(), MOST_READ_BYTES);
         let (mut memory, mut failure, mut left) = (Vec::new(), None, 0);
         for (offset, into) in parts {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use dipole_node::ClusterKey;
 use snow::{Error, StatelessTransportState};
 
-use super::greeting::{Greeting, PROOF_BYTES, handshake};
+use super::greeting::{GREETING_BYTES, Greeting, PROOF_BYTES, handshake};
 
 /// Bytes of a stream in one message.
 pub const MAX_CHUNK_BYTES: usize = 32 << 10;
@@ -45,6 +45,10 @@ pub struct Channel {
 
 impl Channel {
     /// Proves to the agent that this caller holds the key, and checks the agent's proof.
+    ///
+    /// # Errors
+    /// Among others [`io::ErrorKind::ResourceBusy`]: another caller took the place of this one.
+    /// [`io::ErrorKind::PermissionDenied`]: the agent says that the proof is of another key.
     pub fn call(
         stream: &mut (impl Read + Write),
         key: &ClusterKey,
@@ -54,7 +58,18 @@ impl Channel {
         let (mut proof, mut reply) = ([0; PROOF_BYTES], [0; REPLY_BYTES]);
         state.write_message(&[], &mut proof).map_err(broken)?;
         stream.write_all(&proof)?;
-        stream.read_exact(&mut reply)?;
+        let mut length = 0;
+        while length < REPLY_BYTES {
+            match stream.read(&mut reply[length..]) {
+                Ok(0) => return Err(ended(&reply[..length])),
+                Ok(read) => length += read,
+                Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {}
+                Err(cause) if cause.kind() == io::ErrorKind::ConnectionReset => {
+                    return Err(ended(&reply[..length]));
+                }
+                Err(cause) => return Err(cause),
+            }
+        }
         state
             .read_message(&reply, &mut [0; REPLY_BYTES])
             .map_err(broken)?;
@@ -196,6 +211,17 @@ impl<R: Read> Receiver<R> {
     }
 }
 
+/// Why the agent hung up, by what it sent in place of its reply. Anybody on the way can have
+/// written that, as they can hang up.
+fn ended(said: &[u8]) -> io::Error {
+    let said: Option<[u8; GREETING_BYTES]> = said.try_into().ok();
+    match said.map(Greeting::from_bytes) {
+        Some(said) if said.is_busy() => io::ErrorKind::ResourceBusy.into(),
+        Some(said) if said == Greeting::other_key() => io::ErrorKind::PermissionDenied.into(),
+        _ => io::ErrorKind::UnexpectedEof.into(),
+    }
+}
+
 fn broken(error: Error) -> io::Error {
     match error {
         Error::Decrypt => io::Error::new(
@@ -311,6 +337,26 @@ mod tests {
             let garbage: Vec<u8> = (0..length).map(|_| random.random()).collect();
             let (found, _) = read(&garbage, &cipher);
             assert_eq!(found, [], "{garbage:?}");
+        }
+    }
+
+    #[test]
+    fn a_caller_tells_why_the_agent_hung_up() {
+        use io::ErrorKind::{PermissionDenied, ResourceBusy, UnexpectedEof};
+        for (said, kind) in [
+            (Some(Greeting::busy()), ResourceBusy),
+            (Some(Greeting::other_key()), PermissionDenied),
+            (Some(Greeting::draw().unwrap()), UnexpectedEof),
+            (None, UnexpectedEof),
+        ] {
+            let (mut ours, mut theirs) = UnixStream::pair().unwrap();
+            if let Some(said) = said {
+                theirs.write_all(said.bytes()).unwrap();
+            }
+            theirs.shutdown(std::net::Shutdown::Write).unwrap();
+            let greeting = Greeting::draw().unwrap();
+            let call = Channel::call(&mut ours, &ClusterKey::new([3; 32]), &greeting);
+            assert_eq!(call.err().map(|cause| cause.kind()), Some(kind));
         }
     }
 

@@ -40,9 +40,14 @@ impl Greeting {
         Ok(Greeting::of(0, random_bytes()?))
     }
 
-    /// For one too many.
+    /// For one too many; also in place of the reply to a proof.
     pub fn busy() -> Greeting {
         Greeting::of(1, [0; NUMBER_BYTES])
+    }
+
+    /// In place of the reply to a proof of another key.
+    pub fn other_key() -> Greeting {
+        Greeting::of(2, [0; NUMBER_BYTES])
     }
 
     fn of(status: u8, number: [u8; NUMBER_BYTES]) -> Greeting {
@@ -64,6 +69,11 @@ impl Greeting {
         &self.0
     }
 
+    /// True if the agent has no time for this call, but may have for a later one.
+    pub fn is_busy(&self) -> bool {
+        *self == Greeting::busy()
+    }
+
     /// Errors say why no call comes of it.
     pub fn check(&self) -> Result<(), String> {
         if self.0[..8] != MAGIC {
@@ -78,7 +88,8 @@ impl Greeting {
         }
         match self.0[STATUS_AT] {
             0 => Ok(()),
-            _ => Err("its agent tends too many jobs already; try again later".to_owned()),
+            2 => Err("its agent holds another cluster key".to_owned()),
+            _ => Err("its agent tends too many jobs or callers already".to_owned()),
         }
     }
 }
@@ -137,6 +148,9 @@ mod tests {
         let greeting = Greeting::draw().unwrap();
         assert_eq!(greeting.check(), Ok(()));
         assert!(Greeting::busy().check().unwrap_err().contains("too many"));
+        assert!(Greeting::busy().is_busy() && !greeting.is_busy());
+        let said = Greeting::other_key().check().unwrap_err();
+        assert!(said.contains("another cluster key"), "{said}");
         let mut bytes = *greeting.bytes();
         bytes[8] = 9;
         let said = Greeting::from_bytes(bytes).check().unwrap_err();

@@ -49,7 +49,7 @@ impl Plan {
             environment.insert(name.to_owned(), value.into());
         }
         // Whoever passes the variable itself on means a file that each host has.
-        let key = hosts.key.as_ref().map(ClusterKey::digits);
+        let key = hosts.key.as_ref().map(ClusterKey::text);
         let key = key.filter(|_| !environment.contains_key(variables::KEY));
         Ok(Plan {
             command: args.command.clone(),

@@ -203,3 +203,34 @@ fn a_capture_that_cannot_be_made_names_its_file() {
         "{message}"
     );
 }
+
+#[test]
+fn a_capture_is_for_its_owner_only_and_follows_no_link() {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let create = |name: &str| {
+        let (inner, _other) = pair("10.0.0.1", "10.0.0.2");
+        Capture::create(inner, &at(name), 0).map(drop)
+    };
+    std::fs::write(at("old"), "what was there").unwrap();
+    let open = std::fs::Permissions::from_mode(0o644);
+    std::fs::set_permissions(at("old"), open).unwrap();
+    for name in ["new", "old"] {
+        create(name).unwrap();
+        let mode = std::fs::metadata(at(name)).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "{name}");
+    }
+    assert!(!std::fs::read(at("old")).unwrap().starts_with(b"what"));
+    std::fs::write(at("precious"), "what was there").unwrap();
+    symlink(at("precious"), at("link")).unwrap();
+    create("link").unwrap_err();
+    assert_eq!(std::fs::read(at("precious")).unwrap(), b"what was there");
+    if rustix::process::geteuid().is_root() {
+        std::os::unix::fs::chown(at("precious"), Some(65_534), None).unwrap();
+        let error = create("precious").unwrap_err().to_string();
+        assert!(error.contains("another user"), "{error}");
+    } else {
+        eprintln!("SKIPPED: a foreign owner; giving a file away needs root");
+    }
+}

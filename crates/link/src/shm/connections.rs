@@ -257,7 +257,7 @@ impl Hub {
                     }
                 }
                 Ok(Heard::Message(Said::Hello { probe, greeting }, files)) => {
-                    let hello = control::hello(&self.probe, &self.greeting);
+                    let hello = control::hello(self.probe.probe(), &self.greeting);
                     conn.greeted(&hello, &self.bell_file, probe, greeting, files)
                         .map(|opened| events.push(opened))
                 }

@@ -47,12 +47,9 @@ pub(super) enum Heard {
 }
 
 /// The greeting of a hub with that probe.
-pub(super) fn hello(probe: &u64, greeting: &[u8]) -> Said {
+pub(super) fn hello(probe: Probe, greeting: &[u8]) -> Said {
     Said::Hello {
-        probe: Probe {
-            at: std::ptr::from_ref(probe).expose_provenance() as u64,
-            number: *probe,
-        },
+        probe,
         greeting: greeting.to_vec(),
     }
 }

@@ -32,7 +32,7 @@ use control::Said;
 pub use error::{PushError, ShmError};
 pub use event::{Closing, PeerFacts, ShmEvent, ShmStats};
 use memory::{CONTROL_BYTES, INLINE_BYTES, Mapped, Place, SLOT_BYTES};
-use pull::Probe;
+use pull::{OwnProbe, Probe};
 use ring::{Broken, Consumer, Producer};
 pub use ring::{MAX_RECORD_BYTES, Payload};
 
@@ -143,8 +143,7 @@ pub struct Hub {
     bell: Bell,
     bell_file: OwnedFd,
     sleep: Sleep,
-    /// A number that peers read to see whether they may read from us.
-    probe: Box<u64>,
+    probe: OwnProbe,
     conns: Vec<Option<Conn>>,
     lives: Vec<u32>,
     free: Vec<u32>,
@@ -223,7 +222,7 @@ impl Hub {
             bell: Bell::new(segment),
             bell_file,
             sleep: Sleep::default(),
-            probe: Box::new(rand::random()),
+            probe: OwnProbe::random(),
             conns: Vec::new(),
             lives: Vec::new(),
             free: Vec::new(),
@@ -272,7 +271,7 @@ impl Hub {
             });
         }
         let (segment, file) = Segment::create(PAGE_BYTES).map_err(ShmError::Memory)?;
-        let hello = control::hello(&self.probe, &self.greeting);
+        let hello = control::hello(self.probe.probe(), &self.greeting);
         let files = [self.bell_file.as_fd(), file.as_fd()];
         match control::say(stream.as_fd(), &hello, &files) {
             // Closed already by one that has no room, or ends; what it said will be heard.
@@ -682,10 +681,21 @@ impl Hub {
         })
     }
 
+    /// Peers can read nothing from us until [`show`](Self::show). What they have begun to read
+    /// fails, too: they read the probe last.
+    pub fn hide(&mut self) {
+        self.probe.spoil();
+    }
+
+    /// Peers can read from us again.
+    pub fn show(&mut self) {
+        self.probe.mend();
+    }
+
     /// Copies from the peer's memory.
     ///
     /// # Errors
-    /// The kernel refuses, or the peer is gone.
+    /// The kernel refuses, the peer is gone or [hides](Self::hide) its memory.
     pub fn pull(&mut self, conn: ConnId, address: u64, into: &mut [u8]) -> io::Result<()> {
         let Some(Conn {
             open: Some(open), ..

@@ -1,6 +1,7 @@
 //! Reading another process's memory: one copy, no system buffers.
 
 use std::io;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// Bytes fetched by one call; below what the kernel copies in one.
 const CALL_BYTES: usize = 1 << 30;
@@ -23,6 +24,46 @@ impl Probe {
             at: std::ptr::from_ref(number).expose_provenance() as u64,
             number: *number,
         }
+    }
+}
+
+/// The probe that peers of this process look for.
+#[derive(Debug)]
+pub struct OwnProbe {
+    word: Box<AtomicU64>,
+    number: u64,
+}
+
+impl OwnProbe {
+    /// A new one.
+    #[must_use]
+    pub fn random() -> OwnProbe {
+        let number = rand::random();
+        OwnProbe {
+            word: Box::new(AtomicU64::new(number)),
+            number,
+        }
+    }
+
+    /// What peers are told.
+    #[must_use]
+    pub fn probe(&self) -> Probe {
+        Probe {
+            at: std::ptr::from_ref(&*self.word).expose_provenance() as u64,
+            number: self.number,
+        }
+    }
+
+    /// Nobody finds it, nor who is reading just now: the probe is read last.
+    pub fn spoil(&self) {
+        self.word.store(!self.number, Ordering::Release);
+        // Before anything that is written to what others could read.
+        fence(Ordering::SeqCst);
+    }
+
+    /// It can be found again.
+    pub fn mend(&self) {
+        self.word.store(self.number, Ordering::Release);
     }
 }
 
@@ -114,6 +155,18 @@ mod tests {
         pull(own(), probe, address(&bytes[..]), &mut into).expect("own memory");
         assert_eq!(into, bytes);
         pull(own(), probe, 0, &mut []).expect("only the probe");
+    }
+
+    #[test]
+    fn nothing_is_copied_while_the_probe_is_spoiled() {
+        let (bytes, own_probe) = ([7_u8; 100], OwnProbe::random());
+        let mut into = [0; 100];
+        let mut try_it = || pull(own(), own_probe.probe(), address(&bytes[..]), &mut into);
+        try_it().expect("own memory");
+        own_probe.spoil();
+        assert!(try_it().is_err());
+        own_probe.mend();
+        try_it().expect("own memory");
     }
 
     #[test]

@@ -145,6 +145,8 @@ struct Process {
     rung: bool,
     woken: bool,
     regions: Vec<Region>,
+    /// Nobody can read them just now.
+    hides: bool,
     next_address: u64,
     stats: ShmStats,
 }
@@ -230,6 +232,7 @@ impl SharedMemory {
             rung: false,
             woken: false,
             regions: Vec::new(),
+            hides: false,
             next_address: GUARD_BYTES,
             stats: ShmStats::default(),
         }));
@@ -265,7 +268,9 @@ impl SharedMemory {
         };
         let regions = state.processes[process].iter_mut();
         for region in regions.flat_map(|process| &mut process.regions) {
-            if region.lies_at == bytes.as_ptr().addr() && region.length == bytes.len() {
+            let begin = bytes.as_ptr().addr();
+            let end = begin + bytes.len();
+            if begin <= region.lies_at && region.lies_at + region.length <= end {
                 region.contents = None;
             }
         }
@@ -473,7 +478,7 @@ impl State {
             Some(bytes) => into.copy_from_slice(&bytes[from..from + into.len()]),
             None => into.fill(OVERWRITTEN),
         }
-        if fails {
+        if fails || owner.hides {
             let half = into.len() / 2;
             into[half..].fill(OVERWRITTEN);
             return Err(io::ErrorKind::PermissionDenied.into());

@@ -1,6 +1,6 @@
 //! How a node's agent announces itself: one packet that says everything about the node.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
@@ -10,6 +10,9 @@ use crate::hosts::{MAX_INTERFACES, MAX_SLOTS};
 
 /// Longest name of a cluster or a node, in bytes.
 pub const MAX_NAME_BYTES: usize = 63;
+/// All announcements have this length, so that one that answers another is no longer.
+pub const ANNOUNCEMENT_BYTES: usize = 384;
+
 /// What a node's agent announces.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Announcement {
@@ -62,7 +65,7 @@ impl NodeFacts {
             && (1..=MAX_INTERFACES).contains(&self.addresses.len())
             && addresses.all(|ip| {
                 let ip = ip.to_canonical();
-                !ip.is_unspecified() && !ip.is_multicast()
+                !ip.is_unspecified() && !ip.is_multicast() && ip != IpAddr::V4(Ipv4Addr::BROADCAST)
             })
             && is_name(&self.name)
             && is_name(&self.version)
@@ -95,6 +98,7 @@ pub fn is_announcement(packet: &[u8]) -> bool {
 mod tests {
     use super::*;
     use crate::envelope::{Authenticator, EnvelopeError, Header};
+    use crate::key::{ClusterKey, KEY_BYTES};
 
     fn said() -> Announcement {
         Announcement {
@@ -151,7 +155,15 @@ mod tests {
             },
             ..said()
         };
+        let key = ClusterKey::new([1; KEY_BYTES]);
+        let authenticator = Authenticator::new(Some(&key));
         for said in [said(), bare, longest] {
+            let header = Header {
+                from: said.node,
+                to: NodeId(0),
+                nonce: 0,
+            };
+            assert!(authenticator.seal(header, &said).len() <= ANNOUNCEMENT_BYTES);
             assert_eq!(read(&said), Ok(said));
         }
         let asked: Vec<String> = said()
@@ -182,7 +194,15 @@ mod tests {
             change(&mut bad);
             assert_eq!(read(&bad), Err(EnvelopeError::Body), "change {index}");
         }
-        for text in ["0.0.0.0", "::", "::ffff:0.0.0.0", "239.1.2.3", "ff02::1"] {
+        let no_hosts = [
+            "0.0.0.0",
+            "::",
+            "::ffff:0.0.0.0",
+            "239.1.2.3",
+            "ff02::1",
+            "255.255.255.255",
+        ];
+        for text in no_hosts {
             for control in [false, true] {
                 let mut bad = said();
                 match control {

@@ -135,7 +135,7 @@ impl DirectoryLock {
     }
 
     /// The sockets at which the node is asked, by interface; reading them does not block.
-    pub fn sockets(&self) -> impl Iterator<Item = &UdpSocket> {
+    pub fn sockets(&self) -> impl Iterator<Item = &UdpSocket> + Clone {
         self.sockets.iter().map(|(socket, _)| socket)
     }
 

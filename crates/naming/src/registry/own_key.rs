@@ -7,7 +7,7 @@
 use std::io;
 
 use super::{Registry, RegistryError, folder};
-use crate::key::{ClusterKey, KeyError};
+use crate::key::{ClusterKey, KeyError, Security};
 
 /// Its file.
 pub(super) const NAME: &str = "key";
@@ -35,7 +35,9 @@ impl Registry {
             Err(KeyError::System { cause, .. }) if cause.kind() == io::ErrorKind::NotFound => {}
             known => return known.map_err(failed),
         }
+        // It never leaves the machine, where nobody reads or changes what others send.
         let key = ClusterKey::random().map_err(folder::failed("making", &path))?;
+        let key = key.with_security(Security::Off);
         // Renamed into place whole: a process killed here leaves no truncated key.
         let fresh = self.folder.join("key.new");
         folder::remove(&fresh)?;

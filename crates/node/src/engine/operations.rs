@@ -21,7 +21,7 @@ use rustc_hash::FxHashMap;
 use super::content::Content;
 use super::core::Core;
 use super::dispatch::Source;
-use super::posted::{Posted, SentPosts};
+use super::posted::{Part, Posted, SentPosts};
 use super::{Blocked, Engine};
 use crate::edge::Operation;
 use crate::error::GoneReason;
@@ -357,13 +357,13 @@ impl Operations {
                 return Err(Outcome::OutOfBounds);
             }
             OperationKind::Get => {
-                let data = AnswerData::Region {
+                let part = Part {
                     key: operation.key,
                     memory: memory.clone(),
                     offset: at,
                     length: place_in(operation.value, 0),
                 };
-                return Ok((0, data));
+                return Ok((0, AnswerData::Region(part)));
             }
             _ => Ok(0),
         };
@@ -425,6 +425,9 @@ impl Engine {
         if operations.regions.remove(&key).is_some() {
             let buffers = self.core.dispatch.buffers();
             operations.answers.close_region(key, buffers);
+            if let Some(memory) = &mut self.memory {
+                memory.close_region(key, buffers);
+            }
         }
     }
 

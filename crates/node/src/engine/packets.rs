@@ -5,7 +5,7 @@ use std::io;
 use arrayvec::ArrayVec;
 use dipole_link::{Class, Link, Outgoing};
 use dipole_proto::wire::{Address, LaneAddress, MAX_LANES, Packet};
-use dipole_proto::{DropReason, EdgeId, Instant, Transmit};
+use dipole_proto::{EdgeId, Instant, Seal, Transmit};
 
 use super::content::Content;
 use super::core::Core;
@@ -28,7 +28,11 @@ pub(super) struct PacketPort {
     link: AnyLink,
     trailers: Trailers,
     /// Packets the link did not take yet.
-    batch: ArrayVec<Transmit, BATCH>,
+    batch: ArrayVec<Leaving, BATCH>,
+    /// Those of them whose records are encrypted: frames keep them for repeats as they were.
+    encrypted: Vec<u8>,
+    /// The packet at hand, if its records came encrypted.
+    plain: Vec<u8>,
     bulk_quiet: u32,
     /// Small frames that [`look`](Self::look) has found.
     looked: Option<usize>,
@@ -38,6 +42,14 @@ pub(super) struct PacketPort {
     traffic: Traffic,
 }
 
+/// A packet that is closed.
+#[derive(Debug)]
+struct Leaving {
+    transmit: Transmit,
+    /// Where it lies among the encrypted ones, if it does.
+    encrypted_at: Option<usize>,
+}
+
 impl PacketPort {
     pub(super) fn new(link: AnyLink, trailers: Trailers) -> PacketPort {
         PacketPort {
@@ -45,6 +57,8 @@ impl PacketPort {
             link,
             trailers,
             batch: ArrayVec::new(),
+            encrypted: Vec::new(),
+            plain: Vec::new(),
             bulk_quiet: 0,
             looked: None,
             woken: false,
@@ -153,7 +167,8 @@ impl PacketPort {
                 let (packet, behind) = Packet::split_first(rest);
                 rest = behind;
                 self.traffic.packets_received += 1;
-                take_packet(&self.trailers, core, (now, from), packet);
+                let (trailers, plain) = (&mut self.trailers, &mut self.plain);
+                take_packet(trailers, plain, core, (now, from), packet);
             }
         }
         Ok(true)
@@ -194,19 +209,48 @@ impl PacketPort {
     #[inline]
     fn send_one(&mut self, now: Instant, core: &mut Core, transmit: Transmit) -> io::Result<()> {
         let frames = &mut core.packer.frames;
-        let space = frames.space(slot_of(transmit.frame));
-        self.trailers.append(space, transmit.length, transmit.seal);
-        if self.link.send(now.0, &[outgoing(&transmit, frames)])? == 0 {
-            frames.pin(transmit.frame);
-            self.batch.push(transmit);
+        // The batch is empty.
+        self.encrypted.clear();
+        let Some(leaving) = self.close(frames, transmit) else {
+            return Ok(());
+        };
+        let bytes = packet_bytes(&leaving.transmit);
+        if self
+            .link
+            .send(now.0, &[outgoing(&leaving, frames, &self.encrypted)])?
+            == 0
+        {
+            frames.pin(leaving.transmit.frame);
+            self.batch.push(leaving);
             return Ok(());
         }
         self.traffic.packets_sent += 1;
-        self.traffic.bytes_sent += packet_bytes(&transmit) as u64;
+        self.traffic.bytes_sent += bytes as u64;
         if frames.free() == 0 {
             core.ready.notify(crate::driver::WaitKey::Frame);
         }
         Ok(())
+    }
+
+    /// Appends a packet's trailer; encrypts a copy of its records if they are to be. `None` if
+    /// its session is over, and with it the keys: nobody waits for such a packet.
+    #[inline]
+    fn close(&mut self, frames: &mut FramePool, transmit: Transmit) -> Option<Leaving> {
+        let space = frames.space(slot_of(transmit.frame));
+        let encrypts = matches!(transmit.seal, Seal::Session { encrypts: true, .. });
+        let at = self.encrypted.len();
+        let space = if encrypts {
+            self.encrypted
+                .extend_from_slice(&space[..packet_bytes(&transmit)]);
+            &mut self.encrypted[at..]
+        } else {
+            space
+        };
+        let closed = self.trailers.append(space, transmit.length, transmit.seal);
+        closed.then_some(Leaving {
+            transmit,
+            encrypted_at: encrypts.then_some(at),
+        })
     }
 
     /// Sends everything that may go now.
@@ -214,15 +258,18 @@ impl PacketPort {
         self.send_batch(now, core)?;
         core.packer.close_idle_frames(&mut core.machine);
         while self.batch.is_empty() {
+            self.encrypted.clear();
             while !self.batch.is_full() && core.machine.has_transmit() {
                 let frames = &mut core.packer.frames;
                 let Some(transmit) = core.machine.poll_transmit(now, frames) else {
                     break;
                 };
-                let space = frames.space(slot_of(transmit.frame));
-                self.trailers.append(space, transmit.length, transmit.seal);
-                frames.pin(transmit.frame);
-                self.batch.push(transmit);
+                let frame = transmit.frame;
+                frames.pin(frame);
+                match self.close(frames, transmit) {
+                    Some(leaving) => self.batch.push(leaving),
+                    None => frames.sent(frame),
+                }
             }
             if self.batch.is_empty() {
                 break;
@@ -248,7 +295,7 @@ impl PacketPort {
                 break;
             }
             // Too long for its interface by now: the protocol cuts it.
-            let refused = self.batch.remove(0);
+            let refused = self.batch.remove(0).transmit;
             core.packer.frames.sent(refused.frame);
             core.machine.refused(now, &refused);
             if self.batch.is_empty() {
@@ -265,20 +312,20 @@ impl PacketPort {
         let frames = &mut core.packer.frames;
         let taken = match &self.batch[..] {
             [alone] => {
-                let outgoing = [outgoing(alone, frames)];
+                let outgoing = [outgoing(alone, frames, &self.encrypted)];
                 self.link.send(now.0, &outgoing)?
             }
-            batch => send_run(&mut self.link, now, batch, frames)?,
+            batch => send_run(&mut self.link, now, batch, (frames, &self.encrypted))?,
         };
         self.traffic.packets_sent += taken as u64;
-        for transmit in &self.batch[..taken] {
-            self.traffic.bytes_sent += packet_bytes(transmit) as u64;
+        for leaving in &self.batch[..taken] {
+            self.traffic.bytes_sent += packet_bytes(&leaving.transmit) as u64;
         }
         if frames.free() == 0 {
             core.ready.notify(crate::driver::WaitKey::Frame);
         }
-        for transmit in self.batch.drain(..taken) {
-            frames.sent(transmit.frame);
+        for leaving in self.batch.drain(..taken) {
+            frames.sent(leaving.transmit.frame);
         }
         Ok(())
     }
@@ -294,7 +341,8 @@ impl PacketPort {
 /// Hands a packet to the protocol, if its trailer is right.
 #[inline]
 fn take_packet(
-    trailers: &Trailers,
+    trailers: &mut Trailers,
+    plain: &mut Vec<u8>,
     core: &mut Core,
     (now, from): (Instant, Address),
     packet: &[u8],
@@ -302,11 +350,18 @@ fn take_packet(
     let Ok(mut addressed) = core.machine.address(now, from, packet) else {
         return;
     };
-    if !trailers.check(&mut addressed, packet) {
-        core.machine.count(DropReason::Damaged);
+    if let Err(reason) = trailers.check(&mut addressed, packet, plain) {
+        core.machine.count(reason);
         return;
     }
+    let (addressed, packet) = match addressed.seal {
+        Seal::Session { encrypts: true, .. } => (addressed.decrypted(plain), &plain[..]),
+        _ => (addressed, packet),
+    };
     let _counted = core.machine.on_packet(now, from, &addressed);
+    if let Some(agreement) = core.machine.take_agreement() {
+        trailers.agree(&agreement);
+    }
     match core.machine.take_assembled() {
         None => core.handle_events(packet),
         Some(whole) => core.handle_events(&whole[..]),
@@ -318,17 +373,19 @@ fn take_packet(
 fn send_run(
     link: &mut AnyLink,
     now: Instant,
-    batch: &[Transmit],
-    frames: &FramePool,
+    batch: &[Leaving],
+    (frames, encrypted): (&FramePool, &[u8]),
 ) -> io::Result<usize> {
-    let outgoing = batch.iter().map(|one| outgoing(one, frames));
+    let outgoing = batch.iter().map(|one| outgoing(one, frames, encrypted));
     let outgoing: ArrayVec<Outgoing<'_>, BATCH> = outgoing.collect();
     link.send(now.0, &outgoing)
 }
 
 /// A packet as the link takes it.
 #[inline]
-fn outgoing<'a>(transmit: &Transmit, frames: &'a FramePool) -> Outgoing<'a> {
+fn outgoing<'a>(leaving: &Leaving, frames: &'a FramePool, encrypted: &'a [u8]) -> Outgoing<'a> {
+    let transmit = &leaving.transmit;
+    let bytes = packet_bytes(transmit);
     Outgoing {
         class: if transmit.bulk {
             Class::Bulk
@@ -339,7 +396,10 @@ fn outgoing<'a>(transmit: &Transmit, frames: &'a FramePool) -> Outgoing<'a> {
         // Handshakes are answered to where they come from, packets of a session
         // to where the handshake said.
         any_port: transmit.peer.is_some(),
-        head: frames.bytes(slot_of(transmit.frame), packet_bytes(transmit)),
+        head: match leaving.encrypted_at {
+            Some(at) => &encrypted[at..at + bytes],
+            None => frames.bytes(slot_of(transmit.frame), bytes),
+        },
         payload: &[],
     }
 }

@@ -1,10 +1,10 @@
 //! Long messages that go on without their senders.
 
 use std::collections::VecDeque;
-use std::ops::Deref;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use dipole_link::Region as Memory;
 use dipole_proto::EdgeId;
 
 use super::core::Core;
@@ -30,6 +30,24 @@ pub(super) enum Keep<'a> {
     Copy(&'a Arc<Buffers>),
     /// The engine shares them.
     Shared(&'a Bytes, Option<Posted>),
+    /// They lie in an open region, until that is closed.
+    Region(&'a Part),
+}
+
+/// A part of a region.
+#[derive(Clone, Debug)]
+pub(super) struct Part {
+    pub(super) key: u64,
+    pub(super) memory: Memory,
+    pub(super) offset: usize,
+    pub(super) length: usize,
+}
+
+impl Part {
+    /// Shows its bytes; `None` if its memory was revoked.
+    pub(super) fn show<R>(&self, look: impl FnOnce(&[u8]) -> R) -> Option<R> {
+        self.memory.show(self.offset, self.length, look).ok()
+    }
 }
 
 /// Bytes that outlive the call that sends them.
@@ -37,6 +55,7 @@ pub(super) enum Keep<'a> {
 enum Lasting {
     Copy(Buffer),
     Shared(Bytes),
+    Region(Part),
 }
 
 /// What is left of a message whose sender does not wait.
@@ -69,11 +88,46 @@ impl Rest {
         }
     }
 
-    /// Bytes that were copied.
+    /// All of a message, in its region.
+    pub(super) fn region(part: &Part) -> Rest {
+        Rest {
+            bytes: Lasting::Region(part.clone()),
+            skipped: 0,
+            posted: None,
+        }
+    }
+
+    /// The copy, if it is one.
+    pub(super) fn copied(&self) -> Option<&[u8]> {
+        match &self.bytes {
+            Lasting::Copy(buffer) => Some(buffer.bytes()),
+            Lasting::Shared(_) | Lasting::Region(_) => None,
+        }
+    }
+
+    /// The region that it lies in.
+    pub(super) fn key(&self) -> Option<u64> {
+        match &self.bytes {
+            Lasting::Region(part) => Some(part.key),
+            Lasting::Copy(_) | Lasting::Shared(_) => None,
+        }
+    }
+
+    /// Bytes that were copied, or will be if their region is closed.
     pub(super) fn copied_bytes(&self) -> usize {
         match &self.bytes {
             Lasting::Copy(buffer) => buffer.bytes().len(),
             Lasting::Shared(_) => 0,
+            Lasting::Region(part) => part.length,
+        }
+    }
+
+    /// Shows its bytes; `None` if they were in a region whose memory was revoked.
+    pub(super) fn show<R>(&self, look: impl FnOnce(&[u8]) -> R) -> Option<R> {
+        match &self.bytes {
+            Lasting::Copy(buffer) => Some(look(buffer.bytes())),
+            Lasting::Shared(bytes) => Some(look(bytes)),
+            Lasting::Region(part) => part.show(look),
         }
     }
 
@@ -84,17 +138,6 @@ impl Rest {
             let gone = || core.peers.gone_reason(edge.peer);
             let sent = if sent { Ok(()) } else { Err(gone()) };
             core.sent_posts.push_back((posted, sent));
-        }
-    }
-}
-
-impl Deref for Rest {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        match &self.bytes {
-            Lasting::Copy(buffer) => buffer.bytes(),
-            Lasting::Shared(bytes) => bytes,
         }
     }
 }

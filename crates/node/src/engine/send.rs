@@ -380,17 +380,26 @@ impl Engine {
         content: impl Into<Content<'a>>,
         kept: bool,
     ) -> Result<LongSend, Blocked> {
-        let content = content.into();
+        let buffers = kept.then(|| Arc::clone(self.core.dispatch.buffers()));
+        let keep = buffers.as_ref().map_or(Keep::No, Keep::Copy);
+        self.begin_kept(now, edge, content.into(), keep)
+    }
+
+    /// The same for what is kept in some way inside a node.
+    pub(super) fn begin_kept(
+        &mut self,
+        now: Instant,
+        edge: EdgeId,
+        content: Content<'_>,
+        keep: Keep<'_>,
+    ) -> Result<LongSend, Blocked> {
         let machine = &mut self.core.machine;
         let begun = match with_route(&mut self.memory, edge.peer) {
             Some((memory, _)) => {
-                if kept && !memory.may_keep(edge.peer, content.payload.len(), KEPT_BYTES) {
+                let (length, stays) = (content.payload.len(), matches!(keep, Keep::No));
+                if !stays && !memory.may_keep(edge.peer, length, KEPT_BYTES) {
                     return Err(Blocked::NoFrame);
                 }
-                let keep = match kept {
-                    true => Keep::Copy(self.core.dispatch.buffers()),
-                    false => Keep::No,
-                };
                 let begun = memory.begin_long(machine, now, edge, content, keep);
                 begun.map(Long::Memory)
             }
@@ -505,7 +514,9 @@ impl Engine {
         let ended = self.kept.extract_if(.., |kept| {
             let is_open = core.machine.is_open(kept.send.edge().peer);
             let (packer, machine) = (&mut core.packer, &mut core.machine);
-            !is_open || packer.continue_long(machine, &mut kept.send, &kept.rest, kept.rest.skipped)
+            let Kept { send, rest } = kept;
+            let go_on = |bytes: &[u8]| packer.continue_long(machine, send, bytes, rest.skipped);
+            !is_open || rest.show(go_on).unwrap_or(true)
         });
         for Kept { send, rest } in ended.collect::<Vec<_>>() {
             let edge = send.edge();

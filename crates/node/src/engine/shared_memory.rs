@@ -561,6 +561,7 @@ impl SharedMemory {
             core.machine.close_pipe(peer, reason);
             core.handle_events(&[][..]);
             self.outgoing.forget(peer, core);
+            self.show_again();
             if !all_read {
                 core.peers.set_unacknowledged(peer);
             }

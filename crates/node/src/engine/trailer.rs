@@ -1,10 +1,13 @@
-//! What closes packets: made when they leave, checked when they come. Spec §2.5, §2.6.
+//! What closes packets: made when they leave, checked when they come. Spec §2.5 to §2.7.
+
+mod session;
 
 use dipole_link::crc32c::crc32c;
-use dipole_proto::wire::{CRC_BYTES, PROOF_BYTES};
-use dipole_proto::{Addressed, Seal, SessionKey};
+use dipole_proto::wire::{COUNTER_BYTES, CRC_BYTES, PROOF_BYTES, TAG_BYTES, Trailers as Offer};
+use dipole_proto::{Addressed, Agreement, Config, DropReason, Seal, SessionKey};
 
-use crate::key::{ClusterKey, MacKey};
+use crate::key::{ClusterKey, MacKey, Security};
+use session::SessionKeys;
 
 /// What proofs in handshakes are for.
 const HANDSHAKE: &str = "dipole 2026 handshake";
@@ -14,43 +17,90 @@ const SESSION: &str = "dipole 2026 session";
 /// Makes and checks trailers of all kinds.
 #[derive(Debug)]
 pub(super) struct Trailers {
-    key: Option<MacKey>,
+    keys: Option<Keys>,
+}
+
+/// What comes of the cluster key.
+#[derive(Debug)]
+struct Keys {
+    handshakes: MacKey,
+    sessions: SessionKeys,
 }
 
 impl Trailers {
-    pub(super) fn new(key: Option<&ClusterKey>) -> Trailers {
-        Trailers {
-            key: key.map(|key| key.mac_key(HANDSHAKE)),
+    /// `random` is known to nobody else. Tells the protocol what it needs of the key.
+    pub(super) fn new(key: Option<&ClusterKey>, random: [u64; 2], config: &mut Config) -> Trailers {
+        let keys = key.map(|key| {
+            let sessions = SessionKeys::new(key, random);
+            config.key = Some(session_key(key));
+            config.share = sessions.share();
+            config.trailers = match key.security() {
+                Security::Off => Offer::CRC32C,
+                Security::Auth => Offer::AUTH,
+                Security::Encrypt => Offer::ENCRYPT,
+            };
+            Keys {
+                handshakes: key.mac_key(HANDSHAKE),
+                sessions,
+            }
+        });
+        Trailers { keys }
+    }
+
+    /// Makes the keys of a session that has opened.
+    pub(super) fn agree(&mut self, agreement: &Agreement) {
+        if let Some(keys) = &mut self.keys {
+            keys.sessions.agree(agreement);
         }
     }
 
-    /// Appends what the seal says to the first `length` bytes of a frame.
+    /// Appends what the seal says to the first `length` bytes of a frame, and encrypts them if
+    /// it says so. False if that cannot be done any more: the packet belongs to a session that
+    /// is over.
     #[inline]
-    pub(super) fn append(&self, frame: &mut [u8], length: usize, seal: Seal) {
+    pub(super) fn append(&mut self, frame: &mut [u8], length: usize, seal: Seal) -> bool {
         match seal {
             Seal::Crc32c { mask } => put_checksum(frame, length, mask),
             Seal::Proof => self.prove(frame, length),
-            Seal::Tag(_) => debug_assert!(false, "no tags are offered"),
+            Seal::Session {
+                serial,
+                index,
+                encrypts,
+            } => {
+                let keys = self.keys.as_mut();
+                let sealed = keys.is_some_and(|keys| {
+                    (keys.sessions).seal((index, serial), frame, length, encrypts)
+                });
+                put_checksum(frame, length + COUNTER_BYTES + TAG_BYTES, 0);
+                return sealed;
+            }
         }
+        true
     }
 
     #[cold]
     fn prove(&self, frame: &mut [u8], length: usize) {
-        let Some(key) = &self.key else {
+        let Some(keys) = &self.keys else {
             debug_assert!(false, "proofs are only asked of who has a key");
             return;
         };
-        let proof = key.mac(&frame[..length]);
+        let proof = keys.handshakes.mac(&frame[..length]);
         let end = length + PROOF_BYTES;
         frame[length..end].copy_from_slice(&proof);
         put_checksum(frame, end, 0);
     }
 
-    /// Checks what closes a packet, and its proof if that matters. False if it is damaged.
+    /// Checks what closes a packet, and its proof if that matters. The packet whose records
+    /// were encrypted lies in `plain` afterwards.
     #[inline]
-    pub(super) fn check(&self, addressed: &mut Addressed<'_>, frame: &[u8]) -> bool {
+    pub(super) fn check(
+        &mut self,
+        addressed: &mut Addressed<'_>,
+        frame: &[u8],
+        plain: &mut Vec<u8>,
+    ) -> Result<(), DropReason> {
         let end = addressed.packet.covered().len();
-        match addressed.seal {
+        let whole = match addressed.seal {
             Seal::Crc32c { mask } => checksum_is_right(frame, end, mask),
             Seal::Proof => {
                 let whole = checksum_is_right(frame, end + PROOF_BYTES, 0);
@@ -59,19 +109,40 @@ impl Trailers {
                 }
                 whole
             }
-            Seal::Tag(_) => false,
-        }
+            Seal::Session {
+                serial,
+                index,
+                encrypts,
+            } => {
+                let keys = self.keys.as_mut().ok_or(DropReason::WrongKey)?;
+                let plain = encrypts.then_some(plain);
+                let opened = keys.sessions.open((index, serial), frame, end, plain);
+                // Only now: a tag tells the same, and more.
+                match opened {
+                    Err(DropReason::Forged) => {
+                        let whole = checksum_is_right(frame, end + COUNTER_BYTES + TAG_BYTES, 0);
+                        return Err(match whole {
+                            true => DropReason::Forged,
+                            false => DropReason::Damaged,
+                        });
+                    }
+                    opened => return opened,
+                }
+            }
+        };
+        whole.then_some(()).ok_or(DropReason::Damaged)
     }
 
     #[cold]
     fn is_proven(&self, frame: &[u8], end: usize) -> bool {
         let proof = &frame[end..end + PROOF_BYTES];
-        (self.key.as_ref()).is_some_and(|key| key.verify(&frame[..end], proof))
+        let keys = self.keys.as_ref();
+        keys.is_some_and(|keys| keys.handshakes.verify(&frame[..end], proof))
     }
 }
 
 /// What the protocol needs of the cluster key.
-pub(super) fn session_key(key: &ClusterKey) -> SessionKey {
+fn session_key(key: &ClusterKey) -> SessionKey {
     let mut subkey = [0; 16];
     subkey.copy_from_slice(&key.derive(SESSION)[..16]);
     SessionKey(subkey)

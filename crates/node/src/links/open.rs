@@ -10,7 +10,7 @@ use dipole_link::{Capture, Class, Link, Multihomed};
 use super::AnyLink;
 use crate::clock::Clock;
 use crate::config::{Config, Links, variables};
-use crate::error::OpenError;
+use crate::error::{OpenError, out_of_descriptors};
 use crate::hosts::MAX_INTERFACES;
 
 /// Opens the link of a node: on one interface or several, with the fast path, capture and faults
@@ -21,9 +21,11 @@ pub(crate) fn open_link(config: &Config, clock: Clock) -> Result<AnyLink, OpenEr
         busy_poll: config.busy_poll,
         ..UdpOptions::default()
     };
-    let failed = |cause: dipole_link::udp::OpenError| OpenError::Link {
-        bind: config.bind,
-        cause: cause.to_string(),
+    let failed = |cause: dipole_link::udp::OpenError| {
+        out_of_descriptors(&cause).unwrap_or_else(|| OpenError::Link {
+            bind: config.bind,
+            cause: cause.to_string(),
+        })
     };
     let mut refused: Option<BpfError> = None;
     let mut with_fast_path = |udp: Udp| {
@@ -54,10 +56,10 @@ pub(crate) fn open_link(config: &Config, clock: Clock) -> Result<AnyLink, OpenEr
     }
     if let Some(file) = &config.capture {
         let capture = Capture::create(link, file, clock.since_1970_ns()).map_err(|cause| {
-            OpenError::Capture {
+            out_of_descriptors(&cause).unwrap_or_else(|| OpenError::Capture {
                 file: file.clone(),
                 cause: cause.to_string(),
-            }
+            })
         })?;
         link = AnyLink::Capture(Box::new(capture));
     }

@@ -288,7 +288,13 @@ impl World {
             if let Some(memory) = self.nodes[index].inlets[position].offered.take() {
                 memory.revoke();
             }
-            self.regions.close((index, id));
+            if let Some(memory) = self.regions.close((index, id)) {
+                // Who was about to copy from there must not.
+                let (node, socket) = (self.memory(index), self.scenario.nodes[index].socket());
+                let overwritten =
+                    memory.show(0, memory.bytes(), |bytes| node.overwrite(&socket, bytes));
+                overwritten.expect("all of it");
+            }
             self.trace
                 .note(now_ns, index, What::Closed { endpoint: id });
         }

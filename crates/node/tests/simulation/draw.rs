@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use dipole_link::sim::{Bursts, NetworkConfig, PathConfig, SharedMemoryConfig};
-use dipole_node::{ClusterKey, KEY_BYTES};
+use dipole_node::{ClusterKey, KEY_BYTES, Security};
 use dipole_proto::Config;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -238,11 +238,12 @@ fn number_endpoints(
     (nodes, flows)
 }
 
-/// A key that every number has for its own.
+/// A key that every number has for its own, and uses in one of three ways.
 pub fn key(number: u64) -> ClusterKey {
     let mut bytes = [0; KEY_BYTES];
     bytes[..8].copy_from_slice(&number.to_le_bytes());
-    ClusterKey::new(bytes)
+    let (_, security) = Security::ALL[(number / KEY_EVERY % 3) as usize];
+    ClusterKey::new(bytes).with_security(security)
 }
 
 fn network(draw: &mut Draw) -> NetworkConfig {

@@ -221,6 +221,9 @@ fn every_kind_of_fault_strikes_and_every_reason_to_drop_applies() {
         "memory full",
         // Nor so many edges.
         "dropped edges-full",
+        // Nobody changes packets, or has the key with another setting.
+        "dropped forged",
+        "dropped security",
         // Takes thousands of hellos a second: seen in some crowds only.
         "dropped throttled",
         // Everybody keeps the rules of a pipe, and its tables have room.

@@ -113,14 +113,12 @@ impl Regions {
         self.open.insert(at, key);
     }
 
-    /// An endpoint is closed, or its process has ended.
-    pub fn close(&mut self, at: (usize, u32)) {
-        if let Some(key) = self.open.remove(&at)
-            && let Some(opened) = self.by_key.get_mut(&key)
-        {
-            opened.is_open = false;
-            opened.left = opened.contents();
-        }
+    /// An endpoint is closed, or its process has ended; its memory.
+    pub fn close(&mut self, at: (usize, u32)) -> Option<RegionMemory> {
+        let opened = self.by_key.get_mut(&self.open.remove(&at)?)?;
+        opened.is_open = false;
+        opened.left = opened.contents();
+        Some(opened.memory.clone())
     }
 
     /// All endpoints of a process are closed.
@@ -128,7 +126,7 @@ impl Regions {
         let of = |at: &&(usize, u32)| at.0 == process;
         let closed: Vec<(usize, u32)> = self.open.keys().filter(of).copied().collect();
         for at in closed {
-            self.close(at);
+            let _memory = self.close(at);
         }
     }
 

@@ -4,7 +4,7 @@ use alloc::boxed::Box;
 
 use crate::event::{Event, GoneReason, INDEX_BITS, KeyMismatch, PeerId};
 use crate::handshake::{HelloBody, Letter};
-use crate::key::Seal;
+use crate::key::{Agreement, Party, Seal};
 use crate::machine::{Machine, session_index};
 use crate::session::{Phase, Session};
 use crate::stats::DropReason;
@@ -27,6 +27,15 @@ pub struct Addressed<'a> {
     /// For the caller to set: its proof was checked and is right.
     pub proven: bool,
     peer: Option<PeerId>,
+}
+
+impl Addressed<'_> {
+    /// The same packet once its records are decrypted: header and records, without a trailer.
+    #[must_use]
+    pub fn decrypted<'a>(&self, bytes: &'a [u8]) -> Addressed<'a> {
+        let packet = self.packet.with_bytes(bytes);
+        Addressed { packet, ..*self }
+    }
 }
 
 impl Machine {
@@ -217,6 +226,8 @@ impl Machine {
                 ResetReason::UnknownConnection,
                 DropReason::UnknownConnection,
             ))
+        } else if self.shared.config.trailers.agree(hello.trailers).is_none() {
+            Some((ResetReason::Security, DropReason::Security))
         } else {
             None
         };
@@ -281,12 +292,8 @@ impl Machine {
             Some((peer, Phase::Opening { .. }, _)) => peer,
             None => self.new_peer(now, from, hello)?,
         };
-        self.open(
-            peer,
-            hello,
-            self.shared.config.trailers.agree(hello.trailers),
-            now,
-        );
+        let trailer = self.trailer_with(hello);
+        self.open(peer, hello, trailer, now);
         let letter = self.welcome(peer, hello);
         self.outbox.push(from, letter);
         Ok(())
@@ -327,6 +334,25 @@ impl Machine {
             &mut self.shared,
         );
         let index = session_index(peer);
+        if trailer != Trailer::Crc32c {
+            let (own, config) = (session.own, &self.shared.config);
+            self.agreements.push(Agreement {
+                serial: own.serial,
+                index,
+                own: Party {
+                    incarnation: self.incarnation,
+                    connection: peer.connection(),
+                    salt: own.salt,
+                    share: config.share,
+                },
+                remote: Party {
+                    incarnation: hello.incarnation,
+                    connection: hello.connection,
+                    salt: hello.salt,
+                    share: hello.share,
+                },
+            });
+        }
         self.by_incarnation.insert(hello.incarnation, index);
         self.by_connection.insert((hello.connection, index));
         self.shared.processes += 1;
@@ -342,7 +368,7 @@ impl Machine {
     fn welcome(&self, peer: PeerId, hello: &Hello) -> Letter {
         let mut welcome = self.own_hello(peer);
         welcome.echo = hello.incarnation;
-        welcome.trailer = self.shared.config.trailers.agree(hello.trailers);
+        welcome.trailer = self.trailer_with(hello);
         if self.shared.config.key.is_some() {
             // Of an earlier handshake it would be another.
             welcome.cookie = hello.cookie;
@@ -352,6 +378,13 @@ impl Machine {
             hello.connection,
             HelloBody(welcome),
         )))
+    }
+
+    /// What closes the packets of a session with the sender of a hello; one that offers
+    /// nothing we take has been refused.
+    fn trailer_with(&self, hello: &Hello) -> Trailer {
+        let agreed = self.shared.config.trailers.agree(hello.trailers);
+        agreed.unwrap_or(Trailer::Crc32c)
     }
 
     fn on_challenge(&mut self, now: Instant, packet: &Packet<'_>) -> Result<(), DropReason> {
@@ -408,7 +441,7 @@ impl Machine {
             return Err(DropReason::WrongCookie);
         }
         let offered = self.shared.config.trailers;
-        if offered.agree(welcome.trailers) != welcome.trailer {
+        if offered.agree(welcome.trailers) != Some(welcome.trailer) {
             return Err(DropReason::Violation);
         }
         self.open(peer, &welcome, welcome.trailer, now);

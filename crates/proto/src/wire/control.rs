@@ -16,9 +16,16 @@ pub struct Trailers(pub u8);
 pub enum Trailer {
     /// CRC32C over header and records.
     Crc32c,
-    /// An authentication tag of this many bytes (8, 12 or 16).
-    Tag(u8),
+    /// A counter, an authentication tag over header and records, and a CRC32C over all of it.
+    Auth,
+    /// The same, and the records are encrypted.
+    Encrypt,
 }
+
+/// Bytes of the counter in the trailer of an authenticated packet.
+pub const COUNTER_BYTES: usize = 8;
+/// Bytes of its tag.
+pub const TAG_BYTES: usize = 16;
 
 impl Trailer {
     /// Bytes on the wire.
@@ -26,25 +33,23 @@ impl Trailer {
     pub fn bytes(self) -> usize {
         match self {
             Trailer::Crc32c => super::CRC_BYTES,
-            Trailer::Tag(bytes) => usize::from(bytes),
+            Trailer::Auth | Trailer::Encrypt => COUNTER_BYTES + TAG_BYTES + super::CRC_BYTES,
         }
     }
 
     fn code(self) -> u8 {
         match self {
             Trailer::Crc32c => 0,
-            Trailer::Tag(8) => 1,
-            Trailer::Tag(12) => 2,
-            Trailer::Tag(_) => 3,
+            Trailer::Auth => 1,
+            Trailer::Encrypt => 2,
         }
     }
 
     fn from_code(code: u8) -> Result<Trailer, Malformed> {
         Ok(match code {
             0 => Trailer::Crc32c,
-            1 => Trailer::Tag(8),
-            2 => Trailer::Tag(12),
-            3 => Trailer::Tag(16),
+            1 => Trailer::Auth,
+            2 => Trailer::Encrypt,
             _ => return Err(Malformed::BadField("trailer")),
         })
     }
@@ -53,15 +58,20 @@ impl Trailer {
 impl Trailers {
     /// Only CRC32C.
     pub const CRC32C: Trailers = Trailers(1);
+    /// Packets are authenticated, and encrypted if the peer wants that.
+    pub const AUTH: Trailers = Trailers(2 | 4);
+    /// Packets are encrypted.
+    pub const ENCRYPT: Trailers = Trailers(4);
 
-    /// The strongest trailer that both sets hold; CRC32C is in every set.
+    /// The first trailer that both sets hold, if there is one: each side leaves out what does
+    /// less than it wants.
     #[must_use]
-    pub fn agree(self, other: Trailers) -> Trailer {
+    pub fn agree(self, other: Trailers) -> Option<Trailer> {
         match self.0 & other.0 {
-            both if both & 8 != 0 => Trailer::Tag(16),
-            both if both & 4 != 0 => Trailer::Tag(12),
-            both if both & 2 != 0 => Trailer::Tag(8),
-            _ => Trailer::Crc32c,
+            both if both & 1 != 0 => Some(Trailer::Crc32c),
+            both if both & 2 != 0 => Some(Trailer::Auth),
+            both if both & 4 != 0 => Some(Trailer::Encrypt),
+            _ => None,
         }
     }
 }
@@ -106,12 +116,18 @@ pub struct Hello {
     pub trailer: Trailer,
     /// Incarnation of the process addressed, zero if not known yet.
     pub echo: u64,
+    /// Random number of this session.
+    pub salt: u64,
+    /// The sender's share of the session's keys: what it is, the caller knows.
+    pub share: [u8; SHARE_BYTES],
     lanes: [LaneAddress; MAX_LANES],
     lane_count: u8,
 }
 
+/// Bytes of a share of the session's keys.
+pub const SHARE_BYTES: usize = 32;
 /// Bytes of a hello's body before its lanes.
-pub const HELLO_FIXED_BYTES: usize = 48;
+pub const HELLO_FIXED_BYTES: usize = 56 + SHARE_BYTES;
 
 impl Hello {
     /// A hello with lanes; more than [`MAX_LANES`] are cut off.
@@ -129,6 +145,8 @@ impl Hello {
             trailers: Trailers::CRC32C,
             trailer: Trailer::Crc32c,
             echo: 0,
+            salt: 0,
+            share: [0; SHARE_BYTES],
             lanes: [LaneAddress::default(); MAX_LANES],
             lane_count: 0,
         };
@@ -175,8 +193,10 @@ impl Hello {
         hello.window_packets = u32_at(body, 28);
         hello.initial_credit_bytes = u32_at(body, 32);
         hello.echo = u64_at(body, 36);
-        hello.trailers = Trailers(body[44] | 1);
+        hello.trailers = Trailers(body[44]);
         hello.trailer = Trailer::from_code(body[45])?;
+        hello.salt = u64_at(body, 48);
+        hello.share.copy_from_slice(&body[56..HELLO_FIXED_BYTES]);
         if hello.connection == 0 {
             return Err(Malformed::BadField("connection"));
         }
@@ -221,6 +241,8 @@ impl Hello {
         body[45] = self.trailer.code();
         body[46] = self.lane_count;
         body[47] = 0;
+        put(body, 48, &self.salt.to_le_bytes());
+        put(body, 56, &self.share);
         for (index, lane) in self.lanes().iter().enumerate() {
             let at = HELLO_FIXED_BYTES + LANE_BYTES * index;
             body[at] = lane.lane;
@@ -275,6 +297,8 @@ pub enum ResetReason {
     TooManyPeers,
     /// The hello does not prove that its sender holds the key of this process.
     Key,
+    /// The hello offers no trailer that this process takes.
+    Security,
 }
 
 /// Body of a reset.
@@ -307,6 +331,7 @@ impl Reset {
             1 => ResetReason::Version,
             2 => ResetReason::TooManyPeers,
             3 => ResetReason::Key,
+            4 => ResetReason::Security,
             _ => return Err(Malformed::BadField("reset reason")),
         };
         Ok(Reset {
@@ -324,6 +349,7 @@ impl Reset {
             ResetReason::Version => 1,
             ResetReason::TooManyPeers => 2,
             ResetReason::Key => 3,
+            ResetReason::Security => 4,
         };
         put(body, 4, &reason.to_le_bytes());
         let Some(echo) = self.echo else {

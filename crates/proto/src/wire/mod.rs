@@ -17,8 +17,9 @@ mod run;
 pub use ack::{LaneAck, MAX_RANGES, Range};
 pub use address::Address;
 pub use control::{
-    BYE_BYTES, Bye, CHALLENGE_BYTES, Challenge, HELLO_FIXED_BYTES, Hello, LANE_BYTES, LaneAddress,
-    MAX_LANES, RESET_BYTES, RESET_ECHO_BYTES, Reset, ResetReason, Trailer, Trailers,
+    BYE_BYTES, Bye, CHALLENGE_BYTES, COUNTER_BYTES, Challenge, HELLO_FIXED_BYTES, Hello,
+    LANE_BYTES, LaneAddress, MAX_LANES, RESET_BYTES, RESET_ECHO_BYTES, Reset, ResetReason,
+    SHARE_BYTES, TAG_BYTES, Trailer, Trailers,
 };
 pub use group::{
     ANY_LENGTH, GROUP_HEAD_BYTES, GroupCall, GroupEnding, GroupHead, GroupKind, GroupOperation,
@@ -148,6 +149,13 @@ impl<'a> Packet<'a> {
             bytes: &self.bytes[..needed - trailer_bytes],
             ..self
         })
+    }
+
+    /// The same packet where its bytes lie decrypted.
+    pub(crate) fn with_bytes<'b>(&self, bytes: &'b [u8]) -> Packet<'b> {
+        debug_assert_eq!(bytes.len(), self.bytes.len(), "the same packet");
+        let head = bytes.first_chunk().unwrap_or(&[0; HEADER_BYTES]);
+        Packet { head, bytes }
     }
 
     /// The header.

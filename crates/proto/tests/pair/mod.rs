@@ -413,7 +413,11 @@ pub fn close(bytes: &mut Vec<u8>, seal: Seal, secret: Option<[u8; 16]>) {
             bytes.extend(proof(bytes, secret));
             0
         }
-        Seal::Tag(_) => panic!("nobody offers tags"),
+        Seal::Session { .. } => {
+            bytes.extend([0; wire::COUNTER_BYTES]);
+            bytes.extend(proof(bytes, secret));
+            0
+        }
     };
     bytes.extend((sum(bytes) ^ mask).to_le_bytes());
 }
@@ -453,12 +457,19 @@ impl Host {
             let (rest, mask) = match addressed.seal {
                 Seal::Crc32c { mask } => (covered.len(), mask),
                 Seal::Proof => (covered.len() + wire::PROOF_BYTES, 0),
-                Seal::Tag(_) => panic!("nobody offers tags"),
+                Seal::Session { .. } => (covered.len() + wire::COUNTER_BYTES + wire::TAG_BYTES, 0),
             };
             if bytes[rest..rest + wire::CRC_BYTES] == (sum(&bytes[..rest]) ^ mask).to_le_bytes() {
                 addressed.proven = addressed.wants_proof
                     && bytes[covered.len()..rest] == proof(covered, self.secret());
-                let _counted = self.machine.on_packet(now, from, &addressed);
+                let end = covered.len() + wire::COUNTER_BYTES;
+                let forged = matches!(addressed.seal, Seal::Session { .. })
+                    && bytes[end..rest] != proof(&bytes[..end], self.secret());
+                if forged {
+                    self.machine.count(DropReason::Forged);
+                } else {
+                    let _counted = self.machine.on_packet(now, from, &addressed);
+                }
             } else {
                 self.machine.count(DropReason::Damaged);
             }

@@ -46,10 +46,10 @@ impl Sent {
 }
 
 /// A socket by which whole IP packets leave, their source whatever they say.
-struct Raw(OwnedFd);
+pub(crate) struct Raw(OwnedFd);
 
 impl Raw {
-    fn open() -> Raw {
+    pub(crate) fn open() -> Raw {
         let raw = socket(AddressFamily::INET, SocketType::RAW, Some(ipproto::RAW));
         Raw(raw.expect("root may"))
     }
@@ -60,7 +60,7 @@ impl Raw {
         sendto(&self.0, packet, SendFlags::DONTWAIT, &to).is_ok()
     }
 
-    fn forge(&self, from: SocketAddrV4, to: SocketAddrV4, payload: &[u8]) -> u64 {
+    pub(crate) fn forge(&self, from: SocketAddrV4, to: SocketAddrV4, payload: &[u8]) -> u64 {
         let packet = packets::in_ip(from, to, payload);
         u64::from(self.send(*to.ip(), &packet))
     }

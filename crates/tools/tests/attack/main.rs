@@ -18,7 +18,8 @@ use attacker::{Sent, Victim};
 use dipole_node::hosts::Hosts;
 use dipole_node::registry::Registry;
 use dipole_node::{
-    Address, ClusterKey, Config, Endpoint, EndpointId, GoneReason, Links, Node, NodeId, Stats,
+    Address, ClusterKey, Config, Endpoint, EndpointId, GoneReason, Links, Node, NodeId, Security,
+    Stats,
 };
 use dipole_testbed::Testbed;
 use rustix::net::{AddressFamily, RecvFlags, SocketType, eth, recv, socket};
@@ -46,13 +47,20 @@ impl Drop for Process {
     }
 }
 
+/// Makes a key and saves it.
+fn save(file: &Path, security: Security) {
+    let key = ClusterKey::random().expect("random bytes");
+    let made = key.with_security(security).save(file);
+    made.expect("a file of our own");
+}
+
 struct Scene {
     testbed: Testbed,
     key: PathBuf,
 }
 
 impl Scene {
-    fn make() -> Option<Scene> {
+    fn make(security: Security) -> Option<Scene> {
         if let Some(why) = Testbed::why_not() {
             eprintln!("SKIPPED: {why}");
             return None;
@@ -62,8 +70,7 @@ impl Scene {
             .build()
             .expect("a testbed can be made here");
         let key = testbed.folder().join("key");
-        let made = ClusterKey::random().expect("random bytes").save(&key);
-        made.expect("a file of our own");
+        save(&key, security);
         Some(Scene { testbed, key })
     }
 
@@ -285,7 +292,7 @@ fn at(node: u32, endpoint: u32) -> Address {
 
 #[test]
 fn whoever_lacks_the_key_does_no_harm_to_those_who_have_it() {
-    let Some(scene) = Scene::make() else {
+    let Some(scene) = Scene::make(Security::Auth) else {
         return;
     };
     let time = seconds();
@@ -318,8 +325,9 @@ fn whoever_lacks_the_key_does_no_harm_to_those_who_have_it() {
     for victim in &mut victims {
         victim.connection = connection(&talk, victim);
     }
-    let recorded = adapted(&seen, &victims);
+    let mut recorded = adapted(&seen, &victims);
     assert!(recorded.len() > 20, "an earlier session was recorded");
+    recorded.extend(adapted(&talk, &victims));
 
     let over = AtomicBool::new(false);
     let calm = std::thread::scope(|scope| {
@@ -390,8 +398,13 @@ fn whoever_lacks_the_key_does_no_harm_to_those_who_have_it() {
             "node {id} got more than its partner sent"
         );
     }
-    let damaged = dropped(&one.stats(), "damaged") + dropped(&two.stats(), "damaged");
-    assert!(damaged > 0, "right guesses are found out by the mask");
+    for (name, what) in [
+        ("forged", "right guesses"),
+        ("replayed", "recorded packets"),
+    ] {
+        let count = dropped(&one.stats(), name) + dropped(&two.stats(), name);
+        assert!(count > 0, "{what} are found out");
+    }
     for node in [1, 2] {
         let status = scene.status(node, true).expect("the agent lives");
         let state = |wanted: u32| {
@@ -413,6 +426,71 @@ fn whoever_lacks_the_key_does_no_harm_to_those_who_have_it() {
     let over = AtomicBool::new(true);
     scene.converse(&first, &second, &over);
     refuse_strangers(&scene);
+}
+
+/// The packets of a process's session, as another was sent them.
+fn datagrams<'a>(seen: &'a [Vec<u8>], to: &Victim) -> Vec<&'a [u8]> {
+    let port = to.small.port().to_be_bytes();
+    let ours = seen.iter().filter(|bytes| {
+        let udp = bytes.len() > 60 && bytes[0] == 0x45 && bytes[9] == 17;
+        udp && bytes[16..20] == to.small.ip().octets() && bytes[22..24] == port
+    });
+    let payloads = ours.map(|bytes| {
+        let length = usize::from(u16::from_be_bytes([bytes[24], bytes[25]]));
+        &bytes[28..20 + length]
+    });
+    payloads.filter(|bytes| bytes[0] == packets::DATA).collect()
+}
+
+#[test]
+fn who_sees_all_reads_nothing_encrypted_and_can_add_nothing() {
+    for security in [Security::Auth, Security::Encrypt] {
+        let Some(scene) = Scene::make(security) else {
+            return;
+        };
+        let _agents = [scene.agent(1, true), scene.agent(2, true)];
+        let (one, two) = (scene.open(1), scene.open(2));
+        let first = one.endpoint(EndpointId(7)).expect("free");
+        let second = two.endpoint(EndpointId(7)).expect("free");
+        scene.meet(&first, &second);
+        let over = AtomicBool::new(true);
+        let (_, seen) = record(&scene.testbed, 1, || scene.converse(&first, &second, &over));
+        let [from, to] = [scene.victim(1, 7), scene.victim(2, 7)];
+        let packets = datagrams(&seen, &to);
+        let said = content(1, 40);
+        let is_seen = |bytes: &[u8]| bytes.windows(said.len()).any(|part| part == said);
+        assert!(packets.len() > 10, "node 1 sends");
+        assert_eq!(
+            seen.iter().any(|bytes| is_seen(bytes)),
+            security == Security::Auth,
+            "{security}"
+        );
+
+        // Packets with their length in bytes 2 and 3, alone in a datagram.
+        let alone =
+            |bytes: &&&[u8]| usize::from(bytes[2]) + 256 * usize::from(bytes[3]) == bytes.len();
+        let packet = packets.iter().rfind(alone).expect("a packet by itself");
+        let forge = |bytes: &[u8]| {
+            let sent = scene.testbed.inside(3, || {
+                attacker::Raw::open().forge(from.small, to.small, bytes)
+            });
+            assert_eq!(sent.expect("node 3"), 1);
+        };
+        let before = two.stats();
+        forge(packet);
+        // A counter that is still to come, or the packet would be taken for a repetition.
+        let new = packets::altered(packet, 8 * (packet.len() - 28) + 20, true);
+        let (header, records, tag) = (8 * 12, 8 * 40, 8 * (packet.len() - 20));
+        for bit in [header, records, tag] {
+            forge(&packets::altered(&new, bit, false));
+            forge(&packets::altered(&new, bit, true));
+        }
+        scene.converse(&first, &second, &over);
+        let after = two.stats();
+        let count = |name| dropped(&after, name) - dropped(&before, name);
+        let counts = ["replayed", "damaged", "forged"].map(count);
+        assert_eq!(counts, [1, 3, 3], "{security}");
+    }
 }
 
 /// A new process of the first node talks to the second.
@@ -446,8 +524,7 @@ fn join(scene: &Scene) {
 /// Whoever has no key, or another, is told so: by the agent, and by `dipole send`.
 fn refuse_strangers(scene: &Scene) {
     let other = scene.testbed.folder().join("other");
-    let made = ClusterKey::random().expect("random bytes").save(&other);
-    made.expect("a file of our own");
+    save(&other, Security::Auth);
     let say = |key: Option<&Path>| {
         let mut command = scene.dipole(1, false, &["send", "2:7", "--from", "9"]);
         command.env("DIPOLE_LINK", "udp");
@@ -464,6 +541,14 @@ fn refuse_strangers(scene: &Scene) {
         "has a cluster key, this process has none",
         "DIPOLE_KEY",
     ] {
+        assert!(said.contains(words), "{said}");
+    }
+    let unprotected = scene.testbed.folder().join("unprotected");
+    let key = ClusterKey::load(&scene.key).expect("our key");
+    let saved = key.with_security(Security::Off).save(&unprotected);
+    saved.expect("a file of our own");
+    let said = say(Some(&unprotected));
+    for words in ["node 2", "another security setting", "copy the key file"] {
         assert!(said.contains(words), "{said}");
     }
     let said = say(Some(&other));

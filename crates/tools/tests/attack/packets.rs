@@ -82,7 +82,9 @@ pub(crate) fn hello(random: &mut Random, connection: u32, cookie: u64, proven: b
     body.extend(64_u32.to_le_bytes());
     body.extend(65_536_u32.to_le_bytes());
     body.extend(0_u64.to_le_bytes());
-    body.extend([1, 0, 1, 0]);
+    // Any trailer, a salt and a share of keys.
+    body.extend([7, 0, 1, 0]);
+    body.extend(random.bytes(40));
     // One lane, at the address this comes from.
     body.extend([0; 18]);
     body.extend(7777_u16.to_le_bytes());
@@ -104,6 +106,24 @@ pub(crate) fn challenge(bytes: &[u8]) -> Option<(u32, u64)> {
     (bytes[0] == CHALLENGE).then_some((connection, cookie))
 }
 
+/// A counter of packets that is not used up, and a guess at the tag.
+fn tag(random: &mut Random) -> Vec<u8> {
+    let counter = random.next() % (1 << 28);
+    [&counter.to_le_bytes()[..], &random.bytes(16)].concat()
+}
+
+/// A packet in which a bit is another; its checksum fits again if wanted.
+pub(crate) fn altered(packet: &[u8], bit: usize, fits: bool) -> Vec<u8> {
+    let mut bytes = packet.to_vec();
+    bytes[bit / 8] ^= 1 << (bit % 8);
+    if fits {
+        let end = bytes.len() - 4;
+        let sum = checksum(CrcAlgorithm::Crc32Iscsi, &bytes[..end]);
+        bytes[end..].copy_from_slice(&sum.to_le_bytes()[..4]);
+    }
+    bytes
+}
+
 /// A message for endpoint 7, as the next of anything.
 pub(crate) fn data(random: &mut Random, connection: u32) -> Vec<u8> {
     let number = u32::try_from(random.next() % 100_000).expect("small");
@@ -113,13 +133,22 @@ pub(crate) fn data(random: &mut Random, connection: u32) -> Vec<u8> {
         body.extend(word.to_le_bytes());
     }
     body.extend([0xAA; 16]);
-    packet(DATA, 0x0b, connection, [number, number], 0, &body, None)
+    let numbers = [number, number];
+    packet(
+        DATA,
+        0x0b,
+        connection,
+        numbers,
+        0,
+        &body,
+        Some(&tag(random)),
+    )
 }
 
 /// A goodbye in the name of somebody.
 pub(crate) fn bye(random: &mut Random, connection: u32) -> Vec<u8> {
     let body = random.next().to_le_bytes();
-    packet(BYE, 0, connection, [0, 0], 0xff, &body, None)
+    packet(BYE, 0, connection, [0, 0], 0xff, &body, Some(&tag(random)))
 }
 
 /// "Your connection is unknown here."

@@ -351,7 +351,7 @@ fn a_job_says_which_node_refuses_and_why_and_goes_where_it_is_welcome() {
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
     for wanted in [
         "node 2 (10.0.0.2) skipped: refuses work: 0 ranks run there, and the owner allows at most 0",
-        "node 3 (10.0.0.3) skipped: the agent at 10.0.0.3:7411 hung up on the proof of cluster key",
+        "node 3 (10.0.0.3) skipped: the agent at 10.0.0.3:7411 does not hold the cluster key",
         "node 4 (10.0.0.4): no agent answers at 10.0.0.4:7411",
         "start `dipole agent` there with this cluster key, or make `ssh` work",
     ] {

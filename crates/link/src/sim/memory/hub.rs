@@ -270,6 +270,16 @@ impl SimHub {
         side.is_some_and(|side| state.end(side).can_fetch)
     }
 
+    /// Like [`Hub::hide`](crate::shm::Hub::hide).
+    pub fn hide(&mut self) {
+        self.state().own(self.process).hides = true;
+    }
+
+    /// Like [`Hub::show`](crate::shm::Hub::show).
+    pub fn show(&mut self) {
+        self.state().own(self.process).hides = false;
+    }
+
     /// Like [`Hub::pull`](crate::shm::Hub::pull).
     ///
     /// # Errors

@@ -7,13 +7,13 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use dipole_link::Region as Memory;
 use dipole_proto::wire::{Operation, OperationKind, Outcome};
 use dipole_proto::{EdgeId, Instant, PeerId};
 use rustc_hash::FxHashMap;
 
 use crate::address::EndpointId;
 use crate::engine::content::Content;
+use crate::engine::posted::{Keep, Part};
 use crate::engine::{Blocked, Engine, LongSend};
 use crate::inbox::{Buffer, Buffers};
 
@@ -41,12 +41,7 @@ pub(super) struct Answer {
 pub(super) enum AnswerData {
     None,
     /// They are read when there is room to send them.
-    Region {
-        key: u64,
-        memory: Memory,
-        offset: usize,
-        length: usize,
-    },
+    Region(Part),
     /// What a region held when it was closed in the middle of the answer.
     Copy(Buffer),
 }
@@ -60,36 +55,22 @@ impl Answer {
         match &self.data {
             AnswerData::None => send(&[]),
             AnswerData::Copy(buffer) => send(buffer.bytes()),
-            AnswerData::Region {
-                memory,
-                offset,
-                length,
-                ..
-            } => {
-                let shown = memory.show(*offset, *length, send);
-                // Memory is revoked only after its region was closed.
-                shown.unwrap_or(Err(Blocked::Gone(None)))
-            }
+            // Memory is revoked only after its region was closed.
+            AnswerData::Region(part) => part.show(send).unwrap_or(Err(Blocked::Gone(None))),
         }
     }
 
     /// Its region is closed. An answer that is on its way goes on from a copy.
     fn close_region(&mut self, closed: u64, has_begun: bool, buffers: &Arc<Buffers>) {
-        let AnswerData::Region {
-            key,
-            memory,
-            offset,
-            length,
-        } = &self.data
-        else {
+        let AnswerData::Region(part) = &self.data else {
             return;
         };
-        if *key != closed {
+        if part.key != closed {
             return;
         }
         self.data = if has_begun {
-            let mut copy = buffers.take(*length);
-            let _gone = memory.read(*offset, copy.bytes_mut());
+            let mut copy = buffers.take(part.length);
+            let _gone = part.show(|bytes| copy.bytes_mut().copy_from_slice(bytes));
             AnswerData::Copy(copy)
         } else {
             self.operation.kind = OperationKind::Answer(Outcome::NoRegion);
@@ -261,8 +242,12 @@ impl Engine {
         answer.with_data(|data| {
             let content = Content::operation(&head, data);
             if content.bytes() > self.whole_limit(peer) {
-                let kept = self.shares_memory(peer);
-                let long = self.begin_long(now, edge, content, kept)?;
+                let keep = match &answer.data {
+                    AnswerData::Region(part) => Keep::Region(part),
+                    // What is left of a region is here as long as the answer is.
+                    AnswerData::Copy(_) | AnswerData::None => Keep::No,
+                };
+                let long = self.begin_kept(now, edge, content, keep)?;
                 return self.continue_answer(long, data);
             }
             if is_last && matches!(self.send_alone(now, edge, content), Ok(true)) {

@@ -7,6 +7,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::sync::Arc;
 
 use dipole_link::shm::{ConnId, MAX_RECORD_BYTES};
 use dipole_proto::{EdgeId, Instant, Machine, PeerId};
@@ -18,6 +19,7 @@ use crate::engine::content::Content;
 use crate::engine::core::Core;
 use crate::engine::packer::blocked;
 use crate::engine::posted::{Keep, Rest};
+use crate::inbox::Buffers;
 
 /// Bytes of a long message fetched in one turn, so that others get theirs.
 const FETCH_BYTES: usize = 1 << 20;
@@ -82,6 +84,8 @@ struct Outgoing {
     streamed: Option<usize>,
     /// What is left of it, where its sender does not wait.
     rest: Option<Rest>,
+    /// Its region was closed while the peer might fetch it.
+    withdrawn: bool,
     begun_ns: u64,
 }
 
@@ -91,6 +95,8 @@ pub(super) struct OutgoingLong {
     messages: FxHashMap<LongId, Outgoing>,
     /// Bytes of copies among them.
     copied_bytes: usize,
+    /// How many are withdrawn.
+    withdrawn: usize,
     /// Those that go in pieces though their senders do not wait, in the order in which that was decided.
     streams: Vec<LongId>,
 }
@@ -116,6 +122,7 @@ impl OutgoingLong {
         if let Some(rest) = &message.rest {
             self.copied_bytes -= rest.copied_bytes();
         }
+        self.withdrawn -= usize::from(message.withdrawn);
         Some(message)
     }
 
@@ -156,6 +163,7 @@ impl SharedMemory {
             length: payload.len(),
             streamed: None,
             rest: None,
+            withdrawn: false,
             begun_ns: self.hub.now_ns(),
         };
         let transfer = self.transfer(connection, edge);
@@ -175,11 +183,12 @@ impl SharedMemory {
             Keep::No => None,
             Keep::Copy(buffers) => Some(Rest::copy(payload, skipped, buffers)),
             Keep::Shared(bytes, posted) => Some(Rest::shared(bytes, posted)),
+            Keep::Region(part) => Some(Rest::region(part)),
         };
         let rest = message.rest.as_ref();
         self.outgoing.copied_bytes += rest.map_or(0, Rest::copied_bytes);
         if transfer == Transfer::Fetch {
-            let lies = rest.map_or(payload, |rest| rest);
+            let lies = rest.and_then(Rest::copied).unwrap_or(payload);
             let place = (total, self.hub.address_of(lies));
             machine.offer(edge, begun, place, content.head);
             self.push_records(machine);
@@ -308,16 +317,54 @@ impl SharedMemory {
                     let Some(mut message) = self.outgoing.remove((edge, sequence)) else {
                         continue;
                     };
+                    // Of a copy it would be the time to make that, too.
+                    let is_whole = message.rest.as_ref().is_none_or(|it| it.key().is_some());
+                    if is_whole && let Some(connection) = self.connection(edge.peer) {
+                        self.note_time(connection, Transfer::Fetch, &message);
+                    }
                     if let Some(rest) = message.rest.take() {
                         rest.release(edge, core, true);
-                    } else if let Some(connection) = self.connection(edge.peer) {
-                        self.note_time(connection, Transfer::Fetch, &message);
                     }
                 }
                 LongNews::Stream { edge, sequence } => self.stream_wanted((edge, sequence)),
             }
         }
         core.long_news = all;
+        self.show_again();
+    }
+
+    /// A region is closed. What is on its way from there goes on from a copy; what a peer has
+    /// been offered there, or fetches just now, it will ask for.
+    pub(in crate::engine) fn close_region(&mut self, key: u64, buffers: &Arc<Buffers>) {
+        let OutgoingLong {
+            messages,
+            copied_bytes,
+            withdrawn,
+            ..
+        } = &mut self.outgoing;
+        for message in messages.values_mut() {
+            let Some(rest) = message.rest.as_mut().filter(|it| it.key() == Some(key)) else {
+                continue;
+            };
+            let skipped = message.streamed.unwrap_or(0);
+            let copy = rest.show(|bytes| Rest::copy(bytes, skipped, buffers));
+            if message.streamed.is_none() {
+                self.hub.hide();
+                message.withdrawn = true;
+                *withdrawn += 1;
+            }
+            *copied_bytes -= rest.copied_bytes();
+            // Of memory that was revoked before nothing is left.
+            *rest = copy.unwrap_or_else(|| Rest::copy(&vec![0; message.length], skipped, buffers));
+            *copied_bytes += rest.copied_bytes();
+        }
+    }
+
+    /// Peers may fetch again once they have asked for all that was withdrawn, or had fetched it.
+    pub(super) fn show_again(&mut self) {
+        if self.outgoing.withdrawn == 0 {
+            self.hub.show();
+        }
     }
 
     /// The peer cannot fetch a message.
@@ -330,6 +377,7 @@ impl SharedMemory {
             && message.streamed.is_none()
         {
             message.streamed = Some(0);
+            self.outgoing.withdrawn -= usize::from(std::mem::take(&mut message.withdrawn));
             if message.rest.is_some() {
                 self.outgoing.streams.push(id);
             }
@@ -395,10 +443,17 @@ impl SharedMemory {
             let Some(rest) = message.rest.take() else {
                 continue;
             };
-            let (machine, left) = (&mut core.machine, (&rest[..], rest.skipped));
-            if self.push_pieces(machine, (connection, id), &mut message, left) {
+            let machine = &mut core.machine;
+            let has_gone = rest.show(|bytes| {
+                let left = (bytes, rest.skipped);
+                self.push_pieces(machine, (connection, id), &mut message, left)
+            });
+            if has_gone == Some(true) {
                 self.outgoing.copied_bytes -= rest.copied_bytes();
                 machine.streamed(id.0, id.1);
+                if rest.key().is_some() {
+                    self.note_time(connection, Transfer::Ring, &message);
+                }
                 rest.release(id.0, core, true);
                 continue;
             }
