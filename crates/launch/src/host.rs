@@ -292,7 +292,7 @@ mod tests {
         assert!(words_with(line, &[], Some(1), [true, false]).is_empty());
         // Nobody has said that this host may have the key.
         let discovered = words_with(line, &[], None, [true, true]);
-        assert_eq!(discovered[..8], words[..8]);
-        assert_eq!(discovered[8..], ["--"]);
+        assert_eq!(discovered[..10], words[..10]);
+        assert_eq!(discovered[10..], ["--"]);
     }
 }
