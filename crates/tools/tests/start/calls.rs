@@ -95,7 +95,7 @@ fn slow_caller(node: &Node, from: &str, meanwhile: impl FnOnce()) -> String {
     let between = TcpListener::bind("127.0.0.1:0").expect("loopback");
     let address = between.local_addr().expect("bound");
     let mut command = node.dipole(&["reach", &address.to_string()]);
-    command.args(["--ranks", "1", "--job", "x", "--", "false"]);
+    command.args(["--node", "1", "--ranks", "1", "--job", "x", "--", "false"]);
     let caller = std::thread::spawn(move || said(&command.output().expect("it runs")));
     let (mut caller_side, _) = between.accept().expect("it calls");
     let mut agent_side = call_from(node, from);
