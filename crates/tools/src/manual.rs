@@ -1,5 +1,5 @@
 //! Manual pages, what `--help` ends with, and shell completions, from the descriptions of the command
-//! line and from [`notes`].
+//! line and from [`notes()`].
 
 mod notes;
 

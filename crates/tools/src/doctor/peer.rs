@@ -139,7 +139,8 @@ fn converse(prober: &Prober, host: &Host, own: Own<'_>, source: IpAddr) -> Vec<F
 fn asked_ports(from: IpAddr, to: IpAddr, patience: Duration) -> io::Result<bool> {
     for _ in 0..TRIES {
         let [low, high] = random_bytes()?;
-        let port = DATA_PORTS.start + u16::from_le_bytes([low, high]) % DATA_PORTS.len() as u16;
+        let port = DATA_PORTS.start
+            + u16::from_le_bytes([low, high]) % (DATA_PORTS.end - DATA_PORTS.start);
         let socket = UdpSocket::bind((from, 0))?;
         socket.connect((to, port))?;
         socket.set_read_timeout(Some(patience / TRIES))?;
