@@ -109,7 +109,7 @@ fn the_handshake_is_as_documented() {
     hello.window_packets = 1024;
     hello.initial_credit_bytes = 32768;
     hello.salt = 0x0102_0304_0506_0708;
-    hello.share = std::array::from_fn(|at| 0x20 + at as u8);
+    hello.share = std::array::from_fn(|at| 0x20 + u8::try_from(at).unwrap());
     let mut bytes = vec![0; HEADER_BYTES + hello.bytes()];
     hello.emit(&mut bytes[HEADER_BYTES..]);
     let bytes = finish(Header::handshake(Kind::Hello, 0), bytes);

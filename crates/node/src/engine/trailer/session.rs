@@ -22,7 +22,8 @@ const NEXT: &str = "dipole 2026 next packet key";
 /// Packets with one key: 2^28.
 const PACKET_BITS: u32 = 28;
 /// Packets that may overtake one that is still taken.
-const WINDOW: u64 = 2048;
+const WINDOW: u64 = 64 * WINDOW_WORDS as u64;
+const WINDOW_WORDS: usize = 32;
 
 type Chain = [u8; KEY_BYTES];
 type Key = [u8; 16];
@@ -60,7 +61,7 @@ struct Receiving {
 struct Window {
     /// Above all that were seen.
     end: u64,
-    seen: [u64; WINDOW as usize / 64],
+    seen: [u64; WINDOW_WORDS],
 }
 
 impl std::fmt::Debug for SessionKeys {
@@ -229,7 +230,7 @@ impl Window {
     fn new() -> Window {
         Window {
             end: 0,
-            seen: [0; WINDOW as usize / 64],
+            seen: [0; WINDOW_WORDS],
         }
     }
 
@@ -413,7 +414,7 @@ mod tests {
 
     #[test]
     fn the_packets_are_as_documented() {
-        let count = |from: u8| std::array::from_fn(|at| from + at as u8);
+        let count = |from: u8| std::array::from_fn(|at| from + u8::try_from(at).unwrap());
         let key = ClusterKey::new(count(0));
         let mut keys = [0, 32].map(|from| SessionKeys {
             secret: count(from),
@@ -440,7 +441,7 @@ mod tests {
             });
             let mut packet = documented("message");
             let length = packet.len();
-            packet[2] += (COUNTER_BYTES + TAG_BYTES) as u8;
+            packet[2] += u8::try_from(COUNTER_BYTES + TAG_BYTES).unwrap();
             packet.resize(length + COUNTER_BYTES + TAG_BYTES, 0);
             assert!(keys[1].seal(SESSION, &mut packet, length, encrypts));
             packet.extend(dipole_link::crc32c::crc32c(&packet).to_le_bytes());
