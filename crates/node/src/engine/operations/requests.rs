@@ -249,7 +249,8 @@ impl Requests {
             && outcome != Outcome::Done
         {
             found.refused.get_or_insert(outcome);
-            self.refused.extend(found.posted.map(|posted| (posted, outcome)));
+            self.refused
+                .extend(found.posted.map(|posted| (posted, outcome)));
         }
     }
 
