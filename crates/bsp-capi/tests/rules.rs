@@ -5,7 +5,7 @@ mod harness;
 use harness::{Bench, source};
 
 /// Links that need no privileges.
-const LINKS: [&str; 2] = ["auto", "udp"];
+const LINKS: [&str; 3] = ["auto", "udp", "tcp"];
 
 #[test]
 fn every_rule_holds_by_each_link() {

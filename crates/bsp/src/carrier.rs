@@ -6,6 +6,9 @@ mod tcp;
 use std::ops::Deref;
 use std::time::Duration;
 
+use bytes::Bytes;
+use dipole_node::RegionMemory;
+
 use crate::failure::Failure;
 
 pub use endpoint::Endpoints;
@@ -40,6 +43,36 @@ pub trait Carrier {
     /// # Errors
     /// [`Failure::Gone`].
     fn check(&mut self, ranks: &[u32]) -> Result<(), Failure>;
+
+    /// Lets other ranks place bytes in memory until that is closed; the key by which they do. `None`
+    /// if this carrier cannot.
+    ///
+    /// # Errors
+    /// There are too few resources.
+    fn open(&mut self, _memory: &RegionMemory) -> Result<Option<u64>, Failure> {
+        Ok(None)
+    }
+
+    /// Nobody places bytes in the memory with this key any more.
+    fn close_memory(&mut self, _key: u64) {}
+
+    /// Places bytes in memory that a rank has opened, before what is sent to that rank later
+    /// arrives. The bytes are let go of when they are no longer needed.
+    ///
+    /// # Errors
+    /// The rank is gone or out of reach.
+    fn place(&mut self, to: u32, _key: u64, _offset: u64, _bytes: Bytes) -> Result<(), Failure> {
+        Err(Failure::OutOfReach { rank: to })
+    }
+
+    /// True if bytes to be placed are still needed. [`receive`](Self::receive) returns when
+    /// they no longer are.
+    fn is_placing(&self) -> bool {
+        false
+    }
+
+    /// The program ends by an error: waits until no bytes to be placed are needed any more.
+    fn take_back(&mut self) {}
 
     /// Waits until what was sent has arrived, at most `patience`, and lets go of everything.
     fn close(&mut self, patience: Duration);
@@ -111,6 +144,46 @@ impl Carrier for AnyCarrier {
             AnyCarrier::None => Ok(()),
             AnyCarrier::Endpoints(endpoints) => endpoints.check(ranks),
             AnyCarrier::Tcp(tcp) => tcp.check(ranks),
+        }
+    }
+
+    fn open(&mut self, memory: &RegionMemory) -> Result<Option<u64>, Failure> {
+        match self {
+            AnyCarrier::None => Ok(None),
+            AnyCarrier::Endpoints(endpoints) => endpoints.open(memory),
+            AnyCarrier::Tcp(tcp) => tcp.open(memory),
+        }
+    }
+
+    fn close_memory(&mut self, key: u64) {
+        match self {
+            AnyCarrier::None => {}
+            AnyCarrier::Endpoints(endpoints) => endpoints.close_memory(key),
+            AnyCarrier::Tcp(tcp) => tcp.close_memory(key),
+        }
+    }
+
+    fn place(&mut self, to: u32, key: u64, offset: u64, bytes: Bytes) -> Result<(), Failure> {
+        match self {
+            AnyCarrier::None => Err(Failure::OutOfReach { rank: to }),
+            AnyCarrier::Endpoints(endpoints) => endpoints.place(to, key, offset, bytes),
+            AnyCarrier::Tcp(tcp) => tcp.place(to, key, offset, bytes),
+        }
+    }
+
+    fn is_placing(&self) -> bool {
+        match self {
+            AnyCarrier::None => false,
+            AnyCarrier::Endpoints(endpoints) => endpoints.is_placing(),
+            AnyCarrier::Tcp(tcp) => tcp.is_placing(),
+        }
+    }
+
+    fn take_back(&mut self) {
+        match self {
+            AnyCarrier::None => {}
+            AnyCarrier::Endpoints(endpoints) => endpoints.take_back(),
+            AnyCarrier::Tcp(tcp) => tcp.take_back(),
         }
     }
 

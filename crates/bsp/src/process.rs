@@ -1,6 +1,7 @@
 //! One rank of a program, from `bsp_begin` to `bsp_end`.
 
 mod abort;
+mod direct;
 mod record;
 mod start;
 mod sync;
@@ -16,13 +17,14 @@ use crate::failure::Failure;
 use crate::local::{Arena, LocalParcel, Mates};
 use crate::misuse::Misuse;
 use crate::parcel::{CHUNK_BYTES, Parcel};
-use crate::superstep::exchange::Exchange;
+use crate::superstep::exchange::{Exchange, Outgoing};
 use crate::superstep::facts::{Facts, Part};
 use crate::superstep::knowledge::Ranks;
 use crate::superstep::pace::{Pace, Slots};
 use crate::superstep::queue::{Queue, Queued, TagSizes};
 use crate::superstep::registrations::Registrations;
 use crate::superstep::schedule::Order;
+use direct::OpenMemory;
 
 /// A call of the program's, and where it stands in its source.
 #[derive(Clone, Copy, Debug, Default)]
@@ -50,6 +52,14 @@ struct Wanted {
     bytes: u64,
 }
 
+/// Answers to a rank that is not ready for them yet.
+#[derive(Debug)]
+struct Kept {
+    to: u32,
+    chunks: Vec<Vec<u8>>,
+    placed: Vec<Outgoing>,
+}
+
 /// Memory of another rank of the node that this one copies at the end of the superstep.
 #[derive(Clone, Copy, Debug)]
 struct Pull {
@@ -67,6 +77,8 @@ pub struct Process<C: Carrier> {
     size: u32,
     begun: Instant,
     call: Call,
+    // Before the carrier: nobody reaches it any more when that goes.
+    open: OpenMemory,
     /// Not needed once all ranks are known to be on this node.
     carrier: Option<C>,
     exchange: Exchange<C::Message>,
@@ -76,7 +88,7 @@ pub struct Process<C: Carrier> {
     chunk_bytes: usize,
     pace: Pace,
     /// A chunk that has its slot already, and to whom it goes.
-    next_chunk: Option<(Duration, u32, Vec<u8>)>,
+    next_chunk: Option<(Duration, u32, Outgoing)>,
     mates: Option<Mates>,
     /// For even and odd supersteps.
     arenas: [Arena; 2],
@@ -84,10 +96,16 @@ pub struct Process<C: Carrier> {
     local: Vec<LocalParcel>,
     /// Records for the others and for this rank itself, by rank.
     remote: Vec<Parcel>,
+    /// What is to be placed in memory of ranks of other nodes, by rank.
+    direct: Vec<Vec<Outgoing>>,
     /// To whom there are records, and of whom is got.
     row: Ranks,
     asked: Ranks,
     wanted: Vec<Wanted>,
+    /// Who keeps bytes for this rank.
+    keeping: Ranks,
+    /// What this rank keeps for others.
+    kept: Vec<Kept>,
     pulls: Vec<Pull>,
     /// Others copy memory of this rank at the end of the superstep.
     is_pulled: bool,
@@ -171,8 +189,15 @@ impl<C: Carrier> Process<C> {
         address: *mut c_void,
         bytes: u64,
     ) -> Result<(), Failure> {
+        // SAFETY: the caller's promise.
+        let key = unsafe { self.open(address.cast(), bytes)? };
         let address = address.expose_provenance() as u64;
-        Ok(self.registrations.push(Part { address, bytes })?)
+        let part = Part {
+            address,
+            bytes,
+            key,
+        };
+        Ok(self.registrations.push(part)?)
     }
 
     /// Takes the newest registration of an address back, from the next superstep on.

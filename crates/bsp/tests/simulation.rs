@@ -13,17 +13,19 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::thread;
 use std::time::Duration;
 
+use bytes::Bytes;
 use common::{Program, run_rank};
 use dipole_bsp::carrier::Carrier;
 use dipole_bsp::superstep::exchange::Places;
 use dipole_bsp::{Failure, Process};
 use dipole_link::sim::{Network, NetworkConfig, PathConfig};
-use dipole_node::engine::{Blocked, Destination, Engine, LongSend};
+use dipole_node::engine::{Begun, Blocked, Destination, Engine, LongSend};
 use dipole_node::links::AnyLink;
+use dipole_node::{Operation, RegionKey, RegionMemory, Rights};
 use dipole_proto::{Config, EdgeId, Instant, PeerId};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -39,7 +41,11 @@ const ROOM: usize = 16;
 /// What a rank and the simulation share.
 #[derive(Debug, Default)]
 struct Desk {
-    out: VecDeque<(u32, Vec<u8>)>,
+    out: VecDeque<(u32, Out)>,
+    /// Of bytes to be placed: dead once they are no longer needed.
+    placing: Vec<Weak<()>>,
+    /// The key of the memory opened last.
+    opened: u64,
     came: VecDeque<(u32, Vec<u8>)>,
     gone: Vec<u32>,
     /// Whether they live is to be found out.
@@ -47,8 +53,37 @@ struct Desk {
     has_crashed: bool,
 }
 
+/// What a rank sends.
+#[derive(Debug)]
+enum Out {
+    Message(Vec<u8>),
+    Placed(RegionKey, u64, Bytes),
+}
+
+/// Bytes, and that they are needed.
+struct Needed(
+    Bytes,
+    #[expect(dead_code, reason = "dropped with the bytes")] Arc<()>,
+);
+
+impl AsRef<[u8]> for Needed {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl Desk {
+    fn is_placing(&self) -> bool {
+        self.placing.iter().any(|bytes| bytes.strong_count() > 0)
+    }
+}
+
 /// Why a rank's thread has handed over.
 enum Pause {
+    Open(RegionMemory),
+    Close(u64),
+    /// Until no bytes to be placed are needed any more.
+    TakeBack,
     /// Until a message has come, room is left if it had none, or this much time is over.
     Receive(Duration, bool),
     Compute(u64),
@@ -89,8 +124,37 @@ impl Carrier for Simulated {
     }
 
     fn send(&mut self, to: u32, message: Vec<u8>) -> Result<(), Failure> {
-        self.desk().out.push_back((to, message));
+        self.desk().out.push_back((to, Out::Message(message)));
         Ok(())
+    }
+
+    fn open(&mut self, memory: &RegionMemory) -> Result<Option<u64>, Failure> {
+        self.pause(Pause::Open(memory.clone()));
+        Ok(Some(self.desk().opened))
+    }
+
+    fn close_memory(&mut self, key: u64) {
+        self.pause(Pause::Close(key));
+    }
+
+    fn place(&mut self, to: u32, key: u64, offset: u64, bytes: Bytes) -> Result<(), Failure> {
+        let needed = Arc::new(());
+        let mut desk = self.desk();
+        desk.placing.retain(|it| it.strong_count() > 0);
+        desk.placing.push(Arc::downgrade(&needed));
+        let bytes = Bytes::from_owner(Needed(bytes, needed));
+        let out = Out::Placed(RegionKey(key), offset, bytes);
+        desk.out.push_back((to, out));
+        Ok(())
+    }
+
+    fn is_placing(&self) -> bool {
+        self.desk().is_placing()
+    }
+
+    fn take_back(&mut self) {
+        (self.desk().out).retain(|(_, out)| matches!(out, Out::Message(_)));
+        self.pause(Pause::TakeBack);
     }
 
     fn receive(&mut self, patience: Duration) -> Result<Option<(u32, Vec<u8>)>, Failure> {
@@ -171,7 +235,7 @@ impl World {
         loop {
             let desk = Arc::clone(&self.ranks[index].desk);
             let mut desk = desk.lock().expect("one at a time");
-            let Some((to, message)) = desk.out.front() else {
+            let Some((to, next)) = desk.out.front() else {
                 return;
             };
             let to = *to as usize;
@@ -186,7 +250,12 @@ impl World {
                         let edge = rank.engine.edge(peer, ENDPOINT, ENDPOINT);
                         edge.expect("an edge to an open peer")
                     });
-                    rank.send_one(now, edge, message)
+                    match next {
+                        Out::Message(message) => rank.send_one(now, edge, message),
+                        Out::Placed(key, offset, bytes) => {
+                            rank.place_one(now, edge, (*key, *offset), bytes)
+                        }
+                    }
                 }
             };
             if !done {
@@ -251,14 +320,19 @@ impl World {
             return true;
         }
         match pause {
+            Pause::TakeBack => !desk.is_placing(),
             Pause::Receive(patience, is_full) => {
-                !desk.came.is_empty() || (*is_full && desk.out.len() < ROOM) || over(patience)
+                let has_placed = !desk.placing.is_empty() && !desk.is_placing();
+                has_placed
+                    || !desk.came.is_empty()
+                    || (*is_full && desk.out.len() < ROOM)
+                    || over(patience)
             }
             Pause::Compute(ns) => now_ns >= since_ns + ns,
             Pause::Drain(patience) => {
                 (desk.out.is_empty() && rank.engine.is_acknowledged()) || over(patience)
             }
-            Pause::Ended(_) | Pause::Panicked => false,
+            Pause::Ended(_) | Pause::Panicked | Pause::Open(_) | Pause::Close(_) => false,
         }
     }
 
@@ -271,9 +345,22 @@ impl World {
     }
 
     fn await_pause(&mut self) {
-        let (rank, pause) = self.pauses.recv().expect("ranks say why they stop");
-        let rank = &mut self.ranks[rank as usize];
+        let (index, pause) = self.pauses.recv().expect("ranks say why they stop");
+        let rank = &mut self.ranks[index as usize];
         match pause {
+            Pause::Open(memory) => {
+                let rights = Rights {
+                    put: true,
+                    ..Rights::NONE
+                };
+                let key = rank.engine.open_region(ENDPOINT, memory, rights);
+                rank.desk.lock().expect("one at a time").opened = key;
+                return self.resume(index as usize);
+            }
+            Pause::Close(key) => {
+                rank.engine.close_region(key);
+                return self.resume(index as usize);
+            }
             Pause::Ended(how) => {
                 rank.ended = Some(how);
                 if !rank.has_crashed {
@@ -294,6 +381,10 @@ impl World {
                 Some(since + u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX))
             }
             Some((Pause::Compute(ns), since)) => Some(since + ns),
+            Some((Pause::TakeBack, _)) => {
+                let desk = rank.desk.lock().expect("one at a time");
+                (!desk.is_placing()).then_some(self.now_ns)
+            }
             _ => None,
         });
         own.clone()
@@ -338,6 +429,23 @@ impl World {
 }
 
 impl Rank {
+    /// True once bytes to be placed are with the engine, or their rank is gone.
+    fn place_one(
+        &mut self,
+        now: Instant,
+        edge: EdgeId,
+        (key, offset): (RegionKey, u64),
+        bytes: &Bytes,
+    ) -> bool {
+        let put = Operation::PutUnanswered { key, offset };
+        match self.engine.begin_operation(now, edge, &put, bytes) {
+            Ok(Begun::Sent | Begun::GoesOn) => true,
+            Ok(Begun::Asked(_)) => panic!("no answer was asked for"),
+            Err(Blocked::NoCredit | Blocked::NoFrame | Blocked::Opening) => false,
+            Err(_) => true,
+        }
+    }
+
     /// True once a message is with the engine, or its receiver is gone.
     fn send_one(&mut self, now: Instant, edge: EdgeId, message: &[u8]) -> bool {
         let sent = if let Some(long) = &mut self.long {

@@ -4,53 +4,120 @@
 
 mod common;
 
+use std::collections::{HashMap, VecDeque};
 use std::ffi::c_void;
 use std::io::{Write, stderr};
 use std::process::abort;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
+use bytes::Bytes;
 use common::{Program, run_rank};
 use dipole_bsp::carrier::Carrier;
 use dipole_bsp::superstep::exchange::Places;
 use dipole_bsp::superstep::pace::{Medium, Slots};
 use dipole_bsp::superstep::schedule::Order;
 use dipole_bsp::{Failure, Process};
+use dipole_node::RegionMemory;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 /// A program that takes longer hangs.
 const LIMIT: Duration = Duration::from_secs(60);
 
+/// Memory that ranks have opened, by key.
+type Memories = Arc<Mutex<HashMap<u64, RegionMemory>>>;
+
+/// What has not left.
+enum Waiting {
+    Message(u32, Vec<u8>),
+    Placed(u64, u64, Bytes),
+}
+
 /// Messages between threads.
 struct Channels {
     rank: u32,
     others: Vec<Sender<(u32, Vec<u8>)>>,
     inbox: Receiver<(u32, Vec<u8>)>,
+    memories: Memories,
+    /// Bytes are placed late, and what is sent then waits behind them.
+    waiting: VecDeque<Waiting>,
     /// There is room now and then only.
     dice: ChaCha8Rng,
     has_room: bool,
 }
 
-impl Carrier for Channels {
-    type Message = Vec<u8>;
-
-    fn has_room(&mut self) -> Result<bool, Failure> {
-        self.has_room = self.dice.random_bool(0.8);
-        Ok(self.has_room)
+impl Channels {
+    fn advance(&mut self, probability: f64) -> Result<(), Failure> {
+        while self.dice.random_bool(probability) {
+            match self.waiting.pop_front() {
+                None => break,
+                Some(Waiting::Message(to, message)) => self.tell(to, message)?,
+                Some(Waiting::Placed(key, offset, bytes)) => {
+                    let memories = self.memories.lock().expect("whole");
+                    let at = usize::try_from(offset).expect("inside");
+                    let placed = memories[&key].write(at, &bytes);
+                    placed.expect("the memory is open, and as long");
+                }
+            }
+        }
+        Ok(())
     }
 
-    fn send(&mut self, to: u32, message: Vec<u8>) -> Result<(), Failure> {
+    fn tell(&self, to: u32, message: Vec<u8>) -> Result<(), Failure> {
         let sent = self.others[to as usize].send((self.rank, message));
         sent.map_err(|_| Failure::Gone {
             rank: to,
             cause: "its thread has ended".to_owned(),
         })
     }
+}
+
+impl Carrier for Channels {
+    type Message = Vec<u8>;
+
+    fn has_room(&mut self) -> Result<bool, Failure> {
+        self.advance(0.5)?;
+        self.has_room = self.dice.random_bool(0.8);
+        Ok(self.has_room)
+    }
+
+    fn send(&mut self, to: u32, message: Vec<u8>) -> Result<(), Failure> {
+        if self.waiting.is_empty() {
+            return self.tell(to, message);
+        }
+        self.waiting.push_back(Waiting::Message(to, message));
+        Ok(())
+    }
+
+    fn open(&mut self, memory: &RegionMemory) -> Result<Option<u64>, Failure> {
+        let mut memories = self.memories.lock().expect("whole");
+        let key = memories.keys().max().map_or(1, |last| last + 1);
+        memories.insert(key, memory.clone());
+        Ok(Some(key))
+    }
+
+    fn close_memory(&mut self, key: u64) {
+        // It keeps its place, so that no key names two.
+        assert!(self.memories.lock().expect("whole").contains_key(&key));
+    }
+
+    fn place(&mut self, _to: u32, key: u64, offset: u64, bytes: Bytes) -> Result<(), Failure> {
+        self.waiting.push_back(Waiting::Placed(key, offset, bytes));
+        Ok(())
+    }
+
+    fn is_placing(&self) -> bool {
+        let mut waiting = self.waiting.iter();
+        waiting.any(|it| matches!(it, Waiting::Placed(..)))
+    }
 
     fn receive(&mut self, patience: Duration) -> Result<Option<(u32, Vec<u8>)>, Failure> {
-        let patience = match std::mem::replace(&mut self.has_room, true) {
+        self.advance(0.8)?;
+        let has_room = std::mem::replace(&mut self.has_room, true);
+        let patience = match has_room && self.waiting.is_empty() {
             true => patience,
             false => Duration::from_micros(20),
         };
@@ -64,10 +131,14 @@ impl Carrier for Channels {
         Ok(())
     }
 
-    fn close(&mut self, _patience: Duration) {}
+    fn close(&mut self, _patience: Duration) {
+        // Who is gone needs nothing.
+        while !self.waiting.is_empty() && self.advance(1.0).is_ok() {}
+    }
 }
 
 fn carriers(size: usize) -> Vec<Channels> {
+    let memories = Memories::default();
     let (senders, inboxes): (Vec<_>, Vec<_>) = (0..size).map(|_| channel()).unzip();
     let with_rank = (0..).zip(inboxes);
     with_rank
@@ -75,6 +146,8 @@ fn carriers(size: usize) -> Vec<Channels> {
             rank,
             others: senders.clone(),
             inbox,
+            memories: Arc::clone(&memories),
+            waiting: VecDeque::new(),
             dice: ChaCha8Rng::seed_from_u64(rank.into()),
             has_room: true,
         })
@@ -215,7 +288,7 @@ fn handle(area: &mut [u8]) -> *mut c_void {
 #[test]
 fn memory_is_its_owner_s_again_once_the_superstep_has_ended() {
     const LONG: usize = 8 << 20;
-    for nodes in [&[0, 0][..], &[0, 0, 1]] {
+    for nodes in [&[0, 0][..], &[0, 0, 1], &[0, 1]] {
         run_ranks(nodes, |process| {
             let rank = process.rank();
             let (mut area, mut source) = (vec![0_u8; LONG], vec![0_u8; LONG]);

@@ -39,6 +39,15 @@ pub enum Operation {
         /// What its owner is told then, if anything.
         notice: Option<u64>,
     },
+    /// The same without an answer: completes as [`Sent`](crate::Completion::Sent) once the bytes
+    /// are no longer needed. They are in their place before anything that is posted to the edge
+    /// later arrives. If they are refused, a failure follows, with the context of the edge's last.
+    PutUnanswered {
+        /// The region.
+        key: RegionKey,
+        /// Where.
+        offset: u64,
+    },
     /// Bytes of a region of the target, at most 16 MiB; they come with the completion.
     Get {
         /// The region.
@@ -80,7 +89,7 @@ impl Operation {
         }
     }
 
-    /// Its head on the wire but for the id; `None` of a message. An answer is wanted.
+    /// Its head on the wire but for the id; `None` of a message.
     pub(crate) fn head(&self) -> Option<wire::Operation> {
         let (kind, key, offset, value) = match *self {
             Operation::Message => return None,
@@ -89,6 +98,7 @@ impl Operation {
                 offset,
                 notice,
             } => (OperationKind::Put, key, offset, notice.unwrap_or(0)),
+            Operation::PutUnanswered { key, offset } => (OperationKind::Put, key, offset, 0),
             Operation::Get {
                 key,
                 offset,
@@ -103,7 +113,7 @@ impl Operation {
         };
         Some(wire::Operation {
             kind,
-            wants_answer: true,
+            wants_answer: !matches!(self, Operation::PutUnanswered { .. }),
             gives_notice: matches!(
                 self,
                 Operation::Put {

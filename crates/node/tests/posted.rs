@@ -313,6 +313,47 @@ fn a_posted_put_takes_shared_bytes_and_a_posted_get_fills_memory() {
     }
 }
 
+#[test]
+fn a_put_without_an_answer_is_in_its_place_before_what_follows_and_its_refusal_is_told() {
+    for links in BOTH {
+        let pair = pair(links);
+        let memory = RegionMemory::new(2 * LONG).expect("memory");
+        let region = (pair.to.open_region(memory.clone(), Rights::ALL)).expect("open");
+        let (key, bytes) = (region.key(), Bytes::from(pattern(LONG, 3)));
+        let put = |offset: usize| Operation::PutUnanswered {
+            key,
+            offset: offset as u64,
+        };
+        (pair.edge.post_bytes(put(0), bytes.clone(), 1)).expect("posted");
+        (pair.edge.post_bytes(put(LONG), bytes.slice(..100), 2)).expect("posted");
+        (pair
+            .edge
+            .post_bytes(Operation::Message, Bytes::from_static(b"there"), 3))
+        .expect("posted");
+        let message = pair.to.receive_timeout(PATIENCE).expect("it was posted");
+        assert_eq!(&message[..], b"there");
+        for (at, length) in [(0, LONG), (LONG, 100)] {
+            let put = memory.show(at, length, |put| put == &bytes[..length]);
+            assert!(put.expect("inside"), "{links:?}");
+        }
+        assert_eq!(all_completions(&pair.queue, 3), (vec![1, 2, 3], 0));
+        assert!(bytes.is_unique(), "{links:?}");
+        (pair.edge.post_bytes(put(LONG + 1), bytes.clone(), 4)).expect("posted");
+        let mut refused = 0;
+        while refused == 0 {
+            match completion(&pair.queue) {
+                Completion::Sent { context: 4 } => {}
+                Completion::Failed {
+                    context: 4,
+                    error: SendError::NotDone { .. },
+                } => refused += 1,
+                other => panic!("{links:?}: {other:?}"),
+            }
+        }
+        assert!(bytes.is_unique(), "{links:?}");
+    }
+}
+
 /// Long and short ones in turn, of lengths that repeat.
 fn length_of(index: usize) -> usize {
     match index % 5 {

@@ -677,6 +677,33 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         replacement: "let pulls = !self.pulls.is_empty();",
     },
     Mutant {
+        name: "supersteps-placed-early",
+        effect: "bytes are written where their owner is still in the superstep before",
+        file: "crates/bsp/src/process/sync.rs",
+        suite: Suite::Supersteps,
+        snippet: "        self.send_parcels();
+        self.arrive",
+        replacement: "        self.send_parcels();
+        self.exchange.place_all();
+        self.arrive",
+    },
+    Mutant {
+        name: "supersteps-lent-memory-left",
+        effect: "a rank leaves while its memory is still read",
+        file: "crates/bsp/src/process/sync.rs",
+        suite: Suite::Supersteps,
+        snippet: "        Ok(!self.is_placing())",
+        replacement: "        Ok(true)",
+    },
+    Mutant {
+        name: "supersteps-kept-too-late",
+        effect: "what is got is placed where others have not been read yet",
+        file: "crates/bsp/src/process/sync.rs",
+        suite: Suite::Supersteps,
+        snippet: "if direct.iter().any(|(.., is_ready)| !is_ready) {",
+        replacement: "if direct.iter().any(|(.., is_ready)| !is_ready) && epoch == 0 {",
+    },
+    Mutant {
         name: "supersteps-last-message-stays",
         effect: "a rank whose last message has gone waits for another",
         file: "crates/bsp/src/process/sync.rs",

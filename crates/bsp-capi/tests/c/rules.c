@@ -293,6 +293,43 @@ static void long_ones_and_unbuffered_ones_arrive(void)
     free(z);
 }
 
+/* Between nodes from 64 KiB on nothing is copied on the way. */
+static void of_long_ones_all_memory_is_free_after_the_superstep(void)
+{
+    enum { LONG = 1 << 20, SHORT = 70000 };
+    char *x = malloc(LONG), *y = malloc(LONG), *z = malloc(LONG);
+    bsp_push_reg(x, LONG);
+    bsp_push_reg(y, LONG);
+    bsp_sync();
+    for (int round = 0; round < 3; round++) {
+        memset(x, 1 + me, LONG);
+        memset(y, 10 + me, LONG);
+        /* Gets read before anything is written, also into what others get. */
+        bsp_get(left, x, 1, x + 1, SHORT);
+        bsp_put(right, y, x, SHORT / 2, SHORT);
+        bsp_hpput(right, y + 2 * SHORT, x, 2 * SHORT, LONG - 2 * SHORT);
+        bsp_hpget(right, y, 1, z, SHORT);
+        bsp_sync();
+        memset(y, 99, LONG);
+        for (int i = 0; i < SHORT; i++)
+            REQUIRE(z[i] == 10 + right);
+        for (int i = 0; i < LONG; i++) {
+            int is_put = (i >= SHORT / 2 && i < SHORT / 2 + SHORT) || i >= 2 * SHORT;
+            int is_got = i >= 1 && i <= SHORT;
+            REQUIRE(x[i] == (is_put ? 10 + left : is_got ? 1 + left : 1 + me));
+        }
+    }
+    bsp_pop_reg(x);
+    bsp_pop_reg(y);
+    bsp_put(right, z, x, 0, SHORT);
+    bsp_sync();
+    REQUIRE(x[0] == 10 + me);
+    free(x);
+    free(y);
+    free(z);
+    bsp_sync();
+}
+
 static void many_short_ones_arrive(void)
 {
     enum { EACH = 3000 };
@@ -588,6 +625,7 @@ static const struct {
     RULE(of_puts_to_one_place_one_remains),
     RULE(nothing_is_checked_of_no_bytes),
     RULE(long_ones_and_unbuffered_ones_arrive),
+    RULE(of_long_ones_all_memory_is_free_after_the_superstep),
     RULE(many_short_ones_arrive),
     RULE(tag_sizes_are_those_of_the_superstep_before),
     RULE(messages_of_nothing_are_counted),

@@ -1,11 +1,13 @@
 //! Messages of ranks over endpoints of Dipole.
 
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use dipole_node::job::Job;
 use dipole_node::{Completion, CompletionQueue, Config, Edge, Endpoint, Message, Node, SendError};
-use dipole_node::{Operation, ReceiveError};
+use dipole_node::{Operation, ReceiveError, Region, RegionKey, RegionMemory, Rights};
+use rustc_hash::FxHashMap;
 
 use super::Carrier;
 use crate::failure::Failure;
@@ -26,12 +28,16 @@ pub struct Endpoints {
     // Before the node: what they are attached to goes last.
     edges: Vec<Option<Route>>,
     queue: CompletionQueue,
+    /// Memory in which others place bytes.
+    open: FxHashMap<u64, Region>,
     endpoint: Endpoint,
     node: Node,
     /// Bytes posted that have not left.
     posted: usize,
-    /// Came while somebody looked for room.
-    came: Option<Message>,
+    /// Of how many that are to be placed.
+    placing: usize,
+    /// Came while somebody looked for something else.
+    came: VecDeque<Message>,
 }
 
 /// The way to a rank.
@@ -44,7 +50,11 @@ struct Route {
     asked_at: Option<Instant>,
 }
 
-/// A number that comes back when a message has left: to whom it went, and its length.
+/// Set in the number of what is placed.
+const PLACED: u64 = 1 << 63;
+const LENGTH: u64 = (1 << 40) - 1;
+
+/// A number that comes back when something has left: to whom it went, and its length.
 fn context(to: u32, length: usize) -> u64 {
     (u64::from(to) << 40) | length as u64
 }
@@ -63,10 +73,12 @@ impl Endpoints {
             edges: (0..job.size).map(|_| None).collect(),
             job,
             queue,
+            open: FxHashMap::default(),
             endpoint,
             node,
             posted: 0,
-            came: None,
+            placing: 0,
+            came: VecDeque::new(),
         })
     }
 
@@ -98,8 +110,13 @@ impl Endpoints {
             // No receives are posted.
             Completion::Filled { .. } | Completion::NotFilled { .. } => return Ok(None),
         };
-        let to = u32::try_from(context >> 40).unwrap_or(u32::MAX);
-        self.posted -= usize::try_from(context & ((1 << 40) - 1)).unwrap_or(0);
+        let to = u32::try_from((context & !PLACED) >> 40).unwrap_or(u32::MAX);
+        if let Some(error @ SendError::NotDone { .. }) = lost {
+            // It had left.
+            return Err(failed(to, error));
+        }
+        self.posted -= usize::try_from(context & LENGTH).unwrap_or(0);
+        self.placing -= usize::from(context & PLACED != 0);
         if let Some(Some(route)) = self.edges.get_mut(to as usize) {
             route.posted -= 1;
         }
@@ -136,9 +153,12 @@ impl Carrier for Endpoints {
     type Message = Message;
 
     fn has_room(&mut self) -> Result<bool, Failure> {
-        while self.posted >= WINDOW_BYTES && self.came.is_none() {
+        while self.posted >= WINDOW_BYTES && self.came.is_empty() {
             match self.queue.poll()? {
-                Some(completion) => self.came = self.note(completion)?,
+                Some(completion) => {
+                    let message = self.note(completion)?;
+                    self.came.extend(message);
+                }
                 None => return Ok(false),
             }
         }
@@ -163,11 +183,11 @@ impl Carrier for Endpoints {
     }
 
     fn receive(&mut self, patience: Duration) -> Result<Option<(u32, Message)>, Failure> {
-        if let Some(message) = self.came.take() {
+        if let Some(message) = self.came.pop_front() {
             return Ok(self.with_rank(message));
         }
         let until = Instant::now() + patience;
-        let is_full = self.posted >= WINDOW_BYTES;
+        let (is_full, is_placing) = (self.posted >= WINDOW_BYTES, self.is_placing());
         while self.posted > 0 {
             let left = until.saturating_duration_since(Instant::now());
             let Some(completion) = self.queue.wait(left)? else {
@@ -176,7 +196,8 @@ impl Carrier for Endpoints {
             if let Some(message) = self.note(completion)? {
                 return Ok(self.with_rank(message));
             }
-            if is_full && self.posted < WINDOW_BYTES {
+            let has_placed = is_placing && !self.is_placing();
+            if has_placed || is_full && self.posted < WINDOW_BYTES {
                 return Ok(None);
             }
         }
@@ -209,7 +230,54 @@ impl Carrier for Endpoints {
         Ok(())
     }
 
+    fn open(&mut self, memory: &RegionMemory) -> Result<Option<u64>, Failure> {
+        let rights = Rights {
+            put: true,
+            ..Rights::NONE
+        };
+        let region = self.endpoint.open_region(memory.clone(), rights)?;
+        let key = region.key().0;
+        self.open.insert(key, region);
+        Ok(Some(key))
+    }
+
+    fn close_memory(&mut self, key: u64) {
+        self.open.remove(&key);
+    }
+
+    fn place(&mut self, to: u32, key: u64, offset: u64, bytes: Bytes) -> Result<(), Failure> {
+        let length = bytes.len();
+        let key = RegionKey(key);
+        let put = Operation::PutUnanswered { key, offset };
+        let route = self.route(to)?;
+        let posted = (route.edge).post_bytes(put, bytes, context(to, length) | PLACED);
+        posted.map_err(|error| failed(to, error))?;
+        route.posted += 1;
+        self.posted += length;
+        self.placing += 1;
+        Ok(())
+    }
+
+    fn is_placing(&self) -> bool {
+        self.placing > 0
+    }
+
+    fn take_back(&mut self) {
+        if self.is_placing() {
+            // What has not begun is withdrawn; the rest is copied as there is room, or its rank is gone.
+            self.edges.fill_with(|| None);
+        }
+        while self.is_placing() {
+            let Ok(completion) = self.queue.wait(Duration::from_secs(1)) else {
+                return;
+            };
+            let noted = completion.map_or(Ok(None), |completion| self.note(completion));
+            self.came.extend(noted.ok().flatten());
+        }
+    }
+
     fn close(&mut self, patience: Duration) {
+        self.open.clear();
         self.edges.clear();
         // Whoever has not taken everything by then will not.
         let _closed = self.node.clone().close(patience);

@@ -11,9 +11,11 @@ use std::os::fd::AsFd;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use dipole_link::cpu;
-use dipole_node::Config;
 use dipole_node::job::Job;
+use dipole_node::{Config, RegionMemory};
+use rustc_hash::FxHashMap;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::Carrier;
@@ -30,7 +32,12 @@ const WAITING_BYTES: usize = 1 << 20;
 const SPINS: u32 = 50;
 const PAUSE: Duration = Duration::from_millis(10);
 /// First bytes of a connection.
-const MARK: u64 = u64::from_le_bytes(*b"dipoleT1");
+const MARK: u64 = u64::from_le_bytes(*b"dipoleT2");
+/// Set in the length of bytes that are placed in memory; its key and an offset follow the length.
+const PLACED: u64 = 1 << 63;
+/// Bytes of the head of a message, and of bytes that are placed.
+const HEAD_BYTES: usize = 8;
+const PLACED_HEAD_BYTES: usize = 24;
 
 /// See the module.
 #[derive(Debug)]
@@ -39,8 +46,13 @@ pub struct Tcp {
     peers: Vec<Option<Connection>>,
     /// Bytes that wait in all connections.
     waiting: usize,
+    /// Pieces among them that are to be placed.
+    placing: usize,
     /// The rank that is looked at first next time.
     turn: usize,
+    /// Memory in which others place bytes.
+    open: FxHashMap<u64, RegionMemory>,
+    last_key: u64,
 }
 
 /// The connection with another rank.
@@ -48,15 +60,40 @@ pub struct Tcp {
 struct Connection {
     stream: TcpStream,
     /// What waits to be sent, and how much of the first has been.
-    out: VecDeque<Vec<u8>>,
+    out: VecDeque<Piece>,
     sent: usize,
-    /// The length of the message that comes.
-    head: [u8; 8],
+    /// The length of what comes, and where it belongs if it is placed.
+    head: [u8; PLACED_HEAD_BYTES],
     head_filled: usize,
-    body: Vec<u8>,
+    coming: Coming,
     filled: usize,
     /// Why nothing comes any more.
     ended: Option<String>,
+}
+
+/// Bytes that wait to be sent.
+#[derive(Debug)]
+struct Piece {
+    bytes: Bytes,
+    is_placed: bool,
+}
+
+/// Where what comes belongs.
+#[derive(Debug)]
+enum Coming {
+    Message(Vec<u8>),
+    Placed {
+        memory: RegionMemory,
+        at: usize,
+        length: usize,
+    },
+}
+
+/// What has left: bytes, and pieces that were to be placed.
+#[derive(Clone, Copy, Debug, Default)]
+struct Left {
+    bytes: usize,
+    placed: usize,
 }
 
 fn system(what: &'static str) -> impl FnOnce(io::Error) -> Failure {
@@ -110,7 +147,10 @@ impl Tcp {
             rank,
             peers: (0..size).map(|_| None).collect(),
             waiting: 0,
+            placing: 0,
             turn: 0,
+            open: FxHashMap::default(),
+            last_key: 0,
         };
         for other in 0..rank {
             let there = SocketAddr::new(address(job, config, other), port(job, other)?);
@@ -137,9 +177,9 @@ impl Tcp {
             stream,
             out: VecDeque::new(),
             sent: 0,
-            head: [0; 8],
+            head: [0; PLACED_HEAD_BYTES],
             head_filled: 0,
-            body: Vec::new(),
+            coming: Coming::Message(Vec::new()),
             filled: 0,
             ended: None,
         });
@@ -186,9 +226,34 @@ impl Tcp {
         if self.waiting == 0 {
             return;
         }
-        for peer in self.peers.iter_mut().flatten() {
-            self.waiting -= peer.flush();
+        let (peers, mut left) = (self.peers.iter_mut().flatten(), Left::default());
+        peers.for_each(|peer| peer.flush(&mut left));
+        self.note(left);
+    }
+
+    fn note(&mut self, left: Left) {
+        self.waiting -= left.bytes;
+        self.placing -= left.placed;
+    }
+
+    /// Sends pieces, which stay together.
+    fn post(&mut self, to: u32, pieces: impl IntoIterator<Item = Piece>) -> Result<(), Failure> {
+        let Some(peer) = &mut self.peers[to as usize] else {
+            return Ok(());
+        };
+        if let Some(cause) = &peer.ended {
+            let cause = cause.clone();
+            return Err(Failure::Gone { rank: to, cause });
         }
+        for piece in pieces {
+            self.waiting += piece.bytes.len();
+            self.placing += usize::from(piece.is_placed);
+            peer.out.push_back(piece);
+        }
+        let mut left = Left::default();
+        peer.flush(&mut left);
+        self.note(left);
+        Ok(())
     }
 
     /// A message that has come whole.
@@ -199,7 +264,7 @@ impl Tcp {
             let Some(peer) = &mut self.peers[index] else {
                 continue;
             };
-            if let Some(message) = peer.read() {
+            if let Some(message) = peer.read(&self.open) {
                 // The same first: a long parcel comes from one rank.
                 self.turn = index;
                 return Some((u32::try_from(index).unwrap_or(u32::MAX), message));
@@ -280,40 +345,88 @@ fn greeted(mut stream: &TcpStream, job: u64, own: u32) -> io::Result<u32> {
 }
 
 impl Connection {
-    /// Sends what can be sent; how many bytes of messages are done.
-    fn flush(&mut self) -> usize {
-        let mut done = 0;
+    /// Sends what can be sent.
+    fn flush(&mut self, left: &mut Left) {
         while let Some(first) = self.out.front() {
-            match self.stream.write(&first[self.sent..]) {
+            match self.stream.write(&first.bytes[self.sent..]) {
                 Ok(bytes) => {
                     self.sent += bytes;
-                    if self.sent == first.len() {
-                        done += first.len();
+                    if self.sent == first.bytes.len() {
                         self.sent = 0;
-                        self.out.pop_front();
+                        self.let_go(1, left);
                     }
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return done,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 Err(error) => {
                     self.ended.get_or_insert(error.to_string());
-                    done += self.out.drain(..).map(|left| left.len()).sum::<usize>();
+                    self.let_go(self.out.len(), left);
                     self.sent = 0;
                 }
             }
         }
-        done
     }
 
-    /// The next message, if it has come whole.
-    fn read(&mut self) -> Option<Vec<u8>> {
+    /// Drops the first pieces.
+    fn let_go(&mut self, count: usize, left: &mut Left) {
+        for piece in self.out.drain(..count) {
+            left.bytes += piece.bytes.len();
+            left.placed += usize::from(piece.is_placed);
+        }
+    }
+
+    /// What the head, or the bytes behind it, still lack.
+    fn read_some(&mut self, head_bytes: usize) -> io::Result<usize> {
+        if self.head_filled < head_bytes {
+            return self
+                .stream
+                .read(&mut self.head[self.head_filled..head_bytes]);
+        }
+        match &mut self.coming {
+            Coming::Message(body) => self.stream.read(&mut body[self.filled..]),
+            Coming::Placed { memory, at, length } => {
+                let (at, left) = (*at + self.filled, *length - self.filled);
+                let read = memory.fill(at, left, |place| self.stream.read(place));
+                read.unwrap_or_else(|error| Err(io::Error::other(error.to_string())))
+            }
+        }
+    }
+
+    /// The head is there: makes room for what follows.
+    fn begin(&mut self, open: &FxHashMap<u64, RegionMemory>) -> Result<(), String> {
+        let word = |at: usize| {
+            let word = self.head[at..].first_chunk().copied().unwrap_or_default();
+            u64::from_le_bytes(word)
+        };
+        let length = usize::try_from(word(0) & !PLACED).unwrap_or(usize::MAX);
+        self.filled = 0;
+        self.coming = if word(0) & PLACED == 0 {
+            let mut body = Vec::new();
+            let reserved = body.try_reserve_exact(length);
+            reserved.map_err(|_| format!("a message of {length} bytes"))?;
+            body.resize(length, 0);
+            Coming::Message(body)
+        } else {
+            let memory = open.get(&word(8)).cloned();
+            Coming::Placed {
+                memory: memory.ok_or("bytes for memory that is not open")?,
+                at: usize::try_from(word(16)).unwrap_or(usize::MAX),
+                length,
+            }
+        };
+        Ok(())
+    }
+
+    /// The next message, if it has come whole; what comes before to be placed is.
+    fn read(&mut self, open: &FxHashMap<u64, RegionMemory>) -> Option<Vec<u8>> {
         while self.ended.is_none() {
-            let is_head = self.head_filled < self.head.len();
-            let place = match is_head {
-                true => &mut self.head[self.head_filled..],
-                false => &mut self.body[self.filled..],
+            let is_placed = self.head_filled >= HEAD_BYTES && self.head[HEAD_BYTES - 1] & 0x80 != 0;
+            let head_bytes = match is_placed {
+                true => PLACED_HEAD_BYTES,
+                false => HEAD_BYTES,
             };
-            let bytes = match self.stream.read(place) {
+            let is_head = self.head_filled < head_bytes;
+            let bytes = match self.read_some(head_bytes) {
                 Ok(0) => {
                     self.ended = Some("its connection has been closed".to_owned());
                     return None;
@@ -328,23 +441,29 @@ impl Connection {
             };
             if is_head {
                 self.head_filled += bytes;
-                if self.head_filled < self.head.len() {
+                let is_whole = match is_placed {
+                    true => self.head_filled == PLACED_HEAD_BYTES,
+                    false => {
+                        self.head_filled == HEAD_BYTES && self.head[HEAD_BYTES - 1] & 0x80 == 0
+                    }
+                };
+                if !is_whole {
                     continue;
                 }
-                let length = usize::try_from(u64::from_le_bytes(self.head)).unwrap_or(usize::MAX);
-                self.filled = 0;
-                self.body = Vec::new();
-                if self.body.try_reserve_exact(length).is_err() {
-                    self.ended = Some(format!("a message of {length} bytes"));
+                if let Err(why) = self.begin(open) {
+                    self.ended = Some(why);
                     return None;
                 }
-                self.body.resize(length, 0);
             } else {
                 self.filled += bytes;
             }
-            if self.filled == self.body.len() {
-                self.head_filled = 0;
-                return Some(std::mem::take(&mut self.body));
+            match &mut self.coming {
+                Coming::Message(body) if self.filled == body.len() => {
+                    self.head_filled = 0;
+                    return Some(std::mem::take(body));
+                }
+                Coming::Placed { length, .. } if self.filled == *length => self.head_filled = 0,
+                Coming::Message(_) | Coming::Placed { .. } => {}
             }
         }
         None
@@ -360,28 +479,59 @@ impl Carrier for Tcp {
     }
 
     fn send(&mut self, to: u32, message: Vec<u8>) -> Result<(), Failure> {
-        let Some(peer) = &mut self.peers[to as usize] else {
-            return Ok(());
-        };
-        if let Some(cause) = &peer.ended {
-            let cause = cause.clone();
-            return Err(Failure::Gone { rank: to, cause });
-        }
         let length = (message.len() as u64).to_le_bytes();
-        let messages = match message.len() {
+        let pieces = match message.len() {
             0..4096 => vec![[&length[..], &message].concat()],
             _ => vec![length.to_vec(), message],
         };
-        for bytes in messages {
-            self.waiting += bytes.len();
-            peer.out.push_back(bytes);
+        let pieces = pieces.into_iter().map(|bytes| Piece {
+            bytes: bytes.into(),
+            is_placed: false,
+        });
+        self.post(to, pieces)
+    }
+
+    fn open(&mut self, memory: &RegionMemory) -> Result<Option<u64>, Failure> {
+        self.last_key += 1;
+        self.open.insert(self.last_key, memory.clone());
+        Ok(Some(self.last_key))
+    }
+
+    fn close_memory(&mut self, key: u64) {
+        self.open.remove(&key);
+    }
+
+    fn place(&mut self, to: u32, key: u64, offset: u64, bytes: Bytes) -> Result<(), Failure> {
+        let words = [bytes.len() as u64 | PLACED, key, offset];
+        let head: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let head = Piece {
+            bytes: head.into(),
+            is_placed: false,
+        };
+        let is_placed = true;
+        self.post(to, [head, Piece { bytes, is_placed }])
+    }
+
+    fn is_placing(&self) -> bool {
+        self.placing > 0
+    }
+
+    fn take_back(&mut self) {
+        // In the middle of a piece nothing else can be sent: the connection ends, as the job does.
+        for peer in self.peers.iter_mut().flatten() {
+            if peer.out.iter().any(|piece| piece.is_placed) {
+                let mut left = Left::default();
+                peer.let_go(peer.out.len(), &mut left);
+                self.waiting -= left.bytes;
+                self.placing -= left.placed;
+                peer.ended
+                    .get_or_insert_with(|| "the program ends".to_owned());
+            }
         }
-        self.waiting -= peer.flush();
-        Ok(())
     }
 
     fn receive(&mut self, patience: Duration) -> Result<Option<(u32, Vec<u8>)>, Failure> {
-        let had_room = self.waiting < WAITING_BYTES;
+        let (had_room, was_placing) = (self.waiting < WAITING_BYTES, self.is_placing());
         let until = Instant::now() + patience;
         loop {
             for _ in 0..SPINS {
@@ -389,7 +539,8 @@ impl Carrier for Tcp {
                 if let Some(found) = self.look() {
                     return Ok(Some(found));
                 }
-                if !had_room && self.waiting < WAITING_BYTES {
+                let has_placed = was_placing && !self.is_placing();
+                if has_placed || !had_room && self.waiting < WAITING_BYTES {
                     return Ok(None);
                 }
                 cpu::yield_core();

@@ -4,6 +4,7 @@ use std::ffi::c_void;
 
 use dipole_link::window::Source;
 
+use super::direct::{DIRECT_BYTES, lend};
 use super::{Process, Pull, Wanted};
 use crate::carrier::Carrier;
 use crate::failure::Failure;
@@ -34,6 +35,11 @@ impl<C: Carrier> Process<C> {
             (To::Mate(mate), Some(mates)) if mates.can_pull(mate) => Some(mate),
             _ => None,
         }
+    }
+
+    /// True of a rank of another node.
+    fn is_elsewhere(&self, rank: u32) -> bool {
+        !self.exchange.places().are_together(rank, self.rank)
     }
 
     /// Adds a record whose data stay together.
@@ -112,8 +118,19 @@ impl<C: Carrier> Process<C> {
         offset: u64,
         bytes: u64,
     ) -> Result<(), Failure> {
-        if bytes < PULLED_BYTES || to >= self.size || self.open_mate(to).is_none() || from.is_null()
-        {
+        let buffered = bytes < PULLED_BYTES || to >= self.size || from.is_null();
+        if buffered || self.open_mate(to).is_none() {
+            if !buffered && bytes >= DIRECT_BYTES && self.is_elsewhere(to) {
+                // SAFETY: the caller's promise.
+                let data = unsafe { lend(from, usize::try_from(bytes).unwrap_or(usize::MAX)) };
+                let (slot, _) = (self.registrations).find(area.addr() as u64, to, offset, bytes)?;
+                if let Some(key) = self.registrations.key(slot, to) {
+                    self.row.insert(to);
+                    let placed = self.placed(key, offset, &data);
+                    self.direct[to as usize].extend(placed);
+                    return Ok(());
+                }
+            }
             // SAFETY: the caller's promise is larger.
             return unsafe { self.put(to, from, area, offset, bytes) };
         }
@@ -152,6 +169,20 @@ impl<C: Carrier> Process<C> {
             return Err(Misuse::Null("the destination").into());
         }
         let (slot, _) = (self.registrations).find(area.addr() as u64, of, offset, bytes)?;
+        if bytes >= DIRECT_BYTES && self.is_elsewhere(of) {
+            // SAFETY: the caller's promise, until the superstep ends.
+            let key = unsafe { self.open_destination(into, bytes)? };
+            if key != 0 {
+                self.asked.insert(of);
+                self.keeping.insert(of);
+                let record = Record::Keep {
+                    slot,
+                    offset,
+                    length: bytes,
+                };
+                return self.add(of, record, &[Source::from(&key.to_ne_bytes()[..])]);
+            }
+        }
         let ticket = (self.wanted.len() as u64).to_ne_bytes();
         self.wanted.push(Wanted { into, bytes });
         self.asked.insert(of);
@@ -184,6 +215,21 @@ impl<C: Carrier> Process<C> {
             false => None,
         };
         let Some(mate) = mate else {
+            let direct = of < self.size && bytes >= DIRECT_BYTES && self.is_elsewhere(of);
+            if direct && !into.is_null() {
+                let (slot, _) = (self.registrations).find(area.addr() as u64, of, offset, bytes)?;
+                // SAFETY: the caller's promise, until the superstep ends.
+                let key = unsafe { self.open_destination(into, bytes)? };
+                if key != 0 {
+                    self.asked.insert(of);
+                    let record = Record::Bring {
+                        slot,
+                        offset,
+                        length: bytes,
+                    };
+                    return self.add(of, record, &[Source::from(&key.to_ne_bytes()[..])]);
+                }
+            }
             // SAFETY: the caller's promise.
             return unsafe { self.get(of, area, offset, into, bytes) };
         };

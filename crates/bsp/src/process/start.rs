@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use dipole_node::job::Job;
 use dipole_node::{Config, Links, variables};
 
+use super::direct::OpenMemory;
 use super::{Call, Process};
 use crate::carrier::{AnyCarrier, Carrier, Endpoints, Tcp};
 use crate::failure::Failure;
@@ -201,6 +202,7 @@ impl<C: Carrier> Process<C> {
                 name: "bsp_begin",
                 place: None,
             },
+            open: OpenMemory::default(),
             carrier: Some(carrier),
             exchange: Exchange::new(rank, places.clone()),
             slots: None,
@@ -209,11 +211,14 @@ impl<C: Carrier> Process<C> {
             next_chunk: None,
             local: vec![LocalParcel::default(); ranks.len()],
             remote: (0..size).map(|_| Parcel::new(CHUNK_BYTES)).collect(),
+            direct: vec![Vec::new(); size as usize],
             mates,
             arenas: [arena(0), arena(1)],
             row: Ranks::new(size),
             asked: Ranks::new(size),
             wanted: Vec::new(),
+            keeping: Ranks::new(size),
+            kept: Vec::new(),
             pulls: Vec::new(),
             is_pulled: false,
             registrations: Registrations::new(rank, size),

@@ -3,16 +3,18 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
 use dipole_link::window::Source;
 
-use super::{Process, Pull, Wanted};
+use super::direct::lend;
+use super::{Kept, Process, Pull, Wanted};
 use crate::carrier::Carrier;
 use crate::failure::Failure;
 use crate::local::{FEW_ANSWERS_BYTES, FEW_BYTES, LocalParcel, Mates, Milestone, Said};
 use crate::misuse::Misuse;
 use crate::parcel::Parcel;
 use crate::patience::Patience;
-use crate::superstep::exchange::Body;
+use crate::superstep::exchange::{Body, Outgoing};
 use crate::superstep::facts::{Ending, Facts};
 use crate::superstep::message::{Head, Kind};
 use crate::superstep::pace::Pace;
@@ -77,7 +79,7 @@ impl Effects<'_> {
                     let tag = usize::try_from(tag).map_err(|_| Malformed)?;
                     self.queue.push(tag, data);
                 }
-                (Record::Get { .. }, _) => {}
+                (Record::Get { .. } | Record::Bring { .. } | Record::Keep { .. }, _) => {}
                 (Record::Message { .. } | Record::Answer { .. }, _) => {
                     return Err(Malformed.into());
                 }
@@ -112,6 +114,40 @@ impl Effects<'_> {
             reply(ticket.word(0), data)?;
         }
         Ok(())
+    }
+
+    /// What is wanted in memory that has been opened, with its key, and whether that is ready for it.
+    fn brought(&self, records: Source<'_>) -> Result<Vec<(u64, Bytes, bool)>, Failure> {
+        let mut brought = Vec::new();
+        for record in Records::new(records) {
+            let (record, key) = record?;
+            let (Record::Bring {
+                slot,
+                offset,
+                length,
+            }
+            | Record::Keep {
+                slot,
+                offset,
+                length,
+            }) = record
+            else {
+                continue;
+            };
+            let place = self.place(slot, offset, length)?;
+            let length = usize::try_from(length).map_err(|_| Malformed)?;
+            let is_ready = matches!(record, Record::Bring { .. });
+            let data = match is_ready {
+                // SAFETY: inside a registered part, as just checked, which nobody changes before
+                // the superstep has ended; it does not before all is let go of.
+                true => unsafe { lend(place, length) },
+                // SAFETY: inside a registered part; nothing writes there before all gets have
+                // been read.
+                false => unsafe { Source::at(place, length) }.to_vec().into(),
+            };
+            brought.push((key.word(0), data, is_ready));
+        }
+        Ok(brought)
     }
 }
 
@@ -168,6 +204,14 @@ impl<C: Carrier> Process<C> {
     }
 
     pub(super) fn end_superstep(&mut self, ending: Ending) -> Result<(), Failure> {
+        let ended = self.move_everything(ending);
+        if ended.is_err() {
+            self.take_memory_back();
+        }
+        ended
+    }
+
+    fn move_everything(&mut self, ending: Ending) -> Result<(), Failure> {
         let epoch = self.exchange.superstep().wrapping_add(1);
         self.collect_facts(ending);
         self.send_parcels();
@@ -183,12 +227,13 @@ impl<C: Carrier> Process<C> {
             return Ok(());
         }
         self.agree()?;
+        self.exchange.place_all();
         if self.slots.is_some() {
             self.set_pace(self.exchange.knowledge().senders());
         }
         self.pull()?;
         let (asks, is_asked) = (
-            !self.wanted.is_empty(),
+            !self.asked.is_empty(),
             self.exchange.knowledge().is_asked(self.rank),
         );
         if asks || is_asked {
@@ -247,9 +292,10 @@ impl<C: Carrier> Process<C> {
         if self.exchange.places().nodes() == 1 {
             return;
         }
-        for (to, parcel) in (0..).zip(&mut self.remote) {
-            if to != self.rank && !parcel.is_empty() {
-                self.exchange.send_parcel(to, parcel.take());
+        for ((to, parcel), direct) in (0..).zip(&mut self.remote).zip(&mut self.direct) {
+            if to != self.rank && !(parcel.is_empty() && direct.is_empty()) {
+                let placed = std::mem::take(direct);
+                self.exchange.send_parcel(to, parcel.take(), placed);
             }
         }
         if self.slots.is_some() {
@@ -513,6 +559,9 @@ impl<C: Carrier> Process<C> {
         for chunk in &own_answers {
             take_answers(&self.wanted, Parcel::records(chunk))?;
         }
+        for of in (0..self.size).filter(|rank| self.keeping.contains(*rank)) {
+            self.exchange.send_ready(of);
+        }
         self.take_local_answers(epoch)?;
         self.take_remote_answers()?;
         self.apply_local(&own, epoch)?;
@@ -520,7 +569,23 @@ impl<C: Carrier> Process<C> {
             self.effects().apply(Source::from(&**body), None)?;
             self.exchange.let_go(body);
         }
-        self.pump(|_| true)
+        loop {
+            self.send_kept();
+            if self.kept.is_empty() && self.transmit()? {
+                return Ok(());
+            }
+            self.wait_message()?;
+        }
+    }
+
+    /// Answers those who have become ready for what was kept.
+    fn send_kept(&mut self) {
+        let exchange = &mut self.exchange;
+        let is_ready = |kept: &mut Kept| exchange.is_ready(kept.to);
+        let ready: Vec<_> = self.kept.extract_if(.., is_ready).collect();
+        for Kept { to, chunks, placed } in ready {
+            exchange.send_answers(to, chunks, placed);
+        }
     }
 
     /// Answers all gets of this rank's memory; returns the answers to its own.
@@ -531,7 +596,7 @@ impl<C: Carrier> Process<C> {
         epoch: u32,
     ) -> Result<Vec<Vec<u8>>, Failure> {
         let chunk_bytes = self.chunk_bytes;
-        let mut answers: Vec<(u32, Parcel)> = vec![(self.rank, Parcel::new(self.chunk_bytes))];
+        let mut answers = vec![(self.rank, Parcel::new(self.chunk_bytes), Vec::new())];
         let effects = Effects {
             registrations: &self.registrations,
             queue: &mut self.queue,
@@ -553,16 +618,17 @@ impl<C: Carrier> Process<C> {
             })?;
         }
         for (from, body) in came {
-            let known = answers.iter().position(|(to, _)| to == from);
+            let known = answers.iter().position(|(to, ..)| to == from);
             let index = known.unwrap_or_else(|| {
-                answers.push((*from, Parcel::new(chunk_bytes)));
+                answers.push((*from, Parcel::new(chunk_bytes), Vec::new()));
                 answers.len() - 1
             });
-            let theirs = &mut answers[index].1;
+            let (_, theirs, direct) = &mut answers[index];
             effects.answer(Source::from(&**body), |ticket, data| {
                 theirs.push_cut(data, record(ticket));
                 Ok(())
             })?;
+            direct.extend(effects.brought(Source::from(&**body))?);
         }
         if let Some(mates) = &self.mates {
             let arena = &mut self.arenas[self.exchange.superstep() as usize % 2];
@@ -594,9 +660,15 @@ impl<C: Carrier> Process<C> {
             mates.reach(Milestone::Answered, epoch);
         }
         let own_answers = answers[0].1.take();
-        for (to, parcel) in &mut answers[1..] {
-            if !parcel.is_empty() {
-                self.exchange.send_answers(*to, parcel.take());
+        for (to, parcel, direct) in &mut answers[1..] {
+            let pieces = direct
+                .iter()
+                .map(|(key, data, _)| self.placed(*key, 0, data));
+            let (to, chunks, placed) = (*to, parcel.take(), pieces.flatten().collect::<Vec<_>>());
+            if direct.iter().any(|(.., is_ready)| !is_ready) {
+                self.kept.push(Kept { to, chunks, placed });
+            } else if !(chunks.is_empty() && placed.is_empty()) {
+                self.exchange.send_answers(to, chunks, placed);
             }
         }
         self.transmit()?;
@@ -630,6 +702,7 @@ impl<C: Carrier> Process<C> {
                 take_answers(&self.wanted, Source::from(&*body))?;
                 self.exchange.let_go(&body);
             }
+            self.send_kept();
             if self.unanswered().next().is_none() {
                 return Ok(());
             }
@@ -657,13 +730,16 @@ impl<C: Carrier> Process<C> {
     fn begin_superstep(&mut self, epoch: u32) -> Result<(), Failure> {
         self.tags.advance();
         self.tag_calls = 0;
-        if self.exchange.knowledge().has_facts() {
-            self.registrations.commit(self.exchange.knowledge());
-        }
+        let gone = match self.exchange.knowledge().has_facts() {
+            true => self.registrations.commit(self.exchange.knowledge()),
+            false => Vec::new(),
+        };
+        self.close_memory(gone);
         self.facts.clear();
         self.row.clear();
         self.asked.clear();
         self.wanted.clear();
+        self.keeping.clear();
         self.is_pulled = false;
         self.local.fill(LocalParcel::default());
         self.clear_arena(epoch);
@@ -679,10 +755,11 @@ impl<C: Carrier> Process<C> {
         }
     }
 
-    /// Sends what there is room for, and whose slot has begun; true if nothing is left.
+    /// Sends what there is room for, and whose slot has begun; true if nothing is left, and no
+    /// memory of the program's is read any more.
     #[inline]
     fn transmit(&mut self) -> Result<bool, Failure> {
-        while self.exchange.has_transmit() || self.next_chunk.is_some() {
+        while self.has_unsent() {
             if !self.carrier()?.has_room()? {
                 return Ok(false);
             }
@@ -690,11 +767,19 @@ impl<C: Carrier> Process<C> {
                 if !self.transmit_in_slot()? {
                     return Ok(false);
                 }
-            } else if let Some((to, message)) = self.exchange.poll_transmit() {
-                self.carrier()?.send(to, message)?;
+            } else if let Some((to, next)) = self.exchange.poll_transmit() {
+                self.hand_over(to, next)?;
             }
         }
-        Ok(true)
+        Ok(!self.is_placing())
+    }
+
+    fn hand_over(&mut self, to: u32, what: Outgoing) -> Result<(), Failure> {
+        let carrier = self.carrier()?;
+        match what {
+            Outgoing::Message(message) => carrier.send(to, message),
+            Outgoing::Placed { key, offset, bytes } => carrier.place(to, key, offset, bytes),
+        }
     }
 
     /// Sends the next chunk if its slot has begun.
@@ -703,12 +788,12 @@ impl<C: Carrier> Process<C> {
         let chunk = self.next_chunk.take().or_else(|| {
             let (to, chunk) = self.exchange.poll_transmit()?;
             let now_ns = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
-            let due = Duration::from_nanos(self.pace.next(now_ns, chunk.len()));
+            let due = Duration::from_nanos(self.pace.next(now_ns, chunk.length()));
             Some((due, to, chunk))
         });
         match chunk {
             Some((due, to, chunk)) if due <= now => {
-                self.carrier()?.send(to, chunk)?;
+                self.hand_over(to, chunk)?;
                 Ok(true)
             }
             early => {
@@ -716,6 +801,11 @@ impl<C: Carrier> Process<C> {
                 Ok(false)
             }
         }
+    }
+
+    #[inline]
+    fn has_unsent(&self) -> bool {
+        self.exchange.has_transmit() || self.next_chunk.is_some()
     }
 
     /// Sends and takes messages until `is_done` and everything is sent.
@@ -734,12 +824,13 @@ impl<C: Carrier> Process<C> {
     fn wait_message(&mut self) -> Result<(), Failure> {
         let mut patience = None;
         loop {
-            let has_waited = self.exchange.has_transmit() || self.next_chunk.is_some();
+            let has_waited = self.has_unsent() || self.is_placing();
             let is_sent = self.transmit()?;
             if has_waited && is_sent {
                 // That may be all that its caller waits for.
                 return Ok(());
             }
+            let (was_full, was_placing) = (self.has_unsent(), self.is_placing());
             let slot = self.next_chunk.as_ref().map(|(due, ..)| *due);
             let patience_now = slot.map_or(LOOK, |due| {
                 due.saturating_sub(self.begun.elapsed()).min(LOOK)
@@ -747,12 +838,16 @@ impl<C: Carrier> Process<C> {
             if let Some((from, message)) = self.carrier()?.receive(patience_now)? {
                 return self.take(from, message);
             }
-            if !is_sent && self.carrier()?.has_room()? {
+            let has_placed = was_placing && !self.is_placing();
+            if has_placed || was_full && self.carrier()?.has_room()? {
                 return Ok(());
             }
             let waits: Vec<u32> = match self.exchange.waits_for() {
                 Some(rank) => vec![rank],
-                None if self.is_complete() => self.unanswered().collect(),
+                None if self.is_complete() => {
+                    let unready = self.kept.iter().map(|kept| kept.to);
+                    self.unanswered().chain(unready).collect()
+                }
                 None => self.missing().collect(),
             };
             if let Some(mates) = &self.mates {
@@ -793,6 +888,7 @@ impl<C: Carrier> Process<C> {
 fn tell(call: &super::Call, rank: u32, epoch: u32, patience: &mut Patience, waits: &[u32]) {
     let names: Vec<_> = waits.iter().map(ToString::to_string).collect();
     let words = match waits {
+        [] => "other nodes to take what is sent to them".to_owned(),
         [_] => format!("rank {}", names[0]),
         _ => format!("ranks {}", names.join(", ")),
     };

@@ -7,7 +7,9 @@
 use std::collections::VecDeque;
 use std::ops::Deref;
 
-use super::knowledge::Knowledge;
+use bytes::Bytes;
+
+use super::knowledge::{Knowledge, Ranks};
 use super::message::{HEAD_BYTES, Head, Kind};
 use super::rounds::Rounds;
 use super::schedule::{Order, Turns};
@@ -136,6 +138,42 @@ impl<M: Deref<Target = [u8]>> Deref for Body<M> {
     }
 }
 
+/// What goes to another rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outgoing {
+    /// A message.
+    Message(Vec<u8>),
+    /// Bytes that belong at an offset of memory that the rank has opened under this key.
+    Placed {
+        /// The key.
+        key: u64,
+        /// Where.
+        offset: u64,
+        /// What.
+        bytes: Bytes,
+    },
+}
+
+impl Outgoing {
+    /// How many bytes it has.
+    #[must_use]
+    pub fn length(&self) -> usize {
+        match self {
+            Outgoing::Message(message) => message.len(),
+            Outgoing::Placed { bytes, .. } => bytes.len(),
+        }
+    }
+}
+
+/// Bytes for one rank that leave once all ranks have ended the superstep, and the message that says
+/// that they were all.
+#[derive(Debug)]
+struct Placing {
+    to: u32,
+    placed: Vec<Outgoing>,
+    last: Vec<u8>,
+}
+
 /// See the module.
 #[derive(Debug)]
 pub struct Exchange<M> {
@@ -151,6 +189,8 @@ pub struct Exchange<M> {
     /// What has come and was not taken.
     came_parcels: VecDeque<(u32, Body<M>)>,
     came_answers: VecDeque<(u32, Body<M>)>,
+    /// Who may be answered with what was kept.
+    ready: Ranks,
     /// Messages of the next superstep.
     early: Vec<(u32, Held<M>)>,
     /// Bytes of the links' memory that are kept.
@@ -158,10 +198,11 @@ pub struct Exchange<M> {
     /// Rounds: others wait for them.
     rounds_out: VecDeque<(u32, Vec<u8>)>,
     /// Parcels and answers, by rank.
-    outgoing: Vec<VecDeque<Vec<u8>>>,
+    outgoing: Vec<VecDeque<Outgoing>>,
     /// How many they are.
     waiting: usize,
     turns: Turns,
+    placing: Vec<Placing>,
     /// A parcel that is to travel with the first round.
     inline: Option<Vec<u8>>,
 }
@@ -182,12 +223,14 @@ impl<M: Deref<Target = [u8]>> Exchange<M> {
             answers: vec![Count::default(); size],
             came_parcels: VecDeque::new(),
             came_answers: VecDeque::new(),
+            ready: Ranks::new(u32::try_from(size).unwrap_or(u32::MAX)),
             early: Vec::new(),
             lent: 0,
             rounds_out: VecDeque::new(),
             outgoing: vec![VecDeque::new(); size],
             waiting: 0,
             turns: Turns::new(Order::LatinSquare, own as usize, size),
+            placing: Vec::new(),
             inline: None,
             places,
         }
@@ -225,26 +268,68 @@ impl<M: Deref<Target = [u8]>> Exchange<M> {
     }
 
     /// Sends records to a rank of another node: all chunks of its parcel, with room for a head in
-    /// front of each. A short one waits for the rounds to begin if it can travel with the first.
-    pub fn send_parcel(&mut self, to: u32, chunks: Vec<Vec<u8>>) {
+    /// front of each. A short one waits for the rounds to begin if it can travel with the first. What
+    /// is to be placed in the rank's memory waits for [`place_all`](Self::place_all), and the parcel
+    /// is not complete before.
+    pub fn send_parcel(&mut self, to: u32, chunks: Vec<Vec<u8>>, placed: Vec<Outgoing>) {
         let travels = self.is_leader()
+            && placed.is_empty()
             && self.places.leaders[self.rounds.to(0)] == to
             && chunks.len() == 1
             && chunks[0].len() <= INLINE_BYTES;
         if travels {
             self.inline = chunks.into_iter().next();
         } else {
-            self.send_chunks(Kind::Parcel, to, chunks);
+            let placing = self.send_chunks(Kind::Parcel, (to, chunks), placed);
+            self.placing.extend(placing);
         }
     }
 
-    /// Sends answers to a rank of another node.
-    pub fn send_answers(&mut self, to: u32, chunks: Vec<Vec<u8>>) {
-        self.send_chunks(Kind::Answers, to, chunks);
+    /// All ranks have ended the superstep: what is to be placed in their memory may leave.
+    pub fn place_all(&mut self) {
+        for placing in std::mem::take(&mut self.placing) {
+            self.place(placing);
+        }
     }
 
-    fn send_chunks(&mut self, kind: Kind, to: u32, chunks: Vec<Vec<u8>>) {
-        let total = u32::try_from(chunks.len()).unwrap_or(u32::MAX);
+    fn place(&mut self, Placing { to, placed, last }: Placing) {
+        self.waiting += placed.len() + 1;
+        let outgoing = &mut self.outgoing[to as usize];
+        outgoing.extend(placed);
+        outgoing.push_back(Outgoing::Message(last));
+    }
+
+    /// Sends answers to a rank of another node, and what is to be placed in its memory.
+    pub fn send_answers(&mut self, to: u32, chunks: Vec<Vec<u8>>, placed: Vec<Outgoing>) {
+        let placing = self.send_chunks(Kind::Answers, (to, chunks), placed);
+        if let Some(placing) = placing {
+            self.place(placing);
+        }
+    }
+
+    /// Tells a rank of another node that it may place here what it keeps.
+    pub fn send_ready(&mut self, to: u32) {
+        let ready = Head::new(Kind::Ready, self.superstep).encode();
+        self.outgoing[to as usize].push_back(Outgoing::Message(ready.to_vec()));
+        self.waiting += 1;
+    }
+
+    /// True if a rank has said that.
+    #[must_use]
+    pub fn is_ready(&self, rank: u32) -> bool {
+        self.ready.contains(rank)
+    }
+
+    /// Sends messages; if something is to be placed the last, without records, comes behind it.
+    fn send_chunks(
+        &mut self,
+        kind: Kind,
+        (to, chunks): (u32, Vec<Vec<u8>>),
+        placed: Vec<Outgoing>,
+    ) -> Option<Placing> {
+        let places = !placed.is_empty();
+        let total = chunks.len() + usize::from(places);
+        let total = u32::try_from(total).unwrap_or(u32::MAX);
         for (index, mut chunk) in (0..).zip(chunks) {
             let head = Head {
                 index,
@@ -252,9 +337,19 @@ impl<M: Deref<Target = [u8]>> Exchange<M> {
                 ..Head::new(kind, self.superstep)
             };
             chunk[..HEAD_BYTES].copy_from_slice(&head.encode());
-            self.outgoing[to as usize].push_back(chunk);
+            self.outgoing[to as usize].push_back(Outgoing::Message(chunk));
             self.waiting += 1;
         }
+        let last = Head {
+            index: total.saturating_sub(1),
+            total,
+            ..Head::new(kind, self.superstep)
+        };
+        places.then(|| Placing {
+            to,
+            placed,
+            last: last.encode().to_vec(),
+        })
     }
 
     /// Sends to the others in another order from now on.
@@ -390,6 +485,10 @@ impl<M: Deref<Target = [u8]>> Exchange<M> {
                 }
                 self.finish_rounds()?;
             }
+            Kind::Ready => {
+                self.ready.insert(from);
+                self.let_go(&Body { message, start });
+            }
             Kind::Start | Kind::Hello | Kind::Abort | Kind::Alive => return Err(unexpected),
         }
         Ok(())
@@ -437,16 +536,16 @@ impl<M: Deref<Target = [u8]>> Exchange<M> {
         !self.rounds_out.is_empty()
     }
 
-    /// The next message to send: rounds first, then one to each rank in turn.
-    pub fn poll_transmit(&mut self) -> Option<(u32, Vec<u8>)> {
-        if let Some(round) = self.rounds_out.pop_front() {
-            return Some(round);
+    /// What to send next: rounds first, then something to each rank in turn.
+    pub fn poll_transmit(&mut self) -> Option<(u32, Outgoing)> {
+        if let Some((to, round)) = self.rounds_out.pop_front() {
+            return Some((to, Outgoing::Message(round)));
         }
         let outgoing = &mut self.outgoing;
         let to = self.turns.next(|to| !outgoing[to].is_empty())?;
-        let chunk = outgoing[to].pop_front()?;
+        let next = outgoing[to].pop_front()?;
         self.waiting -= 1;
-        Some((u32::try_from(to).unwrap_or(u32::MAX), chunk))
+        Some((u32::try_from(to).unwrap_or(u32::MAX), next))
     }
 
     /// Begins the next superstep, when everything of this one has been taken and sent.
@@ -463,6 +562,7 @@ impl<M: Deref<Target = [u8]>> Exchange<M> {
         self.rounds.clear();
         self.parcels.fill(Count::default());
         self.answers.fill(Count::default());
+        self.ready.clear();
         for (from, message) in std::mem::take(&mut self.early) {
             let head = match &message {
                 Held::Lent(message) => Head::decode(message),

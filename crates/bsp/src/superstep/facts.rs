@@ -19,6 +19,8 @@ pub struct Part {
     pub address: u64,
     /// Its bytes.
     pub bytes: u64,
+    /// By which ranks of other nodes write there without a copy on the way; 0 if they cannot.
+    pub key: u64,
 }
 
 impl Part {
@@ -138,6 +140,7 @@ impl Facts {
         for part in &self.pushes {
             put_long(into, part.address);
             put_long(into, part.bytes);
+            put_long(into, part.key);
         }
     }
 
@@ -150,7 +153,7 @@ impl Facts {
         };
         let (tag_calls, pops, pushes) = (take(bytes)?, take(bytes)?, take(bytes)?);
         let tag_bytes = take_long(bytes)?;
-        let said = pops as usize * 4 + pushes as usize * 16;
+        let said = pops as usize * 4 + pushes as usize * 24;
         if said > bytes.len() {
             return None;
         }
@@ -159,6 +162,7 @@ impl Facts {
             Some(Part {
                 address: take_long(bytes)?,
                 bytes: take_long(bytes)?,
+                key: take_long(bytes)?,
             })
         };
         let pushes = (0..pushes).map(|_| part(bytes)).collect::<Option<_>>()?;
@@ -219,6 +223,7 @@ mod tests {
             pushes: vec![Part {
                 address: 8,
                 bytes: 9,
+                key: 10,
             }],
         };
         let mut bytes = Vec::new();

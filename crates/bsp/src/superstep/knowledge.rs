@@ -365,6 +365,7 @@ mod tests {
                 Part {
                     address: 8,
                     bytes: u64::from(*rank),
+                    key: 0,
                 };
                 *rank as usize % 3 + 1
             ];

@@ -23,6 +23,8 @@ pub enum Kind {
     Abort,
     /// Somebody waits: whether this rank's process lives is seen from whether it takes this.
     Alive,
+    /// The sender's memory has been read for all who get of it: what is kept for it may be placed there.
+    Ready,
 }
 
 /// The head of a message.
@@ -43,7 +45,7 @@ pub struct Head {
     pub knowledge: u32,
 }
 
-const KINDS: [Kind; 7] = [
+const KINDS: [Kind; 8] = [
     Kind::Start,
     Kind::Hello,
     Kind::Round,
@@ -51,6 +53,7 @@ const KINDS: [Kind; 7] = [
     Kind::Answers,
     Kind::Abort,
     Kind::Alive,
+    Kind::Ready,
 ];
 /// Tells messages of this runtime from others'.
 const MARK: u16 = 0xB5B1;
@@ -131,7 +134,7 @@ mod tests {
             assert_eq!(Head::decode(&bytes), None);
         }
         let mut bytes = Head::new(Kind::Abort, 0).encode();
-        bytes[2] = 7;
+        bytes[2] = 8;
         assert_eq!(Head::decode(&bytes), None);
     }
 }

@@ -29,6 +29,26 @@ pub enum Record {
         /// How many bytes.
         length: u64,
     },
+    /// The sender wants bytes of the receiver's part of an area in memory that it has opened; the data are
+    /// its key.
+    Bring {
+        /// The area.
+        slot: u32,
+        /// Where in it.
+        offset: u64,
+        /// How many bytes.
+        length: u64,
+    },
+    /// The same, but of how they are before anything is written: the receiver keeps a copy until
+    /// the sender is ready for it.
+    Keep {
+        /// The area.
+        slot: u32,
+        /// Where in it.
+        offset: u64,
+        /// How many bytes.
+        length: u64,
+    },
     /// The sender wants bytes of the receiver's part of an area; the data are the ticket of the answer.
     Get {
         /// The area.
@@ -61,6 +81,8 @@ const FETCH: u64 = 2;
 const GET: u64 = 3;
 const ANSWER: u64 = 4;
 const MESSAGE: u64 = 5;
+const BRING: u64 = 6;
+const KEEP: u64 = 7;
 
 /// A record that no rank of this program wrote.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -89,6 +111,16 @@ impl Record {
                 offset,
                 length,
             } => [FETCH | u64::from(slot) << 8, offset, length],
+            Record::Bring {
+                slot,
+                offset,
+                length,
+            } => [BRING | u64::from(slot) << 8, offset, length],
+            Record::Keep {
+                slot,
+                offset,
+                length,
+            } => [KEEP | u64::from(slot) << 8, offset, length],
             Record::Get {
                 slot,
                 offset,
@@ -114,7 +146,10 @@ impl Record {
     pub fn data_bytes(self) -> u64 {
         match self {
             Record::Put { length, .. } | Record::Answer { length, .. } => length,
-            Record::Get { .. } | Record::Fetch { .. } => 8,
+            Record::Get { .. }
+            | Record::Fetch { .. }
+            | Record::Bring { .. }
+            | Record::Keep { .. } => 8,
             Record::Message { tag, length } => tag.saturating_add(length),
         }
     }
@@ -137,6 +172,16 @@ impl Record {
                 length,
             },
             GET => Record::Get {
+                slot: slot()?,
+                offset,
+                length,
+            },
+            BRING => Record::Bring {
+                slot: slot()?,
+                offset,
+                length,
+            },
+            KEEP => Record::Keep {
                 slot: slot()?,
                 offset,
                 length,
@@ -225,6 +270,16 @@ mod tests {
                 length
             }),
             (slot, any::<u64>(), any::<u64>()).prop_map(|(slot, offset, length)| Record::Fetch {
+                slot,
+                offset,
+                length
+            }),
+            (slot, any::<u64>(), any::<u64>()).prop_map(|(slot, offset, length)| Record::Bring {
+                slot,
+                offset,
+                length
+            }),
+            (slot, any::<u64>(), any::<u64>()).prop_map(|(slot, offset, length)| Record::Keep {
                 slot,
                 offset,
                 length

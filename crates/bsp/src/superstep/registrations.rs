@@ -130,6 +130,13 @@ impl Registrations {
         }
     }
 
+    /// By which another rank's part of an area can be written without a copy on the way.
+    #[must_use]
+    pub fn key(&self, area: u32, rank: u32) -> Option<u64> {
+        let key = self.areas.get(&area)?[rank as usize].key;
+        (key != 0).then_some(key)
+    }
+
     /// Where bytes of this rank's part of an area lie, if they are inside.
     #[must_use]
     #[inline]
@@ -139,8 +146,9 @@ impl Registrations {
         (!part.is_null() && end <= part.bytes).then(|| part.address.wrapping_add(offset))
     }
 
-    /// Makes what all ranks have pushed and popped count.
-    pub fn commit(&mut self, known: &Knowledge) {
+    /// Makes what all ranks have pushed and popped count; the keys of this rank's parts of areas that
+    /// are no more.
+    pub fn commit(&mut self, known: &Knowledge) -> Vec<u64> {
         for (number, index) in (self.next..).zip(0..self.pushed.len()) {
             let parts = (0..self.size).map(|rank| known.facts(rank).pushes[index]);
             self.areas.insert(number, parts.collect());
@@ -149,11 +157,13 @@ impl Registrations {
         }
         self.next += u32::try_from(self.pushed.len()).unwrap_or(u32::MAX);
         self.pushed.clear();
+        let mut keys = Vec::new();
         for number in self.popped.drain(..) {
             let Some(parts) = self.areas.remove(&number) else {
                 continue;
             };
-            let address = parts[self.own as usize].address;
+            let Part { address, key, .. } = parts[self.own as usize];
+            keys.extend((key != 0).then_some(key));
             if let Some(known) = self.by_address.get_mut(&address) {
                 known.retain(|known| *known != number);
                 if known.is_empty() {
@@ -161,6 +171,7 @@ impl Registrations {
                 }
             }
         }
+        keys
     }
 }
 
@@ -172,11 +183,17 @@ mod tests {
     const X: u64 = 0x1000;
 
     fn part(address: u64, bytes: u64) -> Part {
-        Part { address, bytes }
+        // A key that tells parts apart.
+        let key = address + bytes;
+        Part {
+            address,
+            bytes,
+            key,
+        }
     }
 
     /// Ends a superstep in which the other of two ranks pushed parts of its own.
-    fn sync(own: &mut Registrations, others: &[Part]) {
+    fn sync(own: &mut Registrations, others: &[Part]) -> Vec<u64> {
         let mut known = Knowledge::new(2);
         for (rank, pushes) in [(0, own.pushes().collect()), (1, others.to_vec())] {
             let facts = Facts {
@@ -185,7 +202,7 @@ mod tests {
             };
             known.add_facts(rank, facts);
         }
-        own.commit(&known);
+        own.commit(&known)
     }
 
     #[test]
@@ -198,6 +215,7 @@ mod tests {
         );
         sync(&mut own, &[part(X + 64, 8)]);
         assert_eq!(own.find(X, 1, 0, 8), Ok((0, X + 64)));
+        assert_eq!(own.key(0, 1), Some(X + 72));
         assert_eq!(own.find(X, 0, 8, 8), Ok((0, X + 8)));
         assert!(matches!(
             own.find(X, 1, 1, 8),
@@ -209,7 +227,9 @@ mod tests {
         assert_eq!(own.find(X, 1, 0, 4), Err(Misuse::NoPart { rank: 1 }));
         own.pop(X).expect("the second");
         assert_eq!(own.find(X, 0, 0, 4), Ok((1, X)), "it counts till the end");
-        sync(&mut own, &[]);
+        assert_eq!(own.key(1, 1), None, "it has no part");
+        assert_eq!(sync(&mut own, &[]), [X + 4], "it is no more");
+        assert_eq!(own.key(1, 0), None);
         assert_eq!(own.find(X, 1, 0, 4), Ok((0, X + 64)));
     }
 
@@ -224,7 +244,8 @@ mod tests {
         own.pop(X).expect("the first");
         assert_eq!(own.pops(), [2, 0]);
         assert_eq!(own.pop(X), Err(Misuse::NeverPushed { address: X }));
-        sync(&mut own, &[part(X, 4), part(y, 4), part(X, 2)]);
+        let gone = sync(&mut own, &[part(X, 4), part(y, 4), part(X, 2)]);
+        assert_eq!(gone, [X + 2, X + 4]);
         assert_eq!(
             own.find(X, 1, 0, 1),
             Err(Misuse::NotRegistered { address: X })

@@ -467,6 +467,14 @@ impl Engine {
             let sent = self.send_shared(now, edge, None, bytes, posted)?;
             return Ok(if sent { Begun::Sent } else { Begun::GoesOn });
         };
+        if !head.wants_answer {
+            if let Some(key) = self.core.machine.edge_key(edge) {
+                let requests = &mut self.core.operations.requests;
+                requests.note_unanswered(edge, key.ends(), posted);
+            }
+            let sent = self.send_shared(now, edge, Some(&head.to_bytes()), bytes, posted)?;
+            return Ok(if sent { Begun::Sent } else { Begun::GoesOn });
+        }
         let place = match *operation {
             Operation::Get { length, .. } => match into {
                 Some(memory) => AnswerPlace::Memory {
@@ -514,7 +522,7 @@ impl Engine {
     /// Puts that nobody waits for are about to be sent on an edge: what is refused of them the
     /// next fence tells.
     pub(crate) fn note_unanswered(&mut self, edge: EdgeId, ends: (u32, u32)) {
-        self.core.operations.requests.note_unanswered(edge, ends);
+        (self.core.operations.requests).note_unanswered(edge, ends, None);
     }
 
     /// What an operation came to, once that is known.

@@ -88,6 +88,8 @@ struct Unanswered {
     ends: u64,
     /// Why the first was refused that was, since the last fence.
     refused: Option<Outcome>,
+    /// Who posted the last, to be told if one is refused.
+    posted: Option<Posted>,
 }
 
 /// See the module.
@@ -98,6 +100,8 @@ pub(super) struct Requests {
     unanswered: FxHashMap<EdgeId, Unanswered>,
     /// Posted ones that have their results.
     finished: VecDeque<OperationId>,
+    /// Those that nobody waited for and that were refused.
+    refused: VecDeque<(Posted, Outcome)>,
 }
 
 impl Requests {
@@ -128,11 +132,20 @@ impl Requests {
         id
     }
 
-    pub(super) fn note_unanswered(&mut self, edge: EdgeId, (source, target): (u32, u32)) {
-        self.unanswered.entry(edge).or_insert(Unanswered {
+    /// Puts that nobody waits for are about to be sent on an edge; `posted` is whoever is told at
+    /// once if one is refused.
+    pub(super) fn note_unanswered(
+        &mut self,
+        edge: EdgeId,
+        (source, target): (u32, u32),
+        posted: Option<Posted>,
+    ) {
+        let unanswered = self.unanswered.entry(edge).or_insert(Unanswered {
             ends: u64::from(source) << 32 | u64::from(target),
             refused: None,
+            posted: None,
         });
+        unanswered.posted = posted.or(unanswered.posted);
     }
 
     /// What one came to, once that is known.
@@ -148,6 +161,9 @@ impl Requests {
 
     /// The next posted one that has its result.
     pub(super) fn next_finished(&mut self) -> Option<(Posted, OperationResult)> {
+        if let Some((posted, outcome)) = self.refused.pop_front() {
+            return Some((posted, OperationResult::Refused(outcome)));
+        }
         loop {
             let id = self.finished.pop_front()?;
             let pending = self.pending.remove(&id)?;
@@ -159,7 +175,7 @@ impl Requests {
 
     #[inline]
     pub(super) fn has_finished(&self) -> bool {
-        !self.finished.is_empty()
+        !self.finished.is_empty() || !self.refused.is_empty()
     }
 
     /// The one that an answer of so many bytes is for.
@@ -233,6 +249,8 @@ impl Requests {
             && outcome != Outcome::Done
         {
             found.refused.get_or_insert(outcome);
+            self.refused
+                .extend(found.posted.map(|posted| (posted, outcome)));
         }
     }
 
