@@ -46,6 +46,7 @@ mod port;
 mod process;
 mod progress;
 mod region;
+mod report;
 mod stats;
 
 use dipole_naming::{address, environment, key, limits, lines, liveness};

@@ -11,6 +11,7 @@ mod manual;
 mod mpi;
 mod output;
 mod pipe;
+mod processes;
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
@@ -39,6 +40,8 @@ enum Command {
     Bsp(bsp::BspArgs),
     Calibrate(calibrate::CalibrateArgs),
     Graph(graph::GraphArgs),
+    Stats(processes::StatsArgs),
+    Links(processes::LinksArgs),
     Agent(dipole_agent::AgentArgs),
     Key(key::KeyArgs),
     MpiEnv(mpi::MpiEnvArgs),
@@ -149,6 +152,8 @@ fn run(command: Command, json: bool, out: &mut dyn Write) -> Result<ExitCode, Fa
         }
         Command::Bsp(args) => bsp::execute(&args, json, out),
         Command::Calibrate(args) => calibrate::execute(&args, json, out),
+        Command::Stats(args) => processes::stats(&args, json, out),
+        Command::Links(args) => processes::links(&args, json, out),
         Command::Graph(args) => graph::execute(&args, json, out),
         Command::Agent(args) => {
             dipole_agent::execute(&args, json, out)?;

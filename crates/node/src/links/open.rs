@@ -7,7 +7,7 @@ use dipole_link::fault::Fault;
 use dipole_link::udp::{Udp, UdpOptions};
 use dipole_link::{Capture, Class, Link, Multihomed};
 
-use super::AnyLink;
+use super::{AnyLink, LinkChoice};
 use crate::clock::Clock;
 use crate::config::{Config, Links, variables};
 use crate::error::{OpenError, out_of_descriptors};
@@ -15,7 +15,8 @@ use crate::hosts::MAX_INTERFACES;
 
 /// Opens the link of a node: on one interface or several, with the fast path, capture and faults
 /// that the configuration asks for.
-pub(crate) fn open_link(config: &Config, clock: Clock) -> Result<AnyLink, OpenError> {
+pub(crate) fn open_link(config: &Config, clock: Clock) -> Result<(AnyLink, LinkChoice), OpenError> {
+    let mut choice = LinkChoice::new(config);
     let options = UdpOptions {
         join_small: true,
         busy_poll: config.busy_poll,
@@ -30,7 +31,21 @@ pub(crate) fn open_link(config: &Config, clock: Clock) -> Result<AnyLink, OpenEr
     let mut refused: Option<BpfError> = None;
     let mut with_fast_path = |udp: Udp| {
         tell_of_polling(&udp);
+        let at = udp.local(Class::Small).ip();
         let (link, cause) = add_fast_path(udp, config);
+        match &cause {
+            Some(cause) => choice.sockets.push((at, cause.to_string())),
+            None if config.links == Links::Udp => {
+                choice
+                    .sockets
+                    .push((at, format!("{}=udp", variables::LINK)));
+            }
+            None if !matches!(link, AnyLink::Bpf(_)) => {
+                let why = "a loopback address has no bpf link";
+                choice.sockets.push((at, why.to_owned()));
+            }
+            None => {}
+        }
         refused = refused.take().or(cause);
         link
     };
@@ -66,7 +81,7 @@ pub(crate) fn open_link(config: &Config, clock: Clock) -> Result<AnyLink, OpenEr
     if let Some(plan) = &config.fault {
         link = AnyLink::Fault(Box::new(Fault::new(link, plan.clone())));
     }
-    Ok(link)
+    Ok((link, choice))
 }
 
 /// Logs what a process may not expect who asked for busy polling.

@@ -159,6 +159,29 @@ pub(super) fn notes(page: &str) -> Notes {
             ],
             &["dipole-run"],
         ),
+        "dipole-stats" => notes(
+            &[
+                ("dipole stats", "the processes of this machine, a line each"),
+                (
+                    "dipole stats 1:7",
+                    "all counters of the process that has endpoint 7 of node 1",
+                ),
+                ("dipole --json stats 4711", "of process 4711, for scripts"),
+            ],
+            SHOWN,
+            &["dipole-links", "dipole-graph"],
+        ),
+        "dipole-links" => notes(
+            &[
+                (
+                    "dipole links",
+                    "how each process of this machine reaches its peers",
+                ),
+                ("dipole links 4711", "and one of them"),
+            ],
+            SHOWN,
+            &["dipole-stats", "dipole-doctor"],
+        ),
         "dipole-agent" | "dipole-agent-status" => notes(
             &[
                 ("dipole agent", "answers for this node; one for each node"),
@@ -237,6 +260,16 @@ pub(super) fn notes(page: &str) -> Notes {
         ),
     }
 }
+
+const SHOWN: &[(&str, &str)] = &[
+    ("0", "done"),
+    (
+        "1",
+        "there is no such process, or its directory cannot be read",
+    ),
+    ("2", "wrong usage"),
+    ("141", "nobody reads the output any more"),
+];
 
 const TRANSFER: &[(&str, &str)] = &[
     ("0", "everything has arrived, with the same checksum"),
