@@ -4,25 +4,34 @@ use dipole_bpf::grant::GrantError;
 use dipole_bpf::{Bpf, BpfError, BpfOptions, FastPath, RxMode, TxMode, has_capabilities};
 use dipole_link::busy_poll::BusyPolling;
 use dipole_link::fault::Fault;
-use dipole_link::udp::{Udp, UdpOptions};
+use dipole_link::udp::{OpenError as UdpError, Udp, UdpOptions};
 use dipole_link::{Capture, Class, Link, Multihomed};
 
 use super::{AnyLink, LinkChoice};
 use crate::clock::Clock;
 use crate::config::{Config, Links, variables};
 use crate::error::{OpenError, out_of_descriptors};
-use crate::hosts::MAX_INTERFACES;
+use crate::hosts::{Host, MAX_INTERFACES};
 
 /// Opens the link of a node: on one interface or several, with the fast path, capture and faults
 /// that the configuration asks for.
 pub(crate) fn open_link(config: &Config, clock: Clock) -> Result<(AnyLink, LinkChoice), OpenError> {
     let mut choice = LinkChoice::new(config);
+    let directory = config.hosts.get(config.node).map(Host::directory);
+    let ports = match (config.ports, directory) {
+        (Some(ports), Some(directory)) => Some(ports.without(directory.port())),
+        (ports, _) => ports,
+    };
     let options = UdpOptions {
+        ports,
         join_small: true,
         busy_poll: config.busy_poll,
         ..UdpOptions::default()
     };
-    let failed = |cause: dipole_link::udp::OpenError| {
+    let failed = |cause: UdpError| {
+        if let UdpError::NoPort { ip, ports } = cause {
+            return OpenError::NoPort { bind: ip, ports };
+        }
         out_of_descriptors(&cause).unwrap_or_else(|| OpenError::Link {
             bind: config.bind,
             cause: cause.to_string(),
