@@ -144,7 +144,10 @@ fn main() -> ExitCode {
 
 fn run(command: Command, json: bool, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     match command {
-        Command::Run(args) => Ok(dipole_launch::execute(args, json)?),
+        Command::Run(args) => dipole_launch::execute(args, json).map_err(|error| {
+            let status = if error.is::<clap::Error>() { 2 } else { 1 };
+            Failure::with_status(status, error)
+        }),
         Command::Send(args) => pipe::send(&args, json, out),
         Command::Recv(args) => pipe::recv(&args, json, out),
         Command::Bench(args) => {

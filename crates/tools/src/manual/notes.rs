@@ -56,6 +56,10 @@ pub(super) fn notes(page: &str) -> Notes {
                     "on the nodes that the agent knows, for an hour at most, output in out/0.out and so on",
                 ),
                 (
+                    "dipole run -n 1 --bind ./server : -n 7 ./client",
+                    "one job of two programs, each rank on cores of its own",
+                ),
+                (
                     "dipole run -n 8 --hosts hosts --on-loss restart ./program",
                     "goes on when ranks or hosts are lost, and starts them again",
                 ),
