@@ -3,15 +3,17 @@
 use crate::command::{Failure, ask, run};
 use crate::nightly;
 
-/// Every target for `seconds`.
-pub(crate) fn fuzz(seconds: u64) -> Result<(), Failure> {
+/// Every target for its part of the time.
+pub(crate) fn fuzz(minutes: u64) -> Result<(), Failure> {
     let Some(targets) = ask(nightly::cargo()?.args(["fuzz", "list"])) else {
         return Err(Failure::Told(
             "fuzzing needs cargo-fuzz: cargo install cargo-fuzz --locked".to_owned(),
         ));
     };
     run(nightly::cargo()?.args(["fuzz", "build"]))?;
-    for target in targets.split_whitespace() {
+    let targets: Vec<_> = targets.split_whitespace().collect();
+    let seconds = (minutes * 60 / targets.len().max(1) as u64).max(1);
+    for target in targets {
         println!("fuzzing {target} for {seconds} s");
         run(nightly::cargo()?
             .args(["fuzz", "run", target, "--"])

@@ -1,6 +1,7 @@
 //! What cargo cannot do by itself: more seeds than a test run takes, bugs injected
 //! on purpose, fuzzing, Miri, the model checker with wider bounds, a cluster in namespaces.
 
+mod campaign;
 mod cluster;
 mod command;
 mod fuzz;
@@ -11,6 +12,7 @@ mod package;
 
 use std::process::ExitCode;
 
+use campaign::{Campaign, campaign};
 use clap::{Parser, Subcommand};
 use command::{Failure, cargo, run};
 
@@ -39,11 +41,13 @@ enum Task {
     /// Inject bugs into a copy of the workspace; its tests must find each.
     Mutants(mutants::Arguments),
     /// Run every fuzzer.
-    Fuzz {
-        /// How long each of them runs.
-        #[arg(long, default_value_t = 60)]
-        seconds: u64,
-    },
+    Fuzz(Time),
+    /// Repeat the tests of strangers and other users against members, agents, rings and records.
+    Attack(Time),
+    /// Repeat traffic without a pause: simulated clusters, and one of namespaces whose links fail.
+    Soak(Time),
+    /// Repeat the tests that kill or stop processes, ranks, agents and members of groups.
+    Kill(Time),
     /// Run the tests of shared memory under Miri.
     Miri,
     /// Run the model checker.
@@ -62,11 +66,21 @@ enum Task {
     Package(package::Arguments),
 }
 
+#[derive(clap::Args)]
+struct Time {
+    /// How long, all in all.
+    #[arg(long, default_value_t = 10)]
+    minutes: u64,
+}
+
 fn main() -> ExitCode {
     let done = match Arguments::parse().task {
         Task::Simulate { seeds, from, fresh } => simulate(seeds, from, fresh),
         Task::Mutants(arguments) => mutants::mutants(&arguments),
-        Task::Fuzz { seconds } => fuzz::fuzz(seconds),
+        Task::Fuzz(time) => fuzz::fuzz(time.minutes),
+        Task::Attack(time) => campaign(Campaign::Attack, time.minutes),
+        Task::Soak(time) => campaign(Campaign::Soak, time.minutes),
+        Task::Kill(time) => campaign(Campaign::Kill, time.minutes),
         Task::Miri => nightly::miri(),
         Task::Model { bound } => model(bound),
         Task::Cluster(arguments) => cluster::cluster(&arguments),

@@ -18,6 +18,7 @@ mod rules;
 mod segment;
 mod serve;
 mod session;
+mod standby;
 mod status;
 mod toml_lines;
 
@@ -34,6 +35,7 @@ use broker::BrokerError;
 use options::NodeOptions;
 use rules::RulesError;
 pub use session::{SessionArgs, session};
+pub use standby::{StandbyArgs, standby};
 
 /// Answer for this node and watch the others.
 ///

@@ -26,6 +26,7 @@ use super::membership::{MAX_MEMBERS, Membership, News, Secrets, is_membership};
 use super::nodes::Nodes;
 use super::paths::{self, Paths};
 use super::rules::{self, Rules};
+use super::standby::Standby;
 use super::status::{MemberStatus, ProcessStatus, Status, socket};
 use super::{AgentArgs, AgentError};
 
@@ -37,6 +38,7 @@ const STATUS_TIMEOUT: Duration = Duration::from_millis(200);
 struct Agent<'a> {
     config: &'a Config,
     registry: &'a Registry,
+    standby: Standby,
     directory_lock: DirectoryLock,
     /// Where members send to, by interface. Strangers do not know these ports.
     members_sockets: Vec<UdpSocket>,
@@ -161,6 +163,7 @@ pub(super) fn serve(
     let mut agent = Agent {
         config,
         registry,
+        standby: Standby::new(node, json).map_err(system("finding this program"))?,
         directory_lock,
         members_sockets,
         address,
@@ -281,6 +284,7 @@ impl Agent<'_> {
             if let Some(announcer) = &mut self.announcer {
                 announcer.announce(now, self.registry, &self.directory_lock, &self.membership);
             }
+            self.standby.tend(&self.directory_lock);
             self.membership.on_timers(now);
             self.send();
             self.handle_news();

@@ -169,7 +169,6 @@ impl Opened<'_> {
 #[derive(Clone, Debug, Default)]
 pub struct Authenticator {
     key: Option<MacKey>,
-    fingerprint: Option<String>,
 }
 
 impl Authenticator {
@@ -178,14 +177,13 @@ impl Authenticator {
     pub fn new(key: Option<&ClusterKey>) -> Authenticator {
         Authenticator {
             key: key.map(|key| key.mac_key(PURPOSE)),
-            fingerprint: key.map(ClusterKey::fingerprint),
         }
     }
 
     /// The name of our key, for people to compare.
     #[must_use]
-    pub fn fingerprint(&self) -> Option<&str> {
-        self.fingerprint.as_deref()
+    pub fn fingerprint(&self) -> Option<String> {
+        self.key.as_ref().map(MacKey::fingerprint)
     }
 
     /// Writes a packet.

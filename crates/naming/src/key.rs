@@ -2,27 +2,31 @@
 //!
 //! A file of 64 hexadecimal digits that only its owner may read. The key itself is never used:
 //! [`ClusterKey::derive`] makes a separate key for each purpose, so that a weakness in one use
-//! does not expose the others.
+//! does not expose the others. While the key is exchanged the file holds two.
+
+mod ring;
 
 use std::ffi::OsString;
 use std::fmt;
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use blake3::Hash;
 use rustix::fs::OFlags;
 
 use crate::environment;
+pub use ring::Role;
+use ring::{Ring, Secret, Secrets};
 
 /// Length of a cluster key.
 pub const KEY_BYTES: usize = 32;
 /// Length of a message authentication code.
 pub const MAC_BYTES: usize = 16;
-/// The key in digits, and some white space.
-const MAX_FILE_BYTES: u64 = 256;
+/// Two keys in digits, the setting, and some white space.
+const MAX_FILE_BYTES: u64 = 512;
 
 /// Bytes of the system's randomness, up to 256 of them.
 ///
@@ -75,10 +79,10 @@ impl fmt::Display for Security {
 }
 
 /// The secret that the members of a cluster share, and what it is used for. Cheap to clone; never
-/// printed.
-#[derive(Clone, PartialEq, Eq)]
+/// printed. One that was read from a file follows what the file holds.
+#[derive(Clone)]
 pub struct ClusterKey {
-    secret: Arc<[u8; KEY_BYTES]>,
+    ring: Arc<Ring>,
     security: Security,
 }
 
@@ -127,13 +131,22 @@ pub enum KeyError {
     NoFile,
     /// The file does not hold a key.
     #[error(
-        "{file} is no cluster key: expected {} hexadecimal digits, and perhaps a line \
-         `security=off`, `auth` or `encrypt`, as `dipole key new` writes",
+        "{file} is no cluster key: expected {} hexadecimal digits, and perhaps lines \
+         `security=off`, `auth` or `encrypt`, and `next=` or `old=` with another key, as \
+         `dipole key new` and `dipole key rotate` write",
         KEY_BYTES * 2
     )]
     Content {
         /// Which file.
         file: PathBuf,
+    },
+    /// A key is being exchanged, or none is, against what was asked.
+    #[error("{file} holds {found}")]
+    Rotation {
+        /// Which file.
+        file: PathBuf,
+        /// How far the exchange is, and what to do.
+        found: &'static str,
     },
 }
 
@@ -141,10 +154,13 @@ impl ClusterKey {
     /// A key from its bytes.
     #[must_use]
     pub fn new(secret: [u8; KEY_BYTES]) -> ClusterKey {
-        ClusterKey {
-            secret: Arc::new(secret),
-            security: Security::default(),
-        }
+        let other = None;
+        ClusterKey::of(Secrets { own: secret, other }, Security::default())
+    }
+
+    fn of(secrets: Secrets, security: Security) -> ClusterKey {
+        let ring = Arc::new(Ring::new(secrets));
+        ClusterKey { ring, security }
     }
 
     /// The same key, used in another way.
@@ -159,11 +175,30 @@ impl ClusterKey {
         self.security
     }
 
-    /// Reads a key. Its file must belong to this user, or to root, and be closed to all others.
+    /// Reads a key. Its file must belong to this user, or to root, and be closed to all others. What
+    /// the file holds later is taken with the next proof, a moment after it changed; how packets are
+    /// protected stays.
     ///
     /// # Errors
     /// [`KeyError`], with what to do.
     pub fn load(file: &Path) -> Result<ClusterKey, KeyError> {
+        let (secrets, security, facts) = ClusterKey::read(file)?;
+        // A descriptor, which may be closed by now: what it named does not change.
+        if file.starts_with("/proc") || file.starts_with("/dev/fd") {
+            return Ok(ClusterKey::of(secrets, security));
+        }
+        let ring = Ring::of_file(secrets, file, &facts).map_err(|cause| KeyError::System {
+            file: file.to_owned(),
+            doing: "finding",
+            cause,
+        })?;
+        Ok(ClusterKey {
+            ring: Arc::new(ring),
+            security,
+        })
+    }
+
+    fn read(file: &Path) -> Result<(Secrets, Security, Metadata), KeyError> {
         let system = |cause| KeyError::System {
             file: file.to_owned(),
             doing: "reading",
@@ -201,9 +236,10 @@ impl ClusterKey {
             .take(MAX_FILE_BYTES)
             .read_to_string(&mut text)
             .map_err(system)?;
-        ClusterKey::parse(&text).ok_or_else(|| KeyError::Content {
+        let (secrets, security) = parsed(&text).ok_or_else(|| KeyError::Content {
             file: file.to_owned(),
-        })
+        })?;
+        Ok((secrets, security, facts))
     }
 
     /// Reads the key that `DIPOLE_KEY` names; `None` if it is not set. An empty value is refused:
@@ -224,20 +260,11 @@ impl ClusterKey {
     }
 
     /// Reads what a key's file holds: the digits, then how packets are protected
-    /// (`security=off`, `auth` or `encrypt`; `auth` if nothing is said).
+    /// (`security=off`, `auth` or `encrypt`; `auth` if nothing is said), then a second key.
     #[must_use]
     pub fn parse(text: &str) -> Option<ClusterKey> {
-        let (digits, rest) = text.trim().split_once('\n').unwrap_or((text.trim(), ""));
-        // Not that it were one: a key has a hash's bytes and digits.
-        let bytes = Hash::from_hex(digits.trim()).ok()?;
-        let key = ClusterKey::new(*bytes.as_bytes());
-        match rest.trim() {
-            "" => Some(key),
-            setting => {
-                let security = Security::named(setting.strip_prefix("security=")?)?;
-                Some(key.with_security(security))
-            }
-        }
+        let (secrets, security) = parsed(text)?;
+        Some(ClusterKey::of(secrets, security))
     }
 
     /// Makes a key from the system's randomness.
@@ -253,52 +280,162 @@ impl ClusterKey {
     /// # Errors
     /// [`KeyError::System`]
     pub fn save(&self, file: &Path) -> Result<(), KeyError> {
-        let system = |cause| KeyError::System {
-            file: file.to_owned(),
-            doing: "writing",
-            cause,
+        self.write(file)
+            .map(drop)
+            .map_err(|cause| KeyError::System {
+                file: file.to_owned(),
+                doing: "writing",
+                cause,
+            })
+    }
+
+    fn write(&self, file: &Path) -> io::Result<File> {
+        let mut options = OpenOptions::new();
+        options.write(true).create_new(true).mode(0o600);
+        let mut opened = options.open(file)?;
+        opened.write_all(self.text().as_bytes())?;
+        opened.sync_all()?;
+        Ok(opened)
+    }
+
+    /// Takes the next of the three steps by which the key in a file is exchanged: a new one is
+    /// taken as well; it is what proofs are made with, and the old one still taken; the old one is
+    /// gone. Between them every node must get the file; `goes_on` says that all have, and belongs
+    /// to each step but the first.
+    ///
+    /// The file is replaced whole, with the owner and the mode that it had.
+    ///
+    /// # Errors
+    /// [`KeyError`]; the file is then as it was.
+    pub fn rotate(file: &Path, goes_on: bool) -> Result<ClusterKey, KeyError> {
+        let (secrets, security, facts) = ClusterKey::read(file)?;
+        let refused = match (goes_on, secrets.other) {
+            (false, Some((Role::Next, _))) => Some(
+                "the next key already: give the file to every node, then go on with --continue",
+            ),
+            (false, Some((Role::Old, _))) => Some(
+                "the old key still: give the file to every node, then end the exchange with \
+                 --continue",
+            ),
+            (true, None) => {
+                Some("one key, no exchange has begun: leave out --continue to begin one")
+            }
+            _ => None,
         };
-        let mut opened: File = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(file)
-            .map_err(system)?;
-        opened.write_all(self.text().as_bytes()).map_err(system)?;
-        opened.sync_all().map_err(system)
+        let file = file.to_owned();
+        if let Some(found) = refused {
+            return Err(KeyError::Rotation { file, found });
+        }
+        let replace = || {
+            let rotated = ClusterKey::of(secrets.rotated(random_bytes()?), security);
+            // What a link points to is replaced, not the link.
+            let place = file.canonicalize()?;
+            let mut fresh = place.clone().into_os_string();
+            fresh.push(".new");
+            let fresh = PathBuf::from(fresh);
+            let opened = rotated.write(&fresh)?;
+            let replaced = opened
+                .set_permissions(facts.permissions())
+                .and_then(|()| {
+                    std::os::unix::fs::fchown(&opened, Some(facts.uid()), Some(facts.gid()))
+                })
+                .and_then(|()| std::fs::rename(&fresh, &place));
+            if let Err(cause) = replaced {
+                let _ = std::fs::remove_file(&fresh);
+                return Err(cause);
+            }
+            Ok(rotated)
+        };
+        replace().map_err(|cause| KeyError::System {
+            file: file.clone(),
+            doing: "writing beside and replacing",
+            cause,
+        })
     }
 
     /// What its file holds: a secret.
     #[must_use]
     pub fn text(&self) -> String {
-        let digits = Hash::from_bytes(*self.secret);
-        format!("{digits}\nsecurity={}\n", self.security)
+        let secrets = self.ring.current().0;
+        let digits = Hash::from_bytes(secrets.own);
+        let mut text = format!("{digits}\nsecurity={}\n", self.security);
+        if let Some((role, other)) = secrets.other {
+            text += &format!("{}={}\n", role.name(), Hash::from_bytes(other));
+        }
+        text
     }
 
-    /// A name of the key by which people can compare it; it gives nothing of the key away.
+    /// A name of the key that proofs are made with, by which people can compare it; it gives
+    /// nothing of the key away.
     #[must_use]
     pub fn fingerprint(&self) -> String {
-        Hash::from_bytes(self.derive("dipole 2026 fingerprint")).to_hex()[..16].to_owned()
+        ring::fingerprint(&self.ring.current().0.own)
     }
 
-    /// The key of one purpose, named by a text that no other purpose uses.
+    /// The name of the second key, while the key is exchanged, and what it is for.
     #[must_use]
-    pub fn derive(&self, purpose: &str) -> [u8; KEY_BYTES] {
-        blake3::derive_key(purpose, &self.secret[..])
+    pub fn other(&self) -> Option<(Role, String)> {
+        let (role, other) = self.ring.current().0.other?;
+        Some((role, ring::fingerprint(&other)))
+    }
+
+    /// The keys of one purpose, which is named by a text that no other purpose uses: first the one
+    /// that proofs are made with, then the one that is taken as well.
+    pub fn derive(&self, purpose: &str) -> impl Iterator<Item = [u8; KEY_BYTES]> {
+        let secrets = self.ring.current().0;
+        let derived: Vec<_> = secrets
+            .each()
+            .map(|secret| blake3::derive_key(purpose, secret))
+            .collect();
+        derived.into_iter()
     }
 
     /// The key of one purpose's message authentication codes.
     #[must_use]
-    pub fn mac_key(&self, purpose: &str) -> MacKey {
+    pub fn mac_key(&self, purpose: &'static str) -> MacKey {
         MacKey {
-            key: self.derive(purpose),
+            ring: Arc::clone(&self.ring),
+            purpose,
+            derived: Arc::default(),
         }
     }
 }
 
+/// What a key's file says, as [`ClusterKey::parse`].
+fn parsed(text: &str) -> Option<(Secrets, Security)> {
+    // Not that it were one: a key has a hash's bytes and digits.
+    let secret =
+        |digits: &str| -> Option<Secret> { Some(*Hash::from_hex(digits).ok()?.as_bytes()) };
+    let mut lines = text.trim().lines().map(str::trim);
+    let own = secret(lines.next()?)?;
+    let (mut security, mut other) = (None, None);
+    for line in lines {
+        let (name, value) = line.split_once('=')?;
+        let known = match name {
+            "security" => security.replace(Security::named(value)?).is_some(),
+            "next" => other.replace((Role::Next, secret(value)?)).is_some(),
+            "old" => other.replace((Role::Old, secret(value)?)).is_some(),
+            _ => return None,
+        };
+        if known {
+            return None;
+        }
+    }
+    Some((Secrets { own, other }, security.unwrap_or_default()))
+}
+
+impl PartialEq for ClusterKey {
+    fn eq(&self, other: &ClusterKey) -> bool {
+        self.security == other.security && self.ring.known() == other.ring.known()
+    }
+}
+
+impl Eq for ClusterKey {}
+
 impl fmt::Debug for ClusterKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ClusterKey({})", self.fingerprint())
+        let name = ring::fingerprint(&self.ring.known().own);
+        write!(f, "ClusterKey({name})")
     }
 }
 
@@ -306,26 +443,63 @@ impl fmt::Debug for ClusterKey {
 /// one purpose.
 #[derive(Clone)]
 pub struct MacKey {
-    key: [u8; KEY_BYTES],
+    ring: Arc<Ring>,
+    purpose: &'static str,
+    /// What was derived last.
+    derived: Arc<Mutex<Option<Derived>>>,
+}
+
+#[derive(Clone, Copy)]
+struct Derived {
+    version: u64,
+    own: Secret,
+    other: Option<Secret>,
 }
 
 impl MacKey {
     /// The code that shows that the sender of these bytes holds the key.
     #[must_use]
     pub fn mac(&self, bytes: &[u8]) -> [u8; MAC_BYTES] {
-        let hash = blake3::keyed_hash(&self.key, bytes);
-        let mut mac = [0; MAC_BYTES];
-        mac.copy_from_slice(&hash.as_bytes()[..MAC_BYTES]);
-        mac
+        code(&self.derived().own, bytes)
     }
 
     /// True if the code is right; runs in constant time.
     #[must_use]
     pub fn verify(&self, bytes: &[u8], mac: &[u8]) -> bool {
-        let right = self.mac(bytes);
-        let differs = mac.iter().zip(&right).fold(0, |all, (a, b)| all | (a ^ b));
-        mac.len() == MAC_BYTES && std::hint::black_box(differs) == 0
+        let derived = self.derived();
+        let is_right = |key: &Secret| {
+            let right = code(key, bytes);
+            let differs = mac.iter().zip(&right).fold(0, |all, (a, b)| all | (a ^ b));
+            mac.len() == MAC_BYTES && std::hint::black_box(differs) == 0
+        };
+        is_right(&derived.own) || derived.other.as_ref().is_some_and(is_right)
     }
+
+    /// The name of the key that codes are made with: [`ClusterKey::fingerprint`].
+    #[must_use]
+    pub fn fingerprint(&self) -> String {
+        ring::fingerprint(&self.ring.current().0.own)
+    }
+
+    fn derived(&self) -> Derived {
+        let (secrets, version) = self.ring.current();
+        let mut known = self.derived.lock().unwrap_or_else(PoisonError::into_inner);
+        match *known {
+            Some(derived) if derived.version == version => derived,
+            _ => *known.insert(Derived {
+                version,
+                own: blake3::derive_key(self.purpose, &secrets.own),
+                other: (secrets.other).map(|(_, other)| blake3::derive_key(self.purpose, &other)),
+            }),
+        }
+    }
+}
+
+fn code(key: &Secret, bytes: &[u8]) -> [u8; MAC_BYTES] {
+    let hash = blake3::keyed_hash(key, bytes);
+    let mut mac = [0; MAC_BYTES];
+    mac.copy_from_slice(&hash.as_bytes()[..MAC_BYTES]);
+    mac
 }
 
 impl fmt::Debug for MacKey {
@@ -435,6 +609,9 @@ mod tests {
             format!("{digits}\nsecurity=none\n"),
             format!("{digits}\nauth\n"),
             format!("{digits}\nsecurity=off\nsecurity=auth\n"),
+            format!("{digits}\nnext={}\n", &digits[1..]),
+            format!("{digits}\nnext={digits}\nold={digits}\n"),
+            format!("{digits}\nolder={digits}\n"),
         ] {
             std::fs::write(&file, &bad).unwrap();
             std::fs::set_permissions(&file, Permissions::from_mode(0o600)).unwrap();
@@ -447,6 +624,99 @@ mod tests {
             ClusterKey::load(directory.path()),
             Err(KeyError::Content { .. })
         ));
+    }
+
+    /// Files of a cluster's nodes, and the keys of processes that started with them.
+    struct Cluster {
+        directory: tempfile::TempDir,
+        keys: Vec<(ClusterKey, MacKey)>,
+    }
+
+    impl Cluster {
+        fn new(nodes: usize) -> Cluster {
+            let directory = tempfile::tempdir().unwrap();
+            let first = ClusterKey::random().unwrap();
+            let mut cluster = Cluster {
+                directory,
+                keys: Vec::new(),
+            };
+            for node in 0..nodes {
+                first.save(&cluster.file(node)).unwrap();
+                let key = ClusterKey::load(&cluster.file(node)).unwrap();
+                let codes = key.mac_key("test");
+                cluster.keys.push((key, codes));
+            }
+            cluster
+        }
+
+        fn file(&self, node: usize) -> PathBuf {
+            self.directory.path().join(format!("key{node}"))
+        }
+
+        /// Which nodes take what the others prove.
+        fn all_agree(&self) -> bool {
+            let proves = |from: &MacKey, to: &MacKey| to.verify(b"hello", &from.mac(b"hello"));
+            let mut pairs =
+                (self.keys.iter()).flat_map(|one| self.keys.iter().map(move |two| (one, two)));
+            pairs.all(|(one, two)| proves(&one.1, &two.1))
+        }
+    }
+
+    #[test]
+    fn a_key_is_exchanged_in_three_steps_and_no_process_loses_another_on_the_way() {
+        let cluster = Cluster::new(3);
+        let [first, ..] = &cluster.keys[..] else {
+            unreachable!()
+        };
+        let before = first.0.fingerprint();
+        let roles = [Some(Role::Next), Some(Role::Old), None];
+        for (step, role) in roles.into_iter().enumerate() {
+            let rotated = ClusterKey::rotate(&cluster.file(0), step > 0).unwrap();
+            assert_eq!(rotated.other().map(|(role, _)| role), role);
+            assert!(cluster.all_agree(), "{step}");
+            for node in 1..3 {
+                std::fs::copy(cluster.file(0), cluster.file(node)).unwrap();
+                assert!(cluster.all_agree(), "{step} {node}");
+            }
+            assert!(cluster.keys.iter().all(|(key, _)| *key == rotated));
+            assert_eq!(first.0.fingerprint() == before, step == 0);
+        }
+        assert!(!cluster.directory.path().join("key0.new").exists());
+    }
+
+    #[test]
+    fn a_step_of_an_exchange_is_not_taken_twice_by_mistake() {
+        let cluster = Cluster::new(1);
+        let file = cluster.file(0);
+        let refused = |goes_on| {
+            let before = std::fs::read(&file).unwrap();
+            let error = ClusterKey::rotate(&file, goes_on).unwrap_err();
+            assert_eq!(std::fs::read(&file).unwrap(), before);
+            error.to_string()
+        };
+        assert!(refused(true).contains("leave out --continue"));
+        ClusterKey::rotate(&file, false).unwrap();
+        assert!(refused(false).contains("go on with --continue"));
+        ClusterKey::rotate(&file, true).unwrap();
+        assert!(refused(false).contains("end the exchange"));
+        std::fs::write(file.with_extension("new"), "half").unwrap();
+        assert!(refused(true).contains("replacing"));
+    }
+
+    #[test]
+    fn a_key_goes_on_when_its_file_is_gone_or_spoiled() {
+        let cluster = Cluster::new(2);
+        let file = cluster.file(1);
+        std::fs::write(&file, "no key").unwrap();
+        assert!(cluster.all_agree());
+        std::fs::remove_file(&file).unwrap();
+        assert!(cluster.all_agree());
+        // Open to others, it may not be the owner's word.
+        ClusterKey::random().unwrap().save(&file).unwrap();
+        std::fs::set_permissions(&file, Permissions::from_mode(0o644)).unwrap();
+        assert!(cluster.all_agree());
+        std::fs::set_permissions(&file, Permissions::from_mode(0o600)).unwrap();
+        assert!(!cluster.all_agree());
     }
 
     #[test]

@@ -734,9 +734,7 @@ fn refusal(
         FULL => Some(TargetError::PeerFull { target }),
         OTHER_SECURITY => Some(TargetError::OtherSecurity { target }),
         // One of our node has another view of where the others are.
-        GoneReason::Key(_)
-            if by_packets && target.node == policy.node && policy.fingerprint.is_none() =>
-        {
+        GoneReason::Key(_) if by_packets && target.node == policy.node && policy.key.is_none() => {
             Some(TargetError::Unresolved {
                 target,
                 cause: OTHER_VIEW.to_owned(),
@@ -746,7 +744,7 @@ fn refusal(
         GoneReason::Key(mismatch) => Some(TargetError::OtherCluster {
             target,
             mismatch,
-            fingerprint: policy.fingerprint.clone(),
+            fingerprint: policy.fingerprint(),
         }),
         _ => None,
     }

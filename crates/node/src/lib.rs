@@ -73,7 +73,9 @@ pub use error::{
 pub use group::{Combine, Group, GroupError, Member, Members, Number};
 pub use hosts::MAX_INTERFACES;
 pub use inbox::{Message, Pool};
-pub use key::{ClusterKey, KEY_BYTES, KeyError, KeyMismatch, MAC_BYTES, MacKey, Security};
+pub use key::{
+    ClusterKey, KEY_BYTES, KeyError, KeyMismatch, MAC_BYTES, MacKey, Role as KeyRole, Security,
+};
 pub use limits::{Bound, LIMITS_FILE, LimitReached, UserLimits};
 pub use lines::FileError;
 pub use node::Node;

@@ -3,6 +3,7 @@
 #![allow(missing_docs, reason = "tests")]
 
 use std::io::IoSlice;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use dipole_node::{
@@ -43,6 +44,87 @@ fn an_edge_to_a_process_of_an_unknown_node_leads_there_and_back() {
     let back = there.edge(here.address()).unwrap();
     post(&back, b"back");
     assert_eq!(&*here.receive_timeout(PATIENCE).unwrap(), b"back");
+}
+
+/// One sends to the other, which answers; none of them knew the other before.
+fn exchange(from: &Node, to: &Node, number: u32) {
+    let here = from.endpoint(EndpointId(number)).unwrap();
+    let there = to.endpoint(EndpointId(number)).unwrap();
+    let edge = here.edge_at(there.address(), to.ports()).unwrap();
+    post(&edge, b"out");
+    assert_eq!(&*there.receive_timeout(PATIENCE).unwrap(), b"out");
+    post(&there.edge(here.address()).unwrap(), b"back");
+    assert_eq!(&*here.receive_timeout(PATIENCE).unwrap(), b"back");
+}
+
+#[test]
+fn a_key_is_exchanged_while_messages_flow_and_processes_come() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = |node: u32| directory.path().join(format!("key{node}"));
+    let key = ClusterKey::random().unwrap();
+    for node in [1, 2] {
+        key.save(&file(node)).unwrap();
+    }
+    let open = |node, process: u32| {
+        let folder = format!("node{node}-{process}");
+        let mut config = Config::local(NodeId(node), directory.path().join(folder));
+        config.key = Some(ClusterKey::load(&file(node)).unwrap());
+        Node::open(config).unwrap()
+    };
+    let [first, second] = [1, 2].map(|node| open(node, 0));
+    let here = first.endpoint(EndpointId(10)).unwrap();
+    let there = second.endpoint(EndpointId(20)).unwrap();
+    let edge = here.edge_at(there.address(), second.ports()).unwrap();
+    post(&edge, &0_u64.to_le_bytes());
+    let ends = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let sender = scope.spawn(|| {
+            let mut sent = 1_u64;
+            while !ends.load(Ordering::Relaxed) {
+                edge.send(&sent.to_le_bytes()).unwrap();
+                sent += 1;
+            }
+            sent
+        });
+        let receiver = scope.spawn(|| {
+            let mut next = 0_u64;
+            while let Ok(message) = there.receive_timeout(PATIENCE)
+                && !message.is_empty()
+            {
+                assert_eq!(&*message, &next.to_le_bytes());
+                next += 1;
+            }
+            next
+        });
+        for step in 0..3 {
+            let rotated = ClusterKey::rotate(&file(1), step > 0).unwrap();
+            for copied in [false, true] {
+                if copied {
+                    std::fs::copy(file(1), file(2)).unwrap();
+                }
+                // Files are not looked at for each proof.
+                std::thread::sleep(Duration::from_millis(100));
+                let number = 100 + 10 * step + u32::from(copied);
+                let [one, two] = [1, 2].map(|node| open(node, number));
+                exchange(&one, &two, number);
+                exchange(&one, &second, number + 2);
+                exchange(&first, &two, number + 4);
+            }
+            // Whoever has nothing but the key that went belongs to the cluster no more.
+            assert_eq!(rotated.other().is_none(), step == 2);
+        }
+        let mut stranger = config(3, directory.path());
+        stranger.key = Some(key.clone());
+        stranger.connect_timeout = Duration::from_millis(300);
+        let stranger = Node::open(stranger).unwrap();
+        let elsewhere = stranger.endpoint(EndpointId(30)).unwrap();
+        let refused = elsewhere.edge_at(there.address(), second.ports()).unwrap();
+        assert!(refused.wait_open(PATIENCE).is_err());
+        ends.store(true, Ordering::Relaxed);
+        let sent = sender.join().expect("the sender");
+        edge.send(b"").unwrap();
+        assert_eq!(receiver.join().expect("the receiver"), sent);
+    });
 }
 
 #[test]

@@ -1,6 +1,5 @@
 //! What the caller decides once per process.
 
-use crate::key::SessionKey;
 use crate::time::{MICROSECOND, MILLISECOND, SECOND};
 use crate::wire::{SHARE_BYTES, Trailers};
 
@@ -69,8 +68,8 @@ pub struct Config {
     pub trailers: Trailers,
     /// What this process contributes to the keys of its sessions, for the caller to understand.
     pub share: [u8; SHARE_BYTES],
-    /// With a subkey of the cluster key, only who proves to hold that key gets a session.
-    pub key: Option<SessionKey>,
+    /// Only who proves to hold the cluster key gets a session.
+    pub keyed: bool,
 }
 
 impl Default for Config {
@@ -99,7 +98,7 @@ impl Default for Config {
             first_number: 0,
             trailers: Trailers::CRC32C,
             share: [0; SHARE_BYTES],
-            key: None,
+            keyed: false,
         }
     }
 }

@@ -1,48 +1,35 @@
-//! What the cluster key is for in sessions: masks over their checksums. Spec §2.6.
+//! What closes packets of a cluster with a key: masks over checksums, and what keys of packets
+//! are made of. Spec §2.6, §2.7.
 //!
 //! Proofs are made and checked by the caller; here it is only known which packets carry one.
 
-use core::fmt;
 use core::hash::Hasher;
 
 use siphasher::sip::SipHasher24;
 
 use crate::wire::{CRC_BYTES, PROOF_BYTES, SHARE_BYTES, Trailer};
 
-/// A subkey of the cluster key, for sessions only. Never printed.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct SessionKey(pub [u8; 16]);
+/// One side of a session: its incarnation, the connection id that it chose, and its salt.
+pub(crate) type Side = (u64, u32, u64);
 
-impl fmt::Debug for SessionKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("SessionKey")
+/// What the checksums of one session and direction are masked with: nobody knows it who has not
+/// seen the handshake, and another session has another one.
+pub(crate) fn mask(sender: Side, receiver: Side) -> u32 {
+    let mut hasher = SipHasher24::new_with_keys(sender.2, receiver.2);
+    for (incarnation, connection, _) in [sender, receiver] {
+        hasher.write(&incarnation.to_le_bytes());
+        hasher.write(&connection.to_le_bytes());
     }
-}
-
-/// One side of a session: its incarnation, and the connection id that it chose.
-pub(crate) type Side = (u64, u32);
-
-impl SessionKey {
-    /// What the checksums of one session and direction are masked with: nobody without the
-    /// key knows it, and another session has another one.
-    pub(crate) fn mask(&self, sender: Side, receiver: Side) -> u32 {
-        let mut hasher = SipHasher24::new_with_key(&self.0);
-        for (incarnation, connection) in [sender, receiver] {
-            hasher.write(&incarnation.to_le_bytes());
-            hasher.write(&connection.to_le_bytes());
-        }
-        let [a, b, c, d, ..] = hasher.finish().to_le_bytes();
-        u32::from_le_bytes([a, b, c, d])
-    }
+    let [a, b, c, d, ..] = hasher.finish().to_le_bytes();
+    u32::from_le_bytes([a, b, c, d])
 }
 
 /// What closes a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Seal {
-    /// A CRC32C of all before it, XORed with the mask: zero but in sessions of a cluster
-    /// with a key.
+    /// A CRC32C of all before it, XORed with the mask.
     Crc32c {
-        /// See [`SessionKey`].
+        /// Zero but in clusters with a key.
         mask: u32,
     },
     /// A counter, a tag and a CRC32C, made with the keys of a session.
@@ -105,36 +92,33 @@ pub struct Party {
 mod tests {
     use super::*;
 
+    const ONE: Side = (0x1122_3344_5566_7788, 0x00A1_C003, 0x0102_0304_0506_0708);
+    const TWO: Side = (0x99AA_BBCC_DDEE_FF00, 0x0123_4000, 0x1112_1314_1516_1718);
+
     #[test]
-    fn a_mask_is_bound_to_key_direction_incarnations_and_connections() {
-        let key = SessionKey([7; 16]);
-        let (one, two) = ((1, 2), (3, 4));
-        let mask = key.mask(one, two);
-        assert_eq!(mask, key.mask(one, two));
-        let others = [
-            key.mask(two, one),
-            key.mask((9, 2), two),
-            key.mask((1, 9), two),
-            key.mask(one, (9, 4)),
-            key.mask(one, (3, 9)),
-            SessionKey([8; 16]).mask(one, two),
-        ];
-        assert!(!others.contains(&mask), "{others:?}");
+    fn a_mask_is_bound_to_direction_incarnations_connections_and_salts() {
+        let ours = mask(ONE, TWO);
+        let others = |side: Side| {
+            let (incarnation, connection, salt) = side;
+            [
+                (1, connection, salt),
+                (incarnation, 1, salt),
+                (incarnation, connection, 1),
+            ]
+        };
+        assert_ne!(ours, mask(TWO, ONE));
+        for other in others(ONE) {
+            assert_ne!(ours, mask(other, TWO), "{other:?}");
+        }
+        for other in others(TWO) {
+            assert_ne!(ours, mask(ONE, other), "{other:?}");
+        }
     }
 
     #[test]
     fn a_mask_is_as_documented() {
-        let subkey: [u8; 16] = core::array::from_fn(|at| at.to_le_bytes()[0]);
-        let key = SessionKey(subkey);
-        let sender = (0x1122_3344_5566_7788, 0x00A1_C003);
-        let receiver = (0x99AA_BBCC_DDEE_FF00, 0x0123_4000);
-        let mask = std::format!("the mask is `{:#010x}`", key.mask(sender, receiver));
+        let mask = std::format!("the mask is `{:#010x}`", mask(ONE, TWO));
         let specification = include_str!("../../../docs/protocol.md");
         assert!(specification.contains(&mask), "{mask}");
-    }
-
-    #[test]
-    fn printing_a_subkey_does_not_give_it_away() {
-        assert_eq!(std::format!("{:?}", SessionKey([7; 16])), "SessionKey");
     }
 }

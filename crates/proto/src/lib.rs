@@ -59,7 +59,7 @@ pub use config::{Config, MAX_MESSAGE_BYTES, charge};
 pub use error::{BeginError, ConnectError, EdgeError, Misbehaved};
 pub use event::{EdgeId, Event, GoneReason, KeyMismatch, PathChange, PeerId};
 pub use holes::{Arrival, Hole, Holes, MAX_HOLES};
-pub use key::{Agreement, Party, Seal, SessionKey};
+pub use key::{Agreement, Party, Seal};
 pub use machine::{Addressed, Machine};
 pub use pipe::Delivery;
 pub use reach::LaneState;

@@ -554,9 +554,9 @@ impl Machine {
 
     /// What closes hello, welcome and reset.
     fn letter_seal(&self) -> Seal {
-        match self.shared.config.key {
-            Some(_) => Seal::Proof,
-            None => Seal::OPEN,
+        match self.shared.config.keyed {
+            true => Seal::Proof,
+            false => Seal::OPEN,
         }
     }
 

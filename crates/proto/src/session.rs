@@ -17,7 +17,7 @@ use crate::channel::{Begun, Channel, Tell};
 use crate::error::BeginError;
 use crate::event::{EdgeId, INDEX_BITS, PeerId};
 use crate::holes::Holes;
-use crate::key::Seal;
+use crate::key::{self, Seal};
 use crate::lane::Lane;
 use crate::pace::Pace;
 use crate::parts::Assemblies;
@@ -274,11 +274,14 @@ impl Session {
             node: hello.node,
             initial_credit_bytes: hello.initial_credit_bytes,
         };
-        let here = (own_incarnation, self.id.connection());
-        let there = (hello.incarnation, hello.connection);
+        let here = (own_incarnation, self.id.connection(), self.own.salt);
+        let there = (hello.incarnation, hello.connection, hello.salt);
         let seal = |from, to| match trailer {
             Trailer::Crc32c => Seal::Crc32c {
-                mask: shared.config.key.map_or(0, |key| key.mask(from, to)),
+                mask: match shared.config.keyed {
+                    true => key::mask(from, to),
+                    false => 0,
+                },
             },
             Trailer::Auth | Trailer::Encrypt => Seal::Session {
                 serial: self.own.serial,

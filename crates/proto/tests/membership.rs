@@ -11,22 +11,23 @@
 mod pair;
 
 use dipole_proto::wire::{self, Flags, HEADER_BYTES, Header, Hello, Kind, Reset, ResetReason};
-use dipole_proto::{Config, DropReason, EdgeId, GoneReason, KeyMismatch, PeerId, Seal, SessionKey};
+use dipole_proto::{Config, DropReason, EdgeId, GoneReason, KeyMismatch, PeerId, Seal};
 use pair::{Wire, address, close};
 
 const SECOND: u64 = 1_000_000_000;
-const KEY: Option<SessionKey> = Some(SessionKey([7; 16]));
-const OTHER: Option<SessionKey> = Some(SessionKey([8; 16]));
+const KEY: Option<u8> = Some(7);
+const OTHER: Option<u8> = Some(8);
 
-fn with(key: Option<SessionKey>) -> Config {
+fn with(key: Option<u8>) -> Config {
     Config {
-        key,
+        keyed: key.is_some(),
+        share: [key.unwrap_or(0); 32],
         ..Config::default()
     }
 }
 
 /// Two hosts with these keys; all packets are remembered.
-fn wire(first: Option<SessionKey>, second: Option<SessionKey>) -> Wire {
+fn wire(first: Option<u8>, second: Option<u8>) -> Wire {
     let mut wire = Wire::new(1, 2, &with(first));
     wire.hosts[1] = wire.host(1, &with(second));
     wire.seen = Some(Vec::new());

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use crate::output::Failure;
 use clap::{Args, Subcommand};
-use dipole_node::{ClusterKey, KeyError, Security};
+use dipole_node::{ClusterKey, KeyError, KeyRole, Security};
 
 /// Make a cluster key, or tell which one a file holds
 ///
@@ -34,6 +34,18 @@ enum What {
         /// The file
         file: PathBuf,
     },
+    /// Exchange a cluster's key while it runs, in three steps
+    ///
+    /// The first puts a new key beside the one in the file, the second makes it the one that is
+    /// proven with, the third takes the old one out. After each, every node must get the file.
+    /// Processes and agents read it again by themselves; sessions that are open go on.
+    Rotate {
+        /// The file, with one key to begin with
+        file: PathBuf,
+        /// Every node has the file as it is now: go on to the next step
+        #[arg(long = "continue")]
+        goes_on: bool,
+    },
 }
 
 fn security(text: &str) -> Result<Security, String> {
@@ -48,18 +60,39 @@ pub(crate) fn execute(
 ) -> Result<ExitCode, Failure> {
     let key = run(&args.what)?;
     let (fingerprint, security) = (key.fingerprint(), key.security().to_string());
-    match json {
-        true => {
-            let said = serde_json::json!({"fingerprint": fingerprint, "security": security});
-            writeln!(out, "{said}")?;
+    let other = key.other();
+    if json {
+        let mut said = serde_json::json!({"fingerprint": fingerprint, "security": security});
+        if let Some((role, other)) = other {
+            said[role.name()] = other.into();
         }
-        false => writeln!(out, "{fingerprint} {security}")?,
+        writeln!(out, "{said}")?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    match &other {
+        Some((role, other)) => {
+            writeln!(out, "{fingerprint} {security} {}={other}", role.name())?;
+        }
+        None => writeln!(out, "{fingerprint} {security}")?,
+    }
+    if let What::Rotate { file, .. } = &args.what {
+        let file = file.display();
+        let (step, then) = match other.map(|(role, _)| role) {
+            Some(KeyRole::Next) => (1, format!(", then `dipole key rotate --continue {file}`")),
+            Some(KeyRole::Old) => (2, format!(", then `dipole key rotate --continue {file}`")),
+            None => (3, String::new()),
+        };
+        writeln!(
+            out,
+            "step {step} of 3: copy {file} to every node{then}; what runs there reads it again by \
+             itself"
+        )?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
 fn run(what: &What) -> Result<ClusterKey, KeyError> {
-    let key = match what {
+    match what {
         What::New { file, security } => {
             let key = ClusterKey::random().map_err(|cause| KeyError::System {
                 file: file.clone(),
@@ -68,9 +101,9 @@ fn run(what: &What) -> Result<ClusterKey, KeyError> {
             })?;
             let key = key.with_security(*security);
             key.save(file)?;
-            key
+            Ok(key)
         }
-        What::Show { file } => ClusterKey::load(file)?,
-    };
-    Ok(key)
+        What::Show { file } => ClusterKey::load(file),
+        What::Rotate { file, goes_on } => ClusterKey::rotate(file, *goes_on),
+    }
 }

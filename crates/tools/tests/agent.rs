@@ -279,6 +279,26 @@ fn a_stopped_program_is_vouched_for_by_its_agent_and_a_killed_one_is_not() {
 }
 
 #[test]
+fn a_node_is_found_while_its_agent_is_stopped_and_after_it_was_killed() {
+    let testbed = Testbed::new();
+    let agent = testbed.agent(2);
+    let node = testbed.node(1);
+    let _receiver = receiver(&testbed);
+    let _before = reach(&node, 1);
+    agent.stop();
+    let _stopped = reach(&node, 2);
+    agent.signal(Signal::CONT);
+    let _again = reach(&node, 3);
+    assert_eq!(testbed.status(2)["pid"], agent.0.id());
+    agent.stop();
+    agent.kill();
+    let _without = reach(&node, 4);
+    let second = testbed.agent(2);
+    let _with_another = reach(&node, 5);
+    assert_eq!(testbed.status(2)["pid"], second.0.id());
+}
+
+#[test]
 fn an_agent_without_a_hosts_file_says_what_is_missing() {
     let testbed = Testbed::new();
     let refused = testbed

@@ -103,6 +103,47 @@ fn with_json_errors_are_json_too() {
 }
 
 #[test]
+fn the_steps_of_a_key_exchange_say_what_to_do_and_end_with_the_new_key() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("key");
+    let file = file.to_str().expect("text");
+    let said = |words: &[&str], status| {
+        let output = dipole(words).output().expect("it runs");
+        assert_eq!(output.status.code(), Some(status), "{words:?}");
+        match status {
+            0 => String::from_utf8(output.stdout).expect("text"),
+            _ => errors(&output),
+        }
+    };
+    let fingerprints = || -> serde_json::Value {
+        let shown = said(&["--json", "key", "show", file], 0);
+        serde_json::from_str(&shown).expect("one object")
+    };
+    said(&["key", "new", file, "--security", "encrypt"], 0);
+    let first = fingerprints()["fingerprint"].clone();
+    let refused = said(&["key", "rotate", "--continue", file], 1);
+    assert!(refused.contains("leave out --continue"), "{refused}");
+    let step = said(&["key", "rotate", file], 0);
+    assert!(
+        step.contains("step 1 of 3") && step.contains(" next="),
+        "{step}"
+    );
+    let next = fingerprints()["next"].clone();
+    assert_eq!(fingerprints()["fingerprint"], first);
+    let refused = said(&["key", "rotate", file], 1);
+    assert!(refused.contains("--continue"), "{refused}");
+    let step = said(&["key", "rotate", "--continue", file], 0);
+    assert!(
+        step.contains("step 2 of 3") && step.contains(" old="),
+        "{step}"
+    );
+    let step = said(&["key", "rotate", "--continue", file], 0);
+    assert!(step.contains("step 3 of 3"), "{step}");
+    let last = serde_json::json!({"fingerprint": next, "security": "encrypt"});
+    assert_eq!(fingerprints(), last);
+}
+
+#[test]
 fn with_json_wrong_usage_is_json_too() {
     let output = dipole(&["--json", "recv", "x"]).output().expect("it runs");
     assert_eq!(output.status.code(), Some(2));

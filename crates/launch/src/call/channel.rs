@@ -9,7 +9,7 @@ use std::sync::Arc;
 use dipole_node::ClusterKey;
 use snow::{Error, StatelessTransportState};
 
-use super::greeting::{GREETING_BYTES, Greeting, PROOF_BYTES, handshake};
+use super::greeting::{GREETING_BYTES, Greeting, PROOF_BYTES, prove, proven};
 
 /// Bytes of a stream in one message.
 pub const MAX_CHUNK_BYTES: usize = 32 << 10;
@@ -54,9 +54,8 @@ impl Channel {
         key: &ClusterKey,
         greeting: &Greeting,
     ) -> io::Result<Channel> {
-        let mut state = handshake(key, greeting, true).map_err(broken)?;
-        let (mut proof, mut reply) = ([0; PROOF_BYTES], [0; REPLY_BYTES]);
-        state.write_message(&[], &mut proof).map_err(broken)?;
+        let (mut state, proof) = prove(key, greeting).map_err(broken)?;
+        let mut reply = [0; REPLY_BYTES];
         stream.write_all(&proof)?;
         let mut length = 0;
         while length < REPLY_BYTES {
@@ -83,10 +82,8 @@ impl Channel {
         greeting: &Greeting,
         proof: &[u8; PROOF_BYTES],
     ) -> io::Result<Channel> {
-        let mut state = handshake(key, greeting, false).map_err(broken)?;
-        state
-            .read_message(proof, &mut [0; PROOF_BYTES])
-            .map_err(broken)?;
+        let mut state = proven(key, greeting, proof)
+            .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "of another cluster key"))?;
         let mut reply = [0; REPLY_BYTES];
         state.write_message(&[], &mut reply).map_err(broken)?;
         stream.write_all(&reply)?;

@@ -94,28 +94,40 @@ impl Greeting {
     }
 }
 
-/// Begins a handshake as the one who calls, or the one who is called.
-pub(super) fn handshake(
+/// Begins a handshake as the one who calls, with its proof.
+pub(super) fn prove(
     key: &ClusterKey,
     greeting: &Greeting,
-    calls: bool,
-) -> Result<HandshakeState, snow::Error> {
-    let secret = key.derive(PURPOSE);
-    let builder = Builder::new(PARAMETERS.clone())
+) -> Result<(HandshakeState, [u8; PROOF_BYTES]), snow::Error> {
+    let secret = key.derive(PURPOSE).next().expect("the key's own");
+    let mut calling = Builder::new(PARAMETERS.clone())
         .prologue(&greeting.0)?
-        .psk(0, &secret)?;
-    match calls {
-        true => builder.build_initiator(),
-        false => builder.build_responder(),
-    }
+        .psk(0, &secret)?
+        .build_initiator()?;
+    let mut proof = [0; PROOF_BYTES];
+    calling.write_message(&[], &mut proof)?;
+    Ok((calling, proof))
+}
+
+/// Goes on with the handshake of a caller that sent this proof, as the one who is called; `None`
+/// if the caller holds no key that is taken.
+pub(super) fn proven(
+    key: &ClusterKey,
+    greeting: &Greeting,
+    proof: &[u8; PROOF_BYTES],
+) -> Option<HandshakeState> {
+    key.derive(PURPOSE).find_map(|secret| {
+        let builder = Builder::new(PARAMETERS.clone()).prologue(&greeting.0);
+        let mut called = builder.ok()?.psk(0, &secret).ok()?.build_responder().ok()?;
+        let length = called.read_message(proof, &mut [0; PROOF_BYTES]).ok()?;
+        (length == 0).then_some(called)
+    })
 }
 
 /// True if whoever got this greeting and sent this proof holds the key.
+#[must_use]
 pub fn verify(key: &ClusterKey, greeting: &Greeting, proof: &[u8; PROOF_BYTES]) -> bool {
-    let mut nothing = [0; PROOF_BYTES];
-    handshake(key, greeting, false)
-        .and_then(|mut called| called.read_message(proof, &mut nothing))
-        .is_ok_and(|length| length == 0)
+    proven(key, greeting, proof).is_some()
 }
 
 #[cfg(test)]
@@ -126,12 +138,7 @@ mod tests {
     fn a_proof_holds_for_one_key_and_one_greeting_only() {
         let (key, other) = (ClusterKey::new([1; 32]), ClusterKey::new([2; 32]));
         let greeting = Greeting::draw().unwrap();
-        let mut proof = [0; PROOF_BYTES];
-        let length = handshake(&key, &greeting, true)
-            .unwrap()
-            .write_message(&[], &mut proof)
-            .unwrap();
-        assert_eq!(length, PROOF_BYTES);
+        let (_, proof) = prove(&key, &greeting).unwrap();
         assert!(verify(&key, &greeting, &proof));
         assert!(!verify(&other, &greeting, &proof));
         assert!(!verify(&key, &Greeting::draw().unwrap(), &proof));

@@ -3,7 +3,7 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::{Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::Registry;
 use super::messages::{Answer, Presence, Question};
@@ -35,6 +35,10 @@ pub(super) enum Reply {
 /// Refusals per second, and in one burst.
 const REFUSALS_PER_SECOND: f64 = 500.0;
 const REFUSAL_BURST: f64 = 100.0;
+
+/// How long a port may be in use by who has just ended.
+const MOMENT: Duration = Duration::from_millis(200);
+const PAUSE: Duration = Duration::from_millis(5);
 
 /// How many strangers may be refused now.
 #[derive(Debug)]
@@ -149,9 +153,18 @@ impl Answers {
     }
 }
 
-/// The socket at which a node is asked.
+/// The socket at which a node is asked. A killed agent's standby has it for a moment longer than
+/// the agent.
 pub(super) fn bound(address: SocketAddr) -> io::Result<UdpSocket> {
-    settled(UdpSocket::bind(address)?)
+    let begun = Instant::now();
+    loop {
+        match UdpSocket::bind(address) {
+            Err(cause) if cause.kind() == io::ErrorKind::AddrInUse && begun.elapsed() < MOMENT => {
+                std::thread::sleep(PAUSE);
+            }
+            socket => return settled(socket?),
+        }
+    }
 }
 
 /// A bound socket, set up to be asked at.
@@ -172,7 +185,6 @@ pub fn version() -> [u16; 3] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     #[test]
     fn strangers_are_refused_so_often_per_second_and_no_more() {

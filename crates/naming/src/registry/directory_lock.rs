@@ -72,8 +72,8 @@ fn taken(pid: Option<u32>) -> String {
 pub struct DirectoryLock {
     sockets: Vec<(UdpSocket, Answers)>,
     refused: AtomicU64,
-    _agent: File,
-    _directory: File,
+    /// Of the agent, then of the directory; none beside an agent that holds them.
+    _locks: Option<[File; 2]>,
 }
 
 impl DirectoryLock {
@@ -129,8 +129,24 @@ impl DirectoryLock {
         Ok(DirectoryLock {
             sockets: addresses.iter().map(socket).collect::<Result<_, _>>()?,
             refused: AtomicU64::new(0),
-            _agent: agent,
-            _directory: directory,
+            _locks: Some([agent, directory]),
+        })
+    }
+
+    /// For a process that shares the sockets of the agent, which holds the locks.
+    ///
+    /// # Errors
+    /// They are no bound sockets.
+    pub fn beside(registry: &Registry, sockets: Vec<UdpSocket>) -> io::Result<DirectoryLock> {
+        let answering = |socket: UdpSocket| {
+            let address = socket.local_addr()?.ip();
+            Ok((socket, Answers::new(registry, address)))
+        };
+        let sockets: io::Result<_> = sockets.into_iter().map(answering).collect();
+        Ok(DirectoryLock {
+            sockets: sockets?,
+            refused: AtomicU64::new(0),
+            _locks: None,
         })
     }
 

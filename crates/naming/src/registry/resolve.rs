@@ -256,7 +256,7 @@ fn resolve_there(
                     address,
                     directory,
                     mismatch,
-                    fingerprint: authenticator.fingerprint().map(str::to_owned),
+                    fingerprint: authenticator.fingerprint(),
                 });
             }
             Ok(Some((directory, Ok(found)))) => match found {

@@ -31,8 +31,7 @@ const QUESTION: Duration = Duration::from_millis(500);
 pub(crate) struct Policy {
     pub(crate) node: NodeId,
     pub(crate) links: Links,
-    /// Of the cluster key, if there is one.
-    pub(crate) fingerprint: Option<String>,
+    pub(crate) key: Option<ClusterKey>,
     may_share_memory: bool,
     patience: Duration,
     hosts: Hosts,
@@ -44,12 +43,17 @@ impl Policy {
         Policy {
             node: config.node,
             links: config.links,
-            fingerprint: config.key.as_ref().map(ClusterKey::fingerprint),
+            key: config.key.clone(),
             may_share_memory: config.may_share_memory(),
             patience: config.connect_timeout,
             hosts: config.hosts.clone(),
             registry: registry.clone(),
         }
+    }
+
+    /// Of the cluster key, if there is one.
+    pub(crate) fn fingerprint(&self) -> Option<String> {
+        self.key.as_ref().map(ClusterKey::fingerprint)
     }
 
     /// Where to meet the owner of an endpoint in shared memory, if it is of this node

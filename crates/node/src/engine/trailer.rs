@@ -4,15 +4,13 @@ mod session;
 
 use dipole_link::crc32c::crc32c;
 use dipole_proto::wire::{COUNTER_BYTES, CRC_BYTES, PROOF_BYTES, TAG_BYTES, Trailers as Offer};
-use dipole_proto::{Addressed, Agreement, Config, DropReason, Seal, SessionKey};
+use dipole_proto::{Addressed, Agreement, Config, DropReason, Seal};
 
 use crate::key::{ClusterKey, MacKey, Security};
 use session::SessionKeys;
 
 /// What proofs in handshakes are for.
 const HANDSHAKE: &str = "dipole 2026 handshake";
-/// What masks of sessions come from.
-const SESSION: &str = "dipole 2026 session";
 
 /// Makes and checks trailers of all kinds.
 #[derive(Debug)]
@@ -31,8 +29,8 @@ impl Trailers {
     /// `random` is known to nobody else. Tells the protocol what it needs of the key.
     pub(super) fn new(key: Option<&ClusterKey>, random: [u64; 2], config: &mut Config) -> Trailers {
         let keys = key.map(|key| {
-            let sessions = SessionKeys::new(key, random);
-            config.key = Some(session_key(key));
+            let sessions = SessionKeys::new(random);
+            config.keyed = true;
             config.share = sessions.share();
             config.trailers = match key.security() {
                 Security::Off => Offer::CRC32C,
@@ -139,13 +137,6 @@ impl Trailers {
         let keys = self.keys.as_ref();
         keys.is_some_and(|keys| keys.handshakes.verify(&frame[..end], proof))
     }
-}
-
-/// What the protocol needs of the cluster key.
-fn session_key(key: &ClusterKey) -> SessionKey {
-    let mut subkey = [0; 16];
-    subkey.copy_from_slice(&key.derive(SESSION)[..16]);
-    SessionKey(subkey)
 }
 
 #[inline]

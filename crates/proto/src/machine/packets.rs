@@ -91,7 +91,7 @@ impl Machine {
     /// True if a proven packet outside sessions is worth the check: what strangers can send
     /// at will, they shall not make us compute for.
     fn wants_proof(&self, now: Instant, from: Address, packet: &Packet<'_>) -> bool {
-        if self.shared.config.key.is_none() {
+        if !self.shared.config.keyed {
             return false;
         }
         match packet.header().kind {
@@ -215,7 +215,7 @@ impl Machine {
                 Err(DropReason::WrongCookie)
             };
         }
-        let keyed = self.shared.config.key.is_some();
+        let keyed = self.shared.config.keyed;
         let refusal = if keyed != packet.header().flags.has(Flags::PROVEN) || keyed && !proven {
             Some((ResetReason::Key, DropReason::WrongKey))
         } else if hello.versions.0 > crate::wire::VERSION || hello.versions.1 < crate::wire::VERSION
@@ -245,7 +245,7 @@ impl Machine {
         hello: &Hello,
         reason: ResetReason,
     ) -> Result<(), DropReason> {
-        let keys_matter = reason == ResetReason::Key || self.shared.config.key.is_some();
+        let keys_matter = reason == ResetReason::Key || self.shared.config.keyed;
         let letter = Letter::Reset(Reset {
             connection: hello.connection,
             reason,
@@ -261,7 +261,7 @@ impl Machine {
         from: Address,
         hello: &Hello,
     ) -> Result<(), DropReason> {
-        let keyed = self.shared.config.key.is_some();
+        let keyed = self.shared.config.keyed;
         let known = self.by_home.get(&from).copied();
         let existing = known.and_then(|index| {
             let session = self.peers.session_at(index)?;
@@ -369,7 +369,7 @@ impl Machine {
         let mut welcome = self.own_hello(peer);
         welcome.echo = hello.incarnation;
         welcome.trailer = self.trailer_with(hello);
-        if self.shared.config.key.is_some() {
+        if self.shared.config.keyed {
             // Of an earlier handshake it would be another.
             welcome.cookie = hello.cookie;
         }
@@ -433,7 +433,7 @@ impl Machine {
         let Phase::Opening { cookie, .. } = session.phase else {
             return Ok(());
         };
-        let keyed = self.shared.config.key.is_some();
+        let keyed = self.shared.config.keyed;
         if keyed != packet.header().flags.has(Flags::PROVEN) || keyed && !proven {
             return Err(DropReason::WrongKey);
         }
@@ -468,7 +468,7 @@ impl Machine {
     ) -> Result<(), DropReason> {
         let reset = Reset::parse(packet.body()).map_err(|_| DropReason::Malformed)?;
         let peer = (self.find_reset(from, &reset)).ok_or(DropReason::UnknownConnection)?;
-        let keyed = self.shared.config.key.is_some();
+        let keyed = self.shared.config.keyed;
         let reason = match reset.reason {
             ResetReason::Key => {
                 let theirs = packet.header().flags.has(Flags::PROVEN);
@@ -483,7 +483,7 @@ impl Machine {
 
     /// The session that a reset speaks of.
     fn find_reset(&self, from: Address, reset: &Reset) -> Option<PeerId> {
-        let keyed = self.shared.config.key.is_some();
+        let keyed = self.shared.config.keyed;
         let echoed = reset.echo == Some(self.incarnation);
         let concerned = |session: &Session| match session.phase {
             Phase::Opening { .. } => {

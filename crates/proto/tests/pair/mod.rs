@@ -406,7 +406,7 @@ impl Wire {
 }
 
 /// Closes a packet as production does, with hashes of no strength.
-pub fn close(bytes: &mut Vec<u8>, seal: Seal, secret: Option<[u8; 16]>) {
+pub fn close(bytes: &mut Vec<u8>, seal: Seal, secret: Option<[u8; 32]>) {
     let mask = match seal {
         Seal::Crc32c { mask } => mask,
         Seal::Proof => {
@@ -430,7 +430,7 @@ fn sum(bytes: &[u8]) -> u32 {
     sum
 }
 
-fn proof(bytes: &[u8], secret: Option<[u8; 16]>) -> [u8; wire::PROOF_BYTES] {
+fn proof(bytes: &[u8], secret: Option<[u8; 32]>) -> [u8; wire::PROOF_BYTES] {
     let salted = [secret.unwrap_or_default().as_slice(), bytes].concat();
     [sum(&salted).to_le_bytes(); 4]
         .concat()
@@ -439,9 +439,10 @@ fn proof(bytes: &[u8], secret: Option<[u8; 16]>) -> [u8; wire::PROOF_BYTES] {
 }
 
 impl Host {
-    /// What stands for the cluster key.
-    pub fn secret(&self) -> Option<[u8; 16]> {
-        self.machine.config().key.map(|key| key.0)
+    /// What stands for the cluster key: the share, which nothing else uses here.
+    pub fn secret(&self) -> Option<[u8; 32]> {
+        let config = self.machine.config();
+        config.keyed.then_some(config.share)
     }
 
     /// Eight bytes of the last packet that lay in the scratch frame.

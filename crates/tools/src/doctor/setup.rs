@@ -62,13 +62,20 @@ pub(super) fn cluster_key(config: &Config) -> Option<Finding> {
     if let Some(key) = &config.key {
         let mode = file.as_ref().and_then(|name| std::fs::metadata(name).ok());
         let mode = mode.map(|found| format!(", mode {:04o}", found.permissions().mode() & 0o7777));
+        let other = key.other().map(|(role, other)| {
+            format!(
+                "; takes the {} one {other} as well, until `dipole key rotate` has ended",
+                role.name()
+            )
+        });
         return Some(Finding::good(
             CLUSTER_KEY,
             format!(
-                "fingerprint {} from {}{}; other nodes must have the same",
+                "fingerprint {} from {}{}; other nodes must have the same{}",
                 key.fingerprint(),
                 file.unwrap_or_default(),
-                mode.unwrap_or_default()
+                mode.unwrap_or_default(),
+                other.unwrap_or_default()
             ),
         ));
     }

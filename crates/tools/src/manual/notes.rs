@@ -201,7 +201,7 @@ pub(super) fn notes(page: &str) -> Notes {
             USUAL,
             &["dipole-run", "dipole-key"],
         ),
-        "dipole-key" | "dipole-key-new" | "dipole-key-show" => notes(
+        "dipole-key" | "dipole-key-new" | "dipole-key-show" | "dipole-key-rotate" => notes(
             &[
                 (
                     "dipole key new key",
@@ -210,6 +210,10 @@ pub(super) fn notes(page: &str) -> Notes {
                 (
                     "dipole key show key",
                     "its fingerprint, which tells keys apart and is no secret",
+                ),
+                (
+                    "dipole key rotate key",
+                    "a new key beside the old one; copy the file, then the same with --continue, twice",
                 ),
             ],
             USUAL,

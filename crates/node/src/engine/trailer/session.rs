@@ -9,10 +9,10 @@ use curve25519_dalek::MontgomeryPoint;
 use dipole_proto::wire::{COUNTER_BYTES, HEADER_BYTES, SHARE_BYTES, TAG_BYTES};
 use dipole_proto::{Agreement, DropReason, Party};
 
-use crate::key::{ClusterKey, KEY_BYTES};
+use crate::key::KEY_BYTES;
 
-/// What keys of packets come from.
-const PACKETS: &str = "dipole 2026 packets";
+/// What the two sides have told each other, as the first chain of a direction.
+const SESSION: &str = "dipole 2026 session";
 /// The secret behind a process's share.
 const SHARE: &str = "dipole 2026 key share";
 /// A key of a direction, from its chain.
@@ -30,7 +30,6 @@ type Key = [u8; 16];
 
 /// The keys of a process's sessions.
 pub(super) struct SessionKeys {
-    subkey: [u8; KEY_BYTES],
     secret: [u8; SHARE_BYTES],
     /// By [`Agreement::index`].
     sessions: Vec<Option<Box<Session>>>,
@@ -72,10 +71,9 @@ impl std::fmt::Debug for SessionKeys {
 
 impl SessionKeys {
     /// For a process; `random` is known to nobody else.
-    pub(super) fn new(key: &ClusterKey, random: [u64; 2]) -> SessionKeys {
+    pub(super) fn new(random: [u64; 2]) -> SessionKeys {
         let [low, high] = random.map(u64::to_le_bytes);
         SessionKeys {
-            subkey: key.derive(PACKETS),
             secret: blake3::derive_key(SHARE, &[low, high].concat()),
             sessions: Vec::new(),
         }
@@ -92,7 +90,7 @@ impl SessionKeys {
         let (own, remote) = (&agreement.own, &agreement.remote);
         let shared = MontgomeryPoint(remote.share).mul_clamped(self.secret);
         let chain = |sender: &Party, receiver: &Party| {
-            let mut hasher = blake3::Hasher::new_keyed(&self.subkey);
+            let mut hasher = blake3::Hasher::new_derive_key(SESSION);
             hasher.update(shared.as_bytes());
             for party in [sender, receiver] {
                 hasher.update(&party.incarnation.to_le_bytes());
@@ -298,11 +296,8 @@ mod tests {
     }
 
     /// Two processes that have opened a session.
-    fn pair(keys: [u8; 2]) -> [SessionKeys; 2] {
-        let mut pair = [0, 1].map(|side: u8| {
-            let key = ClusterKey::new([keys[usize::from(side)]; KEY_BYTES]);
-            SessionKeys::new(&key, [u64::from(side), 5])
-        });
+    fn pair(random: [u64; 2]) -> [SessionKeys; 2] {
+        let mut pair = random.map(|random| SessionKeys::new([random, 5]));
         let parties = [party(1, &pair[0]), party(2, &pair[1])];
         for side in [0, 1] {
             pair[side].agree(&Agreement {
@@ -339,7 +334,7 @@ mod tests {
     #[test]
     fn what_one_seals_the_other_opens_once_and_nobody_else() {
         for encrypts in [false, true] {
-            let [mut one, mut two] = pair([1, 1]);
+            let [mut one, mut two] = pair([1, 2]);
             let packet = sealed(&mut one, encrypts);
             let text: Vec<u8> = (0..100).collect();
             assert_eq!(packet[..100] == text, !encrypts);
@@ -355,7 +350,7 @@ mod tests {
                 opened(&mut two, &packet, encrypts),
                 Err(DropReason::Replayed)
             );
-            let [_, mut other] = pair([1, 2]);
+            let [_, mut other] = pair([1, 3]);
             assert_eq!(
                 opened(&mut other, &packet, encrypts),
                 Err(DropReason::Forged)
@@ -367,7 +362,7 @@ mod tests {
     #[test]
     fn every_changed_bit_is_noticed() {
         for encrypts in [false, true] {
-            let [mut one, mut two] = pair([1, 1]);
+            let [mut one, mut two] = pair([1, 2]);
             let packet = sealed(&mut one, encrypts);
             for bit in 0..packet.len() * 8 {
                 let mut bad = packet.clone();
@@ -384,7 +379,7 @@ mod tests {
 
     #[test]
     fn keys_change_and_what_they_overtake_is_still_taken() {
-        let [mut one, mut two] = pair([1, 1]);
+        let [mut one, mut two] = pair([1, 2]);
         let last = (1 << PACKET_BITS) - 1;
         one.session(3, 9).expect("open").out.counter = last;
         let before = one.session(3, 9).expect("open").out.key;
@@ -415,10 +410,9 @@ mod tests {
     #[test]
     fn the_packets_are_as_documented() {
         let count = |from: u8| std::array::from_fn(|at| from + u8::try_from(at).unwrap());
-        let key = ClusterKey::new(count(0));
         let mut keys = [0, 32].map(|from| SessionKeys {
             secret: count(from),
-            ..SessionKeys::new(&key, [0, 0])
+            ..SessionKeys::new([0, 0])
         });
         let of = [
             (0x1122_3344_5566_7788, 0x00a1_c003, 0x0102_0304_0506_0708),

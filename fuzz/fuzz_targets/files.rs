@@ -1,0 +1,22 @@
+//! Files that people write, or that come from other nodes, are refused or read as they were meant: a host's line gives that
+//! host again, a key's text that key.
+
+#![no_main]
+
+use dipole_naming::hosts::Hosts;
+use dipole_naming::key::ClusterKey;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    let Ok(text) = std::str::from_utf8(bytes) else {
+        return;
+    };
+    if let Ok(hosts) = Hosts::parse(text) {
+        let lines: String = hosts.iter().map(|host| host.line() + "\n").collect();
+        let again = Hosts::parse(&lines).expect("what was written");
+        assert!(hosts.iter().eq(again.iter()), "{lines}");
+    }
+    if let Some(key) = ClusterKey::parse(text) {
+        assert!(ClusterKey::parse(&key.text()) == Some(key));
+    }
+});

@@ -1,0 +1,118 @@
+//! Campaigns: what the tests do for seconds, over and over for minutes or nights, and how often.
+
+use std::time::{Duration, Instant};
+
+use crate::command::{Failure, cargo, describe, run};
+
+/// Which part of the system is worn.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Campaign {
+    Attack,
+    Soak,
+    Kill,
+}
+
+/// A test binary, its tests, and how long or how much.
+struct Part {
+    package: &'static str,
+    binary: &'static str,
+    tests: &'static [&'static str],
+    knobs: &'static [(&'static str, &'static str)],
+    /// Its seeds are counted on from round to round.
+    seeded: bool,
+}
+
+const fn part(package: &'static str, binary: &'static str) -> Part {
+    Part {
+        package,
+        binary,
+        tests: &[],
+        knobs: &[],
+        seeded: false,
+    }
+}
+
+/// Seeds of the simulator in a round.
+const SEEDS: u64 = 2000;
+
+impl Campaign {
+    fn parts(self) -> Vec<Part> {
+        match self {
+            Campaign::Attack => vec![
+                Part {
+                    knobs: &[("DIPOLE_ATTACK_S", "20")],
+                    ..part("dipole-tools", "attack")
+                },
+                part("dipole-node", "hostile"),
+                part("dipole-node", "users"),
+                part("dipole-tools", "broker"),
+                Part {
+                    tests: &["membership"],
+                    ..part("dipole-agent", "")
+                },
+            ],
+            Campaign::Soak => vec![
+                Part {
+                    tests: &["two_thousand_seeds_break_no_rule"],
+                    knobs: &[("DIPOLE_SEEDS", "2000")],
+                    seeded: true,
+                    ..part("dipole-node", "simulation")
+                },
+                Part {
+                    knobs: &[("DIPOLE_CLUSTER_S", "20")],
+                    ..part("dipole-tools", "cluster")
+                },
+                part("dipole-node", "memory"),
+            ],
+            Campaign::Kill => vec![
+                Part {
+                    knobs: &[("DIPOLE_STORM", "1000")],
+                    ..part("dipole-node", "storm")
+                },
+                part("dipole-node", "ports_killed"),
+                part("dipole-node", "silence"),
+                part("dipole-node", "groups"),
+                part("dipole-tools", "run_losses"),
+                part("dipole-tools", "agent"),
+            ],
+        }
+    }
+}
+
+/// Goes round until the time is over, and stops at the first failure.
+pub(crate) fn campaign(which: Campaign, minutes: u64) -> Result<(), Failure> {
+    let (began, time) = (Instant::now(), Duration::from_secs(minutes * 60));
+    let parts = which.parts();
+    let mut rounds = vec![0_u64; parts.len()];
+    while began.elapsed() < time {
+        for (at, part) in parts.iter().enumerate() {
+            if began.elapsed() >= time {
+                break;
+            }
+            let mut command = cargo();
+            command.args(["test", "--locked", "--release", "-p", part.package]);
+            match part.binary {
+                "" => command.arg("--lib"),
+                binary => command.args(["--test", binary]),
+            };
+            command.arg("--").args(part.tests);
+            command.envs(part.knobs.iter().copied());
+            if part.seeded {
+                // A night goes on where the test run ends.
+                let from = (rounds[at] + 1) * SEEDS;
+                command.env("DIPOLE_SEED_FROM", from.to_string());
+            }
+            println!("{} s: {}", began.elapsed().as_secs(), describe(&command));
+            run(&mut command)?;
+            rounds[at] += 1;
+        }
+    }
+    println!(
+        "{which:?} for {} s, nothing failed:",
+        began.elapsed().as_secs()
+    );
+    for (part, rounds) in parts.iter().zip(rounds) {
+        println!("{rounds:>6} x {} {}", part.package, part.binary);
+    }
+    Ok(())
+}
