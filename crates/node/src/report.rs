@@ -10,6 +10,7 @@ use crate::engine::{Path, PathState, Paths};
 use crate::links::LinkChoice;
 use crate::process::ProcessState;
 use crate::registry::{LinkUse, RegistryError, ReportFiles};
+use crate::stats::Stats;
 
 /// What this process shows of itself.
 #[derive(Debug)]
@@ -18,7 +19,7 @@ pub(crate) struct Report {
     node: NodeId,
     choice: LinkChoice,
     /// As last shown.
-    values: Vec<(String, u64)>,
+    stats: Option<Stats>,
     link_changes: u64,
 }
 
@@ -28,18 +29,17 @@ impl Report {
             files,
             node,
             choice,
-            values: Vec::new(),
+            stats: None,
             link_changes: 0,
         }
     }
 
     /// Writes what has changed since the last call.
     pub(crate) fn show(&mut self, driver: &Driver<ProcessState>) -> Result<(), RegistryError> {
-        let (values, changes) =
-            driver.with_last(|state, _| (state.stats().values(), state.link_changes()));
-        if values != self.values {
-            self.files.show_counters(values.clone())?;
-            self.values = values;
+        let (stats, changes) = driver.with_last(|state, _| (state.stats(), state.link_changes()));
+        if self.stats != Some(stats) {
+            self.files.show_counters(stats.values())?;
+            self.stats = Some(stats);
         }
         if changes != self.link_changes {
             let (memory, packets) =
