@@ -75,6 +75,8 @@ pub(crate) struct Arguments {
 }
 
 enum Content {
+    /// What the compiler has made.
+    Built(PathBuf),
     Copy(PathBuf),
     Text(Vec<u8>),
     Link(String),
@@ -100,25 +102,11 @@ impl Item {
 /// Builds and installs.
 pub(crate) fn install(arguments: &Arguments) -> Result<(), Failure> {
     let prefix = arguments.place.root()?;
-    let mut build = cargo();
-    build.args(["build", "--locked", "--profile", &arguments.profile]);
-    match arguments.profile.as_str() {
-        // With the features that the tests add to dependencies: what they have built is not
-        // built again.
-        "dev" => build.args(["--workspace", "--lib", "--bins", "--tests"]),
-        _ => build.args(INSTALLED.map(|package| ["-p", package]).as_flattened()),
-    };
-    run(&mut build)?;
-    let built = target_directory()?.join(match arguments.profile.as_str() {
-        "dev" => "debug",
-        other => other,
-    });
-    let items = items(&built, &arguments.place.prefix)?;
+    let built = build(&arguments.profile)?;
     let mut listed = String::new();
-    for item in &items {
-        put(&prefix, item)?;
-        listed += &format!("{}\n", item.to.display());
-        println!("{}", prefix.join(&item.to).display());
+    for path in put_all(&built, &arguments.place.prefix, &prefix)? {
+        listed += &format!("{}\n", path.display());
+        println!("{}", prefix.join(&path).display());
     }
     let list = Item::new(LIST, Content::Text(listed.into_bytes()), DATA);
     put(&prefix, &list)?;
@@ -129,6 +117,46 @@ pub(crate) fn install(arguments: &Arguments) -> Result<(), Failure> {
         folder.display()
     );
     Ok(())
+}
+
+/// Builds what is installed; where it lies then.
+pub(crate) fn build(profile: &str) -> Result<PathBuf, Failure> {
+    let mut build = cargo();
+    build.args(["build", "--locked", "--profile", profile]);
+    match profile {
+        // With the features that the tests add to dependencies: what they have built is not
+        // built again.
+        "dev" => build.args(["--workspace", "--lib", "--bins", "--tests"]),
+        _ => build.args(INSTALLED.map(|package| ["-p", package]).as_flattened()),
+    };
+    run(&mut build)?;
+    Ok(target_directory()?.join(match profile {
+        "dev" => "debug",
+        other => other,
+    }))
+}
+
+/// Writes what was built to a folder `to`, which programs will find as `prefix`, without what only
+/// debuggers read; the files' paths below it.
+pub(crate) fn put_all(built: &Path, prefix: &Path, to: &Path) -> Result<Vec<PathBuf>, Failure> {
+    let items = items(built, prefix)?;
+    for item in &items {
+        put(to, item)?;
+    }
+    // Archives keep the symbols by which they are linked.
+    for (mode, what) in [(PROGRAM, "--strip-unneeded"), (DATA, "--strip-debug")] {
+        let built = items
+            .iter()
+            .filter(|item| item.mode == mode && matches!(item.content, Content::Built(_)));
+        let stripped = Command::new("strip")
+            .arg(what)
+            .args(built.map(|item| to.join(&item.to)))
+            .status();
+        if !stripped.is_ok_and(|status| status.success()) {
+            eprintln!("xtask: not stripped: strip failed or is missing (package binutils)");
+        }
+    }
+    Ok(items.into_iter().map(|item| item.to).collect())
 }
 
 /// Removes what an installation left there.
@@ -168,12 +196,16 @@ pub(crate) fn uninstall(place: &Place) -> Result<(), Failure> {
 fn items(built: &Path, prefix: &Path) -> Result<Vec<Item>, Failure> {
     let copy = |from: &Path| Content::Copy(from.to_owned());
     let program = built.join("dipole");
-    let mut items = vec![Item::new("bin/dipole", copy(&program), PROGRAM)];
+    let mut items = vec![Item::new(
+        "bin/dipole",
+        Content::Built(program.clone()),
+        PROGRAM,
+    )];
     for name in ["dipole", "bsp"] {
         items.extend(library(built, name));
     }
     let provider = built.join("libdipole_fi.so");
-    items.push(Item::new(PROVIDER, copy(&provider), PROGRAM));
+    items.push(Item::new(PROVIDER, Content::Built(provider), PROGRAM));
     for script in ["bspcc", "bsprun"] {
         let from = root().join("crates/bsp-capi/bin").join(script);
         items.push(Item::new(format!("bin/{script}"), copy(&from), PROGRAM));
@@ -218,7 +250,7 @@ fn library(built: &Path, name: &str) -> [Item; 4] {
     let shared = format!("lib{name}.so");
     let versioned = format!("{shared}.{VERSION}");
     let interface = format!("{shared}.{INTERFACE}");
-    let copy = |file: &str| Content::Copy(built.join(file));
+    let copy = |file: &str| Content::Built(built.join(file));
     [
         Item::new(format!("lib/{versioned}"), copy(&shared), PROGRAM),
         Item::new(
@@ -291,7 +323,7 @@ fn put(prefix: &Path, item: &Item) -> Result<(), Failure> {
     }
     match &item.content {
         Content::Link(target) => return symlink(target, &to).map_err(told),
-        Content::Copy(from) => {
+        Content::Built(from) | Content::Copy(from) => {
             fs::copy(from, &to).map_err(|cause| {
                 Failure::Told(format!(
                     "cannot copy {} to {}: {cause}",

@@ -8,6 +8,7 @@ mod fuzz;
 mod install;
 mod mutants;
 mod nightly;
+mod package;
 
 use std::process::ExitCode;
 
@@ -61,6 +62,8 @@ enum Task {
     Install(install::Arguments),
     /// Remove what `install` put there.
     Uninstall(install::Place),
+    /// Build a package for Debian and its relatives of what `install` installs.
+    Package(package::Arguments),
 }
 
 #[derive(clap::Args)]
@@ -83,6 +86,7 @@ fn main() -> ExitCode {
         Task::Cluster(arguments) => cluster::cluster(&arguments),
         Task::Install(arguments) => install::install(&arguments),
         Task::Uninstall(place) => install::uninstall(&place),
+        Task::Package(arguments) => package::package(&arguments),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

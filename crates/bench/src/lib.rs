@@ -107,6 +107,9 @@ pub struct BenchArgs {
     /// Dipole through the fault wrapper, losing this share of all packets, beside losing none
     #[arg(long, value_name = "SHARE")]
     drop: Option<f64>,
+    /// All columns, however wide the terminal
+    #[arg(long)]
+    wide: bool,
     /// Write an HTML page of figures and tables over all sizes, in one file that needs no network
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
@@ -215,7 +218,8 @@ pub fn execute(
     arguments.has_bpf = matches!(arguments.on, On::Auto | On::Veth)
         && rustix::process::geteuid().is_root()
         && dipole_bpf::has_capabilities();
-    match measure(&arguments, &mut Report { json, out })? {
+    let wide = arguments.wide;
+    match measure(&arguments, &mut Report { json, wide, out })? {
         true => Ok(ExitCode::SUCCESS),
         false => Ok(ExitCode::FAILURE),
     }
@@ -224,15 +228,21 @@ pub fn execute(
 /// Where results and remarks go.
 struct Report<'a> {
     json: bool,
+    /// All columns, and lines of any length.
+    wide: bool,
     out: &'a mut dyn Write,
 }
 
 impl Report<'_> {
     /// Prints a line for people: beside the JSON objects, not among them.
     fn note(&mut self, line: &dyn Display) -> io::Result<()> {
+        let text = match self.wide {
+            true => line.to_string(),
+            false => report::folded(&line.to_string()),
+        };
         match self.json {
-            true => writeln!(io::stderr(), "{line}"),
-            false => writeln!(self.out, "{line}"),
+            true => writeln!(io::stderr(), "{text}"),
+            false => writeln!(self.out, "{text}"),
         }
     }
 
@@ -328,7 +338,8 @@ fn print_group(
             }
         }
     } else if !group.is_point {
-        report.result(&format!("\n{}", report::table(group, measured, testbed)))?;
+        let table = report::table(group, measured, testbed, report.wide);
+        report.result(&format!("\n{table}"))?;
     }
     if !group.is_point {
         for remark in report::remarks(measured) {

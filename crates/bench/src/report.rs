@@ -1,5 +1,7 @@
 //! Results: one JSON object a line, or tables.
 
+use std::fmt;
+
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{CellAlignment, Table};
 use serde::Serialize;
@@ -159,8 +161,8 @@ impl Measured {
     }
 }
 
-/// The table of a group; its last column compares each subject with the first.
-pub(crate) fn table(group: &Group, measured: &[Measured], testbed: &Testbed) -> String {
+/// The table of a group; its first number compares each subject with the first.
+pub(crate) fn table(group: &Group, measured: &[Measured], testbed: &Testbed, wide: bool) -> String {
     if measured.is_empty() {
         return String::new();
     }
@@ -169,22 +171,87 @@ pub(crate) fn table(group: &Group, measured: &[Measured], testbed: &Testbed) -> 
         .flat_map(Measured::outcomes)
         .any(|outcome| outcome.one_way.is_some());
     let headings = match is_latency {
-        true => "subject|link|p50 us|min..max|p99 us|p99.9 us|CPU ns/msg|x first",
-        false => "subject|link|GB/s|min..max|k msg/s|CPU ns/msg|x first",
+        true => "subject|link|x first|p50 us|+min..max|p99 us|+p99.9 us|CPU ns/msg",
+        false => "subject|link|x first|GB/s|+min..max|k msg/s|CPU ns/msg",
     };
-    let mut table = titled(headings, 2);
+    let mut table = Sheet::new(headings, 2, wide);
     for one in measured {
-        let mut row = vec![one.label(), one.entry.link(testbed)];
+        let ratio = number(one.ratio(&measured[0]), 2);
+        let mut row = vec![one.label(), one.entry.link(testbed), ratio];
         row.extend(figures(one, is_latency));
-        row.push(number(one.ratio(&measured[0]), 2));
-        table.add_row(row);
+        table.row(row);
     }
     let better = if is_latency {
         "one way, less is better"
     } else {
         "more is better"
     };
-    format!("{} ({better})\n{table}", group.title)
+    let title = format!("{} ({better})", group.title);
+    let title = if wide { title } else { folded(&title) };
+    format!("{title}\n{table}")
+}
+
+/// A table whose columns fit a terminal of 80 columns; those with `+` before their heading are left
+/// out unless all are wanted.
+pub(crate) struct Sheet {
+    table: Table,
+    shown: Vec<bool>,
+}
+
+impl Sheet {
+    /// An empty one with these headings, with `|` between them; the first stand over labels.
+    pub(crate) fn new(headings: &str, labels: usize, wide: bool) -> Sheet {
+        let all = headings.split('|').map(|heading| {
+            let plain = heading.trim_start_matches('+');
+            (plain, wide || plain == heading)
+        });
+        let (names, shown): (Vec<&str>, Vec<bool>) = all.unzip();
+        let names = names.into_iter().zip(&shown);
+        let names: Vec<&str> = names
+            .filter_map(|(name, is_shown)| is_shown.then_some(name))
+            .collect();
+        Sheet {
+            table: titled(&names.join("|"), labels),
+            shown,
+        }
+    }
+
+    /// Adds a row, with a cell for every column.
+    pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = String>) {
+        let cells = cells.into_iter().zip(&self.shown);
+        let cells = cells.filter_map(|(cell, is_shown)| is_shown.then_some(cell));
+        self.table.add_row(cells);
+    }
+}
+
+impl fmt::Display for Sheet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.table.fmt(f)
+    }
+}
+
+/// Text whose lines are broken between words to fit a terminal.
+pub(crate) fn folded(text: &str) -> String {
+    const COLUMNS: usize = 80;
+    let mut folded = String::new();
+    let mut used = 0;
+    for (index, word) in text.split(' ').enumerate() {
+        // A word may end one line of the text and begin the next.
+        let first = word.split('\n').next().unwrap_or(word);
+        if index > 0 && !word.is_empty() && used + 1 + first.chars().count() > COLUMNS {
+            folded += "\n  ";
+            used = 2;
+        } else if index > 0 {
+            folded.push(' ');
+            used += 1;
+        }
+        folded += word;
+        used = match word.rsplit_once('\n') {
+            Some((_, last)) => last.chars().count(),
+            None => used + word.chars().count(),
+        };
+    }
+    folded
 }
 
 /// An empty table with these headings, with `|` between them; the first stand over labels.
@@ -282,4 +349,33 @@ fn dash() -> String {
 
 fn tenth(value: f64) -> f64 {
     (value * 10.0).round() / 10.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sheet_leaves_out_what_only_those_want_who_want_all() {
+        let text = |wide| {
+            let mut sheet = Sheet::new("name|a|+b", 1, wide);
+            sheet.row(["x", "17", "29"].map(str::to_owned));
+            sheet.to_string()
+        };
+        assert!(text(true).contains("29") && text(true).contains("b"));
+        assert!(text(false).contains("17"));
+        assert!(!text(false).contains("29") && !text(false).contains("b"));
+    }
+
+    #[test]
+    fn lines_are_folded_between_words() {
+        let text = format!("  {} end\n{}", "word ".repeat(20).trim(), "a".repeat(90));
+        let folded = folded(&text);
+        let lines: Vec<&str> = folded.lines().collect();
+        assert_eq!(lines.len(), 3, "{folded}");
+        assert!(lines[0].starts_with("  word") && lines[0].len() <= 80);
+        assert_eq!(lines[1], "  word word word word word end");
+        assert_eq!(lines[2].len(), 90, "no word is cut");
+        assert_eq!(super::folded("short\n  and so on"), "short\n  and so on");
+    }
 }

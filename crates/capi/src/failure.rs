@@ -366,7 +366,7 @@ fn open_errno(error: &OpenError) -> c_int {
         OpenError::Limit(LimitReached::Endpoints { .. }) => libc::EMFILE,
         OpenError::Limit(_) => libc::ENFILE,
         OpenError::UserLimits(_) => libc::EINVAL,
-        OpenError::Link { .. } => libc::EADDRNOTAVAIL,
+        OpenError::Link { .. } | OpenError::NoPort { .. } => libc::EADDRNOTAVAIL,
         OpenError::Sleep(_) => libc::EMFILE,
         OpenError::Pool { .. } => libc::ENOMEM,
         OpenError::SharedMemory { .. } => libc::EOPNOTSUPP,

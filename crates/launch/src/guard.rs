@@ -16,6 +16,7 @@ use rustix::process::{
     Pid, PidfdFlags, Signal, WaitOptions, getppid, pidfd_open, set_parent_process_death_signal,
     waitpid,
 };
+use rustix::thread::{CpuSet, sched_setaffinity};
 
 use super::descendants;
 use super::shim::ending_of;
@@ -43,6 +44,9 @@ pub struct RankExecArgs {
     /// Which rank this becomes.
     #[arg(long)]
     rank: u32,
+    /// The cores that it may run on; all if there are none.
+    #[arg(long, value_delimiter = ',')]
+    cores: Vec<usize>,
     /// The program and its arguments.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
     command: Vec<OsString>,
@@ -124,6 +128,18 @@ pub fn rank_exec(args: &RankExecArgs) -> ExitCode {
         || watch_parent(Some(args.parent)).is_err();
     if orphaned {
         return ExitCode::FAILURE;
+    }
+    if !args.cores.is_empty() {
+        let mut set = CpuSet::new();
+        for core in args.cores.iter().filter(|core| **core < CpuSet::MAX_CPU) {
+            set.set(*core);
+        }
+        if let Err(cause) = sched_setaffinity(None, &set) {
+            eprintln!(
+                "dipole run: rank {} is not bound to its cores: {cause}",
+                args.rank
+            );
+        }
     }
     let (program, arguments) = args
         .command

@@ -8,7 +8,6 @@ mod reach;
 mod restart;
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
@@ -24,7 +23,7 @@ use signal_hook::iterator::Signals;
 use super::budget::Budget;
 use super::host::{Contact, HostEvent, Reach, State};
 use super::message::{Down, Ending, Up};
-use super::{HostsFile, RunArgs, RunError, descendants, read_pieces};
+use super::{HostsFile, Program, RunArgs, RunError, descendants, read_pieces};
 use crate::output::Style;
 pub(crate) use loss::OnLoss;
 use loss::{Due, Losses};
@@ -164,7 +163,7 @@ impl Launch {
             has_key: hosts.key.is_some(),
             is_discovered: hosts.hosts.is_of_agent(),
             ranks: args.ranks,
-            job: describe(&args.command),
+            job: describe(&args.programs),
         };
         let means = Means {
             args,
@@ -478,10 +477,18 @@ impl Launch {
     }
 }
 
-/// The program and its arguments, for display.
-fn describe(command: &[OsString]) -> String {
-    let words: Vec<_> = command.iter().map(|word| word.to_string_lossy()).collect();
-    words.join(" ").chars().take(MAX_JOB_CHARS).collect()
+/// The programs and their arguments, for display.
+fn describe(programs: &[Program]) -> String {
+    let words = |one: &Program| -> String {
+        let words: Vec<_> = one
+            .command
+            .iter()
+            .map(|word| word.to_string_lossy())
+            .collect();
+        words.join(" ")
+    };
+    let commands: Vec<String> = programs.iter().map(words).collect();
+    commands.join(" : ").chars().take(MAX_JOB_CHARS).collect()
 }
 
 fn small(signal: i32) -> u8 {

@@ -30,7 +30,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, Parser};
 use dipole_naming::environment;
 use dipole_naming::lines::{self, FileError};
 use dipole_node::hosts::Hosts;
@@ -90,6 +90,39 @@ pub struct RunArgs {
     /// How often a rank is started again with `--on-loss restart`
     #[arg(long, value_name = "N", default_value_t = 5)]
     restarts: u32,
+    /// Give each rank an equal share of its host's cores, and say which; jobs don't know of each other
+    #[arg(long)]
+    bind: bool,
+    /// The program and its arguments; `: -n P PROG` behind them adds ranks of another program to the job
+    #[arg(
+        value_name = "PROG",
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        required = true
+    )]
+    command: Vec<OsString>,
+    /// What the command line says, program by program.
+    #[arg(skip)]
+    programs: Vec<Program>,
+}
+
+/// One of a job's programs.
+#[derive(Clone, Debug)]
+struct Program {
+    /// How many ranks run it.
+    ranks: u32,
+    /// It and its arguments.
+    command: Vec<OsString>,
+}
+
+/// What stands behind a colon.
+#[derive(Parser, Debug)]
+#[command(no_binary_name = true, disable_help_flag = true, name = ":")]
+struct Further {
+    /// How many ranks
+    #[arg(short = 'n', long = "ranks", value_name = "P",
+          value_parser = clap::value_parser!(u32).range(1..=i64::from(job::MAX_RANKS)))]
+    ranks: u32,
     /// The program and its arguments
     #[arg(
         value_name = "PROG",
@@ -100,9 +133,32 @@ pub struct RunArgs {
     command: Vec<OsString>,
 }
 
+/// Takes a command line apart at its colons. One that no number of ranks follows is a word like others.
+fn programs(ranks: u32, command: &[OsString]) -> Result<Vec<Program>, clap::Error> {
+    let separates = |at: usize| {
+        let next = command.get(at + 1).and_then(|word| word.to_str());
+        let counts = next.is_some_and(|next| next.starts_with("-n") || next.starts_with("--ranks"));
+        command[at] == ":" && counts
+    };
+    let ends: Vec<usize> = (1..command.len()).filter(|at| separates(*at)).collect();
+    let first = ends.first().copied().unwrap_or(command.len());
+    let mut programs = vec![Program {
+        ranks,
+        command: command[..first].to_vec(),
+    }];
+    for (index, begin) in ends.iter().enumerate() {
+        let end = ends.get(index + 1).copied().unwrap_or(command.len());
+        let Further { ranks, command } = Further::try_parse_from(&command[begin + 1..end])?;
+        programs.push(Program { ranks, command });
+    }
+    Ok(programs)
+}
+
 /// Why a job could not be run.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RunError {
+    #[error("{ranks} ranks are more than the {} of a job", job::MAX_RANKS)]
+    MoreThanRanks { ranks: u32 },
     #[error(transparent)]
     Hosts(FileError),
     #[error("{variable}: {0}", variable = variables::KEY)]
@@ -141,8 +197,14 @@ pub(crate) enum RunError {
 /// Runs the job; its status is that of the first rank that failed.
 ///
 /// # Errors
-/// Why the job could not be run.
-pub fn execute(args: RunArgs, json: bool) -> Result<ExitCode, Box<dyn std::error::Error>> {
+/// Why the job could not be run; a [`clap::Error`] for wrong usage.
+pub fn execute(mut args: RunArgs, json: bool) -> Result<ExitCode, Box<dyn std::error::Error>> {
+    args.programs = programs(args.ranks, &args.command)?;
+    let ranks = args.programs.iter().map(|one| one.ranks);
+    args.ranks = ranks.fold(0, u32::saturating_add);
+    if args.ranks > job::MAX_RANKS {
+        return Err(RunError::MoreThanRanks { ranks: args.ranks }.into());
+    }
     let style = match (json, args.tag, args.ranks) {
         (true, ..) => Style::Json,
         (false, true, _) => Style::Tagged,
@@ -231,4 +293,41 @@ fn seconds(text: &str) -> Result<Duration, String> {
         .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
         .filter(|duration| *duration <= Duration::from_secs(1_000_000))
         .ok_or_else(|| format!("`{text}` is no number of seconds, such as 2 or 0.5"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn taken(line: &str) -> Result<Vec<(u32, String)>, clap::Error> {
+        let words: Vec<OsString> = line.split(' ').map(OsString::from).collect();
+        let programs = programs(2, &words)?.into_iter().map(|one| {
+            let words: Vec<_> = one
+                .command
+                .iter()
+                .map(|word| word.to_string_lossy())
+                .collect();
+            (one.ranks, words.join(" "))
+        });
+        Ok(programs.collect())
+    }
+
+    #[test]
+    fn a_colon_before_a_number_of_ranks_begins_another_program() {
+        let told = |parts: &[(u32, &str)]| {
+            let parts = parts
+                .iter()
+                .map(|(ranks, line)| (*ranks, (*line).to_owned()));
+            parts.collect::<Vec<_>>()
+        };
+        let split = taken("./server -v : -n 4 ./client -n 7 : --ranks=1 ./log").unwrap();
+        let expected = told(&[(2, "./server -v"), (4, "./client -n 7"), (1, "./log")]);
+        assert_eq!(split, expected);
+        for line in ["sh -c :", "echo a : b", ": -n"] {
+            assert_eq!(taken(line).unwrap(), told(&[(2, line)]), "{line}");
+        }
+        for wrong in ["a : -n 0 b", "a : -n 3", "a : -n x b", "a : --ranks"] {
+            assert!(taken(wrong).is_err(), "{wrong}");
+        }
+    }
 }

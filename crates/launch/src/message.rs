@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// Written first by a shim.
-pub(super) const BANNER: &[u8] = b"\ndipole-shim 3\n";
+pub(super) const BANNER: &[u8] = b"\ndipole-shim 4\n";
 const LENGTH_BYTES: usize = 4;
 /// Longer than any hosts file with its command line.
 const MAX_MESSAGE_BYTES: usize = 64 << 20;
@@ -29,9 +29,11 @@ pub(super) struct Hello {
 /// Everything a shim must know to start its ranks.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Start {
-    pub(super) ranks: Vec<u32>,
-    /// The program and its arguments.
-    pub(super) command: Vec<OsString>,
+    pub(super) ranks: Vec<RankStart>,
+    /// The programs, each with its arguments.
+    pub(super) commands: Vec<Vec<OsString>>,
+    /// Each rank has cores of its own.
+    pub(super) bind: bool,
     /// The same for all ranks of the host.
     pub(super) environment: BTreeMap<String, OsString>,
     pub(super) directory: PathBuf,
@@ -41,6 +43,16 @@ pub(super) struct Start {
     pub(super) hosts: Option<String>,
     /// The cluster key.
     pub(super) key: Option<Secret>,
+}
+
+/// One rank to be started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct RankStart {
+    pub(super) rank: u32,
+    /// Which of the programs it runs.
+    pub(super) program: u32,
+    /// Its place among the ranks of its host, and how many they are.
+    pub(super) place: (u32, u32),
 }
 
 /// The digits of a cluster key, on their way to another host: never printed.

@@ -56,6 +56,15 @@ pub(super) fn distribute(capacities: &[Capacity], ranks: u32) -> Result<Vec<usiz
         .collect())
 }
 
+/// The cores of a rank among those of its host: an equal share, one after the other. Where ranks are more
+/// than cores, some share one.
+pub(super) fn share(cores: &[usize], (index, count): (u32, u32)) -> &[usize] {
+    let (index, count) = (index as usize, (count as usize).max(1));
+    let begin = |index: usize| index * cores.len() / count;
+    let end = begin(index + 1).max(begin(index) + 1);
+    cores.get(begin(index)..end).unwrap_or(cores)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -74,6 +83,22 @@ mod tests {
         assert_eq!(distribute(&[2, 1], 5), [0, 0, 0, 0, 1]);
         assert_eq!(distribute(&[1], 3), [0, 0, 0]);
         assert_eq!(distribute(&[4, 4], 2), [0, 0]);
+    }
+
+    #[test]
+    fn ranks_share_the_cores_of_their_host_evenly() {
+        let cores = [2, 3, 5, 7];
+        let shares = |count| -> Vec<&[usize]> {
+            (0..count)
+                .map(|index| share(&cores, (index, count)))
+                .collect()
+        };
+        assert_eq!(shares(1), [&cores[..]]);
+        assert_eq!(shares(2), [&[2, 3], &[5, 7]]);
+        assert_eq!(shares(3), [&[2][..], &[3], &[5, 7]]);
+        assert_eq!(shares(4), [&[2], &[3], &[5], &[7]]);
+        assert_eq!(shares(6), [&[2], &[2], &[3], &[5], &[5], &[7]]);
+        assert!(share(&[], (0, 1)).is_empty());
     }
 
     #[test]

@@ -16,11 +16,13 @@ use clap::Args;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{MemfdFlags, Mode, fchmod, memfd_create};
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process_group, wait};
+use rustix::thread::{CpuSet, sched_getaffinity};
 
 use super::budget::Budget;
 use super::descendants;
 use super::guard::watch_parent;
 use super::message::{self, BANNER, Down, Ending, Hello, Start, Stream, Up};
+use super::placement::share;
 use super::read_pieces;
 
 /// Arguments of the hidden subcommand `shim`.
@@ -172,14 +174,29 @@ impl HostRanks {
                 start.directory.display()
             )));
         }
-        for &rank in &start.ranks {
+        let cores = match start.bind {
+            true => self.bind(start)?,
+            false => Vec::new(),
+        };
+        for one in &start.ranks {
+            let rank = one.rank;
             let mut command = Command::new(std::env::current_exe()?);
             command
                 .arg("rank-exec")
                 .args(["--parent", &std::process::id().to_string()])
-                .args(["--rank", &rank.to_string()])
+                .args(["--rank", &rank.to_string()]);
+            if start.bind {
+                command.args(["--cores", &listed(share(&cores, one.place))]);
+            }
+            command
                 .arg("--")
-                .args(&start.command)
+                .args(
+                    start
+                        .commands
+                        .get(one.program as usize)
+                        .into_iter()
+                        .flatten(),
+                )
                 .env_remove("DIPOLE_HOSTS")
                 .env_remove("DIPOLE_KEY")
                 .envs(&start.environment)
@@ -228,6 +245,30 @@ impl HostRanks {
         self.hosts = hosts;
         self.key = key;
         Ok(())
+    }
+
+    /// Says which rank gets which cores; all cores that may be used.
+    fn bind(&self, start: &Start) -> io::Result<Vec<usize>> {
+        let usable = sched_getaffinity(None)?;
+        let cores: Vec<usize> = (0..CpuSet::MAX_CPU)
+            .filter(|core| usable.is_set(*core))
+            .collect();
+        let told = start.ranks.iter().map(|one| {
+            let share = listed(share(&cores, one.place));
+            format!("rank {} on {share}", one.rank)
+        });
+        let told: Vec<String> = told.collect();
+        let crowded = start
+            .ranks
+            .iter()
+            .any(|one| one.place.1 as usize > cores.len());
+        let remark = match crowded {
+            true => "; there are more ranks than cores, so some share one",
+            false => "",
+        };
+        let text = format!("bound to cores: {}{remark}", told.join(", "));
+        let _ = self.outbox.send(Up::Warning(text));
+        Ok(cores)
     }
 
     fn carry(&mut self, rank: u32, stream: Stream, from: impl Read + Send + 'static) {
@@ -309,6 +350,12 @@ impl HostRanks {
             });
         }
     }
+}
+
+/// Numbers of cores, between commas.
+fn listed(cores: &[usize]) -> String {
+    let cores: Vec<String> = cores.iter().map(ToString::to_string).collect();
+    cores.join(",")
 }
 
 /// How a process that was waited for ended.

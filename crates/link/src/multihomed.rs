@@ -20,6 +20,8 @@ const ASK_AGAIN_NS: u64 = 1_000_000_000;
 
 /// How often other ports are tried when those of the first interface are taken on another.
 const PORT_ATTEMPTS: u32 = 8;
+/// The same where there are few ports, and many of them taken.
+const RANGE_ATTEMPTS: u32 = 64;
 
 /// See the module.
 #[derive(Debug)]
@@ -51,7 +53,9 @@ impl<L: Link> Multihomed<L> {
     ) -> Result<Multihomed<L>, OpenError> {
         assert!(!addresses.is_empty(), "at least one interface");
         let mut interfaces = open(addresses, options);
-        for _ in 0..PORT_ATTEMPTS {
+        // With a range of ports each try begins at another of them.
+        let attempts = options.ports.map_or(PORT_ATTEMPTS, |_| RANGE_ATTEMPTS);
+        for _ in 0..attempts {
             if !matches!(interfaces, Err(OpenError::Bind { .. })) {
                 break;
             }

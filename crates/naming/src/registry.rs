@@ -13,6 +13,8 @@
 //! key                       the key of a node without a hosts file
 //! shm-1f2e...               socket at which an owner meets others of this node, by incarnation
 //! edges-1f2e...             its edges and their traffic, while somebody watches
+//! counters-1f2e...          its counters, some hundred milliseconds old
+//! links-1f2e...             how it reaches its peers
 //! nodes                     the nodes that the agent knows, a hosts file that it keeps
 //! ```
 //!
@@ -46,6 +48,7 @@ mod messages;
 mod own_key;
 mod owner;
 mod probe;
+mod report;
 mod resolve;
 mod sweep;
 
@@ -77,6 +80,7 @@ pub use edge_stats::{EdgeStatsFile, EdgeTraffic, OwnerSurvey};
 pub(crate) use job_dir::job_dir;
 pub use messages::{Answer, Presence, ProbeLength, QUESTION_BYTES, Question};
 pub use probe::{Prober, Reply};
+pub use report::{Counters, LinkUse, ProcessReport, ReportFiles, report};
 pub use resolve::{KnownBy, ResolveError, resolve};
 
 /// Where a process can be reached, and its incarnation.
@@ -397,6 +401,8 @@ impl Registry {
 
 const SOCKET_PREFIX: &str = "shm-";
 const EDGES_PREFIX: &str = "edges-";
+const COUNTERS_PREFIX: &str = "counters-";
+const LINKS_PREFIX: &str = "links-";
 const NODES_FILE: &str = "nodes";
 
 /// Where the agent of a node, if it has one, keeps the nodes that it knows.

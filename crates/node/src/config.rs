@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use dipole_link::fault::Plan;
+use dipole_link::udp::PortRange;
 
 use dipole_bpf::grant::DEFAULT_PATH;
 use dipole_bpf::{DEFAULT_RING_BYTES, RING_BYTES, RxMode, TxMode};
@@ -27,6 +28,8 @@ pub mod variables {
 
     /// The IP address to bind.
     pub const BIND: &str = "DIPOLE_BIND";
+    /// The ports of this process's packets are taken from these, as `7412-7500`.
+    pub const PORTS: &str = "DIPOLE_PORTS";
     /// How long a waiter spins, in microseconds.
     pub const SPIN_MICROSECONDS: &str = "DIPOLE_SPIN_US";
     /// Silence of a peer, for which nobody vouches, after which it is gone, in milliseconds.
@@ -107,6 +110,9 @@ pub struct Config {
     pub hosts: Hosts,
     /// The IP address whose UDP ports carry this process's packets.
     pub bind: IpAddr,
+    /// The UDP ports that may be taken, where a firewall lets only these pass; else the kernel
+    /// chooses. That of the node's directory is left to it.
+    pub ports: Option<PortRange>,
     /// Addresses of further interfaces of this machine, at most [`MAX_INTERFACES`] with the first: traffic goes on
     /// over the others when one fails, and bulk uses all.
     pub interfaces: Vec<IpAddr>,
@@ -216,6 +222,7 @@ impl Config {
             runtime_dir,
             hosts: Hosts::local_only(node),
             bind: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            ports: None,
             interfaces: Vec::new(),
             key: None,
             links: Links::Auto,
@@ -390,6 +397,7 @@ impl Config {
         if let Some(bind) = parsed(variables::BIND, "an IP address of this node")? {
             config.bind = bind;
         }
+        config.ports = parsed(variables::PORTS, "two ports or more, as 7412-7500")?;
         if let Some(spin) = parsed(variables::SPIN_MICROSECONDS, "microseconds")? {
             config.spin = Duration::from_micros(spin);
         }

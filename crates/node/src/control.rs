@@ -18,16 +18,19 @@ use crate::address::{EndpointId, NodeId};
 use crate::driver::Driver;
 use crate::endpoint::EndpointOwner;
 use crate::hosts::Hosts;
+use crate::links::LinkChoice;
 use crate::liveness::LivenessProber;
 use crate::process::ProcessState;
 use crate::progress::ProgressThread;
-use crate::registry::{EdgeStatsFile, Registry};
+use crate::registry::{EdgeStatsFile, Registry, ReportFiles};
+use crate::report::Report;
 
 /// What the control thread is asked to do.
 #[derive(Debug)]
 pub(crate) enum Command {
-    /// Write the edges' statistics, if anybody watches.
-    ShowEdges,
+    /// Write counters and links, if they have changed, and the edges' statistics, if anybody
+    /// watches.
+    Show,
     /// Remove the files of processes that died.
     Sweep,
     /// A peer is silent: ask its node whether it lives.
@@ -71,22 +74,25 @@ pub(crate) struct Control {
 impl Control {
     /// Starts the thread.
     pub(crate) fn start(
-        registry: &Registry,
-        hosts: &Hosts,
+        (registry, hosts): (&Registry, &Hosts),
         incarnation: u64,
+        choice: LinkChoice,
         driver: &Arc<Driver<ProcessState>>,
         progress: &Arc<ProgressThread>,
     ) -> io::Result<Control> {
         let (sender, commands) = channel();
         let sender = Commands(sender);
-        let server = Server {
+        let files = ReportFiles::new(registry, incarnation);
+        let mut server = Server {
             registry: registry.clone(),
             prober: LivenessProber::new(registry.clone(), hosts.clone()),
             statistics: Some(EdgeStatsFile::new(registry, incarnation)),
+            report: Some(Report::new(files, registry.node(), choice)),
             exported: FxHashMap::default(),
             driver: Arc::clone(driver),
             progress: Arc::clone(progress),
         };
+        server.show_counters();
         let thread = std::thread::Builder::new()
             .name("dipole-control".into())
             .spawn(move || server.run(&commands))?;
@@ -120,6 +126,8 @@ struct Server {
     prober: LivenessProber<PeerId>,
     /// None once it could not be written.
     statistics: Option<EdgeStatsFile>,
+    /// None once it could not be written.
+    report: Option<Report>,
     exported: FxHashMap<EndpointId, Weak<EndpointOwner>>,
     driver: Arc<Driver<ProcessState>>,
     progress: Arc<ProgressThread>,
@@ -151,7 +159,10 @@ impl Server {
 
     fn obey(&mut self, command: Command) {
         match command {
-            Command::ShowEdges => self.show_edges(),
+            Command::Show => {
+                self.show_edges();
+                self.show_counters();
+            }
             Command::Sweep => {
                 if let Err(cause) = self.registry.sweep() {
                     tracing::warn!("the files of a process that died are left: {cause}");
@@ -200,5 +211,13 @@ impl Server {
             tracing::warn!("edges are not shown to who watches: {cause}");
             self.statistics = None;
         }
+    }
+
+    fn show_counters(&mut self) {
+        let Some(Err(cause)) = self.report.as_mut().map(|it| it.show(&self.driver)) else {
+            return;
+        };
+        tracing::warn!("`dipole stats` and `dipole links` won't know of this process: {cause}");
+        self.report = None;
     }
 }

@@ -491,6 +491,14 @@ impl Engine {
         }
     }
 
+    /// Packets and records that have come and gone.
+    #[inline]
+    pub(crate) fn activity(&self) -> u64 {
+        let (packets, memory) = (self.packets.traffic(), self.memory_stats());
+        let records = memory.map_or(0, |memory| memory.records_in + memory.records_out);
+        packets.packets_sent + packets.packets_received + records
+    }
+
     /// Frames that can be filled now.
     #[must_use]
     pub fn free_frames(&self) -> usize {

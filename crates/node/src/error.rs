@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use dipole_link::udp::PortRange;
 use dipole_proto::wire::{Outcome, RefusedReason, ResetReason};
 
 use crate::address::Address;
@@ -95,6 +96,13 @@ pub enum OpenError {
         /// What the kernel said.
         cause: String,
     },
+    /// None of the ports that this process may have is free.
+    NoPort {
+        /// The address to bind.
+        bind: std::net::IpAddr,
+        /// Those that it may have.
+        ports: PortRange,
+    },
     /// Processes of this node cannot meet in shared memory.
     SharedMemory {
         /// The socket file at which they would.
@@ -148,6 +156,11 @@ impl fmt::Display for OpenError {
                 f,
                 "cannot open UDP sockets on {bind}: {cause}; \
                  check that the address is this node's (DIPOLE_BIND, hosts file)"
+            ),
+            OpenError::NoPort { bind, ports } => write!(
+                f,
+                "none of the ports {ports} of DIPOLE_PORTS is free on {bind}, and each process \
+                 needs two: end processes, or give a wider range"
             ),
             OpenError::SharedMemory { socket, cause } => write!(
                 f,

@@ -46,6 +46,7 @@ mod port;
 mod process;
 mod progress;
 mod region;
+mod report;
 mod stats;
 
 use dipole_naming::{address, environment, key, limits, lines, liveness};
@@ -58,6 +59,7 @@ pub use config::{Config, ConfigError, Links, variables};
 pub use dipole_link::fault::Plan as FaultPlan;
 pub use dipole_link::shm::ShmStats;
 pub use dipole_link::sys::{InterfaceAddress, interface_addresses};
+pub use dipole_link::udp::PortRange;
 pub use dipole_naming::environment::profile_dir;
 pub use dipole_naming::{hosts, job, registry};
 pub use dipole_proto::wire::{RefusedReason, ResetReason};

@@ -1,5 +1,6 @@
 //! The few kinds of link behind one type, chosen at run time.
 
+mod choice;
 mod open;
 
 use std::io;
@@ -10,6 +11,7 @@ use dipole_bpf::{Bpf, BpfStats};
 use dipole_link::sim;
 use dipole_link::{Caps, Capture, Class, Fault, Incoming, Link, Multihomed, Outgoing, Udp};
 
+pub(crate) use choice::LinkChoice;
 pub(crate) use open::open_link;
 
 /// Any link: a match at the hot boundary instead of a call through a pointer.

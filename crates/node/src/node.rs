@@ -19,7 +19,7 @@ use crate::engine::{Departure, Engine, Paths};
 use crate::error::{CloseError, OpenError, out_of_descriptors};
 use crate::inner::Inner;
 use crate::limits::{LIMITS_FILE, UserLimits};
-use crate::links::{AnyLink, open_link};
+use crate::links::open_link;
 use crate::port::{ActivePort, PortContext};
 use crate::process::ProcessState;
 use crate::progress::ProgressThread;
@@ -55,7 +55,7 @@ impl Node {
             known => known.clone(),
         };
         let clock = Clock::new();
-        let link = open_link(&config, clock)?;
+        let (link, mut choice) = open_link(&config, clock)?;
         let caps = link.caps();
         let ports = |incarnation| Ports {
             small: link.local(Class::Small),
@@ -70,7 +70,7 @@ impl Node {
         let mut engine = Engine::new(link, protocol, incarnation, rand::random(), key.as_ref());
         let registration = registry.register(ports).map_err(failed)?;
         if config.may_share_memory() {
-            share_memory(&mut engine, &config, &registry, incarnation)?;
+            choice.memory = share_memory(&mut engine, &config, &registry, incarnation)?;
         }
         engine.allow_exports().map_err(OpenError::Sleep)?;
         let edges = EdgeTable::new(Connector::new(Policy::new(&config, &registry)));
@@ -95,8 +95,14 @@ impl Node {
             _ => None,
         };
         let progress = Arc::new(ProgressThread::default());
-        let control = Control::start(&registry, &config.hosts, incarnation, &driver, &progress)
-            .map_err(OpenError::Sleep)?;
+        let control = Control::start(
+            (&registry, &config.hosts),
+            incarnation,
+            choice,
+            &driver,
+            &progress,
+        )
+        .map_err(OpenError::Sleep)?;
         let fork = ForkMark::new().map_err(OpenError::Sleep)?;
         Ok(Node {
             inner: Arc::new(Inner {
@@ -206,21 +212,7 @@ impl Node {
     /// Counters at this moment.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        self.inner.driver.with(|engine, _| Stats {
-            edges: engine.edges.len(),
-            traffic: engine.traffic(),
-            protocol: *engine.machine().stats(),
-            peers: {
-                let peers = engine.machine().peers();
-                peers.filter(|peer| !engine.shares_memory(*peer)).count()
-            },
-            pool_used_bytes: engine.holdings().pool_bytes,
-            local: engine.memory_stats(),
-            local_peers: engine.memory_peers(),
-            free_frames: engine.free_frames(),
-            bpf: engine.link().bpf_stats(),
-            faults: fault_stats(engine.link()),
-        })
+        self.inner.driver.with(|state, _| state.stats())
     }
 
     /// The ways to every process that is reached by packets: which pairs of addresses
@@ -284,24 +276,17 @@ fn share_memory(
     config: &Config,
     registry: &Registry,
     incarnation: u64,
-) -> Result<(), OpenError> {
+) -> Result<Option<String>, OpenError> {
     let socket = registry.socket(incarnation);
     match engine.open_memory(&socket) {
-        Ok(()) => Ok(()),
+        Ok(()) => Ok(None),
         Err(cause) if config.links == Links::Shm => Err(OpenError::SharedMemory {
             socket,
             cause: cause.to_string(),
         }),
         Err(cause) => {
             tracing::warn!("same-node traffic goes by packets: {cause}");
-            Ok(())
+            Ok(Some(cause.to_string()))
         }
-    }
-}
-
-fn fault_stats(link: &AnyLink) -> Option<dipole_link::fault::FaultStats> {
-    match link {
-        AnyLink::Fault(fault) => Some(fault.stats()),
-        _ => None,
     }
 }

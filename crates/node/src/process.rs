@@ -15,9 +15,11 @@ use crate::driver::{Polled, Ready, Stepper, WaitKey};
 use crate::edges::EdgeTable;
 use crate::endpoint::PostedReceives;
 use crate::engine::Engine;
+use crate::links::AnyLink;
 use crate::liveness::Verdict;
 use crate::port::{PortTable, PortWork};
 use crate::registry::EdgeTraffic;
+use crate::stats::Stats;
 
 /// See the module.
 #[derive(Debug)]
@@ -29,7 +31,12 @@ pub(crate) struct ProcessState {
     pub(crate) receives: PostedReceives,
     /// When it was last stepped.
     stepped_at: Instant,
+    /// What had been done when the counters were last shown.
+    shown: u64,
 }
+
+/// What is done is shown after so long, though nothing more is done.
+const SHOW_NS: u64 = 250_000_000;
 
 impl ProcessState {
     pub(crate) fn new(engine: Engine, edges: EdgeTable) -> ProcessState {
@@ -40,6 +47,7 @@ impl ProcessState {
             ports: PortTable::default(),
             receives: PostedReceives::default(),
             stepped_at: Instant(0),
+            shown: 0,
         }
     }
 
@@ -86,6 +94,33 @@ impl ProcessState {
         let mut traffic: Vec<EdgeTraffic> = self.engine.edges().collect();
         traffic.extend(self.edges.traffic(&self.engine));
         traffic
+    }
+
+    /// Counters at this moment.
+    pub(crate) fn stats(&self) -> Stats {
+        let engine = &self.engine;
+        let peers = engine.machine().peers();
+        Stats {
+            edges: self.edges.len(),
+            traffic: engine.traffic(),
+            protocol: *engine.machine().stats(),
+            peers: peers.filter(|peer| !engine.shares_memory(*peer)).count(),
+            pool_used_bytes: engine.holdings().pool_bytes,
+            local: engine.memory_stats(),
+            local_peers: engine.memory_peers(),
+            free_frames: engine.free_frames(),
+            bpf: engine.link().bpf_stats(),
+            faults: match engine.link() {
+                AnyLink::Fault(fault) => Some(fault.stats()),
+                _ => None,
+            },
+        }
+    }
+
+    /// Grows with whatever changes counters or links.
+    #[inline]
+    fn activity(&self) -> u64 {
+        self.engine.activity() + self.engine.link_changes()
     }
 
     /// What has become known of a silent peer. Frames that it held may be what others wait for.
@@ -245,11 +280,9 @@ impl Stepper for ProcessState {
 
     fn next_deadline(&mut self, now: Instant) -> Option<Instant> {
         let edges = self.edges.next_deadline();
-        self.engine
-            .next_deadline(now)
-            .into_iter()
-            .chain(edges)
-            .min()
+        let show = (self.activity() != self.shown).then(|| now.after(SHOW_NS));
+        let engine = self.engine.next_deadline(now);
+        engine.into_iter().chain(edges).chain(show).min()
     }
 
     #[inline]
@@ -265,6 +298,7 @@ impl Stepper for ProcessState {
 
     fn tick(&mut self) {
         self.edges.forget_gone(&mut self.engine);
+        self.shown = self.activity();
         Stepper::tick(&mut self.engine);
     }
 

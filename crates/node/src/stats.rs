@@ -1,5 +1,8 @@
 //! A plain snapshot of what a node has done.
 
+use dipole_bpf::BpfStats;
+use dipole_link::shm::ShmStats;
+
 use crate::engine::Traffic;
 
 /// Counters at one moment.
@@ -25,4 +28,121 @@ pub struct Stats {
     pub free_frames: usize,
     /// What the fault wrapper has done, if there is one.
     pub faults: Option<dipole_link::fault::FaultStats>,
+}
+
+impl Stats {
+    /// Every counter by a name for people.
+    #[must_use]
+    pub fn values(&self) -> Vec<(String, u64)> {
+        let Stats {
+            traffic,
+            protocol,
+            peers,
+            local,
+            bpf,
+            local_peers,
+            edges,
+            pool_used_bytes,
+            free_frames,
+            faults: _,
+        } = *self;
+        let mut values = vec![
+            ("peers by packets", peers as u64),
+            ("peers by shared memory", local_peers as u64),
+            ("edges", edges as u64),
+            ("unread bytes", pool_used_bytes),
+            ("free frames", free_frames as u64),
+            ("messages delivered", protocol.messages_delivered),
+            ("messages refused", protocol.messages_refused),
+            ("packets sent", traffic.packets_sent),
+            ("packets received", traffic.packets_received),
+            ("packet bytes sent", traffic.bytes_sent),
+            ("packet bytes received", traffic.bytes_received),
+            ("link full", traffic.link_full),
+            ("units sent", protocol.units_sent),
+            ("units received", protocol.units_received),
+            ("units repeated", protocol.repeats),
+            ("units repeated as a tail", protocol.tail_repeats),
+            ("units acknowledged implicitly", protocol.implicit_acks),
+            ("packets of acknowledgements alone", protocol.explicit_acks),
+            ("prods", protocol.prods),
+            ("probes", protocol.probes),
+            ("lanes lost", protocol.lanes_lost),
+            ("unreliable packets sent", protocol.unreliable_sent),
+            ("unreliable messages dropped", traffic.unreliable_dropped),
+        ];
+        if let Some(memory) = local {
+            let ShmStats {
+                records_out,
+                bytes_out,
+                records_in,
+                bytes_in,
+                bells,
+                rings,
+                pulled_bytes,
+                broken,
+                strangers,
+                turned_away,
+            } = memory;
+            values.extend([
+                ("memory records sent", records_out),
+                ("memory records received", records_in),
+                ("memory bytes sent", bytes_out),
+                ("memory bytes received", bytes_in),
+                ("memory bytes fetched", pulled_bytes),
+                ("memory bells", bells),
+                ("memory large rings", rings),
+                ("memory connections broken", broken),
+                ("memory connections of strangers", strangers),
+                ("memory connections turned away", turned_away),
+            ]);
+        }
+        if let Some(bpf) = bpf {
+            let BpfStats {
+                by_ring,
+                by_socket,
+                raw,
+                socket,
+                joined,
+                raw_bulk,
+            } = bpf;
+            values.extend([
+                ("bpf received by ring", by_ring),
+                ("bpf received by socket", by_socket),
+                ("bpf sent as raw frames", raw),
+                ("bpf sent by socket", socket),
+                ("bpf sent in runs", joined),
+                ("bpf bulk sent as raw frames", raw_bulk),
+            ]);
+        }
+        let dropped = protocol
+            .drops()
+            .map(|(reason, count)| (format!("dropped: {}", reason.name()), count));
+        let values = values
+            .into_iter()
+            .map(|(name, value)| (name.to_owned(), value));
+        values.chain(dropped).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_counter_has_a_name_of_its_own() {
+        let mut stats = Stats {
+            local: Some(ShmStats::default()),
+            bpf: Some(BpfStats::default()),
+            ..Stats::default()
+        };
+        stats.traffic.packets_sent = 7;
+        stats.protocol.count(dipole_proto::DropReason::Forged);
+        let values = stats.values();
+        let names: std::collections::BTreeSet<_> = values.iter().map(|(name, _)| name).collect();
+        assert_eq!(names.len(), values.len());
+        for wanted in [("packets sent", 7), ("dropped: forged", 1)] {
+            assert!(values.contains(&(wanted.0.to_owned(), wanted.1)));
+        }
+    }
 }

@@ -368,6 +368,7 @@ fn limits_come_from_the_environment_and_wrong_ones_are_named() {
         ("DIPOLE_BPF_RX", "xdp-ring", "receive: XdpRing"),
         ("DIPOLE_BPF_RX", "af-xdp", "receive: AfXdp"),
         ("DIPOLE_BPF_TX", "af-xdp", "send: AfXdp"),
+        ("DIPOLE_PORTS", "7412-7500", "first: 7412, last: 7500"),
         ("DIPOLE_BUSY_POLL", "1", "busy_poll: true"),
         ("DIPOLE_BUSY_POLL", "0", "busy_poll: false"),
         ("DIPOLE_USER_PROCESSES", "80", "limit: 80"),

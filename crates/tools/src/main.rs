@@ -11,6 +11,7 @@ mod manual;
 mod mpi;
 mod output;
 mod pipe;
+mod processes;
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
@@ -39,6 +40,8 @@ enum Command {
     Bsp(bsp::BspArgs),
     Calibrate(calibrate::CalibrateArgs),
     Graph(graph::GraphArgs),
+    Stats(processes::StatsArgs),
+    Links(processes::LinksArgs),
     Agent(dipole_agent::AgentArgs),
     Key(key::KeyArgs),
     MpiEnv(mpi::MpiEnvArgs),
@@ -144,7 +147,10 @@ fn main() -> ExitCode {
 
 fn run(command: Command, json: bool, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     match command {
-        Command::Run(args) => Ok(dipole_launch::execute(args, json)?),
+        Command::Run(args) => dipole_launch::execute(args, json).map_err(|error| {
+            let status = if error.is::<clap::Error>() { 2 } else { 1 };
+            Failure::with_status(status, error)
+        }),
         Command::Send(args) => pipe::send(&args, json, out),
         Command::Recv(args) => pipe::recv(&args, json, out),
         Command::Bench(args) => {
@@ -152,6 +158,8 @@ fn run(command: Command, json: bool, out: &mut dyn Write) -> Result<ExitCode, Fa
         }
         Command::Bsp(args) => bsp::execute(&args, json, out),
         Command::Calibrate(args) => calibrate::execute(&args, json, out),
+        Command::Stats(args) => processes::stats(&args, json, out),
+        Command::Links(args) => processes::links(&args, json, out),
         Command::Graph(args) => graph::execute(&args, json, out),
         Command::Agent(args) => {
             dipole_agent::execute(&args, json, out)?;

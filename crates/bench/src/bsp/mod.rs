@@ -227,7 +227,11 @@ pub fn probe(
 ) -> Result<ExitCode, Box<dyn Error>> {
     let why_not = dipole_testbed::Testbed::why_not();
     let plan = plan(arguments, why_not.as_deref())?;
-    let report = &mut Report { json, out };
+    let report = &mut Report {
+        json,
+        wide: false,
+        out,
+    };
     let file = arguments.page.as_deref().map(begin_page).transpose()?;
     let cores = Cores::choose()?;
     let stolen = machine::Stolen::since_now(cores);

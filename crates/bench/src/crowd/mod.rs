@@ -22,7 +22,7 @@ use super::control::{
 use super::launch::{RunError, SLACK, Worker};
 use super::machine::Cores;
 use super::plan::size;
-use super::report::titled;
+use super::report::{Sheet, titled};
 use super::statistics::{OneWay, Spread, as_float};
 use super::subject::Subject;
 use super::testbed::Testbed;
@@ -106,7 +106,7 @@ pub(super) fn measure(
             report.object(line)?;
         }
     } else {
-        report.result(&tables(plan, &lines))?;
+        report.result(&tables(plan, &lines, report.wide))?;
     }
     Ok(true)
 }
@@ -246,21 +246,21 @@ fn middle(rounds: &[OneWay]) -> OneWay {
     }
 }
 
-fn tables(plan: &CrowdPlan, lines: &[Line]) -> String {
-    let headings = "processes|link|k msg/s|GB/s|x first|CPU ns/msg|least pair|most pair";
-    let mut flows = titled(headings, 1);
+fn tables(plan: &CrowdPlan, lines: &[Line], wide: bool) -> String {
+    let headings = "processes|link|x first|k msg/s|+GB/s|CPU ns/msg|least pair|most pair";
+    let mut flows = Sheet::new(headings, 1, wide);
     let mut pings = titled("the others|p50 us|mean80 us|p99 us|p99.9 us", 1);
     let mut first = None;
     for line in lines {
         match &line.figures {
             Figures::Flow(flow) => {
                 let base = *first.get_or_insert(flow.messages_per_s);
-                flows.add_row(vec![
+                flows.row([
                     line.processes.to_string(),
                     line.link.clone(),
+                    format!("{:.2}", flow.messages_per_s / base.max(f64::MIN_POSITIVE)),
                     format!("{:.1}", flow.messages_per_s * 1e-3),
                     format!("{:.3}", flow.bytes_per_s * 1e-9),
-                    format!("{:.2}", flow.messages_per_s / base.max(f64::MIN_POSITIVE)),
                     format!("{:.0}", flow.cpu_ns_per_message),
                     format!("{:.2}", flow.least_pair_share),
                     format!("{:.2}", flow.most_pair_share),

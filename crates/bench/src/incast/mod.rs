@@ -21,7 +21,7 @@ use super::control::{Carrier, Go, IncastJob, IncastPart, Ready, Task, name_of};
 use super::launch::{RunError, SLACK, Worker};
 use super::machine::{self, Cores};
 use super::plan::size;
-use super::report::titled;
+use super::report::Sheet;
 use super::statistics::{Spread, as_float};
 use super::subject::Subject;
 
@@ -158,7 +158,7 @@ pub(super) fn measure(
             report.object(line)?;
         }
     } else {
-        report.result(&table(plan, &lines))?;
+        report.result(&table(plan, &lines, report.wide))?;
     }
     Ok(failures == 0)
 }
@@ -353,21 +353,21 @@ fn now_ns() -> u64 {
     machine::in_nanoseconds(clock_gettime(ClockId::Monotonic))
 }
 
-fn table(plan: &IncastPlan, lines: &[Line]) -> String {
-    let headings = "subject|link|lost first|later|of link|min..max|p50|p99|first|MB/s";
-    let mut table = titled(headings, 2);
+fn table(plan: &IncastPlan, lines: &[Line], wide: bool) -> String {
+    let headings = "subject|link|of link|+min..max|p50|p99|first|+MB/s|lost first|later";
+    let mut table = Sheet::new(headings, 2, wide);
     for line in lines {
-        table.add_row(vec![
+        table.row([
             line.subject.to_owned(),
             line.link.clone(),
-            line.first_lost_packets.to_string(),
-            line.lost_packets.to_string(),
             format!("{:.3}", line.efficiency),
             format!("{:.2}..{:.2}", line.least_efficiency, line.most_efficiency),
             format!("{:.2}", line.p50_over_ideal),
             format!("{:.2}", line.p99_over_ideal),
             format!("{:.2}", line.first_over_ideal),
             format!("{:.1}", line.bytes_per_s * 1e-6),
+            line.first_lost_packets.to_string(),
+            line.lost_packets.to_string(),
         ]);
     }
     let bursts: Vec<String> = (lines[1..].iter())

@@ -15,7 +15,7 @@ use dipole_bsp::superstep::schedule::Order;
 use serde::Serialize;
 
 use super::Report;
-use super::report::titled;
+use super::report::Sheet;
 use cluster::{Carrier, Cluster, Exchange, PIECE_BYTES, Relation, Setup, in_ns};
 
 /// What a slot of a switch holds: a quarter of what its queue does, so that two who leave the
@@ -448,7 +448,7 @@ pub(super) fn measure(
                 report.object(line)?;
             }
         } else {
-            report.result(&format!("\n{title}\n{}", table(&lines)))?;
+            report.result(&format!("\n{title}\n{}", table(&lines, report.wide)))?;
         }
         all.extend(lines);
     }
@@ -460,10 +460,10 @@ pub(super) fn measure(
     Ok(true)
 }
 
-fn table(lines: &[Line]) -> String {
-    let headings = "on|p|relation|bytes|order|slot, us|ack, us|of link|ms|sd|g ns/B|sd %|lost %|arrived|\
-                    acks %|repeats|first|lost";
-    let mut table = titled(headings, 5);
+fn table(lines: &[Line], wide: bool) -> String {
+    let headings = "on|p|relation|bytes|order|slot, us|+ack, us|of link|ms|+sd|+g ns/B|+sd %|lost %|\
+                    +arrived|+acks %|+repeats|+first|+lost";
+    let mut table = Sheet::new(headings, 5, wide);
     for line in lines {
         let slot = match (line.epsilon_ns, line.offered, line.blind) {
             (_, Some(load), _) => format!("G {load}"),
@@ -471,7 +471,7 @@ fn table(lines: &[Line]) -> String {
             (None | Some(0), ..) => "-".to_owned(),
             (Some(ns), ..) => format!("{:.0}", ns as f64 * 1e-3),
         };
-        table.add_row(vec![
+        table.row([
             line.carrier.to_owned(),
             line.processes.to_string(),
             line.relation.to_owned(),

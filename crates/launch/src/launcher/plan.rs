@@ -10,14 +10,18 @@ use dipole_node::hosts::Host;
 use dipole_node::job::write_ranks;
 use dipole_node::{ClusterKey, NodeId, variables};
 
-use crate::message::{Secret, Start};
-use crate::{HostsFile, RunArgs, RunError};
+use crate::message::{RankStart, Secret, Start};
+use crate::{HostsFile, Program, RunArgs, RunError};
 
 /// Tells a rank how often it was started before.
 pub(super) const RESTARTS: &str = "DIPOLE_RESTARTS";
 
 pub(super) struct Plan {
-    command: Vec<OsString>,
+    /// The programs with their arguments.
+    commands: Vec<Vec<OsString>>,
+    /// What each rank is and where, by rank.
+    ranks: Vec<RankStart>,
+    bind: bool,
     environment: BTreeMap<String, OsString>,
     directory: PathBuf,
     directory_required: bool,
@@ -52,7 +56,13 @@ impl Plan {
         let key = hosts.key.as_ref().map(ClusterKey::text);
         let key = key.filter(|_| !environment.contains_key(variables::KEY));
         Ok(Plan {
-            command: args.command.clone(),
+            commands: args
+                .programs
+                .iter()
+                .map(|one| one.command.clone())
+                .collect(),
+            ranks: placed(&args.programs, nodes),
+            bind: args.bind,
             environment,
             directory: match &args.wdir {
                 Some(given) => std::path::absolute(given),
@@ -79,8 +89,12 @@ impl Plan {
             set("DIPOLE_RUNTIME_DIR", default_runtime_dir().into());
         }
         Start {
-            ranks,
-            command: self.command.clone(),
+            ranks: ranks
+                .iter()
+                .map(|rank| self.ranks[*rank as usize])
+                .collect(),
+            commands: self.commands.clone(),
+            bind: self.bind,
             environment,
             directory: self.directory.clone(),
             directory_required: self.directory_required,
@@ -88,6 +102,28 @@ impl Plan {
             key: self.key.clone().map(Secret),
         }
     }
+}
+
+/// What each rank runs, and its place among those of its node.
+fn placed(programs: &[Program], nodes: &[NodeId]) -> Vec<RankStart> {
+    let mut counts: BTreeMap<NodeId, u32> = BTreeMap::new();
+    let runs = (0..)
+        .zip(programs)
+        .flat_map(|(index, one)| std::iter::repeat_n(index, one.ranks as usize));
+    let ranks = (0..).zip(nodes).zip(runs).map(|((rank, node), program)| {
+        let count = counts.entry(*node).or_default();
+        *count += 1;
+        RankStart {
+            rank,
+            program,
+            place: (*count - 1, 0),
+        }
+    });
+    let mut ranks: Vec<RankStart> = ranks.collect();
+    for (one, node) in ranks.iter_mut().zip(nodes) {
+        one.place.1 = counts[node];
+    }
+    ranks
 }
 
 /// Variables that say something of this machine, this user here, or this login, and so nothing
@@ -164,6 +200,19 @@ fn is_portable(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ranks_run_the_programs_in_order_and_know_their_places() {
+        let program = |ranks| Program {
+            ranks,
+            command: Vec::new(),
+        };
+        let nodes = [1, 1, 2, 1].map(NodeId);
+        let placed = placed(&[program(1), program(3)], &nodes);
+        let told: Vec<_> = placed.iter().map(|one| (one.program, one.place)).collect();
+        assert_eq!(told, [(0, (0, 3)), (1, (1, 3)), (1, (0, 1)), (1, (2, 3))]);
+        assert_eq!(placed[3].rank, 3);
+    }
 
     #[test]
     fn what_means_something_else_on_another_machine_stays_here() {

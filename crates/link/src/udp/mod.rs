@@ -8,6 +8,7 @@
 
 mod memory;
 mod open;
+mod ports;
 mod receive;
 mod routes;
 mod send;
@@ -21,6 +22,7 @@ use rustix::io::Errno;
 use rustix::net::sockopt;
 
 pub use open::{MAX_FRAME_BYTES, OpenError, longest_frame_bytes};
+pub use ports::{NoPortRange, PortRange};
 
 use crate::busy_poll::BusyPolling;
 use crate::{Caps, Class, Incoming, Link, Outgoing, sys};
@@ -54,6 +56,8 @@ pub struct UdpOptions {
     pub small_port: u16,
     /// Port of the bulk socket; 0 lets the kernel choose.
     pub bulk_port: u16,
+    /// Where the kernel would choose, one of these is taken, and frames leave from no other port.
+    pub ports: Option<PortRange>,
     /// Bytes asked for as queue of each socket and direction. The kernel grants
     /// at most `net.core.rmem_max` to the unprivileged.
     pub buffer_bytes: usize,
@@ -73,6 +77,7 @@ impl Default for UdpOptions {
         UdpOptions {
             small_port: 0,
             bulk_port: 0,
+            ports: None,
             buffer_bytes: 4 << 20,
             segmentation: true,
             busy_poll: false,
@@ -127,6 +132,8 @@ pub struct Udp {
     small_streak: u32,
     /// Polls of the small socket in a row that found nothing.
     small_quiet: u32,
+    /// Frames may leave from ports of connected sockets.
+    any_port: bool,
     routes: Routes,
     refuses_next: bool,
     stats: UdpStats,
@@ -191,6 +198,7 @@ impl Udp {
             bulk_queued: false,
             small_streak: 0,
             small_quiet: 0,
+            any_port: options.ports.is_none(),
             routes: Routes::default(),
             refuses_next: false,
             stats: UdpStats::default(),
@@ -323,7 +331,8 @@ impl Link for Udp {
             }
             let class = batch[taken].class;
             let singly = taken < single_until;
-            if class == Class::Small && batch[taken].any_port && !singly {
+            let any_port = self.any_port && batch[taken].any_port;
+            if class == Class::Small && any_port && !singly {
                 let sent = self.send_connected(&batch[taken..]);
                 taken += sent;
                 if sent > 0 {

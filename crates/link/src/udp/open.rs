@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
-use super::UdpOptions;
+use super::{PortRange, UdpOptions};
 use crate::{Class, sys};
 
 /// Longest frame ever used: a jumbo packet of 9000 bytes over IPv4. Longer
@@ -54,6 +54,17 @@ pub enum OpenError {
         class: Class,
         /// What the kernel said.
         source: io::Error,
+    },
+    /// None of the ports that it may have is free.
+    #[error(
+        "cannot open the udp link on {ip}: none of the ports {ports} is free, and a process needs \
+         two; end processes that have them, or give a wider range"
+    )]
+    NoPort {
+        /// The address that it was for.
+        ip: IpAddr,
+        /// Those that were allowed.
+        ports: PortRange,
     },
     /// A socket option that the link cannot do without was refused.
     #[error(
@@ -128,7 +139,20 @@ pub(super) fn open(
         class,
         source,
     };
-    bind(socket.as_fd(), address).map_err(failed)?;
+    match options.ports.filter(|_| port == 0) {
+        None => bind(socket.as_fd(), address).map_err(failed)?,
+        Some(ports) => {
+            let is_taken = |cause: &io::Error| cause.kind() == io::ErrorKind::AddrInUse;
+            let mut tries = ports
+                .from(rand::random())
+                .map(|port| bind(socket.as_fd(), with_port(ip, port, scope_id)))
+                .skip_while(|bound| bound.as_ref().is_err_and(is_taken));
+            tries
+                .next()
+                .ok_or(OpenError::NoPort { ip, ports })?
+                .map_err(failed)?;
+        }
+    }
     let local = rustix::net::getsockname(&socket)
         .and_then(SocketAddr::try_from)
         .map_err(|error| failed(error.into()))?;
@@ -303,6 +327,13 @@ mod tests {
                     source: os(libc::EINVAL),
                 },
                 "Linux",
+            ),
+            (
+                OpenError::NoPort {
+                    ip,
+                    ports: PortRange::new(7412, 7413).unwrap(),
+                },
+                "7412-7413 is free",
             ),
             (
                 OpenError::Interfaces {

@@ -55,6 +55,39 @@ fn a_foreign_address_and_a_taken_port_are_told_apart() {
 }
 
 #[test]
+fn ports_are_taken_and_used_from_a_range_until_none_is_left() {
+    // Ports that the kernel does not hand out to others meanwhile, of an address nobody uses.
+    let ip = IpAddr::from([127, 9, 41, 7]);
+    let options = UdpOptions {
+        ports: PortRange::new(20_117, 20_121),
+        ..UdpOptions::default()
+    };
+    let mut links: Vec<Udp> = (0..2).map(|_| Udp::bind(ip, &options).unwrap()).collect();
+    let ports = links
+        .iter()
+        .flat_map(|link| [Class::Small, Class::Bulk].map(|class| link.local(class).port()));
+    let ports: std::collections::BTreeSet<u16> = ports.collect();
+    assert_eq!(ports.len(), 4);
+    assert!(ports.iter().all(|port| (20_117..=20_121).contains(port)));
+    let error = Udp::bind(ip, &options).unwrap_err();
+    assert!(matches!(error, OpenError::NoPort { .. }), "{error:?}");
+    assert!(error.to_string().contains("ports 20117-20121"), "{error}");
+
+    // However busy a peer is, its frames come from there.
+    let receiver = UdpSocket::bind((ip, 0)).unwrap();
+    let frame = Outgoing {
+        any_port: true,
+        class: Class::Small,
+        ..bulk(receiver.local_addr().unwrap(), &[7])
+    };
+    for _ in 0..100 {
+        assert_eq!(links[0].send(0, &[frame]).unwrap(), 1);
+        let (_, from) = receiver.recv_from(&mut [0; 8]).unwrap();
+        assert_eq!(from, links[0].local(Class::Small));
+    }
+}
+
+#[test]
 fn who_polls_lets_the_kernel_join_nothing() {
     let options = UdpOptions {
         busy_poll: true,

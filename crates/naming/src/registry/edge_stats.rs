@@ -4,8 +4,8 @@
 //! it is fresh, write their edges and their traffic to `edges-<incarnation>`, in postcard's format.
 //! Without a watcher nothing is written.
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
+use std::fs::OpenOptions;
+use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -146,16 +146,7 @@ impl EdgeStatsFile {
     pub fn write(&mut self, edges: impl Iterator<Item = EdgeTraffic>) -> io::Result<()> {
         let edges: Vec<EdgeTraffic> = edges.collect();
         let bytes = postcard::to_allocvec(&edges).map_err(io::Error::other)?;
-        // Put in place whole: a reader never sees half of it.
-        let fresh = self.path.with_extension("new");
-        let mut file: File = OpenOptions::new()
-            .create(true)
-            .write(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(&fresh)?;
-        file.write_all(&bytes)?;
-        std::fs::rename(&fresh, &self.path)?;
+        super::report::put(&self.path, &bytes)?;
         self.written = true;
         Ok(())
     }

@@ -3,7 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use super::folder::{names, remove};
-use super::{EDGES_PREFIX, RegistryError, SOCKET_PREFIX, owner};
+use super::{COUNTERS_PREFIX, EDGES_PREFIX, LINKS_PREFIX, RegistryError, SOCKET_PREFIX, owner};
+
+/// What the names of files begin with that end with an incarnation.
+const INCARNATE: [&str; 4] = [SOCKET_PREFIX, EDGES_PREFIX, COUNTERS_PREFIX, LINKS_PREFIX];
 
 /// True if a living owner has this incarnation, or cannot be read.
 pub(super) fn lives(folder: &Path, incarnation: u64) -> Result<bool, RegistryError> {
@@ -32,7 +35,7 @@ pub(super) fn sweep(folder: &Path) -> Result<(), RegistryError> {
             owners.push(path);
         } else if name.starts_with("endpoint-") {
             endpoints.push(path);
-        } else if let Some(incarnation) = [SOCKET_PREFIX, EDGES_PREFIX]
+        } else if let Some(incarnation) = INCARNATE
             .iter()
             .find_map(|prefix| name.strip_prefix(prefix)?.get(..16))
         {

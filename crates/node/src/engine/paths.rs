@@ -111,6 +111,25 @@ impl fmt::Display for Paths {
 }
 
 impl Engine {
+    /// How often a peer has come or gone, or a path to one has changed.
+    #[inline]
+    pub(crate) fn link_changes(&self) -> u64 {
+        self.core.peers.changes()
+    }
+
+    /// Node and incarnation of every peer that shares memory with this process.
+    pub(crate) fn sharing_memory(&self) -> Vec<(NodeId, u64)> {
+        let machine = &self.core.machine;
+        let peers = machine
+            .peers()
+            .filter(|peer| machine.is_open(*peer) && self.shares_memory(*peer));
+        let peers = peers.map(|peer| {
+            let known = &self.core.peers;
+            (known.node(peer), known.incarnation(peer))
+        });
+        peers.collect()
+    }
+
     /// The ways to every peer by packets whose session is open.
     #[must_use]
     pub fn paths(&self) -> Vec<Paths> {

@@ -26,6 +26,8 @@ pub(super) struct Peers {
     suspects: Vec<PeerId>,
     /// What has become known of the paths to peers and is to be told.
     path_changes: Vec<(PeerId, PathChange)>,
+    /// How often a peer has come or gone, or a path to one has changed.
+    changes: u64,
 }
 
 impl Peers {
@@ -60,6 +62,7 @@ impl Peers {
         let state = self.enter(id);
         state.node = node;
         state.incarnation = incarnation;
+        self.changes += 1;
     }
 
     /// A peer is gone.
@@ -74,6 +77,13 @@ impl Peers {
             reason,
         };
         self.departures.push(departure);
+        self.changes += 1;
+    }
+
+    /// How often a peer has come or gone, or a path to one has changed.
+    #[inline]
+    pub(super) fn changes(&self) -> u64 {
+        self.changes
     }
 
     /// A peer that is gone had not acknowledged everything.
@@ -126,6 +136,7 @@ impl Peers {
     /// News of the paths to a peer.
     pub(super) fn path_changed(&mut self, id: PeerId, change: PathChange) {
         self.path_changes.push((id, change));
+        self.changes += 1;
     }
 
     /// News of paths since the last call.

@@ -112,7 +112,7 @@ impl Stepper for Engine {
     }
 
     fn tick(&mut self) {
-        self.command(Command::ShowEdges);
+        self.command(Command::Show);
     }
 
     #[inline]

@@ -4,24 +4,34 @@ use dipole_bpf::grant::GrantError;
 use dipole_bpf::{Bpf, BpfError, BpfOptions, FastPath, RxMode, TxMode, has_capabilities};
 use dipole_link::busy_poll::BusyPolling;
 use dipole_link::fault::Fault;
-use dipole_link::udp::{Udp, UdpOptions};
+use dipole_link::udp::{OpenError as UdpError, Udp, UdpOptions};
 use dipole_link::{Capture, Class, Link, Multihomed};
 
-use super::AnyLink;
+use super::{AnyLink, LinkChoice};
 use crate::clock::Clock;
 use crate::config::{Config, Links, variables};
 use crate::error::{OpenError, out_of_descriptors};
-use crate::hosts::MAX_INTERFACES;
+use crate::hosts::{Host, MAX_INTERFACES};
 
 /// Opens the link of a node: on one interface or several, with the fast path, capture and faults
 /// that the configuration asks for.
-pub(crate) fn open_link(config: &Config, clock: Clock) -> Result<AnyLink, OpenError> {
+pub(crate) fn open_link(config: &Config, clock: Clock) -> Result<(AnyLink, LinkChoice), OpenError> {
+    let mut choice = LinkChoice::new(config);
+    let directory = config.hosts.get(config.node).map(Host::directory);
+    let ports = match (config.ports, directory) {
+        (Some(ports), Some(directory)) => Some(ports.without(directory.port())),
+        (ports, _) => ports,
+    };
     let options = UdpOptions {
+        ports,
         join_small: true,
         busy_poll: config.busy_poll,
         ..UdpOptions::default()
     };
-    let failed = |cause: dipole_link::udp::OpenError| {
+    let failed = |cause: UdpError| {
+        if let UdpError::NoPort { ip, ports } = cause {
+            return OpenError::NoPort { bind: ip, ports };
+        }
         out_of_descriptors(&cause).unwrap_or_else(|| OpenError::Link {
             bind: config.bind,
             cause: cause.to_string(),
@@ -30,7 +40,21 @@ pub(crate) fn open_link(config: &Config, clock: Clock) -> Result<AnyLink, OpenEr
     let mut refused: Option<BpfError> = None;
     let mut with_fast_path = |udp: Udp| {
         tell_of_polling(&udp);
+        let at = udp.local(Class::Small).ip();
         let (link, cause) = add_fast_path(udp, config);
+        match &cause {
+            Some(cause) => choice.sockets.push((at, cause.to_string())),
+            None if config.links == Links::Udp => {
+                choice
+                    .sockets
+                    .push((at, format!("{}=udp", variables::LINK)));
+            }
+            None if !matches!(link, AnyLink::Bpf(_)) => {
+                let why = "a loopback address has no bpf link";
+                choice.sockets.push((at, why.to_owned()));
+            }
+            None => {}
+        }
         refused = refused.take().or(cause);
         link
     };
@@ -66,7 +90,7 @@ pub(crate) fn open_link(config: &Config, clock: Clock) -> Result<AnyLink, OpenEr
     if let Some(plan) = &config.fault {
         link = AnyLink::Fault(Box::new(Fault::new(link, plan.clone())));
     }
-    Ok(link)
+    Ok((link, choice))
 }
 
 /// Logs what a process may not expect who asked for busy polling.

@@ -116,6 +116,7 @@ fn network(config: &Config, patience: Duration) -> Vec<Finding> {
         key: config.key.as_ref(),
         address: here.map(|_| config.bind),
         device: here.map(|device| &*device.name),
+        ports: config.ports,
         patience,
     };
     if let Some(host) = config.hosts.get(config.node) {

@@ -5,12 +5,12 @@
 
 use std::io;
 use std::net::{IpAddr, UdpSocket};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dipole_naming::key::random_bytes;
 use dipole_node::hosts::Host;
 use dipole_node::registry::{self, Presence, ProbeLength, Prober, Reply};
-use dipole_node::{ClusterKey, EndpointId, KeyMismatch};
+use dipole_node::{ClusterKey, EndpointId, KeyMismatch, PortRange};
 
 use super::busy_poll;
 use super::finding::Finding;
@@ -22,7 +22,9 @@ const ROUNDS: u32 = 20;
 pub(super) const TRIES: u32 = 3;
 
 /// Among these ports the kernel chooses, unless an administrator says otherwise.
-const DATA_PORTS: std::ops::Range<u16> = 32_768..61_000;
+const DATA_PORTS: (u16, u16) = (32_768, 60_999);
+/// Of these, so many are asked at once: of a few that are set apart, processes may have most.
+const PORTS_ASKED: usize = 8;
 
 /// What this side knows of itself.
 #[derive(Clone, Copy, Debug)]
@@ -33,6 +35,8 @@ pub(super) struct Own<'a> {
     pub(super) address: Option<IpAddr>,
     /// The device that has it.
     pub(super) device: Option<&'a str>,
+    /// The ports of all processes, if they are set apart.
+    pub(super) ports: Option<PortRange>,
     /// How long an answer is waited for.
     pub(super) patience: Duration,
 }
@@ -126,7 +130,7 @@ fn converse(prober: &Prober, host: &Host, own: Own<'_>, source: IpAddr) -> Vec<F
         .device
         .map(|device| busy_poll::examine(prober, device, patience));
     let findings = [
-        verdict::data_ports(asked_ports(from, host.address, own.patience), host),
+        verdict::data_ports(asked_ports(from, host, own), own.ports, host),
         verdict::round_trip(&times, ROUNDS),
         verdict::version(presence.version, dipole_node::registry::version(), host),
         verdict::size(&size, headers(host.address), host),
@@ -136,18 +140,34 @@ fn converse(prober: &Prober, host: &Host, own: Own<'_>, source: IpAddr) -> Vec<F
 
 /// Whether packets reach the ports of a node that processes have: a closed one refuses, which one
 /// that a firewall guards does not.
-fn asked_ports(from: IpAddr, to: IpAddr, patience: Duration) -> io::Result<bool> {
+fn asked_ports(from: IpAddr, host: &Host, own: Own<'_>) -> io::Result<bool> {
+    let ports = own.ports.or(PortRange::new(DATA_PORTS.0, DATA_PORTS.1));
+    let ports = ports.map(|ports| ports.without(host.directory().port()));
     for _ in 0..TRIES {
-        let [low, high] = random_bytes()?;
-        let port = DATA_PORTS.start
-            + u16::from_le_bytes([low, high]) % (DATA_PORTS.end - DATA_PORTS.start);
-        let socket = UdpSocket::bind((from, 0))?;
-        socket.connect((to, port))?;
-        socket.set_read_timeout(Some(patience / TRIES))?;
-        let refused = |cause: io::Error| cause.kind() == io::ErrorKind::ConnectionRefused;
-        let sent = socket.send(&[]).and_then(|_| socket.recv(&mut [0]));
-        if sent.is_err_and(refused) {
-            return Ok(true);
+        let mut asked = Vec::new();
+        let begin = u16::from_le_bytes(random_bytes()?);
+        for port in ports
+            .iter()
+            .flat_map(|ports| ports.from(begin))
+            .take(PORTS_ASKED)
+        {
+            let socket = UdpSocket::bind((from, 0))?;
+            socket.connect((host.address, port))?;
+            socket.set_nonblocking(true)?;
+            // What cannot be sent is not refused either.
+            let _sent = socket.send(&[]);
+            asked.push(socket);
+        }
+        let begun = Instant::now();
+        while begun.elapsed() < own.patience / TRIES {
+            let refused = |cause: io::Error| cause.kind() == io::ErrorKind::ConnectionRefused;
+            if asked
+                .iter()
+                .any(|socket| socket.recv(&mut [0]).is_err_and(refused))
+            {
+                return Ok(true);
+            }
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
     Ok(false)

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use dipole_node::hosts::Host;
-use dipole_node::{ClusterKey, KeyMismatch};
+use dipole_node::{ClusterKey, KeyMismatch, PortRange};
 
 use super::finding::Finding;
 use super::peer::Answer;
@@ -272,22 +272,41 @@ pub(super) fn size(size: &Size, headers: usize, host: &Host) -> Finding {
 }
 
 /// Whether a closed port of the node refused a packet.
-pub(super) fn data_ports(refused: io::Result<bool>, host: &Host) -> Finding {
+pub(super) fn data_ports(
+    refused: io::Result<bool>,
+    ports: Option<PortRange>,
+    host: &Host,
+) -> Finding {
     const NAME: &str = "data ports";
-    let node = host.node;
-    match refused {
-        Ok(true) => Finding::good(NAME, "packets reach ports that the kernel chooses"),
-        Ok(false) => Finding::broken(
+    let (node, directory) = (host.node, host.directory().port());
+    match (refused, ports) {
+        (Ok(true), None) => Finding::good(NAME, "packets reach ports that the kernel chooses"),
+        (Ok(true), Some(ports)) => Finding::good(NAME, format!("packets reach ports {ports}"))
+            .advise(format!(
+                "nothing but UDP to these and port {directory} need pass, if all processes of all \
+                 nodes have DIPOLE_PORTS={ports}"
+            )),
+        (Ok(false), None) => Finding::broken(
             NAME,
             format!(
-                "port {} answers, but packets to other ports of node {node} vanish: messages, \
-                 which go there, will not arrive",
-                host.directory().port()
+                "port {directory} answers, but packets to other ports of node {node} vanish: \
+                 messages, which go there, will not arrive"
             ),
-            "let the firewalls on the way pass all UDP between the nodes (or, if messages do \
-             arrive, ICMP port-unreachable)",
+            "let the firewalls on the way pass all UDP between the nodes, or set DIPOLE_PORTS on all \
+             nodes to ports that pass (or, if messages do arrive, let ICMP port-unreachable pass)",
         ),
-        Err(cause) => Finding::unknown(NAME, format!("they cannot be asked: {cause}"), ""),
+        (Ok(false), Some(ports)) => Finding::broken(
+            NAME,
+            format!(
+                "port {directory} answers, but packets to the ports {ports} of node {node} \
+                 (DIPOLE_PORTS) vanish, or processes have nearly all of them"
+            ),
+            format!(
+                "let the firewalls on the way pass UDP to the ports {ports} (or, if messages do \
+                 arrive, ICMP port-unreachable)"
+            ),
+        ),
+        (Err(cause), _) => Finding::unknown(NAME, format!("they cannot be asked: {cause}"), ""),
     }
 }
 

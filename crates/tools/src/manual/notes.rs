@@ -56,6 +56,10 @@ pub(super) fn notes(page: &str) -> Notes {
                     "on the nodes that the agent knows, for an hour at most, output in out/0.out and so on",
                 ),
                 (
+                    "dipole run -n 1 --bind ./server : -n 7 ./client",
+                    "one job of two programs, each rank on cores of its own",
+                ),
+                (
                     "dipole run -n 8 --hosts hosts --on-loss restart ./program",
                     "goes on when ranks or hosts are lost, and starts them again",
                 ),
@@ -159,6 +163,29 @@ pub(super) fn notes(page: &str) -> Notes {
             ],
             &["dipole-run"],
         ),
+        "dipole-stats" => notes(
+            &[
+                ("dipole stats", "the processes of this machine, a line each"),
+                (
+                    "dipole stats 1:7",
+                    "all counters of the process that has endpoint 7 of node 1",
+                ),
+                ("dipole --json stats 4711", "of process 4711, for scripts"),
+            ],
+            SHOWN,
+            &["dipole-links", "dipole-graph"],
+        ),
+        "dipole-links" => notes(
+            &[
+                (
+                    "dipole links",
+                    "how each process of this machine reaches its peers",
+                ),
+                ("dipole links 4711", "and one of them"),
+            ],
+            SHOWN,
+            &["dipole-stats", "dipole-doctor"],
+        ),
         "dipole-agent" | "dipole-agent-status" => notes(
             &[
                 ("dipole agent", "answers for this node; one for each node"),
@@ -241,6 +268,16 @@ pub(super) fn notes(page: &str) -> Notes {
         ),
     }
 }
+
+const SHOWN: &[(&str, &str)] = &[
+    ("0", "done"),
+    (
+        "1",
+        "there is no such process, or its directory cannot be read",
+    ),
+    ("2", "wrong usage"),
+    ("141", "nobody reads the output any more"),
+];
 
 const TRANSFER: &[(&str, &str)] = &[
     ("0", "everything has arrived, with the same checksum"),

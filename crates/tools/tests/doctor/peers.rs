@@ -1,5 +1,8 @@
 //! Two machines as namespaces. Needs root; skipped aloud without.
 
+use std::io::Write;
+use std::process::Stdio;
+
 use crate::testbed::{Report, Testbed, once_answered};
 
 #[test]
@@ -55,6 +58,41 @@ fn a_firewall_that_passes_the_directory_alone_is_seen() {
     let report = testbed.report();
     let words = ["port 7411 answers", "other ports of node 2 vanish"];
     report.expect("data ports", "node 2", "broken", &words);
+
+    // It passes some more, which processes take then, and answers to what was asked.
+    let ports = ("DIPOLE_PORTS", "7412-7511");
+    let told = ["packets reach ports 7412-7511", "these and port 7411"];
+    for rule in [
+        "rule del pref 1",
+        "rule add pref 2 iif eth0 ipproto udp dport 7512-65534 blackhole",
+        "rule add pref 1 iif eth0 ipproto udp sport 7411 lookup local",
+    ] {
+        testbed.ip(2, rule);
+    }
+    let report = testbed.report_with(&[ports]);
+    report.expect("data ports", "node 2", "good", &told);
+    let hosts = testbed.hosts();
+    let transfer = |machine: usize, words: &[&str]| {
+        let mut command = testbed.dipole(machine);
+        command.args(words).arg("--hosts").arg(&hosts);
+        command.args(["--nid", &machine.to_string()]);
+        command.env(ports.0, ports.1);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.spawn().expect("it starts")
+    };
+    let receiver = transfer(2, &["recv", "2:8"]);
+    let sender = transfer(1, &["send", "2:8"]);
+    // So much waits in a pipe.
+    let sent = vec![7; 50_000];
+    sender
+        .stdin
+        .as_ref()
+        .expect("a pipe")
+        .write_all(&sent)
+        .expect("a reader");
+    let sender = sender.wait_with_output().expect("it ends");
+    let receiver = receiver.wait_with_output().expect("it ends");
+    assert!(sender.status.success() && receiver.stdout == sent);
 }
 
 #[test]

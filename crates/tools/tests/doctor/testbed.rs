@@ -231,7 +231,13 @@ impl Testbed {
 
     /// What machine 1 finds.
     pub(crate) fn report(&self) -> Report {
+        self.report_with(&[])
+    }
+
+    /// The same with variables.
+    pub(crate) fn report_with(&self, variables: &[(&str, &str)]) -> Report {
         let mut command = self.dipole(1);
+        command.envs(variables.iter().copied());
         command.args(["--json", "doctor", "--timeout", "0.5", "--hosts"]);
         Report::of(command.arg(self.hosts()))
     }

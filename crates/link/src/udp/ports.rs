@@ -1,0 +1,97 @@
+//! Ports that an administrator has set apart.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// The ports that sockets may have: two or more, both ends included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PortRange {
+    first: u16,
+    last: u16,
+    /// Of them, one that is somebody else's.
+    except: Option<u16>,
+}
+
+/// Why a text is no range of ports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("expected two ports or more, as 7412-7500")]
+pub struct NoPortRange;
+
+impl PortRange {
+    /// Ports from the first to the last; `None` if there are fewer than two, or 0 is one.
+    #[must_use]
+    pub fn new(first: u16, last: u16) -> Option<PortRange> {
+        (first > 0 && first < last).then_some(PortRange {
+            first,
+            last,
+            except: None,
+        })
+    }
+
+    /// The same without one that is somebody else's.
+    #[must_use]
+    pub fn without(self, port: u16) -> PortRange {
+        PortRange {
+            except: Some(port),
+            ..self
+        }
+    }
+
+    /// All of them once, beginning at one that `random` chooses.
+    pub fn from(self, random: u16) -> impl Iterator<Item = u16> {
+        // Port 0 is none of them, so this is no overflow.
+        let middle = self.first + random % (self.last - self.first + 1);
+        let all = (middle..=self.last).chain(self.first..middle);
+        all.filter(move |port| Some(*port) != self.except)
+    }
+}
+
+impl fmt::Display for PortRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.first, self.last)
+    }
+}
+
+impl FromStr for PortRange {
+    type Err = NoPortRange;
+
+    fn from_str(text: &str) -> Result<PortRange, NoPortRange> {
+        let (first, last) = text.split_once('-').ok_or(NoPortRange)?;
+        let port = |text: &str| text.trim().parse().map_err(|_| NoPortRange);
+        PortRange::new(port(first)?, port(last)?).ok_or(NoPortRange)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_has_two_ports_at_least_and_all_its_ports_once() {
+        let range: PortRange = "7412-7500".parse().unwrap();
+        assert_eq!(range.to_string(), "7412-7500");
+        for random in [0, 1, 88, 89, u16::MAX] {
+            let mut ports: Vec<u16> = range.from(random).collect();
+            ports.sort_unstable();
+            assert_eq!(ports, (7412..=7500).collect::<Vec<u16>>());
+        }
+        let rest: Vec<u16> = PortRange::new(7, 9).unwrap().without(8).from(1).collect();
+        assert_eq!(rest, [9, 7]);
+        let all = PortRange::new(1, u16::MAX).unwrap();
+        assert_eq!(all.from(7).next(), Some(8));
+        assert_eq!(all.from(65_535).count(), 65_535);
+        for wrong in [
+            "",
+            "7412",
+            "7412-",
+            "-1",
+            "7412-7412",
+            "8-7",
+            "0-9",
+            "1-65536",
+            "a-b",
+        ] {
+            assert_eq!(wrong.parse::<PortRange>(), Err(NoPortRange), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,299 @@
+//! What each process tells of itself for operators: its counters, and how it reaches its peers.
+//!
+//! A process puts both in place now and then, in files named after its incarnation, in postcard's
+//! format. [`report`] reads them and changes nothing, so that they can be read of a process that hangs, or
+//! after one has died, until the next process that opens the registry removes its files.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::OFlags;
+use serde::{Deserialize, Serialize};
+
+use super::folder::{failed, names};
+use super::{COUNTERS_PREFIX, LINKS_PREFIX, Owner, Registry, RegistryError, owner};
+use crate::address::{EndpointId, NodeId};
+
+/// Longest file read.
+const MAX_FILE_BYTES: u64 = 16 << 20;
+
+/// How a process reaches a peer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LinkUse {
+    /// The peer's node.
+    pub node: NodeId,
+    /// The peer's incarnation.
+    pub incarnation: u64,
+    /// What carries small messages: `shm`, `bpf` or `udp`.
+    pub link: String,
+    /// The pairs of addresses, and what goes there; empty for shared memory.
+    pub ways: String,
+    /// Why not something better; empty if there is nothing better.
+    pub why: String,
+}
+
+/// The counters of a process by name.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counters {
+    /// Its process id.
+    pub pid: u32,
+    /// What it has done so far, and what it holds now.
+    pub values: Vec<(String, u64)>,
+}
+
+/// What is known of one process.
+#[derive(Clone, Debug)]
+pub struct ProcessReport {
+    /// Its incarnation.
+    pub incarnation: u64,
+    /// Who it is; `None` if it has died and its files are left.
+    pub owner: Option<Owner>,
+    /// Endpoints it has open, in order.
+    pub endpoints: Vec<EndpointId>,
+    /// Its counters; none if it has shown none, or the file cannot be understood.
+    pub counters: Option<Counters>,
+    /// How it reaches its peers.
+    pub links: Vec<LinkUse>,
+}
+
+/// What the processes of a node tell of themselves, living ones first, by process id.
+///
+/// # Errors
+/// The directory cannot be read, or a living owner's file is damaged.
+pub fn report(runtime_dir: &Path, node: NodeId) -> Result<Vec<ProcessReport>, RegistryError> {
+    let folder = runtime_dir.join(format!("node-{node}"));
+    let mut reports: Vec<ProcessReport> = Vec::new();
+    let (mut owners, mut endpoints, mut incarnations) = (Vec::new(), Vec::new(), Vec::new());
+    for name in names(&folder)? {
+        if let Some(number) = name.strip_prefix("endpoint-")
+            && let Ok(endpoint) = number.parse()
+            && let Ok(owner) = std::fs::read_link(folder.join(&name))
+        {
+            endpoints.push((owner, EndpointId(endpoint)));
+        } else if let Some(incarnation) = name.strip_prefix(COUNTERS_PREFIX) {
+            incarnations.extend(u64::from_str_radix(incarnation, 16));
+        } else if name.starts_with("owner-")
+            && let Some(owner) = owner::read_living(&folder, Path::new(&name))?
+        {
+            owners.push((name, owner));
+        }
+    }
+    for (name, owner) in owners {
+        let held = endpoints.iter().filter(|(held, _)| *held == *name);
+        let mut held: Vec<EndpointId> = held.map(|(_, endpoint)| *endpoint).collect();
+        held.sort_unstable();
+        let incarnation = owner.ports.incarnation;
+        reports.push(ProcessReport::read(&folder, incarnation, Some(owner), held));
+    }
+    for incarnation in incarnations {
+        if !reports.iter().any(|known| known.incarnation == incarnation) {
+            reports.push(ProcessReport::read(&folder, incarnation, None, Vec::new()));
+        }
+    }
+    reports.sort_by_key(|report| (report.owner.is_none(), report.pid()));
+    Ok(reports)
+}
+
+impl ProcessReport {
+    fn read(
+        folder: &Path,
+        incarnation: u64,
+        owner: Option<Owner>,
+        endpoints: Vec<EndpointId>,
+    ) -> ProcessReport {
+        let file = |prefix| folder.join(format!("{prefix}{incarnation:016x}"));
+        let mut report = ProcessReport {
+            incarnation,
+            owner,
+            endpoints,
+            counters: read(&file(COUNTERS_PREFIX)),
+            links: read(&file(LINKS_PREFIX)).unwrap_or_default(),
+        };
+        report.clean();
+        report
+    }
+
+    /// Root prints what others have written: no text may steer a terminal.
+    fn clean(&mut self) {
+        let values = self.counters.iter_mut().flat_map(|it| &mut it.values);
+        let names = values.map(|(name, _)| name);
+        let links = self.links.iter_mut();
+        let links = links.flat_map(|it| [&mut it.link, &mut it.ways, &mut it.why]);
+        let commands = self.owner.iter_mut().map(|owner| &mut owner.command);
+        for text in names.chain(links).chain(commands) {
+            text.retain(|c| !c.is_control());
+        }
+    }
+
+    /// Its process id, if that is known.
+    #[must_use]
+    pub fn pid(&self) -> Option<u32> {
+        let told = self.counters.as_ref().map(|counters| counters.pid);
+        self.owner.as_ref().map(|owner| owner.pid).or(told)
+    }
+}
+
+/// What such a file tells; `None` if it is not there or malformed.
+fn read<T: for<'a> Deserialize<'a>>(path: &Path) -> Option<T> {
+    // Root reads what others have written: no link is followed, no pipe waited for.
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits();
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(flags.cast_signed())
+        .open(path)
+        .ok()?;
+    let is_file = file.metadata().ok()?.mode() & 0o170_000 == 0o100_000;
+    let mut bytes = Vec::new();
+    is_file
+        .then(|| file.take(MAX_FILE_BYTES).read_to_end(&mut bytes))?
+        .ok()?;
+    postcard::from_bytes(&bytes).ok()
+}
+
+/// Puts a file in place whole: a reader never sees half of it.
+pub(super) fn put(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let fresh = path.with_extension("new");
+    let mut file: File = OpenOptions::new()
+        .create(true)
+        .write(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(&fresh)?;
+    file.write_all(bytes)?;
+    std::fs::rename(&fresh, path)
+}
+
+/// The files in which a process shows its counters and links. They go with it.
+#[derive(Debug)]
+pub struct ReportFiles {
+    counters: PathBuf,
+    links: PathBuf,
+    pid: u32,
+}
+
+impl ReportFiles {
+    /// The files of the process with this incarnation.
+    #[must_use]
+    pub fn new(registry: &Registry, incarnation: u64) -> ReportFiles {
+        let file = |prefix| registry.folder.join(format!("{prefix}{incarnation:016x}"));
+        ReportFiles {
+            counters: file(COUNTERS_PREFIX),
+            links: file(LINKS_PREFIX),
+            pid: std::process::id(),
+        }
+    }
+
+    /// Shows the counters.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn show_counters(&self, values: Vec<(String, u64)>) -> Result<(), RegistryError> {
+        let pid = self.pid;
+        self.show(&self.counters, &Counters { pid, values })
+    }
+
+    /// Shows how peers are reached.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn show_links(&self, links: &[LinkUse]) -> Result<(), RegistryError> {
+        self.show(&self.links, links)
+    }
+
+    fn show(&self, path: &Path, what: &(impl Serialize + ?Sized)) -> Result<(), RegistryError> {
+        postcard::to_allocvec(what)
+            .map_err(io::Error::other)
+            .and_then(|bytes| put(path, &bytes))
+            .map_err(failed("writing", path))
+    }
+}
+
+impl Drop for ReportFiles {
+    fn drop(&mut self) {
+        if self.pid == std::process::id() {
+            for path in [&self.counters, &self.links] {
+                // It was never written, or its directory is gone.
+                let _missing = std::fs::remove_file(path);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::registry::Ports;
+
+    fn link() -> LinkUse {
+        LinkUse {
+            node: NodeId(2),
+            incarnation: 9,
+            link: "udp".to_owned(),
+            ways: "10.0.0.1 <-> 10.0.0.2 small and bulk".to_owned(),
+            why: "because".to_owned(),
+        }
+    }
+
+    #[test]
+    fn a_process_is_told_with_what_it_shows_and_a_dead_one_until_its_files_are_swept() {
+        let directory = tempfile::tempdir().unwrap();
+        let runtime = directory.path().join("dipole");
+        let registry = Registry::open(&runtime, NodeId(3)).unwrap();
+        let address = "127.0.0.1:9".parse().unwrap();
+        let registration = registry
+            .register(Ports {
+                small: address,
+                bulk: address,
+                incarnation: 77,
+            })
+            .unwrap();
+        let claims = [5, 4].map(|id| registration.claim(EndpointId(id)).unwrap());
+        let told = || report(&runtime, NodeId(3)).unwrap();
+        assert_eq!(told()[0].counters, None, "not shown yet");
+        let (files, dead) = (
+            ReportFiles::new(&registry, 77),
+            ReportFiles::new(&registry, 78),
+        );
+        let values = vec![("packets sent".to_owned(), 12)];
+        files
+            .show_counters(vec![("\u{7}packets sent\u{1b}".to_owned(), 12)])
+            .unwrap();
+        files.show_links(&[link()]).unwrap();
+        dead.show_counters(Vec::new()).unwrap();
+        let pid = std::process::id();
+        let reports = told();
+        assert_eq!(reports.len(), 2);
+        assert_eq!(reports[0].endpoints, [EndpointId(4), EndpointId(5)]);
+        assert_eq!(reports[0].counters, Some(Counters { pid, values }));
+        assert_eq!(reports[0].links, [link()]);
+        assert!(reports[1].owner.is_none() && reports[1].pid() == Some(pid));
+        let mode = std::fs::metadata(&files.counters).unwrap().mode();
+        assert_eq!(mode & 0o777, 0o600);
+
+        std::fs::write(&files.links, [200, 200]).unwrap();
+        assert!(told()[0].links.is_empty(), "malformed");
+        registry.sweep().unwrap();
+        assert_eq!(told().len(), 1, "the dead one's file is swept");
+        drop((files, claims, registration));
+        assert!(told().is_empty());
+    }
+
+    #[test]
+    fn neither_a_link_nor_a_pipe_is_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("file");
+        put(&file, &postcard::to_allocvec(&[link()]).unwrap()).unwrap();
+        assert_eq!(read::<[LinkUse; 1]>(&file), Some([link()]));
+        let symlink = directory.path().join("symlink");
+        std::os::unix::fs::symlink(&file, &symlink).unwrap();
+        let pipe = directory.path().join("pipe");
+        let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+        let kind = rustix::fs::FileType::Fifo;
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, kind, mode, 0).unwrap();
+        for path in [symlink, pipe] {
+            assert_eq!(read::<[LinkUse; 1]>(&path), None);
+        }
+    }
+}

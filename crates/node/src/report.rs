@@ -1,0 +1,181 @@
+//! What this process shows of itself for operators: its counters, what it uses to reach its peers, and
+//! why not something better.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use crate::address::NodeId;
+use crate::driver::Driver;
+use crate::engine::{Path, PathState, Paths};
+use crate::links::LinkChoice;
+use crate::process::ProcessState;
+use crate::registry::{LinkUse, RegistryError, ReportFiles};
+use crate::stats::Stats;
+
+/// What this process shows of itself.
+#[derive(Debug)]
+pub(crate) struct Report {
+    files: ReportFiles,
+    node: NodeId,
+    choice: LinkChoice,
+    /// As last shown.
+    stats: Option<Stats>,
+    link_changes: u64,
+}
+
+impl Report {
+    pub(crate) fn new(files: ReportFiles, node: NodeId, choice: LinkChoice) -> Report {
+        Report {
+            files,
+            node,
+            choice,
+            stats: None,
+            link_changes: 0,
+        }
+    }
+
+    /// Writes what has changed since the last call.
+    pub(crate) fn show(&mut self, driver: &Driver<ProcessState>) -> Result<(), RegistryError> {
+        let (stats, changes) = driver.with_last(|state, _| (state.stats(), state.link_changes()));
+        if self.stats != Some(stats) {
+            self.files.show_counters(stats.values())?;
+            self.stats = Some(stats);
+        }
+        if changes != self.link_changes {
+            let (memory, packets) =
+                driver.with_last(|state, _| (state.sharing_memory(), state.paths()));
+            self.files.show_links(&self.uses(&memory, &packets))?;
+            self.link_changes = changes;
+        }
+        Ok(())
+    }
+
+    /// How peers are reached: those that share memory, by node and incarnation, and those by packets.
+    fn uses(&self, memory: &[(NodeId, u64)], packets: &[Paths]) -> Vec<LinkUse> {
+        let by_memory = memory.iter().map(|&(node, incarnation)| LinkUse {
+            node,
+            incarnation,
+            link: "shm".to_owned(),
+            ways: String::new(),
+            why: String::new(),
+        });
+        by_memory
+            .chain(packets.iter().map(|paths| self.by_packets(paths)))
+            .collect()
+    }
+
+    fn by_packets(&self, paths: &Paths) -> LinkUse {
+        let (socket, fast): (Vec<&Path>, Vec<&Path>) = paths
+            .pairs
+            .iter()
+            .filter(|pair| pair.small == Some(PathState::Used))
+            .partition(|pair| self.socket_at(pair.ours).is_some());
+        let mut why = match paths.node == self.node {
+            true => vec![self.no_memory()],
+            false => Vec::new(),
+        };
+        // One reason for each interface that has one.
+        let mut told = BTreeSet::new();
+        for pair in socket {
+            if let Some(reason) = self.socket_at(pair.ours)
+                && told.insert(pair.ours)
+            {
+                why.push(format!("{}: {reason}", pair.ours));
+            }
+        }
+        let ways = paths.to_string();
+        LinkUse {
+            node: paths.node,
+            incarnation: paths.incarnation,
+            link: if fast.is_empty() { "udp" } else { "bpf" }.to_owned(),
+            ways: ways
+                .split_once(": ")
+                .map_or("", |(_, ways)| ways)
+                .to_owned(),
+            why: why.join("; "),
+        }
+    }
+
+    /// Why small packets from an address take its socket, if they do.
+    fn socket_at(&self, address: IpAddr) -> Option<&str> {
+        let found = self.choice.sockets.iter().find(|(at, _)| *at == address);
+        found.map(|(_, why)| &**why)
+    }
+
+    /// Why a process of this node is reached by packets.
+    fn no_memory(&self) -> String {
+        match (self.choice.packets_only, &self.choice.memory) {
+            (Some(variable), _) => format!("no shared memory: {variable} is set"),
+            (None, Some(cause)) => format!("no shared memory: {cause}"),
+            (None, None) => "no shared memory: the other process has none (its DIPOLE_LINK, \
+                             DIPOLE_FAULT or DIPOLE_CAPTURE, or another version)"
+                .to_owned(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Config, Links};
+    use crate::registry::Registry;
+
+    fn pair(network: u8, small: PathState) -> Path {
+        Path {
+            ours: IpAddr::from([10, network, 0, 1]),
+            theirs: IpAddr::from([10, network, 0, 2]),
+            small: Some(small),
+            bulk: Some(small),
+        }
+    }
+
+    fn paths(node: u32, pairs: Vec<Path>) -> Paths {
+        Paths {
+            node: NodeId(node),
+            incarnation: 7,
+            pairs,
+        }
+    }
+
+    #[test]
+    fn each_peer_has_its_link_and_the_reason_against_a_better_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let registry = Registry::open(&directory.path().join("dipole"), NodeId(1)).unwrap();
+        let config = Config::local(NodeId(1), directory.path().to_owned());
+        let report = |choice| Report::new(ReportFiles::new(&registry, 1), NodeId(1), choice);
+        let mut choice = LinkChoice::new(&config);
+        choice
+            .sockets
+            .push(([10, 0, 0, 1].into(), "not granted".to_owned()));
+        let uses = report(choice).uses(
+            &[(NodeId(1), 5)],
+            &[
+                paths(2, vec![pair(0, PathState::Used)]),
+                paths(3, vec![pair(1, PathState::Used), pair(0, PathState::Lost)]),
+                paths(1, vec![pair(0, PathState::Used)]),
+            ],
+        );
+        let told: Vec<(&str, &str)> = uses.iter().map(|one| (&*one.link, &*one.why)).collect();
+        assert_eq!(
+            told[..3],
+            [("shm", ""), ("udp", "10.0.0.1: not granted"), ("bpf", "")]
+        );
+        assert!(told[3].1.starts_with("no shared memory: the other process"));
+        assert_eq!(uses[1].ways, "10.0.0.1 <-> 10.0.0.2 small and bulk");
+        assert!(
+            uses[2].ways.contains("answers no longer"),
+            "{}",
+            uses[2].ways
+        );
+
+        for (links, word) in [(Links::Udp, "DIPOLE_LINK is set"), (Links::Auto, "broken")] {
+            let mut choice = LinkChoice::new(&Config {
+                links,
+                ..config.clone()
+            });
+            choice.memory = Some("broken".to_owned());
+            let uses = report(choice).uses(&[], &[paths(1, Vec::new())]);
+            assert!(uses[0].why.contains(word), "{}", uses[0].why);
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! What others install: a package into a clean root, crates as a registry takes them.
+
+#![allow(missing_docs, reason = "tests")]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+fn said(output: &Output) -> String {
+    let both = [&output.stdout[..], &output.stderr[..]].concat();
+    String::from_utf8_lossy(&both).into_owned()
+}
+
+fn run(command: &mut Command) -> String {
+    let output = command.output().expect("it starts");
+    assert!(output.status.success(), "{command:?}: {}", said(&output));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn root() -> &'static Path {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.parent().expect("xtask lies in the workspace")
+}
+
+/// The system as it is, over which everything is written to memory that goes with the namespace,
+/// and without the source tree.
+const IN_A_CLEAN_ROOT: &str = r##"
+set -e
+mount -t tmpfs none "$1"
+mkdir "$1/new" "$1/work" "$1/system"
+mount -t overlay none -o "lowerdir=/,upperdir=$1/new,workdir=$1/work" "$1/system"
+mount -t tmpfs none "$1/system$2"
+mount -t tmpfs none "$1/system/tmp"
+mount --rbind /dev "$1/system/dev"
+mount -t proc none "$1/system/proc"
+cp "$3"/*.deb "$3/program.c" "$1/system/tmp"
+exec chroot "$1/system" /bin/sh -exc '
+    cd /tmp
+    PATH=/usr/sbin:/usr/bin:/sbin:/bin
+    # The index of all pages of the system takes long and is not ours.
+    rm -f /var/lib/man-db/auto-update
+    dpkg --install dipole_*.deb
+    dpkg --verify dipole
+    dipole --version
+    man=$(dpkg --listfiles dipole | grep "/dipole-bench\.1\.gz$")
+    gzip --test "$man"
+    cc -Wall -Wextra -Werror -o program program.c -ldipole
+    DIPOLE_RUNTIME_DIR=/tmp/runtime ./program
+    echo "#include <bsp.h>
+int main(void) { bsp_begin(bsp_nprocs()); bsp_end(); return 0; }" >bsp.c
+    bspcc -o bsp bsp.c && ldd ./bsp | grep libbsp && bsprun -npes 2 ./bsp
+    dipole mpi-env openmpi | grep FI_PROVIDER_PATH
+    dpkg --remove dipole
+    ! [ -e /usr/bin/dipole ] && ! [ -e /usr/include/dipole.h ] && echo nothing is left
+'
+"##;
+
+const PROGRAM: &str = r#"
+#include <dipole.h>
+#include <stdio.h>
+
+int main(void)
+{
+    char *address;
+    int out = dp_open(8), in = dp_open(7);
+    if (out < 0 || in < 0 || dp_target(out, 1, 7) < 0
+        || dp_write(out, "packed", 7) != 7 || dp_read(in, &address) != 7) {
+        fprintf(stderr, "%s\n", dp_error());
+        return 1;
+    }
+    puts(address);
+    return 0;
+}
+"#;
+
+/// Why no package can be installed here.
+fn why_not() -> Option<&'static str> {
+    let works = |program: &str, arguments: &[&str]| {
+        let output = Command::new(program).args(arguments).output();
+        output.is_ok_and(|output| output.status.success())
+    };
+    if !works("dpkg-deb", &["--version"]) || !works("dpkg-shlibdeps", &["--version"]) {
+        Some("dpkg-deb or dpkg-shlibdeps is missing (package dpkg-dev)")
+    } else if !works("unshare", &["--mount", "true"]) {
+        Some("it needs root and unshare")
+    } else if !fs::read_to_string("/proc/filesystems").is_ok_and(|all| all.contains("\toverlay")) {
+        Some("the kernel has no overlay file system")
+    } else {
+        None
+    }
+}
+
+#[test]
+fn the_package_is_installed_used_and_removed_in_a_clean_root() {
+    if let Some(reason) = why_not() {
+        eprintln!("SKIPPED: {reason}");
+        return;
+    }
+    let place = tempfile::tempdir().expect("a directory");
+    run(Command::new(env!("CARGO_BIN_EXE_xtask"))
+        .args(["package", "--profile", "dev", "--output"])
+        .arg(place.path()));
+    let packages: Vec<_> = fs::read_dir(place.path())
+        .expect("a folder")
+        .map(|entry| entry.expect("an entry").path())
+        .collect();
+    assert_eq!(packages.len(), 1, "{packages:?}");
+    let fields = run(Command::new("dpkg-deb").arg("--field").arg(&packages[0]));
+    let depends = fields.lines().find(|line| line.starts_with("Depends:"));
+    assert!(
+        depends.is_some_and(|line| line.contains("libc6 (>= ")),
+        "{fields}"
+    );
+    let contents = run(Command::new("dpkg-deb").arg("--contents").arg(&packages[0]));
+    for file in [
+        "./usr/bin/dipole",
+        "./usr/lib/libdipole.so.0 -> libdipole.so.",
+        "./usr/lib/libfabric/libdipole-fi.so",
+        "./usr/lib/systemd/user/dipole-agent.service",
+        "./usr/lib/systemd/system/dipole-broker.service",
+        "./usr/include/dipole.h",
+        "./usr/share/man/man3/dp_open.3.gz",
+        "./usr/share/doc/dipole/copyright",
+    ] {
+        assert!(contents.contains(file), "{file}: {contents}");
+    }
+    for line in contents.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        assert_eq!(words[1], "root/root", "{line}");
+        let is_link = words[0].starts_with('l');
+        assert!(is_link || words[0].as_bytes()[5] == b'-', "{line}");
+    }
+
+    fs::write(place.path().join("program.c"), PROGRAM).expect("a file");
+    let mount = tempfile::tempdir().expect("a directory");
+    let said = run(Command::new("unshare")
+        .args(["--mount", "--pid", "--fork", "--"])
+        .args(["sh", "-c", IN_A_CLEAN_ROOT, "sh"])
+        .args([mount.path(), root(), place.path()])
+        .env_remove("LD_LIBRARY_PATH"));
+    let version = format!("dipole {}\n", env!("CARGO_PKG_VERSION"));
+    for line in [
+        &*version,
+        "\npacked\n",
+        "FI_PROVIDER_PATH=/usr/lib/libfabric",
+        "libbsp.so.0 => ",
+        "nothing is left",
+    ] {
+        assert!(said.contains(line), "{line}: {said}");
+    }
+}
+
+/// The crates of the workspace by name, as cargo sees them.
+fn crates() -> BTreeMap<String, serde_json::Value> {
+    let facts = run(Command::new(env!("CARGO"))
+        .current_dir(root())
+        .args(["metadata", "--format-version", "1", "--no-deps"])
+        .args(["--offline", "--locked"]));
+    let facts: serde_json::Value = serde_json::from_str(&facts).expect("JSON");
+    let packages = facts["packages"].as_array().expect("packages");
+    let named = |package: &serde_json::Value| package["name"].as_str().map(str::to_owned);
+    packages
+        .iter()
+        .map(|package| (named(package).expect("a name"), package.clone()))
+        .collect()
+}
+
+#[test]
+fn what_rust_programs_depend_on_can_be_published() {
+    let crates = crates();
+    let mut needed = vec!["dipole-node".to_owned()];
+    let mut seen = BTreeSet::new();
+    while let Some(name) = needed.pop() {
+        if !seen.insert(name.clone()) {
+            continue;
+        }
+        let package = &crates[&name];
+        assert!(package["publish"].is_null(), "{name} may be published");
+        for field in ["description", "license"] {
+            let text = package[field].as_str().unwrap_or_default();
+            assert!(!text.is_empty(), "{name} has no {field}");
+        }
+        for dependency in package["dependencies"].as_array().expect("a list") {
+            // A registry takes no path; what only tests need is left out if it has no version.
+            if dependency["path"].is_null() || dependency["kind"] == "dev" {
+                continue;
+            }
+            let on = dependency["name"].as_str().expect("a name");
+            let version = format!("^{}", env!("CARGO_PKG_VERSION"));
+            assert_eq!(dependency["req"], *version, "{name} needs {on}");
+            needed.push(on.to_owned());
+        }
+    }
+    assert!(seen.contains("dipole-proto"), "{seen:?}");
+    let place = tempfile::tempdir().expect("a directory");
+    let packages = seen.iter().flat_map(|name| ["--package", name]);
+    run(Command::new(env!("CARGO"))
+        .current_dir(root())
+        .args(["package", "--offline", "--locked", "--allow-dirty"])
+        .args(["--no-verify", "--target-dir"])
+        .arg(place.path())
+        .args(packages));
+}
