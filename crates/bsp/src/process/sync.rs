@@ -897,10 +897,12 @@ fn tell(call: &super::Call, rank: u32, epoch: u32, patience: &mut Patience, wait
 
 fn tell_words(call: &super::Call, rank: u32, epoch: u32, patience: &mut Patience, waits: &str) {
     if let Some(waited) = patience.word() {
-        let superstep = epoch.wrapping_sub(2);
         let waited = waited.as_secs();
-        eprintln!(
-            "bsp: rank {rank}, superstep {superstep}: {call} has waited {waited} s for {waits}"
-        );
+        // The first is the one in which all begin.
+        let superstep = match epoch {
+            1 => String::new(),
+            _ => format!(", superstep {}", epoch.wrapping_sub(2)),
+        };
+        eprintln!("bsp: rank {rank}{superstep}: {call} has waited {waited} s for {waits}");
     }
 }
