@@ -38,6 +38,11 @@ fn every_rule_holds_on_two_nodes_though_packets_are_lost() {
         let said = job.variable("DIPOLE_FAULT", fault).run().output();
         assert!(said.lines().count() > 25, "{said}");
     }
+    for link in ["tcp", "tcp,shm"] {
+        let job = bench.job(&program, 4).nodes(&[2, 2]);
+        let said = job.variable("DIPOLE_LINK", link).run().output();
+        assert!(said.lines().count() > 25, "{link}: {said}");
+    }
 }
 
 #[test]

@@ -24,6 +24,10 @@ use crate::superstep::queue::{Queue, TagSizes};
 use crate::superstep::record::Malformed;
 use crate::superstep::registrations::Registrations;
 
+/// Links that only programs of this library know: TCP between all ranks, or with shared memory in
+/// a node.
+const TCP: &str = "tcp";
+const TCP_BETWEEN_NODES: &str = "tcp,shm";
 /// How long acknowledgements wait, without slots, for what the next superstep sends the other way.
 const ACK_DELAY_NS: u64 = 500_000;
 /// How long a rank waits for a message before it says so.
@@ -63,17 +67,22 @@ impl Process<AnyCarrier> {
         };
         let (rank, size) = (job.rank, job.size);
         let apart: Vec<_> = (0..size).collect();
-        if std::env::var_os(variables::LINK).is_some_and(|link| link == "tcp") {
+        let nodes: Vec<_> = job.addresses.iter().map(|address| address.node).collect();
+        let link = std::env::var_os(variables::LINK);
+        if let Some(link) = link.filter(|link| link == TCP || link == TCP_BETWEEN_NODES) {
             let config = Config::from_env_with(Links::Auto)?;
+            let places = match link == TCP_BETWEEN_NODES && config.may_share_memory() {
+                true => Places::new(&nodes),
+                false => Places::new(&apart),
+            };
             let carrier = AnyCarrier::Tcp(Box::new(Tcp::connect(&job, &config)?));
-            let joined = Process::join(carrier, rank, size, most, &Places::new(&apart))?;
+            let joined = Process::join(carrier, rank, size, most, &places)?;
             return Ok(paced(joined, slots("tcp")?));
         }
         let mut config = Config::from_env()?;
         if config.protocol.max_peers < size {
             config.protocol.max_peers = size;
         }
-        let nodes: Vec<_> = job.addresses.iter().map(|address| address.node).collect();
         let places = match config.may_share_memory() {
             true => Places::new(&nodes),
             false => Places::new(&apart),
