@@ -134,6 +134,8 @@ impl ActivePort {
     pub fn check(&self) -> Result<(), PortError> {
         let port = self.address();
         if let Some(message) = self.shared.panic.get() {
+            // Whoever is told may open it anew at once.
+            self.shared.endpoint.end();
             let message = message.clone();
             return Err(PortError::Panicked { port, message });
         }

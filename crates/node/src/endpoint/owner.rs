@@ -34,8 +34,9 @@ impl EndpointOwner {
     }
 
     /// Ends the endpoint, once: what was queued leaves, what waits is dropped, the
-    /// number is free again.
+    /// number is free again. Whoever calls it beside another returns when that is done.
     pub(crate) fn end(&self) {
+        let mut claim = self.claim.lock().unwrap_or_else(PoisonError::into_inner);
         if self.ended.swap(true, Ordering::Relaxed) {
             return;
         }
@@ -51,11 +52,6 @@ impl EndpointOwner {
                 tracing::warn!("closing endpoint {id}: {cause}");
             }
         });
-        let claim = self
-            .claim
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        drop(claim);
+        *claim = None;
     }
 }
