@@ -293,8 +293,14 @@ impl ClusterKey {
         let mut options = OpenOptions::new();
         options.write(true).create_new(true).mode(0o600);
         let mut opened = options.open(file)?;
-        opened.write_all(self.text().as_bytes())?;
-        opened.sync_all()?;
+        let written = opened
+            .write_all(self.text().as_bytes())
+            .and_then(|()| opened.sync_all());
+        if let Err(cause) = written {
+            // Half a key would be in the way of the next attempt.
+            let _ = std::fs::remove_file(file);
+            return Err(cause);
+        }
         Ok(opened)
     }
 
@@ -346,10 +352,17 @@ impl ClusterKey {
             }
             Ok(rotated)
         };
-        replace().map_err(|cause| KeyError::System {
-            file: file.clone(),
-            doing: "writing beside and replacing",
-            cause,
+        replace().map_err(|cause| match cause.kind() {
+            io::ErrorKind::AlreadyExists => KeyError::Rotation {
+                file: file.clone(),
+                found: "a key, and beside it lies a file of the same name and `.new`, of an \
+                        exchange that goes on or was killed: remove that one",
+            },
+            _ => KeyError::System {
+                file: file.clone(),
+                doing: "replacing",
+                cause,
+            },
         })
     }
 
@@ -700,7 +713,7 @@ mod tests {
         ClusterKey::rotate(&file, true).unwrap();
         assert!(refused(false).contains("end the exchange"));
         std::fs::write(file.with_extension("new"), "half").unwrap();
-        assert!(refused(true).contains("replacing"));
+        assert!(refused(true).contains("remove that one"));
     }
 
     #[test]
