@@ -102,7 +102,15 @@ pub(crate) fn campaign(which: Campaign, minutes: u64) -> Result<(), Failure> {
                 let from = (rounds[at] + 1) * SEEDS;
                 command.env("DIPOLE_SEED_FROM", from.to_string());
             }
-            println!("{} s: {}", began.elapsed().as_secs(), describe(&command));
+            let knobs = command.get_envs().filter_map(|(name, value)| {
+                Some(format!("{}={} ", name.to_str()?, value?.to_str()?))
+            });
+            let knobs: String = knobs.collect();
+            println!(
+                "{} s: {knobs}{}",
+                began.elapsed().as_secs(),
+                describe(&command)
+            );
             run(&mut command)?;
             rounds[at] += 1;
         }

@@ -2,10 +2,14 @@
 
 #![allow(missing_docs, reason = "tests")]
 
+mod common;
+
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Command;
+
+use common::{run, said};
 
 const PREFIX: &str = "/opt/dipole-test";
 
@@ -63,17 +67,6 @@ const IN_FORTRAN: &str = "program round
   call bsp_end()
 end program
 ";
-
-fn said(output: &Output) -> String {
-    let both = [&output.stdout[..], &output.stderr[..]].concat();
-    String::from_utf8_lossy(&both).into_owned()
-}
-
-fn run(command: &mut Command) -> String {
-    let output = command.output().expect("it starts");
-    assert!(output.status.success(), "{command:?}: {}", said(&output));
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
 
 fn xtask(task: &str, destdir: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
