@@ -33,8 +33,10 @@ pub(crate) struct Row {
     /// The same in operations of the processor: l s, and g s for a byte.
     pub(crate) l_flops: f64,
     pub(crate) g_flops_per_byte: f64,
-    /// h whose transfer takes as long as the superstep around it: l / g.
-    pub(crate) half_h_bytes: f64,
+    /// h whose transfer takes as long as the superstep around it: l / g. None where transfers
+    /// took no longer than an empty superstep.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) half_h_bytes: Option<f64>,
     pub(crate) call: String,
     /// Empty supersteps one by one.
     pub(crate) sync_p50_ns: f64,
@@ -160,7 +162,7 @@ impl Row {
             g_sd: g.sd,
             l_flops: l.median * s_mflops * 1e-3,
             g_flops_per_byte: g.median * s_mflops * 1e-3,
-            half_h_bytes: l.median / g.median,
+            half_h_bytes: (g.median > 0.0).then(|| l.median / g.median),
             call: best.call.clone(),
             sync_p50_ns: each.median,
             sync_p99_ns: each.p99,
@@ -330,7 +332,7 @@ mod tests {
         let row = row(&told()).expect("a row");
         assert_eq!((row.s_mflops, row.l_ns, row.l_ci_ns), (2000.0, 100.0, 10.0));
         assert_eq!((row.g_ns_per_byte, &*row.call), (1.0, "hpput"));
-        assert_eq!((row.l_flops, row.half_h_bytes), (200.0, 100.0));
+        assert_eq!((row.l_flops, row.half_h_bytes), (200.0, Some(100.0)));
         assert_eq!(row.spray[0].ns.median, 200.0);
         let orders: Vec<_> = (row.orders.iter())
             .map(|one| (&*one.order, one.message_bytes, one.ns.median))

@@ -45,7 +45,7 @@ fn parameters(rows: &[Row]) -> String {
             row.copy_ns_per_byte
                 .filter(|_| row.nodes == 1)
                 .map_or_else(dash, |copy| format!("{:.2}", copy / row.g_ns_per_byte)),
-            size(super::rank::whole(row.half_h_bytes)),
+            (row.half_h_bytes).map_or_else(dash, |h| size(super::rank::whole(h))),
         ]);
     }
     format!(
@@ -100,7 +100,7 @@ fn relations(rows: &[Row]) -> String {
                 format!("{}..{}", digits(g.low), digits(g.high)),
                 digits(g.mean),
                 digits(g.sd),
-                format!("{:.0}", 100.0 * g.sd / g.mean),
+                percent(g.sd, g.mean),
                 digits(1.0 / g.median),
             ]);
         }
@@ -143,7 +143,7 @@ fn orders(rows: &[Row]) -> String {
             for one in [square.ns, naive.ns] {
                 cells.push(us(one.median));
                 cells.push(format!("{}..{}", us(one.low), us(one.high)));
-                cells.push(format!("{:.0}", 100.0 * one.sd / one.mean));
+                cells.push(percent(one.sd, one.mean));
             }
             cells.push(format!("{:.2}", naive.ns.median / square.ns.median));
             table.add_row(cells);
@@ -263,16 +263,39 @@ fn us(ns: f64) -> String {
     digits(ns * 1e-3)
 }
 
-/// Three digits that count.
+fn percent(part: f64, whole: f64) -> String {
+    match 100.0 * part / whole {
+        share if share.is_finite() => format!("{share:.0}"),
+        _ => dash(),
+    }
+}
+
+/// Three digits that count; none of what was divided by nothing.
 fn digits(value: f64) -> String {
     match value.abs() {
-        value if value >= 100.0 => format!("{value:.0}"),
-        value if value >= 10.0 => format!("{value:.1}"),
-        value if value >= 0.1 => format!("{value:.2}"),
+        size if !size.is_finite() => dash(),
+        size if size >= 100.0 => format!("{value:.0}"),
+        size if size >= 10.0 => format!("{value:.1}"),
+        size if size >= 0.1 => format!("{value:.2}"),
         _ => format!("{value:.3}"),
     }
 }
 
 fn dash() -> String {
     "-".to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_divided_by_nothing_is_a_dash() {
+        assert_eq!(digits(1.0 / 0.0), "-");
+        assert_eq!(percent(0.0, 0.0), "-");
+        assert_eq!(
+            (digits(-12.34), percent(1.0, 4.0)),
+            ("-12.3".to_owned(), "25".to_owned())
+        );
+    }
 }

@@ -22,7 +22,7 @@ const PARAMETERS: [Column; 11] = [
     ("g, ns/byte", 1.0, |row| Some(row.g_ns_per_byte)),
     ("standard deviation of g", 1.0, |row| Some(row.g_sd)),
     ("memcpy, ns/byte", 1.0, |row| row.copy_ns_per_byte),
-    ("l/g, bytes", 1.0, |row| Some(row.half_h_bytes)),
+    ("l/g, bytes", 1.0, |row| row.half_h_bytes),
 ];
 
 /// The whole page.
