@@ -222,6 +222,7 @@ mod tests {
         Name {
             messages: address,
             regions: address,
+            atomics: address,
             ports: Ports {
                 small,
                 bulk: small,

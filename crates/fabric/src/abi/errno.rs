@@ -12,6 +12,8 @@ pub const FI_ENOSYS: i32 = libc::ENOSYS;
 pub const FI_ENODATA: i32 = libc::ENODATA;
 /// Memory is used up.
 pub const FI_ENOMEM: i32 = libc::ENOMEM;
+/// There is no such operation.
+pub const FI_EOPNOTSUPP: i32 = libc::EOPNOTSUPP;
 /// Something else failed.
 pub const FI_EIO: i32 = libc::EIO;
 /// Still in use.

@@ -21,6 +21,7 @@ flags! {
     FI_MSG = 1;
     FI_RMA = 2;
     FI_TAGGED = 3;
+    FI_ATOMIC = 4;
     FI_READ = 8;
     FI_WRITE = 9;
     FI_RECV = 10;

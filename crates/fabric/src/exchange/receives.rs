@@ -230,6 +230,11 @@ impl Exchange {
                 }
             }
             Kind::Fetched => self.fetched(head.tag, head.data),
+            Kind::Written => self.written(head.tag, head.data, from),
+            Kind::Updated => self.updated(head.tag, head.data, rest),
+            Kind::Update => {
+                tracing::warn!(source = %message.source(), "an atomic operation went astray");
+            }
         }
     }
 
