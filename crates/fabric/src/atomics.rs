@@ -12,8 +12,8 @@ use rustc_hash::FxHashMap;
 use crate::abi::errno::{FI_EACCES, FI_EINVAL, FI_ENOKEY};
 use crate::arithmetic::{Mode, Operation};
 use crate::completion::lock;
-use crate::exchange::wire::{Head, Kind, Update};
 use crate::guard::Failure;
+use crate::wire::{Head, Kind, Update};
 
 /// Regions of this process, by their keys.
 #[derive(Default)]

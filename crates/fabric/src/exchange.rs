@@ -1,6 +1,6 @@
 //! Messages and operations of one endpoint of libfabric over one of Dipole.
 //!
-//! A short message goes whole, behind a head (`exchange/wire.rs`); it is copied into the receive
+//! A short message goes whole, behind a head (`wire.rs`); it is copied into the receive
 //! that takes it, or kept until there is one. Of a long one the head tells where it lies: whoever
 //! takes it gets it from there straight into the receive's memory, and says so, which completes
 //! the send. `exchange/receives.rs` is the receiving side, `exchange/remote.rs` reads and writes
@@ -11,7 +11,6 @@
 mod atomic;
 mod receives;
 mod remote;
-pub(crate) mod wire;
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -37,12 +36,12 @@ use crate::matching::Matcher;
 use crate::memory::{Lent, Pieces};
 use crate::name::{Name, number};
 use crate::place::Domain;
+use crate::wire::{Head, Kind, Offer};
 pub(crate) use atomic::Updating;
 use receives::{Arrived, Fetch, Receive};
 pub(crate) use receives::{Look, Posting};
 pub(crate) use remote::Asked;
 use remote::Remote;
-use wire::{Head, Kind, Offer};
 
 /// Longest message that goes whole.
 pub(crate) const EAGER_BYTES: usize = 8 << 10;

@@ -30,5 +30,6 @@ mod mr;
 mod name;
 mod place;
 mod queue;
+mod wire;
 
 pub use fabric::fi_prov_ini;

@@ -1,6 +1,5 @@
 //! Atomic operations of the program on others' memory: asked of their process, which answers.
 
-use super::wire::{Head, Kind, Update};
 use super::{Entry, Exchange};
 use crate::abi::errno::FI_EIO;
 use crate::abi::fabric::{FI_ATOMIC, FI_READ, FI_WRITE};
@@ -8,6 +7,7 @@ use crate::arithmetic::{Mode, Operation};
 use crate::guard::Failure;
 use crate::memory::Pieces;
 use crate::name::{Name, number};
+use crate::wire::{Head, Kind, Update};
 
 /// What the program asks for.
 #[derive(Clone, Copy, Debug)]

@@ -2,12 +2,12 @@
 
 use dipole_node::{Bytes, Operation, RegionKey};
 
-use super::wire::{Head, Kind};
 use super::{Entry, Exchange, Pending, failed};
 use crate::abi::fabric::{FI_READ, FI_REMOTE_CQ_DATA, FI_REMOTE_WRITE, FI_RMA, FI_WRITE};
 use crate::guard::Failure;
 use crate::memory::{Lent, Pieces};
 use crate::name::{Name, number};
+use crate::wire::{Head, Kind};
 
 /// Longest piece that one operation reads.
 const MOST_READ_BYTES: usize = 16 << 20;
