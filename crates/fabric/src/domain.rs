@@ -91,14 +91,14 @@ unsafe extern "C" fn bind(_: *mut Fid, _: *mut Fid, _: u64) -> c_int {
 
 unsafe extern "C" fn av_open(
     fid: *mut FidDomain,
-    _: *mut AvAttr,
+    attr: *mut AvAttr,
     out: *mut *mut FidAv,
     context: *mut c_void,
 ) -> c_int {
     // SAFETY: a domain of this provider, and a place for an answer.
     call(|| unsafe {
         domain(fid)?;
-        Av::open(out, context)
+        Av::open(given(attr), out, context)
     })
 }
 

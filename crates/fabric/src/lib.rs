@@ -6,7 +6,7 @@
 //! (`place.rs`), and tells the others by its endpoint's name where it is reached.
 //!
 //! `abi/` is libfabric's interface as data; `guard.rs` turns what C hands over into what Rust has.
-//! `fabric.rs`, `domain.rs`, `av.rs`, `mr.rs`, `queue.rs`, `counter.rs` and `endpoint.rs` are the
+//! `fabric.rs`, `domain.rs`, `av.rs`, `mr.rs`, `queue.rs`, `eq.rs`, `counter.rs` and `endpoint.rs` are the
 //! objects that C sees, with a function for each call. Below them is no C: `exchange.rs` has what
 //! endpoints say to each other, `matching.rs` which receive takes which message, `completion.rs`
 //! what is done, `atomics.rs` what others do to this process's memory step by step
@@ -20,6 +20,7 @@ mod completion;
 mod counter;
 mod domain;
 mod endpoint;
+mod eq;
 mod exchange;
 mod fabric;
 mod guard;

@@ -38,6 +38,8 @@ pub const FI_EAVAIL: i32 = 259;
 pub const FI_EBADFLAGS: i32 = 260;
 /// Needed objects are not bound.
 pub const FI_ENOCQ: i32 = 263;
+/// No queue of events is bound.
+pub const FI_ENOEQ: i32 = 261;
 /// No address vector is bound.
 pub const FI_ENOAV: i32 = 267;
 /// A message was longer than the buffer it came to.

@@ -34,6 +34,7 @@ flags! {
     FI_PEEK = 19;
     FI_FENCE = 21;
     FI_COMPLETION = 24;
+    FI_EVENT = 24;
     FI_INJECT = 25;
     FI_INJECT_COMPLETE = 26;
     FI_TRANSMIT_COMPLETE = 27;

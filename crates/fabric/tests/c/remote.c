@@ -192,6 +192,44 @@ static void counted(fi_addr_t to, uint64_t key)
         CHECK(before[i] == 0 || before[i] == i, "%d at %d", before[i], i);
 }
 
+/* What the program writes comes out again, and insertions into an address vector are told. */
+static void events(struct fid_fabric *fabric, struct fid_domain *domain, const char *name)
+{
+    struct fi_eq_attr attr = {.flags = FI_WRITE, .wait_obj = FI_WAIT_UNSPEC};
+    struct fi_av_attr av_attr = {.type = FI_AV_TABLE, .flags = FI_EVENT};
+    struct fid_eq *eq, *silent;
+    struct fid_av *av;
+    struct fi_eq_entry entry = {.data = 77};
+    uint32_t event;
+    fi_addr_t address;
+    did(fi_eq_open(fabric, &attr, &eq, NULL), "fi_eq_open");
+    CHECK(fi_eq_sread(eq, &event, &entry, sizeof entry, 1, 0) == -FI_EAGAIN, "an event");
+    CHECK(fi_eq_write(eq, FI_NOTIFY, &entry, sizeof entry, 0) == sizeof entry, "fi_eq_write");
+    entry.data = 0;
+    CHECK(fi_eq_read(eq, &event, &entry, 4, 0) == -FI_ETOOSMALL, "a place that is too small");
+    struct fid *fids[] = {&eq->fid};
+    CHECK(fi_trywait(fabric, fids, 1) == -FI_EAGAIN, "fi_trywait");
+    CHECK(fi_eq_read(eq, &event, &entry, sizeof entry, FI_PEEK) == sizeof entry, "FI_PEEK");
+    CHECK(fi_eq_sread(eq, &event, &entry, sizeof entry, -1, 0) == sizeof entry, "fi_eq_sread");
+    CHECK(event == FI_NOTIFY && entry.data == 77, "another event");
+    did(fi_trywait(fabric, fids, 1), "fi_trywait");
+    did(fi_av_open(domain, &av_attr, &av, NULL), "fi_av_open");
+    CHECK(fi_av_insert(av, name, 1, &address, 0, &event) == -FI_ENOEQ, "nowhere to tell");
+    did(fi_av_bind(av, &eq->fid, 0), "fi_av_bind");
+    did(fi_av_insert(av, name, 1, &address, 0, &event), "fi_av_insert");
+    CHECK(fi_eq_sread(eq, &event, &entry, sizeof entry, -1, 0) == sizeof entry, "fi_eq_sread");
+    CHECK(event == FI_AV_COMPLETE && entry.fid == &av->fid && entry.context == &event &&
+              entry.data == 1,
+          "another event");
+    CHECK(fi_close(&eq->fid) == -FI_EBUSY, "in use");
+    did(fi_close(&av->fid), "fi_close");
+    did(fi_close(&eq->fid), "fi_close");
+    attr.flags = 0;
+    did(fi_eq_open(fabric, &attr, &silent, NULL), "fi_eq_open");
+    CHECK(fi_eq_write(silent, FI_NOTIFY, &entry, sizeof entry, 0) == -FI_ENOSYS, "not asked for");
+    did(fi_close(&silent->fid), "fi_close");
+}
+
 static void run(int *pipes)
 {
     struct fi_info *hints = fi_allocinfo(), *info;
@@ -225,6 +263,7 @@ static void run(int *pipes)
     } mine = {{0}, fi_mr_key(mr)}, theirs;
     size_t length = sizeof mine.name;
     did(fi_getname(&ep->fid, mine.name, &length), "fi_getname");
+    events(fabric, domain, mine.name);
     CHECK(write(pipes[1], &mine, sizeof mine) == sizeof mine, "write");
     CHECK(read(pipes[0], &theirs, sizeof theirs) == sizeof theirs, "read");
     CHECK(fi_av_insert(av, mine.name, 1, &own, 0, NULL) == 1, "fi_av_insert");
