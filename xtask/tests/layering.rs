@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Folder below `crates/`, and which of ours it may use. Every crate needs a row.
-const MAY_USE: [(&str, &[&str]); 14] = [
+const MAY_USE: [(&str, &[&str]); 15] = [
     ("proto", &[]),
     ("link", &[]),
     ("bpf", &["link"]),
@@ -16,6 +16,7 @@ const MAY_USE: [(&str, &[&str]); 14] = [
     ("node", &["proto", "link", "bpf", "naming"]),
     ("bsp", &["link", "node"]),
     ("bsp-capi", &["bsp"]),
+    ("reshuffle", &["bsp"]),
     ("capi", &["naming", "node"]),
     ("fabric", &["node"]),
     ("launch", &["naming", "node"]),

@@ -6,13 +6,15 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use rustc_hash::FxHashMap;
 
-use crate::abi::domain::{AvOps, FidAv};
-use crate::abi::errno::FI_EINVAL;
-use crate::abi::fabric::{FI_ADDR_NOTAVAIL, FI_CLASS_AV, Fid, Ops};
+use crate::abi::domain::{AvAttr, AvOps, FidAv};
+use crate::abi::eq::FidEq;
+use crate::abi::errno::{FI_EINVAL, FI_ENOEQ};
+use crate::abi::fabric::{FI_ADDR_NOTAVAIL, FI_CLASS_AV, FI_CLASS_EQ, FI_EVENT, Fid, Ops};
 use crate::abi::missing;
 use crate::completion::lock;
+use crate::eq::{EventQueue, Events};
 use crate::guard::{
-    Failure, call, copy_out, fid, give, object, ops, read_at, record, take, write_at,
+    Failure, call, class, copy_out, fid, give, object, ops, read_at, record, take, write_at,
 };
 use crate::name::{NAME_BYTES, Name, number};
 
@@ -22,6 +24,9 @@ pub(crate) struct Av {
     /// Each has twice as many slots as the one before.
     chunks: [OnceLock<Box<[Slot]>>; CHUNKS],
     known: Mutex<Known>,
+    /// Insertions are told here instead of by their calls.
+    tells: bool,
+    events: OnceLock<Arc<Events>>,
 }
 
 /// Slots of the first chunk.
@@ -56,15 +61,20 @@ impl Av {
     /// # Safety
     /// `out` is null or valid for writes.
     pub(crate) unsafe fn open(
+        attr: Option<&AvAttr>,
         out: *mut *mut FidAv,
         context: *mut c_void,
     ) -> Result<c_int, Failure> {
+        let av = Av {
+            tells: attr.is_some_and(|attr| attr.flags & FI_EVENT != 0),
+            ..Av::default()
+        };
         let fid = FidAv {
             fid: fid(FI_CLASS_AV, context, &OPS),
             ops: &AV_OPS,
         };
         // SAFETY: valid by contract.
-        unsafe { give(out, fid, Arc::new(Av::default())) }
+        unsafe { give(out, fid, Arc::new(av)) }
     }
 
     /// The slots of a chunk, of which the number's is that one.
@@ -135,9 +145,18 @@ unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
     call(|| unsafe { take::<FidAv, Arc<Av>>(fid) }.map(|_| 0))
 }
 
-/// Queues of events may be bound: inserting is done at once.
-unsafe extern "C" fn bind(_: *mut Fid, _: *mut Fid, _: u64) -> c_int {
-    0
+unsafe extern "C" fn bind(fid: *mut Fid, other: *mut Fid, _: u64) -> c_int {
+    call(|| {
+        // SAFETY: an address vector, and an object of this provider.
+        let (av, class) = unsafe { (av(fid.cast())?, class(other)?) };
+        if class != FI_CLASS_EQ {
+            return Err(Failure(FI_EINVAL));
+        }
+        // SAFETY: its class says what it is.
+        let queue: &EventQueue = unsafe { object(other.cast::<FidEq>()) }?;
+        let bound = av.events.set(Arc::clone(&queue.events));
+        bound.map_err(|_| Failure(FI_EINVAL)).map(|()| 0)
+    })
 }
 
 unsafe extern "C" fn insert(
@@ -146,11 +165,16 @@ unsafe extern "C" fn insert(
     count: usize,
     out: *mut u64,
     _: u64,
-    _: *mut c_void,
+    context: *mut c_void,
 ) -> c_int {
     call(|| {
         // SAFETY: an address vector of this provider.
         let av = unsafe { av(fid) }?;
+        let events = match (av.tells, av.events.get()) {
+            (false, _) => None,
+            (true, None) => return Err(Failure(FI_ENOEQ)),
+            (true, events) => events,
+        };
         let mut inserted = 0;
         for index in 0..count {
             // SAFETY: as many names as `count` says.
@@ -161,7 +185,11 @@ unsafe extern "C" fn insert(
             // SAFETY: null, or as many places as `count` says.
             unsafe { write_at(out, index, number) };
         }
-        Ok(inserted)
+        let Some(events) = events else {
+            return Ok(inserted);
+        };
+        events.inserted(fid.cast(), context, u64::from(inserted.unsigned_abs()));
+        Ok(0)
     })
 }
 
@@ -222,6 +250,7 @@ mod tests {
         Name {
             messages: address,
             regions: address,
+            atomics: address,
             ports: Ports {
                 small,
                 bulk: small,

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::abi::fabric::{FI_READ, FI_RECV, FI_SEND, FI_WRITE};
+use crate::abi::fabric::{FI_READ, FI_RECV, FI_REMOTE_WRITE, FI_SEND, FI_WRITE};
 
 /// Looks that find nothing after which others get the core between them.
 const IDLE_LOOKS: u32 = 128;
@@ -250,7 +250,7 @@ impl Sinks {
             }
         }
         if wanted || entry.failure.is_some() {
-            let queue = match entry.flags & FI_RECV {
+            let queue = match entry.flags & (FI_RECV | FI_REMOTE_WRITE) {
                 0 => &self.transmit,
                 _ => &self.receive,
             };

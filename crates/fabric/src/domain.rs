@@ -3,6 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
+use crate::abi::atomic::AtomicAttr;
 use crate::abi::domain::{AvAttr, DomainOps, FidAv, FidDomain, FidMr, MrAttr, MrOps};
 use crate::abi::endpoint::FidEp;
 use crate::abi::eq::{CntrAttr, CqAttr, FidCntr, FidCq};
@@ -11,8 +12,8 @@ use crate::abi::fabric::{FI_CLASS_DOMAIN, Fid, Info, Ops};
 use crate::abi::missing;
 use crate::av::Av;
 use crate::counter::Counter;
-use crate::endpoint::Ep;
-use crate::guard::{Failure, call, fid, give, given, object, ops, take};
+use crate::endpoint::{Ep, atomic};
+use crate::guard::{Failure, call, fid, give, given, object, ops, take, write_at};
 use crate::mr::{Access, Mr};
 use crate::place::Domain;
 use crate::queue::Queue;
@@ -28,7 +29,7 @@ static DOMAIN_OPS: DomainOps = DomainOps {
     poll_open: missing,
     stx_ctx: missing,
     srx_ctx: missing,
-    query_atomic: missing,
+    query_atomic,
     query_collective: missing,
     endpoint2: missing,
 };
@@ -90,14 +91,14 @@ unsafe extern "C" fn bind(_: *mut Fid, _: *mut Fid, _: u64) -> c_int {
 
 unsafe extern "C" fn av_open(
     fid: *mut FidDomain,
-    _: *mut AvAttr,
+    attr: *mut AvAttr,
     out: *mut *mut FidAv,
     context: *mut c_void,
 ) -> c_int {
     // SAFETY: a domain of this provider, and a place for an answer.
     call(|| unsafe {
         domain(fid)?;
-        Av::open(out, context)
+        Av::open(given(attr), out, context)
     })
 }
 
@@ -135,6 +136,21 @@ unsafe extern "C" fn endpoint(
 ) -> c_int {
     // SAFETY: a domain of this provider, valid attributes, and a place for an answer.
     call(|| unsafe { Ep::open(domain(fid)?, given(info), out, context) })
+}
+
+unsafe extern "C" fn query_atomic(
+    _: *mut FidDomain,
+    datatype: c_int,
+    op: c_int,
+    attr: *mut AtomicAttr,
+    flags: u64,
+) -> c_int {
+    call(|| {
+        let most = atomic::query(datatype, op, flags)?;
+        // SAFETY: null, or a place for an answer.
+        unsafe { write_at(attr, 0, most) };
+        Ok(0)
+    })
 }
 
 unsafe extern "C" fn reg(

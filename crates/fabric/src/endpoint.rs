@@ -1,6 +1,7 @@
-//! Endpoints as C sees them; `endpoint/messages.rs`, `endpoint/tagged.rs` and `endpoint/rma.rs`
-//! are their calls.
+//! Endpoints as C sees them; `endpoint/messages.rs`, `endpoint/tagged.rs`,
+//! `endpoint/rma.rs` and `endpoint/atomic.rs` are their calls.
 
+pub(crate) mod atomic;
 mod messages;
 mod rma;
 mod tagged;
@@ -13,7 +14,6 @@ use std::time::Duration;
 
 use dipole_node::EndpointId;
 
-use crate::abi::atomic::AtomicOps;
 use crate::abi::cm::CmOps;
 use crate::abi::domain::FidAv;
 use crate::abi::endpoint::{EpOps, FI_OPT_ENDPOINT, FI_OPT_MIN_MULTI_RECV, FidEp};
@@ -100,22 +100,6 @@ static CM_OPS: CmOps = CmOps {
     shutdown: missing,
     join: missing,
 };
-static ATOMIC_OPS: AtomicOps = AtomicOps {
-    size: size_of::<AtomicOps>(),
-    write: missing,
-    writev: missing,
-    writemsg: missing,
-    inject: missing,
-    readwrite: missing,
-    readwritev: missing,
-    readwritemsg: missing,
-    compwrite: missing,
-    compwritev: missing,
-    compwritemsg: missing,
-    writevalid: missing,
-    readwritevalid: missing,
-    compwritevalid: missing,
-};
 
 impl Ep {
     /// Opens an endpoint of this process's node.
@@ -132,9 +116,8 @@ impl Ep {
             eprintln!("dipole: no endpoint can be opened: {error}");
             Failure(FI_ENOMEM)
         })?;
-        let regions = domain.regions.address();
         let ep = Ep {
-            exchange: Mutex::new(Exchange::new(domain.node.clone(), endpoint, regions)),
+            exchange: Mutex::new(Exchange::new(domain, endpoint)),
             av: OnceLock::new(),
             transmit: Direction::default(),
             receive: Direction::default(),
@@ -157,7 +140,7 @@ impl Ep {
             msg: &messages::OPS,
             rma: ptr::from_ref(&rma::OPS).cast(),
             tagged: ptr::from_ref(&tagged::OPS).cast(),
-            atomic: ptr::from_ref(&ATOMIC_OPS).cast(),
+            atomic: ptr::from_ref(&atomic::OPS).cast(),
             collective: ptr::null(),
         };
         // SAFETY: valid by contract.

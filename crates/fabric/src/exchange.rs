@@ -1,6 +1,6 @@
 //! Messages and operations of one endpoint of libfabric over one of Dipole.
 //!
-//! A short message goes whole, behind a head (`exchange/wire.rs`); it is copied into the receive
+//! A short message goes whole, behind a head (`wire.rs`); it is copied into the receive
 //! that takes it, or kept until there is one. Of a long one the head tells where it lies: whoever
 //! takes it gets it from there straight into the receive's memory, and says so, which completes
 //! the send. `exchange/receives.rs` is the receiving side, `exchange/remote.rs` reads and writes
@@ -8,12 +8,13 @@
 //!
 //! Nothing here blocks: what finds no room is posted, or told to be tried again.
 
+mod atomic;
 mod receives;
 mod remote;
-mod wire;
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -28,16 +29,19 @@ use crate::abi::errno::{
     FI_EACCES, FI_ECANCELED, FI_ECONNABORTED, FI_EIO, FI_EMSGSIZE, FI_ETIMEDOUT,
 };
 use crate::abi::fabric::{FI_MSG, FI_SEND, FI_TAGGED};
+use crate::atomics::Atomics;
 use crate::completion::{Entry, Sinks};
 use crate::guard::{AGAIN, Failure};
 use crate::matching::Matcher;
 use crate::memory::{Lent, Pieces};
 use crate::name::{Name, number};
+use crate::place::Domain;
+use crate::wire::{Head, Kind, Offer};
+pub(crate) use atomic::Updating;
 use receives::{Arrived, Fetch, Receive};
 pub(crate) use receives::{Look, Posting};
 pub(crate) use remote::Asked;
 use remote::Remote;
-use wire::{Head, Kind, Offer};
 
 /// Longest message that goes whole.
 pub(crate) const EAGER_BYTES: usize = 8 << 10;
@@ -119,6 +123,9 @@ pub(crate) struct Exchange {
     edges: FxHashMap<u64, Edge>,
     offered: FxHashMap<u64, Offered>,
     pending: FxHashMap<u64, Pending>,
+    /// Atomic operations that were not answered.
+    updates: FxHashMap<u64, atomic::Asked>,
+    atomics: Arc<Atomics>,
     tagged: Matcher<Receive, Arrived>,
     untagged: Matcher<Receive, Arrived>,
     /// Taken out of the messages that wait, by the context of whoever claimed them.
@@ -144,13 +151,17 @@ pub(crate) struct Exchange {
 }
 
 impl Exchange {
-    pub(crate) fn new(node: dipole_node::Node, endpoint: Endpoint, regions: Address) -> Exchange {
+    pub(crate) fn new(domain: &Domain, endpoint: Endpoint) -> Exchange {
+        let node = domain.node.clone();
         Exchange {
             own: Name {
                 messages: endpoint.address(),
-                regions,
+                regions: domain.regions.address(),
+                atomics: domain.port.address(),
                 ports: node.ports(),
             },
+            atomics: Arc::clone(&domain.atomics),
+            updates: FxHashMap::default(),
             edges: FxHashMap::default(),
             offered: FxHashMap::default(),
             pending: FxHashMap::default(),
@@ -341,8 +352,13 @@ impl Exchange {
         };
         match self.endpoint.receive_timeout(nap) {
             Ok(message) => self.receive(message),
-            // After a nap, not after so many looks.
-            Err(_) => self.looks |= LOOKS_PER_CHECK - 1,
+            Err(_) => {
+                // After a nap, not after so many looks: the next one is at messages alone.
+                self.looks |= LOOKS_PER_CHECK - 1;
+                if self.posted > 0 {
+                    self.take_completion();
+                }
+            }
         }
     }
 
@@ -378,6 +394,7 @@ impl Exchange {
         self.asked_at = Instant::now();
         let mut waited_for: Vec<u64> = self.sources().collect();
         waited_for.extend(self.offered.values().map(|offered| offered.to));
+        waited_for.extend(self.updates.values().map(|asked| asked.of));
         waited_for.sort_unstable();
         waited_for.dedup();
         waited_for.retain(|number| *number != self::number(self.own.messages));
@@ -412,6 +429,7 @@ impl Exchange {
         for lost in lost {
             self.fetched(lost, u64::from(why.unsigned_abs()));
         }
+        self.fail_updates_of(number, why);
         self.fail_receives_from(number, why);
     }
 
@@ -421,6 +439,7 @@ impl Exchange {
         self.drain();
         self.offered.clear();
         self.pending.clear();
+        self.updates.clear();
         self.delayed.clear();
         self.claimed.clear();
         (self.tagged, self.untagged) = (Matcher::new(), Matcher::new());
@@ -430,7 +449,7 @@ impl Exchange {
     /// Waits until what was sent has left, at most for [`LINGER`].
     fn drain(&mut self) {
         let until = Instant::now() + LINGER;
-        while self.posted > 0 && Instant::now() < until {
+        while (self.posted > 0 || !self.updates.is_empty()) && Instant::now() < until {
             if !self.progress() {
                 self.wait(Duration::from_millis(1));
             }

@@ -3,8 +3,7 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
 
-use crate::abi::eq::{EqOps, FidCq, FidEq};
-use crate::abi::errno::FI_EAGAIN;
+use crate::abi::eq::{EqAttr, FidCq, FidEq};
 use crate::abi::fabric::{
     FI_CLASS_CQ, FI_CLASS_EQ, FI_CLASS_FABRIC, FabricAttr, FabricOps, Fid, FidFabric, Info, Ops,
     version,
@@ -12,7 +11,8 @@ use crate::abi::fabric::{
 use crate::abi::missing;
 use crate::abi::prov::Provider;
 use crate::domain;
-use crate::guard::{AGAIN, call, class, fid, give, object, ops, read_at, strerror, take};
+use crate::eq::EventQueue;
+use crate::guard::{AGAIN, call, class, fid, give, given, object, ops, read_at, take};
 use crate::info::{self, NAME};
 use crate::queue::Queue;
 
@@ -106,82 +106,33 @@ unsafe extern "C" fn trywait(_: *mut FidFabric, fids: *mut *mut Fid, count: c_in
             // SAFETY: as many as `count` says.
             let fid = unsafe { read_at(fids, index) };
             // SAFETY: an object of this provider.
-            if unsafe { class(fid) }? == FI_CLASS_CQ {
-                // SAFETY: its class says what it is.
-                let queue: &Queue = unsafe { object(fid.cast::<FidCq>()) }?;
-                if !queue.may_wait() {
-                    return Err(AGAIN);
+            let may_wait = match unsafe { class(fid) }? {
+                FI_CLASS_CQ => {
+                    // SAFETY: its class says what it is.
+                    let queue: &Queue = unsafe { object(fid.cast::<FidCq>()) }?;
+                    queue.may_wait()
                 }
+                FI_CLASS_EQ => {
+                    // SAFETY: as above.
+                    let queue: &EventQueue = unsafe { object(fid.cast::<FidEq>()) }?;
+                    queue.events.is_empty()
+                }
+                _ => true,
+            };
+            if !may_wait {
+                return Err(AGAIN);
             }
         }
         Ok(0)
     })
 }
 
-static EQ_OPS: EqOps = EqOps {
-    size: size_of::<EqOps>(),
-    read: eq_read,
-    readerr: eq_readerr,
-    write: missing,
-    sread: eq_sread,
-    strerror: eq_strerror,
-};
-static EQ_FID_OPS: Ops = ops(eq_close);
-
-/// A queue of events: nothing here makes any.
 unsafe extern "C" fn eq_open(
     _: *mut FidFabric,
-    _: *mut c_void,
+    attr: *mut c_void,
     out: *mut *mut c_void,
     context: *mut c_void,
 ) -> c_int {
-    let eq = FidEq {
-        fid: fid(FI_CLASS_EQ, context, &EQ_FID_OPS),
-        ops: &EQ_OPS,
-    };
-    // SAFETY: valid for writes by libfabric's contract.
-    call(|| unsafe { give(out.cast(), eq, ()) })
-}
-
-unsafe extern "C" fn eq_close(eq: *mut Fid) -> c_int {
-    // SAFETY: made by `eq_open`, given up by C.
-    call(|| unsafe { take::<FidEq, ()>(eq) }.map(|()| 0))
-}
-
-unsafe extern "C" fn eq_read(
-    _: *mut FidEq,
-    _: *mut u32,
-    _: *mut c_void,
-    _: usize,
-    _: u64,
-) -> isize {
-    -(FI_EAGAIN as isize)
-}
-
-unsafe extern "C" fn eq_readerr(_: *mut FidEq, _: *mut c_void, _: u64) -> isize {
-    -(FI_EAGAIN as isize)
-}
-
-unsafe extern "C" fn eq_sread(
-    _: *mut FidEq,
-    _: *mut u32,
-    _: *mut c_void,
-    _: usize,
-    timeout: c_int,
-    _: u64,
-) -> isize {
-    if let Ok(timeout) = u64::try_from(timeout) {
-        std::thread::sleep(std::time::Duration::from_millis(timeout));
-    }
-    -(FI_EAGAIN as isize)
-}
-
-unsafe extern "C" fn eq_strerror(
-    _: *mut FidEq,
-    number: c_int,
-    _: *const c_void,
-    _: *mut c_char,
-    _: usize,
-) -> *const c_char {
-    strerror(number)
+    // SAFETY: valid by libfabric's contract.
+    call(|| unsafe { EventQueue::open(given(attr.cast::<EqAttr>()), out.cast(), context) })
 }

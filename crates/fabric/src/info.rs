@@ -5,11 +5,12 @@ use std::ptr;
 
 use crate::abi::errno::{FI_ENODATA, FI_ENOMEM};
 use crate::abi::fabric::{
-    DomainAttr, EpAttr, FI_AV_TABLE, FI_AV_UNSPEC, FI_DIRECTED_RECV, FI_EP_RDM, FI_EP_UNSPEC,
-    FI_FORMAT_UNSPEC, FI_LOCAL_COMM, FI_MR_PROV_KEY, FI_MSG, FI_MULTI_RECV, FI_ORDER_SAS,
-    FI_PROGRESS_AUTO, FI_PROGRESS_MANUAL, FI_PROGRESS_UNSPEC, FI_PROTO_UNSPEC, FI_READ, FI_RECV,
-    FI_REMOTE_COMM, FI_REMOTE_READ, FI_REMOTE_WRITE, FI_RM_ENABLED, FI_RMA, FI_SEND, FI_SOURCE,
-    FI_TAGGED, FI_THREAD_SAFE, FI_THREAD_UNSPEC, FI_WRITE, FabricAttr, Info, RxAttr, TxAttr,
+    DomainAttr, EpAttr, FI_ATOMIC, FI_AV_TABLE, FI_AV_UNSPEC, FI_DIRECTED_RECV, FI_EP_RDM,
+    FI_EP_UNSPEC, FI_FORMAT_UNSPEC, FI_LOCAL_COMM, FI_MR_PROV_KEY, FI_MSG, FI_MULTI_RECV,
+    FI_ORDER_SAS, FI_PROGRESS_AUTO, FI_PROGRESS_MANUAL, FI_PROGRESS_UNSPEC, FI_PROTO_UNSPEC,
+    FI_READ, FI_RECV, FI_REMOTE_COMM, FI_REMOTE_READ, FI_REMOTE_WRITE, FI_RM_ENABLED, FI_RMA,
+    FI_SEND, FI_SOURCE, FI_TAGGED, FI_THREAD_SAFE, FI_THREAD_UNSPEC, FI_WRITE, FabricAttr, Info,
+    RxAttr, TxAttr,
 };
 use crate::exchange::EAGER_BYTES;
 use crate::guard::{Failure, given};
@@ -20,12 +21,12 @@ use crate::name::NAME_BYTES;
 pub(crate) const NAME: &CStr = c"dipole";
 
 /// What endpoints can do that a program must ask for.
-const PRIMARY: u64 = FI_MSG | FI_TAGGED | FI_RMA;
+const PRIMARY: u64 = FI_MSG | FI_TAGGED | FI_RMA | FI_ATOMIC;
 /// Directions: all, if a program asks for none.
 const DIRECTIONS: u64 = FI_SEND | FI_RECV | FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
 /// What costs nothing.
 const SECONDARY: u64 = FI_MULTI_RECV | FI_SOURCE | FI_LOCAL_COMM | FI_REMOTE_COMM;
-const REMOTE: u64 = FI_RMA | FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
+const REMOTE: u64 = FI_RMA | FI_ATOMIC | FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
 
 /// Operations that may be under way.
 const QUEUE: usize = 1024;
@@ -146,7 +147,7 @@ impl Offer {
             // Who does not ask for receives from one source gives them any.
             let chosen = hints.caps & (PRIMARY | FI_DIRECTED_RECV);
             let mut caps = chosen | directions | SECONDARY;
-            if hints.caps & FI_RMA == 0 {
+            if hints.caps & (FI_RMA | FI_ATOMIC) == 0 {
                 caps &= !REMOTE;
             }
             self.caps &= caps;

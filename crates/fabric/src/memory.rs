@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 use std::ptr::{self, NonNull};
 use std::slice;
+use std::sync::Once;
 
 use dipole_node::{Bytes, RegionMemory};
 
@@ -43,7 +44,11 @@ impl Pieces {
     /// writes if the operation fills it; nobody writes to it meanwhile, and if it is filled nobody
     /// reads it.
     pub(crate) unsafe fn one(start: *const c_void, length: usize) -> Result<Pieces, Failure> {
-        if (start.is_null() && length > 0) || isize::try_from(length).is_err() {
+        if start.is_null() && length > 0 {
+            say_no_address(length);
+            return Err(Failure(FI_EINVAL));
+        }
+        if isize::try_from(length).is_err() {
             return Err(Failure(FI_EINVAL));
         }
         let mut list = [NONE; MAX_PIECES];
@@ -188,6 +193,18 @@ impl Pieces {
             bytes.into()
         }
     }
+}
+
+/// Tells the user, once: the MPI that asks for this waits for ever when it is refused.
+#[cold]
+fn say_no_address(length: usize) {
+    static SAID: Once = Once::new();
+    SAID.call_once(|| {
+        eprintln!(
+            "dipole: an operation on {length} bytes at address 0 is refused. Open MPI 4.1 loses the \
+             address of datatypes over MPI_BOTTOM: pass a buffer, or run with OMPI_MCA_pml=ob1"
+        );
+    });
 }
 
 /// Memory that others reach until this is dropped.

@@ -21,9 +21,9 @@ pub(crate) struct Access {
 /// See the module.
 pub(crate) struct Mr {
     // Closed before the memory is given back.
-    _region: Region,
+    region: Region,
     _memory: Lent,
-    _domain: Arc<Domain>,
+    domain: Arc<Domain>,
 }
 
 static OPS: Ops = Ops {
@@ -57,18 +57,26 @@ impl Mr {
         };
         let region = domain.regions.open_region(memory.memory.clone(), rights);
         let region = region.map_err(|_| Failure(FI_ENOMEM))?;
+        let key = region.key().0;
+        domain.atomics.add(key, memory.memory.clone(), rights);
         let fid = FidMr {
             fid: fid(FI_CLASS_MR, context, &OPS),
             mem_desc: std::ptr::null_mut(),
-            key: region.key().0,
+            key,
         };
         let mr = Mr {
-            _region: region,
+            region,
             _memory: memory,
-            _domain: Arc::clone(domain),
+            domain: Arc::clone(domain),
         };
         // SAFETY: valid by contract.
         unsafe { give(out, fid, mr) }
+    }
+}
+
+impl Drop for Mr {
+    fn drop(&mut self) {
+        self.domain.atomics.remove(self.region.key().0);
     }
 }
 

@@ -9,7 +9,7 @@ use dipole_node::{Address, EndpointId, NodeId};
 /// Bytes of a name.
 pub(crate) const NAME_BYTES: usize = 48;
 /// Begins every name; the last byte is the version of the format and of what endpoints say.
-const MAGIC: [u8; 4] = *b"dpl\x01";
+const MAGIC: [u8; 4] = *b"dpl\x02";
 
 /// Where an endpoint is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,6 +18,8 @@ pub(crate) struct Name {
     pub(crate) messages: Address,
     /// The endpoint of the same process that its memory regions belong to.
     pub(crate) regions: Address,
+    /// The port of that process which does atomic operations on them.
+    pub(crate) atomics: Address,
     /// Its process.
     pub(crate) ports: Ports,
 }
@@ -48,6 +50,7 @@ impl Name {
         put(&ip.octets());
         put(&self.ports.small.port().to_be_bytes());
         put(&self.ports.bulk.port().to_be_bytes());
+        put(&self.atomics.endpoint.0.to_be_bytes());
         bytes
     }
 
@@ -67,6 +70,7 @@ impl Name {
         Some(Name {
             messages: address(8),
             regions: address(12),
+            atomics: address(44),
             ports: Ports {
                 small: SocketAddr::new(ip, port(40)),
                 bulk: SocketAddr::new(ip, port(42)),
@@ -93,6 +97,7 @@ mod tests {
             let name = Name {
                 messages: Address::new(0x0a01_0203, 0x8000_0001),
                 regions: Address::new(0x0a01_0203, 0x8000_0002),
+                atomics: Address::new(0x0a01_0203, 0x8000_0003),
                 ports: Ports {
                     small: SocketAddr::new(ip, 4000),
                     bulk: SocketAddr::new(ip, 65535),

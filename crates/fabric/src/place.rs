@@ -6,15 +6,17 @@
 //! addresses ([`Name`](crate::name::Name)), so they need no list of nodes.
 
 use std::net::{IpAddr, UdpSocket};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use dipole_node::hosts::Hosts;
 use dipole_node::job::{Place, place_from_env};
 use dipole_node::{
-    Config, Endpoint, EndpointId, GoneReason, Links, Node, NodeId, interface_addresses, variables,
+    ActivePort, Config, Endpoint, EndpointId, GoneReason, Links, Node, NodeId, interface_addresses,
+    variables,
 };
 use rustc_hash::FxHashMap;
 
+use crate::atomics::Atomics;
 use crate::completion::lock;
 
 /// Addresses of documentation: routes to them are the way to everywhere. Nothing is sent there.
@@ -24,6 +26,9 @@ const ELSEWHERE: [&str; 2] = ["192.0.2.1:9", "[2001:db8::1]:9"];
 pub(crate) struct Domain {
     /// Registered memory belongs to it; no messages go there.
     pub(crate) regions: Endpoint,
+    /// Does what others ask of that memory; closed before it.
+    pub(crate) port: ActivePort,
+    pub(crate) atomics: Arc<Atomics>,
     pub(crate) node: Node,
     /// Processes that are gone, by their incarnations.
     departed: Mutex<FxHashMap<u64, GoneReason>>,
@@ -35,8 +40,12 @@ impl Domain {
         let node = Node::open(config()?).map_err(|error| error.to_string())?;
         let regions = node.endpoint(EndpointId::ANY);
         let regions = regions.map_err(|error| error.to_string())?;
+        let atomics = Arc::<Atomics>::default();
+        let port = atomics.serve(&node).map_err(|error| error.to_string())?;
         Ok(Domain {
             regions,
+            port,
+            atomics,
             node,
             departed: Mutex::default(),
         })

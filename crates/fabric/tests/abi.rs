@@ -107,6 +107,11 @@ fn facts() -> Facts {
     whole!(facts, "struct fi_ops_atomic" = atomic::AtomicOps:
         size, write, writev, writemsg, inject, readwrite, readwritev, readwritemsg, compwrite,
         compwritev, compwritemsg, writevalid, readwritevalid, compwritevalid);
+    whole!(facts, "struct fi_ioc" = atomic::Ioc: addr, count);
+    whole!(facts, "struct fi_rma_ioc" = atomic::RmaIoc: addr, count, key);
+    whole!(facts, "struct fi_atomic_attr" = atomic::AtomicAttr: count, size);
+    whole!(facts, "struct fi_msg_atomic" = atomic::MsgAtomic:
+        msg_iov, desc, iov_count, addr, rma_iov, rma_iov_count, datatype, op, context, data);
     whole!(facts, "struct fi_eq_attr" = eq::EqAttr:
         size, flags, wait_obj, signaling_vector, wait_set);
     whole!(facts, "struct fi_ops_eq" = eq::EqOps: size, read, readerr, write, sread, strerror);
@@ -125,9 +130,9 @@ fn facts() -> Facts {
         size, read, readerr, add, set, wait, adderr, seterr);
     whole!(facts, "struct fid_cntr" = eq::FidCntr: fid, ops);
     numbers!(facts, fabric:
-        FI_MSG, FI_RMA, FI_TAGGED, FI_READ, FI_WRITE, FI_RECV, FI_SEND, FI_REMOTE_READ,
+        FI_MSG, FI_RMA, FI_TAGGED, FI_ATOMIC, FI_READ, FI_WRITE, FI_RECV, FI_SEND, FI_REMOTE_READ,
         FI_REMOTE_WRITE, FI_MULTI_RECV, FI_REMOTE_CQ_DATA, FI_PEEK, FI_COMPLETION,
-        FI_INJECT, FI_DELIVERY_COMPLETE, FI_LOCAL_COMM, FI_REMOTE_COMM,
+        FI_EVENT, FI_INJECT, FI_DELIVERY_COMPLETE, FI_LOCAL_COMM, FI_REMOTE_COMM,
         FI_SOURCE, FI_DISCARD, FI_SELECTIVE_COMPLETION, FI_DIRECTED_RECV, FI_CLAIM, FI_ORDER_SAS,
         FI_ADDR_UNSPEC, FI_ADDR_NOTAVAIL, FI_MR_PROV_KEY, FI_AV_UNSPEC,
         FI_AV_TABLE, FI_PROGRESS_UNSPEC, FI_PROGRESS_AUTO, FI_PROGRESS_MANUAL,
@@ -145,14 +150,20 @@ fn facts() -> Facts {
     ] {
         facts.push((name.to_owned(), class as u64));
     }
+    numbers!(facts, atomic:
+        FI_INT8, FI_UINT8, FI_INT16, FI_UINT16, FI_INT32, FI_UINT32, FI_INT64, FI_UINT64,
+        FI_FLOAT, FI_DOUBLE, FI_FLOAT_COMPLEX, FI_DOUBLE_COMPLEX, FI_LONG_DOUBLE, FI_INT128,
+        FI_UINT128, FI_MIN, FI_MAX, FI_SUM, FI_PROD, FI_LOR, FI_LAND, FI_BOR, FI_BAND, FI_LXOR,
+        FI_BXOR, FI_ATOMIC_READ, FI_ATOMIC_WRITE, FI_CSWAP, FI_CSWAP_NE, FI_CSWAP_LE, FI_CSWAP_LT,
+        FI_CSWAP_GE, FI_CSWAP_GT, FI_MSWAP, FI_FETCH_ATOMIC, FI_COMPARE_ATOMIC);
     numbers!(facts, endpoint: FI_OPT_ENDPOINT, FI_OPT_MIN_MULTI_RECV);
-    numbers!(facts, eq:
+    numbers!(facts, eq: FI_AV_COMPLETE,
         FI_WAIT_NONE, FI_WAIT_UNSPEC, FI_WAIT_YIELD, FI_CQ_FORMAT_UNSPEC, FI_CQ_FORMAT_CONTEXT,
         FI_CQ_FORMAT_MSG, FI_CQ_FORMAT_DATA, FI_CQ_FORMAT_TAGGED);
     numbers!(facts, errno:
-        FI_ENOMSG, FI_EAGAIN, FI_EINVAL, FI_ENOSYS, FI_ENODATA, FI_ENOMEM, FI_EIO, FI_EBUSY,
+        FI_ENOMSG, FI_EAGAIN, FI_EINVAL, FI_ENOSYS, FI_ENODATA, FI_ENOMEM, FI_EIO, FI_EBUSY, FI_EOPNOTSUPP, FI_ENOKEY,
         FI_EMSGSIZE, FI_ECONNABORTED, FI_EACCES, FI_ECANCELED, FI_ETIMEDOUT, FI_ETOOSMALL,
-        FI_EAVAIL, FI_ENOAV, FI_ETRUNC);
+        FI_EAVAIL, FI_ENOEQ, FI_ENOAV, FI_ETRUNC);
     facts
 }
 

@@ -91,6 +91,18 @@ fn programs_are_right_between_machines_by_the_kernels_rings_and_though_their_net
 }
 
 #[test]
+fn windows_are_right_by_reads_writes_and_atomic_operations_of_the_provider() {
+    each(&PROGRAMS[3..], |bench, program, check| {
+        for link in ["auto", "udp"] {
+            let job = bench.job(program, 2).variable("DIPOLE_LINK", link);
+            let job = job.variable("OMPI_MCA_btl", "ofi,self");
+            let job = job.variable("OMPI_MCA_btl_ofi_provider_include", "dipole");
+            check(job.variable("OMPI_MCA_osc", "rdma"));
+        }
+    });
+}
+
+#[test]
 fn death_of_a_rank_ends_the_job_with_a_message() {
     let Some(bench) = Bench::new() else { return };
     let program = bench.compile("killed");

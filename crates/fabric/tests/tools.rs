@@ -79,8 +79,7 @@ fn ended(mut child: Child) -> Output {
 #[test]
 fn the_provider_is_listed_with_what_mpi_asks_for() {
     let Some(place) = Place::new() else { return };
-    let caps =
-        "FI_TAGGED|FI_MSG|FI_RMA|FI_DIRECTED_RECV|FI_MULTI_RECV|FI_LOCAL_COMM|FI_REMOTE_COMM";
+    let caps = "FI_TAGGED|FI_MSG|FI_RMA|FI_ATOMIC|FI_DIRECTED_RECV|FI_MULTI_RECV|FI_LOCAL_COMM|FI_REMOTE_COMM";
     let asked = ["-v", "-p", "dipole", "-t", "FI_EP_RDM", "-c", caps];
     let listed = ended(place.command("fi_info", &asked).spawn().expect("it starts"));
     let text = String::from_utf8_lossy(&listed.stdout);
@@ -128,5 +127,47 @@ fn pingpong_answers_by_every_link() {
         let text = String::from_utf8_lossy(&client.stdout);
         let longest = text.lines().find(|line| line.starts_with("1m "));
         assert!(longest.is_some(), "{mode} {link}: {text}");
+    }
+}
+
+/// A program of `tests/c` that knows libfabric alone; none if its headers are not installed.
+fn compiled(place: &Place, name: &str) -> Option<PathBuf> {
+    if !Path::new("/usr/include/rdma/fi_atomic.h").exists() {
+        let required = std::env::var_os("DIPOLE_REQUIRE_LAUNCHERS");
+        assert!(
+            required.is_none_or(|value| value != "1"),
+            "the headers of libfabric are missing (Debian: libfabric-dev)"
+        );
+        eprintln!("SKIPPED: the headers of libfabric are missing (Debian: libfabric-dev)");
+        return None;
+    }
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/c/{name}.c"));
+    let program = place.folder.path().join(name);
+    let warnings = ["-Wall", "-Wextra", "-Werror"];
+    let mut compiler = Command::new("cc");
+    compiler.args(["-std=gnu11", "-O1"]).args(warnings);
+    compiler.arg("-o").args([&program, &source]).arg("-lfabric");
+    let output = compiler.output().expect("the compiler starts");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}: {said}", source.display());
+    Some(program)
+}
+
+#[test]
+fn memory_of_others_is_written_with_data_and_changed_by_atomic_operations() {
+    let Some(place) = Place::new() else { return };
+    let Some(program) = compiled(&place, "remote") else {
+        return;
+    };
+    let program = program.to_str().expect("a path");
+    for (link, fault) in [("auto", ""), ("udp", ""), ("udp", "drop=0.01,seed=3")] {
+        let mut command = place.command(program, &[]);
+        command.env("DIPOLE_LINK", link);
+        if !fault.is_empty() {
+            command.env("DIPOLE_FAULT", fault);
+        }
+        let done = ended(command.spawn().expect("it starts"));
+        let text = String::from_utf8_lossy(&done.stdout);
+        assert!(text.contains("remote: right"), "{link} {fault}: {done:?}");
     }
 }

@@ -3,6 +3,7 @@
 use std::ffi::{c_char, c_int, c_void};
 
 use super::Missing;
+use super::atomic::AtomicAttr;
 use super::endpoint::FidEp;
 use super::eq::{CntrAttr, CqAttr, FidCntr, FidCq};
 use super::fabric::{Fid, Info};
@@ -123,7 +124,8 @@ pub struct DomainOps {
     pub poll_open: Missing,
     pub stx_ctx: Missing,
     pub srx_ctx: Missing,
-    pub query_atomic: Missing,
+    pub query_atomic:
+        unsafe extern "C" fn(*mut FidDomain, c_int, c_int, *mut AtomicAttr, u64) -> c_int,
     pub query_collective: Missing,
     pub endpoint2: Missing,
 }

@@ -2,7 +2,6 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
-use super::Missing;
 use super::fabric::{Fid, numbers};
 
 numbers! { c_int:
@@ -16,6 +15,9 @@ numbers! { c_int:
     FI_CQ_FORMAT_DATA = 3;
     FI_CQ_FORMAT_TAGGED = 4;
 }
+
+/// `FI_AV_COMPLETE`
+pub const FI_AV_COMPLETE: u32 = 5;
 
 /// `struct fi_eq_attr`.
 #[repr(C)]
@@ -37,7 +39,7 @@ pub struct EqOps {
     pub size: usize,
     pub read: unsafe extern "C" fn(*mut FidEq, *mut u32, *mut c_void, usize, u64) -> isize,
     pub readerr: unsafe extern "C" fn(*mut FidEq, *mut c_void, u64) -> isize,
-    pub write: Missing,
+    pub write: unsafe extern "C" fn(*mut FidEq, u32, *const c_void, usize, u64) -> isize,
     pub sread: unsafe extern "C" fn(*mut FidEq, *mut u32, *mut c_void, usize, c_int, u64) -> isize,
     pub strerror:
         unsafe extern "C" fn(*mut FidEq, c_int, *const c_void, *mut c_char, usize) -> *const c_char,

@@ -12,6 +12,8 @@ pub const FI_ENOSYS: i32 = libc::ENOSYS;
 pub const FI_ENODATA: i32 = libc::ENODATA;
 /// Memory is used up.
 pub const FI_ENOMEM: i32 = libc::ENOMEM;
+/// There is no such operation.
+pub const FI_EOPNOTSUPP: i32 = libc::EOPNOTSUPP;
 /// Something else failed.
 pub const FI_EIO: i32 = libc::EIO;
 /// Still in use.
@@ -36,6 +38,8 @@ pub const FI_EAVAIL: i32 = 259;
 pub const FI_EBADFLAGS: i32 = 260;
 /// Needed objects are not bound.
 pub const FI_ENOCQ: i32 = 263;
+/// No queue of events is bound.
+pub const FI_ENOEQ: i32 = 261;
 /// No address vector is bound.
 pub const FI_ENOAV: i32 = 267;
 /// A message was longer than the buffer it came to.

@@ -21,6 +21,7 @@ flags! {
     FI_MSG = 1;
     FI_RMA = 2;
     FI_TAGGED = 3;
+    FI_ATOMIC = 4;
     FI_READ = 8;
     FI_WRITE = 9;
     FI_RECV = 10;
@@ -33,6 +34,7 @@ flags! {
     FI_PEEK = 19;
     FI_FENCE = 21;
     FI_COMPLETION = 24;
+    FI_EVENT = 24;
     FI_INJECT = 25;
     FI_INJECT_COMPLETE = 26;
     FI_TRANSMIT_COMPLETE = 27;

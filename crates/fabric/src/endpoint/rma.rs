@@ -5,7 +5,7 @@ use std::ptr;
 
 use super::{Ep, ep};
 use crate::abi::endpoint::FidEp;
-use crate::abi::errno::{FI_EINVAL, FI_ENOSYS};
+use crate::abi::errno::FI_EINVAL;
 use crate::abi::fabric::{FI_INJECT, FI_REMOTE_CQ_DATA};
 use crate::abi::rma::{MsgRma, RmaOps};
 use crate::completion::lock;
@@ -50,6 +50,7 @@ impl Ep {
             context: context.expose_provenance(),
             wanted,
             is_copied: flags & FI_INJECT != 0,
+            data: None,
         }
     }
 
@@ -70,13 +71,14 @@ impl Ep {
         &self,
         local: Pieces,
         there: There,
+        data: Option<u64>,
         context: *mut c_void,
         (flags, wanted): (u64, bool),
     ) -> Result<isize, Failure> {
-        if flags & FI_REMOTE_CQ_DATA != 0 {
-            return Err(Failure(FI_ENOSYS));
-        }
-        let asked = self.ask(local, there, context, (flags, wanted));
+        let asked = Asked {
+            data,
+            ..self.ask(local, there, context, (flags, wanted))
+        };
         let name = self.name(there.peer)?;
         lock(&self.exchange).write(name, &asked)?;
         Ok(0)
@@ -171,7 +173,7 @@ unsafe extern "C" fn write(
         // SAFETY: an endpoint, and memory that stays until the operation completes.
         let (ep, local) = unsafe { (ep(fid)?, Pieces::one(place, length)?) };
         let there = There { peer, offset, key };
-        ep.write(local, there, context, ep.as_usual())
+        ep.write(local, there, None, context, ep.as_usual())
     })
 }
 
@@ -189,7 +191,7 @@ unsafe extern "C" fn writev(
         // SAFETY: as in `write`.
         let (ep, local) = unsafe { (ep(fid)?, Pieces::many(vector, count)?) };
         let there = There { peer, offset, key };
-        ep.write(local, there, context, ep.as_usual())
+        ep.write(local, there, None, context, ep.as_usual())
     })
 }
 
@@ -198,7 +200,8 @@ unsafe extern "C" fn writemsg(fid: *mut FidEp, message: *const MsgRma, flags: u6
         // SAFETY: as in `write`.
         let (ep, (local, there, message)) = unsafe { (ep(fid)?, asked(message)?) };
         let seen = (flags, ep.transmit.wants(flags));
-        ep.write(local, there, message.context, seen)
+        let data = (flags & FI_REMOTE_CQ_DATA != 0).then_some(message.data);
+        ep.write(local, there, data, message.context, seen)
     })
 }
 
@@ -214,33 +217,48 @@ unsafe extern "C" fn inject(
         // SAFETY: an endpoint, and memory that is read during the call.
         let (ep, local) = unsafe { (ep(fid)?, Pieces::one(place, length)?) };
         let there = There { peer, offset, key };
-        ep.write(local, there, ptr::null_mut(), (FI_INJECT, false))
+        ep.write(local, there, None, ptr::null_mut(), (FI_INJECT, false))
     })
 }
 
-/// Data beside what is written are not offered.
 unsafe extern "C" fn writedata(
-    _: *mut FidEp,
-    _: *const c_void,
-    _: usize,
+    fid: *mut FidEp,
+    place: *const c_void,
+    length: usize,
     _: *mut c_void,
-    _: u64,
-    _: u64,
-    _: u64,
-    _: u64,
-    _: *mut c_void,
+    data: u64,
+    peer: u64,
+    offset: u64,
+    key: u64,
+    context: *mut c_void,
 ) -> isize {
-    -(FI_ENOSYS as isize)
+    call(|| {
+        // SAFETY: as in `write`.
+        let (ep, local) = unsafe { (ep(fid)?, Pieces::one(place, length)?) };
+        let there = There { peer, offset, key };
+        ep.write(local, there, Some(data), context, ep.as_usual())
+    })
 }
 
 unsafe extern "C" fn injectdata(
-    _: *mut FidEp,
-    _: *const c_void,
-    _: usize,
-    _: u64,
-    _: u64,
-    _: u64,
-    _: u64,
+    fid: *mut FidEp,
+    place: *const c_void,
+    length: usize,
+    data: u64,
+    peer: u64,
+    offset: u64,
+    key: u64,
 ) -> isize {
-    -(FI_ENOSYS as isize)
+    call(|| {
+        // SAFETY: as in `inject`.
+        let (ep, local) = unsafe { (ep(fid)?, Pieces::one(place, length)?) };
+        let there = There { peer, offset, key };
+        ep.write(
+            local,
+            there,
+            Some(data),
+            ptr::null_mut(),
+            (FI_INJECT, false),
+        )
+    })
 }

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use dipole_node::{Message, RegionKey, SendError};
 
-use super::wire::{HEAD_BYTES, Head, Kind, Offer};
 use super::{Entry, Exchange, Pending, Sending, address, failed};
 use crate::abi::errno::{FI_ECANCELED, FI_EINVAL, FI_EIO, FI_ENOMSG, FI_ETRUNC};
 use crate::abi::fabric::{FI_MSG, FI_MULTI_RECV, FI_RECV, FI_REMOTE_CQ_DATA, FI_TAGGED};
@@ -12,6 +11,7 @@ use crate::guard::Failure;
 use crate::matching::{Matcher, Posted, Wanted};
 use crate::memory::{Lent, Pieces};
 use crate::name::number;
+use crate::wire::{HEAD_BYTES, Head, Kind, Offer};
 
 /// Messages that may wait where they came; further ones are copied, so that those who sent
 /// them have credit for more.
@@ -230,6 +230,11 @@ impl Exchange {
                 }
             }
             Kind::Fetched => self.fetched(head.tag, head.data),
+            Kind::Written => self.written(head.tag, head.data, from),
+            Kind::Updated => self.updated(head.tag, head.data, rest),
+            Kind::Update => {
+                tracing::warn!(source = %message.source(), "an atomic operation went astray");
+            }
         }
     }
 

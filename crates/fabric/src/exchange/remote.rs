@@ -3,10 +3,11 @@
 use dipole_node::{Bytes, Operation, RegionKey};
 
 use super::{Entry, Exchange, Pending, failed};
-use crate::abi::fabric::{FI_READ, FI_RMA, FI_WRITE};
+use crate::abi::fabric::{FI_READ, FI_REMOTE_CQ_DATA, FI_REMOTE_WRITE, FI_RMA, FI_WRITE};
 use crate::guard::Failure;
 use crate::memory::{Lent, Pieces};
-use crate::name::Name;
+use crate::name::{Name, number};
+use crate::wire::{Head, Kind};
 
 /// Longest piece that one operation reads.
 const MOST_READ_BYTES: usize = 16 << 20;
@@ -17,6 +18,8 @@ pub(super) struct Remote {
     wanted: bool,
     failure: Option<Failure>,
     entry: Entry,
+    /// Whom to tell that it is there, and the data.
+    tell: Option<(Name, u64)>,
     _memory: Vec<Lent>,
 }
 
@@ -30,6 +33,8 @@ pub(crate) struct Asked {
     pub(crate) wanted: bool,
     /// The local memory is the program's again when the call returns.
     pub(crate) is_copied: bool,
+    /// What the owner's queue tells when all is there.
+    pub(crate) data: Option<u64>,
 }
 
 impl Asked {
@@ -72,6 +77,7 @@ impl Exchange {
             wanted: asked.wanted,
             failure: None,
             entry: asked.entry(FI_WRITE),
+            tell: asked.data.map(|data| (*to, data)),
             _memory: Vec::new(),
         };
         self.pending.insert(number, Pending::Remote(remote));
@@ -112,6 +118,7 @@ impl Exchange {
             wanted: asked.wanted,
             failure,
             entry: asked.entry(FI_READ),
+            tell: None,
             _memory: memory,
         };
         self.pending.insert(number, Pending::Remote(remote));
@@ -130,11 +137,43 @@ impl Exchange {
             self.pending.insert(number, Pending::Remote(remote));
             return;
         }
+        if let (None, Some((to, data))) = (remote.failure, remote.tell) {
+            remote.failure = self.tell(&to, remote.entry.length, data).err();
+        }
         let failure = remote.failure.map(|Failure(number)| (number, 0));
         let entry = Entry {
             failure,
             ..remote.entry
         };
         self.sinks.complete(remote.wanted, entry);
+    }
+
+    /// Tells the owner of memory that so many bytes were written there. They are in their place
+    /// already, so its program finds them.
+    fn tell(&mut self, to: &Name, length: usize, data: u64) -> Result<(), Failure> {
+        if to.messages == self.own.messages {
+            self.written(length as u64, data, number(to.messages));
+            return Ok(());
+        }
+        let head = Head {
+            kind: Kind::Written,
+            is_tagged: false,
+            has_data: true,
+            tag: length as u64,
+            data,
+        };
+        self.send_bytes((to.messages, Some(to.ports)), &head.encode())
+    }
+
+    /// Another has written to memory of this process, and says so.
+    pub(super) fn written(&mut self, length: u64, data: u64, source: u64) {
+        let entry = Entry {
+            flags: FI_RMA | FI_REMOTE_WRITE | FI_REMOTE_CQ_DATA,
+            length: usize::try_from(length).unwrap_or(usize::MAX),
+            data,
+            source,
+            ..Entry::default()
+        };
+        self.sinks.complete(true, entry);
     }
 }

@@ -14,6 +14,14 @@ pub(crate) enum Kind {
     Offer,
     /// One has been fetched; the tag is its number, the data 0 or why it was not.
     Fetched,
+    /// The sender has written to this process's memory; the tag is how many bytes.
+    Written,
+    /// An atomic operation that is asked for, to a port; the tag is its number, the data say
+    /// which.
+    Update,
+    /// One has been done, and what was there follows; the tag is its number, the data 0 or why
+    /// it was not.
+    Updated,
 }
 
 /// Begins every message.
@@ -38,6 +46,9 @@ impl Head {
             Kind::Message => 1,
             Kind::Offer => 2,
             Kind::Fetched => 3,
+            Kind::Written => 4,
+            Kind::Update => 5,
+            Kind::Updated => 6,
         };
         bytes[1] = TAGGED * u8::from(self.is_tagged) + DATA * u8::from(self.has_data);
         bytes[8..16].copy_from_slice(&self.tag.to_le_bytes());
@@ -53,6 +64,9 @@ impl Head {
             1 => Kind::Message,
             2 => Kind::Offer,
             3 => Kind::Fetched,
+            4 => Kind::Written,
+            5 => Kind::Update,
+            6 => Kind::Updated,
             _ => return None,
         };
         let head = Head {
@@ -97,13 +111,39 @@ impl Offer {
     }
 }
 
+/// Which memory an atomic operation is done on; operands follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Update {
+    pub(crate) key: u64,
+    pub(crate) offset: u64,
+}
+
+impl Update {
+    pub(crate) fn encode(&self) -> [u8; 16] {
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(&self.key.to_le_bytes());
+        bytes[8..].copy_from_slice(&self.offset.to_le_bytes());
+        bytes
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Option<(Update, &[u8])> {
+        let (head, operands) = bytes.split_first_chunk::<16>()?;
+        let update = Update {
+            key: u64::from_le_bytes(*head.first_chunk()?),
+            offset: u64::from_le_bytes(*head.last_chunk()?),
+        };
+        Some((update, operands))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn what_is_said_is_understood() {
-        for kind in [Kind::Message, Kind::Offer, Kind::Fetched] {
+        use Kind::{Fetched, Message, Offer as Offered, Update as Asked, Updated, Written};
+        for kind in [Message, Offered, Fetched, Written, Asked, Updated] {
             for (is_tagged, has_data) in [(false, false), (true, false), (false, true)] {
                 let head = Head {
                     kind,
@@ -123,6 +163,11 @@ mod tests {
             number: 4,
         };
         assert_eq!(Offer::decode(&offer.encode()), Some(offer));
+        let update = Update { key: 5, offset: 6 };
+        let mut asked = update.encode().to_vec();
+        asked.push(7);
+        assert_eq!(Update::decode(&asked), Some((update, &[7][..])));
+        assert_eq!(Update::decode(&asked[..15]), None);
         assert_eq!(Head::decode(&[0; 24]), None);
         assert_eq!(Head::decode(&[1; 23]), None);
         assert_eq!(Offer::decode(&[1; 23]), None);

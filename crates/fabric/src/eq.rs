@@ -1,0 +1,215 @@
+//! Queues of events: what the program writes there itself, and names that were inserted into an
+//! address vector which was asked to tell so.
+
+use std::collections::VecDeque;
+use std::ffi::{c_char, c_int, c_void};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::abi::eq::{
+    EqAttr, EqOps, FI_AV_COMPLETE, FI_WAIT_NONE, FI_WAIT_UNSPEC, FI_WAIT_YIELD, FidEq,
+};
+use crate::abi::errno::{FI_EAGAIN, FI_EBUSY, FI_EINVAL, FI_ENOSYS, FI_ETOOSMALL};
+use crate::abi::fabric::{FI_CLASS_EQ, FI_PEEK, FI_WRITE, Fid, Ops};
+use crate::completion::lock;
+use crate::guard::{
+    AGAIN, Failure, call, fid, give, object, ops, read_at, strerror, take, write_at,
+};
+
+/// Longest event that a program writes.
+const MOST_BYTES: usize = 4096;
+
+/// Events that nobody has read.
+#[derive(Default)]
+pub(crate) struct Events {
+    waiting: Mutex<VecDeque<(u32, Vec<u8>)>>,
+    news: Condvar,
+}
+
+impl Events {
+    fn push(&self, number: u32, bytes: Vec<u8>) {
+        lock(&self.waiting).push_back((number, bytes));
+        self.news.notify_all();
+    }
+
+    /// So many names were inserted into an address vector, by a call with this context.
+    pub(crate) fn inserted(&self, av: *mut Fid, context: *mut c_void, count: u64) {
+        let words = [
+            av.expose_provenance() as u64,
+            context.expose_provenance() as u64,
+            count,
+        ];
+        self.push(FI_AV_COMPLETE, words.map(u64::to_ne_bytes).concat());
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        lock(&self.waiting).is_empty()
+    }
+
+    /// Waits for an event, at most `timeout`; for ever without one.
+    fn wait(&self, timeout: Option<Duration>) {
+        let until = timeout.map(|timeout| Instant::now() + timeout);
+        let mut waiting = lock(&self.waiting);
+        while waiting.is_empty() {
+            let Some(until) = until else {
+                waiting = self
+                    .news
+                    .wait(waiting)
+                    .unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            let waited = self.news.wait_timeout(waiting, left);
+            waiting = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+/// See the module.
+pub(crate) struct EventQueue {
+    pub(crate) events: Arc<Events>,
+    is_written: bool,
+}
+
+static OPS: Ops = ops(close);
+static EQ_OPS: EqOps = EqOps {
+    size: size_of::<EqOps>(),
+    read,
+    readerr,
+    write,
+    sread,
+    strerror: error_text,
+};
+
+impl EventQueue {
+    /// # Safety
+    /// `out` is null or valid for writes.
+    pub(crate) unsafe fn open(
+        attr: Option<&EqAttr>,
+        out: *mut *mut FidEq,
+        context: *mut c_void,
+    ) -> Result<c_int, Failure> {
+        let wait = attr.map_or(FI_WAIT_NONE, |attr| attr.wait_obj);
+        if ![FI_WAIT_NONE, FI_WAIT_UNSPEC, FI_WAIT_YIELD].contains(&wait) {
+            return Err(Failure(FI_ENOSYS));
+        }
+        let fid = FidEq {
+            fid: fid(FI_CLASS_EQ, context, &OPS),
+            ops: &EQ_OPS,
+        };
+        let queue = EventQueue {
+            events: Arc::default(),
+            is_written: attr.is_some_and(|attr| attr.flags & FI_WRITE != 0),
+        };
+        // SAFETY: valid by contract.
+        unsafe { give(out, fid, queue) }
+    }
+}
+
+/// The queue that C means.
+///
+/// # Safety
+/// `queue` is null or one of this provider's.
+unsafe fn queue<'a>(queue: *const FidEq) -> Result<&'a EventQueue, Failure> {
+    // SAFETY: the contract is the same.
+    unsafe { object(queue) }
+}
+
+unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
+    call(|| {
+        // SAFETY: a queue; C holds it still.
+        if Arc::strong_count(&unsafe { queue(fid.cast()) }?.events) > 1 {
+            return Err(Failure(FI_EBUSY));
+        }
+        // SAFETY: made by `EventQueue::open`, given up by C.
+        unsafe { take::<FidEq, EventQueue>(fid) }.map(|_| 0)
+    })
+}
+
+unsafe extern "C" fn read(
+    fid: *mut FidEq,
+    number: *mut u32,
+    place: *mut c_void,
+    length: usize,
+    flags: u64,
+) -> isize {
+    call(|| {
+        // SAFETY: a queue of this provider.
+        let mut waiting = lock(&unsafe { queue(fid) }?.events.waiting);
+        let (event, bytes) = waiting.front().ok_or(AGAIN)?;
+        if length < bytes.len() || place.is_null() && !bytes.is_empty() {
+            return Err(Failure(FI_ETOOSMALL));
+        }
+        // SAFETY: null or valid; a place that is long enough.
+        unsafe {
+            write_at(number, 0, *event);
+            for (index, byte) in bytes.iter().enumerate() {
+                write_at(place.cast::<u8>(), index, *byte);
+            }
+        }
+        let read = isize::try_from(bytes.len()).map_err(|_| Failure(FI_EINVAL))?;
+        if flags & FI_PEEK == 0 {
+            waiting.pop_front();
+        }
+        Ok(read)
+    })
+}
+
+unsafe extern "C" fn sread(
+    fid: *mut FidEq,
+    number: *mut u32,
+    place: *mut c_void,
+    length: usize,
+    timeout: c_int,
+    flags: u64,
+) -> isize {
+    // SAFETY: a queue of this provider.
+    if let Ok(queue) = unsafe { queue(fid) } {
+        let timeout = u64::try_from(timeout).ok().map(Duration::from_millis);
+        queue.events.wait(timeout);
+    }
+    // SAFETY: the contract is the same.
+    unsafe { read(fid, number, place, length, flags) }
+}
+
+/// No event says that something failed.
+unsafe extern "C" fn readerr(_: *mut FidEq, _: *mut c_void, _: u64) -> isize {
+    -(FI_EAGAIN as isize)
+}
+
+unsafe extern "C" fn write(
+    fid: *mut FidEq,
+    number: u32,
+    place: *const c_void,
+    length: usize,
+    _: u64,
+) -> isize {
+    call(|| {
+        // SAFETY: a queue of this provider.
+        let queue = unsafe { queue(fid) }?;
+        if !queue.is_written {
+            // Its program did not ask for that when it opened the queue.
+            return Err(Failure(FI_ENOSYS));
+        }
+        if length > MOST_BYTES || place.is_null() && length > 0 {
+            return Err(Failure(FI_EINVAL));
+        }
+        // SAFETY: so many bytes, during the call.
+        let byte = |index| unsafe { read_at(place.cast::<u8>(), index) };
+        queue.events.push(number, (0..length).map(byte).collect());
+        isize::try_from(length).map_err(|_| Failure(FI_EINVAL))
+    })
+}
+
+unsafe extern "C" fn error_text(
+    _: *mut FidEq,
+    number: c_int,
+    _: *const c_void,
+    _: *mut c_char,
+    _: usize,
+) -> *const c_char {
+    strerror(number)
+}

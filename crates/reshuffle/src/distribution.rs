@@ -1,0 +1,207 @@
+//! Which process has which element of an array, and where.
+
+use crate::error::ReshuffleError;
+
+/// How the indices of one dimension are dealt out: blocks of so many in turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dimension {
+    pub(crate) extent: usize,
+    pub(crate) processes: usize,
+    pub(crate) block: usize,
+}
+
+impl Dimension {
+    /// Who along this dimension has an index.
+    #[must_use]
+    pub fn owner(&self, index: usize) -> usize {
+        index / self.block % self.processes
+    }
+
+    /// Which of its owner's indices it is.
+    #[must_use]
+    pub fn place(&self, index: usize) -> usize {
+        let block = index / self.block;
+        block / self.processes * self.block + index % self.block
+    }
+
+    /// How many indices the process at `coordinate` has.
+    #[must_use]
+    pub fn part(&self, coordinate: usize) -> usize {
+        let (blocks, rest) = (self.extent / self.block, self.extent % self.block);
+        let (each, last) = (blocks / self.processes, blocks % self.processes);
+        let more = match coordinate.cmp(&last) {
+            std::cmp::Ordering::Less => self.block,
+            std::cmp::Ordering::Equal => rest,
+            std::cmp::Ordering::Greater => 0,
+        };
+        each * self.block + more
+    }
+}
+
+/// An array over a grid of processes. Ranks are numbered as elements of an array are that has the
+/// grid's shape: the last coordinate counts fastest. So do the elements of a process's part, which
+/// lie in its memory without gaps. Ranks beyond the grid have no elements.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Distribution {
+    dimensions: Vec<Dimension>,
+    ranks: u32,
+}
+
+impl Distribution {
+    /// Of an array with these extents in elements, over `processes` along each dimension, which
+    /// have blocks of so many indices in turn. A block of `extent.div_ceil(processes)` or more gives
+    /// each process one part, a block of 1 deals indices out one by one.
+    ///
+    /// # Errors
+    /// [`ReshuffleError::Dimensions`], [`ReshuffleError::Empty`], [`ReshuffleError::TooLarge`].
+    pub fn new(
+        extents: &[usize],
+        processes: &[u32],
+        blocks: &[usize],
+    ) -> Result<Distribution, ReshuffleError> {
+        if extents.len() != processes.len() || extents.len() != blocks.len() {
+            return Err(ReshuffleError::Dimensions {
+                extents: extents.len(),
+                processes: processes.len(),
+                blocks: blocks.len(),
+            });
+        }
+        let (mut ranks, mut elements, mut dimensions) = (1_u32, 1_usize, Vec::new());
+        for (index, &extent) in extents.iter().enumerate() {
+            let (along, block) = (processes[index], blocks[index]);
+            if along == 0 || block == 0 {
+                return Err(ReshuffleError::Empty {
+                    dimension: index,
+                    processes: along,
+                    block,
+                });
+            }
+            ranks = ranks.checked_mul(along).ok_or(ReshuffleError::TooLarge)?;
+            // An empty dimension must not hide that the others cannot be counted.
+            elements = (elements.checked_mul(extent.max(1))).ok_or(ReshuffleError::TooLarge)?;
+            dimensions.push(Dimension {
+                extent,
+                processes: usize::try_from(along).map_err(|_| ReshuffleError::TooLarge)?,
+                // Longer blocks than there are indices change nothing, and overflow nothing.
+                block: block.min(extent.max(1)),
+            });
+        }
+        if isize::try_from(elements).is_err() {
+            return Err(ReshuffleError::TooLarge);
+        }
+        Ok(Distribution { dimensions, ranks })
+    }
+
+    /// Processes of the grid.
+    #[must_use]
+    pub fn ranks(&self) -> u32 {
+        self.ranks
+    }
+
+    /// The dimensions, the slowest first.
+    #[must_use]
+    pub fn dimensions(&self) -> &[Dimension] {
+        &self.dimensions
+    }
+
+    /// The array's extents.
+    #[must_use]
+    pub fn extents(&self) -> Vec<usize> {
+        self.dimensions.iter().map(|it| it.extent).collect()
+    }
+
+    /// Where in the grid a rank is; `None` beyond it.
+    pub(crate) fn coordinates(&self, rank: u32) -> Option<Vec<usize>> {
+        let mut rest = rank as usize;
+        let mut coordinates = vec![0; self.dimensions.len()];
+        for (place, it) in coordinates.iter_mut().zip(&self.dimensions).rev() {
+            (*place, rest) = (rest % it.processes, rest / it.processes);
+        }
+        (rank < self.ranks).then_some(coordinates)
+    }
+
+    /// The shape of a rank's part: its extents; `None` beyond the grid.
+    #[must_use]
+    pub fn part(&self, rank: u32) -> Option<Vec<usize>> {
+        let coordinates = self.coordinates(rank)?;
+        let each = self.dimensions.iter().zip(coordinates);
+        Some(each.map(|(it, coordinate)| it.part(coordinate)).collect())
+    }
+
+    /// Elements that a rank has.
+    #[must_use]
+    pub fn elements(&self, rank: u32) -> usize {
+        self.part(rank).map_or(0, |part| part.iter().product())
+    }
+
+    /// Who has an element, and at which place of its part; `None` if there is no such element.
+    #[must_use]
+    pub fn find(&self, element: &[usize]) -> Option<(u32, usize)> {
+        if element.len() != self.dimensions.len() {
+            return None;
+        }
+        let (mut rank, mut place) = (0, 0);
+        for (it, &index) in self.dimensions.iter().zip(element) {
+            if index >= it.extent {
+                return None;
+            }
+            let owner = it.owner(index);
+            rank = rank * it.processes + owner;
+            place = place * it.part(owner) + it.place(index);
+        }
+        u32::try_from(rank).ok().map(|rank| (rank, place))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_as_long_as_their_indices_are_many_and_places_have_no_gaps() {
+        for (extent, processes, block) in [(0, 3, 2), (1, 3, 5), (17, 3, 2), (12, 3, 2), (9, 4, 1)]
+        {
+            let it = Distribution::new(&[extent], &[processes], &[block]).expect("it is valid");
+            for rank in 0..processes {
+                let own = (0..extent).filter_map(|index| it.find(&[index]));
+                let places: Vec<usize> = own.filter(|at| at.0 == rank).map(|at| at.1).collect();
+                let wanted: Vec<usize> = (0..it.elements(rank)).collect();
+                assert_eq!(places, wanted, "{extent} {processes} {block}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused_by_name() {
+        let new = Distribution::new;
+        let (extents, processes, blocks) = (1, 2, 1);
+        let lists = ReshuffleError::Dimensions {
+            extents,
+            processes,
+            blocks,
+        };
+        assert_eq!(new(&[5], &[1, 1], &[1]), Err(lists));
+        let (dimension, processes, block) = (1, 2, 0);
+        let empty = ReshuffleError::Empty {
+            dimension,
+            processes,
+            block,
+        };
+        assert_eq!(new(&[5, 5], &[1, 2], &[1, 0]), Err(empty));
+        assert_eq!(
+            new(&[usize::MAX], &[1], &[1]),
+            Err(ReshuffleError::TooLarge)
+        );
+        assert_eq!(
+            new(&[0, 1 << 40, 1 << 40], &[1; 3], &[1; 3]),
+            Err(ReshuffleError::TooLarge)
+        );
+        assert_eq!(
+            new(&[9, 9], &[1 << 16; 2], &[1; 2]),
+            Err(ReshuffleError::TooLarge)
+        );
+        let huge = new(&[7], &[u32::MAX], &[usize::MAX]).expect("blocks may be longer");
+        assert_eq!((huge.elements(0), huge.elements(1)), (7, 0));
+        assert_eq!((huge.find(&[7]), huge.find(&[1, 1])), (None, None));
+    }
+}

@@ -1,0 +1,39 @@
+//! Arrays of any number of dimensions from one block-cyclic distribution over processes to another.
+//!
+//! A [`Distribution`] says which process has which element and where. A [`Plan`] is what one
+//! process does to get from one to another: what it packs for whom, in which order, and where
+//! what it gets belongs. Every element that moves is sent once, in one message for each pair of
+//! processes, and in each round a process sends to one other at most and gets from one at most.
+//! Planning costs no more than the blocks of one period of both distributions, whatever the
+//! array's size. Messages go by an [`Exchange`]; [`Bsp`] is one over supersteps.
+//!
+//! ```
+//! use dipole_reshuffle::{Distribution, Plan};
+//!
+//! # fn main() -> Result<(), dipole_reshuffle::ReshuffleError> {
+//! // 1000 elements over four processes: in blocks of 10 in turn, and in four long parts.
+//! let cyclic = Distribution::new(&[1000], &[4], &[10])?;
+//! let blocks = Distribution::new(&[1000], &[4], &[250])?;
+//! let plan = Plan::new(&cyclic, &blocks, 1)?;
+//! assert_eq!((plan.source_elements(), plan.target_elements()), (250, 250));
+//! assert_eq!(plan.rounds(), 3);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Source
+//! The reshuffling of Gigabit Nectar §5.2 (Bornstein and Steenkiste).
+
+#![forbid(unsafe_code)]
+
+mod bsp;
+mod distribution;
+mod error;
+mod plan;
+mod rounds;
+mod runs;
+
+pub use bsp::{Bsp, BspError};
+pub use distribution::{Dimension, Distribution};
+pub use error::ReshuffleError;
+pub use plan::{Exchange, Plan, Transfer};

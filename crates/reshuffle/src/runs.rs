@@ -1,0 +1,302 @@
+//! Indices of one dimension that two processes share, one before and one after, as runs: pieces
+//! without a gap in the memory of both.
+//!
+//! Both distributions repeat, and so does what two processes share. So only the runs of the first
+//! period are kept, however long the dimension is.
+
+use crate::distribution::Dimension;
+
+/// Indices that lie one behind the other on both sides, and others like them at equal distances.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Run {
+    first: Place,
+    length: usize,
+    /// How often, and how far from one to the next.
+    repeats: usize,
+    step: Place,
+}
+
+/// An index within a period, and where it is on the side whose list this is and on the other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Place {
+    index: usize,
+    own: usize,
+    other: usize,
+}
+
+impl Place {
+    fn scaled(self, by: usize) -> Place {
+        Place {
+            index: self.index * by,
+            own: self.own * by,
+            other: self.other * by,
+        }
+    }
+
+    fn behind(self, step: Place, times: usize) -> Place {
+        Place {
+            index: self.index + step.index * times,
+            own: self.own + step.own * times,
+            other: self.other + step.other * times,
+        }
+    }
+
+    /// How far this is behind another one.
+    fn since(self, before: Place) -> Place {
+        Place {
+            index: self.index - before.index,
+            own: self.own - before.own,
+            other: self.other - before.other,
+        }
+    }
+}
+
+impl Run {
+    fn one(first: Place, length: usize) -> Run {
+        Run {
+            first,
+            length,
+            repeats: 1,
+            step: Place::default(),
+        }
+    }
+
+    fn count(&self) -> usize {
+        self.length * self.repeats
+    }
+
+    /// How many of its indices are below one of the period.
+    fn count_below(&self, end: usize) -> usize {
+        let left = end.saturating_sub(self.first.index);
+        let step = self.step.index.max(self.length).max(1);
+        let whole = (left / step).min(self.repeats);
+        match whole == self.repeats {
+            true => self.count(),
+            false => whole * self.length + (left % step).min(self.length),
+        }
+    }
+}
+
+/// See the module.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Runs {
+    runs: Vec<Run>,
+    extent: usize,
+    period: usize,
+    /// Places of a period on either side.
+    own_step: usize,
+    other_step: usize,
+}
+
+/// What the process at `coordinate` of `own` shares with each of `other`.
+pub(crate) fn shared(own: &Dimension, coordinate: usize, other: &Dimension) -> Vec<Runs> {
+    let extent = own.extent;
+    let turns = [own, other].map(|it| it.block.saturating_mul(it.processes));
+    // A period beyond the end is one that never repeats.
+    let period = least_common_multiple(turns[0], turns[1]).min(extent.max(1));
+    let repeats = period < extent;
+    let step = |it: &Dimension| if repeats { period / it.processes } else { 0 };
+    let none = Runs {
+        runs: Vec::new(),
+        extent,
+        period,
+        own_step: step(own),
+        other_step: step(other),
+    };
+    let mut all = vec![none; other.processes];
+    let mut block = own.block.saturating_mul(coordinate);
+    while block < period {
+        let end = block.saturating_add(own.block).min(period);
+        let mut index = block;
+        while index < end {
+            let next = (index / other.block + 1)
+                .saturating_mul(other.block)
+                .min(end);
+            let first = Place {
+                index,
+                own: own.place(index),
+                other: other.place(index),
+            };
+            all[other.owner(index)].push(first, next - index);
+            index = next;
+        }
+        block = block.saturating_add(turns[0]);
+    }
+    all.iter_mut().for_each(Runs::end);
+    all
+}
+
+fn least_common_multiple(a: usize, b: usize) -> usize {
+    let (mut x, mut y) = (a, b);
+    while y != 0 {
+        (x, y) = (y, x % y);
+    }
+    (a / x.max(1)).saturating_mul(b)
+}
+
+impl Runs {
+    /// Adds one, to the last if it goes on there on both sides and in the array.
+    fn push(&mut self, first: Place, length: usize) {
+        if let Some(last) = self.runs.last_mut()
+            && last.repeats == 1
+        {
+            let next = Place {
+                index: last.length,
+                own: last.length,
+                other: last.length,
+            };
+            if first == last.first.behind(next, 1) {
+                last.length += length;
+                return;
+            }
+        }
+        self.gather();
+        self.runs.push(Run::one(first, length));
+    }
+
+    /// Joins the last with those like it before.
+    fn gather(&mut self) {
+        if let [.., before, last] = &mut self.runs[..]
+            && before.length == last.length
+        {
+            let step = last
+                .first
+                .since(before.first.behind(before.step, before.repeats - 1));
+            if before.repeats == 1 || before.step == step {
+                (before.step, before.repeats) = (step, before.repeats + 1);
+                self.runs.pop();
+            }
+        }
+    }
+
+    /// All have been added.
+    fn end(&mut self) {
+        self.gather();
+        // Periods that follow each other on both sides are one run.
+        let length: usize = self.runs.iter().map(Run::count).sum();
+        let is_whole = length == self.own_step && length == self.other_step && length > 0;
+        let is_same =
+            |run: &Run| run.first.own == run.first.other && run.step.own == run.step.other;
+        if is_whole && self.runs.iter().all(is_same) {
+            // All of either part, in order.
+            let length = self.count();
+            *self = Runs {
+                runs: vec![Run::one(Place::default(), length)],
+                extent: length,
+                period: length,
+                own_step: 0,
+                other_step: 0,
+            };
+        }
+    }
+
+    /// How many indices they are.
+    pub(crate) fn count(&self) -> usize {
+        let (periods, rest) = (self.extent / self.period, self.extent % self.period);
+        let whole: usize = self.runs.iter().map(Run::count).sum();
+        let last: usize = self.runs.iter().map(|run| run.count_below(rest)).sum();
+        whole * periods + last
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.count() == 0
+    }
+
+    /// Calls `each` with the beginnings on both sides and the length of each run, in the order of
+    /// the array.
+    #[inline]
+    pub(crate) fn each(&self, mut each: impl FnMut(usize, usize, usize)) {
+        let (mut at, mut own, mut other) = (0, 0, 0);
+        while at < self.extent {
+            let left = self.extent - at;
+            for run in &self.runs {
+                let mut place = run.first;
+                (place.own, place.other) = (place.own + own, place.other + other);
+                for _ in 0..run.repeats {
+                    if place.index >= left {
+                        break;
+                    }
+                    each(place.own, place.other, run.length.min(left - place.index));
+                    place = place.behind(run.step, 1);
+                }
+            }
+            at += self.period;
+            (own, other) = (own + self.own_step, other + self.other_step);
+        }
+    }
+
+    /// True if this is all of both sides' parts, of so many indices, in order.
+    pub(crate) fn is_all(&self, own: usize, other: usize) -> bool {
+        let one = Run::one(Place::default(), own);
+        own == other && self.period >= self.extent && self.runs == [one]
+    }
+
+    /// The same of places that are each `by` places.
+    pub(crate) fn times(&self, by: usize) -> Runs {
+        let run = |run: &Run| Run {
+            first: run.first.scaled(by),
+            length: run.length * by,
+            repeats: run.repeats,
+            step: run.step.scaled(by),
+        };
+        Runs {
+            runs: self.runs.iter().map(run).collect(),
+            extent: self.extent * by,
+            period: self.period * by,
+            own_step: self.own_step * by,
+            other_step: self.other_step * by,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn dimension(extent: usize, processes: usize, block: usize) -> Dimension {
+        Dimension {
+            extent,
+            processes,
+            block,
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn runs_are_what_two_processes_share_in_order(
+            extent in 0_usize..400,
+            sides in [(1_usize..6, 1_usize..20), (1_usize..6, 1_usize..20)],
+        ) {
+            let [own, other] = sides.map(|(processes, block)| dimension(extent, processes, block));
+            for coordinate in 0..own.processes {
+                for (peer, runs) in shared(&own, coordinate, &other).iter().enumerate() {
+                    let shares = |index: &usize| {
+                        own.owner(*index) == coordinate && other.owner(*index) == peer
+                    };
+                    let wanted = (0..extent).filter(shares);
+                    let wanted: Vec<_> = wanted.map(|at| (own.place(at), other.place(at))).collect();
+                    let mut found = Vec::new();
+                    runs.each(|here, there, length| {
+                        found.extend((0..length).map(|at| (here + at, there + at)));
+                    });
+                    prop_assert_eq!(&found, &wanted);
+                    prop_assert_eq!(runs.count(), wanted.len());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn equal_runs_at_equal_distances_are_one() {
+        let (cyclic, parts) = (dimension(999_999, 3, 1), dimension(999_999, 3, 333_333));
+        for runs in shared(&cyclic, 1, &parts)
+            .iter()
+            .chain(&shared(&parts, 1, &cyclic))
+        {
+            assert_eq!((runs.runs.len(), runs.count()), (1, 111_111));
+        }
+        let same = shared(&cyclic, 1, &cyclic);
+        assert!(same[1].is_all(333_333, 333_333) && same[0].is_empty());
+    }
+}
