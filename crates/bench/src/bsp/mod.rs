@@ -2,12 +2,11 @@
 //!
 //! s is the speed of a processor, l the time of an empty superstep, g the time per byte of a long
 //! h-relation. `job` starts the ranks (`rank`, or an MPI program that does the same), which tell
-//! `sample`s of `pattern`s; `estimate` and `row` are what is made of them.
+//! `sample`s of `pattern`s; `estimate` (of the whole crate) and `row` are what is made of them.
 //!
 //! # Source
 //! `bsp-protocols-thesis`, ch. 6: tables 6.2, 6.3, 6.6, figures 6.3 to 6.5.
 
-mod estimate;
 mod job;
 mod pattern;
 mod rank;
