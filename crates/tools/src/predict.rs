@@ -325,9 +325,11 @@ impl Program {
             (None, Some(volume)) => as_float(volume) / ranks,
             (None, None) => 0.0,
         };
-        // Of all supersteps and ranks together, in the time of one rank.
+        // Of all supersteps and ranks together. Ranks that share cores, or memory, are slower than
+        // one alone, by as much as was measured.
+        let slower = alone.map_or(1.0, |alone| alone.s_mflops / parameters.s_mflops);
         let work_ns = match (arguments.work_seconds, flops) {
-            (Some(seconds), _) => seconds * 1e9,
+            (Some(seconds), _) => seconds * 1e9 * slower,
             (None, Some(flops)) => parameters.work_ns(flops),
             (None, None) => 0.0,
         };

@@ -19,22 +19,31 @@ use super::super::pingpong::{GIVE_UP, nanoseconds};
 use super::super::statistics::{Spread, as_float};
 use super::super::{machine, side};
 
-/// Lengths of messages that leave as one fragment, and of longer ones.
+/// Lengths of messages that leave as one fragment, and of longer ones. Where a second packet, or a
+/// second fragment, begins there is a step: it has a length on each side.
 pub(crate) const FRAGMENT_BYTES: usize = 16 << 10;
-pub(crate) const SHORT_BYTES: [usize; 10] = [
+pub(crate) const SHORT_BYTES: [usize; 11] = [
     1,
     64,
     256,
     1024,
     1400,
+    1500,
     2048,
     4096,
     8192,
     12 << 10,
     FRAGMENT_BYTES,
 ];
-pub(crate) const LONG_BYTES: [usize; 6] =
-    [24 << 10, 32 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20];
+pub(crate) const LONG_BYTES: [usize; 7] = [
+    18 << 10,
+    24 << 10,
+    32 << 10,
+    64 << 10,
+    256 << 10,
+    1 << 20,
+    4 << 20,
+];
 /// Repetitions of each measurement in a round, and those before that do not count.
 const LEAST: u32 = 16;
 const MOST: u32 = 400;
