@@ -57,6 +57,9 @@ pub(crate) struct PredictArgs {
     /// The same as seconds that one rank alone needs
     #[arg(long, value_name = "S", requires = "ranks", conflicts_with = "flops")]
     work_seconds: Option<f64>,
+    /// Ranks on one node compute on so many cores [default: those of this machine]
+    #[arg(long, requires = "ranks", value_parser = clap::value_parser!(u32).range(1..))]
+    cores: Option<u32>,
 }
 
 /// Links, by the names of their profiles.
@@ -245,6 +248,8 @@ fn supersteps(
         "basis",
     ]);
     let mut is_empty = true;
+    let own = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let cores = arguments.cores.unwrap_or(u32::try_from(own)?);
     for profile in profiles {
         let apart = Machine::of(&profile.cost, false);
         let is_apart = !arguments.one_node && apart.measured().any(|p| p > 1);
@@ -253,12 +258,13 @@ fn supersteps(
             false => Machine::of(&profile.cost, true),
         };
         let alone = machine.at(1);
+        let at_once = |p: u32| if is_apart { p } else { p.min(cores) };
         for &p in &arguments.ranks {
             let Some(parameters) = machine.at(p) else {
                 continue;
             };
             is_empty = false;
-            let told = Program::of(arguments, parameters, alone);
+            let told = Program::of(arguments, parameters, alone, at_once(p));
             if json {
                 let line = json!({
                     "predict": "superstep",
@@ -317,7 +323,13 @@ struct Program {
 }
 
 impl Program {
-    fn of(arguments: &PredictArgs, parameters: Parameters, alone: Option<Parameters>) -> Program {
+    /// With so many ranks that compute at the same time.
+    fn of(
+        arguments: &PredictArgs,
+        parameters: Parameters,
+        alone: Option<Parameters>,
+        at_once: u32,
+    ) -> Program {
         let ranks = f64::from(parameters.p);
         let (supersteps, flops) = (f64::from(arguments.supersteps), arguments.flops);
         let h_bytes = match (arguments.h, arguments.volume) {
@@ -325,8 +337,8 @@ impl Program {
             (None, Some(volume)) => as_float(volume) / ranks,
             (None, None) => 0.0,
         };
-        // Of all supersteps and ranks together. Ranks that share cores, or memory, are slower than
-        // one alone, by as much as was measured.
+        // Of all supersteps and ranks together. Ranks beside others are slower than one alone, by as
+        // much as was measured.
         let slower = alone.map_or(1.0, |alone| alone.s_mflops / parameters.s_mflops);
         let work_ns = match (arguments.work_seconds, flops) {
             (Some(seconds), _) => seconds * 1e9 * slower,
@@ -337,7 +349,8 @@ impl Program {
             Some(flops) => alone.map(|alone| alone.work_ns(flops)),
             None => arguments.work_seconds.map(|seconds| seconds * 1e9),
         };
-        let superstep_ns = parameters.superstep_ns(work_ns / ranks / supersteps.max(1.0), h_bytes);
+        let superstep_ns =
+            parameters.superstep_ns(work_ns / f64::from(at_once) / supersteps.max(1.0), h_bytes);
         let ns = superstep_ns * supersteps;
         Program {
             h_bytes,
