@@ -257,7 +257,7 @@ fn supersteps(
             true => apart,
             false => Machine::of(&profile.cost, true),
         };
-        let alone = machine.at(1);
+        let alone = machine.at(1).filter(|alone| alone.basis == Basis::Measured);
         let at_once = |p: u32| if is_apart { p } else { p.min(cores) };
         for &p in &arguments.ranks {
             let Some(parameters) = machine.at(p) else {
@@ -338,7 +338,7 @@ impl Program {
             (None, None) => 0.0,
         };
         // Of all supersteps and ranks together. Ranks beside others are slower than one alone, by as
-        // much as was measured.
+        // much as was measured, if both were.
         let slower = alone.map_or(1.0, |alone| alone.s_mflops / parameters.s_mflops);
         let work_ns = match (arguments.work_seconds, flops) {
             (Some(seconds), _) => seconds * 1e9 * slower,
@@ -346,7 +346,7 @@ impl Program {
             (None, None) => 0.0,
         };
         let alone_ns = match flops {
-            Some(flops) => alone.map(|alone| alone.work_ns(flops)),
+            Some(flops) => Some(alone.unwrap_or(parameters).work_ns(flops)),
             None => arguments.work_seconds.map(|seconds| seconds * 1e9),
         };
         let superstep_ns =

@@ -312,10 +312,7 @@ pub fn probe(
 /// Keeps what Dipole's supersteps cost in the profiles of their links.
 fn save(rows: &[Row]) -> Result<Vec<PathBuf>, ProfileError> {
     let mut links: Vec<&str> = Vec::new();
-    // One rank alone says nothing of a link.
-    let own = rows
-        .iter()
-        .filter(|row| row.subject == "dipole" && row.p > 1);
+    let own = rows.iter().filter(|row| row.subject == "dipole");
     for row in own.clone() {
         if !links.contains(&&*row.link) {
             links.push(&row.link);
