@@ -169,6 +169,28 @@ fn messages_are_calibrated_saved_and_predicted() {
 }
 
 #[test]
+fn two_processes_of_a_job_calibrate_what_is_between_their_nodes() {
+    if let Some(why) = Testbed::why_not() {
+        eprintln!("SKIPPED: {why}");
+        return;
+    }
+    let testbed = Testbed::builder().nodes(2).build().expect("a testbed");
+    let output = calibrate(&testbed, 2, &["--json", "calibrate", "--job", "--quick"]);
+    let found = lines(&output);
+    let [found] = &found[..] else {
+        panic!("{}", text(&output));
+    };
+    let place = (&found["link"], &found["place"]);
+    assert_eq!(place, (&"udp".into(), &"nodes".into()));
+    for one in found["long"].as_array().expect("long messages") {
+        let trip = one["trip_ns"]["median"].as_f64();
+        assert!(trip.is_some_and(|ns| ns > 0.0), "{one}");
+    }
+    let alone = calibrate(&testbed, 1, &["calibrate", "--job"]);
+    assert!(text(&alone).contains("start two"), "{}", text(&alone));
+}
+
+#[test]
 fn packets_are_calibrated_by_loopback_and_nothing_is_saved_if_it_is_quick() {
     let folder = tempfile::tempdir().expect("a folder");
     let command = "--json calibrate --quick --link udp --on loopback";
@@ -254,6 +276,7 @@ fn without_a_profile_it_says_what_to_run() {
         ("calibrate --link udp --on node", 2, "--link shm"),
         ("calibrate --pacing --link udp", 2, "cannot be used with"),
         ("calibrate --rounds 5", 2, "--pacing"),
+        ("calibrate --job --link udp", 2, "cannot be used with"),
     ] {
         let output = dipole(folder.path(), arguments);
         let told = text(&output);

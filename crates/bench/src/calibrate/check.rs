@@ -97,8 +97,8 @@ pub fn check(
         if found.place != place {
             let then = &found.place;
             report.note(&format!(
-                "{name} was calibrated on {then} and is measured on {place} now: run dipole calibrate \
-                 as the same user"
+                "{name} was calibrated on {then} and is measured on {place} now: the figures do not \
+                 belong together"
             ))?;
         }
         if carrier == Carrier::Bpf && testbed.name(Placement::TwoNodes) != "veth" {

@@ -10,6 +10,7 @@
 
 mod check;
 mod copies;
+mod job;
 pub(crate) mod parameters;
 pub(crate) mod side;
 mod table;
@@ -29,7 +30,7 @@ use serde::Serialize;
 
 use super::control::{Carrier, Kind, Placement, Ready, Role, Task, Workload, name_of};
 use super::estimate::Estimate;
-use super::launch::{Entry, RunError, SLACK, Worker, job};
+use super::launch::{self, Entry, RunError, SLACK, Worker};
 use super::machine::{self, Cores, Stolen};
 use super::subject::Subject;
 use super::testbed::{On, Testbed};
@@ -53,6 +54,10 @@ pub struct MessagesArgs {
     /// Where the two processes run whose messages go by udp or bpf
     #[arg(long, value_enum, default_value_t = On::Auto)]
     on: On,
+    /// Measure between the two processes of a job, started on two nodes by dipole run or another
+    /// launcher, by what DIPOLE_LINK says; saved on each node
+    #[arg(long, conflicts_with_all = ["link", "on"])]
+    job: bool,
     /// One short round, to see that everything works; nothing is saved
     #[arg(long)]
     quick: bool,
@@ -63,6 +68,13 @@ pub struct MessagesArgs {
 enum CalibrateError {
     #[error("--link bpf needs root and namespaces of its own ({0}); leave it out")]
     NoBpf(String),
+    #[error("{0}; with --job it runs as dipole run -n 2 --hosts FILE dipole calibrate --job")]
+    NoJob(String),
+    #[error(
+        "{0} processes are in this job, and a message goes from one to another: start two, one on \
+         each of two nodes"
+    )]
+    NotTwo(u32),
     #[error("--on node is shared memory alone; say --link shm")]
     OnNode,
     #[error(
@@ -93,6 +105,13 @@ pub fn calibrate(
         wide: false,
         out,
     };
+    let (rounds, each) = match arguments.quick {
+        true => (QUICK_ROUNDS, QUICK_EACH),
+        false => (ROUNDS, EACH),
+    };
+    if arguments.job {
+        return job::calibrate(arguments, (rounds, each), report);
+    }
     let begun = Instant::now();
     let cores = Cores::choose()?;
     let testbed = Testbed::make(arguments.on)?;
@@ -103,10 +122,6 @@ pub fn calibrate(
     if let Some(remark) = &testbed.remark {
         report.note(&format!("not between namespaces: {remark}"))?;
     }
-    let (rounds, each) = match arguments.quick {
-        true => (QUICK_ROUNDS, QUICK_EACH),
-        false => (ROUNDS, EACH),
-    };
     let stolen = Stolen::since_now(cores);
     let progress = progress_bar(u64::from(rounds) * carriers.len() as u64 + 1);
     progress.set_message("memcpy");
@@ -138,15 +153,7 @@ pub fn calibrate(
             rounds,
         });
     }
-    for link in &links {
-        match json {
-            true => report.object(&Line::of(link, &copies))?,
-            false => report.result(&table::of_link(link))?,
-        }
-    }
-    if !json {
-        report.result(&table::of_copies(&copies))?;
-    }
+    show(&links, &copies, report)?;
     let closing = closing_line(&cache_line_ns, stolen);
     report.note(&format!(
         "{closing}; it took {:.0} s",
@@ -159,6 +166,19 @@ pub fn calibrate(
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn show(links: &[Link], copies: &[Copying], report: &mut Report<'_>) -> io::Result<()> {
+    for link in links {
+        match report.json {
+            true => report.object(&Line::of(link, copies))?,
+            false => report.result(&table::of_link(link))?,
+        }
+    }
+    match report.json {
+        true => Ok(()),
+        false => report.result(&table::of_copies(copies)),
+    }
 }
 
 fn carriers(arguments: &MessagesArgs, testbed: &Testbed) -> Result<Vec<Carrier>, CalibrateError> {
@@ -219,7 +239,10 @@ fn measure(
         let mut environment = testbed.environment(entry.place, role, carrier);
         // That a side waits for its core is seen in the samples.
         environment.push(("DIPOLE_LOG", "error".into()));
-        let task = Task::Calibrate(job(&entry, testbed, cores, role), trips.map(<[_]>::to_vec));
+        let task = Task::Calibrate(
+            launch::job(&entry, testbed, cores, role),
+            trips.map(<[_]>::to_vec),
+        );
         let (who, _) = role.own_and_other("leading side", "following side");
         Worker::start(who.to_owned(), &task, environment)
     };
@@ -248,7 +271,10 @@ fn save(link: &Link, copies: &[Copying]) -> Result<PathBuf, Box<dyn Error>> {
     profile.point_to_point = Some(link.found.clone());
     profile.copies = copies.to_vec();
     let file = profile.save()?;
-    save_samples(&file.with_extension("samples.jsonl"), &link.rounds)?;
+    // Of two processes on two nodes one has measured.
+    if link.rounds.iter().any(|samples| !samples.is_empty()) {
+        save_samples(&file.with_extension("samples.jsonl"), &link.rounds)?;
+    }
     Ok(file)
 }
 

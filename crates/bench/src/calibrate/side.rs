@@ -150,14 +150,7 @@ pub(crate) fn take_part(job: &Job, trips: Option<&[usize]>, meet: Meet) -> io::R
     meet(Vec::new())?;
     let to = Address::new(job.other_node, other);
     endpoint.target(to).map_err(failed)?;
-    let lengths = trips.unwrap_or(&LONG_BYTES).iter().copied();
-    let most = lengths.max().unwrap_or(0).max(FRAGMENT_BYTES);
-    let mut place = Place {
-        payload: vec![0x5a; most],
-        endpoint: &endpoint,
-        clock_ns: clock_ns(),
-        samples: Vec::new(),
-    };
+    let mut place = Place::new(&endpoint, trips.unwrap_or(&LONG_BYTES));
     match job.role {
         Role::Lead => match trips {
             None => place.lead(job.work.duration)?,
@@ -172,6 +165,27 @@ pub(crate) fn take_part(job: &Job, trips: Option<&[usize]>, meet: Meet) -> io::R
     side::send(&samples)
 }
 
+/// So many rounds over endpoints that point at each other; the leading side has the samples of each.
+pub(super) fn rounds(
+    endpoint: &Endpoint,
+    role: Role,
+    rounds: u32,
+    each: Duration,
+    mut done: impl FnMut(),
+) -> io::Result<Vec<Vec<Sample>>> {
+    let mut place = Place::new(endpoint, &LONG_BYTES);
+    let mut all = Vec::new();
+    for _ in 0..rounds {
+        match role {
+            Role::Lead => place.lead(each)?,
+            Role::Follow => place.follow()?,
+        }
+        all.push(std::mem::take(&mut place.samples));
+        done();
+    }
+    Ok(all)
+}
+
 struct Place<'a> {
     endpoint: &'a Endpoint,
     clock_ns: f64,
@@ -179,7 +193,18 @@ struct Place<'a> {
     payload: Vec<u8>,
 }
 
-impl Place<'_> {
+impl<'a> Place<'a> {
+    /// For messages of these lengths, or a fragment's.
+    fn new(endpoint: &'a Endpoint, lengths: &[usize]) -> Self {
+        let most = lengths.iter().copied().max().unwrap_or(0);
+        Self {
+            endpoint,
+            clock_ns: clock_ns(),
+            samples: Vec::new(),
+            payload: vec![0x5a; most.max(FRAGMENT_BYTES)],
+        }
+    }
+
     /// All measurements, each for about so long.
     fn lead(&mut self, each: Duration) -> io::Result<()> {
         // The first messages find the way.

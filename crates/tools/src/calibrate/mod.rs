@@ -38,7 +38,8 @@ const TURNS: u32 = 2;
 /// By each link, two processes find the parameters of the model of messages: the overheads of sending
 /// and receiving, the latency, and the gaps between messages, by length; and what copying costs by
 /// level of the memory hierarchy. That takes less than a minute, in which nothing else should run.
-/// Saved in DIPOLE_PROFILE, by default ~/.config/dipole/profile, with all samples beside.
+/// Saved in DIPOLE_PROFILE, by default ~/.config/dipole/profile, with all samples beside. With --job
+/// the same between two nodes.
 ///
 /// With --pacing it runs in every process of a job with one process on each node, and finds how
 /// supersteps should send: dipole run -n 8 --hosts FILE dipole calibrate --pacing
@@ -47,7 +48,7 @@ pub(crate) struct CalibrateArgs {
     #[command(flatten)]
     messages: dipole_bench::MessagesArgs,
     /// Instead, find the length of slots in which the processes of a job send; saved on each node
-    #[arg(long, conflicts_with_all = ["link", "on", "quick"])]
+    #[arg(long, conflicts_with_all = ["link", "on", "quick", "job"])]
     pacing: bool,
     /// How many supersteps each trial has
     #[arg(long, requires = "pacing", default_value_t = 20,

@@ -155,6 +155,10 @@ pub(super) fn notes(page: &str) -> Notes {
                 ),
                 ("dipole calibrate --link udp", "one of them"),
                 (
+                    "dipole run -n 2 --hosts hosts dipole calibrate --job",
+                    "between two nodes",
+                ),
+                (
                     "dipole run -n 8 --hosts hosts dipole calibrate --pacing",
                     "the pace of supersteps, with one process on each node",
                 ),
