@@ -142,13 +142,13 @@ fn profiles(arguments: &PredictArgs) -> Result<Vec<Profile>, Failure> {
 /// What to say where a profile, or a part of it, is missing.
 fn missing(arguments: &PredictArgs, what: &str, command: &str) -> Failure {
     let names: Vec<&str> = arguments.link.iter().map(|link| link.name()).collect();
-    let of = match names.is_empty() {
-        true => "no link".to_owned(),
-        false => format!("{} not", names.join(", ")),
+    let by = match names.is_empty() {
+        true => "any link".to_owned(),
+        false => names.join(", "),
     };
     let folder = dipole_node::profile_dir().unwrap_or_default();
     Failure::from(format!(
-        "{what} have been measured of {of} here ({}); run {command} first",
+        "there is no measurement of {what} by {by} in {}; run {command} first",
         folder.display()
     ))
 }
@@ -301,7 +301,7 @@ fn supersteps(
     if is_empty {
         return Err(missing(
             arguments,
-            "supersteps of these numbers of ranks, or two others to draw a line through,",
+            "supersteps with these ranks, or of two other numbers of ranks to draw a line through,",
             "dipole bsp probe",
         ));
     }

@@ -268,6 +268,43 @@ mod tests {
         }
     }
 
+    proptest! {
+        /// Whoever writes profiles by hand gets numbers as senseless as theirs, and no panic.
+        #[test]
+        fn senseless_profiles_are_survived(
+            fragment_bytes: usize,
+            lengths in proptest::collection::vec(any::<(usize, f64)>(), 0..4),
+            bytes: usize,
+        ) {
+            let short = |&(bytes, ns): &(usize, f64)| {
+                let ns = Measured::exactly(ns);
+                Short {
+                    bytes,
+                    trip_ns: ns,
+                    o_s_ns: ns,
+                    o_r_ns: ns,
+                    u_r_ns: ns,
+                    l_ns: ns,
+                    g_s_ns: ns,
+                    g_r_ns: ns,
+                }
+            };
+            let long = |&(bytes, ns): &(usize, f64)| {
+                let ns = Measured::exactly(ns);
+                Long { bytes, trip_ns: ns, work_ns: ns, g_s_ns: ns, g_r_ns: ns }
+            };
+            let model = PointToPoint {
+                place: String::new(),
+                rounds: 0,
+                fragment_bytes,
+                cache_line_ns: None,
+                short: lengths.iter().map(short).collect(),
+                long: lengths.iter().map(long).collect(),
+            };
+            prop_assert_eq!(model.predict(bytes).is_some(), !lengths.is_empty());
+        }
+    }
+
     #[test]
     fn parameters_between_measured_lengths_lie_between_those_measured() {
         let pipeline = Pipeline {
