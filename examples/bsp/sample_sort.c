@@ -3,13 +3,13 @@
  * sample says which keys belong to whom, messages carry them there.
  *
  *     sample_sort: 20000 keys, median 2130214864
+ *
+ * With a number of keys as its argument it sorts so many, and says how long that took.
  */
 #include <bsp.h>
 #include <string.h>
 
 #include "common.h"
-
-enum { KEYS = 20000 };
 
 static int compare(const void *left, const void *right)
 {
@@ -17,11 +17,14 @@ static int compare(const void *left, const void *right)
     return (a > b) - (a < b);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     bsp_begin(bsp_nprocs());
+    int keys_of_all = argc > 1 ? atoi(argv[1]) : 20000;
     int p = bsp_nprocs(), me = bsp_pid();
-    int begin = block_begin(KEYS, me, p), count = block_begin(KEYS, me + 1, p) - begin;
+    REQUIRE(keys_of_all >= p, "%d keys are too few for %d processes", keys_of_all, p);
+    int begin = block_begin(keys_of_all, me, p);
+    int count = block_begin(keys_of_all, me + 1, p) - begin;
 
     uint32_t *keys = allocate(count, sizeof *keys);
     uint32_t *sample = allocate((size_t)p * p, sizeof *sample);
@@ -30,6 +33,8 @@ int main(void)
     bsp_push_reg(counts, p * (int)sizeof *counts);
     for (int i = 0; i < count; i++)
         keys[i] = noise(begin + i);
+    bsp_sync();
+    double begun = bsp_time();
     qsort(keys, count, sizeof *keys, compare);
     bsp_sync();
 
@@ -65,20 +70,23 @@ int main(void)
         bsp_put(to, &received, counts, me * (int)sizeof received, sizeof received);
     bsp_sync();
 
+    if (me == 0 && argc > 1)
+        fprintf(stderr, "%.3f ms\n", 1e3 * (bsp_time() - begun));
+
     /* The sequential result, of which this process should have its part. */
-    uint32_t *all = allocate(KEYS, sizeof *all);
-    for (int i = 0; i < KEYS; i++)
+    uint32_t *all = allocate(keys_of_all, sizeof *all);
+    for (int i = 0; i < keys_of_all; i++)
         all[i] = noise(i);
-    qsort(all, KEYS, sizeof *all, compare);
+    qsort(all, keys_of_all, sizeof *all, compare);
     int before = 0, total = 0;
     for (int from = 0; from < p; from++) {
         before += from < me ? counts[from] : 0;
         total += counts[from];
     }
-    REQUIRE(total == KEYS, "%d keys of %d are left", total, KEYS);
+    REQUIRE(total == keys_of_all, "%d keys of %d are left", total, keys_of_all);
     REQUIRE(memcmp(sorted, all + before, received * sizeof *sorted) == 0, "not sorted");
     if (me == 0)
-        printf("sample_sort: %d keys, median %u\n", KEYS, (unsigned)all[KEYS / 2]);
+        printf("sample_sort: %d keys, median %u\n", keys_of_all, (unsigned)all[keys_of_all / 2]);
 
     free(all);
     free(sorted);

@@ -118,6 +118,9 @@ pub(crate) enum Task {
     Crowd(CrowdJob),
     /// Be one of many that send to one, or that one.
     Incast(IncastJob),
+    /// Be one of two sides whose costs are told apart; or, of messages of these lengths, only single
+    /// trips.
+    Calibrate(Job, Option<Vec<usize>>),
 }
 
 /// What one process of an incast does.

@@ -29,7 +29,7 @@ pub(super) const FOLLOW: u32 = 8;
 /// What the ids of a second pair of endpoints have more.
 const SECOND: u32 = 2;
 /// Longer than any wait: who spins never sleeps.
-const SPIN: Duration = Duration::from_secs(3600);
+pub(super) const SPIN: Duration = Duration::from_secs(3600);
 /// Small messages that a receiver of many takes in one call.
 const TOGETHER: usize = 64;
 

@@ -95,7 +95,7 @@ pub(crate) fn measure(entry: &Entry, testbed: &Testbed, cores: Cores) -> Result<
     Ok(outcome)
 }
 
-fn job(entry: &Entry, testbed: &Testbed, cores: Cores, role: Role) -> Job {
+pub(super) fn job(entry: &Entry, testbed: &Testbed, cores: Cores, role: Role) -> Job {
     let (own, other) = testbed.addresses(entry.place, role);
     let (core, other_core) = role.own_and_other(cores.lead, cores.follow);
     let (_, other_role) = role.own_and_other(Role::Lead, Role::Follow);

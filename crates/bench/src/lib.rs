@@ -12,10 +12,12 @@
 #![forbid(unsafe_code)]
 
 mod bsp;
+mod calibrate;
 mod channel;
 mod control;
 mod crowd;
 mod dipole;
+mod estimate;
 mod flow;
 mod incast;
 mod launch;
@@ -47,6 +49,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 pub use bsp::{ProbeArgs, RankArgs, probe, rank};
+pub use calibrate::{MessagesArgs, calibrate, check as check_predictions};
 use control::{Kind, Placement, name_of};
 use machine::{Cores, Stolen};
 use plan::{Group, Plan};

@@ -21,7 +21,7 @@ use super::peers::udp::Udp;
 use super::peers::udp_gso::UdpGso;
 use super::peers::{pipe, tcp, unix};
 use super::subject::Subject;
-use super::{crowd, dipole, flow, incast, machine, memory, mixed, pingpong, port};
+use super::{calibrate, crowd, dipole, flow, incast, machine, memory, mixed, pingpong, port};
 
 /// Reads a job from standard input, does it, and tells how it went.
 pub(crate) fn run() -> ExitCode {
@@ -40,6 +40,7 @@ fn measure() -> io::Result<()> {
         Task::Side(job) => send(&Verdict::Done(measure_side(&job)?)),
         Task::Crowd(job) => crowd::process::take_part(&job),
         Task::Incast(job) => incast::process::take_part(&job),
+        Task::Calibrate(job, lengths) => calibrate::side::take_part(&job, lengths.as_deref(), meet),
     }
 }
 

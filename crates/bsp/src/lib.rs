@@ -9,6 +9,7 @@ pub mod carrier;
 mod failure;
 mod local;
 pub mod misuse;
+pub mod model;
 mod parcel;
 mod patience;
 mod process;

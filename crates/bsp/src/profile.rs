@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+pub use crate::model::Cost;
+use crate::model::{Measured, PointToPoint};
 use crate::superstep::pace::Slots;
 
 /// Of files as written here. Newer ones are not read.
@@ -27,6 +29,12 @@ pub struct Profile {
     /// What supersteps cost, as far as that has been measured.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cost: Vec<Cost>,
+    /// What single messages cost, if that has been measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub point_to_point: Option<PointToPoint>,
+    /// What copying costs on this machine, by the level of the memory hierarchy.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub copies: Vec<Copying>,
     /// Other measurements.
     #[serde(flatten)]
     rest: Map<String, Value>,
@@ -49,23 +57,15 @@ pub struct Pacing {
     pub unpaced_g_sd: f64,
 }
 
-/// What `dipole bsp probe` found: the parameters of the BSP model.
+/// What `dipole calibrate` found of `memcpy` within one level of the memory hierarchy.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Cost {
-    /// How many ranks there were.
-    pub p: u32,
-    /// On how many nodes.
-    pub nodes: u32,
-    /// Floating-point operations of a rank, in millions a second.
-    pub s_mflops: f64,
-    /// An empty superstep.
-    pub l_ns: f64,
-    /// How far the 95 % confidence interval of the median reaches from it.
-    pub l_ci_ns: f64,
-    /// Time per byte of a long h-relation beyond that, and its standard deviation.
-    pub g_ns_per_byte: f64,
-    /// See there.
-    pub g_sd: f64,
+pub struct Copying {
+    /// `L1`, `L2` and so on, or `memory`.
+    pub level: String,
+    /// How much was copied at once; source and target both lie in that level.
+    pub bytes: usize,
+    /// Time per byte.
+    pub ns_per_byte: Measured,
 }
 
 /// A profile that cannot be read or written.
@@ -139,6 +139,8 @@ impl Profile {
             link: link.to_owned(),
             pacing: None,
             cost: Vec::new(),
+            point_to_point: None,
+            copies: Vec::new(),
             rest: Map::new(),
         }
     }

@@ -11,6 +11,7 @@ mod manual;
 mod mpi;
 mod output;
 mod pipe;
+mod predict;
 mod processes;
 
 use std::io::{IsTerminal, Write};
@@ -39,6 +40,7 @@ enum Command {
     Bench(dipole_bench::BenchArgs),
     Bsp(bsp::BspArgs),
     Calibrate(calibrate::CalibrateArgs),
+    Predict(predict::PredictArgs),
     Graph(graph::GraphArgs),
     Stats(processes::StatsArgs),
     Links(processes::LinksArgs),
@@ -158,6 +160,7 @@ fn run(command: Command, json: bool, out: &mut dyn Write) -> Result<ExitCode, Fa
         }
         Command::Bsp(args) => bsp::execute(&args, json, out),
         Command::Calibrate(args) => calibrate::execute(&args, json, out),
+        Command::Predict(args) => predict::execute(&args, json, out),
         Command::Stats(args) => processes::stats(&args, json, out),
         Command::Links(args) => processes::links(&args, json, out),
         Command::Graph(args) => graph::execute(&args, json, out),

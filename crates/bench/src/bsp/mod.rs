@@ -2,12 +2,11 @@
 //!
 //! s is the speed of a processor, l the time of an empty superstep, g the time per byte of a long
 //! h-relation. `job` starts the ranks (`rank`, or an MPI program that does the same), which tell
-//! `sample`s of `pattern`s; `estimate` and `row` are what is made of them.
+//! `sample`s of `pattern`s; `estimate` (of the whole crate) and `row` are what is made of them.
 //!
 //! # Source
 //! `bsp-protocols-thesis`, ch. 6: tables 6.2, 6.3, 6.6, figures 6.3 to 6.5.
 
-mod estimate;
 mod job;
 mod pattern;
 mod rank;
@@ -313,10 +312,7 @@ pub fn probe(
 /// Keeps what Dipole's supersteps cost in the profiles of their links.
 fn save(rows: &[Row]) -> Result<Vec<PathBuf>, ProfileError> {
     let mut links: Vec<&str> = Vec::new();
-    // One rank alone says nothing of a link.
-    let own = rows
-        .iter()
-        .filter(|row| row.subject == "dipole" && row.p > 1);
+    let own = rows.iter().filter(|row| row.subject == "dipole");
     for row in own.clone() {
         if !links.contains(&&*row.link) {
             links.push(&row.link);

@@ -2,9 +2,9 @@
 
 use serde::Serialize;
 
+use super::super::estimate::Estimate;
 use super::super::statistics::as_float;
 use super::Link;
-use super::estimate::Estimate;
 use super::sample::{Packets, Sample, Told, What};
 
 /// One line of `--json`. Times are in nanoseconds.

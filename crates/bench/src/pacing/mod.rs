@@ -6,6 +6,8 @@
 
 mod cluster;
 mod figures;
+#[cfg(test)]
+mod messages;
 
 use std::error::Error;
 use std::path::Path;

@@ -1,6 +1,7 @@
-//! `dipole calibrate`: measures what supersteps should know of the links between nodes, and saves it.
+//! `dipole calibrate`: what messages cost, by `dipole_bench`; with `--pacing` what supersteps should know
+//! of the links between nodes.
 //!
-//! It is a program of a job, with one process on each node. [`exchange`] moves the supersteps,
+//! The latter is a program of a job, with one process on each node. [`exchange`] moves the supersteps,
 //! [`choice`] decides. All members see the same numbers, so they agree on every step without
 //! saying so.
 
@@ -32,18 +33,26 @@ const LEARNING: u32 = 8;
 /// Every trial takes its turn so often: networks and machines drift.
 const TURNS: u32 = 2;
 
-/// Measure the links between the nodes of a job, and save what supersteps should know of them
+/// Measure what messages cost on this machine, and save it for `dipole predict`
 ///
-/// Runs in every process of a job with one process on each node:
-/// dipole run -n 8 --hosts FILE dipole calibrate --pacing
+/// By each link, two processes find the parameters of the model of messages: the overheads of sending
+/// and receiving, the latency, and the gaps between messages, by length; and what copying costs by
+/// level of the memory hierarchy. That takes less than a minute, in which nothing else should run.
+/// Saved in DIPOLE_PROFILE, by default ~/.config/dipole/profile, with all samples beside. With --job
+/// the same between two nodes.
+///
+/// With --pacing it runs in every process of a job with one process on each node, and finds how
+/// supersteps should send: dipole run -n 8 --hosts FILE dipole calibrate --pacing
 #[derive(Args, Debug)]
 pub(crate) struct CalibrateArgs {
-    /// Find the length of slots in which processes send (saved in DIPOLE_PROFILE, by default
-    /// ~/.config/dipole/profile, of each node)
-    #[arg(long, required = true)]
+    #[command(flatten)]
+    messages: dipole_bench::MessagesArgs,
+    /// Instead, find the length of slots in which the processes of a job send; saved on each node
+    #[arg(long, conflicts_with_all = ["link", "on", "quick", "job"])]
     pacing: bool,
     /// How many supersteps each trial has
-    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(2..=10_000))]
+    #[arg(long, requires = "pacing", default_value_t = 20,
+          value_parser = clap::value_parser!(u32).range(2..=10_000))]
     rounds: u32,
 }
 
@@ -53,6 +62,10 @@ pub(crate) fn execute(
     json: bool,
     out: &mut dyn Write,
 ) -> Result<ExitCode, Failure> {
+    if !arguments.pacing {
+        return dipole_bench::calibrate(&arguments.messages, json, out)
+            .map_err(|error| Failure::with_status(2, error));
+    }
     let mut member = Member::join()?;
     let (bytes, trials) = trials(&mut member, arguments.rounds)?;
     let Some(chosen) = best(&trials) else {

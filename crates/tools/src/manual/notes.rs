@@ -23,6 +23,21 @@ const MEASURED: &[(&str, &str)] = &[
     ("2", "wrong usage, or nothing could be measured"),
     ("141", "nobody reads the output any more"),
 ];
+const CALIBRATED: &[(&str, &str)] = &[
+    ("0", "done"),
+    ("1", "failed; standard error says why"),
+    ("2", "wrong usage, or nothing could be measured"),
+    ("141", "nobody reads the output any more"),
+];
+const PREDICTED: &[(&str, &str)] = &[
+    ("0", "done"),
+    ("1", "nothing was calibrated that could tell"),
+    (
+        "2",
+        "wrong usage, or with --check nothing could be measured",
+    ),
+    ("141", "nobody reads the output any more"),
+];
 const NODE: &[&str] = &[
     "DIPOLE_NID",
     "DIPOLE_HOSTS",
@@ -133,12 +148,41 @@ pub(super) fn notes(page: &str) -> Notes {
             &["dipole-calibrate"],
         ),
         "dipole-calibrate" => notes(
-            &[(
-                "dipole run -n 8 --hosts hosts dipole calibrate --pacing",
-                "one process on each node",
-            )],
-            USUAL,
-            &["dipole-run", "dipole-bsp-probe"],
+            &[
+                (
+                    "dipole calibrate",
+                    "every link that can be opened here, in less than a minute; as root between namespaces, and bpf too",
+                ),
+                ("dipole calibrate --link udp", "one of them"),
+                (
+                    "dipole run -n 2 --hosts hosts dipole calibrate --job",
+                    "between two nodes",
+                ),
+                (
+                    "dipole run -n 8 --hosts hosts dipole calibrate --pacing",
+                    "the pace of supersteps, with one process on each node",
+                ),
+            ],
+            CALIBRATED,
+            &["dipole-predict", "dipole-run", "dipole-bsp-probe"],
+        ),
+        "dipole-predict" => notes(
+            &[
+                (
+                    "dipole predict --bytes 4096 --link udp",
+                    "how long a message of 4 KiB takes",
+                ),
+                (
+                    "dipole predict --check",
+                    "predicted beside measured, from 1 byte to 4 MiB",
+                ),
+                (
+                    "dipole predict --ranks 2,4,8,16 --link shm --work-seconds 0.5 --volume 8000000 --supersteps 3",
+                    "a program of three supersteps that exchange 8 MB each, and its speed-up",
+                ),
+            ],
+            PREDICTED,
+            &["dipole-calibrate", "dipole-bsp-probe"],
         ),
         "dipole-graph" => notes(
             &[

@@ -1,8 +1,9 @@
 //! What repeated measurements say: a median with its confidence interval, and how they spread.
 
+use dipole_bsp::model::Measured;
 use serde::Serialize;
 
-use super::super::statistics::{Spread, as_float};
+use super::statistics::{Spread, as_float};
 
 /// How often an interval may miss, on each side.
 const MISS: f64 = 0.025;
@@ -44,6 +45,15 @@ impl Estimate {
             p99: sorted[(count * 99).div_ceil(100).max(1) - 1],
             count,
         })
+    }
+
+    /// Median and interval, as profiles keep them.
+    pub(crate) fn measured(&self) -> Measured {
+        Measured {
+            median: self.median,
+            low: self.low,
+            high: self.high,
+        }
     }
 
     /// How far the interval reaches from the median, at most.

@@ -1,0 +1,204 @@
+//! What the model predicts beside what is measured, by processes and at lengths of their own.
+
+use std::error::Error;
+use std::io::Write;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use dipole_bsp::model::{PointToPoint, Regime};
+use serde::Serialize;
+
+use super::super::control::{Carrier, Placement, name_of};
+use super::super::machine::{self, Cores};
+use super::super::plan::size;
+use super::super::report::titled;
+use super::super::statistics::Spread;
+use super::super::testbed::{On, Testbed};
+use super::super::{Report, machine_line, progress_bar};
+use super::placement;
+use super::side::What;
+
+/// From 1 B to 4 MiB, few of them lengths that a calibration measures.
+const BYTES: [usize; 20] = [
+    1,
+    16,
+    100,
+    400,
+    800,
+    1300,
+    1800,
+    3000,
+    6000,
+    10_000,
+    14_000,
+    20_000,
+    48 << 10,
+    100_000,
+    200_000,
+    400_000,
+    700_000,
+    1_500_000,
+    3_000_000,
+    4 << 20,
+];
+const ROUNDS: usize = 5;
+const EACH: Duration = Duration::from_millis(20);
+/// The cores have moved if a cache line takes so many times as long, or as short, as before.
+const MOVED: f64 = 1.5;
+const QUICK_BYTES: [usize; 3] = [16, 6000, 100_000];
+const QUICK_EACH: Duration = Duration::from_millis(1);
+
+/// One length: a line of `--json`.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct Line {
+    check: &'static str,
+    link: String,
+    bytes: usize,
+    predicted_ns: f64,
+    predicted_low_ns: f64,
+    predicted_high_ns: f64,
+    regime: Regime,
+    /// Half a round trip: the median of rounds, each a median.
+    measured_ns: f64,
+    measured_least_ns: f64,
+    measured_most_ns: f64,
+    /// Of the measured.
+    error: f64,
+}
+
+/// Measures single trips by the links of these names beside what their parameters predict, and
+/// prints both.
+///
+/// # Errors
+/// Nothing could be measured, or writing to `out` failed.
+pub fn check(
+    links: &[(String, PointToPoint)],
+    is_quick: bool,
+    json: bool,
+    out: &mut dyn Write,
+) -> Result<ExitCode, Box<dyn Error>> {
+    let report = &mut Report {
+        json,
+        wide: false,
+        out,
+    };
+    let cores = Cores::choose()?;
+    let testbed = Testbed::make(On::Auto)?;
+    report.note(&machine_line(cores))?;
+    let (bytes, rounds, each) = match is_quick {
+        true => (&QUICK_BYTES[..], 1, QUICK_EACH),
+        false => (&BYTES[..], ROUNDS, EACH),
+    };
+    let mut carriers = Vec::new();
+    for (name, found) in links {
+        let carrier = Carrier::from_str(name, false)?;
+        let place = testbed.name(placement(carrier));
+        if found.place != place {
+            let then = &found.place;
+            report.note(&format!(
+                "{name} was calibrated on {then} and is measured on {place} now: the figures do not \
+                 belong together"
+            ))?;
+        }
+        if carrier == Carrier::Bpf && testbed.name(Placement::TwoNodes) != "veth" {
+            report.note(&"bpf needs root and namespaces of its own: left out")?;
+            continue;
+        }
+        carriers.push((carrier, found));
+    }
+    let progress = progress_bar((rounds * carriers.len()) as u64);
+    let mut measured = vec![Vec::new(); bytes.len() * carriers.len()];
+    let mut cache_line_ns = Vec::new();
+    for round in 1..=rounds {
+        cache_line_ns.extend(machine::cache_line_ns(cores)?);
+        for ((carrier, _), measured) in carriers.iter().zip(measured.chunks_mut(bytes.len())) {
+            progress.set_message(format!("{}, round {round} of {rounds}", name_of(*carrier)));
+            let samples = super::measure(*carrier, each, Some(bytes), &testbed, cores)?;
+            let trips = samples
+                .into_iter()
+                .filter(|sample| sample.what == What::Trip);
+            for (sample, measured) in trips.zip(measured) {
+                measured.extend(Spread::of(sample.ns).map(|ns| ns.median));
+            }
+            progress.inc(1);
+        }
+    }
+    progress.finish_and_clear();
+    let now_ns = Spread::of(cache_line_ns).map(|ns| ns.median);
+    for (carrier, found) in &carriers {
+        let then_ns = found.cache_line_ns.map(|ns| ns.median);
+        if let (Some(then), Some(now)) = (then_ns, now_ns)
+            && (now > then * MOVED || then > now * MOVED)
+        {
+            let name = name_of(*carrier);
+            report.note(&format!(
+                "{name}: a cache line takes {now:.0} ns between the cores now and took {then:.0} ns when it \
+                 was calibrated: the host has moved them, so the figures do not belong together; run \
+                 dipole calibrate again"
+            ))?;
+        }
+    }
+    let all = carriers
+        .iter()
+        .flat_map(|it| bytes.iter().map(move |bytes| (*it, *bytes)));
+    let mut lines = Vec::new();
+    for (((carrier, found), bytes), measured) in all.zip(measured) {
+        let (Some(predicted), Some(measured)) = (found.predict(bytes), Spread::of(measured)) else {
+            continue;
+        };
+        lines.push(Line {
+            check: "message",
+            link: name_of(carrier),
+            bytes,
+            predicted_ns: predicted.ns.median,
+            predicted_low_ns: predicted.ns.low,
+            predicted_high_ns: predicted.ns.high,
+            regime: predicted.regime,
+            measured_ns: measured.median,
+            measured_least_ns: measured.least,
+            measured_most_ns: measured.most,
+            error: predicted.ns.median / measured.median - 1.0,
+        });
+    }
+    match json {
+        true => lines.iter().try_for_each(|line| report.object(line))?,
+        false => report.result(&table(&lines))?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn table(lines: &[Line]) -> String {
+    let mut table = titled("link|bytes|predicted us|measured us|least..most|error %", 1);
+    for line in lines {
+        table.add_row([
+            line.link.clone(),
+            size(line.bytes),
+            us(line.predicted_ns),
+            us(line.measured_ns),
+            format!(
+                "{}..{}",
+                us(line.measured_least_ns),
+                us(line.measured_most_ns)
+            ),
+            format!("{:+.1}", 100.0 * line.error),
+        ]);
+    }
+    let mut text = format!("{table}\n");
+    let mut links: Vec<&str> = lines.iter().map(|line| &*line.link).collect();
+    links.dedup();
+    for link in links {
+        let of_link = lines.iter().filter(|line| line.link == link);
+        if let Some(error) = Spread::of(of_link.map(|line| 100.0 * line.error.abs())) {
+            text += &format!(
+                "{link}: median error {:.1} %, at most {:.1} %\n",
+                error.median, error.most
+            );
+        }
+    }
+    text
+}
+
+fn us(ns: f64) -> String {
+    format!("{:.2}", ns * 1e-3)
+}

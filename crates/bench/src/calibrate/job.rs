@@ -1,0 +1,109 @@
+//! A calibration between the two processes of a job: of the network between the nodes on which they
+//! are.
+
+use std::error::Error;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use dipole_bsp::model::PointToPoint;
+use dipole_node::job::Job;
+use dipole_node::{Address, Config, Endpoint, Node};
+
+use super::super::Report;
+use super::super::control::{Carrier, Role, name_of};
+use super::super::dipole::{SPIN, failed};
+use super::super::machine::{self, Cores};
+use super::super::pingpong::GIVE_UP;
+use super::super::progress_bar;
+use super::{CalibrateError, Link, MessagesArgs, copies, parameters, save, show, side};
+
+/// How long the other process may take to come, and to measure what copying costs.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// What the profile says of where the processes were.
+const PLACES: [&str; 2] = ["node", "nodes"];
+
+/// Measures as one of the two; rank 0 prints, both save.
+pub(super) fn calibrate(
+    arguments: &MessagesArgs,
+    (rounds, each): (u32, Duration),
+    report: &mut Report<'_>,
+) -> Result<ExitCode, Box<dyn Error>> {
+    let job = Job::from_env().map_err(|error| CalibrateError::NoJob(error.to_string()))?;
+    if job.size != 2 {
+        return Err(CalibrateError::NotTwo(job.size).into());
+    }
+    let mut config = Config::from_env()?;
+    config.spin = SPIN;
+    let node = Node::open(config)?;
+    let endpoint = node.endpoint(job.own_address().endpoint)?;
+    let (role, other) = match job.rank {
+        0 => (Role::Lead, job.addresses[1]),
+        _ => (Role::Follow, job.addresses[0]),
+    };
+    endpoint.target(other)?;
+    let copies = copies::measure(Cores::choose()?, arguments.quick)?;
+    // Neither begins before the other is ready.
+    endpoint.send(&[])?;
+    drop(endpoint.receive_timeout(PATIENCE)?);
+    let progress = progress_bar(u64::from(rounds));
+    let samples = side::rounds(&endpoint, role, rounds, each, || progress.inc(1))?;
+    progress.finish_and_clear();
+    let carrier = carrier(&node);
+    let found = match role {
+        Role::Lead => {
+            let place = PLACES[usize::from(other.node != job.own_address().node)];
+            let found = parameters::of(place, &samples, None);
+            let found = found.ok_or_else(|| CalibrateError::Incomplete {
+                link: name_of(carrier),
+            })?;
+            tell(&endpoint, &found)?;
+            found
+        }
+        Role::Follow => heard(&endpoint, other)?,
+    };
+    let link = Link {
+        carrier,
+        found,
+        rounds: samples,
+    };
+    if role == Role::Lead {
+        report.note(&format!(
+            "{}; from node {} to node {}",
+            machine::description(),
+            job.own_address().node,
+            other.node
+        ))?;
+        show(std::slice::from_ref(&link), &copies, report)?;
+    }
+    if !arguments.quick {
+        let file = save(&link, &copies)?;
+        if role == Role::Lead {
+            report.note(&format!("saved in {} on each node", file.display()))?;
+        }
+    }
+    endpoint.drain(GIVE_UP)?;
+    drop(endpoint);
+    node.close(GIVE_UP)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What has carried the messages.
+fn carrier(node: &Node) -> Carrier {
+    let stats = node.stats();
+    match stats.local.is_some_and(|local| local.records_out > 0) {
+        true => Carrier::Shm,
+        false if stats.bpf.is_some() => Carrier::Bpf,
+        false => Carrier::Udp,
+    }
+}
+
+fn tell(endpoint: &Endpoint, found: &PointToPoint) -> Result<(), Box<dyn Error>> {
+    let text = serde_json::to_vec(found)?;
+    Ok(endpoint.send(&text)?)
+}
+
+fn heard(endpoint: &Endpoint, from: Address) -> Result<PointToPoint, Box<dyn Error>> {
+    let text = endpoint.receive_timeout(PATIENCE).map_err(failed)?;
+    serde_json::from_slice(&text)
+        .map_err(|cause| format!("{from} told no parameters: {cause}").into())
+}

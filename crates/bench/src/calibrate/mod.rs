@@ -1,0 +1,329 @@
+//! `dipole calibrate`: what a message costs, told apart as the parameters of a model.
+//!
+//! Two processes, pinned to a core each, exchange messages of many lengths by each link (`side`), in
+//! several rounds, each by new processes. `parameters` is what is made of their samples, `copies`
+//! the cost of moving data within the machine. All is saved in the profiles of the links, from which
+//! `dipole predict` computes.
+//!
+//! # Source
+//! Directed Point §3, §5.1; the four phases: Directed Point II §5.2.
+
+mod check;
+mod copies;
+mod job;
+pub(crate) mod parameters;
+pub(crate) mod side;
+mod table;
+
+use std::error::Error;
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+pub use check::check;
+use clap::Args;
+use dipole_bsp::model::PointToPoint;
+use dipole_bsp::profile::{Copying, Profile, ProfileError};
+use serde::Serialize;
+
+use super::control::{Carrier, Kind, Placement, Ready, Role, Task, Workload, name_of};
+use super::estimate::Estimate;
+use super::launch::{self, Entry, RunError, SLACK, Worker};
+use super::machine::{self, Cores, Stolen};
+use super::subject::Subject;
+use super::testbed::{On, Testbed};
+use super::{Report, closing_line, machine_line, progress_bar};
+use side::Sample;
+
+/// How often everything is measured: the interval of a median of nine leaves out the least and the
+/// greatest.
+const ROUNDS: u32 = 9;
+/// How long the round trips of one length take in a round.
+const EACH: Duration = Duration::from_millis(25);
+const QUICK_ROUNDS: u32 = 1;
+const QUICK_EACH: Duration = Duration::from_millis(1);
+
+/// Which links are calibrated, and where.
+#[derive(Args, Clone, Debug)]
+pub struct MessagesArgs {
+    /// What carries the messages [default: those that can be opened here]
+    #[arg(long, value_enum, value_name = "LINK,..", value_delimiter = ',')]
+    link: Vec<Carrier>,
+    /// Where the two processes run whose messages go by udp or bpf
+    #[arg(long, value_enum, default_value_t = On::Auto)]
+    on: On,
+    /// Measure between the two processes of a job, started on two nodes by dipole run or another
+    /// launcher, by what DIPOLE_LINK says; saved on each node
+    #[arg(long, conflicts_with_all = ["link", "on"])]
+    job: bool,
+    /// One short round, to see that everything works; nothing is saved
+    #[arg(long)]
+    quick: bool,
+}
+
+/// Why nothing can be calibrated.
+#[derive(Debug, thiserror::Error)]
+enum CalibrateError {
+    #[error("--link bpf needs root and namespaces of its own ({0}); leave it out")]
+    NoBpf(String),
+    #[error("{0}; with --job it runs as dipole run -n 2 --hosts FILE dipole calibrate --job")]
+    NoJob(String),
+    #[error(
+        "{0} processes are in this job, and a message goes from one to another: start two, one on \
+         each of two nodes"
+    )]
+    NotTwo(u32),
+    #[error("--on node is shared memory alone; say --link shm")]
+    OnNode,
+    #[error(
+        "the two sides of {link} measured only a part; this is a fault of this program, please \
+         report it"
+    )]
+    Incomplete { link: String },
+}
+
+/// What was found of one link.
+struct Link {
+    carrier: Carrier,
+    found: PointToPoint,
+    rounds: Vec<Vec<Sample>>,
+}
+
+/// Measures, prints and saves; with `json` one object for each link.
+///
+/// # Errors
+/// Nothing could be measured, or writing to `out` or the profile failed.
+pub fn calibrate(
+    arguments: &MessagesArgs,
+    json: bool,
+    out: &mut dyn Write,
+) -> Result<ExitCode, Box<dyn Error>> {
+    let report = &mut Report {
+        json,
+        wide: false,
+        out,
+    };
+    let (rounds, each) = match arguments.quick {
+        true => (QUICK_ROUNDS, QUICK_EACH),
+        false => (ROUNDS, EACH),
+    };
+    if arguments.job {
+        return job::calibrate(arguments, (rounds, each), report);
+    }
+    let begun = Instant::now();
+    let cores = Cores::choose()?;
+    let testbed = Testbed::make(arguments.on)?;
+    let carriers = carriers(arguments, &testbed)?;
+    report.note(&machine_line(cores))?;
+    let apart = testbed.description();
+    report.note(&format!("packets: {apart}; shm: within this node"))?;
+    if let Some(remark) = &testbed.remark {
+        report.note(&format!("not between namespaces: {remark}"))?;
+    }
+    let stolen = Stolen::since_now(cores);
+    let progress = progress_bar(u64::from(rounds) * carriers.len() as u64 + 1);
+    progress.set_message("memcpy");
+    let copies = copies::measure(cores, arguments.quick)?;
+    progress.inc(1);
+    let mut cache_line_ns = Vec::new();
+    let mut samples: Vec<Vec<Vec<Sample>>> = vec![Vec::new(); carriers.len()];
+    // The machine drifts: each link takes its turn in every round.
+    for round in 1..=rounds {
+        cache_line_ns.extend(machine::cache_line_ns(cores)?);
+        for (carrier, samples) in carriers.iter().zip(&mut samples) {
+            progress.set_message(format!("{}, round {round} of {rounds}", name_of(*carrier)));
+            samples.push(measure(*carrier, each, None, &testbed, cores)?);
+            progress.inc(1);
+        }
+    }
+    progress.finish_and_clear();
+    let distance = Estimate::of(cache_line_ns.iter().copied()).map(|it| it.measured());
+    let mut links = Vec::new();
+    for (carrier, rounds) in carriers.into_iter().zip(samples) {
+        let place = testbed.name(placement(carrier));
+        let found =
+            parameters::of(place, &rounds, distance).ok_or_else(|| CalibrateError::Incomplete {
+                link: name_of(carrier),
+            })?;
+        links.push(Link {
+            carrier,
+            found,
+            rounds,
+        });
+    }
+    show(&links, &copies, report)?;
+    let closing = closing_line(&cache_line_ns, stolen);
+    report.note(&format!(
+        "{closing}; it took {:.0} s",
+        begun.elapsed().as_secs_f64()
+    ))?;
+    if !arguments.quick {
+        for link in &links {
+            let file = save(link, &copies)?;
+            report.note(&format!("saved in {}", file.display()))?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn show(links: &[Link], copies: &[Copying], report: &mut Report<'_>) -> io::Result<()> {
+    for link in links {
+        match report.json {
+            true => report.object(&Line::of(link, copies))?,
+            false => report.result(&table::of_link(link))?,
+        }
+    }
+    match report.json {
+        true => Ok(()),
+        false => report.result(&table::of_copies(copies)),
+    }
+}
+
+fn carriers(arguments: &MessagesArgs, testbed: &Testbed) -> Result<Vec<Carrier>, CalibrateError> {
+    let is_apart = testbed.name(Placement::TwoNodes) == "veth";
+    let has_bpf = is_apart && dipole_bpf::has_capabilities();
+    let mut carriers = arguments.link.clone();
+    if carriers.is_empty() {
+        carriers = match arguments.on {
+            On::Node => vec![Carrier::Shm],
+            _ => vec![Carrier::Shm, Carrier::Udp],
+        };
+        carriers.extend(has_bpf.then_some(Carrier::Bpf));
+    }
+    if carriers.contains(&Carrier::Bpf) && !has_bpf {
+        return Err(CalibrateError::NoBpf(testbed.description()));
+    }
+    if arguments.on == On::Node && carriers.iter().any(|one| *one != Carrier::Shm) {
+        return Err(CalibrateError::OnNode);
+    }
+    let mut seen = Vec::new();
+    carriers.retain(|one| !seen.contains(one) && (seen.push(*one), true).1);
+    Ok(carriers)
+}
+
+fn placement(carrier: Carrier) -> Placement {
+    match carrier {
+        Carrier::Shm => Placement::OneNode,
+        Carrier::Udp | Carrier::Bpf => Placement::TwoNodes,
+    }
+}
+
+/// A round: all samples of one link by two new processes, or single trips alone.
+fn measure(
+    carrier: Carrier,
+    each: Duration,
+    trips: Option<&[usize]>,
+    testbed: &Testbed,
+    cores: Cores,
+) -> Result<Vec<Sample>, RunError> {
+    let entry = Entry {
+        bench: "calibrate".to_owned(),
+        subject: Subject::Dipole,
+        work: Workload {
+            kind: Kind::Pingpong,
+            size_bytes: 1,
+            duration: each,
+            unreliable: false,
+            block: false,
+            may_lose: false,
+            threads: false,
+            two_threads_a_side: false,
+        },
+        place: placement(carrier),
+        carrier,
+        fault: None,
+    };
+    let start = |role: Role| {
+        let mut environment = testbed.environment(entry.place, role, carrier);
+        // That a side waits for its core is seen in the samples.
+        environment.push(("DIPOLE_LOG", "error".into()));
+        let task = Task::Calibrate(
+            launch::job(&entry, testbed, cores, role),
+            trips.map(<[_]>::to_vec),
+        );
+        let (who, _) = role.own_and_other("leading side", "following side");
+        Worker::start(who.to_owned(), &task, environment)
+    };
+    let (mut lead, mut follow) = (start(Role::Lead)?, start(Role::Follow)?);
+    let (of_lead, of_follow) = (lead.recv::<Ready>(SLACK)?, follow.recv::<Ready>(SLACK)?);
+    follow.send(&of_lead)?;
+    lead.send(&of_follow)?;
+    match lead.recv(SLACK) {
+        Ok(samples) => {
+            // It has nothing to tell, but must have come to its end.
+            follow.recv::<Vec<Sample>>(SLACK)?;
+            Ok(samples)
+        }
+        // Whichever fails says why; the other would only say that it waited in vain.
+        Err(error) => Err(match follow.recv::<Vec<Sample>>(Duration::ZERO) {
+            Err(first @ RunError::Failed { .. }) => first,
+            _ => error,
+        }),
+    }
+}
+
+/// Keeps what was found in the link's profile, and the samples beside it.
+fn save(link: &Link, copies: &[Copying]) -> Result<PathBuf, Box<dyn Error>> {
+    let name = name_of(link.carrier);
+    let mut profile = Profile::load(&name)?.unwrap_or_else(|| Profile::new(&name));
+    profile.point_to_point = Some(link.found.clone());
+    profile.copies = copies.to_vec();
+    let file = profile.save()?;
+    // Of two processes on two nodes one has measured.
+    if link.rounds.iter().any(|samples| !samples.is_empty()) {
+        save_samples(&file.with_extension("samples.jsonl"), &link.rounds)?;
+    }
+    Ok(file)
+}
+
+fn save_samples(file: &Path, rounds: &[Vec<Sample>]) -> Result<(), ProfileError> {
+    #[derive(Serialize)]
+    struct Line<'a> {
+        round: usize,
+        #[serde(flatten)]
+        sample: &'a Sample,
+    }
+    let write = || -> io::Result<()> {
+        let mut text = Vec::new();
+        for (round, samples) in rounds.iter().enumerate() {
+            for sample in samples {
+                serde_json::to_writer(&mut text, &Line { round, sample })?;
+                text.push(b'\n');
+            }
+        }
+        fs::write(file, text)
+    };
+    write().map_err(|cause| ProfileError::File {
+        file: file.to_owned(),
+        action: "write the samples beside",
+        cause,
+    })
+}
+
+/// A line of `--json`.
+#[derive(Serialize)]
+struct Line<'a> {
+    calibrate: &'static str,
+    link: String,
+    #[serde(flatten)]
+    found: &'a PointToPoint,
+    copies: &'a [Copying],
+    samples: usize,
+    outliers: usize,
+}
+
+impl<'a> Line<'a> {
+    fn of(link: &'a Link, copies: &'a [Copying]) -> Self {
+        let (outliers, samples) = parameters::outliers(&link.rounds);
+        Self {
+            calibrate: "link",
+            link: name_of(link.carrier),
+            found: &link.found,
+            copies,
+            samples,
+            outliers,
+        }
+    }
+}

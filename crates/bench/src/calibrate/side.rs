@@ -1,0 +1,480 @@
+//! The two processes of a calibration: the leading side commands and holds the clock, the following
+//! one does as told.
+//!
+//! All times are taken around calls of the application's interface, by threads that spin. What a
+//! reading of the clock costs is taken off.
+
+use std::hint::spin_loop;
+use std::io;
+use std::time::{Duration, Instant};
+
+use dipole_node::{Address, Endpoint, EndpointId, Message};
+use serde::{Deserialize, Serialize};
+
+use super::super::channel::{broken, timed_out};
+use super::super::control::{Job, Role};
+use super::super::dipole::{FOLLOW, LEAD, check_carrier, failed, open_node};
+use super::super::peers::Meet;
+use super::super::pingpong::{GIVE_UP, nanoseconds};
+use super::super::statistics::{Spread, as_float};
+use super::super::{machine, side};
+
+/// Lengths of messages that leave as one fragment, and of longer ones. Where a second packet, or a
+/// second fragment, begins there is a step: it has a length on each side.
+pub(crate) const FRAGMENT_BYTES: usize = 16 << 10;
+pub(crate) const SHORT_BYTES: [usize; 11] = [
+    1,
+    64,
+    256,
+    1024,
+    1400,
+    1500,
+    2048,
+    4096,
+    8192,
+    12 << 10,
+    FRAGMENT_BYTES,
+];
+pub(crate) const LONG_BYTES: [usize; 7] = [
+    18 << 10,
+    24 << 10,
+    32 << 10,
+    64 << 10,
+    256 << 10,
+    1 << 20,
+    4 << 20,
+];
+/// Repetitions of each measurement in a round, and those before that do not count.
+const LEAST: u32 = 16;
+const MOST: u32 = 400;
+const WARM_UP: u32 = 8;
+/// Messages of a burst, and bytes at most: many, since the receiver takes the first late.
+const BURST: u32 = 256;
+const BURST_BYTES: usize = 1 << 20;
+const BURSTS: u32 = 8;
+/// Messages that are picked up together.
+const LYING: u32 = 32;
+/// How long a burst lies before it is picked up, by a receiver that makes no calls.
+const LIES: Duration = Duration::from_micros(600);
+const CLOCK_READINGS: u32 = 1000;
+
+/// What was measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum What {
+    /// Half a round trip.
+    Trip,
+    /// The call that sends.
+    Send,
+    /// What the receiver's calls take beyond looking in vain: `O_r + U_r`.
+    Work,
+    /// The call that takes a message from the pool.
+    PickUp,
+    /// From one message to the next of a burst, at the sender; and where they arrive.
+    SendGap,
+    ReceiveGap,
+}
+
+/// All repetitions of a measurement in one round.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Sample {
+    pub(crate) what: What,
+    pub(crate) bytes: usize,
+    pub(crate) ns: Vec<f64>,
+}
+
+/// What the leading side tells the following one to do; 24 bytes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Command {
+    /// Send so many messages back.
+    Echo {
+        bytes: usize,
+        count: u32,
+    },
+    /// Receive so many; answer how far apart they came.
+    Gaps {
+        bytes: usize,
+        count: u32,
+    },
+    /// Let so many arrive, then answer how long each takes to pick up.
+    PickUp {
+        bytes: usize,
+        count: u32,
+    },
+    End,
+}
+
+impl Command {
+    fn bytes(self) -> [u8; 24] {
+        let [kind, bytes, count] = match self {
+            Command::Echo { bytes, count } => [0, bytes as u64, u64::from(count)],
+            Command::Gaps { bytes, count } => [1, bytes as u64, u64::from(count)],
+            Command::PickUp { bytes, count } => [2, bytes as u64, u64::from(count)],
+            Command::End => [3, 0, 0],
+        };
+        let mut text = [0; 24];
+        for (place, number) in text.chunks_exact_mut(8).zip([kind, bytes, count]) {
+            place.copy_from_slice(&number.to_le_bytes());
+        }
+        text
+    }
+
+    fn parse(text: &[u8]) -> Option<Command> {
+        let (numbers, rest) = text.as_chunks::<8>();
+        let &[kind, bytes, count] = numbers else {
+            return None;
+        };
+        let [kind, bytes, count] = [kind, bytes, count].map(u64::from_le_bytes);
+        let (bytes, count) = (usize::try_from(bytes).ok()?, u32::try_from(count).ok()?);
+        match kind {
+            _ if !rest.is_empty() => None,
+            0 => Some(Command::Echo { bytes, count }),
+            1 => Some(Command::Gaps { bytes, count }),
+            2 => Some(Command::PickUp { bytes, count }),
+            3 => Some(Command::End),
+            _ => None,
+        }
+    }
+}
+
+/// Takes part as either side; the leading one tells the parent the samples: everything, or single
+/// trips of messages of some lengths.
+pub(crate) fn take_part(job: &Job, trips: Option<&[usize]>, meet: Meet) -> io::Result<()> {
+    if let Some(path) = &job.namespace {
+        side::enter(path)?;
+    }
+    machine::pin(job.core)?;
+    let node = open_node(job, |_| ())?;
+    let (own, other) = job.role.own_and_other(LEAD, FOLLOW);
+    let endpoint = node.endpoint(EndpointId(own)).map_err(failed)?;
+    meet(Vec::new())?;
+    let to = Address::new(job.other_node, other);
+    endpoint.target(to).map_err(failed)?;
+    let mut place = Place::new(&endpoint, trips.unwrap_or(&LONG_BYTES));
+    match job.role {
+        Role::Lead => match trips {
+            None => place.lead(job.work.duration)?,
+            Some(lengths) => place.trips(lengths, job.work.duration)?,
+        },
+        Role::Follow => place.follow()?,
+    }
+    let samples = place.samples;
+    check_carrier(Some(job.carrier), &node.stats())?;
+    drop(endpoint);
+    node.close(GIVE_UP).map_err(failed)?;
+    side::send(&samples)
+}
+
+/// So many rounds over endpoints that point at each other; the leading side has the samples of each.
+pub(super) fn rounds(
+    endpoint: &Endpoint,
+    role: Role,
+    rounds: u32,
+    each: Duration,
+    mut done: impl FnMut(),
+) -> io::Result<Vec<Vec<Sample>>> {
+    let mut place = Place::new(endpoint, &LONG_BYTES);
+    let mut all = Vec::new();
+    for _ in 0..rounds {
+        match role {
+            Role::Lead => place.lead(each)?,
+            Role::Follow => place.follow()?,
+        }
+        all.push(std::mem::take(&mut place.samples));
+        done();
+    }
+    Ok(all)
+}
+
+struct Place<'a> {
+    endpoint: &'a Endpoint,
+    clock_ns: f64,
+    samples: Vec<Sample>,
+    payload: Vec<u8>,
+}
+
+impl<'a> Place<'a> {
+    /// For messages of these lengths, or a fragment's.
+    fn new(endpoint: &'a Endpoint, lengths: &[usize]) -> Self {
+        let most = lengths.iter().copied().max().unwrap_or(0);
+        Self {
+            endpoint,
+            clock_ns: clock_ns(),
+            samples: Vec::new(),
+            payload: vec![0x5a; most.max(FRAGMENT_BYTES)],
+        }
+    }
+
+    /// All measurements, each for about so long.
+    fn lead(&mut self, each: Duration) -> io::Result<()> {
+        // The first messages find the way.
+        self.round_trips(1, 50)?;
+        let idle_ns = self.idle_ns()?;
+        for bytes in SHORT_BYTES.into_iter().chain(LONG_BYTES) {
+            let count = self.fitting(bytes, each)?;
+            let trips = self.round_trips(bytes, count)?;
+            self.tell(What::Trip, bytes, trips.iter().map(|trip| trip.0));
+            self.tell(What::Send, bytes, trips.iter().map(|trip| trip.1));
+            let work = self.work(bytes, count.div_ceil(2).max(LEAST), idle_ns)?;
+            self.tell(What::Work, bytes, work);
+            if bytes <= FRAGMENT_BYTES {
+                let gaps = self.bursts(bytes)?;
+                self.tell(What::SendGap, bytes, gaps.iter().map(|gap| gap.0));
+                self.tell(What::ReceiveGap, bytes, gaps.iter().map(|gap| gap.1));
+            }
+            if bytes <= 1400 {
+                let picked = self.picked_up(bytes)?;
+                self.tell(What::PickUp, bytes, picked);
+            }
+        }
+        self.command(Command::End)
+    }
+
+    fn trips(&mut self, lengths: &[usize], each: Duration) -> io::Result<()> {
+        self.round_trips(1, 50)?;
+        for &bytes in lengths {
+            let count = self.fitting(bytes, each)?;
+            let trips = self.round_trips(bytes, count)?;
+            self.tell(What::Trip, bytes, trips.iter().map(|trip| trip.0));
+        }
+        self.command(Command::End)
+    }
+
+    fn follow(&mut self) -> io::Result<()> {
+        loop {
+            let told = self.receive()?;
+            let command = Command::parse(&told)
+                .ok_or_else(|| broken(format!("{} bytes instead of a command", told.len())))?;
+            drop(told);
+            match command {
+                Command::Echo { bytes, count } => {
+                    for _ in 0..count {
+                        self.receive_of(bytes)?;
+                        self.send(bytes)?;
+                    }
+                }
+                Command::Gaps { bytes, count } => {
+                    let gap_ns = self.gap_ns(bytes, count)?;
+                    self.answer(&[gap_ns])?;
+                }
+                Command::PickUp { bytes, count } => {
+                    self.receive_of(bytes)?;
+                    let begun = Instant::now();
+                    while begun.elapsed() < LIES {
+                        spin_loop();
+                    }
+                    let mut took = Vec::new();
+                    for _ in 1..count {
+                        let begun = Instant::now();
+                        let message = self.receive_of(bytes)?;
+                        took.push(self.since(begun));
+                        drop(message);
+                    }
+                    // The first had to look at the link.
+                    took.remove(0);
+                    self.answer(&took)?;
+                }
+                Command::End => return Ok(()),
+            }
+        }
+    }
+
+    fn tell(&mut self, what: What, bytes: usize, ns: impl IntoIterator<Item = f64>) {
+        let ns = ns.into_iter().collect();
+        self.samples.push(Sample { what, bytes, ns });
+    }
+
+    /// How many round trips take about so long.
+    fn fitting(&self, bytes: usize, each: Duration) -> io::Result<u32> {
+        let begun = Instant::now();
+        self.round_trips(bytes, WARM_UP)?;
+        let once = begun.elapsed() / WARM_UP;
+        let count = each.as_nanos() / once.as_nanos().max(1);
+        Ok(u32::try_from(count).unwrap_or(MOST).clamp(LEAST, MOST))
+    }
+
+    /// Of each half of the whole, and the call that sent.
+    fn round_trips(&self, bytes: usize, count: u32) -> io::Result<Vec<(f64, f64)>> {
+        self.command(Command::Echo { bytes, count })?;
+        let mut trips = Vec::with_capacity(count as usize);
+        for _ in 0..count {
+            let begun = Instant::now();
+            self.send(bytes)?;
+            let sent = self.since(begun);
+            self.receive_of(bytes)?;
+            let whole = self.since(begun) - self.clock_ns;
+            trips.push((whole / 2.0, sent));
+        }
+        Ok(trips)
+    }
+
+    /// How long the receiver's calls were at work on each message.
+    fn work(&self, bytes: usize, count: u32, idle_ns: f64) -> io::Result<Vec<f64>> {
+        self.command(Command::Echo { bytes, count })?;
+        let mut all = Vec::with_capacity(count as usize);
+        for _ in 0..count {
+            self.send(bytes)?;
+            let (begun, mut work_ns) = (Instant::now(), 0.0);
+            loop {
+                let look = Instant::now();
+                let message = self.endpoint.try_receive().map_err(failed)?;
+                let took = self.since(look);
+                if let Some(message) = message {
+                    check(&message, bytes)?;
+                    all.push(work_ns + took);
+                    break;
+                }
+                // Looks that take longer than those in vain have found a part.
+                if took > 2.0 * idle_ns {
+                    work_ns += took - idle_ns;
+                }
+                self.look_at_clock(begun)?;
+            }
+        }
+        Ok(all)
+    }
+
+    /// What a look in vain costs.
+    fn idle_ns(&self) -> io::Result<f64> {
+        let mut looks = Vec::new();
+        for _ in 0..CLOCK_READINGS {
+            let begun = Instant::now();
+            if self.endpoint.try_receive().map_err(failed)?.is_some() {
+                return Err(broken("a message that nobody asked for".to_owned()));
+            }
+            looks.push(self.since(begun));
+        }
+        Ok(Spread::of(looks).map_or(0.0, |spread| spread.median))
+    }
+
+    /// Of each burst the gap at the sender and at the receiver.
+    fn bursts(&self, bytes: usize) -> io::Result<Vec<(f64, f64)>> {
+        let count = u32::try_from(BURST_BYTES / bytes).unwrap_or(BURST);
+        let count = count.min(BURST);
+        let mut gaps = Vec::new();
+        for _ in 0..BURSTS {
+            self.command(Command::Gaps { bytes, count })?;
+            let begun = Instant::now();
+            for _ in 0..count {
+                self.send(bytes)?;
+            }
+            let sent = self.since(begun) / f64::from(count);
+            let told = self.answered()?;
+            gaps.push((sent, told.first().copied().unwrap_or(sent)));
+        }
+        Ok(gaps)
+    }
+
+    /// How far apart so many messages come.
+    fn gap_ns(&self, bytes: usize, count: u32) -> io::Result<f64> {
+        self.receive_of(bytes)?;
+        let begun = Instant::now();
+        for _ in 1..count {
+            self.receive_of(bytes)?;
+        }
+        Ok(self.since(begun) / f64::from(count.saturating_sub(1).max(1)))
+    }
+
+    /// What picking up takes, of messages that lie in the pool.
+    fn picked_up(&self, bytes: usize) -> io::Result<Vec<f64>> {
+        let mut all = Vec::new();
+        for _ in 0..BURSTS {
+            let count = LYING;
+            self.command(Command::PickUp { bytes, count })?;
+            for _ in 0..count {
+                self.send(bytes)?;
+            }
+            all.extend(self.answered()?);
+        }
+        Ok(all)
+    }
+
+    fn command(&self, command: Command) -> io::Result<()> {
+        self.endpoint.send(&command.bytes()).map_err(failed)
+    }
+
+    fn send(&self, bytes: usize) -> io::Result<()> {
+        self.endpoint.send(&self.payload[..bytes]).map_err(failed)
+    }
+
+    fn answer(&self, numbers: &[f64]) -> io::Result<()> {
+        let text: Vec<u8> = numbers
+            .iter()
+            .flat_map(|number| number.to_le_bytes())
+            .collect();
+        self.endpoint.send(&text).map_err(failed)
+    }
+
+    fn answered(&self) -> io::Result<Vec<f64>> {
+        let told = self.receive()?;
+        let (numbers, _) = told.as_chunks();
+        Ok(numbers
+            .iter()
+            .map(|text| f64::from_le_bytes(*text))
+            .collect())
+    }
+
+    fn receive(&self) -> io::Result<Message> {
+        self.endpoint.receive_timeout(GIVE_UP).map_err(failed)
+    }
+
+    fn receive_of(&self, bytes: usize) -> io::Result<Message> {
+        let message = self.receive()?;
+        check(&message, bytes)?;
+        Ok(message)
+    }
+
+    /// Nanoseconds since, without what reading the clock takes.
+    fn since(&self, begun: Instant) -> f64 {
+        as_float(nanoseconds(begun.elapsed())) - self.clock_ns
+    }
+
+    fn look_at_clock(&self, begun: Instant) -> io::Result<()> {
+        match begun.elapsed() < GIVE_UP {
+            true => Ok(()),
+            false => Err(timed_out("waiting for an echo", GIVE_UP)),
+        }
+    }
+}
+
+fn check(message: &Message, bytes: usize) -> io::Result<()> {
+    match message.len() == bytes {
+        true => Ok(()),
+        false => Err(broken(format!(
+            "a message of {} bytes came, {bytes} were due",
+            message.len()
+        ))),
+    }
+}
+
+/// What reading the clock costs.
+fn clock_ns() -> f64 {
+    let readings = (0..CLOCK_READINGS).map(|_| as_float(nanoseconds(Instant::now().elapsed())));
+    Spread::of(readings).map_or(0.0, |spread| spread.median)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_are_found_again_and_nothing_else_is_one() {
+        let all = [
+            Command::Echo { bytes: 1, count: 2 },
+            Command::Gaps {
+                bytes: 1 << 22,
+                count: 7,
+            },
+            Command::PickUp { bytes: 9, count: 0 },
+            Command::End,
+        ];
+        for command in all {
+            assert_eq!(Command::parse(&command.bytes()), Some(command));
+        }
+        let mut unknown = Command::End.bytes();
+        unknown[0] = 9;
+        assert_eq!(Command::parse(&unknown), None);
+        assert_eq!(Command::parse(&[0; 25]), None);
+        assert_eq!(Command::parse(&[]), None);
+    }
+}

@@ -1,0 +1,100 @@
+//! What was calibrated, as tables: times in microseconds, with their intervals' reach in percent.
+
+use dipole_bsp::model::Measured;
+use dipole_bsp::profile::Copying;
+
+use super::super::control::name_of;
+use super::super::plan::size;
+use super::super::report::titled;
+use super::super::statistics::as_float;
+use super::{Link, parameters};
+
+pub(super) fn of_link(link: &Link) -> String {
+    let (found, name) = (&link.found, name_of(link.carrier));
+    let mut short = titled("bytes|trip|+-%|O_s|O_r|U_r|L|+-%|g_s|g_r", 1);
+    for one in &found.short {
+        short.add_row([
+            size(one.bytes),
+            us(one.trip_ns),
+            reach(one.trip_ns),
+            us(one.o_s_ns),
+            us(one.o_r_ns),
+            us(one.u_r_ns),
+            us(one.l_ns),
+            // Of the trip: L itself may be about nothing.
+            percent((one.l_ns.high - one.l_ns.low) / 2.0 / one.trip_ns.median),
+            us(one.g_s_ns),
+            us(one.g_r_ns),
+        ]);
+    }
+    let mut long = titled("bytes|trip|+-%|O_r + U_r|g_s|g_r|+-%|bound by", 1);
+    for one in &found.long {
+        let regime = found.predict(one.bytes).map(|it| it.regime);
+        long.add_row([
+            size(one.bytes),
+            us(one.trip_ns),
+            reach(one.trip_ns),
+            us(one.work_ns),
+            us(one.g_s_ns),
+            us(one.g_r_ns),
+            reach(one.g_r_ns),
+            match regime {
+                Some(dipole_bsp::model::Regime::ReceiverBound) => "receiver".to_owned(),
+                _ => "network".to_owned(),
+            },
+        ]);
+    }
+    let mut phases = titled("bytes|start-up|send|net|delivery|trip", 1);
+    let startup = found.short.first().map_or(0.0, |one| one.o_s_ns.median);
+    for one in &found.short {
+        phases.add_row([
+            size(one.bytes),
+            in_us(startup),
+            in_us(one.o_s_ns.median - startup),
+            us(one.l_ns),
+            in_us(one.o_r_ns.median + one.u_r_ns.median),
+            us(one.trip_ns),
+        ]);
+    }
+    let (far, all) = parameters::outliers(&link.rounds);
+    format!(
+        "\n{name} ({}): parameters in us, medians of {} rounds; +-: half the 95 % interval, of L by the \
+         trip\n{short}\nmessages of several fragments of {}: us for each fragment\n{long}\n\
+         four phases, us: start-up is O_s of the shortest, send what the length adds to it, net is L, \
+         delivery\nO_r + U_r\n{phases}\n{far} of {all} samples are above 3 times their median; none is \
+         left out",
+        found.place,
+        found.rounds,
+        size(found.fragment_bytes),
+    )
+}
+
+pub(super) fn of_copies(copies: &[Copying]) -> String {
+    let mut table = titled("memcpy within|bytes|ns/byte|GB/s|+-%", 1);
+    for one in copies {
+        table.add_row([
+            one.level.clone(),
+            size(one.bytes),
+            format!("{:.4}", one.ns_per_byte.median),
+            format!("{:.1}", 1.0 / one.ns_per_byte.median),
+            reach(one.ns_per_byte),
+        ]);
+    }
+    format!("\n{table}")
+}
+
+fn us(ns: Measured) -> String {
+    in_us(ns.median)
+}
+
+fn in_us(ns: f64) -> String {
+    format!("{:.2}", ns * 1e-3)
+}
+
+fn reach(of: Measured) -> String {
+    percent((of.high - of.low) / 2.0 / of.median.abs().max(as_float(1) * 1e-9))
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.0}", 100.0 * share)
+}

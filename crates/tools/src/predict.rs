@@ -1,0 +1,371 @@
+//! `dipole predict`: what messages and supersteps will take, from the profiles of links.
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap::{Args, ValueEnum};
+use dipole_bsp::model::{Basis, Machine, Parameters, PointToPoint, Regime};
+use dipole_bsp::profile::{Profile, ProfileError};
+use serde_json::json;
+
+use crate::output::{Failure, table};
+
+/// Predict how long messages and supersteps take, from what was calibrated
+///
+/// Without further options, messages of several lengths by every link that was calibrated. Supersteps
+/// take w + g h + l: w is computation, h the most bytes that a rank sends or receives; g and l are what
+/// `dipole bsp probe` has measured, or lie on a line through it for numbers of ranks that it has not.
+#[derive(Args, Debug)]
+pub(crate) struct PredictArgs {
+    /// Length of a message
+    #[arg(long, value_name = "N,..", value_delimiter = ',',
+          value_parser = clap::value_parser!(u64).range(1..=1 << 40))]
+    bytes: Vec<u64>,
+    /// What carries the messages, or joins the ranks [default: those with a profile]
+    #[arg(long, value_enum, value_name = "LINK,..", value_delimiter = ',')]
+    link: Vec<Link>,
+    /// Measure messages of 1 byte to 4 MiB, too, and show how wrong the predictions are
+    #[arg(long, conflicts_with_all = ["bytes", "ranks"])]
+    check: bool,
+    /// With --check: few short measurements, to see that everything works
+    #[arg(long, requires = "check")]
+    quick: bool,
+    /// Predict supersteps of so many ranks instead
+    #[arg(long, value_name = "P,..", value_delimiter = ',', conflicts_with = "bytes",
+          value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    ranks: Vec<u32>,
+    /// All ranks are on one node, although there are measurements between nodes
+    #[arg(long, requires = "ranks")]
+    one_node: bool,
+    /// h of each superstep: the most bytes that a rank sends or receives
+    #[arg(
+        long,
+        value_name = "BYTES",
+        requires = "ranks",
+        conflicts_with = "volume"
+    )]
+    h: Option<u64>,
+    /// Bytes that all ranks together send in each superstep, evenly: h is this by the number of ranks
+    #[arg(long, value_name = "BYTES", requires = "ranks")]
+    volume: Option<u64>,
+    /// How many supersteps
+    #[arg(long, default_value_t = 1, requires = "ranks")]
+    supersteps: u32,
+    /// Computation of all ranks together, evenly: floating-point operations at the measured speed
+    #[arg(long, requires = "ranks", allow_negative_numbers = true)]
+    flops: Option<f64>,
+    /// The same as seconds that one rank alone needs
+    #[arg(long, value_name = "S", requires = "ranks", conflicts_with = "flops")]
+    work_seconds: Option<f64>,
+    /// Ranks on one node compute on so many cores [default: those of this machine]
+    #[arg(long, requires = "ranks", value_parser = clap::value_parser!(u32).range(1..))]
+    cores: Option<u32>,
+}
+
+/// Links, by the names of their profiles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Link {
+    /// Shared memory
+    Shm,
+    /// UDP sockets
+    Udp,
+    /// Rings that the kernel fills and raw frames
+    Bpf,
+    /// Plain TCP (supersteps only)
+    Tcp,
+}
+
+impl Link {
+    fn name(self) -> &'static str {
+        match self {
+            Link::Shm => "shm",
+            Link::Udp => "udp",
+            Link::Bpf => "bpf",
+            Link::Tcp => "tcp",
+        }
+    }
+}
+
+/// Lengths that are shown if none are asked for.
+const USUAL_BYTES: [u64; 9] = [
+    1,
+    64,
+    1 << 10,
+    4 << 10,
+    16 << 10,
+    64 << 10,
+    256 << 10,
+    1 << 20,
+    4 << 20,
+];
+
+/// Does what the command line asks; with `json` one object a line.
+pub(crate) fn execute(
+    arguments: &PredictArgs,
+    json: bool,
+    out: &mut dyn Write,
+) -> Result<ExitCode, Failure> {
+    for number in [arguments.flops, arguments.work_seconds]
+        .into_iter()
+        .flatten()
+    {
+        if !(number.is_finite() && number >= 0.0) {
+            return Err(Failure::with_status(
+                2,
+                format!("{number} is no amount of work: give a number from 0"),
+            ));
+        }
+    }
+    let profiles = profiles(arguments)?;
+    match arguments.ranks.is_empty() {
+        false => supersteps(arguments, &profiles, json, out),
+        true => messages(arguments, profiles, json, out),
+    }
+}
+
+/// The profiles asked for, or all there are.
+fn profiles(arguments: &PredictArgs) -> Result<Vec<Profile>, Failure> {
+    if dipole_node::profile_dir().is_none() {
+        return Err(ProfileError::NoDirectory.into());
+    }
+    let links = match arguments.link.is_empty() {
+        true => Link::value_variants(),
+        false => &arguments.link,
+    };
+    let found: Result<Vec<Option<Profile>>, ProfileError> = links
+        .iter()
+        .map(|link| Profile::load(link.name()))
+        .collect();
+    Ok(found?.into_iter().flatten().collect())
+}
+
+/// What to say where a profile, or a part of it, is missing.
+fn missing(arguments: &PredictArgs, what: &str, command: &str) -> Failure {
+    let names: Vec<&str> = arguments.link.iter().map(|link| link.name()).collect();
+    let by = match names.is_empty() {
+        true => "any link".to_owned(),
+        false => names.join(", "),
+    };
+    let folder = dipole_node::profile_dir().unwrap_or_default();
+    Failure::from(format!(
+        "there is no measurement of {what} by {by} in {}; run {command} first",
+        folder.display()
+    ))
+}
+
+fn messages(
+    arguments: &PredictArgs,
+    profiles: Vec<Profile>,
+    json: bool,
+    out: &mut dyn Write,
+) -> Result<ExitCode, Failure> {
+    let found = profiles.into_iter();
+    let links: Vec<(String, PointToPoint)> = found
+        .filter_map(|profile| Some((profile.link, profile.point_to_point?)))
+        .collect();
+    let lacking = (arguments.link.iter()).find(|link| links.iter().all(|it| it.0 != link.name()));
+    if links.is_empty() || lacking.is_some() {
+        return Err(missing(arguments, "messages", "dipole calibrate"));
+    }
+    if arguments.check {
+        return dipole_bench::check_predictions(&links, arguments.quick, json, out)
+            .map_err(|error| Failure::with_status(2, error));
+    }
+    let bytes = match arguments.bytes.is_empty() {
+        true => &USUAL_BYTES[..],
+        false => &arguments.bytes,
+    };
+    let mut rows = table([
+        "link",
+        "bytes",
+        "us",
+        "95 %",
+        "fragments",
+        "bound by",
+        "MB/s",
+    ]);
+    for (link, model) in &links {
+        for &bytes in bytes {
+            let Some(prediction) = usize::try_from(bytes).ok().and_then(|it| model.predict(it))
+            else {
+                return Err(missing(arguments, "messages", "dipole calibrate"));
+            };
+            let ns = prediction.ns;
+            if json {
+                let line = json!({
+                    "predict": "message",
+                    "link": link,
+                    "place": model.place,
+                    "bytes": bytes,
+                    "ns": ns,
+                    "fragments": prediction.fragments,
+                    "regime": prediction.regime,
+                });
+                writeln!(out, "{line}")?;
+                continue;
+            }
+            rows.add_row([
+                format!("{link}/{}", model.place),
+                bytes.to_string(),
+                us(ns.median),
+                format!("{}..{}", us(ns.low), us(ns.high)),
+                format!("{:.1}", prediction.fragments),
+                match prediction.regime {
+                    Regime::OneFragment => "-",
+                    Regime::NetworkBound => "network",
+                    Regime::ReceiverBound => "receiver",
+                }
+                .to_owned(),
+                format!("{:.0}", as_float(bytes) * 1e3 / ns.median),
+            ]);
+        }
+    }
+    if !json {
+        writeln!(
+            out,
+            "{rows}\none message, from the call that sends to the end of the call that receives, both sides \
+             spinning"
+        )?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn supersteps(
+    arguments: &PredictArgs,
+    profiles: &[Profile],
+    json: bool,
+    out: &mut dyn Write,
+) -> Result<ExitCode, Failure> {
+    let mut rows = table([
+        "link",
+        "p",
+        "l us",
+        "g ns/B",
+        "h",
+        "superstep us",
+        "all ms",
+        "speed-up",
+        "basis",
+    ]);
+    let mut is_empty = true;
+    let own = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let cores = arguments.cores.unwrap_or(u32::try_from(own)?);
+    for profile in profiles {
+        let apart = Machine::of(&profile.cost, false);
+        let is_apart = !arguments.one_node && apart.measured().any(|p| p > 1);
+        let machine = match is_apart {
+            true => apart,
+            false => Machine::of(&profile.cost, true),
+        };
+        let alone = machine.at(1).filter(|alone| alone.basis == Basis::Measured);
+        let at_once = |p: u32| if is_apart { p } else { p.min(cores) };
+        for &p in &arguments.ranks {
+            let Some(parameters) = machine.at(p) else {
+                continue;
+            };
+            is_empty = false;
+            let told = Program::of(arguments, parameters, alone, at_once(p));
+            if json {
+                let line = json!({
+                    "predict": "superstep",
+                    "link": profile.link,
+                    "one_node": !is_apart,
+                    "parameters": parameters,
+                    "h_bytes": told.h_bytes,
+                    "superstep_ns": told.superstep_ns,
+                    "supersteps": arguments.supersteps,
+                    "ns": told.ns,
+                    "speed_up": told.speed_up,
+                });
+                writeln!(out, "{line}")?;
+                continue;
+            }
+            rows.add_row([
+                profile.link.clone(),
+                p.to_string(),
+                us(parameters.l_ns),
+                format!("{:.3}", parameters.g_ns_per_byte),
+                format!("{:.0}", told.h_bytes),
+                us(told.superstep_ns),
+                format!("{:.3}", told.ns * 1e-6),
+                told.speed_up
+                    .map_or("-".to_owned(), |it| format!("{it:.2}")),
+                match parameters.basis {
+                    Basis::Measured => "measured".to_owned(),
+                    Basis::Between(one, other) => format!("between p = {one} and {other}"),
+                    Basis::Beyond(one, other) => format!("line of p = {one} and {other}"),
+                },
+            ]);
+        }
+    }
+    if is_empty {
+        return Err(missing(
+            arguments,
+            "supersteps with these ranks, or of two other numbers of ranks to draw a line through,",
+            "dipole bsp probe",
+        ));
+    }
+    if !json {
+        writeln!(
+            out,
+            "{rows}\na superstep is w + g h + l; speed-up: beside the computation by one rank alone"
+        )?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What a program of equal supersteps takes.
+struct Program {
+    h_bytes: f64,
+    superstep_ns: f64,
+    ns: f64,
+    speed_up: Option<f64>,
+}
+
+impl Program {
+    /// With so many ranks that compute at the same time.
+    fn of(
+        arguments: &PredictArgs,
+        parameters: Parameters,
+        alone: Option<Parameters>,
+        at_once: u32,
+    ) -> Program {
+        let ranks = f64::from(parameters.p);
+        let (supersteps, flops) = (f64::from(arguments.supersteps), arguments.flops);
+        let h_bytes = match (arguments.h, arguments.volume) {
+            (Some(h), _) => as_float(h),
+            (None, Some(volume)) => as_float(volume) / ranks,
+            (None, None) => 0.0,
+        };
+        // Of all supersteps and ranks together. Ranks beside others are slower than one alone, by as
+        // much as was measured, if both were.
+        let slower = alone.map_or(1.0, |alone| alone.s_mflops / parameters.s_mflops);
+        let work_ns = match (arguments.work_seconds, flops) {
+            (Some(seconds), _) => seconds * 1e9 * slower,
+            (None, Some(flops)) => parameters.work_ns(flops),
+            (None, None) => 0.0,
+        };
+        let alone_ns = match flops {
+            Some(flops) => Some(alone.unwrap_or(parameters).work_ns(flops)),
+            None => arguments.work_seconds.map(|seconds| seconds * 1e9),
+        };
+        let superstep_ns =
+            parameters.superstep_ns(work_ns / f64::from(at_once) / supersteps.max(1.0), h_bytes);
+        let ns = superstep_ns * supersteps;
+        Program {
+            h_bytes,
+            superstep_ns,
+            ns,
+            speed_up: alone_ns.filter(|_| ns > 0.0).map(|alone| alone / ns),
+        }
+    }
+}
+
+fn us(ns: f64) -> String {
+    format!("{:.2}", ns * 1e-3)
+}
+
+#[allow(clippy::cast_precision_loss, reason = "lengths are far below 2^53")]
+fn as_float(number: u64) -> f64 {
+    number as f64
+}
