@@ -46,8 +46,9 @@ pub(crate) fn serve(args: &RemoteArgs, report: &mut Report<'_>) -> Result<(), Re
         })?;
     let machine = Machine {
         description: machine::description(),
-        core: Cores::choose()?.lead,
-        has_bpf: has_bpf(),
+        // Not the first, which takes most interrupts, and our client's side if it is of this machine.
+        core: Cores::choose()?.follow,
+        has_bpf: has_bpf() && !own.is_loopback(),
     };
     report.note(&format!(
         "node {} at {own} takes part in benches: `dipole bench --to {}` on another node; {}, side on \
