@@ -7,12 +7,12 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dipole_node::NodeId;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::SIDE_ARGUMENTS;
 use super::control::{Carrier, Job, Outcome, Placement, Ready, Role, Task, Verdict, Workload};
+use super::failure::RunError;
 use super::machine::Cores;
 use super::remote::{FIRST_ENDPOINT, RemoteWorker};
 use super::subject::Subject;
@@ -40,27 +40,6 @@ impl Entry {
     pub(crate) fn link(&self, testbed: &Testbed) -> String {
         self.subject.link(self.carrier, testbed.name(self.place))
     }
-}
-
-/// Why a measurement yields nothing.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum RunError {
-    #[error("cannot start this program again as a side: {0}; was it moved?")]
-    Start(io::Error),
-    /// A process ended without a verdict, or said something senseless.
-    #[error("the {who} {heard}; its messages are above")]
-    Lost { who: String, heard: String },
-    #[error(
-        "the {who} said nothing for {:.0} s and was ended; is the machine overloaded?",
-        .waited.as_secs_f64()
-    )]
-    Silent { who: String, waited: Duration },
-    /// The same on another host.
-    #[error("the bench server of node {node} {heard}")]
-    LostThere { node: NodeId, heard: String },
-    /// A process tells what went wrong.
-    #[error("the {who}: {cause}")]
-    Failed { who: String, cause: String },
 }
 
 /// Runs one measurement; the outcome holds the CPU time of both sides.

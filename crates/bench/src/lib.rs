@@ -16,6 +16,7 @@ mod channel;
 mod control;
 mod crowd;
 mod dipole;
+mod failure;
 mod flow;
 mod incast;
 mod launch;

@@ -12,7 +12,7 @@ use dipole_node::{
 use serde::Serialize;
 
 use super::super::control::{Job, Task};
-use super::super::launch::RunError;
+use super::super::failure::RunError;
 use super::{
     ASK_EVERY, Answer, Machine, PATIENCE, RemoteArgs, RemoteError, Request, SERVER, VERSION,
     to_bytes,
