@@ -493,10 +493,11 @@ struct dp_node_options {
     const char *runtime_dir;    /* default DIPOLE_RUNTIME_DIR */
     const char *hosts;          /* file of the nodes; default DIPOLE_HOSTS */
     const char *bind;           /* IP address; default DIPOLE_BIND, else the hosts file's */
-    const char *link;           /* "auto", "shm" or "udp"; default DIPOLE_LINK */
+    const char *link;           /* "auto", "shm", "udp" or "bpf"; default DIPOLE_LINK */
     int64_t spin_ns;            /* a waiter spins before it sleeps; default DIPOLE_SPIN_US */
     int64_t connect_timeout_ns; /* how long dp_target() waits; default 30 s */
     int64_t linger_ns;          /* how long exit waits for acknowledgements; default 5 s */
+    const char *key;            /* file of the cluster key; default DIPOLE_KEY */
 };
 
 /* Opens this process's node. Without it the first dp_open() does so from the
@@ -566,6 +567,10 @@ struct dp_stats {
     uint64_t local_wakes;         /* sleeping processes woken */
     uint64_t pool_used_bytes;    /* of messages waiting to be read, now */
     uint64_t free_frames;        /* for sending, now */
+    uint64_t bpf_received;       /* small packets from the kernel's rings */
+    uint64_t bpf_sent;           /* packets sent as raw frames */
+    uint64_t bpf_socket_received; /* small packets that came by the socket all the same */
+    uint64_t bpf_socket_sent;    /* and that left by it */
 };
 
 /* Fills as much of the struct as its size allows; size says afterwards how much that is.

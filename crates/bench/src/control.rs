@@ -212,6 +212,8 @@ pub(crate) struct Job {
     pub(crate) carrier: Carrier,
     /// The other side's node.
     pub(crate) other_node: u32,
+    /// Endpoints are counted from here: on a node that others use, above theirs.
+    pub(crate) first_endpoint: u32,
     /// Where sockets and pipes with a name are made.
     pub(crate) meeting: PathBuf,
     /// A plan for the fault wrapper, for subjects that have one.

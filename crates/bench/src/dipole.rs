@@ -24,8 +24,8 @@ use super::pingpong::{GIVE_UP, LOST_AFTER};
 use super::statistics::as_float;
 
 /// The endpoints of the two sides: they may lie on one node.
-pub(super) const LEAD: u32 = 7;
-pub(super) const FOLLOW: u32 = 8;
+const LEAD: u32 = 7;
+const FOLLOW: u32 = 8;
 /// What the ids of a second pair of endpoints have more.
 const SECOND: u32 = 2;
 /// Longer than any wait: who spins never sleeps.
@@ -55,12 +55,12 @@ pub(crate) fn open_two(job: &Job, meet: Meet) -> io::Result<(Dipole, Dipole)> {
 }
 
 fn open_endpoint(node: &Node, job: &Job, beyond: u32) -> io::Result<Endpoint> {
-    let (own, _) = job.role.own_and_other(LEAD, FOLLOW);
+    let (own, _) = endpoints(job);
     node.endpoint(EndpointId(own + beyond)).map_err(failed)
 }
 
 fn point(node: Node, endpoint: Endpoint, job: &Job, beyond: u32) -> io::Result<Dipole> {
-    let (_, other) = job.role.own_and_other(LEAD, FOLLOW);
+    let (_, other) = endpoints(job);
     let target = endpoint.target(Address::new(job.other_node, other + beyond));
     target.map_err(failed)?;
     let patience = match job.work.kind {
@@ -81,6 +81,12 @@ fn point(node: Node, endpoint: Endpoint, job: &Job, beyond: u32) -> io::Result<D
             _ => 1,
         },
     })
+}
+
+/// This side's endpoint and the other's.
+pub(super) fn endpoints(job: &Job) -> (u32, u32) {
+    let (own, other) = job.role.own_and_other(LEAD, FOLLOW);
+    (job.first_endpoint + own, job.first_endpoint + other)
 }
 
 /// Opens this side's node, configured as the job says.

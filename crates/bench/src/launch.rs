@@ -12,9 +12,11 @@ use serde::de::DeserializeOwned;
 
 use super::SIDE_ARGUMENTS;
 use super::control::{Carrier, Job, Outcome, Placement, Ready, Role, Task, Verdict, Workload};
+use super::failure::RunError;
 use super::machine::Cores;
+use super::remote::{FIRST_ENDPOINT, RemoteWorker};
 use super::subject::Subject;
-use super::testbed::{Testbed, node};
+use super::testbed::Testbed;
 
 /// How long a process may take beyond its measurement.
 pub(super) const SLACK: Duration = Duration::from_secs(45);
@@ -40,31 +42,19 @@ impl Entry {
     }
 }
 
-/// Why a measurement yields nothing.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum RunError {
-    #[error("cannot start this program again as a side: {0}; was it moved?")]
-    Start(io::Error),
-    /// A process ended without a verdict, or said something senseless.
-    #[error("the {who} {heard}; its messages are above")]
-    Lost { who: String, heard: String },
-    #[error(
-        "the {who} said nothing for {:.0} s and was ended; is the machine overloaded?",
-        .waited.as_secs_f64()
-    )]
-    Silent { who: String, waited: Duration },
-    /// A process tells what went wrong.
-    #[error("the {who}: {cause}")]
-    Failed { who: String, cause: String },
-}
-
 /// Runs one measurement; the outcome holds the CPU time of both sides.
 pub(crate) fn measure(entry: &Entry, testbed: &Testbed, cores: Cores) -> Result<Outcome, RunError> {
     let start = |role| {
         let environment = testbed.environment(entry.place, role, entry.carrier);
         let task = Task::Side(job(entry, testbed, cores, role));
         let (who, _) = role.own_and_other("leading side", "following side");
-        Worker::start(who.to_owned(), &task, environment)
+        match (role, testbed.remote()) {
+            (Role::Follow, Some(remote)) => Ok(Worker {
+                who: format!("{who} (node {})", remote.other.0),
+                seat: Seat::There(remote.start(&task)?),
+            }),
+            _ => Worker::start(who.to_owned(), &task, environment),
+        }
     };
     let mut lead = start(Role::Lead)?;
     if entry.subject.is_threads() {
@@ -109,7 +99,8 @@ pub(super) fn job(entry: &Entry, testbed: &Testbed, cores: Cores, role: Role) ->
         own,
         other,
         carrier: entry.carrier,
-        other_node: node(entry.place, other_role),
+        other_node: testbed.node(entry.place, other_role),
+        first_endpoint: testbed.remote().map_or(0, |_| FIRST_ENDPOINT),
         meeting: testbed.meeting(),
         fault: entry.fault.clone(),
     }
@@ -118,6 +109,16 @@ pub(super) fn job(entry: &Entry, testbed: &Testbed, cores: Cores, role: Role) ->
 /// A started process; dropping it ends it.
 pub(super) struct Worker {
     who: String,
+    seat: Seat,
+}
+
+enum Seat {
+    Here(Local),
+    /// On another host.
+    There(RemoteWorker),
+}
+
+struct Local {
     child: Child,
     input: ChildStdin,
     lines: Receiver<io::Result<String>>,
@@ -148,21 +149,25 @@ impl Worker {
                 }
             }
         });
-        let mut worker = Self {
-            who,
+        let seat = Seat::Here(Local {
             child,
             input,
             lines,
-        };
+        });
+        let mut worker = Self { who, seat };
         worker.send(task)?;
         Ok(worker)
     }
 
     pub(super) fn send(&mut self, message: &impl Serialize) -> Result<(), RunError> {
+        let here = match &mut self.seat {
+            Seat::Here(here) => here,
+            Seat::There(there) => return there.send(message),
+        };
         let mut line = serde_json::to_vec(message).expect("plain data can be written as JSON");
         line.push(b'\n');
         // A side that has ended is noticed, with its last output, at the next receive.
-        match self.input.write_all(&line) {
+        match here.input.write_all(&line) {
             Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(RunError::Start(error)),
             _ => Ok(()),
         }
@@ -170,7 +175,11 @@ impl Worker {
 
     fn line(&mut self, limit: Duration) -> Result<String, RunError> {
         let who = self.who.clone();
-        match self.lines.recv_timeout(limit) {
+        let here = match &mut self.seat {
+            Seat::Here(here) => here,
+            Seat::There(there) => return there.line(limit),
+        };
+        match here.lines.recv_timeout(limit) {
             Ok(Ok(line)) => Ok(line),
             Ok(Err(error)) => Err(RunError::Lost {
                 who,
@@ -178,7 +187,7 @@ impl Worker {
             }),
             Err(RecvTimeoutError::Timeout) => Err(RunError::Silent { who, waited: limit }),
             Err(RecvTimeoutError::Disconnected) => {
-                let heard = match self.child.wait() {
+                let heard = match here.child.wait() {
                     Ok(status) => format!("ended with {status}"),
                     Err(error) => format!("ended: {error}"),
                 };
@@ -210,7 +219,7 @@ impl Worker {
     }
 }
 
-impl Drop for Worker {
+impl Drop for Local {
     fn drop(&mut self) {
         // One that has told its verdict is about to end by itself; give it no chance to hang.
         let _already_gone = self.child.kill();

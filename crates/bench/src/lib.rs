@@ -5,7 +5,7 @@
 //! table may be compared.
 //! `plan` says what is measured, `testbed` where, `launch` connects two `side`s, `pingpong`,
 //! `flow`, `mixed`, `port` and `memory` are the workloads, `dipole` and `peers` the subjects, `report` and `page` the
-//! results. `crowd` and `incast` stand alone: many processes at once, on few cores or on a network
+//! results; `remote` puts the second side on another host. `crowd` and `incast` stand alone: many processes at once, on few cores or on a network
 //! of their own; and so do `pacing`, which simulates, and `bsp`, which measures supersteps between the
 //! ranks of a job.
 
@@ -18,6 +18,7 @@ mod control;
 mod crowd;
 mod dipole;
 mod estimate;
+mod failure;
 mod flow;
 mod incast;
 mod launch;
@@ -30,6 +31,7 @@ mod peers;
 mod pingpong;
 mod plan;
 mod port;
+mod remote;
 mod report;
 mod side;
 mod statistics;
@@ -53,6 +55,7 @@ pub use calibrate::{MessagesArgs, calibrate, check as check_predictions};
 use control::{Kind, Placement, name_of};
 use machine::{Cores, Stolen};
 use plan::{Group, Plan};
+use remote::Remote;
 use report::Measured;
 use statistics::Spread;
 use subject::Subject;
@@ -116,6 +119,8 @@ pub struct BenchArgs {
     /// Write an HTML page of figures and tables over all sizes, in one file that needs no network
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
+    #[command(flatten)]
+    remote: remote::RemoteArgs,
     /// The bpf link can be used between two nodes
     #[arg(skip)]
     has_bpf: bool,
@@ -218,14 +223,30 @@ pub fn execute(
     if arguments.side {
         return Ok(side::run());
     }
-    arguments.has_bpf = matches!(arguments.on, On::Auto | On::Veth)
-        && rustix::process::geteuid().is_root()
-        && dipole_bpf::has_capabilities();
     let wide = arguments.wide;
-    match measure(&arguments, &mut Report { json, wide, out })? {
+    let report = &mut Report { json, wide, out };
+    if arguments.remote.server {
+        remote::serve(&arguments.remote, report)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    arguments.has_bpf = matches!(arguments.on, On::Auto | On::Veth) && has_bpf();
+    let mut remote = None;
+    if let Some(node) = arguments.remote.to {
+        // What is wrong with the command line needs no other host.
+        plan::plan(&arguments)?;
+        let other = Remote::connect(&arguments.remote, node)?;
+        arguments.has_bpf &= other.machine.has_bpf;
+        remote = Some(other);
+    }
+    match measure(&arguments, remote, report)? {
         true => Ok(ExitCode::SUCCESS),
         false => Ok(ExitCode::FAILURE),
     }
+}
+
+/// The bpf link can be used by this process without anybody's help.
+fn has_bpf() -> bool {
+    rustix::process::geteuid().is_root() && dipole_bpf::has_capabilities()
 }
 
 /// Where results and remarks go.
@@ -253,13 +274,22 @@ impl Report<'_> {
         writeln!(self.out, "{line}")
     }
 
+    /// What has been printed can be read from now on.
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+
     fn object(&mut self, line: &impl Serialize) -> io::Result<()> {
         self.result(&serde_json::to_string(line)?)
     }
 }
 
 /// False if some measurement failed; those that did not are printed.
-fn measure(arguments: &BenchArgs, report: &mut Report<'_>) -> Result<bool, Box<dyn Error>> {
+fn measure(
+    arguments: &BenchArgs,
+    remote: Option<Remote>,
+    report: &mut Report<'_>,
+) -> Result<bool, Box<dyn Error>> {
     let plan = plan::plan(arguments)?;
     let cores = Cores::choose()?;
     let groups = match plan {
@@ -279,7 +309,10 @@ fn measure(arguments: &BenchArgs, report: &mut Report<'_>) -> Result<bool, Box<d
     let page = arguments.html.as_deref().map(begin_page).transpose()?;
     let mut entries = groups.iter().flat_map(|group| &group.entries);
     let apart = entries.any(|entry| entry.place == Placement::TwoNodes);
-    let testbed = Testbed::make(if apart { arguments.on } else { On::Node })?;
+    let testbed = match remote {
+        Some(remote) => Testbed::of_hosts(remote)?,
+        None => Testbed::make(if apart { arguments.on } else { On::Node })?,
+    };
     if apart {
         report.note(&format!("on {}", testbed.description()))?;
     } else {
@@ -288,7 +321,8 @@ fn measure(arguments: &BenchArgs, report: &mut Report<'_>) -> Result<bool, Box<d
     if let Some(remark) = &testbed.remark {
         report.note(&format!("not on a veth pair: {remark}"))?;
     }
-    report.note(&machine_line(cores))?;
+    let places = places(cores, testbed.remote());
+    report.note(&on_machine(&places))?;
     let run = Run {
         testbed: &testbed,
         cores,
@@ -315,12 +349,11 @@ fn measure(arguments: &BenchArgs, report: &mut Report<'_>) -> Result<bool, Box<d
         finished.push((group, measured));
     }
     run.progress.finish_and_clear();
-    let closing = closing_line(&cache_line_ns, run.stolen);
+    let closing = closing_line(&cache_line_ns, testbed.remote(), run.stolen);
     report.note(&format!("\n{closing}"))?;
     if let Some((path, file)) = page {
         let between = apart.then(|| testbed.description());
-        let cores = format!("{} and {}, one process on each", cores.lead, cores.follow);
-        let facts = page::facts(between, cores, &closing, failures);
+        let facts = page::facts(between, places, &closing, failures);
         write_page(path, file, &page::page(&facts, &finished, &testbed))?;
         report.note(&format!("figures and tables are in {}", path.display()))?;
     }
@@ -399,7 +432,9 @@ impl Run<'_> {
             })
             .collect();
         for _ in 0..group.rounds {
-            cache_line_ns.extend(machine::cache_line_ns(self.cores)?);
+            if self.testbed.remote().is_none() {
+                cache_line_ns.extend(machine::cache_line_ns(self.cores)?);
+            }
             for one in &mut measured {
                 let subject = name_of(one.entry.subject);
                 self.progress
@@ -419,14 +454,28 @@ impl Run<'_> {
 }
 
 fn machine_line(cores: Cores) -> String {
-    let place = if cores.are_one() {
+    on_machine(&places(cores, None))
+}
+
+/// Where the sides run.
+fn places(cores: Cores, remote: Option<&Remote>) -> String {
+    if let Some(remote) = remote {
+        let (other, core) = (remote.other.0, remote.machine.core);
+        format!(
+            "this side pinned to core {}, the other one to core {core} of node {other}",
+            cores.lead
+        )
+    } else if cores.are_one() {
         format!(
             "both sides on core {}: there is only one, so figures mean little",
             cores.lead
         )
     } else {
         format!("sides pinned to cores {} and {}", cores.lead, cores.follow)
-    };
+    }
+}
+
+fn on_machine(place: &str) -> String {
     let load = match machine::load() {
         Some(load) if load >= BUSY_LOAD => {
             format!("; load {load:.2}: others are running, figures suffer")
@@ -437,9 +486,12 @@ fn machine_line(cores: Cores) -> String {
     format!("{}; {place}{load}", machine::description())
 }
 
-fn closing_line(cache_line_ns: &[f64], stolen: Stolen) -> String {
+fn closing_line(cache_line_ns: &[f64], remote: Option<&Remote>, stolen: Stolen) -> String {
     let cache_line = Spread::of(cache_line_ns.iter().copied()).map_or_else(
-        || "cache line between the cores: not measured, there is one".to_owned(),
+        || match remote {
+            Some(remote) => format!("nothing is known of what disturbed node {}", remote.other.0),
+            None => "cache line between the cores: not measured, there is one".to_owned(),
+        },
         |ns| {
             format!(
                 "cache line between the cores {:.0} ns one way ({:.0}..{:.0})",

@@ -16,7 +16,7 @@ use dipole_node::{
 
 use super::channel::{broken, timed_out};
 use super::control::{Job, Kind, Outcome, Role, Workload};
-use super::dipole::{FOLLOW, LEAD, check_carrier, failed, open_node};
+use super::dipole::{check_carrier, endpoints, failed, open_node};
 use super::peers::Meet;
 use super::pingpong::{GIVE_UP, LEAST_ROUND_TRIPS, WARM_UP_ROUND_TRIPS, nanoseconds};
 use super::statistics::{RoundTrips, as_float};
@@ -35,7 +35,7 @@ const OPERATIONS_PER_LOOK: u64 = 64;
 /// Measures as either side.
 pub(crate) fn measure(job: &Job, meet: Meet) -> io::Result<Outcome> {
     let node = open_node(job, |_| ())?;
-    let (own, other) = job.role.own_and_other(LEAD, FOLLOW);
+    let (own, other) = endpoints(job);
     let endpoint = node.endpoint(EndpointId(own)).map_err(failed)?;
     meet(Vec::new())?;
     let outcome = match job.role {

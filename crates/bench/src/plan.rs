@@ -73,6 +73,8 @@ pub(crate) enum PlanError {
         "{option} needs a kind: pingpong, stream, bidir, rate, mixed, port, put, get, atomic, crowd, incast or pacing"
     )]
     NeedsKind { option: &'static str },
+    #[error("{option} is for benches between two hosts, with --to or --server")]
+    NeedsHost { option: &'static str },
     #[error("{option} is for {kind}")]
     OnlyFor {
         option: &'static str,
@@ -253,6 +255,9 @@ impl Variation {
 pub(crate) fn plan(arguments: &BenchArgs) -> Result<Plan, PlanError> {
     check_numbers(arguments)?;
     check_options(arguments)?;
+    if let Some(option) = arguments.remote.needless() {
+        return Err(PlanError::NeedsHost { option });
+    }
     let mut groups = match arguments.kind {
         Some(Topic::Crowd) => return crowd(arguments).map(Plan::Crowd),
         Some(Topic::Incast) => return incast(arguments).map(Plan::Incast),
@@ -284,6 +289,15 @@ pub(crate) fn plan(arguments: &BenchArgs) -> Result<Plan, PlanError> {
 /// The places that the command line wants measured, and what carries Dipole's
 /// messages there. `None`: it does not say.
 fn asked_place(arguments: &BenchArgs) -> Result<Option<Placement>, PlanError> {
+    if arguments.remote.to.is_some() {
+        return match arguments.link {
+            LinkName::Shm => Err(PlanError::Excluded {
+                option: "--link shm",
+                by: "--to: its sides are on two hosts",
+            }),
+            _ => Ok(Some(Placement::TwoNodes)),
+        };
+    }
     match (arguments.on, arguments.link) {
         (on @ (On::Veth | On::Loopback), LinkName::Shm) => {
             Err(PlanError::ShmApart { on: name_of(on) })
@@ -349,6 +363,7 @@ fn check_options(arguments: &BenchArgs) -> Result<(), PlanError> {
             ("--drop", arguments.drop.is_some()),
             ("--subjects", !arguments.subjects.is_empty()),
             ("--on", arguments.on != On::Auto),
+            ("--to", arguments.remote.to.is_some()),
             ("--link", arguments.link != LinkName::Auto),
             ("--block", arguments.block),
             ("--size", arguments.size.is_some()),
@@ -364,6 +379,7 @@ fn check_options(arguments: &BenchArgs) -> Result<(), PlanError> {
         let excluded = [
             ("--on veth", arguments.on == On::Veth),
             ("--on loopback", arguments.on == On::Loopback),
+            ("--to", arguments.remote.to.is_some()),
             ("--on node", is_incast && arguments.on == On::Node),
             ("--link shm", is_incast && arguments.link == LinkName::Shm),
             ("--block", is_incast && arguments.block),
@@ -503,6 +519,10 @@ fn table(arguments: &BenchArgs) -> Result<Vec<Group>, PlanError> {
             stream.loss_group(LOSS),
         ]);
     }
+    if arguments.remote.to.is_some() {
+        keep_asked(&mut groups, arguments);
+        return Ok(groups);
+    }
     let base = |kind, size_bytes| base(Placement::OneNode, kind, size_bytes);
     let pingpong = base(Kind::Pingpong, 64);
     groups.extend([
@@ -546,7 +566,9 @@ fn points(kind: Kind, arguments: &BenchArgs) -> Result<Vec<Group>, PlanError> {
     for place in [Placement::TwoNodes, Placement::OneNode] {
         // Over a network and within a node stand side by side unless one was asked for.
         if asked.is_some_and(|asked| asked != place)
-            && !(arguments.kind.is_none() && asked == Some(Placement::TwoNodes))
+            && !(arguments.kind.is_none()
+                && asked == Some(Placement::TwoNodes)
+                && arguments.remote.to.is_none())
         {
             continue;
         }

@@ -13,7 +13,7 @@ use dipole_node::{ActivePort, Address, Edge, EndpointId, Message, Node};
 
 use super::channel::{broken, timed_out};
 use super::control::{Job, Outcome, Role};
-use super::dipole::{FOLLOW, LEAD, check_carrier, failed, open_node};
+use super::dipole::{check_carrier, endpoints, failed, open_node};
 use super::peers::Meet;
 use super::pingpong::{
     GIVE_UP, LEAST_ROUND_TRIPS, STOP, WARM_UP_ROUND_TRIPS, nanoseconds, read_stamp, stamp,
@@ -31,7 +31,7 @@ pub(crate) fn measure(job: &Job, meet: Meet) -> io::Result<Outcome> {
     let node = open_node(job, |config| {
         config.max_endpoints = config.max_endpoints.max(2 * IDLE_PORTS + 1000);
     })?;
-    let (own, other) = job.role.own_and_other(LEAD, FOLLOW);
+    let (own, other) = endpoints(job);
     let idle = match job.subject {
         Subject::DipolePorts => open_idle(&node, job)?,
         _ => Vec::new(),
@@ -69,6 +69,7 @@ pub(crate) fn measure(job: &Job, meet: Meet) -> io::Result<Outcome> {
 fn open_idle(node: &Node, job: &Job) -> io::Result<Vec<ActivePort>> {
     // Both sides may lie on one node.
     let (first, _) = job.role.own_and_other(FIRST_IDLE, FIRST_IDLE + IDLE_PORTS);
+    let first = job.first_endpoint + first;
     let ports = (first..first + IDLE_PORTS).map(|id| node.open_port(EndpointId(id), |_, _| ()));
     ports.collect::<Result<_, _>>().map_err(failed)
 }

@@ -16,6 +16,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
 
 use super::control::{Carrier, Placement, Role, name_of};
+use super::remote::Remote;
 
 /// Where `ip netns` keeps its names.
 const NAMESPACES: &str = "/run/netns";
@@ -81,6 +82,8 @@ pub(crate) struct Testbed {
     signals: Handle,
     folder: PathBuf,
     veth: bool,
+    /// The two hosts, if that is what it is.
+    remote: Option<Remote>,
     /// Why it is not a veth pair, if that was left open.
     pub(crate) remark: Option<String>,
 }
@@ -98,6 +101,7 @@ impl Testbed {
             signals,
             folder,
             veth: false,
+            remote: None,
             remark: None,
         };
         match on {
@@ -115,10 +119,23 @@ impl Testbed {
         Ok(testbed)
     }
 
-    /// "veth", "loopback" or "node".
+    /// This host and another one.
+    pub(crate) fn of_hosts(remote: Remote) -> Result<Self, TestbedError> {
+        let mut testbed = Self::make(On::Node)?;
+        testbed.remote = Some(remote);
+        Ok(testbed)
+    }
+
+    /// The other host, if there is one.
+    pub(crate) fn remote(&self) -> Option<&Remote> {
+        self.remote.as_ref()
+    }
+
+    /// "hosts", "veth", "loopback" or "node".
     pub(crate) fn name(&self, place: Placement) -> &'static str {
         match place {
             Placement::OneNode => "node",
+            Placement::TwoNodes if self.remote.is_some() => "hosts",
             Placement::TwoNodes if self.veth => "veth",
             Placement::TwoNodes => "loopback",
         }
@@ -126,7 +143,11 @@ impl Testbed {
 
     /// One line about where things that lie apart lie.
     pub(crate) fn description(&self) -> String {
-        if self.veth {
+        if let Some(remote) = &self.remote {
+            let ((own, from), (other, to)) = (remote.own, remote.other);
+            let there = &remote.machine.description;
+            format!("two hosts, node {own} ({from}) to node {other} ({to}: {there})")
+        } else if self.veth {
             let [a, b] = namespace_names(std::process::id());
             format!("veth pair between the namespaces {a} and {b}, MTU {MTU_BYTES}")
         } else {
@@ -136,6 +157,9 @@ impl Testbed {
 
     /// This side's address and the other's.
     pub(crate) fn addresses(&self, place: Placement, role: Role) -> (IpAddr, IpAddr) {
+        if let (Placement::TwoNodes, Some(remote)) = (place, &self.remote) {
+            return role.own_and_other(remote.own.1, remote.other.1);
+        }
         let [lead, follow] = match place {
             Placement::OneNode => [LOOPBACK[0]; 2],
             Placement::TwoNodes if self.veth => VETH,
@@ -167,17 +191,33 @@ impl Testbed {
         role: Role,
         carrier: Carrier,
     ) -> Vec<(&'static str, OsString)> {
+        let link = ("DIPOLE_LINK", name_of(carrier).into());
+        if let (Placement::TwoNodes, Some(remote)) = (place, &self.remote) {
+            let mut environment = remote.environment.clone();
+            environment.push(link);
+            return environment;
+        }
         let (hosts, registry) = match place {
             // Empty is as good as absent, and hides what the user may have set.
             Placement::OneNode => (OsString::new(), "one-node"),
             Placement::TwoNodes => (self.hosts_file().into(), "registry"),
         };
         vec![
-            ("DIPOLE_NID", node(place, role).to_string().into()),
+            ("DIPOLE_NID", self.node(place, role).to_string().into()),
             ("DIPOLE_HOSTS", hosts),
             ("DIPOLE_RUNTIME_DIR", self.folder.join(registry).into()),
-            ("DIPOLE_LINK", name_of(carrier).into()),
+            link,
         ]
+    }
+
+    /// The id of a side's node.
+    pub(crate) fn node(&self, place: Placement, role: Role) -> u32 {
+        match (place, role, &self.remote) {
+            (Placement::TwoNodes, Role::Lead, Some(remote)) => remote.own.0.0,
+            (Placement::TwoNodes, Role::Follow, Some(remote)) => remote.other.0.0,
+            (Placement::TwoNodes, Role::Follow, None) => 2,
+            _ => 1,
+        }
     }
 
     fn hosts_file(&self) -> PathBuf {
@@ -230,14 +270,6 @@ impl Drop for Testbed {
     fn drop(&mut self) {
         lock(&self.belongings).remove();
         self.signals.close();
-    }
-}
-
-/// The id of a side's node.
-pub(crate) fn node(place: Placement, role: Role) -> u32 {
-    match (place, role) {
-        (Placement::TwoNodes, Role::Follow) => 2,
-        _ => 1,
     }
 }
 

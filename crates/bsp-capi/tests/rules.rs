@@ -30,6 +30,17 @@ fn every_rule_holds_by_each_link() {
 }
 
 #[test]
+fn a_dipole_log_that_is_no_filter_is_said_by_each_rank_and_harms_nothing() {
+    let bench = Bench::new();
+    let program = bench.compile(&source("collectives.c"), &["-std=c11"]);
+    let job = bench.job(&program, 2).variable("DIPOLE_LOG", "foo,,=");
+    let done = job.run();
+    assert_eq!(done.output(), "collected\n");
+    let wrong = "libbsp: DIPOLE_LOG: found `foo,,=`";
+    assert_eq!(format!("{done:?}").matches(wrong).count(), 2, "{done:?}");
+}
+
+#[test]
 fn every_rule_holds_on_two_nodes_though_packets_are_lost() {
     let bench = Bench::new();
     let program = bench.compile(&source("rules.c"), &["-std=gnu11"]);

@@ -17,6 +17,7 @@ pub mod profile;
 mod program;
 pub mod superstep;
 
+pub use dipole_node::log;
 pub use failure::Failure;
 pub use misuse::Misuse;
 pub use process::{Call, Process, check_most, launched};

@@ -21,6 +21,9 @@ int main(int count, char **arguments)
     wrong.hosts = "/nonexistent/hosts";
     CHECK_FAILS(dp_init(&wrong), EINVAL, "/nonexistent/hosts");
     wrong.hosts = NULL;
+    wrong.key = "/nonexistent/key";
+    CHECK_FAILS(dp_init(&wrong), EINVAL, "/nonexistent/key");
+    wrong.key = NULL;
     wrong.runtime_dir = "/proc/nonexistent";
     CHECK_FAILS(dp_init(&wrong), EACCES, "/proc/nonexistent");
     wrong.runtime_dir = NULL;

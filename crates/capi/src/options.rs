@@ -8,7 +8,7 @@ use std::ptr;
 use std::time::Duration;
 
 use dipole_node::hosts::Hosts;
-use dipole_node::{Config, EndpointId, NodeId};
+use dipole_node::{ClusterKey, Config, EndpointId, NodeId};
 
 use crate::failure::Failure;
 use crate::guard::{self, Versioned, call};
@@ -70,7 +70,7 @@ pub struct NodeOptions {
     pub hosts: *const c_char,
     /// The IP address to bind, or null.
     pub bind: *const c_char,
-    /// `auto`, `shm` or `udp`, or null.
+    /// `auto`, `shm`, `udp` or `bpf`, or null.
     pub link: *const c_char,
     /// How long a waiter spins before it sleeps.
     pub spin_ns: i64,
@@ -78,6 +78,8 @@ pub struct NodeOptions {
     pub connect_timeout_ns: i64,
     /// How long exit waits for acknowledgements.
     pub linger_ns: i64,
+    /// The file of the cluster key, or null.
+    pub key: *const c_char,
 }
 
 // SAFETY: integers and raw pointers in an order without padding, a usize first.
@@ -175,6 +177,14 @@ pub struct Stats {
     pub pool_used_bytes: u64,
     /// Frames free for sending.
     pub free_frames: u64,
+    /// Small packets from the kernel's rings.
+    pub bpf_received: u64,
+    /// Packets sent as raw frames.
+    pub bpf_sent: u64,
+    /// Small packets from the socket of the bpf link.
+    pub bpf_socket_received: u64,
+    /// Small packets sent by the socket of the bpf link.
+    pub bpf_socket_sent: u64,
 }
 
 // SAFETY: integers of one size, a usize first (this library is for 64-bit machines).
@@ -320,6 +330,11 @@ impl NodeOptions {
         }
         if let Some(directory) = directory {
             config.runtime_dir = directory.into();
+        }
+        // SAFETY: as above.
+        if let Some(file) = unsafe { guard::text("key", self.key) }? {
+            let key = ClusterKey::load(file.as_ref());
+            config.key = Some(key.map_err(dipole_node::ConfigError::Key)?);
         }
         // SAFETY: as above.
         if let Some(address) = unsafe { guard::text("bind", self.bind) }? {

@@ -103,6 +103,7 @@ pub unsafe extern "C" fn dp_stats(stats: *mut Stats) -> c_int {
         let facts = process::current().open_node()?.stats();
         let (traffic, protocol) = (facts.traffic, facts.protocol);
         let local = facts.local.unwrap_or_default();
+        let bpf = facts.bpf.unwrap_or_default();
         let ours = Stats {
             packets_sent: traffic.packets_sent,
             packets_received: traffic.packets_received,
@@ -128,6 +129,10 @@ pub unsafe extern "C" fn dp_stats(stats: *mut Stats) -> c_int {
             local_wakes: local.bells,
             pool_used_bytes: facts.pool_used_bytes,
             free_frames: facts.free_frames as u64,
+            bpf_received: bpf.by_ring,
+            bpf_sent: bpf.raw + bpf.raw_bulk,
+            bpf_socket_received: bpf.by_socket,
+            bpf_socket_sent: bpf.socket + bpf.joined,
             ..Stats::EMPTY
         };
         // SAFETY: by contract.

@@ -82,6 +82,29 @@ fn an_echo_server_is_not_held_up_by_clients_that_are_gone() {
     }
 }
 
+#[test]
+fn a_c_program_logs_what_dipole_log_asks_for_and_nothing_without_it() {
+    let bench = Bench::new();
+    let program = bench.compile("log");
+    let said = |setting: Option<&str>| {
+        let mut command = bench.command(&program);
+        command.envs(setting.map(|it| ("DIPOLE_LOG", it)));
+        let output = command.output().expect("it starts");
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stderr).expect("text")
+    };
+    assert_eq!(said(None), "");
+    let text = said(Some("warn"));
+    assert!(text.contains("WARN") && text.contains("1:7"), "{text}");
+    assert!(!text.contains('\x1b'), "no colour in a pipe: {text:?}");
+    let text = said(Some("foo,,="));
+    assert!(
+        text.starts_with("libdipole: DIPOLE_LOG: found `foo,,=`"),
+        "{text}"
+    );
+    assert_eq!(text.lines().count(), 1, "{text}");
+}
+
 /// How many sockets a process has, and pieces of memory that it shares with others.
 fn held(pid: Pid) -> (usize, usize) {
     let folder = format!("/proc/{}", pid.as_raw_nonzero());

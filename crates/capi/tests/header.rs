@@ -179,7 +179,8 @@ fn layouts() -> String {
             link,
             spin_ns,
             connect_timeout_ns,
-            linger_ns
+            linger_ns,
+            key
         ]
     );
     layout!(
@@ -230,7 +231,11 @@ fn layouts() -> String {
             local_bytes_fetched,
             local_wakes,
             pool_used_bytes,
-            free_frames
+            free_frames,
+            bpf_received,
+            bpf_sent,
+            bpf_socket_received,
+            bpf_socket_sent
         ]
     );
     text

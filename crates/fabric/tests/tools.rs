@@ -99,6 +99,22 @@ fn the_provider_is_listed_with_what_mpi_asks_for() {
 }
 
 #[test]
+fn a_dipole_log_that_is_no_filter_is_said_once_and_nothing_is_without_one() {
+    let Some(place) = Place::new() else { return };
+    let said = |setting| {
+        let mut command = place.command("fi_info", &["-p", "dipole"]);
+        command.env("DIPOLE_LOG", setting);
+        let listed = ended(command.spawn().expect("it starts"));
+        assert!(listed.status.success(), "{listed:?}");
+        String::from_utf8_lossy(&listed.stderr).into_owned()
+    };
+    assert_eq!(said(""), "");
+    let text = said("foo,,=");
+    let wrong = "libdipole-fi: DIPOLE_LOG: found `foo,,=`";
+    assert_eq!(text.matches(wrong).count(), 1, "{text}");
+}
+
+#[test]
 fn pingpong_answers_by_every_link() {
     let Some(place) = Place::new() else { return };
     for (mode, link) in [("tagged", "auto"), ("msg", "auto"), ("tagged", "udp")] {

@@ -270,9 +270,9 @@ impl Launch {
             Up::InputTaken(bytes) => self.input.give(bytes as usize),
             Up::Warning(text) => self.on_stderr(index, &text),
             Up::Hello(hello) => self.is_back(index, &hello, plan),
-            Up::Refused(reason) => {
+            Up::Refused { reason, status } => {
                 if !self.has_not_returned(index, Some(&reason)) {
-                    self.refused(index, &reason);
+                    self.refused(index, &reason, status);
                 }
             }
             Up::Done => {}
@@ -280,10 +280,13 @@ impl Launch {
     }
 
     /// A host starts none of its ranks.
-    fn refused(&mut self, index: usize, reason: &str) {
-        self.on_stderr(index, reason);
+    fn refused(&mut self, index: usize, reason: &str, status: u8) {
+        // What one host lacks others mostly lack, too: it is said once.
+        if self.status.is_none() {
+            self.on_stderr(index, reason);
+        }
         self.running.retain(|_, on| *on != index);
-        self.fail(1);
+        self.fail(status);
     }
 
     fn exited(&mut self, rank: u32, ending: Ending) {

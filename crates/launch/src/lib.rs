@@ -21,6 +21,7 @@ mod launcher;
 mod message;
 mod output;
 mod placement;
+mod program;
 mod reach;
 mod shim;
 

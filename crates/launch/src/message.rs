@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// Written first by a shim.
-pub(super) const BANNER: &[u8] = b"\ndipole-shim 4\n";
+pub(super) const BANNER: &[u8] = b"\ndipole-shim 5\n";
 const LENGTH_BYTES: usize = 4;
 /// Longer than any hosts file with its command line.
 const MAX_MESSAGE_BYTES: usize = 64 << 20;
@@ -124,8 +124,11 @@ pub(super) enum Up {
     Warning(String),
     /// No process is left on this host.
     Done,
-    /// No shim is started there, and why.
-    Refused(String),
+    /// No rank is started there, why, and the status for it.
+    Refused {
+        reason: String,
+        status: u8,
+    },
 }
 
 /// Which of a rank's two outputs.

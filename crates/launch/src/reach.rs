@@ -132,7 +132,10 @@ pub fn reach(args: &ReachArgs) -> ExitCode {
                 CallError::NoAgent { .. } => CallError::NoOtherWay(Box::new(error)),
                 error => error,
             };
-            let refused = Up::Refused(error.to_string());
+            let refused = Up::Refused {
+                reason: error.to_string(),
+                status: 1,
+            };
             let mut out = io::stdout().lock();
             let _hung_up = out
                 .write_all(BANNER)

@@ -23,6 +23,7 @@ use super::descendants;
 use super::guard::watch_parent;
 use super::message::{self, BANNER, Down, Ending, Hello, Start, Stream, Up};
 use super::placement::share;
+use super::program;
 use super::read_pieces;
 
 /// Arguments of the hidden subcommand `shim`.
@@ -165,7 +166,7 @@ impl HostRanks {
         let directory_is_there = start.directory.is_dir();
         if !directory_is_there && start.directory_required {
             let reason = format!("there is no directory {}", start.directory.display());
-            let _ = self.outbox.send(Up::Refused(reason));
+            let _ = self.outbox.send(Up::Refused { reason, status: 1 });
             return Ok(());
         }
         if !directory_is_there {
@@ -173,6 +174,21 @@ impl HostRanks {
                 "there is no directory {}; the ranks start in the home directory",
                 start.directory.display()
             )));
+        }
+        let directory = match directory_is_there {
+            true => start.directory.clone(),
+            false => std::env::current_dir()?,
+        };
+        let search = start.environment.get("PATH").cloned();
+        let search = search.or_else(|| std::env::var_os("PATH"));
+        for one in &start.ranks {
+            let command = start.commands.get(one.program as usize);
+            let program = command.and_then(|words| words.first());
+            let wrong = program.and_then(|it| program::why_not(it, &directory, search.as_deref()));
+            if let Some((reason, status)) = wrong {
+                let _ = self.outbox.send(Up::Refused { reason, status });
+                return Ok(());
+            }
         }
         let cores = match start.bind {
             true => self.bind(start)?,

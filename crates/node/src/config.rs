@@ -40,6 +40,8 @@ pub mod variables {
     pub const CAPTURE: &str = "DIPOLE_CAPTURE";
     /// What may carry messages: `auto`, `shm`, `udp` or `bpf`.
     pub const LINK: &str = "DIPOLE_LINK";
+    /// What is logged: [`log`](crate::log).
+    pub const LOG: &str = "DIPOLE_LOG";
     /// Endpoints that this process may have.
     pub const MAX_ENDPOINTS: &str = "DIPOLE_MAX_ENDPOINTS";
     /// Peers that this process may have, by packets and by shared memory each.

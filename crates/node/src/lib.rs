@@ -22,6 +22,8 @@
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! [`log::from_env`] makes a program log what `DIPOLE_LOG` asks for.
 
 #![forbid(unsafe_code)]
 
@@ -40,6 +42,7 @@ mod group;
 mod inbox;
 mod inner;
 pub mod links;
+pub mod log;
 mod net;
 mod node;
 mod port;

@@ -114,26 +114,22 @@ fn main() -> ExitCode {
     let json = arguments.json;
     let logs_json = json && arguments.command.is_agent();
     let usual = if logs_json { "info" } else { "warn" };
-    let wanted = std::env::var("DIPOLE_LOG").unwrap_or_default();
-    let filter = match &*wanted {
-        "" => EnvFilter::new(usual),
-        text => match EnvFilter::builder().parse(text) {
-            Ok(filter) => filter,
-            Err(cause) => {
-                eprintln!(
-                    "dipole: DIPOLE_LOG: found `{text}`, expected a level, such as info: {cause}"
-                );
-                return ExitCode::from(2);
-            }
-        },
+    let wanted = match dipole_node::log::filter() {
+        Ok(wanted) => wanted,
+        Err(wrong) => {
+            eprintln!("dipole: {wrong}");
+            return ExitCode::from(2);
+        }
     };
+    let is_asked = wanted.is_some();
+    let filter = wanted.unwrap_or_else(|| EnvFilter::new(usual));
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .with_target(false);
     if logs_json {
         log.json().flatten_event(true).init();
-    } else if wanted.is_empty() && !arguments.command.is_agent() {
+    } else if !is_asked && !arguments.command.is_agent() {
         // Among the messages of a command for people.
         log.without_time()
             .with_ansi(std::io::stderr().is_terminal())

@@ -363,22 +363,25 @@ fn a_node_that_the_hosts_file_does_not_list_is_refused() {
 #[test]
 fn an_output_that_cannot_be_written_fails_on_both_sides() {
     let folder = tempfile::tempdir().unwrap();
-    let receiver = Running::start(&mut dipole(
-        folder.path(),
-        &["recv", "7", "--out", "/dev/full"],
-    ));
     let from = folder.path().join("from");
-    std::fs::write(&from, content(100_000)).unwrap();
-    let sender = Running::start(dipole(folder.path(), &["send", "1:7"]).arg(&from));
-    let (received, sent) = (receiver.ends(), sender.ends());
-    assert_eq!(received.status.code(), Some(1));
-    assert!(
-        err(&received).contains("No space left"),
-        "{}",
-        err(&received)
-    );
-    assert_eq!(sent.status.code(), Some(1));
-    assert!(err(&sent).contains("No space left"), "{}", err(&sent));
+    // Of the longer one the sender is in the middle.
+    for bytes in [100_000, 50_000_000] {
+        let receiver = Running::start(&mut dipole(
+            folder.path(),
+            &["recv", "7", "--out", "/dev/full"],
+        ));
+        std::fs::write(&from, content(bytes)).unwrap();
+        let sender = Running::start(dipole(folder.path(), &["send", "1:7"]).arg(&from));
+        let (received, sent) = (receiver.ends(), sender.ends());
+        assert_eq!(received.status.code(), Some(1));
+        assert!(
+            err(&received).contains("No space left"),
+            "{}",
+            err(&received)
+        );
+        assert_eq!(sent.status.code(), Some(1));
+        assert!(err(&sent).contains("No space left"), "{}", err(&sent));
+    }
 }
 
 #[test]

@@ -259,7 +259,19 @@ fn the_status_is_that_of_the_first_rank_that_fails_and_the_others_are_ended() {
     assert_eq!(status(&output), 128 + 11, "{}", err(&output));
     let output = run(&["-n", "2", "/nowhere/program"]);
     assert_eq!(status(&output), 127);
-    assert!(err(&output).contains("cannot start `/nowhere/program` as rank"));
+    assert!(err(&output).contains("cannot start `/nowhere/program`: "));
+    // However many ranks, it is said once.
+    let output = run(&["-n", "4", "no-such-program"]);
+    assert_eq!(status(&output), 127);
+    assert_eq!(
+        err(&output).matches("cannot start").count(),
+        1,
+        "{}",
+        err(&output)
+    );
+    assert_eq!(err(&output).lines().count(), 1, "{}", err(&output));
+    let output = run(&["-n", "2", "/etc"]);
+    assert_eq!(status(&output), 126, "{}", err(&output));
 }
 
 #[test]

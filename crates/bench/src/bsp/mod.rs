@@ -286,7 +286,7 @@ pub fn probe(
     } else {
         report.result(&table::all(&rows))?;
     }
-    let closing = closing_line(&cache_line_ns, stolen);
+    let closing = closing_line(&cache_line_ns, None, stolen);
     report.note(&format!("\n{closing}"))?;
     if !arguments.quick {
         for file in save(&rows)? {

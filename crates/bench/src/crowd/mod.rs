@@ -19,7 +19,8 @@ use super::Report;
 use super::control::{
     Carrier, CrowdCount, CrowdJob, CrowdPart, Outcome, Placement, Ready, Role, Task, name_of,
 };
-use super::launch::{RunError, SLACK, Worker};
+use super::failure::RunError;
+use super::launch::{SLACK, Worker};
 use super::machine::Cores;
 use super::plan::size;
 use super::report::{Sheet, titled};

@@ -18,7 +18,8 @@ use serde::Serialize;
 
 use super::Report;
 use super::control::{Carrier, Go, IncastJob, IncastPart, Ready, Task, name_of};
-use super::launch::{RunError, SLACK, Worker};
+use super::failure::RunError;
+use super::launch::{SLACK, Worker};
 use super::machine::{self, Cores};
 use super::plan::size;
 use super::report::Sheet;

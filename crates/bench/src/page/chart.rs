@@ -187,6 +187,9 @@ impl Frame {
 fn mark(family: &str, left: f64, top: f64, note: &str) -> String {
     let shape = match family {
         "dipole" => "M0-4.5A4.5 4.5 0 1 1-.01-4.5Z",
+        "dipole-udp" => "M-4.5 0A4.5 4.5 0 0 1 4.5 0Z",
+        "bpf" => "M-5-1.6H5V1.6H-5Z",
+        "xdp" => "M-1.6-5H1.6V5H-1.6Z",
         "udp" => "M-4-4H4V4H-4Z",
         "tcp" => "M0-5L5 4H-5Z",
         "gso" => "M0 5L5-4H-5Z",

@@ -243,7 +243,10 @@ fn figures(testbed: &str, latencies: &[Line], streams: &[Line], distribution: &[
         text: "How long the given share of messages took at most, one way. Less is better.",
         x: (Scale::Nines, "share of messages, %"),
         y: (Scale::Number, "one-way latency, µs"),
-        curves: distribution.iter().map(distribution_curve).collect(),
+        curves: distribution
+            .iter()
+            .map(|line| distribution_curve(line, distribution))
+            .collect(),
     };
     let behind = |lines: &[Line]| {
         format!(
@@ -286,11 +289,12 @@ fn curves(
                 table::digits(most)
             ),
         };
-        match curves.iter_mut().find(|curve| curve.name == line.subject) {
+        let name = curve_name(line, lines);
+        match curves.iter_mut().find(|curve| curve.name == name) {
             Some(curve) => curve.points.push(point),
             None => curves.push(Curve {
-                name: line.subject.clone(),
-                family: family(&line.subject),
+                family: family_of(line, lines),
+                name,
                 points: vec![point],
             }),
         }
@@ -298,7 +302,33 @@ fn curves(
     curves
 }
 
-fn distribution_curve(line: &Line) -> Curve {
+/// A subject that a figure has by several links is told by its link, too.
+fn curve_name(line: &Line, lines: &[Line]) -> String {
+    match is_by_several_links(line, lines) {
+        true => format!("{} ({})", line.subject, link_of(line)),
+        false => line.subject.clone(),
+    }
+}
+
+/// The colour and mark of a line among others.
+fn family_of(line: &Line, lines: &[Line]) -> &'static str {
+    match family(&line.subject) {
+        "dipole" if link_of(line) == "udp" && is_by_several_links(line, lines) => "dipole-udp",
+        family => family,
+    }
+}
+
+fn is_by_several_links(line: &Line, lines: &[Line]) -> bool {
+    let mut same = lines.iter().filter(|one| one.subject == line.subject);
+    same.any(|one| one.link != line.link)
+}
+
+/// Its link without the testbed.
+fn link_of(line: &Line) -> &str {
+    line.link.split('/').next().unwrap_or(&line.link)
+}
+
+fn distribution_curve(line: &Line, lines: &[Line]) -> Curve {
     let points = line.percentiles.iter().map(|&(share, ns)| Point {
         x: share,
         y: ns * 1e-3,
@@ -311,15 +341,17 @@ fn distribution_curve(line: &Line) -> Curve {
         ),
     });
     Curve {
-        name: line.subject.clone(),
-        family: family(&line.subject),
+        name: curve_name(line, lines),
+        family: family_of(line, lines),
         points: points.collect(),
     }
 }
 
 /// The colour and mark of a subject, the same in every figure.
 fn family(subject: &str) -> &'static str {
-    const FAMILIES: [(&str, &str); 6] = [
+    const FAMILIES: [(&str, &str); 8] = [
+        ("bpf", "bpf"),
+        ("xdp", "xdp"),
         ("gso", "gso"),
         ("udp", "udp"),
         ("tcp", "tcp"),

@@ -26,7 +26,16 @@ fn connect<const COUNT: usize>(job: &Job, meet: Meet) -> io::Result<[TcpStream; 
     let streams = match job.role {
         Role::Lead => {
             let port = only_port(&meet(Vec::new())?)?;
-            let connect = |_| TcpStream::connect(SocketAddr::new(job.other, port));
+            let to = SocketAddr::new(job.other, port);
+            let connect = |_| {
+                TcpStream::connect_timeout(&to, GIVE_UP).map_err(|error| {
+                    let told = format!(
+                        "cannot connect to {to} by TCP: {error}; does a firewall drop it? \
+                         --subjects dipole leaves sockets out"
+                    );
+                    io::Error::new(error.kind(), told)
+                })
+            };
             (0..COUNT).map(connect).collect::<io::Result<Vec<_>>>()?
         }
         Role::Follow => {

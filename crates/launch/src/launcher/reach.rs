@@ -152,7 +152,7 @@ impl Launch {
                     self.skip(index, &reason, failed);
                 }
             }
-            HostEvent::Message(index, Up::Refused(reason)) => {
+            HostEvent::Message(index, Up::Refused { reason, .. }) => {
                 let contact = self.contacts.get(&index);
                 if contact.is_some_and(|contact| contact.state == State::Waiting) {
                     self.skip(index, &reason, failed);

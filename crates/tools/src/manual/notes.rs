@@ -135,6 +135,14 @@ pub(super) fn notes(page: &str) -> Notes {
                     "everything, as a page with figures",
                 ),
                 ("dipole --json bench rate", "the same for scripts"),
+                (
+                    "dipole bench --server --hosts hosts --nid 2",
+                    "on node 2: takes part when another node measures",
+                ),
+                (
+                    "dipole bench --to 2 --hosts hosts",
+                    "on node 1: the table, between these two hosts",
+                ),
             ],
             MEASURED,
             &["dipole-doctor"],

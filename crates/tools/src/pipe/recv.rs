@@ -20,7 +20,7 @@ use super::destination::{Destination, place_in};
 use super::frame::{FileFacts, Frame, FrameError, Kind, Sum};
 use super::interrupt::{self, Partner};
 use super::progress::{Progress, Summary};
-use super::{LOOK, PipeArgs, PipeError, configure, failed, spare_endpoint};
+use super::{LAST_ACK, LOOK, PipeArgs, PipeError, configure, failed, spare_endpoint};
 use crate::output::{BROKEN_PIPE, Failure, json};
 
 /// Receive files, or a stream, at an endpoint
@@ -101,11 +101,28 @@ pub(crate) fn recv(
     let partner = Partner::default();
     interrupt::watch(Arc::clone(&reply), Arc::clone(&partner))
         .map_err(failed("catching signals"))?;
+    let received = receive_all(args, as_json, out, &node, &endpoint, &reply, partner);
+    // The thread that waits for signals keeps an endpoint: the node would end without a goodbye, and
+    // a sender would take us for killed.
+    let _nobody_reads_it = node.close(LAST_ACK);
+    received
+}
+
+/// Receives from one sender, or from one after the other.
+fn receive_all(
+    args: &RecvArgs,
+    as_json: bool,
+    out: &mut dyn Write,
+    node: &Node,
+    endpoint: &Endpoint,
+    reply: &Endpoint,
+    partner: Partner,
+) -> Result<ExitCode, Failure> {
     let mut receiver = Listener {
         args,
-        node: &node,
-        endpoint: &endpoint,
-        reply: &reply,
+        node,
+        endpoint,
+        reply,
         partner,
         rejected: HashSet::new(),
     };

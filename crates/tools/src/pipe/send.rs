@@ -120,6 +120,7 @@ pub(crate) fn send(
         sender.progress = Progress::new("sent", length_bytes, args.pipe.progress);
         let name = input.name();
         let outcome = sender.send_one(input, number < count, &events, &inbox);
+        let outcome = outcome.map_err(|error| sender.reported_before(error, &inbox));
         let crc = sender.sum.crc();
         let summary = sender
             .progress
@@ -318,6 +319,23 @@ impl Sender<'_> {
         }
         self.progress.begin(self.sum.length_bytes());
         self.send(Kind::From)
+    }
+
+    /// A receiver that has failed says why before it ends: that, if it is what has happened.
+    fn reported_before(&self, error: PipeError, inbox: &Receiver<Event>) -> PipeError {
+        if !matches!(error, PipeError::Send(_)) {
+            return error;
+        }
+        let until = Instant::now() + LAST_ACK;
+        while let Ok(event) = inbox.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            if let Event::Failed(reason) = event {
+                return PipeError::Refused {
+                    to: self.to,
+                    reason,
+                };
+            }
+        }
+        error
     }
 
     /// Tells the receiver, which need not wait for the rest.

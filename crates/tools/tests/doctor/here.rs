@@ -215,6 +215,32 @@ fn a_wrong_hosts_file_is_broken_and_wrong_usage_is_something_else() {
     assert_eq!(report.status, 1);
     let words = ["DIPOLE_LINK", "auto, shm, udp or bpf"];
     report.expect("configuration", "this machine", "broken", &words);
+    // What keeps every program from starting is broken, too: a number that the file has not, no key
+    // where one was wanted.
+    for (name, value, words) in [
+        (
+            "DIPOLE_NID",
+            "7",
+            ["DIPOLE_NID=7", "the hosts file has no node 7"],
+        ),
+        ("DIPOLE_NID", "0", ["DIPOLE_NID", "1 to 4294967295"]),
+        (
+            "DIPOLE_PORTS",
+            "9-8",
+            ["DIPOLE_PORTS", "two ports or more, as 7412-7500"],
+        ),
+    ] {
+        let mut command = place.command(DIPOLE);
+        command.env("DIPOLE_HOSTS", path).env(name, value);
+        let report = Report::of(command.args(["--json", "doctor"]));
+        assert_eq!(report.status, 1, "{name}={value}");
+        report.expect("configuration", "this machine", "broken", &words);
+    }
+    let mut command = place.command(DIPOLE);
+    let report = Report::of(command.args(["--json", "doctor"]).env("DIPOLE_KEY", ""));
+    assert_eq!(report.status, 1);
+    let words = ["DIPOLE_KEY: found an empty value", "unset the variable"];
+    report.expect("cluster key", "this machine", "broken", &words);
     for wrong in ["--timeout=never", "--nothing"] {
         assert_eq!(place.report(&[wrong]).status, 2, "{wrong}");
     }

@@ -1,0 +1,228 @@
+//! The side that asks for a bench between two hosts.
+
+use std::cell::Cell;
+use std::ffi::OsString;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use dipole_node::{
+    Address, Config, Edge, Endpoint, EndpointId, Node, NodeId, ReceiveError, SendError, TargetError,
+};
+use serde::Serialize;
+
+use super::super::control::{Job, Task};
+use super::super::failure::RunError;
+use super::{
+    ASK_EVERY, Answer, Machine, PATIENCE, RemoteArgs, RemoteError, Request, SERVER, VERSION,
+    to_bytes,
+};
+
+/// How long a server may take to appear and to answer.
+const CONNECT: Duration = Duration::from_secs(5);
+
+/// A server on another node that has taken us.
+pub(crate) struct Remote {
+    pub(crate) own: (NodeId, IpAddr),
+    pub(crate) other: (NodeId, IpAddr),
+    pub(crate) machine: Machine,
+    /// What the processes of this side find in their environment.
+    pub(crate) environment: Vec<(&'static str, OsString)>,
+    talk: Arc<Talk>,
+    jobs: Cell<u64>,
+}
+
+/// The conversation with it.
+struct Talk {
+    server: NodeId,
+    edge: Edge,
+    endpoint: Endpoint,
+    _node: Node,
+}
+
+impl Remote {
+    /// Finds the server of that node, which then works for this process alone.
+    pub(crate) fn connect(args: &RemoteArgs, node: NodeId) -> Result<Remote, RemoteError> {
+        let mut config = args.configure()?;
+        config.connect_timeout = CONNECT;
+        if node == config.node {
+            return Err(RemoteError::Self_(node));
+        }
+        let address = |node| address_of(&config, node).ok_or(RemoteError::NotListed(node));
+        let (own, other) = ((config.node, address(config.node)?), (node, address(node)?));
+        let here = Node::open(config).map_err(RemoteError::Open)?;
+        let endpoint = here.endpoint(EndpointId::ANY).map_err(RemoteError::Open)?;
+        let edge = endpoint
+            .edge(Address::new(node.0, SERVER))
+            .map_err(|error| unreachable(node, &error))?;
+        edge.wait_open(CONNECT + Duration::from_secs(1))
+            .map_err(|error| unreachable(node, &error))?;
+        let talk = Talk {
+            server: node,
+            edge,
+            endpoint,
+            _node: here,
+        };
+        let version = VERSION.to_owned();
+        talk.send(&Request::Hello { version })
+            .map_err(|error| unreachable(node, &error))?;
+        let machine = match talk.receive(CONNECT) {
+            Ok(Answer::Welcome(machine)) => machine,
+            Ok(Answer::Refused { why }) => return Err(RemoteError::Refused { node, why }),
+            Ok(other) => {
+                let heard = format!("said {other:?} instead of a welcome");
+                return Err(RemoteError::Silent { node, heard });
+            }
+            Err(heard) => return Err(RemoteError::Silent { node, heard }),
+        };
+        Ok(Remote {
+            own,
+            other,
+            machine,
+            environment: args.environment(),
+            talk: Arc::new(talk),
+            jobs: Cell::new(0),
+        })
+    }
+
+    /// Has the server start the following side of a job.
+    pub(crate) fn start(&self, task: &Task) -> Result<RemoteWorker, RunError> {
+        let Task::Side(job) = task else {
+            unreachable!("only sides are started on other hosts");
+        };
+        let number = self.jobs.get() + 1;
+        self.jobs.set(number);
+        let worker = RemoteWorker {
+            talk: Arc::clone(&self.talk),
+            number,
+        };
+        let job: Job = job.clone();
+        worker.tell(&Request::Start { number, job })?;
+        Ok(worker)
+    }
+}
+
+impl Drop for Remote {
+    fn drop(&mut self) {
+        // A server that does not hear it finds out by our end.
+        let _ = self.talk.send(&Request::Bye);
+        let _ = self.talk.edge.flush(ASK_EVERY);
+    }
+}
+
+/// The address of a node, also of one that has joined since the configuration was read.
+pub(super) fn address_of(config: &Config, node: NodeId) -> Option<IpAddr> {
+    let known = config.hosts.get(node).map(|host| host.address);
+    known.or_else(|| Some(config.hosts.again()?.get(node)?.address))
+}
+
+fn unreachable(node: NodeId, error: &SendError) -> RemoteError {
+    let SendError::Unreachable(cause) = error else {
+        let why = error.to_string();
+        return RemoteError::Unreachable { node, why };
+    };
+    match &**cause {
+        TargetError::Unresolved { cause, .. } => RemoteError::NoServer {
+            node,
+            why: cause.clone(),
+        },
+        TargetError::OtherCluster {
+            mismatch,
+            fingerprint,
+            ..
+        } => RemoteError::Unreachable {
+            node,
+            why: mismatch.explain(fingerprint.as_deref()),
+        },
+        other => RemoteError::Unreachable {
+            node,
+            why: other.to_string(),
+        },
+    }
+}
+
+impl Talk {
+    fn send(&self, request: &Request) -> Result<(), SendError> {
+        self.edge.send_timeout(&to_bytes(request), PATIENCE)
+    }
+
+    /// The next answer that says something; what happened instead.
+    fn receive(&self, limit: Duration) -> Result<Answer, String> {
+        let begun = Instant::now();
+        loop {
+            let left = limit.saturating_sub(begun.elapsed());
+            let message = match self.endpoint.receive_timeout(left.min(ASK_EVERY)) {
+                Ok(message) => message,
+                Err(ReceiveError::TimedOut { .. }) if left.is_zero() => {
+                    return Err(format!("said nothing for {:.0} s", limit.as_secs_f64()));
+                }
+                Err(ReceiveError::TimedOut { .. }) => {
+                    match self.edge.try_send(&to_bytes(&Request::Alive)) {
+                        Ok(()) | Err(SendError::Full { .. }) => continue,
+                        Err(error) => return Err(format!("is gone: {error}")),
+                    }
+                }
+                Err(error) => return Err(format!("cannot be heard: {error}")),
+            };
+            if message.source() != Address::new(self.server.0, SERVER) {
+                continue;
+            }
+            match serde_json::from_slice(&message) {
+                Ok(Answer::Alive) => {}
+                Ok(answer) => return Ok(answer),
+                Err(error) => return Err(format!("cannot be understood: {error}")),
+            }
+        }
+    }
+}
+
+/// The process of one job on the other host; dropping it ends it.
+pub(crate) struct RemoteWorker {
+    talk: Arc<Talk>,
+    number: u64,
+}
+
+impl RemoteWorker {
+    fn tell(&self, request: &Request) -> Result<(), RunError> {
+        self.talk
+            .send(request)
+            .map_err(|error| self.lost(format!("is gone: {error}")))
+    }
+
+    fn lost(&self, heard: String) -> RunError {
+        RunError::LostThere {
+            node: self.talk.server,
+            heard,
+        }
+    }
+
+    pub(crate) fn send(&self, message: &impl Serialize) -> Result<(), RunError> {
+        let line = serde_json::to_string(message).expect("plain data can be written as JSON");
+        let number = self.number;
+        self.tell(&Request::Line { number, line })
+    }
+
+    pub(crate) fn line(&self, limit: Duration) -> Result<String, RunError> {
+        let begun = Instant::now();
+        loop {
+            let left = limit.saturating_sub(begun.elapsed());
+            match self.talk.receive(left).map_err(|heard| self.lost(heard))? {
+                Answer::Line { number, line } if number == self.number => return Ok(line),
+                Answer::Ended { number, how } if number == self.number => {
+                    return Err(self.lost(how));
+                }
+                // Of an earlier job.
+                Answer::Line { .. } | Answer::Ended { .. } => {}
+                Answer::Refused { why } => return Err(self.lost(format!("refuses: {why}"))),
+                Answer::Welcome(_) | Answer::Alive => {}
+            }
+        }
+    }
+}
+
+impl Drop for RemoteWorker {
+    fn drop(&mut self) {
+        let number = self.number;
+        let _gone_with_the_server = self.tell(&Request::Stop { number });
+    }
+}

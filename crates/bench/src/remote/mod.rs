@@ -1,0 +1,219 @@
+//! Benches between two hosts: `dipole bench --server` on one, `dipole bench --to NODE` on the other.
+//!
+//! The two talk by messages of Dipole itself, JSON objects: so whoever may send to the node may
+//! measure with it, and nobody else. The side that is asked for starts its processes itself, with
+//! addresses of its own hosts file; of the job it takes only what is to be measured.
+
+mod client;
+mod server;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use dipole_node::hosts::Hosts;
+use dipole_node::{Config, ConfigError, FileError, NodeId, OpenError};
+use serde::{Deserialize, Serialize};
+
+use super::control::Job;
+pub(crate) use client::{Remote, RemoteWorker};
+pub(crate) use server::serve;
+
+/// Endpoints of a bench on a node that others use lie from here on.
+pub(crate) const FIRST_ENDPOINT: u32 = 0xfeb0_0000;
+/// Where a server receives.
+const SERVER: u32 = FIRST_ENDPOINT;
+/// How often each side asks whether the other lives, while it waits.
+const ASK_EVERY: Duration = Duration::from_secs(1);
+/// How long a message may take to be read.
+const PATIENCE: Duration = Duration::from_secs(10);
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// The other host of a bench, or this one as that.
+#[derive(Args, Debug)]
+pub(crate) struct RemoteArgs {
+    /// Take part in benches that other nodes ask for, one after the other, until a signal
+    #[arg(long, conflicts_with_all = ["to", "kind", "on", "html"])]
+    pub(crate) server: bool,
+    /// Measure between this node and that one, where `dipole bench --server` runs
+    #[arg(long, value_name = "NODE", conflicts_with = "on")]
+    pub(crate) to: Option<NodeId>,
+    /// Hosts file, with --to or --server [default: $DIPOLE_HOSTS]
+    #[arg(long, value_name = "FILE")]
+    hosts: Option<PathBuf>,
+    /// Number of this node, with --to or --server [default: $DIPOLE_NID, else 1]
+    #[arg(long, value_name = "NID")]
+    nid: Option<NodeId>,
+}
+
+impl RemoteArgs {
+    /// An option that means nothing without another host.
+    pub(crate) fn needless(&self) -> Option<&'static str> {
+        let is_remote = self.server || self.to.is_some();
+        match (is_remote, &self.hosts, self.nid) {
+            (false, Some(_), _) => Some("--hosts"),
+            (false, None, Some(_)) => Some("--nid"),
+            _ => None,
+        }
+    }
+
+    /// The configuration of environment and options; options win.
+    fn configure(&self) -> Result<Config, RemoteError> {
+        let mut config = Config::from_env().map_err(RemoteError::Config)?;
+        if let Some(node) = self.nid {
+            config.act_as(node).map_err(RemoteError::Config)?;
+        }
+        if let Some(file) = &self.hosts {
+            config.hosts = Hosts::load(file).map_err(RemoteError::Hosts)?;
+        }
+        if self.nid.is_some() || self.hosts.is_some() {
+            config.settle();
+        }
+        if config.hosts.is_local_only() {
+            return Err(RemoteError::Alone);
+        }
+        Ok(config)
+    }
+
+    /// What the processes of this side find in their environment beside that of this one.
+    fn environment(&self) -> Vec<(&'static str, std::ffi::OsString)> {
+        let hosts = self.hosts.iter().map(|file| {
+            let file = std::path::absolute(file).unwrap_or_else(|_| file.clone());
+            ("DIPOLE_HOSTS", file.into())
+        });
+        let node = self.nid.map(|node| ("DIPOLE_NID", node.to_string().into()));
+        hosts.chain(node).collect()
+    }
+}
+
+/// Why there is no bench between two hosts.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RemoteError {
+    #[error(transparent)]
+    Config(ConfigError),
+    #[error(transparent)]
+    Hosts(FileError),
+    #[error(
+        "there is only this node: name a hosts file (--hosts or DIPOLE_HOSTS), or run an agent that \
+         knows the others (`dipole agent --discover`)"
+    )]
+    Alone,
+    #[error("node {0} is this one; leave out --to for a bench on one machine")]
+    Self_(NodeId),
+    #[error("node {0} is not in the hosts file; add a line `{0} ADDRESS`")]
+    NotListed(NodeId),
+    #[error(transparent)]
+    Open(OpenError),
+    #[error(
+        "another `dipole bench --server` runs on this node (process {process}); end it, or use it"
+    )]
+    Taken { process: u32 },
+    #[error("no bench with node {node}: {why}")]
+    Unreachable { node: NodeId, why: String },
+    #[error("found no `dipole bench --server` on node {node}; start one there. {why}")]
+    NoServer { node: NodeId, why: String },
+    #[error("node {node} refuses the bench: {why}")]
+    Refused { node: NodeId, why: String },
+    #[error(
+        "the bench server of node {node} {heard}; start it again, with the version of this side"
+    )]
+    Silent { node: NodeId, heard: String },
+    #[error("cannot watch for signals: {0}")]
+    Signals(std::io::Error),
+    #[error("cannot write: {0}")]
+    Output(#[from] std::io::Error),
+}
+
+/// From the side that asks to the server.
+#[derive(Debug, Serialize, Deserialize)]
+enum Request {
+    /// The first one.
+    Hello { version: String },
+    /// Be the following side of this job.
+    Start { number: u64, job: Job },
+    /// A line for the process of that job.
+    Line { number: u64, line: String },
+    /// That job is over.
+    Stop { number: u64 },
+    /// Whoever sends this is there.
+    Alive,
+    /// The last one.
+    Bye,
+}
+
+/// From the server to the side that asks.
+#[derive(Debug, Serialize, Deserialize)]
+enum Answer {
+    /// It is free, and as described.
+    Welcome(Machine),
+    /// It does not take part, and why.
+    Refused {
+        why: String,
+    },
+    /// A line of the process of a job.
+    Line {
+        number: u64,
+        line: String,
+    },
+    /// That process is gone.
+    Ended {
+        number: u64,
+        how: String,
+    },
+    Alive,
+}
+
+/// What a reader of figures must know of the other machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Machine {
+    pub(crate) description: String,
+    /// Its side runs here.
+    pub(crate) core: usize,
+    /// The bpf link can be used there.
+    pub(crate) has_bpf: bool,
+}
+
+/// Why those of another version do not take part, if so.
+fn other_version(theirs: &str) -> Option<String> {
+    (theirs != VERSION).then(|| {
+        format!(
+            "the side that asks has version {theirs}, the server {VERSION}; install the same version \
+             on both"
+        )
+    })
+}
+
+fn to_bytes(message: &impl Serialize) -> Vec<u8> {
+    serde_json::to_vec(message).expect("plain data can be written as JSON")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_and_answers_are_read_as_they_were_written() {
+        let hello = to_bytes(&Request::Hello {
+            version: "9.8.7".to_owned(),
+        });
+        assert!(matches!(
+            serde_json::from_slice(&hello),
+            Ok(Request::Hello { version }) if version == "9.8.7"
+        ));
+        let ended = to_bytes(&Answer::Ended {
+            number: 3,
+            how: "ended".to_owned(),
+        });
+        assert!(matches!(
+            serde_json::from_slice(&ended),
+            Ok(Answer::Ended { number: 3, .. })
+        ));
+    }
+
+    #[test]
+    fn only_the_same_version_takes_part() {
+        assert_eq!(other_version(VERSION), None);
+        let why = other_version("9.8.7").expect("another one");
+        assert!(why.contains("9.8.7") && why.contains(VERSION), "{why}");
+    }
+}

@@ -1,0 +1,15 @@
+/* Waits for a message that never comes, for 2.5 s: with DIPOLE_LOG=warn the library says so. */
+#include <dipole.h>
+
+#include "check.h"
+
+int main(void)
+{
+    int fd = dp_open(7);
+    char byte;
+
+    CHECK(fd >= 0);
+    CHECK(dp_recv_copy(fd, &byte, 1, NULL, 0, 2500000000) < 0);
+    CHECK(dp_close(fd) == 0);
+    return 0;
+}

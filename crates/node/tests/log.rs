@@ -1,0 +1,70 @@
+//! `DIPOLE_LOG`, in a process of its own: this test, started again.
+
+#![allow(missing_docs, reason = "tests")]
+
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use dipole_node::{Config, EndpointId, Node, NodeId};
+
+/// Set in the process that logs.
+const CHILD: &str = "DIPOLE_TEST_LOG_CHILD";
+
+/// What a process that waits for a message for more than 2 s says with this setting.
+fn said(setting: Option<&str>) -> String {
+    let mut command = Command::new(std::env::current_exe().expect("this test"));
+    command.args(["--exact", "--nocapture", "a_process_that_waits"]);
+    command.env(CHILD, "1").env_remove("DIPOLE_LOG");
+    if let Some(setting) = setting {
+        command.env("DIPOLE_LOG", setting);
+    }
+    let output = command.stdin(Stdio::null()).output().expect("it starts");
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stderr).expect("text")
+}
+
+#[test]
+fn a_process_that_waits() {
+    if std::env::var_os(CHILD).is_none() {
+        return;
+    }
+    if let Err(wrong) = dipole_node::log::from_env() {
+        eprintln!("{wrong}");
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let node = Node::open(Config::local(NodeId(1), directory.path().join("run")));
+    let endpoint = node.expect("a node").endpoint(EndpointId(7));
+    let endpoint = endpoint.expect("it is free");
+    let nothing = endpoint.receive_timeout(Duration::from_millis(2500));
+    assert!(nothing.is_err(), "nobody sends");
+}
+
+#[test]
+fn a_program_logs_what_dipole_log_asks_for_and_nothing_without_it() {
+    assert_eq!(said(None), "");
+    assert_eq!(said(Some("error")), "");
+    let text = said(Some("warn"));
+    assert!(text.contains("WARN") && text.contains("1:7"), "{text}");
+    assert!(!text.contains('\x1b'), "no colour in a pipe: {text:?}");
+    let text = said(Some("foo,,="));
+    assert!(text.starts_with("DIPOLE_LOG: found `foo,,=`"), "{text}");
+}
+
+#[test]
+fn a_log_has_colour_on_a_terminal() {
+    let test = std::env::current_exe().expect("this test");
+    let line = format!(
+        "{} --exact --nocapture a_process_that_waits",
+        test.display()
+    );
+    let mut command = Command::new("script");
+    command.args(["-qec", &line, "/dev/null"]);
+    command.env(CHILD, "1").env("DIPOLE_LOG", "warn");
+    let Ok(output) = command.stdin(Stdio::null()).output() else {
+        eprintln!("SKIPPED: script is not installed (Debian: bsdutils)");
+        return;
+    };
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("\x1b[33m WARN"), "{text:?}");
+}
