@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Folder below `crates/`, and which of ours it may use. Every crate needs a row.
-const MAY_USE: [(&str, &[&str]); 14] = [
+const MAY_USE: [(&str, &[&str]); 15] = [
     ("proto", &[]),
     ("link", &[]),
     ("bpf", &["link"]),
@@ -18,6 +18,7 @@ const MAY_USE: [(&str, &[&str]); 14] = [
     ("bsp-capi", &["bsp"]),
     ("capi", &["naming", "node"]),
     ("fabric", &["node"]),
+    ("sockets", &[]),
     ("launch", &["naming", "node"]),
     ("agent", &["launch", "naming", "node", "bpf"]),
     (
@@ -34,13 +35,14 @@ const MAY_USE: [(&str, &[&str]); 14] = [
 ];
 
 /// Crates whose code may hold unsafe blocks.
-const MAY_BE_UNSAFE: [&str; 6] = [
+const MAY_BE_UNSAFE: [&str; 7] = [
     "crates/link",
     "crates/bpf",
     "crates/capi",
     "crates/bsp",
     "crates/bsp-capi",
     "crates/fabric",
+    "crates/sockets",
 ];
 
 fn root() -> PathBuf {

@@ -12,6 +12,7 @@ mod mpi;
 mod output;
 mod pipe;
 mod processes;
+mod sockets;
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
@@ -45,6 +46,7 @@ enum Command {
     Agent(dipole_agent::AgentArgs),
     Key(key::KeyArgs),
     MpiEnv(mpi::MpiEnvArgs),
+    Sockets(sockets::SocketsArgs),
     Doctor(doctor::DoctorArgs),
     /// Print the completions of a shell
     Completions {
@@ -167,6 +169,7 @@ fn run(command: Command, json: bool, out: &mut dyn Write) -> Result<ExitCode, Fa
         }
         Command::Key(args) => key::execute(&args, json, out),
         Command::MpiEnv(args) => mpi::execute(&args, json, out),
+        Command::Sockets(args) => sockets::execute(&args),
         Command::Doctor(args) => doctor::execute(args, json, out),
         Command::Completions { shell } => manual::completions(shell, Arguments::command(), out),
         Command::Manual => manual::pages(Arguments::command(), out),
