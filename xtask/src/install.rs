@@ -19,11 +19,12 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// Version of the binary interface: the number in the library's soname.
 const INTERFACE: &str = "0";
 /// What installed files are built from.
-const INSTALLED: [&str; 4] = [
+const INSTALLED: [&str; 5] = [
     "dipole-tools",
     "dipole-capi",
     "dipole-bsp-capi",
     "dipole-fabric",
+    "dipole-sockets",
 ];
 /// For programs in C and Fortran.
 const HEADERS: [&str; 5] = ["dipole.h", "bsp.h", "bsp_level1.h", "mcbsp.h", "bsp.f90"];
@@ -206,6 +207,8 @@ fn items(built: &Path, prefix: &Path) -> Result<Vec<Item>, Failure> {
     }
     let provider = built.join("libdipole_fi.so");
     items.push(Item::new(PROVIDER, Content::Built(provider), PROGRAM));
+    let preloaded = Content::Built(built.join("libdipole_sockets.so"));
+    items.push(Item::new("lib/libdipole-sockets.so", preloaded, PROGRAM));
     for script in ["bspcc", "bsprun"] {
         let from = root().join("crates/bsp-capi/bin").join(script);
         items.push(Item::new(format!("bin/{script}"), copy(&from), PROGRAM));

@@ -113,6 +113,7 @@ fn a_c_program_needs_only_what_is_installed_and_nothing_stays_when_it_is_removed
         ("lib/libbsp.so.0", 0o755),
         ("lib/pkgconfig/bsp.pc", 0o644),
         ("lib/libfabric/libdipole-fi.so", 0o755),
+        ("lib/libdipole-sockets.so", 0o755),
         ("lib/libdipole.a", 0o644),
         ("lib/libdipole.so", 0o755),
         ("lib/libdipole.so.0", 0o755),

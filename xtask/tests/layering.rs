@@ -19,6 +19,7 @@ const MAY_USE: [(&str, &[&str]); 15] = [
     ("reshuffle", &["bsp"]),
     ("capi", &["naming", "node"]),
     ("fabric", &["node"]),
+    ("sockets", &[]),
     ("launch", &["naming", "node"]),
     ("agent", &["launch", "naming", "node", "bpf"]),
     (
@@ -35,13 +36,14 @@ const MAY_USE: [(&str, &[&str]); 15] = [
 ];
 
 /// Crates whose code may hold unsafe blocks.
-const MAY_BE_UNSAFE: [&str; 6] = [
+const MAY_BE_UNSAFE: [&str; 7] = [
     "crates/link",
     "crates/bpf",
     "crates/capi",
     "crates/bsp",
     "crates/bsp-capi",
     "crates/fabric",
+    "crates/sockets",
 ];
 
 fn root() -> PathBuf {

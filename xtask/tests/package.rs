@@ -110,6 +110,7 @@ fn the_package_is_installed_used_and_removed_in_a_clean_root() {
         "./usr/bin/dipole",
         "./usr/lib/libdipole.so.0 -> libdipole.so.",
         "./usr/lib/libfabric/libdipole-fi.so",
+        "./usr/lib/libdipole-sockets.so",
         "./usr/lib/systemd/user/dipole-agent.service",
         "./usr/lib/systemd/system/dipole-broker.service",
         "./usr/include/dipole.h",

@@ -13,6 +13,7 @@ mod output;
 mod pipe;
 mod predict;
 mod processes;
+mod sockets;
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
@@ -47,6 +48,7 @@ enum Command {
     Agent(dipole_agent::AgentArgs),
     Key(key::KeyArgs),
     MpiEnv(mpi::MpiEnvArgs),
+    Sockets(sockets::SocketsArgs),
     Doctor(doctor::DoctorArgs),
     /// Print the completions of a shell
     Completions {
@@ -166,6 +168,7 @@ fn run(command: Command, json: bool, out: &mut dyn Write) -> Result<ExitCode, Fa
         }
         Command::Key(args) => key::execute(&args, json, out),
         Command::MpiEnv(args) => mpi::execute(&args, json, out),
+        Command::Sockets(args) => sockets::execute(&args),
         Command::Doctor(args) => doctor::execute(args, json, out),
         Command::Completions { shell } => manual::completions(shell, Arguments::command(), out),
         Command::Manual => manual::pages(Arguments::command(), out),

@@ -279,6 +279,25 @@ pub(super) fn notes(page: &str) -> Notes {
             USUAL,
             &["dipole-doctor"],
         ),
+        "dipole-sockets" => Notes {
+            examples: &[
+                (
+                    "dipole sockets iperf3 -s",
+                    "a server; its clients on this node may be started the same way",
+                ),
+                (
+                    "dipole sockets python3 program.py",
+                    "any program that uses the C library's sockets",
+                ),
+            ],
+            status: &[
+                ("127", "the program could not be run"),
+                ("1", "the library is not installed"),
+                ("else", "the program's"),
+            ],
+            environment: &["DIPOLE_RUNTIME_DIR"],
+            see: &["dipole-doctor"],
+        },
         "dipole-doctor" => notes(
             &[
                 (

@@ -1,0 +1,159 @@
+//! Children and other programs, which would not know of shared memory: before one is made,
+//! connections go back to TCP.
+
+use std::os::fd::RawFd;
+use std::sync::Once;
+use std::sync::atomic::AtomicI32;
+use std::sync::atomic::Ordering::Relaxed;
+
+use libc::{c_char, c_int, c_void};
+use rustix::io::FdFlags;
+
+use super::{borrowed, errno, real, refuse, set_errno};
+use crate::table;
+
+static OWN_PID: AtomicI32 = AtomicI32::new(0);
+
+/// Run when the library is loaded.
+extern "C" fn loaded() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: the three functions take and give back the table's lock, in this order.
+        unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork)) };
+        OWN_PID.store(rustix::process::getpid().as_raw_pid(), Relaxed);
+    });
+}
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static AT_LOAD: extern "C" fn() = loaded;
+
+unsafe extern "C" fn before_fork() {
+    leave_all();
+    table::hold();
+}
+
+unsafe extern "C" fn after_fork() {
+    table::release();
+}
+
+/// No connection gets records any more. What has come can be read by parent and child.
+extern "C" fn leave_all() {
+    let before = errno();
+    for (_, connection) in table::all() {
+        let _both_read_what_has_come = connection.leave();
+    }
+    set_errno(before);
+}
+
+fn is_inherited(fd: RawFd) -> bool {
+    let flags = borrowed(fd).map(rustix::io::fcntl_getfd);
+    matches!(flags, Some(Ok(flags)) if !flags.contains(FdFlags::CLOEXEC))
+}
+
+/// Before this process becomes another program: 0 if it may.
+extern "C" fn leave_for_exec() -> c_int {
+    leave_all();
+    let is_child = rustix::process::getpid().as_raw_pid() != OWN_PID.load(Relaxed);
+    for (fd, connection) in table::all() {
+        // A child inherits more than it uses; its parent reads the rest.
+        if (fd <= 2 || !is_child) && connection.has_unread() && is_inherited(fd) {
+            refuse(fd, "exec");
+            return -1;
+        }
+    }
+    0
+}
+
+type Words = *const *const c_char;
+
+macro_rules! becoming {
+    ($($name:ident($($argument:ident: $type:ty),*);)*) => {$(
+        #[unsafe(no_mangle)]
+        unsafe extern "C-unwind" fn $name($($argument: $type),*) -> c_int {
+            if leave_for_exec() != 0 {
+                return -1;
+            }
+            // SAFETY: the caller's arguments, passed on.
+            unsafe { real!($name: fn($($type),*) -> c_int)($($argument),*) }
+        }
+    )*};
+}
+becoming! {
+    execve(path: *const c_char, arguments: Words, environment: Words);
+    execv(path: *const c_char, arguments: Words);
+    execvp(file: *const c_char, arguments: Words);
+    execvpe(file: *const c_char, arguments: Words, environment: Words);
+    fexecve(fd: c_int, arguments: Words, environment: Words);
+    execveat(folder: c_int, path: *const c_char, arguments: Words, environment: Words, flags: c_int);
+}
+
+macro_rules! starting {
+    ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {$(
+        #[unsafe(no_mangle)]
+        unsafe extern "C-unwind" fn $name($($argument: $type),*) -> $result {
+            leave_all();
+            // SAFETY: the caller's arguments, passed on.
+            unsafe { real!($name: fn($($type),*) -> $result)($($argument),*) }
+        }
+    )*};
+}
+starting! {
+    posix_spawn(pid: *mut c_int, path: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: Words, environment: Words) -> c_int;
+    posix_spawnp(pid: *mut c_int, file: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: Words, environment: Words) -> c_int;
+    system(command: *const c_char) -> c_int;
+    popen(command: *const c_char, mode: *const c_char) -> *mut c_void;
+}
+
+/// Functions with variable arguments, and one that returns twice: all registers and the stack are
+/// as the caller left them when the C library's function is entered.
+#[cfg(target_arch = "x86_64")]
+mod entered {
+    use std::arch::naked_asm;
+    use std::sync::atomic::AtomicUsize;
+
+    use super::{c_int, leave_all, leave_for_exec};
+    use crate::calls::address;
+
+    macro_rules! enter {
+        ($($name:ident, $before:ident, $find:ident, $text:literal;)*) => {$(
+            extern "C" fn $find() -> usize {
+                static FOUND: AtomicUsize = AtomicUsize::new(0);
+                address(&FOUND, $text)
+            }
+
+            #[unsafe(naked)]
+            #[unsafe(no_mangle)]
+            unsafe extern "C" fn $name() -> c_int {
+                naked_asm!(
+                    "push rdi", "push rsi", "push rdx", "push rcx", "push r8", "push r9", "push rax",
+                    "call {before}",
+                    "test eax, eax",
+                    "jne 2f",
+                    "call {find}",
+                    "mov r11, rax",
+                    "pop rax", "pop r9", "pop r8", "pop rcx", "pop rdx", "pop rsi", "pop rdi",
+                    "jmp r11",
+                    "2:",
+                    "add rsp, 56",
+                    "mov eax, -1",
+                    "ret",
+                    before = sym $before,
+                    find = sym $find,
+                )
+            }
+        )*};
+    }
+
+    extern "C" fn leave_for_child() -> c_int {
+        leave_all();
+        0
+    }
+
+    enter! {
+        execl, leave_for_exec, find_execl, c"execl";
+        execlp, leave_for_exec, find_execlp, c"execlp";
+        execle, leave_for_exec, find_execle, c"execle";
+        vfork, leave_for_child, find_vfork, c"vfork";
+    }
+}

@@ -1,0 +1,551 @@
+//! Reading and writing.
+
+use std::os::fd::BorrowedFd;
+
+use libc::{c_int, c_void, iovec, mmsghdr, msghdr, off_t, size_t, ssize_t};
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use rustix::net::SendFlags;
+
+use super::{failed, find, guarded, leaves, leaving, real, refuse};
+use crate::connection::Connection;
+use crate::switch::LEAST;
+
+/// Flags of reads that records can be read with.
+const KNOWN: c_int = libc::MSG_PEEK
+    | libc::MSG_DONTWAIT
+    | libc::MSG_WAITALL
+    | libc::MSG_NOSIGNAL
+    | libc::MSG_CMSG_CLOEXEC;
+
+fn waits(fd: BorrowedFd<'_>, flags: c_int) -> bool {
+    let own = rustix::fs::fcntl_getfl(fd);
+    flags & libc::MSG_DONTWAIT == 0 && own.is_ok_and(|own| !own.contains(OFlags::NONBLOCK))
+}
+
+/// Reads by the kernel and the ring, as `recv` does.
+///
+/// # Safety
+/// `to` has `length` bytes that the caller may write.
+unsafe fn receive(
+    connection: &Connection,
+    fd: c_int,
+    to: *mut c_void,
+    length: usize,
+    flags: c_int,
+) -> ssize_t {
+    let Some(own) = super::borrowed(fd) else {
+        return failed(Errno::BADF);
+    };
+    if flags & !KNOWN != 0 && connection.has_unread() {
+        refuse(fd, "recv with these flags");
+        return -1;
+    }
+    if flags & !KNOWN != 0 || length == 0 || to.is_null() {
+        // SAFETY: the caller's arguments.
+        return unsafe { recv_of_libc()(fd, to, length, flags) };
+    }
+    let length = length.min(isize::MAX.unsigned_abs());
+    // SAFETY: the caller's promise; a read of the kernel into it would overwrite it as well.
+    let to = unsafe { std::slice::from_raw_parts_mut(to.cast::<u8>(), length) };
+    let (peek, all) = (flags & libc::MSG_PEEK != 0, flags & libc::MSG_WAITALL != 0);
+    let mut got = 0;
+    loop {
+        match guarded(|| connection.receive(own, &mut to[got..], peek)) {
+            Ok(count) => {
+                let ended = count == 0;
+                got = if peek { count } else { got + count };
+                if got == length || ended || !all {
+                    return isize::try_from(got).unwrap_or(isize::MAX);
+                }
+            }
+            Err(Errno::AGAIN) => {}
+            Err(_) if got > 0 => return isize::try_from(got).unwrap_or(isize::MAX),
+            Err(error) => return failed(error),
+        }
+        if !waits(own, flags) {
+            return match got {
+                0 => failed(Errno::AGAIN),
+                _ => isize::try_from(got).unwrap_or(isize::MAX),
+            };
+        }
+        // Waits as the kernel does: time-outs, signals, cancellation. It takes nothing.
+        let mut byte = 0_u8;
+        let place = (&raw mut byte).cast();
+        // SAFETY: one byte is there.
+        let found = unsafe { recv_of_libc()(fd, place, 1, libc::MSG_PEEK) };
+        match found {
+            1 if peek && all && got > 0 => return isize::try_from(got).unwrap_or(isize::MAX),
+            1 => {}
+            _ if got > 0 => return isize::try_from(got).unwrap_or(isize::MAX),
+            _ => return found,
+        }
+    }
+}
+
+fn recv_of_libc() -> unsafe extern "C-unwind" fn(c_int, *mut c_void, size_t, c_int) -> ssize_t {
+    real!(recv: fn(c_int, *mut c_void, size_t, c_int) -> ssize_t)
+}
+
+/// A read of one buffer: by the C library's function while the connection is TCP's.
+///
+/// # Safety
+/// As `receive`; `plain` is the same read by the C library.
+unsafe fn read_by(
+    fd: c_int,
+    to: *mut c_void,
+    length: usize,
+    flags: c_int,
+    plain: impl Fn() -> ssize_t,
+) -> ssize_t {
+    let Some((connection, own)) = find(fd).filter(|_| length > 0) else {
+        return plain();
+    };
+    if !connection.begin_read() {
+        // SAFETY: the caller's promise.
+        return unsafe { receive(&connection, fd, to, length, flags) };
+    }
+    let got = plain();
+    ended(&connection, own, got, flags);
+    got
+}
+
+/// Accounts for a read of the C library.
+fn ended(connection: &Connection, fd: BorrowedFd<'_>, got: ssize_t, flags: c_int) {
+    let before = super::errno();
+    let unknown = flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0;
+    if unknown && flags & libc::MSG_OOB != 0 {
+        // Urgent bytes stand outside the stream.
+        let _none_can_have_come = connection.leave();
+    }
+    let takes = flags & libc::MSG_PEEK == 0 && !unknown;
+    let count = if takes {
+        usize::try_from(got).unwrap_or(0)
+    } else {
+        0
+    };
+    guarded(|| connection.end_read(fd, count));
+    super::set_errno(before);
+}
+
+/// A write of one buffer. `plain` writes the bytes from a position on by the C library.
+///
+/// # Safety
+/// `from` has `length` bytes.
+unsafe fn write_by(
+    fd: c_int,
+    from: *const c_void,
+    length: usize,
+    flags: c_int,
+    plain: impl Fn(usize) -> ssize_t,
+) -> ssize_t {
+    let Some((connection, own)) = find(fd) else {
+        return plain(0);
+    };
+    let mut done = 0;
+    let plainly = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_MORE | libc::MSG_EOR;
+    if flags & !plainly != 0 {
+        let _theirs_stay = connection.leave();
+    } else if length >= LEAST && !from.is_null() {
+        let before = super::errno();
+        // SAFETY: the caller's promise.
+        let bytes = unsafe {
+            std::slice::from_raw_parts(from.cast::<u8>(), length.min(isize::MAX.unsigned_abs()))
+        };
+        let silent = match flags & libc::MSG_NOSIGNAL {
+            0 => SendFlags::empty(),
+            _ => SendFlags::NOSIGNAL,
+        };
+        match guarded(|| connection.send(own, bytes, silent, waits(own, flags))) {
+            Ok(count) => done = count,
+            Err(error) => return failed(error),
+        }
+        super::set_errno(before);
+        if done == length {
+            return isize::try_from(done).unwrap_or(isize::MAX);
+        }
+    }
+    connection.begin_write();
+    let written = plain(done);
+    connection.end_write(usize::try_from(written).unwrap_or(0));
+    let whole = isize::try_from(done).unwrap_or(isize::MAX);
+    if written < 0 && done > 0 {
+        whole
+    } else {
+        written + whole * isize::from(written >= 0)
+    }
+}
+
+/// A write of several buffers, by TCP.
+fn write_plain(fd: c_int, plain: impl Fn() -> ssize_t) -> ssize_t {
+    let Some((connection, _)) = find(fd) else {
+        return plain();
+    };
+    connection.begin_write();
+    let written = plain();
+    connection.end_write(usize::try_from(written).unwrap_or(0));
+    written
+}
+
+/// Reads into several buffers.
+///
+/// # Safety
+/// `parts` are `count` buffers that the caller may write.
+unsafe fn read_parts(
+    connection: &Connection,
+    fd: c_int,
+    parts: *const iovec,
+    count: usize,
+    flags: c_int,
+) -> ssize_t {
+    let parts = match count {
+        0 => &[],
+        // SAFETY: the caller's promise.
+        _ => unsafe { std::slice::from_raw_parts(parts, count) },
+    };
+    let length = parts.iter().map(|part| part.iov_len).sum();
+    let mut whole = vec![0_u8; if parts.len() == 1 { 0 } else { length }];
+    let (to, length) = match parts {
+        [one] => (one.iov_base, one.iov_len),
+        _ => (whole.as_mut_ptr().cast(), length),
+    };
+    // SAFETY: either the caller's one buffer or `whole`.
+    let got = unsafe { receive(connection, fd, to, length, flags) };
+    let mut left = &whole[..usize::try_from(got).unwrap_or(0).min(whole.len())];
+    for part in parts {
+        let some = left.len().min(part.iov_len);
+        if some > 0 {
+            // SAFETY: the caller's buffer has at least `some` bytes.
+            unsafe { std::ptr::copy_nonoverlapping(left.as_ptr(), part.iov_base.cast(), some) };
+        }
+        left = &left[some..];
+    }
+    got
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn read(fd: c_int, to: *mut c_void, length: size_t) -> ssize_t {
+    let real = real!(read: fn(c_int, *mut c_void, size_t) -> ssize_t);
+    // SAFETY: the caller's arguments, passed on.
+    unsafe { read_by(fd, to, length, 0, || real(fd, to, length)) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn __read_chk(
+    fd: c_int,
+    to: *mut c_void,
+    length: size_t,
+    room: size_t,
+) -> ssize_t {
+    let real = real!(__read_chk: fn(c_int, *mut c_void, size_t, size_t) -> ssize_t);
+    // SAFETY: the caller's arguments, passed on.
+    unsafe { read_by(fd, to, length.min(room), 0, || real(fd, to, length, room)) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn recv(
+    fd: c_int,
+    to: *mut c_void,
+    length: size_t,
+    flags: c_int,
+) -> ssize_t {
+    // SAFETY: the caller's arguments, passed on.
+    unsafe {
+        read_by(fd, to, length, flags, || {
+            recv_of_libc()(fd, to, length, flags)
+        })
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn __recv_chk(
+    fd: c_int,
+    to: *mut c_void,
+    length: size_t,
+    room: size_t,
+    flags: c_int,
+) -> ssize_t {
+    let real = real!(__recv_chk: fn(c_int, *mut c_void, size_t, size_t, c_int) -> ssize_t);
+    // SAFETY: the caller's arguments, passed on.
+    unsafe {
+        read_by(fd, to, length.min(room), flags, || {
+            real(fd, to, length, room, flags)
+        })
+    }
+}
+
+type Address = *mut c_void;
+
+/// Says that no address was written: TCP has none for a message.
+///
+/// # Safety
+/// `length` is null or may be written.
+unsafe fn no_address(got: ssize_t, address: Address, length: *mut libc::socklen_t) -> ssize_t {
+    if got >= 0 && !address.is_null() && !length.is_null() {
+        // SAFETY: the caller's promise.
+        unsafe { *length = 0 };
+    }
+    got
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn recvfrom(
+    fd: c_int,
+    to: *mut c_void,
+    length: size_t,
+    flags: c_int,
+    address: Address,
+    size: *mut libc::socklen_t,
+) -> ssize_t {
+    type Size = *mut libc::socklen_t;
+    let real = real!(recvfrom: fn(c_int, *mut c_void, size_t, c_int, Address, Size) -> ssize_t);
+    // SAFETY: the caller's arguments, passed on.
+    unsafe {
+        let plain = || real(fd, to, length, flags, address, size);
+        match find(fd) {
+            None => plain(),
+            Some(_) => no_address(read_by(fd, to, length, flags, plain), address, size),
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn __recvfrom_chk(
+    fd: c_int,
+    to: *mut c_void,
+    length: size_t,
+    room: size_t,
+    flags: c_int,
+    address: Address,
+    size: *mut libc::socklen_t,
+) -> ssize_t {
+    if length > room {
+        std::process::abort();
+    }
+    // SAFETY: the caller's arguments, passed on.
+    unsafe { recvfrom(fd, to, length, flags, address, size) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn readv(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t {
+    let real = real!(readv: fn(c_int, *const iovec, c_int) -> ssize_t);
+    // SAFETY: the caller's arguments, passed on.
+    unsafe {
+        let Some((connection, own)) = find(fd) else {
+            return real(fd, parts, count);
+        };
+        if connection.begin_read() {
+            let got = real(fd, parts, count);
+            ended(&connection, own, got, 0);
+            return got;
+        }
+        match usize::try_from(count) {
+            Ok(count) if count <= 1024 => read_parts(&connection, fd, parts, count, 0),
+            _ => failed(Errno::INVAL),
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+    let real = real!(recvmsg: fn(c_int, *mut msghdr, c_int) -> ssize_t);
+    // SAFETY: the caller's arguments, passed on; a message that is not null may be read and
+    // written.
+    unsafe {
+        let Some((connection, own)) = find(fd) else {
+            return real(fd, message, flags);
+        };
+        if connection.begin_read() {
+            let got = real(fd, message, flags);
+            ended(&connection, own, got, flags);
+            return got;
+        }
+        let queue = flags & (libc::MSG_ERRQUEUE | libc::MSG_OOB) != 0;
+        if message.is_null() || (*message).msg_iovlen > 1024 || queue {
+            return real(fd, message, flags);
+        }
+        let (parts, count) = ((*message).msg_iov, (*message).msg_iovlen);
+        let got = read_parts(&connection, fd, parts, count, flags);
+        if got >= 0 {
+            (*message).msg_namelen = 0;
+            (*message).msg_controllen = 0;
+            (*message).msg_flags = 0;
+        }
+        got
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn write(fd: c_int, from: *const c_void, length: size_t) -> ssize_t {
+    let real = real!(write: fn(c_int, *const c_void, size_t) -> ssize_t);
+    // SAFETY: the caller's arguments, passed on; `at` is at most `length`.
+    unsafe {
+        write_by(fd, from, length, 0, |at| {
+            real(fd, from.byte_add(at), length - at)
+        })
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn send(
+    fd: c_int,
+    from: *const c_void,
+    length: size_t,
+    flags: c_int,
+) -> ssize_t {
+    let real = real!(send: fn(c_int, *const c_void, size_t, c_int) -> ssize_t);
+    let plain = |at| {
+        // SAFETY: as above.
+        unsafe { real(fd, from.byte_add(at), length - at, flags) }
+    };
+    // SAFETY: as above.
+    unsafe { write_by(fd, from, length, flags, plain) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn sendto(
+    fd: c_int,
+    from: *const c_void,
+    length: size_t,
+    flags: c_int,
+    address: *const c_void,
+    size: libc::socklen_t,
+) -> ssize_t {
+    type To = *const c_void;
+    type Size = libc::socklen_t;
+    let real = real!(sendto: fn(c_int, *const c_void, size_t, c_int, To, Size) -> ssize_t);
+    let plain = |at| {
+        // SAFETY: as above.
+        unsafe { real(fd, from.byte_add(at), length - at, flags, address, size) }
+    };
+    if !address.is_null() {
+        return write_plain(fd, || plain(0));
+    }
+    // SAFETY: as above.
+    unsafe { write_by(fd, from, length, flags, plain) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn writev(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t {
+    let real = real!(writev: fn(c_int, *const iovec, c_int) -> ssize_t);
+    // SAFETY: the caller's arguments, passed on.
+    write_plain(fd, || unsafe { real(fd, parts, count) })
+}
+
+/// Descriptors that a message passes to another process: true if all could be left to TCP.
+///
+/// # Safety
+/// `message` is null or a message.
+unsafe fn passed(message: *const msghdr) -> bool {
+    if message.is_null() {
+        return true;
+    }
+    // SAFETY: the caller's promise; the macros of the C library stay within the control data.
+    unsafe {
+        if (*message).msg_control.is_null() || (*message).msg_controllen == 0 {
+            return true;
+        }
+        let mut part = libc::CMSG_FIRSTHDR(message);
+        while let Some(header) = part.as_ref() {
+            if header.cmsg_level == libc::SOL_SOCKET && header.cmsg_type == libc::SCM_RIGHTS {
+                let data = libc::CMSG_DATA(part).cast::<c_int>();
+                let before = data as usize - part as usize;
+                let count = header.cmsg_len.saturating_sub(before) / size_of::<c_int>();
+                if !(0..count).all(|at| leaves(data.add(at).read_unaligned(), "sendmsg")) {
+                    return false;
+                }
+            }
+            part = libc::CMSG_NXTHDR(message, part);
+        }
+    }
+    true
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+    let real = real!(sendmsg: fn(c_int, *const msghdr, c_int) -> ssize_t);
+    // SAFETY: the caller's arguments, passed on; a message that is not null may be read.
+    unsafe {
+        if !passed(message) {
+            return -1;
+        }
+        let single = message.as_ref().filter(|message| {
+            message.msg_iovlen == 1 && message.msg_controllen == 0 && message.msg_namelen == 0
+        });
+        if let Some(message) = single
+            && find(fd).is_some()
+        {
+            let part = *message.msg_iov;
+            return send(fd, part.iov_base, part.iov_len, flags);
+        }
+        write_plain(fd, || real(fd, message, flags))
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn sendmmsg(
+    fd: c_int,
+    messages: *mut mmsghdr,
+    count: libc::c_uint,
+    flags: c_int,
+) -> c_int {
+    // SAFETY: the caller's arguments, passed on.
+    unsafe {
+        for at in 0..count as usize {
+            if messages.is_null() || !passed(&raw const (*messages.add(at)).msg_hdr) {
+                return -1;
+            }
+        }
+        if let Some((connection, _)) = find(fd) {
+            let _theirs_stay = connection.leave();
+        }
+        real!(sendmmsg: fn(c_int, *mut mmsghdr, libc::c_uint, c_int) -> c_int)(
+            fd, messages, count, flags,
+        )
+    }
+}
+
+/// Both names of it are one function on machines of 64 bits.
+macro_rules! send_file {
+    ($($name:ident)*) => {$(
+        #[unsafe(no_mangle)]
+        unsafe extern "C-unwind" fn $name(
+            to: c_int,
+            from: c_int,
+            at: *mut off_t,
+            length: size_t,
+        ) -> ssize_t {
+            let real = real!($name: fn(c_int, c_int, *mut off_t, size_t) -> ssize_t);
+            // SAFETY: the caller's arguments, passed on.
+            write_plain(to, || unsafe { real(to, from, at, length) })
+        }
+    )*};
+}
+send_file! { sendfile sendfile64 }
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn splice(
+    from: c_int,
+    from_at: *mut off_t,
+    to: c_int,
+    to_at: *mut off_t,
+    length: size_t,
+    flags: libc::c_uint,
+) -> ssize_t {
+    type At = *mut off_t;
+    let real = real!(splice: fn(c_int, At, c_int, At, size_t, libc::c_uint) -> ssize_t);
+    if !leaves(from, "splice") {
+        return -1;
+    }
+    // SAFETY: the caller's arguments, passed on.
+    write_plain(to, || unsafe {
+        real(from, from_at, to, to_at, length, flags)
+    })
+}
+
+leaving! {
+    recvmmsg(fd: c_int, messages: *mut mmsghdr, count: libc::c_uint, flags: c_int, most: *mut libc::timespec) -> c_int, -1;
+    preadv2(fd: c_int, parts: *const iovec, count: c_int, at: off_t, flags: c_int) -> ssize_t, -1;
+    preadv64v2(fd: c_int, parts: *const iovec, count: c_int, at: off_t, flags: c_int) -> ssize_t, -1;
+    fdopen(fd: c_int, mode: *const libc::c_char) -> *mut libc::FILE, std::ptr::null_mut();
+}

@@ -1,0 +1,156 @@
+//! How descriptors come, are copied and go.
+
+use std::sync::Arc;
+
+use libc::{c_int, c_uint, c_void, socklen_t};
+
+use super::{borrowed, errno, find, guarded, leaves, real, set_errno};
+use crate::connection::Connection;
+use crate::{kernel, table};
+
+/// Follows a descriptor from now on, if it is TCP.
+fn follow(fd: c_int, connected_here: bool) {
+    let before = errno();
+    let tcp = borrowed(fd).is_some_and(kernel::is_tcp);
+    let made = tcp.then(|| Arc::new(Connection::new(connected_here)));
+    guarded(|| table::set(fd, made));
+    set_errno(before);
+}
+
+fn forget(fd: c_int) {
+    let before = errno();
+    guarded(|| table::set(fd, None));
+    set_errno(before);
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+    // SAFETY: the caller's arguments, passed on.
+    let fd = unsafe { real!(socket: fn(c_int, c_int, c_int) -> c_int)(domain, kind, protocol) };
+    forget(fd);
+    fd
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn connect(fd: c_int, to: *const c_void, size: socklen_t) -> c_int {
+    // SAFETY: the caller's arguments, passed on.
+    let done =
+        unsafe { real!(connect: fn(c_int, *const c_void, socklen_t) -> c_int)(fd, to, size) };
+    let begun = done == 0 || errno() == libc::EINPROGRESS;
+    if begun && find(fd).is_none() {
+        follow(fd, true);
+    }
+    done
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn accept(fd: c_int, from: *mut c_void, size: *mut socklen_t) -> c_int {
+    let real = real!(accept: fn(c_int, *mut c_void, *mut socklen_t) -> c_int);
+    // SAFETY: the caller's arguments, passed on.
+    let accepted = unsafe { real(fd, from, size) };
+    follow(accepted, false);
+    accepted
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn accept4(
+    fd: c_int,
+    from: *mut c_void,
+    size: *mut socklen_t,
+    flags: c_int,
+) -> c_int {
+    let real = real!(accept4: fn(c_int, *mut c_void, *mut socklen_t, c_int) -> c_int);
+    // SAFETY: the caller's arguments, passed on.
+    let accepted = unsafe { real(fd, from, size, flags) };
+    follow(accepted, false);
+    accepted
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
+    // Before, since another thread may get the number at once.
+    forget(fd);
+    // SAFETY: the caller's argument, passed on.
+    unsafe { real!(close: fn(c_int) -> c_int)(fd) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    const ON_EXEC: c_int = 1 << 2;
+    if flags & ON_EXEC == 0 {
+        for (fd, _) in table::all() {
+            if (first..=last).contains(&fd.unsigned_abs()) {
+                forget(fd);
+            }
+        }
+    }
+    // SAFETY: the caller's arguments, passed on.
+    unsafe { real!(close_range: fn(c_uint, c_uint, c_int) -> c_int)(first, last, flags) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn closefrom(first: c_int) {
+    let from = c_uint::try_from(first).unwrap_or(0);
+    // SAFETY: the same as a range to the end.
+    unsafe { close_range(from, c_uint::MAX, 0) };
+}
+
+/// The copy is the same connection. What reads standard input may be the C library itself.
+fn copied(old: c_int, new: c_int) {
+    let before = errno();
+    if new >= 0 && old != new {
+        guarded(|| table::set(new, table::find(old)));
+    }
+    set_errno(before);
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn dup(fd: c_int) -> c_int {
+    // SAFETY: the caller's argument, passed on.
+    let new = unsafe { real!(dup: fn(c_int) -> c_int)(fd) };
+    copied(fd, new);
+    if (0..=2).contains(&new) && !leaves(new, "dup") {
+        // SAFETY: just made.
+        unsafe { close(new) };
+        return -1;
+    }
+    new
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn dup2(old: c_int, new: c_int) -> c_int {
+    if old != new && (0..=2).contains(&new) && !leaves(old, "dup2") {
+        return -1;
+    }
+    // SAFETY: the caller's arguments, passed on.
+    let made = unsafe { real!(dup2: fn(c_int, c_int) -> c_int)(old, new) };
+    copied(old, made);
+    made
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
+    if old != new && (0..=2).contains(&new) && !leaves(old, "dup3") {
+        return -1;
+    }
+    // SAFETY: the caller's arguments, passed on.
+    let made = unsafe { real!(dup3: fn(c_int, c_int, c_int) -> c_int)(old, new, flags) };
+    copied(old, made);
+    made
+}
+
+macro_rules! controls {
+    ($($name:ident)*) => {$(
+        #[unsafe(no_mangle)]
+        unsafe extern "C-unwind" fn $name(fd: c_int, command: c_int, argument: usize) -> c_int {
+            // SAFETY: the caller's arguments, passed on. In C it takes a variable argument,
+            // which is passed as this one is.
+            let done = unsafe { real!($name: fn(c_int, c_int, usize) -> c_int)(fd, command, argument) };
+            if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
+                copied(fd, done);
+            }
+            done
+        }
+    )*};
+}
+controls! { fcntl fcntl64 }

@@ -1,0 +1,51 @@
+//! Options of sockets, and what a program asks about one.
+
+use libc::{c_int, c_void, socklen_t};
+
+use super::{find, leaves, real};
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn setsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    length: socklen_t,
+) -> c_int {
+    let real = real!(setsockopt: fn(c_int, c_int, c_int, *const c_void, socklen_t) -> c_int);
+    let changes_the_stream = matches!(
+        (level, name),
+        (
+            libc::SOL_SOCKET,
+            libc::SO_RCVLOWAT | libc::SO_ZEROCOPY | libc::SO_OOBINLINE | libc::SO_PEEK_OFF
+        ) | (
+            libc::IPPROTO_TCP,
+            libc::TCP_ULP | libc::TCP_REPAIR | libc::TCP_MD5SIG
+        )
+    );
+    if changes_the_stream && !leaves(fd, "setsockopt") {
+        return -1;
+    }
+    // SAFETY: the caller's arguments, passed on.
+    unsafe { real(fd, level, name, value, length) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn ioctl(fd: c_int, request: libc::c_ulong, argument: usize) -> c_int {
+    let real = real!(ioctl: fn(c_int, libc::c_ulong, usize) -> c_int);
+    // SAFETY: the caller's arguments, passed on. In C it takes a variable argument, which is
+    // passed as this one is.
+    let done = unsafe { real(fd, request, argument) };
+    if done == 0
+        && request == libc::FIONREAD
+        && let Some((connection, _)) = find(fd)
+    {
+        let place = argument as *mut c_int;
+        // SAFETY: the kernel has just written an int there.
+        unsafe {
+            let queued = u64::try_from(*place).unwrap_or(0);
+            *place = c_int::try_from(connection.readable(queued)).unwrap_or(c_int::MAX);
+        }
+    }
+    done
+}

@@ -1,0 +1,154 @@
+//! A socket of the kernel, as the protocol sees it. No call here goes through the functions that
+//! this library replaces, or is a point where a thread can be cancelled.
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketType, ipproto, sockopt};
+
+use crate::switch::Stream;
+
+/// `struct tcp_info` of linux/tcp.h up to `tcpi_bytes_received`.
+const INFO: usize = 136;
+const ESTABLISHED: u8 = 1;
+const CLOSE_WAIT: u8 = 8;
+/// Not in the `libc` crate.
+const SO_NETNS_COOKIE: i32 = 71;
+
+/// One end of a connection.
+#[derive(Debug)]
+pub(crate) struct Socket<'a> {
+    pub(crate) fd: BorrowedFd<'a>,
+    /// What the kernel counts as sent before the first byte: 1 where it sent the SYN.
+    pub(crate) base: u64,
+    /// Of the program's call.
+    pub(crate) flags: SendFlags,
+    /// How many bytes this library has seen written.
+    pub(crate) written: u64,
+    /// The kernel has counted others: something wrote that the library does not know.
+    pub(crate) is_foreign: bool,
+    /// Bytes before the marker may be unacknowledged.
+    pub(crate) is_held: bool,
+}
+
+/// True for TCP over IPv4 or IPv6.
+pub(crate) fn is_tcp(fd: BorrowedFd<'_>) -> bool {
+    let domain = sockopt::socket_domain(fd);
+    matches!(domain, Ok(AddressFamily::INET | AddressFamily::INET6))
+        && sockopt::socket_type(fd) == Ok(SocketType::STREAM)
+        && sockopt::socket_protocol(fd) == Ok(Some(ipproto::TCP))
+}
+
+fn option(fd: BorrowedFd<'_>, level: i32, name: i32, to: &mut [u8]) -> bool {
+    let Ok(mut length) = libc::socklen_t::try_from(to.len()) else {
+        return false;
+    };
+    // SAFETY: the kernel writes at most `length` bytes to `to` and the length it wrote.
+    let done = unsafe {
+        let number = libc::SYS_getsockopt;
+        libc::syscall(
+            number,
+            fd.as_raw_fd(),
+            level,
+            name,
+            to.as_mut_ptr(),
+            &raw mut length,
+        )
+    };
+    done == 0 && length as usize == to.len()
+}
+
+/// State, bytes acknowledged and bytes received.
+fn info(fd: BorrowedFd<'_>) -> Option<(u8, u64, u64)> {
+    let mut info = [0; INFO];
+    if !option(fd, libc::IPPROTO_TCP, libc::TCP_INFO, &mut info) {
+        return None;
+    }
+    let word = |at: usize| {
+        let bytes = info[at..].first_chunk::<8>().copied();
+        bytes.map(u64::from_ne_bytes)
+    };
+    Some((info[0], word(120)?, word(128)?))
+}
+
+/// Identifies the network namespace in which the socket was made, on this machine.
+pub(crate) fn namespace(fd: BorrowedFd<'_>) -> Option<u64> {
+    let mut cookie = [0; 8];
+    let told = option(fd, libc::SOL_SOCKET, SO_NETNS_COOKIE, &mut cookie);
+    told.then(|| u64::from_ne_bytes(cookie))
+}
+
+impl Socket<'_> {
+    /// How many bytes were taken from the connection, while it is open both ways.
+    pub(crate) fn position(&self) -> Option<u64> {
+        let (state, _, before) = info(self.fd)?;
+        let queued = rustix::io::ioctl_fionread(self.fd).ok()?;
+        let (_, _, after) = info(self.fd)?;
+        (state == ESTABLISHED && before == after).then(|| before.checked_sub(queued))?
+    }
+
+    /// True while both ends have it open.
+    pub(crate) fn is_established(&self) -> bool {
+        info(self.fd).is_some_and(|(state, ..)| state == ESTABLISHED)
+    }
+
+    fn waits_for(&self, what: PollFlags, most_ms: i64) -> bool {
+        let mut wanted = [PollFd::from_borrowed_fd(self.fd, what)];
+        let most = Timespec {
+            tv_sec: 0,
+            tv_nsec: most_ms * 1_000_000,
+        };
+        poll(&mut wanted, Some(&most)).is_ok_and(|ready| ready > 0)
+    }
+}
+
+impl Stream for Socket<'_> {
+    fn receive(&mut self, to: &mut [u8], peek: bool) -> Result<usize, Errno> {
+        let flags = RecvFlags::DONTWAIT;
+        let flags = if peek { flags | RecvFlags::PEEK } else { flags };
+        let (count, _) = rustix::net::recv(self.fd, to, flags)?;
+        Ok(count)
+    }
+
+    fn send(&mut self, bytes: &[u8]) -> Result<usize, Errno> {
+        let sent = rustix::net::send(self.fd, bytes, self.flags | SendFlags::DONTWAIT);
+        // What it stands for is no small write: Nagle must not hold it back.
+        if self.is_held
+            && sockopt::tcp_nodelay(self.fd) == Ok(false)
+            && sockopt::set_tcp_nodelay(self.fd, true).is_ok()
+        {
+            let _ = sockopt::set_tcp_nodelay(self.fd, false);
+        }
+        sent
+    }
+
+    fn sent(&mut self) -> Option<u64> {
+        let (state, before, _) = info(self.fd)?;
+        let mut queued: libc::c_int = 0;
+        // SAFETY: the kernel writes one int. TIOCOUTQ is the number of SIOCOUTQ.
+        let done = unsafe {
+            let fd = self.fd.as_raw_fd();
+            libc::syscall(libc::SYS_ioctl, fd, libc::TIOCOUTQ, &raw mut queued)
+        };
+        let (_, after, _) = info(self.fd)?;
+        let writable = state == ESTABLISHED || state == CLOSE_WAIT;
+        // An acknowledgement between the two would be counted twice, or not at all.
+        if done != 0 || before != after || !writable {
+            return None;
+        }
+        let queued = u64::try_from(queued).ok()?;
+        let sent = (before + queued).checked_sub(self.base)?;
+        self.is_foreign = sent != self.written;
+        self.is_held = queued > 0;
+        (!self.is_foreign).then_some(sent)
+    }
+
+    fn writable(&mut self) -> bool {
+        self.waits_for(PollFlags::OUT, 0)
+    }
+
+    fn insist(&mut self) {
+        self.waits_for(PollFlags::OUT, 10);
+    }
+}

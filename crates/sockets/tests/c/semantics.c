@@ -1,0 +1,499 @@
+/* What sockets do, as lines that must be the same without and with the library. The last line, on
+ * standard error, says how many bytes of how many TCP carried. */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/tcp.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/ioctl.h>
+#include <sys/select.h>
+#include <sys/sendfile.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define BIG 200000
+static char out[BIG], in[BIG * 4];
+static uint64_t by_tcp, in_all;
+
+#define CHECK(what)                                                            \
+    do {                                                                       \
+        if (!(what)) {                                                         \
+            printf("line %d: %s (errno %d)\n", __LINE__, #what, errno);        \
+            exit(1);                                                           \
+        }                                                                      \
+    } while (0)
+
+static void fill(char *to, size_t length, unsigned seed)
+{
+    for (size_t i = 0; i < length; i++)
+        to[i] = (char)(i * 31 + (i >> 8) + seed);
+}
+
+static void get(int fd, char *to, size_t length)
+{
+    for (size_t got = 0; got < length;) {
+        ssize_t some = read(fd, to + got, length - got);
+        CHECK(some > 0);
+        got += (size_t)some;
+    }
+}
+
+struct job {
+    int fd;
+    size_t length;
+    unsigned seed;
+};
+
+static void *put(void *argument)
+{
+    struct job *job = argument;
+    char *bytes = malloc(job->length);
+    CHECK(bytes);
+    fill(bytes, job->length, job->seed);
+    for (size_t done = 0; done < job->length;) {
+        ssize_t some = write(job->fd, bytes + done, job->length - done);
+        CHECK(some > 0);
+        done += (size_t)some;
+    }
+    free(bytes);
+    return NULL;
+}
+
+/* Sends so many bytes one way, written in one call, and compares what is read. */
+static void pass(int from, int to, size_t length, unsigned seed)
+{
+    pthread_t thread;
+    struct job job = {from, length, seed};
+    char *got = malloc(length), *expected = malloc(length);
+    CHECK(got && expected);
+    CHECK(pthread_create(&thread, NULL, put, &job) == 0);
+    get(to, got, length);
+    CHECK(pthread_join(thread, NULL) == 0);
+    fill(expected, length, seed);
+    CHECK(memcmp(got, expected, length) == 0);
+    in_all += length;
+    free(got);
+    free(expected);
+}
+
+static int family = AF_INET;
+
+static void join(int *a, int *b)
+{
+    struct sockaddr_storage at = {.ss_family = (sa_family_t)family};
+    if (family == AF_INET)
+        ((struct sockaddr_in *)&at)->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    else
+        ((struct sockaddr_in6 *)&at)->sin6_addr = in6addr_loopback;
+    socklen_t size = family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
+    int listener = socket(family, SOCK_STREAM, 0);
+    CHECK(bind(listener, (struct sockaddr *)&at, size) == 0 && listen(listener, 1) == 0);
+    CHECK(getsockname(listener, (struct sockaddr *)&at, &size) == 0);
+    *a = socket(family, SOCK_STREAM, 0);
+    CHECK(connect(*a, (struct sockaddr *)&at, size) == 0);
+    *b = accept(listener, NULL, NULL);
+    CHECK(*b >= 0);
+    close(listener);
+}
+
+/* A connection that has shown large writes both ways. */
+static void warm(int *a, int *b)
+{
+    join(a, b);
+    for (unsigned i = 0; i < 4; i++) {
+        pass(*a, *b, BIG, i);
+        pass(*b, *a, BIG, i + 7);
+    }
+}
+
+static void account(int fd)
+{
+    struct tcp_info info;
+    socklen_t size = sizeof info;
+    if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) == 0)
+        by_tcp += info.tcpi_bytes_received;
+}
+
+static void finish(int a, int b)
+{
+    account(a);
+    account(b);
+    close(a);
+    close(b);
+}
+
+static void nonblocking(int fd)
+{
+    CHECK(fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK) == 0);
+}
+
+static int ready(int fd, short what)
+{
+    struct pollfd one = {fd, what, 0};
+    CHECK(poll(&one, 1, 200) >= 0);
+    return one.revents;
+}
+
+/* Waits until so many bytes can be read: Nagle may hold the last ones for a moment. */
+static void arrive(int fd, int length)
+{
+    int queued = 0;
+    for (int tries = 0; tries < 5000 && queued != length; tries++) {
+        CHECK(ioctl(fd, FIONREAD, &queued) == 0);
+        usleep(1000);
+    }
+    CHECK(queued == length);
+}
+
+static void reading(void)
+{
+    int a, b;
+    warm(&a, &b);
+    nonblocking(b);
+    CHECK(read(b, in, 10) == -1 && errno == EAGAIN);
+    CHECK(recv(a, in, 10, MSG_DONTWAIT) == -1 && errno == EAGAIN);
+    fill(out, BIG, 3);
+    CHECK(write(a, out, 5) == 5);
+    CHECK(write(a, out + 5, BIG - 10) == BIG - 10);
+    CHECK(write(a, out + BIG - 5, 5) == 5);
+    CHECK(ready(b, POLLIN | POLLOUT) == (POLLIN | POLLOUT));
+    arrive(b, BIG);
+    memset(in, 0, BIG);
+    CHECK(recv(b, in, BIG, MSG_PEEK) == BIG && memcmp(in, out, BIG) == 0);
+    memset(in, 0, BIG);
+    CHECK(recv(b, in, 3, 0) == 3 && memcmp(in, out, 3) == 0);
+    CHECK(recv(b, in, 40, MSG_PEEK) == 40 && memcmp(in, out + 3, 40) == 0);
+    struct iovec parts[3] = {{in, 1}, {in + 1, 30000}, {in + 30001, BIG}};
+    CHECK(readv(b, parts, 3) == BIG - 3 && memcmp(in, out + 3, BIG - 3) == 0);
+    CHECK(ready(b, POLLIN) == 0);
+    CHECK(read(b, in, 1) == -1 && errno == EAGAIN);
+    CHECK(read(b, in, 0) == 0);
+    struct msghdr message = {.msg_iov = parts, .msg_iovlen = 3};
+    CHECK(write(a, out, BIG) == BIG && ready(b, POLLIN) == POLLIN);
+    arrive(b, BIG);
+    CHECK(recvmsg(b, &message, 0) == BIG && memcmp(in, out, BIG) == 0);
+    struct iovec to[2] = {{out, 20000}, {out + 20000, BIG - 20000}};
+    CHECK(writev(a, to, 2) == BIG && ready(b, POLLIN) == POLLIN);
+    arrive(b, BIG);
+    CHECK(recv(b, in, BIG, 0) == BIG && memcmp(in, out, BIG) == 0);
+    struct timeval soon = {0, 50000};
+    CHECK(setsockopt(a, SOL_SOCKET, SO_RCVTIMEO, &soon, sizeof soon) == 0);
+    CHECK(recv(a, in, 10, 0) == -1 && errno == EAGAIN);
+    CHECK(write(b, out, 50) == 50);
+    CHECK(recv(a, in, 100, MSG_WAITALL) == 50 && memcmp(in, out, 50) == 0);
+    CHECK(send(b, out, BIG, 0) == BIG && recv(a, in, BIG, MSG_WAITALL) == BIG);
+    CHECK(memcmp(in, out, BIG) == 0);
+    finish(a, b);
+    printf("reading: as expected\n");
+}
+
+static void readiness(void)
+{
+    int a, b;
+    warm(&a, &b);
+    nonblocking(b);
+    int set = epoll_create1(0);
+    struct epoll_event event = {EPOLLIN | EPOLLET, {.fd = b}}, got;
+    CHECK(epoll_ctl(set, EPOLL_CTL_ADD, b, &event) == 0);
+    CHECK(epoll_wait(set, &got, 1, 0) == 0);
+    CHECK(write(a, out, BIG) == BIG);
+    CHECK(epoll_wait(set, &got, 1, 1000) == 1 && got.events == EPOLLIN);
+    arrive(b, BIG);
+    while (epoll_wait(set, &got, 1, 0) == 1)
+        ;
+    CHECK(read(b, in, BIG * 2) == BIG);
+    CHECK(epoll_wait(set, &got, 1, 20) == 0);
+    CHECK(write(a, out, BIG) == BIG);
+    CHECK(epoll_wait(set, &got, 1, 1000) == 1);
+    arrive(b, BIG);
+    while (epoll_wait(set, &got, 1, 0) == 1)
+        ;
+    CHECK(read(b, in, 10) == 10 && epoll_wait(set, &got, 1, 0) == 0);
+    event.events = EPOLLIN;
+    CHECK(epoll_ctl(set, EPOLL_CTL_MOD, b, &event) == 0);
+    CHECK(epoll_wait(set, &got, 1, 0) == 1 && epoll_wait(set, &got, 1, 0) == 1);
+    CHECK(read(b, in, BIG - 11) == BIG - 11 && epoll_wait(set, &got, 1, 0) == 1);
+    CHECK(read(b, in, 10) == 1 && epoll_wait(set, &got, 1, 0) == 0);
+    event.events = EPOLLIN | EPOLLONESHOT;
+    CHECK(epoll_ctl(set, EPOLL_CTL_MOD, b, &event) == 0);
+    CHECK(write(a, out, BIG) == BIG && epoll_wait(set, &got, 1, 1000) == 1);
+    arrive(b, BIG);
+    CHECK(epoll_wait(set, &got, 1, 0) == 0);
+    fd_set readable;
+    FD_ZERO(&readable);
+    FD_SET(b, &readable);
+    struct timeval none = {0, 0};
+    CHECK(select(b + 1, &readable, NULL, NULL, &none) == 1 && FD_ISSET(b, &readable));
+    CHECK(read(b, in, BIG) == BIG);
+    CHECK(select(b + 1, &readable, NULL, NULL, &none) == 0);
+    close(set);
+    finish(a, b);
+    printf("readiness: as expected\n");
+}
+
+static void ends(void)
+{
+    int a, b;
+    warm(&a, &b);
+    CHECK(write(a, out, BIG) == BIG && shutdown(a, SHUT_WR) == 0);
+    CHECK(send(a, out, BIG, MSG_NOSIGNAL) == -1 && errno == EPIPE);
+    get(b, in, BIG);
+    CHECK(memcmp(in, out, BIG) == 0 && read(b, in, 1) == 0 && read(b, in, 1) == 0);
+    pass(b, a, BIG, 9);
+    CHECK(close(b) == 0 && read(a, in, 1) == 0);
+    close(a);
+
+    warm(&a, &b);
+    CHECK(write(a, out, BIG) == BIG && close(a) == 0);
+    get(b, in, BIG);
+    CHECK(memcmp(in, out, BIG) == 0 && read(b, in, 1) == 0);
+    close(b);
+
+    warm(&a, &b);
+    struct linger hard = {1, 0};
+    CHECK(setsockopt(a, SOL_SOCKET, SO_LINGER, &hard, sizeof hard) == 0 && close(a) == 0);
+    CHECK(read(b, in, 1) == -1 && errno == ECONNRESET);
+    CHECK(read(b, in, 1) == 0);
+    CHECK(send(b, out, BIG, MSG_NOSIGNAL) == -1 && errno == EPIPE);
+    close(b);
+
+    /* Unread bytes at close: a reset, whichever way they came. */
+    warm(&a, &b);
+    CHECK(write(b, out, BIG) == BIG && ready(a, POLLIN) == POLLIN && close(a) == 0);
+    CHECK(read(b, in, 1) == -1 && errno == ECONNRESET);
+    close(b);
+
+    int refused = socket(AF_INET, SOCK_STREAM, 0);
+    struct sockaddr_in nobody = {.sin_family = AF_INET, .sin_port = htons(1)};
+    nobody.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    CHECK(connect(refused, (struct sockaddr *)&nobody, sizeof nobody) == -1);
+    CHECK(errno == ECONNREFUSED);
+    close(refused);
+    printf("ends: as expected\n");
+}
+
+static void *echo(void *argument)
+{
+    int fd = *(int *)argument;
+    ssize_t got;
+    char *bytes = malloc(70000);
+    CHECK(bytes);
+    while ((got = read(fd, bytes, 70000)) > 0)
+        for (ssize_t done = 0; done < got;) {
+            ssize_t some = write(fd, bytes + done, (size_t)(got - done));
+            CHECK(some > 0);
+            done += some;
+        }
+    free(bytes);
+    shutdown(fd, SHUT_WR);
+    return NULL;
+}
+
+/* Both ways at once, more than all buffers hold. */
+static void both_ways(void)
+{
+    int a, b;
+    warm(&a, &b);
+    pthread_t echoing, writing;
+    size_t length = 8 << 20;
+    struct job job = {a, length, 5};
+    char *got = malloc(length), *expected = malloc(length);
+    CHECK(got && expected);
+    CHECK(pthread_create(&echoing, NULL, echo, &b) == 0);
+    CHECK(pthread_create(&writing, NULL, put, &job) == 0);
+    get(a, got, length);
+    CHECK(pthread_join(writing, NULL) == 0 && shutdown(a, SHUT_WR) == 0);
+    CHECK(pthread_join(echoing, NULL) == 0 && read(a, in, 1) == 0);
+    fill(expected, length, 5);
+    CHECK(memcmp(got, expected, length) == 0);
+    in_all += 2 * length;
+    free(got);
+    free(expected);
+    finish(a, b);
+    printf("both ways at once: as expected\n");
+}
+
+static void full(void)
+{
+    int a, b;
+    warm(&a, &b);
+    nonblocking(a);
+    nonblocking(b);
+    fill(out, BIG, 0);
+    size_t sent = 0, got = 0;
+    ssize_t some;
+    /* The receiver's buffer may still grow: until poll says the same as write. */
+    do {
+        while ((some = write(a, out, BIG)) > 0)
+            sent += (size_t)some;
+        CHECK(some == -1 && errno == EAGAIN);
+    } while (ready(a, POLLOUT) & POLLOUT);
+    while ((some = read(b, in, sizeof in)) > 0 || got < sent) {
+        if (some > 0)
+            got += (size_t)some;
+        else
+            CHECK(ready(b, POLLIN) == POLLIN);
+    }
+    CHECK(got == sent && read(b, in, 1) == -1 && errno == EAGAIN);
+    CHECK(ready(a, POLLOUT) & POLLOUT);
+    finish(a, b);
+    printf("full: as expected\n");
+}
+
+static void pass_on(int through, int fd)
+{
+    char byte = 0, control[CMSG_SPACE(sizeof fd)] = {0};
+    struct iovec part = {&byte, 1};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+    struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(sizeof fd);
+    memcpy(CMSG_DATA(header), &fd, sizeof fd);
+    CHECK(sendmsg(through, &message, 0) == 1);
+}
+
+static void copies(void)
+{
+    int a, b;
+    warm(&a, &b);
+    int copy = dup(b);
+    CHECK(copy >= 0 && write(a, out, BIG) == BIG);
+    get(copy, in, 10);
+    CHECK(close(b) == 0);
+    get(copy, in + 10, BIG - 10);
+    CHECK(memcmp(in, out, BIG) == 0);
+    b = fcntl(copy, F_DUPFD, 100);
+    CHECK(b >= 100 && close(copy) == 0);
+    pass(a, b, BIG, 1);
+
+    /* A child reads the rest of what its parent has begun, and answers. */
+    CHECK(write(a, out, BIG) == BIG);
+    get(b, in, 1000);
+    pid_t child = fork();
+    if (child == 0) {
+        get(b, in + 1000, BIG - 1000);
+        _exit(memcmp(in, out, BIG) != 0 || write(b, out, BIG) != BIG);
+    }
+    int status;
+    get(a, in, BIG);
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    pass(a, b, BIG, 2);
+    pass(b, a, BIG, 3);
+
+    /* Another program has the other end. */
+    child = fork();
+    if (child == 0) {
+        dup2(b, 0);
+        dup2(b, 1);
+        execlp("cat", "cat", (char *)NULL);
+        _exit(127);
+    }
+    close(b);
+    pass(a, a, BIG, 4);
+    CHECK(shutdown(a, SHUT_WR) == 0 && read(a, in, 1) == 0);
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    close(a);
+
+    /* Passed on, spliced, sent from a file: by TCP. */
+    warm(&a, &b);
+    int pair[2], pipes[2];
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0 && pipe(pipes) == 0);
+    pass_on(pair[0], b);
+    pass(a, b, BIG, 5);
+    close(pair[0]);
+    close(pair[1]);
+    finish(a, b);
+    warm(&a, &b);
+    CHECK(write(a, out, 1000) == 1000);
+    arrive(b, 1000);
+    CHECK(splice(b, NULL, pipes[1], NULL, 1000, 0) == 1000);
+    CHECK(splice(pipes[0], NULL, a, NULL, 1000, 0) == 1000);
+    get(b, in, 1000);
+    pass(a, b, BIG, 6);
+    CHECK(memcmp(in, out, 1000) == 0);
+    finish(a, b);
+    warm(&a, &b);
+    FILE *file = tmpfile();
+    CHECK(file && fwrite(out, 1, BIG, file) == BIG && fflush(file) == 0);
+    off_t start = 0;
+    CHECK(sendfile(a, fileno(file), &start, BIG) == BIG);
+    get(b, in, BIG);
+    CHECK(memcmp(in, out, BIG) == 0);
+    fclose(file);
+    pass(a, b, BIG, 7);
+    FILE *stream = fdopen(b, "r+");
+    CHECK(stream && write(a, out, BIG) == BIG && fread(in, 1, BIG, stream) == BIG);
+    CHECK(memcmp(in, out, BIG) == 0);
+    account(b);
+    fclose(stream);
+    close(a);
+    close(pipes[0]);
+    close(pipes[1]);
+    printf("copies, children, passed on: as expected\n");
+}
+
+static void on_signal(int number)
+{
+    (void)number;
+}
+
+static void *interrupt(void *argument)
+{
+    usleep(50000);
+    pthread_kill(*(pthread_t *)argument, SIGUSR1);
+    return NULL;
+}
+
+static void signals(void)
+{
+    int a, b;
+    warm(&a, &b);
+    pthread_t self = pthread_self(), thread;
+    struct sigaction action = {.sa_handler = on_signal};
+    CHECK(sigaction(SIGUSR1, &action, NULL) == 0);
+    CHECK(pthread_create(&thread, NULL, interrupt, &self) == 0);
+    CHECK(read(b, in, 1) == -1 && errno == EINTR);
+    pthread_join(thread, NULL);
+    action.sa_flags = SA_RESTART;
+    CHECK(sigaction(SIGUSR1, &action, NULL) == 0);
+    CHECK(pthread_create(&thread, NULL, interrupt, &self) == 0);
+    struct job job = {a, 10, 1};
+    pthread_t writer;
+    pthread_join(thread, NULL);
+    CHECK(pthread_create(&writer, NULL, put, &job) == 0);
+    CHECK(read(b, in, 100) == 10);
+    pthread_join(writer, NULL);
+    finish(a, b);
+    printf("signals: as expected\n");
+}
+
+int main(void)
+{
+    setvbuf(stdout, NULL, _IONBF, 0);
+    alarm(60);
+    for (int round = 0; round < 2; round++) {
+        family = round ? AF_INET6 : AF_INET;
+        reading();
+        readiness();
+        ends();
+        both_ways();
+        full();
+        copies();
+        signals();
+    }
+    fprintf(stderr, "%llu of %llu\n", (unsigned long long)by_tcp, (unsigned long long)in_all);
+    return 0;
+}

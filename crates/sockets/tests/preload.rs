@@ -1,0 +1,269 @@
+//! Unmodified programs with the library, without it, and one end each.
+
+#![allow(missing_docs, reason = "tests")]
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// A program that takes longer hangs.
+const LIMIT: Duration = Duration::from_secs(120);
+
+fn library() -> PathBuf {
+    let program = std::env::current_exe().expect("a test has a path");
+    let folder = program.ancestors().nth(2).expect("it lies in deps/");
+    let found = folder.join("libdipole_sockets.so");
+    assert!(found.exists(), "{} is not built", found.display());
+    found
+}
+
+/// Where the ends of one test meet.
+struct Place {
+    folder: tempfile::TempDir,
+}
+
+impl Place {
+    fn new() -> Place {
+        let folder = tempfile::tempdir().expect("a folder");
+        Place { folder }
+    }
+
+    fn command(&self, program: impl AsRef<Path>, with: bool) -> Command {
+        let mut command = Command::new(program.as_ref());
+        command
+            .env_remove("LD_PRELOAD")
+            .env("DIPOLE_RUNTIME_DIR", self.folder.path());
+        if with {
+            command.env("LD_PRELOAD", library());
+        }
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command
+    }
+
+    fn python(&self, script: &str, words: &[&str], with: bool) -> Command {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("tests/py")
+            .join(script);
+        let mut command = self.command("python3", with);
+        command.arg(script).args(words);
+        command
+    }
+}
+
+/// Waits for the end of a program, which must be a good one.
+fn finished(child: Child) -> Output {
+    let pid = child.id();
+    let (told, wait) = std::sync::mpsc::channel();
+    std::thread::spawn(move || told.send(child.wait_with_output()));
+    let Ok(output) = wait.recv_timeout(LIMIT) else {
+        let _ = Command::new("kill").args(["-9", &pid.to_string()]).status();
+        panic!("a program hangs");
+    };
+    let output = output.expect("its output");
+    let said = String::from_utf8_lossy(&output.stderr);
+    let also = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{}: {said}{also}", output.status);
+    output
+}
+
+/// Bytes that TCP carried, and all, from a last line `x of y`.
+fn carried(text: &[u8]) -> (u64, u64) {
+    let text = String::from_utf8_lossy(text);
+    let line = text.lines().last().unwrap_or_default();
+    let (some, all) = line.split_once(" of ").unwrap_or_else(|| panic!("{text}"));
+    (
+        some.parse().expect("a number"),
+        all.parse().expect("a number"),
+    )
+}
+
+fn start_server(mut command: Command) -> (Child, String) {
+    let mut server = command.spawn().expect("python3 starts");
+    let mut line = String::new();
+    let said = server.stdout.as_mut().expect("it is piped");
+    // The port is all it says before a client comes.
+    while !line.ends_with('\n') {
+        let mut byte = [0];
+        assert_eq!(
+            said.read(&mut byte).expect("its port"),
+            1,
+            "the server ended"
+        );
+        line.push(char::from(byte[0]));
+    }
+    (server, line.trim().to_owned())
+}
+
+#[test]
+fn a_program_sees_no_difference() {
+    let place = Place::new();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c/semantics.c");
+    let program = place.folder.path().join("semantics");
+    let compiled = Command::new("cc")
+        .args([
+            "-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-o",
+        ])
+        .args([&program, &source])
+        .output()
+        .expect("the compiler starts");
+    let said = String::from_utf8_lossy(&compiled.stderr);
+    assert!(compiled.status.success(), "{said}");
+    let [plain, with] = [false, true]
+        .map(|with| finished(place.command(&program, with).spawn().expect("it starts")));
+    let text = |output: &Output| String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(text(&plain), text(&with));
+    let ((all, _), (rest, of)) = (carried(&plain.stderr), carried(&with.stderr));
+    // It writes from another thread than it reads, so some of it always goes by TCP.
+    assert!(
+        all > of / 2 && rest < all / 4 * 3,
+        "{rest} of {all} went by TCP: it was hardly tried"
+    );
+}
+
+#[test]
+fn two_ends_agree_and_one_alone_is_plain_tcp() {
+    for (server_with, client_with) in [(true, true), (true, false), (false, true)] {
+        let place = Place::new();
+        let (server, port) = start_server(place.python("stream.py", &["server", "0"], server_with));
+        let client = place.python("stream.py", &["client", &port], client_with);
+        let client = finished({ client }.spawn().expect("python3 starts"));
+        let server = finished(server);
+        let ((one, all), (other, _)) = (carried(&client.stdout), carried(&server.stdout));
+        if server_with && client_with {
+            assert!(
+                one + other < all * 2,
+                "{one} and {other} of {all} went by TCP"
+            );
+        } else {
+            assert!(one >= all && other >= all, "{one} and {other} of {all}");
+        }
+        let left = std::fs::read_dir(place.folder.path().join("sockets"));
+        assert_eq!(left.map_or(0, Iterator::count), 0, "files were left");
+    }
+}
+
+#[test]
+fn many_clients_of_an_asyncio_server_get_their_bytes() {
+    for (server_with, client_with) in [(true, true), (true, false)] {
+        let place = Place::new();
+        let (mut server, port) =
+            start_server(place.python("web.py", &["server", "0"], server_with));
+        let client = place
+            .python("web.py", &["client", &port], client_with)
+            .spawn();
+        let client = finished(client.expect("python3 starts"));
+        assert_eq!(String::from_utf8_lossy(&client.stdout), "all 160\n");
+        server.kill().expect("it still runs");
+        let _ = server.wait();
+    }
+}
+
+#[test]
+fn connections_that_come_and_go_leave_nothing() {
+    let place = Place::new();
+    let many = place.python("many.py", &["1000"], true).spawn();
+    let many = finished(many.expect("python3 starts"));
+    let (by_tcp, all) = carried(&many.stdout);
+    assert!(
+        by_tcp < all,
+        "{by_tcp} of {all}: shared memory was not tried"
+    );
+}
+
+#[test]
+fn who_is_killed_leaves_a_beginning_and_an_end() {
+    const WRITER: &str = "
+import socket, sys
+end = socket.create_connection(('127.0.0.1', int(sys.argv[1])))
+block = bytes(range(256)) * 512
+while True:
+    end.sendall(block)
+";
+    const READER: &str = "
+import socket
+listener = socket.create_server(('127.0.0.1', 0))
+print(listener.getsockname()[1], flush=True)
+end, _ = listener.accept()
+all = 0
+try:
+    while some := end.recv(100000):
+        at = all % 256
+        pattern = (bytes(range(256)) * (len(some) // 256 + 2))[at : at + len(some)]
+        assert some == pattern, 'not what was sent'
+        if all < 20_000_000 <= all + len(some):
+            print('far', flush=True)
+        all += len(some)
+except ConnectionResetError:
+    pass
+print('ended', flush=True)
+";
+    for _ in 0..3 {
+        let place = Place::new();
+        let python = |script: &str, words: &[&str]| {
+            let mut command = place.command("python3", true);
+            command.args(["-c", script]).args(words);
+            command
+        };
+        let (mut reader, port) = start_server(python(READER, &[]));
+        let mut writer = python(WRITER, &[&port]).spawn().expect("python3 starts");
+        let mut said = BufReader::new(reader.stdout.take().expect("it is piped"));
+        let mut line = String::new();
+        said.read_line(&mut line).expect("a line");
+        assert_eq!(line, "far\n");
+        writer.kill().expect("it still writes");
+        let _ = writer.wait();
+        let begun = Instant::now();
+        line.clear();
+        said.read_line(&mut line).expect("a line");
+        assert_eq!(line, "ended\n", "after {:?}", begun.elapsed());
+        finished(reader);
+    }
+}
+
+#[test]
+fn redis_keeps_large_values() {
+    if Command::new("redis-server")
+        .arg("--version")
+        .output()
+        .is_err()
+    {
+        eprintln!("SKIPPED: redis-server is not installed");
+        return;
+    }
+    let place = Place::new();
+    let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = free.local_addr().expect("an address").port().to_string();
+    drop(free);
+    let mut server = place.command("redis-server", true);
+    server.args([
+        "--port",
+        &port,
+        "--save",
+        "",
+        "--appendonly",
+        "no",
+        "--bind",
+        "127.0.0.1",
+    ]);
+    let mut server = server.stdout(Stdio::null()).spawn().expect("redis starts");
+    let begun = Instant::now();
+    while std::net::TcpStream::connect(format!("127.0.0.1:{port}")).is_err() {
+        assert!(begun.elapsed() < LIMIT, "redis does not listen");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let mut load = place.command("redis-benchmark", true);
+    load.args([
+        "-p", &port, "-t", "set,get", "-d", "200000", "-n", "400", "-c", "8", "-q",
+    ]);
+    finished(load.spawn().expect("it starts"));
+    let mut question = place.command("redis-cli", true);
+    question.args(["-p", &port, "strlen", "key:__rand_int__"]);
+    let answer = finished(question.spawn().expect("it starts"));
+    assert_eq!(String::from_utf8_lossy(&answer.stdout).trim(), "200000");
+    server.kill().expect("it still runs");
+    let _ = server.wait();
+}

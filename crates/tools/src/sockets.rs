@@ -1,0 +1,62 @@
+//! `dipole sockets`: a program whose large writes to processes of this node go by shared memory.
+
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+
+use crate::output::Failure;
+
+/// Run a program whose TCP connections within this node send large writes through shared memory
+///
+/// Both ends must be run so, by the same user; any other connection is TCP as ever. The program is
+/// not changed: it becomes this process, with libdipole-sockets.so in LD_PRELOAD.
+#[derive(Args, Debug)]
+pub(crate) struct SocketsArgs {
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_names = ["PROGRAM", "ARGS"])]
+    command: Vec<OsString>,
+}
+
+/// The library that belongs to this program: installed with it, or built beside it.
+fn library() -> Option<PathBuf> {
+    let program = std::env::current_exe().ok()?.canonicalize().ok()?;
+    let folder = program.parent()?;
+    let installed = folder.join("../lib/libdipole-sockets.so");
+    let built = folder.join("libdipole_sockets.so");
+    [installed, built]
+        .into_iter()
+        .find_map(|path| path.canonicalize().ok())
+}
+
+pub(crate) fn execute(args: &SocketsArgs) -> Result<ExitCode, Failure> {
+    let library = library().ok_or_else(|| {
+        Failure::from(
+            "libdipole-sockets.so is not installed with this program; `cargo xtask install` does",
+        )
+    })?;
+    let mut preload = library.clone().into_os_string();
+    // The loader takes a list, and both as separators.
+    if preload.to_string_lossy().contains([' ', ':']) {
+        let library = library.display();
+        return Err(Failure::from(format!(
+            "{library} cannot be preloaded: its path has a space or a colon; install it elsewhere"
+        )));
+    }
+    if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+        preload.push(":");
+        preload.push(others);
+    }
+    let (program, arguments) = args.command.split_first().ok_or("no program is given")?;
+    let cause = std::process::Command::new(program)
+        .args(arguments)
+        .env("LD_PRELOAD", preload)
+        .exec();
+    let program = program.to_string_lossy();
+    Err(Failure::with_status(
+        127,
+        format!("cannot run {program}: {cause}; give a program of PATH or its path"),
+    ))
+}
