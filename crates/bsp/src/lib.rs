@@ -15,6 +15,7 @@ mod process;
 pub mod profile;
 mod program;
 pub mod superstep;
+pub mod trace;
 
 pub use failure::Failure;
 pub use misuse::Misuse;

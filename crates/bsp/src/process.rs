@@ -24,6 +24,7 @@ use crate::superstep::pace::{Pace, Slots};
 use crate::superstep::queue::{Queue, Queued, TagSizes};
 use crate::superstep::registrations::Registrations;
 use crate::superstep::schedule::Order;
+use crate::trace::Tracer;
 use direct::OpenMemory;
 
 /// A call of the program's, and where it stands in its source.
@@ -33,6 +34,15 @@ pub struct Call {
     pub name: &'static str,
     /// The source file and the line, if they are known.
     pub place: Option<(&'static str, u32)>,
+}
+
+impl Call {
+    /// True of the same texts at the same place; equal ones elsewhere do not count.
+    #[inline]
+    pub(crate) fn is_same(&self, other: &Call) -> bool {
+        let place = |call: &Call| call.place.map(|(file, line)| (file.as_ptr(), line));
+        std::ptr::eq(self.name, other.name) && place(self) == place(other)
+    }
 }
 
 impl fmt::Display for Call {
@@ -115,6 +125,10 @@ pub struct Process<C: Carrier> {
     queue: Queue,
     facts: Facts,
     spread: Vec<u8>,
+    /// Supersteps before the program's first one: the one in which all began, and those that measure clocks.
+    first: u32,
+    /// What is kept of supersteps, if the user wants that.
+    trace: Option<Box<Tracer>>,
 }
 
 // SAFETY: the addresses in it are the program's, which promised that they stay valid until the
@@ -143,8 +157,7 @@ impl<C: Carrier> Process<C> {
     /// The superstep under way, from 0.
     #[must_use]
     pub fn superstep(&self) -> u32 {
-        // The first was the one in which all began.
-        self.exchange.superstep().wrapping_sub(1)
+        self.exchange.superstep().wrapping_sub(self.first)
     }
 
     /// Sends to ranks of other nodes in another order than a Latin square, for comparison.

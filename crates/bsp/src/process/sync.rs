@@ -11,7 +11,7 @@ use std::time::Duration;
 use dipole_link::window::Source;
 
 use effects::Effects;
-use waiting::{tell, tell_words};
+use waiting::{Wait, tell, tell_words};
 
 use super::{Process, Pull};
 use crate::carrier::Carrier;
@@ -23,6 +23,7 @@ use crate::patience::Patience;
 use crate::superstep::facts::{Ending, Facts};
 use crate::superstep::pace::Pace;
 use crate::superstep::record::Malformed;
+use crate::trace::{Phase, State};
 
 impl<C: Carrier> Process<C> {
     /// Ends the superstep: returns when all ranks have ended it and everything they have put,
@@ -44,14 +45,24 @@ impl<C: Carrier> Process<C> {
     /// Those of [`sync`](Self::sync).
     pub fn end(&mut self) -> Result<(), Failure> {
         self.end_superstep(Ending::End)?;
+        if let Some(trace) = &self.trace {
+            trace.close(State::Ended);
+        }
         self.close(Duration::from_secs(5));
         Ok(())
     }
 
     pub(super) fn end_superstep(&mut self, ending: Ending) -> Result<(), Failure> {
+        let superstep = self.exchange.superstep();
+        if let Some(trace) = &mut self.trace {
+            trace.enter();
+        }
         let ended = self.move_everything(ending);
         if ended.is_err() {
             self.take_memory_back();
+        } else if let Some(trace) = &mut self.trace {
+            let counters = self.carrier.as_ref().map_or((0, 0), Carrier::counters);
+            trace.leave(superstep, self.call, counters);
         }
         ended
     }
@@ -60,9 +71,11 @@ impl<C: Carrier> Process<C> {
         let epoch = self.exchange.superstep().wrapping_add(1);
         self.collect_facts(ending);
         self.send_parcels();
+        self.enter_phase(Phase::Barrier);
         self.arrive(epoch)?;
         self.transmit()?;
         self.gather(epoch)?;
+        self.enter_phase(Phase::Exchange);
         self.queue.clear();
         if self.exchange.knowledge().is_silent() {
             // Nobody has set another size of tags, and the rounds have been sent.
@@ -94,6 +107,14 @@ impl<C: Carrier> Process<C> {
         Ok(())
     }
 
+    /// Something else begins, for the trace.
+    #[inline]
+    fn enter_phase(&mut self, phase: Phase) {
+        if let Some(trace) = &mut self.trace {
+            trace.phase(phase);
+        }
+    }
+
     /// Says to the ranks of this node that its memory is as it is to be.
     #[inline]
     fn leave(&self, epoch: u32) {
@@ -112,7 +133,7 @@ impl<C: Carrier> Process<C> {
             tell(
                 &self.call,
                 self.rank,
-                epoch.wrapping_add(1),
+                self.superstep(),
                 &mut patience,
                 &[rank],
             );
@@ -208,14 +229,17 @@ impl<C: Carrier> Process<C> {
 
     /// Waits until it is known of all ranks what they have for whom.
     fn gather(&mut self, epoch: u32) -> Result<(), Failure> {
+        let superstep = self.superstep();
         let mut patience = Patience::new();
         if let Some(mates) = &self.mates {
             for (mate, rank) in mates.others() {
                 let pause = &mut |rank| {
-                    tell(&self.call, self.rank, epoch, &mut patience, &[rank]);
+                    tell(&self.call, self.rank, superstep, &mut patience, &[rank]);
                     Ok(())
                 };
+                let wait = Wait::begin(&self.trace, mates, (mate, Milestone::Arrived, epoch));
                 mates.wait(mate, Milestone::Arrived, epoch, pause)?;
+                wait.end(&mut self.trace, rank);
                 let board = mates.board(mate);
                 let knowledge = self.exchange.knowledge_mut();
                 knowledge.add_row(rank, board.said(epoch).map(|(row, _)| row));
@@ -259,6 +283,7 @@ impl<C: Carrier> Process<C> {
 
     /// Waits for what the leader of this node tells of the others.
     fn learn(&mut self, epoch: u32, patience: &mut Patience) -> Result<(), Failure> {
+        let superstep = self.superstep();
         let leader = self.exchange.places().leader(self.rank);
         let Some(mates) = &self.mates else {
             return Ok(());
@@ -266,10 +291,12 @@ impl<C: Carrier> Process<C> {
         let mate = mates.index(leader).unwrap_or(0);
         let pause = &mut |_| {
             let words = "ranks of other nodes";
-            tell_words(&self.call, self.rank, epoch, patience, words);
+            tell_words(&self.call, self.rank, superstep, patience, words);
             Ok(())
         };
+        let wait = Wait::begin(&self.trace, mates, (mate, Milestone::Known, epoch));
         mates.wait(mate, Milestone::Known, epoch, pause)?;
+        wait.end(&mut self.trace, leader);
         let known = mates.board(mate).known().ok_or(Malformed)?.to_vec();
         let absorbed = self.exchange.knowledge_mut().absorb(&mut &known[..]);
         Ok(absorbed.ok_or(Malformed)?)
@@ -375,15 +402,18 @@ impl<C: Carrier> Process<C> {
     /// Everything takes effect as it comes, since nobody gets from or for this rank.
     fn exchange_without_gets(&mut self, epoch: u32) -> Result<(), Failure> {
         let own = self.remote[self.rank as usize].take();
+        self.enter_phase(Phase::Apply);
         self.apply_local(&own, epoch)?;
         if self.exchange.places().nodes() == 1 {
             return Ok(());
         }
         loop {
             while let Some((_, body)) = self.exchange.take_parcel() {
+                self.enter_phase(Phase::Apply);
                 self.effects().apply(Source::from(&*body), None)?;
                 self.exchange.let_go(&body);
             }
+            self.enter_phase(Phase::Exchange);
             if self.is_complete() && self.transmit()? {
                 return Ok(());
             }

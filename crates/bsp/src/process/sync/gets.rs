@@ -4,7 +4,7 @@ use dipole_link::window::Source;
 
 use super::super::{Kept, Process};
 use super::effects::{Effects, take_answers};
-use super::waiting::tell;
+use super::waiting::{Wait, tell};
 use crate::carrier::Carrier;
 use crate::failure::Failure;
 use crate::local::{FEW_ANSWERS_BYTES, LocalParcel, Milestone};
@@ -12,6 +12,7 @@ use crate::parcel::Parcel;
 use crate::patience::Patience;
 use crate::superstep::exchange::Body;
 use crate::superstep::record::Record;
+use crate::trace::Phase;
 
 impl<C: Carrier> Process<C> {
     /// Gets are read when all have been asked for, written when all of this rank's have been
@@ -33,10 +34,12 @@ impl<C: Carrier> Process<C> {
         self.take_local_answers(epoch)?;
         self.take_remote_answers()?;
         self.apply_local(&own, epoch)?;
+        self.enter_phase(Phase::Apply);
         for (_, body) in &came {
             self.effects().apply(Source::from(&**body), None)?;
             self.exchange.let_go(body);
         }
+        self.enter_phase(Phase::Exchange);
         loop {
             self.send_kept();
             if self.kept.is_empty() && self.transmit()? {
@@ -147,16 +150,19 @@ impl<C: Carrier> Process<C> {
         let Some(mates) = &self.mates else {
             return Ok(());
         };
+        let superstep = self.superstep();
         let mut patience = Patience::new();
         for (mate, rank) in mates.others_in_turn() {
             if !self.asked.contains(rank) {
                 continue;
             }
             let pause = &mut |rank| {
-                tell(&self.call, self.rank, epoch, &mut patience, &[rank]);
+                tell(&self.call, self.rank, superstep, &mut patience, &[rank]);
                 Ok(())
             };
+            let wait = Wait::begin(&self.trace, mates, (mate, Milestone::Answered, epoch));
             mates.wait(mate, Milestone::Answered, epoch, pause)?;
+            wait.end(&mut self.trace, rank);
             for records in mates.answers(mate) {
                 take_answers(&self.wanted, records)?;
             }
@@ -184,13 +190,16 @@ impl<C: Carrier> Process<C> {
             return Ok(());
         };
         mates.reach(Milestone::Finished, epoch);
+        let superstep = self.superstep();
         let mut patience = Patience::new();
-        for (mate, _) in mates.others() {
+        for (mate, rank) in mates.others() {
             let pause = &mut |rank| {
-                tell(&self.call, self.rank, epoch, &mut patience, &[rank]);
+                tell(&self.call, self.rank, superstep, &mut patience, &[rank]);
                 Ok(())
             };
+            let wait = Wait::begin(&self.trace, mates, (mate, Milestone::Finished, epoch));
             mates.wait(mate, Milestone::Finished, epoch, pause)?;
+            wait.end(&mut self.trace, rank);
         }
         Ok(())
     }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use dipole_link::clock::monotonic_ns;
+
 use super::super::Process;
 use super::waiting::tell;
 use crate::carrier::Carrier;
@@ -21,6 +23,9 @@ impl<C: Carrier> Process<C> {
     pub(super) fn transmit(&mut self) -> Result<bool, Failure> {
         while self.has_unsent() {
             if !self.carrier()?.has_room()? {
+                if let Some(trace) = &mut self.trace {
+                    trace.stalled();
+                }
                 return Ok(false);
             }
             if self.slots.is_some() && !self.exchange.is_urgent() {
@@ -95,7 +100,15 @@ impl<C: Carrier> Process<C> {
             let patience_now = slot.map_or(LOOK, |due| {
                 due.saturating_sub(self.begun.elapsed()).min(LOOK)
             });
-            if let Some((from, message)) = self.carrier()?.receive(patience_now)? {
+            let since = self.trace.as_ref().map(|_| monotonic_ns());
+            let received = self.carrier()?.receive(patience_now)?;
+            if let (Some(trace), Some(since)) = (&mut self.trace, since) {
+                // Else for whoever has come.
+                let waits_for = self.exchange.waits_for();
+                let waits_for = waits_for.or(received.as_ref().map(|(from, _)| *from));
+                waits_for.inspect(|rank| trace.waited(*rank, since));
+            }
+            if let Some((from, message)) = received {
                 return self.take(from, message);
             }
             let has_placed = was_placing && !self.is_placing();
@@ -114,9 +127,9 @@ impl<C: Carrier> Process<C> {
                 mates.check()?;
             }
             self.carrier()?.check(&waits)?;
-            let epoch = self.exchange.superstep().wrapping_add(1);
             let patience = patience.get_or_insert_with(Patience::new);
-            tell(&self.call, self.rank, epoch, patience, &waits);
+            let superstep = self.superstep();
+            tell(&self.call, self.rank, superstep, patience, &waits);
         }
     }
 
