@@ -344,8 +344,8 @@ impl Header {
         put64(&mut bytes, self.begun_unix_ns);
         for text in [&self.link, &self.host] {
             let mut field = [0; TEXT_BYTES];
-            let length = text.floor_char_boundary(TEXT_BYTES);
-            field[..length].copy_from_slice(&text.as_bytes()[..length]);
+            let text = front(text, TEXT_BYTES).as_bytes();
+            field[..text.len()].copy_from_slice(text);
             bytes.extend_from_slice(&field);
         }
         bytes.resize(HEAD_BYTES, 0);
@@ -391,7 +391,7 @@ impl Site {
     pub(super) fn encode(&self, into: &mut Vec<u8>) {
         put32(into, self.line);
         for text in [&self.call, &self.file] {
-            let text = &text[..text.floor_char_boundary(1024)];
+            let text = front(text, 1024);
             put32(into, narrow(text.len()));
             into.extend_from_slice(text.as_bytes());
         }
@@ -437,6 +437,13 @@ pub fn is_trace_name(name: &str) -> bool {
 
 /// The most bytes that a record takes with its length.
 pub(super) const MOST_RECORD_BYTES: usize = 4 + FIXED_BYTES + 3 * 12 * MOST_PEERS;
+
+/// The front of a text that is longer than `most` bytes.
+fn front(text: &str, most: usize) -> &str {
+    let ends = (0..=most.min(text.len())).rev();
+    let end = ends.into_iter().find(|end| text.is_char_boundary(*end));
+    &text[..end.unwrap_or(0)]
+}
 
 fn narrow(length: usize) -> u32 {
     u32::try_from(length).unwrap_or(u32::MAX)
