@@ -5,6 +5,7 @@
 //! `bsp-protocols-thesis`, ch. 3-5.
 
 pub mod area;
+mod call;
 pub mod carrier;
 mod failure;
 mod local;
@@ -17,7 +18,8 @@ mod program;
 pub mod superstep;
 pub mod trace;
 
+pub use call::Call;
 pub use failure::Failure;
 pub use misuse::Misuse;
-pub use process::{Call, Process, check_most, launched};
+pub use process::{Process, check_most, launched};
 pub use program::{Area, Element, Program, Received};

@@ -9,10 +9,11 @@ use std::time::Duration;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
+use crate::call::Call;
 use crate::carrier::AnyCarrier;
 use crate::failure::Failure;
 use crate::misuse::Misuse;
-use crate::process::{Call, Process};
+use crate::process::Process;
 
 /// What areas can be made of: numbers, and structures of numbers without padding.
 pub trait Element:

@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 use dipole_node::job::Job;
 use dipole_node::{Config, Links, variables};
 
+use super::Process;
 use super::direct::OpenMemory;
-use super::{Call, Process};
+use crate::call::Call;
 use crate::carrier::{AnyCarrier, Carrier, Endpoints, Tcp, link_name};
 use crate::failure::Failure;
 use crate::local::{Arena, Invitation, LocalParcel, Mates};

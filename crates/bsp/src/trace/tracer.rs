@@ -8,7 +8,7 @@ use rustc_hash::FxHashMap;
 
 use super::format::{Header, Site, State, Step};
 use super::ring::Ring;
-use crate::process::Call;
+use crate::call::Call;
 
 /// Blocks of a file: 16 MiB, of 100 000 supersteps with few peers.
 const BLOCKS: usize = 256;

@@ -1,8 +1,8 @@
 //! What a rank says while it waits.
 
-use super::super::Call;
 use dipole_link::clock::monotonic_ns;
 
+use crate::call::Call;
 use crate::local::{Mates, Milestone};
 use crate::patience::Patience;
 use crate::trace::Tracer;
