@@ -12,6 +12,7 @@ use dipole_node::RegionMemory;
 use crate::failure::Failure;
 
 pub use endpoint::Endpoints;
+pub(crate) use endpoint::link_name;
 pub use tcp::Tcp;
 
 /// Messages between ranks: in order between two of them, none lost, none twice.
@@ -69,6 +70,16 @@ pub trait Carrier {
     /// they no longer are.
     fn is_placing(&self) -> bool {
         false
+    }
+
+    /// The kind of link, as its profile is called.
+    fn name(&self) -> &'static str {
+        "other"
+    }
+
+    /// Packets that were sent again so far, and those that only asked for an answer.
+    fn counters(&self) -> (u64, u64) {
+        (0, 0)
     }
 
     /// The program ends by an error: waits until no bytes to be placed are needed any more.
@@ -176,6 +187,21 @@ impl Carrier for AnyCarrier {
             AnyCarrier::None => false,
             AnyCarrier::Endpoints(endpoints) => endpoints.is_placing(),
             AnyCarrier::Tcp(tcp) => tcp.is_placing(),
+        }
+    }
+
+    fn name(&self) -> &'static str {
+        match self {
+            AnyCarrier::None => "shm",
+            AnyCarrier::Endpoints(endpoints) => endpoints.name(),
+            AnyCarrier::Tcp(_) => "tcp",
+        }
+    }
+
+    fn counters(&self) -> (u64, u64) {
+        match self {
+            AnyCarrier::Endpoints(endpoints) => endpoints.counters(),
+            AnyCarrier::None | AnyCarrier::Tcp(_) => (0, 0),
         }
     }
 

@@ -5,6 +5,7 @@
 //! `bsp-protocols-thesis`, ch. 3-5.
 
 pub mod area;
+mod call;
 pub mod carrier;
 mod failure;
 mod local;
@@ -16,9 +17,11 @@ mod process;
 pub mod profile;
 mod program;
 pub mod superstep;
+pub mod trace;
 
+pub use call::Call;
 pub use dipole_node::log;
 pub use failure::Failure;
 pub use misuse::Misuse;
-pub use process::{Call, Process, check_most, launched};
+pub use process::{Process, check_most, launched};
 pub use program::{Area, Element, Program, Received};

@@ -9,9 +9,9 @@ mod sync;
 pub use start::{check_most, launched};
 
 use std::ffi::c_void;
-use std::fmt;
 use std::time::{Duration, Instant};
 
+use crate::call::Call;
 use crate::carrier::Carrier;
 use crate::failure::Failure;
 use crate::local::{Arena, LocalParcel, Mates};
@@ -24,26 +24,8 @@ use crate::superstep::pace::{Pace, Slots};
 use crate::superstep::queue::{Queue, Queued, TagSizes};
 use crate::superstep::registrations::Registrations;
 use crate::superstep::schedule::Order;
+use crate::trace::Tracer;
 use direct::OpenMemory;
-
-/// A call of the program's, and where it stands in its source.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Call {
-    /// Its name.
-    pub name: &'static str,
-    /// The source file and the line, if they are known.
-    pub place: Option<(&'static str, u32)>,
-}
-
-impl fmt::Display for Call {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name)?;
-        match self.place {
-            Some((file, line)) => write!(f, " at {file}:{line}"),
-            None => Ok(()),
-        }
-    }
-}
 
 /// Bytes that a get waits for.
 #[derive(Clone, Copy, Debug)]
@@ -115,6 +97,10 @@ pub struct Process<C: Carrier> {
     queue: Queue,
     facts: Facts,
     spread: Vec<u8>,
+    /// Supersteps before the program's first one: the one in which all began, and those that measure clocks.
+    first: u32,
+    /// What is kept of supersteps, if the user wants that.
+    trace: Option<Box<Tracer>>,
 }
 
 // SAFETY: the addresses in it are the program's, which promised that they stay valid until the
@@ -143,8 +129,7 @@ impl<C: Carrier> Process<C> {
     /// The superstep under way, from 0.
     #[must_use]
     pub fn superstep(&self) -> u32 {
-        // The first was the one in which all began.
-        self.exchange.superstep().wrapping_sub(1)
+        self.exchange.superstep().wrapping_sub(self.first)
     }
 
     /// Sends to ranks of other nodes in another order than a Latin square, for comparison.

@@ -4,10 +4,12 @@
 use std::fmt::Debug;
 use std::marker::PhantomData;
 use std::ops::{Index, IndexMut, Range};
+use std::panic::Location;
 use std::time::Duration;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
+use crate::call::Call;
 use crate::carrier::AnyCarrier;
 use crate::failure::Failure;
 use crate::misuse::Misuse;
@@ -356,7 +358,9 @@ impl Program {
     ///
     /// # Errors
     /// The ranks did not do the same, or one is gone; the program must end then.
+    #[track_caller]
     pub fn sync(&mut self) -> Result<(), Failure> {
+        self.process.at(here("sync"));
         self.process.sync()?;
         self.leaving.clear();
         Ok(())
@@ -366,13 +370,25 @@ impl Program {
     ///
     /// # Errors
     /// Those of [`sync`](Self::sync).
+    #[track_caller]
     pub fn end(mut self) -> Result<(), Failure> {
+        self.process.at(here("end"));
         self.process.end()
     }
 
     /// Tells the other ranks that the program ends by an error.
     pub fn abort(mut self) {
         self.process.abort();
+    }
+}
+
+/// A call where its caller stands.
+#[track_caller]
+fn here(name: &'static str) -> Call {
+    let place = Location::caller();
+    Call {
+        name,
+        place: Some((place.file(), place.line())),
     }
 }
 

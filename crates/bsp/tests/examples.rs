@@ -2,8 +2,11 @@
 
 #![allow(missing_docs, reason = "tests")]
 
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use dipole_bsp::trace::{State, TraceFile, file_name};
 
 #[allow(dead_code, reason = "its main is not run here")]
 #[path = "../examples/prefix_sums.rs"]
@@ -30,6 +33,11 @@ fn as_a_rank() {
 
 /// What the ranks of a job have found.
 fn run(example: &str, size: usize, link: &str) -> Vec<String> {
+    run_traced(example, size, link, "")
+}
+
+/// The same with traces in a folder, if one is given.
+fn run_traced(example: &str, size: usize, link: &str, traces: &str) -> Vec<String> {
     static JOB: AtomicU64 = AtomicU64::new(1);
     let job = JOB.fetch_add(1, Ordering::Relaxed);
     let registry = tempfile::tempdir().expect("a folder");
@@ -41,6 +49,7 @@ fn run(example: &str, size: usize, link: &str) -> Vec<String> {
                 .env("DIPOLE_RUNTIME_DIR", registry.path())
                 .env("DIPOLE_NID", "1")
                 .env("DIPOLE_LINK", link)
+                .env("DIPOLE_TRACE", traces)
                 .env("DIPOLE_RANK", rank.to_string())
                 .env("DIPOLE_SIZE", size.to_string())
                 .env("DIPOLE_JOB", job.to_string())
@@ -81,4 +90,62 @@ fn examples_find_the_same_on_any_number_of_ranks() {
             }
         }
     }
+}
+
+/// What the ranks of a traced run have left.
+fn traces(folder: &Path, size: u32) -> Vec<TraceFile> {
+    let read = |rank| {
+        let bytes = std::fs::read(folder.join(file_name(rank))).expect("each rank has a file");
+        TraceFile::parse(&bytes).expect("as it was written")
+    };
+    (0..size).map(read).collect()
+}
+
+#[test]
+fn a_traced_program_leaves_its_supersteps_their_places_and_its_bytes() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for link in ["shm", "udp"] {
+        let within = folder.path().join(link);
+        let within_text = within.to_str().expect("a plain path");
+        let plain = run("transpose", 3, link);
+        assert_eq!(run_traced("transpose", 3, link, within_text), plain);
+        let traces = traces(&within, 3);
+        let first = &traces[0];
+        let epochs = |trace: &TraceFile| -> Vec<u32> {
+            let steps = trace.steps.iter();
+            steps.map(|step| step.epoch).collect()
+        };
+        for trace in &traces {
+            assert_eq!(
+                (trace.header.state, trace.damaged_blocks),
+                (State::Ended, 0)
+            );
+            assert_eq!(
+                (trace.header.run, epochs(trace)),
+                (first.header.run, epochs(first))
+            );
+            for pair in trace.steps.windows(2) {
+                assert!(pair[0].left_ns() <= pair[1].entered_ns, "{pair:?}");
+            }
+            // A matrix is transposed: each has blocks for both others.
+            let peers = trace
+                .steps
+                .iter()
+                .flat_map(|step| step.put.iter().chain(&step.got));
+            assert!(peers.clone().all(|(rank, _)| *rank != trace.header.rank));
+            assert!(peers.count() >= 2, "{trace:?}");
+            let last = trace.steps.last().expect("supersteps");
+            let site = &trace.sites[last.site as usize];
+            assert!(
+                site.file.ends_with("transpose.rs") && site.line > 0,
+                "{site:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn who_cannot_write_a_trace_runs_without() {
+    let plain = run("transpose", 2, "shm");
+    assert_eq!(run_traced("transpose", 2, "shm", "/proc/self/no"), plain);
 }

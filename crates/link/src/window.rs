@@ -13,7 +13,7 @@ use std::time::Duration;
 use rustix::fs::{FallocateFlags, Mode, OFlags};
 use rustix::thread::futex;
 
-use crate::segment::Segment;
+use crate::segment::{MapFlags, ProtFlags, Segment};
 
 /// Bytes that somebody else may change meanwhile: they are read once, by copying.
 #[derive(Clone, Copy, Debug)]
@@ -172,6 +172,18 @@ impl Window {
         let path = format!("/proc/{process}/fd/{descriptor}");
         let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
         let segment = Segment::open(file.as_fd(), length, false)?;
+        Ok(Window { segment, file })
+    }
+
+    /// A window over a new file, which is made so long and takes its room on the disk at once:
+    /// writing into the window cannot fail later.
+    ///
+    /// # Errors
+    /// The kernel's; the disk is full.
+    pub fn of_file(file: OwnedFd, length: usize) -> io::Result<Window> {
+        rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, length as u64)?;
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        let segment = Segment::of_file(file.as_fd(), 0, length, access, MapFlags::empty())?;
         Ok(Window { segment, file })
     }
 

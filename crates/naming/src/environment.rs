@@ -14,6 +14,8 @@ pub mod variables {
     pub const KEY: &str = "DIPOLE_KEY";
     /// Where `dipole calibrate` saves what it has measured.
     pub const PROFILE: &str = "DIPOLE_PROFILE";
+    /// Where programs in supersteps leave their traces.
+    pub const TRACE: &str = "DIPOLE_TRACE";
 }
 
 /// A variable that is set and not empty.
@@ -52,6 +54,12 @@ fn runtime_dir_from(get: &dyn Fn(&str) -> Option<String>) -> PathBuf {
 #[must_use]
 pub fn profile_dir() -> Option<PathBuf> {
     profile_dir_from(&variable)
+}
+
+/// The directory that `DIPOLE_TRACE` names, if programs in supersteps are to be traced.
+#[must_use]
+pub fn trace_dir() -> Option<PathBuf> {
+    variable(variables::TRACE).map(PathBuf::from)
 }
 
 fn profile_dir_from(get: &dyn Fn(&str) -> Option<String>) -> Option<PathBuf> {

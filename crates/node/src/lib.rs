@@ -63,7 +63,7 @@ pub use dipole_link::fault::Plan as FaultPlan;
 pub use dipole_link::shm::ShmStats;
 pub use dipole_link::sys::{InterfaceAddress, interface_addresses};
 pub use dipole_link::udp::PortRange;
-pub use dipole_naming::environment::profile_dir;
+pub use dipole_naming::environment::{profile_dir, trace_dir};
 pub use dipole_naming::{hosts, job, registry};
 pub use dipole_proto::wire::{RefusedReason, ResetReason};
 pub use dipole_proto::{Config as ProtocolConfig, Stats as ProtocolStats};

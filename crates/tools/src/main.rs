@@ -14,6 +14,7 @@ mod pipe;
 mod predict;
 mod processes;
 mod sockets;
+mod trace;
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
@@ -45,6 +46,7 @@ enum Command {
     Graph(graph::GraphArgs),
     Stats(processes::StatsArgs),
     Links(processes::LinksArgs),
+    Trace(trace::TraceArgs),
     Agent(dipole_agent::AgentArgs),
     Key(key::KeyArgs),
     MpiEnv(mpi::MpiEnvArgs),
@@ -161,6 +163,7 @@ fn run(command: Command, json: bool, out: &mut dyn Write) -> Result<ExitCode, Fa
         Command::Predict(args) => predict::execute(&args, json, out),
         Command::Stats(args) => processes::stats(&args, json, out),
         Command::Links(args) => processes::links(&args, json, out),
+        Command::Trace(args) => trace::execute(&args, json, out),
         Command::Graph(args) => graph::execute(&args, json, out),
         Command::Agent(args) => {
             dipole_agent::execute(&args, json, out)?;

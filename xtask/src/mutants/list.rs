@@ -568,7 +568,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "supersteps-puts-before-answers",
         effect: "what a rank has got is written over what others put there",
-        file: "crates/bsp/src/process/sync.rs",
+        file: "crates/bsp/src/process/sync/gets.rs",
         suite: Suite::Supersteps,
         snippet: "        self.take_local_answers(epoch)?;
         self.take_remote_answers()?;
@@ -580,7 +580,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "supersteps-puts-before-reads",
         effect: "what was put is there when gets read",
-        file: "crates/bsp/src/process/sync.rs",
+        file: "crates/bsp/src/process/sync/gets.rs",
         suite: Suite::Supersteps,
         snippet: "        let own_answers = self.answer_all(&own, &came, epoch)?;",
         replacement: "        self.apply_local(&own, epoch)?;
@@ -615,7 +615,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "supersteps-answers-unawaited",
         effect: "answers of ranks of the node are taken before they are there",
-        file: "crates/bsp/src/process/sync.rs",
+        file: "crates/bsp/src/process/sync/gets.rs",
         suite: Suite::Supersteps,
         snippet: "            mates.wait(mate, Milestone::Answered, epoch, pause)?;",
         replacement: "            mates.wait(mate, Milestone::Arrived, epoch, pause)?;",
@@ -623,7 +623,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "supersteps-parcels-incomplete",
         effect: "a rank reads for others before all of their gets have come",
-        file: "crates/bsp/src/process/sync.rs",
+        file: "crates/bsp/src/process/sync/gets.rs",
         suite: Suite::Supersteps,
         snippet: "        self.pump(|process| process.is_complete())?;",
         replacement: "        self.pump(|_| true)?;",
@@ -690,7 +690,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "supersteps-lent-memory-left",
         effect: "a rank leaves while its memory is still read",
-        file: "crates/bsp/src/process/sync.rs",
+        file: "crates/bsp/src/process/sync/transmit.rs",
         suite: Suite::Supersteps,
         snippet: "        Ok(!self.is_placing())",
         replacement: "        Ok(true)",
@@ -698,7 +698,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "supersteps-kept-too-late",
         effect: "what is got is placed where others have not been read yet",
-        file: "crates/bsp/src/process/sync.rs",
+        file: "crates/bsp/src/process/sync/gets.rs",
         suite: Suite::Supersteps,
         snippet: "if direct.iter().any(|(.., is_ready)| !is_ready) {",
         replacement: "if direct.iter().any(|(.., is_ready)| !is_ready) && epoch == 0 {",
@@ -706,7 +706,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "supersteps-last-message-stays",
         effect: "a rank whose last message has gone waits for another",
-        file: "crates/bsp/src/process/sync.rs",
+        file: "crates/bsp/src/process/sync/transmit.rs",
         suite: Suite::Supersteps,
         snippet: "            if has_waited && is_sent {",
         replacement: "            if has_waited && is_sent && self.size == 0 {",

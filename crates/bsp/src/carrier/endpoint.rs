@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use dipole_node::job::Job;
 use dipole_node::{Completion, CompletionQueue, Config, Edge, Endpoint, Message, Node, SendError};
-use dipole_node::{Operation, ReceiveError, Region, RegionKey, RegionMemory, Rights};
+use dipole_node::{Links, Operation, ReceiveError, Region, RegionKey, RegionMemory, Rights};
 use rustc_hash::FxHashMap;
 
 use super::Carrier;
@@ -32,6 +32,8 @@ pub struct Endpoints {
     open: FxHashMap<u64, Region>,
     endpoint: Endpoint,
     node: Node,
+    /// The kind of link.
+    link: &'static str,
     /// Bytes posted that have not left.
     posted: usize,
     /// Of how many that are to be placed.
@@ -59,12 +61,21 @@ fn context(to: u32, length: usize) -> u64 {
     (u64::from(to) << 40) | length as u64
 }
 
+/// What the profile of a link is called: bulk of either goes through sockets.
+pub(crate) fn link_name(links: Links) -> &'static str {
+    match links {
+        Links::Bpf => "bpf",
+        Links::Auto | Links::Shm | Links::Udp => "udp",
+    }
+}
+
 impl Endpoints {
     /// Opens this rank's endpoint.
     ///
     /// # Errors
     /// It cannot be opened.
     pub fn open(job: Job, config: Config) -> Result<Endpoints, Failure> {
+        let link = link_name(config.links);
         let node = Node::open(config)?;
         let endpoint = node.endpoint(job.own_address().endpoint)?;
         let queue = node.completion_queue();
@@ -76,6 +87,7 @@ impl Endpoints {
             open: FxHashMap::default(),
             endpoint,
             node,
+            link,
             posted: 0,
             placing: 0,
             came: VecDeque::new(),
@@ -260,6 +272,15 @@ impl Carrier for Endpoints {
 
     fn is_placing(&self) -> bool {
         self.placing > 0
+    }
+
+    fn name(&self) -> &'static str {
+        self.link
+    }
+
+    fn counters(&self) -> (u64, u64) {
+        let protocol = self.node.stats().protocol;
+        (protocol.repeats, protocol.prods)
     }
 
     fn take_back(&mut self) {

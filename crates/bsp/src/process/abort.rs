@@ -9,6 +9,7 @@ use crate::failure::Failure;
 use crate::local::By;
 use crate::misuse::Misuse;
 use crate::superstep::message::{Head, Kind};
+use crate::trace::State;
 
 /// Ranks that find an error while they have not yet heard of each other's wait as often and as long
 /// for the others.
@@ -20,6 +21,7 @@ impl<C: Carrier> Process<C> {
     /// next `sync`. True if this rank is to say why: no other was known to have ended the program,
     /// nor has a lower one at the same time.
     pub fn abort(&mut self) -> bool {
+        self.trace_abort();
         let is_told = self
             .mates
             .as_ref()
@@ -42,8 +44,15 @@ impl<C: Carrier> Process<C> {
         is_lowest
     }
 
+    fn trace_abort(&self) {
+        if let Some(trace) = &self.trace {
+            trace.close(State::Aborted);
+        }
+    }
+
     /// Ends the program for a failure of one of the calls. True if this rank is to say why.
     pub fn fail(&mut self, failure: &Failure) -> bool {
+        self.trace_abort();
         let speaks = match failure {
             Failure::Aborted { .. } => {
                 self.tell_abort(By::Another);

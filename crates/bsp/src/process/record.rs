@@ -42,6 +42,22 @@ impl<C: Carrier> Process<C> {
         !self.exchange.places().are_together(rank, self.rank)
     }
 
+    /// Bytes that this rank puts or sends, for the trace.
+    #[inline]
+    fn note_put(&mut self, to: u32, bytes: u64) {
+        if let Some(trace) = self.trace.as_mut().filter(|_| to != self.rank) {
+            trace.put(to, bytes);
+        }
+    }
+
+    /// Bytes that it gets.
+    #[inline]
+    fn note_got(&mut self, of: u32, bytes: u64) {
+        if let Some(trace) = self.trace.as_mut().filter(|_| of != self.rank) {
+            trace.got(of, bytes);
+        }
+    }
+
     /// Adds a record whose data stay together.
     fn add(&mut self, to: u32, record: Record, data: &[Source<'_>]) -> Result<(), Failure> {
         self.row.insert(to);
@@ -83,6 +99,7 @@ impl<C: Carrier> Process<C> {
         }
         let (slot, _) = (self.registrations).find(area.addr() as u64, to, offset, bytes)?;
         let length = usize::try_from(bytes).unwrap_or(usize::MAX);
+        self.note_put(to, bytes);
         // SAFETY: the caller's promise, for as long as this call.
         let data = unsafe { Source::at(from, length) };
         if let (To::Mate(_), Some(_)) = (self.to(to), &self.mates) {
@@ -125,6 +142,7 @@ impl<C: Carrier> Process<C> {
                 let data = unsafe { lend(from, usize::try_from(bytes).unwrap_or(usize::MAX)) };
                 let (slot, _) = (self.registrations).find(area.addr() as u64, to, offset, bytes)?;
                 if let Some(key) = self.registrations.key(slot, to) {
+                    self.note_put(to, bytes);
                     self.row.insert(to);
                     let placed = self.placed(key, offset, &data);
                     self.direct[to as usize].extend(placed);
@@ -142,6 +160,7 @@ impl<C: Carrier> Process<C> {
         };
         let address = (from.expose_provenance() as u64).to_ne_bytes();
         self.is_pulled = true;
+        self.note_put(to, bytes);
         self.add(to, record, &[Source::from(&address[..])])
     }
 
@@ -169,6 +188,7 @@ impl<C: Carrier> Process<C> {
             return Err(Misuse::Null("the destination").into());
         }
         let (slot, _) = (self.registrations).find(area.addr() as u64, of, offset, bytes)?;
+        self.note_got(of, bytes);
         if bytes >= DIRECT_BYTES && self.is_elsewhere(of) {
             // SAFETY: the caller's promise, until the superstep ends.
             let key = unsafe { self.open_destination(into, bytes)? };
@@ -221,6 +241,7 @@ impl<C: Carrier> Process<C> {
                 // SAFETY: the caller's promise, until the superstep ends.
                 let key = unsafe { self.open_destination(into, bytes)? };
                 if key != 0 {
+                    self.note_got(of, bytes);
                     self.asked.insert(of);
                     let record = Record::Bring {
                         slot,
@@ -234,6 +255,7 @@ impl<C: Carrier> Process<C> {
             return unsafe { self.get(of, area, offset, into, bytes) };
         };
         let (_, address) = (self.registrations).find(area.addr() as u64, of, offset, bytes)?;
+        self.note_got(of, bytes);
         let wanted = Wanted { into, bytes };
         self.pulls.push(Pull {
             mate,
@@ -277,6 +299,7 @@ impl<C: Carrier> Process<C> {
             }
             return Ok(());
         }
+        self.note_got(of, bytes);
         let out_of_reach = Failure::OutOfReach { rank: of };
         let mate = self.open_mate(of).ok_or(out_of_reach)?;
         self.wait_left(mate)?;
@@ -318,6 +341,8 @@ impl<C: Carrier> Process<C> {
             tag: self.tags.sent,
             length: bytes,
         };
+        let sent = self.tags.sent.saturating_add(bytes);
+        self.note_put(to, sent);
         self.add(to, record, &[tag, payload])
     }
 }

@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 use dipole_node::job::Job;
 use dipole_node::{Config, Links, variables};
 
+use super::Process;
 use super::direct::OpenMemory;
-use super::{Call, Process};
-use crate::carrier::{AnyCarrier, Carrier, Endpoints, Tcp};
+use crate::call::Call;
+use crate::carrier::{AnyCarrier, Carrier, Endpoints, Tcp, link_name};
 use crate::failure::Failure;
 use crate::local::{Arena, Invitation, LocalParcel, Mates};
 use crate::misuse::Misuse;
@@ -23,7 +24,10 @@ use crate::superstep::pace::{Pace, Slots};
 use crate::superstep::queue::{Queue, TagSizes};
 use crate::superstep::record::Malformed;
 use crate::superstep::registrations::Registrations;
+use crate::trace::{Tracer, Who};
 
+/// Empty supersteps by which the clocks of nodes are compared where a program is traced.
+const CLOCK_ROUNDS: u32 = 8;
 /// Links that only programs of this library know: TCP between all ranks, or with shared memory in
 /// a node.
 const TCP: &str = "tcp";
@@ -62,7 +66,9 @@ impl Process<AnyCarrier> {
             Some(job) if job.size > 1 => job,
             _ => {
                 let alone = Places::new(&[0]);
-                return Process::meet(AnyCarrier::None, 0, 1, &alone, Vec::new()).map(Some);
+                let tracing = Tracing::new(&alone);
+                return Process::meet(AnyCarrier::None, (0, 1), &alone, tracing, Vec::new())
+                    .map(Some);
             }
         };
         let (rank, size) = (job.rank, job.size);
@@ -87,11 +93,7 @@ impl Process<AnyCarrier> {
             true => Places::new(&nodes),
             false => Places::new(&apart),
         };
-        // Bulk of either link goes through sockets.
-        let link = match config.links {
-            Links::Bpf => "bpf",
-            Links::Auto | Links::Shm | Links::Udp => "udp",
-        };
+        let link = link_name(config.links);
         let slots = match places.nodes() {
             1 => None,
             _ => slots(link)?,
@@ -115,6 +117,25 @@ impl Process<AnyCarrier> {
         match &self.carrier {
             Some(AnyCarrier::Endpoints(endpoints)) => Some(endpoints.stats()),
             _ => None,
+        }
+    }
+}
+
+/// What rank 0 says of tracing.
+#[derive(Clone, Copy, Debug)]
+struct Tracing {
+    /// Empty supersteps before the program's first.
+    rounds: u32,
+    /// A number that only the files of this run have.
+    run: u32,
+}
+
+impl Tracing {
+    fn new(places: &Places) -> Tracing {
+        let is_wanted = dipole_node::trace_dir().is_some() && places.nodes() > 1;
+        Tracing {
+            rounds: u32::from(is_wanted) * CLOCK_ROUNDS,
+            run: rand::random(),
         }
     }
 }
@@ -151,11 +172,14 @@ impl<C: Carrier> Process<C> {
         places: &Places,
     ) -> Result<Option<Process<C>>, Failure> {
         let mut early = Vec::new();
-        let taking_part = match rank {
+        let (taking_part, tracing) = match rank {
             0 => {
+                let tracing = Tracing::new(places);
                 let taking_part = most.map_or(size, |most| most.clamp(1, size));
                 let head = Head {
                     total: taking_part,
+                    index: tracing.rounds,
+                    knowledge: tracing.run,
                     ..Head::new(Kind::Start, 0)
                 };
                 for to in 1..size {
@@ -164,9 +188,12 @@ impl<C: Carrier> Process<C> {
                     }
                     carrier.send(to, head.encode().to_vec())?;
                 }
-                taking_part
+                (taking_part, tracing)
             }
-            _ => wait_start(&mut carrier, rank, &mut early)?.clamp(1, size),
+            _ => {
+                let (wanted, tracing) = wait_start(&mut carrier, rank, &mut early)?;
+                (wanted.clamp(1, size), tracing)
+            }
         };
         if rank >= taking_part {
             // Rank 0 goes on when it knows that nobody waits for it any more.
@@ -179,15 +206,15 @@ impl<C: Carrier> Process<C> {
             part_with(&mut carrier, taking_part..size, &mut early)?;
         }
         let places = places.of_first(taking_part);
-        Process::meet(carrier, rank, taking_part, &places, early).map(Some)
+        Process::meet(carrier, (rank, taking_part), &places, tracing, early).map(Some)
     }
 
     /// Opens shared memory with the ranks of this node, and waits for all others.
     fn meet(
         carrier: C,
-        rank: u32,
-        size: u32,
+        (rank, size): (u32, u32),
         places: &Places,
+        tracing: Tracing,
         early: Vec<(u32, C::Message)>,
     ) -> Result<Process<C>, Failure> {
         let ranks: Vec<u32> = places.mates(rank).collect();
@@ -203,6 +230,20 @@ impl<C: Carrier> Process<C> {
             let start = arenas.0 + which * arenas.1;
             Arena::new(start, start + arenas.1)
         };
+        let first = 1 + tracing.rounds;
+        let who = Who {
+            rank,
+            size,
+            nodes: u32::try_from(places.nodes()).unwrap_or(u32::MAX),
+            leader: places.leader(rank),
+            first,
+            run: tracing.run,
+            link: match places.nodes() {
+                1 => "shm",
+                _ => carrier.name(),
+            },
+        };
+        let trace = dipole_node::trace_dir().and_then(|directory| Tracer::begin(&directory, &who));
         let mut process = Process {
             rank,
             size,
@@ -236,9 +277,14 @@ impl<C: Carrier> Process<C> {
             queue: Queue::default(),
             facts: Facts::default(),
             spread: Vec::new(),
+            first,
+            trace,
         };
-        let met = process.invite(early);
-        if let Err(failure) = met.and_then(|()| process.end_superstep(Ending::Sync)) {
+        let mut met = process.invite(early);
+        for _ in 0..first {
+            met = met.and_then(|()| process.end_superstep(Ending::Sync));
+        }
+        if let Err(failure) = met {
             process.abort();
             return Err(failure);
         }
@@ -324,7 +370,7 @@ fn wait_start<C: Carrier>(
     carrier: &mut C,
     rank: u32,
     early: &mut Vec<(u32, C::Message)>,
-) -> Result<u32, Failure> {
+) -> Result<(u32, Tracing), Failure> {
     let mut patience = Patience::new();
     loop {
         let Some((from, message)) = carrier.receive(LOOK)? else {
@@ -333,7 +379,13 @@ fn wait_start<C: Carrier>(
             continue;
         };
         match Head::decode(&message) {
-            Some((head, _)) if head.kind == Kind::Start && from == 0 => return Ok(head.total),
+            Some((head, _)) if head.kind == Kind::Start && from == 0 => {
+                let tracing = Tracing {
+                    rounds: head.index.min(CLOCK_ROUNDS),
+                    run: head.knowledge,
+                };
+                return Ok((head.total, tracing));
+            }
             Some((head, _)) if head.kind == Kind::Abort => {
                 return Err(Failure::Aborted { rank: from });
             }

@@ -238,6 +238,17 @@ pub(super) fn notes(page: &str) -> Notes {
             SHOWN,
             &["dipole-stats", "dipole-doctor"],
         ),
+        "dipole-trace" => notes(
+            &[
+                (
+                    "dipole run -n 4 --env DIPOLE_TRACE=t ./lu; dipole trace t",
+                    "where the time of a program in supersteps went, and why",
+                ),
+                ("dipole --json trace t", "the same for scripts"),
+            ],
+            USUAL,
+            &["dipole-run", "dipole-bsp"],
+        ),
         "dipole-agent" | "dipole-agent-status" => notes(
             &[
                 ("dipole agent", "answers for this node; one for each node"),

@@ -1,0 +1,623 @@
+//! The file of a rank's trace: a head, the places in the source, and blocks of records.
+//!
+//! All numbers are little-endian. A record stays within its block, and counts once its block says
+//! that it is used so far: what a killed process has left is whole up to there. The blocks are used
+//! in turn; the one with the lowest sequence number is the oldest.
+
+use std::fmt;
+
+/// Of files as written here. Others are not read.
+pub const VERSION: u32 = 1;
+/// Bytes of the head.
+pub(super) const HEAD_BYTES: usize = 4096;
+/// Bytes of the places in the source.
+pub(super) const SITE_BYTES: usize = 64 << 10;
+/// Bytes of a block.
+pub(super) const BLOCK_BYTES: usize = 64 << 10;
+/// Bytes of a block before its records: its sequence number (0 while it is unused), and the bytes
+/// of its records.
+pub(super) const BLOCK_HEAD_BYTES: usize = 16;
+/// Where the head says how the program ended.
+pub(super) const STATE_AT: usize = 12;
+const MAGIC: [u8; 8] = *b"DPLTRACE";
+const TEXT_BYTES: usize = 64;
+/// Peers that a record names; the rest are told as one.
+const MOST_PEERS: usize = 1024;
+/// Stands for the peers that a record does not name.
+const OTHERS: u32 = u32::MAX;
+/// Bytes of a record without its peers.
+const FIXED_BYTES: usize = 2 * 4 + 6 * 8 + 6 * 4;
+
+/// How a rank's program ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// It runs, or was killed.
+    Open,
+    /// By `bsp_end`.
+    Ended,
+    /// By an error.
+    Aborted,
+}
+
+/// What a file says of its rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// How the program ended.
+    pub state: State,
+    /// The rank.
+    pub rank: u32,
+    /// How many there were.
+    pub size: u32,
+    /// On how many nodes.
+    pub nodes: u32,
+    /// The lowest rank of the same node.
+    pub leader: u32,
+    /// The number by which records call the program's superstep 0. Those before measure clocks.
+    pub first: u32,
+    /// The same for all ranks of a run.
+    pub run: u32,
+    /// When the program began, of the rank's own clock as records have it.
+    pub begun_ns: u64,
+    /// The same in nanoseconds since 1970.
+    pub begun_unix_ns: u64,
+    /// What carries messages between nodes: `udp`, `bpf`, `tcp`; `shm` if there is one node.
+    pub link: String,
+    /// The name of the node.
+    pub host: String,
+}
+
+/// Where the program ends a superstep.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Site {
+    /// The call.
+    pub call: String,
+    /// The source file, if the program has told it.
+    pub file: String,
+    /// The line there.
+    pub line: u32,
+}
+
+impl fmt::Display for Site {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.file.rsplit('/').next() {
+            Some(file) if !file.is_empty() => write!(f, "{file}:{}", self.line),
+            _ => f.write_str(&self.call),
+        }
+    }
+}
+
+/// What a rank did in one superstep. Times are of the rank's own clock.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Step {
+    /// The superstep, as [`Header::first`] counts.
+    pub epoch: u32,
+    /// Which of the file's sites ended it.
+    pub site: u32,
+    /// When its computation began.
+    pub began_ns: u64,
+    /// When that ended: the call of `bsp_sync`.
+    pub entered_ns: u64,
+    /// How long records were packed and handed over.
+    pub pack_ns: u64,
+    /// How long until all ranks were known to have come.
+    pub barrier_ns: u64,
+    /// How long messages were awaited and sent.
+    pub exchange_ns: u64,
+    /// How long they took effect.
+    pub apply_ns: u64,
+    /// Packets sent again.
+    pub repeats: u32,
+    /// Packets sent only to ask for an answer.
+    pub prods: u32,
+    /// How often there was no room to send: credit, or the window.
+    pub stalls: u32,
+    /// Bytes that this rank put or sent, by rank.
+    pub put: Vec<(u32, u64)>,
+    /// Bytes that it got, by rank.
+    pub got: Vec<(u32, u64)>,
+    /// Nanoseconds that it waited, by the rank waited for.
+    pub waits: Vec<(u32, u64)>,
+}
+
+impl Step {
+    /// How long the rank computed.
+    #[must_use]
+    pub fn compute_ns(&self) -> u64 {
+        self.entered_ns.saturating_sub(self.began_ns)
+    }
+
+    /// How long it was in the call that ended the superstep.
+    #[must_use]
+    pub fn sync_ns(&self) -> u64 {
+        let parts = [
+            self.pack_ns,
+            self.barrier_ns,
+            self.exchange_ns,
+            self.apply_ns,
+        ];
+        parts.into_iter().fold(0, u64::saturating_add)
+    }
+
+    /// When that returned.
+    #[must_use]
+    pub fn left_ns(&self) -> u64 {
+        self.entered_ns.saturating_add(self.sync_ns())
+    }
+
+    /// Appends the record with its length in front.
+    pub(super) fn encode(&self, into: &mut Vec<u8>) {
+        let start = into.len();
+        put32(into, 0);
+        put32(into, self.epoch);
+        put32(into, self.site);
+        for time in [
+            self.began_ns,
+            self.entered_ns,
+            self.pack_ns,
+            self.barrier_ns,
+            self.exchange_ns,
+            self.apply_ns,
+        ] {
+            put64(into, time);
+        }
+        for count in [self.repeats, self.prods, self.stalls] {
+            put32(into, count);
+        }
+        let lists = [&self.put, &self.got, &self.waits];
+        for list in lists {
+            put32(into, narrow(list.len().min(MOST_PEERS)));
+        }
+        for list in lists {
+            let named = match list.len() > MOST_PEERS {
+                true => MOST_PEERS - 1,
+                false => list.len(),
+            };
+            for (rank, value) in &list[..named] {
+                put32(into, *rank);
+                put64(into, *value);
+            }
+            if named < list.len() {
+                put32(into, OTHERS);
+                put64(into, list[named..].iter().map(|(_, value)| value).sum());
+            }
+        }
+        let length = narrow(into.len() - start - 4);
+        into[start..start + 4].copy_from_slice(&length.to_le_bytes());
+    }
+
+    fn decode(mut bytes: &[u8]) -> Option<Step> {
+        let at = &mut bytes;
+        let mut step = Step {
+            epoch: take32(at)?,
+            site: take32(at)?,
+            began_ns: take64(at)?,
+            entered_ns: take64(at)?,
+            pack_ns: take64(at)?,
+            barrier_ns: take64(at)?,
+            exchange_ns: take64(at)?,
+            apply_ns: take64(at)?,
+            repeats: take32(at)?,
+            prods: take32(at)?,
+            stalls: take32(at)?,
+            ..Step::default()
+        };
+        let counts = [take32(at)?, take32(at)?, take32(at)?];
+        let lists = [&mut step.put, &mut step.got, &mut step.waits];
+        for (count, list) in counts.into_iter().zip(lists) {
+            if count as usize > at.len() / 12 {
+                return None;
+            }
+            for _ in 0..count {
+                list.push((take32(at)?, take64(at)?));
+            }
+        }
+        at.is_empty().then_some(step)
+    }
+}
+
+/// Why a file is no trace.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TraceError {
+    /// It was not written by a traced program.
+    #[error("it is no trace of a program in supersteps")]
+    Foreign,
+    /// Another version wrote it.
+    #[error("it has version {found}, known is {VERSION}; use the dipole that wrote it")]
+    Version {
+        /// Its version.
+        found: u32,
+    },
+    /// It ends before its head or its places in the source do.
+    #[error("it is cut short after {bytes} bytes; copy it again")]
+    Short {
+        /// How many bytes it has.
+        bytes: usize,
+    },
+    /// What it says contradicts itself.
+    #[error("{0} is damaged; copy it again")]
+    Damaged(&'static str),
+}
+
+/// One rank's trace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TraceFile {
+    /// What it is of.
+    pub header: Header,
+    /// Where supersteps end, by number.
+    pub sites: Vec<Site>,
+    /// The supersteps that are kept, oldest first.
+    pub steps: Vec<Step>,
+    /// True if older ones were overwritten.
+    pub is_wrapped: bool,
+    /// Blocks that could not be read to their end: the file is cut short, or damaged.
+    pub damaged_blocks: usize,
+}
+
+impl TraceFile {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// [`TraceError`]. Damage to blocks alone loses their supersteps, and is counted.
+    pub fn parse(bytes: &[u8]) -> Result<TraceFile, TraceError> {
+        let short = TraceError::Short { bytes: bytes.len() };
+        if bytes.get(..8) != Some(&MAGIC[..]) {
+            return Err(TraceError::Foreign);
+        }
+        let mut at = &bytes[8..];
+        let found = take32(&mut at).ok_or(short.clone())?;
+        if found != VERSION {
+            return Err(TraceError::Version { found });
+        }
+        let sites_at = HEAD_BYTES..HEAD_BYTES + SITE_BYTES;
+        let sites = bytes.get(sites_at.clone()).ok_or(short)?;
+        let header = Header::decode(at).ok_or(TraceError::Damaged("its head"))?;
+        let sites = decode_sites(sites).ok_or(TraceError::Damaged("its list of calls"))?;
+        let mut damaged = 0;
+        let mut blocks: Vec<(u64, Vec<Step>)> = Vec::new();
+        for block in bytes[sites_at.end..].chunks(BLOCK_BYTES) {
+            let mut at = block;
+            let (Some(sequence), Some(used)) = (take64(&mut at), take64(&mut at)) else {
+                damaged += 1;
+                continue;
+            };
+            if sequence == 0 {
+                continue;
+            }
+            let used = usize::try_from(used).unwrap_or(usize::MAX);
+            let mut records = &at[..used.min(at.len())];
+            let mut steps = Vec::new();
+            let mut is_whole = used <= at.len();
+            while !records.is_empty() {
+                match take_record(&mut records) {
+                    Some(step) if (step.site as usize) < sites.len() => steps.push(step),
+                    _ => {
+                        is_whole = false;
+                        break;
+                    }
+                }
+            }
+            damaged += usize::from(!is_whole);
+            blocks.push((sequence, steps));
+        }
+        blocks.sort_by_key(|(sequence, _)| *sequence);
+        let is_wrapped = blocks.first().is_some_and(|(sequence, _)| *sequence > 1);
+        let mut steps: Vec<Step> = blocks.into_iter().flat_map(|(_, steps)| steps).collect();
+        let count = steps.len();
+        steps.dedup_by(|next, last| next.epoch <= last.epoch);
+        if steps.len() < count {
+            damaged += 1;
+        }
+        Ok(TraceFile {
+            header,
+            sites,
+            steps,
+            is_wrapped,
+            damaged_blocks: damaged,
+        })
+    }
+}
+
+fn take_record(records: &mut &[u8]) -> Option<Step> {
+    let length = take32(records)? as usize;
+    let (record, rest) = records.split_at_checked(length)?;
+    *records = rest;
+    Step::decode(record)
+}
+
+impl Header {
+    /// The head of a file, [`HEAD_BYTES`] long.
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut bytes = MAGIC.to_vec();
+        put32(&mut bytes, VERSION);
+        put32(&mut bytes, self.state as u32);
+        for number in [
+            self.rank,
+            self.size,
+            self.nodes,
+            self.leader,
+            self.first,
+            self.run,
+        ] {
+            put32(&mut bytes, number);
+        }
+        put64(&mut bytes, self.begun_ns);
+        put64(&mut bytes, self.begun_unix_ns);
+        for text in [&self.link, &self.host] {
+            let mut field = [0; TEXT_BYTES];
+            let text = front(text, TEXT_BYTES).as_bytes();
+            field[..text.len()].copy_from_slice(text);
+            bytes.extend_from_slice(&field);
+        }
+        bytes.resize(HEAD_BYTES, 0);
+        bytes
+    }
+
+    fn decode(mut bytes: &[u8]) -> Option<Header> {
+        let at = &mut bytes;
+        let state = match take32(at)? {
+            0 => State::Open,
+            1 => State::Ended,
+            2 => State::Aborted,
+            _ => return None,
+        };
+        let text = |at: &mut &[u8]| {
+            let (field, rest) = at.split_first_chunk::<TEXT_BYTES>()?;
+            *at = rest;
+            let text = field.split(|byte| *byte == 0).next()?;
+            String::from_utf8(text.to_vec()).ok()
+        };
+        let header = Header {
+            state,
+            rank: take32(at)?,
+            size: take32(at)?,
+            nodes: take32(at)?,
+            leader: take32(at)?,
+            first: take32(at)?,
+            run: take32(at)?,
+            begun_ns: take64(at)?,
+            begun_unix_ns: take64(at)?,
+            link: text(at)?,
+            host: text(at)?,
+        };
+        let is_sound = header.rank < header.size
+            && header.leader <= header.rank
+            && (1..=header.size).contains(&header.nodes);
+        is_sound.then_some(header)
+    }
+}
+
+impl Site {
+    /// Appends it to a list of sites.
+    pub(super) fn encode(&self, into: &mut Vec<u8>) {
+        put32(into, self.line);
+        for text in [&self.call, &self.file] {
+            let text = front(text, 1024);
+            put32(into, narrow(text.len()));
+            into.extend_from_slice(text.as_bytes());
+        }
+    }
+}
+
+/// How many bytes of sites are used, then the sites.
+fn decode_sites(mut bytes: &[u8]) -> Option<Vec<Site>> {
+    let used = take32(&mut bytes)? as usize;
+    let mut bytes = bytes.get(..used)?;
+    let at = &mut bytes;
+    let text = |at: &mut &[u8]| {
+        let length = take32(at)? as usize;
+        let (text, rest) = at.split_at_checked(length)?;
+        *at = rest;
+        String::from_utf8(text.to_vec()).ok()
+    };
+    let mut sites = Vec::new();
+    while !at.is_empty() {
+        sites.push(Site {
+            line: take32(at)?,
+            call: text(at)?,
+            file: text(at)?,
+        });
+    }
+    Some(sites)
+}
+
+/// The file of a rank.
+#[must_use]
+pub fn file_name(rank: u32) -> String {
+    format!("rank-{rank}.trace")
+}
+
+/// True of the name of a rank's file.
+#[must_use]
+pub fn is_trace_name(name: &str) -> bool {
+    let rank = name
+        .strip_prefix("rank-")
+        .and_then(|rest| rest.strip_suffix(".trace"));
+    rank.is_some_and(|rank| rank.parse::<u32>().is_ok())
+}
+
+/// The most bytes that a record takes with its length.
+pub(super) const MOST_RECORD_BYTES: usize = 4 + FIXED_BYTES + 3 * 12 * MOST_PEERS;
+
+/// The front of a text that is longer than `most` bytes.
+fn front(text: &str, most: usize) -> &str {
+    let ends = (0..=most.min(text.len())).rev();
+    let end = ends.into_iter().find(|end| text.is_char_boundary(*end));
+    &text[..end.unwrap_or(0)]
+}
+
+fn narrow(length: usize) -> u32 {
+    u32::try_from(length).unwrap_or(u32::MAX)
+}
+
+fn put32(into: &mut Vec<u8>, value: u32) {
+    into.extend_from_slice(&value.to_le_bytes());
+}
+
+fn put64(into: &mut Vec<u8>, value: u64) {
+    into.extend_from_slice(&value.to_le_bytes());
+}
+
+fn take32(bytes: &mut &[u8]) -> Option<u32> {
+    let (value, rest) = bytes.split_first_chunk()?;
+    *bytes = rest;
+    Some(u32::from_le_bytes(*value))
+}
+
+fn take64(bytes: &mut &[u8]) -> Option<u64> {
+    let (value, rest) = bytes.split_first_chunk()?;
+    *bytes = rest;
+    Some(u64::from_le_bytes(*value))
+}
+
+const _: () = assert!(MOST_RECORD_BYTES + BLOCK_HEAD_BYTES <= BLOCK_BYTES);
+
+#[cfg(test)]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn header() -> Header {
+        Header {
+            state: State::Open,
+            rank: 1,
+            size: 3,
+            nodes: 2,
+            leader: 1,
+            first: 9,
+            run: 77,
+            begun_ns: 5,
+            begun_unix_ns: 6,
+            link: "udp".into(),
+            host: "ä".repeat(40),
+        }
+    }
+
+    /// A file of whole blocks.
+    fn file(blocks: &[(u64, Vec<Step>)]) -> Vec<u8> {
+        let mut bytes = header().encode();
+        let mut sites = Vec::new();
+        let site = Site {
+            call: "bsp_sync".into(),
+            file: "src/lu.c".into(),
+            line: 7,
+        };
+        site.encode(&mut sites);
+        put32(&mut bytes, narrow(sites.len()));
+        bytes.extend(sites);
+        bytes.resize(HEAD_BYTES + SITE_BYTES, 0);
+        for (sequence, steps) in blocks {
+            let start = bytes.len();
+            let mut records = Vec::new();
+            for step in steps {
+                step.encode(&mut records);
+            }
+            put64(&mut bytes, *sequence);
+            put64(&mut bytes, records.len() as u64);
+            bytes.extend(records);
+            bytes.resize(start + BLOCK_BYTES, 0);
+        }
+        bytes
+    }
+
+    fn peers() -> impl Strategy<Value = Vec<(u32, u64)>> {
+        vec((0..9_u32, any::<u64>()), 0..4)
+    }
+
+    prop_compose! {
+        fn step()(
+            times in any::<[u64; 6]>(), counts in any::<[u32; 3]>(),
+            put in peers(), got in peers(), waits in peers(),
+        ) -> Step {
+            let [began_ns, entered_ns, pack_ns, barrier_ns, exchange_ns, apply_ns] = times;
+            let [repeats, prods, stalls] = counts;
+            Step {
+                epoch: 0, site: 0, began_ns, entered_ns, pack_ns, barrier_ns, exchange_ns,
+                apply_ns, repeats, prods, stalls, put, got, waits,
+            }
+        }
+    }
+
+    fn numbered(steps: Vec<Step>, from: u32) -> Vec<Step> {
+        let numbers = from..;
+        let numbered = steps.into_iter().zip(numbers);
+        numbered
+            .map(|(step, epoch)| Step { epoch, ..step })
+            .collect()
+    }
+
+    proptest! {
+        #[test]
+        fn steps_come_back_in_order_whichever_block_is_the_oldest(
+            one in vec(step(), 0..5), other in vec(step(), 0..5),
+        ) {
+            let newer = numbered(other, 100);
+            let older = numbered(one, 50);
+            let trace = TraceFile::parse(&file(&[(9, newer.clone()), (8, older.clone())]));
+            let trace = trace.expect("as written");
+            prop_assert_eq!(trace.steps, [older, newer].concat());
+            prop_assert!(trace.is_wrapped);
+            prop_assert_eq!(trace.damaged_blocks, 0);
+            prop_assert_eq!(trace.sites[0].to_string(), "lu.c:7");
+        }
+
+        #[test]
+        fn damage_loses_no_more_than_it_hits_and_never_panics(
+            steps in vec(step(), 1..9), at in 0..HEAD_BYTES + SITE_BYTES + 2000, byte: u8,
+            end in 0..HEAD_BYTES + SITE_BYTES + BLOCK_BYTES,
+        ) {
+            let whole = file(&[(1, numbered(steps.clone(), 0))]);
+            let _cut = TraceFile::parse(&whole[..end]);
+            let mut spoilt = whole;
+            spoilt[at] = byte;
+            if let Ok(trace) = TraceFile::parse(&spoilt) {
+                prop_assert!(trace.steps.len() <= steps.len());
+            }
+        }
+
+        #[test]
+        fn random_bytes_behind_a_right_head_are_read_without_panic(bytes in vec(any::<u8>(), 0..3000)) {
+            let mut spoilt = file(&[]);
+            spoilt.extend(bytes);
+            let _read = TraceFile::parse(&spoilt);
+        }
+    }
+
+    #[test]
+    fn a_cut_file_keeps_what_came_before_the_cut() {
+        let steps = numbered(vec![Step::default(); 20], 0);
+        let whole = file(&[(1, steps.clone()), (2, numbered(steps, 20))]);
+        let cut = TraceFile::parse(&whole[..whole.len() - BLOCK_BYTES + 500]).expect("a head");
+        assert!((20..40).contains(&cut.steps.len()) && cut.damaged_blocks == 1);
+        assert_eq!(cut.header.host, "ä".repeat(32));
+    }
+
+    #[test]
+    fn errors_say_what_the_file_is() {
+        let error = |bytes: &[u8]| TraceFile::parse(bytes).expect_err("wrong").to_string();
+        assert!(error(b"").contains("no trace") && error(b"hello").contains("no trace"));
+        let mut newer = file(&[]);
+        newer[8] = 9;
+        assert!(error(&newer).contains("has version 9, known is 1"));
+        assert!(error(&newer[..9]).contains("cut short"));
+        assert!(error(&file(&[])[..5000]).contains("cut short after 5000 bytes"));
+    }
+
+    #[test]
+    fn more_peers_than_a_record_names_are_told_as_one() {
+        let many: Vec<(u32, u64)> = (0..5000).map(|rank| (rank, 2)).collect();
+        let step = Step {
+            put: many.clone(),
+            got: many.clone(),
+            waits: many,
+            ..Step::default()
+        };
+        let mut bytes = Vec::new();
+        step.encode(&mut bytes);
+        assert!(bytes.len() <= MOST_RECORD_BYTES);
+        let read = take_record(&mut &bytes[..]).expect("as written");
+        assert_eq!(read.put.iter().map(|(_, bytes)| bytes).sum::<u64>(), 10_000);
+        assert_eq!(read.put.last().map(|(rank, _)| *rank), Some(OTHERS));
+    }
+}
