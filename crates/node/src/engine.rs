@@ -457,6 +457,12 @@ impl Engine {
         }
     }
 
+    /// A cluster key that was taken until now is not any more: peers prove anew that they are
+    /// members, or are gone after [`RENEWAL_NS`](dipole_proto::RENEWAL_NS).
+    pub fn renew_proofs(&mut self, now: Instant) {
+        self.core.machine.renew_proofs(now);
+    }
+
     /// Asks a peer now and then whether it lives.
     pub(crate) fn watch(&mut self, now: Instant, peer: PeerId) {
         self.core.machine.watch(now, peer, true);
