@@ -331,6 +331,7 @@ impl Engine {
         if self.has_transmit() || self.packets.has_batch() || self.core.packer.has_open_frames() {
             self.transmit(now)?;
         }
+        self.packets.forget_ended(&mut self.core);
         self.tell_paths();
         Ok(received)
     }

@@ -68,6 +68,8 @@ pub struct Machine {
     sessions: u64,
     /// Of the sessions that have opened since the caller last asked.
     agreements: Vec<Agreement>,
+    /// Of those of them that have ended.
+    ended: Vec<(u32, u64)>,
 }
 
 impl Machine {
@@ -100,6 +102,7 @@ impl Machine {
             random: secret[0] ^ secret[1].rotate_left(32) ^ incarnation,
             sessions: 0,
             agreements: Vec::new(),
+            ended: Vec::new(),
         }
     }
 
@@ -575,6 +578,16 @@ impl Machine {
         self.agreements.pop()
     }
 
+    /// Index and serial number of an [`Agreement`] whose session is over, and whose last packet
+    /// has been handed out: its keys are of no more use.
+    #[inline]
+    pub fn take_ended(&mut self) -> Option<(u32, u64)> {
+        match self.outbox.front() {
+            None => self.ended.pop(),
+            Some(_) => None,
+        }
+    }
+
     /// What happened, oldest first. Events that point into a packet, or a unit that it
     /// [completed](Self::take_assembled), must be handled before the next packet is given.
     pub fn poll_event(&mut self) -> Option<Event> {
@@ -677,6 +690,9 @@ impl Machine {
                 }
                 self.by_home.remove(&session.home);
                 self.timers.disarm(index);
+                if let Seal::Session { serial, index, .. } = session.seals.out {
+                    self.ended.push((index, serial));
+                }
                 session.end(&mut self.shared);
             }
             Some(Peer::Pipe(pipe)) => pipe.end(&mut self.shared),

@@ -518,3 +518,25 @@ fn who_stood_between_two_members_with_a_withdrawn_key_cannot_pass_for_one_of_the
     between.cookie ^= 1;
     assert!(!say(&mut wire, &between), "the peer itself");
 }
+
+#[test]
+fn keys_of_a_session_that_is_over_are_kept_until_its_goodbye_has_gone_and_no_longer() {
+    let config = Config {
+        trailers: wire::Trailers::AUTH,
+        ..with(KEY)
+    };
+    let mut wire = Wire::new(1, 2, &config);
+    let peer = wire.connect(0, 1);
+    assert!(wire.run(SECOND, |wire| {
+        wire.hosts.iter().all(|host| host.connected.len() == 1)
+    }));
+    let agreed = wire.hosts[0].machine.take_agreement().expect("it is open");
+    assert_eq!(wire.hosts[0].machine.take_ended(), None);
+    wire.hosts[0].machine.disconnect(peer);
+    assert_eq!(wire.hosts[0].machine.take_ended(), None, "the bye waits");
+    assert!(wire.run(SECOND, |wire| !wire.hosts[1].gone.is_empty()));
+    let ended = Some((agreed.index, agreed.serial));
+    assert_eq!(wire.hosts[0].machine.take_ended(), ended);
+    assert_eq!(wire.hosts[0].machine.take_ended(), None);
+    assert!(wire.hosts[1].machine.take_ended().is_some());
+}
