@@ -778,22 +778,6 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         snippet: "if keyed && welcome.cookie != cookie {",
         replacement: "if keyed && welcome.cookie == !cookie {",
     },
-    Mutant {
-        name: "one-key-only",
-        effect: "while keys are exchanged the second is not taken",
-        file: "crates/naming/src/key.rs",
-        suite: Suite::Unit("dipole-naming", "key"),
-        snippet: "is_right(&derived.own) || derived.other.as_ref().is_some_and(is_right)",
-        replacement: "is_right(&derived.own)",
-    },
-    Mutant {
-        name: "withdrawal-unnoticed",
-        effect: "nobody hears that a key was withdrawn",
-        file: "crates/naming/src/key/ring.rs",
-        suite: Suite::Unit("dipole-naming", "key"),
-        snippet: "self.withdrawals += u64::from(!self.secrets.each().all(is_taken));",
-        replacement: "self.withdrawals += u64::from(false & !self.secrets.each().all(is_taken));",
-    },
 ];
 
 impl Mutant {
