@@ -204,3 +204,56 @@ impl Discovery {
         Ok(addresses.next().map(|at| Response::Announce(answer, at)))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use dipole_node::registry::NodeFacts;
+
+    use super::*;
+    use crate::membership::Secrets;
+
+    #[test]
+    fn a_word_that_the_number_is_taken_is_believed_at_the_start_only_and_later_refused_aloud() {
+        let member = |life, host: u8| Member {
+            node: 1,
+            life,
+            facts: NodeFacts {
+                addresses: vec![[10, 0, 0, host].into()],
+                control: None,
+                port: 7411,
+                slots: 1,
+                name: String::new(),
+                version: String::new(),
+            },
+        };
+        let secrets = Secrets::draw().expect("random bytes");
+        let mut membership = Membership::new(member(5, 1), Vec::new(), secrets, None);
+        let begun = Duration::from_secs(100);
+        let mut discovery = Discovery::new("test", begun, 1);
+        let mut hear = |discovery: &mut Discovery, after, taken| {
+            let said = Announcement {
+                taken,
+                ..member(4, 2).announcement("test", u64::MAX)
+            };
+            discovery.on_announcement(begun + after, &said, false, 200, &mut membership)
+        };
+        // Who has not heard which run this is cannot end it.
+        let soon = Duration::from_secs(1);
+        for guess in [1, 4, 6, u64::MAX] {
+            assert_eq!(hear(&mut discovery, soon, guess), Ok(None), "{guess}");
+        }
+        assert!(hear(&mut discovery, soon, 5).is_err());
+        // From then on nobody can, and it is logged, not for each packet.
+        assert_eq!(hear(&mut discovery, FIRST_TIME, 5), Ok(None));
+        let warned = discovery.next_warning;
+        assert_eq!(warned, begun + FIRST_TIME.max(soon + WARN_EVERY));
+        let mut warnings = 0;
+        for millis in 0..60_000 {
+            let before = discovery.next_warning;
+            let after = 2 * FIRST_TIME + Duration::from_millis(millis);
+            assert_eq!(hear(&mut discovery, after, 5), Ok(None));
+            warnings += u32::from(discovery.next_warning != before);
+        }
+        assert_eq!(warnings, 6);
+    }
+}

@@ -32,6 +32,8 @@ use dipole_node::registry::{DirectoryLockError, Registry, RegistryError};
 use dipole_node::{Config, ConfigError, NodeId, variables};
 
 use broker::BrokerError;
+#[doc(hidden)]
+pub use membership::take_anything;
 use options::NodeOptions;
 use rules::RulesError;
 pub use session::{SessionArgs, session};

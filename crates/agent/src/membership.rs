@@ -29,6 +29,7 @@ pub(super) use auth::is_membership;
 use auth::{Body, Dropped, EXTRA_BYTES, PacketAuth, Received};
 use contacts::{Contacts, digest, plain};
 use sync::Digests;
+pub use trial::take_anything;
 
 /// Longest packet: any network carries it in one piece.
 const MAX_PACKET_BYTES: usize = 1200;
@@ -724,3 +725,4 @@ mod contacts;
 mod sync;
 #[cfg(test)]
 mod tests;
+mod trial;

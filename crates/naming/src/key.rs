@@ -392,6 +392,13 @@ impl ClusterKey {
         Some((role, ring::fingerprint(&other)))
     }
 
+    /// How many times a key that was taken until then has been withdrawn: what was proven with it
+    /// earlier is to be proven again.
+    #[must_use]
+    pub fn withdrawals(&self) -> u64 {
+        self.ring.withdrawals()
+    }
+
     /// The keys of one purpose, which is named by a text that no other purpose uses: first the one
     /// that proofs are made with, then the one that is taken as well.
     pub fn derive(&self, purpose: &str) -> impl Iterator<Item = [u8; KEY_BYTES]> {
@@ -695,6 +702,8 @@ mod tests {
             assert_eq!(first.0.fingerprint() == before, step == 0);
         }
         assert!(!cluster.directory.path().join("key0.new").exists());
+        // The first key went with the last step.
+        assert!(cluster.keys.iter().all(|(key, _)| key.withdrawals() == 1));
     }
 
     #[test]

@@ -18,12 +18,16 @@ use crate::address::{EndpointId, NodeId};
 use crate::driver::Driver;
 use crate::endpoint::EndpointOwner;
 use crate::hosts::Hosts;
+use crate::key::ClusterKey;
 use crate::links::LinkChoice;
 use crate::liveness::LivenessProber;
 use crate::process::ProcessState;
 use crate::progress::ProgressThread;
 use crate::registry::{EdgeStatsFile, Registry, ReportFiles};
 use crate::report::Report;
+
+/// Between two looks at the cluster key's file while nothing else happens.
+const KEY_LOOKS: Duration = Duration::from_secs(5);
 
 /// What the control thread is asked to do.
 #[derive(Debug)]
@@ -77,6 +81,7 @@ impl Control {
         (registry, hosts): (&Registry, &Hosts),
         incarnation: u64,
         choice: LinkChoice,
+        key: Option<&ClusterKey>,
         driver: &Arc<Driver<ProcessState>>,
         progress: &Arc<ProgressThread>,
     ) -> io::Result<Control> {
@@ -88,6 +93,7 @@ impl Control {
             prober: LivenessProber::new(registry.clone(), hosts.clone()),
             statistics: Some(EdgeStatsFile::new(registry, incarnation)),
             report: Some(Report::new(files, registry.node(), choice)),
+            key: key.map(|key| (key.clone(), key.withdrawals())),
             exported: FxHashMap::default(),
             driver: Arc::clone(driver),
             progress: Arc::clone(progress),
@@ -128,6 +134,8 @@ struct Server {
     statistics: Option<EdgeStatsFile>,
     /// None once it could not be written.
     report: Option<Report>,
+    /// The cluster key, and how many withdrawals of it the engine knows.
+    key: Option<(ClusterKey, u64)>,
     exported: FxHashMap<EndpointId, Weak<EndpointOwner>>,
     driver: Arc<Driver<ProcessState>>,
     progress: Arc<ProgressThread>,
@@ -136,13 +144,15 @@ struct Server {
 impl Server {
     fn run(mut self, commands: &Receiver<Command>) {
         loop {
-            let command = match self.prober.next_deadline_ns() {
+            let now_ns = self.driver.now().0;
+            let at_ns = self.prober.next_deadline_ns();
+            let probes_in = at_ns.map(|at_ns| Duration::from_nanos(at_ns.saturating_sub(now_ns)));
+            let looks_in = self.key.as_ref().map(|_| KEY_LOOKS);
+            let command = match probes_in.into_iter().chain(looks_in).min() {
                 None => commands.recv().map_err(RecvTimeoutError::from),
-                Some(at_ns) => {
-                    let left_ns = at_ns.saturating_sub(self.driver.now().0);
-                    commands.recv_timeout(Duration::from_nanos(left_ns))
-                }
+                Some(left) => commands.recv_timeout(left),
             };
+            self.look_at_key();
             match command {
                 Ok(Command::Stop) | Err(RecvTimeoutError::Disconnected) => return,
                 Ok(command) => self.obey(command),
@@ -199,6 +209,16 @@ impl Server {
             }
             // The loop's own.
             Command::Stop => {}
+        }
+    }
+
+    /// What peers have proven with a key that was withdrawn they must prove again.
+    fn look_at_key(&mut self) {
+        if let Some((key, known)) = &mut self.key
+            && key.withdrawals() != *known
+        {
+            *known = key.withdrawals();
+            self.driver.with(|state, now| state.renew_proofs(now));
         }
     }
 

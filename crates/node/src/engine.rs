@@ -331,6 +331,7 @@ impl Engine {
         if self.has_transmit() || self.packets.has_batch() || self.core.packer.has_open_frames() {
             self.transmit(now)?;
         }
+        self.packets.forget_ended(&mut self.core);
         self.tell_paths();
         Ok(received)
     }
@@ -455,6 +456,12 @@ impl Engine {
         for peer in peers {
             self.core.machine.watch(now, peer, watched);
         }
+    }
+
+    /// A cluster key that was taken until now is not any more: peers prove anew that they are
+    /// members, or are gone after [`RENEWAL_NS`](dipole_proto::RENEWAL_NS).
+    pub fn renew_proofs(&mut self, now: Instant) {
+        self.core.machine.renew_proofs(now);
     }
 
     /// Asks a peer now and then whether it lives.

@@ -99,6 +99,7 @@ impl Node {
             (&registry, &config.hosts),
             incarnation,
             choice,
+            config.key.as_ref(),
             &driver,
             &progress,
         )

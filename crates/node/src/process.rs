@@ -123,6 +123,11 @@ impl ProcessState {
         self.engine.activity() + self.engine.link_changes()
     }
 
+    /// A cluster key was withdrawn.
+    pub(crate) fn renew_proofs(&mut self, now: Instant) {
+        self.engine.renew_proofs(now);
+    }
+
     /// What has become known of a silent peer. Frames that it held may be what others wait for.
     pub(crate) fn judge(&mut self, now: Instant, peer: PeerId, verdict: Verdict) {
         self.engine.judge(now, peer, verdict);

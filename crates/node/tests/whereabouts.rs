@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use dipole_node::{
-    Address, ClusterKey, Config, Edge, EndpointId, Message, Node, NodeId, Operation,
+    Address, ClusterKey, Config, Edge, EndpointId, GoneReason, KeyMismatch, Message, Node, NodeId,
+    Operation,
 };
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -125,6 +126,47 @@ fn a_key_is_exchanged_while_messages_flow_and_processes_come() {
         edge.send(b"").unwrap();
         assert_eq!(receiver.join().expect("the receiver"), sent);
     });
+}
+
+/// Longer than members have to prove anew what they are.
+const RENEWAL: Duration = Duration::from_secs(60);
+
+#[test]
+fn who_has_nothing_but_a_withdrawn_key_is_out_within_a_minute_and_members_stay() {
+    let longer = std::env::var("DIPOLE_ATTACK_S").map_or(0, |text| text.parse().expect("seconds"));
+    if longer < RENEWAL.as_secs() {
+        eprintln!("SKIPPED: takes a minute; DIPOLE_ATTACK_S=60 runs it");
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("key");
+    let old = ClusterKey::random().unwrap();
+    old.save(&file).unwrap();
+    let open = |node, key: ClusterKey| {
+        let mut config = config(node, directory.path());
+        config.key = Some(key);
+        Node::open(config).unwrap()
+    };
+    let [first, second] = [1, 2].map(|node| open(node, ClusterKey::load(&file).unwrap()));
+    // Whoever has the old key, and reads no file.
+    let expelled = open(3, old);
+    exchange(&first, &second, 10);
+    exchange(&first, &expelled, 20);
+    for step in 0..3 {
+        ClusterKey::rotate(&file, step > 0).unwrap();
+    }
+    std::thread::sleep(RENEWAL);
+    assert_eq!(first.stats().peers, 1);
+    assert!(second.departed().is_empty());
+    let departed = first.departed();
+    let [departure] = &departed[..] else {
+        panic!("{departed:?}");
+    };
+    assert_eq!(
+        (departure.node, departure.reason),
+        (3, GoneReason::Key(KeyMismatch::Different))
+    );
+    exchange(&first, &second, 30);
 }
 
 #[test]

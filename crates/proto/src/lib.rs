@@ -60,7 +60,7 @@ pub use error::{BeginError, ConnectError, EdgeError, Misbehaved};
 pub use event::{EdgeId, Event, GoneReason, KeyMismatch, PathChange, PeerId};
 pub use holes::{Arrival, Hole, Holes, MAX_HOLES};
 pub use key::{Agreement, Party, Seal};
-pub use machine::{Addressed, Machine};
+pub use machine::{Addressed, Machine, RENEWAL_NS};
 pub use pipe::Delivery;
 pub use reach::LaneState;
 pub use region::{Region, Rights};

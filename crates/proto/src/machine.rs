@@ -19,10 +19,10 @@ use crate::event::{Event, GoneReason, INDEX_BITS, PeerId};
 use crate::handshake::{Cookies, Letter, Outbox};
 use crate::key::{Agreement, Seal};
 use crate::send::Slot;
-use crate::session::{Frame, Frames, LaneStatus, Own, Phase, Session, Transmit};
+use crate::session::{Frame, Frames, LaneStatus, Own, Phase, Renewal, Session, Transmit};
 use crate::shared::Shared;
 use crate::stats::{DropReason, Stats};
-use crate::time::Instant;
+use crate::time::{Instant, SECOND};
 use crate::timer::Timers;
 use crate::wire::{Address, HEADER_BYTES, HELLO_FIXED_BYTES, Hello, LANE_BYTES, LaneAddress};
 
@@ -31,6 +31,12 @@ use peers::{Peer, PeerTable};
 /// Packets that one session sends before the next has its turn: two full runs of
 /// segmentation offload.
 const TURN: u32 = 88;
+
+/// How long peers have to prove anew that they are members: longer than a cookie is good, so that
+/// one of the hellos has another, whatever strangers send meanwhile.
+pub const RENEWAL_NS: u64 = 40 * SECOND;
+/// Between the hellos that ask one of them to.
+const RENEWAL_PAUSE_NS: u64 = SECOND / 2;
 
 /// The protocol of one process, without sockets, clock or payload. See the crate.
 #[derive(Clone, Debug)]
@@ -62,6 +68,8 @@ pub struct Machine {
     sessions: u64,
     /// Of the sessions that have opened since the caller last asked.
     agreements: Vec<Agreement>,
+    /// Of those of them that have ended.
+    ended: Vec<(u32, u64)>,
 }
 
 impl Machine {
@@ -94,6 +102,7 @@ impl Machine {
             random: secret[0] ^ secret[1].rotate_left(32) ^ incarnation,
             sessions: 0,
             agreements: Vec::new(),
+            ended: Vec::new(),
         }
     }
 
@@ -168,6 +177,11 @@ impl Machine {
 
     /// Ends a session and says goodbye. Nothing more arrives or is delivered on it.
     pub fn disconnect(&mut self, peer: PeerId) {
+        self.say_bye(peer);
+        self.remove(peer, GoneReason::Closed);
+    }
+
+    fn say_bye(&mut self, peer: PeerId) {
         if let Some(session) = self.session_mut(peer)
             && session.is_open()
         {
@@ -180,7 +194,37 @@ impl Machine {
                 self.outbox.push(to, letter);
             }
         }
-        self.remove(peer, GoneReason::Closed);
+    }
+
+    /// A cluster key that was taken until now is not any more: every peer must prove once more,
+    /// with one that is, that it is a member. Who has not after [`RENEWAL_NS`] is gone. Spec §3.2.
+    pub fn renew_proofs(&mut self, now: Instant) {
+        if !self.shared.config.keyed {
+            return;
+        }
+        let mut ask_at = now;
+        for session in self.peers.sessions_mut() {
+            if !session.is_open() {
+                continue;
+            }
+            session.renewal = Some(Renewal {
+                cookie: 0,
+                ask_at,
+                refused: false,
+                until: now.after(RENEWAL_NS),
+            });
+            // Thousands are not asked at once.
+            ask_at = ask_at.after(RENEWAL_PAUSE_NS / 512);
+            let index = session_index(session.id);
+            self.timers.arm(index, session.deadline(&self.shared));
+        }
+    }
+
+    /// True while a peer has not proven anew that it is a member.
+    #[must_use]
+    pub fn is_unproven(&self, peer: PeerId) -> bool {
+        self.session(peer)
+            .is_some_and(|session| session.renewal.is_some())
     }
 
     /// Acknowledges with the next packet all that a peer has sent and was not told of.
@@ -370,10 +414,19 @@ impl Machine {
         }
         let peer = session.id;
         if let Some(reason) = session.on_timers(now, &mut self.shared) {
+            if session.renewal.is_some() {
+                self.say_bye(peer);
+            }
             self.remove(peer, reason);
             return;
         }
         let mut hello = None;
+        if let Some(renewal) = &mut session.renewal
+            && now >= renewal.ask_at
+        {
+            renewal.ask_at = now.after(RENEWAL_PAUSE_NS);
+            hello = Some(renewal.cookie);
+        }
         if let Phase::Opening {
             cookie,
             retry_at,
@@ -525,6 +578,16 @@ impl Machine {
         self.agreements.pop()
     }
 
+    /// Index and serial number of an [`Agreement`] whose session is over, and whose last packet
+    /// has been handed out: its keys are of no more use.
+    #[inline]
+    pub fn take_ended(&mut self) -> Option<(u32, u64)> {
+        match self.outbox.front() {
+            None => self.ended.pop(),
+            Some(_) => None,
+        }
+    }
+
     /// What happened, oldest first. Events that point into a packet, or a unit that it
     /// [completed](Self::take_assembled), must be handled before the next packet is given.
     pub fn poll_event(&mut self) -> Option<Event> {
@@ -627,6 +690,9 @@ impl Machine {
                 }
                 self.by_home.remove(&session.home);
                 self.timers.disarm(index);
+                if let Seal::Session { serial, index, .. } = session.seals.out {
+                    self.ended.push((index, serial));
+                }
                 session.end(&mut self.shared);
             }
             Some(Peer::Pipe(pipe)) => pipe.end(&mut self.shared),

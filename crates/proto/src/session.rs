@@ -26,7 +26,7 @@ use crate::rtt::RoundTrip;
 use crate::send::{SendWindow, Slot};
 use crate::shared::Shared;
 use crate::time::Instant;
-use crate::wire::{Address, Hello, LaneAddress, Trailer};
+use crate::wire::{Address, Hello, LaneAddress, SHARE_BYTES, Trailer};
 use paths::Paths;
 use sizing::Sizing;
 
@@ -55,6 +55,41 @@ pub(crate) struct Remote {
     pub(crate) node: u32,
     /// What it takes on a new edge before any grant.
     pub(crate) initial_credit_bytes: u32,
+    /// What it added to the keys of packets, by which who stood between shows itself.
+    pub(crate) salt: u64,
+    pub(crate) share: [u8; SHARE_BYTES],
+}
+
+impl Remote {
+    /// As a hello or welcome says.
+    pub(crate) fn of(hello: &Hello) -> Remote {
+        Remote {
+            connection: hello.connection,
+            incarnation: hello.incarnation,
+            node: hello.node,
+            initial_credit_bytes: hello.initial_credit_bytes,
+            salt: hello.salt,
+            share: hello.share,
+        }
+    }
+
+    /// True if a hello or welcome is of the side that this session was opened with.
+    pub(crate) fn said(&self, hello: &Hello) -> bool {
+        let theirs = (hello.incarnation, hello.connection, hello.salt, hello.share);
+        (self.incarnation, self.connection, self.salt, self.share) == theirs
+    }
+}
+
+/// The peer has to prove anew that it holds the cluster key. Spec §3.2.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Renewal {
+    /// What the peer wants to see, once it has said.
+    pub(crate) cookie: u64,
+    pub(crate) ask_at: Instant,
+    /// It has said, or somebody in its name, that the keys differ.
+    pub(crate) refused: bool,
+    /// When the session ends.
+    pub(crate) until: Instant,
 }
 
 /// What this side drew for a session.
@@ -185,6 +220,8 @@ pub(crate) struct Session {
     keepalive_at: Instant,
     /// When the peer must have answered, since others want its place.
     evicted_at: Instant,
+    /// A key went with which the peer may have proven that it is a member.
+    pub(crate) renewal: Option<Renewal>,
     /// Somebody waits for this peer: ask now and then whether it lives.
     watched: bool,
     expecting: bool,
@@ -246,6 +283,7 @@ impl Session {
             last_heard: now,
             keepalive_at: Instant::NEVER,
             evicted_at: Instant::NEVER,
+            renewal: None,
             watched: false,
             expecting: false,
             sender_period: u64::MAX,
@@ -268,12 +306,7 @@ impl Session {
         now: Instant,
         shared: &mut Shared,
     ) {
-        self.remote = Remote {
-            connection: hello.connection,
-            incarnation: hello.incarnation,
-            node: hello.node,
-            initial_credit_bytes: hello.initial_credit_bytes,
-        };
+        self.remote = Remote::of(hello);
         let here = (own_incarnation, self.id.connection(), self.own.salt);
         let there = (hello.incarnation, hello.connection, hello.salt);
         let seal = |from, to| match trailer {

@@ -11,7 +11,7 @@
 mod pair;
 
 use dipole_proto::wire::{self, Flags, HEADER_BYTES, Header, Hello, Kind, Reset, ResetReason};
-use dipole_proto::{Config, DropReason, EdgeId, GoneReason, KeyMismatch, PeerId, Seal};
+use dipole_proto::{Config, DropReason, EdgeId, GoneReason, KeyMismatch, PeerId, RENEWAL_NS, Seal};
 use pair::{Wire, address, close};
 
 const SECOND: u64 = 1_000_000_000;
@@ -435,4 +435,108 @@ fn a_member_gets_in_while_strangers_use_up_all_answers() {
     assert!(wire.hosts[1].machine.stats().dropped(DropReason::Throttled) > 0);
     let hellos = seen(&wire, Kind::Hello).len();
     assert_eq!(hellos, 2, "none had to be repeated");
+}
+
+/// Both sides of a session have taken another key, and the first takes the old one no more.
+fn rotated(wire: &mut Wire, sides: &[usize]) {
+    for side in sides {
+        wire.hosts[*side].other_secret = Some([9; 32]);
+    }
+    let now = wire.now;
+    wire.hosts[0].machine.renew_proofs(now);
+}
+
+#[test]
+fn sessions_of_members_go_on_when_the_key_that_they_were_opened_with_is_withdrawn() {
+    for loss in [0.0, 0.3] {
+        let (mut wire, peer, edge) = joined();
+        (wire.loss, wire.duplicate, wire.reorder) = (loss, loss, loss);
+        rotated(&mut wire, &[0, 1]);
+        assert!(wire.hosts[0].machine.is_unproven(peer));
+        // Both look at their files, each at a time of its own.
+        let now = wire.now;
+        wire.hosts[1].machine.renew_proofs(now);
+        let is_proven = |wire: &mut Wire| {
+            let mut hosts = wire.hosts.iter();
+            hosts.all(|host| !host.machine.is_unproven(host.connected[0]))
+        };
+        assert!(wire.run(RENEWAL_NS, is_proven));
+        (wire.loss, wire.duplicate, wire.reorder) = (0.0, 0.0, 0.0);
+        wire.run(2 * RENEWAL_NS, |_| false);
+        for host in &wire.hosts {
+            assert_eq!((host.connected.len(), host.gone.len()), (1, 0));
+        }
+        converse(&mut wire, edge, b"still among us");
+    }
+}
+
+#[test]
+fn who_has_nothing_but_a_withdrawn_key_is_gone_after_a_while_and_hears_it() {
+    let (mut wire, peer, _) = joined();
+    rotated(&mut wire, &[0]);
+    wire.run(RENEWAL_NS - SECOND, |_| false);
+    assert!(wire.hosts.iter().all(|host| host.gone.is_empty()));
+    wire.run(2 * SECOND, |_| false);
+    let reason = GoneReason::Key(KeyMismatch::Different);
+    assert_eq!(wire.hosts[0].gone, [(peer, reason)]);
+    let [(_, GoneReason::Closed)] = wire.hosts[1].gone[..] else {
+        panic!("{:?}", wire.hosts[1].gone);
+    };
+}
+
+#[test]
+fn who_stood_between_two_members_with_a_withdrawn_key_cannot_pass_for_one_of_them() {
+    let (mut wire, peer, _) = joined();
+    let welcome = seen(&wire, Kind::Welcome).remove(0);
+    rotated(&mut wire, &[0]);
+    // A welcome of the member behind, who says the cookie that it was asked to say; its share is
+    // its own, and not the one by which the keys of this session were made.
+    let mut between = Hello::parse(&welcome.2[HEADER_BYTES..]).expect("sound");
+    wire.run(SECOND, |_| false);
+    let hellos = seen(&wire, Kind::Hello);
+    let last = &hellos.last().expect("it asks").2;
+    between.cookie = Hello::parse(&last[HEADER_BYTES..]).expect("sound").cookie;
+    assert_ne!(between.cookie, 0, "it was challenged");
+    let say = |wire: &mut Wire, welcome: &Hello| {
+        let to = peer.connection();
+        let mut bytes = letter(Kind::Welcome, to, Seal::Proof, |body| welcome.emit(body));
+        bytes.truncate(bytes.len() - Seal::Proof.bytes());
+        close(&mut bytes, Seal::Proof, wire.hosts[0].secret());
+        let now = wire.now;
+        wire.hosts[0].take(now, address(1, 1), &bytes);
+        wire.hosts[0].machine.is_unproven(peer)
+    };
+    let share = between.share;
+    between.share[0] ^= 1;
+    assert!(say(&mut wire, &between), "another share");
+    between.share = share;
+    between.salt ^= 1;
+    assert!(say(&mut wire, &between), "another session");
+    between.salt ^= 1;
+    between.cookie ^= 1;
+    assert!(say(&mut wire, &between), "an answer to an earlier question");
+    between.cookie ^= 1;
+    assert!(!say(&mut wire, &between), "the peer itself");
+}
+
+#[test]
+fn keys_of_a_session_that_is_over_are_kept_until_its_goodbye_has_gone_and_no_longer() {
+    let config = Config {
+        trailers: wire::Trailers::AUTH,
+        ..with(KEY)
+    };
+    let mut wire = Wire::new(1, 2, &config);
+    let peer = wire.connect(0, 1);
+    assert!(wire.run(SECOND, |wire| {
+        wire.hosts.iter().all(|host| host.connected.len() == 1)
+    }));
+    let agreed = wire.hosts[0].machine.take_agreement().expect("it is open");
+    assert_eq!(wire.hosts[0].machine.take_ended(), None);
+    wire.hosts[0].machine.disconnect(peer);
+    assert_eq!(wire.hosts[0].machine.take_ended(), None, "the bye waits");
+    assert!(wire.run(SECOND, |wire| !wire.hosts[1].gone.is_empty()));
+    let ended = Some((agreed.index, agreed.serial));
+    assert_eq!(wire.hosts[0].machine.take_ended(), ended);
+    assert_eq!(wire.hosts[0].machine.take_ended(), None);
+    assert!(wire.hosts[1].machine.take_ended().is_some());
 }

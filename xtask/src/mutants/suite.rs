@@ -21,6 +21,8 @@ pub(crate) enum Suite {
     Simulator,
     /// An integration test of the protocol, by name.
     Protocol(&'static str),
+    /// Unit tests of a package, those whose names hold the second.
+    Unit(&'static str, &'static str),
     /// Programs in supersteps, whose ranks are threads.
     Supersteps,
 }
@@ -29,7 +31,7 @@ impl fmt::Display for Suite {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Suite::Simulator => "simulator",
-            Suite::Protocol(name) => name,
+            Suite::Protocol(name) | Suite::Unit(_, name) => name,
             Suite::Supersteps => "supersteps",
         })
     }
@@ -79,6 +81,7 @@ impl Suite {
         match self {
             Suite::Simulator => command.args(["-p", "dipole-node", "--test", "simulation"]),
             Suite::Protocol(test) => command.args(["-p", "dipole-proto", "--test", test]),
+            Suite::Unit(package, _) => command.args(["-p", package, "--lib"]),
             Suite::Supersteps => command.args(["-p", "dipole-bsp", "--test", "threads"]),
         };
         let said = ask(command.stderr(Stdio::inherit())).ok_or_else(|| {
@@ -132,9 +135,11 @@ impl Suite {
             .env_remove("DIPOLE_SEED")
             .env_remove("DIPOLE_SEEDS")
             .env_remove("DIPOLE_SEED_FROM");
-        if self == Suite::Simulator {
-            command.args(["two_thousand_seeds_break_no_rule", "--nocapture"]);
-        }
+        match self {
+            Suite::Simulator => command.args(["two_thousand_seeds_break_no_rule", "--nocapture"]),
+            Suite::Unit(_, tests) => command.arg(tests),
+            Suite::Protocol(_) | Suite::Supersteps => &mut command,
+        };
         command
     }
 }

@@ -82,6 +82,8 @@ struct State {
     secrets: Secrets,
     /// Grows whenever the keys change.
     version: u64,
+    /// Grows whenever one that was taken is not any more.
+    withdrawals: u64,
     stamp: Stamp,
     look_at: Option<Instant>,
 }
@@ -105,6 +107,7 @@ impl Ring {
         let state = State {
             secrets,
             version: 0,
+            withdrawals: 0,
             stamp,
             look_at: None,
         };
@@ -116,6 +119,16 @@ impl Ring {
 
     /// The keys as they are now, and their version.
     pub(super) fn current(&self) -> (Secrets, u64) {
+        let state = self.looked();
+        (state.secrets, state.version)
+    }
+
+    /// How many times keys have been withdrawn.
+    pub(super) fn withdrawals(&self) -> u64 {
+        self.looked().withdrawals
+    }
+
+    fn looked(&self) -> MutexGuard<'_, State> {
         let mut state = self.state();
         if let Some(file) = &self.file {
             let now = Instant::now();
@@ -124,7 +137,7 @@ impl Ring {
                 state.look(file);
             }
         }
-        (state.secrets, state.version)
+        state
     }
 
     /// The keys as they were known last.
@@ -150,6 +163,8 @@ impl State {
             Ok((secrets, _, facts)) => {
                 self.stamp = stamp(&facts);
                 if secrets != self.secrets {
+                    let is_taken = |known: &Secret| secrets.each().any(|one| one == known);
+                    self.withdrawals += u64::from(!self.secrets.each().all(is_taken));
                     (self.secrets, self.version) = (secrets, self.version + 1);
                     let taken: Vec<_> = secrets.each().map(fingerprint).collect();
                     tracing::info!(

@@ -66,6 +66,14 @@ impl PacketPort {
         }
     }
 
+    /// Wipes the keys of sessions that are over.
+    #[inline]
+    pub(super) fn forget_ended(&mut self, core: &mut Core) {
+        while let Some((index, serial)) = core.machine.take_ended() {
+            self.trailers.forget(index, serial);
+        }
+    }
+
     pub(super) fn link(&self) -> &AnyLink {
         &self.link
     }

@@ -52,6 +52,13 @@ impl Trailers {
         }
     }
 
+    /// Wipes the keys of a session that is over.
+    pub(super) fn forget(&mut self, index: u32, serial: u64) {
+        if let Some(keys) = &mut self.keys {
+            keys.sessions.forget(index, serial);
+        }
+    }
+
     /// Appends what the seal says to the first `length` bytes of a frame, and encrypts them if
     /// it says so. False if that cannot be done any more: the packet belongs to a session that
     /// is over.

@@ -29,6 +29,7 @@ const CROWD_EVERY: u64 = 50;
 const APART: u64 = 0x0A9A_0000_0000_0000;
 /// Drawn apart: what the network's packet sizes do.
 const NARROW: u64 = 0x0A9B_0000_0000_0000;
+const WITHDRAW: u64 = 0x0B9B_0000_0000_0000;
 /// Which process gets stuck.
 const STUCK: u64 = 0x0A9C_0000_0000_0000;
 
@@ -165,6 +166,18 @@ impl Scenario {
         let keeps_peers = network.path.bursts.begin == 0.0
             && faults.iter().all(|(_, fault)| fault.is_harmless(&nodes));
         narrow(seed, network.max_frame_bytes, calm_at_ns, &mut faults);
+        let has_key = seed.is_multiple_of(KEY_EVERY);
+        if has_key {
+            withdraw(seed, count, calm_at_ns, &mut faults);
+        }
+        // Half of them, with each way of using it.
+        let is_exchanged = seed / KEY_EVERY % 6 >= 3;
+        let keys = (0..count)
+            .filter(|_| has_key)
+            .map(|node| match is_exchanged {
+                true => exchanged(seed, node),
+                false => key(seed),
+            });
         Scenario {
             seed,
             network,
@@ -176,7 +189,7 @@ impl Scenario {
             calm_at_ns,
             keeps_peers,
             lost_network,
-            key: seed.is_multiple_of(KEY_EVERY).then(|| key(seed)),
+            keys: keys.collect(),
             has_regions: seed % REGIONS_EVERY == 3,
             stuck,
         }
@@ -236,6 +249,35 @@ fn number_endpoints(
         }
     }
     (nodes, flows)
+}
+
+/// Keys go while messages flow: processes make each other prove anew that they are members.
+fn withdraw(seed: u64, nodes: usize, calm_at_ns: u64, faults: &mut Vec<(u64, Fault)>) {
+    let mut draw = Draw(ChaCha8Rng::seed_from_u64(seed ^ WITHDRAW));
+    for node in 0..nodes {
+        if draw.chance(70) {
+            faults.push((draw.below(calm_at_ns), Fault::Withdraw { node }));
+        }
+    }
+    faults.sort_by_key(|(at_ns, _)| *at_ns);
+}
+
+/// The same key as nodes hold it while it is exchanged: every other one proves with the old key
+/// still, and all take both.
+pub fn exchanged(number: u64, node: usize) -> ClusterKey {
+    let (old, new) = (key(number), key(number ^ 1 << 63));
+    let digits = |key: &ClusterKey| key.text()[..2 * KEY_BYTES].to_owned();
+    let (own, role, other) = match node % 2 {
+        0 => (&old, "next", &new),
+        _ => (&new, "old", &old),
+    };
+    let text = format!(
+        "{}\nsecurity={}\n{role}={}",
+        digits(own),
+        old.security(),
+        digits(other)
+    );
+    ClusterKey::parse(&text).expect("as a file has it")
 }
 
 /// A key that every number has for its own, and uses in one of three ways.

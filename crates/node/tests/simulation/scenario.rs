@@ -35,8 +35,8 @@ pub struct Scenario {
     pub keeps_peers: bool,
     /// A network that nothing crosses from this time on, not even in the end.
     pub lost_network: Option<(u64, u8)>,
-    /// What all nodes share; then a stranger with another one tries to get in.
-    pub key: Option<ClusterKey>,
+    /// What each node holds, if they share one; then a stranger with another one tries to get in.
+    pub keys: Vec<ClusterKey>,
     /// Endpoints have regions, and flows work on them.
     pub has_regions: bool,
     /// Gets stuck, by a fault, until all others are done.
@@ -191,6 +191,8 @@ pub enum Fault {
     Begin { node: usize },
     /// All clocks jump while nobody is stepped.
     Jump { by_ns: u64 },
+    /// A process takes one of its cluster keys no more.
+    Withdraw { node: usize },
 }
 
 /// Who does not take long packets.
@@ -206,7 +208,7 @@ impl Fault {
     pub fn is_harmless(&self, nodes: &[NodePlan]) -> bool {
         let timeouts = nodes.iter().map(|node| node.config.peer_timeout_ns);
         match self {
-            Fault::Jump { .. } => true,
+            Fault::Jump { .. } | Fault::Withdraw { .. } => true,
             Fault::Stick(stuck) => stuck.is_stepped,
             Fault::Pause { for_ns, .. } => *for_ns < timeouts.min().unwrap_or(0) / 8,
             _ => false,
@@ -343,7 +345,7 @@ impl Scenario {
             calm_at_ns: 1,
             keeps_peers: true,
             lost_network: None,
-            key: None,
+            keys: Vec::new(),
             has_regions: false,
             stuck: None,
         }

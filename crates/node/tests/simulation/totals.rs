@@ -42,6 +42,7 @@ pub struct Totals {
     pub stuck: u64,
     pub stopped: u64,
     pub jumps: u64,
+    pub withdrawals: u64,
     pub partitions: u64,
     pub interfaces: u64,
     pub networks: u64,
@@ -96,7 +97,7 @@ impl Totals {
             GoneReason::Reset(_) => 3,
             GoneReason::Died => 4,
             GoneReason::Misbehaved => 5,
-            GoneReason::Key(_) => unreachable!("all hold one key"),
+            GoneReason::Key(_) => unreachable!("all take both keys"),
         };
         self.sessions_gone[index] += 1;
     }
@@ -146,6 +147,7 @@ impl Totals {
             stuck,
             stopped,
             jumps,
+            withdrawals,
             partitions,
             interfaces,
             networks,

@@ -487,7 +487,7 @@ impl World {
             plan.config.clone(),
             incarnation,
             secret,
-            self.scenario.key.as_ref(),
+            self.scenario.keys.get(index),
         );
         if plan.shares_memory {
             let memory = &self.memories[plan.place.node];
@@ -644,6 +644,13 @@ impl World {
                     self.begin(node);
                 }
             }
+            Fault::Withdraw { node } => {
+                let now = Instant(now_ns);
+                if let Some(process) = &mut self.nodes[node].process {
+                    process.engine.renew_proofs(now);
+                    self.totals.withdrawals += 1;
+                }
+            }
             Fault::Jump { by_ns } => {
                 self.now_ns += by_ns;
                 self.network.advance(self.now_ns);
@@ -697,7 +704,7 @@ impl World {
                 self.begin(index);
             }
         }
-        if self.scenario.key.is_some() {
+        if !self.scenario.keys.is_empty() {
             self.stranger = Some(Stranger::come(&self.scenario, &self.network, self.now_ns));
         }
     }

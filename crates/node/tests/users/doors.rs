@@ -97,6 +97,15 @@ fn sockets(runtime: &Path, victim: &Facts) {
     let address = SocketAddrUnix::new(&path).expect("a short path");
     let error = rustix::net::connect(socket.expect("a socket"), &address).expect_err("not ours");
     assert_eq!(error, rustix::io::Errno::ACCESS);
+    // Nor has it a socket without a file, which modes would not guard: whoever connects could also
+    // send descriptors (SCM_RIGHTS).
+    let known = std::fs::read_to_string("/proc/net/unix").expect("all may read it");
+    let names = known.lines().filter_map(|line| line.split_once('@'));
+    for (_, name) in names {
+        let is_ours =
+            name.contains("dipole") || name.contains(&format!("{:x}", victim.incarnation));
+        assert!(!is_ours, "{name}");
+    }
 }
 
 /// Descriptors, and with them shared memory, stay where they are.

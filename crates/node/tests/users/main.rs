@@ -273,6 +273,21 @@ fn directories_that_another_user_prepared_or_could_replace_are_refused() {
         loose_one.contains("could be replaced by others"),
         "{loose_one}"
     );
+    // One that a group can write to, though Alice's own lies in it already.
+    let shared = stage.path("shared");
+    let inner = shared.join("own");
+    std::fs::create_dir_all(&inner).expect("a folder");
+    chown(&inner, Some(ALICE), Some(ALICE)).expect("root may");
+    chown(&shared, None, Some(BOB)).expect("root may");
+    open_to(&inner, 0o700);
+    open_to(&shared, 0o775);
+    let replaceable = open(&inner);
+    assert!(
+        replaceable.contains("could be replaced by others"),
+        "{replaceable}"
+    );
+    open_to(&shared, 0o755);
+    assert!(open(&inner).contains("OPEN"));
     // In a sticky folder what is Alice's stays where it is.
     let own = open(&sticky.join("own"));
     assert!(own.contains("OPEN"), "{own}");

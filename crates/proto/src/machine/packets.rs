@@ -99,7 +99,7 @@ impl Machine {
                 self.cookies.check(now, from, &hello) || self.outbox.is_exhausted(now)
             }),
             Kind::Welcome => (self.session(PeerId(packet.header().connection)))
-                .is_some_and(|session| !session.is_open()),
+                .is_some_and(|session| !session.is_open() || session.renewal.is_some()),
             Kind::Reset => Reset::parse(packet.body())
                 .is_ok_and(|reset| self.find_reset(from, &reset).is_some()),
             _ => false,
@@ -262,18 +262,25 @@ impl Machine {
         hello: &Hello,
     ) -> Result<(), DropReason> {
         let keyed = self.shared.config.keyed;
-        let known = self.by_home.get(&from).copied();
-        let existing = known.and_then(|index| {
-            let session = self.peers.session_at(index)?;
+        let session = |index: Option<&u32>| {
+            let session = self.peers.session_at(*index?)?;
             Some((session.id, session.phase, session.remote))
-        });
+        };
+        // It may ask from another of its addresses than the one it was met at.
+        let met = session(self.by_incarnation.get(&hello.incarnation));
+        let met = met.filter(|(_, phase, remote)| *phase == Phase::Open && remote.said(hello));
+        let existing = met.or_else(|| session(self.by_home.get(&from)));
         let peer = match existing {
             Some((peer, Phase::Open, remote))
                 if remote.incarnation == hello.incarnation
                     && remote.connection == hello.connection =>
             {
-                // Our welcome was lost.
+                // Our welcome was lost, or it wants to see a proof again.
                 let letter = self.welcome(peer, hello);
+                if keyed && self.cookies.spend(now, hello.cookie) {
+                    self.outbox.push(from, letter);
+                    return Ok(());
+                }
                 return self.answer(now, from, letter);
             }
             // Each handshake has a connection of its own, so this one was seen before.
@@ -394,6 +401,16 @@ impl Machine {
         let session = self
             .session_mut(peer)
             .ok_or(DropReason::UnknownConnection)?;
+        if let Some(renewal) = &mut session.renewal {
+            if challenge.echo != incarnation {
+                return Err(DropReason::WrongCookie);
+            }
+            if challenge.cookie != renewal.cookie {
+                renewal.cookie = challenge.cookie;
+                self.say_hello(peer, challenge.cookie);
+            }
+            return Ok(());
+        }
         let Phase::Opening {
             cookie,
             retry_at,
@@ -430,8 +447,10 @@ impl Machine {
         if welcome.echo != self.incarnation {
             return Err(DropReason::WrongCookie);
         }
-        let Phase::Opening { cookie, .. } = session.phase else {
-            return Ok(());
+        let renewed = session.renewal.map(|renewal| renewal.cookie);
+        let cookie = match (session.phase, renewed) {
+            (Phase::Opening { cookie, .. }, _) | (Phase::Open, Some(cookie)) => cookie,
+            (Phase::Open, None) => return Ok(()),
         };
         let keyed = self.shared.config.keyed;
         if keyed != packet.header().flags.has(Flags::PROVEN) || keyed && !proven {
@@ -439,6 +458,14 @@ impl Machine {
         }
         if keyed && welcome.cookie != cookie {
             return Err(DropReason::WrongCookie);
+        }
+        if renewed.is_some() {
+            // Who stood between two members can pass on what both say, but not as its own.
+            let is_peer = session.remote.said(&welcome);
+            let session = self.session_mut(peer).filter(|_| is_peer);
+            session.ok_or(DropReason::Violation)?.renewal = None;
+            self.refresh_deadline(peer);
+            return Ok(());
         }
         let offered = self.shared.config.trailers;
         if offered.agree(welcome.trailers) != Some(welcome.trailer) {
@@ -467,6 +494,16 @@ impl Machine {
         proven: bool,
     ) -> Result<(), DropReason> {
         let reset = Reset::parse(packet.body()).map_err(|_| DropReason::Malformed)?;
+        let incarnation = self.incarnation;
+        if reset.reason == ResetReason::Key
+            && reset.echo == Some(incarnation)
+            && let Some(session) = self.session_mut(PeerId(reset.connection))
+            && let Some(renewal) = &mut session.renewal
+        {
+            // The reason why there will be no proof; anybody can have said it.
+            renewal.refused = true;
+            return Ok(());
+        }
         let peer = (self.find_reset(from, &reset)).ok_or(DropReason::UnknownConnection)?;
         let keyed = self.shared.config.keyed;
         let reason = match reset.reason {

@@ -1,6 +1,6 @@
 //! What a session does when time has passed: prods, lost tails, dead lanes, silence.
 
-use crate::event::{Event, GoneReason};
+use crate::event::{Event, GoneReason, KeyMismatch};
 use crate::session::{Backoff, Phase, Session};
 use crate::shared::Shared;
 use crate::time::Instant;
@@ -31,6 +31,8 @@ impl Session {
             self.probe_at(),
             self.sizing_at(),
             self.evicted_at,
+            self.renewal
+                .map_or(Instant::NEVER, |renewal| renewal.ask_at.min(renewal.until)),
             silence,
         ]
         .into_iter()
@@ -55,6 +57,12 @@ impl Session {
         }
         if !self.is_open() {
             return None;
+        }
+        if let Some(renewal) = self.renewal.filter(|renewal| now >= renewal.until) {
+            return Some(match renewal.refused {
+                true => GoneReason::Key(KeyMismatch::Different),
+                false => GoneReason::Silent,
+            });
         }
         if now >= self.pending_ack.due {
             self.pending_ack.due = Instant::NEVER;
@@ -113,6 +121,9 @@ impl Session {
         }
         if self.is_asked_to_stay() {
             self.evicted_at = self.evicted_at.after(absence_ns);
+        }
+        if let Some(renewal) = &mut self.renewal {
+            renewal.until = renewal.until.after(absence_ns);
         }
         if !self.tail.is_off() {
             let later = self.tail.at.after(absence_ns);

@@ -216,6 +216,7 @@ impl Session {
         }
         self.paths.hash_rest(hasher);
         (self.watched, self.expecting, self.is_ready, self.doubted).hash(hasher);
+        self.renewal.hash(hasher);
         if self.watched || self.lanes.len() > 1 {
             let quarter = config.peer_timeout_ns / 4;
             now.since(self.last_heard).min(quarter).hash(hasher);

@@ -121,6 +121,8 @@ impl Frames for Pool {
 /// One process: a machine, its frames, and what its application got.
 pub struct Host {
     pub machine: Machine,
+    /// Stands for the cluster key once that is another than at the beginning.
+    pub other_secret: Option<[u8; 32]>,
     pub pool: Pool,
     pub home: Address,
     pub connected: Vec<PeerId>,
@@ -255,6 +257,7 @@ impl Wire {
         let secret = [self.random.next(), self.random.next()];
         Host {
             pool: Pool::new(config.frames as usize, config.packet_bytes),
+            other_secret: None,
             machine: Machine::new(config, incarnation, secret, &lanes),
             home: lanes[0].address,
             connected: Vec::new(),
@@ -442,7 +445,9 @@ impl Host {
     /// What stands for the cluster key: the share, which nothing else uses here.
     pub fn secret(&self) -> Option<[u8; 32]> {
         let config = self.machine.config();
-        config.keyed.then_some(config.share)
+        config
+            .keyed
+            .then_some(self.other_secret.unwrap_or(config.share))
     }
 
     /// Eight bytes of the last packet that lay in the scratch frame.

@@ -7,6 +7,7 @@
 
 mod attacker;
 mod packets;
+mod v6;
 
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::path::{Path, PathBuf};

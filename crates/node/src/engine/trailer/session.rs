@@ -8,6 +8,7 @@ use aegis::aegis128l::Aegis128L;
 use curve25519_dalek::MontgomeryPoint;
 use dipole_proto::wire::{COUNTER_BYTES, HEADER_BYTES, SHARE_BYTES, TAG_BYTES};
 use dipole_proto::{Agreement, DropReason, Party};
+use zeroize::Zeroize;
 
 use crate::key::KEY_BYTES;
 
@@ -69,6 +70,29 @@ impl std::fmt::Debug for SessionKeys {
     }
 }
 
+impl Session {
+    /// Leaves nothing of the keys in memory.
+    fn wipe(&mut self) {
+        self.out.chain.zeroize();
+        self.out.key.zeroize();
+        self.incoming.chain.zeroize();
+        self.incoming.key.zeroize();
+        self.incoming.before.zeroize();
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.wipe();
+    }
+}
+
+impl Drop for SessionKeys {
+    fn drop(&mut self) {
+        self.secret.zeroize();
+    }
+}
+
 impl SessionKeys {
     /// For a process; `random` is known to nobody else.
     pub(super) fn new(random: [u64; 2]) -> SessionKeys {
@@ -120,6 +144,14 @@ impl SessionKeys {
                 window: Window::new(),
             },
         }));
+    }
+
+    /// Wipes the keys of a session that is over.
+    #[cold]
+    pub(super) fn forget(&mut self, index: u32, serial: u64) {
+        if self.session(index, serial).is_some() {
+            self.sessions[index as usize] = None;
+        }
     }
 
     #[inline]
@@ -360,6 +392,30 @@ mod tests {
     }
 
     #[test]
+    fn keys_are_wiped_when_their_session_is_over_and_not_with_another() {
+        let [mut one, mut two] = pair([1, 2]);
+        let packet = sealed(&mut one, true);
+        // A later session has the index.
+        two.forget(SESSION.0, SESSION.1 - 1);
+        assert!(opened(&mut two, &packet, true).is_ok());
+        two.forget(SESSION.0, SESSION.1);
+        assert!(two.session(SESSION.0, SESSION.1).is_none());
+        let packet = sealed(&mut one, true);
+        assert_eq!(
+            opened(&mut two, &packet, true),
+            Err(DropReason::UnknownConnection)
+        );
+        // What happens to a session that is dropped, on one that can still be looked at.
+        let session = one.session(SESSION.0, SESSION.1).expect("open");
+        session.incoming.before = Some([7; 16]);
+        session.wipe();
+        let left = [&session.out.chain[..], &session.incoming.chain[..]].concat();
+        let keys = [session.out.key, session.incoming.key].concat();
+        assert!(left.iter().chain(&keys).all(|byte| *byte == 0));
+        assert_eq!(session.incoming.before, None);
+    }
+
+    #[test]
     fn every_changed_bit_is_noticed() {
         for encrypts in [false, true] {
             let [mut one, mut two] = pair([1, 2]);
@@ -410,9 +466,10 @@ mod tests {
     #[test]
     fn the_packets_are_as_documented() {
         let count = |from: u8| std::array::from_fn(|at| from + u8::try_from(at).unwrap());
-        let mut keys = [0, 32].map(|from| SessionKeys {
-            secret: count(from),
-            ..SessionKeys::new([0, 0])
+        let mut keys = [0, 32].map(|from| {
+            let mut keys = SessionKeys::new([0, 0]);
+            keys.secret = count(from);
+            keys
         });
         let of = [
             (0x1122_3344_5566_7788, 0x00a1_c003, 0x0102_0304_0506_0708),

@@ -1,0 +1,412 @@
+//! Strangers who send what they like.
+
+use super::*;
+
+/// A bystander, or a stranger who hears what is sent there.
+fn outside(number: u8) -> SocketAddr {
+    SocketAddr::new([10, 9, 9, number].into(), STRANGE_PORT)
+}
+
+const STRANGE_PORT: u16 = 9;
+
+/// What seals a stranger's packets.
+fn strange(node: u32) -> PacketAuth {
+    PacketAuth::new(None, node, 7, STRANGE_PORT)
+}
+
+/// A node of a stranger's making.
+fn forged(node: u32, life: u64, at: SocketAddr) -> Member {
+    let mut forged = member(0, life);
+    forged.node = node;
+    (forged.facts.addresses, forged.facts.port) = (vec![at.ip()], at.port());
+    forged
+}
+
+/// What foca would send, with news.
+fn swim(
+    src: &Member,
+    dst: &Member,
+    message: Message<Member>,
+    news: &[foca::Member<Member>],
+) -> Body {
+    let header = foca::Header {
+        src: src.clone(),
+        src_incarnation: 0,
+        dst: dst.clone(),
+        message,
+    };
+    let mut data = Vec::new();
+    PostcardCodec
+        .encode_header(&header, &mut data)
+        .expect("a vector");
+    Body::Swim(Swim::written(&data, news))
+}
+
+impl Cluster {
+    /// Lets a stranger who receives at `at` answer what comes there as a node, with its digest.
+    fn answer_as(&mut self, at: SocketAddr, said: &Member, auth: &mut PacketAuth, time: Duration) {
+        let end = self.now + time;
+        while self.now < end {
+            self.run(Duration::from_millis(100));
+            for (to, packet) in std::mem::take(&mut self.elsewhere) {
+                if to != at {
+                    self.elsewhere.push((to, packet));
+                } else if let Some(received) = auth.open(&packet)
+                    && let Body::Challenge { token, .. } = received.body
+                {
+                    let answer = Body::Answer {
+                        token,
+                        digest: digest(said),
+                        least_life: said.life.to_le_bytes(),
+                    };
+                    let packet = auth.seal(received.from, answer);
+                    self.put(DELAY, at, address(received.from as usize - 1), packet);
+                }
+            }
+        }
+    }
+
+    fn bytes_at(&self, at: SocketAddr) -> usize {
+        let there = self.elsewhere.iter().filter(|(to, _)| *to == at);
+        there.map(|(_, packet)| packet.len()).sum()
+    }
+}
+
+#[test]
+fn a_bystander_gets_no_more_than_a_stranger_sends() {
+    for with_hosts_file in [true, false] {
+        let mut cluster = match with_hosts_file {
+            true => Cluster::new(4),
+            false => Cluster::that_find_each_other(4),
+        };
+        cluster.until_agreed(4, Duration::from_secs(20));
+        let (bystander, own) = (outside(1), outside(2));
+        let mut victim = forged(0, 1, bystander);
+        victim.facts.addresses = vec![bystander.ip(); 4];
+        let mut stranger = strange(100);
+        let mut sent = 0;
+        // In the bystander's name.
+        let named = forged(100, 9, bystander);
+        let dst = member(0, 1);
+        for body in [
+            swim(&named, &dst, Message::Announce, &[]),
+            swim(&named, &dst, Message::Gossip, &[]),
+            Body::SyncRequest(Digests::default()),
+        ] {
+            let packet = stranger.seal(1, body);
+            sent += packet.len();
+            cluster.put(DELAY, bystander, address(0), packet);
+        }
+        // As somebody who has answered, about others and about more of its own addresses.
+        let mut speaker = forged(100, 9, own);
+        speaker.facts.addresses.push(bystander.ip());
+        let told: Vec<_> = (200..230)
+            .map(|node| {
+                foca::Member::alive(Member {
+                    node,
+                    ..victim.clone()
+                })
+            })
+            .collect();
+        for round in 0..3 {
+            let packets = [
+                stranger.seal(1, swim(&speaker, &dst, Message::Gossip, &told[..20])),
+                stranger.seal(1, Body::SyncResponse(told.clone())),
+                stranger.seal(
+                    1,
+                    swim(
+                        &speaker,
+                        &dst,
+                        Message::PingReq {
+                            target: Member {
+                                node: 201,
+                                ..victim.clone()
+                            },
+                            probe_number: 1,
+                        },
+                        &[],
+                    ),
+                ),
+            ];
+            for packet in packets {
+                sent += packet.len();
+                cluster.put(DELAY, own, address(0), packet);
+            }
+            let time = Duration::from_secs(if round == 2 { 30 } else { 2 });
+            cluster.answer_as(own, &speaker, &mut stranger, time);
+        }
+        // And by an announcement that all hear.
+        if !with_hosts_file {
+            let said = Member {
+                node: 300,
+                ..victim.clone()
+            }
+            .announcement("test", 5);
+            sent += ANNOUNCEMENT_BYTES;
+            let now = cluster.now;
+            cluster.said.insert((now, 0), (said, None));
+            cluster.run(Duration::from_secs(30));
+        }
+        let there = cluster.bytes_at(bystander);
+        assert!(there <= sent, "{there} bytes there for {sent}");
+        assert!(there > 0, "nothing was tried");
+        cluster.until_agreed(4, Duration::from_secs(30));
+    }
+}
+
+#[test]
+fn recorded_packets_do_not_bring_a_dead_node_back_to_an_agent_that_was_restarted() {
+    let key = ClusterKey::new([1; dipole_node::KEY_BYTES]);
+    let mut cluster = Cluster::with_key(3, Some(key));
+    cluster.record = true;
+    cluster.until_agreed(3, Duration::from_secs(10));
+    cluster.run(Duration::from_secs(20));
+    let recorded = std::mem::take(&mut cluster.recorded);
+    cluster.record = false;
+    // The second dies, the first is restarted and knows nothing of earlier times.
+    cluster.nodes[1] = None;
+    cluster.until_agreed(2, Duration::from_secs(30));
+    cluster.start(0, 2);
+    cluster.until_agreed(2, Duration::from_secs(30));
+    for membership in cluster.nodes.iter_mut().flatten() {
+        membership.take_news();
+    }
+    let to_first = [address(0), private(0)];
+    let replayed = recorded.iter().filter(|(_, to, _)| to_first.contains(to));
+    let replayed: Vec<_> = replayed.cloned().collect();
+    assert!(replayed.len() > 20, "{}", replayed.len());
+    for (from, to, packet) in replayed {
+        cluster.put(DELAY, from, to, packet);
+        cluster.run(Duration::from_millis(100));
+        assert_eq!(cluster.agreed(), Some(BTreeSet::from([1, 3])));
+    }
+    cluster.run(Duration::from_secs(10));
+    for membership in cluster.nodes.iter_mut().flatten() {
+        assert_eq!(membership.take_news(), []);
+    }
+}
+
+#[test]
+fn nobody_is_missed_while_the_ports_that_strangers_know_are_full() {
+    let key = ClusterKey::new([1; dipole_node::KEY_BYTES]);
+    for key in [None, Some(key)] {
+        let mut cluster = Cluster::with_key(5, key);
+        cluster.until_agreed(5, Duration::from_secs(10));
+        cluster.run(Duration::from_secs(60));
+        for membership in cluster.nodes.iter_mut().flatten() {
+            membership.take_news();
+        }
+        cluster.junk = 100;
+        cluster.run(Duration::from_secs(60));
+        for membership in cluster.nodes.iter_mut().flatten() {
+            assert_eq!(membership.take_news(), []);
+        }
+        cluster.nodes[3] = None;
+        cluster.until_agreed(4, Duration::from_secs(30));
+    }
+}
+
+#[test]
+fn clocks_set_back_by_an_hour_or_a_year_hurt_nobody_and_that_is_said() {
+    const HOUR: u64 = 3_600_000_000;
+    let key = ClusterKey::new([1; dipole_node::KEY_BYTES]);
+    for key in [None, Some(key)] {
+        for back in [HOUR, 24 * 365 * HOUR] {
+            let begun = 400 * 24 * 365 * HOUR;
+            let mut cluster = Cluster::empty(4, key.clone());
+            for node in 0..4 {
+                cluster.start(node, begun);
+            }
+            cluster.until_agreed(4, Duration::from_secs(10));
+            // One restarts with an earlier clock, then the whole cluster one by one.
+            for node in [1, 0, 1, 2, 3] {
+                cluster.nodes[node] = None;
+                let sent: u64 = cluster.sent.iter().sum();
+                cluster.start(node, begun - back + node as u64);
+                cluster.until_agreed(4, Duration::from_secs(10));
+                let news = cluster.nodes[node].as_mut().expect("alive").take_news();
+                let said = |news: &&News| matches!(news, News::ClockSetBack(by) if by.as_micros() + 10 > u128::from(back));
+                assert_eq!(news.iter().filter(said).count(), 1, "{news:?}");
+                // No storm.
+                cluster.run(Duration::from_secs(5));
+                let sent = cluster.sent.iter().sum::<u64>() - sent;
+                assert!(sent < 200_000, "{sent} bytes");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_life_that_a_stranger_names_holds_no_node_for_ever() {
+    for life in [u64::MAX, 1 << 63, (1 << 63) + 1, 1] {
+        let mut cluster = Cluster::new(3);
+        cluster.until_agreed(3, Duration::from_secs(10));
+        // It says it is the third, which is down, and answers for it.
+        cluster.nodes[2] = None;
+        cluster.until_agreed(2, Duration::from_secs(30));
+        let own = outside(2);
+        let claim = forged(3, life, own);
+        let mut stranger = strange(3);
+        for _ in 0..3 {
+            for to in 0..2 {
+                let body = swim(&claim, &member(to, 1), Message::Announce, &[]);
+                let packet = stranger.seal(number(to), body);
+                cluster.put(DELAY, own, address(to), packet);
+            }
+            cluster.answer_as(own, &claim, &mut stranger, Duration::from_secs(1));
+        }
+        cluster.start(2, 5);
+        cluster.until_agreed(3, Duration::from_secs(40));
+        for membership in cluster.nodes[..2].iter().flatten() {
+            assert_eq!(
+                membership.member(3).map(|third| &third.facts),
+                Some(&member(2, 0).facts)
+            );
+        }
+    }
+}
+
+#[test]
+fn an_answer_counts_once_asked_from_where_it_was_asked_and_in_time() {
+    let mut one = Membership::new(member(0, 1), Vec::new(), secrets(1), None);
+    // Who was not asked has no answer: tokens cannot be guessed, nor used from elsewhere.
+    let now = Duration::from_secs(1);
+    let mut stranger = PacketAuth::new(None, 2, 7, address(1).port());
+    let claim = member(1, 9);
+    let ask = stranger.seal(1, swim(&claim, &member(0, 1), Message::Announce, &[]));
+    one.on_packet(now, address(1), &ask);
+    let sent = one.take_outgoing(now, |to, _| to.facts.directories());
+    let token = match sent.as_slice() {
+        [(to, packet)] if *to == address(1) => match stranger.open(packet).expect("ours").body {
+            Body::Challenge { token, .. } => token,
+            other => panic!("{other:?}"),
+        },
+        other => panic!("{} packets", other.len()),
+    };
+    let mut answer = |one: &mut Membership, now, token, from| {
+        let body = Body::Answer {
+            token,
+            digest: digest(&claim),
+            least_life: [0; 8],
+        };
+        let packet = stranger.seal(1, body);
+        one.on_packet(now, from, &packet);
+        one.on_packet(now, from, &ask);
+        one.members().count()
+    };
+    assert_eq!(answer(&mut one, now, [0; 8], address(1)), 0);
+    assert_eq!(answer(&mut one, now, token, outside(2)), 0);
+    let late = now + Duration::from_secs(60);
+    assert_eq!(answer(&mut one, late, token, address(1)), 0);
+    assert_eq!(answer(&mut one, now, token, address(1)), 1);
+}
+
+#[test]
+fn strangers_fill_no_memory() {
+    let mut one = Membership::new(member(0, 1), Vec::new(), secrets(1), None);
+    let now = Duration::from_secs(1);
+    let mut stranger = strange(2);
+    let claim = member(1, 9);
+    let mut bytes = 0;
+    for round in 0..400_u32 {
+        let told = (0..30).map(|index| {
+            let number = 100 + round * 30 + index;
+            let [_, a, b, c] = number.to_be_bytes();
+            forged(
+                number,
+                1,
+                SocketAddr::new([10, a, b, c].into(), STRANGE_PORT),
+            )
+        });
+        let told: Vec<_> = told.map(foca::Member::alive).collect();
+        let [.., high, low] = round.to_be_bytes();
+        let from = SocketAddr::new([10, 8, high, low].into(), STRANGE_PORT);
+        let speaker = forged(2, 9, from);
+        let mut said = || {
+            let body = swim(&speaker, &member(0, 1), Message::Gossip, &told);
+            stranger.seal(1, body)
+        };
+        let (packet, again) = (said(), said());
+        bytes += packet.len() + again.len();
+        one.on_packet(now, from, &packet);
+        for (to, packet) in one.take_outgoing(now, |to, _| to.facts.directories()) {
+            // It answers at as many addresses as it likes.
+            if let Some(received) = stranger.open(&packet)
+                && let Body::Challenge { token, .. } = received.body
+            {
+                let body = Body::Answer {
+                    token,
+                    digest: digest(&claim),
+                    least_life: [0; 8],
+                };
+                one.on_packet(now, to, &stranger.seal(1, body));
+            }
+        }
+        one.on_packet(now, from, &again);
+        let challenged = one.take_outgoing(now, |to, _| to.facts.directories());
+        assert!(challenged.len() > 5, "{}", challenged.len());
+        for (to, packet) in challenged {
+            assert!(to == from || packet.len() < 100);
+        }
+    }
+    assert!(bytes > 500_000, "{bytes}");
+    assert_eq!(one.members().count(), 1, "nobody else has answered");
+    let counts = one.contacts.counts();
+    assert!(counts.iter().all(|count| *count <= 1 << 13), "{counts:?}");
+}
+
+#[test]
+fn newcomers_get_in_while_strangers_fill_the_known_ports() {
+    let key = ClusterKey::new([1; dipole_node::KEY_BYTES]);
+    for key in [None, Some(key)] {
+        let mut cluster = Cluster::empty(6, key);
+        for node in 0..4 {
+            cluster.start(node, 1);
+        }
+        cluster.until_agreed(4, Duration::from_secs(20));
+        // What is lost there is lost on the way to the newcomer, too.
+        for (node, known, junk, limit) in [(4, 5, 60, 60), (5, 6, 90, 120)] {
+            cluster.junk = junk;
+            cluster.start(node, 1);
+            let took = cluster.until_agreed(known, Duration::from_secs(limit));
+            println!("a newcomer was known to all after {took:?} with {junk} % lost");
+        }
+    }
+}
+
+#[test]
+fn a_forged_word_that_a_number_is_taken_ends_nobody_and_starts_no_storm() {
+    let mut cluster = Cluster::that_find_each_other(4);
+    cluster.until_agreed(4, Duration::from_secs(20));
+    cluster.run(Duration::from_secs(15));
+    let (before, sent) = (cluster.announced, cluster.count);
+    // To each node in the name of each, with what all hear of it, and addresses of all.
+    let mut forged = 0;
+    for (to, named, whose) in (0..64).map(|at| (at % 4, at / 4 % 4, at / 16)) {
+        let claim = Member {
+            facts: member(whose, 1).facts,
+            ..member(named, 7)
+        };
+        for taken in [1, 2, u64::MAX] {
+            let said = Announcement {
+                taken,
+                ..claim.announcement("test", u64::MAX)
+            };
+            cluster.count += 1;
+            forged += 1;
+            let at = (cluster.now + DELAY, cluster.count);
+            cluster.said.insert(at, (said, Some(to)));
+        }
+    }
+    // None gives way (`hear` would say so), and each is answered once at most.
+    cluster.run(Duration::from_secs(15));
+    let spoken = cluster.count - sent - forged;
+    let swims = 4 * 15 * 40;
+    assert!(spoken <= forged + swims, "{spoken} packets");
+    assert!(
+        cluster.announced - before <= 8,
+        "{}",
+        cluster.announced - before
+    );
+    cluster.until_agreed(4, Duration::from_secs(20));
+}

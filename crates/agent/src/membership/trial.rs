@@ -1,0 +1,173 @@
+//! What anybody may send to a member: a seam for fuzzers.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use dipole_naming::key::{ClusterKey, KEY_BYTES};
+use dipole_node::registry::NodeFacts;
+
+use super::auth::{Body, PacketAuth};
+use super::contacts::digest;
+use super::{MAX_PACKET_BYTES, Membership, Secrets};
+use crate::member::Member;
+
+const PORT: u16 = 7411;
+
+fn at(host: u8) -> SocketAddr {
+    (Ipv4Addr::new(10, 0, 0, host), PORT).into()
+}
+
+fn member(host: u8) -> Member {
+    Member {
+        node: host.into(),
+        life: 1,
+        facts: NodeFacts {
+            addresses: vec![at(host).ip()],
+            control: None,
+            port: PORT,
+            slots: 1,
+            name: String::new(),
+            version: String::new(),
+        },
+    }
+}
+
+/// Lets a member without a key take what these bytes say, of somebody who has answered it: pieces
+/// of a length (one byte, times four), a kind (one byte) and content.
+///
+/// # Panics
+/// If others get packets that are too long, or more bytes than came.
+#[doc(hidden)]
+pub fn take_anything(bytes: &[u8]) {
+    let secrets = Secrets {
+        run: 1,
+        seed: 1,
+        tokens: ClusterKey::new([7; KEY_BYTES]).mac_key("trial"),
+    };
+    let mut one = Membership::new(member(1), vec![member(3)], secrets, None);
+    let mut stranger = PacketAuth::new(None, 2, 9, PORT);
+    let (mut now, mut came) = (Duration::from_secs(1), 0);
+    let mut to_others = 0;
+    let mut rest = bytes;
+    // Whoever says nothing first is challenged, and answers.
+    let mut packet = stranger.seal(1, Body::SyncRequest(super::Digests::default()));
+    loop {
+        came += packet.len();
+        one.on_packet(now, at(2), &packet);
+        for (to, sent) in one.take_outgoing(now, |to, _| to.facts.directories()) {
+            assert!(sent.len() <= MAX_PACKET_BYTES, "{} bytes", sent.len());
+            match stranger.open(&sent).map(|received| received.body) {
+                Some(Body::Challenge { token, .. }) if to == at(2) => {
+                    let answer = Body::Answer {
+                        token,
+                        digest: digest(&member(2)),
+                        least_life: [0; 8],
+                    };
+                    one.on_packet(now, to, &stranger.seal(1, answer));
+                }
+                _ if to == at(2) => {}
+                // The node of the hosts file is asked by the member itself.
+                _ if to == at(3) => {}
+                _ => to_others += sent.len(),
+            }
+        }
+        assert!(to_others <= came, "{to_others} bytes for {came}");
+        let [length, kind, content @ ..] = rest else {
+            break;
+        };
+        let (content, behind) = content.split_at(content.len().min(usize::from(*length) * 4));
+        rest = behind;
+        packet = match kind % 4 {
+            0 => content.to_vec(),
+            1 => stranger.seal(1, Body::Swim(content.to_vec())),
+            2 => match postcard::from_bytes(content) {
+                Ok(body) => stranger.seal(1, body),
+                Err(_) => continue,
+            },
+            _ => {
+                now += Duration::from_millis(u64::from(*length) * 100);
+                one.on_timers(now);
+                continue;
+            }
+        };
+    }
+    let shown = one.members().map(Member::shown).collect::<String>();
+    assert!(!shown.contains(['\n', '\u{1b}']));
+    assert!(one.members().all(|member| member.facts.is_valid()));
+}
+
+#[cfg(test)]
+mod tests {
+    use foca::{Header, Message};
+    use rand::rngs::StdRng;
+    use rand::{RngExt, SeedableRng};
+
+    use super::super::Swim;
+    use super::*;
+    use foca::{Codec, PostcardCodec};
+
+    /// What another agent would say, in the format of [`take_anything`].
+    fn sound(random: &mut StdRng) -> Vec<u8> {
+        let about = member(random.random_range(1..9));
+        let message = match random.random_range(0..6) {
+            0 => Message::Announce,
+            1 => Message::Ping(random.random()),
+            2 => Message::TurnUndead,
+            3 => Message::Feed,
+            4 => Message::PingReq {
+                target: about.clone(),
+                probe_number: 1,
+            },
+            _ => Message::Gossip,
+        };
+        let header = Header {
+            src: member(2),
+            src_incarnation: 0,
+            dst: member(1),
+            message,
+        };
+        let mut head = Vec::new();
+        let written = PostcardCodec.encode_header(&header, &mut head);
+        written.expect("a vector");
+        let said = [foca::Member::alive(about)];
+        let (kind, content) = match random.random_range(0..3) {
+            0 => (1, Swim::written(&head, &said)),
+            _ => {
+                let body = match random.random() {
+                    true => Body::SyncResponse(said.to_vec()),
+                    false => Body::Swim(Swim::written(&head, &said)),
+                };
+                let bytes = postcard::to_extend(&body, Vec::new());
+                (2, bytes.expect("a vector"))
+            }
+        };
+        let mut piece = vec![0, kind];
+        piece[0] = u8::try_from(content.len().div_ceil(4)).expect("short");
+        piece.extend(&content);
+        piece.resize(2 + usize::from(piece[0]) * 4, 0);
+        piece
+    }
+
+    #[test]
+    fn whatever_a_stranger_sends_harms_neither_a_member_nor_a_bystander() {
+        let rounds =
+            std::env::var("DIPOLE_ROUNDS").map_or(2000, |text| text.parse().expect("a number"));
+        for seed in 0..rounds {
+            let mut random = StdRng::seed_from_u64(seed);
+            let mut bytes = Vec::new();
+            for _ in 0..random.random_range(1..12) {
+                match random.random_range(0..8) {
+                    0 => bytes.extend([random.random(), 3]),
+                    1 => bytes.extend((0..40).map(|_| random.random::<u8>())),
+                    _ => bytes.extend(sound(&mut random)),
+                }
+            }
+            for _ in 0..random.random_range(0..4) {
+                let at = random.random_range(0..bytes.len());
+                bytes[at] ^= 1 << random.random_range(0..8);
+            }
+            let taken = std::panic::catch_unwind(|| take_anything(&bytes));
+            assert!(taken.is_ok(), "seed {seed}");
+        }
+    }
+}
