@@ -30,7 +30,8 @@ use serde::Serialize;
 
 use super::control::{Carrier, Kind, Placement, Ready, Role, Task, Workload, name_of};
 use super::estimate::Estimate;
-use super::launch::{self, Entry, RunError, SLACK, Worker};
+use super::failure::RunError;
+use super::launch::{self, Entry, SLACK, Worker};
 use super::machine::{self, Cores, Stolen};
 use super::subject::Subject;
 use super::testbed::{On, Testbed};
@@ -154,7 +155,7 @@ pub fn calibrate(
         });
     }
     show(&links, &copies, report)?;
-    let closing = closing_line(&cache_line_ns, stolen);
+    let closing = closing_line(&cache_line_ns, None, stolen);
     report.note(&format!(
         "{closing}; it took {:.0} s",
         begun.elapsed().as_secs_f64()

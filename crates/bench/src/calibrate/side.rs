@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::super::channel::{broken, timed_out};
 use super::super::control::{Job, Role};
-use super::super::dipole::{FOLLOW, LEAD, check_carrier, failed, open_node};
+use super::super::dipole::{check_carrier, endpoints, failed, open_node};
 use super::super::peers::Meet;
 use super::super::pingpong::{GIVE_UP, nanoseconds};
 use super::super::statistics::{Spread, as_float};
@@ -145,7 +145,7 @@ pub(crate) fn take_part(job: &Job, trips: Option<&[usize]>, meet: Meet) -> io::R
     }
     machine::pin(job.core)?;
     let node = open_node(job, |_| ())?;
-    let (own, other) = job.role.own_and_other(LEAD, FOLLOW);
+    let (own, other) = endpoints(job);
     let endpoint = node.endpoint(EndpointId(own)).map_err(failed)?;
     meet(Vec::new())?;
     let to = Address::new(job.other_node, other);
