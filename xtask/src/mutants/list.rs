@@ -682,10 +682,10 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         file: "crates/bsp/src/process/sync.rs",
         suite: Suite::Supersteps,
         snippet: "        self.send_parcels();
-        self.arrive",
+",
         replacement: "        self.send_parcels();
         self.exchange.place_all();
-        self.arrive",
+",
     },
     Mutant {
         name: "supersteps-lent-memory-left",
