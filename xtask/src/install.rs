@@ -27,7 +27,14 @@ const INSTALLED: [&str; 5] = [
     "dipole-sockets",
 ];
 /// For programs in C and Fortran.
-const HEADERS: [&str; 5] = ["dipole.h", "bsp.h", "bsp_level1.h", "mcbsp.h", "bsp.f90"];
+const HEADERS: [&str; 6] = [
+    "dipole.h",
+    "bsp.h",
+    "bsp_level1.h",
+    "bsp_reshuffle.h",
+    "mcbsp.h",
+    "bsp.f90",
+];
 /// Where the libfabric of the same prefix looks for providers.
 const PROVIDER: &str = "lib/libfabric/libdipole-fi.so";
 const PROGRAM: u32 = 0o755;

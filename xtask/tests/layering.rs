@@ -8,18 +8,19 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Folder below `crates/`, and which of ours it may use. Every crate needs a row.
-const MAY_USE: [(&str, &[&str]); 16] = [
+const MAY_USE: [(&str, &[&str]); 17] = [
     ("proto", &[]),
     ("link", &[]),
     ("bpf", &["link"]),
     ("naming", &["link"]),
     ("node", &["proto", "link", "bpf", "naming"]),
     ("bsp", &["link", "node"]),
-    ("bsp-capi", &["bsp"]),
+    ("bsp-capi", &["bsp", "reshuffle"]),
     ("reshuffle", &["bsp"]),
     ("capi", &["naming", "node"]),
     ("fabric", &["node"]),
     ("sockets", &[]),
+    ("streams", &["node"]),
     ("launch", &["naming", "node"]),
     ("agent", &["launch", "naming", "node", "bpf"]),
     (

@@ -14,12 +14,17 @@ use std::time::Duration;
 
 use dipole_bsp::{Call, Failure};
 
+use crate::reshuffle::Reshuffle;
 use crate::scratch::{Process, Scratch};
 
 /// What belongs to the program's parallel part.
 pub(crate) struct Inside {
     pub(crate) process: Process,
     pub(crate) scratch: Scratch,
+    /// Plans to reshuffle, and those that were destroyed in a superstep, whose memory others may still reach.
+    #[allow(clippy::vec_box, reason = "programs hold their addresses")]
+    pub(crate) plans: Vec<Box<Reshuffle>>,
+    pub(crate) leaving: Vec<(u32, Box<Reshuffle>)>,
     /// When `bsp_dtime` was called last, in seconds since the beginning.
     pub(crate) lap: f64,
     /// The place of the last call that may have waited, as it was told and in words.
@@ -150,6 +155,8 @@ pub(crate) fn begin(process: Process) {
         *SECTION.inside.get() = Some(Inside {
             process,
             scratch: Scratch::default(),
+            plans: Vec::new(),
+            leaving: Vec::new(),
             lap: 0.0,
             last: ((ptr::null(), 0), None),
         });

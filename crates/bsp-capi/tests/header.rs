@@ -7,8 +7,11 @@ use std::process::Command;
 
 use harness::{Bench, root, run};
 
-fn header() -> String {
-    std::fs::read_to_string(root().join("include/bsp.h")).expect("the header is there")
+/// Those that declare functions.
+const HEADERS: [&str; 2] = ["bsp.h", "bsp_reshuffle.h"];
+
+fn header(name: &str) -> String {
+    std::fs::read_to_string(root().join("include").join(name)).expect("the header is there")
 }
 
 /// A function of the header, and its symbol in the other dialect if it has another one.
@@ -18,13 +21,20 @@ struct Function {
 }
 
 fn functions() -> Vec<Function> {
-    let header = header();
+    let mut found = Vec::new();
+    for name in HEADERS {
+        declared(&header(name), &mut found);
+    }
+    assert!(found.len() > 65, "{} functions", found.len());
+    found
+}
+
+fn declared(header: &str, found: &mut Vec<Function>) {
     // Declarations are what ends with a semicolon between the brackets of `extern "C"`.
     let (_, body) = header
         .split_once("extern \"C\" {")
         .expect("it is for C++, too");
     let (body, _) = body.split_once("#ifdef __cplusplus").expect("it ends");
-    let mut found = Vec::new();
     for declaration in body.split(';') {
         let code: Vec<&str> = declaration
             .lines()
@@ -41,6 +51,7 @@ fn functions() -> Vec<Function> {
         let Some(name) = before
             .split_whitespace()
             .last()
+            .map(|name| name.trim_start_matches('*'))
             .filter(|name| name.starts_with("bsp_") || name.starts_with("mcbsp_"))
         else {
             continue;
@@ -53,8 +64,6 @@ fn functions() -> Vec<Function> {
             multicore: symbol.map(|(symbol, _)| symbol.to_owned()),
         });
     }
-    assert!(found.len() > 60, "{} functions", found.len());
-    found
 }
 
 #[test]
@@ -78,8 +87,8 @@ fn the_library_exports_what_the_header_declares_in_either_dialect_and_nothing_el
 #[test]
 fn every_macro_is_a_function_that_the_header_declares() {
     let declared: BTreeSet<String> = functions().into_iter().map(|it| it.name).collect();
-    let header = header();
-    let macros = header
+    let headers = HEADERS.map(header).concat();
+    let macros = headers
         .lines()
         .filter_map(|line| line.strip_prefix("#define bsp_"));
     let mut count = 0;
@@ -99,8 +108,9 @@ fn every_macro_is_a_function_that_the_header_declares() {
 #[test]
 fn every_compiler_and_language_takes_the_headers() {
     let bench = Bench::new();
-    let includes = "#include <bsp.h>\n#include <bsp_level1.h>\n#include <bsp.h>\n";
-    let others = "#include <mcbsp.h>\n#include <bsp.h>\n";
+    let includes =
+        "#include <bsp.h>\n#include <bsp_level1.h>\n#include <bsp_reshuffle.h>\n#include <bsp.h>\n";
+    let others = "#include <mcbsp.h>\n#include <bsp_reshuffle.h>\n#include <bsp.h>\n";
     for (compiler, suffix, standards) in [
         ("cc", "c", &["c90", "c99", "c11", "c17"][..]),
         ("c++", "cc", &["c++98", "c++11", "c++17", "c++20"][..]),
@@ -144,6 +154,23 @@ fn old_programs_and_programs_in_cpp_run() {
           spmd_part();\n\
           exit(0);\n\
         }\n";
+    let reshuffled = "#include <bsp_reshuffle.h>\n#include <cstdio>\n#include <vector>\n\
+        struct Pixel { unsigned char red, green, blue; };\n\
+        int main() {\n\
+          bsp_begin(bsp_nprocs());\n\
+          int p = bsp_nprocs(), me = bsp_pid(); std::size_t extent = 1000, one = 1, part = (1000 + p - 1) / p;\n\
+          std::vector<Pixel> from(bsp_distribution_elements(1, &extent, &p, &one, me));\n\
+          std::vector<Pixel> to(bsp_distribution_elements(1, &extent, &p, &part, me));\n\
+          for (std::size_t at = 0; at < from.size(); at++) {\n\
+            std::size_t index = at * p + me;\n\
+            from[at].red = index % 256; from[at].green = index / 256; from[at].blue = 7; }\n\
+          bsp_reshuffle_plan *plan = bsp_reshuffle_plan_create(1, &extent, sizeof(Pixel), &p, &one, &p, &part);\n\
+          for (int time = 0; time < 3; time++) bsp_reshuffle_execute(plan, from.data(), to.data());\n\
+          for (std::size_t at = 0; at < to.size(); at++)\n\
+            if (to[at].red + 256u * to[at].green != part * me + at || to[at].blue != 7) bsp_abort(\"%d\", (int)at);\n\
+          bsp_reshuffle_plan_destroy(plan);\n\
+          if (bsp_pid() == 0) std::puts(\"fine\");\n\
+          bsp_end(); }\n";
     // Portable programs of today take the types from the header, or say them once more.
     let today = "#include <bsp.h>\n\
         #if !defined _H_MCBSP && !defined BSPONMPI_BSP_H\n\
@@ -191,6 +218,12 @@ fn old_programs_and_programs_in_cpp_run() {
             "c++",
             "modern.cc",
             cpp,
+            &["-std=c++17", "-Wall", "-Wextra", "-Werror"],
+        ),
+        (
+            "c++",
+            "reshuffled.cc",
+            reshuffled,
             &["-std=c++17", "-Wall", "-Wextra", "-Werror"],
         ),
     ];

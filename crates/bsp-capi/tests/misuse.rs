@@ -163,6 +163,11 @@ fn a_wrong_collective_is_told() {
 }
 
 #[test]
+fn a_wrong_reshuffle_is_told() {
+    judge_all("reshuffle_");
+}
+
+#[test]
 fn a_rank_that_dies_ends_the_others() {
     let bench = Bench::new();
     let program = bench.compile(&source("late.c"), &["-std=gnu11"]);

@@ -93,6 +93,9 @@ pub enum Misuse {
     /// There is no message to move.
     #[error("the queue is empty: ask bsp_qsize or bsp_get_tag before")]
     EmptyQueue,
+    /// A rule of a library that stands on this one.
+    #[error("{0}")]
+    Rule(String),
     /// Two ranks did not do the same in a superstep.
     #[error("{one}, but {other}: all ranks must do the same in a superstep")]
     Disagree {

@@ -286,6 +286,32 @@ impl Program {
         unsafe { (self.process).get_unbuffered(of, handle.cast(), offset, into, bytes) }
     }
 
+    /// True if [`get_at_once`](Self::get_at_once) reaches a rank's memory.
+    #[must_use]
+    pub fn can_get_at_once(&self, of: u32) -> bool {
+        self.process.can_get_at_once(of)
+    }
+
+    /// Copies elements of a rank's part of an area, as they are at this moment, from a rank of this node. What its
+    /// owner changes in this superstep may or may not be there.
+    ///
+    /// # Errors
+    /// There is no such rank, its memory is out of reach, or they reach beyond its part.
+    pub fn get_at_once<T: Element>(
+        &mut self,
+        of: u32,
+        area: Area<T>,
+        at: usize,
+        into: &mut [T],
+    ) -> Result<(), Failure> {
+        let handle = self.address(area)?;
+        let (offset, bytes) = (at * size_of::<T>(), size_of_val(into));
+        let into = into.as_mut_ptr().cast();
+        // SAFETY: as long as the slice, which is borrowed; areas are lent to nobody during this call, which borrows
+        // all of them mutably.
+        unsafe { (self.process).get_at_once(of, handle.cast(), offset as u64, into, bytes as u64) }
+    }
+
     fn destination<T: Element>(
         &mut self,
         area: Area<T>,

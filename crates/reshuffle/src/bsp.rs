@@ -1,10 +1,11 @@
-//! Messages of a reshuffle in one superstep: each is put without a copy on the way to where its
-//! receiver unpacks it.
+//! Messages of a reshuffle in two supersteps: each is put without a copy on the way to where its
+//! receiver unpacks it, or, from a rank of the same node, unpacked as it is fetched.
 
 use dipole_bsp::{Area, Element, Failure, Program};
 
 use crate::error::ReshuffleError;
-use crate::plan::{Exchange, Plan, Transfer};
+use crate::message::{Message, Transfer};
+use crate::plan::{Exchange, Plan};
 
 /// Why a reshuffle over supersteps failed.
 #[derive(Debug, thiserror::Error)]
@@ -24,7 +25,15 @@ pub struct Bsp<'a, T: Element> {
     program: &'a mut Program,
     outgoing: Area<T>,
     incoming: Area<T>,
+    /// Where each rank's message begins in its outgoing memory, told by those of this node; nobody else's is.
+    told: Area<u64>,
+    buffer: Vec<T>,
 }
+
+/// Elements are fetched so many bytes at a time, which stay in the cache.
+const FETCHED_BYTES: usize = 64 << 10;
+/// What is told of a message that is put.
+const PUT: u64 = u64::MAX;
 
 impl<'a, T: Element> Bsp<'a, T> {
     /// Takes a superstep.
@@ -38,11 +47,15 @@ impl<'a, T: Element> Bsp<'a, T> {
         }
         let outgoing = program.register(vec![T::default(); plan.outgoing_elements()]);
         let incoming = program.register(vec![T::default(); plan.incoming_elements()]);
+        let told = program.register(vec![PUT; program.size() as usize]);
         program.sync()?;
+        let buffer = (FETCHED_BYTES / size_of::<T>().max(1)).max(1);
         Ok(Bsp {
             program,
             outgoing,
             incoming,
+            told,
+            buffer: vec![T::default(); buffer],
         })
     }
 
@@ -53,6 +66,7 @@ impl<'a, T: Element> Bsp<'a, T> {
     pub fn close(self) -> Result<(), BspError> {
         self.program.unregister(self.outgoing)?;
         self.program.unregister(self.incoming)?;
+        self.program.unregister(self.told)?;
         self.program.sync()?;
         Ok(())
     }
@@ -66,6 +80,11 @@ impl<T: Element> Exchange<T> for Bsp<'_, T> {
     }
 
     fn send(&mut self, transfer: &Transfer) -> Result<(), BspError> {
+        if self.program.can_get_at_once(transfer.peer) {
+            let (start, own) = (transfer.range.start as u64, self.program.rank() as usize);
+            self.program.put(transfer.peer, &[start], self.told, own)?;
+            return Ok(());
+        }
         let from = (self.outgoing, transfer.range.clone());
         self.program
             .put_unbuffered(transfer.peer, from, self.incoming, transfer.at)?;
@@ -78,5 +97,23 @@ impl<T: Element> Exchange<T> for Bsp<'_, T> {
 
     fn incoming(&self) -> &[T] {
         &self.program[self.incoming]
+    }
+    fn unpack(&mut self, message: &Message, target: &mut [T]) -> Result<(), BspError> {
+        let of = message.transfer().peer;
+        let start = self.program[self.told][of as usize];
+        if start == PUT {
+            message.unpack(&self.incoming()[message.transfer().range.clone()], target);
+            return Ok(());
+        }
+        let start = usize::try_from(start).unwrap_or(usize::MAX);
+        let (program, outgoing) = (&mut *self.program, self.outgoing);
+        message.unpack_parts(target, &mut self.buffer, |at, into| {
+            Ok(program.get_at_once(of, outgoing, start.saturating_add(at), into)?)
+        })
+    }
+
+    /// Nobody fetches any more.
+    fn end(&mut self) -> Result<(), BspError> {
+        Ok(self.program.sync()?)
     }
 }

@@ -29,6 +29,8 @@
 mod bsp;
 mod distribution;
 mod error;
+mod message;
+mod piece;
 mod plan;
 mod rounds;
 mod runs;
@@ -36,4 +38,5 @@ mod runs;
 pub use bsp::{Bsp, BspError};
 pub use distribution::{Dimension, Distribution};
 pub use error::ReshuffleError;
-pub use plan::{Exchange, Plan, Transfer};
+pub use message::{Message, Transfer};
+pub use plan::{Exchange, Plan};

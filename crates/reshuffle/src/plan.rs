@@ -1,10 +1,10 @@
 //! What one process does: which elements it packs for whom, in which order, and where what it gets
 //! belongs.
 
-use std::ops::Range;
-
 use crate::distribution::{Dimension, Distribution};
 use crate::error::ReshuffleError;
+use crate::message::{Message, Transfer};
+use crate::piece::Piece;
 use crate::rounds::schedule;
 use crate::runs::{Runs, shared};
 
@@ -31,29 +31,26 @@ pub trait Exchange<T> {
 
     /// Memory with all that this process got.
     fn incoming(&self) -> &[T];
-}
 
-/// One message.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Transfer {
-    /// Whom it goes to or comes from.
-    pub peer: u32,
-    /// In which round, from 0.
-    pub round: u32,
-    /// Which elements of the outgoing or incoming memory of this process it is.
-    pub range: Range<usize>,
-    /// Where it begins in the incoming memory of its receiver, in elements.
-    pub at: usize,
-}
+    /// Unpacks a message that has come; from this memory, unless the exchange has a shorter way.
+    ///
+    /// # Errors
+    /// The way is broken.
+    fn unpack(&mut self, message: &Message, target: &mut [T]) -> Result<(), Self::Error>
+    where
+        T: Copy,
+    {
+        message.unpack(&self.incoming()[message.transfer().range.clone()], target);
+        Ok(())
+    }
 
-/// Elements that this process and another share, and where they are in its part.
-#[derive(Clone, Debug)]
-struct Piece {
-    /// Along each dimension, the slowest first.
-    runs: Vec<Runs>,
-    /// Elements between neighbours along each dimension, here and there.
-    own_strides: Vec<usize>,
-    other_strides: Vec<usize>,
+    /// All has been unpacked, and the memory is free again.
+    ///
+    /// # Errors
+    /// The way is broken, or a process is gone.
+    fn end(&mut self) -> Result<(), Self::Error> {
+        Ok(())
+    }
 }
 
 /// See the module.
@@ -64,8 +61,8 @@ pub struct Plan {
     rounds: u32,
     source_elements: usize,
     target_elements: usize,
-    sends: Vec<(Transfer, Piece)>,
-    receives: Vec<(Transfer, Piece)>,
+    sends: Vec<Message>,
+    receives: Vec<Message>,
     /// What this process has before and after.
     stays: Option<Piece>,
 }
@@ -124,7 +121,7 @@ impl Plan {
                 range,
                 at: before,
             };
-            plan.sends.push((transfer, piece));
+            plan.sends.push(Message { transfer, piece });
         }
         let mut at = 0;
         let mut receives: Vec<(u32, Piece)> = receives.collect();
@@ -138,7 +135,7 @@ impl Plan {
                 range: range.clone(),
             };
             at = range.end;
-            plan.receives.push((transfer, piece));
+            plan.receives.push(Message { transfer, piece });
         }
         Ok(plan)
     }
@@ -175,12 +172,60 @@ impl Plan {
 
     /// Messages that it sends, in the order of their rounds.
     pub fn sends(&self) -> impl Iterator<Item = &Transfer> {
-        self.sends.iter().map(|(transfer, _)| transfer)
+        self.sends.iter().map(Message::transfer)
     }
 
     /// Messages that it gets.
     pub fn receives(&self) -> impl Iterator<Item = &Transfer> {
-        self.receives.iter().map(|(transfer, _)| transfer)
+        self.receives.iter().map(Message::transfer)
+    }
+
+    /// The same with what is in them, for who carries them in a way of their own.
+    #[must_use]
+    pub fn outgoing(&self) -> &[Message] {
+        &self.sends
+    }
+
+    /// Those that it gets.
+    #[must_use]
+    pub fn incoming(&self) -> &[Message] {
+        &self.receives
+    }
+
+    /// Elements that this process keeps, though maybe elsewhere in its part.
+    #[must_use]
+    pub fn staying_elements(&self) -> usize {
+        self.stays.as_ref().map_or(0, Piece::count)
+    }
+
+    /// Copies what stays from this process's part before to that afterwards.
+    ///
+    /// # Panics
+    /// A slice is too short.
+    pub fn copy_staying<T: Copy>(&self, source: &[T], target: &mut [T]) {
+        if let Some(stays) = &self.stays {
+            stays.copy(source, target);
+        }
+    }
+
+    /// Packs what stays, for who has one memory for both parts.
+    ///
+    /// # Panics
+    /// A slice is too short.
+    pub fn pack_staying<T: Copy>(&self, source: &[T], packed: &mut [T]) {
+        if let Some(stays) = &self.stays {
+            stays.pack(source, packed);
+        }
+    }
+
+    /// And unpacks it.
+    ///
+    /// # Panics
+    /// A slice is too short.
+    pub fn unpack_staying<T: Copy>(&self, packed: &[T], target: &mut [T]) {
+        if let Some(stays) = &self.stays {
+            stays.unpack_there(packed, target);
+        }
     }
 
     /// Elements that this process sends to others.
@@ -209,9 +254,7 @@ impl Plan {
         self.check("the source", source.len(), self.source_elements)?;
         self.check("the target", target.len(), self.target_elements)?;
         self.pack(source, exchange)?;
-        if let Some(stays) = &self.stays {
-            stays.each(|from, to, length| copy(source, from, target, to, length));
-        }
+        self.copy_staying(source, target);
         exchange.finish()?;
         self.unpack(exchange, target)
     }
@@ -228,19 +271,10 @@ impl Plan {
     ) -> Result<(), E::Error> {
         self.check("the memory", memory.len(), self.source_elements)?;
         self.pack(memory, exchange)?;
-        let stays = self.stays.as_ref().map(|piece| {
-            let mut copied = Vec::with_capacity(piece.count());
-            piece.each(|from, _, length| copied.extend_from_slice(&memory[from..from + length]));
-            (piece, copied)
-        });
+        let mut staying = vec![T::default(); self.staying_elements()];
+        self.pack_staying(memory, &mut staying);
         memory.resize(self.target_elements, T::default());
-        if let Some((piece, copied)) = stays {
-            let mut at = 0;
-            piece.each(|_, to, length| {
-                copy(&copied, at, memory, to, length);
-                at += length;
-            });
-        }
+        self.unpack_staying(&staying, memory);
         exchange.finish()?;
         self.unpack(exchange, memory)
     }
@@ -271,13 +305,9 @@ impl Plan {
             room.min(wanted),
             wanted,
         )?;
-        for (transfer, piece) in &self.sends {
-            let packed = &mut exchange.outgoing()[transfer.range.clone()];
-            let mut at = 0;
-            piece.each(|from, _, length| {
-                copy(source, from, packed, at, length);
-                at += length;
-            });
+        for message in &self.sends {
+            let transfer = message.transfer();
+            message.pack(source, &mut exchange.outgoing()[transfer.range.clone()]);
             exchange.send(transfer)?;
         }
         Ok(())
@@ -285,31 +315,16 @@ impl Plan {
 
     fn unpack<T: Copy, E: Exchange<T>>(
         &self,
-        exchange: &E,
+        exchange: &mut E,
         target: &mut [T],
     ) -> Result<(), E::Error> {
-        let incoming = exchange.incoming();
         let wanted = self.incoming_elements();
-        let found = incoming.len().min(wanted);
+        let found = exchange.incoming().len().min(wanted);
         self.check("the incoming memory of the exchange", found, wanted)?;
-        for (transfer, piece) in &self.receives {
-            let packed = &incoming[transfer.range.clone()];
-            let mut at = 0;
-            piece.each(|to, _, length| {
-                copy(packed, at, target, to, length);
-                at += length;
-            });
+        for message in &self.receives {
+            exchange.unpack(message, target)?;
         }
-        Ok(())
-    }
-}
-
-/// A run of one element is not worth a call.
-#[inline]
-fn copy<T: Copy>(from: &[T], start: usize, to: &mut [T], place: usize, length: usize) {
-    match length {
-        1 => to[place] = from[start],
-        _ => to[place..place + length].copy_from_slice(&from[start..start + length]),
+        exchange.end()
     }
 }
 
@@ -332,74 +347,6 @@ fn pieces(own: &Distribution, rank: u32, other: &Distribution) -> Vec<(u32, Piec
         Some((peer, Piece::new(runs, &part, &other.part(peer)?)))
     });
     peers.collect()
-}
-
-impl Piece {
-    /// Of parts of these shapes.
-    fn new(mut runs: Vec<Runs>, own: &[usize], other: &[usize]) -> Piece {
-        let strides = |part: &[usize]| {
-            let mut strides = vec![1; part.len()];
-            for at in (1..part.len()).rev() {
-                strides[at - 1] = strides[at] * part[at];
-            }
-            strides
-        };
-        let (mut own_strides, mut other_strides) = (strides(own), strides(other));
-        // Rows that are whole on both sides lie behind each other: one run of single elements.
-        let mut row = 1;
-        while let [.., before, last] = &mut runs[..] {
-            let dimension = own_strides.len() - 1;
-            if !last.is_all(own[dimension] * row, other[dimension] * row) {
-                break;
-            }
-            row *= own[dimension];
-            *before = before.times(row);
-            runs.pop();
-            own_strides.pop();
-            other_strides.pop();
-        }
-        Piece {
-            runs,
-            own_strides,
-            other_strides,
-        }
-    }
-
-    fn count(&self) -> usize {
-        self.runs.iter().map(Runs::count).product()
-    }
-
-    /// Calls `each` with the beginnings here and there and the length of each run, in the order of
-    /// the array.
-    #[inline]
-    fn each(&self, mut each: impl FnMut(usize, usize, usize)) {
-        match &self.runs[..] {
-            // An array of no dimensions is one element.
-            [] => each(0, 0, 1),
-            _ => self.each_from(0, (0, 0), &mut each),
-        }
-    }
-
-    fn each_from(
-        &self,
-        dimension: usize,
-        (own, other): (usize, usize),
-        each: &mut impl FnMut(usize, usize, usize),
-    ) {
-        let runs = &self.runs[dimension];
-        if dimension + 1 == self.runs.len() {
-            runs.each(|here, there, length| each(own + here, other + there, length));
-            return;
-        }
-        let strides = (self.own_strides[dimension], self.other_strides[dimension]);
-        runs.each(|here, there, length| {
-            for at in 0..length {
-                let own = own + (here + at) * strides.0;
-                let other = other + (there + at) * strides.1;
-                self.each_from(dimension + 1, (own, other), each);
-            }
-        });
-    }
 }
 
 /// How many elements each pair of ranks shares, along each dimension by coordinates.

@@ -65,6 +65,13 @@ impl Run {
         self.length * self.repeats
     }
 
+    /// How many times it begins below an index of the period.
+    fn begun_below(&self, end: usize) -> usize {
+        let left = end.saturating_sub(self.first.index);
+        let step = self.step.index.max(self.length).max(1);
+        left.div_ceil(step).min(self.repeats)
+    }
+
     /// How many of its indices are below one of the period.
     fn count_below(&self, end: usize) -> usize {
         let left = end.saturating_sub(self.first.index);
@@ -75,6 +82,19 @@ impl Run {
             false => whole * self.length + (left % step).min(self.length),
         }
     }
+}
+
+/// Runs of one length at equal distances.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Group {
+    /// Where the first begins, on both sides.
+    pub(crate) own: usize,
+    pub(crate) other: usize,
+    pub(crate) length: usize,
+    pub(crate) count: usize,
+    /// From one to the next.
+    pub(crate) own_step: usize,
+    pub(crate) other_step: usize,
 }
 
 /// See the module.
@@ -202,27 +222,58 @@ impl Runs {
         self.count() == 0
     }
 
-    /// Calls `each` with the beginnings on both sides and the length of each run, in the order of
-    /// the array.
+    /// How many runs [`groups`](Self::groups) tells of.
+    pub(crate) fn number(&self) -> usize {
+        let (periods, rest) = (self.extent / self.period, self.extent % self.period);
+        let whole: usize = self.runs.iter().map(|run| run.repeats).sum();
+        let last: usize = self.runs.iter().map(|run| run.begun_below(rest)).sum();
+        whole * periods + last
+    }
+
+    /// Calls `each` with groups of runs, in the order of the array.
     #[inline]
-    pub(crate) fn each(&self, mut each: impl FnMut(usize, usize, usize)) {
+    pub(crate) fn groups(&self, mut each: impl FnMut(Group)) {
         let (mut at, mut own, mut other) = (0, 0, 0);
         while at < self.extent {
             let left = self.extent - at;
             for run in &self.runs {
-                let mut place = run.first;
-                (place.own, place.other) = (place.own + own, place.other + other);
-                for _ in 0..run.repeats {
-                    if place.index >= left {
-                        break;
-                    }
-                    each(place.own, place.other, run.length.min(left - place.index));
-                    place = place.behind(run.step, 1);
+                let begun = run.begun_below(left);
+                if begun == 0 {
+                    continue;
+                }
+                let last = run.first.behind(run.step, begun - 1);
+                let cut = run.length.min(left - last.index);
+                let whole = if cut == run.length { begun } else { begun - 1 };
+                let group = |place: Place, length, count| Group {
+                    own: place.own + own,
+                    other: place.other + other,
+                    length,
+                    count,
+                    own_step: run.step.own,
+                    other_step: run.step.other,
+                };
+                if whole > 0 {
+                    each(group(run.first, run.length, whole));
+                }
+                if whole < begun {
+                    each(group(last, cut, 1));
                 }
             }
             at += self.period;
             (own, other) = (own + self.own_step, other + self.other_step);
         }
+    }
+
+    /// Calls `each` with the beginnings on both sides and the length of each run, in the order of
+    /// the array.
+    #[inline]
+    pub(crate) fn each(&self, mut each: impl FnMut(usize, usize, usize)) {
+        self.groups(|group| {
+            for at in 0..group.count {
+                let own = group.own + at * group.own_step;
+                each(own, group.other + at * group.other_step, group.length);
+            }
+        });
     }
 
     /// True if this is all of both sides' parts, of so many indices, in order.
@@ -282,6 +333,9 @@ mod tests {
                     });
                     prop_assert_eq!(&found, &wanted);
                     prop_assert_eq!(runs.count(), wanted.len());
+                    let mut number = 0;
+                    runs.each(|_, _, _| number += 1);
+                    prop_assert_eq!(runs.number(), number);
                 }
             }
         }

@@ -6,6 +6,7 @@
  * the launcher" those whose other processes do not begin, "rank R" those that any rank may say.
  */
 #include <bsp.h>
+#include <bsp_reshuffle.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -35,6 +36,78 @@ static void end(void)
 
 static void nothing(void)
 {
+}
+
+/* ---- reshuffling ---- */
+
+static bsp_reshuffle_plan *cyclic_to_parts(size_t extent, size_t bytes)
+{
+    static const size_t one = 1;
+    size_t part = (extent + (size_t)p - 1) / (size_t)p;
+    return bsp_reshuffle_plan_create(1, &extent, bytes, &p, &one, &p, &part); /* here */
+}
+
+/* rank R, superstep 1: bsp_reshuffle_plan_create: elements must have at least 1 byte */
+static void reshuffle_elements_of_nothing(void)
+{
+    size_t extent = 8, one = 1;
+    begin();
+    bsp_reshuffle_plan_create(1, &extent, 0, &p, &one, &p, &one); /* here */
+}
+
+/* rank R, superstep 1: bsp_reshuffle_plan_create: the list of blocks afterwards must not be NULL */
+static void reshuffle_no_blocks(void)
+{
+    size_t extent = 8, one = 1;
+    begin();
+    bsp_reshuffle_plan_create(1, &extent, 4, &p, &one, &p, NULL); /* here */
+}
+
+/* rank R, superstep 1: bsp_reshuffle_plan_create: the number of processes of a dimension must not be negative: -1 */
+static void reshuffle_negative_processes(void)
+{
+    size_t extent = 8, one = 1;
+    int few = -1;
+    begin();
+    bsp_reshuffle_plan_create(1, &extent, 4, &p, &one, &few, &one); /* here */
+}
+
+/* rank R, superstep 1: bsp_reshuffle_plan_create: the distributions want 1000 processes, and there are 3: start more, or choose smaller grids */
+static void reshuffle_too_many_processes(void)
+{
+    size_t extent = 8, one = 1;
+    int many = 1000;
+    begin();
+    bsp_reshuffle_plan_create(1, &extent, 4, &p, &one, &many, &one); /* here */
+}
+
+/* rank 0, superstep 4: bsp_reshuffle_execute: source and destination overlap: use bsp_reshuffle_in_place for one memory */
+static void reshuffle_overlap(void)
+{
+    static char memory[300];
+    begin();
+    bsp_reshuffle_plan *plan = cyclic_to_parts(300, 1);
+    bsp_reshuffle_execute(plan, memory, memory + (me == 0 ? 50 : 150)); /* here */
+}
+
+/* rank 1, superstep 4: bsp_reshuffle_execute: the source must not be NULL */
+static void reshuffle_no_source(void)
+{
+    static char memory[300];
+    begin();
+    bsp_reshuffle_plan *plan = cyclic_to_parts(300, 1);
+    bsp_reshuffle_execute(plan, me == 1 ? NULL : memory, memory + 150); /* here */
+}
+
+/* rank 2, superstep 4: bsp_reshuffle_in_place: the plan is none: it was not created, or has been destroyed */
+static void reshuffle_by_no_plan(void)
+{
+    static char memory[300];
+    begin();
+    bsp_reshuffle_plan *plan = cyclic_to_parts(300, 1);
+    if (me == 2)
+        bsp_reshuffle_plan_destroy(plan);
+    bsp_reshuffle_in_place(plan, memory); /* here */
 }
 
 /* ---- life ---- */

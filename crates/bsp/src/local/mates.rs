@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use dipole_link::cpu;
-use dipole_link::shm::pull::{self, Probe};
+use dipole_link::shm::pull::{self, Piece, Probe};
 use dipole_link::window::Window;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -222,6 +222,25 @@ impl Mates {
             return Ok(());
         };
         let pulled = pull::pull(other.number, other.probe, address, into);
+        pulled.map_err(|cause| Failure::Gone {
+            rank: self.mates[mate].rank,
+            cause: format!("its memory cannot be read: {cause}"),
+        })
+    }
+
+    /// Copies pieces of it.
+    ///
+    /// # Errors
+    /// It is not there.
+    ///
+    /// # Safety
+    /// That of [`pull::pull_pieces`].
+    pub(crate) unsafe fn pull_pieces(&self, mate: usize, pieces: &[Piece]) -> Result<(), Failure> {
+        let Some(other) = &self.mates[mate].other else {
+            return Ok(());
+        };
+        // SAFETY: the caller's promise.
+        let pulled = unsafe { pull::pull_pieces(other.number, other.probe, pieces) };
         pulled.map_err(|cause| Failure::Gone {
             rank: self.mates[mate].rank,
             cause: format!("its memory cannot be read: {cause}"),

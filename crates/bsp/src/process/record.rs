@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 
+use dipole_link::shm::pull::Piece;
 use dipole_link::window::Source;
 
 use super::direct::{DIRECT_BYTES, lend};
@@ -308,6 +309,56 @@ impl<C: Carrier> Process<C> {
         self.mates
             .as_ref()
             .map_or(Ok(()), |mates| mates.pull(mate, address, into))
+    }
+
+    /// True if [`get_at_once`](Self::get_at_once) reaches a rank's memory; itself, it does.
+    #[must_use]
+    pub fn can_get_at_once(&self, of: u32) -> bool {
+        of == self.rank || of < self.size && self.open_mate(of).is_some()
+    }
+
+    /// The same for many pieces, each of which tells its offset in the area as `from`.
+    ///
+    /// # Errors
+    /// Those of [`get_at_once`](Self::get_at_once).
+    ///
+    /// # Safety
+    /// Each piece's bytes can be written where it goes, nobody else uses them, and no two overlap.
+    pub unsafe fn get_pieces_at_once(
+        &mut self,
+        of: u32,
+        area: *const c_void,
+        pieces: &mut [Piece],
+    ) -> Result<(), Failure> {
+        self.check_rank(of)?;
+        let ends = pieces
+            .iter()
+            .map(|it| it.from.saturating_add(it.length as u64));
+        let Some(end) = ends.max() else {
+            return Ok(());
+        };
+        let (_, address) = (self.registrations).find(area.addr() as u64, of, 0, end)?;
+        if of == self.rank {
+            for piece in pieces {
+                // SAFETY: inside a registered part, as just checked; writable by the caller's promise.
+                unsafe { self.get_at_once(of, area, piece.from, piece.into, piece.length as u64) }?;
+            }
+            return Ok(());
+        }
+        let out_of_reach = Failure::OutOfReach { rank: of };
+        let mate = self.open_mate(of).ok_or(out_of_reach)?;
+        self.wait_left(mate)?;
+        let mut bytes = 0;
+        for piece in &mut *pieces {
+            piece.from = piece.from.wrapping_add(address);
+            bytes += piece.length as u64;
+        }
+        self.note_got(of, bytes);
+        match &self.mates {
+            // SAFETY: the caller's promise.
+            Some(mates) => unsafe { mates.pull_pieces(mate, pieces) },
+            None => Ok(()),
+        }
     }
 
     /// Sends a message to the queue of a rank, which has it in the next superstep. Tag and

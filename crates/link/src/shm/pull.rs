@@ -88,7 +88,50 @@ pub fn pull(pid: i32, probe: Probe, address: u64, into: &mut [u8]) -> io::Result
     }
 }
 
+/// Bytes of another process's memory, and where they shall lie here.
+#[derive(Clone, Copy, Debug)]
+pub struct Piece {
+    /// Where they are there.
+    pub from: u64,
+    /// Where they go.
+    pub into: *mut u8,
+    /// How many.
+    pub length: usize,
+}
+
+/// Pieces that one call of the kernel fetches, beside the probe (`IOV_MAX`).
+pub const CALL_PIECES: usize = 1023;
+
+/// Fetches many pieces, as few calls as possible; else as [`pull`].
+///
+/// # Errors
+/// Those of [`pull`].
+///
+/// # Safety
+/// Each `into` is writable for its length, nobody uses it meanwhile, and no two overlap.
+pub unsafe fn pull_pieces(pid: i32, probe: Probe, pieces: &[Piece]) -> io::Result<()> {
+    for some in pieces.chunks(CALL_PIECES) {
+        // SAFETY: the caller's promise.
+        unsafe { fetch(pid, probe, some) }?;
+    }
+    Ok(())
+}
+
 fn pull_part(pid: i32, probe: Probe, address: u64, into: &mut [u8]) -> io::Result<()> {
+    let piece = Piece {
+        from: address,
+        into: into.as_mut_ptr(),
+        length: into.len(),
+    };
+    // SAFETY: a slice of ours.
+    unsafe { fetch(pid, probe, &[piece]) }
+}
+
+/// One call, with the probe.
+///
+/// # Safety
+/// That of [`pull_pieces`]; there are no more pieces than [`CALL_PIECES`].
+unsafe fn fetch(pid: i32, probe: Probe, pieces: &[Piece]) -> io::Result<()> {
     let mut found = [0; PROBE_BYTES];
     let slice = |base: *mut u8, length| libc::iovec {
         iov_base: base.cast(),
@@ -99,19 +142,36 @@ fn pull_part(pid: i32, probe: Probe, address: u64, into: &mut [u8]) -> io::Resul
             .map(std::ptr::without_provenance_mut)
             .map_err(io::Error::other)
     };
-    let local = [
-        slice(into.as_mut_ptr(), into.len()),
-        slice(found.as_mut_ptr(), PROBE_BYTES),
-    ];
-    let remote = [
-        slice(there(address)?, into.len()),
-        slice(there(probe.at)?, PROBE_BYTES),
-    ];
-    let wanted = into.len() + PROBE_BYTES;
+    let count = pieces.len() + 1;
+    let nothing = slice(std::ptr::null_mut(), 0);
+    // One piece is what nearly all callers want: nothing is allocated for it.
+    let (mut few, mut many);
+    let vectors = match pieces.len() {
+        0 | 1 => {
+            few = [nothing; 4];
+            &mut few[..2 * count]
+        }
+        _ => {
+            many = vec![nothing; 2 * count];
+            &mut many[..]
+        }
+    };
+    let (local, remote) = vectors.split_at_mut(count);
+    let mut wanted = PROBE_BYTES;
+    for (at, piece) in pieces.iter().enumerate() {
+        local[at] = slice(piece.into, piece.length);
+        remote[at] = slice(there(piece.from)?, piece.length);
+        wanted += piece.length;
+    }
+    local[count - 1] = slice(found.as_mut_ptr(), PROBE_BYTES);
+    remote[count - 1] = slice(there(probe.at)?, PROBE_BYTES);
+    let number = count as libc::c_ulong;
     let got = loop {
-        // SAFETY: the kernel writes into the two local places, which are ours, live and
+        // SAFETY: the kernel writes into the local places, which are the caller's and ours, live and
         // as long as told; it checks the other process's addresses itself.
-        let got = unsafe { libc::process_vm_readv(pid, local.as_ptr(), 2, remote.as_ptr(), 2, 0) };
+        let got = unsafe {
+            libc::process_vm_readv(pid, local.as_ptr(), number, remote.as_ptr(), number, 0)
+        };
         match usize::try_from(got) {
             Ok(got) => break got,
             Err(_) => {
@@ -155,6 +215,32 @@ mod tests {
         pull(own(), probe, address(&bytes[..]), &mut into).expect("own memory");
         assert_eq!(into, bytes);
         pull(own(), probe, 0, &mut []).expect("only the probe");
+    }
+
+    #[test]
+    fn pieces_come_from_anywhere_and_go_anywhere() {
+        let bytes: Vec<u8> = (0..=255).cycle().take(40_000).collect();
+        let number = Box::new(11_u64);
+        let at = address(&*number);
+        let probe = Probe { at, number: 11 };
+        let mut into = vec![0_u8; bytes.len()];
+        // Every tenth byte, backwards, by more pieces than one call takes.
+        let pieces: Vec<Piece> = (0..4000)
+            .map(|piece| Piece {
+                from: address(&bytes[..]) + 10 * piece,
+                into: into[39_990 - 10 * piece as usize..].as_mut_ptr(),
+                length: 1,
+            })
+            .collect();
+        // SAFETY: all lie in `into`, ten bytes apart.
+        unsafe { pull_pieces(own(), probe, &pieces) }.expect("own memory");
+        for (at, found) in into.iter().enumerate() {
+            let wanted = if at % 10 == 0 { bytes[39_990 - at] } else { 0 };
+            assert_eq!(*found, wanted, "{at}");
+        }
+        let wrong = Probe { at, number: 12 };
+        // SAFETY: as before.
+        assert!(unsafe { pull_pieces(own(), wrong, &pieces) }.is_err());
     }
 
     #[test]

@@ -1,0 +1,119 @@
+//! One sequence of bytes over several streams, which may go through several interfaces.
+
+use std::thread;
+
+use crate::error::StreamError;
+use crate::layout::Layout;
+use crate::stream::Stream;
+
+/// Bytes in a row over `streams`, blocks of so many in turn, and within each stream over ranks as that
+/// stream's layout says. So the other end finds block k of the sequence in stream k modulo their number.
+///
+/// A rank's part of each stream is its own slice: [`split`](Stripes::split) says how long.
+#[derive(Debug)]
+pub struct Stripes<'a> {
+    streams: Vec<Stream<'a>>,
+    block: u64,
+}
+
+impl<'a> Stripes<'a> {
+    /// Over these streams, which all ranks have opened in the same order.
+    ///
+    /// # Errors
+    /// There are none, or blocks have nothing.
+    pub fn new(streams: Vec<Stream<'a>>, block: u64) -> Result<Stripes<'a>, StreamError> {
+        if streams.is_empty() || block == 0 {
+            let why = "stripes need at least one stream, and blocks of at least one byte";
+            return Err(StreamError::Misuse(why.into()));
+        }
+        Ok(Stripes { streams, block })
+    }
+
+    /// The streams, for control.
+    pub fn streams(&mut self) -> &mut [Stream<'a>] {
+        &mut self.streams
+    }
+
+    /// Bytes of the sequence that go over each stream.
+    #[must_use]
+    pub fn split(&self, total: u64) -> Vec<u64> {
+        let number = u32::try_from(self.streams.len()).unwrap_or(u32::MAX);
+        let over = Layout::block_cyclic(number, self.block);
+        (0..number).map(|stream| over.part(stream, total)).collect()
+    }
+
+    /// Writes `total` bytes over all streams at once: `parts` has this rank's part of each stream's bytes, dealt
+    /// out to ranks as `layout` says. All ranks.
+    ///
+    /// # Errors
+    /// The first error of a stream.
+    pub fn write(
+        &mut self,
+        layout: impl Fn(u64) -> Layout + Sync,
+        total: u64,
+        parts: &[&[u8]],
+    ) -> Result<(), StreamError> {
+        let split = self.split(total);
+        self.check(parts.len())?;
+        let layout = &layout;
+        let all = self.streams.iter_mut().zip(split).zip(parts);
+        joined(
+            all.map(|((stream, bytes), part)| move || stream.write(&layout(bytes), bytes, part)),
+        )?;
+        Ok(())
+    }
+
+    /// Reads `total` bytes from all streams at once; how many came. All ranks.
+    ///
+    /// # Errors
+    /// The first error of a stream.
+    pub fn read(
+        &mut self,
+        layout: impl Fn(u64) -> Layout + Sync,
+        total: u64,
+        parts: &mut [&mut [u8]],
+    ) -> Result<u64, StreamError> {
+        let split = self.split(total);
+        self.check(parts.len())?;
+        let layout = &layout;
+        let all = self.streams.iter_mut().zip(split).zip(parts);
+        let came = joined(
+            all.map(|((stream, bytes), part)| move || stream.read(&layout(bytes), bytes, part)),
+        )?;
+        Ok(came.into_iter().sum())
+    }
+
+    fn check(&self, parts: usize) -> Result<(), StreamError> {
+        let streams = self.streams.len();
+        match parts == streams {
+            true => Ok(()),
+            false => Err(StreamError::Misuse(format!(
+                "{parts} parts for {streams} streams"
+            ))),
+        }
+    }
+
+    /// Closes all. All ranks.
+    ///
+    /// # Errors
+    /// The first error of a stream.
+    pub fn close(self) -> Result<(), StreamError> {
+        self.streams.into_iter().try_for_each(Stream::close)
+    }
+}
+
+/// What all return, each run by a thread.
+fn joined<A: Send, F>(all: impl Iterator<Item = F>) -> Result<Vec<A>, StreamError>
+where
+    F: FnOnce() -> Result<A, StreamError> + Send,
+{
+    thread::scope(|scope| {
+        let threads: Vec<_> = all.map(|each| scope.spawn(each)).collect();
+        let outcomes: Vec<_> = threads.into_iter().map(|it| it.join()).collect();
+        let outcomes = outcomes.into_iter().map(|it| match it {
+            Ok(outcome) => outcome,
+            Err(panic) => std::panic::resume_unwind(panic),
+        });
+        outcomes.collect()
+    })
+}

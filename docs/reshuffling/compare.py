@@ -1,0 +1,107 @@
+#!/usr/bin/env python3
+"""Reshuffling of a matrix by Dipole beside ScaLAPACK's pdgemr2d, in turns: on this node, and, as root,
+between two network namespaces, where ScaLAPACK's Open MPI sends by TCP.
+
+    cargo build --release -p dipole-tools -p dipole-bsp-capi
+    docs/reshuffling/compare.py [ROUNDS] [--target target/release]
+
+wants gcc, libscalapack-openmpi-dev, mpirun.openmpi and, for the second part, ip. The namespaces are removed.
+Each line: milliseconds of the fastest run of all rounds, and the median of the rounds' ratios.
+"""
+import argparse
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+MPI = ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "--mca", "pml", "ob1"]
+
+
+def run(*command, **more):
+    return subprocess.run([str(part) for part in command], check=True, text=True, stdout=subprocess.PIPE, **more).stdout
+
+
+def results(text):
+    """Name, seconds, and what stands behind them."""
+    lines = [line.split() for line in text.splitlines() if "-to-" in line]
+    return {line[0]: [float(part) for part in line[1::2]] for line in lines}
+
+
+def compare(title, rounds, ours, theirs):
+    all_rounds = []
+    for _ in range(rounds):
+        all_rounds.append((results(ours()), results(theirs())))
+    print(f"\n{title}\n{'':>28} {'dipole, ms':>12} {'pdgemr2d, ms':>13} {'faster by':>10} {'of memcpy':>10}")
+    for name in all_rounds[0][0]:
+        mine = [one[name] for one, _ in all_rounds]
+        other = [two[name][0] for _, two in all_rounds]
+        ratio = statistics.median(o / m[0] for m, o in zip(mine, other))
+        copy = statistics.median(m[1] / m[0] for m in mine)
+        print(f"{name:>28} {min(m[0] for m in mine) * 1e3:>12.2f} {min(other) * 1e3:>13.2f} {ratio:>10.2f} {copy:>10.2f}")
+
+
+def between_namespaces(rounds, dipole, programs, folder):
+    names = [f"reshuffle{os.getpid()}{end}" for end in "ab"]
+    try:
+        for name in names:
+            run("ip", "netns", "add", name)
+        run("ip", "link", "add", "re0", "netns", names[0], "type", "veth", "peer", "name", "re0", "netns", names[1])
+        for number, name in enumerate(names, 1):
+            run("ip", "-n", name, "addr", "add", f"10.77.0.{number}/24", "dev", "re0")
+            for device in ("lo", "re0"):
+                run("ip", "-n", name, "link", "set", device, "up")
+        hosts = folder / "hosts"
+        hosts.write_text("".join(f"{n} 10.77.0.{n} slots=1 ssh={name} runtime={folder}/node{n}\n" for n, name in enumerate(names, 1)))
+        shell = folder / "shell"
+        # What both launchers take for ssh: the other namespace.
+        shell.write_text('#!/bin/sh\nwhile :; do case "$1" in -o) shift 2;; -*) shift;; *) break;; esac; done\n'
+                         'case "$1" in 10.77.0.1) n=' + names[0] + ';; 10.77.0.2) n=' + names[1] + ';; *) n=$1;; esac\n'
+                         'shift\nexec ip netns exec "$n" sh -c "$*"\n')
+        shell.chmod(0o755)
+        inside = ["ip", "netns", "exec", names[0]]
+        environment = dict(os.environ, DIPOLE_NID="1", DIPOLE_RUNTIME_DIR=str(folder / "node1"))
+        for link in ("auto", "udp"):
+            compare(
+                f"between two namespaces, link {link}, beside Open MPI by TCP", rounds,
+                lambda: run(*inside, dipole, "run", "-n", 2, "--hosts", hosts, "--rsh", shell, programs["reshuffle"],
+                            env=dict(environment, DIPOLE_LINK=link)),
+                lambda: run(*inside, *MPI, "--mca", "btl", "self,tcp", "--mca", "btl_tcp_if_include", "10.77.0.0/24",
+                            "--mca", "oob_tcp_if_include", "10.77.0.0/24", "--mca", "plm_rsh_agent", shell,
+                            "--host", "10.77.0.1:1,10.77.0.2:1", "-n", 2, programs["pdgemr2d"]))
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], stderr=subprocess.DEVNULL, check=False)
+
+
+def main():
+    arguments = argparse.ArgumentParser()
+    arguments.add_argument("rounds", type=int, nargs="?", default=5)
+    arguments.add_argument("--target", type=pathlib.Path, default=ROOT / "target/release")
+    given = arguments.parse_args()
+    target = given.target.resolve()
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        library = target / "libbsp.so"
+        if not library.exists():
+            sys.exit(f"{library} is missing: cargo build --release -p dipole-tools -p dipole-bsp-capi")
+        for link in ("libbsp.so", "libbsp.so.0"):
+            (folder / link).symlink_to(library)
+        programs = {name: folder / name for name in ("reshuffle", "pdgemr2d")}
+        run("gcc", "-std=c11", "-O2", HERE / "reshuffle.c", f"-I{ROOT}/include", f"-L{folder}", f"-Wl,-rpath,{folder}",
+            "-lbsp", "-o", programs["reshuffle"])
+        run("mpicc.openmpi", "-std=c11", "-O2", HERE / "pdgemr2d.c", "-lscalapack-openmpi", "-o", programs["pdgemr2d"])
+        compare("on one node, beside Open MPI by shared memory (vader)", given.rounds,
+                lambda: run(target / "dipole", "run", "-n", 2, programs["reshuffle"]),
+                lambda: run(*MPI, "--mca", "btl", "self,vader", "-n", 2, programs["pdgemr2d"]))
+        if os.geteuid() == 0:
+            between_namespaces(given.rounds, target / "dipole", programs, folder)
+        else:
+            print("SKIPPED: between namespaces: needs root")
+
+
+if __name__ == "__main__":
+    main()
