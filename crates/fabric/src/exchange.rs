@@ -11,6 +11,7 @@
 mod atomic;
 mod receives;
 mod remote;
+mod settle;
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
