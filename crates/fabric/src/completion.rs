@@ -2,11 +2,14 @@
 //! while they do.
 
 use std::collections::VecDeque;
+use std::io;
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::abi::fabric::{FI_READ, FI_RECV, FI_REMOTE_WRITE, FI_SEND, FI_WRITE};
+use crate::descriptor::Descriptor;
 
 /// Looks that find nothing after which others get the core between them.
 const IDLE_LOOKS: u32 = 128;
@@ -41,6 +44,12 @@ pub(crate) trait Source: Send + Sync {
     /// Sleeps until something comes, at most `timeout`.
     fn wait(&self, timeout: Duration);
 
+    /// Takes all that has come; after which time to do so again though nothing comes.
+    fn settle(&self) -> Option<Duration>;
+
+    /// What is readable while something has come; none if it cannot be had.
+    fn descriptors(&self) -> Option<[BorrowedFd<'_>; 2]>;
+
     /// The program's number of whoever has this address.
     fn find(&self, address: u64) -> Option<u64>;
 }
@@ -55,10 +64,15 @@ pub(crate) struct Sources {
     others: Mutex<Vec<Arc<dyn Source>>>,
     has_others: AtomicBool,
     idle: AtomicU32,
+    /// Tells programs that sleep when to look, if they asked for it.
+    descriptor: OnceLock<Descriptor>,
 }
 
 impl Sources {
     pub(crate) fn add(&self, endpoint: Arc<dyn Source>) {
+        if let Some(descriptor) = self.descriptor.get() {
+            watch(descriptor, &*endpoint);
+        }
         let first = self.first.get_or_init(|| Arc::clone(&endpoint));
         if is_same(first, &*endpoint) {
             self.has_first.store(true, Ordering::Release);
@@ -72,6 +86,11 @@ impl Sources {
     }
 
     pub(crate) fn remove(&self, endpoint: &dyn Source) {
+        if let Some(descriptor) = self.descriptor.get() {
+            for part in endpoint.descriptors().into_iter().flatten() {
+                descriptor.forget(part);
+            }
+        }
         if (self.first.get()).is_some_and(|first| is_same(first, endpoint)) {
             self.has_first.store(false, Ordering::Release);
         }
@@ -111,6 +130,42 @@ impl Sources {
         }
     }
 
+    /// The descriptor, which there is from now on.
+    pub(crate) fn describe(&self) -> io::Result<&Descriptor> {
+        if let Some(known) = self.descriptor.get() {
+            return Ok(known);
+        }
+        let made = Descriptor::new()?;
+        let descriptor = self.descriptor.get_or_init(|| made);
+        for endpoint in self.all() {
+            watch(descriptor, &*endpoint);
+        }
+        Ok(descriptor)
+    }
+
+    /// The descriptor, if the program has asked for it.
+    #[inline]
+    pub(crate) fn described(&self) -> Option<&Descriptor> {
+        self.descriptor.get()
+    }
+
+    /// Takes all that has come, before the program sleeps.
+    pub(crate) fn settle(&self) {
+        let again = self.all().iter().filter_map(|source| source.settle()).min();
+        if let Some(descriptor) = self.descriptor.get() {
+            descriptor.arm(again);
+        }
+    }
+
+    fn all(&self) -> Vec<Arc<dyn Source>> {
+        let others = lock(&self.others);
+        self.first()
+            .into_iter()
+            .chain(others.iter())
+            .cloned()
+            .collect()
+    }
+
     /// Waits until `got` has something, at most `timeout`; for ever without one.
     pub(crate) fn wait<T>(
         &self,
@@ -148,6 +203,18 @@ impl Sources {
     }
 }
 
+fn watch(descriptor: &Descriptor, endpoint: &dyn Source) {
+    let Some(parts) = endpoint.descriptors() else {
+        tracing::warn!("an endpoint has no descriptors: waiting for one misses what comes");
+        return;
+    };
+    for part in parts {
+        if let Err(cause) = descriptor.watch(part) {
+            tracing::warn!("a descriptor cannot be watched: {cause}");
+        }
+    }
+}
+
 fn is_same(known: &Arc<dyn Source>, other: &dyn Source) -> bool {
     std::ptr::addr_eq(Arc::as_ptr(known), other)
 }
@@ -169,6 +236,37 @@ impl Cq {
         let mut entries = lock(&self.entries);
         entries.push_back(entry);
         self.length.store(entries.len(), Ordering::Release);
+        self.tell(&entries);
+    }
+
+    /// The descriptor says whether there are entries.
+    #[inline]
+    fn tell(&self, entries: &VecDeque<Entry>) {
+        if let Some(descriptor) = self.sources.described() {
+            match entries.is_empty() {
+                true => descriptor.lower(),
+                false => descriptor.raise(),
+            }
+        }
+    }
+
+    /// The descriptor of this queue.
+    pub(crate) fn describe(&self) -> io::Result<i32> {
+        let number = self.sources.describe()?.number();
+        self.tell(&lock(&self.entries));
+        Ok(number)
+    }
+
+    /// Takes what has come; true if there is nothing to read, so that the program may sleep until
+    /// the descriptor is readable.
+    pub(crate) fn may_sleep(&self) -> bool {
+        if self.is_empty() {
+            self.sources.settle();
+        }
+        // It was raised for a signal, perhaps.
+        let entries = lock(&self.entries);
+        self.tell(&entries);
+        entries.is_empty()
     }
 
     /// Takes at most `most` entries that have not failed, in order: how many. `None`: the
@@ -189,6 +287,7 @@ impl Cq {
             count += 1;
         };
         self.length.store(entries.len(), Ordering::Release);
+        self.tell(&entries);
         (count > 0 || !has_failed).then_some(count)
     }
 
@@ -202,11 +301,16 @@ impl Cq {
         let mut entries = lock(&self.entries);
         entries.front()?.failure?;
         self.length.store(entries.len() - 1, Ordering::Release);
-        entries.pop_front()
+        let failed = entries.pop_front();
+        self.tell(&entries);
+        failed
     }
 
     pub(crate) fn signal(&self) {
         self.signalled.store(1, Ordering::Release);
+        if let Some(descriptor) = self.sources.described() {
+            descriptor.raise();
+        }
     }
 
     /// Waits until there is an entry or somebody signals.
@@ -224,6 +328,36 @@ pub(crate) struct Cntr {
     pub(crate) value: AtomicU64,
     pub(crate) failed: AtomicU64,
     pub(crate) sources: Sources,
+    /// What the program saw when it last asked whether it may sleep.
+    seen: Mutex<(u64, u64)>,
+}
+
+impl Cntr {
+    /// It has another value than before.
+    #[inline]
+    pub(crate) fn tell(&self) {
+        if let Some(descriptor) = self.sources.described() {
+            descriptor.raise();
+        }
+    }
+
+    fn values(&self) -> (u64, u64) {
+        let value = self.value.load(Ordering::Acquire);
+        (value, self.failed.load(Ordering::Acquire))
+    }
+
+    /// Takes what has come; true if the counter is as it was when this was asked before, so that
+    /// the program may sleep until the descriptor is readable.
+    pub(crate) fn may_sleep(&self) -> bool {
+        self.sources.settle();
+        let mut seen = lock(&self.seen);
+        if let Some(descriptor) = self.sources.described() {
+            descriptor.lower();
+        }
+        // Whoever counts from now on raises it again.
+        let now = self.values();
+        std::mem::replace(&mut *seen, now) == now
+    }
 }
 
 /// Where an endpoint's completions go.
@@ -247,6 +381,7 @@ impl Sinks {
                     Some(_) => &counter.failed,
                 };
                 count.fetch_add(1, Ordering::Release);
+                counter.tell();
             }
         }
         if wanted || entry.failure.is_some() {

@@ -117,14 +117,14 @@ unsafe extern "C" fn cq_open(
 
 unsafe extern "C" fn cntr_open(
     fid: *mut FidDomain,
-    _: *mut CntrAttr,
+    attr: *mut CntrAttr,
     out: *mut *mut FidCntr,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: a domain of this provider, and a place for an answer.
+    // SAFETY: a domain of this provider, valid attributes, and a place for an answer.
     call(|| unsafe {
         domain(fid)?;
-        Counter::open(out, context)
+        Counter::open(given(attr), out, context)
     })
 }
 

@@ -9,8 +9,10 @@
 //! Nothing here blocks: what finds no room is posted, or told to be tried again.
 
 mod atomic;
+mod nowhere;
 mod receives;
 mod remote;
+mod settle;
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -221,6 +223,9 @@ impl Exchange {
     /// `AGAIN`: there is no room just now. The peer is gone.
     #[inline]
     pub(crate) fn send(&mut self, to: &Name, message: Sending) -> Result<(), Failure> {
+        if message.from.lost() > 0 {
+            return self.send_nothing(to, message);
+        }
         if to.messages == self.own.messages {
             self.send_to_self(&message);
         } else if message.from.length() <= EAGER_BYTES && !message.is_confirmed {

@@ -17,11 +17,13 @@ const PROGRAMS: [(&str, &[&str]); 4] = [
 ];
 
 /// Kernels that compute something, by their arguments.
-const KERNELS: [(&str, &[&str]); 4] = [
+const KERNELS: [(&str, &[&str]); 6] = [
     ("ep", &["S"]),
     ("is", &["16"]),
     ("cg", &["2000"]),
     ("ft", &["7"]),
+    ("mg", &["5"]),
+    ("lu", &["16"]),
 ];
 
 /// Compiles programs and runs each in some way.
@@ -125,5 +127,23 @@ fn a_rank_that_waits_for_a_dead_one_is_told_where_the_launcher_lets_the_job_go_o
         let job = (bench.job(&program, 3)).variable("DIPOLE_LINK", link);
         let done = job.variable("OMPI_MCA_orte_enable_recovery", "1").run();
         assert!(!done.was_ended && done.err.contains("is gone"), "{done:?}");
+    }
+}
+
+#[test]
+fn datatypes_of_absolute_addresses_end_the_job_with_a_message_where_their_address_is_lost() {
+    let Some(bench) = Bench::new() else { return };
+    let program = bench.compile("bottom");
+    for link in ["auto", "udp"] {
+        let job = |argument| {
+            let job = (bench.job(&program, 3)).variable("DIPOLE_LINK", link);
+            job.arguments(&[argument]).run()
+        };
+        let returned = job("return");
+        let is_over = !returned.was_ended && returned.status.success();
+        assert!(is_over && returned.out.contains("bottom: "), "{returned:?}");
+        let ended = job("fatal");
+        let told = ended.err.contains("at address 0 fails") && !ended.status.success();
+        assert!(!ended.was_ended && told, "{ended:?}");
     }
 }
