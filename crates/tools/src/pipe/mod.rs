@@ -108,6 +108,10 @@ enum PipeError {
         "endpoint {to} did not confirm that everything has arrived; the end may be missing there"
     )]
     Unconfirmed { to: Address },
+    #[error(
+        "endpoint {to} says a second time that it is ready; is it `dipole recv` of this version?"
+    )]
+    Twice { to: Address },
     #[error("endpoint {to} reports: {reason}")]
     Refused { to: Address, reason: String },
     #[error(
