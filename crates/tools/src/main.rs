@@ -106,11 +106,20 @@ fn main() -> ExitCode {
             return out.report("help", done, false, &mut std::io::stderr());
         }
         Err(wrong) if std::env::args_os().any(|word| word == "--json") => {
-            let failure = Failure::with_status(2, wrong.render().to_string());
+            let failure = Failure::with_status(2, plain(&wrong.render().to_string()));
             let out = Output::new(std::io::stdout());
             return out.report("usage", Err(failure), true, &mut std::io::stderr());
         }
-        Err(wrong) => wrong.exit(),
+        Err(wrong) => {
+            let text = wrong.render();
+            let text = match std::io::stderr().is_terminal() {
+                true => plain(&text.ansi().to_string()),
+                false => plain(&text.to_string()),
+            };
+            // If standard error is closed or full, too, only the status is left.
+            let _unread = write!(std::io::stderr(), "{text}");
+            return ExitCode::from(2);
+        }
     };
     let arguments = Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     // Warnings are on by default: they name what a program waits for. An agent whose log is read
@@ -145,6 +154,31 @@ fn main() -> ExitCode {
     let command = matches.subcommand_name().unwrap_or_default();
     let done = run(arguments.command, json, &mut out);
     out.report(command, done, json, &mut std::io::stderr())
+}
+
+/// An error of usage without the words in which the standard library refuses numbers.
+fn plain(text: &str) -> String {
+    [
+        ("invalid digit found in string", "expected a whole number"),
+        (
+            "cannot parse integer from empty string",
+            "expected a whole number",
+        ),
+        (
+            "number too large to fit in target type",
+            "too large a number",
+        ),
+        (
+            "number too small to fit in target type",
+            "too small a number",
+        ),
+        ("invalid float literal", "expected a number"),
+        ("cannot parse float from empty string", "expected a number"),
+    ]
+    .iter()
+    .fold(text.to_owned(), |text, (found, said)| {
+        text.replace(found, said)
+    })
 }
 
 fn run(command: Command, json: bool, out: &mut dyn Write) -> Result<ExitCode, Failure> {

@@ -323,11 +323,11 @@ pub(super) fn notes(page: &str) -> Notes {
             &[
                 ("0", "nothing is broken (with --strict: nor slow)"),
                 ("1", "something is"),
+                ("2", "wrong usage"),
                 (
                     "3",
                     "nothing is broken, but nobody answers at some node: whether messages reach it is not known",
                 ),
-                ("2", "wrong usage"),
                 ("141", "nobody reads the output any more"),
             ],
             &["dipole-bench"],
