@@ -6,7 +6,7 @@ mod harness;
 use std::path::Path;
 
 use dipole_testbed::{Faults, Testbed};
-use harness::{Bench, Job};
+use harness::{Bench, Job, Library};
 
 /// The programs, and arguments that let them end soon.
 const PROGRAMS: [(&str, &[&str]); 4] = [
@@ -28,7 +28,9 @@ const KERNELS: [(&str, &[&str]); 6] = [
 
 /// Compiles programs and runs each in some way.
 fn each(programs: &[(&str, &[&str])], run: impl Fn(&Bench, &Path, &dyn Fn(Job<'_>))) {
-    let Some(bench) = Bench::new() else { return };
+    let Some(bench) = Bench::of(Library::Installed) else {
+        return;
+    };
     for (name, arguments) in programs {
         let program = bench.compile(name);
         run(&bench, &program, &|job| {
@@ -106,7 +108,9 @@ fn windows_are_right_by_reads_writes_and_atomic_operations_of_the_provider() {
 
 #[test]
 fn death_of_a_rank_ends_the_job_with_a_message() {
-    let Some(bench) = Bench::new() else { return };
+    let Some(bench) = Bench::of(Library::Installed) else {
+        return;
+    };
     let program = bench.compile("killed");
     for link in ["auto", "udp"] {
         let done = (bench.job(&program, 3)).variable("DIPOLE_LINK", link).run();
@@ -121,7 +125,9 @@ fn death_of_a_rank_ends_the_job_with_a_message() {
 
 #[test]
 fn a_rank_that_waits_for_a_dead_one_is_told_where_the_launcher_lets_the_job_go_on() {
-    let Some(bench) = Bench::new() else { return };
+    let Some(bench) = Bench::of(Library::Installed) else {
+        return;
+    };
     let program = bench.compile("killed");
     for link in ["auto", "udp"] {
         let job = (bench.job(&program, 3)).variable("DIPOLE_LINK", link);
@@ -132,7 +138,9 @@ fn a_rank_that_waits_for_a_dead_one_is_told_where_the_launcher_lets_the_job_go_o
 
 #[test]
 fn datatypes_of_absolute_addresses_end_the_job_with_a_message_where_their_address_is_lost() {
-    let Some(bench) = Bench::new() else { return };
+    let Some(bench) = Bench::of(Library::Installed) else {
+        return;
+    };
     let program = bench.compile("bottom");
     for link in ["auto", "udp"] {
         let job = |argument| {
