@@ -1,6 +1,7 @@
 //! Memory of programs that operations read and fill until they complete.
 
 use std::ffi::c_void;
+use std::ops::Range;
 use std::ptr::{self, NonNull};
 use std::slice;
 use std::sync::Once;
@@ -167,6 +168,23 @@ impl Pieces {
                 unsafe { ptr::copy_nonoverlapping(now.as_ptr(), piece.start, length) };
             }
             bytes = rest;
+        }
+    }
+
+    /// Has `copy` write as many of `length` bytes as there is room for: it gets ranges of them and
+    /// where they belong.
+    #[inline]
+    pub(crate) fn fill_with(&self, length: usize, mut copy: impl FnMut(Range<usize>, &mut [u8])) {
+        let mut at = 0;
+        for piece in &self.list[..self.count] {
+            let part = piece.length.min(length - at);
+            if part > 0 {
+                // SAFETY: not null as it has bytes; valid for writes of at least so many, and
+                // nobody else's, by the contract of `one`.
+                let place = unsafe { slice::from_raw_parts_mut(piece.start, part) };
+                copy(at..at + part, place);
+            }
+            at += part;
         }
     }
 

@@ -315,6 +315,10 @@ impl Stepper for Mailbox {
     }
 
     /// As if packets came in the small port alone.
+    fn expects_bulk(&self) -> bool {
+        false
+    }
+
     fn look(&mut self, _now: Instant, _calls: u32) -> io::Result<bool> {
         Ok(true)
     }
