@@ -3,7 +3,9 @@
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use super::{ASK_AGAIN, Exchange};
+use dipole_node::ReceiveError;
+
+use super::{ASK_AGAIN, Exchange, say};
 
 /// Steps after which the program has its turn, though more has come.
 const MOST_STEPS: u32 = 256;
@@ -20,9 +22,10 @@ impl Exchange {
     /// Takes all that has come. Tells after which time it is to be done again though nothing
     /// comes, if ever.
     pub(crate) fn settle(&mut self) -> Option<Duration> {
+        if !self.withheld.is_empty() {
+            self.flush();
+        }
         for _ in 0..MOST_STEPS {
-            // A whole look at the network, not a glance.
-            self.looks = 0;
             // Also where nothing is posted any more: its descriptor is ready until this finds nothing.
             let has_completed = self.take_completion();
             let has_come = self.take_message();
@@ -34,6 +37,21 @@ impl Exchange {
             }
         }
         Some(Duration::ZERO)
+    }
+
+    /// Takes a message, if one has come; looks everywhere, not only where short ones come.
+    fn take_message(&mut self) -> bool {
+        match self.endpoint.try_receive() {
+            Ok(Some(message)) => {
+                self.receive(message);
+                true
+            }
+            Ok(None) | Err(ReceiveError::Forked) => false,
+            Err(error) => {
+                say(&error);
+                false
+            }
+        }
     }
 
     fn next_look(&self) -> Option<Duration> {
