@@ -9,12 +9,11 @@ use crate::abi::endpoint::FidEp;
 use crate::abi::eq::{CntrAttr, CqAttr, FidCntr, FidCq, FidEq};
 use crate::abi::errno::{FI_EBUSY, FI_EINVAL, FI_ENODATA};
 use crate::abi::fabric::{FI_CLASS_DOMAIN, FI_CLASS_EQ, FI_REG_MR, Fid, Info, Ops};
-use crate::abi::missing;
 use crate::av::Av;
 use crate::counter::Counter;
 use crate::endpoint::{Ep, atomic};
 use crate::eq::EventQueue;
-use crate::guard::{Failure, call, class, fid, give, given, object, ops, take, write_at};
+use crate::guard::{Failure, call, class, fid, give, given, missing, object, ops, take, write_at};
 use crate::mr::{Access, Mr};
 use crate::place::Domain;
 use crate::queue::Queue;
@@ -25,14 +24,14 @@ static DOMAIN_OPS: DomainOps = DomainOps {
     av_open,
     cq_open,
     endpoint,
-    scalable_ep: missing,
+    scalable_ep: missing!("scalable_ep"),
     cntr_open,
-    poll_open: missing,
-    stx_ctx: missing,
-    srx_ctx: missing,
+    poll_open: missing!("poll_open"),
+    stx_ctx: missing!("stx_ctx"),
+    srx_ctx: missing!("srx_ctx"),
     query_atomic,
-    query_collective: missing,
-    endpoint2: missing,
+    query_collective: missing!("query_collective"),
+    endpoint2: missing!("endpoint2"),
 };
 static MR_OPS: MrOps = MrOps {
     size: size_of::<MrOps>(),
