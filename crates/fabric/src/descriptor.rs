@@ -8,7 +8,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
@@ -17,8 +17,6 @@ use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
     timerfd_settime,
 };
-
-use crate::completion::lock;
 
 /// See the module.
 #[derive(Debug)]
@@ -70,9 +68,13 @@ impl Descriptor {
         let _not_watched = epoll::delete(&self.epoll, other);
     }
 
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// It is readable until it is lowered.
     pub(crate) fn raise(&self) {
-        let mut state = lock(&self.state);
+        let mut state = self.state();
         if !state.is_raised {
             state.is_raised = true;
             let written = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
@@ -84,7 +86,7 @@ impl Descriptor {
 
     /// Nothing waits to be read.
     pub(crate) fn lower(&self) {
-        let mut state = lock(&self.state);
+        let mut state = self.state();
         if state.is_raised {
             state.is_raised = false;
             let _empty = rustix::io::read(&self.event, &mut [0; 8]);
@@ -93,7 +95,7 @@ impl Descriptor {
 
     /// It is readable after this time, whatever comes; without one it is not.
     pub(crate) fn arm(&self, after: Option<Duration>) {
-        let mut state = lock(&self.state);
+        let mut state = self.state();
         if after.is_none() && !state.is_armed {
             return;
         }

@@ -25,13 +25,12 @@ use crate::abi::fabric::{
     FI_COMPLETION, FI_DIRECTED_RECV, FI_ENABLE, FI_RECV, FI_SELECTIVE_COMPLETION, FI_SEND, Fid,
     Info, Ops,
 };
-use crate::abi::missing;
 use crate::av::Av;
 use crate::completion::{Source, lock};
 use crate::counter::Counter;
 use crate::exchange::Exchange;
 use crate::guard::{
-    Failure, call, class, copy_out, fid, give, given, object, ops, read_at, take, write_at,
+    Failure, call, class, copy_out, fid, give, given, missing, object, ops, read_at, take, write_at,
 };
 use crate::name::{Name, number};
 use crate::place::Domain;
@@ -86,22 +85,22 @@ static EP_OPS: EpOps = EpOps {
     cancel,
     getopt,
     setopt,
-    tx_ctx: missing,
-    rx_ctx: missing,
-    rx_size_left: missing,
-    tx_size_left: missing,
+    tx_ctx: missing!("tx_ctx"),
+    rx_ctx: missing!("rx_ctx"),
+    rx_size_left: missing!("rx_size_left"),
+    tx_size_left: missing!("tx_size_left"),
 };
 static CM_OPS: CmOps = CmOps {
     size: size_of::<CmOps>(),
-    setname: missing,
+    setname: missing!("setname"),
     getname,
-    getpeer: missing,
-    connect: missing,
-    listen: missing,
-    accept: missing,
-    reject: missing,
-    shutdown: missing,
-    join: missing,
+    getpeer: missing!("getpeer"),
+    connect: missing!("connect"),
+    listen: missing!("listen"),
+    accept: missing!("accept"),
+    reject: missing!("reject"),
+    shutdown: missing!("shutdown"),
+    join: missing!("join"),
 };
 
 impl Ep {

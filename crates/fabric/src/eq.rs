@@ -1,5 +1,5 @@
-//! Queues of events: what the program writes there itself, and names that were inserted into an
-//! address vector which was asked to tell so.
+//! Queues of events: what the program writes there itself, names that were inserted into an
+//! address vector, and memory that was registered with a domain, which were asked to tell so.
 
 use std::collections::VecDeque;
 use std::ffi::{c_char, c_int, c_void};
@@ -7,7 +7,7 @@ use std::io;
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::abi::eq::{EqAttr, EqOps, FI_AV_COMPLETE, FI_WAIT_NONE, FidEq};
+use crate::abi::eq::{EqAttr, EqOps, FI_AV_COMPLETE, FI_MR_COMPLETE, FI_WAIT_NONE, FidEq};
 use crate::abi::errno::{FI_EAGAIN, FI_EBUSY, FI_EINVAL, FI_ENOSYS, FI_ETOOSMALL};
 use crate::abi::fabric::{FI_CLASS_EQ, FI_PEEK, FI_WRITE, Fid, Ops};
 use crate::completion::lock;
@@ -58,12 +58,21 @@ impl Events {
 
     /// So many names were inserted into an address vector, by a call with this context.
     pub(crate) fn inserted(&self, av: *mut Fid, context: *mut c_void, count: u64) {
+        self.happened(FI_AV_COMPLETE, av, context, count);
+    }
+
+    /// Memory was registered, by a call with this context.
+    pub(crate) fn registered(&self, mr: *mut Fid, context: *mut c_void) {
+        self.happened(FI_MR_COMPLETE, mr, context, 0);
+    }
+
+    fn happened(&self, number: u32, to: *mut Fid, context: *mut c_void, data: u64) {
         let words = [
-            av.expose_provenance() as u64,
+            to.expose_provenance() as u64,
             context.expose_provenance() as u64,
-            count,
+            data,
         ];
-        self.push(FI_AV_COMPLETE, words.map(u64::to_ne_bytes).concat());
+        self.push(number, words.map(u64::to_ne_bytes).concat());
     }
 
     pub(crate) fn is_empty(&self) -> bool {

@@ -9,12 +9,13 @@ use crate::abi::fabric::{
     FI_CLASS_CNTR, FI_CLASS_CQ, FI_CLASS_EQ, FI_CLASS_FABRIC, FabricAttr, FabricOps, Fid,
     FidFabric, Info, Ops, version,
 };
-use crate::abi::missing;
 use crate::abi::prov::Provider;
 use crate::counter::Counter;
 use crate::domain;
 use crate::eq::EventQueue;
-use crate::guard::{AGAIN, Failure, call, class, fid, give, given, object, ops, read_at, take};
+use crate::guard::{
+    AGAIN, Failure, call, class, fid, give, given, missing, object, ops, read_at, take,
+};
 use crate::info::{self, NAME};
 use crate::queue::Queue;
 
@@ -66,11 +67,11 @@ static OPS: Ops = ops(close);
 static FABRIC_OPS: FabricOps = FabricOps {
     size: size_of::<FabricOps>(),
     domain: open_domain,
-    passive_ep: missing,
+    passive_ep: missing!("passive_ep"),
     eq_open,
-    wait_open: missing,
+    wait_open: missing!("wait_open"),
     trywait,
-    domain2: missing,
+    domain2: missing!("domain2"),
 };
 
 unsafe extern "C" fn open(

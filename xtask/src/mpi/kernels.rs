@@ -27,6 +27,9 @@ pub(crate) struct Arguments {
     /// What Dipole goes by between nodes: bpf, udp or auto.
     #[arg(long, default_value = "auto")]
     link: String,
+    /// This libdipole-fi.so, an installed one, instead of one that is built.
+    #[arg(long, value_name = "FILE")]
+    provider: Option<PathBuf>,
     /// Kernels; all if none is named.
     kernels: Vec<String>,
 }
@@ -36,7 +39,7 @@ const KERNELS: [(&str, &[&str]); 6] = [
     ("ep", &["S"]),
     ("is", &["22"]),
     ("cg", &["14000"]),
-    ("mg", &["7"]),
+    ("mg", &["6"]),
     ("ft", &["10"]),
     ("lu", &["48"]),
 ];
@@ -44,7 +47,7 @@ const WAYS: [Way; 2] = [Way::Dipole, Way::Tcp];
 const LIBRARY: Library = Library::Openmpi4;
 
 pub(super) fn kernels(arguments: &Arguments) -> Result<(), Failure> {
-    let provider = provider()?;
+    let provider = provider(arguments.provider.as_deref())?;
     let chosen: Vec<_> = KERNELS
         .iter()
         .filter(|(name, _)| {

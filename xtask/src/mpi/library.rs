@@ -124,14 +124,20 @@ fn clean(program: &Path) -> Command {
     command
 }
 
-/// Builds the provider: a folder that has it under the name that libfabric looks for.
-pub(super) fn provider() -> Result<PathBuf, Failure> {
-    run(cargo().args(["build", "--release", "--locked", "-p", "dipole-fabric"]))?;
+/// A folder that has the provider under the name that libfabric looks for: the one that is given,
+/// or one that is built.
+pub(super) fn provider(given: Option<&Path>) -> Result<PathBuf, Failure> {
+    let library = match given {
+        Some(given) => fs::canonicalize(given).map_err(at(given))?,
+        None => {
+            run(cargo().args(["build", "--release", "--locked", "-p", "dipole-fabric"]))?;
+            root().join("target/release/libdipole_fi.so")
+        }
+    };
     let folder = prepare::folder().join("provider");
     let link = folder.join("libdipole-fi.so");
     fs::create_dir_all(folder.join("run")).map_err(at(&folder))?;
     let _was_there = fs::remove_file(&link);
-    let built = root().join("target/release/libdipole_fi.so");
-    symlink(built, &link).map_err(at(&link))?;
+    symlink(library, &link).map_err(at(&link))?;
     Ok(folder)
 }

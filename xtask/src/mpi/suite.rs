@@ -1,7 +1,7 @@
 //! mpi4py's own tests, each module by itself and for a bounded time.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -25,6 +25,9 @@ pub(crate) struct Arguments {
     /// Go over the library's own TCP instead, to see what is the library's.
     #[arg(long)]
     tcp: bool,
+    /// This libdipole-fi.so, an installed one, instead of one that is built.
+    #[arg(long, value_name = "FILE")]
+    provider: Option<PathBuf>,
     /// Modules of tests, such as p2p_buf; all if none is named.
     modules: Vec<String>,
 }
@@ -36,7 +39,7 @@ pub(super) fn suite(arguments: &Arguments) -> Result<(), Failure> {
         let missing = "mpi4py's tests are missing; `cargo xtask mpi prepare` fetches them";
         return Err(Failure::Told(missing.to_owned()));
     }
-    let provider = provider()?;
+    let provider = provider(arguments.provider.as_deref())?;
     let modules = match arguments.modules.is_empty() {
         false => arguments.modules.clone(),
         true => all(&tests)?,

@@ -17,6 +17,8 @@ numbers! { c_int:
     FI_CQ_FORMAT_TAGGED = 4;
 }
 
+/// `FI_MR_COMPLETE`
+pub const FI_MR_COMPLETE: u32 = 4;
 /// `FI_AV_COMPLETE`
 pub const FI_AV_COMPLETE: u32 = 5;
 

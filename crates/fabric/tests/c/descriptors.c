@@ -115,6 +115,21 @@ static void events(void)
     }
 }
 
+/* A queue that is told of registered memory. */
+static void registered(void)
+{
+    struct fi_eq_entry read;
+    struct fid_mr *mr;
+    uint32_t event;
+    did(fi_domain_bind(domain, &eq->fid, FI_REG_MR), "fi_domain_bind");
+    did(fi_mr_reg(domain, area, sizeof area, FI_REMOTE_READ, 0, 0, 0, &mr, buffer), "fi_mr_reg");
+    CHECK(is_readable(eq_fd, 0), "an event that nobody is told of");
+    CHECK(fi_eq_read(eq, &event, &read, sizeof read, 0) == sizeof read, "fi_eq_read");
+    CHECK(event == FI_MR_COMPLETE && read.fid == &mr->fid && read.context == buffer,
+          "another event");
+    did(fi_close(&mr->fid), "fi_close");
+}
+
 /* All is read: nothing is readable. */
 static void is_quiet(void)
 {
@@ -229,6 +244,7 @@ int main(void)
     meet();
     others();
     events();
+    registered();
     is_quiet();
     size_t lengths[] = {8, 8192, 50000, LONGEST};
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++)
@@ -238,7 +254,7 @@ int main(void)
     signalled();
     is_quiet();
     died();
-    did(fi_close(&eq->fid), "fi_close");
+    CHECK(fi_close(&eq->fid) == -FI_EBUSY, "a queue that a domain uses is closed");
     did(fi_close(&ep->fid), "fi_close");
     ep = NULL;
     did(fi_close(&received->fid), "fi_close");

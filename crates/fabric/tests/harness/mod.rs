@@ -300,6 +300,8 @@ impl<'a> Job<'a> {
             .envs(library.variables().iter().copied())
             .envs(self.variables.iter().map(|(name, value)| (name, value)));
         if self.testbed.is_some() {
+            // A machine that is busy answers late, which is not what is tested.
+            command.env("DIPOLE_PEER_TIMEOUT_MS", "60000");
             // The daemon of `mpirun` must be reached from the other namespaces.
             for part in ["base", "tcp"] {
                 let of = |what: &str| format!("PMIX_MCA_ptl_{part}_{what}");
