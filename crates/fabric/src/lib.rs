@@ -31,6 +31,7 @@ mod mr;
 mod name;
 mod place;
 mod queue;
+mod serial;
 mod wire;
 
 pub use fabric::fi_prov_ini;
