@@ -135,7 +135,9 @@ def subjects(bench, libraries):
 def shown(values):
     if not values:
         return "-"
-    return f"{statistics.median(values):.3g} ({min(values):.3g}..{max(values):.3g})"
+    median, least, most = (f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+                           for value in (statistics.median(values), min(values), max(values)))
+    return f"{median} ({least}..{most})"
 
 
 def main():

@@ -10,14 +10,49 @@ use std::time::{Duration, Instant};
 
 use crate::abi::fabric::{FI_READ, FI_RECV, FI_REMOTE_WRITE, FI_SEND, FI_WRITE};
 use crate::descriptor::Descriptor;
+use crate::serial::{self, Serial};
 
 /// Looks that find nothing after which others get the core between them.
 const IDLE_LOOKS: u32 = 128;
 /// How long a waiter sleeps before it looks at all endpoints again.
 const NAP: Duration = Duration::from_millis(10);
 
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+/// What one thread at a time has.
+pub(crate) trait Lock {
+    type Guard<'a>
+    where
+        Self: 'a;
+
+    fn guard(&self) -> Self::Guard<'_>;
+}
+
+impl<T> Lock for Mutex<T> {
+    type Guard<'a>
+        = MutexGuard<'a, T>
+    where
+        T: 'a;
+
+    #[inline]
+    fn guard(&self) -> MutexGuard<'_, T> {
+        self.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T> Lock for Serial<T> {
+    type Guard<'a>
+        = serial::Guard<'a, T>
+    where
+        T: 'a;
+
+    #[inline]
+    fn guard(&self) -> serial::Guard<'_, T> {
+        self.lock()
+    }
+}
+
+#[inline]
+pub(crate) fn lock<L: Lock>(lock: &L) -> L::Guard<'_> {
+    lock.guard()
 }
 
 /// An operation that is done or has failed.
@@ -222,7 +257,7 @@ fn is_same(known: &Arc<dyn Source>, other: &dyn Source) -> bool {
 /// A queue of completions.
 #[derive(Default)]
 pub(crate) struct Cq {
-    entries: Mutex<VecDeque<Entry>>,
+    entries: Serial<VecDeque<Entry>>,
     /// How many they are, for those who look in vain.
     length: AtomicUsize,
     pub(crate) sources: Sources,

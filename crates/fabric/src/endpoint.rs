@@ -10,7 +10,7 @@ use std::ffi::{c_int, c_void};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use dipole_node::EndpointId;
@@ -35,6 +35,7 @@ use crate::guard::{
 use crate::name::{Name, number};
 use crate::place::Domain;
 use crate::queue::Queue;
+use crate::serial::Serial;
 
 /// Bytes that memory for several messages must have left, unless the program says otherwise.
 const LEAST_ROOM: usize = 64;
@@ -63,7 +64,7 @@ impl Direction {
 
 /// See the module.
 pub(crate) struct Ep {
-    exchange: Mutex<Exchange>,
+    exchange: Serial<Exchange>,
     av: OnceLock<Arc<Av>>,
     transmit: Direction,
     receive: Direction,
@@ -119,7 +120,7 @@ impl Ep {
             Failure(FI_ENOMEM)
         })?;
         let ep = Ep {
-            exchange: Mutex::new(Exchange::new(domain, endpoint)),
+            exchange: Serial::new(Exchange::new(domain, endpoint)),
             av: OnceLock::new(),
             transmit: Direction::default(),
             receive: Direction::default(),

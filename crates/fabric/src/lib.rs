@@ -32,6 +32,7 @@ mod mr;
 mod name;
 mod place;
 mod queue;
+mod serial;
 mod wait;
 mod wire;
 

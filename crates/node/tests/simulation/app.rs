@@ -11,6 +11,7 @@ pub use flow::Flow;
 
 use crate::ledger::Life;
 use crate::scenario::{EndpointPlan, MILLISECOND, Presence, Reader, SECOND};
+use crate::taker::Taker;
 use crate::trace::What;
 use crate::world::{Process, Stage, World};
 
@@ -266,9 +267,33 @@ impl World {
             return Ok(());
         }
         let endpoint = inlet.plan.id;
+        if turn % 3 == 0 {
+            return self.read_in_place(index, endpoint, process);
+        }
         while let Polled::Got(message) = process.engine.poll_memory(Some(endpoint)) {
             self.totals.read_at_once += 1;
             self.note_message(index, endpoint, process, &message)?;
+        }
+        Ok(())
+    }
+
+    /// The same for a reader that takes all that comes, and some of it where it lies.
+    fn read_in_place(
+        &mut self,
+        index: usize,
+        endpoint: u32,
+        process: &mut Process,
+    ) -> Result<(), String> {
+        let mut taker = Taker::default();
+        while let Polled::Got(count) = process.engine.poll_memory_to(endpoint, &mut taker) {
+            let taken = std::mem::take(&mut taker.taken);
+            if taken.len() != count {
+                return Err(format!("{} messages came, {count} were told", taken.len()));
+            }
+            for (source, bytes, is_in_place) in taken {
+                self.totals.read_in_place += u64::from(is_in_place);
+                self.note_read(index, endpoint, process, (source, &bytes))?;
+            }
         }
         Ok(())
     }
